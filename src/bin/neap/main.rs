@@ -1,0 +1,2 @@
+//! The `neap` command.
+fn main() {}

@@ -1,0 +1,1 @@
+//! The order of execution: from what reads what, deterministically.

@@ -1,0 +1,3 @@
+//! How plans are found.
+//!
+//! Not for: flags or files.

@@ -1,0 +1,16 @@
+//! The operators of the host device, one file per family.
+//!
+//! [`find`] names the function for an operator's kind. Every kernel is deterministic: the same views and
+//! the same [`Call`] give the same bits, whatever the addresses. Kernels take no memory of their own
+//! beyond fixed-size tiles (see [`super::view::TILE_BYTES`]). Not for: graphs, plans, threads.
+
+use super::view::Call;
+
+/// A kernel. An error is one sentence saying what about the call it can't do.
+pub type Kernel = fn(&Call<'_>) -> Result<(), String>;
+
+/// The kernel for an operator kind such as `aten::conv2d`, if there is one.
+#[must_use]
+pub fn find(_kind: &str) -> Option<Kernel> {
+    None
+}

@@ -1,0 +1,59 @@
+//! How a kernel sees its operands: strided views of raw arena bytes.
+//!
+//! Not for: deciding where anything lies; the executor has done that, and the plan checker has proved
+//! that what is read is there and what is written is nobody else's.
+
+use crate::job::{Dtype, Operator, Optimizer};
+
+/// The most memory a kernel may take for itself (packing and im2col tiles), however large the operator.
+pub const TILE_BYTES: usize = 8 << 20;
+
+/// A strided view of an arena's bytes.
+#[derive(Clone, Debug)]
+pub struct View {
+    /// First byte of the storage's element 0 plus the view's offset: the address of the view's first element.
+    pub data: *mut u8,
+    /// Element type.
+    pub dtype: Dtype,
+    /// Extents.
+    pub shape: Vec<usize>,
+    /// Steps in elements.
+    pub stride: Vec<usize>,
+}
+
+/// One argument as the kernel sees it.
+#[derive(Clone, Debug)]
+pub enum Operand {
+    /// A tensor, or a tensor of a list.
+    Tensor(View),
+    /// A list of tensors.
+    Tensors(Vec<Option<View>>),
+    /// Anything else: look it up in the operator's own arguments.
+    Plain,
+}
+
+/// One execution of an operator.
+pub struct Call<'a> {
+    /// The operator with its scalar arguments.
+    pub operator: &'a Operator,
+    /// One for each of the operator's arguments.
+    pub args: &'a [Operand],
+    /// One for each of the operator's declared outputs.
+    pub outputs: &'a [Option<View>],
+    /// One for each of the operator's hidden outputs.
+    pub hidden: &'a [View],
+    /// The iteration, from 0: with the operator's position it keys random numbers.
+    pub iteration: u64,
+    /// The operator's position in the graph.
+    pub position: u64,
+    /// Optimizer steps done before this one (the first step is step 1, so this is 0 then).
+    pub steps_done: u64,
+    /// The position of the forward operator whose random numbers a backward one repeats (same key).
+    pub random_key: u64,
+    /// A recompute: in-place writes on long-lived tensors are left out where the operator says so.
+    pub replay: bool,
+    /// The job's optimizer.
+    pub optimizer: Option<&'a Optimizer>,
+    /// Batch data by number of host-to-device copy, as raw little-endian bytes in the dtype of the copy.
+    pub batch: &'a [Vec<u8>],
+}

@@ -1,0 +1,3 @@
+//! Devices that can run a job: the embedded host, and CUDA where there is a GPU.
+
+pub mod host;

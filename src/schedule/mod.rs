@@ -1,0 +1,11 @@
+//! What a plan says, its file form, and the independent proof that it is safe.
+//!
+//! For: events, triggers, placements; [`check`].
+//! Not for: how plans are found ([`crate::plan`]) or what they cost ([`crate::sim`]).
+
+pub mod check;
+pub mod diff;
+pub mod json;
+pub mod plan;
+
+pub use plan::{Event, Figures, JobPlan, Latency, Placement, Place, Plan, Source, Trigger};

@@ -1,0 +1,220 @@
+//! A plan: for each job its events with their triggers, and an address for every residency.
+//!
+//! # What a plan means
+//!
+//! One iteration runs the job's operators in order on the compute stream. Between them stand the
+//! *events*. Their meaning is fixed here, and [`super::check`], the engine ([`crate::sim`]) and the
+//! executor ([`crate::run`]) each implement it on their own.
+//!
+//! **Program order.** A trigger `after: Some(k)` stands between operator k and operator k+1,
+//! `after: None` before operator 0. Events with the same `after` follow their order in the list.
+//! Events stand in the list in nondecreasing `after`. The *steps* of the compute stream are the
+//! operators and the recomputes, in program order.
+//!
+//! **Residency.** A tensor holds device bytes from the start of what brings it (the step that
+//! generates it, its swap-in's copy, its recompute, or the start of the iteration) to the end of what
+//! ends it. At most one residency per tensor at a time. A step belongs to the residency that is open
+//! at its place in program order. A residency ends, without any event, at the end of the last step of
+//! the iteration that belongs to it if the tensor is generated in the iteration; a tensor that nothing generates stays
+//! to the end of the iteration, and round it. A tensor with `kept_until` also stays round the end, to the start of that operator.
+//!
+//! - [`Event::SwapOut`]: the copy to the host begins when the event is due, and waits for the last step
+//!   before it in program order that wrote the tensor (or for the swap-in's copy that brought it).
+//!   The residency ends at the later of the copy's end and the end of its last step. No step may write
+//!   the tensor after the event within the residency.
+//! - [`Event::Release`]: the residency ends at the end of its last step before the event (delay is zero).
+//! - [`Event::SwapIn`]: begins a residency when its copy starts. Wants a valid host copy.
+//! - [`Event::Recompute`]: a step that runs operator `operator` again, at its place in program order.
+//!   It begins a residency for each tensor in `keep` (a subset of what the operator generates); what
+//!   else it generates lives in the step's workspace and is gone at its end. In-place writes of the
+//!   operator happen to the resident tensor, which must be at the version before, unless
+//!   [`crate::job::Replay::SkipUpdates`] leaves out those on tensors that nothing generates.
+//!
+//! **Host copies.** A host copy holds the version that was copied, and is valid until a step writes
+//! the tensor again. A tensor that nothing generates and whose first event is a swap-in before any use
+//! starts the iteration on the host, at its steady-state version; no other host copy exists at the start.
+//! Each tensor that is ever on the host owns one slot in the pinned slab, for good.
+//!
+//! **Queues.** Each direction of the link is one queue, in list order, one copy at a time. A copy
+//! starts when its trigger is due (the end of operator `after`, or the start of the iteration, plus `delay`), the copy before it in its queue has
+//! ended, what it reads is there, and (swap-in) the tensor's earlier residency has ended and its
+//! address is free. A step starts when the step before it has ended, all it reads is there, and its
+//! addresses are free. When a step waits for a swap-in whose delay runs still, or for one behind such a
+//! one in the queue, those delays are cut short: the swap-in is *passive*. The iteration ends when all steps and copies have ended.
+//!
+//! **Link.** A copy of b bytes is b·10^9 + overhead_ns·rate units of work, where `rate` is its direction's rate
+//! alone, in bytes a second. Each nanosecond does `rate` units, or the direction's contended rate while the other
+//! direction is copying too. It ends at the first whole nanosecond at which its work is done, and takes at least one.
+//!
+//! **Same instant.** What ends at an instant ends before anything starts at it: bytes are free, queues move
+//! on, steps are ready, and a link's contention is judged, after all ends at that instant.
+//!
+//! **Addresses.** Placements stand in one order. One waits for the end of every earlier one in the
+//! list whose bytes it shares. A step's workspace is placed too, if it is not empty, and lives as long as the step.
+//! A tensor that stays round the end of the iteration has the same offset at both ends.
+//!
+//! **Steady state.** The set of tensors on the device at the end is the set at the start, and a tensor
+//! that starts on the host ends with a valid host copy of its last version.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::device::Profile;
+use crate::units::{Bytes, Nanos, OpId, TensorId};
+
+/// When an event becomes due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Trigger {
+    /// The operator after whose end; `None` for the start of the iteration.
+    pub after: Option<OpId>,
+    /// And how long after that. Zero for releases and recomputes.
+    pub delay: Nanos,
+}
+
+/// Something a plan does besides running the operators.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Event {
+    /// Copy to the host, then give the bytes back.
+    SwapOut {
+        /// What.
+        tensor: TensorId,
+        /// When.
+        trigger: Trigger,
+    },
+    /// Take bytes and copy from the host.
+    SwapIn {
+        /// What.
+        tensor: TensorId,
+        /// When.
+        trigger: Trigger,
+    },
+    /// Give the bytes back without a copy: the host copy is valid, or the tensor is recomputed, or not wanted again.
+    Release {
+        /// What.
+        tensor: TensorId,
+        /// When.
+        trigger: Trigger,
+    },
+    /// Run an operator again.
+    Recompute {
+        /// Which.
+        operator: OpId,
+        /// When.
+        trigger: Trigger,
+        /// What of its generated tensors becomes resident; the rest is scratch.
+        keep: Vec<TensorId>,
+    },
+}
+
+impl Event {
+    /// When it becomes due.
+    #[must_use]
+    pub const fn trigger(&self) -> Trigger {
+        match self {
+            Self::SwapOut { trigger, .. } | Self::SwapIn { trigger, .. } | Self::Release { trigger, .. } | Self::Recompute { trigger, .. } => *trigger,
+        }
+    }
+}
+
+/// What is placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Place {
+    /// The `residency`-th residency of a tensor in the iteration, from 0. One that stays round the end
+    /// of the iteration is listed once, as its first.
+    Tensor {
+        /// Which tensor.
+        tensor: TensorId,
+        /// Which of its residencies, in program order.
+        residency: u32,
+    },
+    /// The workspace of a step (its position among the steps in program order), scratch outputs of a recompute included.
+    Workspace {
+        /// Which step, from 0.
+        step: u32,
+    },
+}
+
+/// An address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Placement {
+    /// Of what.
+    pub place: Place,
+    /// First byte in the arena; a multiple of 512.
+    pub offset: Bytes,
+}
+
+/// Where a latency came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Source {
+    /// The graph's author wrote it down.
+    Graph,
+    /// A row of the table given with `--latencies`.
+    Measured,
+    /// Arithmetic and bytes against the device's peaks.
+    Roofline,
+}
+
+/// How long an operator takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Latency {
+    /// At least one nanosecond.
+    pub time: Nanos,
+    /// Where the figure is from.
+    pub source: Source,
+}
+
+/// What a plan promises without noise; [`super::check`] recomputes them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub struct Figures {
+    /// Largest sum of resident bytes at any instant.
+    pub peak_bytes: Bytes,
+    /// Highest placed address.
+    pub arena_bytes: Bytes,
+    /// Bytes of the pinned slab.
+    pub pinned_bytes: Bytes,
+    /// Duration of a steady iteration.
+    pub iteration_ns: Nanos,
+    /// Loading what starts on the device, then a steady iteration.
+    pub first_iteration_ns: Nanos,
+    /// Liveness peak without a plan.
+    pub unplanned_peak_bytes: Bytes,
+    /// Duration of an iteration without a plan.
+    pub unplanned_iteration_ns: Nanos,
+}
+
+/// The plan of one job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JobPlan {
+    /// Where its graph is, relative to the plan's file.
+    pub graph: String,
+    /// SHA-256 of the graph's canonical JSON, in hex.
+    pub graph_sha256: String,
+    /// One for each operator.
+    pub latencies: Vec<Latency>,
+    /// In program order.
+    pub events: Vec<Event>,
+    /// In the order in which shared bytes pass from hand to hand.
+    pub placements: Vec<Placement>,
+    /// For each tensor that is ever on the host, its offset in the pinned slab (a multiple of 512).
+    pub host_slots: BTreeMap<TensorId, Bytes>,
+}
+
+/// A plan for all jobs of one device.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// Which planner made it.
+    pub planner: String,
+    /// Its switches, as given.
+    pub options: BTreeMap<String, String>,
+    /// The device it was made for, whole.
+    pub device: Profile,
+    /// What `arena_bytes` may not exceed.
+    pub budget: Bytes,
+    /// One for each job.
+    pub jobs: Vec<JobPlan>,
+    /// Without noise.
+    pub figures: Figures,
+}
