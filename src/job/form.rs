@@ -407,7 +407,7 @@ impl Serialize for ArgForm<'_> {
 }
 
 /// Every object that may stand as an argument, told apart by its fields.
-#[derive(Deserialize, JsonSchema)]
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct AnyObject {
     tensor: Option<Cow<'static, str>>,
