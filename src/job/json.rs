@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 
+pub(crate) use super::form::{FormatName, Tag, Version};
 use super::form::{ArgForm, GraphFile, HostForm, Item, OperandForm, OperatorForm, OptimizerForm, Real, TensorForm};
 use super::graph::{Arg, Graph, GraphError, Operand, Operator, Optimizer, Tensor, contiguous};
 use crate::files::{self, FileError};
@@ -103,12 +104,12 @@ fn emit(out: &mut dyn Write, graph: &Graph) -> io::Result<()> {
         recorded_peak_bytes: graph.recorded_peak,
         ..GraphFile::named(&graph.name)
     };
-    write!(out, "{{\"format\":\"{}\",\"version\":{},\"name\":{}", GraphFile::FORMAT, GraphFile::VERSION, json(&file.name)?)?;
+    write!(out, "{{\"format\":\"{}\",\"version\":{},\"name\":{}", GraphFile::FORMAT, GraphFile::VERSION, text(&file.name)?)?;
     if let Some(optimizer) = &file.optimizer {
-        write!(out, ",\n\"optimizer\":{}", json(optimizer)?)?;
+        write!(out, ",\n\"optimizer\":{}", text(optimizer)?)?;
     }
     if let Some(loss) = &file.loss {
-        write!(out, ",\n\"loss\":{}", json(loss)?)?;
+        write!(out, ",\n\"loss\":{}", text(loss)?)?;
     }
     if let Some(bytes) = &file.recorded_peak_bytes {
         write!(out, ",\n\"recorded_peak_bytes\":{}", bytes.0)?;
@@ -121,7 +122,8 @@ fn emit(out: &mut dyn Write, graph: &Graph) -> io::Result<()> {
     out.flush()
 }
 
-fn json(value: &impl serde::Serialize) -> io::Result<String> {
+/// The JSON of a small value.
+pub(crate) fn text(value: &impl serde::Serialize) -> io::Result<String> {
     serde_json::to_string(value).map_err(io::Error::from)
 }
 
