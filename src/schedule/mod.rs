@@ -5,6 +5,7 @@
 
 pub mod check;
 pub mod diff;
+mod form;
 pub mod json;
 pub mod plan;
 
