@@ -40,6 +40,9 @@ const TOP: u32 = 72;
 const RIGHT: u32 = 118;
 const LEFT: u32 = 76;
 const BOTTOM: u32 = 52;
+/// Of that, what axes and their titles take.
+const AXIS_LEFT: u32 = 58;
+const AXIS_BOTTOM: u32 = 42;
 /// Pixel columns that curves are thinned to; each keeps at most four points.
 const COLUMNS: u64 = (SIZE.0 - LEFT - RIGHT) as u64;
 
@@ -84,8 +87,10 @@ fn draw(root: &Area<'_>, title: &str, curves: &[Curve<'_>], lines: &[Line<'_>]) 
     let mut chart = ChartBuilder::on(root)
         .margin_top(TOP)
         .margin_right(RIGHT)
-        .set_label_area_size(LabelAreaPosition::Left, LEFT)
-        .set_label_area_size(LabelAreaPosition::Bottom, BOTTOM)
+        .margin_left(LEFT - AXIS_LEFT)
+        .margin_bottom(BOTTOM - AXIS_BOTTOM)
+        .set_label_area_size(LabelAreaPosition::Left, AXIS_LEFT)
+        .set_label_area_size(LabelAreaPosition::Bottom, AXIS_BOTTOM)
         .build_cartesian_2d(Axis { scale: &time, highest: end }, Axis { scale: &memory, highest: top })?;
     chart
         .configure_mesh()
@@ -100,10 +105,16 @@ fn draw(root: &Area<'_>, title: &str, curves: &[Curve<'_>], lines: &[Line<'_>]) 
         .y_desc(format!("device memory ({})", memory.unit))
         .draw()?;
 
-    for (curve, colour) in curves.iter().zip(COLOURS.iter().cycle()) {
-        let steps: Vec<_> = steps(&thin(curve.points, end)).into_iter().map(|(t, v)| (time.units(t.0), memory.units(v.0))).collect();
-        chart.draw_series(AreaSeries::new(steps.iter().copied(), 0.0, colour.mix(0.14)))?;
-        chart.draw_series(LineSeries::new(steps, colour.stroke_width(2)))?;
+    let drawn: Vec<Vec<_>> = curves
+        .iter()
+        .map(|curve| steps(&thin(curve.points, end)).into_iter().map(|(t, v)| (time.units(t.0), memory.units(v.0))).collect())
+        .collect();
+    // Every area before any outline, so that none dulls another.
+    for (corners, colour) in drawn.iter().zip(COLOURS.iter().cycle()) {
+        chart.draw_series(AreaSeries::new(corners.iter().copied(), 0.0, colour.mix(0.14)))?;
+    }
+    for (corners, colour) in drawn.into_iter().zip(COLOURS.iter().cycle()) {
+        chart.draw_series(LineSeries::new(corners, colour.stroke_width(2)))?;
     }
 
     let mut labels = Vec::new();
@@ -130,7 +141,7 @@ fn names(root: &Area<'_>, mut labels: Vec<((i32, i32), &Line<'_>)>) -> Drawn {
         free = y + HEIGHT;
         let at = |dy| (x + 8, y + dy);
         root.draw(&Text::new(cut(line.name, 18), at(2), font(12, &INK)))?;
-        root.draw(&Text::new(line.value.to_string(), at(16), font(12, &FAINT)))?;
+        root.draw(&Text::new(size(line.value), at(16), font(12, &FAINT)))?;
     }
     Ok(())
 }
@@ -142,7 +153,7 @@ fn legend(root: &Area<'_>, title: &str, curves: &[Curve<'_>]) -> Drawn {
     let mut x = left;
     for (curve, colour) in curves.iter().zip(COLOURS.iter().cycle()) {
         let peak = curve.points.iter().map(|p| p.1).max().unwrap_or(Bytes::ZERO);
-        let text = format!("{}, peak {peak}", cut(curve.name, 40));
+        let text = format!("{}, peak {}", cut(curve.name, 40), size(peak));
         root.draw(&Rectangle::new([(x, 44), (x + 14, 54)], colour.mix(0.25).filled()))?;
         root.draw(&Rectangle::new([(x, 44), (x + 14, 54)], colour.stroke_width(2)))?;
         // About as wide as sans-serif letters of this size are.
@@ -151,6 +162,14 @@ fn legend(root: &Area<'_>, title: &str, curves: &[Curve<'_>]) -> Drawn {
         x += 21 + width + 26;
     }
     Ok(())
+}
+
+/// A size with two decimals, rounded down, in the unit an axis up to it would have.
+fn size(value: Bytes) -> String {
+    let scale = Scale::of(value.0, &SIZES, 8);
+    let (whole, rest) = (value.0 / scale.one, value.0 % scale.one);
+    let hundredths = u128::from(rest) * 100 / u128::from(scale.one);
+    if scale.one == 1 { format!("{whole} {}", scale.unit) } else { format!("{whole}.{hundredths:02} {}", scale.unit) }
 }
 
 /// A sans-serif font of `pixels`: the SVG writer divides sizes by 1.24.
@@ -221,7 +240,7 @@ impl Scale {
         let few = |step: &u64| u128::from(highest) * 10u128.pow(finest) / (u128::from(*step) * u128::from(one)) <= most;
         let step = steps.find(few).unwrap_or(5 * 10u64.pow(17));
         let mut scale = Self { unit, one, step, decimals: finest };
-        while scale.decimals > 0 && scale.step % 10 == 0 {
+        while scale.decimals > 0 && scale.step.is_multiple_of(10) {
             scale.step /= 10;
             scale.decimals -= 1;
         }
@@ -322,7 +341,7 @@ mod tests {
         let lines = [Line { name: "budget", value: Bytes(20 << 20) }, Line { name: "floor", value: Bytes(20 << 20) }];
         let first = svg("a \u{0} title", &curves, &lines).unwrap();
         assert_eq!(first, svg("a \u{0} title", &curves, &lines).unwrap());
-        for part in ["<svg ", "before &lt;&amp;&gt;, peak 30.0 MiB", "budget", "floor", "device memory (MiB)", "time (µs)", "</svg>"] {
+        for part in ["<svg ", "before &lt;&amp;&gt;, peak 30.00 MiB", "budget", "floor", "device memory (MiB)", "time (µs)", "</svg>"] {
             assert!(first.contains(part), "{part}: {first}");
         }
         assert!(!first.contains('\0'));
