@@ -63,6 +63,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::device::Profile;
+pub use crate::device::latency::{Latency, Source};
 use crate::units::{Bytes, Nanos, OpId, TensorId};
 
 /// When an event becomes due.
@@ -147,27 +148,6 @@ pub struct Placement {
     pub place: Place,
     /// First byte in the arena; a multiple of 512.
     pub offset: Bytes,
-}
-
-/// Where a latency came from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Source {
-    /// The graph's author wrote it down.
-    Graph,
-    /// A row of the table given with `--latencies`.
-    Measured,
-    /// Arithmetic and bytes against the device's peaks.
-    Roofline,
-}
-
-/// How long an operator takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Latency {
-    /// At least one nanosecond.
-    pub time: Nanos,
-    /// Where the figure is from.
-    pub source: Source,
 }
 
 /// What a plan promises without noise; [`super::check`] recomputes them.
