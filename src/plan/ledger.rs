@@ -239,8 +239,10 @@ impl<'a> Ledger<'a> {
         let swapped = |g: usize| matches!(account.gaps[g], Gap::Swap { .. });
         let since = written.copied().unwrap_or(0);
         let from_host = account.long_lived && written.is_none() && account.gaps.last().is_some_and(|_| swapped(account.gaps.len() - 1));
-        // A gap that starts at or after the last write, before this one, and is swapped, made the copy.
-        let made = (0..gap).any(|g| account.uses[g] >= since && (written.is_some() || account.long_lived) && swapped(g));
+        // A gap that starts at or after the last write, before this one, and is swapped, made the copy. A recompute since
+        // then writes the tensor anew, which costs the host copy its validity.
+        let remade = (0..gap).rev().find(|&g| account.gaps[g] == Gap::Recompute).map_or(0, |g| g + 1);
+        let made = (remade..gap).any(|g| account.uses[g] >= since && swapped(g));
         // Never written in the iteration: what the host gave at the start is still right at its end.
         let untouched = account.long_lived && account.writes.is_empty();
         from_host || made || (untouched && gap == account.gaps.len() - 1)
