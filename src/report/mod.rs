@@ -1,1 +1,3 @@
 //! What people read: tables, curves, timelines.
+
+pub mod schemas;
