@@ -11,7 +11,8 @@ use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 
 pub(crate) use super::form::{FormatName, Tag, Version};
-use super::form::{ArgForm, GraphFile, HostForm, Item, OperandForm, OperatorForm, OptimizerForm, Real, TensorForm};
+pub use super::form::GraphFile;
+use super::form::{ArgForm, HostForm, Item, OperandForm, OperatorForm, OptimizerForm, Real, TensorForm};
 use super::graph::{Arg, Graph, GraphError, Operand, Operator, Optimizer, Tensor, contiguous};
 use crate::files::{self, FileError};
 use crate::units::{Bytes, OpId, TensorId};
