@@ -8,4 +8,4 @@ pub mod diff;
 pub mod json;
 pub mod plan;
 
-pub use plan::{Event, Figures, JobPlan, Latency, Placement, Place, Plan, Source, Trigger};
+pub use plan::{Event, Figures, JobPlan, Latency, Place, Placement, Plan, Source, Trigger};

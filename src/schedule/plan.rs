@@ -113,7 +113,10 @@ impl Event {
     #[must_use]
     pub const fn trigger(&self) -> Trigger {
         match self {
-            Self::SwapOut { trigger, .. } | Self::SwapIn { trigger, .. } | Self::Release { trigger, .. } | Self::Recompute { trigger, .. } => *trigger,
+            Self::SwapOut { trigger, .. }
+            | Self::SwapIn { trigger, .. }
+            | Self::Release { trigger, .. }
+            | Self::Recompute { trigger, .. } => *trigger,
         }
     }
 }
