@@ -4,6 +4,18 @@
 //! the same [`Call`] give the same bits, whatever the addresses. Kernels take no memory of their own
 //! beyond fixed-size tiles (see [`super::view::TILE_BYTES`]). Not for: graphs, plans, threads.
 
+pub mod conv;
+pub mod foreach;
+pub mod gemm;
+pub mod norm;
+pub mod optimizer;
+pub mod pool;
+pub mod strided;
+pub mod unfold;
+
+#[cfg(test)]
+mod against_pytorch;
+
 use super::view::Call;
 
 /// A kernel. An error is one sentence saying what about the call it can't do.
@@ -11,6 +23,6 @@ pub type Kernel = fn(&Call<'_>) -> Result<(), String>;
 
 /// The kernel for an operator kind such as `aten::conv2d`, if there is one.
 #[must_use]
-pub fn find(_kind: &str) -> Option<Kernel> {
-    None
+pub fn find(kind: &str) -> Option<Kernel> {
+    [conv::find, gemm::find, norm::find, pool::find, optimizer::find, foreach::find].iter().find_map(|family| family(kind))
 }
