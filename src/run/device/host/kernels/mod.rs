@@ -4,14 +4,27 @@
 //! the same [`Call`] give the same bits, whatever the addresses. Kernels take no memory of their own
 //! beyond fixed-size tiles (see [`super::view::TILE_BYTES`]). Not for: graphs, plans, threads.
 
-pub mod conv;
-pub mod foreach;
-pub mod gemm;
-pub mod norm;
-pub mod optimizer;
-pub mod pool;
-pub mod strided;
-pub mod unfold;
+mod activation;
+mod attention;
+mod conv;
+mod dropout;
+mod elements;
+mod embedding;
+mod foreach;
+mod gemm;
+mod layer_norm;
+mod loss;
+mod math;
+mod norm;
+mod optimizer;
+mod pointwise;
+mod pool;
+mod random;
+mod reduce;
+mod shape;
+mod softmax;
+mod strided;
+mod unfold;
 
 #[cfg(test)]
 mod against_pytorch;
@@ -24,5 +37,23 @@ pub type Kernel = fn(&Call<'_>) -> Result<(), String>;
 /// The kernel for an operator kind such as `aten::conv2d`, if there is one.
 #[must_use]
 pub fn find(kind: &str) -> Option<Kernel> {
-    [conv::find, gemm::find, norm::find, pool::find, optimizer::find, foreach::find].iter().find_map(|family| family(kind))
+    let families = [
+        conv::find,
+        gemm::find,
+        norm::find,
+        pool::find,
+        optimizer::find,
+        foreach::find,
+        pointwise::find,
+        activation::find,
+        reduce::find,
+        shape::find,
+        softmax::find,
+        loss::find,
+        layer_norm::find,
+        attention::find,
+        embedding::find,
+        dropout::find,
+    ];
+    families.iter().find_map(|family| family(kind))
 }
