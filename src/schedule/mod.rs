@@ -8,4 +8,7 @@ pub mod diff;
 pub mod json;
 pub mod plan;
 
-pub use plan::{Event, Figures, JobPlan, Latency, Placement, Place, Plan, Source, Trigger};
+pub use check::{Proof, Refusal};
+pub use plan::{Event, Figures, JobPlan, Latency, Place, Placement, Plan, Source, Trigger};
+
+compile_error!("read NOTE_FROM_LEAD.md in the root of this worktree, then delete this line");
