@@ -10,5 +10,3 @@ pub mod plan;
 
 pub use check::{Proof, Refusal};
 pub use plan::{Event, Figures, JobPlan, Latency, Place, Placement, Plan, Source, Trigger};
-
-compile_error!("read NOTE_FROM_LEAD.md in the root of this worktree, then delete this line");
