@@ -141,7 +141,7 @@ fn hunt(worker: u64, wanted: usize) -> Tally {
         let mut random = Random(seed);
         let graph = common::random::graph(&mut random);
         let good = make::plan(&mut random, &graph);
-        for case in 0..24 {
+        for case in 0..40 {
             let mut plan = good.clone();
             make::damage(&mut random, &graph, &mut plan);
             if random.once_in(4) {

@@ -71,6 +71,8 @@ pub struct Machine<'a> {
     valid: Vec<bool>,
     started: Vec<bool>,
     ended: Vec<bool>,
+    /// How many tasks of each lane have ended.
+    fronts: [usize; 3],
     gone: Vec<bool>,
     /// What a running task read at its start.
     inputs: Vec<Vec<u64>>,
@@ -95,6 +97,7 @@ impl<'a> Machine<'a> {
             valid: vec![false; graph.tensors.len()],
             started: vec![false; tasks],
             ended: vec![false; tasks],
+            fronts: [0; 3],
             gone: vec![false; stays],
             inputs: vec![Vec::new(); tasks],
             held: Held { begin: vec![0; stays + tasks], end: vec![u64::MAX; stays + tasks] },
@@ -150,6 +153,7 @@ impl<'a> Machine<'a> {
     fn forget(&mut self) {
         self.started.fill(false);
         self.ended.fill(false);
+        self.fronts = [0; 3];
         self.gone.fill(false);
         self.now = 0;
         for t in 0..self.graph.tensors.len() {
@@ -225,7 +229,7 @@ impl<'a> Machine<'a> {
 
     /// The first task of a lane (compute, out, in) that has not ended.
     fn front(&self, lane: usize) -> Option<usize> {
-        self.reading.lanes[lane].iter().copied().find(|t| !self.ended[*t])
+        self.reading.lanes[lane].get(self.fronts[lane]).copied()
     }
 
     /// Whether what a task waits for is over (a copy's delay aside).
@@ -233,25 +237,8 @@ impl<'a> Machine<'a> {
         let what = &self.reading.tasks[task];
         let done = |t: &usize| self.ended[*t];
         what.before.iter().all(done)
-            && self.begun(task).iter().all(|s| {
-                self.reading.stays[..*s]
-                    .iter()
-                    .enumerate()
-                    .all(|(e, stay)| stay.tensor != self.reading.stays[*s].tensor || self.over(e, task))
-            })
-            && self.places(task).iter().all(|p| self.layout.after[*p].iter().all(|e| self.place_over(*e, task)))
-    }
-
-    /// Stays that a task begins.
-    fn begun(&self, task: usize) -> Vec<usize> {
-        (0..self.reading.stays.len()).filter(|s| self.reading.stays[*s].begin == Some(task)).collect()
-    }
-
-    /// Places that a task begins: stays, then its workspace.
-    fn places(&self, task: usize) -> Vec<usize> {
-        let mut places = self.begun(task);
-        places.push(self.reading.stays.len() + task);
-        places
+            && self.reading.earlier[task].iter().all(|e| self.over(*e, task))
+            && self.reading.begun[task].iter().all(|p| self.layout.after[*p].iter().all(|e| self.place_over(*e, task)))
     }
 
     /// Whether a stay is over, as `asker` is about to start.
@@ -285,8 +272,8 @@ impl<'a> Machine<'a> {
     fn start(&mut self, task: usize) -> Outcome<()> {
         self.started[task] = true;
         self.sweep();
-        for place in self.places(task) {
-            self.occupy(place)?;
+        for i in 0..self.reading.begun[task].len() {
+            self.occupy(self.reading.begun[task][i])?;
         }
         let Task { what, reads, updates, .. } = self.reading.tasks[task].clone();
         self.inputs[task].clear();
@@ -350,6 +337,8 @@ impl<'a> Machine<'a> {
             }
         }
         self.ended[task] = true;
+        let lane = self.reading.lanes.iter().position(|l| l.contains(&task)).unwrap_or(0);
+        self.fronts[lane] += 1;
         let workspace = self.reading.stays.len() + task;
         self.held.end[workspace] = self.now;
         self.free(workspace);
@@ -428,9 +417,10 @@ impl Layout {
         let mut at = vec![None; sizes.len()];
         // For each place its turn in the list.
         let mut turn = vec![usize::MAX; sizes.len()];
+        let names = reading.places(&sizes);
         for (position, placement) in plan.jobs[0].placements.iter().enumerate() {
             let mut found = false;
-            for (place, what) in reading.places(&sizes).iter().enumerate() {
+            for (place, what) in names.iter().enumerate() {
                 if *what == Some(placement.place) {
                     if at[place].replace((placement.offset.0 / 512) as usize).is_some() {
                         return Err("structure: placed twice".to_owned());

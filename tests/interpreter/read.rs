@@ -56,13 +56,20 @@ pub struct Reading {
     pub generated: Vec<bool>,
     /// For each operator its task.
     pub runs: Vec<usize>,
+    /// For each task the places that it begins: stays, then its workspace (counted after all stays).
+    pub begun: Vec<Vec<usize>>,
+    /// For each task the earlier stays of the tensors that it begins a stay for.
+    pub earlier: Vec<Vec<usize>>,
 }
 
 /// Whether a recompute of the operator leaves the tensor alone.
 pub fn skips(graph: &Graph, operator: usize, tensor: usize) -> bool {
     let op = &graph.operators[operator];
+    if op.replay != Replay::SkipUpdates {
+        return false;
+    }
     let made = graph.operators.iter().any(|o| o.generates().any(|g| g.tensor.index() == tensor));
-    op.replay == Replay::SkipUpdates && !made && op.updates().any(|u| u.tensor.index() == tensor)
+    !made && op.updates().any(|u| u.tensor.index() == tensor)
 }
 
 impl Reading {
@@ -73,8 +80,10 @@ impl Reading {
             stays: Vec::new(),
             lanes: Default::default(),
             on_host: vec![false; count],
-            generated: (0..count).map(|t| graph.operators.iter().any(|o| o.generates().any(|g| g.tensor.index() == t))).collect(),
+            generated: graph.generators().iter().map(Option::is_some).collect(),
             runs: vec![usize::MAX; graph.operators.len()],
+            begun: Vec::new(),
+            earlier: Vec::new(),
         };
         let mut items: Vec<(Option<usize>, Option<usize>)> = Vec::new();
         let mut events = 0;
@@ -309,6 +318,13 @@ impl Reading {
             let mut lasts: Vec<usize> = stay.steps.iter().copied().chain(stay.out).collect();
             lasts.extend(stay.begin);
             self.stays[s].lasts = lasts;
+        }
+        for task in 0..self.tasks.len() {
+            let mut begun: Vec<usize> = (0..self.stays.len()).filter(|s| self.stays[*s].begin == Some(task)).collect();
+            let tensor = |s: usize| self.stays[s].tensor;
+            self.earlier.push(begun.iter().flat_map(|s| (0..*s).filter(move |e| tensor(*e) == tensor(*s))).collect());
+            begun.push(self.stays.len() + task);
+            self.begun.push(begun);
         }
     }
 }
