@@ -222,3 +222,52 @@ fn show(plan: &Plan, graph: &Graph) -> String {
     }
     text + &format!("{:?}\n{:?} budget {} pinned {}", job.placements, job.host_slots, plan.budget.0, plan.device.pinned_bytes.0)
 }
+
+#[test]
+fn hostile_plans_do_not_panic() {
+    use neap::schedule::{Event, Latency, Place, Placement, Source, Trigger};
+    use neap::units::{Bytes, Nanos, OpId, TensorId};
+    for seed in 0..(cases() / 20) as u64 {
+        let mut random = Random(seed ^ 0xbad_0000_0000);
+        let mut graph = common::random::graph(&mut random);
+        for tensor in &mut graph.tensors {
+            if random.once_in(3) {
+                tensor.bytes = Bytes(1 << (30 + random.below(29)));
+            }
+        }
+        let mut plan = make::plan(&mut random, &common::random::graph(&mut Random(seed)));
+        plan.budget = Bytes(u64::MAX);
+        plan.device.memory_bytes = Bytes(1 << 60);
+        if random.once_in(2) {
+            plan.budget = Bytes(1 << 60);
+            plan.device.pinned_bytes = Bytes(1 << 60);
+        }
+        let number = |random: &mut Random| match random.below(4) {
+            0 => u64::MAX - random.below(1024) as u64,
+            1 => 1 << random.below(64),
+            _ => random.below(4096) as u64,
+        };
+        let id = |random: &mut Random| if random.once_in(40) { u32::MAX - random.below(2) as u32 } else { random.below(12) as u32 };
+        let job = &mut plan.jobs[0];
+        let time = |random: &mut Random| Latency { time: Nanos(number(random)), source: Source::Roofline };
+        job.latencies = graph.operators.iter().map(|_| time(&mut random)).collect();
+        for _ in 0..random.below(12) {
+            let trigger = Trigger { after: Some(OpId(id(&mut random))), delay: Nanos(number(&mut random)) };
+            let (tensor, operator) = (TensorId(id(&mut random)), OpId(id(&mut random)));
+            let plain = Trigger { delay: Nanos(0), ..trigger };
+            job.events.push(match random.below(4) {
+                0 => Event::SwapOut { tensor, trigger },
+                1 => Event::SwapIn { tensor, trigger },
+                2 => Event::Release { tensor, trigger: plain },
+                _ => Event::Recompute { operator, trigger: plain, keep: vec![tensor; random.below(3)] },
+            });
+            job.host_slots.insert(tensor, Bytes(number(&mut random)));
+            let place = Place::Tensor { tensor, residency: id(&mut random) };
+            job.placements.push(Placement { place, offset: Bytes(number(&mut random)) });
+        }
+        if random.once_in(2) {
+            job.events.sort_by_key(|e| e.trigger().after);
+        }
+        let _ = check(&plan, &[graph]);
+    }
+}
