@@ -9,4 +9,4 @@ mod form;
 pub mod json;
 pub mod plan;
 
-pub use plan::{Event, Figures, JobPlan, Latency, Placement, Place, Plan, Source, Trigger};
+pub use plan::{Event, Figures, JobPlan, Latency, Place, Placement, Plan, Source, Trigger};

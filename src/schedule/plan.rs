@@ -14,9 +14,10 @@
 //! **Residency.** A tensor holds device bytes from the start of what brings it (the step that
 //! generates it, its swap-in's copy, its recompute, or the start of the iteration) to the end of what
 //! ends it. At most one residency per tensor at a time. A step belongs to the residency that is open
-//! at its place in program order. A residency ends, without any event, at the end of the last step of
-//! the iteration that belongs to it if the tensor is generated in the iteration; a tensor that nothing generates stays
-//! to the end of the iteration, and round it. A tensor with `kept_until` also stays round the end, to the start of that operator.
+//! at its place in program order. A residency that no event ends is open to the end of program order: that of a
+//! tensor generated in the iteration gives its bytes back at the end of the last step that belongs to it, that of
+//! a tensor that nothing generates stays to the end of the iteration and goes on as the next iteration's first.
+//! (`kept_until` says what the framework does without a plan; under a plan such a tensor is given back like any other.)
 //!
 //! - [`Event::SwapOut`]: the copy to the host begins when the event is due, and waits for the last step
 //!   before it in program order that wrote the tensor (or for the swap-in's copy that brought it).
@@ -62,6 +63,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::device::Profile;
+pub use crate::device::latency::{Latency, Source};
 use crate::units::{Bytes, Nanos, OpId, TensorId};
 
 /// When an event becomes due.
@@ -113,7 +115,10 @@ impl Event {
     #[must_use]
     pub const fn trigger(&self) -> Trigger {
         match self {
-            Self::SwapOut { trigger, .. } | Self::SwapIn { trigger, .. } | Self::Release { trigger, .. } | Self::Recompute { trigger, .. } => *trigger,
+            Self::SwapOut { trigger, .. }
+            | Self::SwapIn { trigger, .. }
+            | Self::Release { trigger, .. }
+            | Self::Recompute { trigger, .. } => *trigger,
         }
     }
 }
@@ -121,8 +126,8 @@ impl Event {
 /// What is placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Place {
-    /// The `residency`-th residency of a tensor in the iteration, from 0. One that stays round the end
-    /// of the iteration is listed once, as its first.
+    /// The `residency`-th residency of a tensor in the iteration, in program order, from 0. A tensor that starts the
+    /// iteration on the device, leaves and comes back has its first and its last listed apart, at the same offset.
     Tensor {
         /// Which tensor.
         tensor: TensorId,
@@ -143,27 +148,6 @@ pub struct Placement {
     pub place: Place,
     /// First byte in the arena; a multiple of 512.
     pub offset: Bytes,
-}
-
-/// Where a latency came from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Source {
-    /// The graph's author wrote it down.
-    Graph,
-    /// A row of the table given with `--latencies`.
-    Measured,
-    /// Arithmetic and bytes against the device's peaks.
-    Roofline,
-}
-
-/// How long an operator takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Latency {
-    /// At least one nanosecond.
-    pub time: Nanos,
-    /// Where the figure is from.
-    pub source: Source,
 }
 
 /// What a plan promises without noise; [`super::check`] recomputes them.
