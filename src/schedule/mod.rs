@@ -9,4 +9,5 @@ mod form;
 pub mod json;
 pub mod plan;
 
+pub use check::{Proof, Refusal};
 pub use plan::{Event, Figures, JobPlan, Latency, Place, Placement, Plan, Source, Trigger};

@@ -436,7 +436,7 @@ impl<'a> Reader<'a> {
             if step.scratch.iter().any(|(s, _)| *s == operand.tensor) {
                 continue;
             }
-            if written && skip && !self.generated[t] {
+            if skip && !self.generated[t] && (written || operator.updates().any(|u| u.tensor == operand.tensor)) {
                 continue;
             }
             if !bound.contains(&operand.tensor) {
