@@ -40,9 +40,7 @@ impl Graph {
             kept(tensor, &versions, operators.len())?;
         }
         if let Some(loss) = &loss {
-            let fail = |problem| GraphError::Operator { operator: "loss".to_owned(), problem };
-            view(loss, &tensors).map_err(fail)?;
-            versions.exists(loss, &tensors).map_err(fail)?;
+            view(loss, &tensors).and_then(|()| versions.exists(loss, &tensors)).map_err(GraphError::Loss)?;
         }
         let before = order::dependencies(&tensors, &operators, &versions)?;
         let listed = order::order(&operators, &before)?;

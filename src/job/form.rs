@@ -17,7 +17,6 @@ use crate::units::Bytes;
 /// A job: one training or inference iteration, its tensors and its operators.
 #[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[schemars(title = "neap.graph", inline)]
 pub struct GraphFile<'a> {
     /// `neap.graph`.
     pub format: Tag<GraphTag>,

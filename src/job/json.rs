@@ -245,8 +245,7 @@ fn resolve(file: GraphFile<'_>) -> Result<Graph, GraphError> {
         let name = form.name.to_string();
         list.push(names.operator(form).map_err(|problem| GraphError::Operator { operator: name, problem })?);
     }
-    let loss = file.loss.map(|form| names.operand(form)).transpose();
-    let loss = loss.map_err(|problem| GraphError::Operator { operator: "loss".to_owned(), problem })?;
+    let loss = file.loss.map(|form| names.operand(form)).transpose().map_err(GraphError::Loss)?;
     let optimizer = file.optimizer.map(|form| Optimizer {
         class: form.class,
         values: form.values.into_iter().map(|(key, value)| (key, value.0)).collect(),
@@ -380,6 +379,7 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named() {
         for (from, to, expected) in [
+            ("\"name\":\"short\"", "\"name\":\"short\",\"loss\":{\"tensor\":\"l\"}", "`loss`: there is no tensor named `l`"),
             ("neap.graph", "neap.plan", "this is a `neap.plan` file, and a `neap.graph` file is expected"),
             ("\"version\":1", "\"version\":2", "the file is of version 2"),
             ("\"name\":\"short\"", "\"nam\":\"short\"", "unknown field `nam`"),

@@ -26,7 +26,6 @@ impl FormatName for PlanTag {
 /// A plan as its file has it: tensors and operators by name, graphs by path.
 #[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[schemars(title = "neap.plan", inline)]
 pub struct PlanFile<'a> {
     pub(super) format: Tag<PlanTag>,
     pub(super) version: Version,
