@@ -238,6 +238,9 @@ pub enum GraphError {
         /// What is wrong.
         problem: String,
     },
+    /// The loss is not something the graph has.
+    #[error("`loss`: {0}")]
+    Loss(String),
     /// Operators wait for each other.
     #[error("these operators wait for each other in a circle: {}; break it where an output is read before it is made", operators.join(" -> "))]
     Cycle {
