@@ -157,9 +157,10 @@ fn moments(start: *const f32, shape: &[usize], steps: &[usize], elements: f64) -
     runs(shape, [steps], |[at], [step], length| sum += unsafe { total(start.wrapping_add(at), step, length) });
     let mean = sum / elements;
     let mut squares = 0.0;
-    // SAFETY: as above.
     runs(shape, [steps], |[at], [step], length| {
-        squares += unsafe { sum_of(start.wrapping_add(at), start.wrapping_add(at), [step; 2], length, mean, mean) }
+        let at = start.wrapping_add(at);
+        // SAFETY: as above.
+        squares += unsafe { sum_of(at, at, [step; 2], length, mean, mean) };
     });
     (mean, squares)
 }
