@@ -22,8 +22,6 @@ pub trait Lane: Copy + Default + PartialOrd + PartialEq + 'static {
     fn of(value: f64) -> Self;
     /// To the accumulator's type.
     fn wide(self) -> Self::Wide;
-    /// From the accumulator's type.
-    fn narrow(wide: Self::Wide) -> Self;
     /// Fills `into` with the elements at `from`, `from + stride`, ….
     ///
     /// # Safety
@@ -88,10 +86,7 @@ macro_rules! lane {
                 self as $wide
             }
 
-            fn narrow(wide: $wide) -> Self {
-                wide as $lane
-            }
-
+            #[inline(never)]
             unsafe fn load(dtype: Dtype, from: *const u8, stride: usize, into: &mut [Self]) {
                 // SAFETY: the caller vouches for elements of `dtype`; each arm reads that type.
                 unsafe {
@@ -105,6 +100,7 @@ macro_rules! lane {
                 }
             }
 
+            #[inline(never)]
             unsafe fn store(dtype: Dtype, to: *mut u8, stride: usize, from: &[Self]) {
                 // SAFETY: the caller vouches for elements of `dtype`; each arm writes that type.
                 unsafe {
@@ -463,7 +459,7 @@ pub fn each<const N: usize>(shape: &[usize], strides: &[Vec<usize>; N], mut visi
 pub fn blocks<T: Lane, const N: usize>(
     out: &View,
     inputs: [&Input<'_>; N],
-    mut f: impl FnMut(&[[T; BLOCK]; N], usize, &mut [T; BLOCK]),
+    f: &mut dyn FnMut(&[[T; BLOCK]; N], usize, &mut [T; BLOCK]),
 ) -> Result<(), String> {
     let mut strides: Vec<Vec<usize>> = Vec::with_capacity(N);
     let mut loaded = [[T::default(); BLOCK]; N];
@@ -509,7 +505,7 @@ pub fn blocks<T: Lane, const N: usize>(
 /// # Errors
 /// When `a` can't be broadcast to `out`.
 pub fn map1<T: Lane>(out: &View, a: &Input<'_>, f: impl Fn(T) -> T) -> Result<(), String> {
-    blocks(out, [a], |[a], n, out| {
+    blocks(out, [a], &mut |[a], n, out| {
         for (out, &a) in out.iter_mut().zip(a).take(n) {
             *out = f(a);
         }
@@ -521,7 +517,7 @@ pub fn map1<T: Lane>(out: &View, a: &Input<'_>, f: impl Fn(T) -> T) -> Result<()
 /// # Errors
 /// When an input can't be broadcast to `out`.
 pub fn map2<T: Lane>(out: &View, a: &Input<'_>, b: &Input<'_>, f: impl Fn(T, T) -> T) -> Result<(), String> {
-    blocks(out, [a, b], |[a, b], n, out| {
+    blocks(out, [a, b], &mut |[a, b], n, out| {
         for ((out, &a), &b) in out.iter_mut().zip(a).zip(b).take(n) {
             *out = f(a, b);
         }
@@ -533,7 +529,7 @@ pub fn map2<T: Lane>(out: &View, a: &Input<'_>, b: &Input<'_>, f: impl Fn(T, T) 
 /// # Errors
 /// When an input can't be broadcast to `out`.
 pub fn map3<T: Lane>(out: &View, a: &Input<'_>, b: &Input<'_>, c: &Input<'_>, f: impl Fn(T, T, T) -> T) -> Result<(), String> {
-    blocks(out, [a, b, c], |[a, b, c], n, out| {
+    blocks(out, [a, b, c], &mut |[a, b, c], n, out| {
         for (((out, &a), &b), &c) in out.iter_mut().zip(a).zip(b).zip(c).take(n) {
             *out = f(a, b, c);
         }

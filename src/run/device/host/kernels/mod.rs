@@ -13,6 +13,8 @@ mod layer_norm;
 mod loss;
 mod math;
 mod pointwise;
+#[cfg(test)]
+mod pytorch;
 mod random;
 mod reduce;
 mod shape;
