@@ -506,7 +506,7 @@ pub fn blocks<T: Lane, const N: usize>(
 /// When `a` can't be broadcast to `out`.
 pub fn map1<T: Lane>(out: &View, a: &Input<'_>, f: impl Fn(T) -> T) -> Result<(), String> {
     blocks(out, [a], &mut |[a], n, out| {
-        for (out, &a) in out.iter_mut().zip(a).take(n) {
+        for (out, &a) in out[..n].iter_mut().zip(&a[..n]) {
             *out = f(a);
         }
     })
@@ -518,7 +518,7 @@ pub fn map1<T: Lane>(out: &View, a: &Input<'_>, f: impl Fn(T) -> T) -> Result<()
 /// When an input can't be broadcast to `out`.
 pub fn map2<T: Lane>(out: &View, a: &Input<'_>, b: &Input<'_>, f: impl Fn(T, T) -> T) -> Result<(), String> {
     blocks(out, [a, b], &mut |[a, b], n, out| {
-        for ((out, &a), &b) in out.iter_mut().zip(a).zip(b).take(n) {
+        for ((out, &a), &b) in out[..n].iter_mut().zip(&a[..n]).zip(&b[..n]) {
             *out = f(a, b);
         }
     })
@@ -530,7 +530,7 @@ pub fn map2<T: Lane>(out: &View, a: &Input<'_>, b: &Input<'_>, f: impl Fn(T, T) 
 /// When an input can't be broadcast to `out`.
 pub fn map3<T: Lane>(out: &View, a: &Input<'_>, b: &Input<'_>, c: &Input<'_>, f: impl Fn(T, T, T) -> T) -> Result<(), String> {
     blocks(out, [a, b, c], &mut |[a, b, c], n, out| {
-        for (((out, &a), &b), &c) in out.iter_mut().zip(a).zip(b).zip(c).take(n) {
+        for (((out, &a), &b), &c) in out[..n].iter_mut().zip(&a[..n]).zip(&b[..n]).zip(&c[..n]) {
             *out = f(a, b, c);
         }
     })

@@ -19,6 +19,8 @@ mod random;
 mod reduce;
 mod shape;
 mod softmax;
+#[cfg(test)]
+mod tests;
 
 use super::view::Call;
 
