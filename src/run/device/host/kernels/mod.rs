@@ -5,6 +5,7 @@
 //! beyond fixed-size tiles (see [`super::view::TILE_BYTES`]). Not for: graphs, plans, threads.
 
 mod activation;
+mod arguments;
 mod attention;
 mod dropout;
 mod elements;

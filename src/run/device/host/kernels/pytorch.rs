@@ -77,7 +77,7 @@ impl Owned {
 
     pub fn to_vec(&self) -> Vec<f64> {
         let mut all = Vec::new();
-        each(&self.view.shape, &[self.view.stride.clone()], |[offset]| all.push(super::elements::read(&self.view, offset)));
+        each(&self.view.shape, &[&self.view.stride], |[offset]| all.push(super::elements::read(&self.view, offset)));
         all
     }
 }

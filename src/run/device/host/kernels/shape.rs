@@ -7,10 +7,8 @@ use crate::job::Arg;
 
 use super::super::view::{Call, Operand, View};
 use super::Kernel;
-use super::elements::{
-    Input, copy, count, dimension, fill, input, int_or, ints, is_contiguous, narrow, number, number_or, output, row_major, tensor, tensors,
-    text,
-};
+use super::arguments::{Input, input, int_or, ints, number, number_or, output, tensor, tensors, text};
+use super::elements::{copy, count, dimension, fill, is_contiguous, narrow, row_major};
 
 /// The kernel for `kind`.
 pub fn find(kind: &str) -> Option<Kernel> {
@@ -52,7 +50,7 @@ fn move_from(call: &Call<'_>, index: usize) -> Result<(), String> {
         }
         let stride = row_major(&out.shape);
         let batch = View { data: data.as_ptr().cast_mut(), dtype: *dtype, shape: out.shape.clone(), stride };
-        return copy(out, super::elements::supported(&batch)?);
+        return copy(out, super::arguments::supported(&batch)?);
     }
     if !matches!(call.args.get(index), Some(Operand::Tensor(_))) {
         return fill_from(call, index);
