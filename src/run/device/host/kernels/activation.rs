@@ -5,7 +5,8 @@
 
 use super::super::view::Call;
 use super::Kernel;
-use super::elements::{floating, input, map1, map2, number_or, output, text};
+use super::arguments::{floating, input, number_or, output, text};
+use super::elements::{map1, map2};
 use super::math::{erf, exp, sigmoid, tanh};
 
 /// The kernel for `kind`.

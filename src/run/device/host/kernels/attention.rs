@@ -6,9 +6,8 @@
 
 use super::super::view::{Call, TILE_BYTES, View};
 use super::Kernel;
-use super::elements::{
-    at, broadcast, fill, flag, floating, maybe_number, maybe_tensor, number_or, output, read, result, same_shape, sum_of, tensor, write,
-};
+use super::arguments::{flag, floating, maybe_number, maybe_tensor, number_or, output, result, tensor};
+use super::elements::{at, broadcast, fill, read, same_shape, sum_of, write};
 use super::math::exp;
 use super::random::{Random, survivors};
 use crate::job::{Arg, Dtype};

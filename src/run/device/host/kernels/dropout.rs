@@ -5,7 +5,8 @@
 
 use super::super::view::{Call, View};
 use super::Kernel;
-use super::elements::{BLOCK, Input, Lane, at, copy, fill, flag, floating, map2, number, output, result, same_shape, tensor, walk};
+use super::arguments::{Input, flag, floating, number, output, result, tensor};
+use super::elements::{BLOCK, Lane, at, copy, fill, map2, same_shape, walk};
 use super::random::{Random, survivors, unrounded};
 use crate::job::Arg;
 
@@ -40,7 +41,7 @@ fn dropout(call: &Call<'_>) -> Result<(), String> {
     let flags: &View = mask.unwrap_or(from);
     let (mut keep, mut x, mut marks) = ([false; BLOCK], [0.0f32; BLOCK], [0i64; BLOCK]);
     let mut element = 0;
-    walk(&out.shape, &[out.stride.clone(), from.stride.clone(), flags.stride.clone()], false, |start, length, step| {
+    walk(&out.shape, &[&out.stride, &from.stride, &flags.stride], false, |start, length, step| {
         for done in (0..length).step_by(BLOCK) {
             let n = (length - done).min(BLOCK);
             random.keep(p, element, &mut keep[..n]);

@@ -1,5 +1,4 @@
-//! What all kernels share: a call's arguments with their types checked, and element access through
-//! strided views of mixed types.
+//! What all kernels share: element access through strided views of mixed types.
 //!
 //! Work goes in blocks of [`BLOCK`] elements: each operand's block is loaded (and converted) into a small
 //! array, the arithmetic runs over arrays and vectorises, the result is stored. So strides, broadcasting,
@@ -7,9 +6,9 @@
 
 use std::ops::Range;
 
-use crate::job::{Arg, Dtype};
-
-use super::super::view::{Call, Operand, View};
+use super::super::view::View;
+use super::arguments::{Input, floating};
+use crate::job::Dtype;
 
 /// Elements handled at a time.
 pub const BLOCK: usize = 512;
@@ -22,8 +21,6 @@ pub trait Lane: Copy + Default + PartialOrd + PartialEq + 'static {
     fn of(value: f64) -> Self;
     /// To the accumulator's type.
     fn wide(self) -> Self::Wide;
-    /// From the accumulator's type.
-    fn narrow(wide: Self::Wide) -> Self;
     /// Fills `into` with the elements at `from`, `from + stride`, ….
     ///
     /// # Safety
@@ -41,9 +38,9 @@ pub trait Lane: Copy + Default + PartialOrd + PartialEq + 'static {
 unsafe fn gather<E: Copy, T: Copy>(from: *const u8, stride: usize, into: &mut [T], convert: impl Fn(E) -> T) {
     let from = from.cast::<E>();
     if stride == 0 {
-        if let Some(n) = Some(into.len()).filter(|&n| n > 0) {
+        if !into.is_empty() {
             // SAFETY: the first element is readable; no alignment is assumed.
-            into[..n].fill(convert(unsafe { from.read_unaligned() }));
+            into.fill(convert(unsafe { from.read_unaligned() }));
         }
     } else if stride == 1 {
         for (i, slot) in into.iter_mut().enumerate() {
@@ -88,10 +85,7 @@ macro_rules! lane {
                 self as $wide
             }
 
-            fn narrow(wide: $wide) -> Self {
-                wide as $lane
-            }
-
+            #[inline(never)]
             unsafe fn load(dtype: Dtype, from: *const u8, stride: usize, into: &mut [Self]) {
                 // SAFETY: the caller vouches for elements of `dtype`; each arm reads that type.
                 unsafe {
@@ -105,6 +99,7 @@ macro_rules! lane {
                 }
             }
 
+            #[inline(never)]
             unsafe fn store(dtype: Dtype, to: *mut u8, stride: usize, from: &[Self]) {
                 // SAFETY: the caller vouches for elements of `dtype`; each arm writes that type.
                 unsafe {
@@ -123,203 +118,6 @@ macro_rules! lane {
 
 lane!(f32, f64, 0.0);
 lane!(i64, i64, 0);
-
-/// An operand of arithmetic: a tensor or a host number.
-#[derive(Clone, Copy, Debug)]
-pub enum Input<'a> {
-    /// A tensor.
-    View(&'a View),
-    /// A number; `float` says whether it was one with a fraction part.
-    Number {
-        /// Its value.
-        value: f64,
-        /// Whether it takes part in promotion as a floating number.
-        float: bool,
-    },
-}
-
-impl Input<'_> {
-    /// Whether arithmetic with it is floating.
-    pub fn is_float(&self) -> bool {
-        match self {
-            Self::View(view) => view.dtype == Dtype::F32,
-            Self::Number { float, .. } => *float,
-        }
-    }
-}
-
-/// Refuses element types that kernels can't work in.
-///
-/// # Errors
-/// For everything but f32, i64, i32, u8 and bool.
-pub fn supported(view: &View) -> Result<&View, String> {
-    match view.dtype {
-        Dtype::F32 | Dtype::I64 | Dtype::I32 | Dtype::U8 | Dtype::Bool => Ok(view),
-        other => Err(format!("a tensor is {other:?}; of the floating types the host device supports f32 only")),
-    }
-}
-
-fn plain<'a>(call: &'a Call<'_>, index: usize) -> &'a Arg {
-    call.operator.args.get(index).unwrap_or(&Arg::None)
-}
-
-/// Argument `index`, a tensor.
-///
-/// # Errors
-/// When it is something else or of an unsupported type.
-pub fn tensor<'a>(call: &'a Call<'_>, index: usize) -> Result<&'a View, String> {
-    match call.args.get(index) {
-        Some(Operand::Tensor(view)) => supported(view),
-        _ => Err(format!("argument {index} is not a tensor on the device")),
-    }
-}
-
-/// Argument `index` where it is a tensor.
-///
-/// # Errors
-/// When its type is unsupported.
-pub fn maybe_tensor<'a>(call: &'a Call<'_>, index: usize) -> Result<Option<&'a View>, String> {
-    match call.args.get(index) {
-        Some(Operand::Tensor(view)) => supported(view).map(Some),
-        _ => Ok(None),
-    }
-}
-
-/// Argument `index`, a list of tensors.
-///
-/// # Errors
-/// When it is something else or one is of an unsupported type.
-pub fn tensors<'a>(call: &'a Call<'_>, index: usize) -> Result<&'a [Option<View>], String> {
-    match call.args.get(index) {
-        Some(Operand::Tensors(list)) => list.iter().flatten().try_for_each(|v| supported(v).map(|_| ())).map(|()| list.as_slice()),
-        _ => Err(format!("argument {index} is not a list of tensors")),
-    }
-}
-
-/// Argument `index`, a tensor or a number; `None` where it is absent.
-///
-/// # Errors
-/// When it is neither, or a number the recording left out.
-pub fn maybe_input<'a>(call: &'a Call<'_>, index: usize) -> Result<Option<Input<'a>>, String> {
-    if let Some(view) = maybe_tensor(call, index)? {
-        return Ok(Some(Input::View(view)));
-    }
-    match plain(call, index) {
-        Arg::None => Ok(None),
-        Arg::Int(value) => Ok(Some(Input::Number { value: *value as f64, float: false })),
-        Arg::Bool(value) => Ok(Some(Input::Number { value: f64::from(u8::from(*value)), float: false })),
-        Arg::Float(value) => Ok(Some(Input::Number { value: *value, float: true })),
-        Arg::Text(word) => match word.trim_start_matches('-') {
-            "inf" if word.starts_with('-') => Ok(Some(Input::Number { value: f64::NEG_INFINITY, float: true })),
-            "inf" => Ok(Some(Input::Number { value: f64::INFINITY, float: true })),
-            _ => Err(format!("argument {index} is the word `{word}` where a number is needed")),
-        },
-        Arg::Host { value: Some(value), dtype, .. } => {
-            let float = matches!(dtype, Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::Bf16);
-            Ok(Some(Input::Number { value: *value, float }))
-        }
-        Arg::Host { value: None, shape, .. } if shape.is_empty() => {
-            Err(format!("argument {index} is a number that the trace did not record; record it inside a range named neap.scalar:VALUE"))
-        }
-        _ => Err(format!("argument {index} is neither a device tensor nor a number")),
-    }
-}
-
-/// Argument `index`, a tensor or a number.
-///
-/// # Errors
-/// As [`maybe_input`], and when it is absent.
-pub fn input<'a>(call: &'a Call<'_>, index: usize) -> Result<Input<'a>, String> {
-    maybe_input(call, index)?.ok_or_else(|| format!("argument {index} is missing"))
-}
-
-/// Argument `index`, a number; `None` where it is absent.
-///
-/// # Errors
-/// When it is something else.
-pub fn maybe_number(call: &Call<'_>, index: usize) -> Result<Option<f64>, String> {
-    match maybe_input(call, index)? {
-        None => Ok(None),
-        Some(Input::Number { value, .. }) => Ok(Some(value)),
-        Some(Input::View(_)) => Err(format!("argument {index} is a tensor where a number is needed")),
-    }
-}
-
-/// Argument `index`, a number, or `default` where it is absent.
-///
-/// # Errors
-/// When it is something else.
-pub fn number_or(call: &Call<'_>, index: usize, default: f64) -> Result<f64, String> {
-    Ok(maybe_number(call, index)?.unwrap_or(default))
-}
-
-/// Argument `index`, a number.
-///
-/// # Errors
-/// When it is something else or absent.
-pub fn number(call: &Call<'_>, index: usize) -> Result<f64, String> {
-    maybe_number(call, index)?.ok_or_else(|| format!("argument {index} is missing"))
-}
-
-/// Argument `index`, a whole number, or `default` where it is absent.
-///
-/// # Errors
-/// When it is something else.
-pub fn int_or(call: &Call<'_>, index: usize, default: i64) -> Result<i64, String> {
-    match plain(call, index) {
-        Arg::Int(value) => Ok(*value),
-        Arg::Bool(value) => Ok(i64::from(*value)),
-        Arg::None => Ok(default),
-        _ => Err(format!("argument {index} is not a whole number")),
-    }
-}
-
-/// Argument `index`, a flag; absent is false.
-pub fn flag(call: &Call<'_>, index: usize) -> bool {
-    matches!(plain(call, index), Arg::Bool(true)) || matches!(plain(call, index), Arg::Int(n) if *n != 0)
-}
-
-/// Argument `index`, a list of whole numbers; absent is empty.
-///
-/// # Errors
-/// When it is something else.
-pub fn ints(call: &Call<'_>, index: usize) -> Result<Vec<i64>, String> {
-    match plain(call, index) {
-        Arg::Ints(list) => Ok(list.clone()),
-        Arg::Int(value) => Ok(vec![*value]),
-        Arg::None => Ok(Vec::new()),
-        Arg::Floats(list) if list.is_empty() => Ok(Vec::new()),
-        Arg::Bools(list) if list.is_empty() => Ok(Vec::new()),
-        Arg::Tensors(list) if list.is_empty() => Ok(Vec::new()),
-        _ => Err(format!("argument {index} is not a list of whole numbers")),
-    }
-}
-
-/// Argument `index`, a word; absent is empty.
-pub fn text<'a>(call: &'a Call<'_>, index: usize) -> &'a str {
-    match plain(call, index) {
-        Arg::Text(word) => word,
-        _ => "",
-    }
-}
-
-/// The first declared output.
-///
-/// # Errors
-/// When there is none or its type is unsupported.
-pub fn output<'a>(call: &'a Call<'_>) -> Result<&'a View, String> {
-    supported(call.outputs.first().and_then(Option::as_ref).ok_or("it has no output to write")?)
-}
-
-/// Result `index`, declared or hidden: hidden ones follow the declared.
-///
-/// # Errors
-/// When its type is unsupported.
-pub fn result<'a>(call: &'a Call<'_>, index: usize) -> Result<Option<&'a View>, String> {
-    let declared = call.outputs.len();
-    let view = if index < declared { call.outputs[index].as_ref() } else { call.hidden.get(index - declared) };
-    view.map(supported).transpose()
-}
 
 /// Dimension `dim` of `rank` with negatives counted from the end.
 ///
@@ -408,7 +206,17 @@ pub fn at(view: &View, offset: usize) -> *mut u8 {
 /// Calls `row(offsets, length, strides)` for runs that together cover `shape` once, where `offsets` and
 /// `strides` count elements of each of `N` operands. Dimensions are taken in order of operand 0's strides
 /// when `reorder`, and joined where all operands allow it.
-pub fn walk<const N: usize>(shape: &[usize], strides: &[Vec<usize>; N], reorder: bool, mut row: impl FnMut([usize; N], usize, [usize; N])) {
+pub fn walk<const N: usize>(
+    shape: &[usize],
+    strides: &[impl AsRef<[usize]>; N],
+    reorder: bool,
+    mut row: impl FnMut([usize; N], usize, [usize; N]),
+) {
+    walk_dyn(shape, std::array::from_fn(|k| strides[k].as_ref()), reorder, &mut row);
+}
+
+/// One instance for each number of operands: a call for each run costs nothing, code for each kernel would.
+fn walk_dyn<const N: usize>(shape: &[usize], strides: [&[usize]; N], reorder: bool, row: &mut dyn FnMut([usize; N], usize, [usize; N])) {
     if shape.contains(&0) {
         return;
     }
@@ -448,7 +256,7 @@ pub fn walk<const N: usize>(shape: &[usize], strides: &[Vec<usize>; N], reorder:
 }
 
 /// Calls `visit` with the operands' offsets for every index of `shape`, in row-major order.
-pub fn each<const N: usize>(shape: &[usize], strides: &[Vec<usize>; N], mut visit: impl FnMut([usize; N])) {
+pub fn each<const N: usize>(shape: &[usize], strides: &[impl AsRef<[usize]>; N], mut visit: impl FnMut([usize; N])) {
     walk(shape, strides, false, |start, length, step| {
         for i in 0..length {
             visit(std::array::from_fn(|k| start[k] + i * step[k]));
@@ -456,15 +264,14 @@ pub fn each<const N: usize>(shape: &[usize], strides: &[Vec<usize>; N], mut visi
     });
 }
 
-/// `f` over blocks of the broadcast inputs, into `out`. The number of elements is the second argument.
+/// What [`blocks`] calls: the loaded inputs, the number of elements in them, where results go.
+type Arithmetic<'a, T, const N: usize> = &'a mut dyn FnMut(&[[T; BLOCK]; N], usize, &mut [T; BLOCK]);
+
+/// `f` over blocks of the broadcast inputs (at most three), into `out`.
 ///
 /// # Errors
 /// When an input can't be broadcast to `out`.
-pub fn blocks<T: Lane, const N: usize>(
-    out: &View,
-    inputs: [&Input<'_>; N],
-    mut f: impl FnMut(&[[T; BLOCK]; N], usize, &mut [T; BLOCK]),
-) -> Result<(), String> {
+pub fn blocks<T: Lane, const N: usize>(out: &View, inputs: [&Input<'_>; N], f: Arithmetic<'_, T, N>) -> Result<(), String> {
     let mut strides: Vec<Vec<usize>> = Vec::with_capacity(N);
     let mut loaded = [[T::default(); BLOCK]; N];
     for (k, operand) in inputs.iter().enumerate() {
@@ -509,8 +316,8 @@ pub fn blocks<T: Lane, const N: usize>(
 /// # Errors
 /// When `a` can't be broadcast to `out`.
 pub fn map1<T: Lane>(out: &View, a: &Input<'_>, f: impl Fn(T) -> T) -> Result<(), String> {
-    blocks(out, [a], |[a], n, out| {
-        for (out, &a) in out.iter_mut().zip(a).take(n) {
+    blocks(out, [a], &mut |[a], n, out| {
+        for (out, &a) in out[..n].iter_mut().zip(&a[..n]) {
             *out = f(a);
         }
     })
@@ -521,8 +328,8 @@ pub fn map1<T: Lane>(out: &View, a: &Input<'_>, f: impl Fn(T) -> T) -> Result<()
 /// # Errors
 /// When an input can't be broadcast to `out`.
 pub fn map2<T: Lane>(out: &View, a: &Input<'_>, b: &Input<'_>, f: impl Fn(T, T) -> T) -> Result<(), String> {
-    blocks(out, [a, b], |[a, b], n, out| {
-        for ((out, &a), &b) in out.iter_mut().zip(a).zip(b).take(n) {
+    blocks(out, [a, b], &mut |[a, b], n, out| {
+        for ((out, &a), &b) in out[..n].iter_mut().zip(&a[..n]).zip(&b[..n]) {
             *out = f(a, b);
         }
     })
@@ -533,8 +340,8 @@ pub fn map2<T: Lane>(out: &View, a: &Input<'_>, b: &Input<'_>, f: impl Fn(T, T) 
 /// # Errors
 /// When an input can't be broadcast to `out`.
 pub fn map3<T: Lane>(out: &View, a: &Input<'_>, b: &Input<'_>, c: &Input<'_>, f: impl Fn(T, T, T) -> T) -> Result<(), String> {
-    blocks(out, [a, b, c], |[a, b, c], n, out| {
-        for (((out, &a), &b), &c) in out.iter_mut().zip(a).zip(b).zip(c).take(n) {
+    blocks(out, [a, b, c], &mut |[a, b, c], n, out| {
+        for (((out, &a), &b), &c) in out[..n].iter_mut().zip(&a[..n]).zip(&b[..n]).zip(&c[..n]) {
             *out = f(a, b, c);
         }
     })
@@ -624,7 +431,7 @@ impl<'a> Rows<'a> {
         let split = view.shape.len().checked_sub(inner).ok_or("more normalised dimensions than the tensor has")?;
         floating(view)?;
         let mut runs = Vec::new();
-        walk(&view.shape[split..], &[view.stride[split..].to_vec()], false, |_, length, step| {
+        walk(&view.shape[split..], &[&view.stride[split..]], false, |_, length, step| {
             if runs.len() < 2 {
                 runs.push((length, step[0]));
             }
@@ -669,14 +476,6 @@ impl<'a> Rows<'a> {
 /// The parts of at most [`BLOCK`] elements that make up `length`.
 pub fn parts(length: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..length).step_by(BLOCK).map(move |first| (first, (length - first).min(BLOCK)))
-}
-
-/// Refuses all but f32.
-///
-/// # Errors
-/// For another type.
-pub fn floating(view: &View) -> Result<&View, String> {
-    if view.dtype == Dtype::F32 { Ok(view) } else { Err(format!("a tensor is {:?}; this operator supports f32 only", view.dtype)) }
 }
 
 /// Sum of `f(i)` in double precision, in eight interleaved strands.

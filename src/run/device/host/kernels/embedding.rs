@@ -4,10 +4,8 @@
 
 use super::super::view::{Call, View};
 use super::Kernel;
-use super::elements::{
-    BLOCK, Lane, at, broadcast, copy, dimension, each, fill, flag, floating, int_or, narrow, output, parts, read_int, same_shape, tensor,
-    tensors,
-};
+use super::arguments::{flag, floating, int_or, output, tensor, tensors};
+use super::elements::{BLOCK, Lane, at, broadcast, copy, dimension, each, fill, narrow, parts, read_int, same_shape};
 use crate::job::Dtype;
 
 /// The kernel for `kind`.

@@ -4,9 +4,8 @@
 
 use super::super::view::{Call, View};
 use super::Kernel;
-use super::elements::{
-    BLOCK, Rows, each, floating, ints, maybe_tensor, number_or, output, parts, read, result, same_shape, sum_of, tensor, write,
-};
+use super::arguments::{floating, ints, maybe_tensor, number_or, output, result, tensor};
+use super::elements::{BLOCK, Rows, each, parts, read, same_shape, sum_of, write};
 use crate::job::Arg;
 
 /// The kernel for `kind`.

@@ -4,10 +4,8 @@
 
 use super::super::view::{Call, View};
 use super::Kernel;
-use super::elements::{
-    Input, Rows, count, each, fill, floating, int_or, map2, map3, maybe_tensor, number_or, output, read, read_int, result, same_shape,
-    tensor, write,
-};
+use super::arguments::{Input, floating, int_or, maybe_tensor, number_or, output, result, tensor};
+use super::elements::{Rows, count, each, fill, map2, map3, read, read_int, same_shape, write};
 use super::softmax;
 
 /// The kernel for `kind`.
@@ -207,7 +205,7 @@ fn mse_loss(call: &Call<'_>) -> Result<(), String> {
         return map2::<f32>(out, &Input::View(a), &Input::View(b), |a, b| (a - b) * (a - b));
     }
     let mut sum = 0.0;
-    each(&a.shape, &[a.stride.clone(), b.stride.clone()], |[x, y]| {
+    each(&a.shape, &[&a.stride, &b.stride], |[x, y]| {
         let d = read(a, x) as f32 - read(b, y) as f32;
         sum += f64::from(d * d);
     });

@@ -34,10 +34,10 @@ pub fn exp(x: f32) -> f32 {
 pub fn tanh(x: f32) -> f32 {
     let z = x * x;
     let mut p = -5.704_988_7e-3;
-    p = p * z + 2.063_908_9e-2;
+    p = p * z + 2.063_909e-2;
     p = p * z - 5.373_971_5e-2;
     p = p * z + 1.333_144_2e-1;
-    p = p * z - 3.333_328_2e-1;
+    p = p * z - 3.333_328e-1;
     let small = p * z * x + x;
     let large = (1.0 - 2.0 / (exp(2.0 * x.abs()) + 1.0)).copysign(x);
     if x.abs() < 0.625 { small } else { large }
@@ -55,11 +55,21 @@ pub fn erf(x: f32) -> f32 {
     let a = x.abs();
     let z = a * a;
     let poly = |coefficients: &[f32], at: f32| coefficients.iter().fold(0.0, |sum, c| sum * at + c);
-    let small =
-        a * poly(&[7.853_861_4e-5, -8.010_193_6e-4, 5.188_327_7e-3, -2.685_381_2e-2, 1.128_358_5e-1, -3.761_262_6e-1, 1.128_379_2], z);
+    let small = a * poly(
+        &[
+            7.853_861_4e-5,
+            -8.010_193_6e-4,
+            5.188_327_7e-3,
+            -2.685_381_2e-2,
+            1.128_358_5e-1,
+            -3.761_262_6e-1,
+            std::f32::consts::FRAC_2_SQRT_PI,
+        ],
+        z,
+    );
     let q = 1.0 / a.max(1.0);
     let y = q * q;
-    let far = poly(
+    let near = poly(
         &[
             2.326_82e-2,
             -1.387_039_4e-1,
@@ -73,7 +83,7 @@ pub fn erf(x: f32) -> f32 {
         ],
         y,
     );
-    let near = poly(&[-10.477_664, 12.977_2, -7.495_518_7, 2.921_019, -1.015_265_3, 4.218_463_4e-1, -2.820_767_4e-1, 5.641_895e-1], y);
+    let far = poly(&[-10.477_664, 12.977_2, -7.495_518_7, 2.921_019, -1.015_265_3, 4.218_463_4e-1, -2.820_767_4e-1, 5.641_895e-1], y);
     let large = 1.0 - exp(-z) * q * if a > 2.0 { far } else { near };
     let large = if a > 6.0 { 1.0 } else { large };
     (if a < 1.0 { small } else { large }).copysign(x)

@@ -5,6 +5,7 @@
 //! beyond fixed-size tiles (see [`super::view::TILE_BYTES`]). Not for: graphs, plans, threads.
 
 mod activation;
+mod arguments;
 mod attention;
 mod conv;
 mod dropout;
@@ -28,6 +29,10 @@ mod unfold;
 
 #[cfg(test)]
 mod against_pytorch;
+#[cfg(test)]
+mod pytorch;
+#[cfg(test)]
+mod tests;
 
 use super::view::Call;
 

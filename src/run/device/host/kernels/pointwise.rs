@@ -6,7 +6,8 @@ use crate::job::Dtype;
 
 use super::super::view::{Call, View};
 use super::Kernel;
-use super::elements::{Input, input, map1, map2, map3, maybe_input, number, number_or, output, text};
+use super::arguments::{Input, input, maybe_input, number, number_or, output, text};
+use super::elements::{map1, map2, map3};
 use super::math;
 
 /// The kernel for `kind`.
@@ -115,7 +116,7 @@ fn unary(call: &Call<'_>, f: impl Fn(f32) -> f32, g: impl Fn(i64) -> i64) -> Res
 
 /// A function whose result is floating whatever it is given.
 fn real(call: &Call<'_>, f: impl Fn(f32) -> f32) -> Result<(), String> {
-    map1::<f32>(super::elements::floating(output(call)?)?, &input(call, 0)?, f)
+    map1::<f32>(super::arguments::floating(output(call)?)?, &input(call, 0)?, f)
 }
 
 fn binary(call: &Call<'_>, f: impl Fn(f32, f32) -> f32, g: impl Fn(i64, i64) -> i64) -> Result<(), String> {
@@ -251,13 +252,13 @@ fn bitwise_not(call: &Call<'_>) -> Result<(), String> {
 }
 
 fn addc(call: &Call<'_>, f: impl Fn(f32, f32, f32, f32) -> f32) -> Result<(), String> {
-    let out = super::elements::floating(output(call)?)?;
+    let out = super::arguments::floating(output(call)?)?;
     let value = number_or(call, 3, 1.0)? as f32;
     map3::<f32>(out, &input(call, 0)?, &input(call, 1)?, &input(call, 2)?, |a, b, d| f(a, b, d, value))
 }
 
 fn lerp(call: &Call<'_>) -> Result<(), String> {
-    let out = super::elements::floating(output(call)?)?;
+    let out = super::arguments::floating(output(call)?)?;
     let weight = number(call, 2)? as f32;
     // As the framework: from the nearer end.
     map2::<f32>(out, &input(call, 0)?, &input(call, 1)?, |a, b| {

@@ -7,9 +7,8 @@ use crate::job::{Arg, Dtype};
 
 use super::super::view::{Call, View};
 use super::Kernel;
-use super::elements::{
-    BLOCK, Input, Lane, at, broadcast, copy, count, dimension, each, int_or, ints, map2, output, read, result, tensor, walk,
-};
+use super::arguments::{Input, int_or, ints, output, result, tensor};
+use super::elements::{BLOCK, Lane, at, broadcast, copy, count, dimension, each, map2, read, walk};
 
 /// The kernel for `kind`.
 pub fn find(kind: &str) -> Option<Kernel> {
@@ -82,7 +81,7 @@ fn reduce<T: Lane>(
         // Neighbours are reduced: one result at a time, in eight strands.
         each(&kept, &[out_stride, kept_stride], |[to, first]| {
             let mut strands = [start; 8];
-            walk(&reduced, &[reduced_stride.clone()], true, |[offset], length, [step]| {
+            walk(&reduced, &[&reduced_stride], true, |[offset], length, [step]| {
                 for done in (0..length).step_by(BLOCK) {
                     let n = (length - done).min(BLOCK);
                     let part = at(from, first + offset + done * step);
@@ -108,7 +107,7 @@ fn reduce<T: Lane>(
         for done in (0..length).step_by(BLOCK) {
             let n = (length - done).min(BLOCK);
             totals[..n].fill(start);
-            each(&reduced, &[reduced_stride.clone()], |[offset]| {
+            each(&reduced, &[&reduced_stride], |[offset]| {
                 let part = at(from, first + offset + done * step);
                 // SAFETY: the walk stays inside the view.
                 unsafe { T::load(from.dtype, part, step, &mut loaded[..n]) };
@@ -259,7 +258,7 @@ fn positions(from: &View, dim: Option<usize>, most: bool, values: Option<&View>,
             }
         } else {
             let mut i = 0;
-            each(&from.shape, &[from.stride.clone()], |[offset]| {
+            each(&from.shape, &[&from.stride], |[offset]| {
                 let x = read(from, offset);
                 if better(x, best) {
                     (best, place) = (x, i);

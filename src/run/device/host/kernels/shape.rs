@@ -7,10 +7,8 @@ use crate::job::Arg;
 
 use super::super::view::{Call, Operand, View};
 use super::Kernel;
-use super::elements::{
-    Input, copy, count, dimension, fill, input, int_or, ints, is_contiguous, narrow, number, number_or, output, row_major, tensor, tensors,
-    text,
-};
+use super::arguments::{Input, input, int_or, ints, number, number_or, output, tensor, tensors, text};
+use super::elements::{copy, count, dimension, fill, is_contiguous, narrow, row_major};
 
 /// The kernel for `kind`.
 pub fn find(kind: &str) -> Option<Kernel> {
@@ -52,7 +50,7 @@ fn move_from(call: &Call<'_>, index: usize) -> Result<(), String> {
         }
         let stride = row_major(&out.shape);
         let batch = View { data: data.as_ptr().cast_mut(), dtype: *dtype, shape: out.shape.clone(), stride };
-        return copy(out, super::elements::supported(&batch)?);
+        return copy(out, super::arguments::supported(&batch)?);
     }
     if !matches!(call.args.get(index), Some(Operand::Tensor(_))) {
         return fill_from(call, index);
@@ -93,10 +91,7 @@ fn arange(call: &Call<'_>) -> Result<(), String> {
     if out.shape.len() != 1 || steps != out.shape[0] as f64 {
         return Err(format!("from {start} to {end} by {step} does not give shape {:?}", out.shape));
     }
-    for i in 0..out.shape[0] {
-        fill(&narrow(out, 0, i..i + 1)?, start + i as f64 * step)?;
-    }
-    Ok(())
+    (0..out.shape[0]).try_for_each(|i| fill(&narrow(out, 0, i..i + 1)?, start + i as f64 * step))
 }
 
 fn cat(call: &Call<'_>) -> Result<(), String> {
@@ -113,7 +108,11 @@ fn cat(call: &Call<'_>) -> Result<(), String> {
         copy(&to, part)?;
         at += extent;
     }
-    if at == out.shape[dim] { Ok(()) } else { Err(format!("the parts fill {at} of {} along dimension {dim}", out.shape[dim])) }
+    if out.shape.get(dim) == Some(&at) {
+        Ok(())
+    } else {
+        Err(format!("the parts fill {at} along dimension {dim} of shape {:?}", out.shape))
+    }
 }
 
 /// The part of `view` at `index` of dimension `dim`, which is left out.
@@ -180,7 +179,7 @@ fn slice_backward(call: &Call<'_>) -> Result<(), String> {
     fill(out, 0.0)?;
     let mut to = narrow(out, dim, start..end)?;
     to.shape[dim] = (end - start).div_ceil(step);
-    to.stride[dim] *= step;
+    to.stride[dim] = to.stride[dim].saturating_mul(step);
     super::elements::same_shape(&to, grad)?;
     copy(&to, grad)
 }
@@ -204,7 +203,7 @@ fn repeated(out: &View, from: &View, times: &[usize], tiled: bool) -> Result<(),
         shape.clear();
     }
     for (d, &n) in from.shape.iter().enumerate() {
-        if out.shape[d] != n * times[d] {
+        if Some(out.shape[d]) != n.checked_mul(times[d]) {
             return Err(format!("repeating shape {:?} by {times:?} does not give {:?}", from.shape, out.shape));
         }
         let step = out.stride[d];
@@ -237,7 +236,10 @@ fn repeat(call: &Call<'_>) -> Result<(), String> {
 fn repeat_interleave(call: &Call<'_>) -> Result<(), String> {
     let (out, from) = (output(call)?, tensor(call, 0)?);
     let n = usize::try_from(int_or(call, 1, 1)?).map_err(|_| "a negative number of repeats")?;
-    if out.shape.len() != from.shape.len() || matches!(call.operator.args.get(2), None | Some(Arg::None)) && from.shape.len() != 1 {
+    if from.shape.is_empty()
+        || out.shape.len() != from.shape.len()
+        || matches!(call.operator.args.get(2), None | Some(Arg::None)) && from.shape.len() != 1
+    {
         return Err(format!("repeating shape {:?} into {:?}", from.shape, out.shape));
     }
     let mut times = vec![1; from.shape.len()];

@@ -5,7 +5,8 @@
 
 use super::super::view::{Call, View};
 use super::Kernel;
-use super::elements::{BLOCK, Rows, dimension, each, int_or, output, parts, same_shape, sum_of, tensor};
+use super::arguments::{int_or, output, tensor};
+use super::elements::{BLOCK, Rows, dimension, each, parts, same_shape, sum_of};
 use super::math::exp;
 
 /// The kernel for `kind`.
@@ -47,7 +48,7 @@ pub fn apply(out: &View, from: &View, dim: usize, log: bool, safe: bool) -> Resu
     same_shape(out, from)?;
     let (to, rows) = (Rows::along(out, dim)?, Rows::along(from, dim)?);
     let mut block = [0.0f32; BLOCK];
-    each(&rows.outer, &[to.stride.clone(), rows.stride.clone()], |[target, source]| {
+    each(&rows.outer, &[&to.stride, &rows.stride], |[target, source]| {
         let (most, sum) = extent_of(&rows, source);
         let (log_sum, scale) = (sum.ln() as f32, (1.0 / sum) as f32);
         for (first, n) in parts(rows.length) {
@@ -78,7 +79,7 @@ fn backward(call: &Call<'_>, log: bool) -> Result<(), String> {
     let dim = dimension(int_or(call, 2, -1)?, out.shape.len())?;
     let (to, grad, saved) = (Rows::along(out, dim)?, Rows::along(grad, dim)?, Rows::along(saved, dim)?);
     let (mut g, mut y) = ([0.0f32; BLOCK], [0.0f32; BLOCK]);
-    each(&to.outer, &[to.stride.clone(), grad.stride.clone(), saved.stride.clone()], |[target, from, with]| {
+    each(&to.outer, &[&to.stride, &grad.stride, &saved.stride], |[target, from, with]| {
         let mut sum = 0.0;
         for (first, n) in parts(to.length) {
             grad.load(from, first, &mut g[..n]);
