@@ -211,11 +211,12 @@ impl<'a> Engine<'a> {
         self.due(copy, cut) <= self.now
             && c.written_by.is_none_or(|s| self.step_done(s))
             && c.source.is_none_or(|s| self.copy_done(s))
-            && (c.direction == Direction::D2h || self.bytes_free(c.residency) && c.previous.is_none_or(|r| self.ended(r)))
+            && (c.direction == Direction::D2h || self.bytes_free(c.residency))
     }
 
     fn bytes_free(&self, residency: usize) -> bool {
-        self.program.residencies[residency].after.iter().all(|&r| self.ended(r))
+        let r = &self.program.residencies[residency];
+        r.previous.iter().chain(&r.after).all(|&other| self.ended(other))
     }
 
     fn start_something(&mut self) -> bool {

@@ -3,4 +3,5 @@
 //! For: simulated time and memory under a plan. Not for: how plans are found.
 
 pub mod engine;
+pub mod noise;
 pub mod program;

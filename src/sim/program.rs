@@ -50,6 +50,8 @@ pub struct Residency {
     pub stays: bool,
     /// Address, once placed.
     pub offset: Option<Bytes>,
+    /// The tensor's residency before, which must have ended before this one begins.
+    pub previous: Option<usize>,
     /// Residencies that must have ended before this one begins, because they share bytes.
     pub after: Vec<usize>,
 }
@@ -94,8 +96,6 @@ pub struct Copy {
     pub written_by: Option<usize>,
     /// The copy that made what this one reads: the swap-in that brought it, or the swap-out that wrote the host copy.
     pub source: Option<usize>,
-    /// For a swap-in: the tensor's residency before, which must have ended.
-    pub previous: Option<usize>,
     /// Its event.
     pub event: usize,
 }
@@ -294,6 +294,7 @@ impl<'a> Reader<'a> {
         let index = self.program.residencies.len();
         let state = &mut self.states[tensor.index()];
         let place = Place::Tensor { tensor, residency: state.count };
+        let previous = state.last;
         state.count += 1;
         state.open = Some(index);
         state.last = Some(index);
@@ -309,6 +310,7 @@ impl<'a> Reader<'a> {
             out: None,
             stays: false,
             offset: None,
+            previous,
             after: Vec::new(),
         });
         index
@@ -358,7 +360,6 @@ impl<'a> Reader<'a> {
                     delay,
                     written_by,
                     source,
-                    previous: None,
                     event: index,
                 });
                 let state = &mut self.states[t];
@@ -380,7 +381,6 @@ impl<'a> Reader<'a> {
                     delay,
                     written_by: None,
                     source: state.host,
-                    previous: state.last,
                     event: index,
                 });
             }
@@ -436,7 +436,7 @@ impl<'a> Reader<'a> {
             if step.scratch.iter().any(|(s, _)| *s == operand.tensor) {
                 continue;
             }
-            if written && skip && !self.generated[t] {
+            if skip && !self.generated[t] && (written || operator.updates().any(|u| u.tensor == operand.tensor)) {
                 continue;
             }
             if !bound.contains(&operand.tensor) {
@@ -471,6 +471,7 @@ impl<'a> Reader<'a> {
                 out: None,
                 stays: false,
                 offset: None,
+                previous: None,
                 after: Vec::new(),
             });
             step.workspace = Some(residency);
