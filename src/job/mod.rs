@@ -10,6 +10,7 @@ mod form;
 pub mod graph;
 pub mod json;
 pub mod liveness;
+mod lower;
 pub mod order;
 
 pub use graph::{Arg, Dtype, Graph, GraphError, Operand, Operator, Optimizer, Phase, Replay, Role, Tensor};
