@@ -242,7 +242,6 @@ fn reorder(tensors: &mut [Tensor], operators: &mut Vec<Operator>, listed: &[u32]
     *operators = numbered.into_iter().map(|(operator, _)| operator).collect();
 }
 
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -251,7 +250,14 @@ mod tests {
     use crate::job::{Dtype, Phase, Replay, Role};
 
     fn tensor(index: usize) -> Tensor {
-        Tensor { name: format!("t{index}"), bytes: Bytes(64), role: Role::Activation, dtype: Dtype::F32, shape: vec![4, 4], kept_until: None }
+        Tensor {
+            name: format!("t{index}"),
+            bytes: Bytes(64),
+            role: Role::Activation,
+            dtype: Dtype::F32,
+            shape: vec![4, 4],
+            kept_until: None,
+        }
     }
 
     fn operand(tensor: u32, version: u32) -> Operand {
@@ -436,7 +442,9 @@ mod tests {
     fn a_hundred_thousand_operators_are_put_in_order_quickly() {
         // Every operator reads one shared tensor, which the last one updates.
         let n = 100_000u32;
-        let mut listing: Vec<_> = (0..n).map(|i| operator(&format!("o{i}"), &[(n, 0), (i.saturating_sub(1), 0)][..if i == 0 { 1 } else { 2 }], &[(i, 0)])).collect();
+        let mut listing: Vec<_> = (0..n)
+            .map(|i| operator(&format!("o{i}"), &[(n, 0), (i.saturating_sub(1), 0)][..if i == 0 { 1 } else { 2 }], &[(i, 0)]))
+            .collect();
         listing.insert(0, operator("update", &[], &[(n, 1)]));
         listing.reverse();
         let graph = make(n as usize + 1, listing).unwrap();

@@ -41,9 +41,7 @@ pub struct GraphFile<'a> {
 }
 
 impl<'a> GraphFile<'a> {
-    pub const FORMAT: &'static str = GraphTag::NAME;
-    pub const VERSION: u32 = 1;
-
+    /// An empty graph of this name.
     pub fn named(name: &'a str) -> Self {
         Self {
             format: Tag::default(),
@@ -251,7 +249,9 @@ impl<'de> Deserialize<'de> for Version {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         match u64::deserialize(from)? {
             1 => Ok(Self),
-            found => Err(de::Error::custom(format_args!("the file is of version {found}, and this neap reads version 1; use a neap that matches"))),
+            found => Err(de::Error::custom(format_args!(
+                "the file is of version {found}, and this neap reads version 1; use a neap that matches"
+            ))),
         }
     }
 }
@@ -431,7 +431,11 @@ impl AnyObject {
         let operand = self.version.is_some() || self.dtype.is_some() || self.offset.is_some() || self.stride.is_some();
         let host = self.value.is_some() || self.input.is_some();
         let heads = alone.iter().filter(|x| **x).count() + usize::from(self.tensor.is_some()) + usize::from(self.host.is_some());
-        if heads != 1 || (operand && self.tensor.is_none()) || (host && self.host.is_none()) || (alone.contains(&true) && self.shape.is_some()) {
+        if heads != 1
+            || (operand && self.tensor.is_none())
+            || (host && self.host.is_none())
+            || (alone.contains(&true) && self.shape.is_some())
+        {
             return Err(E::custom(
                 "an argument object is an operand {\"tensor\": …}, a host tensor {\"host\": …, \"shape\": …}, {\"float\": \"inf\"}, \
                  {\"tensors\": []}, {\"floats\": []} or {\"bools\": []}",
@@ -552,9 +556,7 @@ impl JsonSchema for ArgForm<'_> {
         let operand = generator.subschema_for::<OperandForm<'_>>();
         let host = generator.subschema_for::<HostForm<'_>>();
         let real = generator.subschema_for::<Real>();
-        let only = |key: &str| {
-            json_schema!({ "type": "object", "properties": { key: { "type": "array", "maxItems": 0 } }, "required": [key], "additionalProperties": false })
-        };
+        let only = |key: &str| json_schema!({ "type": "object", "properties": { key: { "type": "array", "maxItems": 0 } }, "required": [key], "additionalProperties": false });
         json_schema!({
             "description": "null, a flag, a number (one with a point or an exponent is a float), a text, a list, an operand, or a host tensor",
             "anyOf": [

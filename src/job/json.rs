@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 
-pub(crate) use super::form::{FormatName, Tag, Version};
 pub use super::form::GraphFile;
 use super::form::{ArgForm, HostForm, Item, OperandForm, OperatorForm, OptimizerForm, Real, TensorForm};
+pub(crate) use super::form::{FormatName, Tag, Version};
 use super::graph::{Arg, Graph, GraphError, Operand, Operator, Optimizer, Tensor, contiguous};
 use crate::files::{self, FileError};
 use crate::units::{Bytes, OpId, TensorId};
@@ -105,7 +105,7 @@ fn emit(out: &mut dyn Write, graph: &Graph) -> io::Result<()> {
         recorded_peak_bytes: graph.recorded_peak,
         ..GraphFile::named(&graph.name)
     };
-    write!(out, "{{\"format\":\"{}\",\"version\":{},\"name\":{}", GraphFile::FORMAT, GraphFile::VERSION, text(&file.name)?)?;
+    write!(out, "{{\"format\":{},\"version\":{},\"name\":{}", text(&file.format)?, text(&file.version)?, text(&file.name)?)?;
     if let Some(optimizer) = &file.optimizer {
         write!(out, ",\n\"optimizer\":{}", text(optimizer)?)?;
     }
@@ -426,14 +426,16 @@ mod tests {
     }
 
     fn args() -> impl Strategy<Value = Arg> {
-        let view = || (0u64..3, 0u64..3, any::<bool>()).prop_map(|(rows, offset, broadcast)| Operand {
-            tensor: TensorId(0),
-            version: 0,
-            dtype: if broadcast { Dtype::F32 } else { Dtype::F16 },
-            offset,
-            shape: vec![rows, 2],
-            stride: if broadcast { vec![0, 1] } else { vec![2, 1] },
-        });
+        let view = || {
+            (0u64..3, 0u64..3, any::<bool>()).prop_map(|(rows, offset, broadcast)| Operand {
+                tensor: TensorId(0),
+                version: 0,
+                dtype: if broadcast { Dtype::F32 } else { Dtype::F16 },
+                offset,
+                shape: vec![rows, 2],
+                stride: if broadcast { vec![0, 1] } else { vec![2, 1] },
+            })
+        };
         prop_oneof![
             Just(Arg::None),
             view().prop_map(Arg::Tensor),
@@ -515,6 +517,8 @@ mod tests {
     #[test]
     fn a_nan_survives() {
         let graph = from_text(&SHORT.replace("-inf", "nan")).unwrap();
-        assert!(matches!(from_text(std::str::from_utf8(&canonical(&graph)).unwrap()).unwrap().operators[0].args[12], Arg::Float(x) if x.is_nan()));
+        assert!(
+            matches!(from_text(std::str::from_utf8(&canonical(&graph)).unwrap()).unwrap().operators[0].args[12], Arg::Float(x) if x.is_nan())
+        );
     }
 }

@@ -147,7 +147,9 @@ impl Liveness {
             .collect();
         at_peak.sort_by_key(|s| std::cmp::Reverse(s.bytes));
         let mut by_role: BTreeMap<_, _> =
-            [Role::Input, Role::Parameter, Role::Buffer, Role::OptimizerState, Role::Gradient, Role::Activation].map(|r| (r, Bytes::ZERO)).into();
+            [Role::Input, Role::Parameter, Role::Buffer, Role::OptimizerState, Role::Gradient, Role::Activation]
+                .map(|r| (r, Bytes::ZERO))
+                .into();
         for tensor in &graph.tensors {
             *by_role.entry(tensor.role).or_default() += tensor.bytes;
         }

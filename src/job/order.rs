@@ -49,7 +49,8 @@ pub(super) fn dependencies(tensors: &[Tensor], operators: &[Operator], versions:
         let mut last = None;
         for (version, writer) in versions.writes(TensorId::of(index)) {
             if last == Some(writer) {
-                let problem = format!("writes versions {} and {version} of tensor `{}`; one call writes a tensor once", version - 1, tensor.name);
+                let problem =
+                    format!("writes versions {} and {version} of tensor `{}`; one call writes a tensor once", version - 1, tensor.name);
                 return Err(GraphError::Operator { operator: operators[writer as usize].name.clone(), problem });
             }
             if let Some(last) = last {

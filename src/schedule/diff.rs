@@ -179,7 +179,8 @@ impl<'a> Side<'a> {
     }
 
     fn slots(&self) -> Vec<(Key, String)> {
-        let mut all: Vec<_> = self.job.host_slots.iter().map(|(t, b)| (format!("host slot of `{}`", self.tensor(*t)), b.0.to_string())).collect();
+        let mut all: Vec<_> =
+            self.job.host_slots.iter().map(|(t, b)| (format!("host slot of `{}`", self.tensor(*t)), b.0.to_string())).collect();
         all.sort_unstable();
         numbered(all.into_iter())
     }
@@ -222,7 +223,10 @@ fn lists(what: &str, changed: &str, a: &[(Key, String)], b: &[(Key, String)], no
     let (x, y) = (by_key(a), by_key(b));
     let name = |key: &Key| if key.1 > 1 { format!("{} (number {})", key.0, key.1) } else { key.0.clone() };
     let only = |list: &[(Key, String)], other: &BTreeMap<&Key, &str>| -> Vec<_> {
-        list.iter().filter(|(key, _)| !other.contains_key(key)).map(|(key, value)| format!("{} {}", name(key), value_words(what, value))).collect()
+        list.iter()
+            .filter(|(key, _)| !other.contains_key(key))
+            .map(|(key, value)| format!("{} {}", name(key), value_words(what, value)))
+            .collect()
     };
     let (gone, new) = (only(a, &y), only(b, &x));
     let moved: Vec<_> = a
@@ -262,10 +266,108 @@ fn latencies(a: &Side<'_>, b: &Side<'_>, note: &mut impl FnMut(String)) {
     let (x, y) = (named(a), named(b));
     let list: Vec<_> = x
         .iter()
-        .filter_map(|(operator, value)| y.get(operator).filter(|other| *other != value).map(|other| format!("`{operator}` {}", was(value, other))))
+        .filter_map(|(operator, value)| {
+            y.get(operator).filter(|other| *other != value).map(|other| format!("`{operator}` {}", was(value, other)))
+        })
         .collect();
     if !list.is_empty() {
         let total = |side: &Side<'_>| side.job.latencies.iter().map(|l| l.time.0).sum::<u64>();
         note(format!("{} latencies changed, all together {} ns: {}", list.len(), was(total(a), total(b)), first_few(&list)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::json::tests::sample;
+    use super::*;
+    use crate::schedule::plan::{Placement, Source};
+    use crate::units::Bytes;
+
+    fn lines(change: impl FnOnce(&mut Plan)) -> Vec<String> {
+        let (a, graphs) = sample();
+        let mut b = a.clone();
+        change(&mut b);
+        diff(&a, &graphs, &b, &graphs).iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn equal_plans_differ_in_nothing_wherever_they_lie() {
+        assert!(lines(|_| ()).is_empty());
+        assert!(lines(|b| b.jobs[0].graph = "/elsewhere/mlp.graph.json".to_owned()).is_empty());
+    }
+
+    #[test]
+    fn each_part_of_a_plan_is_compared() {
+        assert_eq!(lines(|b| b.device.link.h2d = 9), ["device: `device.link.h2d` was 8589934592, is 9"]);
+        assert_eq!(lines(|b| b.budget = Bytes(3)), ["plan: `budget_bytes` was 1073741824, is 3"]);
+        assert_eq!(lines(|b| b.planner = "other".to_owned()), ["plan: `planner` was \"none\", is \"other\""]);
+        assert_eq!(lines(|b| b.options.clear()), ["plan: `options.rate` was \"1/2\", is null"]);
+        assert_eq!(lines(|b| b.figures.arena_bytes = Bytes(1)), ["plan: `figures.arena_bytes` was 0, is 1"]);
+        assert_eq!(lines(|b| b.jobs.clear()), ["plan: 1 jobs, then 0"]);
+        assert!(lines(|b| b.jobs[0].graph_sha256.clear())[0].starts_with("job 0 (`mlp`): the graph's SHA-256 was "));
+        assert_eq!(
+            lines(|b| b.jobs[0].placements[1].offset = Bytes(2048)),
+            ["job 0 (`mlp`): 1 placements moved: residency 1 of `z1` was 512, is 2048"]
+        );
+        assert_eq!(lines(|b| b.jobs[0].placements.swap(0, 1)), ["job 0 (`mlp`): placements in another order, from residency 0 of `z1` on"]);
+        assert_eq!(
+            lines(|b| b.jobs[0].placements.truncate(2)),
+            ["job 0 (`mlp`): 1 placements only in the first plan: workspace of run 1 of `linear3.weight` at 1024"]
+        );
+        assert!(lines(|b| b.jobs[0].host_slots.clear())[0].contains("2 host slots only in the first plan"));
+        let slower = lines(|b| b.jobs[0].latencies[0].time.0 += 1);
+        assert!(
+            slower[0].contains("1 latencies changed, all together was ")
+                && slower[0].ends_with("`linear1` was 3435000 ns (graph), is 3435001 ns (graph)")
+        );
+        assert_eq!(lines(|b| b.jobs[0].latencies[0].source = Source::Measured).len(), 1);
+    }
+
+    #[test]
+    fn events_are_told_by_tensor_and_by_time() {
+        let delay = |b: &mut Plan| {
+            if let Event::SwapIn { trigger, .. } = &mut b.jobs[0].events[3] {
+                trigger.delay = Nanos(0);
+            }
+        };
+        assert_eq!(
+            lines(delay),
+            ["job 0 (`mlp`): 1 events retimed: swap-in of `z1` was after `linear2` + 1000 ns, is after `linear2`"],
+            "a delay changes no treatment"
+        );
+        assert_eq!(lines(|b| b.jobs[0].events.swap(3, 4)).len(), 1);
+        let kept = lines(|b| {
+            b.jobs[0].events.retain(|e| !matches!(e, Event::SwapIn { tensor, .. } | Event::SwapOut { tensor, .. } if tensor.0 == 14))
+        });
+        assert_eq!(
+            kept,
+            [
+                "job 0 (`mlp`): tensor `z1` was swapped out after `gelu1`, swapped in before `gelu1.backward`; is kept",
+                "job 0 (`mlp`): 2 events only in the first plan: swap-out of `z1` after `gelu1`; swap-in of `z1` after `linear2` + 1000 ns",
+            ]
+        );
+        // Without the recompute all later steps have other numbers; their workspaces have not moved.
+        let without = lines(|b| {
+            drop(b.jobs[0].events.remove(4));
+            if let Placement { place: Place::Workspace { step }, .. } = &mut b.jobs[0].placements[2] {
+                *step -= 1;
+            }
+        });
+        assert_eq!(without.len(), 2);
+        assert!(
+            without[0]
+                .contains("tensor `h1` was released after `linear2`, recomputed before `linear2.weight`; is released after `linear2`")
+        );
+        assert!(without[1].ends_with("recompute of `gelu1` after `linear2` keeping `h1`"), "{without:?}");
+    }
+
+    #[test]
+    fn the_order_of_keys_means_nothing() {
+        let (plan, graphs) = sample();
+        let text = super::super::json::to_bytes(&plan, &graphs);
+        let sorted: Value = serde_json::from_slice(&text).unwrap();
+        let file = serde_json::from_str(&serde_json::to_string_pretty(&sorted).unwrap()).unwrap();
+        let again = super::super::json::resolve(file, &graphs).unwrap();
+        assert_eq!(diff(&plan, &graphs, &again, &graphs), []);
     }
 }

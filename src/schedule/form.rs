@@ -5,7 +5,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -74,7 +74,7 @@ pub enum EventForm<'a> {
         /// What.
         tensor: Cow<'a, str>,
         /// After which operator.
-        #[schemars(required)]
+        #[schemars(schema_with = "name_or_null")]
         after: Option<Cow<'a, str>>,
         /// And how long after.
         #[serde(default, skip_serializing_if = "is_zero")]
@@ -85,7 +85,7 @@ pub enum EventForm<'a> {
         /// What.
         tensor: Cow<'a, str>,
         /// After which operator.
-        #[schemars(required)]
+        #[schemars(schema_with = "name_or_null")]
         after: Option<Cow<'a, str>>,
         /// And how long after.
         #[serde(default, skip_serializing_if = "is_zero")]
@@ -96,7 +96,7 @@ pub enum EventForm<'a> {
         /// What.
         tensor: Cow<'a, str>,
         /// After which operator.
-        #[schemars(required)]
+        #[schemars(schema_with = "name_or_null")]
         after: Option<Cow<'a, str>>,
     },
     /// Run an operator again.
@@ -104,11 +104,16 @@ pub enum EventForm<'a> {
         /// Which.
         operator: Cow<'a, str>,
         /// After which operator.
-        #[schemars(required)]
+        #[schemars(schema_with = "name_or_null")]
         after: Option<Cow<'a, str>>,
         /// What of its generated tensors becomes resident; the rest is scratch.
         keep: Vec<Cow<'a, str>>,
     },
+}
+
+/// An optional name that must be there, be it null.
+fn name_or_null(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": ["string", "null"] })
 }
 
 fn is_zero(time: &Nanos) -> bool {
