@@ -58,7 +58,13 @@ impl Builder<'_> {
         }
     }
 
-    /// The items after which a residency's bytes are free.
+    /// The items after which a residency may begin.
+    fn free(&self, residency: usize, waits: &mut Vec<usize>) -> Result<(), RunError> {
+        let r = &self.program.residencies[residency];
+        r.previous.iter().chain(&r.after).try_for_each(|&earlier| self.end(earlier, waits))
+    }
+
+    /// The items after which a residency's bytes are given back.
     fn end(&self, residency: usize, waits: &mut Vec<usize>) -> Result<(), RunError> {
         let r = &self.program.residencies[residency];
         if r.stays {
@@ -84,9 +90,7 @@ impl Builder<'_> {
         let mut begins = Vec::with_capacity(step.begins.len());
         let mut top = Bytes::ZERO;
         for &r in &step.begins {
-            for &earlier in &self.program.residencies[r].after {
-                self.end(earlier, &mut waits)?;
-            }
+            self.free(r, &mut waits)?;
             let (offset, end) = self.range(r)?;
             begins.push((offset, end - offset));
             top = top.max(end);
@@ -147,12 +151,7 @@ impl Builder<'_> {
         waits.extend(copy.written_by);
         waits.extend(copy.source.map(|c| copies + c));
         if copy.direction == Direction::H2d {
-            for &earlier in &self.program.residencies[copy.residency].after {
-                self.end(earlier, &mut waits)?;
-            }
-            if let Some(previous) = copy.previous {
-                self.end(previous, &mut waits)?;
-            }
+            self.free(copy.residency, &mut waits)?;
         }
         let stream = match copy.direction {
             Direction::H2d => Stream::H2d,
