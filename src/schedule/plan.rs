@@ -14,12 +14,15 @@
 //! **Residency.** A tensor holds device bytes from the start of what brings it (the step that
 //! generates it, its swap-in's copy, its recompute, or the start of the iteration) to the end of what
 //! ends it. At most one residency per tensor at a time. A step belongs to the residency that is open
-//! at its place in program order. A residency that no event ends is open to the end of program order: that of a
-//! tensor generated in the iteration gives its bytes back at the end of the last step that belongs to it, that of
-//! a tensor that nothing generates stays to the end of the iteration and goes on as the next iteration's first.
-//! A residency that is to end and that no step belongs to ends with the copy that brought it (at the start of the
-//! iteration if nothing brought it). An event ends a residency once: a second swap-out or release of it is wrong.
-//! `kept_until` says what the framework does without a plan; under a plan such a tensor is given back like any other.
+//! at its place in program order. A residency ends, without any event, at the end of the last step of
+//! the iteration that belongs to it if the tensor is generated in the iteration; a tensor that nothing generates stays
+//! to the end of the iteration, and round it. A residency that is to end and that no step belongs to ends with
+//! the copy that brought it (at the start of the iteration if nothing brought it). An event ends a residency once: a
+//! second swap-out or release of the same residency is wrong.
+//!
+//! A tensor with `kept_until` whose last residency no event ends stays round the end too, to the start of that
+//! operator; events do not concern this first part. It ends just before that start: the operator's own
+//! outputs and workspace may take its bytes, and what else waits for them waits for that operator to start.
 //!
 //! - [`Event::SwapOut`]: the copy to the host begins when the event is due, and waits for the last step
 //!   before it in program order that wrote the tensor (or for the swap-in's copy that brought it).
@@ -64,10 +67,11 @@
 //! that can start at the instant has started.
 //!
 //! **Addresses.** Placements stand in one order. One waits for the end of every earlier one in the
-//! list whose bytes it shares. Every residency is placed, once, and so is a step's workspace if it is not empty;
-//! that lives as long as the step, and a recompute's is the operator's workspace plus what it generates without keeping, each
-//! rounded up to 512. A tensor that starts the iteration on the device, leaves, comes back and stays round the end has its first and its
-//! last residency listed apart, at the same offset. What stays round the end never ends within the iteration, so nothing may wait for it.
+//! list whose bytes it shares. Every residency is placed, one that stays round the end once, and so is a step's workspace if it is not empty;
+//! that lives as long as the step, and a recompute's is the operator's workspace plus what it generates without keeping, each rounded up to 512.
+//! A tensor that stays round the end of the iteration has the same offset at both ends. What is on the device at the
+//! start (a tensor that never leaves too) stands before the whole list with the part that begins there; its place in the list is that of the part that
+//! begins later and stays round the end. That part, like a tensor that never leaves, never ends within the iteration, so nothing may wait for it.
 //!
 //! **Steady state.** The set of tensors on the device at the end is the set at the start, and a tensor
 //! that starts on the host ends with a valid host copy of its last version, swapped out or released.

@@ -200,12 +200,16 @@ impl Builder<'_> {
         match value {
             Value::None => Arg::None,
             Value::Tensor(view) if view.end == 0 => Arg::None,
-            Value::Tensor(view) if view.host => Arg::Host {
-                dtype: view.dtype,
-                shape: view.shape.clone(),
-                value: context.scalar.filter(|_| view.shape.is_empty()),
-                input: input.filter(|(life, _)| *life == view.life).map(|(_, n)| n),
-            },
+            Value::Tensor(view) if view.host => {
+                // A number of the call itself, or the one its forward call saved at the same address.
+                let number = context.scalar.or_else(|| self.names.saved.get(&(context.sequence, view.storage)).copied());
+                Arg::Host {
+                    dtype: view.dtype,
+                    shape: view.shape.clone(),
+                    value: number.filter(|_| view.shape.is_empty()),
+                    input: input.filter(|(life, _)| *life == view.life).map(|(_, n)| n),
+                }
+            }
             Value::Tensor(view) => Arg::Tensor(self.operand(view)),
             Value::Tensors(list) => {
                 let device = |v: &Option<View>| v.clone().filter(|v| !v.host && v.end > 0);

@@ -3,7 +3,7 @@
 //! For: the `neap.*` names and the marks PyTorch itself leaves (`Optimizer.step#…`, `Optimizer.zero_grad#…`,
 //! `autograd::engine::evaluate_function: …`). Not for: judging what has no name ([`super::roles`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::parse::Trace;
 use super::value::Value;
@@ -21,6 +21,8 @@ pub(super) struct Context {
     pub accumulate: bool,
     /// The Python number that the call combines with a tensor.
     pub scalar: Option<f64>,
+    /// The forward call that this one helps to differentiate.
+    pub sequence: i64,
 }
 
 /// A long-lived tensor with its name.
@@ -42,10 +44,12 @@ pub(super) struct Names {
     /// From `Optimizer.step#CLASS.step`.
     pub class: Option<String>,
     pub zero_grad: Option<usize>,
+    /// Numbers that autograd saves for backward, by forward call and address.
+    pub saved: HashMap<(i64, u64), f64>,
 }
 
 pub(super) fn find(trace: &Trace) -> Names {
-    let mut names = Names { context: vec![Context::default(); trace.nodes.len()], ..Names::default() };
+    let mut names = Names { context: vec![Context { sequence: -1, ..Context::default() }; trace.nodes.len()], ..Names::default() };
     let mark = trace.nodes.iter().position(|n| n.name == "neap.iteration");
     include(trace, mark, &mut names.context);
     for (at, node) in trace.nodes.iter().enumerate() {
@@ -53,6 +57,13 @@ pub(super) fn find(trace: &Trace) -> Names {
         let text = node.name.as_str();
         if let Some(scalar) = text.strip_prefix("neap.scalar:") {
             context.scalar = scalar.parse().ok();
+        }
+        if let Some(scalar) = context.scalar.filter(|_| node.sequence >= 0) {
+            let numbers = node.inputs.iter().flat_map(Value::views).filter(|v| v.host && v.shape.is_empty());
+            names.saved.extend(numbers.map(|v| ((node.sequence, v.storage), scalar)));
+        }
+        if context.backward && node.sequence >= 0 {
+            context.sequence = node.sequence;
         }
         context.backward |= text.starts_with("autograd::engine::evaluate_function");
         context.accumulate |= text == "torch::autograd::AccumulateGrad";

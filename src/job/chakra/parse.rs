@@ -39,6 +39,8 @@ pub(super) struct Node {
     pub tour: (usize, usize),
     pub inputs: Vec<Value>,
     pub outputs: Vec<Value>,
+    /// Pairs a backward node with the forward call it differentiates; negative for most.
+    pub sequence: i64,
     /// Absent for annotations, which are not calls of operators.
     pub signature: Option<Rc<Signature>>,
 }
@@ -288,8 +290,14 @@ impl Reader {
             },
             _ => return Err("its `ctrl_deps` is not a node's id".into()),
         };
-        let schema = raw.attrs.into_iter().find(|a| a.name == "op_schema");
-        let schema = schema.and_then(|a| if let Raw::Text(t) = a.value { Some(t) } else { None }).unwrap_or_default();
+        let (mut schema, mut sequence) = (String::new(), -1);
+        for attribute in raw.attrs {
+            match (attribute.name.as_str(), attribute.value) {
+                ("op_schema", Raw::Text(text)) => schema = text,
+                ("seq_id", Raw::Int(n)) => sequence = n,
+                _ => {}
+            }
+        }
         let inputs = values(raw.inputs).map_err(|e| format!("inputs: {e}"))?;
         let outputs = values(raw.outputs).map_err(|e| format!("outputs: {e}"))?;
         let signature = if !schema.is_empty() {
@@ -302,7 +310,7 @@ impl Reader {
         } else {
             None
         };
-        Ok((Node { id: raw.id, name: raw.name, parent: 0, end: 0, tour: (0, 0), inputs, outputs, signature }, parent))
+        Ok((Node { id: raw.id, name: raw.name, parent: 0, end: 0, tour: (0, 0), inputs, outputs, sequence, signature }, parent))
     }
 }
 

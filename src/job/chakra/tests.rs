@@ -115,8 +115,10 @@ fn truth_numbers_import() {
         }
         let unknown = graph.operators.iter().flat_map(|o| o.args.iter().map(move |a| (o, a)));
         for (operator, arg) in unknown {
+            // Attention's seed and offset stand for random state, not for numbers.
             if let Arg::Host { shape, value, input, .. } = arg {
-                assert!(value.is_some() || input.is_some() || !shape.is_empty(), "{}: {arg:?}", operator.name);
+                let known = value.is_some() || input.is_some() || !shape.is_empty() || operator.kind.contains("attention");
+                assert!(known, "{}: {arg:?}", operator.name);
             }
         }
     }

@@ -11,6 +11,8 @@ mod memory;
 mod order;
 mod program;
 mod refusal;
+#[cfg(test)]
+mod tests;
 mod timeline;
 
 pub use refusal::Refusal;
