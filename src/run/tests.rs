@@ -353,6 +353,11 @@ fn what_cannot_run_is_said_first() {
     b.graph.operators[4].args.push(Arg::Host { dtype: Dtype::F64, shape: vec![], value: None, input: None });
     let text = go(&b.graph, &bare, &settings(1)).unwrap_err().to_string();
     assert!(text.contains("`op4`") && text.contains("neap.scalar"), "{text}");
+    let (op, dtype) = (&mut b.graph.operators[4], Dtype::I64);
+    *op.args.last_mut().unwrap() = Arg::Host { dtype, shape: vec![], value: None, input: None };
+    assert_eq!(support::unknown_numbers(&b.graph), ["op4"]);
+    b.graph.operators[4].kind = "aten::_scaled_dot_product_efficient_attention_backward".into();
+    assert!(support::unknown_numbers(&b.graph).is_empty());
     let b = net();
     let text = go(&b.graph, &(bare.0.clone(), Bytes(bare.1.0 - 1)), &settings(1)).unwrap_err().to_string();
     assert!(text.contains("beyond the arena"), "{text}");
