@@ -82,14 +82,8 @@ pub fn make(request: &Request<'_>) -> Result<Planned, PlanError> {
     let mut lowest = u64::MAX;
     let mut blocked = String::new();
     for _ in 0..TIGHTENINGS {
-        let decided = tensile::decide(
-            request.graph,
-            request.latencies,
-            &request.device.link,
-            request.device.pinned_bytes,
-            target,
-            &request.options,
-        );
+        let decided =
+            tensile::decide(request.graph, request.latencies, &request.device.link, request.device.pinned_bytes, target, &request.options);
         if !decided.reached {
             lowest = lowest.min(decided.peak.1);
             if blocked.is_empty() {

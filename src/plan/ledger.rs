@@ -275,7 +275,8 @@ impl<'a> Ledger<'a> {
                 return None;
             }
             for read in operator.reads() {
-                if read.tensor == tensor || (operator.replay == Replay::SkipUpdates && operator.updates().any(|u| u.tensor == read.tensor)) {
+                if read.tensor == tensor || (operator.replay == Replay::SkipUpdates && operator.updates().any(|u| u.tensor == read.tensor))
+                {
                     continue;
                 }
                 let other = &self.accounts[read.tensor.index()];

@@ -69,7 +69,14 @@ pub struct Decided<'a> {
 
 /// Decides until no slot's load exceeds `target`, or nothing is left to do.
 #[must_use]
-pub fn decide<'a>(graph: &'a crate::job::Graph, latencies: &[Latency], link: &Link, pinned: Bytes, target: u64, options: &Options) -> Decided<'a> {
+pub fn decide<'a>(
+    graph: &'a crate::job::Graph,
+    latencies: &[Latency],
+    link: &Link,
+    pinned: Bytes,
+    target: u64,
+    options: &Options,
+) -> Decided<'a> {
     let mut planner = Planner::new(graph, latencies, link, pinned, options);
     planner.rounds(target);
     if options.prefetch {
@@ -298,9 +305,7 @@ impl<'a, 'o> Planner<'a, 'o> {
                 lingering = Some((account.bytes, tensor, gap));
             }
         }
-        let chosen = lingering
-            .map(|l| (l.1, l.2))
-            .or_else(|| candidates.iter().copied().find(|&(tensor, gap)| self.may_swap(tensor, gap)));
+        let chosen = lingering.map(|l| (l.1, l.2)).or_else(|| candidates.iter().copied().find(|&(tensor, gap)| self.may_swap(tensor, gap)));
         let Some((tensor, gap)) = chosen else { return false };
         let mut decision = self.ledger.tightest(tensor, gap);
         if let Gap::Swap { starts, .. } = &mut decision {
@@ -330,7 +335,8 @@ impl<'a, 'o> Planner<'a, 'o> {
     }
 
     fn widen(&mut self, tensor: TensorId, gap: usize, target: u64) {
-        let Gap::Swap { mut out_until, mut back_from, out_after, mut starts, passive } = self.ledger.accounts[tensor.index()].gaps[gap] else {
+        let Gap::Swap { mut out_until, mut back_from, out_after, mut starts, passive } = self.ledger.accounts[tensor.index()].gaps[gap]
+        else {
             return;
         };
         let (p, n, round) = self.ledger.ends(tensor, gap);

@@ -1,5 +1,360 @@
 //! Making it happen: executor, swap executor, and the devices behind one trait.
 //!
-//! Not for: how plans are found.
+//! [`run`] executes a checked plan on the host device and says what it was like. Not for: how plans are found,
+//! nor proving them ([`crate::schedule::check`]): a plan that was not checked gives an error or wrong numbers,
+//! but touches no byte outside its memories.
 
 pub mod device;
+pub mod executor;
+pub mod seed;
+pub mod support;
+pub mod unplanned;
+pub mod weights;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::PathBuf;
+
+use sha2::{Digest, Sha256};
+
+pub use device::host::calls::Lookup;
+pub use support::Missing;
+pub use unplanned::unplanned;
+
+use crate::device::{Link, Profile};
+use crate::files::FileError;
+use crate::job::{Dtype, Graph, Role};
+use crate::schedule::JobPlan;
+use crate::sim::program::{Program, ProgramError};
+use crate::units::{Bytes, Nanos, TensorId};
+use device::host::link::LinkRate;
+use device::{Device, Failure, Memory, host};
+use executor::Executor;
+
+/// How fast the host device's copies go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rate {
+    /// As the device's profile says, contention and overhead included.
+    #[default]
+    Profile,
+    /// So many bytes a second in each direction.
+    BytesPerSecond(u64),
+    /// As fast as memory can be copied.
+    Unlimited,
+}
+
+/// What a run is told besides the plan.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// How many iterations.
+    pub iterations: u32,
+    /// How fast copies go.
+    pub link_rate: Rate,
+    /// Thousandths of that; 1000 for all of it.
+    pub throttle_per_mille: u32,
+    /// For whatever no weights file gives.
+    pub seed: u64,
+    /// A safetensors file with initial values.
+    pub weights: Option<PathBuf>,
+    /// A safetensors file to write parameters, buffers and optimizer states to at the end.
+    pub save: Option<PathBuf>,
+    /// Keep parameters and buffers in the outcome.
+    pub keep_state: bool,
+    /// Fill memory with a pattern wherever something begins that holds nothing yet, so that reading it shows.
+    pub poison: bool,
+    /// Sleep up to this long before each copy: for tests that order, not speed, makes results.
+    pub jitter: Nanos,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            iterations: 1,
+            link_rate: Rate::Profile,
+            throttle_per_mille: 1000,
+            seed: 0,
+            weights: None,
+            save: None,
+            keep_state: false,
+            poison: false,
+            jitter: Nanos::ZERO,
+        }
+    }
+}
+
+/// A tensor's value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Value {
+    /// Type of its elements.
+    pub dtype: Dtype,
+    /// Its shape.
+    pub shape: Vec<u64>,
+    /// Little-endian elements in row-major order.
+    pub data: Vec<u8>,
+}
+
+/// What a run was like.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// One for each iteration; empty when the graph has no recognised loss.
+    pub losses: Vec<f32>,
+    /// SHA-256 in hex over parameters and buffers in order of name: each one's name, a zero byte, its bytes.
+    pub checksum: String,
+    /// The end of the highest bytes that were touched.
+    pub peak_bytes: Bytes,
+    /// Largest sum of resident bytes at any instant, by the measured times.
+    pub resident_peak_bytes: Bytes,
+    /// How long each iteration took.
+    pub iteration_ns: Vec<Nanos>,
+    /// How often a step found what it reads still on its way.
+    pub late_copies: u64,
+    /// How often a swap-in's delay was cut short because a step waited for it.
+    pub passive_copies: u64,
+    /// By operator, how long its own turn (not its recomputes) took in each iteration.
+    pub operator_ns: Vec<Vec<Nanos>>,
+    /// Parameters and buffers at the end by their keys (`parameter:NAME`), when they were to be kept.
+    pub state: Option<BTreeMap<String, Value>>,
+    /// What should be said about it.
+    pub notes: Vec<String>,
+}
+
+/// Why a job did not run.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// Operators that the device does not have.
+    #[error("the host device lacks {}", list_missing(.0))]
+    Unsupported(Vec<Missing>),
+    /// Numbers that were never recorded.
+    #[error(
+        "operator `{first}`{} uses a number that the trace does not record; record it with neap.scalar, see README",
+        others(*.operators)
+    )]
+    UnknownNumber {
+        /// The first operator's name.
+        first: String,
+        /// How many there are.
+        operators: usize,
+    },
+    /// The graph contradicts itself in a way that matters only here.
+    #[error("{0}")]
+    Graph(String),
+    /// The plan can't be read as a program.
+    #[error("the plan can't be run: {0}")]
+    Program(#[from] ProgramError),
+    /// The plan can't be run.
+    #[error("the plan can't be run: {0}; `neap check` says more")]
+    Plan(String),
+    /// Initial values.
+    #[error(transparent)]
+    Weights(#[from] weights::WeightsError),
+    /// The final state could not be written.
+    #[error(transparent)]
+    Save(#[from] FileError),
+    /// An operator could not be run.
+    #[error("operator `{name}` ({kind}): {problem}")]
+    Operator {
+        /// Its name.
+        name: String,
+        /// Its kind.
+        kind: String,
+        /// What its kernel said.
+        problem: String,
+    },
+    /// The device failed.
+    #[error("the host device: {0}")]
+    Device(String),
+}
+
+fn list_missing(missing: &[Missing]) -> String {
+    let one = |m: &Missing| format!("`{}` ({} operators, first `{}`)", m.kind, m.operators, m.first);
+    missing.iter().map(one).collect::<Vec<_>>().join(", ")
+}
+
+fn others(operators: usize) -> String {
+    if operators > 1 { format!(" (and {} others)", operators - 1) } else { String::new() }
+}
+
+/// The operator kinds of `graph` that the host device lacks.
+#[must_use]
+pub fn supported(graph: &Graph) -> Vec<Missing> {
+    support::missing(graph, host::kernels::find)
+}
+
+/// Runs `job`, a checked plan of `graph`, on the host device with an arena of exactly `arena_bytes`.
+///
+/// `progress` is told after each iteration how many are done.
+///
+/// # Errors
+/// Before anything runs: missing operators, unrecorded numbers, weights that don't fit, a plan that makes no sense.
+/// Later: an operator that fails, a file that can't be written.
+pub fn run(
+    graph: &Graph,
+    job: &JobPlan,
+    arena_bytes: Bytes,
+    device: &Profile,
+    settings: &Settings,
+    progress: &mut dyn FnMut(u32),
+) -> Result<Outcome, RunError> {
+    run_with(host::kernels::find, graph, job, arena_bytes, device, settings, progress)
+}
+
+/// [`run`] with other kernels.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_with(
+    kernels: Lookup,
+    graph: &Graph,
+    job: &JobPlan,
+    arena_bytes: Bytes,
+    profile: &Profile,
+    settings: &Settings,
+    progress: &mut dyn FnMut(u32),
+) -> Result<Outcome, RunError> {
+    let missing = support::missing(graph, kernels);
+    if !missing.is_empty() {
+        return Err(RunError::Unsupported(missing));
+    }
+    let unknown = support::unknown_numbers(graph);
+    if let Some(first) = unknown.first() {
+        return Err(RunError::UnknownNumber { first: (*first).to_owned(), operators: unknown.len() });
+    }
+    let batch = support::batch(graph).map_err(RunError::Graph)?;
+    let program = Program::placed(graph, job)?;
+    let script = executor::script(graph, job, &program, arena_bytes, &support::random_keys(graph))?;
+    let homes = homes(graph, job, &program)?;
+    let mut values = weights::Values::new(graph, &batch, settings.weights.as_deref(), settings.seed)?;
+    let mut notes = support::notes(graph);
+    notes.append(&mut values.notes);
+    let batch = std::mem::take(&mut values.batch);
+    let options = host::Options {
+        link: match settings.link_rate {
+            Rate::Profile => LinkRate::Of(profile.link),
+            Rate::Unlimited => LinkRate::Unlimited,
+            Rate::BytesPerSecond(rate) => {
+                LinkRate::Of(Link { h2d: rate, d2h: rate, h2d_contended: rate, d2h_contended: rate, overhead_ns: 0 })
+            }
+        },
+        throttle_per_mille: settings.throttle_per_mille,
+        poison: settings.poison,
+        jitter: settings.jitter,
+    };
+    let fail = |failure| match failure {
+        Failure::Device(problem) => RunError::Device(problem),
+        Failure::Operator { operator, problem } => {
+            let operator = graph.operator(operator);
+            RunError::Operator { name: operator.name.clone(), kind: operator.kind.clone(), problem }
+        }
+    };
+    host::with_device(graph, &script, kernels, &batch, &options, |device| {
+        for home in &homes {
+            device.write(home.first.0, home.first.1, &values.take(home.tensor)).map_err(fail)?;
+        }
+        drop(values);
+        let executor = Executor { graph, program: &program, script: &script };
+        let record = executor.run(device, settings.iterations, progress).map_err(fail)?;
+        let mut outcome = Outcome {
+            losses: record.losses,
+            peak_bytes: device.high_water(),
+            resident_peak_bytes: record.resident_peak,
+            iteration_ns: record.iteration_ns,
+            late_copies: record.late,
+            passive_copies: record.passive,
+            operator_ns: record.operator_ns,
+            notes,
+            ..Outcome::default()
+        };
+        finish(graph, &homes, device, settings, &mut outcome, fail)?;
+        Ok(outcome)
+    })
+    .map_err(fail)?
+}
+
+/// Where a long-lived tensor is between iterations.
+struct Home {
+    tensor: TensorId,
+    /// Before the first iteration.
+    first: (Memory, Bytes),
+    /// After the last: the same place in a plan whose steady state closes.
+    last: (Memory, Bytes),
+}
+
+fn homes(graph: &Graph, job: &JobPlan, program: &Program) -> Result<Vec<Home>, RunError> {
+    let mut first = BTreeMap::new();
+    let mut last = BTreeMap::new();
+    for r in &program.residencies {
+        if let (Some(tensor), Some(offset)) = (r.tensor, r.offset) {
+            if r.begin == crate::sim::program::Begin::Iteration {
+                first.insert(tensor, offset);
+            }
+            if r.stays {
+                last.insert(tensor, offset);
+            }
+        }
+    }
+    let mut homes = Vec::new();
+    for tensor in weights::long_lived(graph) {
+        let home = |on_device: Option<&Bytes>| match (on_device, job.host_slots.get(&tensor)) {
+            (Some(offset), _) => Ok((Memory::Device, *offset)),
+            (None, Some(slot)) => Ok((Memory::Host, *slot)),
+            (None, None) => Err(RunError::Plan(format!("`{}` has no place between iterations", graph.tensor(tensor).name))),
+        };
+        let (first, last) = (home(first.get(&tensor))?, home(last.get(&tensor))?);
+        if first != last {
+            let name = &graph.tensor(tensor).name;
+            return Err(RunError::Plan(format!("`{name}` does not end the iteration where it starts it")));
+        }
+        homes.push(Home { tensor, first, last });
+    }
+    Ok(homes)
+}
+
+/// Reads parameters and buffers back: checksum, the state to keep, the file to save.
+fn finish(
+    graph: &Graph,
+    homes: &[Home],
+    device: &mut dyn Device,
+    settings: &Settings,
+    outcome: &mut Outcome,
+    fail: impl Fn(Failure) -> RunError,
+) -> Result<(), RunError> {
+    let mut named: Vec<&Home> = homes.iter().filter(|h| matches!(graph.tensor(h.tensor).role, Role::Parameter | Role::Buffer)).collect();
+    named.sort_by_key(|h| &graph.tensor(h.tensor).name);
+    let mut hash = Sha256::new();
+    let mut state = BTreeMap::new();
+    for home in named {
+        let tensor = graph.tensor(home.tensor);
+        let data = fetch(graph, home, device).map_err(&fail)?;
+        hash.update(tensor.name.as_bytes());
+        hash.update([0]);
+        hash.update(&data);
+        if settings.keep_state {
+            state.insert(weights::key(tensor), Value { dtype: tensor.dtype, shape: tensor.shape.clone(), data });
+        }
+    }
+    outcome.checksum = hash.finalize().iter().map(|b| format!("{b:02x}")).collect();
+    outcome.state = settings.keep_state.then_some(state);
+    if let Some(path) = &settings.save {
+        let saved = |r: Role| matches!(r, Role::Parameter | Role::Buffer | Role::OptimizerState);
+        let by_key: BTreeMap<String, &Home> =
+            homes.iter().filter(|h| saved(graph.tensor(h.tensor).role)).map(|h| (weights::key(graph.tensor(h.tensor)), h)).collect();
+        let shapes = by_key.iter().map(|(k, h)| (k.clone(), (graph.tensor(h.tensor).dtype, graph.tensor(h.tensor).shape.clone())));
+        weights::save(path, &shapes.collect(), |key| {
+            let home = by_key.get(key).ok_or(io::ErrorKind::NotFound)?;
+            fetch(graph, home, device).map_err(|f| io::Error::other(f.to_string()))
+        })?;
+    }
+    Ok(())
+}
+
+/// A long-lived tensor's elements after the last iteration: its first shape's worth of the storage.
+fn fetch(graph: &Graph, home: &Home, device: &mut dyn Device) -> Result<Vec<u8>, Failure> {
+    let tensor = graph.tensor(home.tensor);
+    let shown = tensor.shape.iter().try_fold(tensor.dtype.size(), |n, &x| n.checked_mul(x)).unwrap_or(u64::MAX);
+    let mut data = vec![0; usize::try_from(shown.min(tensor.bytes.0)).unwrap_or(0)];
+    device.read(home.last.0, home.last.1, &mut data)?;
+    Ok(data)
+}
+
+#[cfg(test)]
+mod tests;

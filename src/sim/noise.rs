@@ -29,7 +29,11 @@ impl Noise {
         let mut factor = || WHOLE - self.share + generator.next_u64() % (2 * self.share + 1);
         let scale = |value: u128, factor: u64| value * u128::from(factor) / u128::from(WHOLE);
         Durations {
-            steps: nominal.steps.iter().map(|s| Nanos(u64::try_from(scale(u128::from(s.0), factor())).unwrap_or(u64::MAX / 4).max(1))).collect(),
+            steps: nominal
+                .steps
+                .iter()
+                .map(|s| Nanos(u64::try_from(scale(u128::from(s.0), factor())).unwrap_or(u64::MAX / 4).max(1)))
+                .collect(),
             copies: nominal.copies.iter().map(|&c| scale(c, factor()).max(1)).collect(),
         }
     }

@@ -25,7 +25,11 @@ pub struct Flags {
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let graph = settings::graph(&flags.graph)?;
     let liveness = Liveness::of(&graph);
-    if as_json { print_json(&graph, &liveness, flags.top)? } else { print_text(&graph, &liveness, flags.top)? }
+    if as_json {
+        print_json(&graph, &liveness, flags.top)?
+    } else {
+        print_text(&graph, &liveness, flags.top)?
+    }
     Ok(Answer::Yes)
 }
 
@@ -111,8 +115,7 @@ fn print_text(graph: &Graph, liveness: &Liveness, top: usize) -> anyhow::Result<
     let name = |op: Option<neap::units::OpId>| op.map_or("the start".to_owned(), |op| graph.operator(op).name.clone());
     text += &format!("The peak is at {}; the floor is the working set of {}.\n", name(liveness.peak_at), name(liveness.floor_at));
     text += &format!("At the peak ({} tensors, {} of workspace):\n", liveness.at_peak.len(), liveness.workspace_at_peak);
-    let mut table =
-        Table::new(&[("tensor", Side::Left), ("role", Side::Left), ("size", Side::Right), ("made by", Side::Left)]);
+    let mut table = Table::new(&[("tensor", Side::Left), ("role", Side::Left), ("size", Side::Right), ("made by", Side::Left)]);
     for standing in liveness.at_peak.iter().take(top) {
         let tensor = graph.tensor(standing.tensor);
         let role = ROLES.iter().find(|r| r.0 == tensor.role).map_or("", |r| r.1).replace('_', " ");

@@ -159,7 +159,8 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
 /// The graph's path as the plan records it: relative to the plan's folder.
 fn graph_path(flags: &Flags) -> anyhow::Result<String> {
     let plan = flags.output.as_deref().unwrap_or(Path::new("job.plan.json"));
-    plan_json::relative(plan, &flags.graph).with_context(|| format!("{}: no path leads from the plan's folder to it", flags.graph.display()))
+    plan_json::relative(plan, &flags.graph)
+        .with_context(|| format!("{}: no path leads from the plan's folder to it", flags.graph.display()))
 }
 
 fn report(flags: &Flags, planned: &Planned, liveness: &Liveness, as_json: bool) -> anyhow::Result<()> {

@@ -148,7 +148,11 @@ fn read_from(path: &Path, source: impl BufRead, since: Rc<Cell<u64>>) -> Result<
     let fail = |problem: &str| ImportError::Trace { path: path.to_owned(), problem: problem.to_owned() };
     let mut notes = Vec::new();
     match reader.schema.as_deref() {
-        None => return Err(fail("it has no `schema`, so it is not a PyTorch execution trace; record one with torch.profiler.ExecutionTraceObserver")),
+        None => {
+            return Err(fail(
+                "it has no `schema`, so it is not a PyTorch execution trace; record one with torch.profiler.ExecutionTraceObserver",
+            ));
+        }
         Some(SCHEMA) => {}
         Some(other) => notes.push(format!("schema {other} is not {SCHEMA}, which this importer was written for; look the result over")),
     }
@@ -161,7 +165,8 @@ fn read_from(path: &Path, source: impl BufRead, since: Rc<Cell<u64>>) -> Result<
 /// Sorts nodes by start and resolves parents.
 fn order(path: &Path, mut all: Vec<(Node, u64)>, notes: Vec<String>) -> Result<Trace, ImportError> {
     all.sort_by_key(|(n, _)| n.id);
-    let fail = |n: &Node, problem: String| ImportError::Node { path: path.to_owned(), place: Place { id: n.id, name: n.name.clone() }, problem };
+    let fail =
+        |n: &Node, problem: String| ImportError::Node { path: path.to_owned(), place: Place { id: n.id, name: n.name.clone() }, problem };
     let ids: Vec<u64> = all.iter().map(|(n, _)| n.id).collect();
     let mut depth = vec![0u32; all.len()];
     for at in 0..all.len() {
@@ -175,7 +180,10 @@ fn order(path: &Path, mut all: Vec<(Node, u64)>, notes: Vec<String>) -> Result<T
         // A parent starts before its children, so this refuses circles as well.
         if parent_at > at {
             let name = all[parent_at].0.name.clone();
-            return Err(fail(&all[at].0, format!("its parent {parent} `{name}` starts after it, or they contain each other; record the trace again")));
+            return Err(fail(
+                &all[at].0,
+                format!("its parent {parent} `{name}` starts after it, or they contain each other; record the trace again"),
+            ));
         }
         depth[at] = if parent_at == at { 0 } else { depth[parent_at] + 1 };
         if depth[at] > MOST_DEPTH {

@@ -9,7 +9,8 @@ use crate::job::{Arg, Phase, Role};
 use crate::units::Bytes;
 
 fn truth() -> Option<PathBuf> {
-    let folder = std::env::var_os("NEAP_TRUTH").map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/truth"), PathBuf::from);
+    let folder =
+        std::env::var_os("NEAP_TRUTH").map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/truth"), PathBuf::from);
     let found = folder.join("graphs").is_dir();
     if !found {
         println!("skipped: no truth in {}", folder.display());

@@ -125,7 +125,10 @@ pub(super) fn lower(graph: &Graph, step: &Step, optimizer: Optimizer, early: boo
         let name = format!("{short}_{}", updates.len());
         let (phase, replay) = (Phase::Optimize, Replay::Never);
         let (kind, outputs, workspace) = (kind.to_owned(), Vec::new(), Bytes::ZERO);
-        updates.push((at, Operator { name, kind, phase, args, outputs, hidden: written, workspace, replay, random: false, duration_ns: None }));
+        updates.push((
+            at,
+            Operator { name, kind, phase, args, outputs, hidden: written, workspace, replay, random: false, duration_ns: None },
+        ));
     }
     if updates.is_empty() {
         return Err(refuse("no parameter with its gradient was found in its step".into()));
@@ -181,7 +184,14 @@ fn generated(graph: &Graph, tensor: TensorId) -> bool {
 fn new_state(tensors: &mut Vec<Tensor>, key: &str, parameter: TensorId) -> Operand {
     let Tensor { name, bytes, dtype, shape, .. } = tensors[parameter.index()].clone();
     let (id, stride) = (TensorId::of(tensors.len()), super::graph::contiguous(&shape));
-    tensors.push(Tensor { name: format!("{key}:{name}"), bytes, role: Role::OptimizerState, dtype, shape: shape.clone(), kept_until: None });
+    tensors.push(Tensor {
+        name: format!("{key}:{name}"),
+        bytes,
+        role: Role::OptimizerState,
+        dtype,
+        shape: shape.clone(),
+        kept_until: None,
+    });
     Operand { tensor: id, version: 0, dtype, offset: 0, shape, stride }
 }
 

@@ -36,7 +36,11 @@ pub(super) fn recover(graph: &Graph, step: &Step) -> Result<Optimizer, String> {
         }
     }
     let calls: Vec<Call> = operators.iter().map(|o| Call::of(o, &parts)).collect();
-    let class = step.class.clone().or_else(|| classify(&calls)).ok_or("the optimizer is not recognised by its operators; its scalars are frozen at the recorded step")?;
+    let class = step
+        .class
+        .clone()
+        .or_else(|| classify(&calls))
+        .ok_or("the optimizer is not recognised by its operators; its scalars are frozen at the recorded step")?;
     let mut values = match operators.iter().find(|o| o.kind.contains("_fused_")) {
         Some(fused) => fused_values(fused),
         None => match class.as_str() {
@@ -111,7 +115,9 @@ fn classify(calls: &[Call]) -> Option<String> {
             (false, true) => "RMSprop",
             (false, false) => "Adagrad",
         }
-    } else if calls.iter().any(|c| c.base == "add" && c.updates_parameter()) && calls.iter().all(|c| matches!(c.base, "add" | "mul" | "neg" | "clone")) {
+    } else if calls.iter().any(|c| c.base == "add" && c.updates_parameter())
+        && calls.iter().all(|c| matches!(c.base, "add" | "mul" | "neg" | "clone"))
+    {
         "SGD"
     } else {
         return None;
@@ -224,7 +230,10 @@ fn fused_values(operator: &Operator) -> Values {
 
 /// The number with the fewest decimal digits within `slack` of `value`.
 fn neat(value: f64, slack: f64) -> f64 {
-    (0..17).map(|digits| format!("{value:.digits$e}").parse::<f64>().unwrap_or(value)).find(|v| (v - value).abs() <= slack * 1.01).unwrap_or(value)
+    (0..17)
+        .map(|digits| format!("{value:.digits$e}").parse::<f64>().unwrap_or(value))
+        .find(|v| (v - value).abs() <= slack * 1.01)
+        .unwrap_or(value)
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ pub const TILE_BYTES: usize = 8 << 20;
 #[derive(Clone, Debug)]
 pub struct View {
     /// First byte of the storage's element 0 plus the view's offset: the address of the view's first element.
+    /// Null for a tensor that a replay leaves out ([`crate::job::Replay::SkipUpdates`]).
     pub data: *mut u8,
     /// Element type.
     pub dtype: Dtype,

@@ -119,9 +119,12 @@ fn forward(call: &Call<'_>) -> Result<(), String> {
         let (mean, invstd) = if training {
             let (mean, squares) = moments(start, &shape, &steps, elements);
             let variance = squares / elements;
-            let momentum_kept = 1.0 - momentum;
-            set(updated[0], channel, momentum_kept * f64::from(running_mean.get(channel)) + momentum * mean);
-            set(updated[1], channel, momentum_kept * f64::from(running_var.get(channel)) + momentum * squares / (elements - 1.0));
+            // A replay does not touch the running statistics, which need not even be there.
+            if update {
+                let momentum_kept = 1.0 - momentum;
+                set(updated[0], channel, momentum_kept * f64::from(running_mean.get(channel)) + momentum * mean);
+                set(updated[1], channel, momentum_kept * f64::from(running_var.get(channel)) + momentum * squares / (elements - 1.0));
+            }
             (mean, 1.0 / (variance + eps).sqrt())
         } else {
             (f64::from(running_mean.get(channel)), 1.0 / (f64::from(running_var.get(channel)) + eps).sqrt())

@@ -1,0 +1,243 @@
+//! What long-lived tensors and batch data start with, from a safetensors file or seeded; and writing them back.
+//!
+//! Keys: `parameter:NAME`, `buffer:NAME`, `optimizer_state:KEY:NAME`; `input:x` and `input:y` are the first and second
+//! host-to-device copy of the iteration, `input:2` and so on what follows. Not for: where tensors lie.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use safetensors::tensor::Metadata;
+
+use super::{seed, support};
+use crate::files;
+use crate::job::{Dtype, Graph, Role, Tensor};
+use crate::units::TensorId;
+
+/// A header longer than this is refused, as the format's own library does.
+const HEADER_LIMIT: u64 = 100_000_000;
+
+/// Why initial values can't be had.
+#[derive(Debug, thiserror::Error)]
+pub enum WeightsError {
+    /// The file can't be opened.
+    #[error(transparent)]
+    File(#[from] files::FileError),
+    /// The file is not what it should be.
+    #[error("{}: {problem}", path.display())]
+    Content {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        problem: String,
+    },
+}
+
+/// Initial values of one run.
+pub struct Values<'a> {
+    graph: &'a Graph,
+    seed: u64,
+    /// Whole numbers in batch data stay below this.
+    limit: u64,
+    file: BTreeMap<String, Vec<u8>>,
+    /// Batch data by number of host-to-device copy.
+    pub batch: Vec<Vec<u8>>,
+    /// What should be said about them.
+    pub notes: Vec<String>,
+}
+
+/// A tensor's key in weight files.
+#[must_use]
+pub fn key(tensor: &Tensor) -> String {
+    let role = match tensor.role {
+        Role::Parameter => "parameter",
+        Role::Buffer => "buffer",
+        Role::OptimizerState => "optimizer_state",
+        Role::Input => "input",
+        Role::Gradient | Role::Activation => "tensor",
+    };
+    format!("{role}:{}", tensor.name)
+}
+
+fn batch_key(number: usize) -> String {
+    match number {
+        0 => "input:x".to_owned(),
+        1 => "input:y".to_owned(),
+        n => format!("input:{n}"),
+    }
+}
+
+/// The tensors that live across iterations: those that nothing generates.
+#[must_use]
+pub fn long_lived(graph: &Graph) -> Vec<TensorId> {
+    let generators = graph.generators();
+    (0..graph.tensors.len()).filter(|&t| generators[t].is_none()).map(TensorId::of).collect()
+}
+
+struct Wanted {
+    dtype: Dtype,
+    shape: Vec<u64>,
+    required: bool,
+}
+
+impl<'a> Values<'a> {
+    /// Reads `weights`, or notes the seed.
+    ///
+    /// # Errors
+    /// When the file can't be read, lacks a parameter, buffer or batch input, or has one in another type or shape.
+    pub fn new(graph: &'a Graph, batch: &[(Dtype, Vec<u64>)], weights: Option<&Path>, seed: u64) -> Result<Self, WeightsError> {
+        let limit = support::index_limit(graph).unwrap_or(2);
+        let mut values = Self { graph, seed, limit, file: BTreeMap::new(), batch: Vec::new(), notes: Vec::new() };
+        if let Some(path) = weights {
+            let mut wanted = BTreeMap::new();
+            for id in long_lived(graph) {
+                let tensor = graph.tensor(id);
+                let required = matches!(tensor.role, Role::Parameter | Role::Buffer | Role::Input);
+                wanted.insert(key(tensor), Wanted { dtype: tensor.dtype, shape: tensor.shape.clone(), required });
+            }
+            for (number, (dtype, shape)) in batch.iter().enumerate() {
+                wanted.insert(batch_key(number), Wanted { dtype: *dtype, shape: shape.clone(), required: true });
+            }
+            values.file = read(path, &wanted)?;
+            let states = |t: &&TensorId| graph.tensor(**t).role == Role::OptimizerState;
+            let absent = long_lived(graph).iter().filter(states).filter(|t| !values.file.contains_key(&key(graph.tensor(**t)))).count();
+            if absent > 0 {
+                values.notes.push(format!("{absent} optimizer states are not in the weights file and start as at step 0"));
+            }
+        }
+        for (number, (dtype, shape)) in batch.iter().enumerate() {
+            let key = batch_key(number);
+            let data = values.file.remove(&key);
+            values.batch.push(data.unwrap_or_else(|| seed::batch(seed, &key, *dtype, shape.iter().product(), limit)));
+        }
+        Ok(values)
+    }
+
+    /// The bytes that a long-lived tensor starts with, as many as its storage has.
+    pub fn take(&mut self, id: TensorId) -> Vec<u8> {
+        let tensor = self.graph.tensor(id);
+        let bytes = usize::try_from(tensor.bytes.0).unwrap_or(usize::MAX);
+        let mut data = self.file.remove(&key(tensor)).unwrap_or_else(|| seed::initial(self.seed, tensor, self.state(tensor), self.limit));
+        data.resize(bytes, 0);
+        data
+    }
+
+    /// What an optimizer state starts with: zero, but for Adagrad's sum.
+    fn state(&self, tensor: &Tensor) -> f64 {
+        match &self.graph.optimizer {
+            Some(o) if o.class == "Adagrad" && tensor.name.starts_with("sum:") => {
+                o.values.get("initial_accumulator_value").copied().unwrap_or(0.0)
+            }
+            _ => 0.0,
+        }
+    }
+}
+
+fn spell(dtype: Dtype) -> safetensors::Dtype {
+    match dtype {
+        Dtype::F32 => safetensors::Dtype::F32,
+        Dtype::F64 => safetensors::Dtype::F64,
+        Dtype::F16 => safetensors::Dtype::F16,
+        Dtype::Bf16 => safetensors::Dtype::BF16,
+        Dtype::I64 => safetensors::Dtype::I64,
+        Dtype::I32 => safetensors::Dtype::I32,
+        Dtype::I16 => safetensors::Dtype::I16,
+        Dtype::I8 => safetensors::Dtype::I8,
+        Dtype::U8 => safetensors::Dtype::U8,
+        Dtype::Bool => safetensors::Dtype::BOOL,
+        // The format has no double complex: two doubles each.
+        Dtype::C64 | Dtype::C128 => safetensors::Dtype::C64,
+    }
+}
+
+/// Reads what is wanted and passes over the rest, so that memory is bounded by the graph and not by the file.
+fn read(path: &Path, wanted: &BTreeMap<String, Wanted>) -> Result<BTreeMap<String, Vec<u8>>, WeightsError> {
+    let content = |problem: String| WeightsError::Content { path: path.to_owned(), problem };
+    let cut = |e: io::Error| content(format!("is cut off or damaged: {e}; save it again"));
+    let mut file = files::open(path)?;
+    let mut length = [0; 8];
+    file.read_exact(&mut length).map_err(cut)?;
+    let length = u64::from_le_bytes(length);
+    if length > HEADER_LIMIT {
+        return Err(content("does not begin like a safetensors file; name one written by safetensors".to_owned()));
+    }
+    let mut header = Vec::new();
+    file.by_ref().take(length).read_to_end(&mut header).map_err(cut)?;
+    let metadata: Metadata =
+        serde_json::from_slice(&header).map_err(|e| content(format!("is not a safetensors file: its header can't be read: {e}")))?;
+    let names = metadata.offset_keys();
+    check(wanted, &metadata, &names).map_err(content)?;
+    let mut found = BTreeMap::new();
+    for name in names {
+        let Some(info) = metadata.info(&name) else { continue };
+        let bytes = info.data_offsets.1 - info.data_offsets.0;
+        if wanted.contains_key(&name) {
+            let mut data = vec![0; bytes];
+            file.read_exact(&mut data).map_err(cut)?;
+            found.insert(name, data);
+        } else {
+            let passed = io::copy(&mut file.by_ref().take(bytes as u64), &mut io::sink()).map_err(cut)?;
+            if passed < bytes as u64 {
+                return Err(cut(io::ErrorKind::UnexpectedEof.into()));
+            }
+        }
+    }
+    if file.read(&mut [0]).map_err(cut)? > 0 {
+        return Err(content("goes on after its last tensor; save it again".to_owned()));
+    }
+    Ok(found)
+}
+
+fn check(wanted: &BTreeMap<String, Wanted>, metadata: &Metadata, names: &[String]) -> Result<(), String> {
+    let missing: Vec<&str> = wanted.iter().filter(|(k, w)| w.required && metadata.info(k).is_none()).map(|(k, _)| k.as_str()).collect();
+    if let Some(first) = missing.first() {
+        let mut text = format!("has no `{first}`");
+        if missing.len() > 1 {
+            let _ = write!(text, " nor {} others that the graph wants", missing.len() - 1);
+        }
+        let mut some: Vec<&str> = names.iter().map(String::as_str).collect();
+        some.sort_unstable();
+        some.truncate(4);
+        let _ = write!(text, "; it has {} tensors, such as {}", names.len(), some.join(", "));
+        return Err(text);
+    }
+    for (key, want) in wanted {
+        let Some(info) = metadata.info(key) else { continue };
+        let same_shape = info.shape.iter().map(|&x| x as u64).eq(want.shape.iter().copied());
+        if info.dtype != spell(want.dtype) || !same_shape {
+            let want_dtype = spell(want.dtype);
+            return Err(format!("`{key}` is {:?} {:?}; the graph wants {want_dtype:?} {:?}", info.dtype, info.shape, want.shape));
+        }
+    }
+    Ok(())
+}
+
+/// Writes tensors as a safetensors file, asking `data` for each one's bytes in turn.
+///
+/// # Errors
+/// When the file can't be written, or `data` fails.
+pub fn save(
+    path: &Path,
+    tensors: &BTreeMap<String, (Dtype, Vec<u64>)>,
+    mut data: impl FnMut(&str) -> io::Result<Vec<u8>>,
+) -> Result<(), files::FileError> {
+    files::write(path, |file| {
+        let mut header = BTreeMap::new();
+        let mut at = 0;
+        for (key, (dtype, shape)) in tensors {
+            let end = at + shape.iter().product::<u64>() * dtype.size();
+            let dtype = serde_json::to_value(spell(*dtype))?;
+            header.insert(key, serde_json::json!({"dtype": dtype, "shape": shape, "data_offsets": [at, end]}));
+            at = end;
+        }
+        let mut header = serde_json::to_vec(&header)?;
+        header.resize(header.len().next_multiple_of(8), b' ');
+        file.write_all(&(header.len() as u64).to_le_bytes())?;
+        file.write_all(&header)?;
+        for key in tensors.keys() {
+            file.write_all(&data(key)?)?;
+        }
+        Ok(())
+    })
+}
