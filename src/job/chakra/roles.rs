@@ -36,7 +36,7 @@ pub(super) fn finish(mut built: Built, names: Names, options: &Options, notes: &
     if let Some(until) = built.zero_grad {
         keep(&mut built, until);
     }
-    let step = Step { operators: built.step, columns, recorded: names.optimizer, class };
+    let step = Step { operators: built.step, columns, recorded: names.optimizer, class, steps: names.steps };
     let mut graph = graph(built.name, built.tensors, built.operators, built.loss)?;
     if !step.operators.contains(&true) {
         return Ok(graph);
@@ -45,7 +45,7 @@ pub(super) fn finish(mut built: Built, names: Names, options: &Options, notes: &
         Ok(optimizer) if options.as_recorded => graph.optimizer = Some(optimizer),
         Ok(optimizer) => {
             graph.recorded_peak = Some(peak(&graph));
-            match lower::lower(&graph, &step, optimizer, options.updates_early) {
+            match lower::lower(&graph, &step, optimizer, options.updates_early, notes) {
                 Ok(lowered) => return Ok(lowered),
                 Err(why) => {
                     graph.recorded_peak = None;
