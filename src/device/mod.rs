@@ -5,6 +5,9 @@
 
 pub mod builtin;
 pub mod latency;
+pub mod present;
 pub mod profile;
+pub mod roofline;
 
-pub use profile::{Link, Profile, Rates};
+pub use latency::{Latency, Source};
+pub use profile::{DeviceError, Link, Profile, Rates};

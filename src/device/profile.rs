@@ -1,13 +1,23 @@
 //! A device as the planner sees it: memory, peak rates, link, overheads.
 //!
-//! Its file form (`*.device.json`) is this type's own serialisation. Not for: figures of particular
-//! devices ([`super::builtin`]).
+//! Its file form (`*.device.json`, [`Document`]) is this type's own keys behind a format and a version.
+//! Not for: figures of particular devices ([`super::builtin`]).
+
+use std::path::{Path, PathBuf};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::builtin;
+use crate::files::{self, FileError};
 use crate::job::Dtype;
 use crate::units::Bytes;
+
+const FORMAT: &str = "neap.device";
+const VERSION: u32 = 1;
+
+/// Far above any profile; a larger file is something else.
+const LARGEST_FILE: u64 = 1 << 20;
 
 /// Peak arithmetic rates, in floating-point operations a second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -120,5 +130,210 @@ impl Profile {
             return Err("`pinned_bytes` must be at most 2^60".to_owned());
         }
         Ok(())
+    }
+}
+
+/// A device that could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// Neither a built-in name nor a file.
+    #[error("no device is named `{name}`, and there is no such file; built in are {}; others come from a *.device.json file", builtin::names().join(", "))]
+    Unknown {
+        /// As given.
+        name: String,
+    },
+    /// The file could not be read or written.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// Not JSON, or a key is missing, unknown or of the wrong type.
+    #[error("{}: {source}; compare it with what `neap device show rtx4090 --json` prints", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// What and where.
+        source: serde_json::Error,
+    },
+    /// Some other format or version.
+    #[error("{}: this is {found}; wanted is \"format\": \"{FORMAT}\", \"version\": {VERSION}", path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// What it says it is.
+        found: String,
+    },
+    /// A figure is impossible.
+    #[error("{}: {problem}; correct it there", path.display())]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// Which figure, and what it must be.
+        problem: String,
+    },
+}
+
+/// What every neap file starts with.
+#[derive(Deserialize)]
+struct Header {
+    #[serde(default)]
+    format: serde_json::Value,
+    #[serde(default)]
+    version: serde_json::Value,
+}
+
+/// A `*.device.json` file: a [`Profile`] behind its format and version.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Document {
+    /// `neap.device`.
+    pub format: String,
+    /// 1.
+    pub version: u32,
+    /// What users call it.
+    pub name: String,
+    /// Where its figures are from.
+    pub source: String,
+    /// All of its memory.
+    pub memory_bytes: Bytes,
+    /// What the context takes before a job gets any; outside every budget.
+    pub reserve_bytes: Bytes,
+    /// Peak arithmetic rates.
+    pub flops: Rates,
+    /// Memory bandwidth in bytes a second.
+    pub memory_bandwidth: u64,
+    /// The share of the peak rates that a real operator reaches, in percent.
+    pub efficiency_percent: u32,
+    /// The link.
+    pub link: Link,
+    /// Launching one kernel, in nanoseconds.
+    pub launch_overhead_ns: u64,
+    /// How much pinned host memory may be used.
+    pub pinned_bytes: Bytes,
+}
+
+impl From<Profile> for Document {
+    fn from(p: Profile) -> Self {
+        let Profile {
+            name,
+            source,
+            memory_bytes,
+            reserve_bytes,
+            flops,
+            memory_bandwidth,
+            efficiency_percent,
+            link,
+            launch_overhead_ns,
+            pinned_bytes,
+        } = p;
+        Self {
+            format: FORMAT.to_owned(),
+            version: VERSION,
+            name,
+            source,
+            memory_bytes,
+            reserve_bytes,
+            flops,
+            memory_bandwidth,
+            efficiency_percent,
+            link,
+            launch_overhead_ns,
+            pinned_bytes,
+        }
+    }
+}
+
+impl From<Document> for Profile {
+    fn from(d: Document) -> Self {
+        Self {
+            name: d.name,
+            source: d.source,
+            memory_bytes: d.memory_bytes,
+            reserve_bytes: d.reserve_bytes,
+            flops: d.flops,
+            memory_bandwidth: d.memory_bandwidth,
+            efficiency_percent: d.efficiency_percent,
+            link: d.link,
+            launch_overhead_ns: d.launch_overhead_ns,
+            pinned_bytes: d.pinned_bytes,
+        }
+    }
+}
+
+/// The built-in device of that name, or the one that a `*.device.json` file (plain or gzip) describes.
+///
+/// # Errors
+/// When there is neither, or the file is not a valid profile: which file, where in it, and what to do.
+pub fn load(name_or_path: &str) -> Result<Profile, DeviceError> {
+    if let Some(profile) = builtin::find(name_or_path) {
+        return Ok(profile);
+    }
+    let path = Path::new(name_or_path);
+    if !name_or_path.contains(['/', '.']) && !path.exists() {
+        return Err(DeviceError::Unknown { name: name_or_path.to_owned() });
+    }
+    let json = |source| DeviceError::Json { path: path.to_owned(), source };
+    let content = files::read(path, LARGEST_FILE)?;
+    let header: Header = serde_json::from_slice(&content).map_err(json)?;
+    if header.format != FORMAT || header.version != VERSION {
+        let found = format!("\"format\": {}, \"version\": {}", header.format, header.version);
+        return Err(DeviceError::Format { path: path.to_owned(), found });
+    }
+    let profile = Profile::from(serde_json::from_slice::<Document>(&content).map_err(json)?);
+    profile.validate().map_err(|problem| DeviceError::Invalid { path: path.to_owned(), problem })?;
+    Ok(profile)
+}
+
+/// Writes `profile` as a `*.device.json` file.
+///
+/// # Errors
+/// When the file can't be written.
+pub fn write(path: &Path, profile: &Profile) -> Result<(), DeviceError> {
+    let document = Document::from(profile.clone());
+    files::write(path, |out| {
+        serde_json::to_writer_pretty(&mut *out, &document)?;
+        out.write_all(b"\n")
+    })?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn built_in_profiles_round_trip_through_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.device.json");
+        for name in builtin::names() {
+            let profile = load(name).unwrap();
+            write(&path, &profile).unwrap();
+            assert_eq!(load(path.to_str().unwrap()).unwrap(), profile);
+        }
+    }
+
+    #[test]
+    fn bad_devices_are_refused_with_file_place_and_remedy() {
+        let unknown = load("rtx9999").unwrap_err().to_string();
+        assert!(unknown.contains("rtx9999") && unknown.contains("rtx4090, a6000"), "{unknown}");
+
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.device.json");
+        write(&path, &load("h100").unwrap()).unwrap();
+        let good = std::fs::read_to_string(&path).unwrap();
+        for (from, to, want) in [
+            ("neap.device", "neap.plan", "neap.plan"),
+            ("\"version\": 1", "\"version\": 2", "\"version\": 2"),
+            ("\"memory_bytes\": 85899345920", "\"memory_bytes\": -1", "line 6"),
+            ("\"memory_bytes\": 85899345920", "\"memory_bytes\": 0", "`memory_bytes` is 0"),
+            ("launch_overhead_ns", "launch_overhead", "launch_overhead`"),
+            ("\n}", "", "EOF"),
+        ] {
+            let bad = good.replacen(from, to, 1);
+            assert_ne!(bad, good, "{from}");
+            std::fs::write(&path, bad).unwrap();
+            let error = load(path.to_str().unwrap()).unwrap_err().to_string();
+            assert!(error.contains("x.device.json") && error.contains(want), "{error}");
+        }
+        assert!(load(folder.path().to_str().unwrap()).unwrap_err().to_string().contains("directory"));
+        assert!(load("no/such.device.json").is_err());
     }
 }

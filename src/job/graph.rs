@@ -324,8 +324,18 @@ impl Operator {
     #[must_use]
     pub fn touches(&self) -> Vec<TensorId> {
         let mut seen = Vec::new();
+        // A multi-tensor step touches thousands: beyond a few, looking through a list is quadratic.
+        let mut set = std::collections::HashSet::new();
         for operand in self.reads().chain(self.writes()) {
-            if !seen.contains(&operand.tensor) {
+            let new = if seen.len() < 32 {
+                !seen.contains(&operand.tensor)
+            } else {
+                if set.is_empty() {
+                    set.extend(seen.iter().copied());
+                }
+                set.insert(operand.tensor)
+            };
+            if new {
                 seen.push(operand.tensor);
             }
         }

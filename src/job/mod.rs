@@ -4,7 +4,9 @@
 //! and what follows from the graph alone: order, liveness, floor.
 //! Not for: devices, plans, or time.
 
+mod build;
 pub mod chakra;
+mod form;
 pub mod graph;
 pub mod json;
 pub mod liveness;

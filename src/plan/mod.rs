@@ -1,3 +1,16 @@
 //! How plans are found.
 //!
-//! Not for: flags or files.
+//! A planner decides, for each gap between two uses of a tensor, whether the tensor stays, is swapped
+//! or is recomputed ([`ledger`] keeps the accounts, in *slots* of program order, so that what fits fits
+//! at any timing); [`emit`] writes the decisions down as events, [`place`] finds the addresses, and
+//! [`budget`] repeats that until the arena fits. Not for: flags, files, proofs.
+
+pub mod budget;
+pub mod emit;
+pub mod lane;
+pub mod ledger;
+pub mod place;
+pub mod tensile;
+
+pub use budget::{Infeasible, PlanError, Planned, Request, make, minimum, unplanned};
+pub use tensile::Options;

@@ -1,1 +1,30 @@
 //! What people read: tables, curves, timelines.
+//!
+//! For: turning plain figures into text, SVG and Chrome traces. Not for: computing any of them.
+
+pub mod curve;
+pub mod schemas;
+pub mod table;
+pub mod timeline;
+
+use std::borrow::Cow;
+
+/// `text` on one line and harmless to a terminal or an XML document: what neither may hold becomes `\u{fffd}`.
+#[must_use]
+pub fn plain(text: &str) -> Cow<'_, str> {
+    let harmful = |c: char| {
+        c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{fffe}' | '\u{ffff}')
+    };
+    if text.contains(harmful) { Cow::Owned(text.replace(harmful, "\u{fffd}")) } else { Cow::Borrowed(text) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::plain;
+
+    #[test]
+    fn names_cannot_steer_a_terminal() {
+        assert_eq!(plain("layer1.0 µ"), "layer1.0 µ");
+        assert_eq!(plain("a\u{1b}[31mb\nc\0"), "a\u{fffd}[31mb\u{fffd}c\u{fffd}");
+    }
+}

@@ -1,1 +1,271 @@
-//! (being written)
+//! What differs between two plans, by meaning: names, not positions or text.
+//!
+//! For: golden plans, and seeing what an option changed. Not for: which of the two is better, nor whether
+//! either is safe ([`super::check`]). Where the plans' files lie, and their graphs, is not compared.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::json::steps;
+use super::plan::{Event, JobPlan, Place, Plan, Trigger};
+use crate::job::Graph;
+use crate::units::{Nanos, OpId, TensorId};
+
+/// One thing that differs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Difference {
+    /// What it concerns: `plan`, `device`, or a job by number and name.
+    pub subject: String,
+    /// What the first plan has and what the second, in words.
+    pub text: String,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.subject, self.text)
+    }
+}
+
+/// How many of many are named.
+const NAMED: usize = 5;
+
+/// Everything in which plan `a` of its graphs and plan `b` of its graphs differ; empty when they mean the same.
+///
+/// # Panics
+/// When graphs are not the plans' graphs, one for each job in order.
+#[must_use]
+pub fn diff(a: &Plan, a_graphs: &[Graph], b: &Plan, b_graphs: &[Graph]) -> Vec<Difference> {
+    let mut all = Vec::new();
+    let mut note = |subject: &str, text: String| all.push(Difference { subject: subject.to_owned(), text });
+    leaves("device", &json(&a.device), &json(&b.device), &mut |text| note("device", text));
+    leaves("planner", &json(&a.planner), &json(&b.planner), &mut |text| note("plan", text));
+    leaves("options", &json(&a.options), &json(&b.options), &mut |text| note("plan", text));
+    leaves("budget_bytes", &json(&a.budget), &json(&b.budget), &mut |text| note("plan", text));
+    leaves("figures", &json(&a.figures), &json(&b.figures), &mut |text| note("plan", text));
+    if a.jobs.len() != b.jobs.len() {
+        note("plan", format!("{} jobs, then {}", a.jobs.len(), b.jobs.len()));
+    }
+    for (index, (a_job, b_job)) in a.jobs.iter().zip(&b.jobs).enumerate() {
+        let (a, b) = (Side::of(a_job, &a_graphs[index]), Side::of(b_job, &b_graphs[index]));
+        let subject = format!("job {index} (`{}`)", a.graph.name);
+        job(&a, &b, &mut |text| note(&subject, text));
+    }
+    all
+}
+
+fn json(value: &impl Serialize) -> Value {
+    // These types serialise to plain objects of numbers and text.
+    serde_json::to_value(value).unwrap_or(Value::Null)
+}
+
+/// Notes each number or text that differs, by its path.
+fn leaves(path: &str, a: &Value, b: &Value, note: &mut impl FnMut(String)) {
+    let (Value::Object(x), Value::Object(y)) = (a, b) else {
+        if a != b {
+            note(format!("`{path}` {}", was(a, b)));
+        }
+        return;
+    };
+    let mut keys: Vec<_> = x.keys().chain(y.keys()).collect();
+    keys.sort_unstable();
+    keys.dedup();
+    for key in keys {
+        leaves(&format!("{path}.{key}"), x.get(key).unwrap_or(&Value::Null), y.get(key).unwrap_or(&Value::Null), note);
+    }
+}
+
+fn was(a: impl fmt::Display, b: impl fmt::Display) -> String {
+    format!("was {a}, is {b}")
+}
+
+/// One of the two jobs, with what is looked up often.
+struct Side<'a> {
+    job: &'a JobPlan,
+    graph: &'a Graph,
+    accesses: Vec<Vec<OpId>>,
+}
+
+/// An event or placement in names: what it is, and its number among those that are called the same.
+type Key = (String, usize);
+
+impl<'a> Side<'a> {
+    fn of(job: &'a JobPlan, graph: &'a Graph) -> Self {
+        Self { job, graph, accesses: graph.accesses() }
+    }
+
+    fn tensor(&self, id: TensorId) -> &'a str {
+        &self.graph.tensor(id).name
+    }
+
+    fn operator(&self, id: OpId) -> &'a str {
+        &self.graph.operator(id).name
+    }
+
+    fn due(&self, trigger: Trigger) -> String {
+        let after = trigger.after.map_or("at the start".to_owned(), |op| format!("after `{}`", self.operator(op)));
+        if trigger.delay == Nanos::ZERO { after } else { format!("{after} + {} ns", trigger.delay.0) }
+    }
+
+    /// The first operator after a trigger that touches a tensor.
+    fn before(&self, tensor: TensorId, after: Option<OpId>) -> String {
+        let accesses = &self.accesses[tensor.index()];
+        match accesses.get(accesses.partition_point(|op| Some(*op) <= after)) {
+            Some(op) => format!("before `{}`", self.operator(*op)),
+            None => "for the next iteration".to_owned(),
+        }
+    }
+
+    /// How each tensor that has events is treated, in words and without delays.
+    fn treatments(&self) -> BTreeMap<&'a str, Vec<String>> {
+        let mut all: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+        let mut add = |tensor: TensorId, text: String| all.entry(self.tensor(tensor)).or_default().push(text);
+        for event in &self.job.events {
+            let after = event.trigger().after;
+            let then = self.due(Trigger { after, delay: Nanos::ZERO });
+            match event {
+                Event::SwapOut { tensor, .. } => add(*tensor, format!("swapped out {then}")),
+                Event::SwapIn { tensor, .. } => add(*tensor, format!("swapped in {}", self.before(*tensor, after))),
+                Event::Release { tensor, .. } => add(*tensor, format!("released {then}")),
+                Event::Recompute { keep, .. } => {
+                    for tensor in keep {
+                        add(*tensor, format!("recomputed {}", self.before(*tensor, after)));
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    fn events(&self) -> Vec<(Key, String)> {
+        numbered(self.job.events.iter().map(|event| {
+            let due = self.due(event.trigger());
+            match event {
+                Event::SwapOut { tensor, .. } => (format!("swap-out of `{}`", self.tensor(*tensor)), due),
+                Event::SwapIn { tensor, .. } => (format!("swap-in of `{}`", self.tensor(*tensor)), due),
+                Event::Release { tensor, .. } => (format!("release of `{}`", self.tensor(*tensor)), due),
+                Event::Recompute { operator, keep, .. } => {
+                    let keep: Vec<_> = keep.iter().map(|t| format!("`{}`", self.tensor(*t))).collect();
+                    (format!("recompute of `{}`", self.operator(*operator)), format!("{due} keeping {}", keep.join(", ")))
+                }
+            }
+        }))
+    }
+
+    fn placements(&self) -> Vec<(Key, String)> {
+        let steps = steps(&self.job.events, self.graph.operators.len());
+        // A step's number changes with every recompute before it: count the runs of its operator instead.
+        let mut runs = BTreeMap::new();
+        let run: Vec<_> = steps
+            .iter()
+            .map(|op| {
+                let n = runs.entry(*op).or_insert(0usize);
+                *n += 1;
+                *n
+            })
+            .collect();
+        let named = self.job.placements.iter().map(|placement| {
+            let what = match placement.place {
+                Place::Tensor { tensor, residency } => format!("residency {residency} of `{}`", self.tensor(tensor)),
+                Place::Workspace { step } => {
+                    format!("workspace of run {} of `{}`", run[step as usize], self.operator(steps[step as usize]))
+                }
+            };
+            (what, placement.offset.0.to_string())
+        });
+        numbered(named)
+    }
+
+    fn slots(&self) -> Vec<(Key, String)> {
+        let mut all: Vec<_> = self.job.host_slots.iter().map(|(t, b)| (format!("host slot of `{}`", self.tensor(*t)), b.0.to_string())).collect();
+        all.sort_unstable();
+        numbered(all.into_iter())
+    }
+}
+
+fn numbered(all: impl Iterator<Item = (String, String)>) -> Vec<(Key, String)> {
+    let mut seen: BTreeMap<String, usize> = BTreeMap::new();
+    all.map(|(what, value)| {
+        let n = seen.entry(what.clone()).or_default();
+        *n += 1;
+        ((what, *n), value)
+    })
+    .collect()
+}
+
+fn job(a: &Side<'_>, b: &Side<'_>, note: &mut impl FnMut(String)) {
+    if a.job.graph_sha256 != b.job.graph_sha256 {
+        note(format!("the graph's SHA-256 {}", was(&a.job.graph_sha256, &b.job.graph_sha256)));
+    }
+    treatments(a, b, note);
+    lists("events", "retimed", &a.events(), &b.events(), note);
+    lists("placements", "moved", &a.placements(), &b.placements(), note);
+    lists("host slots", "moved", &a.slots(), &b.slots(), note);
+    latencies(a, b, note);
+}
+
+fn treatments(a: &Side<'_>, b: &Side<'_>, note: &mut impl FnMut(String)) {
+    let (x, y) = (a.treatments(), b.treatments());
+    let mut tensors: Vec<_> = x.keys().chain(y.keys()).copied().collect();
+    tensors.sort_unstable();
+    tensors.dedup();
+    let words = |all: Option<&Vec<String>>| all.map_or("kept".to_owned(), |all| all.join(", "));
+    for tensor in tensors.into_iter().filter(|t| x.get(t) != y.get(t)) {
+        note(format!("tensor `{tensor}` was {}; is {}", words(x.get(tensor)), words(y.get(tensor))));
+    }
+}
+
+/// Notes what is in one list only, what has another value, and, where nothing else differs, another order.
+fn lists(what: &str, changed: &str, a: &[(Key, String)], b: &[(Key, String)], note: &mut impl FnMut(String)) {
+    let (x, y) = (by_key(a), by_key(b));
+    let name = |key: &Key| if key.1 > 1 { format!("{} (number {})", key.0, key.1) } else { key.0.clone() };
+    let only = |list: &[(Key, String)], other: &BTreeMap<&Key, &str>| -> Vec<_> {
+        list.iter().filter(|(key, _)| !other.contains_key(key)).map(|(key, value)| format!("{} {}", name(key), value_words(what, value))).collect()
+    };
+    let (gone, new) = (only(a, &y), only(b, &x));
+    let moved: Vec<_> = a
+        .iter()
+        .filter_map(|(key, value)| y.get(key).filter(|other| **other != value).map(|other| format!("{} {}", name(key), was(value, other))))
+        .collect();
+    let same = gone.is_empty() && new.is_empty() && moved.is_empty();
+    for (list, how) in [(gone, "only in the first plan"), (new, "only in the second plan"), (moved, changed)] {
+        if !list.is_empty() {
+            note(format!("{} {what} {how}: {}", list.len(), first_few(&list)));
+        }
+    }
+    if same && let Some(((key, _), _)) = a.iter().zip(b).find(|(p, q)| p.0 != q.0) {
+        note(format!("{what} in another order, from {} on", name(key)));
+    }
+}
+
+fn value_words(what: &str, value: &str) -> String {
+    if what == "events" { value.to_owned() } else { format!("at {value}") }
+}
+
+fn by_key(list: &[(Key, String)]) -> BTreeMap<&Key, &str> {
+    list.iter().map(|(key, value)| (key, &**value)).collect()
+}
+
+fn first_few(list: &[String]) -> String {
+    let more = list.len().saturating_sub(NAMED);
+    let named = list[..list.len() - more].join("; ");
+    if more > 0 { format!("{named}; and {more} more") } else { named }
+}
+
+fn latencies(a: &Side<'_>, b: &Side<'_>, note: &mut impl FnMut(String)) {
+    let named = |side: &Side<'_>| -> BTreeMap<String, String> {
+        let all = side.graph.operators.iter().zip(&side.job.latencies);
+        all.map(|(o, l)| (o.name.clone(), format!("{} ns ({})", l.time.0, json(&l.source).as_str().unwrap_or_default()))).collect()
+    };
+    let (x, y) = (named(a), named(b));
+    let list: Vec<_> = x
+        .iter()
+        .filter_map(|(operator, value)| y.get(operator).filter(|other| *other != value).map(|other| format!("`{operator}` {}", was(value, other))))
+        .collect();
+    if !list.is_empty() {
+        let total = |side: &Side<'_>| side.job.latencies.iter().map(|l| l.time.0).sum::<u64>();
+        note(format!("{} latencies changed, all together {} ns: {}", list.len(), was(total(a), total(b)), first_few(&list)));
+    }
+}

@@ -5,7 +5,9 @@
 
 pub mod check;
 pub mod diff;
+mod form;
 pub mod json;
 pub mod plan;
 
-pub use plan::{Event, Figures, JobPlan, Latency, Placement, Place, Plan, Source, Trigger};
+pub use check::{Proof, Refusal};
+pub use plan::{Event, Figures, JobPlan, Latency, Place, Placement, Plan, Source, Trigger};

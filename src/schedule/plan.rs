@@ -16,45 +16,70 @@
 //! ends it. At most one residency per tensor at a time. A step belongs to the residency that is open
 //! at its place in program order. A residency ends, without any event, at the end of the last step of
 //! the iteration that belongs to it if the tensor is generated in the iteration; a tensor that nothing generates stays
-//! to the end of the iteration, and round it. A tensor with `kept_until` also stays round the end, to the start of that operator.
+//! to the end of the iteration, and round it. A residency that is to end and that no step belongs to ends with
+//! the copy that brought it (at the start of the iteration if nothing brought it). An event ends a residency once: a
+//! second swap-out or release of the same residency is wrong.
+//!
+//! A tensor with `kept_until` whose last residency no event ends stays round the end too, to the start of that
+//! operator; events do not concern this first part. It ends just before that start: the operator's own
+//! outputs and workspace may take its bytes, and what else waits for them waits for that operator to start.
 //!
 //! - [`Event::SwapOut`]: the copy to the host begins when the event is due, and waits for the last step
 //!   before it in program order that wrote the tensor (or for the swap-in's copy that brought it).
 //!   The residency ends at the later of the copy's end and the end of its last step. No step may write
-//!   the tensor after the event within the residency.
+//!   the tensor after the event within the residency. Steps may still read it, until the tensor's next residency
+//!   begins: the residency stays open in program order. It always copies, even what is valid on the host already.
 //! - [`Event::Release`]: the residency ends at the end of its last step before the event (delay is zero).
+//!   No later step belongs to it.
 //! - [`Event::SwapIn`]: begins a residency when its copy starts. Wants a valid host copy.
-//! - [`Event::Recompute`]: a step that runs operator `operator` again, at its place in program order.
-//!   It begins a residency for each tensor in `keep` (a subset of what the operator generates); what
+//! - [`Event::Recompute`]: a step that runs operator `operator` again, at its place in program order, which is
+//!   after that operator. It begins a residency for each tensor in `keep` (a subset of what the operator generates); what
 //!   else it generates lives in the step's workspace and is gone at its end. In-place writes of the
 //!   operator happen to the resident tensor, which must be at the version before, unless
-//!   [`crate::job::Replay::SkipUpdates`] leaves out those on tensors that nothing generates.
+//!   [`crate::job::Replay::SkipUpdates`] leaves out those on tensors that nothing generates. What is left out is not
+//!   read either: the recompute does not touch these tensors, at any version, and they need not be resident.
+//!   An operator that is `Pure` may not be run again if it updates a tensor that nothing generates.
 //!
 //! **Host copies.** A host copy holds the version that was copied, and is valid until a step writes
-//! the tensor again. A tensor that nothing generates and whose first event is a swap-in before any use
+//! the tensor again (a recompute that keeps or updates it included, whatever version it makes). A tensor that
+//! nothing generates and whose first event is a swap-in before any use
 //! starts the iteration on the host, at its steady-state version; no other host copy exists at the start.
-//! Each tensor that is ever on the host owns one slot in the pinned slab, for good.
+//! Each tensor that is ever on the host owns one slot in the pinned slab, for good: its bytes rounded up to 512, no
+//! two slots share any. No other tensor has one.
 //!
 //! **Queues.** Each direction of the link is one queue, in list order, one copy at a time. A copy
 //! starts when its trigger is due (the end of operator `after`, or the start of the iteration, plus `delay`), the copy before it in its queue has
 //! ended, what it reads is there, and (swap-in) the tensor's earlier residency has ended and its
-//! address is free. A step starts when the step before it has ended, all it reads is there, and its
+//! address is free. A step starts when the step before it has ended, all it touches is there, the earlier residencies of
+//! the tensors it begins one for have ended, and its
 //! addresses are free. When a step waits for a swap-in whose delay runs still, or for one behind such a
-//! one in the queue, those delays are cut short: the swap-in is *passive*. The iteration ends when all steps and copies have ended.
+//! one in the queue, those delays are cut short: the swap-in is *passive*. A step waits from the end of the step before
+//! it (or the start of the iteration), for each swap-in that brings a residency it belongs to; from then on
+//! those swap-ins, and all before them in the queue, are due. Nothing else cuts a delay, and a swap-out's is never cut.
+//! The iteration ends when all steps and copies have ended.
 //!
-//! **Link.** A copy of b bytes is b·10^9 + overhead_ns·rate units of work, where `rate` is its direction's rate
+//! **Link.** A copy of b bytes (the tensor's own, not rounded) is b·10^9 + overhead_ns·rate units of work, where `rate` is its direction's rate
 //! alone, in bytes a second. Each nanosecond does `rate` units, or the direction's contended rate while the other
 //! direction is copying too. It ends at the first whole nanosecond at which its work is done, and takes at least one.
 //!
 //! **Same instant.** What ends at an instant ends before anything starts at it: bytes are free, queues move
-//! on, steps are ready, and a link's contention is judged, after all ends at that instant.
+//! on, steps are ready, and a link's contention is judged, after all ends at that instant. Contention is judged once all
+//! that can start at the instant has started.
 //!
 //! **Addresses.** Placements stand in one order. One waits for the end of every earlier one in the
-//! list whose bytes it shares. A step's workspace is placed too, if it is not empty, and lives as long as the step.
-//! A tensor that stays round the end of the iteration has the same offset at both ends.
+//! list whose bytes it shares. Every residency is placed, one that stays round the end once, and so is a step's workspace if it is not empty;
+//! that lives as long as the step, and a recompute's is the operator's workspace plus what it generates without keeping, each rounded up to 512.
+//! A tensor that stays round the end of the iteration has the same offset at both ends. What is on the device at the
+//! start (a tensor that never leaves too) stands before the whole list with the part that begins there; its place in the list is that of the part that
+//! begins later and stays round the end. That part, like a tensor that never leaves, never ends within the iteration, so nothing may wait for it.
 //!
 //! **Steady state.** The set of tensors on the device at the end is the set at the start, and a tensor
-//! that starts on the host ends with a valid host copy of its last version.
+//! that starts on the host ends with a valid host copy of its last version, swapped out or released.
+//!
+//! **First iteration.** Before it, each tensor that nothing generates and that starts on the device is loaded: one copy after
+//! another, each alone on the link, in any order. A steady iteration follows.
+//!
+//! **One job.** What several jobs' residencies mean to each other is not fixed yet: a plan has one job.
 
 use std::collections::BTreeMap;
 
@@ -62,6 +87,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::device::Profile;
+pub use crate::device::latency::{Latency, Source};
 use crate::units::{Bytes, Nanos, OpId, TensorId};
 
 /// When an event becomes due.
@@ -113,7 +139,10 @@ impl Event {
     #[must_use]
     pub const fn trigger(&self) -> Trigger {
         match self {
-            Self::SwapOut { trigger, .. } | Self::SwapIn { trigger, .. } | Self::Release { trigger, .. } | Self::Recompute { trigger, .. } => *trigger,
+            Self::SwapOut { trigger, .. }
+            | Self::SwapIn { trigger, .. }
+            | Self::Release { trigger, .. }
+            | Self::Recompute { trigger, .. } => *trigger,
         }
     }
 }
@@ -121,8 +150,8 @@ impl Event {
 /// What is placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Place {
-    /// The `residency`-th residency of a tensor in the iteration, from 0. One that stays round the end
-    /// of the iteration is listed once, as its first.
+    /// The `residency`-th residency of a tensor in the iteration, in program order, from 0. A tensor that starts the
+    /// iteration on the device, leaves and comes back has its first and its last listed apart, at the same offset.
     Tensor {
         /// Which tensor.
         tensor: TensorId,
@@ -143,27 +172,6 @@ pub struct Placement {
     pub place: Place,
     /// First byte in the arena; a multiple of 512.
     pub offset: Bytes,
-}
-
-/// Where a latency came from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Source {
-    /// The graph's author wrote it down.
-    Graph,
-    /// A row of the table given with `--latencies`.
-    Measured,
-    /// Arithmetic and bytes against the device's peaks.
-    Roofline,
-}
-
-/// How long an operator takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Latency {
-    /// At least one nanosecond.
-    pub time: Nanos,
-    /// Where the figure is from.
-    pub source: Source,
 }
 
 /// What a plan promises without noise; [`super::check`] recomputes them.

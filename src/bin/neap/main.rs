@@ -1,2 +1,56 @@
-//! The `neap` command.
-fn main() {}
+//! The `neap` command: flags in, resolved settings out, one file per subcommand.
+
+mod check;
+mod device;
+mod diff;
+mod import;
+mod inspect;
+mod output;
+mod plan;
+mod run;
+mod settings;
+mod simulate;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use output::Answer;
+
+/// Plans, proves, simulates and runs deep-learning training in less GPU memory.
+#[derive(Parser)]
+#[command(name = "neap", version, propagate_version = true, max_term_width = 100)]
+struct Cli {
+    /// Print one JSON object on stdout.
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    Import(import::Flags),
+    Inspect(inspect::Flags),
+    Plan(plan::Flags),
+    Simulate(simulate::Flags),
+    Run(run::Flags),
+    Check(check::Flags),
+    Diff(diff::Flags),
+    Device(device::Flags),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let answer = match cli.command {
+        Command::Import(flags) => import::main(&flags, cli.json),
+        Command::Inspect(flags) => inspect::main(&flags, cli.json),
+        Command::Plan(flags) => plan::main(&flags, cli.json),
+        Command::Simulate(flags) => simulate::main(&flags, cli.json),
+        Command::Run(flags) => run::main(&flags, cli.json),
+        Command::Check(flags) => check::main(&flags, cli.json),
+        Command::Diff(flags) => diff::main(&flags, cli.json),
+        Command::Device(flags) => device::main(&flags, cli.json),
+    };
+    Answer::exit(answer)
+}

@@ -4,6 +4,31 @@
 //! the same [`Call`] give the same bits, whatever the addresses. Kernels take no memory of their own
 //! beyond fixed-size tiles (see [`super::view::TILE_BYTES`]). Not for: graphs, plans, threads.
 
+mod activation;
+mod attention;
+mod conv;
+mod dropout;
+mod elements;
+mod embedding;
+mod foreach;
+mod gemm;
+mod layer_norm;
+mod loss;
+mod math;
+mod norm;
+mod optimizer;
+mod pointwise;
+mod pool;
+mod random;
+mod reduce;
+mod shape;
+mod softmax;
+mod strided;
+mod unfold;
+
+#[cfg(test)]
+mod against_pytorch;
+
 use super::view::Call;
 
 /// A kernel. An error is one sentence saying what about the call it can't do.
@@ -11,6 +36,24 @@ pub type Kernel = fn(&Call<'_>) -> Result<(), String>;
 
 /// The kernel for an operator kind such as `aten::conv2d`, if there is one.
 #[must_use]
-pub fn find(_kind: &str) -> Option<Kernel> {
-    None
+pub fn find(kind: &str) -> Option<Kernel> {
+    let families = [
+        conv::find,
+        gemm::find,
+        norm::find,
+        pool::find,
+        optimizer::find,
+        foreach::find,
+        pointwise::find,
+        activation::find,
+        reduce::find,
+        shape::find,
+        softmax::find,
+        loss::find,
+        layer_norm::find,
+        attention::find,
+        embedding::find,
+        dropout::find,
+    ];
+    families.iter().find_map(|family| family(kind))
 }

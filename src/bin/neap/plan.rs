@@ -1,0 +1,220 @@
+//! `neap plan`: a plan within a budget, proved safe before it is written.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Context, bail};
+use neap::job::liveness::Liveness;
+use neap::plan::{self, Options, PlanError, Planned, Request};
+use neap::report::table::{Side, Table};
+use neap::schedule::{Event, Source, json as plan_json};
+use neap::units::Bytes;
+use serde_json::json;
+
+use crate::output::{self, Answer, note};
+use crate::settings::{self, Budget, DeviceFlags};
+
+/// Find a plan that keeps a job within a memory budget.
+#[derive(clap::Args)]
+pub struct Flags {
+    /// The job.
+    graph: PathBuf,
+    #[command(flatten)]
+    device: DeviceFlags,
+    /// Bytes (12GiB), a share of the unplanned peak (60%), or `min`; all that the device offers if not given.
+    #[arg(long)]
+    budget: Option<Budget>,
+    /// Where to write the plan; only reported if not given.
+    #[arg(short, long, value_name = "FILE.plan.json")]
+    output: Option<PathBuf>,
+    /// How to look for it.
+    #[arg(long, value_enum, default_value_t = Planner::Tensile)]
+    planner: Planner,
+    #[command(flatten)]
+    switches: Switches,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Planner {
+    /// TENSILE's algorithms 1 to 3, with passive swapping as the last resort.
+    Tensile,
+}
+
+/// The planner's heuristics, each of which can be left out.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Planner switches")]
+struct Switches {
+    /// Never swap.
+    #[arg(long)]
+    no_swap: bool,
+    /// Keep parameters and optimizer states on the device round the end of the iteration.
+    #[arg(long)]
+    no_across: bool,
+    /// Never recompute.
+    #[arg(long)]
+    no_recompute: bool,
+    /// Never swap what the compute stream would have to wait for.
+    #[arg(long)]
+    no_passive: bool,
+    /// Passive swaps come back at the last moment even where there is room earlier.
+    #[arg(long)]
+    no_prefetch: bool,
+    /// Look for swaps in time for as long as there are any.
+    #[arg(long)]
+    no_stop_rule: bool,
+    /// The largest share of tensors that may be swapped, in percent.
+    #[arg(long, value_name = "PERCENT", default_value_t = 100, value_parser = clap::value_parser!(u32).range(0..=100))]
+    max_swap_rate: u32,
+    /// Leave tensors below this size on the device while anything else helps.
+    #[arg(long, value_name = "BYTES", default_value = "64KiB")]
+    min_swap: Bytes,
+}
+
+impl Switches {
+    fn resolve(&self) -> (Options, BTreeMap<String, String>) {
+        let options = Options {
+            swap: !self.no_swap,
+            across: !self.no_across,
+            recompute: !self.no_recompute,
+            passive: !self.no_passive,
+            prefetch: !self.no_prefetch,
+            stop_rule: !self.no_stop_rule,
+            max_swap_rate: self.max_swap_rate,
+            min_swap: self.min_swap,
+        };
+        let defaults = Options::default();
+        let mut changed = BTreeMap::new();
+        let mut note = |key: &str, differs: bool, value: String| {
+            if differs {
+                changed.insert(key.to_owned(), value);
+            }
+        };
+        note("swap", options.swap != defaults.swap, options.swap.to_string());
+        note("across", options.across != defaults.across, options.across.to_string());
+        note("recompute", options.recompute != defaults.recompute, options.recompute.to_string());
+        note("passive", options.passive != defaults.passive, options.passive.to_string());
+        note("prefetch", options.prefetch != defaults.prefetch, options.prefetch.to_string());
+        note("stop-rule", options.stop_rule != defaults.stop_rule, options.stop_rule.to_string());
+        note("max-swap-rate", options.max_swap_rate != defaults.max_swap_rate, options.max_swap_rate.to_string());
+        note("min-swap", options.min_swap != defaults.min_swap, options.min_swap.0.to_string());
+        (options, changed)
+    }
+}
+
+pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
+    let graph = settings::graph(&flags.graph)?;
+    let (device, latencies) = flags.device.resolve(&graph)?;
+    let liveness = Liveness::of(&graph);
+    let budget = flags.budget.unwrap_or(Budget::Bytes(device.available())).resolve(liveness.peak, &device)?;
+    let (options, recorded_options) = flags.switches.resolve();
+    let Planner::Tensile = flags.planner;
+    let request = Request {
+        graph: &graph,
+        file: (graph_path(flags)?, neap::job::json::sha256(&graph)),
+        device: &device,
+        latencies: &latencies,
+        budget: budget.unwrap_or_else(|| device.available().min(Bytes(liveness.peak.0.saturating_mul(2)))),
+        options,
+        recorded_options,
+    };
+    let started = Instant::now();
+    let planned = match budget {
+        Some(_) => plan::make(&request),
+        None => plan::minimum(&request),
+    };
+    let planned = match planned {
+        Ok(planned) => planned,
+        Err(error @ PlanError::Defect(_)) => return Err(error.into()),
+        Err(PlanError::Infeasible(no)) => {
+            if as_json {
+                output::json(&json!({
+                    "fits": false,
+                    "budget_bytes": no.budget,
+                    "floor_bytes": no.floor,
+                    "lowest_bytes": no.lowest,
+                    "unplanned_peak_bytes": liveness.peak,
+                    "blocked": no.blocked,
+                }))?;
+            }
+            note(&format!("{}: {}", flags.graph.display(), PlanError::Infeasible(no)));
+            return Ok(Answer::No);
+        }
+    };
+    let took = started.elapsed();
+    let graphs = [graph];
+    let proof = neap::schedule::check::check(&planned.plan, &graphs);
+    if let Err(refusals) = proof {
+        let reasons: Vec<String> = refusals.iter().take(5).map(ToString::to_string).collect();
+        bail!("the plan did not pass the checker; this is a defect of neap, please report it with the graph: {}", reasons.join("; "));
+    }
+    if let Some(output) = &flags.output {
+        plan_json::write(output, &planned.plan, &graphs)?;
+    }
+    note(&format!("planned in {took:.1?}"));
+    report(flags, &planned, &liveness, as_json)?;
+    Ok(Answer::Yes)
+}
+
+/// The graph's path as the plan records it: relative to the plan's folder.
+fn graph_path(flags: &Flags) -> anyhow::Result<String> {
+    let plan = flags.output.as_deref().unwrap_or(Path::new("job.plan.json"));
+    plan_json::relative(plan, &flags.graph).with_context(|| format!("{}: no path leads from the plan's folder to it", flags.graph.display()))
+}
+
+fn report(flags: &Flags, planned: &Planned, liveness: &Liveness, as_json: bool) -> anyhow::Result<()> {
+    let figures = &planned.plan.figures;
+    let job = &planned.plan.jobs[0];
+    let count = |f: fn(&Event) -> bool| job.events.iter().filter(|e| f(e)).count();
+    let swaps_out = count(|e| matches!(e, Event::SwapOut { .. }));
+    let swaps_in = count(|e| matches!(e, Event::SwapIn { .. }));
+    let recomputes = count(|e| matches!(e, Event::Recompute { .. }));
+    let sources = |s: Source| job.latencies.iter().filter(|l| l.source == s).count();
+    if as_json {
+        let mut object = serde_json::to_value(figures)?;
+        object["fits"] = json!(true);
+        object["planner"] = json!(planned.plan.planner);
+        object["device"] = json!(planned.plan.device.name);
+        object["budget_bytes"] = json!(planned.plan.budget);
+        object["floor_bytes"] = json!(liveness.floor);
+        object["no_free_bytes"] = json!(liveness.no_free);
+        object["swap_outs"] = json!(swaps_out);
+        object["swap_ins"] = json!(swaps_in);
+        object["recomputes"] = json!(recomputes);
+        object["swap_in_stall_ns"] = json!(planned.run.stalls.swap_in);
+        object["swap_out_stall_ns"] = json!(planned.run.stalls.swap_out);
+        object["tail_stall_ns"] = json!(planned.run.stalls.tail);
+        object["latency_sources"] =
+            json!({ "graph": sources(Source::Graph), "measured": sources(Source::Measured), "roofline": sources(Source::Roofline) });
+        return output::json(&object);
+    }
+    let mut table = Table::new(&[("", Side::Left), ("unplanned", Side::Right), ("planned", Side::Right), ("exact", Side::Right)]);
+    let bytes = |b: Bytes| b.to_string();
+    table.row(["peak".to_owned(), bytes(figures.unplanned_peak_bytes), bytes(figures.peak_bytes), figures.peak_bytes.0.to_string()]);
+    table.row(["arena".to_owned(), String::new(), bytes(figures.arena_bytes), figures.arena_bytes.0.to_string()]);
+    table.row(["budget".to_owned(), String::new(), bytes(planned.plan.budget), planned.plan.budget.0.to_string()]);
+    table.row(["floor".to_owned(), String::new(), bytes(liveness.floor), liveness.floor.0.to_string()]);
+    table.row(["pinned".to_owned(), String::new(), bytes(figures.pinned_bytes), figures.pinned_bytes.0.to_string()]);
+    table.row([
+        "iteration".to_owned(),
+        figures.unplanned_iteration_ns.to_string(),
+        figures.iteration_ns.to_string(),
+        figures.iteration_ns.0.to_string(),
+    ]);
+    let text = format!(
+        "{table}\n{swaps_out} swap-outs, {swaps_in} swap-ins, {recomputes} recomputes; waiting {} for swap-ins, {} for swap-outs, {} at the end\n\
+         latencies: {} measured, {} from the graph, {} by roofline on {}\n",
+        planned.run.stalls.swap_in,
+        planned.run.stalls.swap_out,
+        planned.run.stalls.tail,
+        sources(Source::Measured),
+        sources(Source::Graph),
+        sources(Source::Roofline),
+        planned.plan.device.name,
+    );
+    output::data(&text)?;
+    if let Some(output) = &flags.output {
+        note(&format!("written: {}", output.display()));
+    }
+    Ok(())
+}

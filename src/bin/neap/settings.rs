@@ -1,0 +1,202 @@
+//! Flags that several commands share, and what they resolve to. Nothing deeper knows clap.
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use anyhow::{Context, bail};
+use neap::device::Profile;
+use neap::device::latency::{self, Table};
+use neap::job::Graph;
+use neap::schedule::{Latency, Plan, json};
+use neap::units::Bytes;
+
+use crate::output::note;
+
+/// The device and where latencies come from.
+#[derive(clap::Args, Clone, Debug)]
+pub struct DeviceFlags {
+    /// A built-in device (`neap device list`) or a *.device.json file.
+    #[arg(long, value_name = "NAME|FILE", default_value = "host")]
+    pub device: String,
+    /// A table of measured latencies, used before the roofline.
+    #[arg(long, value_name = "FILE.csv")]
+    pub latencies: Option<PathBuf>,
+}
+
+impl DeviceFlags {
+    /// Loads the profile and gives every operator its latency.
+    ///
+    /// # Errors
+    /// When a file can't be read or the name is unknown.
+    pub fn resolve(&self, graph: &Graph) -> anyhow::Result<(Profile, Vec<Latency>)> {
+        let device = neap::device::profile::load(&self.device)?;
+        let table = self.latencies.as_deref().map(Table::read).transpose()?;
+        if let Some(table) = &table {
+            let others: Vec<&str> = table.devices().filter(|d| *d != device.name).collect();
+            if !others.is_empty() {
+                note(&format!("note: the latencies were measured on {}, the device is {}", others.join(", "), device.name));
+            }
+        }
+        let latencies = latency::latencies(graph, &device, table.as_ref());
+        Ok((device, latencies))
+    }
+}
+
+/// A budget as the user says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Budget {
+    /// So many bytes.
+    Bytes(Bytes),
+    /// A share of the unplanned peak, in thousandths of a percent.
+    Share(u64),
+    /// The lowest that can be met.
+    Minimum,
+}
+
+impl FromStr for Budget {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let text = text.trim();
+        if text == "min" {
+            return Ok(Self::Minimum);
+        }
+        let Some(percent) = text.strip_suffix('%') else {
+            return match text.parse::<Bytes>() {
+                Ok(Bytes(0)) => Err("a budget of 0 can't hold anything; give bytes (12GiB), a share (60%) or `min`".to_owned()),
+                Ok(bytes) => Ok(Self::Bytes(bytes)),
+                Err(_) => Err(format!("`{text}` is not a budget; give bytes (12GiB), a share of the unplanned peak (60%) or `min`")),
+            };
+        };
+        match thousandths(percent) {
+            Some(0) => Err("a budget of 0 % can't hold anything; give a share such as 60%, bytes (12GiB) or `min`".to_owned()),
+            Some(share) if share <= 10_000_000 => Ok(Self::Share(share)),
+            _ => Err(format!("`{text}` is not a share; give a percentage from 0.001% to 10000%")),
+        }
+    }
+}
+
+/// Reads a decimal with at most three places as thousandths.
+pub fn thousandths(text: &str) -> Option<u64> {
+    let (whole, fraction) = text.trim().split_once('.').unwrap_or((text.trim(), ""));
+    if whole.is_empty() || fraction.len() > 3 || !whole.bytes().chain(fraction.bytes()).all(|b| b.is_ascii_digit()) {
+        return None;
+    }
+    let whole: u64 = whole.parse().ok()?;
+    let fraction: u64 = format!("{fraction:0<3}").parse().ok()?;
+    whole.checked_mul(1000)?.checked_add(fraction)
+}
+
+impl Budget {
+    /// In bytes, for a job with this unplanned peak on this device; `None` for the minimum.
+    ///
+    /// # Errors
+    /// Explicit bytes above the device.
+    pub fn resolve(self, peak: Bytes, device: &Profile) -> anyhow::Result<Option<Bytes>> {
+        let available = device.available();
+        match self {
+            Self::Minimum => Ok(None),
+            Self::Bytes(bytes) if bytes > available => bail!(
+                "--budget: {bytes} ({} bytes) is more than {} offers, {available} ({} bytes) after the context's reserve; lower it or name another --device",
+                bytes.0,
+                device.name,
+                available.0
+            ),
+            Self::Bytes(bytes) => Ok(Some(bytes)),
+            Self::Share(share) => {
+                let bytes = Bytes(u64::try_from(u128::from(peak.0) * u128::from(share) / 100_000).unwrap_or(u64::MAX));
+                if bytes > available {
+                    note(&format!("note: {bytes} is more than {} offers; the budget is {available}", device.name));
+                }
+                Ok(Some(bytes.min(available)))
+            }
+        }
+    }
+}
+
+/// Reads a graph, saying what to do when the file is a trace.
+///
+/// # Errors
+/// When it can't be read.
+pub fn graph(path: &Path) -> anyhow::Result<Graph> {
+    neap::job::json::read(path).map_err(anyhow::Error::new)
+}
+
+/// A plan with its graphs, or a graph alone.
+pub enum Subject {
+    /// A plan.
+    Plan(Box<Plan>, Vec<Graph>),
+    /// A graph, to go without a plan.
+    Graph(Box<Graph>),
+}
+
+/// Reads a plan with its graphs, or a graph.
+///
+/// # Errors
+/// When it can't be read, or is neither.
+pub fn subject(path: &Path, graphs: &[PathBuf]) -> anyhow::Result<Subject> {
+    let name = path.to_string_lossy();
+    if name.ends_with(".graph.json") || name.ends_with(".graph.json.gz") {
+        if !graphs.is_empty() {
+            bail!("--graph: {} is a graph itself; leave --graph away", path.display());
+        }
+        return Ok(Subject::Graph(Box::new(graph(path)?)));
+    }
+    let (plan, graphs) = plan(path, graphs)?;
+    Ok(Subject::Plan(Box::new(plan), graphs))
+}
+
+/// Reads a plan with its graphs.
+///
+/// # Errors
+/// When they can't be read or don't belong together.
+pub fn plan(path: &Path, graphs: &[PathBuf]) -> anyhow::Result<(Plan, Vec<Graph>)> {
+    let (plan, graphs) = json::load(path, graphs)?;
+    if plan.jobs.len() != 1 {
+        bail!("{}: has {} jobs; this version runs one job a plan", path.display(), plan.jobs.len());
+    }
+    Ok((plan, graphs))
+}
+
+/// Checks a plan before anything is done with it; says what is wrong with it otherwise.
+///
+/// # Errors
+/// When the plan is refused.
+pub fn checked(path: &Path, plan: &Plan, graphs: &[Graph]) -> anyhow::Result<bool> {
+    match neap::schedule::check::check(plan, graphs) {
+        Ok(_) => Ok(true),
+        Err(refusals) => {
+            for refusal in refusals.iter().take(10) {
+                note(&format!("{}: refused: {refusal}", path.display()));
+            }
+            if refusals.len() > 10 {
+                note(&format!("… and {} more reasons", refusals.len() - 10));
+            }
+            Ok(false)
+        }
+    }
+}
+
+/// The file of `path` for messages and outputs, without folders.
+pub fn stem(path: &Path) -> anyhow::Result<String> {
+    let name = path.file_name().context("names no file")?.to_string_lossy().into_owned();
+    let name = name.strip_suffix(".gz").unwrap_or(&name);
+    let name = name.strip_suffix(".json").unwrap_or(name);
+    Ok([".et", ".graph", ".plan"].iter().find_map(|s| name.strip_suffix(s)).unwrap_or(name).to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn budgets_read() {
+        assert_eq!("60%".parse(), Ok(Budget::Share(60_000)));
+        assert_eq!("12.5%".parse(), Ok(Budget::Share(12_500)));
+        assert_eq!("min".parse(), Ok(Budget::Minimum));
+        assert_eq!("1KiB".parse(), Ok(Budget::Bytes(Bytes(1024))));
+        for bad in ["0", "0%", "-5%", "", "%", "1e3%", "5.1234%", "nan%", "max", "99999999999999999999%"] {
+            assert!(bad.parse::<Budget>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! `neap simulate`: what a plan does to time and memory, without doing it.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::bail;
+use neap::device::Profile;
+use neap::job::Graph;
+use neap::job::liveness::Liveness;
+use neap::report::curve::{Curve, Line, svg};
+use neap::report::table::{Side, Table};
+use neap::report::timeline::{Span, Value, Writer};
+use neap::schedule::{Latency, Plan};
+use neap::sim::engine::{self, Durations, Run};
+use neap::sim::noise::{Noise, percentile};
+use neap::sim::program::{Direction, Program};
+use neap::units::{Bytes, Nanos};
+use serde_json::json;
+
+use crate::output::{self, Answer, note};
+use crate::settings::{self, DeviceFlags, Subject};
+
+/// Simulate a plan, or a job without one.
+#[derive(clap::Args)]
+pub struct Flags {
+    /// A *.plan.json, or a *.graph.json to simulate without a plan.
+    subject: PathBuf,
+    /// The plan's graph, in place of the path that the plan records.
+    #[arg(long, value_name = "FILE.graph.json")]
+    graph: Vec<PathBuf>,
+    /// For a graph without a plan.
+    #[command(flatten)]
+    device: DeviceFlags,
+    /// Let every latency vary by up to this share, such as 20%.
+    #[arg(long, value_name = "P", value_parser = share)]
+    noise: Option<u64>,
+    /// Where the noise starts.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// How many noisy iterations.
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    runs: u32,
+    /// Draw memory over time, without and with the plan.
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+    /// Write compute, copies and memory for ui.perfetto.dev.
+    #[arg(long, value_name = "FILE.json")]
+    timeline: Option<PathBuf>,
+}
+
+fn share(text: &str) -> Result<u64, String> {
+    let problem = || format!("`{text}` is not a share; give a percentage from 0% to 100%");
+    let share = settings::thousandths(text.strip_suffix('%').ok_or_else(problem)?).ok_or_else(problem)?;
+    if share > 100_000 { Err(problem()) } else { Ok(share) }
+}
+
+/// What is simulated, with everything the reports need.
+struct Subjects {
+    graph: Graph,
+    device: Profile,
+    latencies: Vec<Latency>,
+    plan: Option<Plan>,
+}
+
+pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
+    let subject = match settings::subject(&flags.subject, &flags.graph)? {
+        Subject::Graph(graph) => {
+            let (device, latencies) = flags.device.resolve(&graph)?;
+            Subjects { graph: *graph, device, latencies, plan: None }
+        }
+        Subject::Plan(plan, mut graphs) => {
+            if !settings::checked(&flags.subject, &plan, &graphs)? {
+                return Ok(Answer::No);
+            }
+            let latencies = plan.jobs[0].latencies.clone();
+            Subjects { graph: graphs.remove(0), device: plan.device.clone(), latencies, plan: Some(*plan) }
+        }
+    };
+    let program = match &subject.plan {
+        Some(plan) => Program::placed(&subject.graph, &plan.jobs[0])?,
+        None => Program::new(&subject.graph, &subject.latencies, &[])?,
+    };
+    let link = &subject.device.link;
+    let nominal = Durations::nominal(&program, link);
+    let run = engine::run(&program, link, &nominal)?;
+    let curve = engine::memory(&program, &run);
+    let noise = flags.noise.map(|share| noisy(&program, &subject, &nominal, Noise { share, seed: flags.seed }, flags.runs)).transpose()?;
+    if let Some(path) = &flags.plot {
+        plot(path, flags, &subject, &run, &curve)?;
+    }
+    if let Some(path) = &flags.timeline {
+        timeline(path, &subject, &program, &run, &curve)?;
+    }
+    report(&subject, &run, &curve, noise.as_ref(), as_json)?;
+    Ok(Answer::Yes)
+}
+
+/// Sorted iteration times and the largest peak of the noisy runs.
+struct Noisy {
+    times: Vec<Nanos>,
+    peak: Bytes,
+    late: u64,
+}
+
+fn noisy(program: &Program, subject: &Subjects, nominal: &Durations, noise: Noise, runs: u32) -> anyhow::Result<Noisy> {
+    let link = &subject.device.link;
+    let mut all = Noisy { times: Vec::with_capacity(runs as usize), peak: Bytes::ZERO, late: 0 };
+    for index in 0..runs {
+        let run = engine::run(program, link, &noise.apply(nominal, u64::from(index)))?;
+        all.peak = all.peak.max(engine::peak(&engine::memory(program, &run)));
+        all.late += u64::from(run.late_copies);
+        all.times.push(run.iteration);
+    }
+    all.times.sort_unstable();
+    if let Some(plan) = &subject.plan
+        && all.peak > plan.budget
+    {
+        bail!("a noisy run reached {} of a budget of {}; this is a defect of neap, please report it", all.peak, plan.budget);
+    }
+    Ok(all)
+}
+
+/// The unplanned curve over the operators' nominal times, from liveness.
+fn unplanned_curve(subject: &Subjects) -> Vec<(Nanos, Bytes)> {
+    let liveness = Liveness::of(&subject.graph);
+    let mut points = Vec::with_capacity(liveness.resident.len() + 1);
+    let mut now = Nanos::ZERO;
+    for (bytes, latency) in liveness.resident.iter().zip(&subject.latencies) {
+        points.push((now, *bytes));
+        now += latency.time;
+    }
+    points.push((now, liveness.resident.last().copied().unwrap_or_default()));
+    points
+}
+
+fn plot(path: &Path, flags: &Flags, subject: &Subjects, run: &Run, curve: &[(Nanos, Bytes)]) -> anyhow::Result<()> {
+    let before = unplanned_curve(subject);
+    let mut after = curve.to_vec();
+    let last = after.last().map_or(Bytes::ZERO, |p| p.1);
+    after.push((run.iteration, last));
+    let mut curves = vec![Curve { name: "without a plan", points: &before }];
+    let mut lines = Vec::new();
+    if let Some(plan) = &subject.plan {
+        curves.push(Curve { name: "with the plan", points: &after });
+        lines.push(Line { name: "budget", value: plan.budget });
+    }
+    lines.push(Line { name: "floor", value: Liveness::of(&subject.graph).floor });
+    let title = format!("{} on {}", subject.graph.name, subject.device.name);
+    let drawing = svg(&title, &curves, &lines)?;
+    neap::files::write(path, |f| f.write_all(drawing.as_bytes()))?;
+    note(&format!("written: {} ({})", path.display(), flags.subject.display()));
+    Ok(())
+}
+
+fn timeline(path: &Path, subject: &Subjects, program: &Program, run: &Run, curve: &[(Nanos, Bytes)]) -> anyhow::Result<()> {
+    neap::files::write(path, |f| {
+        let mut writer = Writer::new(f)?;
+        let (process, [compute, h2d, d2h]) = writer.process(&subject.graph.name, ["compute", "h2d", "d2h"])?;
+        for (step, &(start, end)) in program.steps.iter().zip(&run.steps) {
+            let operator = subject.graph.operator(step.operator);
+            let again = if step.event.is_some() { "recompute" } else { "operator" };
+            let args = [("kind", Value::Text(&operator.kind)), ("as", Value::Text(again))];
+            writer.span(compute, &Span { name: &operator.name, start, duration: end - start, args: &args })?;
+        }
+        for (copy, &(start, end)) in program.copies.iter().zip(&run.copies) {
+            let track = if copy.direction == Direction::H2d { h2d } else { d2h };
+            let args = [("bytes", Value::Number(copy.bytes.0))];
+            writer.span(track, &Span { name: &subject.graph.tensor(copy.tensor).name, start, duration: end - start, args: &args })?;
+        }
+        for &(at, bytes) in curve {
+            match &subject.plan {
+                Some(plan) => writer.counter(process, "memory", at, &[("resident_bytes", bytes.0), ("budget_bytes", plan.budget.0)])?,
+                None => writer.counter(process, "memory", at, &[("resident_bytes", bytes.0)])?,
+            }
+        }
+        writer.finish().map(|_| ())
+    })?;
+    note(&format!("written: {}", path.display()));
+    Ok(())
+}
+
+/// `part / whole` in thousandths, as a decimal; 0 for an empty whole.
+fn ratio(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { (u128::from(part) * 10_000 / u128::from(whole)) as f64 / 10_000.0 }
+}
+
+fn report(subject: &Subjects, run: &Run, curve: &[(Nanos, Bytes)], noise: Option<&Noisy>, as_json: bool) -> anyhow::Result<()> {
+    let liveness = Liveness::of(&subject.graph);
+    let peak = if subject.plan.is_some() { engine::peak(curve) } else { liveness.peak };
+    let unplanned: Nanos = subject.latencies.iter().map(|l| l.time).sum();
+    let saving = |baseline: Bytes| ratio(baseline.saturating_sub(peak).0, baseline.0);
+    let (msr, msr_no_free, eor) = (saving(liveness.peak), saving(liveness.no_free), ratio(run.iteration.0, unplanned.0));
+    let cbr = |msr: f64| if eor > 0.0 { (msr / eor * 10_000.0).round() / 10_000.0 } else { 0.0 };
+    let figures = subject.plan.as_ref().map(|p| p.figures);
+    if as_json {
+        let mut object = json!({
+            "peak_bytes": peak,
+            "iteration_ns": run.iteration,
+            "unplanned_peak_bytes": liveness.peak,
+            "unplanned_iteration_ns": unplanned,
+            "no_free_bytes": liveness.no_free,
+            "floor_bytes": liveness.floor,
+            "late_copies": run.late_copies,
+            "swap_in_stall_ns": run.stalls.swap_in,
+            "swap_out_stall_ns": run.stalls.swap_out,
+            "tail_stall_ns": run.stalls.tail,
+            "msr": msr, "msr_no_free": msr_no_free, "eor": eor, "cbr": cbr(msr), "cbr_no_free": cbr(msr_no_free),
+        });
+        if let (Some(plan), Some(figures)) = (&subject.plan, figures) {
+            object["budget_bytes"] = json!(plan.budget);
+            object["arena_bytes"] = json!(figures.arena_bytes);
+            object["pinned_bytes"] = json!(figures.pinned_bytes);
+            object["first_iteration_ns"] = json!(figures.first_iteration_ns);
+        }
+        if let Some(noise) = noise {
+            object["noise"] = json!({
+                "runs": noise.times.len(),
+                "p50_ns": percentile(&noise.times, 50),
+                "p95_ns": percentile(&noise.times, 95),
+                "p99_ns": percentile(&noise.times, 99),
+                "peak_bytes": noise.peak,
+                "late_copies": noise.late,
+            });
+        }
+        return output::json(&object);
+    }
+    let mut table = Table::new(&[("", Side::Left), ("without a plan", Side::Right), ("with", Side::Right)]);
+    table.row(["peak".to_owned(), liveness.peak.to_string(), peak.to_string()]);
+    table.row(["iteration".to_owned(), unplanned.to_string(), run.iteration.to_string()]);
+    let mut text = format!("{table}\n");
+    text += &format!(
+        "memory saving MSR {msr:.4} against liveness, {msr_no_free:.4} against freeing nothing; time ratio EOR {eor:.4}; CBR {:.4} and {:.4}\n",
+        cbr(msr),
+        cbr(msr_no_free)
+    );
+    text += &format!(
+        "waiting: {} for swap-ins, {} for swap-outs, {} at the end; {} late copies\n",
+        run.stalls.swap_in, run.stalls.swap_out, run.stalls.tail, run.late_copies
+    );
+    if let Some(noise) = noise {
+        text += &format!(
+            "{} noisy runs: p50 {}, p95 {}, p99 {}; largest peak {}; {} late copies\n",
+            noise.times.len(),
+            percentile(&noise.times, 50),
+            percentile(&noise.times, 95),
+            percentile(&noise.times, 99),
+            noise.peak,
+            noise.late
+        );
+    }
+    output::data(&text)
+}

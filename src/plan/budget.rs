@@ -1,0 +1,240 @@
+//! The budget loop: decide, write down, place, and again with a tighter target until the arena fits.
+//!
+//! Not for: the decisions themselves.
+
+use std::collections::BTreeMap;
+
+use super::emit::{self, Emitted};
+use super::{place, tensile};
+use crate::device::Profile;
+use crate::job::Graph;
+use crate::job::liveness::Liveness;
+use crate::schedule::{Event, Figures, JobPlan, Latency, Placement, Plan};
+use crate::sim::engine::{self, Durations, Run};
+use crate::sim::program::{Direction, Program};
+use crate::units::{Bytes, Nanos, TensorId};
+
+/// What to plan.
+#[derive(Clone, Debug)]
+pub struct Request<'a> {
+    /// The job.
+    pub graph: &'a Graph,
+    /// Its file, as the plan shall name it, and its hash.
+    pub file: (String, String),
+    /// The device.
+    pub device: &'a Profile,
+    /// One for each operator.
+    pub latencies: &'a [Latency],
+    /// What the arena may not exceed.
+    pub budget: Bytes,
+    /// The planner's switches.
+    pub options: tensile::Options,
+    /// The switches that differ from their defaults, for the plan's record.
+    pub recorded_options: BTreeMap<String, String>,
+}
+
+/// A plan and its noise-free run.
+#[derive(Clone, Debug)]
+pub struct Planned {
+    /// The plan.
+    pub plan: Plan,
+    /// Its program.
+    pub program: Program,
+    /// Its iteration.
+    pub run: Run,
+}
+
+/// The budget can't be met.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Infeasible {
+    /// What was asked for.
+    pub budget: Bytes,
+    /// No plan is below this.
+    pub floor: Bytes,
+    /// The smallest arena that was reached.
+    pub lowest: Bytes,
+    /// What stands in the way.
+    pub blocked: String,
+}
+
+/// No plan.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// The answer is no.
+    #[error("the budget of {} ({} bytes) can't be met: floor {} ({} bytes), lowest reached {} ({} bytes); {}", .0.budget, .0.budget.0, .0.floor, .0.floor.0, .0.lowest, .0.lowest.0, .0.blocked)]
+    Infeasible(Box<Infeasible>),
+    /// The planner contradicted itself: a defect of neap, never the user's fault.
+    #[error("the planner made a plan that it can't simulate ({0}); this is a defect of neap, please report it with the graph")]
+    Defect(String),
+}
+
+/// How often the target is tightened before giving up.
+const TIGHTENINGS: usize = 12;
+
+/// Makes a plan within the budget.
+///
+/// # Errors
+/// [`PlanError::Infeasible`] when there is none to be found.
+pub fn make(request: &Request<'_>) -> Result<Planned, PlanError> {
+    let liveness = Liveness::of(request.graph);
+    let budget = request.budget.0 / 512 * 512;
+    let mut target = budget;
+    let mut lowest = u64::MAX;
+    let mut blocked = String::new();
+    for _ in 0..TIGHTENINGS {
+        let decided = tensile::decide(
+            request.graph,
+            request.latencies,
+            &request.device.link,
+            request.device.pinned_bytes,
+            target,
+            &request.options,
+        );
+        if !decided.reached {
+            lowest = lowest.min(decided.peak.1);
+            if blocked.is_empty() {
+                blocked = blocked_at(request.graph, decided.peak.0, decided.peak.1);
+            }
+            break;
+        }
+        let emitted = emit::events(&decided.ledger);
+        let program = Program::new(request.graph, request.latencies, &emitted.events).map_err(|e| PlanError::Defect(e.to_string()))?;
+        let (program, placements, height) = placed(program, &emitted, budget);
+        if height <= budget {
+            return finish(request, &liveness, emitted, program, placements, height);
+        }
+        lowest = lowest.min(height);
+        blocked = format!("tensors fit by size ({}) but not in one piece: placing them takes {}", Bytes(decided.peak.1), Bytes(height));
+        let step = (height - budget).max(budget / 256).max(512);
+        if step >= target {
+            break;
+        }
+        target = (target - step) / 512 * 512;
+    }
+    let infeasible = Infeasible { budget: request.budget, floor: liveness.floor, lowest: Bytes(lowest), blocked };
+    Err(PlanError::Infeasible(Box::new(infeasible)))
+}
+
+/// The plan with the smallest budget that can be met, found by halving.
+///
+/// # Errors
+/// As [`make`], when not even the unplanned peak can be placed.
+pub fn minimum(request: &Request<'_>) -> Result<Planned, PlanError> {
+    let liveness = Liveness::of(request.graph);
+    let at = |budget: u64| make(&Request { budget: Bytes(budget), ..request.clone() });
+    let (mut low, mut high) = (liveness.floor.0, request.budget.0);
+    let mut best = at(high)?;
+    // Halving ends at a thousandth of the range: planning is quick, but not free.
+    let grain = ((high - low.min(high)) / 1024).max(512);
+    if let Ok(planned) = at(low) {
+        return Ok(planned);
+    }
+    while high > low + grain {
+        let middle = (low + (high - low) / 2) / 512 * 512;
+        match at(middle) {
+            Ok(planned) => {
+                high = planned.plan.figures.arena_bytes.0.min(middle);
+                best = planned;
+            }
+            Err(PlanError::Infeasible(_)) => low = middle,
+            Err(defect) => return Err(defect),
+        }
+    }
+    best.plan.budget = best.plan.figures.arena_bytes;
+    Ok(best)
+}
+
+/// The job without any event, placed: what an unplanned run does.
+///
+/// # Errors
+/// [`PlanError::Defect`] only.
+pub fn unplanned(request: &Request<'_>) -> Result<Planned, PlanError> {
+    let liveness = Liveness::of(request.graph);
+    let program = Program::new(request.graph, request.latencies, &[]).map_err(|e| PlanError::Defect(e.to_string()))?;
+    let emitted = Emitted::default();
+    let (program, placements, height) = placed(program, &emitted, 0);
+    let mut planned = finish(request, &liveness, emitted, program, placements, height)?;
+    planned.plan.planner = "none".to_owned();
+    planned.plan.budget = Bytes(height);
+    Ok(planned)
+}
+
+fn placed(mut program: Program, emitted: &Emitted, budget: u64) -> (Program, Vec<Placement>, u64) {
+    let tied = place::items(&program, emitted);
+    let bare: Vec<place::Item> = tied.iter().map(|(item, _)| item.clone()).collect();
+    let layout = place::place(&bare, budget);
+    let placements = place::placements(&program, &tied, &layout);
+    let by_place: BTreeMap<_, _> = program.residencies.iter().enumerate().map(|(i, r)| (r.place, i)).collect();
+    let order: Vec<(usize, Bytes)> = placements.iter().map(|p| (by_place[&p.place], p.offset)).collect();
+    program.place(&order);
+    (program, placements, layout.height)
+}
+
+fn finish(
+    request: &Request<'_>,
+    liveness: &Liveness,
+    emitted: Emitted,
+    program: Program,
+    placements: Vec<Placement>,
+    height: u64,
+) -> Result<Planned, PlanError> {
+    let link = &request.device.link;
+    let run = engine::run(&program, link, &Durations::nominal(&program, link)).map_err(|e| PlanError::Defect(e.to_string()))?;
+    let mut host_slots = BTreeMap::new();
+    let mut pinned = 0;
+    for event in &emitted.events {
+        if let Event::SwapOut { tensor, .. } | Event::SwapIn { tensor, .. } = event {
+            host_slots.entry(*tensor).or_insert_with(|| {
+                let offset = Bytes(pinned);
+                pinned += request.graph.tensor(*tensor).bytes.in_blocks().0;
+                offset
+            });
+        }
+    }
+    let figures = Figures {
+        peak_bytes: engine::peak(&engine::memory(&program, &run)),
+        arena_bytes: Bytes(height),
+        pinned_bytes: Bytes(pinned),
+        iteration_ns: run.iteration,
+        first_iteration_ns: first_load(request.graph, &program, request.device) + run.iteration,
+        unplanned_peak_bytes: liveness.peak,
+        unplanned_iteration_ns: request.latencies.iter().map(|l| l.time).sum(),
+    };
+    let job = JobPlan {
+        graph: request.file.0.clone(),
+        graph_sha256: request.file.1.clone(),
+        latencies: request.latencies.to_vec(),
+        events: emitted.events,
+        placements,
+        host_slots,
+    };
+    let plan = Plan {
+        planner: "tensile".to_owned(),
+        options: request.recorded_options.clone(),
+        device: request.device.clone(),
+        budget: request.budget,
+        jobs: vec![job],
+        figures,
+    };
+    Ok(Planned { plan, program, run })
+}
+
+/// Loading what starts on the device, one tensor after the other.
+fn first_load(graph: &Graph, program: &Program, device: &Profile) -> Nanos {
+    let starters = program.residencies.iter().filter(|r| r.begin == crate::sim::program::Begin::Iteration);
+    starters.filter_map(|r| r.tensor).map(|t| engine::copy_time(&device.link, Direction::H2d, graph.tensor(t).bytes, false)).sum()
+}
+
+fn blocked_at(graph: &Graph, slot: usize, load: u64) -> String {
+    let Some(operator) = graph.operators.get(slot / 2) else { return "the end of the iteration".to_owned() };
+    let mut touched: Vec<(Bytes, TensorId)> = operator.touches().into_iter().map(|t| (graph.tensor(t).bytes, t)).collect();
+    touched.sort_by_key(|&(bytes, t)| (std::cmp::Reverse(bytes), t));
+    let names: Vec<String> = touched.iter().take(3).map(|(bytes, t)| format!("{} ({bytes})", graph.tensor(*t).name)).collect();
+    format!(
+        "blocked at operator `{}` ({}) which stands at {}: it works on {}, and nothing else there can leave",
+        operator.name,
+        operator.kind,
+        Bytes(load),
+        names.join(", ")
+    )
+}

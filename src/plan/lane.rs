@@ -1,0 +1,95 @@
+//! One direction of the link as a list of busy intervals: feasible intervals for copies.
+//!
+//! TENSILE's swap scheduling (section IV-C, Algorithm 2) looks for the earliest interval for a swap-out
+//! and the latest for a swap-in. Not for: what the link really does ([`crate::sim::engine`]).
+
+/// Busy intervals of one direction, sorted, disjoint, half-open, in nanoseconds.
+#[derive(Clone, Debug, Default)]
+pub struct Lane {
+    busy: Vec<(u64, u64)>,
+}
+
+impl Lane {
+    /// The earliest start of `length` free nanoseconds within `from..until`.
+    #[must_use]
+    pub fn earliest(&self, from: u64, until: u64, length: u64) -> Option<u64> {
+        let mut start = from;
+        let mut next = self.busy.partition_point(|b| b.1 <= from);
+        loop {
+            if start.checked_add(length)? > until {
+                return None;
+            }
+            match self.busy.get(next) {
+                Some(&(s, e)) if s < start + length => {
+                    start = start.max(e);
+                    next += 1;
+                }
+                _ => return Some(start),
+            }
+        }
+    }
+
+    /// The latest start of `length` free nanoseconds within `from..until`.
+    #[must_use]
+    pub fn latest(&self, from: u64, until: u64, length: u64) -> Option<u64> {
+        let mut end = until;
+        let mut next = self.busy.partition_point(|b| b.0 < until);
+        loop {
+            let start = end.checked_sub(length)?;
+            if start < from {
+                return None;
+            }
+            match next.checked_sub(1).map(|i| self.busy[i]) {
+                Some((s, e)) if e > start => {
+                    end = end.min(s);
+                    next -= 1;
+                }
+                _ => return Some(start),
+            }
+        }
+    }
+
+    /// Takes `start..start + length`, which must be free.
+    pub fn take(&mut self, start: u64, length: u64) {
+        let at = self.busy.partition_point(|b| b.0 < start);
+        self.busy.insert(at, (start, start + length));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn finds_the_ends_of_gaps() {
+        let mut lane = Lane::default();
+        lane.take(10, 10);
+        lane.take(30, 10);
+        assert_eq!(lane.earliest(0, 100, 10), Some(0));
+        assert_eq!(lane.earliest(1, 100, 10), Some(20));
+        assert_eq!(lane.earliest(5, 100, 11), Some(40));
+        assert_eq!(lane.latest(0, 100, 10), Some(90));
+        assert_eq!(lane.latest(0, 45, 10), Some(20));
+        assert_eq!(lane.latest(0, 29, 10), Some(0));
+        assert_eq!(lane.latest(5, 29, 10), None);
+        assert_eq!(lane.earliest(0, 9, 10), None);
+    }
+
+    proptest! {
+        #[test]
+        fn agrees_with_trying_every_start(taken in proptest::collection::vec((0u64..60, 1u64..8), 0..8), from in 0u64..60, width in 0u64..60, length in 1u64..10) {
+            let mut lane = Lane::default();
+            for (start, len) in taken {
+                if lane.earliest(start, start + len, len) == Some(start) {
+                    lane.take(start, len);
+                }
+            }
+            let until = from + width;
+            let free = |s: u64| lane.busy.iter().all(|&(a, b)| s + length <= a || s >= b);
+            let fits: Vec<u64> = (from..=until).filter(|&s| s + length <= until && free(s)).collect();
+            prop_assert_eq!(lane.earliest(from, until, length), fits.first().copied());
+            prop_assert_eq!(lane.latest(from, until, length), fits.last().copied());
+        }
+    }
+}

@@ -1,0 +1,369 @@
+//! The planner `tensile`: TENSILE (Zhang et al., 2023), Algorithms 1 to 3, for one job.
+//!
+//! Round by round it finds the peak, takes the largest tensor there that rests between two uses, and
+//! looks for a free interval of the link to take it out before the peak (as early as can be) and one to
+//! bring it back before its next use (as late as can be). Its remaining gaps follow greedily. Parameters and
+//! optimizer states rest round the end of the iteration: out in the optimize phase, back before their
+//! first use in the next. Where nothing at the peak can be swapped in time, the tensor that frees most bytes
+//! per second of recomputing (MSPS) is recomputed from inputs that were never released. The paper's fallback,
+//! passive swapping, comes last: a copy that the compute stream may have to wait for.
+//!
+//! Departures from the paper: accounting is physical and in program order, so a plan stays safe when latencies
+//! are wrong; rounds go on until the budget is met. Each part is a switch in [`Options`].
+//! Cost: O(rounds · (slots + tensors at the peak)). Not for: other planners, several jobs.
+
+use super::lane::Lane;
+use super::ledger::{Gap, Ledger};
+use crate::device::Link;
+use crate::schedule::Latency;
+use crate::sim::engine::copy_time;
+use crate::sim::program::Direction;
+use crate::units::{Bytes, OpId, TensorId};
+
+/// The planner's switches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Swap tensors (Algorithm 2).
+    pub swap: bool,
+    /// Swap parameters and optimizer states round the end of the iteration.
+    pub across: bool,
+    /// Recompute by MSPS (Algorithm 3).
+    pub recompute: bool,
+    /// Swap with waiting where nothing else is left.
+    pub passive: bool,
+    /// Let passive swaps start early and end late where bytes allow.
+    pub prefetch: bool,
+    /// End the rounds without waiting when the last three gained less than 0.05 % and more than 100 ran.
+    pub stop_rule: bool,
+    /// The largest share of tensors that may be swapped, in percent (the paper's max swapping rate).
+    pub max_swap_rate: u32,
+    /// Leave smaller tensors alone while there is anything else.
+    pub min_swap: Bytes,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            swap: true,
+            across: true,
+            recompute: true,
+            passive: true,
+            prefetch: true,
+            stop_rule: true,
+            max_swap_rate: 100,
+            min_swap: Bytes(64 << 10),
+        }
+    }
+}
+
+/// How far the decisions came.
+#[derive(Clone, Debug)]
+pub struct Decided<'a> {
+    /// The decisions.
+    pub ledger: Ledger<'a>,
+    /// Slot and load at the end.
+    pub peak: (usize, u64),
+    /// The load is within the target.
+    pub reached: bool,
+}
+
+/// Decides until no slot's load exceeds `target`, or nothing is left to do.
+#[must_use]
+pub fn decide<'a>(graph: &'a crate::job::Graph, latencies: &[Latency], link: &Link, pinned: Bytes, target: u64, options: &Options) -> Decided<'a> {
+    let mut planner = Planner::new(graph, latencies, link, pinned, options);
+    planner.rounds(target);
+    if options.prefetch {
+        planner.widen_passive(target);
+    }
+    let peak = planner.ledger.peak();
+    Decided { reached: peak.1 <= target, peak, ledger: planner.ledger }
+}
+
+struct Planner<'a, 'o> {
+    ledger: Ledger<'a>,
+    link: &'o Link,
+    options: &'o Options,
+    /// Nominal start of each operator, and the end of the last.
+    time: Vec<u64>,
+    latencies: &'o [Latency],
+    out: Lane,
+    back: Lane,
+    swapped: Vec<bool>,
+    swapped_count: usize,
+    pinned_left: u64,
+}
+
+/// The stop rule of the paper's published code: rounds before it applies, rounds it looks back over.
+const STOP_AFTER: usize = 100;
+const STOP_WINDOW: usize = 3;
+
+impl<'a, 'o> Planner<'a, 'o> {
+    fn new(graph: &'a crate::job::Graph, latencies: &'o [Latency], link: &'o Link, pinned: Bytes, options: &'o Options) -> Self {
+        let mut time = Vec::with_capacity(latencies.len() + 1);
+        let mut now = 0;
+        time.push(0);
+        for latency in latencies {
+            now += latency.time.0;
+            time.push(now);
+        }
+        Self {
+            ledger: Ledger::new(graph),
+            link,
+            options,
+            time,
+            latencies,
+            out: Lane::default(),
+            back: Lane::default(),
+            swapped: vec![false; graph.tensors.len()],
+            swapped_count: 0,
+            pinned_left: pinned.0,
+        }
+    }
+
+    fn rounds(&mut self, target: u64) {
+        let mut peaks: Vec<u64> = Vec::new();
+        let mut in_time = self.options.swap;
+        loop {
+            let (slot, load) = self.ledger.peak();
+            if load <= target {
+                return;
+            }
+            peaks.push(load);
+            if in_time && self.options.stop_rule && peaks.len() > STOP_AFTER {
+                let before = peaks[peaks.len() - 1 - STOP_WINDOW];
+                in_time = u128::from(before - load.min(before)) * 2000 >= u128::from(before);
+            }
+            let candidates = self.at_peak(slot);
+            if in_time && self.swap_in_time(slot, &candidates) {
+                continue;
+            }
+            if self.options.recompute && self.recompute(slot, load, &candidates) {
+                continue;
+            }
+            if self.options.passive && self.options.swap && self.swap_passively(slot, &candidates) {
+                continue;
+            }
+            return;
+        }
+    }
+
+    /// Tensors that rest over the slot, largest first: the paper's memory peak tensors less those in use.
+    fn at_peak(&self, slot: usize) -> Vec<(TensorId, usize)> {
+        let mut found: Vec<(TensorId, usize)> = Vec::new();
+        for index in 0..self.ledger.accounts.len() {
+            let tensor = TensorId::of(index);
+            if let Some(gap) = self.ledger.gap_over(tensor, slot)
+                && self.ledger.accounts[index].gaps[gap] == Gap::Keep
+                && self.ledger.accounts[index].bytes > 0
+            {
+                found.push((tensor, gap));
+            }
+        }
+        found.sort_by_key(|&(t, gap)| (std::cmp::Reverse(self.ledger.accounts[t.index()].bytes), t, gap));
+        found
+    }
+
+    fn may_swap(&self, tensor: TensorId, gap: usize) -> bool {
+        let account = &self.ledger.accounts[tensor.index()];
+        let round = account.long_lived && gap + 1 == account.gaps.len();
+        if round && !self.options.across {
+            return false;
+        }
+        self.swapped[tensor.index()]
+            || (account.bytes <= self.pinned_left
+                && (self.swapped_count + 1) * 100 <= self.options.max_swap_rate as usize * self.ledger.accounts.len())
+    }
+
+    fn note_swapped(&mut self, tensor: TensorId) {
+        if !std::mem::replace(&mut self.swapped[tensor.index()], true) {
+            self.swapped_count += 1;
+            self.pinned_left -= self.ledger.accounts[tensor.index()].bytes;
+        }
+    }
+
+    /// The largest candidate that the link can take out before the peak and bring back in time.
+    fn swap_in_time(&mut self, slot: usize, candidates: &[(TensorId, usize)]) -> bool {
+        for &(tensor, gap) in candidates {
+            if self.ledger.accounts[tensor.index()].bytes < self.options.min_swap.0 {
+                break;
+            }
+            if self.may_swap(tensor, gap) && self.try_swap(tensor, gap, Some(slot)) {
+                self.remaining_gaps(tensor, gap);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// The other gaps of a tensor that has a host copy now, as far as the link has room.
+    fn remaining_gaps(&mut self, tensor: TensorId, done: usize) {
+        for gap in 0..self.ledger.accounts[tensor.index()].gaps.len() {
+            if gap != done && self.ledger.accounts[tensor.index()].gaps[gap] == Gap::Keep && self.ledger.clean(tensor, gap) {
+                self.try_swap(tensor, gap, None);
+            }
+        }
+    }
+
+    /// Looks for intervals on the link that relieve `slot` (or the gap at all), and decides the swap if there are.
+    fn try_swap(&mut self, tensor: TensorId, gap: usize, slot: Option<usize>) -> bool {
+        let (p, n, round) = self.ledger.ends(tensor, gap);
+        let bytes = self.ledger.graph.tensor(tensor).bytes;
+        let clean = self.ledger.clean(tensor, gap);
+        let end = *self.time.last().unwrap_or(&0);
+        let (leaves, wanted) = (self.time[p as usize + 1], self.time[n as usize]);
+        // The peak lies after the departure in this iteration, or (round the end only) before the return in the next.
+        let in_head = round && slot.is_some_and(|q| q < 2 * n as usize);
+        let peak_start = slot.map(|q| self.time[q / 2]);
+        let peak_end = slot.map(|q| self.time[q / 2 + q % 2]);
+        let out_length = if clean { 0 } else { copy_time(self.link, Direction::D2h, bytes, true).0 };
+        let deadline = match peak_start {
+            Some(start) if !in_head => start,
+            _ if round => end,
+            _ => wanted,
+        };
+        let Some(out_at) = (if clean { Some(leaves) } else { self.out.earliest(leaves, deadline, out_length) }) else { return false };
+        let gone = out_at + out_length;
+        let back_length = copy_time(self.link, Direction::H2d, bytes, true).0;
+        let earliest = match (round, in_head) {
+            (true, false) => 0,
+            (true, true) => peak_end.unwrap_or(0),
+            (false, _) => peak_end.unwrap_or(0).max(gone),
+        };
+        let Some(back_at) = self.back.latest(earliest, wanted, back_length) else { return false };
+        // Without a peak to relieve, a swap must at least free one whole operator.
+        let out_until = if clean { 2 * p + 1 } else { self.slot_before(gone).max(2 * p + 1) };
+        let back_from = self.place_by(back_at);
+        if slot.is_none() && !round && back_from < out_until + 3 {
+            return false;
+        }
+        let out_after = self.place_by(out_at).saturating_sub(2) / 2;
+        let decision = Gap::Swap { out_until, back_from, out_after: out_after.max(p), starts: (out_at, back_at), passive: false };
+        if slot.is_some_and(|q| !self.ledger.relieves(tensor, gap, decision, q)) {
+            return false;
+        }
+        if !clean {
+            self.out.take(out_at, out_length);
+        }
+        self.back.take(back_at, back_length);
+        self.ledger.decide(tensor, gap, decision);
+        self.note_swapped(tensor);
+        true
+    }
+
+    /// The slot of the last operator that starts before an instant.
+    fn slot_before(&self, instant: u64) -> u32 {
+        let operators = self.time.len() - 1;
+        let started = self.time[..operators].partition_point(|&t| t < instant);
+        2 * u32::try_from(started.max(1) - 1).unwrap_or(u32::MAX / 2) + 1
+    }
+
+    /// The slot right after the last operator that has ended by an instant.
+    fn place_by(&self, instant: u64) -> u32 {
+        2 * u32::try_from(self.time[1..].partition_point(|&t| t <= instant)).unwrap_or(u32::MAX / 2)
+    }
+
+    /// Recomputes the candidate with the most bytes freed per second (TENSILE section IV-D).
+    fn recompute(&mut self, slot: usize, load: u64, candidates: &[(TensorId, usize)]) -> bool {
+        let mut best: Option<(u128, u128, TensorId, usize, Vec<OpId>)> = None;
+        for &(tensor, gap) in candidates {
+            let (_, before, _) = self.ledger.ends(tensor, gap);
+            if !self.ledger.relieves(tensor, gap, Gap::Recompute, slot) {
+                continue;
+            }
+            let Some(chain) = self.ledger.chain(tensor, gap) else { continue };
+            if self.ledger.load_with_chain(tensor, before, &chain) >= load {
+                continue;
+            }
+            let bytes = u128::from(self.ledger.accounts[tensor.index()].bytes);
+            let time: u128 = chain.iter().map(|id| u128::from(self.latencies[id.index()].time.0)).sum::<u128>().max(1);
+            if best.as_ref().is_none_or(|b| bytes * b.1 > b.0 * time) {
+                best = Some((bytes, time, tensor, gap, chain));
+            }
+        }
+        let Some((_, _, tensor, gap, chain)) = best else { return false };
+        self.ledger.recompute(tensor, gap, chain);
+        true
+    }
+
+    /// Frees bytes at the slot whatever it costs: first swaps that linger there leave at once, then the largest rest is swapped.
+    fn swap_passively(&mut self, slot: usize, candidates: &[(TensorId, usize)]) -> bool {
+        let mut lingering: Option<(u64, TensorId, usize)> = None;
+        for (index, account) in self.ledger.accounts.iter().enumerate() {
+            let tensor = TensorId::of(index);
+            let Some(gap) = self.ledger.gap_over(tensor, slot) else { continue };
+            if matches!(account.gaps[gap], Gap::Swap { .. })
+                && !self.ledger.relieves(tensor, gap, account.gaps[gap], slot)
+                && lingering.is_none_or(|l| account.bytes > l.0)
+            {
+                lingering = Some((account.bytes, tensor, gap));
+            }
+        }
+        let chosen = lingering
+            .map(|l| (l.1, l.2))
+            .or_else(|| candidates.iter().copied().find(|&(tensor, gap)| self.may_swap(tensor, gap)));
+        let Some((tensor, gap)) = chosen else { return false };
+        let mut decision = self.ledger.tightest(tensor, gap);
+        if let Gap::Swap { starts, .. } = &mut decision {
+            let (p, n, _) = self.ledger.ends(tensor, gap);
+            *starts = (self.time[p as usize + 1], self.time[n as usize]);
+        }
+        self.ledger.decide(tensor, gap, decision);
+        self.note_swapped(tensor);
+        true
+    }
+
+    /// Passive swaps linger and come back as early as the target leaves bytes for, so that fewer operators wait.
+    fn widen_passive(&mut self, target: u64) {
+        let mut passive: Vec<(u32, TensorId, usize)> = Vec::new();
+        for (index, account) in self.ledger.accounts.iter().enumerate() {
+            for (gap, decision) in account.gaps.iter().enumerate() {
+                if matches!(decision, Gap::Swap { passive: true, .. }) {
+                    let tensor = TensorId::of(index);
+                    passive.push((self.ledger.ends(tensor, gap).1, tensor, gap));
+                }
+            }
+        }
+        passive.sort_unstable();
+        for (_, tensor, gap) in passive {
+            self.widen(tensor, gap, target);
+        }
+    }
+
+    fn widen(&mut self, tensor: TensorId, gap: usize, target: u64) {
+        let Gap::Swap { mut out_until, mut back_from, out_after, mut starts, passive } = self.ledger.accounts[tensor.index()].gaps[gap] else {
+            return;
+        };
+        let (p, n, round) = self.ledger.ends(tensor, gap);
+        let bytes = self.ledger.accounts[tensor.index()].bytes;
+        let raw = self.ledger.graph.tensor(tensor).bytes;
+        let wanted = self.time[n as usize];
+        let back_length = copy_time(self.link, Direction::H2d, raw, true).0;
+        let earliest = if round { 0 } else { self.time[p as usize + 1] };
+        if let Some(at) = self.back.latest(earliest, wanted, back_length) {
+            self.back.take(at, back_length);
+            starts.1 = at;
+            let ideal = self.place_by(at).max(if round { 0 } else { out_until + 1 });
+            while back_from > ideal && self.fits(back_from as usize - 2, back_from as usize, bytes, target) {
+                back_from -= 2;
+            }
+        }
+        if !self.ledger.clean(tensor, gap) {
+            let out_length = copy_time(self.link, Direction::D2h, raw, true).0;
+            let until = if round { *self.time.last().unwrap_or(&0) } else { wanted };
+            if let Some(at) = self.out.earliest(self.time[p as usize + 1], until, out_length) {
+                self.out.take(at, out_length);
+                starts.0 = at;
+                let last = if round { self.ledger.slots() as u32 - 2 } else { back_from.saturating_sub(1) };
+                let ideal = self.slot_before(at + out_length).min(last);
+                while out_until + 2 <= ideal && self.fits(out_until as usize + 1, out_until as usize + 3, bytes, target) {
+                    out_until += 2;
+                }
+            }
+        }
+        self.ledger.decide(tensor, gap, Gap::Swap { out_until, back_from, out_after, starts, passive });
+    }
+
+    fn fits(&self, from: usize, until: usize, bytes: u64, target: u64) -> bool {
+        self.ledger.load[from..until].iter().all(|&load| load + bytes <= target)
+    }
+}

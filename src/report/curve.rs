@@ -1,0 +1,352 @@
+//! Memory over time as SVG: step curves, softly filled, with lines for budget and floor.
+//!
+//! Text is left to the viewer's sans-serif font. The same input gives the same bytes. Hundreds of
+//! thousands of points are thinned to what a pixel column can show: where the curve enters it, its lowest and
+//! highest value there, where it leaves. Not for: other kinds of plot.
+
+use std::fmt::Write as _;
+use std::io;
+use std::ops::Range;
+
+use plotters::coord::Shift;
+use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, ValueFormatter};
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+
+use super::plain;
+use crate::units::{Bytes, Nanos};
+
+/// A value over time.
+#[derive(Clone, Copy, Debug)]
+pub struct Curve<'a> {
+    /// For the legend.
+    pub name: &'a str,
+    /// The value from each instant on, in order of time. The last point is where the curve ends.
+    pub points: &'a [(Nanos, Bytes)],
+}
+
+/// A level to hold the curves against.
+#[derive(Clone, Copy, Debug)]
+pub struct Line<'a> {
+    /// Written at its end.
+    pub name: &'a str,
+    /// Where it is.
+    pub value: Bytes,
+}
+
+const SIZE: (u32, u32) = (960, 480);
+/// Room around the plot: for title and legend, for the names of lines, and for the axes.
+const TOP: u32 = 72;
+const RIGHT: u32 = 118;
+const LEFT: u32 = 76;
+const BOTTOM: u32 = 52;
+/// Of that, what axes and their titles take.
+const AXIS_LEFT: u32 = 58;
+const AXIS_BOTTOM: u32 = 42;
+/// Pixel columns that curves are thinned to; each keeps at most four points.
+const COLUMNS: u64 = (SIZE.0 - LEFT - RIGHT) as u64;
+
+/// Okabe and Ito's colours, which the colour-blind can tell apart; vermilion and blue first.
+const COLOURS: [RGBColor; 6] = [
+    RGBColor(213, 94, 0),
+    RGBColor(0, 114, 178),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(230, 159, 0),
+    RGBColor(86, 180, 233),
+];
+const INK: RGBColor = RGBColor(38, 38, 38);
+const FAINT: RGBColor = RGBColor(110, 110, 110);
+const GRID: RGBColor = RGBColor(228, 228, 228);
+
+/// Draws curves and lines below a title, as an SVG document.
+///
+/// # Errors
+/// When the drawing library fails, which drawing into memory gives no reason for.
+pub fn svg(title: &str, curves: &[Curve<'_>], lines: &[Line<'_>]) -> io::Result<String> {
+    let mut out = String::new();
+    {
+        let root = SVGBackend::with_string(&mut out, SIZE).into_drawing_area();
+        draw(&root, title, curves, lines).and_then(|()| root.present()).map_err(|e| io::Error::other(e.to_string()))?;
+    }
+    Ok(out)
+}
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+type Drawn = Result<(), DrawingAreaErrorKind<io::Error>>;
+
+fn draw(root: &Area<'_>, title: &str, curves: &[Curve<'_>], lines: &[Line<'_>]) -> Drawn {
+    root.fill(&WHITE)?;
+    let end = curves.iter().filter_map(|c| c.points.last()).map(|p| p.0.0).max().unwrap_or(0).max(1);
+    let values = curves.iter().flat_map(|c| c.points).map(|p| p.1).chain(lines.iter().map(|l| l.value));
+    let highest = values.max().unwrap_or(Bytes::ZERO).0.max(1);
+    let (time, memory) = (Scale::of(end, &TIMES, 8), Scale::of(highest, &SIZES, 6));
+    // A little air above the highest value.
+    let top = highest.saturating_add(highest / 16);
+
+    let mut chart = ChartBuilder::on(root)
+        .margin_top(TOP)
+        .margin_right(RIGHT)
+        .margin_left(LEFT - AXIS_LEFT)
+        .margin_bottom(BOTTOM - AXIS_BOTTOM)
+        .set_label_area_size(LabelAreaPosition::Left, AXIS_LEFT)
+        .set_label_area_size(LabelAreaPosition::Bottom, AXIS_BOTTOM)
+        .build_cartesian_2d(Axis { scale: &time, highest: end }, Axis { scale: &memory, highest: top })?;
+    chart
+        .configure_mesh()
+        .bold_line_style(GRID)
+        .light_line_style(TRANSPARENT)
+        .axis_style(FAINT)
+        .x_labels(16)
+        .y_labels(16)
+        .label_style(font(12, &FAINT))
+        .axis_desc_style(font(12, &INK))
+        .x_desc(format!("time ({})", time.unit))
+        .y_desc(format!("device memory ({})", memory.unit))
+        .draw()?;
+
+    let drawn: Vec<Vec<_>> = curves
+        .iter()
+        .map(|curve| steps(&thin(curve.points, end)).into_iter().map(|(t, v)| (time.units(t.0), memory.units(v.0))).collect())
+        .collect();
+    // Every area before any outline, so that none dulls another.
+    for (corners, colour) in drawn.iter().zip(COLOURS.iter().cycle()) {
+        chart.draw_series(AreaSeries::new(corners.iter().copied(), 0.0, colour.mix(0.14)))?;
+    }
+    for (corners, colour) in drawn.into_iter().zip(COLOURS.iter().cycle()) {
+        chart.draw_series(LineSeries::new(corners, colour.stroke_width(2)))?;
+    }
+
+    let mut labels = Vec::new();
+    for line in lines {
+        let y = memory.units(line.value.0);
+        let across = [(0.0, y), (time.units(end), y)];
+        chart.draw_series(DashedLineSeries::new(across, 6, 4, INK.stroke_width(1)))?;
+        labels.push((chart.backend_coord(&across[1]), line));
+    }
+    names(root, labels)?;
+    legend(root, title, curves)
+}
+
+/// Writes each line's name and value at its right end, moved down where it would cover the one above.
+fn names(root: &Area<'_>, mut labels: Vec<((i32, i32), &Line<'_>)>) -> Drawn {
+    const HEIGHT: i32 = 30;
+    labels.sort_by_key(|((_, y), _)| *y);
+    let bottom = (SIZE.1 - BOTTOM) as i32;
+    let mut free = i32::MIN;
+    let count = labels.len() as i32;
+    for (index, ((x, y), line)) in labels.into_iter().enumerate() {
+        // Not below the plot either, with those still to come.
+        let y = (y - HEIGHT / 2).min(bottom - HEIGHT * (count - index as i32)).max(free);
+        free = y + HEIGHT;
+        let at = |dy| (x + 8, y + dy);
+        root.draw(&Text::new(cut(line.name, 18), at(2), font(12, &INK)))?;
+        root.draw(&Text::new(size(line.value), at(16), font(12, &FAINT)))?;
+    }
+    Ok(())
+}
+
+/// Writes the title, and below it each curve's name and peak behind a swatch of its colour.
+fn legend(root: &Area<'_>, title: &str, curves: &[Curve<'_>]) -> Drawn {
+    let left = LEFT as i32;
+    root.draw(&Text::new(cut(title, 90), (left, 14), font(17, &INK)))?;
+    let mut x = left;
+    for (curve, colour) in curves.iter().zip(COLOURS.iter().cycle()) {
+        let peak = curve.points.iter().map(|p| p.1).max().unwrap_or(Bytes::ZERO);
+        let text = format!("{}, peak {}", cut(curve.name, 40), size(peak));
+        root.draw(&Rectangle::new([(x, 44), (x + 14, 54)], colour.mix(0.25).filled()))?;
+        root.draw(&Rectangle::new([(x, 44), (x + 14, 54)], colour.stroke_width(2)))?;
+        // About as wide as sans-serif letters of this size are.
+        let width = text.chars().count() as i32 * 13 / 2;
+        root.draw(&Text::new(text, (x + 21, 43), font(12, &INK)))?;
+        x += 21 + width + 26;
+    }
+    Ok(())
+}
+
+/// A size with two decimals, rounded down, in the unit an axis up to it would have.
+fn size(value: Bytes) -> String {
+    let scale = Scale::of(value.0, &SIZES, 8);
+    let (whole, rest) = (value.0 / scale.one, value.0 % scale.one);
+    let hundredths = u128::from(rest) * 100 / u128::from(scale.one);
+    if scale.one == 1 { format!("{whole} {}", scale.unit) } else { format!("{whole}.{hundredths:02} {}", scale.unit) }
+}
+
+/// A sans-serif font of `pixels`: the SVG writer divides sizes by 1.24.
+fn font(pixels: u32, colour: &RGBColor) -> TextStyle<'static> {
+    ("sans-serif", f64::from(pixels) * 1.24).into_font().color(colour).pos(Pos::new(HPos::Left, VPos::Top))
+}
+
+/// At most `longest` characters on one line.
+fn cut(text: &str, longest: usize) -> String {
+    let text = plain(text);
+    if text.chars().count() <= longest {
+        return text.into_owned();
+    }
+    text.chars().take(longest - 1).chain(['…']).collect()
+}
+
+/// Keeps of each pixel column where the curve enters it, its lowest, its highest and its last value.
+fn thin(points: &[(Nanos, Bytes)], end: u64) -> Vec<(Nanos, Bytes)> {
+    let column = |t: Nanos| u128::from(t.0) * u128::from(COLUMNS) / u128::from(end);
+    let mut kept = Vec::new();
+    for run in points.chunk_by(|a, b| column(a.0) == column(b.0)) {
+        let by = |index: &usize| run[*index].1;
+        let indices = 0..run.len();
+        let mut keep = vec![0, run.len() - 1];
+        keep.extend(indices.clone().min_by_key(by));
+        keep.extend(indices.max_by_key(by));
+        keep.sort_unstable();
+        keep.dedup();
+        kept.extend(keep.into_iter().map(|index| run[index]));
+    }
+    kept
+}
+
+/// The corners of a step curve.
+fn steps(points: &[(Nanos, Bytes)]) -> Vec<(Nanos, Bytes)> {
+    let mut corners: Vec<(Nanos, Bytes)> = Vec::with_capacity(points.len() * 2);
+    for &(t, v) in points {
+        if let Some(&(_, before)) = corners.last()
+            && before != v
+        {
+            corners.push((t, before));
+        }
+        corners.push((t, v));
+    }
+    corners
+}
+
+const TIMES: [(&str, u64); 4] = [("s", 1_000_000_000), ("ms", 1_000_000), ("µs", 1_000), ("ns", 1)];
+const SIZES: [(&str, u64); 5] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("bytes", 1)];
+
+/// An axis: its unit, and ticks 1, 2 or 5 times a power of ten apart.
+struct Scale {
+    unit: &'static str,
+    one: u64,
+    /// Distance of ticks: `step` · 10^-`decimals` units.
+    step: u64,
+    decimals: u32,
+}
+
+impl Scale {
+    /// For values up to `highest` in the largest unit of which it has two, with at most `most` ticks above zero.
+    fn of(highest: u64, units: &[(&'static str, u64)], most: u128) -> Self {
+        let fits = units.iter().find(|(_, one)| highest / 2 >= *one).or(units.last());
+        let (unit, one) = fits.copied().unwrap_or(("", 1));
+        // From a hundredth of a unit up; nothing is finer, since there are two units at least or the unit is indivisible.
+        let finest: u32 = if one == 1 { 0 } else { 2 };
+        let mut steps = (0..18).flat_map(|power| [1, 2, 5].map(|m| m * 10u64.pow(power)));
+        let few = |step: &u64| u128::from(highest) * 10u128.pow(finest) / (u128::from(*step) * u128::from(one)) <= most;
+        let step = steps.find(few).unwrap_or(5 * 10u64.pow(17));
+        let mut scale = Self { unit, one, step, decimals: finest };
+        while scale.decimals > 0 && scale.step.is_multiple_of(10) {
+            scale.step /= 10;
+            scale.decimals -= 1;
+        }
+        scale
+    }
+
+    fn units(&self, value: u64) -> f64 {
+        value as f64 / self.one as f64
+    }
+
+    fn ticks(&self, highest: u64) -> Vec<f64> {
+        let divisor = 10u64.pow(self.decimals) as f64;
+        (0u64..).map(|n| (n * self.step) as f64 / divisor).take_while(|tick| *tick <= self.units(highest)).collect()
+    }
+
+    fn label(&self, tick: f64) -> String {
+        let mut text = String::new();
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{tick:.*}", self.decimals as usize);
+        text
+    }
+}
+
+/// A scale from zero to `highest`, as the drawing library wants it.
+struct Axis<'a> {
+    scale: &'a Scale,
+    highest: u64,
+}
+
+impl Ranged for Axis<'_> {
+    type FormatOption = NoDefaultFormatting;
+    type ValueType = f64;
+
+    fn map(&self, value: &f64, limit: (i32, i32)) -> i32 {
+        let share = value / self.scale.units(self.highest);
+        limit.0 + (f64::from(limit.1 - limit.0) * share).round() as i32
+    }
+
+    fn key_points<Hint: KeyPointHint>(&self, _: Hint) -> Vec<f64> {
+        self.scale.ticks(self.highest)
+    }
+
+    fn range(&self) -> Range<f64> {
+        0.0..self.scale.units(self.highest)
+    }
+}
+
+impl ValueFormatter<f64> for Axis<'_> {
+    fn format_ext(&self, value: &f64) -> String {
+        self.scale.label(*value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn points(all: &[(u64, u64)]) -> Vec<(Nanos, Bytes)> {
+        all.iter().map(|&(t, v)| (Nanos(t), Bytes(v))).collect()
+    }
+
+    #[test]
+    fn steps_turn_corners() {
+        assert_eq!(steps(&points(&[(0, 5), (3, 7), (4, 7), (9, 0)])), points(&[(0, 5), (3, 5), (3, 7), (4, 7), (9, 7), (9, 0)]));
+        assert_eq!(steps(&[]), []);
+    }
+
+    #[test]
+    fn thinning_keeps_every_peak_and_both_ends() {
+        let end = 1_000_000;
+        let all: Vec<_> =
+            (0..=end).step_by(5).map(|t| (Nanos(t), Bytes(t * 7_919 % 1_009 + if t == 123_455 { 5_000 } else { 0 }))).collect();
+        let thinned = thin(&all, end);
+        assert!(thinned.len() <= 4 * (COLUMNS as usize + 1), "{}", thinned.len());
+        assert!(thinned.contains(&(Nanos(123_455), Bytes(123_455 * 7_919 % 1_009 + 5_000))));
+        assert_eq!((thinned.first(), thinned.last()), (all.first(), all.last()));
+        assert!(thinned.is_sorted_by_key(|p| p.0));
+    }
+
+    #[test]
+    fn ticks_are_round_in_the_fitting_unit() {
+        let labels = |highest, units: &[_], most| {
+            let scale = Scale::of(highest, units, most);
+            (scale.unit, scale.ticks(highest).into_iter().map(|t| scale.label(t)).collect::<Vec<_>>().join(" "))
+        };
+        assert_eq!(labels(15_600_000_000, &TIMES, 8), ("s", "0 2 4 6 8 10 12 14".to_owned()));
+        assert_eq!(labels(2_000_000, &TIMES, 8), ("ms", "0.0 0.5 1.0 1.5 2.0".to_owned()));
+        assert_eq!(labels(1_999_999, &TIMES, 8), ("µs", "0 500 1000 1500".to_owned()));
+        assert_eq!(labels(3 << 30, &SIZES, 6), ("GiB", "0.0 0.5 1.0 1.5 2.0 2.5 3.0".to_owned()));
+        assert_eq!(labels(1, &SIZES, 6), ("bytes", "0 1".to_owned()));
+        assert_eq!(labels(u64::MAX, &SIZES, 6).0, "TiB");
+    }
+
+    #[test]
+    fn the_same_input_gives_the_same_bytes_and_odd_input_no_panic() {
+        let one = points(&[(0, 10 << 20), (5_000, 30 << 20), (9_000, 0)]);
+        let curves = [Curve { name: "before <&>", points: &one }, Curve { name: "nothing", points: &[] }];
+        let lines = [Line { name: "budget", value: Bytes(20 << 20) }, Line { name: "floor", value: Bytes(20 << 20) }];
+        let first = svg("a \u{0} title", &curves, &lines).unwrap();
+        assert_eq!(first, svg("a \u{0} title", &curves, &lines).unwrap());
+        for part in ["<svg ", "before &lt;&amp;&gt;, peak 30.00 MiB", "budget", "floor", "device memory (MiB)", "time (µs)", "</svg>"] {
+            assert!(first.contains(part), "{part}: {first}");
+        }
+        assert!(!first.contains('\0'));
+        assert!(svg("", &[], &[]).unwrap().contains("</svg>"));
+        let extreme = points(&[(u64::MAX, u64::MAX)]);
+        assert!(svg("", &[Curve { name: "", points: &extreme }], &[]).is_ok());
+    }
+}

@@ -1,0 +1,487 @@
+//! A plan's events read into what runs: steps, copies and residencies, and what each waits for.
+//!
+//! For: the engine and the executor, which both follow the meaning fixed in [`crate::schedule::plan`].
+//! Not for: proving a plan safe; [`crate::schedule::check`] does that with a reading of its own.
+
+use std::collections::BTreeMap;
+
+use crate::job::{Graph, Replay};
+use crate::schedule::{Event, JobPlan, Latency, Place};
+use crate::units::{Bytes, Nanos, OpId, TensorId};
+
+/// A direction of the link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Direction {
+    /// Host to device.
+    H2d,
+    /// Device to host.
+    D2h,
+}
+
+/// What a residency begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Begin {
+    /// The start of the iteration.
+    Iteration,
+    /// The start of a step.
+    Step(usize),
+    /// The start of a swap-in's copy.
+    Copy(usize),
+}
+
+/// One stretch of device bytes with a life: a residency of a tensor, or a step's workspace.
+#[derive(Clone, Debug)]
+pub struct Residency {
+    /// The tensor; `None` for a workspace.
+    pub tensor: Option<TensorId>,
+    /// What the plan calls it.
+    pub place: Place,
+    /// Rounded to blocks.
+    pub bytes: Bytes,
+    /// What it begins with.
+    pub begin: Begin,
+    /// The first step that belongs to it.
+    pub first_step: Option<usize>,
+    /// The last step that belongs to it.
+    pub last_step: Option<usize>,
+    /// The swap-out that ends it.
+    pub out: Option<usize>,
+    /// It stays round the end of the iteration.
+    pub stays: bool,
+    /// Address, once placed.
+    pub offset: Option<Bytes>,
+    /// The tensor's residency before, which must have ended before this one begins.
+    pub previous: Option<usize>,
+    /// Residencies that must have ended before this one begins, because they share bytes.
+    pub after: Vec<usize>,
+}
+
+/// One item of the compute stream.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// Which operator.
+    pub operator: OpId,
+    /// The recompute event that makes it run again, if it is not the operator's own turn.
+    pub event: Option<usize>,
+    /// How long it takes.
+    pub time: Nanos,
+    /// The residency of every tensor it touches, by tensor.
+    pub binds: Vec<(TensorId, usize)>,
+    /// Generated tensors that live only in the workspace, with their offset in it.
+    pub scratch: Vec<(TensorId, Bytes)>,
+    /// Its workspace, scratch outputs included; `None` when empty.
+    pub workspace: Option<usize>,
+    /// Swap-ins it reads from.
+    pub reads_copies: Vec<usize>,
+    /// Residencies it begins (outputs, kept recomputes, workspace).
+    pub begins: Vec<usize>,
+}
+
+/// One copy over the link.
+#[derive(Clone, Debug)]
+pub struct Copy {
+    /// Its direction.
+    pub direction: Direction,
+    /// What it moves.
+    pub tensor: TensorId,
+    /// How much: the tensor's unrounded bytes.
+    pub bytes: Bytes,
+    /// The device side.
+    pub residency: usize,
+    /// The step after whose end it becomes due; `None` for the start of the iteration.
+    pub trigger: Option<usize>,
+    /// And how long after that.
+    pub delay: Nanos,
+    /// The step that wrote what a swap-out copies.
+    pub written_by: Option<usize>,
+    /// The copy that made what this one reads: the swap-in that brought it, or the swap-out that wrote the host copy.
+    pub source: Option<usize>,
+    /// Its event.
+    pub event: usize,
+}
+
+/// A job's iteration under a plan.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// In order.
+    pub steps: Vec<Step>,
+    /// In event order; each direction's queue is its copies in this order.
+    pub copies: Vec<Copy>,
+    /// Of tensors in program order of beginning, then workspaces.
+    pub residencies: Vec<Residency>,
+    /// Bytes that are on the device at the start of the iteration, unrounded, for the first load.
+    pub loaded: Bytes,
+}
+
+/// A plan that can't be read as a program. Plans that passed [`crate::schedule::check`] never give one.
+#[derive(Debug, thiserror::Error)]
+#[error("event {event:?}: {problem}")]
+pub struct ProgramError {
+    /// Position of the event at fault, if one is.
+    pub event: Option<usize>,
+    /// What is wrong.
+    pub problem: String,
+}
+
+impl Program {
+    /// Reads `events` over `graph`. Residencies are not placed yet.
+    ///
+    /// # Errors
+    /// When events contradict the graph or each other in a way that leaves no meaning.
+    pub fn new(graph: &Graph, latencies: &[Latency], events: &[Event]) -> Result<Self, ProgramError> {
+        Reader::new(graph, latencies).read(events)
+    }
+
+    /// [`Program::new`] with the plan's own addresses.
+    ///
+    /// # Errors
+    /// As [`Program::new`], and when a residency has no placement.
+    pub fn placed(graph: &Graph, job: &JobPlan) -> Result<Self, ProgramError> {
+        let mut program = Self::new(graph, &job.latencies, &job.events)?;
+        let by_place: BTreeMap<Place, usize> = program.residencies.iter().enumerate().map(|(i, r)| (r.place, i)).collect();
+        let mut order = Vec::with_capacity(job.placements.len());
+        for placement in &job.placements {
+            let index = *by_place
+                .get(&placement.place)
+                .ok_or_else(|| ProgramError { event: None, problem: format!("{:?} is placed but never resident", placement.place) })?;
+            order.push((index, placement.offset));
+        }
+        program.place(&order);
+        if let Some(r) = program.residencies.iter().find(|r| r.offset.is_none()) {
+            return Err(ProgramError { event: None, problem: format!("{:?} has no placement", r.place) });
+        }
+        Ok(program)
+    }
+
+    /// Gives residencies their addresses, in the order in which shared bytes pass from hand to hand.
+    pub fn place(&mut self, order: &[(usize, Bytes)]) {
+        // Who last held each stretch of bytes: start -> (end, holder). A newcomer waits for every holder it
+        // overlaps; earlier holders of the same bytes have ended by then, since those waited in turn.
+        let mut holders: BTreeMap<u64, (u64, usize)> = BTreeMap::new();
+        for &(index, offset) in order {
+            let (start, end) = (offset.0, offset.0 + self.residencies[index].bytes.0);
+            self.residencies[index].offset = Some(offset);
+            let mut after = Vec::new();
+            let mut kept = Vec::new();
+            let first = holders.range(..=start).next_back().map_or(start, |(&s, _)| s);
+            let hit: Vec<u64> = holders.range(first..end.max(first)).filter(|(_, (e, _))| *e > start).map(|(&s, _)| s).collect();
+            for key in hit {
+                let (until, holder) = holders.remove(&key).unwrap_or_default();
+                if !after.contains(&holder) {
+                    after.push(holder);
+                }
+                if key < start {
+                    kept.push((key, start, holder));
+                }
+                if until > end {
+                    kept.push((end, until, holder));
+                }
+            }
+            for (s, e, holder) in kept {
+                holders.insert(s, (e, holder));
+            }
+            if end > start {
+                holders.insert(start, (end, index));
+            }
+            after.sort_unstable();
+            self.residencies[index].after = after;
+        }
+    }
+}
+
+/// Where a tensor is while events are read in program order.
+#[derive(Clone, Copy, Default)]
+struct State {
+    /// Its open residency.
+    open: Option<usize>,
+    /// A swap-out of the open residency has been met.
+    leaving: bool,
+    /// The latest swap-out's copy, which made what the host holds.
+    host: Option<usize>,
+    /// How many residencies it has had.
+    count: u32,
+    /// The last residency it had.
+    last: Option<usize>,
+    /// The last step that wrote it.
+    writer: Option<usize>,
+}
+
+struct Reader<'a> {
+    graph: &'a Graph,
+    latencies: &'a [Latency],
+    /// Whether an operator generates the tensor.
+    generated: Vec<bool>,
+    states: Vec<State>,
+    program: Program,
+}
+
+impl<'a> Reader<'a> {
+    fn new(graph: &'a Graph, latencies: &'a [Latency]) -> Self {
+        let program = Program {
+            steps: Vec::with_capacity(graph.operators.len()),
+            copies: Vec::new(),
+            residencies: Vec::with_capacity(graph.tensors.len()),
+            loaded: Bytes::ZERO,
+        };
+        let mut generated = vec![false; graph.tensors.len()];
+        for operand in graph.operators.iter().flat_map(|o| o.generates()) {
+            generated[operand.tensor.index()] = true;
+        }
+        Self { graph, latencies, generated, states: vec![State::default(); graph.tensors.len()], program }
+    }
+
+    fn read(mut self, events: &[Event]) -> Result<Program, ProgramError> {
+        self.begin_iteration(events);
+        let mut step_of = Vec::with_capacity(self.graph.operators.len());
+        let mut next = 0;
+        for index in 0..=self.graph.operators.len() {
+            while let Some(event) = events.get(next) {
+                let place = event.trigger().after.map_or(0, |k| k.index() + 1);
+                if place > index {
+                    break;
+                }
+                if place < index {
+                    return Err(error(next, "stands after events of a later operator"));
+                }
+                self.event(next, event, step_of.last().copied())?;
+                next += 1;
+            }
+            if index < self.graph.operators.len() {
+                step_of.push(self.program.steps.len());
+                self.step(OpId::of(index), None, &[])?;
+            }
+        }
+        if next < events.len() {
+            return Err(error(next, "its trigger is beyond the last operator"));
+        }
+        for (state, generated) in self.states.iter().zip(&self.generated) {
+            if let (Some(open), false) = (state.open, state.leaving) {
+                self.program.residencies[open].stays = !generated;
+            }
+        }
+        Ok(self.program)
+    }
+
+    /// Tensors that nothing generates start on the device, unless their first event is a swap-in before any use.
+    fn begin_iteration(&mut self, events: &[Event]) {
+        let mut on_host = vec![false; self.graph.tensors.len()];
+        let mut first_use = vec![usize::MAX; self.graph.tensors.len()];
+        for (index, operator) in self.graph.operators.iter().enumerate() {
+            for operand in operator.reads().chain(operator.writes()) {
+                let first = &mut first_use[operand.tensor.index()];
+                *first = (*first).min(index);
+            }
+        }
+        let mut seen = vec![false; self.graph.tensors.len()];
+        for event in events {
+            if let Event::SwapOut { tensor, .. } | Event::SwapIn { tensor, .. } | Event::Release { tensor, .. } = event {
+                let t = tensor.index();
+                if t < seen.len() && !std::mem::replace(&mut seen[t], true) {
+                    let place = event.trigger().after.map_or(0, |k| k.index() + 1);
+                    on_host[t] = matches!(event, Event::SwapIn { .. }) && place <= first_use[t];
+                }
+            }
+        }
+        for (index, tensor) in self.graph.tensors.iter().enumerate() {
+            if !self.generated[index] && !on_host[index] {
+                self.open(TensorId::of(index), Begin::Iteration);
+                self.program.loaded += tensor.bytes;
+            }
+        }
+    }
+
+    fn open(&mut self, tensor: TensorId, begin: Begin) -> usize {
+        let index = self.program.residencies.len();
+        let state = &mut self.states[tensor.index()];
+        let place = Place::Tensor { tensor, residency: state.count };
+        let previous = state.last;
+        state.count += 1;
+        state.open = Some(index);
+        state.last = Some(index);
+        state.leaving = false;
+        let bytes = self.graph.tensor(tensor).bytes.in_blocks();
+        self.program.residencies.push(Residency {
+            tensor: Some(tensor),
+            place,
+            bytes,
+            begin,
+            first_step: None,
+            last_step: None,
+            out: None,
+            stays: false,
+            offset: None,
+            previous,
+            after: Vec::new(),
+        });
+        index
+    }
+
+    fn event(&mut self, index: usize, event: &Event, trigger: Option<usize>) -> Result<(), ProgramError> {
+        let tensor = match event {
+            Event::Recompute { operator, keep, .. } => {
+                if operator.index() >= self.graph.operators.len() {
+                    return Err(error(index, "recomputes an operator that the graph does not have"));
+                }
+                return self.step(*operator, Some(index), keep);
+            }
+            Event::SwapOut { tensor, .. } | Event::SwapIn { tensor, .. } | Event::Release { tensor, .. } => *tensor,
+        };
+        let t = tensor.index();
+        if t >= self.states.len() {
+            return Err(error(index, "names a tensor that the graph does not have"));
+        }
+        let delay = event.trigger().delay;
+        let bytes = self.graph.tensors[t].bytes;
+        let state = self.states[t];
+        match event {
+            Event::Release { .. } => {
+                let (Some(_), false) = (state.open, state.leaving) else {
+                    return Err(error(index, "releases a tensor that is not resident"));
+                };
+                self.states[t].open = None;
+            }
+            Event::SwapOut { .. } => {
+                let (Some(open), false) = (state.open, state.leaving) else {
+                    return Err(error(index, "swaps out a tensor that is not resident"));
+                };
+                let copy = self.program.copies.len();
+                let source = match self.program.residencies[open].begin {
+                    Begin::Copy(c) => Some(c),
+                    _ => None,
+                };
+                self.program.residencies[open].out = Some(copy);
+                let written_by = state.writer;
+                self.program.copies.push(Copy {
+                    direction: Direction::D2h,
+                    tensor,
+                    bytes,
+                    residency: open,
+                    trigger,
+                    delay,
+                    written_by,
+                    source,
+                    event: index,
+                });
+                let state = &mut self.states[t];
+                state.leaving = true;
+                state.host = Some(copy);
+            }
+            Event::SwapIn { .. } => {
+                if state.open.is_some() && !state.leaving {
+                    return Err(error(index, "swaps in a tensor that is resident already"));
+                }
+                let copy = self.program.copies.len();
+                let residency = self.open(tensor, Begin::Copy(copy));
+                self.program.copies.push(Copy {
+                    direction: Direction::H2d,
+                    tensor,
+                    bytes,
+                    residency,
+                    trigger,
+                    delay,
+                    written_by: None,
+                    source: state.host,
+                    event: index,
+                });
+            }
+            Event::Recompute { .. } => unreachable!("returned above"),
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, id: OpId, event: Option<usize>, keep: &[TensorId]) -> Result<(), ProgramError> {
+        let operator = self.graph.operator(id);
+        let index = self.program.steps.len();
+        let replayed = event.is_some();
+        let fail = |problem: &str| ProgramError { event, problem: format!("operator `{}`: {problem}", operator.name) };
+        let mut step = Step {
+            operator: id,
+            event,
+            time: self.latencies.get(id.index()).map_or(Nanos(1), |l| l.time),
+            binds: Vec::new(),
+            scratch: Vec::new(),
+            workspace: None,
+            reads_copies: Vec::new(),
+            begins: Vec::new(),
+        };
+        let mut workspace = operator.workspace.in_blocks();
+        let mut bound: Vec<TensorId> = Vec::new();
+        for operand in operator.generates() {
+            if bound.contains(&operand.tensor) {
+                continue;
+            }
+            bound.push(operand.tensor);
+            if replayed && !keep.contains(&operand.tensor) {
+                step.scratch.push((operand.tensor, workspace));
+                workspace += self.graph.tensor(operand.tensor).bytes.in_blocks();
+                continue;
+            }
+            let state = self.states[operand.tensor.index()];
+            if state.open.is_some() && !state.leaving {
+                return Err(fail("generates a tensor that is resident already"));
+            }
+            let residency = self.open(operand.tensor, Begin::Step(index));
+            self.program.residencies[residency].first_step = Some(index);
+            self.program.residencies[residency].last_step = Some(index);
+            step.binds.push((operand.tensor, residency));
+            step.begins.push(residency);
+            self.states[operand.tensor.index()].writer = Some(index);
+        }
+        if let Some(stranger) = keep.iter().find(|t| !bound.contains(t)) {
+            return Err(fail(&format!("does not generate tensor {}, which its recompute keeps", stranger.0)));
+        }
+        let skip = replayed && operator.replay == Replay::SkipUpdates;
+        for (operand, written) in operator.reads().map(|o| (o, false)).chain(operator.updates().map(|o| (o, true))) {
+            let t = operand.tensor.index();
+            if step.scratch.iter().any(|(s, _)| *s == operand.tensor) {
+                continue;
+            }
+            if skip && !self.generated[t] && (written || operator.updates().any(|u| u.tensor == operand.tensor)) {
+                continue;
+            }
+            if !bound.contains(&operand.tensor) {
+                bound.push(operand.tensor);
+                let Some(open) = self.states[t].open else {
+                    return Err(fail(&format!("needs `{}`, which is not resident", self.graph.tensors[t].name)));
+                };
+                let residency = &mut self.program.residencies[open];
+                residency.first_step.get_or_insert(index);
+                residency.last_step = Some(index);
+                if let Begin::Copy(copy) = residency.begin {
+                    step.reads_copies.push(copy);
+                }
+                step.binds.push((operand.tensor, open));
+            }
+            if written {
+                if self.states[t].leaving {
+                    return Err(fail(&format!("writes `{}` while it is being swapped out", self.graph.tensors[t].name)));
+                }
+                self.states[t].writer = Some(index);
+            }
+        }
+        if workspace > Bytes::ZERO {
+            let residency = self.program.residencies.len();
+            self.program.residencies.push(Residency {
+                tensor: None,
+                place: Place::Workspace { step: u32::try_from(index).map_err(|_| fail("too many steps"))? },
+                bytes: workspace,
+                begin: Begin::Step(index),
+                first_step: Some(index),
+                last_step: Some(index),
+                out: None,
+                stays: false,
+                offset: None,
+                previous: None,
+                after: Vec::new(),
+            });
+            step.workspace = Some(residency);
+            step.begins.push(residency);
+        }
+        self.program.steps.push(step);
+        Ok(())
+    }
+}
+
+fn error(event: usize, problem: &str) -> ProgramError {
+    ProgramError { event: Some(event), problem: problem.to_owned() }
+}

@@ -1,0 +1,3 @@
+//! What several test binaries use.
+
+pub mod random;
