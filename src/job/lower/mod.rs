@@ -17,6 +17,7 @@ mod columns;
 mod recover;
 
 pub(super) use columns::{Column, columns, state_keys};
+use recover::Unclear;
 
 use std::collections::BTreeMap;
 
@@ -82,7 +83,7 @@ pub(super) fn optimizer(graph: &Graph, step: &Step, notes: &mut Vec<String>) -> 
     {
         return Err(unknown(class));
     }
-    let optimizer = recover::recover(graph, step)?;
+    let optimizer = recover::recover(graph, step).map_err(|(Unclear::Missing(why) | Unclear::Differing(why))| why)?;
     let values: Vec<String> = optimizer.values.iter().map(|(k, v)| format!("{k} {v}")).collect();
     notes.push(format!(
         "the optimizer's hyperparameters are not recorded; recovered from scalars rounded to six decimals (a smaller eps is the framework's default): {} with {}",
@@ -93,12 +94,12 @@ pub(super) fn optimizer(graph: &Graph, step: &Step, notes: &mut Vec<String>) -> 
 }
 
 /// Recorded hyperparameters are the optimizer's defaults; the scalars show what the step used.
-fn compare(recorded: &Optimizer, recovered: Result<Optimizer, String>, notes: &mut Vec<String>) -> Result<(), String> {
+fn compare(recorded: &Optimizer, recovered: Result<Optimizer, Unclear>, notes: &mut Vec<String>) -> Result<(), String> {
     let recovered = match recovered {
         Ok(recovered) => recovered,
-        Err(why) if why.starts_with("its parameter groups") => return Err(format!("optimizer {}: {why}", recorded.class)),
+        Err(Unclear::Differing(why)) => return Err(why),
         // What the scalars don't show can't contradict.
-        Err(_) => return Ok(()),
+        Err(Unclear::Missing(_)) => return Ok(()),
     };
     let (Some(said), Some(used)) = (recorded.values.get("lr"), recovered.values.get("lr")) else { return Ok(()) };
     if (said - used).abs() > 0.05 * said.abs() + 2e-6 {

@@ -13,6 +13,14 @@ use crate::units::TensorId;
 /// Half of the last recorded decimal.
 const ROUNDING: f64 = 5e-7;
 
+/// Why there are no hyperparameters, for people.
+pub(super) enum Unclear {
+    /// The trace does not hold them.
+    Missing(String),
+    /// Parameter groups have different ones.
+    Differing(String),
+}
+
 /// What an operand is to the step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Part {
@@ -23,7 +31,7 @@ enum Part {
 }
 
 /// Recognises the class, where the step does not say it, and the values. Parameter groups stepped apart must agree.
-pub(super) fn recover(graph: &Graph, step: &Step) -> Result<Optimizer, String> {
+pub(super) fn recover(graph: &Graph, step: &Step) -> Result<Optimizer, Unclear> {
     let mut parts: BTreeMap<TensorId, Part> = BTreeMap::new();
     for column in &step.columns {
         parts.insert(column.parameter, Part::Parameter);
@@ -36,14 +44,14 @@ pub(super) fn recover(graph: &Graph, step: &Step) -> Result<Optimizer, String> {
     }
     let mut agreed: Option<Optimizer> = None;
     for operators in groups(graph, step) {
-        let optimizer = group(&operators, &parts, step)?;
+        let optimizer = group(&operators, &parts, step).map_err(Unclear::Missing)?;
         match &agreed {
-            Some(first) if first.values != optimizer.values || first.class != optimizer.class => return Err(disagree(first, &optimizer)),
+            Some(first) if first.values != optimizer.values || first.class != optimizer.class => return Err(Unclear::Differing(disagree(first, &optimizer))),
             Some(_) => {}
             None => agreed = Some(optimizer),
         }
     }
-    agreed.ok_or_else(|| "no operator of the optimizer's step updates a parameter; it stays as recorded".to_owned())
+    agreed.ok_or_else(|| Unclear::Missing("no operator of the optimizer's step updates a parameter; it stays as recorded".to_owned()))
 }
 
 fn disagree(one: &Optimizer, other: &Optimizer) -> String {
@@ -51,7 +59,7 @@ fn disagree(one: &Optimizer, other: &Optimizer) -> String {
     let key = keys.into_iter().find(|k| one.values.get(*k) != other.values.get(*k)).map_or("", String::as_str);
     let show = |o: &Optimizer| o.values.get(key).map_or("none".to_owned(), f64::to_string);
     format!(
-        "its parameter groups have different settings ({key} {} and {}), so the optimizer stays as recorded and its scalars are frozen at the recorded step",
+        "the optimizer's parameter groups have different settings ({key} {} and {}); its operators stay as recorded and its scalars are frozen at the recorded step",
         show(one),
         show(other)
     )
