@@ -44,6 +44,8 @@ pub(super) struct Names {
     /// From `Optimizer.step#CLASS.step`.
     pub class: Option<String>,
     pub zero_grad: Option<usize>,
+    /// How many steps the optimizer had taken by the end of this one.
+    pub steps: Option<f64>,
     /// Numbers that autograd saves for backward, by forward call and address.
     pub saved: HashMap<(i64, u64), f64>,
 }
@@ -75,6 +77,9 @@ pub(super) fn find(trace: &Trace) -> Names {
         }
         if text.starts_with("Optimizer.zero_grad#") && context.included {
             names.zero_grad.get_or_insert(at);
+        }
+        if context.step && text == "aten::_local_scalar_dense" && let Some(Value::Float(steps)) = node.outputs.first() {
+            names.steps = Some(names.steps.map_or(*steps, |most| most.max(*steps)));
         }
         names.context[at] = context;
         if let Some(text) = text.strip_prefix("neap.optimizer:") {

@@ -22,6 +22,8 @@ const NODE_BYTES: u64 = 64 << 20;
 const MOST_NODES: usize = 4_000_000;
 /// More than any program nests calls.
 const MOST_DEPTH: u32 = 1000;
+/// More calls than exceptions end in one iteration.
+const MOST_UNFINISHED: usize = 10_000;
 /// The schema this was written for.
 const SCHEMA: &str = "1.1.1-chakra.0.0.4";
 
@@ -111,11 +113,18 @@ impl<R: Read> Read for Bounded<R> {
     }
 }
 
+/// A node with what places it in the tree.
+struct Start {
+    node: Node,
+    parent: u64,
+    thread: i64,
+}
+
 /// What the visitor gathers.
 struct Reader {
     since: Rc<Cell<u64>>,
     schema: Option<String>,
-    nodes: Vec<(Node, u64)>,
+    nodes: Vec<Start>,
     signatures: HashMap<String, Rc<Signature>>,
     has_nodes: bool,
     trouble: Option<ImportError>,
@@ -148,11 +157,7 @@ fn read_from(path: &Path, source: impl BufRead, since: Rc<Cell<u64>>) -> Result<
     let fail = |problem: &str| ImportError::Trace { path: path.to_owned(), problem: problem.to_owned() };
     let mut notes = Vec::new();
     match reader.schema.as_deref() {
-        None => {
-            return Err(fail(
-                "it has no `schema`, so it is not a PyTorch execution trace; record one with torch.profiler.ExecutionTraceObserver",
-            ));
-        }
+        None => return Err(fail("it has no `schema`, so it is not a PyTorch execution trace; record one with torch.profiler.ExecutionTraceObserver")),
         Some(SCHEMA) => {}
         Some(other) => notes.push(format!("schema {other} is not {SCHEMA}, which this importer was written for; look the result over")),
     }
@@ -163,35 +168,42 @@ fn read_from(path: &Path, source: impl BufRead, since: Rc<Cell<u64>>) -> Result<
 }
 
 /// Sorts nodes by start and resolves parents.
-fn order(path: &Path, mut all: Vec<(Node, u64)>, notes: Vec<String>) -> Result<Trace, ImportError> {
-    all.sort_by_key(|(n, _)| n.id);
-    let fail =
-        |n: &Node, problem: String| ImportError::Node { path: path.to_owned(), place: Place { id: n.id, name: n.name.clone() }, problem };
-    let ids: Vec<u64> = all.iter().map(|(n, _)| n.id).collect();
+fn order(path: &Path, mut all: Vec<Start>, mut notes: Vec<String>) -> Result<Trace, ImportError> {
+    all.sort_by_key(|s| s.node.id);
+    let fail = |n: &Node, problem: String| ImportError::Node { path: path.to_owned(), place: Place { id: n.id, name: n.name.clone() }, problem };
+    let ids: Vec<u64> = all.iter().map(|s| s.node.id).collect();
     let mut depth = vec![0u32; all.len()];
+    let mut unfinished = 0;
     for at in 0..all.len() {
         if at > 0 && ids[at - 1] == ids[at] {
-            return Err(fail(&all[at].0, "its id is used twice; the trace is damaged, record it again".into()));
+            return Err(fail(&all[at].node, "its id is used twice; the trace is damaged, record it again".into()));
         }
-        let parent = all[at].1;
-        let Ok(parent_at) = ids.binary_search(&parent) else {
-            return Err(fail(&all[at].0, format!("its parent {parent} is not in the trace; record it again, or export it whole")));
+        let parent = all[at].parent;
+        let parent_at = match ids.binary_search(&parent) {
+            Ok(parent_at) => parent_at,
+            Err(_) => {
+                unfinished += 1;
+                let found = around_missing(&all, &ids, at).filter(|_| unfinished <= MOST_UNFINISHED);
+                found.ok_or_else(|| fail(&all[at].node, format!("its parent {parent} is not in the trace; record it again, or export it whole")))?
+            }
         };
         // A parent starts before its children, so this refuses circles as well.
         if parent_at > at {
-            let name = all[parent_at].0.name.clone();
-            return Err(fail(
-                &all[at].0,
-                format!("its parent {parent} `{name}` starts after it, or they contain each other; record the trace again"),
-            ));
+            let name = all[parent_at].node.name.clone();
+            let problem = format!("its parent {parent} `{name}` starts after it, or they contain each other; record the trace again");
+            return Err(fail(&all[at].node, problem));
         }
         depth[at] = if parent_at == at { 0 } else { depth[parent_at] + 1 };
         if depth[at] > MOST_DEPTH {
-            return Err(fail(&all[at].0, format!("it is nested more than {MOST_DEPTH} calls deep; the trace is damaged, record it again")));
+            let problem = format!("it is nested more than {MOST_DEPTH} calls deep; the trace is damaged, record it again");
+            return Err(fail(&all[at].node, problem));
         }
-        all[at].0.parent = parent_at;
+        all[at].node.parent = parent_at;
     }
-    let mut nodes: Vec<Node> = all.into_iter().map(|(n, _)| n).collect();
+    if unfinished > 0 {
+        notes.push(format!("{unfinished} calls stand in calls that never ended (activation checkpointing stops them so); taken as part of what is around those"));
+    }
+    let mut nodes: Vec<Node> = all.into_iter().map(|s| s.node).collect();
     let mut size = vec![1usize; nodes.len()];
     for at in (0..nodes.len()).rev() {
         nodes[at].end = nodes[at].end.max(at);
@@ -213,6 +225,17 @@ fn order(path: &Path, mut all: Vec<(Node, u64)>, notes: Vec<String>) -> Result<T
         nodes[at].tour = (from, from + size[at]);
     }
     Ok(Trace { nodes, notes })
+}
+
+/// What encloses a call that an exception ended, so that it was not recorded: the parent of the next call of the
+/// thread that began before it did.
+fn around_missing(all: &[Start], ids: &[u64], at: usize) -> Option<usize> {
+    let Start { node, parent: missing, thread } = &all[at];
+    if *missing >= node.id || *missing <= ids[0] {
+        return None;
+    }
+    let later = all[at + 1..].iter().take(10_000).filter(|s| s.thread == *thread && s.parent < *missing && s.parent != s.node.id);
+    later.filter_map(|s| ids.binary_search(&s.parent).ok()).next().or_else(|| all[..at].iter().position(|s| s.thread == *thread))
 }
 
 struct Top<'a>(&'a mut Reader);
@@ -280,7 +303,7 @@ impl<'de> Visitor<'de> for Nodes<'_> {
 }
 
 impl Reader {
-    fn node(&mut self, raw: RawNode) -> Result<(Node, u64), String> {
+    fn node(&mut self, raw: RawNode) -> Result<Start, String> {
         let parent = match raw.ctrl_deps {
             Raw::Int(parent) if parent >= 0 => parent as u64,
             Raw::List(list) => match list.first() {
@@ -290,11 +313,15 @@ impl Reader {
             },
             _ => return Err("its `ctrl_deps` is not a node's id".into()),
         };
-        let (mut schema, mut sequence) = (String::new(), -1);
+        let (mut schema, mut sequence, mut thread) = (String::new(), -1, -1);
         for attribute in raw.attrs {
             match (attribute.name.as_str(), attribute.value) {
                 ("op_schema", Raw::Text(text)) => schema = text,
                 ("seq_id", Raw::Int(n)) => sequence = n,
+                ("tid", Raw::Int(n)) => thread = n,
+                ("kernel_backend", Raw::Text(backend)) if !backend.is_empty() => {
+                    return Err(format!("it is a compiled kernel ({backend}), which says nothing of what it computes; record the model without torch.compile"));
+                }
                 _ => {}
             }
         }
@@ -310,7 +337,8 @@ impl Reader {
         } else {
             None
         };
-        Ok((Node { id: raw.id, name: raw.name, parent: 0, end: 0, tour: (0, 0), inputs, outputs, sequence, signature }, parent))
+        let node = Node { id: raw.id, name: raw.name, parent: 0, end: 0, tour: (0, 0), inputs, outputs, sequence, signature };
+        Ok(Start { node, parent, thread })
     }
 }
 
@@ -357,6 +385,12 @@ mod tests {
         let node = |text: &str| trace(text).err().unwrap();
         assert!(node(r#"{"id": 1, "name": "a", "ctrl_deps": 9}"#).contains("parent 9"));
         let circle = node(r#"{"id": 1, "name": "a", "ctrl_deps": 2}, {"id": 2, "name": "b", "ctrl_deps": 1}"#);
+        let aborted = trace(
+            r#"{"id": 1, "name": "a", "ctrl_deps": 1}, {"id": 2, "name": "b", "ctrl_deps": 1}, {"id": 4, "name": "d", "ctrl_deps": 3},
+               {"id": 5, "name": "e", "ctrl_deps": 2}"#,
+        )
+        .unwrap();
+        assert_eq!((aborted.nodes[2].parent, aborted.notes.len()), (1, 1));
         assert!(circle.contains("node 1 `a`") && circle.contains("parent 2 `b`"), "{circle}");
         let mut chain = String::from(r#"{"id": 0, "name": "n", "ctrl_deps": 0}"#);
         for id in 1..3000 {

@@ -9,8 +9,9 @@ use super::Options;
 use super::build::{Built, Facts};
 use super::names::Names;
 use crate::job::lower::{self, Column, Step};
+use crate::job::liveness::Liveness;
 use crate::job::{Dtype, Graph, GraphError, Operator, Phase, Role, Tensor};
-use crate::units::{Bytes, OpId, TensorId};
+use crate::units::{OpId, TensorId};
 
 /// How the operators outside the optimizer's step use a tensor.
 #[derive(Clone, Copy, Debug, Default)]
@@ -36,35 +37,38 @@ pub(super) fn finish(mut built: Built, names: Names, options: &Options, notes: &
     if let Some(until) = built.zero_grad {
         keep(&mut built, until);
     }
-    let step = Step { operators: built.step, columns, recorded: names.optimizer, class };
-    let mut graph = graph(built.name, built.tensors, built.operators, built.loss)?;
+    let step = Step { operators: built.step, columns, recorded: names.optimizer, class, steps: names.steps };
+    let parts = Graph { name: built.name, tensors: built.tensors, operators: built.operators, optimizer: None, loss: built.loss, recorded_peak: None };
     if !step.operators.contains(&true) {
-        return Ok(graph);
+        return check(parts);
     }
-    match lower::optimizer(&graph, &step, notes) {
-        Ok(optimizer) if options.as_recorded => graph.optimizer = Some(optimizer),
-        Ok(optimizer) => {
-            graph.recorded_peak = Some(peak(&graph));
-            match lower::lower(&graph, &step, optimizer, options.updates_early) {
-                Ok(lowered) => return Ok(lowered),
-                Err(why) => {
-                    graph.recorded_peak = None;
-                    graph.optimizer = step.recorded;
-                    notes.push(why);
-                }
-            }
-        }
+    let mut recorded = check(parts)?;
+    recorded.optimizer.clone_from(&step.recorded);
+    let optimizer = match lower::optimizer(&recorded, &step, notes) {
+        Ok(optimizer) => optimizer,
         Err(why) => {
-            graph.optimizer = step.recorded;
             notes.push(why);
+            return Ok(recorded);
+        }
+    };
+    if options.as_recorded {
+        recorded.optimizer = Some(optimizer);
+        return Ok(recorded);
+    }
+    let peak = Liveness::of(&recorded).peak;
+    match lower::lower(&recorded, &step, optimizer, options.updates_early, notes) {
+        Ok(lowered) => check(Graph { recorded_peak: Some(peak), ..lowered }),
+        Err(why) => {
+            notes.push(why);
+            Ok(recorded)
         }
     }
-    Ok(graph)
 }
 
-/// The one place that makes a graph.
-fn graph(name: String, tensors: Vec<Tensor>, operators: Vec<Operator>, loss: Option<crate::job::Operand>) -> Result<Graph, GraphError> {
-    Ok(Graph { name, tensors, operators, optimizer: None, loss, recorded_peak: None })
+/// What a graph takes for granted is checked here; operators already stand in a valid order, which is kept.
+fn check(parts: Graph) -> Result<Graph, GraphError> {
+    let Graph { name, tensors, operators, optimizer, loss, recorded_peak } = parts;
+    Graph::new(name, tensors, operators, optimizer, loss, recorded_peak)
 }
 
 fn uses(built: &Built) -> Vec<Use> {
@@ -183,48 +187,14 @@ fn unique(tensors: &mut [Tensor]) {
     }
 }
 
-/// Gradients made in the iteration live until the next `zero_grad`.
+/// Gradients made in the iteration live until the next `zero_grad`. One that stands behind a gradient's making in the
+/// same iteration ends it there, not across iterations.
 fn keep(built: &mut Built, until: OpId) {
-    for (tensor, facts) in built.tensors.iter_mut().zip(&built.facts) {
-        if tensor.role == Role::Gradient && facts.generated {
+    let made = built.operators.iter().take(until.index()).flat_map(Operator::generates);
+    let before: HashSet<TensorId> = made.map(|o| o.tensor).collect();
+    for (at, (tensor, facts)) in built.tensors.iter_mut().zip(&built.facts).enumerate() {
+        if tensor.role == Role::Gradient && facts.generated && !before.contains(&TensorId::of(at)) {
             tensor.kept_until = Some(until);
         }
     }
-}
-
-/// The liveness peak: tensors in blocks from the start of what makes them to the end of their last use (or
-/// kept past it), with workspaces.
-pub(super) fn peak(graph: &Graph) -> Bytes {
-    let count = graph.operators.len();
-    let mut change = vec![0i128; count + 1];
-    let mut generated = vec![None; graph.tensors.len()];
-    let mut last = vec![0; graph.tensors.len()];
-    for (at, operator) in graph.operators.iter().enumerate() {
-        operator.generates().for_each(|o| generated[o.tensor.index()] = Some(at));
-        operator.touches().iter().for_each(|t| last[t.index()] = at);
-        let workspace = i128::from(operator.workspace.in_blocks().0);
-        change[at] += workspace;
-        change[at + 1] -= workspace;
-    }
-    for (at, tensor) in graph.tensors.iter().enumerate() {
-        let bytes = i128::from(tensor.bytes.in_blocks().0);
-        let mut add = |from: usize, to: usize| {
-            change[from] += bytes;
-            change[to] -= bytes;
-        };
-        match (generated[at], tensor.kept_until) {
-            (None, _) => add(0, count),
-            (Some(from), None) => add(from, last[at] + 1),
-            (Some(from), Some(until)) => {
-                add(from, count);
-                add(0, until.index().min(from));
-            }
-        }
-    }
-    let mut now = 0i128;
-    let most = change.iter().map(|c| {
-        now += c;
-        now
-    });
-    Bytes(u64::try_from(most.max().unwrap_or(0)).unwrap_or(u64::MAX))
 }

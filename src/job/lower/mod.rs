@@ -17,6 +17,7 @@ mod columns;
 mod recover;
 
 pub(super) use columns::{Column, columns, state_keys};
+use recover::Unclear;
 
 use std::collections::BTreeMap;
 
@@ -34,6 +35,8 @@ pub(super) struct Step {
     pub recorded: Option<Optimizer>,
     /// The optimizer's class, where the trace says it.
     pub class: Option<String>,
+    /// How many steps it had taken by the end of this one, where the trace shows a counter.
+    pub steps: Option<f64>,
 }
 
 /// The update operator of a class.
@@ -69,21 +72,40 @@ fn states(optimizer: &Optimizer) -> Vec<&'static str> {
 /// With the reason when it is not one of the five, for the graph to stay as recorded.
 pub(super) fn optimizer(graph: &Graph, step: &Step, notes: &mut Vec<String>) -> Result<Optimizer, String> {
     if let Some(recorded) = &step.recorded {
-        return if kind(&recorded.class).is_some() { Ok(recorded.clone()) } else { Err(unknown(&recorded.class)) };
+        if kind(&recorded.class).is_none() {
+            return Err(unknown(&recorded.class));
+        }
+        compare(recorded, recover::recover(graph, step), notes)?;
+        return Ok(recorded.clone());
     }
     if let Some(class) = &step.class
         && kind(class).is_none()
     {
         return Err(unknown(class));
     }
-    let optimizer = recover::recover(graph, step)?;
+    let optimizer = recover::recover(graph, step).map_err(|(Unclear::Missing(why) | Unclear::Differing(why))| why)?;
     let values: Vec<String> = optimizer.values.iter().map(|(k, v)| format!("{k} {v}")).collect();
     notes.push(format!(
-        "the optimizer's hyperparameters are not recorded; recovered from scalars rounded to six decimals: {} with {}",
+        "the optimizer's hyperparameters are not recorded; recovered from scalars rounded to six decimals (a smaller eps is the framework's default): {} with {}",
         optimizer.class,
         values.join(", ")
     ));
     Ok(optimizer)
+}
+
+/// Recorded hyperparameters are the optimizer's defaults; the scalars show what the step used.
+fn compare(recorded: &Optimizer, recovered: Result<Optimizer, Unclear>, notes: &mut Vec<String>) -> Result<(), String> {
+    let recovered = match recovered {
+        Ok(recovered) => recovered,
+        Err(Unclear::Differing(why)) => return Err(why),
+        // What the scalars don't show can't contradict.
+        Err(Unclear::Missing(_)) => return Ok(()),
+    };
+    let (Some(said), Some(used)) = (recorded.values.get("lr"), recovered.values.get("lr")) else { return Ok(()) };
+    if (said - used).abs() > 0.05 * said.abs() + 2e-6 {
+        notes.push(format!("the optimizer is recorded with lr {said}, but its step used about {used}; lr {said} is kept"));
+    }
+    Ok(())
 }
 
 fn unknown(class: &str) -> String {
@@ -94,7 +116,7 @@ fn unknown(class: &str) -> String {
 ///
 /// # Errors
 /// With the reason when the step does not have the shape its class promises, for the graph to stay as recorded.
-pub(super) fn lower(graph: &Graph, step: &Step, optimizer: Optimizer, early: bool) -> Result<Graph, String> {
+pub(super) fn lower(graph: &Graph, step: &Step, optimizer: Optimizer, early: bool, notes: &mut Vec<String>) -> Result<Graph, String> {
     let refuse = |why: String| format!("optimizer {} is not lowered: {why}; its scalars are frozen at the recorded step", optimizer.class);
     let kind = kind(&optimizer.class).ok_or_else(|| unknown(&optimizer.class))?;
     check(graph, step).map_err(refuse)?;
@@ -132,6 +154,9 @@ pub(super) fn lower(graph: &Graph, step: &Step, optimizer: Optimizer, early: boo
     }
     if updates.is_empty() {
         return Err(refuse("no parameter with its gradient was found in its step".into()));
+    }
+    if tensors.len() > graph.tensors.len() {
+        notes.push("the recorded step is the optimizer's first and makes its states; lowered, they live across iterations as in every later one".to_owned());
     }
     let lowered: Vec<TensorId> = step.columns.iter().map(|c| c.gradient).collect();
     for gradient in lowered {

@@ -13,6 +13,14 @@ use crate::units::TensorId;
 /// Half of the last recorded decimal.
 const ROUNDING: f64 = 5e-7;
 
+/// Why there are no hyperparameters, for people.
+pub(super) enum Unclear {
+    /// The trace does not hold them.
+    Missing(String),
+    /// Parameter groups have different ones.
+    Differing(String),
+}
+
 /// What an operand is to the step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Part {
@@ -22,9 +30,8 @@ enum Part {
     Scratch,
 }
 
-/// Recognises the class, where the step does not say it, and the values.
-pub(super) fn recover(graph: &Graph, step: &Step) -> Result<Optimizer, String> {
-    let operators: Vec<&Operator> = graph.operators.iter().zip(&step.operators).filter(|(_, inside)| **inside).map(|(o, _)| o).collect();
+/// Recognises the class, where the step does not say it, and the values. Parameter groups stepped apart must agree.
+pub(super) fn recover(graph: &Graph, step: &Step) -> Result<Optimizer, Unclear> {
     let mut parts: BTreeMap<TensorId, Part> = BTreeMap::new();
     for column in &step.columns {
         parts.insert(column.parameter, Part::Parameter);
@@ -35,26 +42,73 @@ pub(super) fn recover(graph: &Graph, step: &Step) -> Result<Optimizer, String> {
             parts.insert(*state, Part::State(key));
         }
     }
-    let calls: Vec<Call> = operators.iter().map(|o| Call::of(o, &parts)).collect();
-    let class = step
-        .class
-        .clone()
-        .or_else(|| classify(&calls))
-        .ok_or("the optimizer is not recognised by its operators; its scalars are frozen at the recorded step")?;
+    let mut agreed: Option<Optimizer> = None;
+    for operators in groups(graph, step) {
+        let optimizer = group(&operators, &parts, step).map_err(Unclear::Missing)?;
+        match &agreed {
+            Some(first) if first.values != optimizer.values || first.class != optimizer.class => return Err(Unclear::Differing(disagree(first, &optimizer))),
+            Some(_) => {}
+            None => agreed = Some(optimizer),
+        }
+    }
+    agreed.ok_or_else(|| Unclear::Missing("no operator of the optimizer's step updates a parameter; it stays as recorded".to_owned()))
+}
+
+fn disagree(one: &Optimizer, other: &Optimizer) -> String {
+    let keys = one.values.keys().chain(other.values.keys());
+    let key = keys.into_iter().find(|k| one.values.get(*k) != other.values.get(*k)).map_or("", String::as_str);
+    let show = |o: &Optimizer| o.values.get(key).map_or("none".to_owned(), f64::to_string);
+    format!(
+        "the optimizer's parameter groups have different settings ({key} {} and {}); its operators stay as recorded and its scalars are frozen at the recorded step",
+        show(one),
+        show(other)
+    )
+}
+
+/// The step's operators by the parameters that they step together.
+fn groups<'a>(graph: &'a Graph, step: &Step) -> Vec<Vec<&'a Operator>> {
+    let operators: Vec<&Operator> = graph.operators.iter().zip(&step.operators).filter(|(_, inside)| **inside).map(|(o, _)| o).collect();
+    // Tensors of more than one element connect operators; a single number may be shared by all groups.
+    let mut sets = petgraph::unionfind::UnionFind::<usize>::new(operators.len());
+    let mut first: BTreeMap<TensorId, usize> = BTreeMap::new();
+    let singles = |o: &Operator| o.reads().chain(o.writes()).all(|x| x.elements() == 1);
+    for (at, operator) in operators.iter().enumerate() {
+        let single = singles(operator);
+        for operand in operator.reads().chain(operator.writes()).filter(|o| single || o.elements() > 1) {
+            let other = *first.entry(operand.tensor).or_insert(at);
+            sets.union(other, at);
+        }
+    }
+    let parameters: Vec<TensorId> = step.columns.iter().map(|c| c.parameter).collect();
+    let mut groups: BTreeMap<usize, Vec<&Operator>> = BTreeMap::new();
+    for (at, operator) in operators.iter().enumerate() {
+        groups.entry(sets.find(at)).or_default().push(operator);
+    }
+    groups.into_values().filter(|g| g.iter().any(|o| o.updates().any(|w| parameters.binary_search(&w.tensor).is_ok()))).collect()
+}
+
+fn group(operators: &[&Operator], parts: &BTreeMap<TensorId, Part>, step: &Step) -> Result<Optimizer, String> {
+    let calls: Vec<Call> = operators.iter().map(|o| Call::of(o, parts)).collect();
+    let class = step.class.clone().or_else(|| classify(&calls));
+    let class = class.ok_or("the optimizer is not recognised by its operators; its scalars are frozen at the recorded step")?;
+    let lacks = |what: &str| format!("the {what} of optimizer {class} is not in the trace; its scalars are frozen at the recorded step");
     let mut values = match operators.iter().find(|o| o.kind.contains("_fused_")) {
         Some(fused) => fused_values(fused),
         None => match class.as_str() {
-            "SGD" => sgd(&calls),
-            "Adam" | "AdamW" => adam(&calls),
-            "RMSprop" => rmsprop(&calls),
+            "SGD" => sgd(&calls).ok_or_else(|| lacks("momentum"))?,
+            "Adam" | "AdamW" => adam(&calls, step.steps),
+            "RMSprop" => rmsprop(&calls).ok_or_else(|| lacks("momentum"))?,
             _ => adagrad(&calls),
         },
     };
-    if !values.contains_key("lr") {
-        return Err(format!("the learning rate of optimizer {class} is not in the trace; its scalars are frozen at the recorded step"));
+    if calls.iter().any(|c| c.base == "neg" && c.first == Part::Gradient) {
+        set(&mut values, "maximize", Some(1.0));
     }
+    if values.get("lr").is_none_or(|lr| *lr <= 0.0) {
+        return Err(lacks("learning rate"));
+    }
+    // Rounded away: what the framework starts with is the best guess.
     if let Some(eps) = values.get_mut("eps").filter(|e| **e == 0.0) {
-        // Rounded away; what the framework starts with is the best guess.
         *eps = if class == "Adagrad" { 1e-10 } else { 1e-8 };
     }
     Ok(Optimizer { class, values, recovered: true })
@@ -76,12 +130,15 @@ impl<'a> Call<'a> {
             Arg::Tensors(list) => list.iter().flatten().next().map(|o| parts.get(&o.tensor).copied().unwrap_or(Part::Scratch)),
             _ => None,
         };
-        let scalar = operator.args.iter().rev().find_map(|arg| match arg {
-            Arg::Float(v) => Some(*v),
-            Arg::Int(v) => Some(*v as f64),
-            Arg::Floats(v) => v.first().copied(),
-            Arg::Host { value, .. } => *value,
-            _ => None,
+        // A number that became a host tensor is the one that matters; `alpha` after it is 1.
+        let host = operator.args.iter().find_map(|arg| if let Arg::Host { value, .. } = arg { Some(*value) } else { None });
+        let scalar = host.unwrap_or_else(|| {
+            operator.args.iter().rev().find_map(|arg| match arg {
+                Arg::Float(v) => Some(*v),
+                Arg::Int(v) => Some(*v as f64),
+                Arg::Floats(v) => v.first().copied(),
+                _ => None,
+            })
         });
         Self {
             base: base(&operator.kind),
@@ -115,9 +172,7 @@ fn classify(calls: &[Call]) -> Option<String> {
             (false, true) => "RMSprop",
             (false, false) => "Adagrad",
         }
-    } else if calls.iter().any(|c| c.base == "add" && c.updates_parameter())
-        && calls.iter().all(|c| matches!(c.base, "add" | "mul" | "neg" | "clone"))
-    {
+    } else if calls.iter().any(|c| c.base == "add" && c.updates_parameter()) && calls.iter().all(|c| matches!(c.base, "add" | "mul" | "neg" | "clone")) {
         "SGD"
     } else {
         return None;
@@ -141,19 +196,26 @@ fn decay(calls: &[Call]) -> f64 {
     scalar(calls, |c| c.base == "add" && c.second == Some(Part::Parameter)).map_or(0.0, |v| neat(v, ROUNDING))
 }
 
-fn sgd(calls: &[Call]) -> Values {
+/// `None` when there is momentum whose value is not recorded.
+fn sgd(calls: &[Call]) -> Option<Values> {
     let mut values = Values::new();
     let state = |c: &Call| c.in_place && matches!(c.first, Part::State(_));
+    // In the first step the momentum buffers are made, and its momentum is not used.
+    let buffers = calls.iter().any(|c| state(c) || (c.base == "clone" && c.first != Part::Parameter));
+    let momentum = scalar(calls, |c| c.base == "mul" && state(c));
+    if buffers && momentum.is_none() {
+        return None;
+    }
     set(&mut values, "lr", scalar(calls, |c| c.base == "add" && c.updates_parameter()).map(|v| neat(-v, ROUNDING)));
     set(&mut values, "weight_decay", Some(decay(calls)));
-    set(&mut values, "momentum", Some(scalar(calls, |c| c.base == "mul" && state(c)).map_or(0.0, |v| neat(v, ROUNDING))));
+    set(&mut values, "momentum", Some(momentum.map_or(0.0, |v| neat(v, ROUNDING))));
     set(&mut values, "dampening", Some(scalar(calls, |c| c.base == "add" && state(c)).map_or(0.0, |v| neat(1.0 - v, ROUNDING))));
     let nesterov = calls.iter().any(|c| c.base == "add" && c.first != Part::Parameter && matches!(c.second, Some(Part::State(_))));
     set(&mut values, "nesterov", Some(f64::from(u8::from(nesterov))));
-    values
+    Some(values)
 }
 
-fn adam(calls: &[Call]) -> Values {
+fn adam(calls: &[Call], steps: Option<f64>) -> Values {
     let mut values = Values::new();
     let beta1 = neat(1.0 - scalar(calls, |c| c.base == "lerp").unwrap_or(0.1), ROUNDING);
     let beta2 = neat(1.0 - scalar(calls, |c| c.base == "addcmul").unwrap_or(0.001), ROUNDING);
@@ -161,9 +223,9 @@ fn adam(calls: &[Call]) -> Values {
     set(&mut values, "beta2", Some(beta2));
     set(&mut values, "eps", Some(scalar(calls, |c| c.base == "add" && c.first == Part::Scratch && c.second.is_none()).unwrap_or(0.0)));
     set(&mut values, "amsgrad", Some(f64::from(u8::from(calls.iter().any(|c| c.base == "maximum")))));
-    // The step follows from sqrt(1 - beta2^t), and the rate from the step.
+    // The rate follows from the step, which a counter shows, or else sqrt(1 - beta2^t).
     let correction = scalar(calls, |c| c.base == "div" && matches!(c.first, Part::Scratch));
-    let t = correction.map(|c| ((1.0 - c * c).ln() / beta2.ln()).round().max(1.0));
+    let t = steps.filter(|t| *t >= 1.0).or(correction.map(|c| ((1.0 - c * c).ln() / beta2.ln()).round().max(1.0)));
     let size = scalar(calls, |c| c.base == "addcdiv" && c.updates_parameter());
     let rate = size.zip(t).map(|(size, t)| {
         let correction1 = 1.0 - beta1.powf(t);
@@ -179,7 +241,8 @@ fn adam(calls: &[Call]) -> Values {
     values
 }
 
-fn rmsprop(calls: &[Call]) -> Values {
+/// `None` when there is momentum whose value is not recorded.
+fn rmsprop(calls: &[Call]) -> Option<Values> {
     let mut values = Values::new();
     let square = |c: &Call| c.base == "addcmul" && c.in_place;
     set(&mut values, "alpha", scalar(calls, square).map(|v| neat(1.0 - v, ROUNDING)));
@@ -188,10 +251,14 @@ fn rmsprop(calls: &[Call]) -> Values {
     let eps = scalar(calls, |c| c.base == "add" && c.first == Part::Scratch && c.second.is_none());
     set(&mut values, "eps", Some(eps.unwrap_or(0.0)));
     set(&mut values, "centered", Some(f64::from(u8::from(calls.iter().any(|c| c.base == "lerp")))));
-    let momentum = |c: &Call| c.base == "mul" && c.in_place && c.first == Part::State("momentum_buffer");
-    set(&mut values, "momentum", Some(scalar(calls, momentum).map_or(0.0, |v| neat(v, ROUNDING))));
+    let buffer = |c: &Call| c.base == "mul" && c.in_place && c.first == Part::State("momentum_buffer");
+    let momentum = scalar(calls, buffer);
+    if momentum.is_none() && calls.iter().any(|c| c.first == Part::State("momentum_buffer")) {
+        return None;
+    }
+    set(&mut values, "momentum", Some(momentum.map_or(0.0, |v| neat(v, ROUNDING))));
     set(&mut values, "weight_decay", Some(decay(calls)));
-    values
+    Some(values)
 }
 
 fn adagrad(calls: &[Call]) -> Values {
@@ -230,10 +297,7 @@ fn fused_values(operator: &Operator) -> Values {
 
 /// The number with the fewest decimal digits within `slack` of `value`.
 fn neat(value: f64, slack: f64) -> f64 {
-    (0..17)
-        .map(|digits| format!("{value:.digits$e}").parse::<f64>().unwrap_or(value))
-        .find(|v| (v - value).abs() <= slack * 1.01)
-        .unwrap_or(value)
+    (0..17).map(|digits| format!("{value:.digits$e}").parse::<f64>().unwrap_or(value)).find(|v| (v - value).abs() <= slack * 1.01).unwrap_or(value)
 }
 
 #[cfg(test)]
