@@ -14,8 +14,9 @@ use neap::schedule::check::{Refusal, check, check_safety};
 /// Random timings that an accepted plan must survive, and in which a refused one must fail.
 const TIMINGS: usize = 6;
 
+/// How many damaged plans; what a minute allows without optimisation.
 fn cases() -> usize {
-    std::env::var("NEAP_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(100_000)
+    std::env::var("NEAP_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(if cfg!(debug_assertions) { 30_000 } else { 100_000 })
 }
 
 /// What goes wrong in some timing, if anything.

@@ -33,7 +33,7 @@ impl Machine<'_> {
             let mut more = true;
             while more {
                 more = false;
-                for lane in 0..3 {
+                for (lane, rate) in rates.iter().enumerate() {
                     let Some(task) = self.front(lane).filter(|t| !self.started[*t]) else { continue };
                     let what = self.reading.tasks[task].clone();
                     if lane == 0 {
@@ -52,7 +52,7 @@ impl Machine<'_> {
                             What::Step(operator, _) => i128::from(job.latencies[operator].time.0),
                             What::Out(tensor, _) | What::In(tensor, _) => {
                                 let bytes = i128::from(self.graph.tensors[tensor].bytes.0);
-                                bytes * 1_000_000_000 + i128::from(link.overhead_ns) * i128::from(rates[lane].0)
+                                bytes * 1_000_000_000 + i128::from(link.overhead_ns) * i128::from(rate.0)
                             }
                         });
                         more = true;

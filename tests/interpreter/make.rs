@@ -85,7 +85,8 @@ pub fn place(random: &mut Random, graph: &Graph, plan: &mut Plan) -> bool {
     let starts: Vec<bool> = machine.reading.stays.iter().map(|s| s.begin.is_none()).collect();
     let Ok(held) = machine.run(random) else { return false };
     // Each place once, with one or two intervals, in the order of the part that begins in the iteration.
-    let mut places: Vec<(u64, Place, usize, Vec<(u64, u64)>)> = Vec::new();
+    type Wanted = (u64, Place, usize, Vec<(u64, u64)>);
+    let mut places: Vec<Wanted> = Vec::new();
     for (i, name) in names.iter().enumerate() {
         let Some(name) = name else { continue };
         let begin = if starts.get(i) == Some(&true) { 0 } else { held.begin[i] };

@@ -302,11 +302,8 @@ impl Reading {
                 self.stays[last].stays = round;
             }
             // A tensor that stays round the end has its first stay at both ends.
-            let mut number = u32::from(round && kept.is_some());
-            for &s in &all {
-                let first = self.stays[s].stays;
-                self.stays[s].number = if first { 0 } else { number };
-                number += 1;
+            for (number, &s) in (u32::from(round && kept.is_some())..).zip(&all) {
+                self.stays[s].number = if self.stays[s].stays { 0 } else { number };
             }
             if let (true, Some(until)) = (round, kept) {
                 let head = self.stay(t, None);
