@@ -93,7 +93,7 @@ pub fn make(request: &Request<'_>) -> Result<Planned, PlanError> {
         }
         let emitted = emit::events(&decided.ledger);
         let program = Program::new(request.graph, request.latencies, &emitted.events).map_err(|e| PlanError::Defect(e.to_string()))?;
-        let (program, placements, height) = placed(program, &emitted, budget);
+        let (program, placements, height) = placed(program, &emitted, budget)?;
         if height <= budget {
             return finish(request, &liveness, emitted, program, placements, height);
         }
@@ -146,22 +146,20 @@ pub fn unplanned(request: &Request<'_>) -> Result<Planned, PlanError> {
     let liveness = Liveness::of(request.graph);
     let program = Program::new(request.graph, request.latencies, &[]).map_err(|e| PlanError::Defect(e.to_string()))?;
     let emitted = Emitted::default();
-    let (program, placements, height) = placed(program, &emitted, 0);
+    let (program, placements, height) = placed(program, &emitted, 0)?;
     let mut planned = finish(request, &liveness, emitted, program, placements, height)?;
     planned.plan.planner = "none".to_owned();
     planned.plan.budget = Bytes(height);
     Ok(planned)
 }
 
-fn placed(mut program: Program, emitted: &Emitted, budget: u64) -> (Program, Vec<Placement>, u64) {
+fn placed(mut program: Program, emitted: &Emitted, budget: u64) -> Result<(Program, Vec<Placement>, u64), PlanError> {
     let tied = place::items(&program, emitted);
     let bare: Vec<place::Item> = tied.iter().map(|(item, _)| item.clone()).collect();
     let layout = place::place(&bare, budget);
     let placements = place::placements(&program, &tied, &layout);
-    let by_place: BTreeMap<_, _> = program.residencies.iter().enumerate().map(|(i, r)| (r.place, i)).collect();
-    let order: Vec<(usize, Bytes)> = placements.iter().map(|p| (by_place[&p.place], p.offset)).collect();
-    program.place(&order);
-    (program, placements, layout.height)
+    program.place(&placements).map_err(|e| PlanError::Defect(e.to_string()))?;
+    Ok((program, placements, layout.height))
 }
 
 fn finish(

@@ -166,7 +166,8 @@ pub fn items(program: &Program, emitted: &Emitted) -> Vec<(Item, Vec<usize>)> {
 pub fn placements(program: &Program, items: &[(Item, Vec<usize>)], layout: &Layout) -> Vec<Placement> {
     let mut all: Vec<(u32, Place, u64)> = Vec::with_capacity(program.residencies.len());
     for ((item, residencies), &offset) in items.iter().zip(&layout.offsets) {
-        for (&(from, _), &r) in item.spans.iter().zip(residencies) {
+        // Of a tensor that leaves and comes back to stay, the return is what takes its turn in the list.
+        if let (Some(&(from, _)), Some(&r)) = (item.spans.last(), residencies.last()) {
             all.push((from, program.residencies[r].place, offset));
         }
     }

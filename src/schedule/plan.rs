@@ -20,9 +20,7 @@
 //! the copy that brought it (at the start of the iteration if nothing brought it). An event ends a residency once: a
 //! second swap-out or release of the same residency is wrong.
 //!
-//! A tensor with `kept_until` whose last residency no event ends stays round the end too, to the start of that
-//! operator; events do not concern this first part. It ends just before that start: the operator's own
-//! outputs and workspace may take its bytes, and what else waits for them waits for that operator to start.
+//! `kept_until` says what the framework does without a plan; under a plan such a tensor is given back like any other.
 //!
 //! - [`Event::SwapOut`]: the copy to the host begins when the event is due, and waits for the last step
 //!   before it in program order that wrote the tensor (or for the swap-in's copy that brought it).

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use crate::job::{Graph, Replay};
-use crate::schedule::{Event, JobPlan, Latency, Place};
+use crate::schedule::{Event, JobPlan, Latency, Place, Placement};
 use crate::units::{Bytes, Nanos, OpId, TensorId};
 
 /// A direction of the link.
@@ -138,23 +138,39 @@ impl Program {
     /// As [`Program::new`], and when a residency has no placement.
     pub fn placed(graph: &Graph, job: &JobPlan) -> Result<Self, ProgramError> {
         let mut program = Self::new(graph, &job.latencies, &job.events)?;
-        let by_place: BTreeMap<Place, usize> = program.residencies.iter().enumerate().map(|(i, r)| (r.place, i)).collect();
-        let mut order = Vec::with_capacity(job.placements.len());
-        for placement in &job.placements {
-            let index = *by_place
-                .get(&placement.place)
-                .ok_or_else(|| ProgramError { event: None, problem: format!("{:?} is placed but never resident", placement.place) })?;
-            order.push((index, placement.offset));
-        }
-        program.place(&order);
+        program.place(&job.placements)?;
         if let Some(r) = program.residencies.iter().find(|r| r.offset.is_none()) {
             return Err(ProgramError { event: None, problem: format!("{:?} has no placement", r.place) });
         }
         Ok(program)
     }
 
-    /// Gives residencies their addresses, in the order in which shared bytes pass from hand to hand.
-    pub fn place(&mut self, order: &[(usize, Bytes)]) {
+    /// Gives residencies their addresses, in the order in which shared bytes pass from hand to hand: what is there at
+    /// the start of the iteration before the list, then the list.
+    ///
+    /// # Errors
+    /// When a placement is of nothing that is ever resident.
+    pub fn place(&mut self, placements: &[Placement]) -> Result<(), ProgramError> {
+        // A tensor that leaves and comes back to stay has one place for its first and its last residency.
+        let mut starters: BTreeMap<Place, usize> = BTreeMap::new();
+        let mut later: BTreeMap<Place, usize> = BTreeMap::new();
+        for (index, r) in self.residencies.iter().enumerate() {
+            if r.begin == Begin::Iteration { &mut starters } else { &mut later }.insert(r.place, index);
+        }
+        let mut order = Vec::with_capacity(self.residencies.len());
+        order.extend(placements.iter().filter_map(|p| Some((*starters.get(&p.place)?, p.offset))));
+        for p in placements {
+            match later.get(&p.place) {
+                Some(&index) => order.push((index, p.offset)),
+                None if starters.contains_key(&p.place) => {}
+                None => return Err(ProgramError { event: None, problem: format!("{:?} is placed but never resident", p.place) }),
+            }
+        }
+        self.hand_over(&order);
+        Ok(())
+    }
+
+    fn hand_over(&mut self, order: &[(usize, Bytes)]) {
         // Who last held each stretch of bytes: start -> (end, holder). A newcomer waits for every holder it
         // overlaps; earlier holders of the same bytes have ended by then, since those waited in turn.
         let mut holders: BTreeMap<u64, (u64, usize)> = BTreeMap::new();
@@ -254,12 +270,21 @@ impl<'a> Reader<'a> {
         if next < events.len() {
             return Err(error(next, "its trigger is beyond the last operator"));
         }
+        self.go_round();
+        Ok(self.program)
+    }
+
+    /// What nothing generates and nothing ended stays round the end, under the name of the tensor's first residency.
+    fn go_round(&mut self) {
         for (state, generated) in self.states.iter().zip(&self.generated) {
-            if let (Some(open), false) = (state.open, state.leaving) {
-                self.program.residencies[open].stays = !generated;
+            if let (Some(open), false, false) = (state.open, state.leaving, *generated) {
+                let last = &mut self.program.residencies[open];
+                last.stays = true;
+                if let Place::Tensor { residency, .. } = &mut last.place {
+                    *residency = 0;
+                }
             }
         }
-        Ok(self.program)
     }
 
     /// Tensors that nothing generates start on the device, unless their first event is a swap-in before any use.

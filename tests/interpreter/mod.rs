@@ -140,10 +140,8 @@ impl<'a> Machine<'a> {
             if self.reading.stays[s].begin.is_none() {
                 self.occupy(s)?;
                 let stay = &self.reading.stays[s];
-                if stay.until.is_none() {
-                    let content = self.contents[stay.tensor][0];
-                    self.store(s, content);
-                }
+                let content = self.contents[stay.tensor][0];
+                self.store(s, content);
             }
         }
         Ok(())
@@ -237,22 +235,19 @@ impl<'a> Machine<'a> {
         let what = &self.reading.tasks[task];
         let done = |t: &usize| self.ended[*t];
         what.before.iter().all(done)
-            && self.reading.earlier[task].iter().all(|e| self.over(*e, task))
-            && self.reading.begun[task].iter().all(|p| self.layout.after[*p].iter().all(|e| self.place_over(*e, task)))
+            && self.reading.earlier[task].iter().all(|e| self.over(*e))
+            && self.reading.begun[task].iter().all(|p| self.layout.after[*p].iter().all(|e| self.place_over(*e)))
     }
 
-    /// Whether a stay is over, as `asker` is about to start.
-    fn over(&self, stay: usize, asker: usize) -> bool {
+    /// Whether a stay is over.
+    fn over(&self, stay: usize) -> bool {
         let stay = &self.reading.stays[stay];
-        match stay.until {
-            Some(until) => self.started[until] || until == asker,
-            None => !stay.stays && stay.lasts.iter().all(|t| self.ended[*t]),
-        }
+        !stay.stays && stay.lasts.iter().all(|t| self.ended[*t])
     }
 
-    fn place_over(&self, place: usize, asker: usize) -> bool {
+    fn place_over(&self, place: usize) -> bool {
         match place.checked_sub(self.reading.stays.len()) {
-            None => self.over(place, asker),
+            None => self.over(place),
             Some(task) => self.ended[task],
         }
     }
@@ -261,7 +256,7 @@ impl<'a> Machine<'a> {
     fn sweep(&mut self) {
         for s in 0..self.reading.stays.len() {
             let begun = self.reading.stays[s].begin.is_none_or(|t| self.started[t]);
-            if begun && !self.gone[s] && self.over(s, usize::MAX) {
+            if begun && !self.gone[s] && self.over(s) {
                 self.gone[s] = true;
                 self.held.end[s] = self.now;
                 self.free(s);

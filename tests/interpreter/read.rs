@@ -39,7 +39,6 @@ pub struct Stay {
     /// It ends when all of these have.
     pub lasts: Vec<usize>,
     /// Or when this step starts.
-    pub until: Option<usize>,
     /// Or not in this iteration.
     pub stays: bool,
     steps: Vec<usize>,
@@ -161,7 +160,6 @@ impl Reading {
             number: 0,
             begin,
             lasts: Vec::new(),
-            until: None,
             stays: false,
             steps: Vec::new(),
             out: None,
@@ -294,20 +292,15 @@ impl Reading {
     fn ends(&mut self, graph: &Graph) {
         for t in 0..graph.tensors.len() {
             let all: Vec<usize> = (0..self.stays.len()).filter(|s| self.stays[*s].tensor == t).collect();
-            let kept = graph.tensors[t].kept_until.filter(|_| self.generated[t]);
             let mut round = false;
             if let Some(&last) = all.last() {
                 let ended = self.stays[last].released || self.stays[last].out.is_some();
-                round = !ended && (!self.generated[t] || kept.is_some());
+                round = !ended && !self.generated[t];
                 self.stays[last].stays = round;
             }
             // A tensor that stays round the end has its first stay at both ends.
-            for (number, &s) in (u32::from(round && kept.is_some())..).zip(&all) {
+            for (number, &s) in (0..).zip(&all) {
                 self.stays[s].number = if self.stays[s].stays { 0 } else { number };
-            }
-            if let (true, Some(until)) = (round, kept) {
-                let head = self.stay(t, None);
-                self.stays[head].until = Some(self.runs[until.index()]);
             }
         }
         for s in 0..self.stays.len() {

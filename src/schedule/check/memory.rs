@@ -141,8 +141,8 @@ fn hand_over(job: &JobPlan, program: &mut Program, spots: &BTreeMap<Place, Spot>
         let Some(begin) = begin else { continue };
         for (start, earlier) in take(&mut owners, offset, Owner { end: offset + spot.size, place, holder }) {
             let at = start.max(offset) as u64;
-            let mut ends: Vec<(usize, bool)> = match earlier.holder {
-                Err(step) => vec![(step, false)],
+            let ends: Vec<usize> = match earlier.holder {
+                Err(step) => vec![step],
                 Ok(residency) if program.residencies[residency].stays => {
                     let (first, second) = (program.place(earlier.place), program.place(place));
                     refusals.add(Refusal::Overlap { first, second, offset: at });
@@ -150,10 +150,8 @@ fn hand_over(job: &JobPlan, program: &mut Program, spots: &BTreeMap<Place, Spot>
                 }
                 Ok(residency) => program.residencies[residency].ends(&program.tasks).collect(),
             };
-            // What is kept to a step's start has made room for that step.
-            ends.retain(|end| *end != (begin, true));
             let why = Why::Address(earlier.place, at);
-            program.tasks[begin].waits.extend(ends.into_iter().map(|(task, start)| Wait { task, start, why }));
+            program.tasks[begin].waits.extend(ends.into_iter().map(|task| Wait { task, why }));
         }
     }
 }
@@ -208,7 +206,7 @@ fn end(residency: &Residency, program: &Program, clock: &Clock) -> u128 {
     if residency.stays {
         return clock.end;
     }
-    let ends = residency.ends(&program.tasks).map(|(task, start)| if start { clock.start[task] } else { clock.stop[task] });
+    let ends = residency.ends(&program.tasks).map(|task| clock.stop[task]);
     ends.max().unwrap_or(0)
 }
 

@@ -37,15 +37,14 @@ pub(super) fn prove(program: &Program, refusals: &mut Refusals) {
     let start = seen[at].min(path.len());
     let circle = path[start..].iter().map(|(task, wait)| {
         let (one, other) = (program.task(*task), program.task(wait.task));
-        let when = if wait.start { "start" } else { "end" };
         match wait.why {
             Why::Program => format!("{one} runs after {other}"),
             Why::Queue => format!("{one} is queued behind {other}"),
             Why::Trigger => format!("{one} is triggered by the end of {other}"),
             Why::Data(tensor) => format!("{one} needs `{}` from {other}", program.tensor(tensor)),
-            Why::Earlier(tensor) => format!("{one} waits for `{}` to leave, at the {when} of {other}", program.tensor(tensor)),
+            Why::Earlier(tensor) => format!("{one} waits for `{}` to leave, at the end of {other}", program.tensor(tensor)),
             Why::Address(place, offset) => {
-                format!("{one} waits for the bytes from offset {offset} of {}, held to the {when} of {other}", program.place(place))
+                format!("{one} waits for the bytes from offset {offset} of {}, held to the end of {other}", program.place(place))
             }
         }
     });

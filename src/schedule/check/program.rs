@@ -28,11 +28,10 @@ pub(super) enum Kind {
     In { tensor: usize, event: usize },
 }
 
-/// The start of a task waits for another's end (or, for what is kept to an operator's start, its start).
+/// The start of a task waits for another's end.
 #[derive(Clone, Copy)]
 pub(super) struct Wait {
     pub task: usize,
-    pub start: bool,
     pub why: Why,
 }
 
@@ -63,22 +62,19 @@ pub(super) struct Residency {
     pub last: Option<usize>,
     /// The copy that ends it.
     pub out: Option<usize>,
-    /// Kept from the last iteration to the start of this step.
-    pub until: Option<usize>,
     /// To the end of the iteration.
     pub stays: bool,
     ended_by: Option<usize>,
 }
 
 impl Residency {
-    /// The tasks whose end (start, where true) it lasts for.
-    pub fn ends(&self, tasks: &[Task]) -> impl Iterator<Item = (usize, bool)> {
+    /// The tasks whose end it lasts for.
+    pub fn ends(&self, tasks: &[Task]) -> impl Iterator<Item = usize> {
         let copy = match self.begin {
             Some(begin) if self.last.is_none() && self.out.is_none() && !matches!(tasks[begin].kind, Kind::Step { .. }) => Some(begin),
             _ => None,
         };
-        let ends = [self.last, self.out, copy].into_iter().flatten().map(|task| (task, false));
-        ends.chain(self.until.map(|task| (task, true)))
+        [self.last, self.out, copy].into_iter().flatten()
     }
 }
 
@@ -249,7 +245,7 @@ impl<'a> Program<'a> {
         for (tensor, state) in state.iter().enumerate() {
             let open = state.open.filter(|r| self.residencies[*r].out.is_none());
             let stays = if self.generated[tensor] {
-                open.is_some() && self.graph.tensors[tensor].kept_until.is_some()
+                false
             } else {
                 let name = || self.graph.tensors[tensor].name.clone();
                 match (self.on_host[tensor], open) {
@@ -264,7 +260,7 @@ impl<'a> Program<'a> {
             };
             if let (true, Some(open)) = (stays, open) {
                 self.residencies[open].stays = true;
-                // The part that was there at the start is its first; a kept tensor's has no task of its own.
+                // The part that was there at the start is its first.
                 count[tensor] = 1;
             }
         }
@@ -275,22 +271,6 @@ impl<'a> Program<'a> {
             } else {
                 residency.number = *next;
                 *next += 1;
-            }
-        }
-        for tensor in 0..self.graph.tensors.len() {
-            let Some(until) = self.graph.tensors[tensor].kept_until else { continue };
-            if self.generated[tensor] && count[tensor] > 0 && state[tensor].open.is_some_and(|r| self.residencies[r].stays) {
-                let until = self.runs.get(until.index()).copied();
-                self.residencies.push(Residency {
-                    tensor,
-                    number: 0,
-                    begin: None,
-                    last: None,
-                    out: None,
-                    until,
-                    stays: false,
-                    ended_by: None,
-                });
             }
         }
     }
@@ -346,8 +326,8 @@ impl Walk<'_> {
     fn begin(&mut self, program: &mut Program, tensor: usize, task: Option<usize>) {
         let state = &mut self.state[tensor];
         if let (Some(task), Some(earlier)) = (task, state.latest) {
-            let waits = program.residencies[earlier].ends(&program.tasks).filter(|(end, _)| *end != task);
-            let waits: Vec<_> = waits.map(|(task, start)| Wait { task, start, why: Why::Earlier(tensor) }).collect();
+            let waits = program.residencies[earlier].ends(&program.tasks).filter(|end| *end != task);
+            let waits: Vec<_> = waits.map(|task| Wait { task, why: Why::Earlier(tensor) }).collect();
             program.tasks[task].waits.extend(waits);
         }
         state.open = Some(program.residencies.len());
@@ -360,7 +340,6 @@ impl Walk<'_> {
             begin: task,
             last: None,
             out: None,
-            until: None,
             stays: false,
             ended_by: None,
         });
@@ -382,10 +361,10 @@ impl Walk<'_> {
     fn copy(program: &mut Program, kind: Kind, trigger: Trigger, queue: &mut Option<usize>) -> usize {
         let mut waits = Vec::with_capacity(3);
         if let Some(after) = trigger.after {
-            waits.push(Wait { task: program.runs[after.index()], start: false, why: Why::Trigger });
+            waits.push(Wait { task: program.runs[after.index()], why: Why::Trigger });
         }
         if let Some(before) = *queue {
-            waits.push(Wait { task: before, start: false, why: Why::Queue });
+            waits.push(Wait { task: before, why: Why::Queue });
         }
         *queue = Some(program.tasks.len());
         program.tasks.push(Task { kind, waits, cuts: None, workspace: 0 });
@@ -398,7 +377,7 @@ impl Walk<'_> {
         let task = Self::copy(program, Kind::Out { tensor, event }, trigger, &mut self.out);
         let state = &mut self.state[tensor];
         if let Some(written) = state.written {
-            program.tasks[task].waits.push(Wait { task: written, start: false, why: Why::Data(tensor) });
+            program.tasks[task].waits.push(Wait { task: written, why: Why::Data(tensor) });
         }
         state.host = Host::Valid(state.version);
         program.residencies[open].out = Some(task);
@@ -464,7 +443,7 @@ impl Walk<'_> {
         let what = &graph.operators[operator];
         let task = program.tasks.len();
         let previous = program.steps.last().copied();
-        let waits = previous.map(|task| Wait { task, start: false, why: Why::Program }).into_iter().collect();
+        let waits = previous.map(|task| Wait { task, why: Why::Program }).into_iter().collect();
         program.tasks.push(Task { kind: Kind::Step { operator, event }, waits, cuts: None, workspace: blocks(what.workspace) });
         program.steps.push(task);
         // What the recompute leaves out.
@@ -520,7 +499,7 @@ impl Walk<'_> {
             && let Some(brought) = state.brought
         {
             let step = &mut program.tasks[task];
-            step.waits.push(Wait { task: brought, start: false, why: Why::Data(tensor) });
+            step.waits.push(Wait { task: brought, why: Why::Data(tensor) });
             step.cuts = step.cuts.max(Some(brought));
         }
         program.residencies[open].last = Some(task);

@@ -35,7 +35,7 @@ struct Queue {
 }
 
 struct Run<'a> {
-    followers: Vec<Vec<(usize, bool)>>,
+    followers: Vec<Vec<usize>>,
     pending: Vec<usize>,
     clock: Clock,
     job: &'a JobPlan,
@@ -50,7 +50,7 @@ pub(super) fn run(job: &JobPlan, program: &Program, link: &Link) -> Option<Clock
     let mut followers = vec![Vec::new(); tasks.len()];
     for (task, what) in tasks.iter().enumerate() {
         for wait in &what.waits {
-            followers[wait.task].push((task, wait.start));
+            followers[wait.task].push(task);
         }
     }
     let queue = |wanted: fn(Kind) -> bool, alone, contended| {
@@ -68,7 +68,7 @@ pub(super) fn run(job: &JobPlan, program: &Program, link: &Link) -> Option<Clock
     let mut running: Option<(usize, u128)> = None;
     let mut now = 0u128;
     loop {
-        // All that can start at this instant; a start can free bytes, so until nothing more does.
+        // All that can start at this instant.
         loop {
             let mut started = false;
             if running.is_none()
@@ -140,19 +140,12 @@ pub(super) fn run(job: &JobPlan, program: &Program, link: &Link) -> Option<Clock
 impl Run<'_> {
     fn begin(&mut self, task: usize, now: u128) {
         self.clock.start[task] = now;
-        self.release(task, true);
     }
 
     fn finish(&mut self, task: usize, now: u128) {
         self.clock.stop[task] = now;
-        self.release(task, false);
-    }
-
-    fn release(&mut self, task: usize, at_start: bool) {
-        for &(follower, start) in &self.followers[task] {
-            if start == at_start {
-                self.pending[follower] -= 1;
-            }
+        for &follower in &self.followers[task] {
+            self.pending[follower] -= 1;
         }
     }
 
