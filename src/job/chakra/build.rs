@@ -385,8 +385,21 @@ fn random(node: &Node) -> bool {
         return true;
     }
     const DRAWS: [&str; 13] = [
-        "rand", "bernoulli", "normal_", "uniform_", "multinomial", "random_", "exponential_", "geometric_", "cauchy_", "log_normal_", "poisson",
-        "binomial", "rrelu_with_noise",
+        "rand",
+        "bernoulli",
+        "normal_",
+        "uniform_",
+        "multinomial",
+        "random_",
+        "exponential_",
+        "geometric_",
+        "cauchy_",
+        "log_normal_",
+        "poisson",
+        "binomial",
+        "rrelu_with_noise",
     ];
-    DRAWS.iter().any(|d| short == *d || short.strip_suffix('_') == Some(d)) || ["rand_", "randn", "randint", "randperm"].iter().any(|d| short.starts_with(d)) || short == "normal"
+    DRAWS.iter().any(|d| short == *d || short.strip_suffix('_') == Some(d))
+        || ["rand_", "randn", "randint", "randperm"].iter().any(|d| short.starts_with(d))
+        || short == "normal"
 }

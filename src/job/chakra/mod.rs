@@ -108,8 +108,12 @@ impl ImportError {
     fn json(path: &Path, error: serde_json::Error) -> Self {
         use serde_json::error::Category;
         let problem = match error.classify() {
-            Category::Eof => format!("the trace is cut off ({error}); stop and unregister the observer before the program ends, and copy the whole file"),
-            Category::Io => format!("the content can't be read ({error}); if it is gzip, it is damaged or cut off: copy or record it again"),
+            Category::Eof => {
+                format!("the trace is cut off ({error}); stop and unregister the observer before the program ends, and copy the whole file")
+            }
+            Category::Io => {
+                format!("the content can't be read ({error}); if it is gzip, it is damaged or cut off: copy or record it again")
+            }
             Category::Syntax => format!("not JSON ({error}); give a trace written by torch.profiler.ExecutionTraceObserver, plain or gzip"),
             Category::Data => format!("not an execution trace ({error}); give one written by torch.profiler.ExecutionTraceObserver"),
         };

@@ -147,13 +147,19 @@ pub(super) fn lower(graph: &Graph, step: &Step, optimizer: Optimizer, early: boo
         let name = format!("{short}_{}", updates.len());
         let (phase, replay) = (Phase::Optimize, Replay::Never);
         let (kind, outputs, workspace) = (kind.to_owned(), Vec::new(), Bytes::ZERO);
-        updates.push((at, Operator { name, kind, phase, args, outputs, hidden: written, workspace, replay, random: false, duration_ns: None }));
+        updates.push((
+            at,
+            Operator { name, kind, phase, args, outputs, hidden: written, workspace, replay, random: false, duration_ns: None },
+        ));
     }
     if updates.is_empty() {
         return Err(refuse("no parameter with its gradient was found in its step".into()));
     }
     if tensors.len() > graph.tensors.len() {
-        notes.push("the recorded step is the optimizer's first and makes its states; lowered, they live across iterations as in every later one".to_owned());
+        notes.push(
+            "the recorded step is the optimizer's first and makes its states; lowered, they live across iterations as in every later one"
+                .to_owned(),
+        );
     }
     let lowered: Vec<TensorId> = step.columns.iter().map(|c| c.gradient).collect();
     for gradient in lowered {
@@ -206,7 +212,14 @@ fn generated(graph: &Graph, tensor: TensorId) -> bool {
 fn new_state(tensors: &mut Vec<Tensor>, key: &str, parameter: TensorId) -> Operand {
     let Tensor { name, bytes, dtype, shape, .. } = tensors[parameter.index()].clone();
     let (id, stride) = (TensorId::of(tensors.len()), super::graph::contiguous(&shape));
-    tensors.push(Tensor { name: format!("{key}:{name}"), bytes, role: Role::OptimizerState, dtype, shape: shape.clone(), kept_until: None });
+    tensors.push(Tensor {
+        name: format!("{key}:{name}"),
+        bytes,
+        role: Role::OptimizerState,
+        dtype,
+        shape: shape.clone(),
+        kept_until: None,
+    });
     Operand { tensor: id, version: 0, dtype, offset: 0, shape, stride }
 }
 
