@@ -78,7 +78,10 @@ pub(super) fn find(trace: &Trace) -> Names {
         if text.starts_with("Optimizer.zero_grad#") && context.included {
             names.zero_grad.get_or_insert(at);
         }
-        if context.step && text == "aten::_local_scalar_dense" && let Some(Value::Float(steps)) = node.outputs.first() {
+        if context.step
+            && text == "aten::_local_scalar_dense"
+            && let Some(Value::Float(steps)) = node.outputs.first()
+        {
             names.steps = Some(names.steps.map_or(*steps, |most| most.max(*steps)));
         }
         names.context[at] = context;

@@ -157,7 +157,11 @@ fn read_from(path: &Path, source: impl BufRead, since: Rc<Cell<u64>>) -> Result<
     let fail = |problem: &str| ImportError::Trace { path: path.to_owned(), problem: problem.to_owned() };
     let mut notes = Vec::new();
     match reader.schema.as_deref() {
-        None => return Err(fail("it has no `schema`, so it is not a PyTorch execution trace; record one with torch.profiler.ExecutionTraceObserver")),
+        None => {
+            return Err(fail(
+                "it has no `schema`, so it is not a PyTorch execution trace; record one with torch.profiler.ExecutionTraceObserver",
+            ));
+        }
         Some(SCHEMA) => {}
         Some(other) => notes.push(format!("schema {other} is not {SCHEMA}, which this importer was written for; look the result over")),
     }
@@ -170,7 +174,8 @@ fn read_from(path: &Path, source: impl BufRead, since: Rc<Cell<u64>>) -> Result<
 /// Sorts nodes by start and resolves parents.
 fn order(path: &Path, mut all: Vec<Start>, mut notes: Vec<String>) -> Result<Trace, ImportError> {
     all.sort_by_key(|s| s.node.id);
-    let fail = |n: &Node, problem: String| ImportError::Node { path: path.to_owned(), place: Place { id: n.id, name: n.name.clone() }, problem };
+    let fail =
+        |n: &Node, problem: String| ImportError::Node { path: path.to_owned(), place: Place { id: n.id, name: n.name.clone() }, problem };
     let ids: Vec<u64> = all.iter().map(|s| s.node.id).collect();
     let mut depth = vec![0u32; all.len()];
     let mut unfinished = 0;
@@ -184,7 +189,9 @@ fn order(path: &Path, mut all: Vec<Start>, mut notes: Vec<String>) -> Result<Tra
             Err(_) => {
                 unfinished += 1;
                 let found = around_missing(&all, &ids, at).filter(|_| unfinished <= MOST_UNFINISHED);
-                found.ok_or_else(|| fail(&all[at].node, format!("its parent {parent} is not in the trace; record it again, or export it whole")))?
+                found.ok_or_else(|| {
+                    fail(&all[at].node, format!("its parent {parent} is not in the trace; record it again, or export it whole"))
+                })?
             }
         };
         // A parent starts before its children, so this refuses circles as well.
@@ -320,7 +327,9 @@ impl Reader {
                 ("seq_id", Raw::Int(n)) => sequence = n,
                 ("tid", Raw::Int(n)) => thread = n,
                 ("kernel_backend", Raw::Text(backend)) if !backend.is_empty() => {
-                    return Err(format!("it is a compiled kernel ({backend}), which says nothing of what it computes; record the model without torch.compile"));
+                    return Err(format!(
+                        "it is a compiled kernel ({backend}), which says nothing of what it computes; record the model without torch.compile"
+                    ));
                 }
                 _ => {}
             }
@@ -346,10 +355,14 @@ impl Reader {
 mod tests {
     use super::*;
 
-    fn parse(text: &str) -> Result<Trace, String> {
+    fn parse_from(inner: impl Read) -> Result<Trace, String> {
         let since = Rc::new(Cell::new(0));
-        let source = io::BufReader::new(Bounded { inner: text.as_bytes(), since: since.clone() });
+        let source = io::BufReader::new(Bounded { inner, since: since.clone() });
         read_from(Path::new("x.json"), source, since).map_err(|e| e.to_string())
+    }
+
+    fn parse(text: &str) -> Result<Trace, String> {
+        parse_from(text.as_bytes())
     }
 
     fn trace(nodes: &str) -> Result<Trace, String> {
@@ -378,6 +391,8 @@ mod tests {
         assert!(error(r#"{"schema": "7.0", "nodes": []}"#).contains("7.0"));
         assert!(error(r#"{"nodes": []}"#).contains("schema"));
         assert!(error(r#"{"schema": "1.1.1-chakra.0.0.4", "nodes": []}"#).contains("no nodes"));
+        let endless = parse_from((&br#"{"x": ""#[..]).chain(io::repeat(b'a')));
+        assert!(endless.err().unwrap().contains("64 MiB"));
         let deep = |before: &str| error(&format!("{before}{}", "[".repeat(1 << 20)));
         assert!(deep("").contains("execution trace"));
         assert!(deep(r#"{"x": "#).contains("recursion"));

@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, HashSet};
 use super::Options;
 use super::build::{Built, Facts};
 use super::names::Names;
-use crate::job::lower::{self, Column, Step};
 use crate::job::liveness::Liveness;
+use crate::job::lower::{self, Column, Step};
 use crate::job::{Dtype, Graph, GraphError, Operator, Phase, Role, Tensor};
 use crate::units::{OpId, TensorId};
 
@@ -38,7 +38,14 @@ pub(super) fn finish(mut built: Built, names: Names, options: &Options, notes: &
         keep(&mut built, until);
     }
     let step = Step { operators: built.step, columns, recorded: names.optimizer, class, steps: names.steps };
-    let parts = Graph { name: built.name, tensors: built.tensors, operators: built.operators, optimizer: None, loss: built.loss, recorded_peak: None };
+    let parts = Graph {
+        name: built.name,
+        tensors: built.tensors,
+        operators: built.operators,
+        optimizer: None,
+        loss: built.loss,
+        recorded_peak: None,
+    };
     if !step.operators.contains(&true) {
         return check(parts);
     }

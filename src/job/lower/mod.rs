@@ -156,7 +156,10 @@ pub(super) fn lower(graph: &Graph, step: &Step, optimizer: Optimizer, early: boo
         return Err(refuse("no parameter with its gradient was found in its step".into()));
     }
     if tensors.len() > graph.tensors.len() {
-        notes.push("the recorded step is the optimizer's first and makes its states; lowered, they live across iterations as in every later one".to_owned());
+        notes.push(
+            "the recorded step is the optimizer's first and makes its states; lowered, they live across iterations as in every later one"
+                .to_owned(),
+        );
     }
     let lowered: Vec<TensorId> = step.columns.iter().map(|c| c.gradient).collect();
     for gradient in lowered {

@@ -46,7 +46,9 @@ pub(super) fn recover(graph: &Graph, step: &Step) -> Result<Optimizer, Unclear> 
     for operators in groups(graph, step) {
         let optimizer = group(&operators, &parts, step).map_err(Unclear::Missing)?;
         match &agreed {
-            Some(first) if first.values != optimizer.values || first.class != optimizer.class => return Err(Unclear::Differing(disagree(first, &optimizer))),
+            Some(first) if first.values != optimizer.values || first.class != optimizer.class => {
+                return Err(Unclear::Differing(disagree(first, &optimizer)));
+            }
             Some(_) => {}
             None => agreed = Some(optimizer),
         }
@@ -172,7 +174,9 @@ fn classify(calls: &[Call]) -> Option<String> {
             (false, true) => "RMSprop",
             (false, false) => "Adagrad",
         }
-    } else if calls.iter().any(|c| c.base == "add" && c.updates_parameter()) && calls.iter().all(|c| matches!(c.base, "add" | "mul" | "neg" | "clone")) {
+    } else if calls.iter().any(|c| c.base == "add" && c.updates_parameter())
+        && calls.iter().all(|c| matches!(c.base, "add" | "mul" | "neg" | "clone"))
+    {
         "SGD"
     } else {
         return None;
@@ -297,7 +301,10 @@ fn fused_values(operator: &Operator) -> Values {
 
 /// The number with the fewest decimal digits within `slack` of `value`.
 fn neat(value: f64, slack: f64) -> f64 {
-    (0..17).map(|digits| format!("{value:.digits$e}").parse::<f64>().unwrap_or(value)).find(|v| (v - value).abs() <= slack * 1.01).unwrap_or(value)
+    (0..17)
+        .map(|digits| format!("{value:.digits$e}").parse::<f64>().unwrap_or(value))
+        .find(|v| (v - value).abs() <= slack * 1.01)
+        .unwrap_or(value)
 }
 
 #[cfg(test)]
