@@ -292,11 +292,9 @@ impl Reading {
     fn ends(&mut self, graph: &Graph) {
         for t in 0..graph.tensors.len() {
             let all: Vec<usize> = (0..self.stays.len()).filter(|s| self.stays[*s].tensor == t).collect();
-            let mut round = false;
             if let Some(&last) = all.last() {
                 let ended = self.stays[last].released || self.stays[last].out.is_some();
-                round = !ended && !self.generated[t];
-                self.stays[last].stays = round;
+                self.stays[last].stays = !ended && !self.generated[t];
             }
             // A tensor that stays round the end has its first stay at both ends.
             for (number, &s) in (0..).zip(&all) {
