@@ -84,12 +84,8 @@ pub fn make(request: &Request<'_>) -> Result<Planned, PlanError> {
     for _ in 0..TIGHTENINGS {
         let decided =
             tensile::decide(request.graph, request.latencies, &request.device.link, request.device.pinned_bytes, target, &request.options);
-        if !decided.reached {
-            lowest = lowest.min(decided.peak.1);
-            if blocked.is_empty() {
-                blocked = blocked_at(request.graph, decided.peak.0, decided.peak.1);
-            }
-            break;
+        if !decided.reached && blocked.is_empty() {
+            blocked = blocked_at(request.graph, decided.peak.0, decided.peak.1);
         }
         let emitted = emit::events(&decided.ledger);
         let program = Program::new(request.graph, request.latencies, &emitted.events).map_err(|e| PlanError::Defect(e.to_string()))?;
@@ -98,6 +94,9 @@ pub fn make(request: &Request<'_>) -> Result<Planned, PlanError> {
             return finish(request, &liveness, emitted, program, placements, height);
         }
         lowest = lowest.min(height);
+        if !decided.reached {
+            break;
+        }
         blocked = format!("tensors fit by size ({}) but not in one piece: placing them takes {}", Bytes(decided.peak.1), Bytes(height));
         let step = (height - budget).max(budget / 256).max(512);
         if step >= target {

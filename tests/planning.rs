@@ -1,0 +1,144 @@
+//! Random small jobs planned, checked, simulated and run on the host: the three figures agree and the results are equal.
+//!
+//! NEAP_JOBS says how many (10,000 with optimisation, 1,000 without).
+
+mod common;
+
+use std::collections::BTreeMap;
+
+use common::random::{self, Random};
+use neap::device::{Profile, builtin, latency};
+use neap::job::json::sha256;
+use neap::job::{Arg, Graph, Replay};
+use neap::plan::{self, Options, PlanError, Planned, Request};
+use neap::run::device::host::kernels::Kernel;
+use neap::run::device::host::view::{Call, Operand, View};
+use neap::run::{Rate, Settings, run_with};
+use neap::schedule::check::check;
+use neap::sim::engine::{self, Durations};
+use neap::sim::program::Program;
+use neap::units::Bytes;
+
+fn jobs() -> u64 {
+    std::env::var("NEAP_JOBS").ok().and_then(|n| n.parse().ok()).unwrap_or(if cfg!(debug_assertions) { 1_000 } else { 10_000 })
+}
+
+fn bytes(view: &View) -> (*mut u8, usize) {
+    (view.data, view.shape.iter().product())
+}
+
+/// Writes every output as a mix of all inputs, itself included where it is written in place.
+fn mix(call: &Call<'_>) -> Result<(), String> {
+    let left_out = |index: usize| {
+        let Some(Arg::Tensor(arg)) = call.operator.args.get(index) else { return false };
+        call.operator.replay == Replay::SkipUpdates && call.operator.updates().any(|u| u.tensor == arg.tensor)
+    };
+    let mut sum = Random(call.position);
+    for (index, arg) in call.args.iter().enumerate() {
+        if let (Operand::Tensor(view), false) = (arg, left_out(index)) {
+            let (data, length) = bytes(view);
+            for i in 0..length {
+                // SAFETY: the executor gives views inside its arena.
+                sum.0 ^= u64::from(unsafe { *data.add(i) }) << (i % 8 * 8);
+                sum.next();
+            }
+        }
+    }
+    let written = call.operator.outputs.iter().flatten().zip(call.outputs.iter().flatten());
+    let written = written.chain(call.operator.hidden.iter().zip(call.hidden));
+    for (operand, view) in written {
+        let skipped = call.replay && call.operator.replay == Replay::SkipUpdates && operand.version > 0;
+        if skipped {
+            continue;
+        }
+        let (data, length) = bytes(view);
+        let mut stream = Random(sum.0 ^ u64::from(operand.tensor.0));
+        for i in 0..length {
+            // SAFETY: as above; nobody else touches the view while the step runs.
+            unsafe {
+                let before = if operand.version > 0 { *data.add(i) } else { 0 };
+                *data.add(i) = before.rotate_left(3) ^ stream.next() as u8;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn kernels(_: &str) -> Option<Kernel> {
+    Some(mix)
+}
+
+fn device(random: &mut Random) -> Profile {
+    let mut device = builtin::find("host").expect("built in");
+    // Slow enough that copies take about as long as operators.
+    device.link.h2d = random.between(100_000_000, 2_000_000_000) as u64;
+    device.link.d2h = random.between(100_000_000, 2_000_000_000) as u64;
+    device.link.h2d_contended = device.link.h2d * 3 / 4;
+    device.link.d2h_contended = device.link.d2h * 3 / 4;
+    device.link.overhead_ns = random.below(500) as u64;
+    device
+}
+
+fn agree(seed: u64, graph: &Graph, planned: &Planned) {
+    let proof = check(&planned.plan, std::slice::from_ref(graph)).unwrap_or_else(|r| panic!("seed {seed}: {}", r[0]));
+    assert_eq!(proof.figures, planned.plan.figures, "seed {seed}");
+    let job = &planned.plan.jobs[0];
+    let program = Program::placed(graph, job).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+    let link = &planned.plan.device.link;
+    let run = engine::run(&program, link, &Durations::nominal(&program, link)).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+    assert_eq!(engine::peak(&engine::memory(&program, &run)), proof.figures.peak_bytes, "seed {seed}");
+    assert_eq!(run.iteration, proof.figures.iteration_ns, "seed {seed}");
+    assert!(proof.figures.arena_bytes <= planned.plan.budget || planned.plan.planner == "none", "seed {seed}");
+}
+
+#[test]
+fn planned_checked_simulated_and_run() {
+    let (mut met, mut refused, mut moved) = (0, 0, 0);
+    for seed in 0..jobs() {
+        let mut random = Random(seed);
+        let graph = random::graph(&mut random);
+        let device = device(&mut random);
+        let latencies = latency::latencies(&graph, &device, None);
+        let request = Request {
+            graph: &graph,
+            file: ("x.graph.json".to_owned(), sha256(&graph)),
+            device: &device,
+            latencies: &latencies,
+            budget: Bytes::ZERO,
+            options: Options { min_swap: Bytes(512 * random.below(2) as u64), ..Options::default() },
+            recorded_options: BTreeMap::new(),
+        };
+        let unplanned = plan::unplanned(&request).expect("unplanned");
+        agree(seed, &graph, &unplanned);
+        let arena = unplanned.plan.figures.arena_bytes;
+        let share = random.between(40, 100) as u64;
+        let budget = Bytes(arena.0 * share / 100);
+        let planned = if random.once_in(3) {
+            plan::minimum(&Request { budget: arena, ..request.clone() })
+        } else {
+            plan::make(&Request { budget, ..request.clone() })
+        };
+        let planned = match planned {
+            Ok(planned) => planned,
+            Err(PlanError::Infeasible(no)) => {
+                assert!(no.lowest > budget && no.floor <= no.lowest, "seed {seed}: {no:?}");
+                refused += 1;
+                continue;
+            }
+            Err(defect) => panic!("seed {seed}: {defect}"),
+        };
+        agree(seed, &graph, &planned);
+        met += 1;
+        moved += usize::from(!planned.plan.jobs[0].events.is_empty());
+        let settings = Settings { iterations: 2, link_rate: Rate::Unlimited, poison: true, keep_state: true, ..Settings::default() };
+        let run = |of: &Planned, bytes: Bytes| {
+            run_with(kernels, &graph, &of.plan.jobs[0], bytes, &device, &settings, &mut |_| {}).unwrap_or_else(|e| panic!("seed {seed}: {e}"))
+        };
+        let (without, with) = (run(&unplanned, arena), run(&planned, planned.plan.budget));
+        assert_eq!(without.checksum, with.checksum, "seed {seed}");
+        assert_eq!(without.state, with.state, "seed {seed}");
+        assert!(with.peak_bytes <= planned.plan.budget, "seed {seed}");
+    }
+    println!("{met} jobs planned and run ({moved} with events), {refused} budgets refused");
+    assert!(moved * 3 > met && refused > 0, "the jobs are too easy: {met} met, {moved} with events, {refused} refused");
+}
