@@ -3,11 +3,11 @@
 //! For: operands with versions, generated and hidden outputs, in-place writes, workspaces, host operands,
 //! phases. Not for: what long-lived tensors are ([`super::roles`] decides and names them).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::names::{Context, Names};
 use super::parse::{Node, Trace};
-use super::select::{declares, writes};
+use super::select::{Declared, writes};
 use super::storage::Life;
 use super::value::{Value, View};
 use crate::job::{Arg, Operand, Operator, Phase, Replay, Role, Tensor};
@@ -46,6 +46,7 @@ struct Builder<'a> {
     trace: &'a Trace,
     lives: &'a [Life],
     names: &'a Names,
+    declared: &'a Declared,
     /// Lives by the call that makes them.
     made_by: HashMap<usize, Vec<u32>>,
     tensor_of: HashMap<u32, TensorId>,
@@ -55,7 +56,7 @@ struct Builder<'a> {
     out: Built,
 }
 
-pub(super) fn build(trace: &Trace, lives: &[Life], names: &Names, chosen: &[usize], name: String) -> Built {
+pub(super) fn build(trace: &Trace, lives: &[Life], names: &Names, declared: &Declared, chosen: &[usize], name: String) -> Built {
     let mut made_by: HashMap<usize, Vec<u32>> = HashMap::new();
     for (id, life) in lives.iter().enumerate().filter(|(_, l)| !l.host) {
         made_by.entry(life.maker.unwrap_or(usize::MAX)).or_default().push(id as u32);
@@ -64,6 +65,7 @@ pub(super) fn build(trace: &Trace, lives: &[Life], names: &Names, chosen: &[usiz
         trace,
         lives,
         names,
+        declared,
         made_by,
         tensor_of: HashMap::new(),
         version: Vec::new(),
@@ -127,17 +129,19 @@ impl Builder<'_> {
         self.statistics(node);
 
         // What it makes: declared, hidden (read later, or undeclared), or scratch.
-        let made: Vec<u32> = self.inside(at).filter_map(|n| self.made_by.get(&n)).flatten().copied().collect();
+        let all_made: Vec<u32> = self.inside(at).filter_map(|n| self.made_by.get(&n)).flatten().copied().collect();
         let escapes = |life: u32| self.lives[life as usize].last_read.is_some_and(|read| read > node.end);
-        let hidden_made: Vec<u32> = made.iter().copied().filter(|&l| escapes(l) && !declares(node, l)).collect();
-        let scratch: Vec<u32> = made.iter().copied().filter(|&l| !escapes(l) && !declares(node, l)).collect();
+        let undeclared = all_made.iter().copied().filter(|&l| !self.declared.has(at, l));
+        let (hidden_made, scratch): (Vec<u32>, Vec<u32>) = undeclared.partition(|&l| escapes(l));
         let workspace = self.workspace(&scratch);
+        let made: HashSet<u32> = all_made.into_iter().collect();
 
         // What it writes in place: views by life, in order of the writing.
         let mut written: Vec<(View, bool)> = Vec::new();
+        let mut written_lives: HashSet<u32> = HashSet::new();
         for inner in self.inside(at) {
             for (view, statistics) in writes(&trace.nodes[inner]) {
-                if !made.contains(&view.life) && !written.iter().any(|(v, _)| v.life == view.life) {
+                if !made.contains(&view.life) && written_lives.insert(view.life) {
                     written.push((view.clone(), statistics));
                 }
             }
@@ -151,7 +155,7 @@ impl Builder<'_> {
         };
 
         let mut outputs = Vec::new();
-        let mut done: Vec<u32> = Vec::new();
+        let mut done: HashSet<u32> = HashSet::new();
         let mut made_here = 0;
         for value in &node.outputs {
             let views: Vec<Option<&View>> = match value {
@@ -161,17 +165,19 @@ impl Builder<'_> {
                 _ => vec![None],
             };
             for view in views {
-                let Some(view) = view.filter(|v| !v.host && v.end > 0 && !done.contains(&v.life)) else {
+                let Some(view) = view.filter(|v| !v.host && v.end > 0) else {
                     outputs.push(None);
                     continue;
                 };
                 let generated = made.contains(&view.life);
-                if !generated && !written.iter().any(|(v, _)| v.life == view.life) {
-                    outputs.push(None);
-                    continue;
-                }
-                done.push(view.life);
-                outputs.push(Some(if generated { self.generate(view, &name, &mut made_here, input) } else { self.update(view) }));
+                outputs.push(match (generated, written_lives.contains(&view.life)) {
+                    // A view of something it was given and leaves as it is.
+                    (false, false) => None,
+                    // A second view of one result.
+                    _ if !done.insert(view.life) => Some(self.operand(view)),
+                    (true, _) => Some(self.generate(view, &name, &mut made_here, input)),
+                    (false, true) => Some(self.update(view)),
+                });
             }
         }
         let mut hidden = Vec::new();

@@ -129,12 +129,13 @@ pub fn import(path: &Path, options: &Options) -> Result<Imported, ImportError> {
     let mut trace = parse::read(path)?;
     let lives = storage::lives(&mut trace);
     let names = names::find(&trace);
-    let chosen = select::choose(&trace, &lives, &names);
+    let declared = select::Declared::of(&trace);
+    let chosen = select::choose(&trace, &lives, &names, &declared);
     if chosen.is_empty() {
         let problem = "no call in it touches a device's memory; record an iteration that runs on a GPU".to_owned();
         return Err(ImportError::Trace { path: path.to_owned(), problem });
     }
-    let built = build::build(&trace, &lives, &names, &chosen, title(path));
+    let built = build::build(&trace, &lives, &names, &declared, &chosen, title(path));
     let mut notes = std::mem::take(&mut trace.notes);
     drop(trace);
     roles::finish(built, names, options, &mut notes)

@@ -3,7 +3,7 @@
 //! For: the `neap.*` names and the marks PyTorch itself leaves (`Optimizer.step#…`, `Optimizer.zero_grad#…`,
 //! `autograd::engine::evaluate_function: …`). Not for: judging what has no name ([`super::roles`]).
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::parse::Trace;
 use super::value::Value;
@@ -52,6 +52,7 @@ pub(super) struct Names {
 
 pub(super) fn find(trace: &Trace) -> Names {
     let mut names = Names { context: vec![Context { sequence: -1, ..Context::default() }; trace.nodes.len()], ..Names::default() };
+    let mut seen = HashSet::new();
     let mark = trace.nodes.iter().position(|n| n.name == "neap.iteration");
     include(trace, mark, &mut names.context);
     for (at, node) in trace.nodes.iter().enumerate() {
@@ -91,7 +92,7 @@ pub(super) fn find(trace: &Trace) -> Names {
         let named = [("neap.parameter:", Role::Parameter), ("neap.buffer:", Role::Buffer), ("neap.optimizer_state:", Role::OptimizerState)];
         if let Some((role, name)) = named.iter().find_map(|(prefix, role)| Some((*role, text.strip_prefix(prefix)?)))
             && let Some(life) = subject(trace, at)
-            && !names.named.iter().any(|n| n.life == life)
+            && seen.insert(life)
         {
             names.named.push(Named { life, role, name: name.to_owned() });
         }
@@ -115,14 +116,11 @@ fn include(trace: &Trace, mark: Option<usize>, context: &mut [Context]) {
     // The thread: the outermost node around a call but for the root.
     let thread = |node: usize| trace.around(node).filter(|&n| trace.nodes[n].parent != n).last().unwrap_or(node);
     let home = thread(mark);
-    for at in mark..trace.nodes.len() {
-        if trace.inside(at, mark) {
-            context[at].included = true;
-        } else if trace.inside(at, home) {
+    for (at, context) in context.iter_mut().enumerate().skip(mark) {
+        if !trace.inside(at, mark) && trace.inside(at, home) {
             break;
-        } else {
-            context[at].included = true;
         }
+        context.included = true;
     }
 }
 

@@ -5,6 +5,8 @@
 //! without effect on device memory vanishes, with all it contains. Calls are classified by effect,
 //! never by name: `aten::to` may be nothing or a copy.
 
+use std::collections::HashSet;
+
 use super::names::Names;
 use super::parse::{Node, Trace};
 use super::storage::Life;
@@ -58,9 +60,29 @@ fn updates_statistics(node: &Node) -> bool {
     flag.is_some_and(|at| matches!(node.inputs.get(at), Some(Value::Bool(true))))
 }
 
-/// Whether `life` is among what the call says it returns.
-pub(super) fn declares(node: &Node, life: u32) -> bool {
-    node.outputs.iter().flat_map(Value::views).any(|v| v.life == life)
+/// The lives that each call says it returns.
+pub(super) struct Declared {
+    /// Sorted, one stretch for each call.
+    lives: Vec<u32>,
+    ends: Vec<usize>,
+}
+
+impl Declared {
+    pub(super) fn of(trace: &Trace) -> Self {
+        let (mut lives, mut ends) = (Vec::new(), Vec::with_capacity(trace.nodes.len()));
+        for node in &trace.nodes {
+            let from = lives.len();
+            lives.extend(node.outputs.iter().flat_map(Value::views).filter(|v| v.end > 0).map(|v| v.life));
+            lives[from..].sort_unstable();
+            ends.push(lives.len());
+        }
+        Self { lives, ends }
+    }
+
+    pub(super) fn has(&self, node: usize, life: u32) -> bool {
+        let from = if node == 0 { 0 } else { self.ends[node - 1] };
+        self.lives[from..self.ends[node]].binary_search(&life).is_ok()
+    }
 }
 
 /// What is known of a call.
@@ -77,8 +99,8 @@ struct Effect {
 }
 
 /// The positions of the calls that become operators, in order.
-pub(super) fn choose(trace: &Trace, lives: &[Life], names: &Names) -> Vec<usize> {
-    let effects = effects(trace, lives);
+pub(super) fn choose(trace: &Trace, lives: &[Life], names: &Names, declared: &Declared) -> Vec<usize> {
+    let effects = effects(trace, lives, declared);
     let mut chosen = Vec::new();
     let mut covered = vec![false; trace.nodes.len()];
     for at in 0..trace.nodes.len() {
@@ -104,7 +126,7 @@ pub(super) fn choose(trace: &Trace, lives: &[Life], names: &Names) -> Vec<usize>
     chosen
 }
 
-fn effects(trace: &Trace, lives: &[Life]) -> Vec<Effect> {
+fn effects(trace: &Trace, lives: &[Life], declared: &Declared) -> Vec<Effect> {
     let mut effects = vec![Effect::default(); trace.nodes.len()];
     for (id, life) in lives.iter().enumerate().filter(|(_, l)| !l.host) {
         let Some(maker) = life.maker else { continue };
@@ -112,7 +134,7 @@ fn effects(trace: &Trace, lives: &[Life]) -> Vec<Effect> {
         for at in trace.around(maker) {
             let node = &trace.nodes[at];
             let escapes = life.last_read.is_some_and(|read| read > node.end);
-            let declared = declares(node, id as u32);
+            let declared = declared.has(at, id as u32);
             effects[at].makes |= escapes || declared;
             effects[at].undeclared |= escapes && !declared;
             if !escapes && !declared {
@@ -135,6 +157,7 @@ fn effects(trace: &Trace, lives: &[Life]) -> Vec<Effect> {
 
 /// Whether a call writes something that none of the calls inside it writes.
 fn writes_itself(trace: &Trace, at: usize) -> bool {
-    let inside = || (at + 1..=trace.nodes[at].end).filter(|&n| trace.inside(n, at));
-    writes(&trace.nodes[at]).iter().any(|(view, _)| !inside().any(|n| writes(&trace.nodes[n]).iter().any(|(v, _)| v.life == view.life)))
+    let inside = (at + 1..=trace.nodes[at].end).filter(|&n| trace.inside(n, at));
+    let by_children: HashSet<u32> = inside.flat_map(|n| writes(&trace.nodes[n])).map(|(v, _)| v.life).collect();
+    writes(&trace.nodes[at]).iter().any(|(view, _)| !by_children.contains(&view.life))
 }

@@ -7,7 +7,7 @@
 //! that reads it does not mean that it existed before. A storage read before any call output it is older
 //! than the trace and has no maker.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::parse::Trace;
 use super::value::Value;
@@ -40,13 +40,12 @@ pub(super) fn lives(trace: &mut Trace) -> Vec<Life> {
     // Nodes that end at a position, innermost first: a list threaded through `below`.
     let mut ending = vec![NONE; count];
     let mut below = vec![NONE; count];
-    for at in 0..count {
-        let end = trace.nodes[at].end;
-        below[at] = std::mem::replace(&mut ending[end], at as u32);
+    for (at, below) in below.iter_mut().enumerate() {
+        *below = std::mem::replace(&mut ending[trace.nodes[at].end], at as u32);
     }
-    for at in 0..count {
+    for (at, &innermost) in ending.iter().enumerate() {
         start(trace, at, &mut all, &mut current);
-        let mut closing = ending[at];
+        let mut closing = innermost;
         while closing != NONE {
             let node = &mut trace.nodes[closing as usize];
             let end = node.end;
@@ -84,10 +83,11 @@ fn start(trace: &mut Trace, at: usize, all: &mut Vec<Life>, current: &mut HashMa
         life.last_read = Some(at);
         life.last_seen = life.last_seen.max(at);
     }
-    for view in trace.nodes[at].outputs.iter().flat_map(Value::views).filter(|v| v.end > 0) {
-        if inputs.iter().flat_map(Value::views).any(|i| i.storage == view.storage && i.end > 0) {
-            continue;
-        }
+    let read: HashSet<u64> = match trace.nodes[at].outputs.is_empty() {
+        true => HashSet::new(),
+        false => inputs.iter().flat_map(Value::views).filter(|i| i.end > 0).map(|i| i.storage).collect(),
+    };
+    for view in trace.nodes[at].outputs.iter().flat_map(Value::views).filter(|v| v.end > 0 && !read.contains(&v.storage)) {
         if let Some(&id) = current.get(&view.storage) {
             let life = &mut all[id as usize];
             match life.maker {

@@ -124,6 +124,19 @@ fn truth_numbers_import() {
     }
 }
 
+#[test]
+fn truth_hyperparameters_are_recovered() {
+    let Some(folder) = truth() else { return };
+    for path in traces(&folder.join("numbers")) {
+        let recorded = import(&path, &Options::default()).unwrap().graph.optimizer.unwrap();
+        let recovered = without(&path, &["neap."]).graph.optimizer.unwrap();
+        assert_eq!(recovered.class, recorded.class, "{}", path.display());
+        for (key, value) in &recovered.values {
+            assert_eq!(recorded.values.get(key), Some(value), "{}: {key}", path.display());
+        }
+    }
+}
+
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)
 }
@@ -147,8 +160,8 @@ const FIXTURES: [(&str, u64, u64, u64); 3] = [
 const WORKSPACES: u64 = 65 << 20;
 
 /// What a trace says without any of the `neap.*` names and with fewer of the framework's own marks.
-fn without(name: &str, hide: &[&str]) -> Imported {
-    let mut trace = read_json(&fixture(name));
+fn without(path: &Path, hide: &[&str]) -> Imported {
+    let mut trace = read_json(path);
     for node in trace["nodes"].as_array_mut().unwrap() {
         if hide.iter().any(|prefix| node["name"].as_str().unwrap().starts_with(prefix)) {
             node["name"] = "annotation".into();
@@ -163,7 +176,7 @@ fn names_are_not_needed() {
         let named = import(&fixture(name), &Options::default()).unwrap();
         assert!(named.notes.is_empty() && !named.graph.optimizer.as_ref().unwrap().recovered);
         for hide in [&["neap."][..], &["neap.", "Optimizer."]] {
-            let bare = without(name, hide);
+            let bare = without(&fixture(name), hide);
             let optimizer = bare.graph.optimizer.clone().unwrap();
             assert_eq!(
                 (optimizer.class.as_str(), optimizer.recovered),
@@ -206,7 +219,7 @@ fn inference_imports() {
     assert!(graph.optimizer.is_none() && graph.loss.is_none());
     assert_eq!((bytes(&graph, Role::Parameter), bytes(&graph, Role::Buffer)), (41896, 272));
     assert_eq!(graph.tensors.iter().filter(|t| t.role == Role::Input).count(), 1);
-    let bare = without("tiny_cnn-inference.et.json.gz", &["neap."]).graph;
+    let bare = without(&fixture("tiny_cnn-inference.et.json.gz"), &["neap."]).graph;
     // The counters of batches are touched by nothing and known by name alone.
     assert_eq!((bytes(&bare, Role::Parameter), bytes(&bare, Role::Buffer)), (41896, 256));
 }
@@ -283,4 +296,35 @@ fn operators_keep_hidden_results_and_count_scratch() {
 fn traces_that_touch_no_device_are_refused() {
     let nothing = serde_json::json!({"schema": "1.1.1-chakra.0.0.4", "nodes": [call(1, 1, "root", "", &[], &[])]});
     assert!(import_json(&nothing, &Options::default()).unwrap_err().to_string().contains("GPU"));
+}
+
+#[test]
+fn every_form_of_a_step_is_lowered() {
+    // For-loop and fused forms, lists with all that RMSprop has, and a gradient that is negated.
+    let updates = |graph: &Graph| graph.operators.iter().filter(|o| o.kind.starts_with("neap::")).count();
+    for (name, class, key, value) in [
+        ("tiny_cnn-adam-single", "Adam", "lr", 0.003),
+        ("tiny_cnn-adamw-fused", "AdamW", "weight_decay", 0.01),
+        ("tiny_cnn-rmsprop-centered", "RMSprop", "momentum", 0.9),
+        ("tiny_cnn-sgd-maximize", "SGD", "maximize", 1.0),
+    ] {
+        let path = fixture(&format!("{name}.et.json.gz"));
+        let named = import(&path, &Options::default()).unwrap();
+        assert_eq!((updates(&named.graph), &named.notes[..]), (14, &[][..]), "{name}");
+        let bare = without(&path, &["neap."]);
+        let optimizer = bare.graph.optimizer.as_ref().unwrap();
+        assert_eq!((updates(&bare.graph), optimizer.class.as_str(), optimizer.values.get(key)), (14, class, Some(&value)), "{name}");
+    }
+    // Two groups with different rates: one set of hyperparameters can't describe them.
+    let groups = import(&fixture("tiny_cnn-groups.et.json.gz"), &Options::default()).unwrap();
+    assert_eq!(updates(&groups.graph), 0);
+    assert!(groups.notes[0].contains("lr 0.01 and 0.001"), "{:?}", groups.notes);
+}
+
+#[test]
+fn checkpointed_calls_without_end_are_placed() {
+    let imported = import(&fixture("tiny_cnn-checkpoint.et.json.gz"), &Options::default()).unwrap();
+    assert!(imported.notes[0].contains("never ended"));
+    let convolutions = |phase: Phase| imported.graph.operators.iter().filter(|o| o.phase == phase && o.kind == "aten::conv2d").count();
+    assert_eq!((convolutions(Phase::Forward), convolutions(Phase::Backward)), (4, 2));
 }

@@ -126,6 +126,9 @@ pub(super) fn lower(graph: &Graph, step: &Step, optimizer: Optimizer, early: boo
     let short = kind.trim_start_matches("neap::");
     let first_seen = first_seen(graph, step);
     let last_write = last_write(graph, step);
+    let last_outside = last_outside(graph, step);
+    let mut generated = vec![false; graph.tensors.len()];
+    graph.operators.iter().flat_map(Operator::generates).for_each(|o| generated[o.tensor.index()] = true);
     for column in &step.columns {
         let seen = |t: TensorId| first_seen.get(&t).map(|o| (*o).clone());
         let (Some(parameter), Some(gradient)) = (seen(column.parameter), seen(column.gradient)) else { continue };
@@ -135,7 +138,7 @@ pub(super) fn lower(graph: &Graph, step: &Step, optimizer: Optimizer, early: boo
         let mut written = vec![parameter];
         for key in &states {
             let state = match column.states.get(*key) {
-                Some(&state) if !generated(graph, state) => seen(state),
+                Some(&state) if !generated[state.index()] => seen(state),
                 _ => None,
             };
             let state = state.unwrap_or_else(|| new_state(&mut tensors, key, column.parameter));
@@ -143,7 +146,7 @@ pub(super) fn lower(graph: &Graph, step: &Step, optimizer: Optimizer, early: boo
             written.push(state);
         }
         written.iter_mut().for_each(|o| o.version += 1);
-        let at = if early { ready(graph, step, column) } else { place };
+        let at = if early { last_outside.ready(column) } else { place };
         let name = format!("{short}_{}", updates.len());
         let (phase, replay) = (Phase::Optimize, Replay::Never);
         let (kind, outputs, workspace) = (kind.to_owned(), Vec::new(), Bytes::ZERO);
@@ -204,10 +207,6 @@ fn last_write(graph: &Graph, step: &Step) -> BTreeMap<TensorId, usize> {
     inside.flat_map(|(at, o)| o.updates().map(move |w| (w.tensor, at))).collect()
 }
 
-fn generated(graph: &Graph, tensor: TensorId) -> bool {
-    graph.operators.iter().flat_map(Operator::generates).any(|o| o.tensor == tensor)
-}
-
 /// A state the first step has yet to make.
 fn new_state(tensors: &mut Vec<Tensor>, key: &str, parameter: TensorId) -> Operand {
     let Tensor { name, bytes, dtype, shape, .. } = tensors[parameter.index()].clone();
@@ -223,15 +222,27 @@ fn new_state(tensors: &mut Vec<Tensor>, key: &str, parameter: TensorId) -> Opera
     Operand { tensor: id, version: 0, dtype, offset: 0, shape, stride }
 }
 
-/// The last operator outside the step that an update must follow: whatever writes its gradient or touches its
-/// parameter or states.
-fn ready(graph: &Graph, step: &Step, column: &Column) -> usize {
-    let follows = |o: &Operator| {
-        o.writes().any(|w| w.tensor == column.gradient)
-            || o.touches().iter().any(|t| *t == column.parameter || column.states.values().any(|s| s == t))
-    };
-    let outside = graph.operators.iter().zip(&step.operators).map(|(o, inside)| !inside && follows(o));
-    outside.enumerate().filter(|(_, f)| *f).map(|(at, _)| at).last().unwrap_or(0)
+/// For each tensor the last operator outside the step that writes it, and that touches it at all.
+struct LastOutside {
+    write: Vec<usize>,
+    touch: Vec<usize>,
+}
+
+fn last_outside(graph: &Graph, step: &Step) -> LastOutside {
+    let mut last = LastOutside { write: vec![0; graph.tensors.len()], touch: vec![0; graph.tensors.len()] };
+    for (at, operator) in graph.operators.iter().enumerate().filter(|(at, _)| !step.operators[*at]) {
+        operator.writes().for_each(|o| last.write[o.tensor.index()] = at);
+        operator.reads().chain(operator.writes()).for_each(|o| last.touch[o.tensor.index()] = at);
+    }
+    last
+}
+
+impl LastOutside {
+    /// The operator that an update must follow: whatever writes its gradient or touches its parameter or states.
+    fn ready(&self, column: &Column) -> usize {
+        let touched = column.states.values().chain([&column.parameter]).map(|t| self.touch[t.index()]);
+        touched.chain([self.write[column.gradient.index()]]).max().unwrap_or(0)
+    }
 }
 
 /// Operators and updates in their new order, tensors without those that only the step used.
