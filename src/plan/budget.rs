@@ -81,7 +81,7 @@ pub fn make(request: &Request<'_>) -> Result<Planned, PlanError> {
     let mut target = budget;
     let mut lowest = u64::MAX;
     let mut blocked = String::new();
-    for _ in 0..TIGHTENINGS {
+    for attempt in 0..TIGHTENINGS {
         let decided =
             tensile::decide(request.graph, request.latencies, &request.device.link, request.device.pinned_bytes, target, &request.options);
         if !decided.reached && blocked.is_empty() {
@@ -98,7 +98,7 @@ pub fn make(request: &Request<'_>) -> Result<Planned, PlanError> {
             break;
         }
         blocked = format!("tensors fit by size ({}) but not in one piece: placing them takes {}", Bytes(decided.peak.1), Bytes(height));
-        let step = (height - budget).max(budget / 256).max(512);
+        let step = (height - budget).max(budget / 512 << (attempt / 2)).max(512);
         if step >= target {
             break;
         }

@@ -153,6 +153,12 @@ impl<'a> Ledger<'a> {
         best
     }
 
+    /// The bytes above `target`, summed over all slots.
+    #[must_use]
+    pub fn excess(&self, target: u64) -> u128 {
+        self.load.iter().map(|&load| u128::from(load.saturating_sub(target))).sum()
+    }
+
     /// The operators at the ends of a gap, and whether it goes round the end of the iteration.
     #[must_use]
     pub fn ends(&self, tensor: TensorId, gap: usize) -> (u32, u32, bool) {

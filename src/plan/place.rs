@@ -1,9 +1,9 @@
 //! Addresses: every residency gets an offset in one arena, so that planned bytes are real bytes.
 //!
 //! A program's residencies become items with spans of positions in program order (position 2s+1 is
-//! step s, 2s+2 the moment after it); items whose spans overlap must not share bytes. First fit over a
-//! few orders, the largest first; an item that ends up too high moves to the front and all are placed
-//! again. The spans hold at any timing, so no order of copies can deadlock on them.
+//! step s, 2s+2 the moment after it); items whose spans overlap must not share bytes. What is always there goes
+//! to the bottom; the rest first fit over a few orders (by size, by size times life, by life), where the item that
+//! ends up on top moves to the front and all are placed again. The spans hold at any timing, so no order of copies can deadlock on them.
 //! Cost: O(items² ) a pass in the worst case, far less where spans are short.
 //! Not for: exact optima, pinned slabs of several jobs.
 
@@ -34,66 +34,73 @@ pub struct Layout {
 }
 
 /// How often a layout that is too high is tried again in another order.
-const TRIES: usize = 24;
+const TRIES: usize = 8;
 
 /// Places items, aiming for `capacity`; the lowest layout found, which may be higher.
 #[must_use]
 pub fn place(items: &[Item], capacity: u64) -> Layout {
-    let mut order: Vec<usize> = (0..items.len()).collect();
+    let last = items.iter().flat_map(|i| &i.spans).map(|s| s.1).max().unwrap_or(0);
     let length = |i: usize| -> u64 { items[i].spans.iter().map(|s| u64::from(s.1 - s.0)).sum() };
-    order.sort_by_key(|&i| (std::cmp::Reverse(items[i].bytes), std::cmp::Reverse(length(i)), i));
-    let mut best = first_fit(items, &order);
-    // Long lives first: parameters and states at the bottom, what comes and goes above them.
-    let mut by_life = order.clone();
+    // What is always there is in everybody's way wherever it lies: it goes to the bottom, once and for all.
+    let (always, others): (Vec<usize>, Vec<usize>) = (0..items.len()).partition(|&i| length(i) == u64::from(last));
+    let mut bottom = Layout { offsets: vec![0; items.len()], height: 0 };
+    for &i in &always {
+        bottom.offsets[i] = bottom.height;
+        bottom.height += items[i].bytes;
+    }
+    let mut by_size = others.clone();
+    by_size.sort_by_key(|&i| (std::cmp::Reverse(items[i].bytes), std::cmp::Reverse(length(i)), i));
+    let mut by_life = others;
     by_life.sort_by_key(|&i| (std::cmp::Reverse(length(i)), std::cmp::Reverse(items[i].bytes), i));
-    for first in [by_life, order] {
+    let mut by_area = by_size.clone();
+    by_area.sort_by_key(|&i| (std::cmp::Reverse(u128::from(items[i].bytes) * u128::from(length(i))), i));
+    let mut best: Option<Layout> = None;
+    for first in [by_size, by_area, by_life] {
         let mut order = first;
         for _ in 0..TRIES {
-            if best.height <= capacity {
-                return best;
+            let layout = first_fit(items, &order, &bottom);
+            let (height, top) = (layout.height, order.iter().position(|&i| layout.offsets[i] + items[i].bytes == layout.height));
+            if best.as_ref().is_none_or(|b| height < b.height) {
+                best = Some(layout);
             }
-            let layout = first_fit(items, &order);
-            let Some(worst) = order.iter().position(|&i| layout.offsets[i] + items[i].bytes == layout.height) else { break };
-            if layout.height < best.height {
-                best = layout;
-            }
-            let item = order.remove(worst);
-            order.insert(0, item);
-            if worst == 0 {
+            if height <= capacity {
                 break;
             }
+            // Whoever ended up on top goes first in the next try.
+            let Some(worst) = top.filter(|&at| at > 0) else { break };
+            let item = order.remove(worst);
+            order.insert(0, item);
+        }
+        if best.as_ref().is_some_and(|b| b.height <= capacity) {
+            break;
         }
     }
-    best
+    best.unwrap_or(bottom)
 }
 
-/// The lowest free offset for each item in turn.
-fn first_fit(items: &[Item], order: &[usize]) -> Layout {
-    let mut offsets = vec![0; items.len()];
-    let mut placed: Vec<usize> = Vec::with_capacity(items.len());
-    let mut height = 0;
-    let mut taken: Vec<(u64, u64)> = Vec::new();
+/// The lowest free offset for each item in turn, above the bottom.
+fn first_fit(items: &[Item], order: &[usize], bottom: &Layout) -> Layout {
+    let mut layout = bottom.clone();
+    // By offset, so that the search stops at the first gap.
+    let mut placed: Vec<(u64, usize)> = Vec::with_capacity(order.len());
     for &index in order {
         let item = &items[index];
-        taken.clear();
-        for &other in &placed {
-            if overlap(&item.spans, &items[other].spans) {
-                taken.push((offsets[other], offsets[other] + items[other].bytes));
-            }
-        }
-        taken.sort_unstable();
-        let mut offset = 0;
-        for &(start, end) in &taken {
+        let mut offset = bottom.height;
+        for &(start, other) in &placed {
             if start >= offset + item.bytes {
                 break;
             }
-            offset = offset.max(end);
+            let end = start + items[other].bytes;
+            if end > offset && overlap(&item.spans, &items[other].spans) {
+                offset = end;
+            }
         }
-        offsets[index] = offset;
-        height = height.max(offset + item.bytes);
-        placed.push(index);
+        layout.offsets[index] = offset;
+        layout.height = layout.height.max(offset + item.bytes);
+        let at = placed.partition_point(|p| p.0 < offset);
+        placed.insert(at, (offset, index));
     }
-    Layout { offsets, height }
+    layout
 }
 
 fn overlap(a: &[(u32, u32)], b: &[(u32, u32)]) -> bool {

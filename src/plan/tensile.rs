@@ -18,7 +18,7 @@ use crate::device::Link;
 use crate::schedule::Latency;
 use crate::sim::engine::copy_time;
 use crate::sim::program::Direction;
-use crate::units::{Bytes, OpId, TensorId};
+use crate::units::{Bytes, TensorId};
 
 /// The planner's switches.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub struct Options {
     pub passive: bool,
     /// Let passive swaps start early and end late where bytes allow.
     pub prefetch: bool,
-    /// End the rounds without waiting when the last three gained less than 0.05 % and more than 100 ran.
+    /// No more swaps in time once the last three rounds gained less than 0.05 % and more than 100 ran.
     pub stop_rule: bool,
     /// The largest share of tensors that may be swapped, in percent (the paper's max swapping rate).
     pub max_swap_rate: u32,
@@ -100,7 +100,8 @@ struct Planner<'a, 'o> {
     pinned_left: u64,
 }
 
-/// The stop rule of the paper's published code: rounds before it applies, rounds it looks back over.
+/// The stop rule of the paper's published code: rounds before it applies, rounds it looks back over. What it
+/// compares here is the excess over the target in all slots, since a round lowers one of many equal peaks.
 const STOP_AFTER: usize = 100;
 const STOP_WINDOW: usize = 3;
 
@@ -128,20 +129,22 @@ impl<'a, 'o> Planner<'a, 'o> {
     }
 
     fn rounds(&mut self, target: u64) {
-        let mut peaks: Vec<u64> = Vec::new();
+        let mut excess: Vec<u128> = Vec::new();
         let mut in_time = self.options.swap;
         loop {
             let (slot, load) = self.ledger.peak();
             if load <= target {
                 return;
             }
-            peaks.push(load);
-            if in_time && self.options.stop_rule && peaks.len() > STOP_AFTER {
-                let before = peaks[peaks.len() - 1 - STOP_WINDOW];
-                in_time = u128::from(before - load.min(before)) * 2000 >= u128::from(before);
+            if in_time && self.options.stop_rule {
+                excess.push(self.ledger.excess(target));
+                if excess.len() > STOP_AFTER {
+                    let (before, now) = (excess[excess.len() - 1 - STOP_WINDOW], excess[excess.len() - 1]);
+                    in_time = before.saturating_sub(now) * 2000 >= before;
+                }
             }
             let candidates = self.at_peak(slot);
-            if in_time && self.swap_in_time(slot, &candidates) {
+            if in_time && self.swap_in_time(slot, &candidates, target) {
                 continue;
             }
             if self.options.recompute && self.recompute(slot, load, &candidates) {
@@ -188,18 +191,20 @@ impl<'a, 'o> Planner<'a, 'o> {
         }
     }
 
-    /// The largest candidate that the link can take out before the peak and bring back in time.
-    fn swap_in_time(&mut self, slot: usize, candidates: &[(TensorId, usize)]) -> bool {
+    /// One round: the largest candidates first, those that the link can take out before the peak and bring back in time,
+    /// until the peak is within the target. Says whether there was any.
+    fn swap_in_time(&mut self, slot: usize, candidates: &[(TensorId, usize)], target: u64) -> bool {
+        let mut any = false;
         for &(tensor, gap) in candidates {
-            if self.ledger.accounts[tensor.index()].bytes < self.options.min_swap.0 {
+            if self.ledger.load[slot] <= target || self.ledger.accounts[tensor.index()].bytes < self.options.min_swap.0 {
                 break;
             }
             if self.may_swap(tensor, gap) && self.try_swap(tensor, gap, Some(slot)) {
                 self.remaining_gaps(tensor, gap);
-                return true;
+                any = true;
             }
         }
-        false
+        any
     }
 
     /// The other gaps of a tensor that has a host copy now, as far as the link has room.
@@ -271,25 +276,28 @@ impl<'a, 'o> Planner<'a, 'o> {
 
     /// Recomputes the candidate with the most bytes freed per second (TENSILE section IV-D).
     fn recompute(&mut self, slot: usize, load: u64, candidates: &[(TensorId, usize)]) -> bool {
-        let mut best: Option<(u128, u128, TensorId, usize, Vec<OpId>)> = None;
+        let mut ranked: Vec<(u128, TensorId, usize)> = Vec::with_capacity(candidates.len());
         for &(tensor, gap) in candidates {
+            let account = &self.ledger.accounts[tensor.index()];
+            if account.long_lived || !self.ledger.relieves(tensor, gap, Gap::Recompute, slot) {
+                continue;
+            }
+            let made = account.writes.iter().filter(|&&w| w <= account.uses[gap]);
+            let time: u128 = made.map(|&w| u128::from(self.latencies[w as usize].time.0)).sum::<u128>().max(1);
+            // Bytes per second, in integers.
+            ranked.push((u128::from(account.bytes) * 1_000_000_000 / time, tensor, gap));
+        }
+        ranked.sort_by_key(|&(msps, tensor, gap)| (std::cmp::Reverse(msps), tensor, gap));
+        for (_, tensor, gap) in ranked {
             let (_, before, _) = self.ledger.ends(tensor, gap);
-            if !self.ledger.relieves(tensor, gap, Gap::Recompute, slot) {
-                continue;
-            }
-            let Some(chain) = self.ledger.chain(tensor, gap) else { continue };
-            if self.ledger.load_with_chain(tensor, before, &chain) >= load {
-                continue;
-            }
-            let bytes = u128::from(self.ledger.accounts[tensor.index()].bytes);
-            let time: u128 = chain.iter().map(|id| u128::from(self.latencies[id.index()].time.0)).sum::<u128>().max(1);
-            if best.as_ref().is_none_or(|b| bytes * b.1 > b.0 * time) {
-                best = Some((bytes, time, tensor, gap, chain));
+            if let Some(chain) = self.ledger.chain(tensor, gap)
+                && self.ledger.load_with_chain(tensor, before, &chain) < load
+            {
+                self.ledger.recompute(tensor, gap, chain);
+                return true;
             }
         }
-        let Some((_, _, tensor, gap, chain)) = best else { return false };
-        self.ledger.recompute(tensor, gap, chain);
-        true
+        false
     }
 
     /// Frees bytes at the slot whatever it costs: first swaps that linger there leave at once, then the largest rest is swapped.
