@@ -33,7 +33,8 @@ pub struct Layout {
     pub height: u64,
 }
 
-/// How often a layout that is too high is tried again in another order.
+/// How many pairs of items the tries of one order may compare, and the fewest tries whatever that takes.
+const PAIRS: usize = 8_000_000;
 const TRIES: usize = 8;
 
 /// Places items, aiming for `capacity`; the lowest layout found, which may be higher.
@@ -54,10 +55,11 @@ pub fn place(items: &[Item], capacity: u64) -> Layout {
     by_life.sort_by_key(|&i| (std::cmp::Reverse(length(i)), std::cmp::Reverse(items[i].bytes), i));
     let mut by_area = by_size.clone();
     by_area.sort_by_key(|&i| (std::cmp::Reverse(u128::from(items[i].bytes) * u128::from(length(i))), i));
+    let tries = (PAIRS / (by_size.len() * by_size.len()).max(1)).clamp(TRIES, 256);
     let mut best: Option<Layout> = None;
     for first in [by_size, by_area, by_life] {
         let mut order = first;
-        for _ in 0..TRIES {
+        for _ in 0..tries {
             let layout = first_fit(items, &order, &bottom);
             let (height, top) = (layout.height, order.iter().position(|&i| layout.offsets[i] + items[i].bytes == layout.height));
             if best.as_ref().is_none_or(|b| height < b.height) {

@@ -356,3 +356,107 @@ pub fn life(r: &Residency, run: &Run) -> (Nanos, Nanos) {
 pub fn peak(curve: &[(Nanos, Bytes)]) -> Bytes {
     curve.iter().map(|p| p.1).max().unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::{Arg, Dtype, Graph, Operand, Operator, Phase, Replay, Role, Tensor};
+    use crate::schedule::{Event, Latency, Source, Trigger};
+    use crate::units::{OpId, TensorId};
+
+    /// One gigabyte a second alone, half of that contended, no overhead: a byte is a nanosecond.
+    const LINK: Link =
+        Link { h2d: 1_000_000_000, d2h: 1_000_000_000, h2d_contended: 500_000_000, d2h_contended: 500_000_000, overhead_ns: 0 };
+
+    fn operand(tensor: u32) -> Operand {
+        Operand { tensor: TensorId(tensor), version: 0, dtype: Dtype::U8, offset: 0, shape: vec![1024], stride: vec![1] }
+    }
+
+    fn operator(index: usize, reads: &[u32], makes: Option<u32>) -> Operator {
+        Operator {
+            name: format!("op{index}"),
+            kind: "test".to_owned(),
+            phase: Phase::Forward,
+            args: reads.iter().map(|&t| Arg::Tensor(operand(t))).collect(),
+            outputs: makes.into_iter().map(|t| Some(operand(t))).collect(),
+            hidden: Vec::new(),
+            workspace: Bytes::ZERO,
+            replay: Replay::Pure,
+            random: false,
+            duration_ns: None,
+        }
+    }
+
+    /// op0 makes a, op1 makes b, op2 makes c from b, op3 reads a, op4 reads b and c; 1,000 ns each.
+    fn graph() -> Graph {
+        let tensor = |name: &str| Tensor {
+            name: name.to_owned(),
+            bytes: Bytes(1024),
+            role: Role::Activation,
+            dtype: Dtype::U8,
+            shape: vec![1024],
+            kept_until: None,
+        };
+        let operators = vec![
+            operator(0, &[], Some(0)),
+            operator(1, &[], Some(1)),
+            operator(2, &[1], Some(2)),
+            operator(3, &[0], None),
+            operator(4, &[1, 2], None),
+        ];
+        Graph::new("five".to_owned(), vec![tensor("a"), tensor("b"), tensor("c")], operators, None, None, None).unwrap()
+    }
+
+    fn after(op: u32, delay: u64) -> Trigger {
+        Trigger { after: Some(OpId(op)), delay: Nanos(delay) }
+    }
+
+    fn simulate(events: &[Event]) -> (Run, Bytes) {
+        let latencies = vec![Latency { time: Nanos(1000), source: Source::Graph }; 5];
+        let program = Program::new(&graph(), &latencies, events).unwrap();
+        let run = run(&program, &LINK, &Durations::nominal(&program, &LINK)).unwrap();
+        let peak = peak(&memory(&program, &run));
+        (run, peak)
+    }
+
+    #[test]
+    fn without_events_memory_is_liveness() {
+        let (run, peak) = simulate(&[]);
+        assert_eq!((run.iteration, peak), (Nanos(5000), Bytes(3072)));
+    }
+
+    #[test]
+    fn a_late_swap_in_is_waited_for_and_counted() {
+        let a = TensorId(0);
+        let events = [Event::SwapOut { tensor: a, trigger: after(0, 0) }, Event::SwapIn { tensor: a, trigger: after(2, 0) }];
+        let (run, _) = simulate(&events);
+        // Out from 1,000 to 2,024; in from 3,000 to 4,024, which op3 waits for.
+        assert_eq!(run.copies, vec![(Nanos(1000), Nanos(2024)), (Nanos(3000), Nanos(4024))]);
+        assert_eq!((run.steps[3].0, run.iteration), (Nanos(4024), Nanos(6024)));
+        assert_eq!((run.stalls.swap_in, run.late_copies), (Nanos(1024), 1));
+    }
+
+    #[test]
+    fn a_delay_ends_when_a_step_waits() {
+        let a = TensorId(0);
+        let events = [Event::SwapOut { tensor: a, trigger: after(0, 0) }, Event::SwapIn { tensor: a, trigger: after(1, 700_000) }];
+        let (run, _) = simulate(&events);
+        assert_eq!(run.copies[1], (Nanos(3000), Nanos(4024)));
+    }
+
+    #[test]
+    fn directions_slow_each_other_while_both_are_busy() {
+        let (a, b) = (TensorId(0), TensorId(1));
+        let events = [
+            Event::SwapOut { tensor: a, trigger: after(0, 0) },
+            Event::SwapIn { tensor: a, trigger: after(1, 500) },
+            Event::SwapOut { tensor: b, trigger: after(2, 0) },
+            Event::SwapIn { tensor: b, trigger: after(3, 0) },
+        ];
+        let (run, _) = simulate(&events);
+        // a comes back from 2,500 to 3,000 alone and is slowed by b's departure from then on: 524 bytes take 1,048 ns.
+        assert_eq!(run.copies[1], (Nanos(2500), Nanos(4048)));
+        // b: 524 bytes' worth by 4,048, the other 500 alone.
+        assert_eq!(run.copies[2], (Nanos(3000), Nanos(4548)));
+    }
+}
