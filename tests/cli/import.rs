@@ -39,7 +39,7 @@ fn inspect_has_the_keys_that_others_build_on() {
     let weights = std::fs::read(fixture("tiny_cnn-adam.safetensors")).unwrap();
     let weights = safetensors::SafeTensors::deserialize(&weights).unwrap();
     let parameters = weights.iter().filter(|(name, _)| name.starts_with("parameter:"));
-    assert_eq!(number(&seen, "parameter_bytes"), parameters.map(|(_, t)| t.data().len() as u64).sum());
+    assert_eq!(number(&seen, "parameter_bytes"), parameters.map(|(_, t)| t.data().len() as u64).sum::<u64>());
     for key in ["buffer_bytes", "peak_bytes", "recorded_peak_bytes", "floor_bytes", "operators"] {
         number(&seen, key);
     }
