@@ -10,16 +10,16 @@ use flate2::read::MultiGzDecoder;
 
 /// A file that could not be read or written.
 #[derive(Debug, thiserror::Error)]
-#[error("{}: {doing}: {source}", path.display())]
+#[error("{}: {doing}: {cause}", path.display())]
 pub struct FileError {
     path: PathBuf,
     doing: &'static str,
-    source: io::Error,
+    cause: io::Error,
 }
 
 impl FileError {
-    fn new(path: &Path, doing: &'static str, source: io::Error) -> Self {
-        Self { path: path.to_owned(), doing, source }
+    fn new(path: &Path, doing: &'static str, cause: io::Error) -> Self {
+        Self { path: path.to_owned(), doing, cause }
     }
 }
 

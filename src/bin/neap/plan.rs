@@ -160,7 +160,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
 fn graph_path(flags: &Flags) -> anyhow::Result<String> {
     let plan = flags.output.as_deref().unwrap_or(Path::new("job.plan.json"));
     plan_json::relative(plan, &flags.graph)
-        .with_context(|| format!("{}: no path leads from the plan's folder to it", flags.graph.display()))
+        .with_context(|| format!("{}: cannot be written so that it names {}", plan.display(), flags.graph.display()))
 }
 
 fn report(flags: &Flags, planned: &Planned, liveness: &Liveness, as_json: bool) -> anyhow::Result<()> {

@@ -82,7 +82,9 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let link = &subject.device.link;
     let nominal = Durations::nominal(&program, link);
     let run = engine::run(&program, link, &nominal)?;
-    let curve = engine::memory(&program, &run);
+    let mut curve = engine::memory(&program, &run);
+    // There every residency ends; in the next iteration they go on.
+    curve.retain(|point| point.0 < run.iteration);
     let noise = flags.noise.map(|share| noisy(&program, &subject, &nominal, Noise { share, seed: flags.seed }, flags.runs)).transpose()?;
     if let Some(path) = &flags.plot {
         plot(path, flags, &subject, &run, &curve)?;

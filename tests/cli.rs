@@ -1,0 +1,12 @@
+//! The command line as people and scripts use it: files in, files and JSON out, exit codes.
+//!
+//! On the tiny fixtures only, so that it stays quick without optimisation.
+
+#[path = "cli/folder.rs"]
+mod folder;
+#[path = "cli/import.rs"]
+mod import;
+#[path = "cli/refusals.rs"]
+mod refusals;
+#[path = "cli/round.rs"]
+mod round;

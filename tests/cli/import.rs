@@ -1,0 +1,87 @@
+//! `neap import`, `neap inspect` and `neap device`.
+
+use crate::folder::{Folder, fixture, number};
+
+const TRACES: [&str; 4] =
+    ["tiny_cnn-adam.et.json.gz", "tiny_gpt2-adamw.et.json.gz", "tiny_cnn-inference.et.json.gz", "resnet18-adam.et.json.gz"];
+
+#[test]
+fn every_trace_imports_to_the_same_bytes_twice() {
+    for trace in TRACES {
+        let folder = Folder::new();
+        let said = folder.json(&["import", &fixture(trace), "-o", "a.graph.json"]);
+        folder.json(&["import", &fixture(trace), "-o", "b.graph.json"]);
+        assert!(folder.text("a.graph.json") == folder.text("b.graph.json"), "{trace}");
+        let seen = folder.json(&["inspect", "a.graph.json"]);
+        assert_eq!(said["peak_bytes"], seen["peak_bytes"], "{trace}");
+        assert_eq!(said["operators"], seen["operators"], "{trace}");
+    }
+}
+
+#[test]
+fn the_output_is_named_after_the_trace_and_a_plain_trace_reads_as_a_gzipped_one() {
+    let folder = Folder::new();
+    let zipped = std::fs::File::open(fixture(TRACES[2])).unwrap();
+    let mut plain = Vec::new();
+    std::io::Read::read_to_end(&mut flate2::read::MultiGzDecoder::new(zipped), &mut plain).unwrap();
+    folder.write("plain.json", plain);
+    folder.json(&["import", &fixture(TRACES[2])]);
+    folder.json(&["import", "plain.json", "-o", "plain.graph.json"]);
+    let name = |text: String| text.replacen("\"name\":\"plain\"", "\"name\":\"tiny_cnn-inference\"", 1);
+    assert_eq!(name(folder.text("plain.graph.json")), folder.text("tiny_cnn-inference.graph.json"));
+}
+
+#[test]
+fn inspect_has_the_keys_that_others_build_on() {
+    let folder = Folder::new();
+    folder.import(TRACES[0], &[]);
+    let seen = folder.json(&["inspect", "job.graph.json"]);
+    let weights = std::fs::read(fixture("tiny_cnn-adam.safetensors")).unwrap();
+    let weights = safetensors::SafeTensors::deserialize(&weights).unwrap();
+    let parameters = weights.iter().filter(|(name, _)| name.starts_with("parameter:"));
+    assert_eq!(number(&seen, "parameter_bytes"), parameters.map(|(_, t)| t.data().len() as u64).sum::<u64>());
+    for key in ["buffer_bytes", "peak_bytes", "recorded_peak_bytes", "floor_bytes", "operators"] {
+        number(&seen, key);
+    }
+    assert!(number(&seen, "floor_bytes") <= number(&seen, "peak_bytes"));
+    assert!(number(&seen, "peak_bytes") <= number(&seen, "recorded_peak_bytes"), "lowering never adds memory");
+    let told = folder.neap(&["inspect", "job.graph.json", "--top", "3"]).stdout;
+    assert!(told.contains("The peak is at"), "{told}");
+}
+
+#[test]
+fn as_recorded_keeps_the_frameworks_operators_and_plans_and_runs() {
+    let folder = Folder::new();
+    folder.import(TRACES[0], &["--as-recorded"]);
+    let seen = folder.json(&["inspect", "job.graph.json"]);
+    let kinds: Vec<&String> = seen["kinds"].as_object().unwrap().keys().collect();
+    assert!(kinds.iter().any(|k| k.contains("_foreach_")) && !kinds.iter().any(|k| k.starts_with("neap::")), "{kinds:?}");
+    let plan = folder.json(&["plan", "job.graph.json", "--budget", "min", "-o", "job.plan.json"]);
+    let simulated = folder.json(&["simulate", "job.plan.json"]);
+    assert_eq!(plan["peak_bytes"], simulated["peak_bytes"]);
+    let run = folder.neap(&["run", "job.graph.json"]);
+    assert_eq!(run.code, Some(0));
+    assert!(run.stderr.contains("frozen"), "{}", run.stderr);
+}
+
+#[test]
+fn early_updates_never_raise_the_peak() {
+    let folder = Folder::new();
+    folder.import(TRACES[1], &[]);
+    let at_step = number(&folder.json(&["inspect", "job.graph.json"]), "peak_bytes");
+    folder.import(TRACES[1], &["--updates", "early"]);
+    let early = number(&folder.json(&["inspect", "job.graph.json"]), "peak_bytes");
+    assert!(early <= at_step, "{early} {at_step}");
+}
+
+#[test]
+fn a_device_shown_as_json_is_a_device_file() {
+    let folder = Folder::new();
+    assert!(folder.neap(&["device", "list"]).stdout.contains("a100-80g"));
+    let shown = folder.neap(&["device", "show", "a6000", "--json"]);
+    folder.write("mine.device.json", shown.stdout);
+    folder.import(TRACES[0], &[]);
+    let built_in = folder.json(&["simulate", "job.graph.json", "--device", "a6000"]);
+    assert_eq!(folder.json(&["simulate", "job.graph.json", "--device", "mine.device.json"]), built_in);
+    assert_ne!(folder.json(&["simulate", "job.graph.json"]), built_in);
+}
