@@ -98,7 +98,7 @@ pub fn make(request: &Request<'_>) -> Result<Planned, PlanError> {
             break;
         }
         blocked = format!("tensors fit by size ({}) but not in one piece: placing them takes {}", Bytes(decided.peak.1), Bytes(height));
-        let step = (height - budget).max(budget / 512 << (attempt / 2)).max(512);
+        let step = (height - budget).max((budget / 512) << (attempt / 2)).max(512);
         if step >= target {
             break;
         }
