@@ -88,6 +88,10 @@ pub fn decide<'a>(
 
 struct Planner<'a, 'o> {
     ledger: Ledger<'a>,
+    /// Tensors worth swapping in time.
+    large: Vec<TensorId>,
+    /// The rest.
+    small: Vec<TensorId>,
     link: &'o Link,
     options: &'o Options,
     /// Nominal start of each operator, and the end of the last.
@@ -114,8 +118,14 @@ impl<'a, 'o> Planner<'a, 'o> {
             now += latency.time.0;
             time.push(now);
         }
+        let ledger = Ledger::new(graph);
+        let size = |t: &TensorId| ledger.accounts[t.index()].bytes;
+        let (large, small) =
+            (0..graph.tensors.len()).map(TensorId::of).filter(|t| size(t) > 0).partition(|t| size(t) >= options.min_swap.0);
         Self {
-            ledger: Ledger::new(graph),
+            large,
+            small,
+            ledger,
             link,
             options,
             time,
@@ -143,28 +153,32 @@ impl<'a, 'o> Planner<'a, 'o> {
                     in_time = before.saturating_sub(now) * 2000 >= before;
                 }
             }
-            let candidates = self.at_peak(slot);
+            let candidates = self.at_peak(slot, &self.large);
             if in_time && self.swap_in_time(slot, &candidates, target) {
                 continue;
             }
-            if self.options.recompute && self.recompute(slot, load, &candidates) {
-                continue;
+            // The small ones, of which there are many, are looked at only where the large ones are of no help.
+            if !self.relieve(slot, load, &candidates) {
+                let small = self.at_peak(slot, &self.small);
+                if !self.relieve(slot, load, &small) {
+                    return;
+                }
             }
-            if self.options.passive && self.options.swap && self.swap_passively(slot, &candidates) {
-                continue;
-            }
-            return;
         }
     }
 
+    /// What frees bytes where no swap in time does: recomputing, then swapping passively.
+    fn relieve(&mut self, slot: usize, load: u64, candidates: &[(TensorId, usize)]) -> bool {
+        self.options.recompute && self.recompute(slot, load, candidates)
+            || self.options.passive && self.options.swap && self.swap_passively(slot, candidates)
+    }
+
     /// Tensors that rest over the slot, largest first: the paper's memory peak tensors less those in use.
-    fn at_peak(&self, slot: usize) -> Vec<(TensorId, usize)> {
+    fn at_peak(&self, slot: usize, among: &[TensorId]) -> Vec<(TensorId, usize)> {
         let mut found: Vec<(TensorId, usize)> = Vec::new();
-        for index in 0..self.ledger.accounts.len() {
-            let tensor = TensorId::of(index);
+        for &tensor in among {
             if let Some(gap) = self.ledger.gap_over(tensor, slot)
-                && self.ledger.accounts[index].gaps[gap] == Gap::Keep
-                && self.ledger.accounts[index].bytes > 0
+                && self.ledger.accounts[tensor.index()].gaps[gap] == Gap::Keep
             {
                 found.push((tensor, gap));
             }
@@ -196,7 +210,7 @@ impl<'a, 'o> Planner<'a, 'o> {
     fn swap_in_time(&mut self, slot: usize, candidates: &[(TensorId, usize)], target: u64) -> bool {
         let mut any = false;
         for &(tensor, gap) in candidates {
-            if self.ledger.load[slot] <= target || self.ledger.accounts[tensor.index()].bytes < self.options.min_swap.0 {
+            if self.ledger.load[slot] <= target {
                 break;
             }
             if self.may_swap(tensor, gap) && self.try_swap(tensor, gap, Some(slot)) {
