@@ -10,7 +10,22 @@ import tempfile
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.profiler import ExecutionTraceObserver, record_function
+
+
+class Scalars(TorchFunctionMode):
+    """Marks calls that combine a tensor with a Python number: a trace does not record the number.
+
+    Modules make such calls too: batch norm counts its batches by `add_(1)`.
+    """
+
+    def __torch_function__(self, function, types, arguments=(), keywords=None):
+        numbers = [a for a in arguments if isinstance(a, (int, float)) and not isinstance(a, bool)]
+        if len(arguments) == 2 and len(numbers) == 1 and any(torch.is_tensor(a) for a in arguments):
+            with record_function(f"neap.scalar:{numbers[0]!r}"):
+                return function(*arguments, **(keywords or {}))
+        return function(*arguments, **(keywords or {}))
 
 
 def mark(model, optimizer):
@@ -46,7 +61,7 @@ def record(path, model, optimizer, iteration):
     observer = ExecutionTraceObserver().register_callback(raw)
     observer.start()
     mark(model, optimizer)
-    with record_function("neap.iteration"):
+    with record_function("neap.iteration"), Scalars():
         iteration()
     observer.stop()
     observer.unregister_callback()

@@ -85,3 +85,35 @@ fn a_device_shown_as_json_is_a_device_file() {
     assert_eq!(folder.json(&["simulate", "job.graph.json", "--device", "mine.device.json"]), built_in);
     assert_ne!(folder.json(&["simulate", "job.graph.json"]), built_in);
 }
+
+#[test]
+fn an_optimizer_that_is_not_recognised_stays_as_recorded_and_is_said_to_be_frozen() {
+    let folder = Folder::new();
+    let imported = folder.neap(&["import", &fixture("small-nadam.et.json.gz"), "-o", "job.graph.json"]);
+    assert_eq!(imported.code, Some(0));
+    assert!(imported.stderr.contains("NAdam is not recognised"), "{}", imported.stderr);
+    folder.json(&["plan", "job.graph.json", "--budget", "min", "-o", "job.plan.json"]);
+    let mut checksums = Vec::new();
+    for subject in ["job.graph.json", "job.plan.json"] {
+        let run = folder.json(&["run", subject, "--iterations", "2"]);
+        assert!(run["notes"].to_string().contains("frozen"), "{}", run["notes"]);
+        checksums.push(run["checksum"].clone());
+    }
+    assert_eq!(checksums[0], checksums[1]);
+}
+
+#[test]
+fn a_trace_without_any_marks_imports_plans_and_simulates() {
+    let folder = Folder::new();
+    let imported = folder.neap(&["import", &fixture("small-unmarked.et.json.gz"), "-o", "job.graph.json"]);
+    assert_eq!(imported.code, Some(0));
+    assert!(imported.stderr.contains("lr 0.001"), "the hyperparameters are recovered and said: {}", imported.stderr);
+    let seen = folder.json(&["inspect", "job.graph.json"]);
+    // 3 → 8 convolution of 3 × 3, batch norm of 8, 8 → 10 linear with bias: 322 numbers, and two of Adam's for each.
+    assert_eq!(number(&seen, "parameter_bytes"), 322 * 4);
+    assert_eq!(number(&seen, "optimizer_state_bytes"), 2 * 322 * 4);
+    let plan = folder.json(&["plan", "job.graph.json", "--budget", "min", "-o", "job.plan.json"]);
+    assert_eq!(plan["peak_bytes"], folder.json(&["simulate", "job.plan.json"])["peak_bytes"]);
+    // Batch norm adds 1 to a counter on the device; the 1 is not in the trace.
+    folder.refuses(2, &["add__0", "neap.scalar"], &["run", "job.graph.json"]);
+}

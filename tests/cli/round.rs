@@ -158,3 +158,14 @@ fn diff_names_what_changed() {
     assert_eq!(changed.code, Some(1));
     assert!(changed.stdout.contains("budget_bytes"), "{}", changed.stdout);
 }
+
+#[test]
+fn the_readmes_graph_is_a_graph() {
+    let folder = Folder::new();
+    let readme = include_str!("../../README.md");
+    let (_, graph) = readme.split_once("```json\n").unwrap();
+    folder.write("two.graph.json", graph.split_once("```").unwrap().0);
+    let plan = folder.json(&["plan", "two.graph.json", "--budget", "min", "-o", "two.plan.json"]);
+    same(&plan, &folder.json(&["simulate", "two.plan.json"]), &FIGURES);
+    assert_eq!(number(&plan, "unplanned_iteration_ns"), 250_000);
+}
