@@ -115,14 +115,11 @@ fn include(trace: &Trace, mark: Option<usize>, context: &mut [Context]) {
     // The thread: the outermost node around a call but for the root.
     let thread = |node: usize| trace.around(node).filter(|&n| trace.nodes[n].parent != n).last().unwrap_or(node);
     let home = thread(mark);
-    for at in mark..trace.nodes.len() {
-        if trace.inside(at, mark) {
-            context[at].included = true;
-        } else if trace.inside(at, home) {
+    for (at, context) in context.iter_mut().enumerate().skip(mark) {
+        if !trace.inside(at, mark) && trace.inside(at, home) {
             break;
-        } else {
-            context[at].included = true;
         }
+        context.included = true;
     }
 }
 

@@ -40,13 +40,11 @@ pub(super) fn lives(trace: &mut Trace) -> Vec<Life> {
     // Nodes that end at a position, innermost first: a list threaded through `below`.
     let mut ending = vec![NONE; count];
     let mut below = vec![NONE; count];
-    for at in 0..count {
-        let end = trace.nodes[at].end;
-        below[at] = std::mem::replace(&mut ending[end], at as u32);
+    for (at, (node, below)) in trace.nodes.iter().zip(&mut below).enumerate() {
+        *below = std::mem::replace(&mut ending[node.end], at as u32);
     }
-    for at in 0..count {
+    for (at, mut closing) in ending.into_iter().enumerate() {
         start(trace, at, &mut all, &mut current);
-        let mut closing = ending[at];
         while closing != NONE {
             let node = &mut trace.nodes[closing as usize];
             let end = node.end;

@@ -231,7 +231,7 @@ fn ready(graph: &Graph, step: &Step, column: &Column) -> usize {
             || o.touches().iter().any(|t| *t == column.parameter || column.states.values().any(|s| s == t))
     };
     let outside = graph.operators.iter().zip(&step.operators).map(|(o, inside)| !inside && follows(o));
-    outside.enumerate().filter(|(_, f)| *f).map(|(at, _)| at).last().unwrap_or(0)
+    outside.enumerate().filter(|(_, f)| *f).map(|(at, _)| at).next_back().unwrap_or(0)
 }
 
 /// Operators and updates in their new order, tensors without those that only the step used.
