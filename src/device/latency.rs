@@ -1,7 +1,7 @@
 //! How long each operator takes, and where that figure is from.
 //!
 //! In this order: what the graph's author wrote (`duration_ns`), a measured table
-//! (`--latencies FILE.csv`), the [roofline](super::roofline). A table's rows are found by [`key`],
+//! (`--latencies FILE.csv`), the [`super::roofline`]. A table's rows are found by [`key`],
 //! which names what an operator does and on which shapes, so that a table measured on one graph
 //! serves every other. Not for: predicting ([`crate::plan`] gets finished figures).
 

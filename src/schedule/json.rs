@@ -1,7 +1,7 @@
 //! A plan's file form, `*.plan.json`: tensors and operators by name, graphs by path and hash.
 //!
 //! For: reading, writing, finding a plan's graphs. Not for: whether a plan is safe ([`super::check`]): what is
-//! read here may still be any nonsense that the types can say. The serde types are in [`super::form`].
+//! read here may still be any nonsense that the types can say. The serde types are in `form`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
