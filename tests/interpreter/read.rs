@@ -155,16 +155,7 @@ impl Reading {
     }
 
     fn stay(&mut self, tensor: usize, begin: Option<usize>) -> usize {
-        self.stays.push(Stay {
-            tensor,
-            number: 0,
-            begin,
-            lasts: Vec::new(),
-            stays: false,
-            steps: Vec::new(),
-            out: None,
-            released: false,
-        });
+        self.stays.push(Stay { tensor, number: 0, begin, lasts: Vec::new(), stays: false, steps: Vec::new(), out: None, released: false });
         self.stays.len() - 1
     }
 

@@ -334,15 +334,7 @@ impl Walk<'_> {
         state.latest = state.open;
         state.written = task;
         state.brought = None;
-        program.residencies.push(Residency {
-            tensor,
-            number: 0,
-            begin: task,
-            last: None,
-            out: None,
-            stays: false,
-            ended_by: None,
-        });
+        program.residencies.push(Residency { tensor, number: 0, begin: task, last: None, out: None, stays: false, ended_by: None });
     }
 
     /// The residency that an event may end.
