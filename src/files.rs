@@ -58,14 +58,39 @@ pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, FileError> {
 /// When the folder can't be written, or `fill` fails.
 pub fn write(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), FileError> {
     let fail = |e| FileError::new(path, "cannot be written", e);
-    if path.is_dir() {
-        return Err(fail(io::Error::new(io::ErrorKind::IsADirectory, "it is a directory; name a file")));
-    }
+    not_a_folder(path)?;
     // A device or a pipe (/dev/stdout, /dev/null) can't be replaced by renaming: write through it.
     if std::fs::metadata(path).is_ok_and(|m| !m.is_file()) {
         let mut file = std::fs::OpenOptions::new().write(true).open(path).map_err(fail)?;
         return fill(&mut file).map_err(fail);
     }
+    let mut buffered = io::BufWriter::with_capacity(1 << 16, temporary(path)?);
+    fill(&mut buffered).map_err(fail)?;
+    let temporary = buffered.into_inner().map_err(|e| fail(e.into_error()))?;
+    temporary.persist(path).map_err(|e| fail(e.error))?;
+    Ok(())
+}
+
+/// Whether [`write`] could write `path` now, so that no work is done for a file that can't be kept.
+///
+/// # Errors
+/// When it couldn't.
+pub fn writable(path: &Path) -> Result<(), FileError> {
+    not_a_folder(path)?;
+    if std::fs::metadata(path).is_ok_and(|m| !m.is_file()) { Ok(()) } else { temporary(path).map(drop) }
+}
+
+fn not_a_folder(path: &Path) -> Result<(), FileError> {
+    let problem = match path.file_name() {
+        _ if path.is_dir() => "it is a directory; name a file",
+        None => "it names no file",
+        Some(_) => return Ok(()),
+    };
+    Err(FileError::new(path, "cannot be written", io::Error::new(io::ErrorKind::IsADirectory, problem)))
+}
+
+/// An empty file beside `path`, gone when dropped.
+fn temporary(path: &Path) -> Result<tempfile::NamedTempFile, FileError> {
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut builder = tempfile::Builder::new();
     #[cfg(unix)]
@@ -73,12 +98,16 @@ pub fn write(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -
         use std::os::unix::fs::PermissionsExt;
         builder.permissions(std::fs::Permissions::from_mode(0o644));
     }
-    let temporary = builder.prefix(".neap-").tempfile_in(folder).map_err(fail)?;
-    let mut buffered = io::BufWriter::with_capacity(1 << 16, temporary);
-    fill(&mut buffered).map_err(fail)?;
-    let temporary = buffered.into_inner().map_err(|e| fail(e.into_error()))?;
-    temporary.persist(path).map_err(|e| fail(e.error))?;
-    Ok(())
+    builder.prefix(".neap-").tempfile_in(folder).map_err(|e| {
+        // tempfile's own text names a file that nobody knows.
+        let problem = match e.kind() {
+            io::ErrorKind::NotFound => "there is no such folder; make it first".to_owned(),
+            io::ErrorKind::NotADirectory => "its folder is a file; name another".to_owned(),
+            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => "its folder may not be written; name another".to_owned(),
+            kind => format!("its folder cannot hold a new file ({kind}); name another"),
+        };
+        FileError::new(path, "cannot be written", io::Error::new(e.kind(), problem))
+    })
 }
 
 #[cfg(test)]

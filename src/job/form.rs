@@ -358,7 +358,8 @@ pub enum Item<'a> {
     Int(i64),
     Float(Real),
     Text(Cow<'a, str>),
-    Operand(OperandForm<'a>),
+    /// Boxed, as lists of millions of numbers would otherwise take an operand's room for each.
+    Operand(Box<OperandForm<'a>>),
 }
 
 /// An argument.
@@ -441,14 +442,16 @@ impl AnyObject {
             ));
         }
         Ok(match self {
-            Self { tensor: Some(tensor), version, dtype, offset, stride, shape, .. } => ArgForm::One(Item::Operand(OperandForm {
-                tensor,
-                version: version.unwrap_or(0),
-                dtype,
-                offset: offset.unwrap_or(0),
-                shape: shape.map(Cow::Owned),
-                stride: stride.map(Cow::Owned),
-            })),
+            Self { tensor: Some(tensor), version, dtype, offset, stride, shape, .. } => {
+                ArgForm::One(Item::Operand(Box::new(OperandForm {
+                    tensor,
+                    version: version.unwrap_or(0),
+                    dtype,
+                    offset: offset.unwrap_or(0),
+                    shape: shape.map(Cow::Owned),
+                    stride: stride.map(Cow::Owned),
+                })))
+            }
             Self { host: Some(host), shape, value, input, .. } => {
                 let shape = Cow::Owned(shape.ok_or_else(|| E::missing_field("shape"))?);
                 ArgForm::Host(HostForm { host, shape, value, input })

@@ -17,8 +17,9 @@ use super::graph::{Arg, Graph, GraphError, Operand, Operator, Optimizer, Tensor,
 use crate::files::{self, FileError};
 use crate::units::{Bytes, OpId, TensorId};
 
-/// The largest file that is read, once decompressed.
-pub const LARGEST: u64 = 2 << 30;
+/// The largest file that is read, once decompressed. Graphs of thousands of operators have some MiB; a parsed file takes up to about
+/// twenty times its text, so that a small hostile gzip stays within a few GiB of memory.
+pub const LARGEST: u64 = 128 << 20;
 
 /// A file that could not be understood.
 #[derive(Debug, thiserror::Error)]
@@ -191,10 +192,10 @@ fn operator_form<'a>(graph: &'a Graph, operator: &'a Operator) -> OperatorForm<'
 fn arg_form<'a>(graph: &'a Graph, arg: &'a Arg) -> ArgForm<'a> {
     match arg {
         Arg::None => ArgForm::One(Item::None),
-        Arg::Tensor(operand) => ArgForm::One(Item::Operand(operand_form(graph, operand))),
+        Arg::Tensor(operand) => ArgForm::One(Item::Operand(Box::new(operand_form(graph, operand)))),
         Arg::Tensors(list) if list.is_empty() => ArgForm::EmptyTensors,
         Arg::Tensors(list) => {
-            ArgForm::Many(list.iter().map(|o| o.as_ref().map_or(Item::None, |o| Item::Operand(operand_form(graph, o)))).collect())
+            ArgForm::Many(list.iter().map(|o| o.as_ref().map_or(Item::None, |o| Item::Operand(Box::new(operand_form(graph, o))))).collect())
         }
         Arg::Host { dtype, shape, value, input } => {
             ArgForm::Host(HostForm { host: *dtype, shape: (&**shape).into(), value: value.map(Real), input: *input })
@@ -287,7 +288,7 @@ impl Names {
             ArgForm::One(Item::Int(n)) => Arg::Int(n),
             ArgForm::One(Item::Float(Real(x))) => Arg::Float(x),
             ArgForm::One(Item::Text(text)) => Arg::Text(text.into_owned()),
-            ArgForm::One(Item::Operand(operand)) => Arg::Tensor(self.operand(operand)?),
+            ArgForm::One(Item::Operand(operand)) => Arg::Tensor(self.operand(*operand)?),
             ArgForm::Host(HostForm { host, shape, value, input }) => {
                 Arg::Host { dtype: host, shape: shape.into_owned(), value: value.map(|v| v.0), input }
             }
@@ -317,7 +318,7 @@ impl Names {
             return Ok(Arg::Bools(items.into_iter().filter_map(|i| if let Item::Bool(b) = i { Some(b) } else { None }).collect()));
         }
         if all(|i| matches!(i, Item::None | Item::Operand(_))) {
-            let operand = |i| if let Item::Operand(o) = i { self.operand(o).map(Some) } else { Ok(None) };
+            let operand = |i| if let Item::Operand(o) = i { self.operand(*o).map(Some) } else { Ok(None) };
             return Ok(Arg::Tensors(items.into_iter().map(operand).collect::<Result<_, _>>()?));
         }
         Err("a list argument holds numbers, or flags, or operands and nulls; this one mixes them".to_owned())

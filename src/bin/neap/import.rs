@@ -33,11 +33,12 @@ enum Updates {
 
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let options = Options { as_recorded: flags.as_recorded, updates_early: flags.updates == Updates::Early };
-    let imported = chakra::import(&flags.trace, &options)?;
     let output = match &flags.output {
         Some(path) => path.clone(),
         None => PathBuf::from(format!("{}.graph.json", settings::stem(&flags.trace)?)),
     };
+    settings::outputs(&[&flags.trace], &[Some(&output)])?;
+    let imported = chakra::import(&flags.trace, &options)?;
     json::write(&output, &imported.graph)?;
     for text in &imported.notes {
         note(&format!("note: {text}"));

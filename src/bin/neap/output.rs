@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use anyhow::Context;
 use neap::report::plain;
 
 /// How a command ended, short of bad input.
@@ -25,25 +26,52 @@ impl Answer {
                 if error.chain().any(|e| e.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)) {
                     return ExitCode::SUCCESS;
                 }
-                note(&format!("error: {error:#}"));
+                note(&format!("error: {}", chain(&error)));
                 ExitCode::from(2)
             }
         }
     }
 }
 
-/// Prints data.
+/// The error and its causes, less those that the text before them already quotes.
+fn chain(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text += ": ";
+            text += &cause;
+        }
+    }
+    text
+}
+
+/// The longest message, in characters.
+const LONGEST: usize = 1200;
+
+/// Names out of files can neither forge a second line nor drown the message: what is too long loses its middle, as the place stands
+/// at the beginning and the remedy at the end.
+fn one_line(text: &str) -> String {
+    let text = plain(text);
+    let count = text.chars().count();
+    if count <= LONGEST {
+        return text.into_owned();
+    }
+    let head: String = text.chars().take(LONGEST / 2).collect();
+    let tail: String = text.chars().skip(count - LONGEST / 2).collect();
+    format!("{head} […] {tail}")
+}
+
+/// Prints data, harmless to a terminal.
 ///
 /// # Errors
 /// When stdout can't be written.
 pub fn data(text: &str) -> anyhow::Result<()> {
+    let mut all: String = text.lines().map(plain).collect::<Vec<_>>().join("\n");
+    all.push('\n');
     let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    if !text.ends_with('\n') {
-        out.write_all(b"\n")?;
-    }
-    out.flush()?;
-    Ok(())
+    out.write_all(all.as_bytes()).and_then(|()| out.flush()).context("stdout cannot be written")
 }
 
 /// Prints one JSON object as data.
@@ -54,8 +82,7 @@ pub fn json(value: &serde_json::Value) -> anyhow::Result<()> {
     data(&format!("{value:#}"))
 }
 
-/// Says something to the person, on stderr.
+/// Says something to the person on one line of stderr.
 pub fn note(text: &str) {
-    let lines: Vec<_> = text.lines().map(plain).collect();
-    let _ = writeln!(io::stderr().lock(), "{}", lines.join("\n"));
+    let _ = writeln!(io::stderr().lock(), "{}", one_line(text));
 }

@@ -103,6 +103,7 @@ impl Switches {
 }
 
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
+    settings::outputs(&flags.device.inputs(&[&flags.graph]), &[flags.output.as_deref()])?;
     let graph = settings::graph(&flags.graph)?;
     let (device, latencies) = flags.device.resolve(&graph)?;
     let liveness = Liveness::of(&graph);

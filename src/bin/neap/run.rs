@@ -71,6 +71,8 @@ fn throttle(text: &str) -> Result<u32, String> {
 
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     choose_device(flags)?;
+    let outputs = [flags.save.as_deref(), flags.latencies_out.as_deref()];
+    settings::outputs(&flags.device.inputs(&settings::subject_files(&flags.subject, &flags.graph)), &outputs)?;
     let (graph, job, arena, device, planned) = match settings::subject(&flags.subject, &flags.graph)? {
         Subject::Plan(plan, mut graphs) => {
             if !settings::checked(&flags.subject, &plan, &graphs)? {

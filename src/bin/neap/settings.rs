@@ -24,6 +24,14 @@ pub struct DeviceFlags {
 }
 
 impl DeviceFlags {
+    /// The files that these flags name, after `others`.
+    pub fn inputs<'a>(&'a self, others: &[&'a Path]) -> Vec<&'a Path> {
+        let mut all = others.to_vec();
+        all.push(Path::new(&self.device));
+        all.extend(self.latencies.as_deref());
+        all
+    }
+
     /// Loads the profile and gives every operator its latency.
     ///
     /// # Errors
@@ -120,6 +128,32 @@ impl Budget {
 /// When it can't be read.
 pub fn graph(path: &Path) -> anyhow::Result<Graph> {
     neap::job::json::read(path).map_err(anyhow::Error::new)
+}
+
+/// Refuses outputs that can't be written or would replace what is read, before any work is done for them.
+///
+/// # Errors
+/// Naming the file.
+pub fn outputs(inputs: &[&Path], outputs: &[Option<&Path>]) -> anyhow::Result<()> {
+    // Devices and pipes may be read and written at once.
+    let file = |path: &Path| path.canonicalize().ok().filter(|p| p.is_file());
+    let mut taken: Vec<(PathBuf, &str)> = inputs.iter().filter_map(|p| Some((file(p)?, "is read by this command too"))).collect();
+    for output in outputs.iter().flatten() {
+        neap::files::writable(output)?;
+        let folder = output.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let same = file(output).or_else(|| Some(folder.canonicalize().ok()?.join(output.file_name()?)));
+        let Some(same) = same.filter(|s| s.is_file() || !s.exists()) else { continue };
+        if let Some((_, why)) = taken.iter().find(|(t, _)| *t == same) {
+            bail!("{}: {why}; name another output", output.display());
+        }
+        taken.push((same, "is named as an output twice"));
+    }
+    Ok(())
+}
+
+/// The files that [`subject`] is named, for [`outputs`].
+pub fn subject_files<'a>(path: &'a Path, graphs: &'a [PathBuf]) -> Vec<&'a Path> {
+    std::iter::once(path).chain(graphs.iter().map(PathBuf::as_path)).collect()
 }
 
 /// A plan with its graphs, or a graph alone.

@@ -1,0 +1,309 @@
+//! What a hostile or clumsy user gives `neap`: one clear error, the right exit code, no output left, no panic.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use flate2::{Compression, write::GzEncoder};
+use serde_json::{Value, json};
+
+/// A folder with a trace, its graph and a plan for it.
+struct Room(tempfile::TempDir);
+
+impl Room {
+    fn new() -> Self {
+        let room = Self(tempfile::tempdir().unwrap());
+        let trace = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/tiny_cnn-adam.et.json.gz");
+        std::fs::copy(trace, room.path("t.et.json.gz")).unwrap();
+        room.must("import t.et.json.gz -o g.graph.json");
+        room.must("plan g.graph.json --budget 70% -o p.plan.json");
+        room
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn neap(&self, line: &str) -> Output {
+        Command::new(env!("CARGO_BIN_EXE_neap")).args(line.split(' ')).current_dir(self.0.path()).output().unwrap()
+    }
+
+    fn must(&self, line: &str) {
+        let output = self.neap(line);
+        assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    fn files(&self) -> Vec<String> {
+        let mut all: Vec<_> =
+            std::fs::read_dir(self.0.path()).unwrap().map(|e| e.unwrap().file_name().to_string_lossy().into_owned()).collect();
+        all.sort();
+        all
+    }
+
+    /// Runs `line`, which must end with `code`, say all of `words` on stderr, and leave the folder as it is.
+    fn refuses(&self, line: &str, code: i32, words: &[&str]) {
+        let before = self.files();
+        let output = self.neap(line);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{line}: {text}");
+        for word in words {
+            assert!(text.contains(word), "{line}: `{word}` is not in: {text}");
+        }
+        assert!(text.lines().filter(|l| l.starts_with("error:")).count() <= 1 && text.len() < 6000, "{line}: {text}");
+        assert!(!text.contains("panicked") && !text.contains('\u{1b}'), "{line}: {text}");
+        assert_eq!(self.files(), before, "{line}");
+    }
+
+    fn json(&self, name: &str) -> Value {
+        serde_json::from_slice(&std::fs::read(self.path(name)).unwrap()).unwrap()
+    }
+
+    fn put(&self, name: &str, content: impl AsRef<[u8]>) {
+        std::fs::write(self.path(name), content).unwrap();
+    }
+
+    /// A gzip of `head` and then `unit` again and again.
+    fn bomb(&self, name: &str, head: &str, unit: &str, mebibytes: usize) {
+        let mut gzip = GzEncoder::new(std::fs::File::create(self.path(name)).unwrap(), Compression::fast());
+        gzip.write_all(head.as_bytes()).unwrap();
+        let block = unit.repeat((1 << 20) / unit.len());
+        for _ in 0..mebibytes {
+            gzip.write_all(block.as_bytes()).unwrap();
+        }
+        gzip.finish().unwrap();
+    }
+}
+
+#[test]
+fn traces() {
+    let room = Room::new();
+    let gzip = std::fs::read(room.path("t.et.json.gz")).unwrap();
+    let mut plain = Vec::new();
+    std::io::Read::read_to_end(&mut flate2::read::GzDecoder::new(&*gzip), &mut plain).unwrap();
+    let schema = |to: &str| String::from_utf8(plain.clone()).unwrap().replacen("1.1.1-chakra.0.0.4", to, 1).into_bytes();
+    let many = format!("[{}1]", "1,".repeat(100_000));
+    let shape = String::from_utf8(plain.clone()).unwrap().replacen("\"shapes\": [[16,3,3,3]]", &format!("\"shapes\": [{many}]"), 1);
+    for (name, content, words) in [
+        ("cut.gz", gzip[..gzip.len() / 2].to_vec(), &["damaged or cut off"][..]),
+        ("tail.gz", gzip[..gzip.len() - 4].to_vec(), &["damaged or cut off"]),
+        ("cut.json", plain[..plain.len() / 2].to_vec(), &["cut off", "line"]),
+        ("empty", Vec::new(), &["cut off"]),
+        ("words", b"hello".to_vec(), &["not JSON", "line 1 column 1"]),
+        ("binary", b"{\"schema\":\"\xff\"}".to_vec(), &["not JSON"]),
+        ("list", b"[]".to_vec(), &["not an execution trace"]),
+        ("nothing", schema("1.1.1-chakra.0.0.4")[..0].iter().copied().chain(*b"{}").collect(), &["no `schema`"]),
+        ("schema", schema("7.0"), &["schema `7.0` is not known", "record the trace"]),
+        ("forged", schema("\\u001b[31m\\nerror: forged"), &["is not known"]),
+        ("long", schema(&"x".repeat(1 << 20)), &["is not known"]),
+        ("dims", shape.into_bytes(), &["[…]"]),
+        ("deep", "[".repeat(1 << 20).into_bytes(), &["not an execution trace"]),
+    ] {
+        room.put(name, content);
+        room.refuses(&format!("import {name} -o out.graph.json"), 2, &[&[name], words].concat());
+    }
+}
+
+#[test]
+fn graphs() {
+    let room = Room::new();
+    let graph = room.json("g.graph.json");
+    let damage = |pointer: &str, to: Value| {
+        let mut graph = graph.clone();
+        *graph.pointer_mut(pointer).unwrap() = to;
+        graph.to_string()
+    };
+    let ring = |n: usize| {
+        let tensors: Vec<_> = (0..n).map(|i| json!({"name": i.to_string(), "role": "activation", "dtype": "f32", "shape": [4]})).collect();
+        let operators: Vec<_> = (0..n)
+            .map(|i| json!({"name": format!("o{i}"), "args": [{"tensor": i.to_string()}], "outputs": [{"tensor": ((i + 1) % n).to_string()}]}))
+            .collect();
+        json!({"format": "neap.graph", "version": 1, "name": "ring", "tensors": tensors, "operators": operators}).to_string()
+    };
+    let mut twice = graph.clone();
+    let first = twice["tensors"][0].clone();
+    twice["tensors"].as_array_mut().unwrap().push(first);
+    for (content, words) in [
+        (String::new(), &["cut off"][..]),
+        (ring(3), &["circle: o0 -> o1 -> o2"]),
+        (ring(20_000), &["circle: o0 -> o1", "[…]", "break it"]),
+        (twice.to_string(), &["two tensors are named"]),
+        (damage("/version", json!(2)), &["version 2"]),
+        (damage("/format", json!("\n\u{1b}[31merror: forged")), &["neap.graph"]),
+        (damage("/tensors/0/shape", json!([u64::MAX, 2])), &["tensor `"]),
+        (damage("/tensors/0/shape", json!([-1])), &["line 1 column"]),
+        (graph.to_string().replacen("\"role\":", "\"kept\":7,\"role\":", 1), &["unknown field"]),
+        (damage("/tensors/0/name", json!(null)), &["line 1 column"]),
+        (graph.to_string().replacen("\"role\":", "\"kept_until\":\"nope\",\"role\":", 1), &["`kept_until` names operator `nope`"]),
+        (graph.to_string().replacen("\"version\":1", "\"version\":1e400", 1), &["number out of range"]),
+    ] {
+        room.put("x.graph.json", content);
+        for command in ["inspect x.graph.json", "plan x.graph.json -o out.plan.json", "simulate x.graph.json", "run x.graph.json"] {
+            room.refuses(command, 2, &[&["x.graph.json"], words].concat());
+        }
+    }
+}
+
+#[test]
+fn graphs_with_nothing_in_them_are_answered() {
+    let room = Room::new();
+    let empty = json!({"format": "neap.graph", "version": 1, "name": "\u{1b}[31mred\nerror: forged", "tensors": [], "operators": []});
+    let mut idle = empty.clone();
+    idle["tensors"] = json!([{"name": "t", "role": "input", "dtype": "f32", "shape": [4]}]);
+    for graph in [empty, idle] {
+        room.put("x.graph.json", graph.to_string());
+        for command in ["inspect", "plan", "simulate", "run"] {
+            let output = room.neap(&format!("{command} x.graph.json"));
+            assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
+            assert!(!output.stdout.contains(&0x1b) && !output.stderr.contains(&0x1b), "{command}");
+        }
+    }
+}
+
+#[test]
+fn plans() {
+    let room = Room::new();
+    let plan = room.json("p.plan.json");
+    let damage = |pointer: &str, to: Value| {
+        let mut plan = plan.clone();
+        *plan.pointer_mut(pointer).unwrap() = to;
+        plan.to_string()
+    };
+    for (content, code, words) in [
+        (damage("/jobs/0/graph_sha256", json!("00")), 2, "made for another graph"),
+        (damage("/jobs/0/graph", json!("nowhere")), 2, "nowhere"),
+        (damage("/jobs/0/graph", json!(".")), 2, "it is a directory"),
+        (damage("/jobs", json!([])), 2, "has 0 jobs"),
+        (damage("/jobs/0/latencies", json!([])), 2, "has no latency"),
+        (damage("/jobs/0/latencies/0/ns", json!(u64::MAX)), 2, "impossible"),
+        (damage("/jobs/0/placements/0/offset_bytes", json!(-1)), 2, "line 1 column"),
+        (damage("/jobs/0/placements/0/offset_bytes", json!(u64::MAX)), 2, "2^62"),
+        (damage("/jobs/0/placements/0/offset_bytes", json!(1u64 << 62)), 1, ""),
+        (damage("/jobs/0/placements/0/offset_bytes", json!(1u64 << 30)), 1, ""),
+        (damage("/jobs/0/events/0/tensor", json!("x\n\u{1b}[31m")), 2, "event 0: the graph has no tensor"),
+        (damage("/jobs/0/events/0/event", json!("explode")), 2, "unknown variant"),
+        (damage("/device/link/h2d", json!(0)), 2, "device"),
+        (damage("/budget_bytes", json!(0)), 1, ""),
+    ] {
+        room.put("x.plan.json", content);
+        for command in ["check", "simulate", "run"] {
+            room.refuses(&format!("{command} x.plan.json"), code, &[words]);
+        }
+    }
+    room.refuses("check g.graph.json", 2, &["neap.plan"]);
+    room.refuses("check p.plan.json --graph g.graph.json --graph g.graph.json", 2, &["2 graphs are given"]);
+}
+
+#[test]
+fn settings() {
+    let room = Room::new();
+    for budget in ["0", "0%", "-5", "-5%", "abc", "%", "nan", "1e400", "99999%", "18446744073709551616", "1000TiB"] {
+        room.refuses(&format!("plan g.graph.json --budget={budget} -o out.plan.json"), 2, &["budget"]);
+    }
+    room.refuses("plan g.graph.json --budget 1 -o out.plan.json", 1, &["floor"]);
+    for share in ["0", "2", "abc", "-1", "nan"] {
+        room.refuses(&format!("run p.plan.json --throttle-link={share}"), 2, &["throttle-link"]);
+    }
+    for (name, content) in [("x.device.json", "{}"), ("y.device.json", "[["), ("z.device.json", "")] {
+        room.put(name, content);
+        room.refuses(&format!("plan g.graph.json --device {name} -o out.plan.json"), 2, &[name]);
+    }
+    room.put("x.csv", "key,ns,device\na,1,\"x\nerror: forged\nerror: again\"\n");
+    let output = room.neap("plan g.graph.json --latencies x.csv");
+    assert!(!String::from_utf8_lossy(&output.stderr).contains("\nerror:"), "names cannot forge lines");
+}
+
+#[test]
+fn outputs() {
+    let room = Room::new();
+    std::fs::create_dir(room.path("folder")).unwrap();
+    let before: Vec<_> = ["t.et.json.gz", "g.graph.json", "p.plan.json"].map(|n| std::fs::read(room.path(n)).unwrap()).into();
+    for (line, words) in [
+        ("import t.et.json.gz -o folder", &["folder: cannot be written: it is a directory; name a file"][..]),
+        ("import t.et.json.gz -o nowhere/x", &["nowhere/x: cannot be written: there is no such folder"]),
+        ("import t.et.json.gz -o g.graph.json/x", &["cannot be written"]),
+        ("import t.et.json.gz -o t.et.json.gz", &["t.et.json.gz: is read by this command too"]),
+        ("plan g.graph.json -o g.graph.json", &["is read by this command too"]),
+        ("plan g.graph.json -o folder/../g.graph.json", &["is read by this command too"]),
+        ("plan g.graph.json -o nowhere/x", &["there is no such folder"]),
+        ("simulate p.plan.json --plot p.plan.json", &["is read by this command too"]),
+        ("simulate p.plan.json --plot x.svg --timeline nowhere/x", &["there is no such folder"]),
+        ("simulate p.plan.json --plot x --timeline folder/../x", &["named as an output twice"]),
+        ("run p.plan.json --save x --latencies-out nowhere/x", &["there is no such folder"]),
+        ("run p.plan.json --weights x --save folder", &["it is a directory"]),
+    ] {
+        room.refuses(line, 2, words);
+        let text = String::from_utf8(room.neap(line).stderr).unwrap();
+        assert_eq!(text.matches("cannot be written").count(), usize::from(text.contains("cannot be written")), "said once: {text}");
+    }
+    let after: Vec<_> = ["t.et.json.gz", "g.graph.json", "p.plan.json"].map(|n| std::fs::read(room.path(n)).unwrap()).into();
+    assert_eq!(before, after);
+    for input in ["folder", "nowhere"] {
+        for command in ["import", "inspect", "plan", "simulate", "run", "check"] {
+            room.refuses(&format!("{command} {input}"), 2, &[input]);
+        }
+    }
+}
+
+#[test]
+fn weights() {
+    let room = Room::new();
+    let good = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/tiny_cnn-adam.safetensors")).unwrap();
+    let (length, rest) = good.split_first_chunk::<8>().unwrap();
+    let length = u64::from_le_bytes(*length) as usize;
+    let header: Value = serde_json::from_slice(&rest[..length]).unwrap();
+    let key = header.as_object().unwrap().keys().find(|k| k.starts_with("parameter:")).unwrap().clone();
+    let with = |header: Value| {
+        let text = header.to_string();
+        [&(text.len() as u64).to_le_bytes(), text.as_bytes(), &rest[length..]].concat()
+    };
+    let damage = |field: &str, to: Value| {
+        let mut header = header.clone();
+        header[&key][field] = to;
+        with(header)
+    };
+    let mut lacking = header.clone();
+    lacking.as_object_mut().unwrap().remove(&key);
+    for content in [
+        Vec::new(),
+        good[..good.len() - 9].to_vec(),
+        good[..length / 2].to_vec(),
+        [&u64::MAX.to_le_bytes()[..], b"{}"].concat(),
+        [&good[..], b"x"].concat(),
+        damage("dtype", json!("I32")),
+        damage("dtype", json!("\n\u{1b}")),
+        damage("shape", json!([u64::MAX, 2])),
+        damage("data_offsets", json!([10, 0])),
+        damage("data_offsets", json!([u64::MAX - 1, u64::MAX])),
+        with(lacking),
+    ] {
+        room.put("x.safetensors", content);
+        room.refuses("run g.graph.json --weights x.safetensors --save out", 2, &["x.safetensors"]);
+    }
+}
+
+/// Small gzips that unpack to far more than any real file: refused within bounded text, hence bounded memory.
+#[test]
+fn bombs() {
+    let room = Room::new();
+    for unit in ["[", " "] {
+        room.bomb("x.graph.json", "", unit, 160);
+        room.refuses("inspect x.graph.json", 2, &["x.graph.json"]);
+    }
+    for (head, unit) in
+        [("", "["), ("", " "), ("{\"schema\":\"1.1.1-chakra.0.0.4\",\"nodes\":[", "{\"id\":1,\"name\":\"x\",\"ctrl_deps\":0},")]
+    {
+        room.bomb("x.gz", head, unit, 80);
+        room.refuses("import x.gz -o out.graph.json", 2, &["x.gz"]);
+    }
+}
+
+/// A reader that has seen enough is not an error.
+#[cfg(unix)]
+#[test]
+fn a_closed_pipe_is_no_error() {
+    let room = Room::new();
+    let script = format!("{} inspect g.graph.json --top 1000 | true; exit ${{PIPESTATUS[0]}}", env!("CARGO_BIN_EXE_neap"));
+    if let Ok(output) = Command::new("bash").args(["-c", &script]).current_dir(room.0.path()).output() {
+        assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    }
+}
