@@ -132,7 +132,8 @@ fn planned_checked_simulated_and_run() {
         moved += usize::from(!planned.plan.jobs[0].events.is_empty());
         let settings = Settings { iterations: 2, link_rate: Rate::Unlimited, poison: true, keep_state: true, ..Settings::default() };
         let run = |of: &Planned, bytes: Bytes| {
-            run_with(kernels, &graph, &of.plan.jobs[0], bytes, &device, &settings, &mut |_| {}).unwrap_or_else(|e| panic!("seed {seed}: {e}"))
+            run_with(kernels, &graph, &of.plan.jobs[0], bytes, &device, &settings, &mut |_| {})
+                .unwrap_or_else(|e| panic!("seed {seed}: {e}"))
         };
         let (without, with) = (run(&unplanned, arena), run(&planned, planned.plan.budget));
         assert_eq!(without.checksum, with.checksum, "seed {seed}");

@@ -71,6 +71,9 @@ pub enum PlanError {
 /// How often the target is tightened before giving up.
 const TIGHTENINGS: usize = 12;
 
+/// And how many targets between the budget and the floor are tried after that.
+const SWEEP: u64 = 8;
+
 /// Makes a plan within the budget.
 ///
 /// # Errors
@@ -78,34 +81,75 @@ const TIGHTENINGS: usize = 12;
 pub fn make(request: &Request<'_>) -> Result<Planned, PlanError> {
     let liveness = Liveness::of(request.graph);
     let budget = request.budget.0 / 512 * 512;
+    let mut search = Search { request, liveness: &liveness, budget, lowest: u64::MAX, blocked: String::new() };
     let mut target = budget;
-    let mut lowest = u64::MAX;
-    let mut blocked = String::new();
     for attempt in 0..TIGHTENINGS {
-        let decided =
-            tensile::decide(request.graph, request.latencies, &request.device.link, request.device.pinned_bytes, target, &request.options);
-        if !decided.reached && blocked.is_empty() {
-            blocked = blocked_at(request.graph, decided.peak.0, decided.peak.1);
-        }
-        let emitted = emit::events(&decided.ledger);
-        let program = Program::new(request.graph, request.latencies, &emitted.events).map_err(|e| PlanError::Defect(e.to_string()))?;
-        let (program, placements, height) = placed(program, &emitted, budget)?;
-        if height <= budget {
-            return finish(request, &liveness, emitted, program, placements, height);
-        }
-        lowest = lowest.min(height);
-        if !decided.reached {
-            break;
-        }
-        blocked = format!("tensors fit by size ({}) but not in one piece: placing them takes {}", Bytes(decided.peak.1), Bytes(height));
+        let height = match search.attempt(target)? {
+            Attempt::Fits(planned) => return Ok(*planned),
+            Attempt::TooHigh(height) => height,
+            Attempt::Blocked => break,
+        };
         let step = (height - budget).max((budget / 512) << (attempt / 2)).max(512);
         if step >= target {
             break;
         }
         target = (target - step) / 512 * 512;
     }
-    let infeasible = Infeasible { budget: request.budget, floor: liveness.floor, lowest: Bytes(lowest), blocked };
+    // What can't be placed at one target often can at a lower one: other tensors leave, other holes open.
+    let spread = budget.saturating_sub(liveness.floor.0);
+    for part in 1..=if spread > 0 { SWEEP } else { 0 } {
+        let target = (budget - spread * part / SWEEP) / 512 * 512;
+        if let Attempt::Fits(planned) = search.attempt(target)? {
+            return Ok(*planned);
+        }
+    }
+    let infeasible = Infeasible { budget: request.budget, floor: liveness.floor, lowest: Bytes(search.lowest), blocked: search.blocked };
     Err(PlanError::Infeasible(Box::new(infeasible)))
+}
+
+/// What came of one target.
+enum Attempt {
+    Fits(Box<Planned>),
+    /// Within the target, but its arena is this high.
+    TooHigh(u64),
+    /// The target can't be reached.
+    Blocked,
+}
+
+struct Search<'a> {
+    request: &'a Request<'a>,
+    liveness: &'a Liveness,
+    budget: u64,
+    lowest: u64,
+    blocked: String,
+}
+
+impl Search<'_> {
+    fn attempt(&mut self, target: u64) -> Result<Attempt, PlanError> {
+        let request = self.request;
+        let (link, pinned) = (&request.device.link, request.device.pinned_bytes);
+        let decided = tensile::decide(request.graph, request.latencies, link, pinned, target, &request.options);
+        let emitted = emit::events(&decided.ledger);
+        let program = Program::new(request.graph, request.latencies, &emitted.events).map_err(|e| PlanError::Defect(e.to_string()))?;
+        let (program, placements, height) = placed(program, &emitted, self.budget)?;
+        if height <= self.budget {
+            let planned = finish(request, self.liveness, emitted, program, placements, height)?;
+            return Ok(Attempt::Fits(Box::new(planned)));
+        }
+        let lowest_yet = height < self.lowest;
+        self.lowest = self.lowest.min(height);
+        let (slot, load) = decided.peak;
+        if !decided.reached {
+            if lowest_yet || self.blocked.is_empty() {
+                self.blocked = blocked_at(request.graph, slot, load);
+            }
+            return Ok(Attempt::Blocked);
+        }
+        if lowest_yet {
+            self.blocked = format!("tensors fit by size ({}) but not in one piece: placing them takes {}", Bytes(load), Bytes(height));
+        }
+        Ok(Attempt::TooHigh(height))
+    }
 }
 
 /// The plan with the smallest budget that can be met, found by halving.

@@ -43,7 +43,7 @@ fn list(as_json: bool) -> anyhow::Result<()> {
     let mut table = Table::new(&[
         ("device", Side::Left),
         ("memory", Side::Right),
-        ("f32 TFLOP/s", Side::Right),
+        ("f32 GFLOP/s", Side::Right),
         ("GB/s", Side::Right),
         ("h2d GB/s", Side::Right),
         ("d2h GB/s", Side::Right),
@@ -53,7 +53,7 @@ fn list(as_json: bool) -> anyhow::Result<()> {
         table.row([
             p.name.clone(),
             p.memory_bytes.to_string(),
-            tenths(p.flops.f32, 1_000_000_000_000),
+            (p.flops.f32 / 1_000_000_000).to_string(),
             tenths(p.memory_bandwidth, 1_000_000_000),
             tenths(p.link.h2d, 1_000_000_000),
             tenths(p.link.d2h, 1_000_000_000),

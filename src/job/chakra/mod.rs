@@ -19,7 +19,7 @@ mod tests;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use super::{Graph, GraphError};
+use super::{Arg, Dtype, Graph, GraphError};
 
 /// How to import.
 #[derive(Clone, Copy, Debug, Default)]
@@ -138,9 +138,39 @@ pub fn import(path: &Path, options: &Options) -> Result<Imported, ImportError> {
     let built = build::build(&trace, &lives, &names, &declared, &chosen, title(path));
     let mut notes = std::mem::take(&mut trace.notes);
     drop(trace);
-    roles::finish(built, names, options, &mut notes)
-        .map(|graph| Imported { graph, notes })
-        .map_err(|source| ImportError::Graph { path: path.to_owned(), source })
+    let mut graph =
+        roles::finish(built, names, options, &mut notes).map_err(|source| ImportError::Graph { path: path.to_owned(), source })?;
+    let counters = count_batches(&mut graph);
+    if counters > 0 {
+        notes.push(format!("{counters} batch norms count their batches by a number that the trace does not record; it is 1"));
+    }
+    Ok(Imported { graph, notes })
+}
+
+/// Batch norm in training adds one to an integer scalar, its `num_batches_tracked`, right before it runs: where the trace
+/// left that number out, it is known all the same. Says how many there were.
+fn count_batches(graph: &mut Graph) -> usize {
+    let generators = graph.generators();
+    let mut counters = Vec::new();
+    for (index, pair) in graph.operators.windows(2).enumerate() {
+        let [operator, next] = pair else { continue };
+        let (Some(Arg::Tensor(counter)), Some(Arg::Host { value: None, input: None, dtype: Dtype::I64, shape })) =
+            (operator.args.first(), operator.args.get(1))
+        else {
+            continue;
+        };
+        let scalar = counter.dtype == Dtype::I64 && counter.shape.is_empty() && shape.is_empty();
+        let long_lived = generators[counter.tensor.index()].is_none();
+        if operator.kind == "aten::add_" && scalar && long_lived && next.kind.contains("batch_norm") {
+            counters.push(index);
+        }
+    }
+    for &index in &counters {
+        if let Some(Arg::Host { value, .. }) = graph.operators[index].args.get_mut(1) {
+            *value = Some(1.0);
+        }
+    }
+    counters.len()
 }
 
 /// The file's name without folder and extensions.
