@@ -84,7 +84,7 @@ pub fn make(request: &Request<'_>) -> Result<Planned, PlanError> {
     let mut search = Search { request, liveness: &liveness, budget, lowest: u64::MAX, blocked: String::new() };
     let mut target = budget;
     for attempt in 0..TIGHTENINGS {
-        let height = match search.attempt(target)? {
+        let height = match search.attempt(target, &request.options)? {
             Attempt::Fits(planned) => return Ok(*planned),
             Attempt::TooHigh(height) => height,
             Attempt::Blocked => break,
@@ -95,11 +95,13 @@ pub fn make(request: &Request<'_>) -> Result<Planned, PlanError> {
         }
         target = (target - step) / 512 * 512;
     }
-    // What can't be placed at one target often can at a lower one: other tensors leave, other holes open.
+    // What can't be placed at one target often can at a lower one, and more easily when nothing lingers or comes back
+    // early: other tensors leave, other holes open.
+    let narrow = tensile::Options { prefetch: false, ..request.options.clone() };
     let spread = budget.saturating_sub(liveness.floor.0);
-    for part in 1..=if spread > 0 { SWEEP } else { 0 } {
+    for part in 0..if spread > 0 { SWEEP } else { 0 } {
         let target = (budget - spread * part / SWEEP) / 512 * 512;
-        if let Attempt::Fits(planned) = search.attempt(target)? {
+        if let Attempt::Fits(planned) = search.attempt(target, &narrow)? {
             return Ok(*planned);
         }
     }
@@ -125,10 +127,10 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    fn attempt(&mut self, target: u64) -> Result<Attempt, PlanError> {
+    fn attempt(&mut self, target: u64, options: &tensile::Options) -> Result<Attempt, PlanError> {
         let request = self.request;
         let (link, pinned) = (&request.device.link, request.device.pinned_bytes);
-        let decided = tensile::decide(request.graph, request.latencies, link, pinned, target, &request.options);
+        let decided = tensile::decide(request.graph, request.latencies, link, pinned, target, options);
         let emitted = emit::events(&decided.ledger);
         let program = Program::new(request.graph, request.latencies, &emitted.events).map_err(|e| PlanError::Defect(e.to_string()))?;
         let (program, placements, height) = placed(program, &emitted, self.budget)?;
