@@ -71,7 +71,7 @@ pub fn write(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -
     Ok(())
 }
 
-/// Whether [`write`] could write `path` now, so that no work is done for a file that can't be kept.
+/// Whether [`write()`] could write `path` now, so that no work is done for a file that can't be kept.
 ///
 /// # Errors
 /// When it couldn't.
