@@ -195,7 +195,11 @@ fn right_plans_are_accepted_and_take_what_a_clock_says() {
         plan.jobs[0].host_slots.clear();
         assert!(make::place(&mut random, &graph, &mut plan));
         let bare = check_safety(&plan, graphs).unwrap_or_else(|r| panic!("seed {seed}: {}", r[0])).figures;
-        assert_eq!((bare.peak_bytes, bare.iteration_ns), (bare.unplanned_peak_bytes, bare.unplanned_iteration_ns), "seed {seed}");
+        assert_eq!(bare.iteration_ns, bare.unplanned_iteration_ns, "seed {seed}");
+        // Without a plan the framework may keep tensors past their last use, which no plan does.
+        let kept = graph.tensors.iter().any(|t| t.kept_until.is_some());
+        assert!(bare.peak_bytes <= bare.unplanned_peak_bytes, "seed {seed}");
+        assert!(kept || bare.peak_bytes == bare.unplanned_peak_bytes, "seed {seed}");
         // Figures are compared.
         plan.figures = bare;
         assert!(check(&plan, graphs).is_ok());

@@ -9,6 +9,7 @@ use neap::device::{builtin, latency};
 use neap::job::{Dtype, chakra};
 use neap::plan::budget;
 use neap::run;
+use neap::units::Bytes;
 use safetensors::SafeTensors;
 
 const LOSS_RELATIVE: f64 = 1e-5;
@@ -63,7 +64,17 @@ fn check(folder: &Path, base: &str) {
     let graph = chakra::import(&folder.join(format!("{base}.et.json.gz")), &chakra::Options::default()).unwrap().graph;
     let device = builtin::find("host").unwrap();
     let latencies = latency::latencies(&graph, &device, None);
-    let (job, arena) = run::unplanned(&graph, &latencies).unwrap();
+    let request = budget::Request {
+        graph: &graph,
+        file: (String::new(), String::new()),
+        device: &device,
+        latencies: &latencies,
+        budget: Bytes::ZERO,
+        options: Default::default(),
+        recorded_options: Default::default(),
+    };
+    let unplanned = budget::unplanned(&request).unwrap().plan;
+    let (job, arena) = (&unplanned.jobs[0], unplanned.budget);
     let settings = run::Settings {
         iterations: 10,
         weights: Some(folder.join(format!("{base}.safetensors"))),
@@ -71,19 +82,10 @@ fn check(folder: &Path, base: &str) {
         link_rate: run::Rate::Unlimited,
         ..Default::default()
     };
-    let plain = run::run(&graph, &job, arena, &device, &settings, &mut |_| {}).unwrap();
+    let plain = run::run(&graph, job, arena, &device, &settings, &mut |_| {}).unwrap();
     compare(folder, base, &plain);
 
-    let request = budget::Request {
-        graph: &graph,
-        file: (String::new(), String::new()),
-        device: &device,
-        latencies: &latencies,
-        budget: arena,
-        options: Default::default(),
-        recorded_options: Default::default(),
-    };
-    let plan = budget::minimum(&request).unwrap().plan;
+    let plan = budget::minimum(&budget::Request { budget: arena, ..request }).unwrap().plan;
     let least = plan.figures.arena_bytes;
     assert!(least.0 * 10 < arena.0 * 7, "{base}: {least} of {arena}: a minimum that tests nothing");
     let slow = run::Settings { link_rate: run::Rate::Profile, throttle_per_mille: 50, ..settings.clone() };

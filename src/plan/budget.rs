@@ -138,16 +138,15 @@ impl Search<'_> {
             let planned = finish(request, self.liveness, emitted, program, placements, height)?;
             return Ok(Attempt::Fits(Box::new(planned)));
         }
-        let lowest_yet = height < self.lowest;
         self.lowest = self.lowest.min(height);
         let (slot, load) = decided.peak;
         if !decided.reached {
-            if lowest_yet || self.blocked.is_empty() {
+            if self.blocked.is_empty() {
                 self.blocked = blocked_at(request.graph, slot, load);
             }
             return Ok(Attempt::Blocked);
         }
-        if lowest_yet {
+        if self.blocked.is_empty() {
             self.blocked = format!("tensors fit by size ({}) but not in one piece: placing them takes {}", Bytes(load), Bytes(height));
         }
         Ok(Attempt::TooHigh(height))

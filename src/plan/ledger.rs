@@ -280,19 +280,24 @@ impl<'a> Ledger<'a> {
             if generates != (position == 0) {
                 return None;
             }
-            for read in operator.reads() {
-                if read.tensor == tensor || (operator.replay == Replay::SkipUpdates && operator.updates().any(|u| u.tensor == read.tensor))
-                {
-                    continue;
-                }
-                let other = &self.accounts[read.tensor.index()];
-                let changed = other.writes.iter().any(|&w| w > id.0 && w < n);
-                if changed || !self.held(read.tensor, 2 * n as usize) || self.made_from(read.tensor, n, tensor) {
+            for read in self.needs(id, tensor) {
+                let changed = self.accounts[read.index()].writes.iter().any(|&w| w > id.0 && w < n);
+                if changed || !self.held(read, 2 * n as usize) || self.made_from(read, n, tensor) {
                     return None;
                 }
             }
         }
         if operators.is_empty() { None } else { Some(operators) }
+    }
+
+    /// What an operator needs besides `tensor` to run again: its inputs, without the statistics that a recompute leaves out.
+    fn needs(&self, id: OpId, tensor: TensorId) -> Vec<TensorId> {
+        let operator = self.graph.operator(id);
+        let left_out = |t: TensorId| {
+            let skips = operator.replay == Replay::SkipUpdates && self.accounts[t.index()].long_lived;
+            skips && operator.updates().any(|u| u.tensor == t)
+        };
+        operator.reads().map(|o| o.tensor).filter(|&t| t != tensor && !left_out(t)).collect()
     }
 
     /// Whether `made` is itself recomputed before operator `n`, directly or not from `from`.
@@ -341,8 +346,7 @@ impl<'a> Ledger<'a> {
         self.scratch[slot] = scratch;
         self.decide(tensor, gap, Gap::Recompute);
         for &id in &chain {
-            let reads: Vec<TensorId> = self.graph.operator(id).reads().map(|o| o.tensor).filter(|&t| t != tensor).collect();
-            for read in reads {
+            for read in self.needs(id, tensor) {
                 self.use_before(read, before);
             }
         }

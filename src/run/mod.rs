@@ -8,7 +8,6 @@ pub mod device;
 pub mod executor;
 pub mod seed;
 pub mod support;
-pub mod unplanned;
 pub mod weights;
 
 use std::collections::BTreeMap;
@@ -19,7 +18,6 @@ use sha2::{Digest, Sha256};
 
 pub use device::host::calls::Lookup;
 pub use support::Missing;
-pub use unplanned::unplanned;
 
 use crate::device::{Link, Profile};
 use crate::files::FileError;

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use super::device::host::kernels::Kernel;
 use super::device::host::view::{Call, Operand as Seen, View};
-use super::unplanned::first_fit;
 use super::*;
 use crate::device::Rates;
 use crate::job::{Arg, Operand, Operator, Phase, Replay, Tensor};
+use crate::plan::emit::Emitted;
+use crate::plan::place;
 use crate::schedule::{Event, Latency, Source, Trigger};
 use crate::units::OpId;
 
@@ -231,6 +232,12 @@ fn after(operator: Option<usize>, delay: u64) -> Trigger {
     Trigger { after: operator.map(OpId::of), delay: Nanos(delay) }
 }
 
+fn first_fit(program: &Program) -> (Vec<crate::schedule::Placement>, Bytes) {
+    let tied = place::items(program, &Emitted::default());
+    let layout = place::place(&tied.iter().map(|(item, _)| item.clone()).collect::<Vec<_>>(), 0);
+    (place::placements(program, &tied, &layout), Bytes(layout.height))
+}
+
 /// A plan with first-fit addresses and a slot for everything that is ever copied.
 fn plan(graph: &Graph, events: Vec<Event>) -> (JobPlan, Bytes) {
     let latencies = latencies(graph);
@@ -282,7 +289,7 @@ fn events(b: &Build, delay: u64) -> Vec<Event> {
 #[test]
 fn planned_equals_unplanned() {
     let b = net();
-    let bare = unplanned(&b.graph, &latencies(&b.graph)).unwrap();
+    let bare = plan(&b.graph, Vec::new());
     let plain = go(&b.graph, &bare, &settings(4)).unwrap();
     assert_eq!((plain.losses.len(), plain.iteration_ns.len(), plain.checksum.len()), (4, 4, 64));
     assert!(plain.losses.windows(2).all(|w| w[0] != w[1]), "{:?}", plain.losses);
@@ -307,7 +314,7 @@ fn bits(losses: &[f32]) -> Vec<u32> {
 #[test]
 fn late_and_passive_copies_cost_time_only() {
     let b = net();
-    let plain = go(&b.graph, &unplanned(&b.graph, &latencies(&b.graph)).unwrap(), &settings(3)).unwrap();
+    let plain = go(&b.graph, &plan(&b.graph, Vec::new()), &settings(3)).unwrap();
     let slow = Settings { throttle_per_mille: 5, ..settings(3) };
     let late = go(&b.graph, &plan(&b.graph, events(&b, 0)), &slow).unwrap();
     assert!(late.late_copies >= 3, "{}", late.late_copies);
@@ -346,7 +353,7 @@ fn what_cannot_run_is_said_first() {
     let mut b = net();
     b.graph.operators[4].kind = "t::unheard".into();
     b.graph.operators[9].kind = "t::unheard".into();
-    let bare = unplanned(&b.graph, &latencies(&b.graph)).unwrap();
+    let bare = plan(&b.graph, Vec::new());
     let text = go(&b.graph, &bare, &settings(1)).unwrap_err().to_string();
     assert_eq!(text, "the host device lacks `t::unheard` (2 operators, first `op4`)");
     let mut b = net();
@@ -383,7 +390,7 @@ fn a_thousand_iterations() {
     let quick = Settings { link_rate: Rate::Unlimited, ..settings(1000) };
     let mut told = 0;
     let outcome = run_with(kernels, &b.graph, &planned.0, planned.1, &profile(), &quick, &mut |i| told = i).unwrap();
-    let plain = go(&b.graph, &unplanned(&b.graph, &latencies(&b.graph)).unwrap(), &quick).unwrap();
+    let plain = go(&b.graph, &plan(&b.graph, Vec::new()), &quick).unwrap();
     assert_eq!((told, outcome.losses.len()), (1000, 1000));
     assert_eq!(outcome.checksum, plain.checksum);
 }
@@ -391,7 +398,7 @@ fn a_thousand_iterations() {
 #[test]
 fn weights_come_in_and_go_out() {
     let b = net();
-    let bare = unplanned(&b.graph, &latencies(&b.graph)).unwrap();
+    let bare = plan(&b.graph, Vec::new());
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("w.safetensors");
     let first = go(&b.graph, &bare, &Settings { save: Some(path.clone()), ..settings(3) }).unwrap();
@@ -497,7 +504,7 @@ fn random_jobs_with_jitter_equal_their_unplanned_runs() {
     for case in 0..150 {
         let (b, events) = random_job(case);
         swaps += events.len();
-        let plain = go(&b.graph, &unplanned(&b.graph, &latencies(&b.graph)).unwrap(), &settings(3)).unwrap();
+        let plain = go(&b.graph, &plan(&b.graph, Vec::new()), &settings(3)).unwrap();
         let shaken = Settings { jitter: Nanos(80_000), poison: case % 2 == 0, ..settings(3) };
         let with = go(&b.graph, &plan(&b.graph, events), &shaken).unwrap_or_else(|e| panic!("case {case}: {e}"));
         assert_eq!(with.checksum, plain.checksum, "case {case}");

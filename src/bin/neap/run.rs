@@ -75,6 +75,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     settings::outputs(&flags.device.inputs(&settings::subject_files(&flags.subject, &flags.graph)), &outputs)?;
     let (graph, job, arena, device, planned) = match settings::subject(&flags.subject, &flags.graph)? {
         Subject::Plan(plan, mut graphs) => {
+            flags.device.not_with_a_plan(&flags.subject)?;
             if !settings::checked(&flags.subject, &plan, &graphs)? {
                 return Ok(Answer::No);
             }

@@ -16,8 +16,9 @@ use crate::output::note;
 #[derive(clap::Args, Clone, Debug)]
 pub struct DeviceFlags {
     /// A built-in device (`neap device list`) or a *.device.json file.
-    #[arg(long, value_name = "NAME|FILE", default_value = "host")]
-    pub device: String,
+    /// `host` if not given.
+    #[arg(long, value_name = "NAME|FILE")]
+    pub device: Option<String>,
     /// A table of measured latencies, used before the roofline.
     #[arg(long, value_name = "FILE.csv")]
     pub latencies: Option<PathBuf>,
@@ -27,9 +28,20 @@ impl DeviceFlags {
     /// The files that these flags name, after `others`.
     pub fn inputs<'a>(&'a self, others: &[&'a Path]) -> Vec<&'a Path> {
         let mut all = others.to_vec();
-        all.push(Path::new(&self.device));
+        all.extend(self.device.as_deref().map(Path::new));
         all.extend(self.latencies.as_deref());
         all
+    }
+
+    /// Refuses these flags beside a plan, which records its own device and latencies.
+    ///
+    /// # Errors
+    /// When one is given.
+    pub fn not_with_a_plan(&self, plan: &Path) -> anyhow::Result<()> {
+        if self.device.is_some() || self.latencies.is_some() {
+            bail!("--device, --latencies: {} is a plan and records its own; plan anew with them, or leave them away", plan.display());
+        }
+        Ok(())
     }
 
     /// Loads the profile and gives every operator its latency.
@@ -37,7 +49,7 @@ impl DeviceFlags {
     /// # Errors
     /// When a file can't be read or the name is unknown.
     pub fn resolve(&self, graph: &Graph) -> anyhow::Result<(Profile, Vec<Latency>)> {
-        let device = neap::device::profile::load(&self.device)?;
+        let device = neap::device::profile::load(self.device.as_deref().unwrap_or("host"))?;
         let table = self.latencies.as_deref().map(Table::read).transpose()?;
         if let Some(table) = &table {
             let others: Vec<&str> = table.devices().filter(|d| *d != device.name).collect();
@@ -127,7 +139,14 @@ impl Budget {
 /// # Errors
 /// When it can't be read.
 pub fn graph(path: &Path) -> anyhow::Result<Graph> {
-    neap::job::json::read(path).map_err(anyhow::Error::new)
+    let name = path.to_string_lossy();
+    neap::job::json::read(path).map_err(|error| {
+        let error = anyhow::Error::new(error);
+        if name.ends_with(".et.json") || name.ends_with(".et.json.gz") {
+            return error.context("this looks like an execution trace: turn it into a job with `neap import` first");
+        }
+        error
+    })
 }
 
 /// Refuses outputs that can't be written or would replace what is read, before any work is done for them.

@@ -70,6 +70,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
             Subjects { graph: *graph, device, latencies, plan: None }
         }
         Subject::Plan(plan, mut graphs) => {
+            flags.device.not_with_a_plan(&flags.subject)?;
             if !settings::checked(&flags.subject, &plan, &graphs)? {
                 return Ok(Answer::No);
             }
