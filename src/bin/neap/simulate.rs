@@ -59,6 +59,7 @@ struct Subjects {
     device: Profile,
     latencies: Vec<Latency>,
     plan: Option<Plan>,
+    liveness: Liveness,
 }
 
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
@@ -67,7 +68,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let subject = match settings::subject(&flags.subject, &flags.graph)? {
         Subject::Graph(graph) => {
             let (device, latencies) = flags.device.resolve(&graph)?;
-            Subjects { graph: *graph, device, latencies, plan: None }
+            Subjects { liveness: Liveness::of(&graph), graph: *graph, device, latencies, plan: None }
         }
         Subject::Plan(plan, mut graphs) => {
             flags.device.not_with_a_plan(&flags.subject)?;
@@ -75,7 +76,8 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
                 return Ok(Answer::No);
             }
             let latencies = plan.jobs[0].latencies.clone();
-            Subjects { graph: graphs.remove(0), device: plan.device.clone(), latencies, plan: Some(*plan) }
+            let graph = graphs.remove(0);
+            Subjects { liveness: Liveness::of(&graph), graph, device: plan.device.clone(), latencies, plan: Some(*plan) }
         }
     };
     let program = match &subject.plan {
@@ -126,7 +128,7 @@ fn noisy(program: &Program, subject: &Subjects, nominal: &Durations, noise: Nois
 
 /// The unplanned curve over the operators' nominal times, from liveness.
 fn unplanned_curve(subject: &Subjects) -> Vec<(Nanos, Bytes)> {
-    let liveness = Liveness::of(&subject.graph);
+    let liveness = &subject.liveness;
     let mut points = Vec::with_capacity(liveness.resident.len() + 1);
     let mut now = Nanos::ZERO;
     for (bytes, latency) in liveness.resident.iter().zip(&subject.latencies) {
@@ -148,7 +150,7 @@ fn plot(path: &Path, flags: &Flags, subject: &Subjects, run: &Run, curve: &[(Nan
         curves.push(Curve { name: "with the plan", points: &after });
         lines.push(Line { name: "budget", value: plan.budget });
     }
-    lines.push(Line { name: "floor", value: Liveness::of(&subject.graph).floor });
+    lines.push(Line { name: "floor", value: subject.liveness.floor });
     let title = format!("{} on {}", subject.graph.name, subject.device.name);
     let drawing = svg(&title, &curves, &lines)?;
     neap::files::write(path, |f| f.write_all(drawing.as_bytes()))?;
@@ -189,7 +191,7 @@ fn ratio(part: u64, whole: u64) -> f64 {
 }
 
 fn report(subject: &Subjects, run: &Run, curve: &[(Nanos, Bytes)], noise: Option<&Noisy>, as_json: bool) -> anyhow::Result<()> {
-    let liveness = Liveness::of(&subject.graph);
+    let liveness = &subject.liveness;
     let peak = if subject.plan.is_some() { engine::peak(curve) } else { liveness.peak };
     let unplanned: Nanos = subject.latencies.iter().map(|l| l.time).sum();
     let saving = |baseline: Bytes| ratio(baseline.saturating_sub(peak).0, baseline.0);
