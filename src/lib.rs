@@ -18,6 +18,8 @@ pub mod sim;
 
 pub mod plan;
 
+pub mod estimate;
+
 pub mod run;
 
 pub mod report;

@@ -1,7 +1,9 @@
-//! What would happen: the event engine and the host link.
+//! What would happen: the event engine, the host link and the framework's allocator.
 //!
 //! For: simulated time and memory under a plan. Not for: how plans are found.
 
+pub mod allocator;
 pub mod engine;
 pub mod noise;
 pub mod program;
+pub mod requests;
