@@ -1,0 +1,162 @@
+//! What an operator was called with, read from the trace's texts.
+//!
+//! For: shapes, strides, element sizes and plain arguments of one call. Not for: anything a trace without
+//! `record_shapes` lacks; every field is then empty.
+
+use serde_json::Value;
+
+use super::trace::{Args, Text, Trace};
+
+/// One tensor argument.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tensor {
+    /// Its shape; empty for a scalar.
+    pub dims: Vec<u64>,
+    /// Its strides, in elements; empty where the trace has none.
+    pub strides: Vec<u64>,
+    /// Bytes of one element.
+    pub element: u64,
+}
+
+impl Tensor {
+    /// How many elements.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.dims.iter().fold(1, |a, &d| a.saturating_mul(d))
+    }
+
+    /// How many bytes its elements take, packed.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.count().saturating_mul(self.element)
+    }
+
+    /// How many bytes its strides span when the storage holds whole rows of the largest stride.
+    #[must_use]
+    pub fn span(&self) -> u64 {
+        let whole = self.dims.iter().zip(&self.strides).map(|(&d, &s)| d.saturating_mul(s)).max().unwrap_or(1);
+        whole.max(1).saturating_mul(self.element)
+    }
+
+    /// Whether its elements lie packed in the order of its dimensions.
+    #[must_use]
+    pub fn is_contiguous(&self) -> bool {
+        let mut expected = 1;
+        for (&d, &s) in self.dims.iter().zip(&self.strides).rev() {
+            if d != 1 && s != expected {
+                return false;
+            }
+            expected = expected.saturating_mul(d);
+        }
+        true
+    }
+}
+
+/// One argument.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Input {
+    /// A tensor.
+    Tensor(Tensor),
+    /// A list of tensors.
+    List(Vec<Tensor>),
+    /// A number, a list of numbers, a missing optional, …
+    Other,
+}
+
+/// All arguments of one call.
+#[derive(Clone, Debug, Default)]
+pub struct Inputs {
+    /// In order.
+    pub list: Vec<Input>,
+    /// The plain ones as text, `""` for tensors and what was left out.
+    pub plain: Vec<String>,
+}
+
+impl Inputs {
+    /// Reads the texts of `args`; what can't be read is left out.
+    #[must_use]
+    pub fn of(trace: &Trace, args: Args) -> Self {
+        let column = |text: Option<Text>| -> Vec<Value> {
+            text.and_then(|t| serde_json::from_str::<Value>(trace.text(t)).ok())
+                .and_then(|v| if let Value::Array(a) = v { Some(a) } else { None })
+                .unwrap_or_default()
+        };
+        let (dims, strides, types, plain) = (column(args.dims), column(args.strides), column(args.types), column(args.concrete));
+        let tensor = |d: &Value, s: Option<&Value>, element: u64| Tensor {
+            dims: numbers(d),
+            strides: s.map(numbers).unwrap_or_default(),
+            element,
+        };
+        let list = dims
+            .iter()
+            .enumerate()
+            .map(|(i, d)| {
+                let kind = types.get(i).and_then(Value::as_str).unwrap_or("");
+                let nested = d.as_array().is_some_and(|a| a.iter().any(Value::is_array));
+                if nested {
+                    let each = d.as_array().map(Vec::as_slice).unwrap_or_default();
+                    let strides = strides.get(i).and_then(Value::as_array);
+                    // A list's element type is not recorded in older traces; single precision is what training uses.
+                    let element = element_bytes(kind).unwrap_or(4);
+                    return Input::List(each.iter().enumerate().map(|(j, d)| tensor(d, strides.and_then(|s| s.get(j)), element)).collect());
+                }
+                element_bytes(kind).map_or(Input::Other, |element| Input::Tensor(tensor(d, strides.get(i), element)))
+            })
+            .collect();
+        let plain = plain.into_iter().map(|v| if let Value::String(s) = v { s } else { v.to_string() }).collect();
+        Self { list, plain }
+    }
+
+    /// The tensor at position `index`, if there is one.
+    #[must_use]
+    pub fn tensor(&self, index: usize) -> Option<&Tensor> {
+        if let Some(Input::Tensor(t)) = self.list.get(index) { Some(t) } else { None }
+    }
+
+    /// The list of integers at position `index`, such as dimensions or an output mask of booleans.
+    #[must_use]
+    pub fn integers(&self, index: usize) -> Option<Vec<i64>> {
+        let text = self.plain.get(index)?.trim();
+        let inner = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(text);
+        if inner.is_empty() {
+            return text.starts_with('[').then(Vec::new);
+        }
+        inner
+            .split(',')
+            .map(|w| match w.trim() {
+                "True" | "true" => Some(1),
+                "False" | "false" => Some(0),
+                n => n.parse().ok(),
+            })
+            .collect()
+    }
+
+    /// The number at position `index`.
+    #[must_use]
+    pub fn number(&self, index: usize) -> Option<f64> {
+        self.plain.get(index)?.trim().trim_end_matches('.').parse().ok()
+    }
+
+    /// Whether the argument at position `index` says `True`.
+    #[must_use]
+    pub fn is_true(&self, index: usize) -> bool {
+        self.plain.get(index).is_some_and(|t| t.trim() == "True")
+    }
+}
+
+fn numbers(value: &Value) -> Vec<u64> {
+    value.as_array().map(|a| a.iter().filter_map(Value::as_u64).collect()).unwrap_or_default()
+}
+
+/// Bytes of one element of a profiler's type name; `None` for what is no tensor.
+fn element_bytes(kind: &str) -> Option<u64> {
+    Some(match kind {
+        "float" | "int" | "unsigned int" | "c10::complex<c10::Half>" => 4,
+        "double" | "long int" | "long" | "unsigned long" | "c10::complex<float>" => 8,
+        "c10::complex<double>" => 16,
+        "c10::Half" | "c10::BFloat16" | "short int" | "short" | "unsigned short" => 2,
+        "bool" | "unsigned char" | "signed char" | "char" => 1,
+        k if k.starts_with("c10::Float8") => 1,
+        _ => return None,
+    })
+}

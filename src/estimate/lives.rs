@@ -1,0 +1,96 @@
+//! The blocks of memory that a trace tells of, each with its life.
+//!
+//! For: the table that the rules of [`super::twin`] edit: what the CPU took and gave back, changed into what a GPU
+//! would. Not for: deciding anything.
+
+use super::calls::{Calls, NONE};
+use super::trace::Trace;
+
+/// A place in the order of events: a time, and an order among what happens at that time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Key {
+    /// Nanoseconds since the trace's first event.
+    pub time: u64,
+    /// 0 before, 1 at (the trace's own events), 2 after.
+    pub side: u8,
+    /// Order within.
+    pub order: u32,
+}
+
+/// One block.
+#[derive(Clone, Copy, Debug)]
+pub struct Life {
+    /// As requested.
+    pub bytes: u64,
+    /// When it is asked for.
+    pub start: Key,
+    /// When it is given back; `None` when the trace ends first.
+    pub end: Option<Key>,
+    /// The innermost operator that asked for it, or [`NONE`].
+    pub op: u32,
+    /// Whether the GPU's twin has no such block.
+    pub dropped: bool,
+    /// Whether it was there before the trace began.
+    pub before: bool,
+}
+
+/// No block.
+pub const NO_LIFE: u32 = u32::MAX;
+
+/// All blocks of a trace, in order of their first event, then what rules add.
+#[derive(Clone, Debug)]
+pub struct Lives {
+    /// The blocks.
+    pub list: Vec<Life>,
+    /// The block of each memory event, or [`NO_LIFE`] (a GPU's event, a free of nothing).
+    pub of_event: Vec<u32>,
+    /// For ordering what rules add.
+    next: u32,
+}
+
+impl Lives {
+    /// Pairs `trace`'s allocations with their frees, by address.
+    #[must_use]
+    pub fn of(trace: &Trace, calls: &Calls) -> Self {
+        let mut lives = Self { list: Vec::with_capacity(trace.memory.len() / 2 + 16), of_event: vec![NO_LIFE; trace.memory.len()], next: 0 };
+        // Never iterated: only looked up, so that its order can't reach a result.
+        let mut at = std::collections::HashMap::<u64, u32>::new();
+        for (index, memory) in trace.memory.iter().enumerate() {
+            if !memory.host || memory.bytes == 0 {
+                continue;
+            }
+            let key = Key { time: memory.time, side: 1, order: index as u32 };
+            let id = if memory.bytes > 0 {
+                let id = lives.push(Life { bytes: memory.bytes as u64, start: key, end: None, op: calls.owner[index], dropped: false, before: false });
+                // An address that comes again without a free was freed unseen.
+                if let Some(lost) = at.insert(memory.address, id) {
+                    lives.list[lost as usize].end = Some(key);
+                }
+                id
+            } else if let Some(id) = at.remove(&memory.address) {
+                lives.list[id as usize].end = Some(key);
+                id
+            } else {
+                lives.push(Life { bytes: memory.bytes.unsigned_abs(), start: Key::default(), end: Some(key), op: NONE, dropped: false, before: true })
+            };
+            lives.of_event[index] = id;
+        }
+        lives
+    }
+
+    fn push(&mut self, life: Life) -> u32 {
+        self.list.push(life);
+        (self.list.len() - 1) as u32
+    }
+
+    /// A key right before (`side` 0) or after (2) the trace's events at `time`, after all such keys given so far.
+    pub fn key(&mut self, time: u64, side: u8) -> Key {
+        self.next += 1;
+        Key { time, side, order: self.next }
+    }
+
+    /// Adds a block.
+    pub fn add(&mut self, bytes: u64, start: Key, end: Option<Key>, op: u32) -> u32 {
+        self.push(Life { bytes, start, end, op, dropped: bytes == 0, before: false })
+    }
+}
