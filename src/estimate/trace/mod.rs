@@ -3,6 +3,16 @@
 //! For: what a Kineto Chrome trace says about operators, memory events, marks and modules, read in one pass
 //! in bounded memory. Not for: what any of it means.
 
+mod event;
+mod intern;
+mod keep;
+mod number;
+mod read;
+mod scan;
+mod window;
+
+pub use read::{Limits, TraceError, parse, read};
+
 use crate::units::Bytes;
 
 /// An interned text (an operator's name, a JSON value as it stood in the file).

@@ -1,0 +1,175 @@
+//! One event of a Chrome trace, picked out of its bytes without copying.
+//!
+//! For: the fields the estimator uses; of an event it can't use, no more is read than tells so. Not for: what the
+//! fields mean together (`keep`).
+
+use super::scan::{Cursor, Stop};
+
+/// What kind of event it may be, from its category.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Category {
+    /// `cpu_op`, or `Operator` as PyTorch before 1.11 wrote.
+    Operator,
+    /// `user_annotation`.
+    Annotation,
+    /// `python_function`.
+    Python,
+    /// Anything else, or none.
+    #[default]
+    Other,
+}
+
+/// An event's fields as they stand: strings' insides with their escapes, numbers' texts; empty where absent.
+#[derive(Debug, Default)]
+pub(super) struct Event<'a> {
+    /// `X`, `i`, …; 0 where there is none, or where the event is no use and wasn't read on.
+    pub phase: u8,
+    pub category: Category,
+    pub name: &'a [u8],
+    pub process: &'a [u8],
+    pub thread: &'a [u8],
+    pub time: &'a [u8],
+    pub duration: &'a [u8],
+    /// `Input Dims`, `Input Strides`, `Input type`, `Concrete Inputs`.
+    pub inputs: [Option<&'a [u8]>; 4],
+    pub sequence: &'a [u8],
+    pub address: &'a [u8],
+    pub bytes: &'a [u8],
+    pub device_type: &'a [u8],
+}
+
+/// How a module call's name begins.
+pub(super) const MODULE: &[u8] = b"nn.Module: ";
+/// A memory event's name.
+pub(super) const MEMORY: &[u8] = b"[memory]";
+
+impl<'a> Event<'a> {
+    /// Reads the object that `bytes` begins with; also its length.
+    pub fn parse(bytes: &'a [u8]) -> Result<(Self, usize), Stop> {
+        let mut cursor = Cursor::new(bytes);
+        let mut event = Self::default();
+        cursor.expect(b'{')?;
+        loop {
+            match cursor.token()? {
+                b'"' => {}
+                b'}' => break,
+                b',' => {
+                    cursor.at += 1;
+                    continue;
+                }
+                _ => return Err(Stop::Bad(cursor.at)),
+            }
+            let key = cursor.string()?;
+            cursor.expect(b':')?;
+            match key {
+                b"ph" => event.phase = cursor.plain()?.first().copied().unwrap_or(0),
+                b"cat" => {
+                    event.category = match cursor.plain()? {
+                        b"cpu_op" | b"Operator" => Category::Operator,
+                        b"user_annotation" => Category::Annotation,
+                        b"python_function" => Category::Python,
+                        _ => Category::Other,
+                    }
+                }
+                b"name" => {
+                    event.name = cursor.plain()?;
+                    if event.useless() {
+                        cursor.rest_of_object()?;
+                        return Ok((Self::default(), cursor.at));
+                    }
+                }
+                b"pid" => event.process = cursor.plain()?,
+                b"tid" => event.thread = cursor.plain()?,
+                b"ts" => event.time = cursor.plain()?,
+                b"dur" => event.duration = cursor.plain()?,
+                b"args" if cursor.token()? == b'{' => event.arguments(&mut cursor)?,
+                _ => drop(cursor.value()?),
+            }
+            end_of_member(&mut cursor)?;
+        }
+        Ok((event, cursor.at + 1))
+    }
+
+    /// Whether what is known already rules the event out, in the order of keys that PyTorch writes.
+    fn useless(&self) -> bool {
+        match (self.phase, self.category) {
+            (b'X', Category::Python) => !self.name.starts_with(MODULE),
+            (b'X', Category::Operator | Category::Annotation) => false,
+            // The category may come later.
+            (b'X' | b'B' | b'E' | 0, _) => false,
+            (b'i' | b'I', _) => self.name != MEMORY,
+            _ => true,
+        }
+    }
+
+    fn arguments(&mut self, cursor: &mut Cursor<'a>) -> Result<(), Stop> {
+        cursor.at += 1;
+        loop {
+            match cursor.token()? {
+                b'"' => {}
+                b'}' => break,
+                b',' => {
+                    cursor.at += 1;
+                    continue;
+                }
+                _ => return Err(Stop::Bad(cursor.at)),
+            }
+            let key = cursor.string()?;
+            cursor.expect(b':')?;
+            match key {
+                b"Input Dims" | b"Input dims" => self.inputs[0] = Some(cursor.value()?),
+                b"Input Strides" => self.inputs[1] = Some(cursor.value()?),
+                b"Input type" => self.inputs[2] = Some(cursor.value()?),
+                b"Concrete Inputs" => self.inputs[3] = Some(cursor.value()?),
+                b"Sequence number" => self.sequence = cursor.plain()?,
+                b"Addr" => self.address = cursor.plain()?,
+                b"Bytes" => self.bytes = cursor.plain()?,
+                b"Device Type" => self.device_type = cursor.plain()?,
+                _ => drop(cursor.value()?),
+            }
+            end_of_member(cursor)?;
+        }
+        cursor.at += 1;
+        Ok(())
+    }
+}
+
+/// After a value: a comma, which is stepped over, or the object's end, which isn't.
+fn end_of_member(cursor: &mut Cursor<'_>) -> Result<(), Stop> {
+    match cursor.token()? {
+        b',' => cursor.at += 1,
+        b'}' => {}
+        _ => return Err(Stop::Bad(cursor.at)),
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_stand_in_any_order_and_the_last_wins() {
+        let text = br#"{"args": {"Bytes": -4, "Bytes": "-8", "Addr": 77, "x": [{"y": "}"}]}, "ts": "1.5", "name": "[memory]", "ph": "i", "cat": 3} rest"#;
+        let (event, used) = Event::parse(text).unwrap();
+        assert_eq!((event.phase, event.name, event.bytes, event.address, event.time), (b'i', MEMORY, &b"-8"[..], &b"77"[..], &b"1.5"[..]));
+        assert_eq!(&text[used..], b" rest");
+    }
+
+    #[test]
+    fn useless_events_are_stepped_over() {
+        let text = br#"{"ph": "X", "cat": "python_function", "name": "f.py(1): {", "args": {"a": "\"}"}}, {"#;
+        let (event, used) = Event::parse(text).unwrap();
+        assert_eq!((event.phase, &text[used..]), (0, &b", {"[..]));
+    }
+
+    #[test]
+    fn every_cut_asks_for_more_and_damage_says_where() {
+        let text = br#"{"ph": "X", "cat": "cpu_op", "name": "aten::add", "ts": 1.5, "args": {"Input Dims": [[1, 2], []], "k": null}}"#;
+        for cut in 0..text.len() {
+            assert_eq!(Event::parse(&text[..cut]).err(), Some(Stop::More), "{cut}");
+        }
+        assert!(Event::parse(text).is_ok());
+        assert_eq!(Event::parse(br#"{"ph": "X" "cat""#).err(), Some(Stop::Bad(11)));
+    }
+}

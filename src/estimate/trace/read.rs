@@ -1,0 +1,386 @@
+//! Reading a Kineto Chrome trace, plain or gzipped, in one pass and bounded memory.
+//!
+//! For: files as profilers and tools really write them: damaged, cut off, in any order of keys. Not for: GPU events,
+//! nor Chakra execution traces ([`crate::job::chakra`]).
+
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use super::Trace;
+use super::event::Event;
+use super::keep::Keeper;
+use super::scan::{Cursor, Stop};
+use super::window::{Ahead, More, Window};
+use crate::files::FileError;
+use crate::units::Bytes;
+
+/// How much of a trace is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of records (operators, memory events, marks, modules). The latest iterations of a longer trace are left
+    /// out, with a note.
+    pub records_bytes: u64,
+    /// Bytes of names and arguments, each different one counted once, with what their tables take. More is an error.
+    pub texts_bytes: u64,
+    /// The longest event. Longer ones are left out, with a note.
+    pub event_bytes: usize,
+}
+
+impl Default for Limits {
+    /// Enough for some hundred iterations of most models; with it, reading any file takes less than 200 MiB.
+    fn default() -> Self {
+        Self { records_bytes: 96 << 20, texts_bytes: 48 << 20, event_bytes: 4 << 20 }
+    }
+}
+
+/// A trace that can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    /// It can't be opened.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// It can't be read on.
+    #[error("{}: byte {offset}: cannot be read: {cause}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Where, once decompressed.
+        offset: u64,
+        /// What the system says.
+        cause: io::Error,
+    },
+    /// No thread could be started to read it.
+    #[error("{}: no thread to read it with: {cause}; end other programs and try again", path.display())]
+    Thread {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        cause: io::Error,
+    },
+    /// It is no trace, or one without what an estimate needs.
+    #[error("{}: byte {offset}: {problem}", path.display())]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// Where, once decompressed.
+        offset: u64,
+        /// What, and what to do.
+        problem: String,
+    },
+}
+
+/// Reads the trace in `path`.
+///
+/// # Errors
+/// Naming the file, the offset once decompressed, and what to do.
+pub fn read(path: &Path, limits: &Limits) -> Result<Trace, TraceError> {
+    parse(Ahead::open(path)?, path, limits)
+}
+
+/// Reads a trace from a stream; `path` is for messages.
+///
+/// # Errors
+/// As [`read`].
+pub fn parse(source: impl Read, path: &Path, limits: &Limits) -> Result<Trace, TraceError> {
+    let mut reader = Reader {
+        window: Window::new(source, limits.event_bytes),
+        keeper: Keeper::new(limits),
+        path,
+        limits,
+        cut: None,
+        damaged: 0,
+        damaged_at: 0,
+        oversized: 0,
+    };
+    reader.document()?;
+    reader.finish()
+}
+
+/// Damaged events that are left out before the file is refused, if they are also more than one in a hundred.
+const DAMAGED: u64 = 100;
+
+struct Reader<'p, R> {
+    window: Window<R>,
+    keeper: Keeper,
+    path: &'p Path,
+    limits: &'p Limits,
+    /// Where the file ends before its JSON does.
+    cut: Option<u64>,
+    damaged: u64,
+    damaged_at: u64,
+    oversized: u64,
+}
+
+impl<R: Read> Reader<'_, R> {
+    fn error(&self, offset: u64, problem: impl Into<String>) -> TraceError {
+        TraceError::Content { path: self.path.to_owned(), offset, problem: problem.into() }
+    }
+
+    /// The next byte that is neither white space nor a comma; the window then begins with it.
+    fn token(&mut self) -> Option<u8> {
+        loop {
+            let bytes = self.window.bytes();
+            let found = bytes.iter().position(|b| *b > b' ' && *b != b',');
+            let byte = found.map(|at| bytes[at]);
+            self.window.advance(found.unwrap_or(bytes.len()));
+            if byte.is_some() || self.window.more() != More::Yes {
+                return byte;
+            }
+        }
+    }
+
+    fn document(&mut self) -> Result<(), TraceError> {
+        self.window.more();
+        if self.window.bytes().starts_with(b"\xef\xbb\xbf") {
+            self.window.advance(3);
+        }
+        let (found, problem) = match self.token() {
+            Some(b'[') => {
+                self.window.advance(1);
+                return self.events();
+            }
+            Some(b'{') => {
+                self.window.advance(1);
+                return self.members();
+            }
+            None if self.window.broken.is_some() => return Ok(()),
+            None => ("is empty", "record the trace again"),
+            Some(0x80) => ("looks like a pickle", "a memory snapshot is for `neap replay`"),
+            Some(0xff | 0xfe) => ("looks like UTF-16", "save it as UTF-8"),
+            Some(_) => ("is not JSON", "give the file that torch.profiler's export_chrome_trace wrote"),
+        };
+        Err(self.error(self.window.offset(), format!("the file {found}; {problem}")))
+    }
+
+    /// The members of the outermost object, up to the events.
+    fn members(&mut self) -> Result<(), TraceError> {
+        loop {
+            let offset = self.window.offset();
+            match self.token() {
+                Some(b'"') => {}
+                Some(b'}') => {
+                    return Err(self.error(
+                        offset,
+                        "it is JSON but no trace: it has no `traceEvents`; give the file that torch.profiler's export_chrome_trace wrote",
+                    ));
+                }
+                Some(_) => {
+                    return Err(self.error(self.window.offset(), "is not JSON: a name in quotes belongs here; record the trace again"));
+                }
+                None => break,
+            }
+            let offset = self.window.offset();
+            let key = loop {
+                let mut cursor = Cursor::new(self.window.bytes());
+                match cursor.string().and_then(|key| cursor.expect(b':').map(|()| key)) {
+                    Ok(key) => break Some((key == b"traceEvents", key == b"nodes", cursor.at)),
+                    Err(Stop::Bad(at)) => {
+                        return Err(self.error(offset + at as u64, "is not JSON: a colon belongs here; record the trace again"));
+                    }
+                    Err(Stop::More) => match self.window.more() {
+                        More::Yes => {}
+                        More::Ended => break None,
+                        More::Full => {
+                            return Err(self
+                                .error(offset, format!("a name longer than {}; give another file", Bytes(self.limits.event_bytes as u64))));
+                        }
+                    },
+                }
+            };
+            let Some((events, nodes, length)) = key else { break };
+            self.window.advance(length);
+            match self.token() {
+                Some(b'[') if events => {
+                    self.window.advance(1);
+                    return self.events();
+                }
+                Some(b'[') if nodes => {
+                    return Err(self.error(offset, "it is an execution trace (it has `nodes`), which has no memory events: `neap import` reads it; for an estimate give what torch.profiler's export_chrome_trace wrote"));
+                }
+                Some(_) if self.skip() => {}
+                _ => break,
+            }
+        }
+        self.cut = Some(self.end());
+        Ok(())
+    }
+
+    /// The stream's end, once it has been read to it.
+    fn end(&self) -> u64 {
+        self.window.offset() + self.window.bytes().len() as u64
+    }
+
+    /// The events up to the end of their array.
+    fn events(&mut self) -> Result<(), TraceError> {
+        loop {
+            match self.token() {
+                Some(b']') => {
+                    self.window.advance(1);
+                    return Ok(());
+                }
+                Some(b'{') => self.event()?,
+                Some(b'"' | b'[' | b'0'..=b'9' | b'-' | b'n' | b't' | b'f') => {
+                    self.skip();
+                }
+                Some(_) => self.damage(0)?,
+                None => {
+                    self.cut.get_or_insert(self.end());
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    fn event(&mut self) -> Result<(), TraceError> {
+        loop {
+            let offset = self.window.offset();
+            match Event::parse(self.window.bytes()) {
+                Ok((event, length)) => {
+                    if let Err(problem) = self.keeper.add(&event, offset) {
+                        return Err(self.error(offset, problem));
+                    }
+                    self.window.advance(length);
+                    return Ok(());
+                }
+                Err(Stop::Bad(at)) => return self.damage(at as u64),
+                Err(Stop::More) => match self.window.more() {
+                    More::Yes => {}
+                    More::Ended => {
+                        self.cut = Some(self.end());
+                        self.window.advance(usize::MAX);
+                        return Ok(());
+                    }
+                    More::Full => {
+                        self.oversized += 1;
+                        self.skip();
+                        return Ok(());
+                    }
+                },
+            }
+        }
+    }
+
+    /// Goes on at the next thing that looks like an event, after one that is damaged `at` bytes from its start.
+    fn damage(&mut self, at: u64) -> Result<(), TraceError> {
+        let offset = self.window.offset() + at;
+        if self.damaged == 0 {
+            self.damaged_at = offset;
+        }
+        self.damaged += 1;
+        if self.damaged > DAMAGED && self.damaged > self.keeper.events / 100 {
+            return Err(self.error(
+                self.damaged_at,
+                format!("is not JSON, here and in {} events by byte {offset}: copy the file or record the trace again", self.damaged),
+            ));
+        }
+        self.window.advance(1);
+        loop {
+            let bytes = self.window.bytes();
+            let Some(brace) = bytes.iter().position(|b| *b == b'{') else {
+                self.window.advance(bytes.len());
+                if self.window.more() == More::Yes {
+                    continue;
+                }
+                return Ok(());
+            };
+            let mut cursor = Cursor::new(&bytes[brace + 1..]);
+            let key = cursor.token().and_then(|byte| if byte == b'"' { cursor.string() } else { Err(Stop::Bad(0)) });
+            match key {
+                Ok(b"ph" | b"name" | b"cat" | b"pid" | b"tid" | b"ts" | b"args") => {
+                    self.window.advance(brace);
+                    return Ok(());
+                }
+                Ok(_) | Err(Stop::Bad(_)) => self.window.advance(brace + 1),
+                Err(Stop::More) => {
+                    self.window.advance(brace);
+                    if self.window.more() != More::Yes {
+                        self.window.advance(1);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Steps over the value that the window begins with, however long; false when the file ends in it.
+    fn skip(&mut self) -> bool {
+        let (mut depth, mut inside, mut escaped, mut first) = (0u64, false, false, true);
+        loop {
+            let mut end = None;
+            for (at, &byte) in self.window.bytes().iter().enumerate() {
+                let scalar_ends = !first && depth == 0 && !inside;
+                first = false;
+                match byte {
+                    _ if escaped => escaped = false,
+                    b'\\' if inside => escaped = true,
+                    b'"' => {
+                        inside = !inside;
+                        if !inside && depth == 0 {
+                            end = Some(at + 1);
+                            break;
+                        }
+                    }
+                    _ if inside => {}
+                    b'{' | b'[' => depth += 1,
+                    b'}' | b']' if depth > 0 => {
+                        depth -= 1;
+                        if depth == 0 {
+                            end = Some(at + 1);
+                            break;
+                        }
+                    }
+                    b'}' | b']' | b',' | 0..=b' ' if scalar_ends => {
+                        end = Some(at);
+                        break;
+                    }
+                    _ => {}
+                }
+            }
+            let length = self.window.bytes().len();
+            self.window.advance(end.unwrap_or(length));
+            if end.is_some() {
+                return true;
+            }
+            if self.window.more() != More::Yes {
+                self.cut = Some(self.end());
+                return false;
+            }
+        }
+    }
+
+    fn finish(mut self) -> Result<Trace, TraceError> {
+        let mut notes = Vec::new();
+        let end = self.end();
+        if let Some(cause) = self.window.broken.take() {
+            // gzip's reader gives these when its data is cut off or damaged; anything else is the file system's.
+            match cause.kind() {
+                io::ErrorKind::UnexpectedEof => self.cut = Some(end),
+                io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData => {
+                    notes.push(format!("The file's compression is damaged after byte {end} of the trace: what comes after was not read."));
+                    self.cut = None;
+                }
+                _ => return Err(TraceError::Read { path: self.path.to_owned(), offset: end, cause }),
+            }
+        }
+        if let Some(at) = self.cut {
+            notes.push(format!("The file ends at byte {at}, in the middle of the trace: what came before was used."));
+        }
+        if !self.keeper.has_memory() {
+            let problem = match (notes.is_empty(), self.keeper.events) {
+                (false, _) => {
+                    "the file ends before any memory event (PyTorch writes them after the operators): copy it or record the trace again"
+                }
+                (true, 0) => "it is JSON but no trace: it holds no events; give the file that torch.profiler's export_chrome_trace wrote",
+                (true, _) => "the trace has no `[memory]` event: record it with torch.profiler.profile(profile_memory=True)",
+            };
+            return Err(self.error(end, problem));
+        }
+        if self.damaged > 0 {
+            notes.push(format!("{} events are not JSON and were left out, the first at byte {}.", self.damaged, self.damaged_at));
+        }
+        if self.oversized > 0 {
+            notes.push(format!("{} events are longer than {} and were left out.", self.oversized, Bytes(self.limits.event_bytes as u64)));
+        }
+        let path = self.path.to_owned();
+        self.keeper.finish(notes, Bytes(end)).map_err(|problem| TraceError::Content { path, offset: end, problem })
+    }
+}
