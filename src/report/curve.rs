@@ -59,15 +59,32 @@ const INK: RGBColor = RGBColor(38, 38, 38);
 const FAINT: RGBColor = RGBColor(110, 110, 110);
 const GRID: RGBColor = RGBColor(228, 228, 228);
 
-/// Draws curves and lines below a title, as an SVG document.
+/// What the horizontal axis counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Across {
+    /// Time.
+    Time,
+    /// A sequence's events: an instant of n ns is the nth.
+    Events,
+}
+
+/// Draws curves and lines over time below a title, as an SVG document.
 ///
 /// # Errors
 /// When the drawing library fails, which drawing into memory gives no reason for.
 pub fn svg(title: &str, curves: &[Curve<'_>], lines: &[Line<'_>]) -> io::Result<String> {
+    svg_across(Across::Time, title, curves, lines)
+}
+
+/// As [`svg`], over time or events.
+///
+/// # Errors
+/// As [`svg`].
+pub fn svg_across(across: Across, title: &str, curves: &[Curve<'_>], lines: &[Line<'_>]) -> io::Result<String> {
     let mut out = String::new();
     {
         let root = SVGBackend::with_string(&mut out, SIZE).into_drawing_area();
-        draw(&root, title, curves, lines).and_then(|()| root.present()).map_err(|e| io::Error::other(e.to_string()))?;
+        draw(&root, across, title, curves, lines).and_then(|()| root.present()).map_err(|e| io::Error::other(e.to_string()))?;
     }
     Ok(out)
 }
@@ -75,12 +92,13 @@ pub fn svg(title: &str, curves: &[Curve<'_>], lines: &[Line<'_>]) -> io::Result<
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Drawn = Result<(), DrawingAreaErrorKind<io::Error>>;
 
-fn draw(root: &Area<'_>, title: &str, curves: &[Curve<'_>], lines: &[Line<'_>]) -> Drawn {
+fn draw(root: &Area<'_>, across: Across, title: &str, curves: &[Curve<'_>], lines: &[Line<'_>]) -> Drawn {
     root.fill(&WHITE)?;
     let end = curves.iter().filter_map(|c| c.points.last()).map(|p| p.0.0).max().unwrap_or(0).max(1);
     let values = curves.iter().flat_map(|c| c.points).map(|p| p.1).chain(lines.iter().map(|l| l.value));
     let highest = values.max().unwrap_or(Bytes::ZERO).0.max(1);
-    let (time, memory) = (Scale::of(end, &TIMES, 8), Scale::of(highest, &SIZES, 6));
+    let (units, what): (&[_], _) = if across == Across::Time { (&TIMES, "time") } else { (&COUNTS, "event") };
+    let (time, memory) = (Scale::of(end, units, 8), Scale::of(highest, &SIZES, 6));
     // A little air above the highest value.
     let top = highest.saturating_add(highest / 16);
 
@@ -101,7 +119,7 @@ fn draw(root: &Area<'_>, title: &str, curves: &[Curve<'_>], lines: &[Line<'_>]) 
         .y_labels(16)
         .label_style(font(12, &FAINT))
         .axis_desc_style(font(12, &INK))
-        .x_desc(format!("time ({})", time.unit))
+        .x_desc(if time.unit.is_empty() { what.to_owned() } else { format!("{what} ({})", time.unit) })
         .y_desc(format!("device memory ({})", memory.unit))
         .draw()?;
 
@@ -218,6 +236,7 @@ fn steps(points: &[(Nanos, Bytes)]) -> Vec<(Nanos, Bytes)> {
 }
 
 const TIMES: [(&str, u64); 4] = [("s", 1_000_000_000), ("ms", 1_000_000), ("µs", 1_000), ("ns", 1)];
+const COUNTS: [(&str, u64); 3] = [("millions", 1_000_000), ("thousands", 1_000), ("", 1)];
 const SIZES: [(&str, u64); 5] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("bytes", 1)];
 
 /// An axis: its unit, and ticks 1, 2 or 5 times a power of ten apart.

@@ -7,6 +7,7 @@ mod import;
 mod inspect;
 mod output;
 mod plan;
+mod replay;
 mod run;
 mod settings;
 mod simulate;
@@ -35,6 +36,7 @@ enum Command {
     Plan(plan::Flags),
     Simulate(simulate::Flags),
     Run(run::Flags),
+    Replay(replay::Flags),
     Check(check::Flags),
     Diff(diff::Flags),
     Device(device::Flags),
@@ -48,6 +50,7 @@ fn main() -> ExitCode {
         Command::Plan(flags) => plan::main(&flags, cli.json),
         Command::Simulate(flags) => simulate::main(&flags, cli.json),
         Command::Run(flags) => run::main(&flags, cli.json),
+        Command::Replay(flags) => replay::main(&flags, cli.json),
         Command::Check(flags) => check::main(&flags, cli.json),
         Command::Diff(flags) => diff::main(&flags, cli.json),
         Command::Device(flags) => device::main(&flags, cli.json),

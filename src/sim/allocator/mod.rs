@@ -2,3 +2,17 @@
 //!
 //! For: answering a sequence of [`Request`](super::requests::Request)s as `PyTorch`'s allocator would, to the byte.
 //! Not for: reading sequences from files, nor plans' arena addresses.
+
+mod config;
+mod core;
+mod device;
+mod free;
+mod pytorch;
+pub mod replay;
+mod stats;
+
+pub use self::config::{Config, ConfigError};
+pub use self::core::{BlockHandle, Core, OutOfMemory, Rules, Step, Want};
+pub use self::device::{Device, GRANULE};
+pub use self::pytorch::{Allocator, PyTorch};
+pub use self::stats::{BlockView, SegmentView, State, Stats};

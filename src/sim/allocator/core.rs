@@ -1,0 +1,571 @@
+//! Best fit with coalescing: what caching allocators have in common.
+//!
+//! For: blocks, segments, free lists and the order in which a request tries them; a framework's own rules are a
+//! [`Rules`], one file each ([`super::pytorch`]). Not for: any number of such a rule.
+
+use std::collections::BTreeMap;
+
+use super::device::Device;
+use super::free::FreeSet;
+use super::stats::{BlockView, SegmentView, State, Stats};
+use crate::units::Bytes;
+
+/// No block, no segment.
+pub(super) const NONE: u32 = u32::MAX;
+
+/// A request as a framework's rules have rounded it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Want {
+    /// What the block must hold.
+    pub size: u64,
+    /// The segment that would be taken for it.
+    pub segment: u64,
+    /// Which pool; below [`Rules::POOLS`].
+    pub pool: usize,
+    /// Which stream.
+    pub stream: u32,
+}
+
+/// What a framework does before its next attempt to get memory from the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Ask the device; `retry`: this counts as a retry.
+    Ask {
+        /// Whether it counts.
+        retry: bool,
+    },
+    /// Nothing came of this step; go to the next.
+    Next,
+    /// Out of memory.
+    GiveUp,
+}
+
+/// A framework's rules over the core. All sizes are bytes.
+pub trait Rules: Sized {
+    /// How many pools a stream has.
+    const POOLS: usize;
+
+    /// Rounds a request of at least one byte and says where it belongs.
+    fn want(&self, bytes: u64, stream: u32) -> Want;
+
+    /// Whether the best-fitting free block of `block` bytes may serve the request.
+    fn fits(&self, want: &Want, block: u64) -> bool;
+
+    /// Whether a block of `block` bytes that serves the request is split.
+    fn splits(&self, want: &Want, block: u64) -> bool;
+
+    /// The pages by which this pool's segments grow, if they grow.
+    fn page(&self, pool: usize) -> Option<u64>;
+
+    /// Whether a segment may be added to what is reserved.
+    fn allows(&self, reserved: u64, segment: u64) -> bool;
+
+    /// Does the `step`th thing (from 0) that comes before asking the device.
+    fn before_asking(core: &mut Core<Self>, want: &Want, step: u32) -> Step;
+}
+
+/// The framework is out of memory: neither cached blocks nor the device can serve the request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("out of memory: {requested} ({} bytes) asked for, {reserved} reserved of {capacity}", requested.0)]
+pub struct OutOfMemory {
+    /// As asked for.
+    pub requested: Bytes,
+    /// Held by the framework when it gave up.
+    pub reserved: Bytes,
+    /// The device.
+    pub capacity: Bytes,
+}
+
+/// A block in use. Good until it is freed, for the allocator that gave it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockHandle(u32);
+
+impl BlockHandle {
+    /// What a request for no bytes gets.
+    pub const NOTHING: Self = Self(NONE);
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Block {
+    pub address: u64,
+    pub size: u64,
+    /// As asked for, while in use.
+    requested: u64,
+    /// The pool's count of searches when the block became free.
+    since: u64,
+    pub prev: u32,
+    pub next: u32,
+    /// stream × pools + pool
+    list: u32,
+    /// The growing segment, if it is in one.
+    growing: u32,
+    pub state: State,
+}
+
+impl Block {
+    pub const fn is_split(&self) -> bool {
+        self.prev != NONE || self.next != NONE
+    }
+}
+
+/// One pool of one stream.
+#[derive(Clone, Debug, Default)]
+struct List {
+    free: FreeSet,
+    /// Addresses of growing segments that have no memory behind them, by address.
+    unmapped: BTreeMap<u64, u32>,
+}
+
+/// A growing segment's addresses.
+#[derive(Clone, Debug)]
+struct Growing {
+    base: u64,
+    page: u64,
+}
+
+/// A caching allocator with a framework's rules.
+#[derive(Clone, Debug)]
+pub struct Core<R> {
+    pub(super) rules: R,
+    device: Device,
+    blocks: Vec<Block>,
+    /// Places in `blocks` that may be used again.
+    vacant: Vec<u32>,
+    lists: Vec<List>,
+    growing: Vec<Growing>,
+    /// Searches for a free block so far, by pool.
+    searches: Vec<u64>,
+    stats: Stats,
+}
+
+impl<R: Rules> Core<R> {
+    /// An allocator that has nothing, over an empty device.
+    #[must_use]
+    pub fn over(rules: R, device: Device) -> Self {
+        Self {
+            rules,
+            device,
+            blocks: Vec::new(),
+            vacant: Vec::new(),
+            lists: Vec::new(),
+            growing: Vec::new(),
+            searches: vec![0; R::POOLS],
+            stats: Stats::default(),
+        }
+    }
+
+    /// Asks for `bytes` on `stream` (a small number; streams share nothing).
+    ///
+    /// # Errors
+    /// When cached blocks and the device can't serve it, whatever is given back first.
+    pub fn allocate(&mut self, bytes: Bytes, stream: u32) -> Result<BlockHandle, OutOfMemory> {
+        if bytes == Bytes::ZERO {
+            return Ok(BlockHandle::NOTHING);
+        }
+        // Far above any device, and no rounding overflows.
+        let want = self.rules.want(bytes.0.min(1 << 61), stream);
+        let list = self.list(&want);
+        self.searches[want.pool] += 1;
+        let Some(found) = self.best_fit(list, &want).or_else(|| self.from_device(list, &want)) else {
+            self.stats.ooms += 1;
+            return Err(OutOfMemory { requested: bytes, reserved: self.stats.reserved, capacity: self.device.capacity() });
+        };
+        let block = self.cut(found, &want);
+        let b = &mut self.blocks[block as usize];
+        b.state = State::Used;
+        b.requested = bytes.0;
+        self.stats.allocate(Bytes(b.size), bytes);
+        Ok(BlockHandle(block))
+    }
+
+    /// Gives a block back to its pool, merged with its free neighbours. A handle that is not of a block in use is ignored.
+    pub fn free(&mut self, handle: BlockHandle) {
+        let block = handle.0;
+        let Some(b) = self.blocks.get_mut(block as usize).filter(|b| b.state == State::Used) else { return };
+        b.state = State::Free;
+        self.stats.free(Bytes(b.size), Bytes(b.requested));
+        let (prev, next) = (b.prev, b.next);
+        self.merge(block, prev);
+        self.merge(block, next);
+        self.insert_free(block);
+    }
+
+    /// Gives every cached segment that nothing uses back to the device.
+    pub fn empty_cache(&mut self) {
+        for list in 0..self.lists.len() {
+            let free: Vec<u32> = self.lists[list].free.iter().collect();
+            for block in free {
+                if self.blocks[block as usize].growing != NONE {
+                    self.unmap(block);
+                } else if !self.blocks[block as usize].is_split() {
+                    self.release(block);
+                }
+            }
+        }
+    }
+
+    /// Counters and peaks.
+    #[must_use]
+    pub const fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    /// The device below.
+    #[must_use]
+    pub const fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Every segment with its blocks, by address: what a picture needs. A pass over all blocks.
+    #[must_use]
+    pub fn segments(&self) -> Vec<SegmentView> {
+        let heads = self.blocks.iter().filter(|b| b.prev == NONE && b.state != State::Gone);
+        let mut all: Vec<SegmentView> = heads
+            .map(|head| {
+                let mut blocks = Vec::new();
+                let mut next = Some(head);
+                while let Some(b) = next {
+                    let requested = if b.state == State::Used { b.requested } else { 0 };
+                    blocks.push(BlockView { address: b.address, bytes: Bytes(b.size), requested: Bytes(requested), state: b.state });
+                    next = self.blocks.get(b.next as usize);
+                }
+                // The tail without memory is addresses, not memory.
+                if blocks.len() > 1 {
+                    blocks.pop_if(|b| b.state == State::Unmapped);
+                }
+                let (stream, pool) = (head.list as usize / R::POOLS, head.list as usize % R::POOLS);
+                SegmentView { address: head.address, stream: stream as u32, pool, growing: head.growing != NONE, blocks }
+            })
+            .collect();
+        all.sort_unstable_by_key(|s| s.address);
+        all
+    }
+
+    /// The pool of the request on its stream.
+    fn list(&mut self, want: &Want) -> u32 {
+        let list = want.stream as usize * R::POOLS + want.pool;
+        if list >= self.lists.len() {
+            self.lists.resize_with((want.stream as usize + 1) * R::POOLS, List::default);
+        }
+        list as u32
+    }
+
+    /// The smallest free block that may serve the request, taken out of its list.
+    fn best_fit(&mut self, list: u32, want: &Want) -> Option<u32> {
+        let mut candidates = self.lists[list as usize].free.from(want.size);
+        let mut best = candidates.next()?;
+        // A block that can grow counts as what it can become.
+        if self.blocks[best as usize].growing != NONE {
+            let becomes = |b: u32| {
+                let b = &self.blocks[b as usize];
+                let tail = self.blocks.get(b.next as usize).filter(|n| n.state == State::Unmapped);
+                b.size + tail.map_or(0, |n| n.size)
+            };
+            for next in candidates.by_ref() {
+                if becomes(next) >= becomes(best) {
+                    break;
+                }
+                best = next;
+            }
+        }
+        drop(candidates);
+        if !self.rules.fits(want, self.blocks[best as usize].size) {
+            return None;
+        }
+        self.remove_free(best);
+        Some(best)
+    }
+
+    /// A block on new memory, not in its list. What the rules say is done before each attempt.
+    fn from_device(&mut self, list: u32, want: &Want) -> Option<u32> {
+        for step in 0.. {
+            match R::before_asking(self, want, step) {
+                Step::Next => {}
+                Step::GiveUp => break,
+                Step::Ask { retry } => {
+                    self.stats.retries += u64::from(retry);
+                    if let Some(block) = self.ask(list, want) {
+                        return Some(block);
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    fn ask(&mut self, list: u32, want: &Want) -> Option<u32> {
+        if !self.rules.allows(self.stats.reserved.0, want.segment) {
+            return None;
+        }
+        if let Some(page) = self.rules.page(want.pool) {
+            return self.grow(list, want.size, page);
+        }
+        let address = self.device.take(want.segment)?;
+        self.stats.reserve(Bytes(want.segment));
+        self.stats.add_segment();
+        Some(self.add(Block {
+            address,
+            size: want.segment,
+            requested: 0,
+            since: 0,
+            prev: NONE,
+            next: NONE,
+            list,
+            growing: NONE,
+            state: State::Free,
+        }))
+    }
+
+    /// Splits what the request doesn't need off the end, when the rules say so.
+    fn cut(&mut self, found: u32, want: &Want) -> u32 {
+        if !self.rules.splits(want, self.blocks[found as usize].size) {
+            return found;
+        }
+        let b = &mut self.blocks[found as usize];
+        let rest = Block { address: b.address + want.size, size: b.size - want.size, prev: found, ..b.clone() };
+        let next = rest.next;
+        b.size = want.size;
+        let rest = self.add(rest);
+        self.blocks[found as usize].next = rest;
+        if let Some(n) = self.blocks.get_mut(next as usize) {
+            n.prev = rest;
+        }
+        self.insert_free(rest);
+        found
+    }
+
+    /// Merges the neighbour `other` into `block` (which is in no list) when both are free and alike. Gives whether it did.
+    fn merge(&mut self, block: u32, other: u32) {
+        let state = self.blocks[block as usize].state;
+        let Some(o) = self.blocks.get(other as usize).filter(|o| o.state == state) else { return };
+        let (address, size, prev, next) = (o.address, o.size, o.prev, o.next);
+        if state == State::Unmapped {
+            self.lists[o.list as usize].unmapped.remove(&address);
+        } else {
+            self.remove_free(other);
+        }
+        let b = &mut self.blocks[block as usize];
+        b.size += size;
+        if b.prev == other {
+            b.address = address;
+            b.prev = prev;
+            if let Some(p) = self.blocks.get_mut(prev as usize) {
+                p.next = block;
+            }
+        } else {
+            b.next = next;
+            if let Some(n) = self.blocks.get_mut(next as usize) {
+                n.prev = block;
+            }
+        }
+        self.drop_block(other);
+    }
+
+    fn insert_free(&mut self, block: u32) {
+        let b = &mut self.blocks[block as usize];
+        b.since = self.searches[b.list as usize % R::POOLS];
+        self.lists[b.list as usize].free.insert(b.size, b.address, block);
+    }
+
+    fn remove_free(&mut self, block: u32) {
+        let b = &self.blocks[block as usize];
+        self.lists[b.list as usize].free.remove(b.size, b.address);
+    }
+
+    fn add(&mut self, block: Block) -> u32 {
+        if let Some(place) = self.vacant.pop() {
+            self.blocks[place as usize] = block;
+            return place;
+        }
+        self.blocks.push(block);
+        (self.blocks.len() - 1) as u32
+    }
+
+    fn drop_block(&mut self, block: u32) {
+        let b = &mut self.blocks[block as usize];
+        b.state = State::Gone;
+        b.prev = NONE;
+        b.next = NONE;
+        self.vacant.push(block);
+    }
+}
+
+/// What rules may look at and do before the device is asked.
+impl<R: Rules> Core<R> {
+    /// The pool's free blocks of this stream that are at least `size`, smallest first, then the largest of all.
+    pub(super) fn at_least(&self, want: &Want, size: u64) -> (Option<u32>, Option<u32>) {
+        let free = &self.lists[want.stream as usize * R::POOLS + want.pool].free;
+        (free.from(size).next(), free.largest())
+    }
+
+    /// Unsplit free blocks of a pool, on all streams, each with its age in searches.
+    pub(super) fn releasable(&self, pool: usize) -> Vec<(u32, u64)> {
+        let lists = self.lists.iter().skip(pool).step_by(R::POOLS);
+        lists
+            .flat_map(|l| l.free.iter())
+            .map(|b| (b, &self.blocks[b as usize]))
+            .filter(|(_, b)| !b.is_split() && b.growing == NONE)
+            .map(|(i, b)| (i, self.searches[pool] - b.since))
+            .collect()
+    }
+
+    pub(super) fn block(&self, block: u32) -> &Block {
+        &self.blocks[block as usize]
+    }
+
+    /// Whether the block is in a segment that grows.
+    pub(super) fn grows(&self, block: u32) -> bool {
+        self.blocks[block as usize].growing != NONE
+    }
+
+    /// Gives an unsplit free block's segment back to the device.
+    pub(super) fn release(&mut self, block: u32) {
+        self.remove_free(block);
+        let size = self.blocks[block as usize].size;
+        self.device.give(size);
+        self.stats.unreserve(Bytes(size));
+        self.stats.segments -= 1;
+        self.drop_block(block);
+    }
+}
+
+/// Segments that grow page by page.
+impl<R: Rules> Core<R> {
+    /// A block of at least `size` made of free and newly mapped memory at the lowest address there is, in no list.
+    fn grow(&mut self, list: u32, size: u64, page: u64) -> Option<u32> {
+        let mut block = self.expandable(list, size, page)?;
+        if self.blocks[block as usize].state == State::Unmapped {
+            let part = self.blocks[block as usize].size.min(size);
+            self.map(block, part)?;
+        }
+        while self.blocks[block as usize].size < size {
+            let b = &self.blocks[block as usize];
+            let next = b.next;
+            let part = self.blocks.get(next as usize)?.size.min(size - b.size);
+            self.map(next, part)?;
+            block = next;
+        }
+        self.remove_free(block);
+        Some(block)
+    }
+
+    /// The first block, free or unmapped, of a run of such with room for `size`; a new segment's when there is none.
+    fn expandable(&mut self, list: u32, size: u64, page: u64) -> Option<u32> {
+        let blocks = &self.blocks;
+        let usable = |b: u32| blocks.get(b as usize).filter(|b| matches!(b.state, State::Free | State::Unmapped));
+        for &unmapped in self.lists[list as usize].unmapped.values() {
+            let before = blocks[unmapped as usize].prev;
+            let first = if usable(before).is_some() { before } else { unmapped };
+            let (mut room, mut at) = (0, first);
+            while let Some(b) = usable(at).filter(|_| room < size) {
+                room += b.size;
+                at = b.next;
+            }
+            if room >= size {
+                return Some(first);
+            }
+        }
+        // Room for an eighth more than the device has, as holes may stay.
+        let capacity = self.device.capacity().0;
+        let room = (capacity + capacity / 8).div_ceil(page) * page;
+        if size > room {
+            // More than the device; only what it would have taken is noted.
+            self.device.map(size.next_multiple_of(page));
+            return None;
+        }
+        let base = self.device.reserve(room)?;
+        self.growing.push(Growing { base, page });
+        let block = self.add(Block {
+            address: base,
+            size: room,
+            requested: 0,
+            since: 0,
+            prev: NONE,
+            next: NONE,
+            list,
+            growing: (self.growing.len() - 1) as u32,
+            state: State::Unmapped,
+        });
+        self.lists[list as usize].unmapped.insert(base, block);
+        Some(block)
+    }
+
+    /// Maps the pages that the first `size` bytes of an unmapped block need; merges it with its free neighbours.
+    fn map(&mut self, block: u32, size: u64) -> Option<()> {
+        let b = &self.blocks[block as usize];
+        let (page, list) = (self.growing[b.growing as usize].page, b.list as usize);
+        let mapped = size.next_multiple_of(page);
+        if !self.device.map(mapped) {
+            return None;
+        }
+        self.lists[list].unmapped.remove(&b.address);
+        if mapped < b.size {
+            let rest = Block { address: b.address + mapped, size: b.size - mapped, prev: block, ..b.clone() };
+            let (address, next) = (rest.address, rest.next);
+            let rest = self.add(rest);
+            self.lists[list].unmapped.insert(address, rest);
+            if let Some(n) = self.blocks.get_mut(next as usize) {
+                n.prev = rest;
+            }
+            self.blocks[block as usize].next = rest;
+        }
+        let b = &mut self.blocks[block as usize];
+        b.size = mapped;
+        b.state = State::Free;
+        let (prev, next) = (b.prev, b.next);
+        self.merge(block, prev);
+        self.merge(block, next);
+        self.insert_free(block);
+        self.stats.reserve(Bytes(mapped));
+        Some(())
+    }
+
+    /// Gives the whole pages inside a free block back; the addresses stay until the whole segment is free.
+    fn unmap(&mut self, block: u32) {
+        let b = &self.blocks[block as usize];
+        let Growing { base, page } = self.growing[b.growing as usize];
+        let (start, end) = (b.address, b.address + b.size);
+        let first = base + (start - base).next_multiple_of(page);
+        let last = end - (end - base) % page;
+        if first >= last {
+            return;
+        }
+        self.remove_free(block);
+        for (from, to) in [(start, first), (last, end)] {
+            if from < to {
+                self.set_apart(block, from, to);
+            }
+        }
+        let b = &mut self.blocks[block as usize];
+        b.address = first;
+        b.size = last - first;
+        b.state = State::Unmapped;
+        let (prev, next) = (b.prev, b.next);
+        self.merge(block, prev);
+        self.merge(block, next);
+        self.device.unmap(last - first);
+        self.stats.unreserve(Bytes(last - first));
+        let b = &self.blocks[block as usize];
+        if b.is_split() {
+            self.lists[b.list as usize].unmapped.insert(b.address, block);
+        } else {
+            self.drop_block(block);
+        }
+    }
+
+    /// Makes `from..to`, one end of `block`, a free block of its own.
+    fn set_apart(&mut self, block: u32, from: u64, to: u64) {
+        let b = &self.blocks[block as usize];
+        let before = from == b.address;
+        let (prev, next) = if before { (b.prev, block) } else { (block, b.next) };
+        let part = Block { address: from, size: to - from, prev, next, ..b.clone() };
+        let part = self.add(part);
+        if let Some(p) = self.blocks.get_mut(prev as usize) {
+            p.next = part;
+        }
+        if let Some(n) = self.blocks.get_mut(next as usize) {
+            n.prev = part;
+        }
+        self.insert_free(part);
+    }
+}

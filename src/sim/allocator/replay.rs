@@ -1,0 +1,241 @@
+//! Request sequences through an allocator: peaks, failures, and the least device that survives.
+//!
+//! For: one replay, many replays in parallel, the search for a capacity. Not for: reading sequences ([`crate::sim::sequence`]).
+
+use std::num::NonZero;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use super::{Allocator, BlockHandle, Config, GRANULE, Stats};
+use crate::sim::requests::Request;
+use crate::units::Bytes;
+
+/// The largest device that is modelled, 64 TiB: what stands for one that is never full.
+pub const LARGEST_DEVICE: Bytes = Bytes(1 << 46);
+
+/// What a sequence did to an allocator.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Requests replayed.
+    pub events: u64,
+    /// Counters at the end, and the peaks of each of them by itself. Peaks are over the states between requests.
+    pub stats: Stats,
+    /// The counters when `reserved` was first at its peak.
+    pub at_peak: Stats,
+    /// The index of the request after which that was.
+    pub peak_index: u64,
+    /// The index of the first request that failed.
+    pub first_oom: Option<u64>,
+}
+
+/// A replay under way.
+#[derive(Clone, Debug)]
+pub struct Replay {
+    allocator: Allocator,
+    /// By id; `NOTHING` when it holds none.
+    handles: Vec<BlockHandle>,
+    report: Report,
+}
+
+impl Replay {
+    /// Before the first request. `memory_fraction` as in [`Allocator::new`].
+    #[must_use]
+    pub fn new(config: &Config, capacity: Bytes, memory_fraction: Option<f64>) -> Self {
+        Self { allocator: Allocator::new(config, capacity, memory_fraction), handles: Vec::new(), report: Report::default() }
+    }
+
+    /// Answers one request; false when it was out of memory.
+    pub fn step(&mut self, request: Request) -> bool {
+        let mut ok = true;
+        match request {
+            Request::Allocate { id, bytes, stream } => {
+                let id = id as usize;
+                if id >= self.handles.len() {
+                    self.handles.resize(id + 1, BlockHandle::NOTHING);
+                }
+                match self.allocator.allocate(bytes, stream) {
+                    Ok(handle) => self.handles[id] = handle,
+                    Err(_) => {
+                        self.handles[id] = BlockHandle::NOTHING;
+                        self.report.first_oom.get_or_insert(self.report.events);
+                        ok = false;
+                    }
+                }
+                let now = self.allocator.stats();
+                if now.reserved > self.report.at_peak.reserved {
+                    self.report.at_peak = *now;
+                    self.report.peak_index = self.report.events;
+                }
+            }
+            Request::Free { id } => {
+                if let Some(handle) = self.handles.get_mut(id as usize) {
+                    self.allocator.free(std::mem::replace(handle, BlockHandle::NOTHING));
+                }
+            }
+            Request::EmptyCache => self.allocator.empty_cache(),
+        }
+        self.report.events += 1;
+        ok
+    }
+
+    /// The allocator as it stands.
+    #[must_use]
+    pub const fn allocator(&self) -> &Allocator {
+        &self.allocator
+    }
+
+    /// What has happened so far.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        let mut stats = *self.allocator.stats();
+        stats.peak_reserved = self.report.at_peak.reserved;
+        Report { stats, ..self.report }
+    }
+}
+
+/// Replays all requests.
+#[must_use]
+pub fn replay(requests: &[Request], config: &Config, capacity: Bytes, memory_fraction: Option<f64>) -> Report {
+    observe(requests, config, capacity, memory_fraction, |_, _, _| {})
+}
+
+/// Replays all requests; after each, `seen` gets its index, whether it was served, and the allocator.
+pub fn observe(
+    requests: &[Request],
+    config: &Config,
+    capacity: Bytes,
+    memory_fraction: Option<f64>,
+    mut seen: impl FnMut(usize, bool, &Allocator),
+) -> Report {
+    let mut replay = Replay::new(config, capacity, memory_fraction);
+    for (index, request) in requests.iter().enumerate() {
+        let ok = replay.step(*request);
+        seen(index, ok, replay.allocator());
+    }
+    replay.report()
+}
+
+/// One setting of a sweep.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Setting {
+    /// The allocator's.
+    pub config: Config,
+    /// The device's.
+    pub capacity: Bytes,
+    /// As in [`Allocator::new`].
+    pub memory_fraction: Option<f64>,
+}
+
+/// Replays the requests under every setting, on all cores. Reports are in the settings' order.
+#[must_use]
+pub fn sweep(requests: &[Request], settings: &[Setting]) -> Vec<Report> {
+    in_parallel(settings.len(), |i| {
+        let Setting { config, capacity, memory_fraction } = &settings[i];
+        replay(requests, config, *capacity, *memory_fraction)
+    })
+}
+
+/// `work(0)`, … `work(count - 1)` on all cores.
+fn in_parallel<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    let workers = thread::available_parallelism().map_or(1, NonZero::get).min(count);
+    let next = AtomicUsize::new(0);
+    let mut all: Vec<(usize, T)> = thread::scope(|scope| {
+        let run = || {
+            let mut mine = Vec::new();
+            loop {
+                let i = next.fetch_add(1, Ordering::Relaxed);
+                if i >= count {
+                    return mine;
+                }
+                mine.push((i, work(i)));
+            }
+        };
+        let threads: Vec<_> = (1..workers).map(|_| scope.spawn(run)).collect();
+        let mut all = run();
+        for thread in threads {
+            match thread.join() {
+                Ok(more) => all.extend(more),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+        all
+    });
+    all.sort_unstable_by_key(|(i, _)| *i);
+    all.into_iter().map(|(_, t)| t).collect()
+}
+
+/// A capacity at which a sequence has no failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Smallest {
+    /// In whole granules. The sequence has been replayed on exactly this.
+    pub capacity: Bytes,
+    /// Whether every smaller capacity is known to fail. Survival need not be monotone in the capacity, so otherwise
+    /// a smaller one may do.
+    pub proven: bool,
+}
+
+/// How many requests a search may replay before it settles for what it has.
+const EFFORT: u64 = 2_000_000_000;
+
+/// The least capacity, in whole granules, at which the requests have no failure; none if there is none up to
+/// [`LARGEST_DEVICE`].
+///
+/// A bisection finds a capacity that survives. Then every smaller one is excluded from below: a replay that fails
+/// does the same on every capacity up to the least that would have answered one of the device's refusals differently,
+/// so the search goes from one of these to the next. With a memory fraction or growing segments behaviour depends
+/// on the capacity in more ways, and every granule is tried. [`Smallest::proven`] says whether the search got through.
+#[must_use]
+pub fn smallest_capacity(requests: &[Request], config: &Config, memory_fraction: Option<f64>) -> Option<Smallest> {
+    let granules = |bytes: u64| bytes.div_ceil(GRANULE) * GRANULE;
+    let free = replay(requests, config, LARGEST_DEVICE, memory_fraction);
+    if free.first_oom.is_some() {
+        return None;
+    }
+    let fraction = memory_fraction.or(config.memory_fraction);
+    let try_one = |capacity: u64| {
+        let mut replay = Replay::new(config, Bytes(capacity), memory_fraction);
+        let survives = requests.iter().all(|r| replay.step(*r));
+        let refused = replay.allocator.device().refused().map_or(u64::MAX, |b| granules(b.0));
+        let next = if fraction.is_some() || config.expandable { capacity + GRANULE } else { refused };
+        (survives, next, replay.report.events)
+    };
+    let mut effort = free.events;
+    // Below what is in use at once nothing survives.
+    let least = granules(free.stats.peak_allocated.0);
+    let mut low = least;
+    let mut high = granules(free.at_peak.reserved.0).max(low);
+    loop {
+        let (survives, _, events) = try_one(high);
+        effort += events;
+        if survives {
+            break;
+        }
+        // A fraction, or segments rounded up to granules, need more than was reserved.
+        low = high;
+        high *= 2;
+        if high > LARGEST_DEVICE.0 {
+            return None;
+        }
+    }
+    while low + GRANULE < high {
+        let middle = granules(low + (high - low) / 2);
+        let (survives, _, events) = try_one(middle);
+        effort += events;
+        if survives {
+            high = middle;
+        } else {
+            low = middle;
+        }
+    }
+    let mut capacity = least;
+    while capacity < high && effort < EFFORT {
+        let (survives, next, events) = try_one(capacity);
+        effort += events;
+        if survives {
+            high = capacity;
+        } else {
+            capacity = next.max(capacity + GRANULE);
+        }
+    }
+    Some(Smallest { capacity: Bytes(high), proven: capacity >= high })
+}
