@@ -99,6 +99,12 @@ impl Calls {
         &list[self.position[op as usize] as usize + 1..self.after[op as usize] as usize]
     }
 
+    /// The position, in its thread, of the operator after `op` and all it encloses.
+    #[must_use]
+    pub fn after(&self, op: u32) -> usize {
+        self.after[op as usize] as usize
+    }
+
     /// The operators after `op` and what it encloses, on its thread.
     #[must_use]
     pub fn following(&self, trace: &Trace, op: u32) -> &[u32] {

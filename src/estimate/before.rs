@@ -1,0 +1,129 @@
+//! What stood in memory before the trace began: parameters, buffers, optimizer states.
+//!
+//! A profiler that is started after the model was made never shows them. Parameters are what the optimizer's step
+//! updates, in its order, or what gradients accumulate into; buffers are what batch norms are called with; states from
+//! before the trace are those that the class of the optimizer keeps and the first step doesn't make. Not for: blocks
+//! whose free the trace shows, which [`super::lives`] has already.
+
+use super::calls::{Calls, NONE};
+use super::inputs::Inputs;
+use super::trace::Trace;
+use super::twin::{Step, Twin};
+
+/// Sizes of the blocks from before, in the order in which they were made.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Before {
+    /// Parameters.
+    pub parameters: Vec<u64>,
+    /// Buffers, with the number of parameters that come before each.
+    pub buffers: Vec<(usize, u64)>,
+    /// Optimizer states.
+    pub states: Vec<u64>,
+    /// How they were found, in whole sentences.
+    pub notes: Vec<String>,
+}
+
+impl Before {
+    /// Works them out.
+    #[must_use]
+    pub fn of(trace: &Trace, calls: &Calls, twin: &Twin) -> Self {
+        let mut before = Self::default();
+        let updated = twin.steps.iter().map(|s| &s.parameters).max_by_key(|p| p.len()).cloned().unwrap_or_default();
+        let accumulated = accumulated(trace, calls);
+        before.parameters = if updated.len() >= accumulated.len() { updated } else { accumulated };
+        if before.parameters.is_empty() {
+            before.notes.push("no optimizer step and no gradient in the trace: parameters from before it are not counted".to_owned());
+        }
+        before.find_buffers(trace);
+        if let Some(step) = twin.steps.first() {
+            before.find_states(step, twin);
+        }
+        before
+    }
+
+    /// Sizes in the order of making, parameters and buffers as modules hold them.
+    pub fn in_order(&self) -> impl Iterator<Item = u64> + '_ {
+        let mut buffers = self.buffers.iter().peekable();
+        let mut all = Vec::with_capacity(self.parameters.len() + self.buffers.len());
+        for (index, &bytes) in self.parameters.iter().enumerate() {
+            all.push(bytes);
+            while let Some((_, bytes)) = buffers.next_if(|(after, _)| *after <= index + 1) {
+                all.push(*bytes);
+            }
+        }
+        all.extend(buffers.map(|(_, b)| *b));
+        all.into_iter().chain(self.states.iter().copied())
+    }
+
+    /// A batch norm in training is called with its running statistics; each has a counter too.
+    fn find_buffers(&mut self, trace: &Trace) {
+        let first_end = trace.marks.iter().find(|m| trace.text(m.name).starts_with("Optimizer.step#")).map_or(u64::MAX, |m| m.end);
+        let mut at = 0;
+        let mut parsed = std::collections::HashMap::new();
+        for op in &trace.ops {
+            if op.start > first_end {
+                break;
+            }
+            if trace.text(op.name) != "aten::batch_norm" {
+                continue;
+            }
+            let inputs: &Inputs = parsed.entry(op.args).or_insert_with(|| Inputs::of(trace, trace.args[op.args as usize]));
+            let statistics: Vec<u64> = [3, 4].iter().filter_map(|&i| inputs.tensor(i)).map(|t| t.bytes()).filter(|&b| b > 0).collect();
+            if statistics.is_empty() {
+                continue;
+            }
+            // The layer's weight and bias are two parameters of one size, side by side.
+            let weight = inputs.tensor(1).map_or(0, |t| t.bytes());
+            let place = (at..self.parameters.len().saturating_sub(1)).find(|&i| self.parameters[i] == weight && self.parameters[i + 1] == weight);
+            at = place.map_or(at, |i| i + 2);
+            self.buffers.extend(statistics.into_iter().chain([8]).map(|b| (at, b)));
+        }
+    }
+
+    fn find_states(&mut self, step: &Step, twin: &Twin) {
+        // Adagrad makes its sums when it is constructed; the others at their first step.
+        let lists = match step.class.as_str() {
+            "Adagrad" => 1,
+            "Adam" | "AdamW" | "NAdam" | "RAdam" | "Adadelta" | "Adamax" => 2,
+            "RMSprop" => 1,
+            "SGD" if step.momentum => 1,
+            _ => 0,
+        };
+        if lists == 0 {
+            return;
+        }
+        let all: u64 = step.parameters.iter().sum();
+        let made: u64 = twin
+            .lives
+            .list
+            .iter()
+            .filter(|l| l.start.side == 1 && !l.dropped && step.start <= l.start.time && l.start.time <= step.end && l.end.is_none_or(|k| k.time > step.end))
+            .map(|l| l.bytes)
+            .sum();
+        if step.class == "Adagrad" || made < all / 2 {
+            for _ in 0..lists {
+                self.states.extend(&step.parameters);
+            }
+        }
+    }
+}
+
+/// Gradients that the first backward pass accumulates, last first.
+fn accumulated(trace: &Trace, calls: &Calls) -> Vec<u64> {
+    let mut sizes = Vec::new();
+    for (index, op) in trace.ops.iter().enumerate() {
+        let name = trace.text(op.name);
+        if name == "torch::autograd::AccumulateGrad" {
+            if let Some(gradient) = Inputs::of(trace, trace.args[op.args as usize]).tensor(0) {
+                sizes.push(gradient.bytes());
+            }
+        } else if !sizes.is_empty() && calls.parent[index] == NONE && name == "aten::zeros_like" {
+            break;
+        }
+        if trace.marks.iter().any(|m| trace.text(m.name).starts_with("Optimizer.step#") && m.start <= op.start) && !sizes.is_empty() {
+            break;
+        }
+    }
+    sizes.reverse();
+    sizes
+}

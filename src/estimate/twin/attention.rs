@@ -1,0 +1,497 @@
+//! Scaled dot-product attention: which kernel a GPU takes, and what that kernel takes.
+//!
+//! The CPU runs its own flash kernel or, with dropout or a mask, the plain sequence of products ("math"). A GPU takes the
+//! memory-efficient kernel in single precision and the flash kernel in half, unless heads are grouped in single precision:
+//! then math. The fused kernels keep query, key, value, result and a logarithm a row; math keeps scaled copies and the
+//! whole score matrix. Written from what PyTorch 2.11 was seen to request. Not for: attention spelt out by the model,
+//! whose products are operators like any other.
+
+use std::collections::HashMap;
+
+use super::super::calls::NONE;
+use super::super::inputs::{Inputs, Tensor};
+use super::super::lives::Key;
+use super::{Editor, Rule};
+
+/// One call and the backward nodes that belong to it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Group {
+    /// The outermost operators of its backward nodes, in order.
+    nodes: Vec<u32>,
+}
+
+/// A way to compute attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kernel {
+    Math,
+    Efficient,
+    Flash,
+}
+
+/// The sizes of one call.
+struct Shape {
+    batch: u64,
+    heads: u64,
+    rows: u64,
+    columns: u64,
+    width: u64,
+    element: u64,
+    grouped: bool,
+    masked: bool,
+    causal: bool,
+    dropout: bool,
+}
+
+impl Shape {
+    fn of(inputs: &Inputs) -> Option<Self> {
+        let (query, key) = (inputs.tensor(0)?, inputs.tensor(1)?);
+        let [batch, heads, rows, width] = query.dims[..] else { return None };
+        let [_, key_heads, columns, _] = key.dims[..] else { return None };
+        Some(Self {
+            batch,
+            heads,
+            rows,
+            columns,
+            width,
+            element: query.element,
+            grouped: key_heads != heads,
+            masked: inputs.tensor(3).is_some_and(|m| !m.dims.is_empty()),
+            causal: inputs.is_true(5),
+            dropout: inputs.number(4).is_some_and(|p| p > 0.0),
+        })
+    }
+
+    fn on_gpu(&self) -> Kernel {
+        match (self.element, self.grouped) {
+            (2, _) if !self.masked && self.width <= 256 => Kernel::Flash,
+            (_, false) => Kernel::Efficient,
+            _ => Kernel::Math,
+        }
+    }
+
+    fn query(&self) -> u64 {
+        self.batch * self.heads * self.rows * self.width * self.element
+    }
+
+    fn scores(&self) -> u64 {
+        self.batch * self.heads * self.rows * self.columns
+    }
+
+    /// Keys or values once every head has its own.
+    fn repeated(&self) -> u64 {
+        self.batch * self.heads * self.columns * self.width * self.element
+    }
+
+    /// The logarithms that a fused kernel keeps.
+    fn logarithms(&self, kernel: Kernel) -> u64 {
+        let rows = if kernel == Kernel::Efficient { self.rows.next_multiple_of(32) } else { self.rows };
+        self.batch * self.heads * rows * 4
+    }
+}
+
+impl Editor<'_> {
+    /// Every call, with the backward nodes that carry its operators' sequence numbers.
+    pub(super) fn attention_groups(&self) -> HashMap<u32, Group> {
+        let trace = self.trace;
+        let mut groups: HashMap<u32, Group> = HashMap::new();
+        let mut of_sequence: HashMap<i64, u32> = HashMap::new();
+        for op in 0..trace.ops.len() as u32 {
+            let o = self.op(op);
+            if self.kind(op) == super::Kind::Attention {
+                groups.insert(op, Group::default());
+                for &inner in std::iter::once(&op).chain(self.calls.inside(trace, op)) {
+                    if trace.ops[inner as usize].sequence >= 0 {
+                        of_sequence.insert(trace.ops[inner as usize].sequence, op);
+                    }
+                }
+            } else if o.sequence >= 0
+                && self.calls.parent[op as usize] == NONE
+                && let Some(call) = of_sequence.get(&o.sequence)
+                && o.start > trace.ops[*call as usize].end
+                && let Some(group) = groups.get_mut(call)
+            {
+                group.nodes.push(op);
+            }
+        }
+        groups
+    }
+
+    /// Rewrites one call and its backward nodes; true when nothing inside it needs another look.
+    pub(super) fn attention(&mut self, op: u32, group: &Group) -> bool {
+        let inputs = self.inputs(op);
+        let Some(shape) = Shape::of(&inputs) else { return false };
+        let inner = |e: &Self, name: &str| e.calls.inside(e.trace, op).iter().any(|&o| e.name(o) == name);
+        let on_cpu = if inner(self, "aten::_scaled_dot_product_attention_math") {
+            Kernel::Math
+        } else if inner(self, "aten::_scaled_dot_product_flash_attention_for_cpu") {
+            Kernel::Flash
+        } else {
+            return false;
+        };
+        match (on_cpu, shape.on_gpu()) {
+            (Kernel::Math, Kernel::Math) | (_, Kernel::Flash | Kernel::Efficient) if group.nodes.is_empty() && on_cpu == Kernel::Math => false,
+            (Kernel::Math, Kernel::Math) => false,
+            (_, Kernel::Math) => self.as_math(op, &shape, group),
+            (_, fused) => self.as_fused(op, &inputs, &shape, group, on_cpu, fused),
+        }
+    }
+
+    /// The last moment of the group's backward nodes, or `None` without any.
+    fn backward_end(&mut self, group: &Group) -> Option<Key> {
+        let last = group.nodes.iter().map(|&n| self.op(n).end).max()?;
+        Some(self.twin.lives.key(last, 2))
+    }
+
+    fn as_fused(&mut self, op: u32, inputs: &Inputs, shape: &Shape, group: &Group, on_cpu: Kernel, fused: Kernel) -> bool {
+        let taken = self.taken(op);
+        let kept: Vec<u32> = taken.iter().copied().filter(|&l| !self.is_transient(l, op)).collect();
+        // The flash kernel's result is its first block, math's the last that survives.
+        let result = if on_cpu == Kernel::Flash { kept.first() } else { kept.last() };
+        let Some(&result) = result.filter(|&&l| self.twin.lives.list[l as usize].bytes == shape.query()) else { return false };
+        for life in taken {
+            if life != result {
+                self.drop(life, Rule::Attention);
+            }
+        }
+        let released = self.backward_end(group);
+        if on_cpu == Kernel::Math {
+            // The fused result already lies as the model wants it: the copy that follows is not made.
+            if let Some(copy) = self.copy_after(op, shape.query()) {
+                let end = self.twin.lives.list[copy as usize].end;
+                self.drop(copy, Rule::Attention);
+                self.outlive(result, end);
+            }
+        }
+        let end = self.op(op).end;
+        if let Some(released) = released {
+            if on_cpu == Kernel::Math {
+                self.outlive(result, Some(released));
+                self.hold_inputs(op, inputs, released);
+            }
+            let start = self.twin.lives.key(end, 0);
+            self.add(shape.logarithms(fused), start, Some(released), op, Rule::Attention);
+            self.fused_backward(inputs, shape, group, on_cpu, fused);
+        }
+        true
+    }
+
+    /// A block of `bytes` taken by the first operators after `op`, before anything is multiplied.
+    fn copy_after(&self, op: u32, bytes: u64) -> Option<u32> {
+        let following = self.calls.following(self.trace, op);
+        for &next in following.iter().take(12) {
+            if matches!(self.kind(next), super::Kind::Multiplication) {
+                return None;
+            }
+            if matches!(self.name(next), "aten::contiguous" | "aten::reshape" | "aten::clone") {
+                let taken = self.taken(next);
+                if let [copy] = taken[..] {
+                    return (self.twin.lives.list[copy as usize].bytes == bytes).then_some(copy);
+                }
+            }
+        }
+        None
+    }
+
+    fn outlive(&mut self, life: u32, end: Option<Key>) {
+        let life = &mut self.twin.lives.list[life as usize];
+        life.end = match (life.end, end) {
+            (Some(a), Some(b)) => Some(a.max(b)),
+            _ => None,
+        };
+    }
+
+    /// Query, key and value stay until backward: finds their blocks by what their strides span.
+    fn hold_inputs(&mut self, op: u32, inputs: &Inputs, until: Key) {
+        let mut held: Vec<u32> = Vec::new();
+        for index in [2, 1, 0] {
+            let Some(tensor) = inputs.tensor(index) else { continue };
+            if let Some(life) = self.block_of(op, tensor, &held) {
+                held.push(life);
+                self.outlive(life, Some(until));
+            }
+        }
+    }
+
+    /// The latest block alive at `op` that `tensor` can be a view of; packed tensors share one, others have one each.
+    fn block_of(&self, op: u32, tensor: &Tensor, others: &[u32]) -> Option<u32> {
+        let varying: Tensor = Tensor {
+            dims: tensor.dims.iter().copied().filter(|&d| d > 1).collect(),
+            strides: tensor.dims.iter().zip(&tensor.strides).filter(|&(&d, _)| d > 1).map(|(_, &s)| s).collect(),
+            element: tensor.element,
+        };
+        let span = varying.span();
+        let shared = span > tensor.bytes();
+        let start = self.op(op).start;
+        let lives = &self.twin.lives;
+        let recent = lives.list.partition_point(|l| l.start.side == 1 && l.start.time < start || l.before);
+        (0..recent as u32).rev().take(512).find(|id| {
+            let l = &lives.list[*id as usize];
+            !l.dropped && l.bytes == span && l.end.is_none_or(|k| k.time >= start) && (shared || !others.contains(id))
+        })
+    }
+
+    fn fused_backward(&mut self, inputs: &Inputs, shape: &Shape, group: &Group, on_cpu: Kernel, fused: Kernel) {
+        let (Some(&first), Some(&last)) = (group.nodes.first(), group.nodes.last()) else { return };
+        let time = self.op(first).start;
+        let survivors = self.survivors(group);
+        let [query, key, value] = [0, 1, 2].map(|i| inputs.tensor(i).map_or(0, Tensor::bytes));
+        // Math computes the value's gradient first, the query's last.
+        let order = if on_cpu == Kernel::Math { [value, key, query] } else { [query, key, value] };
+        let mut ends: Vec<(u64, Option<Key>)> = Vec::new();
+        let mut rest = Vec::new();
+        for life in survivors {
+            let l = self.twin.lives.list[life as usize];
+            if ends.len() < 3 && l.bytes == order[ends.len()] {
+                let end = if on_cpu == Kernel::Math { self.through_copies(life) } else { l.end };
+                ends.push((l.bytes, end));
+                self.drop(life, Rule::Attention);
+            } else {
+                rest.push(life);
+            }
+        }
+        if on_cpu == Kernel::Math {
+            ends.reverse();
+        }
+        for (bytes, end) in ends {
+            let start = self.twin.lives.key(time, 0);
+            self.add(bytes, start, end, first, Rule::Attention);
+        }
+        self.backward_transients(inputs, shape, fused, time, first);
+        // What else survives is the mask's gradient, summed over what was broadcast, from one of the whole score matrix.
+        let after = self.op(last).end;
+        for life in rest {
+            let start = self.twin.lives.key(time, 0);
+            let summed = self.twin.lives.key(after, 0);
+            let end = self.twin.lives.key(after, 0);
+            self.twin.lives.list[life as usize].start = summed;
+            self.add(shape.scores() * shape.element, start, Some(end), first, Rule::Attention);
+        }
+    }
+
+    /// What the fused backward kernels take for themselves.
+    fn backward_transients(&mut self, inputs: &Inputs, shape: &Shape, fused: Kernel, time: u64, op: u32) {
+        let sizes = if fused == Kernel::Efficient {
+            let tiles = shape.rows.div_ceil(64) * shape.width.div_ceil(64);
+            // Sixteen bytes of locks and 64 x 64 partial sums a tile.
+            let workspace = shape.batch * shape.heads * tiles * (16 + 64 * 64 * 4);
+            let sums = shape.batch * shape.heads * shape.rows * 4;
+            vec![vec![shape.query(), sums, sums], vec![workspace]]
+        } else {
+            let rows = shape.rows.next_multiple_of(128);
+            let sums = shape.batch * shape.heads * rows * 4;
+            let partial = shape.batch * shape.heads * rows * shape.width.next_multiple_of(32) * 4;
+            let key_heads = inputs.tensor(1).map_or(shape.heads, |k| k.dims[1]);
+            let expanded = if key_heads == shape.heads { 0 } else { shape.repeated() };
+            vec![vec![sums, partial, expanded, expanded]]
+        };
+        for together in sizes {
+            let starts: Vec<_> = together.iter().map(|_| self.twin.lives.key(time, 0)).collect();
+            for (bytes, start) in together.into_iter().zip(starts) {
+                let end = self.twin.lives.key(time, 0);
+                if bytes > 0 {
+                    self.add(bytes, start, Some(end), op, Rule::Attention);
+                }
+            }
+        }
+    }
+
+    /// Drops what the group's nodes take for each other and returns what others use of it, in order.
+    fn survivors(&mut self, group: &Group) -> Vec<u32> {
+        let last = group.nodes.iter().map(|&n| self.op(n).end).max().unwrap_or(0);
+        let mut survivors = Vec::new();
+        for &node in &group.nodes {
+            for life in self.taken(node) {
+                let end = self.twin.lives.list[life as usize].end;
+                let inside = end.is_some_and(|k| {
+                    k.time <= last && group.nodes.iter().any(|&n| self.op(n).start <= k.time && k.time <= self.op(n).end)
+                });
+                if inside {
+                    self.drop(life, Rule::Attention);
+                } else {
+                    survivors.push(life);
+                }
+            }
+        }
+        survivors
+    }
+
+    /// When a gradient ends if the nodes that copy it into another layout don't have to; leaves those copies out.
+    fn through_copies(&mut self, life: u32) -> Option<Key> {
+        let (mut end, bytes) = {
+            let l = self.twin.lives.list[life as usize];
+            (l.end, l.bytes)
+        };
+        for _ in 0..4 {
+            let Some(key) = end else { return None };
+            let Some(owner) = self.free_owner(key) else { return end };
+            let node = self.calls.outermost(owner);
+            let view = ["ViewBackward0", "UnsafeViewBackward0", "CloneBackward0", "TransposeBackward0", "ReshapeAliasBackward0"];
+            if !view.iter().any(|v| self.name(node).ends_with(v)) {
+                return end;
+            }
+            let copies: Vec<u32> =
+                self.taken(node).into_iter().filter(|&l| !self.is_transient(l, node) && self.twin.lives.list[l as usize].bytes == bytes).collect();
+            let [copy] = copies[..] else { return end };
+            end = self.twin.lives.list[copy as usize].end;
+            self.drop(copy, Rule::Attention);
+        }
+        end
+    }
+
+    /// The operator in which the trace's event with this key happened.
+    fn free_owner(&self, key: Key) -> Option<u32> {
+        (key.side == 1).then(|| self.calls.owner[key.order as usize]).filter(|&o| o != NONE)
+    }
+
+    /// A GPU that has no fused kernel for this call computes it plainly.
+    fn as_math(&mut self, op: u32, shape: &Shape, group: &Group) -> bool {
+        let kept: Vec<u32> = self.taken(op).into_iter().filter(|&l| !self.is_transient(l, op)).collect();
+        let Some(&result) = kept.first().filter(|&&l| self.twin.lives.list[l as usize].bytes == shape.query()) else { return false };
+        for life in self.taken(op) {
+            if life != result {
+                self.drop(life, Rule::Attention);
+            }
+        }
+        let (start, end) = (self.op(op).start, self.op(op).end);
+        let released = self.backward_end(group);
+        let (query, repeated, scores) = (shape.query(), shape.repeated(), shape.scores());
+        let bias = shape.rows * shape.columns;
+        let rule = Rule::Attention;
+        let key = |e: &mut Self, time: u64| e.twin.lives.key(time, 0);
+
+        // Forward, in the order of the kernel's own code.
+        let keep = |e: &mut Self, bytes: u64| {
+            let from = key(e, end);
+            e.add(bytes, from, released.or(Some(Key { time: end, side: 2, order: u32::MAX })), op, rule)
+        };
+        keep(self, query);
+        let mask = if shape.causal {
+            let (lower, whole) = (key(self, end), key(self, end));
+            let (made, gone, gone_too) = (key(self, end), key(self, end), key(self, end));
+            self.add(bias, lower, Some(whole), op, rule);
+            self.add(bias, whole, Some(gone_too), op, rule);
+            let _ = gone;
+            Some((bias * shape.element, made))
+        } else {
+            None
+        };
+        let mut key_copy = None;
+        if shape.grouped {
+            key_copy = Some(key(self, end));
+            keep(self, repeated);
+        }
+        keep(self, repeated);
+        let product = key(self, end);
+        keep(self, scores * shape.element);
+        let flags = key(self, end);
+        let flags_end = key(self, end);
+        self.add(scores, flags, Some(flags_end), op, rule);
+        let product_end = key(self, end);
+        self.add(scores * shape.element, product, Some(product_end), op, rule);
+        if shape.dropout {
+            keep(self, scores);
+            keep(self, scores * shape.element);
+        }
+        let output = key(self, end);
+        if let Some(from) = key_copy {
+            let to = key(self, end);
+            self.add(repeated, from, Some(to), op, rule);
+        }
+        if let Some((bytes, from)) = mask {
+            let to = key(self, end);
+            self.add(bytes, from, Some(to), op, rule);
+        }
+        // The product lies head by head; the model copies it row by row. The trace's own block stands for the copy.
+        let copied = key(self, end);
+        let output_end = key(self, end);
+        self.add(query, output, Some(output_end), op, rule);
+        self.twin.lives.list[result as usize].start = copied;
+        if let Some(released) = released {
+            self.math_backward(op, shape, group, released);
+        }
+        let _ = start;
+        true
+    }
+
+    fn math_backward(&mut self, call: u32, shape: &Shape, group: &Group, _released: Key) {
+        let &[node] = &group.nodes[..] else { return };
+        let (time, after) = (self.op(node).start, self.op(node).end);
+        // Inputs that only the CPU's fused kernel kept: free once the module that called it returns.
+        let called = *self.op(call);
+        let returned = self.module_end(call);
+        let events: Vec<u32> = self.calls.events(self.trace, self.op(node).thread.0, time, after).to_vec();
+        for event in events {
+            let life = self.twin.lives.of_event[event as usize];
+            if life == super::super::lives::NO_LIFE || self.trace.memory[event as usize].bytes > 0 {
+                continue;
+            }
+            let l = self.twin.lives.list[life as usize];
+            let value_itself = !shape.grouped && l.bytes == shape.repeated();
+            if l.start.side == 1 && l.start.time < called.start && !value_itself && !l.before {
+                let until = if self.is_cached(life) { self.model_end(call) } else { returned };
+                let end = self.twin.lives.key(until, 2);
+                self.twin.lives.list[life as usize].end = Some(end);
+            }
+        }
+        let gradients: Vec<u32> = self.taken(node);
+        let mut ends = Vec::new();
+        for life in gradients {
+            let l = self.twin.lives.list[life as usize];
+            let outlives = l.end.is_none_or(|k| k.time > after);
+            if outlives {
+                ends.push((l.bytes, l.end));
+            }
+            self.drop(life, Rule::Attention);
+        }
+        let [(query, query_end), (keys, key_end), (values, value_end)] = ends[..] else { return };
+        let (whole, scores, each) = (shape.query(), shape.scores() * shape.element, shape.repeated());
+        let rule = Rule::Attention;
+        let mut at = || self.twin.lives.key(time, 0);
+        let [value_each, attention, softmax, product, product_end, attention_end] = std::array::from_fn(|_| at());
+        let [key_each, query_scaled, softmax_end, key_scaled, key_each_end] = std::array::from_fn(|_| at());
+        let [value_sum, value_each_end, key_sum, key_scaled_end, query_out, query_scaled_end] = std::array::from_fn(|_| at());
+        self.add(scores, attention, Some(attention_end), node, rule);
+        self.add(scores, softmax, Some(softmax_end), node, rule);
+        self.add(scores, product, Some(product_end), node, rule);
+        self.add(each, key_each, Some(key_each_end), node, rule);
+        self.add(whole, query_scaled, Some(query_scaled_end), node, rule);
+        if shape.grouped {
+            self.add(each, value_each, Some(value_each_end), node, rule);
+            self.add(values, value_sum, value_end, node, rule);
+            self.add(each, key_scaled, Some(key_scaled_end), node, rule);
+            self.add(keys, key_sum, key_end, node, rule);
+        } else {
+            self.add(each, value_each, value_end, node, rule);
+            self.add(each, key_scaled, key_end, node, rule);
+        }
+        self.add(query, query_out, query_end, node, rule);
+    }
+
+    /// Whether a block is a cache of keys or values: appended to nothing so far.
+    fn is_cached(&mut self, life: u32) -> bool {
+        let op = self.twin.lives.list[life as usize].op;
+        if op == NONE || self.name(op) != "aten::cat" {
+            return false;
+        }
+        let inputs = self.inputs(op);
+        matches!(inputs.list.first(), Some(super::super::inputs::Input::List(all)) if all.first().is_some_and(|t| t.count() == 0))
+    }
+
+    /// When the module that calls `op` directly returns; without modules in the trace, when `op` does.
+    fn module_end(&self, op: u32) -> u64 {
+        let o = self.op(op);
+        self.modules_around(op).map(|m| m.end).min().unwrap_or(o.end)
+    }
+
+    /// When the outermost module around `op` returns.
+    fn model_end(&self, op: u32) -> u64 {
+        self.modules_around(op).map(|m| m.end).max().unwrap_or(self.op(op).end)
+    }
+
+    fn modules_around(&self, op: u32) -> impl Iterator<Item = &super::super::trace::Module> {
+        let o = *self.op(op);
+        let modules = &self.trace.modules;
+        let to = modules.partition_point(|m| m.start <= o.start);
+        modules[..to].iter().filter(move |m| m.end >= o.end && m.thread == o.thread)
+    }
+}

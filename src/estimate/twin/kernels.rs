@@ -1,0 +1,138 @@
+//! Operators whose CPU and GPU kernels take different scratch, or keep different things.
+
+use super::super::calls::NONE;
+use super::{Editor, Rule, Step};
+
+/// A number that Python hands to an operator becomes a tensor of at most this size, on the host.
+const NUMBER: u64 = 8;
+
+impl Editor<'_> {
+    /// oneDNN copies input, weight and output into its own layouts; cuDNN needs none of that.
+    pub(super) fn convolution(&mut self, op: u32) -> bool {
+        if self.applies(Rule::Convolutions) {
+            self.drop_transients(op, Rule::Convolutions);
+        }
+        self.cudnn_allowance(op);
+        true
+    }
+
+    /// As [`Self::convolution`]; and the bias's gradient is a reduction of its own, inside.
+    pub(super) fn convolution_backward(&mut self, op: u32) -> bool {
+        let inputs = self.inputs(op);
+        if self.applies(Rule::Convolutions) {
+            self.drop_transients(op, Rule::Convolutions);
+            if let (Some(input), Some(weight)) = (inputs.tensor(1), inputs.tensor(2)) {
+                self.order_results(op, &[input.bytes(), weight.bytes()]);
+            }
+        }
+        self.cudnn_allowance(op);
+        let wants_bias = inputs.integers(10).is_some_and(|mask| mask.get(2) == Some(&1));
+        if let Some(gradient) = inputs.tensor(0).filter(|_| wants_bias) {
+            let dims: Vec<usize> = (0..gradient.dims.len()).filter(|&d| d != 1).collect();
+            self.reduction_scratch(op, gradient, &dims);
+        }
+        true
+    }
+
+    fn cudnn_allowance(&mut self, op: u32) {
+        if self.settings.cudnn_workspace > 0 && self.applies(Rule::Cudnn) {
+            self.add_transients(&[self.settings.cudnn_workspace], op, Rule::Cudnn);
+        }
+    }
+
+    /// The CPU's normalisations keep per-channel sums and a packed gradient beside their results.
+    pub(super) fn norm(&mut self, op: u32) -> bool {
+        if self.applies(Rule::Convolutions) {
+            self.drop_transients(op, Rule::Convolutions);
+            if self.name(op).ends_with("backward") {
+                let inputs = self.inputs(op);
+                if let Some(input) = inputs.tensor(1) {
+                    self.order_results(op, &[input.bytes()]);
+                }
+            }
+        }
+        true
+    }
+
+    /// Puts the surviving results of `op` into the order in which the GPU's kernel asks for them: those of `sizes`
+    /// first, then the others.
+    fn order_results(&mut self, op: u32, sizes: &[u64]) {
+        let mut results: Vec<u32> = self.taken(op).into_iter().filter(|&l| !self.is_transient(l, op)).collect();
+        let keys: Vec<_> = results.iter().map(|&l| self.twin.lives.list[l as usize].start).collect();
+        let mut ordered = Vec::with_capacity(results.len());
+        for &bytes in sizes {
+            if let Some(at) = results.iter().position(|&l| self.twin.lives.list[l as usize].bytes == bytes) {
+                ordered.push(results.remove(at));
+            }
+        }
+        ordered.extend(results);
+        for (life, key) in ordered.into_iter().zip(keys) {
+            self.twin.lives.list[life as usize].start = key;
+        }
+    }
+
+    /// The CPU multiplies by a tensor of random numbers, which backward needs again; the GPU's fused kernel keeps a
+    /// mask of one byte an element.
+    pub(super) fn dropout(&mut self, op: u32) -> bool {
+        if !self.applies(Rule::Dropout) {
+            return false;
+        }
+        let inputs = self.inputs(op);
+        let Some(input) = inputs.tensor(0) else { return false };
+        let fused = self.calls.inside(self.trace, op).iter().any(|&o| self.name(o) == "aten::native_dropout");
+        let kept: Vec<u32> = self.taken(op).into_iter().filter(|&l| !self.is_transient(l, op)).collect();
+        if let [noise, result] = kept[..]
+            && !fused
+            && [noise, result].iter().all(|&l| self.twin.lives.list[l as usize].bytes == input.bytes())
+        {
+            let (before, after) = (input.bytes(), input.count());
+            self.twin.lives.list[noise as usize].bytes = after;
+            let effect = self.effect(Rule::Dropout);
+            effect.blocks += 1;
+            effect.removed += before.saturating_sub(after);
+        }
+        false
+    }
+
+    /// The GPU multiplies gradient and result before its kernel runs.
+    pub(super) fn softmax_backward(&mut self, op: u32) -> bool {
+        if self.applies(Rule::Softmax) {
+            let inputs = self.inputs(op);
+            if let Some(gradient) = inputs.tensor(0) {
+                self.add_transients(&[gradient.bytes()], op, Rule::Softmax);
+            }
+        }
+        false
+    }
+
+    /// Each thread's first multiplication gives its cuBLAS handle a workspace, for good, after the result's block.
+    pub(super) fn multiplication(&mut self, op: u32) -> bool {
+        let thread = usize::from(self.is_backward(op));
+        if self.applies(Rule::Workspaces) && !std::mem::replace(&mut self.multiplied[thread], true) {
+            let start = self.twin.lives.key(self.op(op).end, 0);
+            self.add(self.settings.class.cublas_workspace(), start, None, op, Rule::Workspaces);
+        }
+        false
+    }
+
+    /// What a kernel takes for itself and gives back before it ends belongs to the CPU's kernel; the GPU's own scratch
+    /// is added by the rules that know it. Numbers never reach the GPU's allocator.
+    pub(super) fn scratch_and_numbers(&mut self, steps: &[Step]) {
+        for life in 0..self.twin.lives.list.len() as u32 {
+            let l = self.twin.lives.list[life as usize];
+            if l.dropped || l.start.side != 1 || l.before {
+                continue;
+            }
+            if l.bytes <= NUMBER {
+                let from_python = l.op == NONE;
+                let in_step = steps.iter().any(|s| s.start <= l.start.time && l.start.time <= s.end);
+                let brief = l.op != NONE && self.is_transient(life, self.calls.outermost(l.op));
+                if self.applies(Rule::Numbers) && (from_python || in_step || brief) {
+                    self.drop(life, Rule::Numbers);
+                }
+            } else if l.op != NONE && self.applies(Rule::Scratch) && self.name(l.op).starts_with("aten::") && self.is_transient(life, l.op) {
+                self.drop(life, Rule::Scratch);
+            }
+        }
+    }
+}
