@@ -107,7 +107,7 @@ impl Editor<'_> {
             } else if o.sequence >= 0
                 && self.calls.parent[op as usize] == NONE
                 && let Some(call) = of_sequence.get(&o.sequence)
-                && o.start > trace.ops[*call as usize].end
+                && self.name(op).starts_with(super::NODE)
                 && let Some(group) = groups.get_mut(call)
             {
                 group.nodes.push(op);

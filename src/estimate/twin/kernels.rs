@@ -6,6 +6,9 @@ use super::{Editor, Rule, Step};
 /// A number that Python hands to an operator becomes a tensor of at most this size, on the host.
 const NUMBER: u64 = 8;
 
+/// What PyTorch gives cuBLASLt, unless told otherwise.
+const CUBLASLT_WORKSPACE: u64 = 1 << 20;
+
 impl Editor<'_> {
     /// oneDNN copies input, weight and output into its own layouts; cuDNN needs none of that.
     pub(super) fn convolution(&mut self, op: u32) -> bool {
@@ -105,12 +108,24 @@ impl Editor<'_> {
         false
     }
 
-    /// Each thread's first multiplication gives its cuBLAS handle a workspace, for good, after the result's block.
+    /// Each thread's first multiplication gives its cuBLAS handle a workspace, for good, after the result's block. The
+    /// first that adds a bias goes through cuBLASLt, which has one of its own.
     pub(super) fn multiplication(&mut self, op: u32) -> bool {
+        if !self.applies(Rule::Workspaces) {
+            return false;
+        }
+        let mut workspaces = Vec::new();
         let thread = usize::from(self.is_backward(op));
-        if self.applies(Rule::Workspaces) && !std::mem::replace(&mut self.multiplied[thread], true) {
+        if !std::mem::replace(&mut self.multiplied[thread], true) {
+            workspaces.push(self.settings.class.cublas_workspace());
+        }
+        if !self.biased && self.name(op) == "aten::addmm" && self.inputs(op).tensor(0).is_some_and(|bias| bias.dims.len() == 1) {
+            self.biased = true;
+            workspaces.push(CUBLASLT_WORKSPACE);
+        }
+        for bytes in workspaces {
             let start = self.twin.lives.key(self.op(op).end, 0);
-            self.add(self.settings.class.cublas_workspace(), start, None, op, Rule::Workspaces);
+            self.add(bytes, start, None, op, Rule::Workspaces);
         }
         false
     }

@@ -139,11 +139,15 @@ pub fn of(trace: &Trace, calls: &Calls, settings: &Settings) -> Twin {
         kinds: trace.texts.iter().map(|t| Kind::of(t)).collect(),
         inputs: HashMap::new(),
         multiplied: [false; 2],
+        biased: false,
         twin: Twin { lives, effects: BTreeMap::new(), steps: Vec::new(), notes: Vec::new() },
     };
     editor.edit();
     editor.twin
 }
+
+/// How the operator that runs a backward node is named.
+const NODE: &str = "autograd::engine::evaluate_function: ";
 
 /// Operators that some rule knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -185,6 +189,8 @@ struct Editor<'a> {
     inputs: HashMap<u32, Rc<Inputs>>,
     /// Whether the forward and the backward thread have their workspace.
     multiplied: [bool; 2],
+    /// Whether cuBLASLt has its own.
+    biased: bool,
     twin: Twin,
 }
 
@@ -247,7 +253,7 @@ impl Editor<'_> {
 
     /// Whether the operator runs for a backward node.
     fn is_backward(&self, op: u32) -> bool {
-        self.name(self.calls.outermost(op)).starts_with("autograd::engine::evaluate_function")
+        self.name(self.calls.outermost(op)).starts_with(NODE)
     }
 
     /// The blocks taken inside `op`, in order.
