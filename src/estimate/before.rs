@@ -5,10 +5,13 @@
 //! before the trace are those that the class of the optimizer keeps and the first step doesn't make. Not for: blocks
 //! whose free the trace shows, which [`super::lives`] has already.
 
+use std::collections::{HashMap, HashSet};
+
 use super::calls::{Calls, NONE};
 use super::inputs::Inputs;
+use super::lives::Lives;
 use super::trace::Trace;
-use super::twin::{Step, Twin};
+use super::twin::{NODE, Step, Twin, step_class};
 
 /// Sizes of the blocks from before, in the order in which they were made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,6 +38,7 @@ impl Before {
             before.notes.push("no optimizer step and no gradient in the trace: parameters from before it are not counted".to_owned());
         }
         before.find_buffers(trace);
+        before.find_tables(trace, calls, &twin.lives);
         if let Some(step) = twin.steps.first() {
             before.find_states(step, twin);
         }
@@ -57,9 +61,9 @@ impl Before {
 
     /// A batch norm in training is called with its running statistics; each has a counter too.
     fn find_buffers(&mut self, trace: &Trace) {
-        let first_end = trace.marks.iter().find(|m| trace.text(m.name).starts_with("Optimizer.step#")).map_or(u64::MAX, |m| m.end);
+        let first_end = first_step_end(trace);
         let mut at = 0;
-        let mut parsed = std::collections::HashMap::new();
+        let mut parsed = HashMap::new();
         for op in &trace.ops {
             if op.start > first_end {
                 break;
@@ -77,6 +81,43 @@ impl Before {
             let place = (at..self.parameters.len().saturating_sub(1)).find(|&i| self.parameters[i] == weight && self.parameters[i + 1] == weight);
             at = place.map_or(at, |i| i + 2);
             self.buffers.extend(statistics.into_iter().chain([8]).map(|b| (at, b)));
+        }
+    }
+
+    /// Masks, positions and other tables of integers that a module holds: a contiguous tensor that forward takes a part of
+    /// while no block of its size is there. One for each module that does.
+    fn find_tables(&mut self, trace: &Trace, calls: &Calls, lives: &Lives) {
+        let first_end = first_step_end(trace);
+        let mut alive: HashMap<u64, i64> = HashMap::new();
+        let mut seen = HashSet::new();
+        let mut parsed = HashMap::new();
+        let mut events = trace.memory.iter().enumerate().peekable();
+        for life in lives.list.iter().filter(|l| l.before) {
+            *alive.entry(life.bytes).or_default() += 1;
+        }
+        for (index, op) in trace.ops.iter().enumerate() {
+            if op.start > first_end {
+                break;
+            }
+            while let Some((_, memory)) = events.next_if(|(_, m)| m.time <= op.start) {
+                *alive.entry(memory.bytes.unsigned_abs()).or_default() += memory.bytes.signum();
+            }
+            if !matches!(trace.text(op.name), "aten::slice" | "aten::select" | "aten::index" | "aten::index_select") {
+                continue;
+            }
+            if trace.text(trace.ops[calls.outermost(index as u32) as usize].name).starts_with(NODE) {
+                continue;
+            }
+            let inputs: &Inputs = parsed.entry(op.args).or_insert_with(|| Inputs::of(trace, trace.args[op.args as usize]));
+            let Some(table) = inputs.tensor(0) else { continue };
+            let bytes = table.bytes();
+            if !table.integral || table.dims.len() < 2 || !table.is_contiguous() || alive.get(&bytes).is_some_and(|&n| n > 0) {
+                continue;
+            }
+            let module = trace.modules[..trace.modules.partition_point(|m| m.start <= op.start)].iter().rev().find(|m| m.end >= op.end);
+            if seen.insert((module.map(|m| m.name), bytes)) {
+                self.buffers.push((self.parameters.len(), bytes));
+            }
         }
     }
 
@@ -106,6 +147,11 @@ impl Before {
             }
         }
     }
+}
+
+/// When the first optimizer step ends.
+fn first_step_end(trace: &Trace) -> u64 {
+    trace.marks.iter().find(|m| step_class(trace.text(m.name)).is_some()).map_or(u64::MAX, |m| m.end)
 }
 
 /// Gradients that the first backward pass accumulates, last first.

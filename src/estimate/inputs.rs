@@ -16,6 +16,8 @@ pub struct Tensor {
     pub strides: Vec<u64>,
     /// Bytes of one element.
     pub element: u64,
+    /// Whether its elements are integers or booleans.
+    pub integral: bool,
 }
 
 impl Tensor {
@@ -82,10 +84,11 @@ impl Inputs {
                 .unwrap_or_default()
         };
         let (dims, strides, types, plain) = (column(args.dims), column(args.strides), column(args.types), column(args.concrete));
-        let tensor = |d: &Value, s: Option<&Value>, element: u64| Tensor {
+        let tensor = |d: &Value, s: Option<&Value>, (element, integral): (u64, bool)| Tensor {
             dims: numbers(d),
             strides: s.map(numbers).unwrap_or_default(),
             element,
+            integral,
         };
         let list = dims
             .iter()
@@ -97,10 +100,10 @@ impl Inputs {
                     let each = d.as_array().map(Vec::as_slice).unwrap_or_default();
                     let strides = strides.get(i).and_then(Value::as_array);
                     // A list's element type is not recorded in older traces; single precision is what training uses.
-                    let element = element_bytes(kind).unwrap_or(4);
+                    let element = element(kind).unwrap_or((4, false));
                     return Input::List(each.iter().enumerate().map(|(j, d)| tensor(d, strides.and_then(|s| s.get(j)), element)).collect());
                 }
-                element_bytes(kind).map_or(Input::Other, |element| Input::Tensor(tensor(d, strides.get(i), element)))
+                element(kind).map_or(Input::Other, |element| Input::Tensor(tensor(d, strides.get(i), element)))
             })
             .collect();
         let plain = plain.into_iter().map(|v| if let Value::String(s) = v { s } else { v.to_string() }).collect();
@@ -148,15 +151,18 @@ fn numbers(value: &Value) -> Vec<u64> {
     value.as_array().map(|a| a.iter().filter_map(Value::as_u64).collect()).unwrap_or_default()
 }
 
-/// Bytes of one element of a profiler's type name; `None` for what is no tensor.
-fn element_bytes(kind: &str) -> Option<u64> {
+/// Bytes of one element of a profiler's type name, and whether it is integral; `None` for what is no tensor.
+fn element(kind: &str) -> Option<(u64, bool)> {
     Some(match kind {
-        "float" | "int" | "unsigned int" | "c10::complex<c10::Half>" => 4,
-        "double" | "long int" | "long" | "unsigned long" | "c10::complex<float>" => 8,
-        "c10::complex<double>" => 16,
-        "c10::Half" | "c10::BFloat16" | "short int" | "short" | "unsigned short" => 2,
-        "bool" | "unsigned char" | "signed char" | "char" => 1,
-        k if k.starts_with("c10::Float8") => 1,
+        "float" | "c10::complex<c10::Half>" => (4, false),
+        "int" | "unsigned int" => (4, true),
+        "double" | "c10::complex<float>" => (8, false),
+        "long int" | "long" | "unsigned long" => (8, true),
+        "c10::complex<double>" => (16, false),
+        "c10::Half" | "c10::BFloat16" => (2, false),
+        "short int" | "short" | "unsigned short" => (2, true),
+        "bool" | "unsigned char" | "signed char" | "char" => (1, true),
+        k if k.starts_with("c10::Float8") => (1, false),
         _ => return None,
     })
 }

@@ -200,11 +200,17 @@ impl Editor<'_> {
         };
     }
 
-    /// Query, key and value stay until backward: finds their blocks by what their strides span.
+    /// Query, key, value and mask stay until backward: finds their blocks by what their strides span. A mask of booleans
+    /// becomes one of numbers first.
     fn hold_inputs(&mut self, op: u32, inputs: &Inputs, until: Key) {
         let mut held: Vec<u32> = Vec::new();
-        for index in [2, 1, 0] {
-            let Some(tensor) = inputs.tensor(index) else { continue };
+        for index in [3, 2, 1, 0] {
+            let Some(tensor) = inputs.tensor(index).filter(|t| !t.dims.is_empty()) else { continue };
+            if tensor.integral {
+                let start = self.twin.lives.key(self.op(op).start, 2);
+                self.add(tensor.count() * inputs.tensor(0).map_or(4, |q| q.element), start, Some(until), op, Rule::Attention);
+                continue;
+            }
             if let Some(life) = self.block_of(op, tensor, &held) {
                 held.push(life);
                 self.outlive(life, Some(until));
@@ -217,7 +223,7 @@ impl Editor<'_> {
         let varying: Tensor = Tensor {
             dims: tensor.dims.iter().copied().filter(|&d| d > 1).collect(),
             strides: tensor.dims.iter().zip(&tensor.strides).filter(|&(&d, _)| d > 1).map(|(_, &s)| s).collect(),
-            element: tensor.element,
+            ..tensor.clone()
         };
         let span = varying.span();
         let shared = span > tensor.bytes();
@@ -275,7 +281,8 @@ impl Editor<'_> {
             // Sixteen bytes of locks and 64 x 64 partial sums a tile.
             let workspace = shape.batch * shape.heads * tiles * (16 + 64 * 64 * 4);
             let sums = shape.batch * shape.heads * shape.rows * 4;
-            vec![vec![shape.query(), sums, sums], vec![workspace]]
+            let packed = if self.gradient_is_packed(op, shape) { 0 } else { shape.query() };
+            vec![vec![packed, shape.query(), sums, sums], vec![packed, workspace]]
         } else {
             let rows = shape.rows.next_multiple_of(128);
             let sums = shape.batch * shape.heads * rows * 4;
@@ -293,6 +300,18 @@ impl Editor<'_> {
                 }
             }
         }
+    }
+
+    /// Whether the gradient that reaches backward lies row by row, all heads of a row together, as the kernel wants it.
+    fn gradient_is_packed(&mut self, node: u32, shape: &Shape) -> bool {
+        let inner = self.calls.inside(self.trace, node).first().copied();
+        let Some(inputs) = inner.map(|op| self.inputs(op)) else { return true };
+        let Some(gradient) = inputs.tensor(0) else { return true };
+        let [_, heads, rows, width] = gradient.strides[..] else { return true };
+        if gradient.dims != [shape.batch, shape.heads, shape.rows, gradient.dims[3]] {
+            return true;
+        }
+        width == 1 && (heads == gradient.dims[3] || shape.heads == 1) && (rows == shape.heads * gradient.dims[3] || shape.rows == 1)
     }
 
     /// Drops what the group's nodes take for each other and returns what others use of it, in order.

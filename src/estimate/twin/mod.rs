@@ -18,7 +18,7 @@ use super::inputs::Inputs;
 use super::lives::{Key, Lives};
 use super::trace::{Op, Trace};
 
-pub use optimizer::Step;
+pub use optimizer::{Step, step_class};
 
 /// What decides how much scratch a GPU's kernels take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,7 +147,7 @@ pub fn of(trace: &Trace, calls: &Calls, settings: &Settings) -> Twin {
 }
 
 /// How the operator that runs a backward node is named.
-const NODE: &str = "autograd::engine::evaluate_function: ";
+pub const NODE: &str = "autograd::engine::evaluate_function: ";
 
 /// Operators that some rule knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -169,7 +169,7 @@ mod tests {
 
     fn packed(dims: &[u64]) -> Tensor {
         let strides = (0..dims.len()).map(|d| dims[d + 1..].iter().product()).collect();
-        Tensor { dims: dims.to_vec(), strides, element: 4 }
+        Tensor { dims: dims.to_vec(), strides, element: 4, integral: false }
     }
 
     /// Requests that PyTorch 2.11 made on a Hopper-class device.
