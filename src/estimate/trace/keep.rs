@@ -3,7 +3,7 @@
 //! For: turning [`Event`]s into a [`Trace`]. Not for: bytes and JSON (`read`, `event`).
 
 use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::event::{Category, Event, MEMORY, MODULE};
 use super::intern::{Interner, unescape};
@@ -13,7 +13,7 @@ use super::{Args, Mark, Memory, Module, Op, Text, Thread, Trace};
 use crate::units::{Bytes, Nanos};
 
 /// Begun events (`B`) that wait for their end (`E`), at most.
-const OPEN: usize = 100_000;
+const OPEN: usize = 10_000;
 
 /// A begun event, or one that isn't kept.
 #[derive(Clone, Copy)]
@@ -37,8 +37,8 @@ pub(super) struct Keeper {
     memory: Vec<Memory>,
     marks: Vec<Mark>,
     modules: Vec<Module>,
-    /// By thread.
-    open: Vec<Vec<Record>>,
+    /// By thread; none is empty.
+    open: BTreeMap<Thread, Vec<Record>>,
     opened: usize,
     /// Records that begin here or later are not kept.
     until: u64,
@@ -66,7 +66,7 @@ impl Keeper {
             memory: Vec::new(),
             marks: Vec::new(),
             modules: Vec::new(),
-            open: Vec::new(),
+            open: BTreeMap::new(),
             opened: 0,
             until: u64::MAX,
             latest: 0,
@@ -146,18 +146,19 @@ impl Keeper {
         if self.opened == OPEN {
             return Err(format!("more than {OPEN} events begin (\"B\") and don't end (\"E\"): record the trace again"));
         }
-        let thread = self.thread(event)?.0 as usize;
-        if self.open.len() <= thread {
-            self.open.resize_with(thread + 1, Vec::new);
-        }
-        self.open[thread].push(record);
+        let thread = self.thread(event)?;
+        self.open.entry(thread).or_default().push(record);
         self.opened += 1;
         Ok(())
     }
 
     fn ended(&mut self, event: &Event<'_>, offset: u64) -> Result<(), String> {
-        let thread = self.thread(event)?.0 as usize;
-        let Some(record) = self.open.get_mut(thread).and_then(Vec::pop) else { return Ok(()) };
+        let thread = self.thread(event)?;
+        let Some(stack) = self.open.get_mut(&thread) else { return Ok(()) };
+        let record = stack.pop().unwrap_or(Record::Nothing);
+        if stack.is_empty() {
+            self.open.remove(&thread);
+        }
         self.opened -= 1;
         let Some(time) = nanos(event.time).map(biased) else { return self.unreadable(offset) };
         self.latest = self.latest.max(time);
@@ -239,8 +240,8 @@ impl Keeper {
     }
 
     fn texts_within_limit(&self) -> Result<(), String> {
-        // The argument list itself, and its place in the table.
-        let lists = self.args.len() as u64 * (size_of::<Args>() as u64 * 4);
+        // The argument list itself, and its place in the table, while both double.
+        let lists = self.args.len() as u64 * (size_of::<Args>() as u64 * 8);
         if self.names.bytes + self.threads.bytes + lists <= self.limits.texts_bytes {
             return Ok(());
         }
@@ -297,7 +298,7 @@ impl Keeper {
 
     /// Sorted, times from the first record on.
     pub fn finish(mut self, mut notes: Vec<String>, bytes: Bytes) -> Result<Trace, String> {
-        for record in std::mem::take(&mut self.open).into_iter().flatten() {
+        for record in std::mem::take(&mut self.open).into_values().flatten() {
             self.unpaired += u64::from(!matches!(record, Record::Nothing));
             self.close(record, self.latest)?;
         }

@@ -27,9 +27,18 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// Enough for some hundred iterations of most models; with it, reading any file takes less than 200 MiB.
+    /// Enough for some fifty iterations of a model of 25,000 operators an iteration.
     fn default() -> Self {
         Self { records_bytes: 96 << 20, texts_bytes: 48 << 20, event_bytes: 4 << 20 }
+    }
+}
+
+impl Limits {
+    /// The most memory that reading any file takes: the records and room to sort them, the texts, an event
+    /// in the window and its copies, and the reading thread's chunks.
+    #[must_use]
+    pub const fn memory(&self) -> Bytes {
+        Bytes(self.records_bytes + self.records_bytes / 2 + self.texts_bytes + 8 * self.event_bytes as u64 + (8 << 20))
     }
 }
 
@@ -181,8 +190,10 @@ impl<R: Read> Reader<'_, R> {
                         More::Yes => {}
                         More::Ended => break None,
                         More::Full => {
-                            return Err(self
-                                .error(offset, format!("a name longer than {}; give another file", Bytes(self.limits.event_bytes as u64))));
+                            return Err(self.error(
+                                offset,
+                                format!("a name longer than {}; give another file", Bytes(self.limits.event_bytes as u64)),
+                            ));
                         }
                     },
                 }
@@ -375,7 +386,10 @@ impl<R: Read> Reader<'_, R> {
             return Err(self.error(end, problem));
         }
         if self.damaged > 0 {
-            notes.push(format!("{} events are not JSON and were left out, the first at byte {}.", self.damaged, self.damaged_at));
+            notes.push(format!(
+                "{} events are not JSON, or nest too deep, and were left out, the first at byte {}.",
+                self.damaged, self.damaged_at
+            ));
         }
         if self.oversized > 0 {
             notes.push(format!("{} events are longer than {} and were left out.", self.oversized, Bytes(self.limits.event_bytes as u64)));
