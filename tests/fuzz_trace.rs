@@ -168,6 +168,79 @@ fn seeds() -> [Vec<u8>; 3] {
         .map(String::into_bytes)
 }
 
+/// An endless trace, made as it is read: what comes first, then `next(0)`, `next(1)`, ….
+struct Endless<F> {
+    pending: Vec<u8>,
+    at: usize,
+    count: u64,
+    left: usize,
+    next: F,
+}
+
+impl<F: Fn(u64) -> String> Read for Endless<F> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        if self.at == self.pending.len() {
+            self.pending = (self.next)(self.count).into_bytes();
+            (self.at, self.count) = (0, self.count + 1);
+        }
+        let n = buffer.len().min(self.pending.len() - self.at).min(self.left);
+        buffer[..n].copy_from_slice(&self.pending[self.at..self.at + n]);
+        (self.at, self.left) = (self.at + n, self.left - n);
+        Ok(n)
+    }
+}
+
+/// Traces made to fill memory, each many times its limits.
+fn hostile() {
+    const BYTES: usize = 8 << 20;
+    let limits = Limits { records_bytes: 1 << 20, texts_bytes: 1 << 20, event_bytes: 1 << 16 };
+    let event = |rest: String| format!(r#"{{"ph":"X","cat":"cpu_op","ts":1,{rest}}},"#);
+    let memory = r#"{"ph":"i","name":"[memory]","ts":0,"args":{"Addr":1,"Bytes":1}},"#;
+    type Next = Box<dyn Fn(u64) -> String>;
+    let streams: [(&str, &str, Next); 12] = [
+        ("different names", "take more than", Box::new(move |i| event(format!(r#""name":"{i}""#)))),
+        (
+            "different arguments",
+            "take more than",
+            Box::new(move |i| {
+                event(format!(r#""args":{{"Input Dims":[{}]}}"#, i % 999)) + &event(format!(r#""args":{{"Input type":[{i}]}}"#))
+            }),
+        ),
+        ("different threads", "take more than", Box::new(move |i| event(format!(r#""tid":{i}"#)))),
+        ("begun and never ended", "don't end", Box::new(|i| format!(r#"{{"ph":"B","cat":"x","tid":{},"ts":{i}}},"#, i % 500))),
+        ("all at one instant", "at one instant", Box::new(move |_| event(r#""name":"a""#.to_owned()))),
+        (
+            "one long string",
+            "ends before any memory event",
+            Box::new(|i| if i == 0 { "{\"name\":\"".to_owned() } else { "x\\\"}".repeat(99) }),
+        ),
+        ("nothing but depth", "not JSON", Box::new(|_| "{\"ph\":[".repeat(99))),
+        ("nothing but braces", "not JSON", Box::new(|_| "{".repeat(999))),
+        ("a comma after the other", "ends before any memory event", Box::new(|_| ", ".repeat(999))),
+        (
+            "more events than records",
+            "",
+            Box::new(move |i| {
+                format!(r#"{{"ph":"X","cat":"cpu_op","name":"a","ts":{i}}},{}"#, memory.replace("\"ts\":0", &format!("\"ts\":{i}")))
+            }),
+        ),
+        ("the latest first", "", Box::new(move |i| memory.replace("\"ts\":0", &format!("\"ts\":-{i}")))),
+        ("long names", "take more than", Box::new(move |i| event(format!(r#""name":"{i}{}""#, "\\n".repeat(30_000))))),
+    ];
+    for (name, refusal, next) in streams {
+        let source = Endless { pending: b"[".to_vec(), at: 0, count: 0, left: BYTES, next };
+        let before = NOW.load(Relaxed);
+        PEAK.store(before, Relaxed);
+        let answer = parse(source, Path::new("t.json"), &limits);
+        let peak = PEAK.load(Relaxed).saturating_sub(before) as u64;
+        assert!(peak <= limits.memory().0, "{name}: {peak} bytes, stated are {}", limits.memory().0);
+        match answer {
+            Ok(trace) => assert!(refusal.is_empty() && !trace.notes.is_empty(), "{name}: {:?}", trace.notes),
+            Err(e) => assert!(!refusal.is_empty() && e.to_string().contains(refusal), "{name}: {e}"),
+        }
+    }
+}
+
 fn cases() -> u64 {
     std::env::var("NEAP_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(33_000)
 }
@@ -189,6 +262,7 @@ fn holds_together(trace: &Trace) {
 fn damaged_traces_are_answered_within_the_stated_memory() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("t.json.gz");
+    hostile();
     let seeds = seeds();
     let (mut read_well, mut refused) = (0, 0);
     for seed in 0..cases() {

@@ -81,7 +81,7 @@ impl Keeper {
 
     /// Keeps what `event`, which stands at `offset`, says. The error is a limit that is passed, and the remedy.
     pub fn add(&mut self, event: &Event<'_>, offset: u64) -> Result<(), String> {
-        self.events += 1;
+        self.events += u64::from(event.phase != 0);
         match event.phase {
             b'X' | b'B' => self.spanning(event, offset),
             b'E' => self.ended(event, offset),
@@ -105,7 +105,10 @@ impl Keeper {
         if !wanted {
             return if begun { self.begin(event, Record::Nothing) } else { Ok(()) };
         }
-        let Some(start) = nanos(event.time).map(biased) else { return self.unreadable(offset) };
+        let Some(start) = nanos(event.time).map(biased) else {
+            self.unreadable(offset);
+            return if begun { self.begin(event, Record::Nothing) } else { Ok(()) };
+        };
         let duration = nanos(event.duration).map_or(0, |d| u64::try_from(d).unwrap_or(0));
         let end = start.saturating_add(duration);
         self.latest = self.latest.max(end);
@@ -127,7 +130,8 @@ impl Keeper {
 
     fn memory_event(&mut self, event: &Event<'_>, offset: u64) -> Result<(), String> {
         let (Some(time), Some(address), Some(bytes)) = (nanos(event.time).map(biased), address(event.address), whole(event.bytes)) else {
-            return self.unreadable(offset);
+            self.unreadable(offset);
+            return Ok(());
         };
         self.has_memory = true;
         self.latest = self.latest.max(time);
@@ -160,7 +164,10 @@ impl Keeper {
             self.open.remove(&thread);
         }
         self.opened -= 1;
-        let Some(time) = nanos(event.time).map(biased) else { return self.unreadable(offset) };
+        let Some(time) = nanos(event.time).map(biased) else {
+            self.unreadable(offset);
+            return Ok(());
+        };
         self.latest = self.latest.max(time);
         self.close(record, time)
     }
@@ -192,12 +199,11 @@ impl Keeper {
         self.within_limit()
     }
 
-    fn unreadable(&mut self, offset: u64) -> Result<(), String> {
+    const fn unreadable(&mut self, offset: u64) {
         if self.unreadable == 0 {
             self.unreadable_at = offset;
         }
         self.unreadable += 1;
-        Ok(())
     }
 
     fn thread(&mut self, event: &Event<'_>) -> Result<Thread, String> {
@@ -321,7 +327,7 @@ impl Keeper {
         sort(&mut modules, |m| (m.start, Reverse(m.end)));
         if self.left_out > 0 {
             notes.push(format!(
-                "The trace has more events than {} of records hold: {} that begin {} or more after its start were left out (it lasts {}).",
+                "The trace has more events than {} of records hold: {} events that begin {} or more after its start were left out (it lasts {}).",
                 Bytes(self.limits.records_bytes),
                 self.left_out,
                 Nanos(until.saturating_sub(base)),
@@ -330,12 +336,12 @@ impl Keeper {
         }
         if self.unreadable > 0 {
             notes.push(format!(
-                "{} events have no readable time, address or size and were left out, the first at byte {}.",
+                "Events without a readable time, address or size were left out: {}, the first at byte {}.",
                 self.unreadable, self.unreadable_at
             ));
         }
         if self.unpaired > 0 {
-            notes.push(format!("{} events begin and don't end: they are taken to last to the end of the trace.", self.unpaired));
+            notes.push(format!("Events that begin and don't end were taken to last to the end of the trace: {}.", self.unpaired));
         }
         Ok(Trace { texts: self.names.texts, args: self.args, ops, memory, marks, modules, notes, bytes })
     }

@@ -49,7 +49,7 @@ pub enum TraceError {
     #[error(transparent)]
     File(#[from] FileError),
     /// It can't be read on.
-    #[error("{}: byte {offset}: cannot be read: {cause}", path.display())]
+    #[error("{}: byte {offset}: cannot be read: {cause}; copy the file elsewhere and try again", path.display())]
     Read {
         /// The file.
         path: PathBuf,
@@ -366,6 +366,12 @@ impl<R: Read> Reader<'_, R> {
             match cause.kind() {
                 io::ErrorKind::UnexpectedEof => self.cut = Some(end),
                 io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData => {
+                    if !self.keeper.has_memory() {
+                        return Err(self.error(
+                            end,
+                            "the file's compression is damaged here, before any memory event: copy it or record the trace again",
+                        ));
+                    }
                     notes.push(format!("The file's compression is damaged after byte {end} of the trace: what comes after was not read."));
                     self.cut = None;
                 }
@@ -376,6 +382,9 @@ impl<R: Read> Reader<'_, R> {
             notes.push(format!("The file ends at byte {at}, in the middle of the trace: what came before was used."));
         }
         if !self.keeper.has_memory() {
+            if self.damaged > 0 && self.keeper.events == 0 {
+                return Err(self.error(self.damaged_at, "is not JSON from here on: copy the file or record the trace again"));
+            }
             let problem = match (notes.is_empty(), self.keeper.events) {
                 (false, _) => {
                     "the file ends before any memory event (PyTorch writes them after the operators): copy it or record the trace again"
@@ -387,12 +396,12 @@ impl<R: Read> Reader<'_, R> {
         }
         if self.damaged > 0 {
             notes.push(format!(
-                "{} events are not JSON, or nest too deep, and were left out, the first at byte {}.",
+                "Events that are not JSON, or nest too deep, were left out: {}, the first at byte {}.",
                 self.damaged, self.damaged_at
             ));
         }
         if self.oversized > 0 {
-            notes.push(format!("{} events are longer than {} and were left out.", self.oversized, Bytes(self.limits.event_bytes as u64)));
+            notes.push(format!("Events longer than {} were left out: {}.", Bytes(self.limits.event_bytes as u64), self.oversized));
         }
         let path = self.path.to_owned();
         self.keeper.finish(notes, Bytes(end)).map_err(|problem| TraceError::Content { path, offset: end, problem })
