@@ -22,7 +22,7 @@ pub(super) enum Category {
 /// An event's fields as they stand: strings' insides with their escapes, numbers' texts; empty where absent.
 #[derive(Debug, Default)]
 pub(super) struct Event<'a> {
-    /// `X`, `i`, …; 0 where there is none, or where the event is no use and wasn't read on.
+    /// `X`, `i`, …; 0 where there is none. The only field of an event that is no use, which isn't read on.
     pub phase: u8,
     pub category: Category,
     pub name: &'a [u8],
@@ -75,7 +75,7 @@ impl<'a> Event<'a> {
                     event.name = cursor.plain()?;
                     if event.useless() {
                         cursor.rest_of_object()?;
-                        return Ok((Self::default(), cursor.at));
+                        return Ok((Self { phase: event.phase, ..Self::default() }, cursor.at));
                     }
                 }
                 b"pid" => event.process = cursor.plain()?,
@@ -160,7 +160,7 @@ mod tests {
     fn useless_events_are_stepped_over() {
         let text = br#"{"ph": "X", "cat": "python_function", "name": "f.py(1): {", "args": {"a": "\"}"}}, {"#;
         let (event, used) = Event::parse(text).unwrap();
-        assert_eq!((event.phase, &text[used..]), (0, &b", {"[..]));
+        assert_eq!((event.phase, event.name, &text[used..]), (b'X', &b""[..], &b", {"[..]));
     }
 
     #[test]

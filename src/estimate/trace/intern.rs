@@ -46,8 +46,8 @@ impl Interner {
     }
 
     fn insert(&mut self, slot: usize, hash: u64, text: Box<str>) -> u32 {
-        // The slot, the table's entry, and what an allocator adds.
-        self.bytes += text.len() as u64 + 64;
+        // The slots and the table's entry, while both double, and what an allocator adds.
+        self.bytes += text.len() as u64 + 128;
         let id = self.texts.len() as u32;
         self.texts.push(text);
         self.slots[slot] = ((hash >> 32) as u32, id + 1);

@@ -3,7 +3,7 @@
 //! For: turning [`Event`]s into a [`Trace`]. Not for: bytes and JSON (`read`, `event`).
 
 use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::event::{Category, Event, MEMORY, MODULE};
 use super::intern::{Interner, unescape};
@@ -13,7 +13,7 @@ use super::{Args, Mark, Memory, Module, Op, Text, Thread, Trace};
 use crate::units::{Bytes, Nanos};
 
 /// Begun events (`B`) that wait for their end (`E`), at most.
-const OPEN: usize = 100_000;
+const OPEN: usize = 10_000;
 
 /// A begun event, or one that isn't kept.
 #[derive(Clone, Copy)]
@@ -37,8 +37,8 @@ pub(super) struct Keeper {
     memory: Vec<Memory>,
     marks: Vec<Mark>,
     modules: Vec<Module>,
-    /// By thread.
-    open: Vec<Vec<Record>>,
+    /// By thread; none is empty.
+    open: BTreeMap<Thread, Vec<Record>>,
     opened: usize,
     /// Records that begin here or later are not kept.
     until: u64,
@@ -66,7 +66,7 @@ impl Keeper {
             memory: Vec::new(),
             marks: Vec::new(),
             modules: Vec::new(),
-            open: Vec::new(),
+            open: BTreeMap::new(),
             opened: 0,
             until: u64::MAX,
             latest: 0,
@@ -81,7 +81,7 @@ impl Keeper {
 
     /// Keeps what `event`, which stands at `offset`, says. The error is a limit that is passed, and the remedy.
     pub fn add(&mut self, event: &Event<'_>, offset: u64) -> Result<(), String> {
-        self.events += 1;
+        self.events += u64::from(event.phase != 0);
         match event.phase {
             b'X' | b'B' => self.spanning(event, offset),
             b'E' => self.ended(event, offset),
@@ -105,7 +105,10 @@ impl Keeper {
         if !wanted {
             return if begun { self.begin(event, Record::Nothing) } else { Ok(()) };
         }
-        let Some(start) = nanos(event.time).map(biased) else { return self.unreadable(offset) };
+        let Some(start) = nanos(event.time).map(biased) else {
+            self.unreadable(offset);
+            return if begun { self.begin(event, Record::Nothing) } else { Ok(()) };
+        };
         let duration = nanos(event.duration).map_or(0, |d| u64::try_from(d).unwrap_or(0));
         let end = start.saturating_add(duration);
         self.latest = self.latest.max(end);
@@ -127,7 +130,8 @@ impl Keeper {
 
     fn memory_event(&mut self, event: &Event<'_>, offset: u64) -> Result<(), String> {
         let (Some(time), Some(address), Some(bytes)) = (nanos(event.time).map(biased), address(event.address), whole(event.bytes)) else {
-            return self.unreadable(offset);
+            self.unreadable(offset);
+            return Ok(());
         };
         self.has_memory = true;
         self.latest = self.latest.max(time);
@@ -146,20 +150,24 @@ impl Keeper {
         if self.opened == OPEN {
             return Err(format!("more than {OPEN} events begin (\"B\") and don't end (\"E\"): record the trace again"));
         }
-        let thread = self.thread(event)?.0 as usize;
-        if self.open.len() <= thread {
-            self.open.resize_with(thread + 1, Vec::new);
-        }
-        self.open[thread].push(record);
+        let thread = self.thread(event)?;
+        self.open.entry(thread).or_default().push(record);
         self.opened += 1;
         Ok(())
     }
 
     fn ended(&mut self, event: &Event<'_>, offset: u64) -> Result<(), String> {
-        let thread = self.thread(event)?.0 as usize;
-        let Some(record) = self.open.get_mut(thread).and_then(Vec::pop) else { return Ok(()) };
+        let thread = self.thread(event)?;
+        let Some(stack) = self.open.get_mut(&thread) else { return Ok(()) };
+        let record = stack.pop().unwrap_or(Record::Nothing);
+        if stack.is_empty() {
+            self.open.remove(&thread);
+        }
         self.opened -= 1;
-        let Some(time) = nanos(event.time).map(biased) else { return self.unreadable(offset) };
+        let Some(time) = nanos(event.time).map(biased) else {
+            self.unreadable(offset);
+            return Ok(());
+        };
         self.latest = self.latest.max(time);
         self.close(record, time)
     }
@@ -191,12 +199,11 @@ impl Keeper {
         self.within_limit()
     }
 
-    fn unreadable(&mut self, offset: u64) -> Result<(), String> {
+    const fn unreadable(&mut self, offset: u64) {
         if self.unreadable == 0 {
             self.unreadable_at = offset;
         }
         self.unreadable += 1;
-        Ok(())
     }
 
     fn thread(&mut self, event: &Event<'_>) -> Result<Thread, String> {
@@ -239,8 +246,8 @@ impl Keeper {
     }
 
     fn texts_within_limit(&self) -> Result<(), String> {
-        // The argument list itself, and its place in the table.
-        let lists = self.args.len() as u64 * (size_of::<Args>() as u64 * 4);
+        // The argument list itself, and its place in the table, while both double.
+        let lists = self.args.len() as u64 * (size_of::<Args>() as u64 * 8);
         if self.names.bytes + self.threads.bytes + lists <= self.limits.texts_bytes {
             return Ok(());
         }
@@ -297,7 +304,7 @@ impl Keeper {
 
     /// Sorted, times from the first record on.
     pub fn finish(mut self, mut notes: Vec<String>, bytes: Bytes) -> Result<Trace, String> {
-        for record in std::mem::take(&mut self.open).into_iter().flatten() {
+        for record in std::mem::take(&mut self.open).into_values().flatten() {
             self.unpaired += u64::from(!matches!(record, Record::Nothing));
             self.close(record, self.latest)?;
         }
@@ -320,7 +327,7 @@ impl Keeper {
         sort(&mut modules, |m| (m.start, Reverse(m.end)));
         if self.left_out > 0 {
             notes.push(format!(
-                "The trace has more events than {} of records hold: {} that begin {} or more after its start were left out (it lasts {}).",
+                "The trace has more events than {} of records hold: {} events that begin {} or more after its start were left out (it lasts {}).",
                 Bytes(self.limits.records_bytes),
                 self.left_out,
                 Nanos(until.saturating_sub(base)),
@@ -329,12 +336,12 @@ impl Keeper {
         }
         if self.unreadable > 0 {
             notes.push(format!(
-                "{} events have no readable time, address or size and were left out, the first at byte {}.",
+                "Events without a readable time, address or size were left out: {}, the first at byte {}.",
                 self.unreadable, self.unreadable_at
             ));
         }
         if self.unpaired > 0 {
-            notes.push(format!("{} events begin and don't end: they are taken to last to the end of the trace.", self.unpaired));
+            notes.push(format!("Events that begin and don't end were taken to last to the end of the trace: {}.", self.unpaired));
         }
         Ok(Trace { texts: self.names.texts, args: self.args, ops, memory, marks, modules, notes, bytes })
     }

@@ -9,6 +9,8 @@ mod keep;
 mod number;
 mod read;
 mod scan;
+#[cfg(test)]
+mod tests;
 mod window;
 
 pub use read::{Limits, TraceError, parse, read};

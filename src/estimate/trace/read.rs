@@ -27,9 +27,18 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// Enough for some hundred iterations of most models; with it, reading any file takes less than 200 MiB.
+    /// Enough for some fifty iterations of a model of 25,000 operators an iteration.
     fn default() -> Self {
         Self { records_bytes: 96 << 20, texts_bytes: 48 << 20, event_bytes: 4 << 20 }
+    }
+}
+
+impl Limits {
+    /// The most memory that reading any file takes: the records and room to sort them, the texts, an event
+    /// in the window and its copies, and the reading thread's chunks.
+    #[must_use]
+    pub const fn memory(&self) -> Bytes {
+        Bytes(self.records_bytes + self.records_bytes / 2 + self.texts_bytes + 8 * self.event_bytes as u64 + (8 << 20))
     }
 }
 
@@ -40,7 +49,7 @@ pub enum TraceError {
     #[error(transparent)]
     File(#[from] FileError),
     /// It can't be read on.
-    #[error("{}: byte {offset}: cannot be read: {cause}", path.display())]
+    #[error("{}: byte {offset}: cannot be read: {cause}; copy the file elsewhere and try again", path.display())]
     Read {
         /// The file.
         path: PathBuf,
@@ -181,8 +190,10 @@ impl<R: Read> Reader<'_, R> {
                         More::Yes => {}
                         More::Ended => break None,
                         More::Full => {
-                            return Err(self
-                                .error(offset, format!("a name longer than {}; give another file", Bytes(self.limits.event_bytes as u64))));
+                            return Err(self.error(
+                                offset,
+                                format!("a name longer than {}; give another file", Bytes(self.limits.event_bytes as u64)),
+                            ));
                         }
                     },
                 }
@@ -355,6 +366,12 @@ impl<R: Read> Reader<'_, R> {
             match cause.kind() {
                 io::ErrorKind::UnexpectedEof => self.cut = Some(end),
                 io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData => {
+                    if !self.keeper.has_memory() {
+                        return Err(self.error(
+                            end,
+                            "the file's compression is damaged here, before any memory event: copy it or record the trace again",
+                        ));
+                    }
                     notes.push(format!("The file's compression is damaged after byte {end} of the trace: what comes after was not read."));
                     self.cut = None;
                 }
@@ -365,6 +382,9 @@ impl<R: Read> Reader<'_, R> {
             notes.push(format!("The file ends at byte {at}, in the middle of the trace: what came before was used."));
         }
         if !self.keeper.has_memory() {
+            if self.damaged > 0 && self.keeper.events == 0 {
+                return Err(self.error(self.damaged_at, "is not JSON from here on: copy the file or record the trace again"));
+            }
             let problem = match (notes.is_empty(), self.keeper.events) {
                 (false, _) => {
                     "the file ends before any memory event (PyTorch writes them after the operators): copy it or record the trace again"
@@ -375,10 +395,13 @@ impl<R: Read> Reader<'_, R> {
             return Err(self.error(end, problem));
         }
         if self.damaged > 0 {
-            notes.push(format!("{} events are not JSON and were left out, the first at byte {}.", self.damaged, self.damaged_at));
+            notes.push(format!(
+                "Events that are not JSON, or nest too deep, were left out: {}, the first at byte {}.",
+                self.damaged, self.damaged_at
+            ));
         }
         if self.oversized > 0 {
-            notes.push(format!("{} events are longer than {} and were left out.", self.oversized, Bytes(self.limits.event_bytes as u64)));
+            notes.push(format!("Events longer than {} were left out: {}.", Bytes(self.limits.event_bytes as u64), self.oversized));
         }
         let path = self.path.to_owned();
         self.keeper.finish(notes, Bytes(end)).map_err(|problem| TraceError::Content { path, offset: end, problem })

@@ -58,7 +58,7 @@ impl<R: Read> Window<R> {
 
     /// Moves the window's start on.
     pub fn advance(&mut self, bytes: usize) {
-        self.start = (self.start + bytes).min(self.end);
+        self.start += bytes.min(self.end - self.start);
     }
 
     /// Fills the window up. A stream that fails is at its end, and `broken` says why.
