@@ -21,7 +21,7 @@ const LARGEST_REQUEST: u64 = 1 << 60;
 const LONGEST_LINE: usize = 4096;
 
 /// A row's columns beyond this are not looked at.
-const COLUMNS: usize = 32;
+const COLUMNS: usize = 16;
 
 /// A sequence that could not be read.
 #[derive(Debug, thiserror::Error)]
