@@ -7,7 +7,7 @@
 //! optionally what an allocator answered: `result` (ok or oom), `allocated`, `reserved`, `segments` after the request.
 
 use std::collections::HashMap;
-use std::io::BufRead;
+use std::io::{BufRead, Read};
 use std::path::{Path, PathBuf};
 
 use super::requests::Request;
@@ -18,10 +18,10 @@ use crate::units::Bytes;
 const LARGEST_REQUEST: u64 = 1 << 60;
 
 /// A longer line is no event.
-const LONGEST_LINE: usize = 4096;
+const LONGEST_LINE: u64 = 4096;
 
 /// A row's columns beyond this are not looked at.
-const COLUMNS: usize = 32;
+const COLUMNS: usize = 16;
 
 /// A sequence that could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -54,17 +54,6 @@ pub struct Expected {
     pub segments: Option<u64>,
 }
 
-/// One row of a table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Event {
-    /// What is asked. Ids are used again after their free, so that they stay as small as the most blocks alive at once.
-    pub request: Request,
-    /// What was answered.
-    pub expected: Expected,
-    /// Where it stands, from 1 with the header; in other files its position, from 1.
-    pub line: u64,
-}
-
 /// A whole sequence in memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sequence {
@@ -78,12 +67,12 @@ impl Sequence {
     /// Reads all of `path`.
     ///
     /// # Errors
-    /// As [`Reader::open`] and [`Reader::event`].
+    /// As [`Reader::open`] and [`Reader::request`].
     pub fn read(path: &Path) -> Result<Self, SequenceError> {
         let mut reader = Reader::open(path)?;
         let mut requests = Vec::new();
-        while let Some(event) = reader.event()? {
-            requests.push(event.request);
+        while let Some(request) = reader.request()? {
+            requests.push(request);
         }
         Ok(Self { requests, answered: reader.answered() })
     }
@@ -99,8 +88,8 @@ pub struct Reader {
     streams: HashMap<u64, u32>,
     /// The stream of the row before, which the next one mostly has too.
     recent: (u64, u32),
-    /// The beginning of a line that the buffer cut.
-    partial: Vec<u8>,
+    expected: Expected,
+    text: Vec<u8>,
 }
 
 /// Where each column stands.
@@ -114,6 +103,61 @@ struct Columns {
     allocated: Option<usize>,
     reserved: Option<usize>,
     segments: Option<usize>,
+    /// The last of these.
+    last: usize,
+    /// Whether they are op, id, bytes, stream and nothing else.
+    plain: bool,
+}
+
+/// A line of the simplest form, `a,1,512,0` or `f,1,,`, read in place: nearly every line of a large table.
+struct Row {
+    allocates: bool,
+    id: u64,
+    bytes: u64,
+    stream: u64,
+    /// The line's bytes with its end.
+    used: usize,
+}
+
+impl Row {
+    /// The line that `text` begins with; none if it has any other form or isn't all there.
+    fn plain(text: &[u8]) -> Option<Self> {
+        let allocates = *text.first()? == b'a';
+        if !allocates && text[0] != b'f' || *text.get(1)? != b',' {
+            return None;
+        }
+        let (id, mut at) = digits(text, 2)?;
+        let (mut bytes, mut stream) = (0, 0);
+        if allocates {
+            (bytes, at) = digits(text, expect(text, at, b',')?)?;
+            (stream, at) = digits(text, expect(text, at, b',')?)?;
+        } else if text.get(at..at + 2)? == b",," {
+            at += 2;
+        }
+        Some(Self { allocates, id, bytes, stream, used: expect(text, at, b'\n')? })
+    }
+}
+
+/// The place after `byte`, if it is there.
+fn expect(text: &[u8], at: usize, byte: u8) -> Option<usize> {
+    (*text.get(at)? == byte).then_some(at + 1)
+}
+
+/// A number of at most 19 digits, which can't overflow, that ends before the text does; and where it ends.
+fn digits(text: &[u8], from: usize) -> Option<(u64, usize)> {
+    let (mut value, mut at) = (0, from);
+    loop {
+        let digit = text.get(at)?.wrapping_sub(b'0');
+        if digit > 9 {
+            break;
+        }
+        if at - from == 19 {
+            return None;
+        }
+        value = value * 10 + u64::from(digit);
+        at += 1;
+    }
+    if at == from { None } else { Some((value, at)) }
 }
 
 impl Reader {
@@ -130,10 +174,11 @@ impl Reader {
             ids: Ids::default(),
             streams: HashMap::new(),
             recent: (0, u32::MAX),
-            partial: Vec::new(),
+            expected: Expected::default(),
+            text: Vec::new(),
         };
-        let header = reader.with_line(|_, line| Ok(String::from_utf8_lossy(line).into_owned()))?;
-        let header = header.unwrap_or_default();
+        reader.next_line()?;
+        let header = String::from_utf8_lossy(&reader.text).into_owned();
         reader.columns = Columns::of(header.trim_start_matches('\u{feff}')).map_err(|problem| reader.error(problem))?;
         Ok(reader)
     }
@@ -145,120 +190,97 @@ impl Reader {
         c.result.is_some() || c.allocated.is_some() || c.reserved.is_some() || c.segments.is_some()
     }
 
-    /// The next event; none at the end.
+    /// The line last read, from 1 with the header.
+    #[must_use]
+    pub const fn line(&self) -> u64 {
+        self.line
+    }
+
+    /// What the file says was answered to the request last read.
+    #[must_use]
+    pub const fn expected(&self) -> &Expected {
+        &self.expected
+    }
+
+    /// The next request; none at the end. Ids are used again after their free, so that they stay as small as the most
+    /// blocks alive at once.
     ///
     /// # Errors
     /// When the file can't be read further, or its next line is not an event or contradicts those before it.
-    pub fn event(&mut self) -> Result<Option<Event>, SequenceError> {
-        self.with_line(Self::parse)
-    }
-
-    /// Calls `parse` with the next line that isn't empty.
-    fn with_line<T>(&mut self, parse: impl FnOnce(&mut Self, &[u8]) -> Result<T, String>) -> Result<Option<T>, SequenceError> {
-        // Taken out, so that a line in its buffer can be parsed in place.
-        let mut file = std::mem::replace(&mut self.file, Box::new(std::io::empty()));
-        let result = self.next_line(file.as_mut(), parse);
-        self.file = file;
-        result
-    }
-
-    fn next_line<T>(
-        &mut self,
-        file: &mut dyn BufRead,
-        parse: impl FnOnce(&mut Self, &[u8]) -> Result<T, String>,
-    ) -> Result<Option<T>, SequenceError> {
-        loop {
-            let buffer = match file.fill_buf() {
-                Ok(buffer) => buffer,
-                Err(e) => return Err(self.error(format!("cannot be read further: {e}; the file may be cut off"))),
-            };
-            let end = buffer.iter().position(|b| *b == b'\n');
-            let (text, used) = (&buffer[..end.unwrap_or(buffer.len())], end.map_or(buffer.len(), |n| n + 1));
-            if end.is_none() && used > 0 {
-                self.partial.extend_from_slice(text);
-                file.consume(used);
-                if self.partial.len() > LONGEST_LINE {
-                    self.line += 1;
-                    return Err(self.error(format!("is longer than {LONGEST_LINE} bytes; this is no event table")));
-                }
-                continue;
-            }
-            let at_end = used == 0;
-            if at_end && self.partial.is_empty() {
-                return Ok(None);
-            }
+    pub fn request(&mut self) -> Result<Option<Request>, SequenceError> {
+        if self.columns.plain
+            && let Some(row) = self.file.fill_buf().ok().and_then(Row::plain)
+        {
+            self.file.consume(row.used);
             self.line += 1;
-            let mut whole = std::mem::take(&mut self.partial);
-            let line = if whole.is_empty() {
-                text
-            } else {
-                whole.extend_from_slice(text);
-                &whole
-            };
-            let line = line.strip_suffix(b"\r").unwrap_or(line);
-            if line.is_empty() {
-                file.consume(used);
-                continue;
+            return self.plain(&row).map(Some).map_err(|problem| self.error(problem));
+        }
+        if !self.next_line()? {
+            return Ok(None);
+        }
+        let text = std::mem::take(&mut self.text);
+        let request = self.parse(&text);
+        self.text = text;
+        request.map(Some).map_err(|problem| self.error(problem))
+    }
+
+    /// Reads the next line that isn't empty into `text`; false at the end.
+    fn next_line(&mut self) -> Result<bool, SequenceError> {
+        loop {
+            self.text.clear();
+            self.line += 1;
+            let read = self.file.as_mut().take(LONGEST_LINE).read_until(b'\n', &mut self.text);
+            match read {
+                Err(e) => return Err(self.error(format!("cannot be read further: {e}; the file may be cut off"))),
+                Ok(0) => return Ok(false),
+                Ok(_) => {}
             }
-            let parsed = parse(self, line);
-            file.consume(used);
-            return parsed.map(Some).map_err(|problem| self.error(problem));
+            if self.text.pop_if(|b| *b == b'\n').is_none() && self.text.len() as u64 == LONGEST_LINE {
+                return Err(self.error(format!("is longer than {LONGEST_LINE} bytes; this is no event table")));
+            }
+            self.text.pop_if(|b| *b == b'\r');
+            if !self.text.is_empty() {
+                return Ok(true);
+            }
         }
     }
 
     fn error(&self, problem: String) -> SequenceError {
-        SequenceError::Line { path: self.path.clone(), line: self.line.max(1), problem }
+        SequenceError::Line { path: self.path.clone(), line: self.line, problem }
     }
 
-    fn parse(&mut self, line: &[u8]) -> Result<Event, String> {
-        let mut fields: [&[u8]; COLUMNS] = [&[]; COLUMNS];
-        let mut start = 0;
-        let mut field = 0;
-        for (at, byte) in line.iter().enumerate() {
-            if *byte == b',' {
-                fields[field] = &line[start..at];
-                start = at + 1;
-                field += 1;
-                if field == COLUMNS {
-                    break;
-                }
-            }
-        }
-        if field < COLUMNS {
-            fields[field] = &line[start..];
-        }
+    fn parse(&mut self, line: &[u8]) -> Result<Request, String> {
         let c = self.columns;
-        let optional = |name: &str, column: Option<usize>| match column.map(|c| fields[c]) {
-            None | Some([]) => Ok(None),
-            Some(text) => number(name, text).map(Some),
-        };
-        let expected = Expected {
-            ok: match c.result.map(|c| fields[c]) {
-                None | Some([]) => None,
-                Some(b"ok") => Some(true),
-                Some(b"oom") => Some(false),
-                Some(other) => return Err(format!("result is {}; it must be ok or oom", shown(other))),
-            },
-            allocated: optional("allocated", c.allocated)?,
-            reserved: optional("reserved", c.reserved)?,
-            segments: optional("segments", c.segments)?,
-        };
-        let request = match fields[c.op] {
+        let mut fields: [&[u8]; COLUMNS] = [&[]; COLUMNS];
+        for (field, text) in fields[..=c.last].iter_mut().zip(line.split(|b| *b == b',')) {
+            *field = text;
+        }
+        if self.answered() {
+            self.expected = expected(&c, &fields)?;
+        }
+        Ok(match fields[c.op] {
             b"a" => {
                 let id = number("id", fields[c.id])?;
                 let bytes = number("bytes", fields[c.bytes])?;
-                if bytes > LARGEST_REQUEST {
-                    return Err(format!("bytes is {bytes}; at most 2^60 is possible"));
-                }
-                let stream = self.stream(number("stream", fields[c.stream])?);
-                let id = self.ids.allocate(id, expected.ok == Some(false))?;
-                Request::Allocate { id, bytes: Bytes(bytes), stream }
+                self.allocate(id, bytes, number("stream", fields[c.stream])?)?
             }
             b"f" => Request::Free { id: self.ids.free(number("id", fields[c.id])?)? },
             b"e" => Request::EmptyCache,
             other => return Err(format!("op is {}; it must be a (allocate), f (free) or e (empty the cache)", shown(other))),
-        };
-        Ok(Event { request, expected, line: self.line })
+        })
+    }
+
+    fn plain(&mut self, row: &Row) -> Result<Request, String> {
+        if row.allocates { self.allocate(row.id, row.bytes, row.stream) } else { Ok(Request::Free { id: self.ids.free(row.id)? }) }
+    }
+
+    fn allocate(&mut self, id: u64, bytes: u64, stream: u64) -> Result<Request, String> {
+        if bytes > LARGEST_REQUEST {
+            return Err(format!("bytes is {bytes}; at most 2^60 is possible"));
+        }
+        let stream = self.stream(stream);
+        let id = self.ids.allocate(id, self.expected.ok == Some(false))?;
+        Ok(Request::Allocate { id, bytes: Bytes(bytes), stream })
     }
 
     fn stream(&mut self, stream: u64) -> u32 {
@@ -287,7 +309,7 @@ impl Columns {
                 )
             })
         };
-        Ok(Self {
+        let mut columns = Self {
             op: need("op")?,
             id: need("id")?,
             bytes: need("bytes")?,
@@ -296,12 +318,41 @@ impl Columns {
             allocated: find("allocated")?,
             reserved: find("reserved")?,
             segments: find("segments")?,
-        })
+            last: 0,
+            plain: names == ["op", "id", "bytes", "stream"],
+        };
+        let optional = [columns.result, columns.allocated, columns.reserved, columns.segments];
+        let needed = [columns.op, columns.id, columns.bytes, columns.stream];
+        columns.last = optional.into_iter().flatten().chain(needed).max().unwrap_or(0);
+        Ok(columns)
     }
 }
 
+fn expected(columns: &Columns, fields: &[&[u8]; COLUMNS]) -> Result<Expected, String> {
+    let optional = |name: &str, column: Option<usize>| match column.map(|c| fields[c]) {
+        None | Some([]) => Ok(None),
+        Some(text) => number(name, text).map(Some),
+    };
+    Ok(Expected {
+        ok: match columns.result.map(|c| fields[c]) {
+            None | Some([]) => None,
+            Some(b"ok") => Some(true),
+            Some(b"oom") => Some(false),
+            Some(other) => return Err(format!("result is {}; it must be ok or oom", shown(other))),
+        },
+        allocated: optional("allocated", columns.allocated)?,
+        reserved: optional("reserved", columns.reserved)?,
+        segments: optional("segments", columns.segments)?,
+    })
+}
+
+#[inline]
 fn number(name: &str, text: &[u8]) -> Result<u64, String> {
     let mut value: u64 = 0;
+    // Nineteen digits can't overflow.
+    if (1..20).contains(&text.len()) && text.iter().all(u8::is_ascii_digit) {
+        return Ok(text.iter().fold(0, |value, digit| value * 10 + u64::from(digit - b'0')));
+    }
     for byte in text {
         let digit = byte.wrapping_sub(b'0');
         match value.checked_mul(10).and_then(|v| v.checked_add(u64::from(digit))) {

@@ -8,7 +8,8 @@ use neap::report::curve::{Across, Curve, Line, svg_across};
 use neap::report::table::{Side, Table};
 use neap::sim::allocator::replay::{LARGEST_DEVICE, Replay, Report, Setting, smallest_capacity, sweep};
 use neap::sim::allocator::{Config, Stats};
-use neap::sim::sequence::{Event, Reader, Sequence};
+use neap::sim::requests::Request;
+use neap::sim::sequence::{Expected, Reader, Sequence};
 use neap::units::{Bytes, Nanos};
 use serde_json::json;
 
@@ -130,26 +131,28 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
 
 /// The first row that an answer differs in.
 struct Difference {
-    event: Event,
+    line: u64,
+    request: Request,
+    expected: Expected,
     ok: bool,
     now: Stats,
 }
 
 impl Difference {
-    fn of(event: &Event, ok: bool, now: &Stats) -> Option<Self> {
-        let want = &event.expected;
+    fn of(reader: &Reader, request: Request, ok: bool, now: &Stats) -> Option<Self> {
+        let want = reader.expected();
         let same = want.ok.is_none_or(|w| w == ok)
             && want.allocated.is_none_or(|w| w == now.allocated.0)
             && want.reserved.is_none_or(|w| w == now.reserved.0)
             && want.segments.is_none_or(|w| w == now.segments);
-        if same { None } else { Some(Self { event: *event, ok, now: *now }) }
+        if same { None } else { Some(Self { line: reader.line(), request, expected: *want, ok, now: *now }) }
     }
 
     fn json(&self) -> serde_json::Value {
-        let want = &self.event.expected;
+        let want = &self.expected;
         json!({
             "matches": false,
-            "line": self.event.line,
+            "line": self.line,
             "expected": {
                 "ok": want.ok,
                 "allocated_bytes": want.allocated,
@@ -168,11 +171,11 @@ impl Difference {
     fn told(&self) -> String {
         let word = |ok| if ok { "ok" } else { "oom" };
         let number = |n: Option<u64>| n.map_or_else(|| "-".to_owned(), |n| n.to_string());
-        let want = &self.event.expected;
+        let want = &self.expected;
         format!(
             "line {} differs ({:?})\n  the file: result {}, allocated {}, reserved {}, segments {}\n  replayed: result {}, allocated {}, reserved {}, segments {}",
-            self.event.line,
-            self.event.request,
+            self.line,
+            self.request,
             want.ok.map_or("-", word),
             number(want.allocated),
             number(want.reserved),
@@ -199,10 +202,10 @@ fn one(flags: &Flags, config: &Config, target: &Target, limited: bool, as_json: 
             writeln!(out, "event,allocated_bytes,reserved_bytes,segments")?;
         }
         let mut index: u64 = 0;
-        while let Some(event) = reader.event()? {
-            let ok = replay.step(event.request);
+        while let Some(request) = reader.request()? {
+            let ok = replay.step(request);
             if flags.check {
-                difference = Difference::of(&event, ok, replay.allocator().stats());
+                difference = Difference::of(&reader, request, ok, replay.allocator().stats());
                 if difference.is_some() {
                     break;
                 }

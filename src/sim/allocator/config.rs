@@ -46,11 +46,12 @@ pub struct Config {
     pub gc_threshold: Option<f64>,
     /// `large_segment_size_mb`: the segment for requests above 1 MiB and below 10 MiB.
     pub large_segment: Bytes,
-    /// `max_non_split_rounding_mb`: by how much a block that may not be split may exceed the request.
-    pub max_non_split_rounding: Bytes,
+    /// `max_non_split_rounding_mb`: by how much a block that may not be split may exceed the request; none: by the
+    /// large segments' size.
+    pub max_non_split_rounding: Option<Bytes>,
     /// `max_split_size_mb`: blocks of at least this size are never split; none: all may be.
     pub max_split: Option<Bytes>,
-    /// `per_process_memory_fraction`: the share of the device that may be reserved, in [0, 1].
+    /// `per_process_memory_fraction`: the share of the device that may be reserved, in [0, 1]; 1 is no limit at all.
     pub memory_fraction: Option<f64>,
     /// `roundup_power2_divisions`: into how many steps each doubling is divided, by size interval; 0 or 1: none.
     pub divisions: [u64; INTERVALS],
@@ -62,7 +63,7 @@ impl Default for Config {
             expandable: false,
             gc_threshold: None,
             large_segment: Bytes(20 * MIB),
-            max_non_split_rounding: Bytes(20 * MIB),
+            max_non_split_rounding: None,
             max_split: None,
             memory_fraction: None,
             divisions: [0; INTERVALS],
@@ -115,8 +116,8 @@ fn read(text: &str) -> Result<Config, String> {
         option(&mut config, key, value)?;
     }
     let large = config.large_segment;
-    for (key, value) in [("max_split_size_mb", config.max_split), ("max_non_split_rounding_mb", Some(config.max_non_split_rounding))] {
-        if seen.contains(&key) && value.is_some_and(|v| v < large) {
+    for (key, value) in [("max_split_size_mb", config.max_split), ("max_non_split_rounding_mb", config.max_non_split_rounding)] {
+        if value.is_some_and(|v| v < large) {
             return Err(format!("{key} must be at least the large segments' size, {} MiB", large.0 / MIB));
         }
     }
@@ -139,7 +140,7 @@ fn option(config: &mut Config, key: &str, value: &str) -> Result<(), String> {
                 return Err(format!("{key} is {value}; it must be above 10"));
             }
         }
-        "max_non_split_rounding_mb" => config.max_non_split_rounding = mebibytes(key, value)?,
+        "max_non_split_rounding_mb" => config.max_non_split_rounding = Some(mebibytes(key, value)?),
         "max_split_size_mb" => config.max_split = Some(mebibytes(key, value)?),
         "per_process_memory_fraction" => {
             config.memory_fraction = Some(
@@ -244,7 +245,7 @@ mod tests {
             .parse()
             .unwrap();
         assert_eq!(all.max_split, Some(Bytes(64 << 20)));
-        assert_eq!(all.max_non_split_rounding, Bytes(32 << 20));
+        assert_eq!(all.max_non_split_rounding, Some(Bytes(32 << 20)));
         assert_eq!(all.gc_threshold, Some(0.8));
         assert!(all.expandable);
         assert_eq!(all.divisions, [1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 8, 8, 8, 8, 8, 8]);

@@ -252,8 +252,9 @@ impl<R: Rules> Core<R> {
 
     /// The smallest free block that may serve the request, taken out of its list.
     fn best_fit(&mut self, list: u32, want: &Want) -> Option<u32> {
-        let mut candidates = self.lists[list as usize].free.from(want.size);
-        let mut best = candidates.next()?;
+        let free = &self.lists[list as usize].free;
+        let mut place = free.seek(want.size)?;
+        let mut best = free.at(place);
         // A block that can grow counts as what it can become.
         if self.blocks[best as usize].growing != NONE {
             let becomes = |b: u32| {
@@ -261,18 +262,18 @@ impl<R: Rules> Core<R> {
                 let tail = self.blocks.get(b.next as usize).filter(|n| n.state == State::Unmapped);
                 b.size + tail.map_or(0, |n| n.size)
             };
-            for next in candidates.by_ref() {
-                if becomes(next) >= becomes(best) {
+            while let Some(next) = free.after(place) {
+                if becomes(free.at(next)) >= becomes(best) {
                     break;
                 }
-                best = next;
+                place = next;
+                best = free.at(next);
             }
         }
-        drop(candidates);
         if !self.rules.fits(want, self.blocks[best as usize].size) {
             return None;
         }
-        self.remove_free(best);
+        self.lists[list as usize].free.remove_at(place);
         Some(best)
     }
 
@@ -395,7 +396,7 @@ impl<R: Rules> Core<R> {
     /// The pool's free blocks of this stream that are at least `size`, smallest first, then the largest of all.
     pub(super) fn at_least(&self, want: &Want, size: u64) -> (Option<u32>, Option<u32>) {
         let free = &self.lists[want.stream as usize * R::POOLS + want.pool].free;
-        (free.from(size).next(), free.largest())
+        (free.seek(size).map(|p| free.at(p)), free.largest())
     }
 
     /// Unsplit free blocks of a pool, on all streams, each with its age in searches.

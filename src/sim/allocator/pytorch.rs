@@ -46,10 +46,12 @@ impl Allocator {
     #[must_use]
     pub fn new(config: &Config, capacity: Bytes, memory_fraction: Option<f64>) -> Self {
         let share = |whole: u64, part: f64| (part * whole as f64) as u64;
-        let allowed = memory_fraction.or(config.memory_fraction).map(|f| share(capacity.0, f));
+        // The whole device is no limit, and then nothing is collected either.
+        let fraction = memory_fraction.or(config.memory_fraction).filter(|f| *f < 1.0);
+        let allowed = fraction.map(|f| share(capacity.0, f));
         let rules = PyTorch {
             max_split: config.max_split.map_or(u64::MAX, |b| b.0),
-            max_non_split_rounding: config.max_non_split_rounding.0,
+            max_non_split_rounding: config.max_non_split_rounding.unwrap_or(config.large_segment).0,
             large_segment: config.large_segment.0,
             divisions: config.divisions,
             expandable: config.expandable,
