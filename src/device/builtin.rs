@@ -6,7 +6,7 @@
 //! figures until someone measures them (`neap device measure`), and every `source` says so.
 //! Not for: reading files ([`super::profile`]).
 
-use super::{Link, Profile, Rates};
+use super::{Link, Multiprocessors, Profile, Rates};
 use crate::units::Bytes;
 
 const GIB: u64 = 1 << 30;
@@ -64,6 +64,8 @@ struct Gpu {
     f16: u64,
     f64: u64,
     bandwidth: u64,
+    /// Major compute capability, multiprocessors, threads of one.
+    sm: (u32, u32, u32),
     link: Measured,
 }
 
@@ -77,6 +79,7 @@ const GPUS: [Gpu; 10] = [
         f16: 18_700,
         f64: 4_700,
         bandwidth: 732,
+        sm: (6, 56, 2048),
         link: PCIE3,
     },
     Gpu {
@@ -88,6 +91,7 @@ const GPUS: [Gpu; 10] = [
         f16: 53_800,
         f64: 420,
         bandwidth: 616,
+        sm: (7, 68, 1024),
         link: PCIE3,
     },
     Gpu {
@@ -99,6 +103,7 @@ const GPUS: [Gpu; 10] = [
         f16: 25_480,
         f64: 199,
         bandwidth: 360,
+        sm: (8, 28, 1536),
         link: PCIE4,
     },
     Gpu {
@@ -110,6 +115,7 @@ const GPUS: [Gpu; 10] = [
         f16: 30_220,
         f64: 236,
         bandwidth: 272,
+        sm: (8, 24, 1536),
         link: PCIE4_X8,
     },
     Gpu {
@@ -121,6 +127,7 @@ const GPUS: [Gpu; 10] = [
         f16: 165_200,
         f64: 1_290,
         bandwidth: 1_008,
+        sm: (8, 128, 1536),
         link: PCIE4,
     },
     Gpu {
@@ -132,6 +139,7 @@ const GPUS: [Gpu; 10] = [
         f16: 154_800,
         f64: 604,
         bandwidth: 768,
+        sm: (8, 84, 1536),
         link: PCIE4,
     },
     Gpu {
@@ -143,6 +151,7 @@ const GPUS: [Gpu; 10] = [
         f16: 312_000,
         f64: 9_700,
         bandwidth: 1_555,
+        sm: (8, 108, 2048),
         link: PCIE4,
     },
     Gpu {
@@ -154,6 +163,7 @@ const GPUS: [Gpu; 10] = [
         f16: 312_000,
         f64: 9_700,
         bandwidth: 2_039,
+        sm: (8, 108, 2048),
         link: PCIE4,
     },
     Gpu {
@@ -165,6 +175,7 @@ const GPUS: [Gpu; 10] = [
         f16: 989_000,
         f64: 34_000,
         bandwidth: 3_350,
+        sm: (9, 132, 2048),
         link: PCIE5,
     },
     Gpu {
@@ -176,6 +187,7 @@ const GPUS: [Gpu; 10] = [
         f16: 989_000,
         f64: 34_000,
         bandwidth: 4_800,
+        sm: (9, 132, 2048),
         link: PCIE5,
     },
 ];
@@ -226,6 +238,7 @@ fn profile(gpu: &Gpu) -> Profile {
         },
         launch_overhead_ns: 5_000,
         pinned_bytes: Bytes(64 * GIB),
+        multiprocessors: Some(Multiprocessors { capability: gpu.sm.0, count: gpu.sm.1, threads: gpu.sm.2 }),
     }
 }
 
@@ -252,6 +265,7 @@ fn host() -> Profile {
         },
         launch_overhead_ns: 1_000,
         pinned_bytes: Bytes(16 * GIB),
+        multiprocessors: None,
     }
 }
 

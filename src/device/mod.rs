@@ -10,4 +10,4 @@ pub mod profile;
 pub mod roofline;
 
 pub use latency::{Latency, Source};
-pub use profile::{DeviceError, Link, Profile, Rates};
+pub use profile::{DeviceError, Link, Multiprocessors, Profile, Rates};

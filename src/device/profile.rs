@@ -47,6 +47,18 @@ pub struct Link {
     pub overhead_ns: u64,
 }
 
+/// What decides how much scratch a GPU's kernels and libraries take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Multiprocessors {
+    /// The major number of its compute capability.
+    pub capability: u32,
+    /// How many there are.
+    pub count: u32,
+    /// Threads that one holds at once.
+    pub threads: u32,
+}
+
 /// A device. All rates are at least 1; [`Profile::validate`] checks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -71,6 +83,9 @@ pub struct Profile {
     pub launch_overhead_ns: u64,
     /// How much pinned host memory may be used.
     pub pinned_bytes: Bytes,
+    /// A GPU's multiprocessors; absent for what is no GPU, or where nobody said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub multiprocessors: Option<Multiprocessors>,
 }
 
 impl Profile {
@@ -125,6 +140,13 @@ impl Profile {
         }
         if self.reserve_bytes >= self.memory_bytes {
             return Err("`reserve_bytes` leaves no memory".to_owned());
+        }
+        if let Some(m) = self.multiprocessors {
+            for (key, value) in [("capability", m.capability), ("count", m.count), ("threads", m.threads)] {
+                if value == 0 || value > 100_000 {
+                    return Err(format!("`multiprocessors.{key}` is {value}; it must be from 1 to 100000"));
+                }
+            }
         }
         if self.pinned_bytes.0 > 1 << 60 {
             return Err("`pinned_bytes` must be at most 2^60".to_owned());
@@ -208,6 +230,9 @@ pub struct Document {
     pub launch_overhead_ns: u64,
     /// How much pinned host memory may be used.
     pub pinned_bytes: Bytes,
+    /// A GPU's multiprocessors; absent for what is no GPU, or where nobody said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub multiprocessors: Option<Multiprocessors>,
 }
 
 impl From<Profile> for Document {
@@ -223,6 +248,7 @@ impl From<Profile> for Document {
             link,
             launch_overhead_ns,
             pinned_bytes,
+            multiprocessors,
         } = p;
         Self {
             format: FORMAT.to_owned(),
@@ -237,6 +263,7 @@ impl From<Profile> for Document {
             link,
             launch_overhead_ns,
             pinned_bytes,
+            multiprocessors,
         }
     }
 }
@@ -254,6 +281,7 @@ impl From<Document> for Profile {
             link: d.link,
             launch_overhead_ns: d.launch_overhead_ns,
             pinned_bytes: d.pinned_bytes,
+            multiprocessors: d.multiprocessors,
         }
     }
 }

@@ -10,6 +10,7 @@ use std::collections::{HashMap, HashSet};
 use super::calls::{Calls, NONE};
 use super::inputs::Inputs;
 use super::lives::Lives;
+use super::roles::Role;
 use super::trace::Trace;
 use super::twin::{NODE, Step, Twin, step_class};
 
@@ -45,18 +46,20 @@ impl Before {
         before
     }
 
-    /// Sizes in the order of making, parameters and buffers as modules hold them.
-    pub fn in_order(&self) -> impl Iterator<Item = u64> + '_ {
+    /// Sizes and roles in the order of making, parameters and buffers as modules hold them.
+    #[must_use]
+    pub fn roles(&self) -> Vec<(u64, Role)> {
         let mut buffers = self.buffers.iter().peekable();
         let mut all = Vec::with_capacity(self.parameters.len() + self.buffers.len());
         for (index, &bytes) in self.parameters.iter().enumerate() {
-            all.push(bytes);
+            all.push((bytes, Role::Parameter));
             while let Some((_, bytes)) = buffers.next_if(|(after, _)| *after <= index + 1) {
-                all.push(*bytes);
+                all.push((*bytes, Role::Buffer));
             }
         }
-        all.extend(buffers.map(|(_, b)| *b));
-        all.into_iter().chain(self.states.iter().copied())
+        all.extend(buffers.map(|(_, b)| (*b, Role::Buffer)));
+        all.extend(self.states.iter().map(|&b| (b, Role::OptimizerState)));
+        all
     }
 
     /// A batch norm in training is called with its running statistics; each has a counter too.

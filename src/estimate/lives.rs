@@ -32,6 +32,8 @@ pub struct Life {
     pub dropped: bool,
     /// Whether it was there before the trace began.
     pub before: bool,
+    /// The rule that added it; `None` for the trace's own.
+    pub rule: Option<&'static str>,
 }
 
 /// No block.
@@ -61,7 +63,7 @@ impl Lives {
             }
             let key = Key { time: memory.time, side: 1, order: index as u32 };
             let id = if memory.bytes > 0 {
-                let id = lives.push(Life { bytes: memory.bytes as u64, start: key, end: None, op: calls.owner[index], dropped: false, before: false });
+                let id = lives.push(Life { bytes: memory.bytes as u64, start: key, end: None, op: calls.owner[index], dropped: false, before: false, rule: None });
                 // An address that comes again without a free was freed unseen.
                 if let Some(lost) = at.insert(memory.address, id) {
                     lives.list[lost as usize].end = Some(key);
@@ -71,7 +73,7 @@ impl Lives {
                 lives.list[id as usize].end = Some(key);
                 id
             } else {
-                lives.push(Life { bytes: memory.bytes.unsigned_abs(), start: Key::default(), end: Some(key), op: NONE, dropped: false, before: true })
+                lives.push(Life { bytes: memory.bytes.unsigned_abs(), start: Key::default(), end: Some(key), op: NONE, dropped: false, before: true, rule: None })
             };
             lives.of_event[index] = id;
         }
@@ -90,7 +92,7 @@ impl Lives {
     }
 
     /// Adds a block.
-    pub fn add(&mut self, bytes: u64, start: Key, end: Option<Key>, op: u32) -> u32 {
-        self.push(Life { bytes, start, end, op, dropped: bytes == 0, before: false })
+    pub fn add(&mut self, bytes: u64, start: Key, end: Option<Key>, op: u32, rule: &'static str) -> u32 {
+        self.push(Life { bytes, start, end, op, dropped: bytes == 0, before: false, rule: Some(rule) })
     }
 }

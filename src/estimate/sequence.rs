@@ -25,7 +25,7 @@ impl Sequence {
     #[must_use]
     pub fn of(before: &Before, lives: &Lives) -> Self {
         let mut sequence = Self::default();
-        for bytes in before.in_order() {
+        for (bytes, _) in before.roles() {
             sequence.allocate(0, bytes, u32::MAX);
         }
         let mut order: Vec<(Key, bool, u32)> = Vec::with_capacity(lives.list.len() * 2);

@@ -27,6 +27,7 @@ fn profile() -> Profile {
         link: Link { h2d: giga, d2h: giga, h2d_contended: giga / 2, d2h_contended: giga / 2, overhead_ns: 1000 },
         launch_overhead_ns: 0,
         pinned_bytes: Bytes(1 << 30),
+        multiprocessors: None,
     }
 }
 

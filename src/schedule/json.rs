@@ -365,6 +365,7 @@ pub(super) mod tests {
             link: Link { h2d: 1 << 33, d2h: 1 << 33, h2d_contended: 1 << 32, d2h_contended: 1 << 32, overhead_ns: 10_000 },
             launch_overhead_ns: 5000,
             pinned_bytes: Bytes(1 << 34),
+            multiprocessors: None,
         }
     }
 

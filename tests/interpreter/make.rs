@@ -23,6 +23,7 @@ pub fn device(random: &mut Random) -> Profile {
         link: Link { h2d, d2h, h2d_contended: a.min(h2d), d2h_contended: b.min(d2h), overhead_ns: random.below(30) as u64 },
         launch_overhead_ns: 0,
         pinned_bytes: Bytes(64 * 512),
+        multiprocessors: None,
     }
 }
 

@@ -292,7 +292,7 @@ impl Editor<'_> {
         effect.blocks += 1;
         effect.added += bytes;
         effect.largest = effect.largest.max(bytes);
-        self.twin.lives.add(bytes, start, end, op)
+        self.twin.lives.add(bytes, start, end, op, rule.name())
     }
 
     /// Adds blocks that are all there at once right before `op` ends, and given back in reverse.

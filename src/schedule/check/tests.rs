@@ -84,6 +84,7 @@ fn device() -> Profile {
         },
         launch_overhead_ns: 0,
         pinned_bytes: Bytes(1 << 16),
+        multiprocessors: None,
     }
 }
 

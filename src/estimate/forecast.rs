@@ -1,0 +1,237 @@
+//! The requests that a job will make, and what each block is for.
+//!
+//! For: one trace turned into one sequence, with as many iterations more as a caller wants. Not for: what the allocator
+//! makes of it ([`super::answer`]).
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::path::Path;
+
+use super::before::Before;
+use super::calls::Calls;
+use super::phases::Phases;
+use super::roles::{Role, role};
+use super::sequence::Sequence;
+use super::trace::{self, Limits, Trace, TraceError};
+use super::twin::{self, Effect, Rule, Settings};
+use crate::sim::requests::Request;
+use crate::units::Bytes;
+
+/// A trace, read and nested.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// As read.
+    pub trace: Trace,
+    /// Its calls.
+    pub calls: Calls,
+    /// Its iterations.
+    pub phases: Phases,
+}
+
+impl Job {
+    /// Reads a profiler's trace.
+    ///
+    /// # Errors
+    /// As [`trace::read`].
+    pub fn read(path: &Path, limits: &Limits) -> Result<Self, TraceError> {
+        Ok(Self::of(trace::read(path, limits)?))
+    }
+
+    /// Nests a trace.
+    #[must_use]
+    pub fn of(trace: Trace) -> Self {
+        let calls = Calls::of(&trace);
+        let phases = Phases::of(&trace, &calls);
+        Self { trace, calls, phases }
+    }
+}
+
+/// One block that will be asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// As requested.
+    pub bytes: u64,
+    /// What it is for.
+    pub role: Role,
+    /// The innermost operator that asks for it, an index into [`Trace::ops`].
+    pub op: Option<u32>,
+    /// The rule that added it.
+    pub rule: Option<&'static str>,
+    /// Whether it stood before the trace began.
+    pub before: bool,
+}
+
+/// What a job will ask for.
+#[derive(Clone, Debug)]
+pub struct Forecast {
+    /// In order.
+    pub requests: Vec<Request>,
+    /// When each happens, in nanoseconds since the trace's first event.
+    pub times: Vec<u64>,
+    /// By id.
+    pub blocks: Vec<Block>,
+    /// Where each iteration begins in `requests`; the first entry ends what stood before.
+    pub starts: Vec<usize>,
+    /// What the rules did.
+    pub effects: BTreeMap<Rule, Effect>,
+    /// Parameters, buffers and states from before the trace, in bytes.
+    pub before: BTreeMap<Role, u64>,
+    /// What a reader should know, in whole sentences.
+    pub notes: Vec<String>,
+}
+
+impl Forecast {
+    /// Works it out.
+    #[must_use]
+    pub fn of(job: &Job, settings: &Settings) -> Self {
+        let Job { trace, calls, phases } = job;
+        let twin = twin::of(trace, calls, settings);
+        let before = if settings.without.contains(&Rule::Before) { Before::default() } else { Before::of(trace, calls, &twin) };
+        let sequence = Sequence::of(&before, &twin.lives);
+        let from_before = before.roles();
+        let blocks = sequence
+            .lives
+            .iter()
+            .enumerate()
+            .map(|(id, &life)| {
+                let Some(life) = twin.lives.list.get(life as usize) else {
+                    let (bytes, role) = from_before[id];
+                    return Block { bytes, role, op: None, rule: None, before: true };
+                };
+                let op = Some(life.op).filter(|&o| o != super::calls::NONE);
+                Block { bytes: life.bytes, role: role(trace, phases, life), op, rule: life.rule, before: life.before }
+            })
+            .collect::<Vec<_>>();
+        let mut sums = BTreeMap::new();
+        for block in blocks.iter().filter(|b| b.before) {
+            *sums.entry(block.role).or_default() += block.bytes;
+        }
+        let starts = phases.iterations.iter().map(|i| sequence.times.partition_point(|&t| t < i.span.start).max(sequence.before)).collect();
+        let notes = trace.notes.iter().chain(&before.notes).chain(&twin.notes).cloned().collect();
+        Self { requests: sequence.requests, times: sequence.times, blocks, starts, effects: twin.effects, before: sums, notes }
+    }
+
+    /// Adds `count` iterations like the last whole one, in place of what follows that one in the trace. Does nothing when the
+    /// trace has none.
+    pub fn repeat(&mut self, phases: &Phases, count: usize) {
+        let last = self.times.last().copied().unwrap_or(0);
+        let stepped = phases.iterations.iter().any(|i| !i.steps.is_empty());
+        let whole = |i: &super::phases::Iteration| i.span.end <= last || (stepped && i.steps.iter().any(|s| s.end <= last));
+        let Some(index) = phases.iterations.iter().rposition(whole) else { return };
+        let iteration = &phases.iterations[index];
+        let from = self.starts[index];
+        let to = self.times.partition_point(|&t| t <= iteration.span.end).max(from);
+        let pattern: Vec<(Request, u64)> = self.requests[from..to].iter().copied().zip(self.times[from..to].iter().copied()).collect();
+        self.requests.truncate(to);
+        self.times.truncate(to);
+        self.starts.truncate(index + 1);
+        let cleared = iteration.clears.first().map(|c| c.end);
+        let mut pass = Pass::of(&pattern, &self.blocks, cleared);
+        for round in 0..count {
+            self.starts.push(self.requests.len());
+            let later = (round as u64 + 1) * (iteration.span.end - iteration.span.start + 1);
+            pass.append(self, &pattern, later);
+        }
+    }
+}
+
+/// What repeating an iteration has to know.
+struct Pass {
+    /// The ids that the pattern takes and leaves to the next iteration.
+    left: HashMap<u32, ()>,
+    /// Blocks of the iteration before, by bytes and role, in order.
+    previous: BTreeMap<(u64, Role), VecDeque<u32>>,
+    /// When gradients are cleared, where the pattern doesn't show it.
+    clear_at: Option<u64>,
+    /// Whether gradients stay for good.
+    gradients_stay: bool,
+}
+
+impl Pass {
+    fn of(pattern: &[(Request, u64)], blocks: &[Block], cleared: Option<u64>) -> Self {
+        let mut left = HashMap::new();
+        let mut order = Vec::new();
+        let mut frees_older_gradients = false;
+        for (request, _) in pattern {
+            match *request {
+                Request::Allocate { id, .. } => {
+                    left.insert(id, ());
+                    order.push(id);
+                }
+                Request::Free { id } => {
+                    frees_older_gradients |= left.remove(&id).is_none() && blocks[id as usize].role == Role::Gradient;
+                }
+                Request::EmptyCache => {}
+            }
+        }
+        let mut previous: BTreeMap<_, VecDeque<u32>> = BTreeMap::new();
+        for id in order.into_iter().filter(|id| left.contains_key(id)) {
+            let block = blocks[id as usize];
+            previous.entry((block.bytes, block.role)).or_default().push_back(id);
+        }
+        let clear_at = cleared.filter(|_| !frees_older_gradients);
+        Self { left, previous, clear_at, gradients_stay: !frees_older_gradients && cleared.is_none() }
+    }
+
+    fn append(&mut self, forecast: &mut Forecast, pattern: &[(Request, u64)], later: u64) {
+        let mut ids: HashMap<u32, u32> = HashMap::new();
+        let mut left = Vec::new();
+        let mut clear_at = self.clear_at;
+        for &(request, time) in pattern {
+            if clear_at.is_some_and(|at| time > at) {
+                clear_at = None;
+                let gradients: Vec<u32> =
+                    self.previous.iter_mut().filter(|((_, role), _)| *role == Role::Gradient).flat_map(|(_, ids)| ids.drain(..)).collect();
+                for id in gradients {
+                    forecast.push(Request::Free { id }, time + later);
+                }
+            }
+            match request {
+                Request::Allocate { id, bytes, stream } => {
+                    let block = forecast.blocks[id as usize];
+                    let stays = self.left.contains_key(&id);
+                    if stays && (matches!(block.role, Role::OptimizerState | Role::Workspace) || block.role == Role::Gradient && self.gradients_stay) {
+                        continue;
+                    }
+                    let new = forecast.blocks.len() as u32;
+                    forecast.blocks.push(block);
+                    ids.insert(id, new);
+                    forecast.push(Request::Allocate { id: new, bytes, stream }, time + later);
+                    if stays {
+                        left.push(new);
+                        if block.role != Role::Gradient && let Some(old) = self.take(block) {
+                            forecast.push(Request::Free { id: old }, time + later);
+                        }
+                    }
+                }
+                Request::Free { id } => {
+                    let old = ids.remove(&id).or_else(|| self.take(forecast.blocks[id as usize]));
+                    if let Some(id) = old {
+                        forecast.push(Request::Free { id }, time + later);
+                    }
+                }
+                Request::EmptyCache => forecast.push(request, time + later),
+            }
+        }
+        for id in left {
+            let block = forecast.blocks[id as usize];
+            self.previous.entry((block.bytes, block.role)).or_default().push_back(id);
+        }
+    }
+
+    fn take(&mut self, block: Block) -> Option<u32> {
+        self.previous.get_mut(&(block.bytes, block.role))?.pop_front()
+    }
+}
+
+impl Forecast {
+    fn push(&mut self, request: Request, time: u64) {
+        self.requests.push(request);
+        self.times.push(time);
+    }
+
+    /// Bytes asked for, as a size.
+    #[must_use]
+    pub fn requested_before(&self) -> Bytes {
+        Bytes(self.before.values().sum())
+    }
+}
