@@ -13,6 +13,9 @@ use super::super::inputs::{Inputs, Tensor};
 use super::super::lives::Key;
 use super::{Editor, Rule};
 
+/// Columns of a mask come in whole vectors of this many.
+const MASK_COLUMNS: u64 = 8;
+
 /// One call and the backward nodes that belong to it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Group {
@@ -201,14 +204,16 @@ impl Editor<'_> {
     }
 
     /// Query, key, value and mask stay until backward: finds their blocks by what their strides span. A mask of booleans
-    /// becomes one of numbers first.
+    /// becomes one of numbers first, and one whose rows are not a whole number of vectors is copied into one whose are.
     fn hold_inputs(&mut self, op: u32, inputs: &Inputs, until: Key) {
         let mut held: Vec<u32> = Vec::new();
         for index in [3, 2, 1, 0] {
             let Some(tensor) = inputs.tensor(index).filter(|t| !t.dims.is_empty()) else { continue };
-            if tensor.integral {
+            let columns = tensor.dims.last().copied().unwrap_or(1).max(1);
+            if tensor.integral || (index == 3 && columns % MASK_COLUMNS != 0) {
                 let start = self.twin.lives.key(self.op(op).start, 2);
-                self.add(tensor.count() * inputs.tensor(0).map_or(4, |q| q.element), start, Some(until), op, Rule::Attention);
+                let count = tensor.count() / columns * columns.next_multiple_of(MASK_COLUMNS);
+                self.add(count * inputs.tensor(0).map_or(4, |q| q.element), start, Some(until), op, Rule::Attention);
                 continue;
             }
             if let Some(life) = self.block_of(op, tensor, &held) {
@@ -277,12 +282,15 @@ impl Editor<'_> {
     /// What the fused backward kernels take for themselves.
     fn backward_transients(&mut self, inputs: &Inputs, shape: &Shape, fused: Kernel, time: u64, op: u32) {
         let sizes = if fused == Kernel::Efficient {
-            let tiles = shape.rows.div_ceil(64) * shape.width.div_ceil(64);
-            // Sixteen bytes of locks and 64 x 64 partial sums a tile.
-            let workspace = shape.batch * shape.heads * tiles * (16 + 64 * 64 * 4);
+            let rows_of_tiles = shape.rows.div_ceil(64);
+            let tiles = rows_of_tiles * shape.width.div_ceil(64);
+            // Sixteen bytes of locks a row of tiles, and 64 x 64 partial sums a tile.
+            let workspace = shape.batch * shape.heads * (rows_of_tiles * 16 + tiles * 64 * 64 * 4);
             let sums = shape.batch * shape.heads * shape.rows * 4;
             let packed = if self.gradient_is_packed(op, shape) { 0 } else { shape.query() };
-            vec![vec![packed, shape.query(), sums, sums], vec![packed, workspace]]
+            // In half precision the kernel itself sums the products of gradient and result.
+            let products = if shape.element == 4 { vec![packed, shape.query(), sums, sums] } else { Vec::new() };
+            vec![products, vec![packed, sums, workspace]]
         } else {
             let rows = shape.rows.next_multiple_of(128);
             let sums = shape.batch * shape.heads * rows * 4;
