@@ -7,3 +7,4 @@ pub mod engine;
 pub mod noise;
 pub mod program;
 pub mod requests;
+pub mod snapshot;
