@@ -6,6 +6,8 @@
 mod pickle;
 mod sequence;
 mod source;
+#[cfg(test)]
+mod tests;
 mod words;
 
 use std::path::{Path, PathBuf};
