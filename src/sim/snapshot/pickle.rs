@@ -46,9 +46,9 @@ pub(super) struct Event {
 /// What is kept of a stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stack {
-    /// There was none.
+    /// None was recorded: there is no `frames` entry.
     Unknown,
-    /// One without `torch.cuda.empty_cache`.
+    /// One without `torch.cuda.empty_cache`; perhaps empty, as in a thread without Python.
     Other,
     /// One with it.
     EmptyCache,
@@ -420,7 +420,7 @@ impl Machine<'_> {
     /// A new list; under the key `frames` it keeps nothing, since stacks are most of a snapshot.
     fn empty_list(&mut self) -> Result<(), Problem> {
         let frames = self.top().is_ok_and(|top| top == Value::Word(Word::Frames));
-        self.node(if frames { Node::Frames(Stack::Unknown) } else { Node::List(Vec::new()) })
+        self.node(if frames { Node::Frames(Stack::Other) } else { Node::List(Vec::new()) })
     }
 
     fn collect(&mut self, tuple: bool, from: usize) -> Result<(), Problem> {
@@ -442,9 +442,6 @@ impl Machine<'_> {
                 all.extend_from_slice(items);
             }
             Node::Frames(stack) => {
-                if !items.is_empty() && *stack == Stack::Unknown {
-                    *stack = Stack::Other;
-                }
                 if !self.empty_cache.is_empty() {
                     let known = &self.empty_cache;
                     if items.iter().any(|v| matches!(v, Value::Node(n) if known.contains(n))) {
