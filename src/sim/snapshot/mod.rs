@@ -20,8 +20,8 @@ use pickle::{Pickle, Value};
 use source::{Budget, Source};
 use words::Word;
 
-/// What [`read`] takes at most for its tables, results included; buffers add less than a mebibyte. A snapshot takes about
-/// 130 bytes of it an event while it is read.
+/// What [`read`] takes at most for its tables, results included; buffers add less than a mebibyte. An event takes about
+/// 110 bytes of it, its stack none.
 pub const MEMORY_LIMIT: Bytes = Bytes(4 << 30);
 
 /// What one device was asked for, and what its allocator held.
@@ -42,7 +42,8 @@ pub struct Snapshot {
     pub streams: Vec<i64>,
     /// The ids whose allocation failed when it was recorded, in ascending order.
     pub failed: Vec<u32>,
-    /// What the device had for the job: held plus free bytes at the last failure; none without failures.
+    /// What the device had for the job: held plus free bytes at the last failure; none without failures. A memory fraction
+    /// may have set a lower limit, of which a snapshot tells nothing.
     pub capacity: Option<Bytes>,
     /// The allocator's settings; all unset in snapshots of old versions.
     pub settings: Settings,

@@ -193,10 +193,12 @@ impl Machine<'_> {
                 b'h' => {
                     let n = self.source.byte()?;
                     self.recall(u32::from(n))?;
+                    self.recall_more();
                 }
                 b'j' => {
                     let n = u32::from_le_bytes(self.source.array()?);
                     self.recall(n)?;
+                    self.recall_more();
                 }
                 b'g' => {
                     let n = self.index()?;
@@ -390,6 +392,22 @@ impl Machine<'_> {
         self.push(value)
     }
 
+    /// Goes through the recalls that follow, of which stacks consist, as long as nothing is special about them.
+    fn recall_more(&mut self) {
+        let (rest, mut taken) = (self.source.rest(), 0);
+        while self.stack.len() < self.stack.capacity() {
+            let (n, length) = match &rest[taken..] {
+                [b'j', a, b, c, d, ..] => (u32::from_le_bytes([*a, *b, *c, *d]) as usize, 5),
+                [b'h', n, ..] => (usize::from(*n), 2),
+                _ => break,
+            };
+            let Some(value) = self.memo.get(n) else { break };
+            self.stack.push(*value);
+            taken += length;
+        }
+        self.source.advance(taken);
+    }
+
     fn memoise(&mut self, n: u32) -> Result<(), Problem> {
         let value = self.top()?;
         match (n as usize).cmp(&self.memo.len()) {
@@ -457,7 +475,7 @@ impl Machine<'_> {
 
     /// Puts the pairs from `from` up into the dictionary under them, or into the new one `fresh`, which is pushed.
     fn set_items(&mut self, fresh: Option<u32>, from: usize) -> Result<(), Problem> {
-        if (self.stack.len() - from) % 2 != 0 {
+        if !(self.stack.len() - from).is_multiple_of(2) {
             return Err(self.wrong("a dictionary's key lacks its value"));
         }
         let n = match fresh {

@@ -81,10 +81,10 @@ fn event(pickle: &Pickle, events: &[Value], at: usize) -> Result<Option<Event>, 
 /// Makes room for one more entry and counts it.
 fn room<V>(map: &mut HashMap<i64, V>, budget: &mut Budget) -> Result<(), Problem> {
     if map.len() == map.capacity() {
-        // The standard table doubles its buckets, of which it fills seven in eight.
-        let buckets = (map.capacity() * 8 / 7 + 1).next_power_of_two().max(4);
+        // The standard table fills seven in eight of its buckets (all but one of a few) and doubles them.
+        let buckets = map.capacity() + map.capacity().div_ceil(7);
         let bytes = |n: usize| (n * (size_of::<(i64, V)>() + 1) + 64) as u64;
-        budget.charge(bytes(buckets * 2) - if map.capacity() == 0 { 0 } else { bytes(buckets) / 2 }, bytes(buckets))?;
+        budget.charge(bytes((buckets * 2).max(16)) - bytes(buckets), bytes(buckets))?;
         map.reserve(1);
     }
     Ok(())

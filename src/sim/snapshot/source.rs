@@ -55,6 +55,16 @@ impl Source {
         Ok(self.at == self.end && !self.refill()?)
     }
 
+    /// What of the present chunk is not taken, perhaps nothing.
+    pub(super) fn rest(&self) -> &[u8] {
+        &self.chunk[self.at..self.end]
+    }
+
+    /// Takes `n` bytes of [`Self::rest`].
+    pub(super) fn advance(&mut self, n: usize) {
+        self.at += n.min(self.end - self.at);
+    }
+
     #[inline]
     pub(super) fn byte(&mut self) -> Result<u8, Problem> {
         if self.at == self.end && !self.refill()? {
