@@ -8,6 +8,7 @@ mod sequence;
 mod source;
 #[cfg(test)]
 mod tests;
+mod value;
 mod words;
 
 use std::path::{Path, PathBuf};
@@ -16,8 +17,8 @@ use crate::files;
 use crate::units::Bytes;
 
 use super::requests::Request;
-use pickle::{Pickle, Value};
 use source::{Budget, Source};
+use value::{Pickle, Value};
 use words::Word;
 
 /// What [`read`] takes at most for its tables, results included; buffers add less than a mebibyte. An event takes about

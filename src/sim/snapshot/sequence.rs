@@ -17,8 +17,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::pickle::{Event, Pickle, Stack, Value};
 use super::source::Budget;
+use super::value::{Event, Pickle, Stack, Value};
 use super::words::Word;
 use super::{Problem, Settings, Snapshot};
 use crate::sim::requests::Request;
