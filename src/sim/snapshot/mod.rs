@@ -32,8 +32,8 @@ pub struct Snapshot {
     pub device: u32,
     /// Every request in order. A request that failed when it was recorded is freed at once; both stay in.
     pub requests: Vec<Request>,
-    /// The bytes that PyTorch held in segments after each request; none when the recording began with segments whose
-    /// layout it doesn't tell, since a replay can't follow those exactly.
+    /// The bytes that PyTorch held in segments after each request, which a replay with `settings` on `capacity` bytes
+    /// reaches too; none when the recording contradicts itself, or began with segments whose layout it doesn't tell.
     pub expected_reserved: Option<Vec<u64>>,
     /// How many of `requests`, at the front, stand for blocks that were live before the recording began.
     pub at_start: usize,

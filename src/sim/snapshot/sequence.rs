@@ -59,6 +59,8 @@ struct Past {
     ids: HashMap<i64, u32>,
     /// Whether frees are told only by their requests.
     by_request: bool,
+    /// Whether the events contradict each other or the segments.
+    contradicted: bool,
     private: bool,
     notes: Vec<String>,
 }
@@ -145,6 +147,7 @@ fn past(pickle: &Pickle, device: u32, events: &[Value], budget: &mut Budget) -> 
     past.reserved = total - held;
     past.most = past.reserved + most;
     past.capacity = past.capacity.map(|c| c + past.reserved);
+    past.contradicted = stray > 0 || odd > 0;
     past.blocks.sort_unstable_by_key(|b| b.addr);
     // Every id is given anew in the second pass.
     past.ids.values_mut().for_each(|id| *id = GONE);
@@ -337,7 +340,7 @@ pub(super) fn build(pickle: &Pickle, device: u32, events: &[Value], settings: Se
     if past.by_request {
         notes.push("The trace has no free_completed events: free_requested was taken for them.".to_owned());
     }
-    let exact = past.reserved == 0 && at_start == 0;
+    let exact = past.reserved == 0 && at_start == 0 && !past.contradicted && !past.by_request && builder.renewed == 0;
     Ok(Snapshot {
         device,
         expected_reserved: exact.then_some(builder.expected),
