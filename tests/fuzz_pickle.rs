@@ -159,6 +159,8 @@ fn damaged_snapshots_are_answered() {
         let mut random = Random(seed);
         // The real one is large: it comes once in 256.
         let source = if random.below(256) == 0 { 4 } else { random.below(4) };
+        // A file written over is flushed to the disk by some file systems; a new one isn't.
+        let _ = std::fs::remove_file(&path);
         std::fs::write(&path, random.damage(&sources[source])).unwrap();
         let device = [None, Some(0), Some(1)][random.below(3)];
         let (before, start) = (LIVE.load(Relaxed), Instant::now());
