@@ -8,3 +8,4 @@ pub mod noise;
 pub mod program;
 pub mod requests;
 pub mod sequence;
+pub mod snapshot;

@@ -1,0 +1,258 @@
+//! A PyTorch memory snapshot (`torch.cuda.memory._dump_snapshot`) as a sequence of requests.
+//!
+//! For: replaying what a real job asked its allocator for, from the state in which its recording began. Not for:
+//! the stacks and names in a snapshot, nor what would answer the requests ([`super::allocator`]).
+
+mod pickle;
+mod sequence;
+mod source;
+#[cfg(test)]
+mod tests;
+mod value;
+mod words;
+
+use std::path::{Path, PathBuf};
+
+use crate::files;
+use crate::units::Bytes;
+
+use super::requests::Request;
+use source::{Budget, Source};
+use value::{Pickle, Value};
+use words::Word;
+
+/// What [`read`] takes at most for its tables, results included; buffers add less than a mebibyte. An event takes about
+/// 110 bytes of it, its stack none.
+pub const MEMORY_LIMIT: Bytes = Bytes(4 << 30);
+
+/// What one device was asked for, and what its allocator held.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// Which device's.
+    pub device: u32,
+    /// Every request in order. A request that failed when it was recorded is freed at once; both stay in.
+    pub requests: Vec<Request>,
+    /// The bytes that PyTorch held in segments after each request, which a replay with `settings` on `capacity` bytes
+    /// reaches too; none when the recording contradicts itself, or began with segments whose layout it doesn't tell.
+    pub expected_reserved: Option<Vec<u64>>,
+    /// How many of `requests`, at the front, stand for blocks that were live before the recording began.
+    pub at_start: usize,
+    /// The bytes held in segments when the recording began.
+    pub reserved_at_start: Bytes,
+    /// PyTorch's names (`cudaStream_t`) of the requests' streams.
+    pub streams: Vec<i64>,
+    /// The ids whose allocation failed when it was recorded, in ascending order.
+    pub failed: Vec<u32>,
+    /// What the device had for the job: held plus free bytes at the last failure; none without failures. A memory fraction
+    /// may have set a lower limit, of which a snapshot tells nothing.
+    pub capacity: Option<Bytes>,
+    /// The allocator's settings; all unset in snapshots of old versions.
+    pub settings: Settings,
+    /// What a reader of results should know, a sentence each.
+    pub notes: Vec<String>,
+}
+
+/// The allocator's settings that a snapshot carries.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Settings {
+    /// `PYTORCH_CUDA_ALLOC_CONF` as it was set, perhaps empty; none when the snapshot has no settings.
+    pub alloc_conf: Option<String>,
+    /// `expandable_segments`.
+    pub expandable_segments: Option<bool>,
+    /// `max_split_size_mb`, in bytes; none when blocks may always be split.
+    pub max_split_size: Option<Bytes>,
+    /// `garbage_collection_threshold`; none when it is off.
+    pub garbage_collection_threshold: Option<f64>,
+    /// `roundup_power2_divisions`: the divisions for sizes from 1, 2, 4, … 32768 MiB; empty when it is off.
+    pub roundup_power2_divisions: Vec<u64>,
+}
+
+/// A snapshot that could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum SnapshotError {
+    /// The file can't be opened.
+    #[error(transparent)]
+    File(#[from] files::FileError),
+    /// Its content won't do.
+    #[error("{}: {problem}", path.display())]
+    Content {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        problem: Problem,
+    },
+}
+
+/// Why a snapshot's content won't do. Offsets are in the decompressed file.
+#[derive(Debug, thiserror::Error)]
+pub enum Problem {
+    /// Reading or decompressing failed.
+    #[error("cannot be read beyond byte {offset} of its content: {cause}; record or copy it again")]
+    Unreadable {
+        /// How far it went.
+        offset: u64,
+        /// Why.
+        cause: std::io::Error,
+    },
+    /// The file ends inside the pickle.
+    #[error("the pickle is cut off at byte {offset}; record or copy it again")]
+    CutOff {
+        /// The file's length.
+        offset: u64,
+    },
+    /// An opcode that could run code, or holds what no snapshot holds.
+    #[error(
+        "the pickle's opcode {name} at byte {offset} is refused: only plain data is read and nothing is run; save the snapshot with torch.cuda.memory._dump_snapshot"
+    )]
+    Refused {
+        /// The opcode's name in Python's `pickletools`.
+        name: &'static str,
+        /// Where it stands.
+        offset: u64,
+    },
+    /// No opcode at all.
+    #[error("byte {offset} of the pickle, 0x{code:02x}, is no opcode; save the snapshot with torch.cuda.memory._dump_snapshot")]
+    Unknown {
+        /// What stands there.
+        code: u8,
+        /// Where.
+        offset: u64,
+    },
+    /// Opcodes that don't fit together.
+    #[error("the pickle is malformed at byte {offset}: {what}")]
+    Malformed {
+        /// Where.
+        offset: u64,
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// More than the memory limit.
+    #[error("reading it takes more than {limit} of memory; record fewer events (max_entries of _record_memory_history)")]
+    TooLarge {
+        /// The limit.
+        limit: Bytes,
+    },
+    /// A pickle, but no memory snapshot.
+    #[error("it is no memory snapshot: {0}; save one with torch.cuda.memory._dump_snapshot")]
+    NoSnapshot(String),
+    /// No events of the device, or events of several and none was named.
+    #[error("{problem}; it has {}", devices(present))]
+    Device {
+        /// What is wrong.
+        problem: String,
+        /// Each device and its number of events.
+        present: Vec<(usize, usize)>,
+    },
+    /// Contradictory content.
+    #[error("{0}")]
+    Contradiction(String),
+}
+
+/// The devices of an error, not all when they are many.
+fn devices(present: &[(usize, usize)]) -> String {
+    let mut all: Vec<_> = present.iter().take(16).map(|(d, n)| format!("{n} events of device {d}")).collect();
+    if all.is_empty() {
+        all.push("no device".to_owned());
+    }
+    if present.len() > 16 {
+        all.push(format!("{} more devices", present.len() - 16));
+    }
+    all.join(", ")
+}
+
+/// Whether a file with this beginning (once decompressed) is a pickle rather than text.
+#[must_use]
+pub fn looks_like_pickle(first_bytes: &[u8]) -> bool {
+    match first_bytes {
+        [0x80, version, ..] => (2..=5).contains(version),
+        // Protocols 0 and 1 have no header; a snapshot is a dictionary that is memoised first.
+        [b'(', b'd', b'p', ..] | [b'}', b'q', ..] => true,
+        _ => false,
+    }
+}
+
+/// Reads the snapshot in `path` (perhaps gzipped): the requests of `device`, or of the only one that has events.
+///
+/// # Errors
+/// When the file can't be read, isn't a pickle of plain data in the form of a snapshot, takes more than [`MEMORY_LIMIT`],
+/// or has no events of the device.
+pub fn read(path: &Path, device: Option<u32>) -> Result<Snapshot, SnapshotError> {
+    read_within(path, device, MEMORY_LIMIT)
+}
+
+/// As [`read`], within `limit` bytes of memory.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_within(path: &Path, device: Option<u32>, limit: Bytes) -> Result<Snapshot, SnapshotError> {
+    let reader = files::open(path)?;
+    let mut budget = Budget::new(limit);
+    Pickle::read(Source::new(reader), &mut budget)
+        .and_then(|p| snapshot(&p, device, &mut budget))
+        .map_err(|problem| SnapshotError::Content { path: path.to_owned(), problem })
+}
+
+fn snapshot(pickle: &Pickle, device: Option<u32>, budget: &mut Budget) -> Result<Snapshot, Problem> {
+    let missing = |what: &str| Problem::NoSnapshot(what.to_owned());
+    let traces = pickle.get(pickle.root, Word::DeviceTraces).ok_or_else(|| missing("it has no `device_traces`"))?;
+    let traces = pickle.list(traces).ok_or_else(|| missing("its `device_traces` is no list"))?;
+    let (device, events) = choose(pickle, traces, device)?;
+    let settings = pickle.get(pickle.root, Word::AllocatorSettings).map(|s| settings(pickle, s)).unwrap_or_default();
+    let mut snapshot = sequence::build(pickle, device, events, settings, budget)?;
+    if pickle.more {
+        snapshot.notes.push("What follows the end of the pickle in the file was not read.".to_owned());
+    }
+    Ok(snapshot)
+}
+
+/// The device to read and its events.
+fn choose<'a>(pickle: &'a Pickle, traces: &[Value], device: Option<u32>) -> Result<(u32, &'a [Value]), Problem> {
+    // Few are listed, so that one list shared by a million devices makes no long error.
+    let present = || -> Vec<(usize, usize)> {
+        let counts = traces.iter().enumerate().map(|(d, t)| (d, pickle.list(*t).map_or(0, <[_]>::len)));
+        counts.filter(|(_, n)| *n > 0).take(17).collect()
+    };
+    let fail = |problem: String| Problem::Device { problem, present: present() };
+    let chosen = match (device, present().as_slice()) {
+        (Some(d), _) => d as usize,
+        (None, [(d, _)]) => *d,
+        (None, []) => {
+            return Err(fail("nothing was recorded: call torch.cuda.memory._record_memory_history() before the work".to_owned()));
+        }
+        (None, _) => return Err(fail("several devices have events: name one".to_owned())),
+    };
+    let trace = traces.get(chosen).ok_or_else(|| fail(format!("there is no device {chosen}")))?;
+    let events = pickle.list(*trace).ok_or_else(|| Problem::NoSnapshot(format!("the trace of device {chosen} is no list")))?;
+    if events.is_empty() {
+        return Err(fail(format!("device {chosen} has no events")));
+    }
+    Ok((u32::try_from(chosen).unwrap_or(u32::MAX), events))
+}
+
+fn settings(pickle: &Pickle, value: Value) -> Settings {
+    let get = |key| pickle.get(value, key);
+    let divisions = get(Word::RoundupPower2).map(|d| {
+        let division = |i| match pickle.get(d, Word::Power(i)) {
+            Some(Value::Int(n)) => u64::try_from(n).unwrap_or(0),
+            _ => 0,
+        };
+        (0..16).map(division).collect::<Vec<_>>()
+    });
+    Settings {
+        alloc_conf: get(Word::Conf).and_then(|v| pickle.text(v)),
+        expandable_segments: match get(Word::ExpandableSegments) {
+            Some(Value::Bool(b)) => Some(b),
+            _ => None,
+        },
+        // -1 says that there is no limit.
+        max_split_size: match get(Word::MaxSplitSize) {
+            Some(Value::Int(n)) => u64::try_from(n).ok().map(Bytes),
+            _ => None,
+        },
+        garbage_collection_threshold: match get(Word::GcThreshold) {
+            Some(Value::Float(f)) if f > 0.0 => Some(f),
+            _ => None,
+        },
+        roundup_power2_divisions: divisions.filter(|d| d.iter().any(|n| *n != 0)).unwrap_or_default(),
+    }
+}

@@ -1,0 +1,129 @@
+//! What a pickle's values are kept as, and how they are looked up.
+//!
+//! For: the reader, which makes them, and the snapshot, which is made of them. Not for: the pickle format.
+
+use super::words::Word;
+
+/// A value; collections and texts are references into [`Pickle`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Value {
+    None,
+    Bool(bool),
+    Int(i64),
+    Float(f64),
+    Word(Word),
+    /// Into [`Pickle::texts`].
+    Text(u32),
+    /// Into [`Pickle::nodes`].
+    Node(u32),
+    /// Something that is not kept: another string, bytes, or a number beyond 64 bits.
+    Other,
+}
+
+/// What an entry of a device's trace says.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Event {
+    /// The device's free bytes when `action` is [`Word::Oom`], which has no address.
+    pub(super) addr: i64,
+    pub(super) size: i64,
+    pub(super) stream: i64,
+    pub(super) action: Word,
+    pub(super) stack: Stack,
+}
+
+/// What is kept of a stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stack {
+    /// None was recorded: there is no `frames` entry.
+    Unknown,
+    /// One without `torch.cuda.empty_cache`; perhaps empty, as in a thread without Python.
+    Other,
+    /// One with it.
+    EmptyCache,
+}
+
+/// A collection.
+#[derive(Debug)]
+pub(super) enum Node {
+    List(Vec<Value>),
+    Tuple(Vec<Value>),
+    /// Only entries whose key is a word, each key once.
+    Dict(Vec<(Word, Value)>),
+    /// A dictionary with an event's entries, made small: snapshots hold millions.
+    Event(Event),
+    /// The list under a `frames` key.
+    Frames(Stack),
+}
+
+impl Event {
+    pub(super) fn of(pairs: impl Iterator<Item = (Word, Value)>, nodes: &[Node]) -> Option<Self> {
+        let (mut addr, mut free, mut size, mut stream, mut action, mut stack) = (None, None, None, None, None, Stack::Unknown);
+        for (key, value) in pairs {
+            match (key, value) {
+                (Word::Addr, Value::Int(n)) => addr = Some(n),
+                (Word::DeviceFree, Value::Int(n)) => free = Some(n),
+                (Word::Size, Value::Int(n)) => size = Some(n),
+                (Word::Stream, Value::Int(n)) => stream = Some(n),
+                (Word::Action, Value::Word(w)) => action = Some(w),
+                (Word::Frames, Value::Node(n)) => {
+                    if let Some(Node::Frames(s)) = nodes.get(n as usize) {
+                        stack = *s;
+                    }
+                }
+                _ => {}
+            }
+        }
+        let action = action?;
+        let addr = if action == Word::Oom { free } else { addr };
+        // `snapshot` marks have nothing but a time.
+        let n = |x: Option<i64>| if action == Word::Taken { Some(x.unwrap_or(0)) } else { x };
+        Some(Self { addr: n(addr)?, size: n(size)?, stream: n(stream)?, action, stack })
+    }
+}
+
+/// A pickle's content: one value and what it refers to.
+#[derive(Debug)]
+pub(super) struct Pickle {
+    pub(super) root: Value,
+    pub(super) nodes: Vec<Node>,
+    pub(super) texts: Vec<Box<[u8]>>,
+    /// Whether bytes follow the pickle's end.
+    pub(super) more: bool,
+}
+
+impl Pickle {
+    /// The entry of dictionary `value` under `key`.
+    pub(super) fn get(&self, value: Value, key: Word) -> Option<Value> {
+        let Value::Node(n) = value else { return None };
+        let Node::Dict(pairs) = self.nodes.get(n as usize)? else { return None };
+        pairs.iter().find(|(k, _)| *k == key).map(|(_, v)| *v)
+    }
+
+    /// The entries of list or tuple `value`.
+    pub(super) fn list(&self, value: Value) -> Option<&[Value]> {
+        let Value::Node(n) = value else { return None };
+        match self.nodes.get(n as usize)? {
+            Node::List(all) | Node::Tuple(all) => Some(all),
+            _ => None,
+        }
+    }
+
+    /// What dictionary `value` says as an entry of a trace.
+    pub(super) fn event(&self, value: Value) -> Option<Event> {
+        let Value::Node(n) = value else { return None };
+        match self.nodes.get(n as usize)? {
+            Node::Event(event) => Some(*event),
+            Node::Dict(pairs) => Event::of(pairs.iter().copied(), &self.nodes),
+            _ => None,
+        }
+    }
+
+    /// The string that is the value of the settings' configuration.
+    pub(super) fn text(&self, value: Value) -> Option<String> {
+        if value == Value::Word(Word::Empty) {
+            return Some(String::new());
+        }
+        let Value::Text(n) = value else { return None };
+        self.texts.get(n as usize).map(|t| String::from_utf8_lossy(t).into_owned())
+    }
+}
