@@ -8,5 +8,7 @@ mod folder;
 mod import;
 #[path = "cli/refusals.rs"]
 mod refusals;
+#[path = "cli/replay.rs"]
+mod replay;
 #[path = "cli/round.rs"]
 mod round;
