@@ -7,4 +7,5 @@ pub mod engine;
 pub mod noise;
 pub mod program;
 pub mod requests;
+pub mod reserved;
 pub mod sequence;
