@@ -10,5 +10,7 @@ mod import;
 mod refusals;
 #[path = "cli/replay.rs"]
 mod replay;
+#[path = "cli/reserved.rs"]
+mod reserved;
 #[path = "cli/round.rs"]
 mod round;
