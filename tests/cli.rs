@@ -8,5 +8,9 @@ mod folder;
 mod import;
 #[path = "cli/refusals.rs"]
 mod refusals;
+#[path = "cli/replay.rs"]
+mod replay;
+#[path = "cli/reserved.rs"]
+mod reserved;
 #[path = "cli/round.rs"]
 mod round;

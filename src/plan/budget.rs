@@ -12,6 +12,7 @@ use crate::job::liveness::Liveness;
 use crate::schedule::{Event, Figures, JobPlan, Latency, Placement, Plan};
 use crate::sim::engine::{self, Durations, Run};
 use crate::sim::program::{Direction, Program};
+use crate::sim::reserved::{self, Framework, Reserved};
 use crate::units::{Bytes, Nanos, TensorId};
 
 /// What to plan.
@@ -42,6 +43,17 @@ pub struct Planned {
     pub program: Program,
     /// Its iteration.
     pub run: Run,
+    /// What a framework's allocator reserves for it, where the budget is one of reserved bytes.
+    pub reserved: Option<Reserved>,
+}
+
+impl Planned {
+    /// What the budget binds: the arena, and where it was planned for a framework's allocator what that reserves too.
+    #[must_use]
+    pub fn bound(&self) -> Bytes {
+        let reserved = self.reserved.as_ref().map_or(Bytes::ZERO, |r| r.at_peak.reserved);
+        self.plan.figures.arena_bytes.max(reserved)
+    }
 }
 
 /// The budget can't be met.
@@ -51,7 +63,7 @@ pub struct Infeasible {
     pub budget: Bytes,
     /// No plan is below this.
     pub floor: Bytes,
-    /// The smallest arena that was reached.
+    /// The least that was reached of what the budget binds.
     pub lowest: Bytes,
     /// What stands in the way.
     pub blocked: String,
@@ -79,9 +91,17 @@ const SWEEP: u64 = 8;
 /// # Errors
 /// [`PlanError::Infeasible`] when there is none to be found.
 pub fn make(request: &Request<'_>) -> Result<Planned, PlanError> {
+    make_for(request, None)
+}
+
+/// As [`make`]; with a framework the budget binds what its allocator would reserve, beside the arena.
+///
+/// # Errors
+/// As [`make`].
+pub fn make_for(request: &Request<'_>, framework: Option<&Framework>) -> Result<Planned, PlanError> {
     let liveness = Liveness::of(request.graph);
     let budget = request.budget.0 / 512 * 512;
-    let mut search = Search { request, liveness: &liveness, budget, lowest: u64::MAX, blocked: String::new() };
+    let mut search = Search { request, framework, liveness: &liveness, budget, lowest: u64::MAX, blocked: String::new() };
     let mut target = budget;
     for attempt in 0..TIGHTENINGS {
         let height = match search.attempt(target, &request.options)? {
@@ -112,7 +132,7 @@ pub fn make(request: &Request<'_>) -> Result<Planned, PlanError> {
 /// What came of one target.
 enum Attempt {
     Fits(Box<Planned>),
-    /// Within the target, but its arena is this high.
+    /// Within the target, but its arena is this high, or this much is reserved for it.
     TooHigh(u64),
     /// The target can't be reached.
     Blocked,
@@ -120,6 +140,7 @@ enum Attempt {
 
 struct Search<'a> {
     request: &'a Request<'a>,
+    framework: Option<&'a Framework>,
     liveness: &'a Liveness,
     budget: u64,
     lowest: u64,
@@ -135,8 +156,19 @@ impl Search<'_> {
         let program = Program::new(request.graph, request.latencies, &emitted.events).map_err(|e| PlanError::Defect(e.to_string()))?;
         let (program, placements, height) = placed(program, &emitted, self.budget)?;
         if height <= self.budget {
-            let planned = finish(request, self.liveness, emitted, program, placements, height)?;
-            return Ok(Attempt::Fits(Box::new(planned)));
+            let mut planned = finish(request, self.liveness, emitted, program, placements, height)?;
+            planned.reserved = self.framework.map(|f| reserved::planned(request.graph, &planned.program, &planned.run, f));
+            let (bound, failed) = (planned.bound().0, planned.reserved.as_ref().is_some_and(|r| r.stats.ooms > 0));
+            if bound <= self.budget && !failed {
+                return Ok(Attempt::Fits(Box::new(planned)));
+            }
+            self.lowest = self.lowest.min(bound);
+            if self.blocked.is_empty() {
+                self.blocked =
+                    format!("tensors fit in an arena of {}, but the allocator reserves {} for them", Bytes(height), Bytes(bound));
+            }
+            // A failure within the budget is one of the memory fraction's.
+            return Ok(Attempt::TooHigh(bound.max(self.budget + 512)));
         }
         self.lowest = self.lowest.min(height);
         let (slot, load) = decided.peak;
@@ -158,8 +190,16 @@ impl Search<'_> {
 /// # Errors
 /// As [`make`], when not even the unplanned peak can be placed.
 pub fn minimum(request: &Request<'_>) -> Result<Planned, PlanError> {
+    minimum_for(request, None)
+}
+
+/// As [`minimum`]; with a framework the budget binds what its allocator would reserve, beside the arena.
+///
+/// # Errors
+/// As [`minimum`].
+pub fn minimum_for(request: &Request<'_>, framework: Option<&Framework>) -> Result<Planned, PlanError> {
     let liveness = Liveness::of(request.graph);
-    let at = |budget: u64| make(&Request { budget: Bytes(budget), ..request.clone() });
+    let at = |budget: u64| make_for(&Request { budget: Bytes(budget), ..request.clone() }, framework);
     let (mut low, mut high) = (liveness.floor.0, request.budget.0);
     let mut best = at(high)?;
     // Halving ends at a thousandth of the range: planning is quick, but not free.
@@ -171,14 +211,14 @@ pub fn minimum(request: &Request<'_>) -> Result<Planned, PlanError> {
         let middle = (low + (high - low) / 2) / 512 * 512;
         match at(middle) {
             Ok(planned) => {
-                high = planned.plan.figures.arena_bytes.0.min(middle);
+                high = planned.bound().0.min(middle);
                 best = planned;
             }
             Err(PlanError::Infeasible(_)) => low = middle,
             Err(defect) => return Err(defect),
         }
     }
-    best.plan.budget = best.plan.figures.arena_bytes;
+    best.plan.budget = best.bound();
     Ok(best)
 }
 
@@ -252,7 +292,7 @@ fn finish(
         jobs: vec![job],
         figures,
     };
-    Ok(Planned { plan, program, run })
+    Ok(Planned { plan, program, run, reserved: None })
 }
 
 /// Loading what starts on the device, one tensor after the other.

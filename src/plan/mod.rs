@@ -12,5 +12,5 @@ pub mod ledger;
 pub mod place;
 pub mod tensile;
 
-pub use budget::{Infeasible, PlanError, Planned, Request, make, minimum, unplanned};
+pub use budget::{Infeasible, PlanError, Planned, Request, make, make_for, minimum, minimum_for, unplanned};
 pub use tensile::Options;

@@ -7,5 +7,6 @@ pub mod engine;
 pub mod noise;
 pub mod program;
 pub mod requests;
+pub mod reserved;
 pub mod sequence;
 pub mod snapshot;

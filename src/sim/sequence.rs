@@ -202,6 +202,12 @@ impl Reader {
         &self.expected
     }
 
+    /// The row last read, as it stands in a file that says what was answered.
+    #[must_use]
+    pub fn row(&self) -> String {
+        String::from_utf8_lossy(&self.text).into_owned()
+    }
+
     /// The next request; none at the end. Ids are used again after their free, so that they stay as small as the most
     /// blocks alive at once.
     ///

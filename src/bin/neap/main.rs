@@ -1,5 +1,6 @@
 //! The `neap` command: flags in, resolved settings out, one file per subcommand.
 
+mod allocator;
 mod check;
 mod device;
 mod diff;

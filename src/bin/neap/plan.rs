@@ -12,6 +12,7 @@ use neap::schedule::{Event, Source, json as plan_json};
 use neap::units::Bytes;
 use serde_json::json;
 
+use crate::allocator::{self, AllocatorFlags};
 use crate::output::{self, Answer, note};
 use crate::settings::{self, Budget, DeviceFlags};
 
@@ -31,6 +32,9 @@ pub struct Flags {
     /// How to look for it.
     #[arg(long, value_enum, default_value_t = Planner::Tensile)]
     planner: Planner,
+    /// With `pytorch` the budget binds what the allocator reserves.
+    #[command(flatten)]
+    allocator: AllocatorFlags,
     #[command(flatten)]
     switches: Switches,
 }
@@ -108,7 +112,9 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let (device, latencies) = flags.device.resolve(&graph)?;
     let liveness = Liveness::of(&graph);
     let budget = flags.budget.unwrap_or(Budget::Bytes(device.available())).resolve(liveness.peak, &device)?;
-    let (options, recorded_options) = flags.switches.resolve();
+    let (options, mut recorded_options) = flags.switches.resolve();
+    let framework = flags.allocator.resolve(&device)?;
+    recorded_options.extend(flags.allocator.record());
     let Planner::Tensile = flags.planner;
     let request = Request {
         graph: &graph,
@@ -121,8 +127,8 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     };
     let started = Instant::now();
     let planned = match budget {
-        Some(_) => plan::make(&request),
-        None => plan::minimum(&request),
+        Some(_) => plan::make_for(&request, framework.as_ref()),
+        None => plan::minimum_for(&request, framework.as_ref()),
     };
     let planned = match planned {
         Ok(planned) => planned,
@@ -188,6 +194,9 @@ fn report(flags: &Flags, planned: &Planned, liveness: &Liveness, as_json: bool) 
         object["tail_stall_ns"] = json!(planned.run.stalls.tail);
         object["latency_sources"] =
             json!({ "graph": sources(Source::Graph), "measured": sources(Source::Measured), "roofline": sources(Source::Roofline) });
+        if let Some(reserved) = &planned.reserved {
+            allocator::add_json(&mut object, reserved);
+        }
         return output::json(&object);
     }
     let mut table = Table::new(&[("", Side::Left), ("unplanned", Side::Right), ("planned", Side::Right), ("exact", Side::Right)]);
@@ -203,7 +212,7 @@ fn report(flags: &Flags, planned: &Planned, liveness: &Liveness, as_json: bool) 
         figures.iteration_ns.to_string(),
         figures.iteration_ns.0.to_string(),
     ]);
-    let text = format!(
+    let mut text = format!(
         "{table}\n{swaps_out} swap-outs, {swaps_in} swap-ins, {recomputes} recomputes; waiting {} for swap-ins, {} for swap-outs, {} at the end\n\
          latencies: {} measured, {} from the graph, {} by roofline on {}\n",
         planned.run.stalls.swap_in,
@@ -214,6 +223,10 @@ fn report(flags: &Flags, planned: &Planned, liveness: &Liveness, as_json: bool) 
         sources(Source::Roofline),
         planned.plan.device.name,
     );
+    if let Some(reserved) = &planned.reserved {
+        text += &allocator::told(reserved);
+        text += "\n";
+    }
     output::data(&text)?;
     if let Some(output) = &flags.output {
         note(&format!("written: {}", output.display()));

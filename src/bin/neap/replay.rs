@@ -8,7 +8,6 @@ use neap::report::curve::{Across, Curve, Line, svg_across};
 use neap::report::table::{Side, Table};
 use neap::sim::allocator::replay::{LARGEST_DEVICE, Replay, Report, Setting, smallest_capacity, sweep};
 use neap::sim::allocator::{Config, Stats};
-use neap::sim::requests::Request;
 use neap::sim::sequence::{Expected, Reader, Sequence};
 use neap::units::{Bytes, Nanos};
 use serde_json::json;
@@ -132,20 +131,20 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
 /// The first row that an answer differs in.
 struct Difference {
     line: u64,
-    request: Request,
+    row: String,
     expected: Expected,
     ok: bool,
     now: Stats,
 }
 
 impl Difference {
-    fn of(reader: &Reader, request: Request, ok: bool, now: &Stats) -> Option<Self> {
+    fn of(reader: &Reader, ok: bool, now: &Stats) -> Option<Self> {
         let want = reader.expected();
         let same = want.ok.is_none_or(|w| w == ok)
             && want.allocated.is_none_or(|w| w == now.allocated.0)
             && want.reserved.is_none_or(|w| w == now.reserved.0)
             && want.segments.is_none_or(|w| w == now.segments);
-        if same { None } else { Some(Self { line: reader.line(), request, expected: *want, ok, now: *now }) }
+        if same { None } else { Some(Self { line: reader.line(), row: reader.row(), expected: *want, ok, now: *now }) }
     }
 
     fn json(&self) -> serde_json::Value {
@@ -173,9 +172,9 @@ impl Difference {
         let number = |n: Option<u64>| n.map_or_else(|| "-".to_owned(), |n| n.to_string());
         let want = &self.expected;
         format!(
-            "line {} differs ({:?})\n  the file: result {}, allocated {}, reserved {}, segments {}\n  replayed: result {}, allocated {}, reserved {}, segments {}",
+            "line {} differs: {}\n  the file: result {}, allocated {}, reserved {}, segments {}\n  replayed: result {}, allocated {}, reserved {}, segments {}",
             self.line,
-            self.request,
+            self.row,
             want.ok.map_or("-", word),
             number(want.allocated),
             number(want.reserved),
@@ -205,7 +204,7 @@ fn one(flags: &Flags, config: &Config, target: &Target, limited: bool, as_json: 
         while let Some(request) = reader.request()? {
             let ok = replay.step(request);
             if flags.check {
-                difference = Difference::of(&reader, request, ok, replay.allocator().stats());
+                difference = Difference::of(&reader, ok, replay.allocator().stats());
                 if difference.is_some() {
                     break;
                 }

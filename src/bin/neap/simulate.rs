@@ -13,9 +13,11 @@ use neap::schedule::{Latency, Plan};
 use neap::sim::engine::{self, Durations, Run};
 use neap::sim::noise::{Noise, percentile};
 use neap::sim::program::{Direction, Program};
+use neap::sim::reserved::{self, Reserved};
 use neap::units::{Bytes, Nanos};
 use serde_json::json;
 
+use crate::allocator::{self, AllocatorFlags};
 use crate::output::{self, Answer, note};
 use crate::settings::{self, DeviceFlags, Subject};
 
@@ -30,6 +32,8 @@ pub struct Flags {
     /// For a graph without a plan.
     #[command(flatten)]
     device: DeviceFlags,
+    #[command(flatten)]
+    allocator: AllocatorFlags,
     /// Let every latency vary by up to this share, such as 20%.
     #[arg(long, value_name = "P", value_parser = share)]
     noise: Option<u64>,
@@ -80,6 +84,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
             Subjects { liveness: Liveness::of(&graph), graph, device: plan.device.clone(), latencies, plan: Some(*plan) }
         }
     };
+    let framework = flags.allocator.resolve(&subject.device)?;
     let program = match &subject.plan {
         Some(plan) => Program::placed(&subject.graph, &plan.jobs[0])?,
         None => Program::new(&subject.graph, &subject.latencies, &[])?,
@@ -91,14 +96,18 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     // There every residency ends; in the next iteration they go on.
     curve.retain(|point| point.0 < run.iteration);
     let noise = flags.noise.map(|share| noisy(&program, &subject, &nominal, Noise { share, seed: flags.seed }, flags.runs)).transpose()?;
+    let reserved = framework.map(|framework| match &subject.plan {
+        Some(_) => reserved::planned(&subject.graph, &program, &run, &framework),
+        None => reserved::unplanned(&subject.graph, &run, &framework),
+    });
     if let Some(path) = &flags.plot {
-        plot(path, flags, &subject, &run, &curve)?;
+        plot(path, flags, &subject, &run, &curve, reserved.as_ref())?;
     }
     if let Some(path) = &flags.timeline {
         timeline(path, &subject, &program, &run, &curve)?;
     }
-    report(&subject, &run, &curve, noise.as_ref(), as_json)?;
-    Ok(Answer::Yes)
+    report(&subject, &run, &curve, noise.as_ref(), reserved.as_ref(), as_json)?;
+    Ok(if reserved.is_some_and(|r| r.stats.ooms > 0) { Answer::No } else { Answer::Yes })
 }
 
 /// Sorted iteration times and the largest peak of the noisy runs.
@@ -139,11 +148,19 @@ fn unplanned_curve(subject: &Subjects) -> Vec<(Nanos, Bytes)> {
     points
 }
 
-fn plot(path: &Path, flags: &Flags, subject: &Subjects, run: &Run, curve: &[(Nanos, Bytes)]) -> anyhow::Result<()> {
+fn plot(
+    path: &Path,
+    flags: &Flags,
+    subject: &Subjects,
+    run: &Run,
+    curve: &[(Nanos, Bytes)],
+    reserved: Option<&Reserved>,
+) -> anyhow::Result<()> {
     let before = unplanned_curve(subject);
     let mut after = curve.to_vec();
     let last = after.last().map_or(Bytes::ZERO, |p| p.1);
     after.push((run.iteration, last));
+    let (held, used, name): (Vec<_>, Vec<_>, String);
     let mut curves = vec![Curve { name: "without a plan", points: &before }];
     let mut lines = Vec::new();
     if let Some(plan) = &subject.plan {
@@ -151,6 +168,13 @@ fn plot(path: &Path, flags: &Flags, subject: &Subjects, run: &Run, curve: &[(Nan
         lines.push(Line { name: "budget", value: plan.budget });
     }
     lines.push(Line { name: "floor", value: subject.liveness.floor });
+    if let Some(reserved) = reserved {
+        // What lies between the two is fragmentation.
+        held = reserved.curve.iter().map(|(at, reserved, _)| (*at, *reserved)).collect();
+        used = reserved.curve.iter().map(|(at, _, allocated)| (*at, *allocated)).collect();
+        name = format!("reserved, {} segments", reserved.at_peak.segments);
+        curves.extend([Curve { name: &name, points: &held }, Curve { name: "allocated", points: &used }]);
+    }
     let title = format!("{} on {}", subject.graph.name, subject.device.name);
     let drawing = svg(&title, &curves, &lines)?;
     neap::files::write(path, |f| f.write_all(drawing.as_bytes()))?;
@@ -190,7 +214,14 @@ fn ratio(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { (u128::from(part) * 10_000 / u128::from(whole)) as f64 / 10_000.0 }
 }
 
-fn report(subject: &Subjects, run: &Run, curve: &[(Nanos, Bytes)], noise: Option<&Noisy>, as_json: bool) -> anyhow::Result<()> {
+fn report(
+    subject: &Subjects,
+    run: &Run,
+    curve: &[(Nanos, Bytes)],
+    noise: Option<&Noisy>,
+    reserved: Option<&Reserved>,
+    as_json: bool,
+) -> anyhow::Result<()> {
     let liveness = &subject.liveness;
     let peak = if subject.plan.is_some() { engine::peak(curve) } else { liveness.peak };
     let unplanned: Nanos = subject.latencies.iter().map(|l| l.time).sum();
@@ -218,6 +249,9 @@ fn report(subject: &Subjects, run: &Run, curve: &[(Nanos, Bytes)], noise: Option
             object["pinned_bytes"] = json!(figures.pinned_bytes);
             object["first_iteration_ns"] = json!(figures.first_iteration_ns);
         }
+        if let Some(reserved) = reserved {
+            allocator::add_json(&mut object, reserved);
+        }
         if let Some(noise) = noise {
             object["noise"] = json!({
                 "runs": noise.times.len(),
@@ -243,6 +277,10 @@ fn report(subject: &Subjects, run: &Run, curve: &[(Nanos, Bytes)], noise: Option
         "waiting: {} for swap-ins, {} for swap-outs, {} at the end; {} late copies\n",
         run.stalls.swap_in, run.stalls.swap_out, run.stalls.tail, run.late_copies
     );
+    if let Some(reserved) = reserved {
+        text += &allocator::told(reserved);
+        text += "\n";
+    }
     if let Some(noise) = noise {
         text += &format!(
             "{} noisy runs: p50 {}, p95 {}, p99 {}; largest peak {}; {} late copies\n",

@@ -166,7 +166,7 @@ impl<R: Rules> Core<R> {
         let want = self.rules.want(bytes.0.min(1 << 61), stream);
         let list = self.list(&want);
         self.searches[want.pool] += 1;
-        let Some(found) = self.best_fit(list, &want).or_else(|| self.from_device(list, &want)) else {
+        let Some(found) = self.best_fit(list, &want).or_else(|| self.fresh_block(list, &want)) else {
             self.stats.ooms += 1;
             return Err(OutOfMemory { requested: bytes, reserved: self.stats.reserved, capacity: self.device.capacity() });
         };
@@ -278,7 +278,7 @@ impl<R: Rules> Core<R> {
     }
 
     /// A block on new memory, not in its list. What the rules say is done before each attempt.
-    fn from_device(&mut self, list: u32, want: &Want) -> Option<u32> {
+    fn fresh_block(&mut self, list: u32, want: &Want) -> Option<u32> {
         for step in 0.. {
             match R::before_asking(self, want, step) {
                 Step::Next => {}

@@ -87,10 +87,12 @@ impl Rules for PyTorch {
 
     fn want(&self, bytes: u64, stream: u32) -> Want {
         let size = self.round(bytes);
-        let (pool, segment) = match size {
-            ..=SMALL => (SMALL_POOL, SMALL_SEGMENT),
-            ..OWN_SEGMENT => (LARGE_POOL, self.large_segment),
-            _ => (LARGE_POOL, size.next_multiple_of(ROUND_SEGMENT)),
+        let (pool, segment) = if size <= SMALL {
+            (SMALL_POOL, SMALL_SEGMENT)
+        } else if size < OWN_SEGMENT {
+            (LARGE_POOL, self.large_segment)
+        } else {
+            (LARGE_POOL, size.next_multiple_of(ROUND_SEGMENT))
         };
         Want { size, segment, pool, stream }
     }

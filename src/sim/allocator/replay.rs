@@ -20,9 +20,9 @@ pub struct Report {
     pub events: u64,
     /// Counters at the end, and the peaks of each of them by itself. Peaks are over the states between requests.
     pub stats: Stats,
-    /// The counters when `reserved` was first at its peak.
+    /// The counters when `reserved` was at its peak; where it was more than once, when most of it was in use.
     pub at_peak: Stats,
-    /// The index of the request after which that was.
+    /// The index of the request after which that was first so.
     pub peak_index: u64,
     /// The index of the first request that failed.
     pub first_oom: Option<u64>,
@@ -61,8 +61,8 @@ impl Replay {
                         ok = false;
                     }
                 }
-                let now = self.allocator.stats();
-                if now.reserved > self.report.at_peak.reserved {
+                let (now, peak) = (self.allocator.stats(), &self.report.at_peak);
+                if now.reserved > peak.reserved || now.reserved == peak.reserved && now.allocated > peak.allocated {
                     self.report.at_peak = *now;
                     self.report.peak_index = self.report.events;
                 }

@@ -44,8 +44,8 @@ impl Stats {
     }
 
     pub(super) fn free(&mut self, size: Bytes, requested: Bytes) {
-        self.allocated = self.allocated - size;
-        self.requested = self.requested - requested;
+        self.allocated -= size;
+        self.requested -= requested;
     }
 
     pub(super) fn reserve(&mut self, bytes: Bytes) {
@@ -54,7 +54,7 @@ impl Stats {
     }
 
     pub(super) fn unreserve(&mut self, bytes: Bytes) {
-        self.reserved = self.reserved - bytes;
+        self.reserved -= bytes;
     }
 
     pub(super) fn add_segment(&mut self) {
