@@ -4,7 +4,9 @@ use std::path::Path;
 
 use neap::job::{chakra, json};
 use neap::schedule::{check::check, json as plan_json};
-use neap::sim::{engine, program::Program};
+use neap::sim::allocator::{Config, replay::Replay};
+use neap::sim::{engine, program::Program, sequence::Reader};
+use neap::units::Bytes;
 
 /// SplitMix64: seeded, so that a case that fails can be run again.
 struct Random(u64);
@@ -96,5 +98,51 @@ fn damaged_files_are_answered() {
             _ => plan_and_check(&path),
         });
         assert!(result.is_ok(), "seed {seed}: {name} makes it panic");
+    }
+}
+
+/// Replays a table as far as it can be read, on a small device.
+fn replay_table(text: Vec<u8>, config: &Config) {
+    let Ok(mut reader) = Reader::over(Path::new("x.csv"), Box::new(std::io::Cursor::new(text))) else { return };
+    let mut replay = Replay::new(config, Bytes(100 << 20), None);
+    while let Ok(Some(request)) = reader.request() {
+        replay.step(request);
+        assert!(replay.allocator().stats().reserved <= Bytes(100 << 20));
+    }
+    drop(replay.allocator().segments());
+}
+
+#[test]
+fn damaged_event_tables_and_settings_are_answered() {
+    let rows = |random: &mut Random, answers: bool| {
+        let (mut text, mut live) = ("op,id,bytes,stream".to_owned(), Vec::new());
+        text += if answers { ",result,allocated,reserved,segments\n" } else { "\n" };
+        let tail = if answers { ",ok,512,2097152,1\n" } else { "\n" };
+        for id in 0..30 {
+            if random.below(12) == 0 {
+                text += &format!("e,,,{tail}");
+            }
+            if !live.is_empty() && random.below(2) == 0 {
+                let at = random.below(live.len());
+                text += &format!("f,{},,{tail}", live.swap_remove(at));
+            }
+            let largest = 1 << random.below(28);
+            text += &format!("a,{id},{},{}{tail}", random.below(largest), random.below(3));
+            live.push(id);
+        }
+        text.into_bytes()
+    };
+    let settings = "expandable_segments:True,garbage_collection_threshold:0.5,large_segment_size_mb:32,max_split_size_mb:64,\
+        max_non_split_rounding_mb:40,per_process_memory_fraction:0.7,roundup_power2_divisions:[1:4,16:0,>:2],backend:native";
+    let options: Vec<&str> = ["expandable_segments:True", "max_split_size_mb:20", "roundup_power2_divisions:8", ""].to_vec();
+    for seed in 0..cases() * 80 {
+        let mut random = Random(seed ^ 0xA110_CA7E);
+        let answers = random.below(3) == 0;
+        let table = rows(&mut random, answers);
+        let text = if random.below(8) == 0 { table } else { random.damage(&table) };
+        let damaged = String::from_utf8_lossy(&random.damage(settings.as_bytes())).into_owned();
+        let config = damaged.parse().unwrap_or_else(|_| options[random.below(4)].parse().unwrap());
+        let result = std::panic::catch_unwind(|| replay_table(text, &config));
+        assert!(result.is_ok(), "seed {seed} makes it panic");
     }
 }

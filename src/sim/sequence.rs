@@ -166,9 +166,17 @@ impl Reader {
     /// # Errors
     /// When it can't be read, or its first line is not a header with the columns op, id, bytes and stream.
     pub fn open(path: &Path) -> Result<Self, SequenceError> {
+        Self::over(path, files::open(path)?)
+    }
+
+    /// Reads an event table's text; `path` names it in errors.
+    ///
+    /// # Errors
+    /// As [`Reader::open`].
+    pub fn over(path: &Path, file: Box<dyn BufRead>) -> Result<Self, SequenceError> {
         let mut reader = Self {
             path: path.to_owned(),
-            file: files::open(path)?,
+            file,
             line: 0,
             columns: Columns::default(),
             ids: Ids::default(),

@@ -68,7 +68,7 @@ impl PyTorch {
             return BLOCK;
         }
         let divisions = self.divisions[(bytes.ilog2().saturating_sub(20) as usize).min(15)];
-        if divisions <= 1 || bytes <= BLOCK * divisions {
+        if divisions <= 1 || bytes <= BLOCK.wrapping_mul(divisions) {
             return bytes.next_multiple_of(BLOCK);
         }
         if bytes.is_power_of_two() {

@@ -175,7 +175,7 @@ pub struct Smallest {
 }
 
 /// How many requests a search may replay before it settles for what it has.
-const EFFORT: u64 = 2_000_000_000;
+const EFFORT: u64 = 400_000_000;
 
 /// The least capacity, in whole granules, at which the requests have no failure; none if there is none up to
 /// [`LARGEST_DEVICE`].
@@ -200,8 +200,8 @@ pub fn smallest_capacity(requests: &[Request], config: &Config, memory_fraction:
         (survives, next, replay.report.events)
     };
     let mut effort = free.events;
-    // Below what is in use at once nothing survives.
-    let least = granules(free.stats.peak_allocated.0);
+    // Below what is asked for at once nothing survives, however blocks are cut.
+    let least = granules(free.stats.peak_requested.0).max(GRANULE);
     let mut low = least;
     let mut high = granules(free.at_peak.reserved.0).max(low);
     loop {
