@@ -9,7 +9,7 @@ use divan::{Bencher, black_box};
 use neap::device::{builtin, latency};
 use neap::job::chakra::{Options as Import, import};
 use neap::job::{Graph, json};
-use neap::plan::{self, Options, Request};
+use neap::plan::{self, Request};
 use neap::schedule::check::check;
 use neap::sim::engine::{self, Durations};
 use neap::sim::program::Program;
@@ -41,7 +41,7 @@ fn with_request<R>(share: u64, f: impl FnOnce(&Request<'_>) -> R) -> R {
         device: &device,
         latencies: &latencies,
         budget: Bytes(peak.0 * share / 100),
-        options: Options::default(),
+        method: plan::Method::default(),
         recorded_options: BTreeMap::new(),
     })
 }

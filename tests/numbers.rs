@@ -70,7 +70,7 @@ fn check(folder: &Path, base: &str) {
         device: &device,
         latencies: &latencies,
         budget: Bytes::ZERO,
-        options: Default::default(),
+        method: Default::default(),
         recorded_options: Default::default(),
     };
     let unplanned = budget::unplanned(&request).unwrap().plan;

@@ -106,7 +106,7 @@ fn planned_checked_simulated_and_run() {
             device: &device,
             latencies: &latencies,
             budget: Bytes::ZERO,
-            options: Options { min_swap: Bytes(512 * random.below(2) as u64), ..Options::default() },
+            method: plan::Method::Tensile(Options { min_swap: Bytes(512 * random.below(2) as u64), ..Options::default() }),
             recorded_options: BTreeMap::new(),
         };
         let unplanned = plan::unplanned(&request).expect("unplanned");

@@ -5,7 +5,8 @@
 use std::collections::BTreeMap;
 
 use super::emit::{self, Emitted};
-use super::{place, tensile};
+use super::method::{Given, Method};
+use super::place;
 use crate::device::Profile;
 use crate::job::Graph;
 use crate::job::liveness::Liveness;
@@ -28,8 +29,8 @@ pub struct Request<'a> {
     pub latencies: &'a [Latency],
     /// What the arena may not exceed.
     pub budget: Bytes,
-    /// The planner's switches.
-    pub options: tensile::Options,
+    /// The planner and its switches.
+    pub method: Method,
     /// The switches that differ from their defaults, for the plan's record.
     pub recorded_options: BTreeMap<String, String>,
 }
@@ -104,7 +105,7 @@ pub fn make_for(request: &Request<'_>, framework: Option<&Framework>) -> Result<
     let mut search = Search { request, framework, liveness: &liveness, budget, lowest: u64::MAX, blocked: String::new() };
     let mut target = budget;
     for attempt in 0..TIGHTENINGS {
-        let height = match search.attempt(target, &request.options)? {
+        let height = match search.attempt(target, &request.method)? {
             Attempt::Fits(planned) => return Ok(*planned),
             Attempt::TooHigh(height) => height,
             Attempt::Blocked => break,
@@ -117,12 +118,14 @@ pub fn make_for(request: &Request<'_>, framework: Option<&Framework>) -> Result<
     }
     // What can't be placed at one target often can at a lower one, and more easily when nothing lingers or comes back
     // early: other tensors leave, other holes open.
-    let narrow = tensile::Options { prefetch: false, ..request.options.clone() };
+    let narrow = request.method.narrow();
     let spread = budget.saturating_sub(liveness.floor.0);
-    for part in 0..if spread > 0 { SWEEP } else { 0 } {
-        let target = (budget - spread * part / SWEEP) / 512 * 512;
-        if let Attempt::Fits(planned) = search.attempt(target, &narrow)? {
-            return Ok(*planned);
+    if let Some(narrow) = narrow.filter(|_| spread > 0) {
+        for part in 0..SWEEP {
+            let target = (budget - spread * part / SWEEP) / 512 * 512;
+            if let Attempt::Fits(planned) = search.attempt(target, &narrow)? {
+                return Ok(*planned);
+            }
         }
     }
     let infeasible = Infeasible { budget: request.budget, floor: liveness.floor, lowest: Bytes(search.lowest), blocked: search.blocked };
@@ -148,10 +151,10 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    fn attempt(&mut self, target: u64, options: &tensile::Options) -> Result<Attempt, PlanError> {
+    fn attempt(&mut self, target: u64, method: &Method) -> Result<Attempt, PlanError> {
         let request = self.request;
-        let (link, pinned) = (&request.device.link, request.device.pinned_bytes);
-        let decided = tensile::decide(request.graph, request.latencies, link, pinned, target, options);
+        let Request { graph, latencies, device, .. } = *request;
+        let decided = method.decide(&Given { graph, latencies, link: &device.link, pinned: device.pinned_bytes, target });
         let emitted = emit::events(&decided.ledger);
         let program = Program::new(request.graph, request.latencies, &emitted.events).map_err(|e| PlanError::Defect(e.to_string()))?;
         let (program, placements, height) = placed(program, &emitted, self.budget)?;
@@ -285,7 +288,7 @@ fn finish(
         host_slots,
     };
     let plan = Plan {
-        planner: "tensile".to_owned(),
+        planner: request.method.name().to_owned(),
         options: request.recorded_options.clone(),
         device: request.device.clone(),
         budget: request.budget,

@@ -9,8 +9,10 @@ pub mod budget;
 pub mod emit;
 pub mod lane;
 pub mod ledger;
+pub mod method;
 pub mod place;
 pub mod tensile;
 
 pub use budget::{Infeasible, PlanError, Planned, Request, make, make_for, minimum, minimum_for, unplanned};
+pub use method::{Given, Method};
 pub use tensile::Options;

@@ -122,7 +122,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         device: &device,
         latencies: &latencies,
         budget: budget.unwrap_or_else(|| device.available().min(Bytes(liveness.peak.0.saturating_mul(2)))),
-        options,
+        method: plan::Method::Tensile(options),
         recorded_options,
     };
     let started = Instant::now();

@@ -143,7 +143,7 @@ fn unplanned(graph: &Graph, device: &Profile, latencies: &[neap::schedule::Laten
         device,
         latencies,
         budget: Bytes::ZERO,
-        options: plan::Options::default(),
+        method: plan::Method::default(),
         recorded_options: BTreeMap::new(),
     };
     let mut planned = plan::unplanned(&request)?;
