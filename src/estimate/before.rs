@@ -38,6 +38,9 @@ impl Before {
         if before.parameters.is_empty() {
             before.notes.push("no optimizer step and no gradient in the trace: parameters from before it are not counted".to_owned());
         }
+        if trace.modules.iter().any(|m| trace.text(m.name).starts_with("MultiheadAttention_")) {
+            before.move_projections();
+        }
         before.find_buffers(trace);
         before.find_tables(trace, calls, &twin.lives);
         if let Some(step) = twin.steps.first() {
@@ -60,6 +63,20 @@ impl Before {
         all.extend(buffers.map(|(_, b)| (*b, Role::Buffer)));
         all.extend(self.states.iter().map(|&b| (b, Role::OptimizerState)));
         all
+    }
+
+    /// A module's children are moved to the device before its own parameters, and optimizers list them the other way round.
+    /// Of PyTorch's modules that have both, `MultiheadAttention` has weights: an input projection of three times its child's.
+    fn move_projections(&mut self) {
+        let mut at = 0;
+        while let Some(&[weight, bias, child_weight, child_bias]) = self.parameters.get(at..at + 4) {
+            if weight == 3 * child_weight && bias == 3 * child_bias && child_bias > 0 && child_weight > child_bias {
+                self.parameters[at..at + 4].rotate_left(2);
+                at += 4;
+            } else {
+                at += 1;
+            }
+        }
     }
 
     /// A batch norm in training is called with its running statistics; each has a counter too.

@@ -16,6 +16,11 @@ use super::{Editor, Rule};
 /// Columns of a mask come in whole vectors of this many.
 const MASK_COLUMNS: u64 = 8;
 
+/// Strides of a packed tensor.
+fn packed(dims: [u64; 4]) -> [u64; 4] {
+    [dims[1] * dims[2] * dims[3], dims[2] * dims[3], dims[3], 1]
+}
+
 /// One call and the backward nodes that belong to it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Group {
@@ -159,13 +164,28 @@ impl Editor<'_> {
             }
         }
         let released = self.backward_end(group);
-        if on_cpu == Kernel::Math {
+        let laid_out = match on_cpu {
+            Kernel::Math => packed([shape.batch, shape.heads, shape.rows, shape.width]),
+            _ => inputs.tensor(0).and_then(|q| q.strides.clone().try_into().ok()).unwrap_or_default(),
+        };
+        let relaid = self.relaid(op, shape, laid_out);
+        match (on_cpu, relaid) {
             // The fused result already lies as the model wants it: the copy that follows is not made.
-            if let Some(copy) = self.copy_after(op, shape.query()) {
-                let end = self.twin.lives.list[copy as usize].end;
-                self.drop(copy, Rule::Attention);
-                self.outlive(result, end);
+            (Kernel::Math, Some((_, false)) | None) => {
+                if let Some(copy) = self.copy_after(op, shape.query()) {
+                    let end = self.twin.lives.list[copy as usize].end;
+                    self.drop(copy, Rule::Attention);
+                    self.outlive(result, end);
+                }
             }
+            // It doesn't, where the CPU's does: a copy more, until the projection's backward.
+            (Kernel::Flash, Some((next, true))) => {
+                let start = self.twin.lives.key(self.op(next).end, 0);
+                let until = group.nodes.first().map(|&n| self.op(n).start);
+                let end = until.map(|time| self.twin.lives.key(time, 0)).or(self.twin.lives.list[result as usize].end);
+                self.add(shape.query(), start, end, op, Rule::Attention);
+            }
+            _ => {}
         }
         let end = self.op(op).end;
         if let Some(released) = released {
@@ -178,6 +198,40 @@ impl Editor<'_> {
             self.fused_backward(inputs, shape, group, on_cpu, fused);
         }
         true
+    }
+
+    /// The first operator after `op` that wants its result contiguous in some order of dimensions, and whether a fused
+    /// kernel's result (row by row, all heads of a row together) has to be copied for it. `strides` are the CPU's, by batch,
+    /// head, row and column.
+    fn relaid(&mut self, op: u32, shape: &Shape, strides: [u64; 4]) -> Option<(u32, bool)> {
+        let dims = [shape.batch, shape.heads, shape.rows, shape.width];
+        let fused = [shape.rows * shape.heads * shape.width, shape.width, shape.heads * shape.width, 1];
+        let following: Vec<u32> = self.calls.following(self.trace, op).iter().copied().take(12).collect();
+        for next in following {
+            if matches!(self.kind(next), super::Kind::Multiplication) {
+                return None;
+            }
+            // A tensor that is contiguous already is not recorded as made so: the view that wants it is.
+            if !matches!(self.name(next), "aten::contiguous" | "aten::view") {
+                continue;
+            }
+            let inputs = self.inputs(next);
+            let Some(view) = inputs.tensor(0).filter(|t| t.dims.len() == 4 && t.strides.len() == 4 && t.bytes() == shape.query()) else {
+                continue;
+            };
+            let mut left: Vec<usize> = (0..4).collect();
+            let mut there = Vec::with_capacity(4);
+            for (&size, &stride) in view.dims.iter().zip(&view.strides) {
+                let same = left.iter().position(|&d| dims[d] == size && (strides[d] == stride || size == 1))?;
+                there.push(left.remove(same));
+            }
+            if there == [0, 1, 2, 3] {
+                continue;
+            }
+            let on_gpu = Tensor { dims: view.dims.clone(), strides: there.iter().map(|&d| fused[d]).collect(), ..Tensor::default() };
+            return Some((next, !on_gpu.is_contiguous()));
+        }
+        None
     }
 
     /// A block of `bytes` taken by the first operators after `op`, before anything is multiplied.
