@@ -59,8 +59,8 @@ pub struct Expected {
 pub struct Sequence {
     /// In order. Ids may be used again after their free.
     pub requests: Vec<Request>,
-    /// Whether the file says what was answered, so that a replay can be checked against it.
-    pub answered: bool,
+    /// What was reserved after each request, where a file that is no table says so.
+    pub reserved: Option<Vec<u64>>,
 }
 
 impl Sequence {
@@ -74,7 +74,7 @@ impl Sequence {
         while let Some(request) = reader.request()? {
             requests.push(request);
         }
-        Ok(Self { requests, answered: reader.answered() })
+        Ok(Self { requests, reserved: None })
     }
 }
 
@@ -83,6 +83,8 @@ pub struct Reader {
     path: PathBuf,
     file: Box<dyn BufRead>,
     line: u64,
+    /// All of it, where it is no table.
+    whole: Option<Whole>,
     columns: Columns,
     ids: Ids,
     streams: HashMap<u64, u32>,
@@ -90,6 +92,12 @@ pub struct Reader {
     recent: (u64, u32),
     expected: Expected,
     text: Vec<u8>,
+}
+
+/// A sequence that is in memory, being handed out.
+struct Whole {
+    requests: std::vec::IntoIter<Request>,
+    reserved: Option<std::vec::IntoIter<u64>>,
 }
 
 /// Where each column stands.
@@ -161,12 +169,26 @@ fn digits(text: &[u8], from: usize) -> Option<(u64, usize)> {
 }
 
 impl Reader {
-    /// Opens an event table, plain or gzip.
+    /// Opens a file of requests, plain or gzip; what it is, its content says.
     ///
     /// # Errors
     /// When it can't be read, or its first line is not a header with the columns op, id, bytes and stream.
     pub fn open(path: &Path) -> Result<Self, SequenceError> {
-        Self::over(path, files::open(path)?)
+        let mut file = files::open(path)?;
+        if file.fill_buf().is_ok_and(is_pickle) {
+            let problem = "begins as a Python pickle does; an event table is wanted, with a header op,id,bytes,stream".to_owned();
+            return Err(SequenceError::Line { path: path.to_owned(), line: 1, problem });
+        }
+        Self::over(path, file)
+    }
+
+    /// Reads a sequence that is in memory as if from a file; `path` names it in errors.
+    #[must_use]
+    pub fn of(path: &Path, sequence: Sequence) -> Self {
+        let mut reader = Self::empty(path, Box::new(std::io::empty()));
+        let Sequence { requests, reserved } = sequence;
+        reader.whole = Some(Whole { requests: requests.into_iter(), reserved: reserved.map(Vec::into_iter) });
+        reader
     }
 
     /// Reads an event table's text; `path` names it in errors.
@@ -174,31 +196,39 @@ impl Reader {
     /// # Errors
     /// As [`Reader::open`].
     pub fn over(path: &Path, file: Box<dyn BufRead>) -> Result<Self, SequenceError> {
-        let mut reader = Self {
-            path: path.to_owned(),
-            file,
-            line: 0,
-            columns: Columns::default(),
-            ids: Ids::default(),
-            streams: HashMap::new(),
-            recent: (0, u32::MAX),
-            expected: Expected::default(),
-            text: Vec::new(),
-        };
+        let mut reader = Self::empty(path, file);
         reader.next_line()?;
         let header = String::from_utf8_lossy(&reader.text).into_owned();
         reader.columns = Columns::of(header.trim_start_matches('\u{feff}')).map_err(|problem| reader.error(problem))?;
         Ok(reader)
     }
 
+    fn empty(path: &Path, file: Box<dyn BufRead>) -> Self {
+        Self {
+            path: path.to_owned(),
+            file,
+            line: 0,
+            whole: None,
+            columns: Columns::default(),
+            ids: Ids::default(),
+            streams: HashMap::new(),
+            recent: (0, u32::MAX),
+            expected: Expected::default(),
+            text: Vec::new(),
+        }
+    }
+
     /// Whether the file has a column of what was answered.
     #[must_use]
     pub const fn answered(&self) -> bool {
+        if let Some(whole) = &self.whole {
+            return whole.reserved.is_some();
+        }
         let c = &self.columns;
         c.result.is_some() || c.allocated.is_some() || c.reserved.is_some() || c.segments.is_some()
     }
 
-    /// The line last read, from 1 with the header.
+    /// The line last read, from 1 with the header; in a file that is no table the request's position, from 1.
     #[must_use]
     pub const fn line(&self) -> u64 {
         self.line
@@ -222,6 +252,11 @@ impl Reader {
     /// # Errors
     /// When the file can't be read further, or its next line is not an event or contradicts those before it.
     pub fn request(&mut self) -> Result<Option<Request>, SequenceError> {
+        if let Some(whole) = &mut self.whole {
+            self.line += 1;
+            self.expected.reserved = whole.reserved.as_mut().and_then(Iterator::next);
+            return Ok(whole.requests.next());
+        }
         if self.columns.plain
             && let Some(row) = self.file.fill_buf().ok().and_then(Row::plain)
         {
@@ -306,6 +341,11 @@ impl Reader {
         self.recent = (stream, small);
         small
     }
+}
+
+/// Whether a file begins as a Python pickle of protocol 2 or later does.
+fn is_pickle(start: &[u8]) -> bool {
+    matches!(start, [0x80, 2..=5, ..])
 }
 
 impl Columns {
@@ -447,5 +487,59 @@ impl Ids {
             return Some(std::mem::take(near) - 1);
         }
         if self.far.is_empty() { None } else { self.far.remove(&id) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(text: &str) -> Reader {
+        Reader::over(Path::new("x.csv"), Box::new(std::io::Cursor::new(text.as_bytes().to_vec()))).unwrap()
+    }
+
+    #[test]
+    fn ids_and_streams_are_made_small_and_columns_may_stand_anywhere() {
+        let allocate = |id, bytes, stream| Request::Allocate { id, bytes: Bytes(bytes), stream };
+        let wanted = [
+            allocate(0, 5, 0),
+            allocate(1, 6, 1),
+            Request::Free { id: 0 },
+            allocate(0, 7, 0),
+            Request::EmptyCache,
+            Request::Free { id: 1 },
+            allocate(1, 8, 2),
+        ];
+        let plain =
+            "op,id,bytes,stream\na,9,5,140\na,18446744073709551615,6,3\nf,9,,\na,2,7,140\ne,,,\n\nf,18446744073709551615\r\na,9,8,0";
+        let odd = "\u{feff}extra,stream,op,bytes,id\n1,140,a,5,9\n,3,a,6,18446744073709551615\n,,f,,9\n,140,a,7,2\n,,e\n,,f,,18446744073709551615\n,0,a,8,9\n";
+        for text in [plain, odd] {
+            let mut reader = table(text);
+            for request in wanted {
+                assert_eq!(reader.request().unwrap(), Some(request), "{text}");
+            }
+            assert_eq!(reader.request().unwrap(), None);
+        }
+    }
+
+    #[test]
+    fn a_block_that_failed_may_be_asked_for_again() {
+        let mut reader = table("op,id,bytes,stream,result\na,1,5,0,oom\na,1,4,0,ok\nf,1,,,ok\na,2,4,0,oom\nf,2,,,ok\n");
+        let ids = std::iter::from_fn(|| reader.request().unwrap());
+        let ids: Vec<u32> = ids.map(|r| if let Request::Allocate { id, .. } | Request::Free { id } = r { id } else { 9 }).collect();
+        assert_eq!(ids, [0, 0, 0, 0, 0]);
+        assert_eq!((reader.expected().ok, reader.answered()), (Some(true), true));
+    }
+
+    #[test]
+    fn a_sequence_in_memory_reads_as_a_file_does() {
+        let requests = vec![Request::EmptyCache, Request::Free { id: 3 }];
+        let mut reader = Reader::of(Path::new("x"), Sequence { requests: requests.clone(), reserved: Some(vec![7, 9]) });
+        assert!(reader.answered());
+        for (request, reserved) in requests.into_iter().zip([7, 9]) {
+            assert_eq!(reader.request().unwrap(), Some(request));
+            assert_eq!(reader.expected().reserved, Some(reserved));
+        }
+        assert_eq!(reader.request().unwrap(), None);
     }
 }

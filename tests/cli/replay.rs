@@ -164,6 +164,8 @@ fn tables_that_are_none_are_bad_input_named_by_line() {
     folder.write("x.csv", rows("a,0,512,0\n"));
     folder.refuses(2, &["--check needs a column"], &["replay", "x.csv", "--check"]);
     folder.refuses(2, &["absent.csv"], &["replay", "absent.csv"]);
+    folder.write("x.csv", b"\x80\x04\x95");
+    folder.refuses(2, &["x.csv", "pickle"], &["replay", "x.csv"]);
     let zipped = std::fs::read(fixture("allocator/default.csv.gz")).unwrap();
     folder.write("cut.csv.gz", &zipped[..zipped.len() / 2]);
     folder.refuses(2, &["cut.csv.gz", "cut off"], &["replay", "cut.csv.gz"]);

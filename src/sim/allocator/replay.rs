@@ -175,7 +175,7 @@ pub struct Smallest {
 }
 
 /// How many requests a search may replay before it settles for what it has.
-const EFFORT: u64 = 400_000_000;
+const EFFORT: u64 = 200_000_000;
 
 /// The least capacity, in whole granules, at which the requests have no failure; none if there is none up to
 /// [`LARGEST_DEVICE`].
