@@ -223,3 +223,106 @@ pub struct Usage {
     /// In use when most is.
     pub at_peak: u64,
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::super::answer::peaks;
+    use super::super::trace::{Limits, parse};
+    use super::super::twin::{Class, Settings};
+    use super::*;
+    use crate::sim::allocator::Config;
+
+    fn settings() -> Settings {
+        Settings { class: Class { capability: 9, multiprocessors: 132, threads: 2048 }, without: Vec::new(), cudnn_workspace: 0 }
+    }
+
+    /// Two layers, the second inside the first; backward on a thread of its own.
+    fn job() -> Job {
+        let event = |category: &str, name: &str, thread: u32, start: u32, end: u32, args: &str| {
+            format!(r#"{{"ph":"X","cat":"{category}","name":"{name}","pid":1,"tid":{thread},"ts":{start},"dur":{},"args":{{{args}}}}}"#, end - start)
+        };
+        let memory = |time: u32, thread: u32, address: u32, bytes: i64| {
+            format!(
+                r#"{{"ph":"i","cat":"cpu_instant_event","name":"[memory]","pid":1,"tid":{thread},"ts":{time},"s":"t","args":{{"Device Type":0,"Addr":{address},"Bytes":{bytes}}}}}"#
+            )
+        };
+        let op = |name: &str, thread, start, end, sequence: i64| {
+            event("cpu_op", name, thread, start, end, &format!(r#""Sequence number":{sequence}"#))
+        };
+        let node = |name: &str, start, end, sequence| op(&format!("{NODE}{name}"), 2, start, end, sequence);
+        let events = [
+            event("python_function", "nn.Module: Outer_0", 1, 10, 90, ""),
+            event("python_function", "nn.Module: Inner_0", 1, 20, 50, ""),
+            // Its number is 7 too, but it makes no node.
+            op("aten::empty_like", 1, 12, 14, 7),
+            op("aten::relu", 1, 30, 40, 7),
+            op("aten::clamp_min", 1, 31, 39, 7),
+            op("aten::sum", 1, 60, 70, 8),
+            node("SumBackward0", 100, 110, 8),
+            node("ReluBackward0", 120, 130, 7),
+            op("aten::threshold_backward", 2, 121, 129, 3),
+            node("torch::autograd::AccumulateGrad", 140, 150, -1),
+            op("aten::clone", 2, 141, 149, -1),
+            op("aten::ones", 1, 200, 210, -1),
+            memory(35, 1, 4096, 1000),
+            memory(65, 1, 8192, 10),
+            memory(125, 2, 16384, 600),
+            memory(145, 2, 32768, 400),
+            memory(205, 1, 65536, 5),
+        ];
+        let text = format!(r#"{{"traceEvents":[{}]}}"#, events.join(","));
+        Job::of(parse(std::io::Cursor::new(text.into_bytes()), Path::new("test"), &Limits::default()).unwrap())
+    }
+
+    #[test]
+    fn backward_belongs_to_the_module_whose_forward_made_the_node() {
+        let job = job();
+        let places = Places::of(&job);
+        let told = |name: &str| {
+            let op = job.trace.ops.iter().position(|o| job.trace.text(o.name) == name).unwrap() as u32;
+            (places.operator(op), places.module(op).map(|m| places.path(m)))
+        };
+        let path = |text: &str| Some(text.to_owned());
+        assert_eq!(told("aten::clamp_min"), ("aten::relu", path("Outer_0/Inner_0")));
+        assert_eq!(told("aten::sum"), ("aten::sum", path("Outer_0")));
+        assert_eq!(told("aten::threshold_backward"), ("ReluBackward0", path("Outer_0/Inner_0")));
+        assert_eq!(told(&format!("{NODE}SumBackward0")), ("SumBackward0", path("Outer_0")));
+        assert_eq!(told("aten::clone"), ("torch::autograd::AccumulateGrad", path("Outer_0/Inner_0")));
+        assert_eq!(told("aten::ones"), ("aten::ones", None));
+    }
+
+    fn check_sums(job: &Job) -> Vec<Usage> {
+        let mut forecast = Forecast::of(job, &settings());
+        let answer = peaks(job, &mut forecast, &Config::default());
+        let rows = Places::of(job).by_module(&forecast, &answer);
+        assert_eq!(rows.iter().map(|r| r.at_peak).sum::<u64>(), answer.by_role.values().sum::<u64>());
+        assert_eq!(answer.by_role.values().sum::<u64>(), answer.at_peak.requested.0);
+        let iteration = answer.peak_iteration(&forecast);
+        let from = forecast.starts[iteration - 1];
+        let to = forecast.starts.get(iteration).copied().unwrap_or(forecast.requests.len());
+        let sum = |role| -> u64 {
+            let ids = forecast.requests[from..to].iter().filter_map(|r| if let Request::Allocate { id, .. } = r { Some(*id) } else { None });
+            ids.map(|id| forecast.blocks[id as usize]).filter(|b| b.role == role).map(|b| b.bytes).sum()
+        };
+        assert_eq!(rows.iter().map(|r| r.activations).sum::<u64>(), sum(Role::Activation));
+        assert_eq!(rows.iter().map(|r| r.gradients).sum::<u64>(), sum(Role::Gradient));
+        assert_eq!(rows.last().unwrap().module, NOBODY);
+        rows
+    }
+
+    #[test]
+    fn a_profile_of_modules_adds_up() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/traces/tiny_cnn-adam-8-32-start.profile.json.gz");
+        let job = Job::read(&path, &Limits::default()).unwrap();
+        let rows = check_sums(&job);
+        let row = |name: &str| rows.iter().find(|r| r.module.ends_with(name)).unwrap();
+        // 3 × 16 kernels of 3 × 3; the output of 8 × 16 × 32 × 32 kept; called once an iteration.
+        let first = row("Sequential_0/Conv2d_0");
+        assert_eq!((first.gradients, first.activations, first.calls), (3 * 16 * 9 * 4, 8 * 16 * 32 * 32 * 4, 1));
+        assert!(row("CrossEntropyLoss_0").activations > 0);
+        let small = self::job();
+        assert_eq!(check_sums(&small).iter().map(|r| (r.module.as_str(), r.calls)).collect::<Vec<_>>(), [("Outer_0", 1), ("Outer_0/Inner_0", 1), (NOBODY, 0)]);
+    }
+}

@@ -28,6 +28,9 @@ const COLOURS: [RGBColor; LAYERS] = [
     RGBColor(150, 150, 150),
 ];
 
+/// Stretches of time that are told apart: two pixels each.
+const STEPS: u64 = COLUMNS / 2;
+
 /// Bytes at an instant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Instant {
@@ -45,7 +48,7 @@ impl Instant {
     }
 }
 
-/// Layers over time, being thinned: of each pixel column the first, highest, lowest and last instants.
+/// Layers over time, being thinned: of each stretch of two pixels the first, highest, lowest and last instants.
 #[derive(Clone, Debug)]
 pub struct Stack {
     end: u64,
@@ -65,7 +68,7 @@ impl Stack {
 
     /// Adds what is so from an instant on; instants come in order of time.
     pub fn add(&mut self, now: Instant) {
-        let column = (u128::from(now.time.0) * u128::from(COLUMNS) / u128::from(self.end)) as u64;
+        let column = (u128::from(now.time.0) * u128::from(STEPS) / u128::from(self.end)) as u64;
         for (peak, layer) in self.peaks.iter_mut().zip(now.layers) {
             *peak = (*peak).max(layer);
         }
@@ -205,7 +208,7 @@ mod tests {
             stack.add(instant(t, t % 97, if t == 345_678 { 5_000 } else { 1 }, 9_000));
         }
         stack.keep();
-        assert!(stack.kept.len() <= 4 * (COLUMNS as usize + 1), "{}", stack.kept.len());
+        assert!(stack.kept.len() <= 4 * (STEPS as usize + 1), "{}", stack.kept.len());
         assert!(stack.kept.contains(&instant(345_678, 345_678 % 97, 5_000, 9_000)));
         assert_eq!((stack.kept.first().unwrap().time, stack.kept.last().unwrap().time), (Nanos(0), Nanos(1_000_000)));
         assert!(stack.kept.is_sorted_by_key(|i| i.time));
