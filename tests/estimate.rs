@@ -47,7 +47,8 @@ fn estimates_are_near_the_truth_and_their_margin_is_enough() {
         let file = |end: &str| jobs.join(format!("{name}.{end}"));
         let answer = estimate(&file("profile.json.gz"));
         let truth = Truth::read(&file("truth.json")).unwrap();
-        let errors = [error_percent(answer.stats.peak_reserved, truth.reserved), error_percent(answer.stats.peak_allocated, truth.allocated)];
+        let errors =
+            [error_percent(answer.stats.peak_reserved, truth.reserved), error_percent(answer.stats.peak_allocated, truth.allocated)];
         println!("{name}: reserved {:+.2} %, allocated {:+.2} %", errors[0], errors[1]);
         assert!(errors[0].abs() <= 5.0 && errors[1].abs() <= 4.0 && errors[0] >= -2.0 && errors[1] >= -2.0, "{name}: {errors:?}");
         reserved.push(errors[0]);

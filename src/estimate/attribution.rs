@@ -241,7 +241,10 @@ mod tests {
     /// Two layers, the second inside the first; backward on a thread of its own.
     fn job() -> Job {
         let event = |category: &str, name: &str, thread: u32, start: u32, end: u32, args: &str| {
-            format!(r#"{{"ph":"X","cat":"{category}","name":"{name}","pid":1,"tid":{thread},"ts":{start},"dur":{},"args":{{{args}}}}}"#, end - start)
+            format!(
+                r#"{{"ph":"X","cat":"{category}","name":"{name}","pid":1,"tid":{thread},"ts":{start},"dur":{},"args":{{{args}}}}}"#,
+                end - start
+            )
         };
         let memory = |time: u32, thread: u32, address: u32, bytes: i64| {
             format!(
@@ -303,7 +306,8 @@ mod tests {
         let from = forecast.starts[iteration - 1];
         let to = forecast.starts.get(iteration).copied().unwrap_or(forecast.requests.len());
         let sum = |role| -> u64 {
-            let ids = forecast.requests[from..to].iter().filter_map(|r| if let Request::Allocate { id, .. } = r { Some(*id) } else { None });
+            let ids =
+                forecast.requests[from..to].iter().filter_map(|r| if let Request::Allocate { id, .. } = r { Some(*id) } else { None });
             ids.map(|id| forecast.blocks[id as usize]).filter(|b| b.role == role).map(|b| b.bytes).sum()
         };
         assert_eq!(rows.iter().map(|r| r.activations).sum::<u64>(), sum(Role::Activation));
@@ -323,6 +327,9 @@ mod tests {
         assert_eq!((first.gradients, first.activations, first.calls), (3 * 16 * 9 * 4, 8 * 16 * 32 * 32 * 4, 1));
         assert!(row("CrossEntropyLoss_0").activations > 0);
         let small = self::job();
-        assert_eq!(check_sums(&small).iter().map(|r| (r.module.as_str(), r.calls)).collect::<Vec<_>>(), [("Outer_0", 1), ("Outer_0/Inner_0", 1), (NOBODY, 0)]);
+        assert_eq!(
+            check_sums(&small).iter().map(|r| (r.module.as_str(), r.calls)).collect::<Vec<_>>(),
+            [("Outer_0", 1), ("Outer_0/Inner_0", 1), (NOBODY, 0)]
+        );
     }
 }

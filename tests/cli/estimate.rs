@@ -14,7 +14,8 @@ fn sum(object: &Value) -> u64 {
 fn a_trace_is_estimated_to_the_byte() {
     let folder = Folder::new();
     let trace = fixture(TRACE);
-    let truth: Value = serde_json::from_str(&std::fs::read_to_string(fixture("traces/tiny_cnn-adam-8-32-start.truth.json")).unwrap()).unwrap();
+    let truth: Value =
+        serde_json::from_str(&std::fs::read_to_string(fixture("traces/tiny_cnn-adam-8-32-start.truth.json")).unwrap()).unwrap();
     let most = |key: &str| truth["peaks"].as_array().unwrap().iter().map(|p| number(p, key)).max().unwrap();
     let told = folder.json(&["estimate", &trace, "--against", &fixture("traces")]);
     for key in ["peak_reserved_bytes", "peak_allocated_bytes"] {
