@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use super::forecast::{Forecast, Job};
 use super::roles::Role;
-use crate::sim::allocator::replay::{LARGEST_DEVICE, Replay, smallest_capacity};
+use crate::sim::allocator::replay::{self, LARGEST_DEVICE, Replay, smallest_capacity};
 use crate::sim::allocator::{Config, Stats};
 use crate::sim::requests::Request;
 use crate::units::Bytes;
@@ -38,11 +38,63 @@ pub struct Answer {
     pub recorded: usize,
     /// Whether the last iteration reserved no more than the one before.
     pub steady: bool,
-    /// The least capacity with which no request fails.
+    /// The least capacity with which no request fails; none where no device is large enough, or nobody looked ([`peaks`]).
     pub smallest: Option<Bytes>,
 }
 
+/// Whether a job runs on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verdict {
+    /// With the margin.
+    Fits,
+    /// Without the margin, or only because the allocator gives cached memory back.
+    Tight,
+    /// A request fails.
+    DoesNotFit,
+}
+
+impl Verdict {
+    /// For people and for programs.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Fits => "fits",
+            Self::Tight => "tight",
+            Self::DoesNotFit => "does not fit",
+        }
+    }
+}
+
 impl Answer {
+    /// The peak and its margin.
+    #[must_use]
+    pub fn wanted(&self) -> Bytes {
+        self.stats.peak_reserved + self.margin()
+    }
+
+    /// Whether the forecast that this is the answer to runs where `available` bytes are to be had.
+    #[must_use]
+    pub fn verdict(&self, forecast: &Forecast, config: &Config, available: Bytes) -> Verdict {
+        if self.stats.ooms > 0 {
+            return Verdict::DoesNotFit;
+        }
+        // A fraction is never above 1.
+        let limit = config.memory_fraction.map_or(available, |f| Bytes((available.0 as f64 * f) as u64));
+        if self.wanted() <= limit {
+            return Verdict::Fits;
+        }
+        match replay::replay(&forecast.requests, config, available, None).first_oom {
+            None => Verdict::Tight,
+            Some(_) => Verdict::DoesNotFit,
+        }
+    }
+
+    /// The iteration in which what is allocated was at its peak, from 1; 0 before the first.
+    #[must_use]
+    pub fn peak_iteration(&self, forecast: &Forecast) -> usize {
+        forecast.starts.partition_point(|&s| s <= self.peak_index)
+    }
+
     /// What to add to the peak for safety.
     #[must_use]
     pub fn margin(&self) -> Bytes {
@@ -54,6 +106,14 @@ impl Answer {
 /// Replays `forecast`, adding iterations like the last until what is reserved no longer grows.
 #[must_use]
 pub fn answer(job: &Job, forecast: &mut Forecast, config: &Config) -> Answer {
+    let mut answer = peaks(job, forecast, config);
+    answer.smallest = smallest_capacity(&forecast.requests, config, None).map(|s| s.capacity);
+    answer
+}
+
+/// As [`answer()`], without the search for the smallest capacity, which takes most of its time.
+#[must_use]
+pub fn peaks(job: &Job, forecast: &mut Forecast, config: &Config) -> Answer {
     let recorded = forecast.starts.len();
     let mut missing = ITERATIONS.saturating_sub(recorded);
     let mut answer = replay(forecast, config);
@@ -72,7 +132,6 @@ pub fn answer(job: &Job, forecast: &mut Forecast, config: &Config) -> Answer {
         answer = replay(forecast, config);
     }
     answer.recorded = recorded;
-    answer.smallest = smallest_capacity(&forecast.requests, config, None).map(|s| s.capacity);
     answer
 }
 
@@ -109,7 +168,8 @@ fn replay(forecast: &Forecast, config: &Config) -> Answer {
     let mut by_role = BTreeMap::new();
     for &id in &alive {
         let block = forecast.blocks[id as usize];
-        *by_role.entry(block.role).or_default() += block.bytes;
+        let bytes: &mut u64 = by_role.entry(block.role).or_default();
+        *bytes = bytes.saturating_add(block.bytes);
     }
     let highest = |upto: usize| iterations[..upto].iter().map(|i| i.0).max().unwrap_or_default();
     let steady = iterations.len() >= 2 && highest(iterations.len()) == highest(iterations.len() - 1);

@@ -3,7 +3,7 @@
 //! For: one trace turned into one sequence, with as many iterations more as a caller wants. Not for: what the allocator
 //! makes of it ([`super::answer`]).
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::path::Path;
 
 use super::before::Before;
@@ -103,7 +103,8 @@ impl Forecast {
             .collect::<Vec<_>>();
         let mut sums = BTreeMap::new();
         for block in blocks.iter().filter(|b| b.before) {
-            *sums.entry(block.role).or_default() += block.bytes;
+            let sum: &mut u64 = sums.entry(block.role).or_default();
+            *sum = sum.saturating_add(block.bytes);
         }
         let starts = phases.iterations.iter().map(|i| sequence.times.partition_point(|&t| t < i.span.start).max(sequence.before)).collect();
         let notes = trace.notes.iter().chain(&before.notes).chain(&twin.notes).cloned().collect();
@@ -137,7 +138,7 @@ impl Forecast {
 /// What repeating an iteration has to know.
 struct Pass {
     /// The ids that the pattern takes and leaves to the next iteration.
-    left: HashMap<u32, ()>,
+    left: HashSet<u32>,
     /// Blocks of the iteration before, by bytes and role, in order.
     previous: BTreeMap<(u64, Role), VecDeque<u32>>,
     /// When gradients are cleared, where the pattern doesn't show it.
@@ -148,23 +149,23 @@ struct Pass {
 
 impl Pass {
     fn of(pattern: &[(Request, u64)], blocks: &[Block], cleared: Option<u64>) -> Self {
-        let mut left = HashMap::new();
+        let mut left = HashSet::new();
         let mut order = Vec::new();
         let mut frees_older_gradients = false;
         for (request, _) in pattern {
             match *request {
                 Request::Allocate { id, .. } => {
-                    left.insert(id, ());
+                    left.insert(id);
                     order.push(id);
                 }
                 Request::Free { id } => {
-                    frees_older_gradients |= left.remove(&id).is_none() && blocks[id as usize].role == Role::Gradient;
+                    frees_older_gradients |= !left.remove(&id) && blocks[id as usize].role == Role::Gradient;
                 }
                 Request::EmptyCache => {}
             }
         }
         let mut previous: BTreeMap<_, VecDeque<u32>> = BTreeMap::new();
-        for id in order.into_iter().filter(|id| left.contains_key(id)) {
+        for id in order.into_iter().filter(|id| left.contains(id)) {
             let block = blocks[id as usize];
             previous.entry((block.bytes, block.role)).or_default().push_back(id);
         }
@@ -188,7 +189,7 @@ impl Pass {
             match request {
                 Request::Allocate { id, bytes, stream } => {
                     let block = forecast.blocks[id as usize];
-                    let stays = self.left.contains_key(&id);
+                    let stays = self.left.contains(&id);
                     if stays
                         && (matches!(block.role, Role::OptimizerState | Role::Workspace)
                             || block.role == Role::Gradient && self.gradients_stay)

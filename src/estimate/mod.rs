@@ -6,6 +6,7 @@
 //! nor the allocator itself ([`crate::sim`]).
 
 pub mod answer;
+pub mod attribution;
 pub mod before;
 pub mod calls;
 pub mod forecast;
@@ -15,4 +16,5 @@ pub mod phases;
 pub mod roles;
 mod sequence;
 pub mod trace;
+pub mod truth;
 pub mod twin;

@@ -34,17 +34,17 @@ pub struct Line<'a> {
     pub value: Bytes,
 }
 
-const SIZE: (u32, u32) = (960, 480);
+pub(super) const SIZE: (u32, u32) = (960, 480);
 /// Room around the plot: for title and legend, for the names of lines, and for the axes.
-const TOP: u32 = 72;
-const RIGHT: u32 = 118;
-const LEFT: u32 = 76;
-const BOTTOM: u32 = 52;
+pub(super) const TOP: u32 = 72;
+pub(super) const RIGHT: u32 = 118;
+pub(super) const LEFT: u32 = 76;
+pub(super) const BOTTOM: u32 = 52;
 /// Of that, what axes and their titles take.
-const AXIS_LEFT: u32 = 58;
-const AXIS_BOTTOM: u32 = 42;
+pub(super) const AXIS_LEFT: u32 = 58;
+pub(super) const AXIS_BOTTOM: u32 = 42;
 /// Pixel columns that curves are thinned to; each keeps at most four points.
-const COLUMNS: u64 = (SIZE.0 - LEFT - RIGHT) as u64;
+pub(super) const COLUMNS: u64 = (SIZE.0 - LEFT - RIGHT) as u64;
 
 /// Okabe and Ito's colours, which the colour-blind can tell apart; vermilion and blue first.
 const COLOURS: [RGBColor; 6] = [
@@ -55,9 +55,9 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(230, 159, 0),
     RGBColor(86, 180, 233),
 ];
-const INK: RGBColor = RGBColor(38, 38, 38);
-const FAINT: RGBColor = RGBColor(110, 110, 110);
-const GRID: RGBColor = RGBColor(228, 228, 228);
+pub(super) const INK: RGBColor = RGBColor(38, 38, 38);
+pub(super) const FAINT: RGBColor = RGBColor(110, 110, 110);
+pub(super) const GRID: RGBColor = RGBColor(228, 228, 228);
 
 /// What the horizontal axis counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,8 +89,8 @@ pub fn svg_across(across: Across, title: &str, curves: &[Curve<'_>], lines: &[Li
     Ok(out)
 }
 
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-type Drawn = Result<(), DrawingAreaErrorKind<io::Error>>;
+pub(super) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+pub(super) type Drawn = Result<(), DrawingAreaErrorKind<io::Error>>;
 
 fn draw(root: &Area<'_>, across: Across, title: &str, curves: &[Curve<'_>], lines: &[Line<'_>]) -> Drawn {
     root.fill(&WHITE)?;
@@ -147,7 +147,7 @@ fn draw(root: &Area<'_>, across: Across, title: &str, curves: &[Curve<'_>], line
 }
 
 /// Writes each line's name and value at its right end, moved down where it would cover the one above.
-fn names(root: &Area<'_>, mut labels: Vec<((i32, i32), &Line<'_>)>) -> Drawn {
+pub(super) fn names(root: &Area<'_>, mut labels: Vec<((i32, i32), &Line<'_>)>) -> Drawn {
     const HEIGHT: i32 = 30;
     labels.sort_by_key(|((_, y), _)| *y);
     let bottom = (SIZE.1 - BOTTOM) as i32;
@@ -183,7 +183,7 @@ fn legend(root: &Area<'_>, title: &str, curves: &[Curve<'_>]) -> Drawn {
 }
 
 /// A size with two decimals, rounded down, in the unit an axis up to it would have.
-fn size(value: Bytes) -> String {
+pub(super) fn size(value: Bytes) -> String {
     let scale = Scale::of(value.0, &SIZES, 8);
     let (whole, rest) = (value.0 / scale.one, value.0 % scale.one);
     let hundredths = u128::from(rest) * 100 / u128::from(scale.one);
@@ -191,12 +191,12 @@ fn size(value: Bytes) -> String {
 }
 
 /// A sans-serif font of `pixels`: the SVG writer divides sizes by 1.24.
-fn font(pixels: u32, colour: &RGBColor) -> TextStyle<'static> {
+pub(super) fn font(pixels: u32, colour: &RGBColor) -> TextStyle<'static> {
     ("sans-serif", f64::from(pixels) * 1.24).into_font().color(colour).pos(Pos::new(HPos::Left, VPos::Top))
 }
 
 /// At most `longest` characters on one line.
-fn cut(text: &str, longest: usize) -> String {
+pub(super) fn cut(text: &str, longest: usize) -> String {
     let text = plain(text);
     if text.chars().count() <= longest {
         return text.into_owned();
@@ -222,7 +222,7 @@ fn thin(points: &[(Nanos, Bytes)], end: u64) -> Vec<(Nanos, Bytes)> {
 }
 
 /// The corners of a step curve.
-fn steps(points: &[(Nanos, Bytes)]) -> Vec<(Nanos, Bytes)> {
+pub(super) fn steps(points: &[(Nanos, Bytes)]) -> Vec<(Nanos, Bytes)> {
     let mut corners: Vec<(Nanos, Bytes)> = Vec::with_capacity(points.len() * 2);
     for &(t, v) in points {
         if let Some(&(_, before)) = corners.last()
@@ -235,13 +235,13 @@ fn steps(points: &[(Nanos, Bytes)]) -> Vec<(Nanos, Bytes)> {
     corners
 }
 
-const TIMES: [(&str, u64); 4] = [("s", 1_000_000_000), ("ms", 1_000_000), ("µs", 1_000), ("ns", 1)];
+pub(super) const TIMES: [(&str, u64); 4] = [("s", 1_000_000_000), ("ms", 1_000_000), ("µs", 1_000), ("ns", 1)];
 const COUNTS: [(&str, u64); 3] = [("millions", 1_000_000), ("thousands", 1_000), ("", 1)];
-const SIZES: [(&str, u64); 5] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("bytes", 1)];
+pub(super) const SIZES: [(&str, u64); 5] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("bytes", 1)];
 
 /// An axis: its unit, and ticks 1, 2 or 5 times a power of ten apart.
-struct Scale {
-    unit: &'static str,
+pub(super) struct Scale {
+    pub unit: &'static str,
     one: u64,
     /// Distance of ticks: `step` · 10^-`decimals` units.
     step: u64,
@@ -250,7 +250,7 @@ struct Scale {
 
 impl Scale {
     /// For values up to `highest` in the largest unit of which it has two, with at most `most` ticks above zero.
-    fn of(highest: u64, units: &[(&'static str, u64)], most: u128) -> Self {
+    pub fn of(highest: u64, units: &[(&'static str, u64)], most: u128) -> Self {
         let fits = units.iter().find(|(_, one)| highest / 2 >= *one).or(units.last());
         let (unit, one) = fits.copied().unwrap_or(("", 1));
         // From a hundredth of a unit up; nothing is finer, since there are two units at least or the unit is indivisible.
@@ -266,7 +266,7 @@ impl Scale {
         scale
     }
 
-    fn units(&self, value: u64) -> f64 {
+    pub fn units(&self, value: u64) -> f64 {
         value as f64 / self.one as f64
     }
 
@@ -284,9 +284,9 @@ impl Scale {
 }
 
 /// A scale from zero to `highest`, as the drawing library wants it.
-struct Axis<'a> {
-    scale: &'a Scale,
-    highest: u64,
+pub(super) struct Axis<'a> {
+    pub scale: &'a Scale,
+    pub highest: u64,
 }
 
 impl Ranged for Axis<'_> {

@@ -4,6 +4,7 @@ mod allocator;
 mod check;
 mod device;
 mod diff;
+mod estimate;
 mod import;
 mod inspect;
 mod output;
@@ -37,6 +38,7 @@ enum Command {
     Plan(plan::Flags),
     Simulate(simulate::Flags),
     Run(run::Flags),
+    Estimate(Box<estimate::Flags>),
     Replay(replay::Flags),
     Check(check::Flags),
     Diff(diff::Flags),
@@ -51,6 +53,7 @@ fn main() -> ExitCode {
         Command::Plan(flags) => plan::main(&flags, cli.json),
         Command::Simulate(flags) => simulate::main(&flags, cli.json),
         Command::Run(flags) => run::main(&flags, cli.json),
+        Command::Estimate(flags) => estimate::main(&flags, cli.json),
         Command::Replay(flags) => replay::main(&flags, cli.json),
         Command::Check(flags) => check::main(&flags, cli.json),
         Command::Diff(flags) => diff::main(&flags, cli.json),

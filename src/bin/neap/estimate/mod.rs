@@ -1,0 +1,225 @@
+//! `neap estimate`: the GPU memory that a job will take, from a trace of it on a CPU.
+
+mod files;
+mod tell;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use neap::device::{Profile, builtin, profile};
+use neap::estimate::answer::{self, Verdict, answer, peaks};
+use neap::estimate::attribution::Places;
+use neap::estimate::forecast::{Forecast, Job};
+use neap::estimate::trace::Limits;
+use neap::estimate::truth::Truth;
+use neap::estimate::twin::{Class, Rule, Settings};
+use neap::sim::allocator::Config;
+use neap::sim::allocator::replay::LARGEST_DEVICE;
+use neap::units::Bytes;
+use serde_json::json;
+
+use crate::output::{self, Answer};
+use crate::settings;
+
+/// Estimate the GPU memory of a job from PyTorch's profile of it on a CPU.
+#[derive(clap::Args)]
+pub struct Flags {
+    /// What torch.profiler's export_chrome_trace wrote (profile_memory, record_shapes and with_stack on; may be gzipped).
+    #[arg(required = true)]
+    traces: Vec<PathBuf>,
+    /// A built-in device or a *.device.json file, less its context's reserve; several may be named. The first decides the figures.
+    /// Without one: figures of h100, and a verdict for each built-in GPU.
+    #[arg(long, value_name = "NAME|FILE")]
+    device: Vec<String>,
+    /// The allocator's settings, as in PYTORCH_CUDA_ALLOC_CONF.
+    #[arg(long, value_name = "CONF", allow_hyphen_values = true, default_value = "")]
+    alloc_conf: String,
+    /// What cuDNN takes around each convolution. Not in the trace; none if not given.
+    #[arg(long, value_name = "BYTES", default_value = "0")]
+    cudnn_workspace: Bytes,
+    /// Rules to leave out, to see what each does.
+    #[arg(long, value_name = "RULE,...", value_delimiter = ',', value_parser = rule)]
+    without: Vec<Rule>,
+    /// Draw what holds memory over time.
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+    /// Write requested, allocated and reserved bytes after every change.
+    #[arg(long, value_name = "FILE.csv")]
+    curve: Option<PathBuf>,
+    /// Print the memory of each module in place of the rest, as CSV.
+    #[arg(long, value_name = "WHAT")]
+    by: Option<By>,
+    /// Compare with what the job really took: a *.truth.json, or a folder that has NAME.truth.json for NAME.profile.json.gz.
+    #[arg(long, value_name = "TRUTH.json|FOLDER")]
+    against: Option<PathBuf>,
+    /// How many of the largest blocks at the peak to print.
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    top: usize,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum By {
+    /// Each nn.Module, and what none owns.
+    Module,
+}
+
+fn rule(name: &str) -> Result<Rule, String> {
+    let names = || Rule::ALL.iter().map(|r| r.name()).collect::<Vec<_>>().join(", ");
+    Rule::ALL.iter().copied().find(|r| r.name() == name).ok_or_else(|| format!("there is no rule `{name}`; there are {}", names()))
+}
+
+/// What stands for a device that doesn't say what it is: the A100.
+const USUAL: Class = Class { capability: 8, multiprocessors: 108, threads: 2048 };
+/// The device of the figures when none is named.
+const HEADLINE: &str = "h100";
+
+/// A device to judge.
+struct Target {
+    profile: Profile,
+    class: Class,
+    /// Whether its profile says its class.
+    said: bool,
+}
+
+impl Target {
+    fn of(profile: Profile) -> Self {
+        let class = profile.multiprocessors.map(|m| Class {
+            capability: m.capability,
+            multiprocessors: u64::from(m.count),
+            threads: u64::from(m.threads),
+        });
+        Self { profile, class: class.unwrap_or(USUAL), said: class.is_some() }
+    }
+}
+
+/// One device's verdict.
+struct Judged {
+    device: String,
+    available: Bytes,
+    verdict: Verdict,
+    wanted: Bytes,
+}
+
+/// One trace, worked out for the first device.
+struct Estimate<'a> {
+    file: &'a Path,
+    target: &'a Target,
+    settings: Settings,
+    job: Job,
+    forecast: Forecast,
+    answer: answer::Answer,
+    judged: Vec<Judged>,
+    truth: Option<Truth>,
+}
+
+pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
+    let mut inputs: Vec<&Path> = flags.traces.iter().map(PathBuf::as_path).collect();
+    inputs.extend(flags.device.iter().map(Path::new));
+    inputs.extend(flags.against.as_deref());
+    settings::outputs(&inputs, &[flags.curve.as_deref(), flags.plot.as_deref()])?;
+    let several = flags.traces.len() > 1;
+    if several && (flags.plot.is_some() || flags.curve.is_some()) {
+        bail!("--plot, --curve: each writes one file; name one trace");
+    }
+    if several && flags.by.is_some() && !as_json {
+        bail!("--by module: prints one table; name one trace, or add --json");
+    }
+    if flags.by.is_some() && flags.against.is_some() && !as_json {
+        bail!("--by module: prints nothing else; leave --against away, or add --json");
+    }
+    let config: Config = flags.alloc_conf.parse().context("--alloc-conf")?;
+    let targets = targets(&flags.device)?;
+    let headline = if flags.device.is_empty() { targets.iter().position(|t| t.profile.name == HEADLINE).unwrap_or(0) } else { 0 };
+    let truths = flags.traces.iter().map(|trace| truth(flags, trace)).collect::<anyhow::Result<Vec<_>>>()?;
+
+    let mut fits = true;
+    let mut objects = Vec::new();
+    for (index, (file, truth)) in flags.traces.iter().zip(truths).enumerate() {
+        let estimate = estimate(flags, file, &config, &targets, headline, truth)?;
+        fits &= flags.device.is_empty() || estimate.judged.iter().all(|j| j.verdict != Verdict::DoesNotFit);
+        let places = Places::of(&estimate.job);
+        if let Some(path) = &flags.curve {
+            files::curve(path, &estimate.forecast, &config)?;
+        }
+        if let Some(path) = &flags.plot {
+            files::plot(path, &estimate, &config, !flags.device.is_empty())?;
+        }
+        if as_json {
+            objects.push(tell::object(&estimate, &places, flags.top, flags.by.is_some()));
+        } else if flags.by.is_some() {
+            output::data(&files::by_module(&places.by_module(&estimate.forecast, &estimate.answer))?)?;
+        } else {
+            let gap = if index > 0 { "\n" } else { "" };
+            output::data(&format!("{gap}{}", tell::text(&estimate, &places, flags.top)))?;
+        }
+    }
+    if as_json {
+        output::json(&if several { json!({ "traces": objects }) } else { objects.remove(0) })?;
+    }
+    Ok(if fits { Answer::Yes } else { Answer::No })
+}
+
+fn targets(named: &[String]) -> anyhow::Result<Vec<Target>> {
+    let targets: Vec<Target> = if named.is_empty() {
+        builtin::names().iter().filter(|n| **n != "host").filter_map(|n| builtin::find(n)).map(Target::of).collect()
+    } else {
+        named.iter().map(|name| Ok(Target::of(profile::load(name)?))).collect::<anyhow::Result<_>>()?
+    };
+    if let Some(target) = targets.iter().find(|t| t.profile.memory_bytes > LARGEST_DEVICE) {
+        bail!("the device {} has more memory than is modelled, {LARGEST_DEVICE}; name a smaller one", target.profile.name);
+    }
+    Ok(targets)
+}
+
+fn truth(flags: &Flags, trace: &Path) -> anyhow::Result<Option<Truth>> {
+    let Some(path) = &flags.against else { return Ok(None) };
+    if !path.is_dir() {
+        if flags.traces.len() > 1 {
+            bail!("--against: {} is one truth for {} traces; name the folder of their truths", path.display(), flags.traces.len());
+        }
+        return Ok(Some(Truth::read(path)?));
+    }
+    let stem = settings::stem(trace)?;
+    let stem = stem.strip_suffix(".profile").unwrap_or(&stem);
+    Ok(Some(Truth::read(&path.join(format!("{stem}.truth.json")))?))
+}
+
+/// What the GPU will be asked for: the one place where rules are chosen.
+fn forecast(job: &Job, settings: &Settings) -> Forecast {
+    Forecast::of(job, settings)
+}
+
+fn estimate<'a>(
+    flags: &Flags,
+    file: &'a Path,
+    config: &Config,
+    targets: &'a [Target],
+    headline: usize,
+    truth: Option<Truth>,
+) -> anyhow::Result<Estimate<'a>> {
+    let job = Job::read(file, &Limits::default())?;
+    let target = &targets[headline];
+    let settings = |class| Settings { class, without: flags.without.clone(), cudnn_workspace: flags.cudnn_workspace.0 };
+    let mut first = forecast(&job, &settings(target.class));
+    let answered = answer(&job, &mut first, config);
+    // Devices of one class share a forecast.
+    let mut judged: Vec<Option<Judged>> = targets.iter().map(|_| None).collect();
+    let mut judge = |class: Class, forecast: &Forecast, answer: &answer::Answer| {
+        for (target, judged) in targets.iter().zip(&mut judged).filter(|(t, _)| t.class == class) {
+            let available = target.profile.available();
+            let verdict = answer.verdict(forecast, config, available);
+            *judged = Some(Judged { device: target.profile.name.clone(), available, verdict, wanted: answer.wanted() });
+        }
+    };
+    judge(target.class, &first, &answered);
+    for (index, other) in targets.iter().enumerate() {
+        if other.class == target.class || targets[..index].iter().any(|t| t.class == other.class) {
+            continue;
+        }
+        let mut forecast = forecast(&job, &settings(other.class));
+        let answer = peaks(&job, &mut forecast, config);
+        judge(other.class, &forecast, &answer);
+    }
+    let judged = judged.into_iter().flatten().collect();
+    Ok(Estimate { file, target, settings: settings(target.class), job, forecast: first, answer: answered, judged, truth })
+}

@@ -1,0 +1,100 @@
+//! What a job really took, as the file beside a trace says, and how far an estimate is from it.
+//!
+//! For: `--against` and tests. Not for: what to do about it.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::files::{self, FileError};
+use crate::units::Bytes;
+
+/// Far above any truth; a larger file is something else.
+const LARGEST_FILE: u64 = 1 << 24;
+
+/// The largest peaks over a job's iterations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Truth {
+    /// Taken from the device.
+    pub reserved: Bytes,
+    /// In blocks in use.
+    pub allocated: Bytes,
+}
+
+/// A truth that can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TruthError {
+    /// It can't be read.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// It is something else.
+    #[error("{}: is no truth: {problem}; wanted is {{\"peaks\": [{{\"peak_reserved_bytes\": N, \"peak_allocated_bytes\": N}}, …]}}", path.display())]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        problem: String,
+    },
+}
+
+#[derive(Deserialize)]
+struct Document {
+    peaks: Vec<Peak>,
+}
+
+#[derive(Deserialize)]
+struct Peak {
+    peak_reserved_bytes: Bytes,
+    peak_allocated_bytes: Bytes,
+}
+
+impl Truth {
+    /// Reads it.
+    ///
+    /// # Errors
+    /// Naming the file and what is wrong with it.
+    pub fn read(path: &Path) -> Result<Self, TruthError> {
+        let bad = |problem: String| TruthError::Content { path: path.to_owned(), problem };
+        let document: Document = serde_json::from_slice(&files::read(path, LARGEST_FILE)?).map_err(|e| bad(e.to_string()))?;
+        let most = |of: fn(&Peak) -> Bytes| document.peaks.iter().map(of).max().filter(|b| b.0 > 0);
+        match (most(|p| p.peak_reserved_bytes), most(|p| p.peak_allocated_bytes)) {
+            (Some(reserved), Some(allocated)) => Ok(Self { reserved, allocated }),
+            _ => Err(bad("it has no peak above 0".to_owned())),
+        }
+    }
+}
+
+/// How far `estimate` is above (or, negative, below) `truth`, in percent of it.
+#[must_use]
+pub fn error_percent(estimate: Bytes, truth: Bytes) -> f64 {
+    (estimate.0 as f64 - truth.0 as f64) / truth.0 as f64 * 100.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_peaks_count_and_anything_else_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.json");
+        let read = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            Truth::read(&path)
+        };
+        let peak = |r, a| format!("{{\"after\":\"x\",\"peak_reserved_bytes\":{r},\"peak_allocated_bytes\":{a}}}");
+        let truth = read(&format!("{{\"peaks\":[{},{}]}}", peak(5, 3), peak(4, 4))).unwrap();
+        assert_eq!((truth.reserved, truth.allocated), (Bytes(5), Bytes(4)));
+        for bad in [
+            "",
+            "[]",
+            "{}",
+            "{\"peaks\":[]}",
+            "{\"peaks\":[{\"peak_reserved_bytes\":-1,\"peak_allocated_bytes\":1}]}",
+            &format!("{{\"peaks\":[{}]}}", peak(0, 0)),
+        ] {
+            assert!(read(bad).unwrap_err().to_string().contains("t.json"), "{bad}");
+        }
+        assert!((error_percent(Bytes(99), Bytes(100)) + 1.0).abs() < 1e-12);
+    }
+}
