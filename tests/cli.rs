@@ -10,3 +10,5 @@ mod import;
 mod refusals;
 #[path = "cli/round.rs"]
 mod round;
+#[path = "cli/score.rs"]
+mod score;

@@ -13,6 +13,7 @@ pub mod inputs;
 pub mod lives;
 pub mod phases;
 pub mod roles;
+pub mod score;
 mod sequence;
 pub mod trace;
 pub mod twin;

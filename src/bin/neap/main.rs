@@ -9,6 +9,7 @@ mod output;
 mod plan;
 mod replay;
 mod run;
+mod score;
 mod settings;
 mod simulate;
 
@@ -37,6 +38,7 @@ enum Command {
     Simulate(simulate::Flags),
     Run(run::Flags),
     Replay(replay::Flags),
+    Score(score::Flags),
     Check(check::Flags),
     Diff(diff::Flags),
     Device(device::Flags),
@@ -51,6 +53,7 @@ fn main() -> ExitCode {
         Command::Simulate(flags) => simulate::main(&flags, cli.json),
         Command::Run(flags) => run::main(&flags, cli.json),
         Command::Replay(flags) => replay::main(&flags, cli.json),
+        Command::Score(flags) => score::main(&flags, cli.json),
         Command::Check(flags) => check::main(&flags, cli.json),
         Command::Diff(flags) => diff::main(&flags, cli.json),
         Command::Device(flags) => device::main(&flags, cli.json),
