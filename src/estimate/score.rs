@@ -58,20 +58,8 @@ pub enum ScoreError {
     },
 }
 
-/// Whose rules make the estimate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rules {
-    /// This project's.
-    Neap,
-}
-
-impl Rules {
-    fn forecast(self, job: &Job, settings: &Settings) -> Forecast {
-        match self {
-            Self::Neap => Forecast::of(job, settings),
-        }
-    }
-}
+/// Rules that make an estimate.
+pub type Rules = fn(&Job, &Settings) -> Forecast;
 
 /// A device that jobs are tried on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,7 +75,7 @@ pub struct Device {
 /// How estimates are made and tried.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Whose rules.
+    /// Whose rules; [`Forecast::of`] are this project's.
     pub rules: Rules,
     /// The class of GPU that the truths were made on.
     pub settings: Settings,
@@ -301,7 +289,7 @@ pub fn score(pair: &Pair, options: &Options) -> Result<Score, ScoreError> {
 
     let start = Instant::now();
     let job = Job::read(&pair.trace, &Limits::default())?;
-    let mut forecast = options.rules.forecast(&job, &options.settings);
+    let mut forecast = (options.rules)(&job, &options.settings);
     let answer = answer(&job, &mut forecast, config);
     let elapsed_ns = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
 

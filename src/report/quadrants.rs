@@ -77,8 +77,10 @@ pub fn svg(title: &str, points: &[Point<'_>], published: &[Point<'_>]) -> String
     for (x0, y0, x1, y1) in edges {
         let _ = writeln!(out, "<path d=\"M{x0:.1} {y0:.1}L{x1:.1} {y1:.1}\" stroke=\"{INK}\" stroke-dasharray=\"6 4\"/>");
     }
+    let at = |p: &Point<'_>| (x(percent(p.failure).min(100.0)), y(percent(p.error)));
+    let mut labels = Vec::new();
     for point in points {
-        let (across, up) = (x(percent(point.failure).min(100.0)), y(percent(point.error)));
+        let (across, up) = at(point);
         let said = format!("{}: {:.2} % off in the median, {:.1} % of runs fail", point.name, point.error * 100.0, point.failure * 100.0);
         let _ = writeln!(
             out,
@@ -86,19 +88,19 @@ pub fn svg(title: &str, points: &[Point<'_>], published: &[Point<'_>]) -> String
             escape(&said)
         );
         if percent(point.failure) > EDGE || percent(point.error) > EDGE {
-            text(&mut out, across + 9.0, up + 4.0, "start", INK, point.name);
+            labels.push((across, up, INK, point.name));
         }
     }
     for point in published {
-        let (across, up) = (x(percent(point.failure).min(100.0)), y(percent(point.error)));
+        let (across, up) = at(point);
+        let (left, above) = (across - 4.5, up - 4.5);
         let _ = writeln!(
             out,
-            "<rect x=\"{:.1}\" y=\"{:.1}\" width=\"9\" height=\"9\" fill=\"none\" stroke=\"{THEIRS}\" stroke-width=\"2\"/>",
-            across - 4.5,
-            up - 4.5
+            "<rect x=\"{left:.1}\" y=\"{above:.1}\" width=\"9\" height=\"9\" fill=\"none\" stroke=\"{THEIRS}\" stroke-width=\"2\"/>"
         );
-        text(&mut out, across + 9.0, up + 4.0, "start", THEIRS, point.name);
+        labels.push((across, up, THEIRS, point.name));
     }
+    names(&mut out, labels);
     let _ = writeln!(out, "<text x=\"{LEFT}\" y=\"30\" font-size=\"17\" fill=\"{INK}\">{}</text>", escape(title));
     let models = if points.len() == 1 { "1 model".to_owned() } else { format!("{} models", points.len()) };
     text(&mut out, LEFT, 54.0, "start", INK, &format!("dots: {models}, each the median over its jobs; squares: published"));
@@ -109,6 +111,22 @@ pub fn svg(title: &str, points: &[Point<'_>], published: &[Point<'_>]) -> String
         "<text transform=\"translate(22 {middle}) rotate(-90)\" text-anchor=\"middle\" fill=\"{INK}\">median relative error of the reserved peak (%)</text>\n</svg>"
     );
     out
+}
+
+/// Writes names beside their points, from the lowest up, each above those that it would cover.
+fn names(out: &mut String, mut labels: Vec<(f64, f64, &str, &str)>) {
+    labels.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.total_cmp(&b.0)).then(a.3.cmp(b.3)));
+    let mut taken: Vec<(f64, f64)> = Vec::new();
+    for (x, up, colour, name) in labels {
+        let mut y = up;
+        while taken.iter().any(|(tx, ty)| (tx - x).abs() < 150.0 && (ty - y).abs() < 13.0) {
+            y -= 1.0;
+        }
+        taken.push((x, y));
+        // Not over the right edge.
+        let (x, anchor) = if x > WIDTH * 0.7 { (x - 9.0, "end") } else { (x + 9.0, "start") };
+        text(out, x, y + 4.0, anchor, colour, name);
+    }
 }
 
 fn text(out: &mut String, x: f64, y: f64, anchor: &str, colour: &str, what: &str) {

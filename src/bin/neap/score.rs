@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use neap::device::Profile;
+use neap::estimate::forecast::Forecast;
 use neap::estimate::score::{self, BARE, Device, Fate, Group, MARGIN, Options, Rules, Score, Spread};
 use neap::estimate::twin::{Class, Settings};
 use neap::report::quadrants::{self, Point};
@@ -42,7 +43,7 @@ pub struct Flags {
     plot: Option<PathBuf>,
 }
 
-/// [`Rules`] by their names.
+/// [`Rules`] by name.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum Words {
     /// This project's.
@@ -50,9 +51,9 @@ enum Words {
 }
 
 impl Words {
-    const fn rules(self) -> Rules {
+    fn rules(self) -> Rules {
         match self {
-            Self::Neap => Rules::Neap,
+            Self::Neap => Forecast::of,
         }
     }
 }
