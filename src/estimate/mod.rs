@@ -16,3 +16,4 @@ pub mod roles;
 mod sequence;
 pub mod trace;
 pub mod twin;
+pub mod xmem;
