@@ -17,3 +17,4 @@ pub mod score;
 mod sequence;
 pub mod trace;
 pub mod twin;
+pub mod xmem;
