@@ -85,6 +85,16 @@ fn another_configuration_replays_the_truth_too() {
 }
 
 #[test]
+fn the_originals_rules_know_no_workspaces() {
+    let folder = Folder::new();
+    put(&folder, "x");
+    let object = folder.json(&["score", "pairs", "--rules", "xmem"]);
+    assert!(object["jobs"][0]["reserved_error"].as_f64().unwrap() < -0.5, "{object:#}");
+    assert_eq!(object["fate"]["failure"], 1.0);
+    assert_eq!(object["fate"]["conserved_bytes"], 0, "no verdict is wrong and every capped run dies");
+}
+
+#[test]
 fn what_cannot_be_scored_is_refused() {
     let folder = Folder::new();
     std::fs::create_dir(folder.path("empty")).unwrap();
