@@ -16,3 +16,5 @@ mod replay;
 mod reserved;
 #[path = "cli/round.rs"]
 mod round;
+#[path = "cli/score.rs"]
+mod score;

@@ -4,6 +4,7 @@
 
 pub mod curve;
 pub mod memory;
+pub mod quadrants;
 pub mod schemas;
 pub mod table;
 pub mod timeline;

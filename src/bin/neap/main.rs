@@ -11,6 +11,7 @@ mod output;
 mod plan;
 mod replay;
 mod run;
+mod score;
 mod settings;
 mod simulate;
 
@@ -40,6 +41,7 @@ enum Command {
     Run(run::Flags),
     Estimate(Box<estimate::Flags>),
     Replay(replay::Flags),
+    Score(score::Flags),
     Check(check::Flags),
     Diff(diff::Flags),
     Device(device::Flags),
@@ -55,6 +57,7 @@ fn main() -> ExitCode {
         Command::Run(flags) => run::main(&flags, cli.json),
         Command::Estimate(flags) => estimate::main(&flags, cli.json),
         Command::Replay(flags) => replay::main(&flags, cli.json),
+        Command::Score(flags) => score::main(&flags, cli.json),
         Command::Check(flags) => check::main(&flags, cli.json),
         Command::Diff(flags) => diff::main(&flags, cli.json),
         Command::Device(flags) => device::main(&flags, cli.json),

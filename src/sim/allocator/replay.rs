@@ -136,7 +136,7 @@ pub fn sweep(requests: &[Request], settings: &[Setting]) -> Vec<Report> {
 }
 
 /// `work(0)`, … `work(count - 1)` on all cores.
-fn in_parallel<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
+pub(crate) fn in_parallel<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let workers = thread::available_parallelism().map_or(1, NonZero::get).min(count);
     let next = AtomicUsize::new(0);
     let mut all: Vec<(usize, T)> = thread::scope(|scope| {

@@ -1,0 +1,360 @@
+//! `neap score`: estimates held against truths.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use neap::device::Profile;
+use neap::estimate::forecast::Forecast;
+use neap::estimate::score::{self, BARE, Device, Fate, Group, MARGIN, Options, Rules, Score, Spread};
+use neap::estimate::twin::{Class, Settings};
+use neap::report::quadrants::{self, Point};
+use neap::report::table::{Side, Table};
+use neap::sim::allocator::Config;
+use serde_json::json;
+
+use crate::output::{self, Answer, note};
+use crate::settings;
+
+/// Score estimates over a folder of traces and truths.
+///
+/// A job is NAME.profile.json[.gz] beside NAME.truth.json and, for failures and conservation, NAME.truth.events.csv[.gz]. Truths
+/// are runs on a device that is never full. Each job is tried on devices of 8, 12 and 40 GB (rtx4060, rtx3060, a100-40g): round one,
+/// the forecast's verdict against the job's; round two, the job capped at its own estimate, without and with the margin. The
+/// context is in neither estimate nor cap: a device offers what its context leaves.
+#[derive(clap::Args)]
+pub struct Flags {
+    /// The folder.
+    #[arg(value_name = "FOLDER")]
+    folder: PathBuf,
+    /// Whose rules make the estimates.
+    #[arg(long, value_name = "RULES", default_value = "neap")]
+    rules: Words,
+    /// The GPU that the truths were made on: a built-in device (`neap device list`) or a *.device.json file.
+    #[arg(long, value_name = "NAME|FILE", default_value = "h100")]
+    device: String,
+    /// PyTorch's PYTORCH_CUDA_ALLOC_CONF, in place of each truth's own.
+    #[arg(long, value_name = "CONF", allow_hyphen_values = true)]
+    alloc_conf: Option<String>,
+    /// Write a row for every job, with the time its estimate took.
+    #[arg(long, value_name = "FILE.csv")]
+    csv: Option<PathBuf>,
+    /// Draw the four-quadrant plot: across, the share of a model's runs that fail; up, its median error; 20 % apart what is
+    /// optimal, accurate but failing (too low), safe but wasteful (too high), and neither.
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+}
+
+/// [`Rules`] by name.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Words {
+    /// This project's.
+    Neap,
+    /// The original estimator's, as a baseline.
+    Xmem,
+}
+
+impl Words {
+    fn rules(self) -> Rules {
+        match self {
+            Self::Neap => Forecast::of,
+            Self::Xmem => |job, _| neap::estimate::xmem::forecast(job),
+        }
+    }
+}
+
+/// What jobs are tried on: the paper's sizes.
+const TRIED: [&str; 3] = ["rtx4060", "rtx3060", "a100-40g"];
+
+/// Figures that others published, and whose truths were capped and read from NVML: medians, in thousandths.
+struct Published {
+    name: &'static str,
+    error: u32,
+    failure: Option<u32>,
+    seconds: Option<&'static str>,
+}
+
+const PUBLISHED: [Published; 4] = [
+    Published { name: "xMem", error: 37, failure: Some(95), seconds: Some("24–26") },
+    Published { name: "DNNMem", error: 176, failure: None, seconds: None },
+    Published { name: "SchedTune", error: 300, failure: None, seconds: None },
+    Published { name: "LLMem", error: 740, failure: None, seconds: None },
+];
+
+pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
+    settings::outputs(&[Path::new(&flags.device)], &[flags.csv.as_deref(), flags.plot.as_deref()])?;
+    let profile = neap::device::profile::load(&flags.device)?;
+    let config = flags.alloc_conf.as_deref().map(|c| c.parse::<Config>().context("--alloc-conf")).transpose()?;
+    let tried: Vec<Profile> = TRIED.iter().map(|name| neap::device::profile::load(name)).collect::<Result<_, _>>()?;
+    let device = |p: &Profile| Device { name: p.name.clone(), memory: p.memory_bytes, available: p.available() };
+    let options = Options {
+        rules: flags.rules.rules(),
+        settings: Settings { class: class(&profile)?, without: Vec::new(), cudnn_workspace: 0 },
+        config,
+        devices: tried.iter().map(device).collect(),
+    };
+    let (pairs, notes) = score::pairs(&flags.folder)?;
+    notes.iter().for_each(|n| note(n));
+    let scores = score::score_all(&pairs, &options)?;
+    scores.iter().flat_map(|s| &s.notes).for_each(|n| note(&format!("note: {n}")));
+
+    if let Some(path) = &flags.csv {
+        neap::files::write(path, |out| csv(&scores, out))?;
+        note(&format!("written: {}", path.display()));
+    }
+    if let Some(path) = &flags.plot {
+        let title = flags.folder.file_name().map_or_else(|| "estimates".into(), |n| n.to_string_lossy());
+        let drawn = plot(&format!("{title}: {} jobs, rules of {:?}", scores.len(), flags.rules).to_lowercase(), &scores);
+        neap::files::write(path, |out| out.write_all(drawn.as_bytes()))?;
+        note(&format!("written: {}", path.display()));
+    }
+    let times = Spread::of(scores.iter().map(|s| s.elapsed_ns as f64 / 1e9));
+    note(&format!(
+        "{} traces: {:.2} s each in the median, {:.2} s at most, of this machine under its load",
+        scores.len(),
+        times.median,
+        times.worst
+    ));
+    if as_json {
+        output::json(&object(&scores, &options))?;
+    } else {
+        output::data(&told(&scores, &options))?;
+    }
+    Ok(Answer::Yes)
+}
+
+/// What of a device decides how much its kernels take.
+fn class(profile: &Profile) -> anyhow::Result<Class> {
+    let Some(sm) = profile.multiprocessors else {
+        bail!("--device: {} has no multiprocessors; name a GPU, or add them to its file", profile.name);
+    };
+    Ok(Class { capability: sm.capability, multiprocessors: u64::from(sm.count), threads: u64::from(sm.threads) })
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.2} %", share * 100.0)
+}
+
+fn signed(share: f64) -> String {
+    // A rounded zero has no sign.
+    let text = format!("{:+.2} %", share * 100.0);
+    if text.trim_start_matches(['+', '-']) == "0.00 %" { "0.00 %".to_owned() } else { text }
+}
+
+/// Bytes in units of 1024³ with a sign where it is negative.
+fn gib(bytes: i64) -> String {
+    format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30))
+}
+
+fn word(runs: &[neap::estimate::score::Run], with: usize) -> &'static str {
+    // A cap above the estimate is the same on every device but those that are smaller.
+    match runs.iter().max_by_key(|r| r.available) {
+        None => "-",
+        Some(run) if run.survives[with] => "survives",
+        Some(_) => "dies",
+    }
+}
+
+fn failed(runs: &[neap::estimate::score::Run], with: usize) -> String {
+    if runs.is_empty() { "-".to_owned() } else { format!("{}/{}", runs.iter().filter(|r| r.fails(with)).count(), runs.len()) }
+}
+
+fn told(scores: &[Score], options: &Options) -> String {
+    let mut jobs = Table::new(&[
+        ("job", Side::Left),
+        ("reserved", Side::Right),
+        ("estimate", Side::Right),
+        ("error", Side::Right),
+        ("allocated", Side::Right),
+        ("estimate", Side::Right),
+        ("error", Side::Right),
+        ("capped at estimate", Side::Left),
+        ("+ margin", Side::Left),
+        ("fails", Side::Right),
+        ("+ margin", Side::Right),
+    ]);
+    for s in scores {
+        jobs.row([
+            s.name.clone(),
+            s.actual.reserved.to_string(),
+            s.estimated.reserved.to_string(),
+            signed(s.reserved_error()),
+            s.actual.allocated.to_string(),
+            s.estimated.allocated.to_string(),
+            signed(s.allocated_error()),
+            word(&s.runs, BARE).to_owned(),
+            word(&s.runs, MARGIN).to_owned(),
+            failed(&s.runs, BARE),
+            failed(&s.runs, MARGIN),
+        ]);
+    }
+    let (reserved, allocated) = errors(scores);
+    let mut all = Table::new(&[
+        ("", Side::Left),
+        ("median error (MRE)", Side::Right),
+        ("p90", Side::Right),
+        ("worst", Side::Right),
+        ("failure (PEF)", Side::Right),
+        ("+ margin", Side::Right),
+        ("conserved (MCP)", Side::Right),
+        ("+ margin", Side::Right),
+    ]);
+    let fate = Fate::of(scores.iter().flat_map(|s| &s.runs));
+    let fates = |f: &Fate| {
+        let failure = |with| f.failure(with).map_or_else(|| "-".to_owned(), percent);
+        let mcp = |with| f.mcp(with).map_or_else(|| "-".to_owned(), gib);
+        [failure(BARE), failure(MARGIN), mcp(BARE), mcp(MARGIN)]
+    };
+    let spread = |s: &Spread| [percent(s.median), percent(s.p90), percent(s.worst)];
+    let line = |name: &str, spread: [String; 3], fates: [String; 4]| [vec![name.to_owned()], spread.to_vec(), fates.to_vec()].concat();
+    all.row(line("reserved", spread(&reserved), fates(&fate)));
+    all.row(line("allocated", spread(&allocated), Default::default()));
+    for (index, device) in options.devices.iter().enumerate() {
+        let runs = Fate::of(scores.iter().filter_map(|s| s.runs.get(index)));
+        all.row(line(&format!("  on {}, {}", device.name, device.memory), Default::default(), fates(&runs)));
+    }
+    for p in &PUBLISHED {
+        let failure = p.failure.map_or_else(|| "-".to_owned(), |f| percent(f64::from(f) / 1000.0));
+        let mut row = vec![format!("published: {}", p.name), percent(f64::from(p.error) / 1000.0), "-".to_owned(), "-".to_owned(), failure];
+        row.resize(8, "-".to_owned());
+        all.row(row);
+    }
+    format!(
+        "{jobs}\n{all}\n{}",
+        "Published medians are of other jobs: they used capped truth and NVML. A run is a job on a device; it fails when the verdict is wrong, or\n\
+         when the job fits and dies capped at its estimate. Context is outside both. MCP counts a wrong verdict as the whole device lost."
+    )
+}
+
+fn errors(scores: &[Score]) -> (Spread, Spread) {
+    (Spread::of(scores.iter().map(Score::reserved_error)), Spread::of(scores.iter().map(Score::allocated_error)))
+}
+
+/// The optimizer, or where gradients are cleared, of a job that is named model-optimizer-batch-size-zero_grad.
+fn part(score: &Score, from_end: usize) -> String {
+    let parts: Vec<&str> = score.name.rsplit('-').collect();
+    parts.get(from_end).filter(|_| parts.len() >= 5).map_or_else(|| "?".to_owned(), |p| (*p).to_owned())
+}
+
+fn object(scores: &[Score], options: &Options) -> serde_json::Value {
+    let (reserved, allocated) = errors(scores);
+    let spread = |s: &Spread| json!({ "median": s.median, "p90": s.p90, "worst": s.worst });
+    let fate = |f: &Fate| {
+        json!({
+            "runs": f.runs,
+            "failure": f.failure(BARE),
+            "failure_with_margin": f.failure(MARGIN),
+            "conserved_bytes": f.mcp(BARE),
+            "conserved_with_margin_bytes": f.mcp(MARGIN),
+        })
+    };
+    let groups = |all: Vec<Group>| {
+        let one = |g: &Group| json!({ "name": g.name, "jobs": g.jobs, "error": spread(&g.error), "fate": fate(&g.fate) });
+        all.iter().map(one).collect::<Vec<_>>()
+    };
+    let job = |s: &Score| {
+        let run = |(r, d): (&score::Run, &Device)| {
+            json!({
+                "device": d.name,
+                "predicted_oom": r.predicted_oom,
+                "oom": r.oom,
+                "survives_estimate": r.survives[BARE],
+                "survives_estimate_and_margin": r.survives[MARGIN],
+                "conserved_bytes": r.conserved(BARE),
+                "conserved_with_margin_bytes": r.conserved(MARGIN),
+            })
+        };
+        json!({
+            "name": s.name,
+            "model": s.model,
+            "peak_reserved_bytes": s.actual.reserved.0,
+            "estimated_peak_reserved_bytes": s.estimated.reserved.0,
+            "reserved_error": s.reserved_error(),
+            "peak_allocated_bytes": s.actual.allocated.0,
+            "estimated_peak_allocated_bytes": s.estimated.allocated.0,
+            "allocated_error": s.allocated_error(),
+            "margin_bytes": s.margin.0,
+            "elapsed_ns": s.elapsed_ns,
+            "runs": s.runs.iter().zip(&options.devices).map(run).collect::<Vec<_>>(),
+        })
+    };
+    let device = |(i, d): (usize, &Device)| json!({ "device": d.name, "device_bytes": d.memory.0, "fate": fate(&Fate::of(scores.iter().filter_map(|s| s.runs.get(i)))) });
+    let published = |p: &Published| {
+        json!({
+            "name": p.name,
+            "median_error": f64::from(p.error) / 1000.0,
+            "failure": p.failure.map(|f| f64::from(f) / 1000.0),
+            "seconds": p.seconds,
+        })
+    };
+    json!({
+        "reserved_error": spread(&reserved),
+        "allocated_error": spread(&allocated),
+        "fate": fate(&Fate::of(scores.iter().flat_map(|s| &s.runs))),
+        "devices": options.devices.iter().enumerate().map(device).collect::<Vec<_>>(),
+        "models": groups(score::by(scores, |s| s.model.clone())),
+        "optimizers": groups(score::by(scores, |s| part(s, 3))),
+        "zero_grad": groups(score::by(scores, |s| part(s, 0))),
+        "jobs": scores.iter().map(job).collect::<Vec<_>>(),
+        "published": PUBLISHED.iter().map(published).collect::<Vec<_>>(),
+        "published_note": "they used capped truth and NVML",
+    })
+}
+
+fn csv(scores: &[Score], out: &mut dyn std::io::Write) -> std::io::Result<()> {
+    let mut rows = csv::Writer::from_writer(out);
+    rows.write_record([
+        "job",
+        "model",
+        "peak_reserved_bytes",
+        "estimated_peak_reserved_bytes",
+        "reserved_error",
+        "peak_allocated_bytes",
+        "estimated_peak_allocated_bytes",
+        "allocated_error",
+        "margin_bytes",
+        "runs",
+        "failed",
+        "failed_with_margin",
+        "conserved_bytes",
+        "conserved_with_margin_bytes",
+        "elapsed_ns",
+    ])?;
+    for s in scores {
+        let fate = Fate::of(&s.runs);
+        let mcp = |with| fate.mcp(with).map_or_else(String::new, |b| b.to_string());
+        rows.write_record([
+            s.name.clone(),
+            s.model.clone(),
+            s.actual.reserved.0.to_string(),
+            s.estimated.reserved.0.to_string(),
+            format!("{:.6}", s.reserved_error()),
+            s.actual.allocated.0.to_string(),
+            s.estimated.allocated.0.to_string(),
+            format!("{:.6}", s.allocated_error()),
+            s.margin.0.to_string(),
+            fate.runs.to_string(),
+            fate.failed[BARE].to_string(),
+            fate.failed[MARGIN].to_string(),
+            mcp(BARE),
+            mcp(MARGIN),
+            s.elapsed_ns.to_string(),
+        ])?;
+    }
+    rows.flush()
+}
+
+fn plot(title: &str, scores: &[Score]) -> String {
+    let groups = score::by(scores, |s| s.model.clone());
+    let point = |g: &'_ Group| (g.name.clone(), g.fate.failure(BARE), g.error.median);
+    let ours: Vec<(String, Option<f64>, f64)> = groups.iter().map(point).collect();
+    // A model without events has no place across.
+    let points: Vec<Point<'_>> =
+        ours.iter().filter_map(|(name, failure, error)| Some(Point { name, failure: (*failure)?, error: *error })).collect();
+    let names: Vec<String> = PUBLISHED.iter().map(|p| format!("{}, published", p.name)).collect();
+    let published: Vec<Point<'_>> = PUBLISHED
+        .iter()
+        .zip(&names)
+        .filter_map(|(p, name)| Some(Point { name, failure: f64::from(p.failure?) / 1000.0, error: f64::from(p.error) / 1000.0 }))
+        .collect();
+    quadrants::svg(title, &points, &published)
+}
