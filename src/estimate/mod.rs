@@ -16,4 +16,5 @@ pub mod roles;
 mod sequence;
 pub mod trace;
 pub mod twin;
+pub mod what_if;
 pub mod xmem;
