@@ -73,7 +73,9 @@ impl WhatIf {
             forecast = move_clears(job, forecast, zero_grad);
         }
         if self.bf16 {
-            halve(job, &mut forecast);
+            let upcasts = upcasts(job);
+            forecast = raise(job, &forecast, &upcasts);
+            halve(job, &mut forecast, &upcasts);
         }
         forecast
     }
@@ -130,6 +132,16 @@ fn move_clears(job: &Job, forecast: Forecast, zero_grad: ZeroGrad) -> Forecast {
         };
         inserts.entry(place).or_default().extend(list);
     }
+    let mut result = splice(&forecast, &moved, &inserts);
+    if !moved.contains(&true) {
+        result.notes.push("no iteration of the trace clears the gradients of one before it: zero-grad changes nothing".to_owned());
+    }
+    result
+}
+
+/// The forecast without the requests that `gone` names, and with `inserts` before those at their places.
+fn splice(forecast: &Forecast, gone: &[bool], inserts: &BTreeMap<usize, Vec<Request>>) -> Forecast {
+    let Forecast { requests, times, starts, .. } = forecast;
     let mut result = Forecast { requests: Vec::with_capacity(requests.len()), times: Vec::with_capacity(times.len()), starts: Vec::new(), ..forecast.clone() };
     let mut next = starts.iter().copied().peekable();
     for index in 0..=requests.len() {
@@ -141,13 +153,10 @@ fn move_clears(job: &Job, forecast: Forecast, zero_grad: ZeroGrad) -> Forecast {
             result.requests.push(request);
             result.times.push(time);
         }
-        if index < requests.len() && !moved[index] {
+        if index < requests.len() && !gone[index] {
             result.requests.push(requests[index]);
             result.times.push(time);
         }
-    }
-    if !moved.contains(&true) {
-        result.notes.push("no iteration of the trace clears the gradients of one before it: zero-grad changes nothing".to_owned());
     }
     result
 }
@@ -157,12 +166,118 @@ fn is_seed(job: &Job, blocks: &[Block], request: Request) -> bool {
     blocks[id as usize].op.is_some_and(|op| job.trace.text(job.trace.ops[job.calls.outermost(op) as usize].name) == "aten::ones_like")
 }
 
+/// A conversion of logits to single precision, which copies nothing in single precision and does in bf16.
+struct Upcast {
+    /// When it is over.
+    time: u64,
+    /// When its result isn't needed any more.
+    end: u64,
+    /// The converting operator.
+    op: u32,
+    /// Bytes of the result.
+    bytes: u64,
+}
+
+/// Conversions right before a log_softmax of a tensor of that size, with nothing of that size made in between.
+fn upcasts(job: &Job) -> Vec<Upcast> {
+    let Job { trace, calls, .. } = job;
+    let mut found = Vec::new();
+    for thread in calls.threads() {
+        let mut last: Option<(u32, u64)> = None;
+        for &op in thread {
+            match trace.text(trace.ops[op as usize].name) {
+                "aten::to" => {
+                    let inputs = Inputs::of(trace, trace.args[trace.ops[op as usize].args as usize]);
+                    // The form that takes a type and nothing else.
+                    if let Some(tensor) = inputs.tensor(0).filter(|t| is_single(t) && t.dims.len() > 1 && inputs.plain.len() == 5)
+                        && inputs.plain[1].trim() == "6"
+                    {
+                        last = Some((op, tensor.bytes()));
+                    }
+                }
+                "aten::_log_softmax" => {
+                    let Some((to, bytes)) = last.take() else { continue };
+                    let inputs = Inputs::of(trace, trace.args[trace.ops[op as usize].args as usize]);
+                    let (from, until) = (trace.ops[to as usize].end, trace.ops[op as usize].start);
+                    let events = calls.events(trace, trace.ops[op as usize].thread.0, from, until);
+                    let made = events.iter().any(|&e| trace.memory[e as usize].bytes.unsigned_abs() == bytes && trace.memory[e as usize].bytes > 0);
+                    if inputs.tensor(0).is_some_and(|t| t.bytes() == bytes) && !made {
+                        found.push(Upcast { time: from, end: trace.ops[calls.outermost(op) as usize].end, op: to, bytes });
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+    found.sort_by_key(|u| u.time);
+    found
+}
+
+/// Adds the copies that such conversions make in bf16, and those of their gradients on the way back.
+fn raise(job: &Job, forecast: &Forecast, upcasts: &[Upcast]) -> Forecast {
+    let mut gone = vec![false; forecast.requests.len()];
+    let mut inserts: BTreeMap<usize, Vec<Request>> = BTreeMap::new();
+    let mut blocks = forecast.blocks.clone();
+    let (trace, times) = (&job.trace, &forecast.times);
+    let last = times.last().copied().unwrap_or(0);
+    let mut new = |bytes: u64, role: Role, op: Option<u32>| {
+        let id = blocks.len() as u32;
+        blocks.push(Block { bytes, role, op, rule: Some("what-if"), before: false });
+        (Request::Allocate { id, bytes: Bytes(bytes), stream: 0 }, Request::Free { id })
+    };
+    for upcast in upcasts.iter().filter(|u| u.end < last) {
+        let (take, give) = new(upcast.bytes, Role::Temporary, Some(upcast.op));
+        inserts.entry(times.partition_point(|&t| t < upcast.time)).or_default().push(take);
+        inserts.entry(times.partition_point(|&t| t <= upcast.end)).or_default().push(give);
+    }
+    // The gradient in single precision makes room for its bf16 copy at once.
+    let mut copies: HashMap<u32, Request> = HashMap::new();
+    for (index, &request) in forecast.requests.iter().enumerate() {
+        match request {
+            Request::Allocate { id, .. } => {
+                let block = forecast.blocks[id as usize];
+                let Some(op) = block.op.filter(|&o| raised(job, o, block.bytes, upcasts) == Some(true)) else { continue };
+                let (take, give) = new(block.bytes.div_ceil(2), block.role, block.op);
+                let node = trace.ops[job.calls.outermost(op) as usize].end;
+                inserts.entry(times.partition_point(|&t| t <= node).max(index + 1)).or_default().extend([take, Request::Free { id }]);
+                copies.insert(id, give);
+            }
+            Request::Free { id } => {
+                if let Some(give) = copies.remove(&id) {
+                    gone[index] = true;
+                    inserts.entry(index).or_default().push(give);
+                }
+            }
+            Request::EmptyCache => {}
+        }
+    }
+    Forecast { blocks, ..splice(forecast, &gone, &inserts) }
+}
+
+/// Whether a block stays in single precision behind a conversion of logits; `Some(true)` for the gradient that goes back
+/// through it.
+fn raised(job: &Job, op: u32, bytes: u64, upcasts: &[Upcast]) -> Option<bool> {
+    if !upcasts.iter().any(|u| u.bytes == bytes) {
+        return None;
+    }
+    let mut around = op;
+    while around != NONE {
+        match job.trace.text(job.trace.ops[around as usize].name) {
+            "aten::_log_softmax_backward_data" => return Some(true),
+            "aten::_log_softmax" | "aten::nll_loss_backward" | "aten::nll_loss2d_backward" => return Some(false),
+            _ => around = job.calls.parent[around as usize],
+        }
+    }
+    None
+}
+
 /// Halves what holds single precision.
-fn halve(job: &Job, forecast: &mut Forecast) {
+fn halve(job: &Job, forecast: &mut Forecast, upcasts: &[Upcast]) {
     let mut precision = Precision::of(job, forecast);
     let mut bytes: Vec<u64> = Vec::with_capacity(forecast.blocks.len());
     for block in &forecast.blocks {
-        bytes.push(if precision.is_single(block) { block.bytes.div_ceil(2) } else { block.bytes });
+        let raised = block.op.is_some_and(|op| raised(job, op, block.bytes, upcasts).is_some());
+        bytes.push(if !raised && precision.is_single(block) { block.bytes.div_ceil(2) } else { block.bytes });
     }
     for request in &mut forecast.requests {
         if let Request::Allocate { id, bytes: wanted, .. } = request {
