@@ -19,4 +19,5 @@ mod sequence;
 pub mod trace;
 pub mod truth;
 pub mod twin;
+pub mod what_if;
 pub mod xmem;
