@@ -11,6 +11,7 @@ use std::io::{BufRead, Read};
 use std::path::{Path, PathBuf};
 
 use super::requests::Request;
+use super::snapshot::{self, Snapshot, SnapshotError};
 use crate::files::{self, FileError};
 use crate::units::Bytes;
 
@@ -26,6 +27,9 @@ const COLUMNS: usize = 16;
 /// A sequence that could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum SequenceError {
+    /// A snapshot that can't be read.
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
     /// The file could not be read.
     #[error(transparent)]
     File(#[from] FileError),
@@ -69,7 +73,14 @@ impl Sequence {
     /// # Errors
     /// As [`Reader::open`] and [`Reader::request`].
     pub fn read(path: &Path) -> Result<Self, SequenceError> {
-        let mut reader = Reader::open(path)?;
+        Self::rest(&mut Reader::open(path)?)
+    }
+
+    /// Reads what is left of `reader`.
+    ///
+    /// # Errors
+    /// As [`Reader::request`].
+    pub fn rest(reader: &mut Reader) -> Result<Self, SequenceError> {
         let mut requests = Vec::new();
         while let Some(request) = reader.request()? {
             requests.push(request);
@@ -175,11 +186,16 @@ impl Reader {
     /// When it can't be read, or its first line is not a header with the columns op, id, bytes and stream.
     pub fn open(path: &Path) -> Result<Self, SequenceError> {
         let mut file = files::open(path)?;
-        if file.fill_buf().is_ok_and(is_pickle) {
-            let problem = "begins as a Python pickle does; an event table is wanted, with a header op,id,bytes,stream".to_owned();
-            return Err(SequenceError::Line { path: path.to_owned(), line: 1, problem });
+        if file.fill_buf().is_ok_and(snapshot::looks_like_pickle) {
+            return Ok(Self::snapshot(path, snapshot::read(path, None)?));
         }
         Self::over(path, file)
+    }
+
+    /// A snapshot's requests, with what PyTorch had reserved after each where the snapshot tells.
+    #[must_use]
+    pub fn snapshot(path: &Path, snapshot: Snapshot) -> Self {
+        Self::of(path, Sequence { requests: snapshot.requests, reserved: snapshot.expected_reserved })
     }
 
     /// Reads a sequence that is in memory as if from a file; `path` names it in errors.
@@ -341,11 +357,6 @@ impl Reader {
         self.recent = (stream, small);
         small
     }
-}
-
-/// Whether a file begins as a Python pickle of protocol 2 or later does.
-fn is_pickle(start: &[u8]) -> bool {
-    matches!(start, [0x80, 2..=5, ..])
 }
 
 impl Columns {

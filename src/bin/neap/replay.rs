@@ -1,6 +1,6 @@
 //! `neap replay`: allocator requests through the framework's allocator.
 
-use std::io::Write as _;
+use std::io::{BufRead as _, Write as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -9,6 +9,7 @@ use neap::report::table::{Side, Table};
 use neap::sim::allocator::replay::{LARGEST_DEVICE, Replay, Report, Setting, smallest_capacity, sweep};
 use neap::sim::allocator::{Config, Stats};
 use neap::sim::sequence::{Expected, Reader, Sequence};
+use neap::sim::snapshot::{self, Snapshot};
 use neap::units::{Bytes, Nanos};
 use serde_json::json;
 
@@ -18,7 +19,8 @@ use crate::settings;
 /// Replay a framework's allocator requests, to the byte.
 #[derive(clap::Args)]
 pub struct Flags {
-    /// A table of events (CSV with op,id,bytes,stream; may be gzipped).
+    /// A table of events (CSV with op,id,bytes,stream) or a snapshot of torch.cuda.memory._dump_snapshot (pickle; nothing in it is
+    /// executed); may be gzipped.
     events: PathBuf,
     /// The allocator's settings, as in PYTORCH_CUDA_ALLOC_CONF. Several with --sweep.
     #[arg(long, value_name = "CONF", allow_hyphen_values = true)]
@@ -29,6 +31,9 @@ pub struct Flags {
     /// The device's memory in bytes, in place of --device. Several with --sweep.
     #[arg(long, value_name = "BYTES")]
     device_bytes: Vec<Bytes>,
+    /// Which GPU of a snapshot; needed where several have events.
+    #[arg(long, value_name = "N")]
+    gpu: Option<u32>,
     /// The share of the device that the process may reserve, from 0 to 1.
     #[arg(long, value_name = "F", value_parser = fraction)]
     memory_fraction: Option<f64>,
@@ -109,23 +114,66 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let mut inputs = vec![flags.events.as_path()];
     inputs.extend(flags.device.iter().map(Path::new));
     settings::outputs(&inputs, &[flags.curve.as_deref(), flags.plot.as_deref()])?;
-    let (configs, targets) = (configs(flags)?, targets(flags)?);
-    let limited = !flags.device.is_empty() || !flags.device_bytes.is_empty();
+    let (mut configs, mut targets) = (configs(flags)?, targets(flags)?);
+    let mut limited = !flags.device.is_empty() || !flags.device_bytes.is_empty();
+    let recorded = recorded(flags)?;
+    if let Some(snapshot) = &recorded {
+        snapshot.notes.iter().for_each(|n| note(&format!("note: {n}")));
+        if flags.alloc_conf.is_empty()
+            && !flags.sweep
+            && let Some(conf) = snapshot.settings.alloc_conf.as_deref().filter(|c| !c.is_empty())
+        {
+            note(&format!("note: the allocator is set as the snapshot was recorded: {conf}"));
+            configs = vec![(conf.to_owned(), conf.parse().context("the snapshot's settings; give --alloc-conf in their place")?)];
+        }
+        if !limited
+            && flags.check
+            && let Some(capacity) = snapshot.capacity
+        {
+            targets = vec![Target { name: "as recorded".to_owned(), capacity: Bytes(capacity.0.min(LARGEST_DEVICE.0)) }];
+            limited = true;
+        }
+    } else if flags.gpu.is_some() {
+        bail!("--gpu: {} is a table of events, of one device; leave it away", flags.events.display());
+    }
+    let input = Input { path: &flags.events, recorded };
     let fraction = flags.memory_fraction.is_some() || configs.iter().any(|(_, c)| c.memory_fraction.is_some());
     if fraction && !limited && !flags.smallest_device {
         bail!("a memory fraction is of a device; name it with --device or --device-bytes");
     }
     if flags.sweep {
-        return sweep_all(flags, &configs, &targets, as_json);
+        return sweep_all(flags, input, &configs, &targets, as_json);
     }
     if configs.len() > 1 || targets.len() > 1 {
         bail!("several --alloc-conf or devices are for --sweep; add it, or name one");
     }
     let (_, config) = &configs[0];
     if flags.smallest_device {
-        return smallest(flags, config, as_json);
+        return smallest(flags, input, config, as_json);
     }
-    one(flags, config, &targets[0], limited, as_json)
+    one(flags, input, config, &targets[0], limited, as_json)
+}
+
+/// The requests' file, a snapshot read already.
+struct Input<'a> {
+    path: &'a Path,
+    recorded: Option<Snapshot>,
+}
+
+impl Input<'_> {
+    fn reader(self) -> anyhow::Result<Reader> {
+        Ok(match self.recorded {
+            Some(snapshot) => Reader::snapshot(self.path, snapshot),
+            None => Reader::open(self.path)?,
+        })
+    }
+}
+
+/// The snapshot, if the file is one.
+fn recorded(flags: &Flags) -> anyhow::Result<Option<Snapshot>> {
+    let mut file = neap::files::open(&flags.events)?;
+    let is_snapshot = file.fill_buf().is_ok_and(snapshot::looks_like_pickle);
+    Ok(if is_snapshot { Some(snapshot::read(&flags.events, flags.gpu)?) } else { None })
 }
 
 /// The first row that an answer differs in.
@@ -187,8 +235,8 @@ impl Difference {
     }
 }
 
-fn one(flags: &Flags, config: &Config, target: &Target, limited: bool, as_json: bool) -> anyhow::Result<Answer> {
-    let mut reader = Reader::open(&flags.events)?;
+fn one(flags: &Flags, input: Input<'_>, config: &Config, target: &Target, limited: bool, as_json: bool) -> anyhow::Result<Answer> {
+    let mut reader = input.reader()?;
     if flags.check && !reader.answered() {
         bail!("{}: --check needs a column result, allocated, reserved or segments; there is none", flags.events.display());
     }
@@ -302,8 +350,8 @@ fn tell(flags: &Flags, target: &Target, limited: bool, report: &Report, as_json:
     output::data(&text.join("\n"))
 }
 
-fn sweep_all(flags: &Flags, configs: &[(String, Config)], targets: &[Target], as_json: bool) -> anyhow::Result<Answer> {
-    let sequence = Sequence::read(&flags.events)?;
+fn sweep_all(flags: &Flags, input: Input<'_>, configs: &[(String, Config)], targets: &[Target], as_json: bool) -> anyhow::Result<Answer> {
+    let sequence = Sequence::rest(&mut input.reader()?)?;
     let pairs: Vec<(&str, &Config, &Target)> =
         targets.iter().flat_map(|t| configs.iter().map(move |(text, config)| (text.as_str(), config, t))).collect();
     let settings: Vec<Setting> = pairs
@@ -381,11 +429,11 @@ fn sweep_all(flags: &Flags, configs: &[(String, Config)], targets: &[Target], as
     Ok(if any { Answer::Yes } else { Answer::No })
 }
 
-fn smallest(flags: &Flags, config: &Config, as_json: bool) -> anyhow::Result<Answer> {
+fn smallest(flags: &Flags, input: Input<'_>, config: &Config, as_json: bool) -> anyhow::Result<Answer> {
     if !flags.device.is_empty() || !flags.device_bytes.is_empty() || flags.curve.is_some() || flags.plot.is_some() {
         bail!("--smallest-device looks for the device itself; leave --device, --device-bytes, --curve and --plot away");
     }
-    let sequence = Sequence::read(&flags.events)?;
+    let sequence = Sequence::rest(&mut input.reader()?)?;
     let Some(least) = smallest_capacity(&sequence.requests, config, flags.memory_fraction) else {
         note(&format!("no device up to {LARGEST_DEVICE} serves every request"));
         return Ok(Answer::No);

@@ -4,8 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use neap::device::Profile;
-use neap::estimate::forecast::Forecast;
-use neap::estimate::score::{self, BARE, Device, Fate, Group, MARGIN, Options, Rules, Score, Spread};
+use neap::estimate::score::{self, BARE, Device, Fate, Group, MARGIN, Options, Score, Spread};
 use neap::estimate::twin::{Class, Settings};
 use neap::report::quadrants::{self, Point};
 use neap::report::table::{Side, Table};
@@ -28,7 +27,7 @@ pub struct Flags {
     folder: PathBuf,
     /// Whose rules make the estimates.
     #[arg(long, value_name = "RULES", default_value = "neap")]
-    rules: Words,
+    rules: settings::Rules,
     /// The GPU that the truths were made on: a built-in device (`neap device list`) or a *.device.json file.
     #[arg(long, value_name = "NAME|FILE", default_value = "h100")]
     device: String,
@@ -42,24 +41,6 @@ pub struct Flags {
     /// optimal, accurate but failing (too low), safe but wasteful (too high), and neither.
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
-}
-
-/// [`Rules`] by name.
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum Words {
-    /// This project's.
-    Neap,
-    /// The original estimator's, as a baseline.
-    Xmem,
-}
-
-impl Words {
-    fn rules(self) -> Rules {
-        match self {
-            Self::Neap => Forecast::of,
-            Self::Xmem => |job, _| neap::estimate::xmem::forecast(job),
-        }
-    }
 }
 
 /// What jobs are tried on: the paper's sizes.

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use anyhow::{Context, bail};
 use neap::device::Profile;
 use neap::device::latency::{self, Table};
+use neap::estimate::forecast::Forecast;
 use neap::job::Graph;
 use neap::schedule::{Latency, Plan, json};
 use neap::units::Bytes;
@@ -250,6 +251,25 @@ mod tests {
         assert_eq!("1KiB".parse(), Ok(Budget::Bytes(Bytes(1024))));
         for bad in ["0", "0%", "-5%", "", "%", "1e3%", "5.1234%", "nan%", "max", "99999999999999999999%"] {
             assert!(bad.parse::<Budget>().is_err(), "{bad}");
+        }
+    }
+}
+
+/// Whose rules make an estimate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Rules {
+    /// This project's.
+    Neap,
+    /// The original estimator's, as a baseline.
+    Xmem,
+}
+
+impl Rules {
+    /// How they turn a job into requests.
+    pub fn rules(self) -> neap::estimate::score::Rules {
+        match self {
+            Self::Neap => Forecast::of,
+            Self::Xmem => |job, _| neap::estimate::xmem::forecast(job),
         }
     }
 }

@@ -13,6 +13,7 @@ use neap::estimate::forecast::{Forecast, Job};
 use neap::estimate::trace::Limits;
 use neap::estimate::truth::Truth;
 use neap::estimate::twin::{Class, Rule, Settings};
+use neap::estimate::what_if::WhatIf;
 use neap::sim::allocator::Config;
 use neap::sim::allocator::replay::LARGEST_DEVICE;
 use neap::units::Bytes;
@@ -40,6 +41,12 @@ pub struct Flags {
     /// Rules to leave out, to see what each does.
     #[arg(long, value_name = "RULE,...", value_delimiter = ',', value_parser = rule)]
     without: Vec<Rule>,
+    /// Whose rules make the estimate.
+    #[arg(long, value_name = "RULES", default_value = "neap")]
+    rules: settings::Rules,
+    /// What would be if: zero-grad=start|backward, dtype=bf16. How well that was seen to work is printed.
+    #[arg(long, value_name = "WHAT=VALUE,...")]
+    what_if: Option<WhatIf>,
     /// Draw what holds memory over time.
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
@@ -127,6 +134,9 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     if flags.by.is_some() && flags.against.is_some() && !as_json {
         bail!("--by module: prints nothing else; leave --against away, or add --json");
     }
+    if flags.rules == settings::Rules::Xmem && (flags.what_if.is_some() || !flags.without.is_empty() || flags.cudnn_workspace.0 > 0) {
+        bail!("--rules xmem: the original has no --what-if, --without or --cudnn-workspace; leave them away");
+    }
     let config: Config = flags.alloc_conf.parse().context("--alloc-conf")?;
     let targets = targets(&flags.device)?;
     let headline = if flags.device.is_empty() { targets.iter().position(|t| t.profile.name == HEADLINE).unwrap_or(0) } else { 0 };
@@ -185,8 +195,12 @@ fn truth(flags: &Flags, trace: &Path) -> anyhow::Result<Option<Truth>> {
 }
 
 /// What the GPU will be asked for: the one place where rules are chosen.
-fn forecast(job: &Job, settings: &Settings) -> Forecast {
-    Forecast::of(job, settings)
+fn forecast(flags: &Flags, job: &Job, settings: &Settings) -> Forecast {
+    let forecast = flags.rules.rules()(job, settings);
+    let Some(what_if) = &flags.what_if else { return forecast };
+    let mut forecast = what_if.apply(job, settings, forecast);
+    forecast.notes.extend(what_if.accuracy());
+    forecast
 }
 
 fn estimate<'a>(
@@ -200,7 +214,7 @@ fn estimate<'a>(
     let job = Job::read(file, &Limits::default())?;
     let target = &targets[headline];
     let settings = |class| Settings { class, without: flags.without.clone(), cudnn_workspace: flags.cudnn_workspace.0 };
-    let mut first = forecast(&job, &settings(target.class));
+    let mut first = forecast(flags, &job, &settings(target.class));
     let answered = answer(&job, &mut first, config);
     // Devices of one class share a forecast.
     let mut judged: Vec<Option<Judged>> = targets.iter().map(|_| None).collect();
@@ -216,9 +230,9 @@ fn estimate<'a>(
         if other.class == target.class || targets[..index].iter().any(|t| t.class == other.class) {
             continue;
         }
-        let mut forecast = forecast(&job, &settings(other.class));
-        let answer = peaks(&job, &mut forecast, config);
-        judge(other.class, &forecast, &answer);
+        let mut other_forecast = forecast(flags, &job, &settings(other.class));
+        let answer = peaks(&job, &mut other_forecast, config);
+        judge(other.class, &other_forecast, &answer);
     }
     let judged = judged.into_iter().flatten().collect();
     Ok(Estimate { file, target, settings: settings(target.class), job, forecast: first, answer: answered, judged, truth })
