@@ -238,7 +238,10 @@ impl Difference {
 fn one(flags: &Flags, input: Input<'_>, config: &Config, target: &Target, limited: bool, as_json: bool) -> anyhow::Result<Answer> {
     let mut reader = input.reader()?;
     if flags.check && !reader.answered() {
-        bail!("{}: --check needs a column result, allocated, reserved or segments; there is none", flags.events.display());
+        bail!(
+            "{}: --check needs a column result, allocated, reserved or segments, or a snapshot recorded from the job's start; there is none",
+            flags.events.display()
+        );
     }
     let mut replay = Replay::new(config, target.capacity, flags.memory_fraction);
     let mut points = Points::new(flags.plot.is_some());

@@ -137,9 +137,8 @@ impl Editor<'_> {
             return false;
         };
         match (on_cpu, shape.on_gpu()) {
-            (Kernel::Math, Kernel::Math) | (_, Kernel::Flash | Kernel::Efficient) if group.nodes.is_empty() && on_cpu == Kernel::Math => {
-                false
-            }
+            // Without backward nodes nobody can say which of math's blocks stays.
+            (Kernel::Math, _) if group.nodes.is_empty() => false,
             (Kernel::Math, Kernel::Math) => false,
             (_, Kernel::Math) => self.as_math(op, &shape, group),
             (_, fused) => self.as_fused(op, &inputs, &shape, group, on_cpu, fused),
@@ -404,7 +403,7 @@ impl Editor<'_> {
             (l.end, l.bytes)
         };
         for _ in 0..4 {
-            let Some(key) = end else { return None };
+            let key = end?;
             let Some(owner) = self.free_owner(key) else { return end };
             let node = self.calls.outermost(owner);
             let view = ["ViewBackward0", "UnsafeViewBackward0", "CloneBackward0", "TransposeBackward0", "ReshapeAliasBackward0"];
@@ -437,7 +436,7 @@ impl Editor<'_> {
                 self.drop(life, Rule::Attention);
             }
         }
-        let (start, end) = (self.op(op).start, self.op(op).end);
+        let end = self.op(op).end;
         let released = self.backward_end(group);
         let (query, repeated, scores) = (shape.query(), shape.repeated(), shape.scores());
         let bias = shape.rows * shape.columns;
@@ -452,10 +451,9 @@ impl Editor<'_> {
         keep(self, query);
         let mask = if shape.causal {
             let (lower, whole) = (key(self, end), key(self, end));
-            let (made, gone, gone_too) = (key(self, end), key(self, end), key(self, end));
+            let (made, gone) = (key(self, end), key(self, end));
             self.add(bias, lower, Some(whole), op, rule);
-            self.add(bias, whole, Some(gone_too), op, rule);
-            let _ = gone;
+            self.add(bias, whole, Some(gone), op, rule);
             Some((bias * shape.element, made))
         } else {
             None
@@ -491,14 +489,13 @@ impl Editor<'_> {
         let output_end = key(self, end);
         self.add(query, output, Some(output_end), op, rule);
         self.twin.lives.list[result as usize].start = copied;
-        if let Some(released) = released {
-            self.math_backward(op, shape, group, released);
+        if released.is_some() {
+            self.math_backward(op, shape, group);
         }
-        let _ = start;
         true
     }
 
-    fn math_backward(&mut self, call: u32, shape: &Shape, group: &Group, _released: Key) {
+    fn math_backward(&mut self, call: u32, shape: &Shape, group: &Group) {
         let &[node] = &group.nodes[..] else { return };
         let (time, after) = (self.op(node).start, self.op(node).end);
         // Inputs that only the CPU's fused kernel kept: free once the module that called it returns.

@@ -141,7 +141,7 @@ fn axes(input: &Tensor, reduced: &[usize]) -> Vec<Axis> {
 fn output_vector(axes: &[Axis], first_output: usize) -> u64 {
     let mut vector = VECTOR;
     let mut divide = |n: u64| {
-        while n % vector != 0 {
+        while !n.is_multiple_of(vector) {
             vector /= 2;
         }
     };
