@@ -1,6 +1,7 @@
 //! Operators whose CPU and GPU kernels take different scratch, or keep different things.
 
 use super::super::calls::NONE;
+use super::super::inputs::Tensor;
 use super::{Editor, Rule, Step};
 
 /// A number that Python hands to an operator becomes a tensor of at most this size, on the host.
@@ -14,9 +15,26 @@ impl Editor<'_> {
     pub(super) fn convolution(&mut self, op: u32) -> bool {
         if self.applies(Rule::Convolutions) {
             self.drop_transients(op, Rule::Convolutions);
+            let inputs = self.inputs(op);
+            if let (Some(input), Some(weight)) = (inputs.tensor(0), inputs.tensor(1)) {
+                let time = self.op(op).end;
+                self.layout_copies(op, &[input, weight], input, weight, time);
+            }
         }
         self.cudnn_allowance(op);
         true
+    }
+
+    /// cuDNN wants all tensors of a convolution in one layout, channels last where input or weight has it: what lies
+    /// otherwise is copied. Depthwise convolutions are PyTorch's own.
+    fn layout_copies(&mut self, op: u32, wanted: &[&Tensor], input: &Tensor, weight: &Tensor, time: u64) {
+        if input.dims.len() != 4 || weight.dims.len() != 4 || (weight.dims[1] == 1 && input.dims[1] > 1) {
+            return;
+        }
+        let last = [input, weight].iter().any(|t| is_channels_last(t) && !t.is_contiguous());
+        let sizes: Vec<u64> =
+            wanted.iter().filter(|t| if last { !is_channels_last(t) } else { !t.is_contiguous() }).map(|t| t.bytes()).collect();
+        self.add_transients_at(time, &sizes, op, Rule::Convolutions);
     }
 
     /// As [`Self::convolution`]; and the bias's gradient is a reduction of its own, inside.
@@ -25,7 +43,12 @@ impl Editor<'_> {
         if self.applies(Rule::Convolutions) {
             self.drop_transients(op, Rule::Convolutions);
             if let (Some(input), Some(weight)) = (inputs.tensor(1), inputs.tensor(2)) {
-                self.order_results(op, &[input.bytes(), weight.bytes()]);
+                let results = self.order_results(op, &[input.bytes(), weight.bytes()]);
+                if let Some(gradient) = inputs.tensor(0) {
+                    // Between the input's gradient and the weight's.
+                    let second = results.get(1).map_or(self.op(op).end, |&l| self.twin.lives.list[l as usize].start.time);
+                    self.layout_copies(op, &[gradient, weight], input, weight, second);
+                }
             }
         }
         self.cudnn_allowance(op);
@@ -59,7 +82,7 @@ impl Editor<'_> {
 
     /// Puts the surviving results of `op` into the order in which the GPU's kernel asks for them: those of `sizes`
     /// first, then the others.
-    fn order_results(&mut self, op: u32, sizes: &[u64]) {
+    fn order_results(&mut self, op: u32, sizes: &[u64]) -> Vec<u32> {
         let mut results: Vec<u32> = self.taken(op).into_iter().filter(|&l| !self.is_transient(l, op)).collect();
         let keys: Vec<_> = results.iter().map(|&l| self.twin.lives.list[l as usize].start).collect();
         let mut ordered = Vec::with_capacity(results.len());
@@ -69,9 +92,10 @@ impl Editor<'_> {
             }
         }
         ordered.extend(results);
-        for (life, key) in ordered.into_iter().zip(keys) {
+        for (&life, key) in ordered.iter().zip(keys) {
             self.twin.lives.list[life as usize].start = key;
         }
+        ordered
     }
 
     /// The CPU multiplies by a tensor of random numbers, which backward needs again; the GPU's fused kernel keeps a
@@ -151,4 +175,13 @@ impl Editor<'_> {
             }
         }
     }
+}
+
+/// Whether a tensor of four dimensions is packed with its channels innermost.
+fn is_channels_last(tensor: &Tensor) -> bool {
+    let (Ok([n, c, h, w]), Ok(strides)) = (<[u64; 4]>::try_from(&tensor.dims[..]), <[u64; 4]>::try_from(&tensor.strides[..])) else {
+        return false;
+    };
+    let packed = Tensor { dims: vec![n, h, w, c], strides: vec![strides[0], strides[2], strides[3], strides[1]], ..Tensor::default() };
+    packed.is_contiguous()
 }

@@ -297,7 +297,11 @@ impl Editor<'_> {
 
     /// Adds blocks that are all there at once right before `op` ends, and given back in reverse.
     fn add_transients(&mut self, sizes: &[u64], op: u32, rule: Rule) {
-        let time = self.op(op).end;
+        self.add_transients_at(self.op(op).end, sizes, op, rule);
+    }
+
+    /// As [`Self::add_transients`], right before what happens at `time`.
+    fn add_transients_at(&mut self, time: u64, sizes: &[u64], op: u32, rule: Rule) {
         let starts: Vec<Key> = sizes.iter().map(|_| self.twin.lives.key(time, 0)).collect();
         for (&bytes, &start) in sizes.iter().zip(&starts).rev() {
             let end = self.twin.lives.key(time, 0);

@@ -135,15 +135,14 @@ impl Editor<'_> {
                 }
             }
         }
-        let mut starts = Vec::new();
-        for (lists, time) in [(step.early, step.start), (step.late, step.end)] {
-            for _ in 0..lists {
-                for &bytes in &step.parameters {
-                    starts.push((bytes, self.twin.lives.key(time, 0)));
-                }
+        let mut lists = Vec::new();
+        for (count, time) in [(step.early, step.start), (step.late, step.end)] {
+            for _ in 0..count {
+                lists.push(step.parameters.iter().map(|&bytes| (bytes, self.twin.lives.key(time, 0))).collect::<Vec<_>>());
             }
         }
-        for (bytes, start) in starts {
+        // Python gives a list's elements back from its end.
+        for (bytes, start) in lists.into_iter().flat_map(|list| list.into_iter().rev()) {
             let end = self.twin.lives.key(step.end, 0);
             self.add(bytes, start, Some(end), NONE, Rule::Optimizer);
         }
