@@ -2,7 +2,8 @@
 //!
 //! For: one place where a name becomes a way to decide. Not for: how any of them decides.
 
-use super::tensile::{self, Decided};
+use super::emit::{self, Emitted};
+use super::{neap, tensile};
 use crate::device::Link;
 use crate::job::Graph;
 use crate::schedule::Latency;
@@ -23,11 +24,30 @@ pub struct Given<'a> {
     pub target: u64,
 }
 
+/// What a planner decided, written down.
+#[derive(Clone, Debug)]
+pub struct Decision {
+    /// The events.
+    pub emitted: Emitted,
+    /// Slot and load at the end.
+    pub peak: (usize, u64),
+    /// The load is within the target.
+    pub reached: bool,
+}
+
+impl From<tensile::Decided<'_>> for Decision {
+    fn from(decided: tensile::Decided<'_>) -> Self {
+        Self { emitted: emit::events(&decided.ledger), peak: decided.peak, reached: decided.reached }
+    }
+}
+
 /// A planner and its switches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Method {
     /// TENSILE.
     Tensile(tensile::Options),
+    /// neap's own.
+    Neap(neap::Options),
 }
 
 impl Default for Method {
@@ -42,14 +62,16 @@ impl Method {
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Tensile(_) => "tensile",
+            Self::Neap(_) => "neap",
         }
     }
 
     /// Decides for every gap of every tensor.
     #[must_use]
-    pub fn decide<'a>(&self, given: &Given<'a>) -> Decided<'a> {
+    pub fn decide(&self, given: &Given<'_>) -> Decision {
         match self {
-            Self::Tensile(options) => tensile::decide(given.graph, given.latencies, given.link, given.pinned, given.target, options),
+            Self::Tensile(options) => tensile::decide(given.graph, given.latencies, given.link, given.pinned, given.target, options).into(),
+            Self::Neap(options) => neap::decide(given, options),
         }
     }
 
@@ -58,6 +80,7 @@ impl Method {
     pub fn narrow(&self) -> Option<Self> {
         match self {
             Self::Tensile(options) => Some(Self::Tensile(tensile::Options { prefetch: false, ..options.clone() })),
+            Self::Neap(options) => options.fit.then(|| Self::Neap(neap::Options { fit: false, ..options.clone() })),
         }
     }
 }

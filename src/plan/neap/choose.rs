@@ -1,0 +1,329 @@
+//! The greedy choice: which gaps leave over the link, and which are made again.
+//!
+//! At the highest slot, the link goes first to what is dearest to make again per byte, as far as copies fit in time
+//! (a weighted matching of copies to link time: the opportunity cost of a swap is the recompute it saves); what then is missing
+//! is made again, cheapest first per byte and slot over the target that it relieves; only then does a copy that somebody
+//! has to wait for. Not for: when copies run in the end ([`super::windows`]).
+
+use super::book::{Book, Gap, Window};
+use super::clock::Clock;
+use super::{Options, Variant};
+use crate::device::Link;
+use crate::plan::lane::Lane;
+use crate::schedule::Latency;
+use crate::sim::engine::copy_time;
+use crate::sim::program::Direction;
+use crate::units::{Bytes, TensorId};
+
+/// Greedy decisions on a clock.
+pub struct Chooser<'a, 'o> {
+    /// The decisions.
+    pub book: Book<'a>,
+    options: &'o Options,
+    variant: Variant,
+    latencies: &'o [Latency],
+    link: &'o Link,
+    clock: &'o Clock,
+    target: u64,
+    out: Lane,
+    back: Lane,
+    swapped: Vec<bool>,
+    pinned_left: u64,
+    /// Slots over the target, summed from the first.
+    over: Vec<u64>,
+}
+
+/// A gap at the peak.
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    tensor: TensorId,
+    gap: usize,
+    bytes: u64,
+    /// Making it again, in nanoseconds; `None` where it can't be.
+    cost: Option<u64>,
+}
+
+impl<'a, 'o> Chooser<'a, 'o> {
+    /// Nothing decided yet.
+    #[must_use]
+    pub fn new(
+        book: Book<'a>,
+        latencies: &'o [Latency],
+        link: &'o Link,
+        pinned: Bytes,
+        clock: &'o Clock,
+        target: u64,
+        options: &'o Options,
+        variant: Variant,
+    ) -> Self {
+        Self {
+            swapped: vec![false; book.accounts.len()],
+            book,
+            options,
+            variant,
+            latencies,
+            link,
+            clock,
+            target,
+            out: Lane::default(),
+            back: Lane::default(),
+            pinned_left: pinned.0,
+            over: Vec::new(),
+        }
+    }
+
+    /// Decides until no slot is over the target, or nothing helps.
+    pub fn rounds(&mut self) {
+        loop {
+            let (slot, load) = self.book.load.peak();
+            if load <= self.target {
+                return;
+            }
+            self.count_over();
+            let slot = u32::try_from(slot).unwrap_or(u32::MAX);
+            if !self.round(slot, self.options.min_swap.0) && !self.round(slot, 0) {
+                return;
+            }
+        }
+    }
+
+    fn count_over(&mut self) {
+        self.over.clear();
+        self.over.push(0);
+        let mut sum = 0;
+        for load in self.book.load.all() {
+            sum += u64::from(load > self.target);
+            self.over.push(sum);
+        }
+    }
+
+    fn round(&mut self, slot: u32, least: u64) -> bool {
+        let before = self.book.load.at(slot as usize);
+        let mut candidates = self.at_peak(slot, least);
+        if self.options.swap {
+            if self.options.price {
+                // Dearest first; what can't be made again at all is dearest.
+                candidates.sort_by_key(|c| {
+                    let price = c.cost.map_or(u128::MAX, |cost| u128::from(cost) * 1_000_000 / u128::from(c.bytes));
+                    (std::cmp::Reverse(price), std::cmp::Reverse(c.bytes), c.tensor, c.gap)
+                });
+            } else {
+                candidates.sort_by_key(|c| (std::cmp::Reverse(c.bytes), c.tensor, c.gap));
+            }
+            let cheap = self.variant.cheap;
+            for c in &candidates {
+                if self.book.load.at(slot as usize) <= self.target {
+                    break;
+                }
+                if c.cost.is_some_and(|cost| u128::from(cost) * 1_000_000 < u128::from(c.bytes) * u128::from(cheap)) {
+                    continue;
+                }
+                if self.may_swap(c.tensor, c.gap) {
+                    self.try_swap(c.tensor, c.gap, slot);
+                }
+            }
+        }
+        if self.options.recompute && self.book.load.at(slot as usize) > self.target {
+            self.recompute(slot, &candidates);
+        }
+        if self.book.load.at(slot as usize) > self.target && cheap_left(self.variant) && self.options.swap {
+            for c in &candidates {
+                if self.book.load.at(slot as usize) <= self.target {
+                    break;
+                }
+                if self.still(c, slot) && self.may_swap(c.tensor, c.gap) {
+                    self.try_swap(c.tensor, c.gap, slot);
+                }
+            }
+        }
+        if self.options.passive && self.options.swap && self.book.load.at(slot as usize) == before {
+            self.swap_passively(slot, &candidates);
+        }
+        self.book.load.at(slot as usize) < before
+    }
+
+    fn still(&self, c: &Candidate, slot: u32) -> bool {
+        self.book.gap_over(c.tensor, slot) == Some(c.gap) && self.book.gap(c.tensor, c.gap) == Gap::Keep
+    }
+
+    fn at_peak(&self, slot: u32, least: u64) -> Vec<Candidate> {
+        let mut found = Vec::new();
+        for (index, account) in self.book.accounts.iter().enumerate() {
+            let tensor = TensorId::of(index);
+            if account.bytes >= least.max(1)
+                && let Some(gap) = self.book.gap_over(tensor, slot)
+                && account.gaps[gap] == Gap::Keep
+            {
+                let depth = self.options.depth;
+                let cost = if self.options.recompute { self.book.remake(self.latencies, tensor, gap, depth).map(|r| r.cost) } else { None };
+                found.push(Candidate { tensor, gap, bytes: account.bytes, cost });
+            }
+        }
+        found
+    }
+
+    fn may_swap(&self, tensor: TensorId, gap: usize) -> bool {
+        let account = self.book.account(tensor);
+        let round = account.long_lived && gap + 1 == account.gaps.len();
+        (!round || self.options.across) && (self.swapped[tensor.index()] || account.bytes <= self.pinned_left)
+    }
+
+    fn note_swapped(&mut self, tensor: TensorId) {
+        if !std::mem::replace(&mut self.swapped[tensor.index()], true) {
+            self.pinned_left -= self.book.account(tensor).bytes;
+        }
+    }
+
+    /// Looks for intervals on the link that relieve `slot`, and decides the swap if there are.
+    fn try_swap(&mut self, tensor: TensorId, gap: usize, slot: u32) -> bool {
+        let (_, b, round) = self.book.ends(tensor, gap);
+        if round && slot < b && self.options.head && self.try_window(tensor, gap, slot, true) {
+            return true;
+        }
+        self.try_window(tensor, gap, slot, false)
+    }
+
+    fn try_window(&mut self, tensor: TensorId, gap: usize, slot: u32, head: bool) -> bool {
+        let (a, b, round) = self.book.ends(tensor, gap);
+        let bytes = self.book.graph.tensor(tensor).bytes;
+        let tight = self.book.tightest(tensor, gap, head);
+        if !self.book.relieves(tensor, gap, Gap::Swap(tight), slot as usize) {
+            return false;
+        }
+        let clean = !head && self.book.clean(tensor, gap);
+        let in_head = round && slot < b;
+        let wanted = self.clock.slot(b);
+        let leaves = self.clock.place(tight.out_place);
+        let (peak_start, peak_end) = (self.clock.slot(slot), self.clock.slot(slot + 1));
+        let contended = self.variant.contended;
+        let out_length = if clean { 0 } else { copy_time(self.link, Direction::D2h, bytes, contended).0 };
+        let deadline = if in_head && !head { self.clock.total } else { peak_start };
+        let out_at = if clean { leaves } else { 
+            let Some(at) = self.out.earliest(leaves, deadline, out_length) else { return false };
+            at
+        };
+        let gone = out_at + out_length;
+        let back_length = copy_time(self.link, Direction::H2d, bytes, contended).0;
+        let earliest = if round && !in_head { 0 } else if in_head && !head { peak_end } else { peak_end.max(gone) };
+        let Some(back_at) = self.back.latest(earliest, wanted, back_length) else { return false };
+        let window = Window {
+            head,
+            out_until: if clean { a } else { self.clock.slot_before(gone, tight.out_until) },
+            back_from: (2 * self.clock.place_by(back_at)).min(tight.back_from),
+            out_place: tight.out_place,
+            starts: (out_at, back_at),
+        };
+        if !self.book.relieves(tensor, gap, Gap::Swap(window), slot as usize) {
+            return false;
+        }
+        if !clean {
+            self.out.take(out_at, out_length);
+        }
+        self.back.take(back_at, back_length);
+        self.book.decide(tensor, gap, Gap::Swap(window));
+        self.note_swapped(tensor);
+        true
+    }
+
+    /// Makes again what is cheapest for what it relieves.
+    fn recompute(&mut self, slot: u32, candidates: &[Candidate]) {
+        let mut heap: std::collections::BinaryHeap<std::cmp::Reverse<(u128, TensorId, usize)>> = std::collections::BinaryHeap::new();
+        for c in candidates {
+            if c.cost.is_some() && self.still(c, slot)
+                && let Some((key, _)) = self.rate(c.tensor, c.gap, slot)
+            {
+                heap.push(std::cmp::Reverse((key, c.tensor, c.gap)));
+            }
+        }
+        let peak = self.book.load.at(slot as usize);
+        while let Some(std::cmp::Reverse((_, tensor, gap))) = heap.pop() {
+            if self.book.load.at(slot as usize) <= self.target {
+                return;
+            }
+            if self.book.gap_over(tensor, slot) != Some(gap) || self.book.gap(tensor, gap) != Gap::Keep {
+                continue;
+            }
+            // Its price may have risen since, or fallen: what is made in passing, what is gone.
+            let Some((key, remake)) = self.rate(tensor, gap, slot) else { continue };
+            if heap.peek().is_some_and(|next| next.0.0 < key) {
+                heap.push(std::cmp::Reverse((key, tensor, gap)));
+                // Two that push each other out would go round for ever: the price only rises while others are applied.
+                if heap.peek().is_some_and(|next| next.0.1 == tensor && next.0.2 == gap) {
+                    continue;
+                }
+                continue;
+            }
+            let limit = self.target.max(peak.saturating_sub(self.book.account(tensor).bytes));
+            self.book.apply(tensor, gap, remake, limit.min(peak));
+        }
+    }
+
+    /// Nanoseconds for each byte and slot over the target relieved, and what it takes.
+    fn rate(&self, tensor: TensorId, gap: usize, slot: u32) -> Option<(u128, super::remake::Remake)> {
+        if !self.book.relieves(tensor, gap, Gap::Remake, slot as usize) {
+            return None;
+        }
+        let remake = self.book.remake(self.latencies, tensor, gap, self.options.depth)?;
+        let (_, b, _) = self.book.ends(tensor, gap);
+        let at = (b & !1) as usize;
+        let peak = self.book.load.at(slot as usize);
+        if self.book.load.at(at) + remake.extra >= peak {
+            return None;
+        }
+        let relieved = self.covered(tensor, gap, Gap::Remake).max(1);
+        let key = u128::from(remake.cost) * 1_000_000_000_000 / (u128::from(self.book.account(tensor).bytes) * u128::from(relieved)).max(1);
+        Some((key, remake))
+    }
+
+    fn covered(&self, tensor: TensorId, gap: usize, decision: Gap) -> u64 {
+        self.book.away(tensor, gap, decision).iter().map(|&(a, b)| if a < b { self.over[b] - self.over[a] } else { 0 }).sum()
+    }
+
+    /// Frees bytes at the slot whatever it costs: first swaps that linger there leave at once, then one more tensor is swapped.
+    fn swap_passively(&mut self, slot: u32, candidates: &[Candidate]) {
+        let mut lingering: Option<(u64, TensorId, usize, bool)> = None;
+        for (index, account) in self.book.accounts.iter().enumerate() {
+            let tensor = TensorId::of(index);
+            let Some(gap) = self.book.gap_over(tensor, slot) else { continue };
+            if let Gap::Swap(w) = account.gaps[gap]
+                && !self.book.relieves(tensor, gap, account.gaps[gap], slot as usize)
+                && self.book.relieves(tensor, gap, Gap::Swap(self.book.tightest(tensor, gap, w.head)), slot as usize)
+                && lingering.is_none_or(|l| account.bytes > l.0)
+            {
+                lingering = Some((account.bytes, tensor, gap, w.head));
+            }
+        }
+        let missing = self.book.load.at(slot as usize) - self.target;
+        let best = || {
+            let mut best: Option<(u128, TensorId, usize, bool)> = None;
+            for c in candidates {
+                if !self.may_swap(c.tensor, c.gap) {
+                    continue;
+                }
+                let (_, b, round) = self.book.ends(c.tensor, c.gap);
+                let head = round && slot < b && self.options.head;
+                let window = self.book.tightest(c.tensor, c.gap, head);
+                if !self.book.relieves(c.tensor, c.gap, Gap::Swap(window), slot as usize) {
+                    continue;
+                }
+                let copies = if self.book.clean(c.tensor, c.gap) { 1 } else { 2 };
+                let useful = u128::from(c.bytes.min(missing)) * u128::from(self.covered(c.tensor, c.gap, Gap::Swap(window)).max(1));
+                let worth = useful * 1_000_000 / (u128::from(c.bytes) * copies);
+                if best.is_none_or(|b| worth > b.0) {
+                    best = Some((worth, c.tensor, c.gap, head));
+                }
+            }
+            best.map(|b| (b.1, b.2, b.3))
+        };
+        let Some((tensor, gap, head)) = lingering.map(|l| (l.1, l.2, l.3)).or_else(best) else { return };
+        let mut window = self.book.tightest(tensor, gap, head);
+        let (_, b, _) = self.book.ends(tensor, gap);
+        window.starts = (self.clock.place(window.out_place), self.clock.slot(b));
+        self.book.decide(tensor, gap, Gap::Swap(window));
+        self.note_swapped(tensor);
+    }
+}
+
+const fn cheap_left(variant: Variant) -> bool {
+    variant.cheap > 0
+}

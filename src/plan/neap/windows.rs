@@ -1,0 +1,89 @@
+//! When swapped tensors leave and come back, once it is decided which: as late and as early as the bytes allow.
+//!
+//! Outs run first come, first served, which keeps that direction as busy as can be; ins as late as is in time for all of
+//! them (earliest deadline first, seen from the end), so that what is wanted soonest comes first and nothing comes sooner than
+//! it has to. Both widen only into bytes that the target leaves free, against the clock of the run before, stalls included:
+//! a second pass sees the time that the first one's waiting gives the link. Not for: which tensors leave.
+
+use super::book::{Book, Gap, Window};
+use super::clock::Clock;
+use crate::device::Link;
+use crate::sim::engine::copy_time;
+use crate::sim::program::Direction;
+use crate::units::TensorId;
+
+/// Gives every swap its window again. `contended` takes copies to be as slow as when both directions are busy.
+pub fn fit(book: &mut Book<'_>, clock: &Clock, link: &Link, target: u64, contended: bool) {
+    let mut swaps: Vec<(TensorId, usize, Window)> = Vec::new();
+    for index in 0..book.accounts.len() {
+        for gap in 0..book.accounts[index].gaps.len() {
+            if let Gap::Swap(w) = book.accounts[index].gaps[gap] {
+                let tensor = TensorId::of(index);
+                let tight = book.tightest(tensor, gap, w.head);
+                book.decide(tensor, gap, Gap::Swap(tight));
+                swaps.push((tensor, gap, tight));
+            }
+        }
+    }
+    let length = |book: &Book<'_>, t: TensorId, d| copy_time(link, d, book.graph.tensor(t).bytes, contended).0;
+    // Ins: the latest start of each, from the last need to the first.
+    let mut order: Vec<usize> = (0..swaps.len()).collect();
+    order.sort_unstable_by_key(|&i| (book.ends(swaps[i].0, swaps[i].1).1, swaps[i].0, i));
+    let mut free = u64::MAX;
+    for &i in order.iter().rev() {
+        let (tensor, gap, ref mut w) = swaps[i];
+        let wanted = clock.slot(book.ends(tensor, gap).1);
+        free = free.min(wanted).saturating_sub(length(book, tensor, Direction::H2d));
+        w.starts.1 = free;
+    }
+    // Outs, in order of leaving.
+    let mut leaving = order.clone();
+    leaving.sort_unstable_by_key(|&i| (swaps[i].2.out_place, swaps[i].2.out_until, book.ends(swaps[i].0, swaps[i].1).1, swaps[i].0));
+    let mut free = 0;
+    let last = u32::try_from(book.load.slots().saturating_sub(2)).unwrap_or(u32::MAX);
+    for &i in &leaving {
+        let (tensor, gap, mut w) = swaps[i];
+        if book.clean(tensor, gap) {
+            continue;
+        }
+        w.starts.0 = clock.place(w.out_place).max(free);
+        free = w.starts.0 + length(book, tensor, Direction::D2h);
+        let (_, b, round) = book.ends(tensor, gap);
+        let latest = if round && !w.head { last } else { (b & !1).saturating_sub(1) };
+        let ideal = clock.slot_before(free, w.out_until).min(latest);
+        let bytes = book.account(tensor).bytes;
+        let until = reach(book, w.out_until as usize + 1, ideal as usize + 1, bytes, target);
+        w.out_until = u32::try_from(until - 1).unwrap_or(w.out_until).max(w.out_until);
+        book.decide(tensor, gap, Gap::Swap(w));
+        swaps[i].2 = w;
+    }
+    for &i in &order {
+        let (tensor, gap, mut w) = swaps[i];
+        let (a, _, round) = book.ends(tensor, gap);
+        let earliest = if round && !w.head { 0 } else { w.out_until.max(if w.head { 0 } else { a }) + 1 };
+        let ideal = (2 * clock.place_by(w.starts.1)).max(earliest.next_multiple_of(2));
+        let bytes = book.account(tensor).bytes;
+        w.back_from = reach_back(book, ideal, w.back_from, bytes, target);
+        book.decide(tensor, gap, Gap::Swap(w));
+    }
+}
+
+/// How far from `from` towards `until` there is room for `bytes`.
+fn reach(book: &Book<'_>, from: usize, until: usize, bytes: u64, target: u64) -> usize {
+    let (mut low, mut high) = (from, until.max(from));
+    while low < high {
+        let middle = (low + high).div_ceil(2);
+        if book.load.most(from, middle) + bytes <= target { low = middle } else { high = middle - 1 }
+    }
+    low
+}
+
+/// How far back from `until` towards `from` there is room for `bytes`; even.
+fn reach_back(book: &Book<'_>, from: u32, until: u32, bytes: u64, target: u64) -> u32 {
+    let (mut low, mut high) = (from.min(until) / 2, until / 2);
+    while low < high {
+        let middle = u32::midpoint(low, high);
+        if book.load.most(2 * middle as usize, until as usize) + bytes <= target { high = middle } else { low = middle + 1 }
+    }
+    2 * high
+}
