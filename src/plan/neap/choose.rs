@@ -7,11 +7,10 @@
 
 use super::book::{Book, Gap, Window};
 use super::clock::Clock;
-use super::{Options, Variant};
+use super::{Ban, Options, Variant};
 use crate::device::Link;
 use crate::plan::lane::Lane;
 use crate::schedule::Latency;
-use crate::sim::engine::copy_time;
 use crate::sim::program::Direction;
 use crate::units::{Bytes, TensorId};
 
@@ -21,6 +20,7 @@ pub struct Chooser<'a, 'o> {
     pub book: Book<'a>,
     options: &'o Options,
     variant: Variant,
+    bans: &'o [Ban],
     latencies: &'o [Latency],
     link: &'o Link,
     clock: &'o Clock,
@@ -43,6 +43,13 @@ struct Candidate {
     cost: Option<u64>,
 }
 
+impl Candidate {
+    /// Picoseconds for each byte of making it again; what can't be is dearest.
+    fn price(&self) -> u128 {
+        self.cost.map_or(u128::MAX, |cost| u128::from(cost) * 1_000_000 / u128::from(self.bytes))
+    }
+}
+
 impl<'a, 'o> Chooser<'a, 'o> {
     /// Nothing decided yet.
     #[must_use]
@@ -55,12 +62,14 @@ impl<'a, 'o> Chooser<'a, 'o> {
         target: u64,
         options: &'o Options,
         variant: Variant,
+        bans: &'o [Ban],
     ) -> Self {
         Self {
             swapped: vec![false; book.accounts.len()],
             book,
             options,
             variant,
+            bans,
             latencies,
             link,
             clock,
@@ -100,23 +109,16 @@ impl<'a, 'o> Chooser<'a, 'o> {
     fn round(&mut self, slot: u32, least: u64) -> bool {
         let before = self.book.load.at(slot as usize);
         let mut candidates = self.at_peak(slot, least);
+        let theta = self.cheap_below(slot, &candidates);
         if self.options.swap {
-            if self.options.price {
-                // Dearest first; what can't be made again at all is dearest.
-                candidates.sort_by_key(|c| {
-                    let price = c.cost.map_or(u128::MAX, |cost| u128::from(cost) * 1_000_000 / u128::from(c.bytes));
-                    (std::cmp::Reverse(price), std::cmp::Reverse(c.bytes), c.tensor, c.gap)
-                });
+            if self.variant.dearest {
+                candidates.sort_by_key(|c| (std::cmp::Reverse(c.price()), std::cmp::Reverse(c.bytes), c.tensor, c.gap));
             } else {
                 candidates.sort_by_key(|c| (std::cmp::Reverse(c.bytes), c.tensor, c.gap));
             }
-            let cheap = self.variant.cheap;
-            for c in &candidates {
+            for c in candidates.iter().filter(|c| c.price() >= theta && !self.bans[c.tensor.index()].swap) {
                 if self.book.load.at(slot as usize) <= self.target {
                     break;
-                }
-                if c.cost.is_some_and(|cost| u128::from(cost) * 1_000_000 < u128::from(c.bytes) * u128::from(cheap)) {
-                    continue;
                 }
                 if self.may_swap(c.tensor, c.gap) {
                     self.try_swap(c.tensor, c.gap, slot);
@@ -126,12 +128,12 @@ impl<'a, 'o> Chooser<'a, 'o> {
         if self.options.recompute && self.book.load.at(slot as usize) > self.target {
             self.recompute(slot, &candidates);
         }
-        if self.book.load.at(slot as usize) > self.target && cheap_left(self.variant) && self.options.swap {
+        if self.book.load.at(slot as usize) > self.target && theta > 0 && self.options.swap {
             for c in &candidates {
                 if self.book.load.at(slot as usize) <= self.target {
                     break;
                 }
-                if self.still(c, slot) && self.may_swap(c.tensor, c.gap) {
+                if self.still(c, slot) && !self.bans[c.tensor.index()].swap && self.may_swap(c.tensor, c.gap) {
                     self.try_swap(c.tensor, c.gap, slot);
                 }
             }
@@ -140,6 +142,22 @@ impl<'a, 'o> Chooser<'a, 'o> {
             self.swap_passively(slot, &candidates);
         }
         self.book.load.at(slot as usize) < before
+    }
+
+    /// The price below which what is at the slot is left to recomputing: so much of what must go is cheaper.
+    fn cheap_below(&self, slot: u32, candidates: &[Candidate]) -> u128 {
+        let missing = self.book.load.at(slot as usize) - self.target;
+        let share = u128::from(missing) * u128::from(self.variant.remade) / 100;
+        let mut prices: Vec<(u128, u64)> = candidates.iter().map(|c| (c.price(), c.bytes)).collect();
+        prices.sort_unstable();
+        let mut sum = 0;
+        for (price, bytes) in prices {
+            if sum >= share {
+                return if share == 0 { 0 } else { price };
+            }
+            sum += u128::from(bytes);
+        }
+        u128::MAX
     }
 
     fn still(&self, c: &Candidate, slot: u32) -> bool {
@@ -155,7 +173,8 @@ impl<'a, 'o> Chooser<'a, 'o> {
                 && account.gaps[gap] == Gap::Keep
             {
                 let depth = self.options.depth;
-                let cost = if self.options.recompute { self.book.remake(self.latencies, tensor, gap, depth).map(|r| r.cost) } else { None };
+                let may = self.options.recompute && !self.bans[index].remake;
+                let cost = if may { self.book.remake(self.latencies, tensor, gap, depth).map(|r| r.cost) } else { None };
                 found.push(Candidate { tensor, gap, bytes: account.bytes, cost });
             }
         }
@@ -177,10 +196,8 @@ impl<'a, 'o> Chooser<'a, 'o> {
     /// Looks for intervals on the link that relieve `slot`, and decides the swap if there are.
     fn try_swap(&mut self, tensor: TensorId, gap: usize, slot: u32) -> bool {
         let (_, b, round) = self.book.ends(tensor, gap);
-        if round && slot < b && self.options.head && self.try_window(tensor, gap, slot, true) {
-            return true;
-        }
-        self.try_window(tensor, gap, slot, false)
+        // Leaving before the end of the iteration uses time of the link that nothing else wants.
+        self.try_window(tensor, gap, slot, false) || round && slot < b && self.options.head && self.try_window(tensor, gap, slot, true)
     }
 
     fn try_window(&mut self, tensor: TensorId, gap: usize, slot: u32, head: bool) -> bool {
@@ -195,22 +212,21 @@ impl<'a, 'o> Chooser<'a, 'o> {
         let wanted = self.clock.slot(b);
         let leaves = self.clock.place(tight.out_place);
         let (peak_start, peak_end) = (self.clock.slot(slot), self.clock.slot(slot + 1));
-        let contended = self.variant.contended;
-        let out_length = if clean { 0 } else { copy_time(self.link, Direction::D2h, bytes, contended).0 };
+                let out_length = if clean { 0 } else { self.variant.time(self.link, Direction::D2h, bytes) };
         let deadline = if in_head && !head { self.clock.total } else { peak_start };
         let out_at = if clean { leaves } else { 
             let Some(at) = self.out.earliest(leaves, deadline, out_length) else { return false };
             at
         };
         let gone = out_at + out_length;
-        let back_length = copy_time(self.link, Direction::H2d, bytes, contended).0;
+        let back_length = self.variant.time(self.link, Direction::H2d, bytes);
         let earliest = if round && !in_head { 0 } else if in_head && !head { peak_end } else { peak_end.max(gone) };
         let Some(back_at) = self.back.latest(earliest, wanted, back_length) else { return false };
         let window = Window {
             head,
             out_until: if clean { a } else { self.clock.slot_before(gone, tight.out_until) },
             back_from: (2 * self.clock.place_by(back_at)).min(tight.back_from),
-            out_place: tight.out_place,
+            out_place: self.clock.place_by(out_at).max(tight.out_place),
             starts: (out_at, back_at),
         };
         if !self.book.relieves(tensor, gap, Gap::Swap(window), slot as usize) {
@@ -270,8 +286,7 @@ impl<'a, 'o> Chooser<'a, 'o> {
         if self.book.load.at(at) + remake.extra >= peak {
             return None;
         }
-        let relieved = self.covered(tensor, gap, Gap::Remake).max(1);
-        let key = u128::from(remake.cost) * 1_000_000_000_000 / (u128::from(self.book.account(tensor).bytes) * u128::from(relieved)).max(1);
+        let key = u128::from(remake.cost) * 1_000_000_000_000 / u128::from(self.book.account(tensor).bytes).max(1);
         Some((key, remake))
     }
 
@@ -322,8 +337,4 @@ impl<'a, 'o> Chooser<'a, 'o> {
         self.book.decide(tensor, gap, Gap::Swap(window));
         self.note_swapped(tensor);
     }
-}
-
-const fn cheap_left(variant: Variant) -> bool {
-    variant.cheap > 0
 }

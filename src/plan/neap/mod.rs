@@ -5,12 +5,16 @@
 pub mod book;
 pub mod choose;
 pub mod clock;
+pub mod extend;
 pub mod load;
 pub mod remake;
 pub mod windows;
 pub mod write;
 
 use super::method::{Decision, Given};
+use crate::device::Link;
+use crate::sim::engine::copy_time;
+use crate::sim::program::Direction;
 use crate::units::Bytes;
 use book::Book;
 use choose::Chooser;
@@ -53,7 +57,7 @@ impl Default for Options {
             passive: true,
             fit: true,
             min_swap: Bytes(64 << 10),
-            effort: 4,
+            effort: std::env::var("EFFORT").map_or(40, |e| e.parse().unwrap()),
         }
     }
 }
@@ -61,54 +65,135 @@ impl Default for Options {
 /// What differs between the starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Variant {
-    /// Copies are taken to be as slow as when both directions are busy.
-    pub contended: bool,
-    /// What costs fewer picoseconds... to make again for a byte is never swapped first.
-    pub cheap: u64,
+    /// Copies are taken to last so much longer than alone, in percent.
+    pub slack: u64,
+    /// What is cheapest to make again is not swapped at first: this share of what must go, in percent.
+    pub remade: u64,
+    /// The dearest to make again go first, rather than the largest.
+    pub dearest: bool,
+    /// Dead inputs live on where that frees more than it costs.
+    pub extend: bool,
+}
+
+impl Variant {
+    fn time(self, link: &Link, direction: Direction, bytes: Bytes) -> u64 {
+        copy_time(link, direction, bytes, false).0 * (100 + self.slack) / 100
+    }
+}
+
+/// What a tensor may not be chosen for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ban {
+    /// Swapping in time.
+    pub swap: bool,
+    /// Making again.
+    pub remake: bool,
+}
+
+struct Search<'a, 'o> {
+    given: &'o Given<'a>,
+    options: &'o Options,
+    fresh: Book<'a>,
+    nominal: Clock,
+    runs: u32,
+}
+
+#[derive(Clone)]
+struct Found<'a> {
+    key: (bool, u64, u64),
+    book: Book<'a>,
+    clock: Clock,
+    variant: Variant,
+    bans: Vec<Ban>,
+}
+
+impl<'a> Search<'a, '_> {
+    fn tries(&mut self, variant: Variant, bans: &[Ban]) -> Found<'a> {
+        let Given { latencies, link, pinned, target, .. } = *self.given;
+        self.runs += 1;
+        let mut fresh = self.fresh.clone();
+        if variant.extend {
+            let (slot, _) = fresh.load.peak();
+            extend::extend(&mut fresh, slot as u32, self.options.min_swap.0);
+        }
+        let mut chooser = Chooser::new(fresh, latencies, link, pinned, &self.nominal, target, self.options, variant, bans);
+        chooser.rounds();
+        let book = chooser.book;
+        let clock = clock::run(&book, latencies, link);
+        let peak = book.load.peak().1;
+        let mut best = Found { key: (peak > target, clock.total, peak), book, clock, variant, bans: bans.to_vec() };
+        if self.options.fit && peak <= target {
+            for slack in [variant.slack, 33] {
+                for _ in 0..2 {
+                    let mut fitted = best.book.clone();
+                    windows::fit(&mut fitted, &best.clock, link, target, Variant { slack, ..variant });
+                    let clock = clock::run(&fitted, latencies, link);
+                    if clock.total < best.clock.total {
+                        best.key = (false, clock.total, fitted.load.peak().1);
+                        best.book = fitted;
+                        best.clock = clock;
+                    } else {
+                        break;
+                    }
+                }
+            }
+        }
+        best
+    }
 }
 
 /// Decides until no slot's load exceeds the target, or nothing is left to do.
 #[must_use]
 pub fn decide(given: &Given<'_>, options: &Options) -> Decision {
-    let Given { graph, latencies, link, pinned, target } = *given;
-    let nominal = Clock::nominal(latencies);
-    let fresh = Book::new(graph);
-    let mut best: Option<(u64, Book<'_>)> = None;
     let debug = std::env::var("NEAPDEBUG").is_ok();
     let t0 = std::time::Instant::now();
-    for contended in [false, true] {
-        let mut clock = nominal.clone();
-        for step in 0..options.effort {
-            let variant = Variant { contended, cheap: 0 };
-            let t = std::time::Instant::now();
-            let mut chooser = Chooser::new(fresh.clone(), latencies, link, pinned, &clock, target, options, variant);
-            chooser.rounds();
-            let t1 = t.elapsed();
-            let mut book = chooser.book;
-            let before = clock::run(&book, latencies, link);
-            if debug { eprintln!("  contended {contended} step {step}: {:.4} excess {} late {} [{:?}]", before.total as f64 / nominal.total as f64, book.load.peak().1.saturating_sub(target), before.late.len(), t1); }
-            let reached = book.load.peak().1 <= target;
-            let mut now = before.clone();
-            let mut keep = |total: u64, book: &Book<'_>| {};
-            if options.fit && reached {
-                for i in 0..3 {
-                    let mut fitted = book.clone();
-                    windows::fit(&mut fitted, &now, link, target, contended);
-                    let after = clock::run(&fitted, latencies, link);
-                    if debug { eprintln!("     fit {i}: {:.4} late {} excess {}", after.total as f64 / nominal.total as f64, after.late.len(), fitted.load.peak().1.saturating_sub(target)); }
-                    let key = after.total;
-                    if best.as_ref().is_none_or(|b| key < b.0) { best = Some((key, fitted.clone())); }
-                    now = after;
+    let mut search = Search { given, options, fresh: Book::new(given.graph), nominal: Clock::nominal(given.latencies), runs: 0 };
+    let none = vec![Ban::default(); given.graph.tensors.len()];
+    let mut best: Option<Found<'_>> = None;
+    for slack in [0, 15, 33] {
+        for (dearest, remade) in [(true, 0), (true, 150), (false, 0), (false, 50), (false, 100), (false, 150)] {
+            for extend in [false, true] {
+                let found = search.tries(Variant { slack, remade, dearest, extend }, &none);
+                if debug && std::env::var("NEAPDEBUG").unwrap() == "2" { eprintln!("    {:?} {:.4}", found.variant, found.key.1 as f64 / search.nominal.total as f64); }
+                if best.as_ref().is_none_or(|b| found.key < b.key) {
+                    best = Some(found);
                 }
             }
-            let key = if reached { before.total } else { u64::MAX };
-            if best.as_ref().is_none_or(|b| key < b.0) { best = Some((key, book.clone())); }
-            if now.total <= clock.total { break; }
-            clock = now;
         }
     }
-    let book = best.unwrap().1;
-    if debug { eprintln!("  decide {:?}", t0.elapsed()); }
+    let mut best = best.unwrap();
+    let nominal = search.nominal.total as f64;
+    if debug {
+        eprintln!("  start {:.4} {:?} runs {} {:?}", best.key.1 as f64 / nominal, best.variant, search.runs, t0.elapsed());
+    }
+    let mut left = options.effort;
+    'outer: while left > 0 {
+        let mut moves: Vec<(u64, bool, crate::units::TensorId)> = best.clock.late.iter().map(|&(t, _, w)| (w, true, t)).collect();
+        for (&(_, t), chain) in &best.book.chains {
+            moves.push((chain.iter().map(|id| given.latencies[id.index()].time.0).sum(), false, t));
+        }
+        moves.sort_unstable_by_key(|m| std::cmp::Reverse(*m));
+        moves.dedup_by_key(|m| m.2);
+        for (_, late, tensor) in moves {
+            if left == 0 {
+                break 'outer;
+            }
+            let mut bans = best.bans.clone();
+            let ban = &mut bans[tensor.index()];
+            if late { if ban.swap { continue; } ban.swap = true } else { if ban.remake { continue; } ban.remake = true };
+            left -= 1;
+            let found = search.tries(best.variant, &bans);
+            if found.key < best.key {
+                best = found;
+                continue 'outer;
+            }
+        }
+        break;
+    }
+    let book = best.book;
+    if debug {
+        eprintln!("  decide {:.4} runs {} {:?}", best.key.1 as f64 / nominal, search.runs, t0.elapsed());
+    }
     let peak = book.load.peak();
-    Decision { emitted: write::events(&book), peak, reached: peak.1 <= target }
+    Decision { emitted: write::events(&book), peak, reached: peak.1 <= given.target }
 }

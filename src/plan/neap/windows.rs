@@ -6,26 +6,26 @@
 //! a second pass sees the time that the first one's waiting gives the link. Not for: which tensors leave.
 
 use super::book::{Book, Gap, Window};
+use super::Variant;
 use super::clock::Clock;
 use crate::device::Link;
-use crate::sim::engine::copy_time;
 use crate::sim::program::Direction;
 use crate::units::TensorId;
 
-/// Gives every swap its window again. `contended` takes copies to be as slow as when both directions are busy.
-pub fn fit(book: &mut Book<'_>, clock: &Clock, link: &Link, target: u64, contended: bool) {
+/// Gives every swap its window again.
+pub fn fit(book: &mut Book<'_>, clock: &Clock, link: &Link, target: u64, variant: Variant) {
     let mut swaps: Vec<(TensorId, usize, Window)> = Vec::new();
     for index in 0..book.accounts.len() {
         for gap in 0..book.accounts[index].gaps.len() {
             if let Gap::Swap(w) = book.accounts[index].gaps[gap] {
                 let tensor = TensorId::of(index);
-                let tight = book.tightest(tensor, gap, w.head);
+                let tight = Window { starts: w.starts, ..book.tightest(tensor, gap, w.head) };
                 book.decide(tensor, gap, Gap::Swap(tight));
                 swaps.push((tensor, gap, tight));
             }
         }
     }
-    let length = |book: &Book<'_>, t: TensorId, d| copy_time(link, d, book.graph.tensor(t).bytes, contended).0;
+    let length = |book: &Book<'_>, t: TensorId, d| variant.time(link, d, book.graph.tensor(t).bytes);
     // Ins: the latest start of each, from the last need to the first.
     let mut order: Vec<usize> = (0..swaps.len()).collect();
     order.sort_unstable_by_key(|&i| (book.ends(swaps[i].0, swaps[i].1).1, swaps[i].0, i));
@@ -36,17 +36,20 @@ pub fn fit(book: &mut Book<'_>, clock: &Clock, link: &Link, target: u64, contend
         free = free.min(wanted).saturating_sub(length(book, tensor, Direction::H2d));
         w.starts.1 = free;
     }
-    // Outs, in order of leaving.
+    // Outs, in the order that was chosen.
     let mut leaving = order.clone();
-    leaving.sort_unstable_by_key(|&i| (swaps[i].2.out_place, swaps[i].2.out_until, book.ends(swaps[i].0, swaps[i].1).1, swaps[i].0));
-    let mut free = 0;
+    leaving.sort_unstable_by_key(|&i| (swaps[i].2.starts.0, swaps[i].2.out_place, swaps[i].0, i));
+    let (mut free, mut place) = (0, 0);
     let last = u32::try_from(book.load.slots().saturating_sub(2)).unwrap_or(u32::MAX);
     for &i in &leaving {
         let (tensor, gap, mut w) = swaps[i];
         if book.clean(tensor, gap) {
             continue;
         }
-        w.starts.0 = clock.place(w.out_place).max(free);
+        // None leaves before one that stands before it in the queue.
+        place = w.out_place.max(place);
+        w.out_place = place;
+        w.starts.0 = clock.place(place).max(free);
         free = w.starts.0 + length(book, tensor, Direction::D2h);
         let (_, b, round) = book.ends(tensor, gap);
         let latest = if round && !w.head { last } else { (b & !1).saturating_sub(1) };
