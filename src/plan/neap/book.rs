@@ -66,6 +66,8 @@ pub struct Book<'a> {
     pub scratch: Vec<u64>,
     /// Recomputes by slot and tensor: the operators that run again, in order.
     pub chains: BTreeMap<(u32, TensorId), Vec<OpId>>,
+    /// What another tensor's chain makes and keeps along with it: by slot and tensor, that other.
+    pub shared: BTreeMap<(u32, TensorId), TensorId>,
 }
 
 impl<'a> Book<'a> {
@@ -123,7 +125,7 @@ impl<'a> Book<'a> {
                 level.cast_unsigned()
             })
             .collect();
-        Self { graph, accounts, load: Load::new(&bytes), scratch: vec![0; n + 1], chains: BTreeMap::new() }
+        Self { graph, accounts, load: Load::new(&bytes), scratch: vec![0; n + 1], chains: BTreeMap::new(), shared: BTreeMap::new() }
     }
 
     /// The account of a tensor.
@@ -253,6 +255,12 @@ impl<'a> Book<'a> {
         operator.replay == Replay::SkipUpdates
             && self.account(tensor).long_lived
             && operator.updates().any(|update| update.tensor == tensor)
+    }
+
+    /// The tensor whose chain makes this one in a slot, if one does.
+    #[must_use]
+    pub fn maker(&self, slot: u32, tensor: TensorId) -> Option<TensorId> {
+        self.shared.get(&(slot, tensor)).copied().or_else(|| self.chains.contains_key(&(slot, tensor)).then_some(tensor))
     }
 
     /// Whether a tensor is written after operator `id` and before `slot`.

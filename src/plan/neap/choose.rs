@@ -196,8 +196,8 @@ impl<'a, 'o> Chooser<'a, 'o> {
     /// Looks for intervals on the link that relieve `slot`, and decides the swap if there are.
     fn try_swap(&mut self, tensor: TensorId, gap: usize, slot: u32) -> bool {
         let (_, b, round) = self.book.ends(tensor, gap);
-        // Leaving before the end of the iteration uses time of the link that nothing else wants.
-        self.try_window(tensor, gap, slot, false) || round && slot < b && self.options.head && self.try_window(tensor, gap, slot, true)
+        let heads = if round && slot < b && self.options.head { [Some(!self.variant.tail), Some(self.variant.tail)] } else { [Some(false), None] };
+        heads.into_iter().flatten().any(|head| self.try_window(tensor, gap, slot, head))
     }
 
     fn try_window(&mut self, tensor: TensorId, gap: usize, slot: u32, head: bool) -> bool {
@@ -280,6 +280,9 @@ impl<'a, 'o> Chooser<'a, 'o> {
             return None;
         }
         let remake = self.book.remake(self.latencies, tensor, gap, self.options.depth)?;
+        if matches!(remake.parts[..], [super::remake::Part::Shared(_, at, _)] if at <= slot) {
+            return None;
+        }
         let (_, b, _) = self.book.ends(tensor, gap);
         let at = (b & !1) as usize;
         let peak = self.book.load.at(slot as usize);

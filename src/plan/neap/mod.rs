@@ -5,6 +5,7 @@
 pub mod book;
 pub mod choose;
 pub mod clock;
+pub mod drop;
 pub mod extend;
 pub mod load;
 pub mod remake;
@@ -73,6 +74,9 @@ pub struct Variant {
     pub dearest: bool,
     /// Dead inputs live on where that frees more than it costs.
     pub extend: bool,
+    /// Long-lived tensors leave before the end of the iteration rather than after it, where both would do: the link has
+    /// nothing else to do then, but little time.
+    pub tail: bool,
 }
 
 impl Variant {
@@ -118,7 +122,10 @@ impl<'a> Search<'a, '_> {
         }
         let mut chooser = Chooser::new(fresh, latencies, link, pinned, &self.nominal, target, self.options, variant, bans);
         chooser.rounds();
-        let book = chooser.book;
+        let mut book = chooser.book;
+        if std::env::var("NODROP").is_err() {
+            drop::drop(&mut book, latencies, target);
+        }
         let clock = clock::run(&book, latencies, link);
         let peak = book.load.peak().1;
         let mut best = Found { key: (peak > target, clock.total, peak), book, clock, variant, bans: bans.to_vec() };
@@ -150,16 +157,29 @@ pub fn decide(given: &Given<'_>, options: &Options) -> Decision {
     let mut search = Search { given, options, fresh: Book::new(given.graph), nominal: Clock::nominal(given.latencies), runs: 0 };
     let none = vec![Ban::default(); given.graph.tensors.len()];
     let mut best: Option<Found<'_>> = None;
-    for slack in [0, 15, 33] {
-        for (dearest, remade) in [(true, 0), (true, 150), (false, 0), (false, 50), (false, 100), (false, 150)] {
-            for extend in [false, true] {
-                let found = search.tries(Variant { slack, remade, dearest, extend }, &none);
-                if debug && std::env::var("NEAPDEBUG").unwrap() == "2" { eprintln!("    {:?} {:.4}", found.variant, found.key.1 as f64 / search.nominal.total as f64); }
+    let mut variant = Variant { slack: 15, remade: 50, dearest: false, extend: false, tail: false };
+    let mut seen: Vec<Variant> = Vec::new();
+    'again: for _ in 0..3 {
+        let before = variant;
+        for dimension in 0..5 {
+            let turns: Vec<Variant> = match dimension {
+                0 => [0, 15, 33].into_iter().map(|slack| Variant { slack, ..variant }).collect(),
+                1 => [0, 25, 50, 75, 100, 150].into_iter().map(|remade| Variant { remade, ..variant }).collect(),
+                2 => [false, true].into_iter().map(|extend| Variant { extend, ..variant }).collect(),
+                3 => [false, true].into_iter().map(|tail| Variant { tail, ..variant }).collect(),
+                _ => [false, true].into_iter().map(|dearest| Variant { dearest, ..variant }).collect(),
+            };
+            for turn in turns {
+                if seen.contains(&turn) { continue; }
+                seen.push(turn);
+                let found = search.tries(turn, &none);
                 if best.as_ref().is_none_or(|b| found.key < b.key) {
+                    variant = turn;
                     best = Some(found);
                 }
             }
         }
+        if variant == before { break 'again; }
     }
     let mut best = best.unwrap();
     let nominal = search.nominal.total as f64;

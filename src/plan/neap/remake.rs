@@ -19,6 +19,8 @@ pub enum Part {
     Made(TensorId, Vec<OpId>),
     /// Brought back by its swap-in by then, and kept to its next use.
     Fetched(TensorId, usize),
+    /// Kept from what another tensor's chain generates in an earlier slot.
+    Shared(TensorId, u32, TensorId),
 }
 
 /// All that a remake takes; the last part makes the tensor itself.
@@ -57,6 +59,9 @@ impl Book<'_> {
         }
         let slot = b & !1;
         let place = slot as usize / 2;
+        if let Some((at, maker)) = self.sibling(tensor, gap) {
+            return Some(Remake { parts: vec![Part::Shared(tensor, at, maker)], cost: 0, extra: 0 });
+        }
         let mut maker = Maker {
             book: self,
             latencies,
@@ -90,6 +95,11 @@ impl Book<'_> {
                         self.use_at(fetched, slot);
                     }
                 }
+                Part::Shared(tensor, at, maker) => {
+                    self.use_at(tensor, at);
+                    self.decide(tensor, gap, Gap::Remake);
+                    self.shared.insert((at, tensor), maker);
+                }
                 Part::Made(made, operators) => {
                     scratch = scratch.max(self.chain_scratch(made, &operators));
                     if index == last {
@@ -100,7 +110,9 @@ impl Book<'_> {
                     for &id in &operators {
                         reads.extend(self.needs(id, made));
                     }
+                    let generator = operators[0];
                     self.chains.insert((slot, made), operators);
+                    self.take_along(made, generator, slot, limit);
                 }
             }
         }
@@ -126,14 +138,60 @@ impl Book<'_> {
         let (_, b, _) = self.ends(tensor, gap);
         let then = b & !1;
         let bytes = self.account(tensor).bytes;
-        let stays = self.load.most(slot as usize, then as usize) + bytes <= limit;
+        let sharers = self.shared.range((then, TensorId(0))..(then + 1, TensorId(0))).any(|(_, &maker)| maker == tensor);
+        let stays = !sharers && self.load.most(slot as usize, then as usize) + bytes <= limit;
         self.decide(tensor, gap, Gap::Keep);
         self.use_at(tensor, slot);
         self.decide(tensor, gap, Gap::Remake);
         if stays {
             self.chains.remove(&(then, tensor));
+            self.shared.remove(&(then, tensor));
         } else {
             self.decide(tensor, gap + 1, Gap::Remake);
+        }
+    }
+
+    /// An earlier chain in the gap that runs what generates the tensor, and may keep it.
+    fn sibling(&self, tensor: TensorId, gap: usize) -> Option<(u32, TensorId)> {
+        let (a, b, _) = self.ends(tensor, gap);
+        let generator = self.only_writer(tensor, b)?;
+        let others = self.graph.operator(generator).generates().map(|o| o.tensor).filter(|&t| t != tensor);
+        others
+            .flat_map(|other| {
+                let account = self.account(other);
+                let remade = account.gaps.iter().enumerate().filter(|(_, g)| **g == Gap::Remake);
+                remade.filter_map(move |(g, _)| Some((account.uses.get(g + 1)? & !1, other)))
+            })
+            .filter(|key| key.0 > a && key.0 < (b & !1) && self.chains.contains_key(key))
+            .max()
+    }
+
+    /// The one operator that has written a tensor before `slot`.
+    fn only_writer(&self, tensor: TensorId, slot: u32) -> Option<OpId> {
+        let mut writes = self.account(tensor).writes.iter().filter(|&&w| 2 * w + 1 < slot);
+        let first = writes.next()?;
+        writes.next().is_none().then_some(OpId(*first))
+    }
+
+    /// What the chain's generator makes besides, and would be made again later, stays from here where there is room.
+    fn take_along(&mut self, made: TensorId, generator: OpId, slot: u32, limit: u64) {
+        let siblings: Vec<TensorId> = self.graph.operator(generator).generates().map(|o| o.tensor).filter(|&t| t != made).collect();
+        for sibling in siblings {
+            let Some(gap) = self.gap_over(sibling, slot) else { continue };
+            let (_, b, round) = self.ends(sibling, gap);
+            let then = b & !1;
+            if round || self.gap(sibling, gap) != Gap::Remake || self.only_writer(sibling, b) != Some(generator) {
+                continue;
+            }
+            let sharers = self.shared.range((then, TensorId(0))..(then + 1, TensorId(0))).any(|(_, &maker)| maker == sibling);
+            let bytes = self.account(sibling).bytes;
+            if !sharers && self.chains.contains_key(&(then, sibling)) && self.load.most(slot as usize, then as usize) + bytes <= limit {
+                self.decide(sibling, gap, Gap::Keep);
+                self.use_at(sibling, slot);
+                self.decide(sibling, gap, Gap::Remake);
+                self.chains.remove(&(then, sibling));
+                self.shared.insert((slot, sibling), made);
+            }
         }
     }
 
@@ -162,11 +220,11 @@ impl Book<'_> {
             if tensor == from {
                 return true;
             }
-            if let Some(chain) = self.chains.get(&(slot, tensor))
-                && !seen.contains(&tensor)
+            if let Some(maker) = self.maker(slot, tensor)
+                && !seen.contains(&maker)
             {
-                seen.push(tensor);
-                stack.extend(chain.iter().flat_map(|&id| self.needs(id, tensor)));
+                seen.push(maker);
+                stack.extend(self.chains[&(slot, maker)].iter().flat_map(|&id| self.needs(id, maker)));
             }
         }
         false

@@ -42,9 +42,17 @@ pub fn events(book: &Book<'_>) -> Emitted {
             }
         }
     }
+    let mut kept: BTreeMap<(u32, TensorId), Vec<TensorId>> = BTreeMap::new();
+    for (&(slot, tensor), &maker) in &book.shared {
+        kept.entry((slot, maker)).or_default().push(tensor);
+    }
     for (position, (slot, tensor)) in in_order(book).into_iter().enumerate() {
         for (step, &operator) in book.chains[&(slot, tensor)].iter().enumerate() {
-            let keep = if step == 0 { vec![tensor] } else { Vec::new() };
+            let mut keep = Vec::new();
+            if step == 0 {
+                keep.push(tensor);
+                keep.extend(kept.get(&(slot, tensor)).into_iter().flatten());
+            }
             let rank = (slot / 2, 2, position as u64, u32::try_from(step).unwrap_or(u32::MAX));
             ranked.push((rank, Event::Recompute { operator, trigger: at(slot / 2), keep }, None));
         }
@@ -68,8 +76,8 @@ fn in_order(book: &Book<'_>) -> Vec<(u32, TensorId)> {
         }
         for &id in &book.chains[&key] {
             for read in book.needs(id, key.1) {
-                if book.chains.contains_key(&(key.0, read)) {
-                    visit(book, (key.0, read), done, order);
+                if let Some(maker) = book.maker(key.0, read) {
+                    visit(book, (key.0, maker), done, order);
                 }
             }
         }
