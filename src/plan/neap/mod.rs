@@ -210,6 +210,11 @@ pub fn decide(given: &Given<'_>, options: &Options) -> Decision {
         }
         break;
     }
+    if std::env::var("LATE").is_ok() {
+        for (t, g, w) in &best.clock.late { eprintln!("   late {} gap {g} {:?} ends {:?} waited {:.5} {:?} need at {:.4}", given.graph.tensor(*t).name, given.graph.tensor(*t).bytes, best.book.ends(*t,*g), *w as f64 / nominal, best.book.gap(*t,*g), best.clock.slot(best.book.ends(*t,*g).1) as f64 / nominal); }
+        for i in 0..50 { let n = best.book.load.slots(); let (a,b)=(i*n/50,(i+1)*n/50); eprint!(" {:.3}", best.book.load.most(a,b) as f64 / given.target as f64); } eprintln!();
+        std::process::exit(0);
+    }
     let book = best.book;
     if debug {
         eprintln!("  decide {:.4} runs {} {:?}", best.key.1 as f64 / nominal, search.runs, t0.elapsed());

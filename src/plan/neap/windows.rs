@@ -61,14 +61,38 @@ pub fn fit(book: &mut Book<'_>, clock: &Clock, link: &Link, target: u64, variant
         swaps[i].2 = w;
     }
     for &i in &order {
-        let (tensor, gap, mut w) = swaps[i];
-        let (a, _, round) = book.ends(tensor, gap);
-        let earliest = if round && !w.head { 0 } else { w.out_until.max(if w.head { 0 } else { a }) + 1 };
-        let ideal = (2 * clock.place_by(w.starts.1)).max(earliest.next_multiple_of(2));
-        let bytes = book.account(tensor).bytes;
-        w.back_from = reach_back(book, ideal, w.back_from, bytes, target);
-        book.decide(tensor, gap, Gap::Swap(w));
+        back(book, clock, &mut swaps[i], 0, target);
     }
+    // Where there is room still, copies may be late by a little without anybody's waiting.
+    let margin = clock.total / 64;
+    for &i in &leaving {
+        let (tensor, gap, mut w) = swaps[i];
+        if book.clean(tensor, gap) {
+            continue;
+        }
+        let (_, b, round) = book.ends(tensor, gap);
+        let latest = if round && !w.head { last } else { w.back_from.min(b & !1).saturating_sub(1) };
+        let ideal = clock.slot_before(w.starts.0 + length(book, tensor, Direction::D2h) + margin, w.out_until).min(latest);
+        let bytes = book.account(tensor).bytes;
+        let until = reach(book, w.out_until as usize + 1, ideal as usize + 1, bytes, target);
+        w.out_until = u32::try_from(until - 1).unwrap_or(w.out_until).max(w.out_until);
+        book.decide(tensor, gap, Gap::Swap(w));
+        swaps[i].2 = w;
+    }
+    for &i in &order {
+        back(book, clock, &mut swaps[i], margin, target);
+    }
+}
+
+/// A swap comes back by its start less a margin, as far as there is room.
+fn back(book: &mut Book<'_>, clock: &Clock, swap: &mut (TensorId, usize, Window), margin: u64, target: u64) {
+    let (tensor, gap, ref mut w) = *swap;
+    let (a, _, round) = book.ends(tensor, gap);
+    let earliest = if round && !w.head { 0 } else { w.out_until.max(if w.head { 0 } else { a }) + 1 };
+    let ideal = (2 * clock.place_by(w.starts.1.saturating_sub(margin))).max(earliest.next_multiple_of(2));
+    let bytes = book.account(tensor).bytes;
+    w.back_from = reach_back(book, ideal, w.back_from, bytes, target);
+    book.decide(tensor, gap, Gap::Swap(*w));
 }
 
 /// How far from `from` towards `until` there is room for `bytes`.
