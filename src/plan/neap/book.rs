@@ -7,6 +7,7 @@
 //! Not for: choosing ([`super::choose`]).
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use super::load::Load;
 use crate::job::{Graph, Operator, Replay};
@@ -44,11 +45,11 @@ pub struct Account {
     /// Rounded to blocks.
     pub bytes: u64,
     /// The slots in which it is used, ascending: odd ones by operators, even ones by recomputes.
-    pub uses: Vec<u32>,
+    pub uses: Rc<Vec<u32>>,
     /// Operators that write it, in order.
-    pub writes: Vec<u32>,
+    pub writes: Rc<Vec<u32>>,
     /// One for each pair of successive uses; for a long-lived tensor one more, round the end.
-    pub gaps: Vec<Gap>,
+    pub gaps: Rc<Vec<Gap>>,
     /// Nothing generates it.
     pub long_lived: bool,
 }
@@ -82,9 +83,9 @@ impl<'a> Book<'a> {
             .zip(&generators)
             .map(|(t, g)| Account {
                 bytes: t.bytes.in_blocks().0,
-                uses: Vec::new(),
-                writes: Vec::new(),
-                gaps: Vec::new(),
+                uses: Rc::default(),
+                writes: Rc::default(),
+                gaps: Rc::default(),
                 long_lived: g.is_none(),
             })
             .collect();
@@ -99,10 +100,10 @@ impl<'a> Book<'a> {
             let index32 = u32::try_from(index).unwrap_or(u32::MAX);
             add(&mut change, 2 * index + 1, 2 * index + 2, operator.workspace.in_blocks().0);
             for tensor in operator.touches() {
-                accounts[tensor.index()].uses.push(2 * index32 + 1);
+                Rc::make_mut(&mut accounts[tensor.index()].uses).push(2 * index32 + 1);
             }
             for operand in operator.writes() {
-                let writes = &mut accounts[operand.tensor.index()].writes;
+                let writes = Rc::make_mut(&mut accounts[operand.tensor.index()].writes);
                 if writes.last() != Some(&index32) {
                     writes.push(index32);
                 }
@@ -110,7 +111,7 @@ impl<'a> Book<'a> {
         }
         for account in &mut accounts {
             let gaps = (account.uses.len() + usize::from(account.long_lived)).saturating_sub(1);
-            account.gaps = vec![Gap::Keep; if account.uses.is_empty() { 0 } else { gaps }];
+            account.gaps = Rc::new(vec![Gap::Keep; if account.uses.is_empty() { 0 } else { gaps }]);
             match (account.long_lived, account.uses.first(), account.uses.last()) {
                 (true, _, _) => add(&mut change, 0, 2 * n + 1, account.bytes),
                 (false, Some(&first), Some(&last)) => add(&mut change, first as usize, last as usize + 1, account.bytes),
@@ -198,7 +199,7 @@ impl<'a> Book<'a> {
         for (a, b) in self.away(tensor, gap, decision) {
             self.load.subtract(a, b, bytes);
         }
-        self.accounts[tensor.index()].gaps[gap] = decision;
+        Rc::make_mut(&mut self.accounts[tensor.index()].gaps)[gap] = decision;
     }
 
     /// Whether the tensor is surely there in a slot: a swapped one counts as gone as soon as it may leave.
@@ -272,20 +273,27 @@ impl<'a> Book<'a> {
     /// Adds a use in a slot in which the tensor is held, splitting the gap it falls into.
     pub fn use_at(&mut self, tensor: TensorId, slot: u32) {
         let account = &mut self.accounts[tensor.index()];
-        if account.uses.is_empty() {
-            account.uses.push(slot);
-            account.gaps = vec![Gap::Keep; usize::from(account.long_lived)];
-            return;
-        }
         let Err(at) = account.uses.binary_search(&slot) else { return };
-        if at == account.uses.len() {
+        let last = account.uses.len();
+        Rc::make_mut(&mut account.uses).insert(at, slot);
+        let gaps = Rc::make_mut(&mut account.gaps);
+        if last == 0 {
+            gaps.extend(account.long_lived.then_some(Gap::Keep));
+        } else if at == last {
             // After the last use of a long-lived tensor: kept up to here; the round gap starts here.
-            account.uses.push(slot);
-            account.gaps.insert(at - 1, Gap::Keep);
+            gaps.insert(at - 1, Gap::Keep);
         } else {
             // What brings it lies before: the part after is kept. Before the first use, that is the round gap.
-            account.uses.insert(at, slot);
-            account.gaps.insert(at, Gap::Keep);
+            gaps.insert(at, Gap::Keep);
         }
+    }
+
+    /// Adds a use after the last one of a tensor that dies with it: it lives on until then.
+    pub fn live_on(&mut self, tensor: TensorId, slot: u32) {
+        let account = &mut self.accounts[tensor.index()];
+        let (last, bytes) = (account.uses.last().copied().unwrap_or(slot), account.bytes);
+        Rc::make_mut(&mut account.uses).push(slot);
+        Rc::make_mut(&mut account.gaps).push(Gap::Keep);
+        self.load.add(last as usize + 1, slot as usize + 1, bytes);
     }
 }

@@ -5,7 +5,7 @@
 //! The choice is a closure problem (products to drop, inputs to keep); by shared inputs it falls into parts, each taken where it
 //! pays as a whole. Not for: deciding the remakes themselves.
 
-use super::book::{Book, Gap};
+use super::book::Book;
 use crate::job::Replay;
 use crate::units::{OpId, TensorId};
 
@@ -16,8 +16,9 @@ struct Product {
     dead: Vec<TensorId>,
 }
 
-/// Extends lives where that frees bytes in `slot`, the highest; says whether any was.
-pub fn extend(book: &mut Book<'_>, slot: u32, least: u64) -> bool {
+/// Extends lives where that frees bytes in the highest slot. Tensors below `least` are not worth it.
+pub fn extend(book: &mut Book<'_>, least: u64) {
+    let slot = u32::try_from(book.load.peak().0).unwrap_or(u32::MAX);
     let mut products: Vec<Product> = Vec::new();
     for (index, account) in book.accounts.iter().enumerate() {
         let tensor = TensorId::of(index);
@@ -37,7 +38,6 @@ pub fn extend(book: &mut Book<'_>, slot: u32, least: u64) -> bool {
             part[a.max(b)] = a.min(b);
         }
     }
-    let mut any = false;
     for head in 0..products.len() {
         if root(&part, head) != head {
             continue;
@@ -56,16 +56,10 @@ pub fn extend(book: &mut Book<'_>, slot: u32, least: u64) -> bool {
         if cost * 4 > gain * 3 {
             continue;
         }
-        any = true;
         for (tensor, until) in until {
-            let account = &mut book.accounts[tensor.index()];
-            let (last, bytes) = (account.uses.last().copied().unwrap_or(until), account.bytes);
-            account.uses.push(until);
-            account.gaps.push(Gap::Keep);
-            book.load.add(last as usize + 1, until as usize + 1, bytes);
+            book.live_on(tensor, until);
         }
     }
-    any
 }
 
 fn root(part: &[usize], mut of: usize) -> usize {

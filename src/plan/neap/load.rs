@@ -122,6 +122,32 @@ impl Load {
         best.wrapping_add(self.add[node])
     }
 
+    /// The first slot of `from..until` with more than `limit`.
+    #[must_use]
+    pub fn first_over(&self, from: usize, until: usize, limit: u64) -> Option<usize> {
+        if from >= until { None } else { self.over(1, (0, self.leaves), (from, until), limit, 0, false) }
+    }
+
+    /// The last slot of `from..until` with more than `limit`.
+    #[must_use]
+    pub fn last_over(&self, from: usize, until: usize, limit: u64) -> Option<usize> {
+        if from >= until { None } else { self.over(1, (0, self.leaves), (from, until), limit, 0, true) }
+    }
+
+    fn over(&self, node: usize, span: (usize, usize), range: (usize, usize), limit: u64, above: u64, last: bool) -> Option<usize> {
+        if span.0 >= range.1 || span.1 <= range.0 || self.most[node].wrapping_add(above) <= limit {
+            return None;
+        }
+        if node >= self.leaves {
+            return Some(span.0);
+        }
+        let middle = usize::midpoint(span.0, span.1);
+        let above = above.wrapping_add(self.add[node]);
+        let left = |this: &Self| this.over(2 * node, (span.0, middle), range, limit, above, last);
+        let right = |this: &Self| this.over(2 * node + 1, (middle, span.1), range, limit, above, last);
+        if last { right(self).or_else(|| left(self)) } else { left(self).or_else(|| right(self)) }
+    }
+
     /// The bytes of every slot.
     #[must_use]
     pub fn all(&self) -> Vec<u64> {
@@ -156,6 +182,9 @@ mod tests {
                 prop_assert_eq!(load.peak(), (list.iter().position(|&l| l == most).unwrap(), most));
                 prop_assert_eq!(load.most(from, until), list[from..until.max(from)].iter().copied().max().unwrap_or(0));
                 prop_assert_eq!(load.at(slots - 1), list[slots - 1]);
+                let over = |slot: &usize| (from..until).contains(slot) && list[*slot] > 150;
+                prop_assert_eq!(load.first_over(from, until, 150), (0..slots).find(over));
+                prop_assert_eq!(load.last_over(from, until, 150), (0..slots).rev().find(over));
             }
             for (from, until, bytes) in undo {
                 load.subtract(from, until, bytes);

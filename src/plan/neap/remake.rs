@@ -126,12 +126,8 @@ impl Book<'_> {
     /// A tensor that is dropped or dead in `slot` is made there for another's sake.
     fn make_in_passing(&mut self, tensor: TensorId, slot: u32, limit: u64) {
         let Some(gap) = self.gap_over(tensor, slot) else {
-            let account = &mut self.accounts[tensor.index()];
-            let (last, bytes) = (account.uses.last().copied().unwrap_or(slot), account.bytes);
-            account.uses.push(slot);
-            account.gaps.push(Gap::Keep);
-            let gap = account.gaps.len() - 1;
-            self.load.add(last as usize + 1, slot as usize + 1, bytes);
+            self.live_on(tensor, slot);
+            let gap = self.account(tensor).gaps.len() - 1;
             self.decide(tensor, gap, Gap::Remake);
             return;
         };

@@ -12,18 +12,36 @@ use crate::device::Link;
 use crate::sim::program::Direction;
 use crate::units::TensorId;
 
-/// Gives every swap its window again.
-pub fn fit(book: &mut Book<'_>, clock: &Clock, link: &Link, target: u64, variant: Variant) {
-    let mut swaps: Vec<(TensorId, usize, Window)> = Vec::new();
-    for index in 0..book.accounts.len() {
-        for gap in 0..book.accounts[index].gaps.len() {
-            if let Gap::Swap(w) = book.accounts[index].gaps[gap] {
-                let tensor = TensorId::of(index);
-                let tight = Window { starts: w.starts, ..book.tightest(tensor, gap, w.head) };
-                book.decide(tensor, gap, Gap::Swap(tight));
-                swaps.push((tensor, gap, tight));
+/// The windows of all swaps.
+pub type Windows = Vec<(TensorId, usize, Window)>;
+
+/// Puts windows back that were taken before, on the same decisions.
+pub fn restore(book: &mut Book<'_>, windows: &Windows) {
+    for &(tensor, gap, window) in windows {
+        book.decide(tensor, gap, Gap::Swap(window));
+    }
+}
+
+/// The windows as they are.
+#[must_use]
+pub fn windows(book: &Book<'_>) -> Windows {
+    let mut found = Vec::new();
+    for (index, account) in book.accounts.iter().enumerate() {
+        for (gap, decision) in account.gaps.iter().enumerate() {
+            if let Gap::Swap(window) = decision {
+                found.push((TensorId::of(index), gap, *window));
             }
         }
+    }
+    found
+}
+
+/// Gives every swap its window again.
+pub fn fit(book: &mut Book<'_>, clock: &Clock, link: &Link, target: u64, variant: Variant) {
+    let mut swaps = windows(book);
+    for (tensor, gap, w) in &mut swaps {
+        *w = Window { starts: w.starts, ..book.tightest(*tensor, *gap, w.head) };
+        book.decide(*tensor, *gap, Gap::Swap(*w));
     }
     let length = |book: &Book<'_>, t: TensorId, d| variant.time(link, d, book.graph.tensor(t).bytes);
     // Ins: the latest start of each, from the last need to the first.
@@ -97,20 +115,16 @@ fn back(book: &mut Book<'_>, clock: &Clock, swap: &mut (TensorId, usize, Window)
 
 /// How far from `from` towards `until` there is room for `bytes`.
 fn reach(book: &Book<'_>, from: usize, until: usize, bytes: u64, target: u64) -> usize {
-    let (mut low, mut high) = (from, until.max(from));
-    while low < high {
-        let middle = (low + high).div_ceil(2);
-        if book.load.most(from, middle) + bytes <= target { low = middle } else { high = middle - 1 }
-    }
-    low
+    let Some(limit) = target.checked_sub(bytes) else { return from };
+    book.load.first_over(from, until, limit).unwrap_or(until).max(from)
 }
 
 /// How far back from `until` towards `from` there is room for `bytes`; even.
 fn reach_back(book: &Book<'_>, from: u32, until: u32, bytes: u64, target: u64) -> u32 {
-    let (mut low, mut high) = (from.min(until) / 2, until / 2);
-    while low < high {
-        let middle = u32::midpoint(low, high);
-        if book.load.most(2 * middle as usize, until as usize) + bytes <= target { high = middle } else { low = middle + 1 }
+    let Some(limit) = target.checked_sub(bytes) else { return until };
+    let from = from.min(until);
+    match book.load.last_over(from as usize, until as usize, limit) {
+        Some(slot) => (u32::try_from(slot).unwrap_or(until) + 1).next_multiple_of(2).min(until),
+        None => from,
     }
-    2 * high
 }

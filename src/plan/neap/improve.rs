@@ -1,0 +1,161 @@
+//! Better decisions than the first ones: from start to start, then by exchange, until the effort is spent.
+//!
+//! A step chooses all over again with one thing changed, and runs what came of it on [`super::clock`]; the best stays,
+//! so no effort makes a plan worse. First the greedy's own parameters are changed ([`super::Variant`]), one at a time, from
+//! the best so far (coordinate descent); then single tensors are excluded from what they were chosen for, those
+//! first that cost most: swaps that somebody waited for, remakes that take longest. The greedy exchanges them for
+//! something else, and takes back what is not needed then. Where steps wait for the link whatever one does, the choice is made
+//! once more on the clock of the best run, on which the link has the time that the waiting gives it.
+//! Not for: a measure of seconds. Effort counts steps, so that plans do not depend on the machine.
+
+use super::book::Book;
+use super::choose::Chooser;
+use super::clock::{self, Clock};
+use super::{Ban, Options, Variant, drop, extend, windows};
+use crate::plan::method::Given;
+use crate::units::TensorId;
+
+struct Search<'a, 'o> {
+    given: &'o Given<'a>,
+    options: &'o Options,
+    fresh: Book<'a>,
+    nominal: Clock,
+    left: u32,
+}
+
+/// What a step came to: over the target or not, time, load; the smaller the better.
+type Key = (bool, u64, u64);
+
+struct Found<'a> {
+    key: Key,
+    book: Book<'a>,
+    clock: Clock,
+    variant: Variant,
+    bans: Vec<Ban>,
+}
+
+/// The best decisions found.
+#[must_use]
+pub fn search<'a>(given: &Given<'a>, options: &Options) -> Book<'a> {
+    let mut search = Search {
+        given,
+        options,
+        fresh: Book::new(given.graph),
+        nominal: Clock::nominal(given.latencies),
+        left: options.effort,
+    };
+    let none = vec![Ban::default(); given.graph.tensors.len()];
+    let mut best = search.choose(Variant::FIRST, &none, None);
+    let debug = std::env::var("NEAPDEBUG").is_ok();
+    let t0 = std::time::Instant::now();
+    if debug { eprintln!("  first {:.4}", best.key.1 as f64 / search.nominal.total as f64); }
+    search.vary(&mut best, &none);
+    if debug { eprintln!("  vary {:.4} {:?} left {} {:?}", best.key.1 as f64 / search.nominal.total as f64, best.variant, search.left, t0.elapsed()); }
+    search.stretch(&mut best);
+    if debug { eprintln!("  stretch {:.4} left {}", best.key.1 as f64 / search.nominal.total as f64, search.left); }
+    search.exchange(&mut best);
+    if debug { eprintln!("  exchange {:.4} left {} {:?}", best.key.1 as f64 / search.nominal.total as f64, search.left, t0.elapsed()); }
+    best.book
+}
+
+impl<'a> Search<'a, '_> {
+    /// Whether a better plan is thinkable and there is effort left; counts a step.
+    fn step(&mut self, best: &Found<'_>) -> bool {
+        if self.left == 0 || (!best.key.0 && best.key.1 <= self.nominal.total) {
+            return false;
+        }
+        self.left -= 1;
+        true
+    }
+
+    fn choose(&self, variant: Variant, bans: &[Ban], clock: Option<&Clock>) -> Found<'a> {
+        let Given { latencies, link, pinned, target, .. } = *self.given;
+        let mut book = self.fresh.clone();
+        if variant.extend {
+            extend::extend(&mut book, self.options.min_swap.0);
+        }
+        let mut chooser = Chooser::new(book, latencies, link, pinned, clock.unwrap_or(&self.nominal), target, self.options, variant, bans);
+        chooser.rounds();
+        let mut book = chooser.book;
+        drop::drop(&mut book, latencies, target);
+        let mut clock = clock::run(&book, latencies, link);
+        let peak = book.load.peak().1;
+        if self.options.fit && peak <= target {
+            let mut best = windows::windows(&book);
+            for slack in [variant.slack, 33] {
+                for _ in 0..2 {
+                    windows::fit(&mut book, &clock, link, target, Variant { slack, ..variant });
+                    let now = clock::run(&book, latencies, link);
+                    if now.total >= clock.total {
+                        windows::restore(&mut book, &best);
+                        break;
+                    }
+                    clock = now;
+                    best = windows::windows(&book);
+                }
+            }
+        }
+        let peak = book.load.peak().1;
+        Found { key: (peak > target, clock.total, peak), book, clock, variant, bans: bans.to_vec() }
+    }
+
+    /// One parameter at a time, from the best so far, until none helps.
+    fn vary(&mut self, best: &mut Found<'a>, none: &[Ban]) {
+        let mut tried = vec![best.variant];
+        loop {
+            let from = best.variant;
+            for turn in 0..from.neighbours().len() {
+                let variant = best.variant.neighbours()[turn];
+                if tried.contains(&variant) {
+                    continue;
+                }
+                if !self.step(best) {
+                    return;
+                }
+                tried.push(variant);
+                let found = self.choose(variant, none, None);
+                if found.key < best.key {
+                    *best = found;
+                }
+            }
+            if best.variant == from {
+                return;
+            }
+        }
+    }
+
+    /// On the clock of the best run, again and again while that helps.
+    fn stretch(&mut self, best: &mut Found<'a>) {
+        while !best.clock.late.is_empty() && self.step(best) {
+            let found = self.choose(best.variant, &best.bans, Some(&best.clock));
+            if found.key >= best.key {
+                return;
+            }
+            *best = found;
+        }
+    }
+
+    /// What costs most may not be chosen again.
+    fn exchange(&mut self, best: &mut Found<'a>) {
+        let mut tried: std::collections::BTreeSet<(TensorId, bool)> = std::collections::BTreeSet::new();
+        loop {
+            let mut dear: Vec<(u64, TensorId, bool)> = best.clock.late.iter().map(|&(tensor, _, waited)| (waited, tensor, true)).collect();
+            for (&(_, tensor), chain) in &best.book.chains {
+                dear.push((chain.iter().map(|id| self.given.latencies[id.index()].time.0).sum(), tensor, false));
+            }
+            dear.sort_unstable_by_key(|&(cost, tensor, swap)| (std::cmp::Reverse(cost), tensor, swap));
+            let Some(&(_, tensor, swap)) = dear.iter().find(|d| !tried.contains(&(d.1, d.2))) else { return };
+            tried.insert((tensor, swap));
+            let mut bans = best.bans.clone();
+            let ban = &mut bans[tensor.index()];
+            if swap { ban.swap = true } else { ban.remake = true }
+            if !self.step(best) {
+                return;
+            }
+            let found = self.choose(best.variant, &bans, None);
+            if found.key < best.key {
+                *best = found;
+            }
+        }
+    }
+}
