@@ -297,7 +297,7 @@ impl<'a, 'o> Chooser<'a, 'o> {
         self.book.away(tensor, gap, decision).iter().map(|&(a, b)| if a < b { self.over[b] - self.over[a] } else { 0 }).sum()
     }
 
-    /// Frees bytes at the slot whatever it costs: first swaps that linger there leave at once, then one more tensor is swapped.
+    /// Frees bytes at the slot whatever it costs: first swaps that linger there leave at once, then others are swapped.
     fn swap_passively(&mut self, slot: u32, candidates: &[Candidate]) {
         let mut lingering: Option<(u64, TensorId, usize, bool)> = None;
         for (index, account) in self.book.accounts.iter().enumerate() {
@@ -311,29 +311,34 @@ impl<'a, 'o> Chooser<'a, 'o> {
                 lingering = Some((account.bytes, tensor, gap, w.head));
             }
         }
+        if let Some((_, tensor, gap, head)) = lingering {
+            self.leave_at_once(tensor, gap, head);
+            return;
+        }
         let missing = self.book.load.at(slot as usize) - self.target;
-        let best = || {
-            let mut best: Option<(u128, TensorId, usize, bool)> = None;
-            for c in candidates {
-                if !self.may_swap(c.tensor, c.gap) {
-                    continue;
-                }
-                let (_, b, round) = self.book.ends(c.tensor, c.gap);
-                let head = round && slot < b && self.options.head;
-                let window = self.book.tightest(c.tensor, c.gap, head);
-                if !self.book.relieves(c.tensor, c.gap, Gap::Swap(window), slot as usize) {
-                    continue;
-                }
+        let mut worth: Vec<(u128, TensorId, usize, bool)> = Vec::new();
+        for c in candidates.iter().filter(|c| self.still(c, slot)) {
+            let (_, b, round) = self.book.ends(c.tensor, c.gap);
+            let head = round && slot < b && self.options.head;
+            let window = self.book.tightest(c.tensor, c.gap, head);
+            if self.book.relieves(c.tensor, c.gap, Gap::Swap(window), slot as usize) {
                 let copies = if self.book.clean(c.tensor, c.gap) { 1 } else { 2 };
                 let useful = u128::from(c.bytes.min(missing)) * u128::from(self.covered(c.tensor, c.gap, Gap::Swap(window)).max(1));
-                let worth = useful * 1_000_000 / (u128::from(c.bytes) * copies);
-                if best.is_none_or(|b| worth > b.0) {
-                    best = Some((worth, c.tensor, c.gap, head));
-                }
+                worth.push((useful * 1_000_000 / (u128::from(c.bytes) * copies), c.tensor, c.gap, head));
             }
-            best.map(|b| (b.1, b.2, b.3))
-        };
-        let Some((tensor, gap, head)) = lingering.map(|l| (l.1, l.2, l.3)).or_else(best) else { return };
+        }
+        worth.sort_unstable_by_key(|&(worth, tensor, gap, _)| (std::cmp::Reverse(worth), tensor, gap));
+        for (_, tensor, gap, head) in worth {
+            if self.book.load.at(slot as usize) <= self.target {
+                return;
+            }
+            if self.may_swap(tensor, gap) {
+                self.leave_at_once(tensor, gap, head);
+            }
+        }
+    }
+
+    fn leave_at_once(&mut self, tensor: TensorId, gap: usize, head: bool) {
         let mut window = self.book.tightest(tensor, gap, head);
         let (_, b, _) = self.book.ends(tensor, gap);
         window.starts = (self.clock.place(window.out_place), self.clock.slot(b));
