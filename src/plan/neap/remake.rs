@@ -162,8 +162,11 @@ impl Book<'_> {
             .max()
     }
 
-    /// The one operator that has written a tensor before `slot`.
+    /// The operator that generates a tensor, if no other has written it before `slot`.
     fn only_writer(&self, tensor: TensorId, slot: u32) -> Option<OpId> {
+        if self.account(tensor).long_lived {
+            return None;
+        }
         let mut writes = self.account(tensor).writes.iter().filter(|&&w| 2 * w + 1 < slot);
         let first = writes.next()?;
         writes.next().is_none().then_some(OpId(*first))
