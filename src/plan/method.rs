@@ -52,7 +52,7 @@ pub enum Method {
 
 impl Default for Method {
     fn default() -> Self {
-        Self::Tensile(tensile::Options::default())
+        Self::Neap(neap::Options::default())
     }
 }
 

@@ -14,17 +14,32 @@ use crate::schedule::Latency;
 use crate::sim::program::Direction;
 use crate::units::{Bytes, TensorId};
 
+/// What choices are made by.
+#[derive(Clone, Copy)]
+pub struct Setting<'o> {
+    /// One for each operator.
+    pub latencies: &'o [Latency],
+    /// The link.
+    pub link: &'o Link,
+    /// Host memory for copies.
+    pub pinned: Bytes,
+    /// The load that is aimed at.
+    pub target: u64,
+    /// The planner's switches.
+    pub options: &'o Options,
+    /// When operators are taken to run.
+    pub clock: &'o Clock,
+    /// The greedy's parameters.
+    pub variant: Variant,
+    /// By tensor.
+    pub bans: &'o [Ban],
+}
+
 /// Greedy decisions on a clock.
 pub struct Chooser<'a, 'o> {
     /// The decisions.
     pub book: Book<'a>,
-    options: &'o Options,
-    variant: Variant,
-    bans: &'o [Ban],
-    latencies: &'o [Latency],
-    link: &'o Link,
-    clock: &'o Clock,
-    target: u64,
+    setting: Setting<'o>,
     out: Lane,
     back: Lane,
     swapped: Vec<bool>,
@@ -53,30 +68,14 @@ impl Candidate {
 impl<'a, 'o> Chooser<'a, 'o> {
     /// Nothing decided yet.
     #[must_use]
-    pub fn new(
-        book: Book<'a>,
-        latencies: &'o [Latency],
-        link: &'o Link,
-        pinned: Bytes,
-        clock: &'o Clock,
-        target: u64,
-        options: &'o Options,
-        variant: Variant,
-        bans: &'o [Ban],
-    ) -> Self {
+    pub fn new(book: Book<'a>, setting: Setting<'o>) -> Self {
         Self {
             swapped: vec![false; book.accounts.len()],
             book,
-            options,
-            variant,
-            bans,
-            latencies,
-            link,
-            clock,
-            target,
+            setting,
             out: Lane::default(),
             back: Lane::default(),
-            pinned_left: pinned.0,
+            pinned_left: setting.pinned.0,
             over: Vec::new(),
         }
     }
@@ -85,12 +84,12 @@ impl<'a, 'o> Chooser<'a, 'o> {
     pub fn rounds(&mut self) {
         loop {
             let (slot, load) = self.book.load.peak();
-            if load <= self.target {
+            if load <= self.setting.target {
                 return;
             }
             self.count_over();
             let slot = u32::try_from(slot).unwrap_or(u32::MAX);
-            if !self.round(slot, self.options.min_swap.0) && !self.round(slot, 0) {
+            if !self.round(slot, self.setting.options.min_swap.0) && !self.round(slot, 0) {
                 return;
             }
         }
@@ -101,7 +100,7 @@ impl<'a, 'o> Chooser<'a, 'o> {
         self.over.push(0);
         let mut sum = 0;
         for load in self.book.load.all() {
-            sum += u64::from(load > self.target);
+            sum += u64::from(load > self.setting.target);
             self.over.push(sum);
         }
     }
@@ -110,14 +109,14 @@ impl<'a, 'o> Chooser<'a, 'o> {
         let before = self.book.load.at(slot as usize);
         let mut candidates = self.at_peak(slot, least);
         let theta = self.cheap_below(slot, &candidates);
-        if self.options.swap {
-            if self.variant.dearest {
+        if self.setting.options.swap {
+            if self.setting.variant.dearest {
                 candidates.sort_by_key(|c| (std::cmp::Reverse(c.price()), std::cmp::Reverse(c.bytes), c.tensor, c.gap));
             } else {
                 candidates.sort_by_key(|c| (std::cmp::Reverse(c.bytes), c.tensor, c.gap));
             }
-            for c in candidates.iter().filter(|c| c.price() >= theta && !self.bans[c.tensor.index()].swap) {
-                if self.book.load.at(slot as usize) <= self.target {
+            for c in candidates.iter().filter(|c| c.price() >= theta && !self.setting.bans[c.tensor.index()].swap) {
+                if self.book.load.at(slot as usize) <= self.setting.target {
                     break;
                 }
                 if self.may_swap(c.tensor, c.gap) {
@@ -125,20 +124,20 @@ impl<'a, 'o> Chooser<'a, 'o> {
                 }
             }
         }
-        if self.options.recompute && self.book.load.at(slot as usize) > self.target {
+        if self.setting.options.recompute && self.book.load.at(slot as usize) > self.setting.target {
             self.recompute(slot, &candidates);
         }
-        if self.book.load.at(slot as usize) > self.target && theta > 0 && self.options.swap {
+        if self.book.load.at(slot as usize) > self.setting.target && theta > 0 && self.setting.options.swap {
             for c in &candidates {
-                if self.book.load.at(slot as usize) <= self.target {
+                if self.book.load.at(slot as usize) <= self.setting.target {
                     break;
                 }
-                if self.still(c, slot) && !self.bans[c.tensor.index()].swap && self.may_swap(c.tensor, c.gap) {
+                if self.still(c, slot) && !self.setting.bans[c.tensor.index()].swap && self.may_swap(c.tensor, c.gap) {
                     self.try_swap(c.tensor, c.gap, slot);
                 }
             }
         }
-        if self.options.passive && self.options.swap && self.book.load.at(slot as usize) == before {
+        if self.setting.options.passive && self.setting.options.swap && self.book.load.at(slot as usize) == before {
             self.swap_passively(slot, &candidates);
         }
         self.book.load.at(slot as usize) < before
@@ -146,8 +145,8 @@ impl<'a, 'o> Chooser<'a, 'o> {
 
     /// The price below which what is at the slot is left to recomputing: so much of what must go is cheaper.
     fn cheap_below(&self, slot: u32, candidates: &[Candidate]) -> u128 {
-        let missing = self.book.load.at(slot as usize) - self.target;
-        let share = u128::from(missing) * u128::from(self.variant.remade) / 100;
+        let missing = self.book.load.at(slot as usize) - self.setting.target;
+        let share = u128::from(missing) * u128::from(self.setting.variant.remade) / 100;
         let mut prices: Vec<(u128, u64)> = candidates.iter().map(|c| (c.price(), c.bytes)).collect();
         prices.sort_unstable();
         let mut sum = 0;
@@ -172,9 +171,9 @@ impl<'a, 'o> Chooser<'a, 'o> {
                 && let Some(gap) = self.book.gap_over(tensor, slot)
                 && account.gaps[gap] == Gap::Keep
             {
-                let depth = self.options.depth;
-                let may = self.options.recompute && !self.bans[index].remake;
-                let cost = if may { self.book.remake(self.latencies, tensor, gap, depth).map(|r| r.cost) } else { None };
+                let may = self.setting.options.recompute && !self.setting.bans[index].remake;
+                let cost =
+                    if may { self.book.remake(self.setting.latencies, tensor, gap, self.setting.options).map(|r| r.cost) } else { None };
                 found.push(Candidate { tensor, gap, bytes: account.bytes, cost });
             }
         }
@@ -184,7 +183,7 @@ impl<'a, 'o> Chooser<'a, 'o> {
     fn may_swap(&self, tensor: TensorId, gap: usize) -> bool {
         let account = self.book.account(tensor);
         let round = account.long_lived && gap + 1 == account.gaps.len();
-        (!round || self.options.across) && (self.swapped[tensor.index()] || account.bytes <= self.pinned_left)
+        (!round || self.setting.options.across) && (self.swapped[tensor.index()] || account.bytes <= self.pinned_left)
     }
 
     fn note_swapped(&mut self, tensor: TensorId) {
@@ -196,7 +195,11 @@ impl<'a, 'o> Chooser<'a, 'o> {
     /// Looks for intervals on the link that relieve `slot`, and decides the swap if there are.
     fn try_swap(&mut self, tensor: TensorId, gap: usize, slot: u32) -> bool {
         let (_, b, round) = self.book.ends(tensor, gap);
-        let heads = if round && slot < b && self.options.head { [Some(!self.variant.tail), Some(self.variant.tail)] } else { [Some(false), None] };
+        let heads = if round && slot < b && self.setting.options.head {
+            [Some(!self.setting.variant.tail), Some(self.setting.variant.tail)]
+        } else {
+            [Some(false), None]
+        };
         heads.into_iter().flatten().any(|head| self.try_window(tensor, gap, slot, head))
     }
 
@@ -209,24 +212,32 @@ impl<'a, 'o> Chooser<'a, 'o> {
         }
         let clean = !head && self.book.clean(tensor, gap);
         let in_head = round && slot < b;
-        let wanted = self.clock.slot(b);
-        let leaves = self.clock.place(tight.out_place);
-        let (peak_start, peak_end) = (self.clock.slot(slot), self.clock.slot(slot + 1));
-                let out_length = if clean { 0 } else { self.variant.time(self.link, Direction::D2h, bytes) };
-        let deadline = if in_head && !head { self.clock.total } else { peak_start };
-        let out_at = if clean { leaves } else { 
+        let wanted = self.setting.clock.slot(b);
+        let leaves = self.setting.clock.place(tight.out_place);
+        let (peak_start, peak_end) = (self.setting.clock.slot(slot), self.setting.clock.slot(slot + 1));
+        let out_length = if clean { 0 } else { self.setting.variant.time(self.setting.link, Direction::D2h, bytes) };
+        let deadline = if in_head && !head { self.setting.clock.total } else { peak_start };
+        let out_at = if clean {
+            leaves
+        } else {
             let Some(at) = self.out.earliest(leaves, deadline, out_length) else { return false };
             at
         };
         let gone = out_at + out_length;
-        let back_length = self.variant.time(self.link, Direction::H2d, bytes);
-        let earliest = if round && !in_head { 0 } else if in_head && !head { peak_end } else { peak_end.max(gone) };
+        let back_length = self.setting.variant.time(self.setting.link, Direction::H2d, bytes);
+        let earliest = if round && !in_head {
+            0
+        } else if in_head && !head {
+            peak_end
+        } else {
+            peak_end.max(gone)
+        };
         let Some(back_at) = self.back.latest(earliest, wanted, back_length) else { return false };
         let window = Window {
             head,
-            out_until: if clean { a } else { self.clock.slot_before(gone, tight.out_until) },
-            back_from: (2 * self.clock.place_by(back_at)).min(tight.back_from),
-            out_place: self.clock.place_by(out_at).max(tight.out_place),
+            out_until: if clean { a } else { self.setting.clock.slot_before(gone, tight.out_until) },
+            back_from: (2 * self.setting.clock.place_by(back_at)).min(tight.back_from),
+            out_place: self.setting.clock.place_by(out_at).max(tight.out_place),
             starts: (out_at, back_at),
         };
         if !self.book.relieves(tensor, gap, Gap::Swap(window), slot as usize) {
@@ -245,7 +256,8 @@ impl<'a, 'o> Chooser<'a, 'o> {
     fn recompute(&mut self, slot: u32, candidates: &[Candidate]) {
         let mut heap: std::collections::BinaryHeap<std::cmp::Reverse<(u128, TensorId, usize)>> = std::collections::BinaryHeap::new();
         for c in candidates {
-            if c.cost.is_some() && self.still(c, slot)
+            if c.cost.is_some()
+                && self.still(c, slot)
                 && let Some((key, _)) = self.rate(c.tensor, c.gap, slot)
             {
                 heap.push(std::cmp::Reverse((key, c.tensor, c.gap)));
@@ -253,7 +265,7 @@ impl<'a, 'o> Chooser<'a, 'o> {
         }
         let peak = self.book.load.at(slot as usize);
         while let Some(std::cmp::Reverse((_, tensor, gap))) = heap.pop() {
-            if self.book.load.at(slot as usize) <= self.target {
+            if self.book.load.at(slot as usize) <= self.setting.target {
                 return;
             }
             if self.book.gap_over(tensor, slot) != Some(gap) || self.book.gap(tensor, gap) != Gap::Keep {
@@ -269,8 +281,8 @@ impl<'a, 'o> Chooser<'a, 'o> {
                 }
                 continue;
             }
-            let limit = self.target.max(peak.saturating_sub(self.book.account(tensor).bytes));
-            self.book.apply(tensor, gap, remake, limit.min(peak));
+            let limit = self.setting.target.max(peak.saturating_sub(self.book.account(tensor).bytes));
+            self.book.apply(tensor, gap, remake, limit.min(peak), self.setting.options);
         }
     }
 
@@ -279,7 +291,7 @@ impl<'a, 'o> Chooser<'a, 'o> {
         if !self.book.relieves(tensor, gap, Gap::Remake, slot as usize) {
             return None;
         }
-        let remake = self.book.remake(self.latencies, tensor, gap, self.options.depth)?;
+        let remake = self.book.remake(self.setting.latencies, tensor, gap, self.setting.options)?;
         if matches!(remake.parts[..], [super::remake::Part::Shared(_, at, _)] if at <= slot) {
             return None;
         }
@@ -315,11 +327,11 @@ impl<'a, 'o> Chooser<'a, 'o> {
             self.leave_at_once(tensor, gap, head);
             return;
         }
-        let missing = self.book.load.at(slot as usize) - self.target;
+        let missing = self.book.load.at(slot as usize) - self.setting.target;
         let mut worth: Vec<(u128, TensorId, usize, bool)> = Vec::new();
         for c in candidates.iter().filter(|c| self.still(c, slot)) {
             let (_, b, round) = self.book.ends(c.tensor, c.gap);
-            let head = round && slot < b && self.options.head;
+            let head = round && slot < b && self.setting.options.head;
             let window = self.book.tightest(c.tensor, c.gap, head);
             if self.book.relieves(c.tensor, c.gap, Gap::Swap(window), slot as usize) {
                 let copies = if self.book.clean(c.tensor, c.gap) { 1 } else { 2 };
@@ -329,7 +341,7 @@ impl<'a, 'o> Chooser<'a, 'o> {
         }
         worth.sort_unstable_by_key(|&(worth, tensor, gap, _)| (std::cmp::Reverse(worth), tensor, gap));
         for (_, tensor, gap, head) in worth {
-            if self.book.load.at(slot as usize) <= self.target {
+            if self.book.load.at(slot as usize) <= self.setting.target {
                 return;
             }
             if self.may_swap(tensor, gap) {
@@ -341,7 +353,7 @@ impl<'a, 'o> Chooser<'a, 'o> {
     fn leave_at_once(&mut self, tensor: TensorId, gap: usize, head: bool) {
         let mut window = self.book.tightest(tensor, gap, head);
         let (_, b, _) = self.book.ends(tensor, gap);
-        window.starts = (self.clock.place(window.out_place), self.clock.slot(b));
+        window.starts = (self.setting.clock.place(window.out_place), self.setting.clock.slot(b));
         self.book.decide(tensor, gap, Gap::Swap(window));
         self.note_swapped(tensor);
     }

@@ -48,7 +48,7 @@ impl Clock {
     /// When a slot begins to be wanted: a recompute's place, or the operator's start.
     #[must_use]
     pub fn slot(&self, slot: u32) -> u64 {
-        if slot % 2 == 0 { self.place(slot / 2) } else { self.start[slot as usize / 2] }
+        if slot.is_multiple_of(2) { self.place(slot / 2) } else { self.start[slot as usize / 2] }
     }
 
     /// The slot of the last operator that starts before an instant; at least `least`.

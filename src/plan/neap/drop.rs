@@ -21,7 +21,8 @@ pub fn drop(book: &mut Book<'_>, latencies: &[Latency], target: u64) {
         }
         let account = book.account(tensor);
         // The gap that ends with this chain: its next use is in the slot or in the operator after it.
-        let Some(gap) = account.gaps.iter().enumerate().position(|(g, d)| *d == Gap::Remake && account.uses.get(g + 1).is_some_and(|u| u & !1 == slot))
+        let Some(gap) =
+            account.gaps.iter().enumerate().position(|(g, d)| *d == Gap::Remake && account.uses.get(g + 1).is_some_and(|u| u & !1 == slot))
         else {
             continue;
         };

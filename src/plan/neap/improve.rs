@@ -9,7 +9,7 @@
 //! Not for: a measure of seconds. Effort counts steps, so that plans do not depend on the machine.
 
 use super::book::Book;
-use super::choose::Chooser;
+use super::choose::{Chooser, Setting};
 use super::clock::{self, Clock};
 use super::{Ban, Options, Variant, drop, extend, windows};
 use crate::plan::method::Given;
@@ -37,24 +37,13 @@ struct Found<'a> {
 /// The best decisions found.
 #[must_use]
 pub fn search<'a>(given: &Given<'a>, options: &Options) -> Book<'a> {
-    let mut search = Search {
-        given,
-        options,
-        fresh: Book::new(given.graph),
-        nominal: Clock::nominal(given.latencies),
-        left: options.effort,
-    };
+    let mut search =
+        Search { given, options, fresh: Book::new(given.graph), nominal: Clock::nominal(given.latencies), left: options.effort };
     let none = vec![Ban::default(); given.graph.tensors.len()];
     let mut best = search.choose(Variant::FIRST, &none, None);
-    let debug = std::env::var("NEAPDEBUG").is_ok();
-    let t0 = std::time::Instant::now();
-    if debug { eprintln!("  first {:.4}", best.key.1 as f64 / search.nominal.total as f64); }
     search.vary(&mut best, &none);
-    if debug { eprintln!("  vary {:.4} {:?} left {} {:?}", best.key.1 as f64 / search.nominal.total as f64, best.variant, search.left, t0.elapsed()); }
     search.stretch(&mut best);
-    if debug { eprintln!("  stretch {:.4} left {}", best.key.1 as f64 / search.nominal.total as f64, search.left); }
     search.exchange(&mut best);
-    if debug { eprintln!("  exchange {:.4} left {} {:?}", best.key.1 as f64 / search.nominal.total as f64, search.left, t0.elapsed()); }
     best.book
 }
 
@@ -71,13 +60,17 @@ impl<'a> Search<'a, '_> {
     fn choose(&self, variant: Variant, bans: &[Ban], clock: Option<&Clock>) -> Found<'a> {
         let Given { latencies, link, pinned, target, .. } = *self.given;
         let mut book = self.fresh.clone();
-        if variant.extend {
+        if variant.extend && self.options.extend {
             extend::extend(&mut book, self.options.min_swap.0);
         }
-        let mut chooser = Chooser::new(book, latencies, link, pinned, clock.unwrap_or(&self.nominal), target, self.options, variant, bans);
+        let clock = clock.unwrap_or(&self.nominal);
+        let setting = Setting { latencies, link, pinned, target, options: self.options, clock, variant, bans };
+        let mut chooser = Chooser::new(book, setting);
         chooser.rounds();
         let mut book = chooser.book;
-        drop::drop(&mut book, latencies, target);
+        if self.options.drop {
+            drop::drop(&mut book, latencies, target);
+        }
         let mut clock = clock::run(&book, latencies, link);
         let peak = book.load.peak().1;
         if self.options.fit && peak <= target {
@@ -106,7 +99,9 @@ impl<'a> Search<'a, '_> {
             let from = best.variant;
             for turn in 0..from.neighbours().len() {
                 let variant = best.variant.neighbours()[turn];
-                if tried.contains(&variant) {
+                // Without the switch it is the same again.
+                let idle = variant.extend && !self.options.extend || variant.tail != from.tail && !self.options.head;
+                if idle || tried.contains(&variant) {
                     continue;
                 }
                 if !self.step(best) {
@@ -148,7 +143,11 @@ impl<'a> Search<'a, '_> {
             tried.insert((tensor, swap));
             let mut bans = best.bans.clone();
             let ban = &mut bans[tensor.index()];
-            if swap { ban.swap = true } else { ban.remake = true }
+            if swap {
+                ban.swap = true
+            } else {
+                ban.remake = true
+            }
             if !self.step(best) {
                 return;
             }

@@ -155,7 +155,9 @@ impl Load {
         for node in 2..2 * self.leaves {
             above[node] = above[node].wrapping_add(above[node / 2]);
         }
-        (0..self.slots).map(|slot| self.most[slot + self.leaves].wrapping_add(if self.leaves > 1 { above[(slot + self.leaves) / 2] } else { 0 })).collect()
+        (0..self.slots)
+            .map(|slot| self.most[slot + self.leaves].wrapping_add(if self.leaves > 1 { above[(slot + self.leaves) / 2] } else { 0 }))
+            .collect()
     }
 }
 

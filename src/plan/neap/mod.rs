@@ -1,6 +1,23 @@
-//! The planner `neap`.
+//! The planner `neap`: swap, recompute or keep, decided together for every gap of every tensor.
 //!
-//! TODO
+//! 1. **Greedy** ([`choose`]). At the highest slot, link time goes to the largest tensors that are not cheap to make again, as
+//!    far as their copies fit in time both ways; what is missing is made again, cheapest first per byte; only then leaves what
+//!    the compute stream has to wait for. Capuchin swaps first and recomputes what is left by one price; here what is cheap to make
+//!    again does not take link time from what is dear, and how much that is, is searched.
+//! 2. **Chains** ([`remake`]). What a recompute needs and is gone is made again too, comes back early, or
+//!    is kept along by another's chain; what is made in passing stays where that costs no peak.
+//! 3. **Longer lives** ([`extend`]). Small dead inputs live on where large tensors can be made from them.
+//! 4. **Heads**. A tensor that nothing generates may leave *after* the end of the iteration, in the next one's head, while the
+//!    forward pass runs: optimizer states needn't delay the end.
+//! 5. **Taking back** ([`drop`]). What other choices made superfluous is kept after all.
+//! 6. **Windows** ([`windows`]). Copies get their order and times once it is decided which: outs first come first served, ins by
+//!    earliest deadline seen from the end, each as far as bytes allow.
+//! 7. **Improvement** ([`improve`]). Steps choose again with one thing changed, run it on a clock that knows both directions'
+//!    contention ([`clock`]), and keep the best. Never worse than the first; deterministic, since effort counts steps.
+//!
+//! All sizes and times are integers. Slots are of program order, so what fits fits at any timing. 1 without 2 to 7 is
+//! close to Capuchin's choice on TENSILE's intervals. Each part is a switch in [`Options`].
+//! Cost: O(effort · decisions · log slots). Not for: several jobs, noise.
 
 pub mod book;
 pub mod choose;
@@ -30,19 +47,29 @@ pub struct Options {
     pub head: bool,
     /// Make tensors again.
     pub recompute: bool,
-    /// How many tensors may be made for one other's sake.
+    /// How many tensors one remake may make or fetch besides; none leaves chains of one tensor.
     pub depth: usize,
-    /// The link goes to what is dearest to make again, rather than to what is largest.
-    pub price: bool,
+    /// Keep from a recompute what else it generates and would be made again later.
+    pub share: bool,
+    /// Dead inputs may live on so that larger tensors can be made from them.
+    pub extend: bool,
     /// Swap with waiting where nothing else is left.
     pub passive: bool,
-    /// Windows are fitted to the clock after choosing.
+    /// Take back what other choices made superfluous.
+    pub drop: bool,
+    /// Fit windows to the clock after choosing.
     pub fit: bool,
     /// Leave smaller tensors alone while there is anything else.
     pub min_swap: Bytes,
     /// Steps of improvement.
     pub effort: u32,
 }
+
+/// Beyond this many tensors a remake is as good as none: most need fewer than five.
+pub const DEPTH: usize = 16;
+
+/// Enough to try each of the greedy's parameters once or twice.
+pub const EFFORT: u32 = 24;
 
 impl Default for Options {
     fn default() -> Self {
@@ -51,12 +78,14 @@ impl Default for Options {
             across: true,
             head: true,
             recompute: true,
-            depth: 16,
-            price: true,
+            depth: DEPTH,
+            share: true,
+            extend: true,
             passive: true,
+            drop: true,
             fit: true,
             min_swap: Bytes(64 << 10),
-            effort: std::env::var("EFFORT").map_or(24, |e| e.parse().unwrap()),
+            effort: EFFORT,
         }
     }
 }

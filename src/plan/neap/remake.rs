@@ -7,6 +7,7 @@
 //! rematerialization" (cost of a tensor with its evicted neighbourhood); Peng et al., "Capuchin" (MSPS, chains).
 //! Not for: which gaps to decide so ([`super::choose`]).
 
+use super::Options;
 use super::book::{Book, Gap, Window};
 use crate::job::Replay;
 use crate::schedule::Latency;
@@ -52,21 +53,23 @@ struct Maker<'b, 'a> {
 impl Book<'_> {
     /// What it takes to make `tensor` anew at the end of `gap`; `None` where that is impossible or too deep.
     #[must_use]
-    pub fn remake(&self, latencies: &[Latency], tensor: TensorId, gap: usize, depth: usize) -> Option<Remake> {
+    pub fn remake(&self, latencies: &[Latency], tensor: TensorId, gap: usize, options: &Options) -> Option<Remake> {
         let (_, b, round) = self.ends(tensor, gap);
         if round {
             return None;
         }
         let slot = b & !1;
         let place = slot as usize / 2;
-        if let Some((at, maker)) = self.sibling(tensor, gap) {
+        if options.share
+            && let Some((at, maker)) = self.sibling(tensor, gap)
+        {
             return Some(Remake { parts: vec![Part::Shared(tensor, at, maker)], cost: 0, extra: 0 });
         }
         let mut maker = Maker {
             book: self,
             latencies,
             slot,
-            depth,
+            depth: options.depth,
             target: tensor,
             wanted_here: b == slot,
             visiting: Vec::new(),
@@ -81,7 +84,7 @@ impl Book<'_> {
     }
 
     /// Decides a gap so. `limit` is the load below which what was made stays for its own next use.
-    pub fn apply(&mut self, tensor: TensorId, gap: usize, remake: Remake, limit: u64) {
+    pub fn apply(&mut self, tensor: TensorId, gap: usize, remake: Remake, limit: u64, options: &Options) {
         let slot = self.ends(tensor, gap).1 & !1;
         let place = slot as usize / 2;
         let mut scratch = self.scratch[place];
@@ -112,7 +115,9 @@ impl Book<'_> {
                     }
                     let generator = operators[0];
                     self.chains.insert((slot, made), operators);
-                    self.take_along(made, generator, slot, limit);
+                    if options.share {
+                        self.take_along(made, generator, slot, limit);
+                    }
                 }
             }
         }

@@ -5,8 +5,8 @@
 //! it has to. Both widen only into bytes that the target leaves free, against the clock of the run before, stalls included:
 //! a second pass sees the time that the first one's waiting gives the link. Not for: which tensors leave.
 
-use super::book::{Book, Gap, Window};
 use super::Variant;
+use super::book::{Book, Gap, Window};
 use super::clock::Clock;
 use crate::device::Link;
 use crate::sim::program::Direction;
