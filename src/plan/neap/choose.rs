@@ -11,6 +11,7 @@ use super::{Ban, Options, Variant};
 use crate::device::Link;
 use crate::plan::lane::Lane;
 use crate::schedule::Latency;
+use crate::sim::engine::copy_time;
 use crate::sim::program::Direction;
 use crate::units::{Bytes, TensorId};
 
@@ -215,24 +216,31 @@ impl<'a, 'o> Chooser<'a, 'o> {
         let wanted = self.setting.clock.slot(b);
         let leaves = self.setting.clock.place(tight.out_place);
         let (peak_start, peak_end) = (self.setting.clock.slot(slot), self.setting.clock.slot(slot + 1));
-        let out_length = if clean { 0 } else { self.setting.variant.time(self.setting.link, Direction::D2h, bytes) };
         let deadline = if in_head && !head { self.setting.clock.total } else { peak_start };
-        let out_at = if clean {
-            leaves
-        } else {
-            let Some(at) = self.out.earliest(leaves, deadline, out_length) else { return false };
-            at
-        };
+        let mut out_length = 0;
+        let mut out_at = leaves;
+        if !clean {
+            // As slow as when both directions are busy, only if the other one is.
+            let found = [false, true].into_iter().find_map(|contended| {
+                let length = self.length(Direction::D2h, bytes, contended);
+                let at = self.out.earliest(leaves, deadline, length)?;
+                (contended || !self.back.busy(at, at + length)).then_some((at, length))
+            });
+            let Some(found) = found else { return false };
+            (out_at, out_length) = found;
+        }
         let gone = out_at + out_length;
-        let back_length = self.setting.variant.time(self.setting.link, Direction::H2d, bytes);
-        let earliest = if round && !in_head {
-            0
-        } else if in_head && !head {
-            peak_end
-        } else {
-            peak_end.max(gone)
+        let earliest = match (round, in_head, head) {
+            (true, false, _) => 0,
+            (true, true, false) => peak_end,
+            _ => peak_end.max(gone),
         };
-        let Some(back_at) = self.back.latest(earliest, wanted, back_length) else { return false };
+        let found = [false, true].into_iter().find_map(|contended| {
+            let length = self.length(Direction::H2d, bytes, contended);
+            let at = self.back.latest(earliest, wanted, length)?;
+            (contended || !self.out.busy(at, at + length)).then_some((at, length))
+        });
+        let Some((back_at, back_length)) = found else { return false };
         let window = Window {
             head,
             out_until: if clean { a } else { self.setting.clock.slot_before(gone, tight.out_until) },
@@ -250,6 +258,10 @@ impl<'a, 'o> Chooser<'a, 'o> {
         self.book.decide(tensor, gap, Gap::Swap(window));
         self.note_swapped(tensor);
         true
+    }
+
+    fn length(&self, direction: Direction, bytes: Bytes, contended: bool) -> u64 {
+        if contended { copy_time(self.setting.link, direction, bytes, true).0 } else { self.setting.variant.time(self.setting.link, direction, bytes) }
     }
 
     /// Makes again what is cheapest for what it relieves.

@@ -108,7 +108,7 @@ pub struct Variant {
 
 impl Variant {
     /// The first start.
-    const FIRST: Self = Self { slack: 15, remade: 50, dearest: false, extend: false, tail: true };
+    const FIRST: Self = Self { slack: 0, remade: 50, dearest: false, extend: false, tail: false };
 
     /// The same but for one thing: what a step of improvement tries, the most promising first.
     fn neighbours(self) -> [Self; 12] {
