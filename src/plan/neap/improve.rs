@@ -19,7 +19,10 @@ struct Search<'a, 'o> {
     given: &'o Given<'a>,
     options: &'o Options,
     fresh: Book<'a>,
+    /// Without a plan.
     nominal: Clock,
+    /// What choices are made on.
+    clock: Clock,
     left: u32,
 }
 
@@ -37,10 +40,12 @@ struct Found<'a> {
 /// The best decisions found.
 #[must_use]
 pub fn search<'a>(given: &Given<'a>, options: &Options) -> Book<'a> {
+    let nominal = Clock::nominal(given.latencies);
     let mut search =
-        Search { given, options, fresh: Book::new(given.graph), nominal: Clock::nominal(given.latencies), left: options.effort };
+        Search { given, options, fresh: Book::new(given.graph), clock: nominal.clone(), nominal, left: options.effort };
     let none = vec![Ban::default(); given.graph.tensors.len()];
-    let mut best = search.choose(Variant::FIRST, &none, None);
+    let mut best = search.choose(Variant::FIRST, &none);
+    search.stretch(&mut best);
     search.vary(&mut best, &none);
     search.stretch(&mut best);
     search.exchange(&mut best);
@@ -57,14 +62,13 @@ impl<'a> Search<'a, '_> {
         true
     }
 
-    fn choose(&self, variant: Variant, bans: &[Ban], clock: Option<&Clock>) -> Found<'a> {
+    fn choose(&self, variant: Variant, bans: &[Ban]) -> Found<'a> {
         let Given { latencies, link, pinned, target, .. } = *self.given;
         let mut book = self.fresh.clone();
         if variant.extend && self.options.extend {
             extend::extend(&mut book, self.options.min_swap.0);
         }
-        let clock = clock.unwrap_or(&self.nominal);
-        let setting = Setting { latencies, link, pinned, target, options: self.options, clock, variant, bans };
+        let setting = Setting { latencies, link, pinned, target, options: self.options, clock: &self.clock, variant, bans };
         let mut chooser = Chooser::new(book, setting);
         chooser.rounds();
         let mut book = chooser.book;
@@ -108,7 +112,7 @@ impl<'a> Search<'a, '_> {
                     return;
                 }
                 tried.push(variant);
-                let found = self.choose(variant, none, None);
+                let found = self.choose(variant, none);
                 if found.key < best.key {
                     *best = found;
                 }
@@ -122,8 +126,10 @@ impl<'a> Search<'a, '_> {
     /// On the clock of the best run, again and again while that helps.
     fn stretch(&mut self, best: &mut Found<'a>) {
         while !best.clock.late.is_empty() && self.step(best) {
-            let found = self.choose(best.variant, &best.bans, Some(&best.clock));
+            let before = std::mem::replace(&mut self.clock, best.clock.clone());
+            let found = self.choose(best.variant, &best.bans);
             if found.key >= best.key {
+                self.clock = before;
                 return;
             }
             *best = found;
@@ -151,7 +157,7 @@ impl<'a> Search<'a, '_> {
             if !self.step(best) {
                 return;
             }
-            let found = self.choose(best.variant, &bans, None);
+            let found = self.choose(best.variant, &bans);
             if found.key < best.key {
                 *best = found;
             }
