@@ -161,7 +161,16 @@ impl<'a, 'o> Chooser<'a, 'o> {
     }
 
     fn still(&self, c: &Candidate, slot: u32) -> bool {
-        self.book.gap_over(c.tensor, slot) == Some(c.gap) && self.book.gap(c.tensor, c.gap) == Gap::Keep
+        self.book.gap_over(c.tensor, slot) == Some(c.gap) && self.open(c.tensor, c.gap, slot)
+    }
+
+    /// Whether the gap is undecided as far as `slot` goes: what leaves in the head may as well leave before the end.
+    fn open(&self, tensor: TensorId, gap: usize, slot: u32) -> bool {
+        match self.book.gap(tensor, gap) {
+            Gap::Keep => true,
+            Gap::Swap(w) => w.head && slot > self.book.ends(tensor, gap).0,
+            Gap::Remake => false,
+        }
     }
 
     fn at_peak(&self, slot: u32, least: u64) -> Vec<Candidate> {
@@ -170,7 +179,7 @@ impl<'a, 'o> Chooser<'a, 'o> {
             let tensor = TensorId::of(index);
             if account.bytes >= least.max(1)
                 && let Some(gap) = self.book.gap_over(tensor, slot)
-                && account.gaps[gap] == Gap::Keep
+                && self.open(tensor, gap, slot)
             {
                 let may = self.setting.options.recompute && !self.setting.bans[index].remake;
                 let cost =

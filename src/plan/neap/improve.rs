@@ -8,6 +8,8 @@
 //! once more on the clock of the best run, on which the link has the time that the waiting gives it.
 //! Not for: a measure of seconds. Effort counts steps, so that plans do not depend on the machine.
 
+use std::rc::Rc;
+
 use super::book::Book;
 use super::choose::{Chooser, Setting};
 use super::clock::{self, Clock};
@@ -20,9 +22,9 @@ struct Search<'a, 'o> {
     options: &'o Options,
     fresh: Book<'a>,
     /// Without a plan.
-    nominal: Clock,
+    nominal: Rc<Clock>,
     /// What choices are made on.
-    clock: Clock,
+    clock: Rc<Clock>,
     left: u32,
 }
 
@@ -35,19 +37,27 @@ struct Found<'a> {
     clock: Clock,
     variant: Variant,
     bans: Vec<Ban>,
+    /// What it was chosen on.
+    on: Rc<Clock>,
 }
 
 /// The best decisions found.
 #[must_use]
 pub fn search<'a>(given: &Given<'a>, options: &Options) -> Book<'a> {
-    let nominal = Clock::nominal(given.latencies);
+    let nominal = Rc::new(Clock::nominal(given.latencies));
     let mut search =
         Search { given, options, fresh: Book::new(given.graph), clock: nominal.clone(), nominal, left: options.effort };
     let none = vec![Ban::default(); given.graph.tensors.len()];
     let mut best = search.choose(Variant::FIRST, &none);
+    // Half of it from the clock without waiting, so that a plan without any is found where there is one.
+    search.vary(&mut best, &none, options.effort / 2);
     search.stretch(&mut best);
-    search.vary(&mut best, &none);
-    search.stretch(&mut best);
+    if !Rc::ptr_eq(&search.clock, &search.nominal) {
+        search.vary(&mut best, &none, 0);
+        search.stretch(&mut best);
+    } else {
+        search.vary(&mut best, &none, 0);
+    }
     search.exchange(&mut best);
     best.book
 }
@@ -93,11 +103,11 @@ impl<'a> Search<'a, '_> {
             }
         }
         let peak = book.load.peak().1;
-        Found { key: (peak > target, clock.total, peak), book, clock, variant, bans: bans.to_vec() }
+        Found { key: (peak > target, clock.total, peak), book, clock, variant, bans: bans.to_vec(), on: Rc::clone(&self.clock) }
     }
 
-    /// One parameter at a time, from the best so far, until none helps.
-    fn vary(&mut self, best: &mut Found<'a>, none: &[Ban]) {
+    /// One parameter at a time, from the best so far, until none helps or no more than `rest` steps are left.
+    fn vary(&mut self, best: &mut Found<'a>, none: &[Ban], rest: u32) {
         let mut tried = vec![best.variant];
         loop {
             let from = best.variant;
@@ -108,7 +118,7 @@ impl<'a> Search<'a, '_> {
                 if idle || tried.contains(&variant) {
                     continue;
                 }
-                if !self.step(best) {
+                if self.left <= rest || !self.step(best) {
                     return;
                 }
                 tried.push(variant);
@@ -126,7 +136,7 @@ impl<'a> Search<'a, '_> {
     /// On the clock of the best run, again and again while that helps.
     fn stretch(&mut self, best: &mut Found<'a>) {
         while !best.clock.late.is_empty() && self.step(best) {
-            let before = std::mem::replace(&mut self.clock, best.clock.clone());
+            let before = std::mem::replace(&mut self.clock, Rc::new(best.clock.clone()));
             let found = self.choose(best.variant, &best.bans);
             if found.key >= best.key {
                 self.clock = before;
