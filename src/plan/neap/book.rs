@@ -192,12 +192,22 @@ impl<'a> Book<'a> {
 
     /// Changes the decision of a gap.
     pub fn decide(&mut self, tensor: TensorId, gap: usize, decision: Gap) {
-        let bytes = self.account(tensor).bytes;
-        for (a, b) in self.away(tensor, gap, self.gap(tensor, gap)) {
-            self.load.add(a, b, bytes);
+        let account = self.account(tensor);
+        let (bytes, before) = (account.bytes, account.gaps[gap]);
+        if before == decision {
+            return;
         }
-        for (a, b) in self.away(tensor, gap, decision) {
-            self.load.subtract(a, b, bytes);
+        for (old, new) in self.away(tensor, gap, before).into_iter().zip(self.away(tensor, gap, decision)) {
+            if old.0 < old.1 && new.0 < new.1 && old.0 < new.1 && new.0 < old.1 {
+                // They overlap: only the ends change.
+                self.load.add(old.0, new.0, bytes);
+                self.load.subtract(new.0, old.0, bytes);
+                self.load.add(new.1, old.1, bytes);
+                self.load.subtract(old.1, new.1, bytes);
+            } else {
+                self.load.add(old.0, old.1, bytes);
+                self.load.subtract(new.0, new.1, bytes);
+            }
         }
         Rc::make_mut(&mut self.accounts[tensor.index()].gaps)[gap] = decision;
     }

@@ -270,7 +270,11 @@ impl<'a, 'o> Chooser<'a, 'o> {
     }
 
     fn length(&self, direction: Direction, bytes: Bytes, contended: bool) -> u64 {
-        if contended { copy_time(self.setting.link, direction, bytes, true).0 } else { self.setting.variant.time(self.setting.link, direction, bytes) }
+        if contended {
+            copy_time(self.setting.link, direction, bytes, true).0
+        } else {
+            self.setting.variant.time(self.setting.link, direction, bytes)
+        }
     }
 
     /// Makes again what is cheapest for what it relieves.

@@ -1,7 +1,7 @@
 //! Better decisions than the first ones: from start to start, then by exchange, until the effort is spent.
 //!
 //! A step chooses all over again with one thing changed, and runs what came of it on [`super::clock`]; the best stays,
-//! so no effort makes a plan worse. First the greedy's own parameters are changed ([`super::Variant`]), one at a time, from
+//! so no effort makes a plan worse than the first choice. First the greedy's own parameters are changed ([`super::Variant`]), one at a time, from
 //! the best so far (coordinate descent); then single tensors are excluded from what they were chosen for, those
 //! first that cost most: swaps that somebody waited for, remakes that take longest. The greedy exchanges them for
 //! something else, and takes back what is not needed then. Where steps wait for the link whatever one does, the choice is made
@@ -37,16 +37,13 @@ struct Found<'a> {
     clock: Clock,
     variant: Variant,
     bans: Vec<Ban>,
-    /// What it was chosen on.
-    on: Rc<Clock>,
 }
 
 /// The best decisions found.
 #[must_use]
 pub fn search<'a>(given: &Given<'a>, options: &Options) -> Book<'a> {
     let nominal = Rc::new(Clock::nominal(given.latencies));
-    let mut search =
-        Search { given, options, fresh: Book::new(given.graph), clock: nominal.clone(), nominal, left: options.effort };
+    let mut search = Search { given, options, fresh: Book::new(given.graph), clock: nominal.clone(), nominal, left: options.effort };
     let none = vec![Ban::default(); given.graph.tensors.len()];
     let mut best = search.choose(Variant::FIRST, &none);
     // Half of it from the clock without waiting, so that a plan without any is found where there is one.
@@ -103,7 +100,7 @@ impl<'a> Search<'a, '_> {
             }
         }
         let peak = book.load.peak().1;
-        Found { key: (peak > target, clock.total, peak), book, clock, variant, bans: bans.to_vec(), on: Rc::clone(&self.clock) }
+        Found { key: (peak > target, clock.total, peak), book, clock, variant, bans: bans.to_vec() }
     }
 
     /// One parameter at a time, from the best so far, until none helps or no more than `rest` steps are left.
