@@ -47,7 +47,7 @@ pub fn search<'a>(given: &Given<'a>, options: &Options) -> Book<'a> {
     let none = vec![Ban::default(); given.graph.tensors.len()];
     let mut best = search.choose(Variant::FIRST, &none);
     // Half of it from the clock without waiting, so that a plan without any is found where there is one.
-    search.vary(&mut best, &none, options.effort / 2);
+    search.vary(&mut best, &none, options.effort / 4 * 3);
     search.stretch(&mut best);
     if !Rc::ptr_eq(&search.clock, &search.nominal) {
         search.vary(&mut best, &none, 0);

@@ -103,6 +103,8 @@ impl Book<'_> {
                     self.decide(tensor, gap, Gap::Remake);
                     self.shared.insert((at, tensor), maker);
                 }
+                // A part before it took this one along.
+                Part::Made(made, _) if index != last && self.maker(slot, made).is_some() => {}
                 Part::Made(made, operators) => {
                     scratch = scratch.max(self.chain_scratch(made, &operators));
                     if index == last {
