@@ -46,6 +46,14 @@ pub fn search<'a>(given: &Given<'a>, options: &Options) -> Book<'a> {
     let mut search = Search { given, options, fresh: Book::new(given.graph), clock: nominal.clone(), nominal, left: options.effort };
     let none = vec![Ban::default(); given.graph.tensors.len()];
     let mut best = search.choose(Variant::FIRST, &none);
+    if best.key.0 {
+        // Recomputes want their inputs at one time; near the floor everything must be able to leave.
+        let swaps = vec![Ban { swap: false, remake: true }; none.len()];
+        let found = search.choose(Variant::FIRST, &swaps);
+        if found.key < best.key {
+            best = Found { bans: none.clone(), ..found };
+        }
+    }
     // Half of it from the clock without waiting, so that a plan without any is found where there is one.
     search.vary(&mut best, &none, options.effort / 4 * 3);
     search.stretch(&mut best);
