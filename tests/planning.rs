@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use common::random::{self, Random};
 use neap::device::{Profile, builtin, latency};
 use neap::job::json::sha256;
-use neap::job::{Arg, Graph, Replay};
+use neap::job::{Arg, Graph, Phase, Replay};
 use neap::plan::{self, Options, PlanError, Planned, Request};
 use neap::run::device::host::kernels::Kernel;
 use neap::run::device::host::view::{Call, Operand, View};
@@ -95,9 +95,15 @@ fn agree(seed: u64, graph: &Graph, planned: &Planned) {
 fn planned_checked_simulated_and_run() {
     let (mut met, mut refused, mut moved) = (0, 0, 0);
     let first = std::env::var("NEAP_FIRST").ok().and_then(|n| n.parse().ok()).unwrap_or(0);
+    let methods = plan::Method::all();
     for seed in first..first + jobs() {
         let mut random = Random(seed);
-        let graph = random::graph(&mut random);
+        let mut graph = random::graph(&mut random);
+        // A forward and a backward, for the planners that tell them apart.
+        let half = random.below(graph.operators.len());
+        for operator in graph.operators[half..].iter_mut().filter(|o| o.phase == Phase::Forward) {
+            operator.phase = Phase::Backward;
+        }
         let device = device(&mut random);
         let latencies = latency::latencies(&graph, &device, None);
         let request = Request {
@@ -106,7 +112,10 @@ fn planned_checked_simulated_and_run() {
             device: &device,
             latencies: &latencies,
             budget: Bytes::ZERO,
-            method: plan::Method::Tensile(Options { min_swap: Bytes(512 * random.below(2) as u64), ..Options::default() }),
+            method: match seed % (methods.len() as u64 * 2) {
+                index if index < methods.len() as u64 => methods[index as usize].clone(),
+                _ => plan::Method::Tensile(Options { min_swap: Bytes(512 * random.below(2) as u64), ..Options::default() }),
+            },
             recorded_options: BTreeMap::new(),
         };
         let unplanned = plan::unplanned(&request).expect("unplanned");

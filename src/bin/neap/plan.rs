@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use neap::job::liveness::Liveness;
+use neap::plan::vdnn::Policy;
 use neap::plan::{self, Options, PlanError, Planned, Request};
 use neap::report::table::{Side, Table};
 use neap::schedule::{Event, Source, json as plan_json};
@@ -41,6 +42,14 @@ pub struct Flags {
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Planner {
+    /// vDNN: every layer's feature maps leave during the forward, whatever the budget.
+    VdnnAll,
+    /// vDNN: convolutions' feature maps only.
+    VdnnConv,
+    /// Segments of the forward are run again before their backward.
+    Checkpoint,
+    /// Capuchin: swaps by free time, recomputation by memory saved per second.
+    Capuchin,
     /// TENSILE's algorithms 1 to 3, with passive swapping as the last resort.
     Tensile,
 }
@@ -115,14 +124,20 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let (options, mut recorded_options) = flags.switches.resolve();
     let framework = flags.allocator.resolve(&device)?;
     recorded_options.extend(flags.allocator.record());
-    let Planner::Tensile = flags.planner;
+    let method = match flags.planner {
+        Planner::VdnnAll => plan::Method::Vdnn(Policy::All),
+        Planner::VdnnConv => plan::Method::Vdnn(Policy::Conv),
+        Planner::Checkpoint => plan::Method::Checkpoint,
+        Planner::Capuchin => plan::Method::Capuchin,
+        Planner::Tensile => plan::Method::Tensile(options),
+    };
     let request = Request {
         graph: &graph,
         file: (graph_path(flags)?, neap::job::json::sha256(&graph)),
         device: &device,
         latencies: &latencies,
         budget: budget.unwrap_or_else(|| device.available().min(Bytes(liveness.peak.0.saturating_mul(2)))),
-        method: plan::Method::Tensile(options),
+        method,
         recorded_options,
     };
     let started = Instant::now();
