@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 use common::random::{self, Random};
 use neap::device::{Profile, builtin, latency};
 use neap::job::json::sha256;
-use neap::job::{Arg, Graph, Phase, Replay};
+use neap::job::{Arg, Graph, Replay};
+use neap::plan::bound::Bounds;
 use neap::plan::{self, Options, PlanError, Planned, Request};
 use neap::run::device::host::kernels::Kernel;
 use neap::run::device::host::view::{Call, Operand, View};
@@ -88,6 +89,10 @@ fn agree(seed: u64, graph: &Graph, planned: &Planned) {
     let run = engine::run(&program, link, &Durations::nominal(&program, link)).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
     assert_eq!(engine::peak(&engine::memory(&program, &run)), proof.figures.peak_bytes, "seed {seed}");
     assert_eq!(run.iteration, proof.figures.iteration_ns, "seed {seed}");
+    let (peak, time) = (proof.figures.peak_bytes, proof.figures.iteration_ns);
+    let bounds = Bounds::new(graph, &job.latencies, link);
+    assert!(bounds.peak(time.saturating_sub(proof.figures.unplanned_iteration_ns)) <= peak, "seed {seed}: below the bound");
+    assert!(bounds.iteration(peak).is_some_and(|bound| bound <= time), "seed {seed}: quicker than the bound");
     assert!(proof.figures.arena_bytes <= planned.plan.budget || planned.plan.planner == "none", "seed {seed}");
 }
 
@@ -98,12 +103,7 @@ fn planned_checked_simulated_and_run() {
     let methods = plan::Method::all();
     for seed in first..first + jobs() {
         let mut random = Random(seed);
-        let mut graph = random::graph(&mut random);
-        // A forward and a backward, for the planners that tell them apart.
-        let half = random.below(graph.operators.len());
-        for operator in graph.operators[half..].iter_mut().filter(|o| o.phase == Phase::Forward) {
-            operator.phase = Phase::Backward;
-        }
+        let graph = random::graph(&mut random);
         let device = device(&mut random);
         let latencies = latency::latencies(&graph, &device, None);
         let request = Request {

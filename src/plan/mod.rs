@@ -5,6 +5,7 @@
 //! at any timing); [`emit`] writes the decisions down as events, [`place`] finds the addresses, and
 //! [`budget`] repeats that until the arena fits. Not for: flags, files, proofs.
 
+pub mod bound;
 pub mod budget;
 pub mod capuchin;
 pub mod checkpoint;
