@@ -2,6 +2,8 @@
 //!
 //! On the tiny fixtures only, so that it stays quick without optimisation.
 
+#[path = "cli/compare.rs"]
+mod compare;
 #[path = "cli/folder.rs"]
 mod folder;
 #[path = "cli/import.rs"]

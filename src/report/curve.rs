@@ -47,7 +47,7 @@ const AXIS_BOTTOM: u32 = 42;
 const COLUMNS: u64 = (SIZE.0 - LEFT - RIGHT) as u64;
 
 /// Okabe and Ito's colours, which the colour-blind can tell apart; vermilion and blue first.
-const COLOURS: [RGBColor; 6] = [
+pub(super) const COLOURS: [RGBColor; 6] = [
     RGBColor(213, 94, 0),
     RGBColor(0, 114, 178),
     RGBColor(0, 158, 115),
@@ -55,9 +55,9 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(230, 159, 0),
     RGBColor(86, 180, 233),
 ];
-const INK: RGBColor = RGBColor(38, 38, 38);
-const FAINT: RGBColor = RGBColor(110, 110, 110);
-const GRID: RGBColor = RGBColor(228, 228, 228);
+pub(super) const INK: RGBColor = RGBColor(38, 38, 38);
+pub(super) const FAINT: RGBColor = RGBColor(110, 110, 110);
+pub(super) const GRID: RGBColor = RGBColor(228, 228, 228);
 
 /// What the horizontal axis counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -191,12 +191,12 @@ fn size(value: Bytes) -> String {
 }
 
 /// A sans-serif font of `pixels`: the SVG writer divides sizes by 1.24.
-fn font(pixels: u32, colour: &RGBColor) -> TextStyle<'static> {
+pub(super) fn font(pixels: u32, colour: &RGBColor) -> TextStyle<'static> {
     ("sans-serif", f64::from(pixels) * 1.24).into_font().color(colour).pos(Pos::new(HPos::Left, VPos::Top))
 }
 
 /// At most `longest` characters on one line.
-fn cut(text: &str, longest: usize) -> String {
+pub(super) fn cut(text: &str, longest: usize) -> String {
     let text = plain(text);
     if text.chars().count() <= longest {
         return text.into_owned();
@@ -237,11 +237,11 @@ fn steps(points: &[(Nanos, Bytes)]) -> Vec<(Nanos, Bytes)> {
 
 const TIMES: [(&str, u64); 4] = [("s", 1_000_000_000), ("ms", 1_000_000), ("µs", 1_000), ("ns", 1)];
 const COUNTS: [(&str, u64); 3] = [("millions", 1_000_000), ("thousands", 1_000), ("", 1)];
-const SIZES: [(&str, u64); 5] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("bytes", 1)];
+pub(super) const SIZES: [(&str, u64); 5] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("bytes", 1)];
 
 /// An axis: its unit, and ticks 1, 2 or 5 times a power of ten apart.
-struct Scale {
-    unit: &'static str,
+pub(super) struct Scale {
+    pub(super) unit: &'static str,
     one: u64,
     /// Distance of ticks: `step` · 10^-`decimals` units.
     step: u64,
@@ -250,7 +250,7 @@ struct Scale {
 
 impl Scale {
     /// For values up to `highest` in the largest unit of which it has two, with at most `most` ticks above zero.
-    fn of(highest: u64, units: &[(&'static str, u64)], most: u128) -> Self {
+    pub(super) fn of(highest: u64, units: &[(&'static str, u64)], most: u128) -> Self {
         let fits = units.iter().find(|(_, one)| highest / 2 >= *one).or(units.last());
         let (unit, one) = fits.copied().unwrap_or(("", 1));
         // From a hundredth of a unit up; nothing is finer, since there are two units at least or the unit is indivisible.
@@ -266,7 +266,7 @@ impl Scale {
         scale
     }
 
-    fn units(&self, value: u64) -> f64 {
+    pub(super) fn units(&self, value: u64) -> f64 {
         value as f64 / self.one as f64
     }
 
@@ -284,9 +284,9 @@ impl Scale {
 }
 
 /// A scale from zero to `highest`, as the drawing library wants it.
-struct Axis<'a> {
-    scale: &'a Scale,
-    highest: u64,
+pub(super) struct Axis<'a> {
+    pub(super) scale: &'a Scale,
+    pub(super) highest: u64,
 }
 
 impl Ranged for Axis<'_> {

@@ -2,6 +2,7 @@
 
 mod allocator;
 mod check;
+mod compare;
 mod device;
 mod diff;
 mod import;
@@ -35,6 +36,7 @@ enum Command {
     Import(import::Flags),
     Inspect(inspect::Flags),
     Plan(plan::Flags),
+    Compare(compare::Flags),
     Simulate(simulate::Flags),
     Run(run::Flags),
     Replay(replay::Flags),
@@ -49,6 +51,7 @@ fn main() -> ExitCode {
         Command::Import(flags) => import::main(&flags, cli.json),
         Command::Inspect(flags) => inspect::main(&flags, cli.json),
         Command::Plan(flags) => plan::main(&flags, cli.json),
+        Command::Compare(flags) => compare::main(&flags, cli.json),
         Command::Simulate(flags) => simulate::main(&flags, cli.json),
         Command::Run(flags) => run::main(&flags, cli.json),
         Command::Replay(flags) => replay::main(&flags, cli.json),
