@@ -29,13 +29,14 @@
 //!   with such parts (rounded down) the bytes recomputed are at most those of a fractional knapsack of size D.
 //!
 //! What stands at τ without a plan, less both, is therefore a lower bound on the peak. It is taken at the start, the middle and the end
-//! of every operator, and never below the floor. Bytes that are away are rounded up, times of copies are the link's own. It
+//! of operators, and never below the floor. Any choice of operators gives a bound; of a long job the highest in each of
+//! [`STRETCHES`] stretches are looked at, then all in the [`CLOSE`] stretches that bind most. Bytes that are away are rounded up, times of copies are the link's own. It
 //! falls as D grows: so the least D at which it is within a budget is a lower bound on the added time at that budget.
 //!
-//! Cost: O(operators · tensors · log) at worst; operators below the best bound so far are skipped.
+//! Cost: O(tensors · log) an operator that is looked at, a few dozen times that for a bound on time.
 
 use std::cmp::Ordering;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 
 use super::ledger::Ledger;
 use crate::device::Link;
@@ -44,6 +45,10 @@ use crate::schedule::Latency;
 use crate::sim::engine::{rate, work};
 use crate::sim::program::Direction;
 use crate::units::{Bytes, Nanos, TensorId};
+
+/// Into how many stretches a job is cut, and how many of them are looked at closely.
+const STRETCHES: u32 = 96;
+const CLOSE: usize = 4;
 
 /// The bounds of one job on one link.
 #[derive(Clone, Debug)]
@@ -56,8 +61,7 @@ pub struct Bounds<'a> {
     out: Vec<u64>,
     /// By operator: running it again takes so long at the least; `None` where that is ruled out.
     again: Vec<Option<u64>>,
-    /// Operators, the one with most resident bytes first.
-    order: Vec<u32>,
+    stretches: Vec<Stretch>,
     floor: u64,
 }
 
@@ -78,10 +82,17 @@ impl<'a> Bounds<'a> {
         };
         let copies = |direction| graph.tensors.iter().map(|t| least(direction, t.bytes)).collect();
         let again = graph.operators.iter().zip(latencies).map(|(o, l)| (o.replay != Replay::Never).then_some(l.time.0.max(1))).collect();
-        let mut order: Vec<u32> = (0..).take(graph.operators.len()).collect();
-        order.sort_by_key(|&q| (std::cmp::Reverse(ledger.load[2 * q as usize + 1]), q));
+        let operators = u32::try_from(graph.operators.len()).unwrap_or(u32::MAX);
+        let width = operators.div_ceil(STRETCHES).max(1);
+        let standing = |q: u32| ledger.load[2 * q as usize + 1];
+        let stretch = |from: u32| {
+            let until = operators.min(from + width);
+            let highest = (from..until).max_by_key(|&q| (standing(q), std::cmp::Reverse(q)));
+            Stretch { from, until, highest: highest.unwrap_or(from) }
+        };
+        let stretches = (0..operators).step_by(width as usize).map(stretch).collect();
         let floor = crate::job::liveness::Liveness::of(graph).floor.0;
-        Self { ledger, starts, back: copies(Direction::H2d), out: copies(Direction::D2h), again, order, floor }
+        Self { ledger, starts, back: copies(Direction::H2d), out: copies(Direction::D2h), again, stretches, floor }
     }
 
     /// No plan is below this: the largest working set of an operator.
@@ -94,14 +105,22 @@ impl<'a> Bounds<'a> {
     #[must_use]
     pub fn peak(&self, added: Nanos) -> Bytes {
         let mut best = self.floor;
-        for &q in &self.order {
-            let standing = self.ledger.load[2 * q as usize + 1];
+        let mut look = |q: u32| -> u64 {
+            let standing = self.standing(q);
             if standing <= best {
-                break;
+                return 0;
             }
-            for moment in self.moments(q) {
-                best = best.max(standing - moment.away(added.0));
-            }
+            let moment = self.moment(q);
+            let highest = self.offsets(q).into_iter().map(|offset| standing - moment.away(added.0, offset)).max().unwrap_or(0);
+            best = best.max(highest);
+            highest
+        };
+        let mut seen: Vec<(u64, usize)> = self.stretches.iter().enumerate().map(|(s, stretch)| (look(stretch.highest), s)).collect();
+        seen.sort_unstable_by_key(|&(value, stretch)| (std::cmp::Reverse(value), stretch));
+        for (_, stretch) in seen.into_iter().take(CLOSE) {
+            self.stretches[stretch].operators().for_each(|q| {
+                look(q);
+            });
         }
         Bytes(best)
     }
@@ -113,93 +132,97 @@ impl<'a> Bounds<'a> {
             return None;
         }
         let mut added = 0;
-        for &q in &self.order {
-            let standing = self.ledger.load[2 * q as usize + 1];
+        // Says whether the operator proves more.
+        let mut look = |q: u32| -> bool {
+            let standing = self.standing(q);
             if standing <= budget.0 {
-                break;
+                return false;
             }
-            for moment in self.moments(q) {
-                let within = |added| standing - moment.away(added) <= budget.0;
-                if within(added) {
-                    continue;
-                }
-                // `low` is not enough, `high` is.
-                let (mut low, mut high) = (added, added.max(1_000) * 2);
-                while !within(high) {
-                    low = high;
-                    high = high.checked_mul(2)?;
-                }
-                while high - low > 1 {
-                    let middle = low + (high - low) / 2;
-                    if within(middle) { high = middle } else { low = middle }
-                }
-                added = high;
+            let (moment, before) = (self.moment(q), added);
+            for offset in self.offsets(q) {
+                added = least_at(added, |added| standing - moment.away(added, offset) <= budget.0);
             }
+            added > before
+        };
+        // Each that proves more than those before it is above them: the last ones are worth a closer look.
+        let mut proving: Vec<usize> = (0..self.stretches.len()).filter(|&s| look(self.stretches[s].highest)).collect();
+        proving.reverse();
+        for stretch in proving.into_iter().take(CLOSE) {
+            self.stretches[stretch].operators().for_each(|q| {
+                look(q);
+            });
         }
-        Some(Nanos(self.starts.last().map_or(0, |t| t + added)))
+        Some(Nanos(self.total() + added))
+    }
+
+    fn total(&self) -> u64 {
+        self.starts.last().copied().unwrap_or(0)
+    }
+
+    /// What stands during an operator without a plan.
+    fn standing(&self, q: u32) -> u64 {
+        self.ledger.load[2 * q as usize + 1]
     }
 
     /// The instants at which an operator is looked at.
-    fn moments(&self, q: u32) -> Vec<Moment> {
+    fn offsets(&self, q: u32) -> Vec<u64> {
         let length = self.starts[q as usize + 1] - self.starts[q as usize];
         let mut offsets = vec![0, (length - 1) / 2, length - 1];
         offsets.dedup();
-        offsets.into_iter().map(|offset| self.moment(q, offset)).collect()
+        offsets
     }
 
-    /// What may be away `offset` into operator `q`, and what that takes.
-    fn moment(&self, q: u32, offset: u64) -> Moment {
-        let (now, total) = (self.starts[q as usize] + offset, self.starts.last().copied().unwrap_or(0));
+    /// What may be away during operator `q`, and what that takes.
+    fn moment(&self, q: u32) -> Moment {
+        let (now, total) = (self.starts[q as usize], self.total());
         let slot = 2 * q as usize + 1;
         let mut moment = Moment::default();
         // For recomputing: who writes what, to share the writers' time.
-        let mut shared: Vec<(u64, Vec<u32>)> = Vec::new();
-        let mut wanted = vec![0u64; self.again.len()];
+        let mut shared: Vec<(u64, &[u32])> = Vec::new();
+        let mut wanted: BTreeMap<u32, u64> = BTreeMap::new();
         for (index, account) in self.ledger.accounts.iter().enumerate() {
             let tensor = TensorId::of(index);
             if account.bytes == 0 {
                 continue;
             }
-            let (until, unused) = match self.ledger.gap_over(tensor, slot) {
+            let until = match self.ledger.gap_over(tensor, slot) {
                 Some(gap) => {
                     let n = self.starts[self.ledger.ends(tensor, gap).1 as usize];
                     // Round the end of the iteration the next use is the next iteration's.
-                    (if n > now { n } else { n + total }, false)
+                    if n > now { n } else { n + total }
                 }
-                None if account.uses.is_empty() && account.long_lived => (now + total, true),
+                // Nobody uses it: it may come and go at any time.
+                None if account.uses.is_empty() && account.long_lived => now + total,
                 None => continue,
             };
             let ended = |w: u32| self.starts[w as usize + 1];
-            let before = account.writes.iter().rev().find(|&&w| w < q).map(|&w| ended(w));
-            let since = match (before, account.writes.last()) {
-                (Some(end), _) => Some(now - end),
+            let written = account.writes.partition_point(|&w| w < q);
+            let since = match (written.checked_sub(1), account.writes.last()) {
+                (Some(last), _) => Some(now - ended(account.writes[last])),
                 (None, Some(&last)) => Some(now + total - ended(last)),
                 (None, None) => None,
             };
-            let away = Away {
-                bytes: account.bytes,
-                back: (until - now, self.back[index]),
-                out: since.map(|window| (window, self.out[index])),
-            };
-            moment.link.push(away);
-            moment.all += account.bytes;
-            if account.long_lived || unused {
-                continue;
+            let (bytes, back, out) = (account.bytes, self.back[index], self.out[index]);
+            moment.all += bytes;
+            moment.back.push(Copied { bytes, time: back, window: until - now, other: since.map(|window| (window, out)) });
+            match since {
+                Some(window) => moment.out.push(Copied { bytes, time: out, window, other: Some((until - now, back)) }),
+                None => moment.clean.push(Copied { bytes, time: back, window: until - now, other: None }),
             }
-            let writers: Vec<u32> = account.writes.iter().copied().take_while(|&w| w < q).collect();
-            if writers.iter().all(|&w| self.again[w as usize].is_some()) {
-                for &w in &writers {
-                    wanted[w as usize] += account.bytes;
+            let writers = &account.writes[..written];
+            if !account.long_lived && writers.iter().all(|&w| self.again[w as usize].is_some()) {
+                for &w in writers {
+                    *wanted.entry(w).or_default() += bytes;
                 }
-                shared.push((account.bytes, writers));
+                shared.push((bytes, writers));
             }
         }
+        moment.back.sort_unstable_by_key(|c| c.window);
+        moment.out.sort_unstable_by_key(|c| c.window);
         for (bytes, writers) in shared {
-            let part = |w: &u32| {
-                let latency = u128::from(self.again[*w as usize].unwrap_or(0));
-                latency * u128::from(bytes) / u128::from(wanted[*w as usize].max(1))
-            };
-            let longest = writers.iter().filter_map(|&w| self.again[w as usize]).max().unwrap_or(0);
+            let latency = |w: &u32| self.again[*w as usize].unwrap_or(0);
+            let part = |w: &u32| u128::from(latency(w)) * u128::from(bytes) / u128::from(wanted.get(w).copied().unwrap_or(1).max(1));
+            let longest = writers.iter().map(latency).max().unwrap_or(0);
             let cost = u64::try_from(writers.iter().map(part).sum::<u128>()).unwrap_or(u64::MAX);
             moment.recompute.push(Recomputed { bytes, cost, longest });
         }
@@ -208,14 +231,47 @@ impl<'a> Bounds<'a> {
     }
 }
 
-/// A tensor that may be away by the link.
+/// The least value from `from` on of which `enough` holds, which it does for all above it; at most 2^62.
+fn least_at(from: u64, enough: impl Fn(u64) -> bool) -> u64 {
+    if enough(from) {
+        return from;
+    }
+    // `low` is not enough, `high` is.
+    let (mut low, mut high) = (from, from.max(1_000) * 2);
+    while high < 1 << 62 && !enough(high) {
+        low = high;
+        high *= 2;
+    }
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        if enough(middle) { high = middle } else { low = middle }
+    }
+    high
+}
+
+/// Operators one after the other, and the one of them with most bytes.
 #[derive(Clone, Copy, Debug)]
-struct Away {
+struct Stretch {
+    from: u32,
+    until: u32,
+    highest: u32,
+}
+
+impl Stretch {
+    fn operators(self) -> impl Iterator<Item = u32> {
+        (self.from..self.until).filter(move |&q| q != self.highest)
+    }
+}
+
+/// A copy that may be made for a tensor to be away.
+#[derive(Clone, Copy, Debug)]
+struct Copied {
     bytes: u64,
-    /// The window of its copy in without any waiting, and how long that takes.
-    back: (u64, u64),
-    /// The same of its copy out, if it needs one.
-    out: Option<(u64, u64)>,
+    /// How long it takes, and its window at the operator's start without any waiting.
+    time: u64,
+    window: u64,
+    /// Window and time of the copy the other way that belongs to it.
+    other: Option<(u64, u64)>,
 }
 
 /// A tensor that may be recomputed: its part of the operators' time, and the longest of them.
@@ -226,10 +282,14 @@ struct Recomputed {
     longest: u64,
 }
 
-/// An instant of the iteration.
+/// What may be away during an operator.
 #[derive(Clone, Debug, Default)]
 struct Moment {
-    link: Vec<Away>,
+    /// Copies in, and copies out of what needs one, each by window.
+    back: Vec<Copied>,
+    out: Vec<Copied>,
+    /// Copies in of what needs none out.
+    clean: Vec<Copied>,
     /// Most bytes a nanosecond first.
     recompute: Vec<Recomputed>,
     /// All that may be away.
@@ -237,14 +297,16 @@ struct Moment {
 }
 
 impl Moment {
-    /// The most bytes that can be away if the iteration takes `added` longer.
-    fn away(&self, added: u64) -> u64 {
-        let fits = |(window, time): (u64, u64)| time <= window.saturating_add(added);
-        let able = || self.link.iter().filter(|a| fits(a.back) && a.out.is_none_or(fits));
-        let back = most(able().map(|a| Part { window: a.back.0, bytes: a.bytes, time: a.back.1, left: a.back.1 }).collect(), added);
-        let leaving = able().filter_map(|a| a.out.map(|(window, time)| Part { window, bytes: a.bytes, time, left: time }));
-        let clean: u64 = able().filter(|a| a.out.is_none()).map(|a| a.bytes).sum();
-        let out = clean + most(leaving.collect(), added);
+    /// The most bytes that can be away `offset` into the operator if the iteration takes `added` longer.
+    fn away(&self, added: u64, offset: u64) -> u64 {
+        // Time passes from the windows of copies in to those of copies out.
+        let room_back = |window: u64| (window - offset).saturating_add(added);
+        let room_out = |window: u64| (window + offset).saturating_add(added);
+        let in_time = |c: &&Copied| c.time <= room_back(c.window) && c.other.is_none_or(|(window, time)| time <= room_out(window));
+        let out_in_time = |c: &&Copied| c.time <= room_out(c.window) && c.other.is_none_or(|(window, time)| time <= room_back(window));
+        let back = most(self.back.iter().filter(in_time), room_back);
+        let clean: u64 = self.clean.iter().filter(in_time).map(|c| c.bytes).sum();
+        let out = clean + most(self.out.iter().filter(out_in_time), room_out);
         self.all.min(back.min(out) + self.recomputed(added))
     }
 
@@ -264,7 +326,6 @@ impl Moment {
 /// A copy in the relaxation, of which some may be left out.
 #[derive(Clone, Copy, Debug)]
 struct Part {
-    window: u64,
     bytes: u64,
     time: u64,
     /// Of `time`, what is still in.
@@ -301,15 +362,14 @@ impl PartialEq for LeastDense {
 }
 impl Eq for LeastDense {}
 
-/// The most bytes of which the copies fit into their nested windows, each `added` longer, rounded up.
-fn most(mut parts: Vec<Part>, added: u64) -> u64 {
-    parts.sort_unstable_by_key(|p| p.window);
-    let mut chosen = BinaryHeap::with_capacity(parts.len());
+/// The most bytes of which the copies, given by window, fit into their nested windows, rounded up.
+fn most<'c>(copies: impl Iterator<Item = &'c Copied>, room: impl Fn(u64) -> u64) -> u64 {
+    let mut chosen = BinaryHeap::new();
     let mut taken: u128 = 0;
-    for part in parts {
-        taken += u128::from(part.time);
-        chosen.push(LeastDense(part));
-        let room = u128::from(part.window) + u128::from(added);
+    for copy in copies {
+        taken += u128::from(copy.time);
+        chosen.push(LeastDense(Part { bytes: copy.bytes, time: copy.time, left: copy.time }));
+        let room = u128::from(room(copy.window));
         while taken > room {
             let Some(LeastDense(mut least)) = chosen.pop() else { break };
             let over = taken - room;
@@ -324,4 +384,3 @@ fn most(mut parts: Vec<Part>, added: u64) -> u64 {
     }
     chosen.into_iter().map(|LeastDense(p)| share(p.bytes, p.left, p.time)).sum()
 }
-

@@ -16,13 +16,13 @@ fn every_planner_at_every_budget_on_every_device() {
     folder.import("tiny_cnn-adam.et.json.gz", &[]);
     let names = PLANNERS.join(",");
     let arguments = ["compare", "job.graph.json", "--planners", &names, "--device", "a6000", "--device", "rtx2080ti"];
-    let compared = folder.json(&[&arguments[..], &["--budget", "80%,55%", "--csv", "a.csv", "--plot", "a.svg"]].concat());
+    let compared = folder.json(&[&arguments[..], &["--budget", "90%,75%", "--csv", "a.csv", "--plot", "a.svg"]].concat());
     let all = rows(&compared);
     assert_eq!(all.len(), 2 * 2 * PLANNERS.len());
     for (index, row) in all.iter().enumerate() {
         assert_eq!(row["planner"], PLANNERS[index % 5]);
         assert_eq!(row["device"], ["a6000", "rtx2080ti"][index / 10]);
-        assert_eq!(row["budget"], ["80%", "55%"][index / 5 % 2]);
+        assert_eq!(row["budget"], ["90%", "75%"][index / 5 % 2]);
         if row["fits"] == false {
             assert!(number(row, "lowest_bytes") > number(row, "budget_bytes"), "{row}");
             continue;
@@ -41,19 +41,19 @@ fn every_planner_at_every_budget_on_every_device() {
         assert!(all.iter().any(|r| work(&r)), "{planner} does nothing");
     }
     // The table that `plan` makes, and the same twice.
-    let plan = ["plan", "job.graph.json", "--device", "a6000", "--budget", "80%", "--planner", "capuchin"];
+    let plan = ["plan", "job.graph.json", "--device", "a6000", "--budget", "90%", "--planner", "capuchin"];
     let plan = folder.json(&plan);
     for key in ["peak_bytes", "iteration_ns", "arena_bytes", "bound_ns"] {
         assert_eq!(number(&plan, key), number(&all[3], key), "{key}");
     }
-    let again = folder.json(&[&arguments[..], &["--budget", "80%,55%", "--csv", "b.csv", "--plot", "b.svg"]].concat());
+    let again = folder.json(&[&arguments[..], &["--budget", "90%,75%", "--csv", "b.csv", "--plot", "b.svg"]].concat());
     assert_eq!(compared, again);
     assert_eq!((folder.text("a.csv"), folder.text("a.svg")), (folder.text("b.csv"), folder.text("b.svg")));
     let csv = folder.text("a.csv");
     assert_eq!(csv.lines().count(), 1 + all.len());
     assert!(csv.starts_with("device,planner,budget,budget_bytes,fits,"), "{csv}");
     let line = csv.lines().nth(4).unwrap();
-    assert!(line.starts_with("a6000,capuchin,80%,") && line.contains(&format!(",{},", number(&all[3], "peak_bytes"))), "{line}");
+    assert!(line.starts_with("a6000,capuchin,90%,") && line.contains(&format!(",{},", number(&all[3], "peak_bytes"))), "{line}");
     for part in ["vdnn-conv", "tensile", "on a6000", "on rtx2080ti", "bound"] {
         assert!(folder.text("a.svg").contains(part), "{part}");
     }

@@ -111,8 +111,11 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         let first = rows.len();
         for (asked, budget) in budgets(flags, &site)? {
             let before = rows.len();
+            let bound = budget.and_then(|b| bounds.iteration(b));
             for method in planners(flags) {
-                rows.push(row(&graph, &site, &bounds, asked, budget, method)?);
+                let mut row = row(&graph, &site, &bounds, asked, budget, method)?;
+                row.bound = if budget.is_some() { bound } else { bounds.iteration(row.budget) };
+                rows.push(row);
             }
             all_met &= rows[before..].iter().any(|r| r.plan.is_ok());
         }
@@ -188,7 +191,7 @@ fn row(
         Err(defect) => return Err(defect.into()),
     };
     let unplanned = (site.liveness.peak, site.unplanned);
-    Ok(Row { device: site.device.name.clone(), planner: name, asked, budget, took, plan, unplanned, bound: bounds.iteration(budget) })
+    Ok(Row { device: site.device.name.clone(), planner: name, asked, budget, took, plan, unplanned, bound: None })
 }
 
 fn figures(graph: &Graph, site: &Site<'_>, bounds: &Bounds<'_>, planned: &Planned) -> Figures {
