@@ -14,7 +14,8 @@
 //!
 //! Departures: the measured pattern is the given latencies' (a measured table where there is one); it stops where every
 //! slot is within the target, not at a sum of bytes, so that a plan's safety doesn't rest on timing; one value, bytes saved per
-//! nanosecond of overhead, ranks swaps that stick out beside recomputations; the feedback that moves a late swap-in
+//! nanosecond of overhead, ranks swaps that stick out beside recomputations; lineage goes back over in-place writes, but not to what
+//! nobody holds any more; the feedback that moves a late swap-in
 //! forward by 5 % of its time an iteration is left out, as a plan is made once. Nothing goes round the end of the iteration.
 //! Cost: O(candidates · slots). Not for: the passive iteration's own time ([`crate::sim`]).
 
@@ -134,6 +135,16 @@ impl PolicyMaker<'_> {
         (back_from > out_until).then_some((decision, (out_at, out), (back_at, back)))
     }
 
+    /// A swap that leaves at once and that its next access waits for.
+    fn on_demand(&self, tensor: TensorId, gap: usize) -> Gap {
+        let mut decision = self.ledger.tightest(tensor, gap);
+        if let Gap::Swap { starts, .. } = &mut decision {
+            let (leaves, wanted, _, _) = self.pair(tensor, gap);
+            *starts = (leaves, wanted);
+        }
+        decision
+    }
+
     /// One choice at the peak among what has an overhead. Says whether there was one.
     fn exposed(&mut self) -> bool {
         let (slot, load) = self.ledger.peak();
@@ -147,11 +158,10 @@ impl PolicyMaker<'_> {
             }
             let value = |overhead: u64| Reverse(u128::from(account.bytes) * 1_000_000_000 / u128::from(overhead.max(1)));
             if self.may_swap(tensor) {
+                // What the link has no place for is fetched on demand: the copy in sticks out whole.
                 let (_, _, _, back) = self.pair(tensor, gap);
-                let free = self.free_time(tensor, gap);
-                // With free time left it is the link that has no place: the copy in sticks out whole.
-                let overhead = if free >= 0 { back } else { u64::try_from(-free).unwrap_or(u64::MAX) };
-                ranked.push((value(overhead), Means::Swap, tensor, gap));
+                let late = u64::try_from(-self.free_time(tensor, gap)).unwrap_or(0);
+                ranked.push((value(late.max(back)), Means::Swap, tensor, gap));
             }
             if !account.long_lived {
                 let made = account.writes.iter().filter(|&&w| w <= account.uses[gap]);
@@ -162,11 +172,7 @@ impl PolicyMaker<'_> {
         ranked.sort_unstable();
         for (_, means, tensor, gap) in ranked {
             if means == Means::Swap {
-                let mut decision = self.ledger.tightest(tensor, gap);
-                if let Gap::Swap { starts, .. } = &mut decision {
-                    let (leaves, wanted, _, _) = self.pair(tensor, gap);
-                    *starts = (leaves, wanted);
-                }
+                let decision = self.on_demand(tensor, gap);
                 self.swap(tensor, gap, decision);
                 return true;
             }
@@ -193,11 +199,7 @@ impl PolicyMaker<'_> {
             }
         }
         let Some((_, tensor, gap)) = lingering else { return false };
-        let mut decision = self.ledger.tightest(tensor, gap);
-        if let Gap::Swap { starts, .. } = &mut decision {
-            let (leaves, wanted, _, _) = self.pair(tensor, gap);
-            *starts = (leaves, wanted);
-        }
+        let decision = self.on_demand(tensor, gap);
         self.ledger.decide(tensor, gap, decision);
         true
     }

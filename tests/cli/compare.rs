@@ -37,7 +37,8 @@ fn every_planner_at_every_budget_on_every_device() {
         assert!(row["planner"] != "checkpoint" || number(row, "moved_bytes") == 0, "{row}");
     }
     for planner in ["vdnn-all", "checkpoint", "capuchin", "tensile"] {
-        let work = |r: &&Value| r["planner"] == planner && r["fits"] == true && (number(r, "moved_bytes") + number(r, "recomputed_bytes") > 0);
+        let work =
+            |r: &&Value| r["planner"] == planner && r["fits"] == true && (number(r, "moved_bytes") + number(r, "recomputed_bytes") > 0);
         assert!(all.iter().any(|r| work(&r)), "{planner} does nothing");
     }
     // The table that `plan` makes, and the same twice.

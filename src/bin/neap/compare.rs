@@ -158,14 +158,7 @@ fn budgets(flags: &Flags, site: &Site<'_>) -> anyhow::Result<Vec<(Budget, Option
     Ok(all)
 }
 
-fn row(
-    graph: &Graph,
-    site: &Site<'_>,
-    bounds: &Bounds<'_>,
-    asked: Budget,
-    budget: Option<Bytes>,
-    method: Method,
-) -> anyhow::Result<Row> {
+fn row(graph: &Graph, site: &Site<'_>, bounds: &Bounds<'_>, asked: Budget, budget: Option<Bytes>, method: Method) -> anyhow::Result<Row> {
     let name = method.name();
     let request = Request {
         graph,
