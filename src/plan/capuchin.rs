@@ -46,6 +46,9 @@ pub fn decide<'a>(given: &Given<'a>) -> Decided<'a> {
     Decided { reached: peak.1 <= given.target, peak, ledger: maker.ledger }
 }
 
+/// A copy's nominal start, and how long it takes.
+type Copied = (u64, u64);
+
 /// What can be done with a candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Means {
@@ -123,7 +126,7 @@ impl PolicyMaker<'_> {
     }
 
     /// Places on both directions of the link that hide the copies: start and length of each.
-    fn on_the_link(&self, tensor: TensorId, gap: usize) -> Option<(Gap, (u64, u64), (u64, u64))> {
+    fn on_the_link(&self, tensor: TensorId, gap: usize) -> Option<(Gap, Copied, Copied)> {
         let (p, _, _) = self.ledger.ends(tensor, gap);
         let (leaves, wanted, out, back) = self.pair(tensor, gap);
         let out_at = if out == 0 { leaves } else { self.out.earliest(leaves, wanted, out)? };

@@ -33,7 +33,7 @@ fn every_planner_at_every_budget_on_every_device() {
         let (msr, eor, cbr) = (row["msr"].as_f64().unwrap(), row["eor"].as_f64().unwrap(), row["cbr"].as_f64().unwrap());
         assert!(row["msr_no_free"].as_f64().unwrap() > msr && (cbr - msr / eor).abs() < 1e-4, "{row}");
         let swaps_only = row["planner"].as_str().unwrap().starts_with("vdnn");
-        assert_eq!(number(row, "recomputed_bytes") > 0 && swaps_only, false, "{row}");
+        assert!(!swaps_only || number(row, "recomputed_bytes") == 0, "{row}");
         assert!(row["planner"] != "checkpoint" || number(row, "moved_bytes") == 0, "{row}");
     }
     for planner in ["vdnn-all", "checkpoint", "capuchin", "tensile"] {
