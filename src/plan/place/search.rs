@@ -1,0 +1,620 @@
+//! Exact placement by branch and bound, after M. Moffitt, "MiniMalloc: A Lightweight Memory Allocator for
+//! Hardware-Accelerated Machine Learning" (ASPLOS 2023), from the published ideas.
+//!
+//! A layout that fits can be pushed down until every item lies at 0 or on another one: a *canonical* layout. Written down
+//! by rising offset (ties by a fixed rank), each item lies at its *offset so far*, the highest end of those before it that
+//! it overlaps. So the search places, one after the other, some item at its offset so far, never below the item before
+//! ([`Technique::Monotone`]), and loses no layout that fits. An item whose turn is over is *passed*: something must still
+//! come under it. What is known of an item at a node is a lower bound on its final offset: its offset so far, or if
+//! passed the lowest end of what may come under it ([`Technique::Support`]).
+//! The *cliques*, the largest sets of items alive at once, then say whether a node is hopeless ([`Technique::Sections`]).
+//!
+//! Effort is counted in nodes, so that answers are the same on every machine. No recursion: depth is bounded by memory,
+//! not by the stack. Not for: finding the least capacity (that is [`super::least`]).
+
+use super::cliques::Cliques;
+use super::{Item, Layout};
+
+/// A part of the search that can be left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Technique {
+    /// Items that no chain of overlaps connects are solved apart from one another, from the start.
+    Partition,
+    /// The same again after every placement, for what is left.
+    Decompose,
+    /// A node is given up when, in some clique, what is unplaced and at least so high does not fit above that height.
+    Sections,
+    /// The next item never lies below the one before, and not at the same height with a lower rank.
+    Monotone,
+    /// An item that is passed lies on something unplaced, and something unplaced must come in its way.
+    Support,
+    /// No item is placed where another would fit beneath it.
+    Dominance,
+    /// Lowest first among the choices; else by rank alone.
+    Lowest,
+    /// A placement in nobody's way has no alternatives.
+    Free,
+    /// Of items with equal size and life the first comes first.
+    Twins,
+    /// Several ranks in turn, each with more nodes than the last; else the first rank only.
+    Portfolio,
+    /// Items of cliques that failed often move forward in later ranks.
+    Weights,
+}
+
+impl Technique {
+    /// All, with their names on the command line.
+    pub const ALL: [(Self, &'static str); 11] = [
+        (Self::Partition, "partition"),
+        (Self::Decompose, "decompose"),
+        (Self::Sections, "sections"),
+        (Self::Monotone, "monotone"),
+        (Self::Support, "support"),
+        (Self::Dominance, "dominance"),
+        (Self::Lowest, "lowest"),
+        (Self::Free, "free"),
+        (Self::Twins, "twins"),
+        (Self::Portfolio, "portfolio"),
+        (Self::Weights, "weights"),
+    ];
+}
+
+/// How to search.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// How many nodes at most.
+    pub effort: u64,
+    /// What to leave out.
+    pub without: Vec<Technique>,
+}
+
+impl Options {
+    fn with(&self, technique: Technique) -> bool {
+        !self.without.contains(&technique)
+    }
+}
+
+/// What came of a search.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// A layout within the capacity.
+    Placed(Layout),
+    /// There is none: every case was looked at.
+    Impossible,
+    /// None was found within the effort.
+    GaveUp,
+}
+
+/// The nodes of the first try of a rank; each round has twice as many.
+const FIRST: u64 = 256;
+
+/// Looks for a layout within `capacity`; also says how many nodes it looked at.
+#[must_use]
+pub fn search(items: &[Item], capacity: u64, options: &Options) -> (Outcome, u64) {
+    let cliques = Cliques::of(items);
+    if items.iter().any(|i| i.bytes > capacity) || cliques.load(items) > capacity {
+        return (Outcome::Impossible, 0);
+    }
+    let mut search = Search::new(items, &cliques, capacity, options);
+    let parts = search.parts();
+    for (from, until) in parts {
+        match search.part(from, until) {
+            Some(true) => {}
+            Some(false) => return (Outcome::Impossible, search.nodes),
+            None => return (Outcome::GaveUp, search.nodes),
+        }
+    }
+    let offsets = search.offset;
+    let height = offsets.iter().zip(items).map(|(o, i)| o + i.bytes).max().unwrap_or(0);
+    (Outcome::Placed(Layout { offsets, height }), search.nodes)
+}
+
+/// The last placement: what comes later is not before it. Ranks start at 1.
+type Key = (u64, u32);
+
+/// A node: a set of unplaced items, the choices among them, and how far it is.
+struct Frame {
+    /// The items are `order[from..until]`.
+    from: usize,
+    until: usize,
+    last: Key,
+    /// Items to place next, the best last.
+    choices: Vec<u32>,
+    /// Where the trail stood before the current choice.
+    mark: usize,
+    /// What the current choice leaves to be solved, as ranges of `order`, the first last.
+    rest: Vec<(usize, usize)>,
+    /// The last placement, for those.
+    next: Key,
+}
+
+/// What to undo.
+enum Change {
+    /// The item's offset so far was this.
+    Raised(u32, u64),
+    /// The item was placed.
+    Placed(u32),
+}
+
+/// The lowest bound in a clique, whose it is, and the second lowest; the lowest end.
+#[derive(Clone, Copy)]
+struct Low {
+    first: u64,
+    item: u32,
+    second: u64,
+    end: u64,
+}
+
+const NOTHING: Low = Low { first: u64::MAX, item: u32::MAX, second: u64::MAX, end: u64::MAX };
+
+struct Search<'a> {
+    items: &'a [Item],
+    cliques: &'a Cliques,
+    capacity: u64,
+    on: On,
+    effort: u64,
+    nodes: u64,
+    /// The offset so far; the final one once placed.
+    offset: Vec<u64>,
+    /// Lower bound on the final offset, at the current node.
+    bound: Vec<u64>,
+    rank: Vec<u32>,
+    twin: Vec<Option<u32>>,
+    unplaced: Vec<bool>,
+    /// Permutation; a node owns a range of it.
+    order: Vec<u32>,
+    /// How many unplaced items span the border before each clique.
+    crossing: Vec<u32>,
+    trail: Vec<Change>,
+    /// How often each clique was why a node failed.
+    weight: Vec<u64>,
+    // Scratch.
+    sums: Vec<u64>,
+    low: Vec<Low>,
+    sorted: Vec<(u64, u32)>,
+}
+
+/// The techniques, unpacked.
+struct On {
+    partition: bool,
+    decompose: bool,
+    sections: bool,
+    monotone: bool,
+    support: bool,
+    dominance: bool,
+    lowest: bool,
+    free: bool,
+    twins: bool,
+    portfolio: bool,
+    weights: bool,
+}
+
+fn align(offset: u64, item: &Item) -> u64 {
+    offset.next_multiple_of(item.align)
+}
+
+impl<'a> Search<'a> {
+    fn new(items: &'a [Item], cliques: &'a Cliques, capacity: u64, options: &Options) -> Self {
+        let on = On {
+            partition: options.with(Technique::Partition),
+            decompose: options.with(Technique::Decompose),
+            sections: options.with(Technique::Sections),
+            monotone: options.with(Technique::Monotone),
+            support: options.with(Technique::Support) && options.with(Technique::Monotone),
+            dominance: options.with(Technique::Dominance),
+            lowest: options.with(Technique::Lowest),
+            free: options.with(Technique::Free),
+            twins: options.with(Technique::Twins),
+            portfolio: options.with(Technique::Portfolio),
+            weights: options.with(Technique::Weights),
+        };
+        let count = u32::try_from(items.len()).unwrap_or(u32::MAX);
+        let mut crossing = vec![0; cliques.count + 1];
+        for &(from, until) in cliques.ranges.iter().flatten() {
+            for c in from + 1..until {
+                crossing[c as usize] += 1;
+            }
+        }
+        // The twin before an item: same size, same life.
+        let mut alike: Vec<u32> = (0..count).collect();
+        let key = |i: u32| (items[i as usize].bytes, items[i as usize].align, &cliques.ranges[i as usize], i);
+        alike.sort_by_key(|&i| key(i));
+        let mut twin = vec![None; items.len()];
+        for pair in alike.windows(2) {
+            let (a, b) = (key(pair[0]), key(pair[1]));
+            let fixed = pair.iter().any(|&i| items[i as usize].fixed.is_some());
+            if (a.0, a.1, a.2) == (b.0, b.1, b.2) && !fixed {
+                twin[pair[1] as usize] = Some(pair[0]);
+            }
+        }
+        Self {
+            items,
+            cliques,
+            capacity,
+            on,
+            effort: options.effort,
+            nodes: 0,
+            offset: items.iter().map(|i| i.fixed.unwrap_or(0)).collect(),
+            bound: vec![0; items.len()],
+            rank: vec![0; items.len()],
+            twin,
+            unplaced: vec![true; items.len()],
+            order: (0..count).filter(|&i| !cliques.ranges[i as usize].is_empty()).collect(),
+            crossing,
+            trail: Vec::new(),
+            weight: vec![0; cliques.count],
+            sums: vec![0; cliques.count],
+            low: vec![NOTHING; cliques.count],
+            sorted: Vec::new(),
+        }
+    }
+
+    fn parts(&mut self) -> Vec<(usize, usize)> {
+        let all = (0, self.order.len());
+        if self.on.partition { self.split(all.0, all.1) } else { vec![all] }
+    }
+
+    /// Orders `order[from..until]` so that unconnected parts stand apart; the parts, small ones first.
+    fn split(&mut self, from: usize, until: usize) -> Vec<(usize, usize)> {
+        if from == until {
+            return Vec::new();
+        }
+        let ranges = &self.cliques.ranges;
+        let first = |i: u32| ranges[i as usize][0].0;
+        self.order[from..until].sort_unstable_by_key(|&i| (first(i), i));
+        let tied = self.order[from..until].iter().any(|&i| ranges[i as usize].len() > 1);
+        if tied {
+            return self.split_tied(from, until);
+        }
+        let mut parts = Vec::new();
+        let (mut start, mut end) = (from, 0);
+        for at in from..until {
+            let (low, high) = ranges[self.order[at] as usize][0];
+            if at > start && low >= end {
+                parts.push((start, at));
+                start = at;
+            }
+            end = end.max(high);
+        }
+        parts.push((start, until));
+        parts.sort_by_key(|p| p.1 - p.0);
+        parts
+    }
+
+    /// As `split`, where items live more than once.
+    fn split_tied(&mut self, from: usize, until: usize) -> Vec<(usize, usize)> {
+        let mut runs: Vec<(u32, u32, u32)> = Vec::new();
+        for &i in &self.order[from..until] {
+            runs.extend(self.cliques.ranges[i as usize].iter().map(|r| (r.0, r.1, i)));
+        }
+        runs.sort_unstable();
+        let mut group: std::collections::BTreeMap<u32, usize> = std::collections::BTreeMap::new();
+        let mut parent: Vec<usize> = Vec::new();
+        fn root(parent: &mut [usize], mut x: usize) -> usize {
+            while parent[x] != x {
+                parent[x] = parent[parent[x]];
+                x = parent[x];
+            }
+            x
+        }
+        let mut end = 0;
+        for (low, high, i) in runs {
+            if parent.is_empty() || low >= end {
+                parent.push(parent.len());
+            }
+            end = end.max(high);
+            let run = parent.len() - 1;
+            if let Some(&other) = group.get(&i) {
+                let (a, b) = (root(&mut parent, other), root(&mut parent, run));
+                parent[a.max(b)] = a.min(b);
+            } else {
+                group.insert(i, run);
+            }
+        }
+        let of: std::collections::BTreeMap<u32, usize> = group.into_iter().map(|(i, g)| (i, root(&mut parent, g))).collect();
+        self.order[from..until].sort_unstable_by_key(|i| (of[i], *i));
+        let mut parts: Vec<(usize, usize)> = Vec::new();
+        for at in from..until {
+            match parts.last_mut() {
+                Some(p) if of[&self.order[at]] == of[&self.order[p.0]] => p.1 = at + 1,
+                _ => parts.push((at, at + 1)),
+            }
+        }
+        parts.sort_by_key(|p| p.1 - p.0);
+        parts
+    }
+
+    /// Solves one part: `Some(solved)`, or `None` when the effort is spent.
+    fn part(&mut self, from: usize, until: usize) -> Option<bool> {
+        let ranks = self.ranks(from, until);
+        let mut limit = FIRST;
+        loop {
+            for (kind, rank) in ranks.iter().enumerate() {
+                let mut by = rank.clone();
+                if self.on.weights && limit > FIRST {
+                    self.heavy_first(&mut by, kind);
+                }
+                for (position, &i) in by.iter().enumerate() {
+                    self.rank[i as usize] = u32::try_from(position + 1).unwrap_or(u32::MAX);
+                }
+                let left = self.effort.saturating_sub(self.nodes);
+                let limit = if self.on.portfolio { limit.min(left) } else { left };
+                if let Some(solved) = self.run(from, until, self.nodes + limit) {
+                    return Some(solved);
+                }
+                if self.nodes >= self.effort {
+                    return None;
+                }
+                if !self.on.portfolio {
+                    return None;
+                }
+            }
+            limit *= 2;
+        }
+    }
+
+    /// Orders to prefer items in, the better ones first.
+    fn ranks(&self, from: usize, until: usize) -> Vec<Vec<u32>> {
+        let items: Vec<u32> = self.order[from..until].to_vec();
+        let mut sums = vec![0u64; self.cliques.count];
+        for &i in &items {
+            self.cliques.each(i, |c| sums[c] += self.items[i as usize].bytes);
+        }
+        let total = |i: u32| {
+            let mut most = 0;
+            self.cliques.each(i, |c| most = most.max(sums[c]));
+            u128::from(most)
+        };
+        let width = |i: u32| u128::from(self.items[i as usize].spans.iter().map(|s| u64::from(s.1 - s.0)).sum::<u64>());
+        let size = |i: u32| u128::from(self.items[i as usize].bytes);
+        let sorted = |key: &dyn Fn(u32) -> [u128; 3]| {
+            let mut by = items.clone();
+            by.sort_by_cached_key(|&i| (std::cmp::Reverse(key(i)), i));
+            by
+        };
+        let all = vec![
+            sorted(&|i| [width(i), width(i) * size(i), total(i)]),
+            sorted(&|i| [total(i), width(i) * size(i), width(i)]),
+            sorted(&|i| [total(i), width(i), size(i)]),
+            sorted(&|i| [size(i), width(i), total(i)]),
+            sorted(&|i| [width(i) * size(i), total(i), size(i)]),
+        ];
+        if self.on.portfolio { all } else { all[..1].to_vec() }
+    }
+
+    fn heavy_first(&self, by: &mut [u32], kind: usize) {
+        let weight = |i: u32| {
+            let mut sum = 0u128;
+            self.cliques.each(i, |c| sum += u128::from(self.weight[c]));
+            sum
+        };
+        let mean = by.iter().map(|&i| weight(i)).sum::<u128>() / by.len().max(1) as u128;
+        let _ = kind;
+        // Coarse classes, so that the rank's own order still counts.
+        by.sort_by_cached_key(|&i| std::cmp::Reverse((weight(i) * 2 / mean.max(1)).min(64)));
+    }
+
+    /// Depth first from a fresh start until solved, refuted, or `until_nodes` nodes were seen.
+    fn run(&mut self, from: usize, until: usize, until_nodes: u64) -> Option<bool> {
+        let base = self.trail.len();
+        let mut frames: Vec<Frame> = Vec::new();
+        let mut answer = self.enter(from, until, (0, 0), &mut frames);
+        loop {
+            let Some(frame) = frames.last_mut() else { return answer };
+            match answer {
+                // A part of the rest is solved: on to the next, or this node is solved too.
+                Some(true) => match frame.rest.pop() {
+                    Some((a, b)) => {
+                        let next = frame.next;
+                        answer = self.enter(a, b, next, &mut frames);
+                    }
+                    None => {
+                        frames.pop();
+                    }
+                },
+                // A part failed: take the choice back.
+                Some(false) => {
+                    self.undo(frame.mark);
+                    frame.rest.clear();
+                    answer = None;
+                }
+                None => {
+                    if self.nodes >= until_nodes {
+                        self.undo(base);
+                        return None;
+                    }
+                    let Some(choice) = frame.choices.pop() else {
+                        frames.pop();
+                        answer = Some(false);
+                        continue;
+                    };
+                    let (a, b, last) = (frame.from, frame.until, frame.last);
+                    let Some(free) = self.place(choice, a, b) else {
+                        answer = Some(false);
+                        continue;
+                    };
+                    if free && self.on.free {
+                        frame.choices.clear();
+                        frame.next = last;
+                    } else {
+                        frame.next = (self.offset[choice as usize], self.rank[choice as usize]);
+                    }
+                    frame.rest = if self.on.decompose && self.parted(choice) {
+                        let mut parts = self.split(a, b - 1);
+                        parts.reverse();
+                        parts
+                    } else if a < b - 1 {
+                        vec![(a, b - 1)]
+                    } else {
+                        Vec::new()
+                    };
+                    answer = Some(true);
+                }
+            }
+        }
+    }
+
+    /// Opens a node; the answer, where there is one at once.
+    fn enter(&mut self, from: usize, until: usize, last: Key, frames: &mut Vec<Frame>) -> Option<bool> {
+        self.nodes += 1;
+        let Some(least_end) = self.bounds(from, until, last) else { return Some(false) };
+        let mut choices: Vec<u32> = Vec::new();
+        for &i in &self.order[from..until] {
+            let offset = self.offset[i as usize];
+            let live = !self.on.monotone || (offset, self.rank[i as usize]) > last;
+            let dominated = self.on.dominance && offset >= least_end;
+            let second = self.on.twins && self.twin[i as usize].is_some_and(|t| self.unplaced[t as usize]);
+            if live && !dominated && !second {
+                choices.push(i);
+            }
+        }
+        if self.on.lowest {
+            choices.sort_unstable_by_key(|&i| std::cmp::Reverse((self.offset[i as usize], self.rank[i as usize])));
+        } else {
+            choices.sort_unstable_by_key(|&i| std::cmp::Reverse(self.rank[i as usize]));
+        }
+        frames.push(Frame { from, until, last, choices, mark: self.trail.len(), rest: Vec::new(), next: last });
+        None
+    }
+
+    /// Bounds every final offset at a node; the lowest end that any item could have now, or nothing when the node is hopeless.
+    fn bounds(&mut self, from: usize, until: usize, last: Key) -> Option<u64> {
+        let Self { items, cliques, offset, bound, rank, order, low, sums, on, .. } = self;
+        let part = &order[from..until];
+        let (mut least_end, mut live_end) = (u64::MAX, u64::MAX);
+        let live = |i: u32, offset: &[u64]| !on.monotone || (offset[i as usize], rank[i as usize]) > last;
+        for &i in part {
+            let end = offset[i as usize] + items[i as usize].bytes;
+            least_end = least_end.min(end);
+            if live(i, offset) {
+                live_end = live_end.min(end);
+            } else if items[i as usize].fixed.is_some() {
+                return None;
+            }
+        }
+        for &i in part {
+            let item = &items[i as usize];
+            let passed = if on.support { live_end } else { last.0 };
+            let at = if live(i, offset) { offset[i as usize] } else { align(passed.max(offset[i as usize]).min(self.capacity), item) };
+            bound[i as usize] = at;
+            if at + item.bytes > self.capacity {
+                cliques.each(i, |c| self.weight[c] += 1);
+                return None;
+            }
+        }
+        if on.support && last.1 > 0 {
+            for &i in part {
+                cliques.each(i, |c| low[c] = NOTHING);
+            }
+            for &i in part {
+                let (at, end) = (bound[i as usize], bound[i as usize] + items[i as usize].bytes);
+                cliques.each(i, |c| {
+                    let low = &mut low[c];
+                    low.end = low.end.min(end);
+                    if at < low.first {
+                        *low = Low { first: at, item: i, second: low.first, end: low.end };
+                    } else {
+                        low.second = low.second.min(at);
+                    }
+                });
+            }
+            for &i in part {
+                if live(i, offset) {
+                    continue;
+                }
+                let (mut other, mut end) = (u64::MAX, u64::MAX);
+                cliques.each(i, |c| {
+                    end = end.min(low[c].end);
+                    other = other.min(if low[c].item == i { low[c].second } else { low[c].first });
+                });
+                let item = &items[i as usize];
+                let at = align(bound[i as usize].max(end.min(self.capacity)), item);
+                bound[i as usize] = at;
+                // Nothing comes in its way where it could have lain, or what does lifts it too high.
+                if other >= offset[i as usize] + item.bytes || at + item.bytes > self.capacity {
+                    cliques.each(i, |c| self.weight[c] += 1);
+                    return None;
+                }
+            }
+        }
+        if on.sections {
+            self.sorted.clear();
+            self.sorted.extend(part.iter().map(|&i| (bound[i as usize], i)));
+            self.sorted.sort_unstable_by(|a, b| b.cmp(a));
+            for &i in part {
+                cliques.each(i, |c| sums[c] = 0);
+            }
+            for &(at, i) in &self.sorted {
+                let room = self.capacity - at;
+                let bytes = items[i as usize].bytes;
+                let mut full = None;
+                cliques.each(i, |c| {
+                    sums[c] += bytes;
+                    if sums[c] > room {
+                        full = Some(c);
+                    }
+                });
+                if let Some(c) = full {
+                    self.weight[c] += 1;
+                    return None;
+                }
+            }
+        }
+        Some(least_end)
+    }
+
+    /// Places an item of `order[from..until]` at its offset so far and moves it to the end of that range. Whether it was in
+    /// nobody's way, or nothing when it is in the way of a fixed one.
+    fn place(&mut self, item: u32, from: usize, until: usize) -> Option<bool> {
+        let at = (from..until).find(|&at| self.order[at] == item)?;
+        self.order.swap(at, until - 1);
+        self.unplaced[item as usize] = false;
+        self.trail.push(Change::Placed(item));
+        for &(low, high) in &self.cliques.ranges[item as usize] {
+            for border in low + 1..high {
+                self.crossing[border as usize] -= 1;
+            }
+        }
+        let end = self.offset[item as usize] + self.items[item as usize].bytes;
+        let mut free = true;
+        for &other in &self.order[from..until - 1] {
+            let before = self.offset[other as usize];
+            if before < end && self.cliques.overlap(item, other) {
+                if self.items[other as usize].fixed.is_some() {
+                    // Below a fixed one is room, too, if it ends early enough; its offset is never raised.
+                    if end > before {
+                        return None;
+                    }
+                    continue;
+                }
+                self.trail.push(Change::Raised(other, before));
+                self.offset[other as usize] = align(end, &self.items[other as usize]);
+                free = false;
+            }
+        }
+        Some(free)
+    }
+
+    /// Whether placing this item may have left unconnected parts.
+    fn parted(&self, item: u32) -> bool {
+        let ranges = &self.cliques.ranges[item as usize];
+        ranges.len() > 1 || ranges.iter().any(|&(low, high)| (low + 1..high).any(|border| self.crossing[border as usize] == 0))
+    }
+
+    fn undo(&mut self, mark: usize) {
+        while self.trail.len() > mark {
+            match self.trail.pop() {
+                Some(Change::Raised(item, before)) => self.offset[item as usize] = before,
+                Some(Change::Placed(item)) => {
+                    self.unplaced[item as usize] = true;
+                    for &(low, high) in &self.cliques.ranges[item as usize] {
+                        for border in low + 1..high {
+                            self.crossing[border as usize] += 1;
+                        }
+                    }
+                }
+                None => return,
+            }
+        }
+    }
+}
