@@ -6,6 +6,7 @@ mod diff;
 mod import;
 mod inspect;
 mod output;
+mod place;
 mod plan;
 mod replay;
 mod run;
@@ -34,6 +35,7 @@ enum Command {
     Import(import::Flags),
     Inspect(inspect::Flags),
     Plan(plan::Flags),
+    Place(place::Flags),
     Simulate(simulate::Flags),
     Run(run::Flags),
     Replay(replay::Flags),
@@ -48,6 +50,7 @@ fn main() -> ExitCode {
         Command::Import(flags) => import::main(&flags, cli.json),
         Command::Inspect(flags) => inspect::main(&flags, cli.json),
         Command::Plan(flags) => plan::main(&flags, cli.json),
+        Command::Place(flags) => place::main(&flags, cli.json),
         Command::Simulate(flags) => simulate::main(&flags, cli.json),
         Command::Run(flags) => run::main(&flags, cli.json),
         Command::Replay(flags) => replay::main(&flags, cli.json),

@@ -12,6 +12,8 @@ pub(super) struct Cliques {
     pub count: usize,
     /// For each item the half-open ranges of cliques that it belongs to, ascending and apart.
     pub ranges: Vec<Vec<(u32, u32)>>,
+    /// In how many each item is.
+    pub width: Vec<u32>,
 }
 
 impl Cliques {
@@ -52,7 +54,8 @@ impl Cliques {
                 meet
             });
         }
-        Self { count: count as usize, ranges }
+        let width = ranges.iter().map(|r| r.iter().map(|r| r.1 - r.0).sum()).collect();
+        Self { count: count as usize, ranges, width }
     }
 
     /// Calls `f` with each clique of an item.

@@ -12,6 +12,9 @@
 //! Effort is counted in nodes, so that answers are the same on every machine. No recursion: depth is bounded by memory,
 //! not by the stack. Not for: finding the least capacity (that is [`super::least`]).
 
+use rand_core::Rng as _;
+use rand_pcg::Pcg64Mcg;
+
 use super::cliques::Cliques;
 use super::{Item, Layout};
 
@@ -36,15 +39,20 @@ pub enum Technique {
     Free,
     /// Of items with equal size and life the first comes first.
     Twins,
-    /// Several ranks in turn, each with more nodes than the last; else the first rank only.
+    /// Several ranks in turn; else the first only.
     Portfolio,
-    /// Items of cliques that failed often move forward in later ranks.
+    /// A try of a rank is given up after some nodes, a few more in every round, and the next begins; else the first try
+    /// goes on to the end.
+    Restarts,
+    /// In every other round, items of cliques that failed often move forward.
     Weights,
+    /// After the first round every rank is shuffled a little.
+    Shuffle,
 }
 
 impl Technique {
     /// All, with their names on the command line.
-    pub const ALL: [(Self, &'static str); 11] = [
+    pub const ALL: [(Self, &'static str); 13] = [
         (Self::Partition, "partition"),
         (Self::Decompose, "decompose"),
         (Self::Sections, "sections"),
@@ -55,14 +63,16 @@ impl Technique {
         (Self::Free, "free"),
         (Self::Twins, "twins"),
         (Self::Portfolio, "portfolio"),
+        (Self::Restarts, "restarts"),
         (Self::Weights, "weights"),
+        (Self::Shuffle, "shuffle"),
     ];
 }
 
 /// How to search.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// How many nodes at most.
+    /// How many steps at most: looks at an item's clique.
     pub effort: u64,
     /// What to leave out.
     pub without: Vec<Technique>,
@@ -71,6 +81,22 @@ pub struct Options {
 impl Options {
     fn with(&self, technique: Technique) -> bool {
         !self.without.contains(&technique)
+    }
+}
+
+/// What a search took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Spent {
+    /// Nodes looked at.
+    pub nodes: u64,
+    /// Looks at an item's clique, which is what takes time.
+    pub steps: u64,
+}
+
+impl std::ops::AddAssign for Spent {
+    fn add_assign(&mut self, other: Self) {
+        self.nodes += other.nodes;
+        self.steps += other.steps;
     }
 }
 
@@ -85,28 +111,42 @@ pub enum Outcome {
     GaveUp,
 }
 
-/// The nodes of the first try of a rank; each round has twice as many.
-const FIRST: u64 = 256;
+/// The nodes of a try in the first round; each round has a `GROWTH`th more.
+const FIRST: u64 = 1024;
+const GROWTH: u64 = 16;
 
-/// Looks for a layout within `capacity`; also says how many nodes it looked at.
+/// Where the shuffling begins, so that it is the same everywhere.
+const SEED: u128 = 0x6e65_6170;
+
+/// Looks for a layout within `capacity`; also what that took. Given offsets must not clash with one another.
 #[must_use]
-pub fn search(items: &[Item], capacity: u64, options: &Options) -> (Outcome, u64) {
+pub fn search(items: &[Item], capacity: u64, options: &Options) -> (Outcome, Spent) {
     let cliques = Cliques::of(items);
-    if items.iter().any(|i| i.bytes > capacity) || cliques.load(items) > capacity {
-        return (Outcome::Impossible, 0);
+    let mut spent = Spent::default();
+    let too_high = |i: &Item| i.fixed.unwrap_or(0).checked_add(i.bytes).is_none_or(|end| end > capacity);
+    if items.iter().any(too_high) || cliques.load(items) > capacity {
+        return (Outcome::Impossible, spent);
     }
     let mut search = Search::new(items, &cliques, capacity, options);
-    let parts = search.parts();
-    for (from, until) in parts {
+    let mut gave_up = false;
+    for (from, until) in search.parts() {
         match search.part(from, until) {
             Some(true) => {}
-            Some(false) => return (Outcome::Impossible, search.nodes),
-            None => return (Outcome::GaveUp, search.nodes),
+            Some(false) => return (Outcome::Impossible, search.spent),
+            // Another part may yet prove that there is no layout, but the effort is spent.
+            None => {
+                gave_up = true;
+                break;
+            }
         }
+    }
+    spent = search.spent;
+    if gave_up {
+        return (Outcome::GaveUp, spent);
     }
     let offsets = search.offset;
     let height = offsets.iter().zip(items).map(|(o, i)| o + i.bytes).max().unwrap_or(0);
-    (Outcome::Placed(Layout { offsets, height }), search.nodes)
+    (Outcome::Placed(Layout { offsets, height }), spent)
 }
 
 /// The last placement: what comes later is not before it. Ranks start at 1.
@@ -153,7 +193,7 @@ struct Search<'a> {
     capacity: u64,
     on: On,
     effort: u64,
-    nodes: u64,
+    spent: Spent,
     /// The offset so far; the final one once placed.
     offset: Vec<u64>,
     /// Lower bound on the final offset, at the current node.
@@ -186,7 +226,19 @@ struct On {
     free: bool,
     twins: bool,
     portfolio: bool,
+    restarts: bool,
     weights: bool,
+    shuffle: bool,
+}
+
+/// Moves every item by up to a fifth of the length.
+fn shuffle(by: &mut [u32], random: &mut Pcg64Mcg) {
+    let reach = by.len() as u64 * 100 / 5 + 1;
+    let mut keyed: Vec<(u64, u32)> = by.iter().enumerate().map(|(at, &i)| (at as u64 * 100 + random.next_u64() % reach, i)).collect();
+    keyed.sort_unstable();
+    for (slot, (_, i)) in by.iter_mut().zip(keyed) {
+        *slot = i;
+    }
 }
 
 fn align(offset: u64, item: &Item) -> u64 {
@@ -206,7 +258,9 @@ impl<'a> Search<'a> {
             free: options.with(Technique::Free),
             twins: options.with(Technique::Twins),
             portfolio: options.with(Technique::Portfolio),
+            restarts: options.with(Technique::Restarts),
             weights: options.with(Technique::Weights),
+            shuffle: options.with(Technique::Shuffle),
         };
         let count = u32::try_from(items.len()).unwrap_or(u32::MAX);
         let mut crossing = vec![0; cliques.count + 1];
@@ -233,7 +287,7 @@ impl<'a> Search<'a> {
             capacity,
             on,
             effort: options.effort,
-            nodes: 0,
+            spent: Spent::default(),
             offset: items.iter().map(|i| i.fixed.unwrap_or(0)).collect(),
             bound: vec![0; items.len()],
             rank: vec![0; items.len()],
@@ -327,30 +381,29 @@ impl<'a> Search<'a> {
     /// Solves one part: `Some(solved)`, or `None` when the effort is spent.
     fn part(&mut self, from: usize, until: usize) -> Option<bool> {
         let ranks = self.ranks(from, until);
-        let mut limit = FIRST;
-        loop {
-            for (kind, rank) in ranks.iter().enumerate() {
+        let mut random = Pcg64Mcg::new(SEED);
+        let (mut limit, mut round) = (FIRST, 0);
+        while self.spent.steps < self.effort {
+            for rank in &ranks {
                 let mut by = rank.clone();
-                if self.on.weights && limit > FIRST {
-                    self.heavy_first(&mut by, kind);
+                if round % 2 == 1 && self.on.weights {
+                    self.heavy_first(&mut by);
+                }
+                if round > 0 && self.on.shuffle {
+                    shuffle(&mut by, &mut random);
                 }
                 for (position, &i) in by.iter().enumerate() {
                     self.rank[i as usize] = u32::try_from(position + 1).unwrap_or(u32::MAX);
                 }
-                let left = self.effort.saturating_sub(self.nodes);
-                let limit = if self.on.portfolio { limit.min(left) } else { left };
-                if let Some(solved) = self.run(from, until, self.nodes + limit) {
-                    return Some(solved);
-                }
-                if self.nodes >= self.effort {
-                    return None;
-                }
-                if !self.on.portfolio {
-                    return None;
+                let solved = self.run(from, until, if self.on.restarts { limit } else { u64::MAX });
+                if solved.is_some() {
+                    return solved;
                 }
             }
-            limit *= 2;
+            limit += limit / GROWTH;
+            round += 1;
         }
+        None
     }
 
     /// Orders to prefer items in, the better ones first.
@@ -373,29 +426,28 @@ impl<'a> Search<'a> {
             by
         };
         let all = vec![
-            sorted(&|i| [width(i), width(i) * size(i), total(i)]),
-            sorted(&|i| [total(i), width(i) * size(i), width(i)]),
             sorted(&|i| [total(i), width(i), size(i)]),
-            sorted(&|i| [size(i), width(i), total(i)]),
+            sorted(&|i| [total(i), width(i) * size(i), width(i)]),
+            sorted(&|i| [width(i), width(i) * size(i), total(i)]),
             sorted(&|i| [width(i) * size(i), total(i), size(i)]),
         ];
         if self.on.portfolio { all } else { all[..1].to_vec() }
     }
 
-    fn heavy_first(&self, by: &mut [u32], kind: usize) {
+    /// Moves items of cliques that failed often forward, in classes so coarse that the rank still counts.
+    fn heavy_first(&self, by: &mut [u32]) {
         let weight = |i: u32| {
             let mut sum = 0u128;
             self.cliques.each(i, |c| sum += u128::from(self.weight[c]));
             sum
         };
-        let mean = by.iter().map(|&i| weight(i)).sum::<u128>() / by.len().max(1) as u128;
-        let _ = kind;
-        // Coarse classes, so that the rank's own order still counts.
-        by.sort_by_cached_key(|&i| std::cmp::Reverse((weight(i) * 2 / mean.max(1)).min(64)));
+        let mean = (by.iter().map(|&i| weight(i)).sum::<u128>() / by.len().max(1) as u128).max(1);
+        by.sort_by_cached_key(|&i| std::cmp::Reverse((weight(i) * 2 / mean).min(64)));
     }
 
-    /// Depth first from a fresh start until solved, refuted, or `until_nodes` nodes were seen.
-    fn run(&mut self, from: usize, until: usize, until_nodes: u64) -> Option<bool> {
+    /// Depth first from a fresh start until solved, refuted, or `limit` nodes were seen.
+    fn run(&mut self, from: usize, until: usize, limit: u64) -> Option<bool> {
+        let until_nodes = self.spent.nodes.saturating_add(limit);
         let base = self.trail.len();
         let mut frames: Vec<Frame> = Vec::new();
         let mut answer = self.enter(from, until, (0, 0), &mut frames);
@@ -419,7 +471,7 @@ impl<'a> Search<'a> {
                     answer = None;
                 }
                 None => {
-                    if self.nodes >= until_nodes {
+                    if self.spent.nodes >= until_nodes || self.spent.steps >= self.effort {
                         self.undo(base);
                         return None;
                     }
@@ -456,7 +508,7 @@ impl<'a> Search<'a> {
 
     /// Opens a node; the answer, where there is one at once.
     fn enter(&mut self, from: usize, until: usize, last: Key, frames: &mut Vec<Frame>) -> Option<bool> {
-        self.nodes += 1;
+        self.spent.nodes += 1;
         let Some(least_end) = self.bounds(from, until, last) else { return Some(false) };
         let mut choices: Vec<u32> = Vec::new();
         for &i in &self.order[from..until] {
@@ -479,13 +531,14 @@ impl<'a> Search<'a> {
 
     /// Bounds every final offset at a node; the lowest end that any item could have now, or nothing when the node is hopeless.
     fn bounds(&mut self, from: usize, until: usize, last: Key) -> Option<u64> {
-        let Self { items, cliques, offset, bound, rank, order, low, sums, on, .. } = self;
+        let Self { items, cliques, offset, bound, rank, order, low, sums, on, spent, .. } = self;
         let part = &order[from..until];
         let (mut least_end, mut live_end) = (u64::MAX, u64::MAX);
         let live = |i: u32, offset: &[u64]| !on.monotone || (offset[i as usize], rank[i as usize]) > last;
         for &i in part {
             let end = offset[i as usize] + items[i as usize].bytes;
             least_end = least_end.min(end);
+            spent.steps += u64::from(cliques.width[i as usize]);
             if live(i, offset) {
                 live_end = live_end.min(end);
             } else if items[i as usize].fixed.is_some() {
