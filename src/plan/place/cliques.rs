@@ -68,6 +68,11 @@ impl Cliques {
         }
     }
 
+    /// The first clique of an item that is ever alive.
+    pub fn first(&self, item: u32) -> usize {
+        self.ranges[item as usize].first().map_or(0, |r| r.0 as usize)
+    }
+
     /// Whether two items are alive at once.
     #[inline]
     pub fn overlap(&self, a: u32, b: u32) -> bool {

@@ -44,6 +44,9 @@ pub enum Technique {
     /// A try of a rank is given up after some nodes, a few more in every round, and the next begins; else the first try
     /// goes on to the end.
     Restarts,
+    /// When no failure below a placement has to do with its item's time, its alternatives are skipped. That may skip a layout,
+    /// too: what fails so proves nothing and is tried again without.
+    Jump,
     /// In every other round, items of cliques that failed often move forward.
     Weights,
     /// After the first round every rank is shuffled a little.
@@ -52,7 +55,7 @@ pub enum Technique {
 
 impl Technique {
     /// All, with their names on the command line.
-    pub const ALL: [(Self, &'static str); 13] = [
+    pub const ALL: [(Self, &'static str); 14] = [
         (Self::Partition, "partition"),
         (Self::Decompose, "decompose"),
         (Self::Sections, "sections"),
@@ -64,6 +67,7 @@ impl Technique {
         (Self::Twins, "twins"),
         (Self::Portfolio, "portfolio"),
         (Self::Restarts, "restarts"),
+        (Self::Jump, "jump"),
         (Self::Weights, "weights"),
         (Self::Shuffle, "shuffle"),
     ];
@@ -166,6 +170,17 @@ struct Frame {
     rest: Vec<(usize, usize)>,
     /// The last placement, for those.
     next: Key,
+    /// The item of the current choice.
+    placed: Option<u32>,
+    /// The cliques that failures below have to do with.
+    blame: (u32, u32),
+}
+
+/// No cliques.
+const NOBODY: (u32, u32) = (u32::MAX, 0);
+
+fn join(a: (u32, u32), b: (u32, u32)) -> (u32, u32) {
+    (a.0.min(b.0), a.1.max(b.1))
 }
 
 /// What to undo.
@@ -208,6 +223,11 @@ struct Search<'a> {
     trail: Vec<Change>,
     /// How often each clique was why a node failed.
     weight: Vec<u64>,
+    /// What the last failure had to do with.
+    blame: (u32, u32),
+    /// Whether alternatives may be skipped in this try, and whether any were.
+    may_jump: bool,
+    jumped: bool,
     // Scratch.
     sums: Vec<u64>,
     low: Vec<Low>,
@@ -227,6 +247,7 @@ struct On {
     twins: bool,
     portfolio: bool,
     restarts: bool,
+    jump: bool,
     weights: bool,
     shuffle: bool,
 }
@@ -259,6 +280,7 @@ impl<'a> Search<'a> {
             twins: options.with(Technique::Twins),
             portfolio: options.with(Technique::Portfolio),
             restarts: options.with(Technique::Restarts),
+            jump: options.with(Technique::Jump),
             weights: options.with(Technique::Weights),
             shuffle: options.with(Technique::Shuffle),
         };
@@ -297,6 +319,9 @@ impl<'a> Search<'a> {
             crossing,
             trail: Vec::new(),
             weight: vec![0; cliques.count],
+            blame: NOBODY,
+            may_jump: false,
+            jumped: false,
             sums: vec![0; cliques.count],
             low: vec![NOTHING; cliques.count],
             sorted: Vec::new(),
@@ -386,16 +411,23 @@ impl<'a> Search<'a> {
         while self.spent.steps < self.effort {
             for rank in &ranks {
                 let mut by = rank.clone();
-                if round % 2 == 1 && self.on.weights {
+                if round % 4 != 0 && self.on.weights {
                     self.heavy_first(&mut by);
                 }
-                if round > 0 && self.on.shuffle {
+                if round % 4 == 3 && self.on.shuffle {
                     shuffle(&mut by, &mut random);
                 }
                 for (position, &i) in by.iter().enumerate() {
                     self.rank[i as usize] = u32::try_from(position + 1).unwrap_or(u32::MAX);
                 }
-                let solved = self.run(from, until, if self.on.restarts { limit } else { u64::MAX });
+                let limit = if self.on.restarts { limit } else { u64::MAX };
+                self.may_jump = self.on.jump;
+                self.jumped = false;
+                let mut solved = self.run(from, until, limit);
+                if solved == Some(false) && self.jumped {
+                    self.may_jump = false;
+                    solved = self.run(from, until, limit);
+                }
                 if solved.is_some() {
                     return solved;
                 }
@@ -468,6 +500,15 @@ impl<'a> Search<'a> {
                 Some(false) => {
                     self.undo(frame.mark);
                     frame.rest.clear();
+                    let blame = self.blame;
+                    let concerned = |i: u32| self.cliques.ranges[i as usize].iter().any(|r| r.0 < blame.1 && blame.0 < r.1);
+                    if self.may_jump && frame.placed.is_some_and(|i| !concerned(i)) && !frame.choices.is_empty() {
+                        self.jumped = true;
+                        frame.choices.clear();
+                        frame.blame = blame;
+                    } else {
+                        frame.blame = join(frame.blame, blame);
+                    }
                     answer = None;
                 }
                 None => {
@@ -476,12 +517,15 @@ impl<'a> Search<'a> {
                         return None;
                     }
                     let Some(choice) = frame.choices.pop() else {
+                        self.blame = frame.blame;
                         frames.pop();
                         answer = Some(false);
                         continue;
                     };
                     let (a, b, last) = (frame.from, frame.until, frame.last);
+                    frame.placed = Some(choice);
                     let Some(free) = self.place(choice, a, b) else {
+                        self.blame = (0, u32::MAX);
                         answer = Some(false);
                         continue;
                     };
@@ -509,7 +553,13 @@ impl<'a> Search<'a> {
     /// Opens a node; the answer, where there is one at once.
     fn enter(&mut self, from: usize, until: usize, last: Key, frames: &mut Vec<Frame>) -> Option<bool> {
         self.spent.nodes += 1;
-        let Some(least_end) = self.bounds(from, until, last) else { return Some(false) };
+        let least_end = match self.bounds(from, until, last) {
+            Ok(least_end) => least_end,
+            Err(clique) => {
+                self.blame(from, until, clique);
+                return Some(false);
+            }
+        };
         let mut choices: Vec<u32> = Vec::new();
         for &i in &self.order[from..until] {
             let offset = self.offset[i as usize];
@@ -525,12 +575,13 @@ impl<'a> Search<'a> {
         } else {
             choices.sort_unstable_by_key(|&i| std::cmp::Reverse(self.rank[i as usize]));
         }
-        frames.push(Frame { from, until, last, choices, mark: self.trail.len(), rest: Vec::new(), next: last });
+        frames.push(Frame { from, until, last, choices, mark: self.trail.len(), rest: Vec::new(), next: last, placed: None, blame: NOBODY });
         None
     }
 
-    /// Bounds every final offset at a node; the lowest end that any item could have now, or nothing when the node is hopeless.
-    fn bounds(&mut self, from: usize, until: usize, last: Key) -> Option<u64> {
+    /// Bounds every final offset at a node; the lowest end that any item could have now, or a clique in which the node is
+    /// hopeless.
+    fn bounds(&mut self, from: usize, until: usize, last: Key) -> Result<u64, usize> {
         let Self { items, cliques, offset, bound, rank, order, low, sums, on, spent, .. } = self;
         let part = &order[from..until];
         let (mut least_end, mut live_end) = (u64::MAX, u64::MAX);
@@ -542,7 +593,7 @@ impl<'a> Search<'a> {
             if live(i, offset) {
                 live_end = live_end.min(end);
             } else if items[i as usize].fixed.is_some() {
-                return None;
+                return Err(cliques.first(i));
             }
         }
         for &i in part {
@@ -552,7 +603,7 @@ impl<'a> Search<'a> {
             bound[i as usize] = at;
             if at + item.bytes > self.capacity {
                 cliques.each(i, |c| self.weight[c] += 1);
-                return None;
+                return Err(cliques.first(i));
             }
         }
         if on.support && last.1 > 0 {
@@ -586,7 +637,7 @@ impl<'a> Search<'a> {
                 // Nothing comes in its way where it could have lain, or what does lifts it too high.
                 if other >= offset[i as usize] + item.bytes || at + item.bytes > self.capacity {
                     cliques.each(i, |c| self.weight[c] += 1);
-                    return None;
+                    return Err(cliques.first(i));
                 }
             }
         }
@@ -609,11 +660,23 @@ impl<'a> Search<'a> {
                 });
                 if let Some(c) = full {
                     self.weight[c] += 1;
-                    return None;
+                    return Err(c);
                 }
             }
         }
-        Some(least_end)
+        Ok(least_end)
+    }
+
+    /// Blames the time of all unplaced items of a clique.
+    fn blame(&mut self, from: usize, until: usize, clique: usize) {
+        let mut blame = NOBODY;
+        for &i in &self.order[from..until] {
+            let ranges = &self.cliques.ranges[i as usize];
+            if ranges.iter().any(|r| (r.0 as usize..r.1 as usize).contains(&clique)) {
+                blame = ranges.iter().fold(blame, |all, &r| join(all, r));
+            }
+        }
+        self.blame = blame;
     }
 
     /// Places an item of `order[from..until]` at its offset so far and moves it to the end of that range. Whether it was in
