@@ -81,7 +81,8 @@ impl Before {
             }
             // The layer's weight and bias are two parameters of one size, side by side.
             let weight = inputs.tensor(1).map_or(0, |t| t.bytes());
-            let place = (at..self.parameters.len().saturating_sub(1)).find(|&i| self.parameters[i] == weight && self.parameters[i + 1] == weight);
+            let place =
+                (at..self.parameters.len().saturating_sub(1)).find(|&i| self.parameters[i] == weight && self.parameters[i + 1] == weight);
             at = place.map_or(at, |i| i + 2);
             self.buffers.extend(statistics.into_iter().chain([8]).map(|b| (at, b)));
         }
@@ -141,7 +142,13 @@ impl Before {
             .lives
             .list
             .iter()
-            .filter(|l| l.start.side == 1 && !l.dropped && step.start <= l.start.time && l.start.time <= step.end && l.end.is_none_or(|k| k.time > step.end))
+            .filter(|l| {
+                l.start.side == 1
+                    && !l.dropped
+                    && step.start <= l.start.time
+                    && l.start.time <= step.end
+                    && l.end.is_none_or(|k| k.time > step.end)
+            })
             .map(|l| l.bytes)
             .sum();
         if step.class == "Adagrad" || made < all / 2 {

@@ -125,13 +125,10 @@ impl Calls {
         let o = trace.ops[op as usize];
         let (from, to) = (self.position[op as usize], self.after[op as usize]);
         let position = &self.position;
-        self.events(trace, o.thread.0, o.start, o.end)
-            .iter()
-            .copied()
-            .filter(move |&e| {
-                let owner = self.owner[e as usize];
-                owner != NONE && (from..to).contains(&position[owner as usize])
-            })
+        self.events(trace, o.thread.0, o.start, o.end).iter().copied().filter(move |&e| {
+            let owner = self.owner[e as usize];
+            owner != NONE && (from..to).contains(&position[owner as usize])
+        })
     }
 
     /// The outermost operator around `op`.

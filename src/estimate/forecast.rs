@@ -189,7 +189,10 @@ impl Pass {
                 Request::Allocate { id, bytes, stream } => {
                     let block = forecast.blocks[id as usize];
                     let stays = self.left.contains_key(&id);
-                    if stays && (matches!(block.role, Role::OptimizerState | Role::Workspace) || block.role == Role::Gradient && self.gradients_stay) {
+                    if stays
+                        && (matches!(block.role, Role::OptimizerState | Role::Workspace)
+                            || block.role == Role::Gradient && self.gradients_stay)
+                    {
                         continue;
                     }
                     let new = forecast.blocks.len() as u32;
@@ -198,7 +201,9 @@ impl Pass {
                     forecast.push(Request::Allocate { id: new, bytes, stream }, time + later);
                     if stays {
                         left.push(new);
-                        if block.role != Role::Gradient && let Some(old) = self.take(block) {
+                        if block.role != Role::Gradient
+                            && let Some(old) = self.take(block)
+                        {
                             forecast.push(Request::Free { id: old }, time + later);
                         }
                     }

@@ -54,7 +54,8 @@ impl Lives {
     /// Pairs `trace`'s allocations with their frees, by address.
     #[must_use]
     pub fn of(trace: &Trace, calls: &Calls) -> Self {
-        let mut lives = Self { list: Vec::with_capacity(trace.memory.len() / 2 + 16), of_event: vec![NO_LIFE; trace.memory.len()], next: 0 };
+        let mut lives =
+            Self { list: Vec::with_capacity(trace.memory.len() / 2 + 16), of_event: vec![NO_LIFE; trace.memory.len()], next: 0 };
         // Never iterated: only looked up, so that its order can't reach a result.
         let mut at = std::collections::HashMap::<u64, u32>::new();
         for (index, memory) in trace.memory.iter().enumerate() {
@@ -63,7 +64,15 @@ impl Lives {
             }
             let key = Key { time: memory.time, side: 1, order: index as u32 };
             let id = if memory.bytes > 0 {
-                let id = lives.push(Life { bytes: memory.bytes as u64, start: key, end: None, op: calls.owner[index], dropped: false, before: false, rule: None });
+                let id = lives.push(Life {
+                    bytes: memory.bytes as u64,
+                    start: key,
+                    end: None,
+                    op: calls.owner[index],
+                    dropped: false,
+                    before: false,
+                    rule: None,
+                });
                 // An address that comes again without a free was freed unseen.
                 if let Some(lost) = at.insert(memory.address, id) {
                     lives.list[lost as usize].end = Some(key);
@@ -73,7 +82,15 @@ impl Lives {
                 lives.list[id as usize].end = Some(key);
                 id
             } else {
-                lives.push(Life { bytes: memory.bytes.unsigned_abs(), start: Key::default(), end: Some(key), op: NONE, dropped: false, before: true, rule: None })
+                lives.push(Life {
+                    bytes: memory.bytes.unsigned_abs(),
+                    start: Key::default(),
+                    end: Some(key),
+                    op: NONE,
+                    dropped: false,
+                    before: true,
+                    rule: None,
+                })
             };
             lives.of_event[index] = id;
         }

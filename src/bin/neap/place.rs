@@ -96,7 +96,10 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     } else if found.proved {
         format!("{file}: does not fit into {capacity}: the search looked at every case")
     } else {
-        format!("{file}: not placed within {capacity}, nor proved impossible; give a larger --effort than {}, or more capacity", flags.effort)
+        format!(
+            "{file}: not placed within {capacity}, nor proved impossible; give a larger --effort than {}, or more capacity",
+            flags.effort
+        )
     });
     Ok(Answer::No)
 }

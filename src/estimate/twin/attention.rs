@@ -129,7 +129,9 @@ impl Editor<'_> {
             return false;
         };
         match (on_cpu, shape.on_gpu()) {
-            (Kernel::Math, Kernel::Math) | (_, Kernel::Flash | Kernel::Efficient) if group.nodes.is_empty() && on_cpu == Kernel::Math => false,
+            (Kernel::Math, Kernel::Math) | (_, Kernel::Flash | Kernel::Efficient) if group.nodes.is_empty() && on_cpu == Kernel::Math => {
+                false
+            }
             (Kernel::Math, Kernel::Math) => false,
             (_, Kernel::Math) => self.as_math(op, &shape, group),
             (_, fused) => self.as_fused(op, &inputs, &shape, group, on_cpu, fused),
@@ -321,9 +323,8 @@ impl Editor<'_> {
         for &node in &group.nodes {
             for life in self.taken(node) {
                 let end = self.twin.lives.list[life as usize].end;
-                let inside = end.is_some_and(|k| {
-                    k.time <= last && group.nodes.iter().any(|&n| self.op(n).start <= k.time && k.time <= self.op(n).end)
-                });
+                let inside = end
+                    .is_some_and(|k| k.time <= last && group.nodes.iter().any(|&n| self.op(n).start <= k.time && k.time <= self.op(n).end));
                 if inside {
                     self.drop(life, Rule::Attention);
                 } else {
@@ -348,8 +349,11 @@ impl Editor<'_> {
             if !view.iter().any(|v| self.name(node).ends_with(v)) {
                 return end;
             }
-            let copies: Vec<u32> =
-                self.taken(node).into_iter().filter(|&l| !self.is_transient(l, node) && self.twin.lives.list[l as usize].bytes == bytes).collect();
+            let copies: Vec<u32> = self
+                .taken(node)
+                .into_iter()
+                .filter(|&l| !self.is_transient(l, node) && self.twin.lives.list[l as usize].bytes == bytes)
+                .collect();
             let [copy] = copies[..] else { return end };
             end = self.twin.lives.list[copy as usize].end;
             self.drop(copy, Rule::Attention);

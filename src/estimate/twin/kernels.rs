@@ -145,7 +145,8 @@ impl Editor<'_> {
                 if self.applies(Rule::Numbers) && (from_python || in_step || brief) {
                     self.drop(life, Rule::Numbers);
                 }
-            } else if l.op != NONE && self.applies(Rule::Scratch) && self.name(l.op).starts_with("aten::") && self.is_transient(life, l.op) {
+            } else if l.op != NONE && self.applies(Rule::Scratch) && self.name(l.op).starts_with("aten::") && self.is_transient(life, l.op)
+            {
                 self.drop(life, Rule::Scratch);
             }
         }

@@ -63,11 +63,8 @@ pub(super) fn scratch(input: &Tensor, reduced: &[usize], class: Class) -> Option
     let reduced_axes = axes.iter().filter(|a| a.reduced).count();
     let element = input.element.max(4);
     let along_reduced = reduced_axes == axes.len() || axes.first()?.input < axes.get(reduced_axes)?.input || reduced_axes == 0;
-    let (mut across, down, stride) = if along_reduced {
-        (each, outputs, axes.first().map_or(1, |a| a.input))
-    } else {
-        (outputs, each, axes[reduced_axes].input)
-    };
+    let (mut across, down, stride) =
+        if along_reduced { (each, outputs, axes.first().map_or(1, |a| a.input)) } else { (outputs, each, axes[reduced_axes].input) };
     let mut vector = 1;
     if stride == 1 {
         if along_reduced && across > 128 && axes.len() == 1 {

@@ -8,10 +8,14 @@
 pub mod check;
 mod cliques;
 pub mod heuristic;
+mod large;
 pub mod least;
+mod parts;
 pub mod problem;
 pub mod program;
 pub mod search;
+mod skyline;
+mod technique;
 
 pub use least::{Least, Within, least, within};
 pub use program::{items, placements};
@@ -66,8 +70,19 @@ pub fn load(items: &[Item]) -> u64 {
     most
 }
 
-/// Places a plan's items quickly, aiming for `capacity`; the lowest layout found, which may be higher.
+/// What the exact search may take for a plan's items: some ten milliseconds.
+const STEPS: u64 = 3_000_000;
+
+/// Above the capacity by more than this part of it, the exact search is not tried.
+const FAR: u64 = 16;
+
+/// Places a plan's items quickly, aiming for `capacity` and for the load; the lowest layout found, which may be higher.
 #[must_use]
 pub fn place(items: &[Item], capacity: u64) -> Layout {
-    heuristic::place(items, capacity)
+    let quick = heuristic::place(items, capacity);
+    let near = quick.height > capacity && quick.height - capacity <= capacity / FAR;
+    if near && load(items) <= capacity {
+        return large::place(items, capacity, STEPS).unwrap_or(quick);
+    }
+    quick
 }

@@ -197,7 +197,9 @@ impl Problem {
         }
         let all: Vec<Held> = self.entries.iter().zip(&layout.offsets).enumerate().map(|(i, (e, &o))| held(i, e, o)).collect();
         check::check(&all, capacity).map_err(|fault| match fault {
-            check::Fault::Overlap(a, b) => format!("items `{}` and `{}` share bytes while both are alive", self.entries[a].id, self.entries[b].id),
+            check::Fault::Overlap(a, b) => {
+                format!("items `{}` and `{}` share bytes while both are alive", self.entries[a].id, self.entries[b].id)
+            }
             check::Fault::TooHigh(a) => format!("item `{}` ends above the capacity", self.entries[a].id),
         })
     }

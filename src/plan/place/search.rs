@@ -1,5 +1,5 @@
 //! Exact placement by branch and bound, after M. Moffitt, "MiniMalloc: A Lightweight Memory Allocator for
-//! Hardware-Accelerated Machine Learning" (ASPLOS 2023), from the published ideas.
+//! Hardware-Accelerated Machine Learning" (ASPLOS 2023, volume 4), from the published ideas.
 //!
 //! A layout that fits can be pushed down until every item lies at 0 or on another one: a *canonical* layout. Written down
 //! by rising offset (ties by a fixed rank), each item lies at its *offset so far*, the highest end of those before it that
@@ -9,84 +9,18 @@
 //! passed the lowest end of what may come under it ([`Technique::Support`]).
 //! The *cliques*, the largest sets of items alive at once, then say whether a node is hopeless ([`Technique::Sections`]).
 //!
-//! Effort is counted in nodes, so that answers are the same on every machine. No recursion: depth is bounded by memory,
+//! Effort is counted in steps, so that answers are the same on every machine. No recursion: depth is bounded by memory,
 //! not by the stack. Not for: finding the least capacity (that is [`super::least`]).
 
 use rand_core::Rng as _;
 use rand_pcg::Pcg64Mcg;
 
 use super::cliques::Cliques;
+use super::parts;
+use super::skyline::orders;
+use super::technique::On;
+pub use super::technique::{Options, Technique};
 use super::{Item, Layout};
-
-/// A part of the search that can be left out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Technique {
-    /// Items that no chain of overlaps connects are solved apart from one another, from the start.
-    Partition,
-    /// The same again after every placement, for what is left.
-    Decompose,
-    /// A node is given up when, in some clique, what is unplaced and at least so high does not fit above that height.
-    Sections,
-    /// The next item never lies below the one before, and not at the same height with a lower rank.
-    Monotone,
-    /// An item that is passed lies on something unplaced, and something unplaced must come in its way.
-    Support,
-    /// No item is placed where another would fit beneath it.
-    Dominance,
-    /// Lowest first among the choices; else by rank alone.
-    Lowest,
-    /// A placement in nobody's way has no alternatives.
-    Free,
-    /// Of items with equal size and life the first comes first.
-    Twins,
-    /// Several ranks in turn; else the first only.
-    Portfolio,
-    /// A try of a rank is given up after some nodes, a few more in every round, and the next begins; else the first try
-    /// goes on to the end.
-    Restarts,
-    /// When no failure below a placement has to do with its item's time, its alternatives are skipped. That may skip a layout,
-    /// too: what fails so proves nothing and is tried again without.
-    Jump,
-    /// In every other round, items of cliques that failed often move forward.
-    Weights,
-    /// After the first round every rank is shuffled a little.
-    Shuffle,
-}
-
-impl Technique {
-    /// All, with their names on the command line.
-    pub const ALL: [(Self, &'static str); 14] = [
-        (Self::Partition, "partition"),
-        (Self::Decompose, "decompose"),
-        (Self::Sections, "sections"),
-        (Self::Monotone, "monotone"),
-        (Self::Support, "support"),
-        (Self::Dominance, "dominance"),
-        (Self::Lowest, "lowest"),
-        (Self::Free, "free"),
-        (Self::Twins, "twins"),
-        (Self::Portfolio, "portfolio"),
-        (Self::Restarts, "restarts"),
-        (Self::Jump, "jump"),
-        (Self::Weights, "weights"),
-        (Self::Shuffle, "shuffle"),
-    ];
-}
-
-/// How to search.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
-    /// How many steps at most: looks at an item's clique.
-    pub effort: u64,
-    /// What to leave out.
-    pub without: Vec<Technique>,
-}
-
-impl Options {
-    fn with(&self, technique: Technique) -> bool {
-        !self.without.contains(&technique)
-    }
-}
 
 /// What a search took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -234,24 +168,6 @@ struct Search<'a> {
     sorted: Vec<(u64, u32)>,
 }
 
-/// The techniques, unpacked.
-struct On {
-    partition: bool,
-    decompose: bool,
-    sections: bool,
-    monotone: bool,
-    support: bool,
-    dominance: bool,
-    lowest: bool,
-    free: bool,
-    twins: bool,
-    portfolio: bool,
-    restarts: bool,
-    jump: bool,
-    weights: bool,
-    shuffle: bool,
-}
-
 /// Moves every item by up to a fifth of the length.
 fn shuffle(by: &mut [u32], random: &mut Pcg64Mcg) {
     let reach = by.len() as u64 * 100 / 5 + 1;
@@ -268,22 +184,7 @@ fn align(offset: u64, item: &Item) -> u64 {
 
 impl<'a> Search<'a> {
     fn new(items: &'a [Item], cliques: &'a Cliques, capacity: u64, options: &Options) -> Self {
-        let on = On {
-            partition: options.with(Technique::Partition),
-            decompose: options.with(Technique::Decompose),
-            sections: options.with(Technique::Sections),
-            monotone: options.with(Technique::Monotone),
-            support: options.with(Technique::Support) && options.with(Technique::Monotone),
-            dominance: options.with(Technique::Dominance),
-            lowest: options.with(Technique::Lowest),
-            free: options.with(Technique::Free),
-            twins: options.with(Technique::Twins),
-            portfolio: options.with(Technique::Portfolio),
-            restarts: options.with(Technique::Restarts),
-            jump: options.with(Technique::Jump),
-            weights: options.with(Technique::Weights),
-            shuffle: options.with(Technique::Shuffle),
-        };
+        let on = On::of(options);
         let count = u32::try_from(items.len()).unwrap_or(u32::MAX);
         let mut crossing = vec![0; cliques.count + 1];
         for &(from, until) in cliques.ranges.iter().flatten() {
@@ -335,81 +236,21 @@ impl<'a> Search<'a> {
 
     /// Orders `order[from..until]` so that unconnected parts stand apart; the parts, small ones first.
     fn split(&mut self, from: usize, until: usize) -> Vec<(usize, usize)> {
-        if from == until {
-            return Vec::new();
+        let mut parts = parts::split(self.cliques, &mut self.order[from..until]);
+        for part in &mut parts {
+            *part = (part.0 + from, part.1 + from);
         }
-        let ranges = &self.cliques.ranges;
-        let first = |i: u32| ranges[i as usize][0].0;
-        self.order[from..until].sort_unstable_by_key(|&i| (first(i), i));
-        let tied = self.order[from..until].iter().any(|&i| ranges[i as usize].len() > 1);
-        if tied {
-            return self.split_tied(from, until);
-        }
-        let mut parts = Vec::new();
-        let (mut start, mut end) = (from, 0);
-        for at in from..until {
-            let (low, high) = ranges[self.order[at] as usize][0];
-            if at > start && low >= end {
-                parts.push((start, at));
-                start = at;
-            }
-            end = end.max(high);
-        }
-        parts.push((start, until));
-        parts.sort_by_key(|p| p.1 - p.0);
-        parts
-    }
-
-    /// As `split`, where items live more than once.
-    fn split_tied(&mut self, from: usize, until: usize) -> Vec<(usize, usize)> {
-        let mut runs: Vec<(u32, u32, u32)> = Vec::new();
-        for &i in &self.order[from..until] {
-            runs.extend(self.cliques.ranges[i as usize].iter().map(|r| (r.0, r.1, i)));
-        }
-        runs.sort_unstable();
-        let mut group: std::collections::BTreeMap<u32, usize> = std::collections::BTreeMap::new();
-        let mut parent: Vec<usize> = Vec::new();
-        fn root(parent: &mut [usize], mut x: usize) -> usize {
-            while parent[x] != x {
-                parent[x] = parent[parent[x]];
-                x = parent[x];
-            }
-            x
-        }
-        let mut end = 0;
-        for (low, high, i) in runs {
-            if parent.is_empty() || low >= end {
-                parent.push(parent.len());
-            }
-            end = end.max(high);
-            let run = parent.len() - 1;
-            if let Some(&other) = group.get(&i) {
-                let (a, b) = (root(&mut parent, other), root(&mut parent, run));
-                parent[a.max(b)] = a.min(b);
-            } else {
-                group.insert(i, run);
-            }
-        }
-        let of: std::collections::BTreeMap<u32, usize> = group.into_iter().map(|(i, g)| (i, root(&mut parent, g))).collect();
-        self.order[from..until].sort_unstable_by_key(|i| (of[i], *i));
-        let mut parts: Vec<(usize, usize)> = Vec::new();
-        for at in from..until {
-            match parts.last_mut() {
-                Some(p) if of[&self.order[at]] == of[&self.order[p.0]] => p.1 = at + 1,
-                _ => parts.push((at, at + 1)),
-            }
-        }
-        parts.sort_by_key(|p| p.1 - p.0);
         parts
     }
 
     /// Solves one part: `Some(solved)`, or `None` when the effort is spent.
     fn part(&mut self, from: usize, until: usize) -> Option<bool> {
-        let ranks = self.ranks(from, until);
+        let ranks = orders(self.items, self.cliques, &self.order[from..until]);
+        let ranks = if self.on.portfolio { &ranks[..] } else { &ranks[..1] };
         let mut random = Pcg64Mcg::new(SEED);
         let (mut limit, mut round) = (FIRST, 0);
         while self.spent.steps < self.effort {
-            for rank in &ranks {
+            for rank in ranks {
                 let mut by = rank.clone();
                 if round % 4 != 0 && self.on.weights {
                     self.heavy_first(&mut by);
@@ -436,34 +277,6 @@ impl<'a> Search<'a> {
             round += 1;
         }
         None
-    }
-
-    /// Orders to prefer items in, the better ones first.
-    fn ranks(&self, from: usize, until: usize) -> Vec<Vec<u32>> {
-        let items: Vec<u32> = self.order[from..until].to_vec();
-        let mut sums = vec![0u64; self.cliques.count];
-        for &i in &items {
-            self.cliques.each(i, |c| sums[c] += self.items[i as usize].bytes);
-        }
-        let total = |i: u32| {
-            let mut most = 0;
-            self.cliques.each(i, |c| most = most.max(sums[c]));
-            u128::from(most)
-        };
-        let width = |i: u32| u128::from(self.items[i as usize].spans.iter().map(|s| u64::from(s.1 - s.0)).sum::<u64>());
-        let size = |i: u32| u128::from(self.items[i as usize].bytes);
-        let sorted = |key: &dyn Fn(u32) -> [u128; 3]| {
-            let mut by = items.clone();
-            by.sort_by_cached_key(|&i| (std::cmp::Reverse(key(i)), i));
-            by
-        };
-        let all = vec![
-            sorted(&|i| [total(i), width(i), size(i)]),
-            sorted(&|i| [total(i), width(i) * size(i), width(i)]),
-            sorted(&|i| [width(i), width(i) * size(i), total(i)]),
-            sorted(&|i| [width(i) * size(i), total(i), size(i)]),
-        ];
-        if self.on.portfolio { all } else { all[..1].to_vec() }
     }
 
     /// Moves items of cliques that failed often forward, in classes so coarse that the rank still counts.
@@ -575,7 +388,17 @@ impl<'a> Search<'a> {
         } else {
             choices.sort_unstable_by_key(|&i| std::cmp::Reverse(self.rank[i as usize]));
         }
-        frames.push(Frame { from, until, last, choices, mark: self.trail.len(), rest: Vec::new(), next: last, placed: None, blame: NOBODY });
+        frames.push(Frame {
+            from,
+            until,
+            last,
+            choices,
+            mark: self.trail.len(),
+            rest: Vec::new(),
+            next: last,
+            placed: None,
+            blame: NOBODY,
+        });
         None
     }
 
