@@ -155,13 +155,17 @@ impl Problem {
         Ok(problem)
     }
 
-    /// Its items, with moments numbered in order.
+    /// Its items, at their own moments where these are below 2^32, else at moments numbered in order.
     #[must_use]
     pub fn items(&self) -> Vec<Item> {
+        let all_small = self.entries.iter().all(|e| u32::try_from(e.upper).is_ok());
         let mut moments: Vec<u64> = self.entries.iter().flat_map(|e| [e.lower, e.upper]).collect();
         moments.sort_unstable();
         moments.dedup();
-        let rank = |moment: u64| u32::try_from(moments.partition_point(|&m| m < moment)).unwrap_or(u32::MAX);
+        let rank = |moment: u64| {
+            let at = if all_small { moment } else { moments.partition_point(|&m| m < moment) as u64 };
+            u32::try_from(at).unwrap_or(u32::MAX)
+        };
         let item = |e: &Entry| Item { bytes: e.size, spans: vec![(rank(e.lower), rank(e.upper))], align: e.alignment, fixed: e.offset };
         self.entries.iter().map(item).collect()
     }

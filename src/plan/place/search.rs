@@ -252,10 +252,10 @@ impl<'a> Search<'a> {
         while self.spent.steps < self.effort {
             for rank in ranks {
                 let mut by = rank.clone();
-                if round % 4 != 0 && self.on.weights {
+                if round % 3 != 0 && self.on.weights {
                     self.heavy_first(&mut by);
                 }
-                if round % 4 == 3 && self.on.shuffle {
+                if round > 0 && round % 3 == 0 && self.on.shuffle {
                     shuffle(&mut by, &mut random);
                 }
                 for (position, &i) in by.iter().enumerate() {

@@ -31,9 +31,9 @@ pub enum Technique {
     /// When no failure below a placement has to do with its item's time, its alternatives are skipped. That may skip a layout,
     /// too: what fails so proves nothing and is tried again without.
     Jump,
-    /// In every other round, items of cliques that failed often move forward.
+    /// In two rounds of three, items of cliques that failed often move forward.
     Weights,
-    /// After the first round every rank is shuffled a little.
+    /// In the other rounds every rank is shuffled a little, but for the first.
     Shuffle,
 }
 
