@@ -4,6 +4,8 @@
 
 #[path = "cli/estimate.rs"]
 mod estimate;
+#[path = "cli/compare.rs"]
+mod compare;
 #[path = "cli/folder.rs"]
 mod folder;
 #[path = "cli/import.rs"]

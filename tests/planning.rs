@@ -10,6 +10,7 @@ use common::random::{self, Random};
 use neap::device::{Profile, builtin, latency};
 use neap::job::json::sha256;
 use neap::job::{Arg, Graph, Replay};
+use neap::plan::bound::Bounds;
 use neap::plan::{self, Options, PlanError, Planned, Request};
 use neap::run::device::host::kernels::Kernel;
 use neap::run::device::host::view::{Call, Operand, View};
@@ -88,6 +89,10 @@ fn agree(seed: u64, graph: &Graph, planned: &Planned) {
     let run = engine::run(&program, link, &Durations::nominal(&program, link)).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
     assert_eq!(engine::peak(&engine::memory(&program, &run)), proof.figures.peak_bytes, "seed {seed}");
     assert_eq!(run.iteration, proof.figures.iteration_ns, "seed {seed}");
+    let (peak, time) = (proof.figures.peak_bytes, proof.figures.iteration_ns);
+    let bounds = Bounds::new(graph, &job.latencies, link);
+    assert!(bounds.peak(time.saturating_sub(proof.figures.unplanned_iteration_ns)) <= peak, "seed {seed}: below the bound");
+    assert!(bounds.iteration(peak).is_some_and(|bound| bound <= time), "seed {seed}: quicker than the bound");
     assert!(proof.figures.arena_bytes <= planned.plan.budget || planned.plan.planner == "none", "seed {seed}");
 }
 
@@ -95,6 +100,7 @@ fn agree(seed: u64, graph: &Graph, planned: &Planned) {
 fn planned_checked_simulated_and_run() {
     let (mut met, mut refused, mut moved) = (0, 0, 0);
     let first = std::env::var("NEAP_FIRST").ok().and_then(|n| n.parse().ok()).unwrap_or(0);
+    let methods = plan::Method::all();
     for seed in first..first + jobs() {
         let mut random = Random(seed);
         let graph = random::graph(&mut random);
@@ -106,7 +112,10 @@ fn planned_checked_simulated_and_run() {
             device: &device,
             latencies: &latencies,
             budget: Bytes::ZERO,
-            method: plan::Method::Tensile(Options { min_swap: Bytes(512 * random.below(2) as u64), ..Options::default() }),
+            method: match seed % (methods.len() as u64 * 2) {
+                index if index < methods.len() as u64 => methods[index as usize].clone(),
+                _ => plan::Method::Tensile(Options { min_swap: Bytes(512 * random.below(2) as u64), ..Options::default() }),
+            },
             recorded_options: BTreeMap::new(),
         };
         let unplanned = plan::unplanned(&request).expect("unplanned");

@@ -302,11 +302,22 @@ impl<'a> Ledger<'a> {
 
     /// Whether `made` is itself recomputed before operator `n`, directly or not from `from`.
     fn made_from(&self, made: TensorId, n: u32, from: TensorId) -> bool {
-        made == from
-            || self.chains.iter().filter(|c| c.before == n && c.tensor == made).any(|chain| {
-                let reads = chain.operators.iter().flat_map(|&id| self.graph.operator(id).reads());
-                reads.filter(|r| r.tensor != made).any(|r| self.made_from(r.tensor, n, from))
-            })
+        let mut seen = vec![made];
+        let mut next = 0;
+        while let Some(&tensor) = seen.get(next) {
+            if tensor == from {
+                return true;
+            }
+            next += 1;
+            for chain in self.chains.iter().filter(|c| c.before == n && c.tensor == tensor) {
+                for read in chain.operators.iter().flat_map(|&id| self.graph.operator(id).reads()) {
+                    if !seen.contains(&read.tensor) {
+                        seen.push(read.tensor);
+                    }
+                }
+            }
+        }
+        false
     }
 
     /// Scratch of a chain in its slot: the largest of its steps.
@@ -351,6 +362,21 @@ impl<'a> Ledger<'a> {
             }
         }
         self.chains.push(Chain { tensor, before, operators: chain });
+    }
+
+    /// Has the tensor there just before operator `n`, for something that is recomputed then. One that nobody wants any more by
+    /// then lives on until there, and no longer.
+    pub fn want(&mut self, tensor: TensorId, n: u32) {
+        let account = &mut self.accounts[tensor.index()];
+        match account.uses.last() {
+            Some(&last) if !account.long_lived && last < n => {
+                account.uses.push(n);
+                account.gaps.push(Gap::Keep);
+                let bytes = account.bytes;
+                self.add(2 * last as usize + 2, 2 * n as usize + 1, bytes);
+            }
+            _ => self.use_before(tensor, n),
+        }
     }
 
     /// Adds a use just before operator `n`, splitting the gap it falls into.

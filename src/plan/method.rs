@@ -3,6 +3,7 @@
 //! For: one place where a name becomes a way to decide. Not for: how any of them decides.
 
 use super::tensile::{self, Decided};
+use super::{capuchin, checkpoint, vdnn};
 use crate::device::Link;
 use crate::job::Graph;
 use crate::schedule::Latency;
@@ -28,6 +29,12 @@ pub struct Given<'a> {
 pub enum Method {
     /// TENSILE.
     Tensile(tensile::Options),
+    /// vDNN with one of its static policies.
+    Vdnn(vdnn::Policy),
+    /// Capuchin.
+    Capuchin,
+    /// Segments that are run again.
+    Checkpoint,
 }
 
 impl Default for Method {
@@ -37,11 +44,33 @@ impl Default for Method {
 }
 
 impl Method {
+    /// Every planner with its default switches, in the order in which tables show them.
+    #[must_use]
+    pub fn all() -> Vec<Self> {
+        vec![
+            Self::Vdnn(vdnn::Policy::All),
+            Self::Vdnn(vdnn::Policy::Conv),
+            Self::Checkpoint,
+            Self::Capuchin,
+            Self::Tensile(tensile::Options::default()),
+        ]
+    }
+
+    /// The planner of a name, with its default switches.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::all().into_iter().find(|m| m.name() == name)
+    }
+
     /// As `--planner` and the plan's record say it.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Tensile(_) => "tensile",
+            Self::Vdnn(vdnn::Policy::All) => "vdnn-all",
+            Self::Vdnn(vdnn::Policy::Conv) => "vdnn-conv",
+            Self::Capuchin => "capuchin",
+            Self::Checkpoint => "checkpoint",
         }
     }
 
@@ -50,6 +79,9 @@ impl Method {
     pub fn decide<'a>(&self, given: &Given<'a>) -> Decided<'a> {
         match self {
             Self::Tensile(options) => tensile::decide(given.graph, given.latencies, given.link, given.pinned, given.target, options),
+            Self::Vdnn(policy) => vdnn::decide(given, *policy),
+            Self::Capuchin => capuchin::decide(given),
+            Self::Checkpoint => checkpoint::decide(given),
         }
     }
 
@@ -58,6 +90,7 @@ impl Method {
     pub fn narrow(&self) -> Option<Self> {
         match self {
             Self::Tensile(options) => Some(Self::Tensile(tensile::Options { prefetch: false, ..options.clone() })),
+            Self::Vdnn(_) | Self::Capuchin | Self::Checkpoint => None,
         }
     }
 }

@@ -5,13 +5,18 @@
 //! at any timing); [`emit`] writes the decisions down as events, [`place`] finds the addresses, and
 //! [`budget`] repeats that until the arena fits. Not for: flags, files, proofs.
 
+pub mod bound;
 pub mod budget;
+pub mod capuchin;
+pub mod checkpoint;
+pub mod clock;
 pub mod emit;
 pub mod lane;
 pub mod ledger;
 pub mod method;
 pub mod place;
 pub mod tensile;
+pub mod vdnn;
 
 pub use budget::{Infeasible, PlanError, Planned, Request, make, make_for, minimum, minimum_for, unplanned};
 pub use method::{Given, Method};

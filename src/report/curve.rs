@@ -47,7 +47,7 @@ pub(super) const AXIS_BOTTOM: u32 = 42;
 pub(super) const COLUMNS: u64 = (SIZE.0 - LEFT - RIGHT) as u64;
 
 /// Okabe and Ito's colours, which the colour-blind can tell apart; vermilion and blue first.
-const COLOURS: [RGBColor; 6] = [
+pub(super) const COLOURS: [RGBColor; 6] = [
     RGBColor(213, 94, 0),
     RGBColor(0, 114, 178),
     RGBColor(0, 158, 115),

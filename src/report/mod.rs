@@ -5,6 +5,7 @@
 pub mod curve;
 pub mod memory;
 pub mod quadrants;
+pub mod frontier;
 pub mod schemas;
 pub mod table;
 pub mod timeline;

@@ -2,6 +2,7 @@
 
 mod allocator;
 mod check;
+mod compare;
 mod device;
 mod diff;
 mod estimate;
@@ -37,6 +38,7 @@ enum Command {
     Import(import::Flags),
     Inspect(inspect::Flags),
     Plan(plan::Flags),
+    Compare(compare::Flags),
     Simulate(simulate::Flags),
     Run(run::Flags),
     Estimate(Box<estimate::Flags>),
@@ -53,6 +55,7 @@ fn main() -> ExitCode {
         Command::Import(flags) => import::main(&flags, cli.json),
         Command::Inspect(flags) => inspect::main(&flags, cli.json),
         Command::Plan(flags) => plan::main(&flags, cli.json),
+        Command::Compare(flags) => compare::main(&flags, cli.json),
         Command::Simulate(flags) => simulate::main(&flags, cli.json),
         Command::Run(flags) => run::main(&flags, cli.json),
         Command::Estimate(flags) => estimate::main(&flags, cli.json),

@@ -6,10 +6,12 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use neap::job::liveness::Liveness;
+use neap::plan::bound::Bounds;
+use neap::plan::vdnn::Policy;
 use neap::plan::{self, Options, PlanError, Planned, Request};
 use neap::report::table::{Side, Table};
 use neap::schedule::{Event, Source, json as plan_json};
-use neap::units::Bytes;
+use neap::units::{Bytes, Nanos};
 use serde_json::json;
 
 use crate::allocator::{self, AllocatorFlags};
@@ -41,6 +43,14 @@ pub struct Flags {
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Planner {
+    /// vDNN: every layer's feature maps leave during the forward, whatever the budget.
+    VdnnAll,
+    /// vDNN: convolutions' feature maps only.
+    VdnnConv,
+    /// Segments of the forward are run again before their backward.
+    Checkpoint,
+    /// Capuchin: swaps by free time, recomputation by memory saved per second.
+    Capuchin,
     /// TENSILE's algorithms 1 to 3, with passive swapping as the last resort.
     Tensile,
 }
@@ -115,14 +125,20 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let (options, mut recorded_options) = flags.switches.resolve();
     let framework = flags.allocator.resolve(&device)?;
     recorded_options.extend(flags.allocator.record());
-    let Planner::Tensile = flags.planner;
+    let method = match flags.planner {
+        Planner::VdnnAll => plan::Method::Vdnn(Policy::All),
+        Planner::VdnnConv => plan::Method::Vdnn(Policy::Conv),
+        Planner::Checkpoint => plan::Method::Checkpoint,
+        Planner::Capuchin => plan::Method::Capuchin,
+        Planner::Tensile => plan::Method::Tensile(options),
+    };
     let request = Request {
         graph: &graph,
         file: (graph_path(flags)?, neap::job::json::sha256(&graph)),
         device: &device,
         latencies: &latencies,
         budget: budget.unwrap_or_else(|| device.available().min(Bytes(liveness.peak.0.saturating_mul(2)))),
-        method: plan::Method::Tensile(options),
+        method,
         recorded_options,
     };
     let started = Instant::now();
@@ -159,7 +175,8 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         plan_json::write(output, &planned.plan, &graphs)?;
     }
     note(&format!("planned in {took:.1?}"));
-    report(flags, &planned, &liveness, as_json)?;
+    let bounds = Bounds::new(&graphs[0], &latencies, &device.link);
+    report(flags, &planned, &liveness, &bounds, as_json)?;
     Ok(Answer::Yes)
 }
 
@@ -170,8 +187,10 @@ fn graph_path(flags: &Flags) -> anyhow::Result<String> {
         .with_context(|| format!("{}: cannot be written so that it names {}", plan.display(), flags.graph.display()))
 }
 
-fn report(flags: &Flags, planned: &Planned, liveness: &Liveness, as_json: bool) -> anyhow::Result<()> {
+fn report(flags: &Flags, planned: &Planned, liveness: &Liveness, bounds: &Bounds<'_>, as_json: bool) -> anyhow::Result<()> {
     let figures = &planned.plan.figures;
+    // What no plan can beat: the peak without added time, and the time at this budget.
+    let (bound_peak, bound_time) = (bounds.peak(Nanos::ZERO), bounds.iteration(planned.plan.budget).unwrap_or_default());
     let job = &planned.plan.jobs[0];
     let count = |f: fn(&Event) -> bool| job.events.iter().filter(|e| f(e)).count();
     let swaps_out = count(|e| matches!(e, Event::SwapOut { .. }));
@@ -186,6 +205,8 @@ fn report(flags: &Flags, planned: &Planned, liveness: &Liveness, as_json: bool) 
         object["budget_bytes"] = json!(planned.plan.budget);
         object["floor_bytes"] = json!(liveness.floor);
         object["no_free_bytes"] = json!(liveness.no_free);
+        object["bound_bytes"] = json!(bound_peak);
+        object["bound_ns"] = json!(bound_time);
         object["swap_outs"] = json!(swaps_out);
         object["swap_ins"] = json!(swaps_in);
         object["recomputes"] = json!(recomputes);
@@ -212,6 +233,8 @@ fn report(flags: &Flags, planned: &Planned, liveness: &Liveness, as_json: bool) 
         figures.iteration_ns.to_string(),
         figures.iteration_ns.0.to_string(),
     ]);
+    table.row(["bound, without added time".to_owned(), String::new(), bytes(bound_peak), bound_peak.0.to_string()]);
+    table.row(["bound, at this budget".to_owned(), String::new(), bound_time.to_string(), bound_time.0.to_string()]);
     let mut text = format!(
         "{table}\n{swaps_out} swap-outs, {swaps_in} swap-ins, {recomputes} recomputes; waiting {} for swap-ins, {} for swap-outs, {} at the end\n\
          latencies: {} measured, {} from the graph, {} by roofline on {}\n",

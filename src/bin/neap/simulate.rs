@@ -209,8 +209,8 @@ fn timeline(path: &Path, subject: &Subjects, program: &Program, run: &Run, curve
     Ok(())
 }
 
-/// `part / whole` in thousandths, as a decimal; 0 for an empty whole.
-fn ratio(part: u64, whole: u64) -> f64 {
+/// `part / whole` to four decimals; 0 for an empty whole.
+pub fn ratio(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { (u128::from(part) * 10_000 / u128::from(whole)) as f64 / 10_000.0 }
 }
 

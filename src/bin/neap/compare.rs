@@ -1,0 +1,368 @@
+//! `neap compare`: planners × budgets × devices in one table.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use neap::device::Profile;
+use neap::job::Graph;
+use neap::job::liveness::Liveness;
+use neap::plan::bound::Bounds;
+use neap::plan::{self, Method, PlanError, Planned, Request};
+use neap::report::frontier::{self, Curve, Panel};
+use neap::report::table::{Side, Table};
+use neap::schedule::{Event, Latency};
+use neap::units::{Bytes, Nanos};
+use serde_json::{Value, json};
+
+use crate::output::{self, Answer, note};
+use crate::settings::{self, Budget, DeviceFlags};
+use crate::simulate::ratio;
+
+/// Compare planners: what each makes of every budget on every device, beside what no plan can beat.
+///
+/// Exits 0 when every budget was met by a planner, 1 when one was met by none.
+#[derive(clap::Args)]
+pub struct Flags {
+    /// The job.
+    graph: PathBuf,
+    /// Which planners, by name; all if not given.
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',', value_parser = method)]
+    planners: Vec<Method>,
+    /// Bytes (12GiB), shares of the unplanned peak (60%), or `min`. One that the device cuts down to another is skipped.
+    #[arg(long, value_name = "BUDGET,…", value_delimiter = ',', default_value = "80%,70%,60%,50%,40%")]
+    budget: Vec<Budget>,
+    /// A built-in device (`neap device list`) or a *.device.json file; may be given again. `host` if not given.
+    #[arg(long, value_name = "NAME|FILE")]
+    device: Vec<String>,
+    /// A table of measured latencies, used before the roofline.
+    #[arg(long, value_name = "FILE.csv")]
+    latencies: Option<PathBuf>,
+    /// Write the table for sorting and plotting.
+    #[arg(long, value_name = "FILE.csv")]
+    csv: Option<PathBuf>,
+    /// Draw time against memory.
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+    /// Say how long planning took too, which is not the same twice.
+    #[arg(long)]
+    timing: bool,
+}
+
+fn method(name: &str) -> Result<Method, String> {
+    Method::named(name).ok_or_else(|| {
+        let names: Vec<&str> = Method::all().iter().map(Method::name).collect();
+        format!("`{name}` is not a planner; there are {}", names.join(", "))
+    })
+}
+
+/// A device with its latencies, and what holds for all plans on it.
+struct Site<'a> {
+    device: Profile,
+    latencies: Vec<Latency>,
+    liveness: &'a Liveness,
+    unplanned: Nanos,
+}
+
+/// One planner at one budget on one device.
+struct Row {
+    device: String,
+    planner: &'static str,
+    /// As the user says it, and in bytes; a minimum's bytes are what was reached.
+    asked: Budget,
+    budget: Bytes,
+    took: Duration,
+    plan: Result<Figures, Bytes>,
+    unplanned: (Bytes, Nanos),
+    /// No plan within the budget is quicker; `None` below the floor.
+    bound: Option<Nanos>,
+}
+
+/// What a plan comes to.
+struct Figures {
+    peak: Bytes,
+    arena: Bytes,
+    time: Nanos,
+    msr: f64,
+    msr_no_free: f64,
+    eor: f64,
+    stall: Nanos,
+    moved: Bytes,
+    recomputed: Bytes,
+    /// No plan that takes as long has a lower peak.
+    bound: Bytes,
+}
+
+pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
+    let mut inputs = vec![flags.graph.as_path()];
+    inputs.extend(flags.device.iter().map(Path::new));
+    inputs.extend(flags.latencies.as_deref());
+    settings::outputs(&inputs, &[flags.csv.as_deref(), flags.plot.as_deref()])?;
+    let graph = settings::graph(&flags.graph)?;
+    let liveness = Liveness::of(&graph);
+    let devices = if flags.device.is_empty() { vec![None] } else { flags.device.iter().cloned().map(Some).collect() };
+    let (mut rows, mut panels, mut all_met) = (Vec::new(), Vec::new(), true);
+    for device in devices {
+        let (device, latencies) = DeviceFlags { device, latencies: flags.latencies.clone() }.resolve(&graph)?;
+        let unplanned = latencies.iter().map(|l| l.time).sum();
+        let site = Site { device, latencies, liveness: &liveness, unplanned };
+        let bounds = Bounds::new(&graph, &site.latencies, &site.device.link);
+        let first = rows.len();
+        for (asked, budget) in budgets(flags, &site)? {
+            let before = rows.len();
+            let bound = budget.and_then(|b| bounds.iteration(b));
+            for method in planners(flags) {
+                let mut row = row(&graph, &site, &bounds, asked, budget, method)?;
+                row.bound = if budget.is_some() { bound } else { bounds.iteration(row.budget) };
+                rows.push(row);
+            }
+            all_met &= rows[before..].iter().any(|r| r.plan.is_ok());
+        }
+        if flags.plot.is_some() {
+            panels.push(panel(&graph, &site, &bounds, &rows[first..], flags));
+        }
+    }
+    if let Some(path) = &flags.csv {
+        write_csv(path, &rows, flags.timing)?;
+    }
+    if let Some(path) = &flags.plot {
+        let drawing = frontier::svg(&panels)?;
+        neap::files::write(path, |f| f.write_all(drawing.as_bytes()))?;
+    }
+    if as_json {
+        let rows: Vec<Value> = rows.iter().map(|r| row_json(r, flags.timing)).collect();
+        output::json(&json!({ "graph": graph.name, "floor_bytes": liveness.floor, "no_free_bytes": liveness.no_free, "rows": rows }))?;
+    } else {
+        output::data(&table(&rows, flags.timing).to_string())?;
+    }
+    for path in [&flags.csv, &flags.plot].into_iter().flatten() {
+        note(&format!("written: {}", path.display()));
+    }
+    Ok(if all_met { Answer::Yes } else { Answer::No })
+}
+
+fn planners(flags: &Flags) -> Vec<Method> {
+    if flags.planners.is_empty() { Method::all() } else { flags.planners.clone() }
+}
+
+/// The budgets in bytes, `None` for the minimum, none twice.
+fn budgets(flags: &Flags, site: &Site<'_>) -> anyhow::Result<Vec<(Budget, Option<Bytes>)>> {
+    let mut all: Vec<(Budget, Option<Bytes>)> = Vec::new();
+    for &asked in &flags.budget {
+        let budget = asked.resolve(site.liveness.peak, &site.device)?;
+        if all.iter().all(|b| b.1 != budget) {
+            all.push((asked, budget));
+        }
+    }
+    Ok(all)
+}
+
+fn row(graph: &Graph, site: &Site<'_>, bounds: &Bounds<'_>, asked: Budget, budget: Option<Bytes>, method: Method) -> anyhow::Result<Row> {
+    let name = method.name();
+    let request = Request {
+        graph,
+        file: ("job.graph.json".to_owned(), neap::job::json::sha256(graph)),
+        device: &site.device,
+        latencies: &site.latencies,
+        budget: budget.unwrap_or_else(|| site.device.available().min(Bytes(site.liveness.peak.0.saturating_mul(2)))),
+        method,
+        recorded_options: BTreeMap::new(),
+    };
+    let started = Instant::now();
+    let planned = if budget.is_some() { plan::make(&request) } else { plan::minimum(&request) };
+    let took = started.elapsed();
+    let (plan, budget) = match planned {
+        Ok(planned) => {
+            if let Err(refusals) = neap::schedule::check::check(&planned.plan, std::slice::from_ref(graph)) {
+                bail!("{name}'s plan did not pass the checker; this is a defect of neap, please report it with the graph: {}", refusals[0]);
+            }
+            let budget = planned.plan.budget;
+            (Ok(figures(graph, site, bounds, &planned)), budget)
+        }
+        Err(PlanError::Infeasible(no)) => (Err(no.lowest), no.budget),
+        Err(defect) => return Err(defect.into()),
+    };
+    let unplanned = (site.liveness.peak, site.unplanned);
+    Ok(Row { device: site.device.name.clone(), planner: name, asked, budget, took, plan, unplanned, bound: None })
+}
+
+fn figures(graph: &Graph, site: &Site<'_>, bounds: &Bounds<'_>, planned: &Planned) -> Figures {
+    let of = &planned.plan.figures;
+    let saving = |baseline: Bytes| ratio(baseline.saturating_sub(of.peak_bytes).0, baseline.0);
+    let again = planned.plan.jobs[0].events.iter().flat_map(|e| if let Event::Recompute { keep, .. } = e { &keep[..] } else { &[] });
+    Figures {
+        peak: of.peak_bytes,
+        arena: of.arena_bytes,
+        time: of.iteration_ns,
+        msr: saving(site.liveness.peak),
+        msr_no_free: saving(site.liveness.no_free),
+        eor: ratio(of.iteration_ns.0, site.unplanned.0),
+        stall: planned.run.stalls.swap_in + planned.run.stalls.swap_out + planned.run.stalls.tail,
+        moved: planned.program.copies.iter().map(|c| c.bytes).sum(),
+        recomputed: again.map(|t| graph.tensor(*t).bytes).sum(),
+        bound: bounds.peak(of.iteration_ns.saturating_sub(site.unplanned)),
+    }
+}
+
+/// Saving over time ratio, to four decimals.
+fn cbr(msr: f64, eor: f64) -> f64 {
+    if eor > 0.0 { (msr / eor * 10_000.0).round() / 10_000.0 } else { 0.0 }
+}
+
+/// How far `value` is above `bound`, as a share of the bound.
+fn above(value: u64, bound: u64) -> f64 {
+    ratio(value.saturating_sub(bound), bound)
+}
+
+fn told(asked: Budget, budget: Bytes) -> String {
+    match asked {
+        Budget::Share(share) if share % 1000 == 0 => format!("{}%", share / 1000),
+        Budget::Share(share) => format!("{}.{:03}%", share / 1000, share % 1000),
+        Budget::Minimum => "min".to_owned(),
+        Budget::Bytes(_) => budget.0.to_string(),
+    }
+}
+
+fn table(rows: &[Row], timing: bool) -> Table {
+    let mut columns = vec![("device", Side::Left), ("budget", Side::Right), ("planner", Side::Left)];
+    let numbers =
+        ["peak", "MSR", "MSR no-free", "EOR", "CBR", "CBR no-free", "stall", "moved", "recomputed", "time over bound", "peak over bound"];
+    columns.extend(numbers.map(|n| (n, Side::Right)));
+    if timing {
+        columns.push(("planning", Side::Right));
+    }
+    let mut table = Table::new(&columns);
+    for row in rows {
+        let mut cells = vec![row.device.clone(), told(row.asked, row.budget), row.planner.to_owned()];
+        match &row.plan {
+            Ok(f) => cells.extend([
+                f.peak.to_string(),
+                format!("{:.4}", f.msr),
+                format!("{:.4}", f.msr_no_free),
+                format!("{:.4}", f.eor),
+                format!("{:.4}", cbr(f.msr, f.eor)),
+                format!("{:.4}", cbr(f.msr_no_free, f.eor)),
+                f.stall.to_string(),
+                f.moved.to_string(),
+                f.recomputed.to_string(),
+                row.bound.map_or(String::new(), |b| format!("{:.2} %", above(f.time.0, b.0) * 100.0)),
+                format!("{:.2} %", above(f.peak.0, f.bound.0) * 100.0),
+            ]),
+            Err(lowest) => {
+                cells.push(format!("no: {lowest}"));
+                cells.resize(3 + numbers.len(), String::new());
+            }
+        }
+        if timing {
+            cells.push(format!("{:.1?}", row.took));
+        }
+        table.row(cells);
+    }
+    table
+}
+
+fn row_json(row: &Row, timing: bool) -> Value {
+    let mut object = json!({
+        "device": row.device,
+        "planner": row.planner,
+        "budget": told(row.asked, row.budget),
+        "budget_bytes": row.budget,
+        "fits": row.plan.is_ok(),
+        "unplanned_peak_bytes": row.unplanned.0,
+        "unplanned_iteration_ns": row.unplanned.1,
+        "bound_ns": row.bound,
+    });
+    match &row.plan {
+        Ok(f) => {
+            let figures = json!({
+                "peak_bytes": f.peak,
+                "arena_bytes": f.arena,
+                "iteration_ns": f.time,
+                "msr": f.msr,
+                "msr_no_free": f.msr_no_free,
+                "eor": f.eor,
+                "cbr": cbr(f.msr, f.eor),
+                "cbr_no_free": cbr(f.msr_no_free, f.eor),
+                "stall_ns": f.stall,
+                "moved_bytes": f.moved,
+                "recomputed_bytes": f.recomputed,
+                "bound_bytes": f.bound,
+            });
+            if let (Value::Object(all), Value::Object(figures)) = (&mut object, figures) {
+                all.extend(figures);
+            }
+        }
+        Err(lowest) => object["lowest_bytes"] = json!(lowest),
+    }
+    if timing {
+        object["planning_s"] = json!(row.took.as_secs_f64());
+    }
+    object
+}
+
+const CSV: [&str; 21] = [
+    "device",
+    "planner",
+    "budget",
+    "budget_bytes",
+    "fits",
+    "unplanned_peak_bytes",
+    "unplanned_iteration_ns",
+    "peak_bytes",
+    "arena_bytes",
+    "iteration_ns",
+    "msr",
+    "msr_no_free",
+    "eor",
+    "cbr",
+    "cbr_no_free",
+    "stall_ns",
+    "moved_bytes",
+    "recomputed_bytes",
+    "bound_bytes",
+    "bound_ns",
+    "lowest_bytes",
+];
+
+/// The rows' JSON under the same names, empty where there is none.
+fn write_csv(path: &Path, rows: &[Row], timing: bool) -> anyhow::Result<()> {
+    let columns: Vec<&str> = CSV.into_iter().chain(timing.then_some("planning_s")).collect();
+    let mut writer = csv::Writer::from_writer(Vec::new());
+    writer.write_record(&columns)?;
+    for row in rows {
+        let object = row_json(row, timing);
+        writer.write_record(columns.iter().map(|&c| match &object[c] {
+            Value::Null => String::new(),
+            Value::String(text) => text.clone(),
+            value => value.to_string(),
+        }))?;
+    }
+    let text = writer.into_inner().context("the table can't be written down")?;
+    neap::files::write(path, |f| f.write_all(&text))?;
+    Ok(())
+}
+
+/// Points of the bound's curve.
+const LEVELS: u64 = 24;
+
+fn panel(graph: &Graph, site: &Site<'_>, bounds: &Bounds<'_>, rows: &[Row], flags: &Flags) -> Panel {
+    let curve = |method: Method| {
+        let mine = rows.iter().filter(|r| r.planner == method.name());
+        let mut points: Vec<(Bytes, Nanos)> = mine.filter_map(|r| r.plan.as_ref().ok()).map(|f| (f.peak, f.time)).collect();
+        points.sort_unstable();
+        points.dedup();
+        Curve { name: method.name().to_owned(), points }
+    };
+    // From the lowest of the plans to the unplanned peak.
+    let peaks = rows.iter().filter_map(|r| r.plan.as_ref().ok()).map(|f| f.peak.0);
+    let highest = site.liveness.peak.0;
+    let lowest = peaks.min().unwrap_or(highest).min(highest);
+    let levels = (0..=LEVELS).map(|i| Bytes(lowest + (highest - lowest) / LEVELS * i));
+    Panel {
+        title: format!("{} on {}", graph.name, site.device.name),
+        unplanned: (site.liveness.peak, site.unplanned),
+        curves: planners(flags).into_iter().map(curve).collect(),
+        bound: levels.filter_map(|level| Some((level, bounds.iteration(level)?))).collect(),
+    }
+}

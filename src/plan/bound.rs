@@ -1,0 +1,386 @@
+//! What no plan can beat: a lower bound on the peak at a given added time, and on the time at a given budget.
+//!
+//! For: saying how far a plan is from the best possible. Not for: finding plans; the bounds need not be reachable.
+//!
+//! # The bound and its proof
+//!
+//! Let T be the sum of the operators' latencies and take any plan whose iteration takes at most T + D. All waiting and all
+//! recomputing together then take at most D. Look at the instant τ that lies θ into operator q, 0 ≤ θ < its latency. By the meaning of plans
+//! ([`crate::schedule::plan`]) everything q touches and its workspace hold bytes at τ. Every other tensor X that is
+//! used both before and after (round the end of the iteration, if nothing generates it) holds its bytes too unless it is *away*. To be away it must
+//! come back before its next use n, in one of two ways:
+//!
+//! 1. *By the link.* Its copy in starts after τ and ends by the start of n. From τ until then operators take tₙ − t_q − θ (t: nominal starts, plus T
+//!    where n lies in the next iteration), so at most D more passes. What it copies was copied out after the end of the last write w
+//!    before τ (a write costs the host copy its validity) and by τ: within t_q + θ − end_w + D. A tensor that no operator writes may have been on the
+//!    host for ever. A direction carries one copy at a time, and none is faster than alone. So for the set S of tensors away
+//!    by the link and for every next use n: the copies in of those of S wanted by n, together, take at most n's window; and likewise for
+//!    copies out and every last write. A plan is steady, so windows that reach over the end of the iteration are as good as any. A tensor whose
+//!    own copy exceeds its own window is not in S.
+//! 2. *By recomputing.* Then every operator that has written X up to τ runs again, the first because it generates X and the others because
+//!    a version is only made from the one before. Each takes its latency, once for all it writes: the sum over these operators is at most D.
+//!    An operator that may never run again rules its tensors out.
+//!
+//! Let every X be away to a fraction from 0 to 1; that only allows more. Then
+//! - the bytes of S are at most what the copies in allow, and at most what the copies out allow: each a linear program whose
+//!   constraints are nested windows, which is solved exactly by going through the windows from the shortest and throwing out
+//!   the least bytes per nanosecond whenever one overflows;
+//! - an operator's latency is at least the sum of its parts if each tensor that wants it bears a part by its bytes, and
+//!   with such parts (rounded down) the bytes recomputed are at most those of a fractional knapsack of size D.
+//!
+//! What stands at τ without a plan, less both, is therefore a lower bound on the peak. It is taken at the start, the middle and the end
+//! of operators, and never below the floor. Any choice of operators gives a bound; of a long job the highest in each of
+//! [`STRETCHES`] stretches are looked at, then all in the [`CLOSE`] stretches that bind most. Bytes that are away are rounded up, times of copies are the link's own. It
+//! falls as D grows: so the least D at which it is within a budget is a lower bound on the added time at that budget.
+//!
+//! Cost: O(tensors · log) an operator that is looked at, a few dozen times that for a bound on time.
+
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BinaryHeap};
+
+use super::ledger::Ledger;
+use crate::device::Link;
+use crate::job::{Graph, Replay};
+use crate::schedule::Latency;
+use crate::sim::engine::{rate, work};
+use crate::sim::program::Direction;
+use crate::units::{Bytes, Nanos, TensorId};
+
+/// Into how many stretches a job is cut, and how many of them are looked at closely.
+const STRETCHES: u32 = 96;
+const CLOSE: usize = 4;
+
+/// The bounds of one job on one link.
+#[derive(Clone, Debug)]
+pub struct Bounds<'a> {
+    ledger: Ledger<'a>,
+    /// Nominal start of each operator, and the end of the last.
+    starts: Vec<u64>,
+    /// By tensor: how long its copies take at the least.
+    back: Vec<u64>,
+    out: Vec<u64>,
+    /// By operator: running it again takes so long at the least; `None` where that is ruled out.
+    again: Vec<Option<u64>>,
+    stretches: Vec<Stretch>,
+    floor: u64,
+}
+
+impl<'a> Bounds<'a> {
+    /// The bounds of a job with these latencies on this link.
+    #[must_use]
+    pub fn new(graph: &'a Graph, latencies: &[Latency], link: &Link) -> Self {
+        let ledger = Ledger::new(graph);
+        let mut starts = vec![0];
+        let mut now = 0;
+        for latency in latencies {
+            now += latency.time.0.max(1);
+            starts.push(now);
+        }
+        let least = |direction, bytes: Bytes| {
+            let fastest = rate(link, direction, false).max(rate(link, direction, true)).max(1);
+            u64::try_from(work(link, direction, bytes).div_ceil(u128::from(fastest))).unwrap_or(u64::MAX / 4).clamp(1, u64::MAX / 4)
+        };
+        let copies = |direction| graph.tensors.iter().map(|t| least(direction, t.bytes)).collect();
+        let again = graph.operators.iter().zip(latencies).map(|(o, l)| (o.replay != Replay::Never).then_some(l.time.0.max(1))).collect();
+        let operators = u32::try_from(graph.operators.len()).unwrap_or(u32::MAX);
+        let width = operators.div_ceil(STRETCHES).max(1);
+        let standing = |q: u32| ledger.load[2 * q as usize + 1];
+        let stretch = |from: u32| {
+            let until = operators.min(from + width);
+            let highest = (from..until).max_by_key(|&q| (standing(q), std::cmp::Reverse(q)));
+            Stretch { from, until, highest: highest.unwrap_or(from) }
+        };
+        let stretches = (0..operators).step_by(width as usize).map(stretch).collect();
+        let floor = crate::job::liveness::Liveness::of(graph).floor.0;
+        Self { ledger, starts, back: copies(Direction::H2d), out: copies(Direction::D2h), again, stretches, floor }
+    }
+
+    /// No plan is below this: the largest working set of an operator.
+    #[must_use]
+    pub const fn floor(&self) -> Bytes {
+        Bytes(self.floor)
+    }
+
+    /// No plan whose iteration takes at most `added` longer than the unplanned one has a lower peak.
+    #[must_use]
+    pub fn peak(&self, added: Nanos) -> Bytes {
+        let mut best = self.floor;
+        let mut look = |q: u32| -> u64 {
+            let standing = self.standing(q);
+            if standing <= best {
+                return 0;
+            }
+            let moment = self.moment(q);
+            let highest = self.offsets(q).into_iter().map(|offset| standing - moment.away(added.0, offset)).max().unwrap_or(0);
+            best = best.max(highest);
+            highest
+        };
+        let mut seen: Vec<(u64, usize)> = self.stretches.iter().enumerate().map(|(s, stretch)| (look(stretch.highest), s)).collect();
+        seen.sort_unstable_by_key(|&(value, stretch)| (std::cmp::Reverse(value), stretch));
+        for (_, stretch) in seen.into_iter().take(CLOSE) {
+            self.stretches[stretch].operators().for_each(|q| {
+                look(q);
+            });
+        }
+        Bytes(best)
+    }
+
+    /// No plan with a peak of at most `budget` has a shorter iteration; `None` where there is no such plan.
+    #[must_use]
+    pub fn iteration(&self, budget: Bytes) -> Option<Nanos> {
+        if budget.0 < self.floor {
+            return None;
+        }
+        let mut added = 0;
+        // Says whether the operator proves more.
+        let mut look = |q: u32| -> bool {
+            let standing = self.standing(q);
+            if standing <= budget.0 {
+                return false;
+            }
+            let (moment, before) = (self.moment(q), added);
+            for offset in self.offsets(q) {
+                added = least_at(added, |added| standing - moment.away(added, offset) <= budget.0);
+            }
+            added > before
+        };
+        // Each that proves more than those before it is above them: the last ones are worth a closer look.
+        let mut proving: Vec<usize> = (0..self.stretches.len()).filter(|&s| look(self.stretches[s].highest)).collect();
+        proving.reverse();
+        for stretch in proving.into_iter().take(CLOSE) {
+            self.stretches[stretch].operators().for_each(|q| {
+                look(q);
+            });
+        }
+        Some(Nanos(self.total() + added))
+    }
+
+    fn total(&self) -> u64 {
+        self.starts.last().copied().unwrap_or(0)
+    }
+
+    /// What stands during an operator without a plan.
+    fn standing(&self, q: u32) -> u64 {
+        self.ledger.load[2 * q as usize + 1]
+    }
+
+    /// The instants at which an operator is looked at.
+    fn offsets(&self, q: u32) -> Vec<u64> {
+        let length = self.starts[q as usize + 1] - self.starts[q as usize];
+        let mut offsets = vec![0, (length - 1) / 2, length - 1];
+        offsets.dedup();
+        offsets
+    }
+
+    /// What may be away during operator `q`, and what that takes.
+    fn moment(&self, q: u32) -> Moment {
+        let (now, total) = (self.starts[q as usize], self.total());
+        let slot = 2 * q as usize + 1;
+        let mut moment = Moment::default();
+        // For recomputing: who writes what, to share the writers' time.
+        let mut shared: Vec<(u64, &[u32])> = Vec::new();
+        let mut wanted: BTreeMap<u32, u64> = BTreeMap::new();
+        for (index, account) in self.ledger.accounts.iter().enumerate() {
+            let tensor = TensorId::of(index);
+            if account.bytes == 0 {
+                continue;
+            }
+            let until = match self.ledger.gap_over(tensor, slot) {
+                Some(gap) => {
+                    let n = self.starts[self.ledger.ends(tensor, gap).1 as usize];
+                    // Round the end of the iteration the next use is the next iteration's.
+                    if n > now { n } else { n + total }
+                }
+                // Nobody uses it: it may come and go at any time.
+                None if account.uses.is_empty() && account.long_lived => now + total,
+                None => continue,
+            };
+            let ended = |w: u32| self.starts[w as usize + 1];
+            let written = account.writes.partition_point(|&w| w < q);
+            let since = match (written.checked_sub(1), account.writes.last()) {
+                (Some(last), _) => Some(now - ended(account.writes[last])),
+                (None, Some(&last)) => Some(now + total - ended(last)),
+                (None, None) => None,
+            };
+            let (bytes, back, out) = (account.bytes, self.back[index], self.out[index]);
+            moment.all += bytes;
+            moment.back.push(Copied { bytes, time: back, window: until - now, other: since.map(|window| (window, out)) });
+            match since {
+                Some(window) => moment.out.push(Copied { bytes, time: out, window, other: Some((until - now, back)) }),
+                None => moment.clean.push(Copied { bytes, time: back, window: until - now, other: None }),
+            }
+            let writers = &account.writes[..written];
+            if !account.long_lived && writers.iter().all(|&w| self.again[w as usize].is_some()) {
+                for &w in writers {
+                    *wanted.entry(w).or_default() += bytes;
+                }
+                shared.push((bytes, writers));
+            }
+        }
+        moment.back.sort_unstable_by_key(|c| c.window);
+        moment.out.sort_unstable_by_key(|c| c.window);
+        for (bytes, writers) in shared {
+            let latency = |w: &u32| self.again[*w as usize].unwrap_or(0);
+            let part = |w: &u32| u128::from(latency(w)) * u128::from(bytes) / u128::from(wanted.get(w).copied().unwrap_or(1).max(1));
+            let longest = writers.iter().map(latency).max().unwrap_or(0);
+            let cost = u64::try_from(writers.iter().map(part).sum::<u128>()).unwrap_or(u64::MAX);
+            moment.recompute.push(Recomputed { bytes, cost, longest });
+        }
+        moment.recompute.sort_by(|a, b| denser(b.bytes, b.cost, a.bytes, a.cost));
+        moment
+    }
+}
+
+/// The least value from `from` on of which `enough` holds, which it does for all above it; at most 2^62.
+fn least_at(from: u64, enough: impl Fn(u64) -> bool) -> u64 {
+    if enough(from) {
+        return from;
+    }
+    // `low` is not enough, `high` is.
+    let (mut low, mut high) = (from, from.max(1_000) * 2);
+    while high < 1 << 62 && !enough(high) {
+        low = high;
+        high *= 2;
+    }
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        if enough(middle) { high = middle } else { low = middle }
+    }
+    high
+}
+
+/// Operators one after the other, and the one of them with most bytes.
+#[derive(Clone, Copy, Debug)]
+struct Stretch {
+    from: u32,
+    until: u32,
+    highest: u32,
+}
+
+impl Stretch {
+    fn operators(self) -> impl Iterator<Item = u32> {
+        (self.from..self.until).filter(move |&q| q != self.highest)
+    }
+}
+
+/// A copy that may be made for a tensor to be away.
+#[derive(Clone, Copy, Debug)]
+struct Copied {
+    bytes: u64,
+    /// How long it takes, and its window at the operator's start without any waiting.
+    time: u64,
+    window: u64,
+    /// Window and time of the copy the other way that belongs to it.
+    other: Option<(u64, u64)>,
+}
+
+/// A tensor that may be recomputed: its part of the operators' time, and the longest of them.
+#[derive(Clone, Copy, Debug)]
+struct Recomputed {
+    bytes: u64,
+    cost: u64,
+    longest: u64,
+}
+
+/// What may be away during an operator.
+#[derive(Clone, Debug, Default)]
+struct Moment {
+    /// Copies in, and copies out of what needs one, each by window.
+    back: Vec<Copied>,
+    out: Vec<Copied>,
+    /// Copies in of what needs none out.
+    clean: Vec<Copied>,
+    /// Most bytes a nanosecond first.
+    recompute: Vec<Recomputed>,
+    /// All that may be away.
+    all: u64,
+}
+
+impl Moment {
+    /// The most bytes that can be away `offset` into the operator if the iteration takes `added` longer.
+    fn away(&self, added: u64, offset: u64) -> u64 {
+        // Time passes from the windows of copies in to those of copies out.
+        let room_back = |window: u64| (window - offset).saturating_add(added);
+        let room_out = |window: u64| (window + offset).saturating_add(added);
+        let in_time = |c: &&Copied| c.time <= room_back(c.window) && c.other.is_none_or(|(window, time)| time <= room_out(window));
+        let out_in_time = |c: &&Copied| c.time <= room_out(c.window) && c.other.is_none_or(|(window, time)| time <= room_back(window));
+        let back = most(self.back.iter().filter(in_time), room_back);
+        let clean: u64 = self.clean.iter().filter(in_time).map(|c| c.bytes).sum();
+        let out = clean + most(self.out.iter().filter(out_in_time), room_out);
+        self.all.min(back.min(out) + self.recomputed(added))
+    }
+
+    fn recomputed(&self, added: u64) -> u64 {
+        let (mut left, mut bytes) = (added, 0);
+        for item in self.recompute.iter().filter(|r| r.longest <= added) {
+            if item.cost > left {
+                return bytes + share(item.bytes, left, item.cost);
+            }
+            left -= item.cost;
+            bytes += item.bytes;
+        }
+        bytes
+    }
+}
+
+/// A copy in the relaxation, of which some may be left out.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    bytes: u64,
+    time: u64,
+    /// Of `time`, what is still in.
+    left: u64,
+}
+
+/// `bytes · part / whole`, rounded up.
+fn share(bytes: u64, part: u64, whole: u64) -> u64 {
+    u64::try_from((u128::from(bytes) * u128::from(part)).div_ceil(u128::from(whole.max(1)))).unwrap_or(bytes)
+}
+
+/// Compares bytes a nanosecond.
+fn denser(bytes_a: u64, time_a: u64, bytes_b: u64, time_b: u64) -> Ordering {
+    (u128::from(bytes_a) * u128::from(time_b)).cmp(&(u128::from(bytes_b) * u128::from(time_a)))
+}
+
+/// Orders parts so that a heap gives the least dense first.
+struct LeastDense(Part);
+
+impl Ord for LeastDense {
+    fn cmp(&self, other: &Self) -> Ordering {
+        denser(other.0.bytes, other.0.time, self.0.bytes, self.0.time)
+    }
+}
+impl PartialOrd for LeastDense {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl PartialEq for LeastDense {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+impl Eq for LeastDense {}
+
+/// The most bytes of which the copies, given by window, fit into their nested windows, rounded up.
+fn most<'c>(copies: impl Iterator<Item = &'c Copied>, room: impl Fn(u64) -> u64) -> u64 {
+    let mut chosen = BinaryHeap::new();
+    let mut taken: u128 = 0;
+    for copy in copies {
+        taken += u128::from(copy.time);
+        chosen.push(LeastDense(Part { bytes: copy.bytes, time: copy.time, left: copy.time }));
+        let room = u128::from(room(copy.window));
+        while taken > room {
+            let Some(LeastDense(mut least)) = chosen.pop() else { break };
+            let over = taken - room;
+            if over >= u128::from(least.left) {
+                taken -= u128::from(least.left);
+            } else {
+                least.left -= u64::try_from(over).unwrap_or(least.left);
+                taken = room;
+                chosen.push(LeastDense(least));
+            }
+        }
+    }
+    chosen.into_iter().map(|LeastDense(p)| share(p.bytes, p.left, p.time)).sum()
+}

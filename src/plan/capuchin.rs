@@ -1,0 +1,209 @@
+//! The planner `capuchin`: Capuchin (Peng et al., ASPLOS 2020), its policy maker.
+//!
+//! What the paper defines (section 4, "Design methodology", and 5.2 to 5.4 on the policy maker):
+//! - A first iteration in passive mode (evict on demand, blocking) measures when each tensor is accessed. Two
+//!   successive accesses are an *evicted-access* and its *back-access*; candidates are such pairs of tensors
+//!   with more than one access that rest while memory is at its peak.
+//! - A swap's *free time* FT = swap-in start − swap-out end, where the copy out starts at the evicted-access's end and
+//!   the copy in ends at the back-access; a copy takes size over bandwidth, and one direction carries one copy at a
+//!   time. Candidates are taken by falling FT while their copies hide wholly; the copy in gets the latest place that the link has free.
+//! - What can't hide has an overhead: of a swap the time that sticks out, of a recomputation the time of the operators from the
+//!   nearest inputs that are there (lineage). Recomputations are valued by MSPS = memory saving / recomputation time. Per tensor the lesser
+//!   overhead wins; each choice changes what the others' lineage finds, so values are taken anew after each.
+//! - It goes on until the memory that passive mode had to evict is saved. What it misses is fetched on demand.
+//!
+//! Departures: the measured pattern is the given latencies' (a measured table where there is one); it stops where every
+//! slot is within the target, not at a sum of bytes, so that a plan's safety doesn't rest on timing; one value, bytes saved per
+//! nanosecond of overhead, ranks swaps that stick out beside recomputations; lineage goes back over in-place writes, but not to what
+//! nobody holds any more; the feedback that moves a late swap-in
+//! forward by 5 % of its time an iteration is left out, as a plan is made once. Nothing goes round the end of the iteration.
+//! Cost: O(candidates · slots). Not for: the passive iteration's own time ([`crate::sim`]).
+
+use std::cmp::Reverse;
+
+use super::clock::Clock;
+use super::lane::Lane;
+use super::ledger::{Gap, Ledger};
+use super::method::Given;
+use super::tensile::Decided;
+use crate::units::TensorId;
+
+/// Decides until no slot's load exceeds the target, or nothing is left to do.
+#[must_use]
+pub fn decide<'a>(given: &Given<'a>) -> Decided<'a> {
+    let mut maker = PolicyMaker {
+        ledger: Ledger::new(given.graph),
+        clock: Clock::new(given),
+        given: *given,
+        out: Lane::default(),
+        back: Lane::default(),
+        swapped: vec![false; given.graph.tensors.len()],
+        pinned: given.pinned.0,
+    };
+    maker.hidden();
+    while maker.ledger.peak().1 > given.target && maker.exposed() {}
+    let peak = maker.ledger.peak();
+    Decided { reached: peak.1 <= given.target, peak, ledger: maker.ledger }
+}
+
+/// A copy's nominal start, and how long it takes.
+type Copied = (u64, u64);
+
+/// What can be done with a candidate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Means {
+    Swap,
+    Recompute,
+}
+
+struct PolicyMaker<'a> {
+    ledger: Ledger<'a>,
+    clock: Clock<'a>,
+    given: Given<'a>,
+    out: Lane,
+    back: Lane,
+    swapped: Vec<bool>,
+    pinned: u64,
+}
+
+impl PolicyMaker<'_> {
+    /// End of the evicted-access, start of the back-access, and how long the copies out and in take.
+    fn pair(&self, tensor: TensorId, gap: usize) -> (u64, u64, u64, u64) {
+        let (p, n, _) = self.ledger.ends(tensor, gap);
+        let bytes = self.given.graph.tensor(tensor).bytes;
+        let out = if self.ledger.clean(tensor, gap) { 0 } else { self.clock.out(bytes) };
+        (self.clock.end(p), self.clock.start(n), out, self.clock.back(bytes))
+    }
+
+    /// Negative where the two copies don't fit between the accesses.
+    fn free_time(&self, tensor: TensorId, gap: usize) -> i128 {
+        let (leaves, wanted, out, back) = self.pair(tensor, gap);
+        i128::from(wanted) - i128::from(back) - i128::from(leaves) - i128::from(out)
+    }
+
+    fn may_swap(&self, tensor: TensorId) -> bool {
+        self.swapped[tensor.index()] || self.ledger.accounts[tensor.index()].bytes <= self.pinned
+    }
+
+    fn swap(&mut self, tensor: TensorId, gap: usize, decision: Gap) {
+        if !std::mem::replace(&mut self.swapped[tensor.index()], true) {
+            self.pinned -= self.ledger.accounts[tensor.index()].bytes;
+        }
+        self.ledger.decide(tensor, gap, decision);
+    }
+
+    /// Swaps that hide wholly, by falling free time.
+    fn hidden(&mut self) {
+        let mut candidates: Vec<(Reverse<i128>, TensorId, usize)> = Vec::new();
+        for (index, account) in self.ledger.accounts.iter().enumerate() {
+            let tensor = TensorId::of(index);
+            for gap in 0..account.uses.len().saturating_sub(1) {
+                let free = self.free_time(tensor, gap);
+                if account.bytes > 0 && free >= 0 && self.helps(tensor, gap, self.ledger.tightest(tensor, gap)) {
+                    candidates.push((Reverse(free), tensor, gap));
+                }
+            }
+        }
+        candidates.sort_unstable();
+        for (_, tensor, gap) in candidates {
+            if self.may_swap(tensor)
+                && let Some((decision, out, back)) = self.on_the_link(tensor, gap)
+                && self.helps(tensor, gap, decision)
+            {
+                self.out.take(out.0, out.1);
+                self.back.take(back.0, back.1);
+                self.swap(tensor, gap, decision);
+            }
+        }
+    }
+
+    /// Whether a decision frees bytes in a slot that is above the target.
+    fn helps(&self, tensor: TensorId, gap: usize, decision: Gap) -> bool {
+        let Gap::Swap { out_until, back_from, .. } = decision else { return false };
+        let (from, until) = (out_until as usize + 1, back_from as usize);
+        debug_assert!(!self.ledger.ends(tensor, gap).2);
+        self.ledger.load[from..until.max(from)].iter().any(|&load| load > self.given.target)
+    }
+
+    /// Places on both directions of the link that hide the copies: start and length of each.
+    fn on_the_link(&self, tensor: TensorId, gap: usize) -> Option<(Gap, Copied, Copied)> {
+        let (p, _, _) = self.ledger.ends(tensor, gap);
+        let (leaves, wanted, out, back) = self.pair(tensor, gap);
+        let out_at = if out == 0 { leaves } else { self.out.earliest(leaves, wanted, out)? };
+        let back_at = self.back.latest(out_at + out, wanted, back)?;
+        let out_until = if out == 0 { 2 * p + 1 } else { self.clock.slot_before(out_at + out).max(2 * p + 1) };
+        let back_from = self.clock.place_by(back_at);
+        let out_after = (self.clock.place_by(out_at).saturating_sub(2) / 2).max(p);
+        let decision = Gap::Swap { out_until, back_from, out_after, starts: (out_at, back_at), passive: false };
+        (back_from > out_until).then_some((decision, (out_at, out), (back_at, back)))
+    }
+
+    /// A swap that leaves at once and that its next access waits for.
+    fn on_demand(&self, tensor: TensorId, gap: usize) -> Gap {
+        let mut decision = self.ledger.tightest(tensor, gap);
+        if let Gap::Swap { starts, .. } = &mut decision {
+            let (leaves, wanted, _, _) = self.pair(tensor, gap);
+            *starts = (leaves, wanted);
+        }
+        decision
+    }
+
+    /// One choice at the peak among what has an overhead. Says whether there was one.
+    fn exposed(&mut self) -> bool {
+        let (slot, load) = self.ledger.peak();
+        let mut ranked: Vec<(Reverse<u128>, Means, TensorId, usize)> = Vec::new();
+        for index in 0..self.ledger.accounts.len() {
+            let tensor = TensorId::of(index);
+            let Some(gap) = self.ledger.gap_over(tensor, slot) else { continue };
+            let account = &self.ledger.accounts[index];
+            if account.gaps[gap] != Gap::Keep || self.ledger.ends(tensor, gap).2 || account.bytes == 0 {
+                continue;
+            }
+            let value = |overhead: u64| Reverse(u128::from(account.bytes) * 1_000_000_000 / u128::from(overhead.max(1)));
+            if self.may_swap(tensor) {
+                // What the link has no place for is fetched on demand: the copy in sticks out whole.
+                let (_, _, _, back) = self.pair(tensor, gap);
+                let late = u64::try_from(-self.free_time(tensor, gap)).unwrap_or(0);
+                ranked.push((value(late.max(back)), Means::Swap, tensor, gap));
+            }
+            if !account.long_lived {
+                let made = account.writes.iter().filter(|&&w| w <= account.uses[gap]);
+                let overhead = made.map(|&w| self.given.latencies[w as usize].time.0).sum();
+                ranked.push((value(overhead), Means::Recompute, tensor, gap));
+            }
+        }
+        ranked.sort_unstable();
+        for (_, means, tensor, gap) in ranked {
+            if means == Means::Swap {
+                let decision = self.on_demand(tensor, gap);
+                self.swap(tensor, gap, decision);
+                return true;
+            }
+            let (_, before, _) = self.ledger.ends(tensor, gap);
+            if let Some(chain) = self.ledger.chain(tensor, gap)
+                && self.ledger.load_with_chain(tensor, before, &chain) < load
+            {
+                self.ledger.recompute(tensor, gap, chain);
+                return true;
+            }
+        }
+        self.hurry(slot)
+    }
+
+    /// The largest swap whose copies hold bytes in the slot leaves at once and comes back on demand.
+    fn hurry(&mut self, slot: usize) -> bool {
+        let mut lingering: Option<(u64, TensorId, usize)> = None;
+        for (index, account) in self.ledger.accounts.iter().enumerate() {
+            let tensor = TensorId::of(index);
+            let Some(gap) = self.ledger.gap_over(tensor, slot) else { continue };
+            let swap = matches!(account.gaps[gap], Gap::Swap { .. }) && !self.ledger.relieves(tensor, gap, account.gaps[gap], slot);
+            if swap && lingering.is_none_or(|l| account.bytes > l.0) {
+                lingering = Some((account.bytes, tensor, gap));
+            }
+        }
+        let Some((_, tensor, gap)) = lingering else { return false };
+        let decision = self.on_demand(tensor, gap);
+        self.ledger.decide(tensor, gap, decision);
+        true
+    }
+}

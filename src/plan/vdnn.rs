@@ -1,0 +1,170 @@
+//! The planners `vdnn-all` and `vdnn-conv`: vDNN (Rhu et al., MICRO 2016), its two static policies.
+//!
+//! What the paper defines (section III-B, "Core operations", and III-C, "Memory transfer policy"):
+//! - A layer's input feature maps X are offloaded while its forward runs, by the last layer that uses them (a
+//!   reference count settles that at forks). The stream waits for the offload at the layer's end, then X is released.
+//! - `vDNN_all` offloads the X of every feature extraction layer, `vDNN_conv` only that of convolutions. The
+//!   classification layers (everything from the first fully connected layer on) are left alone.
+//! - An activation layer works in place: its X is its Y and is not offloaded by it.
+//! - Before each layer's backward, `findPrefetchLayer` (Figure 10) looks at the layers before it, nearest first, for one
+//!   whose X was offloaded and not yet fetched; the search ends with the nearest convolution, so that nothing comes
+//!   back far too early. What is found is fetched during that backward, which ends when the copy has ended.
+//! - Nothing is recomputed, and nothing but feature maps leaves. The policies are static: they know no budget.
+//!
+//! Here a layer is a forward operator, and its backward starts with the first operator after the forward that uses an X
+//! of its. Departures: the engine waits for an offload where its bytes are wanted and for a prefetch where its
+//! tensor is used, not at every layer's end, which can only be to the paper's advantage; workspaces are what the graph says, so
+//! the choice of convolution algorithms (`m`, `p`, and the dynamic policy) has no counterpart. A network without any convolution, of which
+//! the paper says nothing, has its matrix multiplications for convolutions and no classifier.
+//! Cost: O(accesses + decisions · slots). Not for: meeting a budget; one that it doesn't meet is refused.
+
+use super::clock::Clock;
+use super::ledger::{Gap, Ledger};
+use super::method::Given;
+use super::tensile::Decided;
+use crate::job::{Graph, Operator, Phase, Role};
+use crate::units::TensorId;
+
+/// Whose feature maps leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// All feature extraction layers'.
+    All,
+    /// Convolutions' only.
+    Conv,
+}
+
+/// A feature map that is offloaded.
+struct Offload {
+    tensor: TensorId,
+    gap: usize,
+    /// The layer that uses it last, and the first operator after the forward that wants it.
+    layer: u32,
+    wanted: u32,
+}
+
+/// Decides as the policy says, whatever the target.
+#[must_use]
+pub fn decide<'a>(given: &Given<'a>, policy: Policy) -> Decided<'a> {
+    let mut ledger = Ledger::new(given.graph);
+    let clock = Clock::new(given);
+    let layers = Layers::of(given.graph);
+    let saved = saved(&ledger, &layers);
+    // By layer: what it offloads, and when its backward starts.
+    let mut offloads: Vec<Vec<&Offload>> = (0..given.graph.operators.len()).map(|_| Vec::new()).collect();
+    let mut backward: Vec<Option<u32>> = vec![None; given.graph.operators.len()];
+    let mut pinned = given.pinned.0;
+    for offload in &saved {
+        let start = &mut backward[offload.layer as usize];
+        *start = Some(start.map_or(offload.wanted, |b| b.min(offload.wanted)));
+        let account = &ledger.accounts[offload.tensor.index()];
+        let chosen = offload.layer < layers.classifier && (policy == Policy::All || layers.convolved[offload.tensor.index()]);
+        if chosen && account.bytes <= pinned {
+            pinned -= account.bytes;
+            offloads[offload.layer as usize].push(offload);
+        }
+    }
+    let fetched = prefetch(&layers, &offloads, &backward);
+    for (layer, offloads) in offloads.iter().enumerate() {
+        for offload in offloads {
+            let last_use = offload.layer;
+            let written = ledger.accounts[offload.tensor.index()].writes.iter().rev().find(|&&w| w <= last_use);
+            // The copy begins with the layer; a layer that writes what it reads has to end first.
+            let out_after = written.map_or(0, |&w| w).max(last_use.saturating_sub(1));
+            let back = fetched[layer].map_or(offload.wanted, |b| b.min(offload.wanted)).max(last_use + 1);
+            let decision = Gap::Swap {
+                out_until: 2 * last_use + 1,
+                back_from: 2 * back,
+                out_after,
+                starts: (clock.end(out_after), clock.start(back)),
+                passive: false,
+            };
+            ledger.decide(offload.tensor, offload.gap, decision);
+        }
+    }
+    let peak = ledger.peak();
+    Decided { reached: peak.1 <= given.target, peak, ledger }
+}
+
+/// For each layer that offloads, the operator before which its feature maps are fetched; `None` where no search finds it.
+fn prefetch(layers: &Layers, offloads: &[Vec<&Offload>], backward: &[Option<u32>]) -> Vec<Option<u32>> {
+    let mut fetched: Vec<Option<u32>> = vec![None; offloads.len()];
+    for current in (0..offloads.len()).rev() {
+        let Some(start) = backward[current] else { continue };
+        for before in (0..current).rev() {
+            if !offloads[before].is_empty() && fetched[before].is_none() {
+                fetched[before] = Some(start);
+                break;
+            }
+            if layers.convolution[before] {
+                break;
+            }
+        }
+    }
+    fetched
+}
+
+/// Feature maps with a use in the forward and one after it, in order of their last layer.
+fn saved(ledger: &Ledger<'_>, layers: &Layers) -> Vec<Offload> {
+    let mut found = Vec::new();
+    for (index, account) in ledger.accounts.iter().enumerate() {
+        let tensor = TensorId::of(index);
+        if account.bytes == 0 || !matches!(ledger.graph.tensor(tensor).role, Role::Activation | Role::Input) {
+            continue;
+        }
+        let ends = account.uses.windows(2).position(|u| layers.forward[u[0] as usize] && !layers.forward[u[1] as usize]);
+        let Some(gap) = ends else { continue };
+        let (layer, wanted) = (account.uses[gap], account.uses[gap + 1]);
+        // Only inputs: what a layer makes for its own backward alone stays.
+        if layers.reads(ledger.graph, layer, tensor) {
+            found.push(Offload { tensor, gap, layer, wanted });
+        }
+    }
+    found.sort_by_key(|o| (o.layer, o.tensor));
+    found
+}
+
+/// The forward operators as the paper's layers.
+struct Layers {
+    forward: Vec<bool>,
+    convolution: Vec<bool>,
+    /// By tensor: a convolution reads it.
+    convolved: Vec<bool>,
+    /// The first layer of the classifier.
+    classifier: u32,
+}
+
+impl Layers {
+    fn of(graph: &Graph) -> Self {
+        let forward: Vec<bool> = graph.operators.iter().map(|o| o.phase == Phase::Forward).collect();
+        let kinds = |is: fn(&Operator) -> bool| -> Vec<bool> {
+            graph.operators.iter().zip(&forward).map(|(o, &forward)| forward && is(o)).collect()
+        };
+        let (mut convolution, dense) = (kinds(is_convolution), kinds(is_dense));
+        let mut classifier = graph.operators.len();
+        match convolution.iter().rposition(|&c| c) {
+            Some(last) => classifier = (last..graph.operators.len()).find(|&i| dense[i]).unwrap_or(classifier),
+            None => convolution = dense,
+        }
+        let mut convolved = vec![false; graph.tensors.len()];
+        for (operator, _) in graph.operators.iter().zip(&convolution).filter(|(_, c)| **c) {
+            for read in operator.reads() {
+                convolved[read.tensor.index()] = true;
+            }
+        }
+        Self { forward, convolution, convolved, classifier: u32::try_from(classifier).unwrap_or(u32::MAX) }
+    }
+
+    fn reads(&self, graph: &Graph, layer: u32, tensor: TensorId) -> bool {
+        graph.operators[layer as usize].reads().any(|r| r.tensor == tensor)
+    }
+}
+
+fn is_convolution(operator: &Operator) -> bool {
+    operator.kind.contains("conv")
+}
+
+fn is_dense(operator: &Operator) -> bool {
+    let name = operator.kind.rsplit("::").next().unwrap_or_default();
+    matches!(name, "linear" | "addmm" | "mm" | "bmm" | "matmul" | "baddbmm")
+}

@@ -1,0 +1,154 @@
+//! Time against memory as SVG: a curve for each way to plan, and below them all the bound.
+//!
+//! One panel for each device, one below the other, with the same colours. Time is the ratio to the unplanned iteration; what
+//! is above [`HIGHEST`] stands at the upper edge with its value. The same input gives the same bytes.
+//! Not for: memory over time ([`super::curve`]).
+
+use std::io;
+
+use plotters::coord::Shift;
+use plotters::prelude::*;
+
+use super::curve::{Axis, COLOURS, FAINT, GRID, INK, SIZES, Scale, cut, font};
+use crate::units::{Bytes, Nanos};
+
+/// A way to plan: its name, and the memory and time of each of its plans, by memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Curve {
+    /// For the legend.
+    pub name: String,
+    /// Peak and iteration.
+    pub points: Vec<(Bytes, Nanos)>,
+}
+
+/// One device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Panel {
+    /// Above it.
+    pub title: String,
+    /// The iteration without a plan.
+    pub unplanned: (Bytes, Nanos),
+    /// In the order of their colours.
+    pub curves: Vec<Curve>,
+    /// What no plan can beat, by memory.
+    pub bound: Vec<(Bytes, Nanos)>,
+}
+
+/// Ratios above this are not drawn to scale.
+pub const HIGHEST: f64 = 2.5;
+const WIDTH: u32 = 960;
+const HEIGHT: u32 = 420;
+
+type Drawn = Result<(), DrawingAreaErrorKind<io::Error>>;
+
+/// Draws the panels as one SVG document.
+///
+/// # Errors
+/// When the drawing library fails, which drawing into memory gives no reason for.
+pub fn svg(panels: &[Panel]) -> io::Result<String> {
+    let mut out = String::new();
+    {
+        let rows = panels.len().max(1);
+        let height = HEIGHT.saturating_mul(u32::try_from(rows).unwrap_or(1));
+        let root = SVGBackend::with_string(&mut out, (WIDTH, height)).into_drawing_area();
+        let draw_all = || -> Drawn {
+            root.fill(&WHITE)?;
+            for (area, panel) in root.split_evenly((rows, 1)).iter().zip(panels) {
+                draw(area, panel)?;
+            }
+            root.present()
+        };
+        draw_all().map_err(|e| io::Error::other(e.to_string()))?;
+    }
+    Ok(out)
+}
+
+fn draw(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel) -> Drawn {
+    let ratio = |time: Nanos| time.0 as f64 / panel.unplanned.1.0.max(1) as f64;
+    let all = || panel.curves.iter().flat_map(|c| &c.points).chain(&panel.bound);
+    let widest = all().map(|p| p.0.0).max().unwrap_or(0).max(panel.unplanned.0.0).max(1);
+    let slowest = all().map(|p| ratio(p.1)).fold(1.0, f64::max);
+    let memory = Scale::of(widest, &SIZES, 8);
+    // A little air, so that nothing hides behind the edges.
+    let top = if slowest > HIGHEST { HIGHEST } else { (slowest - 1.0).mul_add(1.1, 1.02) };
+    let bottom = 1.0 - (top - 1.0) * 0.03;
+
+    let mut chart = ChartBuilder::on(area)
+        .margin_top(72)
+        .margin_right(24)
+        .margin_left(18)
+        .margin_bottom(10)
+        .set_label_area_size(LabelAreaPosition::Left, 58)
+        .set_label_area_size(LabelAreaPosition::Bottom, 42)
+        .build_cartesian_2d(Axis { scale: &memory, highest: widest.saturating_add(widest / 32) }, bottom..top)?;
+    chart
+        .configure_mesh()
+        .bold_line_style(GRID)
+        .light_line_style(TRANSPARENT)
+        .axis_style(FAINT)
+        .x_labels(16)
+        .y_labels(8)
+        .y_label_formatter(&|ratio| format!("{ratio:.2}"))
+        .label_style(font(12, &FAINT))
+        .axis_desc_style(font(12, &INK))
+        .x_desc(format!("peak ({})", memory.unit))
+        .y_desc("time / unplanned time")
+        .draw()?;
+
+    let place = |&(bytes, time): &(Bytes, Nanos)| (memory.units(bytes.0), ratio(time).min(top));
+    chart.draw_series(DashedLineSeries::new(panel.bound.iter().map(place), 6, 4, INK.stroke_width(1)))?;
+    for (curve, colour) in panel.curves.iter().zip(COLOURS.iter().cycle()) {
+        chart.draw_series(LineSeries::new(curve.points.iter().map(place), colour.stroke_width(2)))?;
+        chart.draw_series(curve.points.iter().map(|p| Circle::new(place(p), 4, colour.filled())))?;
+        let beyond = curve.points.iter().filter(|p| ratio(p.1) > top);
+        chart.draw_series(beyond.map(|p| Text::new(format!("{:.2}", ratio(p.1)), place(p), font(11, colour))))?;
+    }
+    let unplanned = place(&panel.unplanned);
+    chart.draw_series([Cross::new(unplanned, 5, INK.stroke_width(2))])?;
+    legend(area, panel)
+}
+
+/// Writes the title, and below it each curve's name behind a swatch of its colour.
+fn legend(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel) -> Drawn {
+    area.draw(&Text::new(cut(&panel.title, 90), (76, 14), font(17, &INK)))?;
+    let mut x = 76;
+    let mut entry = |name: &str, colour: &RGBColor| -> Drawn {
+        let text = cut(name, 40);
+        area.draw(&Rectangle::new([(x, 44), (x + 14, 54)], colour.filled()))?;
+        // About as wide as sans-serif letters of this size are.
+        let width = text.chars().count() as i32 * 13 / 2;
+        area.draw(&Text::new(text, (x + 21, 43), font(12, &INK)))?;
+        x += 21 + width + 26;
+        Ok(())
+    };
+    for (curve, colour) in panel.curves.iter().zip(COLOURS.iter().cycle()) {
+        entry(&curve.name, colour)?;
+    }
+    entry("bound (dashed), unplanned (cross)", &INK)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn panels_have_every_curve_and_odd_input_is_no_panic() {
+        let curve = |name: &str, points: &[(u64, u64)]| Curve {
+            name: name.to_owned(),
+            points: points.iter().map(|&(b, t)| (Bytes(b << 20), Nanos(t))).collect(),
+        };
+        let panel = Panel {
+            title: "a <job> on b".to_owned(),
+            unplanned: (Bytes(100 << 20), Nanos(1_000)),
+            curves: vec![curve("slow", &[(40, 9_870), (90, 1_500)]), curve("quick", &[(50, 1_100)]), curve("none", &[])],
+            bound: vec![(Bytes(10 << 20), Nanos(1_010)), (Bytes(100 << 20), Nanos(1_000))],
+        };
+        let drawn = svg(&[panel.clone(), panel.clone()]).unwrap();
+        assert_eq!(drawn, svg(&[panel.clone(), panel.clone()]).unwrap());
+        for part in ["a &lt;job&gt; on b", "slow", "quick", "none", "9.87", "peak (MiB)", "height=\"840\"", "</svg>"] {
+            assert!(drawn.contains(part), "{part}: {drawn}");
+        }
+        assert!(!svg(&[Panel { unplanned: (Bytes(0), Nanos(0)), curves: vec![], bound: vec![], ..panel }]).unwrap().is_empty());
+        assert!(svg(&[]).unwrap().contains("</svg>"));
+    }
+}
