@@ -11,6 +11,8 @@ use neap::device::{Profile, builtin, latency};
 use neap::job::json::sha256;
 use neap::job::{Arg, Graph, Replay};
 use neap::plan::bound::Bounds;
+use neap::plan::method::Method;
+use neap::plan::vdnn::Policy;
 use neap::plan::{self, Options, PlanError, Planned, Request};
 use neap::run::device::host::kernels::Kernel;
 use neap::run::device::host::view::{Call, Operand, View};
@@ -96,26 +98,45 @@ fn agree(seed: u64, graph: &Graph, planned: &Planned) {
     assert!(proof.figures.arena_bytes <= planned.plan.budget || planned.plan.planner == "none", "seed {seed}");
 }
 
+/// Each planner, with switches drawn.
+fn methods(random: &mut Random) -> Vec<Method> {
+    let min_swap = Bytes(512 * random.below(2) as u64);
+    let mut rarely = || !random.once_in(8);
+    let neap = neap::plan::neap::Options {
+        across: rarely(),
+        head: rarely(),
+        recompute: rarely(),
+        depth: if rarely() { 16 } else { 0 },
+        share: rarely(),
+        extend: rarely(),
+        drop: rarely(),
+        passive: rarely(),
+        fit: rarely(),
+        min_swap,
+        effort: random.below(12) as u32,
+        ..neap::plan::neap::Options::default()
+    };
+    let baselines = [Method::Vdnn(Policy::All), Method::Vdnn(Policy::Conv), Method::Checkpoint, Method::Capuchin];
+    let baseline = baselines[random.below(baselines.len())].clone();
+    vec![Method::Tensile(Options { min_swap, ..Options::default() }), Method::Neap(neap), baseline]
+}
+
 #[test]
 fn planned_checked_simulated_and_run() {
     let (mut met, mut refused, mut moved) = (0, 0, 0);
     let first = std::env::var("NEAP_FIRST").ok().and_then(|n| n.parse().ok()).unwrap_or(0);
-    let methods = plan::Method::all();
     for seed in first..first + jobs() {
         let mut random = Random(seed);
         let graph = random::graph(&mut random);
         let device = device(&mut random);
         let latencies = latency::latencies(&graph, &device, None);
-        let request = Request {
+        let mut request = Request {
             graph: &graph,
             file: ("x.graph.json".to_owned(), sha256(&graph)),
             device: &device,
             latencies: &latencies,
             budget: Bytes::ZERO,
-            method: match seed % (methods.len() as u64 * 2) {
-                index if index < methods.len() as u64 => methods[index as usize].clone(),
-                _ => plan::Method::Tensile(Options { min_swap: Bytes(512 * random.below(2) as u64), ..Options::default() }),
-            },
+            method: Method::default(),
             recorded_options: BTreeMap::new(),
         };
         let unplanned = plan::unplanned(&request).expect("unplanned");
@@ -123,33 +144,38 @@ fn planned_checked_simulated_and_run() {
         let arena = unplanned.plan.figures.arena_bytes;
         let share = random.between(40, 100) as u64;
         let budget = Bytes(arena.0 * share / 100);
-        let planned = if random.once_in(3) {
-            plan::minimum(&Request { budget: arena, ..request.clone() })
-        } else {
-            plan::make(&Request { budget, ..request.clone() })
-        };
-        let planned = match planned {
-            Ok(planned) => planned,
-            Err(PlanError::Infeasible(no)) => {
-                assert!(no.lowest > budget && no.floor <= no.lowest, "seed {seed}: {no:?}");
-                refused += 1;
-                continue;
-            }
-            Err(defect) => panic!("seed {seed}: {defect}"),
-        };
-        agree(seed, &graph, &planned);
-        met += 1;
-        moved += usize::from(!planned.plan.jobs[0].events.is_empty());
+        let least = random.once_in(3);
         let settings = Settings { iterations: 2, link_rate: Rate::Unlimited, poison: true, keep_state: true, ..Settings::default() };
         let run = |of: &Planned, bytes: Bytes| {
             run_with(kernels, &graph, &of.plan.jobs[0], bytes, &device, &settings, &mut |_| {})
-                .unwrap_or_else(|e| panic!("seed {seed}: {e}"))
+                .unwrap_or_else(|e| panic!("seed {seed} {}: {e}", of.plan.planner))
         };
-        let (without, with) = (run(&unplanned, arena), run(&planned, planned.plan.budget));
-        assert_eq!(without.checksum, with.checksum, "seed {seed}");
-        assert_eq!(without.state, with.state, "seed {seed}");
-        assert!(with.peak_bytes <= planned.plan.budget, "seed {seed}");
+        let without = run(&unplanned, arena);
+        for method in methods(&mut random) {
+            request.method = method;
+            let planned = if least {
+                plan::minimum(&Request { budget: arena, ..request.clone() })
+            } else {
+                plan::make(&Request { budget, ..request.clone() })
+            };
+            let planned = match planned {
+                Ok(planned) => planned,
+                Err(PlanError::Infeasible(no)) => {
+                    assert!(no.lowest > budget && no.floor <= no.lowest, "seed {seed}: {no:?}");
+                    refused += 1;
+                    continue;
+                }
+                Err(defect) => panic!("seed {seed} {}: {defect}", request.method.name()),
+            };
+            agree(seed, &graph, &planned);
+            met += 1;
+            moved += usize::from(!planned.plan.jobs[0].events.is_empty());
+            let with = run(&planned, planned.plan.budget);
+            assert_eq!(without.checksum, with.checksum, "seed {seed}");
+            assert_eq!(without.state, with.state, "seed {seed}");
+            assert!(with.peak_bytes <= planned.plan.budget, "seed {seed}");
+        }
     }
-    println!("{met} jobs planned and run ({moved} with events), {refused} budgets refused");
+    println!("{met} plans made and run ({moved} with events), {refused} budgets refused");
     assert!(moved * 3 > met && refused > 0, "the jobs are too easy: {met} met, {moved} with events, {refused} refused");
 }

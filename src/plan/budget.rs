@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use super::emit::{self, Emitted};
+use super::emit::Emitted;
 use super::method::{Given, Method};
 use super::place;
 use crate::device::Profile;
@@ -155,7 +155,7 @@ impl Search<'_> {
         let request = self.request;
         let Request { graph, latencies, device, .. } = *request;
         let decided = method.decide(&Given { graph, latencies, link: &device.link, pinned: device.pinned_bytes, target });
-        let emitted = emit::events(&decided.ledger);
+        let emitted = decided.emitted;
         let program = Program::new(request.graph, request.latencies, &emitted.events).map_err(|e| PlanError::Defect(e.to_string()))?;
         let (program, placements, height) = placed(program, &emitted, self.budget)?;
         if height <= self.budget {

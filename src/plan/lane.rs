@@ -49,6 +49,12 @@ impl Lane {
         }
     }
 
+    /// Whether anything is taken in `from..until`.
+    #[must_use]
+    pub fn busy(&self, from: u64, until: u64) -> bool {
+        self.busy.get(self.busy.partition_point(|b| b.1 <= from)).is_some_and(|b| b.0 < until)
+    }
+
     /// Takes `start..start + length`, which must be free.
     pub fn take(&mut self, start: u64, length: u64) {
         let at = self.busy.partition_point(|b| b.0 < start);
@@ -74,6 +80,7 @@ mod tests {
         assert_eq!(lane.latest(0, 29, 10), Some(0));
         assert_eq!(lane.latest(5, 29, 10), None);
         assert_eq!(lane.earliest(0, 9, 10), None);
+        assert_eq!([(0, 10), (0, 11), (20, 30), (39, 50), (40, 50)].map(|(a, b)| lane.busy(a, b)), [false, true, false, true, false]);
     }
 
     proptest! {

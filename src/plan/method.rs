@@ -2,8 +2,8 @@
 //!
 //! For: one place where a name becomes a way to decide. Not for: how any of them decides.
 
-use super::tensile::{self, Decided};
-use super::{capuchin, checkpoint, vdnn};
+use super::emit::{self, Emitted};
+use super::{capuchin, checkpoint, neap, tensile, vdnn};
 use crate::device::Link;
 use crate::job::Graph;
 use crate::schedule::Latency;
@@ -24,6 +24,23 @@ pub struct Given<'a> {
     pub target: u64,
 }
 
+/// What a planner decided, written down.
+#[derive(Clone, Debug)]
+pub struct Decision {
+    /// The events.
+    pub emitted: Emitted,
+    /// Slot and load at the end.
+    pub peak: (usize, u64),
+    /// The load is within the target.
+    pub reached: bool,
+}
+
+impl From<tensile::Decided<'_>> for Decision {
+    fn from(decided: tensile::Decided<'_>) -> Self {
+        Self { emitted: emit::events(&decided.ledger), peak: decided.peak, reached: decided.reached }
+    }
+}
+
 /// A planner and its switches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Method {
@@ -35,11 +52,13 @@ pub enum Method {
     Capuchin,
     /// Segments that are run again.
     Checkpoint,
+    /// neap's own.
+    Neap(neap::Options),
 }
 
 impl Default for Method {
     fn default() -> Self {
-        Self::Tensile(tensile::Options::default())
+        Self::Neap(neap::Options::default())
     }
 }
 
@@ -53,6 +72,7 @@ impl Method {
             Self::Checkpoint,
             Self::Capuchin,
             Self::Tensile(tensile::Options::default()),
+            Self::Neap(neap::Options::default()),
         ]
     }
 
@@ -71,17 +91,19 @@ impl Method {
             Self::Vdnn(vdnn::Policy::Conv) => "vdnn-conv",
             Self::Capuchin => "capuchin",
             Self::Checkpoint => "checkpoint",
+            Self::Neap(_) => "neap",
         }
     }
 
     /// Decides for every gap of every tensor.
     #[must_use]
-    pub fn decide<'a>(&self, given: &Given<'a>) -> Decided<'a> {
+    pub fn decide(&self, given: &Given<'_>) -> Decision {
         match self {
-            Self::Tensile(options) => tensile::decide(given.graph, given.latencies, given.link, given.pinned, given.target, options),
-            Self::Vdnn(policy) => vdnn::decide(given, *policy),
-            Self::Capuchin => capuchin::decide(given),
-            Self::Checkpoint => checkpoint::decide(given),
+            Self::Tensile(options) => tensile::decide(given.graph, given.latencies, given.link, given.pinned, given.target, options).into(),
+            Self::Vdnn(policy) => vdnn::decide(given, *policy).into(),
+            Self::Capuchin => capuchin::decide(given).into(),
+            Self::Checkpoint => checkpoint::decide(given).into(),
+            Self::Neap(options) => neap::decide(given, options),
         }
     }
 
@@ -91,6 +113,7 @@ impl Method {
         match self {
             Self::Tensile(options) => Some(Self::Tensile(tensile::Options { prefetch: false, ..options.clone() })),
             Self::Vdnn(_) | Self::Capuchin | Self::Checkpoint => None,
+            Self::Neap(options) => options.fit.then(|| Self::Neap(neap::Options { fit: false, ..options.clone() })),
         }
     }
 }

@@ -14,6 +14,7 @@ pub mod emit;
 pub mod lane;
 pub mod ledger;
 pub mod method;
+pub mod neap;
 pub mod place;
 pub mod tensile;
 pub mod vdnn;

@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use neap::job::liveness::Liveness;
 use neap::plan::bound::Bounds;
 use neap::plan::vdnn::Policy;
-use neap::plan::{self, Options, PlanError, Planned, Request};
+use neap::plan::{self, Method, PlanError, Planned, Request};
 use neap::report::table::{Side, Table};
 use neap::schedule::{Event, Source, json as plan_json};
 use neap::units::{Bytes, Nanos};
@@ -32,7 +32,7 @@ pub struct Flags {
     #[arg(short, long, value_name = "FILE.plan.json")]
     output: Option<PathBuf>,
     /// How to look for it.
-    #[arg(long, value_enum, default_value_t = Planner::Tensile)]
+    #[arg(long, value_enum, default_value_t = Planner::Neap)]
     planner: Planner,
     /// With `pytorch` the budget binds what the allocator reserves.
     #[command(flatten)]
@@ -43,6 +43,8 @@ pub struct Flags {
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Planner {
+    /// Swap, recompute or keep, decided together and improved step by step.
+    Neap,
     /// vDNN: every layer's feature maps leave during the forward, whatever the budget.
     VdnnAll,
     /// vDNN: convolutions' feature maps only.
@@ -71,13 +73,31 @@ struct Switches {
     /// Never swap what the compute stream would have to wait for.
     #[arg(long)]
     no_passive: bool,
-    /// Passive swaps come back at the last moment even where there is room earlier.
+    /// Copies run at the last moment even where there is room earlier.
     #[arg(long)]
     no_prefetch: bool,
-    /// Look for swaps in time for as long as there are any.
+    /// neap: What nothing generates leaves before the end of the iteration, never after it.
+    #[arg(long)]
+    no_head: bool,
+    /// neap: Recompute only from what is there.
+    #[arg(long)]
+    no_chains: bool,
+    /// neap: Each recompute makes one tensor.
+    #[arg(long)]
+    no_share: bool,
+    /// neap: Nothing lives longer for the sake of recomputes.
+    #[arg(long)]
+    no_extend: bool,
+    /// neap: Never take a choice back.
+    #[arg(long)]
+    no_drop: bool,
+    /// neap: How many steps of improvement to make.
+    #[arg(long, value_name = "STEPS", default_value_t = plan::neap::EFFORT)]
+    effort: u32,
+    /// tensile: Look for swaps in time for as long as there are any.
     #[arg(long)]
     no_stop_rule: bool,
-    /// The largest share of tensors that may be swapped, in percent.
+    /// tensile: The largest share of tensors that may be swapped, in percent.
     #[arg(long, value_name = "PERCENT", default_value_t = 100, value_parser = clap::value_parser!(u32).range(0..=100))]
     max_swap_rate: u32,
     /// Leave tensors below this size on the device while anything else helps.
@@ -86,33 +106,71 @@ struct Switches {
 }
 
 impl Switches {
-    fn resolve(&self) -> (Options, BTreeMap<String, String>) {
-        let options = Options {
-            swap: !self.no_swap,
-            across: !self.no_across,
-            recompute: !self.no_recompute,
-            passive: !self.no_passive,
-            prefetch: !self.no_prefetch,
-            stop_rule: !self.no_stop_rule,
-            max_swap_rate: self.max_swap_rate,
-            min_swap: self.min_swap,
-        };
-        let defaults = Options::default();
+    /// The planner with its switches, and those that differ from their defaults.
+    fn resolve(&self, planner: Planner) -> (Method, BTreeMap<String, String>) {
         let mut changed = BTreeMap::new();
         let mut note = |key: &str, differs: bool, value: String| {
             if differs {
                 changed.insert(key.to_owned(), value);
             }
         };
-        note("swap", options.swap != defaults.swap, options.swap.to_string());
-        note("across", options.across != defaults.across, options.across.to_string());
-        note("recompute", options.recompute != defaults.recompute, options.recompute.to_string());
-        note("passive", options.passive != defaults.passive, options.passive.to_string());
-        note("prefetch", options.prefetch != defaults.prefetch, options.prefetch.to_string());
-        note("stop-rule", options.stop_rule != defaults.stop_rule, options.stop_rule.to_string());
-        note("max-swap-rate", options.max_swap_rate != defaults.max_swap_rate, options.max_swap_rate.to_string());
-        note("min-swap", options.min_swap != defaults.min_swap, options.min_swap.0.to_string());
-        (options, changed)
+        for (key, off) in [
+            ("swap", self.no_swap),
+            ("across", self.no_across),
+            ("recompute", self.no_recompute),
+            ("passive", self.no_passive),
+            ("prefetch", self.no_prefetch),
+        ] {
+            note(key, off, "false".to_owned());
+        }
+        note("min-swap", self.min_swap != plan::neap::Options::default().min_swap, self.min_swap.0.to_string());
+        let method = match planner {
+            Planner::Neap => {
+                for (key, off) in [
+                    ("head", self.no_head),
+                    ("chains", self.no_chains),
+                    ("share", self.no_share),
+                    ("extend", self.no_extend),
+                    ("drop", self.no_drop),
+                ] {
+                    note(key, off, "false".to_owned());
+                }
+                note("effort", self.effort != plan::neap::EFFORT, self.effort.to_string());
+                Method::Neap(plan::neap::Options {
+                    swap: !self.no_swap,
+                    across: !self.no_across,
+                    head: !self.no_head,
+                    recompute: !self.no_recompute,
+                    depth: if self.no_chains { 0 } else { plan::neap::DEPTH },
+                    share: !self.no_share,
+                    extend: !self.no_extend,
+                    passive: !self.no_passive,
+                    drop: !self.no_drop,
+                    fit: !self.no_prefetch,
+                    min_swap: self.min_swap,
+                    effort: self.effort,
+                })
+            }
+            Planner::VdnnAll => Method::Vdnn(Policy::All),
+            Planner::VdnnConv => Method::Vdnn(Policy::Conv),
+            Planner::Checkpoint => Method::Checkpoint,
+            Planner::Capuchin => Method::Capuchin,
+            Planner::Tensile => {
+                note("stop-rule", self.no_stop_rule, "false".to_owned());
+                note("max-swap-rate", self.max_swap_rate != 100, self.max_swap_rate.to_string());
+                Method::Tensile(plan::tensile::Options {
+                    swap: !self.no_swap,
+                    across: !self.no_across,
+                    recompute: !self.no_recompute,
+                    passive: !self.no_passive,
+                    prefetch: !self.no_prefetch,
+                    stop_rule: !self.no_stop_rule,
+                    max_swap_rate: self.max_swap_rate,
+                    min_swap: self.min_swap,
+                })
+            }
+        };
+        (method, changed)
     }
 }
 
@@ -122,16 +180,9 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let (device, latencies) = flags.device.resolve(&graph)?;
     let liveness = Liveness::of(&graph);
     let budget = flags.budget.unwrap_or(Budget::Bytes(device.available())).resolve(liveness.peak, &device)?;
-    let (options, mut recorded_options) = flags.switches.resolve();
+    let (method, mut recorded_options) = flags.switches.resolve(flags.planner);
     let framework = flags.allocator.resolve(&device)?;
     recorded_options.extend(flags.allocator.record());
-    let method = match flags.planner {
-        Planner::VdnnAll => plan::Method::Vdnn(Policy::All),
-        Planner::VdnnConv => plan::Method::Vdnn(Policy::Conv),
-        Planner::Checkpoint => plan::Method::Checkpoint,
-        Planner::Capuchin => plan::Method::Capuchin,
-        Planner::Tensile => plan::Method::Tensile(options),
-    };
     let request = Request {
         graph: &graph,
         file: (graph_path(flags)?, neap::job::json::sha256(&graph)),

@@ -1,0 +1,309 @@
+//! Who holds bytes in which slot, and what is decided for each gap.
+//!
+//! Slots are those of [`crate::plan::ledger`]: 2i is the moment before operator i, in which recomputes for it run, 2i + 1 the
+//! operator. What differs: a use by a recompute is one of its slot alone, so that what is remade for another tensor's sake
+//! is gone before the operator itself; a recompute may be made of others ([`super::remake`]); and a tensor may leave for
+//! the host *after* the end of the iteration, in the head of the next one, while it runs.
+//! Not for: choosing ([`super::choose`]).
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use super::load::Load;
+use crate::job::{Graph, Operator, Replay};
+use crate::units::{OpId, TensorId};
+
+/// When a swapped tensor leaves and comes back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// A gap round the end: it is there at the start of the iteration and leaves in its head.
+    pub head: bool,
+    /// The last slot in which it may still be leaving.
+    pub out_until: u32,
+    /// The first slot in which it may be coming back; even.
+    pub back_from: u32,
+    /// The place (operators before it) at which it leaves.
+    pub out_place: u32,
+    /// The instants at which its copies are meant to begin, which order the queues.
+    pub starts: (u64, u64),
+}
+
+/// What happens to a tensor between two uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gap {
+    /// It stays.
+    Keep,
+    /// It leaves and comes back over the link.
+    Swap(Window),
+    /// It is dropped and made again.
+    Remake,
+}
+
+/// One tensor's uses and what is decided between them.
+#[derive(Clone, Debug)]
+pub struct Account {
+    /// Rounded to blocks.
+    pub bytes: u64,
+    /// The slots in which it is used, ascending: odd ones by operators, even ones by recomputes.
+    pub uses: Rc<Vec<u32>>,
+    /// Operators that write it, in order.
+    pub writes: Rc<Vec<u32>>,
+    /// One for each pair of successive uses; for a long-lived tensor one more, round the end.
+    pub gaps: Rc<Vec<Gap>>,
+    /// Nothing generates it.
+    pub long_lived: bool,
+}
+
+/// The accounts of a job.
+#[derive(Clone, Debug)]
+pub struct Book<'a> {
+    /// The job.
+    pub graph: &'a Graph,
+    /// By tensor.
+    pub accounts: Vec<Account>,
+    /// Resident bytes and scratch by slot.
+    pub load: Load,
+    /// Scratch of recomputes by place, the largest of them.
+    pub scratch: Vec<u64>,
+    /// Recomputes by slot and tensor: the operators that run again, in order.
+    pub chains: BTreeMap<(u32, TensorId), Vec<OpId>>,
+    /// What another tensor's chain makes and keeps along with it: by slot and tensor, that other.
+    pub shared: BTreeMap<(u32, TensorId), TensorId>,
+}
+
+impl<'a> Book<'a> {
+    /// Everything kept to its last use.
+    #[must_use]
+    pub fn new(graph: &'a Graph) -> Self {
+        let n = graph.operators.len();
+        let generators = graph.generators();
+        let mut accounts: Vec<Account> = graph
+            .tensors
+            .iter()
+            .zip(&generators)
+            .map(|(t, g)| Account {
+                bytes: t.bytes.in_blocks().0,
+                uses: Rc::default(),
+                writes: Rc::default(),
+                gaps: Rc::default(),
+                long_lived: g.is_none(),
+            })
+            .collect();
+        let mut change = vec![0i64; 2 * n + 2];
+        let add = |change: &mut Vec<i64>, from: usize, until: usize, bytes: u64| {
+            // Sums stay below 2^62, which the graph's maker checked.
+            let bytes = bytes.cast_signed();
+            change[from] += bytes;
+            change[until] -= bytes;
+        };
+        for (index, operator) in graph.operators.iter().enumerate() {
+            let index32 = u32::try_from(index).unwrap_or(u32::MAX);
+            add(&mut change, 2 * index + 1, 2 * index + 2, operator.workspace.in_blocks().0);
+            for tensor in operator.touches() {
+                Rc::make_mut(&mut accounts[tensor.index()].uses).push(2 * index32 + 1);
+            }
+            for operand in operator.writes() {
+                let writes = Rc::make_mut(&mut accounts[operand.tensor.index()].writes);
+                if writes.last() != Some(&index32) {
+                    writes.push(index32);
+                }
+            }
+        }
+        for account in &mut accounts {
+            let gaps = (account.uses.len() + usize::from(account.long_lived)).saturating_sub(1);
+            account.gaps = Rc::new(vec![Gap::Keep; if account.uses.is_empty() { 0 } else { gaps }]);
+            match (account.long_lived, account.uses.first(), account.uses.last()) {
+                (true, _, _) => add(&mut change, 0, 2 * n + 1, account.bytes),
+                (false, Some(&first), Some(&last)) => add(&mut change, first as usize, last as usize + 1, account.bytes),
+                _ => {}
+            }
+        }
+        let mut level = 0i64;
+        let bytes: Vec<u64> = change[..=2 * n]
+            .iter()
+            .map(|c| {
+                level += c;
+                level.cast_unsigned()
+            })
+            .collect();
+        Self { graph, accounts, load: Load::new(&bytes), scratch: vec![0; n + 1], chains: BTreeMap::new(), shared: BTreeMap::new() }
+    }
+
+    /// The account of a tensor.
+    #[must_use]
+    pub fn account(&self, tensor: TensorId) -> &Account {
+        &self.accounts[tensor.index()]
+    }
+
+    /// What is decided for a gap.
+    #[must_use]
+    pub fn gap(&self, tensor: TensorId, gap: usize) -> Gap {
+        self.account(tensor).gaps[gap]
+    }
+
+    /// The slots of the uses at the ends of a gap, and whether it goes round the end of the iteration.
+    #[must_use]
+    pub fn ends(&self, tensor: TensorId, gap: usize) -> (u32, u32, bool) {
+        let uses = &self.account(tensor).uses;
+        if gap + 1 < uses.len() { (uses[gap], uses[gap + 1], false) } else { (uses[gap], uses[0], true) }
+    }
+
+    /// The slots in which the tensor is away under a decision: one or two half-open ranges.
+    #[must_use]
+    pub fn away(&self, tensor: TensorId, gap: usize, decision: Gap) -> [(usize, usize); 2] {
+        let (a, b, round) = self.ends(tensor, gap);
+        match decision {
+            Gap::Keep => [(0, 0), (0, 0)],
+            Gap::Swap(w) if round && !w.head => [(w.out_until as usize + 1, self.load.slots()), (0, w.back_from as usize)],
+            Gap::Swap(w) => [(w.out_until as usize + 1, w.back_from as usize), (0, 0)],
+            Gap::Remake => [(a as usize + 1, (b & !1) as usize), (0, 0)],
+        }
+    }
+
+    /// The swap of this gap that is away longest.
+    #[must_use]
+    pub fn tightest(&self, tensor: TensorId, gap: usize, head: bool) -> Window {
+        let (a, b, _) = self.ends(tensor, gap);
+        let (out_until, out_place) = if head { (1, 0) } else { (a, a.div_ceil(2)) };
+        Window { head, out_until, back_from: b & !1, out_place, starts: (0, 0) }
+    }
+
+    /// Whether deciding `decision` frees bytes in `slot`.
+    #[must_use]
+    pub fn relieves(&self, tensor: TensorId, gap: usize, decision: Gap, slot: usize) -> bool {
+        self.away(tensor, gap, decision).iter().any(|&(a, b)| a <= slot && slot < b)
+    }
+
+    /// The gap in which `slot` lies: the tensor is neither used nor made there.
+    #[must_use]
+    pub fn gap_over(&self, tensor: TensorId, slot: u32) -> Option<usize> {
+        let account = self.account(tensor);
+        let before = account.uses.partition_point(|&u| u < slot);
+        if account.uses.get(before) == Some(&slot) {
+            return None;
+        }
+        let gap = match before.checked_sub(1) {
+            Some(gap) => gap,
+            None if account.long_lived => account.gaps.len().checked_sub(1)?,
+            None => return None,
+        };
+        (gap < account.gaps.len() && self.relieves(tensor, gap, Gap::Swap(self.tightest(tensor, gap, false)), slot as usize)).then_some(gap)
+    }
+
+    /// Changes the decision of a gap.
+    pub fn decide(&mut self, tensor: TensorId, gap: usize, decision: Gap) {
+        let account = self.account(tensor);
+        let (bytes, before) = (account.bytes, account.gaps[gap]);
+        if before == decision {
+            return;
+        }
+        for (old, new) in self.away(tensor, gap, before).into_iter().zip(self.away(tensor, gap, decision)) {
+            if old.0 < old.1 && new.0 < new.1 && old.0 < new.1 && new.0 < old.1 {
+                // They overlap: only the ends change.
+                self.load.add(old.0, new.0, bytes);
+                self.load.subtract(new.0, old.0, bytes);
+                self.load.add(new.1, old.1, bytes);
+                self.load.subtract(old.1, new.1, bytes);
+            } else {
+                self.load.add(old.0, old.1, bytes);
+                self.load.subtract(new.0, new.1, bytes);
+            }
+        }
+        Rc::make_mut(&mut self.accounts[tensor.index()].gaps)[gap] = decision;
+    }
+
+    /// Whether the tensor is surely there in a slot: a swapped one counts as gone as soon as it may leave.
+    #[must_use]
+    pub fn held(&self, tensor: TensorId, slot: u32) -> bool {
+        let account = self.account(tensor);
+        let (Some(&first), Some(&last)) = (account.uses.first(), account.uses.last()) else { return account.long_lived };
+        if !account.long_lived && (slot < first || slot > last) {
+            return false;
+        }
+        let gone = |gap: usize| {
+            let decision = match account.gaps[gap] {
+                Gap::Swap(w) if w.head => Gap::Swap(Window { out_until: 0, ..w }),
+                Gap::Swap(w) => Gap::Swap(Window { out_until: account.uses[gap], ..w }),
+                other => other,
+            };
+            slot == 0 && matches!(decision, Gap::Swap(w) if w.head) || self.relieves(tensor, gap, decision, slot as usize)
+        };
+        let before = account.uses.partition_point(|&u| u <= slot);
+        let inside = before.checked_sub(1).filter(|&g| g < account.gaps.len());
+        let round = account.long_lived.then(|| account.gaps.len() - 1);
+        !inside.into_iter().chain(round).any(gone)
+    }
+
+    /// Whether the host holds the tensor's version when the gap starts, so that leaving costs no copy.
+    #[must_use]
+    pub fn clean(&self, tensor: TensorId, gap: usize) -> bool {
+        let account = self.account(tensor);
+        let last = account.gaps.len() - 1;
+        if matches!(account.gaps[gap], Gap::Swap(w) if w.head) {
+            return false;
+        }
+        let here = account.uses[gap];
+        let written = account.writes.iter().rev().map(|w| 2 * w + 1).find(|&w| w <= here);
+        let swapped = |g: usize| matches!(account.gaps[g], Gap::Swap(_));
+        let since = written.unwrap_or(0);
+        let round = account.long_lived && swapped(last);
+        // What was on the host at the start or went there in the head is right until it is written.
+        let from_start = round && written.is_none();
+        // A gap that starts at or after the last write and is swapped made the copy, unless a recompute wrote since.
+        let remade = (0..gap).rev().find(|&g| account.gaps[g] == Gap::Remake).map_or(0, |g| g + 1);
+        let made = (remade..gap).any(|g| account.uses[g] >= since && swapped(g));
+        let untouched = account.long_lived && account.writes.is_empty() && gap == last;
+        from_start || made || untouched
+    }
+
+    /// What an operator needs besides `tensor` to run again: its inputs, without the statistics that a recompute leaves out.
+    pub fn needs(&self, id: OpId, tensor: TensorId) -> impl Iterator<Item = TensorId> {
+        let operator = self.graph.operator(id);
+        operator.reads().map(|o| o.tensor).filter(move |&t| t != tensor && !self.left_out(operator, t))
+    }
+
+    fn left_out(&self, operator: &Operator, tensor: TensorId) -> bool {
+        operator.replay == Replay::SkipUpdates
+            && self.account(tensor).long_lived
+            && operator.updates().any(|update| update.tensor == tensor)
+    }
+
+    /// The tensor whose chain makes this one in a slot, if one does.
+    #[must_use]
+    pub fn maker(&self, slot: u32, tensor: TensorId) -> Option<TensorId> {
+        self.shared.get(&(slot, tensor)).copied().or_else(|| self.chains.contains_key(&(slot, tensor)).then_some(tensor))
+    }
+
+    /// Whether a tensor is written after operator `id` and before `slot`.
+    #[must_use]
+    pub fn rewritten(&self, tensor: TensorId, id: OpId, slot: u32) -> bool {
+        self.account(tensor).writes.iter().any(|&w| w > id.0 && 2 * w + 1 < slot)
+    }
+
+    /// Adds a use in a slot in which the tensor is held, splitting the gap it falls into.
+    pub fn use_at(&mut self, tensor: TensorId, slot: u32) {
+        let account = &mut self.accounts[tensor.index()];
+        let Err(at) = account.uses.binary_search(&slot) else { return };
+        let last = account.uses.len();
+        Rc::make_mut(&mut account.uses).insert(at, slot);
+        let gaps = Rc::make_mut(&mut account.gaps);
+        if last == 0 {
+            gaps.extend(account.long_lived.then_some(Gap::Keep));
+        } else if at == last {
+            // After the last use of a long-lived tensor: kept up to here; the round gap starts here.
+            gaps.insert(at - 1, Gap::Keep);
+        } else {
+            // What brings it lies before: the part after is kept. Before the first use, that is the round gap.
+            gaps.insert(at, Gap::Keep);
+        }
+    }
+
+    /// Adds a use after the last one of a tensor that dies with it: it lives on until then.
+    pub fn live_on(&mut self, tensor: TensorId, slot: u32) {
+        let account = &mut self.accounts[tensor.index()];
+        let (last, bytes) = (account.uses.last().copied().unwrap_or(slot), account.bytes);
+        Rc::make_mut(&mut account.uses).push(slot);
+        Rc::make_mut(&mut account.gaps).push(Gap::Keep);
+        self.load.add(last as usize + 1, slot as usize + 1, bytes);
+    }
+}

@@ -1,0 +1,385 @@
+//! The greedy choice: which gaps leave over the link, and which are made again.
+//!
+//! At the highest slot, the link goes first to what is dearest to make again per byte, as far as copies fit in time
+//! (a weighted matching of copies to link time: the opportunity cost of a swap is the recompute it saves); what then is missing
+//! is made again, cheapest first per byte and slot over the target that it relieves; only then does a copy that somebody
+//! has to wait for. Not for: when copies run in the end ([`super::windows`]).
+
+use super::book::{Book, Gap, Window};
+use super::clock::Clock;
+use super::{Ban, Options, Variant};
+use crate::device::Link;
+use crate::plan::lane::Lane;
+use crate::schedule::Latency;
+use crate::sim::engine::copy_time;
+use crate::sim::program::Direction;
+use crate::units::{Bytes, TensorId};
+
+/// What choices are made by.
+#[derive(Clone, Copy)]
+pub struct Setting<'o> {
+    /// One for each operator.
+    pub latencies: &'o [Latency],
+    /// The link.
+    pub link: &'o Link,
+    /// Host memory for copies.
+    pub pinned: Bytes,
+    /// The load that is aimed at.
+    pub target: u64,
+    /// The planner's switches.
+    pub options: &'o Options,
+    /// When operators are taken to run.
+    pub clock: &'o Clock,
+    /// The greedy's parameters.
+    pub variant: Variant,
+    /// By tensor.
+    pub bans: &'o [Ban],
+}
+
+/// Greedy decisions on a clock.
+pub struct Chooser<'a, 'o> {
+    /// The decisions.
+    pub book: Book<'a>,
+    setting: Setting<'o>,
+    out: Lane,
+    back: Lane,
+    swapped: Vec<bool>,
+    pinned_left: u64,
+    /// Slots over the target, summed from the first.
+    over: Vec<u64>,
+}
+
+/// A gap at the peak.
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    tensor: TensorId,
+    gap: usize,
+    bytes: u64,
+    /// Making it again, in nanoseconds; `None` where it can't be.
+    cost: Option<u64>,
+}
+
+impl Candidate {
+    /// Picoseconds for each byte of making it again; what can't be is dearest.
+    fn price(&self) -> u128 {
+        self.cost.map_or(u128::MAX, |cost| u128::from(cost) * 1_000_000 / u128::from(self.bytes))
+    }
+}
+
+impl<'a, 'o> Chooser<'a, 'o> {
+    /// Nothing decided yet.
+    #[must_use]
+    pub fn new(book: Book<'a>, setting: Setting<'o>) -> Self {
+        Self {
+            swapped: vec![false; book.accounts.len()],
+            book,
+            setting,
+            out: Lane::default(),
+            back: Lane::default(),
+            pinned_left: setting.pinned.0,
+            over: Vec::new(),
+        }
+    }
+
+    /// Decides until no slot is over the target, or nothing helps.
+    pub fn rounds(&mut self) {
+        loop {
+            let (slot, load) = self.book.load.peak();
+            if load <= self.setting.target {
+                return;
+            }
+            self.count_over();
+            let slot = u32::try_from(slot).unwrap_or(u32::MAX);
+            if !self.round(slot, self.setting.options.min_swap.0) && !self.round(slot, 0) {
+                return;
+            }
+        }
+    }
+
+    fn count_over(&mut self) {
+        self.over.clear();
+        self.over.push(0);
+        let mut sum = 0;
+        for load in self.book.load.all() {
+            sum += u64::from(load > self.setting.target);
+            self.over.push(sum);
+        }
+    }
+
+    fn round(&mut self, slot: u32, least: u64) -> bool {
+        let before = self.book.load.at(slot as usize);
+        let mut candidates = self.at_peak(slot, least);
+        let theta = self.cheap_below(slot, &candidates);
+        if self.setting.options.swap {
+            if self.setting.variant.dearest {
+                candidates.sort_by_key(|c| (std::cmp::Reverse(c.price()), std::cmp::Reverse(c.bytes), c.tensor, c.gap));
+            } else {
+                candidates.sort_by_key(|c| (std::cmp::Reverse(c.bytes), c.tensor, c.gap));
+            }
+            for c in candidates.iter().filter(|c| c.price() >= theta && !self.setting.bans[c.tensor.index()].swap) {
+                if self.book.load.at(slot as usize) <= self.setting.target {
+                    break;
+                }
+                if self.may_swap(c.tensor, c.gap) {
+                    self.try_swap(c.tensor, c.gap, slot);
+                }
+            }
+        }
+        if self.setting.options.recompute && self.book.load.at(slot as usize) > self.setting.target {
+            self.recompute(slot, &candidates);
+        }
+        if self.book.load.at(slot as usize) > self.setting.target && theta > 0 && self.setting.options.swap {
+            for c in &candidates {
+                if self.book.load.at(slot as usize) <= self.setting.target {
+                    break;
+                }
+                if self.still(c, slot) && !self.setting.bans[c.tensor.index()].swap && self.may_swap(c.tensor, c.gap) {
+                    self.try_swap(c.tensor, c.gap, slot);
+                }
+            }
+        }
+        if self.setting.options.passive && self.setting.options.swap && self.book.load.at(slot as usize) == before {
+            self.swap_passively(slot, &candidates);
+        }
+        self.book.load.at(slot as usize) < before
+    }
+
+    /// The price below which what is at the slot is left to recomputing: so much of what must go is cheaper.
+    fn cheap_below(&self, slot: u32, candidates: &[Candidate]) -> u128 {
+        let missing = self.book.load.at(slot as usize) - self.setting.target;
+        let share = u128::from(missing) * u128::from(self.setting.variant.remade) / 100;
+        let mut prices: Vec<(u128, u64)> = candidates.iter().map(|c| (c.price(), c.bytes)).collect();
+        prices.sort_unstable();
+        let mut sum = 0;
+        for (price, bytes) in prices {
+            if sum >= share {
+                return if share == 0 { 0 } else { price };
+            }
+            sum += u128::from(bytes);
+        }
+        u128::MAX
+    }
+
+    fn still(&self, c: &Candidate, slot: u32) -> bool {
+        self.book.gap_over(c.tensor, slot) == Some(c.gap) && self.open(c.tensor, c.gap, slot)
+    }
+
+    /// Whether the gap is undecided as far as `slot` goes: what leaves in the head may as well leave before the end.
+    fn open(&self, tensor: TensorId, gap: usize, slot: u32) -> bool {
+        match self.book.gap(tensor, gap) {
+            Gap::Keep => true,
+            Gap::Swap(w) => w.head && slot > self.book.ends(tensor, gap).0,
+            Gap::Remake => false,
+        }
+    }
+
+    fn at_peak(&self, slot: u32, least: u64) -> Vec<Candidate> {
+        let mut found = Vec::new();
+        for (index, account) in self.book.accounts.iter().enumerate() {
+            let tensor = TensorId::of(index);
+            if account.bytes >= least.max(1)
+                && let Some(gap) = self.book.gap_over(tensor, slot)
+                && self.open(tensor, gap, slot)
+            {
+                let may = self.setting.options.recompute && !self.setting.bans[index].remake;
+                let cost =
+                    if may { self.book.remake(self.setting.latencies, tensor, gap, self.setting.options).map(|r| r.cost) } else { None };
+                found.push(Candidate { tensor, gap, bytes: account.bytes, cost });
+            }
+        }
+        found
+    }
+
+    fn may_swap(&self, tensor: TensorId, gap: usize) -> bool {
+        let account = self.book.account(tensor);
+        let round = account.long_lived && gap + 1 == account.gaps.len();
+        (!round || self.setting.options.across) && (self.swapped[tensor.index()] || account.bytes <= self.pinned_left)
+    }
+
+    fn note_swapped(&mut self, tensor: TensorId) {
+        if !std::mem::replace(&mut self.swapped[tensor.index()], true) {
+            self.pinned_left -= self.book.account(tensor).bytes;
+        }
+    }
+
+    /// Looks for intervals on the link that relieve `slot`, and decides the swap if there are.
+    fn try_swap(&mut self, tensor: TensorId, gap: usize, slot: u32) -> bool {
+        let (_, b, round) = self.book.ends(tensor, gap);
+        let heads = if round && slot < b && self.setting.options.head {
+            [Some(!self.setting.variant.tail), Some(self.setting.variant.tail)]
+        } else {
+            [Some(false), None]
+        };
+        heads.into_iter().flatten().any(|head| self.try_window(tensor, gap, slot, head))
+    }
+
+    fn try_window(&mut self, tensor: TensorId, gap: usize, slot: u32, head: bool) -> bool {
+        let (a, b, round) = self.book.ends(tensor, gap);
+        let bytes = self.book.graph.tensor(tensor).bytes;
+        let tight = self.book.tightest(tensor, gap, head);
+        if !self.book.relieves(tensor, gap, Gap::Swap(tight), slot as usize) {
+            return false;
+        }
+        let clean = !head && self.book.clean(tensor, gap);
+        let in_head = round && slot < b;
+        let wanted = self.setting.clock.slot(b);
+        let leaves = self.setting.clock.place(tight.out_place);
+        let (peak_start, peak_end) = (self.setting.clock.slot(slot), self.setting.clock.slot(slot + 1));
+        let deadline = if in_head && !head { self.setting.clock.total } else { peak_start };
+        let mut out_length = 0;
+        let mut out_at = leaves;
+        if !clean {
+            // As slow as when both directions are busy, only if the other one is.
+            let found = [false, true].into_iter().find_map(|contended| {
+                let length = self.length(Direction::D2h, bytes, contended);
+                let at = self.out.earliest(leaves, deadline, length)?;
+                (contended || !self.back.busy(at, at + length)).then_some((at, length))
+            });
+            let Some(found) = found else { return false };
+            (out_at, out_length) = found;
+        }
+        let gone = out_at + out_length;
+        let earliest = match (round, in_head, head) {
+            (true, false, _) => 0,
+            (true, true, false) => peak_end,
+            _ => peak_end.max(gone),
+        };
+        let found = [false, true].into_iter().find_map(|contended| {
+            let length = self.length(Direction::H2d, bytes, contended);
+            let at = self.back.latest(earliest, wanted, length)?;
+            (contended || !self.out.busy(at, at + length)).then_some((at, length))
+        });
+        let Some((back_at, back_length)) = found else { return false };
+        let window = Window {
+            head,
+            out_until: if clean { a } else { self.setting.clock.slot_before(gone, tight.out_until) },
+            back_from: (2 * self.setting.clock.place_by(back_at)).min(tight.back_from),
+            out_place: self.setting.clock.place_by(out_at).max(tight.out_place),
+            starts: (out_at, back_at),
+        };
+        if !self.book.relieves(tensor, gap, Gap::Swap(window), slot as usize) {
+            return false;
+        }
+        if !clean {
+            self.out.take(out_at, out_length);
+        }
+        self.back.take(back_at, back_length);
+        self.book.decide(tensor, gap, Gap::Swap(window));
+        self.note_swapped(tensor);
+        true
+    }
+
+    fn length(&self, direction: Direction, bytes: Bytes, contended: bool) -> u64 {
+        if contended {
+            copy_time(self.setting.link, direction, bytes, true).0
+        } else {
+            self.setting.variant.time(self.setting.link, direction, bytes)
+        }
+    }
+
+    /// Makes again what is cheapest for what it relieves.
+    fn recompute(&mut self, slot: u32, candidates: &[Candidate]) {
+        let mut heap: std::collections::BinaryHeap<std::cmp::Reverse<(u128, TensorId, usize)>> = std::collections::BinaryHeap::new();
+        for c in candidates {
+            if c.cost.is_some()
+                && self.still(c, slot)
+                && let Some((key, _)) = self.rate(c.tensor, c.gap, slot)
+            {
+                heap.push(std::cmp::Reverse((key, c.tensor, c.gap)));
+            }
+        }
+        let peak = self.book.load.at(slot as usize);
+        while let Some(std::cmp::Reverse((_, tensor, gap))) = heap.pop() {
+            if self.book.load.at(slot as usize) <= self.setting.target {
+                return;
+            }
+            if self.book.gap_over(tensor, slot) != Some(gap) || self.book.gap(tensor, gap) != Gap::Keep {
+                continue;
+            }
+            // Its price may have risen since, or fallen: what is made in passing, what is gone.
+            let Some((key, remake)) = self.rate(tensor, gap, slot) else { continue };
+            if heap.peek().is_some_and(|next| next.0.0 < key) {
+                heap.push(std::cmp::Reverse((key, tensor, gap)));
+                // Two that push each other out would go round for ever: the price only rises while others are applied.
+                if heap.peek().is_some_and(|next| next.0.1 == tensor && next.0.2 == gap) {
+                    continue;
+                }
+                continue;
+            }
+            let limit = self.setting.target.max(peak.saturating_sub(self.book.account(tensor).bytes));
+            self.book.apply(tensor, gap, remake, limit.min(peak), self.setting.options);
+        }
+    }
+
+    /// Nanoseconds for each byte and slot over the target relieved, and what it takes.
+    fn rate(&self, tensor: TensorId, gap: usize, slot: u32) -> Option<(u128, super::remake::Remake)> {
+        if !self.book.relieves(tensor, gap, Gap::Remake, slot as usize) {
+            return None;
+        }
+        let remake = self.book.remake(self.setting.latencies, tensor, gap, self.setting.options)?;
+        if matches!(remake.parts[..], [super::remake::Part::Shared(_, at, _)] if at <= slot) {
+            return None;
+        }
+        let (_, b, _) = self.book.ends(tensor, gap);
+        let at = (b & !1) as usize;
+        let peak = self.book.load.at(slot as usize);
+        if self.book.load.at(at) + remake.extra >= peak {
+            return None;
+        }
+        let key = u128::from(remake.cost) * 1_000_000_000_000 / u128::from(self.book.account(tensor).bytes).max(1);
+        Some((key, remake))
+    }
+
+    fn covered(&self, tensor: TensorId, gap: usize, decision: Gap) -> u64 {
+        self.book.away(tensor, gap, decision).iter().map(|&(a, b)| if a < b { self.over[b] - self.over[a] } else { 0 }).sum()
+    }
+
+    /// Frees bytes at the slot whatever it costs: first swaps that linger there leave at once, then others are swapped.
+    fn swap_passively(&mut self, slot: u32, candidates: &[Candidate]) {
+        let mut lingering: Option<(u64, TensorId, usize, bool)> = None;
+        for (index, account) in self.book.accounts.iter().enumerate() {
+            let tensor = TensorId::of(index);
+            let Some(gap) = self.book.gap_over(tensor, slot) else { continue };
+            if let Gap::Swap(w) = account.gaps[gap]
+                && !self.book.relieves(tensor, gap, account.gaps[gap], slot as usize)
+                && self.book.relieves(tensor, gap, Gap::Swap(self.book.tightest(tensor, gap, w.head)), slot as usize)
+                && lingering.is_none_or(|l| account.bytes > l.0)
+            {
+                lingering = Some((account.bytes, tensor, gap, w.head));
+            }
+        }
+        if let Some((_, tensor, gap, head)) = lingering {
+            self.leave_at_once(tensor, gap, head);
+            return;
+        }
+        let missing = self.book.load.at(slot as usize) - self.setting.target;
+        let mut worth: Vec<(u128, TensorId, usize, bool)> = Vec::new();
+        for c in candidates.iter().filter(|c| self.still(c, slot)) {
+            let (_, b, round) = self.book.ends(c.tensor, c.gap);
+            let head = round && slot < b && self.setting.options.head;
+            let window = self.book.tightest(c.tensor, c.gap, head);
+            if self.book.relieves(c.tensor, c.gap, Gap::Swap(window), slot as usize) {
+                let copies = if self.book.clean(c.tensor, c.gap) { 1 } else { 2 };
+                let useful = u128::from(c.bytes.min(missing)) * u128::from(self.covered(c.tensor, c.gap, Gap::Swap(window)).max(1));
+                worth.push((useful * 1_000_000 / (u128::from(c.bytes) * copies), c.tensor, c.gap, head));
+            }
+        }
+        worth.sort_unstable_by_key(|&(worth, tensor, gap, _)| (std::cmp::Reverse(worth), tensor, gap));
+        for (_, tensor, gap, head) in worth {
+            if self.book.load.at(slot as usize) <= self.setting.target {
+                return;
+            }
+            if self.may_swap(tensor, gap) {
+                self.leave_at_once(tensor, gap, head);
+            }
+        }
+    }
+
+    fn leave_at_once(&mut self, tensor: TensorId, gap: usize, head: bool) {
+        let mut window = self.book.tightest(tensor, gap, head);
+        let (_, b, _) = self.book.ends(tensor, gap);
+        window.starts = (self.setting.clock.place(window.out_place), self.setting.clock.slot(b));
+        self.book.decide(tensor, gap, Gap::Swap(window));
+        self.note_swapped(tensor);
+    }
+}

@@ -1,0 +1,105 @@
+//! Small tensors live longer so that large ones need not: inputs that are dead by the time their products could be made again.
+//!
+//! A concatenation's inputs die with it, and then nothing can make it again but the operators that made them. Where
+//! several large tensors share small dead inputs (DenseNet's cats over the same features), keeping the inputs frees more than it costs.
+//! The choice is a closure problem (products to drop, inputs to keep); by shared inputs it falls into parts, each taken where it
+//! pays as a whole. Not for: deciding the remakes themselves.
+
+use super::book::Book;
+use crate::job::Replay;
+use crate::units::{OpId, TensorId};
+
+/// A tensor that could be made again if its dead inputs lived on.
+struct Product {
+    bytes: u64,
+    slot: u32,
+    dead: Vec<TensorId>,
+}
+
+/// Extends lives where that frees bytes in the highest slot. Tensors below `least` are not worth it.
+pub fn extend(book: &mut Book<'_>, least: u64) {
+    let slot = u32::try_from(book.load.peak().0).unwrap_or(u32::MAX);
+    let mut products: Vec<Product> = Vec::new();
+    for (index, account) in book.accounts.iter().enumerate() {
+        let tensor = TensorId::of(index);
+        if account.bytes >= least.max(1)
+            && let Some(gap) = book.gap_over(tensor, slot)
+            && let Some(product) = product(book, tensor, gap)
+        {
+            products.push(product);
+        }
+    }
+    let mut part: Vec<usize> = (0..products.len()).collect();
+    let mut of = std::collections::BTreeMap::new();
+    for (index, product) in products.iter().enumerate() {
+        for &dead in &product.dead {
+            let first = *of.entry(dead).or_insert(index);
+            let (a, b) = (root(&part, first), root(&part, index));
+            part[a.max(b)] = a.min(b);
+        }
+    }
+    for head in 0..products.len() {
+        if root(&part, head) != head {
+            continue;
+        }
+        let members: Vec<&Product> = (head..products.len()).filter(|&i| root(&part, i) == head).map(|i| &products[i]).collect();
+        let mut until: std::collections::BTreeMap<TensorId, u32> = std::collections::BTreeMap::new();
+        for member in &members {
+            for &dead in &member.dead {
+                let slot = until.entry(dead).or_insert(0);
+                *slot = member.slot.max(*slot);
+            }
+        }
+        let gain: u64 = members.iter().map(|m| m.bytes).sum();
+        let cost: u64 = until.keys().map(|&t| book.account(t).bytes).sum();
+        // Less than a quarter of what it frees, or the remakes' time is hardly worth it.
+        if cost * 4 > gain * 3 {
+            continue;
+        }
+        for (tensor, until) in until {
+            book.live_on(tensor, until);
+        }
+    }
+}
+
+fn root(part: &[usize], mut of: usize) -> usize {
+    while part[of] != of {
+        of = part[of];
+    }
+    of
+}
+
+fn product(book: &Book<'_>, tensor: TensorId, gap: usize) -> Option<Product> {
+    let account = book.account(tensor);
+    let (_, b, round) = book.ends(tensor, gap);
+    if round || account.long_lived {
+        return None;
+    }
+    let slot = b & !1;
+    let mut dead = Vec::new();
+    for (position, id) in account.writes.iter().map(|&w| OpId(w)).filter(|id| 2 * id.0 + 1 < slot).enumerate() {
+        let operator = book.graph.operator(id);
+        if operator.replay != Replay::Pure
+            || operator.generates().any(|o| o.tensor == tensor) != (position == 0)
+            || operator.updates().any(|u| u.tensor != tensor)
+        {
+            return None;
+        }
+        for read in book.needs(id, tensor) {
+            if book.rewritten(read, id, slot) {
+                return None;
+            }
+            let input = book.account(read);
+            if !book.held(read, slot) {
+                let gone = !input.long_lived && input.uses.last().is_some_and(|&last| last < slot);
+                if !gone {
+                    return None;
+                }
+                if !dead.contains(&read) {
+                    dead.push(read);
+                }
+            }
+        }
+    }
+    (!dead.is_empty()).then_some(Product { bytes: account.bytes, slot, dead })
+}

@@ -1,0 +1,181 @@
+//! Better decisions than the first ones: from start to start, then by exchange, until the effort is spent.
+//!
+//! A step chooses all over again with one thing changed, and runs what came of it on [`super::clock`]; the best stays,
+//! so no effort makes a plan worse than the first choice. First the greedy's own parameters are changed ([`super::Variant`]), one at a time, from
+//! the best so far (coordinate descent); then single tensors are excluded from what they were chosen for, those
+//! first that cost most: swaps that somebody waited for, remakes that take longest. The greedy exchanges them for
+//! something else, and takes back what is not needed then. Where steps wait for the link whatever one does, the choice is made
+//! once more on the clock of the best run, on which the link has the time that the waiting gives it.
+//! Not for: a measure of seconds. Effort counts steps, so that plans do not depend on the machine.
+
+use std::rc::Rc;
+
+use super::book::Book;
+use super::choose::{Chooser, Setting};
+use super::clock::{self, Clock};
+use super::{Ban, Options, Variant, drop, extend, windows};
+use crate::plan::method::Given;
+use crate::units::TensorId;
+
+struct Search<'a, 'o> {
+    given: &'o Given<'a>,
+    options: &'o Options,
+    fresh: Book<'a>,
+    /// Without a plan.
+    nominal: Rc<Clock>,
+    /// What choices are made on.
+    clock: Rc<Clock>,
+    left: u32,
+}
+
+/// What a step came to: over the target or not, time, load; the smaller the better.
+type Key = (bool, u64, u64);
+
+struct Found<'a> {
+    key: Key,
+    book: Book<'a>,
+    clock: Clock,
+    variant: Variant,
+    bans: Vec<Ban>,
+}
+
+/// The best decisions found.
+#[must_use]
+pub fn search<'a>(given: &Given<'a>, options: &Options) -> Book<'a> {
+    let nominal = Rc::new(Clock::nominal(given.latencies));
+    let mut search = Search { given, options, fresh: Book::new(given.graph), clock: nominal.clone(), nominal, left: options.effort };
+    let none = vec![Ban::default(); given.graph.tensors.len()];
+    let mut best = search.choose(Variant::FIRST, &none);
+    if best.key.0 {
+        // Recomputes want their inputs at one time; near the floor everything must be able to leave.
+        let swaps = vec![Ban { swap: false, remake: true }; none.len()];
+        let found = search.choose(Variant::FIRST, &swaps);
+        if found.key < best.key {
+            best = Found { bans: none.clone(), ..found };
+        }
+    }
+    // Half of it from the clock without waiting, so that a plan without any is found where there is one.
+    search.vary(&mut best, &none, options.effort / 4 * 3);
+    search.stretch(&mut best);
+    if !Rc::ptr_eq(&search.clock, &search.nominal) {
+        search.vary(&mut best, &none, 0);
+        search.stretch(&mut best);
+    } else {
+        search.vary(&mut best, &none, 0);
+    }
+    search.exchange(&mut best);
+    best.book
+}
+
+impl<'a> Search<'a, '_> {
+    /// Whether a better plan is thinkable and there is effort left; counts a step.
+    fn step(&mut self, best: &Found<'_>) -> bool {
+        if self.left == 0 || (!best.key.0 && best.key.1 <= self.nominal.total) {
+            return false;
+        }
+        self.left -= 1;
+        true
+    }
+
+    fn choose(&self, variant: Variant, bans: &[Ban]) -> Found<'a> {
+        let Given { latencies, link, pinned, target, .. } = *self.given;
+        let mut book = self.fresh.clone();
+        if variant.extend && self.options.extend {
+            extend::extend(&mut book, self.options.min_swap.0);
+        }
+        let setting = Setting { latencies, link, pinned, target, options: self.options, clock: &self.clock, variant, bans };
+        let mut chooser = Chooser::new(book, setting);
+        chooser.rounds();
+        let mut book = chooser.book;
+        if self.options.drop {
+            drop::drop(&mut book, latencies, target);
+        }
+        let mut clock = clock::run(&book, latencies, link);
+        let peak = book.load.peak().1;
+        if self.options.fit && peak <= target {
+            let mut best = windows::windows(&book);
+            for slack in [variant.slack, 33] {
+                for _ in 0..2 {
+                    windows::fit(&mut book, &clock, link, target, Variant { slack, ..variant });
+                    let now = clock::run(&book, latencies, link);
+                    if now.total >= clock.total {
+                        windows::restore(&mut book, &best);
+                        break;
+                    }
+                    clock = now;
+                    best = windows::windows(&book);
+                }
+            }
+        }
+        let peak = book.load.peak().1;
+        Found { key: (peak > target, clock.total, peak), book, clock, variant, bans: bans.to_vec() }
+    }
+
+    /// One parameter at a time, from the best so far, until none helps or no more than `rest` steps are left.
+    fn vary(&mut self, best: &mut Found<'a>, none: &[Ban], rest: u32) {
+        let mut tried = vec![best.variant];
+        loop {
+            let from = best.variant;
+            for turn in 0..from.neighbours().len() {
+                let variant = best.variant.neighbours()[turn];
+                // Without the switch it is the same again.
+                let idle = variant.extend && !self.options.extend || variant.tail != from.tail && !self.options.head;
+                if idle || tried.contains(&variant) {
+                    continue;
+                }
+                if self.left <= rest || !self.step(best) {
+                    return;
+                }
+                tried.push(variant);
+                let found = self.choose(variant, none);
+                if found.key < best.key {
+                    *best = found;
+                }
+            }
+            if best.variant == from {
+                return;
+            }
+        }
+    }
+
+    /// On the clock of the best run, again and again while that helps.
+    fn stretch(&mut self, best: &mut Found<'a>) {
+        while !best.clock.late.is_empty() && self.step(best) {
+            let before = std::mem::replace(&mut self.clock, Rc::new(best.clock.clone()));
+            let found = self.choose(best.variant, &best.bans);
+            if found.key >= best.key {
+                self.clock = before;
+                return;
+            }
+            *best = found;
+        }
+    }
+
+    /// What costs most may not be chosen again.
+    fn exchange(&mut self, best: &mut Found<'a>) {
+        let mut tried: std::collections::BTreeSet<(TensorId, bool)> = std::collections::BTreeSet::new();
+        loop {
+            let mut dear: Vec<(u64, TensorId, bool)> = best.clock.late.iter().map(|&(tensor, _, waited)| (waited, tensor, true)).collect();
+            for (&(_, tensor), chain) in &best.book.chains {
+                dear.push((chain.iter().map(|id| self.given.latencies[id.index()].time.0).sum(), tensor, false));
+            }
+            dear.sort_unstable_by_key(|&(cost, tensor, swap)| (std::cmp::Reverse(cost), tensor, swap));
+            let Some(&(_, tensor, swap)) = dear.iter().find(|d| !tried.contains(&(d.1, d.2))) else { return };
+            tried.insert((tensor, swap));
+            let mut bans = best.bans.clone();
+            let ban = &mut bans[tensor.index()];
+            if swap {
+                ban.swap = true
+            } else {
+                ban.remake = true
+            }
+            if !self.step(best) {
+                return;
+            }
+            let found = self.choose(best.variant, &bans);
+            if found.key < best.key {
+                *best = found;
+            }
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! The planner on a small network: forward, then backward over what forward kept.
+
+use super::book::{Book, Gap};
+use super::remake::Part;
+use super::{Options, clock, decide, improve};
+use crate::device::Link;
+use crate::job::{Arg, Dtype, Graph, Operand, Operator, Phase, Replay, Role, Tensor};
+use crate::plan::Given;
+use crate::schedule::{Event, Latency, Source};
+use crate::units::{Bytes, Nanos, TensorId};
+
+const LAYERS: usize = 12;
+const SIZE: u64 = 1 << 20;
+
+/// A byte is a nanosecond, alone or not.
+const LINK: Link =
+    Link { h2d: 1_000_000_000, d2h: 1_000_000_000, h2d_contended: 1_000_000_000, d2h_contended: 1_000_000_000, overhead_ns: 0 };
+
+fn operator(name: String, phase: Phase, reads: &[usize], makes: usize) -> Operator {
+    let operand = |tensor: usize| Operand {
+        tensor: TensorId::of(tensor),
+        version: 0,
+        dtype: Dtype::U8,
+        offset: 0,
+        shape: vec![SIZE],
+        stride: vec![1],
+    };
+    Operator {
+        name,
+        kind: "test".to_owned(),
+        phase,
+        args: reads.iter().map(|&t| Arg::Tensor(operand(t))).collect(),
+        outputs: vec![Some(operand(makes))],
+        hidden: Vec::new(),
+        workspace: Bytes::ZERO,
+        replay: Replay::Pure,
+        random: false,
+        duration_ns: None,
+    }
+}
+
+/// Tensor i + 1 is made from tensor i (0 is the input); backward reads them from the last to the first.
+fn graph() -> Graph {
+    let mut operators: Vec<Operator> = (0..LAYERS).map(|i| operator(format!("f{i}"), Phase::Forward, &[i], i + 1)).collect();
+    for i in 0..LAYERS {
+        let gradient = LAYERS + i;
+        operators.push(operator(format!("b{i}"), Phase::Backward, &[gradient, LAYERS - 1 - i], gradient + 1));
+    }
+    let tensors = (0..=2 * LAYERS).map(|i| Tensor {
+        name: format!("t{i}"),
+        bytes: Bytes(SIZE),
+        role: if i == 0 { Role::Input } else { Role::Activation },
+        dtype: Dtype::U8,
+        shape: vec![SIZE],
+        kept_until: None,
+    });
+    Graph::new("chain".to_owned(), tensors.collect(), operators, None, None, None).unwrap()
+}
+
+/// Even operators are cheap, odd ones dear.
+fn latencies() -> Vec<Latency> {
+    let time = |i: usize| Nanos(if i < LAYERS && i.is_multiple_of(2) { 1_000 } else { 300_000 });
+    (0..2 * LAYERS).map(|i| Latency { time: time(i), source: Source::Graph }).collect()
+}
+
+fn given<'a>(graph: &'a Graph, latencies: &'a [Latency], target: u64) -> Given<'a> {
+    Given { graph, latencies, link: &LINK, pinned: Bytes(1 << 30), target }
+}
+
+#[test]
+fn what_is_cheap_is_made_again_and_what_is_dear_swapped() {
+    let (graph, latencies) = (graph(), latencies());
+    let decided = decide(&given(&graph, &latencies, 9 * SIZE), &Options::default());
+    assert!(decided.reached);
+    let remade: Vec<u32> = decided
+        .emitted
+        .events
+        .iter()
+        .filter_map(|e| if let Event::Recompute { operator, .. } = e { Some(operator.0) } else { None })
+        .collect();
+    assert!(!remade.is_empty() && remade.iter().all(|op| op % 2 == 0), "{remade:?}");
+}
+
+#[test]
+fn effort_never_makes_it_worse_and_plans_are_the_same_each_time() {
+    let (graph, latencies) = (graph(), latencies());
+    for target in (4..14).map(|n| n * SIZE) {
+        let given = given(&graph, &latencies, target);
+        let time = |effort| {
+            let book = improve::search(&given, &Options { effort, ..Options::default() });
+            (book.load.peak().1 > target, clock::run(&book, &latencies, &LINK).total)
+        };
+        let times: Vec<_> = [0, 1, 4, 16, 64].map(time).into();
+        assert!(times.iter().all(|t| *t <= times[0]), "{target}: {times:?}");
+        let twice = [(); 2].map(|()| decide(&given, &Options::default()).emitted.events);
+        assert_eq!(twice[0], twice[1]);
+    }
+}
+
+#[test]
+fn a_chain_makes_what_is_gone_too_and_only_as_deep_as_it_may() {
+    let (graph, latencies) = (graph(), latencies());
+    let mut book = Book::new(&graph);
+    // Tensor 3 is dropped, then 4, which is made from it.
+    let options = Options::default();
+    for tensor in [TensorId(3), TensorId(4)] {
+        let remake = book.remake(&latencies, tensor, 1, &options).unwrap();
+        book.apply(tensor, 1, remake, 0, &options);
+    }
+    let made = |t: u32| book.chains.keys().filter(|k| k.1 == TensorId(t)).count();
+    assert_eq!((made(3), made(4)), (2, 1), "3 is made for 4's sake, and again for its own use");
+    let before = book.load.at(0);
+    let shallow = Options { depth: 0, ..Options::default() };
+    assert_eq!(book.remake(&latencies, TensorId(5), 1, &shallow), None, "4 is gone by then");
+    let deep = book.remake(&latencies, TensorId(5), 1, &options).unwrap();
+    let order: Vec<u32> = deep.parts.iter().map(|p| if let Part::Made(t, _) = p { t.0 } else { u32::MAX }).collect();
+    assert_eq!(order, [3, 4, 5]);
+    assert_eq!(book.load.at(0), before);
+    assert!(matches!(book.gap(TensorId(4), 1), Gap::Remake));
+}
