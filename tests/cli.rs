@@ -2,10 +2,10 @@
 //!
 //! On the tiny fixtures only, so that it stays quick without optimisation.
 
-#[path = "cli/estimate.rs"]
-mod estimate;
 #[path = "cli/compare.rs"]
 mod compare;
+#[path = "cli/estimate.rs"]
+mod estimate;
 #[path = "cli/folder.rs"]
 mod folder;
 #[path = "cli/import.rs"]

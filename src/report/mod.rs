@@ -3,9 +3,9 @@
 //! For: turning plain figures into text, SVG and Chrome traces. Not for: computing any of them.
 
 pub mod curve;
+pub mod frontier;
 pub mod memory;
 pub mod quadrants;
-pub mod frontier;
 pub mod schemas;
 pub mod table;
 pub mod timeline;

@@ -9,6 +9,7 @@ mod estimate;
 mod import;
 mod inspect;
 mod output;
+mod place;
 mod plan;
 mod replay;
 mod run;
@@ -39,6 +40,7 @@ enum Command {
     Inspect(inspect::Flags),
     Plan(plan::Flags),
     Compare(compare::Flags),
+    Place(place::Flags),
     Simulate(simulate::Flags),
     Run(run::Flags),
     Estimate(Box<estimate::Flags>),
@@ -56,6 +58,7 @@ fn main() -> ExitCode {
         Command::Inspect(flags) => inspect::main(&flags, cli.json),
         Command::Plan(flags) => plan::main(&flags, cli.json),
         Command::Compare(flags) => compare::main(&flags, cli.json),
+        Command::Place(flags) => place::main(&flags, cli.json),
         Command::Simulate(flags) => simulate::main(&flags, cli.json),
         Command::Run(flags) => run::main(&flags, cli.json),
         Command::Estimate(flags) => estimate::main(&flags, cli.json),

@@ -1,0 +1,91 @@
+//! The cliques of a problem: the largest sets of items that are all alive at once.
+//!
+//! In the order of time every item belongs to consecutive cliques, once for each of its spans, and two items overlap
+//! in time exactly when they share a clique: whatever must be said about instants needs to be said about cliques only.
+//! Not for: addresses.
+
+use super::Item;
+
+/// The cliques, numbered in the order of time.
+pub(super) struct Cliques {
+    /// How many.
+    pub count: usize,
+    /// For each item the half-open ranges of cliques that it belongs to, ascending and apart.
+    pub ranges: Vec<Vec<(u32, u32)>>,
+    /// In how many each item is.
+    pub width: Vec<u32>,
+}
+
+impl Cliques {
+    /// Of all items. Cost: sorting.
+    pub fn of(items: &[Item]) -> Self {
+        // Ends before beginnings: spans are half-open.
+        let mut events: Vec<(u32, bool, usize)> = Vec::new();
+        for (index, item) in items.iter().enumerate() {
+            for &(from, until) in item.spans.iter().filter(|s| s.0 < s.1) {
+                events.push((from, true, index));
+                events.push((until, false, index));
+            }
+        }
+        events.sort_unstable();
+        let mut ranges: Vec<Vec<(u32, u32)>> = vec![Vec::new(); items.len()];
+        // A clique is complete when, after something began, something ends.
+        let (mut count, mut began) = (0u32, false);
+        for (_, begins, index) in events {
+            if begins {
+                began = true;
+                ranges[index].push((count, u32::MAX));
+            } else {
+                if std::mem::take(&mut began) {
+                    count += 1;
+                }
+                if let Some(range) = ranges[index].last_mut() {
+                    range.1 = count;
+                }
+            }
+        }
+        for range in &mut ranges {
+            // Spans that meet are one.
+            range.dedup_by(|b, a| {
+                let meet = b.0 <= a.1;
+                if meet {
+                    a.1 = a.1.max(b.1);
+                }
+                meet
+            });
+        }
+        let width = ranges.iter().map(|r| r.iter().map(|r| r.1 - r.0).sum()).collect();
+        Self { count: count as usize, ranges, width }
+    }
+
+    /// Calls `f` with each clique of an item.
+    #[inline]
+    pub fn each(&self, item: u32, mut f: impl FnMut(usize)) {
+        for &(from, until) in &self.ranges[item as usize] {
+            for c in from..until {
+                f(c as usize);
+            }
+        }
+    }
+
+    /// The first clique of an item that is ever alive.
+    pub fn first(&self, item: u32) -> usize {
+        self.ranges[item as usize].first().map_or(0, |r| r.0 as usize)
+    }
+
+    /// Whether two items are alive at once.
+    #[inline]
+    pub fn overlap(&self, a: u32, b: u32) -> bool {
+        let (a, b) = (&self.ranges[a as usize], &self.ranges[b as usize]);
+        a.iter().any(|x| b.iter().any(|y| x.0 < y.1 && y.0 < x.1))
+    }
+
+    /// The largest sum of sizes in a clique: no layout is lower.
+    pub fn load(&self, items: &[Item]) -> u64 {
+        let mut sums = vec![0u64; self.count];
+        for (index, item) in items.iter().enumerate() {
+            self.each(u32::try_from(index).unwrap_or(u32::MAX), |c| sums[c] += item.bytes);
+        }
+        sums.into_iter().max().unwrap_or(0)
+    }
+}

@@ -1,0 +1,132 @@
+//! Quick layouts: first fit by size, lowest first ([`super::skyline`]), and where that is not enough first fit over a
+//! few orders (by size, by size times life, by life), in which the item that ends up on top moves to the front and all are
+//! placed again. What is always there goes to the bottom, unless something has a given offset.
+//!
+//! Cost of first fit: O(items² ) a pass in the worst case, far less where spans are short. Not for: exact optima
+//! ([`super::search`]).
+
+use super::cliques::Cliques;
+use super::skyline::{orders, skyline};
+use super::{Item, Layout, load};
+
+/// How many pairs of items the tries of one order may compare, and the fewest and most tries whatever that takes.
+const PAIRS: usize = 4_000_000;
+const TRIES: (usize, usize) = (2, 128);
+
+/// With more items than this, one try an order.
+const MANY: usize = 20_000;
+
+/// Within a 128th of the load nothing lower is looked for.
+const CLOSE: u64 = 128;
+
+/// Places items, aiming for `capacity` and for the load; the lowest layout found, which may be higher than both.
+#[must_use]
+pub fn place(items: &[Item], capacity: u64) -> Layout {
+    let last = items.iter().flat_map(|i| &i.spans).map(|s| s.1).max().unwrap_or(0);
+    let length = |i: usize| -> u64 { items[i].spans.iter().map(|s| u64::from(s.1 - s.0)).sum() };
+    let (given, free): (Vec<usize>, Vec<usize>) = (0..items.len()).partition(|&i| items[i].fixed.is_some());
+    // What is always there is in everybody's way wherever it lies: it goes to the bottom, once and for all.
+    let (always, others): (Vec<usize>, Vec<usize>) = free.into_iter().partition(|&i| given.is_empty() && length(i) == u64::from(last));
+    let start = Start::new(items, &always, given);
+    let mut by_size = others.clone();
+    by_size.sort_by_key(|&i| (std::cmp::Reverse(items[i].bytes), std::cmp::Reverse(length(i)), i));
+    let mut best = first_fit(items, &by_size, &start);
+    let load = load(items);
+    let aim = (load + load / CLOSE).min(capacity.max(load));
+    if start.given.is_empty() && best.height > aim {
+        let which: Vec<u32> = others.iter().map(|&i| u32::try_from(i).unwrap_or(u32::MAX)).collect();
+        let cliques = Cliques::of(items);
+        for order in &orders(items, &cliques, &which)[..2] {
+            if let Some(lower) = skyline(items, &cliques, order, &start.layout, best.height - 1) {
+                best = lower;
+            }
+            if best.height <= aim {
+                break;
+            }
+        }
+    }
+    if best.height <= capacity.max(load) {
+        return best;
+    }
+    let mut by_life = others;
+    by_life.sort_by_key(|&i| (std::cmp::Reverse(length(i)), std::cmp::Reverse(items[i].bytes), i));
+    let mut by_area = by_size.clone();
+    by_area.sort_by_key(|&i| (std::cmp::Reverse(u128::from(items[i].bytes) * u128::from(length(i))), i));
+    let fewest = if items.len() > MANY { 1 } else { TRIES.0 };
+    let tries = (PAIRS / (by_size.len() * by_size.len()).max(1)).clamp(fewest, TRIES.1);
+    for first in [by_size, by_area, by_life] {
+        let mut order = first;
+        for _ in 0..tries {
+            let layout = first_fit(items, &order, &start);
+            let (height, top) = (layout.height, order.iter().position(|&i| layout.offsets[i] + items[i].bytes == layout.height));
+            if height < best.height {
+                best = layout;
+            }
+            if height <= capacity {
+                return best;
+            }
+            // Whoever ended up on top goes first in the next try.
+            let Some(worst) = top.filter(|&at| at > 0) else { break };
+            let item = order.remove(worst);
+            order.insert(0, item);
+        }
+    }
+    best
+}
+
+/// What lies where before the first item is placed.
+pub(super) struct Start {
+    /// What is always there, at the bottom.
+    pub layout: Layout,
+    /// Items with a given offset.
+    pub given: Vec<usize>,
+}
+
+impl Start {
+    /// `always` one on another, and `given` where they must.
+    pub fn new(items: &[Item], always: &[usize], given: Vec<usize>) -> Self {
+        let mut layout = Layout { offsets: vec![0; items.len()], height: 0 };
+        for &i in always {
+            layout.offsets[i] = layout.height.next_multiple_of(items[i].align);
+            layout.height = layout.offsets[i] + items[i].bytes;
+        }
+        Self { layout, given }
+    }
+}
+
+/// The lowest free offset for each item in turn, above the bottom.
+pub(super) fn first_fit(items: &[Item], order: &[usize], start: &Start) -> Layout {
+    let mut layout = start.layout.clone();
+    let bottom = layout.height;
+    // By offset, so that the search stops at the first gap.
+    let mut placed: Vec<(u64, usize)> = Vec::with_capacity(order.len() + start.given.len());
+    for &index in &start.given {
+        let offset = items[index].fixed.unwrap_or(0);
+        layout.offsets[index] = offset;
+        layout.height = layout.height.max(offset + items[index].bytes);
+        placed.push((offset, index));
+    }
+    placed.sort_unstable();
+    for &index in order {
+        let item = &items[index];
+        let mut offset = bottom.next_multiple_of(item.align);
+        for &(from, other) in &placed {
+            if from >= offset + item.bytes {
+                break;
+            }
+            let end = from + items[other].bytes;
+            if end > offset && overlap(&item.spans, &items[other].spans) {
+                offset = end.next_multiple_of(item.align);
+            }
+        }
+        layout.offsets[index] = offset;
+        layout.height = layout.height.max(offset + item.bytes);
+        let at = placed.partition_point(|p| p.0 < offset);
+        placed.insert(at, (offset, index));
+    }
+    layout
+}
+
+fn overlap(a: &[(u32, u32)], b: &[(u32, u32)]) -> bool {
+    a.iter().any(|x| b.iter().any(|y| x.0 < y.1 && y.0 < x.1))
+}

@@ -1,0 +1,88 @@
+//! Addresses: every item of known size and life gets an offset in one arena, so that planned bytes are real bytes.
+//!
+//! [`place`] is quick and as low as first fit gets ([`heuristic`]), then as low as a small exact search gets ([`search`]).
+//! [`least`] and [`within`] take the effort they are given and say what is proved. [`problem`] reads bare problems, [`check`]
+//! knows nothing of how a layout was found, [`program`] says what of a plan must be placed. Not for: deciding what is
+//! resident when.
+
+pub mod check;
+mod cliques;
+pub mod heuristic;
+mod large;
+pub mod least;
+mod parts;
+pub mod problem;
+pub mod program;
+pub mod search;
+mod skyline;
+mod technique;
+
+pub use least::{Least, Within, least, within};
+pub use program::{items, placements};
+
+/// Something to place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Item {
+    /// Its size, at least 1.
+    pub bytes: u64,
+    /// When it holds bytes: half-open ranges of positions, ascending. Two for a tensor that leaves and
+    /// comes back to stay round the end.
+    pub spans: Vec<(u32, u32)>,
+    /// Its offset is a multiple of this, at least 1.
+    pub align: u64,
+    /// Its offset, where that is given.
+    pub fixed: Option<u64>,
+}
+
+impl Item {
+    /// An item that may lie anywhere.
+    #[must_use]
+    pub const fn new(bytes: u64, spans: Vec<(u32, u32)>) -> Self {
+        Self { bytes, spans, align: 1, fixed: None }
+    }
+}
+
+/// An arena layout.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// By item.
+    pub offsets: Vec<u64>,
+    /// The highest end.
+    pub height: u64,
+}
+
+/// The largest sum of sizes at any position: no layout is lower.
+#[must_use]
+pub fn load(items: &[Item]) -> u64 {
+    let mut changes: Vec<(u32, bool, u64)> = Vec::with_capacity(items.len() * 2);
+    for item in items {
+        for &(from, until) in &item.spans {
+            changes.push((from, true, item.bytes));
+            changes.push((until, false, item.bytes));
+        }
+    }
+    changes.sort_unstable();
+    let (mut level, mut most) = (0u64, 0);
+    for (_, begins, bytes) in changes {
+        level = if begins { level + bytes } else { level - bytes };
+        most = most.max(level);
+    }
+    most
+}
+
+/// What the exact search may take for a plan's items: some ten milliseconds.
+const STEPS: u64 = 3_000_000;
+
+/// Above the capacity by more than this part of it, the exact search is not tried.
+const FAR: u64 = 16;
+
+/// Places a plan's items quickly, aiming for `capacity` and for the load; the lowest layout found, which may be higher.
+#[must_use]
+pub fn place(items: &[Item], capacity: u64) -> Layout {
+    let quick = heuristic::place(items, capacity);
+    let near = quick.height > capacity && quick.height - capacity <= capacity / FAR;
+    if near && load(items) <= capacity {
+        return large::place(items, capacity, STEPS).unwrap_or(quick);
+    }
+    quick
+}

@@ -1,0 +1,70 @@
+//! What of a program must be placed, and the layout written as a plan's placements.
+//!
+//! A program's residencies become items with spans of positions in program order (position 2s+1 is step s, 2s+2 the
+//! moment after it). The spans hold at any timing, so no order of copies can deadlock on them. Not for: addresses.
+
+use std::collections::BTreeMap;
+
+use super::{Item, Layout};
+use crate::plan::emit::Emitted;
+use crate::schedule::{Place, Placement};
+use crate::sim::program::{Begin, Program};
+use crate::units::{BLOCK, Bytes};
+
+const _: () = assert!(BLOCK == 512, "items are sized in blocks, so offsets are aligned without further care");
+
+/// The items of a program, each with the residencies that share its offset.
+#[must_use]
+pub fn items(program: &Program, emitted: &Emitted) -> Vec<(Item, Vec<usize>)> {
+    let end_of_iteration = 2 * u32::try_from(program.steps.len()).unwrap_or(u32::MAX / 2) + 1;
+    let mut step_of_operator = BTreeMap::new();
+    for (index, step) in program.steps.iter().enumerate() {
+        if step.event.is_none() {
+            step_of_operator.insert(step.operator, index);
+        }
+    }
+    let position = |step: usize| 2 * u32::try_from(step).unwrap_or(u32::MAX / 2) + 1;
+    let mut items: Vec<(Item, Vec<usize>)> = Vec::with_capacity(program.residencies.len());
+    let mut starts: BTreeMap<u32, usize> = BTreeMap::new();
+    for (index, r) in program.residencies.iter().enumerate() {
+        let from = match r.begin {
+            Begin::Iteration => 0,
+            Begin::Step(s) => position(s),
+            Begin::Copy(c) => program.copies[c].trigger.map_or(0, |s| position(s) + 1),
+        };
+        let mut until = r.last_step.map_or(from, position) + 1;
+        if let Some(copy) = r.out {
+            let copy = &program.copies[copy];
+            let leaving = emitted.leaving_until.get(&copy.event).and_then(|op| step_of_operator.get(op)).map_or(0, |&s| position(s) + 1);
+            until = until.max(leaving).max(copy.trigger.map_or(0, position) + 1);
+        }
+        if r.stays {
+            until = end_of_iteration + 1;
+        }
+        let tied = r.tensor.filter(|_| r.stays).and_then(|t| starts.get(&t.0).copied());
+        if let Some(first) = tied {
+            items[first].0.spans.push((from, until));
+            items[first].1.push(index);
+        } else {
+            if let (Some(t), Begin::Iteration) = (r.tensor, r.begin) {
+                starts.insert(t.0, items.len());
+            }
+            items.push((Item::new(r.bytes.0, vec![(from, until)]), vec![index]));
+        }
+    }
+    items
+}
+
+/// The placements of a layout in the order in which shared bytes pass from hand to hand.
+#[must_use]
+pub fn placements(program: &Program, items: &[(Item, Vec<usize>)], layout: &Layout) -> Vec<Placement> {
+    let mut all: Vec<(u32, Place, u64)> = Vec::with_capacity(program.residencies.len());
+    for ((item, residencies), &offset) in items.iter().zip(&layout.offsets) {
+        // Of a tensor that leaves and comes back to stay, the return is what takes its turn in the list.
+        if let (Some(&(from, _)), Some(&r)) = (item.spans.last(), residencies.last()) {
+            all.push((from, program.residencies[r].place, offset));
+        }
+    }
+    all.sort_unstable();
+    all.into_iter().map(|(_, place, offset)| Placement { place, offset: Bytes(offset) }).collect()
+}

@@ -1,0 +1,559 @@
+//! Exact placement by branch and bound, after M. Moffitt, "MiniMalloc: A Lightweight Memory Allocator for
+//! Hardware-Accelerated Machine Learning" (ASPLOS 2023, volume 4), from the published ideas.
+//!
+//! A layout that fits can be pushed down until every item lies at 0 or on another one: a *canonical* layout. Written down
+//! by rising offset (ties by a fixed rank), each item lies at its *offset so far*, the highest end of those before it that
+//! it overlaps. So the search places, one after the other, some item at its offset so far, never below the item before
+//! ([`Technique::Monotone`]), and loses no layout that fits. An item whose turn is over is *passed*: something must still
+//! come under it. What is known of an item at a node is a lower bound on its final offset: its offset so far, or if
+//! passed the lowest end of what may come under it ([`Technique::Support`]).
+//! The *cliques*, the largest sets of items alive at once, then say whether a node is hopeless ([`Technique::Sections`]).
+//!
+//! Effort is counted in steps, so that answers are the same on every machine. No recursion: depth is bounded by memory,
+//! not by the stack. Not for: finding the least capacity (that is [`super::least`]).
+
+use rand_core::Rng as _;
+use rand_pcg::Pcg64Mcg;
+
+use super::cliques::Cliques;
+use super::parts;
+use super::skyline::orders;
+use super::technique::On;
+pub use super::technique::{Options, Technique};
+use super::{Item, Layout};
+
+/// What a search took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Spent {
+    /// Nodes looked at.
+    pub nodes: u64,
+    /// Looks at an item's clique, which is what takes time.
+    pub steps: u64,
+}
+
+impl std::ops::AddAssign for Spent {
+    fn add_assign(&mut self, other: Self) {
+        self.nodes += other.nodes;
+        self.steps += other.steps;
+    }
+}
+
+/// What came of a search.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// A layout within the capacity.
+    Placed(Layout),
+    /// There is none: every case was looked at.
+    Impossible,
+    /// None was found within the effort.
+    GaveUp,
+}
+
+/// The nodes of a try in the first round; each round has a `GROWTH`th more.
+const FIRST: u64 = 1024;
+const GROWTH: u64 = 16;
+
+/// Where the shuffling begins, so that it is the same everywhere.
+const SEED: u128 = 0x6e65_6170;
+
+/// Looks for a layout within `capacity`; also what that took. Given offsets must not clash with one another.
+#[must_use]
+pub fn search(items: &[Item], capacity: u64, options: &Options) -> (Outcome, Spent) {
+    let cliques = Cliques::of(items);
+    let mut spent = Spent::default();
+    let too_high = |i: &Item| i.fixed.unwrap_or(0).checked_add(i.bytes).is_none_or(|end| end > capacity);
+    if items.iter().any(too_high) || cliques.load(items) > capacity {
+        return (Outcome::Impossible, spent);
+    }
+    let mut search = Search::new(items, &cliques, capacity, options);
+    let mut gave_up = false;
+    for (from, until) in search.parts() {
+        match search.part(from, until) {
+            Some(true) => {}
+            Some(false) => return (Outcome::Impossible, search.spent),
+            // Another part may yet prove that there is no layout, but the effort is spent.
+            None => {
+                gave_up = true;
+                break;
+            }
+        }
+    }
+    spent = search.spent;
+    if gave_up {
+        return (Outcome::GaveUp, spent);
+    }
+    let offsets = search.offset;
+    let height = offsets.iter().zip(items).map(|(o, i)| o + i.bytes).max().unwrap_or(0);
+    (Outcome::Placed(Layout { offsets, height }), spent)
+}
+
+/// The last placement: what comes later is not before it. Ranks start at 1.
+type Key = (u64, u32);
+
+/// A node: a set of unplaced items, the choices among them, and how far it is.
+struct Frame {
+    /// The items are `order[from..until]`.
+    from: usize,
+    until: usize,
+    last: Key,
+    /// Items to place next, the best last.
+    choices: Vec<u32>,
+    /// Where the trail stood before the current choice.
+    mark: usize,
+    /// What the current choice leaves to be solved, as ranges of `order`, the first last.
+    rest: Vec<(usize, usize)>,
+    /// The last placement, for those.
+    next: Key,
+    /// The item of the current choice.
+    placed: Option<u32>,
+    /// The cliques that failures below have to do with.
+    blame: (u32, u32),
+}
+
+/// No cliques.
+const NOBODY: (u32, u32) = (u32::MAX, 0);
+
+fn join(a: (u32, u32), b: (u32, u32)) -> (u32, u32) {
+    (a.0.min(b.0), a.1.max(b.1))
+}
+
+/// What to undo.
+enum Change {
+    /// The item's offset so far was this.
+    Raised(u32, u64),
+    /// The item was placed.
+    Placed(u32),
+}
+
+/// The lowest bound in a clique, whose it is, and the second lowest; the lowest end.
+#[derive(Clone, Copy)]
+struct Low {
+    first: u64,
+    item: u32,
+    second: u64,
+    end: u64,
+}
+
+const NOTHING: Low = Low { first: u64::MAX, item: u32::MAX, second: u64::MAX, end: u64::MAX };
+
+struct Search<'a> {
+    items: &'a [Item],
+    cliques: &'a Cliques,
+    capacity: u64,
+    on: On,
+    effort: u64,
+    spent: Spent,
+    /// The offset so far; the final one once placed.
+    offset: Vec<u64>,
+    /// Lower bound on the final offset, at the current node.
+    bound: Vec<u64>,
+    rank: Vec<u32>,
+    twin: Vec<Option<u32>>,
+    unplaced: Vec<bool>,
+    /// Permutation; a node owns a range of it.
+    order: Vec<u32>,
+    /// How many unplaced items span the border before each clique.
+    crossing: Vec<u32>,
+    trail: Vec<Change>,
+    /// How often each clique was why a node failed.
+    weight: Vec<u64>,
+    /// What the last failure had to do with.
+    blame: (u32, u32),
+    /// Whether alternatives may be skipped in this try, and whether any were.
+    may_jump: bool,
+    jumped: bool,
+    // Scratch.
+    sums: Vec<u64>,
+    low: Vec<Low>,
+    sorted: Vec<(u64, u32)>,
+}
+
+/// Moves every item by up to a fifth of the length.
+fn shuffle(by: &mut [u32], random: &mut Pcg64Mcg) {
+    let reach = by.len() as u64 * 100 / 5 + 1;
+    let mut keyed: Vec<(u64, u32)> = by.iter().enumerate().map(|(at, &i)| (at as u64 * 100 + random.next_u64() % reach, i)).collect();
+    keyed.sort_unstable();
+    for (slot, (_, i)) in by.iter_mut().zip(keyed) {
+        *slot = i;
+    }
+}
+
+fn align(offset: u64, item: &Item) -> u64 {
+    offset.next_multiple_of(item.align)
+}
+
+impl<'a> Search<'a> {
+    fn new(items: &'a [Item], cliques: &'a Cliques, capacity: u64, options: &Options) -> Self {
+        let on = On::of(options);
+        let count = u32::try_from(items.len()).unwrap_or(u32::MAX);
+        let mut crossing = vec![0; cliques.count + 1];
+        for &(from, until) in cliques.ranges.iter().flatten() {
+            for c in from + 1..until {
+                crossing[c as usize] += 1;
+            }
+        }
+        // The twin before an item: same size, same life.
+        let mut alike: Vec<u32> = (0..count).collect();
+        let key = |i: u32| (items[i as usize].bytes, items[i as usize].align, &cliques.ranges[i as usize], i);
+        alike.sort_by_key(|&i| key(i));
+        let mut twin = vec![None; items.len()];
+        for pair in alike.windows(2) {
+            let (a, b) = (key(pair[0]), key(pair[1]));
+            let fixed = pair.iter().any(|&i| items[i as usize].fixed.is_some());
+            if (a.0, a.1, a.2) == (b.0, b.1, b.2) && !fixed {
+                twin[pair[1] as usize] = Some(pair[0]);
+            }
+        }
+        Self {
+            items,
+            cliques,
+            capacity,
+            on,
+            effort: options.effort,
+            spent: Spent::default(),
+            offset: items.iter().map(|i| i.fixed.unwrap_or(0)).collect(),
+            bound: vec![0; items.len()],
+            rank: vec![0; items.len()],
+            twin,
+            unplaced: vec![true; items.len()],
+            order: (0..count).filter(|&i| !cliques.ranges[i as usize].is_empty()).collect(),
+            crossing,
+            trail: Vec::new(),
+            weight: vec![0; cliques.count],
+            blame: NOBODY,
+            may_jump: false,
+            jumped: false,
+            sums: vec![0; cliques.count],
+            low: vec![NOTHING; cliques.count],
+            sorted: Vec::new(),
+        }
+    }
+
+    fn parts(&mut self) -> Vec<(usize, usize)> {
+        let all = (0, self.order.len());
+        if self.on.partition { self.split(all.0, all.1) } else { vec![all] }
+    }
+
+    /// Orders `order[from..until]` so that unconnected parts stand apart; the parts, small ones first.
+    fn split(&mut self, from: usize, until: usize) -> Vec<(usize, usize)> {
+        let mut parts = parts::split(self.cliques, &mut self.order[from..until]);
+        for part in &mut parts {
+            *part = (part.0 + from, part.1 + from);
+        }
+        parts
+    }
+
+    /// Solves one part: `Some(solved)`, or `None` when the effort is spent.
+    fn part(&mut self, from: usize, until: usize) -> Option<bool> {
+        let ranks = orders(self.items, self.cliques, &self.order[from..until]);
+        let ranks = if self.on.portfolio { &ranks[..] } else { &ranks[..1] };
+        let mut random = Pcg64Mcg::new(SEED);
+        let (mut limit, mut round) = (FIRST, 0);
+        while self.spent.steps < self.effort {
+            for rank in ranks {
+                let mut by = rank.clone();
+                if round % 3 != 0 && self.on.weights {
+                    self.heavy_first(&mut by);
+                }
+                if round > 0 && round % 3 == 0 && self.on.shuffle {
+                    shuffle(&mut by, &mut random);
+                }
+                for (position, &i) in by.iter().enumerate() {
+                    self.rank[i as usize] = u32::try_from(position + 1).unwrap_or(u32::MAX);
+                }
+                let limit = if self.on.restarts { limit } else { u64::MAX };
+                self.may_jump = self.on.jump;
+                self.jumped = false;
+                let mut solved = self.run(from, until, limit);
+                if solved == Some(false) && self.jumped {
+                    self.may_jump = false;
+                    solved = self.run(from, until, limit);
+                }
+                if solved.is_some() {
+                    return solved;
+                }
+            }
+            limit += limit / GROWTH;
+            round += 1;
+        }
+        None
+    }
+
+    /// Moves items of cliques that failed often forward, in classes so coarse that the rank still counts.
+    fn heavy_first(&self, by: &mut [u32]) {
+        let weight = |i: u32| {
+            let mut sum = 0u128;
+            self.cliques.each(i, |c| sum += u128::from(self.weight[c]));
+            sum
+        };
+        let mean = (by.iter().map(|&i| weight(i)).sum::<u128>() / by.len().max(1) as u128).max(1);
+        by.sort_by_cached_key(|&i| std::cmp::Reverse((weight(i) * 2 / mean).min(64)));
+    }
+
+    /// Depth first from a fresh start until solved, refuted, or `limit` nodes were seen.
+    fn run(&mut self, from: usize, until: usize, limit: u64) -> Option<bool> {
+        let until_nodes = self.spent.nodes.saturating_add(limit);
+        let base = self.trail.len();
+        let mut frames: Vec<Frame> = Vec::new();
+        let mut answer = self.enter(from, until, (0, 0), &mut frames);
+        loop {
+            let Some(frame) = frames.last_mut() else { return answer };
+            match answer {
+                // A part of the rest is solved: on to the next, or this node is solved too.
+                Some(true) => match frame.rest.pop() {
+                    Some((a, b)) => {
+                        let next = frame.next;
+                        answer = self.enter(a, b, next, &mut frames);
+                    }
+                    None => {
+                        frames.pop();
+                    }
+                },
+                // A part failed: take the choice back.
+                Some(false) => {
+                    self.undo(frame.mark);
+                    frame.rest.clear();
+                    let blame = self.blame;
+                    let concerned = |i: u32| self.cliques.ranges[i as usize].iter().any(|r| r.0 < blame.1 && blame.0 < r.1);
+                    if self.may_jump && frame.placed.is_some_and(|i| !concerned(i)) && !frame.choices.is_empty() {
+                        self.jumped = true;
+                        frame.choices.clear();
+                        frame.blame = blame;
+                    } else {
+                        frame.blame = join(frame.blame, blame);
+                    }
+                    answer = None;
+                }
+                None => {
+                    if self.spent.nodes >= until_nodes || self.spent.steps >= self.effort {
+                        self.undo(base);
+                        return None;
+                    }
+                    let Some(choice) = frame.choices.pop() else {
+                        self.blame = frame.blame;
+                        frames.pop();
+                        answer = Some(false);
+                        continue;
+                    };
+                    let (a, b, last) = (frame.from, frame.until, frame.last);
+                    frame.placed = Some(choice);
+                    let Some(free) = self.place(choice, a, b) else {
+                        self.blame = (0, u32::MAX);
+                        answer = Some(false);
+                        continue;
+                    };
+                    if free && self.on.free {
+                        frame.choices.clear();
+                        frame.next = last;
+                    } else {
+                        frame.next = (self.offset[choice as usize], self.rank[choice as usize]);
+                    }
+                    frame.rest = if self.on.decompose && self.parted(choice) {
+                        let mut parts = self.split(a, b - 1);
+                        parts.reverse();
+                        parts
+                    } else if a < b - 1 {
+                        vec![(a, b - 1)]
+                    } else {
+                        Vec::new()
+                    };
+                    answer = Some(true);
+                }
+            }
+        }
+    }
+
+    /// Opens a node; the answer, where there is one at once.
+    fn enter(&mut self, from: usize, until: usize, last: Key, frames: &mut Vec<Frame>) -> Option<bool> {
+        self.spent.nodes += 1;
+        let least_end = match self.bounds(from, until, last) {
+            Ok(least_end) => least_end,
+            Err(clique) => {
+                self.blame(from, until, clique);
+                return Some(false);
+            }
+        };
+        let mut choices: Vec<u32> = Vec::new();
+        for &i in &self.order[from..until] {
+            let offset = self.offset[i as usize];
+            let live = !self.on.monotone || (offset, self.rank[i as usize]) > last;
+            let dominated = self.on.dominance && offset >= least_end;
+            let second = self.on.twins && self.twin[i as usize].is_some_and(|t| self.unplaced[t as usize]);
+            if live && !dominated && !second {
+                choices.push(i);
+            }
+        }
+        if self.on.lowest {
+            choices.sort_unstable_by_key(|&i| std::cmp::Reverse((self.offset[i as usize], self.rank[i as usize])));
+        } else {
+            choices.sort_unstable_by_key(|&i| std::cmp::Reverse(self.rank[i as usize]));
+        }
+        frames.push(Frame {
+            from,
+            until,
+            last,
+            choices,
+            mark: self.trail.len(),
+            rest: Vec::new(),
+            next: last,
+            placed: None,
+            blame: NOBODY,
+        });
+        None
+    }
+
+    /// Bounds every final offset at a node; the lowest end that any item could have now, or a clique in which the node is
+    /// hopeless.
+    fn bounds(&mut self, from: usize, until: usize, last: Key) -> Result<u64, usize> {
+        let Self { items, cliques, offset, bound, rank, order, low, sums, on, spent, .. } = self;
+        let part = &order[from..until];
+        let (mut least_end, mut live_end) = (u64::MAX, u64::MAX);
+        let live = |i: u32, offset: &[u64]| !on.monotone || (offset[i as usize], rank[i as usize]) > last;
+        for &i in part {
+            let end = offset[i as usize] + items[i as usize].bytes;
+            least_end = least_end.min(end);
+            spent.steps += u64::from(cliques.width[i as usize]);
+            if live(i, offset) {
+                live_end = live_end.min(end);
+            } else if items[i as usize].fixed.is_some() {
+                return Err(cliques.first(i));
+            }
+        }
+        for &i in part {
+            let item = &items[i as usize];
+            let passed = if on.support { live_end } else { last.0 };
+            let at = if live(i, offset) { offset[i as usize] } else { align(passed.max(offset[i as usize]).min(self.capacity), item) };
+            bound[i as usize] = at;
+            if at + item.bytes > self.capacity {
+                cliques.each(i, |c| self.weight[c] += 1);
+                return Err(cliques.first(i));
+            }
+        }
+        if on.support && last.1 > 0 {
+            for &i in part {
+                cliques.each(i, |c| low[c] = NOTHING);
+            }
+            for &i in part {
+                let (at, end) = (bound[i as usize], bound[i as usize] + items[i as usize].bytes);
+                cliques.each(i, |c| {
+                    let low = &mut low[c];
+                    low.end = low.end.min(end);
+                    if at < low.first {
+                        *low = Low { first: at, item: i, second: low.first, end: low.end };
+                    } else {
+                        low.second = low.second.min(at);
+                    }
+                });
+            }
+            for &i in part {
+                if live(i, offset) {
+                    continue;
+                }
+                let (mut other, mut end) = (u64::MAX, u64::MAX);
+                cliques.each(i, |c| {
+                    end = end.min(low[c].end);
+                    other = other.min(if low[c].item == i { low[c].second } else { low[c].first });
+                });
+                let item = &items[i as usize];
+                let at = align(bound[i as usize].max(end.min(self.capacity)), item);
+                bound[i as usize] = at;
+                // Nothing comes in its way where it could have lain, or what does lifts it too high.
+                if other >= offset[i as usize] + item.bytes || at + item.bytes > self.capacity {
+                    cliques.each(i, |c| self.weight[c] += 1);
+                    return Err(cliques.first(i));
+                }
+            }
+        }
+        if on.sections {
+            self.sorted.clear();
+            self.sorted.extend(part.iter().map(|&i| (bound[i as usize], i)));
+            self.sorted.sort_unstable_by(|a, b| b.cmp(a));
+            for &i in part {
+                cliques.each(i, |c| sums[c] = 0);
+            }
+            for &(at, i) in &self.sorted {
+                let room = self.capacity - at;
+                let bytes = items[i as usize].bytes;
+                let mut full = None;
+                cliques.each(i, |c| {
+                    sums[c] += bytes;
+                    if sums[c] > room {
+                        full = Some(c);
+                    }
+                });
+                if let Some(c) = full {
+                    self.weight[c] += 1;
+                    return Err(c);
+                }
+            }
+        }
+        Ok(least_end)
+    }
+
+    /// Blames the time of all unplaced items of a clique.
+    fn blame(&mut self, from: usize, until: usize, clique: usize) {
+        let mut blame = NOBODY;
+        for &i in &self.order[from..until] {
+            let ranges = &self.cliques.ranges[i as usize];
+            if ranges.iter().any(|r| (r.0 as usize..r.1 as usize).contains(&clique)) {
+                blame = ranges.iter().fold(blame, |all, &r| join(all, r));
+            }
+        }
+        self.blame = blame;
+    }
+
+    /// Places an item of `order[from..until]` at its offset so far and moves it to the end of that range. Whether it was in
+    /// nobody's way, or nothing when it is in the way of a fixed one.
+    fn place(&mut self, item: u32, from: usize, until: usize) -> Option<bool> {
+        let at = (from..until).find(|&at| self.order[at] == item)?;
+        self.order.swap(at, until - 1);
+        self.unplaced[item as usize] = false;
+        self.trail.push(Change::Placed(item));
+        for &(low, high) in &self.cliques.ranges[item as usize] {
+            for border in low + 1..high {
+                self.crossing[border as usize] -= 1;
+            }
+        }
+        let end = self.offset[item as usize] + self.items[item as usize].bytes;
+        let mut free = true;
+        for &other in &self.order[from..until - 1] {
+            let before = self.offset[other as usize];
+            if before < end && self.cliques.overlap(item, other) {
+                if self.items[other as usize].fixed.is_some() {
+                    // Below a fixed one is room, too, if it ends early enough; its offset is never raised.
+                    if end > before {
+                        return None;
+                    }
+                    continue;
+                }
+                self.trail.push(Change::Raised(other, before));
+                self.offset[other as usize] = align(end, &self.items[other as usize]);
+                free = false;
+            }
+        }
+        Some(free)
+    }
+
+    /// Whether placing this item may have left unconnected parts.
+    fn parted(&self, item: u32) -> bool {
+        let ranges = &self.cliques.ranges[item as usize];
+        ranges.len() > 1 || ranges.iter().any(|&(low, high)| (low + 1..high).any(|border| self.crossing[border as usize] == 0))
+    }
+
+    fn undo(&mut self, mark: usize) {
+        while self.trail.len() > mark {
+            match self.trail.pop() {
+                Some(Change::Raised(item, before)) => self.offset[item as usize] = before,
+                Some(Change::Placed(item)) => {
+                    self.unplaced[item as usize] = true;
+                    for &(low, high) in &self.cliques.ranges[item as usize] {
+                        for border in low + 1..high {
+                            self.crossing[border as usize] += 1;
+                        }
+                    }
+                }
+                None => return,
+            }
+        }
+    }
+}
