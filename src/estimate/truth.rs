@@ -67,6 +67,7 @@ impl Truth {
         let most = |of: fn(&Peak) -> Bytes| peaks.iter().map(of).max().filter(|b| b.0 > 0);
         match (most(|p| p.peak_reserved_bytes), most(|p| p.peak_allocated_bytes)) {
             (Some(reserved), Some(allocated)) => Ok(Self { reserved, allocated, job, alloc_conf }),
+            _ if peaks.is_empty() => Err(bad("its peaks are empty".to_owned())),
             _ => Err(bad("it has no peak above 0".to_owned())),
         }
     }
