@@ -310,8 +310,8 @@ impl Scale {
 
 /// A scale from zero to `highest`, as the drawing library wants it.
 pub(super) struct Axis<'a> {
-    scale: &'a Scale,
-    highest: u64,
+    pub(super) scale: &'a Scale,
+    pub(super) highest: u64,
 }
 
 impl Ranged for Axis<'_> {
