@@ -77,7 +77,10 @@
 //! **First iteration.** Before it, each tensor that nothing generates and that starts on the device is loaded: one copy after
 //! another, each alone on the link, in any order. A steady iteration follows.
 //!
-//! **One job.** What several jobs' residencies mean to each other is not fixed yet: a plan has one job.
+//! **Several jobs.** Each repeats its iteration on a clock of its own, and nothing is known of their phases. So no byte of the arena or of
+//! the pinned slab is ever two jobs' own, and the plan is safe at every alignment. Jobs share compute and link: what one waits for another's copies
+//! or operators is late, never wrong. The figures of a plan of several jobs are those of each job alone, put together: peaks and
+//! times summed (one iteration of each, one after another), arena and slab to the highest address that any of them uses.
 
 use std::collections::BTreeMap;
 

@@ -11,8 +11,8 @@ use crate::job::Graph;
 use crate::schedule::plan::{JobPlan, Place};
 use crate::units::{Bytes, TensorId};
 
-/// Checks the pinned slab; its extent.
-pub(super) fn slots(job: &JobPlan, program: &Program, pinned: Bytes, refusals: &mut Refusals) -> u128 {
+/// Checks the pinned slab; the stretches of its slots.
+pub(super) fn slots(job: &JobPlan, program: &Program, pinned: Bytes, refusals: &mut Refusals) -> Vec<(u128, u128)> {
     for tensor in (0..program.copied.len()).filter(|t| program.copied[*t]) {
         if !job.host_slots.contains_key(&TensorId::of(tensor)) {
             refusals.add(Refusal::SlotMissing { tensor: program.tensor(tensor) });
@@ -33,14 +33,14 @@ pub(super) fn slots(job: &JobPlan, program: &Program, pinned: Bytes, refusals: &
         }
         sorted.push((u128::from(offset.0), end, tensor.index()));
     }
-    let extent = sorted.iter().map(|s| s.1).max().unwrap_or(0);
+    let all = sorted.iter().map(|s| (s.0, s.1)).collect();
     sorted.retain(|(start, end, _)| start < end);
     sorted.sort_unstable();
     for pair in sorted.windows(2).filter(|pair| pair[1].0 < pair[0].1) {
         let (first, second) = (program.tensor(pair[0].2), program.tensor(pair[1].2));
         refusals.add(Refusal::SlotsOverlap { first, second, offset: pair[1].0 as u64 });
     }
-    extent
+    all
 }
 
 /// Who must be placed.
@@ -65,10 +65,10 @@ struct Owner {
     holder: Result<usize, usize>,
 }
 
-/// Checks the placements and adds the waits that they cause to the tasks; the extent of the arena.
-pub(super) fn places(job: &JobPlan, program: &mut Program, budget: Bytes, refusals: &mut Refusals) -> u128 {
+/// Checks the placements and adds the waits that they cause to the tasks; the stretches of the arena that are used.
+pub(super) fn places(job: &JobPlan, program: &mut Program, budget: Bytes, refusals: &mut Refusals) -> Vec<(u128, u128)> {
     let mut spots = expected(program);
-    let mut extent = 0;
+    let mut all = Vec::with_capacity(job.placements.len());
     for (position, placement) in job.placements.iter().enumerate() {
         let (place, offset) = (placement.place, placement.offset.0);
         let Some(spot) = spots.get_mut(&place) else {
@@ -87,7 +87,7 @@ pub(super) fn places(job: &JobPlan, program: &mut Program, budget: Bytes, refusa
         if end > u128::from(budget.0) {
             refusals.add(Refusal::BeyondBudget { place: program.place(place), offset, end, budget: budget.0 });
         }
-        extent = end.max(extent);
+        all.push((u128::from(offset), end));
     }
     for (place, _) in spots.iter().filter(|(_, spot)| spot.placed.is_none()) {
         refusals.add(Refusal::NotPlaced { place: program.place(*place) });
@@ -95,7 +95,7 @@ pub(super) fn places(job: &JobPlan, program: &mut Program, budget: Bytes, refusa
     if refusals.0.is_empty() {
         hand_over(job, program, &spots, refusals);
     }
-    extent
+    all
 }
 
 fn expected(program: &Program) -> BTreeMap<Place, Spot> {

@@ -4,8 +4,12 @@
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the sentences say what the fields are")]
 pub enum Refusal {
-    #[error("the plan is for {jobs} jobs and {graphs} graphs were given; a plan has one job, with its graph")]
+    #[error("the plan is for {jobs} jobs and {graphs} graphs were given; a plan has at least one job, and each its graph")]
     Jobs { jobs: usize, graphs: usize },
+    #[error("{job}: {reason}")]
+    Job { job: String, reason: Box<Refusal> },
+    #[error("{first} and {second} both use byte {offset} of {memory}; every job has bytes of its own")]
+    JobsOverlap { first: String, second: String, memory: &'static str, offset: u64 },
     #[error("the plan's device is impossible: {0}")]
     Device(String),
     #[error("the budget is {budget} bytes, but the device has {available} bytes beside its reserve")]

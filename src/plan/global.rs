@@ -1,0 +1,288 @@
+//! Several jobs planned against one memory and one link.
+//!
+//! Each job gets a part of the budget that is its own (its *sub-arena*), so the plan is safe at every alignment of the jobs'
+//! iterations (TENSILE, section on the multi-job scheduler, plans against the sum of the jobs' peaks for the same reason). Whose
+//! memory shrinks is decided among all jobs: from everybody's unplanned need downwards, the next step is taken by the job that loses the least
+//! time for the bytes it gives up, so long as the sum exceeds the budget. A job's time counts relative to its own, and a job of
+//! priority p gives way p times as late. What is left over at the end goes to the job that gains most by it.
+//!
+//! Jobs that share compute slow each other's operators as much as they slow each other's copies where the device is busy, so each
+//! is planned at the full rate of both. Cost: one plan of a job a step, [`STEPS`] steps a job at most. Not for: when jobs run
+//! ([`crate::sim`]), single plans ([`super::budget`]).
+
+use std::collections::BTreeMap;
+
+use super::budget::{self, Infeasible, PlanError, Planned, Request};
+use super::method::Method;
+use crate::device::Profile;
+use crate::job::Graph;
+use crate::job::liveness::Liveness;
+use crate::schedule::{Figures, JobPlan, Latency, Plan};
+use crate::units::{Bytes, Nanos};
+
+/// Into how many steps a job's unplanned need is cut.
+const STEPS: u64 = 32;
+
+/// A job of several.
+#[derive(Clone, Debug)]
+pub struct Job<'a> {
+    /// The job.
+    pub graph: &'a Graph,
+    /// Its file, as the plan shall name it, and its hash.
+    pub file: (String, String),
+    /// One for each operator.
+    pub latencies: &'a [Latency],
+    /// The planner and its switches, which may differ from job to job.
+    pub method: Method,
+    /// In thousandths: 2,000 loses time only where a job of 1,000 would lose twice as much. At least 1.
+    pub priority: u64,
+}
+
+/// What to plan.
+#[derive(Clone, Debug)]
+pub struct Jobs<'a> {
+    /// At least one.
+    pub jobs: Vec<Job<'a>>,
+    /// The device.
+    pub device: &'a Profile,
+    /// What the arena, all jobs together, may not exceed.
+    pub budget: Bytes,
+    /// For the plan's record.
+    pub recorded_options: BTreeMap<String, String>,
+}
+
+/// One plan for all, and what it is made of.
+#[derive(Clone, Debug)]
+pub struct Together {
+    /// The plan, with a sub-arena for each job in turn.
+    pub plan: Plan,
+    /// Each job's own plan, from address 0.
+    pub parts: Vec<Planned>,
+}
+
+/// Makes one plan of all jobs within the budget.
+///
+/// # Errors
+/// [`PlanError::Infeasible`] when there is none to be found.
+pub fn make(jobs: &Jobs<'_>) -> Result<Together, PlanError> {
+    let devices = shares(jobs);
+    let mut ladder = Ladder::new(jobs, &devices)?;
+    ladder.descend()?;
+    Ok(ladder.together())
+}
+
+/// Makes the plan with the least arena that each job by itself gets down to.
+///
+/// # Errors
+/// [`PlanError::Infeasible`] when a job can't even be placed unplanned within the budget.
+pub fn minimum(jobs: &Jobs<'_>) -> Result<Together, PlanError> {
+    let devices = shares(jobs);
+    let mut ladder = Ladder::new(jobs, &devices)?;
+    for rung in &mut ladder.rungs {
+        let most = Bytes(rung.arena());
+        rung.now = budget::minimum(&Request { budget: most, ..rung.request.clone() })?;
+    }
+    let mut together = ladder.together();
+    together.plan.budget = together.plan.figures.arena_bytes;
+    Ok(together)
+}
+
+/// The device as each job sees it: with its part of host memory, by the bytes that it works on.
+fn shares(jobs: &Jobs<'_>) -> Vec<Profile> {
+    let peaks: Vec<u64> = jobs.jobs.iter().map(|job| Liveness::of(job.graph).peak.0).collect();
+    let all: u128 = peaks.iter().map(|&p| u128::from(p)).sum::<u128>().max(1);
+    let part = |peak: u64| u64::try_from(u128::from(jobs.device.pinned_bytes.0) * u128::from(peak) / all / 512 * 512).unwrap_or(0);
+    peaks.into_iter().map(|peak| Profile { pinned_bytes: Bytes(part(peak)), ..jobs.device.clone() }).collect()
+}
+
+/// Where a job stands, and where it would stand a step further down.
+struct Rung<'a> {
+    request: Request<'a>,
+    priority: u64,
+    now: Planned,
+    /// `None` before anybody asked; `Some(None)` where there is no further down.
+    next: Option<Option<Planned>>,
+    step: u64,
+    floor: u64,
+    blocked: Option<Box<Infeasible>>,
+}
+
+impl Rung<'_> {
+    fn arena(&self) -> u64 {
+        self.now.plan.figures.arena_bytes.0
+    }
+
+    /// Plans the next step, once.
+    fn look(&mut self) -> Result<(), PlanError> {
+        if self.next.is_some() {
+            return Ok(());
+        }
+        let mut target = self.arena();
+        // A step that can't be met may be met a little lower: placements differ.
+        for _ in 0..3 {
+            target = target.saturating_sub(self.step) / 512 * 512;
+            if target < self.floor {
+                break;
+            }
+            match budget::make(&Request { budget: Bytes(target), ..self.request.clone() }) {
+                Ok(planned) => {
+                    self.next = Some(Some(planned));
+                    return Ok(());
+                }
+                Err(PlanError::Infeasible(no)) => self.blocked = Some(no),
+                Err(defect) => return Err(defect),
+            }
+        }
+        self.next = Some(None);
+        Ok(())
+    }
+
+    /// Time lost by the next step, in parts of the job's own time, for each byte given up: as a fraction.
+    fn price(&self) -> Option<(u128, u128)> {
+        let next = self.next.as_ref()?.as_ref()?;
+        let lost = next.plan.figures.iteration_ns.saturating_sub(self.now.plan.figures.iteration_ns);
+        let own = self.now.plan.figures.unplanned_iteration_ns.0.max(1);
+        let given = self.arena().saturating_sub(next.plan.figures.arena_bytes.0).max(1);
+        Some((u128::from(lost.0) * u128::from(self.priority), u128::from(own) * u128::from(given)))
+    }
+}
+
+struct Ladder<'a> {
+    jobs: &'a Jobs<'a>,
+    rungs: Vec<Rung<'a>>,
+}
+
+impl<'a> Ladder<'a> {
+    fn new(jobs: &'a Jobs<'a>, devices: &'a [Profile]) -> Result<Self, PlanError> {
+        let rung = |(job, device): (&Job<'a>, &'a Profile)| {
+            let request = Request {
+                graph: job.graph,
+                file: job.file.clone(),
+                device,
+                latencies: job.latencies,
+                budget: jobs.budget,
+                method: job.method.clone(),
+                recorded_options: jobs.recorded_options.clone(),
+            };
+            let now = budget::unplanned(&request)?;
+            let step = (now.plan.figures.arena_bytes.0 / STEPS).max(512);
+            let floor = Liveness::of(job.graph).floor.0;
+            Ok(Rung { request, priority: job.priority.max(1), now, next: None, step, floor, blocked: None })
+        };
+        Ok(Self { jobs, rungs: jobs.jobs.iter().zip(devices).map(rung).collect::<Result<_, PlanError>>()? })
+    }
+
+    fn sum(&self) -> u64 {
+        self.rungs.iter().map(Rung::arena).fold(0, u64::saturating_add)
+    }
+
+    /// Steps down until all fit.
+    fn descend(&mut self) -> Result<(), PlanError> {
+        let budget = self.jobs.budget.0 / 512 * 512;
+        while self.sum() > budget {
+            for rung in &mut self.rungs {
+                rung.look()?;
+            }
+            let cheapest = (0..self.rungs.len()).filter_map(|index| Some((self.rungs[index].price()?, index)));
+            let cheapest = cheapest.min_by(|((a, of_a), i), ((b, of_b), j)| (a * of_b).cmp(&(b * of_a)).then(i.cmp(j)));
+            let Some((_, index)) = cheapest else { return Err(self.infeasible()) };
+            let rung = &mut self.rungs[index];
+            if let Some(Some(next)) = rung.next.take() {
+                rung.now = next;
+            }
+        }
+        self.spread(budget)
+    }
+
+    /// Gives what is left over to the job that gains most.
+    fn spread(&mut self, budget: u64) -> Result<(), PlanError> {
+        let left = budget - self.sum();
+        let mut best: Option<(u128, usize, Planned)> = None;
+        for (index, rung) in self.rungs.iter().enumerate() {
+            let figures = &rung.now.plan.figures;
+            if left < 512 || figures.iteration_ns <= figures.unplanned_iteration_ns {
+                continue;
+            }
+            let wider = match budget::make(&Request { budget: Bytes(rung.arena() + left), ..rung.request.clone() }) {
+                Ok(wider) => wider,
+                Err(PlanError::Infeasible(_)) => continue,
+                Err(defect) => return Err(defect),
+            };
+            let gained = figures.iteration_ns.saturating_sub(wider.plan.figures.iteration_ns);
+            let own = figures.unplanned_iteration_ns.0.max(1);
+            // Parts of a billion of its own time.
+            let gain = u128::from(gained.0) * u128::from(rung.priority) * 1_000_000_000 / u128::from(own);
+            if gain > best.as_ref().map_or(0, |b| b.0) {
+                best = Some((gain, index, wider));
+            }
+        }
+        if let Some((_, index, wider)) = best {
+            self.rungs[index].now = wider;
+        }
+        Ok(())
+    }
+
+    fn infeasible(&self) -> PlanError {
+        let blocked = self.rungs.iter().enumerate().filter_map(|(index, rung)| {
+            let why = rung.blocked.as_ref()?;
+            Some(format!("job {index} (`{}`) gets no further down than {}: {}", rung.request.graph.name, Bytes(rung.arena()), why.blocked))
+        });
+        PlanError::Infeasible(Box::new(Infeasible {
+            budget: self.jobs.budget,
+            floor: Bytes(self.rungs.iter().map(|r| r.floor).fold(0, u64::saturating_add)),
+            lowest: Bytes(self.sum()),
+            blocked: blocked.collect::<Vec<_>>().join("; "),
+        }))
+    }
+
+    fn together(self) -> Together {
+        let parts: Vec<Planned> = self.rungs.into_iter().map(|rung| rung.now).collect();
+        let mut jobs = Vec::with_capacity(parts.len());
+        let mut figures = Figures::default();
+        for part in &parts {
+            let own = &part.plan.figures;
+            jobs.extend(part.plan.jobs.iter().map(|job| moved(job, figures.arena_bytes, figures.pinned_bytes)));
+            figures.peak_bytes += own.peak_bytes;
+            figures.arena_bytes += own.arena_bytes;
+            figures.pinned_bytes += own.pinned_bytes;
+            figures.unplanned_peak_bytes += own.unplanned_peak_bytes;
+            figures.iteration_ns += own.iteration_ns;
+            figures.first_iteration_ns += own.first_iteration_ns;
+            figures.unplanned_iteration_ns += own.unplanned_iteration_ns;
+        }
+        let planner = self.jobs.jobs.first().map_or("none", |job| job.method.name());
+        let plan = Plan {
+            planner: planner.to_owned(),
+            options: self.jobs.recorded_options.clone(),
+            device: self.jobs.device.clone(),
+            budget: self.jobs.budget,
+            jobs,
+            figures,
+        };
+        Together { plan, parts }
+    }
+}
+
+/// A job's plan with its sub-arena and its slots in the slab behind those before it.
+fn moved(job: &JobPlan, arena: Bytes, pinned: Bytes) -> JobPlan {
+    let mut job = job.clone();
+    for placement in &mut job.placements {
+        placement.offset += arena;
+    }
+    for slot in job.host_slots.values_mut() {
+        *slot += pinned;
+    }
+    job
+}
+
+/// The sum of the jobs' unplanned peaks: what a share of the budget is a share of.
+#[must_use]
+pub fn unplanned_peak(graphs: &[&Graph]) -> Bytes {
+    graphs.iter().map(|graph| Liveness::of(graph).peak).fold(Bytes::ZERO, |sum, peak| Bytes(sum.0.saturating_add(peak.0)))
+}
+
+/// How much longer all jobs take than unplanned, each alone.
+#[must_use]
+pub fn added(figures: &Figures) -> Nanos {
+    figures.iteration_ns.saturating_sub(figures.unplanned_iteration_ns)
+}

@@ -1,0 +1,75 @@
+//! Several random jobs planned against one memory: proved, within the budget, and each as safe as alone.
+//!
+//! NEAP_JOBS says how many plans (2,000 with optimisation, 200 without), NEAP_FIRST the first seed.
+
+mod common;
+
+use std::collections::BTreeMap;
+
+use common::random::{self, Random};
+use neap::device::{builtin, latency};
+use neap::job::json::sha256;
+use neap::plan::global::{self, Job, Jobs};
+use neap::plan::{Method, PlanError};
+use neap::schedule::check::check;
+use neap::sim::engine::{self, Durations};
+use neap::sim::program::Program;
+use neap::units::Bytes;
+
+fn plans() -> u64 {
+    std::env::var("NEAP_JOBS").ok().and_then(|n| n.parse().ok()).unwrap_or(if cfg!(debug_assertions) { 200 } else { 2_000 })
+}
+
+#[test]
+fn random_jobs_together() {
+    let first = std::env::var("NEAP_FIRST").ok().and_then(|n| n.parse().ok()).unwrap_or(0);
+    let (mut met, mut shrunk, mut refused) = (0, 0, 0);
+    for seed in first..first + plans() {
+        let mut random = Random(seed);
+        let mut device = builtin::find("host").expect("built in");
+        device.link.h2d = random.between(100_000_000, 2_000_000_000) as u64;
+        device.link.h2d_contended = device.link.h2d / 2;
+        device.pinned_bytes = Bytes(random.between(1 << 12, 1 << 22) as u64);
+        let graphs: Vec<_> = (0..random.between(1, 3)).map(|_| random::graph(&mut random)).collect();
+        let latencies: Vec<_> = graphs.iter().map(|graph| latency::latencies(graph, &device, None)).collect();
+        let methods = [Method::default(), Method::named("tensile").expect("a planner"), Method::named("checkpoint").expect("a planner")];
+        let method = methods[random.below(methods.len())].clone();
+        let job = |(graph, latencies)| Job {
+            graph,
+            file: ("x.graph.json".to_owned(), sha256(graph)),
+            latencies,
+            method: method.clone(),
+            priority: 1000,
+        };
+        let jobs: Vec<Job<'_>> = graphs.iter().zip(latencies.iter().map(Vec::as_slice)).map(job).collect();
+        let unplanned = global::unplanned_peak(&graphs.iter().collect::<Vec<_>>());
+        let budget = Bytes(unplanned.0 * random.between(45, 110) as u64 / 100).min(device.available());
+        let asked = Jobs { jobs, device: &device, budget, recorded_options: BTreeMap::new() };
+        let together = match if random.once_in(8) { global::minimum(&asked) } else { global::make(&asked) } {
+            Ok(together) => together,
+            Err(PlanError::Infeasible(no)) => {
+                assert!(no.lowest > budget && no.floor <= no.lowest, "seed {seed}: {no:?}");
+                refused += 1;
+                continue;
+            }
+            Err(defect) => panic!("seed {seed}: {defect}"),
+        };
+        let plan = &together.plan;
+        let proof = check(plan, &graphs).unwrap_or_else(|r| panic!("seed {seed}: {}", r[0]));
+        assert!(plan.figures.arena_bytes <= plan.budget, "seed {seed}");
+        for ((graph, job), figures) in graphs.iter().zip(&plan.jobs).zip(&proof.jobs) {
+            let program = Program::placed(graph, job).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+            let link = &device.link;
+            let run = engine::run(&program, link, &Durations::nominal(&program, link)).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+            assert_eq!(
+                (run.iteration, engine::peak(&engine::memory(&program, &run))),
+                (figures.iteration_ns, figures.peak_bytes),
+                "seed {seed}"
+            );
+        }
+        met += 1;
+        shrunk += usize::from(plan.jobs.iter().any(|job| !job.events.is_empty()));
+    }
+    println!("{met} plans of several jobs ({shrunk} with events), {refused} budgets refused");
+    assert!(shrunk * 3 > met && refused > 0, "too easy: {met} met, {shrunk} with events, {refused} refused");
+}
