@@ -4,20 +4,62 @@
 
 mod common;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use common::random::{self, Random};
 use neap::device::{builtin, latency};
+use neap::job::Graph;
 use neap::job::json::sha256;
 use neap::plan::global::{self, Job, Jobs};
 use neap::plan::{Method, PlanError};
+use neap::schedule::Plan;
 use neap::schedule::check::check;
 use neap::sim::engine::{self, Durations};
-use neap::sim::program::Program;
-use neap::units::Bytes;
+use neap::sim::program::{Direction, Program};
+use neap::sim::shared::{Shared, WHOLE, Work};
+use neap::units::{Bytes, Nanos};
 
 fn plans() -> u64 {
     std::env::var("NEAP_JOBS").ok().and_then(|n| n.parse().ok()).unwrap_or(if cfg!(debug_assertions) { 200 } else { 2_000 })
+}
+
+/// Jobs on one device: alone as the engine has it, together never two copies on one wire, and never faster than alone.
+fn side_by_side(seed: u64, graphs: &[Graph], plan: &Plan) {
+    let link = &plan.device.link;
+    let programs: Vec<Program> = graphs.iter().zip(&plan.jobs).map(|(graph, job)| Program::placed(graph, job).expect("placed")).collect();
+    let work = |program| Work { program, durations: Cow::Owned(Durations::nominal(program, link)), utilisation: WHOLE };
+    let mut alone = Vec::new();
+    for program in &programs {
+        let once = engine::run(program, link, &Durations::nominal(program, link)).expect("no deadlock");
+        let mut device = Shared::new(link);
+        for _ in 0..2 {
+            device.begin(0, work(program));
+            let (job, run) = device.until(Nanos(u64::MAX)).expect("no deadlock").expect("an iteration");
+            assert_eq!((job, &run.steps, &run.copies, run.iteration), (0, &once.steps, &once.copies, once.iteration), "seed {seed}");
+            assert_eq!((run.stalls, run.late_copies), (once.stalls, once.late_copies), "seed {seed}");
+        }
+        alone.push(once.iteration);
+    }
+    let mut device = Shared::new(link);
+    let mut left = vec![3u32; programs.len()];
+    for (job, program) in programs.iter().enumerate() {
+        device.begin(job, work(program));
+    }
+    while let Some((job, run)) = device.until(Nanos(u64::MAX)).expect("no deadlock") {
+        assert!(run.iteration >= alone[job], "seed {seed}: job {job} took {} and {} alone", run.iteration, alone[job]);
+        left[job] -= 1;
+        if left[job] > 0 {
+            device.begin(job, work(&programs[job]));
+        }
+    }
+    assert!(left.iter().all(|&l| l == 0), "seed {seed}: {left:?}");
+    for direction in [Direction::H2d, Direction::D2h] {
+        let copies: Vec<_> = device.carried.iter().filter(|c| c.direction == direction).collect();
+        assert!(copies.windows(2).all(|pair| pair[0].end <= pair[1].start), "seed {seed}: two copies at once");
+    }
+    let compute: u64 = plan.jobs.iter().flat_map(|j| &j.latencies).map(|l| l.time.0).sum();
+    assert!(device.now().0 >= 3 * compute, "seed {seed}: more than the whole device was used");
 }
 
 #[test]
@@ -67,6 +109,7 @@ fn random_jobs_together() {
                 "seed {seed}"
             );
         }
+        side_by_side(seed, &graphs, plan);
         met += 1;
         shrunk += usize::from(plan.jobs.iter().any(|job| !job.events.is_empty()));
     }

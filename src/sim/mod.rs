@@ -5,8 +5,10 @@
 pub mod allocator;
 pub mod engine;
 pub mod noise;
+mod player;
 pub mod program;
 pub mod requests;
 pub mod reserved;
 pub mod sequence;
+pub mod shared;
 pub mod snapshot;
