@@ -93,7 +93,17 @@ pub struct Deadlock {
 /// # Errors
 /// When items wait for each other in a circle, which [`crate::schedule::check`] excludes.
 pub fn run(program: &Program, link: &Link, durations: &Durations) -> Result<Run, Deadlock> {
-    Engine::new(program, link, durations).run()
+    Engine::new(program, link, durations, false).run()
+}
+
+/// As [`run`], on a link that carries one copy at a time, whichever way it goes: each at its direction's uncontended rate. Of two that
+/// could start, the one that stands first in the plan does; the directions are queues of their own still. Only
+/// [`super::accounting`] has a use for it.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_one_way_at_a_time(program: &Program, link: &Link, durations: &Durations) -> Result<Run, Deadlock> {
+    Engine::new(program, link, durations, true).run()
 }
 
 const NEVER: Nanos = Nanos(u64::MAX);
@@ -112,6 +122,8 @@ struct Engine<'a> {
     program: &'a Program,
     link: &'a Link,
     durations: &'a Durations,
+    /// The directions take turns.
+    one: bool,
     now: Nanos,
     step: usize,
     step_running: bool,
@@ -125,7 +137,7 @@ struct Engine<'a> {
 }
 
 impl<'a> Engine<'a> {
-    fn new(program: &'a Program, link: &'a Link, durations: &'a Durations) -> Self {
+    fn new(program: &'a Program, link: &'a Link, durations: &'a Durations, one: bool) -> Self {
         let queue = |direction| Queue {
             direction,
             copies: (0..program.copies.len()).filter(|&c| program.copies[c].direction == direction).collect(),
@@ -145,6 +157,7 @@ impl<'a> Engine<'a> {
             program,
             link,
             durations,
+            one,
             now: Nanos::ZERO,
             step: 0,
             step_running: false,
@@ -221,9 +234,11 @@ impl<'a> Engine<'a> {
 
     fn start_something(&mut self) -> bool {
         let mut started = false;
-        for q in 0..2 {
+        // Copies stand in the plan's order.
+        let first = |q: usize| self.queues[q].copies.get(self.queues[q].next).copied().unwrap_or(usize::MAX);
+        for q in if self.one && first(1) < first(0) { [1, 0] } else { [0, 1] } {
             let queue = &self.queues[q];
-            if queue.running || queue.next >= queue.copies.len() {
+            if queue.running || queue.next >= queue.copies.len() || self.one && self.queues[1 - q].running {
                 continue;
             }
             let copy = queue.copies[queue.next];
@@ -358,14 +373,14 @@ pub fn peak(curve: &[(Nanos, Bytes)]) -> Bytes {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::job::{Arg, Dtype, Graph, Operand, Operator, Phase, Replay, Role, Tensor};
     use crate::schedule::{Event, Latency, Source, Trigger};
     use crate::units::{OpId, TensorId};
 
     /// One gigabyte a second alone, half of that contended, no overhead: a byte is a nanosecond.
-    const LINK: Link =
+    pub const LINK: Link =
         Link { h2d: 1_000_000_000, d2h: 1_000_000_000, h2d_contended: 500_000_000, d2h_contended: 500_000_000, overhead_ns: 0 };
 
     fn operand(tensor: u32) -> Operand {
@@ -388,7 +403,7 @@ mod tests {
     }
 
     /// op0 makes a, op1 makes b, op2 makes c from b, op3 reads a, op4 reads b and c; 1,000 ns each.
-    fn graph() -> Graph {
+    pub fn graph() -> Graph {
         let tensor = |name: &str| Tensor {
             name: name.to_owned(),
             bytes: Bytes(1024),
@@ -407,7 +422,7 @@ mod tests {
         Graph::new("five".to_owned(), vec![tensor("a"), tensor("b"), tensor("c")], operators, None, None, None).unwrap()
     }
 
-    fn after(op: u32, delay: u64) -> Trigger {
+    pub fn after(op: u32, delay: u64) -> Trigger {
         Trigger { after: Some(OpId(op)), delay: Nanos(delay) }
     }
 
@@ -442,6 +457,23 @@ mod tests {
         let events = [Event::SwapOut { tensor: a, trigger: after(0, 0) }, Event::SwapIn { tensor: a, trigger: after(1, 700_000) }];
         let (run, _) = simulate(&events);
         assert_eq!(run.copies[1], (Nanos(3000), Nanos(4024)));
+    }
+
+    #[test]
+    fn on_one_link_the_directions_take_turns() {
+        let (a, b) = (TensorId(0), TensorId(1));
+        let events = [
+            Event::SwapOut { tensor: a, trigger: after(0, 0) },
+            Event::SwapOut { tensor: b, trigger: after(2, 0) },
+            Event::SwapIn { tensor: a, trigger: after(2, 0) },
+            Event::SwapIn { tensor: b, trigger: after(3, 0) },
+        ];
+        let latencies = vec![Latency { time: Nanos(1000), source: Source::Graph }; 5];
+        let program = Program::new(&graph(), &latencies, &events).unwrap();
+        let run = run_one_way_at_a_time(&program, &LINK, &Durations::nominal(&program, &LINK)).unwrap();
+        // Both may start at 3,000: b's departure stands first. Neither is slowed.
+        assert_eq!(run.copies[1..3], [(Nanos(3000), Nanos(4024)), (Nanos(4024), Nanos(5048))]);
+        assert_eq!((run.steps[3].0, run.copies[3], run.iteration), (Nanos(5048), (Nanos(6048), Nanos(7072)), Nanos(8072)));
     }
 
     #[test]
