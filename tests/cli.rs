@@ -2,6 +2,8 @@
 //!
 //! On the tiny fixtures only, so that it stays quick without optimisation.
 
+#[path = "cli/accounting.rs"]
+mod accounting;
 #[path = "cli/compare.rs"]
 mod compare;
 #[path = "cli/estimate.rs"]

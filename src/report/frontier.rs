@@ -1,7 +1,7 @@
 //! Time against memory as SVG: a curve for each way to plan, and below them all the bound.
 //!
 //! One panel for each device, one below the other, with the same colours. Time is the ratio to the unplanned iteration; what
-//! is above [`HIGHEST`] stands at the upper edge with its value. The same input gives the same bytes.
+//! is above [`HIGHEST`] stands as a triangle at the upper edge, with its value, and the line to it ends where it leaves the picture. The same input gives the same bytes.
 //! Not for: memory over time ([`super::curve`]).
 
 use std::io;
@@ -98,14 +98,40 @@ fn draw(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel) -> Drawn {
     let place = |&(bytes, time): &(Bytes, Nanos)| (memory.units(bytes.0), ratio(time).min(top));
     chart.draw_series(DashedLineSeries::new(panel.bound.iter().map(place), 6, 4, INK.stroke_width(1)))?;
     for (curve, colour) in panel.curves.iter().zip(COLOURS.iter().cycle()) {
-        chart.draw_series(LineSeries::new(curve.points.iter().map(place), colour.stroke_width(2)))?;
-        chart.draw_series(curve.points.iter().map(|p| Circle::new(place(p), 4, colour.filled())))?;
-        let beyond = curve.points.iter().filter(|p| ratio(p.1) > top);
-        chart.draw_series(beyond.map(|p| Text::new(format!("{:.2}", ratio(p.1)), place(p), font(11, colour))))?;
+        let exact: Vec<(f64, f64)> = curve.points.iter().map(|p| (memory.units(p.0.0), ratio(p.1))).collect();
+        for line in below(&exact, top) {
+            chart.draw_series(LineSeries::new(line, colour.stroke_width(2)))?;
+        }
+        let (within, beyond): (Vec<_>, Vec<_>) = curve.points.iter().partition(|p| ratio(p.1) <= top);
+        chart.draw_series(within.into_iter().map(|p| Circle::new(place(p), 4, colour.filled())))?;
+        chart.draw_series(beyond.iter().map(|p| TriangleMarker::new(place(p), 6, colour.filled())))?;
+        chart.draw_series(
+            beyond.iter().map(|p| EmptyElement::at(place(p)) + Text::new(format!("{:.2}", ratio(p.1)), (8, -6), font(11, colour))),
+        )?;
     }
     let unplanned = place(&panel.unplanned);
     chart.draw_series([Cross::new(unplanned, 5, INK.stroke_width(2))])?;
     legend(area, panel)
+}
+
+/// The parts of a line that are not above `top`.
+fn below(points: &[(f64, f64)], top: f64) -> Vec<Vec<(f64, f64)>> {
+    let mut parts: Vec<Vec<(f64, f64)>> = Vec::new();
+    for pair in points.windows(2) {
+        let (a, b) = (pair[0], pair[1]);
+        let crossing = || (a.0 + (b.0 - a.0) * (top - a.1) / (b.1 - a.1), top);
+        let part = match (a.1 <= top, b.1 <= top) {
+            (true, true) => vec![a, b],
+            (true, false) => vec![a, crossing()],
+            (false, true) => vec![crossing(), b],
+            (false, false) => continue,
+        };
+        match parts.last_mut() {
+            Some(last) if last.last() == Some(&a) => last.extend_from_slice(&part[1..]),
+            _ => parts.push(part),
+        }
+    }
+    parts
 }
 
 /// Writes the title, and below it each curve's name behind a swatch of its colour.
@@ -130,6 +156,13 @@ fn legend(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel) -> Drawn {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lines_end_where_they_leave_the_picture() {
+        let line = [(0.0, 4.0), (1.0, 3.0), (2.0, 1.0), (3.0, 1.0), (4.0, 3.0), (5.0, 9.0)];
+        assert_eq!(below(&line, 2.0), [[(1.5, 2.0), (2.0, 1.0), (3.0, 1.0), (3.5, 2.0)]]);
+        assert!(below(&line[..2], 2.0).is_empty() && below(&line[2..3], 2.0).is_empty());
+    }
 
     #[test]
     fn panels_have_every_curve_and_odd_input_is_no_panic() {

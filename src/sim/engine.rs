@@ -96,6 +96,20 @@ pub struct Deadlock {
 /// # Errors
 /// When items wait for each other in a circle, which [`crate::schedule::check`] excludes.
 pub fn run(program: &Program, link: &Link, durations: &Durations) -> Result<Run, Deadlock> {
+    alone(program, link, durations, false)
+}
+
+/// As [`run`], on a link that carries one copy at a time, whichever way it goes: each at its direction's uncontended rate. Of two that
+/// could start, the one that stands first in the plan does; the directions are queues of their own still. Only
+/// [`super::accounting`] has a use for it.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_one_way_at_a_time(program: &Program, link: &Link, durations: &Durations) -> Result<Run, Deadlock> {
+    alone(program, link, durations, true)
+}
+
+fn alone(program: &Program, link: &Link, durations: &Durations, one: bool) -> Result<Run, Deadlock> {
     let mut player = Player::new(program, Cow::Borrowed(durations), Nanos::ZERO);
     let mut wires = Wires::default();
     let mut now = Nanos::ZERO;
@@ -103,8 +117,10 @@ pub fn run(program: &Program, link: &Link, durations: &Durations) -> Result<Run,
         let mut started = true;
         while started {
             started = false;
-            for direction in 0..DIRECTIONS.len() {
+            // Copies stand in the plan's order.
+            for direction in if one && player.next_copy(1) < player.next_copy(0) { [1, 0] } else { [0, 1] } {
                 if wires.free(direction)
+                    && (!one || wires.free(1 - direction))
                     && let Some(work) = player.copy_ready(direction, now)
                 {
                     player.start_copy(direction, now);
@@ -219,14 +235,14 @@ pub fn peak(curve: &[(Nanos, Bytes)]) -> Bytes {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::job::{Arg, Dtype, Graph, Operand, Operator, Phase, Replay, Role, Tensor};
     use crate::schedule::{Event, Latency, Source, Trigger};
     use crate::units::{OpId, TensorId};
 
     /// One gigabyte a second alone, half of that contended, no overhead: a byte is a nanosecond.
-    const LINK: Link =
+    pub const LINK: Link =
         Link { h2d: 1_000_000_000, d2h: 1_000_000_000, h2d_contended: 500_000_000, d2h_contended: 500_000_000, overhead_ns: 0 };
 
     fn operand(tensor: u32) -> Operand {
@@ -249,7 +265,7 @@ mod tests {
     }
 
     /// op0 makes a, op1 makes b, op2 makes c from b, op3 reads a, op4 reads b and c; 1,000 ns each.
-    fn graph() -> Graph {
+    pub fn graph() -> Graph {
         let tensor = |name: &str| Tensor {
             name: name.to_owned(),
             bytes: Bytes(1024),
@@ -268,7 +284,7 @@ mod tests {
         Graph::new("five".to_owned(), vec![tensor("a"), tensor("b"), tensor("c")], operators, None, None, None).unwrap()
     }
 
-    fn after(op: u32, delay: u64) -> Trigger {
+    pub fn after(op: u32, delay: u64) -> Trigger {
         Trigger { after: Some(OpId(op)), delay: Nanos(delay) }
     }
 
@@ -303,6 +319,23 @@ mod tests {
         let events = [Event::SwapOut { tensor: a, trigger: after(0, 0) }, Event::SwapIn { tensor: a, trigger: after(1, 700_000) }];
         let (run, _) = simulate(&events);
         assert_eq!(run.copies[1], (Nanos(3000), Nanos(4024)));
+    }
+
+    #[test]
+    fn on_one_link_the_directions_take_turns() {
+        let (a, b) = (TensorId(0), TensorId(1));
+        let events = [
+            Event::SwapOut { tensor: a, trigger: after(0, 0) },
+            Event::SwapOut { tensor: b, trigger: after(2, 0) },
+            Event::SwapIn { tensor: a, trigger: after(2, 0) },
+            Event::SwapIn { tensor: b, trigger: after(3, 0) },
+        ];
+        let latencies = vec![Latency { time: Nanos(1000), source: Source::Graph }; 5];
+        let program = Program::new(&graph(), &latencies, &events).unwrap();
+        let run = run_one_way_at_a_time(&program, &LINK, &Durations::nominal(&program, &LINK)).unwrap();
+        // Both may start at 3,000: b's departure stands first. Neither is slowed.
+        assert_eq!(run.copies[1..3], [(Nanos(3000), Nanos(4024)), (Nanos(4024), Nanos(5048))]);
+        assert_eq!((run.steps[3].0, run.copies[3], run.iteration), (Nanos(5048), (Nanos(6048), Nanos(7072)), Nanos(8072)));
     }
 
     #[test]

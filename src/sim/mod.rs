@@ -2,9 +2,11 @@
 //!
 //! For: simulated time and memory under a plan. Not for: how plans are found.
 
+pub mod accounting;
 pub mod allocator;
 pub mod engine;
 pub mod noise;
+pub mod passive;
 mod player;
 pub mod program;
 pub mod requests;

@@ -112,6 +112,12 @@ impl<'a> Player<'a> {
         Run { steps: self.steps, copies: self.copies, iteration: now - began, stalls: self.stalls, late_copies: self.late }
     }
 
+    /// The position of its next copy in a direction among all its copies; after all others if there is none.
+    pub fn next_copy(&self, direction: usize) -> usize {
+        let queue = &self.queues[direction];
+        queue.copies.get(queue.next).copied().unwrap_or(usize::MAX)
+    }
+
     /// The work of its next copy in a direction, if that may start `now`.
     pub fn copy_ready(&self, direction: usize, now: Nanos) -> Option<u128> {
         let queue = &self.queues[direction];

@@ -1,5 +1,6 @@
 //! The `neap` command: flags in, resolved settings out, one file per subcommand.
 
+mod accounting;
 mod allocator;
 mod check;
 mod command;

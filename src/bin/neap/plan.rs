@@ -11,9 +11,11 @@ use neap::plan::vdnn::Policy;
 use neap::plan::{self, Method, PlanError, Planned, Request};
 use neap::report::table::{Side, Table};
 use neap::schedule::{Event, Source, json as plan_json};
+use neap::sim::accounting::{Paper, paper};
 use neap::units::{Bytes, Nanos};
 use serde_json::json;
 
+use crate::accounting::{self, Accounting};
 use crate::allocator::{self, AllocatorFlags};
 use crate::output::{self, Answer, note};
 use crate::settings::{self, Budget, DeviceFlags};
@@ -34,6 +36,9 @@ pub struct Flags {
     /// How to look for it.
     #[arg(long, value_enum, default_value_t = Planner::Neap)]
     planner: Planner,
+    /// Give the papers' peak and time beside the physical ones, which alone the plan keeps to.
+    #[arg(long, value_enum, default_value_t = Accounting::Physical)]
+    accounting: Accounting,
     /// With `pytorch` the budget binds what the allocator reserves.
     #[command(flatten)]
     allocator: AllocatorFlags,
@@ -227,7 +232,11 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     }
     note(&format!("planned in {took:.1?}"));
     let bounds = Bounds::new(&graphs[0], &latencies, &device.link);
-    report(flags, &planned, &liveness, &bounds, as_json)?;
+    let papers = match flags.accounting {
+        Accounting::Physical => None,
+        Accounting::Paper => Some(paper(&graphs[0], &liveness, &planned.program, &device.link)?),
+    };
+    report(flags, &planned, &liveness, &bounds, papers.as_ref(), as_json)?;
     Ok(Answer::Yes)
 }
 
@@ -238,7 +247,14 @@ fn graph_path(flags: &Flags) -> anyhow::Result<String> {
         .with_context(|| format!("{}: cannot be written so that it names {}", plan.display(), flags.graph.display()))
 }
 
-fn report(flags: &Flags, planned: &Planned, liveness: &Liveness, bounds: &Bounds<'_>, as_json: bool) -> anyhow::Result<()> {
+fn report(
+    flags: &Flags,
+    planned: &Planned,
+    liveness: &Liveness,
+    bounds: &Bounds<'_>,
+    papers: Option<&Paper>,
+    as_json: bool,
+) -> anyhow::Result<()> {
     let figures = &planned.plan.figures;
     // What no plan can beat: the peak without added time, and the time at this budget.
     let (bound_peak, bound_time) = (bounds.peak(Nanos::ZERO), bounds.iteration(planned.plan.budget).unwrap_or_default());
@@ -266,6 +282,9 @@ fn report(flags: &Flags, planned: &Planned, liveness: &Liveness, bounds: &Bounds
         object["tail_stall_ns"] = json!(planned.run.stalls.tail);
         object["latency_sources"] =
             json!({ "graph": sources(Source::Graph), "measured": sources(Source::Measured), "roofline": sources(Source::Roofline) });
+        if let Some(papers) = papers {
+            object["paper"] = accounting::to_json(papers, figures.unplanned_iteration_ns);
+        }
         if let Some(reserved) = &planned.reserved {
             allocator::add_json(&mut object, reserved);
         }
@@ -297,6 +316,9 @@ fn report(flags: &Flags, planned: &Planned, liveness: &Liveness, bounds: &Bounds
         sources(Source::Roofline),
         planned.plan.device.name,
     );
+    if let Some(papers) = papers {
+        text += &accounting::told(papers, figures.unplanned_iteration_ns);
+    }
     if let Some(reserved) = &planned.reserved {
         text += &allocator::told(reserved);
         text += "\n";

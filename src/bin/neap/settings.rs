@@ -51,16 +51,24 @@ impl DeviceFlags {
     /// When a file can't be read or the name is unknown.
     pub fn resolve(&self, graph: &Graph) -> anyhow::Result<(Profile, Vec<Latency>)> {
         let device = neap::device::profile::load(self.device.as_deref().unwrap_or("host"))?;
-        let table = self.latencies.as_deref().map(Table::read).transpose()?;
-        if let Some(table) = &table {
-            let others: Vec<&str> = table.devices().filter(|d| *d != device.name).collect();
-            if !others.is_empty() {
-                note(&format!("note: the latencies were measured on {}, the device is {}", others.join(", "), device.name));
-            }
-        }
-        let latencies = latency::latencies(graph, &device, table.as_ref());
+        let latencies = latencies(graph, &device, self.latencies.as_deref())?;
         Ok((device, latencies))
     }
+}
+
+/// Gives every operator its latency, from a table of measured ones where it is in one.
+///
+/// # Errors
+/// When the table can't be read.
+pub fn latencies(graph: &Graph, device: &Profile, table: Option<&Path>) -> anyhow::Result<Vec<Latency>> {
+    let table = table.map(Table::read).transpose()?;
+    if let Some(table) = &table {
+        let others: Vec<&str> = table.devices().filter(|d| *d != device.name).collect();
+        if !others.is_empty() {
+            note(&format!("note: the latencies were measured on {}, the device is {}", others.join(", "), device.name));
+        }
+    }
+    Ok(latency::latencies(graph, device, table.as_ref()))
 }
 
 /// A budget as the user says it.
