@@ -35,7 +35,7 @@ pub struct Flags {
     #[command(flatten)]
     allocator: AllocatorFlags,
     /// Let every latency vary by up to this share, such as 20%.
-    #[arg(long, value_name = "P", value_parser = share)]
+    #[arg(long, value_name = "P", value_parser = settings::deviation)]
     noise: Option<u64>,
     /// Where the noise starts.
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -49,12 +49,6 @@ pub struct Flags {
     /// Write compute, copies and memory for ui.perfetto.dev.
     #[arg(long, value_name = "FILE.json")]
     timeline: Option<PathBuf>,
-}
-
-fn share(text: &str) -> Result<u64, String> {
-    let problem = || format!("`{text}` is not a share; give a percentage from 0% to 100%");
-    let share = settings::thousandths(text.strip_suffix('%').ok_or_else(problem)?).ok_or_else(problem)?;
-    if share > 100_000 { Err(problem()) } else { Ok(share) }
 }
 
 /// What is simulated, with everything the reports need.
