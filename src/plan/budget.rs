@@ -299,7 +299,7 @@ fn finish(
 }
 
 /// Loading what starts on the device, one tensor after the other.
-fn first_load(graph: &Graph, program: &Program, device: &Profile) -> Nanos {
+pub(super) fn first_load(graph: &Graph, program: &Program, device: &Profile) -> Nanos {
     let starters = program.residencies.iter().filter(|r| r.begin == crate::sim::program::Begin::Iteration);
     starters.filter_map(|r| r.tensor).map(|t| engine::copy_time(&device.link, Direction::H2d, graph.tensor(t).bytes, false)).sum()
 }

@@ -17,6 +17,7 @@ pub mod ledger;
 pub mod method;
 pub mod neap;
 pub mod place;
+pub mod robust;
 pub mod tensile;
 pub mod vdnn;
 

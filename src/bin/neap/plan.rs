@@ -7,6 +7,7 @@ use std::time::Instant;
 use anyhow::{Context, bail};
 use neap::job::liveness::Liveness;
 use neap::plan::bound::Bounds;
+use neap::plan::robust::{self, Robust};
 use neap::plan::vdnn::Policy;
 use neap::plan::{self, Method, PlanError, Planned, Request};
 use neap::report::table::{Side, Table};
@@ -39,6 +40,9 @@ pub struct Flags {
     /// Give the papers' peak and time beside the physical ones, which alone the plan keeps to.
     #[arg(long, value_enum, default_value_t = Accounting::Physical)]
     accounting: Accounting,
+    /// Plan for the 95th percentile of the iteration's time while every latency varies by up to this share, such as 20%.
+    #[arg(long, value_name = "P", value_parser = settings::deviation)]
+    noise: Option<u64>,
     /// With `pytorch` the budget binds what the allocator reserves.
     #[command(flatten)]
     allocator: AllocatorFlags,
@@ -188,6 +192,9 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let (method, mut recorded_options) = flags.switches.resolve(flags.planner);
     let framework = flags.allocator.resolve(&device)?;
     recorded_options.extend(flags.allocator.record());
+    if let Some(share) = flags.noise {
+        recorded_options.insert("noise".to_owned(), told_share(share));
+    }
     let request = Request {
         graph: &graph,
         file: (graph_path(flags)?, neap::job::json::sha256(&graph)),
@@ -198,12 +205,15 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         recorded_options,
     };
     let started = Instant::now();
-    let planned = match budget {
-        Some(_) => plan::make_for(&request, framework.as_ref()),
-        None => plan::minimum_for(&request, framework.as_ref()),
+    let framework = framework.as_ref();
+    let made = match (flags.noise, budget) {
+        (None, Some(_)) => plan::make_for(&request, framework).map(|p| (p, None)),
+        (None, None) => plan::minimum_for(&request, framework).map(|p| (p, None)),
+        (Some(share), Some(_)) => robust::make_for(&request, share, framework).map(apart),
+        (Some(share), None) => robust::minimum_for(&request, share, framework).map(apart),
     };
-    let planned = match planned {
-        Ok(planned) => planned,
+    let (planned, noise) = match made {
+        Ok(made) => made,
         Err(error @ PlanError::Defect(_)) => return Err(error.into()),
         Err(PlanError::Infeasible(no)) => {
             if as_json {
@@ -236,7 +246,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         Accounting::Physical => None,
         Accounting::Paper => Some(paper(&graphs[0], &liveness, &planned.program, &device.link)?),
     };
-    report(flags, &planned, &liveness, &bounds, papers.as_ref(), as_json)?;
+    report(flags, &planned, &liveness, &bounds, papers.as_ref(), noise, as_json)?;
     Ok(Answer::Yes)
 }
 
@@ -247,12 +257,26 @@ fn graph_path(flags: &Flags) -> anyhow::Result<String> {
         .with_context(|| format!("{}: cannot be written so that it names {}", plan.display(), flags.graph.display()))
 }
 
+/// Times of the 95th percentile, with this plan and with the one that does not look at noise.
+type Noisy = Option<(Nanos, Option<Nanos>)>;
+
+fn apart(robust: Robust) -> (Planned, Noisy) {
+    (robust.planned, Some((robust.p95, robust.before)))
+}
+
+/// A share in thousandths of a percent, as a flag says it.
+fn told_share(share: u64) -> String {
+    let decimals = format!("{}.{:03}", share / 1000, share % 1000);
+    format!("{}%", decimals.trim_end_matches('0').trim_end_matches('.'))
+}
+
 fn report(
     flags: &Flags,
     planned: &Planned,
     liveness: &Liveness,
     bounds: &Bounds<'_>,
     papers: Option<&Paper>,
+    noise: Noisy,
     as_json: bool,
 ) -> anyhow::Result<()> {
     let figures = &planned.plan.figures;
@@ -284,6 +308,9 @@ fn report(
             json!({ "graph": sources(Source::Graph), "measured": sources(Source::Measured), "roofline": sources(Source::Roofline) });
         if let Some(papers) = papers {
             object["paper"] = accounting::to_json(papers, figures.unplanned_iteration_ns);
+        }
+        if let Some((p95, before)) = noise {
+            object["noise"] = json!({ "runs": robust::RUNS, "seed": robust::SEED, "p95_ns": p95, "p95_without_ns": before });
         }
         if let Some(reserved) = &planned.reserved {
             allocator::add_json(&mut object, reserved);
@@ -318,6 +345,10 @@ fn report(
     );
     if let Some(papers) = papers {
         text += &accounting::told(papers, figures.unplanned_iteration_ns);
+    }
+    if let Some((p95, before)) = noise {
+        let beside = before.map_or_else(String::new, |b| format!(", {b} if planned without regard to noise"));
+        text += &format!("under noise: p95 {p95} of {} runs{beside}\n", robust::RUNS);
     }
     if let Some(reserved) = &planned.reserved {
         text += &allocator::told(reserved);

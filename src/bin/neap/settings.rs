@@ -116,6 +116,16 @@ pub fn thousandths(text: &str) -> Option<u64> {
     whole.checked_mul(1000)?.checked_add(fraction)
 }
 
+/// Reads the largest deviation of a latency, in thousandths of a percent.
+///
+/// # Errors
+/// When it isn't a percentage up to 100.
+pub fn deviation(text: &str) -> Result<u64, String> {
+    let problem = || format!("`{text}` is not a share; give a percentage from 0% to 100%");
+    let share = thousandths(text.strip_suffix('%').ok_or_else(problem)?).ok_or_else(problem)?;
+    if share > 100_000 { Err(problem()) } else { Ok(share) }
+}
+
 impl Budget {
     /// In bytes, for a job with this unplanned peak on this device; `None` for the minimum.
     ///

@@ -48,7 +48,7 @@ pub struct Flags {
     #[arg(long, value_name = "BUDGET")]
     passive: Option<Budget>,
     /// Let every latency vary by up to this share, such as 20%.
-    #[arg(long, value_name = "P", value_parser = share)]
+    #[arg(long, value_name = "P", value_parser = settings::deviation)]
     noise: Option<u64>,
     /// Where the noise starts.
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -65,12 +65,6 @@ pub struct Flags {
     /// Write the latencies that it went by, as a table for --latencies.
     #[arg(long, value_name = "FILE.csv")]
     latencies_out: Option<PathBuf>,
-}
-
-fn share(text: &str) -> Result<u64, String> {
-    let problem = || format!("`{text}` is not a share; give a percentage from 0% to 100%");
-    let share = settings::thousandths(text.strip_suffix('%').ok_or_else(problem)?).ok_or_else(problem)?;
-    if share > 100_000 { Err(problem()) } else { Ok(share) }
 }
 
 /// What is simulated, with everything the reports need.
