@@ -107,6 +107,15 @@ impl Method {
         }
     }
 
+    /// The same planner that swaps at most this share of the tensors, in thousandths; `None` where it has no such limit.
+    #[must_use]
+    pub fn limited(self, share: u32) -> Option<Self> {
+        match self {
+            Self::Tensile(options) => Some(Self::Tensile(tensile::Options { max_swap_rate: share / 10, ..options })),
+            Self::Neap(_) | Self::Vdnn(_) | Self::Capuchin | Self::Checkpoint => None,
+        }
+    }
+
     /// The same planner made easier to place, for targets that could not be placed: nothing lingers or comes back early.
     #[must_use]
     pub fn narrow(&self) -> Option<Self> {

@@ -2,6 +2,7 @@
 
 mod accounting;
 mod allocator;
+mod beside;
 mod check;
 mod command;
 mod compare;
@@ -18,6 +19,7 @@ mod run;
 mod score;
 mod settings;
 mod simulate;
+mod together;
 
 use std::process::ExitCode;
 

@@ -20,38 +20,40 @@ use crate::accounting::{self, Accounting};
 use crate::allocator::{self, AllocatorFlags};
 use crate::output::{self, Answer, note};
 use crate::settings::{self, Budget, DeviceFlags};
+use crate::together::{self, JobArg};
 
-/// Find a plan that keeps a job within a memory budget.
+/// Find a plan that keeps a job, or several on one device, within a memory budget.
 #[derive(clap::Args)]
 pub struct Flags {
-    /// The job.
-    graph: PathBuf,
+    /// The job, or several that share the device. FILE@0.5 swaps at most that share of a job's tensors, and lets it give way later.
+    #[arg(required = true, value_name = "FILE.graph.json[@SHARE]")]
+    pub graphs: Vec<JobArg>,
     #[command(flatten)]
-    device: DeviceFlags,
+    pub device: DeviceFlags,
     /// Bytes (12GiB), a share of the unplanned peak (60%), or `min`; all that the device offers if not given.
     #[arg(long)]
-    budget: Option<Budget>,
+    pub budget: Option<Budget>,
     /// Where to write the plan; only reported if not given.
     #[arg(short, long, value_name = "FILE.plan.json")]
-    output: Option<PathBuf>,
+    pub output: Option<PathBuf>,
     /// How to look for it.
     #[arg(long, value_enum, default_value_t = Planner::Neap)]
-    planner: Planner,
+    pub planner: Planner,
     /// Give the papers' peak and time beside the physical ones, which alone the plan keeps to.
     #[arg(long, value_enum, default_value_t = Accounting::Physical)]
-    accounting: Accounting,
+    pub accounting: Accounting,
     /// Plan for the 95th percentile of the iteration's time while every latency varies by up to this share, such as 20%.
     #[arg(long, value_name = "P", value_parser = settings::deviation)]
-    noise: Option<u64>,
+    pub noise: Option<u64>,
     /// With `pytorch` the budget binds what the allocator reserves.
     #[command(flatten)]
-    allocator: AllocatorFlags,
+    pub allocator: AllocatorFlags,
     #[command(flatten)]
-    switches: Switches,
+    pub switches: Switches,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Planner {
+pub enum Planner {
     /// Swap, recompute or keep, decided together and improved step by step.
     Neap,
     /// vDNN: every layer's feature maps leave during the forward, whatever the budget.
@@ -69,7 +71,7 @@ enum Planner {
 /// The planner's heuristics, each of which can be left out.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Planner switches")]
-struct Switches {
+pub struct Switches {
     /// Never swap.
     #[arg(long)]
     no_swap: bool,
@@ -116,7 +118,7 @@ struct Switches {
 
 impl Switches {
     /// The planner with its switches, and those that differ from their defaults.
-    fn resolve(&self, planner: Planner) -> (Method, BTreeMap<String, String>) {
+    pub fn resolve(&self, planner: Planner) -> (Method, BTreeMap<String, String>) {
         let mut changed = BTreeMap::new();
         let mut note = |key: &str, differs: bool, value: String| {
             if differs {
@@ -184,12 +186,22 @@ impl Switches {
 }
 
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
-    settings::outputs(&flags.device.inputs(&[&flags.graph]), &[flags.output.as_deref()])?;
-    let graph = settings::graph(&flags.graph)?;
+    let inputs: Vec<&Path> = flags.graphs.iter().map(|g| &*g.path).collect();
+    settings::outputs(&flags.device.inputs(&inputs), &[flags.output.as_deref()])?;
+    match &flags.graphs[..] {
+        [job] => one(flags, job, as_json),
+        _ => together::main(flags, as_json),
+    }
+}
+
+fn one(flags: &Flags, job: &JobArg, as_json: bool) -> anyhow::Result<Answer> {
+    let graph = settings::graph(&job.path)?;
     let (device, latencies) = flags.device.resolve(&graph)?;
     let liveness = Liveness::of(&graph);
     let budget = flags.budget.unwrap_or(Budget::Bytes(device.available())).resolve(liveness.peak, &device)?;
     let (method, mut recorded_options) = flags.switches.resolve(flags.planner);
+    let method = job.limited(method)?;
+    recorded_options.extend(job.record());
     let framework = flags.allocator.resolve(&device)?;
     recorded_options.extend(flags.allocator.record());
     if let Some(share) = flags.noise {
@@ -197,7 +209,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     }
     let request = Request {
         graph: &graph,
-        file: (graph_path(flags)?, neap::job::json::sha256(&graph)),
+        file: (graph_path(flags, &job.path)?, neap::job::json::sha256(&graph)),
         device: &device,
         latencies: &latencies,
         budget: budget.unwrap_or_else(|| device.available().min(Bytes(liveness.peak.0.saturating_mul(2)))),
@@ -226,7 +238,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
                     "blocked": no.blocked,
                 }))?;
             }
-            note(&format!("{}: {}", flags.graph.display(), PlanError::Infeasible(no)));
+            note(&format!("{}: {}", job.path.display(), PlanError::Infeasible(no)));
             return Ok(Answer::No);
         }
     };
@@ -251,10 +263,9 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
 }
 
 /// The graph's path as the plan records it: relative to the plan's folder.
-fn graph_path(flags: &Flags) -> anyhow::Result<String> {
+pub fn graph_path(flags: &Flags, graph: &Path) -> anyhow::Result<String> {
     let plan = flags.output.as_deref().unwrap_or(Path::new("job.plan.json"));
-    plan_json::relative(plan, &flags.graph)
-        .with_context(|| format!("{}: cannot be written so that it names {}", plan.display(), flags.graph.display()))
+    plan_json::relative(plan, graph).with_context(|| format!("{}: cannot be written so that it names {}", plan.display(), graph.display()))
 }
 
 /// Times of the 95th percentile, with this plan and with the one that does not look at noise.

@@ -79,6 +79,9 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
             if !settings::checked(&flags.subject, &plan, &graphs)? {
                 return Ok(Answer::No);
             }
+            if plan.jobs.len() > 1 {
+                bail!("{}: has {} jobs; this version runs one job a plan", flags.subject.display(), plan.jobs.len());
+            }
             let mut plan = *plan;
             (graphs.remove(0), plan.jobs.remove(0), plan.budget, plan.device, true)
         }

@@ -22,6 +22,7 @@ use serde_json::json;
 
 use crate::accounting::{self, Accounting, cbr};
 use crate::allocator::{self, AllocatorFlags};
+use crate::beside;
 use crate::output::{self, Answer, note};
 use crate::settings::{self, Budget, DeviceFlags, Subject};
 
@@ -56,6 +57,9 @@ pub struct Flags {
     /// How many noisy iterations.
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     runs: u32,
+    /// For a plan of several jobs, which run side by side: how many iterations of each.
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    iterations: u32,
     /// Draw memory over time, without and with the plan.
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
@@ -65,6 +69,25 @@ pub struct Flags {
     /// Write the latencies that it went by, as a table for --latencies.
     #[arg(long, value_name = "FILE.csv")]
     latencies_out: Option<PathBuf>,
+}
+
+impl Flags {
+    /// Refuses what is for one job.
+    fn only_side_by_side(&self, jobs: usize) -> anyhow::Result<()> {
+        for (given, flag) in [
+            (self.noise.is_some(), "--noise"),
+            (self.real.is_some(), "--real"),
+            (self.accounting != Accounting::Physical, "--accounting paper"),
+            (self.allocator.is_pytorch(), "--allocator pytorch"),
+            (self.timeline.is_some(), "--timeline"),
+            (self.latencies_out.is_some(), "--latencies-out"),
+        ] {
+            if given {
+                bail!("{flag}: {} is a plan of {jobs} jobs, and this is for one; leave it away", self.subject.display());
+            }
+        }
+        Ok(())
+    }
 }
 
 /// What is simulated, with everything the reports need.
@@ -96,6 +119,10 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
             }
             if !settings::checked(&flags.subject, &plan, &graphs)? {
                 return Ok(Answer::No);
+            }
+            if plan.jobs.len() > 1 {
+                flags.only_side_by_side(plan.jobs.len())?;
+                return beside::main(&plan, &graphs, flags.iterations, flags.plot.as_deref(), as_json);
             }
             let latencies = plan.jobs[0].latencies.clone();
             let graph = graphs.remove(0);
