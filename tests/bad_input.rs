@@ -297,13 +297,40 @@ fn bombs() {
     }
 }
 
-/// A reader that has seen enough is not an error.
-#[cfg(unix)]
+/// A reader that has seen enough is not an error, and does not turn a no into a yes.
 #[test]
-fn a_closed_pipe_is_no_error() {
+fn a_closed_pipe_is_no_error_and_changes_no_answer() {
     let room = Room::new();
-    let script = format!("{} inspect g.graph.json --top 1000 | true; exit ${{PIPESTATUS[0]}}", env!("CARGO_BIN_EXE_neap"));
-    if let Ok(output) = Command::new("bash").args(["-c", &script]).current_dir(room.0.path()).output() {
-        assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    let mut unsafe_plan = room.json("p.plan.json");
+    unsafe_plan["budget_bytes"] = json!(0);
+    room.put("unsafe.plan.json", unsafe_plan.to_string());
+    room.put("e.csv", "op,id,bytes,stream\na,1,9000000,0\n");
+    for (line, code) in [
+        ("inspect g.graph.json --top 1000", 0),
+        ("check p.plan.json", 0),
+        ("check unsafe.plan.json", 1),
+        ("check unsafe.plan.json --json", 1),
+        ("plan g.graph.json --budget 1 --json", 1),
+        ("replay e.csv --device-bytes 1MiB", 1),
+        ("diff p.plan.json unsafe.plan.json", 1),
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_neap"));
+        let output = command.args(line.split(' ')).current_dir(room.0.path()).stdout(writer).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{line}: {text}");
+        assert!(!text.contains("error"), "{line}: {text}");
+    }
+}
+
+/// A device that is full is named, whoever writes to it.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_named() {
+    let room = Room::new();
+    room.put("e.csv", "op,id,bytes,stream\na,1,9000000,0\n");
+    for line in ["replay e.csv --curve", "replay e.csv --plot", "simulate p.plan.json --timeline", "run p.plan.json --latencies-out"] {
+        room.refuses(&format!("{line} /dev/full"), 2, &["/dev/full: cannot be written"]);
     }
 }
