@@ -297,6 +297,57 @@ fn bombs() {
     }
 }
 
+/// What a command finds out to be its input only while it reads is not replaced either.
+#[test]
+fn outputs_never_replace_what_inputs_name() {
+    let room = Room::new();
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/traces");
+    let pairs: Vec<_> = std::fs::read_dir(fixtures).unwrap().map(|e| e.unwrap().path()).collect();
+    for file in &pairs {
+        std::fs::copy(file, room.path(file.file_name().unwrap().to_str().unwrap())).unwrap();
+    }
+    let name = |ending: &str| pairs.iter().map(|p| p.file_name().unwrap().to_str().unwrap()).find(|n| n.contains(ending)).unwrap();
+    for line in [
+        "run p.plan.json --save g.graph.json".to_owned(),
+        "run p.plan.json --latencies-out ./g.graph.json".to_owned(),
+        "simulate p.plan.json --plot g.graph.json".to_owned(),
+        "simulate p.plan.json --timeline g.graph.json".to_owned(),
+        format!("score . --csv {}", name(".truth.json")),
+        format!("score . --plot {}", name(".profile.json")),
+        format!("score . --csv {}", name(".truth.events")),
+    ] {
+        let file = room.path(line.split(' ').next_back().unwrap());
+        let before = std::fs::read(&file).unwrap();
+        room.refuses(&line, 2, &["is read by this command too"]);
+        assert_eq!(std::fs::read(&file).unwrap(), before, "{line}");
+    }
+}
+
+/// Endless and not JSON: told from the first byte.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_file_of_zeros_is_no_trace() {
+    let room = Room::new();
+    room.put("zeros.json", vec![0; 9 << 20]);
+    for input in ["zeros.json", "/dev/zero"] {
+        room.refuses(&format!("estimate {input}"), 2, &[input, "byte 0", "not JSON"]);
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_graph_whose_name_a_plan_cannot_hold_is_refused() {
+    use std::os::unix::ffi::OsStrExt;
+    let room = Room::new();
+    let name = std::ffi::OsStr::from_bytes(b"\xff.graph.json");
+    std::fs::copy(room.path("g.graph.json"), room.0.path().join(name)).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_neap"));
+    let output = command.arg("plan").arg(name).args(["-o", "out.plan.json"]).current_dir(room.0.path()).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && text.contains("UTF-8") && text.contains("rename"), "{text}");
+    assert!(!room.path("out.plan.json").exists());
+}
+
 /// A reader that has seen enough is not an error, and does not turn a no into a yes.
 #[test]
 fn a_closed_pipe_is_no_error_and_changes_no_answer() {

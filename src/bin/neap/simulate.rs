@@ -69,7 +69,7 @@ struct Subjects {
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let outputs = [flags.plot.as_deref(), flags.timeline.as_deref()];
     settings::outputs(&flags.device.inputs(&settings::subject_files(&flags.subject, &flags.graph)), &outputs)?;
-    let subject = match settings::subject(&flags.subject, &flags.graph)? {
+    let subject = match settings::subject(&flags.subject, &flags.graph, &outputs)? {
         Subject::Graph(graph) => {
             let (device, latencies) = flags.device.resolve(&graph)?;
             Subjects { liveness: Liveness::of(&graph), graph: *graph, device, latencies, plan: None }
