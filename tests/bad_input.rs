@@ -323,6 +323,35 @@ fn outputs_never_replace_what_inputs_name() {
     }
 }
 
+/// Numbers in a trace, and in a flag beside one, that no sum of a few survives.
+#[test]
+fn traces_of_incredible_numbers_are_answered() {
+    let room = Room::new();
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/traces/tiny_cnn-adam-8-32-start.profile.json.gz");
+    std::fs::copy(&fixture, room.path("t.profile.json.gz")).unwrap();
+    let mut text = String::new();
+    std::io::Read::read_to_string(&mut neap::files::open(&fixture).unwrap(), &mut text).unwrap();
+    // The number that was there goes to a key that nobody reads.
+    for (key, value) in [
+        ("Bytes", "4611686018427387904"),
+        ("Bytes", "1099511627776"),
+        ("Input Dims", "[[9223372036854775807, 9223372036854775807], [0, 9223372036854775807, 3]]"),
+        ("Input Strides", "[[9223372036854775807, 9223372036854775807]]"),
+        ("ts", "-9223372036854775"),
+        ("dur", "9223372036854775"),
+    ] {
+        let damaged = text.replace(&format!("\"{key}\": "), &format!("\"{key}\": {value}, \"unread\": "));
+        assert_ne!(damaged, text);
+        room.put("x.profile.json", damaged);
+        for flags in ["--by module", "--what-if dtype=bf16,zero-grad=start"] {
+            let output = room.neap(&format!("estimate x.profile.json {flags}"));
+            let text = String::from_utf8_lossy(&output.stderr);
+            assert!(matches!(output.status.code(), Some(0 | 2)) && !text.contains("panicked"), "{key} {value} {flags}: {text}");
+        }
+    }
+    room.refuses("estimate t.profile.json.gz --cudnn-workspace 1EiB", 2, &["--cudnn-workspace", "at most 1.0 TiB"]);
+}
+
 /// Endless and not JSON: told from the first byte.
 #[cfg(target_os = "linux")]
 #[test]

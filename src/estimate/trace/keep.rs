@@ -9,7 +9,7 @@ use super::event::{Category, Event, MEMORY, MODULE};
 use super::intern::{Interner, unescape};
 use super::number::{address, nanos, whole};
 use super::read::Limits;
-use super::{Args, Mark, Memory, Module, Op, Text, Thread, Trace};
+use super::{Args, LARGEST_BLOCK, Mark, Memory, Module, Op, Text, Thread, Trace};
 use crate::units::{Bytes, Nanos};
 
 /// Begun events (`B`) that wait for their end (`E`), at most.
@@ -129,7 +129,8 @@ impl Keeper {
     }
 
     fn memory_event(&mut self, event: &Event<'_>, offset: u64) -> Result<(), String> {
-        let (Some(time), Some(address), Some(bytes)) = (nanos(event.time).map(biased), address(event.address), whole(event.bytes)) else {
+        let bytes = whole(event.bytes).filter(|b| b.unsigned_abs() <= LARGEST_BLOCK);
+        let (Some(time), Some(address), Some(bytes)) = (nanos(event.time).map(biased), address(event.address), bytes) else {
             self.unreadable(offset);
             return Ok(());
         };
