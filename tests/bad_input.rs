@@ -170,7 +170,8 @@ fn plans() {
     };
     for (content, code, words) in [
         (damage("/jobs/0/graph_sha256", json!("00")), 2, "made for another graph"),
-        (damage("/jobs/0/graph", json!("nowhere")), 2, "nowhere"),
+        (damage("/jobs/0/graph", json!("nowhere")), 2, "x.plan.json: its graph is not where it says: nowhere: cannot be read"),
+        (damage("/jobs/0/graph", json!("")), 2, "say where with `--graph`"),
         (damage("/jobs/0/graph", json!(".")), 2, "it is a directory"),
         (damage("/jobs", json!([])), 2, "has 0 jobs"),
         (damage("/jobs/0/latencies", json!([])), 2, "has no latency"),
@@ -206,6 +207,9 @@ fn settings() {
     for (name, content) in [("x.device.json", "{}"), ("y.device.json", "[["), ("z.device.json", "")] {
         room.put(name, content);
         room.refuses(&format!("plan g.graph.json --device {name} -o out.plan.json"), 2, &[name]);
+    }
+    for flag in ["--runs 5", "--seed 3"] {
+        room.refuses(&format!("simulate p.plan.json {flag}"), 2, &["--noise"]);
     }
     room.put("x.csv", "key,ns,device\na,1,\"x\nerror: forged\nerror: again\"\n");
     let output = room.neap("plan g.graph.json --latencies x.csv");

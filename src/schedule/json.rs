@@ -56,7 +56,12 @@ pub fn load(path: &Path, graphs: &[PathBuf]) -> Result<(Plan, Vec<Graph>), ReadE
     let mut all = Vec::with_capacity(file.jobs.len());
     for (index, job) in file.jobs.iter().enumerate() {
         let graph_path = graphs.get(index).cloned().unwrap_or_else(|| graph_path(path, &job.graph));
-        let graph = json::read(&graph_path)?;
+        let graph = json::read(&graph_path).map_err(|e| match e {
+            ReadError::File(e) if graphs.is_empty() => {
+                ReadError::content(path, format!("its graph is not where it says: {e}; say where with `--graph`"))
+            }
+            e => e,
+        })?;
         let found = json::sha256(&graph);
         if found != job.graph_sha256 {
             let problem = format!(

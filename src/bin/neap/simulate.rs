@@ -38,10 +38,10 @@ pub struct Flags {
     #[arg(long, value_name = "P", value_parser = share)]
     noise: Option<u64>,
     /// Where the noise starts.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "noise")]
     seed: u64,
     /// How many noisy iterations.
-    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 1000, requires = "noise", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     runs: u32,
     /// Draw memory over time, without and with the plan.
     #[arg(long, value_name = "FILE.svg")]
