@@ -353,6 +353,8 @@ fn traces_of_incredible_numbers_are_answered() {
             assert!(matches!(output.status.code(), Some(0 | 2)) && !text.contains("panicked"), "{key} {value} {flags}: {text}");
         }
     }
+    room.put("x.profile.json", text.replacen("\"Bytes\": ", "\"Bytes\": 1099511627777, \"unread\": ", 1));
+    room.refuses("estimate x.profile.json", 2, &["x.profile.json: byte ", "1099511627777 bytes", "larger than 1.0 TiB"]);
     room.refuses("estimate t.profile.json.gz --cudnn-workspace 1EiB", 2, &["--cudnn-workspace", "at most 1.0 TiB"]);
 }
 

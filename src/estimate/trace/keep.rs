@@ -129,11 +129,13 @@ impl Keeper {
     }
 
     fn memory_event(&mut self, event: &Event<'_>, offset: u64) -> Result<(), String> {
-        let bytes = whole(event.bytes).filter(|b| b.unsigned_abs() <= LARGEST_BLOCK);
-        let (Some(time), Some(address), Some(bytes)) = (nanos(event.time).map(biased), address(event.address), bytes) else {
+        let (Some(time), Some(address), Some(bytes)) = (nanos(event.time).map(biased), address(event.address), whole(event.bytes)) else {
             self.unreadable(offset);
             return Ok(());
         };
+        if bytes.unsigned_abs() > LARGEST_BLOCK {
+            return Err(format!("a block of {bytes} bytes, and none is larger than {}: record the trace again", Bytes(LARGEST_BLOCK)));
+        }
         self.has_memory = true;
         self.latest = self.latest.max(time);
         if time >= self.until {
