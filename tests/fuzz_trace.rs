@@ -10,7 +10,14 @@ use std::time::{Duration, Instant};
 use common::cases;
 use common::counting::{Counting, Since};
 use common::random::Random;
-use neap::estimate::trace::{Limits, Trace, parse, read};
+use neap::estimate::attribution::Places;
+use neap::estimate::forecast::{Forecast, Job};
+use neap::estimate::trace::{LARGEST_BLOCK, Limits, Trace, parse, read};
+use neap::estimate::twin::{Class, Settings};
+use neap::estimate::what_if::WhatIf;
+use neap::estimate::{answer, xmem};
+use neap::sim::allocator::Config;
+use neap::units::Bytes;
 
 #[global_allocator]
 static COUNTING: Counting = Counting;
@@ -195,6 +202,22 @@ fn hostile() {
     }
 }
 
+/// What a command does with a trace that was read.
+fn estimated(random: &mut Random, trace: Trace) {
+    let class = Class { capability: 9, multiprocessors: 132, threads: 2048 };
+    let job = Job::of(trace);
+    let settings = Settings { class, without: Vec::new(), cudnn_workspace: LARGEST_BLOCK };
+    let mut forecast = match random.below(4) {
+        0 => xmem::forecast(&job),
+        1 => "zero-grad=start,dtype=bf16".parse::<WhatIf>().unwrap().apply(&job, Forecast::of(&job, &settings)),
+        2 => "zero-grad=backward".parse::<WhatIf>().unwrap().apply(&job, Forecast::of(&job, &settings)),
+        _ => Forecast::of(&job, &settings),
+    };
+    let answer = answer::peaks(&job, &mut forecast, &Config::default());
+    let _ = (answer.wanted(), answer.verdict(&forecast, &Config::default(), Bytes(1 << 34)));
+    let _ = Places::of(&job).by_module(&forecast, &answer);
+}
+
 /// What everything that uses a trace relies on.
 fn holds_together(trace: &Trace) {
     assert!(!trace.memory.is_empty());
@@ -235,14 +258,24 @@ fn damaged_traces_are_answered_within_the_stated_memory() {
         let result = std::panic::catch_unwind(|| {
             let answer = if from_file { read(&path, &limits) } else { parse(&text[..], Path::new("t.json"), &limits) };
             answer.as_ref().ok().into_iter().for_each(holds_together);
-            answer.is_ok()
+            answer
         });
         let peak = memory.peak() as u64;
-        let Ok(answered) = result else { panic!("seed {seed}: it panics") };
+        let Ok(answer) = result else { panic!("seed {seed}: it panics") };
         assert!(peak <= limits.memory().0, "seed {seed}: {peak} bytes with {limits:?}");
         // Each takes a few milliseconds; this is far beyond what a busy machine adds.
         assert!(began.elapsed() < Duration::from_secs(20), "seed {seed}: {:?}", began.elapsed());
-        if answered { read_well += 1 } else { refused += 1 }
+        if answer.is_ok() {
+            read_well += 1
+        } else {
+            refused += 1
+        }
+        if let Ok(trace) = answer
+            && seed % 8 == 0
+        {
+            let result = std::panic::catch_unwind(move || estimated(&mut random, trace));
+            assert!(result.is_ok(), "seed {seed}: its estimate panics");
+        }
     }
     println!("{read_well} read, {refused} refused");
     assert!(

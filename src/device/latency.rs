@@ -220,6 +220,9 @@ impl Table {
         let column = |name: &str| header.iter().position(|h| h.trim() == name);
         let wanted =
             |name: &str| column(name).ok_or_else(|| at(1, format!("the header has no column `{name}`; it must have `key` and `ns`")));
+        if let Some(name) = ["key", "ns", "device"].into_iter().find(|name| header.iter().filter(|h| h.trim() == *name).count() > 1) {
+            return Err(at(1, format!("the header has `{name}` twice; rename one")));
+        }
         let (key, ns, device) = (wanted("key")?, wanted("ns")?, column("device"));
 
         let mut times: BTreeMap<String, Vec<u64>> = BTreeMap::new();
@@ -374,6 +377,7 @@ mod tests {
             (&b""[..], "no column `key`"),
             (b"key,ns\n", "no rows"),
             (b"key,time\na,1\n", "line 1: the header has no column `ns`"),
+            (b"key,ns,ns\na,1,2\n", "line 1: the header has `ns` twice"),
             (b"key,ns\na,1\nb,-1\n", "line 3: column `ns` is `-1`"),
             (b"key,ns\na,0\n", "line 2: column `ns` is `0`"),
             (b"key,ns\na,1.5\n", "line 2: column `ns` is `1.5`"),

@@ -73,7 +73,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     choose_device(flags)?;
     let outputs = [flags.save.as_deref(), flags.latencies_out.as_deref()];
     settings::outputs(&flags.device.inputs(&settings::subject_files(&flags.subject, &flags.graph)), &outputs)?;
-    let (graph, job, arena, device, planned) = match settings::subject(&flags.subject, &flags.graph)? {
+    let (graph, job, arena, device, planned) = match settings::subject(&flags.subject, &flags.graph, &outputs)? {
         Subject::Plan(plan, mut graphs) => {
             flags.device.not_with_a_plan(&flags.subject)?;
             if !settings::checked(&flags.subject, &plan, &graphs)? {

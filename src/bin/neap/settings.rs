@@ -205,8 +205,8 @@ pub enum Subject {
 /// Reads a plan with its graphs, or a graph.
 ///
 /// # Errors
-/// When it can't be read, or is neither.
-pub fn subject(path: &Path, graphs: &[PathBuf]) -> anyhow::Result<Subject> {
+/// When it can't be read, is neither, or one of `writes` would replace a graph that the plan names.
+pub fn subject(path: &Path, graphs: &[PathBuf], writes: &[Option<&Path>]) -> anyhow::Result<Subject> {
     let name = path.to_string_lossy();
     if name.ends_with(".graph.json") || name.ends_with(".graph.json.gz") {
         if !graphs.is_empty() {
@@ -215,6 +215,8 @@ pub fn subject(path: &Path, graphs: &[PathBuf]) -> anyhow::Result<Subject> {
         return Ok(Subject::Graph(Box::new(graph(path)?)));
     }
     let (plan, graphs) = plan(path, graphs)?;
+    let named: Vec<PathBuf> = plan.jobs.iter().map(|job| json::graph_path(path, &job.graph)).collect();
+    outputs(&named.iter().map(PathBuf::as_path).collect::<Vec<_>>(), writes)?;
     Ok(Subject::Plan(Box::new(plan), graphs))
 }
 

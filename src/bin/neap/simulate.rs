@@ -52,10 +52,10 @@ pub struct Flags {
     #[arg(long, value_name = "P", value_parser = settings::deviation)]
     noise: Option<u64>,
     /// Where the noise starts.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "noise")]
     seed: u64,
     /// How many noisy iterations.
-    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 1000, requires = "noise", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     runs: u32,
     /// For a plan of several jobs, which run side by side: how many iterations of each.
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=100_000))]
@@ -104,7 +104,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let mut inputs = flags.device.inputs(&settings::subject_files(&flags.subject, &flags.graph));
     inputs.extend(flags.real.as_deref());
     settings::outputs(&inputs, &outputs)?;
-    let mut subject = match settings::subject(&flags.subject, &flags.graph)? {
+    let mut subject = match settings::subject(&flags.subject, &flags.graph, &outputs)? {
         Subject::Graph(graph) => {
             let (device, latencies) = flags.device.resolve(&graph)?;
             if flags.real.is_some() {
