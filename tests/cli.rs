@@ -22,3 +22,5 @@ mod reserved;
 mod round;
 #[path = "cli/score.rs"]
 mod score;
+#[path = "cli/together.rs"]
+mod together;

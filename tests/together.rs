@@ -4,7 +4,6 @@
 
 mod common;
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use common::random::{self, Random};
@@ -12,6 +11,7 @@ use neap::device::{builtin, latency};
 use neap::job::Graph;
 use neap::job::json::sha256;
 use neap::plan::global::{self, Job, Jobs};
+use neap::plan::live::{Arrival, Live};
 use neap::plan::{Method, PlanError};
 use neap::schedule::Plan;
 use neap::schedule::check::check;
@@ -28,29 +28,30 @@ fn plans() -> u64 {
 fn side_by_side(seed: u64, graphs: &[Graph], plan: &Plan) {
     let link = &plan.device.link;
     let programs: Vec<Program> = graphs.iter().zip(&plan.jobs).map(|(graph, job)| Program::placed(graph, job).expect("placed")).collect();
-    let work = |program| Work { program, durations: Cow::Owned(Durations::nominal(program, link)), utilisation: WHOLE };
+    let durations: Vec<Durations> = programs.iter().map(|program| Durations::nominal(program, link)).collect();
+    let work = |job: usize| Work { program: &programs[job], durations: &durations[job], utilisation: WHOLE };
     let mut alone = Vec::new();
-    for program in &programs {
+    for (job, program) in programs.iter().enumerate() {
         let once = engine::run(program, link, &Durations::nominal(program, link)).expect("no deadlock");
         let mut device = Shared::new(link);
         for _ in 0..2 {
-            device.begin(0, work(program));
-            let (job, run) = device.until(Nanos(u64::MAX)).expect("no deadlock").expect("an iteration");
-            assert_eq!((job, &run.steps, &run.copies, run.iteration), (0, &once.steps, &once.copies, once.iteration), "seed {seed}");
+            device.begin(0, work(job));
+            let (seat, run) = device.until(Nanos(u64::MAX)).expect("no deadlock").expect("an iteration");
+            assert_eq!((seat, &run.steps, &run.copies, run.iteration), (0, &once.steps, &once.copies, once.iteration), "seed {seed}");
             assert_eq!((run.stalls, run.late_copies), (once.stalls, once.late_copies), "seed {seed}");
         }
         alone.push(once.iteration);
     }
     let mut device = Shared::new(link);
     let mut left = vec![3u32; programs.len()];
-    for (job, program) in programs.iter().enumerate() {
-        device.begin(job, work(program));
+    for job in 0..programs.len() {
+        device.begin(job, work(job));
     }
     while let Some((job, run)) = device.until(Nanos(u64::MAX)).expect("no deadlock") {
         assert!(run.iteration >= alone[job], "seed {seed}: job {job} took {} and {} alone", run.iteration, alone[job]);
         left[job] -= 1;
         if left[job] > 0 {
-            device.begin(job, work(&programs[job]));
+            device.begin(job, work(job));
         }
     }
     assert!(left.iter().all(|&l| l == 0), "seed {seed}: {left:?}");
@@ -115,4 +116,71 @@ fn random_jobs_together() {
     }
     println!("{met} plans of several jobs ({shrunk} with events), {refused} budgets refused");
     assert!(shrunk * 3 > met && refused > 0, "too easy: {met} met, {shrunk} with events, {refused} refused");
+}
+
+/// Jobs that come and go: every one that is let in ends, and at no instant do two hold the same bytes or more than the budget.
+#[test]
+fn random_jobs_come_and_go() {
+    let first = std::env::var("NEAP_FIRST").ok().and_then(|n| n.parse().ok()).unwrap_or(0);
+    let (mut ran, mut waited, mut moved, mut never) = (0, 0, 0, 0);
+    for seed in first..first + plans() / 4 {
+        let mut random = Random(seed ^ 0x5eed);
+        let device = builtin::find("host").expect("built in");
+        let graphs: Vec<_> = (0..random.between(2, 5)).map(|_| random::graph(&mut random)).collect();
+        let latencies: Vec<_> = graphs.iter().map(|graph| latency::latencies(graph, &device, None)).collect();
+        let largest = graphs.iter().map(|graph| global::unplanned_peak(&[graph]).0).max().unwrap_or(0);
+        let budget = Bytes(largest * random.between(60, 250) as u64 / 100);
+        let mut at = 0;
+        let mut arrivals = Vec::new();
+        for (graph, latencies) in graphs.iter().zip(&latencies) {
+            let own: u64 = latencies.iter().map(|l| l.time.0).sum();
+            at += random.below(3 * own as usize + 1) as u64;
+            let job = Job {
+                graph,
+                file: (String::new(), sha256(graph)),
+                latencies,
+                method: Method::named("tensile").expect("a planner"),
+                priority: 1000,
+            };
+            arrivals.push(Arrival { job, submitted: Nanos(at), iterations: random.between(1, 6) as u32 });
+        }
+        let outcome = Live::new(&arrivals, &device, budget).run().unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+        let again = Live::new(&arrivals, &device, budget).run().unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+        assert_eq!(format!("{outcome:?}"), format!("{again:?}"), "seed {seed}");
+        // From when until when each job holds which bytes.
+        let mut held: Vec<(u64, u64, u64, u64)> = Vec::new();
+        for (arrival, job) in arrivals.iter().zip(&outcome.jobs) {
+            let Some(ended) = job.ended else {
+                assert!(job.admitted.is_none() && job.waited_for.is_some(), "seed {seed}: it never ends");
+                never += 1;
+                continue;
+            };
+            assert_eq!(job.iterations.len(), arrival.iterations as usize, "seed {seed}");
+            assert!(job.admitted.is_some_and(|at| at >= arrival.submitted), "seed {seed}");
+            assert!(job.iterations.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0), "seed {seed}");
+            assert!(job.iterations[0].0 >= job.arenas[0].0, "seed {seed}: it ran before it had memory");
+            for (index, &(from, base, bytes)) in job.arenas.iter().enumerate() {
+                let until = job.arenas.get(index + 1).map_or(ended, |next| next.0);
+                assert!(base + bytes <= budget, "seed {seed}: beyond the budget");
+                // It moves between iterations only.
+                assert!(job.iterations.iter().all(|&(start, length)| from <= start || from >= start + length), "seed {seed}");
+                held.push((from.0, until.0, base.0, bytes.0));
+            }
+            ran += 1;
+            waited += usize::from(job.waited_for.is_some());
+            moved += usize::from(job.arenas.len() > 1);
+        }
+        for (index, a) in held.iter().enumerate() {
+            for b in &held[..index] {
+                let apart = a.1 <= b.0 || b.1 <= a.0 || a.2 + a.3 <= b.2 || b.2 + b.3 <= a.2;
+                assert!(apart, "seed {seed}: {a:?} and {b:?} hold the same bytes at once");
+            }
+        }
+        for direction in [Direction::H2d, Direction::D2h] {
+            let copies: Vec<_> = outcome.carried.iter().filter(|c| c.direction == direction).collect();
+            assert!(copies.windows(2).all(|pair| pair[0].end <= pair[1].start), "seed {seed}: two copies at once");
+        }
+    }
+    println!("{ran} jobs came and went, {waited} waited, {moved} moved, {never} never fitted");
+    assert!(waited > 0 && moved > 0 && never > 0, "too easy: {ran} ran, {waited} waited, {moved} moved, {never} never fitted");
 }

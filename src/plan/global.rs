@@ -7,8 +7,8 @@
 //! priority p gives way p times as late. What is left over at the end goes to the job that gains most by it.
 //!
 //! Jobs that share compute slow each other's operators as much as they slow each other's copies where the device is busy, so each
-//! is planned at the full rate of both. Cost: one plan of a job a step, [`STEPS`] steps a job at most. Not for: when jobs run
-//! ([`crate::sim`]), single plans ([`super::budget`]).
+//! is planned at the full rate of both. Cost: one plan of a job a step, about [`STEPS`] steps a job; who plans again and again keeps a
+//! [`Memo`]. Not for: when jobs run ([`super::live`]), single plans ([`super::budget`]).
 
 use std::collections::BTreeMap;
 
@@ -60,15 +60,34 @@ pub struct Together {
     pub parts: Vec<Planned>,
 }
 
+/// Steps that were planned before, by graph, planner, host memory and target. Looking one up gives what planning it anew would.
+#[derive(Clone, Debug, Default)]
+pub struct Memo(BTreeMap<(String, String, u64, u64), Result<Planned, Box<Infeasible>>>);
+
 /// Makes one plan of all jobs within the budget.
 ///
 /// # Errors
 /// [`PlanError::Infeasible`] when there is none to be found.
 pub fn make(jobs: &Jobs<'_>) -> Result<Together, PlanError> {
-    let devices = shares(jobs);
-    let mut ladder = Ladder::new(jobs, &devices)?;
-    ladder.descend()?;
-    Ok(ladder.together())
+    make_with(jobs, &mut Memo::default())
+}
+
+/// As [`make`], with what was planned before.
+///
+/// # Errors
+/// As [`make`].
+pub fn make_with(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanError> {
+    let mut attempt = |devices: &[Profile]| {
+        let mut ladder = Ladder::new(jobs, devices, memo)?;
+        ladder.descend()?;
+        Ok(ladder.together())
+    };
+    let together = attempt(&vec![jobs.device.clone(); jobs.jobs.len()])?;
+    if together.plan.figures.pinned_bytes <= jobs.device.pinned_bytes {
+        return Ok(together);
+    }
+    // Together they take more of the host than there is: each gets its part.
+    attempt(&shares(jobs))
 }
 
 /// Makes the plan with the least arena that each job by itself gets down to.
@@ -76,8 +95,8 @@ pub fn make(jobs: &Jobs<'_>) -> Result<Together, PlanError> {
 /// # Errors
 /// [`PlanError::Infeasible`] when a job can't even be placed unplanned within the budget.
 pub fn minimum(jobs: &Jobs<'_>) -> Result<Together, PlanError> {
-    let devices = shares(jobs);
-    let mut ladder = Ladder::new(jobs, &devices)?;
+    let (devices, mut memo) = (shares(jobs), Memo::default());
+    let mut ladder = Ladder::new(jobs, &devices, &mut memo)?;
     for rung in &mut ladder.rungs {
         let most = Bytes(rung.arena());
         rung.now = budget::minimum(&Request { budget: most, ..rung.request.clone() })?;
@@ -113,7 +132,7 @@ impl Rung<'_> {
     }
 
     /// Plans the next step, once.
-    fn look(&mut self) -> Result<(), PlanError> {
+    fn look(&mut self, memo: &mut Memo) -> Result<(), PlanError> {
         if self.next.is_some() {
             return Ok(());
         }
@@ -124,17 +143,31 @@ impl Rung<'_> {
             if target < self.floor {
                 break;
             }
-            match budget::make(&Request { budget: Bytes(target), ..self.request.clone() }) {
+            match self.plan(target, memo)? {
                 Ok(planned) => {
                     self.next = Some(Some(planned));
                     return Ok(());
                 }
-                Err(PlanError::Infeasible(no)) => self.blocked = Some(no),
-                Err(defect) => return Err(defect),
+                Err(no) => self.blocked = Some(no),
             }
         }
         self.next = Some(None);
         Ok(())
+    }
+
+    fn plan(&self, target: u64, memo: &mut Memo) -> Result<Result<Planned, Box<Infeasible>>, PlanError> {
+        let request = Request { budget: Bytes(target), ..self.request.clone() };
+        let key = (request.file.1.clone(), format!("{:?}", request.method), request.device.pinned_bytes.0, target);
+        if let Some(known) = memo.0.get(&key) {
+            return Ok(known.clone());
+        }
+        let made = match budget::make(&request) {
+            Ok(planned) => Ok(planned),
+            Err(PlanError::Infeasible(no)) => Err(no),
+            Err(defect) => return Err(defect),
+        };
+        memo.0.insert(key, made.clone());
+        Ok(made)
     }
 
     /// Time lost by the next step, in parts of the job's own time, for each byte given up: as a fraction.
@@ -150,10 +183,11 @@ impl Rung<'_> {
 struct Ladder<'a> {
     jobs: &'a Jobs<'a>,
     rungs: Vec<Rung<'a>>,
+    memo: &'a mut Memo,
 }
 
 impl<'a> Ladder<'a> {
-    fn new(jobs: &'a Jobs<'a>, devices: &'a [Profile]) -> Result<Self, PlanError> {
+    fn new(jobs: &'a Jobs<'a>, devices: &'a [Profile], memo: &'a mut Memo) -> Result<Self, PlanError> {
         let rung = |(job, device): (&Job<'a>, &'a Profile)| {
             let request = Request {
                 graph: job.graph,
@@ -169,7 +203,7 @@ impl<'a> Ladder<'a> {
             let floor = Liveness::of(job.graph).floor.0;
             Ok(Rung { request, priority: job.priority.max(1), now, next: None, step, floor, blocked: None })
         };
-        Ok(Self { jobs, rungs: jobs.jobs.iter().zip(devices).map(rung).collect::<Result<_, PlanError>>()? })
+        Ok(Self { jobs, rungs: jobs.jobs.iter().zip(devices).map(rung).collect::<Result<_, PlanError>>()?, memo })
     }
 
     fn sum(&self) -> u64 {
@@ -181,7 +215,7 @@ impl<'a> Ladder<'a> {
         let budget = self.jobs.budget.0 / 512 * 512;
         while self.sum() > budget {
             for rung in &mut self.rungs {
-                rung.look()?;
+                rung.look(self.memo)?;
             }
             let cheapest = (0..self.rungs.len()).filter_map(|index| Some((self.rungs[index].price()?, index)));
             let cheapest = cheapest.min_by(|((a, of_a), i), ((b, of_b), j)| (a * of_b).cmp(&(b * of_a)).then(i.cmp(j)));
@@ -203,11 +237,7 @@ impl<'a> Ladder<'a> {
             if left < 512 || figures.iteration_ns <= figures.unplanned_iteration_ns {
                 continue;
             }
-            let wider = match budget::make(&Request { budget: Bytes(rung.arena() + left), ..rung.request.clone() }) {
-                Ok(wider) => wider,
-                Err(PlanError::Infeasible(_)) => continue,
-                Err(defect) => return Err(defect),
-            };
+            let Ok(wider) = rung.plan(rung.arena() + left, self.memo)? else { continue };
             let gained = figures.iteration_ns.saturating_sub(wider.plan.figures.iteration_ns);
             let own = figures.unplanned_iteration_ns.0.max(1);
             // Parts of a billion of its own time.

@@ -14,6 +14,7 @@ pub mod emit;
 pub mod global;
 pub mod lane;
 pub mod ledger;
+pub mod live;
 pub mod method;
 pub mod neap;
 pub mod place;

@@ -4,8 +4,6 @@
 //! progress, ends before starts at the same instant. Cost: O((steps + copies) · log) a run.
 //! Not for: proving plans, sharing a device between jobs ([`super::shared`]).
 
-use std::borrow::Cow;
-
 use super::player::{ALONE, DIRECTIONS, NEVER, Player};
 use super::program::{Begin, Direction, Program, Residency};
 use crate::device::Link;
@@ -110,7 +108,7 @@ pub fn run_one_way_at_a_time(program: &Program, link: &Link, durations: &Duratio
 }
 
 fn alone(program: &Program, link: &Link, durations: &Durations, one: bool) -> Result<Run, Deadlock> {
-    let mut player = Player::new(program, Cow::Borrowed(durations), Nanos::ZERO);
+    let mut player = Player::new(program, durations, Nanos::ZERO);
     let mut wires = Wires::default();
     let mut now = Nanos::ZERO;
     loop {

@@ -3,7 +3,7 @@
 //! For: [`super::engine`], which gives it a device alone, and [`super::shared`], where it shares one. The rules are those of
 //! [`crate::schedule::plan`], "What a plan means". Not for: the link's rates and the clock, which are the device's.
 
-use std::borrow::Cow;
+use std::ops::Deref;
 
 use super::engine::{Durations, Run, Stalls};
 use super::program::{Begin, Direction, Program};
@@ -35,9 +35,9 @@ struct Running {
 }
 
 /// A job within an iteration. Times are absolute.
-pub(super) struct Player<'a> {
-    program: &'a Program,
-    durations: Cow<'a, Durations>,
+pub(super) struct Player<P, D> {
+    program: P,
+    durations: D,
     began: Nanos,
     step: usize,
     running: Option<Running>,
@@ -53,9 +53,9 @@ pub(super) struct Player<'a> {
 /// The directions in the order of a player's queues.
 pub(super) const DIRECTIONS: [Direction; 2] = [Direction::H2d, Direction::D2h];
 
-impl<'a> Player<'a> {
+impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
     /// A job at the start of an iteration.
-    pub fn new(program: &'a Program, durations: Cow<'a, Durations>, began: Nanos) -> Self {
+    pub fn new(program: P, durations: D, began: Nanos) -> Self {
         let queue = |direction| Queue {
             copies: (0..program.copies.len()).filter(|&c| program.copies[c].direction == direction).collect(),
             next: 0,
@@ -70,14 +70,14 @@ impl<'a> Player<'a> {
             }
         }
         Self {
+            steps: vec![(NEVER, NEVER); program.steps.len()],
+            copies: vec![(NEVER, NEVER); program.copies.len()],
             program,
             durations,
             began,
             step: 0,
             running: None,
             ready_since: began,
-            steps: vec![(NEVER, NEVER); program.steps.len()],
-            copies: vec![(NEVER, NEVER); program.copies.len()],
             queues,
             position,
             stalls: Stalls::default(),

@@ -6,7 +6,7 @@
 //! (Salus measures such parts per workload; a constant slowdown would be wrong for both idle and busy jobs). One job alone runs exactly as in [`super::engine`].
 //! Cost: O(jobs) an instant. Not for: lanes and policies, which let iterations wait; memory, which each job's plan bounds.
 
-use std::borrow::Cow;
+use std::ops::Deref;
 
 use super::engine::{Deadlock, Durations, Run, Wires};
 use super::player::{ALONE, NEVER, Player};
@@ -19,11 +19,11 @@ pub const WHOLE: u32 = 1000;
 
 /// What a job runs, and what it wants of the device.
 #[derive(Clone, Debug)]
-pub struct Work<'a> {
+pub struct Work<P, D> {
     /// Its iteration under its plan.
-    pub program: &'a Program,
+    pub program: P,
     /// How long things take alone.
-    pub durations: Cow<'a, Durations>,
+    pub durations: D,
     /// The part of the device's compute that its operators use, in thousandths, 1 to [`WHOLE`].
     pub utilisation: u32,
 }
@@ -41,18 +41,18 @@ pub struct Carried {
     pub end: Nanos,
 }
 
-struct Seat<'a> {
-    player: Player<'a>,
+struct Seat<P, D> {
+    player: Player<P, D>,
     utilisation: u32,
     /// Since when its next copy of each direction has been ready.
     ready: [Option<Nanos>; 2],
 }
 
 /// The device.
-pub struct Shared<'a> {
+pub struct Shared<'a, P, D> {
     link: &'a Link,
     now: Nanos,
-    seats: Vec<Option<Seat<'a>>>,
+    seats: Vec<Option<Seat<P, D>>>,
     wires: Wires,
     /// Whose copy is on each wire, since when.
     carrying: [Option<(usize, Nanos)>; 2],
@@ -60,7 +60,7 @@ pub struct Shared<'a> {
     pub carried: Vec<Carried>,
 }
 
-impl<'a> Shared<'a> {
+impl<'a, P: Deref<Target = Program>, D: Deref<Target = Durations>> Shared<'a, P, D> {
     /// An idle device.
     #[must_use]
     pub fn new(link: &'a Link) -> Self {
@@ -77,7 +77,7 @@ impl<'a> Shared<'a> {
     ///
     /// # Panics
     /// When the job is within an iteration.
-    pub fn begin(&mut self, job: usize, work: Work<'a>) {
+    pub fn begin(&mut self, job: usize, work: Work<P, D>) {
         if self.seats.len() <= job {
             self.seats.resize_with(job + 1, || None);
         }

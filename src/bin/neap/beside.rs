@@ -1,6 +1,5 @@
 //! `neap simulate` for a plan of several jobs: side by side on one device, for some iterations.
 
-use std::borrow::Cow;
 use std::path::Path;
 
 use neap::device::roofline;
@@ -67,11 +66,7 @@ pub fn main(plan: &Plan, graphs: &[Graph], iterations: u32, picture: Option<&Pat
         });
     }
     let mut device = Shared::new(link);
-    let work = |index: usize, seen: &Seen| Work {
-        program: &programs[index],
-        durations: Cow::Borrowed(&durations[index]),
-        utilisation: seen.utilisation,
-    };
+    let work = |index: usize, seen: &Seen| Work { program: &programs[index], durations: &durations[index], utilisation: seen.utilisation };
     for (index, job) in seen.iter().enumerate() {
         device.begin(index, work(index, job));
     }

@@ -2,6 +2,7 @@
 
 mod accounting;
 mod allocator;
+mod arrivals;
 mod beside;
 mod check;
 mod command;

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, bail};
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use neap::job::liveness::Liveness;
 use neap::plan::bound::Bounds;
 use neap::plan::robust::{self, Robust};
@@ -26,7 +27,7 @@ use crate::together::{self, JobArg};
 #[derive(clap::Args)]
 pub struct Flags {
     /// The job, or several that share the device. FILE@0.5 swaps at most that share of a job's tensors, and lets it give way later.
-    #[arg(required = true, value_name = "FILE.graph.json[@SHARE]")]
+    #[arg(required = true, value_name = "FILE.graph.json[@SHARE]", value_parser = OsStringValueParser::new().try_map(JobArg::read))]
     pub graphs: Vec<JobArg>,
     #[command(flatten)]
     pub device: DeviceFlags,

@@ -225,7 +225,11 @@ pub fn subject(path: &Path, graphs: &[PathBuf], writes: &[Option<&Path>]) -> any
 /// # Errors
 /// When they can't be read or don't belong together.
 pub fn plan(path: &Path, graphs: &[PathBuf]) -> anyhow::Result<(Plan, Vec<Graph>)> {
-    Ok(json::load(path, graphs)?)
+    let (plan, graphs) = json::load(path, graphs)?;
+    if plan.jobs.is_empty() {
+        bail!("{}: has 0 jobs; plan again from a graph", path.display());
+    }
+    Ok((plan, graphs))
 }
 
 /// Checks a plan before anything is done with it; says what is wrong with it otherwise.

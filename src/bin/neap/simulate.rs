@@ -22,6 +22,7 @@ use serde_json::json;
 
 use crate::accounting::{self, Accounting, cbr};
 use crate::allocator::{self, AllocatorFlags};
+use crate::arrivals;
 use crate::beside;
 use crate::output::{self, Answer, note};
 use crate::settings::{self, Budget, DeviceFlags, Subject};
@@ -30,7 +31,14 @@ use crate::settings::{self, Budget, DeviceFlags, Subject};
 #[derive(clap::Args)]
 pub struct Flags {
     /// A *.plan.json, or a *.graph.json to simulate without a plan.
-    subject: PathBuf,
+    #[arg(required_unless_present = "arrivals", conflicts_with = "arrivals")]
+    subject: Option<PathBuf>,
+    /// Jobs that come and go, planned anew together at each launch and end: a table with the columns graph, submit_s, iterations.
+    #[arg(long, value_name = "JOBS.csv", conflicts_with_all = ["graph", "allocator", "accounting", "real", "passive", "noise", "timeline", "latencies_out"])]
+    arrivals: Option<PathBuf>,
+    /// With --arrivals: what all jobs together may take, as bytes or a share of the sum of their peaks; the whole device if not given.
+    #[arg(long, requires = "arrivals")]
+    budget: Option<Budget>,
     /// The plan's graph, in place of the path that the plan records.
     #[arg(long, value_name = "FILE.graph.json")]
     graph: Vec<PathBuf>,
@@ -72,6 +80,11 @@ pub struct Flags {
 }
 
 impl Flags {
+    /// What is simulated.
+    fn subject(&self) -> &Path {
+        self.subject.as_deref().unwrap_or(Path::new(""))
+    }
+
     /// Refuses what is for one job.
     fn only_side_by_side(&self, jobs: usize) -> anyhow::Result<()> {
         for (given, flag) in [
@@ -83,7 +96,7 @@ impl Flags {
             (self.latencies_out.is_some(), "--latencies-out"),
         ] {
             if given {
-                bail!("{flag}: {} is a plan of {jobs} jobs, and this is for one; leave it away", self.subject.display());
+                bail!("{flag}: {} is a plan of {jobs} jobs, and this is for one; leave it away", self.subject().display());
             }
         }
         Ok(())
@@ -100,24 +113,27 @@ struct Subjects {
 }
 
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
+    if let Some(table) = &flags.arrivals {
+        return arrivals::main(table, &flags.device, flags.budget, flags.plot.as_deref(), as_json);
+    }
     let outputs = [flags.plot.as_deref(), flags.timeline.as_deref(), flags.latencies_out.as_deref()];
-    let mut inputs = flags.device.inputs(&settings::subject_files(&flags.subject, &flags.graph));
+    let mut inputs = flags.device.inputs(&settings::subject_files(flags.subject(), &flags.graph));
     inputs.extend(flags.real.as_deref());
     settings::outputs(&inputs, &outputs)?;
-    let mut subject = match settings::subject(&flags.subject, &flags.graph, &outputs)? {
+    let mut subject = match settings::subject(flags.subject(), &flags.graph, &outputs)? {
         Subject::Graph(graph) => {
             let (device, latencies) = flags.device.resolve(&graph)?;
             if flags.real.is_some() {
-                bail!("--real: {} is a graph; give its latencies with --latencies", flags.subject.display());
+                bail!("--real: {} is a graph; give its latencies with --latencies", flags.subject().display());
             }
             Subjects { liveness: Liveness::of(&graph), graph: *graph, device, latencies, plan: None }
         }
         Subject::Plan(plan, mut graphs) => {
-            flags.device.not_with_a_plan(&flags.subject)?;
+            flags.device.not_with_a_plan(flags.subject())?;
             if flags.passive.is_some() {
-                bail!("--passive: {} is a plan, and passive mode has none; name its graph instead", flags.subject.display());
+                bail!("--passive: {} is a plan, and passive mode has none; name its graph instead", flags.subject().display());
             }
-            if !settings::checked(&flags.subject, &plan, &graphs)? {
+            if !settings::checked(flags.subject(), &plan, &graphs)? {
                 return Ok(Answer::No);
             }
             if plan.jobs.len() > 1 {
@@ -259,7 +275,7 @@ fn plot(
     let title = format!("{} on {}", subject.graph.name, subject.device.name);
     let drawing = svg(&title, &curves, &lines)?;
     neap::files::write(path, |f| f.write_all(drawing.as_bytes()))?;
-    note(&format!("written: {} ({})", path.display(), flags.subject.display()));
+    note(&format!("written: {} ({})", path.display(), flags.subject().display()));
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! `neap plan` with several jobs: one plan for all that share a device.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Instant;
 
 use anyhow::bail;
@@ -27,23 +27,22 @@ pub struct JobArg {
     pub share: Option<u64>,
 }
 
-impl FromStr for JobArg {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        // A name may hold an @ itself.
+impl JobArg {
+    /// Reads a file's name, with a share behind an @.
+    ///
+    /// # Errors
+    /// When the share is none.
+    pub fn read(text: OsString) -> Result<Self, String> {
+        // A name may hold an @ itself, or what is not UTF-8.
         let number = |tail: &str| tail.starts_with(|c: char| c.is_ascii_digit() || c == '-' || c == '.');
-        let Some((path, share)) = text.rsplit_once('@').filter(|(path, tail)| !path.is_empty() && number(tail)) else {
-            return Ok(Self { path: PathBuf::from(text), share: None });
-        };
+        let parts = text.to_str().and_then(|t| t.rsplit_once('@')).filter(|(path, tail)| !path.is_empty() && number(tail));
+        let Some((path, share)) = parts else { return Ok(Self { path: PathBuf::from(text), share: None }) };
         let share = settings::thousandths(share).filter(|share| *share <= 1000).ok_or_else(|| {
             format!("`@{share}` is not a share of the tensors; give a number from 0 to 1 with at most three decimals, such as {path}@0.5")
         })?;
         Ok(Self { path: PathBuf::from(path), share: (share < 1000).then_some(share) })
     }
-}
 
-impl JobArg {
     /// The planner that swaps no more than the job allows.
     ///
     /// # Errors
@@ -58,6 +57,11 @@ impl JobArg {
                 self.path.display()
             )
         })
+    }
+
+    /// Half of the swapping counts a loss of time twice. In thousandths.
+    pub fn priority(&self) -> u64 {
+        self.share.map_or(1000, |share| 1_000_000 / share.max(1))
     }
 
     /// For the plan's record.
@@ -104,8 +108,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
             file: (graph_path(flags, &arg.path)?, neap::job::json::sha256(graph)),
             latencies,
             method: arg.limited(method.clone())?,
-            // Half of the swapping counts a loss of time twice.
-            priority: arg.share.map_or(1000, |share| 1_000_000 / share.max(1)),
+            priority: arg.priority(),
         });
     }
     let asked = Jobs { jobs, device: &device, budget: budget.unwrap_or_else(|| device.available()), recorded_options };
@@ -204,12 +207,13 @@ mod tests {
     #[test]
     fn shares_read() {
         let job = |path: &str, share| Ok(JobArg { path: PathBuf::from(path), share });
-        assert_eq!("a.graph.json".parse(), job("a.graph.json", None));
-        assert_eq!("a.graph.json@0.5".parse(), job("a.graph.json", Some(500)));
-        assert_eq!("a@home.graph.json".parse(), job("a@home.graph.json", None));
-        assert_eq!("a@1".parse(), job("a", None));
+        let read = |text: &str| JobArg::read(OsString::from(text));
+        assert_eq!(read("a.graph.json"), job("a.graph.json", None));
+        assert_eq!(read("a.graph.json@0.5"), job("a.graph.json", Some(500)));
+        assert_eq!(read("a@home.graph.json"), job("a@home.graph.json", None));
+        assert_eq!(read("a@1"), job("a", None));
         for bad in ["a@2", "a@-1", "a@0.55555", "a@1e9"] {
-            assert!(bad.parse::<JobArg>().is_err(), "{bad}");
+            assert!(read(bad).is_err(), "{bad}");
         }
     }
 }
