@@ -148,7 +148,8 @@ fn legend(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel) -> Drawn {
         Ok(())
     };
     for (curve, colour) in panel.curves.iter().zip(COLOURS.iter().cycle()) {
-        entry(&curve.name, colour)?;
+        let none = if curve.points.is_empty() { " (no plan)" } else { "" };
+        entry(&format!("{}{none}", curve.name), colour)?;
     }
     entry("bound (dashed), unplanned (cross)", &INK)
 }
@@ -178,7 +179,7 @@ mod tests {
         };
         let drawn = svg(&[panel.clone(), panel.clone()]).unwrap();
         assert_eq!(drawn, svg(&[panel.clone(), panel.clone()]).unwrap());
-        for part in ["a &lt;job&gt; on b", "slow", "quick", "none", "9.87", "peak (MiB)", "height=\"840\"", "</svg>"] {
+        for part in ["a &lt;job&gt; on b", "slow", "quick", "none (no plan)", "9.87", "peak (MiB)", "height=\"840\"", "</svg>"] {
             assert!(drawn.contains(part), "{part}: {drawn}");
         }
         assert!(!svg(&[Panel { unplanned: (Bytes(0), Nanos(0)), curves: vec![], bound: vec![], ..panel }]).unwrap().is_empty());
