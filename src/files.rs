@@ -23,6 +23,18 @@ impl FileError {
     }
 }
 
+/// A line of a table that can't be.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: line {line}: {problem}", path.display())]
+pub struct LineError {
+    /// The file.
+    pub path: PathBuf,
+    /// From 1, the header included.
+    pub line: u64,
+    /// What is wrong, and what would do.
+    pub problem: String,
+}
+
 /// Opens `path` for reading, decompressing when its content starts as gzip does.
 ///
 /// # Errors

@@ -16,7 +16,7 @@ const TIMINGS: usize = 6;
 
 /// How many damaged plans; what a minute allows without optimisation.
 fn cases() -> usize {
-    std::env::var("NEAP_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(if cfg!(debug_assertions) { 30_000 } else { 100_000 })
+    common::cases(if cfg!(debug_assertions) { 30_000 } else { 100_000 }) as usize
 }
 
 /// What goes wrong in some timing, if anything.

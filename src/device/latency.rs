@@ -13,7 +13,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Profile, roofline};
-use crate::files::{self, FileError};
+use crate::files::{self, FileError, LineError};
 use crate::job::{Arg, Graph, Operand, Operator};
 use crate::units::Nanos;
 
@@ -184,15 +184,8 @@ pub enum LatencyError {
     #[error(transparent)]
     File(#[from] FileError),
     /// A line or a column is wrong.
-    #[error("{}: line {line}: {problem}", path.display())]
-    Line {
-        /// The file.
-        path: PathBuf,
-        /// From 1.
-        line: u64,
-        /// Which column, what is wrong and what it must be.
-        problem: String,
-    },
+    #[error(transparent)]
+    Line(#[from] LineError),
     /// It has no rows.
     #[error("{}: the table has no rows below its header; `neap profile` and `neap run --latencies-out` write such tables", path.display())]
     Empty {
@@ -209,7 +202,7 @@ impl Table {
     /// Naming file, line and column, when the file can't be read, a row is malformed, a time is not a
     /// whole number from 1 to [`LONGEST`], or there is no row.
     pub fn read(path: &Path) -> Result<Self, LatencyError> {
-        let at = |line, problem| LatencyError::Line { path: path.to_owned(), line, problem };
+        let at = |line, problem| LatencyError::from(LineError { path: path.to_owned(), line, problem });
         let broken = |error: csv::Error| {
             let line = error.position().map_or(1, csv::Position::line);
             let problem = match error.kind() {

@@ -198,7 +198,7 @@ fn truth(flags: &Flags, trace: &Path) -> anyhow::Result<Option<Truth>> {
 fn forecast(flags: &Flags, job: &Job, settings: &Settings) -> Forecast {
     let forecast = flags.rules.rules()(job, settings);
     let Some(what_if) = &flags.what_if else { return forecast };
-    let mut forecast = what_if.apply(job, settings, forecast);
+    let mut forecast = what_if.apply(job, forecast);
     forecast.notes.extend(what_if.accuracy());
     forecast
 }
