@@ -73,8 +73,10 @@ fn draw(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel) -> Drawn {
     let top = if slowest > HIGHEST { HIGHEST } else { (slowest - 1.0).mul_add(1.1, 1.02) };
     let bottom = 1.0 - (top - 1.0) * 0.03;
 
+    let entries = entries(panel);
+    let below_title = entries.last().map_or(0, |e| e.y) + 29;
     let mut chart = ChartBuilder::on(area)
-        .margin_top(72)
+        .margin_top(below_title)
         .margin_right(24)
         .margin_left(18)
         .margin_bottom(10)
@@ -111,7 +113,7 @@ fn draw(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel) -> Drawn {
     }
     let unplanned = place(&panel.unplanned);
     chart.draw_series([Cross::new(unplanned, 5, INK.stroke_width(2))])?;
-    legend(area, panel)
+    legend(area, panel, entries)
 }
 
 /// The parts of a line that are not above `top`.
@@ -134,23 +136,44 @@ fn below(points: &[(f64, f64)], top: f64) -> Vec<Vec<(f64, f64)>> {
     parts
 }
 
-/// Writes the title, and below it each curve's name behind a swatch of its colour.
-fn legend(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel) -> Drawn {
-    area.draw(&Text::new(cut(&panel.title, 90), (76, 14), font(17, &INK)))?;
-    let mut x = 76;
-    let mut entry = |name: &str, colour: &RGBColor| -> Drawn {
-        let text = cut(name, 40);
-        area.draw(&Rectangle::new([(x, 44), (x + 14, 54)], colour.filled()))?;
+/// A name in the legend, its colour and where it stands.
+struct Entry {
+    text: String,
+    colour: RGBColor,
+    x: i32,
+    y: i32,
+}
+
+/// How far apart the legend's lines are.
+const LINE: i32 = 18;
+
+/// Each curve's name, then what is drawn in ink, on as many lines as it takes.
+fn entries(panel: &Panel) -> Vec<Entry> {
+    let name = |curve: &Curve| if curve.points.is_empty() { format!("{} (no plan)", curve.name) } else { curve.name.clone() };
+    let curves = panel.curves.iter().zip(COLOURS.iter().cycle()).map(|(curve, colour)| (name(curve), *colour));
+    let (mut x, mut y) = (76, 43);
+    let place = |(name, colour): (String, RGBColor)| {
+        let text = cut(&name, 40);
         // About as wide as sans-serif letters of this size are.
-        let width = text.chars().count() as i32 * 13 / 2;
-        area.draw(&Text::new(text, (x + 21, 43), font(12, &INK)))?;
-        x += 21 + width + 26;
-        Ok(())
+        let width = 21 + text.chars().count() as i32 * 13 / 2;
+        if x + width > WIDTH as i32 - 24 {
+            (x, y) = (76, y + LINE);
+        }
+        let at = x;
+        x += width + 26;
+        Entry { text, colour, x: at, y }
     };
-    for (curve, colour) in panel.curves.iter().zip(COLOURS.iter().cycle()) {
-        entry(&curve.name, colour)?;
+    curves.chain([("bound (dashed), unplanned (cross)".to_owned(), INK)]).map(place).collect()
+}
+
+/// Writes the title, and below it each curve's name behind a swatch of its colour.
+fn legend(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel, entries: Vec<Entry>) -> Drawn {
+    area.draw(&Text::new(cut(&panel.title, 90), (76, 14), font(17, &INK)))?;
+    for Entry { text, colour, x, y } in entries {
+        area.draw(&Rectangle::new([(x, y + 1), (x + 14, y + 11)], colour.filled()))?;
+        area.draw(&Text::new(text, (x + 21, y), font(12, &INK)))?;
     }
-    entry("bound (dashed), unplanned (cross)", &INK)
+    Ok(())
 }
 
 #[cfg(test)]
@@ -178,7 +201,7 @@ mod tests {
         };
         let drawn = svg(&[panel.clone(), panel.clone()]).unwrap();
         assert_eq!(drawn, svg(&[panel.clone(), panel.clone()]).unwrap());
-        for part in ["a &lt;job&gt; on b", "slow", "quick", "none", "9.87", "peak (MiB)", "height=\"840\"", "</svg>"] {
+        for part in ["a &lt;job&gt; on b", "slow", "quick", "none (no plan)", "9.87", "peak (MiB)", "height=\"840\"", "</svg>"] {
             assert!(drawn.contains(part), "{part}: {drawn}");
         }
         assert!(!svg(&[Panel { unplanned: (Bytes(0), Nanos(0)), curves: vec![], bound: vec![], ..panel }]).unwrap().is_empty());

@@ -397,9 +397,11 @@ fn report(subject: &Subjects, run: &Run, curve: &[(Nanos, Bytes)], more: &More<'
         run.stalls.swap_in, run.stalls.swap_out, run.stalls.tail, run.late_copies
     );
     if extra.total() != 0 {
+        let sign = if extra.contention < 0 { "-" } else { "" };
+        let contention = Nanos(u64::try_from(extra.contention.unsigned_abs()).unwrap_or(u64::MAX));
         text += &format!(
-            "extra time: {} of operators run again, {} for swap-ins, {} for swap-outs, {} at the end, {} ns of the link's directions in each other's way\n",
-            extra.recompute, extra.swap_in, extra.swap_out, extra.tail, extra.contention
+            "extra time: {} recomputing; waiting {} for swap-ins, {} for swap-outs, {} at the end without contention on the link; {sign}{contention} contention\n",
+            extra.recompute, extra.swap_in, extra.swap_out, extra.tail
         );
     }
     if let Some((budget, passive)) = passive {
