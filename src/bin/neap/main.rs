@@ -6,6 +6,7 @@ mod compare;
 mod device;
 mod diff;
 mod estimate;
+mod explain;
 mod import;
 mod inspect;
 mod output;
@@ -48,6 +49,7 @@ enum Command {
     Score(score::Flags),
     Check(check::Flags),
     Diff(diff::Flags),
+    Explain(explain::Flags),
     Device(device::Flags),
 }
 
@@ -66,6 +68,7 @@ fn main() -> ExitCode {
         Command::Score(flags) => score::main(&flags, cli.json),
         Command::Check(flags) => check::main(&flags, cli.json),
         Command::Diff(flags) => diff::main(&flags, cli.json),
+        Command::Explain(flags) => explain::main(&flags, cli.json),
         Command::Device(flags) => device::main(&flags, cli.json),
     };
     Answer::exit(answer)
