@@ -120,7 +120,9 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::InUse(operator) => write!(f, "`{operator}` works on it at the peak"),
-            Self::AboveBudget { bytes, budget } => write!(f, "{bytes} would stand then, more than the budget of {budget}"),
+            Self::AboveBudget { bytes, budget } => {
+                write!(f, "{bytes} ({} bytes) would stand then, more than the budget of {budget} ({} bytes)", bytes.0, budget.0)
+            }
             Self::Switch(name) => write!(f, "switched off (--no-{name})"),
             Self::Small { least } => write!(f, "smaller than the least swap of {least}"),
             Self::Pinned { wanted, left } => write!(f, "its host copy takes {wanted} and {left} of the pinned budget is left"),
