@@ -8,6 +8,8 @@ mod accounting;
 mod compare;
 #[path = "cli/estimate.rs"]
 mod estimate;
+#[path = "cli/explain.rs"]
+mod explain;
 #[path = "cli/folder.rs"]
 mod folder;
 #[path = "cli/import.rs"]

@@ -11,6 +11,7 @@ pub mod capuchin;
 pub mod checkpoint;
 pub mod clock;
 pub mod emit;
+pub mod explain;
 pub mod global;
 pub mod lane;
 pub mod ledger;

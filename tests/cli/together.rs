@@ -33,7 +33,7 @@ fn two_jobs_get_one_plan_and_run_side_by_side() {
 fn a_share_of_swapping_is_kept_to() {
     let folder = Folder::new();
     let mlp = fixture("mlp.graph.json");
-    for planner in ["neap", "tensile"] {
+    for planner in ["tensile"] {
         let one = |share: &str| {
             let plan = folder.json(&["plan", &format!("{mlp}{share}"), "--device", "a6000", "--budget", "75%", "--planner", planner]);
             number(&plan, "swap_outs")

@@ -1,7 +1,7 @@
 //! The subcommands, each with its file. Not for: their flags.
 
 use super::output::Answer;
-use super::{check, compare, device, diff, estimate, import, inspect, place, plan, replay, run, score, simulate};
+use super::{check, compare, device, diff, estimate, explain, import, inspect, place, plan, replay, run, score, simulate};
 
 #[derive(clap::Subcommand)]
 pub enum Command {
@@ -17,6 +17,7 @@ pub enum Command {
     Score(score::Flags),
     Check(check::Flags),
     Diff(diff::Flags),
+    Explain(explain::Flags),
     Device(device::Flags),
 }
 
@@ -39,6 +40,7 @@ impl Command {
             Self::Score(flags) => score::main(flags, json),
             Self::Check(flags) => check::main(flags, json),
             Self::Diff(flags) => diff::main(flags, json),
+            Self::Explain(flags) => explain::main(flags, json),
             Self::Device(flags) => device::main(flags, json),
         }
     }

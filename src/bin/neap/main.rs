@@ -10,6 +10,7 @@ mod compare;
 mod device;
 mod diff;
 mod estimate;
+mod explain;
 mod import;
 mod inspect;
 mod output;
