@@ -7,7 +7,7 @@
 //! priority p gives way p times as late. What is left over at the end goes to the job that gains most by it.
 //!
 //! Jobs that share compute slow each other's operators as much as they slow each other's copies where the device is busy, so each
-//! is planned at the full rate of both. Cost: one plan of a job a step, about [`STEPS`] steps a job; who plans again and again keeps a
+//! is planned at the full rate of both. Cost: one plan of a job a step, about `STEPS` steps a job; who plans again and again keeps a
 //! [`Memo`]. Not for: when jobs run ([`super::live`]), single plans ([`super::budget`]).
 
 use std::collections::BTreeMap;

@@ -9,7 +9,7 @@
 //! 3. **Longer lives** ([`extend`]). Small dead inputs live on where large tensors can be made from them.
 //! 4. **Heads**. A tensor that nothing generates may leave *after* the end of the iteration, in the next one's head, while the
 //!    forward pass runs: optimizer states needn't delay the end.
-//! 5. **Taking back** ([`drop`]). What other choices made superfluous is kept after all.
+//! 5. **Taking back** ([`mod@drop`]). What other choices made superfluous is kept after all.
 //! 6. **Windows** ([`windows`]). Copies get their order and times once it is decided which: outs first come first served, ins by
 //!    earliest deadline seen from the end, each as far as bytes allow.
 //! 7. **Improvement** ([`improve`]). Steps choose again with one thing changed, run it on a clock that knows both directions'

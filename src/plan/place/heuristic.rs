@@ -1,4 +1,4 @@
-//! Quick layouts: first fit by size, lowest first ([`super::skyline`]), and where that is not enough first fit over a
+//! Quick layouts: first fit by size, lowest first (`super::skyline`), and where that is not enough first fit over a
 //! few orders (by size, by size times life, by life), in which the item that ends up on top moves to the front and all are
 //! placed again. What is always there goes to the bottom, unless something has a given offset.
 //!

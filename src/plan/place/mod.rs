@@ -1,7 +1,7 @@
 //! Addresses: every item of known size and life gets an offset in one arena, so that planned bytes are real bytes.
 //!
 //! [`place`] is quick and as low as first fit gets ([`heuristic`]), then as low as a small exact search gets ([`search`]).
-//! [`least`] and [`within`] take the effort they are given and say what is proved. [`problem`] reads bare problems, [`check`]
+//! [`least()`] and [`within()`] take the effort they are given and say what is proved. [`problem`] reads bare problems, [`check`]
 //! knows nothing of how a layout was found, [`program`] says what of a plan must be placed. Not for: deciding what is
 //! resident when.
 
