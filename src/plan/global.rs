@@ -62,7 +62,13 @@ pub struct Together {
 
 /// Steps that were planned before, by graph, planner, host memory and target. Looking one up gives what planning it anew would.
 #[derive(Clone, Debug, Default)]
-pub struct Memo(BTreeMap<(String, String, u64, u64), Result<Planned, Box<Infeasible>>>);
+pub struct Memo(BTreeMap<Key, Step>);
+
+/// Hash of the graph, planner, host memory, target.
+type Key = (String, String, u64, u64);
+
+/// A plan, or why there is none.
+type Step = Result<Planned, Box<Infeasible>>;
 
 /// Makes one plan of all jobs within the budget.
 ///
@@ -155,7 +161,7 @@ impl Rung<'_> {
         Ok(())
     }
 
-    fn plan(&self, target: u64, memo: &mut Memo) -> Result<Result<Planned, Box<Infeasible>>, PlanError> {
+    fn plan(&self, target: u64, memo: &mut Memo) -> Result<Step, PlanError> {
         let request = Request { budget: Bytes(target), ..self.request.clone() };
         let key = (request.file.1.clone(), format!("{:?}", request.method), request.device.pinned_bytes.0, target);
         if let Some(known) = memo.0.get(&key) {

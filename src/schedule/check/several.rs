@@ -8,12 +8,10 @@ use crate::units::{Bytes, Nanos};
 
 /// Checks that no byte of the arena or of the pinned slab is ever two jobs' own.
 pub(super) fn apart(graphs: &[Graph], jobs: &[Proved], refusals: &mut Refusals) {
-    let memories: [(&'static str, fn(&Proved) -> &[(u128, u128)]); 2] =
-        [("the arena", |job| &job.arena), ("the pinned slab", |job| &job.pinned)];
-    for (memory, ranges) in memories {
+    for (memory, of_arena) in [("the arena", true), ("the pinned slab", false)] {
         let mut all: Vec<(u128, u128, usize)> = Vec::new();
         for (job, found) in jobs.iter().enumerate() {
-            all.extend(union(ranges(found)).into_iter().map(|(start, end)| (start, end, job)));
+            all.extend(union(if of_arena { &found.arena } else { &found.pinned }).into_iter().map(|(start, end)| (start, end, job)));
         }
         all.sort_unstable();
         // A job's own stretches are apart, so if any two overlap, then two neighbours do.
