@@ -211,6 +211,7 @@ impl<'a> Engine<'a> {
         self.due(copy, cut) <= self.now
             && c.written_by.is_none_or(|s| self.step_done(s))
             && c.source.is_none_or(|s| self.copy_done(s))
+            && c.slab.iter().all(|&s| self.copy_done(s))
             && (c.direction == Direction::D2h || self.bytes_free(c.residency))
     }
 

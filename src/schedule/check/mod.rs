@@ -83,7 +83,7 @@ pub fn check_safety(plan: &Plan, graphs: &[Graph]) -> Result<Proof, Vec<Refusal>
     program::ids(job, graph, &mut refusals);
     refusals.so_far()?;
     let mut program = Program::read(job, graph, &mut refusals);
-    let pinned = memory::slots(job, &program, plan.device.pinned_bytes, &mut refusals);
+    let pinned = memory::slots(job, &mut program, plan.device.pinned_bytes, &mut refusals);
     refusals.so_far()?;
     let arena = memory::places(job, &mut program, plan.budget, &mut refusals);
     refusals.so_far()?;
