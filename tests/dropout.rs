@@ -3,16 +3,13 @@
 //! Each test runs the same plan a second time with kernels that draw anew in every execution, which must show: so they have the power to
 //! fail. One job has dropout with a mask, one drops inside attention, where the backward draws the mask again.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use common::random::{operator, tensor};
 use neap::device::{builtin, latency};
 use neap::job::json::sha256;
 use neap::job::liveness::Liveness;
-use neap::job::{Arg, Dtype, Graph, Operand, Operator, Phase, Role, Tensor, chakra};
+use neap::job::{Arg, Dtype, Graph, Operand, Operator, Phase, Replay, Role, Tensor, chakra};
 use neap::plan::emit::Emitted;
 use neap::plan::{self, Method, Request, place};
 use neap::run::device::host::kernels::{Kernel, find};
@@ -104,15 +101,33 @@ fn see(graph: &[Tensor], name: &str, version: u32) -> Operand {
 
 fn call(name: &str, kind: &str, phase: Phase, args: Vec<Arg>, outputs: Vec<Operand>) -> Operator {
     let outputs = outputs.into_iter().map(Some).collect();
-    Operator { kind: kind.to_owned(), args, outputs, random: kind == DROPOUT, ..operator(name.to_owned(), phase) }
+    Operator {
+        name: name.to_owned(),
+        kind: kind.to_owned(),
+        phase,
+        args,
+        outputs,
+        hidden: Vec::new(),
+        workspace: Bytes::ZERO,
+        replay: Replay::Pure,
+        random: kind == DROPOUT,
+        duration_ns: None,
+    }
 }
 
 /// y = dropout(v·w) · v; then something of the size of a gradient by way of the dropped values and by way of the mask, and two updates.
 fn dropped() -> Graph {
-    let floats = |name: &str, role| Tensor { dtype: Dtype::F32, shape: vec![WIDTH], ..tensor(name.to_owned(), 4 * WIDTH, role) };
-    let mut all: Vec<Tensor> = ["v", "w"].map(|n| floats(n, Role::Parameter)).to_vec();
-    all.extend(["h", "dropped", "y", "gy", "gv", "gw"].map(|n| floats(n, Role::Activation)));
-    all.push(Tensor { dtype: Dtype::Bool, shape: vec![WIDTH], ..tensor("mask".to_owned(), WIDTH, Role::Activation) });
+    let tensor = |name: &str, role, dtype: Dtype| Tensor {
+        name: name.to_owned(),
+        bytes: Bytes(dtype.size() * WIDTH),
+        role,
+        dtype,
+        shape: vec![WIDTH],
+        kept_until: None,
+    };
+    let mut all: Vec<Tensor> = ["v", "w"].map(|n| tensor(n, Role::Parameter, Dtype::F32)).to_vec();
+    all.extend(["h", "dropped", "y", "gy", "gv", "gw"].map(|n| tensor(n, Role::Activation, Dtype::F32)));
+    all.push(tensor("mask", Role::Activation, Dtype::Bool));
     let see = |name: &str, version| see(&all, name, version);
     let read = |name: &str| Arg::Tensor(see(name, 0));
     let (forward, backward, optimize) = (Phase::Forward, Phase::Backward, Phase::Optimize);

@@ -6,12 +6,12 @@ use std::collections::BTreeMap;
 
 use super::emit::Emitted;
 use super::method::{Given, Method};
-use super::place;
+use super::{place, slab};
 use crate::device::Profile;
 use crate::job::Graph;
 use crate::job::liveness::Liveness;
-use crate::schedule::{Event, Figures, JobPlan, Latency, Placement, Plan};
-use crate::sim::engine::{self, Durations, Run};
+use crate::schedule::{Figures, JobPlan, Latency, Placement, Plan};
+use crate::sim::engine::{self, Run};
 use crate::sim::program::{Direction, Program};
 use crate::sim::reserved::{self, Framework, Reserved};
 use crate::units::{Bytes, Nanos, TensorId};
@@ -253,27 +253,17 @@ fn finish(
     request: &Request<'_>,
     liveness: &Liveness,
     emitted: Emitted,
-    program: Program,
+    mut program: Program,
     placements: Vec<Placement>,
     height: u64,
 ) -> Result<Planned, PlanError> {
     let link = &request.device.link;
-    let run = engine::run(&program, link, &Durations::nominal(&program, link)).map_err(|e| PlanError::Defect(e.to_string()))?;
-    let mut host_slots = BTreeMap::new();
-    let mut pinned = 0;
-    for event in &emitted.events {
-        if let Event::SwapOut { tensor, .. } | Event::SwapIn { tensor, .. } = event {
-            host_slots.entry(*tensor).or_insert_with(|| {
-                let offset = Bytes(pinned);
-                pinned += request.graph.tensor(*tensor).bytes.in_blocks().0;
-                offset
-            });
-        }
-    }
+    let slab = slab::place(&mut program, link, request.device.pinned_bytes).map_err(|e| PlanError::Defect(e.to_string()))?;
+    let (host_slots, pinned, run) = (slab.slots, slab.bytes, slab.run);
     let figures = Figures {
         peak_bytes: engine::peak(&engine::memory(&program, &run)),
         arena_bytes: Bytes(height),
-        pinned_bytes: Bytes(pinned),
+        pinned_bytes: pinned,
         iteration_ns: run.iteration,
         first_iteration_ns: first_load(request.graph, &program, request.device) + run.iteration,
         unplanned_peak_bytes: liveness.peak,

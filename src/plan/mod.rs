@@ -20,6 +20,7 @@ pub mod method;
 pub mod neap;
 pub mod place;
 pub mod robust;
+pub mod slab;
 pub mod tensile;
 pub mod vdnn;
 

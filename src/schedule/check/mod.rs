@@ -105,7 +105,7 @@ fn prove(plan: &Plan, job: &JobPlan, graph: &Graph, mut refusals: Refusals) -> R
     program::ids(job, graph, &mut refusals);
     refusals.so_far()?;
     let mut program = Program::read(job, graph, &mut refusals);
-    let pinned = memory::slots(job, &program, plan.device.pinned_bytes, &mut refusals);
+    let pinned = memory::slots(job, &mut program, plan.device.pinned_bytes, &mut refusals);
     refusals.so_far()?;
     let arena = memory::places(job, &mut program, plan.budget, &mut refusals);
     refusals.so_far()?;

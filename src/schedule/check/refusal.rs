@@ -66,7 +66,7 @@ pub enum Refusal {
     SlotUnused { tensor: String },
     #[error("the slot of `{tensor}` in the pinned slab starts at {offset}, which is not a multiple of 512")]
     SlotMisaligned { tensor: String, offset: u64 },
-    #[error("the slots of `{first}` and `{second}` in the pinned slab share bytes from offset {offset}")]
+    #[error("the slots of `{first}` and `{second}` in the pinned slab share bytes from offset {offset}, and both are on the host at once")]
     SlotsOverlap { first: String, second: String, offset: u64 },
     #[error("the slot of `{tensor}` ends at {end} bytes in the pinned slab, but the device's pinned budget is {pinned} bytes")]
     BeyondPinned { tensor: String, end: u128, pinned: u64 },

@@ -315,6 +315,16 @@ fn the_pinned_slab() {
     refused!(swapped(&|s| _ = s.insert(W, Bytes(0))), Refusal::SlotUnused { .. });
     refused!(swapped(&|s| _ = s.insert(X, Bytes(100))), Refusal::SlotMisaligned { offset: 100, .. });
     refused!(swapped(&|s| _ = s.insert(X, Bytes(5 * 512))), Refusal::SlotsOverlap { offset: 3072, .. });
+    // One after the other they may share, and the second waits for the first.
+    let turns = |shared: bool| {
+        let mut plan = plan(&[out(X, 1), inward(X, 1), out(Y, 2), inward(Y, 2)]);
+        if shared {
+            let slot = plan.jobs[0].host_slots[&Y];
+            plan.jobs[0].host_slots.insert(X, slot);
+        }
+        check_safety(&plan, &[graph()]).unwrap().figures
+    };
+    assert!(turns(true).pinned_bytes <= turns(false).pinned_bytes && turns(true).iteration_ns >= turns(false).iteration_ns);
     refused!(swapped(&|s| _ = s.insert(X, Bytes(1 << 16))), Refusal::BeyondPinned { .. });
     refused!(swapped(&|s| _ = s.insert(X, Bytes(u64::MAX - 511))), Refusal::BeyondPinned { .. });
 }
