@@ -269,7 +269,7 @@ impl<'a> Explained<'a> {
     fn choice(&self, tensor: TensorId, mine: &[usize], from: (usize, usize), to: (usize, usize), round: bool) -> Choice {
         let residencies = &self.program.residencies;
         let same = if round {
-            residencies[from.1].stays && (residencies[to.1].begin == Begin::Iteration || from.1 == to.1)
+            residencies[from.1].stays && (from.1 == to.1 || residencies[to.1].begin == Begin::Iteration)
         } else {
             from.1 == to.1
         };
