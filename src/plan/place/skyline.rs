@@ -5,6 +5,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::collections::binary_heap::PeekMut;
 
 use super::cliques::Cliques;
 use super::{Item, Layout};
@@ -41,7 +42,8 @@ pub(super) fn skyline(items: &[Item], cliques: &Cliques, order: &[u32], bottom: 
     let mut floors = Floors::new(cliques.count, bottom.height);
     let mut waiting: BinaryHeap<Reverse<(u64, u32)>> =
         (0..u32::try_from(order.len()).unwrap_or(u32::MAX)).map(|rank| Reverse((bottom.height, rank))).collect();
-    while let Some(Reverse((offset, rank))) = waiting.pop() {
+    while let Some(mut next) = waiting.peek_mut() {
+        let Reverse((offset, rank)) = *next;
         let index = order[rank as usize];
         let item = &items[index as usize];
         let ranges = &cliques.ranges[index as usize];
@@ -51,9 +53,10 @@ pub(super) fn skyline(items: &[Item], cliques: &Cliques, order: &[u32], bottom: 
             return None;
         }
         if floor > offset {
-            waiting.push(Reverse((floor, rank)));
+            *next = Reverse((floor, rank));
             continue;
         }
+        PeekMut::pop(next);
         layout.offsets[index as usize] = floor;
         layout.height = layout.height.max(end);
         ranges.iter().for_each(|&r| floors.raise(r, end));
