@@ -23,6 +23,9 @@ const LEAST: u64 = 100_000;
 /// With more items than this, only two orders are tried lowest first.
 const FEW: usize = 256;
 
+/// With more items than this, first fit is not tried.
+const MANY: usize = 5_000;
+
 /// Within a 128th of the load nothing lower is looked for where the capacity can't be met.
 const CLOSE: u64 = 128;
 
@@ -50,7 +53,7 @@ pub(super) fn place(items: &[Item], capacity: u64, effort: u64) -> Layout {
     let floor = Layout { offsets: vec![bottom; chosen.len()], height: bottom };
     let mut tried = Tried { goal, lowest: floor.clone(), best: None, whole: &mut whole };
     tried.lowest.height = u64::MAX;
-    let near = |tried: &Tried<'_>| load <= capacity && tried.lowest.height.saturating_sub(goal) <= goal / FAR;
+    let near = |tried: &Tried<'_>| load <= capacity && chosen.len() <= MANY && tried.lowest.height.saturating_sub(goal) <= goal / FAR;
     if !quick(&chosen, &floor, &mut |found| tried.enough(found)) && near(&tried) {
         let options = Options { effort: (effort / chosen.len().max(1) as u64).clamp(LEAST, effort), without: Vec::new() };
         if let (Outcome::Placed(mut found), _) = search::search(&chosen, capacity - bottom, &options) {
@@ -105,7 +108,8 @@ fn quick(items: &[Item], floor: &Layout, enough: &mut dyn FnMut(Layout) -> bool)
     let start = Start { layout: floor.clone(), given: Vec::new() };
     let mut order: Vec<usize> = (0..items.len()).collect();
     order.sort_by_key(|&i| (std::cmp::Reverse(items[i].bytes), std::cmp::Reverse(life(i)), i));
-    for _ in 0..(PAIRS / (items.len() * items.len()).max(1)).clamp(1, TRIES) {
+    let fewest = usize::from(items.len() <= MANY);
+    for _ in 0..(PAIRS / (items.len() * items.len()).max(1)).clamp(fewest, TRIES) {
         let found = first_fit(items, &order, &start);
         let top = order.iter().position(|&i| found.offsets[i] + items[i].bytes == found.height);
         if found.height < limit {
