@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use super::place::{self, Item};
+use super::place::{self, Item, heuristic};
 use crate::device::Link;
 use crate::sim::engine::{self, Deadlock, Durations, Run};
 use crate::sim::program::{Direction, Program};
@@ -55,7 +55,7 @@ pub fn place(program: &mut Program, link: &Link, pinned: Bytes) -> Result<Slab, 
     // What has no bytes needs no place of its own.
     let (tensors, items): (Vec<TensorId>, Vec<Item>) =
         lives.iter().filter(|l| l.1.bytes > 0).map(|(&t, l)| (t, Item::new(l.bytes, vec![(l.from, l.until)]))).unzip();
-    let layout = place::place(&items, place::load(&items));
+    let layout = heuristic::place(&items, place::load(&items));
     if layout.height >= apart.bytes.0 {
         return Ok(apart);
     }

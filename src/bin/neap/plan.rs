@@ -103,6 +103,9 @@ pub struct Switches {
     /// neap: Never take a choice back.
     #[arg(long)]
     no_drop: bool,
+    /// neap: Never fall back on another planner's plan.
+    #[arg(long)]
+    no_portfolio: bool,
     /// neap: How many steps of improvement to make.
     #[arg(long, value_name = "STEPS", default_value_t = plan::neap::EFFORT)]
     effort: u32,
@@ -144,6 +147,7 @@ impl Switches {
                     ("share", self.no_share),
                     ("extend", self.no_extend),
                     ("drop", self.no_drop),
+                    ("portfolio", self.no_portfolio),
                 ] {
                     note(key, off, "false".to_owned());
                 }
@@ -161,6 +165,7 @@ impl Switches {
                     fit: !self.no_prefetch,
                     min_swap: self.min_swap,
                     effort: self.effort,
+                    portfolio: !self.no_portfolio,
                 })
             }
             Planner::VdnnAll => Method::Vdnn(Policy::All),
