@@ -1,5 +1,7 @@
 //! The budget loop: decide, write down, place, and again with a tighter target until the arena fits.
 //!
+//! Where the planner fails, or steps wait long for the link, quick planners are asked too ([`Method::portfolio`]); what
+//! can't be quicker even without addresses is not placed. A plan that is not the planner's own says so in its options.
 //! Not for: the decisions themselves.
 
 use std::collections::BTreeMap;
@@ -255,9 +257,8 @@ pub fn minimum_for(request: &Request<'_>, framework: Option<&Framework>) -> Resu
     let quick = request.method.quick();
     let mut warm = None;
     // Probes are cheap and know where the one before ended; what they find is planned properly once at the end.
-    let mut at = |budget: u64| {
-        alone(&Request { budget: Bytes(budget), method: quick.clone(), ..request.clone() }, framework, None, &mut warm)
-    };
+    let mut at =
+        |budget: u64| alone(&Request { budget: Bytes(budget), method: quick.clone(), ..request.clone() }, framework, None, &mut warm);
     let (mut low, mut high) = (liveness.floor.0, request.budget.0);
     // Halving ends at a thousandth of the range: planning is quick, but not free.
     let grain = ((high - low.min(high)) / 1024).max(512);

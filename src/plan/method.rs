@@ -120,7 +120,9 @@ impl Method {
     #[must_use]
     pub fn portfolio(&self) -> Vec<Self> {
         match self {
-            Self::Neap(options) if options.portfolio => vec![Self::Vdnn(vdnn::Policy::All), Self::Capuchin, Self::Tensile(tensile::Options::default())],
+            Self::Neap(options) if options.portfolio => {
+                vec![Self::Vdnn(vdnn::Policy::All), Self::Capuchin, Self::Tensile(tensile::Options::default())]
+            }
             _ => Vec::new(),
         }
     }

@@ -6,6 +6,8 @@
 //! first that cost most: swaps that somebody waited for, remakes that take longest. The greedy exchanges them for
 //! something else, and takes back what is not needed then. Where steps wait for the link whatever one does, the choice is made
 //! once more on the clock of the best run, on which the link has the time that the waiting gives it.
+//! Where hardly anybody waits, a quarter of the effort finds what there is to find; large graphs get less of it
+//! ([`OPERATORS`]). When the budget loop tightens the target, the search goes on from where it ended ([`Warm`]).
 //! Not for: a measure of seconds. Effort counts steps, so that plans do not depend on the machine.
 
 use std::rc::Rc;
@@ -71,10 +73,13 @@ pub fn search<'a>(given: &Given<'a>, options: &Options, warm: Option<&Warm>) -> 
     let nominal = Rc::new(Clock::nominal(given.latencies));
     let fresh = Book::new(given.graph);
     let n = given.graph.operators.len();
-    let all: Vec<TensorId> =
-        (0..fresh.accounts.len()).filter(|&i| !fresh.accounts[i].uses.is_empty() && fresh.accounts[i].bytes > 0).map(TensorId::of).collect();
+    let all: Vec<TensorId> = (0..fresh.accounts.len())
+        .filter(|&i| !fresh.accounts[i].uses.is_empty() && fresh.accounts[i].bytes > 0)
+        .map(TensorId::of)
+        .collect();
     let large = all.iter().copied().filter(|&t| fresh.account(t).bytes >= options.min_swap.0).collect();
-    let mut search = Search { given, options, fresh, clock: nominal.clone(), nominal, left: share(options.effort, OPERATORS.0, n), calm: 0, all, large };
+    let mut search =
+        Search { given, options, fresh, clock: nominal.clone(), nominal, left: share(options.effort, OPERATORS.0, n), calm: 0, all, large };
     search.calm = search.left - share(options.effort, OPERATORS.1, n);
     let none = vec![Ban::default(); given.graph.tensors.len()];
     if let Some(warm) = warm {
@@ -136,7 +141,18 @@ impl<'a> Search<'a, '_> {
         if variant.extend && self.options.extend {
             extend::extend(&mut book, self.options.min_swap.0);
         }
-        let setting = Setting { latencies, link, pinned, target, options: self.options, clock: &self.clock, variant, bans, all: &self.all, large: &self.large };
+        let setting = Setting {
+            latencies,
+            link,
+            pinned,
+            target,
+            options: self.options,
+            clock: &self.clock,
+            variant,
+            bans,
+            all: &self.all,
+            large: &self.large,
+        };
         let mut chooser = Chooser::new(book, setting);
         chooser.rounds();
         let mut book = chooser.book;
