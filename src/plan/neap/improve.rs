@@ -7,7 +7,7 @@
 //! something else, and takes back what is not needed then. Where steps wait for the link whatever one does, the choice is made
 //! once more on the clock of the best run, on which the link has the time that the waiting gives it.
 //! Where hardly anybody waits, a quarter of the effort finds what there is to find; large graphs get less of it
-//! ([`OPERATORS`]). When the budget loop tightens the target, the search goes on from where it ended ([`Warm`]).
+//! (`OPERATORS`). When the budget loop tightens the target, the search goes on from where it ended ([`Warm`]).
 //! Not for: a measure of seconds. Effort counts steps, so that plans do not depend on the machine.
 
 use std::rc::Rc;
