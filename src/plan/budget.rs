@@ -1,5 +1,7 @@
 //! The budget loop: decide, write down, place, and again with a tighter target until the arena fits.
 //!
+//! Where the planner fails, or steps wait long for the link, quick planners are asked too ([`Method::portfolio`]); what
+//! can't be quicker even without addresses is not placed. A plan that is not the planner's own says so in its options.
 //! Not for: the decisions themselves.
 
 use std::collections::BTreeMap;

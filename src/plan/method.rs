@@ -132,7 +132,9 @@ impl Method {
     pub fn limited(self, share: u32) -> Option<Self> {
         match self {
             Self::Tensile(options) => Some(Self::Tensile(tensile::Options { max_swap_rate: share / 10, ..options })),
-            Self::Neap(_) | Self::Vdnn(_) | Self::Capuchin | Self::Checkpoint => None,
+            // Nobody in the portfolio would keep to it.
+            Self::Neap(options) => Some(Self::Neap(neap::Options { swap_share: share, portfolio: false, ..options })),
+            Self::Vdnn(_) | Self::Capuchin | Self::Checkpoint => None,
         }
     }
 

@@ -164,6 +164,7 @@ impl Switches {
                     drop: !self.no_drop,
                     fit: !self.no_prefetch,
                     min_swap: self.min_swap,
+                    swap_share: 1000,
                     effort: self.effort,
                     portfolio: !self.no_portfolio,
                 })

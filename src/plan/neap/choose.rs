@@ -34,9 +34,9 @@ pub struct Setting<'o> {
     pub variant: Variant,
     /// By tensor.
     pub bans: &'o [Ban],
-    /// What is ever used, and what of it is not too small to be swapped while there is anything else.
+    /// What is ever used.
     pub all: &'o [TensorId],
-    /// Those of them that are worth a copy.
+    /// What of it is not too small to be swapped while there is anything else.
     pub large: &'o [TensorId],
 }
 

@@ -6,14 +6,18 @@
 //! first that cost most: swaps that somebody waited for, remakes that take longest. The greedy exchanges them for
 //! something else, and takes back what is not needed then. Where steps wait for the link whatever one does, the choice is made
 //! once more on the clock of the best run, on which the link has the time that the waiting gives it.
+//! Where hardly anybody waits, a quarter of the effort finds what there is to find; large graphs get less of it
+//! (`OPERATORS`). When the budget loop tightens the target, the search goes on from where it ended ([`Warm`]).
 //! Not for: a measure of seconds. Effort counts steps, so that plans do not depend on the machine.
 
+use std::cmp::Reverse;
 use std::rc::Rc;
 
 use super::book::Book;
 use super::choose::{Chooser, Setting};
 use super::clock::{self, Clock};
 use super::{Ban, Options, Variant, drop, extend, windows};
+use crate::job::Graph;
 use crate::plan::method::Given;
 use crate::units::TensorId;
 
@@ -79,7 +83,7 @@ pub fn search<'a>(given: &Given<'a>, options: &Options, warm: Option<&Warm>) -> 
     let mut search =
         Search { given, options, fresh, clock: nominal.clone(), nominal, left: share(options.effort, OPERATORS.0, n), calm: 0, all, large };
     search.calm = search.left - share(options.effort, OPERATORS.1, n);
-    let none = vec![Ban::default(); given.graph.tensors.len()];
+    let none = unswappable(given.graph, options.swap_share);
     if let Some(warm) = warm {
         search.left = options.effort / 4;
         search.calm = options.effort / 8;
@@ -96,7 +100,7 @@ pub fn search<'a>(given: &Given<'a>, options: &Options, warm: Option<&Warm>) -> 
     let mut best = search.choose(Variant::FIRST, &none);
     if best.key.0 {
         // Recomputes want their inputs at one time; near the floor everything must be able to leave.
-        let swaps = vec![Ban { swap: false, remake: true }; none.len()];
+        let swaps: Vec<Ban> = none.iter().map(|ban| Ban { remake: true, ..*ban }).collect();
         let found = search.choose(Variant::FIRST, &swaps);
         if found.key < best.key {
             best = Found { bans: none.clone(), ..found };
@@ -114,6 +118,18 @@ pub fn search<'a>(given: &Given<'a>, options: &Options, warm: Option<&Warm>) -> 
     }
     search.exchange(&mut best);
     search.done(best)
+}
+
+/// Bans the swapping of all but the largest tensors, so many as may be.
+fn unswappable(graph: &Graph, share_per_mille: u32) -> Vec<Ban> {
+    let mut order: Vec<usize> = (0..graph.tensors.len()).collect();
+    order.sort_by_key(|&t| (Reverse(graph.tensors[t].bytes), t));
+    let may = order.len().saturating_mul(share_per_mille as usize) / 1000;
+    let mut bans = vec![Ban::default(); order.len()];
+    for &tensor in order.iter().skip(may) {
+        bans[tensor].swap = true;
+    }
+    bans
 }
 
 impl<'a> Search<'a, '_> {

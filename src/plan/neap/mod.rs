@@ -17,7 +17,10 @@
 //!
 //! All sizes and times are integers. Slots are of program order, so what fits fits at any timing. 1 without 2 to 7 is
 //! close to Capuchin's choice on TENSILE's intervals. Each part is a switch in [`Options`].
-//! Cost: O(effort · decisions · log slots). Not for: several jobs, noise.
+//! Cost: a step of improvement looks at every tensor once for each slot that is the highest in turn, so effort · rounds · tensors; larger
+//! graphs get fewer steps. Chains of 1,000, 3,000 and 10,000 operators (`benches/planning.rs`) took 0.02 to 0.04 s, 0.3 s
+//! and 1.2 to 1.8 s on a busy two-core machine, most of it placement, which grows nearly with the square there: every long life
+//! raises what thousands of short ones lie on. Not for: several jobs, noise.
 
 pub mod book;
 pub mod choose;
@@ -65,6 +68,8 @@ pub struct Options {
     pub fit: bool,
     /// Leave smaller tensors alone while there is anything else.
     pub min_swap: Bytes,
+    /// The largest share of a job's tensors that may be swapped, in thousandths; TENSILE's max swapping rate.
+    pub swap_share: u32,
     /// Steps of improvement.
     pub effort: u32,
     /// Fall back on another planner's plan where that is quicker, or the only one.
@@ -91,6 +96,7 @@ impl Default for Options {
             drop: true,
             fit: true,
             min_swap: Bytes(64 << 10),
+            swap_share: 1000,
             effort: EFFORT,
             portfolio: true,
         }

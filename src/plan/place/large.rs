@@ -23,7 +23,7 @@ const LEAST: u64 = 100_000;
 /// With more items than this, only two orders are tried lowest first.
 const FEW: usize = 256;
 
-/// With more items than this, first fit is not tried.
+/// With more items than this, one order is, and neither first fit nor the exact search.
 const MANY: usize = 5_000;
 
 /// Within a 128th of the load nothing lower is looked for where the capacity can't be met.
@@ -96,7 +96,14 @@ fn quick(items: &[Item], floor: &Layout, enough: &mut dyn FnMut(Layout) -> bool)
     let cliques = Cliques::of(items);
     let which: Vec<u32> = (0..u32::try_from(items.len()).unwrap_or(u32::MAX)).collect();
     let mut limit = u64::MAX;
-    for order in &orders(items, &cliques, &which)[..if items.len() <= FEW { 4 } else { 2 }] {
+    let count = if items.len() <= FEW {
+        4
+    } else if items.len() <= MANY {
+        2
+    } else {
+        1
+    };
+    for order in &orders(items, &cliques, &which)[..count] {
         if let Some(found) = skyline(items, &cliques, order, floor, limit) {
             limit = found.height - 1;
             if enough(found) {

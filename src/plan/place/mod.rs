@@ -1,6 +1,7 @@
 //! Addresses: every item of known size and life gets an offset in one arena, so that planned bytes are real bytes.
 //!
-//! [`place`] is quick and as low as first fit gets ([`heuristic`]), then as low as a small exact search gets ([`search`]).
+//! [`place`] is quick: it tries what it tries on the few hundred items that hold nearly all bytes, a small exact search
+//! ([`search`]) last, and lets the others fill the holes. [`heuristic`] is first fit and lowest first over all items.
 //! [`least()`] and [`within()`] take the effort they are given and say what is proved. [`problem`] reads bare problems, [`check`]
 //! knows nothing of how a layout was found, [`program`] says what of a plan must be placed. Not for: deciding what is
 //! resident when.
