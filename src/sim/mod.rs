@@ -9,4 +9,5 @@ pub mod program;
 pub mod requests;
 pub mod reserved;
 pub mod sequence;
+pub mod share;
 pub mod snapshot;

@@ -13,6 +13,7 @@ mod replay;
 mod run;
 mod score;
 mod settings;
+mod share;
 mod simulate;
 
 use std::process::ExitCode;
@@ -42,6 +43,7 @@ enum Command {
     Estimate(Box<estimate::Flags>),
     Replay(replay::Flags),
     Score(score::Flags),
+    Share(Box<share::Flags>),
     Check(check::Flags),
     Diff(diff::Flags),
     Device(device::Flags),
@@ -58,6 +60,7 @@ fn main() -> ExitCode {
         Command::Estimate(flags) => estimate::main(&flags, cli.json),
         Command::Replay(flags) => replay::main(&flags, cli.json),
         Command::Score(flags) => score::main(&flags, cli.json),
+        Command::Share(flags) => share::main(&flags, cli.json),
         Command::Check(flags) => check::main(&flags, cli.json),
         Command::Diff(flags) => diff::main(&flags, cli.json),
         Command::Device(flags) => device::main(&flags, cli.json),

@@ -1,0 +1,704 @@
+//! A trace of jobs through a policy and a mechanism: what happens when, on one device.
+//!
+//! Between two events (a job comes, ends, is killed, gives way, falls overdue) all that run go at one speed, so that time advances in
+//! closed form: a clock of progress, in 2^-20 ns of a job's time alone, and for each running job the reading at which it ends. Giving
+//! way waits for the end of an iteration. Events at the same time go by kind, then by job. Turns (policy `fair`) are their limit:
+//! everyone progresses alike, true to within a turn. Not for: why anybody's turn it is ([`super::policy`]) nor who fits
+//! ([`super::lanes`]).
+
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap};
+
+use super::contention::WHOLE;
+use super::jobs::Job;
+use super::lanes::{Join, Mode};
+use super::mechanism::{Mechanism, Room, Settings};
+use super::policy::{Facts, Policy, Style, choose};
+use super::result::{JobResult, Moment, Outcome, Stretch, Verdict};
+use crate::units::{Bytes, Nanos};
+
+/// Those who wait that are looked at when room is free, in the policy's order.
+const LOOK: usize = 64;
+/// Bits of a nanosecond on the clock of progress.
+const FINE: u32 = 20;
+const NEVER: u64 = u64::MAX;
+
+/// What is kept beside the figures.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Keep {
+    /// Memory over time, and who ran when.
+    pub moments: bool,
+    /// Why this job waited.
+    pub reasons: Option<u32>,
+}
+
+/// Runs the trace, whose jobs are in order of submission.
+#[must_use]
+pub fn simulate(jobs: &[Job], policy: &dyn Policy, settings: &Settings, keep: Keep) -> Outcome {
+    let mut engine = Engine::new(jobs, policy, settings, keep);
+    engine.run();
+    engine.outcome
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Not there yet, or no more.
+    Away,
+    /// There, without a byte on the device.
+    Waiting,
+    /// Resident, and not running.
+    Idle,
+    Running,
+    /// An inference job being served.
+    Serving,
+}
+
+/// Priority, rank and position: smaller goes first.
+type Key = (i64, u64, u32);
+
+struct Engine<'a> {
+    jobs: &'a [Job],
+    policy: &'a dyn Policy,
+    settings: &'a Settings,
+    keep: Keep,
+    style: Style,
+    room: Room,
+    /// Whether persistent memory of those who wait may leave.
+    moves: bool,
+    now: u64,
+    clock: u128,
+    /// Progress in a nanosecond, as a fraction.
+    speed: (u128, u128),
+    utilised: u64,
+    serving: u64,
+    /// Sum over running jobs of need and of iteration, for paging.
+    iterations: u128,
+    state: Vec<State>,
+    remaining: Vec<u64>,
+    /// Reading of the clock when the work of a running job begins, and when it was put on the device.
+    base: Vec<u128>,
+    since: Vec<u64>,
+    on_host: Vec<bool>,
+    running: BTreeSet<(u128, u32)>,
+    drains: BTreeSet<(u128, u32)>,
+    waiting: BTreeSet<Key>,
+    idle: BTreeSet<Key>,
+    services: BTreeSet<u32>,
+    /// Trace jobs that are there, oldest first.
+    there: BTreeSet<u32>,
+    timers: BinaryHeap<Reverse<(u64, u32)>>,
+    next: usize,
+    /// Who has the device where one has it: its memory goes out at a switch.
+    last: Option<u32>,
+    /// For turns: persistent bytes and largest needs of those who take turns.
+    sharers: (u128, BTreeSet<(u64, u32)>),
+    /// Whether room came free since those who wait were looked at.
+    freed: bool,
+    came: Vec<u32>,
+    /// Integral of slowness over time, per mille nanoseconds; and its value when a service began.
+    slow: u128,
+    slow_at: Vec<(u32, u128)>,
+    outcome: Outcome,
+}
+
+impl<'a> Engine<'a> {
+    fn new(jobs: &'a [Job], policy: &'a dyn Policy, settings: &'a Settings, keep: Keep) -> Self {
+        let style = settings.style(policy.style());
+        let n = jobs.len();
+        let result = JobResult { start: None, end: Nanos::ZERO, verdict: Verdict::Done, switches: 0, dilation: 1000 };
+        Self {
+            jobs,
+            policy,
+            settings,
+            keep,
+            style,
+            room: settings.room(style),
+            moves: policy.moves() && settings.mechanism == Mechanism::Lanes && settings.mode == Mode::Neap,
+            now: 0,
+            clock: 0,
+            speed: (1, 1),
+            utilised: 0,
+            serving: 0,
+            iterations: 0,
+            state: vec![State::Away; n],
+            remaining: jobs.iter().map(|j| j.work.0).collect(),
+            base: vec![0; n],
+            since: vec![0; n],
+            on_host: vec![false; n],
+            running: BTreeSet::new(),
+            drains: BTreeSet::new(),
+            waiting: BTreeSet::new(),
+            idle: BTreeSet::new(),
+            services: BTreeSet::new(),
+            there: BTreeSet::new(),
+            timers: BinaryHeap::new(),
+            next: 0,
+            last: None,
+            sharers: (0, BTreeSet::new()),
+            freed: false,
+            came: Vec::new(),
+            slow: 0,
+            slow_at: Vec::new(),
+            outcome: Outcome {
+                jobs: vec![result; n],
+                switches: 0,
+                moved: 0,
+                busy: 0,
+                moments: Vec::new(),
+                stretches: Vec::new(),
+                reasons: Vec::new(),
+            },
+        }
+    }
+
+    fn run(&mut self) {
+        loop {
+            let arrival = self.jobs.get(self.next).map_or(NEVER, |j| j.submit.0);
+            let timer = self.timers.peek().map_or(NEVER, |t| t.0.0);
+            let end = self.running.first().map_or(NEVER, |r| self.reached(r.0));
+            let drain = self.drains.first().map_or(NEVER, |d| self.reached(d.0));
+            let at = arrival.min(timer).min(end).min(drain).min(self.falls_overdue());
+            if at == NEVER {
+                return;
+            }
+            self.advance(at);
+            self.events();
+            self.schedule();
+            self.set_speed();
+            self.tell();
+        }
+    }
+
+    /// When the clock reads `target` at the present speed.
+    fn reached(&self, target: u128) -> u64 {
+        let wait = (target.saturating_sub(self.clock) * self.speed.1).div_ceil(self.speed.0 << FINE);
+        u64::try_from(wait).unwrap_or(NEVER).saturating_add(self.now)
+    }
+
+    fn advance(&mut self, at: u64) {
+        let passed = u128::from(at - self.now);
+        self.clock += (passed * (self.speed.0 << FINE)) / self.speed.1;
+        let load = self.load();
+        self.outcome.busy += passed * u128::from(load.min(u64::from(WHOLE)));
+        self.slow += passed * u128::from(load.max(u64::from(WHOLE)));
+        self.now = at;
+    }
+
+    /// Compute asked for, per mille.
+    fn load(&self) -> u64 {
+        match (self.style, self.running.len() as u64) {
+            (Style::Rotating, n) if n > 0 => self.utilised / n + self.serving,
+            _ => self.utilised + self.serving,
+        }
+    }
+
+    fn set_speed(&mut self) {
+        let n = self.running.len() as u128;
+        let whole = u128::from(WHOLE);
+        let (mut num, mut den) = (whole, u128::from(self.load()).max(whole));
+        match self.settings.mechanism {
+            // Partitions are slow by themselves.
+            Mechanism::Static => den = whole,
+            Mechanism::MpsOc if n > 0 => {
+                let over = self.room.used().saturating_sub(self.settings.capacity);
+                let paging = u128::from(self.settings.copies(over, over));
+                let iteration = (self.iterations / n).max(1);
+                (num, den) = (num * iteration, den * iteration + whole * paging);
+            }
+            _ => {}
+        }
+        if self.style == Style::Rotating && n > 0 {
+            den *= n;
+            let largest = self.sharers.1.last().map_or(0, |l| l.0);
+            let all = self.sharers.0 + u128::from(largest) > u128::from(self.settings.capacity.0);
+            if n > 1 && (all || self.settings.mechanism == Mechanism::Checkpoint) && (self.moves || self.settings.mechanism == Mechanism::Checkpoint) {
+                let mean = Bytes(u64::try_from(self.sharers.0 / n).unwrap_or(u64::MAX));
+                let turn = u128::from(self.settings.turn.0.max(1));
+                (num, den) = (num * turn, den * (turn + u128::from(self.settings.copies(mean, mean))));
+            }
+        }
+        let bits = (128 - den.leading_zeros()).saturating_sub(38);
+        self.speed = ((num >> bits).max(1), den >> bits);
+    }
+
+    fn key(&self, job: u32) -> Key {
+        let it = &self.jobs[job as usize];
+        let facts = Facts { submit: it.submit, remaining: Nanos(self.left(job)), utilisation: it.utilisation };
+        (-i64::from(it.priority), self.policy.rank(&facts), job)
+    }
+
+    /// Work left of a job now.
+    fn left(&self, job: u32) -> u64 {
+        let index = job as usize;
+        if self.state[index] != State::Running {
+            return self.remaining[index];
+        }
+        let done = (self.clock.saturating_sub(self.base[index]) * 1000 / self.stretch(job)) >> FINE;
+        self.remaining[index].saturating_sub(u64::try_from(done).unwrap_or(NEVER))
+    }
+
+    fn stretch(&self, job: u32) -> u128 {
+        u128::from(self.settings.stretch(self.jobs[job as usize].utilisation))
+    }
+
+    fn events(&mut self) {
+        while let Some(&(end, job)) = self.running.first()
+            && end <= self.clock
+        {
+            self.end(job, Verdict::Done);
+        }
+        while let Some(&(at, job)) = self.drains.first()
+            && at <= self.clock
+        {
+            self.stop(job, at);
+        }
+        while let Some(&Reverse((at, job))) = self.timers.peek()
+            && at <= self.now
+        {
+            self.timers.pop();
+            match self.state[job as usize] {
+                State::Away => {}
+                State::Serving if self.jobs[job as usize].kill.is_none_or(|k| k.0 > at) => self.end(job, Verdict::Done),
+                _ => self.end(job, Verdict::Killed),
+            }
+        }
+        while let Some(job) = self.jobs.get(self.next)
+            && job.submit.0 <= self.now
+        {
+            let id = self.next as u32;
+            self.next += 1;
+            let early = if !self.room.ever(job) {
+                Some(Verdict::NeverFits)
+            } else if job.work == Nanos::ZERO {
+                Some(Verdict::Empty)
+            } else {
+                None
+            };
+            if let Some(verdict) = early {
+                (self.outcome.jobs[id as usize].verdict, self.outcome.jobs[id as usize].end) = (verdict, job.submit);
+                if self.keep.reasons == Some(id) {
+                    self.outcome.reasons.push((Nanos(self.now), format!("{}: needs {} + {}", verdict.word(), job.persistent, job.ephemeral)));
+                }
+                continue;
+            }
+            if let Some(kill) = job.kill {
+                self.timers.push(Reverse((kill.0, id)));
+            }
+            self.state[id as usize] = State::Waiting;
+            if job.rate.is_some() {
+                self.services.insert(id);
+            } else {
+                self.there.insert(id);
+                self.waiting.insert(self.key(id));
+                self.came.push(id);
+            }
+        }
+    }
+
+    /// Takes a job away, wherever it is.
+    fn end(&mut self, job: u32, verdict: Verdict) {
+        let index = job as usize;
+        match self.state[index] {
+            State::Away => return,
+            State::Waiting => {
+                self.waiting.remove(&self.key(job));
+                self.services.remove(&job);
+            }
+            State::Idle => {
+                self.idle.remove(&self.key(job));
+                self.release(job);
+            }
+            State::Running => {
+                self.take_off(job);
+                self.release(job);
+            }
+            State::Serving => {
+                self.serving -= u64::from(self.demand(job));
+                if let Some(at) = self.slow_at.iter().position(|s| s.0 == job) {
+                    let (_, before) = self.slow_at.swap_remove(at);
+                    let time = u128::from(self.now - self.since[index]).max(1);
+                    self.outcome.jobs[index].dilation = u32::try_from((self.slow - before) / time).unwrap_or(u32::MAX).max(1000);
+                }
+                self.room.leave(job, &self.jobs[index]);
+                self.freed = true;
+            }
+        }
+        self.state[index] = State::Away;
+        self.there.remove(&job);
+        self.outcome.jobs[index].end = Nanos(self.now);
+        self.outcome.jobs[index].verdict = verdict;
+        if self.last == Some(job) {
+            self.last = None;
+        }
+    }
+
+    fn release(&mut self, job: u32) {
+        let it = &self.jobs[job as usize];
+        if self.sharers.1.remove(&(it.ephemeral.0, job)) {
+            self.sharers.0 -= u128::from(it.persistent.0);
+            if self.turns_move() {
+                return;
+            }
+        }
+        self.room.leave(job, it);
+        self.freed = true;
+    }
+
+    /// Whether everyone is in, and persistent memory comes and goes with the turns.
+    fn turns_move(&self) -> bool {
+        self.style == Style::Rotating && (self.moves || self.settings.mechanism == Mechanism::Checkpoint)
+    }
+
+    /// Ends a running job's stretch on the device, without its memory.
+    fn take_off(&mut self, job: u32) {
+        let index = job as usize;
+        let length = (u128::from(self.remaining[index]) * self.stretch(job) / 1000) << FINE;
+        self.running.remove(&(self.base[index] + length, job));
+        self.drains.retain(|d| d.1 != job);
+        self.utilised -= u64::from(self.jobs[index].utilisation);
+        self.iterations -= u128::from(self.jobs[index].iteration.0);
+        if self.keep.moments {
+            self.outcome.stretches.push(Stretch { job, from: Nanos(self.since[index]), to: Nanos(self.now) });
+        }
+    }
+
+    /// A running job gives way at the end of an iteration, when the clock read `at`.
+    fn stop(&mut self, job: u32, at: u128) {
+        let index = job as usize;
+        let iteration = u128::from(self.jobs[index].iteration.0);
+        let done = ((at.saturating_sub(self.base[index]) * 1000 / self.stretch(job)) >> FINE) + iteration / 2;
+        self.take_off(job);
+        let done = u64::try_from(done / iteration * iteration).unwrap_or(NEVER);
+        self.remaining[index] = self.remaining[index].saturating_sub(done).max(1);
+        self.outcome.jobs[index].switches += 1;
+        self.outcome.switches += 1;
+        if self.settings.mechanism == Mechanism::Lanes {
+            if let (Room::Lanes(lanes), Style::UntilBusy { .. }) = (&mut self.room, self.style) {
+                lanes.park(job);
+            }
+            self.state[index] = State::Idle;
+            self.idle.insert(self.key(job));
+        } else {
+            self.room.leave(job, &self.jobs[index]);
+            self.on_host[index] = true;
+            self.last = Some(job);
+            self.state[index] = State::Waiting;
+            self.waiting.insert(self.key(job));
+        }
+        self.freed = true;
+    }
+
+    /// Asks a running job to give way at the end of its iteration.
+    fn drain(&mut self, job: u32) {
+        if self.drains.iter().any(|d| d.1 == job) {
+            return;
+        }
+        let base = self.base[job as usize];
+        let iteration = (u128::from(self.jobs[job as usize].iteration.0) * self.stretch(job) / 1000) << FINE;
+        let at = base + self.clock.saturating_sub(base).div_ceil(iteration) * iteration;
+        if at <= self.clock.max(base) {
+            self.stop(job, at);
+        } else {
+            self.drains.insert((at, job));
+        }
+    }
+
+    /// Puts a job that has its memory on the device, after copies that take `delay`.
+    fn start(&mut self, job: u32, delay: u64) {
+        let index = job as usize;
+        let it = &self.jobs[index];
+        self.state[index] = State::Running;
+        self.since[index] = self.now;
+        self.base[index] = self.clock + (u128::from(delay) << FINE);
+        let length = (u128::from(self.remaining[index]) * self.stretch(job) / 1000) << FINE;
+        self.running.insert((self.base[index] + length, job));
+        self.utilised += u64::from(it.utilisation);
+        self.iterations += u128::from(it.iteration.0);
+        self.outcome.jobs[index].start.get_or_insert(Nanos(self.now));
+    }
+
+    /// What a service keeps busy, per mille.
+    fn demand(&self, job: u32) -> u32 {
+        let it = &self.jobs[job as usize];
+        let asked = u128::from(it.rate.unwrap_or(0)) * u128::from(it.iteration.0) * u128::from(it.utilisation) / 1_000_000_000_000;
+        u32::try_from(asked).unwrap_or(u32::MAX).clamp(1, WHOLE)
+    }
+
+    fn schedule(&mut self) {
+        while let Some(job) = self.services.iter().copied().find(|&j| self.room.admit(j, &self.jobs[j as usize], Join::Serve)) {
+            self.services.remove(&job);
+            self.state[job as usize] = State::Serving;
+            self.since[job as usize] = self.now;
+            self.serving += u64::from(self.demand(job));
+            self.slow_at.push((job, self.slow));
+            self.outcome.jobs[job as usize].start = Some(Nanos(self.now));
+            let end = self.now.saturating_add(self.jobs[job as usize].work.0);
+            self.timers.push(Reverse((end, job)));
+        }
+        match self.style {
+            Style::All => self.all(),
+            Style::Rotating => self.rotating(),
+            Style::One { preempts } => self.one(preempts),
+            Style::UntilBusy { preempts: false } => self.fill(),
+            Style::UntilBusy { preempts: true } => self.until_busy(),
+        }
+        self.freed = false;
+        self.came.clear();
+    }
+
+    /// The oldest job, if it has been there for longer than the patience.
+    fn overdue(&self) -> Option<u32> {
+        let oldest = *self.there.first()?;
+        (self.jobs[oldest as usize].submit.0.saturating_add(self.settings.patience.0) <= self.now).then_some(oldest)
+    }
+
+    /// When the oldest falls overdue, if that changes anything.
+    fn falls_overdue(&self) -> u64 {
+        let oldest = self.there.first().map(|&j| self.jobs[j as usize].submit.0.saturating_add(self.settings.patience.0));
+        oldest.filter(|at| *at > self.now && self.policy.ages()).unwrap_or(NEVER)
+    }
+
+    /// Lets in those who wait, in the policy's order, as far as there is room.
+    fn admit(&mut self, join: Join, mut then: impl FnMut(&mut Self, u32)) {
+        let closed = self.overdue().filter(|&j| self.state[j as usize] == State::Waiting);
+        let looked: Vec<u32> = match closed {
+            Some(oldest) => vec![oldest],
+            None if self.freed || !self.policy.skips() => self.waiting.iter().take(LOOK).map(|k| k.2).collect(),
+            // What didn't fit before still doesn't.
+            None => {
+                let mut came: Vec<Key> = self.came.iter().map(|&j| self.key(j)).collect();
+                came.sort_unstable();
+                came.iter().map(|k| k.2).collect()
+            }
+        };
+        let mut all = looked.len() == LOOK && (self.freed || !self.policy.skips());
+        for job in looked {
+            if self.room.admit(job, &self.jobs[job as usize], join) {
+                self.waiting.remove(&self.key(job));
+                then(self, job);
+            } else {
+                all = false;
+                if !self.policy.skips() {
+                    break;
+                }
+            }
+        }
+        if all {
+            self.admit(join, then);
+        }
+    }
+
+    fn all(&mut self) {
+        self.admit(Join::Own, |engine, job| engine.start(job, 0));
+    }
+
+    fn rotating(&mut self) {
+        let join = |engine: &mut Self, job: u32| {
+            let it = &engine.jobs[job as usize];
+            engine.sharers.0 += u128::from(it.persistent.0);
+            engine.sharers.1.insert((it.ephemeral.0, job));
+            engine.start(job, 0);
+        };
+        if !self.turns_move() {
+            return self.admit(Join::Share, join);
+        }
+        while let Some((.., job)) = self.waiting.pop_first() {
+            join(self, job);
+        }
+    }
+
+    fn one(&mut self, preempts: bool) {
+        let lanes = self.settings.mechanism == Mechanism::Lanes;
+        if preempts && lanes {
+            self.admit(Join::Share, |engine, job| {
+                engine.state[job as usize] = State::Idle;
+                engine.idle.insert(engine.key(job));
+            });
+        }
+        loop {
+            let from = if preempts && lanes { &self.idle } else { &self.waiting };
+            let aged = self.overdue().filter(|&j| self.policy.ages() && matches!(self.state[j as usize], State::Waiting | State::Idle));
+            let aged = aged.map(|j| self.key(j)).filter(|k| from.contains(k));
+            let Some(best) = aged.or(from.first().copied()) else { return };
+            let runner = self.running.first().map(|r| r.1);
+            if let Some(runner) = runner {
+                let older = self.policy.ages() && self.overdue() == Some(runner);
+                if !preempts || older || (aged.is_none() && best >= self.key(runner)) {
+                    return;
+                }
+                self.drain(runner);
+                if !self.running.is_empty() {
+                    return;
+                }
+                continue;
+            }
+            let job = best.2;
+            if preempts && lanes {
+                self.idle.remove(&best);
+                return self.start(job, 0);
+            }
+            if !self.room.admit(job, &self.jobs[job as usize], Join::Own) {
+                return;
+            }
+            self.waiting.remove(&best);
+            let out = self.last.take().filter(|&l| l != job).map_or(Bytes::ZERO, |l| self.jobs[l as usize].persistent);
+            let delay = self.copied(job, out);
+            return self.start(job, delay);
+        }
+    }
+
+    /// The time it takes to move `out` to the host, and the job's own persistent memory back if it is there.
+    fn copied(&mut self, job: u32, out: Bytes) -> u64 {
+        let back = std::mem::take(&mut self.on_host[job as usize]);
+        let into = if back { self.jobs[job as usize].persistent } else { Bytes::ZERO };
+        self.outcome.moved += u128::from((out + into).0);
+        self.settings.copies(out, into)
+    }
+
+    fn fill(&mut self) {
+        let candidates: Vec<u32> = self.waiting.iter().take(LOOK).map(|k| k.2).collect();
+        for job in candidates {
+            if self.utilised + self.serving >= u64::from(WHOLE) {
+                return;
+            }
+            if self.room.admit(job, &self.jobs[job as usize], Join::Own) {
+                self.waiting.remove(&self.key(job));
+                self.start(job, 0);
+            }
+        }
+    }
+
+    fn until_busy(&mut self) {
+        let wanted = self.wanted();
+        let others: Vec<u32> = self.running.iter().map(|r| r.1).filter(|j| !wanted.contains(j)).collect();
+        for job in others {
+            self.drain(job);
+        }
+        for &job in &wanted {
+            match self.state[job as usize] {
+                State::Running => self.drains.retain(|d| d.1 != job),
+                State::Idle | State::Waiting => {
+                    if !self.place(job, &wanted) {
+                        return;
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Who shall run: the policy's decision over those who run, are in, and wait.
+    fn wanted(&self) -> Vec<u32> {
+        let Room::Lanes(lanes) = &self.room else { return Vec::new() };
+        let mut run: Vec<Key> = self.running.iter().map(|r| self.key(r.1)).collect();
+        run.sort_unstable();
+        let (mut a, mut b, mut c) = (run.iter().peekable(), self.idle.iter().peekable(), self.waiting.iter().peekable());
+        let merged = std::iter::from_fn(move || {
+            let best = [a.peek(), b.peek(), c.peek()].into_iter().flatten().min().map(|k| **k)?;
+            for from in [&mut a as &mut dyn PeekNext, &mut b, &mut c] {
+                from.skip_if(&best);
+            }
+            Some(best.2)
+        });
+        let head = self.overdue();
+        let ranked = head.into_iter().chain(merged.filter(|j| Some(*j) != head)).take(LOOK);
+        // Services stay, and where nothing moves so does what is persistent.
+        let services: u64 = self.slow_at.iter().map(|s| self.jobs[s.0 as usize].persistent.0).sum();
+        let served = if services > 0 { lanes.lanes().filter(|(_, l)| l.members.iter().any(|m| self.state[m.1 as usize] == State::Serving)).map(|(_, l)| l.size.0).sum() } else { 0 };
+        let mut taken = if self.moves { services } else { lanes.persistent().0 } + served;
+        let fits = |job: u32| {
+            let it = &self.jobs[job as usize];
+            let (persistent, ephemeral) = lanes.charge(it.persistent, it.ephemeral);
+            let held = !self.moves && self.state[job as usize] != State::Waiting;
+            let more = ephemeral.0 + if held { 0 } else { persistent.0 };
+            let fits = taken + more <= lanes.capacity().0;
+            if fits {
+                taken += more;
+            }
+            fits
+        };
+        choose(ranked.map(|j| (j, self.jobs[j as usize].utilisation)), super::lanes::MOST, head.is_some(), fits)
+    }
+
+    /// Gives a job a lane of its own and starts it, moving idle jobs' persistent memory out of the way if that is allowed.
+    fn place(&mut self, job: u32, wanted: &[u32]) -> bool {
+        let key = self.key(job);
+        let mut out = Bytes::ZERO;
+        while !self.room.admit(job, &self.jobs[job as usize], Join::Own) {
+            let victim = self.idle.iter().rev().map(|k| k.2).find(|j| *j != job && !wanted.contains(j)).filter(|_| self.moves);
+            // Who runs and shall not will be gone at the end of its iteration.
+            let Some(victim) = victim else { return self.paid(out) };
+            let it = &self.jobs[victim as usize];
+            self.idle.remove(&self.key(victim));
+            self.room.leave(victim, it);
+            out += it.persistent;
+            self.on_host[victim as usize] = true;
+            self.state[victim as usize] = State::Waiting;
+            self.waiting.insert(self.key(victim));
+        }
+        self.idle.remove(&key);
+        self.waiting.remove(&key);
+        let delay = self.copied(job, out);
+        self.start(job, delay);
+        true
+    }
+
+    /// Copies out that nobody starts after: they overlap with what runs on.
+    fn paid(&mut self, out: Bytes) -> bool {
+        self.outcome.moved += u128::from(out.0);
+        false
+    }
+
+    fn tell(&mut self) {
+        if self.keep.moments {
+            let (persistent, lanes) = match &self.room {
+                Room::Lanes(lanes) if !self.turns_move() => (lanes.persistent(), lanes.lanes().map(|(id, l)| (id, l.size)).collect()),
+                Room::Processes(_) if !self.turns_move() => (Bytes::ZERO, vec![(0, self.room.used())]),
+                _ => {
+                    let largest = self.sharers.1.last().map_or(0, |l| l.0);
+                    let held = u64::try_from(self.sharers.0).unwrap_or(u64::MAX).min(self.settings.capacity.0.saturating_sub(largest));
+                    (Bytes(held), vec![(0, Bytes(largest))])
+                }
+            };
+            self.outcome.moments.push(Moment { at: Nanos(self.now), persistent, lanes });
+        }
+        let Some(job) = self.keep.reasons else { return };
+        let it = &self.jobs[job as usize];
+        let name = |j: u32| &self.jobs[j as usize].name;
+        let ahead = || match self.running.len() {
+            0 => "nobody".to_owned(),
+            1 => format!("`{}`", self.running.first().map_or("", |r| name(r.1))),
+            n => format!("`{}` and {} more", self.running.first().map_or("", |r| name(r.1)), n - 1),
+        };
+        let text = match self.state[job as usize] {
+            State::Away => return,
+            State::Running if self.drains.iter().any(|d| d.1 == job) => "finishes its iteration, then gives way".to_owned(),
+            State::Running => "runs".to_owned(),
+            State::Serving => "serves".to_owned(),
+            State::Idle => format!("is in and waits for its turn: {} runs", ahead()),
+            State::Waiting => {
+                let free = self.room.free();
+                let before = self.waiting.iter().position(|k| k.2 == job).unwrap_or(0);
+                if it.persistent + it.ephemeral > free {
+                    format!("waits for memory, {before} before it: {} runs", ahead())
+                } else {
+                    format!("waits for its turn, {before} before it: {} runs", ahead())
+                }
+            }
+        };
+        if self.outcome.reasons.last().is_none_or(|r| r.1 != text) {
+            self.outcome.reasons.push((Nanos(self.now), text));
+        }
+    }
+}
+
+/// Passes over the front if it is a key.
+trait PeekNext {
+    fn skip_if(&mut self, key: &Key);
+}
+
+impl<'k, I: Iterator<Item = &'k Key>> PeekNext for std::iter::Peekable<I> {
+    fn skip_if(&mut self, key: &Key) {
+        self.next_if(|front| *front == key);
+    }
+}
