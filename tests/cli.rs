@@ -18,3 +18,5 @@ mod reserved;
 mod round;
 #[path = "cli/score.rs"]
 mod score;
+#[path = "cli/share.rs"]
+mod share;

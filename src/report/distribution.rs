@@ -6,7 +6,9 @@ use std::io;
 
 use plotters::prelude::*;
 
-use super::curve::{AXIS_BOTTOM, AXIS_LEFT, Area, Axis, BOTTOM, COLUMNS, Drawn, FAINT, GRID, INK, LEFT, RIGHT, SIZE, Scale, TIMES, TOP, cut, font};
+use super::curve::{
+    AXIS_BOTTOM, AXIS_LEFT, Area, Axis, BOTTOM, COLUMNS, Drawn, FAINT, GRID, INK, LEFT, RIGHT, SIZE, Scale, TIMES, TOP, cut, font,
+};
 use crate::units::Nanos;
 
 /// Okabe and Ito's colours, which the colour-blind can tell apart.

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use neap::report::curve::Line;
+use neap::report::distribution;
 use neap::report::memory::{Instant, LAYERS, Stack};
 use neap::report::table::{Side, Table};
-use neap::report::distribution;
 use neap::sim::share::engine::{self, Keep};
 use neap::sim::share::jobs::{self, Job};
 use neap::sim::share::lanes::Mode;
@@ -224,7 +224,10 @@ fn told(runs: &[Run], jobs: &[Job], explained: Option<usize>, several: bool) -> 
         }
         if let Some((mean, p99)) = worst(&run.latencies) {
             let devices = devices(run, jobs).map_or("none".to_owned(), |d| d.to_string());
-            text += &format!("{}: inference: requests take {mean} in the mean, {p99} at 99 %; devices for all at once: {devices}\n", run.name(several));
+            text += &format!(
+                "{}: inference: requests take {mean} in the mean, {p99} at 99 %; devices for all at once: {devices}\n",
+                run.name(several)
+            );
         }
     }
     if let Some(job) = explained {
@@ -271,12 +274,14 @@ fn object(runs: &[Run], jobs: &[Job], explained: Option<usize>) -> serde_json::V
                 "moved_bytes": u64::try_from(o.moved).unwrap_or(u64::MAX),
                 "done": f.done,
             });
-            let odd = |v: Verdict| -> Vec<&str> { o.jobs.iter().zip(jobs).filter(|(r, _)| r.verdict == v).map(|(_, j)| &*j.name).collect() };
+            let odd =
+                |v: Verdict| -> Vec<&str> { o.jobs.iter().zip(jobs).filter(|(r, _)| r.verdict == v).map(|(_, j)| &*j.name).collect() };
             for (key, verdict) in [("killed", Verdict::Killed), ("never_fits", Verdict::NeverFits), ("nothing_to_do", Verdict::Empty)] {
                 entry[key] = json!(odd(verdict));
             }
             if let Some((mean, p99)) = worst(&run.latencies) {
-                let told = |l: &Latency| json!({ "job": &*jobs[l.job].name, "requests": l.requests, "mean_s": s(l.mean.0), "p99_s": s(l.p99.0) });
+                let told =
+                    |l: &Latency| json!({ "job": &*jobs[l.job].name, "requests": l.requests, "mean_s": s(l.mean.0), "p99_s": s(l.p99.0) });
                 entry["inference"] = json!({
                     "mean_s": s(mean.0),
                     "worst_p99_s": s(p99.0),

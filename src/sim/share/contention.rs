@@ -49,7 +49,11 @@ pub fn speed(workload: &str) -> Speed {
     let Some((net, batch)) = workload.rsplit_once('_') else { return unknown };
     let Ok(batch @ 1..=4096) = batch.parse::<u64>() else { return unknown };
     if net == "superres" && batch <= 128 {
-        return Speed { iteration_ns: None, utilisation: SUPERRES, source: "calibrated: 300 of superres_128 gain the published factor of 2.38" };
+        return Speed {
+            iteration_ns: None,
+            utilisation: SUPERRES,
+            source: "calibrated: 300 of superres_128 gain the published factor of 2.38",
+        };
     }
     let Some((_, fixed, each)) = NETS.iter().find(|(name, ..)| *name == net) else { return unknown };
     let (fixed, whole) = (fixed * 1000, fixed * 1000 + each * batch);

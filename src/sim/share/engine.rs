@@ -7,7 +7,7 @@
 //! ([`super::lanes`]).
 
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use super::contention::WHOLE;
 use super::jobs::Job;
@@ -97,7 +97,11 @@ struct Engine<'a> {
     came: Vec<u32>,
     /// Integral of slowness over time, per mille nanoseconds; and its value when a service began.
     slow: u128,
-    slow_at: Vec<(u32, u128)>,
+    slow_at: BTreeMap<u32, u128>,
+    /// Persistent bytes and largest need of those that are served.
+    served: (u64, BTreeSet<(u64, u32)>),
+    /// Bytes that a turn moves, and the turn with its copies.
+    turning: Option<(u128, u128)>,
     outcome: Outcome,
 }
 
@@ -138,7 +142,9 @@ impl<'a> Engine<'a> {
             freed: false,
             came: Vec::new(),
             slow: 0,
-            slow_at: Vec::new(),
+            slow_at: BTreeMap::new(),
+            served: (0, BTreeSet::new()),
+            turning: None,
             outcome: Outcome {
                 jobs: vec![result; n],
                 switches: 0,
@@ -181,6 +187,9 @@ impl<'a> Engine<'a> {
         let load = self.load();
         self.outcome.busy += passed * u128::from(load.min(u64::from(WHOLE)));
         self.slow += passed * u128::from(load.max(u64::from(WHOLE)));
+        if let Some((bytes, turn)) = self.turning {
+            self.outcome.moved += bytes * passed / turn;
+        }
         self.now = at;
     }
 
@@ -193,6 +202,7 @@ impl<'a> Engine<'a> {
     }
 
     fn set_speed(&mut self) {
+        self.turning = None;
         let n = self.running.len() as u128;
         let whole = u128::from(WHOLE);
         let (mut num, mut den) = (whole, u128::from(self.load()).max(whole));
@@ -211,10 +221,15 @@ impl<'a> Engine<'a> {
             den *= n;
             let largest = self.sharers.1.last().map_or(0, |l| l.0);
             let all = self.sharers.0 + u128::from(largest) > u128::from(self.settings.capacity.0);
-            if n > 1 && (all || self.settings.mechanism == Mechanism::Checkpoint) && (self.moves || self.settings.mechanism == Mechanism::Checkpoint) {
+            if n > 1
+                && (all || self.settings.mechanism == Mechanism::Checkpoint)
+                && (self.moves || self.settings.mechanism == Mechanism::Checkpoint)
+            {
                 let mean = Bytes(u64::try_from(self.sharers.0 / n).unwrap_or(u64::MAX));
                 let turn = u128::from(self.settings.turn.0.max(1));
-                (num, den) = (num * turn, den * (turn + u128::from(self.settings.copies(mean, mean))));
+                let whole = turn + u128::from(self.settings.copies(mean, mean));
+                (num, den) = (num * turn, den * whole);
+                self.turning = Some((2 * u128::from(mean.0), whole));
             }
         }
         let bits = (128 - den.leading_zeros()).saturating_sub(38);
@@ -277,7 +292,9 @@ impl<'a> Engine<'a> {
             if let Some(verdict) = early {
                 (self.outcome.jobs[id as usize].verdict, self.outcome.jobs[id as usize].end) = (verdict, job.submit);
                 if self.keep.reasons == Some(id) {
-                    self.outcome.reasons.push((Nanos(self.now), format!("{}: needs {} + {}", verdict.word(), job.persistent, job.ephemeral)));
+                    self.outcome
+                        .reasons
+                        .push((Nanos(self.now), format!("{}: needs {} + {}", verdict.word(), job.persistent, job.ephemeral)));
                 }
                 continue;
             }
@@ -314,8 +331,10 @@ impl<'a> Engine<'a> {
             }
             State::Serving => {
                 self.serving -= u64::from(self.demand(job));
-                if let Some(at) = self.slow_at.iter().position(|s| s.0 == job) {
-                    let (_, before) = self.slow_at.swap_remove(at);
+                let it = &self.jobs[index];
+                self.served.1.remove(&(it.ephemeral.0, job));
+                self.served.0 -= it.persistent.0;
+                if let Some(before) = self.slow_at.remove(&job) {
                     let time = u128::from(self.now - self.since[index]).max(1);
                     self.outcome.jobs[index].dilation = u32::try_from((self.slow - before) / time).unwrap_or(u32::MAX).max(1000);
                 }
@@ -425,15 +444,28 @@ impl<'a> Engine<'a> {
     }
 
     fn schedule(&mut self) {
-        while let Some(job) = self.services.iter().copied().find(|&j| self.room.admit(j, &self.jobs[j as usize], Join::Serve)) {
+        let asking: Vec<u32> = self.services.iter().copied().take(LOOK).collect();
+        let more = asking.len() == LOOK;
+        let mut came = 0;
+        for job in asking {
+            if !self.room.admit(job, &self.jobs[job as usize], Join::Serve) {
+                continue;
+            }
+            came += 1;
             self.services.remove(&job);
+            let it = &self.jobs[job as usize];
+            self.served.0 += it.persistent.0;
+            self.served.1.insert((it.ephemeral.0, job));
             self.state[job as usize] = State::Serving;
             self.since[job as usize] = self.now;
             self.serving += u64::from(self.demand(job));
-            self.slow_at.push((job, self.slow));
+            self.slow_at.insert(job, self.slow);
             self.outcome.jobs[job as usize].start = Some(Nanos(self.now));
             let end = self.now.saturating_add(self.jobs[job as usize].work.0);
             self.timers.push(Reverse((end, job)));
+        }
+        if more && came > 0 {
+            return self.schedule();
         }
         match self.style {
             Style::All => self.all(),
@@ -556,7 +588,8 @@ impl<'a> Engine<'a> {
     }
 
     fn fill(&mut self) {
-        let candidates: Vec<u32> = self.waiting.iter().take(LOOK).map(|k| k.2).collect();
+        let closed = self.overdue().filter(|&j| self.state[j as usize] == State::Waiting);
+        let candidates = closed.map_or_else(|| self.waiting.iter().take(LOOK).map(|k| k.2).collect(), |j| vec![j]);
         for job in candidates {
             if self.utilised + self.serving >= u64::from(WHOLE) {
                 return;
@@ -603,19 +636,21 @@ impl<'a> Engine<'a> {
         let head = self.overdue();
         let ranked = head.into_iter().chain(merged.filter(|j| Some(*j) != head)).take(LOOK);
         // Services stay, and where nothing moves so does what is persistent.
-        let services: u64 = self.slow_at.iter().map(|s| self.jobs[s.0 as usize].persistent.0).sum();
-        let served = if services > 0 { lanes.lanes().filter(|(_, l)| l.members.iter().any(|m| self.state[m.1 as usize] == State::Serving)).map(|(_, l)| l.size.0).sum() } else { 0 };
-        let mut taken = if self.moves { services } else { lanes.persistent().0 } + served;
+        let lane = self.served.1.last().map_or(0, |l| l.0);
+        let mut taken = lane + if self.moves { self.served.0 } else { lanes.persistent().0 };
+        // Behind an overdue job that doesn't fit yet nobody comes in.
+        let mut closed = head.is_some_and(|h| self.state[h as usize] == State::Waiting);
         let fits = |job: u32| {
             let it = &self.jobs[job as usize];
             let (persistent, ephemeral) = lanes.charge(it.persistent, it.ephemeral);
             let held = !self.moves && self.state[job as usize] != State::Waiting;
             let more = ephemeral.0 + if held { 0 } else { persistent.0 };
-            let fits = taken + more <= lanes.capacity().0;
-            if fits {
-                taken += more;
+            if closed && head != Some(job) && self.state[job as usize] == State::Waiting || taken + more > lanes.capacity().0 {
+                return false;
             }
-            fits
+            closed &= head != Some(job);
+            taken += more;
+            true
         };
         choose(ranked.map(|j| (j, self.jobs[j as usize].utilisation)), super::lanes::MOST, head.is_some(), fits)
     }

@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use super::contention::{WHOLE, speed};
 use super::memory::{Memory, Need};
 use crate::files::{self, FileError};
+use crate::job::Graph;
 use crate::job::json;
 use crate::job::liveness::{Liveness, Span, spans};
-use crate::job::Graph;
 use crate::units::{Bytes, Nanos};
 
 /// A job.
@@ -79,8 +79,19 @@ const LONGEST_S: u128 = 1_000_000_000;
 const ALL_WORK: u128 = 1 << 59;
 
 const COLUMNS: [&str; 13] = [
-    "job", "workload", "graph", "persistent_bytes", "ephemeral_bytes", "iteration_s", "submit_s", "duration_s", "iterations", "utilisation",
-    "priority", "kill_s", "rate_per_s",
+    "job",
+    "workload",
+    "graph",
+    "persistent_bytes",
+    "ephemeral_bytes",
+    "iteration_s",
+    "submit_s",
+    "duration_s",
+    "iterations",
+    "utilisation",
+    "priority",
+    "kill_s",
+    "rate_per_s",
 ];
 
 /// Reads a trace; `memory` is where its workloads are looked up.
@@ -296,7 +307,10 @@ mod tests {
         assert!(!trace.sorted);
         assert_eq!((&*trace.jobs[0].name, trace.jobs[0].iteration, trace.jobs[0].utilisation), ("a", ITERATION, WHOLE));
         let b = &trace.jobs[1];
-        assert_eq!((b.work.0, b.kill, b.rate, b.priority, b.utilisation), (5_000_000_000, Some(Nanos(12_000_000_000)), Some(1500), -2, 250));
+        assert_eq!(
+            (b.work.0, b.kill, b.rate, b.priority, b.utilisation),
+            (5_000_000_000, Some(Nanos(12_000_000_000)), Some(1500), -2, 250)
+        );
     }
 
     #[test]

@@ -100,11 +100,11 @@ impl Settings {
                 return Room::Lanes(Lanes::new(self.capacity, self.mode, most));
             }
             Mechanism::Exclusive | Mechanism::Checkpoint => (self.capacity, self.capacity, 1, Bytes::ZERO),
-            Mechanism::Static => (self.capacity, Bytes(self.capacity.0 / u64::from(self.partitions.max(1))), u64::from(self.partitions), self.context),
-            Mechanism::Mps => (self.capacity, self.capacity, PROCESSES, self.context),
-            Mechanism::MpsOc => {
-                (Bytes(self.capacity.0 / 100 * u64::from(self.overcommit)), self.capacity, PROCESSES, self.context)
+            Mechanism::Static => {
+                (self.capacity, Bytes(self.capacity.0 / u64::from(self.partitions.max(1))), u64::from(self.partitions), self.context)
             }
+            Mechanism::Mps => (self.capacity, self.capacity, PROCESSES, self.context),
+            Mechanism::MpsOc => (Bytes(self.capacity.0 / 100 * u64::from(self.overcommit)), self.capacity, PROCESSES, self.context),
         };
         Room::Processes(Processes { limit, each, most, context, used: Bytes::ZERO, count: 0 })
     }

@@ -32,26 +32,27 @@ impl Memory {
         let broken = |e: csv::Error| fail(e.position().map_or(1, csv::Position::line), super::jobs::plain_csv(&e));
         let headers = reader.headers().map_err(broken)?.clone();
         let column = |name: &str| headers.iter().position(|h| h == name);
-        let (name, persistent, ephemeral, unit) =
-            match (column("workload"), column("persistent_bytes"), column("ephemeral_bytes")) {
-                (Some(n), Some(p), Some(e)) => (n, p, e, 1),
-                _ => match (column("Network"), column("Persistent Mem (MB)"), column("Peak")) {
-                    (Some(n), Some(p), Some(e)) => (n, p, e, 1u64 << 20),
-                    _ => {
-                        return Err(fail(
-                            1,
-                            "needs the columns workload, persistent_bytes, ephemeral_bytes; or Network, Persistent Mem (MB), Peak".into(),
-                        ));
-                    }
-                },
-            };
+        let (name, persistent, ephemeral, unit) = match (column("workload"), column("persistent_bytes"), column("ephemeral_bytes")) {
+            (Some(n), Some(p), Some(e)) => (n, p, e, 1),
+            _ => match (column("Network"), column("Persistent Mem (MB)"), column("Peak")) {
+                (Some(n), Some(p), Some(e)) => (n, p, e, 1u64 << 20),
+                _ => {
+                    return Err(fail(
+                        1,
+                        "needs the columns workload, persistent_bytes, ephemeral_bytes; or Network, Persistent Mem (MB), Peak".into(),
+                    ));
+                }
+            },
+        };
         let mut all = BTreeMap::new();
         for record in reader.records() {
             let record = record.map_err(broken)?;
             let line = record.position().map_or(0, csv::Position::line);
             let size = |index: usize| {
                 let text = record.get(index).unwrap_or("");
-                bytes(text, unit).ok_or_else(|| fail(line, format!("`{text}` is not a size; write a number of {}", if unit == 1 { "bytes" } else { "MiB" })))
+                bytes(text, unit).ok_or_else(|| {
+                    fail(line, format!("`{text}` is not a size; write a number of {}", if unit == 1 { "bytes" } else { "MiB" }))
+                })
             };
             let key = record.get(name).unwrap_or("");
             if key.is_empty() {

@@ -88,8 +88,6 @@ pub fn choose<T: Copy>(ranked: impl Iterator<Item = (T, u32)>, most: usize, over
         if fits(job) {
             chosen.push(job);
             busy += utilisation;
-        } else if overdue && chosen.is_empty() {
-            break;
         }
     }
     chosen
