@@ -83,7 +83,10 @@ fn a_million_changes_are_safe_down_to_addresses() {
         let mut layout = Layout::new(Bytes(capacity));
         let mut needs: Vec<(u64, u64)> = Vec::new();
         for _ in 0..1000 {
-            let size = |below: &mut dyn FnMut(u64) -> u64| below(if below(4) == 0 { capacity } else { capacity / 8 });
+            let size = |below: &mut dyn FnMut(u64) -> u64| {
+                let large = below(4) == 0;
+                below(if large { capacity } else { capacity / 8 })
+            };
             let resident = |lanes: &Lanes, n: u64| lanes.residents().nth(n as usize % lanes.residents().count().max(1)).map(|r| r.0);
             match below(10) {
                 0..5 => {
