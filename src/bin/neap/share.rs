@@ -52,6 +52,9 @@ pub struct Flags {
     /// What a process's context takes (static, mps, mps-oc).
     #[arg(long, value_name = "SIZE", default_value = "300MiB")]
     context: Bytes,
+    /// How far the memory given may be too low, in per cent: so much more is asked for every job.
+    #[arg(long, value_name = "PERCENT", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1000))]
+    margin: u32,
     /// Equal partitions (static).
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=48))]
     partitions: u32,
@@ -109,11 +112,15 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     settings::outputs(&inputs, &outputs)?;
     let device = neap::device::profile::load(&flags.device)?;
     let capacity = flags.memory_bytes.unwrap_or(device.memory_bytes);
-    if capacity == Bytes::ZERO {
-        bail!("--memory-bytes: 0 holds no job; give a size such as 16GiB");
+    if capacity == Bytes::ZERO || capacity.0 > 1 << 50 {
+        bail!("--memory-bytes: {capacity} is no device; give a size up to 1PiB, such as 16GiB");
     }
     let memory = flags.memory.as_deref().map(Memory::read).transpose()?.unwrap_or_default();
-    let trace = jobs::read(&flags.jobs, &memory)?;
+    let mut trace = jobs::read(&flags.jobs, &memory)?;
+    let with_margin = |b: Bytes| Bytes(b.0 + (b.0 * u64::from(flags.margin)).div_ceil(100));
+    for job in &mut trace.jobs {
+        (job.persistent, job.ephemeral) = (with_margin(job.persistent), with_margin(job.ephemeral));
+    }
     if !trace.sorted {
         note(&format!("note: {}: the rows are not in order of submission; they are taken in that order", flags.jobs.display()));
     }

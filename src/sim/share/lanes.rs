@@ -169,11 +169,11 @@ impl Lanes {
         let Some(entry) = self.lanes.get_mut(&id) else { return };
         entry.members.remove(&(ephemeral, job));
         if entry.members.is_empty() {
-            self.sizes = self.sizes - entry.size;
+            self.sizes -= entry.size;
             self.lanes.remove(&id);
         } else if self.mode == Mode::Neap {
             let need = entry.need();
-            self.sizes = self.sizes - (entry.size - need);
+            self.sizes -= entry.size - need;
             entry.size = need;
         }
     }
@@ -182,7 +182,7 @@ impl Lanes {
     pub fn leave(&mut self, job: JobId) {
         self.park(job);
         if let Some((persistent, _)) = self.jobs.remove(&job) {
-            self.persistent = self.persistent - persistent;
+            self.persistent -= persistent;
         }
     }
 

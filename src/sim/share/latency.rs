@@ -35,7 +35,10 @@ pub fn latencies(jobs: &[Job], results: &[JobResult], mechanism: Mechanism) -> V
         Some((index, start.0, result.end.0))
     };
     let served: Vec<(usize, u64, u64)> = jobs.iter().zip(results).enumerate().filter_map(served).collect();
-    let share = MOST / served.len().max(1);
+    if served.is_empty() {
+        return Vec::new();
+    }
+    let share = MOST / served.len();
     let mut requests: Vec<(u64, usize)> = Vec::new();
     for &(index, start, end) in &served {
         let mut random = Pcg64::new(index as u128, 7);

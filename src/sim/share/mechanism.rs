@@ -181,7 +181,7 @@ impl Room {
             Self::Lanes(lanes) => lanes.leave(id),
             Self::Processes(p) => {
                 p.count -= 1;
-                p.used = p.used - (job.persistent + job.ephemeral + p.context);
+                p.used -= job.persistent + job.ephemeral + p.context;
             }
         }
     }

@@ -191,7 +191,8 @@ fn the_checker_sees_each_kind_of_harm() {
     let good =
         Picture { capacity: 20, residents: vec![resident(5, 0, 6, Some(1)), resident(4, 5, 9, None)], lanes: vec![(1, 6, Some(14))] };
     check(&good).unwrap();
-    let harm: [(&str, fn(&mut Picture)); 5] = [
+    type Change = fn(&mut Picture);
+    let harm: [(&str, Change); 5] = [
         ("promised", |p| p.residents[1].persistent = 10),
         ("needs", |p| p.residents[0].ephemeral = 7),
         ("overlap", |p| p.residents[1].at = Some(4)),
