@@ -11,9 +11,22 @@ use crate::units::{Bytes, Nanos};
 
 impl Engine<'_> {
     pub(super) fn schedule(&mut self) {
+        while self.serve() {}
+        match self.style {
+            Style::All => self.all(),
+            Style::Rotating => self.rotating(),
+            Style::One { preempts } => self.one(preempts),
+            Style::UntilBusy { preempts: false } => self.fill(),
+            Style::UntilBusy { preempts: true } => self.until_busy(),
+        }
+        self.freed = false;
+        self.came.clear();
+    }
+
+    /// Lets in some of the inference jobs that wait; whether there may be more.
+    fn serve(&mut self) -> bool {
         let asking: Vec<u32> = self.services.iter().copied().take(LOOK).collect();
-        let more = asking.len() == LOOK;
-        let mut came = 0;
+        let (asked, mut came) = (asking.len(), 0);
         for job in asking {
             if !self.room.admit(job, &self.jobs[job as usize], Join::Serve) {
                 continue;
@@ -28,21 +41,9 @@ impl Engine<'_> {
             self.serving += u64::from(self.demand(job));
             self.slow_at.insert(job, self.slow);
             self.outcome.jobs[job as usize].start = Some(Nanos(self.now));
-            let end = self.now.saturating_add(self.jobs[job as usize].work.0);
-            self.timers.push(Reverse((end, job)));
+            self.timers.push(Reverse((self.now.saturating_add(it.work.0), job)));
         }
-        if more && came > 0 {
-            return self.schedule();
-        }
-        match self.style {
-            Style::All => self.all(),
-            Style::Rotating => self.rotating(),
-            Style::One { preempts } => self.one(preempts),
-            Style::UntilBusy { preempts: false } => self.fill(),
-            Style::UntilBusy { preempts: true } => self.until_busy(),
-        }
-        self.freed = false;
-        self.came.clear();
+        asked == LOOK && came > 0
     }
 
     /// The oldest job, if it has been there for longer than the patience.
@@ -59,31 +60,37 @@ impl Engine<'_> {
 
     /// Lets in those who wait, in the policy's order, as far as there is room.
     fn admit(&mut self, join: Join, mut then: impl FnMut(&mut Self, u32)) {
-        let closed = self.overdue().filter(|&j| self.state[j as usize] == State::Waiting);
-        let looked: Vec<u32> = match closed {
-            Some(oldest) => vec![oldest],
-            None if self.freed || !self.policy.skips() => self.waiting.iter().take(LOOK).map(|k| k.2).collect(),
-            // What didn't fit before still doesn't.
-            None => {
-                let mut came: Vec<Key> = self.came.iter().map(|&j| self.key(j)).collect();
-                came.sort_unstable();
-                came.iter().map(|k| k.2).collect()
-            }
-        };
-        let mut all = looked.len() == LOOK && (self.freed || !self.policy.skips());
-        for job in looked {
-            if self.room.admit(job, &self.jobs[job as usize], join) {
-                self.waiting.remove(&self.key(job));
-                then(self, job);
-            } else {
-                all = false;
-                if !self.policy.skips() {
-                    break;
+        loop {
+            let closed = self.overdue().filter(|&j| self.state[j as usize] == State::Waiting);
+            let looked: Vec<u32> = match closed {
+                Some(oldest) => vec![oldest],
+                None if self.freed || !self.policy.skips() => self.waiting.iter().take(LOOK).map(|k| k.2).collect(),
+                // What didn't fit before still doesn't.
+                None => {
+                    let came = self.came.iter().filter(|&&j| self.state[j as usize] == State::Waiting);
+                    let mut came: Vec<Key> = came.map(|&j| self.key(j)).collect();
+                    came.sort_unstable();
+                    came.iter().map(|k| k.2).collect()
+                }
+            };
+            let (mut again, mut refused) = (closed.is_some() || looked.len() >= LOOK, false);
+            for job in looked {
+                if self.room.admit(job, &self.jobs[job as usize], join) {
+                    self.waiting.remove(&self.key(job));
+                    then(self, job);
+                } else {
+                    refused = true;
+                    if !self.policy.skips() {
+                        break;
+                    }
                 }
             }
-        }
-        if all {
-            self.admit(join, then);
+            again &= !refused;
+            if !again {
+                return;
+            }
+            // The overdue one is in: who waits behind it is looked at anew.
+            self.freed |= closed.is_some();
         }
     }
 
