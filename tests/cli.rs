@@ -24,5 +24,7 @@ mod reserved;
 mod round;
 #[path = "cli/score.rs"]
 mod score;
+#[path = "cli/share.rs"]
+mod share;
 #[path = "cli/together.rs"]
 mod together;

@@ -17,7 +17,7 @@ use neap::schedule::Plan;
 use neap::schedule::check::check;
 use neap::sim::engine::{self, Durations};
 use neap::sim::program::{Direction, Program};
-use neap::sim::shared::{Shared, WHOLE, Work};
+use neap::sim::together::{Shared, WHOLE, Work};
 use neap::units::{Bytes, Nanos};
 
 fn plans() -> u64 {

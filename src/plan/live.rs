@@ -1,7 +1,7 @@
 //! Jobs that come and go: planned anew together at each launch and end, the new plans taken up at the jobs' own iteration boundaries.
 //!
 //! The papers' parts (TENSILE, its architecture figure): the *controller* is [`Live::run`], which sees launches and ends; the *scheduler* is
-//! [`super::global`]; executors and the swap executor are [`crate::sim::shared`]. What is resident of a job at the end of its iteration is its persistent memory.
+//! [`super::global`]; executors and the swap executor are [`crate::sim::together`]. What is resident of a job at the end of its iteration is its persistent memory.
 //! A new plan moves a job to its new sub-arena between two iterations, which costs what moving its persistent memory on the device takes,
 //! and the copies of what the plans keep in different memories.
 //!
@@ -26,7 +26,7 @@ use crate::device::{Profile, roofline};
 use crate::job::Graph;
 use crate::sim::engine::{self, Deadlock, Durations};
 use crate::sim::program::{Begin, Direction, Program};
-use crate::sim::shared::{Carried, Shared, Work};
+use crate::sim::together::{Carried, Shared, Work};
 use crate::units::{Bytes, Nanos, TensorId};
 
 /// A job, when it comes and how long it stays.

@@ -3,6 +3,7 @@
 //! For: turning plain figures into text, SVG and Chrome traces. Not for: computing any of them.
 
 pub mod curve;
+pub mod distribution;
 pub mod frontier;
 pub mod memory;
 pub mod quadrants;

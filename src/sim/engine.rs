@@ -2,7 +2,7 @@
 //!
 //! The rules are those of [`crate::schedule::plan`], "What a plan means". Integer time, exact link
 //! progress, ends before starts at the same instant. Cost: O((steps + copies) · log) a run.
-//! Not for: proving plans, sharing a device between jobs ([`super::shared`]).
+//! Not for: proving plans, sharing a device between jobs ([`super::together`]).
 
 use super::player::{ALONE, DIRECTIONS, NEVER, Player};
 use super::program::{Begin, Direction, Program, Residency};

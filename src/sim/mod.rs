@@ -12,5 +12,6 @@ pub mod program;
 pub mod requests;
 pub mod reserved;
 pub mod sequence;
-pub mod shared;
+pub mod share;
 pub mod snapshot;
+pub mod together;

@@ -1,6 +1,6 @@
 //! One job on a device: which of its steps and copies may start, and what became of them.
 //!
-//! For: [`super::engine`], which gives it a device alone, and [`super::shared`], where it shares one. The rules are those of
+//! For: [`super::engine`], which gives it a device alone, and [`super::together`], where it shares one. The rules are those of
 //! [`crate::schedule::plan`], "What a plan means". Not for: the link's rates and the clock, which are the device's.
 
 use std::ops::Deref;

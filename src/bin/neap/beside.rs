@@ -9,7 +9,7 @@ use neap::report::table::{Side, Table};
 use neap::schedule::Plan;
 use neap::sim::engine::{self, Durations, Run};
 use neap::sim::program::{Direction, Program};
-use neap::sim::shared::{Shared, WHOLE, Work};
+use neap::sim::together::{Shared, WHOLE, Work};
 use neap::units::{Bytes, Nanos};
 use serde_json::json;
 

@@ -1,7 +1,7 @@
 //! The subcommands, each with its file. Not for: their flags.
 
 use super::output::Answer;
-use super::{check, compare, device, diff, estimate, explain, import, inspect, place, plan, replay, run, score, simulate};
+use super::{check, compare, device, diff, estimate, explain, import, inspect, place, plan, replay, run, score, share, simulate};
 
 #[derive(clap::Subcommand)]
 pub enum Command {
@@ -15,6 +15,7 @@ pub enum Command {
     Estimate(Box<estimate::Flags>),
     Replay(replay::Flags),
     Score(score::Flags),
+    Share(Box<share::Flags>),
     Check(check::Flags),
     Diff(diff::Flags),
     Explain(explain::Flags),
@@ -38,6 +39,7 @@ impl Command {
             Self::Estimate(flags) => estimate::main(flags, json),
             Self::Replay(flags) => replay::main(flags, json),
             Self::Score(flags) => score::main(flags, json),
+            Self::Share(flags) => share::main(flags, json),
             Self::Check(flags) => check::main(flags, json),
             Self::Diff(flags) => diff::main(flags, json),
             Self::Explain(flags) => explain::main(flags, json),

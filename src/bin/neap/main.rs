@@ -20,6 +20,7 @@ mod replay;
 mod run;
 mod score;
 mod settings;
+mod share;
 mod simulate;
 mod together;
 

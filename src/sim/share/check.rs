@@ -1,0 +1,70 @@
+//! Whether a device's memory is safe: an independent proof over plain figures, sharing no code with lanes, layout or engine.
+//!
+//! Not for: finding a safe state.
+
+/// A device's memory at an iteration boundary.
+#[derive(Clone, Debug, Default)]
+pub struct Picture {
+    /// Bytes of the device.
+    pub capacity: u64,
+    /// Each resident: persistent bytes and where they lie, if addresses are asked about; what an iteration of it needs; its lane.
+    pub residents: Vec<Resident>,
+    /// Each lane: its number, bytes, and where it lies.
+    pub lanes: Vec<(u32, u64, Option<u64>)>,
+}
+
+/// A resident job.
+#[derive(Clone, Copy, Debug)]
+pub struct Resident {
+    /// Persistent bytes.
+    pub persistent: u64,
+    /// Where they lie.
+    pub at: Option<u64>,
+    /// Ephemeral bytes.
+    pub ephemeral: u64,
+    /// Its lane, if it has one now.
+    pub lane: Option<u32>,
+}
+
+/// Why it is not safe.
+///
+/// # Errors
+/// The first reason found.
+pub fn check(picture: &Picture) -> Result<(), String> {
+    let mut total: u128 = 0;
+    let mut ranges: Vec<(u64, u128, String)> = Vec::new();
+    for (number, resident) in picture.residents.iter().enumerate() {
+        total += u128::from(resident.persistent);
+        if let Some(at) = resident.at {
+            ranges.push((at, u128::from(at) + u128::from(resident.persistent), format!("resident {number}")));
+        }
+        if let Some(lane) = resident.lane {
+            let mut found = picture.lanes.iter().filter(|l| l.0 == lane);
+            let Some((_, size, _)) = found.next() else { return Err(format!("resident {number} is in lane {lane}, which is not there")) };
+            if found.next().is_some() {
+                return Err(format!("lane {lane} is there twice"));
+            }
+            if resident.ephemeral > *size {
+                return Err(format!("resident {number} needs {} bytes in lane {lane}, which has {size}", resident.ephemeral));
+            }
+        }
+    }
+    for (lane, size, at) in &picture.lanes {
+        total += u128::from(*size);
+        if let Some(at) = at {
+            ranges.push((*at, u128::from(*at) + u128::from(*size), format!("lane {lane}")));
+        }
+    }
+    if total > u128::from(picture.capacity) {
+        return Err(format!("{total} bytes are promised of {}", picture.capacity));
+    }
+    ranges.retain(|(from, to, _)| u128::from(*from) < *to);
+    ranges.sort();
+    if let Some((_, to, who)) = ranges.iter().find(|r| r.1 > u128::from(picture.capacity)) {
+        return Err(format!("{who} ends at {to}, behind the device's end at {}", picture.capacity));
+    }
+    match ranges.windows(2).find(|two| two[0].1 > u128::from(two[1].0)) {
+        Some(two) => Err(format!("{} and {} overlap at {}", two[0].2, two[1].2, two[1].0)),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,268 @@
+//! Who is let in and who runs next, after the events of an instant: one way for each style.
+
+use std::cmp::Reverse;
+
+use super::super::contention::WHOLE;
+use super::super::lanes::{Join, MOST};
+use super::super::mechanism::{Mechanism, Room};
+use super::super::policy::{Style, choose};
+use super::{Engine, Key, LOOK, NEVER, State};
+use crate::units::{Bytes, Nanos};
+
+impl Engine<'_> {
+    pub(super) fn schedule(&mut self) {
+        while self.serve() {}
+        match self.style {
+            Style::All => self.all(),
+            Style::Rotating => self.rotating(),
+            Style::One { preempts } => self.one(preempts),
+            Style::UntilBusy { preempts: false } => self.fill(),
+            Style::UntilBusy { preempts: true } => self.until_busy(),
+        }
+        self.freed = false;
+        self.came.clear();
+    }
+
+    /// Lets in some of the inference jobs that wait; whether there may be more.
+    fn serve(&mut self) -> bool {
+        let asking: Vec<u32> = self.services.iter().copied().take(LOOK).collect();
+        let (asked, mut came) = (asking.len(), 0);
+        for job in asking {
+            if !self.room.admit(job, &self.jobs[job as usize], Join::Serve) {
+                continue;
+            }
+            came += 1;
+            self.services.remove(&job);
+            let it = &self.jobs[job as usize];
+            self.served.0 += it.persistent.0;
+            self.served.1.insert((it.ephemeral.0, job));
+            self.state[job as usize] = State::Serving;
+            self.since[job as usize] = self.now;
+            self.serving += u64::from(self.demand(job));
+            self.slow_at.insert(job, self.slow);
+            self.outcome.jobs[job as usize].start = Some(Nanos(self.now));
+            self.timers.push(Reverse((self.now.saturating_add(it.work.0), job)));
+        }
+        asked == LOOK && came > 0
+    }
+
+    /// The oldest job, if it has been there for longer than the patience.
+    fn overdue(&self) -> Option<u32> {
+        let oldest = *self.there.first()?;
+        (self.jobs[oldest as usize].submit.0.saturating_add(self.settings.patience.0) <= self.now).then_some(oldest)
+    }
+
+    /// When the oldest falls overdue, if that changes anything.
+    pub(super) fn falls_overdue(&self) -> u64 {
+        let oldest = self.there.first().map(|&j| self.jobs[j as usize].submit.0.saturating_add(self.settings.patience.0));
+        oldest.filter(|at| *at > self.now && self.policy.ages()).unwrap_or(NEVER)
+    }
+
+    /// Lets in those who wait, in the policy's order, as far as there is room.
+    fn admit(&mut self, join: Join, mut then: impl FnMut(&mut Self, u32)) {
+        loop {
+            let closed = self.overdue().filter(|&j| self.state[j as usize] == State::Waiting);
+            let looked: Vec<u32> = match closed {
+                Some(oldest) => vec![oldest],
+                None if self.freed || !self.policy.skips() => self.waiting.iter().take(LOOK).map(|k| k.2).collect(),
+                // What didn't fit before still doesn't.
+                None => {
+                    let came = self.came.iter().filter(|&&j| self.state[j as usize] == State::Waiting);
+                    let mut came: Vec<Key> = came.map(|&j| self.key(j)).collect();
+                    came.sort_unstable();
+                    came.iter().map(|k| k.2).collect()
+                }
+            };
+            let (mut again, mut refused) = (closed.is_some() || looked.len() >= LOOK, false);
+            for job in looked {
+                if self.room.admit(job, &self.jobs[job as usize], join) {
+                    self.waiting.remove(&self.key(job));
+                    then(self, job);
+                } else {
+                    refused = true;
+                    if !self.policy.skips() {
+                        break;
+                    }
+                }
+            }
+            again &= !refused;
+            if !again {
+                return;
+            }
+            // The overdue one is in: who waits behind it is looked at anew.
+            self.freed |= closed.is_some();
+        }
+    }
+
+    fn all(&mut self) {
+        self.admit(Join::Own, |engine, job| engine.start(job, 0));
+    }
+
+    fn rotating(&mut self) {
+        let join = |engine: &mut Self, job: u32| {
+            let it = &engine.jobs[job as usize];
+            engine.sharers.0 += u128::from(it.persistent.0);
+            engine.sharers.1.insert((it.ephemeral.0, job));
+            engine.start(job, 0);
+        };
+        if !self.turns_move() {
+            return self.admit(Join::Share, join);
+        }
+        while let Some((.., job)) = self.waiting.pop_first() {
+            join(self, job);
+        }
+    }
+
+    fn one(&mut self, preempts: bool) {
+        let lanes = self.settings.mechanism == Mechanism::Lanes;
+        if preempts && lanes {
+            self.admit(Join::Share, |engine, job| {
+                engine.state[job as usize] = State::Idle;
+                engine.idle.insert(engine.key(job));
+            });
+        }
+        loop {
+            let from = if preempts && lanes { &self.idle } else { &self.waiting };
+            let aged = self.overdue().filter(|&j| self.policy.ages() && matches!(self.state[j as usize], State::Waiting | State::Idle));
+            let aged = aged.map(|j| self.key(j)).filter(|k| from.contains(k));
+            let Some(best) = aged.or(from.first().copied()) else { return };
+            let runner = self.running.first().map(|r| r.1);
+            if let Some(runner) = runner {
+                let older = self.policy.ages() && self.overdue() == Some(runner);
+                if !preempts || older || (aged.is_none() && best >= self.key(runner)) {
+                    return;
+                }
+                self.drain(runner);
+                if !self.running.is_empty() {
+                    return;
+                }
+                continue;
+            }
+            let job = best.2;
+            if preempts && lanes {
+                self.idle.remove(&best);
+                return self.start(job, 0);
+            }
+            if !self.room.admit(job, &self.jobs[job as usize], Join::Own) {
+                return;
+            }
+            self.waiting.remove(&best);
+            let out = self.last.take().filter(|&l| l != job).map_or(Bytes::ZERO, |l| self.jobs[l as usize].persistent);
+            let delay = self.copied(job, out);
+            return self.start(job, delay);
+        }
+    }
+
+    /// The time it takes to move `out` to the host, and the job's own persistent memory back if it is there.
+    fn copied(&mut self, job: u32, out: Bytes) -> u64 {
+        let back = std::mem::take(&mut self.on_host[job as usize]);
+        let into = if back { self.jobs[job as usize].persistent } else { Bytes::ZERO };
+        self.outcome.moved += u128::from((out + into).0);
+        self.settings.copies(out, into)
+    }
+
+    fn fill(&mut self) {
+        let closed = self.overdue().filter(|&j| self.state[j as usize] == State::Waiting);
+        let candidates = closed.map_or_else(|| self.waiting.iter().take(LOOK).map(|k| k.2).collect(), |j| vec![j]);
+        for job in candidates {
+            if self.utilised + self.serving >= u64::from(WHOLE) {
+                return;
+            }
+            if self.room.admit(job, &self.jobs[job as usize], Join::Own) {
+                self.waiting.remove(&self.key(job));
+                self.start(job, 0);
+            }
+        }
+    }
+
+    fn until_busy(&mut self) {
+        let wanted = self.wanted();
+        let others: Vec<u32> = self.running.iter().map(|r| r.1).filter(|j| !wanted.contains(j)).collect();
+        for job in others {
+            self.drain(job);
+        }
+        for &job in &wanted {
+            let state = self.state[job as usize];
+            match state {
+                State::Running => self.drains.retain(|d| d.1 != job),
+                State::Idle | State::Waiting if !self.place(job, &wanted) => return,
+                _ => {}
+            }
+        }
+    }
+
+    /// Who shall run: the policy's decision over those who run, are in, and wait.
+    fn wanted(&self) -> Vec<u32> {
+        let Room::Lanes(lanes) = &self.room else { return Vec::new() };
+        let mut run: Vec<Key> = self.running.iter().map(|r| self.key(r.1)).collect();
+        run.sort_unstable();
+        let (mut a, mut b, mut c) = (run.iter().peekable(), self.idle.iter().peekable(), self.waiting.iter().peekable());
+        let merged = std::iter::from_fn(move || {
+            let best = [a.peek(), b.peek(), c.peek()].into_iter().flatten().min().map(|k| **k)?;
+            for from in [&mut a as &mut dyn PeekNext, &mut b, &mut c] {
+                from.skip_if(&best);
+            }
+            Some(best.2)
+        });
+        let head = self.overdue();
+        let ranked = head.into_iter().chain(merged.filter(|j| Some(*j) != head)).take(LOOK);
+        // Services stay, and where nothing moves so does what is persistent.
+        let lane = self.served.1.last().map_or(0, |l| l.0);
+        let mut taken = lane + if self.moves { self.served.0 } else { lanes.persistent().0 };
+        // Behind an overdue job that doesn't fit yet nobody comes in.
+        let mut closed = head.is_some_and(|h| self.state[h as usize] == State::Waiting);
+        let fits = |job: u32| {
+            let it = &self.jobs[job as usize];
+            let (persistent, ephemeral) = lanes.charge(it.persistent, it.ephemeral);
+            let held = !self.moves && self.state[job as usize] != State::Waiting;
+            let more = ephemeral.0 + if held { 0 } else { persistent.0 };
+            if closed && head != Some(job) && self.state[job as usize] == State::Waiting || taken + more > lanes.capacity().0 {
+                return false;
+            }
+            closed &= head != Some(job);
+            taken += more;
+            true
+        };
+        choose(ranked.map(|j| (j, self.jobs[j as usize].utilisation)), MOST, head.is_some(), fits)
+    }
+
+    /// Gives a job a lane of its own and starts it, moving idle jobs' persistent memory out of the way if that is allowed.
+    fn place(&mut self, job: u32, wanted: &[u32]) -> bool {
+        let key = self.key(job);
+        let mut out = Bytes::ZERO;
+        while !self.room.admit(job, &self.jobs[job as usize], Join::Own) {
+            let victim = self.idle.iter().rev().map(|k| k.2).find(|j| *j != job && !wanted.contains(j)).filter(|_| self.moves);
+            // Who runs and shall not will be gone at the end of its iteration.
+            let Some(victim) = victim else { return self.paid(out) };
+            let it = &self.jobs[victim as usize];
+            self.idle.remove(&self.key(victim));
+            self.room.leave(victim, it);
+            out += it.persistent;
+            self.on_host[victim as usize] = true;
+            self.state[victim as usize] = State::Waiting;
+            self.waiting.insert(self.key(victim));
+        }
+        self.idle.remove(&key);
+        self.waiting.remove(&key);
+        let delay = self.copied(job, out);
+        self.start(job, delay);
+        true
+    }
+
+    /// Copies out that nobody starts after: they overlap with what runs on.
+    fn paid(&mut self, out: Bytes) -> bool {
+        self.outcome.moved += u128::from(out.0);
+        false
+    }
+}
+
+/// Passes over the front if it is a key.
+trait PeekNext {
+    fn skip_if(&mut self, key: &Key);
+}
+
+impl<'k, I: Iterator<Item = &'k Key>> PeekNext for std::iter::Peekable<I> {
+    fn skip_if(&mut self, key: &Key) {
+        self.next_if(|front| *front == key);
+    }
+}

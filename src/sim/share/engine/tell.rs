@@ -1,0 +1,50 @@
+//! What is kept of a run beside its figures: memory over time, and what one job waited for.
+
+use super::super::mechanism::Room;
+use super::super::result::Moment;
+use super::{Engine, State};
+use crate::units::{Bytes, Nanos};
+
+impl Engine<'_> {
+    pub(super) fn tell(&mut self) {
+        if self.keep.moments {
+            let (persistent, lanes) = match &self.room {
+                Room::Lanes(lanes) if !self.turns_move() => (lanes.persistent(), lanes.lanes().map(|(id, l)| (id, l.size)).collect()),
+                Room::Processes(_) if !self.turns_move() => (Bytes::ZERO, vec![(0, self.room.used())]),
+                _ => {
+                    let largest = self.sharers.1.last().map_or(0, |l| l.0);
+                    let held = u64::try_from(self.sharers.0).unwrap_or(u64::MAX).min(self.settings.capacity.0.saturating_sub(largest));
+                    (Bytes(held), vec![(0, Bytes(largest))])
+                }
+            };
+            self.outcome.moments.push(Moment { at: Nanos(self.now), persistent, lanes });
+        }
+        let Some(job) = self.keep.reasons else { return };
+        let it = &self.jobs[job as usize];
+        let name = |j: u32| &self.jobs[j as usize].name;
+        let ahead = || match self.running.len() {
+            0 => "nobody".to_owned(),
+            1 => format!("`{}`", self.running.first().map_or("", |r| name(r.1))),
+            n => format!("`{}` and {} more", self.running.first().map_or("", |r| name(r.1)), n - 1),
+        };
+        let text = match self.state[job as usize] {
+            State::Away => return,
+            State::Running if self.drains.iter().any(|d| d.1 == job) => "finishes its iteration, then gives way".to_owned(),
+            State::Running => "runs".to_owned(),
+            State::Serving => "serves".to_owned(),
+            State::Idle => format!("is in and waits for its turn: {} runs", ahead()),
+            State::Waiting => {
+                let free = self.room.free();
+                let before = self.waiting.iter().position(|k| k.2 == job).unwrap_or(0);
+                if it.persistent + it.ephemeral > free {
+                    format!("waits for memory, {before} before it: {} runs", ahead())
+                } else {
+                    format!("waits for its turn, {before} before it: {} runs", ahead())
+                }
+            }
+        };
+        if self.outcome.reasons.last().is_none_or(|r| r.1 != text) {
+            self.outcome.reasons.push((Nanos(self.now), text));
+        }
+    }
+}

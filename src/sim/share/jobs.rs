@@ -1,0 +1,340 @@
+//! A trace of jobs: what each takes, when it comes, and how much it has to do.
+//!
+//! A CSV with a row for each job: `job`, `submit_s`, `duration_s` (alone) or `iterations`; what it is, by `workload` (looked up in a
+//! [`Memory`] table), by `graph` (a *.graph.json: what its liveness keeps across iterations and inside them), or by `persistent_bytes` and
+//! `ephemeral_bytes`. Optional: `iteration_s`, `utilisation` (0.001 to 1), `priority` (larger first), `kill_s` (after submission),
+//! `rate_per_s` (requests to an inference job). Not for: what becomes of them.
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::{Path, PathBuf};
+
+use super::contention::{WHOLE, speed};
+use super::memory::{Memory, Need};
+use crate::files::{self, FileError};
+use crate::job::Graph;
+use crate::job::json;
+use crate::job::liveness::{Liveness, Span, spans};
+use crate::units::{Bytes, Nanos};
+
+/// A job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Job {
+    /// Its name, unique in the trace.
+    pub name: Box<str>,
+    /// When it comes.
+    pub submit: Nanos,
+    /// Its time on the device alone; an inference job's time of service.
+    pub work: Nanos,
+    /// One iteration alone.
+    pub iteration: Nanos,
+    /// Bytes it holds across iterations.
+    pub persistent: Bytes,
+    /// Bytes it needs on top inside an iteration.
+    pub ephemeral: Bytes,
+    /// What it keeps busy alone, per mille.
+    pub utilisation: u32,
+    /// Larger goes first.
+    pub priority: i32,
+    /// When it is ended whether done or not.
+    pub kill: Option<Nanos>,
+    /// Requests in a thousand seconds, for an inference job.
+    pub rate: Option<u64>,
+}
+
+/// A trace that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum JobsError {
+    /// A file could not be read.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// A row says what cannot be.
+    #[error("{}: line {line}: {problem}", path.display())]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// From 1.
+        line: u64,
+        /// With the remedy.
+        problem: String,
+    },
+}
+
+/// The trace, in order of submission.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trace {
+    /// Rows of equal times keep their order.
+    pub jobs: Vec<Job>,
+    /// Whether rows came in another order.
+    pub sorted: bool,
+}
+
+/// A job without a known iteration time is taken to iterate this often.
+pub const ITERATION: Nanos = Nanos(100_000_000);
+
+const LARGEST: u64 = 1 << 30;
+const MOST: usize = 4_000_000;
+/// Times above this many seconds (some 30 years) are refused.
+const LONGEST_S: u128 = 1_000_000_000;
+/// All work together: below it, no simulated time overflows.
+const ALL_WORK: u128 = 1 << 59;
+
+const COLUMNS: [&str; 13] = [
+    "job",
+    "workload",
+    "graph",
+    "persistent_bytes",
+    "ephemeral_bytes",
+    "iteration_s",
+    "submit_s",
+    "duration_s",
+    "iterations",
+    "utilisation",
+    "priority",
+    "kill_s",
+    "rate_per_s",
+];
+
+/// Reads a trace; `memory` is where its workloads are looked up.
+///
+/// # Errors
+/// Naming file, line and remedy.
+pub fn read(path: &Path, memory: &Memory) -> Result<Trace, JobsError> {
+    let content = files::read(path, LARGEST)?;
+    let fail = |line: u64, problem: String| JobsError::Content { path: path.to_owned(), line, problem };
+    let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(content.as_slice());
+    let broken = |e: csv::Error| fail(e.position().map_or(1, csv::Position::line), plain_csv(&e));
+    let headers = reader.headers().map_err(broken)?.clone();
+    if let Some(odd) = headers.iter().find(|h| !COLUMNS.contains(h)) {
+        return Err(fail(1, format!("there is no column `{odd}`; the columns are {}", COLUMNS.join(", "))));
+    }
+    let place = COLUMNS.map(|name| headers.iter().position(|h| h == name));
+    if let Some(twice) = COLUMNS.iter().find(|name| headers.iter().filter(|h| h == *name).count() > 1) {
+        return Err(fail(1, format!("the column `{twice}` stands there twice; keep one")));
+    }
+    for (needed, why) in [("job", "a name for each"), ("submit_s", "when each comes")] {
+        if !headers.iter().any(|h| h == needed) {
+            return Err(fail(1, format!("the column `{needed}` is missing: {why}")));
+        }
+    }
+    let (mut jobs, mut graphs, mut work) = (Vec::new(), BTreeMap::new(), 0u128);
+    let mut record = csv::StringRecord::new();
+    let mut lines = Vec::new();
+    while reader.read_record(&mut record).map_err(broken)? {
+        let line = record.position().map_or(0, csv::Position::line);
+        let row = Row { record: &record, place: &place };
+        let job = row.job(memory, path, &mut graphs).map_err(|problem| fail(line, problem))?;
+        work += u128::from(job.work.0);
+        if work > ALL_WORK {
+            return Err(fail(line, "the jobs up to here have more than 18 years of work; cut the trace".into()));
+        }
+        if jobs.len() == MOST {
+            return Err(fail(line, format!("more than {MOST} jobs; cut the trace")));
+        }
+        jobs.push(job);
+        lines.push(line);
+    }
+    if jobs.is_empty() {
+        return Err(fail(1, "holds no job; add a row for each".into()));
+    }
+    let mut seen = HashSet::with_capacity(jobs.len());
+    if let Some(at) = jobs.iter().position(|j| !seen.insert(&*j.name)) {
+        return Err(fail(lines[at], format!("the job `{}` is there twice; give each its own name", jobs[at].name)));
+    }
+    let sorted = jobs.is_sorted_by_key(|j| j.submit);
+    jobs.sort_by_key(|j| j.submit);
+    Ok(Trace { jobs, sorted })
+}
+
+/// What a csv error says, without its own idea of the place.
+pub(super) fn plain_csv(error: &csv::Error) -> String {
+    match error.kind() {
+        csv::ErrorKind::UnequalLengths { expected_len, len, .. } => format!("has {len} cells where the heading has {expected_len}"),
+        csv::ErrorKind::Utf8 { .. } => "is not UTF-8 text; save it as such".to_owned(),
+        _ => format!("{error}; write comma-separated rows"),
+    }
+}
+
+/// A decimal without sign or exponent, in billionths; further digits only round up. Below 2^64 whole ones.
+#[must_use]
+pub fn decimal(text: &str) -> Option<u128> {
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
+    let digits = |t: &str| t.bytes().all(|b| b.is_ascii_digit());
+    if whole.is_empty() || !digits(whole) || !digits(fraction) || fraction.len() > 40 {
+        return None;
+    }
+    let whole: u64 = whole.parse().ok()?;
+    let kept = format!("{:0<9}", &fraction[..fraction.len().min(9)]);
+    let rest = fraction.len() > 9 && fraction[9..].bytes().any(|b| b != b'0');
+    Some(u128::from(whole) * 1_000_000_000 + kept.parse::<u128>().ok()? + u128::from(rest))
+}
+
+struct Row<'a> {
+    record: &'a csv::StringRecord,
+    place: &'a [Option<usize>; COLUMNS.len()],
+}
+
+impl Row<'_> {
+    fn cell(&self, name: &str) -> Option<&str> {
+        let at = COLUMNS.iter().position(|c| *c == name)?;
+        self.record.get(self.place[at]?).filter(|text| !text.is_empty())
+    }
+
+    fn time(&self, name: &str) -> Result<Option<Nanos>, String> {
+        let Some(text) = self.cell(name) else { return Ok(None) };
+        let time = decimal(text).filter(|t| *t <= LONGEST_S * 1_000_000_000);
+        let time = time.ok_or_else(|| format!("{name}: `{text}` is not a time; write seconds from 0 to {LONGEST_S}, such as 12.5"))?;
+        Ok(Some(Nanos(time as u64)))
+    }
+
+    fn size(&self, name: &str) -> Result<Option<Bytes>, String> {
+        let Some(text) = self.cell(name) else { return Ok(None) };
+        let size = text.parse::<Bytes>().ok().filter(|b| b.0 <= 1 << 50);
+        size.map(Some).ok_or_else(|| format!("{name}: `{text}` is not a size; write bytes, or a size such as 300MiB"))
+    }
+
+    fn job(&self, memory: &Memory, path: &Path, graphs: &mut BTreeMap<String, Weighed>) -> Result<Job, String> {
+        let name = self.cell("job").ok_or("the row names no job; fill the column `job`")?;
+        let submit = self.time("submit_s")?.ok_or("submit_s is empty; say when the job comes")?;
+        let explicit = (self.size("persistent_bytes")?, self.size("ephemeral_bytes")?);
+        let mut utilisation = WHOLE;
+        let mut iteration = None;
+        let need: Need = match (self.cell("graph"), explicit, self.cell("workload")) {
+            (Some(_), (Some(_), _) | (_, Some(_)), _) => return Err("gives a graph and sizes; keep one of them".into()),
+            (Some(file), _, _) => {
+                let file = path.parent().unwrap_or(Path::new(".")).join(file);
+                let weighed = weigh(graphs, &file)?;
+                iteration = weighed.iteration;
+                weighed.need
+            }
+            (None, (Some(persistent), Some(ephemeral)), _) => (persistent, ephemeral),
+            (None, (None, None), Some(workload)) => {
+                memory.get(workload).ok_or_else(|| format!("the workload `{workload}` is not in the memory table; add it there (--memory), or give persistent_bytes and ephemeral_bytes"))?
+            }
+            (None, (None, None), None) => {
+                return Err("says nothing of memory; fill workload, graph, or persistent_bytes and ephemeral_bytes".into());
+            }
+            _ => return Err("gives one of persistent_bytes and ephemeral_bytes; give both".into()),
+        };
+        if let Some(workload) = self.cell("workload") {
+            let known = speed(workload);
+            utilisation = known.utilisation;
+            iteration = iteration.or(known.iteration_ns.map(Nanos));
+        }
+        let iteration = self.time("iteration_s")?.or(iteration).unwrap_or(ITERATION);
+        if iteration == Nanos::ZERO {
+            return Err("iteration_s is 0; an iteration takes some time".into());
+        }
+        if let Some(text) = self.cell("utilisation") {
+            let share = decimal(text).filter(|s| (1_000_000..=1_000_000_000).contains(s));
+            utilisation = (share.ok_or_else(|| format!("utilisation: `{text}` is not a share from 0.001 to 1"))? / 1_000_000) as u32;
+        }
+        let work = match (self.time("duration_s")?, self.cell("iterations")) {
+            (Some(_), Some(_)) => return Err("gives duration_s and iterations; keep one of them".into()),
+            (Some(work), None) => work,
+            (None, Some(text)) => {
+                let work = text.parse::<u64>().ok().and_then(|n| n.checked_mul(iteration.0));
+                let work = work.filter(|w| u128::from(*w) <= LONGEST_S * 1_000_000_000);
+                Nanos(work.ok_or_else(|| format!("iterations: `{text}` is not a number of iterations that end within {LONGEST_S} s"))?)
+            }
+            (None, None) => return Err("says not how long it runs; fill duration_s or iterations".into()),
+        };
+        let priority = match self.cell("priority") {
+            None => 0,
+            Some(text) => text.parse().map_err(|_| format!("priority: `{text}` is not a whole number"))?,
+        };
+        let rate = match self.cell("rate_per_s") {
+            None => None,
+            Some(text) => {
+                let rate = decimal(text).map(|r| r / 1_000_000).filter(|r| (1..=1_000_000_000).contains(r));
+                Some(rate.ok_or_else(|| format!("rate_per_s: `{text}` is not a rate from 0.001 to 1000000"))? as u64)
+            }
+        };
+        let kill = self.time("kill_s")?.map(|after| submit + after);
+        Ok(Job { name: name.into(), submit, work, iteration, persistent: need.0, ephemeral: need.1, utilisation, priority, kill, rate })
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Weighed {
+    need: Need,
+    iteration: Option<Nanos>,
+}
+
+fn weigh(known: &mut BTreeMap<String, Weighed>, file: &Path) -> Result<Weighed, String> {
+    let key = file.to_string_lossy().into_owned();
+    if let Some(weighed) = known.get(&key) {
+        return Ok(*weighed);
+    }
+    let graph = json::read(file).map_err(|e| e.to_string())?;
+    let durations: Option<u64> = graph.operators.iter().map(|o| o.duration_ns).sum();
+    let weighed = Weighed { need: need(&graph), iteration: durations.filter(|d| *d > 0).map(Nanos) };
+    known.insert(key, weighed);
+    Ok(weighed)
+}
+
+/// Persistent and ephemeral bytes of a graph: what is resident at its iteration boundary, and what its peak adds.
+#[must_use]
+pub fn need(graph: &Graph) -> Need {
+    let at_boundary = |span: &Span| !matches!(span, Span::Within { .. });
+    let kept = spans(graph).iter().zip(&graph.tensors).filter(|(span, _)| at_boundary(span)).map(|(_, t)| t.bytes.in_blocks()).sum();
+    (kept, Liveness::of(graph).peak.saturating_sub(kept))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Trace, String> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("jobs.csv");
+        std::fs::write(&path, text).unwrap();
+        read(&path, &Memory::default()).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn decimals_are_exact() {
+        assert_eq!(decimal("12.5"), Some(12_500_000_000));
+        assert_eq!(decimal("0.0000000001"), Some(1));
+        for bad in ["", "-1", "1e3", ".5", "nan", "1.2.3", "99999999999999999999"] {
+            assert_eq!(decimal(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn rows_are_read_and_sorted() {
+        let head = "job,persistent_bytes,ephemeral_bytes,submit_s,iterations,iteration_s,priority,kill_s,rate_per_s,utilisation\n";
+        let trace = parse(&format!("{head}b,1MiB,2,5,10,0.5,-2,7,1.5,0.25\na,1,2,1,3,,,,,\n")).unwrap();
+        assert!(!trace.sorted);
+        assert_eq!((&*trace.jobs[0].name, trace.jobs[0].iteration, trace.jobs[0].utilisation), ("a", ITERATION, WHOLE));
+        let b = &trace.jobs[1];
+        assert_eq!(
+            (b.work.0, b.kill, b.rate, b.priority, b.utilisation),
+            (5_000_000_000, Some(Nanos(12_000_000_000)), Some(1500), -2, 250)
+        );
+    }
+
+    #[test]
+    fn what_is_malformed_names_its_line() {
+        let head = "job,persistent_bytes,ephemeral_bytes,submit_s,duration_s\n";
+        for (text, want) in [
+            ("", "`job` is missing"),
+            ("job,submit_s\n", "no job"),
+            ("job,submit_s,color\n", "`color`"),
+            ("job,submit_s,job\n", "twice"),
+            ("job,submit_s,duration_s\na,0,1\n", "nothing of memory"),
+            (&format!("{head}a,1,1,0\n"), "line 2"),
+            (&format!("{head}a,1,1,-1,1\n"), "submit_s"),
+            (&format!("{head}a,1,1,0,nan\n"), "duration_s"),
+            (&format!("{head}a,1,,0,1\n"), "give both"),
+            (&format!("{head}a,x,1,0,1\n"), "persistent_bytes"),
+            (&format!("{head}a,1,1,0,\n"), "how long"),
+            (&format!("{head}a,1,1,0,1\nb,1,1,0,1\na,1,1,0,1\n"), "line 4"),
+            (&format!("{head},1,1,0,1\n"), "names no job"),
+            ("job,workload,submit_s,duration_s\na,vgg,0,1\n", "`vgg`"),
+            ("job,graph,submit_s,duration_s\na,none.graph.json,0,1\n", "none.graph.json"),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(want) && error.contains("jobs.csv"), "{text}: {error}");
+        }
+    }
+}

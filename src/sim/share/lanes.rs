@@ -1,0 +1,218 @@
+//! Lanes: who may share a device's memory. Pure decisions in integer bytes, with the sums and without the addresses.
+//!
+//! A job holds its persistent bytes while it is resident, and its iterations run in a lane, one at a time. Safe is a device on which
+//! the persistent bytes and the lanes' sizes add up to its capacity at most, and no lane is smaller than a member needs (Salus,
+//! section 3.3). [`Lanes::admit`] is its Algorithm 1 made right: persistent bytes count on every branch, a replaced lane never falls
+//! below what its members need, the smallest lane that fits is joined, and (mode `neap`) lanes shrink when their largest job leaves.
+//! Not for: addresses ([`super::layout`]), nor for whose turn it is ([`super::policy`]).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::units::Bytes;
+
+/// Whose rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// The paper's algorithm, made right: lanes stay as they are until empty, persistent memory never moves.
+    Paper,
+    /// The released code: a lane holds its job's persistent memory too and is never shared, with its margins and reserve.
+    AsReleased,
+    /// Ours: lanes shrink, and persistent memory may move to the host for policies that want it.
+    Neap,
+}
+
+/// What the released code keeps back.
+const RESERVED: u64 = 300 << 20;
+
+/// Lanes at once at most: as many kernels as a device of compute capability 6 to 9 runs at once.
+pub const MOST: usize = 128;
+
+/// A lane's number, never used again.
+pub type LaneId = u32;
+
+/// A job's number.
+pub type JobId = u32;
+
+/// A lane.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Lane {
+    /// Its bytes.
+    pub size: Bytes,
+    /// Its members with what they need, smallest first.
+    pub members: BTreeSet<(Bytes, JobId)>,
+}
+
+impl Lane {
+    fn need(&self) -> Bytes {
+        self.members.last().map_or(Bytes::ZERO, |m| m.0)
+    }
+}
+
+/// Whether a job may join a lane that others are in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Join {
+    /// A lane of its own, or none.
+    Own,
+    /// A new lane while there may be more, else one with others.
+    Share,
+    /// One with others, widened if need be; a new lane only as the first.
+    Serve,
+}
+
+/// The lanes of a device.
+#[derive(Clone, Debug)]
+pub struct Lanes {
+    capacity: Bytes,
+    mode: Mode,
+    most: usize,
+    persistent: Bytes,
+    sizes: Bytes,
+    lanes: BTreeMap<LaneId, Lane>,
+    jobs: BTreeMap<JobId, (Bytes, Option<(LaneId, Bytes)>)>,
+    next: LaneId,
+}
+
+impl Lanes {
+    /// An empty device with `most` lanes at most.
+    #[must_use]
+    pub fn new(capacity: Bytes, mode: Mode, most: usize) -> Self {
+        let capacity = if mode == Mode::AsReleased { capacity.saturating_sub(Bytes(RESERVED)) } else { capacity };
+        // The released code's lanes can't be shared, so that one of them would be one job.
+        let most = if mode == Mode::AsReleased { MOST } else { most.min(MOST) };
+        Self { capacity, mode, most, persistent: Bytes::ZERO, sizes: Bytes::ZERO, lanes: BTreeMap::new(), jobs: BTreeMap::new(), next: 0 }
+    }
+
+    /// What a job is charged: persistent, and in a lane.
+    #[must_use]
+    pub fn charge(&self, persistent: Bytes, ephemeral: Bytes) -> (Bytes, Bytes) {
+        if self.mode != Mode::AsReleased {
+            return (persistent, ephemeral);
+        }
+        let (total, with_margin) = ((persistent.0 + ephemeral.0).div_ceil(20) * 21, persistent.0.div_ceil(10) * 11 + ephemeral.0);
+        (Bytes::ZERO, Bytes(total.max(with_margin)))
+    }
+
+    /// Whether it could be alone here.
+    #[must_use]
+    pub fn ever(&self, persistent: Bytes, ephemeral: Bytes) -> bool {
+        let (persistent, ephemeral) = self.charge(persistent, ephemeral);
+        persistent + ephemeral <= self.capacity
+    }
+
+    /// Bytes neither held nor in a lane.
+    #[must_use]
+    pub fn free(&self) -> Bytes {
+        self.capacity.saturating_sub(self.persistent + self.sizes)
+    }
+
+    /// Persistent bytes of all residents.
+    #[must_use]
+    pub fn persistent(&self) -> Bytes {
+        self.persistent
+    }
+
+    /// What lanes may use in all.
+    #[must_use]
+    pub fn capacity(&self) -> Bytes {
+        self.capacity
+    }
+
+    /// The lanes.
+    pub fn lanes(&self) -> impl Iterator<Item = (LaneId, &Lane)> {
+        self.lanes.iter().map(|(id, lane)| (*id, lane))
+    }
+
+    /// The residents: persistent bytes, and their lane where they are in one.
+    pub fn residents(&self) -> impl Iterator<Item = (JobId, Bytes, Option<LaneId>)> {
+        self.jobs.iter().map(|(id, (p, lane))| (*id, *p, lane.map(|l| l.0)))
+    }
+
+    /// Takes a job in, or gives a resident without a lane one; its lane.
+    pub fn admit(&mut self, job: JobId, persistent: Bytes, ephemeral: Bytes, join: Join) -> Option<LaneId> {
+        let (persistent, ephemeral) = self.charge(persistent, ephemeral);
+        let held = match self.jobs.get(&job) {
+            Some((_, Some((lane, _)))) => return Some(*lane),
+            Some((held, None)) => *held,
+            None => Bytes::ZERO,
+        };
+        let more = persistent.saturating_sub(held);
+        let free = self.free();
+        let new = self.lanes.len() < self.most && (join != Join::Serve || self.lanes.is_empty() || self.mode == Mode::AsReleased);
+        let lane = if new && more + ephemeral <= free {
+            self.next += 1;
+            self.next - 1
+        } else if join == Join::Own || self.mode == Mode::AsReleased || more > free {
+            return None;
+        } else {
+            let fitting = self.lanes.iter().filter(|(_, l)| l.size >= ephemeral).min_by_key(|(id, l)| (l.size, **id));
+            // A lane replaced grows to what the newcomer needs; the largest needs least.
+            let grown = || {
+                let largest = self.lanes.iter().max_by_key(|(id, l)| (l.size, std::cmp::Reverse(**id)))?;
+                (more + ephemeral.saturating_sub(largest.1.size) <= free).then_some(largest)
+            };
+            *fitting.or_else(grown)?.0
+        };
+        self.persistent += more;
+        let entry = self.lanes.entry(lane).or_default();
+        let size = entry.size.max(ephemeral);
+        self.sizes += size - entry.size;
+        entry.size = size;
+        entry.members.insert((ephemeral, job));
+        self.jobs.insert(job, (persistent.max(held), Some((lane, ephemeral))));
+        Some(lane)
+    }
+
+    /// Takes a resident out of its lane at an iteration boundary; it keeps its persistent bytes.
+    pub fn park(&mut self, job: JobId) {
+        let Some((_, lane)) = self.jobs.get_mut(&job) else { return };
+        let Some((id, ephemeral)) = lane.take() else { return };
+        let Some(entry) = self.lanes.get_mut(&id) else { return };
+        entry.members.remove(&(ephemeral, job));
+        if entry.members.is_empty() {
+            self.sizes -= entry.size;
+            self.lanes.remove(&id);
+        } else if self.mode == Mode::Neap {
+            let need = entry.need();
+            self.sizes -= entry.size - need;
+            entry.size = need;
+        }
+    }
+
+    /// A job ends, or its persistent bytes go to the host.
+    pub fn leave(&mut self, job: JobId) {
+        self.park(job);
+        if let Some((persistent, _)) = self.jobs.remove(&job) {
+            self.persistent -= persistent;
+        }
+    }
+
+    /// A resident turns out to need more than was said of it. Whether it may; if not, everything stays as it was, and the job
+    /// must leave before its next iteration.
+    pub fn grow(&mut self, job: JobId, persistent: Bytes, ephemeral: Bytes) -> bool {
+        let (persistent, ephemeral) = self.charge(persistent, ephemeral);
+        let Some(&(held, lane)) = self.jobs.get(&job) else { return false };
+        let Some((id, had)) = lane else {
+            let more = persistent.saturating_sub(held);
+            if more > self.free() {
+                return false;
+            }
+            self.persistent += more;
+            self.jobs.insert(job, (held + more, None));
+            return true;
+        };
+        let free = self.free();
+        let Some(entry) = self.lanes.get_mut(&id) else { return false };
+        let (persistent, ephemeral) = (persistent.max(held), ephemeral.max(had));
+        let wider = ephemeral.saturating_sub(entry.size);
+        if (persistent - held) + wider > free {
+            return false;
+        }
+        self.persistent += persistent - held;
+        self.sizes += wider;
+        entry.size += wider;
+        entry.members.remove(&(had, job));
+        entry.members.insert((ephemeral, job));
+        self.jobs.insert(job, (persistent, Some((id, ephemeral))));
+        true
+    }
+}

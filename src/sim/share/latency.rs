@@ -1,0 +1,74 @@
+//! How long requests to inference jobs take: each an iteration, one at a time in a lane.
+//!
+//! Requests come at gaps drawn uniformly from 0 to twice the mean, by a seeded generator in integers, so that runs repeat anywhere.
+//! An iteration is as much slower as the device was in the job's time. Not for: who is admitted ([`super::engine`]).
+
+use rand_core::Rng;
+use rand_pcg::Pcg64;
+
+use super::jobs::Job;
+use super::mechanism::Mechanism;
+use super::result::{JobResult, Verdict};
+use crate::units::Nanos;
+
+/// What requests to one job took.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Latency {
+    /// The job's position in the trace.
+    pub job: usize,
+    /// Requests.
+    pub requests: usize,
+    /// Their mean.
+    pub mean: Nanos,
+    /// The 99th of 100, by nearest rank.
+    pub p99: Nanos,
+}
+
+/// Requests that are simulated of a trace at most; those of each job are cut to its share.
+const MOST: usize = 4_000_000;
+
+/// The latencies of every inference job that was served.
+#[must_use]
+pub fn latencies(jobs: &[Job], results: &[JobResult], mechanism: Mechanism) -> Vec<Latency> {
+    let served = |(index, (job, result)): (usize, (&Job, &JobResult))| {
+        let start = result.start.filter(|_| job.rate.is_some() && result.verdict != Verdict::NeverFits)?;
+        Some((index, start.0, result.end.0))
+    };
+    let served: Vec<(usize, u64, u64)> = jobs.iter().zip(results).enumerate().filter_map(served).collect();
+    if served.is_empty() {
+        return Vec::new();
+    }
+    let share = MOST / served.len();
+    let mut requests: Vec<(u64, usize)> = Vec::new();
+    for &(index, start, end) in &served {
+        let mut random = Pcg64::new(index as u128, 7);
+        // rate is in thousandths a second.
+        let gap = 1_000_000_000_000 / jobs[index].rate.unwrap_or(1).max(1);
+        let mut at = start;
+        for _ in 0..share {
+            at = at.saturating_add(random.next_u64() % (2 * gap + 1));
+            if at >= end {
+                break;
+            }
+            requests.push((at, index));
+        }
+    }
+    requests.sort_unstable();
+    // One lane for all, or a process for each.
+    let mut free = vec![0u64; jobs.len()];
+    let mut times: Vec<Vec<u64>> = vec![Vec::new(); jobs.len()];
+    for (at, index) in requests {
+        let lane = if mechanism == Mechanism::Lanes { 0 } else { index };
+        let service = u128::from(jobs[index].iteration.0) * u128::from(results[index].dilation) / 1000;
+        free[lane] = free[lane].max(at).saturating_add(u64::try_from(service).unwrap_or(u64::MAX));
+        times[index].push(free[lane] - at);
+    }
+    let told = |&(job, ..): &(usize, u64, u64)| {
+        let all = &mut times[job];
+        all.sort_unstable();
+        let mean = all.iter().map(|t| u128::from(*t)).sum::<u128>() / all.len().max(1) as u128;
+        let p99 = all.get((all.len() * 99).div_ceil(100).max(1) - 1).copied().unwrap_or_default();
+        Latency { job, requests: all.len(), mean: Nanos(u64::try_from(mean).unwrap_or(u64::MAX)), p99: Nanos(p99) }
+    };
+    served.iter().map(told).collect()
+}

@@ -1,0 +1,206 @@
+//! By which means jobs share a device, and what room each leaves.
+//!
+//! Not for: whose turn it is ([`super::policy`]).
+
+use super::jobs::Job;
+use super::lanes::{Join, Lanes, MOST, Mode};
+use super::policy::Style;
+use crate::units::{Bytes, Nanos};
+
+/// The means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mechanism {
+    /// One job has the device to its end.
+    Exclusive,
+    /// Equal partitions of memory and compute, a process in each.
+    Static,
+    /// A process for each job, with its own memory and context; kernels side by side. Nobody gives way.
+    Mps,
+    /// As `Mps`, with more memory promised than there is: what exceeds it is paged in and out in every iteration.
+    MpsOc,
+    /// One job on the device; at a switch persistent memory is copied out and in.
+    Checkpoint,
+    /// Salus's lanes.
+    Lanes,
+}
+
+/// Their names.
+pub const NAMES: [(&str, Mechanism); 6] = [
+    ("exclusive", Mechanism::Exclusive),
+    ("static", Mechanism::Static),
+    ("mps", Mechanism::Mps),
+    ("mps-oc", Mechanism::MpsOc),
+    ("checkpoint", Mechanism::Checkpoint),
+    ("lanes", Mechanism::Lanes),
+];
+
+/// Processes at once at most (as MPS has it from Volta on).
+const PROCESSES: u64 = 48;
+
+/// The device and how it is shared.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Bytes that jobs may have.
+    pub capacity: Bytes,
+    /// Link, bytes a second.
+    pub h2d: u64,
+    /// Link, bytes a second.
+    pub d2h: u64,
+    /// The means.
+    pub mechanism: Mechanism,
+    /// Whose rules for lanes.
+    pub mode: Mode,
+    /// What a process's context takes.
+    pub context: Bytes,
+    /// Static partitions, 1 to 48.
+    pub partitions: u32,
+    /// What `MpsOc` promises, in per cent of the device.
+    pub overcommit: u32,
+    /// How long a turn is where jobs take turns by moving their persistent memory.
+    pub turn: Nanos,
+    /// From when on a job is overdue.
+    pub patience: Nanos,
+}
+
+impl Settings {
+    /// Nanoseconds to copy bytes out of and into the device.
+    #[must_use]
+    pub fn copies(&self, out: Bytes, into: Bytes) -> u64 {
+        let one = |bytes: Bytes, rate: u64| (u128::from(bytes.0) * 1_000_000_000).div_ceil(u128::from(rate.max(1)));
+        u64::try_from(one(out, self.d2h) + one(into, self.h2d)).unwrap_or(u64::MAX / 16).min(u64::MAX / 16)
+    }
+
+    /// What of a policy's style the mechanism can do.
+    #[must_use]
+    pub fn style(&self, style: Style) -> Style {
+        match (self.mechanism, style) {
+            (Mechanism::Lanes, style) => style,
+            (Mechanism::Checkpoint, Style::UntilBusy { preempts }) => Style::One { preempts },
+            (Mechanism::Checkpoint, Style::All) | (Mechanism::Exclusive, _) => Style::One { preempts: false },
+            (Mechanism::Checkpoint, style) => style,
+            (_, Style::One { .. }) => Style::One { preempts: false },
+            // Processes that run at once have the device's own turns.
+            (_, Style::Rotating | Style::All) => Style::All,
+            (_, Style::UntilBusy { .. }) => Style::UntilBusy { preempts: false },
+        }
+    }
+
+    /// How much longer a job takes for having a part of the device, per mille.
+    #[must_use]
+    pub fn stretch(&self, utilisation: u32) -> u32 {
+        if self.mechanism == Mechanism::Static { (self.partitions * utilisation).max(1000) } else { 1000 }
+    }
+
+    /// An empty device.
+    #[must_use]
+    pub fn room(&self, style: Style) -> Room {
+        let (limit, each, most, context) = match self.mechanism {
+            Mechanism::Lanes => {
+                let most = if matches!(style, Style::One { .. } | Style::Rotating) { 1 } else { MOST };
+                return Room::Lanes(Lanes::new(self.capacity, self.mode, most));
+            }
+            Mechanism::Exclusive | Mechanism::Checkpoint => (self.capacity, self.capacity, 1, Bytes::ZERO),
+            Mechanism::Static => {
+                (self.capacity, Bytes(self.capacity.0 / u64::from(self.partitions.max(1))), u64::from(self.partitions), self.context)
+            }
+            Mechanism::Mps => (self.capacity, self.capacity, PROCESSES, self.context),
+            Mechanism::MpsOc => (Bytes(self.capacity.0 / 100 * u64::from(self.overcommit)), self.capacity, PROCESSES, self.context),
+        };
+        Room::Processes(Processes { limit, each, most, context, used: Bytes::ZERO, count: 0 })
+    }
+
+    /// Devices that hold all `jobs` at once, first fit in their order; `None` where one of them fits nowhere.
+    #[must_use]
+    pub fn devices<'a>(&self, jobs: impl Iterator<Item = &'a Job>) -> Option<usize> {
+        // Partitions of the sizes asked for, rather than equal ones.
+        let like = Self { mechanism: if self.mechanism == Mechanism::Static { Mechanism::Mps } else { self.mechanism }, ..*self };
+        let mut rooms: Vec<Room> = Vec::new();
+        for (id, job) in jobs.enumerate() {
+            let id = u32::try_from(id).ok()?;
+            if !rooms.iter_mut().any(|room| room.admit(id, job, Join::Serve)) {
+                let mut room = like.room(Style::All);
+                if !room.admit(id, job, Join::Serve) {
+                    return None;
+                }
+                rooms.push(room);
+            }
+        }
+        Some(rooms.len())
+    }
+}
+
+/// What is taken of a device.
+#[derive(Clone, Debug)]
+pub enum Room {
+    /// In lanes.
+    Lanes(Lanes),
+    /// By processes.
+    Processes(Processes),
+}
+
+/// Memory by process.
+#[derive(Clone, Debug)]
+pub struct Processes {
+    limit: Bytes,
+    each: Bytes,
+    most: u64,
+    context: Bytes,
+    used: Bytes,
+    count: u64,
+}
+
+impl Room {
+    /// Whether a job could be alone here.
+    #[must_use]
+    pub fn ever(&self, job: &Job) -> bool {
+        match self {
+            Self::Lanes(lanes) => lanes.ever(job.persistent, job.ephemeral),
+            Self::Processes(p) => job.persistent + job.ephemeral + p.context <= p.each.min(p.limit),
+        }
+    }
+
+    /// Takes a job in, if there is room.
+    pub fn admit(&mut self, id: u32, job: &Job, join: Join) -> bool {
+        match self {
+            Self::Lanes(lanes) => lanes.admit(id, job.persistent, job.ephemeral, join).is_some(),
+            Self::Processes(p) => {
+                let need = job.persistent + job.ephemeral + p.context;
+                let fits = p.count < p.most && need <= p.each && p.used + need <= p.limit;
+                if fits {
+                    p.count += 1;
+                    p.used += need;
+                }
+                fits
+            }
+        }
+    }
+
+    /// A job that is in goes.
+    pub fn leave(&mut self, id: u32, job: &Job) {
+        match self {
+            Self::Lanes(lanes) => lanes.leave(id),
+            Self::Processes(p) => {
+                p.count -= 1;
+                p.used -= job.persistent + job.ephemeral + p.context;
+            }
+        }
+    }
+
+    /// Bytes that nobody has.
+    #[must_use]
+    pub fn free(&self) -> Bytes {
+        match self {
+            Self::Lanes(lanes) => lanes.free(),
+            Self::Processes(p) => p.limit.saturating_sub(p.used),
+        }
+    }
+
+    /// Bytes in use.
+    #[must_use]
+    pub fn used(&self) -> Bytes {
+        match self {
+            Self::Lanes(lanes) => lanes.capacity().saturating_sub(lanes.free()),
+            Self::Processes(p) => p.used,
+        }
+    }
+}

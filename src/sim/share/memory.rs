@@ -1,0 +1,113 @@
+//! What workloads take, by name: a table of persistent and ephemeral megabytes.
+//!
+//! The columns are those of the table published with Salus: `Network`, `Persistent Mem (MB)` and `Peak` (the ephemeral part), in
+//! units of 2^20 bytes; or `workload`, `persistent_bytes`, `ephemeral_bytes`. Others are left alone. Not for: jobs ([`super::jobs`]).
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::jobs::{JobsError, decimal};
+use crate::files;
+use crate::units::Bytes;
+
+/// Persistent and ephemeral bytes of a workload.
+pub type Need = (Bytes, Bytes);
+
+/// The table.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Memory(BTreeMap<String, Need>);
+
+/// Larger tables are refused.
+const LARGEST: u64 = 64 << 20;
+
+impl Memory {
+    /// Reads a table.
+    ///
+    /// # Errors
+    /// Naming file, line and remedy.
+    pub fn read(path: &Path) -> Result<Self, JobsError> {
+        let content = files::read(path, LARGEST)?;
+        let fail = |line: u64, problem: String| JobsError::Content { path: path.to_owned(), line, problem };
+        let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(content.as_slice());
+        let broken = |e: csv::Error| fail(e.position().map_or(1, csv::Position::line), super::jobs::plain_csv(&e));
+        let headers = reader.headers().map_err(broken)?.clone();
+        let column = |name: &str| headers.iter().position(|h| h == name);
+        let (name, persistent, ephemeral, unit) = match (column("workload"), column("persistent_bytes"), column("ephemeral_bytes")) {
+            (Some(n), Some(p), Some(e)) => (n, p, e, 1),
+            _ => match (column("Network"), column("Persistent Mem (MB)"), column("Peak")) {
+                (Some(n), Some(p), Some(e)) => (n, p, e, 1u64 << 20),
+                _ => {
+                    return Err(fail(
+                        1,
+                        "needs the columns workload, persistent_bytes, ephemeral_bytes; or Network, Persistent Mem (MB), Peak".into(),
+                    ));
+                }
+            },
+        };
+        let mut all = BTreeMap::new();
+        for record in reader.records() {
+            let record = record.map_err(broken)?;
+            let line = record.position().map_or(0, csv::Position::line);
+            let size = |index: usize| {
+                let text = record.get(index).unwrap_or("");
+                bytes(text, unit).ok_or_else(|| {
+                    fail(line, format!("`{text}` is not a size; write a number of {}", if unit == 1 { "bytes" } else { "MiB" }))
+                })
+            };
+            let key = record.get(name).unwrap_or("");
+            if key.is_empty() {
+                return Err(fail(line, "names no workload; give it a name or remove the row".into()));
+            }
+            if all.insert(key.to_owned(), (size(persistent)?, size(ephemeral)?)).is_some() {
+                return Err(fail(line, format!("`{key}` stands in the table twice; keep one")));
+            }
+        }
+        Ok(Self(all))
+    }
+
+    /// What a workload takes.
+    #[must_use]
+    pub fn get(&self, workload: &str) -> Option<Need> {
+        self.0.get(workload).copied()
+    }
+
+    /// The workloads, by name.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().map(String::as_str)
+    }
+}
+
+/// A decimal number of units, rounded up to bytes; at most 2^50.
+fn bytes(text: &str, unit: u64) -> Option<Bytes> {
+    let billionths = decimal(text)?;
+    let bytes = (billionths * u128::from(unit)).div_ceil(1_000_000_000);
+    u64::try_from(bytes).ok().filter(|b| *b <= 1 << 50).map(Bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_forms_read_and_bad_ones_name_their_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.csv");
+        let read = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            Memory::read(&path).map_err(|e| e.to_string())
+        };
+        let table = read("Network,Persistent Mem (MB),Peak Mem (MB),Average,Peak\na_1,1.5,3,2,1.0000000001\n").unwrap();
+        assert_eq!(table.get("a_1"), Some((Bytes(3 << 19), Bytes((1 << 20) + 1))));
+        assert_eq!(read("workload,persistent_bytes,ephemeral_bytes\nb,10,20\n").unwrap().get("b"), Some((Bytes(10), Bytes(20))));
+        for (text, want) in [
+            ("a,b\n1,2\n", "columns"),
+            ("workload,persistent_bytes,ephemeral_bytes\nb,-1,20\n", "line 2"),
+            ("workload,persistent_bytes,ephemeral_bytes\nb,1,20\nb,1,2\n", "twice"),
+            ("workload,persistent_bytes,ephemeral_bytes\nb,1\n", "line 2"),
+            ("workload,persistent_bytes,ephemeral_bytes\n,1,1\n", "names no workload"),
+        ] {
+            let error = read(text).unwrap_err();
+            assert!(error.contains(want) && error.contains("m.csv"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! The same service for everyone: jobs take turns, and all progress alike.
+//!
+//! Salus's code compares service since a job's birth, so that a newcomer keeps the device until it has caught up; here all share alike
+//! from the moment they are in.
+
+use super::{Facts, Policy, Style};
+
+/// The policy.
+pub struct Fair;
+
+impl Policy for Fair {
+    fn name(&self) -> &'static str {
+        "fair"
+    }
+
+    fn rank(&self, job: &Facts) -> u64 {
+        job.submit.0
+    }
+
+    fn style(&self) -> Style {
+        Style::Rotating
+    }
+
+    fn skips(&self) -> bool {
+        true
+    }
+
+    fn moves(&self) -> bool {
+        true
+    }
+
+    fn ages(&self) -> bool {
+        false
+    }
+}

@@ -1,0 +1,94 @@
+//! Whose turn it is: policies as pure decisions over jobs and time.
+//!
+//! A policy ranks jobs and says how many go at once; [`choose`] turns that into who runs next. Both a simulator and a service ask at
+//! iteration boundaries. Not for: whether memory allows it, which the asker answers.
+
+mod fair;
+mod fifo;
+mod neap;
+mod pack;
+mod srtf;
+
+use super::contention::WHOLE;
+use crate::units::Nanos;
+
+/// What a policy may know of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// When it came.
+    pub submit: Nanos,
+    /// Its time alone that is still to do.
+    pub remaining: Nanos,
+    /// What it keeps busy alone, per mille.
+    pub utilisation: u32,
+}
+
+/// How many go at once, and who gives way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Style {
+    /// One at a time; a better one takes over at the next iteration boundary, or none does.
+    One {
+        /// Whether a better one takes over.
+        preempts: bool,
+    },
+    /// As many as fit, each in a lane of its own, until they end.
+    All,
+    /// Everyone in turn, so that all have the same service.
+    Rotating,
+    /// In order, until the device is busy; a better one takes over at the next iteration boundary.
+    UntilBusy {
+        /// Whether a better one takes over.
+        preempts: bool,
+    },
+}
+
+/// A policy.
+pub trait Policy: Sync {
+    /// Its name on the command line.
+    fn name(&self) -> &'static str;
+    /// Smaller goes first; equal ranks go in order of submission.
+    fn rank(&self, job: &Facts) -> u64;
+    /// How many at once.
+    fn style(&self) -> Style;
+    /// Whether one that can't be admitted lets those behind it pass (until it is overdue).
+    fn skips(&self) -> bool;
+    /// Whether persistent memory of those who wait goes to the host when another's turn needs the room (mode neap).
+    fn moves(&self) -> bool;
+    /// Whether the oldest job goes before all once it is overdue.
+    fn ages(&self) -> bool;
+}
+
+/// Their names, in the order of the paper, ours last.
+pub const NAMES: [&str; 5] = ["fifo", "srtf", "pack", "fair", "neap"];
+
+/// A policy by its name.
+#[must_use]
+pub fn find(name: &str) -> Option<&'static dyn Policy> {
+    Some(match name {
+        "fifo" => &fifo::Fifo,
+        "srtf" => &srtf::Srtf,
+        "pack" => &pack::Pack,
+        "fair" => &fair::Fair,
+        "neap" => &neap::Neap,
+        _ => return None,
+    })
+}
+
+/// Who of `ranked` (best first, with utilisations) runs: the first that fits, and more until the device is busy. `fits` is asked
+/// once for each, in order, and counts whom it agreed to. Nobody of utilisation above what is left joins an `overdue` head.
+pub fn choose<T: Copy>(ranked: impl Iterator<Item = (T, u32)>, most: usize, overdue: bool, mut fits: impl FnMut(T) -> bool) -> Vec<T> {
+    let (mut chosen, mut busy) = (Vec::new(), 0);
+    for (job, utilisation) in ranked {
+        if chosen.len() >= most || busy >= WHOLE {
+            break;
+        }
+        if overdue && !chosen.is_empty() && busy + utilisation > WHOLE {
+            continue;
+        }
+        if fits(job) {
+            chosen.push(job);
+            busy += utilisation;
+        }
+    }
+    chosen
+}

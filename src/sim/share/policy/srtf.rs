@@ -1,0 +1,33 @@
+//! Shortest remaining time first: whoever has least left runs alone, and gives way at an iteration boundary.
+//! Admitted is in that order too, as far as memory goes; who is in keeps its persistent memory on the device.
+
+use super::{Facts, Policy, Style};
+
+/// The policy.
+pub struct Srtf;
+
+impl Policy for Srtf {
+    fn name(&self) -> &'static str {
+        "srtf"
+    }
+
+    fn rank(&self, job: &Facts) -> u64 {
+        job.remaining.0
+    }
+
+    fn style(&self) -> Style {
+        Style::One { preempts: true }
+    }
+
+    fn skips(&self) -> bool {
+        true
+    }
+
+    fn moves(&self) -> bool {
+        false
+    }
+
+    fn ages(&self) -> bool {
+        false
+    }
+}
