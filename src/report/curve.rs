@@ -108,7 +108,7 @@ fn draw(root: &Area<'_>, across: Across, title: &str, curves: &[Curve<'_>], line
     let top = highest.saturating_add(highest / 16);
 
     let across = if time.unit.is_empty() { what.to_owned() } else { format!("{what} ({})", time.unit) };
-    let mut chart = frame(root, TOP, &across, (&time, end), (&memory, top))?;
+    let mut chart = frame(root, TOP, &across, &device_memory(&memory), (&time, end), (&memory, top))?;
 
     let drawn: Vec<Vec<_>> = curves
         .iter()
@@ -126,15 +126,21 @@ fn draw(root: &Area<'_>, across: Across, title: &str, curves: &[Curve<'_>], line
     legend(root, title, curves)
 }
 
+/// What an axis of bytes says.
+pub(super) fn device_memory(scale: &Scale) -> String {
+    format!("device memory ({})", scale.unit)
+}
+
 pub(super) type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'a>, Cartesian2d<Axis<'b>, Axis<'b>>>;
 
-/// Axes and grid, `above` pixels below the top: `across` says what goes across, each axis has its scale and highest value.
+/// Axes and grid, `above` pixels below the top: `across` and `up` say what the axes count; each has its scale and highest value.
 pub(super) fn frame<'a, 'b>(
     root: &Area<'a>,
     above: u32,
     across: &str,
+    up: &str,
     (horizontal, end): (&'b Scale, u64),
-    (memory, top): (&'b Scale, u64),
+    (vertical, top): (&'b Scale, u64),
 ) -> Result<Chart<'a, 'b>, DrawingAreaErrorKind<io::Error>> {
     let mut chart = ChartBuilder::on(root)
         .margin_top(above)
@@ -143,7 +149,7 @@ pub(super) fn frame<'a, 'b>(
         .margin_bottom(BOTTOM - AXIS_BOTTOM)
         .set_label_area_size(LabelAreaPosition::Left, AXIS_LEFT)
         .set_label_area_size(LabelAreaPosition::Bottom, AXIS_BOTTOM)
-        .build_cartesian_2d(Axis { scale: horizontal, highest: end }, Axis { scale: memory, highest: top })?;
+        .build_cartesian_2d(Axis { scale: horizontal, highest: end }, Axis { scale: vertical, highest: top })?;
     chart
         .configure_mesh()
         .bold_line_style(GRID)
@@ -154,7 +160,7 @@ pub(super) fn frame<'a, 'b>(
         .label_style(font(12, &FAINT))
         .axis_desc_style(font(12, &INK))
         .x_desc(across)
-        .y_desc(format!("device memory ({})", memory.unit))
+        .y_desc(up)
         .draw()?;
     Ok(chart)
 }

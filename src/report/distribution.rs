@@ -6,9 +6,7 @@ use std::io;
 
 use plotters::prelude::*;
 
-use super::curve::{
-    AXIS_BOTTOM, AXIS_LEFT, Area, Axis, BOTTOM, COLUMNS, Drawn, FAINT, GRID, INK, LEFT, RIGHT, SIZE, Scale, TIMES, TOP, cut, font,
-};
+use super::curve::{Area, COLUMNS, Drawn, INK, LEFT, Scale, TIMES, TOP, cut, document, font, frame};
 use crate::units::Nanos;
 
 /// Okabe and Ito's colours, which the colour-blind can tell apart.
@@ -28,38 +26,14 @@ const PERCENT: [(&str, u64); 1] = [("%", 1)];
 /// # Errors
 /// When the drawing library fails, which drawing into memory gives no reason for.
 pub fn svg(title: &str, what: &str, series: &[(&str, &[Nanos])]) -> io::Result<String> {
-    let mut out = String::new();
-    {
-        let root = SVGBackend::with_string(&mut out, SIZE).into_drawing_area();
-        draw(&root, title, what, series).and_then(|()| root.present()).map_err(|e| io::Error::other(e.to_string()))?;
-    }
-    Ok(out)
+    document(|root| draw(root, title, what, series))
 }
 
 fn draw(root: &Area<'_>, title: &str, what: &str, series: &[(&str, &[Nanos])]) -> Drawn {
-    root.fill(&WHITE)?;
     let end = series.iter().filter_map(|s| s.1.last()).map(|t| t.0).max().unwrap_or(0).max(1);
     let (time, share) = (Scale::of(end, &TIMES, 8), Scale::of(100, &PERCENT, 5));
-    let mut chart = ChartBuilder::on(root)
-        .margin_top(TOP)
-        .margin_right(RIGHT)
-        .margin_left(LEFT - AXIS_LEFT)
-        .margin_bottom(BOTTOM - AXIS_BOTTOM)
-        .set_label_area_size(LabelAreaPosition::Left, AXIS_LEFT)
-        .set_label_area_size(LabelAreaPosition::Bottom, AXIS_BOTTOM)
-        .build_cartesian_2d(Axis { scale: &time, highest: end }, Axis { scale: &share, highest: 104 })?;
-    chart
-        .configure_mesh()
-        .bold_line_style(GRID)
-        .light_line_style(TRANSPARENT)
-        .axis_style(FAINT)
-        .x_labels(16)
-        .y_labels(16)
-        .label_style(font(12, &FAINT))
-        .axis_desc_style(font(12, &INK))
-        .x_desc(format!("{what} ({})", time.unit))
-        .y_desc("share of jobs (%)")
-        .draw()?;
+    let across = format!("{what} ({})", time.unit);
+    let mut chart = frame(root, TOP, &across, "share of jobs (%)", (&time, end), (&share, 104))?;
     let mut x = LEFT as i32;
     root.draw(&Text::new(cut(title, 90), (x, 14), font(17, &INK)))?;
     for ((name, times), colour) in series.iter().zip(COLOURS.iter().cycle()) {

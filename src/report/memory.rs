@@ -8,7 +8,8 @@ use std::io;
 use plotters::prelude::*;
 
 use super::curve::{
-    Area, COLUMNS, Drawn, FAINT, INK, LEFT, Line, SIZE, SIZES, Scale, TIMES, TOP, cut, document, font, frame, levels, size, steps,
+    Area, COLUMNS, Drawn, FAINT, INK, LEFT, Line, SIZE, SIZES, Scale, TIMES, TOP, cut, device_memory, document, font, frame, levels, size,
+    steps,
 };
 use crate::units::{Bytes, Nanos};
 
@@ -114,7 +115,7 @@ impl Stack {
         let (time, memory) = (Scale::of(self.end, &TIMES, 8), Scale::of(highest, &SIZES, 6));
         let top = highest.saturating_add(highest / 12);
         let across = format!("time of the trace ({})", time.unit);
-        let mut chart = frame(root, TOP + 16, &across, (&time, self.end), (&memory, top))?;
+        let mut chart = frame(root, TOP + 16, &across, &device_memory(&memory), (&time, self.end), (&memory, top))?;
         let corners = |value: &dyn Fn(&Instant) -> u64| -> Vec<(f64, f64)> {
             let points: Vec<_> = self.kept.iter().map(|i| (i.time, Bytes(value(i)))).collect();
             steps(&points).into_iter().map(|(t, v)| (time.units(t.0), memory.units(v.0))).collect()
