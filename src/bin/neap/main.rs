@@ -11,11 +11,13 @@ mod inspect;
 mod output;
 mod place;
 mod plan;
+mod profile;
 mod replay;
 mod run;
 mod score;
 mod settings;
 mod simulate;
+mod train;
 
 use std::process::ExitCode;
 
@@ -43,6 +45,8 @@ enum Command {
     Place(place::Flags),
     Simulate(simulate::Flags),
     Run(run::Flags),
+    Profile(profile::Flags),
+    Train(train::Flags),
     Estimate(Box<estimate::Flags>),
     Replay(replay::Flags),
     Score(score::Flags),
@@ -61,6 +65,8 @@ fn main() -> ExitCode {
         Command::Place(flags) => place::main(&flags, cli.json),
         Command::Simulate(flags) => simulate::main(&flags, cli.json),
         Command::Run(flags) => run::main(&flags, cli.json),
+        Command::Profile(flags) => profile::main(&flags, cli.json),
+        Command::Train(flags) => train::main(&flags, cli.json),
         Command::Estimate(flags) => estimate::main(&flags, cli.json),
         Command::Replay(flags) => replay::main(&flags, cli.json),
         Command::Score(flags) => score::main(&flags, cli.json),
