@@ -10,6 +10,8 @@ mod estimate;
 mod folder;
 #[path = "cli/import.rs"]
 mod import;
+#[path = "cli/profile.rs"]
+mod profile;
 #[path = "cli/refusals.rs"]
 mod refusals;
 #[path = "cli/replay.rs"]

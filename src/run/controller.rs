@@ -3,8 +3,8 @@
 //! After each iteration an exponentially weighted mean of each operator's latency, and of how slow each direction of the link is,
 //! moves towards what was measured (the newest counts nine tenths). When the operators' sum, or a direction's copies,
 //! have moved by more than the threshold since the last planning, the job is planned anew in a thread of its own, on the means
-//! as latencies and on the link as it is. A plan that passes the checker and is predicted to be faster takes over at the end of the
-//! iteration at which it is ready. Weight and threshold are those of TENSILE's published code. Not for: how plans are found; the
+//! as latencies and on the link as it is. A plan that passes the checker and is predicted to gain enough takes over at the end of
+//! the iteration in which it is ready. Weight and threshold are those of TENSILE's published code. Not for: how plans are found; the
 //! caller brings a function for that.
 
 use std::thread::{Scope, ScopedJoinHandle};
@@ -24,6 +24,9 @@ pub type Planner<'a> = dyn Fn(&Profile, &[Latency]) -> Result<Plan, String> + Sy
 
 /// How far the summed latency may move before the job is planned anew, in thousandths.
 pub const THRESHOLD: u64 = 300;
+
+/// What a new plan must be predicted to gain, in thousandths of an iteration, to be worth the change: less is noise.
+const WORTH: u64 = 20;
 
 /// When and how to plan anew.
 #[derive(Clone, Copy)]
@@ -160,12 +163,12 @@ impl<'scope, 'env> Controller<'scope, 'env> {
             Err(why) => change.kept_because = Some(why),
             Ok(proposal) => {
                 (change.predicted_before, change.predicted_after) = (Some(proposal.before), Some(proposal.after));
-                if proposal.after < proposal.before {
+                if proposal.after.0 <= proposal.before.0 - proposal.before.0 / 1000 * WORTH {
                     change.applied = Some(iteration + 1);
                     self.next = Some(proposal.plan);
                     return true;
                 }
-                change.kept_because = Some("the new plan would not be faster".to_owned());
+                change.kept_because = Some(format!("the new plan would gain less than {} %", WORTH / 10));
             }
         }
         false
@@ -290,4 +293,19 @@ fn propose(graph: &Graph, mut job: JobPlan, device: &Profile, latencies: &[Laten
     check::check(&plan, std::slice::from_ref(graph))
         .map_err(|refusals| format!("the new plan is refused: {}", refusals.first().map(ToString::to_string).unwrap_or_default()))?;
     Ok(Proposal { before: before.iteration, after: plan.figures.iteration_ns, plan })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn means_follow_the_newest_and_links_slow_down() {
+        assert_eq!(mean(100, 200), 190);
+        assert_eq!(mean(u64::MAX, u64::MAX), u64::MAX);
+        let link = Link { h2d: 1000, d2h: 500, h2d_contended: 600, d2h_contended: 300, overhead_ns: 7 };
+        let slow = slowed(&link, [2000, 500]);
+        assert_eq!(slow, Link { h2d: 500, d2h: 1000, h2d_contended: 300, d2h_contended: 600, overhead_ns: 7 });
+        assert_eq!(slowed(&link, [u64::MAX, 0]).h2d, 1, "never nothing");
+    }
 }

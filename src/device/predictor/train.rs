@@ -286,7 +286,7 @@ mod tests {
             ("\"version\":1", "\"version\":2", "\"version\": 2"),
             ("\"a0.0\"", "\"z\"", "sorted"),
             ("\"bias\":[", "\"bias\":[0.5,", "biases"),
-            ("\"bias\":[", "\"bias\":[1e39,", "biases"),
+            ("\"bias\":[", "\"bias\":[1e39,", "out of range"),
             ("\"scale\":", "\"scale\":-", "impossible"),
             ("\"kind\"", "\"sort\"", "sort"),
             ("}\n", "", "EOF"),
