@@ -69,7 +69,7 @@ pub fn host(base: &Profile, name: &str) -> Result<Measurement, RunError> {
         products.push((extent, work_rate(&[sweep::product(extent)], base, roofline::flops)?));
     }
     let f32 = products.iter().map(|p| p.1).max().unwrap_or(1).max(1);
-    let convolutions: Vec<Graph> = sweep::samples("conv2d", 40, 0).unwrap_or_default().into_iter().filter(is_substantial).collect();
+    let convolutions: Vec<Graph> = sweep::samples("conv2d", 40, 0).unwrap_or_default().into_iter().filter(is_substantial).take(4).collect();
     let reached = work_rate(&convolutions, base, roofline::flops)?;
     let memory_bandwidth = work_rate(&[sweep::large_add()], base, roofline::bytes)?;
     let launch = launch(base)?;
@@ -102,9 +102,9 @@ pub fn host(base: &Profile, name: &str) -> Result<Measurement, RunError> {
     Ok(Measurement { profile, link, products })
 }
 
-/// Large enough that what is measured is arithmetic.
+/// Large enough that what is measured is arithmetic, and not so large that it takes long.
 fn is_substantial(graph: &Graph) -> bool {
-    graph.operators.first().is_some_and(|o| roofline::flops(o) > 100_000_000)
+    graph.operators.first().is_some_and(|o| (100_000_000..400_000_000).contains(&roofline::flops(o)))
 }
 
 /// Work of all graphs' operators a second: the best of a few rounds, each of medians.

@@ -27,7 +27,7 @@ pub struct Flags {
     #[arg(long, value_name = "KIND,…", value_delimiter = ',')]
     sweep: Vec<String>,
     /// How many shapes of each kind.
-    #[arg(long, value_name = "N", default_value_t = 200, requires = "sweep", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    #[arg(long, value_name = "N", default_value_t = 500, requires = "sweep", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     samples: u32,
     /// Where to run; the host if not given.
     #[arg(long, value_enum)]
@@ -39,7 +39,7 @@ pub struct Flags {
     #[arg(long, value_name = "PERCENT,…", value_delimiter = ',', default_value = "0", value_parser = clap::value_parser!(u32).range(0..=100))]
     load: Vec<u32>,
     /// How often each operator is measured; the median counts.
-    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     repeats: u32,
     /// How often a sweep goes over all its shapes; each shape's best round counts, as others on the machine only ever add.
     #[arg(long, value_name = "N", default_value_t = 3, requires = "sweep", value_parser = clap::value_parser!(u32).range(1..=1000))]
