@@ -226,9 +226,8 @@ impl<'scope, 'env> Controller<'scope, 'env> {
             *sum = (sum.0 + u128::from(time), sum.1 + u128::from(*nominal));
         }
         for (slow, (time, nominal)) in self.slow.iter_mut().zip(sums) {
-            if nominal > 0 {
-                let now = u64::try_from(time * 1000 / nominal).unwrap_or(u64::MAX).clamp(1, 1_000_000);
-                *slow = mean(*slow, now).max(1);
+            if let Some(now) = (time * 1000).checked_div(nominal) {
+                *slow = mean(*slow, u64::try_from(now).unwrap_or(u64::MAX).clamp(1, 1_000_000)).max(1);
             }
         }
     }

@@ -1,7 +1,7 @@
 //! How fast a device is: its link over sizes, both ways and under load, its memory, its matrix products, its overheads.
 //!
-//! On the host device the link is a copy through memory, as fast as it goes. Every figure is the best of a few medians: what
-//! the device can do, on a machine where others may be at work. Not for: figures from data sheets ([`crate::device::builtin`]).
+//! On the host device the link is a copy through memory, as fast as it goes. Every rate is that of the quickest repeat or round:
+//! what the device can do, on a machine where others may be at work. Not for: figures from data sheets ([`crate::device::builtin`]).
 
 use super::device::host::{self, link::LinkRate};
 use super::device::{Failure, Item, Stream, Work};
@@ -17,10 +17,10 @@ const SIZES_KIB: [u64; 6] = [4, 64, 256, 1024, 8 * 1024, 32 * 1024];
 /// How busy others are for the figures under load.
 const LOAD: u32 = 100;
 
-/// Each figure's rounds, of which the best counts.
+/// How often each figure is gone for, at different times.
 const ROUNDS: usize = 3;
 
-/// Rates of copies of one size, in bytes a second: the middle copy's, overhead included.
+/// Rates of copies of one size, in bytes a second, overhead included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkRates {
     /// What is copied at once.
@@ -107,19 +107,20 @@ fn is_substantial(graph: &Graph) -> bool {
     graph.operators.first().is_some_and(|o| (100_000_000..400_000_000).contains(&roofline::flops(o)))
 }
 
-/// Work of all graphs' operators a second: the best of a few rounds, each of medians.
+/// Work of all graphs' operators a second, each at its quickest.
 fn work_rate(graphs: &[Graph], base: &Profile, work: fn(&crate::job::Operator) -> u128) -> Result<u64, RunError> {
-    let mut best = 0;
-    for _ in 0..ROUNDS {
-        let (mut total, mut time) = (0u128, 0u128);
-        for graph in graphs {
-            let times: Vec<Nanos> = again(graph, base, &Settings::default(), 5)?.iter().skip(1).map(|(start, end)| *end - *start).collect();
-            total += graph.operators.first().map_or(0, work);
-            time += u128::from(middle(&times).0);
+    let (mut total, mut time) = (0u128, 0u128);
+    for graph in graphs {
+        let mut least = u64::MAX;
+        for _ in 0..ROUNDS {
+            for (start, end) in again(graph, base, &Settings::default(), 6)? {
+                least = least.min((end - start).0);
+            }
         }
-        best = best.max(u64::try_from(total * 1_000_000_000 / time.max(1)).unwrap_or(u64::MAX));
+        total += graph.operators.first().map_or(0, work);
+        time += u128::from(least);
     }
-    Ok(best)
+    Ok(u64::try_from(total * 1_000_000_000 / time.max(1)).unwrap_or(u64::MAX))
 }
 
 /// What a step costs that does next to nothing: the middle distance from one start to the next.
@@ -143,7 +144,7 @@ fn rates(bytes: Bytes, loaded: bool) -> Result<LinkRates, Failure> {
     Ok(LinkRates { bytes, loaded, h2d: h2d[up], d2h: d2h[down], h2d_both: both[up], d2h_both: both[down] })
 }
 
-/// The middle copy's rate on each of `streams`, which copy at the same time.
+/// The quickest copy's rate on one stream; on two that copy at the same time the middle one's, as the last go alone.
 fn copies(bytes: Bytes, loaded: bool, streams: &[Stream]) -> Result<[u64; 3], Failure> {
     let repeats = (64 << 20) / bytes.0.max(1);
     let repeats = repeats.clamp(8, 200);
@@ -176,7 +177,8 @@ fn copies(bytes: Bytes, loaded: bool, streams: &[Stream]) -> Result<[u64; 3], Fa
     let mut rates = [0; 3];
     for &stream in streams {
         let times: Vec<Nanos> = script.streams[stream.index()].iter().map(|&i| measured.items[i].1 - measured.items[i].0).collect();
-        rates[stream.index()] = u64::try_from(u128::from(bytes.0) * 1_000_000_000 / u128::from(middle(&times).0)).unwrap_or(u64::MAX);
+        let time = if streams.len() == 1 { times.iter().copied().min().unwrap_or_default() } else { middle(&times) };
+        rates[stream.index()] = u64::try_from(u128::from(bytes.0) * 1_000_000_000 / u128::from(time.0.max(1))).unwrap_or(u64::MAX);
     }
     Ok(rates)
 }

@@ -218,7 +218,8 @@ mod tests {
     #[test]
     fn layers_that_do_not_fit_are_refused() {
         let good = train(&[vec![0.0, 1.0]], &[0.0], 1, 0);
-        let broken: [(&str, fn(&mut Vec<Layer>)); 5] = [
+        type Damage = fn(&mut Vec<Layer>);
+        let broken: [(&str, Damage); 5] = [
             ("weights", |l| l[1].weights[0].clear()),
             ("biases", |l| l[0].bias.clear()),
             ("one number", |l| drop(l.pop())),
