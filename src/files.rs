@@ -23,6 +23,18 @@ impl FileError {
     }
 }
 
+/// A line of a table that can't be.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: line {line}: {problem}", path.display())]
+pub struct LineError {
+    /// The file.
+    pub path: PathBuf,
+    /// From 1, the header included.
+    pub line: u64,
+    /// What is wrong, and what would do.
+    pub problem: String,
+}
+
 /// Opens `path` for reading, decompressing when its content starts as gzip does.
 ///
 /// # Errors
@@ -61,14 +73,31 @@ pub fn write(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -
     not_a_folder(path)?;
     // A device or a pipe (/dev/stdout, /dev/null) can't be replaced by renaming: write through it.
     if std::fs::metadata(path).is_ok_and(|m| !m.is_file()) {
-        let mut file = std::fs::OpenOptions::new().write(true).open(path).map_err(fail)?;
-        return fill(&mut file).map_err(fail);
+        let file = std::fs::OpenOptions::new().write(true).open(path).map_err(fail)?;
+        let mut buffered = io::BufWriter::with_capacity(1 << 16, Pipe(file));
+        return fill(&mut buffered).and_then(|()| buffered.flush()).map_err(fail);
     }
     let mut buffered = io::BufWriter::with_capacity(1 << 16, temporary(path)?);
     fill(&mut buffered).map_err(fail)?;
     let temporary = buffered.into_inner().map_err(|e| fail(e.into_error()))?;
     temporary.persist(path).map_err(|e| fail(e.error))?;
     Ok(())
+}
+
+/// What may have a reader who has seen enough (`| head`); that is no error.
+struct Pipe(File);
+
+impl Write for Pipe {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self.0.write(bytes) {
+            Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(bytes.len()),
+            written => written,
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
 }
 
 /// Whether [`write()`] could write `path` now, so that no work is done for a file that can't be kept.

@@ -170,7 +170,8 @@ fn plans() {
     };
     for (content, code, words) in [
         (damage("/jobs/0/graph_sha256", json!("00")), 2, "made for another graph"),
-        (damage("/jobs/0/graph", json!("nowhere")), 2, "nowhere"),
+        (damage("/jobs/0/graph", json!("nowhere")), 2, "x.plan.json: its graph is not where it says: nowhere: cannot be read"),
+        (damage("/jobs/0/graph", json!("")), 2, "say where with `--graph`"),
         (damage("/jobs/0/graph", json!(".")), 2, "it is a directory"),
         (damage("/jobs", json!([])), 2, "has 0 jobs"),
         (damage("/jobs/0/latencies", json!([])), 2, "has no latency"),
@@ -206,6 +207,9 @@ fn settings() {
     for (name, content) in [("x.device.json", "{}"), ("y.device.json", "[["), ("z.device.json", "")] {
         room.put(name, content);
         room.refuses(&format!("plan g.graph.json --device {name} -o out.plan.json"), 2, &[name]);
+    }
+    for flag in ["--runs 5", "--seed 3"] {
+        room.refuses(&format!("simulate p.plan.json {flag}"), 2, &["--noise"]);
     }
     room.put("x.csv", "key,ns,device\na,1,\"x\nerror: forged\nerror: again\"\n");
     let output = room.neap("plan g.graph.json --latencies x.csv");
@@ -297,13 +301,122 @@ fn bombs() {
     }
 }
 
-/// A reader that has seen enough is not an error.
-#[cfg(unix)]
+/// What a command finds out to be its input only while it reads is not replaced either.
 #[test]
-fn a_closed_pipe_is_no_error() {
+fn outputs_never_replace_what_inputs_name() {
     let room = Room::new();
-    let script = format!("{} inspect g.graph.json --top 1000 | true; exit ${{PIPESTATUS[0]}}", env!("CARGO_BIN_EXE_neap"));
-    if let Ok(output) = Command::new("bash").args(["-c", &script]).current_dir(room.0.path()).output() {
-        assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/traces");
+    let pairs: Vec<_> = std::fs::read_dir(fixtures).unwrap().map(|e| e.unwrap().path()).collect();
+    for file in &pairs {
+        std::fs::copy(file, room.path(file.file_name().unwrap().to_str().unwrap())).unwrap();
+    }
+    let name = |ending: &str| pairs.iter().map(|p| p.file_name().unwrap().to_str().unwrap()).find(|n| n.contains(ending)).unwrap();
+    for line in [
+        "run p.plan.json --save g.graph.json".to_owned(),
+        "run p.plan.json --latencies-out ./g.graph.json".to_owned(),
+        "simulate p.plan.json --plot g.graph.json".to_owned(),
+        "simulate p.plan.json --timeline g.graph.json".to_owned(),
+        format!("score . --csv {}", name(".truth.json")),
+        format!("score . --plot {}", name(".profile.json")),
+        format!("score . --csv {}", name(".truth.events")),
+    ] {
+        let file = room.path(line.split(' ').next_back().unwrap());
+        let before = std::fs::read(&file).unwrap();
+        room.refuses(&line, 2, &["is read by this command too"]);
+        assert_eq!(std::fs::read(&file).unwrap(), before, "{line}");
+    }
+}
+
+/// Numbers in a trace, and in a flag beside one, that no sum of a few survives.
+#[test]
+fn traces_of_incredible_numbers_are_answered() {
+    let room = Room::new();
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/traces/tiny_cnn-adam-8-32-start.profile.json.gz");
+    std::fs::copy(&fixture, room.path("t.profile.json.gz")).unwrap();
+    let mut text = String::new();
+    std::io::Read::read_to_string(&mut neap::files::open(&fixture).unwrap(), &mut text).unwrap();
+    // The number that was there goes to a key that nobody reads.
+    for (key, value) in [
+        ("Bytes", "4611686018427387904"),
+        ("Bytes", "1099511627776"),
+        ("Input Dims", "[[9223372036854775807, 9223372036854775807], [0, 9223372036854775807, 3]]"),
+        ("Input Strides", "[[9223372036854775807, 9223372036854775807]]"),
+        ("ts", "-9223372036854775"),
+        ("dur", "9223372036854775"),
+    ] {
+        let damaged = text.replace(&format!("\"{key}\": "), &format!("\"{key}\": {value}, \"unread\": "));
+        assert_ne!(damaged, text);
+        room.put("x.profile.json", damaged);
+        for flags in ["--by module", "--what-if dtype=bf16,zero-grad=start"] {
+            let output = room.neap(&format!("estimate x.profile.json {flags}"));
+            let text = String::from_utf8_lossy(&output.stderr);
+            assert!(matches!(output.status.code(), Some(0 | 2)) && !text.contains("panicked"), "{key} {value} {flags}: {text}");
+        }
+    }
+    room.put("x.profile.json", text.replacen("\"Bytes\": ", "\"Bytes\": 1099511627777, \"unread\": ", 1));
+    room.refuses("estimate x.profile.json", 2, &["x.profile.json: byte ", "1099511627777 bytes", "larger than 1.0 TiB"]);
+    room.refuses("estimate t.profile.json.gz --cudnn-workspace 1EiB", 2, &["--cudnn-workspace", "at most 1.0 TiB"]);
+}
+
+/// Endless and not JSON: told from the first byte.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_file_of_zeros_is_no_trace() {
+    let room = Room::new();
+    room.put("zeros.json", vec![0; 9 << 20]);
+    for input in ["zeros.json", "/dev/zero"] {
+        room.refuses(&format!("estimate {input}"), 2, &[input, "byte 0", "not JSON"]);
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_graph_whose_name_a_plan_cannot_hold_is_refused() {
+    use std::os::unix::ffi::OsStrExt;
+    let room = Room::new();
+    let name = std::ffi::OsStr::from_bytes(b"\xff.graph.json");
+    std::fs::copy(room.path("g.graph.json"), room.0.path().join(name)).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_neap"));
+    let output = command.arg("plan").arg(name).args(["-o", "out.plan.json"]).current_dir(room.0.path()).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && text.contains("UTF-8") && text.contains("rename"), "{text}");
+    assert!(!room.path("out.plan.json").exists());
+}
+
+/// A reader that has seen enough is not an error, and does not turn a no into a yes.
+#[test]
+fn a_closed_pipe_is_no_error_and_changes_no_answer() {
+    let room = Room::new();
+    let mut unsafe_plan = room.json("p.plan.json");
+    unsafe_plan["budget_bytes"] = json!(0);
+    room.put("unsafe.plan.json", unsafe_plan.to_string());
+    room.put("e.csv", "op,id,bytes,stream\na,1,9000000,0\n");
+    for (line, code) in [
+        ("inspect g.graph.json --top 1000", 0),
+        ("check p.plan.json", 0),
+        ("check unsafe.plan.json", 1),
+        ("check unsafe.plan.json --json", 1),
+        ("plan g.graph.json --budget 1 --json", 1),
+        ("replay e.csv --device-bytes 1MiB", 1),
+        ("diff p.plan.json unsafe.plan.json", 1),
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_neap"));
+        let output = command.args(line.split(' ')).current_dir(room.0.path()).stdout(writer).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{line}: {text}");
+        assert!(!text.contains("error"), "{line}: {text}");
+    }
+}
+
+/// A device that is full is named, whoever writes to it.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_named() {
+    let room = Room::new();
+    room.put("e.csv", "op,id,bytes,stream\na,1,9000000,0\n");
+    for line in ["replay e.csv --curve", "replay e.csv --plot", "simulate p.plan.json --timeline", "run p.plan.json --latencies-out"] {
+        room.refuses(&format!("{line} /dev/full"), 2, &["/dev/full: cannot be written"]);
     }
 }

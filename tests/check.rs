@@ -16,7 +16,7 @@ const TIMINGS: usize = 6;
 
 /// How many damaged plans; what a minute allows without optimisation.
 fn cases() -> usize {
-    std::env::var("NEAP_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(if cfg!(debug_assertions) { 30_000 } else { 100_000 })
+    common::cases(if cfg!(debug_assertions) { 30_000 } else { 100_000 }) as usize
 }
 
 /// What goes wrong in some timing, if anything.
@@ -177,11 +177,22 @@ fn hunt(worker: u64, wanted: usize) -> Tally {
 
 #[test]
 fn right_plans_are_accepted_and_take_what_a_clock_says() {
-    let mut lively = 0;
+    let (mut lively, mut shared) = (0, 0);
     for seed in 0..(cases() / 50) as u64 {
         let mut random = Random(seed ^ 0x5eed_0000_0000);
         let graph = common::random::graph(&mut random);
         let mut plan = make::plan(&mut random, &graph);
+        if seed % 2 == 0 {
+            let apart = plan.jobs[0].host_slots.clone();
+            let shares = make::share(&graph, &mut plan);
+            // Placements that go against the order of events may not go with waits along it.
+            if let Some(why) = failure(&mut random, &plan, &graph, 1) {
+                assert_eq!(why, "deadlock", "seed {seed}");
+                plan.jobs[0].host_slots = apart;
+            } else {
+                shared += usize::from(shares);
+            }
+        }
         let graphs = std::slice::from_ref(&graph);
         let proof = check_safety(&plan, graphs).unwrap_or_else(|r| panic!("seed {seed}: {}\n{}", r[0], show(&plan, &graph)));
         lively += usize::from(plan.jobs[0].events.len() > 2);
@@ -208,6 +219,7 @@ fn right_plans_are_accepted_and_take_what_a_clock_says() {
         assert!(matches!(refusals[..], [Refusal::Figure { figure: "peak_bytes", .. }]));
     }
     assert!(lively * 2 > cases() / 50, "only {lively} plans do something");
+    assert!(shared * 50 > cases() / 50, "only {shared} plans share bytes of the slab");
 }
 
 fn show(plan: &Plan, graph: &Graph) -> String {

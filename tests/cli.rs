@@ -2,10 +2,14 @@
 //!
 //! On the tiny fixtures only, so that it stays quick without optimisation.
 
+#[path = "cli/accounting.rs"]
+mod accounting;
 #[path = "cli/compare.rs"]
 mod compare;
 #[path = "cli/estimate.rs"]
 mod estimate;
+#[path = "cli/explain.rs"]
+mod explain;
 #[path = "cli/folder.rs"]
 mod folder;
 #[path = "cli/import.rs"]
@@ -22,3 +26,5 @@ mod reserved;
 mod round;
 #[path = "cli/score.rs"]
 mod score;
+#[path = "cli/together.rs"]
+mod together;

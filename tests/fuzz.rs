@@ -1,24 +1,18 @@
 //! Damaged files through the library: any answer will do, but no panic, hang or boundless memory. `NEAP_CASES` raises the number.
 
+mod common;
+
 use std::path::Path;
 
+use common::cases;
+use common::random::Random;
 use neap::job::{chakra, json};
 use neap::schedule::{check::check, json as plan_json};
 use neap::sim::allocator::{Config, replay::Replay};
 use neap::sim::{engine, program::Program, sequence::Reader};
 use neap::units::Bytes;
 
-/// SplitMix64: seeded, so that a case that fails can be run again.
-struct Random(u64);
-
 impl Random {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((x ^ (x >> 31)) % n.max(1) as u64) as usize
-    }
-
     /// One to three bits flipped, stretches cut out or copied elsewhere, or numbers replaced.
     fn damage(&mut self, text: &[u8]) -> Vec<u8> {
         let mut text = text.to_vec();
@@ -46,10 +40,6 @@ impl Random {
         }
         text
     }
-}
-
-fn cases() -> u64 {
-    std::env::var("NEAP_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(500)
 }
 
 fn graph_and_simulate(path: &Path) {
@@ -87,7 +77,7 @@ fn damaged_files_are_answered() {
         .status();
     assert!(status.unwrap().success());
     let plan = std::fs::read(at("p.plan.json")).unwrap();
-    for seed in 0..cases() {
+    for seed in 0..cases(500) {
         let mut random = Random(seed);
         let (source, name) = [(&recorded, "t.json"), (&graph, "x.graph.json"), (&plan, "x.plan.json")][random.below(3)];
         let path = at(name);
@@ -135,7 +125,7 @@ fn damaged_event_tables_and_settings_are_answered() {
     let settings = "expandable_segments:True,garbage_collection_threshold:0.5,large_segment_size_mb:32,max_split_size_mb:64,\
         max_non_split_rounding_mb:40,per_process_memory_fraction:0.7,roundup_power2_divisions:[1:4,16:0,>:2],backend:native";
     let options: Vec<&str> = ["expandable_segments:True", "max_split_size_mb:20", "roundup_power2_divisions:8", ""].to_vec();
-    for seed in 0..cases() * 80 {
+    for seed in 0..cases(500) * 80 {
         let mut random = Random(seed ^ 0xA110_CA7E);
         let answers = random.below(3) == 0;
         let table = rows(&mut random, answers);
@@ -176,7 +166,7 @@ fn damaged_tables_and_predictors_are_answered() {
     let table = std::fs::read(folder.path().join("t.csv")).unwrap();
     let predictor = std::fs::read(folder.path().join("p.predictor.json")).unwrap();
     let graphs = neap::run::sweep::samples("relu", 5, 9).unwrap();
-    for seed in 0..cases() {
+    for seed in 0..cases(200) {
         let mut random = Random(seed ^ 0x7AB1E);
         let which = random.below(2);
         let path = folder.path().join(["x.csv", "x.predictor.json"][which]);

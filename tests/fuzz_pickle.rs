@@ -1,35 +1,17 @@
 //! Damaged snapshots through the library: any answer will do, but no panic, no hang, and no memory beyond the limit that
 //! the reader is given. `NEAP_CASES` sets the number of cases.
 
-use std::alloc::{GlobalAlloc, Layout, System};
+mod common;
+
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use common::cases;
+use common::counting::{Counting, Since};
+use common::random::Random;
 use neap::sim::requests::Request;
 use neap::sim::snapshot::{Snapshot, read_within};
 use neap::units::Bytes;
-
-/// The system's allocator, which counts what is live and the most that was.
-struct Counting;
-
-static LIVE: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every call goes to the system's allocator as it came; only numbers are kept beside it.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        PEAK.fetch_max(LIVE.fetch_add(layout.size(), Relaxed) + layout.size(), Relaxed);
-        // SAFETY: the caller keeps this function's contract, which is the same.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        LIVE.fetch_sub(layout.size(), Relaxed);
-        // SAFETY: as above; `at` came from `alloc`, so from the system's.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
 
 #[global_allocator]
 static COUNTING: Counting = Counting;
@@ -38,17 +20,7 @@ static COUNTING: Counting = Counting;
 const LIMIT: usize = 1 << 20;
 const BUFFERS: usize = 1 << 20;
 
-/// SplitMix64: seeded, so that a case that fails can be run again.
-struct Random(u64);
-
 impl Random {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((x ^ (x >> 31)) % n.max(1) as u64) as usize
-    }
-
     /// An instruction that reads, with an operand that may be anything.
     fn instruction(&mut self) -> Vec<u8> {
         const CODES: &[u8] = b"hgjpqr\x94N\x88\x89KMJ\x8a\x8bILFG\x8cUXT\x8dSVCB\x8e(}])dlt\x85\x86\x87aesu012\x80\x95.cRbioPQ\x81\x93\x97";
@@ -121,10 +93,6 @@ impl Random {
     }
 }
 
-fn cases() -> u64 {
-    std::env::var("NEAP_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(34_000)
-}
-
 /// What every sequence keeps, whatever it was read from.
 fn consistent(snapshot: &Snapshot) {
     let mut live = Vec::new();
@@ -155,7 +123,7 @@ fn damaged_snapshots_are_answered() {
     std::io::Read::read_to_end(&mut packed, &mut real).unwrap();
     sources.push(real);
     let mut read = 0;
-    for seed in 0..cases() {
+    for seed in 0..cases(34_000) {
         let mut random = Random(seed);
         // The real one is large: it comes once in 256.
         let source = if random.below(256) == 0 { 4 } else { random.below(4) };
@@ -163,10 +131,9 @@ fn damaged_snapshots_are_answered() {
         let _ = std::fs::remove_file(&path);
         std::fs::write(&path, random.damage(&sources[source])).unwrap();
         let device = [None, Some(0), Some(1)][random.below(3)];
-        let (before, start) = (LIVE.load(Relaxed), Instant::now());
-        PEAK.store(before, Relaxed);
+        let (memory, start) = (Since::now(), Instant::now());
         let result = std::panic::catch_unwind(|| read_within(&path, device, Bytes(LIMIT as u64)));
-        let (took, most) = (start.elapsed(), PEAK.load(Relaxed) - before);
+        let (took, most) = (start.elapsed(), memory.peak());
         let Ok(result) = result else { panic!("seed {seed}: it panics") };
         assert!(most <= LIMIT + BUFFERS, "seed {seed}: {most} bytes");
         assert!(took < Duration::from_secs(20), "seed {seed}: {took:?}");
@@ -179,5 +146,5 @@ fn damaged_snapshots_are_answered() {
         }
     }
     // The damage is of use only while some of it gets through.
-    assert!(read * 50 > cases(), "{read} of {} were read", cases());
+    assert!(read * 50 > cases(34_000), "{read} of {} were read", cases(34_000));
 }

@@ -1,57 +1,26 @@
 //! Damaged traces through the library: any answer will do, but no panic, no hang, and no more memory than
 //! [`Limits::memory`] states. `NEAP_CASES` sets another number of cases.
 
-use std::alloc::{GlobalAlloc, Layout, System};
+mod common;
+
 use std::io::{Read, Write};
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use neap::estimate::trace::{Limits, Trace, parse, read};
-
-/// Counts what stands allocated, and its peak. This binary has one test, so that nothing else is counted.
-struct Counting;
-
-static NOW: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
-
-fn took(bytes: usize) {
-    PEAK.fetch_max(NOW.fetch_add(bytes, Relaxed) + bytes, Relaxed);
-}
-
-// SAFETY: every call goes to the system's allocator as it is; only counters are kept beside it.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        took(layout.size());
-        // SAFETY: the caller's promises are the system allocator's.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        took(layout.size());
-        // SAFETY: the caller's promises are the system allocator's.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        NOW.fetch_sub(layout.size(), Relaxed);
-        // SAFETY: the caller's promises are the system allocator's.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        NOW.fetch_sub(layout.size(), Relaxed);
-        took(size);
-        // SAFETY: the caller's promises are the system allocator's.
-        unsafe { System.realloc(pointer, layout, size) }
-    }
-}
+use common::cases;
+use common::counting::{Counting, Since};
+use common::random::Random;
+use neap::estimate::attribution::Places;
+use neap::estimate::forecast::{Forecast, Job};
+use neap::estimate::trace::{LARGEST_BLOCK, Limits, Trace, parse, read};
+use neap::estimate::twin::{Class, Settings};
+use neap::estimate::what_if::WhatIf;
+use neap::estimate::{answer, xmem};
+use neap::sim::allocator::Config;
+use neap::units::Bytes;
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-/// SplitMix64: seeded, so that a case that fails can be run again.
-struct Random(u64);
+static COUNTING: Counting = Counting;
 
 /// Texts that mean something to the reader.
 const TOKENS: [&str; 40] = [
@@ -98,13 +67,6 @@ const TOKENS: [&str; 40] = [
 ];
 
 impl Random {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((x ^ (x >> 31)) % n.max(1) as u64) as usize
-    }
-
     /// Up to eight of: a bit flipped, a stretch cut out, repeated elsewhere or over and over, the end cut off, a token put in or put
     /// in the place of another, two tokens swapped.
     fn damage(&mut self, text: &mut Vec<u8>) {
@@ -229,10 +191,9 @@ fn hostile() {
     ];
     for (name, refusal, next) in streams {
         let source = Endless { pending: b"[".to_vec(), at: 0, count: 0, left: BYTES, next };
-        let before = NOW.load(Relaxed);
-        PEAK.store(before, Relaxed);
+        let memory = Since::now();
         let answer = parse(source, Path::new("t.json"), &limits);
-        let peak = PEAK.load(Relaxed).saturating_sub(before) as u64;
+        let peak = memory.peak() as u64;
         assert!(peak <= limits.memory().0, "{name}: {peak} bytes, stated are {}", limits.memory().0);
         match answer {
             Ok(trace) => assert!(refusal.is_empty() && !trace.notes.is_empty(), "{name}: {:?}", trace.notes),
@@ -241,8 +202,20 @@ fn hostile() {
     }
 }
 
-fn cases() -> u64 {
-    std::env::var("NEAP_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(33_000)
+/// What a command does with a trace that was read.
+fn estimated(random: &mut Random, trace: Trace) {
+    let class = Class { capability: 9, multiprocessors: 132, threads: 2048 };
+    let job = Job::of(trace);
+    let settings = Settings { class, without: Vec::new(), cudnn_workspace: LARGEST_BLOCK };
+    let mut forecast = match random.below(4) {
+        0 => xmem::forecast(&job),
+        1 => "zero-grad=start,dtype=bf16".parse::<WhatIf>().unwrap().apply(&job, Forecast::of(&job, &settings)),
+        2 => "zero-grad=backward".parse::<WhatIf>().unwrap().apply(&job, Forecast::of(&job, &settings)),
+        _ => Forecast::of(&job, &settings),
+    };
+    let answer = answer::peaks(&job, &mut forecast, &Config::default());
+    let _ = (answer.wanted(), answer.verdict(&forecast, &Config::default(), Bytes(1 << 34)));
+    let _ = Places::of(&job).by_module(&forecast, &answer);
 }
 
 /// What everything that uses a trace relies on.
@@ -265,7 +238,7 @@ fn damaged_traces_are_answered_within_the_stated_memory() {
     hostile();
     let seeds = seeds();
     let (mut read_well, mut refused) = (0, 0);
-    for seed in 0..cases() {
+    for seed in 0..cases(33_000) {
         let mut random = Random(seed);
         let mut text = seeds[random.below(3)].clone();
         random.damage(&mut text);
@@ -281,20 +254,32 @@ fn damaged_traces_are_answered_within_the_stated_memory() {
             }
             std::fs::write(&path, compressed).unwrap();
         }
-        let (before, began) = (NOW.load(Relaxed), Instant::now());
-        PEAK.store(before, Relaxed);
+        let (memory, began) = (Since::now(), Instant::now());
         let result = std::panic::catch_unwind(|| {
             let answer = if from_file { read(&path, &limits) } else { parse(&text[..], Path::new("t.json"), &limits) };
             answer.as_ref().ok().into_iter().for_each(holds_together);
-            answer.is_ok()
+            answer
         });
-        let peak = PEAK.load(Relaxed).saturating_sub(before) as u64;
-        let Ok(answered) = result else { panic!("seed {seed}: it panics") };
+        let peak = memory.peak() as u64;
+        let Ok(answer) = result else { panic!("seed {seed}: it panics") };
         assert!(peak <= limits.memory().0, "seed {seed}: {peak} bytes with {limits:?}");
         // Each takes a few milliseconds; this is far beyond what a busy machine adds.
         assert!(began.elapsed() < Duration::from_secs(20), "seed {seed}: {:?}", began.elapsed());
-        if answered { read_well += 1 } else { refused += 1 }
+        if answer.is_ok() {
+            read_well += 1
+        } else {
+            refused += 1
+        }
+        if let Ok(trace) = answer
+            && seed % 8 == 0
+        {
+            let result = std::panic::catch_unwind(move || estimated(&mut random, trace));
+            assert!(result.is_ok(), "seed {seed}: its estimate panics");
+        }
     }
     println!("{read_well} read, {refused} refused");
-    assert!(cases() < 1_000 || (read_well > cases() / 10 && refused > cases() / 10), "the damage is too small or too large to tell");
+    assert!(
+        cases(33_000) < 1_000 || (read_well > cases(33_000) / 10 && refused > cases(33_000) / 10),
+        "the damage is too small or too large to tell"
+    );
 }

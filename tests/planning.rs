@@ -12,6 +12,7 @@ use neap::job::json::sha256;
 use neap::job::{Arg, Graph, Replay};
 use neap::plan::bound::Bounds;
 use neap::plan::method::Method;
+use neap::plan::robust;
 use neap::plan::vdnn::Policy;
 use neap::plan::{self, Options, PlanError, Planned, Request};
 use neap::run::device::host::kernels::Kernel;
@@ -153,7 +154,11 @@ fn planned_checked_simulated_and_run() {
         let without = run(&unplanned, arena);
         for method in methods(&mut random) {
             request.method = method;
-            let planned = if least {
+            // Plans for noise differ in how they are chosen, not in what must hold.
+            let noise = random.once_in(8).then(|| 1_000 * random.between(0, 100) as u64);
+            let planned = if let Some(share) = noise {
+                robust::make_for(&Request { budget, ..request.clone() }, share, None).map(|r| r.planned)
+            } else if least {
                 plan::minimum(&Request { budget: arena, ..request.clone() })
             } else {
                 plan::make(&Request { budget, ..request.clone() })

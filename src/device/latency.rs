@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::predictor::Predictor;
 use super::{Profile, roofline};
-use crate::files::{self, FileError};
+use crate::files::{self, FileError, LineError};
 use crate::job::{Arg, Graph, Operand, Operator};
 use crate::units::{Bytes, Nanos};
 
@@ -243,15 +243,8 @@ pub enum LatencyError {
     #[error(transparent)]
     File(#[from] FileError),
     /// A line or a column is wrong.
-    #[error("{}: line {line}: {problem}", path.display())]
-    Line {
-        /// The file.
-        path: PathBuf,
-        /// From 1.
-        line: u64,
-        /// Which column, what is wrong and what it must be.
-        problem: String,
-    },
+    #[error(transparent)]
+    Line(#[from] LineError),
     /// It has no rows.
     #[error("{}: the table has no rows below its header; `neap profile` and `neap run --latencies-out` write such tables", path.display())]
     Empty {
@@ -267,7 +260,7 @@ pub enum LatencyError {
 /// Naming file, line and column, when the file can't be read, a row is malformed, a time is not a
 /// whole number from 1 to [`LONGEST`], or there is no row.
 pub fn rows(path: &Path) -> Result<Vec<Row>, LatencyError> {
-    let at = |line, problem| LatencyError::Line { path: path.to_owned(), line, problem };
+    let at = |line, problem| LatencyError::from(LineError { path: path.to_owned(), line, problem });
     let broken = |error: csv::Error| {
         let line = error.position().map_or(1, csv::Position::line);
         let problem = match error.kind() {
@@ -287,6 +280,10 @@ pub fn rows(path: &Path) -> Result<Vec<Row>, LatencyError> {
         if column(name).is_none() {
             return Err(at(1, format!("the header has no column `{name}`; it must have `key` and `ns`")));
         }
+    }
+    let twice = |name: &&str| header.iter().filter(|h| h.trim() == *name).count() > 1;
+    if let Some(name) = ["key", "ns", "device", "load_percent"].iter().find(|name| twice(name)) {
+        return Err(at(1, format!("the header has `{name}` twice; rename one")));
     }
     let names = ["key", "ns", "operator", "kind", "shapes", "arguments", "device", "algorithm", "load_percent", "flops", "bytes"];
     let columns: BTreeMap<&str, usize> =
@@ -531,6 +528,7 @@ mod tests {
             (&b""[..], "no column `key`"),
             (b"key,ns\n", "no rows"),
             (b"key,time\na,1\n", "line 1: the header has no column `ns`"),
+            (b"key,ns,ns\na,1,2\n", "line 1: the header has `ns` twice"),
             (b"key,ns\na,1\nb,-1\n", "line 3: column `ns` is `-1`"),
             (b"key,ns\na,0\n", "line 2: column `ns` is `0`"),
             (b"key,ns\na,1.5\n", "line 2: column `ns` is `1.5`"),

@@ -35,7 +35,7 @@
 //! time is the same on every machine. Not for: effects of caches, occupancy or particular kernels.
 
 use super::Profile;
-use super::latency::LONGEST;
+use super::latency::{LONGEST, Latency};
 use crate::job::{Arg, Dtype, Operand, Operator};
 use crate::units::Nanos;
 
@@ -44,21 +44,38 @@ const SECOND: u128 = 1_000_000_000;
 /// The roofline's time: at least 1 ns, at most [`LONGEST`].
 #[must_use]
 pub fn time(operator: &Operator, device: &Profile) -> Nanos {
-    let share = |work: u128, rate: u64| {
-        let rate = (u128::from(rate) * u128::from(device.efficiency_percent)).max(1);
-        work.saturating_mul(100 * SECOND).div_ceil(rate)
-    };
-    let arithmetic = share(flops(operator), device.rate(element(operator)));
-    let memory = share(bytes(operator), device.memory_bandwidth);
+    let on_device = on_device(operator, device, device.efficiency_percent);
     let host = host_bytes(operator);
     let link = if host == 0 {
         0
     } else {
         u128::from(device.link.overhead_ns) + host.saturating_mul(SECOND).div_ceil(u128::from(device.link.h2d.max(1)))
     };
-    let longest = arithmetic.max(memory).max(link).min(u128::from(LONGEST.0));
+    let longest = on_device.max(link).min(u128::from(LONGEST.0));
     let total = device.launch_overhead_ns.saturating_add(u64::try_from(longest).unwrap_or(LONGEST.0));
     Nanos(total.clamp(1, LONGEST.0))
+}
+
+/// Arithmetic or memory, whichever takes longer, at this part of the peak rates.
+fn on_device(operator: &Operator, device: &Profile, efficiency_percent: u32) -> u128 {
+    let share = |work: u128, rate: u64| {
+        let rate = (u128::from(rate) * u128::from(efficiency_percent)).max(1);
+        work.saturating_mul(100 * SECOND).div_ceil(rate)
+    };
+    share(flops(operator), device.rate(element(operator))).max(share(bytes(operator), device.memory_bandwidth))
+}
+
+/// The part of the device that a job keeps busy while it computes, in thousandths, 1 to 1,000: what its operators would take at
+/// the peak rates, over what they do take. What is left of the device others can use at the same time.
+#[must_use]
+pub fn utilisation(operators: &[Operator], latencies: &[Latency], device: &Profile) -> u32 {
+    let (mut busy, mut all) = (0u128, 0u128);
+    for (operator, latency) in operators.iter().zip(latencies) {
+        let time = u128::from(latency.time.0);
+        busy = busy.saturating_add(on_device(operator, device, 100).min(time));
+        all = all.saturating_add(time);
+    }
+    u32::try_from(busy.saturating_mul(1000) / all.max(1)).unwrap_or(1000).clamp(1, 1000)
 }
 
 /// The element type that it computes in: of the first floating-point view written, else read.

@@ -129,7 +129,7 @@ impl Forecast {
         let mut pass = Pass::of(&pattern, &self.blocks, cleared);
         for round in 0..count {
             self.starts.push(self.requests.len());
-            let later = (round as u64 + 1) * (iteration.span.end - iteration.span.start + 1);
+            let later = (round as u64 + 1).saturating_mul((iteration.span.end - iteration.span.start).saturating_add(1));
             pass.append(self, &pattern, later);
         }
     }
@@ -183,7 +183,7 @@ impl Pass {
                 let gradients: Vec<u32> =
                     self.previous.iter_mut().filter(|((_, role), _)| *role == Role::Gradient).flat_map(|(_, ids)| ids.drain(..)).collect();
                 for id in gradients {
-                    forecast.push(Request::Free { id }, time + later);
+                    forecast.push(Request::Free { id }, time.saturating_add(later));
                 }
             }
             match request {
@@ -199,23 +199,23 @@ impl Pass {
                     let new = forecast.blocks.len() as u32;
                     forecast.blocks.push(block);
                     ids.insert(id, new);
-                    forecast.push(Request::Allocate { id: new, bytes, stream }, time + later);
+                    forecast.push(Request::Allocate { id: new, bytes, stream }, time.saturating_add(later));
                     if stays {
                         left.push(new);
                         if block.role != Role::Gradient
                             && let Some(old) = self.take(block)
                         {
-                            forecast.push(Request::Free { id: old }, time + later);
+                            forecast.push(Request::Free { id: old }, time.saturating_add(later));
                         }
                     }
                 }
                 Request::Free { id } => {
                     let old = ids.remove(&id).or_else(|| self.take(forecast.blocks[id as usize]));
                     if let Some(id) = old {
-                        forecast.push(Request::Free { id }, time + later);
+                        forecast.push(Request::Free { id }, time.saturating_add(later));
                     }
                 }
-                Request::EmptyCache => forecast.push(request, time + later),
+                Request::EmptyCache => forecast.push(request, time.saturating_add(later)),
             }
         }
         for id in left {

@@ -5,7 +5,7 @@
 
 use serde_json::Value;
 
-use super::trace::{Args, Text, Trace};
+use super::trace::{Args, LARGEST_BLOCK, Text, Trace};
 
 /// One tensor argument.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -21,6 +21,13 @@ pub struct Tensor {
 }
 
 impl Tensor {
+    /// Whether it could be one: none has more than [`LARGEST_BLOCK`], so that sums and products of a few stay far from overflow.
+    fn is_credible(&self) -> bool {
+        let product = self.dims.iter().try_fold(self.element, |all, &d| all.checked_mul(d.max(1)));
+        let strides = self.dims.iter().zip(&self.strides).map(|(&d, &s)| d.max(1).checked_mul(s));
+        std::iter::once(product).chain(strides).all(|n| n.is_some_and(|n| n <= LARGEST_BLOCK))
+    }
+
     /// How many elements.
     #[must_use]
     pub fn count(&self) -> u64 {
@@ -101,9 +108,11 @@ impl Inputs {
                     let strides = strides.get(i).and_then(Value::as_array);
                     // A list's element type is not recorded in older traces; single precision is what training uses.
                     let element = element(kind).unwrap_or((4, false));
-                    return Input::List(each.iter().enumerate().map(|(j, d)| tensor(d, strides.and_then(|s| s.get(j)), element)).collect());
+                    let each = each.iter().enumerate().map(|(j, d)| tensor(d, strides.and_then(|s| s.get(j)), element));
+                    return Input::List(each.filter(Tensor::is_credible).collect());
                 }
-                element(kind).map_or(Input::Other, |element| Input::Tensor(tensor(d, strides.get(i), element)))
+                let one = element(kind).map(|element| tensor(d, strides.get(i), element)).filter(Tensor::is_credible);
+                one.map_or(Input::Other, Input::Tensor)
             })
             .collect();
         let plain = plain.into_iter().map(|v| if let Value::String(s) = v { s } else { v.to_string() }).collect();

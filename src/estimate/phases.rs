@@ -64,7 +64,7 @@ impl Phases {
             let mut start = 0;
             for step in &steps {
                 whole.push(Span { start, end: step.end });
-                start = step.end + 1;
+                start = step.end.saturating_add(1);
             }
             if whole.is_empty() {
                 whole.push(Span { start: 0, end });

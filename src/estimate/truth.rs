@@ -1,6 +1,6 @@
 //! What a job really took, as the file beside a trace says, and how far an estimate is from it.
 //!
-//! For: `--against` and tests. Not for: what to do about it.
+//! For: `--against`, [`super::score`] and tests. Not for: what to do about it.
 
 use std::path::{Path, PathBuf};
 
@@ -12,13 +12,17 @@ use crate::units::Bytes;
 /// Far above any truth; a larger file is something else.
 const LARGEST_FILE: u64 = 1 << 24;
 
-/// The largest peaks over a job's iterations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a job took: the largest peaks over its iterations, and how it was run.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Truth {
     /// Taken from the device.
     pub reserved: Bytes,
     /// In blocks in use.
     pub allocated: Bytes,
+    /// What describes the job, its model first: `resnet50:adam:…`.
+    pub job: Option<String>,
+    /// The allocator's configuration, as PYTORCH_CUDA_ALLOC_CONF takes it.
+    pub alloc_conf: String,
 }
 
 /// A truth that can't be used.
@@ -39,6 +43,9 @@ pub enum TruthError {
 
 #[derive(Deserialize)]
 struct Document {
+    job: Option<String>,
+    #[serde(default)]
+    alloc_conf: String,
     peaks: Vec<Peak>,
 }
 
@@ -55,19 +62,31 @@ impl Truth {
     /// Naming the file and what is wrong with it.
     pub fn read(path: &Path) -> Result<Self, TruthError> {
         let bad = |problem: String| TruthError::Content { path: path.to_owned(), problem };
-        let document: Document = serde_json::from_slice(&files::read(path, LARGEST_FILE)?).map_err(|e| bad(e.to_string()))?;
-        let most = |of: fn(&Peak) -> Bytes| document.peaks.iter().map(of).max().filter(|b| b.0 > 0);
+        let Document { job, alloc_conf, peaks } =
+            serde_json::from_slice(&files::read(path, LARGEST_FILE)?).map_err(|e| bad(e.to_string()))?;
+        let most = |of: fn(&Peak) -> Bytes| peaks.iter().map(of).max().filter(|b| b.0 > 0);
         match (most(|p| p.peak_reserved_bytes), most(|p| p.peak_allocated_bytes)) {
-            (Some(reserved), Some(allocated)) => Ok(Self { reserved, allocated }),
+            (Some(reserved), Some(allocated)) => Ok(Self { reserved, allocated, job, alloc_conf }),
+            _ if peaks.is_empty() => Err(bad("its peaks are empty".to_owned())),
             _ => Err(bad("it has no peak above 0".to_owned())),
         }
+    }
+}
+
+/// `estimated` relative to `actual`: 0.01 is one percent too much.
+#[must_use]
+pub fn relative(estimated: Bytes, actual: Bytes) -> f64 {
+    match (estimated.0, actual.0) {
+        (0, 0) => 0.0,
+        (_, 0) => f64::INFINITY,
+        (e, a) => (e as f64 - a as f64) / a as f64,
     }
 }
 
 /// How far `estimate` is above (or, negative, below) `truth`, in percent of it.
 #[must_use]
 pub fn error_percent(estimate: Bytes, truth: Bytes) -> f64 {
-    (estimate.0 as f64 - truth.0 as f64) / truth.0 as f64 * 100.0
+    relative(estimate, truth) * 100.0
 }
 
 #[cfg(test)]
@@ -95,6 +114,15 @@ mod tests {
         ] {
             assert!(read(bad).unwrap_err().to_string().contains("t.json"), "{bad}");
         }
+        let run = read("{\"job\":\"m:adam\",\"alloc_conf\":\"max_split_size_mb:64\",\"peaks\":[{\"peak_reserved_bytes\":1,\"peak_allocated_bytes\":1}]}").unwrap();
+        assert_eq!((run.job.as_deref(), run.alloc_conf.as_str(), truth.alloc_conf.as_str()), (Some("m:adam"), "max_split_size_mb:64", ""));
+    }
+
+    #[test]
+    fn errors_are_relative_to_the_truth() {
+        assert_eq!(relative(Bytes(99), Bytes(100)), -0.01);
+        assert_eq!(relative(Bytes(0), Bytes(0)), 0.0);
+        assert!(relative(Bytes(1), Bytes(0)).is_infinite());
         assert!((error_percent(Bytes(99), Bytes(100)) + 1.0).abs() < 1e-12);
     }
 }

@@ -30,7 +30,7 @@
 //!
 //! What stands at τ without a plan, less both, is therefore a lower bound on the peak. It is taken at the start, the middle and the end
 //! of operators, and never below the floor. Any choice of operators gives a bound; of a long job the highest in each of
-//! [`STRETCHES`] stretches are looked at, then all in the [`CLOSE`] stretches that bind most. Bytes that are away are rounded up, times of copies are the link's own. It
+//! `STRETCHES` stretches are looked at, then all in the `CLOSE` stretches that bind most. Bytes that are away are rounded up, times of copies are the link's own. It
 //! falls as D grows: so the least D at which it is within a budget is a lower bound on the added time at that budget.
 //!
 //! Cost: O(tensors · log) an operator that is looked at, a few dozen times that for a bound on time.

@@ -6,11 +6,12 @@ use std::collections::BTreeMap;
 
 use super::emit::Emitted;
 use super::method::{Given, Method};
-use super::place;
-use crate::device::Profile;
+use super::neap::Warm;
+use super::{place, slab};
+use crate::device::{Link, Profile};
 use crate::job::Graph;
 use crate::job::liveness::Liveness;
-use crate::schedule::{Event, Figures, JobPlan, Latency, Placement, Plan};
+use crate::schedule::{Figures, JobPlan, Latency, Placement, Plan};
 use crate::sim::engine::{self, Durations, Run};
 use crate::sim::program::{Direction, Program};
 use crate::sim::reserved::{self, Framework, Reserved};
@@ -87,6 +88,12 @@ const TIGHTENINGS: usize = 12;
 /// And how many targets between the budget and the floor are tried after that.
 const SWEEP: u64 = 8;
 
+/// How often it is for planners that only stand in.
+const FEW: usize = 2;
+
+/// Where waiting takes no more than this part of the unplanned time, no other planner is asked.
+const WAITING: u64 = 16;
+
 /// Makes a plan within the budget.
 ///
 /// # Errors
@@ -100,17 +107,47 @@ pub fn make(request: &Request<'_>) -> Result<Planned, PlanError> {
 /// # Errors
 /// As [`make`].
 pub fn make_for(request: &Request<'_>, framework: Option<&Framework>) -> Result<Planned, PlanError> {
+    let own = alone(request, framework, None, &mut None);
+    let worth = match &own {
+        Ok(planned) => {
+            let stalls = planned.run.stalls;
+            // Who hardly waits for the link does better than those who think of the link alone.
+            (stalls.swap_in + stalls.swap_out + stalls.tail).0 > planned.plan.figures.unplanned_iteration_ns.0 / WAITING
+        }
+        Err(PlanError::Infeasible(_)) => true,
+        Err(PlanError::Defect(_)) => false,
+    };
+    let mut best = own;
+    for method in if worth { request.method.portfolio() } else { Vec::new() } {
+        let name = method.name();
+        let rival = best.as_ref().map_or(Nanos(u64::MAX), |b| b.plan.figures.iteration_ns);
+        let Ok(mut other) = alone(&Request { method, ..request.clone() }, framework, Some(rival), &mut None) else { continue };
+        request.method.name().clone_into(&mut other.plan.planner);
+        other.plan.options.insert("portfolio".to_owned(), name.to_owned());
+        best = Ok(other);
+    }
+    best
+}
+
+/// The planner by itself; with a rival, only what is quicker counts, and little is done to find it.
+fn alone(
+    request: &Request<'_>,
+    framework: Option<&Framework>,
+    rival: Option<Nanos>,
+    warm: &mut Option<Warm>,
+) -> Result<Planned, PlanError> {
     let liveness = Liveness::of(request.graph);
     let budget = request.budget.0 / 512 * 512;
-    let mut search = Search { request, framework, liveness: &liveness, budget, lowest: u64::MAX, blocked: String::new() };
+    let mut search = Search { request, framework, liveness: &liveness, budget, lowest: u64::MAX, blocked: String::new(), rival, warm };
     let mut target = budget;
-    for attempt in 0..TIGHTENINGS {
+    for attempt in 0..if rival.is_some() { FEW } else { TIGHTENINGS } {
         let height = match search.attempt(target, &request.method)? {
             Attempt::Fits(planned) => return Ok(*planned),
             Attempt::TooHigh(height) => height,
             Attempt::Blocked => break,
         };
-        let step = (height - budget).max((budget / 512) << (attempt / 2)).max(512);
+        // What is decided then is placed differently, so some more than what was too much; ever more.
+        let step = (height - budget) + ((budget / 1024) << attempt.min(6)).max(512);
         if step >= target {
             break;
         }
@@ -118,7 +155,7 @@ pub fn make_for(request: &Request<'_>, framework: Option<&Framework>) -> Result<
     }
     // What can't be placed at one target often can at a lower one, and more easily when nothing lingers or comes back
     // early: other tensors leave, other holes open.
-    let narrow = request.method.narrow();
+    let narrow = request.method.narrow().filter(|_| rival.is_none());
     let spread = budget.saturating_sub(liveness.floor.0);
     if let Some(narrow) = narrow.filter(|_| spread > 0) {
         for part in 0..SWEEP {
@@ -148,18 +185,31 @@ struct Search<'a> {
     budget: u64,
     lowest: u64,
     blocked: String,
+    /// What takes as long is of no use.
+    rival: Option<Nanos>,
+    warm: &'a mut Option<Warm>,
 }
 
 impl Search<'_> {
     fn attempt(&mut self, target: u64, method: &Method) -> Result<Attempt, PlanError> {
         let request = self.request;
         let Request { graph, latencies, device, .. } = *request;
-        let decided = method.decide(&Given { graph, latencies, link: &device.link, pinned: device.pinned_bytes, target });
+        let given = Given { graph, latencies, link: &device.link, pinned: device.pinned_bytes, target };
+        let decided = method.decide(&given, self.warm);
         let emitted = decided.emitted;
         let program = Program::new(request.graph, request.latencies, &emitted.events).map_err(|e| PlanError::Defect(e.to_string()))?;
+        // Without addresses it is no slower than with them.
+        if let Some(rival) = self.rival
+            && run(&program, &device.link)?.iteration >= rival
+        {
+            return Ok(Attempt::Blocked);
+        }
         let (program, placements, height) = placed(program, &emitted, self.budget)?;
         if height <= self.budget {
             let mut planned = finish(request, self.liveness, emitted, program, placements, height)?;
+            if self.rival.is_some_and(|rival| planned.run.iteration >= rival) {
+                return Ok(Attempt::Blocked);
+            }
             planned.reserved = self.framework.map(|f| reserved::planned(request.graph, &planned.program, &planned.run, f));
             let (bound, failed) = (planned.bound().0, planned.reserved.as_ref().is_some_and(|r| r.stats.ooms > 0));
             if bound <= self.budget && !failed {
@@ -202,25 +252,37 @@ pub fn minimum(request: &Request<'_>) -> Result<Planned, PlanError> {
 /// As [`minimum`].
 pub fn minimum_for(request: &Request<'_>, framework: Option<&Framework>) -> Result<Planned, PlanError> {
     let liveness = Liveness::of(request.graph);
-    let at = |budget: u64| make_for(&Request { budget: Bytes(budget), ..request.clone() }, framework);
+    let quick = request.method.quick();
+    let mut warm = None;
+    // Probes are cheap and know where the one before ended; what they find is planned properly once at the end.
+    let mut at =
+        |budget: u64| alone(&Request { budget: Bytes(budget), method: quick.clone(), ..request.clone() }, framework, None, &mut warm);
     let (mut low, mut high) = (liveness.floor.0, request.budget.0);
-    let mut best = at(high)?;
     // Halving ends at a thousandth of the range: planning is quick, but not free.
     let grain = ((high - low.min(high)) / 1024).max(512);
+    let mut best = None;
     if let Ok(planned) = at(low) {
-        return Ok(planned);
+        high = low;
+        best = Some(planned);
     }
     while high > low + grain {
         let middle = (low + (high - low) / 2) / 512 * 512;
         match at(middle) {
             Ok(planned) => {
                 high = planned.bound().0.min(middle);
-                best = planned;
+                best = Some(planned);
             }
             Err(PlanError::Infeasible(_)) => low = middle,
             Err(defect) => return Err(defect),
         }
     }
+    let full = make_for(&Request { budget: Bytes(high), ..request.clone() }, framework);
+    let mut best = match (full, best) {
+        (Ok(full), Some(best)) if full.plan.figures.iteration_ns > best.plan.figures.iteration_ns => best,
+        (Ok(full), _) => full,
+        (Err(PlanError::Infeasible(_)), Some(best)) => best,
+        (Err(error), _) => return Err(error),
+    };
     best.plan.budget = best.bound();
     Ok(best)
 }
@@ -249,31 +311,25 @@ fn placed(mut program: Program, emitted: &Emitted, budget: u64) -> Result<(Progr
     Ok((program, placements, layout.height))
 }
 
+fn run(program: &Program, link: &Link) -> Result<Run, PlanError> {
+    engine::run(program, link, &Durations::nominal(program, link)).map_err(|e| PlanError::Defect(e.to_string()))
+}
+
 fn finish(
     request: &Request<'_>,
     liveness: &Liveness,
     emitted: Emitted,
-    program: Program,
+    mut program: Program,
     placements: Vec<Placement>,
     height: u64,
 ) -> Result<Planned, PlanError> {
     let link = &request.device.link;
-    let run = engine::run(&program, link, &Durations::nominal(&program, link)).map_err(|e| PlanError::Defect(e.to_string()))?;
-    let mut host_slots = BTreeMap::new();
-    let mut pinned = 0;
-    for event in &emitted.events {
-        if let Event::SwapOut { tensor, .. } | Event::SwapIn { tensor, .. } = event {
-            host_slots.entry(*tensor).or_insert_with(|| {
-                let offset = Bytes(pinned);
-                pinned += request.graph.tensor(*tensor).bytes.in_blocks().0;
-                offset
-            });
-        }
-    }
+    let slab = slab::place(&mut program, link, request.device.pinned_bytes).map_err(|e| PlanError::Defect(e.to_string()))?;
+    let (host_slots, pinned, run) = (slab.slots, slab.bytes, slab.run);
     let figures = Figures {
         peak_bytes: engine::peak(&engine::memory(&program, &run)),
         arena_bytes: Bytes(height),
-        pinned_bytes: Bytes(pinned),
+        pinned_bytes: pinned,
         iteration_ns: run.iteration,
         first_iteration_ns: first_load(request.graph, &program, request.device) + run.iteration,
         unplanned_peak_bytes: liveness.peak,
@@ -299,7 +355,7 @@ fn finish(
 }
 
 /// Loading what starts on the device, one tensor after the other.
-fn first_load(graph: &Graph, program: &Program, device: &Profile) -> Nanos {
+pub(super) fn first_load(graph: &Graph, program: &Program, device: &Profile) -> Nanos {
     let starters = program.residencies.iter().filter(|r| r.begin == crate::sim::program::Begin::Iteration);
     starters.filter_map(|r| r.tensor).map(|t| engine::copy_time(&device.link, Direction::H2d, graph.tensor(t).bytes, false)).sum()
 }

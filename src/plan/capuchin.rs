@@ -1,23 +1,25 @@
 //! The planner `capuchin`: Capuchin (Peng et al., ASPLOS 2020), its policy maker.
 //!
-//! What the paper defines (section 4, "Design methodology", and 5.2 to 5.4 on the policy maker):
-//! - A first iteration in passive mode (evict on demand, blocking) measures when each tensor is accessed. Two
-//!   successive accesses are an *evicted-access* and its *back-access*; candidates are such pairs of tensors
-//!   with more than one access that rest while memory is at its peak.
-//! - A swap's *free time* FT = swap-in start − swap-out end, where the copy out starts at the evicted-access's end and
-//!   the copy in ends at the back-access; a copy takes size over bandwidth, and one direction carries one copy at a
-//!   time. Candidates are taken by falling FT while their copies hide wholly; the copy in gets the latest place that the link has free.
-//! - What can't hide has an overhead: of a swap the time that sticks out, of a recomputation the time of the operators from the
-//!   nearest inputs that are there (lineage). Recomputations are valued by MSPS = memory saving / recomputation time. Per tensor the lesser
-//!   overhead wins; each choice changes what the others' lineage finds, so values are taken anew after each.
+//! What the paper defines (sections 4.2 "Design Overview" to 4.5 "Selecting Memory Optimization"; read from others' notes on it that
+//! go section by section, not from the paper itself):
+//! - A first iteration in passive mode (4.2: evict on demand; [`crate::sim::passive`]) measures when each tensor is accessed. Two
+//!   successive accesses are an *evicted-access* and its *back-access*.
+//! - A swap's *free time* (4.3) is FT = swap-in start − swap-out end, where the copy out starts at the evicted-access's end and
+//!   the copy in ends at the back-access; a copy takes size over bandwidth, and (4.4) one copy waits for the one before it.
+//!   A recomputation's value is MSPS = memory saving / recomputation time.
+//! - A copy in is triggered (4.4) by the access nearest before back-access − copy time, not while memory is at its peak; a late one is triggered
+//!   earlier by 5 % of its time in the next iteration. Recomputation is on demand, from the nearest inputs that are there (lineage).
+//! - Candidates (4.5) have more than one access and rest while memory is at its peak. They are taken by falling FT while their copies
+//!   hide wholly; only what can't hide is compared with recomputing it, and the lesser overhead wins. What is to be recomputed changes the others' MSPS, which
+//!   are taken anew after each choice.
 //! - It goes on until the memory that passive mode had to evict is saved. What it misses is fetched on demand.
 //!
 //! Departures: the measured pattern is the given latencies' (a measured table where there is one); it stops where every
 //! slot is within the target, not at a sum of bytes, so that a plan's safety doesn't rest on timing; one value, bytes saved per
 //! nanosecond of overhead, ranks swaps that stick out beside recomputations; lineage goes back over in-place writes, but not to what
-//! nobody holds any more; the feedback that moves a late swap-in
-//! forward by 5 % of its time an iteration is left out, as a plan is made once. Nothing goes round the end of the iteration.
-//! Cost: O(candidates · slots). Not for: the passive iteration's own time ([`crate::sim`]).
+//! nobody holds any more; a copy in gets the latest place that the link has free, and the feedback is left out, as a plan is
+//! made once. Nothing goes round the end of the iteration.
+//! Cost: O(candidates · slots). Not for: the passive iteration's own time ([`crate::sim::passive`]).
 
 use std::cmp::Reverse;
 

@@ -1,6 +1,6 @@
 //! The planner `checkpoint`: training with sublinear memory (Chen et al., 2016), segments kept by their boundaries.
 //!
-//! What the paper defines (section 4.1 and Algorithm 1 on segments, 4.3 and Algorithm 3 on choosing them by memory):
+//! What the paper defines (section 4.1 and Algorithm 1 on segments, 4.3 and Algorithm 3 on choosing them by memory; read from its text):
 //! - The forward is cut into segments. What crosses from one segment into a later one is kept, what a segment
 //!   only needs itself is dropped after its last use in the forward.
 //! - Before a segment's backward its forward runs again from what was kept, and the results stay until the

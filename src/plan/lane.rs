@@ -1,6 +1,6 @@
 //! One direction of the link as a list of busy intervals: feasible intervals for copies.
 //!
-//! TENSILE's swap scheduling (section IV-C, Algorithm 2) looks for the earliest interval for a swap-out
+//! TENSILE's swap scheduling (its Algorithm 2; section not verified) looks for the earliest interval for a swap-out
 //! and the latest for a swap-in. Not for: what the link really does ([`crate::sim::engine`]).
 
 /// Busy intervals of one direction, sorted, disjoint, half-open, in nanoseconds.
@@ -57,8 +57,19 @@ impl Lane {
 
     /// Takes `start..start + length`, which must be free.
     pub fn take(&mut self, start: u64, length: u64) {
-        let at = self.busy.partition_point(|b| b.0 < start);
-        self.busy.insert(at, (start, start + length));
+        let (at, end) = (self.busy.partition_point(|b| b.0 < start), start + length);
+        // What touches becomes one, so that a busy link is a short list.
+        let before = at.checked_sub(1).filter(|&b| self.busy[b].1 == start);
+        let after = self.busy.get(at).filter(|b| b.0 == end).map(|b| b.1);
+        match (before, after) {
+            (Some(before), Some(until)) => {
+                self.busy[before].1 = until;
+                self.busy.remove(at);
+            }
+            (Some(before), None) => self.busy[before].1 = end,
+            (None, Some(_)) => self.busy[at].0 = start,
+            (None, None) => self.busy.insert(at, (start, end)),
+        }
     }
 }
 

@@ -151,15 +151,44 @@ impl Method {
         }
     }
 
-    /// Decides for every gap of every tensor.
+    /// Decides for every gap of every tensor. `warm` is what was learnt on the way, for nearly the same target.
     #[must_use]
-    pub fn decide(&self, given: &Given<'_>) -> Decision {
+    pub fn decide(&self, given: &Given<'_>, warm: &mut Option<neap::Warm>) -> Decision {
         match self {
             Self::Tensile(options) => tensile::decide(given.graph, given.latencies, given.link, given.pinned, given.target, options).into(),
             Self::Vdnn(policy) => vdnn::decide(given, *policy).into(),
             Self::Capuchin => capuchin::decide(given).into(),
             Self::Checkpoint => checkpoint::decide(given).into(),
-            Self::Neap(options) => neap::decide(given, options),
+            Self::Neap(options) => neap::decide(given, options, warm),
+        }
+    }
+
+    /// The same planner without improvement, to see whether a budget can be met at all.
+    #[must_use]
+    pub fn quick(&self) -> Self {
+        match self {
+            Self::Neap(options) => Self::Neap(neap::Options { effort: 0, ..options.clone() }),
+            other => other.clone(),
+        }
+    }
+
+    /// Those whose plans stand in where this planner's is slow or missing: the quick ones.
+    #[must_use]
+    pub fn portfolio(&self) -> Vec<Self> {
+        match self {
+            Self::Neap(options) if options.portfolio => {
+                vec![Self::Vdnn(vdnn::Policy::All), Self::Capuchin, Self::Tensile(tensile::Options::default())]
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// The same planner that swaps at most this share of the tensors, in thousandths; `None` where it has no such limit.
+    #[must_use]
+    pub fn limited(self, share: u32) -> Option<Self> {
+        match self {
+            Self::Tensile(options) => Some(Self::Tensile(tensile::Options { max_swap_rate: share / 10, ..options })),
+            Self::Neap(_) | Self::Vdnn(_) | Self::Capuchin | Self::Checkpoint => None,
         }
     }
 

@@ -11,11 +11,16 @@ pub mod capuchin;
 pub mod checkpoint;
 pub mod clock;
 pub mod emit;
+pub mod explain;
+pub mod global;
 pub mod lane;
 pub mod ledger;
+pub mod live;
 pub mod method;
 pub mod neap;
 pub mod place;
+pub mod robust;
+pub mod slab;
 pub mod tensile;
 pub mod vdnn;
 

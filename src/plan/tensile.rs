@@ -8,6 +8,8 @@
 //! per second of recomputing (MSPS) is recomputed from inputs that were never released. The paper's fallback,
 //! passive swapping, comes last: a copy that the compute stream may have to wait for.
 //!
+//! The algorithms' numbers and the published code's constants are from notes on the paper; sections are not verified.
+//!
 //! Departures from the paper: accounting is physical and in program order, so a plan stays safe when latencies
 //! are wrong; rounds go on until the budget is met. Each part is a switch in [`Options`].
 //! Cost: O(rounds · (slots + tensors at the peak)). Not for: other planners, several jobs.
@@ -288,7 +290,7 @@ impl<'a, 'o> Planner<'a, 'o> {
         2 * u32::try_from(self.time[1..].partition_point(|&t| t <= instant)).unwrap_or(u32::MAX / 2)
     }
 
-    /// Recomputes the candidate with the most bytes freed per second (TENSILE section IV-D).
+    /// Recomputes the candidate with the most bytes freed per second (the paper's MSPS).
     fn recompute(&mut self, slot: usize, load: u64, candidates: &[(TensorId, usize)]) -> bool {
         let mut ranked: Vec<(u128, TensorId, usize)> = Vec::with_capacity(candidates.len());
         for &(tensor, gap) in candidates {

@@ -1,12 +1,13 @@
 //! The planners `vdnn-all` and `vdnn-conv`: vDNN (Rhu et al., MICRO 2016), its two static policies.
 //!
-//! What the paper defines (section III-B, "Core operations", and III-C, "Memory transfer policy"):
+//! What the paper defines (section III-B, "Core Operations And Its Design", and III-C, "vDNN Memory Transfer Policy"; read from
+//! others' notes and implementations of it, where headings and the listing of `findPrefetchLayer` are quoted, not from the paper itself):
 //! - A layer's input feature maps X are offloaded while its forward runs, by the last layer that uses them (a
 //!   reference count settles that at forks). The stream waits for the offload at the layer's end, then X is released.
 //! - `vDNN_all` offloads the X of every feature extraction layer, `vDNN_conv` only that of convolutions. The
 //!   classification layers (everything from the first fully connected layer on) are left alone.
 //! - An activation layer works in place: its X is its Y and is not offloaded by it.
-//! - Before each layer's backward, `findPrefetchLayer` (Figure 10) looks at the layers before it, nearest first, for one
+//! - Before each layer's backward, `findPrefetchLayer` looks at the layers before it, nearest first, for one
 //!   whose X was offloaded and not yet fetched; the search ends with the nearest convolution, so that nothing comes
 //!   back far too early. What is found is fetched during that backward, which ends when the copy has ended.
 //! - Nothing is recomputed, and nothing but feature maps leaves. The policies are static: they know no budget.

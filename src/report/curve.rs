@@ -37,12 +37,12 @@ pub struct Line<'a> {
 pub(super) const SIZE: (u32, u32) = (960, 480);
 /// Room around the plot: for title and legend, for the names of lines, and for the axes.
 pub(super) const TOP: u32 = 72;
-pub(super) const RIGHT: u32 = 118;
+const RIGHT: u32 = 118;
 pub(super) const LEFT: u32 = 76;
-pub(super) const BOTTOM: u32 = 52;
+const BOTTOM: u32 = 52;
 /// Of that, what axes and their titles take.
-pub(super) const AXIS_LEFT: u32 = 58;
-pub(super) const AXIS_BOTTOM: u32 = 42;
+const AXIS_LEFT: u32 = 58;
+const AXIS_BOTTOM: u32 = 42;
 /// Pixel columns that curves are thinned to; each keeps at most four points.
 pub(super) const COLUMNS: u64 = (SIZE.0 - LEFT - RIGHT) as u64;
 
@@ -81,10 +81,16 @@ pub fn svg(title: &str, curves: &[Curve<'_>], lines: &[Line<'_>]) -> io::Result<
 /// # Errors
 /// As [`svg`].
 pub fn svg_across(across: Across, title: &str, curves: &[Curve<'_>], lines: &[Line<'_>]) -> io::Result<String> {
+    document(|root| draw(root, across, title, curves, lines))
+}
+
+/// What `draw` draws on white, as an SVG document.
+pub(super) fn document(draw: impl FnOnce(&Area<'_>) -> Drawn) -> io::Result<String> {
     let mut out = String::new();
     {
         let root = SVGBackend::with_string(&mut out, SIZE).into_drawing_area();
-        draw(&root, across, title, curves, lines).and_then(|()| root.present()).map_err(|e| io::Error::other(e.to_string()))?;
+        let drawn = root.fill(&WHITE).and_then(|()| draw(&root)).and_then(|()| root.present());
+        drawn.map_err(|e| io::Error::other(e.to_string()))?;
     }
     Ok(out)
 }
@@ -93,7 +99,6 @@ pub(super) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 pub(super) type Drawn = Result<(), DrawingAreaErrorKind<io::Error>>;
 
 fn draw(root: &Area<'_>, across: Across, title: &str, curves: &[Curve<'_>], lines: &[Line<'_>]) -> Drawn {
-    root.fill(&WHITE)?;
     let end = curves.iter().filter_map(|c| c.points.last()).map(|p| p.0.0).max().unwrap_or(0).max(1);
     let values = curves.iter().flat_map(|c| c.points).map(|p| p.1).chain(lines.iter().map(|l| l.value));
     let highest = values.max().unwrap_or(Bytes::ZERO).0.max(1);
@@ -102,26 +107,8 @@ fn draw(root: &Area<'_>, across: Across, title: &str, curves: &[Curve<'_>], line
     // A little air above the highest value.
     let top = highest.saturating_add(highest / 16);
 
-    let mut chart = ChartBuilder::on(root)
-        .margin_top(TOP)
-        .margin_right(RIGHT)
-        .margin_left(LEFT - AXIS_LEFT)
-        .margin_bottom(BOTTOM - AXIS_BOTTOM)
-        .set_label_area_size(LabelAreaPosition::Left, AXIS_LEFT)
-        .set_label_area_size(LabelAreaPosition::Bottom, AXIS_BOTTOM)
-        .build_cartesian_2d(Axis { scale: &time, highest: end }, Axis { scale: &memory, highest: top })?;
-    chart
-        .configure_mesh()
-        .bold_line_style(GRID)
-        .light_line_style(TRANSPARENT)
-        .axis_style(FAINT)
-        .x_labels(16)
-        .y_labels(16)
-        .label_style(font(12, &FAINT))
-        .axis_desc_style(font(12, &INK))
-        .x_desc(if time.unit.is_empty() { what.to_owned() } else { format!("{what} ({})", time.unit) })
-        .y_desc(format!("device memory ({})", memory.unit))
-        .draw()?;
+    let across = if time.unit.is_empty() { what.to_owned() } else { format!("{what} ({})", time.unit) };
+    let mut chart = frame(root, TOP, &across, (&time, end), (&memory, top))?;
 
     let drawn: Vec<Vec<_>> = curves
         .iter()
@@ -135,19 +122,57 @@ fn draw(root: &Area<'_>, across: Across, title: &str, curves: &[Curve<'_>], line
         chart.draw_series(LineSeries::new(corners, colour.stroke_width(2)))?;
     }
 
-    let mut labels = Vec::new();
-    for line in lines {
-        let y = memory.units(line.value.0);
-        let across = [(0.0, y), (time.units(end), y)];
-        chart.draw_series(DashedLineSeries::new(across, 6, 4, INK.stroke_width(1)))?;
-        labels.push((chart.backend_coord(&across[1]), line));
-    }
-    names(root, labels)?;
+    levels(root, &mut chart, lines, &memory, time.units(end))?;
     legend(root, title, curves)
 }
 
+pub(super) type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'a>, Cartesian2d<Axis<'b>, Axis<'b>>>;
+
+/// Axes and grid, `above` pixels below the top: `across` says what goes across, each axis has its scale and highest value.
+pub(super) fn frame<'a, 'b>(
+    root: &Area<'a>,
+    above: u32,
+    across: &str,
+    (horizontal, end): (&'b Scale, u64),
+    (memory, top): (&'b Scale, u64),
+) -> Result<Chart<'a, 'b>, DrawingAreaErrorKind<io::Error>> {
+    let mut chart = ChartBuilder::on(root)
+        .margin_top(above)
+        .margin_right(RIGHT)
+        .margin_left(LEFT - AXIS_LEFT)
+        .margin_bottom(BOTTOM - AXIS_BOTTOM)
+        .set_label_area_size(LabelAreaPosition::Left, AXIS_LEFT)
+        .set_label_area_size(LabelAreaPosition::Bottom, AXIS_BOTTOM)
+        .build_cartesian_2d(Axis { scale: horizontal, highest: end }, Axis { scale: memory, highest: top })?;
+    chart
+        .configure_mesh()
+        .bold_line_style(GRID)
+        .light_line_style(TRANSPARENT)
+        .axis_style(FAINT)
+        .x_labels(16)
+        .y_labels(16)
+        .label_style(font(12, &FAINT))
+        .axis_desc_style(font(12, &INK))
+        .x_desc(across)
+        .y_desc(format!("device memory ({})", memory.unit))
+        .draw()?;
+    Ok(chart)
+}
+
+/// Draws each line across, up to `end`, and names it.
+pub(super) fn levels(root: &Area<'_>, chart: &mut Chart<'_, '_>, lines: &[Line<'_>], memory: &Scale, end: f64) -> Drawn {
+    let mut labels = Vec::new();
+    for line in lines {
+        let y = memory.units(line.value.0);
+        let across = [(0.0, y), (end, y)];
+        chart.draw_series(DashedLineSeries::new(across, 6, 4, INK.stroke_width(1)))?;
+        labels.push((chart.backend_coord(&across[1]), line));
+    }
+    names(root, labels)
+}
+
 /// Writes each line's name and value at its right end, moved down where it would cover the one above.
-pub(super) fn names(root: &Area<'_>, mut labels: Vec<((i32, i32), &Line<'_>)>) -> Drawn {
+fn names(root: &Area<'_>, mut labels: Vec<((i32, i32), &Line<'_>)>) -> Drawn {
     const HEIGHT: i32 = 30;
     labels.sort_by_key(|((_, y), _)| *y);
     let bottom = (SIZE.1 - BOTTOM) as i32;
@@ -285,8 +310,8 @@ impl Scale {
 
 /// A scale from zero to `highest`, as the drawing library wants it.
 pub(super) struct Axis<'a> {
-    pub scale: &'a Scale,
-    pub highest: u64,
+    pub(super) scale: &'a Scale,
+    pub(super) highest: u64,
 }
 
 impl Ranged for Axis<'_> {

@@ -1,7 +1,7 @@
 //! Time against memory as SVG: a curve for each way to plan, and below them all the bound.
 //!
 //! One panel for each device, one below the other, with the same colours. Time is the ratio to the unplanned iteration; what
-//! is above [`HIGHEST`] stands at the upper edge with its value. The same input gives the same bytes.
+//! is above [`HIGHEST`] stands as a triangle at the upper edge, with its value, and the line to it ends where it leaves the picture. The same input gives the same bytes.
 //! Not for: memory over time ([`super::curve`]).
 
 use std::io;
@@ -73,8 +73,10 @@ fn draw(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel) -> Drawn {
     let top = if slowest > HIGHEST { HIGHEST } else { (slowest - 1.0).mul_add(1.1, 1.02) };
     let bottom = 1.0 - (top - 1.0) * 0.03;
 
+    let entries = entries(panel);
+    let below_title = entries.last().map_or(0, |e| e.y) + 29;
     let mut chart = ChartBuilder::on(area)
-        .margin_top(72)
+        .margin_top(below_title)
         .margin_right(24)
         .margin_left(18)
         .margin_bottom(10)
@@ -98,38 +100,92 @@ fn draw(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel) -> Drawn {
     let place = |&(bytes, time): &(Bytes, Nanos)| (memory.units(bytes.0), ratio(time).min(top));
     chart.draw_series(DashedLineSeries::new(panel.bound.iter().map(place), 6, 4, INK.stroke_width(1)))?;
     for (curve, colour) in panel.curves.iter().zip(COLOURS.iter().cycle()) {
-        chart.draw_series(LineSeries::new(curve.points.iter().map(place), colour.stroke_width(2)))?;
-        chart.draw_series(curve.points.iter().map(|p| Circle::new(place(p), 4, colour.filled())))?;
-        let beyond = curve.points.iter().filter(|p| ratio(p.1) > top);
-        chart.draw_series(beyond.map(|p| Text::new(format!("{:.2}", ratio(p.1)), place(p), font(11, colour))))?;
+        let exact: Vec<(f64, f64)> = curve.points.iter().map(|p| (memory.units(p.0.0), ratio(p.1))).collect();
+        for line in below(&exact, top) {
+            chart.draw_series(LineSeries::new(line, colour.stroke_width(2)))?;
+        }
+        let (within, beyond): (Vec<_>, Vec<_>) = curve.points.iter().partition(|p| ratio(p.1) <= top);
+        chart.draw_series(within.into_iter().map(|p| Circle::new(place(p), 4, colour.filled())))?;
+        chart.draw_series(beyond.iter().map(|p| TriangleMarker::new(place(p), 6, colour.filled())))?;
+        chart.draw_series(
+            beyond.iter().map(|p| EmptyElement::at(place(p)) + Text::new(format!("{:.2}", ratio(p.1)), (8, -6), font(11, colour))),
+        )?;
     }
     let unplanned = place(&panel.unplanned);
     chart.draw_series([Cross::new(unplanned, 5, INK.stroke_width(2))])?;
-    legend(area, panel)
+    legend(area, panel, entries)
+}
+
+/// The parts of a line that are not above `top`.
+fn below(points: &[(f64, f64)], top: f64) -> Vec<Vec<(f64, f64)>> {
+    let mut parts: Vec<Vec<(f64, f64)>> = Vec::new();
+    for pair in points.windows(2) {
+        let (a, b) = (pair[0], pair[1]);
+        let crossing = || (a.0 + (b.0 - a.0) * (top - a.1) / (b.1 - a.1), top);
+        let part = match (a.1 <= top, b.1 <= top) {
+            (true, true) => vec![a, b],
+            (true, false) => vec![a, crossing()],
+            (false, true) => vec![crossing(), b],
+            (false, false) => continue,
+        };
+        match parts.last_mut() {
+            Some(last) if last.last() == Some(&a) => last.extend_from_slice(&part[1..]),
+            _ => parts.push(part),
+        }
+    }
+    parts
+}
+
+/// A name in the legend, its colour and where it stands.
+struct Entry {
+    text: String,
+    colour: RGBColor,
+    x: i32,
+    y: i32,
+}
+
+/// How far apart the legend's lines are.
+const LINE: i32 = 18;
+
+/// Each curve's name, then what is drawn in ink, on as many lines as it takes.
+fn entries(panel: &Panel) -> Vec<Entry> {
+    let name = |curve: &Curve| if curve.points.is_empty() { format!("{} (no plan)", curve.name) } else { curve.name.clone() };
+    let curves = panel.curves.iter().zip(COLOURS.iter().cycle()).map(|(curve, colour)| (name(curve), *colour));
+    let (mut x, mut y) = (76, 43);
+    let place = |(name, colour): (String, RGBColor)| {
+        let text = cut(&name, 40);
+        // About as wide as sans-serif letters of this size are.
+        let width = 21 + text.chars().count() as i32 * 13 / 2;
+        if x + width > WIDTH as i32 - 24 {
+            (x, y) = (76, y + LINE);
+        }
+        let at = x;
+        x += width + 26;
+        Entry { text, colour, x: at, y }
+    };
+    curves.chain([("bound (dashed), unplanned (cross)".to_owned(), INK)]).map(place).collect()
 }
 
 /// Writes the title, and below it each curve's name behind a swatch of its colour.
-fn legend(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel) -> Drawn {
+fn legend(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel, entries: Vec<Entry>) -> Drawn {
     area.draw(&Text::new(cut(&panel.title, 90), (76, 14), font(17, &INK)))?;
-    let mut x = 76;
-    let mut entry = |name: &str, colour: &RGBColor| -> Drawn {
-        let text = cut(name, 40);
-        area.draw(&Rectangle::new([(x, 44), (x + 14, 54)], colour.filled()))?;
-        // About as wide as sans-serif letters of this size are.
-        let width = text.chars().count() as i32 * 13 / 2;
-        area.draw(&Text::new(text, (x + 21, 43), font(12, &INK)))?;
-        x += 21 + width + 26;
-        Ok(())
-    };
-    for (curve, colour) in panel.curves.iter().zip(COLOURS.iter().cycle()) {
-        entry(&curve.name, colour)?;
+    for Entry { text, colour, x, y } in entries {
+        area.draw(&Rectangle::new([(x, y + 1), (x + 14, y + 11)], colour.filled()))?;
+        area.draw(&Text::new(text, (x + 21, y), font(12, &INK)))?;
     }
-    entry("bound (dashed), unplanned (cross)", &INK)
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lines_end_where_they_leave_the_picture() {
+        let line = [(0.0, 4.0), (1.0, 3.0), (2.0, 1.0), (3.0, 1.0), (4.0, 3.0), (5.0, 9.0)];
+        assert_eq!(below(&line, 2.0), [[(1.5, 2.0), (2.0, 1.0), (3.0, 1.0), (3.5, 2.0)]]);
+        assert!(below(&line[..2], 2.0).is_empty() && below(&line[2..3], 2.0).is_empty());
+    }
 
     #[test]
     fn panels_have_every_curve_and_odd_input_is_no_panic() {
@@ -145,7 +201,7 @@ mod tests {
         };
         let drawn = svg(&[panel.clone(), panel.clone()]).unwrap();
         assert_eq!(drawn, svg(&[panel.clone(), panel.clone()]).unwrap());
-        for part in ["a &lt;job&gt; on b", "slow", "quick", "none", "9.87", "peak (MiB)", "height=\"840\"", "</svg>"] {
+        for part in ["a &lt;job&gt; on b", "slow", "quick", "none (no plan)", "9.87", "peak (MiB)", "height=\"840\"", "</svg>"] {
             assert!(drawn.contains(part), "{part}: {drawn}");
         }
         assert!(!svg(&[Panel { unplanned: (Bytes(0), Nanos(0)), curves: vec![], bound: vec![], ..panel }]).unwrap().is_empty());

@@ -8,8 +8,7 @@ use std::io;
 use plotters::prelude::*;
 
 use super::curve::{
-    AXIS_BOTTOM, AXIS_LEFT, Area, Axis, BOTTOM, COLUMNS, Drawn, FAINT, GRID, INK, LEFT, Line, RIGHT, SIZE, SIZES, Scale, TIMES, TOP, cut,
-    font, names, size, steps,
+    Area, COLUMNS, Drawn, FAINT, INK, LEFT, Line, SIZE, SIZES, Scale, TIMES, TOP, cut, document, font, frame, levels, size, steps,
 };
 use crate::units::{Bytes, Nanos};
 
@@ -106,40 +105,16 @@ impl Stack {
     /// When the drawing library fails, which drawing into memory gives no reason for.
     pub fn svg(mut self, title: &str, layers: &[&str], lines: &[Line<'_>], starts: &[Nanos]) -> io::Result<String> {
         self.keep();
-        let mut out = String::new();
-        {
-            let root = SVGBackend::with_string(&mut out, SIZE).into_drawing_area();
-            self.draw(&root, title, layers, lines, starts).and_then(|()| root.present()).map_err(|e| io::Error::other(e.to_string()))?;
-        }
-        Ok(out)
+        document(|root| self.draw(root, title, layers, lines, starts))
     }
 
     fn draw(&self, root: &Area<'_>, title: &str, layers: &[&str], lines: &[Line<'_>], starts: &[Nanos]) -> Drawn {
-        root.fill(&WHITE)?;
         let sums = self.kept.iter().map(Instant::sum);
         let highest = sums.chain([self.reserved]).chain(lines.iter().map(|l| l.value.0)).max().unwrap_or(0).max(1);
         let (time, memory) = (Scale::of(self.end, &TIMES, 8), Scale::of(highest, &SIZES, 6));
         let top = highest.saturating_add(highest / 12);
-        let mut chart = ChartBuilder::on(root)
-            .margin_top(TOP + 16)
-            .margin_right(RIGHT)
-            .margin_left(LEFT - AXIS_LEFT)
-            .margin_bottom(BOTTOM - AXIS_BOTTOM)
-            .set_label_area_size(LabelAreaPosition::Left, AXIS_LEFT)
-            .set_label_area_size(LabelAreaPosition::Bottom, AXIS_BOTTOM)
-            .build_cartesian_2d(Axis { scale: &time, highest: self.end }, Axis { scale: &memory, highest: top })?;
-        chart
-            .configure_mesh()
-            .bold_line_style(GRID)
-            .light_line_style(TRANSPARENT)
-            .axis_style(FAINT)
-            .x_labels(16)
-            .y_labels(16)
-            .label_style(font(12, &FAINT))
-            .axis_desc_style(font(12, &INK))
-            .x_desc(format!("time of the trace ({})", time.unit))
-            .y_desc(format!("device memory ({})", memory.unit))
-            .draw()?;
+        let across = format!("time of the trace ({})", time.unit);
+        let mut chart = frame(root, TOP + 16, &across, (&time, self.end), (&memory, top))?;
         let corners = |value: &dyn Fn(&Instant) -> u64| -> Vec<(f64, f64)> {
             let points: Vec<_> = self.kept.iter().map(|i| (i.time, Bytes(value(i)))).collect();
             steps(&points).into_iter().map(|(t, v)| (time.units(t.0), memory.units(v.0))).collect()
@@ -157,14 +132,7 @@ impl Stack {
             let (x, y) = chart.backend_coord(&line[1]);
             root.draw(&Text::new(format!("iteration {}", index + 1), (x + 3, y + 2), font(11, &FAINT)))?;
         }
-        let mut labels = Vec::new();
-        for line in lines {
-            let y = memory.units(line.value.0);
-            let across = [(0.0, y), (time.units(self.end), y)];
-            chart.draw_series(DashedLineSeries::new(across, 6, 4, INK.stroke_width(1)))?;
-            labels.push((chart.backend_coord(&across[1]), line));
-        }
-        names(root, labels)?;
+        levels(root, &mut chart, lines, &memory, time.units(self.end))?;
         self.legend(root, title, layers)
     }
 

@@ -150,6 +150,7 @@ impl Builder<'_> {
         let mut waits = Vec::new();
         waits.extend(copy.written_by);
         waits.extend(copy.source.map(|c| copies + c));
+        waits.extend(copy.slab.iter().map(|c| copies + c));
         if copy.direction == Direction::H2d {
             self.free(copy.residency, &mut waits)?;
         }

@@ -53,11 +53,15 @@ pub fn load(path: &Path, graphs: &[PathBuf]) -> Result<(Plan, Vec<Graph>), ReadE
             format!("has {} jobs, but {} graphs are given; give one `--graph` for each job, in order", file.jobs.len(), graphs.len());
         return Err(ReadError::content(path, problem));
     }
-    let folder = path.parent().unwrap_or(Path::new(""));
     let mut all = Vec::with_capacity(file.jobs.len());
     for (index, job) in file.jobs.iter().enumerate() {
-        let graph_path = graphs.get(index).cloned().unwrap_or_else(|| folder.join(&*job.graph));
-        let graph = json::read(&graph_path)?;
+        let graph_path = graphs.get(index).cloned().unwrap_or_else(|| graph_path(path, &job.graph));
+        let graph = json::read(&graph_path).map_err(|e| match e {
+            ReadError::File(e) if graphs.is_empty() => {
+                ReadError::content(path, format!("its graph is not where it says: {e}; say where with `--graph`"))
+            }
+            e => e,
+        })?;
         let found = json::sha256(&graph);
         if found != job.graph_sha256 {
             let problem = format!(
@@ -71,6 +75,12 @@ pub fn load(path: &Path, graphs: &[PathBuf]) -> Result<(Plan, Vec<Graph>), ReadE
     }
     let plan = resolve(file, &all).map_err(|e| ReadError::content(path, e))?;
     Ok((plan, all))
+}
+
+/// Where the plan at `plan` says that a graph is.
+#[must_use]
+pub fn graph_path(plan: &Path, recorded: &str) -> PathBuf {
+    plan.parent().unwrap_or(Path::new("")).join(recorded)
 }
 
 /// Names to ids: the plan that a file says, for these graphs (one for each job, in order).
@@ -324,7 +334,7 @@ fn job_form<'a>(job: &'a JobPlan, graph: &'a Graph) -> JobForm<'a> {
 /// The path by which a plan at `plan` names a graph at `graph`: relative to the plan's folder, with `/` between parts.
 ///
 /// # Errors
-/// When the current folder can't be found, or a folder on the way does not exist.
+/// When the current folder can't be found, a folder on the way does not exist, or a name on it is not UTF-8.
 pub fn relative(plan: &Path, graph: &Path) -> io::Result<String> {
     let whole = |path: &Path| -> io::Result<PathBuf> {
         let path = std::path::absolute(path)?;
@@ -336,8 +346,11 @@ pub fn relative(plan: &Path, graph: &Path) -> io::Result<String> {
     let to: Vec<_> = graph.components().collect();
     let common = from.iter().zip(&to).take_while(|(a, b)| a == b).count();
     let up = from[common..].iter().map(|_| Component::ParentDir);
-    let parts: Vec<_> = up.chain(to[common..].iter().copied()).map(|c| c.as_os_str().to_string_lossy().into_owned()).collect();
-    Ok(parts.join("/"))
+    let text = |part: Component<'_>| {
+        let text = part.as_os_str().to_str().map(str::to_owned);
+        text.ok_or_else(|| io::Error::other("a plan holds UTF-8 text and its graph's path is none; rename the graph or its folder"))
+    };
+    Ok(up.chain(to[common..].iter().copied()).map(text).collect::<io::Result<Vec<_>>>()?.join("/"))
 }
 
 #[cfg(test)]

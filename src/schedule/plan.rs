@@ -42,12 +42,14 @@
 //! the tensor again (a recompute that keeps or updates it included, whatever version it makes). A tensor that
 //! nothing generates and whose first event is a swap-in before any use
 //! starts the iteration on the host, at its steady-state version; no other host copy exists at the start.
-//! Each tensor that is ever on the host owns one slot in the pinned slab, for good: its bytes rounded up to 512, no
-//! two slots share any. No other tensor has one.
+//! Each tensor that a swap-out or swap-in names has one slot in the pinned slab: its bytes rounded up to 512. No other
+//! tensor has one. The slot of a tensor that starts the iteration on the host is its own for good; that of another is its own from the start of its
+//! first copy to the end of its last, first and last by their place in the list. Two slots may share bytes if the last copy of the one stands before
+//! the first of the other: that first copy then waits for the end of all copies of the one.
 //!
 //! **Queues.** Each direction of the link is one queue, in list order, one copy at a time. A copy
 //! starts when its trigger is due (the end of operator `after`, or the start of the iteration, plus `delay`), the copy before it in its queue has
-//! ended, what it reads is there, and (swap-in) the tensor's earlier residency has ended and its
+//! ended, what it reads is there, its slot is its own, and (swap-in) the tensor's earlier residency has ended and its
 //! address is free. A step starts when the step before it has ended, all it touches is there, the earlier residencies of
 //! the tensors it begins one for have ended, and its
 //! addresses are free. When a step waits for a swap-in whose delay runs still, or for one behind such a
@@ -77,7 +79,10 @@
 //! **First iteration.** Before it, each tensor that nothing generates and that starts on the device is loaded: one copy after
 //! another, each alone on the link, in any order. A steady iteration follows.
 //!
-//! **One job.** What several jobs' residencies mean to each other is not fixed yet: a plan has one job.
+//! **Several jobs.** Each repeats its iteration on a clock of its own, and nothing is known of their phases. So no byte of the arena or of
+//! the pinned slab is ever two jobs' own, and the plan is safe at every alignment. Jobs share compute and link: what one waits for another's copies
+//! or operators is late, never wrong. The figures of a plan of several jobs are those of each job alone, put together: peaks and
+//! times summed (one iteration of each, one after another), arena and slab to the highest address that any of them uses.
 
 use std::collections::BTreeMap;
 
@@ -204,7 +209,7 @@ pub struct JobPlan {
     pub events: Vec<Event>,
     /// In the order in which shared bytes pass from hand to hand.
     pub placements: Vec<Placement>,
-    /// For each tensor that is ever on the host, its offset in the pinned slab (a multiple of 512).
+    /// For each tensor that is ever copied, its offset in the pinned slab (a multiple of 512).
     pub host_slots: BTreeMap<TensorId, Bytes>,
 }
 

@@ -2,8 +2,9 @@
 //!
 //! The rules are those of [`crate::schedule::plan`], "What a plan means". Integer time, exact link
 //! progress, ends before starts at the same instant. Cost: O((steps + copies) · log) a run.
-//! Not for: proving plans, sharing a device between jobs.
+//! Not for: proving plans, sharing a device between jobs ([`super::shared`]).
 
+use super::player::{ALONE, DIRECTIONS, NEVER, Player};
 use super::program::{Begin, Direction, Program, Residency};
 use crate::device::Link;
 use crate::units::{Bytes, Nanos};
@@ -88,225 +89,99 @@ pub struct Deadlock {
     pub step: usize,
 }
 
-/// Runs one iteration.
+/// Runs one iteration, alone on the device.
 ///
 /// # Errors
 /// When items wait for each other in a circle, which [`crate::schedule::check`] excludes.
 pub fn run(program: &Program, link: &Link, durations: &Durations) -> Result<Run, Deadlock> {
-    Engine::new(program, link, durations).run()
+    alone(program, link, durations, false)
 }
 
-const NEVER: Nanos = Nanos(u64::MAX);
-
-struct Queue {
-    direction: Direction,
-    copies: Vec<usize>,
-    next: usize,
-    running: bool,
-    remaining: u128,
-    /// Delays of the copies before this position are cut short.
-    cut: usize,
+/// As [`run`], on a link that carries one copy at a time, whichever way it goes: each at its direction's uncontended rate. Of two that
+/// could start, the one that stands first in the plan does; the directions are queues of their own still. Only
+/// [`super::accounting`] has a use for it.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_one_way_at_a_time(program: &Program, link: &Link, durations: &Durations) -> Result<Run, Deadlock> {
+    alone(program, link, durations, true)
 }
 
-struct Engine<'a> {
-    program: &'a Program,
-    link: &'a Link,
-    durations: &'a Durations,
-    now: Nanos,
-    step: usize,
-    step_running: bool,
-    ready_since: Nanos,
-    steps: Vec<(Nanos, Nanos)>,
-    copies: Vec<(Nanos, Nanos)>,
-    queues: [Queue; 2],
-    position: Vec<usize>,
-    stalls: Stalls,
-    late: u32,
+fn alone(program: &Program, link: &Link, durations: &Durations, one: bool) -> Result<Run, Deadlock> {
+    let mut player = Player::new(program, durations, Nanos::ZERO);
+    let mut wires = Wires::default();
+    let mut now = Nanos::ZERO;
+    loop {
+        let mut started = true;
+        while started {
+            started = false;
+            // Copies stand in the plan's order.
+            for direction in if one && player.next_copy(1) < player.next_copy(0) { [1, 0] } else { [0, 1] } {
+                if wires.free(direction)
+                    && (!one || wires.free(1 - direction))
+                    && let Some(work) = player.copy_ready(direction, now)
+                {
+                    player.start_copy(direction, now);
+                    wires.start(direction, work);
+                    started = true;
+                }
+            }
+            started |= player.start_step(now, ALONE);
+        }
+        let next = player.next(now).min(wires.next(now, link));
+        if next == NEVER {
+            break;
+        }
+        for direction in wires.advance(next - now, link) {
+            player.end_copy(direction, next);
+        }
+        now = next;
+        player.end_step(now);
+    }
+    if player.done() { Ok(player.run(now)) } else { Err(Deadlock { at: now, step: player.step() }) }
 }
 
-impl<'a> Engine<'a> {
-    fn new(program: &'a Program, link: &'a Link, durations: &'a Durations) -> Self {
-        let queue = |direction| Queue {
-            direction,
-            copies: (0..program.copies.len()).filter(|&c| program.copies[c].direction == direction).collect(),
-            next: 0,
-            running: false,
-            remaining: 0,
-            cut: 0,
+/// The link's two directions, each with at most one copy.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Wires([Option<u128>; 2]);
+
+impl Wires {
+    /// Nothing is copied in this direction.
+    pub const fn free(&self, direction: usize) -> bool {
+        self.0[direction].is_none()
+    }
+
+    /// Begins a copy.
+    pub const fn start(&mut self, direction: usize, work: u128) {
+        self.0[direction] = Some(work);
+    }
+
+    fn rate(&self, direction: usize, link: &Link) -> u128 {
+        u128::from(rate(link, DIRECTIONS[direction], self.0.iter().all(Option::is_some)))
+    }
+
+    /// When the first copy ends if nothing starts before.
+    pub fn next(&self, now: Nanos, link: &Link) -> Nanos {
+        let end = |direction: usize| {
+            let wait = self.0[direction]?.div_ceil(self.rate(direction, link));
+            Some(Nanos(now.0.saturating_add(u64::try_from(wait).unwrap_or(u64::MAX / 2))))
         };
-        let queues = [queue(Direction::H2d), queue(Direction::D2h)];
-        let mut position = vec![0; program.copies.len()];
-        for q in &queues {
-            for (at, &copy) in q.copies.iter().enumerate() {
-                position[copy] = at;
-            }
-        }
-        Self {
-            program,
-            link,
-            durations,
-            now: Nanos::ZERO,
-            step: 0,
-            step_running: false,
-            ready_since: Nanos::ZERO,
-            steps: vec![(NEVER, NEVER); program.steps.len()],
-            copies: vec![(NEVER, NEVER); program.copies.len()],
-            queues,
-            position,
-            stalls: Stalls::default(),
-            late: 0,
-        }
+        (0..2).filter_map(end).min().unwrap_or(NEVER)
     }
 
-    fn run(mut self) -> Result<Run, Deadlock> {
-        loop {
-            while self.start_something() {}
-            let Some(next) = self.next_instant() else { break };
-            self.advance(next);
-        }
-        let waiting = self.queues.iter().any(|q| q.next < q.copies.len());
-        if self.step < self.steps.len() || waiting {
-            return Err(Deadlock { at: self.now, step: self.step });
-        }
-        self.stalls.tail = self.now - self.steps.last().map_or(Nanos::ZERO, |s| s.1);
-        Ok(Run { steps: self.steps, copies: self.copies, iteration: self.now, stalls: self.stalls, late_copies: self.late })
-    }
-
-    fn step_done(&self, step: usize) -> bool {
-        self.steps[step].1 <= self.now
-    }
-
-    fn copy_done(&self, copy: usize) -> bool {
-        self.copies[copy].1 <= self.now
-    }
-
-    /// Whether the residency's bytes are free by now.
-    fn ended(&self, index: usize) -> bool {
-        let r = &self.program.residencies[index];
-        if r.stays {
-            return false;
-        }
-        let begun = match r.begin {
-            Begin::Iteration => true,
-            Begin::Step(s) => self.step_done(s),
-            Begin::Copy(c) => self.copy_done(c),
-        };
-        begun && r.last_step.is_none_or(|s| self.step_done(s)) && r.out.is_none_or(|c| self.copy_done(c))
-    }
-
-    fn due(&self, copy: usize, cut: bool) -> Nanos {
-        let c = &self.program.copies[copy];
-        let end = c.trigger.map_or(Nanos::ZERO, |s| self.steps[s].1);
-        if end > self.now {
-            NEVER
-        } else if cut {
-            end
-        } else {
-            Nanos(end.0.saturating_add(c.delay.0))
-        }
-    }
-
-    fn copy_ready(&self, copy: usize, cut: bool) -> bool {
-        let c = &self.program.copies[copy];
-        self.due(copy, cut) <= self.now
-            && c.written_by.is_none_or(|s| self.step_done(s))
-            && c.source.is_none_or(|s| self.copy_done(s))
-            && (c.direction == Direction::D2h || self.bytes_free(c.residency))
-    }
-
-    fn bytes_free(&self, residency: usize) -> bool {
-        let r = &self.program.residencies[residency];
-        r.previous.iter().chain(&r.after).all(|&other| self.ended(other))
-    }
-
-    fn start_something(&mut self) -> bool {
-        let mut started = false;
-        for q in 0..2 {
-            let queue = &self.queues[q];
-            if queue.running || queue.next >= queue.copies.len() {
-                continue;
-            }
-            let copy = queue.copies[queue.next];
-            if self.copy_ready(copy, queue.next < queue.cut) {
-                self.copies[copy].0 = self.now;
-                let queue = &mut self.queues[q];
-                queue.running = true;
-                queue.remaining = self.durations.copies[copy].max(1);
-                started = true;
-            }
-        }
-        if !self.step_running && self.step < self.program.steps.len() {
-            let step = &self.program.steps[self.step];
-            let missing: Vec<usize> = step.reads_copies.iter().copied().filter(|&c| !self.copy_done(c)).collect();
-            if missing.is_empty() && step.begins.iter().all(|&r| self.bytes_free(r)) {
-                let waited = self.now - self.ready_since;
-                if waited > Nanos::ZERO {
-                    let arrived = step.reads_copies.iter().any(|&c| self.copies[c].1 == self.now);
-                    if arrived {
-                        self.stalls.swap_in += waited;
-                    } else {
-                        self.stalls.swap_out += waited;
-                    }
-                }
-                self.late += u32::from(step.reads_copies.iter().any(|&c| self.copies[c].1 > self.ready_since));
-                self.steps[self.step].0 = self.now;
-                self.steps[self.step].1 = Nanos(self.now.0.saturating_add(self.durations.steps[self.step].0));
-                self.step_running = true;
-                started = true;
-            } else {
-                // Passive: whatever stands before the copies this step waits for goes without delay.
-                for copy in missing {
-                    let reach = self.position[copy] + 1;
-                    if self.queues[0].cut < reach {
-                        self.queues[0].cut = reach;
-                        started = true;
-                    }
+    /// Lets time pass; the directions whose copies end with it.
+    pub fn advance(&mut self, passed: Nanos, link: &Link) -> impl Iterator<Item = usize> + use<> {
+        let rates = [0, 1].map(|direction| self.rate(direction, link));
+        let mut ended = [false; 2];
+        for (direction, rate) in rates.into_iter().enumerate() {
+            if let Some(left) = &mut self.0[direction] {
+                *left = left.saturating_sub(u128::from(passed.0) * rate);
+                if *left == 0 {
+                    (self.0[direction], ended[direction]) = (None, true);
                 }
             }
         }
-        started
-    }
-
-    fn next_instant(&self) -> Option<Nanos> {
-        let mut next = NEVER;
-        if self.step_running {
-            next = next.min(self.steps[self.step].1);
-        }
-        let both = self.queues.iter().all(|q| q.running);
-        for q in &self.queues {
-            if q.running {
-                let wait = q.remaining.div_ceil(u128::from(rate(self.link, q.direction, both)));
-                next = next.min(Nanos(self.now.0.saturating_add(u64::try_from(wait).unwrap_or(u64::MAX / 2))));
-            } else if q.next < q.copies.len() {
-                let due = self.due(q.copies[q.next], q.next < q.cut);
-                if due > self.now {
-                    next = next.min(due);
-                }
-            }
-        }
-        (next < NEVER).then_some(next)
-    }
-
-    fn advance(&mut self, to: Nanos) {
-        let passed = u128::from((to - self.now).0);
-        let both = self.queues.iter().all(|q| q.running);
-        self.now = to;
-        for q in &mut self.queues {
-            if q.running {
-                let done = passed * u128::from(rate(self.link, q.direction, both));
-                q.remaining = q.remaining.saturating_sub(done);
-                if q.remaining == 0 {
-                    self.copies[q.copies[q.next]].1 = to;
-                    q.running = false;
-                    q.next += 1;
-                }
-            }
-        }
-        if self.step_running && self.steps[self.step].1 == to {
-            self.step_running = false;
-            self.step += 1;
-            self.ready_since = to;
-        }
+        (0..2).filter(move |&direction| ended[direction])
     }
 }
 
@@ -358,14 +233,14 @@ pub fn peak(curve: &[(Nanos, Bytes)]) -> Bytes {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::job::{Arg, Dtype, Graph, Operand, Operator, Phase, Replay, Role, Tensor};
     use crate::schedule::{Event, Latency, Source, Trigger};
     use crate::units::{OpId, TensorId};
 
     /// One gigabyte a second alone, half of that contended, no overhead: a byte is a nanosecond.
-    const LINK: Link =
+    pub const LINK: Link =
         Link { h2d: 1_000_000_000, d2h: 1_000_000_000, h2d_contended: 500_000_000, d2h_contended: 500_000_000, overhead_ns: 0 };
 
     fn operand(tensor: u32) -> Operand {
@@ -388,7 +263,7 @@ mod tests {
     }
 
     /// op0 makes a, op1 makes b, op2 makes c from b, op3 reads a, op4 reads b and c; 1,000 ns each.
-    fn graph() -> Graph {
+    pub fn graph() -> Graph {
         let tensor = |name: &str| Tensor {
             name: name.to_owned(),
             bytes: Bytes(1024),
@@ -407,7 +282,7 @@ mod tests {
         Graph::new("five".to_owned(), vec![tensor("a"), tensor("b"), tensor("c")], operators, None, None, None).unwrap()
     }
 
-    fn after(op: u32, delay: u64) -> Trigger {
+    pub fn after(op: u32, delay: u64) -> Trigger {
         Trigger { after: Some(OpId(op)), delay: Nanos(delay) }
     }
 
@@ -442,6 +317,23 @@ mod tests {
         let events = [Event::SwapOut { tensor: a, trigger: after(0, 0) }, Event::SwapIn { tensor: a, trigger: after(1, 700_000) }];
         let (run, _) = simulate(&events);
         assert_eq!(run.copies[1], (Nanos(3000), Nanos(4024)));
+    }
+
+    #[test]
+    fn on_one_link_the_directions_take_turns() {
+        let (a, b) = (TensorId(0), TensorId(1));
+        let events = [
+            Event::SwapOut { tensor: a, trigger: after(0, 0) },
+            Event::SwapOut { tensor: b, trigger: after(2, 0) },
+            Event::SwapIn { tensor: a, trigger: after(2, 0) },
+            Event::SwapIn { tensor: b, trigger: after(3, 0) },
+        ];
+        let latencies = vec![Latency { time: Nanos(1000), source: Source::Graph }; 5];
+        let program = Program::new(&graph(), &latencies, &events).unwrap();
+        let run = run_one_way_at_a_time(&program, &LINK, &Durations::nominal(&program, &LINK)).unwrap();
+        // Both may start at 3,000: b's departure stands first. Neither is slowed.
+        assert_eq!(run.copies[1..3], [(Nanos(3000), Nanos(4024)), (Nanos(4024), Nanos(5048))]);
+        assert_eq!((run.steps[3].0, run.copies[3], run.iteration), (Nanos(5048), (Nanos(6048), Nanos(7072)), Nanos(8072)));
     }
 
     #[test]

@@ -2,11 +2,15 @@
 //!
 //! For: simulated time and memory under a plan. Not for: how plans are found.
 
+pub mod accounting;
 pub mod allocator;
 pub mod engine;
 pub mod noise;
+pub mod passive;
+mod player;
 pub mod program;
 pub mod requests;
 pub mod reserved;
 pub mod sequence;
+pub mod shared;
 pub mod snapshot;

@@ -19,7 +19,7 @@ pub struct Noise {
 }
 
 /// A whole, in thousandths of a percent.
-const WHOLE: u64 = 100_000;
+pub const WHOLE: u64 = 100_000;
 
 impl Noise {
     /// Durations of the `run`-th run.

@@ -98,6 +98,9 @@ pub struct Copy {
     pub source: Option<usize>,
     /// Its event.
     pub event: usize,
+    /// The last copies, of either direction, of tensors whose slots in the pinned slab share bytes with this one's: a tensor's first
+    /// copy waits for them.
+    pub slab: Vec<usize>,
 }
 
 /// A job's iteration under a plan.
@@ -139,6 +142,7 @@ impl Program {
     pub fn placed(graph: &Graph, job: &JobPlan) -> Result<Self, ProgramError> {
         let mut program = Self::new(graph, &job.latencies, &job.events)?;
         program.place(&job.placements)?;
+        program.share(&job.host_slots);
         if let Some(r) = program.residencies.iter().find(|r| r.offset.is_none()) {
             return Err(ProgramError { event: None, problem: format!("{:?} has no placement", r.place) });
         }
@@ -171,37 +175,76 @@ impl Program {
     }
 
     fn hand_over(&mut self, order: &[(usize, Bytes)]) {
-        // Who last held each stretch of bytes: start -> (end, holder). A newcomer waits for every holder it
-        // overlaps; earlier holders of the same bytes have ended by then, since those waited in turn.
-        let mut holders: BTreeMap<u64, (u64, usize)> = BTreeMap::new();
+        // Earlier holders of the same bytes have ended by then, since those that the newcomer overlaps waited in turn.
+        let mut holders = Holders::default();
         for &(index, offset) in order {
-            let (start, end) = (offset.0, offset.0 + self.residencies[index].bytes.0);
-            self.residencies[index].offset = Some(offset);
-            let mut after = Vec::new();
-            let mut kept = Vec::new();
-            let first = holders.range(..=start).next_back().map_or(start, |(&s, _)| s);
-            let hit: Vec<u64> = holders.range(first..end.max(first)).filter(|(_, (e, _))| *e > start).map(|(&s, _)| s).collect();
-            for key in hit {
-                let (until, holder) = holders.remove(&key).unwrap_or_default();
-                if !after.contains(&holder) {
-                    after.push(holder);
-                }
-                if key < start {
-                    kept.push((key, start, holder));
-                }
-                if until > end {
-                    kept.push((end, until, holder));
-                }
-            }
-            for (s, e, holder) in kept {
-                holders.insert(s, (e, holder));
-            }
-            if end > start {
-                holders.insert(start, (end, index));
-            }
-            after.sort_unstable();
-            self.residencies[index].after = after;
+            let residency = &mut self.residencies[index];
+            residency.offset = Some(offset);
+            residency.after = holders.take(offset.0, offset.0 + residency.bytes.0, index);
         }
+    }
+
+    /// Makes first copies wait for those whose bytes in the pinned slab they take over.
+    pub fn share(&mut self, slots: &BTreeMap<TensorId, Bytes>) {
+        // By tensor in order of the first copy: the last one out and in.
+        let mut lasts: BTreeMap<TensorId, [Option<usize>; 2]> = BTreeMap::new();
+        let mut holders = Holders::default();
+        let mut order = Vec::new();
+        for (index, copy) in self.copies.iter_mut().enumerate() {
+            copy.slab.clear();
+            let last = lasts.entry(copy.tensor).or_insert_with(|| {
+                order.push((index, copy.tensor));
+                [None, None]
+            });
+            last[usize::from(copy.direction == Direction::H2d)] = Some(index);
+        }
+        for (first, tensor) in order {
+            let Some(offset) = slots.get(&tensor) else { continue };
+            let end = offset.0.saturating_add(self.copies[first].bytes.in_blocks().0);
+            let mut waits: Vec<usize> = Vec::new();
+            for earlier in holders.take(offset.0, end, first) {
+                waits.extend(lasts[&self.copies[earlier].tensor].iter().flatten());
+            }
+            waits.sort_unstable();
+            self.copies[first].slab = waits;
+        }
+    }
+}
+
+/// Who last held each stretch of bytes.
+#[derive(Default)]
+struct Holders {
+    /// By start: end and holder.
+    map: BTreeMap<u64, (u64, usize)>,
+}
+
+impl Holders {
+    /// Gives `start..end` to a newcomer; those who held any of it, sorted.
+    fn take(&mut self, start: u64, end: u64, newcomer: usize) -> Vec<usize> {
+        let mut after = Vec::new();
+        let mut kept = Vec::new();
+        let first = self.map.range(..=start).next_back().map_or(start, |(&s, _)| s);
+        let hit: Vec<u64> = self.map.range(first..end.max(first)).filter(|(_, (e, _))| *e > start).map(|(&s, _)| s).collect();
+        for key in hit {
+            let (until, holder) = self.map.remove(&key).unwrap_or_default();
+            if !after.contains(&holder) {
+                after.push(holder);
+            }
+            if key < start {
+                kept.push((key, start, holder));
+            }
+            if until > end {
+                kept.push((end, until, holder));
+            }
+        }
+        for (s, e, holder) in kept {
+            self.map.insert(s, (e, holder));
+        }
+        if end > start {
+            self.map.insert(start, (end, newcomer));
+        }
+        after.sort_unstable();
+        after
     }
 }
 
@@ -386,6 +429,7 @@ impl<'a> Reader<'a> {
                     written_by,
                     source,
                     event: index,
+                    slab: Vec::new(),
                 });
                 let state = &mut self.states[t];
                 state.leaving = true;
@@ -407,6 +451,7 @@ impl<'a> Reader<'a> {
                     written_by: None,
                     source: state.host,
                     event: index,
+                    slab: Vec::new(),
                 });
             }
             Event::Recompute { .. } => unreachable!("returned above"),

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use super::requests::Request;
 use super::snapshot::{self, Snapshot, SnapshotError};
-use crate::files::{self, FileError};
+use crate::files::{self, FileError, LineError};
 use crate::units::Bytes;
 
 /// No request is larger; far above any device.
@@ -34,15 +34,8 @@ pub enum SequenceError {
     #[error(transparent)]
     File(#[from] FileError),
     /// A line says something impossible.
-    #[error("{}: line {line}: {problem}", path.display())]
-    Line {
-        /// The file.
-        path: PathBuf,
-        /// From 1, the header included.
-        line: u64,
-        /// What, and what would do.
-        problem: String,
-    },
+    #[error(transparent)]
+    Line(#[from] LineError),
 }
 
 /// What a table says an allocator answered, as far as it has the columns.
@@ -311,7 +304,7 @@ impl Reader {
     }
 
     fn error(&self, problem: String) -> SequenceError {
-        SequenceError::Line { path: self.path.clone(), line: self.line, problem }
+        LineError { path: self.path.clone(), line: self.line, problem }.into()
     }
 
     fn parse(&mut self, line: &[u8]) -> Result<Request, String> {

@@ -169,3 +169,28 @@ fn the_readmes_graph_is_a_graph() {
     same(&plan, &folder.json(&["simulate", "two.plan.json"]), &FIGURES);
     assert_eq!(number(&plan, "unplanned_iteration_ns"), 250_000);
 }
+
+#[test]
+fn plans_for_noise_are_plans() {
+    let folder = Folder::new();
+    folder.import("tiny_cnn-adam.et.json.gz", &[]);
+    let plain = folder.json(&["run", "job.graph.json", "--iterations", "2"]);
+    for (planner, budget) in [("neap", "70%"), ("tensile", "80%"), ("neap", "min")] {
+        let arguments = ["plan", "job.graph.json", "--budget", budget, "--min-swap", "512", "--planner", planner, "--noise", "20%"];
+        let plan = folder.json(&[&arguments[..], &["-o", "job.plan.json"]].concat());
+        assert_eq!(plan, folder.json(&[&arguments[..], &["-o", "job.plan.json"]].concat()), "not the same twice");
+        let noise = &plan["noise"];
+        assert!(number(noise, "p95_ns") <= number(noise, "p95_without_ns"), "{noise}");
+        assert!(folder.text("job.plan.json").contains("\"noise\":\"20%\""));
+        same(&plan, &folder.json(&["check", "job.plan.json"]), &FIGURES[..3]);
+        // The same runs as the planner's.
+        let (runs, seed) = (number(noise, "runs").to_string(), number(noise, "seed").to_string());
+        let again = folder.json(&["simulate", "job.plan.json", "--noise", "20%", "--runs", &runs, "--seed", &seed])["noise"].clone();
+        assert_eq!(again["p95_ns"], noise["p95_ns"]);
+        assert!(number(&again, "peak_bytes") <= number(&plan, "budget_bytes"));
+        let run = folder.json(&["run", "job.plan.json", "--iterations", "2"]);
+        assert_eq!(run["checksum"], plain["checksum"], "{planner} {budget}");
+        assert_eq!(run["losses"], plain["losses"], "{planner} {budget}");
+    }
+    folder.refuses(2, &["noise", "120%"], &["plan", "job.graph.json", "--noise", "120%"]);
+}

@@ -78,6 +78,34 @@ pub fn slots(graph: &Graph, plan: &mut Plan) {
     plan.device.pinned_bytes = Bytes(next.max(512));
 }
 
+/// First fit of slots over the list of events. Whether any two share bytes.
+pub fn share(graph: &Graph, plan: &mut Plan) -> bool {
+    let Ok(machine) = Machine::new(plan, graph, false) else { return false };
+    let on_host = machine.reading.on_host.clone();
+    let job = &mut plan.jobs[0];
+    let copies = |tensor: TensorId| {
+        let of = move |e: &Event| matches!(e, Event::SwapIn { tensor: t, .. } | Event::SwapOut { tensor: t, .. } if *t == tensor);
+        (job.events.iter().position(of).unwrap_or(0), job.events.iter().rposition(of).unwrap_or(0))
+    };
+    let mut placed: Vec<(TensorId, u64, u64)> = Vec::new();
+    let mut shared = false;
+    for &tensor in job.host_slots.keys() {
+        let bytes = graph.tensors[tensor.index()].bytes.in_blocks().0;
+        let apart = |other: TensorId| {
+            let (one, two) = (copies(tensor), copies(other));
+            !on_host[tensor.index()] && !on_host[other.index()] && (one.1 < two.0 || two.1 < one.0)
+        };
+        let mut at = 0;
+        while let Some(clash) = placed.iter().find(|p| at < p.2 && p.1 < at + bytes && !apart(p.0)) {
+            at = clash.2;
+        }
+        shared |= placed.iter().any(|p| at < p.2 && p.1 < at + bytes);
+        placed.push((tensor, at, at + bytes));
+    }
+    job.host_slots = placed.iter().map(|p| (p.0, Bytes(p.1))).collect();
+    shared
+}
+
 /// First fit over one random execution. False (and nothing changed) if the plan does not run.
 pub fn place(random: &mut Random, graph: &Graph, plan: &mut Plan) -> bool {
     let Ok(machine) = Machine::new(plan, graph, false) else { return false };

@@ -68,6 +68,8 @@ pub struct Machine<'a> {
     contents: Vec<Vec<u64>>,
     memory: Vec<Block>,
     slab: Vec<Block>,
+    /// For each task the copies that its slot in the slab makes it wait for.
+    slot_after: Vec<Vec<usize>>,
     valid: Vec<bool>,
     started: Vec<bool>,
     ended: Vec<bool>,
@@ -93,6 +95,7 @@ impl<'a> Machine<'a> {
         Ok(Self {
             contents: unplanned(graph, &start),
             memory: vec![(0, 0); layout.blocks],
+            slot_after: slot_after(plan, graph, &reading),
             slab: vec![(0, 0); (plan.device.pinned_bytes.0 / 512) as usize],
             valid: vec![false; graph.tensors.len()],
             started: vec![false; tasks],
@@ -235,6 +238,7 @@ impl<'a> Machine<'a> {
         let what = &self.reading.tasks[task];
         let done = |t: &usize| self.ended[*t];
         what.before.iter().all(done)
+            && self.slot_after[task].iter().all(done)
             && self.reading.earlier[task].iter().all(|e| self.over(*e))
             && self.reading.begun[task].iter().all(|p| self.layout.after[*p].iter().all(|e| self.place_over(*e)))
     }
@@ -462,6 +466,26 @@ impl Layout {
         }
         Self { after: vec![Vec::new(); at.len()], at, blocks }
     }
+}
+
+/// A tensor's first copy waits for all copies of tensors that had bytes of its slot before.
+fn slot_after(plan: &Plan, graph: &Graph, reading: &Reading) -> Vec<Vec<usize>> {
+    let copied = |task: &usize| match reading.tasks[*task].what {
+        What::Step(..) => None,
+        What::Out(tensor, _) | What::In(tensor, _) => Some(tensor),
+    };
+    let copies = |tensor: usize| (0..reading.tasks.len()).filter(move |t| copied(t) == Some(tensor));
+    let slot = |tensor: usize| {
+        let start = plan.jobs[0].host_slots.get(&neap::units::TensorId::of(tensor))?.0;
+        Some((start, start.saturating_add(graph.tensors[tensor].bytes.in_blocks().0)))
+    };
+    let shares = |a: usize, b: usize| matches!((slot(a), slot(b)), (Some(a), Some(b)) if a.0 < b.1 && b.0 < a.1 && a.0 < a.1 && b.0 < b.1);
+    let waits = |task: usize| {
+        let Some(tensor) = copied(&task).filter(|t| copies(*t).next() == Some(task)) else { return Vec::new() };
+        let before = |other: &usize| *other != tensor && shares(*other, tensor) && copies(*other).all(|c| c < task);
+        (0..graph.tensors.len()).filter(before).flat_map(copies).collect()
+    };
+    (0..reading.tasks.len()).map(waits).collect()
 }
 
 /// Blocks of each stay, then of each task's workspace.

@@ -30,6 +30,11 @@ pub struct AllocatorFlags {
 }
 
 impl AllocatorFlags {
+    /// PyTorch's allocator is meant.
+    pub fn is_pytorch(&self) -> bool {
+        self.allocator == Kind::Pytorch
+    }
+
     /// The framework, if its allocator is meant.
     ///
     /// # Errors

@@ -13,9 +13,11 @@ use neap::plan::{self, Method, PlanError, Planned, Request};
 use neap::report::frontier::{self, Curve, Panel};
 use neap::report::table::{Side, Table};
 use neap::schedule::{Event, Latency};
+use neap::sim::accounting::{Extra, Paper, paper};
 use neap::units::{Bytes, Nanos};
 use serde_json::{Value, json};
 
+use crate::accounting::{self, Accounting, Shares, cbr};
 use crate::output::{self, Answer, note};
 use crate::settings::{self, Budget, DeviceFlags};
 use crate::simulate::ratio;
@@ -39,6 +41,9 @@ pub struct Flags {
     /// A table of measured latencies, used before the roofline.
     #[arg(long, value_name = "FILE.csv")]
     latencies: Option<PathBuf>,
+    /// Give the papers' peak and time beside the physical ones.
+    #[arg(long, value_enum, default_value_t = Accounting::Physical)]
+    accounting: Accounting,
     /// Write the table for sorting and plotting.
     #[arg(long, value_name = "FILE.csv")]
     csv: Option<PathBuf>,
@@ -92,6 +97,8 @@ struct Figures {
     recomputed: Bytes,
     /// No plan that takes as long has a lower peak.
     bound: Bytes,
+    extra: Extra,
+    papers: Option<Paper>,
 }
 
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
@@ -113,7 +120,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
             let before = rows.len();
             let bound = budget.and_then(|b| bounds.iteration(b));
             for method in planners(flags) {
-                let mut row = row(&graph, &site, &bounds, asked, budget, method)?;
+                let mut row = row(&graph, &site, &bounds, (asked, budget), method, flags.accounting)?;
                 row.bound = if budget.is_some() { bound } else { bounds.iteration(row.budget) };
                 rows.push(row);
             }
@@ -124,7 +131,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         }
     }
     if let Some(path) = &flags.csv {
-        write_csv(path, &rows, flags.timing)?;
+        write_csv(path, &rows, flags)?;
     }
     if let Some(path) = &flags.plot {
         let drawing = frontier::svg(&panels)?;
@@ -134,7 +141,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         let rows: Vec<Value> = rows.iter().map(|r| row_json(r, flags.timing)).collect();
         output::json(&json!({ "graph": graph.name, "floor_bytes": liveness.floor, "no_free_bytes": liveness.no_free, "rows": rows }))?;
     } else {
-        output::data(&table(&rows, flags.timing).to_string())?;
+        output::data(&table(&rows, flags).to_string())?;
     }
     for path in [&flags.csv, &flags.plot].into_iter().flatten() {
         note(&format!("written: {}", path.display()));
@@ -158,7 +165,14 @@ fn budgets(flags: &Flags, site: &Site<'_>) -> anyhow::Result<Vec<(Budget, Option
     Ok(all)
 }
 
-fn row(graph: &Graph, site: &Site<'_>, bounds: &Bounds<'_>, asked: Budget, budget: Option<Bytes>, method: Method) -> anyhow::Result<Row> {
+fn row(
+    graph: &Graph,
+    site: &Site<'_>,
+    bounds: &Bounds<'_>,
+    (asked, budget): (Budget, Option<Bytes>),
+    method: Method,
+    accounting: Accounting,
+) -> anyhow::Result<Row> {
     let name = method.name();
     let request = Request {
         graph,
@@ -178,7 +192,7 @@ fn row(graph: &Graph, site: &Site<'_>, bounds: &Bounds<'_>, asked: Budget, budge
                 bail!("{name}'s plan did not pass the checker; this is a defect of neap, please report it with the graph: {}", refusals[0]);
             }
             let budget = planned.plan.budget;
-            (Ok(figures(graph, site, bounds, &planned)), budget)
+            (Ok(figures(graph, site, bounds, &planned, accounting)?), budget)
         }
         Err(PlanError::Infeasible(no)) => (Err(no.lowest), no.budget),
         Err(defect) => return Err(defect.into()),
@@ -187,11 +201,16 @@ fn row(graph: &Graph, site: &Site<'_>, bounds: &Bounds<'_>, asked: Budget, budge
     Ok(Row { device: site.device.name.clone(), planner: name, asked, budget, took, plan, unplanned, bound: None })
 }
 
-fn figures(graph: &Graph, site: &Site<'_>, bounds: &Bounds<'_>, planned: &Planned) -> Figures {
+fn figures(graph: &Graph, site: &Site<'_>, bounds: &Bounds<'_>, planned: &Planned, accounting: Accounting) -> anyhow::Result<Figures> {
     let of = &planned.plan.figures;
     let saving = |baseline: Bytes| ratio(baseline.saturating_sub(of.peak_bytes).0, baseline.0);
     let again = planned.plan.jobs[0].events.iter().flat_map(|e| if let Event::Recompute { keep, .. } = e { &keep[..] } else { &[] });
-    Figures {
+    let link = &site.device.link;
+    let papers = match accounting {
+        Accounting::Physical => None,
+        Accounting::Paper => Some(paper(graph, site.liveness, &planned.program, link)?),
+    };
+    Ok(Figures {
         peak: of.peak_bytes,
         arena: of.arena_bytes,
         time: of.iteration_ns,
@@ -202,12 +221,9 @@ fn figures(graph: &Graph, site: &Site<'_>, bounds: &Bounds<'_>, planned: &Planne
         moved: planned.program.copies.iter().map(|c| c.bytes).sum(),
         recomputed: again.map(|t| graph.tensor(*t).bytes).sum(),
         bound: bounds.peak(of.iteration_ns.saturating_sub(site.unplanned)),
-    }
-}
-
-/// Saving over time ratio, to four decimals.
-fn cbr(msr: f64, eor: f64) -> f64 {
-    if eor > 0.0 { (msr / eor * 10_000.0).round() / 10_000.0 } else { 0.0 }
+        extra: Extra::of(&planned.program, link, of.iteration_ns)?,
+        papers,
+    })
 }
 
 /// How far `value` is above `bound`, as a share of the bound.
@@ -224,11 +240,16 @@ fn told(asked: Budget, budget: Bytes) -> String {
     }
 }
 
-fn table(rows: &[Row], timing: bool) -> Table {
+fn table(rows: &[Row], flags: &Flags) -> Table {
+    let (timing, papers) = (flags.timing, flags.accounting == Accounting::Paper);
     let mut columns = vec![("device", Side::Left), ("budget", Side::Right), ("planner", Side::Left)];
     let numbers =
         ["peak", "MSR", "MSR no-free", "EOR", "CBR", "CBR no-free", "stall", "moved", "recomputed", "time over bound", "peak over bound"];
     columns.extend(numbers.map(|n| (n, Side::Right)));
+    let by_paper = ["paper: peak", "MSR", "MSR no-free", "EOR", "CBR", "CBR no-free"];
+    if papers {
+        columns.extend(by_paper.map(|n| (n, Side::Right)));
+    }
     if timing {
         columns.push(("planning", Side::Right));
     }
@@ -253,6 +274,14 @@ fn table(rows: &[Row], timing: bool) -> Table {
                 cells.push(format!("no: {lowest}"));
                 cells.resize(3 + numbers.len(), String::new());
             }
+        }
+        if papers {
+            let shown = row.plan.as_ref().ok().and_then(|f| f.papers.as_ref()).map(|p| {
+                let shares = Shares::of(p, row.unplanned.1);
+                let of = [shares.msr, shares.msr_no_free, shares.eor, shares.cbr(), shares.cbr_no_free()];
+                std::iter::once(p.peak.to_string()).chain(of.map(|x| format!("{x:.4}"))).collect()
+            });
+            cells.extend(shown.unwrap_or_else(|| vec![String::new(); by_paper.len()]));
         }
         if timing {
             cells.push(format!("{:.1?}", row.took));
@@ -288,7 +317,11 @@ fn row_json(row: &Row, timing: bool) -> Value {
                 "moved_bytes": f.moved,
                 "recomputed_bytes": f.recomputed,
                 "bound_bytes": f.bound,
+                "extra": accounting::extra_json(&f.extra),
             });
+            if let Some(papers) = &f.papers {
+                object["paper"] = accounting::to_json(papers, row.unplanned.1);
+            }
             if let (Value::Object(all), Value::Object(figures)) = (&mut object, figures) {
                 all.extend(figures);
             }
@@ -325,14 +358,34 @@ const CSV: [&str; 21] = [
     "lowest_bytes",
 ];
 
+/// Objects within a row, whose keys the table has behind theirs: `paper_peak_bytes`.
+const EXTRA: [&str; 5] = ["extra.recompute_ns", "extra.swap_in_ns", "extra.swap_out_ns", "extra.tail_ns", "extra.contention_ns"];
+const PAPER: [&str; 14] = [
+    "paper.peak_bytes",
+    "paper.iteration_ns",
+    "paper.unplanned_peak_bytes",
+    "paper.no_free_bytes",
+    "paper.msr",
+    "paper.msr_no_free",
+    "paper.eor",
+    "paper.cbr",
+    "paper.cbr_no_free",
+    "paper.extra.recompute_ns",
+    "paper.extra.swap_in_ns",
+    "paper.extra.swap_out_ns",
+    "paper.extra.tail_ns",
+    "paper.extra.contention_ns",
+];
+
 /// The rows' JSON under the same names, empty where there is none.
-fn write_csv(path: &Path, rows: &[Row], timing: bool) -> anyhow::Result<()> {
-    let columns: Vec<&str> = CSV.into_iter().chain(timing.then_some("planning_s")).collect();
+fn write_csv(path: &Path, rows: &[Row], flags: &Flags) -> anyhow::Result<()> {
+    let papers: &[&str] = if flags.accounting == Accounting::Paper { &PAPER } else { &[] };
+    let columns: Vec<&str> = CSV.iter().chain(&EXTRA).chain(papers).copied().chain(flags.timing.then_some("planning_s")).collect();
     let mut writer = csv::Writer::from_writer(Vec::new());
-    writer.write_record(&columns)?;
+    writer.write_record(columns.iter().map(|c| c.replace('.', "_")))?;
     for row in rows {
-        let object = row_json(row, timing);
-        writer.write_record(columns.iter().map(|&c| match &object[c] {
+        let object = row_json(row, flags.timing);
+        writer.write_record(columns.iter().map(|&c| match c.split('.').fold(&object, |of, key| &of[key]) {
             Value::Null => String::new(),
             Value::String(text) => text.clone(),
             value => value.to_string(),

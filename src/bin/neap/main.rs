@@ -1,11 +1,16 @@
 //! The `neap` command: flags in, resolved settings out, one file per subcommand.
 
+mod accounting;
 mod allocator;
+mod arrivals;
+mod beside;
 mod check;
+mod command;
 mod compare;
 mod device;
 mod diff;
 mod estimate;
+mod explain;
 mod import;
 mod inspect;
 mod output;
@@ -17,6 +22,7 @@ mod run;
 mod score;
 mod settings;
 mod simulate;
+mod together;
 mod train;
 
 use std::process::ExitCode;
@@ -33,46 +39,10 @@ struct Cli {
     #[arg(long, global = true)]
     json: bool,
     #[command(subcommand)]
-    command: Command,
-}
-
-#[derive(clap::Subcommand)]
-enum Command {
-    Import(import::Flags),
-    Inspect(inspect::Flags),
-    Plan(plan::Flags),
-    Compare(compare::Flags),
-    Place(place::Flags),
-    Simulate(simulate::Flags),
-    Run(run::Flags),
-    Profile(profile::Flags),
-    Train(train::Flags),
-    Estimate(Box<estimate::Flags>),
-    Replay(replay::Flags),
-    Score(score::Flags),
-    Check(check::Flags),
-    Diff(diff::Flags),
-    Device(device::Flags),
+    command: command::Command,
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let answer = match cli.command {
-        Command::Import(flags) => import::main(&flags, cli.json),
-        Command::Inspect(flags) => inspect::main(&flags, cli.json),
-        Command::Plan(flags) => plan::main(&flags, cli.json),
-        Command::Compare(flags) => compare::main(&flags, cli.json),
-        Command::Place(flags) => place::main(&flags, cli.json),
-        Command::Simulate(flags) => simulate::main(&flags, cli.json),
-        Command::Run(flags) => run::main(&flags, cli.json),
-        Command::Profile(flags) => profile::main(&flags, cli.json),
-        Command::Train(flags) => train::main(&flags, cli.json),
-        Command::Estimate(flags) => estimate::main(&flags, cli.json),
-        Command::Replay(flags) => replay::main(&flags, cli.json),
-        Command::Score(flags) => score::main(&flags, cli.json),
-        Command::Check(flags) => check::main(&flags, cli.json),
-        Command::Diff(flags) => diff::main(&flags, cli.json),
-        Command::Device(flags) => device::main(&flags, cli.json),
-    };
-    Answer::exit(answer)
+    Answer::exit(cli.command.run(cli.json))
 }

@@ -22,10 +22,6 @@ impl Answer {
             Ok(Self::Yes) => ExitCode::SUCCESS,
             Ok(Self::No) => ExitCode::from(1),
             Err(error) => {
-                // A reader that has seen enough (`| head`) is not an error of ours.
-                if error.chain().any(|e| e.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)) {
-                    return ExitCode::SUCCESS;
-                }
                 note(&format!("error: {}", chain(&error)));
                 ExitCode::from(2)
             }
@@ -63,7 +59,7 @@ fn one_line(text: &str) -> String {
     format!("{head} […] {tail}")
 }
 
-/// Prints data, harmless to a terminal.
+/// Prints data, harmless to a terminal. A reader that has seen enough (`| head`) is no error, and changes no answer.
 ///
 /// # Errors
 /// When stdout can't be written.
@@ -71,7 +67,10 @@ pub fn data(text: &str) -> anyhow::Result<()> {
     let mut all: String = text.lines().map(plain).collect::<Vec<_>>().join("\n");
     all.push('\n');
     let mut out = io::stdout().lock();
-    out.write_all(all.as_bytes()).and_then(|()| out.flush()).context("stdout cannot be written")
+    match out.write_all(all.as_bytes()).and_then(|()| out.flush()) {
+        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.context("stdout cannot be written"),
+    }
 }
 
 /// Prints one JSON object as data.

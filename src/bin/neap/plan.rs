@@ -5,44 +5,56 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, bail};
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use neap::job::liveness::Liveness;
 use neap::plan::bound::Bounds;
+use neap::plan::robust::{self, Robust};
 use neap::plan::vdnn::Policy;
 use neap::plan::{self, Method, PlanError, Planned, Request};
 use neap::report::table::{Side, Table};
 use neap::schedule::{Event, Source, json as plan_json};
+use neap::sim::accounting::{Paper, paper};
 use neap::units::{Bytes, Nanos};
 use serde_json::json;
 
+use crate::accounting::{self, Accounting};
 use crate::allocator::{self, AllocatorFlags};
 use crate::output::{self, Answer, note};
 use crate::settings::{self, Budget, DeviceFlags};
+use crate::together::{self, JobArg};
 
-/// Find a plan that keeps a job within a memory budget.
+/// Find a plan that keeps a job, or several on one device, within a memory budget.
 #[derive(clap::Args)]
 pub struct Flags {
-    /// The job.
-    graph: PathBuf,
+    /// The job, or several that share the device. FILE@0.5 swaps at most that share of a job's tensors, and lets it give way later.
+    #[arg(required = true, value_name = "FILE.graph.json[@SHARE]", value_parser = OsStringValueParser::new().try_map(JobArg::read))]
+    pub graphs: Vec<JobArg>,
     #[command(flatten)]
-    device: DeviceFlags,
+    pub device: DeviceFlags,
     /// Bytes (12GiB), a share of the unplanned peak (60%), or `min`; all that the device offers if not given.
     #[arg(long)]
-    budget: Option<Budget>,
+    pub budget: Option<Budget>,
     /// Where to write the plan; only reported if not given.
     #[arg(short, long, value_name = "FILE.plan.json")]
-    output: Option<PathBuf>,
+    pub output: Option<PathBuf>,
     /// How to look for it.
     #[arg(long, value_enum, default_value_t = Planner::Neap)]
-    planner: Planner,
+    pub planner: Planner,
+    /// Give the papers' peak and time beside the physical ones, which alone the plan keeps to.
+    #[arg(long, value_enum, default_value_t = Accounting::Physical)]
+    pub accounting: Accounting,
+    /// Plan for the 95th percentile of the iteration's time while every latency varies by up to this share, such as 20%.
+    #[arg(long, value_name = "P", value_parser = settings::deviation)]
+    pub noise: Option<u64>,
     /// With `pytorch` the budget binds what the allocator reserves.
     #[command(flatten)]
-    allocator: AllocatorFlags,
+    pub allocator: AllocatorFlags,
     #[command(flatten)]
-    switches: Switches,
+    pub switches: Switches,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Planner {
+pub enum Planner {
     /// Swap, recompute or keep, decided together and improved step by step.
     Neap,
     /// vDNN: every layer's feature maps leave during the forward, whatever the budget.
@@ -60,7 +72,7 @@ enum Planner {
 /// The planner's heuristics, each of which can be left out.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Planner switches")]
-struct Switches {
+pub struct Switches {
     /// Never swap.
     #[arg(long)]
     no_swap: bool,
@@ -91,6 +103,9 @@ struct Switches {
     /// neap: Never take a choice back.
     #[arg(long)]
     no_drop: bool,
+    /// neap: Never fall back on another planner's plan.
+    #[arg(long)]
+    no_portfolio: bool,
     /// neap: How many steps of improvement to make.
     #[arg(long, value_name = "STEPS", default_value_t = plan::neap::EFFORT)]
     effort: u32,
@@ -107,7 +122,7 @@ struct Switches {
 
 impl Switches {
     /// The planner with its switches, and those that differ from their defaults.
-    fn resolve(&self, planner: Planner) -> (Method, BTreeMap<String, String>) {
+    pub fn resolve(&self, planner: Planner) -> (Method, BTreeMap<String, String>) {
         let mut changed = BTreeMap::new();
         let mut note = |key: &str, differs: bool, value: String| {
             if differs {
@@ -132,6 +147,7 @@ impl Switches {
                     ("share", self.no_share),
                     ("extend", self.no_extend),
                     ("drop", self.no_drop),
+                    ("portfolio", self.no_portfolio),
                 ] {
                     note(key, off, "false".to_owned());
                 }
@@ -149,6 +165,7 @@ impl Switches {
                     fit: !self.no_prefetch,
                     min_swap: self.min_swap,
                     effort: self.effort,
+                    portfolio: !self.no_portfolio,
                 })
             }
             Planner::VdnnAll => Method::Vdnn(Policy::All),
@@ -175,17 +192,30 @@ impl Switches {
 }
 
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
-    settings::outputs(&flags.device.inputs(&[&flags.graph]), &[flags.output.as_deref()])?;
-    let graph = settings::graph(&flags.graph)?;
+    let inputs: Vec<&Path> = flags.graphs.iter().map(|g| &*g.path).collect();
+    settings::outputs(&flags.device.inputs(&inputs), &[flags.output.as_deref()])?;
+    match &flags.graphs[..] {
+        [job] => one(flags, job, as_json),
+        _ => together::main(flags, as_json),
+    }
+}
+
+fn one(flags: &Flags, job: &JobArg, as_json: bool) -> anyhow::Result<Answer> {
+    let graph = settings::graph(&job.path)?;
     let (device, latencies) = flags.device.resolve(&graph)?;
     let liveness = Liveness::of(&graph);
     let budget = flags.budget.unwrap_or(Budget::Bytes(device.available())).resolve(liveness.peak, &device)?;
     let (method, mut recorded_options) = flags.switches.resolve(flags.planner);
+    let method = job.limited(method)?;
+    recorded_options.extend(job.record());
     let framework = flags.allocator.resolve(&device)?;
     recorded_options.extend(flags.allocator.record());
+    if let Some(share) = flags.noise {
+        recorded_options.insert("noise".to_owned(), told_share(share));
+    }
     let request = Request {
         graph: &graph,
-        file: (graph_path(flags)?, neap::job::json::sha256(&graph)),
+        file: (graph_path(flags, &job.path)?, neap::job::json::sha256(&graph)),
         device: &device,
         latencies: &latencies,
         budget: budget.unwrap_or_else(|| device.available().min(Bytes(liveness.peak.0.saturating_mul(2)))),
@@ -193,12 +223,15 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         recorded_options,
     };
     let started = Instant::now();
-    let planned = match budget {
-        Some(_) => plan::make_for(&request, framework.as_ref()),
-        None => plan::minimum_for(&request, framework.as_ref()),
+    let framework = framework.as_ref();
+    let made = match (flags.noise, budget) {
+        (None, Some(_)) => plan::make_for(&request, framework).map(|p| (p, None)),
+        (None, None) => plan::minimum_for(&request, framework).map(|p| (p, None)),
+        (Some(share), Some(_)) => robust::make_for(&request, share, framework).map(apart),
+        (Some(share), None) => robust::minimum_for(&request, share, framework).map(apart),
     };
-    let planned = match planned {
-        Ok(planned) => planned,
+    let (planned, noise) = match made {
+        Ok(made) => made,
         Err(error @ PlanError::Defect(_)) => return Err(error.into()),
         Err(PlanError::Infeasible(no)) => {
             if as_json {
@@ -211,7 +244,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
                     "blocked": no.blocked,
                 }))?;
             }
-            note(&format!("{}: {}", flags.graph.display(), PlanError::Infeasible(no)));
+            note(&format!("{}: {}", job.path.display(), PlanError::Infeasible(no)));
             return Ok(Answer::No);
         }
     };
@@ -227,18 +260,42 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     }
     note(&format!("planned in {took:.1?}"));
     let bounds = Bounds::new(&graphs[0], &latencies, &device.link);
-    report(flags, &planned, &liveness, &bounds, as_json)?;
+    let papers = match flags.accounting {
+        Accounting::Physical => None,
+        Accounting::Paper => Some(paper(&graphs[0], &liveness, &planned.program, &device.link)?),
+    };
+    report(flags, &planned, &liveness, &bounds, papers.as_ref(), noise, as_json)?;
     Ok(Answer::Yes)
 }
 
 /// The graph's path as the plan records it: relative to the plan's folder.
-fn graph_path(flags: &Flags) -> anyhow::Result<String> {
+pub fn graph_path(flags: &Flags, graph: &Path) -> anyhow::Result<String> {
     let plan = flags.output.as_deref().unwrap_or(Path::new("job.plan.json"));
-    plan_json::relative(plan, &flags.graph)
-        .with_context(|| format!("{}: cannot be written so that it names {}", plan.display(), flags.graph.display()))
+    plan_json::relative(plan, graph).with_context(|| format!("{}: cannot be written so that it names {}", plan.display(), graph.display()))
 }
 
-fn report(flags: &Flags, planned: &Planned, liveness: &Liveness, bounds: &Bounds<'_>, as_json: bool) -> anyhow::Result<()> {
+/// Times of the 95th percentile, with this plan and with the one that does not look at noise.
+type Noisy = Option<(Nanos, Option<Nanos>)>;
+
+fn apart(robust: Robust) -> (Planned, Noisy) {
+    (robust.planned, Some((robust.p95, robust.before)))
+}
+
+/// A share in thousandths of a percent, as a flag says it.
+fn told_share(share: u64) -> String {
+    let decimals = format!("{}.{:03}", share / 1000, share % 1000);
+    format!("{}%", decimals.trim_end_matches('0').trim_end_matches('.'))
+}
+
+fn report(
+    flags: &Flags,
+    planned: &Planned,
+    liveness: &Liveness,
+    bounds: &Bounds<'_>,
+    papers: Option<&Paper>,
+    noise: Noisy,
+    as_json: bool,
+) -> anyhow::Result<()> {
     let figures = &planned.plan.figures;
     // What no plan can beat: the peak without added time, and the time at this budget.
     let (bound_peak, bound_time) = (bounds.peak(Nanos::ZERO), bounds.iteration(planned.plan.budget).unwrap_or_default());
@@ -265,6 +322,12 @@ fn report(flags: &Flags, planned: &Planned, liveness: &Liveness, bounds: &Bounds
         object["swap_out_stall_ns"] = json!(planned.run.stalls.swap_out);
         object["tail_stall_ns"] = json!(planned.run.stalls.tail);
         object["latency_sources"] = json!({ "graph": sources(Source::Graph), "measured": sources(Source::Measured), "predicted": sources(Source::Predicted), "roofline": sources(Source::Roofline) });
+        if let Some(papers) = papers {
+            object["paper"] = accounting::to_json(papers, figures.unplanned_iteration_ns);
+        }
+        if let Some((p95, before)) = noise {
+            object["noise"] = json!({ "runs": robust::RUNS, "seed": robust::SEED, "p95_ns": p95, "p95_without_ns": before });
+        }
         if let Some(reserved) = &planned.reserved {
             allocator::add_json(&mut object, reserved);
         }
@@ -297,6 +360,13 @@ fn report(flags: &Flags, planned: &Planned, liveness: &Liveness, bounds: &Bounds
         sources(Source::Roofline),
         planned.plan.device.name,
     );
+    if let Some(papers) = papers {
+        text += &accounting::told(papers, figures.unplanned_iteration_ns);
+    }
+    if let Some((p95, before)) = noise {
+        let beside = before.map_or_else(String::new, |b| format!(", {b} if planned without regard to noise"));
+        text += &format!("under noise: p95 {p95} of {} runs{beside}\n", robust::RUNS);
+    }
     if let Some(reserved) = &planned.reserved {
         text += &allocator::told(reserved);
         text += "\n";

@@ -276,9 +276,11 @@ fn one(flags: &Flags, input: Input<'_>, config: &Config, target: &Target, limite
         let mut failed = None;
         let written = neap::files::write(path, |out| {
             run(Some(out)).map_err(|e| {
-                let text = e.to_string();
-                failed = Some(e);
-                std::io::Error::other(text)
+                e.downcast().unwrap_or_else(|e: anyhow::Error| {
+                    let text = e.to_string();
+                    failed = Some(e);
+                    std::io::Error::other(text)
+                })
             })
         });
         if let Some(error) = failed {

@@ -107,11 +107,14 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         bar.set_style(style);
     }
     let mut progress = |done: u32| bar.set_position(u64::from(done));
-    let (graph, device, arena, planned, outcome) = match settings::subject(&flags.subject, &flags.graph)? {
+    let (graph, device, arena, planned, outcome) = match settings::subject(&flags.subject, &flags.graph, &outputs)? {
         Subject::Plan(plan, mut graphs) => {
             flags.device.not_with_a_plan(&flags.subject)?;
             if !settings::checked(&flags.subject, &plan, &graphs)? {
                 return Ok(Answer::No);
+            }
+            if plan.jobs.len() > 1 {
+                bail!("{}: has {} jobs; this version runs one job a plan", flags.subject.display(), plan.jobs.len());
             }
             let graph = graphs.remove(0);
             let outcome = if flags.replan {

@@ -62,7 +62,8 @@ const PUBLISHED: [Published; 4] = [
 ];
 
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
-    settings::outputs(&[Path::new(&flags.device)], &[flags.csv.as_deref(), flags.plot.as_deref()])?;
+    let outputs = [flags.csv.as_deref(), flags.plot.as_deref()];
+    settings::outputs(&[Path::new(&flags.device)], &outputs)?;
     let profile = neap::device::profile::load(&flags.device)?;
     let config = flags.alloc_conf.as_deref().map(|c| c.parse::<Config>().context("--alloc-conf")).transpose()?;
     let tried: Vec<Profile> = TRIED.iter().map(|name| neap::device::profile::load(name)).collect::<Result<_, _>>()?;
@@ -74,6 +75,8 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         devices: tried.iter().map(device).collect(),
     };
     let (pairs, notes) = score::pairs(&flags.folder)?;
+    let files = pairs.iter().flat_map(|p| [Some(&p.trace), Some(&p.truth), p.events.as_ref()]).flatten();
+    settings::outputs(&files.map(PathBuf::as_path).collect::<Vec<_>>(), &outputs)?;
     notes.iter().for_each(|n| note(n));
     let scores = score::score_all(&pairs, &options)?;
     scores.iter().flat_map(|s| &s.notes).for_each(|n| note(&format!("note: {n}")));

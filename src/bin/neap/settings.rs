@@ -75,6 +75,21 @@ impl DeviceFlags {
     }
 }
 
+/// Gives every operator its latency, from a table of measured ones where it is in one.
+///
+/// # Errors
+/// When the table can't be read.
+pub fn latencies(graph: &Graph, device: &Profile, table: Option<&Path>) -> anyhow::Result<Vec<Latency>> {
+    let table = table.map(Table::read).transpose()?;
+    if let Some(table) = &table {
+        let others: Vec<&str> = table.devices().filter(|d| *d != device.name).collect();
+        if !others.is_empty() {
+            note(&format!("note: the latencies were measured on {}, the device is {}", others.join(", "), device.name));
+        }
+    }
+    Ok(latency::latencies(graph, device, table.as_ref()))
+}
+
 /// A budget as the user says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Budget {
@@ -118,6 +133,16 @@ pub fn thousandths(text: &str) -> Option<u64> {
     let whole: u64 = whole.parse().ok()?;
     let fraction: u64 = format!("{fraction:0<3}").parse().ok()?;
     whole.checked_mul(1000)?.checked_add(fraction)
+}
+
+/// Reads the largest deviation of a latency, in thousandths of a percent.
+///
+/// # Errors
+/// When it isn't a percentage up to 100.
+pub fn deviation(text: &str) -> Result<u64, String> {
+    let problem = || format!("`{text}` is not a share; give a percentage from 0% to 100%");
+    let share = thousandths(text.strip_suffix('%').ok_or_else(problem)?).ok_or_else(problem)?;
+    if share > 100_000 { Err(problem()) } else { Ok(share) }
 }
 
 impl Budget {
@@ -199,8 +224,8 @@ pub enum Subject {
 /// Reads a plan with its graphs, or a graph.
 ///
 /// # Errors
-/// When it can't be read, or is neither.
-pub fn subject(path: &Path, graphs: &[PathBuf]) -> anyhow::Result<Subject> {
+/// When it can't be read, is neither, or one of `writes` would replace a graph that the plan names.
+pub fn subject(path: &Path, graphs: &[PathBuf], writes: &[Option<&Path>]) -> anyhow::Result<Subject> {
     let name = path.to_string_lossy();
     if name.ends_with(".graph.json") || name.ends_with(".graph.json.gz") {
         if !graphs.is_empty() {
@@ -209,6 +234,8 @@ pub fn subject(path: &Path, graphs: &[PathBuf]) -> anyhow::Result<Subject> {
         return Ok(Subject::Graph(Box::new(graph(path)?)));
     }
     let (plan, graphs) = plan(path, graphs)?;
+    let named: Vec<PathBuf> = plan.jobs.iter().map(|job| json::graph_path(path, &job.graph)).collect();
+    outputs(&named.iter().map(PathBuf::as_path).collect::<Vec<_>>(), writes)?;
     Ok(Subject::Plan(Box::new(plan), graphs))
 }
 
@@ -218,8 +245,8 @@ pub fn subject(path: &Path, graphs: &[PathBuf]) -> anyhow::Result<Subject> {
 /// When they can't be read or don't belong together.
 pub fn plan(path: &Path, graphs: &[PathBuf]) -> anyhow::Result<(Plan, Vec<Graph>)> {
     let (plan, graphs) = json::load(path, graphs)?;
-    if plan.jobs.len() != 1 {
-        bail!("{}: has {} jobs; this version runs one job a plan", path.display(), plan.jobs.len());
+    if plan.jobs.is_empty() {
+        bail!("{}: has 0 jobs; plan again from a graph", path.display());
     }
     Ok((plan, graphs))
 }

@@ -4,28 +4,41 @@ use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use neap::device::Profile;
+use neap::device::latency::{Row, Table as LatencyTable};
 use neap::job::Graph;
 use neap::job::liveness::Liveness;
 use neap::report::curve::{Curve, Line, svg};
 use neap::report::table::{Side, Table};
 use neap::report::timeline::{Span, Value, Writer};
 use neap::schedule::{Latency, Plan};
+use neap::sim::accounting::{Extra, Paper, paper};
 use neap::sim::engine::{self, Durations, Run};
 use neap::sim::noise::{Noise, percentile};
+use neap::sim::passive::{self, Passive};
 use neap::sim::program::{Direction, Program};
 use neap::sim::reserved::{self, Reserved};
 use neap::units::{Bytes, Nanos};
 use serde_json::json;
 
+use crate::accounting::{self, Accounting, cbr};
 use crate::allocator::{self, AllocatorFlags};
+use crate::arrivals;
+use crate::beside;
 use crate::output::{self, Answer, note};
-use crate::settings::{self, DeviceFlags, Subject};
+use crate::settings::{self, Budget, DeviceFlags, Subject};
 
 /// Simulate a plan, or a job without one.
 #[derive(clap::Args)]
 pub struct Flags {
     /// A *.plan.json, or a *.graph.json to simulate without a plan.
-    subject: PathBuf,
+    #[arg(required_unless_present = "arrivals", conflicts_with = "arrivals")]
+    subject: Option<PathBuf>,
+    /// Jobs that come and go, planned anew together at each launch and end: a table with the columns graph, submit_s, iterations.
+    #[arg(long, value_name = "JOBS.csv", conflicts_with_all = ["graph", "allocator", "accounting", "real", "passive", "noise", "timeline", "latencies_out"])]
+    arrivals: Option<PathBuf>,
+    /// With --arrivals: what all jobs together may take, as bytes or a share of the sum of their peaks; the whole device if not given.
+    #[arg(long, requires = "arrivals")]
+    budget: Option<Budget>,
     /// The plan's graph, in place of the path that the plan records.
     #[arg(long, value_name = "FILE.graph.json")]
     graph: Vec<PathBuf>,
@@ -34,27 +47,60 @@ pub struct Flags {
     device: DeviceFlags,
     #[command(flatten)]
     allocator: AllocatorFlags,
+    /// Give the papers' peak and time beside the physical ones.
+    #[arg(long, value_enum, default_value_t = Accounting::Physical)]
+    accounting: Accounting,
+    /// What operators really take, as a table of latencies: the plan runs at these, not at those it was made for.
+    #[arg(long, value_name = "FILE.csv")]
+    real: Option<PathBuf>,
+    /// For a graph: also one iteration within this budget that evicts the least recently used on demand, blocking.
+    #[arg(long, value_name = "BUDGET")]
+    passive: Option<Budget>,
     /// Let every latency vary by up to this share, such as 20%.
-    #[arg(long, value_name = "P", value_parser = share)]
+    #[arg(long, value_name = "P", value_parser = settings::deviation)]
     noise: Option<u64>,
     /// Where the noise starts.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "noise")]
     seed: u64,
     /// How many noisy iterations.
-    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 1000, requires = "noise", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     runs: u32,
+    /// For a plan of several jobs, which run side by side: how many iterations of each.
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    iterations: u32,
     /// Draw memory over time, without and with the plan.
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
     /// Write compute, copies and memory for ui.perfetto.dev.
     #[arg(long, value_name = "FILE.json")]
     timeline: Option<PathBuf>,
+    /// Write the latencies that it went by, as a table for --latencies.
+    #[arg(long, value_name = "FILE.csv")]
+    latencies_out: Option<PathBuf>,
 }
 
-fn share(text: &str) -> Result<u64, String> {
-    let problem = || format!("`{text}` is not a share; give a percentage from 0% to 100%");
-    let share = settings::thousandths(text.strip_suffix('%').ok_or_else(problem)?).ok_or_else(problem)?;
-    if share > 100_000 { Err(problem()) } else { Ok(share) }
+impl Flags {
+    /// What is simulated.
+    fn subject(&self) -> &Path {
+        self.subject.as_deref().unwrap_or(Path::new(""))
+    }
+
+    /// Refuses what is for one job.
+    fn only_side_by_side(&self, jobs: usize) -> anyhow::Result<()> {
+        for (given, flag) in [
+            (self.noise.is_some(), "--noise"),
+            (self.real.is_some(), "--real"),
+            (self.accounting != Accounting::Physical, "--accounting paper"),
+            (self.allocator.is_pytorch(), "--allocator pytorch"),
+            (self.timeline.is_some(), "--timeline"),
+            (self.latencies_out.is_some(), "--latencies-out"),
+        ] {
+            if given {
+                bail!("{flag}: {} is a plan of {jobs} jobs, and this is for one; leave it away", self.subject().display());
+            }
+        }
+        Ok(())
+    }
 }
 
 /// What is simulated, with everything the reports need.
@@ -67,17 +113,32 @@ struct Subjects {
 }
 
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
-    let outputs = [flags.plot.as_deref(), flags.timeline.as_deref()];
-    settings::outputs(&flags.device.inputs(&settings::subject_files(&flags.subject, &flags.graph)), &outputs)?;
-    let subject = match settings::subject(&flags.subject, &flags.graph)? {
+    if let Some(table) = &flags.arrivals {
+        return arrivals::main(table, &flags.device, flags.budget, flags.plot.as_deref(), as_json);
+    }
+    let outputs = [flags.plot.as_deref(), flags.timeline.as_deref(), flags.latencies_out.as_deref()];
+    let mut inputs = flags.device.inputs(&settings::subject_files(flags.subject(), &flags.graph));
+    inputs.extend(flags.real.as_deref());
+    settings::outputs(&inputs, &outputs)?;
+    let mut subject = match settings::subject(flags.subject(), &flags.graph, &outputs)? {
         Subject::Graph(graph) => {
             let (device, latencies) = flags.device.resolve(&graph)?;
+            if flags.real.is_some() {
+                bail!("--real: {} is a graph; give its latencies with --latencies", flags.subject().display());
+            }
             Subjects { liveness: Liveness::of(&graph), graph: *graph, device, latencies, plan: None }
         }
         Subject::Plan(plan, mut graphs) => {
-            flags.device.not_with_a_plan(&flags.subject)?;
-            if !settings::checked(&flags.subject, &plan, &graphs)? {
+            flags.device.not_with_a_plan(flags.subject())?;
+            if flags.passive.is_some() {
+                bail!("--passive: {} is a plan, and passive mode has none; name its graph instead", flags.subject().display());
+            }
+            if !settings::checked(flags.subject(), &plan, &graphs)? {
                 return Ok(Answer::No);
+            }
+            if plan.jobs.len() > 1 {
+                flags.only_side_by_side(plan.jobs.len())?;
+                return beside::main(&plan, &graphs, flags.iterations, flags.plot.as_deref(), as_json);
             }
             let latencies = plan.jobs[0].latencies.clone();
             let graph = graphs.remove(0);
@@ -85,6 +146,11 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         }
     };
     let framework = flags.allocator.resolve(&subject.device)?;
+    if let (Some(real), Some(plan)) = (&flags.real, &mut subject.plan) {
+        // Its proof holds at any latencies.
+        subject.latencies = settings::latencies(&subject.graph, &subject.device, Some(real))?;
+        plan.jobs[0].latencies.clone_from(&subject.latencies);
+    }
     let program = match &subject.plan {
         Some(plan) => Program::placed(&subject.graph, &plan.jobs[0])?,
         None => Program::new(&subject.graph, &subject.latencies, &[])?,
@@ -100,13 +166,31 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         Some(_) => reserved::planned(&subject.graph, &program, &run, &framework),
         None => reserved::unplanned(&subject.graph, &run, &framework),
     });
+    let papers = match flags.accounting {
+        Accounting::Physical => None,
+        Accounting::Paper => Some(paper(&subject.graph, &subject.liveness, &program, link)?),
+    };
+    let extra = Extra::of(&program, link, run.iteration)?;
+    let passive = match flags.passive {
+        None => None,
+        Some(budget) => match on_demand(&subject, budget)? {
+            None => return Ok(Answer::No),
+            some => some,
+        },
+    };
     if let Some(path) = &flags.plot {
         plot(path, flags, &subject, &run, &curve, reserved.as_ref())?;
+    }
+    if let Some(path) = &flags.latencies_out {
+        let rows = subject.graph.operators.iter().zip(&subject.latencies).map(|(o, l)| Row::of(o, &subject.device.name, l.time));
+        LatencyTable::write(path, &rows.collect::<Vec<Row>>())?;
+        note(&format!("written: {}", path.display()));
     }
     if let Some(path) = &flags.timeline {
         timeline(path, &subject, &program, &run, &curve)?;
     }
-    report(&subject, &run, &curve, noise.as_ref(), reserved.as_ref(), as_json)?;
+    let more = More { noise: noise.as_ref(), reserved: reserved.as_ref(), papers: papers.as_ref(), passive, extra };
+    report(&subject, &run, &curve, &more, as_json)?;
     Ok(if reserved.is_some_and(|r| r.stats.ooms > 0) { Answer::No } else { Answer::Yes })
 }
 
@@ -133,6 +217,19 @@ fn noisy(program: &Program, subject: &Subjects, nominal: &Durations, noise: Nois
         bail!("a noisy run reached {} of a budget of {}; this is a defect of neap, please report it", all.peak, plan.budget);
     }
     Ok(all)
+}
+
+/// One iteration in passive mode, with its budget; `None`, and the reason said, where an operator alone exceeds that.
+fn on_demand(subject: &Subjects, budget: Budget) -> anyhow::Result<Option<(Bytes, Passive)>> {
+    let budget = budget.resolve(subject.liveness.peak, &subject.device)?.unwrap_or(subject.liveness.floor);
+    match passive::run(&subject.graph, &subject.latencies, &subject.device.link, budget) {
+        Ok(passive) => Ok(Some((budget, passive))),
+        Err(small) => {
+            let name = &subject.graph.operator(small.operator).name;
+            note(&format!("--passive: {budget} is too small: `{name}` needs {} ({} bytes) at once", small.needed, small.needed.0));
+            Ok(None)
+        }
+    }
 }
 
 /// The unplanned curve over the operators' nominal times, from liveness.
@@ -178,7 +275,7 @@ fn plot(
     let title = format!("{} on {}", subject.graph.name, subject.device.name);
     let drawing = svg(&title, &curves, &lines)?;
     neap::files::write(path, |f| f.write_all(drawing.as_bytes()))?;
-    note(&format!("written: {} ({})", path.display(), flags.subject.display()));
+    note(&format!("written: {} ({})", path.display(), flags.subject().display()));
     Ok(())
 }
 
@@ -214,20 +311,22 @@ pub fn ratio(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { (u128::from(part) * 10_000 / u128::from(whole)) as f64 / 10_000.0 }
 }
 
-fn report(
-    subject: &Subjects,
-    run: &Run,
-    curve: &[(Nanos, Bytes)],
-    noise: Option<&Noisy>,
-    reserved: Option<&Reserved>,
-    as_json: bool,
-) -> anyhow::Result<()> {
+/// What was asked for besides, and where extra time comes from.
+struct More<'a> {
+    noise: Option<&'a Noisy>,
+    reserved: Option<&'a Reserved>,
+    papers: Option<&'a Paper>,
+    passive: Option<(Bytes, Passive)>,
+    extra: Extra,
+}
+
+fn report(subject: &Subjects, run: &Run, curve: &[(Nanos, Bytes)], more: &More<'_>, as_json: bool) -> anyhow::Result<()> {
+    let &More { noise, reserved, papers, passive, extra } = more;
     let liveness = &subject.liveness;
     let peak = if subject.plan.is_some() { engine::peak(curve) } else { liveness.peak };
     let unplanned: Nanos = subject.latencies.iter().map(|l| l.time).sum();
     let saving = |baseline: Bytes| ratio(baseline.saturating_sub(peak).0, baseline.0);
     let (msr, msr_no_free, eor) = (saving(liveness.peak), saving(liveness.no_free), ratio(run.iteration.0, unplanned.0));
-    let cbr = |msr: f64| if eor > 0.0 { (msr / eor * 10_000.0).round() / 10_000.0 } else { 0.0 };
     let figures = subject.plan.as_ref().map(|p| p.figures);
     if as_json {
         let mut object = json!({
@@ -241,8 +340,25 @@ fn report(
             "swap_in_stall_ns": run.stalls.swap_in,
             "swap_out_stall_ns": run.stalls.swap_out,
             "tail_stall_ns": run.stalls.tail,
-            "msr": msr, "msr_no_free": msr_no_free, "eor": eor, "cbr": cbr(msr), "cbr_no_free": cbr(msr_no_free),
+            "msr": msr, "msr_no_free": msr_no_free, "eor": eor, "cbr": cbr(msr, eor), "cbr_no_free": cbr(msr_no_free, eor),
+            "extra": accounting::extra_json(&extra),
         });
+        if let Some(papers) = papers {
+            object["paper"] = accounting::to_json(papers, unplanned);
+        }
+        if let Some((budget, passive)) = passive {
+            object["passive"] = json!({
+                "budget_bytes": budget,
+                "peak_bytes": passive.peak,
+                "iteration_ns": passive.iteration,
+                "eor": ratio(passive.iteration.0, unplanned.0),
+                "swap_out_stall_ns": passive.out,
+                "swap_in_stall_ns": passive.back,
+                "evictions": passive.evictions,
+                "evicted_bytes": passive.evicted,
+                "fetched_bytes": passive.fetched,
+            });
+        }
         if let (Some(plan), Some(figures)) = (&subject.plan, figures) {
             object["budget_bytes"] = json!(plan.budget);
             object["arena_bytes"] = json!(figures.arena_bytes);
@@ -270,13 +386,30 @@ fn report(
     let mut text = format!("{table}\n");
     text += &format!(
         "memory saving MSR {msr:.4} against liveness, {msr_no_free:.4} against freeing nothing; time ratio EOR {eor:.4}; CBR {:.4} and {:.4}\n",
-        cbr(msr),
-        cbr(msr_no_free)
+        cbr(msr, eor),
+        cbr(msr_no_free, eor)
     );
+    if let Some(papers) = papers {
+        text += &accounting::told(papers, unplanned);
+    }
     text += &format!(
         "waiting: {} for swap-ins, {} for swap-outs, {} at the end; {} late copies\n",
         run.stalls.swap_in, run.stalls.swap_out, run.stalls.tail, run.late_copies
     );
+    if extra.total() != 0 {
+        let sign = if extra.contention < 0 { "-" } else { "" };
+        let contention = Nanos(u64::try_from(extra.contention.unsigned_abs()).unwrap_or(u64::MAX));
+        text += &format!(
+            "extra time: {} recomputing; waiting {} for swap-ins, {} for swap-outs, {} at the end without contention on the link; {sign}{contention} contention\n",
+            extra.recompute, extra.swap_in, extra.swap_out, extra.tail
+        );
+    }
+    if let Some((budget, passive)) = passive {
+        text += &format!(
+            "passive within {budget}: {}, of that {} for {} evictions ({} copied) and {} for fetches ({})\n",
+            passive.iteration, passive.out, passive.evictions, passive.evicted, passive.back, passive.fetched
+        );
+    }
     if let Some(reserved) = reserved {
         text += &allocator::told(reserved);
         text += "\n";

@@ -49,18 +49,7 @@ impl<'a> Event<'a> {
         let mut cursor = Cursor::new(bytes);
         let mut event = Self::default();
         cursor.expect(b'{')?;
-        loop {
-            match cursor.token()? {
-                b'"' => {}
-                b'}' => break,
-                b',' => {
-                    cursor.at += 1;
-                    continue;
-                }
-                _ => return Err(Stop::Bad(cursor.at)),
-            }
-            let key = cursor.string()?;
-            cursor.expect(b':')?;
+        while let Some(key) = key(&mut cursor)? {
             match key {
                 b"ph" => event.phase = cursor.plain()?.first().copied().unwrap_or(0),
                 b"cat" => {
@@ -87,7 +76,7 @@ impl<'a> Event<'a> {
             }
             end_of_member(&mut cursor)?;
         }
-        Ok((event, cursor.at + 1))
+        Ok((event, cursor.at))
     }
 
     /// Whether what is known already rules the event out, in the order of keys that PyTorch writes.
@@ -104,18 +93,7 @@ impl<'a> Event<'a> {
 
     fn arguments(&mut self, cursor: &mut Cursor<'a>) -> Result<(), Stop> {
         cursor.at += 1;
-        loop {
-            match cursor.token()? {
-                b'"' => {}
-                b'}' => break,
-                b',' => {
-                    cursor.at += 1;
-                    continue;
-                }
-                _ => return Err(Stop::Bad(cursor.at)),
-            }
-            let key = cursor.string()?;
-            cursor.expect(b':')?;
+        while let Some(key) = key(cursor)? {
             match key {
                 b"Input Dims" | b"Input dims" => self.inputs[0] = Some(cursor.value()?),
                 b"Input Strides" => self.inputs[1] = Some(cursor.value()?),
@@ -129,8 +107,26 @@ impl<'a> Event<'a> {
             }
             end_of_member(cursor)?;
         }
-        cursor.at += 1;
         Ok(())
+    }
+}
+
+/// The next member's key, stepped over with its colon; none at the object's end, which is stepped over too.
+fn key<'a>(cursor: &mut Cursor<'a>) -> Result<Option<&'a [u8]>, Stop> {
+    loop {
+        match cursor.token()? {
+            b'"' => {
+                let key = cursor.string()?;
+                cursor.expect(b':')?;
+                return Ok(Some(key));
+            }
+            b'}' => {
+                cursor.at += 1;
+                return Ok(None);
+            }
+            b',' => cursor.at += 1,
+            _ => return Err(Stop::Bad(cursor.at)),
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use super::event::{Category, Event, MEMORY, MODULE};
 use super::intern::{Interner, unescape};
 use super::number::{address, nanos, whole};
 use super::read::Limits;
-use super::{Args, Mark, Memory, Module, Op, Text, Thread, Trace};
+use super::{Args, LARGEST_BLOCK, Mark, Memory, Module, Op, Text, Thread, Trace};
 use crate::units::{Bytes, Nanos};
 
 /// Begun events (`B`) that wait for their end (`E`), at most.
@@ -133,6 +133,9 @@ impl Keeper {
             self.unreadable(offset);
             return Ok(());
         };
+        if bytes.unsigned_abs() > LARGEST_BLOCK {
+            return Err(format!("a block of {bytes} bytes, and none is larger than {}: record the trace again", Bytes(LARGEST_BLOCK)));
+        }
         self.has_memory = true;
         self.latest = self.latest.max(time);
         if time >= self.until {

@@ -17,6 +17,9 @@ pub use read::{Limits, TraceError, parse, read};
 
 use crate::units::Bytes;
 
+/// No block or tensor has more bytes: 1 TiB, far above any GPU's, while millions of them still add up below 2^63.
+pub const LARGEST_BLOCK: u64 = 1 << 40;
+
 /// An interned text (an operator's name, a JSON value as it stood in the file).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Text(pub u32);

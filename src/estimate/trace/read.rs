@@ -125,11 +125,12 @@ impl<R: Read> Reader<'_, R> {
         TraceError::Content { path: self.path.to_owned(), offset, problem: problem.into() }
     }
 
-    /// The next byte that is neither white space nor a comma; the window then begins with it.
+    /// The next byte that is neither white space nor a comma; the window then begins with it. A zero is neither: a file of nothing
+    /// else may never end.
     fn token(&mut self) -> Option<u8> {
         loop {
             let bytes = self.window.bytes();
-            let found = bytes.iter().position(|b| *b > b' ' && *b != b',');
+            let found = bytes.iter().position(|b| (*b > b' ' || *b == 0) && *b != b',');
             let byte = found.map(|at| bytes[at]);
             self.window.advance(found.unwrap_or(bytes.len()));
             if byte.is_some() || self.window.more() != More::Yes {

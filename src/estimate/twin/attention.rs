@@ -11,6 +11,7 @@ use std::collections::HashMap;
 use super::super::calls::NONE;
 use super::super::inputs::{Inputs, Tensor};
 use super::super::lives::Key;
+use super::super::trace::LARGEST_BLOCK;
 use super::{Editor, Rule};
 
 /// Columns of a mask come in whole vectors of this many.
@@ -55,6 +56,10 @@ impl Shape {
         let (query, key) = (inputs.tensor(0)?, inputs.tensor(1)?);
         let [batch, heads, rows, width] = query.dims[..] else { return None };
         let [_, key_heads, columns, _] = key.dims[..] else { return None };
+        // Its products are no more credible above that than a tensor is.
+        for sides in [[batch, heads, rows, columns], [batch, heads, columns, width]] {
+            sides.iter().try_fold(1, |all: u64, &n| all.checked_mul(n.max(1))).filter(|n| *n <= LARGEST_BLOCK)?;
+        }
         Some(Self {
             batch,
             heads,

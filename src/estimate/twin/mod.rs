@@ -283,14 +283,14 @@ impl Editor<'_> {
             let bytes = life.bytes;
             let effect = self.effect(rule);
             effect.blocks += 1;
-            effect.removed += bytes;
+            effect.removed = effect.removed.saturating_add(bytes);
         }
     }
 
     fn add(&mut self, bytes: u64, start: Key, end: Option<Key>, op: u32, rule: Rule) -> u32 {
         let effect = self.effect(rule);
         effect.blocks += 1;
-        effect.added += bytes;
+        effect.added = effect.added.saturating_add(bytes);
         effect.largest = effect.largest.max(bytes);
         self.twin.lives.add(bytes, start, end, op, rule.name())
     }

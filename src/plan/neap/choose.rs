@@ -34,6 +34,10 @@ pub struct Setting<'o> {
     pub variant: Variant,
     /// By tensor.
     pub bans: &'o [Ban],
+    /// What is ever used, and what of it is not too small to be swapped while there is anything else.
+    pub all: &'o [TensorId],
+    /// Those of them that are worth a copy.
+    pub large: &'o [TensorId],
 }
 
 /// Greedy decisions on a clock.
@@ -88,7 +92,6 @@ impl<'a, 'o> Chooser<'a, 'o> {
             if load <= self.setting.target {
                 return;
             }
-            self.count_over();
             let slot = u32::try_from(slot).unwrap_or(u32::MAX);
             if !self.round(slot, self.setting.options.min_swap.0) && !self.round(slot, 0) {
                 return;
@@ -175,8 +178,8 @@ impl<'a, 'o> Chooser<'a, 'o> {
 
     fn at_peak(&self, slot: u32, least: u64) -> Vec<Candidate> {
         let mut found = Vec::new();
-        for (index, account) in self.book.accounts.iter().enumerate() {
-            let tensor = TensorId::of(index);
+        for &tensor in if least >= self.setting.options.min_swap.0 { self.setting.large } else { self.setting.all } {
+            let (index, account) = (tensor.index(), self.book.account(tensor));
             if account.bytes >= least.max(1)
                 && let Some(gap) = self.book.gap_over(tensor, slot)
                 && self.open(tensor, gap, slot)
@@ -300,10 +303,6 @@ impl<'a, 'o> Chooser<'a, 'o> {
             let Some((key, remake)) = self.rate(tensor, gap, slot) else { continue };
             if heap.peek().is_some_and(|next| next.0.0 < key) {
                 heap.push(std::cmp::Reverse((key, tensor, gap)));
-                // Two that push each other out would go round for ever: the price only rises while others are applied.
-                if heap.peek().is_some_and(|next| next.0.1 == tensor && next.0.2 == gap) {
-                    continue;
-                }
                 continue;
             }
             let limit = self.setting.target.max(peak.saturating_sub(self.book.account(tensor).bytes));
@@ -352,6 +351,7 @@ impl<'a, 'o> Chooser<'a, 'o> {
             self.leave_at_once(tensor, gap, head);
             return;
         }
+        self.count_over();
         let missing = self.book.load.at(slot as usize) - self.setting.target;
         let mut worth: Vec<(u128, TensorId, usize, bool)> = Vec::new();
         for c in candidates.iter().filter(|c| self.still(c, slot)) {

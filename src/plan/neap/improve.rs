@@ -26,6 +26,32 @@ struct Search<'a, 'o> {
     /// What choices are made on.
     clock: Rc<Clock>,
     left: u32,
+    /// So much is left undone where little is waited for.
+    calm: u32,
+    /// What is ever used, and what of it may be swapped at first.
+    all: Vec<TensorId>,
+    large: Vec<TensorId>,
+}
+
+/// Where a search ended, for the next one with nearly the same target to begin.
+#[derive(Clone, Debug)]
+pub struct Warm {
+    variant: Variant,
+    bans: Vec<Ban>,
+    clock: Rc<Clock>,
+}
+
+/// Where steps wait for no more than this part of the unplanned time, a quarter of the effort is made.
+const CALM: u64 = 64;
+
+/// Up to so many operators the whole effort is made, and where little is waited for up to so many; beyond, so much less that
+/// what it takes stays about the same.
+const OPERATORS: (u64, u64) = (2500, 400);
+
+/// A share of the effort for a graph of `operators`, from a quarter to all of it.
+fn share(effort: u32, most: u64, operators: usize) -> u32 {
+    let scaled = u64::from(effort) * most / operators.max(1) as u64;
+    u32::try_from(scaled.clamp(u64::from(effort / 4), u64::from(effort))).unwrap_or(effort)
 }
 
 /// What a step came to: over the target or not, time, load; the smaller the better.
@@ -39,12 +65,34 @@ struct Found<'a> {
     bans: Vec<Ban>,
 }
 
-/// The best decisions found.
+/// The best decisions found, and where that ended. From where another search ended a quarter of the effort is enough.
 #[must_use]
-pub fn search<'a>(given: &Given<'a>, options: &Options) -> Book<'a> {
+pub fn search<'a>(given: &Given<'a>, options: &Options, warm: Option<&Warm>) -> (Book<'a>, Warm) {
     let nominal = Rc::new(Clock::nominal(given.latencies));
-    let mut search = Search { given, options, fresh: Book::new(given.graph), clock: nominal.clone(), nominal, left: options.effort };
+    let fresh = Book::new(given.graph);
+    let n = given.graph.operators.len();
+    let all: Vec<TensorId> = (0..fresh.accounts.len())
+        .filter(|&i| !fresh.accounts[i].uses.is_empty() && fresh.accounts[i].bytes > 0)
+        .map(TensorId::of)
+        .collect();
+    let large = all.iter().copied().filter(|&t| fresh.account(t).bytes >= options.min_swap.0).collect();
+    let mut search =
+        Search { given, options, fresh, clock: nominal.clone(), nominal, left: share(options.effort, OPERATORS.0, n), calm: 0, all, large };
+    search.calm = search.left - share(options.effort, OPERATORS.1, n);
     let none = vec![Ban::default(); given.graph.tensors.len()];
+    if let Some(warm) = warm {
+        search.left = options.effort / 4;
+        search.calm = options.effort / 8;
+        search.clock = warm.clock.clone();
+        let mut best = search.choose(warm.variant, &warm.bans);
+        if !best.key.0 {
+            search.stretch(&mut best);
+            search.vary(&mut best, &none, 0);
+            search.exchange(&mut best);
+            return search.done(best);
+        }
+        search.clock = search.nominal.clone();
+    }
     let mut best = search.choose(Variant::FIRST, &none);
     if best.key.0 {
         // Recomputes want their inputs at one time; near the floor everything must be able to leave.
@@ -55,7 +103,8 @@ pub fn search<'a>(given: &Given<'a>, options: &Options) -> Book<'a> {
         }
     }
     // Half of it from the clock without waiting, so that a plan without any is found where there is one.
-    search.vary(&mut best, &none, options.effort / 4 * 3);
+    let rest = search.left / 4 * 3;
+    search.vary(&mut best, &none, rest);
     search.stretch(&mut best);
     if !Rc::ptr_eq(&search.clock, &search.nominal) {
         search.vary(&mut best, &none, 0);
@@ -64,13 +113,20 @@ pub fn search<'a>(given: &Given<'a>, options: &Options) -> Book<'a> {
         search.vary(&mut best, &none, 0);
     }
     search.exchange(&mut best);
-    best.book
+    search.done(best)
 }
 
 impl<'a> Search<'a, '_> {
+    fn done(self, best: Found<'a>) -> (Book<'a>, Warm) {
+        (best.book, Warm { variant: best.variant, bans: best.bans, clock: self.clock })
+    }
+
     /// Whether a better plan is thinkable and there is effort left; counts a step.
     fn step(&mut self, best: &Found<'_>) -> bool {
-        if self.left == 0 || (!best.key.0 && best.key.1 <= self.nominal.total) {
+        // Where little is waited for there is little to be found.
+        let waited: u64 = best.clock.late.iter().map(|l| l.2).sum();
+        let done = if !best.key.0 && waited <= self.nominal.total / CALM { self.calm } else { 0 };
+        if self.left <= done || (!best.key.0 && best.key.1 <= self.nominal.total) {
             return false;
         }
         self.left -= 1;
@@ -83,7 +139,18 @@ impl<'a> Search<'a, '_> {
         if variant.extend && self.options.extend {
             extend::extend(&mut book, self.options.min_swap.0);
         }
-        let setting = Setting { latencies, link, pinned, target, options: self.options, clock: &self.clock, variant, bans };
+        let setting = Setting {
+            latencies,
+            link,
+            pinned,
+            target,
+            options: self.options,
+            clock: &self.clock,
+            variant,
+            bans,
+            all: &self.all,
+            large: &self.large,
+        };
         let mut chooser = Chooser::new(book, setting);
         chooser.rounds();
         let mut book = chooser.book;

@@ -9,7 +9,7 @@
 //! 3. **Longer lives** ([`extend`]). Small dead inputs live on where large tensors can be made from them.
 //! 4. **Heads**. A tensor that nothing generates may leave *after* the end of the iteration, in the next one's head, while the
 //!    forward pass runs: optimizer states needn't delay the end.
-//! 5. **Taking back** ([`drop`]). What other choices made superfluous is kept after all.
+//! 5. **Taking back** ([`mod@drop`]). What other choices made superfluous is kept after all.
 //! 6. **Windows** ([`windows`]). Copies get their order and times once it is decided which: outs first come first served, ins by
 //!    earliest deadline seen from the end, each as far as bytes allow.
 //! 7. **Improvement** ([`improve`]). Steps choose again with one thing changed, run it on a clock that knows both directions'
@@ -31,6 +31,8 @@ pub mod remake;
 mod tests;
 pub mod windows;
 pub mod write;
+
+pub use improve::Warm;
 
 use super::method::{Decision, Given};
 use crate::device::Link;
@@ -65,6 +67,8 @@ pub struct Options {
     pub min_swap: Bytes,
     /// Steps of improvement.
     pub effort: u32,
+    /// Fall back on another planner's plan where that is quicker, or the only one.
+    pub portfolio: bool,
 }
 
 /// Beyond this many tensors a remake is as good as none: most need fewer than five.
@@ -88,6 +92,7 @@ impl Default for Options {
             fit: true,
             min_swap: Bytes(64 << 10),
             effort: EFFORT,
+            portfolio: true,
         }
     }
 }
@@ -146,9 +151,11 @@ pub struct Ban {
 }
 
 /// Decides until no slot's load exceeds the target, or nothing is left to do.
+/// What was decided for nearly the same target, in `warm`, is where it begins, and what is found is left there.
 #[must_use]
-pub fn decide(given: &Given<'_>, options: &Options) -> Decision {
-    let book = improve::search(given, options);
+pub fn decide(given: &Given<'_>, options: &Options, warm: &mut Option<Warm>) -> Decision {
+    let (book, end) = improve::search(given, options, warm.as_ref());
+    *warm = Some(end);
     let peak = book.load.peak();
     Decision { emitted: write::events(&book), peak, reached: peak.1 <= given.target }
 }

@@ -70,7 +70,7 @@ fn given<'a>(graph: &'a Graph, latencies: &'a [Latency], target: u64) -> Given<'
 #[test]
 fn what_is_cheap_is_made_again_and_what_is_dear_swapped() {
     let (graph, latencies) = (graph(), latencies());
-    let decided = decide(&given(&graph, &latencies, 9 * SIZE), &Options::default());
+    let decided = decide(&given(&graph, &latencies, 9 * SIZE), &Options::default(), &mut None);
     assert!(decided.reached);
     let remade: Vec<u32> = decided
         .emitted
@@ -87,12 +87,12 @@ fn effort_never_makes_it_worse_and_plans_are_the_same_each_time() {
     for target in (4..14).map(|n| n * SIZE) {
         let given = given(&graph, &latencies, target);
         let time = |effort| {
-            let book = improve::search(&given, &Options { effort, ..Options::default() });
+            let (book, _) = improve::search(&given, &Options { effort, ..Options::default() }, None);
             (book.load.peak().1 > target, clock::run(&book, &latencies, &LINK).total)
         };
         let times: Vec<_> = [0, 1, 4, 16, 64].map(time).into();
         assert!(times.iter().all(|t| *t <= times[0]), "{target}: {times:?}");
-        let twice = [(); 2].map(|()| decide(&given, &Options::default()).emitted.events);
+        let twice = [(); 2].map(|()| decide(&given, &Options::default(), &mut None).emitted.events);
         assert_eq!(twice[0], twice[1]);
     }
 }

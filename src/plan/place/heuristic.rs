@@ -1,4 +1,4 @@
-//! Quick layouts: first fit by size, lowest first ([`super::skyline`]), and where that is not enough first fit over a
+//! Quick layouts: first fit by size, lowest first (`super::skyline`), and where that is not enough first fit over a
 //! few orders (by size, by size times life, by life), in which the item that ends up on top moves to the front and all are
 //! placed again. What is always there goes to the bottom, unless something has a given offset.
 //!
@@ -6,6 +6,7 @@
 //! ([`super::search`]).
 
 use super::cliques::Cliques;
+use super::fit::{Start, first_fit};
 use super::skyline::{orders, skyline};
 use super::{Item, Layout, load};
 
@@ -72,61 +73,4 @@ pub fn place(items: &[Item], capacity: u64) -> Layout {
         }
     }
     best
-}
-
-/// What lies where before the first item is placed.
-pub(super) struct Start {
-    /// What is always there, at the bottom.
-    pub layout: Layout,
-    /// Items with a given offset.
-    pub given: Vec<usize>,
-}
-
-impl Start {
-    /// `always` one on another, and `given` where they must.
-    pub fn new(items: &[Item], always: &[usize], given: Vec<usize>) -> Self {
-        let mut layout = Layout { offsets: vec![0; items.len()], height: 0 };
-        for &i in always {
-            layout.offsets[i] = layout.height.next_multiple_of(items[i].align);
-            layout.height = layout.offsets[i] + items[i].bytes;
-        }
-        Self { layout, given }
-    }
-}
-
-/// The lowest free offset for each item in turn, above the bottom.
-pub(super) fn first_fit(items: &[Item], order: &[usize], start: &Start) -> Layout {
-    let mut layout = start.layout.clone();
-    let bottom = layout.height;
-    // By offset, so that the search stops at the first gap.
-    let mut placed: Vec<(u64, usize)> = Vec::with_capacity(order.len() + start.given.len());
-    for &index in &start.given {
-        let offset = items[index].fixed.unwrap_or(0);
-        layout.offsets[index] = offset;
-        layout.height = layout.height.max(offset + items[index].bytes);
-        placed.push((offset, index));
-    }
-    placed.sort_unstable();
-    for &index in order {
-        let item = &items[index];
-        let mut offset = bottom.next_multiple_of(item.align);
-        for &(from, other) in &placed {
-            if from >= offset + item.bytes {
-                break;
-            }
-            let end = from + items[other].bytes;
-            if end > offset && overlap(&item.spans, &items[other].spans) {
-                offset = end.next_multiple_of(item.align);
-            }
-        }
-        layout.offsets[index] = offset;
-        layout.height = layout.height.max(offset + item.bytes);
-        let at = placed.partition_point(|p| p.0 < offset);
-        placed.insert(at, (offset, index));
-    }
-    layout
-}
-
-fn overlap(a: &[(u32, u32)], b: &[(u32, u32)]) -> bool {
-    a.iter().any(|x| b.iter().any(|y| x.0 < y.1 && y.0 < x.1))
 }

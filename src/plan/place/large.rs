@@ -1,41 +1,163 @@
-//! The exact search for the large items of a problem; the small ones fill the holes by first fit.
+//! Layouts of a plan's items: the large ones first, the small ones fill the holes by first fit.
 //!
-//! A plan has thousands of items of which a few hundred hold nearly all bytes. Not for: proofs, as what the large items'
-//! search refutes may be the fault of the small ones' share.
+//! A plan has thousands of items of which a few hundred hold nearly all bytes; what is tried is tried on those. First lowest
+//! first ([`super::skyline`]), then first fit by size, in which what ends up on top moves to the front, then the exact search.
+//! Not for: proofs, as what the large items' search refutes may be the fault of the small ones' share; given offsets.
 
-use super::heuristic::{Start, first_fit};
+use super::cliques::Cliques;
+use super::fit::{Start, first_fit};
 use super::search::{self, Options, Outcome};
-use super::{Item, Layout, load};
+use super::skyline::{orders, skyline};
+use super::{Item, Layout};
 
 /// The small items together hold at most this part of the load at any moment.
-const SMALL: u64 = 256;
+const SMALL: u64 = 100;
 
-/// A layout within `capacity`, if the search finds one within `effort` steps. Nothing where an offset is given.
-pub(super) fn place(items: &[Item], capacity: u64, effort: u64) -> Option<Layout> {
-    if items.iter().any(|i| i.fixed.is_some()) {
-        return None;
-    }
-    let last = items.iter().flat_map(|i| &i.spans).map(|s| s.1).max()?;
+/// How many pairs of items the tries of first fit may compare, and the most tries whatever that takes.
+const PAIRS: usize = 1_000_000;
+const TRIES: usize = 32;
+
+/// Steps of the exact search, however many items there are.
+const LEAST: u64 = 100_000;
+
+/// With more items than this, only two orders are tried lowest first.
+const FEW: usize = 256;
+
+/// With more items than this, first fit is not tried.
+const MANY: usize = 5_000;
+
+/// Within a 128th of the load nothing lower is looked for where the capacity can't be met.
+const CLOSE: u64 = 128;
+
+/// Above the capacity by more than this part of it, the exact search is not tried.
+const FAR: u64 = 16;
+
+/// The lowest layout found, or the first within `capacity`. The exact search takes `effort` steps over the number of large items.
+pub(super) fn place(items: &[Item], capacity: u64, effort: u64) -> Layout {
+    let last = items.iter().flat_map(|i| &i.spans).map(|s| s.1).max().unwrap_or(0);
     let (always, others): (Vec<usize>, Vec<usize>) = (0..items.len()).partition(|&i| items[i].spans == [(0, last)]);
-    let bottom = Start::new(items, &always, Vec::new()).layout;
-    // The largest size such that all items up to it are small.
-    let share = load(items) / SMALL;
-    let mut sizes: Vec<u64> = others.iter().map(|&i| items[i].bytes).collect();
-    sizes.sort_unstable();
-    sizes.dedup();
-    let few = |size: u64| load(&others.iter().map(|&i| items[i].clone()).filter(|i| i.bytes <= size).collect::<Vec<_>>()) <= share;
-    let small = sizes.partition_point(|&size| few(size));
-    let limit = small.checked_sub(1).map_or(0, |at| sizes[at]);
-    let (mut rest, large): (Vec<usize>, Vec<usize>) = others.iter().partition(|&&i| items[i].bytes <= limit);
+    let start = Start::new(items, &always, Vec::new());
+    let bottom = start.layout.height;
+    let (large, small, load) = split(items, others, last, bottom);
+    // Where it can't be met, anything close to the load is as good.
+    let goal = if capacity < load { load + load / CLOSE } else { capacity };
     let chosen: Vec<Item> = large.iter().map(|&i| items[i].clone()).collect();
-    let options = Options { effort, without: Vec::new() };
-    let (Outcome::Placed(found), _) = search::search(&chosen, capacity.checked_sub(bottom.height)?, &options) else { return None };
     // The large ones stand; the small ones go where there is room.
     let mut standing = items.to_vec();
-    for (&i, offset) in large.iter().zip(found.offsets) {
-        standing[i].fixed = Some(bottom.height + offset);
+    let mut whole = |found: &Layout| {
+        for (&i, &offset) in large.iter().zip(&found.offsets) {
+            standing[i].fixed = Some(offset);
+        }
+        first_fit(&standing, &small, &Start { layout: start.layout.clone(), given: large.clone() })
+    };
+    let floor = Layout { offsets: vec![bottom; chosen.len()], height: bottom };
+    let mut tried = Tried { goal, lowest: floor.clone(), best: None, whole: &mut whole };
+    tried.lowest.height = u64::MAX;
+    let near = |tried: &Tried<'_>| load <= capacity && chosen.len() <= MANY && tried.lowest.height.saturating_sub(goal) <= goal / FAR;
+    if !quick(&chosen, &floor, &mut |found| tried.enough(found)) && near(&tried) {
+        let options = Options { effort: (effort / chosen.len().max(1) as u64).clamp(LEAST, effort), without: Vec::new() };
+        if let (Outcome::Placed(mut found), _) = search::search(&chosen, capacity - bottom, &options) {
+            found.offsets.iter_mut().for_each(|o| *o += bottom);
+            found.height += bottom;
+            tried.enough(found);
+        }
     }
-    rest.sort_by_key(|&i| (std::cmp::Reverse(items[i].bytes), i));
-    let layout = first_fit(&standing, &rest, &Start { layout: bottom, given: large });
-    (layout.height <= capacity).then_some(layout)
+    let Tried { best, lowest, .. } = tried;
+    best.unwrap_or_else(|| whole(&lowest))
+}
+
+/// What came of the layouts of the large items.
+struct Tried<'w> {
+    goal: u64,
+    lowest: Layout,
+    /// The lowest with the small items.
+    best: Option<Layout>,
+    whole: &'w mut dyn FnMut(&Layout) -> Layout,
+}
+
+impl Tried<'_> {
+    /// Whether that will do.
+    fn enough(&mut self, found: Layout) -> bool {
+        if found.height <= self.goal {
+            let all = (self.whole)(&found);
+            if self.best.as_ref().is_none_or(|b| all.height < b.height) {
+                self.best = Some(all);
+            }
+        }
+        if found.height < self.lowest.height {
+            self.lowest = found;
+        }
+        self.best.as_ref().is_some_and(|b| b.height <= self.goal)
+    }
+}
+
+/// Layouts of the large items, one after the other until one will do: lowest first, then first fit.
+fn quick(items: &[Item], floor: &Layout, enough: &mut dyn FnMut(Layout) -> bool) -> bool {
+    let cliques = Cliques::of(items);
+    let which: Vec<u32> = (0..u32::try_from(items.len()).unwrap_or(u32::MAX)).collect();
+    let mut limit = u64::MAX;
+    for order in &orders(items, &cliques, &which)[..if items.len() <= FEW { 4 } else { 2 }] {
+        if let Some(found) = skyline(items, &cliques, order, floor, limit) {
+            limit = found.height - 1;
+            if enough(found) {
+                return true;
+            }
+        }
+    }
+    let life = |i: usize| -> u64 { items[i].spans.iter().map(|s| u64::from(s.1 - s.0)).sum() };
+    let start = Start { layout: floor.clone(), given: Vec::new() };
+    let mut order: Vec<usize> = (0..items.len()).collect();
+    order.sort_by_key(|&i| (std::cmp::Reverse(items[i].bytes), std::cmp::Reverse(life(i)), i));
+    let fewest = usize::from(items.len() <= MANY);
+    for _ in 0..(PAIRS / (items.len() * items.len()).max(1)).clamp(fewest, TRIES) {
+        let found = first_fit(items, &order, &start);
+        let top = order.iter().position(|&i| found.offsets[i] + items[i].bytes == found.height);
+        if found.height < limit {
+            limit = found.height;
+            if enough(found) {
+                return true;
+            }
+        }
+        let Some(top) = top.filter(|&at| at > 0) else { break };
+        // Whoever ended up on top goes first in the next try.
+        let item = order.remove(top);
+        order.insert(0, item);
+    }
+    false
+}
+
+/// Large and small items, the small ones by falling size; and the load.
+fn split(items: &[Item], mut others: Vec<usize>, last: u32, bottom: u64) -> (Vec<usize>, Vec<usize>, u64) {
+    others.sort_unstable_by_key(|&i| (items[i].bytes, std::cmp::Reverse(i)));
+    let load = |of: &[usize]| {
+        let mut change = vec![0i64; last as usize + 1];
+        for &i in of {
+            for &(from, until) in &items[i].spans {
+                // Sums of sizes stay below 2^62.
+                change[from as usize] += items[i].bytes.cast_signed();
+                change[until as usize] -= items[i].bytes.cast_signed();
+            }
+        }
+        let (mut level, mut most) = (0, 0);
+        for by in change {
+            level += by;
+            most = most.max(level);
+        }
+        most.cast_unsigned()
+    };
+    let all = bottom + load(&others);
+    // The most items such that all of them together are small; equal sizes fall on one side, as that is what tells them apart.
+    let (mut few, mut many) = (0, others.len() + 1);
+    while few + 1 < many {
+        let middle = usize::midpoint(few, many);
+        if load(&others[..middle]) <= all / SMALL {
+            few = middle;
+        } else {
+            many = middle;
+        }
+    }
+    let mut large = others.split_off(few);
+    large.sort_unstable();
+    others.reverse();
+    (large, others, all)
 }

@@ -1,12 +1,13 @@
 //! Addresses: every item of known size and life gets an offset in one arena, so that planned bytes are real bytes.
 //!
 //! [`place`] is quick and as low as first fit gets ([`heuristic`]), then as low as a small exact search gets ([`search`]).
-//! [`least`] and [`within`] take the effort they are given and say what is proved. [`problem`] reads bare problems, [`check`]
+//! [`least()`] and [`within()`] take the effort they are given and say what is proved. [`problem`] reads bare problems, [`check`]
 //! knows nothing of how a layout was found, [`program`] says what of a plan must be placed. Not for: deciding what is
 //! resident when.
 
 pub mod check;
 mod cliques;
+mod fit;
 pub mod heuristic;
 mod large;
 pub mod least;
@@ -70,19 +71,11 @@ pub fn load(items: &[Item]) -> u64 {
     most
 }
 
-/// What the exact search may take for a plan's items: some ten milliseconds.
-const STEPS: u64 = 3_000_000;
+/// What the exact search may take for a plan's items, over their number: some milliseconds.
+const STEPS: u64 = 60_000_000;
 
-/// Above the capacity by more than this part of it, the exact search is not tried.
-const FAR: u64 = 16;
-
-/// Places a plan's items quickly, aiming for `capacity` and for the load; the lowest layout found, which may be higher.
+/// Places a plan's items quickly, aiming for `capacity`; the lowest layout found, which may be higher.
 #[must_use]
 pub fn place(items: &[Item], capacity: u64) -> Layout {
-    let quick = heuristic::place(items, capacity);
-    let near = quick.height > capacity && quick.height - capacity <= capacity / FAR;
-    if near && load(items) <= capacity {
-        return large::place(items, capacity, STEPS).unwrap_or(quick);
-    }
-    quick
+    if items.iter().any(|i| i.fixed.is_some()) { heuristic::place(items, capacity) } else { large::place(items, capacity, STEPS) }
 }

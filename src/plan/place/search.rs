@@ -10,7 +10,7 @@
 //! The *cliques*, the largest sets of items alive at once, then say whether a node is hopeless ([`Technique::Sections`]).
 //!
 //! Effort is counted in steps, so that answers are the same on every machine. No recursion: depth is bounded by memory,
-//! not by the stack. Not for: finding the least capacity (that is [`super::least`]).
+//! not by the stack. Not for: finding the least capacity (that is [`mod@super::least`]).
 
 use rand_core::Rng as _;
 use rand_pcg::Pcg64Mcg;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::program::{Program, Residency, Wait, Why};
+use super::program::{Kind, Program, Residency, Wait, Why};
 use super::refusal::Refusal;
 use super::timeline::{Clock, work};
 use super::{Refusals, blocks};
@@ -11,14 +11,14 @@ use crate::job::Graph;
 use crate::schedule::plan::{JobPlan, Place};
 use crate::units::{Bytes, TensorId};
 
-/// Checks the pinned slab; its extent.
-pub(super) fn slots(job: &JobPlan, program: &Program, pinned: Bytes, refusals: &mut Refusals) -> u128 {
+/// Checks the pinned slab and adds the waits that shared bytes of it cause; the stretches of its slots.
+pub(super) fn slots(job: &JobPlan, program: &mut Program, pinned: Bytes, refusals: &mut Refusals) -> Vec<(u128, u128)> {
     for tensor in (0..program.copied.len()).filter(|t| program.copied[*t]) {
         if !job.host_slots.contains_key(&TensorId::of(tensor)) {
             refusals.add(Refusal::SlotMissing { tensor: program.tensor(tensor) });
         }
     }
-    let mut sorted = Vec::with_capacity(job.host_slots.len());
+    let mut all = Vec::with_capacity(job.host_slots.len());
     for (&tensor, &offset) in &job.host_slots {
         let name = || program.tensor(tensor.index());
         if !program.copied[tensor.index()] {
@@ -31,16 +31,44 @@ pub(super) fn slots(job: &JobPlan, program: &Program, pinned: Bytes, refusals: &
         if end > u128::from(pinned.0) {
             refusals.add(Refusal::BeyondPinned { tensor: name(), end, pinned: pinned.0 });
         }
-        sorted.push((u128::from(offset.0), end, tensor.index()));
+        all.push((u128::from(offset.0), end));
     }
-    let extent = sorted.iter().map(|s| s.1).max().unwrap_or(0);
-    sorted.retain(|(start, end, _)| start < end);
-    sorted.sort_unstable();
-    for pair in sorted.windows(2).filter(|pair| pair[1].0 < pair[0].1) {
-        let (first, second) = (program.tensor(pair[0].2), program.tensor(pair[1].2));
-        refusals.add(Refusal::SlotsOverlap { first, second, offset: pair[1].0 as u64 });
+    share(job, program, refusals);
+    all
+}
+
+/// Walks the slots in the order of their first copies over a map of whose the bytes are. A tensor's are its own from its first
+/// task to its last; whoever starts on the host owns them always.
+fn share(job: &JobPlan, program: &mut Program, refusals: &mut Refusals) {
+    // First task and all tasks of each tensor's copies, in order.
+    let mut copies: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    for (task, what) in program.tasks.iter().enumerate() {
+        if let Kind::Out { tensor, .. } | Kind::In { tensor, .. } = what.kind {
+            copies.entry(tensor).or_default().push(task);
+        }
     }
-    extent
+    let mut order: Vec<(bool, usize, usize, u128)> = Vec::with_capacity(copies.len());
+    for (&tensor, tasks) in &copies {
+        if let (Some(offset), Some(&first)) = (job.host_slots.get(&TensorId::of(tensor)), tasks.first()) {
+            order.push((!program.on_host[tensor], first, tensor, u128::from(offset.0)));
+        }
+    }
+    order.sort_unstable();
+    let mut owners: BTreeMap<u128, Owner> = BTreeMap::new();
+    for (_, first, tensor, offset) in order {
+        let end = offset + blocks(program.graph.tensors[tensor].bytes);
+        let place = Place::Tensor { tensor: TensorId::of(tensor), residency: 0 };
+        for (start, earlier) in take(&mut owners, offset, Owner { end, place, holder: Ok(tensor) }) {
+            let (Ok(other) | Err(other)) = earlier.holder;
+            let theirs = &copies[&other];
+            if program.on_host[other] || program.on_host[tensor] || theirs.iter().any(|task| *task >= first) {
+                let (one, two) = (program.tensor(other), program.tensor(tensor));
+                refusals.add(Refusal::SlotsOverlap { first: one, second: two, offset: start.max(offset) as u64 });
+                continue;
+            }
+            program.tasks[first].waits.extend(theirs.iter().map(|&task| Wait { task, why: Why::Slab(other) }));
+        }
+    }
 }
 
 /// Who must be placed.
@@ -65,10 +93,10 @@ struct Owner {
     holder: Result<usize, usize>,
 }
 
-/// Checks the placements and adds the waits that they cause to the tasks; the extent of the arena.
-pub(super) fn places(job: &JobPlan, program: &mut Program, budget: Bytes, refusals: &mut Refusals) -> u128 {
+/// Checks the placements and adds the waits that they cause to the tasks; the stretches of the arena that are used.
+pub(super) fn places(job: &JobPlan, program: &mut Program, budget: Bytes, refusals: &mut Refusals) -> Vec<(u128, u128)> {
     let mut spots = expected(program);
-    let mut extent = 0;
+    let mut all = Vec::with_capacity(job.placements.len());
     for (position, placement) in job.placements.iter().enumerate() {
         let (place, offset) = (placement.place, placement.offset.0);
         let Some(spot) = spots.get_mut(&place) else {
@@ -87,7 +115,7 @@ pub(super) fn places(job: &JobPlan, program: &mut Program, budget: Bytes, refusa
         if end > u128::from(budget.0) {
             refusals.add(Refusal::BeyondBudget { place: program.place(place), offset, end, budget: budget.0 });
         }
-        extent = end.max(extent);
+        all.push((u128::from(offset), end));
     }
     for (place, _) in spots.iter().filter(|(_, spot)| spot.placed.is_none()) {
         refusals.add(Refusal::NotPlaced { place: program.place(*place) });
@@ -95,7 +123,7 @@ pub(super) fn places(job: &JobPlan, program: &mut Program, budget: Bytes, refusa
     if refusals.0.is_empty() {
         hand_over(job, program, &spots, refusals);
     }
-    extent
+    all
 }
 
 fn expected(program: &Program) -> BTreeMap<Place, Spot> {

@@ -3,7 +3,7 @@
 //! From the meaning of a plan alone ([`super::plan`]): its own reading of the events, its own order of
 //! waits, its own clock. Shares no code with planners or engine, so that a mistake there can't hide here.
 //! Safe means: whatever the operators and copies take, every step finds what it reads, in the right
-//! version, at addresses that nothing else holds; nothing waits for ever; and the iteration can repeat.
+//! version, at addresses that nothing else holds, of its own job or another; nothing waits for ever; and the iteration can repeat.
 //! Not for: finding plans, mending them, or judging their speed; nor the hash of the graph
 //! (who loads the files compares it).
 
@@ -11,22 +11,25 @@ mod memory;
 mod order;
 mod program;
 mod refusal;
+mod several;
 #[cfg(test)]
 mod tests;
 mod timeline;
 
 pub use refusal::Refusal;
 
-use super::plan::{Figures, Plan};
+use super::plan::{Figures, JobPlan, Plan};
 use crate::job::Graph;
 use crate::units::{Bytes, Nanos};
 use program::Program;
 
 /// What a safe plan was found to need.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proof {
     /// Recomputed without a look at the plan's own.
     pub figures: Figures,
+    /// The same of each job, alone.
+    pub jobs: Vec<Figures>,
 }
 
 /// How many reasons are collected before the rest is left out.
@@ -61,16 +64,35 @@ pub fn check(plan: &Plan, graphs: &[Graph]) -> Result<Proof, Vec<Refusal>> {
 /// # Errors
 /// Every reason found to refuse it.
 pub fn check_safety(plan: &Plan, graphs: &[Graph]) -> Result<Proof, Vec<Refusal>> {
-    let ([job], [graph]) = (&plan.jobs[..], graphs) else {
+    if plan.jobs.is_empty() || plan.jobs.len() != graphs.len() {
         return Err(vec![Refusal::Jobs { jobs: plan.jobs.len(), graphs: graphs.len() }]);
-    };
-    let mut refusals = Refusals::default();
+    }
     if let Err(problem) = plan.device.validate() {
         return Err(vec![Refusal::Device(problem)]);
     }
+    let mut refusals = Refusals::default();
     if plan.budget > plan.device.available() {
         refusals.add(Refusal::BudgetBeyondDevice { budget: plan.budget.0, available: plan.device.available().0 });
     }
+    let mut proved = Vec::with_capacity(plan.jobs.len());
+    for (index, (job, graph)) in plan.jobs.iter().zip(graphs).enumerate() {
+        match prove(plan, job, graph, std::mem::take(&mut refusals)) {
+            Ok(job) => proved.push(job),
+            Err(reasons) if plan.jobs.len() == 1 => return Err(reasons),
+            Err(reasons) => {
+                let job = format!("job {index} (`{}`)", graph.name);
+                return Err(reasons.into_iter().map(|reason| Refusal::Job { job: job.clone(), reason: Box::new(reason) }).collect());
+            }
+        }
+    }
+    several::apart(graphs, &proved, &mut refusals);
+    refusals.so_far()?;
+    let figures = several::figures(&proved).ok_or_else(|| vec![Refusal::TooLong])?;
+    Ok(Proof { figures, jobs: proved.into_iter().map(|job| job.figures).collect() })
+}
+
+/// Proves one job safe, as if it were alone. `refusals` holds what is wrong already.
+fn prove(plan: &Plan, job: &JobPlan, graph: &Graph, mut refusals: Refusals) -> Result<Proved, Vec<Refusal>> {
     if job.latencies.len() != graph.operators.len() {
         refusals.add(Refusal::Latencies { latencies: job.latencies.len(), operators: graph.operators.len() });
     }
@@ -83,7 +105,7 @@ pub fn check_safety(plan: &Plan, graphs: &[Graph]) -> Result<Proof, Vec<Refusal>
     program::ids(job, graph, &mut refusals);
     refusals.so_far()?;
     let mut program = Program::read(job, graph, &mut refusals);
-    let pinned = memory::slots(job, &program, plan.device.pinned_bytes, &mut refusals);
+    let pinned = memory::slots(job, &mut program, plan.device.pinned_bytes, &mut refusals);
     refusals.so_far()?;
     let arena = memory::places(job, &mut program, plan.budget, &mut refusals);
     refusals.so_far()?;
@@ -95,16 +117,24 @@ pub fn check_safety(plan: &Plan, graphs: &[Graph]) -> Result<Proof, Vec<Refusal>
     let unplanned_time: u128 = job.latencies.iter().map(|l| u128::from(l.time.0)).sum();
     let loading = memory::loading(&program, &plan.device.link);
     let narrow = |value: u128| u64::try_from(value).map_err(|_| vec![Refusal::TooLong]);
+    let extent = |ranges: &[(u128, u128)]| ranges.iter().map(|r| r.1).max().unwrap_or(0);
     let figures = Figures {
         peak_bytes: Bytes(narrow(memory::peak(&program, &clock))?),
-        arena_bytes: Bytes(narrow(arena)?),
-        pinned_bytes: Bytes(narrow(pinned)?),
+        arena_bytes: Bytes(narrow(extent(&arena))?),
+        pinned_bytes: Bytes(narrow(extent(&pinned))?),
         iteration_ns: Nanos(narrow(clock.end)?),
         first_iteration_ns: Nanos(narrow(clock.end.saturating_add(loading))?),
         unplanned_peak_bytes: Bytes(narrow(memory::unplanned_peak(graph))?),
         unplanned_iteration_ns: Nanos(narrow(unplanned_time)?),
     };
-    Ok(Proof { figures })
+    Ok(Proved { figures, arena, pinned })
+}
+
+/// What was found of one job: its figures, and the stretches of both memories that are ever its own.
+struct Proved {
+    figures: Figures,
+    arena: Vec<(u128, u128)>,
+    pinned: Vec<(u128, u128)>,
 }
 
 /// Reasons so far, not more than are worth reading.

@@ -43,6 +43,9 @@ pub(super) fn prove(program: &Program, refusals: &mut Refusals) {
             Why::Trigger => format!("{one} is triggered by the end of {other}"),
             Why::Data(tensor) => format!("{one} needs `{}` from {other}", program.tensor(tensor)),
             Why::Earlier(tensor) => format!("{one} waits for `{}` to leave, at the end of {other}", program.tensor(tensor)),
+            Why::Slab(tensor) => {
+                format!("{one} waits for the slot of `{}` in the pinned slab, held to the end of {other}", program.tensor(tensor))
+            }
             Why::Address(place, offset) => {
                 format!("{one} waits for the bytes from offset {offset} of {}, held to the end of {other}", program.place(place))
             }

@@ -49,6 +49,8 @@ pub(super) enum Why {
     Earlier(usize),
     /// Bytes at an offset, held until then.
     Address(Place, u64),
+    /// Bytes of the pinned slab that are this tensor's until then.
+    Slab(usize),
 }
 
 /// A stay on the device.

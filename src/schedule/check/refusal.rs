@@ -4,8 +4,12 @@
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the sentences say what the fields are")]
 pub enum Refusal {
-    #[error("the plan is for {jobs} jobs and {graphs} graphs were given; a plan has one job, with its graph")]
+    #[error("the plan is for {jobs} jobs and {graphs} graphs were given; a plan has at least one job, and each its graph")]
     Jobs { jobs: usize, graphs: usize },
+    #[error("{job}: {reason}")]
+    Job { job: String, reason: Box<Refusal> },
+    #[error("{first} and {second} both use byte {offset} of {memory}; every job has bytes of its own")]
+    JobsOverlap { first: String, second: String, memory: &'static str, offset: u64 },
     #[error("the plan's device is impossible: {0}")]
     Device(String),
     #[error("the budget is {budget} bytes, but the device has {available} bytes beside its reserve")]
@@ -62,7 +66,7 @@ pub enum Refusal {
     SlotUnused { tensor: String },
     #[error("the slot of `{tensor}` in the pinned slab starts at {offset}, which is not a multiple of 512")]
     SlotMisaligned { tensor: String, offset: u64 },
-    #[error("the slots of `{first}` and `{second}` in the pinned slab share bytes from offset {offset}")]
+    #[error("the slots of `{first}` and `{second}` in the pinned slab share bytes from offset {offset}, and both are on the host at once")]
     SlotsOverlap { first: String, second: String, offset: u64 },
     #[error("the slot of `{tensor}` ends at {end} bytes in the pinned slab, but the device's pinned budget is {pinned} bytes")]
     BeyondPinned { tensor: String, end: u128, pinned: u64 },

@@ -213,6 +213,38 @@ fn swaps_recomputes_and_parameters_on_the_host_pass() {
     assert_eq!(check_safety(&both, &[graph()]).unwrap().figures.iteration_ns, Nanos(5000 + 220));
 }
 
+/// The small job twice, the second one behind the first in both memories.
+fn two(change: impl FnOnce(&mut Plan)) -> Plan {
+    let mut plan = plan(&[out(X, 1), inward(X, 2)]);
+    let mut second = plan.jobs[0].clone();
+    second.placements.iter_mut().for_each(|p| p.offset += Bytes(1 << 15));
+    second.host_slots.values_mut().for_each(|slot| *slot += Bytes(1 << 14));
+    plan.jobs.push(second);
+    change(&mut plan);
+    plan
+}
+
+#[test]
+fn several_jobs_have_bytes_of_their_own() {
+    let one = check_safety(&plan(&[out(X, 1), inward(X, 2)]), &[graph()]).unwrap();
+    let both = check_safety(&two(|_| ()), &[graph(), graph()]).unwrap();
+    let figures = one.figures;
+    assert_eq!(both.figures.peak_bytes, figures.peak_bytes + figures.peak_bytes);
+    assert_eq!(both.figures.iteration_ns, figures.iteration_ns + figures.iteration_ns);
+    assert_eq!(both.figures.arena_bytes, figures.arena_bytes + Bytes(1 << 15));
+    assert_eq!(both.figures.pinned_bytes, figures.pinned_bytes + Bytes(1 << 14));
+    assert_eq!(both.jobs[0], figures);
+
+    let refused = |change: fn(&mut Plan)| told(&check_safety(&two(change), &[graph(), graph()]).unwrap_err());
+    let same = refused(|p| p.jobs[1].placements = p.jobs[0].placements.clone());
+    assert_eq!(same[0], "job 0 (`small`) and job 1 (`small`) both use byte 0 of the arena; every job has bytes of its own");
+    let slab = refused(|p| p.jobs[1].host_slots = p.jobs[0].host_slots.clone());
+    assert!(slab[0].ends_with("of the pinned slab; every job has bytes of its own"), "{slab:?}");
+    let inside = refused(|p| p.jobs[1].latencies[0].time = Nanos::ZERO);
+    assert_eq!(inside, ["job 1 (`small`): the latency of operator `make` is zero; it must be at least 1 ns"]);
+    assert!(matches!(check_safety(&two(|_| ()), &[graph()]).unwrap_err()[..], [Refusal::Jobs { jobs: 2, graphs: 1 }]));
+}
+
 #[test]
 fn what_is_given_must_fit_together() {
     assert!(matches!(check(&plan(&[]), &[]).unwrap_err()[..], [Refusal::Jobs { jobs: 1, graphs: 0 }]));
@@ -283,6 +315,16 @@ fn the_pinned_slab() {
     refused!(swapped(&|s| _ = s.insert(W, Bytes(0))), Refusal::SlotUnused { .. });
     refused!(swapped(&|s| _ = s.insert(X, Bytes(100))), Refusal::SlotMisaligned { offset: 100, .. });
     refused!(swapped(&|s| _ = s.insert(X, Bytes(5 * 512))), Refusal::SlotsOverlap { offset: 3072, .. });
+    // One after the other they may share, and the second waits for the first.
+    let turns = |shared: bool| {
+        let mut plan = plan(&[out(X, 1), inward(X, 1), out(Y, 2), inward(Y, 2)]);
+        if shared {
+            let slot = plan.jobs[0].host_slots[&Y];
+            plan.jobs[0].host_slots.insert(X, slot);
+        }
+        check_safety(&plan, &[graph()]).unwrap().figures
+    };
+    assert!(turns(true).pinned_bytes <= turns(false).pinned_bytes && turns(true).iteration_ns >= turns(false).iteration_ns);
     refused!(swapped(&|s| _ = s.insert(X, Bytes(1 << 16))), Refusal::BeyondPinned { .. });
     refused!(swapped(&|s| _ = s.insert(X, Bytes(u64::MAX - 511))), Refusal::BeyondPinned { .. });
 }

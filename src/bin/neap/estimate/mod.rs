@@ -10,7 +10,7 @@ use neap::device::{Profile, builtin, profile};
 use neap::estimate::answer::{self, Verdict, answer, peaks};
 use neap::estimate::attribution::Places;
 use neap::estimate::forecast::{Forecast, Job};
-use neap::estimate::trace::Limits;
+use neap::estimate::trace::{LARGEST_BLOCK, Limits};
 use neap::estimate::truth::Truth;
 use neap::estimate::twin::{Class, Rule, Settings};
 use neap::estimate::what_if::WhatIf;
@@ -36,7 +36,7 @@ pub struct Flags {
     #[arg(long, value_name = "CONF", allow_hyphen_values = true, default_value = "")]
     alloc_conf: String,
     /// What cuDNN takes around each convolution. Not in the trace; none if not given.
-    #[arg(long, value_name = "BYTES", default_value = "0")]
+    #[arg(long, value_name = "BYTES", default_value = "0", value_parser = workspace)]
     cudnn_workspace: Bytes,
     /// Rules to leave out, to see what each does.
     #[arg(long, value_name = "RULE,...", value_delimiter = ',', value_parser = rule)]
@@ -169,6 +169,12 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     Ok(if fits { Answer::Yes } else { Answer::No })
 }
 
+fn workspace(text: &str) -> Result<Bytes, String> {
+    let bytes: Bytes = text.parse().map_err(|e: neap::units::ParseBytesError| e.to_string())?;
+    let most = Bytes(LARGEST_BLOCK);
+    if bytes <= most { Ok(bytes) } else { Err(format!("{bytes} is more than any device has; give at most {most}")) }
+}
+
 fn targets(named: &[String]) -> anyhow::Result<Vec<Target>> {
     let targets: Vec<Target> = if named.is_empty() {
         builtin::names().iter().filter(|n| **n != "host").filter_map(|n| builtin::find(n)).map(Target::of).collect()
@@ -198,7 +204,7 @@ fn truth(flags: &Flags, trace: &Path) -> anyhow::Result<Option<Truth>> {
 fn forecast(flags: &Flags, job: &Job, settings: &Settings) -> Forecast {
     let forecast = flags.rules.rules()(job, settings);
     let Some(what_if) = &flags.what_if else { return forecast };
-    let mut forecast = what_if.apply(job, settings, forecast);
+    let mut forecast = what_if.apply(job, forecast);
     forecast.notes.extend(what_if.accuracy());
     forecast
 }

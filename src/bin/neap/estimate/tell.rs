@@ -144,7 +144,7 @@ pub fn object(estimate: &Estimate<'_>, places: &Places<'_>, top: usize, by_modul
         "recorded_iterations": answer.recorded,
         "steady": answer.steady,
     });
-    if let Some(truth) = estimate.truth {
+    if let Some(truth) = &estimate.truth {
         object["truth"] = json!({
             "peak_reserved_bytes": truth.reserved,
             "peak_allocated_bytes": truth.allocated,
@@ -194,7 +194,7 @@ pub fn text(estimate: &Estimate<'_>, places: &Places<'_>, top: usize) -> String 
     };
     parts.push(figures.to_string());
 
-    if let Some(truth) = estimate.truth {
+    if let Some(truth) = &estimate.truth {
         let mut table = Table::new(&[("against the truth", Side::Left), ("really", Side::Right), ("error", Side::Right)]);
         for (name, estimate, truth) in [
             ("peak reserved", answer.stats.peak_reserved, truth.reserved),

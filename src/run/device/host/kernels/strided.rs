@@ -7,6 +7,7 @@
 use std::cell::RefCell;
 
 use super::super::view::{Call, Operand, TILE_BYTES, View};
+use super::elements::walk;
 use crate::job::{Arg, Dtype};
 
 /// Floats in the tile that holds unfolded columns.
@@ -216,43 +217,7 @@ pub fn collapse(shape: &[usize], stride: &[usize]) -> Option<usize> {
 
 /// Visits the elements of views of one shape, row-major, in runs: `visit(offsets, steps, length)`, in elements.
 pub fn runs<const N: usize>(shape: &[usize], strides: [&[usize]; N], mut visit: impl FnMut([usize; N], [usize; N], usize)) {
-    if shape.contains(&0) {
-        return;
-    }
-    // Merge neighbours that every view walks with one step; innermost last.
-    let mut dims: Vec<(usize, [usize; N])> = Vec::with_capacity(shape.len());
-    for (dim, &extent) in shape.iter().enumerate().filter(|(_, n)| **n != 1) {
-        let steps = strides.map(|s| s[dim]);
-        match dims.last_mut() {
-            Some((n, outer)) if (0..N).all(|i| outer[i] == steps[i] * extent) => (*n, *outer) = (*n * extent, steps),
-            _ => dims.push((extent, steps)),
-        }
-    }
-    let (length, steps) = dims.pop().unwrap_or((1, [1; N]));
-    let mut index = vec![0; dims.len()];
-    let mut offsets = [0; N];
-    loop {
-        visit(offsets, steps, length);
-        let mut dim = dims.len();
-        loop {
-            if dim == 0 {
-                return;
-            }
-            dim -= 1;
-            let (extent, steps) = &dims[dim];
-            index[dim] += 1;
-            for (offset, step) in offsets.iter_mut().zip(steps) {
-                *offset += step;
-            }
-            if index[dim] < *extent {
-                break;
-            }
-            for (offset, step) in offsets.iter_mut().zip(steps) {
-                *offset -= step * extent;
-            }
-            index[dim] = 0;
-        }
-    }
+    walk(shape, &strides, false, |offsets, length, steps| visit(offsets, steps, length));
 }
 
 /// The first element of an f32 view.

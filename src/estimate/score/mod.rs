@@ -8,35 +8,35 @@
 //! Context (the paper's "init" and "framework" memory) is in neither estimate nor truth here: a device offers what its
 //! context leaves, and the estimate is of the allocator alone.
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::time::Instant;
+mod pairs;
+mod tally;
 
-use serde::Deserialize;
+use std::path::PathBuf;
+use std::time::Instant;
 
 use super::answer::answer;
 use super::forecast::{Forecast, Job};
 use super::trace::{Limits, TraceError};
+use super::truth::{Truth, TruthError, relative};
 use super::twin::Settings;
-use crate::files::{self, FileError};
 use crate::sim::allocator::replay::{LARGEST_DEVICE, in_parallel, replay};
 use crate::sim::allocator::{Config, ConfigError};
 use crate::sim::requests::Request;
 use crate::sim::sequence::{Sequence, SequenceError};
 use crate::units::Bytes;
 
-/// Far above any truth; a larger file is something else.
-const LARGEST_TRUTH: u64 = 16 << 20;
+pub use pairs::{Pair, pairs};
+pub use tally::{Fate, Group, Spread, by};
 
 /// A pair that could not be scored.
 #[derive(Debug, thiserror::Error)]
 pub enum ScoreError {
-    /// A file could not be read.
-    #[error(transparent)]
-    File(#[from] FileError),
     /// The trace is none.
     #[error(transparent)]
     Trace(#[from] TraceError),
+    /// The truth is none.
+    #[error(transparent)]
+    Truth(#[from] TruthError),
     /// The events are none.
     #[error(transparent)]
     Events(#[from] SequenceError),
@@ -83,78 +83,6 @@ pub struct Options {
     pub config: Option<Config>,
     /// What jobs are tried on.
     pub devices: Vec<Device>,
-}
-
-/// The files of one job.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pair {
-    /// What they are called, without endings.
-    pub name: String,
-    /// NAME.profile.json or NAME.profile.json.gz.
-    pub trace: PathBuf,
-    /// NAME.truth.json or NAME.truth.json.gz.
-    pub truth: PathBuf,
-    /// NAME.truth.events.csv or NAME.truth.events.csv.gz, where there is one.
-    pub events: Option<PathBuf>,
-}
-
-/// The pairs of `folder` by name, and a sentence for each file that lacks its partner.
-///
-/// # Errors
-/// When it can't be listed or has no pair.
-pub fn pairs(folder: &Path) -> Result<(Vec<Pair>, Vec<String>), ScoreError> {
-    const KINDS: [&str; 3] = [".profile.json", ".truth.json", ".truth.events.csv"];
-    let bad = |problem: String| ScoreError::Bad { path: folder.to_owned(), problem };
-    let cannot = |e: std::io::Error| bad(format!("cannot be listed: {e}; name a folder"));
-    let mut found: BTreeMap<String, [Option<PathBuf>; 3]> = BTreeMap::new();
-    for entry in std::fs::read_dir(folder).map_err(cannot)? {
-        let path = entry.map_err(cannot)?.path();
-        let file = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-        let plain = file.strip_suffix(".gz").unwrap_or(&file);
-        for (kind, ending) in KINDS.iter().enumerate() {
-            if let Some(name) = plain.strip_suffix(ending).filter(|n| !n.is_empty()) {
-                let slot = &mut found.entry(name.to_owned()).or_default()[kind];
-                // Where both are there, the one that needs no unpacking.
-                if slot.as_ref().is_none_or(|old| *old > path) {
-                    *slot = Some(path.clone());
-                }
-            }
-        }
-    }
-    let mut notes = Vec::new();
-    let mut all = Vec::new();
-    for (name, files) in found {
-        match files {
-            [Some(trace), Some(truth), events] => {
-                if events.is_none() {
-                    notes.push(format!("{name}: no {name}{}[.gz]: its errors count, failures and conservation can't be told", KINDS[2]));
-                }
-                all.push(Pair { name, trace, truth, events });
-            }
-            [Some(_), None, _] => notes.push(format!("{name}: a trace without {name}{}; left out", KINDS[1])),
-            _ => notes.push(format!("{name}: a truth without {name}{}[.gz]; left out", KINDS[0])),
-        }
-    }
-    if all.is_empty() {
-        let more = if notes.is_empty() { String::new() } else { format!(" ({})", notes.join("; ")) };
-        return Err(bad(format!("no trace with its truth: put NAME.profile.json[.gz] beside NAME.truth.json{more}")));
-    }
-    Ok((all, notes))
-}
-
-/// What a truth says, as far as it is used.
-#[derive(Deserialize)]
-struct Truth {
-    job: Option<String>,
-    #[serde(default)]
-    alloc_conf: String,
-    peaks: Vec<TruthPeaks>,
-}
-
-#[derive(Deserialize)]
-struct TruthPeaks {
-    peak_reserved_bytes: u64,
-    peak_allocated_bytes: u64,
 }
 
 /// Peaks over all iterations.
@@ -233,16 +161,6 @@ pub struct Score {
     pub notes: Vec<String>,
 }
 
-/// `estimated` relative to `actual`: 0.01 is one percent too much.
-#[must_use]
-pub fn relative(estimated: Bytes, actual: Bytes) -> f64 {
-    match (estimated.0, actual.0) {
-        (0, 0) => 0.0,
-        (_, 0) => f64::INFINITY,
-        (e, a) => (e as f64 - a as f64) / a as f64,
-    }
-}
-
 impl Score {
     /// Of the reserved peak; negative when the estimate is too low.
     #[must_use]
@@ -263,12 +181,9 @@ impl Score {
 /// When one of its files can't be read.
 pub fn score(pair: &Pair, options: &Options) -> Result<Score, ScoreError> {
     let bad = |problem: String| ScoreError::Bad { path: pair.truth.clone(), problem };
-    let truth: Truth = serde_json::from_slice(&files::read(&pair.truth, LARGEST_TRUTH)?)
-        .map_err(|e| bad(format!("no truth: {e}; it needs peaks with peak_reserved_bytes and peak_allocated_bytes")))?;
+    let truth = Truth::read(&pair.truth)?;
     let its: Config = truth.alloc_conf.parse().map_err(|cause| ScoreError::Config { path: pair.truth.clone(), cause })?;
-    let most =
-        |of: fn(&TruthPeaks) -> u64| truth.peaks.iter().map(of).max().map(Bytes).ok_or_else(|| bad("its peaks are empty".to_owned()));
-    let mut actual = Peaks { reserved: most(|p| p.peak_reserved_bytes)?, allocated: most(|p| p.peak_allocated_bytes)? };
+    let mut actual = Peaks { reserved: truth.reserved, allocated: truth.allocated };
     let events = pair.events.as_deref().map(Sequence::read).transpose()?.map(|s| s.requests);
     let config = options.config.as_ref().unwrap_or(&its);
     let mut notes = Vec::new();
@@ -326,99 +241,6 @@ fn tries(forecast: &[Request], events: &[Request], estimate: Bytes, margin: Byte
 /// The first pair's that can't be read.
 pub fn score_all(pairs: &[Pair], options: &Options) -> Result<Vec<Score>, ScoreError> {
     in_parallel(pairs.len(), |i| score(&pairs[i], options)).into_iter().collect()
-}
-
-/// How absolute values are spread; zeros without any.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Spread {
-    /// The middle one, or the mean of the middle two. Of relative errors it is the paper's MRE.
-    pub median: f64,
-    /// The least that nine tenths don't exceed.
-    pub p90: f64,
-    /// The largest.
-    pub worst: f64,
-}
-
-impl Spread {
-    /// Of `values`.
-    #[must_use]
-    pub fn of(values: impl IntoIterator<Item = f64>) -> Self {
-        let mut all: Vec<f64> = values.into_iter().map(f64::abs).collect();
-        all.sort_unstable_by(f64::total_cmp);
-        let Some(&worst) = all.last() else { return Self::default() };
-        let n = all.len();
-        Self { median: f64::midpoint(all[(n - 1) / 2], all[n / 2]), p90: all[(n * 9).div_ceil(10) - 1], worst }
-    }
-}
-
-/// How estimates fared over runs.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Fate {
-    /// How many runs: jobs times devices.
-    pub runs: u64,
-    /// How many of them failed, without and with the margin.
-    pub failed: [u64; 2],
-    /// What they conserved, summed, in bytes.
-    pub conserved: [i128; 2],
-}
-
-impl Fate {
-    /// Of `runs`.
-    #[must_use]
-    pub fn of<'a>(runs: impl IntoIterator<Item = &'a Run>) -> Self {
-        let mut fate = Self::default();
-        for run in runs {
-            fate.runs += 1;
-            for with in [BARE, MARGIN] {
-                fate.failed[with] += u64::from(run.fails(with));
-                fate.conserved[with] += i128::from(run.conserved(with));
-            }
-        }
-        fate
-    }
-
-    /// PEF: the share that failed; none without runs.
-    #[must_use]
-    pub fn failure(&self, with: usize) -> Option<f64> {
-        (self.runs > 0).then(|| self.failed[with] as f64 / self.runs as f64)
-    }
-
-    /// MCP: bytes conserved a run, rounded toward zero; none without runs.
-    #[must_use]
-    pub fn mcp(&self, with: usize) -> Option<i64> {
-        (self.runs > 0).then(|| (self.conserved[with] / i128::from(self.runs)) as i64)
-    }
-}
-
-/// A model's errors and failures: one point of the four-quadrant plot.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Group {
-    /// The model.
-    pub name: String,
-    /// How many jobs.
-    pub jobs: usize,
-    /// Errors of the reserved peak.
-    pub error: Spread,
-    /// Its runs.
-    pub fate: Fate,
-}
-
-/// Scores by what `key` says, in its order.
-#[must_use]
-pub fn by(scores: &[Score], key: impl Fn(&Score) -> String) -> Vec<Group> {
-    let mut groups: BTreeMap<String, Vec<&Score>> = BTreeMap::new();
-    for score in scores {
-        groups.entry(key(score)).or_default().push(score);
-    }
-    groups
-        .into_iter()
-        .map(|(name, all)| Group {
-            name,
-            jobs: all.len(),
-            error: Spread::of(all.iter().map(|s| s.reserved_error())),
-            fate: Fate::of(all.iter().flat_map(|s| &s.runs)),
-        })
-        .collect()
 }
 
 #[cfg(test)]
@@ -481,53 +303,5 @@ mod tests {
         assert_eq!(runs[0].caps, [Bytes(7 * GIB); 2]);
         assert_eq!(runs[1].caps, [Bytes(7 * GIB), Bytes(8 * GIB)]);
         assert!(!runs[0].fails(MARGIN));
-    }
-
-    #[test]
-    fn spreads() {
-        assert_eq!(Spread::of([]), Spread::default());
-        assert_eq!(Spread::of([-0.5]), Spread { median: 0.5, p90: 0.5, worst: 0.5 });
-        assert_eq!(Spread::of((1..=10).map(f64::from)), Spread { median: 5.5, p90: 9.0, worst: 10.0 });
-        assert_eq!(Spread::of((1..=11).map(|n| -f64::from(n))), Spread { median: 6.0, p90: 10.0, worst: 11.0 });
-        assert_eq!(relative(Bytes(99), Bytes(100)), -0.01);
-        assert_eq!(relative(Bytes(0), Bytes(0)), 0.0);
-        assert!(relative(Bytes(1), Bytes(0)).is_infinite());
-    }
-
-    #[test]
-    fn files_find_their_partners() {
-        let folder = tempfile::tempdir().unwrap();
-        for name in [
-            "b.profile.json.gz",
-            "b.truth.json",
-            "b.truth.events.csv.gz",
-            "a.profile.json",
-            "a.profile.json.gz",
-            "a.truth.json.gz",
-            "c.truth.json",
-            "d.profile.json",
-            "other.csv",
-            ".truth.json",
-        ] {
-            std::fs::write(folder.path().join(name), "").unwrap();
-        }
-        let (found, notes) = pairs(folder.path()).unwrap();
-        let file = |name: &str| folder.path().join(name);
-        assert_eq!(found.iter().map(|p| p.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
-        assert_eq!((&found[0].trace, &found[0].events), (&file("a.profile.json"), &None));
-        assert_eq!(found[1].events, Some(file("b.truth.events.csv.gz")));
-        assert_eq!(notes.len(), 3, "{notes:?}");
-        for (note, word) in notes.iter().zip(["a.truth.events.csv", "c.profile.json", "d.truth.json"]) {
-            assert!(note.contains(word), "{note}");
-        }
-    }
-
-    #[test]
-    fn a_folder_without_pairs_is_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        assert!(pairs(folder.path()).unwrap_err().to_string().contains("no trace with its truth"));
-        std::fs::write(folder.path().join("x.truth.json"), "{}").unwrap();
-        assert!(pairs(folder.path()).unwrap_err().to_string().contains("x.profile.json"));
-        assert!(pairs(&folder.path().join("none")).is_err());
     }
 }

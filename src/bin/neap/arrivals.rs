@@ -1,0 +1,246 @@
+//! `neap simulate --arrivals`: jobs that come and go on one device, planned anew together at each launch and end.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use neap::device::Profile;
+use neap::files::{self, LineError};
+use neap::job::Graph;
+use neap::plan::Method;
+use neap::plan::global::{self, Job};
+use neap::plan::live::{Arrival, Live, Outcome, Story};
+use neap::report::curve::{Across, Curve, Line, svg_across};
+use neap::report::table::{Side, Table};
+use neap::schedule::Latency;
+use neap::sim::program::Direction;
+use neap::units::{Bytes, Nanos};
+use serde::Deserialize;
+use serde_json::json;
+
+use crate::output::{self, Answer, note};
+use crate::settings::{self, Budget, DeviceFlags};
+use crate::simulate::ratio;
+use crate::together::JobArg;
+
+/// The largest table that is read.
+const LARGEST: u64 = 64 << 20;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Row {
+    /// A graph's file, from the table's folder, with a share behind an @ as `neap plan` takes it.
+    graph: String,
+    /// When it comes, in seconds.
+    submit_s: String,
+    iterations: u32,
+}
+
+/// A row, read.
+struct Coming {
+    job: JobArg,
+    submitted: Nanos,
+    iterations: u32,
+}
+
+fn read(path: &Path) -> anyhow::Result<Vec<Coming>> {
+    let content = files::read(path, LARGEST)?;
+    let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(content.as_slice());
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let mut all: Vec<Coming> = Vec::new();
+    let mut records = reader.deserialize::<Row>();
+    loop {
+        let line = records.reader().position().line();
+        let wrong = |problem: String| LineError { path: path.to_owned(), line, problem };
+        let row = match records.next() {
+            None => break,
+            Some(Err(error)) => {
+                let line = error.position().map_or(line, csv::Position::line);
+                let problem = format!("{}; the columns are graph,submit_s,iterations", cause(&error));
+                return Err(LineError { path: path.to_owned(), line, problem }.into());
+            }
+            Some(Ok(row)) => row,
+        };
+        let submitted = seconds(&row.submit_s)
+            .ok_or_else(|| wrong(format!("`{}` is not a time; give seconds from 0 to 10^9 with at most nine decimals", row.submit_s)))?;
+        if row.iterations == 0 {
+            return Err(wrong("a job of 0 iterations never runs; give at least 1, or leave the line away".to_owned()).into());
+        }
+        if all.last().is_some_and(|last| last.submitted > submitted) {
+            return Err(wrong(format!("{} s is before the job above came; sort the lines by submit_s", row.submit_s)).into());
+        }
+        if row.graph.is_empty() {
+            return Err(wrong("it names no graph".to_owned()).into());
+        }
+        let job = JobArg::read(row.graph.into()).map_err(wrong)?;
+        all.push(Coming { job: JobArg { path: folder.join(job.path), ..job }, submitted, iterations: row.iterations });
+    }
+    if all.is_empty() {
+        bail!("{}: it has no jobs below its header; the columns are graph,submit_s,iterations", path.display());
+    }
+    Ok(all)
+}
+
+fn cause(error: &csv::Error) -> String {
+    match error.kind() {
+        csv::ErrorKind::Deserialize { err, .. } => err.to_string(),
+        csv::ErrorKind::UnequalLengths { expected_len, len, .. } => format!("it has {len} columns and the header {expected_len}"),
+        csv::ErrorKind::Utf8 { .. } => "it is not UTF-8 text".to_owned(),
+        _ => error.to_string(),
+    }
+}
+
+/// A decimal number of seconds.
+fn seconds(text: &str) -> Option<Nanos> {
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
+    if whole.is_empty() || fraction.len() > 9 || !whole.bytes().chain(fraction.bytes()).all(|b| b.is_ascii_digit()) {
+        return None;
+    }
+    let whole: u64 = whole.parse().ok().filter(|whole| *whole <= 1_000_000_000)?;
+    let fraction: u64 = format!("{fraction:0<9}").parse().ok()?;
+    Some(Nanos(whole * 1_000_000_000 + fraction))
+}
+
+/// Reads, simulates and reports.
+///
+/// # Errors
+/// Bad input, with what would do.
+pub fn main(table: &Path, flags: &DeviceFlags, budget: Option<Budget>, plot: Option<&Path>, as_json: bool) -> anyhow::Result<Answer> {
+    let coming = read(table)?;
+    let mut inputs: Vec<&Path> = vec![table];
+    inputs.extend(coming.iter().map(|c| &*c.job.path));
+    settings::outputs(&flags.inputs(&inputs), &[plot])?;
+    // Every graph once.
+    let mut graphs: BTreeMap<PathBuf, (Graph, Vec<Latency>, String)> = BTreeMap::new();
+    let mut device = None;
+    for (index, job) in coming.iter().enumerate() {
+        if !graphs.contains_key(&job.job.path) {
+            let graph = settings::graph(&job.job.path).with_context(|| format!("{}: job {index}", table.display()))?;
+            let (profile, latencies) = flags.resolve(&graph)?;
+            let hash = neap::job::json::sha256(&graph);
+            graphs.insert(job.job.path.clone(), (graph, latencies, hash));
+            device = Some(profile);
+        }
+    }
+    let Some(device) = device else { bail!("{}: it has no jobs", table.display()) };
+    let all: Vec<&Graph> = coming.iter().map(|c| &graphs[&c.job.path].0).collect();
+    let budget = match budget {
+        Some(Budget::Minimum) => {
+            bail!("--budget min: jobs that come and go have no least memory; give bytes or a share of all jobs' peaks")
+        }
+        Some(budget) => budget.resolve(global::unplanned_peak(&all), &device)?.unwrap_or_else(|| device.available()),
+        None => device.available(),
+    };
+    let mut arrivals = Vec::with_capacity(coming.len());
+    for job in &coming {
+        let (graph, latencies, hash) = &graphs[&job.job.path];
+        arrivals.push(Arrival {
+            job: Job {
+                graph,
+                file: (job.job.path.display().to_string(), hash.clone()),
+                latencies,
+                method: job.job.limited(Method::default())?,
+                priority: job.job.priority(),
+            },
+            submitted: job.submitted,
+            iterations: job.iterations,
+        });
+    }
+    let outcome = Live::new(&arrivals, &device, budget).run()?;
+    if let Some(path) = plot {
+        let drawing = drawing(&arrivals, &outcome, &device, budget)?;
+        files::write(path, |f| f.write_all(drawing.as_bytes()))?;
+        note(&format!("written: {}", path.display()));
+    }
+    report(&arrivals, &outcome, &device, budget, as_json)?;
+    Ok(if outcome.jobs.iter().all(|job| job.ended.is_some()) { Answer::Yes } else { Answer::No })
+}
+
+/// The sub-arenas of all jobs together over time.
+fn drawing(arrivals: &[Arrival<'_>], outcome: &Outcome, device: &Profile, budget: Bytes) -> anyhow::Result<String> {
+    let mut changes: Vec<(Nanos, i128)> = Vec::new();
+    for job in &outcome.jobs {
+        let mut level = 0;
+        for (at, _, bytes) in &job.arenas {
+            changes.push((*at, i128::from(bytes.0) - level));
+            level = i128::from(bytes.0);
+        }
+        changes.extend(job.ended.map(|at| (at, -level)));
+    }
+    changes.sort_unstable();
+    let mut points = vec![(Nanos::ZERO, Bytes::ZERO)];
+    let mut level = 0i128;
+    for (at, change) in changes {
+        level += change;
+        points.push((at, Bytes(u64::try_from(level).unwrap_or_default())));
+    }
+    let title = format!("{} jobs on {}", arrivals.len(), device.name);
+    let curves = [Curve { name: "sub-arenas of all jobs", points: &points }];
+    Ok(svg_across(Across::Time, &title, &curves, &[Line { name: "budget", value: budget }])?)
+}
+
+/// The middle of a job's iterations.
+fn median(job: &Story) -> Nanos {
+    let mut times: Vec<Nanos> = job.iterations.iter().map(|i| i.1).collect();
+    times.sort_unstable();
+    times.get(times.len() / 2).copied().unwrap_or_default()
+}
+
+fn report(arrivals: &[Arrival<'_>], outcome: &Outcome, device: &Profile, budget: Bytes, as_json: bool) -> anyhow::Result<()> {
+    let end = outcome.jobs.iter().filter_map(|job| job.ended).max().unwrap_or_default();
+    let busy = |direction| {
+        let all: Nanos = outcome.carried.iter().filter(|c| c.direction == direction).map(|c| c.end - c.start).sum();
+        ratio(all.0, end.0)
+    };
+    if as_json {
+        let jobs = arrivals.iter().zip(&outcome.jobs).map(|(arrival, job)| {
+            json!({
+                "name": arrival.job.graph.name,
+                "submit_ns": arrival.submitted,
+                "admitted_ns": job.admitted,
+                "end_ns": job.ended,
+                "waited_for": job.waited_for,
+                "iterations": job.iterations.len(),
+                "iteration_ns": median(job),
+                "arenas": job.arenas.iter().map(|(at, base, bytes)| json!({ "at_ns": at, "base_bytes": base, "arena_bytes": bytes })).collect::<Vec<_>>(),
+                "late_copies": job.late,
+            })
+        });
+        return output::json(&json!({
+            "device": device.name,
+            "budget_bytes": budget,
+            "end_ns": end,
+            "replans": outcome.replans,
+            "h2d_busy": busy(Direction::H2d),
+            "d2h_busy": busy(Direction::D2h),
+            "jobs": jobs.collect::<Vec<_>>(),
+        }));
+    }
+    let heads = ["job", "came", "let in", "ended", "iterations", "each", "sub-arena, largest", "smallest", "late copies"];
+    let mut table = Table::new(&heads.map(|head| (head, if head == "job" { Side::Left } else { Side::Right })));
+    let mut waits = String::new();
+    for (index, (arrival, job)) in arrivals.iter().zip(&outcome.jobs).enumerate() {
+        let sizes = job.arenas.iter().map(|a| a.2);
+        let told = |time: Option<Nanos>| time.map_or_else(|| "never".to_owned(), |t| t.to_string());
+        table.row([
+            format!("{index} {}", arrival.job.graph.name),
+            arrival.submitted.to_string(),
+            told(job.admitted),
+            told(job.ended),
+            job.iterations.len().to_string(),
+            median(job).to_string(),
+            sizes.clone().max().unwrap_or_default().to_string(),
+            sizes.min().unwrap_or_default().to_string(),
+            job.late.to_string(),
+        ]);
+        if let Some(why) = &job.waited_for {
+            waits += &format!("job {index} waited for {why}\n");
+        }
+    }
+    output::data(&format!(
+        "{table}\n{waits}all ended after {end}; planned anew {} times; the link was busy {:.1} % of the time to the device and {:.1} % from it",
+        outcome.replans,
+        busy(Direction::H2d) * 100.0,
+        busy(Direction::D2h) * 100.0
+    ))
+}

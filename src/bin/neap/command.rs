@@ -1,0 +1,51 @@
+//! The subcommands, each with its file. Not for: their flags.
+
+use super::output::Answer;
+use super::{check, compare, device, diff, estimate, explain, import, inspect, place, plan, profile, replay, run, score, simulate, train};
+
+#[derive(clap::Subcommand)]
+pub enum Command {
+    Import(import::Flags),
+    Inspect(inspect::Flags),
+    Plan(plan::Flags),
+    Compare(compare::Flags),
+    Place(place::Flags),
+    Simulate(simulate::Flags),
+    Run(run::Flags),
+    Profile(profile::Flags),
+    Train(train::Flags),
+    Estimate(Box<estimate::Flags>),
+    Replay(replay::Flags),
+    Score(score::Flags),
+    Check(check::Flags),
+    Diff(diff::Flags),
+    Explain(explain::Flags),
+    Device(device::Flags),
+}
+
+impl Command {
+    /// Carries it out.
+    ///
+    /// # Errors
+    /// Bad input, with what would do.
+    pub fn run(&self, json: bool) -> anyhow::Result<Answer> {
+        match self {
+            Self::Import(flags) => import::main(flags, json),
+            Self::Inspect(flags) => inspect::main(flags, json),
+            Self::Plan(flags) => plan::main(flags, json),
+            Self::Compare(flags) => compare::main(flags, json),
+            Self::Place(flags) => place::main(flags, json),
+            Self::Simulate(flags) => simulate::main(flags, json),
+            Self::Run(flags) => run::main(flags, json),
+            Self::Profile(flags) => profile::main(flags, json),
+            Self::Train(flags) => train::main(flags, json),
+            Self::Estimate(flags) => estimate::main(flags, json),
+            Self::Replay(flags) => replay::main(flags, json),
+            Self::Score(flags) => score::main(flags, json),
+            Self::Check(flags) => check::main(flags, json),
+            Self::Diff(flags) => diff::main(flags, json),
+            Self::Explain(flags) => explain::main(flags, json),
+            Self::Device(flags) => device::main(flags, json),
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! `neap plan` with several jobs: one plan for all that share a device.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::bail;
+use neap::job::Graph;
+use neap::plan::global::{self, Job, Jobs, Together};
+use neap::plan::{Method, PlanError};
+use neap::report::table::{Side, Table};
+use neap::schedule::{Event, JobPlan, check, json as plan_json};
+use neap::units::Bytes;
+use serde_json::{Value, json};
+
+use crate::accounting::Accounting;
+use crate::output::{self, Answer, note};
+use crate::plan::{Flags, graph_path};
+use crate::settings::{self, Budget};
+
+/// A graph, and how much of the job may be swapped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JobArg {
+    /// Its file.
+    pub path: PathBuf,
+    /// The largest share of its tensors that may be swapped, in thousandths, where it is less than all.
+    pub share: Option<u64>,
+}
+
+impl JobArg {
+    /// Reads a file's name, with a share behind an @.
+    ///
+    /// # Errors
+    /// When the share is none.
+    pub fn read(text: OsString) -> Result<Self, String> {
+        // A name may hold an @ itself, or what is not UTF-8.
+        let number = |tail: &str| tail.starts_with(|c: char| c.is_ascii_digit() || c == '-' || c == '.');
+        let parts = text.to_str().and_then(|t| t.rsplit_once('@')).filter(|(path, tail)| !path.is_empty() && number(tail));
+        let Some((path, share)) = parts else { return Ok(Self { path: PathBuf::from(text), share: None }) };
+        let share = settings::thousandths(share).filter(|share| *share <= 1000).ok_or_else(|| {
+            format!("`@{share}` is not a share of the tensors; give a number from 0 to 1 with at most three decimals, such as {path}@0.5")
+        })?;
+        Ok(Self { path: PathBuf::from(path), share: (share < 1000).then_some(share) })
+    }
+
+    /// The planner that swaps no more than the job allows.
+    ///
+    /// # Errors
+    /// When the planner has no such limit.
+    pub fn limited(&self, method: Method) -> anyhow::Result<Method> {
+        let Some(share) = self.share else { return Ok(method) };
+        let name = method.name();
+        let limited = method.limited(u32::try_from(share).unwrap_or(1000));
+        limited.ok_or_else(|| {
+            anyhow::anyhow!(
+                "{}@: planner {name} has no limit on swapping; use neap or tensile, or leave the share away",
+                self.path.display()
+            )
+        })
+    }
+
+    /// Half of the swapping counts a loss of time twice. In thousandths.
+    pub fn priority(&self) -> u64 {
+        self.share.map_or(1000, |share| 1_000_000 / share.max(1))
+    }
+
+    /// For the plan's record.
+    pub fn record(&self) -> Option<(String, String)> {
+        self.share.map(|share| ("swap-share".to_owned(), told(share)))
+    }
+}
+
+fn told(share: u64) -> String {
+    format!("{}.{:03}", share / 1000, share % 1000)
+}
+
+pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
+    for (given, flag) in [
+        (flags.noise.is_some(), "--noise"),
+        (flags.accounting != Accounting::Physical, "--accounting paper"),
+        (flags.allocator.is_pytorch(), "--allocator pytorch"),
+    ] {
+        if given {
+            bail!("{flag}: is for a plan of one job; leave it away or plan each job by itself");
+        }
+    }
+    let mut graphs = Vec::with_capacity(flags.graphs.len());
+    let mut latencies = Vec::with_capacity(flags.graphs.len());
+    let mut device = None;
+    for job in &flags.graphs {
+        let graph = settings::graph(&job.path)?;
+        let (profile, of_job) = flags.device.resolve(&graph)?;
+        device = Some(profile);
+        latencies.push(of_job);
+        graphs.push(graph);
+    }
+    let Some(device) = device else { bail!("no graph is given") };
+    let peak = global::unplanned_peak(&graphs.iter().collect::<Vec<_>>());
+    let budget = flags.budget.unwrap_or(Budget::Bytes(device.available())).resolve(peak, &device)?;
+    let (method, mut recorded_options) = flags.switches.resolve(flags.planner);
+    let mut jobs = Vec::with_capacity(graphs.len());
+    for (index, ((arg, graph), latencies)) in flags.graphs.iter().zip(&graphs).zip(&latencies).enumerate() {
+        if let Some((key, value)) = arg.record() {
+            recorded_options.insert(format!("{key}-{index}"), value);
+        }
+        jobs.push(Job {
+            graph,
+            file: (graph_path(flags, &arg.path)?, neap::job::json::sha256(graph)),
+            latencies,
+            method: arg.limited(method.clone())?,
+            priority: arg.priority(),
+        });
+    }
+    let asked = Jobs { jobs, device: &device, budget: budget.unwrap_or_else(|| device.available()), recorded_options };
+    let started = Instant::now();
+    let made = if budget.is_some() { global::make(&asked) } else { global::minimum(&asked) };
+    let together = match made {
+        Ok(together) => together,
+        Err(error @ PlanError::Defect(_)) => return Err(error.into()),
+        Err(PlanError::Infeasible(no)) => {
+            if as_json {
+                output::json(&json!({
+                    "fits": false,
+                    "budget_bytes": no.budget,
+                    "floor_bytes": no.floor,
+                    "lowest_bytes": no.lowest,
+                    "unplanned_peak_bytes": peak,
+                    "blocked": no.blocked,
+                }))?;
+            }
+            note(&PlanError::Infeasible(no).to_string());
+            return Ok(Answer::No);
+        }
+    };
+    let took = started.elapsed();
+    if let Err(refusals) = check::check(&together.plan, &graphs) {
+        let reasons: Vec<String> = refusals.iter().take(5).map(ToString::to_string).collect();
+        bail!("the plan did not pass the checker; this is a defect of neap, please report it with the graphs: {}", reasons.join("; "));
+    }
+    if let Some(output) = &flags.output {
+        plan_json::write(output, &together.plan, &graphs)?;
+    }
+    note(&format!("planned in {took:.1?}"));
+    report(&together, &graphs, peak, as_json)?;
+    if let Some(output) = &flags.output {
+        note(&format!("written: {}", output.display()));
+    }
+    Ok(Answer::Yes)
+}
+
+/// Swap-outs, swap-ins and recomputes.
+fn events(job: &JobPlan) -> [usize; 3] {
+    let count = |f: fn(&Event) -> bool| job.events.iter().filter(|e| f(e)).count();
+    [
+        count(|e| matches!(e, Event::SwapOut { .. })),
+        count(|e| matches!(e, Event::SwapIn { .. })),
+        count(|e| matches!(e, Event::Recompute { .. })),
+    ]
+}
+
+fn report(together: &Together, graphs: &[Graph], peak: Bytes, as_json: bool) -> anyhow::Result<()> {
+    let plan = &together.plan;
+    if as_json {
+        let mut object = serde_json::to_value(plan.figures)?;
+        object["fits"] = json!(true);
+        object["planner"] = json!(plan.planner);
+        object["device"] = json!(plan.device.name);
+        object["budget_bytes"] = json!(plan.budget);
+        let job = |(part, graph): (&neap::plan::Planned, &Graph)| -> anyhow::Result<Value> {
+            let mut object = serde_json::to_value(part.plan.figures)?;
+            let [out, back, again] = events(&part.plan.jobs[0]);
+            object["name"] = json!(graph.name);
+            object["swap_outs"] = json!(out);
+            object["swap_ins"] = json!(back);
+            object["recomputes"] = json!(again);
+            Ok(object)
+        };
+        object["jobs"] = together.parts.iter().zip(graphs).map(job).collect::<anyhow::Result<Value>>()?;
+        return output::json(&object);
+    }
+    let heads = ["job", "unplanned peak", "sub-arena", "alone, unplanned", "alone, planned", "swap-outs", "swap-ins", "recomputes"];
+    let mut table = Table::new(&heads.map(|head| (head, if head == "job" { Side::Left } else { Side::Right })));
+    for (index, (part, graph)) in together.parts.iter().zip(graphs).enumerate() {
+        let (figures, [out, back, again]) = (&part.plan.figures, events(&part.plan.jobs[0]));
+        table.row([
+            format!("{index} {}", graph.name),
+            figures.unplanned_peak_bytes.to_string(),
+            figures.arena_bytes.to_string(),
+            figures.unplanned_iteration_ns.to_string(),
+            figures.iteration_ns.to_string(),
+            out.to_string(),
+            back.to_string(),
+            again.to_string(),
+        ]);
+    }
+    let figures = &plan.figures;
+    output::data(&format!(
+        "{table}\narena {} ({} bytes) of a budget of {} ({} bytes); unplanned the peaks sum up to {}; pinned {}",
+        figures.arena_bytes, figures.arena_bytes.0, plan.budget, plan.budget.0, peak, figures.pinned_bytes
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_read() {
+        let job = |path: &str, share| Ok(JobArg { path: PathBuf::from(path), share });
+        let read = |text: &str| JobArg::read(OsString::from(text));
+        assert_eq!(read("a.graph.json"), job("a.graph.json", None));
+        assert_eq!(read("a.graph.json@0.5"), job("a.graph.json", Some(500)));
+        assert_eq!(read("a@home.graph.json"), job("a@home.graph.json", None));
+        assert_eq!(read("a@1"), job("a", None));
+        for bad in ["a@2", "a@-1", "a@0.55555", "a@1e9"] {
+            assert!(read(bad).is_err(), "{bad}");
+        }
+    }
+}

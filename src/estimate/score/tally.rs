@@ -1,0 +1,113 @@
+//! Scores summed up: how errors are spread, how often estimates fail, what they conserve.
+//!
+//! Not for: one job's score.
+
+use std::collections::BTreeMap;
+
+use super::{BARE, MARGIN, Run, Score};
+
+/// How absolute values are spread; zeros without any.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Spread {
+    /// The middle one, or the mean of the middle two. Of relative errors it is the paper's MRE.
+    pub median: f64,
+    /// The least that nine tenths don't exceed.
+    pub p90: f64,
+    /// The largest.
+    pub worst: f64,
+}
+
+impl Spread {
+    /// Of `values`.
+    #[must_use]
+    pub fn of(values: impl IntoIterator<Item = f64>) -> Self {
+        let mut all: Vec<f64> = values.into_iter().map(f64::abs).collect();
+        all.sort_unstable_by(f64::total_cmp);
+        let Some(&worst) = all.last() else { return Self::default() };
+        let n = all.len();
+        Self { median: f64::midpoint(all[(n - 1) / 2], all[n / 2]), p90: all[(n * 9).div_ceil(10) - 1], worst }
+    }
+}
+
+/// How estimates fared over runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Fate {
+    /// How many runs: jobs times devices.
+    pub runs: u64,
+    /// How many of them failed, without and with the margin.
+    pub failed: [u64; 2],
+    /// What they conserved, summed, in bytes.
+    pub conserved: [i128; 2],
+}
+
+impl Fate {
+    /// Of `runs`.
+    #[must_use]
+    pub fn of<'a>(runs: impl IntoIterator<Item = &'a Run>) -> Self {
+        let mut fate = Self::default();
+        for run in runs {
+            fate.runs += 1;
+            for with in [BARE, MARGIN] {
+                fate.failed[with] += u64::from(run.fails(with));
+                fate.conserved[with] += i128::from(run.conserved(with));
+            }
+        }
+        fate
+    }
+
+    /// PEF: the share that failed; none without runs.
+    #[must_use]
+    pub fn failure(&self, with: usize) -> Option<f64> {
+        (self.runs > 0).then(|| self.failed[with] as f64 / self.runs as f64)
+    }
+
+    /// MCP: bytes conserved a run, rounded toward zero; none without runs.
+    #[must_use]
+    pub fn mcp(&self, with: usize) -> Option<i64> {
+        (self.runs > 0).then(|| (self.conserved[with] / i128::from(self.runs)) as i64)
+    }
+}
+
+/// A model's errors and failures: one point of the four-quadrant plot.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Group {
+    /// The model.
+    pub name: String,
+    /// How many jobs.
+    pub jobs: usize,
+    /// Errors of the reserved peak.
+    pub error: Spread,
+    /// Its runs.
+    pub fate: Fate,
+}
+
+/// Scores by what `key` says, in its order.
+#[must_use]
+pub fn by(scores: &[Score], key: impl Fn(&Score) -> String) -> Vec<Group> {
+    let mut groups: BTreeMap<String, Vec<&Score>> = BTreeMap::new();
+    for score in scores {
+        groups.entry(key(score)).or_default().push(score);
+    }
+    groups
+        .into_iter()
+        .map(|(name, all)| Group {
+            name,
+            jobs: all.len(),
+            error: Spread::of(all.iter().map(|s| s.reserved_error())),
+            fate: Fate::of(all.iter().flat_map(|s| &s.runs)),
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spreads() {
+        assert_eq!(Spread::of([]), Spread::default());
+        assert_eq!(Spread::of([-0.5]), Spread { median: 0.5, p90: 0.5, worst: 0.5 });
+        assert_eq!(Spread::of((1..=10).map(f64::from)), Spread { median: 5.5, p90: 9.0, worst: 10.0 });
+        assert_eq!(Spread::of((1..=11).map(|n| -f64::from(n))), Spread { median: 6.0, p90: 10.0, worst: 11.0 });
+    }
+}

@@ -1,0 +1,324 @@
+//! Several jobs planned against one memory and one link.
+//!
+//! Each job gets a part of the budget that is its own (its *sub-arena*), so the plan is safe at every alignment of the jobs'
+//! iterations (TENSILE, section on the multi-job scheduler, plans against the sum of the jobs' peaks for the same reason). Whose
+//! memory shrinks is decided among all jobs: from everybody's unplanned need downwards, the next step is taken by the job that loses the least
+//! time for the bytes it gives up, so long as the sum exceeds the budget. A job's time counts relative to its own, and a job of
+//! priority p gives way p times as late. What is left over at the end goes to the job that gains most by it.
+//!
+//! Jobs that share compute slow each other's operators as much as they slow each other's copies where the device is busy, so each
+//! is planned at the full rate of both. Cost: one plan of a job a step, about `STEPS` steps a job; who plans again and again keeps a
+//! [`Memo`]. Not for: when jobs run ([`super::live`]), single plans ([`super::budget`]).
+
+use std::collections::BTreeMap;
+
+use super::budget::{self, Infeasible, PlanError, Planned, Request};
+use super::method::Method;
+use crate::device::Profile;
+use crate::job::Graph;
+use crate::job::liveness::Liveness;
+use crate::schedule::{Figures, JobPlan, Latency, Plan};
+use crate::units::{Bytes, Nanos};
+
+/// Into how many steps a job's unplanned need is cut.
+const STEPS: u64 = 32;
+
+/// A job of several.
+#[derive(Clone, Debug)]
+pub struct Job<'a> {
+    /// The job.
+    pub graph: &'a Graph,
+    /// Its file, as the plan shall name it, and its hash.
+    pub file: (String, String),
+    /// One for each operator.
+    pub latencies: &'a [Latency],
+    /// The planner and its switches, which may differ from job to job.
+    pub method: Method,
+    /// In thousandths: 2,000 loses time only where a job of 1,000 would lose twice as much. At least 1.
+    pub priority: u64,
+}
+
+/// What to plan.
+#[derive(Clone, Debug)]
+pub struct Jobs<'a> {
+    /// At least one.
+    pub jobs: Vec<Job<'a>>,
+    /// The device.
+    pub device: &'a Profile,
+    /// What the arena, all jobs together, may not exceed.
+    pub budget: Bytes,
+    /// For the plan's record.
+    pub recorded_options: BTreeMap<String, String>,
+}
+
+/// One plan for all, and what it is made of.
+#[derive(Clone, Debug)]
+pub struct Together {
+    /// The plan, with a sub-arena for each job in turn.
+    pub plan: Plan,
+    /// Each job's own plan, from address 0.
+    pub parts: Vec<Planned>,
+}
+
+/// Steps that were planned before, by graph, planner, host memory and target. Looking one up gives what planning it anew would.
+#[derive(Clone, Debug, Default)]
+pub struct Memo(BTreeMap<Key, Step>);
+
+/// Hash of the graph, planner, host memory, target.
+type Key = (String, String, u64, u64);
+
+/// A plan, or why there is none.
+type Step = Result<Planned, Box<Infeasible>>;
+
+/// Makes one plan of all jobs within the budget.
+///
+/// # Errors
+/// [`PlanError::Infeasible`] when there is none to be found.
+pub fn make(jobs: &Jobs<'_>) -> Result<Together, PlanError> {
+    make_with(jobs, &mut Memo::default())
+}
+
+/// As [`make`], with what was planned before.
+///
+/// # Errors
+/// As [`make`].
+pub fn make_with(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanError> {
+    let mut attempt = |devices: &[Profile]| {
+        let mut ladder = Ladder::new(jobs, devices, memo)?;
+        ladder.descend()?;
+        Ok(ladder.together())
+    };
+    let together = attempt(&vec![jobs.device.clone(); jobs.jobs.len()])?;
+    if together.plan.figures.pinned_bytes <= jobs.device.pinned_bytes {
+        return Ok(together);
+    }
+    // Together they take more of the host than there is: each gets its part.
+    attempt(&shares(jobs))
+}
+
+/// Makes the plan with the least arena that each job by itself gets down to.
+///
+/// # Errors
+/// [`PlanError::Infeasible`] when a job can't even be placed unplanned within the budget.
+pub fn minimum(jobs: &Jobs<'_>) -> Result<Together, PlanError> {
+    let (devices, mut memo) = (shares(jobs), Memo::default());
+    let mut ladder = Ladder::new(jobs, &devices, &mut memo)?;
+    for rung in &mut ladder.rungs {
+        let most = Bytes(rung.arena());
+        rung.now = budget::minimum(&Request { budget: most, ..rung.request.clone() })?;
+    }
+    let mut together = ladder.together();
+    together.plan.budget = together.plan.figures.arena_bytes;
+    Ok(together)
+}
+
+/// The device as each job sees it: with its part of host memory, by the bytes that it works on.
+fn shares(jobs: &Jobs<'_>) -> Vec<Profile> {
+    let peaks: Vec<u64> = jobs.jobs.iter().map(|job| Liveness::of(job.graph).peak.0).collect();
+    let all: u128 = peaks.iter().map(|&p| u128::from(p)).sum::<u128>().max(1);
+    let part = |peak: u64| u64::try_from(u128::from(jobs.device.pinned_bytes.0) * u128::from(peak) / all / 512 * 512).unwrap_or(0);
+    peaks.into_iter().map(|peak| Profile { pinned_bytes: Bytes(part(peak)), ..jobs.device.clone() }).collect()
+}
+
+/// Where a job stands, and where it would stand a step further down.
+struct Rung<'a> {
+    request: Request<'a>,
+    priority: u64,
+    now: Planned,
+    /// `None` before anybody asked; `Some(None)` where there is no further down.
+    next: Option<Option<Planned>>,
+    step: u64,
+    floor: u64,
+    blocked: Option<Box<Infeasible>>,
+}
+
+impl Rung<'_> {
+    fn arena(&self) -> u64 {
+        self.now.plan.figures.arena_bytes.0
+    }
+
+    /// Plans the next step, once.
+    fn look(&mut self, memo: &mut Memo) -> Result<(), PlanError> {
+        if self.next.is_some() {
+            return Ok(());
+        }
+        let mut target = self.arena();
+        // A step that can't be met may be met a little lower: placements differ.
+        for _ in 0..3 {
+            target = target.saturating_sub(self.step) / 512 * 512;
+            if target < self.floor {
+                break;
+            }
+            match self.plan(target, memo)? {
+                Ok(planned) => {
+                    self.next = Some(Some(planned));
+                    return Ok(());
+                }
+                Err(no) => self.blocked = Some(no),
+            }
+        }
+        self.next = Some(None);
+        Ok(())
+    }
+
+    fn plan(&self, target: u64, memo: &mut Memo) -> Result<Step, PlanError> {
+        let request = Request { budget: Bytes(target), ..self.request.clone() };
+        let key = (request.file.1.clone(), format!("{:?}", request.method), request.device.pinned_bytes.0, target);
+        if let Some(known) = memo.0.get(&key) {
+            return Ok(known.clone());
+        }
+        let made = match budget::make(&request) {
+            Ok(planned) => Ok(planned),
+            Err(PlanError::Infeasible(no)) => Err(no),
+            Err(defect) => return Err(defect),
+        };
+        memo.0.insert(key, made.clone());
+        Ok(made)
+    }
+
+    /// Time lost by the next step, in parts of the job's own time, for each byte given up: as a fraction.
+    fn price(&self) -> Option<(u128, u128)> {
+        let next = self.next.as_ref()?.as_ref()?;
+        let lost = next.plan.figures.iteration_ns.saturating_sub(self.now.plan.figures.iteration_ns);
+        let own = self.now.plan.figures.unplanned_iteration_ns.0.max(1);
+        let given = self.arena().saturating_sub(next.plan.figures.arena_bytes.0).max(1);
+        Some((u128::from(lost.0) * u128::from(self.priority), u128::from(own) * u128::from(given)))
+    }
+}
+
+struct Ladder<'a> {
+    jobs: &'a Jobs<'a>,
+    rungs: Vec<Rung<'a>>,
+    memo: &'a mut Memo,
+}
+
+impl<'a> Ladder<'a> {
+    fn new(jobs: &'a Jobs<'a>, devices: &'a [Profile], memo: &'a mut Memo) -> Result<Self, PlanError> {
+        let rung = |(job, device): (&Job<'a>, &'a Profile)| {
+            let request = Request {
+                graph: job.graph,
+                file: job.file.clone(),
+                device,
+                latencies: job.latencies,
+                budget: jobs.budget,
+                method: job.method.clone(),
+                recorded_options: jobs.recorded_options.clone(),
+            };
+            let now = budget::unplanned(&request)?;
+            let step = (now.plan.figures.arena_bytes.0 / STEPS).max(512);
+            let floor = Liveness::of(job.graph).floor.0;
+            Ok(Rung { request, priority: job.priority.max(1), now, next: None, step, floor, blocked: None })
+        };
+        Ok(Self { jobs, rungs: jobs.jobs.iter().zip(devices).map(rung).collect::<Result<_, PlanError>>()?, memo })
+    }
+
+    fn sum(&self) -> u64 {
+        self.rungs.iter().map(Rung::arena).fold(0, u64::saturating_add)
+    }
+
+    /// Steps down until all fit.
+    fn descend(&mut self) -> Result<(), PlanError> {
+        let budget = self.jobs.budget.0 / 512 * 512;
+        while self.sum() > budget {
+            for rung in &mut self.rungs {
+                rung.look(self.memo)?;
+            }
+            let cheapest = (0..self.rungs.len()).filter_map(|index| Some((self.rungs[index].price()?, index)));
+            let cheapest = cheapest.min_by(|((a, of_a), i), ((b, of_b), j)| (a * of_b).cmp(&(b * of_a)).then(i.cmp(j)));
+            let Some((_, index)) = cheapest else { return Err(self.infeasible()) };
+            let rung = &mut self.rungs[index];
+            if let Some(Some(next)) = rung.next.take() {
+                rung.now = next;
+            }
+        }
+        self.spread(budget)
+    }
+
+    /// Gives what is left over to the job that gains most.
+    fn spread(&mut self, budget: u64) -> Result<(), PlanError> {
+        let left = budget - self.sum();
+        let mut best: Option<(u128, usize, Planned)> = None;
+        for (index, rung) in self.rungs.iter().enumerate() {
+            let figures = &rung.now.plan.figures;
+            if left < 512 || figures.iteration_ns <= figures.unplanned_iteration_ns {
+                continue;
+            }
+            let Ok(wider) = rung.plan(rung.arena() + left, self.memo)? else { continue };
+            let gained = figures.iteration_ns.saturating_sub(wider.plan.figures.iteration_ns);
+            let own = figures.unplanned_iteration_ns.0.max(1);
+            // Parts of a billion of its own time.
+            let gain = u128::from(gained.0) * u128::from(rung.priority) * 1_000_000_000 / u128::from(own);
+            if gain > best.as_ref().map_or(0, |b| b.0) {
+                best = Some((gain, index, wider));
+            }
+        }
+        if let Some((_, index, wider)) = best {
+            self.rungs[index].now = wider;
+        }
+        Ok(())
+    }
+
+    fn infeasible(&self) -> PlanError {
+        let blocked = self.rungs.iter().enumerate().filter_map(|(index, rung)| {
+            let why = rung.blocked.as_ref()?;
+            Some(format!("job {index} (`{}`) gets no further down than {}: {}", rung.request.graph.name, Bytes(rung.arena()), why.blocked))
+        });
+        PlanError::Infeasible(Box::new(Infeasible {
+            budget: self.jobs.budget,
+            floor: Bytes(self.rungs.iter().map(|r| r.floor).fold(0, u64::saturating_add)),
+            lowest: Bytes(self.sum()),
+            blocked: blocked.collect::<Vec<_>>().join("; "),
+        }))
+    }
+
+    fn together(self) -> Together {
+        let parts: Vec<Planned> = self.rungs.into_iter().map(|rung| rung.now).collect();
+        let mut jobs = Vec::with_capacity(parts.len());
+        let mut figures = Figures::default();
+        for part in &parts {
+            let own = &part.plan.figures;
+            jobs.extend(part.plan.jobs.iter().map(|job| moved(job, figures.arena_bytes, figures.pinned_bytes)));
+            figures.peak_bytes += own.peak_bytes;
+            figures.arena_bytes += own.arena_bytes;
+            figures.pinned_bytes += own.pinned_bytes;
+            figures.unplanned_peak_bytes += own.unplanned_peak_bytes;
+            figures.iteration_ns += own.iteration_ns;
+            figures.first_iteration_ns += own.first_iteration_ns;
+            figures.unplanned_iteration_ns += own.unplanned_iteration_ns;
+        }
+        let planner = self.jobs.jobs.first().map_or("none", |job| job.method.name());
+        let plan = Plan {
+            planner: planner.to_owned(),
+            options: self.jobs.recorded_options.clone(),
+            device: self.jobs.device.clone(),
+            budget: self.jobs.budget,
+            jobs,
+            figures,
+        };
+        Together { plan, parts }
+    }
+}
+
+/// A job's plan with its sub-arena and its slots in the slab behind those before it.
+fn moved(job: &JobPlan, arena: Bytes, pinned: Bytes) -> JobPlan {
+    let mut job = job.clone();
+    for placement in &mut job.placements {
+        placement.offset += arena;
+    }
+    for slot in job.host_slots.values_mut() {
+        *slot += pinned;
+    }
+    job
+}
+
+/// The sum of the jobs' unplanned peaks: what a share of the budget is a share of.
+#[must_use]
+pub fn unplanned_peak(graphs: &[&Graph]) -> Bytes {
+    graphs.iter().map(|graph| Liveness::of(graph).peak).fold(Bytes::ZERO, |sum, peak| Bytes(sum.0.saturating_add(peak.0)))
+}
+
+/// How much longer all jobs take than unplanned, each alone.
+#[must_use]
+pub fn added(figures: &Figures) -> Nanos {
+    figures.iteration_ns.saturating_sub(figures.unplanned_iteration_ns)
+}

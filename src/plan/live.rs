@@ -1,0 +1,289 @@
+//! Jobs that come and go: planned anew together at each launch and end, the new plans taken up at the jobs' own iteration boundaries.
+//!
+//! The papers' parts (TENSILE, its architecture figure): the *controller* is [`Live::run`], which sees launches and ends; the *scheduler* is
+//! [`super::global`]; executors and the swap executor are [`crate::sim::shared`]. What is resident of a job at the end of its iteration is its persistent memory.
+//! A new plan moves a job to its new sub-arena between two iterations, which costs what moving its persistent memory on the device takes,
+//! and the copies of what the plans keep in different memories.
+//!
+//! # Why nobody waits for ever
+//!
+//! Sub-arenas lie in the order of launch, before and after. A job takes up its new plan at the first boundary at which its new sub-arena
+//! touches nobody's present one. A job that must wait for a later one wants to end beyond that one's present start; if the later one waited for the earlier
+//! in turn, it would want to start before the earlier one's present end. But new sub-arenas are apart and in the same order, present ones
+//! too: the first says new end of i > present start of j ≥ present end of i, the second new start of j < present end of i, so new end
+//! of i > new start of j, which contradicts them being apart. So waits never close a circle, and each job's iterations end.
+//!
+//! Launching loads what starts on the device, alone on the link; host slots are taken anew at the same boundary. A job that can't be planned beside the others
+//! waits in line, first come first served, and the answer says what it waits for. Cost: one [`super::global`] plan a launch or end.
+//! Not for: lanes and policies.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use super::budget::PlanError;
+use super::global::{self, Job, Jobs, Memo};
+use crate::device::{Profile, roofline};
+use crate::job::Graph;
+use crate::sim::engine::{self, Deadlock, Durations};
+use crate::sim::program::{Begin, Direction, Program};
+use crate::sim::shared::{Carried, Shared, Work};
+use crate::units::{Bytes, Nanos, TensorId};
+
+/// A job, when it comes and how long it stays.
+#[derive(Clone, Debug)]
+pub struct Arrival<'a> {
+    /// The job.
+    pub job: Job<'a>,
+    /// When it comes.
+    pub submitted: Nanos,
+    /// After so many iterations it ends. At least 1.
+    pub iterations: u32,
+}
+
+/// What became of a job.
+#[derive(Clone, Debug, Default)]
+pub struct Story {
+    /// Start and length of each iteration.
+    pub iterations: Vec<(Nanos, Nanos)>,
+    /// When it was let in, and when it ended; `None` where it never was.
+    pub admitted: Option<Nanos>,
+    /// Its end.
+    pub ended: Option<Nanos>,
+    /// What its first wait was for.
+    pub waited_for: Option<String>,
+    /// Its sub-arenas: from when on, first byte and bytes.
+    pub arenas: Vec<(Nanos, Bytes, Bytes)>,
+    /// Copies that came late.
+    pub late: u64,
+}
+
+/// What happened.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// One for each job.
+    pub jobs: Vec<Story>,
+    /// How often all were planned anew.
+    pub replans: u32,
+    /// Every copy.
+    pub carried: Vec<Carried>,
+}
+
+/// Why there is no outcome.
+#[derive(Debug, thiserror::Error)]
+pub enum LiveError {
+    /// A defect in planning.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// A defect in a plan.
+    #[error(transparent)]
+    Deadlock(#[from] Deadlock),
+}
+
+/// A plan of a job as it stands in the arena.
+#[derive(Clone)]
+struct Seat {
+    program: Rc<Program>,
+    durations: Rc<Durations>,
+    base: u64,
+    bytes: u64,
+}
+
+impl Seat {
+    fn touches(&self, other: &Self) -> bool {
+        self.base < other.base + other.bytes && other.base < self.base + self.bytes
+    }
+
+    /// What is on the device between iterations.
+    fn persistent(&self) -> BTreeSet<TensorId> {
+        self.program.residencies.iter().filter(|r| r.begin == Begin::Iteration).filter_map(|r| r.tensor).collect()
+    }
+}
+
+/// A job that has been let in.
+struct Member {
+    arrival: usize,
+    /// Where it is; `None` until its first plan is taken up.
+    seat: Option<Seat>,
+    /// Where it is to be.
+    next: Option<Seat>,
+    left: u32,
+    /// It is within an iteration.
+    running: bool,
+    /// It begins its next iteration then.
+    starts: Option<Nanos>,
+}
+
+/// The controller.
+pub struct Live<'a> {
+    arrivals: &'a [Arrival<'a>],
+    device: &'a Profile,
+    budget: Bytes,
+    memo: Memo,
+    members: Vec<Member>,
+    waiting: Vec<usize>,
+    outcome: Outcome,
+}
+
+impl<'a> Live<'a> {
+    /// Jobs, in order of their coming, on a device of which they may have `budget`.
+    #[must_use]
+    pub fn new(arrivals: &'a [Arrival<'a>], device: &'a Profile, budget: Bytes) -> Self {
+        let outcome = Outcome { jobs: vec![Story::default(); arrivals.len()], ..Outcome::default() };
+        Self { arrivals, device, budget, memo: Memo::default(), members: Vec::new(), waiting: Vec::new(), outcome }
+    }
+
+    /// Lets them come, run and go.
+    ///
+    /// # Errors
+    /// Only defects; a job that never fits is told in its story.
+    pub fn run(mut self) -> Result<Outcome, LiveError> {
+        let mut shared = Shared::new(&self.device.link);
+        let mut coming = 0;
+        loop {
+            let arrival = self.arrivals.get(coming).map(|a| a.submitted);
+            let start = self.members.iter().filter_map(|m| m.starts).min();
+            let limit = arrival.into_iter().chain(start).min().unwrap_or(Nanos(u64::MAX));
+            let ended = shared.until(limit)?;
+            let now = shared.now();
+            match ended {
+                Some((job, run)) => self.ended(job, now, run.iteration, run.late_copies)?,
+                None if arrival.is_some_and(|at| at <= now) => {
+                    self.waiting.push(coming);
+                    coming += 1;
+                    self.admit(now)?;
+                }
+                None if start.is_none() => break,
+                None => {}
+            }
+            self.settle(now);
+            for member in &mut self.members {
+                if member.starts.is_some_and(|at| at <= now)
+                    && let Some(seat) = &member.seat
+                {
+                    (member.starts, member.running) = (None, true);
+                    let job = &self.arrivals[member.arrival].job;
+                    let utilisation = roofline::utilisation(&job.graph.operators, job.latencies, self.device);
+                    let work = Work { program: Rc::clone(&seat.program), durations: Rc::clone(&seat.durations), utilisation };
+                    shared.begin(member.arrival, work);
+                }
+            }
+        }
+        self.outcome.carried = shared.carried;
+        Ok(self.outcome)
+    }
+
+    fn ended(&mut self, job: usize, now: Nanos, took: Nanos, late: u32) -> Result<(), LiveError> {
+        let story = &mut self.outcome.jobs[job];
+        story.iterations.push((now - took, took));
+        story.late += u64::from(late);
+        let Some(index) = self.members.iter().position(|m| m.arrival == job) else { return Ok(()) };
+        let member = &mut self.members[index];
+        member.running = false;
+        member.left -= 1;
+        if member.left == 0 {
+            self.members.remove(index);
+            self.outcome.jobs[job].ended = Some(now);
+            if !self.members.is_empty() {
+                self.plan(None)?;
+            }
+            self.admit(now)?;
+        }
+        Ok(())
+    }
+
+    /// Lets in whoever waits and can be planned beside the others, in order.
+    fn admit(&mut self, now: Nanos) -> Result<(), LiveError> {
+        while let Some(&first) = self.waiting.first() {
+            if let Some(why) = self.plan(Some(first))? {
+                self.outcome.jobs[first].waited_for.get_or_insert(why);
+                if self.members.is_empty() {
+                    // Alone on the device and still too large: it never fits.
+                    self.waiting.remove(0);
+                    continue;
+                }
+                break;
+            }
+            self.waiting.remove(0);
+            self.outcome.jobs[first].admitted = Some(now);
+        }
+        Ok(())
+    }
+
+    /// Plans all that are in, and one more; why that one can't come in, if it can't.
+    fn plan(&mut self, more: Option<usize>) -> Result<Option<String>, LiveError> {
+        let indices: Vec<usize> = self.members.iter().map(|m| m.arrival).chain(more).collect();
+        let jobs = indices.iter().map(|&index| self.arrivals[index].job.clone()).collect();
+        let asked = Jobs { jobs, device: self.device, budget: self.budget, recorded_options: BTreeMap::new() };
+        let together = match global::make_with(&asked, &mut self.memo) {
+            Ok(together) => together,
+            Err(PlanError::Infeasible(no)) => {
+                return Ok(Some(format!("{} of memory, {} of which were the least for it and those before it", no.budget, no.lowest)));
+            }
+            Err(defect) => return Err(defect.into()),
+        };
+        self.outcome.replans += 1;
+        if let Some(arrival) = more {
+            let left = self.arrivals[arrival].iterations.max(1);
+            self.members.push(Member { arrival, seat: None, next: None, left, running: false, starts: None });
+        }
+        let mut base = 0;
+        for (member, part) in self.members.iter_mut().zip(together.parts) {
+            let bytes = part.plan.figures.arena_bytes.0;
+            let durations = Rc::new(Durations::nominal(&part.program, &self.device.link));
+            let next = Seat { program: Rc::new(part.program), durations, base, bytes };
+            let same = member.seat.as_ref().is_some_and(|seat| (seat.base, seat.bytes) == (base, bytes));
+            // The same place and size come from the same plan.
+            member.next = (!same).then_some(next);
+            base += bytes;
+        }
+        Ok(None)
+    }
+
+    /// Lets jobs between iterations take up their new plans where nobody is in the way, and go on.
+    fn settle(&mut self, now: Nanos) {
+        let mut changed = true;
+        while changed {
+            changed = false;
+            for index in 0..self.members.len() {
+                let member = &self.members[index];
+                if member.running || member.starts.is_some() {
+                    continue;
+                }
+                let free = |seat: &Seat| {
+                    let others = self.members.iter().enumerate().filter(|(other, _)| *other != index);
+                    others.filter_map(|(_, m)| m.seat.as_ref()).all(|present| !present.touches(seat))
+                };
+                let moves = member.next.as_ref().is_some_and(free);
+                if !moves && member.seat.is_none() {
+                    continue;
+                }
+                let member = &mut self.members[index];
+                let mut wait = Nanos::ZERO;
+                if moves && let Some(next) = member.next.take() {
+                    let graph = self.arrivals[member.arrival].job.graph;
+                    wait = moving(graph, self.device, member.seat.as_ref(), &next);
+                    self.outcome.jobs[member.arrival].arenas.push((now, Bytes(next.base), Bytes(next.bytes)));
+                    member.seat = Some(next);
+                }
+                member.starts = Some(now + wait);
+                changed = true;
+            }
+        }
+    }
+}
+
+/// What it takes to go from one plan's boundary to another's.
+fn moving(graph: &Graph, device: &Profile, from: Option<&Seat>, to: &Seat) -> Nanos {
+    let alone = |direction, tensor: &TensorId| engine::copy_time(&device.link, direction, graph.tensor(*tensor).bytes, false);
+    let there = to.persistent();
+    let Some(from) = from else {
+        return there.iter().map(|tensor| alone(Direction::H2d, tensor)).sum();
+    };
+    let here = from.persistent();
+    // What stays on the device is read and written once.
+    let moved: u128 = here.intersection(&there).map(|t| 2 * u128::from(graph.tensor(*t).bytes.0)).sum();
+    let on_device = (moved * 1_000_000_000).div_ceil(u128::from(device.memory_bandwidth.max(1)));
+    let out: Nanos = here.difference(&there).map(|tensor| alone(Direction::D2h, tensor)).sum();
+    let back: Nanos = there.difference(&here).map(|tensor| alone(Direction::H2d, tensor)).sum();
+    Nanos(u64::try_from(on_device).unwrap_or(u64::MAX / 4)) + out + back
+}

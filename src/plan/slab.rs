@@ -1,0 +1,71 @@
+//! Addresses of host copies in the pinned slab, found the same way as those on the device.
+//!
+//! A tensor that starts the iteration on the host holds its slot always, another from its first copy to its last by their place in the
+//! plan, so that what shares bytes does so at any timing. Sharing has a price that addresses on the device have too: the later copy waits for the
+//! earlier. So bytes are shared only where the iteration takes no longer for it, or where the slab would not fit otherwise.
+//! Not for: which tensors are copied, or when.
+
+use std::collections::BTreeMap;
+
+use super::place::{self, Item, heuristic};
+use crate::device::Link;
+use crate::sim::engine::{self, Deadlock, Durations, Run};
+use crate::sim::program::{Direction, Program};
+use crate::units::{Bytes, TensorId};
+
+/// Slots in the slab, and the run with them.
+#[derive(Clone, Debug)]
+pub struct Slab {
+    /// By tensor.
+    pub slots: BTreeMap<TensorId, Bytes>,
+    /// The highest end.
+    pub bytes: Bytes,
+    /// The noiseless iteration.
+    pub run: Run,
+}
+
+/// When a tensor holds its slot, in copies.
+struct Life {
+    bytes: u64,
+    from: u32,
+    until: u32,
+}
+
+/// Places the host copies of a program, which is told about what they share, and runs it.
+///
+/// # Errors
+/// When the program deadlocks, which planners exclude.
+pub fn place(program: &mut Program, link: &Link, pinned: Bytes) -> Result<Slab, Deadlock> {
+    let mut lives: BTreeMap<TensorId, Life> = BTreeMap::new();
+    let all = u32::try_from(program.copies.len()).unwrap_or(u32::MAX);
+    for (index, copy) in (0u32..).zip(&program.copies) {
+        let starts_there = copy.direction == Direction::H2d && copy.source.is_none();
+        let life = lives.entry(copy.tensor).or_insert(Life { bytes: copy.bytes.in_blocks().0, from: index, until: index });
+        if starts_there {
+            (life.from, life.until) = (0, all);
+        }
+        life.until = life.until.max(index + 1);
+    }
+    let durations = Durations::nominal(program, link);
+    let mut apart = Slab { slots: BTreeMap::new(), bytes: Bytes::ZERO, run: engine::run(program, link, &durations)? };
+    for (&tensor, life) in &lives {
+        apart.slots.insert(tensor, apart.bytes);
+        apart.bytes += Bytes(life.bytes);
+    }
+    // What has no bytes needs no place of its own.
+    let (tensors, items): (Vec<TensorId>, Vec<Item>) =
+        lives.iter().filter(|l| l.1.bytes > 0).map(|(&t, l)| (t, Item::new(l.bytes, vec![(l.from, l.until)]))).unzip();
+    let layout = heuristic::place(&items, place::load(&items));
+    if layout.height >= apart.bytes.0 {
+        return Ok(apart);
+    }
+    let mut slots: BTreeMap<TensorId, Bytes> = lives.keys().map(|&t| (t, Bytes::ZERO)).collect();
+    slots.extend(tensors.into_iter().zip(layout.offsets.iter().map(|&o| Bytes(o))));
+    program.share(&slots);
+    let run = engine::run(program, link, &durations)?;
+    if run.iteration > apart.run.iteration && apart.bytes <= pinned {
+        program.share(&apart.slots);
+        return Ok(apart);
+    }
+    Ok(Slab { slots, bytes: Bytes(layout.height), run })
+}

@@ -1,0 +1,226 @@
+//! Passive mode: one iteration within a budget without any plan, evicting on demand.
+//!
+//! What Capuchin (Peng et al., ASPLOS 2020, section 4.2) does in its first iteration, while it measures when tensors are
+//! accessed. Where the next operator's tensors have no room, those least recently used leave until there is; one that is missing is fetched. Both
+//! *block*: nothing runs meanwhile, and a copy is alone on the link. Read from others' notes on the paper; what they leave open is settled so:
+//!
+//! - Any tensor that the operator does not touch may leave, parameters and optimizer states included; of those used by the same operator the
+//!   first by number. A tensor goes for good after its last use, if an operator of the iteration generates it.
+//! - A host copy is valid until the tensor is written (design as in plans), so that a clean tensor leaves without a copy.
+//! - What nothing generates is on the device at the start as far as there is room, those used first before others; the rest is on the host.
+//! - Room is counted in bytes, every tensor and workspace rounded to blocks: fragmentation is left out, which is to its advantage.
+//!
+//! Cost: O(accesses · log). Not for: plans, and what follows the first iteration ([`crate::plan::capuchin`]).
+
+use std::collections::BTreeSet;
+
+use super::engine::copy_time;
+use super::program::Direction;
+use crate::device::Link;
+use crate::device::latency::Latency;
+use crate::job::Graph;
+use crate::units::{Bytes, Nanos, OpId, TensorId};
+
+/// What became of the iteration.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Passive {
+    /// All of it, waiting included.
+    pub iteration: Nanos,
+    /// Of that, waiting for what leaves.
+    pub out: Nanos,
+    /// And for what is fetched.
+    pub back: Nanos,
+    /// How many tensors left, with or without a copy.
+    pub evictions: u64,
+    /// Bytes copied to the host.
+    pub evicted: Bytes,
+    /// Bytes copied from the host.
+    pub fetched: Bytes,
+    /// The largest sum of resident bytes.
+    pub peak: Bytes,
+}
+
+/// An operator's own tensors and workspace exceed the budget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("operator {} needs {needed} ({} bytes) at once", operator.0, needed.0)]
+pub struct TooSmall {
+    /// Which.
+    pub operator: OpId,
+    /// Its working set.
+    pub needed: Bytes,
+}
+
+/// Runs one iteration within `budget`.
+///
+/// # Errors
+/// When an operator alone exceeds it.
+pub fn run(graph: &Graph, latencies: &[Latency], link: &Link, budget: Bytes) -> Result<Passive, TooSmall> {
+    let mut memory = Memory::start(graph, link, budget);
+    let mut last = vec![None; graph.tensors.len()];
+    for (index, operator) in graph.operators.iter().enumerate() {
+        for tensor in operator.touches() {
+            last[tensor.index()] = Some(index);
+        }
+    }
+    let generators = graph.generators();
+    for (index, (operator, latency)) in graph.operators.iter().zip(latencies).enumerate() {
+        let touched = operator.touches();
+        let workspace = operator.workspace.in_blocks();
+        let needed = workspace + touched.iter().map(|t| memory.bytes[t.index()]).sum::<Bytes>();
+        if needed > budget {
+            return Err(TooSmall { operator: OpId::of(index), needed });
+        }
+        // What is there is not to leave now.
+        for &tensor in &touched {
+            memory.take_out(tensor);
+        }
+        for &tensor in &touched {
+            if !memory.resident[tensor.index()] {
+                memory.room(memory.bytes[tensor.index()]);
+                if generators[tensor.index()] != Some(OpId::of(index)) {
+                    memory.fetch(tensor);
+                }
+                memory.resident[tensor.index()] = true;
+                memory.used += memory.bytes[tensor.index()];
+            }
+        }
+        memory.room(workspace);
+        memory.done.peak = memory.done.peak.max(memory.used + workspace);
+        memory.done.iteration += latency.time.max(Nanos(1));
+        for operand in operator.writes() {
+            memory.on_host[operand.tensor.index()] = false;
+        }
+        for &tensor in &touched {
+            if last[tensor.index()] == Some(index) && generators[tensor.index()].is_some() {
+                memory.resident[tensor.index()] = false;
+                memory.used = memory.used.saturating_sub(memory.bytes[tensor.index()]);
+            } else {
+                memory.put_back(tensor, index + 1);
+            }
+        }
+    }
+    let done = memory.done;
+    Ok(Passive { iteration: done.iteration + done.out + done.back, ..done })
+}
+
+struct Memory<'a> {
+    graph: &'a Graph,
+    link: &'a Link,
+    budget: Bytes,
+    used: Bytes,
+    /// Rounded to blocks, by tensor.
+    bytes: Vec<Bytes>,
+    resident: Vec<bool>,
+    /// The host holds the current version.
+    on_host: Vec<bool>,
+    /// When each was used last, from 1; 0 for not in this iteration.
+    used_at: Vec<usize>,
+    /// What may leave, the least recently used first.
+    idle: BTreeSet<(usize, TensorId)>,
+    done: Passive,
+}
+
+impl<'a> Memory<'a> {
+    fn start(graph: &'a Graph, link: &'a Link, budget: Bytes) -> Self {
+        let bytes: Vec<Bytes> = graph.tensors.iter().map(|t| t.bytes.in_blocks()).collect();
+        let count = graph.tensors.len();
+        let mut memory = Self {
+            graph,
+            link,
+            budget,
+            used: Bytes::ZERO,
+            bytes,
+            resident: vec![false; count],
+            on_host: vec![false; count],
+            used_at: vec![0; count],
+            idle: BTreeSet::new(),
+            done: Passive::default(),
+        };
+        let mut first = vec![usize::MAX; count];
+        for (index, operator) in graph.operators.iter().enumerate() {
+            for tensor in operator.touches() {
+                first[tensor.index()] = first[tensor.index()].min(index);
+            }
+        }
+        let generators = graph.generators();
+        let mut long_lived: Vec<TensorId> = (0..count).map(TensorId::of).filter(|t| generators[t.index()].is_none()).collect();
+        long_lived.sort_by_key(|t| (first[t.index()], *t));
+        for tensor in long_lived {
+            let fits = memory.used + memory.bytes[tensor.index()] <= budget;
+            memory.resident[tensor.index()] = fits;
+            memory.on_host[tensor.index()] = !fits;
+            if fits {
+                memory.used += memory.bytes[tensor.index()];
+                memory.idle.insert((0, tensor));
+            }
+        }
+        memory.done.peak = memory.used;
+        memory
+    }
+
+    fn take_out(&mut self, tensor: TensorId) {
+        self.idle.remove(&(self.used_at[tensor.index()], tensor));
+    }
+
+    fn put_back(&mut self, tensor: TensorId, at: usize) {
+        self.used_at[tensor.index()] = at;
+        self.idle.insert((at, tensor));
+    }
+
+    /// Evicts until so many more bytes fit, or nothing is left to leave.
+    fn room(&mut self, more: Bytes) {
+        while self.used + more > self.budget {
+            let Some((_, tensor)) = self.idle.pop_first() else { return };
+            let bytes = self.graph.tensor(tensor).bytes;
+            if !std::mem::replace(&mut self.on_host[tensor.index()], true) {
+                self.done.out += copy_time(self.link, Direction::D2h, bytes, false);
+                self.done.evicted += bytes;
+            }
+            self.done.evictions += 1;
+            self.resident[tensor.index()] = false;
+            self.used = self.used.saturating_sub(self.bytes[tensor.index()]);
+        }
+    }
+
+    fn fetch(&mut self, tensor: TensorId) {
+        let bytes = self.graph.tensor(tensor).bytes;
+        self.done.back += copy_time(self.link, Direction::H2d, bytes, false);
+        self.done.fetched += bytes;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schedule::Source;
+    use crate::sim::engine::tests::{LINK, graph};
+
+    fn passive(budget: u64) -> Result<Passive, TooSmall> {
+        run(&graph(), &[Latency { time: Nanos(1000), source: Source::Graph }; 5], &LINK, Bytes(budget))
+    }
+
+    #[test]
+    fn with_room_for_all_nothing_leaves() {
+        assert_eq!(passive(3072), Ok(Passive { iteration: Nanos(5000), peak: Bytes(3072), ..Passive::default() }));
+    }
+
+    #[test]
+    fn the_least_recently_used_leaves_and_its_next_use_waits() {
+        // op2 makes c beside b: a leaves. op3 wants a: b, used at op2 like c and before it by number, leaves. op4 wants b: a is dead by then.
+        let expected = Passive {
+            iteration: Nanos(5000 + 4 * 1024),
+            out: Nanos(2048),
+            back: Nanos(2048),
+            evictions: 2,
+            evicted: Bytes(2048),
+            fetched: Bytes(2048),
+            peak: Bytes(2048),
+        };
+        assert_eq!(passive(2048), Ok(expected));
+    }
+
+    #[test]
+    fn an_operator_that_does_not_fit_is_named() {
+        assert_eq!(passive(2047), Err(TooSmall { operator: OpId(2), needed: Bytes(2048) }));
+    }
+}

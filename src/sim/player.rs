@@ -1,0 +1,242 @@
+//! One job on a device: which of its steps and copies may start, and what became of them.
+//!
+//! For: [`super::engine`], which gives it a device alone, and [`super::shared`], where it shares one. The rules are those of
+//! [`crate::schedule::plan`], "What a plan means". Not for: the link's rates and the clock, which are the device's.
+
+use std::ops::Deref;
+
+use super::engine::{Durations, Run, Stalls};
+use super::program::{Begin, Direction, Program};
+use crate::units::Nanos;
+
+/// Later than anything.
+pub(super) const NEVER: Nanos = Nanos(u64::MAX);
+
+/// How fast a step goes alone: so many units of work a nanosecond.
+pub(super) const ALONE: u64 = 1_000_000;
+
+/// One direction's copies of one job, in order.
+struct Queue {
+    copies: Vec<usize>,
+    next: usize,
+    running: bool,
+    /// Delays of the copies before this position are cut short.
+    cut: usize,
+}
+
+/// The step that runs.
+#[derive(Clone, Copy)]
+struct Running {
+    /// Units left at `since`.
+    left: u128,
+    since: Nanos,
+    speed: u64,
+    ends: Nanos,
+}
+
+/// A job within an iteration. Times are absolute.
+pub(super) struct Player<P, D> {
+    program: P,
+    durations: D,
+    began: Nanos,
+    step: usize,
+    running: Option<Running>,
+    ready_since: Nanos,
+    steps: Vec<(Nanos, Nanos)>,
+    copies: Vec<(Nanos, Nanos)>,
+    queues: [Queue; 2],
+    position: Vec<usize>,
+    stalls: Stalls,
+    late: u32,
+}
+
+/// The directions in the order of a player's queues.
+pub(super) const DIRECTIONS: [Direction; 2] = [Direction::H2d, Direction::D2h];
+
+impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
+    /// A job at the start of an iteration.
+    pub fn new(program: P, durations: D, began: Nanos) -> Self {
+        let queue = |direction| Queue {
+            copies: (0..program.copies.len()).filter(|&c| program.copies[c].direction == direction).collect(),
+            next: 0,
+            running: false,
+            cut: 0,
+        };
+        let queues = DIRECTIONS.map(queue);
+        let mut position = vec![0; program.copies.len()];
+        for q in &queues {
+            for (at, &copy) in q.copies.iter().enumerate() {
+                position[copy] = at;
+            }
+        }
+        Self {
+            steps: vec![(NEVER, NEVER); program.steps.len()],
+            copies: vec![(NEVER, NEVER); program.copies.len()],
+            program,
+            durations,
+            began,
+            step: 0,
+            running: None,
+            ready_since: began,
+            queues,
+            position,
+            stalls: Stalls::default(),
+            late: 0,
+        }
+    }
+
+    /// All of the iteration has ended.
+    pub fn done(&self) -> bool {
+        self.step == self.steps.len() && self.queues.iter().all(|q| q.next == q.copies.len())
+    }
+
+    /// The next step to start or to end.
+    pub const fn step(&self) -> usize {
+        self.step
+    }
+
+    /// A step of its is running.
+    pub const fn computes(&self) -> bool {
+        self.running.is_some()
+    }
+
+    /// What the iteration that ends `now` was like, counted from its start.
+    pub fn run(mut self, now: Nanos) -> Run {
+        self.stalls.tail = now - self.steps.last().map_or(self.began, |s| s.1);
+        let began = self.began;
+        if began > Nanos::ZERO {
+            for (start, end) in self.steps.iter_mut().chain(&mut self.copies) {
+                (*start, *end) = (*start - began, *end - began);
+            }
+        }
+        Run { steps: self.steps, copies: self.copies, iteration: now - began, stalls: self.stalls, late_copies: self.late }
+    }
+
+    /// The position of its next copy in a direction among all its copies; after all others if there is none.
+    pub fn next_copy(&self, direction: usize) -> usize {
+        let queue = &self.queues[direction];
+        queue.copies.get(queue.next).copied().unwrap_or(usize::MAX)
+    }
+
+    /// The work of its next copy in a direction, if that may start `now`.
+    pub fn copy_ready(&self, direction: usize, now: Nanos) -> Option<u128> {
+        let queue = &self.queues[direction];
+        let &copy = queue.copies.get(queue.next).filter(|_| !queue.running)?;
+        let c = &self.program.copies[copy];
+        let ready = self.due(copy, queue.next < queue.cut, now) <= now
+            && c.written_by.is_none_or(|s| self.steps[s].1 <= now)
+            && c.source.is_none_or(|s| self.copies[s].1 <= now)
+            && c.slab.iter().all(|&s| self.copies[s].1 <= now)
+            && (c.direction == Direction::D2h || self.bytes_free(c.residency, now));
+        ready.then(|| self.durations.copies[copy].max(1))
+    }
+
+    /// Starts the copy that is ready.
+    pub fn start_copy(&mut self, direction: usize, now: Nanos) {
+        let queue = &mut self.queues[direction];
+        queue.running = true;
+        self.copies[queue.copies[queue.next]].0 = now;
+    }
+
+    /// Ends the copy that runs.
+    pub fn end_copy(&mut self, direction: usize, now: Nanos) {
+        let queue = &mut self.queues[direction];
+        self.copies[queue.copies[queue.next]].1 = now;
+        queue.running = false;
+        queue.next += 1;
+    }
+
+    /// Starts the next step if it may, or cuts the delays of the copies that it waits for; whether anything changed.
+    pub fn start_step(&mut self, now: Nanos, speed: u64) -> bool {
+        let Some(step) = self.program.steps.get(self.step).filter(|_| self.running.is_none()) else { return false };
+        let missing = |copy: &&usize| self.copies[**copy].1 > now;
+        if let Some(reach) = step.reads_copies.iter().filter(missing).map(|&copy| self.position[copy] + 1).max() {
+            // Passive: whatever stands before the copies that this step waits for goes without delay.
+            let cut = &mut self.queues[0].cut;
+            let cuts = *cut < reach;
+            *cut = reach.max(*cut);
+            return cuts;
+        }
+        if !step.begins.iter().all(|&r| self.bytes_free(r, now)) {
+            return false;
+        }
+        let waited = now - self.ready_since;
+        if waited > Nanos::ZERO {
+            let arrived = step.reads_copies.iter().any(|&c| self.copies[c].1 == now);
+            *(if arrived { &mut self.stalls.swap_in } else { &mut self.stalls.swap_out }) += waited;
+        }
+        self.late += u32::from(step.reads_copies.iter().any(|&c| self.copies[c].1 > self.ready_since));
+        let time = self.durations.steps[self.step];
+        let ends = Nanos(now.0.saturating_add(time.0));
+        self.steps[self.step].0 = now;
+        self.running = Some(Running { left: u128::from(time.0) * u128::from(ALONE), since: now, speed: ALONE, ends });
+        self.pace(now, speed);
+        true
+    }
+
+    /// Lets the running step go on at another speed.
+    pub fn pace(&mut self, now: Nanos, speed: u64) {
+        let Some(running) = self.running.as_mut().filter(|r| r.speed != speed) else { return };
+        let done = u128::from((now - running.since).0) * u128::from(running.speed);
+        let left = running.left.saturating_sub(done);
+        let takes = u64::try_from(left.div_ceil(u128::from(speed.max(1)))).unwrap_or(u64::MAX);
+        *running = Running { left, since: now, speed, ends: Nanos(now.0.saturating_add(takes)) };
+    }
+
+    /// Ends the step if it ends `now`; whether it does.
+    pub fn end_step(&mut self, now: Nanos) -> bool {
+        if self.running.is_none_or(|r| r.ends > now) {
+            return false;
+        }
+        self.running = None;
+        self.steps[self.step].1 = now;
+        self.step += 1;
+        self.ready_since = now;
+        true
+    }
+
+    /// When its running step ends or its next copies become due, whichever is first.
+    pub fn next(&self, now: Nanos) -> Nanos {
+        let mut next = self.running.map_or(NEVER, |r| r.ends);
+        for q in &self.queues {
+            if let Some(&copy) = q.copies.get(q.next).filter(|_| !q.running) {
+                let due = self.due(copy, q.next < q.cut, now);
+                if due > now {
+                    next = next.min(due);
+                }
+            }
+        }
+        next
+    }
+
+    fn due(&self, copy: usize, cut: bool, now: Nanos) -> Nanos {
+        let c = &self.program.copies[copy];
+        let end = c.trigger.map_or(self.began, |s| self.steps[s].1);
+        if end > now {
+            NEVER
+        } else if cut {
+            end
+        } else {
+            Nanos(end.0.saturating_add(c.delay.0))
+        }
+    }
+
+    fn bytes_free(&self, residency: usize, now: Nanos) -> bool {
+        let r = &self.program.residencies[residency];
+        r.previous.iter().chain(&r.after).all(|&other| self.ended(other, now))
+    }
+
+    /// Whether the residency's bytes are free by now.
+    fn ended(&self, index: usize, now: Nanos) -> bool {
+        let r = &self.program.residencies[index];
+        if r.stays {
+            return false;
+        }
+        let begun = match r.begin {
+            Begin::Iteration => true,
+            Begin::Step(s) => self.steps[s].1 <= now,
+            Begin::Copy(c) => self.copies[c].1 <= now,
+        };
+        begun && r.last_step.is_none_or(|s| self.steps[s].1 <= now) && r.out.is_none_or(|c| self.copies[c].1 <= now)
+    }
+}

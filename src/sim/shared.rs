@@ -1,0 +1,169 @@
+//! Several jobs on one device: one link, one copy a direction whoever's it is, and compute that slows down where it is wanted by more than it has.
+//!
+//! Jobs run their iterations on clocks of their own; who launches, replaces and ends them is the caller's business, at any instant
+//! ([`Shared::until`] stops there). A direction of the link takes the copy that became ready first, of the lower job if two did. A job takes
+//! part of the device's compute, its *utilisation*; while the running jobs want more than all of it, every step runs at the ratio
+//! (Salus measures such parts per workload; a constant slowdown would be wrong for both idle and busy jobs). One job alone runs exactly as in [`super::engine`].
+//! Cost: O(jobs) an instant. Not for: lanes and policies, which let iterations wait; memory, which each job's plan bounds.
+
+use std::ops::Deref;
+
+use super::engine::{Deadlock, Durations, Run, Wires};
+use super::player::{ALONE, NEVER, Player};
+use super::program::{Direction, Program};
+use crate::device::Link;
+use crate::units::Nanos;
+
+/// Utilisation is counted in thousandths of the device.
+pub const WHOLE: u32 = 1000;
+
+/// What a job runs, and what it wants of the device.
+#[derive(Clone, Debug)]
+pub struct Work<P, D> {
+    /// Its iteration under its plan.
+    pub program: P,
+    /// How long things take alone.
+    pub durations: D,
+    /// The part of the device's compute that its operators use, in thousandths, 1 to [`WHOLE`].
+    pub utilisation: u32,
+}
+
+/// A copy that has been made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Carried {
+    /// Whose.
+    pub job: usize,
+    /// Which way.
+    pub direction: Direction,
+    /// From when on.
+    pub start: Nanos,
+    /// And until when.
+    pub end: Nanos,
+}
+
+struct Seat<P, D> {
+    player: Player<P, D>,
+    utilisation: u32,
+    /// Since when its next copy of each direction has been ready.
+    ready: [Option<Nanos>; 2],
+}
+
+/// The device.
+pub struct Shared<'a, P, D> {
+    link: &'a Link,
+    now: Nanos,
+    seats: Vec<Option<Seat<P, D>>>,
+    wires: Wires,
+    /// Whose copy is on each wire, since when.
+    carrying: [Option<(usize, Nanos)>; 2],
+    /// Every copy so far, in order of its end.
+    pub carried: Vec<Carried>,
+}
+
+impl<'a, P: Deref<Target = Program>, D: Deref<Target = Durations>> Shared<'a, P, D> {
+    /// An idle device.
+    #[must_use]
+    pub fn new(link: &'a Link) -> Self {
+        Self { link, now: Nanos::ZERO, seats: Vec::new(), wires: Wires::default(), carrying: [None; 2], carried: Vec::new() }
+    }
+
+    /// What time it is.
+    #[must_use]
+    pub const fn now(&self) -> Nanos {
+        self.now
+    }
+
+    /// Lets `job` begin an iteration now; nobody else's number may be taken. Numbers may be any, small ones are cheap.
+    ///
+    /// # Panics
+    /// When the job is within an iteration.
+    pub fn begin(&mut self, job: usize, work: Work<P, D>) {
+        if self.seats.len() <= job {
+            self.seats.resize_with(job + 1, || None);
+        }
+        assert!(self.seats[job].is_none(), "job {job} is running");
+        let player = Player::new(work.program, work.durations, self.now);
+        self.seats[job] = Some(Seat { player, utilisation: work.utilisation.clamp(1, WHOLE), ready: [None; 2] });
+    }
+
+    /// Runs until an iteration ends, or until `limit`; whose it was, and what it was like.
+    ///
+    /// # Errors
+    /// When a job's items wait for each other in a circle, which [`crate::schedule::check`] excludes.
+    pub fn until(&mut self, limit: Nanos) -> Result<Option<(usize, Run)>, Deadlock> {
+        loop {
+            self.start();
+            if let Some(job) = self.seats.iter().position(|s| s.as_ref().is_some_and(|s| s.player.done()))
+                && let Some(seat) = self.seats[job].take()
+            {
+                return Ok(Some((job, seat.player.run(self.now))));
+            }
+            let next = self.seats.iter().flatten().map(|s| s.player.next(self.now)).min().unwrap_or(NEVER);
+            let next = next.min(self.wires.next(self.now, self.link));
+            if next == NEVER
+                && let Some(stuck) = self.seats.iter().flatten().next()
+            {
+                return Err(Deadlock { at: self.now, step: stuck.player.step() });
+            }
+            if next == NEVER && limit == NEVER {
+                return Ok(None);
+            }
+            if next > limit {
+                self.pass(limit.max(self.now));
+                return Ok(None);
+            }
+            self.pass(next);
+        }
+    }
+
+    fn start(&mut self) {
+        let mut started = true;
+        while started {
+            started = false;
+            for direction in 0..2 {
+                for seat in self.seats.iter_mut().flatten() {
+                    if seat.ready[direction].is_none() && seat.player.copy_ready(direction, self.now).is_some() {
+                        seat.ready[direction] = Some(self.now);
+                    }
+                }
+                if !self.wires.free(direction) {
+                    continue;
+                }
+                let ready = self.seats.iter().enumerate().filter_map(|(job, s)| Some((s.as_ref()?.ready[direction]?, job)));
+                let Some((_, job)) = ready.min() else { continue };
+                if let Some(seat) = &mut self.seats[job]
+                    && let Some(work) = seat.player.copy_ready(direction, self.now)
+                {
+                    seat.player.start_copy(direction, self.now);
+                    seat.ready[direction] = None;
+                    self.wires.start(direction, work);
+                    self.carrying[direction] = Some((job, self.now));
+                    started = true;
+                }
+            }
+            for seat in self.seats.iter_mut().flatten() {
+                started |= seat.player.start_step(self.now, ALONE);
+            }
+        }
+        let wanted: u64 = self.seats.iter().flatten().filter(|s| s.player.computes()).map(|s| u64::from(s.utilisation)).sum();
+        let speed = if wanted <= u64::from(WHOLE) { ALONE } else { ALONE * u64::from(WHOLE) / wanted };
+        for seat in self.seats.iter_mut().flatten() {
+            seat.player.pace(self.now, speed);
+        }
+    }
+
+    fn pass(&mut self, to: Nanos) {
+        for direction in self.wires.advance(to - self.now, self.link) {
+            let Some((job, start)) = self.carrying[direction].take() else { continue };
+            let way = super::player::DIRECTIONS[direction];
+            self.carried.push(Carried { job, direction: way, start, end: to });
+            if let Some(seat) = &mut self.seats[job] {
+                seat.player.end_copy(direction, to);
+            }
+        }
+        self.now = to;
+        for seat in self.seats.iter_mut().flatten() {
+            seat.player.end_step(to);
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Several jobs: one plan, side by side on one device, coming and going.
+
+use crate::folder::{Folder, fixture, number};
+
+#[test]
+fn two_jobs_get_one_plan_and_run_side_by_side() {
+    let folder = Folder::new();
+    folder.import("tiny_cnn-adam.et.json.gz", &[]);
+    let mlp = fixture("mlp.graph.json");
+    let plan = ["plan", "job.graph.json", &mlp, "job.graph.json", "--device", "a6000", "--budget", "60%", "-o", "all.plan.json"];
+    let planned = folder.json(&plan);
+    assert!(number(&planned, "arena_bytes") <= number(&planned, "budget_bytes"));
+    let jobs = planned["jobs"].as_array().unwrap();
+    let arenas: u64 = jobs.iter().map(|job| number(job, "arena_bytes")).sum();
+    assert_eq!((jobs.len(), arenas), (3, number(&planned, "arena_bytes")));
+    let checked = folder.json(&["check", "all.plan.json"]);
+    assert_eq!(number(&checked, "peak_bytes"), number(&planned, "peak_bytes"));
+
+    let seen = folder.json(&["simulate", "all.plan.json", "--iterations", "3", "--plot", "all.svg"]);
+    assert!(number(&seen, "peak_bytes") <= number(&planned, "peak_bytes"));
+    for (job, alone) in seen["jobs"].as_array().unwrap().iter().zip(jobs) {
+        assert_eq!(number(job, "alone_ns"), number(alone, "iteration_ns"));
+        assert!(number(job, "iteration_ns") >= number(job, "alone_ns"), "{job}");
+    }
+    assert!(folder.text("all.svg").contains("3 jobs on a6000"));
+
+    let two = folder.text("all.plan.json");
+    folder.json(&plan);
+    assert_eq!(two, folder.text("all.plan.json"), "not the same twice");
+}
+
+#[test]
+fn a_share_of_swapping_is_kept_to() {
+    let folder = Folder::new();
+    let mlp = fixture("mlp.graph.json");
+    for planner in ["neap", "tensile"] {
+        let plan = |share: &str| {
+            let job = format!("{mlp}{share}");
+            folder.neap(&["plan", &job, "--device", "a6000", "--budget", "75%", "--planner", planner, "--no-recompute"]).code
+        };
+        // One of its tensors alone doesn't do.
+        assert_eq!((plan(""), plan("@0.05")), (Some(0), Some(1)), "{planner}");
+    }
+    let refused = folder.neap(&["plan", &format!("{mlp}@0.5"), "--planner", "checkpoint"]);
+    assert_eq!(refused.code, Some(2));
+    assert!(refused.stderr.contains("planner checkpoint has no limit on swapping"), "{}", refused.stderr);
+}
+
+#[test]
+fn jobs_come_and_go() {
+    let folder = Folder::new();
+    std::fs::copy(fixture("mlp.graph.json"), folder.path("mlp.graph.json")).unwrap();
+    folder.write("jobs.csv", "graph,submit_s,iterations\nmlp.graph.json,0,8\nmlp.graph.json,0.1,4\nmlp.graph.json,0.2,2\n");
+    let seen = folder.json(&["simulate", "--arrivals", "jobs.csv", "--device", "a6000", "--budget", "60%"]);
+    let jobs = seen["jobs"].as_array().unwrap();
+    for (job, iterations) in jobs.iter().zip([8, 4, 2]) {
+        assert_eq!(number(job, "iterations"), iterations, "{job}");
+        assert!(number(job, "admitted_ns") >= number(job, "submit_ns"), "{job}");
+    }
+    assert!(number(&seen, "replans") >= 3);
+    // The first one made room for the second.
+    assert!(jobs[0]["arenas"].as_array().unwrap().len() > 1, "{seen}");
+
+    folder.write("large.csv", "graph,submit_s,iterations\nmlp.graph.json,0,1\n");
+    let never = folder.neap(&["simulate", "--arrivals", "large.csv", "--device", "a6000", "--budget", "1MiB"]);
+    assert_eq!(never.code, Some(1), "{}", never.stderr);
+    assert!(never.stdout.contains("job 0 waited for 1.0 MiB of memory"), "{}", never.stdout);
+}
+
+#[test]
+fn tables_of_jobs_are_refused_with_line_and_remedy() {
+    let folder = Folder::new();
+    std::fs::copy(fixture("mlp.graph.json"), folder.path("m.graph.json")).unwrap();
+    for (table, told) in [
+        ("", "no jobs below its header"),
+        ("graph,submit_s,iterations\n", "no jobs below its header"),
+        ("graph,submit_s\nm.graph.json,0\n", "missing field `iterations`"),
+        ("graph,submit_s,iterations,colour\nm.graph.json,0,1,red\n", "unknown field `colour`"),
+        ("graph,submit_s,iterations\nm.graph.json,0,0\n", "line 2: a job of 0 iterations"),
+        ("graph,submit_s,iterations\nm.graph.json,-1,1\n", "line 2: `-1` is not a time"),
+        ("graph,submit_s,iterations\nm.graph.json,1e99,1\n", "line 2: `1e99` is not a time"),
+        ("graph,submit_s,iterations\nm.graph.json,5,1\nm.graph.json,4,1\n", "line 3: 4 s is before the job above came"),
+        ("graph,submit_s,iterations\nm.graph.json@7,0,1\n", "`@7` is not a share"),
+        ("graph,submit_s,iterations\n,0,1\n", "it names no graph"),
+        ("graph,submit_s,iterations\nnowhere.graph.json,0,1\n", "nowhere.graph.json: cannot be read"),
+        ("graph,submit_s,iterations\nm.graph.json,0,99999999999\n", "line 2"),
+        ("graph,submit_s,iterations\nm.graph.json,0\n", "it has 2 columns and the header 3"),
+    ] {
+        folder.write("jobs.csv", table);
+        let answer = folder.neap(&["simulate", "--arrivals", "jobs.csv"]);
+        assert_eq!((answer.code, &*answer.stdout), (Some(2), ""), "{table}: {}", answer.stderr);
+        assert!(answer.stderr.contains("jobs.csv") && answer.stderr.contains(told), "{table}: {}", answer.stderr);
+    }
+}
