@@ -127,6 +127,15 @@ impl FromStr for Bytes {
     }
 }
 
+/// Splitmix64: one step from `x`, and the finaliser. Where numbers are to look random and be the same everywhere.
+#[must_use]
+pub const fn mix(x: u64) -> u64 {
+    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
 macro_rules! id {
     ($(#[$doc:meta])* $t:ident) => {
         $(#[$doc])*

@@ -14,6 +14,8 @@ mod explain;
 mod folder;
 #[path = "cli/import.rs"]
 mod import;
+#[path = "cli/profile.rs"]
+mod profile;
 #[path = "cli/refusals.rs"]
 mod refusals;
 #[path = "cli/replay.rs"]

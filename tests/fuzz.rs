@@ -136,3 +136,43 @@ fn damaged_event_tables_and_settings_are_answered() {
         assert!(result.is_ok(), "seed {seed} makes it panic");
     }
 }
+
+fn predict_with(path: &Path, graph: &neap::job::Graph) {
+    use neap::device::latency::{Sources, latencies_from};
+    let Ok(predictor) = neap::device::predictor::Predictor::read(path) else { return };
+    let device = neap::device::builtin::find("host").unwrap();
+    let found = latencies_from(graph, &device, &Sources { predictor: Some(&predictor), ..Sources::default() });
+    assert!(found.iter().all(|l| (1..=neap::device::latency::LONGEST.0).contains(&l.time.0)));
+}
+
+fn look_up_and_train(path: &Path, graph: &neap::job::Graph) {
+    use neap::device::latency::{Table, latencies, rows};
+    use neap::device::predictor::train::{Options, fit};
+    let Ok(rows) = rows(path) else { return };
+    let device = neap::device::builtin::find("host").unwrap();
+    let _ = latencies(graph, &device, Some(&Table::of_rows(&rows)));
+    let _ = fit(&rows, &Options { steps: 2, seed: 0 });
+}
+
+#[test]
+fn damaged_tables_and_predictors_are_answered() {
+    let folder = tempfile::tempdir().unwrap();
+    let neap = |arguments: &[&str]| {
+        let status = std::process::Command::new(env!("CARGO_BIN_EXE_neap")).args(arguments).current_dir(folder.path()).output().unwrap();
+        assert!(status.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&status.stderr));
+    };
+    neap(&["profile", "--sweep", "relu,max_pool2d", "--samples", "30", "--rounds", "1", "--repeats", "1", "-o", "t.csv"]);
+    neap(&["train", "t.csv", "--steps", "20", "-o", "p.predictor.json"]);
+    let table = std::fs::read(folder.path().join("t.csv")).unwrap();
+    let predictor = std::fs::read(folder.path().join("p.predictor.json")).unwrap();
+    let graphs = neap::run::sweep::samples("relu", 5, 9).unwrap();
+    for seed in 0..cases(200) {
+        let mut random = Random(seed ^ 0x7AB1E);
+        let which = random.below(2);
+        let path = folder.path().join(["x.csv", "x.predictor.json"][which]);
+        std::fs::write(&path, random.damage([&table, &predictor][which])).unwrap();
+        let graph = &graphs[random.below(graphs.len())];
+        let result = std::panic::catch_unwind(|| if which == 0 { look_up_and_train(&path, graph) } else { predict_with(&path, graph) });
+        assert!(result.is_ok(), "seed {seed} makes it panic");
+    }
+}

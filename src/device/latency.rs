@@ -1,9 +1,9 @@
 //! How long each operator takes, and where that figure is from.
 //!
 //! In this order: what the graph's author wrote (`duration_ns`), a measured table
-//! (`--latencies FILE.csv`), the [`super::roofline`]. A table's rows are found by [`key`],
-//! which names what an operator does and on which shapes, so that a table measured on one graph
-//! serves every other. Not for: predicting ([`crate::plan`] gets finished figures).
+//! (`--latencies FILE.csv`), a learned [`super::predictor`] (`--predictor FILE`), the [`super::roofline`].
+//! A table's rows are found by [`key`], which names what an operator does and on which shapes, so that a
+//! table measured on one graph serves every other. Not for: measuring ([`crate::run`]), nor plans.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -12,10 +12,11 @@ use std::path::{Path, PathBuf};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::predictor::Predictor;
 use super::{Profile, roofline};
 use crate::files::{self, FileError, LineError};
 use crate::job::{Arg, Graph, Operand, Operator};
-use crate::units::Nanos;
+use crate::units::{Bytes, Nanos};
 
 /// The longest an operator may take: an hour. With it, the times of a million operators still add up
 /// far below 2^64 nanoseconds.
@@ -32,6 +33,8 @@ pub enum Source {
     Graph,
     /// A row of the table given with `--latencies`.
     Measured,
+    /// Learned from other shapes of the same kind.
+    Predicted,
     /// Arithmetic and bytes against the device's peaks.
     Roofline,
 }
@@ -45,14 +48,33 @@ pub struct Latency {
     pub source: Source,
 }
 
-/// A latency for each of the graph's operators, in their order.
+/// Where latencies are looked for before the roofline.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sources<'a> {
+    /// Measured ones.
+    pub table: Option<&'a Table>,
+    /// Learned ones, for what the table lacks.
+    pub predictor: Option<&'a Predictor>,
+    /// How busy others keep the device meanwhile, in percent.
+    pub load_percent: u32,
+}
+
+/// A latency for each of the graph's operators, in their order, from a table or the roofline.
 #[must_use]
 pub fn latencies(graph: &Graph, device: &Profile, table: Option<&Table>) -> Vec<Latency> {
+    latencies_from(graph, device, &Sources { table, ..Sources::default() })
+}
+
+/// A latency for each of the graph's operators, in their order.
+#[must_use]
+pub fn latencies_from(graph: &Graph, device: &Profile, sources: &Sources<'_>) -> Vec<Latency> {
     let of = |operator: &Operator| {
         let (time, source) = if let Some(time) = operator.duration_ns {
             (Nanos(time), Source::Graph)
-        } else if let Some(time) = table.and_then(|t| t.get(&key(operator))) {
+        } else if let Some(time) = sources.table.and_then(|t| t.of(operator, sources.load_percent)) {
             (time, Source::Measured)
+        } else if let Some(time) = sources.predictor.and_then(|p| p.predict(operator, sources.load_percent)) {
+            (time, Source::Predicted)
         } else {
             (roofline::time(operator, device), Source::Roofline)
         };
@@ -123,27 +145,39 @@ fn list<T>(out: &mut String, all: &[T], mut one: impl FnMut(&mut String, &T) -> 
     Ok(())
 }
 
-/// One measurement, as a line of the file. Only `key` and `ns` are read back; the rest is for people.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+/// One measurement, as a line of the file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Row {
     /// The operator's name in its graph.
     pub operator: String,
     /// Its kind.
     pub kind: String,
-    /// Types and shapes of its tensors.
+    /// Types and shapes of its tensors, for people.
     pub shapes: String,
-    /// Its other arguments.
+    /// Its other arguments, for people.
     pub arguments: String,
     /// The device it ran on.
     pub device: String,
+    /// How busy others kept the device meanwhile, in percent.
+    pub load_percent: u32,
     /// How long it took.
     pub ns: u64,
+    /// Floating-point operations, as the roofline counts them.
+    pub flops: Option<u64>,
+    /// Device memory read and written, as the roofline counts it.
+    pub bytes: Option<u64>,
+    /// What the roofline of the profile said, to compare with.
+    pub roofline_ns: Option<u64>,
+    /// The library's algorithm that was measured, where it has several to choose from.
+    pub algorithm: String,
+    /// Scratch that the algorithm takes.
+    pub workspace_bytes: Option<u64>,
     /// What finds the row: [`key`].
     pub key: String,
 }
 
 impl Row {
-    /// The row that says `operator` took `time` on the device named `device`; no time is less than 1 ns.
+    /// The row that says `operator` took `time` on the device named `device` under no load; no time is less than 1 ns.
     #[must_use]
     pub fn of(operator: &Operator, device: &str, time: Nanos) -> Self {
         let some = |tensors: bool| {
@@ -158,22 +192,47 @@ impl Row {
             }
             out
         };
+        let count = |n: u128| Some(u64::try_from(n).unwrap_or(u64::MAX));
         Self {
             operator: operator.name.clone(),
             kind: operator.kind.clone(),
             shapes: some(true),
             arguments: some(false),
             device: device.to_owned(),
+            load_percent: 0,
             ns: time.0.clamp(1, LONGEST.0),
+            flops: count(roofline::flops(operator)),
+            bytes: count(roofline::bytes(operator)),
+            roofline_ns: None,
+            algorithm: String::new(),
+            workspace_bytes: None,
             key: key(operator),
         }
     }
+
+    /// The same with what `profile`'s roofline says beside it.
+    #[must_use]
+    pub fn beside(mut self, operator: &Operator, profile: &Profile) -> Self {
+        self.roofline_ns = Some(roofline::time(operator, profile).0);
+        self
+    }
+}
+
+/// What a table knows of one key.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Known {
+    /// For each load the median of its rows.
+    times: BTreeMap<u32, Nanos>,
+    /// The same for rows of one operator's name: operators of one key differ by what lies in the caches before them.
+    named: BTreeMap<(String, u32), Nanos>,
+    /// The first row's that names one.
+    algorithm: Option<(String, Bytes)>,
 }
 
 /// A measured table: for each key the median of its rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
-    times: BTreeMap<String, Nanos>,
+    known: BTreeMap<String, Known>,
     devices: BTreeSet<String>,
 }
 
@@ -194,57 +253,114 @@ pub enum LatencyError {
     },
 }
 
+/// The rows of a table (plain or gzip): comma-separated, with a header that has at least the columns `key` and `ns`; what
+/// else [`Row`] has may be missing or empty.
+///
+/// # Errors
+/// Naming file, line and column, when the file can't be read, a row is malformed, a time is not a
+/// whole number from 1 to [`LONGEST`], or there is no row.
+pub fn rows(path: &Path) -> Result<Vec<Row>, LatencyError> {
+    let at = |line, problem| LatencyError::from(LineError { path: path.to_owned(), line, problem });
+    let broken = |error: csv::Error| {
+        let line = error.position().map_or(1, csv::Position::line);
+        let problem = match error.kind() {
+            csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
+                format!("it has {len} columns and the header {expected_len}; quote what contains commas")
+            }
+            csv::ErrorKind::Utf8 { err, .. } => format!("column {} is not UTF-8 text", err.field() + 1),
+            _ => error.to_string(),
+        };
+        at(line, problem)
+    };
+    let content = files::read(path, LARGEST_FILE)?;
+    let mut reader = csv::Reader::from_reader(content.as_slice());
+    let header = reader.headers().map_err(broken)?.clone();
+    let column = |name: &str| header.iter().position(|h| h.trim() == name);
+    for name in ["key", "ns"] {
+        if column(name).is_none() {
+            return Err(at(1, format!("the header has no column `{name}`; it must have `key` and `ns`")));
+        }
+    }
+    let twice = |name: &&str| header.iter().filter(|h| h.trim() == *name).count() > 1;
+    if let Some(name) = ["key", "ns", "device", "load_percent"].iter().find(|name| twice(name)) {
+        return Err(at(1, format!("the header has `{name}` twice; rename one")));
+    }
+    let names = ["key", "ns", "operator", "kind", "shapes", "arguments", "device", "algorithm", "load_percent", "flops", "bytes"];
+    let columns: BTreeMap<&str, usize> =
+        names.into_iter().chain(["roofline_ns", "workspace_bytes"]).filter_map(|name| Some((name, column(name)?))).collect();
+
+    let mut rows = Vec::new();
+    for record in reader.records() {
+        let record = record.map_err(broken)?;
+        let line = record.position().map_or(0, csv::Position::line);
+        let field = |name: &str| columns.get(name).and_then(|&index| record.get(index)).unwrap_or_default();
+        let text = |name: &str| field(name).to_owned();
+        let whole = |name: &str, low: u64, high: u64, what: &str| match field(name).trim() {
+            "" if name != "ns" => Ok(None),
+            digits => match digits.parse::<u64>().ok().filter(|x| (low..=high).contains(x)) {
+                Some(number) => Ok(Some(number)),
+                None => Err(at(line, format!("column `{name}` is `{}`; it must be {what} from {low} to {high}", field(name)))),
+            },
+        };
+        if field("key").is_empty() {
+            return Err(at(line, "column `key` is empty".to_owned()));
+        }
+        rows.push(Row {
+            operator: text("operator"),
+            kind: text("kind"),
+            shapes: text("shapes"),
+            arguments: text("arguments"),
+            device: text("device"),
+            load_percent: whole("load_percent", 0, 100, "a percentage")?.and_then(|x| u32::try_from(x).ok()).unwrap_or(0),
+            ns: whole("ns", 1, LONGEST.0, "whole nanoseconds")?.unwrap_or(1),
+            flops: whole("flops", 0, u64::MAX, "a whole number")?,
+            bytes: whole("bytes", 0, u64::MAX, "whole bytes")?,
+            roofline_ns: whole("roofline_ns", 1, LONGEST.0, "whole nanoseconds")?,
+            algorithm: text("algorithm"),
+            workspace_bytes: whole("workspace_bytes", 0, 1 << 60, "whole bytes")?,
+            key: text("key"),
+        });
+    }
+    if rows.is_empty() {
+        return Err(LatencyError::Empty { path: path.to_owned() });
+    }
+    Ok(rows)
+}
+
 impl Table {
-    /// Reads a table (plain or gzip): comma-separated, with a header that has at least the columns `key`
-    /// and `ns`. Where a key has several rows their median counts, rounded down between the middle two.
+    /// Reads a table as [`rows`] does. Where a key has several rows under one load their median counts, rounded down
+    /// between the middle two.
     ///
     /// # Errors
-    /// Naming file, line and column, when the file can't be read, a row is malformed, a time is not a
-    /// whole number from 1 to [`LONGEST`], or there is no row.
+    /// As [`rows`].
     pub fn read(path: &Path) -> Result<Self, LatencyError> {
-        let at = |line, problem| LatencyError::from(LineError { path: path.to_owned(), line, problem });
-        let broken = |error: csv::Error| {
-            let line = error.position().map_or(1, csv::Position::line);
-            let problem = match error.kind() {
-                csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
-                    format!("it has {len} columns and the header {expected_len}; quote what contains commas")
-                }
-                csv::ErrorKind::Utf8 { err, .. } => format!("column {} is not UTF-8 text", err.field() + 1),
-                _ => error.to_string(),
-            };
-            at(line, problem)
-        };
-        let content = files::read(path, LARGEST_FILE)?;
-        let mut reader = csv::Reader::from_reader(content.as_slice());
-        let header = reader.headers().map_err(broken)?.clone();
-        let column = |name: &str| header.iter().position(|h| h.trim() == name);
-        let wanted =
-            |name: &str| column(name).ok_or_else(|| at(1, format!("the header has no column `{name}`; it must have `key` and `ns`")));
-        if let Some(name) = ["key", "ns", "device"].into_iter().find(|name| header.iter().filter(|h| h.trim() == *name).count() > 1) {
-            return Err(at(1, format!("the header has `{name}` twice; rename one")));
-        }
-        let (key, ns, device) = (wanted("key")?, wanted("ns")?, column("device"));
+        Ok(Self::of_rows(&rows(path)?))
+    }
 
-        let mut times: BTreeMap<String, Vec<u64>> = BTreeMap::new();
-        let mut devices = BTreeSet::new();
-        for record in reader.records() {
-            let record = record.map_err(broken)?;
-            let line = record.position().map_or(0, csv::Position::line);
-            let field = |index: usize| record.get(index).unwrap_or_default();
-            if field(key).is_empty() {
-                return Err(at(line, "column `key` is empty".to_owned()));
+    /// The table that these rows make.
+    #[must_use]
+    pub fn of_rows(rows: &[Row]) -> Self {
+        let mut times: BTreeMap<(&str, u32), Vec<u64>> = BTreeMap::new();
+        let mut named: BTreeMap<(&str, &str, u32), Vec<u64>> = BTreeMap::new();
+        let mut known: BTreeMap<String, Known> = BTreeMap::new();
+        for row in rows {
+            times.entry((&row.key, row.load_percent)).or_default().push(row.ns);
+            if !row.operator.is_empty() {
+                named.entry((&row.key, &row.operator, row.load_percent)).or_default().push(row.ns);
             }
-            let time = field(ns).trim().parse::<u64>().ok().filter(|t| (1..=LONGEST.0).contains(t));
-            let Some(time) = time else {
-                return Err(at(line, format!("column `ns` is `{}`; it must be whole nanoseconds from 1 to {}", field(ns), LONGEST.0)));
-            };
-            times.entry(field(key).to_owned()).or_default().push(time);
-            devices.extend(device.map(field).filter(|d| !d.is_empty()).map(str::to_owned));
+            let known = known.entry(row.key.clone()).or_default();
+            if known.algorithm.is_none() && !row.algorithm.is_empty() {
+                known.algorithm = Some((row.algorithm.clone(), Bytes(row.workspace_bytes.unwrap_or(0))));
+            }
         }
-        if times.is_empty() {
-            return Err(LatencyError::Empty { path: path.to_owned() });
+        for ((key, load), all) in times {
+            known.entry(key.to_owned()).or_default().times.insert(load, Nanos(median(all)));
         }
-        Ok(Self { times: times.into_iter().map(|(key, all)| (key, Nanos(median(all)))).collect(), devices })
+        for ((key, name, load), all) in named {
+            known.entry(key.to_owned()).or_default().named.insert((name.to_owned(), load), Nanos(median(all)));
+        }
+        let devices = rows.iter().filter(|r| !r.device.is_empty()).map(|r| r.device.clone()).collect();
+        Self { known, devices }
     }
 
     /// Writes rows as a table that [`Table::read`] understands.
@@ -262,10 +378,25 @@ impl Table {
         Ok(())
     }
 
-    /// The time of an operator's [`key`].
+    /// The time of an operator's [`key`] under the least load that was measured.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<Nanos> {
-        self.times.get(key).copied()
+        self.known.get(key)?.times.values().next().copied()
+    }
+
+    /// The time of an operator at the measured load nearest to `load`, the lower of two that are as near: by its name
+    /// where the table has its key under that name, else by its key alone.
+    #[must_use]
+    pub fn of(&self, operator: &Operator, load: u32) -> Option<Nanos> {
+        let known = self.known.get(&key(operator))?;
+        let nearest = *known.times.keys().min_by_key(|l| l.abs_diff(load))?;
+        known.named.get(&(operator.name.clone(), nearest)).or_else(|| known.times.get(&nearest)).copied()
+    }
+
+    /// The algorithm that was measured for an operator's [`key`], and the scratch it takes.
+    #[must_use]
+    pub fn algorithm(&self, key: &str) -> Option<(&str, Bytes)> {
+        self.known.get(key)?.algorithm.as_ref().map(|(name, bytes)| (name.as_str(), *bytes))
     }
 
     /// The devices that its rows name, sorted, so that a command can say when they are not the planned one.
@@ -275,7 +406,7 @@ impl Table {
 }
 
 /// Of at least one number.
-fn median(mut all: Vec<u64>) -> u64 {
+pub(super) fn median(mut all: Vec<u64>) -> u64 {
     all.sort_unstable();
     let upper = all.len() / 2;
     if all.len() % 2 == 1 { all[upper] } else { all[upper - 1].midpoint(all[upper]) }
@@ -343,6 +474,26 @@ mod tests {
         assert_eq!(table.devices().collect::<Vec<_>>(), ["host"]);
         Table::write(&path, &rows[..3]).unwrap();
         assert_eq!(Table::read(&path).unwrap().get(&key(&sample())), Some(Nanos(20)));
+        assert_eq!(super::rows(&path).unwrap(), rows[..3], "all columns come back");
+    }
+
+    #[test]
+    fn rows_are_found_by_load_and_by_name() {
+        let row =
+            |name: &str, load_percent, ns| Row { operator: name.to_owned(), load_percent, ns, ..Row::of(&sample(), "host", Nanos(1)) };
+        let mut rows = vec![row("a", 0, 10), row("b", 0, 30), row("b", 60, 90), row("a", 60, 70)];
+        rows[2].algorithm = "winograd".to_owned();
+        rows[2].workspace_bytes = Some(4096);
+        let table = Table::of_rows(&rows);
+        let named = |name: &str| Operator { name: name.to_owned(), ..sample() };
+        assert_eq!(table.of(&named("a"), 0), Some(Nanos(10)));
+        assert_eq!(table.of(&named("b"), 0), Some(Nanos(30)));
+        assert_eq!(table.of(&named("c"), 0), Some(Nanos(20)), "the median of its key");
+        assert_eq!((table.of(&named("b"), 30), table.of(&named("b"), 31)), (Some(Nanos(30)), Some(Nanos(90))));
+        assert_eq!(table.of(&named("a"), 100), Some(Nanos(70)));
+        assert_eq!(table.get(&key(&sample())), Some(Nanos(20)));
+        assert_eq!(table.algorithm(&key(&sample())), Some(("winograd", Bytes(4096))));
+        assert_eq!(table.algorithm("x"), None);
     }
 
     #[test]
@@ -383,6 +534,8 @@ mod tests {
             (b"key,ns\na,1.5\n", "line 2: column `ns` is `1.5`"),
             (b"key,ns\na,99999999999999999999\n", "line 2: column `ns`"),
             (b"key,ns\na,3600000000001\n", "line 2: column `ns`"),
+            (b"key,ns,load_percent\na,1,101\n", "line 2: column `load_percent` is `101`"),
+            (b"key,ns,flops\na,1,x\n", "line 2: column `flops` is `x`"),
             (b"key,ns\n,1\n", "line 2: column `key` is empty"),
             (b"key,ns\na,b,1\n", "line 2: it has 3 columns and the header 2"),
             (b"key,ns\n\xff,1\n", "line 2: column 1 is not UTF-8"),

@@ -1,10 +1,11 @@
 //! What a job runs on: memory, link and rates; and where latencies come from.
 //!
-//! For: built-in and user-given profiles, measured tables, the roofline.
+//! For: built-in and user-given profiles, measured tables, learned predictors, the roofline.
 //! Not for: plans.
 
 pub mod builtin;
 pub mod latency;
+pub mod predictor;
 pub mod present;
 pub mod profile;
 pub mod roofline;

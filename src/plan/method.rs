@@ -2,6 +2,9 @@
 //!
 //! For: one place where a name becomes a way to decide. Not for: how any of them decides.
 
+use std::collections::BTreeMap;
+use std::str::FromStr;
+
 use super::emit::{self, Emitted};
 use super::{capuchin, checkpoint, neap, tensile, vdnn};
 use crate::device::Link;
@@ -82,6 +85,59 @@ impl Method {
         Self::all().into_iter().find(|m| m.name() == name)
     }
 
+    /// The planner of a plan's record with its switches as recorded; switches of other things are passed over.
+    ///
+    /// # Errors
+    /// When there is no such planner, or a switch has no such value.
+    pub fn recorded(name: &str, options: &BTreeMap<String, String>) -> Result<Self, String> {
+        fn set<T: FromStr>(options: &BTreeMap<String, String>, key: &str, to: &mut T) -> Result<(), String> {
+            let Some(value) = options.get(key) else { return Ok(()) };
+            *to = value.parse().map_err(|_| format!("the plan records `{key}` as `{value}`"))?;
+            Ok(())
+        }
+        let mut method = Self::named(name).ok_or_else(|| format!("the plan was made by `{name}`, which is no planner"))?;
+        match &mut method {
+            Self::Neap(o) => {
+                let mut chains = true;
+                for (key, to) in [
+                    ("swap", &mut o.swap),
+                    ("across", &mut o.across),
+                    ("head", &mut o.head),
+                    ("recompute", &mut o.recompute),
+                    ("chains", &mut chains),
+                    ("share", &mut o.share),
+                    ("extend", &mut o.extend),
+                    ("passive", &mut o.passive),
+                    ("drop", &mut o.drop),
+                    ("prefetch", &mut o.fit),
+                ] {
+                    set(options, key, to)?;
+                }
+                if !chains {
+                    o.depth = 0;
+                }
+                set(options, "min-swap", &mut o.min_swap)?;
+                set(options, "effort", &mut o.effort)?;
+            }
+            Self::Tensile(o) => {
+                for (key, to) in [
+                    ("swap", &mut o.swap),
+                    ("across", &mut o.across),
+                    ("recompute", &mut o.recompute),
+                    ("passive", &mut o.passive),
+                    ("prefetch", &mut o.prefetch),
+                    ("stop-rule", &mut o.stop_rule),
+                ] {
+                    set(options, key, to)?;
+                }
+                set(options, "max-swap-rate", &mut o.max_swap_rate)?;
+                set(options, "min-swap", &mut o.min_swap)?;
+            }
+            Self::Vdnn(_) | Self::Capuchin | Self::Checkpoint => {}
+        }
+        Ok(method)
+    }
+
     /// As `--planner` and the plan's record say it.
     #[must_use]
     pub const fn name(&self) -> &'static str {
@@ -146,5 +202,25 @@ impl Method {
             Self::Vdnn(_) | Self::Capuchin | Self::Checkpoint => None,
             Self::Neap(options) => options.fit.then(|| Self::Neap(neap::Options { fit: false, ..options.clone() })),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_gives_the_method_back() {
+        let record = |pairs: &[(&str, &str)]| pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        for method in Method::all() {
+            assert_eq!(Method::recorded(method.name(), &record(&[("allocator", "pytorch")])), Ok(method));
+        }
+        let neap = Method::recorded("neap", &record(&[("chains", "false"), ("min-swap", "512"), ("prefetch", "false")])).unwrap();
+        let want = neap::Options { depth: 0, min_swap: Bytes(512), fit: false, ..neap::Options::default() };
+        assert_eq!(neap, Method::Neap(want));
+        let tensile = Method::recorded("tensile", &record(&[("max-swap-rate", "7"), ("stop-rule", "false")])).unwrap();
+        assert_eq!(tensile, Method::Tensile(tensile::Options { max_swap_rate: 7, stop_rule: false, ..tensile::Options::default() }));
+        assert!(Method::recorded("none", &record(&[])).is_err());
+        assert!(Method::recorded("neap", &record(&[("effort", "much")])).unwrap_err().contains("much"));
     }
 }

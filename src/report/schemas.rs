@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
 use serde_json::{Value, json};
 
+use crate::device::predictor::Predictor;
 use crate::device::profile::Document;
 use crate::job::json::GraphFile;
 use crate::schedule::json::PlanFile;
@@ -17,6 +18,7 @@ pub fn all() -> Vec<(&'static str, String)> {
         ("device.schema.json", text::<Document>("neap.device")),
         ("graph.schema.json", text::<GraphFile<'_>>("neap.graph")),
         ("plan.schema.json", text::<PlanFile<'_>>("neap.plan")),
+        ("predictor.schema.json", text::<Predictor>("neap.predictor")),
     ]
 }
 

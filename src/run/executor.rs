@@ -233,23 +233,32 @@ pub struct Executor<'a> {
 }
 
 impl Executor<'_> {
-    /// Runs `iterations`, telling `progress` how many are done after each.
+    /// Runs iterations `from..to`, adding to the record; after each `boundary` is told how it went and says whether to stop
+    /// there. Gives how far it came.
     ///
     /// # Errors
     /// The first failure of the device.
-    pub fn run(&self, device: &mut dyn Device, iterations: u32, progress: &mut dyn FnMut(u32)) -> Result<Record, Failure> {
-        let mut record = Record { operator_ns: vec![Vec::new(); self.graph.operators.len()], ..Record::default() };
+    pub fn run(
+        &self,
+        device: &mut dyn Device,
+        (from, to): (u32, u32),
+        record: &mut Record,
+        boundary: &mut dyn FnMut(u32, &Measured) -> bool,
+    ) -> Result<u32, Failure> {
+        record.operator_ns.resize(self.graph.operators.len(), Vec::new());
         let mut measured = Measured { items: Vec::with_capacity(self.script.items.len()), ..Measured::default() };
-        for iteration in 0..iterations {
+        for iteration in from..to {
             device.begin(u64::from(iteration))?;
             for &item in &self.script.order {
                 device.enqueue(item)?;
             }
             device.finish(&mut measured)?;
-            self.note(&measured, &mut record);
-            progress(iteration + 1);
+            self.note(&measured, record);
+            if boundary(iteration, &measured) {
+                return Ok(iteration + 1);
+            }
         }
-        Ok(record)
+        Ok(to)
     }
 
     fn note(&self, measured: &Measured, record: &mut Record) {

@@ -1,33 +1,42 @@
 //! Making it happen: executor, swap executor, and the devices behind one trait.
 //!
-//! [`run`] executes a checked plan on the host device and says what it was like. Not for: how plans are found,
+//! [`run`] executes a checked plan on the host device and says what it was like; [`run_replanning`] has it planned anew while
+//! it runs, when latencies drift ([`controller`]). [`profile`](mod@profile) and [`measure`] find out how fast operators and devices are. Not for: how plans are found,
 //! nor proving them ([`crate::schedule::check`]): a plan that was not checked gives an error or wrong numbers,
 //! but touches no byte outside its memories.
 
+pub mod controller;
 pub mod device;
 pub mod executor;
+pub mod measure;
+pub mod profile;
 pub mod seed;
 pub mod support;
+pub mod sweep;
 pub mod weights;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
+use std::thread;
 
 use sha2::{Digest, Sha256};
 
+pub use controller::{Change, Replan};
 pub use device::host::calls::Lookup;
 pub use support::Missing;
 
 use crate::device::{Link, Profile};
 use crate::files::FileError;
 use crate::job::{Dtype, Graph, Role};
-use crate::schedule::JobPlan;
+use crate::schedule::{JobPlan, Plan};
 use crate::sim::program::{Program, ProgramError};
 use crate::units::{Bytes, Nanos, TensorId};
+use controller::Controller;
 use device::host::link::LinkRate;
 use device::{Device, Failure, Memory, host};
-use executor::Executor;
+use executor::{Executor, Record};
 
 /// How fast the host device's copies go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,6 +59,10 @@ pub struct Settings {
     pub link_rate: Rate,
     /// Thousandths of that; 1000 for all of it.
     pub throttle_per_mille: u32,
+    /// From these iterations on, other thousandths; in order.
+    pub throttle_later: Vec<(u64, u32)>,
+    /// How busy others shall keep the device meanwhile, in percent of the time.
+    pub load_percent: u32,
     /// For whatever no weights file gives.
     pub seed: u64,
     /// A safetensors file with initial values.
@@ -70,6 +83,8 @@ impl Default for Settings {
             iterations: 1,
             link_rate: Rate::Profile,
             throttle_per_mille: 1000,
+            throttle_later: Vec::new(),
+            load_percent: 0,
             seed: 0,
             weights: None,
             save: None,
@@ -114,6 +129,8 @@ pub struct Outcome {
     pub state: Option<BTreeMap<String, Value>>,
     /// What should be said about it.
     pub notes: Vec<String>,
+    /// What was planned anew meanwhile, in order.
+    pub changes: Vec<Change>,
 }
 
 /// Why a job did not run.
@@ -209,63 +226,193 @@ pub fn run_with(
     settings: &Settings,
     progress: &mut dyn FnMut(u32),
 ) -> Result<Outcome, RunError> {
-    let missing = support::missing(graph, kernels);
-    if !missing.is_empty() {
-        return Err(RunError::Unsupported(missing));
-    }
-    let unknown = support::unknown_numbers(graph);
-    if let Some(first) = unknown.first() {
-        return Err(RunError::UnknownNumber { first: (*first).to_owned(), operators: unknown.len() });
-    }
-    let batch = support::batch(graph).map_err(RunError::Graph)?;
-    let program = Program::placed(graph, job)?;
-    let script = executor::script(graph, job, &program, arena_bytes, &support::random_keys(graph))?;
-    let homes = homes(graph, job, &program)?;
-    let mut values = weights::Values::new(graph, &batch, settings.weights.as_deref(), settings.seed)?;
-    let mut notes = support::notes(graph);
-    notes.append(&mut values.notes);
-    let batch = std::mem::take(&mut values.batch);
-    let options = host::Options {
-        link: match settings.link_rate {
-            Rate::Profile => LinkRate::Of(profile.link),
-            Rate::Unlimited => LinkRate::Unlimited,
-            Rate::BytesPerSecond(rate) => {
-                LinkRate::Of(Link { h2d: rate, d2h: rate, h2d_contended: rate, d2h_contended: rate, overhead_ns: 0 })
-            }
-        },
-        throttle_per_mille: settings.throttle_per_mille,
-        poison: settings.poison,
-        jitter: settings.jitter,
-    };
-    let fail = |failure| match failure {
-        Failure::Device(problem) => RunError::Device(problem),
-        Failure::Operator { operator, problem } => {
-            let operator = graph.operator(operator);
-            RunError::Operator { name: operator.name.clone(), kind: operator.kind.clone(), problem }
+    Job::new(kernels, graph, profile, settings)?.run((job, arena_bytes), None, progress)
+}
+
+/// Runs `plan`, checked and of one job, and has it planned anew when measured latencies drift. A new plan takes over between
+/// two iterations and changes no result.
+///
+/// # Errors
+/// As [`run`]; and when the plan has no job.
+pub fn run_replanning(
+    graph: &Graph,
+    plan: &Plan,
+    settings: &Settings,
+    replan: &Replan<'_>,
+    progress: &mut dyn FnMut(u32),
+) -> Result<Outcome, RunError> {
+    let job = plan.jobs.first().ok_or_else(|| RunError::Plan("it has no job".to_owned()))?;
+    Job::new(host::kernels::find, graph, &plan.device, settings)?.run((job, plan.budget), Some(replan), progress)
+}
+
+/// A job that can run: what stays the same whichever plan is followed.
+struct Job<'a> {
+    kernels: Lookup,
+    graph: &'a Graph,
+    profile: &'a Profile,
+    settings: &'a Settings,
+    values: weights::Values<'a>,
+    batch: Vec<Vec<u8>>,
+    random_keys: Vec<u64>,
+    notes: Vec<String>,
+    /// What long-lived tensors hold while one plan hands over to the next.
+    carried: BTreeMap<TensorId, Vec<u8>>,
+    record: Record,
+    high_water: Bytes,
+}
+
+/// How a session ended.
+enum End {
+    /// All iterations have run.
+    Done(Box<Outcome>),
+    /// Another plan takes over, from this iteration on.
+    Switch(u32),
+}
+
+impl<'a> Job<'a> {
+    fn new(kernels: Lookup, graph: &'a Graph, profile: &'a Profile, settings: &'a Settings) -> Result<Self, RunError> {
+        let missing = support::missing(graph, kernels);
+        if !missing.is_empty() {
+            return Err(RunError::Unsupported(missing));
         }
-    };
-    host::with_device(graph, &script, kernels, &batch, &options, |device| {
-        for home in &homes {
-            device.write(home.first.0, home.first.1, &values.take(home.tensor)).map_err(fail)?;
+        let unknown = support::unknown_numbers(graph);
+        if let Some(first) = unknown.first() {
+            return Err(RunError::UnknownNumber { first: (*first).to_owned(), operators: unknown.len() });
         }
-        drop(values);
-        let executor = Executor { graph, program: &program, script: &script };
-        let record = executor.run(device, settings.iterations, progress).map_err(fail)?;
-        let mut outcome = Outcome {
-            losses: record.losses,
-            peak_bytes: device.high_water(),
-            resident_peak_bytes: record.resident_peak,
-            iteration_ns: record.iteration_ns,
-            late_copies: record.late,
-            passive_copies: record.passive,
-            operator_ns: record.operator_ns,
+        let batch = support::batch(graph).map_err(RunError::Graph)?;
+        let mut values = weights::Values::new(graph, &batch, settings.weights.as_deref(), settings.seed)?;
+        let mut notes = support::notes(graph);
+        notes.append(&mut values.notes);
+        let batch = std::mem::take(&mut values.batch);
+        Ok(Self {
+            kernels,
+            graph,
+            profile,
+            settings,
+            values,
+            batch,
+            random_keys: support::random_keys(graph),
             notes,
-            ..Outcome::default()
+            carried: BTreeMap::new(),
+            record: Record::default(),
+            high_water: Bytes::ZERO,
+        })
+    }
+
+    fn options(&self) -> host::Options {
+        let settings = self.settings;
+        host::Options {
+            link: match settings.link_rate {
+                Rate::Profile => LinkRate::Of(self.profile.link),
+                Rate::Unlimited => LinkRate::Unlimited,
+                Rate::BytesPerSecond(rate) => {
+                    LinkRate::Of(Link { h2d: rate, d2h: rate, h2d_contended: rate, d2h_contended: rate, overhead_ns: 0 })
+                }
+            },
+            throttle_per_mille: settings.throttle_per_mille,
+            throttle_later: settings.throttle_later.clone(),
+            load_percent: settings.load_percent,
+            poison: settings.poison,
+            jitter: settings.jitter,
+        }
+    }
+
+    fn run(
+        mut self,
+        (job, arena): (&JobPlan, Bytes),
+        replan: Option<&Replan<'_>>,
+        progress: &mut dyn FnMut(u32),
+    ) -> Result<Outcome, RunError> {
+        let (graph, link) = (self.graph, self.profile.link);
+        thread::scope(|scope| {
+            let mut controller = replan.map(|replan| Controller::new(scope, graph, self.profile, job, replan));
+            let (mut plan, mut arena) = (Cow::Borrowed(job), arena);
+            let (mut first, mut link) = (0, link);
+            loop {
+                let program = Program::placed(graph, &plan)?;
+                if let Some(controller) = &mut controller {
+                    controller.follow(&program, &link);
+                }
+                match self.session(&plan, arena, &program, first, controller.as_mut(), progress)? {
+                    End::Done(mut outcome) => {
+                        outcome.changes = controller.map(|c| c.changes(&outcome.iteration_ns)).unwrap_or_default();
+                        return Ok(*outcome);
+                    }
+                    End::Switch(next) => {
+                        let Some(new) = controller.as_mut().and_then(Controller::take) else {
+                            return Err(RunError::Plan("no plan took over".to_owned()));
+                        };
+                        (first, link, arena) = (next, new.device.link, new.budget);
+                        let job = new.jobs.into_iter().next().ok_or_else(|| RunError::Plan("the new plan has no job".to_owned()))?;
+                        plan = Cow::Owned(job);
+                    }
+                }
+            }
+        })
+    }
+
+    /// Follows one plan from iteration `first` on.
+    fn session(
+        &mut self,
+        plan: &JobPlan,
+        arena: Bytes,
+        program: &Program,
+        first: u32,
+        mut controller: Option<&mut Controller<'_, '_>>,
+        progress: &mut dyn FnMut(u32),
+    ) -> Result<End, RunError> {
+        let (graph, settings) = (self.graph, self.settings);
+        let script = executor::script(graph, plan, program, arena, &self.random_keys)?;
+        let homes = homes(graph, plan, program)?;
+        let fail = |failure| match failure {
+            Failure::Device(problem) => RunError::Device(problem),
+            Failure::Operator { operator, problem } => {
+                let operator = graph.operator(operator);
+                RunError::Operator { name: operator.name.clone(), kind: operator.kind.clone(), problem }
+            }
         };
-        finish(graph, &homes, device, settings, &mut outcome, fail)?;
-        Ok(outcome)
-    })
-    .map_err(fail)?
+        let (batch, options) = (std::mem::take(&mut self.batch), self.options());
+        let end = host::with_device(graph, &script, self.kernels, &batch, &options, |device| {
+            for home in &homes {
+                let data = self.carried.remove(&home.tensor).unwrap_or_else(|| self.values.take(home.tensor));
+                device.write(home.first.0, home.first.1, &data).map_err(fail)?;
+            }
+            let executor = Executor { graph, program, script: &script };
+            let mut switch = false;
+            let reached = executor.run(device, (first, settings.iterations), &mut self.record, &mut |iteration, measured| {
+                progress(iteration + 1);
+                let last = iteration + 1 == settings.iterations;
+                switch = controller.as_mut().is_some_and(|c| c.boundary(iteration, measured)) && !last;
+                switch
+            });
+            let reached = reached.map_err(fail)?;
+            self.high_water = self.high_water.max(device.high_water());
+            if switch {
+                for home in &homes {
+                    let mut data = vec![0; usize::try_from(graph.tensor(home.tensor).bytes.0).unwrap_or(0)];
+                    device.read(home.last.0, home.last.1, &mut data).map_err(fail)?;
+                    self.carried.insert(home.tensor, data);
+                }
+                return Ok(End::Switch(reached));
+            }
+            let record = std::mem::take(&mut self.record);
+            let mut outcome = Outcome {
+                losses: record.losses,
+                peak_bytes: self.high_water,
+                resident_peak_bytes: record.resident_peak,
+                iteration_ns: record.iteration_ns,
+                late_copies: record.late,
+                passive_copies: record.passive,
+                operator_ns: record.operator_ns,
+                notes: std::mem::take(&mut self.notes),
+                ..Outcome::default()
+            };
+            finish(graph, &homes, device, settings, &mut outcome, fail)?;
+            Ok(End::Done(Box::new(outcome)))
+        });
+        self.batch = batch;
+        end.map_err(fail)?
+    }
 }
 
 /// Where a long-lived tensor is between iterations.

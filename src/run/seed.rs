@@ -4,17 +4,9 @@
 //! Not for: random operators (dropout), whose kernels have counters of their own.
 
 use crate::job::{Dtype, Role, Tensor};
+pub use crate::units::mix;
 
 const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
-
-/// Splitmix64: one step from `x`, and the finaliser.
-#[must_use]
-pub const fn mix(x: u64) -> u64 {
-    let x = x.wrapping_add(GAMMA);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
-}
 
 /// Where the numbers of one tensor come from.
 #[derive(Clone, Copy, Debug)]

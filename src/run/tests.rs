@@ -12,6 +12,8 @@ use crate::plan::place;
 use crate::schedule::{Event, Latency, Source, Trigger};
 use crate::units::OpId;
 
+mod replan;
+
 const N: u64 = 3000;
 
 fn profile() -> Profile {
@@ -511,4 +513,12 @@ fn random_jobs_with_jitter_equal_their_unplanned_runs() {
         assert_eq!(with.checksum, plain.checksum, "case {case}");
     }
     assert!(swaps > 300, "{swaps}");
+}
+
+#[test]
+fn load_changes_no_result() {
+    let b = net();
+    let bare = plan(&b.graph, Vec::new());
+    let loaded = go(&b.graph, &bare, &Settings { load_percent: 50, ..settings(3) }).unwrap();
+    assert_eq!(loaded.checksum, go(&b.graph, &bare, &settings(3)).unwrap().checksum);
 }

@@ -1,7 +1,9 @@
 //! The subcommands, each with its file. Not for: their flags.
 
 use super::output::Answer;
-use super::{check, compare, device, diff, estimate, explain, import, inspect, place, plan, replay, run, score, share, simulate};
+use super::{
+    check, compare, device, diff, estimate, explain, import, inspect, place, plan, profile, replay, run, score, share, simulate, train,
+};
 
 #[derive(clap::Subcommand)]
 pub enum Command {
@@ -12,6 +14,8 @@ pub enum Command {
     Place(place::Flags),
     Simulate(simulate::Flags),
     Run(run::Flags),
+    Profile(profile::Flags),
+    Train(train::Flags),
     Estimate(Box<estimate::Flags>),
     Replay(replay::Flags),
     Score(score::Flags),
@@ -36,6 +40,8 @@ impl Command {
             Self::Place(flags) => place::main(flags, json),
             Self::Simulate(flags) => simulate::main(flags, json),
             Self::Run(flags) => run::main(flags, json),
+            Self::Profile(flags) => profile::main(flags, json),
+            Self::Train(flags) => train::main(flags, json),
             Self::Estimate(flags) => estimate::main(flags, json),
             Self::Replay(flags) => replay::main(flags, json),
             Self::Score(flags) => score::main(flags, json),

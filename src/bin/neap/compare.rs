@@ -111,7 +111,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let devices = if flags.device.is_empty() { vec![None] } else { flags.device.iter().cloned().map(Some).collect() };
     let (mut rows, mut panels, mut all_met) = (Vec::new(), Vec::new(), true);
     for device in devices {
-        let (device, latencies) = DeviceFlags { device, latencies: flags.latencies.clone() }.resolve(&graph)?;
+        let (device, latencies) = DeviceFlags { device, latencies: flags.latencies.clone(), ..DeviceFlags::default() }.resolve(&graph)?;
         let unplanned = latencies.iter().map(|l| l.time).sum();
         let site = Site { device, latencies, liveness: &liveness, unplanned };
         let bounds = Bounds::new(&graph, &site.latencies, &site.device.link);

@@ -1,13 +1,19 @@
-//! `neap device`: the devices that neap knows, and the ones that are here.
+//! `neap device`: the devices that neap knows, the ones that are here, and how fast they are.
+
+use std::path::{Path, PathBuf};
 
 use neap::device::profile::{self, Document};
 use neap::device::{builtin, present};
 use neap::report::table::{Side, Table};
+use neap::run::measure::{self, LinkRates, Measurement};
+use neap::units::Nanos;
 use serde_json::json;
 
 use crate::output::{self, Answer, note};
+use crate::run::{On, choose_device};
+use crate::settings;
 
-/// List the built-in devices, or show one.
+/// List the built-in devices, show one, or measure the one that is here.
 #[derive(clap::Args)]
 pub struct Flags {
     #[command(subcommand)]
@@ -23,12 +29,37 @@ enum Command {
         /// A built-in name or a *.device.json file.
         name: String,
     },
+    /// Measure link, memory, arithmetic and overheads, and write a *.device.json.
+    Measure {
+        /// Which; the host if not given.
+        #[arg(long, value_enum)]
+        on: Option<On>,
+        /// What can't be measured, such as the memory a job may have, comes from this device: a built-in name or a file.
+        #[arg(long, value_name = "NAME|FILE", default_value = "host")]
+        device: String,
+        /// What to call it.
+        #[arg(long, default_value = "host")]
+        name: String,
+        /// Where to write it; only reported if not given.
+        #[arg(short, long, value_name = "FILE.device.json")]
+        output: Option<PathBuf>,
+    },
 }
 
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     match &flags.command {
         Command::List => list(as_json)?,
         Command::Show { name } => show(name, as_json)?,
+        Command::Measure { on, device, name, output } => {
+            choose_device(*on)?;
+            settings::outputs(&[Path::new(device)], &[output.as_deref()])?;
+            let measured = measure::host(&profile::load(device)?, name)?;
+            if let Some(path) = output {
+                profile::write(path, &measured.profile)?;
+                note(&format!("written: {}", path.display()));
+            }
+            measurement(&measured, as_json)?;
+        }
     }
     Ok(Answer::Yes)
 }
@@ -93,4 +124,48 @@ fn show(name: &str, as_json: bool) -> anyhow::Result<()> {
         table.row([key.to_owned(), value]);
     }
     output::data(&format!("{}\n{table}\n{}", profile.name, profile.source))
+}
+
+fn measurement(measured: &Measurement, as_json: bool) -> anyhow::Result<()> {
+    let Measurement { profile, link, products } = measured;
+    if as_json {
+        let rates = |l: &LinkRates| {
+            json!({
+                "bytes": l.bytes,
+                "loaded": l.loaded,
+                "h2d_bytes_per_s": l.h2d,
+                "d2h_bytes_per_s": l.d2h,
+                "h2d_both_bytes_per_s": l.h2d_both,
+                "d2h_both_bytes_per_s": l.d2h_both,
+            })
+        };
+        let products: Vec<_> = products.iter().map(|(extent, rate)| json!({ "extent": extent, "flops_per_s": rate })).collect();
+        return output::json(&json!({
+            "device": Document::from(profile.clone()),
+            "link": link.iter().map(rates).collect::<Vec<_>>(),
+            "products": products,
+        }));
+    }
+    let giga = |rate: u64| format!("{}.{:02}", rate / 1_000_000_000, rate % 1_000_000_000 / 10_000_000);
+    let mut table = Table::new(&[
+        ("copies of", Side::Right),
+        ("others", Side::Left),
+        ("h2d GB/s", Side::Right),
+        ("d2h GB/s", Side::Right),
+        ("both: h2d", Side::Right),
+        ("both: d2h", Side::Right),
+    ]);
+    for l in link {
+        let others = if l.loaded { "busy" } else { "idle" };
+        table.row([l.bytes.to_string(), others.to_owned(), giga(l.h2d), giga(l.d2h), giga(l.h2d_both), giga(l.d2h_both)]);
+    }
+    let products: Vec<String> = products.iter().map(|(extent, rate)| format!("{} at {extent}", giga(*rate))).collect();
+    output::data(&format!(
+        "{table}\nmatrix products, GFLOP/s: {}; convolutions reach {} % of the best\nmemory {} GB/s; a copy costs {} besides, a step {}",
+        products.join(", "),
+        profile.efficiency_percent,
+        giga(profile.memory_bandwidth),
+        Nanos(profile.link.overhead_ns),
+        Nanos(profile.launch_overhead_ns),
+    ))
 }

@@ -16,6 +16,7 @@ mod inspect;
 mod output;
 mod place;
 mod plan;
+mod profile;
 mod replay;
 mod run;
 mod score;
@@ -23,6 +24,7 @@ mod settings;
 mod share;
 mod simulate;
 mod together;
+mod train;
 
 use std::process::ExitCode;
 

@@ -322,8 +322,7 @@ fn report(
         object["swap_in_stall_ns"] = json!(planned.run.stalls.swap_in);
         object["swap_out_stall_ns"] = json!(planned.run.stalls.swap_out);
         object["tail_stall_ns"] = json!(planned.run.stalls.tail);
-        object["latency_sources"] =
-            json!({ "graph": sources(Source::Graph), "measured": sources(Source::Measured), "roofline": sources(Source::Roofline) });
+        object["latency_sources"] = json!({ "graph": sources(Source::Graph), "measured": sources(Source::Measured), "predicted": sources(Source::Predicted), "roofline": sources(Source::Roofline) });
         if let Some(papers) = papers {
             object["paper"] = accounting::to_json(papers, figures.unplanned_iteration_ns);
         }
@@ -352,11 +351,12 @@ fn report(
     table.row(["bound, at this budget".to_owned(), String::new(), bound_time.to_string(), bound_time.0.to_string()]);
     let mut text = format!(
         "{table}\n{swaps_out} swap-outs, {swaps_in} swap-ins, {recomputes} recomputes; waiting {} for swap-ins, {} for swap-outs, {} at the end\n\
-         latencies: {} measured, {} from the graph, {} by roofline on {}\n",
+         latencies: {} measured, {} predicted, {} from the graph, {} by roofline on {}\n",
         planned.run.stalls.swap_in,
         planned.run.stalls.swap_out,
         planned.run.stalls.tail,
         sources(Source::Measured),
+        sources(Source::Predicted),
         sources(Source::Graph),
         sources(Source::Roofline),
         planned.plan.device.name,

@@ -8,10 +8,10 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use neap::device::latency::{Row, Table as LatencyTable};
 use neap::device::{Profile, present};
 use neap::job::Graph;
-use neap::plan::{self, Request};
+use neap::plan::{self, Method, PlanError, Request};
 use neap::report::table::{Side, Table};
-use neap::run::{Outcome, Rate, RunError, Settings};
-use neap::schedule::JobPlan;
+use neap::run::{Change, Outcome, Rate, Replan, RunError, Settings, profile};
+use neap::schedule::{JobPlan, Plan};
 use neap::units::{Bytes, Nanos};
 use serde_json::json;
 
@@ -44,57 +44,59 @@ pub struct Flags {
     /// Where initial values and batches come from when no file gives them.
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Slow the link to this share of its speed, such as 0.05.
-    #[arg(long, value_name = "SHARE", default_value = "1", value_parser = throttle)]
-    throttle_link: u32,
+    /// Slow the link to this share of its speed, such as 0.05; with @N from iteration N on, counted from 0, such as 0.05@3,1@8.
+    #[arg(long, value_name = "SHARE[@N],…", value_delimiter = ',', value_parser = throttle)]
+    throttle_link: Vec<(u64, u32)>,
     /// Copy as fast as memory goes instead of at the device's link rate.
     #[arg(long, conflicts_with = "throttle_link")]
     unlimited_link: bool,
     /// Write each operator's measured time (the median over iterations).
     #[arg(long, value_name = "FILE.csv")]
     latencies_out: Option<PathBuf>,
+    /// Plan anew in the background when measured latencies drift, and follow the new plan from the next iteration on.
+    #[arg(long)]
+    replan: bool,
+    /// How far the summed latency of operators, or of a direction's copies, has to move for that.
+    #[arg(long, value_name = "SHARE", default_value = "0.3", value_parser = threshold, requires = "replan")]
+    replan_threshold: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum On {
+pub enum On {
     /// The embedded host device.
     Host,
     /// An NVIDIA GPU.
     Cuda,
 }
 
-fn throttle(text: &str) -> Result<u32, String> {
-    let problem = || format!("`{text}` is not a share of the link; give a number above 0 and up to 1 with at most three decimals");
-    let share = settings::thousandths(text).ok_or_else(problem)?;
-    u32::try_from(share).ok().filter(|s| (1..=1000).contains(s)).ok_or_else(problem)
+/// From which iteration on, and thousandths.
+fn throttle(text: &str) -> Result<(u64, u32), String> {
+    let problem = || {
+        format!(
+            "`{text}` is not a share of the link; give a number above 0 and up to 1 with at most three decimals, and @N to begin at iteration N"
+        )
+    };
+    let (share, from) = text.split_once('@').unwrap_or((text, "0"));
+    let from: u32 = from.parse().map_err(|_| problem())?;
+    let share = settings::thousandths(share).and_then(|s| u32::try_from(s).ok()).filter(|s| (1..=1000).contains(s));
+    Ok((from.into(), share.ok_or_else(problem)?))
+}
+
+fn threshold(text: &str) -> Result<u64, String> {
+    let share = settings::thousandths(text).filter(|s| (1..=1_000_000).contains(s));
+    share.ok_or_else(|| format!("`{text}` is not a threshold; give a number above 0 with at most three decimals, such as 0.3"))
 }
 
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
-    choose_device(flags)?;
+    choose_device(flags.on)?;
     let outputs = [flags.save.as_deref(), flags.latencies_out.as_deref()];
     settings::outputs(&flags.device.inputs(&settings::subject_files(&flags.subject, &flags.graph)), &outputs)?;
-    let (graph, job, arena, device, planned) = match settings::subject(&flags.subject, &flags.graph, &outputs)? {
-        Subject::Plan(plan, mut graphs) => {
-            flags.device.not_with_a_plan(&flags.subject)?;
-            if !settings::checked(&flags.subject, &plan, &graphs)? {
-                return Ok(Answer::No);
-            }
-            if plan.jobs.len() > 1 {
-                bail!("{}: has {} jobs; this version runs one job a plan", flags.subject.display(), plan.jobs.len());
-            }
-            let mut plan = *plan;
-            (graphs.remove(0), plan.jobs.remove(0), plan.budget, plan.device, true)
-        }
-        Subject::Graph(graph) => {
-            let (device, latencies) = flags.device.resolve(&graph)?;
-            let (job, arena) = unplanned(&graph, &device, &latencies)?;
-            (*graph, job, arena, device, false)
-        }
-    };
+    let mut throttle = flags.throttle_link.clone();
+    throttle.sort_by_key(|t| t.0);
     let settings = Settings {
         iterations: flags.iterations,
         link_rate: if flags.unlimited_link { Rate::Unlimited } else { Rate::Profile },
-        throttle_per_mille: flags.throttle_link,
+        throttle_later: throttle,
         seed: flags.seed,
         weights: flags.weights.clone(),
         save: flags.save.clone(),
@@ -104,27 +106,129 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} iterations, {eta} left") {
         bar.set_style(style);
     }
-    let outcome = neap::run::run(&graph, &job, arena, &device, &settings, &mut |done| bar.set_position(u64::from(done)));
+    let mut progress = |done: u32| bar.set_position(u64::from(done));
+    let (graph, device, arena, planned, outcome) = match settings::subject(&flags.subject, &flags.graph, &outputs)? {
+        Subject::Plan(plan, mut graphs) => {
+            flags.device.not_with_a_plan(&flags.subject)?;
+            if !settings::checked(&flags.subject, &plan, &graphs)? {
+                return Ok(Answer::No);
+            }
+            if plan.jobs.len() > 1 {
+                bail!("{}: has {} jobs; this version runs one job a plan", flags.subject.display(), plan.jobs.len());
+            }
+            let graph = graphs.remove(0);
+            let outcome = if flags.replan {
+                replanning(flags, &graph, &plan, &settings, &mut progress)?
+            } else {
+                neap::run::run(&graph, &plan.jobs[0], plan.budget, &plan.device, &settings, &mut progress)
+            };
+            (graph, plan.device, plan.budget, true, outcome)
+        }
+        Subject::Graph(_) if flags.replan => bail!("--replan: {} is a job without a plan; `neap plan` makes one", flags.subject.display()),
+        Subject::Graph(graph) => {
+            let (device, latencies) = flags.device.resolve(&graph)?;
+            let (job, arena) = unplanned(&graph, &device, &latencies)?;
+            let outcome = neap::run::run(&graph, &job, arena, &device, &settings, &mut progress);
+            (*graph, device, arena, false, outcome)
+        }
+    };
     bar.finish_and_clear();
     let outcome = outcome.map_err(|e| with_file(flags, e))?;
     for text in &outcome.notes {
         note(&format!("note: {text}"));
     }
+    outcome.changes.iter().for_each(tell);
     if let Some(path) = &flags.latencies_out {
-        let rows: Vec<Row> = graph.operators.iter().zip(&outcome.operator_ns).map(|(o, t)| Row::of(o, "host", median(t))).collect();
-        LatencyTable::write(path, &rows)?;
+        let row = |(o, t): (_, &Vec<Nanos>)| Row::of(o, profile::HOST, median(t)).beside(o, &device);
+        LatencyTable::write(path, &graph.operators.iter().zip(&outcome.operator_ns).map(row).collect::<Vec<Row>>())?;
         note(&format!("written: {}", path.display()));
     }
-    report(&graph, arena, planned, &outcome, as_json)?;
+    report(&graph, arena, planned, flags.replan, &outcome, as_json)?;
     Ok(Answer::Yes)
+}
+
+/// Runs a plan that may be replaced by others of the same planner, within the same budget.
+fn replanning(
+    flags: &Flags,
+    graph: &Graph,
+    plan: &Plan,
+    settings: &Settings,
+    progress: &mut dyn FnMut(u32),
+) -> anyhow::Result<Result<Outcome, RunError>> {
+    let at = |problem: String| anyhow::anyhow!("--replan: {}: {problem}", flags.subject.display());
+    if plan.options.contains_key("allocator") {
+        return Err(at("it was planned for another allocator than a run's; plan it with --allocator arena".to_owned()));
+    }
+    let method = Method::recorded(&plan.planner, &plan.options).map_err(at)?;
+    let planner = |device: &Profile, latencies: &[neap::schedule::Latency]| {
+        within(graph, device, latencies, plan.budget, method.clone(), plan.options.clone()).map_err(|e| e.to_string())
+    };
+    let replan = Replan { planner: &planner, threshold_per_mille: flags.replan_threshold };
+    Ok(neap::run::run_replanning(graph, plan, settings, &replan, progress))
+}
+
+/// A plan within a budget, checked by whoever runs it.
+pub fn within(
+    graph: &Graph,
+    device: &Profile,
+    latencies: &[neap::schedule::Latency],
+    budget: Bytes,
+    method: Method,
+    recorded_options: BTreeMap<String, String>,
+) -> Result<Plan, PlanError> {
+    let request = Request { graph, file: (String::new(), String::new()), device, latencies, budget, method, recorded_options };
+    plan::make(&request).map(|planned| planned.plan)
+}
+
+/// Says what came of planning anew.
+fn tell(change: &Change) {
+    let sums = change.drift;
+    let percent = |per_mille: u64| format!("{} %", per_mille / 10);
+    let time = |t: Option<Nanos>| t.map_or_else(|| "unknown".to_owned(), |t| t.to_string());
+    let seen = format!(
+        "replan: after iteration {} operators take {} of what was planned for, copies to the device {}, from it {}; planned anew in {}",
+        change.seen,
+        percent(sums.operators_per_mille),
+        percent(sums.h2d_per_mille),
+        percent(sums.d2h_per_mille),
+        change.planning
+    );
+    match (change.applied, &change.kept_because) {
+        (Some(applied), _) => note(&format!(
+            "{seen}; from iteration {applied} on: predicted {} instead of {}, measured {} instead of {} ({} before the drift)",
+            time(change.predicted_after),
+            time(change.predicted_before),
+            time(change.measured_after),
+            time(change.measured_before),
+            time(change.measured_undisturbed),
+        )),
+        (None, why) => note(&format!("{seen}; the plan stays: {}", why.as_deref().unwrap_or("no reason given"))),
+    }
+}
+
+fn change_json(change: &Change) -> serde_json::Value {
+    json!({
+        "seen_after_iteration": change.seen,
+        "operators_per_mille": change.drift.operators_per_mille,
+        "h2d_per_mille": change.drift.h2d_per_mille,
+        "d2h_per_mille": change.drift.d2h_per_mille,
+        "applied_from_iteration": change.applied,
+        "kept_because": change.kept_because,
+        "predicted_before_ns": change.predicted_before,
+        "predicted_after_ns": change.predicted_after,
+        "measured_undisturbed_ns": change.measured_undisturbed,
+        "measured_before_ns": change.measured_before,
+        "measured_after_ns": change.measured_after,
+        "planning_ns": change.planning,
+    })
 }
 
 fn with_file(flags: &Flags, error: RunError) -> anyhow::Error {
     anyhow::Error::new(error).context(flags.subject.display().to_string())
 }
 
-fn choose_device(flags: &Flags) -> anyhow::Result<()> {
-    match flags.on {
+pub fn choose_device(on: Option<On>) -> anyhow::Result<()> {
+    match on {
         Some(On::Host) => Ok(()),
         Some(On::Cuda) => match present::cuda_devices() {
             Err(why) => bail!("--on cuda: {why}; use --on host"),
@@ -139,7 +243,7 @@ fn choose_device(flags: &Flags) -> anyhow::Result<()> {
     }
 }
 
-fn unplanned(graph: &Graph, device: &Profile, latencies: &[neap::schedule::Latency]) -> anyhow::Result<(JobPlan, Bytes)> {
+pub fn unplanned(graph: &Graph, device: &Profile, latencies: &[neap::schedule::Latency]) -> anyhow::Result<(JobPlan, Bytes)> {
     let request = Request {
         graph,
         file: (String::new(), String::new()),
@@ -160,10 +264,10 @@ fn median(times: &[Nanos]) -> Nanos {
     sorted.get(sorted.len() / 2).copied().unwrap_or_default().max(Nanos(1))
 }
 
-fn report(graph: &Graph, arena: Bytes, planned: bool, outcome: &Outcome, as_json: bool) -> anyhow::Result<()> {
+fn report(graph: &Graph, arena: Bytes, planned: bool, replan: bool, outcome: &Outcome, as_json: bool) -> anyhow::Result<()> {
     let iteration = median(&outcome.iteration_ns);
     if as_json {
-        return output::json(&json!({
+        let mut object = json!({
             "name": graph.name,
             "planned": planned,
             "losses": outcome.losses,
@@ -176,7 +280,11 @@ fn report(graph: &Graph, arena: Bytes, planned: bool, outcome: &Outcome, as_json
             "late_copies": outcome.late_copies,
             "passive_copies": outcome.passive_copies,
             "notes": outcome.notes,
-        }));
+        });
+        if replan {
+            object["changes"] = outcome.changes.iter().map(change_json).collect();
+        }
+        return output::json(&object);
     }
     let mut text = String::new();
     if outcome.losses.is_empty() {

@@ -5,7 +5,8 @@ use std::str::FromStr;
 
 use anyhow::{Context, bail};
 use neap::device::Profile;
-use neap::device::latency::{self, Table};
+use neap::device::latency::{self, Sources, Table};
+use neap::device::predictor::Predictor;
 use neap::estimate::forecast::Forecast;
 use neap::job::Graph;
 use neap::schedule::{Latency, Plan, json};
@@ -14,7 +15,7 @@ use neap::units::Bytes;
 use crate::output::note;
 
 /// The device and where latencies come from.
-#[derive(clap::Args, Clone, Debug)]
+#[derive(clap::Args, Clone, Debug, Default)]
 pub struct DeviceFlags {
     /// A built-in device (`neap device list`) or a *.device.json file.
     /// `host` if not given.
@@ -23,6 +24,12 @@ pub struct DeviceFlags {
     /// A table of measured latencies, used before the roofline.
     #[arg(long, value_name = "FILE.csv")]
     pub latencies: Option<PathBuf>,
+    /// A predictor (`neap train`), for what the table lacks.
+    #[arg(long, value_name = "FILE.predictor.json")]
+    pub predictor: Option<PathBuf>,
+    /// How busy others keep the device: latencies are those measured or learned at the load nearest to it.
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(0..=100))]
+    pub load: Option<u32>,
 }
 
 impl DeviceFlags {
@@ -31,6 +38,7 @@ impl DeviceFlags {
         let mut all = others.to_vec();
         all.extend(self.device.as_deref().map(Path::new));
         all.extend(self.latencies.as_deref());
+        all.extend(self.predictor.as_deref());
         all
     }
 
@@ -39,8 +47,11 @@ impl DeviceFlags {
     /// # Errors
     /// When one is given.
     pub fn not_with_a_plan(&self, plan: &Path) -> anyhow::Result<()> {
-        if self.device.is_some() || self.latencies.is_some() {
-            bail!("--device, --latencies: {} is a plan and records its own; plan anew with them, or leave them away", plan.display());
+        if self.device.is_some() || self.latencies.is_some() || self.predictor.is_some() || self.load.is_some() {
+            bail!(
+                "--device, --latencies, --predictor, --load: {} is a plan and records its own; plan anew with them, or leave them away",
+                plan.display()
+            );
         }
         Ok(())
     }
@@ -51,7 +62,15 @@ impl DeviceFlags {
     /// When a file can't be read or the name is unknown.
     pub fn resolve(&self, graph: &Graph) -> anyhow::Result<(Profile, Vec<Latency>)> {
         let device = neap::device::profile::load(self.device.as_deref().unwrap_or("host"))?;
-        let latencies = latencies(graph, &device, self.latencies.as_deref())?;
+        let table = self.latencies.as_deref().map(Table::read).transpose()?;
+        let predictor = self.predictor.as_deref().map(Predictor::read).transpose()?;
+        let of_table = table.iter().flat_map(|t| t.devices().map(|d| ("the latencies were measured", d)));
+        let of_predictor = predictor.iter().map(|p| ("the predictor was trained", p.device.as_str()));
+        for (what, name) in of_table.chain(of_predictor).filter(|(_, name)| *name != device.name && !name.is_empty()) {
+            note(&format!("note: {what} on {name}, the device is {}", device.name));
+        }
+        let sources = Sources { table: table.as_ref(), predictor: predictor.as_ref(), load_percent: self.load.unwrap_or(0) };
+        let latencies = latency::latencies_from(graph, &device, &sources);
         Ok((device, latencies))
     }
 }

@@ -1,6 +1,6 @@
 //! The host device's link: real copies, paced to a rate, and sleeping to the microsecond.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -27,7 +27,7 @@ pub enum LinkRate {
 pub struct Pace {
     rate: LinkRate,
     /// Thousandths of the rate.
-    throttle: u64,
+    throttle: AtomicU64,
     busy: [AtomicBool; 2],
 }
 
@@ -35,7 +35,13 @@ impl Pace {
     /// A link at `throttle` thousandths of `rate`; zero counts as one.
     #[must_use]
     pub fn new(rate: LinkRate, throttle: u32) -> Self {
-        Self { rate, throttle: u64::from(throttle).max(1), busy: [AtomicBool::new(false), AtomicBool::new(false)] }
+        let throttle = AtomicU64::new(u64::from(throttle).max(1));
+        Self { rate, throttle, busy: [AtomicBool::new(false), AtomicBool::new(false)] }
+    }
+
+    /// From the next copy on the link goes at `throttle` thousandths; zero counts as one.
+    pub fn throttle(&self, throttle: u32) {
+        self.throttle.store(u64::from(throttle).max(1), Ordering::Relaxed);
     }
 
     /// Copies `bytes` and returns when that many would have arrived. Gives up early when `stop` is set.
@@ -49,8 +55,9 @@ impl Pace {
         };
         self.busy[own].store(true, Ordering::Relaxed);
         let start = Instant::now();
+        let throttle = u128::from(self.throttle.load(Ordering::Relaxed));
         let overhead = match &self.rate {
-            LinkRate::Of(link) => u128::from(link.overhead_ns) * 1000 / u128::from(self.throttle),
+            LinkRate::Of(link) => u128::from(link.overhead_ns) * 1000 / throttle,
             LinkRate::Unlimited => 0,
         };
         let mut due = overhead;
@@ -64,10 +71,10 @@ impl Pace {
             due += match &self.rate {
                 LinkRate::Of(link) => {
                     let contended = self.busy[other].load(Ordering::Relaxed);
-                    let slow = u128::from(rate(link, direction, contended).max(1)) * u128::from(self.throttle);
+                    let slow = u128::from(rate(link, direction, contended).max(1)) * throttle;
                     chunk as u128 * 1_000_000_000_000 / slow
                 }
-                LinkRate::Unlimited => before.elapsed().as_nanos() * 1000 / u128::from(self.throttle),
+                LinkRate::Unlimited => before.elapsed().as_nanos() * 1000 / throttle,
             };
             sleep_until(after(start, u64::try_from(due).unwrap_or(u64::MAX)), stop);
         }
@@ -119,5 +126,8 @@ mod tests {
         assert!(timed(&Pace::new(LinkRate::Of(link), 1000), bytes) >= alone);
         assert!(timed(&Pace::new(LinkRate::Of(link), 50), bytes) >= alone * 20);
         timed(&Pace::new(LinkRate::Unlimited, 1000), bytes);
+        let later = Pace::new(LinkRate::Of(link), 1000);
+        later.throttle(50);
+        assert!(timed(&later, bytes) >= alone * 20);
     }
 }

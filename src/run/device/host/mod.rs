@@ -6,6 +6,7 @@ pub mod arena;
 pub mod calls;
 pub mod kernels;
 pub mod link;
+pub mod load;
 pub mod streams;
 pub mod view;
 
@@ -30,6 +31,10 @@ pub struct Options {
     pub link: LinkRate,
     /// Thousandths of that.
     pub throttle_per_mille: u32,
+    /// From these iterations on, other thousandths; in order.
+    pub throttle_later: Vec<(u64, u32)>,
+    /// Compute and copy on the side for this share of the time, in percent.
+    pub load_percent: u32,
     /// Fill memory with [`arena::POISON`] wherever something begins that holds nothing yet.
     pub poison: bool,
     /// Sleep up to this long before each copy, to shake the order of things.
@@ -41,6 +46,8 @@ struct Host<'a> {
     arena: &'a Arena,
     store: &'a Arena,
     streams: &'a Streams<'a>,
+    pace: &'a Pace,
+    options: &'a Options,
 }
 
 /// Sends the threads home however the function ends.
@@ -76,7 +83,8 @@ pub fn with_device<R>(
         scope.spawn(|| compute(graph, script, &arena, &streams, kernels, batch, options.poison));
         scope.spawn(|| copy(Direction::H2d, script, &arena, &store, &streams, &pace, options.jitter));
         scope.spawn(|| copy(Direction::D2h, script, &arena, &store, &streams, &pace, options.jitter));
-        body(&mut Host { script, arena: &arena, store: &store, streams: &streams })
+        load::spawn(scope, options.load_percent, &streams.stop);
+        body(&mut Host { script, arena: &arena, store: &store, streams: &streams, pace: &pace, options })
     }))
 }
 
@@ -163,6 +171,9 @@ impl Device for Host<'_> {
     }
 
     fn begin(&mut self, iteration: u64) -> Result<(), Failure> {
+        if let Some((_, throttle)) = self.options.throttle_later.iter().rev().find(|(from, _)| *from <= iteration) {
+            self.pace.throttle(*throttle);
+        }
         self.streams.begin(iteration)
     }
 

@@ -1,0 +1,197 @@
+//! How fast a device is: its link over sizes, both ways and under load, its memory, its matrix products, its overheads.
+//!
+//! On the host device the link is a copy through memory, as fast as it goes. Every rate is that of the quickest repeat or round:
+//! what the device can do, on a machine where others may be at work. Not for: figures from data sheets ([`crate::device::builtin`]).
+
+use super::device::host::{self, link::LinkRate};
+use super::device::{Failure, Item, Stream, Work};
+use super::profile::{again, alike, middle, once};
+use super::{RunError, Settings, sweep};
+use crate::device::{Link, Profile, Rates, roofline};
+use crate::job::Graph;
+use crate::units::{Bytes, Nanos};
+
+/// The sizes that are copied, in KiB.
+const SIZES_KIB: [u64; 6] = [4, 64, 256, 1024, 8 * 1024, 32 * 1024];
+
+/// How busy others are for the figures under load.
+const LOAD: u32 = 100;
+
+/// How often each figure is gone for, at different times.
+const ROUNDS: usize = 3;
+
+/// Rates of copies of one size, in bytes a second, overhead included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinkRates {
+    /// What is copied at once.
+    pub bytes: Bytes,
+    /// Others kept the device busy.
+    pub loaded: bool,
+    /// To the device alone.
+    pub h2d: u64,
+    /// From the device alone.
+    pub d2h: u64,
+    /// To the device while the other direction copies too.
+    pub h2d_both: u64,
+    /// From the device while the other direction copies too.
+    pub d2h_both: u64,
+}
+
+/// Everything that was measured.
+#[derive(Clone, Debug)]
+pub struct Measurement {
+    /// For `--device`.
+    pub profile: Profile,
+    /// The link over sizes, idle and under load.
+    pub link: Vec<LinkRates>,
+    /// Matrix products by extent, in floating-point operations a second.
+    pub products: Vec<(u64, u64)>,
+}
+
+/// Measures the host device. What can't be measured, memory sizes above all, is `base`'s.
+///
+/// # Errors
+/// When the device fails.
+pub fn host(base: &Profile, name: &str) -> Result<Measurement, RunError> {
+    let mut link = Vec::new();
+    for loaded in [false, true] {
+        for kib in SIZES_KIB {
+            link.push(rates(Bytes(kib << 10), loaded).map_err(|f| RunError::Device(f.to_string()))?);
+        }
+    }
+    let largest = link.iter().filter(|l| !l.loaded).max_by_key(|l| l.bytes).copied().unwrap_or_default();
+    let smallest = link.iter().filter(|l| !l.loaded).min_by_key(|l| l.bytes).copied().unwrap_or_default();
+    let time = |bytes: Bytes, rate: u64| u64::try_from(u128::from(bytes.0) * 1_000_000_000 / u128::from(rate.max(1))).unwrap_or(u64::MAX);
+    let overhead = time(smallest.bytes, smallest.h2d).saturating_sub(time(smallest.bytes, largest.h2d));
+
+    let mut products = Vec::new();
+    for extent in [128, 256, 512, 1024] {
+        products.push((extent, work_rate(&[sweep::product(extent)], base, roofline::flops)?));
+    }
+    let f32 = products.iter().map(|p| p.1).max().unwrap_or(1).max(1);
+    let convolutions: Vec<Graph> = sweep::samples("conv2d", 40, 0).unwrap_or_default().into_iter().filter(is_substantial).take(4).collect();
+    let reached = work_rate(&convolutions, base, roofline::flops)?;
+    let memory_bandwidth = work_rate(&[sweep::large_add()], base, roofline::bytes)?;
+    let launch = launch(base)?;
+    let efficiency_percent = u32::try_from(u128::from(reached) * 100 / u128::from(f32)).unwrap_or(100).clamp(1, 100);
+
+    let measured = |rate: u64| rate.clamp(1, 1 << 60);
+    let profile = Profile {
+        name: name.to_owned(),
+        source: format!(
+            "Measured by `neap device measure`: copies of {} through memory; matrix products up to 1024, f16 and f64 taken as f32 and \
+             half of it; an addition of 48 MiB in all; efficiency is what {} convolutions reach of the products' rate. \
+             Memory, reserve and pinned memory are those of {}.",
+            largest.bytes,
+            convolutions.len(),
+            base.name
+        ),
+        flops: Rates { f32: measured(f32), f16: measured(f32), f64: measured(f32 / 2) },
+        memory_bandwidth: measured(memory_bandwidth),
+        efficiency_percent,
+        link: Link {
+            h2d: measured(largest.h2d),
+            d2h: measured(largest.d2h),
+            h2d_contended: measured(largest.h2d_both.min(largest.h2d)),
+            d2h_contended: measured(largest.d2h_both.min(largest.d2h)),
+            overhead_ns: overhead.min(1_000_000_000),
+        },
+        launch_overhead_ns: launch.0.min(1_000_000_000),
+        ..base.clone()
+    };
+    Ok(Measurement { profile, link, products })
+}
+
+/// Large enough that what is measured is arithmetic, and not so large that it takes long.
+fn is_substantial(graph: &Graph) -> bool {
+    graph.operators.first().is_some_and(|o| (100_000_000..400_000_000).contains(&roofline::flops(o)))
+}
+
+/// Work of all graphs' operators a second, each at its quickest.
+fn work_rate(graphs: &[Graph], base: &Profile, work: fn(&crate::job::Operator) -> u128) -> Result<u64, RunError> {
+    let (mut total, mut time) = (0u128, 0u128);
+    for graph in graphs {
+        let mut least = u64::MAX;
+        for _ in 0..ROUNDS {
+            for (start, end) in again(graph, base, &Settings::default(), 6)? {
+                least = least.min((end - start).0);
+            }
+        }
+        total += graph.operators.first().map_or(0, work);
+        time += u128::from(least);
+    }
+    Ok(u64::try_from(total * 1_000_000_000 / time.max(1)).unwrap_or(u64::MAX))
+}
+
+/// What a step costs that does next to nothing: the middle distance from one start to the next.
+fn launch(base: &Profile) -> Result<Nanos, RunError> {
+    let times = again(&sweep::smallest(), base, &Settings::default(), 1000)?;
+    let distances: Vec<Nanos> = times.windows(2).map(|pair| pair[1].0 - pair[0].0).collect();
+    Ok(middle(&distances))
+}
+
+fn rates(bytes: Bytes, loaded: bool) -> Result<LinkRates, Failure> {
+    let rate = |streams: &[Stream]| -> Result<[u64; 3], Failure> {
+        let mut best = [0; 3];
+        for _ in 0..ROUNDS {
+            let now = copies(bytes, loaded, streams)?;
+            best.iter_mut().zip(now).for_each(|(best, now)| *best = now.max(*best));
+        }
+        Ok(best)
+    };
+    let (up, down) = (Stream::H2d.index(), Stream::D2h.index());
+    let (h2d, d2h, both) = (rate(&[Stream::H2d])?, rate(&[Stream::D2h])?, rate(&[Stream::H2d, Stream::D2h])?);
+    Ok(LinkRates { bytes, loaded, h2d: h2d[up], d2h: d2h[down], h2d_both: both[up], d2h_both: both[down] })
+}
+
+/// The quickest copy's rate on one stream; on two that copy at the same time the middle one's, as the last go alone.
+fn copies(bytes: Bytes, loaded: bool, streams: &[Stream]) -> Result<[u64; 3], Failure> {
+    let repeats = (64 << 20) / bytes.0.max(1);
+    let repeats = repeats.clamp(8, 200);
+    let mut items = Vec::new();
+    for _ in 0..repeats {
+        for (lane, &stream) in streams.iter().enumerate() {
+            let at = Bytes(bytes.in_blocks().0 * lane as u64);
+            let work = Work::Copy { device: at, host: at, bytes };
+            items.push(Item { stream, waits: Vec::new(), fetches: Vec::new(), due: None, work, top: Bytes::ZERO });
+        }
+    }
+    let memory = Bytes(bytes.in_blocks().0 * streams.len() as u64);
+    let script = alike(items, memory, memory);
+    let graph = Graph { name: String::new(), tensors: Vec::new(), operators: Vec::new(), optimizer: None, loss: None, recorded_peak: None };
+    let options = host::Options {
+        link: LinkRate::Unlimited,
+        throttle_per_mille: 1000,
+        throttle_later: Vec::new(),
+        load_percent: if loaded { LOAD } else { 0 },
+        poison: false,
+        jitter: Nanos::ZERO,
+    };
+    let measured = host::with_device(&graph, &script, host::kernels::find, &[], &options, |device| {
+        // Untouched pages would be what is measured.
+        let ones = vec![1; usize::try_from(memory.0).unwrap_or(0)];
+        device.write(super::device::Memory::Device, Bytes::ZERO, &ones)?;
+        device.write(super::device::Memory::Host, Bytes::ZERO, &ones)?;
+        once(device, &script)
+    })??;
+    let mut rates = [0; 3];
+    for &stream in streams {
+        let times: Vec<Nanos> = script.streams[stream.index()].iter().map(|&i| measured.items[i].1 - measured.items[i].0).collect();
+        let time = if streams.len() == 1 { times.iter().copied().min().unwrap_or_default() } else { middle(&times) };
+        rates[stream.index()] = u64::try_from(u128::from(bytes.0) * 1_000_000_000 / u128::from(time.0.max(1))).unwrap_or(u64::MAX);
+    }
+    Ok(rates)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_are_timed_each_way_and_together() {
+        let one = rates(Bytes(64 << 10), false).unwrap();
+        assert!([one.h2d, one.d2h, one.h2d_both, one.d2h_both].iter().all(|&r| r > 1_000_000), "{one:?}");
+        let base = crate::device::builtin::find("host").unwrap();
+        assert!(launch(&base).unwrap() > Nanos::ZERO);
+    }
+}

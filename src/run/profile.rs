@@ -1,0 +1,138 @@
+//! How long operators take on the host device: each in its place in a job, or one alone again and again.
+//!
+//! Times are medians of repeats after a warm-up. Not for: predicting what was never measured ([`crate::device::predictor`]).
+
+use std::collections::BTreeMap;
+
+use super::device::{Device, Failure, Item, Measured, Memory, Script, StepWork, Stream, Work, host};
+use super::{Job, RunError, Settings, seed, weights};
+use crate::device::Profile;
+use crate::device::latency::Row;
+use crate::job::{Graph, Tensor};
+use crate::schedule::JobPlan;
+use crate::units::{Bytes, Nanos, OpId, TensorId};
+
+/// What is run before anything counts: memory is touched for the first time, caches fill.
+pub const WARM_UP: u32 = 2;
+
+/// How much of a tensor is made up before it repeats.
+const PIECE: u64 = 64 << 10;
+
+/// How the rows say where they were measured.
+pub const HOST: &str = "host";
+
+/// Runs `job`, a checked plan of `graph`, for `settings.iterations` iterations after a warm-up of [`WARM_UP`], and gives
+/// each operator's latency, under `settings.load_percent`, beside the roofline of `profile`.
+///
+/// # Errors
+/// As [`super::run`].
+pub fn job(
+    graph: &Graph,
+    job: &JobPlan,
+    arena: Bytes,
+    profile: &Profile,
+    settings: &Settings,
+    progress: &mut dyn FnMut(u32),
+) -> Result<Vec<Row>, RunError> {
+    let settings = Settings { iterations: settings.iterations.saturating_add(WARM_UP), ..settings.clone() };
+    let outcome = super::run(graph, job, arena, profile, &settings, progress)?;
+    let row = |(operator, times): (_, &Vec<Nanos>)| {
+        let counted = times.get(WARM_UP as usize..).unwrap_or_default();
+        Row { load_percent: settings.load_percent, ..Row::of(operator, HOST, middle(counted)) }.beside(operator, profile)
+    };
+    Ok(graph.operators.iter().zip(&outcome.operator_ns).map(row).collect())
+}
+
+/// Runs the first operator of `graph` again and again, `settings.iterations` times after a warm-up, and gives its latency.
+///
+/// # Errors
+/// When the host lacks it, or it fails.
+pub fn alone(graph: &Graph, profile: &Profile, settings: &Settings) -> Result<Row, RunError> {
+    let times = again(graph, profile, settings, settings.iterations.saturating_add(WARM_UP))?;
+    let Some(operator) = graph.operators.first() else { return Err(RunError::Graph("the graph has no operator".to_owned())) };
+    let counted = times.get(WARM_UP as usize..).unwrap_or_default();
+    let times: Vec<Nanos> = counted.iter().map(|(start, end)| *end - *start).collect();
+    Ok(Row { load_percent: settings.load_percent, ..Row::of(operator, HOST, middle(&times)) }.beside(operator, profile))
+}
+
+/// Starts and ends of the first operator of `graph`, run `repeats` times in one go.
+///
+/// # Errors
+/// As [`alone`].
+pub fn again(graph: &Graph, profile: &Profile, settings: &Settings, repeats: u32) -> Result<Vec<(Nanos, Nanos)>, RunError> {
+    let mut job = Job::new(host::kernels::find, graph, profile, settings)?;
+    let mut addresses: BTreeMap<TensorId, Bytes> = BTreeMap::new();
+    let mut arena = Bytes::ZERO;
+    for (index, tensor) in graph.tensors.iter().enumerate() {
+        addresses.insert(TensorId::of(index), arena);
+        arena += tensor.bytes.in_blocks();
+    }
+    let step = StepWork {
+        operator: OpId(0),
+        addresses: addresses.iter().map(|(t, at)| (*t, *at)).collect(),
+        replay: false,
+        random_key: 0,
+        begins: Vec::new(),
+        capture: None,
+    };
+    let item = Item { stream: Stream::Compute, waits: Vec::new(), fetches: Vec::new(), due: None, work: Work::Step(step), top: arena };
+    let script = alike(vec![item; repeats as usize], arena, Bytes::ZERO);
+    let batch = std::mem::take(&mut job.batch);
+    let measured = host::with_device(graph, &script, job.kernels, &batch, &job.options(), |device| {
+        for tensor in weights::long_lived(graph) {
+            fill(device, graph.tensor(tensor), addresses[&tensor], settings.seed)?;
+        }
+        once(device, &script)
+    });
+    let measured = measured.and_then(|m| m).map_err(|failure| match failure {
+        Failure::Device(problem) => RunError::Device(problem),
+        Failure::Operator { problem, .. } => {
+            let operator = &graph.operators[0];
+            RunError::Operator { name: operator.name.clone(), kind: operator.kind.clone(), problem }
+        }
+    })?;
+    Ok(measured.items)
+}
+
+/// Numbers that repeat: what they are costs no time, but finding so many would.
+fn fill(device: &mut dyn Device, tensor: &Tensor, at: Bytes, seed: u64) -> Result<(), Failure> {
+    let piece = Tensor { bytes: Bytes(tensor.bytes.0.min(PIECE)), ..tensor.clone() };
+    let numbers = seed::initial(seed, &piece, 0.0, 2);
+    let mut done = 0;
+    while done < tensor.bytes.0 && !numbers.is_empty() {
+        let part = usize::try_from(tensor.bytes.0 - done).unwrap_or(usize::MAX).min(numbers.len());
+        device.write(Memory::Device, at + Bytes(done), &numbers[..part])?;
+        done += part as u64;
+    }
+    Ok(())
+}
+
+/// A script of items that wait for nothing but their streams.
+#[must_use]
+pub fn alike(items: Vec<Item>, arena: Bytes, store: Bytes) -> Script {
+    let mut streams = [Vec::new(), Vec::new(), Vec::new()];
+    for (index, item) in items.iter().enumerate() {
+        streams[item.stream.index()].push(index);
+    }
+    Script { order: (0..items.len()).collect(), items, streams, arena, store }
+}
+
+/// Runs a script once.
+///
+/// # Errors
+/// The device's first failure.
+pub fn once(device: &mut dyn Device, script: &Script) -> Result<Measured, Failure> {
+    let mut measured = Measured { items: Vec::with_capacity(script.items.len()), ..Measured::default() };
+    device.begin(0)?;
+    script.order.iter().try_for_each(|&item| device.enqueue(item))?;
+    device.finish(&mut measured)?;
+    Ok(measured)
+}
+
+/// The middle one, the later of two; at least 1 ns.
+#[must_use]
+pub fn middle(times: &[Nanos]) -> Nanos {
+    let mut sorted = times.to_vec();
+    sorted.sort_unstable();
+    sorted.get(sorted.len() / 2).copied().unwrap_or_default().max(Nanos(1))
+}
