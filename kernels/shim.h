@@ -129,6 +129,6 @@ static void run(void (*kernel)(const void*), const void* with, Dim grid, Dim thr
 #define SHARED static
 #define SYNC() shim::barrier()
 #define SYNC_OR(flag) shim::barrier_or(flag)
-#define DEVICE static inline
+#define DEVICE inline
 #define UNROLL
 #define ONCE

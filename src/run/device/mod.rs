@@ -6,6 +6,8 @@
 //! in an order in which each stands after all it waits for, so every event is recorded before it is waited on.
 //! Not for: what a plan means (the executor reads it into a script).
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod host;
 
 use crate::job::Dtype;

@@ -1,0 +1,181 @@
+//! Runs actions on the host with the kernels compiled as C++: their arithmetic, indices and barriers, without a GPU.
+//!
+//! Each launch runs three times from the same memory, its threads in three orders, and must give the same bits: a missing
+//! barrier between threads of a block would show. What this leaves unchecked: concurrency between blocks, real memory
+//! models, the GPU's own mathematical functions and fused multiplications, and the two libraries (matrix products are the
+//! host's here, convolutions the plain kernels).
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use libloading::{Library, Symbol};
+
+use super::super::host::kernels::{against_pytorch, pytorch};
+use super::super::host::view::{Call, View};
+use super::emit;
+use super::launch::{Action, Actions, Conv, Family, Gemm, Launch};
+use crate::job::Dtype;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Dim {
+    x: u32,
+    y: u32,
+    z: u32,
+}
+
+type Entry = unsafe extern "C" fn(*const u8, u32, Dim, Dim, i32);
+
+/// One library for each family; `None` where there is no C++ compiler. Held by whoever runs: kernels keep their block in statics.
+fn libraries() -> Option<&'static Mutex<Vec<Library>>> {
+    static ALL: OnceLock<Option<Mutex<Vec<Library>>>> = OnceLock::new();
+    ALL.get_or_init(|| {
+        let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let shim = std::fs::read_to_string(here.join("kernels/shim.h")).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let compile = |family: Family| {
+            let (source, object) = (folder.path().join(format!("{}.cpp", family.name())), folder.path().join(format!("{}.so", family.name())));
+            std::fs::write(&source, [&shim, "\n", &family.source()].concat()).unwrap();
+            let arguments = ["-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w", "-o"];
+            let output = Command::new("c++").args(arguments).arg(&object).arg(&source).output().ok()?;
+            assert!(output.status.success(), "{}: {}", family.name(), String::from_utf8_lossy(&output.stderr));
+            // SAFETY: the library has no initialisers beyond those of its statics.
+            Some(unsafe { Library::new(&object) }.unwrap())
+        };
+        let all: Option<Vec<Library>> = std::thread::scope(|scope| {
+            let running: Vec<_> = Family::ALL.into_iter().map(|family| scope.spawn(move || compile(family))).collect();
+            running.into_iter().map(|one| one.join().unwrap()).collect()
+        });
+        all.map(Mutex::new)
+    })
+    .as_ref()
+}
+
+/// Whether kernels can be compiled; says so where they can't, and fails where they must be.
+fn present() -> bool {
+    let present = libraries().is_some();
+    assert!(present || std::env::var_os("NEAP_REQUIRE_NVRTC").is_none(), "there is no C++ compiler");
+    if !present {
+        println!("skipped: kernels on the host: there is no C++ compiler");
+    }
+    present
+}
+
+fn launch(libraries: &[Library], launch: &Launch, order: i32) {
+    let at = Family::ALL.iter().position(|f| *f == launch.family).unwrap();
+    // SAFETY: every kernel is exported with this signature, and refuses parameters of another size.
+    let entry: Symbol<'_, Entry> =
+        unsafe { libraries[at].get(launch.kernel.as_bytes()) }.unwrap_or_else(|_| panic!("{}: no {}", launch.family.name(), launch.kernel));
+    // SAFETY: as above; the parameters' addresses are those of the test's own tensors. `u64` words align the copy.
+    unsafe {
+        let mut params = vec![0u64; launch.params.len().div_ceil(8)];
+        params.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(launch.params.as_ptr(), launch.params.len());
+        let (grid, block) = (Dim { x: launch.grid, y: 1, z: 1 }, Dim { x: launch.block[0], y: launch.block[1], z: 1 });
+        entry(params.as_ptr().cast(), launch.params.len() as u32, grid, block, order);
+    }
+}
+
+fn from_bf16(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
+}
+
+fn to_bf16(x: f32) -> u16 {
+    let bits = x.to_bits();
+    ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16
+}
+
+/// As the library would: c by rows, sums in f32 or better.
+fn gemm(g: &Gemm) {
+    // SAFETY: addresses and steps were checked against the tensors that the action was made for.
+    unsafe {
+        let read = |data: *mut u8, at: i64| match g.dtype {
+            Dtype::Bf16 => from_bf16(data.cast::<u16>().offset(at as isize).read_unaligned()),
+            _ => data.cast::<f32>().offset(at as isize).read_unaligned(),
+        };
+        for batch in 0..g.batch {
+            for i in 0..g.m {
+                for j in 0..g.n {
+                    let mut sum = 0.0f64;
+                    for k in 0..g.k {
+                        let a = read(g.a.data, batch * g.a.batch + i * g.a.row + k * g.a.column);
+                        sum += f64::from(a) * f64::from(read(g.b.data, batch * g.b.batch + k * g.b.row + j * g.b.column));
+                    }
+                    let at = batch * g.c.batch + i * g.c.row + j * g.c.column;
+                    let before = if g.beta == 0.0 { 0.0 } else { f64::from(g.beta) * f64::from(read(g.c.data, at)) };
+                    let bias = if g.bias.is_null() { 0.0 } else { f64::from(read(g.bias, j)) };
+                    let value = (f64::from(g.alpha) * sum + before + bias) as f32;
+                    match g.dtype {
+                        Dtype::Bf16 => g.c.data.cast::<u16>().offset(at as isize).write_unaligned(to_bf16(value)),
+                        _ => g.c.data.cast::<f32>().offset(at as isize).write_unaligned(value),
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Carries out actions, each launch's threads in one of three orders.
+pub fn run(actions: &[Action], order: i32) {
+    let libraries = libraries().unwrap().lock().unwrap_or_else(PoisonError::into_inner);
+    for action in actions {
+        match action {
+            Action::Launch(one) => launch(&libraries, one, order),
+            Action::Conv(conv) => launch(&libraries, &Conv::plain(conv), order),
+            Action::Gemm(g) => gemm(g),
+            // SAFETY: inside the tensors that the actions were made for.
+            Action::Copy { from, to, bytes } => unsafe { std::ptr::copy(*from, *to, *bytes) },
+            // SAFETY: as above.
+            Action::Zero { to, bytes } => unsafe { to.write_bytes(0, *bytes) },
+            // SAFETY: as above.
+            Action::Upload { to, data } => unsafe { to.copy_from_nonoverlapping(data.as_ptr(), data.len()) },
+        }
+    }
+}
+
+/// All bytes that a view spans.
+fn span(view: &View) -> usize {
+    if view.shape.contains(&0) || view.data.is_null() {
+        return 0;
+    }
+    let last: usize = view.shape.iter().zip(&view.stride).map(|(n, s)| (n - 1) * s).sum();
+    (last + 1) * view.dtype.size() as usize
+}
+
+/// A call's actions, three times from the same memory.
+pub fn call(call: &Call<'_>) -> Result<(), String> {
+    let mut status = 0i64;
+    let mut actions = Actions::new(&raw mut status, 7);
+    emit::find(&call.operator.kind).ok_or("CUDA has no such operator")?(call, &mut actions)?;
+    let written: Vec<&View> = call.outputs.iter().flatten().chain(call.hidden).collect();
+    // SAFETY: spans lie inside the tests' tensors.
+    let read = || written.iter().map(|v| unsafe { std::slice::from_raw_parts(v.data, span(v)) }.to_vec()).collect::<Vec<_>>();
+    let before = read();
+    run(&actions.list, 0);
+    let first = read();
+    for order in 1..3 {
+        for (view, bytes) in written.iter().zip(&before) {
+            // SAFETY: as above.
+            unsafe { view.data.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        }
+        run(&actions.list, order);
+        if read() != first {
+            return Err("its result depends on the order of its threads".to_owned());
+        }
+    }
+    if status == 0 { Ok(()) } else { Err("a number out of range".to_owned()) }
+}
+
+#[test]
+fn elementwise_rows_and_shapes_agree_with_pytorch() {
+    if present() {
+        pytorch::every_case(&call);
+    }
+}
+
+#[test]
+fn dense_operators_agree_with_pytorch() {
+    if present() {
+        against_pytorch::every_case(&call);
+    }
+}
