@@ -71,6 +71,8 @@ pub struct StepWork {
     pub random_key: u64,
     /// Address and size of what begins with it: outputs and workspace.
     pub begins: Vec<(Bytes, Bytes)>,
+    /// Address and size of the operator's own workspace, where it has one.
+    pub workspace: Option<(Bytes, Bytes)>,
     /// The loss, when it writes it.
     pub capture: Option<Capture>,
 }

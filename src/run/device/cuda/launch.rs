@@ -487,6 +487,40 @@ pub struct Gemm {
     pub bias: *mut u8,
 }
 
+impl Gemm {
+    /// The plain kernel's launch.
+    ///
+    /// # Errors
+    /// For a type that kernels don't have.
+    pub fn plain(&self) -> Result<Launch, String> {
+        let dtype = code(self.dtype)?;
+        let operand = |m: Matrix| {
+            let mut stride = [0; RANK];
+            stride[..3].copy_from_slice(&[m.row, m.column, m.batch]);
+            Operand { data: m.data, dtype, number: 0, value: 0.0, stride }
+        };
+        let bias = Matrix { data: self.bias, row: 0, column: 1, batch: 0 };
+        let product = MatrixProduct {
+            m: self.m,
+            n: self.n,
+            k: self.k,
+            batch: self.batch,
+            rank: 1,
+            alpha: self.alpha,
+            beta: self.beta,
+            pad: 0,
+            shape: [u32::try_from(self.batch).map_err(|_| format!("a batch of {}", self.batch))?, 1, 1, 1],
+            a: operand(self.a),
+            b: operand(self.b),
+            c: operand(self.c),
+            bias: if self.bias.is_null() { Operand::number(0.0) } else { operand(bias) },
+        };
+        let tiles = ((self.m + 15) / 16).saturating_mul((self.n + 15) / 16).saturating_mul(self.batch);
+        let (kernel, params) = ("matrix_product".to_owned(), bytes(&product));
+        Ok(Launch { family: Family::Matrix, kernel, grid: grid(tiles), block: [16, 16], params, vary: Vary::Nothing })
+    }
+}
+
 /// Which of the three a convolution is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Pass {

@@ -14,6 +14,7 @@ use libloading::{Library, Symbol};
 use super::super::host::kernels::{against_pytorch, pytorch};
 use super::super::host::view::{Call, View};
 use super::emit;
+use super::gemm::{Stored, stored};
 use super::launch::{Action, Actions, Conv, Family, Gemm, Launch};
 use crate::job::Dtype;
 
@@ -85,30 +86,34 @@ fn to_bf16(x: f32) -> u16 {
     ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16
 }
 
-/// As the library would: c by rows, sums in f32 or better.
+/// As the library does by its definition: matrices stored by columns, turned where said, sums in f32 or better.
 fn gemm(g: &Gemm) {
+    let [a, b, c] = stored(g).expect("what is sent to the library can be stored its way");
+    let [m, n, k] = [c.rows, c.columns, if a.transposed { a.rows } else { a.columns }];
+    assert_eq!((m, k), if a.transposed { (a.columns, a.rows) } else { (a.rows, a.columns) });
+    assert_eq!((k, n), if b.transposed { (b.columns, b.rows) } else { (b.rows, b.columns) });
+    assert!(a.step >= a.rows && b.step >= b.rows && c.step >= c.rows, "{g:?}");
+    let place = |of: &Stored, row: i64, column: i64| if of.transposed { column + row * of.step } else { row + column * of.step };
     // SAFETY: addresses and steps were checked against the tensors that the action was made for.
     unsafe {
         let read = |data: *mut u8, at: i64| match g.dtype {
-            Dtype::Bf16 => from_bf16(data.cast::<u16>().offset(at as isize).read_unaligned()),
-            _ => data.cast::<f32>().offset(at as isize).read_unaligned(),
+            Dtype::Bf16 => f64::from(from_bf16(data.cast::<u16>().offset(at as isize).read_unaligned())),
+            _ => f64::from(data.cast::<f32>().offset(at as isize).read_unaligned()),
         };
         for batch in 0..g.batch {
-            for i in 0..g.m {
-                for j in 0..g.n {
-                    let mut sum = 0.0f64;
-                    for k in 0..g.k {
-                        let a = read(g.a.data, batch * g.a.batch + i * g.a.row + k * g.a.column);
-                        sum += f64::from(a) * f64::from(read(g.b.data, batch * g.b.batch + k * g.b.row + j * g.b.column));
-                    }
-                    let at = batch * g.c.batch + i * g.c.row + j * g.c.column;
-                    let before = if g.beta == 0.0 { 0.0 } else { f64::from(g.beta) * f64::from(read(g.c.data, at)) };
-                    let bias = if g.bias.is_null() { 0.0 } else { f64::from(read(g.bias, j)) };
-                    let value = (f64::from(g.alpha) * sum + before + bias) as f32;
-                    match g.dtype {
-                        Dtype::Bf16 => g.c.data.cast::<u16>().offset(at as isize).write_unaligned(to_bf16(value)),
-                        _ => g.c.data.cast::<f32>().offset(at as isize).write_unaligned(value),
-                    }
+            for (i, j) in (0..m).flat_map(|i| (0..n).map(move |j| (i, j))) {
+                let mut sum = 0.0f64;
+                for p in 0..k {
+                    sum += read(g.b.data, batch * g.b.batch + place(&a, i, p)) * read(g.a.data, batch * g.a.batch + place(&b, p, j));
+                }
+                let at = batch * g.c.batch + place(&c, i, j);
+                let before = if g.beta == 0.0 { 0.0 } else { f64::from(g.beta) * read(g.c.data, at) };
+                // A bias has an element for each row of the library's result.
+                let bias = if g.bias.is_null() { 0.0 } else { read(g.bias, i) };
+                let value = (f64::from(g.alpha) * sum + before + bias) as f32;
+                match g.dtype {
+                    Dtype::Bf16 => g.c.data.cast::<u16>().offset(at as isize).write_unaligned(to_bf16(value)),
+                    _ => g.c.data.cast::<f32>().offset(at as isize).write_unaligned(value),
                 }
             }
         }

@@ -18,6 +18,8 @@ mod reduce;
 mod rows;
 mod shape;
 
+pub use matrix::layout;
+
 use super::super::host::view::Call;
 use super::launch::Actions;
 
