@@ -12,7 +12,7 @@ pub mod weights;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
@@ -41,9 +41,37 @@ pub enum Rate {
     Unlimited,
 }
 
+/// What a job runs on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Target {
+    /// The embedded host device.
+    #[default]
+    Host,
+    /// The first NVIDIA GPU.
+    Cuda {
+        /// Where to look for NVIDIA's libraries first.
+        libs: Option<PathBuf>,
+        /// Round the factors of f32 products to TF32.
+        tf32: bool,
+    },
+}
+
+impl Target {
+    /// As errors call it.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Host => "host",
+            Self::Cuda { .. } => "CUDA",
+        }
+    }
+}
+
 /// What a run is told besides the plan.
 #[derive(Clone, Debug)]
 pub struct Settings {
+    /// What it runs on; rates, throttling and jitter are the host device's alone.
+    pub target: Target,
     /// How many iterations.
     pub iterations: u32,
     /// How fast copies go.
@@ -67,6 +95,7 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
+            target: Target::Host,
             iterations: 1,
             link_rate: Rate::Profile,
             throttle_per_mille: 1000,
@@ -120,8 +149,8 @@ pub struct Outcome {
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// Operators that the device does not have.
-    #[error("the host device lacks {}", list_missing(.0))]
-    Unsupported(Vec<Missing>),
+    #[error("the {0} device lacks {list}", list = list_missing(.1))]
+    Unsupported(&'static str, Vec<Missing>),
     /// Numbers that were never recorded.
     #[error(
         "operator `{first}`{} uses a number that the trace does not record; record it with neap.scalar, see README",
@@ -159,8 +188,8 @@ pub enum RunError {
         problem: String,
     },
     /// The device failed.
-    #[error("the host device: {0}")]
-    Device(String),
+    #[error("the {0} device: {1}")]
+    Device(&'static str, String),
 }
 
 fn list_missing(missing: &[Missing]) -> String {
@@ -175,10 +204,10 @@ fn others(operators: usize) -> String {
 /// The operator kinds of `graph` that the host device lacks.
 #[must_use]
 pub fn supported(graph: &Graph) -> Vec<Missing> {
-    support::missing(graph, host::kernels::find)
+    support::missing(graph, |kind| host::kernels::find(kind).is_some())
 }
 
-/// Runs `job`, a checked plan of `graph`, on the host device with an arena of exactly `arena_bytes`.
+/// Runs `job`, a checked plan of `graph`, on its device with an arena of exactly `arena_bytes`.
 ///
 /// `progress` is told after each iteration how many are done.
 ///
@@ -196,7 +225,7 @@ pub fn run(
     run_with(host::kernels::find, graph, job, arena_bytes, device, settings, progress)
 }
 
-/// [`run`] with other kernels.
+/// [`run`] with other kernels on the host.
 ///
 /// # Errors
 /// As [`run`].
@@ -209,9 +238,13 @@ pub fn run_with(
     settings: &Settings,
     progress: &mut dyn FnMut(u32),
 ) -> Result<Outcome, RunError> {
-    let missing = support::missing(graph, kernels);
+    let name = settings.target.name();
+    let missing = match settings.target {
+        Target::Host => support::missing(graph, |kind| kernels(kind).is_some()),
+        Target::Cuda { .. } => support::missing(graph, on_cuda),
+    };
     if !missing.is_empty() {
-        return Err(RunError::Unsupported(missing));
+        return Err(RunError::Unsupported(name, missing));
     }
     let unknown = support::unknown_numbers(graph);
     if let Some(first) = unknown.first() {
@@ -238,13 +271,13 @@ pub fn run_with(
         jitter: settings.jitter,
     };
     let fail = |failure| match failure {
-        Failure::Device(problem) => RunError::Device(problem),
+        Failure::Device(problem) => RunError::Device(name, problem),
         Failure::Operator { operator, problem } => {
             let operator = graph.operator(operator);
             RunError::Operator { name: operator.name.clone(), kind: operator.kind.clone(), problem }
         }
     };
-    host::with_device(graph, &script, kernels, &batch, &options, |device| {
+    let work = |device: &mut dyn Device| {
         for home in &homes {
             device.write(home.first.0, home.first.1, &values.take(home.tensor)).map_err(fail)?;
         }
@@ -264,8 +297,53 @@ pub fn run_with(
         };
         finish(graph, &homes, device, settings, &mut outcome, fail)?;
         Ok(outcome)
+    };
+    match &settings.target {
+        Target::Host => host::with_device(graph, &script, kernels, &batch, &options, work).map_err(fail)?,
+        Target::Cuda { libs, tf32 } => on_gpu(graph, &script, &batch, (libs.as_deref(), *tf32), settings.poison, work).map_err(fail)?,
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn on_cuda(kind: &str) -> bool {
+    device::cuda::emit::find(kind).is_some()
+}
+
+#[cfg(not(feature = "cuda"))]
+fn on_cuda(_: &str) -> bool {
+    true
+}
+
+/// Runs `work` with the CUDA device, and adds what the device says of itself to the notes.
+#[cfg(feature = "cuda")]
+fn on_gpu(
+    graph: &Graph,
+    script: &device::Script,
+    batch: &[Vec<u8>],
+    (libs, tf32): (Option<&Path>, bool),
+    poison: bool,
+    work: impl FnOnce(&mut dyn Device) -> Result<Outcome, RunError>,
+) -> Result<Result<Outcome, RunError>, Failure> {
+    let options = device::cuda::Options { libs: libs.map(Path::to_path_buf), tf32, poison, ..Default::default() };
+    device::cuda::with_device(graph, script, batch, &options, |device| {
+        let outcome = work(device);
+        outcome.map(|mut outcome| {
+            outcome.notes.append(&mut device.notes);
+            outcome
+        })
     })
-    .map_err(fail)?
+}
+
+#[cfg(not(feature = "cuda"))]
+fn on_gpu(
+    _: &Graph,
+    _: &device::Script,
+    _: &[Vec<u8>],
+    _: (Option<&Path>, bool),
+    _: bool,
+    _: impl FnOnce(&mut dyn Device) -> Result<Outcome, RunError>,
+) -> Result<Result<Outcome, RunError>, Failure> {
+    Err(Failure::Device("built without the cuda feature".to_owned()))
 }
 
 /// Where a long-lived tensor is between iterations.

@@ -10,7 +10,7 @@ use neap::device::{Profile, present};
 use neap::job::Graph;
 use neap::plan::{self, Request};
 use neap::report::table::{Side, Table};
-use neap::run::{Outcome, Rate, RunError, Settings};
+use neap::run::{Outcome, Rate, RunError, Settings, Target};
 use neap::schedule::JobPlan;
 use neap::units::{Bytes, Nanos};
 use serde_json::json;
@@ -29,9 +29,15 @@ pub struct Flags {
     /// For a graph without a plan.
     #[command(flatten)]
     device: DeviceFlags,
-    /// Where to run; the host if not given.
+    /// Where to run; if not given, the GPU where there is one that can run it, else the host.
     #[arg(long, value_enum)]
     on: Option<On>,
+    /// Where NVIDIA's libraries lie; looked at before Python environments and the loader's path.
+    #[arg(long, value_name = "DIR")]
+    cuda_libs: Option<PathBuf>,
+    /// Let the GPU round the factors of f32 products to TF32: faster, and less exact.
+    #[arg(long)]
+    tf32: bool,
     /// How many iterations.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     iterations: u32,
@@ -70,7 +76,7 @@ fn throttle(text: &str) -> Result<u32, String> {
 }
 
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
-    choose_device(flags)?;
+    let target = choose_device(flags)?;
     let outputs = [flags.save.as_deref(), flags.latencies_out.as_deref()];
     settings::outputs(&flags.device.inputs(&settings::subject_files(&flags.subject, &flags.graph)), &outputs)?;
     let (graph, job, arena, device, planned) = match settings::subject(&flags.subject, &flags.graph)? {
@@ -89,6 +95,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         }
     };
     let settings = Settings {
+        target,
         iterations: flags.iterations,
         link_rate: if flags.unlimited_link { Rate::Unlimited } else { Rate::Profile },
         throttle_per_mille: flags.throttle_link,
@@ -107,8 +114,9 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     for text in &outcome.notes {
         note(&format!("note: {text}"));
     }
+    let device_key = if settings.target == Target::Host { "host" } else { device.name.as_str() };
     if let Some(path) = &flags.latencies_out {
-        let rows: Vec<Row> = graph.operators.iter().zip(&outcome.operator_ns).map(|(o, t)| Row::of(o, "host", median(t))).collect();
+        let rows: Vec<Row> = graph.operators.iter().zip(&outcome.operator_ns).map(|(o, t)| Row::of(o, device_key, median(t))).collect();
         LatencyTable::write(path, &rows)?;
         note(&format!("written: {}", path.display()));
     }
@@ -120,19 +128,28 @@ fn with_file(flags: &Flags, error: RunError) -> anyhow::Error {
     anyhow::Error::new(error).context(flags.subject.display().to_string())
 }
 
-fn choose_device(flags: &Flags) -> anyhow::Result<()> {
+fn choose_device(flags: &Flags) -> anyhow::Result<Target> {
+    let cuda = || Target::Cuda { libs: flags.cuda_libs.clone(), tf32: flags.tf32 };
+    if let Some(folder) = flags.cuda_libs.as_ref().filter(|folder| !folder.is_dir()) {
+        bail!("--cuda-libs: {} is not a folder", folder.display());
+    }
+    let host_only = flags.throttle_link != 1000 || flags.unlimited_link;
     match flags.on {
-        Some(On::Host) => Ok(()),
+        Some(On::Host) if flags.tf32 || flags.cuda_libs.is_some() => bail!("--tf32 and --cuda-libs are for --on cuda"),
+        Some(On::Host) => Ok(Target::Host),
+        Some(On::Cuda) if host_only => bail!("--throttle-link and --unlimited-link are for --on host: a GPU's link goes as fast as it goes"),
         Some(On::Cuda) => match present::cuda_devices() {
             Err(why) => bail!("--on cuda: {why}; use --on host"),
-            Ok(_) => bail!("--on cuda: running on CUDA is not built yet; use --on host"),
+            Ok(_) => Ok(cuda()),
         },
-        None => {
-            if present::cuda_devices().is_ok_and(|d| !d.is_empty()) {
-                note("note: running on the host; running on CUDA is not built yet");
+        None if host_only => Ok(Target::Host),
+        None => match present::cuda_devices() {
+            Ok(_) => Ok(cuda()),
+            Err(why) => {
+                note(&format!("note: running on the host: {why}"));
+                Ok(Target::Host)
             }
-            Ok(())
-        }
+        },
     }
 }
 

@@ -171,6 +171,79 @@ pub fn call(call: &Call<'_>) -> Result<(), String> {
     if status == 0 { Ok(()) } else { Err("a number out of range".to_owned()) }
 }
 
+/// A call's actions, once.
+fn once(call: &Call<'_>) -> Result<(), String> {
+    let mut status = 0i64;
+    let mut actions = Actions::new(&raw mut status, 7);
+    emit::find(&call.operator.kind).ok_or("CUDA has no such operator")?(call, &mut actions)?;
+    run(&actions.list, 2);
+    if status == 0 { Ok(()) } else { Err("a number out of range".to_owned()) }
+}
+
+/// Two iterations of a recorded job, every operator by its CUDA actions, against PyTorch's losses (where the fixtures hold
+/// them) and, within `limit` of each tensor's norm, the host's state.
+fn train(base: &str, limit: f64) {
+    use crate::device::{builtin, latency};
+    use crate::{plan::budget, run};
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures");
+    let graph = crate::job::chakra::import(&folder.join(format!("{base}.et.json.gz")), &Default::default()).unwrap().graph;
+    let device = builtin::find("host").unwrap();
+    let latencies = latency::latencies(&graph, &device, None);
+    let request = budget::Request {
+        graph: &graph,
+        file: (String::new(), String::new()),
+        device: &device,
+        latencies: &latencies,
+        budget: crate::units::Bytes::ZERO,
+        method: Default::default(),
+        recorded_options: Default::default(),
+    };
+    let unplanned = budget::unplanned(&request).unwrap().plan;
+    let settings = run::Settings {
+        iterations: 2,
+        weights: Some(folder.join(format!("{base}.safetensors"))).filter(|p| p.exists()),
+        keep_state: true,
+        link_rate: run::Rate::Unlimited,
+        ..Default::default()
+    };
+    let go = |kernels: super::super::host::calls::Lookup, plan: &crate::schedule::Plan| {
+        run::run_with(kernels, &graph, &plan.jobs[0], plan.budget, &device, &settings, &mut |_| {}).unwrap()
+    };
+    let cuda: super::super::host::calls::Lookup = |kind| emit::find(kind).map(|_| once as super::super::host::kernels::Kernel);
+    let (ours, hosts) = (go(cuda, &unplanned), go(super::super::host::kernels::find, &unplanned));
+    let record = std::fs::read(folder.join(format!("{base}.json"))).ok();
+    let record: Option<serde_json::Value> = record.map(|bytes| serde_json::from_slice(&bytes).unwrap());
+    for (at, loss) in ours.losses.iter().enumerate() {
+        let theirs = record.as_ref().map_or(f64::from(hosts.losses[at]), |r| r["losses"][at].as_f64().unwrap());
+        assert!((f64::from(*loss) - theirs).abs() <= 1e-5 * theirs.abs(), "{base}: loss {at} is {loss}, not {theirs}");
+    }
+    assert_eq!(ours.losses.len(), 2);
+    let (ours, hosts) = (ours.state.unwrap(), hosts.state.unwrap());
+    assert!(ours.len() > 3 && ours.keys().eq(hosts.keys()));
+    let mut worst = 0.0f64;
+    for (key, value) in &ours {
+        if value.dtype == Dtype::F32 {
+            let floats = |data: &[u8]| data.chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().unwrap())).collect::<Vec<_>>();
+            let (a, b) = (floats(&value.data), floats(&hosts[key].data));
+            let norm = |x: &mut dyn Iterator<Item = f32>| x.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
+            let (off, size) = (norm(&mut a.iter().zip(&b).map(|(a, b)| a - b)), norm(&mut b.iter().copied()));
+            assert!(off <= limit * size.max(1e-2), "{base}: {key} is {off} from the host's, of {size}");
+            worst = worst.max(off / size.max(1e-2));
+        }
+    }
+    println!("{base}: final state at most {worst:.1e} from the host's");
+}
+
+#[test]
+fn whole_trainings_agree_with_pytorch() {
+    if present() {
+        train("tiny_cnn-sgd-maximize", 1e-5);
+        // Adam divides by the gradient's own size: where that is hardly more than rounding, a step may go either way.
+        train("tiny_cnn-adam", 2e-2);
+        train("tiny_gpt2-adamw", 2e-2);
+    }
+}
+
 #[test]
 fn elementwise_rows_and_shapes_agree_with_pytorch() {
     if present() {
