@@ -2,6 +2,9 @@
 //!
 //! On the tiny fixtures only, so that it stays quick without optimisation.
 
+#[cfg(feature = "cuda")]
+#[path = "cli/cuda.rs"]
+mod cuda;
 #[path = "cli/estimate.rs"]
 mod estimate;
 #[path = "cli/folder.rs"]
