@@ -135,7 +135,10 @@ fn train(folder: &Folder, base: &str, iterations: &str) {
     let (host, unplanned, planned) = (go("job.graph.json", "host"), go("job.graph.json", "cuda"), go("job.plan.json", "cuda"));
     assert_eq!(unplanned["losses"], planned["losses"], "{base}");
     assert_eq!(unplanned["checksum"], planned["checksum"], "{base}");
-    assert!(planned["peak_bytes"].as_u64() <= planned["arena_bytes"].as_u64() && planned["arena_bytes"].as_u64() < unplanned["arena_bytes"].as_u64());
+    assert!(
+        planned["peak_bytes"].as_u64() <= planned["arena_bytes"].as_u64()
+            && planned["arena_bytes"].as_u64() < unplanned["arena_bytes"].as_u64()
+    );
     let losses = |of: &Value| of["losses"].as_array().unwrap().iter().map(|l| l.as_f64().unwrap()).collect::<Vec<_>>();
     assert!(!losses(&host).is_empty());
     for (ours, theirs) in losses(&planned).into_iter().zip(losses(&host)) {

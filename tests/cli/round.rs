@@ -71,7 +71,8 @@ fn with_pytorchs_weights_the_losses_are_pytorchs() {
         let weights = fixture(&format!("{name}.safetensors"));
         let mut checksums = Vec::new();
         for subject in ["job.graph.json", "job.plan.json"] {
-            let run = folder.json(&["run", subject, "--on", "host", "--iterations", "4", "--weights", &weights, "--save", "end.safetensors"]);
+            let run =
+                folder.json(&["run", subject, "--on", "host", "--iterations", "4", "--weights", &weights, "--save", "end.safetensors"]);
             let losses = run["losses"].as_array().unwrap();
             let expected = truth["losses"].as_array().unwrap();
             assert_eq!(losses.len(), 4);

@@ -137,7 +137,9 @@ fn choose_device(flags: &Flags) -> anyhow::Result<Target> {
     match flags.on {
         Some(On::Host) if flags.tf32 || flags.cuda_libs.is_some() => bail!("--tf32 and --cuda-libs are for --on cuda"),
         Some(On::Host) => Ok(Target::Host),
-        Some(On::Cuda) if host_only => bail!("--throttle-link and --unlimited-link are for --on host: a GPU's link goes as fast as it goes"),
+        Some(On::Cuda) if host_only => {
+            bail!("--throttle-link and --unlimited-link are for --on host: a GPU's link goes as fast as it goes")
+        }
         Some(On::Cuda) => match present::cuda_devices() {
             Err(why) => bail!("--on cuda: {why}; use --on host"),
             Ok(_) => Ok(cuda()),

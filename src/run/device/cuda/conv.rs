@@ -157,7 +157,9 @@ impl Cudnn {
         let p = &plan.conv.params;
         // cudnnDataType_t
         let kind = if plan.conv.dtype == Dtype::Bf16 { 9 } else { 0 };
-        let Some(format) = filter_format(&p.w, [p.groups * p.channels_out, p.channels_in, p.kernel[0], p.kernel[1]]) else { return Ok(false) };
+        let Some(format) = filter_format(&p.w, [p.groups * p.channels_out, p.channels_in, p.kernel[0], p.kernel[1]]) else {
+            return Ok(false);
+        };
         let (Ok(images), Some(x), Some(y)) = (c_int::try_from(p.images), strides(&p.x), strides(&p.y)) else { return Ok(false) };
         let kinds = [TENSOR, TENSOR, FILTER, CONVOLUTION];
         for (slot, kind) in plan.descriptors.iter_mut().zip(kinds) {
@@ -172,17 +174,7 @@ impl Cudnn {
                 (self.set_tensor)(dy, kind, images, p.groups * p.channels_out, p.out[0], p.out[1], y[0], y[1], y[2], y[3]),
                 (self.set_filter)(dw, kind, format, p.groups * p.channels_out, p.channels_in, p.kernel[0], p.kernel[1]),
                 // Cross-correlation, summed in f32.
-                (self.set_convolution)(
-                    dc,
-                    p.padding[0],
-                    p.padding[1],
-                    p.stride[0],
-                    p.stride[1],
-                    p.dilation[0],
-                    p.dilation[1],
-                    1,
-                    0,
-                ),
+                (self.set_convolution)(dc, p.padding[0], p.padding[1], p.stride[0], p.stride[1], p.dilation[0], p.dilation[1], 1, 0),
                 (self.set_groups)(dc, p.groups),
                 // CUDNN_FMA_MATH keeps f32 as it is; the default rounds its factors to TF32.
                 (self.set_mathematics)(dc, if plan.conv.dtype == Dtype::F32 && !self.tf32 { 3 } else { 0 }),
@@ -195,8 +187,7 @@ impl Cudnn {
         let (mut found, mut count) = ([blank; MOST], 0);
         let (pass, first, second, last) = self.order(plan);
         // SAFETY: there is room for `MOST` answers.
-        let status =
-            unsafe { self.ask[pass](self.handle, first, second, dc, last, MOST as c_int, &raw mut count, found.as_mut_ptr()) };
+        let status = unsafe { self.ask[pass](self.handle, first, second, dc, last, MOST as c_int, &raw mut count, found.as_mut_ptr()) };
         if status != 0 {
             return Ok(false);
         }

@@ -165,7 +165,8 @@ impl CublasLt {
             _ => (code::F32, if self.tf32 { code::COMPUTE_TF32 } else { code::COMPUTE_F32 }),
         };
         let Some(stored) = stored(gemm) else { return Ok(None) };
-        let mut plan = Plan { gemm: *gemm, description: std::ptr::null_mut(), layouts: [std::ptr::null_mut(); 3], algorithm: Algorithm([0; 8]) };
+        let mut plan =
+            Plan { gemm: *gemm, description: std::ptr::null_mut(), layouts: [std::ptr::null_mut(); 3], algorithm: Algorithm([0; 8]) };
         let found = self.choose(&mut plan, kind, compute, stored);
         match found {
             Ok(true) => Ok(Some(plan)),
@@ -223,9 +224,8 @@ impl CublasLt {
             }
             let [a, b, c] = plan.layouts;
             // SAFETY: all descriptors are alive, and there is room for one answer.
-            let status = unsafe {
-                (self.heuristic)(self.handle, plan.description, a, b, c, c, preference, 1, &raw mut found, &raw mut count)
-            };
+            let status =
+                unsafe { (self.heuristic)(self.handle, plan.description, a, b, c, c, preference, 1, &raw mut found, &raw mut count) };
             // 15: not supported this way.
             if status == 15 { Ok(()) } else { check("chooses no algorithm", status) }
         })();

@@ -34,17 +34,8 @@ pub enum Family {
 
 impl Family {
     /// All of them, by index.
-    pub const ALL: [Self; 9] = [
-        Self::Pointwise,
-        Self::Reduce,
-        Self::Softmax,
-        Self::Norm,
-        Self::Pool,
-        Self::Index,
-        Self::Optimizer,
-        Self::Matrix,
-        Self::Attention,
-    ];
+    pub const ALL: [Self; 9] =
+        [Self::Pointwise, Self::Reduce, Self::Softmax, Self::Norm, Self::Pool, Self::Index, Self::Optimizer, Self::Matrix, Self::Attention];
 
     /// Its file's name without the extension.
     #[must_use]
@@ -558,7 +549,14 @@ impl Conv {
                 ("convolve_back_weight", product(&[p.groups, p.channels_out, p.channels_in]) * product(&[p.kernel[0], p.kernel[1]]))
             }
         };
-        Launch { family: Family::Matrix, kernel: kernel.to_owned(), grid: grid(blocks), block: [256, 1], params: bytes(p), vary: Vary::Nothing }
+        Launch {
+            family: Family::Matrix,
+            kernel: kernel.to_owned(),
+            grid: grid(blocks),
+            block: [256, 1],
+            params: bytes(p),
+            vary: Vary::Nothing,
+        }
     }
 }
 
@@ -593,7 +591,7 @@ pub enum Action {
     /// A matrix product.
     Gemm(Gemm),
     /// A convolution.
-    Conv(Conv),
+    Conv(Box<Conv>),
 }
 
 /// What a step is made of, in order.

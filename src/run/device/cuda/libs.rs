@@ -230,7 +230,12 @@ pub fn folders(given: Option<&Path>) -> Vec<PathBuf> {
     all.extend(["/usr/local/cuda/lib64", "/usr/local/cuda/targets/x86_64-linux/lib"].map(PathBuf::from));
     all.retain(|folder| folder.is_dir());
     let mut seen = Vec::new();
-    all.retain(|folder| !seen.contains(folder) && { seen.push(folder.clone()); true });
+    all.retain(|folder| {
+        !seen.contains(folder) && {
+            seen.push(folder.clone());
+            true
+        }
+    });
     all
 }
 

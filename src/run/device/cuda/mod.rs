@@ -7,7 +7,7 @@
 //! is the host device's to say.
 
 pub mod conv;
-pub mod driver;
+pub(crate) mod driver;
 pub mod emit;
 pub mod gemm;
 pub mod kernels;

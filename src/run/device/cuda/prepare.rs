@@ -27,7 +27,7 @@ pub enum Ready {
     Zero { to: u64, bytes: usize },
     Upload { to: u64, at: usize, bytes: usize },
     Gemm(super::gemm::Plan),
-    Conv(super::conv::Plan, u64),
+    Conv(Box<super::conv::Plan>, u64),
 }
 
 /// What a script needs.
@@ -168,7 +168,7 @@ impl Prepared {
                 match plan {
                     Some(plan) => {
                         chosen.push((plan.algorithm, Bytes(plan.workspace)));
-                        Ready::Conv(plan, at)
+                        Ready::Conv(Box::new(plan), at)
                     }
                     None => {
                         if let Some(wanted) = wanted.filter(|&w| w >= 0) {
@@ -273,8 +273,11 @@ fn fuse(script: &Script, lists: &mut [Vec<Action>]) -> Vec<Vec<(usize, u64)>> {
     }
     let mut fused = Vec::new();
     for (_, group) in groups.into_iter().filter(|g| g.1.len() > 1) {
-        let launches: Vec<&Launch> =
-            group.iter().flat_map(|(item, _)| &lists[*item]).filter_map(|a| if let Action::Launch(l) = a { Some(l) } else { None }).collect();
+        let launches: Vec<&Launch> = group
+            .iter()
+            .flat_map(|(item, _)| &lists[*item])
+            .filter_map(|a| if let Action::Launch(l) = a { Some(l) } else { None })
+            .collect();
         let Some(joined) = emit::optimizer::fuse(&launches) else { continue };
         group.iter().for_each(|(item, _)| lists[*item].clear());
         lists[group[0].0] = joined.into_iter().map(Action::Launch).collect();

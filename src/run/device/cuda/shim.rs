@@ -36,7 +36,8 @@ fn libraries() -> Option<&'static Mutex<Vec<Library>>> {
         let shim = std::fs::read_to_string(here.join("kernels/shim.h")).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let compile = |family: Family| {
-            let (source, object) = (folder.path().join(format!("{}.cpp", family.name())), folder.path().join(format!("{}.so", family.name())));
+            let (source, object) =
+                (folder.path().join(format!("{}.cpp", family.name())), folder.path().join(format!("{}.so", family.name())));
             std::fs::write(&source, [&shim, "\n", &family.source()].concat()).unwrap();
             let arguments = ["-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w", "-o"];
             let output = Command::new("c++").args(arguments).arg(&object).arg(&source).output().ok()?;

@@ -103,9 +103,7 @@ pub fn operands(graph: &Graph, work: &StepWork, at: Find<'_>) -> Result<Operands
         .map(|arg| {
             Ok(match arg {
                 Arg::Tensor(operand) => Seen::Tensor(view(operand)?),
-                Arg::Tensors(list) => {
-                    Seen::Tensors(list.iter().map(|o| o.as_ref().map(view).transpose()).collect::<Result<_, Failure>>()?)
-                }
+                Arg::Tensors(list) => Seen::Tensors(list.iter().map(|o| o.as_ref().map(view).transpose()).collect::<Result<_, Failure>>()?),
                 _ => Seen::Plain,
             })
         })

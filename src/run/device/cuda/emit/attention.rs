@@ -52,7 +52,11 @@ struct How<'a> {
 }
 
 fn matrix(view: &View) -> Result<&View, String> {
-    if view.shape.len() == 4 { floating(view) } else { Err(format!("attention over a tensor of shape {:?}, not of four dimensions", view.shape)) }
+    if view.shape.len() == 4 {
+        floating(view)
+    } else {
+        Err(format!("attention over a tensor of shape {:?}, not of four dimensions", view.shape))
+    }
 }
 
 fn params(call: &Call<'_>, [q, k, v]: [&View; 3], how: &How<'_>) -> Result<Attention, String> {
@@ -60,7 +64,8 @@ fn params(call: &Call<'_>, [q, k, v]: [&View; 3], how: &How<'_>) -> Result<Atten
     for view in [q, k, v] {
         matrix(view)?;
     }
-    let (&[batch, heads, queries, width], &[kb, kh, keys, kw], &[vb, vh, vk, value_width]) = (&q.shape[..], &k.shape[..], &v.shape[..]) else {
+    let (&[batch, heads, queries, width], &[kb, kh, keys, kw], &[vb, vh, vk, value_width]) = (&q.shape[..], &k.shape[..], &v.shape[..])
+    else {
         return Err(fail());
     };
     let divides = |part: usize| part > 0 && heads % part == 0;

@@ -29,7 +29,13 @@ pub fn find(kind: &str) -> Option<Emit> {
 }
 
 /// What is convolved, checked; operands are still to be filled in.
-fn settings(call: &Call<'_>, input: &View, weight: &View, [stride, padding, dilation]: [usize; 3], groups: usize) -> Result<Convolution, String> {
+fn settings(
+    call: &Call<'_>,
+    input: &View,
+    weight: &View,
+    [stride, padding, dilation]: [usize; 3],
+    groups: usize,
+) -> Result<Convolution, String> {
     let kind = &call.operator.kind;
     let (stride, dilation) = (pair(call, stride, 1)?.unwrap_or([1; 2]), pair(call, dilation, 1)?.unwrap_or([1; 2]));
     let (&[images, all_in, height, width], &[all_out, channels_in, kernel_h, kernel_w]) = (&input.shape[..], &weight.shape[..]) else {
@@ -39,7 +45,9 @@ fn settings(call: &Call<'_>, input: &View, weight: &View, [stride, padding, dila
     if kernel.contains(&0) {
         return Err(format!("{kind}: the kernel {:?} is empty", weight.shape));
     }
-    let reach = |i: usize| (kernel[i] - 1).checked_mul(dilation[i]).filter(|&r| r < 1 << 30).ok_or_else(|| format!("{kind}: the kernel is too wide"));
+    let reach = |i: usize| {
+        (kernel[i] - 1).checked_mul(dilation[i]).filter(|&r| r < 1 << 30).ok_or_else(|| format!("{kind}: the kernel is too wide"))
+    };
     let reach = [reach(0)?, reach(1)?];
     let padding = match call.operator.args.get(padding) {
         Some(Arg::Text(word)) if word == "valid" => [0; 2],
@@ -100,7 +108,7 @@ fn push(actions: &mut Actions, pass: Pass, p: &Convolution, [x, w, y]: [&View; 3
     };
     if !written.shape.contains(&0) {
         let params = Convolution { x: Operand::of(x)?, w: Operand::of(w)?, y: Operand::of(y)?, ..*p };
-        actions.list.push(Action::Conv(Conv { pass, dtype: x.dtype, params }));
+        actions.list.push(Action::Conv(Box::new(Conv { pass, dtype: x.dtype, params })));
     }
     Ok(())
 }

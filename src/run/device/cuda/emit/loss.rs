@@ -114,14 +114,7 @@ impl<'a> Classes<'a> {
     }
 }
 
-fn likelihood(
-    actions: &mut Actions,
-    out: &View,
-    classes: &Classes<'_>,
-    how: i64,
-    total: Option<&View>,
-    raw: bool,
-) -> Result<(), String> {
+fn likelihood(actions: &mut Actions, out: &View, classes: &Classes<'_>, how: i64, total: Option<&View>, raw: bool) -> Result<(), String> {
     let to = if how == NONE {
         same_shape(out, classes.target)?;
         Row::each(Some(out), &out.stride)

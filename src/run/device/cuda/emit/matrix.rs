@@ -77,15 +77,7 @@ struct Product {
     steps: [[i64; 2]; 3],
 }
 
-fn batched(
-    call: &Call<'_>,
-    actions: &mut Actions,
-    a: &View,
-    b: &View,
-    alpha: f32,
-    beta: f32,
-    bias: Option<&View>,
-) -> Result<(), String> {
+fn batched(call: &Call<'_>, actions: &mut Actions, a: &View, b: &View, alpha: f32, beta: f32, bias: Option<&View>) -> Result<(), String> {
     let kind = &call.operator.kind;
     // A vector is a row on the left and a column on the right, and leaves no dimension behind.
     let (mut a, mut b) = (a.clone(), b.clone());

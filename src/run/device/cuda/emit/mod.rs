@@ -49,9 +49,8 @@ pub fn find(kind: &str) -> Option<Emit> {
 mod tests {
     #[test]
     fn as_many_kinds_as_the_host() {
-        let source = |name: &str| {
-            std::fs::read_to_string(format!("{}/src/run/device/host/kernels/{name}.rs", env!("CARGO_MANIFEST_DIR"))).unwrap()
-        };
+        let source =
+            |name: &str| std::fs::read_to_string(format!("{}/src/run/device/host/kernels/{name}.rs", env!("CARGO_MANIFEST_DIR"))).unwrap();
         let mut kinds = 0;
         for entry in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/src/run/device/host/kernels")).unwrap() {
             let name = entry.unwrap().file_name().into_string().unwrap();

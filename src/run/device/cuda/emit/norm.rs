@@ -117,7 +117,7 @@ fn channels(call: &Call<'_>, view: &View) -> Result<usize, String> {
 }
 
 /// An output with one element per channel; `None` where undefined or empty.
-fn saved<'a>(call: &'a Call<'_>, at: usize, channels: usize) -> Result<Operand, String> {
+fn saved(call: &Call<'_>, at: usize, channels: usize) -> Result<Operand, String> {
     // `batch_norm` declares one output: what it saves is hidden, before the running statistics.
     let view = result(call, at)?.filter(|view| view.shape == [channels] && channels > 0);
     let mut running = (3..5).filter_map(|at| if let Some(Given::Tensor(view)) = call.args.get(at) { Some(view) } else { None });
@@ -155,7 +155,10 @@ fn batch_norm(call: &Call<'_>, actions: &mut Actions) -> Result<(), String> {
         for at in 3..5 {
             let Some(view) = maybe_tensor(call, at)? else { continue };
             if !call.outputs.iter().flatten().chain(call.hidden).any(|written| same(written, view)) {
-                return Err(format!("{} updates its running statistics, but the graph does not say that they are written", call.operator.kind));
+                return Err(format!(
+                    "{} updates its running statistics, but the graph does not say that they are written",
+                    call.operator.kind
+                ));
             }
         }
     }

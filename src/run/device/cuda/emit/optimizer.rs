@@ -129,13 +129,8 @@ fn step(call: &Call<'_>, actions: &mut Actions) -> Result<(), String> {
         actions.vary(Family::Optimizer, &format!("update_{}", rule(kind)), (one.count + CHUNK - 1) / CHUNK, [256, 1], &update, vary);
         return Ok(());
     }
-    let mut p = UpdateStrided {
-        scalars,
-        count: elements(views[0]),
-        rank: shape.len() as i64,
-        shape: [1; RANK],
-        o: [Operand::number(0.0); 5],
-    };
+    let mut p =
+        UpdateStrided { scalars, count: elements(views[0]), rank: shape.len() as i64, shape: [1; RANK], o: [Operand::number(0.0); 5] };
     p.shape[..shape.len()].copy_from_slice(&shape);
     for ((slot, view), stride) in p.o.iter_mut().zip(&views).zip(&strides) {
         *slot = Operand::strided(view, stride)?;

@@ -209,17 +209,11 @@ fn pow(call: &Call<'_>, actions: &mut Actions) -> Result<(), String> {
         return numeric(call, actions, "pow", 2, &Extra::default());
     }
     let special = match exponent {
-        Input::Number { value, .. } => [
-            (2.0, "square"),
-            (3.0, "cube"),
-            (1.0, "copy"),
-            (0.5, "sqrt"),
-            (-0.5, "rsqrt"),
-            (-1.0, "reciprocal"),
-            (-2.0, "inverse_square"),
-        ]
-        .into_iter()
-        .find(|(at, _)| *at == value),
+        Input::Number { value, .. } => {
+            [(2.0, "square"), (3.0, "cube"), (1.0, "copy"), (0.5, "sqrt"), (-0.5, "rsqrt"), (-1.0, "reciprocal"), (-2.0, "inverse_square")]
+                .into_iter()
+                .find(|(at, _)| *at == value)
+        }
         Input::View(_) => None,
     };
     match special {
@@ -232,7 +226,8 @@ fn clamp(call: &Call<'_>, actions: &mut Actions) -> Result<(), String> {
     let (out, a) = (output(call)?, input(call, 0)?);
     let float = is_floating(out);
     // The ends of what converts to whole numbers without overflow.
-    let (lowest, highest) = if float { (f64::NEG_INFINITY, f64::INFINITY) } else { (-9_223_372_036_854_775_808.0, 9_223_372_036_854_774_784.0) };
+    let (lowest, highest) =
+        if float { (f64::NEG_INFINITY, f64::INFINITY) } else { (-9_223_372_036_854_775_808.0, 9_223_372_036_854_774_784.0) };
     let low = maybe_input(call, 1)?.unwrap_or(Input::Number { value: lowest, float: false });
     let high = maybe_input(call, 2)?.unwrap_or(Input::Number { value: highest, float: false });
     if !float {
@@ -258,7 +253,11 @@ fn compare(call: &Call<'_>, actions: &mut Actions, name: &str, count: usize) -> 
 fn test(call: &Call<'_>, actions: &mut Actions, name: &str) -> Result<(), String> {
     let (out, a) = (output(call)?, input(call, 0)?);
     // No whole number is infinite or NaN.
-    if input_is_float(&a) { map(actions, true, name, out, &[a], &Extra::default()) } else { map(actions, false, "zero", out, &[a], &Extra::default()) }
+    if input_is_float(&a) {
+        map(actions, true, name, out, &[a], &Extra::default())
+    } else {
+        map(actions, false, "zero", out, &[a], &Extra::default())
+    }
 }
 
 fn bits(call: &Call<'_>, actions: &mut Actions, name: &str, count: usize) -> Result<(), String> {

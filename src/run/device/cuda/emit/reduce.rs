@@ -192,7 +192,8 @@ fn positions(
         let Some(view) = view else { return Ok(vec![0; kept.len()]) };
         if view.shape == kept {
             Ok(signed(&view.stride))
-        } else if view.shape.len() == gone.len() && pick(&view.shape, &gone, false) == kept && count(view) == kept.iter().product::<usize>() {
+        } else if view.shape.len() == gone.len() && pick(&view.shape, &gone, false) == kept && count(view) == kept.iter().product::<usize>()
+        {
             Ok(signed(&pick(&view.stride, &gone, false)))
         } else {
             Err(format!("a result of shape {:?} for an input of shape {:?}", view.shape, from.shape))

@@ -58,8 +58,7 @@ impl<'a> Row<'a> {
 /// Parameters over rows numbered by `outer`.
 pub fn params(actions: &Actions, outer: &[usize], length: i64, rows: &[Row<'_>]) -> Result<Rows, String> {
     let real: Vec<&Row<'_>> = rows.iter().filter(|r| r.view.is_some()).collect();
-    let strides: Vec<Vec<i64>> =
-        real.iter().map(|r| if r.stride.is_empty() { vec![0; outer.len()] } else { r.stride.clone() }).collect();
+    let strides: Vec<Vec<i64>> = real.iter().map(|r| if r.stride.is_empty() { vec![0; outer.len()] } else { r.stride.clone() }).collect();
     let (shape, strides) = join(outer, &strides, false)?;
     if shape.len() >= RANK {
         return Err(format!("rows over more than {} dimensions", RANK - 1));
