@@ -4,8 +4,8 @@
 // next goes on, in an order that the caller chooses; a missing barrier shows as results that depend on the order. What
 // this leaves unchecked: real concurrency between blocks, memory models, warps, limits of registers and shared memory.
 #define SHIM
-#include <alloca.h>
 #include <math.h>
+#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,27 +31,40 @@ static inline unsigned int __float_as_uint(float x) {
 static inline float __int_as_float(int bits) { return __uint_as_float((unsigned int)bits); }
 
 namespace shim {
+// One for each thread of a block; it stays, and does its thread of one block after another.
 struct Fibre {
     ucontext_t context;
+    jmp_buf jump;
     Dim thread;
-    bool done;
+    bool started, done;
 };
 static std::vector<Fibre> fibres;
 static std::vector<std::vector<char>> stacks;
-static ucontext_t home;
+static jmp_buf home;
 static Fibre* current;
 static bool flag, last_flag;
 static void (*body)(const void*);
 static const void* params;
 
-static void enter() {
-    body(params);
-    current->done = true;
+static __attribute__((noinline)) void barrier() {
+    if (!_setjmp(current->jump)) _longjmp(home, 1);
 }
 
-static void barrier() {
-    Fibre* own = current;
-    swapcontext(&own->context, &home);
+static void enter() {
+    for (;;) {
+        body(params);
+        current->done = true;
+        barrier();
+    }
+}
+
+static __attribute__((noinline)) void resume(Fibre& fibre) {
+    current = &fibre;
+    threadIdx = fibre.thread;
+    if (_setjmp(home)) return;
+    if (fibre.started) _longjmp(fibre.jump, 1);
+    fibre.started = true;
+    setcontext(&fibre.context);
 }
 
 static int barrier_or(int value) {
@@ -64,19 +77,21 @@ static int barrier_or(int value) {
 
 static void block(int order) {
     unsigned int threads = blockDim.x * blockDim.y * blockDim.z;
-    if (fibres.size() < threads) {
-        fibres.resize(threads);
-        stacks.resize(threads, std::vector<char>(64 << 10));
-    }
-    for (unsigned int t = 0; t < threads; t++) {
+    fibres.reserve(1024);
+    for (unsigned int t = (unsigned int)fibres.size(); t < threads; t++) {
+        fibres.emplace_back();
+        stacks.emplace_back(64 << 10);
         Fibre& f = fibres[t];
-        f.thread = {t % blockDim.x, t / blockDim.x % blockDim.y, t / blockDim.x / blockDim.y};
-        f.done = false;
+        f.started = false;
         getcontext(&f.context);
         f.context.uc_stack.ss_sp = stacks[t].data();
         f.context.uc_stack.ss_size = stacks[t].size();
-        f.context.uc_link = &home;
+        f.context.uc_link = nullptr;
         makecontext(&f.context, enter, 0);
+    }
+    for (unsigned int t = 0; t < threads; t++) {
+        fibres[t].thread = {t % blockDim.x, t / blockDim.x % blockDim.y, t / blockDim.x / blockDim.y};
+        fibres[t].done = false;
     }
     unsigned int left = threads, round = 0;
     while (left > 0) {
@@ -85,9 +100,7 @@ static void block(int order) {
             unsigned int t = order == 0 ? i : order == 1 ? threads - 1 - i : (i * 7919u + round * 31u) % threads;
             Fibre& f = fibres[t];
             if (f.done) continue;
-            current = &f;
-            threadIdx = f.thread;
-            swapcontext(&home, &f.context);
+            resume(f);
             if (f.done) ended++; else waiting++;
         }
         // A barrier that some threads never reach is undefined on a GPU.

@@ -13,7 +13,7 @@ pub mod gemm;
 pub mod kernels;
 pub mod launch;
 pub mod libs;
-mod prepare;
+pub(crate) mod prepare;
 #[cfg(test)]
 mod shim;
 
