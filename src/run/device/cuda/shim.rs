@@ -305,7 +305,8 @@ fn bf16_is_f32_rounded() {
     let pool = [Arg::Ints(vec![2, 2]), Arg::Ints(vec![2, 2]), Arg::Ints(vec![0, 0]), Arg::Bool(false), Arg::Bool(true), Arg::None];
     let image: &[usize] = &[2, 3, 4, 4];
     let convolution = [Arg::None, Arg::Ints(vec![1, 1]), Arg::Ints(vec![1, 1]), Arg::Ints(vec![1, 1]), Arg::Int(1)];
-    let cases: [(&str, Vec<&[usize]>, &[Arg], &[usize]); 8] = [
+    type Case<'a> = (&'a str, Vec<&'a [usize]>, &'a [Arg], &'a [usize]);
+    let cases: [Case<'_>; 8] = [
         ("aten::add", vec![square, square], &[], square),
         ("aten::add", vec![square, &[5, 1]], &[], square),
         ("aten::gelu", vec![square], &[Arg::Text("none".into())], square),
