@@ -6,6 +6,9 @@
 mod accounting;
 #[path = "cli/compare.rs"]
 mod compare;
+#[cfg(feature = "cuda")]
+#[path = "cli/cuda.rs"]
+mod cuda;
 #[path = "cli/estimate.rs"]
 mod estimate;
 #[path = "cli/explain.rs"]

@@ -109,6 +109,9 @@ impl Builder<'_> {
             addresses.extend(step.scratch.iter().map(|&(tensor, _)| (tensor, Bytes::ZERO)));
         }
         addresses.sort_unstable();
+        // Scratch outputs follow the operator's own workspace in the same stretch.
+        let own = operator.workspace.in_blocks();
+        let workspace = step.workspace.filter(|_| own > Bytes::ZERO).map(|r| self.range(r)).transpose()?.map(|(offset, _)| (offset, own));
         let work = StepWork {
             operator: step.operator,
             capture: self.capture(index, &addresses),
@@ -116,6 +119,7 @@ impl Builder<'_> {
             replay: step.event.is_some(),
             random_key: self.random_keys.get(step.operator.index()).copied().unwrap_or(u64::from(step.operator.0)),
             begins,
+            workspace,
         };
         for operand in operator.reads().chain(operator.writes()) {
             if operand.end_byte().is_none_or(|end| end > self.graph.tensor(operand.tensor).bytes.0) {

@@ -1,12 +1,13 @@
 //! How fast a device is: its link over sizes, both ways and under load, its memory, its matrix products, its overheads.
 //!
-//! On the host device the link is a copy through memory, as fast as it goes. Every rate is that of the quickest repeat or round:
+//! On the host device the link is a copy through memory, as fast as it goes, and others are put to work for the figures under load; on a GPU
+//! nobody is. Every rate is that of the quickest repeat or round:
 //! what the device can do, on a machine where others may be at work. Not for: figures from data sheets ([`crate::device::builtin`]).
 
 use super::device::host::{self, link::LinkRate};
 use super::device::{Failure, Item, Stream, Work};
 use super::profile::{again, alike, middle, once};
-use super::{RunError, Settings, sweep};
+use super::{RunError, Settings, Target, open, sweep};
 use crate::device::{Link, Profile, Rates, roofline};
 use crate::job::Graph;
 use crate::units::{Bytes, Nanos};
@@ -48,15 +49,15 @@ pub struct Measurement {
     pub products: Vec<(u64, u64)>,
 }
 
-/// Measures the host device. What can't be measured, memory sizes above all, is `base`'s.
+/// Measures a device. What can't be measured, memory sizes above all, is `base`'s.
 ///
 /// # Errors
 /// When the device fails.
-pub fn host(base: &Profile, name: &str) -> Result<Measurement, RunError> {
+pub fn measure(target: &Target, base: &Profile, name: &str) -> Result<Measurement, RunError> {
     let mut link = Vec::new();
-    for loaded in [false, true] {
+    for loaded in if *target == Target::Host { &[false, true][..] } else { &[false] } {
         for kib in SIZES_KIB {
-            link.push(rates(Bytes(kib << 10), loaded).map_err(|f| RunError::Device(f.to_string()))?);
+            link.push(rates(target, Bytes(kib << 10), *loaded).map_err(|f| RunError::Device(target.name(), f.to_string()))?);
         }
     }
     let largest = link.iter().filter(|l| !l.loaded).max_by_key(|l| l.bytes).copied().unwrap_or_default();
@@ -66,22 +67,23 @@ pub fn host(base: &Profile, name: &str) -> Result<Measurement, RunError> {
 
     let mut products = Vec::new();
     for extent in [128, 256, 512, 1024] {
-        products.push((extent, work_rate(&[sweep::product(extent)], base, roofline::flops)?));
+        products.push((extent, work_rate(target, &[sweep::product(extent)], base, roofline::flops)?));
     }
     let f32 = products.iter().map(|p| p.1).max().unwrap_or(1).max(1);
     let convolutions: Vec<Graph> = sweep::samples("conv2d", 40, 0).unwrap_or_default().into_iter().filter(is_substantial).take(4).collect();
-    let reached = work_rate(&convolutions, base, roofline::flops)?;
-    let memory_bandwidth = work_rate(&[sweep::large_add()], base, roofline::bytes)?;
-    let launch = launch(base)?;
+    let reached = work_rate(target, &convolutions, base, roofline::flops)?;
+    let memory_bandwidth = work_rate(target, &[sweep::large_add()], base, roofline::bytes)?;
+    let launch = launch(target, base)?;
     let efficiency_percent = u32::try_from(u128::from(reached) * 100 / u128::from(f32)).unwrap_or(100).clamp(1, 100);
 
     let measured = |rate: u64| rate.clamp(1, 1 << 60);
     let profile = Profile {
         name: name.to_owned(),
         source: format!(
-            "Measured by `neap device measure`: copies of {} through memory; matrix products up to 1024, f16 and f64 taken as f32 and \
+            "Measured by `neap device measure` on the {} device: copies of {} between its two memories; matrix products up to 1024, f16 and f64 taken as f32 and \
              half of it; an addition of 48 MiB in all; efficiency is what {} convolutions reach of the products' rate. \
              Memory, reserve and pinned memory are those of {}.",
+            target.name(),
             largest.bytes,
             convolutions.len(),
             base.name
@@ -108,12 +110,13 @@ fn is_substantial(graph: &Graph) -> bool {
 }
 
 /// Work of all graphs' operators a second, each at its quickest.
-fn work_rate(graphs: &[Graph], base: &Profile, work: fn(&crate::job::Operator) -> u128) -> Result<u64, RunError> {
+fn work_rate(target: &Target, graphs: &[Graph], base: &Profile, work: fn(&crate::job::Operator) -> u128) -> Result<u64, RunError> {
+    let settings = Settings { target: target.clone(), ..Settings::default() };
     let (mut total, mut time) = (0u128, 0u128);
     for graph in graphs {
         let mut least = u64::MAX;
         for _ in 0..ROUNDS {
-            for (start, end) in again(graph, base, &Settings::default(), 6)? {
+            for (start, end) in again(graph, base, &settings, 6)? {
                 least = least.min((end - start).0);
             }
         }
@@ -124,17 +127,18 @@ fn work_rate(graphs: &[Graph], base: &Profile, work: fn(&crate::job::Operator) -
 }
 
 /// What a step costs that does next to nothing: the middle distance from one start to the next.
-fn launch(base: &Profile) -> Result<Nanos, RunError> {
-    let times = again(&sweep::smallest(), base, &Settings::default(), 1000)?;
+fn launch(target: &Target, base: &Profile) -> Result<Nanos, RunError> {
+    let settings = Settings { target: target.clone(), ..Settings::default() };
+    let times = again(&sweep::smallest(), base, &settings, 1000)?;
     let distances: Vec<Nanos> = times.windows(2).map(|pair| pair[1].0 - pair[0].0).collect();
     Ok(middle(&distances))
 }
 
-fn rates(bytes: Bytes, loaded: bool) -> Result<LinkRates, Failure> {
+fn rates(target: &Target, bytes: Bytes, loaded: bool) -> Result<LinkRates, Failure> {
     let rate = |streams: &[Stream]| -> Result<[u64; 3], Failure> {
         let mut best = [0; 3];
         for _ in 0..ROUNDS {
-            let now = copies(bytes, loaded, streams)?;
+            let now = copies(target, bytes, loaded, streams)?;
             best.iter_mut().zip(now).for_each(|(best, now)| *best = now.max(*best));
         }
         Ok(best)
@@ -145,7 +149,7 @@ fn rates(bytes: Bytes, loaded: bool) -> Result<LinkRates, Failure> {
 }
 
 /// The quickest copy's rate on one stream; on two that copy at the same time the middle one's, as the last go alone.
-fn copies(bytes: Bytes, loaded: bool, streams: &[Stream]) -> Result<[u64; 3], Failure> {
+fn copies(target: &Target, bytes: Bytes, loaded: bool, streams: &[Stream]) -> Result<[u64; 3], Failure> {
     let repeats = (64 << 20) / bytes.0.max(1);
     let repeats = repeats.clamp(8, 200);
     let mut items = Vec::new();
@@ -167,13 +171,14 @@ fn copies(bytes: Bytes, loaded: bool, streams: &[Stream]) -> Result<[u64; 3], Fa
         poison: false,
         jitter: Nanos::ZERO,
     };
-    let measured = host::with_device(&graph, &script, host::kernels::find, &[], &options, |device| {
+    let (measured, _) = open(target, &graph, &script, host::kernels::find, &[], &options, |device| {
         // Untouched pages would be what is measured.
         let ones = vec![1; usize::try_from(memory.0).unwrap_or(0)];
         device.write(super::device::Memory::Device, Bytes::ZERO, &ones)?;
         device.write(super::device::Memory::Host, Bytes::ZERO, &ones)?;
         once(device, &script)
-    })??;
+    })?;
+    let measured = measured?;
     let mut rates = [0; 3];
     for &stream in streams {
         let times: Vec<Nanos> = script.streams[stream.index()].iter().map(|&i| measured.items[i].1 - measured.items[i].0).collect();
@@ -189,9 +194,9 @@ mod tests {
 
     #[test]
     fn copies_are_timed_each_way_and_together() {
-        let one = rates(Bytes(64 << 10), false).unwrap();
+        let one = rates(&Target::Host, Bytes(64 << 10), false).unwrap();
         assert!([one.h2d, one.d2h, one.h2d_both, one.d2h_both].iter().all(|&r| r > 1_000_000), "{one:?}");
         let base = crate::device::builtin::find("host").unwrap();
-        assert!(launch(&base).unwrap() > Nanos::ZERO);
+        assert!(launch(&Target::Host, &base).unwrap() > Nanos::ZERO);
     }
 }

@@ -18,7 +18,7 @@ pub mod weights;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread;
 
 use sha2::{Digest, Sha256};
@@ -50,9 +50,46 @@ pub enum Rate {
     Unlimited,
 }
 
+/// What a job runs on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Target {
+    /// The embedded host device.
+    #[default]
+    Host,
+    /// The first NVIDIA GPU.
+    Cuda {
+        /// Where to look for NVIDIA's libraries first.
+        libs: Option<PathBuf>,
+        /// Round the factors of f32 products to TF32.
+        tf32: bool,
+    },
+}
+
+impl Target {
+    /// As tables of latencies call it, for a profile of this name.
+    #[must_use]
+    pub fn key<'n>(&self, profile: &'n str) -> &'n str {
+        match self {
+            Self::Host => "host",
+            Self::Cuda { .. } => profile,
+        }
+    }
+
+    /// As errors call it.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Host => "host",
+            Self::Cuda { .. } => "CUDA",
+        }
+    }
+}
+
 /// What a run is told besides the plan.
 #[derive(Clone, Debug)]
 pub struct Settings {
+    /// What it runs on; rates, throttling and jitter are the host device's alone.
+    pub target: Target,
     /// How many iterations.
     pub iterations: u32,
     /// How fast copies go.
@@ -80,6 +117,7 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
+            target: Target::Host,
             iterations: 1,
             link_rate: Rate::Profile,
             throttle_per_mille: 1000,
@@ -137,8 +175,8 @@ pub struct Outcome {
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// Operators that the device does not have.
-    #[error("the host device lacks {}", list_missing(.0))]
-    Unsupported(Vec<Missing>),
+    #[error("the {0} device lacks {list}", list = list_missing(.1))]
+    Unsupported(&'static str, Vec<Missing>),
     /// Numbers that were never recorded.
     #[error(
         "operator `{first}`{} uses a number that the trace does not record; record it with neap.scalar, see README",
@@ -176,8 +214,8 @@ pub enum RunError {
         problem: String,
     },
     /// The device failed.
-    #[error("the host device: {0}")]
-    Device(String),
+    #[error("the {0} device: {1}")]
+    Device(&'static str, String),
 }
 
 fn list_missing(missing: &[Missing]) -> String {
@@ -192,10 +230,10 @@ fn others(operators: usize) -> String {
 /// The operator kinds of `graph` that the host device lacks.
 #[must_use]
 pub fn supported(graph: &Graph) -> Vec<Missing> {
-    support::missing(graph, host::kernels::find)
+    support::missing(graph, |kind| host::kernels::find(kind).is_some())
 }
 
-/// Runs `job`, a checked plan of `graph`, on the host device with an arena of exactly `arena_bytes`.
+/// Runs `job`, a checked plan of `graph`, on its device with an arena of exactly `arena_bytes`.
 ///
 /// `progress` is told after each iteration how many are done.
 ///
@@ -213,7 +251,7 @@ pub fn run(
     run_with(host::kernels::find, graph, job, arena_bytes, device, settings, progress)
 }
 
-/// [`run`] with other kernels.
+/// [`run`] with other kernels on the host.
 ///
 /// # Errors
 /// As [`run`].
@@ -271,9 +309,12 @@ enum End {
 
 impl<'a> Job<'a> {
     fn new(kernels: Lookup, graph: &'a Graph, profile: &'a Profile, settings: &'a Settings) -> Result<Self, RunError> {
-        let missing = support::missing(graph, kernels);
+        let missing = match settings.target {
+            Target::Host => support::missing(graph, |kind| kernels(kind).is_some()),
+            Target::Cuda { .. } => support::missing(graph, on_cuda),
+        };
         if !missing.is_empty() {
-            return Err(RunError::Unsupported(missing));
+            return Err(RunError::Unsupported(settings.target.name(), missing));
         }
         let unknown = support::unknown_numbers(graph);
         if let Some(first) = unknown.first() {
@@ -365,14 +406,14 @@ impl<'a> Job<'a> {
         let script = executor::script(graph, plan, program, arena, &self.random_keys)?;
         let homes = homes(graph, plan, program)?;
         let fail = |failure| match failure {
-            Failure::Device(problem) => RunError::Device(problem),
+            Failure::Device(problem) => RunError::Device(settings.target.name(), problem),
             Failure::Operator { operator, problem } => {
                 let operator = graph.operator(operator);
                 RunError::Operator { name: operator.name.clone(), kind: operator.kind.clone(), problem }
             }
         };
         let (batch, options) = (std::mem::take(&mut self.batch), self.options());
-        let end = host::with_device(graph, &script, self.kernels, &batch, &options, |device| {
+        let work = |device: &mut dyn Device| {
             for home in &homes {
                 let data = self.carried.remove(&home.tensor).unwrap_or_else(|| self.values.take(home.tensor));
                 device.write(home.first.0, home.first.1, &data).map_err(fail)?;
@@ -409,10 +450,77 @@ impl<'a> Job<'a> {
             };
             finish(graph, &homes, device, settings, &mut outcome, fail)?;
             Ok(End::Done(Box::new(outcome)))
-        });
+        };
+        let end = open(&settings.target, graph, &script, self.kernels, &batch, &options, work);
         self.batch = batch;
-        end.map_err(fail)?
+        let (mut end, mut said) = end.map_err(fail)?;
+        match &mut end {
+            Ok(End::Done(outcome)) => outcome.notes.append(&mut said),
+            _ => self.notes.append(&mut said),
+        }
+        end
     }
+}
+
+/// Makes the device of `target` for `script` and runs `work` with it; what came of that, and what the device says of itself.
+///
+/// # Errors
+/// When there is no such device, or it can't be made ready.
+fn open<R>(
+    target: &Target,
+    graph: &Graph,
+    script: &device::Script,
+    kernels: Lookup,
+    batch: &[Vec<u8>],
+    options: &host::Options,
+    work: impl FnOnce(&mut dyn Device) -> R,
+) -> Result<(R, Vec<String>), Failure> {
+    match target {
+        Target::Host => host::with_device(graph, script, kernels, batch, options, work).map(|result| (result, Vec::new())),
+        Target::Cuda { .. } if options.load_percent > 0 => {
+            Err(Failure::Device("others at work are made on the host only; leave --load away".to_owned()))
+        }
+        Target::Cuda { libs, tf32 } => on_gpu(graph, script, batch, (libs.as_deref(), *tf32), options.poison, work),
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn on_cuda(kind: &str) -> bool {
+    device::cuda::emit::find(kind).is_some()
+}
+
+#[cfg(not(feature = "cuda"))]
+fn on_cuda(_: &str) -> bool {
+    true
+}
+
+/// Runs `work` with the CUDA device; what came of it, and what the device says of itself.
+#[cfg(feature = "cuda")]
+fn on_gpu<R>(
+    graph: &Graph,
+    script: &device::Script,
+    batch: &[Vec<u8>],
+    (libs, tf32): (Option<&Path>, bool),
+    poison: bool,
+    work: impl FnOnce(&mut dyn Device) -> R,
+) -> Result<(R, Vec<String>), Failure> {
+    let options = device::cuda::Options { libs: libs.map(Path::to_path_buf), tf32, poison, ..Default::default() };
+    device::cuda::with_device(graph, script, batch, &options, |device| {
+        let result = work(device);
+        (result, std::mem::take(&mut device.notes))
+    })
+}
+
+#[cfg(not(feature = "cuda"))]
+fn on_gpu<R>(
+    _: &Graph,
+    _: &device::Script,
+    _: &[Vec<u8>],
+    _: (Option<&Path>, bool),
+    _: bool,
+    _: impl FnOnce(&mut dyn Device) -> R,
+) -> Result<(R, Vec<String>), Failure> {
+    Err(Failure::Device("built without the cuda feature".to_owned()))
 }
 
 /// Where a long-lived tensor is between iterations.

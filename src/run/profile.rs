@@ -1,11 +1,11 @@
-//! How long operators take on the host device: each in its place in a job, or one alone again and again.
+//! How long operators take on a device: each in its place in a job, or one alone again and again.
 //!
 //! Times are medians of repeats after a warm-up. Not for: predicting what was never measured ([`crate::device::predictor`]).
 
 use std::collections::BTreeMap;
 
 use super::device::{Device, Failure, Item, Measured, Memory, Script, StepWork, Stream, Work, host};
-use super::{Job, RunError, Settings, seed, weights};
+use super::{Job, RunError, Settings, open, seed, weights};
 use crate::device::Profile;
 use crate::device::latency::Row;
 use crate::job::{Graph, Tensor};
@@ -17,9 +17,6 @@ pub const WARM_UP: u32 = 2;
 
 /// How much of a tensor is made up before it repeats.
 const PIECE: u64 = 64 << 10;
-
-/// How the rows say where they were measured.
-pub const HOST: &str = "host";
 
 /// Runs `job`, a checked plan of `graph`, for `settings.iterations` iterations after a warm-up of [`WARM_UP`], and gives
 /// each operator's latency, under `settings.load_percent`, beside the roofline of `profile`.
@@ -38,7 +35,8 @@ pub fn job(
     let outcome = super::run(graph, job, arena, profile, &settings, progress)?;
     let row = |(operator, times): (_, &Vec<Nanos>)| {
         let counted = times.get(WARM_UP as usize..).unwrap_or_default();
-        Row { load_percent: settings.load_percent, ..Row::of(operator, HOST, middle(counted)) }.beside(operator, profile)
+        Row { load_percent: settings.load_percent, ..Row::of(operator, settings.target.key(&profile.name), middle(counted)) }
+            .beside(operator, profile)
     };
     Ok(graph.operators.iter().zip(&outcome.operator_ns).map(row).collect())
 }
@@ -46,13 +44,14 @@ pub fn job(
 /// Runs the first operator of `graph` again and again, `settings.iterations` times after a warm-up, and gives its latency.
 ///
 /// # Errors
-/// When the host lacks it, or it fails.
+/// When the device lacks it, or it fails.
 pub fn alone(graph: &Graph, profile: &Profile, settings: &Settings) -> Result<Row, RunError> {
     let times = again(graph, profile, settings, settings.iterations.saturating_add(WARM_UP))?;
     let Some(operator) = graph.operators.first() else { return Err(RunError::Graph("the graph has no operator".to_owned())) };
     let counted = times.get(WARM_UP as usize..).unwrap_or_default();
     let times: Vec<Nanos> = counted.iter().map(|(start, end)| *end - *start).collect();
-    Ok(Row { load_percent: settings.load_percent, ..Row::of(operator, HOST, middle(&times)) }.beside(operator, profile))
+    Ok(Row { load_percent: settings.load_percent, ..Row::of(operator, settings.target.key(&profile.name), middle(&times)) }
+        .beside(operator, profile))
 }
 
 /// Starts and ends of the first operator of `graph`, run `repeats` times in one go.
@@ -73,19 +72,20 @@ pub fn again(graph: &Graph, profile: &Profile, settings: &Settings, repeats: u32
         replay: false,
         random_key: 0,
         begins: Vec::new(),
+        workspace: None,
         capture: None,
     };
     let item = Item { stream: Stream::Compute, waits: Vec::new(), fetches: Vec::new(), due: None, work: Work::Step(step), top: arena };
     let script = alike(vec![item; repeats as usize], arena, Bytes::ZERO);
     let batch = std::mem::take(&mut job.batch);
-    let measured = host::with_device(graph, &script, job.kernels, &batch, &job.options(), |device| {
+    let measured = open(&settings.target, graph, &script, job.kernels, &batch, &job.options(), |device| {
         for tensor in weights::long_lived(graph) {
             fill(device, graph.tensor(tensor), addresses[&tensor], settings.seed)?;
         }
         once(device, &script)
     });
-    let measured = measured.and_then(|m| m).map_err(|failure| match failure {
-        Failure::Device(problem) => RunError::Device(problem),
+    let measured = measured.and_then(|m| m.0).map_err(|failure| match failure {
+        Failure::Device(problem) => RunError::Device(settings.target.name(), problem),
         Failure::Operator { problem, .. } => {
             let operator = &graph.operators[0];
             RunError::Operator { name: operator.name.clone(), kind: operator.kind.clone(), problem }

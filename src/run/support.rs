@@ -5,7 +5,6 @@
 use std::collections::BTreeMap;
 
 use crate::job::{Arg, Dtype, Graph, Operator, Phase, Role};
-use crate::run::device::host::calls::Lookup;
 
 /// An operator kind for which a device has no kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,12 +17,12 @@ pub struct Missing {
     pub first: String,
 }
 
-/// The kinds of `graph` that `kernels` does not know, sorted.
+/// The kinds of `graph` that a device does not know, sorted.
 #[must_use]
-pub fn missing(graph: &Graph, kernels: Lookup) -> Vec<Missing> {
+pub fn missing(graph: &Graph, knows: impl Fn(&str) -> bool) -> Vec<Missing> {
     let mut of: BTreeMap<&str, Missing> = BTreeMap::new();
     for operator in &graph.operators {
-        if kernels(&operator.kind).is_none() {
+        if !knows(&operator.kind) {
             of.entry(&operator.kind)
                 .or_insert_with(|| Missing { kind: operator.kind.clone(), operators: 0, first: operator.name.clone() })
                 .operators += 1;

@@ -59,7 +59,7 @@ fn as_recorded_keeps_the_frameworks_operators_and_plans_and_runs() {
     let plan = folder.json(&["plan", "job.graph.json", "--budget", "min", "-o", "job.plan.json"]);
     let simulated = folder.json(&["simulate", "job.plan.json"]);
     assert_eq!(plan["peak_bytes"], simulated["peak_bytes"]);
-    let run = folder.neap(&["run", "job.graph.json"]);
+    let run = folder.neap(&["run", "job.graph.json", "--on", "host"]);
     assert_eq!(run.code, Some(0));
     assert!(run.stderr.contains("frozen"), "{}", run.stderr);
 }
@@ -95,7 +95,7 @@ fn an_optimizer_that_is_not_recognised_stays_as_recorded_and_is_said_to_be_froze
     folder.json(&["plan", "job.graph.json", "--budget", "min", "-o", "job.plan.json"]);
     let mut checksums = Vec::new();
     for subject in ["job.graph.json", "job.plan.json"] {
-        let run = folder.json(&["run", subject, "--iterations", "2"]);
+        let run = folder.json(&["run", subject, "--on", "host", "--iterations", "2"]);
         assert!(run["notes"].to_string().contains("frozen"), "{}", run["notes"]);
         checksums.push(run["checksum"].clone());
     }
@@ -116,6 +116,6 @@ fn a_trace_without_any_marks_imports_plans_and_simulates() {
     assert_eq!(plan["peak_bytes"], folder.json(&["simulate", "job.plan.json"])["peak_bytes"]);
     // Batch norm adds 1 to a counter on the device; the 1 is not in the trace, but known.
     assert!(imported.stderr.contains("batch norms count"), "said: {}", imported.stderr);
-    let (without, with) = (folder.json(&["run", "job.graph.json"]), folder.json(&["run", "job.plan.json"]));
+    let (without, with) = (folder.json(&["run", "job.graph.json", "--on", "host"]), folder.json(&["run", "job.plan.json", "--on", "host"]));
     assert_eq!(without["checksum"], with["checksum"]);
 }

@@ -36,8 +36,8 @@ fn planner_checker_and_engine_agree_and_the_run_is_equal() {
         assert!(number(&plan, "peak_bytes") <= number(&plan, "arena_bytes"));
         assert!(number(&plan, "arena_bytes") <= number(&plan, "budget_bytes"));
         assert!(number(&plan, "peak_bytes") < number(&plan, "unplanned_peak_bytes"), "{trace} {budget} gains nothing");
-        let unplanned = folder.json(&["run", "job.graph.json", "--iterations", "2"]);
-        let planned = folder.json(&["run", "job.plan.json", "--iterations", "2"]);
+        let unplanned = folder.json(&["run", "job.graph.json", "--on", "host", "--iterations", "2"]);
+        let planned = folder.json(&["run", "job.plan.json", "--on", "host", "--iterations", "2"]);
         assert_eq!(unplanned["checksum"], planned["checksum"], "{trace} {budget}");
         assert_eq!(unplanned["losses"], planned["losses"], "{trace} {budget}");
         assert!(planned["checksum"].as_str().is_some_and(|c| c.len() == 64));
@@ -53,11 +53,11 @@ fn a_slow_link_costs_time_and_changes_nothing_else() {
     let folder = Folder::new();
     folder.import("tiny_gpt2-adamw.et.json.gz", &[]);
     folder.json(&["plan", "job.graph.json", "--budget", "min", "-o", "job.plan.json"]);
-    let unplanned = folder.json(&["run", "job.graph.json", "--iterations", "2", "--seed", "7"]);
-    let slow = folder.json(&["run", "job.plan.json", "--iterations", "2", "--seed", "7", "--throttle-link", "0.05"]);
+    let unplanned = folder.json(&["run", "job.graph.json", "--on", "host", "--iterations", "2", "--seed", "7"]);
+    let slow = folder.json(&["run", "job.plan.json", "--on", "host", "--iterations", "2", "--seed", "7", "--throttle-link", "0.05"]);
     assert!(number(&slow, "late_copies") > 0);
     assert_eq!(unplanned["checksum"], slow["checksum"]);
-    let other = folder.json(&["run", "job.graph.json", "--iterations", "2", "--seed", "8"]);
+    let other = folder.json(&["run", "job.graph.json", "--on", "host", "--iterations", "2", "--seed", "8"]);
     assert_ne!(unplanned["checksum"], other["checksum"]);
 }
 
@@ -71,7 +71,8 @@ fn with_pytorchs_weights_the_losses_are_pytorchs() {
         let weights = fixture(&format!("{name}.safetensors"));
         let mut checksums = Vec::new();
         for subject in ["job.graph.json", "job.plan.json"] {
-            let run = folder.json(&["run", subject, "--iterations", "4", "--weights", &weights, "--save", "end.safetensors"]);
+            let run =
+                folder.json(&["run", subject, "--on", "host", "--iterations", "4", "--weights", &weights, "--save", "end.safetensors"]);
             let losses = run["losses"].as_array().unwrap();
             let expected = truth["losses"].as_array().unwrap();
             assert_eq!(losses.len(), 4);
@@ -117,7 +118,7 @@ fn noise_spreads_the_times_and_keeps_the_peak_within_the_budget() {
 fn measured_latencies_come_back_as_a_table() {
     let folder = Folder::new();
     folder.import("tiny_cnn-adam.et.json.gz", &[]);
-    folder.json(&["run", "job.graph.json", "--iterations", "2", "--latencies-out", "host.csv"]);
+    folder.json(&["run", "job.graph.json", "--on", "host", "--iterations", "2", "--latencies-out", "host.csv"]);
     let plan = folder.json(&["plan", "job.graph.json", "--budget", "80%", "--latencies", "host.csv"]);
     let operators = number(&folder.json(&["inspect", "job.graph.json"]), "operators");
     assert_eq!(number(&plan["latency_sources"], "measured"), operators);
@@ -143,7 +144,7 @@ fn a_hand_written_graph_plans_and_simulates() {
     let plan = folder.json(&["plan", "mlp.graph.json", "--device", "a6000", "--budget", "60%", "-o", "mlp.plan.json"]);
     same(&plan, &folder.json(&["simulate", "mlp.plan.json"]), &FIGURES);
     // Its operators are its own: the host names them before anything runs.
-    folder.refuses(2, &["mlp::linear", "mlp::momentum"], &["run", "mlp.graph.json"]);
+    folder.refuses(2, &["mlp::linear", "mlp::momentum"], &["run", "mlp.graph.json", "--on", "host"]);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use neap::units::Nanos;
 use serde_json::json;
 
 use crate::output::{self, Answer, note};
-use crate::run::{On, choose_device};
+use crate::run::Where;
 use crate::settings;
 
 /// List the built-in devices, show one, or measure the one that is here.
@@ -31,9 +31,8 @@ enum Command {
     },
     /// Measure link, memory, arithmetic and overheads, and write a *.device.json.
     Measure {
-        /// Which; the host if not given.
-        #[arg(long, value_enum)]
-        on: Option<On>,
+        #[command(flatten)]
+        on: Where,
         /// What can't be measured, such as the memory a job may have, comes from this device: a built-in name or a file.
         #[arg(long, value_name = "NAME|FILE", default_value = "host")]
         device: String,
@@ -51,9 +50,9 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         Command::List => list(as_json)?,
         Command::Show { name } => show(name, as_json)?,
         Command::Measure { on, device, name, output } => {
-            choose_device(*on)?;
+            let target = on.choose(None)?;
             settings::outputs(&[Path::new(device)], &[output.as_deref()])?;
-            let measured = measure::host(&profile::load(device)?, name)?;
+            let measured = measure::measure(&target, &profile::load(device)?, name)?;
             if let Some(path) = output {
                 profile::write(path, &measured.profile)?;
                 note(&format!("written: {}", path.display()));

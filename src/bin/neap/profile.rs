@@ -9,12 +9,12 @@ use neap::device::latency::{self, Row, Table as LatencyTable};
 use neap::device::{Profile, profile as device_profile};
 use neap::job::Graph;
 use neap::report::table::{Side, Table};
-use neap::run::{self, Settings, profile, sweep};
+use neap::run::{self, Settings, Target, profile, sweep};
 use neap::units::{Bytes, Nanos};
 use serde_json::json;
 
 use crate::output::{self, Answer, note};
-use crate::run::{On, choose_device, unplanned, within};
+use crate::run::{Where, unplanned, within};
 use crate::settings;
 
 /// Measure operators: a job's in their places, or one kind's over many shapes.
@@ -29,9 +29,8 @@ pub struct Flags {
     /// How many shapes of each kind.
     #[arg(long, value_name = "N", default_value_t = 500, requires = "sweep", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     samples: u32,
-    /// Where to run; the host if not given.
-    #[arg(long, value_enum)]
-    on: Option<On>,
+    #[command(flatten)]
+    on: Where,
     /// A built-in device or a *.device.json file: the roofline to compare with, and the memory that a job has. `host` if not given.
     #[arg(long, value_name = "NAME|FILE")]
     device: Option<String>,
@@ -53,27 +52,31 @@ pub struct Flags {
 }
 
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
-    choose_device(flags.on)?;
+    // Others at work are made on the host only.
+    let target = flags.on.choose(flags.load.iter().any(|load| *load > 0).then_some("--load"))?;
     let inputs: Vec<_> = flags.graph.iter().map(PathBuf::as_path).chain(flags.device.as_deref().map(std::path::Path::new)).collect();
     settings::outputs(&inputs, &[flags.output.as_deref()])?;
+    if target != Target::Host && flags.device.is_none() {
+        bail!("--device: name the GPU's profile, under which the table's rows stand (`neap device list`, or `neap device measure`)");
+    }
     let device = device_profile::load(flags.device.as_deref().unwrap_or("host"))?;
     let mut loads = flags.load.clone();
     loads.sort_unstable();
     loads.dedup();
     let rows = match &flags.graph {
-        Some(path) => of_job(flags, &settings::graph(path)?, path, &device, &loads)?,
-        None => of_kinds(flags, &device, &loads)?,
+        Some(path) => of_job(flags, &target, &settings::graph(path)?, path, &device, &loads)?,
+        None => of_kinds(flags, &target, &device, &loads)?,
     };
     if let Some(path) = &flags.output {
         LatencyTable::write(path, &rows)?;
         note(&format!("written: {}", path.display()));
     }
-    report(&rows, as_json)?;
+    report(&rows, target.key(&device.name), as_json)?;
     Ok(Answer::Yes)
 }
 
-fn settings(flags: &Flags, load: u32) -> Settings {
-    Settings { iterations: flags.repeats, load_percent: load, seed: flags.seed, ..Settings::default() }
+fn settings(flags: &Flags, target: &Target, load: u32) -> Settings {
+    Settings { target: target.clone(), iterations: flags.repeats, load_percent: load, seed: flags.seed, ..Settings::default() }
 }
 
 fn bar(length: u64, what: &str) -> ProgressBar {
@@ -84,7 +87,14 @@ fn bar(length: u64, what: &str) -> ProgressBar {
     bar
 }
 
-fn of_job(flags: &Flags, graph: &Graph, path: &std::path::Path, device: &Profile, loads: &[u32]) -> anyhow::Result<Vec<Row>> {
+fn of_job(
+    flags: &Flags,
+    target: &Target,
+    graph: &Graph,
+    path: &std::path::Path,
+    device: &Profile,
+    loads: &[u32],
+) -> anyhow::Result<Vec<Row>> {
     let latencies = latency::latencies(graph, device, None);
     let (mut job, mut arena): (_, Bytes) = unplanned(graph, device, &latencies)?;
     if arena > device.available() {
@@ -95,14 +105,14 @@ fn of_job(flags: &Flags, graph: &Graph, path: &std::path::Path, device: &Profile
     let bar = bar((u64::from(flags.repeats) + u64::from(profile::WARM_UP)) * loads.len() as u64, "iterations");
     let mut rows = Vec::new();
     for &load in loads {
-        let measured = profile::job(graph, &job, arena, device, &settings(flags, load), &mut |_| bar.inc(1));
+        let measured = profile::job(graph, &job, arena, device, &settings(flags, target, load), &mut |_| bar.inc(1));
         rows.extend(measured.map_err(|e| anyhow::Error::new(e).context(path.display().to_string()))?);
     }
     bar.finish_and_clear();
     Ok(rows)
 }
 
-fn of_kinds(flags: &Flags, device: &Profile, loads: &[u32]) -> anyhow::Result<Vec<Row>> {
+fn of_kinds(flags: &Flags, target: &Target, device: &Profile, loads: &[u32]) -> anyhow::Result<Vec<Row>> {
     let mut graphs = Vec::new();
     for kind in &flags.sweep {
         match sweep::samples(kind, flags.samples, flags.seed) {
@@ -116,7 +126,7 @@ fn of_kinds(flags: &Flags, device: &Profile, loads: &[u32]) -> anyhow::Result<Ve
         let mut at = 0;
         for graph in &graphs {
             for &load in loads {
-                let row = run::profile::alone(graph, device, &settings(flags, load))?;
+                let row = run::profile::alone(graph, device, &settings(flags, target, load))?;
                 if round == 0 {
                     best.push(row);
                 } else if row.ns < best[at].ns {
@@ -131,7 +141,7 @@ fn of_kinds(flags: &Flags, device: &Profile, loads: &[u32]) -> anyhow::Result<Ve
     Ok(best)
 }
 
-fn report(rows: &[Row], as_json: bool) -> anyhow::Result<()> {
+fn report(rows: &[Row], on: &str, as_json: bool) -> anyhow::Result<()> {
     // By kind and load: rows, time, the roofline's time.
     let mut kinds: BTreeMap<(&str, u32), (u64, u64, u64)> = BTreeMap::new();
     for row in rows {
@@ -142,7 +152,7 @@ fn report(rows: &[Row], as_json: bool) -> anyhow::Result<()> {
     kinds.sort_by_key(|((kind, load), sum)| (*load, std::cmp::Reverse(sum.1), *kind));
     if as_json {
         let one = |((kind, load), (rows, ns, roofline)): &((&str, u32), (u64, u64, u64))| json!({ "kind": kind, "load_percent": load, "operators": rows, "total_ns": ns, "roofline_ns": roofline });
-        return output::json(&json!({ "device": profile::HOST, "rows": rows.len(), "kinds": kinds.iter().map(one).collect::<Vec<_>>() }));
+        return output::json(&json!({ "device": on, "rows": rows.len(), "kinds": kinds.iter().map(one).collect::<Vec<_>>() }));
     }
     let mut table = Table::new(&[
         ("kind", Side::Left),

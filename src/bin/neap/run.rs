@@ -10,7 +10,7 @@ use neap::device::{Profile, present};
 use neap::job::Graph;
 use neap::plan::{self, Method, PlanError, Request};
 use neap::report::table::{Side, Table};
-use neap::run::{Change, Outcome, Rate, Replan, RunError, Settings, profile};
+use neap::run::{Change, Outcome, Rate, Replan, RunError, Settings, Target};
 use neap::schedule::{JobPlan, Plan};
 use neap::units::{Bytes, Nanos};
 use serde_json::json;
@@ -29,9 +29,8 @@ pub struct Flags {
     /// For a graph without a plan.
     #[command(flatten)]
     device: DeviceFlags,
-    /// Where to run; the host if not given.
-    #[arg(long, value_enum)]
-    on: Option<On>,
+    #[command(flatten)]
+    on: Where,
     /// How many iterations.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     iterations: u32,
@@ -88,12 +87,15 @@ fn threshold(text: &str) -> Result<u64, String> {
 }
 
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
-    choose_device(flags.on)?;
+    // A GPU's link goes as fast as it goes.
+    let host_only = !flags.throttle_link.is_empty() || flags.unlimited_link;
+    let target = flags.on.choose(host_only.then_some("--throttle-link, --unlimited-link"))?;
     let outputs = [flags.save.as_deref(), flags.latencies_out.as_deref()];
     settings::outputs(&flags.device.inputs(&settings::subject_files(&flags.subject, &flags.graph)), &outputs)?;
     let mut throttle = flags.throttle_link.clone();
     throttle.sort_by_key(|t| t.0);
     let settings = Settings {
+        target,
         iterations: flags.iterations,
         link_rate: if flags.unlimited_link { Rate::Unlimited } else { Rate::Profile },
         throttle_later: throttle,
@@ -139,7 +141,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     }
     outcome.changes.iter().for_each(tell);
     if let Some(path) = &flags.latencies_out {
-        let row = |(o, t): (_, &Vec<Nanos>)| Row::of(o, profile::HOST, median(t)).beside(o, &device);
+        let row = |(o, t): (_, &Vec<Nanos>)| Row::of(o, settings.target.key(&device.name), median(t)).beside(o, &device);
         LatencyTable::write(path, &graph.operators.iter().zip(&outcome.operator_ns).map(row).collect::<Vec<Row>>())?;
         note(&format!("written: {}", path.display()));
     }
@@ -227,18 +229,45 @@ fn with_file(flags: &Flags, error: RunError) -> anyhow::Error {
     anyhow::Error::new(error).context(flags.subject.display().to_string())
 }
 
-pub fn choose_device(on: Option<On>) -> anyhow::Result<()> {
-    match on {
-        Some(On::Host) => Ok(()),
-        Some(On::Cuda) => match present::cuda_devices() {
-            Err(why) => bail!("--on cuda: {why}; use --on host"),
-            Ok(_) => bail!("--on cuda: running on CUDA is not built yet; use --on host"),
-        },
-        None => {
-            if present::cuda_devices().is_ok_and(|d| !d.is_empty()) {
-                note("note: running on the host; running on CUDA is not built yet");
-            }
-            Ok(())
+/// Which device.
+#[derive(clap::Args)]
+pub struct Where {
+    /// Where to run; if not given, the GPU where there is one that can run it, else the host.
+    #[arg(long, value_enum)]
+    on: Option<On>,
+    /// Where NVIDIA's libraries lie; looked at before Python environments and the loader's path.
+    #[arg(long, value_name = "DIR")]
+    cuda_libs: Option<PathBuf>,
+    /// Let the GPU round the factors of f32 products to TF32: faster, and less exact.
+    #[arg(long)]
+    tf32: bool,
+}
+
+impl Where {
+    /// The device that is meant; `host_only` names flags that a GPU has no use for, if any are given.
+    ///
+    /// # Errors
+    /// When flags contradict each other, or there is no GPU.
+    pub fn choose(&self, host_only: Option<&str>) -> anyhow::Result<Target> {
+        let cuda = || Target::Cuda { libs: self.cuda_libs.clone(), tf32: self.tf32 };
+        if let Some(folder) = self.cuda_libs.as_ref().filter(|folder| !folder.is_dir()) {
+            bail!("--cuda-libs: {} is not a folder", folder.display());
+        }
+        match (self.on, host_only) {
+            (Some(On::Host), _) if self.tf32 || self.cuda_libs.is_some() => bail!("--tf32 and --cuda-libs are for --on cuda"),
+            (Some(On::Host), _) | (None, Some(_)) => Ok(Target::Host),
+            (Some(On::Cuda), Some(flags)) => bail!("{flags}: for --on host; leave it away"),
+            (Some(On::Cuda), None) => match present::cuda_devices() {
+                Err(why) => bail!("--on cuda: {why}; use --on host"),
+                Ok(_) => Ok(cuda()),
+            },
+            (None, None) => match present::cuda_devices() {
+                Ok(_) => Ok(cuda()),
+                Err(why) => {
+                    note(&format!("note: running on the host: {why}"));
+                    Ok(Target::Host)
+                }
+            },
         }
     }
 }

@@ -6,6 +6,8 @@
 //! in an order in which each stands after all it waits for, so every event is recorded before it is waited on.
 //! Not for: what a plan means (the executor reads it into a script).
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod host;
 
 use crate::job::Dtype;
@@ -69,6 +71,8 @@ pub struct StepWork {
     pub random_key: u64,
     /// Address and size of what begins with it: outputs and workspace.
     pub begins: Vec<(Bytes, Bytes)>,
+    /// Address and size of the operator's own workspace, where it has one.
+    pub workspace: Option<(Bytes, Bytes)>,
     /// The loss, when it writes it.
     pub capture: Option<Capture>,
 }

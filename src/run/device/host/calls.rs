@@ -31,22 +31,7 @@ impl<'a> Prepared<'a> {
         let operator = graph.operator(work.operator);
         let fail = |problem: String| Failure::Operator { operator: work.operator, problem };
         let kernel = kernels(&operator.kind).ok_or_else(|| fail(format!("the host device has no `{}`", operator.kind)))?;
-        let view = |operand: &Operand| view(graph, work, arena, operand).map_err(fail);
-        let args = operator
-            .args
-            .iter()
-            .map(|arg| {
-                Ok(match arg {
-                    Arg::Tensor(operand) => Seen::Tensor(view(operand)?),
-                    Arg::Tensors(list) => {
-                        Seen::Tensors(list.iter().map(|o| o.as_ref().map(view).transpose()).collect::<Result<_, Failure>>()?)
-                    }
-                    _ => Seen::Plain,
-                })
-            })
-            .collect::<Result<_, Failure>>()?;
-        let outputs = operator.outputs.iter().map(|o| o.as_ref().map(view).transpose()).collect::<Result<_, Failure>>()?;
-        let hidden = operator.hidden.iter().map(view).collect::<Result<_, Failure>>()?;
+        let Operands { args, outputs, hidden } = operands(graph, work, &|offset, bytes| arena.at(offset, bytes))?;
         let outside = || fail("its bytes lie outside the arena".to_owned());
         let begins = work
             .begins
@@ -91,19 +76,55 @@ impl<'a> Prepared<'a> {
     }
 }
 
+/// What a step reads and writes.
+pub struct Operands {
+    /// One for each argument.
+    pub args: Vec<Seen>,
+    /// One for each declared output.
+    pub outputs: Vec<Option<View>>,
+    /// The hidden outputs.
+    pub hidden: Vec<View>,
+}
+
+/// Where a stretch of the arena lies, if it is inside.
+type Find<'a> = &'a dyn Fn(Bytes, Bytes) -> Option<*mut u8>;
+
+/// Resolves a step's addresses.
+///
+/// # Errors
+/// When a view lies outside the arena or its tensor.
+pub fn operands(graph: &Graph, work: &StepWork, at: Find<'_>) -> Result<Operands, Failure> {
+    let operator = graph.operator(work.operator);
+    let fail = |problem: String| Failure::Operator { operator: work.operator, problem };
+    let view = |operand: &Operand| view(graph, work, at, operand).map_err(fail);
+    let args = operator
+        .args
+        .iter()
+        .map(|arg| {
+            Ok(match arg {
+                Arg::Tensor(operand) => Seen::Tensor(view(operand)?),
+                Arg::Tensors(list) => Seen::Tensors(list.iter().map(|o| o.as_ref().map(view).transpose()).collect::<Result<_, Failure>>()?),
+                _ => Seen::Plain,
+            })
+        })
+        .collect::<Result<_, Failure>>()?;
+    let outputs = operator.outputs.iter().map(|o| o.as_ref().map(view).transpose()).collect::<Result<_, Failure>>()?;
+    let hidden = operator.hidden.iter().map(view).collect::<Result<_, Failure>>()?;
+    Ok(Operands { args, outputs, hidden })
+}
+
 /// A view, or a null one for what a replay leaves out.
-fn view(graph: &Graph, work: &StepWork, arena: &Arena, operand: &Operand) -> Result<View, String> {
+fn view(graph: &Graph, work: &StepWork, at: Find<'_>, operand: &Operand) -> Result<View, String> {
     let tensor = graph.tensor(operand.tensor);
     let fail = || format!("a view of `{}` reaches beyond it", tensor.name);
     let size = |x: u64| usize::try_from(x).map_err(|_| fail());
     let data = match work.addresses.binary_search_by_key(&operand.tensor, |a| a.0) {
         Err(_) => std::ptr::null_mut(),
-        Ok(at) => {
+        Ok(found) => {
             let end = operand.end_byte().filter(|&e| e <= tensor.bytes.0).ok_or_else(fail)?;
             let skip = if end == 0 { 0 } else { operand.offset * operand.dtype.size() };
-            let base = arena.at(work.addresses[at].1, tensor.bytes).ok_or_else(|| format!("`{}` lies outside the arena", tensor.name))?;
-            // SAFETY: skip is less than the storage's size, which lies inside the arena.
-            unsafe { base.add(size(skip)?) }
+            let base = at(work.addresses[found].1, tensor.bytes).ok_or_else(|| format!("`{}` lies outside the arena", tensor.name))?;
+            base.wrapping_add(size(skip)?)
         }
     };
     Ok(View {
@@ -118,7 +139,7 @@ fn view(graph: &Graph, work: &StepWork, arena: &Arena, operand: &Operand) -> Res
 ///
 /// # Safety
 /// `data` points to an element of `dtype`, which may be unaligned.
-unsafe fn number(data: *const u8, dtype: Dtype) -> f32 {
+pub unsafe fn number(data: *const u8, dtype: Dtype) -> f32 {
     // SAFETY: the caller vouches for an element of that type.
     unsafe {
         match dtype {

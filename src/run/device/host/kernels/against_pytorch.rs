@@ -127,7 +127,7 @@ fn close(what: &str, got: &[f64], expected: &[f64], tolerance: f64) {
     }
 }
 
-fn check(number: usize, case: &Value) {
+fn check(number: usize, case: &Value, device: &dyn Fn(&Call<'_>) -> Result<(), String>) {
     let kind = case["kind"].as_str().unwrap();
     let given = case["args"].as_array().unwrap();
     // Memory by (argument, entry).
@@ -170,7 +170,7 @@ fn check(number: usize, case: &Value) {
         optimizer: optimizer.as_ref(),
         ..call(&operator, &operands, &outputs, &hidden)
     };
-    find(kind).unwrap_or_else(|| panic!("no {kind}"))(&call).unwrap_or_else(|e| panic!("case {number}, {kind}: {e}"));
+    device(&call).unwrap_or_else(|e| panic!("case {number}, {kind}: {e}"));
     // One optimizer step differs from PyTorch's by fused multiplications at most.
     let tolerance = if kind.starts_with("neap::") || kind.contains("foreach") { 1.2e-7 } else { 1e-6 };
     for (i, (made, expected)) in made.iter().zip(case["outputs"].as_array().unwrap()).enumerate() {
@@ -185,11 +185,16 @@ fn check(number: usize, case: &Value) {
 
 #[test]
 fn every_case_agrees_with_pytorch() {
+    every_case(&|call| find(&call.operator.kind).ok_or("no kernel")?(call));
+}
+
+/// Every recorded call on a device.
+pub fn every_case(device: &dyn Fn(&Call<'_>) -> Result<(), String>) {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/kernels-dense.json");
     let cases: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     let cases = cases.as_array().unwrap();
     assert!(cases.len() > 100);
-    cases.iter().enumerate().for_each(|(number, case)| check(number, case));
+    cases.iter().enumerate().for_each(|(number, case)| check(number, case, device));
 }
 
 /// Small deterministic values around zero.

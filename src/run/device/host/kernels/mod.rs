@@ -5,11 +5,11 @@
 //! beyond fixed-size tiles (see [`super::view::TILE_BYTES`]). Not for: graphs, plans, threads.
 
 mod activation;
-mod arguments;
+pub(in crate::run::device) mod arguments;
 mod attention;
 mod conv;
 mod dropout;
-mod elements;
+pub(in crate::run::device) mod elements;
 mod embedding;
 mod foreach;
 mod gemm;
@@ -17,20 +17,20 @@ mod layer_norm;
 mod loss;
 mod math;
 mod norm;
-mod optimizer;
+pub(in crate::run::device) mod optimizer;
 mod pointwise;
 mod pool;
-mod random;
+pub(in crate::run::device) mod random;
 mod reduce;
 mod shape;
 mod softmax;
-mod strided;
+pub(in crate::run::device) mod strided;
 mod unfold;
 
 #[cfg(test)]
-mod against_pytorch;
+pub(in crate::run::device) mod against_pytorch;
 #[cfg(test)]
-mod pytorch;
+pub(in crate::run::device) mod pytorch;
 #[cfg(test)]
 mod tests;
 

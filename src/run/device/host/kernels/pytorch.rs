@@ -113,8 +113,12 @@ impl Bench {
     }
 
     pub fn run(&self) -> Result<(), String> {
-        let kernel = super::find(&self.operator.kind).ok_or("no kernel")?;
-        kernel(&Call {
+        self.run_on(&|call| super::find(&call.operator.kind).ok_or("no kernel")?(call))
+    }
+
+    /// On another device.
+    pub fn run_on(&self, device: &dyn Fn(&Call<'_>) -> Result<(), String>) -> Result<(), String> {
+        device(&Call {
             operator: &self.operator,
             args: &self.args,
             outputs: &self.outputs,
@@ -177,7 +181,7 @@ fn compare(got: &Owned, expected: &Owned, tolerance: f64) -> Result<(), String> 
     Ok(())
 }
 
-fn check(case: &Value) -> Result<(), String> {
+fn check(case: &Value, device: &dyn Fn(&Call<'_>) -> Result<(), String>) -> Result<(), String> {
     let mut owned = Vec::new();
     let (args, operands): (Vec<_>, Vec<_>) = case["args"].as_array().unwrap().iter().map(|a| plain(a, &mut owned)).unzip();
     let expected: Vec<Option<Owned>> = case["outputs"].as_array().unwrap().iter().map(|o| o.get("tensor").map(Owned::read)).collect();
@@ -189,7 +193,7 @@ fn check(case: &Value) -> Result<(), String> {
         outputs[0] = Some(owned.swap_remove(0));
     }
     bench.outputs = outputs.iter().map(|o| o.as_ref().map(|o| o.view.clone())).collect();
-    bench.run()?;
+    bench.run_on(device)?;
     let tolerance = case["tolerance"].as_f64().unwrap();
     for (i, (got, expected)) in outputs.iter().zip(&expected).enumerate() {
         if let (Some(got), Some(expected)) = (got, expected) {
@@ -204,11 +208,16 @@ fn check(case: &Value) -> Result<(), String> {
 
 #[test]
 fn agrees_with_pytorch() {
+    every_case(&|call| super::find(&call.operator.kind).ok_or("no kernel")?(call));
+}
+
+/// Every recorded call on a device.
+pub fn every_case(device: &dyn Fn(&Call<'_>) -> Result<(), String>) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/kernels-b.json.gz");
     let cases: Vec<Value> = serde_json::from_slice(&crate::files::read(&path, 64 << 20).unwrap()).unwrap();
     let mut wrong = Vec::new();
     for (i, case) in cases.iter().enumerate() {
-        if let Err(e) = check(case) {
+        if let Err(e) = check(case, device) {
             let brief: String = case["args"].to_string().chars().take(300).collect();
             wrong.push(format!("case {i} {}: {e}\n    {brief}", case["kind"]));
         }

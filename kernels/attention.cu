@@ -1,0 +1,290 @@
+// Scaled dot-product attention and its gradients, a tile of queries by a tile of keys at a time.
+//
+// Nothing of the size of the attention matrix is kept: forward leaves the logarithm of each row's sum, backward computes
+// probabilities from it again and draws the same mask. A block owns a tile of queries (of keys for their gradients) and
+// goes through the other side in order. 16 by 16 threads; tiles of 32 for heads up to 64 wide, of 16 up to 128.
+
+struct Attention {
+    int batch;
+    int heads;
+    int queries;
+    int keys;
+    int width;
+    int value_width;
+    // Query heads for each head of keys, of values.
+    int group[2];
+    int causal;
+    int dropout;
+    float scale;
+    float factor;
+    Random random;
+    // Strides: batch, head, row, column.
+    Operand q;
+    Operand k;
+    Operand v;
+    Operand bias;
+    Operand out;
+    // Strides: batch, head, row.
+    Operand sums;
+    Operand gradient;
+    Operand dq;
+    Operand dk;
+    Operand dv;
+};
+
+DEVICE float larger_of(float a, float b) { return b > a || is_nan(b) ? b : a; }
+
+template <int TILE, int WIDTH> struct Tile {
+    float x[TILE][WIDTH + 1];
+};
+template <int TILE> struct Square {
+    float x[TILE][TILE + 1];
+};
+
+DEVICE i64 head_of(const Operand& o, int b, int h) { return b * o.stride[0] + h * o.stride[1]; }
+
+// Rows first.. of one head; zeros beyond its end.
+template <int TILE, int WIDTH> DEVICE void fetch(Tile<TILE, WIDTH>& tile, const Operand& o, i64 head, int first, int rows, int width) {
+    ONCE for (int i = threadIdx.y * 16 + threadIdx.x; i < TILE * WIDTH; i += 256) {
+        int row = i / WIDTH, column = i % WIDTH;
+        bool inside = first + row < rows && column < width;
+        tile.x[row][column] = inside ? load<float>(o, head + (first + row) * o.stride[2] + column * o.stride[3]) : 0.0f;
+    }
+}
+
+// The score of a query and a key, or minus infinity where it is not seen.
+DEVICE float score(const Attention& p, int b, int h, int query, int key, float product) {
+    if (query >= p.queries || key >= p.keys || (p.causal && key > query)) return -INF;
+    float x = product * p.scale;
+    if (p.bias.number) return x;
+    i64 at = head_of(p.bias, b, h) + query * p.bias.stride[2] + key * p.bias.stride[3];
+    float bias = load<float>(p.bias, at);
+    if (p.bias.dtype == F32 || p.bias.dtype == BF16) return x + bias;
+    return bias == 0.0f ? -INF : x;
+}
+
+DEVICE float kept(const Attention& p, int b, int h, int query, int key) {
+    if (!p.dropout) return 1.0f;
+    u64 row = ((u64)b * p.heads + h) * p.queries + query;
+    return keep(p.random, row * p.keys + key) ? p.factor : 0.0f;
+}
+
+// Keys that any query before `last` may see.
+DEVICE int seen(const Attention& p, int last) { return p.causal && last < p.keys ? last : p.keys; }
+
+template <int TILE, int WIDTH> DEVICE float dot(const Tile<TILE, WIDTH>& a, int i, const Tile<TILE, WIDTH>& b, int j, int width) {
+    float sum = 0.0f;
+    for (int k = 0; k < width; k++) sum += a.x[i][k] * b.x[j][k];
+    return sum;
+}
+
+template <int TILE, int WIDTH>
+DEVICE void attend(const Attention& p, Tile<TILE, WIDTH>& q, Tile<TILE, WIDTH>& kv, Square<TILE>& s, float* part, float* most, float* sum, float* shrink) {
+    const int R = TILE / 16, W = WIDTH / 16;
+    int tx = threadIdx.x, ty = threadIdx.y;
+    int tiles = (p.queries + TILE - 1) / TILE, first = (int)(blockIdx.x % tiles) * TILE;
+    int h = (int)(blockIdx.x / tiles) % p.heads, b = (int)(blockIdx.x / tiles) / p.heads;
+    i64 keys_of = head_of(p.k, b, h / p.group[0]), values_of = head_of(p.v, b, h / p.group[1]);
+    float acc[R][W];
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int w = 0; w < W; w++) acc[r][w] = 0.0f;
+    fetch(q, p.q, head_of(p.q, b, h), first, p.queries, p.width);
+    int row = ty * 16 + tx;
+    if (row < TILE) {
+        most[row] = -INF;
+        sum[row] = 0.0f;
+    }
+    int end = seen(p, first + TILE);
+    ONCE for (int key = 0; key < end; key += TILE) {
+        fetch(kv, p.k, keys_of, key, p.keys, p.width);
+        SYNC();
+        UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < R; c++) {
+            int i = ty * R + r, j = tx * R + c;
+            s.x[i][j] = score(p, b, h, first + i, key + j, dot(q, i, kv, j, p.width));
+        }
+        SYNC();
+        // Each row has 16 threads: its largest element, then its exponentials.
+        UNROLL for (int r = 0; r < R; r++) {
+            float m = -INF;
+            UNROLL for (int c = 0; c < R; c++) m = larger_of(m, s.x[ty * R + r][tx * R + c]);
+            part[(ty * R + r) * 16 + tx] = m;
+        }
+        SYNC();
+        if (row < TILE) {
+            float m = most[row];
+            for (int c = 0; c < 16; c++) m = larger_of(m, part[row * 16 + c]);
+            float base = m == -INF ? 0.0f : m;
+            shrink[row] = expf((most[row] == -INF ? base : most[row]) - base);
+            most[row] = m;
+        }
+        SYNC();
+        UNROLL for (int r = 0; r < R; r++) {
+            int i = ty * R + r;
+            float base = most[i] == -INF ? 0.0f : most[i], total = 0.0f;
+            UNROLL for (int c = 0; c < R; c++) {
+                int j = tx * R + c;
+                float x = expf(s.x[i][j] - base);
+                total += x;
+                s.x[i][j] = x * kept(p, b, h, first + i, key + j);
+            }
+            part[i * 16 + tx] = total;
+        }
+        fetch(kv, p.v, values_of, key, p.keys, p.value_width);
+        SYNC();
+        if (row < TILE) {
+            float total = 0.0f;
+            for (int c = 0; c < 16; c++) total += part[row * 16 + c];
+            sum[row] = sum[row] * shrink[row] + total;
+        }
+        UNROLL for (int r = 0; r < R; r++) {
+            float by = shrink[ty * R + r];
+            UNROLL for (int w = 0; w < W; w++) acc[r][w] *= by;
+        }
+        ONCE for (int j = 0; j < TILE; j++) {
+            UNROLL for (int r = 0; r < R; r++) UNROLL for (int w = 0; w < W; w++) acc[r][w] += s.x[ty * R + r][j] * kv.x[j][tx + 16 * w];
+        }
+        SYNC();
+    }
+    UNROLL for (int r = 0; r < R; r++) {
+        int i = ty * R + r;
+        if (first + i >= p.queries) continue;
+        float by = sum[i] == 0.0f ? 0.0f : 1.0f / sum[i];
+        i64 at = head_of(p.out, b, h) + (first + i) * p.out.stride[2];
+        UNROLL for (int w = 0; w < W; w++) {
+            int column = tx + 16 * w;
+            if (column < p.value_width) store<float>(p.out, at + column * p.out.stride[3], acc[r][w] * by);
+        }
+        if (tx == 0 && !p.sums.number)
+            store<float>(p.sums, head_of(p.sums, b, h) + (first + i) * p.sums.stride[2], (most[i] == -INF ? 0.0f : most[i]) + logf(sum[i]));
+    }
+}
+
+// For rows of a tile of queries: the logarithm of the sum, and the dot product of result and its gradient.
+template <int TILE> DEVICE void row_facts(const Attention& p, int b, int h, int first, float* logs, float* delta) {
+    int row = threadIdx.y * 16 + threadIdx.x;
+    if (row >= TILE) return;
+    logs[row] = -INF;
+    delta[row] = 0.0f;
+    if (first + row >= p.queries) return;
+    logs[row] = load<float>(p.sums, head_of(p.sums, b, h) + (first + row) * p.sums.stride[2]);
+    i64 g = head_of(p.gradient, b, h) + (first + row) * p.gradient.stride[2], o = head_of(p.out, b, h) + (first + row) * p.out.stride[2];
+    double sum = 0.0;
+    ONCE for (int j = 0; j < p.value_width; j++)
+        sum += (double)load<float>(p.gradient, g + j * p.gradient.stride[3]) * (double)load<float>(p.out, o + j * p.out.stride[3]);
+    delta[row] = (float)sum;
+}
+
+template <int TILE, int WIDTH>
+DEVICE void back_queries(const Attention& p, Tile<TILE, WIDTH>& q, Tile<TILE, WIDTH>& g, Tile<TILE, WIDTH>& kv, Square<TILE>& s, float* logs, float* delta) {
+    const int R = TILE / 16, W = WIDTH / 16;
+    int tx = threadIdx.x, ty = threadIdx.y;
+    int tiles = (p.queries + TILE - 1) / TILE, first = (int)(blockIdx.x % tiles) * TILE;
+    int h = (int)(blockIdx.x / tiles) % p.heads, b = (int)(blockIdx.x / tiles) / p.heads;
+    i64 keys_of = head_of(p.k, b, h / p.group[0]), values_of = head_of(p.v, b, h / p.group[1]);
+    float acc[R][W];
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int w = 0; w < W; w++) acc[r][w] = 0.0f;
+    fetch(q, p.q, head_of(p.q, b, h), first, p.queries, p.width);
+    fetch(g, p.gradient, head_of(p.gradient, b, h), first, p.queries, p.value_width);
+    row_facts<TILE>(p, b, h, first, logs, delta);
+    int end = seen(p, first + TILE);
+    ONCE for (int key = 0; key < end; key += TILE) {
+        fetch(kv, p.v, values_of, key, p.keys, p.value_width);
+        SYNC();
+        float slope[R][R];
+        UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < R; c++) slope[r][c] = dot(g, ty * R + r, kv, tx * R + c, p.value_width);
+        SYNC();
+        fetch(kv, p.k, keys_of, key, p.keys, p.width);
+        SYNC();
+        UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < R; c++) {
+            int i = ty * R + r, j = tx * R + c;
+            float x = score(p, b, h, first + i, key + j, dot(q, i, kv, j, p.width));
+            float share = logs[i] == -INF ? 0.0f : expf(x - logs[i]);
+            s.x[i][j] = share * (slope[r][c] * kept(p, b, h, first + i, key + j) - delta[i]) * p.scale;
+        }
+        SYNC();
+        ONCE for (int j = 0; j < TILE; j++) {
+            UNROLL for (int r = 0; r < R; r++) UNROLL for (int w = 0; w < W; w++) acc[r][w] += s.x[ty * R + r][j] * kv.x[j][tx + 16 * w];
+        }
+        SYNC();
+    }
+    UNROLL for (int r = 0; r < R; r++) {
+        int i = first + ty * R + r;
+        if (i >= p.queries) continue;
+        UNROLL for (int w = 0; w < W; w++) {
+            int column = tx + 16 * w;
+            if (column < p.width) store<float>(p.dq, head_of(p.dq, b, h) + i * p.dq.stride[2] + column * p.dq.stride[3], acc[r][w]);
+        }
+    }
+}
+
+// Gradients of a tile of keys, of values or of both, whichever is not a number; both only where their groups agree.
+template <int TILE, int WIDTH>
+DEVICE void back_keys(const Attention& p, Tile<TILE, WIDTH>& k, Tile<TILE, WIDTH>& v, Tile<TILE, WIDTH>& q, Tile<TILE, WIDTH>& g, Square<TILE>& s,
+                      Square<TILE>& d, float* logs, float* delta) {
+    const int R = TILE / 16, W = WIDTH / 16;
+    int tx = threadIdx.x, ty = threadIdx.y, group = p.group[p.dk.number ? 1 : 0], own_heads = p.heads / group;
+    int tiles = (p.keys + TILE - 1) / TILE, first = (int)(blockIdx.x % tiles) * TILE;
+    int own = (int)(blockIdx.x / tiles) % own_heads, b = (int)(blockIdx.x / tiles) / own_heads;
+    float keys[R][W], values[R][W];
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int w = 0; w < W; w++) keys[r][w] = values[r][w] = 0.0f;
+    ONCE for (int h = own * group; h < (own + 1) * group; h++) {
+        SYNC();
+        fetch(k, p.k, head_of(p.k, b, h / p.group[0]), first, p.keys, p.width);
+        fetch(v, p.v, head_of(p.v, b, h / p.group[1]), first, p.keys, p.value_width);
+        int start = p.causal ? first / TILE * TILE : 0;
+        ONCE for (int query = start; query < p.queries; query += TILE) {
+            fetch(q, p.q, head_of(p.q, b, h), query, p.queries, p.width);
+            fetch(g, p.gradient, head_of(p.gradient, b, h), query, p.queries, p.value_width);
+            row_facts<TILE>(p, b, h, query, logs, delta);
+            SYNC();
+            UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < R; c++) {
+                int i = ty * R + r, j = tx * R + c;
+                float x = score(p, b, h, query + i, first + j, dot(q, i, k, j, p.width));
+                float share = logs[i] == -INF ? 0.0f : expf(x - logs[i]), by = kept(p, b, h, query + i, first + j);
+                d.x[i][j] = share * (dot(g, i, v, j, p.value_width) * by - delta[i]) * p.scale;
+                s.x[i][j] = share * by;
+            }
+            SYNC();
+            ONCE for (int i = 0; i < TILE; i++) {
+                UNROLL for (int r = 0; r < R; r++) UNROLL for (int w = 0; w < W; w++) {
+                    keys[r][w] += d.x[i][ty * R + r] * q.x[i][tx + 16 * w];
+                    values[r][w] += s.x[i][ty * R + r] * g.x[i][tx + 16 * w];
+                }
+            }
+            SYNC();
+        }
+    }
+    UNROLL for (int r = 0; r < R; r++) {
+        int i = first + ty * R + r;
+        if (i >= p.keys) continue;
+        UNROLL for (int w = 0; w < W; w++) {
+            int column = tx + 16 * w;
+            if (!p.dk.number && column < p.width)
+                store<float>(p.dk, head_of(p.dk, b, own) + i * p.dk.stride[2] + column * p.dk.stride[3], keys[r][w]);
+            if (!p.dv.number && column < p.value_width)
+                store<float>(p.dv, head_of(p.dv, b, own) + i * p.dv.stride[2] + column * p.dv.stride[3], values[r][w]);
+        }
+    }
+}
+
+#define ATTENTION(tile, width)                                                                                                             \
+    KERNEL(attention_##width, Attention, 256) {                                                                                            \
+        SHARED Tile<tile, width> q, kv;                                                                                                    \
+        SHARED Square<tile> s;                                                                                                             \
+        SHARED float part[tile * 16], most[tile], sum[tile], shrink[tile];                                                                 \
+        attend<tile, width>(p, q, kv, s, part, most, sum, shrink);                                                                         \
+    }                                                                                                                                      \
+    KERNEL(attention_back_queries_##width, Attention, 256) {                                                                               \
+        SHARED Tile<tile, width> q, g, kv;                                                                                                 \
+        SHARED Square<tile> s;                                                                                                             \
+        SHARED float logs[tile], delta[tile];                                                                                              \
+        back_queries<tile, width>(p, q, g, kv, s, logs, delta);                                                                            \
+    }                                                                                                                                      \
+    KERNEL(attention_back_keys_##width, Attention, 256) {                                                                                  \
+        SHARED Tile<tile, width> k, v, q, g;                                                                                               \
+        SHARED Square<tile> s, d;                                                                                                          \
+        SHARED float logs[tile], delta[tile];                                                                                              \
+        back_keys<tile, width>(p, k, v, q, g, s, d, logs, delta);                                                                          \
+    }
+
+ATTENTION(32, 64)
+ATTENTION(16, 128)

@@ -1,0 +1,214 @@
+// What every kernel file begins with: types, operands, loads and stores, reductions of a block.
+//
+// The text is put before each *.cu file, and compiled by NVRTC without any header, or by a C++ compiler after
+// shim.h, which runs the same code on the host. A kernel takes one structure by value; its mirror is in
+// src/run/device/cuda/launch.rs. No atomics, and grids that depend on shapes alone: the same call gives the same bits.
+
+typedef long long i64;
+typedef unsigned long long u64;
+typedef unsigned int u32;
+typedef unsigned short u16;
+typedef unsigned char u8;
+
+#ifndef SHIM
+#define KERNEL(name, Params, threads)                                                                                                      \
+    extern "C" __global__ void __launch_bounds__(threads, 1) name(const __grid_constant__ Params p)
+#define SHARED __shared__
+#define SYNC() __syncthreads()
+#define SYNC_OR(flag) __syncthreads_or(flag)
+#define DEVICE __device__ __forceinline__
+#define UNROLL _Pragma("unroll")
+#define ONCE _Pragma("unroll 1")
+#endif
+
+#define INF __int_as_float(0x7f800000)
+#define RANK 8
+
+enum { F32, BF16, I64, I32, U8, BOOL };
+
+// A strided tensor, or a number.
+struct Operand {
+    char* data;
+    int dtype;
+    int number;
+    double value;
+    i64 stride[RANK];
+};
+
+struct Four {
+    alignas(16) float x[4];
+};
+
+struct Four16 {
+    alignas(8) u16 x[4];
+};
+
+DEVICE float from_bf16(u16 bits) { return __uint_as_float((u32)bits << 16); }
+
+// Rounds to the nearest, ties to even.
+DEVICE u16 to_bf16(float x) {
+    u32 bits = __float_as_uint(x);
+    if ((bits & 0x7fffffff) > 0x7f800000) return (u16)(bits >> 16 | 0x40);
+    return (u16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+template <class T> DEVICE T load(const Operand& o, i64 at) {
+    if (o.number) return (T)o.value;
+    switch (o.dtype) {
+        case F32: return (T)((const float*)o.data)[at];
+        case BF16: return (T)from_bf16(((const u16*)o.data)[at]);
+        case I64: return (T)((const i64*)o.data)[at];
+        case I32: return (T)((const int*)o.data)[at];
+        case U8: return (T)((const u8*)o.data)[at];
+        default: return (T)(((const u8*)o.data)[at] != 0);
+    }
+}
+
+template <class T> DEVICE void store(const Operand& o, i64 at, T value) {
+    switch (o.dtype) {
+        case F32: ((float*)o.data)[at] = (float)value; break;
+        case BF16: ((u16*)o.data)[at] = to_bf16((float)value); break;
+        case I64: ((i64*)o.data)[at] = (i64)value; break;
+        case I32: ((int*)o.data)[at] = (int)value; break;
+        case U8: ((u8*)o.data)[at] = (u8)(i64)value; break;
+        default: ((u8*)o.data)[at] = value != (T)0;
+    }
+}
+
+DEVICE i64 first_thread() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; }
+DEVICE i64 all_threads() { return (i64)gridDim.x * blockDim.x; }
+
+// Takes the last coordinate of `rest` in an extent off it; the caller says whether 32 bits are enough.
+DEVICE i64 take(i64& rest, u32 extent, bool small) {
+    if (small) {
+        u32 whole = (u32)rest, quotient = whole / extent;
+        rest = quotient;
+        return whole - quotient * extent;
+    }
+    i64 quotient = rest / extent, coordinate = rest - quotient * extent;
+    rest = quotient;
+    return coordinate;
+}
+
+DEVICE bool is_nan(float x) { return x != x; }
+DEVICE bool is_nan(double x) { return x != x; }
+
+// Joins one value of each thread of a block, in a tree whose shape depends on the number of threads alone, a power of two.
+// Every thread gets the result. `slots` holds one for each thread.
+template <class T, class F> DEVICE T block_reduce(T value, T* slots, F join) {
+    u32 thread = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
+    slots[thread] = value;
+    SYNC();
+    for (u32 half = threads / 2; half > 0; half /= 2) {
+        if (thread < half) slots[thread] = join(slots[thread], slots[thread + half]);
+        SYNC();
+    }
+    T result = slots[0];
+    SYNC();
+    return result;
+}
+
+DEVICE double block_sum(double value, double* slots) {
+    return block_reduce(value, slots, [](double a, double b) { return a + b; });
+}
+
+// Philox-4x32-10 (Salmon et al., SC 2011), as the host's.
+DEVICE void philox(u64 block, u64 iteration, u64 key, u32* words) {
+    u32 a = (u32)block, b = (u32)(block >> 32), c = (u32)iteration, d = (u32)(iteration >> 32);
+    u32 k0 = (u32)key, k1 = (u32)(key >> 32);
+    UNROLL for (int round = 0; round < 10; round++) {
+        u64 m = (u64)a * 0xD2511F53u, n = (u64)c * 0xCD9E8D57u;
+        a = (u32)(n >> 32) ^ b ^ k0;
+        b = (u32)n;
+        c = (u32)(m >> 32) ^ d ^ k1;
+        d = (u32)m;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    words[0] = a;
+    words[1] = b;
+    words[2] = c;
+    words[3] = d;
+}
+
+// Which element is drawn, by which operator, and below what it is dropped.
+struct Random {
+    u64 key;
+    u64 iteration;
+    u64 threshold;
+};
+
+DEVICE bool keep(const Random& random, u64 element) {
+    u32 words[4];
+    philox(element / 4, random.iteration, random.key, words);
+    u32 lane = (u32)element & 3;
+    u32 word = lane == 0 ? words[0] : lane == 1 ? words[1] : lane == 2 ? words[2] : words[3];
+    return word >= random.threshold;
+}
+
+// Elementwise work: up to three inputs broadcast to the output's shape.
+struct Map {
+    i64 count;
+    int rank;
+    // 1: all operands are dense f32; 2: dense bf16; 0: neither. Dense includes numbers.
+    int dense;
+    u32 shape[RANK];
+    Operand o[4];
+    float s[4];
+    i64 k[4];
+    Random random;
+};
+
+template <int N> DEVICE void places(const Map& p, i64 at, i64* offset) {
+    UNROLL for (int k = 0; k < N; k++) offset[k] = 0;
+    bool small = p.count <= 0xffffffffll;
+    ONCE for (int d = p.rank - 1; d > 0; d--) {
+        i64 c = take(at, p.shape[d], small);
+        UNROLL for (int k = 0; k < N; k++) offset[k] += c * p.o[k].stride[d];
+    }
+    UNROLL for (int k = 0; k < N; k++) offset[k] += at * p.o[k].stride[0];
+}
+
+// `f(values, element)` for each element, which is numbered in the order of `shape`.
+template <class T, int N, class F> DEVICE void each(const Map& p, F f) {
+    i64 done = 0;
+    if (sizeof(T) == sizeof(float) && p.dense != 0) {
+        i64 quads = p.count / 4;
+        done = quads * 4;
+        ONCE for (i64 q = first_thread(); q < quads; q += all_threads()) {
+            float in[N + 1][4];
+            UNROLL for (int k = 0; k < N; k++) {
+                const Operand& o = p.o[k + 1];
+                if (o.number) {
+                    UNROLL for (int j = 0; j < 4; j++) in[k][j] = (float)o.value;
+                } else if (p.dense == 1) {
+                    Four four = ((const Four*)o.data)[q];
+                    UNROLL for (int j = 0; j < 4; j++) in[k][j] = four.x[j];
+                } else {
+                    Four16 four = ((const Four16*)o.data)[q];
+                    UNROLL for (int j = 0; j < 4; j++) in[k][j] = from_bf16(four.x[j]);
+                }
+            }
+            Four out;
+            UNROLL for (int j = 0; j < 4; j++) {
+                T one[N + 1];
+                UNROLL for (int k = 0; k < N; k++) one[k] = (T)in[k][j];
+                out.x[j] = (float)f(one, q * 4 + j);
+            }
+            if (p.dense == 1) {
+                ((Four*)p.o[0].data)[q] = out;
+            } else {
+                Four16 four;
+                UNROLL for (int j = 0; j < 4; j++) four.x[j] = to_bf16(out.x[j]);
+                ((Four16*)p.o[0].data)[q] = four;
+            }
+        }
+    }
+    ONCE for (i64 i = done + first_thread(); i < p.count; i += all_threads()) {
+        i64 at[N + 1];
+        T in[N + 1];
+        places<N + 1>(p, i, at);
+        UNROLL for (int k = 0; k < N; k++) in[k] = load<T>(p.o[k + 1], at[k + 1]);
+        store<T>(p.o[0], at[0], f(in, i));
+    }
+}

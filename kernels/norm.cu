@@ -1,0 +1,180 @@
+// Batch and layer normalisation, forward and backward.
+//
+// Sums and sums of squares are kept in double precision, where the product of two floats is exact.
+
+// A block for each channel; threads go along `inner` in x and over the other dimensions in y.
+struct BatchNorm {
+    i64 elements;
+    i64 outer;
+    i64 inner;
+    int rank;
+    int training;
+    int update;
+    int pad;
+    u32 shape[RANK];
+    // Strides of the outer dimensions; the last two are those of `inner` and of channels.
+    Operand x;
+    Operand y;
+    Operand out;
+    // By channel, in stride 0; absent ones are numbers.
+    Operand weight;
+    Operand bias;
+    Operand mean;
+    Operand deviation;
+    Operand first;
+    Operand second;
+    double momentum;
+    double eps;
+};
+
+DEVICE i64 outer_place(const BatchNorm& p, const Operand& o, i64 row) {
+    i64 offset = (i64)blockIdx.x * o.stride[RANK - 1];
+    ONCE for (int d = p.rank - 1; d >= 0; d--) offset += take(row, p.shape[d], true) * o.stride[d];
+    return offset;
+}
+
+template <class F> DEVICE void channel(const BatchNorm& p, F f) {
+    ONCE for (i64 row = threadIdx.y; row < p.outer; row += blockDim.y) {
+        i64 x = outer_place(p, p.x, row), y = outer_place(p, p.y, row), out = outer_place(p, p.out, row);
+        ONCE for (i64 i = threadIdx.x; i < p.inner; i += blockDim.x)
+            f(x + i * p.x.stride[RANK - 2], y + i * p.y.stride[RANK - 2], out + i * p.out.stride[RANK - 2]);
+    }
+}
+
+DEVICE double per_channel(const Operand& o) { return load<double>(o, (i64)blockIdx.x * o.stride[0]); }
+DEVICE void set_channel(const Operand& o, double value) {
+    if (!o.number) store<double>(o, (i64)blockIdx.x * o.stride[0], value);
+}
+
+// x to out. mean, deviation: the running ones; first, second: where mean and inverse deviation are kept.
+KERNEL(batch_norm, BatchNorm, 512) {
+    SHARED double slots[512];
+    double mean, invstd;
+    if (p.training) {
+        double sum = 0.0, squares = 0.0;
+        channel(p, [&](i64 x, i64, i64) {
+            double v = load<float>(p.x, x);
+            sum += v;
+            squares += v * v;
+        });
+        sum = block_sum(sum, slots);
+        squares = block_sum(squares, slots);
+        mean = sum / (double)p.elements;
+        squares -= sum * mean;
+        squares = squares < 0.0 ? 0.0 : squares;
+        invstd = 1.0 / sqrt(squares / (double)p.elements + p.eps);
+        if (p.update && threadIdx.x == 0 && threadIdx.y == 0) {
+            double kept = 1.0 - p.momentum;
+            set_channel(p.mean, kept * per_channel(p.mean) + p.momentum * mean);
+            set_channel(p.deviation, kept * per_channel(p.deviation) + p.momentum * squares / ((double)p.elements - 1.0));
+        }
+    } else {
+        mean = per_channel(p.mean);
+        invstd = 1.0 / sqrt(per_channel(p.deviation) + p.eps);
+    }
+    if (threadIdx.x == 0 && threadIdx.y == 0) {
+        set_channel(p.first, mean);
+        set_channel(p.second, invstd);
+    }
+    float centre = (float)mean, scale = (float)(invstd * per_channel(p.weight)), shift = (float)per_channel(p.bias);
+    channel(p, [&](i64 x, i64, i64 out) { store<float>(p.out, out, (load<float>(p.x, x) - centre) * scale + shift); });
+}
+
+// x, y: input and gradient; out: input gradient, if wanted; first, second: gradients of weight and bias.
+KERNEL(batch_norm_backward, BatchNorm, 512) {
+    SHARED double slots[512];
+    double mean = per_channel(p.mean), scale = per_channel(p.deviation);
+    double invstd = p.training ? scale : 1.0 / sqrt(scale + p.eps);
+    double sum = 0.0, product = 0.0;
+    channel(p, [&](i64 x, i64 y, i64) {
+        double g = load<float>(p.y, y);
+        sum += g;
+        product += ((double)load<float>(p.x, x) - mean) * g;
+    });
+    sum = block_sum(sum, slots);
+    product = block_sum(product, slots);
+    if (threadIdx.x == 0 && threadIdx.y == 0) {
+        set_channel(p.first, product * invstd);
+        set_channel(p.second, sum);
+    }
+    if (p.out.number) return;
+    double n = (double)p.elements;
+    float slope = (float)(invstd * per_channel(p.weight)), centre = (float)mean;
+    float level = p.training ? (float)(sum / n) : 0.0f, tilt = p.training ? (float)(product * invstd * invstd / n) : 0.0f;
+    channel(p, [&](i64 x, i64 y, i64 out) {
+        store<float>(p.out, out, (load<float>(p.y, y) - level - (load<float>(p.x, x) - centre) * tilt) * slope);
+    });
+}
+
+// A block for each row. o: out, x, weight, bias, mean, inverse deviation.
+KERNEL(layer_norm, Rows, 512) {
+    SHARED double slots[512];
+    ONCE for (i64 row = blockIdx.x; row < p.rows; row += gridDim.x) {
+        i64 to = row_place(p, p.o[0], row), from = row_place(p, p.o[1], row);
+        double sum = 0.0, squares = 0.0;
+        ONCE for (i64 i = threadIdx.x; i < p.length; i += blockDim.x) {
+            double v = at(p.o[1], from, i);
+            sum += v;
+            squares += v * v;
+        }
+        sum = block_sum(sum, slots);
+        squares = block_sum(squares, slots);
+        double mean = sum / (double)p.length, variance = squares / (double)p.length - mean * mean;
+        float rstd = (float)(1.0 / sqrt((variance < 0.0 ? 0.0 : variance) + p.s[0])), centre = (float)mean;
+        ONCE for (i64 i = threadIdx.x; i < p.length; i += blockDim.x)
+            put(p.o[0], to, i, (at(p.o[1], from, i) - centre) * rstd * at(p.o[2], 0, i) + at(p.o[3], 0, i));
+        if (threadIdx.x == 0) {
+            if (!p.o[4].number) store<float>(p.o[4], row_place(p, p.o[4], row), centre);
+            if (!p.o[5].number) store<float>(p.o[5], row_place(p, p.o[5], row), rstd);
+        }
+    }
+}
+
+// o: input gradient, gradient, x, mean, inverse deviation, weight.
+KERNEL(layer_norm_backward, Rows, 512) {
+    SHARED double slots[512];
+    ONCE for (i64 row = blockIdx.x; row < p.rows; row += gridDim.x) {
+        i64 to = row_place(p, p.o[0], row), from = row_place(p, p.o[1], row), source = row_place(p, p.o[2], row);
+        float mean = load<float>(p.o[3], row_place(p, p.o[3], row)), rstd = load<float>(p.o[4], row_place(p, p.o[4], row));
+        double total = 0.0, products = 0.0;
+        ONCE for (i64 i = threadIdx.x; i < p.length; i += blockDim.x) {
+            float g = at(p.o[1], from, i) * at(p.o[5], 0, i), x = (at(p.o[2], source, i) - mean) * rstd;
+            total += (double)g;
+            products += (double)g * (double)x;
+        }
+        float sum = (float)(block_sum(total, slots) / (double)p.length), product = (float)(block_sum(products, slots) / (double)p.length);
+        ONCE for (i64 i = threadIdx.x; i < p.length; i += blockDim.x) {
+            float g = at(p.o[1], from, i) * at(p.o[5], 0, i), x = (at(p.o[2], source, i) - mean) * rstd;
+            put(p.o[0], to, i, rstd * (g - sum - x * product));
+        }
+    }
+}
+
+// 32 columns a block, rows in y. o: weight gradient, gradient, x, mean, inverse deviation, bias gradient.
+KERNEL(layer_norm_weights, Rows, 512) {
+    SHARED double slots[2][16][32];
+    i64 column = (i64)blockIdx.x * 32 + threadIdx.x;
+    double weight = 0.0, bias = 0.0;
+    if (column < p.length) {
+        ONCE for (i64 row = threadIdx.y; row < p.rows; row += blockDim.y) {
+            float mean = load<float>(p.o[3], row_place(p, p.o[3], row)), rstd = load<float>(p.o[4], row_place(p, p.o[4], row));
+            float g = at(p.o[1], row_place(p, p.o[1], row), column), x = at(p.o[2], row_place(p, p.o[2], row), column);
+            weight += (double)g * (double)((x - mean) * rstd);
+            bias += (double)g;
+        }
+    }
+    slots[0][threadIdx.y][threadIdx.x] = weight;
+    slots[1][threadIdx.y][threadIdx.x] = bias;
+    SYNC();
+    for (u32 half = 8; half > 0; half /= 2) {
+        if (threadIdx.y < half) {
+            slots[0][threadIdx.y][threadIdx.x] += slots[0][threadIdx.y + half][threadIdx.x];
+            slots[1][threadIdx.y][threadIdx.x] += slots[1][threadIdx.y + half][threadIdx.x];
+        }
+        SYNC();
+    }
+    if (threadIdx.y == 0 && column < p.length) {
+        if (!p.o[0].number) put(p.o[0], 0, column, (float)slots[0][0][threadIdx.x]);
+        if (!p.o[5].number) put(p.o[5], 0, column, (float)slots[1][0][threadIdx.x]);
+    }
+}

@@ -1,0 +1,154 @@
+// One optimizer step of many parameters in one launch: SGD, Adam, AdamW, RMSprop, Adagrad.
+//
+// Scalars are worked out in double precision by the caller, and rounded to f32 where they meet a tensor; the order of
+// f32 operations is that of PyTorch's multi-tensor steps.
+
+#define TENSORS 48
+#define CHUNK 4096
+
+struct One {
+    // The block that its first chunk falls to.
+    i64 first;
+    i64 count;
+    char* parameter;
+    char* gradient;
+    char* state[3];
+};
+
+struct Update {
+    float s[12];
+    int flag[8];
+    i64 tensors;
+    One of[TENSORS];
+};
+
+// What of the views is dense goes by number of element; the rest is walked by strides.
+struct UpdateStrided {
+    float s[12];
+    int flag[8];
+    i64 count;
+    i64 rank;
+    u32 shape[RANK];
+    Operand o[5];
+};
+
+DEVICE float lerp(float a, float b, float weight) {
+    return fabsf(weight) < 0.5f ? a + weight * (b - a) : b - (b - a) * (1.0f - weight);
+}
+
+// flag: 0 maximize, 1 decays; s: 0 decay.
+template <class P> DEVICE float decayed(const P& p, float x, float g) {
+    g = p.flag[0] ? -g : g;
+    return p.flag[1] ? g + p.s[0] * x : g;
+}
+
+// flag: 2 has momentum, 3 first step, 4 nesterov; s: 1 -lr, 2 momentum, 3 1 - dampening.
+struct Sgd {
+    enum { states = 1 };
+    template <class P> static DEVICE void step(const P& p, float& x, float g, float* state) {
+        g = decayed(p, x, g);
+        if (p.flag[2]) {
+            state[0] = p.flag[3] ? g : state[0] * p.s[2] + p.s[3] * g;
+            g = p.flag[4] ? g + p.s[2] * state[0] : state[0];
+        }
+        x = x + p.s[1] * g;
+    }
+};
+
+// flag: 2 shrinks, 3 amsgrad; s: 1 shrink, 2 1 - beta1, 3 beta2, 4 1 - beta2, 5 -step size, 6 correction, 7 eps.
+struct Adam {
+    enum { states = 3 };
+    template <class P> static DEVICE void step(const P& p, float& x, float g, float* state) {
+        g = decayed(p, x, g);
+        x = p.flag[2] ? x * p.s[1] : x;
+        state[0] = lerp(state[0], g, p.s[2]);
+        state[1] = state[1] * p.s[3] + p.s[4] * g * g;
+        float square = state[1];
+        if (p.flag[3]) {
+            state[2] = square > state[2] || is_nan(square) ? square : state[2];
+            square = state[2];
+        }
+        x = x + p.s[5] * state[0] / (sqrtf(square) / p.s[6] + p.s[7]);
+    }
+};
+
+// flag: 2 momentum, 3 centred; s: 1 alpha, 2 1 - alpha, 3 -lr, 4 momentum, 5 eps. States: square, [buffer], [average].
+struct Rmsprop {
+    enum { states = 3 };
+    template <class P> static DEVICE void step(const P& p, float& x, float g, float* state) {
+        g = decayed(p, x, g);
+        state[0] = state[0] * p.s[1] + p.s[2] * g * g;
+        float square = state[0];
+        if (p.flag[3]) {
+            float& average = p.flag[2] ? state[2] : state[1];
+            average = lerp(average, g, p.s[2]);
+            square = square - average * average;
+        }
+        float spread = sqrtf(square) + p.s[5];
+        if (p.flag[2]) {
+            state[1] = state[1] * p.s[4] + g / spread;
+            x = x + p.s[3] * state[1];
+        } else {
+            x = x + p.s[3] * g / spread;
+        }
+    }
+};
+
+// s: 1 -rate, 2 eps.
+struct Adagrad {
+    enum { states = 1 };
+    template <class P> static DEVICE void step(const P& p, float& x, float g, float* state) {
+        g = decayed(p, x, g);
+        state[0] = state[0] + g * g;
+        x = x + g * p.s[1] / (sqrtf(state[0]) + p.s[2]);
+    }
+};
+
+template <class S> DEVICE void update(const Update& p) {
+    int low = 0, high = (int)p.tensors - 1;
+    while (low < high) {
+        int middle = (low + high + 1) / 2;
+        if (p.of[middle].first <= (i64)blockIdx.x) low = middle; else high = middle - 1;
+    }
+    const One& of = p.of[low];
+    i64 start = ((i64)blockIdx.x - of.first) * CHUNK, end = start + CHUNK < of.count ? start + CHUNK : of.count;
+    ONCE for (i64 i = start + threadIdx.x; i < end; i += blockDim.x) {
+        float x = ((float*)of.parameter)[i], state[3] = {0.0f, 0.0f, 0.0f};
+        UNROLL for (int k = 0; k < S::states; k++) {
+            if (of.state[k]) state[k] = ((float*)of.state[k])[i];
+        }
+        S::step(p, x, ((const float*)of.gradient)[i], state);
+        ((float*)of.parameter)[i] = x;
+        UNROLL for (int k = 0; k < S::states; k++) {
+            if (of.state[k]) ((float*)of.state[k])[i] = state[k];
+        }
+    }
+}
+
+template <class S> DEVICE void update_strided(const UpdateStrided& p) {
+    ONCE for (i64 i = first_thread(); i < p.count; i += all_threads()) {
+        i64 at[5] = {0, 0, 0, 0, 0}, rest = i;
+        ONCE for (int d = (int)p.rank - 1; d >= 0; d--) {
+            i64 c = take(rest, p.shape[d], p.count <= 0xffffffffll);
+            UNROLL for (int k = 0; k < 5; k++) at[k] += c * p.o[k].stride[d];
+        }
+        float x = load<float>(p.o[0], at[0]), state[3] = {0.0f, 0.0f, 0.0f};
+        UNROLL for (int k = 0; k < S::states; k++) {
+            if (!p.o[k + 2].number) state[k] = load<float>(p.o[k + 2], at[k + 2]);
+        }
+        S::step(p, x, load<float>(p.o[1], at[1]), state);
+        store<float>(p.o[0], at[0], x);
+        UNROLL for (int k = 0; k < S::states; k++) {
+            if (!p.o[k + 2].number) store<float>(p.o[k + 2], at[k + 2], state[k]);
+        }
+    }
+}
+
+KERNEL(update_sgd, Update, 256) { update<Sgd>(p); }
+KERNEL(update_adam, Update, 256) { update<Adam>(p); }
+KERNEL(update_rmsprop, Update, 256) { update<Rmsprop>(p); }
+KERNEL(update_adagrad, Update, 256) { update<Adagrad>(p); }
+KERNEL(strided_sgd, UpdateStrided, 256) { update_strided<Sgd>(p); }
+KERNEL(strided_adam, UpdateStrided, 256) { update_strided<Adam>(p); }
+KERNEL(strided_rmsprop, UpdateStrided, 256) { update_strided<Rmsprop>(p); }
+KERNEL(strided_adagrad, UpdateStrided, 256) { update_strided<Adagrad>(p); }

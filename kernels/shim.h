@@ -1,0 +1,148 @@
+// Runs kernels on the host, so that their arithmetic can be checked without a GPU.
+//
+// Blocks run one after another. The threads of a block are fibres: each runs until it meets a barrier or ends, then the
+// next goes on, in an order that the caller chooses; a missing barrier shows as results that depend on the order. What
+// this leaves unchecked: real concurrency between blocks, memory models, warps, limits of registers and shared memory.
+#define SHIM
+#include <math.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <ucontext.h>
+
+#include <vector>
+
+struct Dim {
+    unsigned int x, y, z;
+};
+static Dim gridDim, blockDim, blockIdx, threadIdx;
+
+static inline float __uint_as_float(unsigned int bits) {
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+static inline unsigned int __float_as_uint(float x) {
+    unsigned int bits;
+    memcpy(&bits, &x, 4);
+    return bits;
+}
+static inline float __int_as_float(int bits) { return __uint_as_float((unsigned int)bits); }
+
+namespace shim {
+// One for each thread of a block; it stays, and does its thread of one block after another.
+struct Fibre {
+    ucontext_t context;
+    jmp_buf jump;
+    Dim thread;
+    bool started, done;
+};
+static std::vector<Fibre> fibres;
+static std::vector<std::vector<char>> stacks;
+static jmp_buf home;
+static Fibre* current;
+static bool flag, last_flag;
+static void (*body)(const void*);
+static const void* params;
+
+static __attribute__((noinline)) void barrier() {
+    if (!_setjmp(current->jump)) _longjmp(home, 1);
+}
+
+static void enter() {
+    for (;;) {
+        body(params);
+        current->done = true;
+        barrier();
+    }
+}
+
+static __attribute__((noinline)) void resume(Fibre& fibre) {
+    current = &fibre;
+    threadIdx = fibre.thread;
+    if (_setjmp(home)) return;
+    if (fibre.started) _longjmp(fibre.jump, 1);
+    fibre.started = true;
+    setcontext(&fibre.context);
+}
+
+static int barrier_or(int value) {
+    flag |= value != 0;
+    barrier();
+    int result = last_flag;
+    barrier();
+    return result;
+}
+
+static void block(int order) {
+    unsigned int threads = blockDim.x * blockDim.y * blockDim.z;
+    fibres.reserve(1024);
+    for (unsigned int t = (unsigned int)fibres.size(); t < threads; t++) {
+        fibres.emplace_back();
+        stacks.emplace_back(64 << 10);
+        Fibre& f = fibres[t];
+        f.started = false;
+        getcontext(&f.context);
+        f.context.uc_stack.ss_sp = stacks[t].data();
+        f.context.uc_stack.ss_size = stacks[t].size();
+        f.context.uc_link = nullptr;
+        makecontext(&f.context, enter, 0);
+    }
+    for (unsigned int t = 0; t < threads; t++) {
+        fibres[t].thread = {t % blockDim.x, t / blockDim.x % blockDim.y, t / blockDim.x / blockDim.y};
+        fibres[t].done = false;
+    }
+    unsigned int left = threads, round = 0;
+    while (left > 0) {
+        unsigned int ended = 0, waiting = 0;
+        for (unsigned int i = 0; i < threads; i++) {
+            unsigned int t = order == 0 ? i : order == 1 ? threads - 1 - i : (i * 7919u + round * 31u) % threads;
+            Fibre& f = fibres[t];
+            if (f.done) continue;
+            resume(f);
+            if (f.done) ended++; else waiting++;
+        }
+        // A barrier that some threads never reach is undefined on a GPU.
+        if (ended > 0 && waiting > 0) {
+            fprintf(stderr, "a kernel's barrier is not met by all of its threads\n");
+            abort();
+        }
+        left -= ended;
+        round++;
+        last_flag = flag;
+        flag = false;
+    }
+}
+
+static void run(void (*kernel)(const void*), const void* with, Dim grid, Dim threads, int order) {
+    body = kernel;
+    params = with;
+    gridDim = grid;
+    blockDim = threads;
+    for (unsigned int z = 0; z < grid.z; z++)
+        for (unsigned int y = 0; y < grid.y; y++)
+            for (unsigned int x = 0; x < grid.x; x++) {
+                blockIdx = {x, y, z};
+                block(order);
+            }
+}
+}  // namespace shim
+
+#define KERNEL(name, Params, threads)                                                                                                      \
+    static void name##_body(const Params& p);                                                                                              \
+    static void name##_enter(const void* p) { name##_body(*(const Params*)p); }                                                            \
+    extern "C" void name(const void* p, unsigned int size, Dim grid, Dim block, int order) {                                               \
+        if ((size != 0 && size != sizeof(Params)) || block.x * block.y * block.z > threads) {                                                             \
+            fprintf(stderr, "%s: %u bytes of parameters where %zu are declared, or too many threads\n", #name, size, sizeof(Params));       \
+            abort();                                                                                                                       \
+        }                                                                                                                                  \
+        shim::run(name##_enter, p, grid, block, order);                                                                                    \
+    }                                                                                                                                      \
+    static void name##_body(const Params& p)
+#define SHARED static
+#define SYNC() shim::barrier()
+#define SYNC_OR(flag) shim::barrier_or(flag)
+#define DEVICE inline
+#define UNROLL
+#define ONCE

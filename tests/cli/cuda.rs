@@ -1,0 +1,156 @@
+//! `run --on cuda` without a GPU: what is missing is named; and the whole device over a driver that is none (`tests/cuda`).
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::folder::{Answer, Folder, fixture};
+
+/// A machine with a GPU answers these otherwise.
+fn has_driver() -> bool {
+    let there = neap::device::present::cuda_devices().is_ok();
+    if there {
+        println!("skipped: this machine has a GPU");
+    }
+    there
+}
+
+fn source(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cuda").join(name)
+}
+
+/// Compiles one of `tests/cuda` to a library of the folder; false where there is no compiler.
+fn compile(folder: &Folder, file: &str, library: &str, flags: &[&str]) -> bool {
+    let mut compiler = Command::new("c++");
+    compiler.args(["-std=c++17", "-O1", "-shared", "-fPIC", "-o"]).arg(folder.path(library)).arg(source(file)).args(flags);
+    let Ok(output) = compiler.output() else {
+        assert!(std::env::var_os("NEAP_REQUIRE_NVRTC").is_none(), "there is no C++ compiler");
+        println!("skipped: a driver that is none: there is no C++ compiler");
+        return false;
+    };
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    true
+}
+
+/// Runs `neap` with the folder's libraries as the machine's.
+fn with(folder: &Folder, more: &[(&str, &str)], arguments: &[&str]) -> Answer {
+    let here = folder.path("");
+    let output = Command::new(env!("CARGO_BIN_EXE_neap"))
+        .args(arguments)
+        .current_dir(&here)
+        .env("LD_LIBRARY_PATH", &here)
+        .env("NEAP_CACHE", folder.path("cache"))
+        .env("FAKE_SHIM", Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels/shim.h"))
+        .envs(more.iter().copied())
+        .output()
+        .unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Answer { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+}
+
+#[test]
+fn no_driver_is_one_clear_error_or_the_host() {
+    if has_driver() {
+        return;
+    }
+    let folder = Folder::new();
+    folder.import("tiny_cnn-inference.et.json.gz", &[]);
+    let run = ["run", "job.graph.json"];
+    folder.refuses(2, &["--on cuda: no NVIDIA driver on this machine", "use --on host"], &[&run[..], &["--on", "cuda"]].concat());
+    let host = folder.neap(&run);
+    assert_eq!(host.code, Some(0), "{host:?}");
+    assert!(host.stderr.contains("running on the host: no NVIDIA driver"), "{}", host.stderr);
+    folder.refuses(2, &["not a folder"], &[&run[..], &["--on", "cuda", "--cuda-libs", "nowhere"]].concat());
+    folder.refuses(2, &["--tf32"], &[&run[..], &["--on", "host", "--tf32"]].concat());
+    folder.refuses(2, &["--on host"], &[&run[..], &["--on", "cuda", "--unlimited-link"]].concat());
+}
+
+#[test]
+fn a_driver_without_a_device_is_one_clear_error_or_the_host() {
+    let folder = Folder::new();
+    if !compile(&folder, "driver.cpp", "libcuda.so", &["-DNO_DEVICE"]) {
+        return;
+    }
+    folder.import("tiny_cnn-inference.et.json.gz", &[]);
+    let refused = with(&folder, &[], &["run", "job.graph.json", "--on", "cuda"]);
+    assert_eq!(refused.code, Some(2), "{refused:?}");
+    assert!(refused.stderr.contains("--on cuda: the NVIDIA driver finds no device"), "{}", refused.stderr);
+    let host = with(&folder, &[], &["run", "job.graph.json"]);
+    assert_eq!(host.code, Some(0), "{host:?}");
+    assert!(host.stderr.contains("running on the host: the NVIDIA driver finds no device"), "{}", host.stderr);
+}
+
+/// The fake driver and libraries; `None` where there is no compiler.
+fn faked() -> Option<Folder> {
+    let folder = Folder::new();
+    let all = compile(&folder, "driver.cpp", "libcuda.so", &[])
+        && compile(&folder, "compiler.cpp", "libnvrtc.so.13", &[])
+        && compile(&folder, "libraries.cpp", "libcublasLt.so.13", &["-DCUBLASLT"])
+        && compile(&folder, "libraries.cpp", "libcudnn.so.9", &[]);
+    all.then_some(folder)
+}
+
+fn json(folder: &Folder, arguments: &[&str]) -> Value {
+    let answer = with(folder, &[], &[&["--json"], arguments].concat());
+    assert_eq!(answer.code, Some(0), "neap {arguments:?}: {answer:?}");
+    serde_json::from_str(&answer.stdout).unwrap()
+}
+
+#[test]
+fn what_is_missing_or_of_another_version_is_named() {
+    let Some(folder) = faked() else { return };
+    folder.import("tiny_cnn-adam.et.json.gz", &[]);
+    let run = ["run", "job.graph.json", "--on", "cuda", "--cuda-libs", "."];
+    let says = |more: &[(&str, &str)], word: &str| {
+        let answer = with(&folder, more, &run);
+        assert_eq!(answer.code, Some(2), "{answer:?}");
+        assert!(answer.stderr.contains(word), "{} does not say `{word}`", answer.stderr);
+    };
+    says(&[("FAKE_DRIVER_VERSION", "12040")], "the driver is for CUDA 12.4; 13.0");
+    // Another version's file beside is no help.
+    std::fs::rename(folder.path("libcudnn.so.9"), folder.path("libcudnn.so.8")).unwrap();
+    if !Path::new("/usr/lib/x86_64-linux-gnu/libcudnn.so.9").exists() {
+        says(&[], "cuDNN at ");
+        says(&[], "is version 8; version 9 is needed");
+        std::fs::remove_file(folder.path("libcudnn.so.8")).unwrap();
+        says(&[], "cuDNN 9 (libcudnn.so.9) is not found");
+    }
+    std::fs::remove_file(folder.path("libcublasLt.so.13")).unwrap();
+    says(&[], "cuBLASLt 13 (libcublasLt.so.13) is not found");
+}
+
+/// Losses of unplanned and planned runs over the fake driver, against each other to the bit and against the host.
+fn train(folder: &Folder, base: &str, iterations: &str) {
+    folder.import(&format!("{base}.et.json.gz"), &[]);
+    folder.json(&["plan", "job.graph.json", "--budget", "min", "-o", "job.plan.json"]);
+    let weights = fixture(&format!("{base}.safetensors"));
+    let go = |subject: &str, on: &str| {
+        let mut arguments = vec!["run", subject, "--on", on, "--iterations", iterations, "--weights", &weights];
+        if on == "cuda" {
+            arguments.extend(["--cuda-libs", "."]);
+        }
+        json(folder, &arguments)
+    };
+    let (host, unplanned, planned) = (go("job.graph.json", "host"), go("job.graph.json", "cuda"), go("job.plan.json", "cuda"));
+    assert_eq!(unplanned["losses"], planned["losses"], "{base}");
+    assert_eq!(unplanned["checksum"], planned["checksum"], "{base}");
+    assert!(
+        planned["peak_bytes"].as_u64() <= planned["arena_bytes"].as_u64()
+            && planned["arena_bytes"].as_u64() < unplanned["arena_bytes"].as_u64()
+    );
+    let losses = |of: &Value| of["losses"].as_array().unwrap().iter().map(|l| l.as_f64().unwrap()).collect::<Vec<_>>();
+    assert!(!losses(&host).is_empty());
+    for (ours, theirs) in losses(&planned).into_iter().zip(losses(&host)) {
+        assert!((ours - theirs).abs() <= 1e-5 * theirs.abs(), "{base}: {ours}, the host {theirs}");
+    }
+    assert!(planned["iteration_ns"].as_u64() > Some(0));
+    assert!(planned["notes"].as_array().unwrap().iter().any(|n| n.as_str().unwrap().contains("cuDNN 91300") || base.contains("gpt2")));
+}
+
+#[test]
+fn planned_runs_equal_unplanned_ones_over_a_driver_that_is_none() {
+    let Some(folder) = faked() else { return };
+    train(&folder, "tiny_cnn-adam", "3");
+    train(&folder, "tiny_gpt2-adamw", "2");
+}
