@@ -102,7 +102,6 @@ impl Method {
                 for (key, to) in [
                     ("swap", &mut o.swap),
                     ("across", &mut o.across),
-                    ("head", &mut o.head),
                     ("recompute", &mut o.recompute),
                     ("chains", &mut chains),
                     ("share", &mut o.share),

@@ -32,6 +32,8 @@ struct Search<'a, 'o> {
     left: u32,
     /// So much is left undone where little is waited for.
     calm: u32,
+    /// And so much where not everything waits.
+    half: u32,
     /// What is ever used, and what of it may be swapped at first.
     all: Vec<TensorId>,
     large: Vec<TensorId>,
@@ -47,6 +49,9 @@ pub struct Warm {
 
 /// Where steps wait for no more than this part of the unplanned time, a quarter of the effort is made.
 const CALM: u64 = 64;
+
+/// And where they wait for no more than this part of it, half on all but small graphs.
+const BUSY: u64 = 2;
 
 /// Up to so many operators the whole effort is made, and where little is waited for up to so many; beyond, so much less that
 /// what it takes stays about the same.
@@ -80,13 +85,25 @@ pub fn search<'a>(given: &Given<'a>, options: &Options, warm: Option<&Warm>) -> 
         .map(TensorId::of)
         .collect();
     let large = all.iter().copied().filter(|&t| fresh.account(t).bytes >= options.min_swap.0).collect();
-    let mut search =
-        Search { given, options, fresh, clock: nominal.clone(), nominal, left: share(options.effort, OPERATORS.0, n), calm: 0, all, large };
+    let mut search = Search {
+        given,
+        options,
+        fresh,
+        clock: nominal.clone(),
+        nominal,
+        left: share(options.effort, OPERATORS.0, n),
+        calm: 0,
+        half: 0,
+        all,
+        large,
+    };
     search.calm = search.left - share(options.effort, OPERATORS.1, n);
+    search.half = if n as u64 > OPERATORS.1 { search.left / 2 } else { 0 };
     let none = unswappable(given.graph, options.swap_share);
     if let Some(warm) = warm {
         search.left = options.effort / 4;
         search.calm = options.effort / 8;
+        search.half = options.effort / 8;
         search.clock = warm.clock.clone();
         let mut best = search.choose(warm.variant, &warm.bans);
         if !best.key.0 {
@@ -141,7 +158,12 @@ impl<'a> Search<'a, '_> {
     fn step(&mut self, best: &Found<'_>) -> bool {
         // Where little is waited for there is little to be found.
         let waited: u64 = best.clock.late.iter().map(|l| l.2).sum();
-        let done = if !best.key.0 && waited <= self.nominal.total / CALM { self.calm } else { 0 };
+        let done = match waited {
+            _ if best.key.0 => 0,
+            _ if waited <= self.nominal.total / CALM => self.calm,
+            _ if waited <= self.nominal.total / BUSY => self.half,
+            _ => 0,
+        };
         if self.left <= done || (!best.key.0 && best.key.1 <= self.nominal.total) {
             return false;
         }
@@ -202,7 +224,7 @@ impl<'a> Search<'a, '_> {
             for turn in 0..from.neighbours().len() {
                 let variant = best.variant.neighbours()[turn];
                 // Without the switch it is the same again.
-                let idle = variant.extend && !self.options.extend || variant.tail != from.tail && !self.options.head;
+                let idle = variant.extend && !self.options.extend;
                 if idle || tried.contains(&variant) {
                     continue;
                 }
