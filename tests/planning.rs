@@ -105,6 +105,7 @@ fn methods(random: &mut Random) -> Vec<Method> {
     let mut rarely = || !random.once_in(8);
     let neap = neap::plan::neap::Options {
         across: rarely(),
+        head: rarely(),
         recompute: rarely(),
         depth: if rarely() { 16 } else { 0 },
         share: rarely(),

@@ -120,7 +120,7 @@ pub fn make_for(request: &Request<'_>, framework: Option<&Framework>) -> Result<
         Err(PlanError::Defect(_)) => false,
     };
     let mut best = own;
-    for method in if worth { request.method.portfolio() } else { Vec::new() } {
+    for method in if worth { request.method.portfolio(request.graph.operators.len()) } else { Vec::new() } {
         let name = method.name();
         let rival = best.as_ref().map_or(Nanos(u64::MAX), |b| b.plan.figures.iteration_ns);
         let Ok(mut other) = alone(&Request { method, ..request.clone() }, framework, Some(rival), &mut None) else { continue };
@@ -142,7 +142,8 @@ fn alone(
     let budget = request.budget.0 / 512 * 512;
     let mut search = Search { request, framework, liveness: &liveness, budget, lowest: u64::MAX, blocked: String::new(), rival, warm };
     let mut target = budget;
-    for attempt in 0..if rival.is_some() { FEW } else { TIGHTENINGS } {
+    let own = matches!(request.method, Method::Neap(_));
+    for attempt in 0..if rival.is_some() && !own { FEW } else { TIGHTENINGS } {
         let height = match search.attempt(target, &request.method)? {
             Attempt::Fits(planned) => return Ok(*planned),
             Attempt::TooHigh(height) => height,

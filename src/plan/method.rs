@@ -44,6 +44,9 @@ impl From<tensile::Decided<'_>> for Decision {
     }
 }
 
+/// Up to so many operators planning takes next to no time.
+const SMALL: usize = 400;
+
 /// A planner and its switches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Method {
@@ -102,6 +105,7 @@ impl Method {
                 for (key, to) in [
                     ("swap", &mut o.swap),
                     ("across", &mut o.across),
+                    ("head", &mut o.head),
                     ("recompute", &mut o.recompute),
                     ("chains", &mut chains),
                     ("share", &mut o.share),
@@ -171,12 +175,17 @@ impl Method {
         }
     }
 
-    /// Those whose plans stand in where this planner's is slow or missing: the quick ones.
+    /// Those whose plans stand in where this planner's is slow or missing: the quick ones, and on graphs of few operators the
+    /// planner itself without heads, as there a few huge tensors decide and every placement is different luck.
     #[must_use]
-    pub fn portfolio(&self) -> Vec<Self> {
+    pub fn portfolio(&self, operators: usize) -> Vec<Self> {
         match self {
             Self::Neap(options) if options.portfolio => {
-                vec![Self::Vdnn(vdnn::Policy::All), Self::Capuchin, Self::Tensile(tensile::Options::default())]
+                let mut all = vec![Self::Vdnn(vdnn::Policy::All), Self::Capuchin, Self::Tensile(tensile::Options::default())];
+                if operators <= SMALL && options.head {
+                    all.push(Self::Neap(neap::Options { head: false, portfolio: false, ..options.clone() }));
+                }
+                all
             }
             _ => Vec::new(),
         }

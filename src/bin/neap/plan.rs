@@ -88,6 +88,9 @@ pub struct Switches {
     /// Copies run at the last moment even where there is room earlier.
     #[arg(long)]
     no_prefetch: bool,
+    /// neap: What nothing generates leaves before the end of the iteration, never after it.
+    #[arg(long)]
+    no_head: bool,
     /// neap: Recompute only from what is there.
     #[arg(long)]
     no_chains: bool,
@@ -139,6 +142,7 @@ impl Switches {
         let method = match planner {
             Planner::Neap => {
                 for (key, off) in [
+                    ("head", self.no_head),
                     ("chains", self.no_chains),
                     ("share", self.no_share),
                     ("extend", self.no_extend),
@@ -151,6 +155,7 @@ impl Switches {
                 Method::Neap(plan::neap::Options {
                     swap: !self.no_swap,
                     across: !self.no_across,
+                    head: !self.no_head,
                     recompute: !self.no_recompute,
                     depth: if self.no_chains { 0 } else { plan::neap::DEPTH },
                     share: !self.no_share,

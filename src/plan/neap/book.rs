@@ -2,7 +2,8 @@
 //!
 //! Slots are those of [`crate::plan::ledger`]: 2i is the moment before operator i, in which recomputes for it run, 2i + 1 the
 //! operator. What differs: a use by a recompute is one of its slot alone, so that what is remade for another tensor's sake
-//! is gone before the operator itself; and a recompute may be made of others ([`super::remake`]).
+//! is gone before the operator itself; a recompute may be made of others ([`super::remake`]); and a tensor may leave for
+//! the host *after* the end of the iteration, in the head of the next one, while it runs.
 //! Not for: choosing ([`super::choose`]).
 
 use std::collections::BTreeMap;
@@ -15,6 +16,8 @@ use crate::units::{OpId, TensorId};
 /// When a swapped tensor leaves and comes back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
+    /// A gap round the end: it is there at the start of the iteration and leaves in its head.
+    pub head: bool,
     /// The last slot in which it may still be leaving.
     pub out_until: u32,
     /// The first slot in which it may be coming back; even.
@@ -151,7 +154,7 @@ impl<'a> Book<'a> {
         let (a, b, round) = self.ends(tensor, gap);
         match decision {
             Gap::Keep => [(0, 0), (0, 0)],
-            Gap::Swap(w) if round => [(w.out_until as usize + 1, self.load.slots()), (0, w.back_from as usize)],
+            Gap::Swap(w) if round && !w.head => [(w.out_until as usize + 1, self.load.slots()), (0, w.back_from as usize)],
             Gap::Swap(w) => [(w.out_until as usize + 1, w.back_from as usize), (0, 0)],
             Gap::Remake => [(a as usize + 1, (b & !1) as usize), (0, 0)],
         }
@@ -159,9 +162,10 @@ impl<'a> Book<'a> {
 
     /// The swap of this gap that is away longest.
     #[must_use]
-    pub fn tightest(&self, tensor: TensorId, gap: usize) -> Window {
+    pub fn tightest(&self, tensor: TensorId, gap: usize, head: bool) -> Window {
         let (a, b, _) = self.ends(tensor, gap);
-        Window { out_until: a, back_from: b & !1, out_place: a.div_ceil(2), starts: (0, 0) }
+        let (out_until, out_place) = if head { (1, 0) } else { (a, a.div_ceil(2)) };
+        Window { head, out_until, back_from: b & !1, out_place, starts: (0, 0) }
     }
 
     /// Whether deciding `decision` frees bytes in `slot`.
@@ -183,7 +187,7 @@ impl<'a> Book<'a> {
             None if account.long_lived => account.gaps.len().checked_sub(1)?,
             None => return None,
         };
-        (gap < account.gaps.len() && self.relieves(tensor, gap, Gap::Swap(self.tightest(tensor, gap)), slot as usize)).then_some(gap)
+        (gap < account.gaps.len() && self.relieves(tensor, gap, Gap::Swap(self.tightest(tensor, gap, false)), slot as usize)).then_some(gap)
     }
 
     /// Changes the decision of a gap.
@@ -218,10 +222,11 @@ impl<'a> Book<'a> {
         }
         let gone = |gap: usize| {
             let decision = match account.gaps[gap] {
+                Gap::Swap(w) if w.head => Gap::Swap(Window { out_until: 0, ..w }),
                 Gap::Swap(w) => Gap::Swap(Window { out_until: account.uses[gap], ..w }),
                 other => other,
             };
-            self.relieves(tensor, gap, decision, slot as usize)
+            slot == 0 && matches!(decision, Gap::Swap(w) if w.head) || self.relieves(tensor, gap, decision, slot as usize)
         };
         let before = account.uses.partition_point(|&u| u <= slot);
         let inside = before.checked_sub(1).filter(|&g| g < account.gaps.len());
@@ -234,12 +239,15 @@ impl<'a> Book<'a> {
     pub fn clean(&self, tensor: TensorId, gap: usize) -> bool {
         let account = self.account(tensor);
         let last = account.gaps.len() - 1;
+        if matches!(account.gaps[gap], Gap::Swap(w) if w.head) {
+            return false;
+        }
         let here = account.uses[gap];
         let written = account.writes.iter().rev().map(|w| 2 * w + 1).find(|&w| w <= here);
         let swapped = |g: usize| matches!(account.gaps[g], Gap::Swap(_));
         let since = written.unwrap_or(0);
         let round = account.long_lived && swapped(last);
-        // What was on the host at the start is right until it is written.
+        // What was on the host at the start or went there in the head is right until it is written.
         let from_start = round && written.is_none();
         // A gap that starts at or after the last write and is swapped made the copy, unless a recompute wrote since.
         let remade = (0..gap).rev().find(|&g| account.gaps[g] == Gap::Remake).map_or(0, |g| g + 1);

@@ -164,7 +164,16 @@ impl<'a, 'o> Chooser<'a, 'o> {
     }
 
     fn still(&self, c: &Candidate, slot: u32) -> bool {
-        self.book.gap_over(c.tensor, slot) == Some(c.gap) && self.book.gap(c.tensor, c.gap) == Gap::Keep
+        self.book.gap_over(c.tensor, slot) == Some(c.gap) && self.open(c.tensor, c.gap, slot)
+    }
+
+    /// Whether the gap is undecided as far as `slot` goes: what leaves in the head may as well leave before the end.
+    fn open(&self, tensor: TensorId, gap: usize, slot: u32) -> bool {
+        match self.book.gap(tensor, gap) {
+            Gap::Keep => true,
+            Gap::Swap(w) => w.head && slot > self.book.ends(tensor, gap).0,
+            Gap::Remake => false,
+        }
     }
 
     fn at_peak(&self, slot: u32, least: u64) -> Vec<Candidate> {
@@ -173,7 +182,7 @@ impl<'a, 'o> Chooser<'a, 'o> {
             let (index, account) = (tensor.index(), self.book.account(tensor));
             if account.bytes >= least.max(1)
                 && let Some(gap) = self.book.gap_over(tensor, slot)
-                && self.book.gap(tensor, gap) == Gap::Keep
+                && self.open(tensor, gap, slot)
             {
                 let may = self.setting.options.recompute && !self.setting.bans[index].remake;
                 let cost =
@@ -198,19 +207,29 @@ impl<'a, 'o> Chooser<'a, 'o> {
 
     /// Looks for intervals on the link that relieve `slot`, and decides the swap if there are.
     fn try_swap(&mut self, tensor: TensorId, gap: usize, slot: u32) -> bool {
+        let (_, b, round) = self.book.ends(tensor, gap);
+        let head = round && slot < b && self.heads();
+        head && self.try_window(tensor, gap, slot, true) || self.try_window(tensor, gap, slot, false)
+    }
+
+    /// Whether heads are used.
+    fn heads(&self) -> bool {
+        self.setting.options.head && self.setting.variant.head
+    }
+
+    fn try_window(&mut self, tensor: TensorId, gap: usize, slot: u32, head: bool) -> bool {
         let (a, b, round) = self.book.ends(tensor, gap);
         let bytes = self.book.graph.tensor(tensor).bytes;
-        let tight = self.book.tightest(tensor, gap);
+        let tight = self.book.tightest(tensor, gap, head);
         if !self.book.relieves(tensor, gap, Gap::Swap(tight), slot as usize) {
             return false;
         }
-        let clean = self.book.clean(tensor, gap);
-        // It leaves before the end, and the slot is in the next iteration.
-        let in_next = round && slot < b;
+        let clean = !head && self.book.clean(tensor, gap);
+        let in_head = round && slot < b;
         let wanted = self.setting.clock.slot(b);
         let leaves = self.setting.clock.place(tight.out_place);
         let (peak_start, peak_end) = (self.setting.clock.slot(slot), self.setting.clock.slot(slot + 1));
-        let deadline = if in_next { self.setting.clock.total } else { peak_start };
+        let deadline = if in_head && !head { self.setting.clock.total } else { peak_start };
         let mut out_length = 0;
         let mut out_at = leaves;
         if !clean {
@@ -224,10 +243,10 @@ impl<'a, 'o> Chooser<'a, 'o> {
             (out_at, out_length) = found;
         }
         let gone = out_at + out_length;
-        let earliest = match (round, in_next) {
-            (true, false) => 0,
-            (true, true) => peak_end,
-            (false, _) => peak_end.max(gone),
+        let earliest = match (round, in_head, head) {
+            (true, false, _) => 0,
+            (true, true, false) => peak_end,
+            _ => peak_end.max(gone),
         };
         let found = [false, true].into_iter().find_map(|contended| {
             let length = self.length(Direction::H2d, bytes, contended);
@@ -236,6 +255,7 @@ impl<'a, 'o> Chooser<'a, 'o> {
         });
         let Some((back_at, back_length)) = found else { return false };
         let window = Window {
+            head,
             out_until: if clean { a } else { self.setting.clock.slot_before(gone, tight.out_until) },
             back_from: (2 * self.setting.clock.place_by(back_at)).min(tight.back_from),
             out_place: self.setting.clock.place_by(out_at).max(tight.out_place),
@@ -316,46 +336,48 @@ impl<'a, 'o> Chooser<'a, 'o> {
 
     /// Frees bytes at the slot whatever it costs: first swaps that linger there leave at once, then others are swapped.
     fn swap_passively(&mut self, slot: u32, candidates: &[Candidate]) {
-        let mut lingering: Option<(u64, TensorId, usize)> = None;
+        let mut lingering: Option<(u64, TensorId, usize, bool)> = None;
         for (index, account) in self.book.accounts.iter().enumerate() {
             let tensor = TensorId::of(index);
             let Some(gap) = self.book.gap_over(tensor, slot) else { continue };
-            if matches!(account.gaps[gap], Gap::Swap(_))
+            if let Gap::Swap(w) = account.gaps[gap]
                 && !self.book.relieves(tensor, gap, account.gaps[gap], slot as usize)
-                && self.book.relieves(tensor, gap, Gap::Swap(self.book.tightest(tensor, gap)), slot as usize)
+                && self.book.relieves(tensor, gap, Gap::Swap(self.book.tightest(tensor, gap, w.head)), slot as usize)
                 && lingering.is_none_or(|l| account.bytes > l.0)
             {
-                lingering = Some((account.bytes, tensor, gap));
+                lingering = Some((account.bytes, tensor, gap, w.head));
             }
         }
-        if let Some((_, tensor, gap)) = lingering {
-            self.leave_at_once(tensor, gap);
+        if let Some((_, tensor, gap, head)) = lingering {
+            self.leave_at_once(tensor, gap, head);
             return;
         }
         self.count_over();
         let missing = self.book.load.at(slot as usize) - self.setting.target;
-        let mut worth: Vec<(u128, TensorId, usize)> = Vec::new();
+        let mut worth: Vec<(u128, TensorId, usize, bool)> = Vec::new();
         for c in candidates.iter().filter(|c| self.still(c, slot)) {
-            let window = self.book.tightest(c.tensor, c.gap);
+            let (_, b, round) = self.book.ends(c.tensor, c.gap);
+            let head = round && slot < b && self.heads();
+            let window = self.book.tightest(c.tensor, c.gap, head);
             if self.book.relieves(c.tensor, c.gap, Gap::Swap(window), slot as usize) {
                 let copies = if self.book.clean(c.tensor, c.gap) { 1 } else { 2 };
                 let useful = u128::from(c.bytes.min(missing)) * u128::from(self.covered(c.tensor, c.gap, Gap::Swap(window)).max(1));
-                worth.push((useful * 1_000_000 / (u128::from(c.bytes) * copies), c.tensor, c.gap));
+                worth.push((useful * 1_000_000 / (u128::from(c.bytes) * copies), c.tensor, c.gap, head));
             }
         }
-        worth.sort_unstable_by_key(|&(worth, tensor, gap)| (std::cmp::Reverse(worth), tensor, gap));
-        for (_, tensor, gap) in worth {
+        worth.sort_unstable_by_key(|&(worth, tensor, gap, _)| (std::cmp::Reverse(worth), tensor, gap));
+        for (_, tensor, gap, head) in worth {
             if self.book.load.at(slot as usize) <= self.setting.target {
                 return;
             }
             if self.may_swap(tensor, gap) {
-                self.leave_at_once(tensor, gap);
+                self.leave_at_once(tensor, gap, head);
             }
         }
     }
 
-    fn leave_at_once(&mut self, tensor: TensorId, gap: usize) {
-        let mut window = self.book.tightest(tensor, gap);
+    fn leave_at_once(&mut self, tensor: TensorId, gap: usize, head: bool) {
+        let mut window = self.book.tightest(tensor, gap, head);
         let (_, b, _) = self.book.ends(tensor, gap);
         window.starts = (self.setting.clock.place(window.out_place), self.setting.clock.slot(b));
         self.book.decide(tensor, gap, Gap::Swap(window));

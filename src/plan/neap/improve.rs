@@ -224,7 +224,7 @@ impl<'a> Search<'a, '_> {
             for turn in 0..from.neighbours().len() {
                 let variant = best.variant.neighbours()[turn];
                 // Without the switch it is the same again.
-                let idle = variant.extend && !self.options.extend;
+                let idle = variant.extend && !self.options.extend || variant.head != from.head && !self.options.head;
                 if idle || tried.contains(&variant) {
                     continue;
                 }

@@ -7,13 +7,15 @@
 //! 2. **Chains** ([`remake`]). What a recompute needs and is gone is made again too, comes back early, or
 //!    is kept along by another's chain; what is made in passing stays where that costs no peak.
 //! 3. **Longer lives** ([`extend`]). Small dead inputs live on where large tensors can be made from them.
-//! 4. **Taking back** ([`mod@drop`]). What other choices made superfluous is kept after all.
-//! 5. **Windows** ([`windows`]). Copies get their order and times once it is decided which: outs first come first served, ins by
+//! 4. **Heads**. A tensor that nothing generates may leave *after* the end of the iteration, in the next one's head, while the
+//!    forward pass runs: optimizer states needn't delay the end.
+//! 5. **Taking back** ([`mod@drop`]). What other choices made superfluous is kept after all.
+//! 6. **Windows** ([`windows`]). Copies get their order and times once it is decided which: outs first come first served, ins by
 //!    earliest deadline seen from the end, each as far as bytes allow.
-//! 6. **Improvement** ([`improve`]). Steps choose again with one thing changed, run it on a clock that knows both directions'
+//! 7. **Improvement** ([`improve`]). Steps choose again with one thing changed, run it on a clock that knows both directions'
 //!    contention ([`clock`]), and keep the best. Never worse than the first; deterministic, since effort counts steps.
 //!
-//! All sizes and times are integers. Slots are of program order, so what fits fits at any timing. 1 without 2 to 6 is
+//! All sizes and times are integers. Slots are of program order, so what fits fits at any timing. 1 without 2 to 7 is
 //! close to Capuchin's choice on TENSILE's intervals. Each part is a switch in [`Options`].
 //! Cost: a step of improvement looks at every tensor once for each slot that is the highest in turn, so effort · rounds · tensors; larger
 //! graphs get fewer steps. Chains of 1,000, 3,000 and 10,000 operators (`benches/planning.rs`) took 0.02 to 0.04 s, 0.3 s
@@ -48,6 +50,8 @@ pub struct Options {
     pub swap: bool,
     /// Swap what nothing generates round the end of the iteration.
     pub across: bool,
+    /// Let it leave in the head of the next iteration where that is enough.
+    pub head: bool,
     /// Make tensors again.
     pub recompute: bool,
     /// How many tensors one remake may make or fetch besides; none leaves chains of one tensor.
@@ -83,6 +87,7 @@ impl Default for Options {
         Self {
             swap: true,
             across: true,
+            head: true,
             recompute: true,
             depth: DEPTH,
             share: true,
@@ -109,16 +114,20 @@ pub struct Variant {
     pub dearest: bool,
     /// Dead inputs live on where that frees more than it costs.
     pub extend: bool,
+    /// Long-lived tensors may leave after the end of the iteration. That is worth much where all copies hide, and costs
+    /// where the link is what everybody waits for.
+    pub head: bool,
 }
 
 impl Variant {
     /// The first start.
-    const FIRST: Self = Self { slack: 0, remade: 50, dearest: false, extend: false };
+    const FIRST: Self = Self { slack: 0, remade: 50, dearest: false, extend: false, head: true };
 
     /// The same but for one thing: what a step of improvement tries, the most promising first.
-    fn neighbours(self) -> [Self; 11] {
+    fn neighbours(self) -> [Self; 12] {
         let by = |slack, remade| Self { slack, remade, ..self };
         [
+            Self { head: !self.head, ..self },
             Self { extend: !self.extend, ..self },
             by(0, self.remade),
             by(self.slack, 100),

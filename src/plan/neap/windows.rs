@@ -40,7 +40,7 @@ pub fn windows(book: &Book<'_>) -> Windows {
 pub fn fit(book: &mut Book<'_>, clock: &Clock, link: &Link, target: u64, variant: Variant) {
     let mut swaps = windows(book);
     for (tensor, gap, w) in &mut swaps {
-        *w = Window { starts: w.starts, ..book.tightest(*tensor, *gap) };
+        *w = Window { starts: w.starts, ..book.tightest(*tensor, *gap, w.head) };
         book.decide(*tensor, *gap, Gap::Swap(*w));
     }
     let length = |book: &Book<'_>, t: TensorId, d| variant.time(link, d, book.graph.tensor(t).bytes);
@@ -70,7 +70,7 @@ pub fn fit(book: &mut Book<'_>, clock: &Clock, link: &Link, target: u64, variant
         w.starts.0 = clock.place(place).max(free);
         free = w.starts.0 + length(book, tensor, Direction::D2h);
         let (_, b, round) = book.ends(tensor, gap);
-        let latest = if round { last } else { (b & !1).saturating_sub(1) };
+        let latest = if round && !w.head { last } else { (b & !1).saturating_sub(1) };
         let ideal = clock.slot_before(free, w.out_until).min(latest);
         let bytes = book.account(tensor).bytes;
         let until = reach(book, w.out_until as usize + 1, ideal as usize + 1, bytes, target);
@@ -89,7 +89,7 @@ pub fn fit(book: &mut Book<'_>, clock: &Clock, link: &Link, target: u64, variant
             continue;
         }
         let (_, b, round) = book.ends(tensor, gap);
-        let latest = if round { last } else { w.back_from.min(b & !1).saturating_sub(1) };
+        let latest = if round && !w.head { last } else { w.back_from.min(b & !1).saturating_sub(1) };
         let ideal = clock.slot_before(w.starts.0 + length(book, tensor, Direction::D2h) + margin, w.out_until).min(latest);
         let bytes = book.account(tensor).bytes;
         let until = reach(book, w.out_until as usize + 1, ideal as usize + 1, bytes, target);
@@ -106,7 +106,7 @@ pub fn fit(book: &mut Book<'_>, clock: &Clock, link: &Link, target: u64, variant
 fn back(book: &mut Book<'_>, clock: &Clock, swap: &mut (TensorId, usize, Window), margin: u64, target: u64) {
     let (tensor, gap, ref mut w) = *swap;
     let (a, _, round) = book.ends(tensor, gap);
-    let earliest = if round { 0 } else { w.out_until.max(a) + 1 };
+    let earliest = if round && !w.head { 0 } else { w.out_until.max(if w.head { 0 } else { a }) + 1 };
     let ideal = (2 * clock.place_by(w.starts.1.saturating_sub(margin))).max(earliest.next_multiple_of(2));
     let bytes = book.account(tensor).bytes;
     w.back_from = reach_back(book, ideal, w.back_from, bytes, target);

@@ -31,7 +31,7 @@ pub fn events(book: &Book<'_>) -> Emitted {
                     if book.clean(tensor, gap) {
                         ranked.push((leaves, release, None));
                     } else {
-                        let rank = if w.out_place == place { late } else { 0 };
+                        let rank = if w.out_place == place && !w.head { late } else { 0 };
                         let trigger = at(w.out_place);
                         let until = Some(OpId(w.out_until.saturating_sub(1) / 2));
                         ranked.push(((w.out_place, rank, w.starts.0, tensor.0), Event::SwapOut { tensor, trigger }, until));
