@@ -47,6 +47,20 @@ impl Graph {
         reorder(&mut tensors, &mut operators, &listed);
         Ok(Self { name, tensors, operators, optimizer, loss, recorded_peak })
     }
+
+    /// Gives operators at least these workspaces, rounded up to blocks: what a library's algorithms want beyond what was
+    /// recorded. The graph's file and hash are those without.
+    ///
+    /// # Errors
+    /// When sizes overflow; the graph may then have some of them.
+    pub fn reserve(&mut self, wanted: impl IntoIterator<Item = (OpId, Bytes)>) -> Result<(), GraphError> {
+        for (id, bytes) in wanted {
+            if let Some(operator) = self.operators.get_mut(id.index()) {
+                operator.workspace = operator.workspace.max(bytes);
+            }
+        }
+        sizes(&self.tensors, &mut self.operators)
+    }
 }
 
 fn unique<'a>(what: &'static str, names: impl Iterator<Item = &'a str>) -> Result<(), GraphError> {

@@ -30,9 +30,9 @@ pub use support::Missing;
 use crate::device::{Link, Profile};
 use crate::files::FileError;
 use crate::job::{Dtype, Graph, Role};
-use crate::schedule::{JobPlan, Plan};
+use crate::schedule::{Chosen, JobPlan, Plan};
 use crate::sim::program::{Program, ProgramError};
-use crate::units::{Bytes, Nanos, TensorId};
+use crate::units::{Bytes, Nanos, OpId, TensorId};
 use controller::Controller;
 use device::host::link::LinkRate;
 use device::{Device, Failure, Memory, host};
@@ -163,6 +163,8 @@ pub struct Outcome {
     pub passive_copies: u64,
     /// By operator, how long its own turn (not its recomputes) took in each iteration.
     pub operator_ns: Vec<Vec<Nanos>>,
+    /// What libraries chose for operators for which they have several algorithms.
+    pub libraries: BTreeMap<OpId, Chosen>,
     /// Parameters and buffers at the end by their keys (`parameter:NAME`), when they were to be kept.
     pub state: Option<BTreeMap<String, Value>>,
     /// What should be said about it.
@@ -292,6 +294,8 @@ struct Job<'a> {
     values: weights::Values<'a>,
     batch: Vec<Vec<u8>>,
     random_keys: Vec<u64>,
+    /// What libraries must use.
+    libraries: BTreeMap<OpId, Chosen>,
     notes: Vec<String>,
     /// What long-lived tensors hold while one plan hands over to the next.
     carried: BTreeMap<TensorId, Vec<u8>>,
@@ -333,6 +337,7 @@ impl<'a> Job<'a> {
             values,
             batch,
             random_keys: support::random_keys(graph),
+            libraries: BTreeMap::new(),
             notes,
             carried: BTreeMap::new(),
             record: Record::default(),
@@ -365,6 +370,7 @@ impl<'a> Job<'a> {
         progress: &mut dyn FnMut(u32),
     ) -> Result<Outcome, RunError> {
         let (graph, link) = (self.graph, self.profile.link);
+        self.libraries.clone_from(&job.libraries);
         thread::scope(|scope| {
             let mut controller = replan.map(|replan| Controller::new(scope, graph, self.profile, job, replan));
             let (mut plan, mut arena) = (Cow::Borrowed(job), arena);
@@ -451,37 +457,57 @@ impl<'a> Job<'a> {
             finish(graph, &homes, device, settings, &mut outcome, fail)?;
             Ok(End::Done(Box::new(outcome)))
         };
-        let end = open(&settings.target, graph, &script, self.kernels, &batch, &options, work);
-        self.batch = batch;
+        let libraries = std::mem::take(&mut self.libraries);
+        let end = open(&settings.target, graph, (&script, &libraries), self.kernels, &batch, &options, work);
+        (self.batch, self.libraries) = (batch, libraries);
         let (mut end, mut said) = end.map_err(fail)?;
         match &mut end {
-            Ok(End::Done(outcome)) => outcome.notes.append(&mut said),
-            _ => self.notes.append(&mut said),
+            Ok(End::Done(outcome)) => {
+                outcome.notes.append(&mut said.notes);
+                outcome.libraries = said.libraries;
+            }
+            _ => self.notes.append(&mut said.notes),
         }
         end
     }
 }
 
-/// Makes the device of `target` for `script` and runs `work` with it; what came of that, and what the device says of itself.
+/// What a device says of itself.
+#[derive(Default)]
+struct Said {
+    notes: Vec<String>,
+    libraries: BTreeMap<OpId, Chosen>,
+}
+
+/// Makes the device of `target` for `script`, with these algorithms of libraries, and runs `work` with it; what came of that, and
+/// what the device says of itself.
 ///
 /// # Errors
 /// When there is no such device, or it can't be made ready.
 fn open<R>(
     target: &Target,
     graph: &Graph,
-    script: &device::Script,
+    (script, libraries): (&device::Script, &BTreeMap<OpId, Chosen>),
     kernels: Lookup,
     batch: &[Vec<u8>],
     options: &host::Options,
     work: impl FnOnce(&mut dyn Device) -> R,
-) -> Result<(R, Vec<String>), Failure> {
+) -> Result<(R, Said), Failure> {
     match target {
-        Target::Host => host::with_device(graph, script, kernels, batch, options, work).map(|result| (result, Vec::new())),
+        Target::Host => host::with_device(graph, script, kernels, batch, options, work).map(|result| (result, Said::default())),
         Target::Cuda { .. } if options.load_percent > 0 => {
             Err(Failure::Device("others at work are made on the host only; leave --load away".to_owned()))
         }
-        Target::Cuda { libs, tf32 } => on_gpu(graph, script, batch, (libs.as_deref(), *tf32), options.poison, work),
+        Target::Cuda { libs, tf32 } => on_gpu(graph, (script, libraries), batch, (libs.as_deref(), *tf32), options.poison, work),
     }
+}
+
+#[cfg(feature = "cuda")]
+use device::cuda::emit::has_algorithms;
+
+#[cfg(not(feature = "cuda"))]
+fn has_algorithms(_: &str) -> bool {
+    false
 }
 
 #[cfg(feature = "cuda")]
@@ -498,28 +524,34 @@ fn on_cuda(_: &str) -> bool {
 #[cfg(feature = "cuda")]
 fn on_gpu<R>(
     graph: &Graph,
-    script: &device::Script,
+    (script, libraries): (&device::Script, &BTreeMap<OpId, Chosen>),
     batch: &[Vec<u8>],
     (libs, tf32): (Option<&Path>, bool),
     poison: bool,
     work: impl FnOnce(&mut dyn Device) -> R,
-) -> Result<(R, Vec<String>), Failure> {
-    let options = device::cuda::Options { libs: libs.map(Path::to_path_buf), tf32, poison, ..Default::default() };
+) -> Result<(R, Said), Failure> {
+    let algorithms = libraries.iter().map(|(id, chosen)| (*id, chosen.algorithms.clone())).collect();
+    let options = device::cuda::Options { libs: libs.map(Path::to_path_buf), tf32, poison, algorithms };
     device::cuda::with_device(graph, script, batch, &options, |device| {
         let result = work(device);
-        (result, std::mem::take(&mut device.notes))
+        let chosen = |(id, passes): (&OpId, &Vec<(i32, Bytes)>)| {
+            let workspace = passes.iter().map(|p| p.1).max().unwrap_or_default();
+            (*id, Chosen { algorithms: passes.iter().map(|p| p.0).collect(), workspace })
+        };
+        let libraries = device.algorithms().iter().map(chosen).collect();
+        (result, Said { notes: std::mem::take(&mut device.notes), libraries })
     })
 }
 
 #[cfg(not(feature = "cuda"))]
 fn on_gpu<R>(
     _: &Graph,
-    _: &device::Script,
+    _: (&device::Script, &BTreeMap<OpId, Chosen>),
     _: &[Vec<u8>],
     _: (Option<&Path>, bool),
     _: bool,
     _: impl FnOnce(&mut dyn Device) -> R,
-) -> Result<(R, Vec<String>), Failure> {
+) -> Result<(R, Said), Failure> {
     Err(Failure::Device("built without the cuda feature".to_owned()))
 }
 

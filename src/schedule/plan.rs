@@ -91,6 +91,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::device::Profile;
 pub use crate::device::latency::{Latency, Source};
+pub use crate::device::library::Chosen;
 use crate::units::{Bytes, Nanos, OpId, TensorId};
 
 /// When an event becomes due.
@@ -205,6 +206,9 @@ pub struct JobPlan {
     pub graph_sha256: String,
     /// One for each operator.
     pub latencies: Vec<Latency>,
+    /// For operators whose latency is that of certain algorithms: a run uses these and no others. Workspaces in the plan's graph are at
+    /// least theirs.
+    pub libraries: BTreeMap<OpId, Chosen>,
     /// In program order.
     pub events: Vec<Event>,
     /// In the order in which shared bytes pass from hand to hand.
