@@ -53,6 +53,9 @@ pub fn job(
     Ok(graph.operators.iter().zip(&outcome.operator_ns).enumerate().map(row).collect())
 }
 
+/// Starts and ends.
+pub type Spans = Vec<(Nanos, Nanos)>;
+
 /// Runs the first operator of `graph` again and again, `settings.iterations` times after a warm-up, and gives its latency.
 ///
 /// # Errors
@@ -71,12 +74,7 @@ pub fn alone(graph: &Graph, profile: &Profile, settings: &Settings) -> Result<Ro
 ///
 /// # Errors
 /// As [`alone`].
-pub fn again(
-    graph: &Graph,
-    profile: &Profile,
-    settings: &Settings,
-    repeats: u32,
-) -> Result<(Vec<(Nanos, Nanos)>, Option<Chosen>), RunError> {
+pub fn again(graph: &Graph, profile: &Profile, settings: &Settings, repeats: u32) -> Result<(Spans, Option<Chosen>), RunError> {
     let mut job = Job::new(host::kernels::find, graph, profile, settings)?;
     let mut addresses: BTreeMap<TensorId, Bytes> = BTreeMap::new();
     let mut arena = Bytes::ZERO;
