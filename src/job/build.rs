@@ -312,6 +312,22 @@ mod tests {
     }
 
     #[test]
+    fn workspaces_are_reserved_in_blocks_and_never_shrink() {
+        let listing = vec![operator("a", &[], &[(0, 0)]), operator("b", &[], &[(1, 0)])];
+        let mut graph = make(2, listing).unwrap();
+        let reserve = |graph: &mut Graph, index, bytes| graph.reserve([(OpId(index), Bytes(bytes))]);
+        reserve(&mut graph, 1, 1000).unwrap();
+        reserve(&mut graph, 1, 100).unwrap();
+        reserve(&mut graph, 9, 5000).unwrap();
+        assert_eq!(graph.operators.iter().map(|o| o.workspace.0).collect::<Vec<_>>(), [512, 1024]);
+        for huge in [u64::MAX, LIMIT + 1, LIMIT] {
+            assert!(matches!(reserve(&mut graph.clone(), 0, huge), Err(GraphError::TooLarge)));
+        }
+        reserve(&mut graph, 0, LIMIT / 2).unwrap();
+        assert!(matches!(reserve(&mut graph, 1, LIMIT / 2), Err(GraphError::TooLarge)), "all together");
+    }
+
+    #[test]
     fn kept_until_follows_its_operator_and_comes_before_the_generation() {
         let mut tensors: Vec<_> = (0..2).map(tensor).collect();
         tensors[0].kept_until = Some(OpId(1));
