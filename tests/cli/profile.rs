@@ -38,7 +38,7 @@ fn scratch_that_a_table_names_is_reserved_and_checked() {
     let plain = folder.text("x.csv");
     let chosen = |workspace: u64| -> String {
         let row = |line: &str| {
-            if line.contains(",aten::conv2d,") { line.replacen(",,,", &format!(",,6,{workspace},"), 1) } else { line.to_owned() }
+            if line.contains(",aten::conv2d,") { line.replacen(",,,,", &format!(",,6,{workspace},"), 1) } else { line.to_owned() }
         };
         plain.lines().map(|line| row(line) + "\n").collect()
     };
