@@ -42,7 +42,7 @@ fn scratch_that_a_table_names_is_reserved_and_checked() {
         };
         plain.lines().map(|line| row(line) + "\n").collect()
     };
-    folder.write("x.csv", &chosen(50_000_000));
+    folder.write("x.csv", chosen(50_000_000));
     let with = plan("with.plan.json");
     assert!(number(&with, "unplanned_peak_bytes") >= 50_000_000 && number(&without, "unplanned_peak_bytes") < 50_000_000);
     assert!(number(&with, "arena_bytes") >= 50_000_256 && number(&with, "budget_bytes") >= 50_000_256);
@@ -58,13 +58,13 @@ fn scratch_that_a_table_names_is_reserved_and_checked() {
     let run = |plan: &str| folder.json(&["run", plan, "--on", "host", "--iterations", "2"])["losses"].clone();
     assert_eq!(run("with.plan.json"), run("without.plan.json"));
     // A plan that lacks the room is refused.
-    folder.write("less.plan.json", &text.replace("\"workspace_bytes\":50000000", "\"workspace_bytes\":60000000"));
+    folder.write("less.plan.json", text.replace("\"workspace_bytes\":50000000", "\"workspace_bytes\":60000000"));
     assert_eq!(folder.neap(&["check", "less.plan.json"]).code, Some(1));
-    folder.write("less.plan.json", &text.replace("\"workspace_bytes\":50000000", "\"workspace_bytes\":4611686018427387900"));
+    folder.write("less.plan.json", text.replace("\"workspace_bytes\":50000000", "\"workspace_bytes\":4611686018427387900"));
     folder.refuses(2, &["less.plan.json: with its `workspace_bytes`"], &["check", "less.plan.json"]);
-    folder.write("x.csv", &chosen(1 << 60));
+    folder.write("x.csv", chosen(1 << 60));
     folder.refuses(2, &["x.csv: with its `workspace_bytes`"], &["plan", "job.graph.json", "--latencies", "x.csv"]);
-    folder.write("x.csv", &chosen(0).replace(",6,0,", ",implicit,0,"));
+    folder.write("x.csv", chosen(0).replace(",6,0,", ",implicit,0,"));
     folder.refuses(2, &["x.csv", "column `algorithm` is `implicit`"], &["plan", "job.graph.json", "--latencies", "x.csv"]);
 }
 
