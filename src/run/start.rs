@@ -9,7 +9,7 @@ use super::device::{self, Device, Failure, host};
 use super::{Lookup, Target};
 use crate::job::Graph;
 use crate::schedule::Chosen;
-use crate::units::{Bytes, OpId};
+use crate::units::OpId;
 
 /// What a device says of itself.
 #[derive(Default)]
@@ -73,7 +73,7 @@ fn on_gpu<R>(
     let options = device::cuda::Options { libs: libs.map(Path::to_path_buf), tf32, poison, algorithms };
     device::cuda::with_device(graph, script, batch, &options, |device| {
         let result = work(device);
-        let chosen = |(id, passes): (&OpId, &Vec<(i32, Bytes)>)| {
+        let chosen = |(id, passes): (&OpId, &Vec<(i32, crate::units::Bytes)>)| {
             let workspace = passes.iter().map(|p| p.1).max().unwrap_or_default();
             (*id, Chosen { algorithms: passes.iter().map(|p| p.0).collect(), workspace })
         };
