@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::library::Chosen;
 use super::predictor::Predictor;
 use super::{Profile, roofline};
 use crate::files::{self, FileError, LineError};
@@ -168,7 +169,7 @@ pub struct Row {
     pub bytes: Option<u64>,
     /// What the roofline of the profile said, to compare with.
     pub roofline_ns: Option<u64>,
-    /// The library's algorithm that was measured, where it has several to choose from.
+    /// The library's algorithms that were measured, one for each pass ([`Chosen::text`]), where it has several to choose from.
     pub algorithm: String,
     /// Scratch that the algorithm takes.
     pub workspace_bytes: Option<u64>,
@@ -216,6 +217,15 @@ impl Row {
         self.roofline_ns = Some(roofline::time(operator, profile).0);
         self
     }
+
+    /// The same with what the library chose, where it did.
+    #[must_use]
+    pub fn by(mut self, chosen: Option<&Chosen>) -> Self {
+        if let Some(chosen) = chosen {
+            (self.algorithm, self.workspace_bytes) = (chosen.text(), Some(chosen.workspace.0));
+        }
+        self
+    }
 }
 
 /// What a table knows of one key.
@@ -226,7 +236,7 @@ struct Known {
     /// The same for rows of one operator's name: operators of one key differ by what lies in the caches before them.
     named: BTreeMap<(String, u32), Nanos>,
     /// The first row's that names one.
-    algorithm: Option<(String, Bytes)>,
+    chosen: Option<Chosen>,
 }
 
 /// A measured table: for each key the median of its rows.
@@ -305,6 +315,10 @@ pub fn rows(path: &Path) -> Result<Vec<Row>, LatencyError> {
         if field("key").is_empty() {
             return Err(at(line, "column `key` is empty".to_owned()));
         }
+        let algorithm = text("algorithm");
+        if !algorithm.is_empty() && Chosen::read(&algorithm, Bytes::ZERO).is_none() {
+            return Err(at(line, format!("column `algorithm` is `{algorithm}`; it must be a library's numbers with `;` between them")));
+        }
         rows.push(Row {
             operator: text("operator"),
             kind: text("kind"),
@@ -316,7 +330,7 @@ pub fn rows(path: &Path) -> Result<Vec<Row>, LatencyError> {
             flops: whole("flops", 0, u64::MAX, "a whole number")?,
             bytes: whole("bytes", 0, u64::MAX, "whole bytes")?,
             roofline_ns: whole("roofline_ns", 1, LONGEST.0, "whole nanoseconds")?,
-            algorithm: text("algorithm"),
+            algorithm,
             workspace_bytes: whole("workspace_bytes", 0, 1 << 60, "whole bytes")?,
             key: text("key"),
         });
@@ -349,8 +363,8 @@ impl Table {
                 named.entry((&row.key, &row.operator, row.load_percent)).or_default().push(row.ns);
             }
             let known = known.entry(row.key.clone()).or_default();
-            if known.algorithm.is_none() && !row.algorithm.is_empty() {
-                known.algorithm = Some((row.algorithm.clone(), Bytes(row.workspace_bytes.unwrap_or(0))));
+            if known.chosen.is_none() {
+                known.chosen = Chosen::read(&row.algorithm, Bytes(row.workspace_bytes.unwrap_or(0)));
             }
         }
         for ((key, load), all) in times {
@@ -393,10 +407,10 @@ impl Table {
         known.named.get(&(operator.name.clone(), nearest)).or_else(|| known.times.get(&nearest)).copied()
     }
 
-    /// The algorithm that was measured for an operator's [`key`], and the scratch it takes.
+    /// The algorithms that were measured for an operator's [`key`], and the scratch they take.
     #[must_use]
-    pub fn algorithm(&self, key: &str) -> Option<(&str, Bytes)> {
-        self.known.get(key)?.algorithm.as_ref().map(|(name, bytes)| (name.as_str(), *bytes))
+    pub fn chosen(&self, key: &str) -> Option<&Chosen> {
+        self.known.get(key)?.chosen.as_ref()
     }
 
     /// The devices that its rows name, sorted, so that a command can say when they are not the planned one.
@@ -482,7 +496,7 @@ mod tests {
         let row =
             |name: &str, load_percent, ns| Row { operator: name.to_owned(), load_percent, ns, ..Row::of(&sample(), "host", Nanos(1)) };
         let mut rows = vec![row("a", 0, 10), row("b", 0, 30), row("b", 60, 90), row("a", 60, 70)];
-        rows[2].algorithm = "winograd".to_owned();
+        rows[2].algorithm = "6;-1".to_owned();
         rows[2].workspace_bytes = Some(4096);
         let table = Table::of_rows(&rows);
         let named = |name: &str| Operator { name: name.to_owned(), ..sample() };
@@ -492,8 +506,8 @@ mod tests {
         assert_eq!((table.of(&named("b"), 30), table.of(&named("b"), 31)), (Some(Nanos(30)), Some(Nanos(90))));
         assert_eq!(table.of(&named("a"), 100), Some(Nanos(70)));
         assert_eq!(table.get(&key(&sample())), Some(Nanos(20)));
-        assert_eq!(table.algorithm(&key(&sample())), Some(("winograd", Bytes(4096))));
-        assert_eq!(table.algorithm("x"), None);
+        assert_eq!(table.chosen(&key(&sample())), Chosen::read("6;-1", Bytes(4096)).as_ref());
+        assert_eq!(table.chosen("x"), None);
     }
 
     #[test]
@@ -536,6 +550,8 @@ mod tests {
             (b"key,ns\na,3600000000001\n", "line 2: column `ns`"),
             (b"key,ns,load_percent\na,1,101\n", "line 2: column `load_percent` is `101`"),
             (b"key,ns,flops\na,1,x\n", "line 2: column `flops` is `x`"),
+            (b"key,ns,algorithm\na,1,winograd\n", "line 2: column `algorithm` is `winograd`"),
+            (b"key,ns,workspace_bytes\na,1,99999999999999999999\n", "line 2: column `workspace_bytes`"),
             (b"key,ns\n,1\n", "line 2: column `key` is empty"),
             (b"key,ns\na,b,1\n", "line 2: it has 3 columns and the header 2"),
             (b"key,ns\n\xff,1\n", "line 2: column 1 is not UTF-8"),

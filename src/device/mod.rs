@@ -5,6 +5,7 @@
 
 pub mod builtin;
 pub mod latency;
+pub mod library;
 pub mod predictor;
 pub mod present;
 pub mod profile;

@@ -47,6 +47,20 @@ impl Graph {
         reorder(&mut tensors, &mut operators, &listed);
         Ok(Self { name, tensors, operators, optimizer, loss, recorded_peak })
     }
+
+    /// Gives operators at least these workspaces, rounded up to blocks: what a library's algorithms want beyond what was
+    /// recorded. The graph's file and hash are those without.
+    ///
+    /// # Errors
+    /// When sizes overflow; the graph may then have some of them.
+    pub fn reserve(&mut self, wanted: impl IntoIterator<Item = (OpId, Bytes)>) -> Result<(), GraphError> {
+        for (id, bytes) in wanted {
+            if let Some(operator) = self.operators.get_mut(id.index()) {
+                operator.workspace = operator.workspace.max(bytes);
+            }
+        }
+        sizes(&self.tensors, &mut self.operators)
+    }
 }
 
 fn unique<'a>(what: &'static str, names: impl Iterator<Item = &'a str>) -> Result<(), GraphError> {
@@ -295,6 +309,22 @@ mod tests {
         let graph = make(3, listing).unwrap();
         assert_eq!(graph.operators.iter().map(|o| &*o.name).collect::<Vec<_>>(), ["read old", "update", "read new"]);
         assert_eq!(graph.operators[0].workspace, Bytes(512));
+    }
+
+    #[test]
+    fn workspaces_are_reserved_in_blocks_and_never_shrink() {
+        let listing = vec![operator("a", &[], &[(0, 0)]), operator("b", &[], &[(1, 0)])];
+        let mut graph = make(2, listing).unwrap();
+        let reserve = |graph: &mut Graph, index, bytes| graph.reserve([(OpId(index), Bytes(bytes))]);
+        reserve(&mut graph, 1, 1000).unwrap();
+        reserve(&mut graph, 1, 100).unwrap();
+        reserve(&mut graph, 9, 5000).unwrap();
+        assert_eq!(graph.operators.iter().map(|o| o.workspace.0).collect::<Vec<_>>(), [512, 1024]);
+        for huge in [u64::MAX, LIMIT + 1, LIMIT] {
+            assert!(matches!(reserve(&mut graph.clone(), 0, huge), Err(GraphError::TooLarge)));
+        }
+        reserve(&mut graph, 0, LIMIT / 2).unwrap();
+        assert!(matches!(reserve(&mut graph, 1, LIMIT / 2), Err(GraphError::TooLarge)), "all together");
     }
 
     #[test]

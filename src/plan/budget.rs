@@ -342,6 +342,7 @@ fn finish(
         graph: request.file.0.clone(),
         graph_sha256: request.file.1.clone(),
         latencies: request.latencies.to_vec(),
+        libraries: std::collections::BTreeMap::new(),
         events: emitted.events,
         placements,
         host_slots,

@@ -4,6 +4,8 @@
 //! nobody is. Every rate is that of the quickest repeat or round:
 //! what the device can do, on a machine where others may be at work. Not for: figures from data sheets ([`crate::device::builtin`]).
 
+use std::collections::BTreeMap;
+
 use super::device::host::{self, link::LinkRate};
 use super::device::{Failure, Item, Stream, Work};
 use super::profile::{again, alike, middle, once};
@@ -116,7 +118,7 @@ fn work_rate(target: &Target, graphs: &[Graph], base: &Profile, work: fn(&crate:
     for graph in graphs {
         let mut least = u64::MAX;
         for _ in 0..ROUNDS {
-            for (start, end) in again(graph, base, &settings, 6)? {
+            for (start, end) in again(graph, base, &settings, 6)?.0 {
                 least = least.min((end - start).0);
             }
         }
@@ -129,7 +131,7 @@ fn work_rate(target: &Target, graphs: &[Graph], base: &Profile, work: fn(&crate:
 /// What a step costs that does next to nothing: the middle distance from one start to the next.
 fn launch(target: &Target, base: &Profile) -> Result<Nanos, RunError> {
     let settings = Settings { target: target.clone(), ..Settings::default() };
-    let times = again(&sweep::smallest(), base, &settings, 1000)?;
+    let (times, _) = again(&sweep::smallest(), base, &settings, 1000)?;
     let distances: Vec<Nanos> = times.windows(2).map(|pair| pair[1].0 - pair[0].0).collect();
     Ok(middle(&distances))
 }
@@ -171,7 +173,7 @@ fn copies(target: &Target, bytes: Bytes, loaded: bool, streams: &[Stream]) -> Re
         poison: false,
         jitter: Nanos::ZERO,
     };
-    let (measured, _) = open(target, &graph, &script, host::kernels::find, &[], &options, |device| {
+    let (measured, _) = open(target, &graph, (&script, &BTreeMap::new()), host::kernels::find, &[], &options, |device| {
         // Untouched pages would be what is measured.
         let ones = vec![1; usize::try_from(memory.0).unwrap_or(0)];
         device.write(super::device::Memory::Device, Bytes::ZERO, &ones)?;

@@ -11,6 +11,7 @@ pub mod executor;
 pub mod measure;
 pub mod profile;
 pub mod seed;
+mod start;
 pub mod support;
 pub mod sweep;
 pub mod weights;
@@ -18,7 +19,7 @@ pub mod weights;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::thread;
 
 use sha2::{Digest, Sha256};
@@ -30,13 +31,14 @@ pub use support::Missing;
 use crate::device::{Link, Profile};
 use crate::files::FileError;
 use crate::job::{Dtype, Graph, Role};
-use crate::schedule::{JobPlan, Plan};
+use crate::schedule::{Chosen, JobPlan, Plan};
 use crate::sim::program::{Program, ProgramError};
-use crate::units::{Bytes, Nanos, TensorId};
+use crate::units::{Bytes, Nanos, OpId, TensorId};
 use controller::Controller;
 use device::host::link::LinkRate;
 use device::{Device, Failure, Memory, host};
 use executor::{Executor, Record};
+use start::{has_algorithms, on_cuda, open};
 
 /// How fast the host device's copies go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -163,6 +165,8 @@ pub struct Outcome {
     pub passive_copies: u64,
     /// By operator, how long its own turn (not its recomputes) took in each iteration.
     pub operator_ns: Vec<Vec<Nanos>>,
+    /// What libraries chose for operators for which they have several algorithms.
+    pub libraries: BTreeMap<OpId, Chosen>,
     /// Parameters and buffers at the end by their keys (`parameter:NAME`), when they were to be kept.
     pub state: Option<BTreeMap<String, Value>>,
     /// What should be said about it.
@@ -292,6 +296,8 @@ struct Job<'a> {
     values: weights::Values<'a>,
     batch: Vec<Vec<u8>>,
     random_keys: Vec<u64>,
+    /// What libraries must use.
+    libraries: BTreeMap<OpId, Chosen>,
     notes: Vec<String>,
     /// What long-lived tensors hold while one plan hands over to the next.
     carried: BTreeMap<TensorId, Vec<u8>>,
@@ -333,6 +339,7 @@ impl<'a> Job<'a> {
             values,
             batch,
             random_keys: support::random_keys(graph),
+            libraries: BTreeMap::new(),
             notes,
             carried: BTreeMap::new(),
             record: Record::default(),
@@ -365,6 +372,7 @@ impl<'a> Job<'a> {
         progress: &mut dyn FnMut(u32),
     ) -> Result<Outcome, RunError> {
         let (graph, link) = (self.graph, self.profile.link);
+        self.libraries.clone_from(&job.libraries);
         thread::scope(|scope| {
             let mut controller = replan.map(|replan| Controller::new(scope, graph, self.profile, job, replan));
             let (mut plan, mut arena) = (Cow::Borrowed(job), arena);
@@ -451,76 +459,19 @@ impl<'a> Job<'a> {
             finish(graph, &homes, device, settings, &mut outcome, fail)?;
             Ok(End::Done(Box::new(outcome)))
         };
-        let end = open(&settings.target, graph, &script, self.kernels, &batch, &options, work);
-        self.batch = batch;
+        let libraries = std::mem::take(&mut self.libraries);
+        let end = open(&settings.target, graph, (&script, &libraries), self.kernels, &batch, &options, work);
+        (self.batch, self.libraries) = (batch, libraries);
         let (mut end, mut said) = end.map_err(fail)?;
         match &mut end {
-            Ok(End::Done(outcome)) => outcome.notes.append(&mut said),
-            _ => self.notes.append(&mut said),
+            Ok(End::Done(outcome)) => {
+                outcome.notes.append(&mut said.notes);
+                outcome.libraries = said.libraries;
+            }
+            _ => self.notes.append(&mut said.notes),
         }
         end
     }
-}
-
-/// Makes the device of `target` for `script` and runs `work` with it; what came of that, and what the device says of itself.
-///
-/// # Errors
-/// When there is no such device, or it can't be made ready.
-fn open<R>(
-    target: &Target,
-    graph: &Graph,
-    script: &device::Script,
-    kernels: Lookup,
-    batch: &[Vec<u8>],
-    options: &host::Options,
-    work: impl FnOnce(&mut dyn Device) -> R,
-) -> Result<(R, Vec<String>), Failure> {
-    match target {
-        Target::Host => host::with_device(graph, script, kernels, batch, options, work).map(|result| (result, Vec::new())),
-        Target::Cuda { .. } if options.load_percent > 0 => {
-            Err(Failure::Device("others at work are made on the host only; leave --load away".to_owned()))
-        }
-        Target::Cuda { libs, tf32 } => on_gpu(graph, script, batch, (libs.as_deref(), *tf32), options.poison, work),
-    }
-}
-
-#[cfg(feature = "cuda")]
-fn on_cuda(kind: &str) -> bool {
-    device::cuda::emit::find(kind).is_some()
-}
-
-#[cfg(not(feature = "cuda"))]
-fn on_cuda(_: &str) -> bool {
-    true
-}
-
-/// Runs `work` with the CUDA device; what came of it, and what the device says of itself.
-#[cfg(feature = "cuda")]
-fn on_gpu<R>(
-    graph: &Graph,
-    script: &device::Script,
-    batch: &[Vec<u8>],
-    (libs, tf32): (Option<&Path>, bool),
-    poison: bool,
-    work: impl FnOnce(&mut dyn Device) -> R,
-) -> Result<(R, Vec<String>), Failure> {
-    let options = device::cuda::Options { libs: libs.map(Path::to_path_buf), tf32, poison, ..Default::default() };
-    device::cuda::with_device(graph, script, batch, &options, |device| {
-        let result = work(device);
-        (result, std::mem::take(&mut device.notes))
-    })
-}
-
-#[cfg(not(feature = "cuda"))]
-fn on_gpu<R>(
-    _: &Graph,
-    _: &device::Script,
-    _: &[Vec<u8>],
-    _: (Option<&Path>, bool),
-    _: bool,
-    _: impl FnOnce(&mut dyn Device) -> R,
-) -> Result<(R, Vec<String>), Failure> {
-    Err(Failure::Device("built without the cuda feature".to_owned()))
 }
 
 /// Where a long-lived tensor is between iterations.

@@ -8,8 +8,8 @@ use super::device::{Device, Failure, Item, Measured, Memory, Script, StepWork, S
 use super::{Job, RunError, Settings, open, seed, weights};
 use crate::device::Profile;
 use crate::device::latency::Row;
-use crate::job::{Graph, Tensor};
-use crate::schedule::JobPlan;
+use crate::job::{Graph, GraphError, Tensor};
+use crate::schedule::{Chosen, JobPlan};
 use crate::units::{Bytes, Nanos, OpId, TensorId};
 
 /// What is run before anything counts: memory is touched for the first time, caches fill.
@@ -17,6 +17,17 @@ pub const WARM_UP: u32 = 2;
 
 /// How much of a tensor is made up before it repeats.
 const PIECE: u64 = 64 << 10;
+
+/// Lets the libraries of the CUDA device have up to `workspace` of scratch for each operator for which they have several
+/// algorithms, so that a profile shows which they would choose.
+///
+/// # Errors
+/// When sizes overflow.
+pub fn allow(graph: &mut Graph, workspace: Bytes) -> Result<(), GraphError> {
+    let having = graph.operators.iter().enumerate().filter(|(_, o)| super::has_algorithms(&o.kind)).map(|(i, _)| OpId::of(i));
+    let wanted: Vec<_> = having.map(|id| (id, workspace)).collect();
+    graph.reserve(wanted)
+}
 
 /// Runs `job`, a checked plan of `graph`, for `settings.iterations` iterations after a warm-up of [`WARM_UP`], and gives
 /// each operator's latency, under `settings.load_percent`, beside the roofline of `profile`.
@@ -33,32 +44,37 @@ pub fn job(
 ) -> Result<Vec<Row>, RunError> {
     let settings = Settings { iterations: settings.iterations.saturating_add(WARM_UP), ..settings.clone() };
     let outcome = super::run(graph, job, arena, profile, &settings, progress)?;
-    let row = |(operator, times): (_, &Vec<Nanos>)| {
+    let row = |(index, (operator, times)): (_, (_, &Vec<Nanos>))| {
         let counted = times.get(WARM_UP as usize..).unwrap_or_default();
         Row { load_percent: settings.load_percent, ..Row::of(operator, settings.target.key(&profile.name), middle(counted)) }
             .beside(operator, profile)
+            .by(outcome.libraries.get(&OpId::of(index)))
     };
-    Ok(graph.operators.iter().zip(&outcome.operator_ns).map(row).collect())
+    Ok(graph.operators.iter().zip(&outcome.operator_ns).enumerate().map(row).collect())
 }
+
+/// Starts and ends.
+pub type Spans = Vec<(Nanos, Nanos)>;
 
 /// Runs the first operator of `graph` again and again, `settings.iterations` times after a warm-up, and gives its latency.
 ///
 /// # Errors
 /// When the device lacks it, or it fails.
 pub fn alone(graph: &Graph, profile: &Profile, settings: &Settings) -> Result<Row, RunError> {
-    let times = again(graph, profile, settings, settings.iterations.saturating_add(WARM_UP))?;
+    let (times, chosen) = again(graph, profile, settings, settings.iterations.saturating_add(WARM_UP))?;
     let Some(operator) = graph.operators.first() else { return Err(RunError::Graph("the graph has no operator".to_owned())) };
     let counted = times.get(WARM_UP as usize..).unwrap_or_default();
     let times: Vec<Nanos> = counted.iter().map(|(start, end)| *end - *start).collect();
     Ok(Row { load_percent: settings.load_percent, ..Row::of(operator, settings.target.key(&profile.name), middle(&times)) }
-        .beside(operator, profile))
+        .beside(operator, profile)
+        .by(chosen.as_ref()))
 }
 
-/// Starts and ends of the first operator of `graph`, run `repeats` times in one go.
+/// Starts and ends of the first operator of `graph`, run `repeats` times in one go, and what a library chose for it.
 ///
 /// # Errors
 /// As [`alone`].
-pub fn again(graph: &Graph, profile: &Profile, settings: &Settings, repeats: u32) -> Result<Vec<(Nanos, Nanos)>, RunError> {
+pub fn again(graph: &Graph, profile: &Profile, settings: &Settings, repeats: u32) -> Result<(Spans, Option<Chosen>), RunError> {
     let mut job = Job::new(host::kernels::find, graph, profile, settings)?;
     let mut addresses: BTreeMap<TensorId, Bytes> = BTreeMap::new();
     let mut arena = Bytes::ZERO;
@@ -66,32 +82,36 @@ pub fn again(graph: &Graph, profile: &Profile, settings: &Settings, repeats: u32
         addresses.insert(TensorId::of(index), arena);
         arena += tensor.bytes.in_blocks();
     }
+    let own = graph.operators.first().map_or(Bytes::ZERO, |o| o.workspace.in_blocks());
+    let workspace = (own > Bytes::ZERO).then_some((arena, own));
+    arena += own;
     let step = StepWork {
         operator: OpId(0),
         addresses: addresses.iter().map(|(t, at)| (*t, *at)).collect(),
         replay: false,
         random_key: 0,
         begins: Vec::new(),
-        workspace: None,
+        workspace,
         capture: None,
     };
     let item = Item { stream: Stream::Compute, waits: Vec::new(), fetches: Vec::new(), due: None, work: Work::Step(step), top: arena };
     let script = alike(vec![item; repeats as usize], arena, Bytes::ZERO);
     let batch = std::mem::take(&mut job.batch);
-    let measured = open(&settings.target, graph, &script, job.kernels, &batch, &job.options(), |device| {
+    let measured = open(&settings.target, graph, (&script, &BTreeMap::new()), job.kernels, &batch, &job.options(), |device| {
         for tensor in weights::long_lived(graph) {
             fill(device, graph.tensor(tensor), addresses[&tensor], settings.seed)?;
         }
         once(device, &script)
     });
-    let measured = measured.and_then(|m| m.0).map_err(|failure| match failure {
+    let measured = measured.and_then(|(measured, mut said)| Ok((measured?, said.libraries.remove(&OpId(0)))));
+    let (measured, chosen) = measured.map_err(|failure| match failure {
         Failure::Device(problem) => RunError::Device(settings.target.name(), problem),
         Failure::Operator { problem, .. } => {
             let operator = &graph.operators[0];
             RunError::Operator { name: operator.name.clone(), kind: operator.kind.clone(), problem }
         }
     })?;
-    Ok(measured.items)
+    Ok((measured.items, chosen))
 }
 
 /// Numbers that repeat: what they are costs no time, but finding so many would.

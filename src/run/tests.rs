@@ -256,7 +256,8 @@ fn plan(graph: &Graph, events: Vec<Event>) -> (JobPlan, Bytes) {
             });
         }
     }
-    (JobPlan { graph: String::new(), graph_sha256: String::new(), latencies, events, placements, host_slots }, arena)
+    let (graph, graph_sha256, libraries) = (String::new(), String::new(), BTreeMap::new());
+    (JobPlan { graph, graph_sha256, latencies, libraries, events, placements, host_slots }, arena)
 }
 
 fn settings(iterations: u32) -> Settings {

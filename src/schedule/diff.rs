@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::json::steps;
-use super::plan::{Event, JobPlan, Place, Plan, Trigger};
+use super::plan::{Event, JobPlan, Latency, Place, Plan, Trigger};
 use crate::job::Graph;
 use crate::units::{Nanos, OpId, TensorId};
 
@@ -260,8 +260,15 @@ fn first_few(list: &[String]) -> String {
 
 fn latencies(a: &Side<'_>, b: &Side<'_>, note: &mut impl FnMut(String)) {
     let named = |side: &Side<'_>| -> BTreeMap<String, String> {
-        let all = side.graph.operators.iter().zip(&side.job.latencies);
-        all.map(|(o, l)| (o.name.clone(), format!("{} ns ({})", l.time.0, json(&l.source).as_str().unwrap_or_default()))).collect()
+        let by = |index| {
+            side.job
+                .libraries
+                .get(&OpId::of(index))
+                .map_or_else(String::new, |chosen| format!(" by algorithm {} in {} bytes of scratch", chosen.text(), chosen.workspace.0))
+        };
+        let all = side.graph.operators.iter().zip(&side.job.latencies).enumerate();
+        let words = |index, l: &Latency| format!("{} ns ({}){}", l.time.0, json(&l.source).as_str().unwrap_or_default(), by(index));
+        all.map(|(index, (o, l))| (o.name.clone(), words(index, l))).collect()
     };
     let (x, y) = (named(a), named(b));
     let list: Vec<_> = x
@@ -318,8 +325,10 @@ mod tests {
         let slower = lines(|b| b.jobs[0].latencies[0].time.0 += 1);
         assert!(
             slower[0].contains("1 latencies changed, all together was ")
-                && slower[0].ends_with("`linear1` was 3435000 ns (graph), is 3435001 ns (graph)")
+                && slower[0]
+                    .contains("`linear1` was 3435000 ns (graph) by algorithm 1;-1 in 1000 bytes of scratch, is 3435001 ns (graph) by")
         );
+        assert!(lines(|b| b.jobs[0].libraries.clear())[0].ends_with("1000 bytes of scratch, is 3435000 ns (graph)"));
         assert_eq!(lines(|b| b.jobs[0].latencies[0].source = Source::Measured).len(), 1);
     }
 

@@ -166,6 +166,17 @@ pub struct LatencyForm<'a> {
     pub ns: Nanos,
     /// Where the figure is from.
     pub source: Source,
+    /// The library's algorithm for each of the operator's passes, in order, that takes so long; -1 for a plain kernel.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub algorithm: Vec<i32>,
+    /// Scratch that these work in: the operator's workspace in this plan is no smaller.
+    #[serde(default, skip_serializing_if = "is_empty")]
+    pub workspace_bytes: Bytes,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+fn is_empty(bytes: &Bytes) -> bool {
+    bytes.0 == 0
 }
 
 #[derive(Deserialize)]

@@ -9,7 +9,7 @@ use std::path::{Component, Path, PathBuf};
 
 pub use super::form::PlanFile;
 use super::form::{EventForm, JobForm, LatencyForm, PlacementForm, SlotForm};
-use super::plan::{Event, JobPlan, Latency, Place, Placement, Plan, Trigger};
+use super::plan::{Chosen, Event, JobPlan, Latency, Place, Placement, Plan, Trigger};
 use crate::files::{self, FileError};
 use crate::job::Graph;
 use crate::job::json::{self, ReadError, Tag, Version};
@@ -42,7 +42,7 @@ pub fn read(path: &Path) -> Result<PlanFile<'static>, ReadError> {
 }
 
 /// Reads a plan and its graphs, each by its path relative to the plan's folder or, where `graphs` is not empty, by the path
-/// given there for each job in turn.
+/// given there for each job in turn. The graphs have the workspaces that the plan reserves for libraries.
 ///
 /// # Errors
 /// When a file can't be read, contradicts another, or a graph is not the one that the plan was made for.
@@ -74,6 +74,10 @@ pub fn load(path: &Path, graphs: &[PathBuf]) -> Result<(Plan, Vec<Graph>), ReadE
         all.push(graph);
     }
     let plan = resolve(file, &all).map_err(|e| ReadError::content(path, e))?;
+    for (job, graph) in plan.jobs.iter().zip(&mut all) {
+        let wanted = job.libraries.iter().map(|(id, chosen)| (*id, chosen.workspace));
+        graph.reserve(wanted).map_err(|e| ReadError::content(path, format!("with its `workspace_bytes`, {e}")))?;
+    }
     Ok((plan, all))
 }
 
@@ -227,6 +231,7 @@ fn job(form: JobForm<'_>, graph: &Graph) -> Result<JobPlan, String> {
         }
     }
     let mut latencies = vec![None; graph.operators.len()];
+    let mut libraries = BTreeMap::new();
     let mut total = 0u64;
     for latency in &form.latencies {
         let fail = |problem: &str| Err(format!("the latency of operator `{}` {problem}", latency.operator));
@@ -234,14 +239,24 @@ fn job(form: JobForm<'_>, graph: &Graph) -> Result<JobPlan, String> {
         if latency.ns.0 == 0 || total > LIMIT {
             return fail("is impossible: each is at least 1 ns, and all together at most 2^62 ns");
         }
-        let slot = &mut latencies[names.operator(&latency.operator)?.index()];
-        if slot.replace(Latency { time: latency.ns, source: latency.source }).is_some() {
+        let id = names.operator(&latency.operator)?;
+        if latencies[id.index()].replace(Latency { time: latency.ns, source: latency.source }).is_some() {
             return fail("is given twice");
+        }
+        let chosen = Chosen { algorithms: latency.algorithm.clone(), workspace: latency.workspace_bytes };
+        if chosen != Chosen::default() {
+            if !chosen.is_possible() || chosen.workspace.0 > LIMIT {
+                return fail(
+                    "names impossible algorithms: each is at least -1, they have at most 2^62 `workspace_bytes`, and these come with an `algorithm`",
+                );
+            }
+            libraries.insert(id, chosen);
         }
     }
     let missing = |index: usize| format!("operator `{}` has no latency; each operator needs one", graph.operators[index].name);
     let latencies = latencies.into_iter().enumerate().map(|(i, l)| l.ok_or_else(|| missing(i))).collect::<Result<_, _>>()?;
-    Ok(JobPlan { graph: form.graph.into_owned(), graph_sha256: form.graph_sha256.into_owned(), latencies, events, placements, host_slots })
+    let (graph, graph_sha256) = (form.graph.into_owned(), form.graph_sha256.into_owned());
+    Ok(JobPlan { graph, graph_sha256, latencies, libraries, events, placements, host_slots })
 }
 
 /// Writes a plan; the file appears whole or not at all. Graphs as in [`to_bytes`].
@@ -326,7 +341,10 @@ fn job_form<'a>(job: &'a JobPlan, graph: &'a Graph) -> JobForm<'a> {
         host_slots: job.host_slots.iter().map(|(t, offset)| SlotForm { tensor: tensor(*t), offset_bytes: *offset }).collect(),
         latencies: (0..)
             .zip(&job.latencies)
-            .map(|(i, l): (u32, _)| LatencyForm { operator: operator(OpId(i)), ns: l.time, source: l.source })
+            .map(|(i, l): (u32, _)| {
+                let Chosen { algorithms: algorithm, workspace } = job.libraries.get(&OpId(i)).cloned().unwrap_or_default();
+                LatencyForm { operator: operator(OpId(i)), ns: l.time, source: l.source, algorithm, workspace_bytes: workspace }
+            })
             .collect(),
     }
 }
@@ -407,6 +425,7 @@ pub(super) mod tests {
             graph: "mlp.graph.json".to_owned(),
             graph_sha256: json::sha256(&graph),
             latencies: graph.operators.iter().map(|o| Latency { time: Nanos(o.duration_ns.unwrap()), source: Source::Graph }).collect(),
+            libraries: BTreeMap::from([(op("linear1"), Chosen { algorithms: vec![1, -1], workspace: Bytes(1000) })]),
             events,
             placements,
             host_slots: BTreeMap::from([(tensor("z1"), Bytes(0)), (tensor("m.w1"), Bytes(1 << 26))]),
@@ -437,11 +456,19 @@ pub(super) mod tests {
         plan.jobs[0].graph = relative(&path, &graph_path).unwrap();
         assert_eq!(plan.jobs[0].graph, "../y.graph.json");
         write(&path, &plan, &graphs).unwrap();
-        assert_eq!(load(&path, &[]).unwrap(), (plan.clone(), graphs.clone()));
+        let (loaded, raised) = load(&path, &[]).unwrap();
+        assert_eq!(loaded, plan);
+        let linear1 = graphs[0].operators.iter().position(|o| o.name == "linear1").unwrap();
+        assert_eq!((graphs[0].operators[linear1].workspace, raised[0].operators[linear1].workspace), (Bytes::ZERO, Bytes(1024)));
+        assert_eq!(raised[0].operators[linear1 + 1..], graphs[0].operators[linear1 + 1..]);
         assert_eq!(load(&path, &[fixtures().join("mlp.graph.json")]).unwrap().0, plan, "the override says the same");
         let problem = |graphs: &[PathBuf]| load(&path, graphs).unwrap_err().to_string();
         assert!(problem(&[graph_path.clone(), graph_path.clone()]).contains("has 1 jobs, but 2 graphs are given"));
         assert!(problem(&[folder.path().join("none")]).contains("none"));
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::write(&path, text.replacen("\"workspace_bytes\":1000", "\"workspace_bytes\":4611686018427387904", 1)).unwrap();
+        assert!(problem(&[]).contains("with its `workspace_bytes`, all tensors together are larger"), "{}", problem(&[]));
+        std::fs::write(&path, text).unwrap();
         let mut other = graphs[0].clone();
         other.operators[0].duration_ns = Some(1);
         json::write(&graph_path, &other).unwrap();
@@ -471,7 +498,15 @@ pub(super) mod tests {
             ("\"ns\":3435000", "\"ns\":0", "is impossible"),
             ("\"ns\":3435000", "\"ns\":18446744073709551615", "is impossible"),
             ("{\"operator\":\"linear1\",\"ns\"", "{\"operator\":\"linear2\",\"ns\"", "operator `linear2` is given twice"),
-            ("{\"operator\":\"linear1\",\"ns\":3435000,\"source\":\"graph\"},", "", "operator `linear1` has no latency"),
+            (
+                "{\"operator\":\"linear1\",\"ns\":3435000,\"source\":\"graph\",\"algorithm\":[1,-1],\"workspace_bytes\":1000},",
+                "",
+                "operator `linear1` has no latency",
+            ),
+            ("\"workspace_bytes\":1000", "\"workspace_bytes\":4611686018427387905", "operator `linear1` names impossible algorithms"),
+            ("\"algorithm\":[1,-1],", "", "operator `linear1` names impossible algorithms"),
+            ("\"algorithm\":[1,-1]", "\"algorithm\":[1,-2]", "operator `linear1` names impossible algorithms"),
+            ("\"algorithm\":[1,-1]", "\"algorithm\":[1,4294967296]", "invalid value"),
             ("neap.plan", "neap.graph", "a `neap.plan` file is expected"),
             ("{\"tensor\":\"m.w1\",\"offset_bytes\"", "{\"tensor\":\"z1\",\"offset_bytes\"", "tensor `z1` has two host slots"),
         ] {

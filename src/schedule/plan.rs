@@ -73,6 +73,9 @@
 //! start (a tensor that never leaves too) stands before the whole list with the part that begins there; its place in the list is that of the part that
 //! begins later and stays round the end. That part, like a tensor that never leaves, never ends within the iteration, so nothing may wait for it.
 //!
+//! **Libraries.** Where a job names the algorithms of an operator ([`JobPlan::libraries`]), its workspace is at least theirs, a recompute's
+//! included, whatever the graph's file says; a device with such libraries runs these algorithms or refuses. The host has none.
+//!
 //! **Steady state.** The set of tensors on the device at the end is the set at the start, and a tensor
 //! that starts on the host ends with a valid host copy of its last version, swapped out or released.
 //!
@@ -91,6 +94,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::device::Profile;
 pub use crate::device::latency::{Latency, Source};
+pub use crate::device::library::Chosen;
 use crate::units::{Bytes, Nanos, OpId, TensorId};
 
 /// When an event becomes due.
@@ -205,6 +209,9 @@ pub struct JobPlan {
     pub graph_sha256: String,
     /// One for each operator.
     pub latencies: Vec<Latency>,
+    /// For operators whose latency is that of certain algorithms: a run uses these and no others. Workspaces in the plan's graph are at
+    /// least theirs.
+    pub libraries: BTreeMap<OpId, Chosen>,
     /// In program order.
     pub events: Vec<Event>,
     /// In the order in which shared bytes pass from hand to hand.

@@ -154,3 +154,74 @@ fn planned_runs_equal_unplanned_ones_over_a_driver_that_is_none() {
     train(&folder, "tiny_cnn-adam", "3");
     train(&folder, "tiny_gpt2-adamw", "2");
 }
+
+#[test]
+fn algorithms_that_were_profiled_are_reserved_and_used() {
+    let Some(folder) = faked() else { return };
+    let base = "tiny_cnn-adam";
+    folder.import(&format!("{base}.et.json.gz"), &[]);
+    let weights = fixture(&format!("{base}.safetensors"));
+    let cuda = ["--on", "cuda", "--cuda-libs", "."];
+    let profile = ["profile", "job.graph.json", "--device", "a100-80g", "--repeats", "1"];
+    json(&folder, &[&profile[..], &cuda, &["-o", "t.csv"]].concat());
+    let table = std::fs::read_to_string(folder.path("t.csv")).unwrap();
+    let of = |kind: &str| table.lines().filter(|l| l.contains(kind) && l.contains(",a100-80g,")).collect::<Vec<_>>();
+    let (forward, backward) = (of(",aten::conv2d,"), of(",aten::convolution_backward,"));
+    assert!(!forward.is_empty() && forward.iter().all(|l| l.contains(",1,1000,")), "{forward:?}");
+    // The first convolution's input wants no gradient.
+    assert!(backward.iter().all(|l| l.contains(",4;3,3000,") || l.contains(",3,2000,")), "{backward:?}");
+    assert!(backward.iter().any(|l| l.contains(",4;3,3000,")), "{backward:?}");
+    assert_eq!(
+        table.lines().filter(|l| l.contains(",1,1000,") || l.contains(",4;3,3000,") || l.contains(",3,2000,")).count(),
+        forward.len() + backward.len()
+    );
+
+    let plan = ["plan", "job.graph.json", "--device", "a100-80g", "--latencies", "t.csv", "--budget", "min", "-o", "job.plan.json"];
+    let with_scratch = folder.json(&plan);
+    let without = folder.json(&["plan", "job.graph.json", "--device", "a100-80g", "--budget", "min"]);
+    assert!(with_scratch["unplanned_peak_bytes"].as_u64() >= without["unplanned_peak_bytes"].as_u64());
+    let text = std::fs::read_to_string(folder.path("job.plan.json")).unwrap();
+    let written: Value = serde_json::from_str(&text).unwrap();
+    let placed = written["jobs"][0]["placements"].as_array().unwrap().iter().filter(|p| p["step"].is_u64()).count();
+    assert!(placed >= forward.len() + backward.len(), "{placed} workspaces");
+    assert_eq!(folder.neap(&["check", "job.plan.json"]).code, Some(0));
+    assert_eq!(folder.neap(&["simulate", "job.plan.json"]).code, Some(0));
+    assert_eq!(folder.neap(&["explain", "job.plan.json"]).code, Some(0));
+    assert_eq!(folder.neap(&["diff", "job.plan.json", "job.plan.json"]).code, Some(0));
+
+    let run =
+        |subject: &[&str], on: &[&str]| json(&folder, &[&["run"], subject, on, &["--iterations", "2", "--weights", &weights]].concat());
+    let planned = run(&["job.plan.json"], &cuda);
+    let unplanned = run(&["job.graph.json", "--device", "a100-80g", "--latencies", "t.csv"], &cuda);
+    assert_eq!(
+        (&planned["losses"], &planned["checksum"]),
+        (&unplanned["losses"], &unplanned["checksum"]),
+        "the same algorithms, the same bits"
+    );
+    let losses = |of: Value| of["losses"].as_array().unwrap().iter().map(|l| l.as_f64().unwrap()).collect::<Vec<_>>();
+    for (ours, theirs) in losses(planned).into_iter().zip(losses(run(&["job.plan.json"], &["--on", "host"]))) {
+        assert!((ours - theirs).abs() <= 1e-5 * theirs.abs(), "{ours}, the host {theirs}");
+    }
+
+    let refused = |from: &str, to: &str, word: &str| {
+        assert!(text.contains(from), "{from}");
+        std::fs::write(folder.path("other.plan.json"), text.replace(from, to)).unwrap();
+        let answer = with(&folder, &[], &[&["run", "other.plan.json"][..], &cuda].concat());
+        assert_eq!(answer.code, Some(2), "{answer:?}");
+        assert!(answer.stderr.contains(word) && answer.stderr.contains("profile and plan again"), "{}", answer.stderr);
+    };
+    refused("\"algorithm\":[1]", "\"algorithm\":[7]", "the plan was made for algorithm 7, which cuDNN does not have");
+    refused("\"algorithm\":[4,3]", "\"algorithm\":[4]", "the plan names 1 algorithms, which is too few");
+    // The checker counts what the plan says that its algorithms take.
+    std::fs::write(folder.path("other.plan.json"), text.replace("\"workspace_bytes\":3000", "\"workspace_bytes\":30000000")).unwrap();
+    assert_eq!(folder.neap(&["check", "other.plan.json"]).code, Some(1));
+    assert!(folder.neap(&["diff", "job.plan.json", "other.plan.json"]).stdout.contains("scratch"));
+
+    // Plain kernels where nothing fits; and the host has no use for it.
+    json(&folder, &[&profile[..], &cuda, &["--conv-workspace", "1500", "-o", "t.csv"]].concat());
+    let table = std::fs::read_to_string(folder.path("t.csv")).unwrap();
+    assert!(table.contains(",-1;-1,0,") && table.contains(",1,1000,"), "{table}");
+    folder.refuses(2, &["--conv-workspace: for --on cuda"], &["profile", "job.graph.json", "--on", "host", "--conv-workspace", "1"]);
+    std::fs::write(folder.path("t.csv"), table.replace(",1,1000,", ",1,1152921504606846976,")).unwrap();
+    folder.refuses(2, &["t.csv: with its `workspace_bytes`"], &["plan", "job.graph.json", "--latencies", "t.csv", "--budget", "min"]);
+}

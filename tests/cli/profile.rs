@@ -27,6 +27,47 @@ fn a_profile_covers_the_job_and_plans_it() {
     folder.refuses(2, &["--load", "records its own"], &["simulate", &planned(&folder), "--load", "10"]);
 }
 
+#[test]
+fn scratch_that_a_table_names_is_reserved_and_checked() {
+    let folder = Folder::new();
+    folder.import("tiny_cnn-adam.et.json.gz", &[]);
+    let plan =
+        |out: &str| folder.json(&["plan", "job.graph.json", "--device", "a100-80g", "--latencies", "x.csv", "--budget", "min", "-o", out]);
+    folder.json(&["simulate", "job.graph.json", "--device", "a100-80g", "--latencies-out", "x.csv"]);
+    let without = plan("without.plan.json");
+    let plain = folder.text("x.csv");
+    let chosen = |workspace: u64| -> String {
+        let row = |line: &str| {
+            if line.contains(",aten::conv2d,") { line.replacen(",,,,", &format!(",,6,{workspace},"), 1) } else { line.to_owned() }
+        };
+        plain.lines().map(|line| row(line) + "\n").collect()
+    };
+    folder.write("x.csv", chosen(50_000_000));
+    let with = plan("with.plan.json");
+    assert!(number(&with, "unplanned_peak_bytes") >= 50_000_000 && number(&without, "unplanned_peak_bytes") < 50_000_000);
+    assert!(number(&with, "arena_bytes") >= 50_000_256 && number(&with, "budget_bytes") >= 50_000_256);
+    let text = folder.text("with.plan.json");
+    assert!(text.contains("\"algorithm\":[6],\"workspace_bytes\":50000000"), "{text}");
+    assert!(!folder.text("without.plan.json").contains("\"algorithm\""));
+    folder.json(&["check", "with.plan.json"]);
+    assert_eq!(folder.neap(&["diff", "with.plan.json", "without.plan.json"]).code, Some(1));
+    // The times that a simulation writes are still those of the algorithms.
+    folder.json(&["simulate", "with.plan.json", "--latencies-out", "y.csv"]);
+    assert_eq!(folder.text("y.csv"), folder.text("x.csv"));
+    // On the host they mean nothing but room.
+    let run = |plan: &str| folder.json(&["run", plan, "--on", "host", "--iterations", "2"])["losses"].clone();
+    assert_eq!(run("with.plan.json"), run("without.plan.json"));
+    // A plan that lacks the room is refused.
+    folder.write("less.plan.json", text.replace("\"workspace_bytes\":50000000", "\"workspace_bytes\":60000000"));
+    assert_eq!(folder.neap(&["check", "less.plan.json"]).code, Some(1));
+    folder.write("less.plan.json", text.replace("\"workspace_bytes\":50000000", "\"workspace_bytes\":4611686018427387900"));
+    folder.refuses(2, &["less.plan.json: with its `workspace_bytes`"], &["check", "less.plan.json"]);
+    folder.write("x.csv", chosen(1 << 60));
+    folder.refuses(2, &["x.csv: with its `workspace_bytes`"], &["plan", "job.graph.json", "--latencies", "x.csv"]);
+    folder.write("x.csv", chosen(0).replace(",6,0,", ",implicit,0,"));
+    folder.refuses(2, &["x.csv", "column `algorithm` is `implicit`"], &["plan", "job.graph.json", "--latencies", "x.csv"]);
+}
+
 fn planned(folder: &Folder) -> String {
     folder.json(&["plan", "job.graph.json", "--budget", "80%", "-o", "job.plan.json"]);
     "job.plan.json".to_owned()

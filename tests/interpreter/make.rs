@@ -35,6 +35,7 @@ pub fn empty(random: &mut Random, graph: &Graph) -> Plan {
         graph: String::new(),
         graph_sha256: String::new(),
         latencies,
+        libraries: std::collections::BTreeMap::new(),
         events: Vec::new(),
         placements: Vec::new(),
         host_slots: std::collections::BTreeMap::new(),

@@ -115,11 +115,10 @@ pub fn main(table: &Path, flags: &DeviceFlags, budget: Option<Budget>, plot: Opt
     let mut device = None;
     for (index, job) in coming.iter().enumerate() {
         if !graphs.contains_key(&job.job.path) {
-            let graph = settings::graph(&job.job.path).with_context(|| format!("{}: job {index}", table.display()))?;
-            let (profile, latencies) = flags.resolve(&graph)?;
-            let hash = neap::job::json::sha256(&graph);
-            graphs.insert(job.job.path.clone(), (graph, latencies, hash));
-            device = Some(profile);
+            let mut graph = settings::graph(&job.job.path).with_context(|| format!("{}: job {index}", table.display()))?;
+            let site = flags.resolve(&mut graph)?;
+            graphs.insert(job.job.path.clone(), (graph, site.latencies, site.sha256));
+            device = Some(site.device);
         }
     }
     let Some(device) = device else { bail!("{}: it has no jobs", table.display()) };

@@ -106,12 +106,13 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     inputs.extend(flags.device.iter().map(Path::new));
     inputs.extend(flags.latencies.as_deref());
     settings::outputs(&inputs, &[flags.csv.as_deref(), flags.plot.as_deref()])?;
-    let graph = settings::graph(&flags.graph)?;
-    let liveness = Liveness::of(&graph);
+    let mut graph = settings::graph(&flags.graph)?;
     let devices = if flags.device.is_empty() { vec![None] } else { flags.device.iter().cloned().map(Some).collect() };
+    let resolve = |device| DeviceFlags { device, latencies: flags.latencies.clone(), ..DeviceFlags::default() }.resolve(&mut graph);
+    let resolved = devices.into_iter().map(resolve).collect::<anyhow::Result<Vec<_>>>()?;
+    let liveness = Liveness::of(&graph);
     let (mut rows, mut panels, mut all_met) = (Vec::new(), Vec::new(), true);
-    for device in devices {
-        let (device, latencies) = DeviceFlags { device, latencies: flags.latencies.clone(), ..DeviceFlags::default() }.resolve(&graph)?;
+    for settings::Site { device, latencies, .. } in resolved {
         let unplanned = latencies.iter().map(|l| l.time).sum();
         let site = Site { device, latencies, liveness: &liveness, unplanned };
         let bounds = Bounds::new(&graph, &site.latencies, &site.device.link);

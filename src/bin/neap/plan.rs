@@ -20,7 +20,7 @@ use serde_json::json;
 use crate::accounting::{self, Accounting};
 use crate::allocator::{self, AllocatorFlags};
 use crate::output::{self, Answer, note};
-use crate::settings::{self, Budget, DeviceFlags};
+use crate::settings::{self, Budget, DeviceFlags, Site};
 use crate::together::{self, JobArg};
 
 /// Find a plan that keeps a job, or several on one device, within a memory budget.
@@ -202,8 +202,8 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
 }
 
 fn one(flags: &Flags, job: &JobArg, as_json: bool) -> anyhow::Result<Answer> {
-    let graph = settings::graph(&job.path)?;
-    let (device, latencies) = flags.device.resolve(&graph)?;
+    let mut graph = settings::graph(&job.path)?;
+    let Site { device, latencies, libraries, sha256 } = flags.device.resolve(&mut graph)?;
     let liveness = Liveness::of(&graph);
     let budget = flags.budget.unwrap_or(Budget::Bytes(device.available())).resolve(liveness.peak, &device)?;
     let (method, mut recorded_options) = flags.switches.resolve(flags.planner);
@@ -216,7 +216,7 @@ fn one(flags: &Flags, job: &JobArg, as_json: bool) -> anyhow::Result<Answer> {
     }
     let request = Request {
         graph: &graph,
-        file: (graph_path(flags, &job.path)?, neap::job::json::sha256(&graph)),
+        file: (graph_path(flags, &job.path)?, sha256),
         device: &device,
         latencies: &latencies,
         budget: budget.unwrap_or_else(|| device.available().min(Bytes(liveness.peak.0.saturating_mul(2)))),
@@ -231,7 +231,7 @@ fn one(flags: &Flags, job: &JobArg, as_json: bool) -> anyhow::Result<Answer> {
         (Some(share), Some(_)) => robust::make_for(&request, share, framework).map(apart),
         (Some(share), None) => robust::minimum_for(&request, share, framework).map(apart),
     };
-    let (planned, noise) = match made {
+    let (mut planned, noise) = match made {
         Ok(made) => made,
         Err(error @ PlanError::Defect(_)) => return Err(error.into()),
         Err(PlanError::Infeasible(no)) => {
@@ -250,6 +250,7 @@ fn one(flags: &Flags, job: &JobArg, as_json: bool) -> anyhow::Result<Answer> {
         }
     };
     let took = started.elapsed();
+    planned.plan.jobs[0].libraries = libraries;
     let graphs = [graph];
     let proof = neap::schedule::check::check(&planned.plan, &graphs);
     if let Err(refusals) = proof {

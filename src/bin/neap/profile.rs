@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use neap::device::latency::{self, Row, Table as LatencyTable};
 use neap::device::{Profile, profile as device_profile};
@@ -16,6 +16,9 @@ use serde_json::json;
 use crate::output::{self, Answer, note};
 use crate::run::{Where, unplanned, within};
 use crate::settings;
+
+/// Enough for nearly all that cuDNN would like.
+const CONV_WORKSPACE: Bytes = Bytes(256 << 20);
 
 /// Measure operators: a job's in their places, or one kind's over many shapes.
 #[derive(clap::Args)]
@@ -43,6 +46,9 @@ pub struct Flags {
     /// How often a sweep goes over all its shapes; each shape's best round counts, as others on the machine only ever add.
     #[arg(long, value_name = "N", default_value_t = 3, requires = "sweep", value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
+    /// How much scratch a convolution may have on the GPU; the table says what it took. 256MiB if not given.
+    #[arg(long, value_name = "BYTES")]
+    conv_workspace: Option<Bytes>,
     /// Where shapes and numbers come from.
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
@@ -59,12 +65,19 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     if target != Target::Host && flags.device.is_none() {
         bail!("--device: name the GPU's profile, under which the table's rows stand (`neap device list`, or `neap device measure`)");
     }
+    if target == Target::Host && flags.conv_workspace.is_some() {
+        bail!("--conv-workspace: for --on cuda; leave it away");
+    }
     let device = device_profile::load(flags.device.as_deref().unwrap_or("host"))?;
     let mut loads = flags.load.clone();
     loads.sort_unstable();
     loads.dedup();
     let rows = match &flags.graph {
-        Some(path) => of_job(flags, &target, &settings::graph(path)?, path, &device, &loads)?,
+        Some(path) => {
+            let mut graph = settings::graph(path)?;
+            allow(flags, &target, &mut graph)?;
+            of_job(flags, &target, &graph, path, &device, &loads)?
+        }
         None => of_kinds(flags, &target, &device, &loads)?,
     };
     if let Some(path) = &flags.output {
@@ -73,6 +86,14 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     }
     report(&rows, target.key(&device.name), as_json)?;
     Ok(Answer::Yes)
+}
+
+/// Gives convolutions their scratch on the GPU.
+fn allow(flags: &Flags, target: &Target, graph: &mut Graph) -> anyhow::Result<()> {
+    if *target != Target::Host {
+        profile::allow(graph, flags.conv_workspace.unwrap_or(CONV_WORKSPACE)).context("--conv-workspace")?;
+    }
+    Ok(())
 }
 
 fn settings(flags: &Flags, target: &Target, load: u32) -> Settings {
@@ -120,6 +141,7 @@ fn of_kinds(flags: &Flags, target: &Target, device: &Profile, loads: &[u32]) -> 
             None => bail!("--sweep: no kind is named `{kind}`; there are {}", sweep::names().join(", ")),
         }
     }
+    graphs.iter_mut().try_for_each(|graph| allow(flags, target, graph))?;
     let bar = bar(graphs.len() as u64 * loads.len() as u64 * u64::from(flags.rounds), "shapes");
     let mut best: Vec<Row> = Vec::new();
     for round in 0..flags.rounds {

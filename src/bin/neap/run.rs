@@ -12,11 +12,11 @@ use neap::plan::{self, Method, PlanError, Request};
 use neap::report::table::{Side, Table};
 use neap::run::{Change, Outcome, Rate, Replan, RunError, Settings, Target};
 use neap::schedule::{JobPlan, Plan};
-use neap::units::{Bytes, Nanos};
+use neap::units::{Bytes, Nanos, OpId};
 use serde_json::json;
 
 use crate::output::{self, Answer, note};
-use crate::settings::{self, DeviceFlags, Subject};
+use crate::settings::{self, DeviceFlags, Site, Subject};
 
 /// Run a plan, or a job without one.
 #[derive(clap::Args)]
@@ -127,9 +127,10 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
             (graph, plan.device, plan.budget, true, outcome)
         }
         Subject::Graph(_) if flags.replan => bail!("--replan: {} is a job without a plan; `neap plan` makes one", flags.subject.display()),
-        Subject::Graph(graph) => {
-            let (device, latencies) = flags.device.resolve(&graph)?;
-            let (job, arena) = unplanned(&graph, &device, &latencies)?;
+        Subject::Graph(mut graph) => {
+            let Site { device, latencies, libraries, .. } = flags.device.resolve(&mut graph)?;
+            let (mut job, arena) = unplanned(&graph, &device, &latencies)?;
+            job.libraries = libraries;
             let outcome = neap::run::run(&graph, &job, arena, &device, &settings, &mut progress);
             (*graph, device, arena, false, outcome)
         }
@@ -141,8 +142,11 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     }
     outcome.changes.iter().for_each(tell);
     if let Some(path) = &flags.latencies_out {
-        let row = |(o, t): (_, &Vec<Nanos>)| Row::of(o, settings.target.key(&device.name), median(t)).beside(o, &device);
-        LatencyTable::write(path, &graph.operators.iter().zip(&outcome.operator_ns).map(row).collect::<Vec<Row>>())?;
+        let row = |(index, (o, t)): (_, (_, &Vec<Nanos>))| {
+            let chosen = outcome.libraries.get(&OpId::of(index));
+            Row::of(o, settings.target.key(&device.name), median(t)).beside(o, &device).by(chosen)
+        };
+        LatencyTable::write(path, &graph.operators.iter().zip(&outcome.operator_ns).enumerate().map(row).collect::<Vec<Row>>())?;
         note(&format!("written: {}", path.display()));
     }
     report(&graph, arena, planned, flags.replan, &outcome, as_json)?;

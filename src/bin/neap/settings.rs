@@ -1,16 +1,18 @@
 //! Flags that several commands share, and what they resolve to. Nothing deeper knows clap.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::{Context, bail};
 use neap::device::Profile;
 use neap::device::latency::{self, Sources, Table};
+use neap::device::library::{self, Chosen};
 use neap::device::predictor::Predictor;
 use neap::estimate::forecast::Forecast;
 use neap::job::Graph;
 use neap::schedule::{Latency, Plan, json};
-use neap::units::Bytes;
+use neap::units::{Bytes, OpId};
 
 use crate::output::note;
 
@@ -56,11 +58,11 @@ impl DeviceFlags {
         Ok(())
     }
 
-    /// Loads the profile and gives every operator its latency.
+    /// Loads the profile, gives every operator its latency, and those whose algorithms were measured the workspace that these want.
     ///
     /// # Errors
     /// When a file can't be read or the name is unknown.
-    pub fn resolve(&self, graph: &Graph) -> anyhow::Result<(Profile, Vec<Latency>)> {
+    pub fn resolve(&self, graph: &mut Graph) -> anyhow::Result<Site> {
         let device = neap::device::profile::load(self.device.as_deref().unwrap_or("host"))?;
         let table = self.latencies.as_deref().map(Table::read).transpose()?;
         let predictor = self.predictor.as_deref().map(Predictor::read).transpose()?;
@@ -71,8 +73,26 @@ impl DeviceFlags {
         }
         let sources = Sources { table: table.as_ref(), predictor: predictor.as_ref(), load_percent: self.load.unwrap_or(0) };
         let latencies = latency::latencies_from(graph, &device, &sources);
-        Ok((device, latencies))
+        let sha256 = neap::job::json::sha256(graph);
+        let libraries = table.as_ref().map(|t| library::chosen(graph, t)).unwrap_or_default();
+        if let Some(path) = self.latencies.as_deref().filter(|_| !libraries.is_empty()) {
+            let wanted = libraries.iter().map(|(id, chosen)| (*id, chosen.workspace));
+            graph.reserve(wanted).with_context(|| format!("{}: with its `workspace_bytes`", path.display()))?;
+        }
+        Ok(Site { device, latencies, libraries, sha256 })
     }
+}
+
+/// A job where it is to run.
+pub struct Site {
+    /// The device.
+    pub device: Profile,
+    /// One for each operator.
+    pub latencies: Vec<Latency>,
+    /// The algorithms that were measured.
+    pub libraries: BTreeMap<OpId, Chosen>,
+    /// Of the graph as its file has it.
+    pub sha256: String,
 }
 
 /// Gives every operator its latency, from a table of measured ones where it is in one.

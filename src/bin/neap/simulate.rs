@@ -1,10 +1,12 @@
 //! `neap simulate`: what a plan does to time and memory, without doing it.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use neap::device::Profile;
 use neap::device::latency::{Row, Table as LatencyTable};
+use neap::device::library::Chosen;
 use neap::job::Graph;
 use neap::job::liveness::Liveness;
 use neap::report::curve::{Curve, Line, svg};
@@ -17,7 +19,7 @@ use neap::sim::noise::{Noise, percentile};
 use neap::sim::passive::{self, Passive};
 use neap::sim::program::{Direction, Program};
 use neap::sim::reserved::{self, Reserved};
-use neap::units::{Bytes, Nanos};
+use neap::units::{Bytes, Nanos, OpId};
 use serde_json::json;
 
 use crate::accounting::{self, Accounting, cbr};
@@ -25,7 +27,7 @@ use crate::allocator::{self, AllocatorFlags};
 use crate::arrivals;
 use crate::beside;
 use crate::output::{self, Answer, note};
-use crate::settings::{self, Budget, DeviceFlags, Subject};
+use crate::settings::{self, Budget, DeviceFlags, Site, Subject};
 
 /// Simulate a plan, or a job without one.
 #[derive(clap::Args)]
@@ -108,6 +110,7 @@ struct Subjects {
     graph: Graph,
     device: Profile,
     latencies: Vec<Latency>,
+    libraries: BTreeMap<OpId, Chosen>,
     plan: Option<Plan>,
     liveness: Liveness,
 }
@@ -121,12 +124,12 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     inputs.extend(flags.real.as_deref());
     settings::outputs(&inputs, &outputs)?;
     let mut subject = match settings::subject(flags.subject(), &flags.graph, &outputs)? {
-        Subject::Graph(graph) => {
-            let (device, latencies) = flags.device.resolve(&graph)?;
+        Subject::Graph(mut graph) => {
+            let Site { device, latencies, libraries, .. } = flags.device.resolve(&mut graph)?;
             if flags.real.is_some() {
                 bail!("--real: {} is a graph; give its latencies with --latencies", flags.subject().display());
             }
-            Subjects { liveness: Liveness::of(&graph), graph: *graph, device, latencies, plan: None }
+            Subjects { liveness: Liveness::of(&graph), graph: *graph, device, latencies, libraries, plan: None }
         }
         Subject::Plan(plan, mut graphs) => {
             flags.device.not_with_a_plan(flags.subject())?;
@@ -140,9 +143,9 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
                 flags.only_side_by_side(plan.jobs.len())?;
                 return beside::main(&plan, &graphs, flags.iterations, flags.plot.as_deref(), as_json);
             }
-            let latencies = plan.jobs[0].latencies.clone();
+            let (latencies, libraries) = (plan.jobs[0].latencies.clone(), plan.jobs[0].libraries.clone());
             let graph = graphs.remove(0);
-            Subjects { liveness: Liveness::of(&graph), graph, device: plan.device.clone(), latencies, plan: Some(*plan) }
+            Subjects { liveness: Liveness::of(&graph), graph, device: plan.device.clone(), latencies, libraries, plan: Some(*plan) }
         }
     };
     let framework = flags.allocator.resolve(&subject.device)?;
@@ -182,7 +185,9 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         plot(path, flags, &subject, &run, &curve, reserved.as_ref())?;
     }
     if let Some(path) = &flags.latencies_out {
-        let rows = subject.graph.operators.iter().zip(&subject.latencies).map(|(o, l)| Row::of(o, &subject.device.name, l.time));
+        let row =
+            |(index, (o, l)): (_, (_, &Latency))| Row::of(o, &subject.device.name, l.time).by(subject.libraries.get(&OpId::of(index)));
+        let rows = subject.graph.operators.iter().zip(&subject.latencies).enumerate().map(row);
         LatencyTable::write(path, &rows.collect::<Vec<Row>>())?;
         note(&format!("written: {}", path.display()));
     }

@@ -85,28 +85,25 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         }
     }
     let mut graphs = Vec::with_capacity(flags.graphs.len());
-    let mut latencies = Vec::with_capacity(flags.graphs.len());
-    let mut device = None;
+    let mut sites = Vec::with_capacity(flags.graphs.len());
     for job in &flags.graphs {
-        let graph = settings::graph(&job.path)?;
-        let (profile, of_job) = flags.device.resolve(&graph)?;
-        device = Some(profile);
-        latencies.push(of_job);
+        let mut graph = settings::graph(&job.path)?;
+        sites.push(flags.device.resolve(&mut graph)?);
         graphs.push(graph);
     }
-    let Some(device) = device else { bail!("no graph is given") };
+    let Some(device) = sites.first().map(|s| s.device.clone()) else { bail!("no graph is given") };
     let peak = global::unplanned_peak(&graphs.iter().collect::<Vec<_>>());
     let budget = flags.budget.unwrap_or(Budget::Bytes(device.available())).resolve(peak, &device)?;
     let (method, mut recorded_options) = flags.switches.resolve(flags.planner);
     let mut jobs = Vec::with_capacity(graphs.len());
-    for (index, ((arg, graph), latencies)) in flags.graphs.iter().zip(&graphs).zip(&latencies).enumerate() {
+    for (index, ((arg, graph), site)) in flags.graphs.iter().zip(&graphs).zip(&sites).enumerate() {
         if let Some((key, value)) = arg.record() {
             recorded_options.insert(format!("{key}-{index}"), value);
         }
         jobs.push(Job {
             graph,
-            file: (graph_path(flags, &arg.path)?, neap::job::json::sha256(graph)),
-            latencies,
+            file: (graph_path(flags, &arg.path)?, site.sha256.clone()),
+            latencies: &site.latencies,
             method: arg.limited(method.clone())?,
             priority: arg.priority(),
         });
@@ -114,7 +111,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let asked = Jobs { jobs, device: &device, budget: budget.unwrap_or_else(|| device.available()), recorded_options };
     let started = Instant::now();
     let made = if budget.is_some() { global::make(&asked) } else { global::minimum(&asked) };
-    let together = match made {
+    let mut together = match made {
         Ok(together) => together,
         Err(error @ PlanError::Defect(_)) => return Err(error.into()),
         Err(PlanError::Infeasible(no)) => {
@@ -133,6 +130,9 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         }
     };
     let took = started.elapsed();
+    for (job, site) in together.plan.jobs.iter_mut().zip(&sites) {
+        job.libraries.clone_from(&site.libraries);
+    }
     if let Err(refusals) = check::check(&together.plan, &graphs) {
         let reasons: Vec<String> = refusals.iter().take(5).map(ToString::to_string).collect();
         bail!("the plan did not pass the checker; this is a defect of neap, please report it with the graphs: {}", reasons.join("; "));

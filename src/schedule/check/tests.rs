@@ -112,9 +112,15 @@ fn at(after: u32) -> Trigger {
 fn plan(events: &[Event]) -> Plan {
     let graph = graph();
     let latencies = vec![Latency { time: Nanos(1000), source: Source::Graph }; graph.operators.len()];
-    let (events, graph_file) = (events.to_vec(), String::new());
-    let job =
-        JobPlan { graph: graph_file, graph_sha256: String::new(), latencies, events, placements: Vec::new(), host_slots: BTreeMap::new() };
+    let job = JobPlan {
+        graph: String::new(),
+        graph_sha256: String::new(),
+        latencies,
+        libraries: BTreeMap::new(),
+        events: events.to_vec(),
+        placements: Vec::new(),
+        host_slots: BTreeMap::new(),
+    };
     let mut plan = Plan {
         planner: String::new(),
         options: BTreeMap::new(),

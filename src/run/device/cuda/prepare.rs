@@ -20,6 +20,9 @@ use super::libs::{self, Opened, Which};
 use crate::job::Graph;
 use crate::units::{Bytes, OpId};
 
+/// What to do about a plan for other algorithms.
+const AGAIN: &str = "; profile and plan again with this device's libraries";
+
 /// An action with its handles.
 pub enum Ready {
     Launch(CUfunction, Launch),
@@ -120,12 +123,17 @@ impl Prepared {
             // In place from the start, so that what was made is given back if a later step fails.
             prepared.items.push(Vec::with_capacity(list.len()));
             let Work::Step(work) = &item.work else { continue };
+            let mut passes = Vec::new();
             for action in list {
-                let ready = prepared.ready(&mut maker, action, work, arena, options);
+                let ready = prepared.ready(&mut maker, action, work, arena, options, &mut passes);
                 let ready = ready.map_err(|problem| Failure::Operator { operator: work.operator, problem })?;
                 if let Some(last) = prepared.items.last_mut() {
                     last.push(ready);
                 }
+            }
+            // A recompute chooses as the operator did: it has the same workspace.
+            if !passes.is_empty() {
+                prepared.algorithms.entry(work.operator).or_insert(passes);
             }
         }
         (prepared.uploads, prepared._modules) = (maker.uploads, maker.modules);
@@ -139,6 +147,7 @@ impl Prepared {
         work: &StepWork,
         arena: &DeviceMemory,
         options: &Options,
+        passes: &mut Vec<(i32, Bytes)>,
     ) -> Result<Ready, String> {
         Ok(match action {
             Action::Launch(launch) => maker.launch(launch)?,
@@ -159,22 +168,26 @@ impl Prepared {
             Action::Conv(conv) => {
                 let (offset, size) = work.workspace.unwrap_or((Bytes::ZERO, Bytes::ZERO));
                 let at = arena.at(offset, size).map_err(|f| f.0)?;
-                let chosen = self.algorithms.entry(work.operator).or_default();
-                let wanted = options.algorithms.get(&work.operator).map(|all| all.get(chosen.len()).copied().unwrap_or(-1));
+                let wanted = match options.algorithms.get(&work.operator).map(|all| all.get(passes.len())) {
+                    Some(None) => return Err(format!("the plan names {} algorithms, which is too few{AGAIN}", passes.len())),
+                    wanted => wanted.flatten().copied(),
+                };
                 let plan = match wanted {
                     Some(-1) => None,
                     _ => self.cudnn.as_ref().map(|library| library.plan(&conv, size.0, wanted)).transpose()?.flatten(),
                 };
                 match plan {
                     Some(plan) => {
-                        chosen.push((plan.algorithm, Bytes(plan.workspace)));
+                        passes.push((plan.algorithm, Bytes(plan.workspace)));
                         Ready::Conv(Box::new(plan), at)
                     }
                     None => {
                         if let Some(wanted) = wanted.filter(|&w| w >= 0) {
-                            return Err(format!("the plan was made for algorithm {wanted}, which cuDNN does not have for it in {size}"));
+                            return Err(format!(
+                                "the plan was made for algorithm {wanted}, which cuDNN does not have for it in {size}{AGAIN}"
+                            ));
                         }
-                        chosen.push((-1, Bytes::ZERO));
+                        passes.push((-1, Bytes::ZERO));
                         maker.launch(conv.plain())?
                     }
                 }

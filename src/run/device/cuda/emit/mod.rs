@@ -26,6 +26,12 @@ use super::launch::Actions;
 /// Adds an operator's actions. An error is one sentence saying what about the call can't be done.
 pub type Emit = fn(&Call<'_>, &mut Actions) -> Result<(), String>;
 
+/// Whether a library has several algorithms for operators of this kind, which take scratch.
+#[must_use]
+pub fn has_algorithms(kind: &str) -> bool {
+    conv::find(kind).is_some()
+}
+
 /// What makes the actions of an operator kind such as `aten::conv2d`, if CUDA has it.
 #[must_use]
 pub fn find(kind: &str) -> Option<Emit> {

@@ -1,0 +1,95 @@
+//! The device of a target, made for a script, whether or not this build has CUDA.
+//!
+//! Not for: what is done with it.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::device::{self, Device, Failure, host};
+use super::{Lookup, Target};
+use crate::job::Graph;
+use crate::schedule::Chosen;
+use crate::units::OpId;
+
+/// What a device says of itself.
+#[derive(Default)]
+pub struct Said {
+    pub notes: Vec<String>,
+    pub libraries: BTreeMap<OpId, Chosen>,
+}
+
+/// Makes the device of `target` for `script`, with these algorithms of libraries, and runs `work` with it; what came of that, and
+/// what the device says of itself.
+///
+/// # Errors
+/// When there is no such device, or it can't be made ready.
+pub fn open<R>(
+    target: &Target,
+    graph: &Graph,
+    (script, libraries): (&device::Script, &BTreeMap<OpId, Chosen>),
+    kernels: Lookup,
+    batch: &[Vec<u8>],
+    options: &host::Options,
+    work: impl FnOnce(&mut dyn Device) -> R,
+) -> Result<(R, Said), Failure> {
+    match target {
+        Target::Host => host::with_device(graph, script, kernels, batch, options, work).map(|result| (result, Said::default())),
+        Target::Cuda { .. } if options.load_percent > 0 => {
+            Err(Failure::Device("others at work are made on the host only; leave --load away".to_owned()))
+        }
+        Target::Cuda { libs, tf32 } => on_gpu(graph, (script, libraries), batch, (libs.as_deref(), *tf32), options.poison, work),
+    }
+}
+
+#[cfg(feature = "cuda")]
+pub use super::device::cuda::emit::has_algorithms;
+
+#[cfg(not(feature = "cuda"))]
+pub fn has_algorithms(_: &str) -> bool {
+    false
+}
+
+#[cfg(feature = "cuda")]
+pub fn on_cuda(kind: &str) -> bool {
+    device::cuda::emit::find(kind).is_some()
+}
+
+#[cfg(not(feature = "cuda"))]
+pub fn on_cuda(_: &str) -> bool {
+    true
+}
+
+/// Runs `work` with the CUDA device; what came of it, and what the device says of itself.
+#[cfg(feature = "cuda")]
+fn on_gpu<R>(
+    graph: &Graph,
+    (script, libraries): (&device::Script, &BTreeMap<OpId, Chosen>),
+    batch: &[Vec<u8>],
+    (libs, tf32): (Option<&Path>, bool),
+    poison: bool,
+    work: impl FnOnce(&mut dyn Device) -> R,
+) -> Result<(R, Said), Failure> {
+    let algorithms = libraries.iter().map(|(id, chosen)| (*id, chosen.algorithms.clone())).collect();
+    let options = device::cuda::Options { libs: libs.map(Path::to_path_buf), tf32, poison, algorithms };
+    device::cuda::with_device(graph, script, batch, &options, |device| {
+        let result = work(device);
+        let chosen = |(id, passes): (&OpId, &Vec<(i32, crate::units::Bytes)>)| {
+            let workspace = passes.iter().map(|p| p.1).max().unwrap_or_default();
+            (*id, Chosen { algorithms: passes.iter().map(|p| p.0).collect(), workspace })
+        };
+        let libraries = device.algorithms().iter().map(chosen).collect();
+        (result, Said { notes: std::mem::take(&mut device.notes), libraries })
+    })
+}
+
+#[cfg(not(feature = "cuda"))]
+fn on_gpu<R>(
+    _: &Graph,
+    _: (&device::Script, &BTreeMap<OpId, Chosen>),
+    _: &[Vec<u8>],
+    _: (Option<&Path>, bool),
+    _: bool,
+    _: impl FnOnce(&mut dyn Device) -> R,
+) -> Result<(R, Said), Failure> {
+    Err(Failure::Device("built without the cuda feature".to_owned()))
+}
