@@ -196,7 +196,9 @@ impl<'a, 'o> Chooser<'a, 'o> {
     fn may_swap(&self, tensor: TensorId, gap: usize) -> bool {
         let account = self.book.account(tensor);
         let round = account.long_lived && gap + 1 == account.gaps.len();
-        (!round || self.setting.options.across) && (self.swapped[tensor.index()] || account.bytes <= self.pinned_left)
+        // What is over the share may not be swapped even where nothing else is left.
+        let banned = self.setting.options.swap_share < 1000 && self.setting.bans[tensor.index()].swap;
+        !banned && (!round || self.setting.options.across) && (self.swapped[tensor.index()] || account.bytes <= self.pinned_left)
     }
 
     fn note_swapped(&mut self, tensor: TensorId) {

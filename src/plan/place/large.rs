@@ -105,7 +105,7 @@ fn quick(items: &[Item], floor: &Layout, enough: &mut dyn FnMut(Layout) -> bool)
     };
     for order in &orders(items, &cliques, &which)[..count] {
         if let Some(found) = skyline(items, &cliques, order, floor, limit) {
-            limit = found.height - 1;
+            limit = found.height.saturating_sub(1);
             if enough(found) {
                 return true;
             }
