@@ -121,14 +121,30 @@ pub fn make_for(request: &Request<'_>, framework: Option<&Framework>) -> Result<
     };
     let mut best = own;
     for method in if worth { request.method.portfolio(request.graph.operators.len()) } else { Vec::new() } {
-        let name = method.name();
+        let asked = method.clone();
         let rival = best.as_ref().map_or(Nanos(u64::MAX), |b| b.plan.figures.iteration_ns);
-        let Ok(mut other) = alone(&Request { method, ..request.clone() }, framework, Some(rival), &mut None) else { continue };
-        request.method.name().clone_into(&mut other.plan.planner);
-        other.plan.options.insert("portfolio".to_owned(), name.to_owned());
+        let mut other = match alone(&Request { method, ..request.clone() }, framework, Some(rival), &mut None) {
+            Ok(other) => other,
+            Err(PlanError::Infeasible(no)) => {
+                if let Err(PlanError::Infeasible(own)) = &mut best {
+                    own.lowest = own.lowest.min(no.lowest);
+                }
+                continue;
+            }
+            Err(defect) => return Err(defect),
+        };
+        stand_in(request, &mut other, &asked);
         best = Ok(other);
     }
     best
+}
+
+/// A plan of another planner becomes this one's, and says whose it was.
+fn stand_in(request: &Request<'_>, planned: &mut Planned, method: &Method) {
+    if *method != request.method.quick() {
+        request.method.name().clone_into(&mut planned.plan.planner);
+        planned.plan.options.insert("portfolio".to_owned(), method.name().to_owned());
+    }
 }
 
 /// The planner by itself; with a rival, only what is quicker counts, and little is done to find it.
@@ -255,28 +271,41 @@ pub fn minimum(request: &Request<'_>) -> Result<Planned, PlanError> {
 /// As [`minimum`].
 pub fn minimum_for(request: &Request<'_>, framework: Option<&Framework>) -> Result<Planned, PlanError> {
     let liveness = Liveness::of(request.graph);
-    let quick = request.method.quick();
-    let mut warm = None;
-    // Probes are cheap and know where the one before ended; what they find is planned properly once at the end.
-    let mut at =
-        |budget: u64| alone(&Request { budget: Bytes(budget), method: quick.clone(), ..request.clone() }, framework, None, &mut warm);
-    let (mut low, mut high) = (liveness.floor.0, request.budget.0);
+    let (floor, mut high) = (liveness.floor.0, request.budget.0);
     // Halving ends at a thousandth of the range: planning is quick, but not free.
-    let grain = ((high - low.min(high)) / 1024).max(512);
-    let mut best = None;
-    if let Ok(planned) = at(low) {
-        high = low;
-        best = Some(planned);
-    }
-    while high > low + grain {
-        let middle = (low + (high - low) / 2) / 512 * 512;
-        match at(middle) {
-            Ok(planned) => {
-                high = planned.bound().0.min(middle);
-                best = Some(planned);
+    let grain = ((high - floor.min(high)) / 1024).max(512);
+    let mut best: Option<Planned> = None;
+    // Whoever stands in where a budget can't be met stands in here too. Probes are cheap and know where the one before ended; what they
+    // find is planned properly once at the end.
+    for method in std::iter::once(request.method.quick()).chain(request.method.portfolio(request.graph.operators.len())) {
+        let (mut warm, mut low) = (None, floor);
+        let mut at = |budget: u64| {
+            let budget = Bytes(budget / 512 * 512);
+            match alone(&Request { budget, method: method.clone(), ..request.clone() }, framework, None, &mut warm) {
+                Ok(mut planned) => {
+                    stand_in(request, &mut planned, &method);
+                    Ok(Some(planned))
+                }
+                Err(PlanError::Infeasible(_)) => Ok(None),
+                Err(defect) => Err(defect),
             }
-            Err(PlanError::Infeasible(_)) => low = middle,
-            Err(defect) => return Err(defect),
+        };
+        // Of those after the first only who gets a step further down is asked on.
+        if best.is_some() && at(high.saturating_sub(grain))?.is_none() {
+            continue;
+        }
+        if let Some(planned) = at(low)? {
+            (high, best) = (low, Some(planned));
+        }
+        while high > low + grain {
+            let middle = low + (high - low) / 2;
+            match at(middle)? {
+                Some(planned) => {
+                    high = planned.bound().0.min(middle);
+                    best = Some(planned);
+                }
+                None => low = middle,
+            }
         }
     }
     let full = make_for(&Request { budget: Bytes(high), ..request.clone() }, framework);

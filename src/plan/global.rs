@@ -259,9 +259,9 @@ impl<'a> Ladder<'a> {
     }
 
     fn infeasible(&self) -> PlanError {
-        let blocked = self.rungs.iter().enumerate().filter_map(|(index, rung)| {
-            let why = rung.blocked.as_ref()?;
-            Some(format!("job {index} (`{}`) gets no further down than {}: {}", rung.request.graph.name, Bytes(rung.arena()), why.blocked))
+        let blocked = self.rungs.iter().enumerate().map(|(index, rung)| {
+            let why = rung.blocked.as_ref().map_or_else(|| format!("its floor is {}", Bytes(rung.floor)), |no| no.blocked.clone());
+            format!("job {index} (`{}`) gets no further down than {}: {why}", rung.request.graph.name, Bytes(rung.arena()))
         });
         PlanError::Infeasible(Box::new(Infeasible {
             budget: self.jobs.budget,

@@ -175,13 +175,23 @@ impl Method {
         }
     }
 
-    /// Those whose plans stand in where this planner's is slow or missing: the quick ones, and on graphs of few operators the
-    /// planner itself without heads, as there a few huge tensors decide and every placement is different luck.
+    /// Those whose plans stand in where this planner's is slow or missing: the quick ones that keep to its switches, and on graphs of
+    /// few operators the planner itself without heads, as there a few huge tensors decide and every placement is different luck.
     #[must_use]
     pub fn portfolio(&self, operators: usize) -> Vec<Self> {
         match self {
             Self::Neap(options) if options.portfolio => {
-                let mut all = vec![Self::Vdnn(vdnn::Policy::All), Self::Capuchin, Self::Tensile(tensile::Options::default())];
+                let neap::Options { swap, across, recompute, passive, fit, min_swap, .. } = *options;
+                let mut all = Vec::new();
+                // These know no switches; neither goes round the end.
+                if swap {
+                    all.push(Self::Vdnn(vdnn::Policy::All));
+                }
+                if swap && recompute && passive {
+                    all.push(Self::Capuchin);
+                }
+                let tensile = tensile::Options { swap, across, recompute, passive, prefetch: fit, min_swap, ..tensile::Options::default() };
+                all.push(Self::Tensile(tensile));
                 if operators <= SMALL && options.head {
                     all.push(Self::Neap(neap::Options { head: false, portfolio: false, ..options.clone() }));
                 }

@@ -63,6 +63,9 @@ fn read(path: &Path) -> anyhow::Result<Vec<Coming>> {
         };
         let submitted = seconds(&row.submit_s)
             .ok_or_else(|| wrong(format!("`{}` is not a time; give seconds from 0 to 10^9 with at most nine decimals", row.submit_s)))?;
+        if row.iterations > 100_000 {
+            return Err(wrong(format!("{} iterations are more than are simulated one by one; give at most 100000", row.iterations)).into());
+        }
         if row.iterations == 0 {
             return Err(wrong("a job of 0 iterations never runs; give at least 1, or leave the line away".to_owned()).into());
         }

@@ -24,10 +24,10 @@ pub struct Flags {
     #[arg(short, long, value_name = "FILE.csv")]
     output: Option<PathBuf>,
     /// How many steps the search may take; a million take a few milliseconds.
-    #[arg(long, value_name = "STEPS", default_value_t = 10_000_000_000)]
+    #[arg(long, value_name = "STEPS", default_value_t = 1_000_000_000)]
     effort: u64,
     /// Search techniques to leave out, to see what each is worth: partition, decompose, sections, monotone, support, dominance,
-    /// lowest, free, twins, portfolio, restarts, weights, shuffle.
+    /// lowest, free, twins, jump, portfolio, restarts, weights, shuffle.
     #[arg(long, value_name = "TECHNIQUE,...", value_delimiter = ',')]
     without: Vec<Named>,
 }

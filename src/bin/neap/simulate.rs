@@ -67,9 +67,9 @@ pub struct Flags {
     /// How many noisy iterations.
     #[arg(long, value_name = "N", default_value_t = 1000, requires = "noise", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     runs: u32,
-    /// For a plan of several jobs, which run side by side: how many iterations of each.
-    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    iterations: u32,
+    /// For a plan of several jobs, which run side by side: how many iterations of each; 10 if not given.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    iterations: Option<u32>,
     /// Draw memory over time, without and with the plan.
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
@@ -116,6 +116,12 @@ struct Subjects {
 }
 
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
+    if flags.iterations.is_some() && flags.arrivals.is_some() {
+        bail!("--iterations: the table says how many iterations each job runs; leave it away");
+    }
+    if flags.budget.is_some() && flags.arrivals.is_none() {
+        bail!("--budget: is for --arrivals; a plan keeps to its own, and a graph has none");
+    }
     if let Some(table) = &flags.arrivals {
         return arrivals::main(table, &flags.device, flags.budget, flags.plot.as_deref(), as_json);
     }
@@ -141,7 +147,8 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
             }
             if plan.jobs.len() > 1 {
                 flags.only_side_by_side(plan.jobs.len())?;
-                return beside::main(&plan, &graphs, flags.iterations, flags.plot.as_deref(), as_json);
+                flags.allocator.resolve(&plan.device)?;
+                return beside::main(&plan, &graphs, flags.iterations.unwrap_or(10), flags.plot.as_deref(), as_json);
             }
             let (latencies, libraries) = (plan.jobs[0].latencies.clone(), plan.jobs[0].libraries.clone());
             let graph = graphs.remove(0);

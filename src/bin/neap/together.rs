@@ -53,8 +53,9 @@ impl JobArg {
         let limited = method.limited(u32::try_from(share).unwrap_or(1000));
         limited.ok_or_else(|| {
             anyhow::anyhow!(
-                "{}@: planner {name} has no limit on swapping; use neap or tensile, or leave the share away",
-                self.path.display()
+                "{}@{}: planner {name} has no limit on swapping; use neap or tensile, or leave the share away",
+                self.path.display(),
+                told(share)
             )
         })
     }
