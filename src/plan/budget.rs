@@ -14,7 +14,7 @@ use crate::device::{Link, Profile};
 use crate::job::Graph;
 use crate::job::liveness::Liveness;
 use crate::schedule::{Figures, JobPlan, Latency, Placement, Plan};
-use crate::sim::engine::{self, Durations, Run};
+use crate::sim::engine::{self, Run};
 use crate::sim::program::{Direction, Program};
 use crate::sim::reserved::{self, Framework, Reserved};
 use crate::units::{Bytes, Nanos, TensorId};
@@ -109,7 +109,8 @@ pub fn make(request: &Request<'_>) -> Result<Planned, PlanError> {
 /// # Errors
 /// As [`make`].
 pub fn make_for(request: &Request<'_>, framework: Option<&Framework>) -> Result<Planned, PlanError> {
-    let own = alone(request, framework, None, &mut None);
+    let liveness = Liveness::of(request.graph);
+    let own = alone(request, &liveness, framework, None, &mut None);
     let worth = match &own {
         Ok(planned) => {
             let stalls = planned.run.stalls;
@@ -123,7 +124,7 @@ pub fn make_for(request: &Request<'_>, framework: Option<&Framework>) -> Result<
     for method in if worth { request.method.portfolio(request.graph.operators.len()) } else { Vec::new() } {
         let asked = method.clone();
         let rival = best.as_ref().map_or(Nanos(u64::MAX), |b| b.plan.figures.iteration_ns);
-        let mut other = match alone(&Request { method, ..request.clone() }, framework, Some(rival), &mut None) {
+        let mut other = match alone(&Request { method, ..request.clone() }, &liveness, framework, Some(rival), &mut None) {
             Ok(other) => other,
             Err(PlanError::Infeasible(no)) => {
                 if let Err(PlanError::Infeasible(own)) = &mut best {
@@ -150,13 +151,13 @@ fn stand_in(request: &Request<'_>, planned: &mut Planned, method: &Method) {
 /// The planner by itself; with a rival, only what is quicker counts, and little is done to find it.
 fn alone(
     request: &Request<'_>,
+    liveness: &Liveness,
     framework: Option<&Framework>,
     rival: Option<Nanos>,
     warm: &mut Option<Warm>,
 ) -> Result<Planned, PlanError> {
-    let liveness = Liveness::of(request.graph);
     let budget = request.budget.0 / 512 * 512;
-    let mut search = Search { request, framework, liveness: &liveness, budget, lowest: u64::MAX, blocked: String::new(), rival, warm };
+    let mut search = Search { request, framework, liveness, budget, lowest: u64::MAX, blocked: String::new(), rival, warm };
     let mut target = budget;
     let own = matches!(request.method, Method::Neap(_));
     for attempt in 0..if rival.is_some() && !own { FEW } else { TIGHTENINGS } {
@@ -219,7 +220,7 @@ impl Search<'_> {
         let program = Program::new(request.graph, request.latencies, &emitted.events).map_err(|e| PlanError::Defect(e.to_string()))?;
         // Without addresses it is no slower than with them.
         if let Some(rival) = self.rival
-            && run(&program, &device.link)?.iteration >= rival
+            && nominal(&program, &device.link)?.iteration >= rival
         {
             return Ok(Attempt::Blocked);
         }
@@ -281,7 +282,7 @@ pub fn minimum_for(request: &Request<'_>, framework: Option<&Framework>) -> Resu
         let (mut warm, mut low) = (None, floor);
         let mut at = |budget: u64| {
             let budget = Bytes(budget / 512 * 512);
-            match alone(&Request { budget, method: method.clone(), ..request.clone() }, framework, None, &mut warm) {
+            match alone(&Request { budget, method: method.clone(), ..request.clone() }, &liveness, framework, None, &mut warm) {
                 Ok(mut planned) => {
                     stand_in(request, &mut planned, &method);
                     Ok(Some(planned))
@@ -343,8 +344,8 @@ fn placed(mut program: Program, emitted: &Emitted, budget: u64) -> Result<(Progr
     Ok((program, placements, layout.height))
 }
 
-fn run(program: &Program, link: &Link) -> Result<Run, PlanError> {
-    engine::run(program, link, &Durations::nominal(program, link)).map_err(|e| PlanError::Defect(e.to_string()))
+pub(super) fn nominal(program: &Program, link: &Link) -> Result<Run, PlanError> {
+    engine::nominal(program, link).map_err(|e| PlanError::Defect(e.to_string()))
 }
 
 fn finish(

@@ -13,9 +13,8 @@
 
 use super::budget::{self, PlanError, Planned, Request, first_load};
 use crate::device::{Link, Profile};
-use crate::sim::engine::{self, Durations, Run};
+use crate::sim::engine::{self, Durations};
 use crate::sim::noise::{Noise, WHOLE, percentile};
-use crate::sim::program::Program;
 use crate::sim::reserved::{self, Framework};
 use crate::units::Nanos;
 
@@ -115,17 +114,13 @@ fn slower(link: &Link, by: u64) -> Link {
 /// The same events and addresses with the figures of the device that is meant.
 fn on_the_real_link(planned: Planned, request: &Request<'_>, framework: Option<&Framework>) -> Result<Planned, PlanError> {
     let Planned { mut plan, program, .. } = planned;
-    let run = nominal(&program, &request.device.link)?;
+    let run = budget::nominal(&program, &request.device.link)?;
     plan.device = request.device.clone();
     plan.figures.peak_bytes = engine::peak(&engine::memory(&program, &run));
     plan.figures.iteration_ns = run.iteration;
     plan.figures.first_iteration_ns = first_load(request.graph, &program, request.device) + run.iteration;
     let reserved = framework.map(|f| reserved::planned(request.graph, &program, &run, f));
     Ok(Planned { plan, program, run, reserved })
-}
-
-fn nominal(program: &Program, link: &Link) -> Result<Run, PlanError> {
-    engine::run(program, link, &Durations::nominal(program, link)).map_err(|e| PlanError::Defect(e.to_string()))
 }
 
 fn p95(planned: &Planned, link: &Link, noise: Noise) -> Result<Nanos, PlanError> {

@@ -15,7 +15,7 @@ use crate::device::latency::LONGEST;
 use crate::device::{Latency, Link, Profile, Source};
 use crate::job::Graph;
 use crate::schedule::{JobPlan, Plan, check};
-use crate::sim::engine::{self, Durations};
+use crate::sim::engine;
 use crate::sim::program::{Direction, Program};
 use crate::units::Nanos;
 
@@ -134,7 +134,7 @@ impl<'scope, 'env> Controller<'scope, 'env> {
     pub fn follow(&mut self, program: &Program, link: &Link) {
         self.fresh = true;
         self.steps = program.steps.iter().map(|s| s.event.is_none().then(|| s.operator.index())).collect();
-        let times = engine::run(program, link, &Durations::nominal(program, link)).map(|run| run.copies).unwrap_or_default();
+        let times = engine::nominal(program, link).map(|run| run.copies).unwrap_or_default();
         self.copies = program.copies.iter().zip(times).map(|(c, (start, end))| (c.direction, (end - start).0)).collect();
     }
 
@@ -287,7 +287,7 @@ fn slowed(link: &Link, slow: [u64; 2]) -> Link {
 fn propose(graph: &Graph, mut job: JobPlan, device: &Profile, latencies: &[Latency], planner: &Planner<'_>) -> Result<Proposal, String> {
     job.latencies = latencies.to_vec();
     let program = Program::placed(graph, &job).map_err(|e| e.to_string())?;
-    let before = engine::run(&program, &device.link, &Durations::nominal(&program, &device.link)).map_err(|e| e.to_string())?;
+    let before = engine::nominal(&program, &device.link).map_err(|e| e.to_string())?;
     let plan = planner(device, latencies)?;
     check::check(&plan, std::slice::from_ref(graph))
         .map_err(|refusals| format!("the new plan is refused: {}", refusals.first().map(ToString::to_string).unwrap_or_default()))?;

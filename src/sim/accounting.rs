@@ -113,7 +113,7 @@ impl Extra {
     /// As [`engine::run`].
     pub fn of(program: &Program, link: &Link, iteration: Nanos) -> Result<Self, Deadlock> {
         let free = Link { h2d_contended: link.h2d, d2h_contended: link.d2h, ..*link };
-        let run = engine::run(program, &free, &Durations::nominal(program, &free))?;
+        let run = engine::nominal(program, &free)?;
         Ok(Self {
             recompute: program.steps.iter().filter(|s| s.event.is_some()).map(|s| s.time.max(Nanos(1))).sum(),
             swap_in: run.stalls.swap_in,

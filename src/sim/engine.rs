@@ -97,6 +97,14 @@ pub fn run(program: &Program, link: &Link, durations: &Durations) -> Result<Run,
     alone(program, link, durations, false)
 }
 
+/// Runs one iteration as planned: alone and without noise.
+///
+/// # Errors
+/// As [`run`].
+pub fn nominal(program: &Program, link: &Link) -> Result<Run, Deadlock> {
+    run(program, link, &Durations::nominal(program, link))
+}
+
 /// As [`run`], on a link that carries one copy at a time, whichever way it goes: each at its direction's uncontended rate. Of two that
 /// could start, the one that stands first in the plan does; the directions are queues of their own still. Only
 /// [`super::accounting`] has a use for it.

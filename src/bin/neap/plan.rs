@@ -6,13 +6,14 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use clap::builder::{OsStringValueParser, TypedValueParser};
+use neap::job::Graph;
 use neap::job::liveness::Liveness;
 use neap::plan::bound::Bounds;
 use neap::plan::robust::{self, Robust};
 use neap::plan::vdnn::Policy;
 use neap::plan::{self, Method, PlanError, Planned, Request};
 use neap::report::table::{Side, Table};
-use neap::schedule::{Event, Source, json as plan_json};
+use neap::schedule::{Event, Plan, Source, json as plan_json};
 use neap::sim::accounting::{Paper, paper};
 use neap::units::{Bytes, Nanos};
 use serde_json::json;
@@ -233,33 +234,12 @@ fn one(flags: &Flags, job: &JobArg, as_json: bool) -> anyhow::Result<Answer> {
     };
     let (mut planned, noise) = match made {
         Ok(made) => made,
-        Err(error @ PlanError::Defect(_)) => return Err(error.into()),
-        Err(PlanError::Infeasible(no)) => {
-            if as_json {
-                output::json(&json!({
-                    "fits": false,
-                    "budget_bytes": no.budget,
-                    "floor_bytes": no.floor,
-                    "lowest_bytes": no.lowest,
-                    "unplanned_peak_bytes": liveness.peak,
-                    "blocked": no.blocked,
-                }))?;
-            }
-            note(&format!("{}: {}", job.path.display(), PlanError::Infeasible(no)));
-            return Ok(Answer::No);
-        }
+        Err(error) => return does_not_fit(error, &format!("{}: ", job.path.display()), liveness.peak, as_json),
     };
     let took = started.elapsed();
     planned.plan.jobs[0].libraries = libraries;
     let graphs = [graph];
-    let proof = neap::schedule::check::check(&planned.plan, &graphs);
-    if let Err(refusals) = proof {
-        let reasons: Vec<String> = refusals.iter().take(5).map(ToString::to_string).collect();
-        bail!("the plan did not pass the checker; this is a defect of neap, please report it with the graph: {}", reasons.join("; "));
-    }
-    if let Some(output) = &flags.output {
-        plan_json::write(output, &planned.plan, &graphs)?;
-    }
+    prove_and_write(flags, &planned.plan, &graphs)?;
     note(&format!("planned in {took:.1?}"));
     let bounds = Bounds::new(&graphs[0], &latencies, &device.link);
     let papers = match flags.accounting {
@@ -268,6 +248,41 @@ fn one(flags: &Flags, job: &JobArg, as_json: bool) -> anyhow::Result<Answer> {
     };
     report(flags, &planned, &liveness, &bounds, papers.as_ref(), noise, as_json)?;
     Ok(Answer::Yes)
+}
+
+/// Says that there is no plan, where that is the answer.
+///
+/// # Errors
+/// What is not an answer but a defect.
+pub fn does_not_fit(error: PlanError, of: &str, unplanned_peak: Bytes, as_json: bool) -> anyhow::Result<Answer> {
+    let PlanError::Infeasible(no) = error else { return Err(error.into()) };
+    if as_json {
+        output::json(&json!({
+            "fits": false,
+            "budget_bytes": no.budget,
+            "floor_bytes": no.floor,
+            "lowest_bytes": no.lowest,
+            "unplanned_peak_bytes": unplanned_peak,
+            "blocked": no.blocked,
+        }))?;
+    }
+    note(&format!("{of}{}", PlanError::Infeasible(no)));
+    Ok(Answer::No)
+}
+
+/// Proves a plan and writes it where it is wanted: nothing that was refused is ever written.
+///
+/// # Errors
+/// When it is refused, or can't be written.
+pub fn prove_and_write(flags: &Flags, plan: &Plan, graphs: &[Graph]) -> anyhow::Result<()> {
+    if let Err(refusals) = neap::schedule::check::check(plan, graphs) {
+        let reasons: Vec<String> = refusals.iter().take(5).map(ToString::to_string).collect();
+        bail!("the plan did not pass the checker; this is a defect of neap, please report it with the graphs: {}", reasons.join("; "));
+    }
+    if let Some(output) = &flags.output {
+        plan_json::write(output, plan, graphs)?;
+    }
+    Ok(())
 }
 
 /// The graph's path as the plan records it: relative to the plan's folder.

@@ -6,16 +6,16 @@ use std::time::Instant;
 
 use anyhow::bail;
 use neap::job::Graph;
+use neap::plan::Method;
 use neap::plan::global::{self, Job, Jobs, Together};
-use neap::plan::{Method, PlanError};
 use neap::report::table::{Side, Table};
-use neap::schedule::{Event, JobPlan, check, json as plan_json};
+use neap::schedule::{Event, JobPlan};
 use neap::units::Bytes;
 use serde_json::{Value, json};
 
 use crate::accounting::Accounting;
 use crate::output::{self, Answer, note};
-use crate::plan::{Flags, graph_path};
+use crate::plan::{Flags, does_not_fit, graph_path, prove_and_write};
 use crate::settings::{self, Budget};
 
 /// A graph, and how much of the job may be swapped.
@@ -114,33 +114,13 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let made = if budget.is_some() { global::make(&asked) } else { global::minimum(&asked) };
     let mut together = match made {
         Ok(together) => together,
-        Err(error @ PlanError::Defect(_)) => return Err(error.into()),
-        Err(PlanError::Infeasible(no)) => {
-            if as_json {
-                output::json(&json!({
-                    "fits": false,
-                    "budget_bytes": no.budget,
-                    "floor_bytes": no.floor,
-                    "lowest_bytes": no.lowest,
-                    "unplanned_peak_bytes": peak,
-                    "blocked": no.blocked,
-                }))?;
-            }
-            note(&PlanError::Infeasible(no).to_string());
-            return Ok(Answer::No);
-        }
+        Err(error) => return does_not_fit(error, "", peak, as_json),
     };
     let took = started.elapsed();
     for (job, site) in together.plan.jobs.iter_mut().zip(&sites) {
         job.libraries.clone_from(&site.libraries);
     }
-    if let Err(refusals) = check::check(&together.plan, &graphs) {
-        let reasons: Vec<String> = refusals.iter().take(5).map(ToString::to_string).collect();
-        bail!("the plan did not pass the checker; this is a defect of neap, please report it with the graphs: {}", reasons.join("; "));
-    }
-    if let Some(output) = &flags.output {
-        plan_json::write(output, &together.plan, &graphs)?;
-    }
+    prove_and_write(flags, &together.plan, &graphs)?;
     note(&format!("planned in {took:.1?}"));
     report(&together, &graphs, peak, as_json)?;
     if let Some(output) = &flags.output {

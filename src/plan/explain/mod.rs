@@ -9,7 +9,7 @@ mod verdict;
 
 use crate::job::Graph;
 use crate::schedule::Plan;
-use crate::sim::engine::{self, Durations, Run};
+use crate::sim::engine::{self, Run};
 use crate::sim::program::{Begin, Program};
 use crate::units::{Bytes, Nanos, OpId, TensorId};
 
@@ -140,7 +140,7 @@ impl<'a> Explained<'a> {
         let job = plan.jobs.first().ok_or("the plan has no job")?;
         let program = Program::placed(graph, job).map_err(|e| e.to_string())?;
         let link = &plan.device.link;
-        let run = engine::run(&program, link, &Durations::nominal(&program, link)).map_err(|e| e.to_string())?;
+        let run = engine::nominal(&program, link).map_err(|e| e.to_string())?;
         let memory = engine::memory(&program, &run);
         let peak_bytes = engine::peak(&memory);
         let at = memory.iter().position(|p| p.1 == peak_bytes).unwrap_or(0);

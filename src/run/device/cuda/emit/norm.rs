@@ -4,6 +4,7 @@
 
 use super::super::super::host::kernels::arguments::{ints, number_or};
 use super::super::super::host::kernels::elements::same_shape;
+use super::super::super::host::kernels::norm::channels;
 use super::super::super::host::kernels::strided::{flag, float, mask, same};
 use super::super::super::host::view::{Call, Operand as Given, View};
 use super::super::launch::{Actions, BatchNorm, Family, Operand, RANK};
@@ -110,10 +111,6 @@ fn blank() -> BatchNorm {
         momentum: 0.0,
         eps: 0.0,
     }
-}
-
-fn channels(call: &Call<'_>, view: &View) -> Result<usize, String> {
-    view.shape.get(1).copied().ok_or_else(|| format!("{} needs at least two dimensions, not {:?}", call.operator.kind, view.shape))
 }
 
 /// An output with one element per channel; `None` where undefined or empty.

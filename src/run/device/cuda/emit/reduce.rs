@@ -4,6 +4,7 @@
 
 use super::super::super::host::kernels::arguments::{Input, int_or, ints};
 use super::super::super::host::kernels::elements::{count, dimension};
+use super::super::super::host::kernels::reduce::without_dims;
 use super::super::super::host::view::{Call, View};
 use super::super::launch::{Actions, Family, Operand, RANK, Reduce};
 use super::Emit;
@@ -42,10 +43,6 @@ pub fn find(kind: &str) -> Option<Emit> {
         "cumsum" | "cumsum_" => cumsum,
         _ => return None,
     })
-}
-
-fn without_dims(call: &Call<'_>) -> bool {
-    call.operator.args.len() <= 2 && !matches!(call.operator.args.get(1), Some(Arg::Ints(_)))
 }
 
 fn everything(call: &Call<'_>) -> Result<Vec<bool>, String> {

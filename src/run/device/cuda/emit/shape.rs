@@ -3,7 +3,7 @@
 //! Not for: views, which cost nothing and are part of how operators read.
 
 use super::super::super::host::kernels::arguments::{Input, int_or, ints, number, number_or, text};
-use super::super::super::host::kernels::elements::{count, dimension, is_contiguous, narrow, row_major, same_shape};
+use super::super::super::host::kernels::elements::{count, dimension, is_contiguous, narrow, repeats, row_major, same_shape, select};
 use super::super::super::host::view::{Call, Operand, View};
 use super::super::launch::{Action, Actions, Family};
 use super::Emit;
@@ -152,14 +152,6 @@ fn cat(call: &Call<'_>, actions: &mut Actions) -> Result<(), String> {
     }
 }
 
-/// The part of `view` at `index` of dimension `dim`, which is left out.
-fn select(view: &View, dim: usize, index: usize) -> Result<View, String> {
-    let mut part = narrow(view, dim, index..index + 1)?;
-    part.shape.remove(dim);
-    part.stride.remove(dim);
-    Ok(part)
-}
-
 fn stack(call: &Call<'_>, actions: &mut Actions) -> Result<(), String> {
     let out = output(call)?;
     let dim = dimension(int_or(call, 1, 0)?, out.shape.len())?;
@@ -225,30 +217,9 @@ fn select_backward(call: &Call<'_>, actions: &mut Actions) -> Result<(), String>
     copy(actions, &to, grad)
 }
 
-/// Copies `from` to `out` where dimension d of `out` is `times[d]` times `from`'s, the repeats outside
-/// (`tiled`) or inside.
+/// Copies `from` to `out`, repeated.
 fn repeated(actions: &mut Actions, out: &View, from: &View, times: &[usize], tiled: bool) -> Result<(), String> {
-    let (mut to, mut source) = (out.clone(), from.clone());
-    for shape in [&mut to.shape, &mut to.stride, &mut source.shape, &mut source.stride] {
-        shape.clear();
-    }
-    for (d, &n) in from.shape.iter().enumerate() {
-        if Some(out.shape[d]) != n.checked_mul(times[d]) {
-            return Err(format!("repeating shape {:?} by {times:?} does not give {:?}", from.shape, out.shape));
-        }
-        let step = out.stride[d];
-        let pairs = if tiled {
-            [(times[d], n * step, 0), (n, step, from.stride[d])]
-        } else {
-            [(n, times[d] * step, from.stride[d]), (times[d], step, 0)]
-        };
-        for (extent, to_step, from_step) in pairs {
-            to.shape.push(extent);
-            to.stride.push(to_step);
-            source.shape.push(extent);
-            source.stride.push(from_step);
-        }
-    }
+    let (to, source) = repeats(out, from, times, tiled)?;
     copy(actions, &to, &source)
 }
 

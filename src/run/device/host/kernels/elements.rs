@@ -198,6 +198,47 @@ pub fn narrow(view: &View, dim: usize, range: Range<usize>) -> Result<View, Stri
     Ok(part)
 }
 
+/// The part of `view` at `index` of dimension `dim`, which is left out.
+///
+/// # Errors
+/// As [`narrow`].
+pub fn select(view: &View, dim: usize, index: usize) -> Result<View, String> {
+    let mut part = narrow(view, dim, index..index + 1)?;
+    part.shape.remove(dim);
+    part.stride.remove(dim);
+    Ok(part)
+}
+
+/// `out` and `from` by the same extents, where dimension d of `out` is `times[d]` times `from`'s, the repeats outside (`tiled`) or inside: a copy
+/// from the second view to the first repeats.
+///
+/// # Errors
+/// When the extents are others.
+pub fn repeats(out: &View, from: &View, times: &[usize], tiled: bool) -> Result<(View, View), String> {
+    let (mut to, mut source) = (out.clone(), from.clone());
+    for shape in [&mut to.shape, &mut to.stride, &mut source.shape, &mut source.stride] {
+        shape.clear();
+    }
+    for (d, &n) in from.shape.iter().enumerate() {
+        if Some(out.shape[d]) != n.checked_mul(times[d]) {
+            return Err(format!("repeating shape {:?} by {times:?} does not give {:?}", from.shape, out.shape));
+        }
+        let step = out.stride[d];
+        let pairs = if tiled {
+            [(times[d], n * step, 0), (n, step, from.stride[d])]
+        } else {
+            [(n, times[d] * step, from.stride[d]), (times[d], step, 0)]
+        };
+        for (extent, to_step, from_step) in pairs {
+            to.shape.push(extent);
+            to.stride.push(to_step);
+            source.shape.push(extent);
+            source.stride.push(from_step);
+        }
+    }
+    Ok((to, source))
+}
+
 /// The address of the element `offset` elements after the first; only for offsets inside the view.
 pub fn at(view: &View, offset: usize) -> *mut u8 {
     view.data.wrapping_add(offset * view.dtype.size() as usize)

@@ -59,8 +59,11 @@ fn set(view: Option<&View>, channel: usize, value: f64) {
     }
 }
 
-/// Number of channels of a batch, and the extents and strides of one channel.
-fn channels(call: &Call<'_>, view: &View) -> Result<usize, String> {
+/// Number of channels of a batch.
+///
+/// # Errors
+/// When it has no dimension for them.
+pub fn channels(call: &Call<'_>, view: &View) -> Result<usize, String> {
     view.shape.get(1).copied().ok_or_else(|| format!("{} needs at least two dimensions, not {:?}", call.operator.kind, view.shape))
 }
 

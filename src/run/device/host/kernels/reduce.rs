@@ -134,7 +134,8 @@ fn sum_over(out: &View, from: &View, gone: &[bool], divisor: f64) -> Result<(), 
 }
 
 /// Whether the call is the form without dimensions, `(self, dtype)`.
-fn without_dims(call: &Call<'_>) -> bool {
+#[must_use]
+pub fn without_dims(call: &Call<'_>) -> bool {
     call.operator.args.len() <= 2 && !matches!(call.operator.args.get(1), Some(Arg::Ints(_)))
 }
 

@@ -8,7 +8,7 @@ use crate::job::Arg;
 use super::super::view::{Call, Operand, View};
 use super::Kernel;
 use super::arguments::{Input, input, int_or, ints, number, number_or, output, tensor, tensors, text};
-use super::elements::{copy, count, dimension, fill, is_contiguous, narrow, row_major};
+use super::elements::{copy, count, dimension, fill, is_contiguous, narrow, repeats, row_major, select};
 
 /// The kernel for `kind`.
 pub fn find(kind: &str) -> Option<Kernel> {
@@ -115,14 +115,6 @@ fn cat(call: &Call<'_>) -> Result<(), String> {
     }
 }
 
-/// The part of `view` at `index` of dimension `dim`, which is left out.
-fn select(view: &View, dim: usize, index: usize) -> Result<View, String> {
-    let mut part = narrow(view, dim, index..index + 1)?;
-    part.shape.remove(dim);
-    part.stride.remove(dim);
-    Ok(part)
-}
-
 fn stack(call: &Call<'_>) -> Result<(), String> {
     let out = output(call)?;
     let dim = dimension(int_or(call, 1, 0)?, out.shape.len())?;
@@ -195,30 +187,9 @@ fn select_backward(call: &Call<'_>) -> Result<(), String> {
     copy(&to, grad)
 }
 
-/// Copies `from` to `out` where dimension d of `out` is `outer[d]` times `from`'s, the repeats outside
-/// (`tiled`) or inside.
+/// Copies `from` to `out`, repeated.
 fn repeated(out: &View, from: &View, times: &[usize], tiled: bool) -> Result<(), String> {
-    let (mut to, mut source) = (out.clone(), from.clone());
-    for shape in [&mut to.shape, &mut to.stride, &mut source.shape, &mut source.stride] {
-        shape.clear();
-    }
-    for (d, &n) in from.shape.iter().enumerate() {
-        if Some(out.shape[d]) != n.checked_mul(times[d]) {
-            return Err(format!("repeating shape {:?} by {times:?} does not give {:?}", from.shape, out.shape));
-        }
-        let step = out.stride[d];
-        let pairs = if tiled {
-            [(times[d], n * step, 0), (n, step, from.stride[d])]
-        } else {
-            [(n, times[d] * step, from.stride[d]), (times[d], step, 0)]
-        };
-        for (extent, to_step, from_step) in pairs {
-            to.shape.push(extent);
-            to.stride.push(to_step);
-            source.shape.push(extent);
-            source.stride.push(from_step);
-        }
-    }
+    let (to, source) = repeats(out, from, times, tiled)?;
     copy(&to, &source)
 }
 
