@@ -173,7 +173,7 @@ fn copies(target: &Target, bytes: Bytes, loaded: bool, streams: &[Stream]) -> Re
         poison: false,
         jitter: Nanos::ZERO,
     };
-    let (measured, _) = open(target, &graph, (&script, &BTreeMap::new()), host::kernels::find, &[], &options, |device| {
+    let (measured, _) = open((target, None), &graph, (&script, &BTreeMap::new()), host::kernels::find, &[], &options, |device| {
         // Untouched pages would be what is measured.
         let ones = vec![1; usize::try_from(memory.0).unwrap_or(0)];
         device.write(super::device::Memory::Device, Bytes::ZERO, &ones)?;

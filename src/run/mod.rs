@@ -11,6 +11,8 @@ pub mod executor;
 pub mod measure;
 pub mod profile;
 pub mod seed;
+pub mod service;
+mod session;
 mod start;
 pub mod support;
 pub mod sweep;
@@ -18,11 +20,8 @@ pub mod weights;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::io;
 use std::path::PathBuf;
 use std::thread;
-
-use sha2::{Digest, Sha256};
 
 pub use controller::{Change, Replan};
 pub use device::host::calls::Lookup;
@@ -30,15 +29,15 @@ pub use support::Missing;
 
 use crate::device::{Link, Profile};
 use crate::files::FileError;
-use crate::job::{Dtype, Graph, Role};
+use crate::job::{Dtype, Graph};
 use crate::schedule::{Chosen, JobPlan, Plan};
 use crate::sim::program::{Program, ProgramError};
-use crate::units::{Bytes, Nanos, OpId, TensorId};
+use crate::units::{Bytes, Nanos, OpId};
 use controller::Controller;
 use device::host::link::LinkRate;
-use device::{Device, Failure, Memory, host};
-use executor::{Executor, Record};
-use start::{has_algorithms, on_cuda, open};
+use device::{Measured, host};
+use session::{End, Job, Next, Pilot};
+use start::{has_algorithms, open};
 
 /// How fast the host device's copies go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -131,6 +130,26 @@ impl Default for Settings {
             keep_state: false,
             poison: false,
             jitter: Nanos::ZERO,
+        }
+    }
+}
+
+impl Settings {
+    /// What the host device is told, for a profile.
+    fn host(&self, profile: &Profile) -> host::Options {
+        host::Options {
+            link: match self.link_rate {
+                Rate::Profile => LinkRate::Of(profile.link),
+                Rate::Unlimited => LinkRate::Unlimited,
+                Rate::BytesPerSecond(rate) => {
+                    LinkRate::Of(Link { h2d: rate, d2h: rate, h2d_contended: rate, d2h_contended: rate, overhead_ns: 0 })
+                }
+            },
+            throttle_per_mille: self.throttle_per_mille,
+            throttle_later: self.throttle_later.clone(),
+            load_percent: self.load_percent,
+            poison: self.poison,
+            jitter: self.jitter,
         }
     }
 }
@@ -268,7 +287,7 @@ pub fn run_with(
     settings: &Settings,
     progress: &mut dyn FnMut(u32),
 ) -> Result<Outcome, RunError> {
-    Job::new(kernels, graph, profile, settings)?.run((job, arena_bytes), None, progress)
+    follow(Job::new(kernels, graph, profile, settings, None)?, profile, (job, arena_bytes), None, progress)
 }
 
 /// Runs `plan`, checked and of one job, and has it planned anew when measured latencies drift. A new plan takes over between
@@ -284,280 +303,66 @@ pub fn run_replanning(
     progress: &mut dyn FnMut(u32),
 ) -> Result<Outcome, RunError> {
     let job = plan.jobs.first().ok_or_else(|| RunError::Plan("it has no job".to_owned()))?;
-    Job::new(host::kernels::find, graph, &plan.device, settings)?.run((job, plan.budget), Some(replan), progress)
+    let run = Job::new(host::kernels::find, graph, &plan.device, settings, None)?;
+    follow(run, &plan.device, (job, plan.budget), Some(replan), progress)
 }
 
-/// A job that can run: what stays the same whichever plan is followed.
-struct Job<'a> {
-    kernels: Lookup,
-    graph: &'a Graph,
-    profile: &'a Profile,
-    settings: &'a Settings,
-    values: weights::Values<'a>,
-    batch: Vec<Vec<u8>>,
-    random_keys: Vec<u64>,
-    /// What libraries must use.
-    libraries: BTreeMap<OpId, Chosen>,
-    notes: Vec<String>,
-    /// What long-lived tensors hold while one plan hands over to the next.
-    carried: BTreeMap<TensorId, Vec<u8>>,
-    record: Record,
-    high_water: Bytes,
-}
-
-/// How a session ended.
-enum End {
-    /// All iterations have run.
-    Done(Box<Outcome>),
-    /// Another plan takes over, from this iteration on.
-    Switch(u32),
-}
-
-impl<'a> Job<'a> {
-    fn new(kernels: Lookup, graph: &'a Graph, profile: &'a Profile, settings: &'a Settings) -> Result<Self, RunError> {
-        let missing = match settings.target {
-            Target::Host => support::missing(graph, |kind| kernels(kind).is_some()),
-            Target::Cuda { .. } => support::missing(graph, on_cuda),
-        };
-        if !missing.is_empty() {
-            return Err(RunError::Unsupported(settings.target.name(), missing));
-        }
-        let unknown = support::unknown_numbers(graph);
-        if let Some(first) = unknown.first() {
-            return Err(RunError::UnknownNumber { first: (*first).to_owned(), operators: unknown.len() });
-        }
-        let batch = support::batch(graph).map_err(RunError::Graph)?;
-        let mut values = weights::Values::new(graph, &batch, settings.weights.as_deref(), settings.seed)?;
-        let mut notes = support::notes(graph);
-        notes.append(&mut values.notes);
-        let batch = std::mem::take(&mut values.batch);
-        Ok(Self {
-            kernels,
-            graph,
-            profile,
-            settings,
-            values,
-            batch,
-            random_keys: support::random_keys(graph),
-            libraries: BTreeMap::new(),
-            notes,
-            carried: BTreeMap::new(),
-            record: Record::default(),
-            high_water: Bytes::ZERO,
-        })
-    }
-
-    fn options(&self) -> host::Options {
-        let settings = self.settings;
-        host::Options {
-            link: match settings.link_rate {
-                Rate::Profile => LinkRate::Of(self.profile.link),
-                Rate::Unlimited => LinkRate::Unlimited,
-                Rate::BytesPerSecond(rate) => {
-                    LinkRate::Of(Link { h2d: rate, d2h: rate, h2d_contended: rate, d2h_contended: rate, overhead_ns: 0 })
+/// Runs a job alone, from plan to plan if there is somebody to make them.
+fn follow(
+    mut run: Job<'_>,
+    profile: &Profile,
+    (job, arena): (&JobPlan, Bytes),
+    replan: Option<&Replan<'_>>,
+    progress: &mut dyn FnMut(u32),
+) -> Result<Outcome, RunError> {
+    run.libraries.clone_from(&job.libraries);
+    let graph = run.graph;
+    thread::scope(|scope| {
+        let controller = replan.map(|replan| Controller::new(scope, graph, profile, job, replan));
+        let mut alone = Alone { controller, switch: false, progress };
+        let (mut plan, mut arena) = (Cow::Borrowed(job), arena);
+        let (mut first, mut link) = (0, profile.link);
+        loop {
+            let program = Program::placed(graph, &plan)?;
+            if let Some(controller) = &mut alone.controller {
+                controller.follow(&program, &link);
+            }
+            alone.switch = false;
+            match run.session(&plan, arena, &program, first, &mut alone)? {
+                End::Done(mut outcome) => {
+                    outcome.changes = alone.controller.map(|c| c.changes(&outcome.iteration_ns)).unwrap_or_default();
+                    return Ok(*outcome);
                 }
-            },
-            throttle_per_mille: settings.throttle_per_mille,
-            throttle_later: settings.throttle_later.clone(),
-            load_percent: settings.load_percent,
-            poison: settings.poison,
-            jitter: settings.jitter,
-        }
-    }
-
-    fn run(
-        mut self,
-        (job, arena): (&JobPlan, Bytes),
-        replan: Option<&Replan<'_>>,
-        progress: &mut dyn FnMut(u32),
-    ) -> Result<Outcome, RunError> {
-        let (graph, link) = (self.graph, self.profile.link);
-        self.libraries.clone_from(&job.libraries);
-        thread::scope(|scope| {
-            let mut controller = replan.map(|replan| Controller::new(scope, graph, self.profile, job, replan));
-            let (mut plan, mut arena) = (Cow::Borrowed(job), arena);
-            let (mut first, mut link) = (0, link);
-            loop {
-                let program = Program::placed(graph, &plan)?;
-                if let Some(controller) = &mut controller {
-                    controller.follow(&program, &link);
-                }
-                match self.session(&plan, arena, &program, first, controller.as_mut(), progress)? {
-                    End::Done(mut outcome) => {
-                        outcome.changes = controller.map(|c| c.changes(&outcome.iteration_ns)).unwrap_or_default();
-                        return Ok(*outcome);
-                    }
-                    End::Switch(next) => {
-                        let Some(new) = controller.as_mut().and_then(Controller::take) else {
-                            return Err(RunError::Plan("no plan took over".to_owned()));
-                        };
-                        (first, link, arena) = (next, new.device.link, new.budget);
-                        let job = new.jobs.into_iter().next().ok_or_else(|| RunError::Plan("the new plan has no job".to_owned()))?;
-                        plan = Cow::Owned(job);
-                    }
+                End::Stopped(outcome) => return Ok(*outcome),
+                End::Left(next) => {
+                    let Some(new) = alone.controller.as_mut().and_then(Controller::take) else {
+                        return Err(RunError::Plan("no plan took over".to_owned()));
+                    };
+                    (first, link, arena) = (next, new.device.link, new.budget);
+                    let job = new.jobs.into_iter().next().ok_or_else(|| RunError::Plan("the new plan has no job".to_owned()))?;
+                    plan = Cow::Owned(job);
                 }
             }
-        })
-    }
-
-    /// Follows one plan from iteration `first` on.
-    fn session(
-        &mut self,
-        plan: &JobPlan,
-        arena: Bytes,
-        program: &Program,
-        first: u32,
-        mut controller: Option<&mut Controller<'_, '_>>,
-        progress: &mut dyn FnMut(u32),
-    ) -> Result<End, RunError> {
-        let (graph, settings) = (self.graph, self.settings);
-        let script = executor::script(graph, plan, program, arena, &self.random_keys)?;
-        let homes = homes(graph, plan, program)?;
-        let fail = |failure| match failure {
-            Failure::Device(problem) => RunError::Device(settings.target.name(), problem),
-            Failure::Operator { operator, problem } => {
-                let operator = graph.operator(operator);
-                RunError::Operator { name: operator.name.clone(), kind: operator.kind.clone(), problem }
-            }
-        };
-        let (batch, options) = (std::mem::take(&mut self.batch), self.options());
-        let work = |device: &mut dyn Device| {
-            for home in &homes {
-                let data = self.carried.remove(&home.tensor).unwrap_or_else(|| self.values.take(home.tensor));
-                device.write(home.first.0, home.first.1, &data).map_err(fail)?;
-            }
-            let executor = Executor { graph, program, script: &script };
-            let mut switch = false;
-            let reached = executor.run(device, (first, settings.iterations), &mut self.record, &mut |iteration, measured| {
-                progress(iteration + 1);
-                let last = iteration + 1 == settings.iterations;
-                switch = controller.as_mut().is_some_and(|c| c.boundary(iteration, measured)) && !last;
-                switch
-            });
-            let reached = reached.map_err(fail)?;
-            self.high_water = self.high_water.max(device.high_water());
-            if switch {
-                for home in &homes {
-                    let mut data = vec![0; usize::try_from(graph.tensor(home.tensor).bytes.0).unwrap_or(0)];
-                    device.read(home.last.0, home.last.1, &mut data).map_err(fail)?;
-                    self.carried.insert(home.tensor, data);
-                }
-                return Ok(End::Switch(reached));
-            }
-            let record = std::mem::take(&mut self.record);
-            let mut outcome = Outcome {
-                losses: record.losses,
-                peak_bytes: self.high_water,
-                resident_peak_bytes: record.resident_peak,
-                iteration_ns: record.iteration_ns,
-                late_copies: record.late,
-                passive_copies: record.passive,
-                operator_ns: record.operator_ns,
-                notes: std::mem::take(&mut self.notes),
-                ..Outcome::default()
-            };
-            finish(graph, &homes, device, settings, &mut outcome, fail)?;
-            Ok(End::Done(Box::new(outcome)))
-        };
-        let libraries = std::mem::take(&mut self.libraries);
-        let end = open(&settings.target, graph, (&script, &libraries), self.kernels, &batch, &options, work);
-        (self.batch, self.libraries) = (batch, libraries);
-        let (mut end, mut said) = end.map_err(fail)?;
-        match &mut end {
-            Ok(End::Done(outcome)) => {
-                outcome.notes.append(&mut said.notes);
-                outcome.libraries = said.libraries;
-            }
-            _ => self.notes.append(&mut said.notes),
         }
-        end
-    }
+    })
 }
 
-/// Where a long-lived tensor is between iterations.
-struct Home {
-    tensor: TensorId,
-    /// Before the first iteration.
-    first: (Memory, Bytes),
-    /// After the last: the same place in a plan whose steady state closes.
-    last: (Memory, Bytes),
+/// The pilot of a job that has the device for itself.
+struct Alone<'scope, 'env, 'p> {
+    controller: Option<Controller<'scope, 'env>>,
+    switch: bool,
+    progress: &'p mut dyn FnMut(u32),
 }
 
-fn homes(graph: &Graph, job: &JobPlan, program: &Program) -> Result<Vec<Home>, RunError> {
-    let mut first = BTreeMap::new();
-    let mut last = BTreeMap::new();
-    for r in &program.residencies {
-        if let (Some(tensor), Some(offset)) = (r.tensor, r.offset) {
-            if r.begin == crate::sim::program::Begin::Iteration {
-                first.insert(tensor, offset);
-            }
-            if r.stays {
-                last.insert(tensor, offset);
-            }
-        }
+impl Pilot for Alone<'_, '_, '_> {
+    fn next(&mut self, _: u32) -> Next {
+        if self.switch { Next::Leave } else { Next::Go }
     }
-    let mut homes = Vec::new();
-    for tensor in weights::long_lived(graph) {
-        let home = |on_device: Option<&Bytes>| match (on_device, job.host_slots.get(&tensor)) {
-            (Some(offset), _) => Ok((Memory::Device, *offset)),
-            (None, Some(slot)) => Ok((Memory::Host, *slot)),
-            (None, None) => Err(RunError::Plan(format!("`{}` has no place between iterations", graph.tensor(tensor).name))),
-        };
-        let (first, last) = (home(first.get(&tensor))?, home(last.get(&tensor))?);
-        if first != last {
-            let name = &graph.tensor(tensor).name;
-            return Err(RunError::Plan(format!("`{name}` does not end the iteration where it starts it")));
-        }
-        homes.push(Home { tensor, first, last });
-    }
-    Ok(homes)
-}
 
-/// Reads parameters and buffers back: checksum, the state to keep, the file to save.
-fn finish(
-    graph: &Graph,
-    homes: &[Home],
-    device: &mut dyn Device,
-    settings: &Settings,
-    outcome: &mut Outcome,
-    fail: impl Fn(Failure) -> RunError,
-) -> Result<(), RunError> {
-    let mut named: Vec<&Home> = homes.iter().filter(|h| matches!(graph.tensor(h.tensor).role, Role::Parameter | Role::Buffer)).collect();
-    named.sort_by_key(|h| &graph.tensor(h.tensor).name);
-    let mut hash = Sha256::new();
-    let mut state = BTreeMap::new();
-    for home in named {
-        let tensor = graph.tensor(home.tensor);
-        let data = fetch(graph, home, device).map_err(&fail)?;
-        hash.update(tensor.name.as_bytes());
-        hash.update([0]);
-        hash.update(&data);
-        if settings.keep_state {
-            state.insert(weights::key(tensor), Value { dtype: tensor.dtype, shape: tensor.shape.clone(), data });
-        }
+    fn ended(&mut self, iteration: u32, measured: &Measured) {
+        (self.progress)(iteration + 1);
+        self.switch = self.controller.as_mut().is_some_and(|c| c.boundary(iteration, measured));
     }
-    outcome.checksum = hash.finalize().iter().map(|b| format!("{b:02x}")).collect();
-    outcome.state = settings.keep_state.then_some(state);
-    if let Some(path) = &settings.save {
-        let saved = |r: Role| matches!(r, Role::Parameter | Role::Buffer | Role::OptimizerState);
-        let by_key: BTreeMap<String, &Home> =
-            homes.iter().filter(|h| saved(graph.tensor(h.tensor).role)).map(|h| (weights::key(graph.tensor(h.tensor)), h)).collect();
-        let shapes = by_key.iter().map(|(k, h)| (k.clone(), (graph.tensor(h.tensor).dtype, graph.tensor(h.tensor).shape.clone())));
-        weights::save(path, &shapes.collect(), |key| {
-            let home = by_key.get(key).ok_or(io::ErrorKind::NotFound)?;
-            fetch(graph, home, device).map_err(|f| io::Error::other(f.to_string()))
-        })?;
-    }
-    Ok(())
-}
-
-/// A long-lived tensor's elements after the last iteration: its first shape's worth of the storage.
-fn fetch(graph: &Graph, home: &Home, device: &mut dyn Device) -> Result<Vec<u8>, Failure> {
-    let tensor = graph.tensor(home.tensor);
-    let shown = tensor.shape.iter().try_fold(tensor.dtype.size(), |n, &x| n.checked_mul(x)).unwrap_or(u64::MAX);
-    let mut data = vec![0; usize::try_from(shown.min(tensor.bytes.0)).unwrap_or(0)];
-    device.read(home.last.0, home.last.1, &mut data)?;
-    Ok(data)
 }
 
 #[cfg(test)]

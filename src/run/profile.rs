@@ -75,7 +75,7 @@ pub fn alone(graph: &Graph, profile: &Profile, settings: &Settings) -> Result<Ro
 /// # Errors
 /// As [`alone`].
 pub fn again(graph: &Graph, profile: &Profile, settings: &Settings, repeats: u32) -> Result<(Spans, Option<Chosen>), RunError> {
-    let mut job = Job::new(host::kernels::find, graph, profile, settings)?;
+    let mut job = Job::new(host::kernels::find, graph, profile, settings, None)?;
     let mut addresses: BTreeMap<TensorId, Bytes> = BTreeMap::new();
     let mut arena = Bytes::ZERO;
     for (index, tensor) in graph.tensors.iter().enumerate() {
@@ -97,7 +97,8 @@ pub fn again(graph: &Graph, profile: &Profile, settings: &Settings, repeats: u32
     let item = Item { stream: Stream::Compute, waits: Vec::new(), fetches: Vec::new(), due: None, work: Work::Step(step), top: arena };
     let script = alike(vec![item; repeats as usize], arena, Bytes::ZERO);
     let batch = std::mem::take(&mut job.batch);
-    let measured = open(&settings.target, graph, (&script, &BTreeMap::new()), job.kernels, &batch, &job.options(), |device| {
+    let (nothing, options) = (BTreeMap::new(), settings.host(profile));
+    let measured = open((&settings.target, None), graph, (&script, &nothing), host::kernels::find, &batch, &options, |device| {
         for tensor in weights::long_lived(graph) {
             fill(device, graph.tensor(tensor), addresses[&tensor], settings.seed)?;
         }

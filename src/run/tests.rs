@@ -6,11 +6,11 @@ use super::device::host::kernels::Kernel;
 use super::device::host::view::{Call, Operand as Seen, View};
 use super::*;
 use crate::device::Rates;
-use crate::job::{Arg, Operand, Operator, Phase, Replay, Tensor};
+use crate::job::{Arg, Operand, Operator, Phase, Replay, Role, Tensor};
 use crate::plan::emit::Emitted;
 use crate::plan::place;
 use crate::schedule::{Event, Latency, Source, Trigger};
-use crate::units::OpId;
+use crate::units::{OpId, TensorId};
 
 mod replan;
 

@@ -20,6 +20,7 @@ mod profile;
 mod replay;
 mod run;
 mod score;
+mod service;
 mod settings;
 mod share;
 mod simulate;

@@ -1,7 +1,7 @@
 //! `neap run`: a plan, or a job without one, executed for real.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -16,30 +16,34 @@ use neap::units::{Bytes, Nanos, OpId};
 use serde_json::json;
 
 use crate::output::{self, Answer, note};
+use crate::service;
 use crate::settings::{self, DeviceFlags, Site, Subject};
 
-/// Run a plan, or a job without one.
+/// Run a plan, or a job without one; or several at once.
 #[derive(clap::Args)]
 pub struct Flags {
-    /// A *.plan.json, or a *.graph.json to run without a plan.
-    subject: PathBuf,
+    /// A *.plan.json, or a *.graph.json to run without a plan. Several share the device, as --policy says.
+    #[arg(value_name = "PLAN", required_unless_present_any = ["listen", "watch"])]
+    pub subjects: Vec<PathBuf>,
     /// The plan's graph, in place of the path that the plan records.
     #[arg(long, value_name = "FILE.graph.json")]
-    graph: Vec<PathBuf>,
+    pub graph: Vec<PathBuf>,
     /// For a graph without a plan.
     #[command(flatten)]
-    device: DeviceFlags,
+    pub device: DeviceFlags,
     #[command(flatten)]
     on: Where,
-    /// How many iterations.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    iterations: u32,
+    /// How many iterations; of several jobs one number for all, or one for each.
+    #[arg(long, value_name = "N,…", default_value = "1", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub iterations: Vec<u32>,
+    #[command(flatten)]
+    pub service: service::Several,
     /// Initial values: parameter:NAME, buffer:NAME, optimizer_state:KEY:NAME, input:x, input:y.
     #[arg(long, value_name = "FILE.safetensors")]
-    weights: Option<PathBuf>,
+    pub weights: Option<PathBuf>,
     /// Write parameters, buffers and optimizer states at the end.
     #[arg(long, value_name = "FILE.safetensors")]
-    save: Option<PathBuf>,
+    pub save: Option<PathBuf>,
     /// Where initial values and batches come from when no file gives them.
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
@@ -51,10 +55,11 @@ pub struct Flags {
     unlimited_link: bool,
     /// Write each operator's measured time (the median over iterations).
     #[arg(long, value_name = "FILE.csv")]
-    latencies_out: Option<PathBuf>,
-    /// Plan anew in the background when measured latencies drift, and follow the new plan from the next iteration on.
+    pub latencies_out: Option<PathBuf>,
+    /// Plan anew in the background when measured latencies drift, and follow the new plan from the next iteration on; with several
+    /// jobs, plan all of them anew together whenever one comes or ends.
     #[arg(long)]
-    replan: bool,
+    pub replan: bool,
     /// How far the summed latency of operators, or of a direction's copies, has to move for that.
     #[arg(long, value_name = "SHARE", default_value = "0.3", value_parser = threshold, requires = "replan")]
     replan_threshold: u64,
@@ -90,13 +95,10 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     // A GPU's link goes as fast as it goes.
     let host_only = !flags.throttle_link.is_empty() || flags.unlimited_link;
     let target = flags.on.choose(host_only.then_some("--throttle-link, --unlimited-link"))?;
-    let outputs = [flags.save.as_deref(), flags.latencies_out.as_deref()];
-    settings::outputs(&flags.device.inputs(&settings::subject_files(&flags.subject, &flags.graph)), &outputs)?;
     let mut throttle = flags.throttle_link.clone();
     throttle.sort_by_key(|t| t.0);
     let settings = Settings {
         target,
-        iterations: flags.iterations,
         link_rate: if flags.unlimited_link { Rate::Unlimited } else { Rate::Profile },
         throttle_later: throttle,
         seed: flags.seed,
@@ -104,29 +106,48 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         save: flags.save.clone(),
         ..Settings::default()
     };
-    let bar = ProgressBar::with_draw_target(Some(u64::from(flags.iterations)), ProgressDrawTarget::stderr());
+    let outputs = [flags.save.as_deref(), flags.latencies_out.as_deref(), flags.service.log.as_deref()];
+    match &flags.subjects[..] {
+        [subject] if !flags.service.asked() => one(flags, subject, settings, &outputs, as_json),
+        _ => service::main(flags, settings, &outputs, as_json),
+    }
+}
+
+/// A bar on stderr, where that is a terminal.
+pub fn bar(iterations: u64) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(iterations), ProgressDrawTarget::stderr());
     if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} iterations, {eta} left") {
         bar.set_style(style);
     }
+    bar
+}
+
+/// One job, alone on the device.
+fn one(flags: &Flags, subject: &Path, settings: Settings, outputs: &[Option<&Path>], as_json: bool) -> anyhow::Result<Answer> {
+    settings::outputs(&flags.device.inputs(&settings::subject_files(subject, &flags.graph)), outputs)?;
+    let [iterations] = flags.iterations[..] else { bail!("--iterations: one number for one job") };
+    let settings = Settings { iterations, ..settings };
+    let bar = bar(iterations.into());
     let mut progress = |done: u32| bar.set_position(u64::from(done));
-    let (graph, device, arena, planned, outcome) = match settings::subject(&flags.subject, &flags.graph, &outputs)? {
+    let (graph, device, arena, planned, outcome) = match settings::subject(subject, &flags.graph, outputs)? {
         Subject::Plan(plan, mut graphs) => {
-            flags.device.not_with_a_plan(&flags.subject)?;
-            if !settings::checked(&flags.subject, &plan, &graphs)? {
+            flags.device.not_with_a_plan(subject)?;
+            if !settings::checked(subject, &plan, &graphs)? {
                 return Ok(Answer::No);
             }
             if plan.jobs.len() > 1 {
-                bail!("{}: has {} jobs; this version runs one job a plan", flags.subject.display(), plan.jobs.len());
+                bar.finish_and_clear();
+                return service::main(flags, settings, outputs, as_json);
             }
             let graph = graphs.remove(0);
             let outcome = if flags.replan {
-                replanning(flags, &graph, &plan, &settings, &mut progress)?
+                replanning(flags, subject, &graph, &plan, &settings, &mut progress)?
             } else {
                 neap::run::run(&graph, &plan.jobs[0], plan.budget, &plan.device, &settings, &mut progress)
             };
             (graph, plan.device, plan.budget, true, outcome)
         }
-        Subject::Graph(_) if flags.replan => bail!("--replan: {} is a job without a plan; `neap plan` makes one", flags.subject.display()),
+        Subject::Graph(_) if flags.replan => bail!("--replan: {} is a job without a plan; `neap plan` makes one", subject.display()),
         Subject::Graph(mut graph) => {
             let Site { device, latencies, libraries, .. } = flags.device.resolve(&mut graph)?;
             let (mut job, arena) = unplanned(&graph, &device, &latencies)?;
@@ -136,7 +157,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         }
     };
     bar.finish_and_clear();
-    let outcome = outcome.map_err(|e| with_file(flags, e))?;
+    let outcome = outcome.map_err(|e| with_file(subject, e))?;
     for text in &outcome.notes {
         note(&format!("note: {text}"));
     }
@@ -156,12 +177,13 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
 /// Runs a plan that may be replaced by others of the same planner, within the same budget.
 fn replanning(
     flags: &Flags,
+    subject: &Path,
     graph: &Graph,
     plan: &Plan,
     settings: &Settings,
     progress: &mut dyn FnMut(u32),
 ) -> anyhow::Result<Result<Outcome, RunError>> {
-    let at = |problem: String| anyhow::anyhow!("--replan: {}: {problem}", flags.subject.display());
+    let at = |problem: String| anyhow::anyhow!("--replan: {}: {problem}", subject.display());
     if plan.options.contains_key("allocator") {
         return Err(at("it was planned for another allocator than a run's; plan it with --allocator arena".to_owned()));
     }
@@ -229,8 +251,8 @@ fn change_json(change: &Change) -> serde_json::Value {
     })
 }
 
-fn with_file(flags: &Flags, error: RunError) -> anyhow::Error {
-    anyhow::Error::new(error).context(flags.subject.display().to_string())
+fn with_file(subject: &Path, error: RunError) -> anyhow::Error {
+    anyhow::Error::new(error).context(subject.display().to_string())
 }
 
 /// Which device.
@@ -291,7 +313,7 @@ pub fn unplanned(graph: &Graph, device: &Profile, latencies: &[neap::schedule::L
 }
 
 /// The middle of what was measured; the first iteration, which warms up, counts only when it is alone.
-fn median(times: &[Nanos]) -> Nanos {
+pub fn median(times: &[Nanos]) -> Nanos {
     let mut sorted = if times.len() > 1 { times[1..].to_vec() } else { times.to_vec() };
     sorted.sort_unstable();
     sorted.get(sorted.len() / 2).copied().unwrap_or_default().max(Nanos(1))

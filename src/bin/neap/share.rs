@@ -78,7 +78,7 @@ pub struct Flags {
     explain: Option<String>,
 }
 
-fn seconds(text: &str) -> Result<Nanos, String> {
+pub fn seconds(text: &str) -> Result<Nanos, String> {
     let time = jobs::decimal(text).filter(|t| (1_000_000..=1_000_000_000_000_000_000).contains(t));
     time.map(|t| Nanos(t as u64)).ok_or_else(|| format!("`{text}` is not a time; give seconds from 0.001 to 1000000000"))
 }

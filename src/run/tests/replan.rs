@@ -19,8 +19,8 @@ fn throttled(b: &Build, planner: &controller::Planner<'_>, iterations: u32) -> O
     };
     let settings = Settings { throttle_later: vec![(4, 20)], ..settings(iterations) };
     let replan = Replan { planner, threshold_per_mille: 20_000 };
-    let job = Job::new(kernels, &b.graph, &plan.device, &settings).unwrap();
-    job.run((&plan.jobs[0], plan.budget), Some(&replan), &mut |_| {}).unwrap()
+    let job = Job::new(kernels, &b.graph, &plan.device, &settings, None).unwrap();
+    follow(job, &plan.device, (&plan.jobs[0], plan.budget), Some(&replan), &mut |_| {}).unwrap()
 }
 
 /// A plan without any copy, with the figures that the checker wants.

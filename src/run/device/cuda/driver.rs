@@ -91,7 +91,7 @@ impl Context {
         let bytes = usize::try_from(size.0).map_err(|_| Fault(format!("an arena of {size}")))?;
         // SAFETY: given back in `drop`; nothing is read before it is written, as the plan proves.
         let start = if bytes == 0 { 0 } else { unsafe { result::malloc_sync(bytes) }.map_err(none)? };
-        Ok(DeviceMemory { start, bytes, here: PhantomData })
+        Ok(DeviceMemory { start, bytes, lent: false, here: PhantomData })
     }
 
     /// So many bytes of pinned host memory, cached, that the device sees at the same address.
@@ -163,10 +163,33 @@ fn inside(bytes: usize, offset: usize, size: usize, what: &str) -> Result<(), Fa
 pub struct DeviceMemory {
     start: sys::CUdeviceptr,
     bytes: usize,
+    /// Another gives it back.
+    lent: bool,
     here: Here,
 }
 
+/// An arena for threads that did not make it; whoever did outlives their use of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Lent {
+    start: sys::CUdeviceptr,
+    bytes: usize,
+}
+
+impl Lent {
+    /// For this thread.
+    #[must_use]
+    pub const fn memory(self) -> DeviceMemory {
+        DeviceMemory { start: self.start, bytes: self.bytes, lent: true, here: PhantomData }
+    }
+}
+
 impl DeviceMemory {
+    /// For other threads.
+    #[must_use]
+    pub const fn lend(&self) -> Lent {
+        Lent { start: self.start, bytes: self.bytes }
+    }
+
     /// The device address of a stretch.
     ///
     /// # Errors
@@ -205,7 +228,7 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        if self.start != 0 {
+        if self.start != 0 && !self.lent {
             // SAFETY: allocated once, given back once.
             let _ = unsafe { result::free_sync(self.start) };
         }

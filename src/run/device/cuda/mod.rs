@@ -71,7 +71,35 @@ fn fail(fault: Fault) -> Failure {
     Failure::Device(fault.0)
 }
 
-/// Makes a CUDA device for `script`, and runs `body` with it.
+/// An arena that devices of several jobs may use at once, each its own part on streams of its own. Given back by the thread that made it.
+pub struct Shared {
+    lent: driver::Lent,
+    _owner: Owner,
+}
+
+/// What the maker's thread keeps: the memory before its context.
+struct Owner {
+    _arena: driver::DeviceMemory,
+    _context: Context,
+}
+
+// SAFETY: other threads see only the address and size in `lent`; the owner is made and dropped on one thread, since `Shared` is not `Send`.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    /// An arena of exactly so many bytes.
+    ///
+    /// # Errors
+    /// No driver, no device, or too little memory.
+    pub fn new(bytes: Bytes) -> Result<Self, Failure> {
+        crate::device::present::cuda_devices().map_err(Failure::Device)?;
+        let context = Context::new(0).map_err(fail)?;
+        let arena = context.allocate(bytes).map_err(fail)?;
+        Ok(Self { lent: arena.lend(), _owner: Owner { _arena: arena, _context: context } })
+    }
+}
+
+/// Makes a CUDA device for `script`, in `shared` memory if there is one, and runs `body` with it.
 ///
 /// # Errors
 /// No driver, no device, a library that is missing or of another version, too little memory, an operator that can't be
@@ -81,9 +109,10 @@ pub fn with_device<R>(
     script: &Script,
     batch: &[Vec<u8>],
     options: &Options,
+    shared: Option<&Shared>,
     body: impl FnOnce(&mut Cuda<'_>) -> R,
 ) -> Result<R, Failure> {
-    let mut device = Cuda::new(graph, script, batch, options)?;
+    let mut device = Cuda::new(graph, script, batch, options, shared)?;
     Ok(body(&mut device))
 }
 
@@ -92,11 +121,17 @@ impl<'a> Cuda<'a> {
     ///
     /// # Errors
     /// As [`with_device`].
-    pub fn new(graph: &'a Graph, script: &'a Script, batch: &[Vec<u8>], options: &Options) -> Result<Self, Failure> {
+    pub fn new(
+        graph: &'a Graph,
+        script: &'a Script,
+        batch: &[Vec<u8>],
+        options: &Options,
+        shared: Option<&Shared>,
+    ) -> Result<Self, Failure> {
         crate::device::present::cuda_devices().map_err(Failure::Device)?;
         let context = Context::new(0).map_err(fail)?;
         let queues = [context.queue().map_err(fail)?, context.queue().map_err(fail)?, context.queue().map_err(fail)?];
-        let arena = context.allocate(script.arena).map_err(fail)?;
+        let arena = shared.map_or_else(|| context.allocate(script.arena).map_err(fail), |s| Ok(s.lent.memory()))?;
         let words = context.pin(WORDS).map_err(fail)?;
         let prepared = Prepared::new(graph, script, batch, options, &context, &arena, &words, &queues[Stream::Compute.index()])?;
         let store = usize::try_from(script.store.0).map_err(|_| Failure::Device(format!("a host store of {}", script.store)))?;

@@ -1,6 +1,7 @@
 //! The host device's link: real copies, paced to a rate, and sleeping to the microsecond.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -29,6 +30,8 @@ pub struct Pace {
     /// Thousandths of the rate.
     throttle: AtomicU64,
     busy: [AtomicBool; 2],
+    /// Of several jobs' copies one goes at a time in each direction.
+    turns: [Mutex<()>; 2],
 }
 
 impl Pace {
@@ -36,7 +39,7 @@ impl Pace {
     #[must_use]
     pub fn new(rate: LinkRate, throttle: u32) -> Self {
         let throttle = AtomicU64::new(u64::from(throttle).max(1));
-        Self { rate, throttle, busy: [AtomicBool::new(false), AtomicBool::new(false)] }
+        Self { rate, throttle, busy: Default::default(), turns: Default::default() }
     }
 
     /// From the next copy on the link goes at `throttle` thousandths; zero counts as one.
@@ -53,6 +56,7 @@ impl Pace {
             Direction::H2d => (0, 1),
             Direction::D2h => (1, 0),
         };
+        let _turn = self.turns[own].lock().unwrap_or_else(PoisonError::into_inner);
         self.busy[own].store(true, Ordering::Relaxed);
         let start = Instant::now();
         let throttle = u128::from(self.throttle.load(Ordering::Relaxed));

@@ -59,7 +59,28 @@ impl Drop for Home<'_> {
     }
 }
 
-/// Makes a host device for `script`, and runs `body` with it.
+/// An arena that devices of several jobs may use at once, each its own part, and the link between the two memories.
+pub struct Shared {
+    arena: Arena,
+    pace: Pace,
+}
+
+impl Shared {
+    /// An arena of exactly so many bytes.
+    ///
+    /// # Errors
+    /// When the machine has not got them.
+    pub fn new(bytes: Bytes, options: &Options) -> Result<Self, Failure> {
+        let arena = take("arena", bytes, options.poison)?;
+        Ok(Self { arena, pace: Pace::new(options.link.clone(), options.throttle_per_mille) })
+    }
+}
+
+fn take(what: &str, bytes: Bytes, poison: bool) -> Result<Arena, Failure> {
+    Arena::new(bytes, poison).ok_or_else(|| Failure::Device(format!("this machine has no {bytes} for the {what}")))
+}
+
+/// Makes a host device for `script`, in `shared` memory if there is one, and runs `body` with it.
 ///
 /// # Errors
 /// When the machine has not got the memory. What happens in `body` is `body`'s own.
@@ -69,22 +90,22 @@ pub fn with_device<R>(
     kernels: Lookup,
     batch: &[Vec<u8>],
     options: &Options,
+    shared: Option<&Shared>,
     body: impl FnOnce(&mut dyn Device) -> R,
 ) -> Result<R, Failure> {
-    let take = |what: &str, bytes: Bytes| {
-        Arena::new(bytes, options.poison).ok_or_else(|| Failure::Device(format!("this machine has no {bytes} for the {what}")))
+    let own = if shared.is_none() { Some(Shared::new(script.arena, options)?) } else { None };
+    let Some(Shared { arena, pace }) = shared.or(own.as_ref()) else {
+        return Err(Failure::Device("there is no arena".to_owned()));
     };
-    let arena = take("arena", script.arena)?;
-    let store = take("host store", script.store)?;
-    let pace = Pace::new(options.link.clone(), options.throttle_per_mille);
+    let store = take("host store", script.store, options.poison)?;
     let streams = Streams::new(script);
     Ok(thread::scope(|scope| {
         let _home = Home(&streams);
-        scope.spawn(|| compute(graph, script, &arena, &streams, kernels, batch, options.poison));
-        scope.spawn(|| copy(Direction::H2d, script, &arena, &store, &streams, &pace, options.jitter));
-        scope.spawn(|| copy(Direction::D2h, script, &arena, &store, &streams, &pace, options.jitter));
+        scope.spawn(|| compute(graph, script, arena, &streams, kernels, batch, options.poison));
+        scope.spawn(|| copy(Direction::H2d, script, arena, &store, &streams, pace, options.jitter));
+        scope.spawn(|| copy(Direction::D2h, script, arena, &store, &streams, pace, options.jitter));
         load::spawn(scope, options.load_percent, &streams.stop);
-        body(&mut Host { script, arena: &arena, store: &store, streams: &streams, pace: &pace, options })
+        body(&mut Host { script, arena, store: &store, streams: &streams, pace, options })
     }))
 }
 

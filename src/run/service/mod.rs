@@ -1,0 +1,487 @@
+//! Several jobs on one device at once: one process, one arena, scheduled at iteration boundaries.
+//!
+//! For: running plans as lanes and policies would have it ([`crate::sim::share`] decides and simulates the same). Each job has a thread
+//! and streams of its own on a part of the shared arena ([`split`], [`memory`]); [`scheduler`] says who runs next. Jobs may come and go meanwhile, and be planned
+//! anew together. A job's numbers are what they are when it runs alone, since it sees nothing of the others but time. Not for: one job by
+//! itself ([`crate::run::run`]), several devices, jobs of other processes.
+
+pub mod memory;
+pub mod record;
+pub mod scheduler;
+pub mod split;
+pub mod worker;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::{self, Scope};
+use std::time::{Duration, Instant};
+
+pub use record::{JobReport, Moment, Report, Stretch, Verdict};
+pub use worker::Work;
+
+use super::start::Shared;
+use super::{RunError, Settings};
+use crate::device::{Profile, roofline};
+use crate::schedule::JobPlan;
+use crate::sim::engine;
+use crate::sim::program::Program;
+use crate::sim::share::lanes::JobId;
+use crate::sim::share::policy::Policy;
+use crate::units::{BLOCK, Bytes, Nanos};
+use record::Records;
+use scheduler::{Coming, Needs, Order, Scheduler};
+use split::Split;
+use worker::{Command, Said};
+
+/// A job that wants to run.
+#[derive(Clone, Debug)]
+pub struct Tenant {
+    /// What it is called; unlike all others that are there.
+    pub name: String,
+    /// What it does.
+    pub work: Work,
+    /// When it comes, from the start on.
+    pub submit: Nanos,
+}
+
+/// What may be asked while the service runs.
+#[derive(Debug)]
+pub enum Request {
+    /// A job comes now.
+    Submit(Box<Tenant>),
+    /// A job shall end at its next iteration boundary.
+    End(String),
+    /// Nothing more will be asked.
+    Close,
+}
+
+/// Something that whoever watches is told at once.
+#[derive(Debug)]
+pub enum Notice<'a> {
+    /// It came, and waits for this.
+    Queued(&'a str, String),
+    /// It is in, after so long.
+    Admitted(&'a str, Nanos),
+    /// An iteration of somebody has ended.
+    Iteration,
+    /// It has ended.
+    Ended(&'a str, &'a Verdict),
+    /// Nobody of this name is there.
+    Unknown(&'a str),
+    /// The jobs were planned anew together, or why not.
+    Planned(Result<usize, String>),
+}
+
+/// Plans all jobs anew against the arena: a checked plan for each, or why there is none.
+pub type Planner<'a> = dyn Fn(&[&Work], Bytes) -> Result<Vec<JobPlan>, String> + Sync + 'a;
+
+/// How the service goes.
+#[derive(Clone, Copy)]
+pub struct Options<'a> {
+    /// Whose turn it is.
+    pub policy: &'static dyn Policy,
+    /// Size of the arena.
+    pub arena: Bytes,
+    /// From when on a job is overdue, where the policy minds.
+    pub patience: Nanos,
+    /// The least service for which memory is moved between turns.
+    pub turn: Nanos,
+    /// The device, and how fast copies go; seeds and iterations are each job's own.
+    pub settings: &'a Settings,
+    /// Its profile.
+    pub device: &'a Profile,
+    /// Plans anew whenever a job comes or ends.
+    pub planner: Option<&'a Planner<'a>>,
+}
+
+/// Why the service did not start, or broke off.
+#[derive(Debug, thiserror::Error)]
+pub enum ServiceError {
+    /// A job that was there from the start can't run.
+    #[error("`{0}`: {1}")]
+    Job(String, RunError),
+    /// A job that was there from the start has no room even alone.
+    #[error("`{name}` never fits: it keeps {persistent} ({} bytes) and its iterations need {ephemeral} ({} bytes), of {arena} ({} bytes); plan it with a lower --budget, or give more --memory", .persistent.0, .ephemeral.0, .arena.0)]
+    NeverFits {
+        /// Which.
+        name: String,
+        /// What it keeps.
+        persistent: Bytes,
+        /// What its iterations need.
+        ephemeral: Bytes,
+        /// What there is.
+        arena: Bytes,
+    },
+    /// Two of the same name.
+    #[error("there are two jobs called `{0}`; name them apart")]
+    Twice(String),
+    /// The device.
+    #[error(transparent)]
+    Device(RunError),
+}
+
+/// What reaches the service.
+enum Message {
+    Said(JobId, Said),
+    Asked(Request),
+    Planned(u64, Result<Vec<JobPlan>, String>),
+}
+
+/// Where the service hears from its jobs, and from others.
+pub struct Mailbox {
+    sender: Sender<Message>,
+    messages: Receiver<Message>,
+    /// Whether somebody may still ask.
+    open: bool,
+}
+
+impl Default for Mailbox {
+    fn default() -> Self {
+        let (sender, messages) = channel();
+        Self { sender, messages, open: false }
+    }
+}
+
+/// A way to ask the service, for other threads.
+#[derive(Clone)]
+pub struct Remote(Sender<Message>);
+
+impl Mailbox {
+    /// From now on the service waits for [`Request::Close`].
+    pub fn remote(&mut self) -> Remote {
+        self.open = true;
+        Remote(self.sender.clone())
+    }
+}
+
+impl Remote {
+    /// Whether the service is still there to be asked.
+    #[must_use]
+    pub fn ask(&self, request: Request) -> bool {
+        self.0.send(Message::Asked(request)).is_ok()
+    }
+}
+
+/// What a job needs and how fast it should be, by its plan.
+fn coming(work: &Work, plan: &JobPlan, index: usize) -> Result<Coming, RunError> {
+    let program = Program::placed(&work.graph, plan)?;
+    let split = Split::of(&program);
+    let iteration = engine::nominal(&program, &work.profile.link).map(|run| run.iteration).unwrap_or_default();
+    Ok(Coming {
+        needs: Needs { persistent: split.persistent, ephemeral: split.ephemeral, plan: index },
+        utilisation: roofline::utilisation(&work.graph.operators, &plan.latencies, &work.profile),
+        iterations: work.settings.iterations,
+        iteration,
+    })
+}
+
+/// What a job's plan needs: kept, and while an iteration runs.
+///
+/// # Errors
+/// A plan that makes no sense.
+pub fn needs(work: &Work) -> Result<Needs, RunError> {
+    coming(work, &work.plan, 0).map(|c| c.needs)
+}
+
+/// Runs `tenants`, and whoever else comes, until all have ended and nothing more is asked.
+///
+/// # Errors
+/// Before anything runs: a job that was there from the start and can't run or has no room, a device that is not there. Later, a job
+/// that fails is reported, and the others go on.
+pub fn serve(
+    options: &Options<'_>,
+    tenants: Vec<Tenant>,
+    mailbox: Mailbox,
+    notice: &mut dyn FnMut(Notice<'_>),
+) -> Result<Report, ServiceError> {
+    let options = Options { arena: Bytes(options.arena.0 / BLOCK * BLOCK), ..*options };
+    let target = &options.settings.target;
+    let mut seated = Vec::with_capacity(tenants.len());
+    for tenant in tenants {
+        let coming = coming(&tenant.work, &tenant.work.plan, 0).map_err(|e| ServiceError::Job(tenant.name.clone(), e))?;
+        let (name, arena, Needs { persistent, ephemeral, .. }) = (tenant.name.clone(), options.arena, coming.needs);
+        if persistent + ephemeral > arena {
+            return Err(ServiceError::NeverFits { name, persistent, ephemeral, arena });
+        }
+        seated.push((tenant, coming));
+    }
+    let shared = Shared::new(target, options.arena, &options.settings.host(options.device))
+        .map_err(|f| ServiceError::Device(RunError::Device(target.name(), f.to_string())))?;
+    thread::scope(|scope| {
+        let scheduler = Scheduler::new(options.policy, options.arena, options.patience, options.turn);
+        let mut service = Service {
+            scope,
+            options,
+            shared: &shared,
+            mailbox,
+            scheduler,
+            seats: Vec::new(),
+            started: Instant::now(),
+            records: Records::default(),
+            planning: None,
+            asked: 0,
+        };
+        for (tenant, coming) in seated {
+            service.seat(tenant, coming)?;
+        }
+        service.ready()?;
+        service.run(notice);
+        Ok(service.records.report(service.options.arena))
+    })
+}
+
+struct Service<'scope, 'env> {
+    scope: &'scope Scope<'scope, 'env>,
+    options: Options<'env>,
+    shared: &'env Shared,
+    mailbox: Mailbox,
+    scheduler: Scheduler,
+    /// By job.
+    seats: Vec<Seat>,
+    started: Instant,
+    records: Records,
+    /// Which planning runs in the background, if one does, and for whom.
+    planning: Option<(u64, Vec<JobId>)>,
+    /// How often the jobs there have changed.
+    asked: u64,
+}
+
+impl<'env> Service<'_, 'env> {
+    fn now(&self) -> Nanos {
+        Nanos(u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    /// Gives a job its thread.
+    fn seat(&mut self, tenant: Tenant, coming: Coming) -> Result<(), ServiceError> {
+        if self.seats.iter().any(|s| s.stage != Stage::Gone && s.name == tenant.name) {
+            return Err(ServiceError::Twice(tenant.name));
+        }
+        let id = JobId::try_from(self.seats.len()).map_err(|_| ServiceError::Twice(tenant.name.clone()))?;
+        let (commands, told) = channel();
+        let (arena, shared, said) = (self.options.arena, self.shared, self.mailbox.sender.clone());
+        let work = Arc::new(tenant.work);
+        self.records.came(&tenant.name, tenant.submit, &coming);
+        let plans = vec![work.plan.clone()];
+        let mine = Arc::clone(&work);
+        self.scope.spawn(move || worker::work(&mine, arena, shared, &told, &|what| drop(said.send(Message::Said(id, what)))));
+        self.seats.push(Seat { name: tenant.name, work, commands, coming, submit: tenant.submit, stage: Stage::Coming, plans, follows: 0 });
+        Ok(())
+    }
+
+    /// Waits until all who were there from the start can run.
+    fn ready(&mut self) -> Result<(), ServiceError> {
+        while self.seats.iter().any(|s| s.stage == Stage::Coming) {
+            match self.mailbox.messages.recv() {
+                Ok(Message::Said(id, Said::Failed(error))) => return Err(ServiceError::Job(self.seats[id as usize].name.clone(), error)),
+                Ok(Message::Said(id, _)) => self.seats[id as usize].stage = Stage::Early,
+                // Asked before anything runs: it keeps.
+                Ok(asked) => drop(self.mailbox.sender.send(asked)),
+                Err(_) => break,
+            }
+        }
+        self.started = Instant::now();
+        Ok(())
+    }
+
+    fn run(&mut self, notice: &mut dyn FnMut(Notice<'_>)) {
+        loop {
+            self.due(notice);
+            self.decide(notice);
+            let present = self.seats.iter().any(|s| s.stage != Stage::Gone);
+            if !present && !self.mailbox.open {
+                return;
+            }
+            let next = self.seats.iter().filter(|s| s.stage == Stage::Early).map(|s| s.submit).min();
+            let message = match next {
+                Some(at) => self.mailbox.messages.recv_timeout(Duration::from_nanos(at.saturating_sub(self.now()).0)),
+                None => self.mailbox.messages.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            };
+            match message {
+                Ok(message) => self.hear(message, notice),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    /// Lets the scheduler know of those whose time has come.
+    fn due(&mut self, notice: &mut dyn FnMut(Notice<'_>)) {
+        let now = self.now();
+        let mut due: Vec<(Nanos, usize)> = self
+            .seats
+            .iter()
+            .enumerate()
+            .filter(|(_, s)| s.stage == Stage::Early && s.submit <= now)
+            .map(|(id, s)| (s.submit, id))
+            .collect();
+        due.sort_unstable();
+        for (_, id) in due {
+            let (job, seat) = (id as JobId, &mut self.seats[id]);
+            seat.stage = Stage::There;
+            if self.scheduler.submit(job, &seat.coming, now) {
+                self.records.submitted(job, now);
+                self.changed();
+            } else {
+                let needs = seat.coming.needs;
+                let all = format!("it never fits: it needs {} + {} of {}", needs.persistent, needs.ephemeral, self.options.arena);
+                self.gone(job, Verdict::Refused(all), notice);
+            }
+        }
+    }
+
+    fn hear(&mut self, message: Message, notice: &mut dyn FnMut(Notice<'_>)) {
+        let now = self.now();
+        match message {
+            Message::Said(id, Said::Ready) => self.seats[id as usize].stage = Stage::Early,
+            Message::Said(id, Said::Ran(took)) => {
+                self.scheduler.ran(id, took);
+                self.records.ran(id, took, now);
+                notice(Notice::Iteration);
+            }
+            Message::Said(id, Said::Left) => {
+                self.scheduler.left(id);
+                self.records.left(id, now);
+            }
+            Message::Said(id, Said::Ended(outcome, whole)) => {
+                let verdict = if whole { Verdict::Done } else { Verdict::Stopped };
+                self.records.outcome(id, *outcome);
+                self.gone(id, verdict, notice);
+            }
+            Message::Said(id, Said::Failed(error)) => self.gone(id, Verdict::Failed(error.to_string()), notice),
+            Message::Asked(Request::Close) => self.mailbox.open = false,
+            Message::Asked(Request::Submit(mut tenant)) => {
+                tenant.submit = now;
+                let name = tenant.name.clone();
+                let seated = coming(&tenant.work, &tenant.work.plan, 0).map_err(|e| ServiceError::Job(name.clone(), e));
+                if let Err(error) = seated.and_then(|coming| self.seat(*tenant, coming)) {
+                    let verdict = Verdict::Refused(error.to_string());
+                    notice(Notice::Ended(&name, &verdict));
+                    self.records.refused(&name, now, verdict);
+                }
+            }
+            Message::Asked(Request::End(name)) => match self.seats.iter().position(|s| s.stage != Stage::Gone && s.name == name) {
+                Some(id) if self.seats[id].stage == Stage::There => self.scheduler.stop(id as JobId),
+                Some(id) => drop(self.seats[id].commands.send(Command::Stop)),
+                None => notice(Notice::Unknown(&name)),
+            },
+            Message::Planned(number, plans) => self.planned(number, plans, notice),
+        }
+    }
+
+    fn gone(&mut self, id: JobId, verdict: Verdict, notice: &mut dyn FnMut(Notice<'_>)) {
+        let now = self.now();
+        let seat = &mut self.seats[id as usize];
+        // A thread that has not ended ends when nobody can tell it anything.
+        (seat.stage, seat.commands) = (Stage::Gone, channel().0);
+        self.scheduler.ended(id);
+        notice(Notice::Ended(&seat.name, &verdict));
+        self.records.ended(id, verdict, now);
+        self.changed();
+    }
+
+    /// Has the scheduler decide, and passes its orders on.
+    fn decide(&mut self, notice: &mut dyn FnMut(Notice<'_>)) {
+        let now = self.now();
+        for order in self.scheduler.decide(now) {
+            let (id, command) = match order {
+                Order::Enter(id, spot, plan) => {
+                    let seat = &mut self.seats[id as usize];
+                    let newer = (seat.follows != plan).then(|| Box::new(seat.plans[plan].clone()));
+                    seat.follows = plan;
+                    if let Some(waited) = self.records.entered(id, now) {
+                        notice(Notice::Admitted(&seat.name, waited));
+                    }
+                    (id, Command::Enter(spot, newer))
+                }
+                Order::Go(id) => {
+                    self.records.went(id, now);
+                    (id, Command::Go)
+                }
+                Order::Leave(id) => (id, Command::Leave),
+                Order::Stop(id) => (id, Command::Stop),
+            };
+            // A thread that has ended has said so.
+            let _ = self.seats[id as usize].commands.send(command);
+        }
+        self.records.used(self.scheduler.memory().used());
+        for (id, seat) in self.seats.iter().enumerate().filter(|(_, s)| s.stage == Stage::There) {
+            let why = if self.records.must_tell(id as JobId) { self.scheduler.waits_for(id as JobId) } else { None };
+            if let Some(why) = why {
+                notice(Notice::Queued(&seat.name, why.clone()));
+                self.records.waits(id as JobId, why);
+            }
+        }
+    }
+
+    /// The jobs there are others than before: they are planned anew, if somebody can, in the background.
+    fn changed(&mut self) {
+        self.asked += 1;
+        self.plan();
+    }
+
+    fn plan(&mut self) {
+        let Some(planner) = self.options.planner.filter(|_| self.planning.is_none()) else { return };
+        let jobs: Vec<JobId> = (0..).zip(&self.seats).filter(|(_, s)| s.stage == Stage::There).map(|(id, _)| id).collect();
+        if jobs.is_empty() {
+            return;
+        }
+        let works: Vec<Arc<Work>> = jobs.iter().map(|id| Arc::clone(&self.seats[*id as usize].work)).collect();
+        let (number, arena, sender) = (self.asked, self.options.arena, self.mailbox.sender.clone());
+        self.planning = Some((number, jobs));
+        self.scope.spawn(move || {
+            let plans = planner(&works.iter().map(|w| &**w).collect::<Vec<_>>(), arena);
+            let _ = sender.send(Message::Planned(number, plans));
+        });
+    }
+
+    fn planned(&mut self, number: u64, plans: Result<Vec<JobPlan>, String>, notice: &mut dyn FnMut(Notice<'_>)) {
+        let Some((_, jobs)) = self.planning.take() else { return };
+        if number != self.asked {
+            // Others are there by now.
+            return self.plan();
+        }
+        let mut changed = 0;
+        let plans = plans.and_then(|plans| {
+            for (id, plan) in jobs.into_iter().zip(plans) {
+                let seat = &mut self.seats[id as usize];
+                if seat.plans.last() == Some(&plan) {
+                    continue;
+                }
+                let needs = coming(&seat.work, &plan, seat.plans.len()).map_err(|e| format!("`{}`: {e}", seat.name))?.needs;
+                seat.plans.push(plan);
+                self.scheduler.replanned(id, needs);
+                changed += 1;
+            }
+            Ok(changed)
+        });
+        notice(Notice::Planned(plans));
+    }
+}
+
+/// A job's side of the service.
+struct Seat {
+    name: String,
+    work: Arc<Work>,
+    commands: Sender<Command>,
+    coming: Coming,
+    submit: Nanos,
+    stage: Stage,
+    /// All plans that it has had, and the one that it follows.
+    plans: Vec<JobPlan>,
+    follows: usize,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// Making ready.
+    Coming,
+    /// Ready before its time.
+    Early,
+    /// With the scheduler.
+    There,
+    /// Gone.
+    Gone,
+}

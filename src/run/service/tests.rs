@@ -1,0 +1,285 @@
+//! Random jobs through the scheduler, in a world that carries its orders out at random times and keeps its own books of memory; and
+//! real jobs through the whole service.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::memory::Spot;
+use super::scheduler::{Coming, Needs, Order, Scheduler};
+use crate::sim::share::check;
+use crate::sim::share::policy::{self, NAMES};
+use crate::units::{Bytes, Nanos};
+
+/// What a world's worker is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Doing {
+    Outside,
+    Inside,
+    Running,
+    Leaving,
+    Ending,
+}
+
+struct Body {
+    needs: Needs,
+    next: Option<Needs>,
+    doing: Doing,
+    spot: Option<Spot>,
+    left: u32,
+    time: u64,
+    service: u64,
+    ended: Option<u64>,
+}
+
+/// Carries out orders, and looks after bytes by itself.
+struct World {
+    scheduler: Scheduler,
+    bodies: BTreeMap<u32, Body>,
+    arena: u64,
+    one: bool,
+    now: u64,
+}
+
+impl World {
+    fn new(policy: &str, arena: u64, turn: u64) -> Self {
+        let policy = policy::find(policy).unwrap();
+        let one = matches!(policy.name(), "fifo" | "srtf" | "fair");
+        Self { scheduler: Scheduler::new(policy, Bytes(arena), Nanos(10_000), Nanos(turn)), bodies: BTreeMap::new(), arena, one, now: 0 }
+    }
+
+    fn submit(&mut self, job: u32, (persistent, ephemeral, iterations, time, utilisation): (u64, u64, u32, u64, u32)) -> bool {
+        let needs = Needs { persistent: Bytes(persistent), ephemeral: Bytes(ephemeral), plan: 0 };
+        let coming = Coming { needs, utilisation, iterations, iteration: Nanos(time) };
+        let taken = self.scheduler.submit(job, &coming, Nanos(self.now));
+        assert_eq!(taken, persistent + ephemeral <= self.arena);
+        if taken {
+            let body = Body { needs, next: None, doing: Doing::Outside, spot: None, left: iterations, time, service: 0, ended: None };
+            self.bodies.insert(job, body);
+        }
+        taken
+    }
+
+    fn obey(&mut self) {
+        for order in self.scheduler.decide(Nanos(self.now)) {
+            match order {
+                Order::Enter(job, spot, plan) => {
+                    let body = self.bodies.get_mut(&job).unwrap();
+                    assert_eq!(body.doing, Doing::Outside, "{job} is told to come in");
+                    if let Some(next) = body.next.take_if(|n| n.plan == plan) {
+                        body.needs = next;
+                    }
+                    assert_eq!(body.needs.plan, plan);
+                    (body.doing, body.spot) = (Doing::Inside, Some(spot));
+                }
+                Order::Go(job) => {
+                    let body = self.bodies.get_mut(&job).unwrap();
+                    assert_eq!(body.doing, Doing::Inside, "{job} is told to go on");
+                    assert!(body.left > 0);
+                    body.doing = Doing::Running;
+                }
+                Order::Leave(job) => {
+                    let body = self.bodies.get_mut(&job).unwrap();
+                    assert_eq!(body.doing, Doing::Inside, "{job} is told to leave");
+                    body.doing = Doing::Leaving;
+                }
+                Order::Stop(job) => {
+                    let body = self.bodies.get_mut(&job).unwrap();
+                    assert!(matches!(body.doing, Doing::Inside | Doing::Outside), "{job} is told to stop");
+                    body.doing = Doing::Ending;
+                }
+            }
+            self.look();
+        }
+        check::check(&self.scheduler.memory().picture()).unwrap();
+    }
+
+    /// Nobody's bytes are anybody else's.
+    fn look(&self) {
+        let mut held: Vec<(u64, u64, u32)> = Vec::new();
+        for (job, body) in &self.bodies {
+            let Some(spot) = body.spot else { continue };
+            held.push((spot.persistent.0, spot.persistent.0 + body.needs.persistent.0, *job));
+            if body.doing == Doing::Running {
+                held.push((spot.ephemeral.0, spot.ephemeral.0 + body.needs.ephemeral.0, *job));
+            }
+        }
+        held.retain(|h| h.0 < h.1);
+        held.sort_unstable();
+        assert!(held.iter().all(|h| h.1 <= self.arena));
+        for two in held.windows(2) {
+            assert!(two[0].1 <= two[1].0, "jobs {} and {} share bytes", two[0].2, two[1].2);
+        }
+        let running = self.bodies.values().filter(|b| b.doing == Doing::Running).count();
+        assert!(!self.one || running <= 1);
+    }
+
+    /// Something that can happen does, chosen by a number; false when nothing can.
+    fn happen(&mut self, choice: u64) -> bool {
+        let busy = |b: &Body| matches!(b.doing, Doing::Running | Doing::Leaving | Doing::Ending);
+        let can: Vec<u32> = self.bodies.iter().filter(|(_, b)| busy(b)).map(|(id, _)| *id).collect();
+        if can.is_empty() {
+            return false;
+        }
+        let job = can[(choice % can.len() as u64) as usize];
+        let body = self.bodies.get_mut(&job).unwrap();
+        match body.doing {
+            Doing::Running => {
+                self.now += body.time;
+                body.left -= 1;
+                body.service += body.time;
+                body.doing = Doing::Inside;
+                self.scheduler.ran(job, Nanos(body.time));
+                if body.left == 0 {
+                    // It is heard of as ended later.
+                    self.obey();
+                    self.end(job);
+                }
+            }
+            Doing::Leaving => {
+                (body.doing, body.spot) = (Doing::Outside, None);
+                self.scheduler.left(job);
+            }
+            _ => self.end(job),
+        }
+        self.obey();
+        true
+    }
+
+    fn end(&mut self, job: u32) {
+        let body = self.bodies.get_mut(&job).unwrap();
+        (body.doing, body.spot, body.ended) = (Doing::Outside, None, Some(self.now));
+        self.scheduler.ended(job);
+    }
+
+    fn replan(&mut self, job: u32, persistent: u64, ephemeral: u64) {
+        let Some(body) = self.bodies.get_mut(&job).filter(|b| b.ended.is_none() && persistent + ephemeral <= self.arena) else { return };
+        let plan = body.next.map_or(body.needs.plan, |n| n.plan) + 1;
+        let needs = Needs { persistent: Bytes(persistent), ephemeral: Bytes(ephemeral), plan };
+        body.next = Some(needs);
+        self.scheduler.replanned(job, needs);
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Act {
+    Submit(u64, u64, u32, u64, u32),
+    Happen(u64),
+    Stop(u32),
+    Replan(u32, u64, u64),
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    prop_oneof![
+        2 => (0u64..60, 0u64..60, 1u32..6, 1u64..200, 1u32..1001).prop_map(|(p, e, n, t, u)| Act::Submit(p, e, n, t, u)),
+        6 => any::<u64>().prop_map(Act::Happen),
+        1 => (0u32..12).prop_map(Act::Stop),
+        1 => (0u32..12, 0u64..60, 0u64..60).prop_map(|(job, p, e)| Act::Replan(job, p, e)),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 3000, max_shrink_iters: 400, ..ProptestConfig::default() })]
+    #[test]
+    fn whatever_comes_and_goes_bytes_are_one_jobs_and_everyone_ends(
+        acts in proptest::collection::vec(act(), 1..60), which in 0usize..5, turn in 0u64..300, seed in any::<u64>()
+    ) {
+        let mut world = World::new(NAMES[which], 100, turn);
+        let mut next = 0;
+        for act in acts {
+            match act {
+                Act::Submit(p, e, n, t, u) => {
+                    world.submit(next, (p, e, n, t, u));
+                    next += 1;
+                }
+                Act::Happen(choice) => {
+                    world.happen(choice);
+                }
+                Act::Stop(job) => {
+                    if world.bodies.get(&job).is_some_and(|b| b.ended.is_none()) {
+                        world.scheduler.stop(job);
+                    }
+                }
+                Act::Replan(job, p, e) => world.replan(job, p, e),
+            }
+            world.obey();
+        }
+        let mut steps = 0u64;
+        while world.happen(seed.wrapping_mul(steps | 1) >> 7) {
+            steps += 1;
+            prop_assert!(steps < 3_000, "it goes on for ever");
+        }
+        for (job, body) in &world.bodies {
+            prop_assert!(body.ended.is_some(), "{job} never ends under {}: {:?}", NAMES[which], body.doing);
+        }
+        prop_assert_eq!(world.scheduler.memory().used(), Bytes::ZERO);
+    }
+}
+
+#[test]
+fn shortest_remaining_time_goes_first_and_gives_way() {
+    let mut world = World::new("srtf", 100, 0);
+    world.submit(0, (10, 20, 10, 10, 1000));
+    world.obey();
+    world.happen(0);
+    // Comes later with less to do, and has done it before the first goes on.
+    world.submit(1, (10, 20, 2, 10, 1000));
+    world.submit(2, (10, 20, 4, 10, 1000));
+    while world.happen(0) {}
+    let ended = |job: u32| world.bodies[&job].ended.unwrap();
+    assert_eq!((ended(1), ended(2), ended(0)), (40, 80, 160));
+}
+
+#[test]
+fn first_in_first_out_waits_for_the_end() {
+    let mut world = World::new("fifo", 100, 0);
+    world.submit(0, (10, 20, 5, 10, 1000));
+    world.submit(1, (10, 20, 1, 10, 1000));
+    world.obey();
+    assert_eq!(world.scheduler.waits_for(1).as_deref(), Some("the jobs before it to end"));
+    while world.happen(0) {}
+    assert_eq!(world.bodies[&1].ended, Some(60));
+}
+
+#[test]
+fn fair_gives_the_same_service_even_where_not_all_fit() {
+    for (arena, turn) in [(100, 0), (40, 200)] {
+        let mut world = World::new("fair", arena, turn);
+        for job in 0..3 {
+            world.submit(job, (20, 10, 2000, 7 + u64::from(job), 1000));
+        }
+        world.obey();
+        while world.now < 9_000 {
+            assert!(world.happen(0));
+        }
+        let service: Vec<u64> = world.bodies.values().map(|b| b.service).collect();
+        let (least, most) = (service.iter().min().unwrap(), service.iter().max().unwrap());
+        assert!(most - least <= turn + 20, "{service:?}");
+    }
+}
+
+#[test]
+fn a_preempting_arrival_that_fits_only_alone_sends_out_what_is_kept() {
+    let mut world = World::new("neap", 100, 0);
+    world.submit(0, (40, 30, 50, 10, 1000));
+    world.obey();
+    world.happen(0);
+    world.submit(1, (50, 45, 2, 10, 1000));
+    world.obey();
+    // The running iteration ends, its job goes out, the other comes in.
+    while world.bodies[&1].doing != Doing::Running {
+        assert!(world.happen(0));
+    }
+    assert_eq!((world.bodies[&0].doing, world.bodies[&0].spot), (Doing::Outside, None));
+    while world.happen(0) {}
+    assert!(world.bodies[&1].ended < world.bodies[&0].ended);
+    // Under srtf nothing moves: it waits until the other ends.
+    let mut world = World::new("srtf", 100, 0);
+    world.submit(0, (40, 30, 50, 10, 1000));
+    world.obey();
+    world.submit(1, (50, 45, 2, 10, 1000));
+    world.obey();
+    assert!(world.scheduler.waits_for(1).unwrap().starts_with("room: it needs 50 B + 45 B"));
+    while world.happen(0) {}
+    assert!(world.bodies[&1].ended > world.bodies[&0].ended);
+}

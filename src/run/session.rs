@@ -1,0 +1,286 @@
+//! A job's way through its iterations, wherever its memory is and whichever plan it follows.
+//!
+//! A [`Job`] is made once; a session of it follows one plan at one place in a device's memory, asking its [`Pilot`] before each
+//! iteration whether to go on, to leave the device with all that lives across iterations, or to stop. Not for: who decides that.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use sha2::{Digest, Sha256};
+
+use super::device::{Device, Failure, Measured, Memory};
+use super::executor::{self, Executor, Record};
+use super::start::{Shared, on_cuda, open};
+use super::{Lookup, Outcome, RunError, Settings, Target, Value, support, weights};
+use crate::device::Profile;
+use crate::job::{Graph, Role};
+use crate::schedule::{Chosen, JobPlan};
+use crate::sim::program::{Begin, Program};
+use crate::units::{Bytes, OpId, TensorId};
+
+/// Says at each iteration boundary what comes next.
+pub(super) trait Pilot {
+    /// Whether iteration `next` shall run now.
+    fn next(&mut self, next: u32) -> Next;
+    /// An iteration has ended.
+    fn ended(&mut self, iteration: u32, measured: &Measured);
+}
+
+/// What comes next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// The next iteration.
+    Go,
+    /// The device's memory is needed otherwise: what lives across iterations is carried out.
+    Leave,
+    /// Nothing more.
+    Stop,
+}
+
+/// A job that can run: what stays the same whichever plan is followed, wherever its memory is.
+pub(super) struct Job<'a> {
+    kernels: Lookup,
+    pub(super) graph: &'a Graph,
+    profile: &'a Profile,
+    settings: &'a Settings,
+    shared: Option<&'a Shared>,
+    values: weights::Values<'a>,
+    pub(super) batch: Vec<Vec<u8>>,
+    random_keys: Vec<u64>,
+    /// What libraries must use.
+    pub(super) libraries: BTreeMap<OpId, Chosen>,
+    notes: Vec<String>,
+    /// What long-lived tensors hold while one plan hands over to the next.
+    carried: BTreeMap<TensorId, Vec<u8>>,
+    record: Record,
+    high_water: Bytes,
+}
+
+/// How a session ended.
+pub(super) enum End {
+    /// All iterations have run.
+    Done(Box<Outcome>),
+    /// What lives across iterations has been carried out; this iteration is next.
+    Left(u32),
+    /// It was stopped; what it had done by then, without a checksum.
+    Stopped(Box<Outcome>),
+}
+
+impl<'a> Job<'a> {
+    /// Finds out whether it can run at all, and what it starts with. Runs in memory of its own unless there is a `shared` one.
+    ///
+    /// # Errors
+    /// Missing operators, unrecorded numbers, weights that don't fit.
+    pub(super) fn new(
+        kernels: Lookup,
+        graph: &'a Graph,
+        profile: &'a Profile,
+        settings: &'a Settings,
+        shared: Option<&'a Shared>,
+    ) -> Result<Self, RunError> {
+        let missing = match settings.target {
+            Target::Host => support::missing(graph, |kind| kernels(kind).is_some()),
+            Target::Cuda { .. } => support::missing(graph, on_cuda),
+        };
+        if !missing.is_empty() {
+            return Err(RunError::Unsupported(settings.target.name(), missing));
+        }
+        let unknown = support::unknown_numbers(graph);
+        if let Some(first) = unknown.first() {
+            return Err(RunError::UnknownNumber { first: (*first).to_owned(), operators: unknown.len() });
+        }
+        let batch = support::batch(graph).map_err(RunError::Graph)?;
+        let mut values = weights::Values::new(graph, &batch, settings.weights.as_deref(), settings.seed)?;
+        let mut notes = support::notes(graph);
+        notes.append(&mut values.notes);
+        let batch = std::mem::take(&mut values.batch);
+        Ok(Self {
+            kernels,
+            graph,
+            profile,
+            settings,
+            shared,
+            values,
+            batch,
+            random_keys: support::random_keys(graph),
+            libraries: BTreeMap::new(),
+            notes,
+            carried: BTreeMap::new(),
+            record: Record::default(),
+            high_water: Bytes::ZERO,
+        })
+    }
+
+    /// What has been done so far.
+    pub(super) fn told(&mut self) -> Outcome {
+        let record = std::mem::take(&mut self.record);
+        Outcome {
+            losses: record.losses,
+            peak_bytes: self.high_water,
+            resident_peak_bytes: record.resident_peak,
+            iteration_ns: record.iteration_ns,
+            late_copies: record.late,
+            passive_copies: record.passive,
+            operator_ns: record.operator_ns,
+            notes: std::mem::take(&mut self.notes),
+            ..Outcome::default()
+        }
+    }
+
+    /// Follows one plan from iteration `first` on, in an arena of exactly `arena` bytes where it has one of its own.
+    ///
+    /// # Errors
+    /// A plan that makes no sense, an operator or a device that fails, a file that can't be written.
+    pub(super) fn session(
+        &mut self,
+        plan: &JobPlan,
+        arena: Bytes,
+        program: &Program,
+        first: u32,
+        pilot: &mut dyn Pilot,
+    ) -> Result<End, RunError> {
+        let (graph, settings) = (self.graph, self.settings);
+        let script = executor::script(graph, plan, program, arena, &self.random_keys)?;
+        let homes = homes(graph, plan, program)?;
+        let fail = |failure| match failure {
+            Failure::Device(problem) => RunError::Device(settings.target.name(), problem),
+            Failure::Operator { operator, problem } => {
+                let operator = graph.operator(operator);
+                RunError::Operator { name: operator.name.clone(), kind: operator.kind.clone(), problem }
+            }
+        };
+        let (batch, options) = (std::mem::take(&mut self.batch), settings.host(self.profile));
+        let (libraries, kernels, shared) = (std::mem::take(&mut self.libraries), self.kernels, self.shared);
+        let work = |device: &mut dyn Device| {
+            for home in &homes {
+                let data = self.carried.remove(&home.tensor).unwrap_or_else(|| self.values.take(home.tensor));
+                device.write(home.first.0, home.first.1, &data).map_err(fail)?;
+            }
+            let executor = Executor { graph, program, script: &script };
+            let mut next = pilot.next(first);
+            let mut reached = first;
+            if next == Next::Go {
+                let run = executor.run(device, (first, settings.iterations), &mut self.record, &mut |iteration, measured| {
+                    pilot.ended(iteration, measured);
+                    next = if iteration + 1 == settings.iterations { Next::Go } else { pilot.next(iteration + 1) };
+                    next != Next::Go
+                });
+                reached = run.map_err(fail)?;
+            }
+            self.high_water = self.high_water.max(device.high_water());
+            match next {
+                Next::Leave => {
+                    for home in &homes {
+                        let mut data = vec![0; usize::try_from(graph.tensor(home.tensor).bytes.0).unwrap_or(0)];
+                        device.read(home.last.0, home.last.1, &mut data).map_err(fail)?;
+                        self.carried.insert(home.tensor, data);
+                    }
+                    Ok(End::Left(reached))
+                }
+                Next::Stop => Ok(End::Stopped(Box::new(self.told()))),
+                Next::Go => {
+                    let mut outcome = self.told();
+                    finish(graph, &homes, device, settings, &mut outcome, fail)?;
+                    Ok(End::Done(Box::new(outcome)))
+                }
+            }
+        };
+        let end = open((&settings.target, shared), graph, (&script, &libraries), kernels, &batch, &options, work);
+        (self.batch, self.libraries) = (batch, libraries);
+        let (mut end, mut said) = end.map_err(fail)?;
+        match &mut end {
+            Ok(End::Done(outcome)) => {
+                outcome.notes.append(&mut said.notes);
+                outcome.libraries = said.libraries;
+            }
+            _ => self.notes.append(&mut said.notes),
+        }
+        end
+    }
+}
+
+/// Where a long-lived tensor is between iterations.
+struct Home {
+    tensor: TensorId,
+    /// Before the first iteration.
+    first: (Memory, Bytes),
+    /// After the last: the same place in a plan whose steady state closes.
+    last: (Memory, Bytes),
+}
+
+fn homes(graph: &Graph, job: &JobPlan, program: &Program) -> Result<Vec<Home>, RunError> {
+    let mut first = BTreeMap::new();
+    let mut last = BTreeMap::new();
+    for r in &program.residencies {
+        if let (Some(tensor), Some(offset)) = (r.tensor, r.offset) {
+            if r.begin == Begin::Iteration {
+                first.insert(tensor, offset);
+            }
+            if r.stays {
+                last.insert(tensor, offset);
+            }
+        }
+    }
+    let mut homes = Vec::new();
+    for tensor in weights::long_lived(graph) {
+        let home = |on_device: Option<&Bytes>| match (on_device, job.host_slots.get(&tensor)) {
+            (Some(offset), _) => Ok((Memory::Device, *offset)),
+            (None, Some(slot)) => Ok((Memory::Host, *slot)),
+            (None, None) => Err(RunError::Plan(format!("`{}` has no place between iterations", graph.tensor(tensor).name))),
+        };
+        let (first, last) = (home(first.get(&tensor))?, home(last.get(&tensor))?);
+        if first != last {
+            let name = &graph.tensor(tensor).name;
+            return Err(RunError::Plan(format!("`{name}` does not end the iteration where it starts it")));
+        }
+        homes.push(Home { tensor, first, last });
+    }
+    Ok(homes)
+}
+
+/// Reads parameters and buffers back: checksum, the state to keep, the file to save.
+fn finish(
+    graph: &Graph,
+    homes: &[Home],
+    device: &mut dyn Device,
+    settings: &Settings,
+    outcome: &mut Outcome,
+    fail: impl Fn(Failure) -> RunError,
+) -> Result<(), RunError> {
+    let mut named: Vec<&Home> = homes.iter().filter(|h| matches!(graph.tensor(h.tensor).role, Role::Parameter | Role::Buffer)).collect();
+    named.sort_by_key(|h| &graph.tensor(h.tensor).name);
+    let mut hash = Sha256::new();
+    let mut state = BTreeMap::new();
+    for home in named {
+        let tensor = graph.tensor(home.tensor);
+        let data = fetch(graph, home, device).map_err(&fail)?;
+        hash.update(tensor.name.as_bytes());
+        hash.update([0]);
+        hash.update(&data);
+        if settings.keep_state {
+            state.insert(weights::key(tensor), Value { dtype: tensor.dtype, shape: tensor.shape.clone(), data });
+        }
+    }
+    outcome.checksum = hash.finalize().iter().map(|b| format!("{b:02x}")).collect();
+    outcome.state = settings.keep_state.then_some(state);
+    if let Some(path) = &settings.save {
+        let saved = |r: Role| matches!(r, Role::Parameter | Role::Buffer | Role::OptimizerState);
+        let by_key: BTreeMap<String, &Home> =
+            homes.iter().filter(|h| saved(graph.tensor(h.tensor).role)).map(|h| (weights::key(graph.tensor(h.tensor)), h)).collect();
+        let shapes = by_key.iter().map(|(k, h)| (k.clone(), (graph.tensor(h.tensor).dtype, graph.tensor(h.tensor).shape.clone())));
+        weights::save(path, &shapes.collect(), |key| {
+            let home = by_key.get(key).ok_or(io::ErrorKind::NotFound)?;
+            fetch(graph, home, device).map_err(|f| io::Error::other(f.to_string()))
+        })?;
+    }
+    Ok(())
+}
+
+/// A long-lived tensor's elements after the last iteration: its first shape's worth of the storage.
+fn fetch(graph: &Graph, home: &Home, device: &mut dyn Device) -> Result<Vec<u8>, Failure> {
+    let tensor = graph.tensor(home.tensor);
+    let shown = tensor.shape.iter().try_fold(tensor.dtype.size(), |n, &x| n.checked_mul(x)).unwrap_or(u64::MAX);
+    let mut data = vec![0; usize::try_from(shown.min(tensor.bytes.0)).unwrap_or(0)];
+    device.read(home.last.0, home.last.1, &mut data)?;
+    Ok(data)
+}
