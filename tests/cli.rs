@@ -29,6 +29,8 @@ mod reserved;
 mod round;
 #[path = "cli/score.rs"]
 mod score;
+#[path = "cli/service.rs"]
+mod service;
 #[path = "cli/share.rs"]
 mod share;
 #[path = "cli/together.rs"]

@@ -111,6 +111,14 @@ impl<'a> Job<'a> {
         })
     }
 
+    /// Makes all initial values now rather than when they are first needed on the device.
+    pub(super) fn fill(&mut self) {
+        for tensor in weights::long_lived(self.graph) {
+            let data = self.values.take(tensor);
+            self.carried.insert(tensor, data);
+        }
+    }
+
     /// What has been done so far.
     pub(super) fn told(&mut self) -> Outcome {
         let record = std::mem::take(&mut self.record);

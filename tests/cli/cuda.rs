@@ -156,6 +156,32 @@ fn planned_runs_equal_unplanned_ones_over_a_driver_that_is_none() {
 }
 
 #[test]
+fn several_jobs_share_a_driver_that_is_none() {
+    let Some(folder) = faked() else { return };
+    let names = ["tiny_cnn-adam", "tiny_gpt2-adamw"];
+    let cuda = ["--on", "cuda", "--cuda-libs", ".", "--iterations", "2"];
+    let mut alone = Vec::new();
+    let mut memory = 0;
+    for name in names {
+        folder.import(&format!("{name}.et.json.gz"), &[]);
+        std::fs::rename(folder.path("job.graph.json"), folder.path(&format!("{name}.graph.json"))).unwrap();
+        folder.json(&["plan", &format!("{name}.graph.json"), "--budget", "min", "-o", &format!("{name}.plan.json")]);
+        alone.push(json(&folder, &[&["run", &format!("{name}.plan.json")][..], &cuda].concat()));
+        memory = memory.max(alone.last().unwrap()["arena_bytes"].as_u64().unwrap());
+    }
+    // Side by side; and with room for little more than one, so that they go out and in.
+    let tight = (memory + memory / 8).to_string();
+    for more in [&["--policy", "pack"][..], &["--policy", "fair", "--turn", "0.001", "--memory", &tight]] {
+        let report = json(&folder, &[&["run", "tiny_cnn-adam.plan.json", "tiny_gpt2-adamw.plan.json"][..], &cuda, more].concat());
+        for (job, alone) in report["jobs"].as_array().unwrap().iter().zip(&alone) {
+            assert_eq!((&job["losses"], &job["checksum"]), (&alone["losses"], &alone["checksum"]), "{more:?}");
+            assert_eq!(job["verdict"], "done");
+        }
+        assert!(report["touched_peak_bytes"].as_u64() <= report["arena_bytes"].as_u64());
+    }
+}
+
+#[test]
 fn algorithms_that_were_profiled_are_reserved_and_used() {
     let Some(folder) = faked() else { return };
     let base = "tiny_cnn-adam";

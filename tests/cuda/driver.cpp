@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include <map>
+#include <mutex>
 
 typedef unsigned long long Address;
 typedef int Result;
@@ -20,6 +21,10 @@ struct Event {
 };
 
 static std::map<Address, size_t> allocated;
+static int retained = 0;
+// Several jobs' threads call at once; one thing happens at a time.
+static std::recursive_mutex mutex;
+#define ONE_AT_A_TIME std::lock_guard<std::recursive_mutex> one(mutex)
 
 static void stop(const char* what) {
     fprintf(stderr, "fake driver: %s\n", what);
@@ -27,6 +32,7 @@ static void stop(const char* what) {
 }
 
 static void inside(Address at, size_t bytes, const char* what) {
+    ONE_AT_A_TIME;
     auto next = allocated.upper_bound(at);
     if (next == allocated.begin()) stop(what);
     --next;
@@ -71,11 +77,14 @@ Result cuDeviceGetAttribute(int* value, int which, int) {
     return 0;
 }
 Result cuDevicePrimaryCtxRetain(void** context, int) {
+    ONE_AT_A_TIME;
+    ++retained;
     *context = (void*)1;
     return 0;
 }
 Result cuDevicePrimaryCtxRelease_v2(int) {
-    if (!allocated.empty()) stop("memory was not given back");
+    ONE_AT_A_TIME;
+    if (--retained == 0 && !allocated.empty()) stop("memory was not given back");
     return 0;
 }
 Result cuCtxSetCurrent(void*) { return 0; }
@@ -112,6 +121,7 @@ Result cuEventDestroy_v2(Event* event) {
     return 0;
 }
 Result cuMemAlloc_v2(Address* at, size_t bytes) {
+    ONE_AT_A_TIME;
     void* memory = aligned_alloc(512, (bytes + 511) / 512 * 512);
     if (!memory) return 2;
     memset(memory, 0xff, bytes);
@@ -120,6 +130,7 @@ Result cuMemAlloc_v2(Address* at, size_t bytes) {
     return 0;
 }
 Result cuMemFree_v2(Address at) {
+    ONE_AT_A_TIME;
     if (!allocated.erase(at)) stop("memory was given back twice");
     free((void*)at);
     return 0;
@@ -175,6 +186,7 @@ Result cuModuleGetFunction(void** function, void* module, const char* name) {
 }
 Result cuLaunchKernel(void* function, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz,
                       unsigned int, void*, void** parameters, void**) {
+    ONE_AT_A_TIME;
     typedef void (*Entry)(const void*, unsigned int, Dim, Dim, int);
     ((Entry)function)(parameters[0], 0, Dim{gx, gy, gz}, Dim{bx, by, bz}, 0);
     return 0;

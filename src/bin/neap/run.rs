@@ -10,6 +10,7 @@ use neap::device::{Profile, present};
 use neap::job::Graph;
 use neap::plan::{self, Method, PlanError, Request};
 use neap::report::table::{Side, Table};
+use neap::run::controller::THRESHOLD;
 use neap::run::{Change, Outcome, Rate, Replan, RunError, Settings, Target};
 use neap::schedule::{JobPlan, Plan};
 use neap::units::{Bytes, Nanos, OpId};
@@ -60,9 +61,9 @@ pub struct Flags {
     /// jobs, plan all of them anew together whenever one comes or ends.
     #[arg(long)]
     pub replan: bool,
-    /// How far the summed latency of operators, or of a direction's copies, has to move for that.
-    #[arg(long, value_name = "SHARE", default_value = "0.3", value_parser = threshold, requires = "replan")]
-    replan_threshold: u64,
+    /// How far the summed latency of operators, or of a direction's copies, has to move for that; 0.3 if not given.
+    #[arg(long, value_name = "SHARE", value_parser = threshold, requires = "replan")]
+    pub replan_threshold: Option<u64>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -191,7 +192,7 @@ fn replanning(
     let planner = |device: &Profile, latencies: &[neap::schedule::Latency]| {
         within(graph, device, latencies, plan.budget, method.clone(), plan.options.clone()).map_err(|e| e.to_string())
     };
-    let replan = Replan { planner: &planner, threshold_per_mille: flags.replan_threshold };
+    let replan = Replan { planner: &planner, threshold_per_mille: flags.replan_threshold.unwrap_or(THRESHOLD) };
     Ok(neap::run::run_replanning(graph, plan, settings, &replan, progress))
 }
 

@@ -115,6 +115,7 @@ pub fn main(flags: &run::Flags, settings: Settings, outputs: &[Option<&Path>], a
         (flags.save.is_some(), "--save"),
         (flags.latencies_out.is_some(), "--latencies-out"),
         (!flags.graph.is_empty(), "--graph"),
+        (flags.replan_threshold.is_some(), "--replan-threshold"),
         (!settings.throttle_later.is_empty() && settings.throttle_later.iter().any(|t| t.0 > 0), "--throttle-link with @N"),
     ] {
         if given {

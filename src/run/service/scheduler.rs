@@ -74,7 +74,9 @@ struct Tenant {
     begun: bool,
     stopping: bool,
     left: u32,
-    iteration: Nanos,
+    /// How long an iteration was thought to take, and how long the last one took.
+    expected: Nanos,
+    measured: Option<Nanos>,
     /// Its turns, as `fair` counts them: who comes starts with the least of those who are there.
     turns: u64,
 }
@@ -125,7 +127,8 @@ impl Scheduler {
             begun: false,
             stopping: false,
             left: coming.iterations.max(1),
-            iteration: coming.iteration,
+            expected: coming.iteration,
+            measured: None,
             turns: self.jobs.values().map(|t| t.turns).min().unwrap_or(0),
         };
         self.jobs.insert(job, tenant);
@@ -149,7 +152,7 @@ impl Scheduler {
             tenant.state = State::Idle;
             tenant.left = tenant.left.saturating_sub(1);
             tenant.turns = tenant.turns.saturating_add(took.0);
-            tenant.iteration = took;
+            tenant.measured = Some(took);
         }
     }
 
@@ -319,8 +322,13 @@ impl Scheduler {
 
     /// All who are there, best first.
     fn ranked(&self, now: Nanos) -> Vec<JobId> {
+        // Those that have run say by how much expectations are wrong on this device.
+        let ran = self.jobs.values().filter_map(|t| Some((u128::from(t.measured?.0), u128::from(t.expected.0))));
+        let (took, thought) = ran.fold((0u128, 0u128), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+        let (took, thought) = if took == 0 || thought == 0 { (1, 1) } else { (took, thought) };
         let rank = |t: &Tenant| {
-            let remaining = Nanos(t.iteration.0.saturating_mul(u64::from(t.left)));
+            let iteration = t.measured.map_or_else(|| u128::from(t.expected.0) * took / thought, |m| m.0.into());
+            let remaining = Nanos(u64::try_from(iteration * u128::from(t.left)).unwrap_or(u64::MAX));
             self.policy.rank(&Facts { submit: t.submit, remaining, utilisation: t.utilisation })
         };
         let mut order: Vec<JobId> = self.jobs.iter().filter(|(_, t)| !t.stopping).map(|(id, _)| *id).collect();

@@ -84,6 +84,7 @@ fn go(
     let mut plan = work.plan.clone();
     let mut program = Program::placed(&work.graph, &plan)?;
     let mut split = Split::of(&program);
+    job.fill();
     said(Said::Ready);
     let mut first = 0;
     while let Ok(command) = commands.recv() {

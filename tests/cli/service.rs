@@ -1,0 +1,204 @@
+//! `neap run` of several jobs at once.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::folder::{Folder, fixture, number};
+
+const NAMES: [&str; 3] = ["tiny_cnn-adam", "tiny_gpt2-adamw", "resnet18-adam"];
+
+/// A folder with a plan of each, at a budget of its own.
+fn plans(names: &[&str]) -> Folder {
+    let folder = Folder::new();
+    for (name, budget) in names.iter().zip(["min", "80%", "70%"]) {
+        let graph = format!("{name}.graph.json");
+        folder.json(&["import", &fixture(&format!("{name}.et.json.gz")), "-o", &graph]);
+        folder.json(&["plan", &graph, "--budget", budget, "-o", &format!("{name}.plan.json")]);
+    }
+    folder
+}
+
+fn alone(folder: &Folder, name: &str, iterations: &str) -> Value {
+    folder.json(&["run", &format!("{name}.plan.json"), "--on", "host", "--iterations", iterations])
+}
+
+fn job<'a>(report: &'a Value, name: &str) -> &'a Value {
+    report["jobs"].as_array().unwrap().iter().find(|j| j["name"] == name).unwrap_or_else(|| panic!("no `{name}` in {report:#}"))
+}
+
+#[track_caller]
+fn same_numbers(report: &Value, name: &str, alone: &Value) {
+    let job = job(report, name);
+    assert_eq!(job["verdict"], "done", "{job:#}");
+    assert_eq!((&job["losses"], &job["checksum"]), (&alone["losses"], &alone["checksum"]), "{name}");
+    assert!(!job["losses"].as_array().unwrap().is_empty());
+}
+
+#[test]
+fn under_every_policy_every_job_computes_what_it_computes_alone() {
+    let folder = plans(&NAMES);
+    let iterations = ["5", "4", "1"];
+    let alone: Vec<Value> = NAMES.iter().zip(iterations).map(|(name, n)| alone(&folder, name, n)).collect();
+    let run = |policy: &str, more: &[&str]| {
+        let subjects = NAMES.map(|n| format!("{n}.plan.json"));
+        let mut arguments =
+            vec!["run", &subjects[0], &subjects[1], &subjects[2], "--on", "host", "--iterations", "5,4,1", "--policy", policy];
+        arguments.extend(more);
+        folder.json(&arguments)
+    };
+    let largest = number(&alone[2], "arena_bytes");
+    for policy in ["fifo", "srtf", "pack", "fair", "neap"] {
+        // Once with room for all; and where memory moves once with room for one and a little.
+        let tight = (largest + largest / 100).to_string();
+        let moves = matches!(policy, "fair" | "neap");
+        for memory in [None, Some(tight.as_str())].into_iter().take(1 + usize::from(moves)) {
+            let report = run(policy, &memory.map_or(vec![], |m| vec!["--memory", m, "--turn", "0.001"]));
+            for (name, alone) in NAMES.iter().zip(&alone) {
+                same_numbers(&report, name, alone);
+            }
+            assert!(number(&report, "reserved_peak_bytes") <= number(&report, "arena_bytes"));
+            assert!(number(&report, "touched_peak_bytes") <= number(&report, "arena_bytes"));
+            let started = |name: &str| number(job(&report, name), "started_ns");
+            let ended = |name: &str| number(job(&report, name), "ended_ns");
+            match policy {
+                "fifo" => assert!(ended(NAMES[0]) <= started(NAMES[1]) && ended(NAMES[1]) <= started(NAMES[2])),
+                "srtf" => assert!(ended(NAMES[0]).max(ended(NAMES[1])) <= ended(NAMES[2])),
+                _ => {}
+            }
+        }
+    }
+}
+
+#[test]
+fn planned_anew_together_they_compute_the_same_in_less() {
+    let folder = plans(&NAMES[..2]);
+    // Without a plan they want more than there is.
+    let full: Vec<Value> = NAMES[..2].iter().map(|n| folder.json(&["plan", &format!("{n}.graph.json"), "--budget", "100%"])).collect();
+    let memory = full.iter().map(|p| number(p, "arena_bytes")).sum::<u64>() * 7 / 10;
+    let graphs = NAMES.map(|n| format!("{n}.graph.json"));
+    let memory = memory.to_string();
+    let arguments =
+        ["run", &graphs[0], &graphs[1], "--on", "host", "--iterations", "12", "--policy", "pack", "--memory", &memory, "--replan"];
+    let report = folder.json(&arguments);
+    for name in &NAMES[..2] {
+        same_numbers(&report, name, &alone(&folder, name, "12"));
+    }
+    assert!(number(&report, "reserved_peak_bytes").to_string().len() <= memory.len());
+    let answer = folder.neap(&arguments);
+    assert!(answer.stderr.contains("planned anew together"), "{}", answer.stderr);
+}
+
+/// Runs the service with a way to write to its stdin.
+fn listening(folder: &Folder, arguments: &[&str], talk: impl FnOnce(&mut dyn Write)) -> (Option<i32>, Value, String) {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_neap"))
+        .args(["--json", "run", "--on", "host", "--listen"])
+        .args(arguments)
+        .current_dir(folder.path(""))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    talk(child.stdin.as_mut().unwrap());
+    drop(child.stdin.take());
+    let output = child.wait_with_output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    (output.status.code(), serde_json::from_slice(&output.stdout).unwrap_or(Value::Null), text)
+}
+
+#[test]
+fn jobs_come_and_go_while_it_runs() {
+    let folder = plans(&NAMES[..2]);
+    let (code, report, stderr) = listening(&folder, &["tiny_cnn-adam.plan.json", "--iterations", "1000000", "--memory", "8MiB"], |stdin| {
+        let mut say = |line: &str| {
+            stdin.write_all(line.as_bytes()).unwrap();
+            stdin.write_all(b"\n").unwrap();
+            stdin.flush().unwrap();
+        };
+        say("run tiny_gpt2-adamw.plan.json 3");
+        say("run tiny_gpt2-adamw.plan.json 2");
+        say("run nothing.plan.json");
+        say("run tiny_gpt2-adamw.plan.json many");
+        say("dance");
+        say("end nobody");
+        std::thread::sleep(Duration::from_millis(500));
+        say("end tiny_cnn-adam");
+        say("quit");
+    });
+    assert_eq!(code, Some(0), "{stderr}");
+    for (name, iterations) in [("tiny_gpt2-adamw", "3"), ("tiny_gpt2-adamw-2", "2")] {
+        same_numbers(&report, name, &alone(&folder, "tiny_gpt2-adamw", iterations));
+    }
+    let stopped = job(&report, "tiny_cnn-adam");
+    assert_eq!(stopped["verdict"], "stopped");
+    assert!((1..1_000_000).contains(&number(stopped, "iterations")));
+    assert_eq!(stopped["checksum"], "");
+    for word in ["nothing.plan.json", "`many` is not a number", "`dance` is no request", "no job `nobody`"] {
+        assert!(stderr.contains(word), "{word}: {stderr}");
+    }
+}
+
+#[test]
+fn a_job_that_arrives_is_queued_with_the_reason() {
+    let folder = plans(&NAMES[..2]);
+    let arguments = ["run", "tiny_cnn-adam.plan.json", "tiny_gpt2-adamw.plan.json", "--on", "host", "--policy", "fifo"];
+    let answer = folder.neap(&[&arguments[..], &["--iterations", "20,1", "--submit", "0,0.01", "--log", "log.csv"]].concat());
+    assert_eq!(answer.code, Some(0), "{answer:?}");
+    assert!(answer.stderr.contains("`tiny_gpt2-adamw` waits for the jobs before it to end"), "{}", answer.stderr);
+    assert!(answer.stderr.contains("`tiny_gpt2-adamw` is in after"), "{}", answer.stderr);
+    let log = folder.text("log.csv");
+    assert!(log.starts_with("time_ns,job,what\n"), "{log}");
+    assert_eq!(log.lines().filter(|l| l.ends_with("tiny_cnn-adam,ran")).count(), 20);
+    let all: Vec<&str> = log.lines().skip(1).collect();
+    let second = all.iter().position(|l| l.ends_with("tiny_gpt2-adamw,go")).unwrap();
+    assert!(all[..second].iter().any(|l| l.ends_with("tiny_cnn-adam,end")));
+}
+
+#[test]
+fn a_folder_is_watched() {
+    let folder = plans(&NAMES[..1]);
+    std::fs::create_dir(folder.path("in")).unwrap();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_neap"))
+        .args(["--json", "run", "--on", "host", "--watch", "in", "--memory", "8MiB", "--iterations", "2"])
+        .current_dir(folder.path(""))
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let graph = "tiny_cnn-adam.graph.json";
+    std::fs::copy(folder.path(graph), folder.path("in").join(graph)).unwrap();
+    folder.json(&["plan", "in/tiny_cnn-adam.graph.json", "--budget", "90%", "-o", "in/one.plan.json"]);
+    // It is taken some time before the end is asked for.
+    std::thread::sleep(Duration::from_millis(1200));
+    std::fs::write(folder.path("in").join("stop"), "").unwrap();
+    let limit = Instant::now() + Duration::from_secs(60);
+    while child.try_wait().unwrap().is_none() {
+        assert!(Instant::now() < limit, "it does not stop");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let output = child.wait_with_output().unwrap();
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    same_numbers(&report, "one", &alone(&folder, "tiny_cnn-adam", "2"));
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let folder = plans(&NAMES[..2]);
+    let (one, two) = ("tiny_cnn-adam.plan.json", "tiny_gpt2-adamw.plan.json");
+    let both = ["run", one, two, "--on", "host"];
+    let with = |more: &[&'static str]| [&both[..], more].concat();
+    folder.refuses(1, &["never fits", "--memory", "1.0 MiB"], &with(&["--memory", "1MiB"]));
+    folder.refuses(2, &["--iterations: 3 numbers for 2 jobs"], &with(&["--iterations", "1,2,3"]));
+    folder.refuses(2, &["--submit: 3 numbers for 2 jobs"], &with(&["--submit", "0,0,1"]));
+    folder.refuses(2, &["--weights: is for one job"], &with(&["--weights", "w.safetensors"]));
+    folder.refuses(2, &["--save: is for one job"], &with(&["--save", "s.safetensors"]));
+    folder.refuses(2, &["`x` is not a time"], &with(&["--submit", "x"]));
+    folder.refuses(2, &["'best'"], &with(&["--policy", "best"]));
+    folder.refuses(2, &["--memory: with --listen"], &with(&["--listen"]));
+    folder.refuses(2, &["more than host offers"], &with(&["--memory", "100000GiB"]));
+    folder.refuses(2, &["nothing.plan.json"], &["run", one, "nothing.plan.json", "--on", "host"]);
+    folder.refuses(2, &["--replan-threshold"], &with(&["--replan", "--replan-threshold", "0.5"]));
+    folder.refuses(2, &["read by this command"], &["run", one, "--on", "host", "--log", one]);
+}
