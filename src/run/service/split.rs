@@ -99,3 +99,66 @@ fn union(mut all: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
     }
     union
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::schedule::Place;
+    use crate::sim::program::Residency;
+
+    fn program(stretches: &[(u64, u64, bool)]) -> Program {
+        let residency = |&(offset, bytes, kept): &(u64, u64, bool)| Residency {
+            tensor: None,
+            place: Place::Workspace { step: 0 },
+            bytes: Bytes(bytes),
+            begin: if kept { Begin::Iteration } else { Begin::Step(0) },
+            first_step: None,
+            last_step: None,
+            out: None,
+            stays: kept,
+            offset: Some(Bytes(offset)),
+            previous: None,
+            after: Vec::new(),
+        };
+        Program { steps: Vec::new(), copies: Vec::new(), residencies: stretches.iter().map(residency).collect(), loaded: Bytes::ZERO }
+    }
+
+    #[test]
+    fn what_is_kept_comes_first_wherever_it_was() {
+        // Kept: 10..20 and 40..50; 45..60 crosses the second's edge, so all of 40..60 is kept.
+        let p = program(&[(0, 10, false), (10, 10, true), (20, 20, false), (40, 10, true), (45, 15, false), (60, 5, false), (12, 4, false)]);
+        let split = Split::of(&p);
+        assert_eq!((split.persistent, split.ephemeral), (Bytes(30), Bytes(35)));
+        let moved = split.moved(&p, Bytes(1000), Bytes(2000));
+        let offsets: Vec<u64> = moved.residencies.iter().map(|r| r.offset.unwrap().0).collect();
+        assert_eq!(offsets, [2000, 1000, 2010, 1010, 1015, 2030, 1002]);
+        assert_eq!(Split::of(&program(&[])), Split { persistent: Bytes::ZERO, ephemeral: Bytes::ZERO, pieces: Vec::new() });
+    }
+
+    proptest! {
+        #[test]
+        fn what_shared_bytes_shares_the_same_bytes_and_nothing_else_does(
+            stretches in proptest::collection::vec((0u64..64, 0u64..16, any::<bool>()), 0..20)
+        ) {
+            let p = program(&stretches);
+            let split = Split::of(&p);
+            let (low, high) = (1000, 1000 + split.persistent.0);
+            let moved = split.moved(&p, Bytes(low), Bytes(high));
+            let all: Vec<(u64, u64)> = moved.residencies.iter().map(|r| (r.offset.unwrap().0, r.bytes.0)).collect();
+            for (&(at, bytes), &(was, _, kept)) in all.iter().zip(&stretches) {
+                if bytes > 0 {
+                    prop_assert!(low <= at && at + bytes <= high + split.ephemeral.0);
+                    prop_assert!(at >= high || at + bytes <= high, "it lies across both parts");
+                    prop_assert!(!kept || at < high);
+                    for (&(other, size), &(before, ..)) in all.iter().zip(&stretches).filter(|o| o.0.1 > 0) {
+                        let (meet, met) = (at < other + size && other < at + bytes, was < before + size && before < was + bytes);
+                        prop_assert_eq!(meet, met);
+                        prop_assert!(!meet || at.wrapping_sub(other) == was.wrapping_sub(before));
+                    }
+                }
+            }
+        }
+    }
+}
