@@ -35,6 +35,7 @@ fn trace(count: u64) -> Vec<Job> {
                 priority: 0,
                 kill: None,
                 rate: None,
+                growth: None,
             }
         })
         .collect()
@@ -46,6 +47,7 @@ fn share(bencher: Bencher, (count, name): (u64, &str)) {
         capacity: Bytes(16 << 30),
         h2d: 12_200_000_000,
         d2h: 12_900_000_000,
+        memory_bandwidth: 732_000_000_000,
         mechanism: Mechanism::Lanes,
         mode: Mode::Neap,
         context: Bytes(300 << 20),

@@ -28,6 +28,7 @@ fn settings(mechanism: Mechanism, mode: Mode) -> Settings {
         capacity: Bytes(16 << 30),
         h2d: 12_200_000_000,
         d2h: 12_900_000_000,
+        memory_bandwidth: 732_000_000_000,
         mechanism,
         mode,
         context: Bytes(300 << 20),
@@ -52,14 +53,14 @@ fn copies(folder: &Path, rows: &[(String, String)], header: &str) -> Vec<Job> {
     let path = temporary.path().join("jobs.csv");
     let text: String = rows.iter().map(|(job, rest)| format!("{job},{rest}\n")).collect();
     std::fs::write(&path, format!("{header}\n{text}")).unwrap();
-    jobs::read(&path, &memory).unwrap().jobs
+    jobs::read(&path, &memory, 0).unwrap().jobs
 }
 
 #[test]
 fn the_published_table_beside_ours() {
     let Some(folder) = truth() else { return };
     let memory = Memory::read(&folder.join("memory.csv")).unwrap();
-    let jobs = jobs::read(&folder.join("calibrated.jobs.csv"), &memory).unwrap().jobs;
+    let jobs = jobs::read(&folder.join("calibrated.jobs.csv"), &memory, 0).unwrap().jobs;
     let lanes = settings(Mechanism::Lanes, Mode::Neap);
     let published =
         [("fifo", 303.4, 170.6, 251.1), ("srtf", 306.0, 53.4, 217.0), ("pack", 287.4, 145.5, 266.1), ("fair", 301.6, 96.6, 281.2)];

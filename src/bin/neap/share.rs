@@ -73,6 +73,9 @@ pub struct Flags {
     /// Draw the share of jobs that ended by a time; and beside it, as FILE.POLICY.svg, the memory of each policy over time.
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
+    /// Prove after every change, by a checker that shares no code with what decides, that no byte is promised twice (lanes).
+    #[arg(long)]
+    check: bool,
     /// Say what a job waited for.
     #[arg(long, value_name = "JOB")]
     explain: Option<String>,
@@ -116,11 +119,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         bail!("--memory-bytes: {capacity} is no device; give a size up to 1PiB, such as 16GiB");
     }
     let memory = flags.memory.as_deref().map(Memory::read).transpose()?.unwrap_or_default();
-    let mut trace = jobs::read(&flags.jobs, &memory)?;
-    let with_margin = |b: Bytes| Bytes(b.0 + (b.0 * u64::from(flags.margin)).div_ceil(100));
-    for job in &mut trace.jobs {
-        (job.persistent, job.ephemeral) = (with_margin(job.persistent), with_margin(job.ephemeral));
-    }
+    let trace = jobs::read(&flags.jobs, &memory, flags.margin)?;
     if !trace.sorted {
         note(&format!("note: {}: the rows are not in order of submission; they are taken in that order", flags.jobs.display()));
     }
@@ -137,7 +136,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         "as-released" => Mode::AsReleased,
         _ => Mode::Neap,
     };
-    let keep = Keep { moments: flags.plot.is_some(), reasons: explained.map(|e| e as u32) };
+    let keep = Keep { moments: flags.plot.is_some(), reasons: explained.map(|e| e as u32), proof: flags.check };
     let mut runs = Vec::new();
     for wanted in &flags.mechanism {
         let Some((name, mechanism)) = mechanism::NAMES.iter().find(|n| n.0 == wanted) else { bail!("--mechanism: there is no `{wanted}`") };
@@ -145,6 +144,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
             capacity,
             h2d: device.link.h2d,
             d2h: device.link.d2h,
+            memory_bandwidth: device.memory_bandwidth,
             mechanism: *mechanism,
             mode,
             context: flags.context,

@@ -30,6 +30,7 @@ fn job(name: &str, submit: u64, work: u64, gib: (u64, u64)) -> Job {
         priority: 0,
         kill: None,
         rate: None,
+        growth: None,
     }
 }
 
@@ -38,6 +39,7 @@ fn settings(mechanism: Mechanism, mode: Mode) -> Settings {
         capacity: Bytes(16 * GIB),
         h2d: 12_200_000_000,
         d2h: 12_900_000_000,
+        memory_bandwidth: 732_000_000_000,
         mechanism,
         mode,
         context: Bytes(300 << 20),
