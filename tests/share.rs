@@ -24,19 +24,7 @@ fn truth() -> Option<PathBuf> {
 }
 
 fn settings(mechanism: Mechanism, mode: Mode) -> Settings {
-    Settings {
-        capacity: Bytes(16 << 30),
-        h2d: 12_200_000_000,
-        d2h: 12_900_000_000,
-        memory_bandwidth: 732_000_000_000,
-        mechanism,
-        mode,
-        context: Bytes(300 << 20),
-        partitions: 2,
-        overcommit: 200,
-        turn: Nanos(10_000_000_000),
-        patience: Nanos(28_800_000_000_000),
-    }
+    Settings { mechanism, mode, ..Settings::default() }
 }
 
 fn figures(jobs: &[Job], name: &str, settings: &Settings) -> Figures {

@@ -65,6 +65,25 @@ pub struct Settings {
     pub patience: Nanos,
 }
 
+/// A P100 of 16 GiB in lanes, and what `neap share` takes where nothing is said.
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            capacity: Bytes(16 << 30),
+            h2d: 12_200_000_000,
+            d2h: 12_900_000_000,
+            memory_bandwidth: 732_000_000_000,
+            mechanism: Mechanism::Lanes,
+            mode: Mode::Neap,
+            context: Bytes(300 << 20),
+            partitions: 2,
+            overcommit: 200,
+            turn: Nanos(10_000_000_000),
+            patience: Nanos(28_800_000_000_000),
+        }
+    }
+}
+
 impl Settings {
     /// Nanoseconds to copy bytes out of and into the device.
     #[must_use]

@@ -72,6 +72,7 @@ struct Group {
     persistent: u128,
     by_persistent: BTreeSet<(Bytes, u32)>,
     by_ephemeral: BTreeSet<(Bytes, u32)>,
+    by_sum: BTreeSet<(Bytes, u32)>,
 }
 
 impl Group {
@@ -79,13 +80,24 @@ impl Group {
         self.persistent += u128::from(need.0.0);
         self.by_persistent.insert((need.0, job));
         self.by_ephemeral.insert((need.1, job));
+        self.by_sum.insert((need.0 + need.1, job));
     }
 
-    /// Whether it was one of them.
-    fn remove(&mut self, job: u32, need: Need) -> bool {
-        let was = self.by_persistent.remove(&(need.0, job)) && self.by_ephemeral.remove(&(need.1, job));
-        self.persistent -= if was { u128::from(need.0.0) } else { 0 };
-        was
+    fn remove(&mut self, job: u32, need: Need) {
+        if self.by_persistent.remove(&(need.0, job)) {
+            self.by_ephemeral.remove(&(need.1, job));
+            self.by_sum.remove(&(need.0 + need.1, job));
+            self.persistent -= u128::from(need.0.0);
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.by_sum.is_empty()
+    }
+
+    /// The largest sum of both.
+    fn largest_sum(&self) -> Bytes {
+        self.by_sum.last().map_or(Bytes::ZERO, |l| l.0)
     }
 
     /// The largest of each.

@@ -20,11 +20,12 @@ impl Engine<'_> {
     /// As [`Engine::let_in`], of an inference job.
     pub(super) fn let_in_service(&mut self, job: u32) -> bool {
         let need = self.needs[job as usize];
-        if !self.beside_turns(job, need) || !self.take(job, need, Join::Serve) {
-            return false;
+        let taken = self.beside_turns(job, need) && self.take(job, need, Join::Serve);
+        if taken {
+            self.served.add(job, need);
         }
-        self.served.add(job, need);
-        true
+        self.reseat();
+        taken
     }
 
     pub(super) fn take(&mut self, id: u32, need: Need, join: Join) -> bool {
@@ -217,7 +218,7 @@ impl Engine<'_> {
         let at = |item: Item| self.layout.as_ref().and_then(|l| l.at(item)).map(|at| at.0);
         let resident = |(id, held, lane): (u32, Bytes, Option<u32>)| {
             // Whose turn it is may be any of them.
-            let need = self.needs.get(id as usize).copied().unwrap_or_else(|| self.sharers.largest());
+            let need = self.needs.get(id as usize).copied().unwrap_or(self.turn);
             let (persistent, ephemeral) = if self.settings.mode == Mode::AsReleased { (Bytes::ZERO, need.0 + need.1) } else { need };
             Resident { persistent: persistent.max(held).0, at: at(Item::Persistent(id)), ephemeral: ephemeral.0, lane }
         };

@@ -1,7 +1,8 @@
 //! Turns whose persistent memory comes and goes (policy `fair`): everyone is in while all fit, else only whose turn it is.
 //!
-//! Everyone has a seat of its own in the one lane while the sums allow it, beside what is served. Else one seat, as large as the largest, is
-//! whoever's turn it is, and each turn moves one job's memory out and another's in.
+//! Everyone has a seat of its own and its iterations in the one lane while the sums allow it, beside what is served. Else there is one seat
+//! for whoever's turn it is, and each turn moves one job's memory out and another's in; between turns the lane is cut to the next one's
+//! need, so that the seat and the lane are together as large as the job that needs most.
 
 use super::super::lanes::Join;
 use super::super::mechanism::Mechanism;
@@ -31,16 +32,17 @@ impl Engine<'_> {
 
     /// How those who take turns can be seated beside what is served, if they and `more` were what they need.
     fn seats(&self, more: Need) -> Option<Seated> {
-        let (served, largest) = (self.served.largest(), self.sharers.largest());
-        let lane = largest.1.max(more.1).max(served.1);
-        let fits = |persistent: u128| self.served.persistent + persistent + u128::from(lane.0) <= u128::from(self.settings.capacity.0);
         if self.settings.mechanism == Mechanism::Checkpoint {
-            return self.served.by_persistent.is_empty().then_some(Seated::One);
+            return self.served.is_empty().then_some(Seated::One);
         }
-        if fits(self.sharers.persistent + u128::from(more.0.0)) {
+        let (served, largest) = (self.served.largest().1, self.sharers.largest());
+        let fits = |bytes: u128| self.served.persistent + bytes <= u128::from(self.settings.capacity.0);
+        let lane = largest.1.max(more.1).max(served);
+        if fits(self.sharers.persistent + u128::from(more.0.0) + u128::from(lane.0)) {
             return Some(Seated::All);
         }
-        fits(u128::from(largest.0.max(more.0).0)).then_some(Seated::One)
+        let one = self.sharers.largest_sum().max(more.0 + more.1).max(largest.0.max(more.0) + served);
+        fits(u128::from(one.0)).then_some(Seated::One)
     }
 
     /// A job joins, unless what is served leaves too little for its turn.
@@ -75,17 +77,16 @@ impl Engine<'_> {
         self.reseat();
     }
 
-    /// Makes room for an inference job where turns can give way; whether there is enough for it.
+    /// Makes room for an inference job where turns can give way; whether they can.
     pub(super) fn beside_turns(&mut self, job: u32, need: Need) -> bool {
-        if !self.turns_move() || self.seated == Seated::Nobody {
+        if !self.turns_move() || self.sharers.is_empty() {
             return true;
         }
         self.served.add(job, need);
         let seats = self.seats(Need::default());
         self.served.remove(job, need);
-        if seats == Some(Seated::One) && self.seated == Seated::All {
+        if seats == Some(Seated::One) {
             self.unseat();
-            self.seat(Seated::One);
         }
         seats.is_some()
     }
@@ -95,7 +96,7 @@ impl Engine<'_> {
         if !self.turns_move() {
             return;
         }
-        let seats = if self.sharers.by_persistent.is_empty() { Seated::Nobody } else { self.seats(Need::default()).unwrap_or(Seated::One) };
+        let seats = if self.sharers.is_empty() { Seated::Nobody } else { self.seats(Need::default()).unwrap_or(Seated::One) };
         if seats == Seated::All && self.seated == Seated::All {
             return;
         }
@@ -104,7 +105,7 @@ impl Engine<'_> {
     }
 
     fn unseat(&mut self) {
-        match self.seated {
+        match std::mem::replace(&mut self.seated, Seated::Nobody) {
             Seated::Nobody => {}
             Seated::All => {
                 for (_, job) in self.sharers.by_persistent.clone() {
@@ -125,7 +126,9 @@ impl Engine<'_> {
                 }
             }
             Seated::One => {
-                self.turn = self.sharers.largest();
+                let (served, largest) = (self.served.largest().1, self.sharers.largest());
+                let sum = self.sharers.largest_sum().max(largest.0 + served);
+                self.turn = (sum.saturating_sub(largest.1.max(served)), largest.1);
                 self.take(TURN, self.turn, Join::Share);
             }
         }
