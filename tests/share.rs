@@ -11,7 +11,7 @@ use neap::sim::share::mechanism::{Mechanism, Settings};
 use neap::sim::share::memory::Memory;
 use neap::sim::share::policy;
 use neap::sim::share::result::Figures;
-use neap::units::{Bytes, Nanos};
+use neap::units::Nanos;
 
 fn truth() -> Option<PathBuf> {
     let truth = std::env::var_os("NEAP_TRUTH").map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/truth"), PathBuf::from);
@@ -28,7 +28,9 @@ fn settings(mechanism: Mechanism, mode: Mode) -> Settings {
 }
 
 fn figures(jobs: &[Job], name: &str, settings: &Settings) -> Figures {
-    simulate(jobs, policy::find(name).unwrap(), settings, Keep::default()).figures(jobs)
+    let outcome = simulate(jobs, policy::find(name).unwrap(), settings, Keep { proof: true, ..Keep::default() });
+    assert_eq!(outcome.harm, None, "{name}");
+    outcome.figures(jobs)
 }
 
 fn minutes(nanos: u64) -> f64 {

@@ -437,8 +437,8 @@ impl<'a> Engine<'a> {
         let length = self.length(job);
         self.running.remove(&(self.base[index] + length, job));
         self.drains.retain(|d| d.1 != job);
-        if self.outgrows(job).is_some() {
-            self.growths.retain(|g| g.1 != job);
+        if let Some(at) = self.growth(job) {
+            self.growths.remove(&(at, job));
         }
         self.utilised -= u64::from(self.jobs[index].utilisation);
         self.iterations -= u128::from(self.jobs[index].iteration.0);
@@ -504,12 +504,8 @@ impl<'a> Engine<'a> {
         self.utilised += u64::from(it.utilisation);
         self.iterations += u128::from(it.iteration.0);
         self.outcome.jobs[index].start.get_or_insert(Nanos(self.now));
-        if let Some(after) = self.outgrows(job) {
-            let done = (it.work.0 - self.remaining[index]) / it.iteration.0;
-            let at = self.base[index] + u128::from(after.saturating_sub(done).max(1)) * self.boundary(job);
-            if at < self.base[index] + length {
-                self.growths.insert((at, job));
-            }
+        if let Some(at) = self.growth(job).filter(|at| *at < self.base[index] + length) {
+            self.growths.insert((at, job));
         }
     }
 
@@ -523,9 +519,13 @@ impl<'a> Engine<'a> {
         (u128::from(self.jobs[job as usize].iteration.0) * self.stretch(job) / 1000) << FINE
     }
 
-    /// After which iteration a job is going to outgrow what it was admitted with.
-    fn outgrows(&self, job: u32) -> Option<u64> {
-        self.jobs[job as usize].growth.as_ref().filter(|_| !self.grown.contains(&job)).map(|g| g.after)
+    /// What the clock reads when a running job is going to outgrow what it was admitted with, unless it ends before.
+    fn growth(&self, job: u32) -> Option<u128> {
+        let it = &self.jobs[job as usize];
+        let after = it.growth.as_ref().filter(|_| !self.grown.contains(&job))?.after;
+        let done = (it.work.0 - self.remaining[job as usize]) / it.iteration.0;
+        let until = u128::from(after.saturating_sub(done).max(1)).saturating_mul(self.boundary(job));
+        Some(self.base[job as usize].saturating_add(until))
     }
 
     /// What a service keeps busy, per mille.

@@ -197,16 +197,20 @@ impl Engine<'_> {
     /// A running job does nothing for a while.
     fn shift(&mut self, job: u32, by: u128) {
         let index = job as usize;
+        let drain = self.drains.iter().find(|d| d.1 == job).map(|d| d.0);
         let end = self.base[index] + self.length(job);
-        self.running.remove(&(end, job));
-        self.running.insert((end + by, job));
-        self.base[index] += by;
-        for later in [&mut self.drains, &mut self.growths] {
-            if let Some(&(at, _)) = later.iter().find(|l| l.1 == job) {
-                later.remove(&(at, job));
-                later.insert((at + by, job));
+        for (of, at) in [(&mut self.running, Some(end)), (&mut self.drains, drain)] {
+            if let Some(at) = at {
+                of.remove(&(at, job));
+                of.insert((at + by, job));
             }
         }
+        if let Some(at) = self.growth(job)
+            && self.growths.remove(&(at, job))
+        {
+            self.growths.insert((at + by, job));
+        }
+        self.base[index] += by;
     }
 
     /// Has the state of the device proved safe, where that is asked for.
