@@ -5,8 +5,7 @@
 use divan::{Bencher, black_box};
 use neap::sim::share::engine::{Keep, simulate};
 use neap::sim::share::jobs::Job;
-use neap::sim::share::lanes::Mode;
-use neap::sim::share::mechanism::{Mechanism, Settings};
+use neap::sim::share::mechanism::Settings;
 use neap::sim::share::policy;
 use neap::units::{Bytes, Nanos};
 use rand_core::Rng;
@@ -35,25 +34,15 @@ fn trace(count: u64) -> Vec<Job> {
                 priority: 0,
                 kill: None,
                 rate: None,
+                growth: None,
             }
         })
         .collect()
 }
 
-#[divan::bench(args = [(10_000, "fifo"), (10_000, "srtf"), (10_000, "pack"), (10_000, "fair"), (10_000, "neap"), (1_000_000, "srtf"), (1_000_000, "fair"), (1_000_000, "neap")], sample_count = 3)]
+#[divan::bench(args = [(10_000, "fifo"), (10_000, "srtf"), (10_000, "pack"), (10_000, "fair"), (10_000, "neap"), (1_000_000, "fifo"), (1_000_000, "srtf"), (1_000_000, "pack"), (1_000_000, "fair"), (1_000_000, "neap")], sample_count = 3)]
 fn share(bencher: Bencher, (count, name): (u64, &str)) {
-    let settings = Settings {
-        capacity: Bytes(16 << 30),
-        h2d: 12_200_000_000,
-        d2h: 12_900_000_000,
-        mechanism: Mechanism::Lanes,
-        mode: Mode::Neap,
-        context: Bytes(300 << 20),
-        partitions: 2,
-        overcommit: 200,
-        turn: Nanos(10_000_000_000),
-        patience: Nanos(28_800_000_000_000),
-    };
+    let settings = Settings::default();
     let Some(policy) = policy::find(name) else { return };
     bencher.with_inputs(|| trace(count)).bench_refs(|jobs| black_box(simulate(jobs, policy, &settings, Keep::default())));
 }

@@ -11,7 +11,7 @@ use neap::sim::share::mechanism::{Mechanism, Settings};
 use neap::sim::share::memory::Memory;
 use neap::sim::share::policy;
 use neap::sim::share::result::Figures;
-use neap::units::{Bytes, Nanos};
+use neap::units::Nanos;
 
 fn truth() -> Option<PathBuf> {
     let truth = std::env::var_os("NEAP_TRUTH").map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/truth"), PathBuf::from);
@@ -24,22 +24,13 @@ fn truth() -> Option<PathBuf> {
 }
 
 fn settings(mechanism: Mechanism, mode: Mode) -> Settings {
-    Settings {
-        capacity: Bytes(16 << 30),
-        h2d: 12_200_000_000,
-        d2h: 12_900_000_000,
-        mechanism,
-        mode,
-        context: Bytes(300 << 20),
-        partitions: 2,
-        overcommit: 200,
-        turn: Nanos(10_000_000_000),
-        patience: Nanos(28_800_000_000_000),
-    }
+    Settings { mechanism, mode, ..Settings::default() }
 }
 
 fn figures(jobs: &[Job], name: &str, settings: &Settings) -> Figures {
-    simulate(jobs, policy::find(name).unwrap(), settings, Keep::default()).figures(jobs)
+    let outcome = simulate(jobs, policy::find(name).unwrap(), settings, Keep { proof: true, ..Keep::default() });
+    assert_eq!(outcome.harm, None, "{name}");
+    outcome.figures(jobs)
 }
 
 fn minutes(nanos: u64) -> f64 {
@@ -52,14 +43,14 @@ fn copies(folder: &Path, rows: &[(String, String)], header: &str) -> Vec<Job> {
     let path = temporary.path().join("jobs.csv");
     let text: String = rows.iter().map(|(job, rest)| format!("{job},{rest}\n")).collect();
     std::fs::write(&path, format!("{header}\n{text}")).unwrap();
-    jobs::read(&path, &memory).unwrap().jobs
+    jobs::read(&path, &memory, 0).unwrap().jobs
 }
 
 #[test]
 fn the_published_table_beside_ours() {
     let Some(folder) = truth() else { return };
     let memory = Memory::read(&folder.join("memory.csv")).unwrap();
-    let jobs = jobs::read(&folder.join("calibrated.jobs.csv"), &memory).unwrap().jobs;
+    let jobs = jobs::read(&folder.join("calibrated.jobs.csv"), &memory, 0).unwrap().jobs;
     let lanes = settings(Mechanism::Lanes, Mode::Neap);
     let published =
         [("fifo", 303.4, 170.6, 251.1), ("srtf", 306.0, 53.4, 217.0), ("pack", 287.4, 145.5, 266.1), ("fair", 301.6, 96.6, 281.2)];

@@ -17,7 +17,7 @@
 //! waits in line, first come first served, and the answer says what it waits for. Cost: one [`super::global`] plan a launch or end.
 //! Not for: lanes and policies.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
 use super::budget::PlanError;
@@ -102,6 +102,8 @@ impl Seat {
 /// A job that has been let in.
 struct Member {
     arrival: usize,
+    /// Its number on the device: numbers of those who have left are taken again, so that an instant costs what those who are in cost.
+    number: usize,
     /// Where it is; `None` until its first plan is taken up.
     seat: Option<Seat>,
     /// Where it is to be.
@@ -120,8 +122,10 @@ pub struct Live<'a> {
     budget: Bytes,
     memo: Memo,
     members: Vec<Member>,
-    waiting: Vec<usize>,
+    waiting: VecDeque<usize>,
     outcome: Outcome,
+    /// Copies that name their jobs by arrival, of those carried.
+    named: usize,
 }
 
 impl<'a> Live<'a> {
@@ -129,7 +133,7 @@ impl<'a> Live<'a> {
     #[must_use]
     pub fn new(arrivals: &'a [Arrival<'a>], device: &'a Profile, budget: Bytes) -> Self {
         let outcome = Outcome { jobs: vec![Story::default(); arrivals.len()], ..Outcome::default() };
-        Self { arrivals, device, budget, memo: Memo::default(), members: Vec::new(), waiting: Vec::new(), outcome }
+        Self { arrivals, device, budget, memo: Memo::default(), members: Vec::new(), waiting: VecDeque::new(), outcome, named: 0 }
     }
 
     /// Lets them come, run and go.
@@ -146,9 +150,12 @@ impl<'a> Live<'a> {
             let ended = shared.until(limit)?;
             let now = shared.now();
             match ended {
-                Some((job, run)) => self.ended(job, now, run.iteration, run.late_copies)?,
+                Some((number, run)) => {
+                    self.name(&mut shared.carried);
+                    self.ended(number, now, run.iteration, run.late_copies)?;
+                }
                 None if arrival.is_some_and(|at| at <= now) => {
-                    self.waiting.push(coming);
+                    self.waiting.push_back(coming);
                     coming += 1;
                     self.admit(now)?;
                 }
@@ -164,7 +171,7 @@ impl<'a> Live<'a> {
                     let job = &self.arrivals[member.arrival].job;
                     let utilisation = roofline::utilisation(&job.graph.operators, job.latencies, self.device);
                     let work = Work { program: Rc::clone(&seat.program), durations: Rc::clone(&seat.durations), utilisation };
-                    shared.begin(member.arrival, work);
+                    shared.begin(member.number, work);
                 }
             }
         }
@@ -172,12 +179,21 @@ impl<'a> Live<'a> {
         Ok(self.outcome)
     }
 
-    fn ended(&mut self, job: usize, now: Nanos, took: Nanos, late: u32) -> Result<(), LiveError> {
+    /// Copies since the last iteration's end name whose number it was then.
+    fn name(&mut self, carried: &mut [Carried]) {
+        for copy in &mut carried[self.named..] {
+            copy.job = self.members.iter().find(|m| m.number == copy.job).map_or(copy.job, |m| m.arrival);
+        }
+        self.named = carried.len();
+    }
+
+    fn ended(&mut self, number: usize, now: Nanos, took: Nanos, late: u32) -> Result<(), LiveError> {
+        let Some(index) = self.members.iter().position(|m| m.number == number) else { return Ok(()) };
+        let member = &mut self.members[index];
+        let job = member.arrival;
         let story = &mut self.outcome.jobs[job];
         story.iterations.push((now - took, took));
         story.late += u64::from(late);
-        let Some(index) = self.members.iter().position(|m| m.arrival == job) else { return Ok(()) };
-        let member = &mut self.members[index];
         member.running = false;
         member.left -= 1;
         if member.left == 0 {
@@ -193,17 +209,17 @@ impl<'a> Live<'a> {
 
     /// Lets in whoever waits and can be planned beside the others, in order.
     fn admit(&mut self, now: Nanos) -> Result<(), LiveError> {
-        while let Some(&first) = self.waiting.first() {
+        while let Some(&first) = self.waiting.front() {
             if let Some(why) = self.plan(Some(first))? {
                 self.outcome.jobs[first].waited_for.get_or_insert(why);
                 if self.members.is_empty() {
                     // Alone on the device and still too large: it never fits.
-                    self.waiting.remove(0);
+                    self.waiting.pop_front();
                     continue;
                 }
                 break;
             }
-            self.waiting.remove(0);
+            self.waiting.pop_front();
             self.outcome.jobs[first].admitted = Some(now);
         }
         Ok(())
@@ -224,7 +240,8 @@ impl<'a> Live<'a> {
         self.outcome.replans += 1;
         if let Some(arrival) = more {
             let left = self.arrivals[arrival].iterations.max(1);
-            self.members.push(Member { arrival, seat: None, next: None, left, running: false, starts: None });
+            let number = (0..).find(|number| self.members.iter().all(|m| m.number != *number)).unwrap_or(arrival);
+            self.members.push(Member { arrival, number, seat: None, next: None, left, running: false, starts: None });
         }
         let mut base = 0;
         for (member, part) in self.members.iter_mut().zip(together.parts) {

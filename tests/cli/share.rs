@@ -71,6 +71,60 @@ fn graphs_are_jobs_too() {
 }
 
 #[test]
+fn estimates_are_jobs_with_their_errors() {
+    let folder = Folder::new();
+    let estimate = folder.json(&["estimate", &fixture("traces/tiny_cnn-adam-8-32-start.profile.json.gz")]);
+    folder.write("e.json", estimate.to_string());
+    let wanted = number(&estimate, "peak_reserved_bytes") + number(&estimate, "margin_bytes");
+    folder.write("jobs.csv", "job,estimate,submit_s,iterations,iteration_s\na,e.json,0,100,0.01\n");
+    let fits = |bytes: u64, more: &[&str]| {
+        let bytes = bytes.to_string();
+        folder.neap(&[&["share", "jobs.csv", "--policies", "fifo", "--memory-bytes", &bytes], more].concat()).code
+    };
+    // Its own margin, whatever --margin says of the others.
+    assert_eq!((fits(wanted, &["--margin", "50"]), fits(wanted - 1, &[])), (Some(0), Some(1)));
+    folder.write("jobs.csv", "job,estimate,submit_s,iterations,iteration_s,error_percent\na,e.json,0,100,0.01,0\n");
+    let peak = number(&estimate, "peak_reserved_bytes");
+    assert_eq!((fits(peak, &[]), fits(peak - 1, &[])), (Some(0), Some(1)));
+    for (wrong, told) in [
+        ("{}", "is not an estimate"),
+        ("[1", "is not an estimate"),
+        (
+            r#"{"peak_reserved_bytes":1,"margin_bytes":0,"at_peak":{"parameters_bytes":2,"buffers_bytes":0,"optimizer_states_bytes":0,"workspaces_bytes":0}}"#,
+            "stays across",
+        ),
+    ] {
+        folder.write("e.json", wrong);
+        folder.refuses(2, &["jobs.csv", "line 2", "e.json", told, "neap estimate --json"], &["share", "jobs.csv"]);
+    }
+}
+
+#[test]
+fn who_outgrows_its_admission_is_told() {
+    let folder = Folder::new();
+    let head = "job,persistent_bytes,ephemeral_bytes,submit_s,duration_s,utilisation,actual_ephemeral_bytes,grows_after\n";
+    folder.write("jobs.csv", format!("{head}a,2GiB,3GiB,0,10,0.1,6GiB,3\nb,2GiB,7GiB,0,20,0.1,,\nc,1GiB,1GiB,0,5,0.1,99GiB,\n"));
+    let answer = folder.neap(&["share", "jobs.csv", "--policies", "pack", "--check", "--explain", "a"]);
+    assert_eq!(answer.code, Some(1), "{answer:?}");
+    for words in [
+        "pack: c: outgrew the device",
+        "pack: 2 jobs outgrew what they were admitted with, 1 of them had to leave and wait",
+        "changes of memory proved safe",
+        "needs 2.0 GiB + 6.0 GiB where it was admitted with 2.0 GiB + 3.0 GiB: there is no room, so it leaves and waits with its true need",
+    ] {
+        assert!(answer.stdout.contains(words), "{words}: {}", answer.stdout);
+    }
+    let all: Value = serde_json::from_str(&folder.neap(&["share", "jobs.csv", "--policies", "pack", "--check", "--json"]).stdout).unwrap();
+    let entry = &all["policies"][0];
+    assert_eq!(
+        (&entry["outgrew_the_device"][0], &entry["harm"], number(entry, "left_to_grow")),
+        (&"c".into(), &Value::Null, 1),
+        "{entry:#}"
+    );
+    assert!(number(entry, "proved_changes") > 0);
+}
+
+#[test]
 fn odd_jobs_get_a_verdict() {
     let folder = Folder::new();
     folder.write("jobs.csv", format!("{HEAD}late,1GiB,1GiB,5,10\nempty,1GiB,1GiB,0,0\nnever,1GiB,99GiB,0,1\n"));

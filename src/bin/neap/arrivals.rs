@@ -1,6 +1,6 @@
 //! `neap simulate --arrivals`: jobs that come and go on one device, planned anew together at each launch and end.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -111,7 +111,7 @@ fn seconds(text: &str) -> Option<Nanos> {
 pub fn main(table: &Path, flags: &DeviceFlags, budget: Option<Budget>, plot: Option<&Path>, as_json: bool) -> anyhow::Result<Answer> {
     let coming = read(table)?;
     let mut inputs: Vec<&Path> = vec![table];
-    inputs.extend(coming.iter().map(|c| &*c.job.path));
+    inputs.extend(coming.iter().map(|c| &*c.job.path).collect::<BTreeSet<_>>());
     settings::outputs(&flags.inputs(&inputs), &[plot])?;
     // Every graph once.
     let mut graphs: BTreeMap<PathBuf, (Graph, Vec<Latency>, String)> = BTreeMap::new();

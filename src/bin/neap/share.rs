@@ -24,8 +24,10 @@ use crate::settings;
 /// Simulate many jobs on one device.
 ///
 /// JOBS.csv has a row for each job: job, submit_s, and duration_s (alone) or iterations; by workload (looked up in --memory),
-/// graph (a *.graph.json), or persistent_bytes and ephemeral_bytes. Optional: iteration_s, utilisation, priority, kill_s (after its
-/// submission), rate_per_s (an inference job's requests). Jobs slow each other down by a calibrated contention model.
+/// graph (a *.graph.json), estimate (what `neap estimate --json` wrote), or persistent_bytes and ephemeral_bytes. Optional: iteration_s,
+/// utilisation, priority, kill_s (after its submission), rate_per_s (an inference job's requests); error_percent (how far an estimate may
+/// be too low, asked for as a margin), actual_persistent_bytes and actual_ephemeral_bytes (what the job turns out to need at the end of its
+/// iteration grows_after). Jobs slow each other down by a calibrated contention model.
 #[derive(clap::Args)]
 pub struct Flags {
     /// The trace of jobs.
@@ -52,7 +54,7 @@ pub struct Flags {
     /// What a process's context takes (static, mps, mps-oc).
     #[arg(long, value_name = "SIZE", default_value = "300MiB")]
     context: Bytes,
-    /// How far the memory given may be too low, in per cent: so much more is asked for every job.
+    /// How far the memory given may be too low, in per cent: so much more is asked for every job without an error of its own.
     #[arg(long, value_name = "PERCENT", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1000))]
     margin: u32,
     /// Equal partitions (static).
@@ -73,6 +75,9 @@ pub struct Flags {
     /// Draw the share of jobs that ended by a time; and beside it, as FILE.POLICY.svg, the memory of each policy over time.
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
+    /// Prove after every change, by a checker that shares no code with what decides, that no byte is promised twice (lanes).
+    #[arg(long)]
+    check: bool,
     /// Say what a job waited for.
     #[arg(long, value_name = "JOB")]
     explain: Option<String>,
@@ -116,11 +121,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         bail!("--memory-bytes: {capacity} is no device; give a size up to 1PiB, such as 16GiB");
     }
     let memory = flags.memory.as_deref().map(Memory::read).transpose()?.unwrap_or_default();
-    let mut trace = jobs::read(&flags.jobs, &memory)?;
-    let with_margin = |b: Bytes| Bytes(b.0 + (b.0 * u64::from(flags.margin)).div_ceil(100));
-    for job in &mut trace.jobs {
-        (job.persistent, job.ephemeral) = (with_margin(job.persistent), with_margin(job.ephemeral));
-    }
+    let trace = jobs::read(&flags.jobs, &memory, flags.margin)?;
     if !trace.sorted {
         note(&format!("note: {}: the rows are not in order of submission; they are taken in that order", flags.jobs.display()));
     }
@@ -137,7 +138,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         "as-released" => Mode::AsReleased,
         _ => Mode::Neap,
     };
-    let keep = Keep { moments: flags.plot.is_some(), reasons: explained.map(|e| e as u32) };
+    let keep = Keep { moments: flags.plot.is_some(), reasons: explained.map(|e| e as u32), proof: flags.check };
     let mut runs = Vec::new();
     for wanted in &flags.mechanism {
         let Some((name, mechanism)) = mechanism::NAMES.iter().find(|n| n.0 == wanted) else { bail!("--mechanism: there is no `{wanted}`") };
@@ -145,6 +146,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
             capacity,
             h2d: device.link.h2d,
             d2h: device.link.d2h,
+            memory_bandwidth: device.memory_bandwidth,
             mechanism: *mechanism,
             mode,
             context: flags.context,
@@ -168,7 +170,8 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     if let Some(path) = &flags.plot {
         draw(path, &plots, &runs, all, several)?;
     }
-    let never = runs.iter().flat_map(|r| &r.outcome.jobs).any(|j| j.verdict == Verdict::NeverFits);
+    let never = runs.iter().flat_map(|r| &r.outcome.jobs).any(|j| matches!(j.verdict, Verdict::NeverFits | Verdict::Outgrew))
+        || runs.iter().any(|r| r.outcome.harm.is_some());
     if as_json {
         output::json(&object(&runs, all, explained))?;
     } else {
@@ -203,8 +206,10 @@ fn told(runs: &[Run], jobs: &[Job], explained: Option<usize>, several: bool) -> 
         ("fairness", Side::Right),
         ("switches", Side::Right),
         ("moved", Side::Right),
+        ("packed", Side::Right),
         ("done", Side::Right),
     ]);
+    let bytes = |b: u128| Bytes(u64::try_from(b).unwrap_or(u64::MAX)).to_string();
     for run in runs {
         let f = &run.figures;
         table.row([
@@ -216,7 +221,8 @@ fn told(runs: &[Run], jobs: &[Job], explained: Option<usize>, several: bool) -> 
             format!("{:.0} %", f.utilisation * 100.0),
             format!("{:.3}", f.fairness),
             run.outcome.switches.to_string(),
-            Bytes(u64::try_from(run.outcome.moved).unwrap_or(u64::MAX)).to_string(),
+            bytes(run.outcome.moved),
+            bytes(run.outcome.packed),
             format!("{}/{}", f.done, jobs.len()),
         ]);
     }
@@ -228,6 +234,20 @@ fn told(runs: &[Run], jobs: &[Job], explained: Option<usize>, several: bool) -> 
         }
         if odd.len() > 10 {
             text += &format!("{}: and {} more\n", run.name(several), odd.len() - 10);
+        }
+        let o = &run.outcome;
+        if o.grew > 0 {
+            text += &format!(
+                "{}: {} jobs outgrew what they were admitted with, {} of them had to leave and wait\n",
+                run.name(several),
+                o.grew,
+                o.outgrown
+            );
+        }
+        match &o.harm {
+            Some((at, why)) => text += &format!("{}: not safe at {:.3} s: {why}\n", run.name(several), s(at.0)),
+            None if o.proved > 0 => text += &format!("{}: {} changes of memory proved safe\n", run.name(several), o.proved),
+            None => {}
         }
         if let Some((mean, p99)) = worst(&run.latencies) {
             let devices = devices(run, jobs).map_or("none".to_owned(), |d| d.to_string());
@@ -279,12 +299,25 @@ fn object(runs: &[Run], jobs: &[Job], explained: Option<usize>) -> serde_json::V
                 "fairness": f.fairness,
                 "switches": o.switches,
                 "moved_bytes": u64::try_from(o.moved).unwrap_or(u64::MAX),
+                "packed_bytes": u64::try_from(o.packed).unwrap_or(u64::MAX),
+                "packs": o.packs,
+                "outgrew": o.grew,
+                "left_to_grow": o.outgrown,
                 "done": f.done,
             });
             let odd =
                 |v: Verdict| -> Vec<&str> { o.jobs.iter().zip(jobs).filter(|(r, _)| r.verdict == v).map(|(_, j)| &*j.name).collect() };
-            for (key, verdict) in [("killed", Verdict::Killed), ("never_fits", Verdict::NeverFits), ("nothing_to_do", Verdict::Empty)] {
+            for (key, verdict) in [
+                ("killed", Verdict::Killed),
+                ("never_fits", Verdict::NeverFits),
+                ("outgrew_the_device", Verdict::Outgrew),
+                ("nothing_to_do", Verdict::Empty),
+            ] {
                 entry[key] = json!(odd(verdict));
+            }
+            if o.proved > 0 {
+                entry["proved_changes"] = json!(o.proved);
+                entry["harm"] = json!(o.harm.as_ref().map(|(at, why)| json!({ "at_s": s(at.0), "why": why })));
             }
             if let Some((mean, p99)) = worst(&run.latencies) {
                 let told =
@@ -309,7 +342,7 @@ fn object(runs: &[Run], jobs: &[Job], explained: Option<usize>) -> serde_json::V
 fn rows(runs: &[Run], jobs: &[Job], out: &mut dyn std::io::Write) -> std::io::Result<()> {
     let mut rows = csv::Writer::from_writer(out);
     let times = |t: Nanos| format!("{}.{:09}", t.0 / 1_000_000_000, t.0 % 1_000_000_000);
-    rows.write_record(["policy", "mechanism", "job", "verdict", "submit_s", "start_s", "end_s", "work_s", "switches"])?;
+    rows.write_record(["policy", "mechanism", "job", "verdict", "submit_s", "start_s", "end_s", "work_s", "served_s", "switches"])?;
     for run in runs {
         for (job, result) in jobs.iter().zip(&run.outcome.jobs) {
             rows.write_record([
@@ -321,6 +354,7 @@ fn rows(runs: &[Run], jobs: &[Job], out: &mut dyn std::io::Write) -> std::io::Re
                 &result.start.map(times).unwrap_or_default(),
                 &times(result.end),
                 &times(job.work),
+                &times(result.served),
                 &result.switches.to_string(),
             ])?;
         }

@@ -1,19 +1,19 @@
 //! A trace of jobs: what each takes, when it comes, and how much it has to do.
 //!
 //! A CSV with a row for each job: `job`, `submit_s`, `duration_s` (alone) or `iterations`; what it is, by `workload` (looked up in a
-//! [`Memory`] table), by `graph` (a *.graph.json: what its liveness keeps across iterations and inside them), or by `persistent_bytes` and
-//! `ephemeral_bytes`. Optional: `iteration_s`, `utilisation` (0.001 to 1), `priority` (larger first), `kill_s` (after submission),
-//! `rate_per_s` (requests to an inference job). Not for: what becomes of them.
+//! [`Memory`] table), by `graph` (a *.graph.json: what its liveness keeps across iterations and inside them), by `estimate` (what
+//! `neap estimate --json` wrote), or by `persistent_bytes` and `ephemeral_bytes`. Optional: `iteration_s`, `utilisation` (0.001 to 1),
+//! `priority` (larger first), `kill_s` (after submission), `rate_per_s` (requests to an inference job). Of estimates: `error_percent`, by
+//! which all of it may be too low; and `actual_persistent_bytes` and `actual_ephemeral_bytes`, what the job turns out to need once
+//! `grows_after` iterations (1) ran. Not for: what becomes of them.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use super::contention::{WHOLE, speed};
 use super::memory::{Memory, Need};
+use super::weigh::{Weighed, estimate, graph};
 use crate::files::{self, FileError};
-use crate::job::Graph;
-use crate::job::json;
-use crate::job::liveness::{Liveness, Span, spans};
 use crate::units::{Bytes, Nanos};
 
 /// A job.
@@ -39,6 +39,25 @@ pub struct Job {
     pub kill: Option<Nanos>,
     /// Requests in a thousand seconds, for an inference job.
     pub rate: Option<u64>,
+    /// What it turns out to need, where that is more.
+    pub growth: Option<Box<Growth>>,
+}
+
+/// A job that outgrows what it was admitted with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Growth {
+    /// Persistent and ephemeral bytes, neither less than it was admitted with.
+    pub need: Need,
+    /// At the end of this iteration, from 1.
+    pub after: u64,
+}
+
+impl Job {
+    /// What it is admitted with: persistent and ephemeral bytes.
+    #[must_use]
+    pub fn need(&self) -> Need {
+        (self.persistent, self.ephemeral)
+    }
 }
 
 /// A trace that cannot be used.
@@ -78,12 +97,17 @@ const LONGEST_S: u128 = 1_000_000_000;
 /// All work together: below it, no simulated time overflows.
 const ALL_WORK: u128 = 1 << 59;
 
-const COLUMNS: [&str; 13] = [
+const COLUMNS: [&str; 18] = [
     "job",
     "workload",
     "graph",
+    "estimate",
     "persistent_bytes",
     "ephemeral_bytes",
+    "error_percent",
+    "actual_persistent_bytes",
+    "actual_ephemeral_bytes",
+    "grows_after",
     "iteration_s",
     "submit_s",
     "duration_s",
@@ -94,11 +118,12 @@ const COLUMNS: [&str; 13] = [
     "rate_per_s",
 ];
 
-/// Reads a trace; `memory` is where its workloads are looked up.
+/// Reads a trace; `memory` is where its workloads are looked up, and `margin` by how many per cent what is given may be too low where
+/// nothing nearer says so: a row's `error_percent`, else an estimate's own margin.
 ///
 /// # Errors
 /// Naming file, line and remedy.
-pub fn read(path: &Path, memory: &Memory) -> Result<Trace, JobsError> {
+pub fn read(path: &Path, memory: &Memory, margin: u32) -> Result<Trace, JobsError> {
     let content = files::read(path, LARGEST)?;
     let fail = |line: u64, problem: String| JobsError::Content { path: path.to_owned(), line, problem };
     let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(content.as_slice());
@@ -116,13 +141,13 @@ pub fn read(path: &Path, memory: &Memory) -> Result<Trace, JobsError> {
             return Err(fail(1, format!("the column `{needed}` is missing: {why}")));
         }
     }
-    let (mut jobs, mut graphs, mut work) = (Vec::new(), BTreeMap::new(), 0u128);
+    let (mut jobs, mut known, mut work) = (Vec::new(), BTreeMap::new(), 0u128);
     let mut record = csv::StringRecord::new();
     let mut lines = Vec::new();
     while reader.read_record(&mut record).map_err(broken)? {
         let line = record.position().map_or(0, csv::Position::line);
         let row = Row { record: &record, place: &place };
-        let job = row.job(memory, path, &mut graphs).map_err(|problem| fail(line, problem))?;
+        let job = row.job(memory, path, margin, &mut known).map_err(|problem| fail(line, problem))?;
         work += u128::from(job.work.0);
         if work > ALL_WORK {
             return Err(fail(line, "the jobs up to here have more than 18 years of work; cut the trace".into()));
@@ -192,29 +217,84 @@ impl Row<'_> {
         size.map(Some).ok_or_else(|| format!("{name}: `{text}` is not a size; write bytes, or a size such as 300MiB"))
     }
 
-    fn job(&self, memory: &Memory, path: &Path, graphs: &mut BTreeMap<String, Weighed>) -> Result<Job, String> {
-        let name = self.cell("job").ok_or("the row names no job; fill the column `job`")?;
-        let submit = self.time("submit_s")?.ok_or("submit_s is empty; say when the job comes")?;
-        let explicit = (self.size("persistent_bytes")?, self.size("ephemeral_bytes")?);
-        let mut utilisation = WHOLE;
-        let mut iteration = None;
-        let need: Need = match (self.cell("graph"), explicit, self.cell("workload")) {
-            (Some(_), (Some(_), _) | (_, Some(_)), _) => return Err("gives a graph and sizes; keep one of them".into()),
-            (Some(file), _, _) => {
-                let file = path.parent().unwrap_or(Path::new(".")).join(file);
-                let weighed = weigh(graphs, &file)?;
-                iteration = weighed.iteration;
-                weighed.need
+    /// What the row says of memory, whichever way it does.
+    fn weigh(&self, memory: &Memory, path: &Path, known: &mut BTreeMap<PathBuf, Weighed>) -> Result<Weighed, String> {
+        let sizes = (self.size("persistent_bytes")?, self.size("ephemeral_bytes")?);
+        let file = match (self.cell("graph"), self.cell("estimate")) {
+            (Some(_), Some(_)) => return Err("gives a graph and an estimate; keep one of them".into()),
+            (file, None) => file.map(|f| (f, graph as fn(&Path) -> Result<Weighed, String>)),
+            (None, file) => file.map(|f| (f, estimate as _)),
+        };
+        if let Some((file, weigh)) = file {
+            if sizes.0.or(sizes.1).is_some() {
+                return Err("gives a file and sizes; keep one of them".into());
             }
-            (None, (Some(persistent), Some(ephemeral)), _) => (persistent, ephemeral),
-            (None, (None, None), Some(workload)) => {
+            let file = path.parent().unwrap_or(Path::new(".")).join(file);
+            return match known.get(&file) {
+                Some(weighed) => Ok(*weighed),
+                None => Ok(*known.entry(file.clone()).or_insert(weigh(&file)?)),
+            };
+        }
+        let need = match (sizes, self.cell("workload")) {
+            ((Some(persistent), Some(ephemeral)), _) => (persistent, ephemeral),
+            ((None, None), Some(workload)) => {
                 memory.get(workload).ok_or_else(|| format!("the workload `{workload}` is not in the memory table; add it there (--memory), or give persistent_bytes and ephemeral_bytes"))?
             }
-            (None, (None, None), None) => {
-                return Err("says nothing of memory; fill workload, graph, or persistent_bytes and ephemeral_bytes".into());
+            ((None, None), None) => {
+                return Err("says nothing of memory; fill workload, graph, estimate, or persistent_bytes and ephemeral_bytes".into());
             }
             _ => return Err("gives one of persistent_bytes and ephemeral_bytes; give both".into()),
         };
+        Ok(Weighed { need, margin: None, iteration: None })
+    }
+
+    /// What it is admitted with, and what it then turns out to need.
+    fn admission(&self, weighed: &Weighed, margin: u32) -> Result<(Need, Option<Box<Growth>>), String> {
+        let error = match self.cell("error_percent") {
+            None => None,
+            Some(text) => {
+                let error = decimal(text).filter(|e| *e <= 1_000_000_000_000);
+                Some(error.ok_or_else(|| format!("error_percent: `{text}` is not a number of per cent from 0 to 1000"))?)
+            }
+        };
+        let more = |b: Bytes, error: u128| Bytes(b.0 + (u128::from(b.0) * error).div_ceil(100_000_000_000) as u64);
+        let (persistent, ephemeral) = weighed.need;
+        let need = match (error, weighed.margin) {
+            (Some(error), _) => (more(persistent, error), more(ephemeral, error)),
+            (None, Some(margin)) => (persistent, ephemeral + margin),
+            (None, None) => {
+                let error = u128::from(margin) * 1_000_000_000;
+                (more(persistent, error), more(ephemeral, error))
+            }
+        };
+        let actual = (self.size("actual_persistent_bytes")?, self.size("actual_ephemeral_bytes")?);
+        let after = match self.cell("grows_after") {
+            None => 1,
+            Some(text) => {
+                let after = text.parse().ok().filter(|n| *n >= 1);
+                after.ok_or_else(|| format!("grows_after: `{text}` is not a number of iterations from 1"))?
+            }
+        };
+        if actual == (None, None) {
+            return if self.cell("grows_after").is_none() {
+                Ok((need, None))
+            } else {
+                Err("gives grows_after, but not to what; fill actual_persistent_bytes or actual_ephemeral_bytes".into())
+            };
+        }
+        if self.cell("rate_per_s").is_some() {
+            return Err("an inference job's need is what is given; leave actual_persistent_bytes and actual_ephemeral_bytes empty".into());
+        }
+        let true_need = (actual.0.unwrap_or(need.0).max(need.0), actual.1.unwrap_or(need.1).max(need.1));
+        Ok((need, (true_need != need).then(|| Box::new(Growth { need: true_need, after }))))
+    }
+
+    fn job(&self, memory: &Memory, path: &Path, margin: u32, known: &mut BTreeMap<PathBuf, Weighed>) -> Result<Job, String> {
+        let name = self.cell("job").ok_or("the row names no job; fill the column `job`")?;
+        let submit = self.time("submit_s")?.ok_or("submit_s is empty; say when the job comes")?;
+        let weighed = self.weigh(memory, path, known)?;
+        let (mut utilisation, mut iteration) = (WHOLE, weighed.iteration);
+        let (need, growth) = self.admission(&weighed, margin)?;
         if let Some(workload) = self.cell("workload") {
             let known = speed(workload);
             utilisation = known.utilisation;
@@ -250,34 +330,20 @@ impl Row<'_> {
             }
         };
         let kill = self.time("kill_s")?.map(|after| submit + after);
-        Ok(Job { name: name.into(), submit, work, iteration, persistent: need.0, ephemeral: need.1, utilisation, priority, kill, rate })
+        Ok(Job {
+            name: name.into(),
+            submit,
+            work,
+            iteration,
+            persistent: need.0,
+            ephemeral: need.1,
+            utilisation,
+            priority,
+            kill,
+            rate,
+            growth,
+        })
     }
-}
-
-#[derive(Clone, Copy)]
-struct Weighed {
-    need: Need,
-    iteration: Option<Nanos>,
-}
-
-fn weigh(known: &mut BTreeMap<String, Weighed>, file: &Path) -> Result<Weighed, String> {
-    let key = file.to_string_lossy().into_owned();
-    if let Some(weighed) = known.get(&key) {
-        return Ok(*weighed);
-    }
-    let graph = json::read(file).map_err(|e| e.to_string())?;
-    let durations: Option<u64> = graph.operators.iter().map(|o| o.duration_ns).sum();
-    let weighed = Weighed { need: need(&graph), iteration: durations.filter(|d| *d > 0).map(Nanos) };
-    known.insert(key, weighed);
-    Ok(weighed)
-}
-
-/// Persistent and ephemeral bytes of a graph: what is resident at its iteration boundary, and what its peak adds.
-#[must_use]
-pub fn need(graph: &Graph) -> Need {
-    let at_boundary = |span: &Span| !matches!(span, Span::Within { .. });
-    let kept = spans(graph).iter().zip(&graph.tensors).filter(|(span, _)| at_boundary(span)).map(|(_, t)| t.bytes.in_blocks()).sum();
-    (kept, Liveness::of(graph).peak.saturating_sub(kept))
 }
 
 #[cfg(test)]
@@ -288,7 +354,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("jobs.csv");
         std::fs::write(&path, text).unwrap();
-        read(&path, &Memory::default()).map_err(|e| e.to_string())
+        read(&path, &Memory::default(), 0).map_err(|e| e.to_string())
     }
 
     #[test]
@@ -314,8 +380,19 @@ mod tests {
     }
 
     #[test]
+    fn errors_become_margins_and_what_is_more_than_them_is_growth() {
+        let head =
+            "job,persistent_bytes,ephemeral_bytes,submit_s,duration_s,error_percent,actual_persistent_bytes,actual_ephemeral_bytes\n";
+        let trace = parse(&format!("{head}a,1000,10,0,1,12.5,1100,12\nb,1000,10,0,1,,1500,5\n")).unwrap();
+        assert_eq!((trace.jobs[0].need(), &trace.jobs[0].growth), ((Bytes(1125), Bytes(12)), &None));
+        let growth = Some(Box::new(Growth { need: (Bytes(1500), Bytes(10)), after: 1 }));
+        assert_eq!((trace.jobs[1].need(), &trace.jobs[1].growth), ((Bytes(1000), Bytes(10)), &growth));
+    }
+
+    #[test]
     fn what_is_malformed_names_its_line() {
         let head = "job,persistent_bytes,ephemeral_bytes,submit_s,duration_s\n";
+        let grown = "job,persistent_bytes,ephemeral_bytes,submit_s,duration_s,error_percent,actual_persistent_bytes,actual_ephemeral_bytes,grows_after\n";
         for (text, want) in [
             ("", "`job` is missing"),
             ("job,submit_s\n", "no job"),
@@ -332,6 +409,12 @@ mod tests {
             (&format!("{head},1,1,0,1\n"), "names no job"),
             ("job,workload,submit_s,duration_s\na,vgg,0,1\n", "`vgg`"),
             ("job,graph,submit_s,duration_s\na,none.graph.json,0,1\n", "none.graph.json"),
+            ("job,estimate,submit_s,duration_s\na,jobs.csv,0,1\n", "`neap estimate --json`"),
+            ("job,graph,estimate,submit_s,duration_s\na,x,y,0,1\n", "keep one"),
+            (&format!("{grown}a,1,1,0,1,-1,,,\n"), "error_percent"),
+            (&format!("{grown}a,1,1,0,1,,x,,\n"), "actual_persistent_bytes"),
+            (&format!("{grown}a,1,1,0,1,,5,,0\n"), "grows_after"),
+            (&format!("{grown}a,1,1,0,1,,,,2\n"), "but not to what"),
         ] {
             let error = parse(text).unwrap_err();
             assert!(error.contains(want) && error.contains("jobs.csv"), "{text}: {error}");

@@ -127,6 +127,18 @@ impl Lanes {
         self.jobs.iter().map(|(id, (p, lane))| (*id, *p, lane.map(|l| l.0)))
     }
 
+    /// A resident's persistent bytes, and its lane where it is in one.
+    #[must_use]
+    pub fn resident(&self, job: JobId) -> Option<(Bytes, Option<LaneId>)> {
+        self.jobs.get(&job).map(|(p, lane)| (*p, lane.map(|l| l.0)))
+    }
+
+    /// A lane.
+    #[must_use]
+    pub fn lane(&self, id: LaneId) -> Option<&Lane> {
+        self.lanes.get(&id)
+    }
+
     /// Takes a job in, or gives a resident without a lane one; its lane.
     pub fn admit(&mut self, job: JobId, persistent: Bytes, ephemeral: Bytes, join: Join) -> Option<LaneId> {
         let (persistent, ephemeral) = self.charge(persistent, ephemeral);

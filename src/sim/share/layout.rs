@@ -1,10 +1,10 @@
 //! Where persistent memory and lanes lie: addresses for what [`super::lanes`] decided.
 //!
-//! Persistent memory is placed from the bottom, lanes from the top, each in the first hole that fits. When none does though the sums
+//! Persistent memory is placed from the bottom, lanes from the top, each in the smallest hole that fits. When none does though the sums
 //! allow it, everything is packed: at iteration boundaries only, when no ephemeral byte holds anything. So the safety condition
-//! suffices down to addresses. Not for: deciding who may come.
+//! suffices down to addresses. A change costs O(log n), packing O(n). Not for: deciding who may come, nor when a boundary is.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::lanes::{JobId, LaneId, Lanes};
 use crate::units::Bytes;
@@ -23,6 +23,11 @@ pub enum Item {
 pub struct Layout {
     capacity: u64,
     items: BTreeMap<Item, (u64, u64)>,
+    /// Where items of any bytes begin and end.
+    ends: BTreeMap<u64, u64>,
+    /// Size and offset of what lies between them.
+    holes: BTreeSet<(u64, u64)>,
+    shifted: Vec<Item>,
 }
 
 /// What a change of layout cost.
@@ -38,7 +43,9 @@ impl Layout {
     /// An empty device.
     #[must_use]
     pub fn new(capacity: Bytes) -> Self {
-        Self { capacity: capacity.0, items: BTreeMap::new() }
+        let mut empty = Self { capacity: capacity.0, ..Self::default() };
+        empty.open(0, capacity.0);
+        empty
     }
 
     /// The items with offset and size.
@@ -46,29 +53,55 @@ impl Layout {
         self.items.iter().map(|(item, (at, size))| (*item, Bytes(*at), Bytes(*size)))
     }
 
+    /// Where an item lies.
+    #[must_use]
+    pub fn at(&self, item: Item) -> Option<Bytes> {
+        self.items.get(&item).map(|place| Bytes(place.0))
+    }
+
+    /// What lay elsewhere before the last change: who uses it must be between two iterations.
+    #[must_use]
+    pub fn shifted(&self) -> &[Item] {
+        &self.shifted
+    }
+
     /// Brings it to what the lanes say now, at an iteration boundary.
     pub fn follow(&mut self, lanes: &Lanes) -> Moved {
-        let persistent = lanes.residents().map(|(job, bytes, _)| (Item::Persistent(job), bytes.0));
-        let wanted: BTreeMap<Item, u64> = persistent.chain(lanes.lanes().map(|(id, lane)| (Item::Lane(id), lane.size.0))).collect();
-        self.items.retain(|item, _| wanted.contains_key(item));
-        let mut moved = Moved::default();
-        // Shrink in place first: a lane keeps its upper end, persistent memory its lower.
-        for (item, place) in &mut self.items {
-            let size = wanted[item];
-            if size <= place.1 {
-                if matches!(item, Item::Lane(_)) {
-                    place.0 += place.1 - size;
+        let mut all: Vec<Item> = lanes.residents().map(|(job, ..)| Item::Persistent(job)).collect();
+        all.extend(lanes.lanes().map(|(id, _)| Item::Lane(id)));
+        all.extend(self.items.keys());
+        self.update(lanes, &mut all)
+    }
+
+    /// As [`Layout::follow`], where only these items may have changed since.
+    pub fn update(&mut self, lanes: &Lanes, changed: &mut Vec<Item>) -> Moved {
+        changed.sort_unstable();
+        changed.dedup();
+        self.shifted.clear();
+        let wanted = |item: Item| match item {
+            Item::Persistent(job) => lanes.resident(job).map(|r| r.0.0),
+            Item::Lane(id) => lanes.lane(id).map(|l| l.size.0),
+        };
+        // What goes and what shrinks makes room first: a lane keeps its upper end, persistent memory its lower.
+        for &item in &*changed {
+            match (self.items.get(&item).copied(), wanted(item)) {
+                (Some(_), None) => self.remove(item),
+                (Some((at, had)), Some(size)) if size < had => {
+                    self.remove(item);
+                    self.insert(item, if matches!(item, Item::Lane(_)) { at + had - size } else { at }, size);
                 }
-                place.1 = size;
+                _ => {}
             }
         }
-        for (item, size) in wanted {
+        let mut moved = Moved::default();
+        for &item in &*changed {
+            let Some(size) = wanted(item) else { continue };
             let was = self.items.get(&item).copied();
             if was.is_some_and(|(_, has)| has == size) {
                 continue;
             }
-            self.items.remove(&item);
-            let at = match self.hole(item, size) {
+            self.remove(item);
+            let at = match was.and_then(|was| self.wider(item, was, size)).or_else(|| self.hole(item, size)) {
                 Some(at) => at,
                 None => {
                     moved.defragmentations += 1;
@@ -80,53 +113,88 @@ impl Layout {
                     }
                 }
             };
-            if let (Item::Persistent(_), Some((before, has))) = (item, was)
+            if let Some((before, has)) = was
                 && before != at
             {
-                moved.bytes += Bytes(has);
+                self.shifted.push(item);
+                moved.bytes += if matches!(item, Item::Persistent(_)) { Bytes(has) } else { Bytes::ZERO };
             }
-            self.items.insert(item, (at, size));
+            self.insert(item, at, size);
         }
         moved
     }
 
-    /// The lowest hole for persistent memory, the highest for a lane.
-    fn hole(&self, item: Item, size: u64) -> Option<u64> {
-        let mut taken: Vec<(u64, u64)> = self.items.values().filter(|(_, s)| *s > 0).copied().collect();
-        taken.sort_unstable();
-        let mut holes = Vec::with_capacity(taken.len() + 1);
-        let mut end = 0;
-        for (at, bytes) in taken.into_iter().chain([(self.capacity, 0)]) {
-            if at.saturating_sub(end) >= size {
-                holes.push((end, at));
-            }
-            end = at + bytes;
-        }
+    /// Where an item that lay at `was` grows without moving.
+    fn wider(&self, item: Item, was: (u64, u64), size: u64) -> Option<u64> {
+        let low = self.ends.range(..=was.0).next_back().map_or(0, |e| *e.1);
+        let high = self.ends.range(was.0..).next().map_or(self.capacity, |e| *e.0);
         match item {
-            Item::Persistent(_) => holes.first().map(|h| h.0),
-            Item::Lane(_) => holes.last().map(|h| h.1 - size),
+            Item::Persistent(_) => (was.0 + size <= high).then_some(was.0),
+            Item::Lane(_) => (was.0 + was.1).checked_sub(size).filter(|at| *at >= low),
         }
+    }
+
+    /// The smallest hole that is large enough: its bottom for persistent memory, its top for a lane.
+    fn hole(&self, item: Item, size: u64) -> Option<u64> {
+        if size == 0 {
+            return Some(0);
+        }
+        let (room, at) = *self.holes.range((size, 0)..).next()?;
+        Some(if matches!(item, Item::Lane(_)) { at + room - size } else { at })
+    }
+
+    fn open(&mut self, from: u64, to: u64) {
+        if from < to {
+            self.holes.insert((to - from, from));
+        }
+    }
+
+    fn insert(&mut self, item: Item, at: u64, size: u64) {
+        self.items.insert(item, (at, size));
+        if size == 0 {
+            return;
+        }
+        let low = self.ends.range(..at).next_back().map_or(0, |e| *e.1);
+        let high = self.ends.range(at..).next().map_or(self.capacity, |e| *e.0);
+        self.holes.remove(&(high - low, low));
+        self.ends.insert(at, at + size);
+        self.open(low, at);
+        self.open(at + size, high);
+    }
+
+    fn remove(&mut self, item: Item) {
+        let Some((at, size)) = self.items.remove(&item).filter(|place| place.1 > 0) else { return };
+        self.ends.remove(&at);
+        let low = self.ends.range(..at).next_back().map_or(0, |e| *e.1);
+        let high = self.ends.range(at..).next().map_or(self.capacity, |e| *e.0);
+        self.holes.remove(&(at - low, low));
+        self.holes.remove(&(high - at - size, at + size));
+        self.open(low, high);
     }
 
     /// Packs persistent memory to the bottom and lanes to the top, in the order in which they lie; persistent bytes moved.
     fn pack(&mut self) -> Bytes {
         let mut order: Vec<Item> = self.items.keys().copied().collect();
         order.sort_by_key(|item| (self.items[item].0, *item));
-        let (mut low, mut moved) = (0, 0);
-        for item in order.iter().filter(|i| matches!(i, Item::Persistent(_))) {
-            if let Some((at, size)) = self.items.get_mut(item) {
-                moved += if *at == low { 0 } else { *size };
-                *at = low;
+        let (mut low, mut high, mut moved) = (0, self.capacity, 0);
+        let persistent = order.iter().filter(|i| matches!(i, Item::Persistent(_)));
+        for item in persistent.chain(order.iter().rev().filter(|i| matches!(i, Item::Lane(_)))) {
+            let Some((at, size)) = self.items.get_mut(item) else { continue };
+            let to = if matches!(item, Item::Persistent(_)) { low } else { high - *size };
+            if *at != to && *size > 0 {
+                self.shifted.push(*item);
+            }
+            if matches!(item, Item::Persistent(_)) {
+                moved += if *at == to { 0 } else { *size };
                 low += *size;
+            } else {
+                high = to;
             }
+            *at = to;
         }
-        let mut high = self.capacity;
-        for item in order.iter().rev().filter(|i| matches!(i, Item::Lane(_))) {
-            if let Some((at, size)) = self.items.get_mut(item) {
-                high -= *size;
-                *at = high;
-            }
-        }
+        self.ends = self.items.values().filter(|place| place.1 > 0).map(|(at, size)| (*at, at + size)).collect();
+        self.holes.clear();
+        self.open(low, high);
         Bytes(moved)
     }
 }

@@ -4,6 +4,7 @@
 
 use super::jobs::Job;
 use super::lanes::{Join, Lanes, MOST, Mode};
+use super::memory::Need;
 use super::policy::Style;
 use crate::units::{Bytes, Nanos};
 
@@ -46,6 +47,8 @@ pub struct Settings {
     pub h2d: u64,
     /// Link, bytes a second.
     pub d2h: u64,
+    /// The device's own memory, bytes a second, read and written together.
+    pub memory_bandwidth: u64,
     /// The means.
     pub mechanism: Mechanism,
     /// Whose rules for lanes.
@@ -62,12 +65,38 @@ pub struct Settings {
     pub patience: Nanos,
 }
 
+/// A P100 of 16 GiB in lanes, and what `neap share` takes where nothing is said.
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            capacity: Bytes(16 << 30),
+            h2d: 12_200_000_000,
+            d2h: 12_900_000_000,
+            memory_bandwidth: 732_000_000_000,
+            mechanism: Mechanism::Lanes,
+            mode: Mode::Neap,
+            context: Bytes(300 << 20),
+            partitions: 2,
+            overcommit: 200,
+            turn: Nanos(10_000_000_000),
+            patience: Nanos(28_800_000_000_000),
+        }
+    }
+}
+
 impl Settings {
     /// Nanoseconds to copy bytes out of and into the device.
     #[must_use]
     pub fn copies(&self, out: Bytes, into: Bytes) -> u64 {
         let one = |bytes: Bytes, rate: u64| (u128::from(bytes.0) * 1_000_000_000).div_ceil(u128::from(rate.max(1)));
         u64::try_from(one(out, self.d2h) + one(into, self.h2d)).unwrap_or(u64::MAX / 16).min(u64::MAX / 16)
+    }
+
+    /// Nanoseconds to copy bytes within the device: each is read and written.
+    #[must_use]
+    pub fn packing(&self, bytes: Bytes) -> u64 {
+        let time = (u128::from(bytes.0) * 2_000_000_000).div_ceil(u128::from(self.memory_bandwidth.max(1)));
+        u64::try_from(time).unwrap_or(u64::MAX / 16).min(u64::MAX / 16)
     }
 
     /// What of a policy's style the mechanism can do.
@@ -117,9 +146,9 @@ impl Settings {
         let mut rooms: Vec<Room> = Vec::new();
         for (id, job) in jobs.enumerate() {
             let id = u32::try_from(id).ok()?;
-            if !rooms.iter_mut().any(|room| room.admit(id, job, Join::Serve)) {
+            if !rooms.iter_mut().any(|room| room.admit(id, job.need(), Join::Serve)) {
                 let mut room = like.room(Style::All);
-                if !room.admit(id, job, Join::Serve) {
+                if !room.admit(id, job.need(), Join::Serve) {
                     return None;
                 }
                 rooms.push(room);
@@ -150,25 +179,40 @@ pub struct Processes {
 }
 
 impl Room {
-    /// Whether a job could be alone here.
+    /// Whether a job of such a need could be alone here.
     #[must_use]
-    pub fn ever(&self, job: &Job) -> bool {
+    pub fn ever(&self, need: Need) -> bool {
         match self {
-            Self::Lanes(lanes) => lanes.ever(job.persistent, job.ephemeral),
-            Self::Processes(p) => job.persistent + job.ephemeral + p.context <= p.each.min(p.limit),
+            Self::Lanes(lanes) => lanes.ever(need.0, need.1),
+            Self::Processes(p) => need.0 + need.1 + p.context <= p.each.min(p.limit),
         }
     }
 
     /// Takes a job in, if there is room.
-    pub fn admit(&mut self, id: u32, job: &Job, join: Join) -> bool {
+    pub fn admit(&mut self, id: u32, need: Need, join: Join) -> bool {
         match self {
-            Self::Lanes(lanes) => lanes.admit(id, job.persistent, job.ephemeral, join).is_some(),
+            Self::Lanes(lanes) => lanes.admit(id, need.0, need.1, join).is_some(),
             Self::Processes(p) => {
-                let need = job.persistent + job.ephemeral + p.context;
-                let fits = p.count < p.most && need <= p.each && p.used + need <= p.limit;
+                let bytes = need.0 + need.1 + p.context;
+                let fits = p.count < p.most && bytes <= p.each && p.used + bytes <= p.limit;
                 if fits {
                     p.count += 1;
-                    p.used += need;
+                    p.used += bytes;
+                }
+                fits
+            }
+        }
+    }
+
+    /// A job that is in needs `to` instead of `from`, which is no more. Whether there is room; if not, everything stays as it was.
+    pub fn grow(&mut self, id: u32, from: Need, to: Need) -> bool {
+        match self {
+            Self::Lanes(lanes) => lanes.grow(id, to.0, to.1),
+            Self::Processes(p) => {
+                let (had, bytes) = (from.0 + from.1, to.0 + to.1);
+                let fits = bytes + p.context <= p.each && p.used - had + bytes <= p.limit;
+                if fits {
+                    p.used = p.used - had + bytes;
                 }
                 fits
             }
@@ -176,12 +220,12 @@ impl Room {
     }
 
     /// A job that is in goes.
-    pub fn leave(&mut self, id: u32, job: &Job) {
+    pub fn leave(&mut self, id: u32, need: Need) {
         match self {
             Self::Lanes(lanes) => lanes.leave(id),
             Self::Processes(p) => {
                 p.count -= 1;
-                p.used -= job.persistent + job.ephemeral + p.context;
+                p.used -= need.0 + need.1 + p.context;
             }
         }
     }

@@ -15,6 +15,7 @@ pub mod memory;
 pub mod policy;
 pub mod progressive;
 pub mod result;
+pub mod weigh;
 
 #[cfg(test)]
 mod tests;

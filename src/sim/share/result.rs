@@ -16,6 +16,8 @@ pub enum Verdict {
     Killed,
     /// It needs more memory than it could ever have.
     NeverFits,
+    /// It turned out, once it ran, to need more memory than it could ever have.
+    Outgrew,
 }
 
 impl Verdict {
@@ -27,6 +29,7 @@ impl Verdict {
             Self::Empty => "nothing to do",
             Self::Killed => "killed",
             Self::NeverFits => "never fits",
+            Self::Outgrew => "outgrew the device",
         }
     }
 }
@@ -40,6 +43,8 @@ pub struct JobResult {
     pub end: Nanos,
     /// How.
     pub verdict: Verdict,
+    /// Work that it did, as time alone; of an inference job, time of service.
+    pub served: Nanos,
     /// How often it gave way.
     pub switches: u32,
     /// For an inference job: how much slower than alone the device was in its time, per mille.
@@ -77,6 +82,18 @@ pub struct Outcome {
     pub switches: u64,
     /// Persistent bytes copied to the host and back.
     pub moved: u128,
+    /// Times that the device's memory was packed, to make one hole of several.
+    pub packs: u64,
+    /// Persistent bytes copied within the device.
+    pub packed: u128,
+    /// Jobs that outgrew what they were admitted with: they grew where they were, or left and waited anew.
+    pub grew: u64,
+    /// Of these, those who left.
+    pub outgrown: u64,
+    /// Where asked for: changes that were proved safe.
+    pub proved: u64,
+    /// Where asked for: the first one that was not, and why.
+    pub harm: Option<(Nanos, String)>,
     /// Compute in use: per mille times nanoseconds.
     pub busy: u128,
     /// Where asked for: memory over time.

@@ -3,11 +3,14 @@
 //! Between two events (a job comes, ends, is killed, gives way, falls overdue) all that run go at one speed, so that time advances in
 //! closed form: a clock of progress, in 2^-20 ns of a job's time alone, and for each running job the reading at which it ends. Giving
 //! way waits for the end of an iteration. Events at the same time go by kind, then by job. Turns (policy `fair`) are their limit:
-//! everyone progresses alike, true to within a turn. Not for: why anybody's turn it is ([`super::policy`]) nor who fits
-//! ([`super::lanes`]).
+//! everyone progresses alike, true to within a turn. In lanes everything has an address ([`super::layout`]): where no hole is large
+//! enough, memory is packed, once those whose memory moves are between two iterations, and that takes its time. Not for: why anybody's
+//! turn it is ([`super::policy`]) nor who fits ([`super::lanes`]).
 
+mod room;
 mod schedule;
 mod tell;
+mod turns;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -15,7 +18,9 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use super::contention::WHOLE;
 use super::jobs::Job;
 use super::lanes::Mode;
+use super::layout::{Item, Layout};
 use super::mechanism::{Mechanism, Room, Settings};
+use super::memory::Need;
 use super::policy::{Facts, Policy, Style};
 use super::result::{JobResult, Outcome, Stretch, Verdict};
 use crate::units::{Bytes, Nanos};
@@ -33,6 +38,8 @@ pub struct Keep {
     pub moments: bool,
     /// Why this job waited.
     pub reasons: Option<u32>,
+    /// Whether every change of memory is proved safe ([`super::check`]); for lanes, whose sums are all there is to see elsewhere.
+    pub proof: bool,
 }
 
 /// Runs the trace, whose jobs are in order of submission.
@@ -59,6 +66,47 @@ enum State {
 /// Priority, rank and position: smaller goes first.
 type Key = (i64, u64, u32);
 
+/// What several jobs need together.
+#[derive(Clone, Debug, Default)]
+struct Group {
+    persistent: u128,
+    by_persistent: BTreeSet<(Bytes, u32)>,
+    by_ephemeral: BTreeSet<(Bytes, u32)>,
+    by_sum: BTreeSet<(Bytes, u32)>,
+}
+
+impl Group {
+    fn add(&mut self, job: u32, need: Need) {
+        self.persistent += u128::from(need.0.0);
+        self.by_persistent.insert((need.0, job));
+        self.by_ephemeral.insert((need.1, job));
+        self.by_sum.insert((need.0 + need.1, job));
+    }
+
+    fn remove(&mut self, job: u32, need: Need) {
+        if self.by_persistent.remove(&(need.0, job)) {
+            self.by_ephemeral.remove(&(need.1, job));
+            self.by_sum.remove(&(need.0 + need.1, job));
+            self.persistent -= u128::from(need.0.0);
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.by_sum.is_empty()
+    }
+
+    /// The largest sum of both.
+    fn largest_sum(&self) -> Bytes {
+        self.by_sum.last().map_or(Bytes::ZERO, |l| l.0)
+    }
+
+    /// The largest of each.
+    fn largest(&self) -> Need {
+        let last = |of: &BTreeSet<(Bytes, u32)>| of.last().map_or(Bytes::ZERO, |l| l.0);
+        (last(&self.by_persistent), last(&self.by_ephemeral))
+    }
+}
+
 struct Engine<'a> {
     jobs: &'a [Job],
     policy: &'a dyn Policy,
@@ -66,6 +114,16 @@ struct Engine<'a> {
     keep: Keep,
     style: Style,
     room: Room,
+    /// Addresses, in lanes; the released code leaves them to the framework's allocator.
+    layout: Option<Layout>,
+    /// What may have changed in the room since the layout followed it.
+    touched: Vec<Item>,
+    /// What each job is held to need: more than at first once it outgrew that.
+    needs: Vec<Need>,
+    /// Who outgrows what it was admitted with, when the clock reads so much.
+    growths: BTreeSet<(u128, u32)>,
+    /// Who has.
+    grown: BTreeSet<u32>,
     /// Whether persistent memory of those who wait may leave.
     moves: bool,
     now: u64,
@@ -93,16 +151,19 @@ struct Engine<'a> {
     next: usize,
     /// Who has the device where one has it: its memory goes out at a switch.
     last: Option<u32>,
-    /// For turns: persistent bytes and largest needs of those who take turns.
-    sharers: (u128, BTreeSet<(u64, u32)>),
+    /// Those who take turns, and how their memory does.
+    sharers: Group,
+    seated: turns::Seated,
+    /// What the one whose turn it is may need.
+    turn: Need,
     /// Whether room came free since those who wait were looked at.
     freed: bool,
     came: Vec<u32>,
     /// Integral of slowness over time, per mille nanoseconds; and its value when a service began.
     slow: u128,
     slow_at: BTreeMap<u32, u128>,
-    /// Persistent bytes and largest need of those that are served.
-    served: (u64, BTreeSet<(u64, u32)>),
+    /// Those that are served.
+    served: Group,
     /// Bytes that a turn moves, and the turn with its copies.
     turning: Option<(u128, u128)>,
     outcome: Outcome,
@@ -112,7 +173,8 @@ impl<'a> Engine<'a> {
     fn new(jobs: &'a [Job], policy: &'a dyn Policy, settings: &'a Settings, keep: Keep) -> Self {
         let style = settings.style(policy.style());
         let n = jobs.len();
-        let result = JobResult { start: None, end: Nanos::ZERO, verdict: Verdict::Done, switches: 0, dilation: 1000 };
+        let result = JobResult { start: None, end: Nanos::ZERO, verdict: Verdict::Done, served: Nanos::ZERO, switches: 0, dilation: 1000 };
+        let lanes = settings.mechanism == Mechanism::Lanes;
         Self {
             jobs,
             policy,
@@ -120,7 +182,12 @@ impl<'a> Engine<'a> {
             keep,
             style,
             room: settings.room(style),
-            moves: policy.moves() && settings.mechanism == Mechanism::Lanes && settings.mode == Mode::Neap,
+            layout: (lanes && settings.mode != Mode::AsReleased).then(|| Layout::new(settings.capacity)),
+            touched: Vec::new(),
+            needs: jobs.iter().map(Job::need).collect(),
+            growths: BTreeSet::new(),
+            grown: BTreeSet::new(),
+            moves: policy.moves() && lanes && settings.mode == Mode::Neap,
             now: 0,
             clock: 0,
             speed: (1, 1),
@@ -141,17 +208,25 @@ impl<'a> Engine<'a> {
             timers: BinaryHeap::new(),
             next: 0,
             last: None,
-            sharers: (0, BTreeSet::new()),
+            sharers: Group::default(),
+            seated: turns::Seated::Nobody,
+            turn: Need::default(),
             freed: false,
             came: Vec::new(),
             slow: 0,
             slow_at: BTreeMap::new(),
-            served: (0, BTreeSet::new()),
+            served: Group::default(),
             turning: None,
             outcome: Outcome {
                 jobs: vec![result; n],
                 switches: 0,
                 moved: 0,
+                packs: 0,
+                packed: 0,
+                grew: 0,
+                outgrown: 0,
+                proved: 0,
+                harm: None,
                 busy: 0,
                 moments: Vec::new(),
                 stretches: Vec::new(),
@@ -166,13 +241,15 @@ impl<'a> Engine<'a> {
             let timer = self.timers.peek().map_or(NEVER, |t| t.0.0);
             let end = self.running.first().map_or(NEVER, |r| self.reached(r.0));
             let drain = self.drains.first().map_or(NEVER, |d| self.reached(d.0));
-            let at = arrival.min(timer).min(end).min(drain).min(self.falls_overdue());
+            let growth = self.growths.first().map_or(NEVER, |g| self.reached(g.0));
+            let at = arrival.min(timer).min(end).min(drain).min(growth).min(self.falls_overdue());
             if at == NEVER {
                 return;
             }
             self.advance(at);
             self.events();
             self.schedule();
+            self.lie();
             self.set_speed();
             self.tell();
         }
@@ -222,13 +299,8 @@ impl<'a> Engine<'a> {
         }
         if self.style == Style::Rotating && n > 0 {
             den *= n;
-            let largest = self.sharers.1.last().map_or(0, |l| l.0);
-            let all = self.sharers.0 + u128::from(largest) > u128::from(self.settings.capacity.0);
-            if n > 1
-                && (all || self.settings.mechanism == Mechanism::Checkpoint)
-                && (self.moves || self.settings.mechanism == Mechanism::Checkpoint)
-            {
-                let mean = Bytes(u64::try_from(self.sharers.0 / n).unwrap_or(u64::MAX));
+            if n > 1 && self.seated == turns::Seated::One {
+                let mean = Bytes(u64::try_from(self.sharers.persistent / n).unwrap_or(u64::MAX));
                 let turn = u128::from(self.settings.turn.0.max(1));
                 let whole = turn + u128::from(self.settings.copies(mean, mean));
                 (num, den) = (num * turn, den * whole);
@@ -265,6 +337,12 @@ impl<'a> Engine<'a> {
         {
             self.end(job, Verdict::Done);
         }
+        while let Some(&(at, job)) = self.growths.first()
+            && at <= self.clock
+        {
+            self.growths.pop_first();
+            self.outgrow(job, at);
+        }
         while let Some(&(at, job)) = self.drains.first()
             && at <= self.clock
         {
@@ -285,7 +363,7 @@ impl<'a> Engine<'a> {
         {
             let id = self.next as u32;
             self.next += 1;
-            let early = if !self.room.ever(job) {
+            let early = if !self.room.ever(job.need()) {
                 Some(Verdict::NeverFits)
             } else if job.work == Nanos::ZERO {
                 Some(Verdict::Empty)
@@ -318,6 +396,8 @@ impl<'a> Engine<'a> {
     /// Takes a job away, wherever it is.
     fn end(&mut self, job: u32, verdict: Verdict) {
         let index = job as usize;
+        let left = if verdict == Verdict::Done { 0 } else { self.left(job) };
+        self.outcome.jobs[index].served = self.jobs[index].work.saturating_sub(Nanos(left));
         match self.state[index] {
             State::Away => return,
             State::Waiting => {
@@ -334,15 +414,12 @@ impl<'a> Engine<'a> {
             }
             State::Serving => {
                 self.serving -= u64::from(self.demand(job));
-                let it = &self.jobs[index];
-                self.served.1.remove(&(it.ephemeral.0, job));
-                self.served.0 -= it.persistent.0;
                 if let Some(before) = self.slow_at.remove(&job) {
                     let time = u128::from(self.now - self.since[index]).max(1);
                     self.outcome.jobs[index].dilation = u32::try_from((self.slow - before) / time).unwrap_or(u32::MAX).max(1000);
                 }
-                self.room.leave(job, &self.jobs[index]);
-                self.freed = true;
+                self.outcome.jobs[index].served = Nanos(self.now - self.since[index]);
+                self.release(job);
             }
         }
         self.state[index] = State::Away;
@@ -354,29 +431,15 @@ impl<'a> Engine<'a> {
         }
     }
 
-    fn release(&mut self, job: u32) {
-        let it = &self.jobs[job as usize];
-        if self.sharers.1.remove(&(it.ephemeral.0, job)) {
-            self.sharers.0 -= u128::from(it.persistent.0);
-            if self.turns_move() {
-                return;
-            }
-        }
-        self.room.leave(job, it);
-        self.freed = true;
-    }
-
-    /// Whether everyone is in, and persistent memory comes and goes with the turns.
-    fn turns_move(&self) -> bool {
-        self.style == Style::Rotating && (self.moves || self.settings.mechanism == Mechanism::Checkpoint)
-    }
-
     /// Ends a running job's stretch on the device, without its memory.
     fn take_off(&mut self, job: u32) {
         let index = job as usize;
-        let length = (u128::from(self.remaining[index]) * self.stretch(job) / 1000) << FINE;
+        let length = self.length(job);
         self.running.remove(&(self.base[index] + length, job));
         self.drains.retain(|d| d.1 != job);
+        if let Some(at) = self.growth(job) {
+            self.growths.remove(&(at, job));
+        }
         self.utilised -= u64::from(self.jobs[index].utilisation);
         self.iterations -= u128::from(self.jobs[index].iteration.0);
         if self.keep.moments {
@@ -395,13 +458,13 @@ impl<'a> Engine<'a> {
         self.outcome.jobs[index].switches += 1;
         self.outcome.switches += 1;
         if self.settings.mechanism == Mechanism::Lanes {
-            if let (Room::Lanes(lanes), Style::UntilBusy { .. }) = (&mut self.room, self.style) {
-                lanes.park(job);
+            if let Style::UntilBusy { .. } = self.style {
+                self.park(job);
             }
             self.state[index] = State::Idle;
             self.idle.insert(self.key(job));
         } else {
-            self.room.leave(job, &self.jobs[index]);
+            self.room.leave(job, self.needs[index]);
             self.on_host[index] = true;
             self.last = Some(job);
             self.state[index] = State::Waiting;
@@ -416,7 +479,7 @@ impl<'a> Engine<'a> {
             return;
         }
         let base = self.base[job as usize];
-        let iteration = (u128::from(self.jobs[job as usize].iteration.0) * self.stretch(job) / 1000) << FINE;
+        let iteration = self.boundary(job);
         let at = base + self.clock.saturating_sub(base).div_ceil(iteration) * iteration;
         if at <= self.clock.max(base) {
             self.stop(job, at);
@@ -425,18 +488,44 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Puts a job that has its memory on the device, after copies that take `delay`.
-    fn start(&mut self, job: u32, delay: u64) {
+    /// Puts a job that has its memory on the device, after moving `out` to the host, and its own persistent memory back if it is there.
+    fn start(&mut self, job: u32, out: Bytes) {
         let index = job as usize;
+        let back = std::mem::take(&mut self.on_host[index]);
+        let into = if back { self.needs[index].0 } else { Bytes::ZERO };
+        self.outcome.moved += u128::from((out + into).0);
+        let delay = self.settings.copies(out, into);
         let it = &self.jobs[index];
         self.state[index] = State::Running;
         self.since[index] = self.now;
         self.base[index] = self.clock + (u128::from(delay) << FINE);
-        let length = (u128::from(self.remaining[index]) * self.stretch(job) / 1000) << FINE;
+        let length = self.length(job);
         self.running.insert((self.base[index] + length, job));
         self.utilised += u64::from(it.utilisation);
         self.iterations += u128::from(it.iteration.0);
         self.outcome.jobs[index].start.get_or_insert(Nanos(self.now));
+        if let Some(at) = self.growth(job).filter(|at| *at < self.base[index] + length) {
+            self.growths.insert((at, job));
+        }
+    }
+
+    /// What a running job had to do when it started, on the clock.
+    fn length(&self, job: u32) -> u128 {
+        (u128::from(self.remaining[job as usize]) * self.stretch(job) / 1000) << FINE
+    }
+
+    /// An iteration of a job, on the clock.
+    fn boundary(&self, job: u32) -> u128 {
+        (u128::from(self.jobs[job as usize].iteration.0) * self.stretch(job) / 1000) << FINE
+    }
+
+    /// What the clock reads when a running job is going to outgrow what it was admitted with, unless it ends before.
+    fn growth(&self, job: u32) -> Option<u128> {
+        let it = &self.jobs[job as usize];
+        let after = it.growth.as_ref().filter(|_| !self.grown.contains(&job))?.after;
+        let done = (it.work.0 - self.remaining[job as usize]) / it.iteration.0;
+        let until = u128::from(after.saturating_sub(done).max(1)).saturating_mul(self.boundary(job));
+        Some(self.base[job as usize].saturating_add(until))
     }
 
     /// What a service keeps busy, per mille.

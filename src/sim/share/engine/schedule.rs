@@ -28,14 +28,12 @@ impl Engine<'_> {
         let asking: Vec<u32> = self.services.iter().copied().take(LOOK).collect();
         let (asked, mut came) = (asking.len(), 0);
         for job in asking {
-            if !self.room.admit(job, &self.jobs[job as usize], Join::Serve) {
+            if !self.let_in_service(job) {
                 continue;
             }
             came += 1;
             self.services.remove(&job);
             let it = &self.jobs[job as usize];
-            self.served.0 += it.persistent.0;
-            self.served.1.insert((it.ephemeral.0, job));
             self.state[job as usize] = State::Serving;
             self.since[job as usize] = self.now;
             self.serving += u64::from(self.demand(job));
@@ -75,7 +73,7 @@ impl Engine<'_> {
             };
             let (mut again, mut refused) = (closed.is_some() || looked.len() >= LOOK, false);
             for job in looked {
-                if self.room.admit(job, &self.jobs[job as usize], join) {
+                if self.let_in(job, join) {
                     self.waiting.remove(&self.key(job));
                     then(self, job);
                 } else {
@@ -95,22 +93,11 @@ impl Engine<'_> {
     }
 
     fn all(&mut self) {
-        self.admit(Join::Own, |engine, job| engine.start(job, 0));
+        self.admit(Join::Own, |engine, job| engine.start(job, Bytes::ZERO));
     }
 
     fn rotating(&mut self) {
-        let join = |engine: &mut Self, job: u32| {
-            let it = &engine.jobs[job as usize];
-            engine.sharers.0 += u128::from(it.persistent.0);
-            engine.sharers.1.insert((it.ephemeral.0, job));
-            engine.start(job, 0);
-        };
-        if !self.turns_move() {
-            return self.admit(Join::Share, join);
-        }
-        while let Some((.., job)) = self.waiting.pop_first() {
-            join(self, job);
-        }
+        self.admit(Join::Share, |engine, job| engine.start(job, Bytes::ZERO));
     }
 
     fn one(&mut self, preempts: bool) {
@@ -141,24 +128,15 @@ impl Engine<'_> {
             let job = best.2;
             if preempts && lanes {
                 self.idle.remove(&best);
-                return self.start(job, 0);
+                return self.start(job, Bytes::ZERO);
             }
-            if !self.room.admit(job, &self.jobs[job as usize], Join::Own) {
+            if !self.let_in(job, Join::Own) {
                 return;
             }
             self.waiting.remove(&best);
-            let out = self.last.take().filter(|&l| l != job).map_or(Bytes::ZERO, |l| self.jobs[l as usize].persistent);
-            let delay = self.copied(job, out);
-            return self.start(job, delay);
+            let out = self.last.take().filter(|&l| l != job).map_or(Bytes::ZERO, |l| self.needs[l as usize].0);
+            return self.start(job, out);
         }
-    }
-
-    /// The time it takes to move `out` to the host, and the job's own persistent memory back if it is there.
-    fn copied(&mut self, job: u32, out: Bytes) -> u64 {
-        let back = std::mem::take(&mut self.on_host[job as usize]);
-        let into = if back { self.jobs[job as usize].persistent } else { Bytes::ZERO };
-        self.outcome.moved += u128::from((out + into).0);
-        self.settings.copies(out, into)
     }
 
     fn fill(&mut self) {
@@ -168,9 +146,9 @@ impl Engine<'_> {
             if self.utilised + self.serving >= u64::from(WHOLE) {
                 return;
             }
-            if self.room.admit(job, &self.jobs[job as usize], Join::Own) {
+            if self.let_in(job, Join::Own) {
                 self.waiting.remove(&self.key(job));
-                self.start(job, 0);
+                self.start(job, Bytes::ZERO);
             }
         }
     }
@@ -207,13 +185,13 @@ impl Engine<'_> {
         let head = self.overdue();
         let ranked = head.into_iter().chain(merged.filter(|j| Some(*j) != head)).take(LOOK);
         // Services stay, and where nothing moves so does what is persistent.
-        let lane = self.served.1.last().map_or(0, |l| l.0);
-        let mut taken = lane + if self.moves { self.served.0 } else { lanes.persistent().0 };
+        let served = u64::try_from(self.served.persistent).unwrap_or(u64::MAX / 4);
+        let mut taken = self.served.largest().1.0 + if self.moves { served } else { lanes.persistent().0 };
         // Behind an overdue job that doesn't fit yet nobody comes in.
         let mut closed = head.is_some_and(|h| self.state[h as usize] == State::Waiting);
         let fits = |job: u32| {
-            let it = &self.jobs[job as usize];
-            let (persistent, ephemeral) = lanes.charge(it.persistent, it.ephemeral);
+            let need = self.needs[job as usize];
+            let (persistent, ephemeral) = lanes.charge(need.0, need.1);
             let held = !self.moves && self.state[job as usize] != State::Waiting;
             let more = ephemeral.0 + if held { 0 } else { persistent.0 };
             if closed && head != Some(job) && self.state[job as usize] == State::Waiting || taken + more > lanes.capacity().0 {
@@ -230,22 +208,14 @@ impl Engine<'_> {
     fn place(&mut self, job: u32, wanted: &[u32]) -> bool {
         let key = self.key(job);
         let mut out = Bytes::ZERO;
-        while !self.room.admit(job, &self.jobs[job as usize], Join::Own) {
-            let victim = self.idle.iter().rev().map(|k| k.2).find(|j| *j != job && !wanted.contains(j)).filter(|_| self.moves);
+        while !self.let_in(job, Join::Own) {
             // Who runs and shall not will be gone at the end of its iteration.
-            let Some(victim) = victim else { return self.paid(out) };
-            let it = &self.jobs[victim as usize];
-            self.idle.remove(&self.key(victim));
-            self.room.leave(victim, it);
-            out += it.persistent;
-            self.on_host[victim as usize] = true;
-            self.state[victim as usize] = State::Waiting;
-            self.waiting.insert(self.key(victim));
+            let Some(victim) = self.victim(|j| j != job && !wanted.contains(&j)) else { return self.paid(out) };
+            out += self.send_away(victim);
         }
         self.idle.remove(&key);
         self.waiting.remove(&key);
-        let delay = self.copied(job, out);
-        self.start(job, delay);
+        self.start(job, out);
         true
     }
 

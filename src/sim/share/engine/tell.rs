@@ -9,18 +9,13 @@ impl Engine<'_> {
     pub(super) fn tell(&mut self) {
         if self.keep.moments {
             let (persistent, lanes) = match &self.room {
-                Room::Lanes(lanes) if !self.turns_move() => (lanes.persistent(), lanes.lanes().map(|(id, l)| (id, l.size)).collect()),
-                Room::Processes(_) if !self.turns_move() => (Bytes::ZERO, vec![(0, self.room.used())]),
-                _ => {
-                    let largest = self.sharers.1.last().map_or(0, |l| l.0);
-                    let held = u64::try_from(self.sharers.0).unwrap_or(u64::MAX).min(self.settings.capacity.0.saturating_sub(largest));
-                    (Bytes(held), vec![(0, Bytes(largest))])
-                }
+                Room::Lanes(lanes) => (lanes.persistent(), lanes.lanes().map(|(id, l)| (id, l.size)).collect()),
+                Room::Processes(_) => (Bytes::ZERO, vec![(0, self.room.used())]),
             };
             self.outcome.moments.push(Moment { at: Nanos(self.now), persistent, lanes });
         }
         let Some(job) = self.keep.reasons else { return };
-        let it = &self.jobs[job as usize];
+        let need = self.needs[job as usize];
         let name = |j: u32| &self.jobs[j as usize].name;
         let ahead = || match self.running.len() {
             0 => "nobody".to_owned(),
@@ -36,7 +31,7 @@ impl Engine<'_> {
             State::Waiting => {
                 let free = self.room.free();
                 let before = self.waiting.iter().position(|k| k.2 == job).unwrap_or(0);
-                if it.persistent + it.ephemeral > free {
+                if need.0 + need.1 > free {
                     format!("waits for memory, {before} before it: {} runs", ahead())
                 } else {
                     format!("waits for its turn, {before} before it: {} runs", ahead())

@@ -28,8 +28,4 @@ impl Policy for Fair {
     fn moves(&self) -> bool {
         true
     }
-
-    fn ages(&self) -> bool {
-        false
-    }
 }

@@ -17,16 +17,4 @@ impl Policy for Fifo {
     fn style(&self) -> Style {
         Style::One { preempts: false }
     }
-
-    fn skips(&self) -> bool {
-        false
-    }
-
-    fn moves(&self) -> bool {
-        false
-    }
-
-    fn ages(&self) -> bool {
-        false
-    }
 }

@@ -51,11 +51,17 @@ pub trait Policy: Sync {
     /// How many at once.
     fn style(&self) -> Style;
     /// Whether one that can't be admitted lets those behind it pass (until it is overdue).
-    fn skips(&self) -> bool;
+    fn skips(&self) -> bool {
+        false
+    }
     /// Whether persistent memory of those who wait goes to the host when another's turn needs the room (mode neap).
-    fn moves(&self) -> bool;
+    fn moves(&self) -> bool {
+        false
+    }
     /// Whether the oldest job goes before all once it is overdue.
-    fn ages(&self) -> bool;
+    fn ages(&self) -> bool {
+        false
+    }
 }
 
 /// Their names, in the order of the paper, ours last.

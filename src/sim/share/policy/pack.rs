@@ -17,16 +17,4 @@ impl Policy for Pack {
     fn style(&self) -> Style {
         Style::All
     }
-
-    fn skips(&self) -> bool {
-        false
-    }
-
-    fn moves(&self) -> bool {
-        false
-    }
-
-    fn ages(&self) -> bool {
-        false
-    }
 }

@@ -22,12 +22,4 @@ impl Policy for Srtf {
     fn skips(&self) -> bool {
         true
     }
-
-    fn moves(&self) -> bool {
-        false
-    }
-
-    fn ages(&self) -> bool {
-        false
-    }
 }

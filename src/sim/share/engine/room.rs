@@ -1,0 +1,247 @@
+//! Memory in the engine: who is let in and sent away, who outgrows what it was admitted with, and where everything lies.
+
+use super::super::check::{Picture, Resident, check};
+use super::super::lanes::{Join, Mode};
+use super::super::layout::Item;
+use super::super::mechanism::{Mechanism, Room};
+use super::super::memory::Need;
+use super::super::policy::Style;
+use super::super::result::Verdict;
+use super::{Engine, State};
+use crate::units::{Bytes, Nanos};
+
+impl Engine<'_> {
+    /// A job is let in, if there is room.
+    pub(super) fn let_in(&mut self, job: u32, join: Join) -> bool {
+        let need = self.needs[job as usize];
+        if self.turns_move() { self.take_turns(job, need) } else { self.take(job, need, join) }
+    }
+
+    /// As [`Engine::let_in`], of an inference job.
+    pub(super) fn let_in_service(&mut self, job: u32) -> bool {
+        let need = self.needs[job as usize];
+        let taken = self.beside_turns(job, need) && self.take(job, need, Join::Serve);
+        if taken {
+            self.served.add(job, need);
+        }
+        self.reseat();
+        taken
+    }
+
+    pub(super) fn take(&mut self, id: u32, need: Need, join: Join) -> bool {
+        let taken = self.room.admit(id, need, join);
+        self.touch(id);
+        taken
+    }
+
+    pub(super) fn give(&mut self, id: u32, need: Need) {
+        self.touch(id);
+        self.room.leave(id, need);
+    }
+
+    /// Takes a job out of its lane.
+    pub(super) fn park(&mut self, job: u32) {
+        self.touch(job);
+        if let Room::Lanes(lanes) = &mut self.room {
+            lanes.park(job);
+        }
+    }
+
+    fn touch(&mut self, id: u32) {
+        if self.layout.is_some()
+            && let Room::Lanes(lanes) = &self.room
+            && let Some((_, lane)) = lanes.resident(id)
+        {
+            self.touched.push(Item::Persistent(id));
+            self.touched.extend(lane.map(Item::Lane));
+        }
+    }
+
+    /// Gives up the memory of a job that is in.
+    pub(super) fn release(&mut self, job: u32) {
+        let need = self.needs[job as usize];
+        self.freed = true;
+        if self.state[job as usize] == State::Serving {
+            self.served.remove(job, need);
+            self.give(job, need);
+            return self.reseat();
+        }
+        if self.turns_move() {
+            return self.leave_turns(job, need);
+        }
+        self.give(job, need);
+    }
+
+    /// An idle job whose persistent memory may go to the host, the last in the policy's order.
+    pub(super) fn victim(&self, may: impl Fn(u32) -> bool) -> Option<u32> {
+        self.idle.iter().rev().map(|k| k.2).find(|&job| may(job)).filter(|_| self.moves)
+    }
+
+    /// Sends an idle job's persistent memory to the host; its bytes.
+    pub(super) fn send_away(&mut self, job: u32) -> Bytes {
+        let key = self.key(job);
+        self.idle.remove(&key);
+        self.release(job);
+        self.on_host[job as usize] = true;
+        self.state[job as usize] = State::Waiting;
+        self.waiting.insert(key);
+        self.needs[job as usize].0
+    }
+
+    /// At the end of an iteration, when the clock read `at`, a running job turns out to need more than it was admitted with: it grows
+    /// where it is, or leaves and waits with its true need.
+    pub(super) fn outgrow(&mut self, job: u32, at: u128) {
+        let Some(growth) = self.jobs[job as usize].growth.as_deref().copied() else { return };
+        self.grown.insert(job);
+        self.outcome.grew += 1;
+        let (from, to) = (self.needs[job as usize], growth.need);
+        let more = format!("needs {} + {} where it was admitted with {} + {}", to.0, to.1, from.0, from.1);
+        if !self.room.ever(to) {
+            self.say(job, || format!("outgrew the device: {more}"));
+            return self.end(job, Verdict::Outgrew);
+        }
+        if self.widen(job, from, to) {
+            self.needs[job as usize] = to;
+            return self.say(job, || format!("{more}: there was room, and it goes on"));
+        }
+        self.say(job, || format!("{more}: there is no room, so it leaves and waits with its true need"));
+        self.outcome.outgrown += 1;
+        self.stop(job, at);
+        if self.state[job as usize] == State::Idle {
+            let out = self.send_away(job);
+            self.outcome.moved += u128::from(out.0);
+        } else if self.settings.mechanism != Mechanism::Checkpoint {
+            self.outcome.moved += u128::from(from.0.0);
+        }
+        // Ranks have nothing to do with needs, so that it stays where it is in line.
+        self.needs[job as usize] = to;
+    }
+
+    /// Whether a job that is in may have more, with the room that idle jobs lend.
+    fn widen(&mut self, job: u32, from: Need, to: Need) -> bool {
+        if self.turns_move() {
+            return self.widen_turns(job, from, to);
+        }
+        loop {
+            if self.room.grow(job, from, to) {
+                self.touch(job);
+                return true;
+            }
+            if !matches!(self.style, Style::UntilBusy { .. }) {
+                return false;
+            }
+            let Some(victim) = self.victim(|_| true) else { return false };
+            let out = self.send_away(victim);
+            self.outcome.moved += u128::from(out.0);
+        }
+    }
+
+    pub(super) fn say(&mut self, job: u32, text: impl FnOnce() -> String) {
+        if self.keep.reasons == Some(job) {
+            self.outcome.reasons.push((Nanos(self.now), text()));
+        }
+    }
+
+    /// Gives everything that changed an address. Who moves does so between two iterations: a job that starts into room that others
+    /// leave waits for them and for the copies, and those who run lose the copies' time.
+    pub(super) fn lie(&mut self) {
+        let (Some(layout), Room::Lanes(lanes)) = (&mut self.layout, &self.room) else { return self.prove() };
+        if self.touched.is_empty() {
+            return;
+        }
+        let moved = layout.update(lanes, &mut self.touched);
+        self.touched.clear();
+        let runs = |job: u32| self.state.get(job as usize) == Some(&State::Running);
+        let mut shifted: Vec<u32> = Vec::new();
+        for item in layout.shifted() {
+            match item {
+                Item::Persistent(job) => shifted.push(*job),
+                Item::Lane(lane) => shifted.extend(lanes.lane(*lane).iter().flat_map(|l| l.members.iter().map(|m| m.1))),
+            }
+        }
+        shifted.retain(|job| runs(*job));
+        shifted.sort_unstable();
+        shifted.dedup();
+        if moved.defragmentations > 0 || moved.bytes > Bytes::ZERO {
+            self.outcome.packs += moved.defragmentations;
+            self.outcome.packed += u128::from(moved.bytes.0);
+            self.pause(&shifted, self.settings.packing(moved.bytes));
+        }
+        self.prove();
+    }
+
+    /// Lets time pass for packing: `shifted` are those who run and whose memory moved.
+    fn pause(&mut self, shifted: &[u32], nanos: u64) {
+        let copies = u128::from(nanos) << super::FINE;
+        let running: Vec<u32> = self.running.iter().map(|r| r.1).collect();
+        if self.style == Style::Rotating {
+            // One iteration at a time, so that only one of them is in one; the others are between two as it is.
+            let each = copies / running.len().max(1) as u128;
+            running.iter().for_each(|&job| self.shift(job, each));
+            return;
+        }
+        let rest = |job: u32| {
+            let (iteration, done) = (self.boundary(job), self.clock.saturating_sub(self.base[job as usize]));
+            done.div_ceil(iteration) * iteration - done
+        };
+        let wait = shifted.iter().filter(|&&j| self.base[j as usize] < self.clock).map(|&j| rest(j)).max().unwrap_or(0);
+        for job in running {
+            if self.base[job as usize] >= self.clock {
+                self.shift(job, wait + copies);
+            } else if shifted.binary_search(&job).is_ok() {
+                self.shift(job, copies);
+            }
+        }
+    }
+
+    /// A running job does nothing for a while.
+    fn shift(&mut self, job: u32, by: u128) {
+        let index = job as usize;
+        let drain = self.drains.iter().find(|d| d.1 == job).map(|d| d.0);
+        let end = self.base[index] + self.length(job);
+        for (of, at) in [(&mut self.running, Some(end)), (&mut self.drains, drain)] {
+            if let Some(at) = at {
+                of.remove(&(at, job));
+                of.insert((at + by, job));
+            }
+        }
+        if let Some(at) = self.growth(job)
+            && self.growths.remove(&(at, job))
+        {
+            self.growths.insert((at + by, job));
+        }
+        self.base[index] += by;
+    }
+
+    /// Has the state of the device proved safe, where that is asked for.
+    fn prove(&mut self) {
+        let Room::Lanes(lanes) = &self.room else { return };
+        if !self.keep.proof || self.outcome.harm.is_some() {
+            return;
+        }
+        let at = |item: Item| self.layout.as_ref().and_then(|l| l.at(item)).map(|at| at.0);
+        let resident = |(id, held, lane): (u32, Bytes, Option<u32>)| {
+            // Whose turn it is may be any of them.
+            let need = self.needs.get(id as usize).copied().unwrap_or(self.turn);
+            let (persistent, ephemeral) = if self.settings.mode == Mode::AsReleased { (Bytes::ZERO, need.0 + need.1) } else { need };
+            Resident { persistent: persistent.max(held).0, at: at(Item::Persistent(id)), ephemeral: ephemeral.0, lane }
+        };
+        let picture = Picture {
+            capacity: self.settings.capacity.0,
+            residents: lanes.residents().map(resident).collect(),
+            lanes: lanes.lanes().map(|(id, l)| (id, l.size.0, at(Item::Lane(id)))).collect(),
+        };
+        let nowhere =
+            self.layout.is_some() && (picture.residents.iter().any(|r| r.at.is_none()) || picture.lanes.iter().any(|l| l.2.is_none()));
+        let homeless = self.running.iter().any(|r| lanes.resident(r.1).is_none_or(|r| r.1.is_none()));
+        let verdict = match check(&picture) {
+            Ok(()) if nowhere => Err("something lies nowhere".to_owned()),
+            Ok(()) if homeless && !self.turns_move() => Err("somebody runs without a lane".to_owned()),
+            verdict => verdict,
+        };
+        self.outcome.proved += 1;
+        if let Err(why) = verdict {
+            self.outcome.harm = Some((Nanos(self.now), why));
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Turns whose persistent memory comes and goes (policy `fair`): everyone is in while all fit, else only whose turn it is.
+//!
+//! Everyone has a seat of its own and its iterations in the one lane while the sums allow it, beside what is served. Else there is one seat
+//! for whoever's turn it is, and each turn moves one job's memory out and another's in; between turns the lane is cut to the next one's
+//! need, so that the seat and the lane are together as large as the job that needs most.
+
+use super::super::lanes::Join;
+use super::super::mechanism::Mechanism;
+use super::super::memory::Need;
+use super::super::policy::Style;
+use super::Engine;
+
+/// Who of those who take turns has memory on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Seated {
+    /// There is nobody.
+    Nobody,
+    /// All of them.
+    All,
+    /// Whose turn it is.
+    One,
+}
+
+/// Whoever's turn it is, as one resident.
+const TURN: u32 = u32::MAX;
+
+impl Engine<'_> {
+    /// Whether persistent memory comes and goes with the turns where not all fit.
+    pub(super) fn turns_move(&self) -> bool {
+        self.style == Style::Rotating && (self.moves || self.settings.mechanism == Mechanism::Checkpoint)
+    }
+
+    /// How those who take turns can be seated beside what is served, if they and `more` were what they need.
+    fn seats(&self, more: Need) -> Option<Seated> {
+        if self.settings.mechanism == Mechanism::Checkpoint {
+            return self.served.is_empty().then_some(Seated::One);
+        }
+        let (served, largest) = (self.served.largest().1, self.sharers.largest());
+        let fits = |bytes: u128| self.served.persistent + bytes <= u128::from(self.settings.capacity.0);
+        let lane = largest.1.max(more.1).max(served);
+        if fits(self.sharers.persistent + u128::from(more.0.0) + u128::from(lane.0)) {
+            return Some(Seated::All);
+        }
+        let one = self.sharers.largest_sum().max(more.0 + more.1).max(largest.0.max(more.0) + served);
+        fits(u128::from(one.0)).then_some(Seated::One)
+    }
+
+    /// A job joins, unless what is served leaves too little for its turn.
+    pub(super) fn take_turns(&mut self, job: u32, need: Need) -> bool {
+        let Some(seats) = self.seats(need) else { return false };
+        if seats == Seated::All && self.seated != Seated::One {
+            self.seated = Seated::All;
+            self.sharers.add(job, need);
+            return self.take(job, need, Join::Share);
+        }
+        self.sharers.add(job, need);
+        self.reseat();
+        true
+    }
+
+    /// A job that is one of them needs more; whether its turn still fits.
+    pub(super) fn widen_turns(&mut self, job: u32, from: Need, to: Need) -> bool {
+        self.leave_turns(job, from);
+        self.needs[job as usize] = to;
+        self.take_turns(job, to) || {
+            self.needs[job as usize] = from;
+            self.take_turns(job, from);
+            false
+        }
+    }
+
+    pub(super) fn leave_turns(&mut self, job: u32, need: Need) {
+        if self.seated == Seated::All {
+            self.give(job, need);
+        }
+        self.sharers.remove(job, need);
+        self.reseat();
+    }
+
+    /// Makes room for an inference job where turns can give way; whether they can.
+    pub(super) fn beside_turns(&mut self, job: u32, need: Need) -> bool {
+        if !self.turns_move() || self.sharers.is_empty() {
+            return true;
+        }
+        self.served.add(job, need);
+        let seats = self.seats(Need::default());
+        self.served.remove(job, need);
+        if seats == Some(Seated::One) {
+            self.unseat();
+        }
+        seats.is_some()
+    }
+
+    /// Brings the seats to what those who take turns need now.
+    pub(super) fn reseat(&mut self) {
+        if !self.turns_move() {
+            return;
+        }
+        let seats = if self.sharers.is_empty() { Seated::Nobody } else { self.seats(Need::default()).unwrap_or(Seated::One) };
+        if seats == Seated::All && self.seated == Seated::All {
+            return;
+        }
+        self.unseat();
+        self.seat(seats);
+    }
+
+    fn unseat(&mut self) {
+        match std::mem::replace(&mut self.seated, Seated::Nobody) {
+            Seated::Nobody => {}
+            Seated::All => {
+                for (_, job) in self.sharers.by_persistent.clone() {
+                    self.give(job, self.needs[job as usize]);
+                }
+            }
+            Seated::One => self.give(TURN, self.turn),
+        }
+    }
+
+    fn seat(&mut self, seats: Seated) {
+        self.seated = seats;
+        match seats {
+            Seated::Nobody => {}
+            Seated::All => {
+                for (_, job) in self.sharers.by_persistent.clone() {
+                    self.take(job, self.needs[job as usize], Join::Share);
+                }
+            }
+            Seated::One => {
+                let (served, largest) = (self.served.largest().1, self.sharers.largest());
+                let sum = self.sharers.largest_sum().max(largest.0 + served);
+                self.turn = (sum.saturating_sub(largest.1.max(served)), largest.1);
+                self.take(TURN, self.turn, Join::Share);
+            }
+        }
+    }
+}
