@@ -16,8 +16,8 @@ use crate::units::{OpId, TensorId};
 /// One tensor of a remake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// Made by these operators, in order.
-    Made(TensorId, Vec<OpId>),
+    /// Made by so many of the operators that write it, from the first.
+    Made(TensorId, usize),
     /// Brought back by its swap-in by then, and kept to its next use.
     Fetched(TensorId, usize),
     /// Kept from what another tensor's chain generates in an earlier slot.
@@ -105,7 +105,8 @@ impl Book<'_> {
                 }
                 // A part before it took this one along.
                 Part::Made(made, _) if index != last && self.maker(slot, made).is_some() => {}
-                Part::Made(made, operators) => {
+                Part::Made(made, count) => {
+                    let operators: Vec<OpId> = self.account(made).writes[..count].iter().map(|&w| OpId(w)).collect();
                     scratch = scratch.max(self.chain_scratch(made, &operators));
                     if index == last {
                         self.decide(made, gap, Gap::Remake);
@@ -156,9 +157,12 @@ impl Book<'_> {
 
     /// An earlier chain in the gap that runs what generates the tensor, and may keep it.
     fn sibling(&self, tensor: TensorId, gap: usize) -> Option<(u32, TensorId)> {
+        if self.chains.is_empty() {
+            return None;
+        }
         let (a, b, _) = self.ends(tensor, gap);
         let generator = self.only_writer(tensor, b)?;
-        let others = self.graph.operator(generator).generates().map(|o| o.tensor).filter(|&t| t != tensor);
+        let others = self.generates(generator).iter().copied().filter(|&t| t != tensor);
         others
             .flat_map(|other| {
                 let account = self.account(other);
@@ -174,14 +178,14 @@ impl Book<'_> {
         if self.account(tensor).long_lived {
             return None;
         }
-        let mut writes = self.account(tensor).writes.iter().filter(|&&w| 2 * w + 1 < slot);
-        let first = writes.next()?;
-        writes.next().is_none().then_some(OpId(*first))
+        let writes = &self.account(tensor).writes;
+        let first = *writes.first().filter(|&&w| 2 * w + 1 < slot)?;
+        writes.get(1).is_none_or(|&w| 2 * w + 1 >= slot).then_some(OpId(first))
     }
 
     /// What the chain's generator makes besides, and would be made again later, stays from here where there is room.
     fn take_along(&mut self, made: TensorId, generator: OpId, slot: u32, limit: u64) {
-        let siblings: Vec<TensorId> = self.graph.operator(generator).generates().map(|o| o.tensor).filter(|&t| t != made).collect();
+        let siblings: Vec<TensorId> = self.generates(generator).iter().copied().filter(|&t| t != made).collect();
         for sibling in siblings {
             let Some(gap) = self.gap_over(sibling, slot) else { continue };
             let (_, b, round) = self.ends(sibling, gap);
@@ -203,19 +207,7 @@ impl Book<'_> {
 
     /// Scratch of a chain: the largest of its steps, each with what it generates without keeping.
     fn chain_scratch(&self, tensor: TensorId, chain: &[OpId]) -> u64 {
-        let of = |&id: &OpId| {
-            let operator = self.graph.operator(id);
-            let mut seen = vec![tensor];
-            let mut bytes = operator.workspace.in_blocks().0;
-            for operand in operator.generates() {
-                if !seen.contains(&operand.tensor) {
-                    seen.push(operand.tensor);
-                    bytes += self.account(operand.tensor).bytes;
-                }
-            }
-            bytes
-        };
-        chain.iter().map(of).max().unwrap_or(0)
+        chain.iter().map(|&id| self.scratch_without(id, tensor)).max().unwrap_or(0)
     }
 
     /// Whether the making of `made` in `slot` reads `from`, directly or not.
@@ -245,16 +237,15 @@ impl Maker<'_, '_> {
             return None;
         }
         self.visiting.push(tensor);
-        let operators: Vec<OpId> = account.writes.iter().filter(|&&w| 2 * w + 1 < self.slot).map(|&w| OpId(w)).collect();
-        for (position, &id) in operators.iter().enumerate() {
-            let operator = book.graph.operator(id);
-            let generates = operator.generates().any(|o| o.tensor == tensor);
-            if operator.replay == Replay::Never || generates != (position == 0) {
+        let operators = &account.writes[..account.writes.partition_point(|&w| 2 * w + 1 < self.slot)];
+        for (position, id) in operators.iter().map(|&w| OpId(w)).enumerate() {
+            let replay = book.graph.operator(id).replay;
+            if replay == Replay::Never || book.generates(id).contains(&tensor) != (position == 0) {
                 return None;
             }
-            for update in operator.updates() {
-                let left_out = operator.replay == Replay::SkipUpdates && book.account(update.tensor).long_lived;
-                if update.tensor != tensor && !left_out {
+            for &update in book.updates(id) {
+                let left_out = replay == Replay::SkipUpdates && book.account(update).long_lived;
+                if update != tensor && !left_out {
                     return None;
                 }
             }
@@ -269,10 +260,12 @@ impl Maker<'_, '_> {
             return None;
         }
         self.visiting.pop();
-        self.cost += operators.iter().map(|id| self.latencies[id.index()].time.0).sum::<u64>();
+        for id in operators.iter().map(|&w| OpId(w)) {
+            self.cost += self.latencies[id.index()].time.0;
+            self.scratch = self.scratch.max(book.scratch_without(id, tensor));
+        }
         self.extra += account.bytes;
-        self.scratch = self.scratch.max(book.chain_scratch(tensor, &operators));
-        self.parts.push(Part::Made(tensor, operators));
+        self.parts.push(Part::Made(tensor, operators.len()));
         Some(())
     }
 
