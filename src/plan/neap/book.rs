@@ -263,7 +263,13 @@ impl<'a> Book<'a> {
             None if account.long_lived => account.gaps.len().checked_sub(1)?,
             None => return None,
         };
-        (gap < account.gaps.len() && self.relieves(tensor, gap, Gap::Swap(self.tightest(tensor, gap, false)), slot as usize)).then_some(gap)
+        if gap >= account.gaps.len() {
+            return None;
+        }
+        // Where the swap that is away longest is.
+        let (a, b, round) = self.ends(tensor, gap);
+        let (gone, back) = (slot > a && (slot as usize) < self.load.slots(), slot < b & !1);
+        (if round { gone || back } else { gone && back }).then_some(gap)
     }
 
     /// Changes the decision of a gap.

@@ -35,11 +35,12 @@ pub struct Remake {
     pub extra: u64,
 }
 
-struct Maker<'b, 'a> {
+/// Finds out what remakes take, one after the other.
+pub struct Maker<'b, 'a> {
     book: &'b Book<'a>,
     latencies: &'b [Latency],
+    options: &'b Options,
     slot: u32,
-    depth: usize,
     target: TensorId,
     /// Other chains in the slot may read the target.
     wanted_here: bool,
@@ -54,33 +55,9 @@ impl Book<'_> {
     /// What it takes to make `tensor` anew at the end of `gap`; `None` where that is impossible or too deep.
     #[must_use]
     pub fn remake(&self, latencies: &[Latency], tensor: TensorId, gap: usize, options: &Options) -> Option<Remake> {
-        let (_, b, round) = self.ends(tensor, gap);
-        if round {
-            return None;
-        }
-        let slot = b & !1;
-        let place = slot as usize / 2;
-        if options.share
-            && let Some((at, maker)) = self.sibling(tensor, gap)
-        {
-            return Some(Remake { parts: vec![Part::Shared(tensor, at, maker)], cost: 0, extra: 0 });
-        }
-        let mut maker = Maker {
-            book: self,
-            latencies,
-            slot,
-            depth: options.depth,
-            target: tensor,
-            wanted_here: b == slot,
-            visiting: Vec::new(),
-            parts: Vec::new(),
-            cost: 0,
-            extra: 0,
-            scratch: self.scratch[place],
-        };
-        maker.make(tensor)?;
-        let extra = maker.extra - self.account(tensor).bytes + maker.scratch - self.scratch[place];
-        Some(Remake { parts: maker.parts, cost: maker.cost, extra })
+        let mut maker = Maker::new(self, latencies, options);
+        let cost = maker.cost(tensor, gap)?;
+        Some(Remake { parts: maker.parts, cost, extra: maker.extra })
     }
 
     /// Decides a gap so. `limit` is the load below which what was made stays for its own next use.
@@ -229,11 +206,53 @@ impl Book<'_> {
     }
 }
 
-impl Maker<'_, '_> {
+impl<'b, 'a> Maker<'b, 'a> {
+    /// Nothing found out yet.
+    #[must_use]
+    pub fn new(book: &'b Book<'a>, latencies: &'b [Latency], options: &'b Options) -> Self {
+        Self {
+            book,
+            latencies,
+            options,
+            slot: 0,
+            target: TensorId(0),
+            wanted_here: false,
+            visiting: Vec::new(),
+            parts: Vec::new(),
+            cost: 0,
+            extra: 0,
+            scratch: 0,
+        }
+    }
+
+    /// The time that it takes to make `tensor` anew at the end of `gap`; `None` where that is impossible or too deep. What else it takes is left
+    /// in the maker.
+    pub fn cost(&mut self, tensor: TensorId, gap: usize) -> Option<u64> {
+        let (_, b, round) = self.book.ends(tensor, gap);
+        if round {
+            return None;
+        }
+        self.visiting.clear();
+        self.parts.clear();
+        (self.cost, self.extra) = (0, 0);
+        if self.options.share
+            && let Some((at, maker)) = self.book.sibling(tensor, gap)
+        {
+            self.parts.push(Part::Shared(tensor, at, maker));
+            return Some(0);
+        }
+        (self.slot, self.target, self.wanted_here) = (b & !1, tensor, b.is_multiple_of(2));
+        let before = self.book.scratch[self.slot as usize / 2];
+        self.scratch = before;
+        self.make(tensor)?;
+        self.extra = self.extra - self.book.account(tensor).bytes + self.scratch - before;
+        Some(self.cost)
+    }
+
     fn make(&mut self, tensor: TensorId) -> Option<()> {
         let book = self.book;
         let account = book.account(tensor);
-        if account.long_lived || self.visiting.contains(&tensor) || self.parts.len() + self.visiting.len() > self.depth {
+        if account.long_lived || self.visiting.contains(&tensor) || self.parts.len() + self.visiting.len() > self.options.depth {
             return None;
         }
         self.visiting.push(tensor);
@@ -283,7 +302,7 @@ impl Maker<'_, '_> {
         {
             // It may come back early, once it has left.
             let (_, _, round) = book.ends(tensor, gap);
-            if self.depth == 0 || round || w.out_until + 2 >= self.slot {
+            if self.options.depth == 0 || round || w.out_until + 2 >= self.slot {
                 return None;
             }
             if w.back_from > self.slot {
@@ -292,7 +311,7 @@ impl Maker<'_, '_> {
             self.parts.push(Part::Fetched(tensor, gap));
             return Some(());
         }
-        if self.depth == 0 {
+        if self.options.depth == 0 {
             return None;
         }
         self.make(tensor)
