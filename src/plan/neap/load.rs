@@ -167,7 +167,11 @@ impl Load {
             above[node] = above[node].wrapping_add(above[node / 2]);
         }
         (0..self.slots)
-            .map(|slot| self.most[slot + self.leaves].wrapping_add(if self.leaves > 1 { above[(slot + self.leaves) / 2] } else { 0 }).cast_unsigned())
+            .map(|slot| {
+                self.most[slot + self.leaves]
+                    .wrapping_add(if self.leaves > 1 { above[(slot + self.leaves) / 2] } else { 0 })
+                    .cast_unsigned()
+            })
             .collect()
     }
 }

@@ -2,7 +2,7 @@
 //! few orders (by size, by size times life, by life), in which the item that ends up on top moves to the front and all are
 //! placed again. What is always there goes to the bottom, unless something has a given offset.
 //!
-//! Cost of first fit: O(items² ) a pass in the worst case, far less where spans are short. Not for: exact optima
+//! Cost of first fit: O(items²) a pass in the worst case, far less where spans are short. Not for: exact optima
 //! ([`super::search`]).
 
 use super::cliques::Cliques;
