@@ -18,8 +18,8 @@
 //! All sizes and times are integers. Slots are of program order, so what fits fits at any timing. 1 without 2 to 7 is
 //! close to Capuchin's choice on TENSILE's intervals. Each part is a switch in [`Options`].
 //! Cost: a step of improvement looks at every tensor once for each slot that is the highest in turn, so effort · rounds · tensors; larger
-//! graphs get fewer steps. Chains of 1,000, 10,000, 30,000 and 100,000 operators (`benches/planning.rs`) at half their peak took 0.02 s, 0.2 s,
-//! 1.3 s and 12 s on a two-core machine that others kept busy, most of the last in first fit of small tensors among many long lives
+//! graphs get fewer steps. Chains of 1,000, 10,000, 30,000 and 100,000 operators (`benches/planning.rs`) at half their peak took 0.01 s, 0.1 s,
+//! 0.9 s and 5 s on a two-core machine (12 s the last while others kept it busy), most of that in first fit of small tensors among many long lives
 //! ([`crate::plan::place`]). Not for: several jobs, noise.
 
 pub mod book;
