@@ -299,12 +299,13 @@ pub fn contiguous(shape: &[u64]) -> Vec<u64> {
 impl Operator {
     /// Every tensor it reads as an argument, in schema order. In-place writes appear where they are arguments.
     pub fn reads(&self) -> impl Iterator<Item = &Operand> {
-        self.args.iter().flat_map(|arg| -> Box<dyn Iterator<Item = &Operand>> {
-            match arg {
-                Arg::Tensor(operand) => Box::new(std::iter::once(operand)),
-                Arg::Tensors(list) => Box::new(list.iter().flatten()),
-                _ => Box::new(std::iter::empty()),
-            }
+        self.args.iter().flat_map(|arg| {
+            let (one, more): (_, &[Option<Operand>]) = match arg {
+                Arg::Tensor(operand) => (Some(operand), &[]),
+                Arg::Tensors(list) => (None, list),
+                _ => (None, &[]),
+            };
+            one.into_iter().chain(more.iter().flatten())
         })
     }
 

@@ -30,15 +30,16 @@
 //!
 //! What stands at τ without a plan, less both, is therefore a lower bound on the peak. It is taken at the start, the middle and the end
 //! of operators, and never below the floor. Any choice of operators gives a bound; of a long job the highest in each of
-//! `STRETCHES` stretches are looked at, then all in the `CLOSE` stretches that bind most. Bytes that are away are rounded up, times of copies are the link's own. It
+//! `STRETCHES` stretches are looked at, then all in the `CLOSE` stretches that bind most; of very long ones so many fewer that it takes no
+//! longer (`LOOKS`). Bytes that are away are rounded up, times of copies are the link's own. It
 //! falls as D grows: so the least D at which it is within a budget is a lower bound on the added time at that budget.
 //!
 //! Cost: O(tensors · log) an operator that is looked at, a few dozen times that for a bound on time.
 
 use std::cmp::Ordering;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::BinaryHeap;
 
-use super::ledger::Ledger;
+use super::ledger::{Account, Ledger};
 use crate::device::Link;
 use crate::job::{Graph, Replay};
 use crate::schedule::Latency;
@@ -49,6 +50,9 @@ use crate::units::{Bytes, Nanos, TensorId};
 /// Into how many stretches a job is cut, and how many of them are looked at closely.
 const STRETCHES: u32 = 96;
 const CLOSE: usize = 4;
+
+/// Operators that are looked at in such a stretch, times the operators of the job: all of the stretch up to about twenty thousand operators.
+const LOOKS: usize = 4_000_000;
 
 /// The bounds of one job on one link.
 #[derive(Clone, Debug)]
@@ -61,6 +65,10 @@ pub struct Bounds<'a> {
     out: Vec<u64>,
     /// By operator: running it again takes so long at the least; `None` where that is ruled out.
     again: Vec<Option<u64>>,
+    /// By tensor: outside of these slots nothing of it can be away.
+    within: Vec<(u32, u32)>,
+    /// Of the operators of a stretch that is looked at closely, one in so many is.
+    stride: usize,
     stretches: Vec<Stretch>,
     floor: u64,
 }
@@ -92,7 +100,15 @@ impl<'a> Bounds<'a> {
         };
         let stretches = (0..operators).step_by(width as usize).map(stretch).collect();
         let floor = crate::job::liveness::Liveness::of(graph).floor.0;
-        Self { ledger, starts, back: copies(Direction::H2d), out: copies(Direction::D2h), again, stretches, floor }
+        let within = |account: &Account| match (account.uses.first(), account.uses.last()) {
+            _ if account.bytes == 0 => (1, 0),
+            _ if account.long_lived => (0, u32::MAX),
+            (Some(&first), Some(&last)) => (2 * first + 1, 2 * last + 1),
+            _ => (1, 0),
+        };
+        let within = ledger.accounts.iter().map(within).collect();
+        let stride = (width as usize).div_ceil((LOOKS / graph.operators.len().max(1)).max(1));
+        Self { within, stride, ledger, starts, back: copies(Direction::H2d), out: copies(Direction::D2h), again, stretches, floor }
     }
 
     /// No plan is below this: the largest working set of an operator.
@@ -118,7 +134,7 @@ impl<'a> Bounds<'a> {
         let mut seen: Vec<(u64, usize)> = self.stretches.iter().enumerate().map(|(s, stretch)| (look(stretch.highest), s)).collect();
         seen.sort_unstable_by_key(|&(value, stretch)| (std::cmp::Reverse(value), stretch));
         for (_, stretch) in seen.into_iter().take(CLOSE) {
-            self.stretches[stretch].operators().for_each(|q| {
+            self.stretches[stretch].operators().step_by(self.stride).for_each(|q| {
                 look(q);
             });
         }
@@ -148,7 +164,7 @@ impl<'a> Bounds<'a> {
         let mut proving: Vec<usize> = (0..self.stretches.len()).filter(|&s| look(self.stretches[s].highest)).collect();
         proving.reverse();
         for stretch in proving.into_iter().take(CLOSE) {
-            self.stretches[stretch].operators().for_each(|q| {
+            self.stretches[stretch].operators().step_by(self.stride).for_each(|q| {
                 look(q);
             });
         }
@@ -179,12 +195,12 @@ impl<'a> Bounds<'a> {
         let mut moment = Moment::default();
         // For recomputing: who writes what, to share the writers' time.
         let mut shared: Vec<(u64, &[u32])> = Vec::new();
-        let mut wanted: BTreeMap<u32, u64> = BTreeMap::new();
+        let mut wanted = vec![0u64; self.again.len()];
         for (index, account) in self.ledger.accounts.iter().enumerate() {
-            let tensor = TensorId::of(index);
-            if account.bytes == 0 {
+            if slot < self.within[index].0 as usize || slot > self.within[index].1 as usize {
                 continue;
             }
+            let tensor = TensorId::of(index);
             let until = match self.ledger.gap_over(tensor, slot) {
                 Some(gap) => {
                     let n = self.starts[self.ledger.ends(tensor, gap).1 as usize];
@@ -204,24 +220,24 @@ impl<'a> Bounds<'a> {
             };
             let (bytes, back, out) = (account.bytes, self.back[index], self.out[index]);
             moment.all += bytes;
-            moment.back.push(Copied { bytes, time: back, window: until - now, other: since.map(|window| (window, out)) });
+            moment.back.push(Copied { rank: 0, bytes, time: back, window: until - now, other: since.map(|window| (window, out)) });
             match since {
-                Some(window) => moment.out.push(Copied { bytes, time: out, window, other: Some((until - now, back)) }),
-                None => moment.clean.push(Copied { bytes, time: back, window: until - now, other: None }),
+                Some(window) => moment.out.push(Copied { rank: 0, bytes, time: out, window, other: Some((until - now, back)) }),
+                None => moment.clean.push(Copied { rank: 0, bytes, time: back, window: until - now, other: None }),
             }
             let writers = &account.writes[..written];
             if !account.long_lived && writers.iter().all(|&w| self.again[w as usize].is_some()) {
                 for &w in writers {
-                    *wanted.entry(w).or_default() += bytes;
+                    wanted[w as usize] += bytes;
                 }
                 shared.push((bytes, writers));
             }
         }
-        moment.back.sort_unstable_by_key(|c| c.window);
-        moment.out.sort_unstable_by_key(|c| c.window);
+        rank(&mut moment.back);
+        rank(&mut moment.out);
         for (bytes, writers) in shared {
             let latency = |w: &u32| self.again[*w as usize].unwrap_or(0);
-            let part = |w: &u32| u128::from(latency(w)) * u128::from(bytes) / u128::from(wanted.get(w).copied().unwrap_or(1).max(1));
+            let part = |w: &u32| u128::from(latency(w)) * u128::from(bytes) / u128::from(wanted[*w as usize].max(1));
             let longest = writers.iter().map(latency).max().unwrap_or(0);
             let cost = u64::try_from(writers.iter().map(part).sum::<u128>()).unwrap_or(u64::MAX);
             moment.recompute.push(Recomputed { bytes, cost, longest });
@@ -266,6 +282,8 @@ impl Stretch {
 /// A copy that may be made for a tensor to be away.
 #[derive(Clone, Copy, Debug)]
 struct Copied {
+    /// How many densities are higher: bytes a nanosecond.
+    rank: u32,
     bytes: u64,
     /// How long it takes, and its window at the operator's start without any waiting.
     time: u64,
@@ -302,11 +320,11 @@ impl Moment {
         // Time passes from the windows of copies in to those of copies out.
         let room_back = |window: u64| (window - offset).saturating_add(added);
         let room_out = |window: u64| (window + offset).saturating_add(added);
-        let in_time = |c: &&Copied| c.time <= room_back(c.window) && c.other.is_none_or(|(window, time)| time <= room_out(window));
-        let out_in_time = |c: &&Copied| c.time <= room_out(c.window) && c.other.is_none_or(|(window, time)| time <= room_back(window));
-        let back = most(self.back.iter().filter(in_time), room_back);
-        let clean: u64 = self.clean.iter().filter(in_time).map(|c| c.bytes).sum();
-        let out = clean + most(self.out.iter().filter(out_in_time), room_out);
+        let in_time = |c: &Copied| c.time <= room_back(c.window) && c.other.is_none_or(|(window, time)| time <= room_out(window));
+        let out_in_time = |c: &Copied| c.time <= room_out(c.window) && c.other.is_none_or(|(window, time)| time <= room_back(window));
+        let back = most(&self.back, in_time, room_back);
+        let clean: u64 = self.clean.iter().filter(|c| in_time(c)).map(|c| c.bytes).sum();
+        let out = clean + most(&self.out, out_in_time, room_out);
         self.all.min(back.min(out) + self.recomputed(added))
     }
 
@@ -323,15 +341,6 @@ impl Moment {
     }
 }
 
-/// A copy in the relaxation, of which some may be left out.
-#[derive(Clone, Copy, Debug)]
-struct Part {
-    bytes: u64,
-    time: u64,
-    /// Of `time`, what is still in.
-    left: u64,
-}
-
 /// `bytes · part / whole`, rounded up.
 fn share(bytes: u64, part: u64, whole: u64) -> u64 {
     u64::try_from((u128::from(bytes) * u128::from(part)).div_ceil(u128::from(whole.max(1)))).unwrap_or(bytes)
@@ -342,12 +351,25 @@ fn denser(bytes_a: u64, time_a: u64, bytes_b: u64, time_b: u64) -> Ordering {
     (u128::from(bytes_a) * u128::from(time_b)).cmp(&(u128::from(bytes_b) * u128::from(time_a)))
 }
 
-/// Orders parts so that a heap gives the least dense first.
-struct LeastDense(Part);
+/// Orders copies by window, and ranks them by density.
+fn rank(copies: &mut [Copied]) {
+    copies.sort_unstable_by_key(|c| c.window);
+    let mut order: Vec<(u64, u64, u32)> = (0u32..).zip(&*copies).map(|(at, c)| (c.bytes, c.time, at)).collect();
+    order.sort_unstable_by(|a, b| denser(b.0, b.1, a.0, a.1));
+    let (mut rank, mut last) = (0, order.first().map_or((0, 0), |o| (o.0, o.1)));
+    for (bytes, time, at) in order {
+        rank += u32::from(denser(bytes, time, last.0, last.1).is_ne());
+        last = (bytes, time);
+        copies[at as usize].rank = rank;
+    }
+}
+
+/// A copy that is in, by rank and position; a heap gives the least dense first.
+struct LeastDense(u32, u32);
 
 impl Ord for LeastDense {
     fn cmp(&self, other: &Self) -> Ordering {
-        denser(other.0.bytes, other.0.time, self.0.bytes, self.0.time)
+        self.0.cmp(&other.0)
     }
 }
 impl PartialOrd for LeastDense {
@@ -357,30 +379,37 @@ impl PartialOrd for LeastDense {
 }
 impl PartialEq for LeastDense {
     fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
+        self.0 == other.0
     }
 }
 impl Eq for LeastDense {}
 
 /// The most bytes of which the copies, given by window, fit into their nested windows, rounded up.
-fn most<'c>(copies: impl Iterator<Item = &'c Copied>, room: impl Fn(u64) -> u64) -> u64 {
-    let mut chosen = BinaryHeap::new();
+fn most(copies: &[Copied], fits: impl Fn(&Copied) -> bool, room: impl Fn(u64) -> u64) -> u64 {
+    let mut chosen: BinaryHeap<LeastDense> = BinaryHeap::with_capacity(copies.len());
+    // Of each, what is still in.
+    let mut left: Vec<u64> = copies.iter().map(|c| c.time).collect();
     let mut taken: u128 = 0;
-    for copy in copies {
+    for (position, copy) in (0u32..).zip(copies).filter(|(_, copy)| fits(copy)) {
         taken += u128::from(copy.time);
-        chosen.push(LeastDense(Part { bytes: copy.bytes, time: copy.time, left: copy.time }));
+        chosen.push(LeastDense(copy.rank, position));
         let room = u128::from(room(copy.window));
         while taken > room {
-            let Some(LeastDense(mut least)) = chosen.pop() else { break };
+            let Some(LeastDense(rank, position)) = chosen.pop() else { break };
+            let left = &mut left[position as usize];
             let over = taken - room;
-            if over >= u128::from(least.left) {
-                taken -= u128::from(least.left);
+            if over >= u128::from(*left) {
+                taken -= u128::from(*left);
             } else {
-                least.left -= u64::try_from(over).unwrap_or(least.left);
+                *left -= u64::try_from(over).unwrap_or(*left);
                 taken = room;
-                chosen.push(LeastDense(least));
+                chosen.push(LeastDense(rank, position));
             }
         }
     }
-    chosen.into_iter().map(|LeastDense(p)| share(p.bytes, p.left, p.time)).sum()
+    let bytes = |LeastDense(_, position): LeastDense| {
+        let (copy, left) = (&copies[position as usize], left[position as usize]);
+        if left == copy.time { copy.bytes } else { share(copy.bytes, left, copy.time) }
+    };
+    chosen.into_iter().map(bytes).sum()
 }

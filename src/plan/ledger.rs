@@ -108,19 +108,24 @@ impl<'a> Ledger<'a> {
             let gaps = (account.uses.len() + usize::from(account.long_lived)).saturating_sub(1);
             account.gaps = vec![Gap::Keep; if account.uses.is_empty() { 0 } else { gaps }];
         }
-        let mut ledger = Self { graph, accounts, load: scratch.clone(), scratch, chains: Vec::new() };
-        let all = ledger.load.len();
-        for index in 0..ledger.accounts.len() {
-            let account = &ledger.accounts[index];
+        // Where bytes begin and end; sums stay below 2^62, which the graph's maker checked.
+        let mut change = vec![0i64; scratch.len() + 1];
+        for account in &accounts {
             let (from, until) = match (account.long_lived, account.uses.first(), account.uses.last()) {
-                (true, _, _) => (0, all),
+                (true, _, _) => (0, scratch.len()),
                 (false, Some(&first), Some(&last)) => (2 * first as usize + 1, 2 * last as usize + 2),
                 _ => continue,
             };
-            let bytes = account.bytes;
-            ledger.add(from, until, bytes);
+            change[from] += account.bytes.cast_signed();
+            change[until] -= account.bytes.cast_signed();
         }
-        ledger
+        let mut level = 0i64;
+        let standing = |(by, scratch): (&i64, &u64)| {
+            level += by;
+            level.cast_unsigned() + scratch
+        };
+        let load = change.iter().zip(&scratch).map(standing).collect();
+        Self { graph, accounts, load, scratch, chains: Vec::new() }
     }
 
     /// The number of slots; the last one is the end of the iteration, after all operators.

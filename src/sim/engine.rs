@@ -46,10 +46,16 @@ pub const fn rate(link: &Link, direction: Direction, contended: bool) -> u64 {
     }
 }
 
+/// How long so much work takes at a rate, rounded up. Nearly all work fits in 64 bits, in which dividing is several times as fast.
+#[must_use]
+pub fn wait(work: u128, rate: u64) -> u128 {
+    u64::try_from(work).map_or_else(|_| work.div_ceil(u128::from(rate)), |work| u128::from(work.div_ceil(rate)))
+}
+
 /// How long a copy takes alone, or contended from start to end.
 #[must_use]
 pub fn copy_time(link: &Link, direction: Direction, bytes: Bytes, contended: bool) -> Nanos {
-    let whole = work(link, direction, bytes).div_ceil(u128::from(rate(link, direction, contended)));
+    let whole = wait(work(link, direction, bytes), rate(link, direction, contended));
     Nanos(u64::try_from(whole).unwrap_or(u64::MAX / 4).max(1))
 }
 
@@ -164,14 +170,14 @@ impl Wires {
         self.0[direction] = Some(work);
     }
 
-    fn rate(&self, direction: usize, link: &Link) -> u128 {
-        u128::from(rate(link, DIRECTIONS[direction], self.0.iter().all(Option::is_some)))
+    fn rate(&self, direction: usize, link: &Link) -> u64 {
+        rate(link, DIRECTIONS[direction], self.0.iter().all(Option::is_some))
     }
 
     /// When the first copy ends if nothing starts before.
     pub fn next(&self, now: Nanos, link: &Link) -> Nanos {
         let end = |direction: usize| {
-            let wait = self.0[direction]?.div_ceil(self.rate(direction, link));
+            let wait = wait(self.0[direction]?, self.rate(direction, link));
             Some(Nanos(now.0.saturating_add(u64::try_from(wait).unwrap_or(u64::MAX / 2))))
         };
         (0..2).filter_map(end).min().unwrap_or(NEVER)
@@ -183,7 +189,7 @@ impl Wires {
         let mut ended = [false; 2];
         for (direction, rate) in rates.into_iter().enumerate() {
             if let Some(left) = &mut self.0[direction] {
-                *left = left.saturating_sub(u128::from(passed.0) * rate);
+                *left = left.saturating_sub(u128::from(passed.0) * u128::from(rate));
                 if *left == 0 {
                     (self.0[direction], ended[direction]) = (None, true);
                 }

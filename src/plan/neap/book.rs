@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use super::load::Load;
-use crate::job::{Graph, Operator, Replay};
+use crate::job::{Graph, Replay};
 use crate::units::{OpId, TensorId};
 
 /// When a swapped tensor leaves and comes back.
@@ -54,6 +54,48 @@ pub struct Account {
     pub long_lived: bool,
 }
 
+/// What operators touch, side by side: planning asks for little else of them, and often.
+#[derive(Debug)]
+struct Touched {
+    /// What is read, with repetitions, then what is generated, then what is updated, operator by operator.
+    tensors: Vec<TensorId>,
+    /// By operator, where each of these begins; and the end.
+    at: Vec<[u32; 3]>,
+    /// By operator: its workspace, and once each what it generates.
+    scratch: Vec<u64>,
+}
+
+impl Touched {
+    fn of(graph: &Graph) -> Self {
+        let mut touched = Self { tensors: Vec::new(), at: Vec::new(), scratch: Vec::new() };
+        for operator in &graph.operators {
+            let mut at = [0; 3];
+            for (list, at) in at.iter_mut().enumerate() {
+                *at = u32::try_from(touched.tensors.len()).unwrap_or(u32::MAX);
+                match list {
+                    0 => touched.tensors.extend(operator.reads().map(|o| o.tensor)),
+                    1 => touched.tensors.extend(operator.generates().map(|o| o.tensor)),
+                    _ => touched.tensors.extend(operator.updates().map(|o| o.tensor)),
+                }
+            }
+            touched.at.push(at);
+            let mut generated = touched.tensors[at[1] as usize..at[2] as usize].to_vec();
+            generated.sort_unstable();
+            generated.dedup();
+            let bytes: u64 = generated.into_iter().map(|t| graph.tensor(t).bytes.in_blocks().0).sum();
+            touched.scratch.push(operator.workspace.in_blocks().0 + bytes);
+        }
+        touched.at.push([u32::try_from(touched.tensors.len()).unwrap_or(u32::MAX); 3]);
+        touched
+    }
+
+    fn list(&self, id: OpId, list: usize) -> &[TensorId] {
+        let at = &self.at[id.index()];
+        let until = at.get(list + 1).copied().unwrap_or(self.at[id.index() + 1][0]);
+        &self.tensors[at[list] as usize..until as usize]
+    }
+}
+
 /// The accounts of a job.
 #[derive(Clone, Debug)]
 pub struct Book<'a> {
@@ -69,6 +111,7 @@ pub struct Book<'a> {
     pub chains: BTreeMap<(u32, TensorId), Vec<OpId>>,
     /// What another tensor's chain makes and keeps along with it: by slot and tensor, that other.
     pub shared: BTreeMap<(u32, TensorId), TensorId>,
+    touched: Rc<Touched>,
 }
 
 impl<'a> Book<'a> {
@@ -126,7 +169,40 @@ impl<'a> Book<'a> {
                 level.cast_unsigned()
             })
             .collect();
-        Self { graph, accounts, load: Load::new(&bytes), scratch: vec![0; n + 1], chains: BTreeMap::new(), shared: BTreeMap::new() }
+        Self {
+            graph,
+            accounts,
+            load: Load::new(&bytes),
+            scratch: vec![0; n + 1],
+            chains: BTreeMap::new(),
+            shared: BTreeMap::new(),
+            touched: Rc::new(Touched::of(graph)),
+        }
+    }
+
+    /// What an operator reads, with repetitions.
+    #[must_use]
+    pub fn reads(&self, id: OpId) -> &[TensorId] {
+        self.touched.list(id, 0)
+    }
+
+    /// What it generates.
+    #[must_use]
+    pub fn generates(&self, id: OpId) -> &[TensorId] {
+        self.touched.list(id, 1)
+    }
+
+    /// What it writes in place.
+    #[must_use]
+    pub fn updates(&self, id: OpId) -> &[TensorId] {
+        self.touched.list(id, 2)
+    }
+
+    /// Its workspace and what it generates, but for one tensor.
+    #[must_use]
+    pub fn scratch_without(&self, id: OpId, tensor: TensorId) -> u64 {
+        let own = if self.generates(id).contains(&tensor) { self.account(tensor).bytes } else { 0 };
+        self.touched.scratch[id.index()] - own
     }
 
     /// The account of a tensor.
@@ -187,7 +263,13 @@ impl<'a> Book<'a> {
             None if account.long_lived => account.gaps.len().checked_sub(1)?,
             None => return None,
         };
-        (gap < account.gaps.len() && self.relieves(tensor, gap, Gap::Swap(self.tightest(tensor, gap, false)), slot as usize)).then_some(gap)
+        if gap >= account.gaps.len() {
+            return None;
+        }
+        // Where the swap that is away longest is.
+        let (a, b, round) = self.ends(tensor, gap);
+        let (gone, back) = (slot > a && (slot as usize) < self.load.slots(), slot < b & !1);
+        (if round { gone || back } else { gone && back }).then_some(gap)
     }
 
     /// Changes the decision of a gap.
@@ -258,14 +340,11 @@ impl<'a> Book<'a> {
 
     /// What an operator needs besides `tensor` to run again: its inputs, without the statistics that a recompute leaves out.
     pub fn needs(&self, id: OpId, tensor: TensorId) -> impl Iterator<Item = TensorId> {
-        let operator = self.graph.operator(id);
-        operator.reads().map(|o| o.tensor).filter(move |&t| t != tensor && !self.left_out(operator, t))
+        self.reads(id).iter().copied().filter(move |&t| t != tensor && !self.left_out(id, t))
     }
 
-    fn left_out(&self, operator: &Operator, tensor: TensorId) -> bool {
-        operator.replay == Replay::SkipUpdates
-            && self.account(tensor).long_lived
-            && operator.updates().any(|update| update.tensor == tensor)
+    fn left_out(&self, id: OpId, tensor: TensorId) -> bool {
+        self.account(tensor).long_lived && self.graph.operator(id).replay == Replay::SkipUpdates && self.updates(id).contains(&tensor)
     }
 
     /// The tensor whose chain makes this one in a slot, if one does.
@@ -277,7 +356,8 @@ impl<'a> Book<'a> {
     /// Whether a tensor is written after operator `id` and before `slot`.
     #[must_use]
     pub fn rewritten(&self, tensor: TensorId, id: OpId, slot: u32) -> bool {
-        self.account(tensor).writes.iter().any(|&w| w > id.0 && 2 * w + 1 < slot)
+        let writes = &self.account(tensor).writes;
+        writes.get(writes.partition_point(|&w| w <= id.0)).is_some_and(|&w| 2 * w + 1 < slot)
     }
 
     /// Adds a use in a slot in which the tensor is held, splitting the gap it falls into.

@@ -7,6 +7,7 @@
 
 use super::book::{Book, Gap, Window};
 use super::clock::Clock;
+use super::remake::Maker;
 use super::{Ban, Options, Variant};
 use crate::device::Link;
 use crate::plan::lane::Lane;
@@ -59,14 +60,18 @@ struct Candidate {
     tensor: TensorId,
     gap: usize,
     bytes: u64,
-    /// Making it again, in nanoseconds; `None` where it can't be.
-    cost: Option<u64>,
+    /// Picoseconds for each byte of making it again; what can't be is dearest.
+    price: u128,
 }
 
 impl Candidate {
-    /// Picoseconds for each byte of making it again; what can't be is dearest.
-    fn price(&self) -> u128 {
-        self.cost.map_or(u128::MAX, |cost| u128::from(cost) * 1_000_000 / u128::from(self.bytes))
+    /// With nanoseconds for making it again, `None` where it can't be.
+    fn new(tensor: TensorId, gap: usize, bytes: u64, cost: Option<u64>) -> Self {
+        let price = cost.map_or(u128::MAX, |cost| match cost.checked_mul(1_000_000) {
+            Some(cost) => u128::from(cost / bytes),
+            None => u128::from(cost) * 1_000_000 / u128::from(bytes),
+        });
+        Self { tensor, gap, bytes, price }
     }
 }
 
@@ -115,11 +120,11 @@ impl<'a, 'o> Chooser<'a, 'o> {
         let theta = self.cheap_below(slot, &candidates);
         if self.setting.options.swap {
             if self.setting.variant.dearest {
-                candidates.sort_by_key(|c| (std::cmp::Reverse(c.price()), std::cmp::Reverse(c.bytes), c.tensor, c.gap));
+                candidates.sort_by_key(|c| (std::cmp::Reverse(c.price), std::cmp::Reverse(c.bytes), c.tensor, c.gap));
             } else {
                 candidates.sort_by_key(|c| (std::cmp::Reverse(c.bytes), c.tensor, c.gap));
             }
-            for c in candidates.iter().filter(|c| c.price() >= theta && !self.setting.bans[c.tensor.index()].swap) {
+            for c in candidates.iter().filter(|c| c.price >= theta && !self.setting.bans[c.tensor.index()].swap) {
                 if self.book.load.at(slot as usize) <= self.setting.target {
                     break;
                 }
@@ -151,7 +156,7 @@ impl<'a, 'o> Chooser<'a, 'o> {
     fn cheap_below(&self, slot: u32, candidates: &[Candidate]) -> u128 {
         let missing = self.book.load.at(slot as usize) - self.setting.target;
         let share = u128::from(missing) * u128::from(self.setting.variant.remade) / 100;
-        let mut prices: Vec<(u128, u64)> = candidates.iter().map(|c| (c.price(), c.bytes)).collect();
+        let mut prices: Vec<(u128, u64)> = candidates.iter().map(|c| (c.price, c.bytes)).collect();
         prices.sort_unstable();
         let mut sum = 0;
         for (price, bytes) in prices {
@@ -178,6 +183,7 @@ impl<'a, 'o> Chooser<'a, 'o> {
 
     fn at_peak(&self, slot: u32, least: u64) -> Vec<Candidate> {
         let mut found = Vec::new();
+        let mut maker = Maker::new(&self.book, self.setting.latencies, self.setting.options);
         for &tensor in if least >= self.setting.options.min_swap.0 { self.setting.large } else { self.setting.all } {
             let (index, account) = (tensor.index(), self.book.account(tensor));
             if account.bytes >= least.max(1)
@@ -185,9 +191,8 @@ impl<'a, 'o> Chooser<'a, 'o> {
                 && self.open(tensor, gap, slot)
             {
                 let may = self.setting.options.recompute && !self.setting.bans[index].remake;
-                let cost =
-                    if may { self.book.remake(self.setting.latencies, tensor, gap, self.setting.options).map(|r| r.cost) } else { None };
-                found.push(Candidate { tensor, gap, bytes: account.bytes, cost });
+                let cost = if may { maker.cost(tensor, gap) } else { None };
+                found.push(Candidate::new(tensor, gap, account.bytes, cost));
             }
         }
         found
@@ -287,7 +292,7 @@ impl<'a, 'o> Chooser<'a, 'o> {
     fn recompute(&mut self, slot: u32, candidates: &[Candidate]) {
         let mut heap: std::collections::BinaryHeap<std::cmp::Reverse<(u128, TensorId, usize)>> = std::collections::BinaryHeap::new();
         for c in candidates {
-            if c.cost.is_some()
+            if c.price < u128::MAX
                 && self.still(c, slot)
                 && let Some((key, _)) = self.rate(c.tensor, c.gap, slot)
             {

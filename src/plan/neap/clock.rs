@@ -7,9 +7,9 @@
 use super::book::{Book, Gap};
 use crate::device::Link;
 use crate::schedule::Latency;
-use crate::sim::engine::{rate, work};
+use crate::sim::engine::{rate, wait, work};
 use crate::sim::program::Direction;
-use crate::units::TensorId;
+use crate::units::{Bytes, TensorId};
 
 /// When operators run.
 #[derive(Clone, Debug)]
@@ -71,7 +71,7 @@ struct Item {
     rank: (u32, u64, u32),
     /// Out: the last slot it may take. In: the slot of the use it is for.
     bound: u32,
-    bytes: u128,
+    bytes: Bytes,
     of: (TensorId, usize),
 }
 
@@ -96,11 +96,11 @@ pub fn run(book: &Book<'_>, latencies: &[Latency], link: &Link) -> Clock {
             let of = (tensor, gap);
             if !book.clean(tensor, gap) {
                 let rank = (w.out_place, w.starts.0, tensor.0);
-                outs.push(Item { rank, bound: w.out_until, bytes: work(link, Direction::D2h, bytes), of });
+                outs.push(Item { rank, bound: w.out_until, bytes, of });
             }
             let (_, b, _) = book.ends(tensor, gap);
             let rank = (w.back_from / 2, w.starts.1, tensor.0);
-            backs.push(Item { rank, bound: b, bytes: work(link, Direction::H2d, bytes), of });
+            backs.push(Item { rank, bound: b, bytes, of });
         }
     }
     outs.sort_unstable_by_key(|i| i.rank);
@@ -164,7 +164,7 @@ pub fn run(book: &Book<'_>, latencies: &[Latency], link: &Link) -> Clock {
                 && (q == 1 || done >= gone[2 * item.rank.0 as usize])
             {
                 queue.running = true;
-                queue.left = item.bytes.max(1);
+                queue.left = work(link, queue.direction, item.bytes).max(1);
             }
         }
         // Go to the next end.
@@ -172,7 +172,7 @@ pub fn run(book: &Book<'_>, latencies: &[Latency], link: &Link) -> Clock {
         let mut next = busy_until;
         for queue in &queues {
             if queue.running {
-                let wait = queue.left.div_ceil(u128::from(rate(link, queue.direction, both)));
+                let wait = wait(queue.left, rate(link, queue.direction, both));
                 let at = now.saturating_add(u64::try_from(wait).unwrap_or(u64::MAX / 2));
                 next = Some(next.map_or(at, |n| n.min(at)));
             }

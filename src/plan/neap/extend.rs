@@ -80,8 +80,8 @@ fn product(book: &Book<'_>, tensor: TensorId, gap: usize) -> Option<Product> {
     for (position, id) in account.writes.iter().map(|&w| OpId(w)).filter(|id| 2 * id.0 + 1 < slot).enumerate() {
         let operator = book.graph.operator(id);
         if operator.replay != Replay::Pure
-            || operator.generates().any(|o| o.tensor == tensor) != (position == 0)
-            || operator.updates().any(|u| u.tensor != tensor)
+            || book.generates(id).contains(&tensor) != (position == 0)
+            || book.updates(id).iter().any(|&u| u != tensor)
         {
             return None;
         }

@@ -7,19 +7,21 @@
 pub struct Load {
     slots: usize,
     leaves: usize,
-    /// Largest sum below each node, additions pending at it included, those above it not.
-    most: Vec<u64>,
-    /// What was added to a whole node; wraps, so that subtraction is addition.
-    add: Vec<u64>,
+    /// Largest sum below each node, additions pending at it included, those above it not; so it may be negative for a while.
+    most: Vec<i64>,
+    /// What was added to a whole node.
+    add: Vec<i64>,
 }
 
 impl Load {
-    /// From the bytes of each slot.
+    /// From the bytes of each slot; sums stay below 2^62.
     #[must_use]
     pub fn new(bytes: &[u64]) -> Self {
         let leaves = bytes.len().next_power_of_two().max(1);
         let mut most = vec![0; 2 * leaves];
-        most[leaves..leaves + bytes.len()].copy_from_slice(bytes);
+        for (leaf, &bytes) in most[leaves..].iter_mut().zip(bytes) {
+            *leaf = bytes.cast_signed();
+        }
         for node in (1..leaves).rev() {
             most[node] = most[2 * node].max(most[2 * node + 1]);
         }
@@ -34,20 +36,20 @@ impl Load {
 
     /// Adds to every slot of `from..until`.
     pub fn add(&mut self, from: usize, until: usize, bytes: u64) {
-        self.change(from, until, bytes);
+        self.change(from, until, bytes.cast_signed());
     }
 
     /// Takes from every slot of `from..until`, which hold at least as much.
     pub fn subtract(&mut self, from: usize, until: usize, bytes: u64) {
-        self.change(from, until, bytes.wrapping_neg());
+        self.change(from, until, bytes.cast_signed().wrapping_neg());
     }
 
-    fn change(&mut self, from: usize, until: usize, by: u64) {
+    fn change(&mut self, from: usize, until: usize, by: i64) {
         if from >= until {
             return;
         }
         let (mut low, mut high) = (from + self.leaves, until + self.leaves);
-        let (first, last) = (low, high - 1);
+        let (mut first, mut last) = (low, high - 1);
         while low < high {
             if low & 1 == 1 {
                 self.whole(low, by);
@@ -60,29 +62,39 @@ impl Load {
             low /= 2;
             high /= 2;
         }
-        for mut node in [first, last] {
-            while node > 1 {
-                node /= 2;
-                self.most[node] = self.most[2 * node].max(self.most[2 * node + 1]).wrapping_add(self.add[node]);
+        while first > 1 {
+            (first, last) = (first / 2, last / 2);
+            self.anew(first);
+            if last != first {
+                self.anew(last);
             }
         }
     }
 
-    fn whole(&mut self, node: usize, by: u64) {
+    fn anew(&mut self, node: usize) {
+        self.most[node] = self.most[2 * node].max(self.most[2 * node + 1]).wrapping_add(self.add[node]);
+    }
+
+    fn whole(&mut self, node: usize, by: i64) {
         self.most[node] = self.most[node].wrapping_add(by);
         self.add[node] = self.add[node].wrapping_add(by);
     }
 
-    /// The bytes of one slot.
-    #[must_use]
-    pub fn at(&self, slot: usize) -> u64 {
-        let mut node = slot + self.leaves;
-        let mut bytes = self.most[node];
+    /// What is pending above a node.
+    fn above(&self, mut node: usize) -> i64 {
+        let mut bytes: i64 = 0;
         while node > 1 {
             node /= 2;
             bytes = bytes.wrapping_add(self.add[node]);
         }
         bytes
+    }
+
+    /// The bytes of one slot.
+    #[must_use]
+    pub fn at(&self, slot: usize) -> u64 {
+        let node = slot + self.leaves;
+        self.most[node].wrapping_add(self.above(node)).cast_unsigned()
     }
 
     /// The first slot with the most bytes, and these.
@@ -95,7 +107,7 @@ impl Load {
                 node += 1;
             }
         }
-        (node - self.leaves, self.most[1])
+        (node - self.leaves, self.most[1].cast_unsigned())
     }
 
     /// The most bytes in `from..until`; zero where that is empty.
@@ -104,47 +116,46 @@ impl Load {
         if from >= until {
             return 0;
         }
-        self.most_below(1, 0, self.leaves, from, until)
-    }
-
-    fn most_below(&self, node: usize, start: usize, end: usize, from: usize, until: usize) -> u64 {
-        if from <= start && end <= until {
-            return self.most[node];
+        let (mut first, mut last) = (from + self.leaves, until - 1 + self.leaves);
+        let (mut low, mut high) = (self.most[first], self.most[last]);
+        while first / 2 != last / 2 {
+            if first & 1 == 0 {
+                low = low.max(self.most[first + 1]);
+            }
+            if last & 1 == 1 {
+                high = high.max(self.most[last - 1]);
+            }
+            (first, last) = (first / 2, last / 2);
+            low = low.wrapping_add(self.add[first]);
+            high = high.wrapping_add(self.add[last]);
         }
-        let middle = usize::midpoint(start, end);
-        let mut best = 0;
-        if from < middle {
-            best = self.most_below(2 * node, start, middle, from, until);
-        }
-        if until > middle {
-            best = best.max(self.most_below(2 * node + 1, middle, end, from, until));
-        }
-        best.wrapping_add(self.add[node])
+        low.max(high).wrapping_add(self.above(first)).cast_unsigned()
     }
 
     /// The first slot of `from..until` with more than `limit`.
     #[must_use]
     pub fn first_over(&self, from: usize, until: usize, limit: u64) -> Option<usize> {
-        if from >= until { None } else { self.over(1, (0, self.leaves), (from, until), limit, 0, false) }
+        if from >= until { None } else { self.over(1, (0, self.leaves), (from, until), i64::try_from(limit).ok()?, false) }
     }
 
     /// The last slot of `from..until` with more than `limit`.
     #[must_use]
     pub fn last_over(&self, from: usize, until: usize, limit: u64) -> Option<usize> {
-        if from >= until { None } else { self.over(1, (0, self.leaves), (from, until), limit, 0, true) }
+        if from >= until { None } else { self.over(1, (0, self.leaves), (from, until), i64::try_from(limit).ok()?, true) }
     }
 
-    fn over(&self, node: usize, span: (usize, usize), range: (usize, usize), limit: u64, above: u64, last: bool) -> Option<usize> {
-        if span.0 >= range.1 || span.1 <= range.0 || self.most[node].wrapping_add(above) <= limit {
+    /// `limit` is what is left of it below what is pending above the node.
+    fn over(&self, node: usize, span: (usize, usize), range: (usize, usize), limit: i64, last: bool) -> Option<usize> {
+        if span.0 >= range.1 || span.1 <= range.0 || self.most[node] <= limit {
             return None;
         }
         if node >= self.leaves {
             return Some(span.0);
         }
         let middle = usize::midpoint(span.0, span.1);
-        let above = above.wrapping_add(self.add[node]);
-        let left = |this: &Self| this.over(2 * node, (span.0, middle), range, limit, above, last);
-        let right = |this: &Self| this.over(2 * node + 1, (middle, span.1), range, limit, above, last);
+        let limit = limit.wrapping_sub(self.add[node]);
+        let left = |this: &Self| this.over(2 * node, (span.0, middle), range, limit, last);
+        let right = |this: &Self| this.over(2 * node + 1, (middle, span.1), range, limit, last);
         if last { right(self).or_else(|| left(self)) } else { left(self).or_else(|| right(self)) }
     }
 
@@ -156,7 +167,11 @@ impl Load {
             above[node] = above[node].wrapping_add(above[node / 2]);
         }
         (0..self.slots)
-            .map(|slot| self.most[slot + self.leaves].wrapping_add(if self.leaves > 1 { above[(slot + self.leaves) / 2] } else { 0 }))
+            .map(|slot| {
+                self.most[slot + self.leaves]
+                    .wrapping_add(if self.leaves > 1 { above[(slot + self.leaves) / 2] } else { 0 })
+                    .cast_unsigned()
+            })
             .collect()
     }
 }
@@ -188,8 +203,18 @@ mod tests {
                 prop_assert_eq!(load.first_over(from, until, 150), (0..slots).find(over));
                 prop_assert_eq!(load.last_over(from, until, 150), (0..slots).rev().find(over));
             }
+            // Parts of it first, so that nodes are below what is pending above them.
+            for &(from, until, bytes) in &undo {
+                let middle = usize::midpoint(from, until);
+                load.subtract(from, middle, bytes);
+                for slot in &mut list[from..middle.max(from)] {
+                    *slot -= bytes;
+                }
+                prop_assert_eq!(load.peak().1, *list.iter().max().unwrap());
+                prop_assert_eq!(load.most(from, until), list[from..until.max(from)].iter().copied().max().unwrap_or(0));
+            }
             for (from, until, bytes) in undo {
-                load.subtract(from, until, bytes);
+                load.subtract(usize::midpoint(from, until).max(from), until, bytes);
             }
             prop_assert_eq!(load.peak(), (0, 0));
         }

@@ -18,9 +18,9 @@
 //! All sizes and times are integers. Slots are of program order, so what fits fits at any timing. 1 without 2 to 7 is
 //! close to Capuchin's choice on TENSILE's intervals. Each part is a switch in [`Options`].
 //! Cost: a step of improvement looks at every tensor once for each slot that is the highest in turn, so effort · rounds · tensors; larger
-//! graphs get fewer steps. Chains of 1,000, 3,000 and 10,000 operators (`benches/planning.rs`) took 0.02 to 0.04 s, 0.3 s
-//! and 1.2 to 1.8 s on a busy two-core machine, most of it placement, which grows nearly with the square there: every long life
-//! raises what thousands of short ones lie on. Not for: several jobs, noise.
+//! graphs get fewer steps. Chains of 1,000, 10,000, 30,000 and 100,000 operators (`benches/planning.rs`) at half their peak took 0.01 s, 0.1 s,
+//! 0.9 s and 5 s on a two-core machine (12 s the last while others kept it busy), most of that in first fit of small tensors among many long lives
+//! ([`crate::plan::place`]). Not for: several jobs, noise.
 
 pub mod book;
 pub mod choose;

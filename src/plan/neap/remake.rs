@@ -16,8 +16,8 @@ use crate::units::{OpId, TensorId};
 /// One tensor of a remake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// Made by these operators, in order.
-    Made(TensorId, Vec<OpId>),
+    /// Made by so many of the operators that write it, from the first.
+    Made(TensorId, usize),
     /// Brought back by its swap-in by then, and kept to its next use.
     Fetched(TensorId, usize),
     /// Kept from what another tensor's chain generates in an earlier slot.
@@ -35,11 +35,12 @@ pub struct Remake {
     pub extra: u64,
 }
 
-struct Maker<'b, 'a> {
+/// Finds out what remakes take, one after the other.
+pub struct Maker<'b, 'a> {
     book: &'b Book<'a>,
     latencies: &'b [Latency],
+    options: &'b Options,
     slot: u32,
-    depth: usize,
     target: TensorId,
     /// Other chains in the slot may read the target.
     wanted_here: bool,
@@ -54,33 +55,9 @@ impl Book<'_> {
     /// What it takes to make `tensor` anew at the end of `gap`; `None` where that is impossible or too deep.
     #[must_use]
     pub fn remake(&self, latencies: &[Latency], tensor: TensorId, gap: usize, options: &Options) -> Option<Remake> {
-        let (_, b, round) = self.ends(tensor, gap);
-        if round {
-            return None;
-        }
-        let slot = b & !1;
-        let place = slot as usize / 2;
-        if options.share
-            && let Some((at, maker)) = self.sibling(tensor, gap)
-        {
-            return Some(Remake { parts: vec![Part::Shared(tensor, at, maker)], cost: 0, extra: 0 });
-        }
-        let mut maker = Maker {
-            book: self,
-            latencies,
-            slot,
-            depth: options.depth,
-            target: tensor,
-            wanted_here: b == slot,
-            visiting: Vec::new(),
-            parts: Vec::new(),
-            cost: 0,
-            extra: 0,
-            scratch: self.scratch[place],
-        };
-        maker.make(tensor)?;
-        let extra = maker.extra - self.account(tensor).bytes + maker.scratch - self.scratch[place];
-        Some(Remake { parts: maker.parts, cost: maker.cost, extra })
+        let mut maker = Maker::new(self, latencies, options);
+        let cost = maker.cost(tensor, gap)?;
+        Some(Remake { parts: maker.parts, cost, extra: maker.extra })
     }
 
     /// Decides a gap so. `limit` is the load below which what was made stays for its own next use.
@@ -105,7 +82,8 @@ impl Book<'_> {
                 }
                 // A part before it took this one along.
                 Part::Made(made, _) if index != last && self.maker(slot, made).is_some() => {}
-                Part::Made(made, operators) => {
+                Part::Made(made, count) => {
+                    let operators: Vec<OpId> = self.account(made).writes[..count].iter().map(|&w| OpId(w)).collect();
                     scratch = scratch.max(self.chain_scratch(made, &operators));
                     if index == last {
                         self.decide(made, gap, Gap::Remake);
@@ -156,9 +134,12 @@ impl Book<'_> {
 
     /// An earlier chain in the gap that runs what generates the tensor, and may keep it.
     fn sibling(&self, tensor: TensorId, gap: usize) -> Option<(u32, TensorId)> {
+        if self.chains.is_empty() {
+            return None;
+        }
         let (a, b, _) = self.ends(tensor, gap);
         let generator = self.only_writer(tensor, b)?;
-        let others = self.graph.operator(generator).generates().map(|o| o.tensor).filter(|&t| t != tensor);
+        let others = self.generates(generator).iter().copied().filter(|&t| t != tensor);
         others
             .flat_map(|other| {
                 let account = self.account(other);
@@ -174,14 +155,14 @@ impl Book<'_> {
         if self.account(tensor).long_lived {
             return None;
         }
-        let mut writes = self.account(tensor).writes.iter().filter(|&&w| 2 * w + 1 < slot);
-        let first = writes.next()?;
-        writes.next().is_none().then_some(OpId(*first))
+        let writes = &self.account(tensor).writes;
+        let first = *writes.first().filter(|&&w| 2 * w + 1 < slot)?;
+        writes.get(1).is_none_or(|&w| 2 * w + 1 >= slot).then_some(OpId(first))
     }
 
     /// What the chain's generator makes besides, and would be made again later, stays from here where there is room.
     fn take_along(&mut self, made: TensorId, generator: OpId, slot: u32, limit: u64) {
-        let siblings: Vec<TensorId> = self.graph.operator(generator).generates().map(|o| o.tensor).filter(|&t| t != made).collect();
+        let siblings: Vec<TensorId> = self.generates(generator).iter().copied().filter(|&t| t != made).collect();
         for sibling in siblings {
             let Some(gap) = self.gap_over(sibling, slot) else { continue };
             let (_, b, round) = self.ends(sibling, gap);
@@ -203,19 +184,7 @@ impl Book<'_> {
 
     /// Scratch of a chain: the largest of its steps, each with what it generates without keeping.
     fn chain_scratch(&self, tensor: TensorId, chain: &[OpId]) -> u64 {
-        let of = |&id: &OpId| {
-            let operator = self.graph.operator(id);
-            let mut seen = vec![tensor];
-            let mut bytes = operator.workspace.in_blocks().0;
-            for operand in operator.generates() {
-                if !seen.contains(&operand.tensor) {
-                    seen.push(operand.tensor);
-                    bytes += self.account(operand.tensor).bytes;
-                }
-            }
-            bytes
-        };
-        chain.iter().map(of).max().unwrap_or(0)
+        chain.iter().map(|&id| self.scratch_without(id, tensor)).max().unwrap_or(0)
     }
 
     /// Whether the making of `made` in `slot` reads `from`, directly or not.
@@ -237,24 +206,65 @@ impl Book<'_> {
     }
 }
 
-impl Maker<'_, '_> {
+impl<'b, 'a> Maker<'b, 'a> {
+    /// Nothing found out yet.
+    #[must_use]
+    pub fn new(book: &'b Book<'a>, latencies: &'b [Latency], options: &'b Options) -> Self {
+        Self {
+            book,
+            latencies,
+            options,
+            slot: 0,
+            target: TensorId(0),
+            wanted_here: false,
+            visiting: Vec::new(),
+            parts: Vec::new(),
+            cost: 0,
+            extra: 0,
+            scratch: 0,
+        }
+    }
+
+    /// The time that it takes to make `tensor` anew at the end of `gap`; `None` where that is impossible or too deep. What else it takes is left
+    /// in the maker.
+    pub fn cost(&mut self, tensor: TensorId, gap: usize) -> Option<u64> {
+        let (_, b, round) = self.book.ends(tensor, gap);
+        if round {
+            return None;
+        }
+        self.visiting.clear();
+        self.parts.clear();
+        (self.cost, self.extra) = (0, 0);
+        if self.options.share
+            && let Some((at, maker)) = self.book.sibling(tensor, gap)
+        {
+            self.parts.push(Part::Shared(tensor, at, maker));
+            return Some(0);
+        }
+        (self.slot, self.target, self.wanted_here) = (b & !1, tensor, b.is_multiple_of(2));
+        let before = self.book.scratch[self.slot as usize / 2];
+        self.scratch = before;
+        self.make(tensor)?;
+        self.extra = self.extra - self.book.account(tensor).bytes + self.scratch - before;
+        Some(self.cost)
+    }
+
     fn make(&mut self, tensor: TensorId) -> Option<()> {
         let book = self.book;
         let account = book.account(tensor);
-        if account.long_lived || self.visiting.contains(&tensor) || self.parts.len() + self.visiting.len() > self.depth {
+        if account.long_lived || self.visiting.contains(&tensor) || self.parts.len() + self.visiting.len() > self.options.depth {
             return None;
         }
         self.visiting.push(tensor);
-        let operators: Vec<OpId> = account.writes.iter().filter(|&&w| 2 * w + 1 < self.slot).map(|&w| OpId(w)).collect();
-        for (position, &id) in operators.iter().enumerate() {
-            let operator = book.graph.operator(id);
-            let generates = operator.generates().any(|o| o.tensor == tensor);
-            if operator.replay == Replay::Never || generates != (position == 0) {
+        let operators = &account.writes[..account.writes.partition_point(|&w| 2 * w + 1 < self.slot)];
+        for (position, id) in operators.iter().map(|&w| OpId(w)).enumerate() {
+            let replay = book.graph.operator(id).replay;
+            if replay == Replay::Never || book.generates(id).contains(&tensor) != (position == 0) {
                 return None;
             }
-            for update in operator.updates() {
-                let left_out = operator.replay == Replay::SkipUpdates && book.account(update.tensor).long_lived;
-                if update.tensor != tensor && !left_out {
+            for &update in book.updates(id) {
+                let left_out = replay == Replay::SkipUpdates && book.account(update).long_lived;
+                if update != tensor && !left_out {
                     return None;
                 }
             }
@@ -269,10 +279,12 @@ impl Maker<'_, '_> {
             return None;
         }
         self.visiting.pop();
-        self.cost += operators.iter().map(|id| self.latencies[id.index()].time.0).sum::<u64>();
+        for id in operators.iter().map(|&w| OpId(w)) {
+            self.cost += self.latencies[id.index()].time.0;
+            self.scratch = self.scratch.max(book.scratch_without(id, tensor));
+        }
         self.extra += account.bytes;
-        self.scratch = self.scratch.max(book.chain_scratch(tensor, &operators));
-        self.parts.push(Part::Made(tensor, operators));
+        self.parts.push(Part::Made(tensor, operators.len()));
         Some(())
     }
 
@@ -290,7 +302,7 @@ impl Maker<'_, '_> {
         {
             // It may come back early, once it has left.
             let (_, _, round) = book.ends(tensor, gap);
-            if self.depth == 0 || round || w.out_until + 2 >= self.slot {
+            if self.options.depth == 0 || round || w.out_until + 2 >= self.slot {
                 return None;
             }
             if w.back_from > self.slot {
@@ -299,7 +311,7 @@ impl Maker<'_, '_> {
             self.parts.push(Part::Fetched(tensor, gap));
             return Some(());
         }
-        if self.depth == 0 {
+        if self.options.depth == 0 {
             return None;
         }
         self.make(tensor)

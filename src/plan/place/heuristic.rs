@@ -2,12 +2,12 @@
 //! few orders (by size, by size times life, by life), in which the item that ends up on top moves to the front and all are
 //! placed again. What is always there goes to the bottom, unless something has a given offset.
 //!
-//! Cost of first fit: O(items² ) a pass in the worst case, far less where spans are short. Not for: exact optima
+//! Cost of first fit: O(items²) a pass in the worst case, far less where spans are short. Not for: exact optima
 //! ([`super::search`]).
 
 use super::cliques::Cliques;
 use super::fit::{Start, first_fit};
-use super::skyline::{orders, skyline};
+use super::skyline::{Orders, skyline};
 use super::{Item, Layout, load};
 
 /// How many pairs of items the tries of one order may compare, and the fewest and most tries whatever that takes.
@@ -37,8 +37,9 @@ pub fn place(items: &[Item], capacity: u64) -> Layout {
     if start.given.is_empty() && best.height > aim {
         let which: Vec<u32> = others.iter().map(|&i| u32::try_from(i).unwrap_or(u32::MAX)).collect();
         let cliques = Cliques::of(items);
-        for order in &orders(items, &cliques, &which)[..2] {
-            if let Some(lower) = skyline(items, &cliques, order, &start.layout, best.height - 1) {
+        let orders = Orders::of(items, &cliques, &which);
+        for number in 0..2 {
+            if let Some(lower) = skyline(items, &cliques, &orders.order(number), &start.layout, best.height - 1) {
                 best = lower;
             }
             if best.height <= aim {

@@ -7,7 +7,7 @@
 use super::cliques::Cliques;
 use super::fit::{Start, first_fit};
 use super::search::{self, Options, Outcome};
-use super::skyline::{orders, skyline};
+use super::skyline::{ORDERS, Orders, skyline};
 use super::{Item, Layout};
 
 /// The small items together hold at most this part of the load at any moment.
@@ -97,14 +97,15 @@ fn quick(items: &[Item], floor: &Layout, enough: &mut dyn FnMut(Layout) -> bool)
     let which: Vec<u32> = (0..u32::try_from(items.len()).unwrap_or(u32::MAX)).collect();
     let mut limit = u64::MAX;
     let count = if items.len() <= FEW {
-        4
+        ORDERS
     } else if items.len() <= MANY {
         2
     } else {
         1
     };
-    for order in &orders(items, &cliques, &which)[..count] {
-        if let Some(found) = skyline(items, &cliques, order, floor, limit) {
+    let orders = Orders::of(items, &cliques, &which);
+    for number in 0..count {
+        if let Some(found) = skyline(items, &cliques, &orders.order(number), floor, limit) {
             limit = found.height.saturating_sub(1);
             if enough(found) {
                 return true;

@@ -18,6 +18,7 @@ pub mod program;
 pub mod search;
 mod skyline;
 mod technique;
+mod within_run;
 
 pub use least::{Least, Within, least, within};
 pub use program::{items, placements};

@@ -17,7 +17,7 @@ use rand_pcg::Pcg64Mcg;
 
 use super::cliques::Cliques;
 use super::parts;
-use super::skyline::orders;
+use super::skyline::{ORDERS, Orders};
 use super::technique::On;
 pub use super::technique::{Options, Technique};
 use super::{Item, Layout};
@@ -245,12 +245,12 @@ impl<'a> Search<'a> {
 
     /// Solves one part: `Some(solved)`, or `None` when the effort is spent.
     fn part(&mut self, from: usize, until: usize) -> Option<bool> {
-        let ranks = orders(self.items, self.cliques, &self.order[from..until]);
-        let ranks = if self.on.portfolio { &ranks[..] } else { &ranks[..1] };
+        let orders = Orders::of(self.items, self.cliques, &self.order[from..until]);
+        let ranks: Vec<Vec<u32>> = (0..if self.on.portfolio { ORDERS } else { 1 }).map(|number| orders.order(number)).collect();
         let mut random = Pcg64Mcg::new(SEED);
         let (mut limit, mut round) = (FIRST, 0);
         while self.spent.steps < self.effort {
-            for rank in ranks {
+            for rank in &ranks {
                 let mut by = rank.clone();
                 if round % 3 != 0 && self.on.weights {
                     self.heavy_first(&mut by);

@@ -1,247 +1,321 @@
 //! Lowest first: of the unplaced items, the one that can lie lowest comes next, ties by a rank.
 //!
 //! What one dive of the exact search does, without its bounds: where lives nest, as a training iteration's do, it often
-//! reaches the load at once. Cost: O(n log n), and again for each time that an item moves from one clique to another. Not for: given offsets.
+//! reaches the load at once. Nothing is ever placed below what was placed before, so the height from which on space is free only
+//! rises, clique by clique: at each height, the cliques that are free there make *runs*, and the first rank that lies within a run
+//! comes next. A placement splits its run, and its end gives the cliques back. Cost: O(n) questions for the first rank within a run, each
+//! answered by a tree over the ends of lives ([`super::within_run`]). Not for: given offsets.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use super::cliques::Cliques;
+use super::within_run::WithinRun;
 use super::{Item, Layout};
 
-/// Orders in which to prefer `which`, by what falls: the most alive with an item, its life, its size and products of these.
-pub(super) fn orders(items: &[Item], cliques: &Cliques, which: &[u32]) -> [Vec<u32>; 4] {
-    let mut sums = vec![0u64; cliques.count];
-    for &i in which {
-        cliques.each(i, |c| sums[c] += items[i as usize].bytes);
-    }
-    let total = |i: u32| {
-        let mut most = 0;
-        cliques.each(i, |c| most = most.max(sums[c]));
-        u128::from(most)
-    };
-    let width = |i: u32| u128::from(items[i as usize].spans.iter().map(|s| u64::from(s.1 - s.0)).sum::<u64>());
-    let size = |i: u32| u128::from(items[i as usize].bytes);
-    let sorted = |key: &dyn Fn(u32) -> [u128; 3]| {
-        let mut by = which.to_vec();
-        by.sort_by_cached_key(|&i| (Reverse(key(i)), i));
-        by
-    };
-    [
-        sorted(&|i| [total(i), width(i), size(i)]),
-        sorted(&|i| [total(i), width(i) * size(i), width(i)]),
-        sorted(&|i| [width(i), width(i) * size(i), total(i)]),
-        sorted(&|i| [width(i) * size(i), total(i), size(i)]),
-    ]
+/// How many orders there are.
+pub(super) const ORDERS: usize = 4;
+
+/// Orders in which to prefer items, by what falls: the most alive with an item, its life, its size and products of these.
+pub(super) struct Orders {
+    which: Vec<u32>,
+    /// For each of them: the most alive with it, its life, its size.
+    of: Vec<[u128; 3]>,
 }
 
-/// Places all items, none below `bottom`; stops where it would rise above `limit`.
-///
-/// An item waits at a clique of its own, and no lower than that is free: the clique whose turn it is by (free from, first
-/// rank that waits there) holds the next item, unless that has another clique which is free from higher up only, to which it then moves. So
-/// a placement under which thousands wait costs one look, not thousands.
-pub(super) fn skyline(items: &[Item], cliques: &Cliques, order: &[u32], bottom: &Layout, limit: u64) -> Option<Layout> {
-    let mut layout = bottom.clone();
-    let mut floors = Floors::new(cliques.count, bottom.height);
-    let mut queues: Vec<Queue> = Vec::new();
-    queues.resize_with(cliques.count, Queue::default);
-    let busiest = busiest(items, cliques, order);
-    for (rank, &at) in (0u32..).zip(&busiest) {
-        match at {
-            Some(at) => queues[at as usize].waiting.push(Reverse(rank)),
-            // Never alive.
-            None => layout.offsets[order[rank as usize] as usize] = 0,
-        }
+impl Orders {
+    /// Of these items.
+    pub fn of(items: &[Item], cliques: &Cliques, which: &[u32]) -> Self {
+        let most = most_alive(items, cliques, which);
+        let of = which.iter().zip(most).map(|(&i, most)| {
+            let item = &items[i as usize];
+            let width = item.spans.iter().map(|s| u64::from(s.1 - s.0)).sum::<u64>();
+            [most, width, item.bytes].map(u128::from)
+        });
+        Self { which: which.to_vec(), of: of.collect() }
     }
-    let mut turns: BinaryHeap<Reverse<Turn>> = BinaryHeap::new();
-    for (clique, queue) in (0u32..).zip(&mut queues) {
-        queue.turn = queue.waiting.peek().map(|r| (bottom.height, r.0));
-        turns.extend(queue.turn.map(|(floor, rank)| Reverse((floor, rank, clique))));
-    }
-    while let Some(&Reverse((from, rank, clique))) = turns.peek() {
-        let queue = &mut queues[clique as usize];
-        if queue.turn != Some((from, rank)) {
-            turns.pop();
-            continue;
-        }
-        let free = floors.highest((clique, clique + 1));
-        if free > from {
-            queue.turn = Some((free, rank));
-            replace(&mut turns, (free, rank, clique));
-            continue;
-        }
-        queue.waiting.pop();
-        queue.turn = queue.waiting.peek().map(|r| (free, r.0));
-        match queue.turn {
-            Some((_, next)) => replace(&mut turns, (free, next, clique)),
-            None => drop(turns.pop()),
-        }
-        let index = order[rank as usize] as usize;
-        let (item, ranges) = (&items[index], &cliques.ranges[index]);
-        let (mut floor, mut highest) = (free, None);
-        for &range in ranges {
-            let most = floors.highest(range);
-            if most > floor {
-                (floor, highest) = (most, Some(range));
-            }
-        }
-        if let Some(at) = highest.and_then(|range| floors.first_at(range, floor)) {
-            let queue = &mut queues[at as usize];
-            queue.waiting.push(Reverse(rank));
-            if queue.turn.is_none_or(|t| rank < t.1) {
-                queue.turn = Some((floor, rank));
-                turns.push(Reverse((floor, rank, at)));
-            }
-            continue;
-        }
-        let offset = floor.next_multiple_of(item.align);
-        let end = offset + item.bytes;
-        if end > limit {
-            return None;
-        }
-        layout.offsets[index] = offset;
-        layout.height = layout.height.max(end);
-        ranges.iter().for_each(|&r| floors.raise(r, end));
-    }
-    Some(layout)
-}
 
-/// Puts another in the place of the first.
-fn replace(turns: &mut BinaryHeap<Reverse<Turn>>, turn: Turn) {
-    if let Some(mut first) = turns.peek_mut() {
-        *first = Reverse(turn);
+    /// The order of this number below [`ORDERS`].
+    pub fn order(&self, number: usize) -> Vec<u32> {
+        let key = |&[total, width, size]: &[u128; 3]| match number {
+            0 => [total, width, size],
+            1 => [total, width * size, width],
+            2 => [width, width * size, total],
+            _ => [width * size, total, size],
+        };
+        let mut by: Vec<([u128; 3], u32)> = self.of.iter().map(key).zip(self.which.iter().copied()).collect();
+        by.sort_unstable_by_key(|&(key, i)| (Reverse(key), i));
+        by.into_iter().map(|(_, i)| i).collect()
     }
 }
 
-/// From where a clique is free, as far as is known, the first rank that waits there, and which it is.
-type Turn = (u64, u32, u32);
-
-/// What waits at a clique.
-#[derive(Default)]
-struct Queue {
-    /// Ranks.
-    waiting: BinaryHeap<Reverse<u32>>,
-    /// From where it is free, as far as is known, and the first rank: its entry among the turns, if anything waits.
-    turn: Option<(u64, u32)>,
-}
-
-/// By rank, the clique of an item in which most is alive: there it has to wait longest.
-fn busiest(items: &[Item], cliques: &Cliques, order: &[u32]) -> Vec<Option<u32>> {
+/// For each of `which`, the most that is alive at once in its time.
+fn most_alive(items: &[Item], cliques: &Cliques, which: &[u32]) -> Vec<u64> {
     let mut change = vec![0i64; cliques.count + 1];
-    for &i in order {
+    for &i in which {
         for &(from, until) in &cliques.ranges[i as usize] {
             // Sums of sizes stay below 2^62.
             change[from as usize] += items[i as usize].bytes.cast_signed();
             change[until as usize] -= items[i as usize].bytes.cast_signed();
         }
     }
-    let mut sums = Floors::new(cliques.count, 0);
-    let mut sum = 0i64;
-    for (clique, by) in (0u32..).zip(&change[..cliques.count]) {
-        sum += by;
-        sums.raise((clique, clique + 1), sum.cast_unsigned());
+    // A tree of maxima.
+    let leaves = cliques.count.max(1);
+    let mut highest = vec![0u64; 2 * leaves];
+    let mut level = 0i64;
+    for (leaf, by) in highest[leaves..].iter_mut().zip(change) {
+        level += by;
+        *leaf = level.cast_unsigned();
     }
-    let most = |&i: &u32| {
-        let most = cliques.ranges[i as usize].iter().map(|&r| (sums.highest(r), Reverse(r))).max();
-        most.and_then(|(sum, Reverse(range))| sums.first_at(range, sum))
-    };
-    order.iter().map(most).collect()
-}
-
-/// Where the free space begins, by clique: a tree of maxima, of which a range is raised or asked in logarithmic time.
-struct Floors {
-    leaves: usize,
-    /// The highest below each node.
-    highest: Vec<u64>,
-    /// What everything below a node has been raised to.
-    whole: Vec<u64>,
-}
-
-impl Floors {
-    fn new(count: usize, floor: u64) -> Self {
-        let leaves = count.next_power_of_two();
-        Self { leaves, highest: vec![floor; 2 * leaves], whole: vec![floor; 2 * leaves] }
+    for node in (1..leaves).rev() {
+        highest[node] = highest[2 * node].max(highest[2 * node + 1]);
     }
-
-    /// Raises a range of cliques to a height.
-    fn raise(&mut self, range: (u32, u32), height: u64) {
-        self.nodes(range, |floors, node| {
-            floors.whole[node] = floors.whole[node].max(height);
-            floors.highest[node] = floors.highest[node].max(height);
-        });
-        self.above(range, |floors, node| floors.highest[node] = floors.highest[node].max(height));
-    }
-
-    /// The highest in a range.
-    fn highest(&self, (from, until): (u32, u32)) -> u64 {
-        let (mut low, mut high) = (from as usize + self.leaves, until as usize + self.leaves);
-        let (mut first, mut last) = (low / 2, (high - 1) / 2);
+    let most = |&(from, until): &(u32, u32)| {
+        let (mut low, mut high) = (from as usize + leaves, until as usize + leaves);
         let mut most = 0;
         while low < high {
             if low % 2 == 1 {
-                most = most.max(self.highest[low]);
+                most = most.max(highest[low]);
                 low += 1;
             }
             if high % 2 == 1 {
                 high -= 1;
-                most = most.max(self.highest[high]);
+                most = most.max(highest[high]);
             }
             low /= 2;
             high /= 2;
         }
-        while first > 0 {
-            most = most.max(self.whole[first]).max(self.whole[last]);
-            first /= 2;
-            last /= 2;
-        }
         most
-    }
+    };
+    which.iter().map(|&i| cliques.ranges[i as usize].iter().map(most).max().unwrap_or(0)).collect()
+}
 
-    /// The first of a range that has at least this height.
-    fn first_at(&self, range: (u32, u32), height: u64) -> Option<u32> {
-        let range = (range.0 as usize, range.1 as usize);
-        u32::try_from(self.first_below(1, (0, self.leaves), range, height)?).ok()
+/// Places all items, none below `bottom`; stops where it would rise above `limit`.
+pub(super) fn skyline(items: &[Item], cliques: &Cliques, order: &[u32], bottom: &Layout, limit: u64) -> Option<Layout> {
+    let count = u32::try_from(cliques.count).unwrap_or(u32::MAX);
+    let mut layout = bottom.clone();
+    let mut left = order.len();
+    for &i in order.iter().filter(|&&i| cliques.ranges[i as usize].is_empty()) {
+        // Never alive.
+        layout.offsets[i as usize] = 0;
+        left -= 1;
     }
-
-    fn first_below(&self, node: usize, span: (usize, usize), range: (usize, usize), height: u64) -> Option<usize> {
-        if span.0 >= range.1 || span.1 <= range.0 || self.highest[node] < height {
-            return None;
-        }
-        if self.whole[node] >= height || node >= self.leaves {
-            return Some(span.0.max(range.0));
-        }
-        let middle = usize::midpoint(span.0, span.1);
-        let left = self.first_below(2 * node, (span.0, middle), range, height);
-        left.or_else(|| self.first_below(2 * node + 1, (middle, span.1), range, height))
+    if left == 0 {
+        return Some(layout);
     }
-
-    /// Visits the nodes that make up a range.
-    fn nodes(&mut self, (from, until): (u32, u32), mut f: impl FnMut(&mut Self, usize)) {
-        let (mut from, mut until) = (from as usize + self.leaves, until as usize + self.leaves);
-        while from < until {
-            if from % 2 == 1 {
-                f(self, from);
-                from += 1;
+    let mut field = Field::new(cliques, order, count);
+    // What ends where: heights at which cliques are free again.
+    let mut ends: BinaryHeap<Reverse<(u64, (u32, u32))>> = BinaryHeap::new();
+    let mut height = bottom.height;
+    field.free((0, count));
+    field.ask();
+    loop {
+        while let Some(rank) = field.take(cliques, order) {
+            let index = order[rank as usize] as usize;
+            let offset = height.next_multiple_of(items[index].align);
+            let end = offset + items[index].bytes;
+            if end > limit {
+                return None;
             }
-            if until % 2 == 1 {
-                until -= 1;
-                f(self, until);
+            layout.offsets[index] = offset;
+            layout.height = layout.height.max(end);
+            ends.extend(cliques.ranges[index].iter().map(|&range| Reverse((end, range))));
+            left -= 1;
+            field.ask();
+        }
+        // Nothing waits for what never ends.
+        let Some(&Reverse((next, _))) = ends.peek().filter(|_| left > 0) else { return Some(layout) };
+        height = next;
+        while let Some(&Reverse((_, range))) = ends.peek().filter(|e| e.0.0 == height) {
+            ends.pop();
+            field.free(range);
+        }
+        field.ask();
+    }
+}
+
+/// What is free at a height, and who may come next there.
+struct Field {
+    count: u32,
+    /// Runs of free cliques, apart: end by start.
+    runs: BTreeMap<u32, u32>,
+    /// Starts of runs of which nobody has been asked for yet.
+    new: Vec<u32>,
+    /// Items of one range each, and items of two that together go round the end.
+    within: WithinRun,
+    around: WithinRun,
+    /// Other items of several ranges wait at a clique that is not free: clique and rank.
+    waiting: BTreeSet<(u32, u32)>,
+    /// Ranks that may come next, some of them in vain.
+    next: BinaryHeap<Reverse<u32>>,
+    /// By rank.
+    placed: Vec<bool>,
+}
+
+/// Whether the ranges are one that goes round the end.
+fn goes_round(ranges: &[(u32, u32)], count: u32) -> Option<(u32, u32)> {
+    match *ranges {
+        [(0, until), (from, end)] if end == count => Some((from, until)),
+        _ => None,
+    }
+}
+
+impl Field {
+    fn new(cliques: &Cliques, order: &[u32], count: u32) -> Self {
+        let (mut within, mut around, mut waiting) = (Vec::new(), Vec::new(), BTreeSet::new());
+        for (rank, &i) in (0u32..).zip(order) {
+            let ranges = &cliques.ranges[i as usize];
+            match (goes_round(ranges, count), &ranges[..]) {
+                (_, []) => {}
+                (_, &[range]) => within.push((range, rank)),
+                (Some(range), _) => around.push((range, rank)),
+                (None, &[first, ..]) => {
+                    waiting.insert((first.0, rank));
+                }
             }
-            from /= 2;
-            until /= 2;
+        }
+        Self {
+            count,
+            runs: BTreeMap::new(),
+            new: Vec::new(),
+            within: WithinRun::new(within, order.len()),
+            around: WithinRun::new(around, order.len()),
+            waiting,
+            next: BinaryHeap::new(),
+            placed: vec![false; order.len()],
         }
     }
 
-    /// Visits the nodes above the ends of a range.
-    fn above(&mut self, (from, until): (u32, u32), mut f: impl FnMut(&mut Self, usize)) {
-        let (mut from, mut last) = ((from as usize + self.leaves) / 2, (until as usize - 1 + self.leaves) / 2);
-        while from > 0 {
-            f(self, from);
-            if from != last {
-                f(self, last);
+    /// Frees a range that is taken.
+    fn free(&mut self, (mut from, mut until): (u32, u32)) {
+        while let Some(&(clique, rank)) = self.waiting.range((from, 0)..(until, 0)).next() {
+            self.waiting.remove(&(clique, rank));
+            self.next.push(Reverse(rank));
+        }
+        if let Some((&start, &end)) = self.runs.range(..from).next_back()
+            && end == from
+        {
+            from = start;
+        }
+        if let Some(end) = self.runs.remove(&until) {
+            until = end;
+        }
+        self.runs.insert(from, until);
+        self.new.push(from);
+    }
+
+    /// Has the first rank within each new run come next, and the first that goes round the end if that changed.
+    fn ask(&mut self) {
+        let mut ends = false;
+        while let Some(start) = self.new.pop() {
+            // It may have become part of another since.
+            let Some(&end) = self.runs.get(&start) else { continue };
+            ends |= start == 0 || end == self.count;
+            self.next.extend(self.within.first(start, end).map(Reverse));
+        }
+        if ends
+            && let (Some(&until), Some((&from, &end))) = (self.runs.get(&0), self.runs.last_key_value())
+            && end == self.count
+        {
+            self.next.extend(self.around.first(from, until).map(Reverse));
+        }
+    }
+
+    /// The end of the run that a clique is in; the clique itself where it is not free.
+    fn free_until(&self, clique: u32) -> u32 {
+        self.runs.range(..=clique).next_back().map_or(clique, |(_, &end)| end.max(clique))
+    }
+
+    /// The next rank whose ranges are free, which takes them.
+    fn take(&mut self, cliques: &Cliques, order: &[u32]) -> Option<u32> {
+        while let Some(Reverse(rank)) = self.next.pop() {
+            if self.placed[rank as usize] {
+                continue;
             }
-            from /= 2;
-            last /= 2;
+            let ranges = &cliques.ranges[order[rank as usize] as usize];
+            let taken = ranges.iter().map(|&(from, until)| (self.free_until(from), until)).find(|&(free, until)| free < until);
+            if let Some((clique, _)) = taken {
+                // Whoever lies within a run is asked for again when it is.
+                if ranges.len() > 1 && goes_round(ranges, self.count).is_none() {
+                    self.waiting.insert((clique, rank));
+                }
+                continue;
+            }
+            self.placed[rank as usize] = true;
+            self.within.remove(rank);
+            self.around.remove(rank);
+            for &range in ranges {
+                self.split(range);
+            }
+            return Some(rank);
+        }
+        None
+    }
+
+    /// Takes a range out of the run that it lies in.
+    fn split(&mut self, (from, until): (u32, u32)) {
+        let Some((&start, &end)) = self.runs.range(..=from).next_back() else { return };
+        self.runs.remove(&start);
+        for (start, end) in [(start, from), (until, end)] {
+            if start < end {
+                self.runs.insert(start, end);
+                self.new.push(start);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// The same by looking at every item every time.
+    fn slowly(items: &[Item], order: &[u32]) -> Layout {
+        let mut layout = Layout { offsets: vec![0; items.len()], height: 7 };
+        let mut floors = vec![7u64; 64];
+        let mut left: Vec<u32> = order.to_vec();
+        while !left.is_empty() {
+            let slots = |i: u32| items[i as usize].spans.iter().flat_map(|&(a, b)| a as usize..b as usize);
+            let lowest = (0..left.len()).min_by_key(|&at| (slots(left[at]).map(|s| floors[s]).max().unwrap_or(0), at)).unwrap();
+            let i = left.remove(lowest);
+            let item = &items[i as usize];
+            let Some(floor) = slots(i).map(|s| floors[s]).max() else { continue };
+            let offset = floor.next_multiple_of(item.align);
+            slots(i).for_each(|s| floors[s] = offset + item.bytes);
+            layout.offsets[i as usize] = offset;
+            layout.height = layout.height.max(offset + item.bytes);
+        }
+        layout
+    }
+
+    fn spans() -> impl Strategy<Value = Vec<(u32, u32)>> {
+        let one = (0u32..30, 0u32..20).prop_map(|(from, width)| vec![(from, from + width)]);
+        let round = (0u32..20, 1u32..20).prop_map(|(until, gap)| vec![(0, until), (until + gap, 50)]);
+        let any = proptest::collection::vec((1u32..5, 1u32..9), 1..4).prop_map(|gaps| {
+            let mut at = 0;
+            let next = |(gap, width): (u32, u32)| {
+                let from = at + gap;
+                at = from + width;
+                (from, at)
+            };
+            gaps.into_iter().map(next).collect()
+        });
+        prop_oneof![4 => one, 2 => round, 1 => any]
+    }
+
+    proptest! {
+        #[test]
+        fn agrees_with_looking_at_all(raw in proptest::collection::vec((1u64..6, spans(), 0u32..3), 0..40), turn in 0usize..40) {
+            let items: Vec<Item> = raw.into_iter().map(|(bytes, spans, align)| Item { align: 1 << align, ..Item::new(bytes, spans) }).collect();
+            let cliques = Cliques::of(&items);
+            let mut order: Vec<u32> = (0..items.len() as u32).collect();
+            order.rotate_left(turn % items.len().max(1));
+            let floor = Layout { offsets: vec![7; items.len()], height: 7 };
+            let found = skyline(&items, &cliques, &order, &floor, u64::MAX).unwrap();
+            let wanted = slowly(&items, &order);
+            prop_assert_eq!(&found, &wanted);
+            prop_assert_eq!(skyline(&items, &cliques, &order, &floor, wanted.height - 1).is_none(), wanted.height > 7);
         }
     }
 }
