@@ -120,6 +120,7 @@ fn plan(events: &[Event]) -> Plan {
         events: events.to_vec(),
         placements: Vec::new(),
         host_slots: BTreeMap::new(),
+        window: None,
     };
     let mut plan = Plan {
         planner: String::new(),
