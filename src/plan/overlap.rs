@@ -5,38 +5,42 @@
 //! use the same bytes meanwhile: what is saved are bytes of all jobs but one, what is paid is waiting. (Salus, its GPU lanes, lets whole ephemeral regions
 //! pass from job to job at iteration boundaries; here it is the stretch about the peak, and it passes at operator boundaries.)
 //!
-//! The search: plans that are made for more than the budget are pressed into it by a window. For each of some budgets from the real one up to what all
-//! need unplanned, [`super::global`] plans the jobs; for each of some sizes of the window, what shortens the peak of a job's own part goes into
-//! the window, the shortest-lived first, while there is room. What fits is simulated side by side with everybody's waiting, and the quickest is taken; so
-//! where bytes of their own cost nothing, or no more than waiting, nothing is shared. A job's own timeline does not change: lives are those of its noiseless run, so
-//! bytes pass from hand to hand in an order that this run keeps to, and that can therefore not be a circle.
+//! The search: each job is planned for some arenas of its own, from what it needs unplanned to the least. For each of some sizes of the window, and for each of
+//! these plans, what shortens the peak of the job's own part goes into the window, the shortest-lived first, while there is room. Then every job takes the
+//! quickest of its plans, and gives way to one with a smaller part where that costs least, until parts and window fit ([`super::global`] does the same without a window);
+//! once counting the time for which a plan holds the window, which others may have to wait, and once not. What fits is simulated side by side with everybody's waiting, and the
+//! quickest is taken, be it the plan without a window. A job's timeline alone does not change by sharing: lives are those of its noiseless run, so bytes pass from hand to
+//! hand in an order that this run keeps to, and that can therefore not be a circle.
+//! Cost: `LEVELS` plans of each job, and some hundred simulations of some iterations.
 //!
 //! Not for: deciding what is swapped; lanes and policies ([`super::lane`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::budget::{Infeasible, PlanError, Planned};
-use super::global::{self, Jobs, Memo, Together};
+use super::budget::{self, Infeasible, PlanError, Planned, Request};
+use super::global::{self, Jobs, Together};
+use super::method::Method;
 use super::place::{self, Item};
-use crate::device::roofline;
-use crate::schedule::{Figures, Place, Placement, Plan, Window};
-use crate::sim::engine::{self, Durations};
+use crate::device::{Profile, roofline};
+use crate::job::liveness::Liveness;
+use crate::schedule::{Place, Placement, Plan, Window};
+use crate::sim::engine::{self, Durations, Run};
 use crate::sim::program::{Begin, Program};
 use crate::sim::together::{Shared, Work};
 use crate::sim::window;
 use crate::units::{Bytes, Nanos, OpId};
 
-/// How many budgets above the real one are planned for.
-const LEVELS: u64 = 8;
+/// How many arenas each job is planned for, besides its least.
+const LEVELS: u64 = 12;
 
-/// How many sizes of the window are tried with each.
-const SIZES: u64 = 24;
+/// How many sizes of the window are tried.
+const SIZES: u64 = 16;
 
-/// Of those that fit, how many are simulated.
-const SIMULATED: usize = 2;
+/// How much of the time for which a plan holds the window counts as lost to others, in parts of four.
+const HOLDING: [u64; 3] = [0, 2, 4];
 
-/// And how many are placed for that.
-const PLACED: usize = 6;
+/// How often parts are made smaller because placing them took more than their loads.
+const RETRIES: usize = 6;
 
 /// For what part of an iteration the window has to be empty to be handed over within it, one over this; not at all, where there is none.
 const GAPS: [Option<u64>; 3] = [None, Some(64), Some(u64::MAX)];
@@ -73,7 +77,28 @@ impl Overlapped {
 /// # Errors
 /// [`PlanError::Infeasible`] when there is none to be found.
 pub fn make(jobs: &Jobs<'_>) -> Result<Overlapped, PlanError> {
-    search(jobs, &mut Memo::default())
+    let (mut best, refused) = match global::make(jobs) {
+        Ok(together) => {
+            let times = beside(jobs, &together.plan)?;
+            let held = vec![Nanos::ZERO; times.len()];
+            (Some(Overlapped { together, apart: Some(times.clone()), beside: times, held }), None)
+        }
+        Err(PlanError::Infeasible(no)) => (None, Some(no)),
+        Err(defect) => return Err(defect),
+    };
+    // Where nothing is moved or made again, nothing is to be gained.
+    if best.as_ref().is_some_and(|b| b.together.plan.jobs.iter().all(|job| job.events.is_empty())) {
+        return best.ok_or_else(|| none(jobs, None, u64::MAX));
+    }
+    let mut lowest = u64::MAX;
+    for devices in [vec![jobs.device.clone(); jobs.jobs.len()], global::shares(jobs)] {
+        let options = Options::new(jobs, &devices)?;
+        let pinned = options.search(&mut best, &mut lowest)?;
+        if !pinned {
+            break;
+        }
+    }
+    best.ok_or_else(|| none(jobs, refused, lowest))
 }
 
 /// Makes the plan with the least arena that is found.
@@ -81,104 +106,19 @@ pub fn make(jobs: &Jobs<'_>) -> Result<Overlapped, PlanError> {
 /// # Errors
 /// [`PlanError::Infeasible`] when a job can't even be placed unplanned within the budget.
 pub fn minimum(jobs: &Jobs<'_>) -> Result<Overlapped, PlanError> {
-    let least = global::minimum(jobs)?;
-    let mut memo = Memo::default();
-    let mut lowest: Option<u64> = None;
-    let floor = least.plan.figures.arena_bytes;
-    let mut together = Some(least.clone());
-    for budget in levels(jobs, floor, &mut memo)?.into_iter().rev() {
-        let parts = match together.take() {
-            Some(least) => least,
-            None => match global::make_with(&Jobs { budget, ..jobs.clone() }, &mut memo) {
-                Ok(parts) => parts,
-                Err(PlanError::Infeasible(_)) => continue,
-                Err(defect) => return Err(defect),
-            },
-        };
-        let parts = Parts::new(jobs, &parts);
-        let mut divisions = parts.divisions();
-        divisions.sort_by_key(|division| division.bytes);
-        for division in divisions.iter().take(SIMULATED) {
-            if let Some(laid) = parts.lay(division)? {
-                lowest = Some(lowest.map_or(laid.bytes, |l| l.min(laid.bytes)));
-            }
-        }
-    }
-    let budget = lowest.map_or(floor, |lowest| floor.min(Bytes(lowest)));
-    let mut made = search(&Jobs { budget, ..jobs.clone() }, &mut memo)?;
+    let apart = global::minimum(jobs)?.plan.figures.arena_bytes;
+    let devices = global::shares(jobs);
+    let shared = Options::new(jobs, &devices)?.least()?;
+    let mut made = make(&Jobs { budget: shared.map_or(apart, |shared| apart.min(Bytes(shared))), ..jobs.clone() })?;
     made.together.plan.budget = made.together.plan.figures.arena_bytes;
     Ok(made)
 }
 
-/// Budgets to plan for, falling, from what all need unplanned to the least.
-fn levels(jobs: &Jobs<'_>, least: Bytes, memo: &mut Memo) -> Result<Vec<Bytes>, PlanError> {
-    let whole = global::make_with(&Jobs { budget: Bytes(u64::MAX / 4), ..jobs.clone() }, memo)?;
-    let above = whole.plan.figures.arena_bytes.saturating_sub(least).0;
-    let part = |level: u64| u64::try_from(u128::from(above) * u128::from(level) / u128::from(LEVELS)).unwrap_or(above);
-    Ok((0..=LEVELS).rev().map(|level| least + Bytes(part(level))).collect())
-}
-
-fn search(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Overlapped, PlanError> {
-    let (mut best, mut refused) = match global::make_with(jobs, memo) {
-        Ok(together) => {
-            let beside = beside(jobs, &together.plan)?;
-            let held = vec![Nanos::ZERO; beside.len()];
-            (Some(Overlapped { together, apart: Some(beside.clone()), beside, held }), None)
-        }
-        Err(PlanError::Infeasible(no)) => (None, Some(no)),
-        Err(defect) => return Err(defect),
-    };
-    if best.as_ref().is_some_and(|b| b.together.plan.figures.iteration_ns <= b.together.plan.figures.unplanned_iteration_ns) {
-        return best.ok_or_else(|| none(jobs, None));
-    }
-    let apart = best.as_ref().and_then(|b| b.apart.clone());
-    let mut seen: Vec<Figures> = Vec::new();
-    for budget in levels(jobs, jobs.budget, memo)? {
-        let together = match global::make_with(&Jobs { budget, ..jobs.clone() }, memo) {
-            Ok(together) => together,
-            Err(PlanError::Infeasible(_)) => continue,
-            Err(defect) => return Err(defect),
-        };
-        if seen.contains(&together.plan.figures) {
-            continue;
-        }
-        seen.push(together.plan.figures);
-        let parts = Parts::new(jobs, &together);
-        let mut divisions = parts.divisions();
-        if let (Some(no), Some(least)) = (&mut refused, divisions.iter().map(|division| division.bytes).min()) {
-            no.lowest = no.lowest.min(Bytes(least.max(jobs.budget.0 + 1)));
-        }
-        divisions.retain(|division| division.bytes <= jobs.budget.0);
-        let mut simulated = 0;
-        for division in divisions.iter().take(PLACED) {
-            let Some(laid) = parts.lay(division)? else { continue };
-            if laid.bytes > jobs.budget.0 {
-                continue;
-            }
-            for plan in laid.plans {
-                let times = beside(jobs, &plan)?;
-                if best.as_ref().is_none_or(|b| cost(jobs, &plan, &times) < cost(jobs, &plan, &b.beside)) {
-                    let mut parts = together.parts.clone();
-                    for (part, own) in parts.iter_mut().zip(&laid.own) {
-                        part.plan.figures.arena_bytes = Bytes(*own);
-                    }
-                    let held = held(jobs, &plan)?;
-                    best = Some(Overlapped { together: Together { plan, parts }, beside: times, apart: apart.clone(), held });
-                }
-            }
-            simulated += 1;
-            if simulated == SIMULATED {
-                break;
-            }
-        }
-    }
-    best.ok_or_else(|| none(jobs, refused))
-}
-
-fn none(jobs: &Jobs<'_>, refused: Option<Box<Infeasible>>) -> PlanError {
-    let nothing = Infeasible { budget: jobs.budget, floor: Bytes::ZERO, lowest: jobs.budget + Bytes(1), blocked: String::new() };
+fn none(jobs: &Jobs<'_>, refused: Option<Box<Infeasible>>, lowest: u64) -> PlanError {
+    let nothing = Infeasible { budget: jobs.budget, floor: Bytes::ZERO, lowest: Bytes(lowest), blocked: String::new() };
     let mut no = refused.unwrap_or_else(|| Box::new(nothing));
-    no.blocked = format!("{}; nor is there a window to share that would do", no.blocked);
+    no.lowest = no.lowest.min(Bytes(lowest)).max(jobs.budget + Bytes(1));
+    no.blocked += "; nor does a window to share make up for it";
     PlanError::Infeasible(no)
 }
 
@@ -333,21 +273,65 @@ fn split(shapes: &[Shape], times: usize, order: &[usize], size: u64) -> Split {
     }
 }
 
-/// One way to divide the arena: a split for each different job.
-struct Division {
-    splits: Vec<Split>,
-    /// By loads; placed it may take more.
-    bytes: u64,
+/// A plan that a job may have.
+struct Choice {
+    planned: Planned,
+    shapes: Vec<Shape>,
+    /// How many instants its shapes tell apart.
+    times: usize,
+    /// What may be shared, in the order in which it is.
+    order: Vec<usize>,
 }
 
-/// Plans to be divided.
-struct Parts<'a> {
+impl Choice {
+    fn new(planned: Planned) -> Self {
+        let (shapes, times) = shapes(&planned);
+        let mut order: Vec<usize> = (0..shapes.len()).filter(|&i| shapes[i].passes && shapes[i].item.bytes > 0).collect();
+        order.sort_by_key(|&i| (shapes[i].life, std::cmp::Reverse(shapes[i].item.bytes), i));
+        Self { planned, shapes, times, order }
+    }
+
+    /// With a window of a size: how it is divided, and for how long it holds the window.
+    fn offer(&self, size: u64) -> Offer {
+        let split = split(&self.shapes, self.times, &self.order, size);
+        let lives = self.shapes.iter().zip(&split.shared).filter(|(_, shared)| **shared);
+        let mut lives: Vec<(Nanos, Nanos)> =
+            lives.map(|(shape, _)| engine::life(&self.planned.program.residencies[shape.residencies[0]], &self.planned.run)).collect();
+        lives.sort_unstable();
+        let (mut held, mut end) = (0, Nanos::ZERO);
+        for (from, until) in lives {
+            held += until.saturating_sub(from.max(end)).0;
+            end = end.max(until);
+        }
+        Offer { split, held }
+    }
+
+    fn time(&self) -> u64 {
+        self.planned.run.iteration.0
+    }
+}
+
+/// What a choice comes to with a window of some size.
+struct Offer {
+    split: Split,
+    held: u64,
+}
+
+/// Addresses of a choice's shapes, and how high its own part and what it has in the window are.
+type Layout = (Vec<u64>, [u64; 2]);
+
+/// What each job may choose from.
+struct Options<'a> {
     jobs: &'a Jobs<'a>,
-    together: &'a Together,
-    /// Of each job its entry in `shapes`: copies of a job are divided alike.
+    /// Of each job its entry in `choices`: copies of a job choose from the same.
     of: Vec<usize>,
-    /// What there is to place, with the first job that it is of, and how many instants it has.
-    shapes: Vec<(usize, Vec<Shape>, usize)>,
+    choices: Vec<Vec<Choice>>,
+}
+
+/// A window's size, and each job's choice.
+struct Division<'o> {
+    offers: &'o [Vec<Offer>],
+    picks: Vec<usize>,
 }
 
 /// A division with addresses.
@@ -355,129 +339,291 @@ struct Laid {
     bytes: u64,
     /// Of each job.
     own: Vec<u64>,
-    /// They differ in when the window is handed over.
-    plans: Vec<Plan>,
+    parts: Vec<Planned>,
+    /// They differ in when the window is handed over. Each with every job's program and run.
+    plans: Vec<(Plan, Vec<(Program, Run)>)>,
 }
 
-impl<'a> Parts<'a> {
-    fn new(jobs: &'a Jobs<'a>, together: &'a Together) -> Self {
-        let mut all = Self { jobs, together, of: Vec::new(), shapes: Vec::new() };
-        for (index, part) in together.parts.iter().enumerate() {
-            let same = |&(first, _, _): &(usize, Vec<Shape>, usize)| {
-                let other = &together.parts[first];
-                jobs.jobs[first].file.1 == jobs.jobs[index].file.1
-                    && (&other.plan.jobs[0].events, other.plan.figures) == (&part.plan.jobs[0].events, part.plan.figures)
+impl<'a> Options<'a> {
+    fn new(jobs: &'a Jobs<'a>, devices: &[Profile]) -> Result<Self, PlanError> {
+        let mut all = Self { jobs, of: Vec::new(), choices: Vec::new() };
+        let mut known: Vec<(&str, &Method, u64)> = Vec::new();
+        for (job, device) in jobs.jobs.iter().zip(devices) {
+            let key = (&*job.file.1, &job.method, device.pinned_bytes.0);
+            if let Some(same) = known.iter().position(|k| *k == key) {
+                all.of.push(same);
+                continue;
+            }
+            known.push(key);
+            all.of.push(all.choices.len());
+            let request = Request {
+                graph: job.graph,
+                file: job.file.clone(),
+                device,
+                latencies: job.latencies,
+                budget: jobs.budget,
+                method: job.method.clone(),
+                recorded_options: jobs.recorded_options.clone(),
             };
-            let known = all.shapes.iter().position(same);
-            all.of.push(known.unwrap_or(all.shapes.len()));
-            if known.is_none() {
-                let (shapes, times) = shapes(part);
-                all.shapes.push((index, shapes, times));
-            }
+            all.choices.push(choices(&request)?);
         }
-        all
+        Ok(all)
     }
 
-    /// Ways to divide, by growing window; with one job only there is nobody to share with.
-    fn divisions(&self) -> Vec<Division> {
-        let orders: Vec<Vec<usize>> = self.shapes.iter().map(|(_, shapes, _)| by_life(shapes)).collect();
-        let each = |size: u64| -> Vec<Split> {
-            self.shapes.iter().zip(&orders).map(|((_, shapes, times), order)| split(shapes, *times, order, size)).collect()
+    fn choice(&self, job: usize, pick: usize) -> &Choice {
+        &self.choices[self.of[job]][pick]
+    }
+
+    /// What each choice comes to with a window of each size.
+    fn offers(&self) -> Vec<Vec<Vec<Offer>>> {
+        let each = |size: u64| -> Vec<Vec<Offer>> { self.choices.iter().map(|c| c.iter().map(|c| c.offer(size)).collect()).collect() };
+        let most = each(u64::MAX).iter().flatten().map(|offer| offer.split.window).max().unwrap_or(0);
+        let size = |part: u64| u64::try_from(u128::from(most) * u128::from(part) / u128::from(SIZES)).unwrap_or(most);
+        (1..=SIZES).map(|part| each(size(part))).collect()
+    }
+
+    /// Everybody's smallest part.
+    fn smallest<'o>(&self, offers: &'o [Vec<Offer>]) -> Division<'o> {
+        let least = |of: &usize| (0..offers[*of].len()).min_by_key(|&pick| (offers[*of][pick].split.own, pick)).unwrap_or(0);
+        Division { offers, picks: self.of.iter().map(least).collect() }
+    }
+
+    /// The quickest plans, and then smaller ones where that costs least, until they fit. `None` if they don't.
+    fn quickest<'o>(&self, offers: &'o [Vec<Offer>], budget: u64, holding: u64) -> Option<Division<'o>> {
+        let cost = |job: usize, pick: usize| {
+            let (choice, asked) = (self.choice(job, pick), &self.jobs.jobs[job]);
+            let time = u128::from(choice.time()) + u128::from(offers[self.of[job]][pick].held) * u128::from(holding) / 4;
+            let unplanned = choice.planned.plan.figures.unplanned_iteration_ns.0.max(1);
+            time * u128::from(asked.priority.max(1)) * 1_000_000 / u128::from(unplanned)
         };
-        let most = each(u64::MAX).iter().map(|s| s.window).max().unwrap_or(0);
-        let mut all: Vec<Division> = Vec::new();
-        for size in (1..=SIZES).map(|part| u64::try_from(u128::from(most) * u128::from(part) / u128::from(SIZES)).unwrap_or(most)) {
-            let splits = each(size);
-            let window = splits.iter().map(|s| s.window).max().unwrap_or(0);
-            let own = self.of.iter().map(|&of| splits[of].own).fold(0, u64::saturating_add);
-            all.push(Division { splits, bytes: own.saturating_add(window) });
+        let own = |job: usize, pick: usize| offers[self.of[job]][pick].split.own;
+        let count = |job: usize| offers[self.of[job]].len();
+        let quickest = |job| (0..count(job)).min_by_key(|&pick| (cost(job, pick), own(job, pick), pick)).unwrap_or(0);
+        let mut division = Division { offers, picks: (0..self.of.len()).map(quickest).collect() };
+        while self.bytes(&division) > budget {
+            let mut cheapest: Option<(u128, u128, usize, usize)> = None;
+            for (job, &now) in division.picks.iter().enumerate() {
+                for pick in (0..count(job)).filter(|&pick| own(job, pick) < own(job, now)) {
+                    let (lost, given) = (cost(job, pick).saturating_sub(cost(job, now)), u128::from(own(job, now) - own(job, pick)));
+                    if cheapest.is_none_or(|(l, g, ..)| lost * g < l * given || (lost * g == l * given && given > g)) {
+                        cheapest = Some((lost, given, job, pick));
+                    }
+                }
+            }
+            let (_, _, job, pick) = cheapest?;
+            division.picks[job] = pick;
         }
-        all
+        Some(division)
     }
 
-    /// Addresses for a division; `None` where nothing is gained by it.
-    fn lay(&self, division: &Division) -> Result<Option<Laid>, PlanError> {
-        let mut layouts = Vec::with_capacity(self.shapes.len());
-        for ((_, shapes, _), split) in self.shapes.iter().zip(&division.splits) {
-            let mut offsets = vec![0; shapes.len()];
-            let mut heights = [0, 0];
-            for (side, height) in heights.iter_mut().enumerate() {
-                let which: Vec<usize> =
-                    (0..shapes.len()).filter(|&i| usize::from(split.shared[i]) == side && shapes[i].item.bytes > 0).collect();
-                let items: Vec<Item> = which.iter().map(|&i| shapes[i].item.clone()).collect();
-                if items.is_empty() {
-                    continue;
-                }
-                let layout = place::place(&items, [split.own, split.window][side]);
-                which.iter().zip(&layout.offsets).for_each(|(&i, &offset)| offsets[i] = offset);
-                *height = layout.height;
+    /// By loads; placed it may take more.
+    fn bytes(&self, division: &Division<'_>) -> u64 {
+        let splits = || self.of.iter().zip(&division.picks).map(|(&of, &pick)| &division.offers[of][pick].split);
+        splits().map(|s| s.own).fold(0, u64::saturating_add).saturating_add(splits().map(|s| s.window).max().unwrap_or(0))
+    }
+
+    /// The smallest arena.
+    fn least(&self) -> Result<Option<u64>, PlanError> {
+        let mut least: Option<u64> = None;
+        for offers in &self.offers() {
+            let laid = self.lay(&self.smallest(offers), &mut BTreeMap::new())?;
+            if let Some(laid) = laid.filter(|laid| !laid.plans.is_empty()) {
+                least = Some(least.map_or(laid.bytes, |l| l.min(laid.bytes)));
             }
-            layouts.push((offsets, heights));
         }
-        let own: Vec<u64> = self.of.iter().map(|&of| layouts[of].1[0]).collect();
+        Ok(least)
+    }
+
+    /// Looks for what is quicker than the best so far; whether the host's memory was in the way of anything.
+    fn search(&self, best: &mut Option<Overlapped>, lowest: &mut u64) -> Result<bool, PlanError> {
+        let jobs = self.jobs;
+        let apart = best.as_ref().and_then(|b| b.apart.clone());
+        let (mut pinned, mut seen) = (false, Vec::new());
+        for offers in &self.offers() {
+            let mut layouts = BTreeMap::new();
+            *lowest = (*lowest).min(self.bytes(&self.smallest(offers)));
+            for holding in HOLDING {
+                let mut budget = jobs.budget.0 / 512 * 512;
+                for attempt in 0..=RETRIES {
+                    let division = match self.quickest(offers, budget, holding) {
+                        Some(division) if attempt < RETRIES => division,
+                        None if attempt == 0 => break,
+                        _ => self.smallest(offers),
+                    };
+                    let Some(laid) = self.lay(&division, &mut layouts)? else { break };
+                    if let Some(over) = laid.bytes.checked_sub(jobs.budget.0).filter(|over| *over > 0) {
+                        *lowest = (*lowest).min(laid.bytes);
+                        budget = budget.saturating_sub(over.max(512));
+                        continue;
+                    }
+                    for (plan, runs) in laid.plans {
+                        if plan.figures.pinned_bytes > jobs.device.pinned_bytes {
+                            pinned = true;
+                            continue;
+                        }
+                        if seen.contains(&plan.jobs) {
+                            continue;
+                        }
+                        let times = beside(jobs, &plan)?;
+                        if best.as_ref().is_none_or(|b| cost(jobs, &plan, &times) < cost(jobs, &plan, &b.beside)) {
+                            let mut parts = laid.parts.clone();
+                            for ((part, own), (program, run)) in parts.iter_mut().zip(&laid.own).zip(runs) {
+                                let figures = &mut part.plan.figures;
+                                let gained = part.run.iteration - run.iteration;
+                                figures.arena_bytes = Bytes(*own);
+                                figures.iteration_ns = run.iteration;
+                                figures.first_iteration_ns = figures.first_iteration_ns.saturating_sub(gained);
+                                figures.peak_bytes = engine::peak(&engine::memory(&program, &run));
+                                (part.program, part.run) = (program, run);
+                            }
+                            let (held, together) = (held(jobs, &plan)?, Together { plan: plan.clone(), parts });
+                            *best = Some(Overlapped { together, beside: times, apart: apart.clone(), held });
+                        }
+                        seen.push(plan.jobs);
+                    }
+                    break;
+                }
+            }
+        }
+        Ok(pinned)
+    }
+
+    /// Addresses for a division; `None` where nothing lies in the window.
+    fn lay(&self, division: &Division<'_>, layouts: &mut BTreeMap<(usize, usize), Layout>) -> Result<Option<Laid>, PlanError> {
+        for (&of, &pick) in self.of.iter().zip(&division.picks) {
+            layouts.entry((of, pick)).or_insert_with(|| place_both(&self.choices[of][pick], &division.offers[of][pick].split));
+        }
+        let picked: Vec<&Layout> = self.of.iter().zip(&division.picks).map(|(&of, &pick)| &layouts[&(of, pick)]).collect();
+        let own: Vec<u64> = picked.iter().map(|l| l.1[0]).collect();
         let offset = own.iter().copied().fold(0, u64::saturating_add);
-        let size = layouts.iter().map(|l| l.1[1]).max().unwrap_or(0);
-        let bytes = offset.saturating_add(size);
+        let size = picked.iter().map(|l| l.1[1]).max().unwrap_or(0);
         if size == 0 {
             return Ok(None);
         }
-        let mut plans: Vec<Plan> = Vec::new();
+        let parts: Vec<Planned> = division.picks.iter().enumerate().map(|(job, &pick)| self.choice(job, pick).planned.clone()).collect();
+        let mut laid = Laid { bytes: offset.saturating_add(size), own, parts, plans: Vec::new() };
         for gap in GAPS {
-            let mut plan = self.together.plan.clone();
-            let (mut base, mut peaks, mut peak, mut as_quick) = (0, [0, 0], 0, true);
-            for (index, (job, &of)) in plan.jobs.iter_mut().zip(&self.of).enumerate() {
-                let (shapes, part) = (&self.shapes[of].1, &self.together.parts[index]);
-                let (offsets, shared) = (&layouts[of].0, &division.splits[of].shared);
-                let at = |i: usize| Bytes(offsets[i] + if shared[i] { offset } else { base });
-                let mut placements: Vec<(u32, Placement)> = Vec::with_capacity(shapes.len());
-                for (i, shape) in shapes.iter().enumerate() {
-                    if let (Some(&(from, _)), Some(&r)) = (shape.item.spans.last(), shape.residencies.last()) {
-                        placements.push((from, Placement { place: part.program.residencies[r].place, offset: at(i) }));
-                    }
-                }
-                placements.sort_unstable_by_key(|(from, placement)| (*from, placement.place));
-                job.placements = placements.into_iter().map(|p| p.1).collect();
-                let inside: Vec<usize> = (0..shapes.len()).filter(|&i| shared[i]).map(|i| shapes[i].residencies[0]).collect();
-                if !inside.is_empty() {
-                    let hands_over_after = hand_overs(part, &inside, gap);
-                    job.window = Some(Window { offset: Bytes(offset), bytes: Bytes(size), hands_over_after });
-                }
-                base += own[index];
-                let program = Program::placed(self.jobs.jobs[index].graph, job).map_err(defect)?;
-                let Ok(run) = engine::nominal(&program, &self.jobs.device.link) else {
-                    as_quick = false;
-                    break;
-                };
-                as_quick &= run.iteration == part.run.iteration;
-                let [of_own, held] = [false, true].map(|held| {
-                    let mut some = program.clone();
-                    some.residencies =
-                        program.residencies.iter().enumerate().filter(|(r, _)| inside.contains(r) == held).map(|r| r.1.clone()).collect();
-                    engine::peak(&engine::memory(&some, &run)).0
-                });
-                peaks = [peaks[0] + of_own, held.max(peaks[1])];
-                peak += engine::peak(&engine::memory(&program, &run)).0;
-            }
-            if as_quick && !plans.iter().any(|other| other.jobs == plan.jobs) {
-                plan.budget = self.jobs.budget;
-                plan.figures.arena_bytes = Bytes(bytes);
-                plan.figures.peak_bytes = Bytes(peak.min(peaks[0] + peaks[1]));
-                plans.push(plan);
+            if let Some(plan) = self.plan(division, &picked, &laid, (offset, size), gap)?
+                && !laid.plans.iter().any(|other| other.0.jobs == plan.0.jobs)
+            {
+                laid.plans.push(plan);
             }
         }
-        Ok((!plans.is_empty()).then_some(Laid { bytes, own, plans }))
+        Ok(Some(laid))
+    }
+
+    /// The plan with a window at an offset, of a size; `None` if handing it over makes a job slower alone.
+    fn plan(
+        &self,
+        division: &Division<'_>,
+        picked: &[&Layout],
+        laid: &Laid,
+        window: (u64, u64),
+        gap: Option<u64>,
+    ) -> Result<Option<(Plan, Vec<(Program, Run)>)>, PlanError> {
+        let mut plan = global::joined(self.jobs, &laid.parts);
+        let (mut base, mut peaks, mut peak) = (0, [0, 0], 0);
+        let mut runs = Vec::with_capacity(plan.jobs.len());
+        let mut gained = Nanos::ZERO;
+        for (index, job) in plan.jobs.iter_mut().enumerate() {
+            let (choice, offsets) = (self.choice(index, division.picks[index]), &picked[index].0);
+            let shared = &division.offers[self.of[index]][division.picks[index]].split.shared;
+            let mut placements: Vec<(u32, Placement)> = Vec::with_capacity(choice.shapes.len());
+            for (i, shape) in choice.shapes.iter().enumerate() {
+                if let (Some(&(from, _)), Some(&r)) = (shape.item.spans.last(), shape.residencies.last()) {
+                    let offset = Bytes(offsets[i] + if shared[i] { window.0 } else { base });
+                    placements.push((from, Placement { place: choice.planned.program.residencies[r].place, offset }));
+                }
+            }
+            placements.sort_unstable_by_key(|(from, placement)| (*from, placement.place));
+            job.placements = placements.into_iter().map(|p| p.1).collect();
+            let shapes = choice.shapes.iter().zip(shared).filter(|(_, shared)| **shared);
+            let inside: BTreeSet<usize> = shapes.map(|(shape, _)| shape.residencies[0]).collect();
+            if !inside.is_empty() {
+                let hands_over_after = hand_overs(&choice.planned, &inside, gap);
+                job.window = Some(Window { offset: Bytes(window.0), bytes: Bytes(window.1), hands_over_after });
+            }
+            base += laid.own[index];
+            let program = Program::placed(self.jobs.jobs[index].graph, job).map_err(defect)?;
+            let Ok(run) = engine::nominal(&program, &self.jobs.device.link) else { return Ok(None) };
+            // It may well be quicker: other bytes are shared.
+            if run.iteration > choice.planned.run.iteration {
+                return Ok(None);
+            }
+            gained += choice.planned.run.iteration - run.iteration;
+            for (side, most) in peaks.iter_mut().enumerate() {
+                let mut some = program.clone();
+                some.residencies = program
+                    .residencies
+                    .iter()
+                    .enumerate()
+                    .filter(|(r, _)| usize::from(inside.contains(r)) == side)
+                    .map(|r| r.1.clone())
+                    .collect();
+                let load = engine::peak(&engine::memory(&some, &run)).0;
+                *most = if side == 0 { *most + load } else { load.max(*most) };
+            }
+            peak += engine::peak(&engine::memory(&program, &run)).0;
+            runs.push((program, run));
+        }
+        plan.figures.iteration_ns = plan.figures.iteration_ns.saturating_sub(gained);
+        plan.figures.first_iteration_ns = plan.figures.first_iteration_ns.saturating_sub(gained);
+        plan.figures.arena_bytes = Bytes(laid.bytes);
+        plan.figures.peak_bytes = Bytes(peak.min(peaks[0] + peaks[1]));
+        Ok(Some((plan, runs)))
     }
 }
 
-/// Shapes that may be shared, those with the shortest lives first.
-fn by_life(shapes: &[Shape]) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..shapes.len()).filter(|&i| shapes[i].passes && shapes[i].item.bytes > 0).collect();
-    order.sort_by_key(|&i| (shapes[i].life, std::cmp::Reverse(shapes[i].item.bytes), i));
-    order
+/// A job's plans, from that which needs most to that which needs least.
+fn choices(request: &Request<'_>) -> Result<Vec<Choice>, PlanError> {
+    let whole = budget::unplanned(request)?;
+    let (top, floor) = (whole.plan.figures.arena_bytes.0, Liveness::of(request.graph).floor.0);
+    let mut all = vec![Choice::new(whole)];
+    let mut add = |planned: Planned| {
+        if !all.iter().any(|other| other.planned.plan.figures == planned.plan.figures) {
+            all.push(Choice::new(planned));
+        }
+    };
+    let mut most = top;
+    for level in (1..LEVELS).rev() {
+        let target = floor + u64::try_from(u128::from(top.saturating_sub(floor)) * u128::from(level) / u128::from(LEVELS)).unwrap_or(0);
+        match budget::make(&Request { budget: Bytes(target), ..request.clone() }) {
+            Ok(planned) => {
+                most = planned.plan.figures.arena_bytes.0;
+                add(planned);
+            }
+            Err(PlanError::Infeasible(_)) => break,
+            Err(defect) => return Err(defect),
+        }
+    }
+    match budget::minimum(&Request { budget: Bytes(most), ..request.clone() }) {
+        Ok(planned) => add(planned),
+        Err(PlanError::Infeasible(_)) => {}
+        Err(defect) => return Err(defect),
+    }
+    Ok(all)
+}
+
+/// Addresses from 0 of a choice's own part, and from 0 of what it has in the window.
+fn place_both(choice: &Choice, split: &Split) -> Layout {
+    let mut offsets = vec![0; choice.shapes.len()];
+    let mut heights = [0, 0];
+    for (side, height) in heights.iter_mut().enumerate() {
+        let mine = |&i: &usize| usize::from(split.shared[i]) == side && choice.shapes[i].item.bytes > 0;
+        let which: Vec<usize> = (0..choice.shapes.len()).filter(mine).collect();
+        if which.is_empty() {
+            continue;
+        }
+        let items: Vec<Item> = which.iter().map(|&i| choice.shapes[i].item.clone()).collect();
+        let layout = place::place(&items, [split.own, split.window][side]);
+        which.iter().zip(&layout.offsets).for_each(|(&i, &offset)| offsets[i] = offset);
+        *height = layout.height;
+    }
+    (offsets, heights)
 }
 
 /// Operators after which a job has nothing in the window for long enough, by its noiseless run.
-fn hand_overs(part: &Planned, inside: &[usize], gap: Option<u64>) -> Vec<OpId> {
+fn hand_overs(part: &Planned, inside: &BTreeSet<usize>, gap: Option<u64>) -> Vec<OpId> {
     let Some(gap) = gap else { return Vec::new() };
     let least = part.run.iteration.0 / gap;
     let places = window::places(&part.program);

@@ -87,8 +87,8 @@ pub(super) fn read(job: &JobPlan, program: &mut Program, spots: &BTreeMap<Place,
     let mut before: Option<BTreeSet<usize>> = None;
     for (begins, mut ends) in parts.into_values() {
         for task in begins {
-            let earlier = before.iter().flatten().filter(|&&end| end != task);
-            program.tasks[task].waits.extend(earlier.map(|&task| Wait { task, why: Why::Window }));
+            // A step that ends the one and begins the next would wait for itself: a circle.
+            program.tasks[task].waits.extend(before.iter().flatten().map(|&task| Wait { task, why: Why::Window }));
         }
         // Steps run in order, so the last says all.
         let steps: Vec<usize> = ends.iter().copied().filter(|t| matches!(program.tasks[*t].kind, Kind::Step { .. })).collect();
