@@ -1,11 +1,12 @@
 //! Random jobs that share bytes: proved, and run side by side at random phases and speeds without a deadlock and without two of them
 //! ever holding the same byte.
 //!
-//! NEAP_JOBS says how many plans (2,000 with optimisation, 200 without), NEAP_FIRST the first seed; each is run many times.
+//! NEAP_JOBS says how many plans (2,000 with optimisation, 200 without; a quarter of it by the planner, five times of it at random), NEAP_FIRST the
+//! first seed; each is run many times.
 
 mod common;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use common::random::{self, Random};
 use neap::device::{Profile, builtin, latency};
@@ -157,7 +158,7 @@ impl Site {
 #[test]
 fn planned_windows_are_held_in_turn() {
     let (mut met, mut shared, mut only, mut lower, mut refused, mut waits, mut runs, mut broken) = (0, 0, 0, 0, 0, 0, 0, 0);
-    for seed in first()..first() + plans() {
+    for seed in first()..first() + plans() / 4 {
         let mut random = Random(seed ^ 0x00e1);
         let site = Site::new(&mut random);
         let methods = [Method::default(), Method::named("tensile").expect("a planner"), Method::named("checkpoint").expect("a planner")];
@@ -196,7 +197,7 @@ fn planned_windows_are_held_in_turn() {
         shared += 1;
         only += usize::from(overlapped.apart.is_none());
         boundaries_are_own(&programs, plan, seed);
-        for _ in 0..5 {
+        for _ in 0..20 {
             let seen = side_by_side(&mut random, &site.device, &programs, 3);
             assert_eq!(conflicts(&programs, &seen), 0, "seed {seed}");
             waits += seen.waited.len();
@@ -237,15 +238,16 @@ fn any_window_that_is_let_pass_is_safe() {
                 let mut all = part.program.residencies.iter().filter(|r| r.place == place);
                 all.all(|r| r.begin != Begin::Iteration && !r.stays)
             };
-            let share = random.between(1, 9);
+            let share = if random.once_in(2) { 1 } else { random.between(1, 9) };
             for placement in &mut job.placements {
                 // Rarely what is there at the boundary, too, which must be refused.
                 if random.below(10) < share && (passes(placement.place) || random.once_in(200)) {
                     placement.offset = offset + (placement.offset - base);
                 }
             }
-            let every = random.between(1, 6);
-            let hands_over_after = (0..graph.operators.len()).filter(|_| random.once_in(every)).map(OpId::of).collect();
+            let hand_overs = random.below(3);
+            let after: BTreeSet<usize> = (0..hand_overs).map(|_| random.below(graph.operators.len())).collect();
+            let hands_over_after = after.into_iter().map(OpId::of).collect();
             job.window = Some(Window { offset, bytes, hands_over_after });
             base += part.plan.figures.arena_bytes;
         }
@@ -269,7 +271,7 @@ fn any_window_that_is_let_pass_is_safe() {
         for (job, program) in programs.iter().enumerate() {
             engine::nominal(program, &site.device.link).unwrap_or_else(|e| panic!("seed {seed}: job {job} alone: {e}"));
         }
-        for _ in 0..3 {
+        for _ in 0..10 {
             let seen = side_by_side(&mut random, &site.device, &programs, 3);
             assert_eq!(conflicts(&programs, &seen), 0, "seed {seed}");
             waits += seen.waited.len();
@@ -283,5 +285,5 @@ fn any_window_that_is_let_pass_is_safe() {
         "{passed} plans passed ({handed} jobs hand over), {circles} circles and {refused} at the boundary refused; {runs} runs with {waits} waits; \
          {broken} break when nobody waits"
     );
-    assert!(handed > passed && circles > 0 && refused > 0 && waits > runs && broken * 4 > passed, "too easy");
+    assert!(handed * 4 > passed && circles > 0 && refused > 0 && waits > runs && broken * 4 > passed, "too easy");
 }

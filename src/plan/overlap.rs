@@ -5,10 +5,10 @@
 //! use the same bytes meanwhile: what is saved are bytes of all jobs but one, what is paid is waiting. (Salus, its GPU lanes, lets whole ephemeral regions
 //! pass from job to job at iteration boundaries; here it is the stretch about the peak, and it passes at operator boundaries.)
 //!
-//! The search: each job is planned for some arenas of its own, from what it needs unplanned to the least. For each of some sizes of the window, and for each of
-//! these plans, what shortens the peak of the job's own part goes into the window, the shortest-lived first, while there is room. Then every job takes the
-//! quickest of its plans, and gives way to one with a smaller part where that costs least, until parts and window fit ([`super::global`] does the same without a window);
-//! once counting the time for which a plan holds the window, which others may have to wait, and once not. What fits is simulated side by side with everybody's waiting, and the
+//! The search: each job is planned for some arenas of its own, from what it needs unplanned to the least. Each of these plans is divided at some heights: the window is held
+//! where its load is higher, and as much longer as it takes to find enough that begins and ends while it is held. Then, for some sizes of the window, every job takes the
+//! quickest plan and division, and gives way to one with a smaller part where that costs least, until parts and window fit ([`super::global`] does the same without a
+//! window); once counting the time for which the window is held, for which others may have to wait, and once not. What fits is simulated side by side with everybody's waiting, and the
 //! quickest is taken, be it the plan without a window. A job's timeline alone does not change by sharing: lives are those of its noiseless run, so bytes pass from hand to
 //! hand in an order that this run keeps to, and that can therefore not be a circle.
 //! Cost: `LEVELS` plans of each job, and some hundred simulations of some iterations.
@@ -31,16 +31,19 @@ use crate::sim::window;
 use crate::units::{Bytes, Nanos, OpId};
 
 /// How many arenas each job is planned for, besides its least.
-const LEVELS: u64 = 12;
+const LEVELS: u64 = 8;
 
 /// How many sizes of the window are tried.
-const SIZES: u64 = 16;
+const SIZES: usize = 10;
+
+/// Into how many parts what of a plan can be shared is cut.
+const PARTS: u64 = 10;
 
 /// How much of the time for which a plan holds the window counts as lost to others, in parts of four.
-const HOLDING: [u64; 3] = [0, 2, 4];
+const HOLDING: [u64; 2] = [0, 2];
 
 /// How often parts are made smaller because placing them took more than their loads.
-const RETRIES: usize = 6;
+const RETRIES: usize = 4;
 
 /// For what part of an iteration the window has to be empty to be handed over within it, one over this; not at all, where there is none.
 const GAPS: [Option<u64>; 3] = [None, Some(64), Some(u64::MAX)];
@@ -92,7 +95,7 @@ pub fn make(jobs: &Jobs<'_>) -> Result<Overlapped, PlanError> {
     }
     let mut lowest = u64::MAX;
     for devices in [vec![jobs.device.clone(); jobs.jobs.len()], global::shares(jobs)] {
-        let options = Options::new(jobs, &devices)?;
+        let options = Options::new(jobs, &devices, best.is_none())?;
         let pinned = options.search(&mut best, &mut lowest)?;
         if !pinned {
             break;
@@ -108,7 +111,7 @@ pub fn make(jobs: &Jobs<'_>) -> Result<Overlapped, PlanError> {
 pub fn minimum(jobs: &Jobs<'_>) -> Result<Overlapped, PlanError> {
     let apart = global::minimum(jobs)?.plan.figures.arena_bytes;
     let devices = global::shares(jobs);
-    let shared = Options::new(jobs, &devices)?.least()?;
+    let shared = Options::new(jobs, &devices, true)?.least()?;
     let mut made = make(&Jobs { budget: shared.map_or(apart, |shared| apart.min(Bytes(shared))), ..jobs.clone() })?;
     made.together.plan.budget = made.together.plan.figures.arena_bytes;
     Ok(made)
@@ -202,8 +205,15 @@ struct Shape {
     passes: bool,
 }
 
+impl Shape {
+    /// Its first span, which is the only one of what passes.
+    fn span(&self) -> (usize, usize) {
+        self.item.spans.first().map_or((0, 0), |&(from, until)| (from as usize, until as usize))
+    }
+}
+
 /// What there is to place of a job.
-fn shapes(part: &Planned) -> (Vec<Shape>, usize) {
+fn shapes(part: &Planned) -> (Vec<Shape>, Vec<Nanos>) {
     let lives: Vec<(Nanos, Nanos)> = part.program.residencies.iter().map(|r| engine::life(r, &part.run)).collect();
     let mut times: Vec<Nanos> = lives.iter().flat_map(|l| [l.0, l.1]).chain([Nanos::ZERO]).collect();
     times.sort_unstable();
@@ -234,87 +244,127 @@ fn shapes(part: &Planned) -> (Vec<Shape>, usize) {
             }
         }
     }
-    (shapes, times.len())
+    (shapes, times)
 }
 
-/// Which shapes of a job go into the window, and the loads of both.
-#[derive(Clone)]
-struct Split {
+/// Which shapes of a plan go into the window, the loads of both, and for how long it is held.
+struct Offer {
+    /// Which of the job's plans.
+    pick: usize,
     shared: Vec<bool>,
     own: u64,
     window: u64,
-}
-
-/// Brings the load of what stays a job's own down by what a window of `size` holds, the shortest lives first.
-fn split(shapes: &[Shape], times: usize, order: &[usize], size: u64) -> Split {
-    let each = |shape: &Shape, f: &mut dyn FnMut(usize)| {
-        for &(from, until) in &shape.item.spans {
-            (from as usize..until as usize).for_each(&mut *f);
-        }
-    };
-    let (mut own, mut window) = (vec![0u64; times + 1], vec![0u64; times + 1]);
-    for shape in shapes {
-        each(shape, &mut |t| own[t] += shape.item.bytes);
-    }
-    let mut shared = vec![false; shapes.len()];
-    loop {
-        let (highest, load) = own.iter().enumerate().fold((0, 0), |most, (t, &load)| if load > most.1 { (t, load) } else { most });
-        let moves = order.iter().copied().find(|&index| {
-            let (from, until) = shapes[index].item.spans[0];
-            let alive = (from as usize..until as usize).contains(&highest) && !shared[index];
-            alive && (from as usize..until as usize).all(|t| window[t] + shapes[index].item.bytes <= size)
-        });
-        let Some(index) = moves else { return Split { shared, own: load, window: window.iter().copied().max().unwrap_or(0) } };
-        shared[index] = true;
-        each(&shapes[index], &mut |t| {
-            own[t] -= shapes[index].item.bytes;
-            window[t] += shapes[index].item.bytes;
-        });
-    }
+    held: u64,
 }
 
 /// A plan that a job may have.
 struct Choice {
     planned: Planned,
     shapes: Vec<Shape>,
-    /// How many instants its shapes tell apart.
-    times: usize,
-    /// What may be shared, in the order in which it is.
-    order: Vec<usize>,
+    /// The instants that spans count.
+    times: Vec<Nanos>,
+    /// Bytes from each instant on.
+    load: Vec<u64>,
 }
 
 impl Choice {
     fn new(planned: Planned) -> Self {
         let (shapes, times) = shapes(&planned);
-        let mut order: Vec<usize> = (0..shapes.len()).filter(|&i| shapes[i].passes && shapes[i].item.bytes > 0).collect();
-        order.sort_by_key(|&i| (shapes[i].life, std::cmp::Reverse(shapes[i].item.bytes), i));
-        Self { planned, shapes, times, order }
-    }
-
-    /// With a window of a size: how it is divided, and for how long it holds the window.
-    fn offer(&self, size: u64) -> Offer {
-        let split = split(&self.shapes, self.times, &self.order, size);
-        let lives = self.shapes.iter().zip(&split.shared).filter(|(_, shared)| **shared);
-        let mut lives: Vec<(Nanos, Nanos)> =
-            lives.map(|(shape, _)| engine::life(&self.planned.program.residencies[shape.residencies[0]], &self.planned.run)).collect();
-        lives.sort_unstable();
-        let (mut held, mut end) = (0, Nanos::ZERO);
-        for (from, until) in lives {
-            held += until.saturating_sub(from.max(end)).0;
-            end = end.max(until);
-        }
-        Offer { split, held }
+        let mut choice = Self { planned, shapes, load: vec![0; times.len()], times };
+        choice.load = choice.loads(|_| true);
+        choice
     }
 
     fn time(&self) -> u64 {
         self.planned.run.iteration.0
     }
+
+    /// Bytes of some shapes from each instant on.
+    fn loads(&self, of: impl Fn(usize) -> bool) -> Vec<u64> {
+        let (mut begins, mut ends) = (vec![0u64; self.times.len() + 1], vec![0u64; self.times.len() + 1]);
+        for (_, shape) in self.shapes.iter().enumerate().filter(|(i, _)| of(*i)) {
+            for &(from, until) in &shape.item.spans {
+                begins[from as usize] += shape.item.bytes;
+                ends[until as usize] += shape.item.bytes;
+            }
+        }
+        let mut level = 0;
+        (0..self.times.len())
+            .map(|t| {
+                level = level + begins[t] - ends[t];
+                level
+            })
+            .collect()
+    }
+
+    /// From an instant to the next, in nanoseconds.
+    fn length(&self, t: usize) -> u64 {
+        self.times.get(t + 1).map_or(0, |next| (*next - self.times[t]).0)
+    }
+
+    /// Ways to divide it, the first of which needs no window.
+    fn offers(&self, pick: usize) -> Vec<Offer> {
+        let most = |loads: Vec<u64>| loads.into_iter().max().unwrap_or(0);
+        let (all, least) = (most(self.load.clone()), most(self.loads(|i| !self.shapes[i].passes)));
+        let part = |k: u64| least + u64::try_from(u128::from(all - least) * u128::from(k) / u128::from(PARTS)).unwrap_or(0);
+        let none = Offer { pick, shared: vec![false; self.shapes.len()], own: all, window: 0, held: 0 };
+        std::iter::once(none).chain((0..PARTS).rev().filter_map(|k| self.offer(pick, part(k)))).collect()
+    }
+
+    /// Keeps the load of its own part at or below a target: the window is held where the load is higher, and as much longer as it takes to
+    /// have enough in it that begins and ends while it is held. `None` if nothing does.
+    fn offer(&self, pick: usize, target: u64) -> Option<Offer> {
+        let count = self.times.len();
+        let mut inside: Vec<bool> = self.load.iter().map(|&load| load > target).collect();
+        let fits = loop {
+            let mut outside = vec![0usize; count + 1];
+            for t in 0..count {
+                outside[t + 1] = outside[t] + usize::from(!inside[t]);
+            }
+            let fits: Vec<bool> = self.shapes.iter().map(|s| s.passes && outside[s.span().0] == outside[s.span().1]).collect();
+            let own = self.loads(|i| !fits[i]);
+            let (at, load) = highest(&own);
+            if load <= target {
+                break fits;
+            }
+            // Whoever takes the least time more for the bytes that are too many.
+            let mut best: Option<(u128, u128, usize)> = None;
+            for (i, shape) in self.shapes.iter().enumerate().filter(|(i, s)| s.passes && !fits[*i] && s.item.bytes > 0) {
+                let (from, until) = shape.span();
+                if !(from..until).contains(&at) {
+                    continue;
+                }
+                let longer: u64 = (from..until).filter(|&t| !inside[t]).map(|t| self.length(t)).sum();
+                let (longer, given) = (u128::from(longer), u128::from(shape.item.bytes.min(load - target)));
+                if best.is_none_or(|(l, g, _)| longer * g < l * given) {
+                    best = Some((longer, given, i));
+                }
+            }
+            let (from, until) = self.shapes[best?.2].span();
+            inside[from..until].fill(true);
+        };
+        // Of what could be in the window only as much as is needed, the shortest lives first.
+        let mut order: Vec<usize> = (0..self.shapes.len()).filter(|&i| fits[i] && self.shapes[i].item.bytes > 0).collect();
+        order.sort_by_key(|&i| (self.shapes[i].life, std::cmp::Reverse(self.shapes[i].item.bytes), i));
+        let (mut own, mut shared) = (self.load.clone(), vec![false; self.shapes.len()]);
+        loop {
+            let (at, load) = highest(&own);
+            if load <= target {
+                break;
+            }
+            let moves = order.iter().copied().find(|&i| !shared[i] && (self.shapes[i].span().0..self.shapes[i].span().1).contains(&at))?;
+            shared[moves] = true;
+            let (from, until) = self.shapes[moves].span();
+            own[from..until].iter_mut().for_each(|load| *load -= self.shapes[moves].item.bytes);
+        }
+        let window = self.loads(|i| shared[i]);
+        let held = (0..count).filter(|&t| window[t] > 0).map(|t| self.length(t)).sum();
+        Some(Offer { pick, shared, own: highest(&own).1, window: highest(&window).1, held })
+    }
 }
 
-/// What a choice comes to with a window of some size.
-struct Offer {
-    split: Split,
-    held: u64,
+fn highest(loads: &[u64]) -> (usize, u64) {
+    loads.iter().enumerate().fold((0, 0), |most, (t, &load)| if load > most.1 { (t, load) } else { most })
 }
 
 /// Addresses of a choice's shapes, and how high its own part and what it has in the window are.
@@ -326,13 +376,11 @@ struct Options<'a> {
     /// Of each job its entry in `choices`: copies of a job choose from the same.
     of: Vec<usize>,
     choices: Vec<Vec<Choice>>,
+    offers: Vec<Vec<Offer>>,
 }
 
-/// A window's size, and each job's choice.
-struct Division<'o> {
-    offers: &'o [Vec<Offer>],
-    picks: Vec<usize>,
-}
+/// Which of its offers each job takes.
+type Division = Vec<usize>;
 
 /// A division with addresses.
 struct Laid {
@@ -345,8 +393,9 @@ struct Laid {
 }
 
 impl<'a> Options<'a> {
-    fn new(jobs: &'a Jobs<'a>, devices: &[Profile]) -> Result<Self, PlanError> {
-        let mut all = Self { jobs, of: Vec::new(), choices: Vec::new() };
+    /// With everybody's least plan, which takes longest to find, or without.
+    fn new(jobs: &'a Jobs<'a>, devices: &[Profile], least: bool) -> Result<Self, PlanError> {
+        let mut all = Self { jobs, of: Vec::new(), choices: Vec::new(), offers: Vec::new() };
         let mut known: Vec<(&str, &Method, u64)> = Vec::new();
         for (job, device) in jobs.jobs.iter().zip(devices) {
             let key = (&*job.file.1, &job.method, device.pinned_bytes.0);
@@ -365,68 +414,79 @@ impl<'a> Options<'a> {
                 method: job.method.clone(),
                 recorded_options: jobs.recorded_options.clone(),
             };
-            all.choices.push(choices(&request)?);
+            let choices = choices(&request, least)?;
+            all.offers.push(choices.iter().enumerate().flat_map(|(pick, choice)| choice.offers(pick)).collect());
+            all.choices.push(choices);
         }
         Ok(all)
     }
 
-    fn choice(&self, job: usize, pick: usize) -> &Choice {
-        &self.choices[self.of[job]][pick]
+    fn offer(&self, job: usize, offer: usize) -> &Offer {
+        &self.offers[self.of[job]][offer]
     }
 
-    /// What each choice comes to with a window of each size.
-    fn offers(&self) -> Vec<Vec<Vec<Offer>>> {
-        let each = |size: u64| -> Vec<Vec<Offer>> { self.choices.iter().map(|c| c.iter().map(|c| c.offer(size)).collect()).collect() };
-        let most = each(u64::MAX).iter().flatten().map(|offer| offer.split.window).max().unwrap_or(0);
-        let size = |part: u64| u64::try_from(u128::from(most) * u128::from(part) / u128::from(SIZES)).unwrap_or(most);
-        (1..=SIZES).map(|part| each(size(part))).collect()
+    fn choice(&self, job: usize, offer: usize) -> &Choice {
+        &self.choices[self.of[job]][self.offer(job, offer).pick]
+    }
+
+    /// Sizes of the window to try.
+    fn sizes(&self) -> Vec<u64> {
+        let mut all: Vec<u64> = self.offers.iter().flatten().map(|offer| offer.window).filter(|&window| window > 0).collect();
+        all.sort_unstable();
+        all.dedup();
+        let count = all.len();
+        (1..=SIZES.min(count)).map(|k| all[count * k / SIZES.min(count) - 1]).collect()
+    }
+
+    /// A job's offers that do with a window.
+    fn within(&self, job: usize, size: u64) -> impl Iterator<Item = usize> {
+        let offers = &self.offers[self.of[job]];
+        (0..offers.len()).filter(move |&i| offers[i].window <= size)
     }
 
     /// Everybody's smallest part.
-    fn smallest<'o>(&self, offers: &'o [Vec<Offer>]) -> Division<'o> {
-        let least = |of: &usize| (0..offers[*of].len()).min_by_key(|&pick| (offers[*of][pick].split.own, pick)).unwrap_or(0);
-        Division { offers, picks: self.of.iter().map(least).collect() }
+    fn smallest(&self, size: u64) -> Division {
+        (0..self.of.len()).map(|job| self.within(job, size).min_by_key(|&i| (self.offer(job, i).own, i)).unwrap_or(0)).collect()
     }
 
     /// The quickest plans, and then smaller ones where that costs least, until they fit. `None` if they don't.
-    fn quickest<'o>(&self, offers: &'o [Vec<Offer>], budget: u64, holding: u64) -> Option<Division<'o>> {
-        let cost = |job: usize, pick: usize| {
-            let (choice, asked) = (self.choice(job, pick), &self.jobs.jobs[job]);
-            let time = u128::from(choice.time()) + u128::from(offers[self.of[job]][pick].held) * u128::from(holding) / 4;
+    fn quickest(&self, size: u64, budget: u64, holding: u64) -> Option<Division> {
+        let cost = |job: usize, i: usize| {
+            let (choice, asked) = (self.choice(job, i), &self.jobs.jobs[job]);
+            let time = u128::from(choice.time()) + u128::from(self.offer(job, i).held) * u128::from(holding) / 4;
             let unplanned = choice.planned.plan.figures.unplanned_iteration_ns.0.max(1);
             time * u128::from(asked.priority.max(1)) * 1_000_000 / u128::from(unplanned)
         };
-        let own = |job: usize, pick: usize| offers[self.of[job]][pick].split.own;
-        let count = |job: usize| offers[self.of[job]].len();
-        let quickest = |job| (0..count(job)).min_by_key(|&pick| (cost(job, pick), own(job, pick), pick)).unwrap_or(0);
-        let mut division = Division { offers, picks: (0..self.of.len()).map(quickest).collect() };
+        let own = |job: usize, i: usize| self.offer(job, i).own;
+        let quickest = |job| self.within(job, size).min_by_key(|&i| (cost(job, i), own(job, i), i)).unwrap_or(0);
+        let mut division: Division = (0..self.of.len()).map(quickest).collect();
         while self.bytes(&division) > budget {
             let mut cheapest: Option<(u128, u128, usize, usize)> = None;
-            for (job, &now) in division.picks.iter().enumerate() {
-                for pick in (0..count(job)).filter(|&pick| own(job, pick) < own(job, now)) {
-                    let (lost, given) = (cost(job, pick).saturating_sub(cost(job, now)), u128::from(own(job, now) - own(job, pick)));
+            for (job, &now) in division.iter().enumerate() {
+                for i in self.within(job, size).filter(|&i| own(job, i) < own(job, now)) {
+                    let (lost, given) = (cost(job, i).saturating_sub(cost(job, now)), u128::from(own(job, now) - own(job, i)));
                     if cheapest.is_none_or(|(l, g, ..)| lost * g < l * given || (lost * g == l * given && given > g)) {
-                        cheapest = Some((lost, given, job, pick));
+                        cheapest = Some((lost, given, job, i));
                     }
                 }
             }
-            let (_, _, job, pick) = cheapest?;
-            division.picks[job] = pick;
+            let (_, _, job, i) = cheapest?;
+            division[job] = i;
         }
         Some(division)
     }
 
     /// By loads; placed it may take more.
-    fn bytes(&self, division: &Division<'_>) -> u64 {
-        let splits = || self.of.iter().zip(&division.picks).map(|(&of, &pick)| &division.offers[of][pick].split);
-        splits().map(|s| s.own).fold(0, u64::saturating_add).saturating_add(splits().map(|s| s.window).max().unwrap_or(0))
+    fn bytes(&self, division: &Division) -> u64 {
+        let offers = || division.iter().enumerate().map(|(job, &i)| self.offer(job, i));
+        offers().map(|o| o.own).fold(0, u64::saturating_add).saturating_add(offers().map(|o| o.window).max().unwrap_or(0))
     }
 
     /// The smallest arena.
     fn least(&self) -> Result<Option<u64>, PlanError> {
-        let mut least: Option<u64> = None;
-        for offers in &self.offers() {
-            let laid = self.lay(&self.smallest(offers), &mut BTreeMap::new())?;
+        let (mut least, mut layouts): (Option<u64>, _) = (None, BTreeMap::new());
+        for size in self.sizes() {
+            let laid = self.lay(&self.smallest(size), &mut layouts)?;
             if let Some(laid) = laid.filter(|laid| !laid.plans.is_empty()) {
                 least = Some(least.map_or(laid.bytes, |l| l.min(laid.bytes)));
             }
@@ -438,30 +498,35 @@ impl<'a> Options<'a> {
     fn search(&self, best: &mut Option<Overlapped>, lowest: &mut u64) -> Result<bool, PlanError> {
         let jobs = self.jobs;
         let apart = best.as_ref().and_then(|b| b.apart.clone());
-        let (mut pinned, mut seen) = (false, Vec::new());
-        for offers in &self.offers() {
-            let mut layouts = BTreeMap::new();
-            *lowest = (*lowest).min(self.bytes(&self.smallest(offers)));
+        let (mut pinned, mut seen, mut layouts) = (false, BTreeSet::new(), BTreeMap::new());
+        for size in self.sizes() {
+            *lowest = (*lowest).min(self.bytes(&self.smallest(size)));
             for holding in HOLDING {
                 let mut budget = jobs.budget.0 / 512 * 512;
                 for attempt in 0..=RETRIES {
-                    let division = match self.quickest(offers, budget, holding) {
+                    let division = match self.quickest(size, budget, holding) {
                         Some(division) if attempt < RETRIES => division,
                         None if attempt == 0 => break,
-                        _ => self.smallest(offers),
+                        _ => self.smallest(size),
                     };
+                    if seen.contains(&division) {
+                        break;
+                    }
                     let Some(laid) = self.lay(&division, &mut layouts)? else { break };
                     if let Some(over) = laid.bytes.checked_sub(jobs.budget.0).filter(|over| *over > 0) {
                         *lowest = (*lowest).min(laid.bytes);
                         budget = budget.saturating_sub(over.max(512));
                         continue;
                     }
+                    seen.insert(division);
                     for (plan, runs) in laid.plans {
                         if plan.figures.pinned_bytes > jobs.device.pinned_bytes {
                             pinned = true;
                             continue;
                         }
-                        if seen.contains(&plan.jobs) {
+                        // Beside others nobody is quicker than alone.
+                        let alone: Vec<Nanos> = runs.iter().map(|(_, run)| run.iteration).collect();
+                        if best.as_ref().is_some_and(|b| cost(jobs, &plan, &alone) >= cost(jobs, &plan, &b.beside)) {
                             continue;
                         }
                         let times = beside(jobs, &plan)?;
@@ -479,7 +544,6 @@ impl<'a> Options<'a> {
                             let (held, together) = (held(jobs, &plan)?, Together { plan: plan.clone(), parts });
                             *best = Some(Overlapped { together, beside: times, apart: apart.clone(), held });
                         }
-                        seen.push(plan.jobs);
                     }
                     break;
                 }
@@ -489,18 +553,18 @@ impl<'a> Options<'a> {
     }
 
     /// Addresses for a division; `None` where nothing lies in the window.
-    fn lay(&self, division: &Division<'_>, layouts: &mut BTreeMap<(usize, usize), Layout>) -> Result<Option<Laid>, PlanError> {
-        for (&of, &pick) in self.of.iter().zip(&division.picks) {
-            layouts.entry((of, pick)).or_insert_with(|| place_both(&self.choices[of][pick], &division.offers[of][pick].split));
+    fn lay(&self, division: &Division, layouts: &mut BTreeMap<(usize, usize), Layout>) -> Result<Option<Laid>, PlanError> {
+        for (job, &i) in division.iter().enumerate() {
+            layouts.entry((self.of[job], i)).or_insert_with(|| place_both(self.choice(job, i), self.offer(job, i)));
         }
-        let picked: Vec<&Layout> = self.of.iter().zip(&division.picks).map(|(&of, &pick)| &layouts[&(of, pick)]).collect();
+        let picked: Vec<&Layout> = self.of.iter().zip(division).map(|(&of, &i)| &layouts[&(of, i)]).collect();
         let own: Vec<u64> = picked.iter().map(|l| l.1[0]).collect();
         let offset = own.iter().copied().fold(0, u64::saturating_add);
         let size = picked.iter().map(|l| l.1[1]).max().unwrap_or(0);
         if size == 0 {
             return Ok(None);
         }
-        let parts: Vec<Planned> = division.picks.iter().enumerate().map(|(job, &pick)| self.choice(job, pick).planned.clone()).collect();
+        let parts: Vec<Planned> = division.iter().enumerate().map(|(job, &i)| self.choice(job, i).planned.clone()).collect();
         let mut laid = Laid { bytes: offset.saturating_add(size), own, parts, plans: Vec::new() };
         for gap in GAPS {
             if let Some(plan) = self.plan(division, &picked, &laid, (offset, size), gap)?
@@ -515,7 +579,7 @@ impl<'a> Options<'a> {
     /// The plan with a window at an offset, of a size; `None` if handing it over makes a job slower alone.
     fn plan(
         &self,
-        division: &Division<'_>,
+        division: &Division,
         picked: &[&Layout],
         laid: &Laid,
         window: (u64, u64),
@@ -526,8 +590,8 @@ impl<'a> Options<'a> {
         let mut runs = Vec::with_capacity(plan.jobs.len());
         let mut gained = Nanos::ZERO;
         for (index, job) in plan.jobs.iter_mut().enumerate() {
-            let (choice, offsets) = (self.choice(index, division.picks[index]), &picked[index].0);
-            let shared = &division.offers[self.of[index]][division.picks[index]].split.shared;
+            let (choice, offsets) = (self.choice(index, division[index]), &picked[index].0);
+            let shared = &self.offer(index, division[index]).shared;
             let mut placements: Vec<(u32, Placement)> = Vec::with_capacity(choice.shapes.len());
             for (i, shape) in choice.shapes.iter().enumerate() {
                 if let (Some(&(from, _)), Some(&r)) = (shape.item.spans.last(), shape.residencies.last()) {
@@ -575,7 +639,7 @@ impl<'a> Options<'a> {
 }
 
 /// A job's plans, from that which needs most to that which needs least.
-fn choices(request: &Request<'_>) -> Result<Vec<Choice>, PlanError> {
+fn choices(request: &Request<'_>, least: bool) -> Result<Vec<Choice>, PlanError> {
     let whole = budget::unplanned(request)?;
     let (top, floor) = (whole.plan.figures.arena_bytes.0, Liveness::of(request.graph).floor.0);
     let mut all = vec![Choice::new(whole)];
@@ -596,6 +660,9 @@ fn choices(request: &Request<'_>) -> Result<Vec<Choice>, PlanError> {
             Err(defect) => return Err(defect),
         }
     }
+    if !least {
+        return Ok(all);
+    }
     match budget::minimum(&Request { budget: Bytes(most), ..request.clone() }) {
         Ok(planned) => add(planned),
         Err(PlanError::Infeasible(_)) => {}
@@ -605,17 +672,17 @@ fn choices(request: &Request<'_>) -> Result<Vec<Choice>, PlanError> {
 }
 
 /// Addresses from 0 of a choice's own part, and from 0 of what it has in the window.
-fn place_both(choice: &Choice, split: &Split) -> Layout {
+fn place_both(choice: &Choice, offer: &Offer) -> Layout {
     let mut offsets = vec![0; choice.shapes.len()];
     let mut heights = [0, 0];
     for (side, height) in heights.iter_mut().enumerate() {
-        let mine = |&i: &usize| usize::from(split.shared[i]) == side && choice.shapes[i].item.bytes > 0;
+        let mine = |&i: &usize| usize::from(offer.shared[i]) == side && choice.shapes[i].item.bytes > 0;
         let which: Vec<usize> = (0..choice.shapes.len()).filter(mine).collect();
         if which.is_empty() {
             continue;
         }
         let items: Vec<Item> = which.iter().map(|&i| choice.shapes[i].item.clone()).collect();
-        let layout = place::place(&items, [split.own, split.window][side]);
+        let layout = place::place(&items, [offer.own, offer.window][side]);
         which.iter().zip(&layout.offsets).for_each(|(&i, &offset)| offsets[i] = offset);
         *height = layout.height;
     }
