@@ -388,9 +388,12 @@ struct Laid {
     /// Of each job.
     own: Vec<u64>,
     parts: Vec<Planned>,
-    /// They differ in when the window is handed over. Each with every job's program and run.
-    plans: Vec<(Plan, Vec<(Program, Run)>)>,
+    /// They differ in when the window is handed over.
+    plans: Vec<Timed>,
 }
+
+/// A plan, and every job's program and run alone.
+type Timed = (Plan, Vec<(Program, Run)>);
 
 impl<'a> Options<'a> {
     /// With everybody's least plan, which takes longest to find, or without.
@@ -584,7 +587,7 @@ impl<'a> Options<'a> {
         laid: &Laid,
         window: (u64, u64),
         gap: Option<u64>,
-    ) -> Result<Option<(Plan, Vec<(Program, Run)>)>, PlanError> {
+    ) -> Result<Option<Timed>, PlanError> {
         let mut plan = global::joined(self.jobs, &laid.parts);
         let (mut base, mut peaks, mut peak) = (0, [0, 0], 0);
         let mut runs = Vec::with_capacity(plan.jobs.len());

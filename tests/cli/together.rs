@@ -33,10 +33,10 @@ fn two_jobs_get_one_plan_and_run_side_by_side() {
 fn two_jobs_share_bytes_and_wait_for_each_other() {
     let folder = Folder::new();
     let mlp = fixture("mlp.graph.json");
-    let plan = |more: &[&str]| [&["plan", &*mlp, &mlp, "--device", "a6000"], more].concat();
+    let plan = ["plan", &mlp, &mlp, "--device", "a6000", "--budget", "32%"];
     // A sub-arena for each is too much, and with a window between them it is not.
-    assert_eq!(folder.neap(&plan(&["--budget", "32%"])).code, Some(1));
-    let planned = folder.json(&plan(&["--budget", "32%", "--overlap", "-o", "two.plan.json"]));
+    assert_eq!(folder.neap(&plan).code, Some(1));
+    let planned = folder.json(&[&plan[..], &["--overlap", "-o", "two.plan.json"]].concat());
     let window = number(&planned, "window_bytes");
     assert!(window > 0 && number(&planned, "arena_bytes") <= number(&planned, "budget_bytes"), "{planned}");
     assert_eq!((&planned["fits_apart"], &planned["jobs"][0]["beside_apart_ns"]), (&false.into(), &serde_json::Value::Null));
