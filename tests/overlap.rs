@@ -241,7 +241,7 @@ fn any_window_that_is_let_pass_is_safe() {
             let share = if random.once_in(2) { 1 } else { random.between(1, 9) };
             for placement in &mut job.placements {
                 // Rarely what is there at the boundary, too, which must be refused.
-                if random.below(10) < share && (passes(placement.place) || random.once_in(200)) {
+                if random.below(10) < share && (passes(placement.place) || random.once_in(60)) {
                     placement.offset = offset + (placement.offset - base);
                 }
             }
