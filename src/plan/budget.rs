@@ -376,6 +376,7 @@ fn finish(
         events: emitted.events,
         placements,
         host_slots,
+        window: None,
     };
     let plan = Plan {
         planner: request.method.name().to_owned(),

@@ -113,7 +113,7 @@ pub fn minimum(jobs: &Jobs<'_>) -> Result<Together, PlanError> {
 }
 
 /// The device as each job sees it: with its part of host memory, by the bytes that it works on.
-fn shares(jobs: &Jobs<'_>) -> Vec<Profile> {
+pub(super) fn shares(jobs: &Jobs<'_>) -> Vec<Profile> {
     let peaks: Vec<u64> = jobs.jobs.iter().map(|job| Liveness::of(job.graph).peak.0).collect();
     let all: u128 = peaks.iter().map(|&p| u128::from(p)).sum::<u128>().max(1);
     let part = |peak: u64| u64::try_from(u128::from(jobs.device.pinned_bytes.0) * u128::from(peak) / all / 512 * 512).unwrap_or(0);
@@ -273,29 +273,33 @@ impl<'a> Ladder<'a> {
 
     fn together(self) -> Together {
         let parts: Vec<Planned> = self.rungs.into_iter().map(|rung| rung.now).collect();
-        let mut jobs = Vec::with_capacity(parts.len());
-        let mut figures = Figures::default();
-        for part in &parts {
-            let own = &part.plan.figures;
-            jobs.extend(part.plan.jobs.iter().map(|job| moved(job, figures.arena_bytes, figures.pinned_bytes)));
-            figures.peak_bytes += own.peak_bytes;
-            figures.arena_bytes += own.arena_bytes;
-            figures.pinned_bytes += own.pinned_bytes;
-            figures.unplanned_peak_bytes += own.unplanned_peak_bytes;
-            figures.iteration_ns += own.iteration_ns;
-            figures.first_iteration_ns += own.first_iteration_ns;
-            figures.unplanned_iteration_ns += own.unplanned_iteration_ns;
-        }
-        let planner = self.jobs.jobs.first().map_or("none", |job| job.method.name());
-        let plan = Plan {
-            planner: planner.to_owned(),
-            options: self.jobs.recorded_options.clone(),
-            device: self.jobs.device.clone(),
-            budget: self.jobs.budget,
-            jobs,
-            figures,
-        };
-        Together { plan, parts }
+        Together { plan: joined(self.jobs, &parts), parts }
+    }
+}
+
+/// One plan of the jobs' own, each behind those before it.
+pub(super) fn joined(asked: &Jobs<'_>, parts: &[Planned]) -> Plan {
+    let mut jobs = Vec::with_capacity(parts.len());
+    let mut figures = Figures::default();
+    for part in parts {
+        let own = &part.plan.figures;
+        jobs.extend(part.plan.jobs.iter().map(|job| moved(job, figures.arena_bytes, figures.pinned_bytes)));
+        figures.peak_bytes += own.peak_bytes;
+        figures.arena_bytes += own.arena_bytes;
+        figures.pinned_bytes += own.pinned_bytes;
+        figures.unplanned_peak_bytes += own.unplanned_peak_bytes;
+        figures.iteration_ns += own.iteration_ns;
+        figures.first_iteration_ns += own.first_iteration_ns;
+        figures.unplanned_iteration_ns += own.unplanned_iteration_ns;
+    }
+    let planner = asked.jobs.first().map_or("none", |job| job.method.name());
+    Plan {
+        planner: planner.to_owned(),
+        options: asked.recorded_options.clone(),
+        device: asked.device.clone(),
+        budget: asked.budget,
+        jobs,
+        figures,
     }
 }
 

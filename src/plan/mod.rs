@@ -18,6 +18,7 @@ pub mod ledger;
 pub mod live;
 pub mod method;
 pub mod neap;
+pub mod overlap;
 pub mod place;
 pub mod robust;
 pub mod slab;

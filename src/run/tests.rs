@@ -257,7 +257,7 @@ fn plan(graph: &Graph, events: Vec<Event>) -> (JobPlan, Bytes) {
         }
     }
     let (graph, graph_sha256, libraries) = (String::new(), String::new(), BTreeMap::new());
-    (JobPlan { graph, graph_sha256, latencies, libraries, events, placements, host_slots }, arena)
+    (JobPlan { graph, graph_sha256, latencies, libraries, events, placements, host_slots, window: None }, arena)
 }
 
 fn settings(iterations: u32) -> Settings {

@@ -178,6 +178,13 @@ impl<'a> Side<'a> {
         numbered(named)
     }
 
+    fn window(&self) -> String {
+        let Some(window) = &self.job.window else { return "none".to_owned() };
+        let after: Vec<_> = window.hands_over_after.iter().map(|op| format!("`{}`", self.operator(*op))).collect();
+        let after = if after.is_empty() { String::new() } else { format!(", handed over after {}", first_few(&after)) };
+        format!("{} bytes at {}{after}", window.bytes.0, window.offset.0)
+    }
+
     fn slots(&self) -> Vec<(Key, String)> {
         let mut all: Vec<_> =
             self.job.host_slots.iter().map(|(t, b)| (format!("host slot of `{}`", self.tensor(*t)), b.0.to_string())).collect();
@@ -204,6 +211,9 @@ fn job(a: &Side<'_>, b: &Side<'_>, note: &mut impl FnMut(String)) {
     lists("events", "retimed", &a.events(), &b.events(), note);
     lists("placements", "moved", &a.placements(), &b.placements(), note);
     lists("host slots", "moved", &a.slots(), &b.slots(), note);
+    if a.window() != b.window() {
+        note(format!("the window {}", was(a.window(), b.window())));
+    }
     latencies(a, b, note);
 }
 

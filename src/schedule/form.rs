@@ -60,6 +60,22 @@ pub struct JobForm<'a> {
     pub host_slots: Vec<SlotForm<'a>>,
     /// One for each operator.
     pub latencies: Vec<LatencyForm<'a>>,
+    /// Bytes of the arena that it has together with other jobs, which hold them in turn.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<WindowForm<'a>>,
+}
+
+/// Bytes of the arena that jobs hold in turn; the same for every job that has any.
+#[derive(Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "Window")]
+pub struct WindowForm<'a> {
+    /// First byte.
+    pub offset_bytes: Bytes,
+    /// How many.
+    pub bytes: Bytes,
+    /// Operators after whose end, in program order, the job has nothing in it and another may hold it.
+    pub hands_over_after: Vec<Cow<'a, str>>,
 }
 
 /// Something the plan does besides running the operators. It becomes due `delay_ns` after the end of operator `after`, or after the

@@ -8,8 +8,8 @@ use std::io::{self, Write};
 use std::path::{Component, Path, PathBuf};
 
 pub use super::form::PlanFile;
-use super::form::{EventForm, JobForm, LatencyForm, PlacementForm, SlotForm};
-use super::plan::{Chosen, Event, JobPlan, Latency, Place, Placement, Plan, Trigger};
+use super::form::{EventForm, JobForm, LatencyForm, PlacementForm, SlotForm, WindowForm};
+use super::plan::{Chosen, Event, JobPlan, Latency, Place, Placement, Plan, Trigger, Window};
 use crate::files::{self, FileError};
 use crate::job::Graph;
 use crate::job::json::{self, ReadError, Tag, Version};
@@ -192,6 +192,13 @@ impl<'a> Names<'a> {
         within("offset_bytes", offset.0)?;
         Ok(Placement { place, offset })
     }
+
+    fn window(&self, form: &WindowForm<'_>) -> Result<Window, String> {
+        within("offset_bytes", form.offset_bytes.0)?;
+        within("bytes", form.bytes.0)?;
+        let hands_over_after = form.hands_over_after.iter().map(|name| self.operator(name)).collect::<Result<_, _>>()?;
+        Ok(Window { offset: form.offset_bytes, bytes: form.bytes, hands_over_after })
+    }
 }
 
 /// The operators that the steps of a job run, in program order.
@@ -255,8 +262,9 @@ fn job(form: JobForm<'_>, graph: &Graph) -> Result<JobPlan, String> {
     }
     let missing = |index: usize| format!("operator `{}` has no latency; each operator needs one", graph.operators[index].name);
     let latencies = latencies.into_iter().enumerate().map(|(i, l)| l.ok_or_else(|| missing(i))).collect::<Result<_, _>>()?;
+    let window = form.window.map(|form| names.window(&form).map_err(|e| format!("`window`: {e}"))).transpose()?;
     let (graph, graph_sha256) = (form.graph.into_owned(), form.graph_sha256.into_owned());
-    Ok(JobPlan { graph, graph_sha256, latencies, libraries, events, placements, host_slots })
+    Ok(JobPlan { graph, graph_sha256, latencies, libraries, events, placements, host_slots, window })
 }
 
 /// Writes a plan; the file appears whole or not at all. Graphs as in [`to_bytes`].
@@ -306,6 +314,9 @@ fn emit(out: &mut Vec<u8>, file: &PlanFile<'_>) -> io::Result<()> {
         json::lines(out, &job.host_slots)?;
         write!(out, ",\n\"latencies\":")?;
         json::lines(out, &job.latencies)?;
+        if let Some(window) = &job.window {
+            write!(out, ",\n\"window\":{}", json::text(window)?)?;
+        }
         write!(out, "}}")?;
     }
     writeln!(out, "]}}")
@@ -346,6 +357,11 @@ fn job_form<'a>(job: &'a JobPlan, graph: &'a Graph) -> JobForm<'a> {
                 LatencyForm { operator: operator(OpId(i)), ns: l.time, source: l.source, algorithm, workspace_bytes: workspace }
             })
             .collect(),
+        window: job.window.as_ref().map(|window| WindowForm {
+            offset_bytes: window.offset,
+            bytes: window.bytes,
+            hands_over_after: window.hands_over_after.iter().map(|op| operator(*op)).collect(),
+        }),
     }
 }
 
@@ -429,6 +445,7 @@ pub(super) mod tests {
             events,
             placements,
             host_slots: BTreeMap::from([(tensor("z1"), Bytes(0)), (tensor("m.w1"), Bytes(1 << 26))]),
+            window: Some(Window { offset: Bytes(1024), bytes: Bytes(4096), hands_over_after: vec![op("gelu1"), op("linear2")] }),
         };
         let plan = Plan {
             planner: "none".to_owned(),
@@ -507,6 +524,8 @@ pub(super) mod tests {
             ("\"algorithm\":[1,-1],", "", "operator `linear1` names impossible algorithms"),
             ("\"algorithm\":[1,-1]", "\"algorithm\":[1,-2]", "operator `linear1` names impossible algorithms"),
             ("\"algorithm\":[1,-1]", "\"algorithm\":[1,4294967296]", "invalid value"),
+            ("\"bytes\":4096", "\"bytes\":4611686018427387905", "job 0 (`mlp`): `window`: `bytes` is 4611686018427387905"),
+            ("[\"gelu1\",\"linear2\"]", "[\"gelu9\",\"linear2\"]", "job 0 (`mlp`): `window`: the graph has no operator named `gelu9`"),
             ("neap.plan", "neap.graph", "a `neap.plan` file is expected"),
             ("{\"tensor\":\"m.w1\",\"offset_bytes\"", "{\"tensor\":\"z1\",\"offset_bytes\"", "tensor `z1` has two host slots"),
         ] {

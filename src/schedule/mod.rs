@@ -10,4 +10,4 @@ pub mod json;
 pub mod plan;
 
 pub use check::{Proof, Refusal};
-pub use plan::{Chosen, Event, Figures, JobPlan, Latency, Place, Placement, Plan, Source, Trigger};
+pub use plan::{Chosen, Event, Figures, JobPlan, Latency, Place, Placement, Plan, Source, Trigger, Window};

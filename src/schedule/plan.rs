@@ -86,6 +86,17 @@
 //! the pinned slab is ever two jobs' own, and the plan is safe at every alignment. Jobs share compute and link: what one waits for another's copies
 //! or operators is late, never wrong. The figures of a plan of several jobs are those of each job alone, put together: peaks and
 //! times summed (one iteration of each, one after another), arena and slab to the highest address that any of them uses.
+//!
+//! **The window.** Jobs may have one stretch of the arena together, the same for all of them ([`Window`]). A placement lies in it whole or outside it
+//! whole; what is on the device at the iteration's boundary lies outside. A job's residencies in the window fall into *stretches*: one ends and the next begins
+//! with each operator in `hands_over_after` (the operator and the events of operators before it belong to the one before, its own events and what follows to the next).
+//! Every residency of a stretch waits for the end of all residencies of the stretch before it, alone on the device too. At any time at most one job *holds* the
+//! window. The step or swap-in that would begin a job's first residency of a stretch, and waits for nothing else but its wire, asks
+//! for it, and starts no sooner than the job holds it. The job lets go at the end of the stretch's last residency. Who asks first holds it
+//! first, of those that ask at the same instant the lower job. Nobody waits for ever: what a stretch needs to end never waits for
+//! another stretch of the same job that has not begun, for that one waits for it; it waits for no other job either, since a wire is only ever taken by a copy that
+//! waits for nothing else. So whoever holds the window lets go of it, and everybody before in the line is one job. The sum of peaks counts the
+//! window once, for the job with the most in it.
 
 use std::collections::BTreeMap;
 
@@ -200,6 +211,17 @@ pub struct Figures {
     pub unplanned_iteration_ns: Nanos,
 }
 
+/// Bytes of the arena that jobs have together and hold in turn.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// First byte in the arena.
+    pub offset: Bytes,
+    /// How many.
+    pub bytes: Bytes,
+    /// Operators after whose end, in program order, the job has nothing in the window and another may hold it. Ascending.
+    pub hands_over_after: Vec<OpId>,
+}
+
 /// The plan of one job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JobPlan {
@@ -218,6 +240,8 @@ pub struct JobPlan {
     pub placements: Vec<Placement>,
     /// For each tensor that is ever copied, its offset in the pinned slab (a multiple of 512).
     pub host_slots: BTreeMap<TensorId, Bytes>,
+    /// What it shares with other jobs, if it does.
+    pub window: Option<Window>,
 }
 
 /// A plan for all jobs of one device.

@@ -64,7 +64,7 @@ pub fn copy_time(link: &Link, direction: Direction, bytes: Bytes, contended: boo
 pub struct Stalls {
     /// Waiting for a swap-in to arrive.
     pub swap_in: Nanos,
-    /// Waiting for bytes that were still leaving.
+    /// Waiting for bytes that were still leaving, or that another job held.
     pub swap_out: Nanos,
     /// After the last step, for copies to end.
     pub tail: Nanos,

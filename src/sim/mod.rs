@@ -15,3 +15,4 @@ pub mod sequence;
 pub mod share;
 pub mod snapshot;
 pub mod together;
+pub mod window;

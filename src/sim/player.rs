@@ -48,6 +48,9 @@ pub(super) struct Player<P, D> {
     position: Vec<usize>,
     stalls: Stalls,
     late: u32,
+    /// Others use the window too, and which of its stretches it holds.
+    shares: bool,
+    held: Option<usize>,
 }
 
 /// The directions in the order of a player's queues.
@@ -82,7 +85,47 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
             position,
             stalls: Stalls::default(),
             late: 0,
+            shares: false,
+            held: None,
         }
+    }
+
+    /// From now on the window is not its own: it has to be held.
+    pub const fn share_window(&mut self) {
+        self.shares = true;
+    }
+
+    /// The stretch for which it has to hold the window to go on, if it does not: nothing else but perhaps the wire stands in the way.
+    pub fn wants_window(&self, now: Nanos) -> Option<usize> {
+        if self.program.stretches.count() == 0 {
+            return None;
+        }
+        let copy = self.copy_due(0, now).and_then(|copy| self.program.stretches.copy(copy));
+        let step = || {
+            let step = self.program.steps.get(self.step).filter(|_| self.running.is_none())?;
+            let stretch = self.program.stretches.step(self.step)?;
+            let ready = step.reads_copies.iter().all(|&c| self.copies[c].1 <= now) && step.begins.iter().all(|&r| self.bytes_free(r, now));
+            ready.then_some(stretch)
+        };
+        copy.filter(|&k| self.lacks(Some(k))).or_else(step).filter(|&k| self.lacks(Some(k)))
+    }
+
+    /// It holds the window for a stretch.
+    pub const fn hold_window(&mut self, stretch: usize) {
+        self.held = Some(stretch);
+    }
+
+    /// Lets go of the window if the stretch that it holds it for is over; whether it did.
+    pub fn let_go(&mut self, now: Nanos) -> bool {
+        let over = self.held.is_some_and(|k| self.program.stretches.lasts(k).iter().all(|&r| self.ended(r, now)));
+        if over {
+            self.held = None;
+        }
+        over
+    }
+
+    fn lacks(&self, stretch: Option<usize>) -> bool {
+        self.shares && stretch.is_some() && stretch != self.held
     }
 
     /// All of the iteration has ended.
@@ -120,6 +163,12 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
 
     /// The work of its next copy in a direction, if that may start `now`.
     pub fn copy_ready(&self, direction: usize, now: Nanos) -> Option<u128> {
+        let copy = self.copy_due(direction, now)?;
+        (!self.lacks(self.program.stretches.copy(copy))).then(|| self.durations.copies[copy].max(1))
+    }
+
+    /// Its next copy in a direction, if that may start `now` as far as the window does not matter.
+    fn copy_due(&self, direction: usize, now: Nanos) -> Option<usize> {
         let queue = &self.queues[direction];
         let &copy = queue.copies.get(queue.next).filter(|_| !queue.running)?;
         let c = &self.program.copies[copy];
@@ -128,7 +177,7 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
             && c.source.is_none_or(|s| self.copies[s].1 <= now)
             && c.slab.iter().all(|&s| self.copies[s].1 <= now)
             && (c.direction == Direction::D2h || self.bytes_free(c.residency, now));
-        ready.then(|| self.durations.copies[copy].max(1))
+        ready.then_some(copy)
     }
 
     /// Starts the copy that is ready.
@@ -157,7 +206,7 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
             *cut = reach.max(*cut);
             return cuts;
         }
-        if !step.begins.iter().all(|&r| self.bytes_free(r, now)) {
+        if !step.begins.iter().all(|&r| self.bytes_free(r, now)) || self.lacks(self.program.stretches.step(self.step)) {
             return false;
         }
         let waited = now - self.ready_since;

@@ -5,8 +5,9 @@
 
 use std::collections::BTreeMap;
 
+use super::window::Stretches;
 use crate::job::{Graph, Replay};
-use crate::schedule::{Event, JobPlan, Latency, Place, Placement};
+use crate::schedule::{Event, JobPlan, Latency, Place, Placement, Window};
 use crate::units::{Bytes, Nanos, OpId, TensorId};
 
 /// A direction of the link.
@@ -114,6 +115,8 @@ pub struct Program {
     pub residencies: Vec<Residency>,
     /// Bytes that are on the device at the start of the iteration, unrounded, for the first load.
     pub loaded: Bytes,
+    /// What needs the window that several jobs have together.
+    pub stretches: Stretches,
 }
 
 /// A plan that can't be read as a program. Plans that passed [`crate::schedule::check`] never give one.
@@ -143,6 +146,9 @@ impl Program {
         let mut program = Self::new(graph, &job.latencies, &job.events)?;
         program.place(&job.placements)?;
         program.share(&job.host_slots);
+        if let Some(window) = &job.window {
+            program.enter(window);
+        }
         if let Some(r) = program.residencies.iter().find(|r| r.offset.is_none()) {
             return Err(ProgramError { event: None, problem: format!("{:?} has no placement", r.place) });
         }
@@ -181,6 +187,24 @@ impl Program {
             let residency = &mut self.residencies[index];
             residency.offset = Some(offset);
             residency.after = holders.take(offset.0, offset.0 + residency.bytes.0, index);
+        }
+    }
+
+    /// Reads who needs the window that several jobs have together, once everything has its address. Residencies wait for the stretch before theirs.
+    pub fn enter(&mut self, window: &Window) {
+        self.stretches = Stretches::of(self, window);
+        for r in &mut self.residencies {
+            let stretch = match r.begin {
+                Begin::Iteration => None,
+                Begin::Step(s) => self.stretches.step(s),
+                Begin::Copy(c) => self.stretches.copy(c),
+            };
+            // What a step begins outside the window starts with it, and so waits as well.
+            if let Some(before) = stretch.and_then(|k| k.checked_sub(1)) {
+                r.after.extend(self.stretches.lasts(before));
+                r.after.sort_unstable();
+                r.after.dedup();
+            }
         }
     }
 
@@ -281,6 +305,7 @@ impl<'a> Reader<'a> {
             copies: Vec::new(),
             residencies: Vec::with_capacity(graph.tensors.len()),
             loaded: Bytes::ZERO,
+            stretches: Stretches::default(),
         };
         let mut generated = vec![false; graph.tensors.len()];
         for operand in graph.operators.iter().flat_map(|o| o.generates()) {

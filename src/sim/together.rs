@@ -4,6 +4,7 @@
 //! ([`Shared::until`] stops there). A direction of the link takes the copy that became ready first, of the lower job if two did. A job takes
 //! part of the device's compute, its *utilisation*; while the running jobs want more than all of it, every step runs at the ratio
 //! (Salus measures such parts per workload; a constant slowdown would be wrong for both idle and busy jobs). One job alone runs exactly as in [`super::engine`].
+//! Where their plans have a window together, they hold it in turn ([`super::window`]); who waits for it does not stand at the wire, so nobody waits for ever.
 //! Cost: O(jobs) an instant. Not for: lanes and policies, which let iterations wait; memory, which each job's plan bounds.
 
 use std::ops::Deref;
@@ -11,6 +12,7 @@ use std::ops::Deref;
 use super::engine::{Deadlock, Durations, Run, Wires};
 use super::player::{ALONE, NEVER, Player};
 use super::program::{Direction, Program};
+use super::window::Turns;
 use crate::device::Link;
 use crate::units::Nanos;
 
@@ -41,11 +43,26 @@ pub struct Carried {
     pub end: Nanos,
 }
 
+/// A wait for the window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Waited {
+    /// Who waited.
+    pub job: usize,
+    /// For whom, first.
+    pub holder: usize,
+    /// From when on.
+    pub from: Nanos,
+    /// Until it had its turn.
+    pub until: Nanos,
+}
+
 struct Seat<P, D> {
     player: Player<P, D>,
     utilisation: u32,
     /// Since when its next copy of each direction has been ready.
     ready: [Option<Nanos>; 2],
+    /// Since when it has waited for the window, and whom it found there.
+    asked: Option<(Nanos, usize)>,
 }
 
 /// The device.
@@ -58,13 +75,25 @@ pub struct Shared<'a, P, D> {
     carrying: [Option<(usize, Nanos)>; 2],
     /// Every copy so far, in order of its end.
     pub carried: Vec<Carried>,
+    turns: Turns,
+    /// Every wait for the window that took time, in order of its end.
+    pub waited: Vec<Waited>,
 }
 
 impl<'a, P: Deref<Target = Program>, D: Deref<Target = Durations>> Shared<'a, P, D> {
     /// An idle device.
     #[must_use]
     pub fn new(link: &'a Link) -> Self {
-        Self { link, now: Nanos::ZERO, seats: Vec::new(), wires: Wires::default(), carrying: [None; 2], carried: Vec::new() }
+        Self {
+            link,
+            now: Nanos::ZERO,
+            seats: Vec::new(),
+            wires: Wires::default(),
+            carrying: [None; 2],
+            carried: Vec::new(),
+            turns: Turns::default(),
+            waited: Vec::new(),
+        }
     }
 
     /// What time it is.
@@ -82,8 +111,9 @@ impl<'a, P: Deref<Target = Program>, D: Deref<Target = Durations>> Shared<'a, P,
             self.seats.resize_with(job + 1, || None);
         }
         assert!(self.seats[job].is_none(), "job {job} is running");
-        let player = Player::new(work.program, work.durations, self.now);
-        self.seats[job] = Some(Seat { player, utilisation: work.utilisation.clamp(1, WHOLE), ready: [None; 2] });
+        let mut player = Player::new(work.program, work.durations, self.now);
+        player.share_window();
+        self.seats[job] = Some(Seat { player, utilisation: work.utilisation.clamp(1, WHOLE), ready: [None; 2], asked: None });
     }
 
     /// Runs until an iteration ends, or until `limit`; whose it was, and what it was like.
@@ -117,9 +147,17 @@ impl<'a, P: Deref<Target = Program>, D: Deref<Target = Durations>> Shared<'a, P,
     }
 
     fn start(&mut self) {
+        for (job, seat) in self.seats.iter_mut().enumerate() {
+            if let Some(seat) = seat
+                && seat.player.let_go(self.now)
+            {
+                self.turns.let_go(job);
+            }
+        }
         let mut started = true;
         while started {
             started = false;
+            self.take_turns();
             for direction in 0..2 {
                 for seat in self.seats.iter_mut().flatten() {
                     if seat.ready[direction].is_none() && seat.player.copy_ready(direction, self.now).is_some() {
@@ -149,6 +187,23 @@ impl<'a, P: Deref<Target = Program>, D: Deref<Target = Durations>> Shared<'a, P,
         let speed = if wanted <= u64::from(WHOLE) { ALONE } else { ALONE * u64::from(WHOLE) / wanted };
         for seat in self.seats.iter_mut().flatten() {
             seat.player.pace(self.now, speed);
+        }
+    }
+
+    /// Whoever can't go on without the window asks for it, and whose turn it is holds it.
+    fn take_turns(&mut self) {
+        let (turns, waited, now) = (&mut self.turns, &mut self.waited, self.now);
+        for (job, seat) in self.seats.iter_mut().enumerate() {
+            let Some(seat) = seat else { continue };
+            let Some(stretch) = seat.player.wants_window(now) else { continue };
+            if turns.ask(job) {
+                seat.player.hold_window(stretch);
+                if let Some((from, holder)) = seat.asked.take().filter(|asked| asked.0 < now) {
+                    waited.push(Waited { job, holder, from, until: now });
+                }
+            } else {
+                seat.asked = seat.asked.or(turns.holder().map(|holder| (now, holder)));
+            }
         }
     }
 

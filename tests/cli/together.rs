@@ -30,6 +30,43 @@ fn two_jobs_get_one_plan_and_run_side_by_side() {
 }
 
 #[test]
+fn two_jobs_share_bytes_and_wait_for_each_other() {
+    let folder = Folder::new();
+    let mlp = fixture("mlp.graph.json");
+    let plan = ["plan", &mlp, &mlp, "--device", "a6000", "--budget", "32%"];
+    // A sub-arena for each is too much, and with a window between them it is not.
+    assert_eq!(folder.neap(&plan).code, Some(1));
+    let planned = folder.json(&[&plan[..], &["--overlap", "-o", "two.plan.json"]].concat());
+    let window = number(&planned, "window_bytes");
+    assert!(window > 0 && number(&planned, "arena_bytes") <= number(&planned, "budget_bytes"), "{planned}");
+    assert_eq!((&planned["fits_apart"], &planned["jobs"][0]["beside_apart_ns"]), (&false.into(), &serde_json::Value::Null));
+    let own: u64 = planned["jobs"].as_array().unwrap().iter().map(|job| number(job, "arena_bytes")).sum();
+    assert_eq!(own + window, number(&planned, "arena_bytes"));
+    let checked = folder.json(&["check", "two.plan.json"]);
+    assert_eq!((number(&checked, "window_bytes"), number(&checked, "peak_bytes")), (window, number(&planned, "peak_bytes")));
+    assert!(folder.neap(&["check", "two.plan.json"]).stdout.contains("; 2 jobs hold"));
+
+    let seen = folder.json(&["simulate", "two.plan.json", "--iterations", "4"]);
+    assert!(number(&seen, "peak_bytes") <= number(&planned, "arena_bytes"), "{seen}");
+    assert_eq!(number(&seen, "window_bytes"), window);
+    let waits: u64 = seen["jobs"].as_array().unwrap().iter().map(|job| number(job, "window_waits")).sum();
+    let waited: u64 = seen["jobs"].as_array().unwrap().iter().map(|job| number(job, "window_wait_ns")).sum();
+    assert!(waits > 0 && waited > 0, "{seen}");
+    assert!(folder.neap(&["simulate", "two.plan.json"]).stdout.contains("held in turn:"));
+    assert_eq!(folder.neap(&["diff", "two.plan.json", "two.plan.json"]).code, Some(0));
+
+    // Somebody else's window.
+    let text = folder.text("two.plan.json").replacen(&format!("\"bytes\":{window}"), &format!("\"bytes\":{}", window + 512), 1);
+    folder.write("changed.plan.json", &text);
+    let refused = folder.neap(&["check", "changed.plan.json"]);
+    assert!(refused.code == Some(1) && refused.stdout.contains("the windows of job 0"), "{}", refused.stdout);
+    let differs = folder.neap(&["diff", "two.plan.json", "changed.plan.json"]);
+    assert!(differs.code == Some(1) && differs.stdout.contains("the window was"), "{}", differs.stdout);
+    let alone = folder.neap(&["plan", &mlp, "--overlap"]);
+    assert!(alone.code == Some(2) && alone.stderr.contains("nobody to share bytes with"), "{}", alone.stderr);
+}
+
+#[test]
 fn a_share_of_swapping_is_kept_to() {
     let folder = Folder::new();
     let mlp = fixture("mlp.graph.json");

@@ -39,6 +39,7 @@ pub fn empty(random: &mut Random, graph: &Graph) -> Plan {
         events: Vec::new(),
         placements: Vec::new(),
         host_slots: std::collections::BTreeMap::new(),
+        window: None,
     };
     let (options, figures) = (std::collections::BTreeMap::new(), Figures::default());
     Plan { planner: "random".to_owned(), options, device: device(random), budget: Bytes::ZERO, jobs: vec![job], figures }

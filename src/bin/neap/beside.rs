@@ -25,6 +25,8 @@ struct Seen {
     alone: Nanos,
     /// Start and course of each iteration beside the others.
     runs: Vec<(Nanos, Run)>,
+    /// How long each wait for the window took.
+    waits: Vec<Nanos>,
 }
 
 impl Seen {
@@ -55,7 +57,9 @@ pub fn main(plan: &Plan, graphs: &[Graph], iterations: u32, picture: Option<&Pat
     let mut seen = Vec::with_capacity(programs.len());
     for (index, program) in programs.iter().enumerate() {
         let (graph, job) = (&graphs[index], &plan.jobs[index]);
-        let extent = program.residencies.iter().filter_map(|r| Some((r.offset?, r.offset? + r.bytes)));
+        let own = |offset: Bytes| job.window.as_ref().is_none_or(|w| offset < w.offset || offset >= w.offset + w.bytes);
+        let placed = program.residencies.iter().filter_map(|r| Some((r.offset?, r.bytes)));
+        let extent = placed.filter(|(offset, _)| own(*offset)).map(|(offset, bytes)| (offset, offset + bytes));
         let (low, high) = extent.fold((Bytes(u64::MAX), Bytes::ZERO), |(low, high), (start, end)| (low.min(start), high.max(end)));
         seen.push(Seen {
             name: graph.name.clone(),
@@ -63,6 +67,7 @@ pub fn main(plan: &Plan, graphs: &[Graph], iterations: u32, picture: Option<&Pat
             arena: high.saturating_sub(low),
             alone: engine::run(program, link, &durations[index])?.iteration,
             runs: Vec::new(),
+            waits: Vec::new(),
         });
     }
     let mut device = Shared::new(link);
@@ -76,6 +81,9 @@ pub fn main(plan: &Plan, graphs: &[Graph], iterations: u32, picture: Option<&Pat
         if job.runs.len() < iterations as usize {
             device.begin(index, work(index, job));
         }
+    }
+    for wait in &device.waited {
+        seen[wait.job].waits.push(wait.until - wait.from);
     }
     let memory = memory(&programs, &seen);
     if let Some(path) = picture {
@@ -123,6 +131,7 @@ fn memory(programs: &[Program], seen: &[Seen]) -> Vec<(Nanos, Bytes)> {
 fn report(plan: &Plan, seen: &[Seen], peak: Bytes, busy: (f64, f64), as_json: bool) -> anyhow::Result<Answer> {
     let end = seen.iter().map(Seen::end).max().unwrap_or_default();
     let in_turn: Nanos = seen.iter().map(|job| Nanos(job.alone.0.saturating_mul(job.runs.len() as u64))).sum();
+    let window = plan.jobs.iter().find_map(|job| job.window.as_ref());
     if as_json {
         let job = |job: &Seen| {
             json!({
@@ -133,6 +142,8 @@ fn report(plan: &Plan, seen: &[Seen], peak: Bytes, busy: (f64, f64), as_json: bo
                 "iteration_ns": job.median(),
                 "end_ns": job.end(),
                 "late_copies": job.late(),
+                "window_waits": job.waits.len(),
+                "window_wait_ns": job.waits.iter().copied().sum::<Nanos>(),
             })
         };
         return output::json(&json!({
@@ -140,6 +151,7 @@ fn report(plan: &Plan, seen: &[Seen], peak: Bytes, busy: (f64, f64), as_json: bo
             "peak_bytes": peak,
             "budget_bytes": plan.budget,
             "arena_bytes": plan.figures.arena_bytes,
+            "window_bytes": window.map_or(Bytes::ZERO, |w| w.bytes),
             "end_ns": end,
             "in_turn_ns": in_turn,
             "h2d_busy": busy.0,
@@ -160,9 +172,21 @@ fn report(plan: &Plan, seen: &[Seen], peak: Bytes, busy: (f64, f64), as_json: bo
             job.late().to_string(),
         ]);
     }
+    let mut shared = String::new();
+    if let Some(window) = window {
+        shared = format!("\nwindow {} ({} bytes), held in turn:", window.bytes, window.bytes.0);
+        for (index, job) in seen.iter().enumerate() {
+            let (waited, longest) = (job.waits.iter().copied().sum::<Nanos>(), job.waits.iter().copied().max().unwrap_or_default());
+            shared += &match job.waits.len() {
+                0 => format!("\n  job {index} never waited for it"),
+                1 => format!("\n  job {index} waited for it once, {waited}"),
+                times => format!("\n  job {index} waited for it {times} times, {waited} in all and {longest} at most"),
+            };
+        }
+    }
     output::data(&format!(
         "{table}\nall ended after {end}, {in_turn} one after another; largest sum of resident bytes {peak} ({} bytes) of a budget of {}\n\
-         the link was busy {:.1} % of the time to the device and {:.1} % from it",
+         the link was busy {:.1} % of the time to the device and {:.1} % from it{shared}",
         peak.0,
         plan.budget,
         busy.0 * 100.0,

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use neap::schedule::check::check;
+use neap::units::Bytes;
 use serde_json::json;
 
 use crate::output::{self, Answer};
@@ -22,14 +23,17 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let (plan, graphs) = settings::plan(&flags.plan, &flags.graph)?;
     match check(&plan, &graphs) {
         Ok(proof) => {
+            let window = plan.jobs.iter().find_map(|job| job.window.as_ref());
+            let sharing = plan.jobs.iter().filter(|job| job.window.is_some()).count();
             if as_json {
                 let mut object = serde_json::to_value(proof.figures)?;
                 object["safe"] = json!(true);
                 object["budget_bytes"] = json!(plan.budget);
+                object["window_bytes"] = json!(window.map_or(Bytes::ZERO, |w| w.bytes));
                 output::json(&object)?;
             } else {
                 output::data(&format!(
-                    "{}: safe; peak {} ({} bytes), arena {} ({} bytes) of a budget of {} bytes, iteration {} ({} ns)",
+                    "{}: safe; peak {} ({} bytes), arena {} ({} bytes) of a budget of {} bytes, iteration {} ({} ns){}",
                     flags.plan.display(),
                     proof.figures.peak_bytes,
                     proof.figures.peak_bytes.0,
@@ -37,7 +41,8 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
                     proof.figures.arena_bytes.0,
                     plan.budget.0,
                     proof.figures.iteration_ns,
-                    proof.figures.iteration_ns.0
+                    proof.figures.iteration_ns.0,
+                    window.map_or_else(String::new, |w| format!("; {sharing} jobs hold {} ({} bytes) of it in turn", w.bytes, w.bytes.0))
                 ))?;
             }
             Ok(Answer::Yes)

@@ -38,6 +38,10 @@ pub struct Flags {
     /// Where to write the plan; only reported if not given.
     #[arg(short, long, value_name = "FILE.plan.json")]
     pub output: Option<PathBuf>,
+    /// Several jobs: let them share bytes that none holds round its iteration's boundary, and wait for them at an operator boundary, where that is quicker
+    /// or the only way to meet the budget.
+    #[arg(long)]
+    pub overlap: bool,
     /// How to look for it.
     #[arg(long, value_enum, default_value_t = Planner::Neap)]
     pub planner: Planner,
@@ -197,6 +201,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let inputs: Vec<&Path> = flags.graphs.iter().map(|g| &*g.path).collect();
     settings::outputs(&flags.device.inputs(&inputs), &[flags.output.as_deref()])?;
     match &flags.graphs[..] {
+        [_] if flags.overlap => bail!("--overlap: one job has nobody to share bytes with; leave it away or name more jobs"),
         [job] => one(flags, job, as_json),
         _ => together::main(flags, as_json),
     }

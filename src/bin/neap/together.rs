@@ -8,9 +8,10 @@ use anyhow::bail;
 use neap::job::Graph;
 use neap::plan::Method;
 use neap::plan::global::{self, Job, Jobs, Together};
+use neap::plan::overlap::{self, Overlapped};
 use neap::report::table::{Side, Table};
 use neap::schedule::{Event, JobPlan};
-use neap::units::Bytes;
+use neap::units::{Bytes, Nanos};
 use serde_json::{Value, json};
 
 use crate::accounting::Accounting;
@@ -109,11 +110,21 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
             priority: arg.priority(),
         });
     }
+    if flags.overlap {
+        recorded_options.insert("overlap".to_owned(), "true".to_owned());
+    }
     let asked = Jobs { jobs, device: &device, budget: budget.unwrap_or_else(|| device.available()), recorded_options };
     let started = Instant::now();
-    let made = if budget.is_some() { global::make(&asked) } else { global::minimum(&asked) };
-    let mut together = match made {
-        Ok(together) => together,
+    let apart = |together| (together, None);
+    let shared = |overlapped: Overlapped| (overlapped.together.clone(), Some(overlapped));
+    let made = match (flags.overlap, budget.is_some()) {
+        (false, true) => global::make(&asked).map(apart),
+        (false, false) => global::minimum(&asked).map(apart),
+        (true, true) => overlap::make(&asked).map(shared),
+        (true, false) => overlap::minimum(&asked).map(shared),
+    };
+    let (mut together, overlapped) = match made {
+        Ok(made) => made,
         Err(error) => return does_not_fit(error, "", peak, as_json),
     };
     let took = started.elapsed();
@@ -122,7 +133,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     }
     prove_and_write(flags, &together.plan, &graphs)?;
     note(&format!("planned in {took:.1?}"));
-    report(&together, &graphs, peak, as_json)?;
+    report(&together, overlapped.as_ref(), &graphs, peak, as_json)?;
     if let Some(output) = &flags.output {
         note(&format!("written: {}", output.display()));
     }
@@ -139,7 +150,27 @@ fn events(job: &JobPlan) -> [usize; 3] {
     ]
 }
 
-fn report(together: &Together, graphs: &[Graph], peak: Bytes, as_json: bool) -> anyhow::Result<()> {
+/// What sharing bytes comes to.
+fn told_overlap(overlapped: &Overlapped) -> String {
+    let times = |times: &[Nanos]| times.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let apart = match &overlapped.apart {
+        Some(apart) => format!("with a sub-arena for each {}", times(apart)),
+        None => "with a sub-arena for each they don't fit".to_owned(),
+    };
+    let Some(window) = overlapped.window() else {
+        return format!("\nno bytes are shared: it would be no quicker; side by side the iterations take {}", times(&overlapped.beside));
+    };
+    format!(
+        "\nwindow {} ({} bytes) at offset {}, held in turn: in an iteration alone for {}\nside by side the iterations take {}; {apart}",
+        window.bytes,
+        window.bytes.0,
+        window.offset.0,
+        times(&overlapped.held),
+        times(&overlapped.beside),
+    )
+}
+
+fn report(together: &Together, overlapped: Option<&Overlapped>, graphs: &[Graph], peak: Bytes, as_json: bool) -> anyhow::Result<()> {
     let plan = &together.plan;
     if as_json {
         let mut object = serde_json::to_value(plan.figures)?;
@@ -157,6 +188,16 @@ fn report(together: &Together, graphs: &[Graph], peak: Bytes, as_json: bool) -> 
             Ok(object)
         };
         object["jobs"] = together.parts.iter().zip(graphs).map(job).collect::<anyhow::Result<Value>>()?;
+        if let Some(overlapped) = overlapped {
+            object["window_bytes"] = json!(overlapped.window().map_or(Bytes::ZERO, |w| w.bytes));
+            object["window_offset_bytes"] = json!(overlapped.window().map_or(Bytes::ZERO, |w| w.offset));
+            object["fits_apart"] = json!(overlapped.apart.is_some());
+            for (index, job) in object["jobs"].as_array_mut().into_iter().flatten().enumerate() {
+                job["window_held_ns"] = json!(overlapped.held[index]);
+                job["beside_ns"] = json!(overlapped.beside[index]);
+                job["beside_apart_ns"] = json!(overlapped.apart.as_ref().map(|apart| apart[index]));
+            }
+        }
         return output::json(&object);
     }
     let heads = ["job", "unplanned peak", "sub-arena", "alone, unplanned", "alone, planned", "swap-outs", "swap-ins", "recomputes"];
@@ -176,8 +217,14 @@ fn report(together: &Together, graphs: &[Graph], peak: Bytes, as_json: bool) -> 
     }
     let figures = &plan.figures;
     output::data(&format!(
-        "{table}\narena {} ({} bytes) of a budget of {} ({} bytes); unplanned the peaks sum up to {}; pinned {}",
-        figures.arena_bytes, figures.arena_bytes.0, plan.budget, plan.budget.0, peak, figures.pinned_bytes
+        "{table}\narena {} ({} bytes) of a budget of {} ({} bytes); unplanned the peaks sum up to {}; pinned {}{}",
+        figures.arena_bytes,
+        figures.arena_bytes.0,
+        plan.budget,
+        plan.budget.0,
+        peak,
+        figures.pinned_bytes,
+        overlapped.map(told_overlap).unwrap_or_default()
     ))
 }
 

@@ -73,14 +73,14 @@ fn share(job: &JobPlan, program: &mut Program, refusals: &mut Refusals) {
 
 /// Who must be placed.
 #[derive(Default)]
-struct Spot {
-    size: u128,
+pub(super) struct Spot {
+    pub size: u128,
     /// The residency that is there at the start of the iteration.
-    head: Option<usize>,
+    pub head: Option<usize>,
     /// The residency that begins in the iteration.
-    body: Option<usize>,
+    pub body: Option<usize>,
     /// The step whose workspace it is.
-    step: Option<usize>,
+    pub step: Option<usize>,
     placed: Option<u64>,
 }
 
@@ -93,10 +93,10 @@ struct Owner {
     holder: Result<usize, usize>,
 }
 
-/// Checks the placements and adds the waits that they cause to the tasks; the stretches of the arena that are used.
-pub(super) fn places(job: &JobPlan, program: &mut Program, budget: Bytes, refusals: &mut Refusals) -> Vec<(u128, u128)> {
+/// Checks the placements and adds the waits that they cause to the tasks; what is placed, and the end of the arena.
+pub(super) fn places(job: &JobPlan, program: &mut Program, budget: Bytes, refusals: &mut Refusals) -> (BTreeMap<Place, Spot>, u128) {
     let mut spots = expected(program);
-    let mut all = Vec::with_capacity(job.placements.len());
+    let mut arena = 0;
     for (position, placement) in job.placements.iter().enumerate() {
         let (place, offset) = (placement.place, placement.offset.0);
         let Some(spot) = spots.get_mut(&place) else {
@@ -115,7 +115,7 @@ pub(super) fn places(job: &JobPlan, program: &mut Program, budget: Bytes, refusa
         if end > u128::from(budget.0) {
             refusals.add(Refusal::BeyondBudget { place: program.place(place), offset, end, budget: budget.0 });
         }
-        all.push((u128::from(offset), end));
+        arena = end.max(arena);
     }
     for (place, _) in spots.iter().filter(|(_, spot)| spot.placed.is_none()) {
         refusals.add(Refusal::NotPlaced { place: program.place(*place) });
@@ -123,7 +123,7 @@ pub(super) fn places(job: &JobPlan, program: &mut Program, budget: Bytes, refusa
     if refusals.0.is_empty() {
         hand_over(job, program, &spots, refusals);
     }
-    all
+    (spots, arena)
 }
 
 fn expected(program: &Program) -> BTreeMap<Place, Spot> {
@@ -204,8 +204,8 @@ fn take(owners: &mut BTreeMap<u128, Owner>, start: u128, owner: Owner) -> Vec<(u
     old
 }
 
-/// Largest sum of bytes held at any instant of the timeline.
-pub(super) fn peak(program: &Program, clock: &Clock) -> u128 {
+/// Largest sum of bytes held at any instant of the timeline, of some residencies and of the workspaces of some steps.
+pub(super) fn peak(program: &Program, clock: &Clock, residencies: impl Fn(usize) -> bool, workspaces: impl Fn(usize) -> bool) -> u128 {
     let mut changes: Vec<(u128, bool, u128)> = Vec::with_capacity(2 * program.residencies.len());
     let mut hold = |start: u128, end: u128, size: u128| {
         if start < end {
@@ -213,11 +213,11 @@ pub(super) fn peak(program: &Program, clock: &Clock) -> u128 {
             changes.push((end, false, size));
         }
     };
-    for residency in &program.residencies {
+    for (_, residency) in program.residencies.iter().enumerate().filter(|(index, _)| residencies(*index)) {
         let start = residency.begin.map_or(0, |task| clock.start[task]);
         hold(start, end(residency, program, clock), blocks(program.graph.tensors[residency.tensor].bytes));
     }
-    for &task in &program.steps {
+    for &task in program.steps.iter().filter(|task| workspaces(**task)) {
         hold(clock.start[task], clock.stop[task], program.tasks[task].workspace);
     }
     // Ends before starts at the same instant.

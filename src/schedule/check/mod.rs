@@ -15,6 +15,7 @@ mod several;
 #[cfg(test)]
 mod tests;
 mod timeline;
+mod window;
 
 pub use refusal::Refusal;
 
@@ -103,11 +104,14 @@ fn prove(plan: &Plan, job: &JobPlan, graph: &Graph, mut refusals: Refusals) -> R
     }
     // Every later part relies on what the ones before have proved.
     program::ids(job, graph, &mut refusals);
+    window::ids(job, graph, &mut refusals);
     refusals.so_far()?;
     let mut program = Program::read(job, graph, &mut refusals);
     let pinned = memory::slots(job, &mut program, plan.device.pinned_bytes, &mut refusals);
     refusals.so_far()?;
-    let arena = memory::places(job, &mut program, plan.budget, &mut refusals);
+    let (spots, arena) = memory::places(job, &mut program, plan.budget, &mut refusals);
+    refusals.so_far()?;
+    let inside = window::read(job, &mut program, &spots, u128::from(plan.budget.0), &mut refusals);
     refusals.so_far()?;
     order::prove(&program, &mut refusals);
     refusals.so_far()?;
@@ -118,16 +122,19 @@ fn prove(plan: &Plan, job: &JobPlan, graph: &Graph, mut refusals: Refusals) -> R
     let loading = memory::loading(&program, &plan.device.link);
     let narrow = |value: u128| u64::try_from(value).map_err(|_| vec![Refusal::TooLong]);
     let extent = |ranges: &[(u128, u128)]| ranges.iter().map(|r| r.1).max().unwrap_or(0);
+    let own = memory::peak(&program, &clock, |r| !inside.residencies.contains(&r), |step| !inside.workspaces.contains(&step));
+    let in_window = memory::peak(&program, &clock, |r| inside.residencies.contains(&r), |step| inside.workspaces.contains(&step));
     let figures = Figures {
-        peak_bytes: Bytes(narrow(memory::peak(&program, &clock))?),
-        arena_bytes: Bytes(narrow(extent(&arena))?),
+        peak_bytes: Bytes(narrow(memory::peak(&program, &clock, |_| true, |_| true))?),
+        arena_bytes: Bytes(narrow(arena)?),
         pinned_bytes: Bytes(narrow(extent(&pinned))?),
         iteration_ns: Nanos(narrow(clock.end)?),
         first_iteration_ns: Nanos(narrow(clock.end.saturating_add(loading))?),
         unplanned_peak_bytes: Bytes(narrow(memory::unplanned_peak(graph))?),
         unplanned_iteration_ns: Nanos(narrow(unplanned_time)?),
     };
-    Ok(Proved { figures, arena, pinned })
+    let peaks = [Bytes(narrow(own)?), Bytes(narrow(in_window)?)];
+    Ok(Proved { figures, arena: inside.own, pinned, window: inside.window, peaks })
 }
 
 /// What was found of one job: its figures, and the stretches of both memories that are ever its own.
@@ -135,6 +142,10 @@ struct Proved {
     figures: Figures,
     arena: Vec<(u128, u128)>,
     pinned: Vec<(u128, u128)>,
+    /// What it shares of the arena.
+    window: Option<(u128, u128)>,
+    /// The largest sums of bytes that it holds of its own, and in the window.
+    peaks: [Bytes; 2],
 }
 
 /// Reasons so far, not more than are worth reading.

@@ -46,6 +46,7 @@ pub(super) fn prove(program: &Program, refusals: &mut Refusals) {
             Why::Slab(tensor) => {
                 format!("{one} waits for the slot of `{}` in the pinned slab, held to the end of {other}", program.tensor(tensor))
             }
+            Why::Window => format!("{one} waits for the window, held to the end of {other}"),
             Why::Address(place, offset) => {
                 format!("{one} waits for the bytes from offset {offset} of {}, held to the end of {other}", program.place(place))
             }

@@ -51,6 +51,8 @@ pub(super) enum Why {
     Address(Place, u64),
     /// Bytes of the pinned slab that are this tensor's until then.
     Slab(usize),
+    /// The stretch before in the window that jobs hold in turn.
+    Window,
 }
 
 /// A stay on the device.

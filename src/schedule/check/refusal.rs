@@ -78,6 +78,18 @@ pub enum Refusal {
     PlacedNothing { position: usize, place: String },
     #[error("{place} is placed at offset {offset}, which is not a multiple of 512")]
     Misaligned { place: String, offset: u64 },
+    #[error("the window is handed over after operator {id}, but the graph has {operators} operators")]
+    WindowOperator { id: u32, operators: usize },
+    #[error("the operators after which the window is handed over do not stand in ascending order")]
+    WindowOrder,
+    #[error("the window ends at {end} bytes, but the budget is {budget} bytes")]
+    WindowBeyondBudget { end: u128, budget: u64 },
+    #[error("{place} lies across the border of the window; everything lies in it whole or outside it whole")]
+    WindowBorder { place: String },
+    #[error("{place} lies in the window and is there at the iteration's boundary, where the job holds nothing but bytes of its own")]
+    WindowAtBoundary { place: String },
+    #[error("the windows of {first} and {second} differ; all jobs of a plan that have one have the same")]
+    WindowsDiffer { first: String, second: String },
     #[error("{place}, placed at offset {offset}, ends at {end} bytes, but the budget is {budget} bytes")]
     BeyondBudget { place: String, offset: u64, end: u128, budget: u64 },
     #[error("{first} and {second} share bytes from offset {offset}, and the first is there until the end of the iteration")]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::{Refusal, Refusals, check, check_safety, memory, program::Program};
 use crate::device::{Link, Profile, Rates};
 use crate::job::{Arg, Dtype, Graph, Operand, Operator, Phase, Replay, Role, Tensor};
-use crate::schedule::plan::{Event, Figures, JobPlan, Latency, Place, Placement, Plan, Source, Trigger};
+use crate::schedule::plan::{Event, Figures, JobPlan, Latency, Place, Placement, Plan, Source, Trigger, Window};
 use crate::units::{Bytes, Nanos, OpId, TensorId};
 
 const W: TensorId = TensorId(0);
@@ -120,6 +120,7 @@ fn plan(events: &[Event]) -> Plan {
         events: events.to_vec(),
         placements: Vec::new(),
         host_slots: BTreeMap::new(),
+        window: None,
     };
     let mut plan = Plan {
         planner: String::new(),
@@ -249,6 +250,61 @@ fn several_jobs_have_bytes_of_their_own() {
     let inside = refused(|p| p.jobs[1].latencies[0].time = Nanos::ZERO);
     assert_eq!(inside, ["job 1 (`small`): the latency of operator `make` is zero; it must be at least 1 ns"]);
     assert!(matches!(check_safety(&two(|_| ()), &[graph()]).unwrap_err()[..], [Refusal::Jobs { jobs: 2, graphs: 1 }]));
+}
+
+/// Both jobs have X, wherever it is, in a window above all else.
+fn window(change: impl FnOnce(&mut Plan)) -> Plan {
+    two(|plan| {
+        let (low, bytes) = (Bytes(1 << 15) + Bytes(1 << 14), Bytes(4096));
+        for job in &mut plan.jobs {
+            let mut offset = low;
+            for placement in &mut job.placements {
+                if matches!(placement.place, Place::Tensor { tensor: X, .. }) {
+                    placement.offset = offset;
+                    offset += Bytes(2048);
+                }
+            }
+            job.window = Some(Window { offset: low, bytes, hands_over_after: Vec::new() });
+        }
+        change(plan);
+    })
+}
+
+#[test]
+fn a_window_is_shared_and_nothing_else() {
+    let check = |change: fn(&mut Plan)| check_safety(&window(change), &[graph(), graph()]);
+    let (shared, apart) = (check(|_| ()).unwrap(), check_safety(&two(|_| ()), &[graph(), graph()]).unwrap());
+    assert_eq!(shared.figures.iteration_ns, apart.figures.iteration_ns, "one stretch waits for nothing");
+    assert!(shared.figures.peak_bytes < apart.figures.peak_bytes, "the window counts once: {}", shared.figures.peak_bytes);
+    // X leaves after operator 1 and comes back after operator 2: handed over between, the copy back waits for the copy out.
+    assert!(check(|p| p.jobs[0].window.as_mut().unwrap().hands_over_after = vec![OpId(1)]).is_ok());
+
+    let refused = |change: fn(&mut Plan)| told(&check(change).unwrap_err());
+    let differ = refused(|p| p.jobs[1].window.as_mut().unwrap().bytes += Bytes(512));
+    assert_eq!(differ[0], "the windows of job 0 (`small`) and job 1 (`small`) differ; all jobs of a plan that have one have the same");
+    let alone = refused(|p| p.jobs[1].window = None);
+    assert!(alone[0].contains("both use byte 49152 of the arena"), "{alone:?}");
+    let border = refused(|p| p.jobs.iter_mut().for_each(|job| job.window.as_mut().unwrap().offset += Bytes(512)));
+    assert!(border[0].contains("lies across the border of the window"), "{border:?}");
+    let beyond = refused(|p| p.jobs[0].window.as_mut().unwrap().bytes = Bytes(1 << 20));
+    assert!(beyond[0].contains("the window ends at"), "{beyond:?}");
+    let order = refused(|p| p.jobs[0].window.as_mut().unwrap().hands_over_after = vec![OpId(1), OpId(1)]);
+    assert!(order[0].ends_with("do not stand in ascending order"), "{order:?}");
+    let operator = refused(|p| p.jobs[0].window.as_mut().unwrap().hands_over_after = vec![OpId(99)]);
+    assert!(operator[0].contains("handed over after operator 99"), "{operator:?}");
+    let boundary = refused(|p| {
+        let low = p.jobs[0].window.as_ref().unwrap().offset;
+        *offset(p, S, 0) = low + Bytes(1024);
+    });
+    assert!(boundary.iter().any(|b| b.contains("is there at the iteration's boundary")), "{boundary:?}");
+    // Operator 2 uses X, so it can't wait for X to go before it makes Y.
+    let circle = refused(|p| {
+        let low = p.jobs[0].window.as_ref().unwrap().offset;
+        p.jobs.iter_mut().for_each(|job| job.window.as_mut().unwrap().bytes = Bytes(8192));
+        *offset(p, Y, 0) = low + Bytes(4096);
+        p.jobs[0].window.as_mut().unwrap().hands_over_after = vec![OpId(1)];
+    });
+    assert!(circle[0].contains("operator `norm` waits for the window, held to the end of operator `norm`"), "{circle:?}");
 }
 
 #[test]

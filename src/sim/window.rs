@@ -1,0 +1,192 @@
+//! The window that jobs hold in turn: which steps and swap-ins of a job need it, when it may be let go, and whose turn it is.
+//!
+//! For: the simulator ([`super::together`]) and whoever runs several jobs of one plan, which must read a plan alike ([`crate::schedule::plan`],
+//! "The window"). A program made by [`super::program::Program::placed`] has its [`Stretches`]; its residencies wait for those of the stretch
+//! before by themselves. What is left to do is:
+//!
+//! - When a step or a swap-in of which [`Stretches::step`] or [`Stretches::copy`] names a stretch waits for nothing but its wire, and the
+//!   job does not hold that stretch, [`Turns::ask`]; it starts once that is true. A copy that waits for its turn must not stand in a queue that copies of
+//!   other jobs go through: whoever holds the window may need the wire to let go of it.
+//! - When all residencies in [`Stretches::lasts`] of the stretch held have ended, [`Turns::let_go`].
+//! - A job that is ended from outside does [`Turns::leave`] once nothing of it runs any more.
+//!
+//! Not for: proving that nobody waits for ever, which the checker does with a reading of its own.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use super::program::{Begin, Program};
+use crate::schedule::Window;
+
+/// A job's stretches in the window, in order; none where it has no window.
+#[derive(Clone, Debug, Default)]
+pub struct Stretches {
+    steps: Vec<Option<usize>>,
+    copies: Vec<Option<usize>>,
+    lasts: Vec<Vec<usize>>,
+}
+
+impl Stretches {
+    /// Reads them off a program whose residencies have their addresses.
+    #[must_use]
+    pub fn of(program: &Program, window: &Window) -> Self {
+        let stretch = |place: usize| window.hands_over_after.partition_point(|k| k.index() < place);
+        let end = window.offset.0.saturating_add(window.bytes.0);
+        // Part of the window, beginning, residency.
+        let mut inside: Vec<(usize, Begin, usize)> = Vec::new();
+        for (index, (r, place)) in program.residencies.iter().zip(places(program)).enumerate() {
+            let Some(place) = place else { continue };
+            if r.offset.is_some_and(|o| o >= window.offset && o.0 < end) && r.bytes.0 > 0 {
+                inside.push((stretch(place), r.begin, index));
+            }
+        }
+        let used: BTreeSet<usize> = inside.iter().map(|i| i.0).collect();
+        let mut all =
+            Self { steps: vec![None; program.steps.len()], copies: vec![None; program.copies.len()], lasts: vec![Vec::new(); used.len()] };
+        let mut last: Vec<Option<usize>> = vec![None; used.len()];
+        for (part, begin, index) in inside {
+            // Parts in which nothing begins are none.
+            let number = used.range(..part).count();
+            match begin {
+                Begin::Iteration => {}
+                Begin::Step(s) => all.steps[s] = Some(number),
+                Begin::Copy(c) => all.copies[c] = Some(number),
+            }
+            // Steps end in order: of residencies that end with one, only the last matters.
+            let r = &program.residencies[index];
+            let latest = last[number].and_then(|l: usize| program.residencies[l].last_step);
+            if r.last_step > latest {
+                last[number] = Some(index);
+            }
+            if r.out.is_some() || r.last_step.is_none() {
+                all.lasts[number].push(index);
+            }
+        }
+        for (lasts, last) in all.lasts.iter_mut().zip(last) {
+            lasts.extend(last);
+            lasts.sort_unstable();
+            lasts.dedup();
+        }
+        all
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub const fn count(&self) -> usize {
+        self.lasts.len()
+    }
+
+    /// The stretch that a step needs to hold at its start.
+    #[must_use]
+    pub fn step(&self, step: usize) -> Option<usize> {
+        self.steps.get(step).copied().flatten()
+    }
+
+    /// The stretch that a swap-in needs to hold at its start.
+    #[must_use]
+    pub fn copy(&self, copy: usize) -> Option<usize> {
+        self.copies.get(copy).copied().flatten()
+    }
+
+    /// Residencies of a stretch: once they have ended, all of it has.
+    #[must_use]
+    pub fn lasts(&self, stretch: usize) -> &[usize] {
+        self.lasts.get(stretch).map_or(&[], Vec::as_slice)
+    }
+}
+
+/// For each residency that begins within the iteration, how many operators stand before what begins it, in program order.
+pub(crate) fn places(program: &Program) -> Vec<Option<usize>> {
+    let mut before = 0;
+    let mut steps = Vec::with_capacity(program.steps.len());
+    for step in &program.steps {
+        steps.push(if step.event.is_some() { before } else { step.operator.index() });
+        if step.event.is_none() {
+            before = step.operator.index() + 1;
+        }
+    }
+    let place = |begin| match begin {
+        Begin::Iteration => None,
+        Begin::Step(s) => Some(steps[s]),
+        Begin::Copy(c) => Some(program.copies[c].trigger.map_or(0, |s| steps[s] + 1)),
+    };
+    program.residencies.iter().map(|r| place(r.begin)).collect()
+}
+
+/// Whose turn it is: first come, first served.
+#[derive(Clone, Debug, Default)]
+pub struct Turns {
+    /// Whoever holds the window, then who waits.
+    line: VecDeque<usize>,
+}
+
+impl Turns {
+    /// Whoever holds the window.
+    #[must_use]
+    pub fn holder(&self) -> Option<usize> {
+        self.line.front().copied()
+    }
+
+    /// Asks for the window; whether the job holds it now. Asking again keeps its place in the line.
+    pub fn ask(&mut self, job: usize) -> bool {
+        if !self.line.contains(&job) {
+            self.line.push_back(job);
+        }
+        self.holder() == Some(job)
+    }
+
+    /// The holder lets go; who holds it now. Nothing happens where `job` does not hold it.
+    pub fn let_go(&mut self, job: usize) -> Option<usize> {
+        if self.holder() == Some(job) {
+            self.line.pop_front();
+        }
+        self.holder()
+    }
+
+    /// A job goes for good, whether it holds the window or waits for it.
+    pub fn leave(&mut self, job: usize) {
+        self.line.retain(|&other| other != job);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schedule::{Event, Latency, Place, Placement, Source, Trigger};
+    use crate::sim::engine::tests::{after, graph};
+    use crate::units::{Bytes, Nanos, OpId, TensorId};
+
+    #[test]
+    fn turns_are_first_come_first_served() {
+        let mut turns = Turns::default();
+        assert_eq!([turns.ask(2), turns.ask(0), turns.ask(1), turns.ask(0), turns.ask(2)], [true, false, false, false, true]);
+        assert_eq!(turns.let_go(0), Some(2));
+        assert_eq!(turns.let_go(2), Some(0));
+        turns.leave(0);
+        assert_eq!((turns.holder(), turns.ask(2), turns.let_go(1)), (Some(1), false, Some(2)));
+    }
+
+    /// op0 makes a, op1 makes b, op2 makes c from b, op3 reads a, op4 reads b and c. a leaves after op0 and is back for op3.
+    #[test]
+    fn stretches_are_read_off_a_program() {
+        let a = TensorId(0);
+        let events = [
+            Event::SwapOut { tensor: a, trigger: after(0, 0) },
+            Event::SwapIn { tensor: a, trigger: Trigger { after: Some(OpId(1)), delay: Nanos::ZERO } },
+        ];
+        let latencies = vec![Latency { time: Nanos(1000), source: Source::Graph }; 5];
+        let mut program = Program::new(&graph(), &latencies, &events).unwrap();
+        let at =
+            |tensor, residency, offset| Placement { place: Place::Tensor { tensor: TensorId(tensor), residency }, offset: Bytes(offset) };
+        program.place(&[at(0, 0, 2048), at(1, 0, 0), at(0, 1, 2048), at(2, 0, 1024)]).unwrap();
+        let window = |hands_over_after| Window { offset: Bytes(2048), bytes: Bytes(1024), hands_over_after };
+        let one = Stretches::of(&program, &window(vec![]));
+        assert_eq!((one.count(), one.step(0), one.step(1), one.copy(0), one.copy(1)), (1, Some(0), None, None, Some(0)));
+        assert_eq!(one.lasts(0).len(), 2, "the copy that leaves, and the last use");
+        // Operator 1 begins nothing there, so three parts are two stretches; the events of op1 belong to what follows.
+        let two = Stretches::of(&program, &window(vec![OpId(0), OpId(1)]));
+        assert_eq!((two.count(), two.step(0), two.copy(1)), (2, Some(0), Some(1)));
+        program.enter(&window(vec![OpId(0)]));
+        let back = program.residencies.iter().position(|r| r.begin == Begin::Copy(1)).unwrap();
+        assert!(program.residencies[back].after.contains(&program.stretches.lasts(0)[0]));
+    }
+}
