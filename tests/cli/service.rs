@@ -91,6 +91,20 @@ fn planned_anew_together_they_compute_the_same_in_less() {
     assert!(answer.stderr.contains("planned anew together"), "{}", answer.stderr);
 }
 
+#[test]
+fn a_plan_of_several_jobs_runs_in_its_arena_with_a_window_or_without() {
+    let folder = plans(&NAMES[..2]);
+    let graphs = NAMES.map(|n| format!("{n}.graph.json"));
+    for more in [&[][..], &["--overlap"]] {
+        let plan = folder.json(&[&["plan", &graphs[0], &graphs[1], "--budget", "70%", "-o", "both.plan.json"], more].concat());
+        let report = folder.json(&["run", "both.plan.json", "--on", "host", "--iterations", "4", "--policy", "pack"]);
+        for name in &NAMES[..2] {
+            same_numbers(&report, name, &alone(&folder, name, "4"));
+        }
+        assert!(number(&report, "reserved_peak_bytes") <= number(&plan, "arena_bytes"), "{report:#}");
+    }
+}
+
 /// Runs the service with a way to write to its stdin.
 fn listening(folder: &Folder, arguments: &[&str], talk: impl FnOnce(&mut dyn Write)) -> (Option<i32>, Value, String) {
     let mut child = Command::new(env!("CARGO_BIN_EXE_neap"))

@@ -239,12 +239,15 @@ fn arena(flags: &Several, tenants: &[Tenant], device: &Profile) -> anyhow::Resul
         Some(bytes) => Ok(bytes),
         None if flags.listen || flags.watch.is_some() => bail!("--memory: with --listen and --watch, say what the jobs share"),
         None => {
-            let mut all = Bytes::ZERO;
+            let (mut all, mut window) = (0u64, 0);
             for tenant in tenants {
                 let needs = service::needs(&tenant.work).with_context(|| format!("`{}`", tenant.name))?;
-                all = Bytes(all.0.saturating_add(needs.persistent.0 + needs.ephemeral.0));
+                // A window is there once.
+                let shared = tenant.work.plan.window.as_ref().map_or(0, |w| w.bytes.0.min(needs.ephemeral.0));
+                all = all.saturating_add(needs.persistent.0 + needs.ephemeral.0 - shared);
+                window = window.max(shared);
             }
-            Ok(all.min(available))
+            Ok(Bytes(all.saturating_add(window)).min(available))
         }
     }
 }

@@ -171,7 +171,7 @@ fn coming(work: &Work, plan: &JobPlan, index: usize) -> Result<Coming, RunError>
     let split = Split::of(&program);
     let iteration = engine::nominal(&program, &work.profile.link).map(|run| run.iteration).unwrap_or_default();
     Ok(Coming {
-        needs: Needs { persistent: split.persistent, ephemeral: split.ephemeral, plan: index },
+        needs: Needs { persistent: split.persistent, ephemeral: split.ephemeral, shares: plan.window.is_some(), plan: index },
         utilisation: roofline::utilisation(&work.graph.operators, &plan.latencies, &work.profile),
         iterations: work.settings.iterations,
         iteration,

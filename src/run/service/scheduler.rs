@@ -18,6 +18,8 @@ pub struct Needs {
     pub persistent: Bytes,
     /// While an iteration runs.
     pub ephemeral: Bytes,
+    /// It was planned to share bytes with others: its iterations may take turns with theirs in one lane.
+    pub shares: bool,
     /// Which of its plans that is.
     pub plan: usize,
 }
@@ -245,7 +247,7 @@ impl Scheduler {
         moving.retain(|job| self.jobs.get(job).is_some_and(|t| !t.stopping));
         let called_off = self.jobs.get(&newcomer).is_none_or(|t| t.state != State::Waiting || t.stopping);
         if called_off || moving.iter().all(|&job| self.state(job) == Some(State::Out)) {
-            let entry = if called_off { Entry::Full } else { self.admit(newcomer, self.join(), &moving) };
+            let entry = if called_off { Entry::Full } else { self.admit(newcomer, &moving) };
             if let Entry::Moves(more) = entry {
                 moving.extend(more);
             } else {
@@ -262,14 +264,14 @@ impl Scheduler {
         self.room_for = Some((newcomer, moving));
     }
 
-    /// Those who may run at once don't share a lane; others share one.
-    fn join(&self) -> Join {
-        if matches!(self.policy.style(), Style::One { .. } | Style::Rotating) { Join::Share } else { Join::Own }
+    /// Those who may run at once don't share a lane unless they were planned so; others share one.
+    fn join(&self, needs: &Needs) -> Join {
+        if needs.shares || matches!(self.policy.style(), Style::One { .. } | Style::Rotating) { Join::Share } else { Join::Own }
     }
 
-    fn admit(&mut self, job: JobId, join: Join, out: &BTreeSet<JobId>) -> Entry {
-        let Some(tenant) = self.jobs.get(&job) else { return Entry::Full };
-        self.memory.admit(job, (tenant.needs.persistent, tenant.needs.ephemeral), join, out)
+    fn admit(&mut self, job: JobId, out: &BTreeSet<JobId>) -> Entry {
+        let Some(needs) = self.jobs.get(&job).map(|t| t.needs) else { return Entry::Full };
+        self.memory.admit(job, (needs.persistent, needs.ephemeral), self.join(&needs), out)
     }
 
     fn enter(&mut self, job: JobId, orders: &mut Vec<Order>) {
@@ -284,7 +286,7 @@ impl Scheduler {
         if self.room_for.is_some() || self.jobs.get(&job).is_none_or(|t| t.state != State::Waiting || t.stopping) {
             return false;
         }
-        match self.admit(job, self.join(), &BTreeSet::new()) {
+        match self.admit(job, &BTreeSet::new()) {
             Entry::In => {
                 self.enter(job, orders);
                 true
@@ -300,10 +302,9 @@ impl Scheduler {
 
     /// Begins to make room for a job by sending others out, the last of `order` first, if that is enough.
     fn send_out(&mut self, job: JobId, keep: &[JobId], order: &[JobId], orders: &mut Vec<Order>) {
-        let Some(needs) = self.jobs.get(&job).filter(|t| t.state == State::Waiting).map(|t| (t.needs.persistent, t.needs.ephemeral)) else {
-            return;
-        };
-        let fits = |memory: &Memory| memory.clone().admit(job, needs, self.join(), &BTreeSet::new()) != Entry::Full;
+        let Some(needs) = self.jobs.get(&job).filter(|t| t.state == State::Waiting).map(|t| t.needs) else { return };
+        let bytes = (needs.persistent, needs.ephemeral);
+        let fits = |memory: &Memory| memory.clone().admit(job, bytes, self.join(&needs), &BTreeSet::new()) != Entry::Full;
         let mut without = self.memory.clone();
         let leaving: Vec<JobId> = self.jobs.iter().filter(|(_, t)| t.state == State::Leaving).map(|(id, _)| *id).collect();
         leaving.iter().for_each(|&l| without.leave(l));
@@ -396,13 +397,14 @@ impl Scheduler {
     fn until_busy(&mut self, order: &[JobId], now: Nanos, orders: &mut Vec<Order>) -> Vec<JobId> {
         let ranked: Vec<(JobId, u32)> = order.iter().filter_map(|j| Some((*j, self.jobs.get(j)?.utilisation))).collect();
         let overdue = self.overdue(now).is_some_and(|j| self.state(j) == Some(State::Waiting));
-        let mut taken = Bytes::ZERO;
+        // Those planned to share need one lane among them.
+        let (mut taken, mut lane) = (Bytes::ZERO, Bytes::ZERO);
         let wanted = choose(ranked.into_iter(), MOST, overdue, |job| {
             let Some(needs) = self.jobs.get(&job).map(|t| t.needs) else { return false };
-            let more = taken + needs.persistent + needs.ephemeral;
-            let fits = more <= self.memory.arena();
+            let (own, shared) = if needs.shares { (Bytes::ZERO, lane.max(needs.ephemeral)) } else { (needs.ephemeral, lane) };
+            let fits = taken + needs.persistent + own + shared <= self.memory.arena();
             if fits {
-                taken = more;
+                (taken, lane) = (taken + needs.persistent + own, shared);
             }
             fits
         });
@@ -426,7 +428,7 @@ impl Scheduler {
         for (job, next) in self.jobs.iter().filter_map(replanned).collect::<Vec<_>>() {
             let mut memory = self.memory.clone();
             memory.leave(job);
-            if memory.admit(job, (next.persistent, next.ephemeral), self.join(), &BTreeSet::new()) == Entry::In {
+            if memory.admit(job, (next.persistent, next.ephemeral), self.join(&next), &BTreeSet::new()) == Entry::In {
                 self.leave(job, orders);
             }
         }

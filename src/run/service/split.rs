@@ -107,6 +107,7 @@ mod tests {
     use super::*;
     use crate::schedule::Place;
     use crate::sim::program::Residency;
+    use crate::sim::window::Stretches;
 
     fn program(stretches: &[(u64, u64, bool)]) -> Program {
         let residency = |&(offset, bytes, kept): &(u64, u64, bool)| Residency {
@@ -122,13 +123,20 @@ mod tests {
             previous: None,
             after: Vec::new(),
         };
-        Program { steps: Vec::new(), copies: Vec::new(), residencies: stretches.iter().map(residency).collect(), loaded: Bytes::ZERO }
+        Program {
+            steps: Vec::new(),
+            copies: Vec::new(),
+            residencies: stretches.iter().map(residency).collect(),
+            loaded: Bytes::ZERO,
+            stretches: Stretches::default(),
+        }
     }
 
     #[test]
     fn what_is_kept_comes_first_wherever_it_was() {
         // Kept: 10..20 and 40..50; 45..60 crosses the second's edge, so all of 40..60 is kept.
-        let p = program(&[(0, 10, false), (10, 10, true), (20, 20, false), (40, 10, true), (45, 15, false), (60, 5, false), (12, 4, false)]);
+        let p =
+            program(&[(0, 10, false), (10, 10, true), (20, 20, false), (40, 10, true), (45, 15, false), (60, 5, false), (12, 4, false)]);
         let split = Split::of(&p);
         assert_eq!((split.persistent, split.ephemeral), (Bytes(30), Bytes(35)));
         let moved = split.moved(&p, Bytes(1000), Bytes(2000));

@@ -49,7 +49,7 @@ impl World {
     }
 
     fn submit(&mut self, job: u32, (persistent, ephemeral, iterations, time, utilisation): (u64, u64, u32, u64, u32)) -> bool {
-        let needs = Needs { persistent: Bytes(persistent), ephemeral: Bytes(ephemeral), plan: 0 };
+        let needs = Needs { persistent: Bytes(persistent), ephemeral: Bytes(ephemeral), shares: utilisation % 3 == 0, plan: 0 };
         let coming = Coming { needs, utilisation, iterations, iteration: Nanos(time) };
         let taken = self.scheduler.submit(job, &coming, Nanos(self.now));
         assert_eq!(taken, persistent + ephemeral <= self.arena);
@@ -155,7 +155,7 @@ impl World {
     fn replan(&mut self, job: u32, persistent: u64, ephemeral: u64) {
         let Some(body) = self.bodies.get_mut(&job).filter(|b| b.ended.is_none() && persistent + ephemeral <= self.arena) else { return };
         let plan = body.next.map_or(body.needs.plan, |n| n.plan) + 1;
-        let needs = Needs { persistent: Bytes(persistent), ephemeral: Bytes(ephemeral), plan };
+        let needs = Needs { persistent: Bytes(persistent), ephemeral: Bytes(ephemeral), shares: plan % 2 == 0, plan };
         body.next = Some(needs);
         self.scheduler.replanned(job, needs);
     }
