@@ -335,6 +335,20 @@ pub fn unplanned(request: &Request<'_>) -> Result<Planned, PlanError> {
     Ok(planned)
 }
 
+/// The same events at the same addresses on the request's device: what differs is time, and with it where host copies lie.
+///
+/// # Errors
+/// [`PlanError::Defect`] only.
+pub(super) fn on_device(request: &Request<'_>, planned: &Planned) -> Result<Planned, PlanError> {
+    let defect = |e: crate::sim::program::ProgramError| PlanError::Defect(e.to_string());
+    let [job] = &planned.plan.jobs[..] else { return Err(PlanError::Defect("not a plan of one job".to_owned())) };
+    let mut program = Program::new(request.graph, request.latencies, &job.events).map_err(defect)?;
+    program.place(&job.placements).map_err(defect)?;
+    let emitted = Emitted { events: job.events.clone(), ..Emitted::default() };
+    let height = planned.plan.figures.arena_bytes.0;
+    finish(request, &Liveness::of(request.graph), emitted, program, job.placements.clone(), height)
+}
+
 fn placed(mut program: Program, emitted: &Emitted, budget: u64) -> Result<(Program, Vec<Placement>, u64), PlanError> {
     let tied = place::items(&program, emitted);
     let bare: Vec<place::Item> = tied.iter().map(|(item, _)| item.clone()).collect();

@@ -6,9 +6,12 @@
 //! time for the bytes it gives up, so long as the sum exceeds the budget. A job's time counts relative to its own, and a job of
 //! priority p gives way p times as late. What is left over at the end goes to the job that gains most by it.
 //!
-//! Jobs that share compute slow each other's operators as much as they slow each other's copies where the device is busy, so each
-//! is planned at the full rate of both. Cost: one plan of a job a step, about `STEPS` steps a job; who plans again and again keeps a
-//! [`Memo`]. Not for: when jobs run ([`super::live`]), single plans ([`super::budget`]).
+//! A planner of one job knows nothing of the others, and each is given the full rate of device and link. The planner `neap` looks at several
+//! ways to plan all jobs, and simulates them side by side to choose ([`mod@aware`]). Cost of a way: one plan of a job a step, about
+//! `STEPS` steps a job, equal jobs together; who plans again and again keeps a [`Memo`]. Not for: when jobs run ([`super::live`]), single
+//! plans ([`super::budget`]).
+
+pub mod aware;
 
 use std::collections::BTreeMap;
 
@@ -64,8 +67,8 @@ pub struct Together {
 #[derive(Clone, Debug, Default)]
 pub struct Memo(BTreeMap<Key, Step>);
 
-/// Hash of the graph, planner, host memory, target.
-type Key = (String, String, u64, u64);
+/// Hash of the graph, planner, host memory and the link's rates, target.
+type Key = (String, String, [u64; 5], u64);
 
 /// A plan, or why there is none.
 type Step = Result<Planned, Box<Infeasible>>;
@@ -83,17 +86,14 @@ pub fn make(jobs: &Jobs<'_>) -> Result<Together, PlanError> {
 /// # Errors
 /// As [`make`].
 pub fn make_with(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanError> {
-    let mut attempt = |devices: &[Profile]| {
-        let mut ladder = Ladder::new(jobs, devices, memo)?;
-        ladder.descend()?;
-        Ok(ladder.together())
-    };
-    let together = attempt(&vec![jobs.device.clone(); jobs.jobs.len()])?;
-    if together.plan.figures.pinned_bytes <= jobs.device.pinned_bytes {
-        return Ok(together);
-    }
-    // Together they take more of the host than there is: each gets its part.
-    attempt(&shares(jobs))
+    aware::make(jobs, memo)
+}
+
+/// Plans of all jobs within the budget, each as if alone on its device.
+fn parts(jobs: &Jobs<'_>, devices: &[Profile], memo: &mut Memo) -> Result<Vec<Planned>, PlanError> {
+    let mut ladder = Ladder::new(jobs, devices, memo)?;
+    ladder.descend()?;
+    Ok(ladder.parts())
 }
 
 /// Makes the plan with the least arena that each job by itself gets down to.
@@ -107,7 +107,7 @@ pub fn minimum(jobs: &Jobs<'_>) -> Result<Together, PlanError> {
         let most = Bytes(rung.arena());
         rung.now = budget::minimum(&Request { budget: most, ..rung.request.clone() })?;
     }
-    let mut together = ladder.together();
+    let mut together = join(jobs, ladder.parts());
     together.plan.budget = together.plan.figures.arena_bytes;
     Ok(together)
 }
@@ -163,7 +163,9 @@ impl Rung<'_> {
 
     fn plan(&self, target: u64, memo: &mut Memo) -> Result<Step, PlanError> {
         let request = Request { budget: Bytes(target), ..self.request.clone() };
-        let key = (request.file.1.clone(), format!("{:?}", request.method), request.device.pinned_bytes.0, target);
+        let link = &request.device.link;
+        let seen = [request.device.pinned_bytes.0, link.h2d, link.d2h, link.h2d_contended, link.d2h_contended];
+        let key = (request.file.1.clone(), format!("{:?}", request.method), seen, target);
         if let Some(known) = memo.0.get(&key) {
             return Ok(known.clone());
         }
@@ -271,32 +273,36 @@ impl<'a> Ladder<'a> {
         }))
     }
 
-    fn together(self) -> Together {
-        let parts: Vec<Planned> = self.rungs.into_iter().map(|rung| rung.now).collect();
-        let mut jobs = Vec::with_capacity(parts.len());
-        let mut figures = Figures::default();
-        for part in &parts {
-            let own = &part.plan.figures;
-            jobs.extend(part.plan.jobs.iter().map(|job| moved(job, figures.arena_bytes, figures.pinned_bytes)));
-            figures.peak_bytes += own.peak_bytes;
-            figures.arena_bytes += own.arena_bytes;
-            figures.pinned_bytes += own.pinned_bytes;
-            figures.unplanned_peak_bytes += own.unplanned_peak_bytes;
-            figures.iteration_ns += own.iteration_ns;
-            figures.first_iteration_ns += own.first_iteration_ns;
-            figures.unplanned_iteration_ns += own.unplanned_iteration_ns;
-        }
-        let planner = self.jobs.jobs.first().map_or("none", |job| job.method.name());
-        let plan = Plan {
-            planner: planner.to_owned(),
-            options: self.jobs.recorded_options.clone(),
-            device: self.jobs.device.clone(),
-            budget: self.jobs.budget,
-            jobs,
-            figures,
-        };
-        Together { plan, parts }
+    fn parts(self) -> Vec<Planned> {
+        self.rungs.into_iter().map(|rung| rung.now).collect()
     }
+}
+
+/// One plan of the jobs' own plans.
+fn join(asked: &Jobs<'_>, parts: Vec<Planned>) -> Together {
+    let mut jobs = Vec::with_capacity(parts.len());
+    let mut figures = Figures::default();
+    for part in &parts {
+        let own = &part.plan.figures;
+        jobs.extend(part.plan.jobs.iter().map(|job| moved(job, figures.arena_bytes, figures.pinned_bytes)));
+        figures.peak_bytes += own.peak_bytes;
+        figures.arena_bytes += own.arena_bytes;
+        figures.pinned_bytes += own.pinned_bytes;
+        figures.unplanned_peak_bytes += own.unplanned_peak_bytes;
+        figures.iteration_ns += own.iteration_ns;
+        figures.first_iteration_ns += own.first_iteration_ns;
+        figures.unplanned_iteration_ns += own.unplanned_iteration_ns;
+    }
+    let planner = asked.jobs.first().map_or("none", |job| job.method.name());
+    let plan = Plan {
+        planner: planner.to_owned(),
+        options: asked.recorded_options.clone(),
+        device: asked.device.clone(),
+        budget: asked.budget,
+        jobs,
+        figures,
+    };
+    Together { plan, parts }
 }
 
 /// A job's plan with its sub-arena and its slots in the slab behind those before it.

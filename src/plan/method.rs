@@ -113,6 +113,8 @@ impl Method {
                     ("passive", &mut o.passive),
                     ("drop", &mut o.drop),
                     ("prefetch", &mut o.fit),
+                    ("joint", &mut o.joint),
+                    ("link-share", &mut o.link_share),
                 ] {
                     set(options, key, to)?;
                 }
@@ -233,8 +235,9 @@ mod tests {
         for method in Method::all() {
             assert_eq!(Method::recorded(method.name(), &record(&[("allocator", "pytorch")])), Ok(method));
         }
-        let neap = Method::recorded("neap", &record(&[("chains", "false"), ("min-swap", "512"), ("prefetch", "false")])).unwrap();
-        let want = neap::Options { depth: 0, min_swap: Bytes(512), fit: false, ..neap::Options::default() };
+        let neap = Method::recorded("neap", &record(&[("chains", "false"), ("min-swap", "512"), ("prefetch", "false"), ("joint", "false")]));
+        let neap = neap.unwrap();
+        let want = neap::Options { depth: 0, min_swap: Bytes(512), fit: false, joint: false, ..neap::Options::default() };
         assert_eq!(neap, Method::Neap(want));
         let tensile = Method::recorded("tensile", &record(&[("max-swap-rate", "7"), ("stop-rule", "false")])).unwrap();
         assert_eq!(tensile, Method::Tensile(tensile::Options { max_swap_rate: 7, stop_rule: false, ..tensile::Options::default() }));

@@ -1,0 +1,244 @@
+//! Several jobs planned in several ways, and what they come to side by side.
+//!
+//! A job's own plan promises what it would take alone. Beside others its copies wait for theirs, and its waits are hidden by their compute: a plan
+//! that is the best alone need not be the best among others. So with the planner `neap` all jobs are planned in several ways ([`Way`]), all within the
+//! budget, and the one whose simulated [`joint::Round`] is the shortest is taken; of equals the one with the smaller arena, then the first. Then
+//! jobs take over what another way made of them, one after the other, where that fits and makes the round shorter.
+//!
+//! Other planners know one way, theirs. Switches: `joint`, `link-share`, `portfolio` in [`neap::Options`]. Cost: a way is one descent of
+//! all jobs, a round some milliseconds.
+
+use super::{Jobs, Memo, Together, join, parts, shares};
+use crate::device::{Link, Profile, roofline};
+use crate::plan::budget::{self, PlanError, Planned, Request};
+use crate::plan::method::Method;
+use crate::plan::{neap, tensile, vdnn};
+use crate::sim::engine::Durations;
+use crate::sim::joint::{self, Party, Round};
+use crate::sim::program::Program;
+use crate::units::{Bytes, Nanos};
+
+/// A way to plan all jobs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Way {
+    /// As if each were alone.
+    Alone,
+    /// At another rate of the link, in thousandths of its own for each job.
+    Link(&'static str, Vec<u64>),
+    /// By another planner.
+    Planner(Box<Method>),
+}
+
+impl Way {
+    /// For the plan's record; `None` for the first.
+    fn name(&self) -> Option<&str> {
+        match self {
+            Self::Alone => None,
+            Self::Link(name, _) => Some(name),
+            Self::Planner(method) => Some(method.name()),
+        }
+    }
+}
+
+/// Makes the plan.
+///
+/// # Errors
+/// As [`super::make`].
+pub(super) fn make(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanError> {
+    let ways = ways(jobs);
+    if let [way] = &ways[..] {
+        return Ok(join(jobs, planned(jobs, way, memo)?));
+    }
+    let sights: Vec<Sight> = jobs.jobs.iter().map(|job| Sight::of(jobs, job)).collect();
+    let mut found: Vec<(Nanos, Bytes, usize, Vec<Planned>)> = Vec::new();
+    let mut first = None;
+    for (index, way) in ways.iter().enumerate() {
+        match planned(jobs, way, memo) {
+            Ok(parts) => {
+                let arena = parts.iter().map(|p| p.plan.figures.arena_bytes).sum();
+                found.push((time(jobs, &sights, &parts.iter().collect::<Vec<_>>())?, arena, index, parts));
+            }
+            Err(no @ PlanError::Infeasible(_)) => first = first.or(Some(no)),
+            Err(defect) => return Err(defect),
+        }
+    }
+    found.sort_by_key(|(time, arena, index, _)| (*time, *arena, *index));
+    let Some((best, others)) = found.split_first() else {
+        return Err(first.unwrap_or_else(|| PlanError::Defect("no way to plan".to_owned())));
+    };
+    let way = ways[best.2].name();
+    let mixed = mix(jobs, &sights, best.0, &best.3, others.iter().map(|o| &o.3[..]))?;
+    let mut together = join(jobs, mixed);
+    if let Some(way) = way {
+        together.plan.options.insert("way".to_owned(), way.to_owned());
+    }
+    Ok(together)
+}
+
+/// The ways to plan these jobs, at least one.
+fn ways(jobs: &Jobs<'_>) -> Vec<Way> {
+    let mut ways = vec![Way::Alone];
+    let options: Vec<&neap::Options> =
+        jobs.jobs.iter().filter_map(|job| if let Method::Neap(options) = &job.method { Some(options) } else { None }).collect();
+    // One switch for all.
+    let [first, ..] = options[..] else { return ways };
+    if jobs.jobs.len() < 2 || options.len() < jobs.jobs.len() || !options.iter().all(|o| o.joint) {
+        return ways;
+    }
+    if options.iter().all(|o| o.link_share) {
+        let parts = link_parts(jobs);
+        if parts.iter().any(|&part| part < FULL) {
+            ways.push(Way::Link("link-share", parts));
+        }
+        ways.push(Way::Link("link-ample", vec![AMPLE; jobs.jobs.len()]));
+    }
+    if options.iter().all(|o| o.portfolio) {
+        let neap::Options { swap, across, recompute, passive, fit, min_swap, .. } = *first;
+        if swap {
+            ways.push(Way::Planner(Box::new(Method::Vdnn(vdnn::Policy::All))));
+            ways.push(Way::Planner(Box::new(Method::Vdnn(vdnn::Policy::Conv))));
+        }
+        if recompute {
+            ways.push(Way::Planner(Box::new(Method::Checkpoint)));
+        }
+        if swap && recompute && passive {
+            ways.push(Way::Planner(Box::new(Method::Capuchin)));
+        }
+        let tensile = tensile::Options { swap, across, recompute, passive, prefetch: fit, min_swap, ..tensile::Options::default() };
+        ways.push(Way::Planner(Box::new(Method::Tensile(tensile))));
+    }
+    ways
+}
+
+const FULL: u64 = 1000;
+const AMPLE: u64 = 2000;
+
+/// The link's rate as each job sees it in its own time, in thousandths. While all compute, all are slowed by what they want of the device
+/// together; the link is shared among all, by priority. Copies of a slowed job have more time.
+fn link_parts(jobs: &Jobs<'_>) -> Vec<u64> {
+    let wanted: u64 = jobs.jobs.iter().map(|job| u64::from(roofline::utilisation(&job.graph.operators, job.latencies, jobs.device))).sum();
+    let priorities: u128 = jobs.jobs.iter().map(|job| u128::from(job.priority.max(1))).sum();
+    let part = |priority: u64| u64::try_from(u128::from(wanted.max(FULL)) * u128::from(priority.max(1)) / priorities.max(1)).unwrap_or(FULL);
+    jobs.jobs.iter().map(|job| part(job.priority).clamp(1, FULL)).collect()
+}
+
+/// All jobs planned in one way, on the device as it is.
+fn planned(jobs: &Jobs<'_>, way: &Way, memo: &mut Memo) -> Result<Vec<Planned>, PlanError> {
+    let mut asked = jobs.clone();
+    if let Way::Planner(method) = way {
+        for job in &mut asked.jobs {
+            job.method = Method::clone(method);
+        }
+    }
+    let seen = |devices: Vec<Profile>| -> Vec<Profile> {
+        let Way::Link(_, parts) = way else { return devices };
+        devices.into_iter().zip(parts).map(|(device, &part)| Profile { link: at_rate(&device.link, part), ..device }).collect()
+    };
+    let mut attempt = |devices: Vec<Profile>| -> Result<Vec<Planned>, PlanError> {
+        let made = parts(&asked, &seen(devices), memo)?;
+        if !matches!(way, Way::Link(..)) {
+            return Ok(made);
+        }
+        let back = |(job, part): (&super::Job<'_>, &Planned)| {
+            let request = Request {
+                graph: job.graph,
+                file: job.file.clone(),
+                device: jobs.device,
+                latencies: job.latencies,
+                budget: jobs.budget,
+                method: job.method.clone(),
+                recorded_options: jobs.recorded_options.clone(),
+            };
+            budget::on_device(&request, part)
+        };
+        jobs.jobs.iter().zip(&made).map(back).collect()
+    };
+    let made = attempt(vec![jobs.device.clone(); jobs.jobs.len()])?;
+    if pinned(&made) <= jobs.device.pinned_bytes {
+        return Ok(made);
+    }
+    // Together they take more of the host than there is: each gets its part.
+    attempt(shares(jobs))
+}
+
+fn pinned(parts: &[Planned]) -> Bytes {
+    parts.iter().map(|p| p.plan.figures.pinned_bytes).sum()
+}
+
+fn at_rate(link: &Link, part: u64) -> Link {
+    let rate = |rate: u64| u64::try_from(u128::from(rate) * u128::from(part) / u128::from(FULL)).unwrap_or(u64::MAX).max(1);
+    Link {
+        h2d: rate(link.h2d),
+        d2h: rate(link.d2h),
+        h2d_contended: rate(link.h2d_contended),
+        d2h_contended: rate(link.d2h_contended),
+        ..link.clone()
+    }
+}
+
+/// What of a job its rounds have in common.
+struct Sight {
+    utilisation: u32,
+    own: Nanos,
+}
+
+impl Sight {
+    fn of(jobs: &Jobs<'_>, job: &super::Job<'_>) -> Self {
+        Self {
+            utilisation: roofline::utilisation(&job.graph.operators, job.latencies, jobs.device),
+            own: job.latencies.iter().map(|l| l.time).sum(),
+        }
+    }
+}
+
+/// A round of all jobs under these plans, which are of one job each, in order.
+///
+/// # Errors
+/// [`PlanError::Defect`] only.
+pub fn round(jobs: &Jobs<'_>, programs: &[&Program]) -> Result<Round, PlanError> {
+    let sights: Vec<Sight> = jobs.jobs.iter().map(|job| Sight::of(jobs, job)).collect();
+    side_by_side(jobs, &sights, programs)
+}
+
+fn side_by_side(jobs: &Jobs<'_>, sights: &[Sight], programs: &[&Program]) -> Result<Round, PlanError> {
+    let link = &jobs.device.link;
+    let durations: Vec<Durations> = programs.iter().map(|program| Durations::nominal(program, link)).collect();
+    let mut parties = Vec::with_capacity(programs.len());
+    for ((&program, durations), sight) in programs.iter().zip(&durations).zip(sights) {
+        parties.push(Party { program, durations, utilisation: sight.utilisation, own: sight.own });
+    }
+    joint::round(&parties, link).map_err(|e| PlanError::Defect(e.to_string()))
+}
+
+fn time(jobs: &Jobs<'_>, sights: &[Sight], parts: &[&Planned]) -> Result<Nanos, PlanError> {
+    let programs: Vec<&Program> = parts.iter().map(|part| &part.program).collect();
+    Ok(side_by_side(jobs, sights, &programs)?.time)
+}
+
+/// Takes over from other ways, job by job, what makes the round shorter.
+fn mix<'p>(
+    jobs: &Jobs<'_>,
+    sights: &[Sight],
+    mut best: Nanos,
+    from: &'p [Planned],
+    others: impl Iterator<Item = &'p [Planned]>,
+) -> Result<Vec<Planned>, PlanError> {
+    let mut now: Vec<&Planned> = from.iter().collect();
+    let sum = |parts: &[&Planned], of: fn(&Planned) -> Bytes| -> Bytes { parts.iter().map(|p| of(p)).sum() };
+    for other in others {
+        for index in 0..now.len() {
+            let mut tried = now.clone();
+            tried[index] = &other[index];
+            let fits = sum(&tried, |p| p.plan.figures.arena_bytes) <= jobs.budget
+                && sum(&tried, |p| p.plan.figures.pinned_bytes) <= jobs.device.pinned_bytes;
+            if !fits || tried[index].plan.jobs[0].events == now[index].plan.jobs[0].events {
+                continue;
+            }
+            let time = time(jobs, sights, &tried)?;
+            if time < best {
+                (best, now) = (time, tried);
+            }
+        }
+    }
+    Ok(now.into_iter().cloned().collect())
+}
