@@ -41,6 +41,24 @@ pub struct Job<'a> {
     pub priority: u64,
 }
 
+impl<'a> Job<'a> {
+    /// To plan it alone.
+    fn request<'b>(&self, device: &'b Profile, budget: Bytes, jobs: &Jobs<'_>) -> Request<'b>
+    where
+        'a: 'b,
+    {
+        Request {
+            graph: self.graph,
+            file: self.file.clone(),
+            device,
+            latencies: self.latencies,
+            budget,
+            method: self.method.clone(),
+            recorded_options: jobs.recorded_options.clone(),
+        }
+    }
+}
+
 /// What to plan.
 #[derive(Clone, Debug)]
 pub struct Jobs<'a> {
@@ -72,6 +90,30 @@ type Key = (String, String, [u64; 5], u64);
 
 /// A plan, or why there is none.
 type Step = Result<Planned, Box<Infeasible>>;
+
+impl Memo {
+    /// A plan within the request's budget.
+    fn plan(&mut self, request: &Request<'_>) -> Result<Step, PlanError> {
+        self.keep(request, budget::make)
+    }
+
+    /// What `make` makes of a request, once.
+    fn keep(&mut self, request: &Request<'_>, make: impl Fn(&Request<'_>) -> Result<Planned, PlanError>) -> Result<Step, PlanError> {
+        let link = &request.device.link;
+        let seen = [request.device.pinned_bytes.0, link.h2d, link.d2h, link.h2d_contended, link.d2h_contended];
+        let key = (request.file.1.clone(), format!("{:?}", request.method), seen, request.budget.0);
+        if let Some(known) = self.0.get(&key) {
+            return Ok(known.clone());
+        }
+        let made = match make(request) {
+            Ok(planned) => Ok(planned),
+            Err(PlanError::Infeasible(no)) => Err(no),
+            Err(defect) => return Err(defect),
+        };
+        self.0.insert(key, made.clone());
+        Ok(made)
+    }
+}
 
 /// Makes one plan of all jobs within the budget.
 ///
@@ -137,11 +179,12 @@ impl Rung<'_> {
         self.now.plan.figures.arena_bytes.0
     }
 
-    /// Plans the next step, once.
+    /// Plans the next step, once: a sketch where one can be made.
     fn look(&mut self, memo: &mut Memo) -> Result<(), PlanError> {
         if self.next.is_some() {
             return Ok(());
         }
+        let (method, sketch) = (self.request.method.clone(), self.request.method.sketch());
         let mut target = self.arena();
         // A step that can't be met may be met a little lower: placements differ.
         for _ in 0..3 {
@@ -149,7 +192,11 @@ impl Rung<'_> {
             if target < self.floor {
                 break;
             }
-            match self.plan(target, memo)? {
+            let mut made = self.plan(&sketch, target, memo)?;
+            if made.is_err() && sketch != method {
+                made = self.plan(&method, target, memo)?;
+            }
+            match made {
                 Ok(planned) => {
                     self.next = Some(Some(planned));
                     return Ok(());
@@ -161,21 +208,29 @@ impl Rung<'_> {
         Ok(())
     }
 
-    fn plan(&self, target: u64, memo: &mut Memo) -> Result<Step, PlanError> {
-        let request = Request { budget: Bytes(target), ..self.request.clone() };
-        let link = &request.device.link;
-        let seen = [request.device.pinned_bytes.0, link.h2d, link.d2h, link.h2d_contended, link.d2h_contended];
-        let key = (request.file.1.clone(), format!("{:?}", request.method), seen, target);
-        if let Some(known) = memo.0.get(&key) {
-            return Ok(known.clone());
+    /// Plans properly where it stands, if it ever stepped.
+    fn settle(&mut self, memo: &mut Memo) -> Result<(), PlanError> {
+        if !self.now.plan.jobs[0].events.is_empty()
+            && let Ok(proper) = self.plan(&self.request.method, self.arena(), memo)?
+            && proper.plan.figures.iteration_ns <= self.now.plan.figures.iteration_ns
+        {
+            self.now = proper;
         }
-        let made = match budget::make(&request) {
-            Ok(planned) => Ok(planned),
-            Err(PlanError::Infeasible(no)) => Err(no),
-            Err(defect) => return Err(defect),
-        };
-        memo.0.insert(key, made.clone());
-        Ok(made)
+        Ok(())
+    }
+
+    fn plan(&self, method: &Method, target: u64, memo: &mut Memo) -> Result<Step, PlanError> {
+        memo.plan(&Request { budget: Bytes(target), method: method.clone(), ..self.request.clone() })
+    }
+
+    /// Goes to the least it gets down to; whether that is less.
+    fn sink(&mut self, memo: &mut Memo) -> Result<bool, PlanError> {
+        let least = memo.keep(&Request { budget: Bytes::ZERO, ..self.request.clone() }, |request| {
+            budget::minimum(&Request { budget: self.now.plan.figures.arena_bytes, ..request.clone() })
+        })?;
+        let Some(least) = least.ok().filter(|least| least.plan.figures.arena_bytes.0 < self.arena()) else { return Ok(false) };
+        (self.now, self.next) = (least, Some(None));
+        Ok(true)
     }
 
     /// Time lost by the next step, in parts of the job's own time, for each byte given up: as a fraction.
@@ -197,15 +252,7 @@ struct Ladder<'a> {
 impl<'a> Ladder<'a> {
     fn new(jobs: &'a Jobs<'a>, devices: &'a [Profile], memo: &'a mut Memo) -> Result<Self, PlanError> {
         let rung = |(job, device): (&Job<'a>, &'a Profile)| {
-            let request = Request {
-                graph: job.graph,
-                file: job.file.clone(),
-                device,
-                latencies: job.latencies,
-                budget: jobs.budget,
-                method: job.method.clone(),
-                recorded_options: jobs.recorded_options.clone(),
-            };
+            let request = job.request(device, jobs.budget, jobs);
             let now = budget::unplanned(&request)?;
             let step = (now.plan.figures.arena_bytes.0 / STEPS).max(512);
             let floor = Liveness::of(job.graph).floor.0;
@@ -227,17 +274,35 @@ impl<'a> Ladder<'a> {
             }
             let cheapest = (0..self.rungs.len()).filter_map(|index| Some((self.rungs[index].price()?, index)));
             let cheapest = cheapest.min_by(|((a, of_a), i), ((b, of_b), j)| (a * of_b).cmp(&(b * of_a)).then(i.cmp(j)));
-            let Some((_, index)) = cheapest else { return Err(self.infeasible()) };
+            let Some((_, index)) = cheapest else {
+                // Steps have missed what each gets down to by itself.
+                let mut sank = false;
+                for rung in &mut self.rungs {
+                    sank |= rung.sink(self.memo)?;
+                }
+                if sank {
+                    continue;
+                }
+                return Err(self.infeasible());
+            };
             let rung = &mut self.rungs[index];
             if let Some(Some(next)) = rung.next.take() {
                 rung.now = next;
             }
         }
-        self.spread(budget)
+        for rung in &mut self.rungs {
+            rung.settle(self.memo)?;
+        }
+        for _ in 0..self.rungs.len() {
+            if !self.spread(budget)? {
+                break;
+            }
+        }
+        Ok(())
     }
 
-    /// Gives what is left over to the job that gains most.
-    fn spread(&mut self, budget: u64) -> Result<(), PlanError> {
+    /// Gives what is left over to the job that gains most; whether any does.
+    fn spread(&mut self, budget: u64) -> Result<bool, PlanError> {
         let left = budget - self.sum();
         let mut best: Option<(u128, usize, Planned)> = None;
         for (index, rung) in self.rungs.iter().enumerate() {
@@ -245,7 +310,7 @@ impl<'a> Ladder<'a> {
             if left < 512 || figures.iteration_ns <= figures.unplanned_iteration_ns {
                 continue;
             }
-            let Ok(wider) = rung.plan(rung.arena() + left, self.memo)? else { continue };
+            let Ok(wider) = rung.plan(&rung.request.method, rung.arena() + left, self.memo)? else { continue };
             let gained = figures.iteration_ns.saturating_sub(wider.plan.figures.iteration_ns);
             let own = figures.unplanned_iteration_ns.0.max(1);
             // Parts of a billion of its own time.
@@ -254,10 +319,11 @@ impl<'a> Ladder<'a> {
                 best = Some((gain, index, wider));
             }
         }
+        let gained = best.is_some();
         if let Some((_, index, wider)) = best {
             self.rungs[index].now = wider;
         }
-        Ok(())
+        Ok(gained)
     }
 
     fn infeasible(&self) -> PlanError {

@@ -177,6 +177,15 @@ impl Method {
         }
     }
 
+    /// The same planner for one of many plans: without improvement, and nobody stands in.
+    #[must_use]
+    pub fn sketch(&self) -> Self {
+        match self {
+            Self::Neap(options) => Self::Neap(neap::Options { effort: 0, portfolio: false, ..options.clone() }),
+            other => other.clone(),
+        }
+    }
+
     /// Those whose plans stand in where this planner's is slow or missing: the quick ones that keep to its switches, and on graphs of
     /// few operators the planner itself without heads, as there a few huge tensors decide and every placement is different luck.
     #[must_use]

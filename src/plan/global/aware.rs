@@ -10,7 +10,7 @@
 
 use super::{Jobs, Memo, Together, join, parts, shares};
 use crate::device::{Link, Profile, roofline};
-use crate::plan::budget::{self, PlanError, Planned, Request};
+use crate::plan::budget::{self, PlanError, Planned};
 use crate::plan::method::Method;
 use crate::plan::{neap, tensile, vdnn};
 use crate::sim::engine::Durations;
@@ -46,30 +46,46 @@ impl Way {
 /// As [`super::make`].
 pub(super) fn make(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanError> {
     let ways = ways(jobs);
-    if let [way] = &ways[..] {
-        return Ok(join(jobs, planned(jobs, way, memo)?));
+    // Who gets how much is decided once, in the first way that meets the budget.
+    let (mut first, mut why) = (None, None);
+    for (index, way) in ways.iter().enumerate() {
+        match planned(jobs, way, None, memo) {
+            Ok(parts) => first = Some((index, parts)),
+            Err(no @ PlanError::Infeasible(_)) => why = why.or(Some(no)),
+            Err(defect) => return Err(defect),
+        }
+        if first.is_some() {
+            break;
+        }
+    }
+    let Some((way, parts)) = first else { return Err(why.unwrap_or_else(|| PlanError::Defect("no way to plan".to_owned()))) };
+    if ways.len() == 1 {
+        return Ok(join(jobs, parts));
     }
     let sights: Vec<Sight> = jobs.jobs.iter().map(|job| Sight::of(jobs, job)).collect();
-    let mut found: Vec<(Nanos, Bytes, usize, Vec<Planned>)> = Vec::new();
-    let mut first = None;
-    for (index, way) in ways.iter().enumerate() {
-        match planned(jobs, way, memo) {
+    let arenas: Vec<Bytes> = parts.iter().map(|part| part.plan.figures.arena_bytes).collect();
+    let mut found = vec![(time(jobs, &sights, &parts.iter().collect::<Vec<_>>())?, way, parts)];
+    for (index, way) in ways.iter().enumerate().skip(way + 1) {
+        let t0 = std::time::Instant::now();
+        match planned(jobs, way, Some(&arenas), memo) {
             Ok(parts) => {
-                let arena = parts.iter().map(|p| p.plan.figures.arena_bytes).sum();
-                found.push((time(jobs, &sights, &parts.iter().collect::<Vec<_>>())?, arena, index, parts));
-            }
-            Err(no @ PlanError::Infeasible(_)) => first = first.or(Some(no)),
+                let t1 = t0.elapsed();
+                let tt = time(jobs, &sights, &parts.iter().collect::<Vec<_>>())?;
+                eprintln!("DBG {:?} {:?} plan {:?} all {:?}", way.name(), tt, t1, t0.elapsed());
+                found.push((time(jobs, &sights, &parts.iter().collect::<Vec<_>>())?, index, parts))
+            },
+            Err(PlanError::Infeasible(_)) => {}
             Err(defect) => return Err(defect),
         }
     }
-    found.sort_by_key(|(time, arena, index, _)| (*time, *arena, *index));
-    let Some((best, others)) = found.split_first() else {
-        return Err(first.unwrap_or_else(|| PlanError::Defect("no way to plan".to_owned())));
-    };
-    let way = ways[best.2].name();
-    let mixed = mix(jobs, &sights, best.0, &best.3, others.iter().map(|o| &o.3[..]))?;
+    found.sort_by_key(|(time, index, _)| (*time, *index));
+    let best = found.remove(0);
+    found.retain(|(time, ..)| time.0 <= best.0.0.saturating_add(best.0.0 / NEAR));
+        let t0 = std::time::Instant::now();
+    let mixed = mix(jobs, &sights, best.0, &best.2, found.iter().take(OTHERS).map(|o| &o.2[..]))?;
+    eprintln!("DBG mix {:?} from {:?} to {:?}", t0.elapsed(), best.0, time(jobs, &sights, &mixed.iter().collect::<Vec<_>>())?);
     let mut together = join(jobs, mixed);
-    if let Some(way) = way {
+    if let Some(way) = ways[best.1].name() {
         together.plan.options.insert("way".to_owned(), way.to_owned());
     }
     Ok(together)
@@ -77,21 +93,24 @@ pub(super) fn make(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanErr
 
 /// The ways to plan these jobs, at least one.
 fn ways(jobs: &Jobs<'_>) -> Vec<Way> {
-    let mut ways = vec![Way::Alone];
+    let mut ways = Vec::new();
+    let alone = || vec![Way::Alone];
     let options: Vec<&neap::Options> =
         jobs.jobs.iter().filter_map(|job| if let Method::Neap(options) = &job.method { Some(options) } else { None }).collect();
     // One switch for all.
-    let [first, ..] = options[..] else { return ways };
+    let [first, ..] = options[..] else { return alone() };
     if jobs.jobs.len() < 2 || options.len() < jobs.jobs.len() || !options.iter().all(|o| o.joint) {
-        return ways;
+        return alone();
     }
     if options.iter().all(|o| o.link_share) {
-        let parts = link_parts(jobs);
-        if parts.iter().any(|&part| part < FULL) {
-            ways.push(Way::Link("link-share", parts));
+        for (name, percent) in SHARES {
+            let way = Way::Link(name, link_parts(jobs, percent));
+            if way != Way::Link(name, vec![FULL; jobs.jobs.len()]) {
+                ways.push(way);
+            }
         }
-        ways.push(Way::Link("link-ample", vec![AMPLE; jobs.jobs.len()]));
     }
+    ways.push(Way::Alone);
     if options.iter().all(|o| o.portfolio) {
         let neap::Options { swap, across, recompute, passive, fit, min_swap, .. } = *first;
         if swap {
@@ -111,19 +130,22 @@ fn ways(jobs: &Jobs<'_>) -> Vec<Way> {
 }
 
 const FULL: u64 = 1000;
-const AMPLE: u64 = 2000;
+
+/// How much of its part of the link a job is planned for, in percent: bursts of the others get in the way, and their waits leave room.
+const SHARES: [(&str, u64); 3] = [("link-share", 100), ("link-share-80", 80), ("link-share-125", 125)];
 
 /// The link's rate as each job sees it in its own time, in thousandths. While all compute, all are slowed by what they want of the device
 /// together; the link is shared among all, by priority. Copies of a slowed job have more time.
-fn link_parts(jobs: &Jobs<'_>) -> Vec<u64> {
+fn link_parts(jobs: &Jobs<'_>, percent: u64) -> Vec<u64> {
     let wanted: u64 = jobs.jobs.iter().map(|job| u64::from(roofline::utilisation(&job.graph.operators, job.latencies, jobs.device))).sum();
     let priorities: u128 = jobs.jobs.iter().map(|job| u128::from(job.priority.max(1))).sum();
-    let part = |priority: u64| u64::try_from(u128::from(wanted.max(FULL)) * u128::from(priority.max(1)) / priorities.max(1)).unwrap_or(FULL);
+    let slowed = u128::from(wanted.max(FULL)) * u128::from(percent);
+    let part = |priority: u64| u64::try_from(slowed * u128::from(priority.max(1)) / (100 * priorities.max(1))).unwrap_or(FULL);
     jobs.jobs.iter().map(|job| part(job.priority).clamp(1, FULL)).collect()
 }
 
-/// All jobs planned in one way, on the device as it is.
-fn planned(jobs: &Jobs<'_>, way: &Way, memo: &mut Memo) -> Result<Vec<Planned>, PlanError> {
+/// All jobs planned in one way, on the device as it is, each in its arena where these are given.
+fn planned(jobs: &Jobs<'_>, way: &Way, arenas: Option<&[Bytes]>, memo: &mut Memo) -> Result<Vec<Planned>, PlanError> {
     let mut asked = jobs.clone();
     if let Way::Planner(method) = way {
         for job in &mut asked.jobs {
@@ -135,23 +157,22 @@ fn planned(jobs: &Jobs<'_>, way: &Way, memo: &mut Memo) -> Result<Vec<Planned>, 
         devices.into_iter().zip(parts).map(|(device, &part)| Profile { link: at_rate(&device.link, part), ..device }).collect()
     };
     let mut attempt = |devices: Vec<Profile>| -> Result<Vec<Planned>, PlanError> {
-        let made = parts(&asked, &seen(devices), memo)?;
+        let devices = seen(devices);
+        let made = match arenas {
+            None => parts(&asked, &devices, memo)?,
+            Some(arenas) => {
+                let mut made = Vec::with_capacity(arenas.len());
+                for ((job, device), &arena) in asked.jobs.iter().zip(&devices).zip(arenas) {
+                    made.push(memo.plan(&job.request(device, arena, jobs))?.map_err(PlanError::Infeasible)?);
+                }
+                made
+            }
+        };
         if !matches!(way, Way::Link(..)) {
             return Ok(made);
         }
-        let back = |(job, part): (&super::Job<'_>, &Planned)| {
-            let request = Request {
-                graph: job.graph,
-                file: job.file.clone(),
-                device: jobs.device,
-                latencies: job.latencies,
-                budget: jobs.budget,
-                method: job.method.clone(),
-                recorded_options: jobs.recorded_options.clone(),
-            };
-            budget::on_device(&request, part)
-        };
-        jobs.jobs.iter().zip(&made).map(back).collect()
+        let back = |(job, part): (&super::Job<'_>, &Planned)| budget::on_device(&job.request(jobs.device, jobs.budget, jobs), part);
+        asked.jobs.iter().zip(&made).map(back).collect()
     };
     let made = attempt(vec![jobs.device.clone(); jobs.jobs.len()])?;
     if pinned(&made) <= jobs.device.pinned_bytes {
@@ -214,6 +235,10 @@ fn time(jobs: &Jobs<'_>, sights: &[Sight], parts: &[&Planned]) -> Result<Nanos, 
     let programs: Vec<&Program> = parts.iter().map(|part| &part.program).collect();
     Ok(side_by_side(jobs, sights, &programs)?.time)
 }
+
+/// From so many other ways jobs may take over plans, the best first, whose rounds are at most this part longer.
+const OTHERS: usize = 3;
+const NEAR: u64 = 10;
 
 /// Takes over from other ways, job by job, what makes the round shorter.
 fn mix<'p>(
