@@ -179,16 +179,17 @@ impl Rung<'_> {
         self.now.plan.figures.arena_bytes.0
     }
 
-    /// Plans the next step, once: a sketch where one can be made.
-    fn look(&mut self, memo: &mut Memo) -> Result<(), PlanError> {
+    /// Plans the next step, once, a larger one while much is in excess: a sketch where one can be made.
+    fn look(&mut self, excess: u64, memo: &mut Memo) -> Result<(), PlanError> {
         if self.next.is_some() {
             return Ok(());
         }
         let (method, sketch) = (self.request.method.clone(), self.request.method.sketch());
         let mut target = self.arena();
+        let large = if excess > 8 * self.step { 2 } else { 1 };
         // A step that can't be met may be met a little lower: placements differ.
         for _ in 0..3 {
-            target = target.saturating_sub(self.step) / 512 * 512;
+            target = target.saturating_sub(large * self.step) / 512 * 512;
             if target < self.floor {
                 break;
             }
@@ -269,8 +270,9 @@ impl<'a> Ladder<'a> {
     fn descend(&mut self) -> Result<(), PlanError> {
         let budget = self.jobs.budget.0 / 512 * 512;
         while self.sum() > budget {
+            let excess = (self.sum() - budget) / self.rungs.len().max(1) as u64;
             for rung in &mut self.rungs {
-                rung.look(self.memo)?;
+                rung.look(excess, self.memo)?;
             }
             let cheapest = (0..self.rungs.len()).filter_map(|index| Some((self.rungs[index].price()?, index)));
             let cheapest = cheapest.min_by(|((a, of_a), i), ((b, of_b), j)| (a * of_b).cmp(&(b * of_a)).then(i.cmp(j)));

@@ -244,7 +244,8 @@ mod tests {
         for method in Method::all() {
             assert_eq!(Method::recorded(method.name(), &record(&[("allocator", "pytorch")])), Ok(method));
         }
-        let neap = Method::recorded("neap", &record(&[("chains", "false"), ("min-swap", "512"), ("prefetch", "false"), ("joint", "false")]));
+        let neap =
+            Method::recorded("neap", &record(&[("chains", "false"), ("min-swap", "512"), ("prefetch", "false"), ("joint", "false")]));
         let neap = neap.unwrap();
         let want = neap::Options { depth: 0, min_swap: Bytes(512), fit: false, joint: false, ..neap::Options::default() };
         assert_eq!(neap, Method::Neap(want));

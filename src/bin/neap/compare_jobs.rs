@@ -148,7 +148,10 @@ fn row(flags: &Flags, scene: &Scene<'_>, methods: &[Method], asked: Budget, budg
     let (plan, budget) = match made {
         Ok(together) => {
             if let Err(refusals) = neap::schedule::check::check(&together.plan, scene.graphs) {
-                bail!("{name}'s plan did not pass the checker; this is a defect of neap, please report it with the graphs: {}", refusals[0]);
+                bail!(
+                    "{name}'s plan did not pass the checker; this is a defect of neap, please report it with the graphs: {}",
+                    refusals[0]
+                );
             }
             let programs: Vec<&Program> = together.parts.iter().map(|part| &part.program).collect();
             let round = aware::round(&jobs, &programs)?;

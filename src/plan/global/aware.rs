@@ -10,9 +10,10 @@
 
 use super::{Jobs, Memo, Together, join, parts, shares};
 use crate::device::{Link, Profile, roofline};
+use crate::job::liveness::Liveness;
 use crate::plan::budget::{self, PlanError, Planned};
 use crate::plan::method::Method;
-use crate::plan::{neap, tensile, vdnn};
+use crate::plan::{neap, tensile};
 use crate::sim::engine::Durations;
 use crate::sim::joint::{self, Party, Round};
 use crate::sim::program::Program;
@@ -64,16 +65,18 @@ pub(super) fn make(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanErr
     }
     let sights: Vec<Sight> = jobs.jobs.iter().map(|job| Sight::of(jobs, job)).collect();
     let arenas: Vec<Bytes> = parts.iter().map(|part| part.plan.figures.arena_bytes).collect();
-    let mut found = vec![(time(jobs, &sights, &parts.iter().collect::<Vec<_>>())?, way, parts)];
-    for (index, way) in ways.iter().enumerate().skip(way + 1) {
-        let t0 = std::time::Instant::now();
-        match planned(jobs, way, Some(&arenas), memo) {
+    let first = time(jobs, &sights, &parts.iter().collect::<Vec<_>>())?;
+    let mut found = vec![(first, way, parts)];
+    let even = even(jobs);
+    let more = ways.iter().enumerate().skip(way + 1).map(|(index, way)| (index, way, &arenas));
+    let links = ways.iter().enumerate().filter(|(_, way)| matches!(way, Way::Link(..)));
+    let more = more.chain(links.map(|(index, way)| (index, way, &even)));
+    for (index, way, arenas) in more {
+        match planned(jobs, way, Some(arenas), memo) {
             Ok(parts) => {
-                let t1 = t0.elapsed();
-                let tt = time(jobs, &sights, &parts.iter().collect::<Vec<_>>())?;
-                eprintln!("DBG {:?} {:?} plan {:?} all {:?}", way.name(), tt, t1, t0.elapsed());
-                found.push((time(jobs, &sights, &parts.iter().collect::<Vec<_>>())?, index, parts))
-            },
+                let time = time(jobs, &sights, &parts.iter().collect::<Vec<_>>())?;
+                found.push((time, index, parts));
+            }
             Err(PlanError::Infeasible(_)) => {}
             Err(defect) => return Err(defect),
         }
@@ -81,14 +84,19 @@ pub(super) fn make(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanErr
     found.sort_by_key(|(time, index, _)| (*time, *index));
     let best = found.remove(0);
     found.retain(|(time, ..)| time.0 <= best.0.0.saturating_add(best.0.0 / NEAR));
-        let t0 = std::time::Instant::now();
     let mixed = mix(jobs, &sights, best.0, &best.2, found.iter().take(OTHERS).map(|o| &o.2[..]))?;
-    eprintln!("DBG mix {:?} from {:?} to {:?}", t0.elapsed(), best.0, time(jobs, &sights, &mixed.iter().collect::<Vec<_>>())?);
     let mut together = join(jobs, mixed);
     if let Some(way) = ways[best.1].name() {
         together.plan.options.insert("way".to_owned(), way.to_owned());
     }
     Ok(together)
+}
+
+/// The budget divided by the jobs' unplanned peaks.
+fn even(jobs: &Jobs<'_>) -> Vec<Bytes> {
+    let peaks: Vec<u128> = jobs.jobs.iter().map(|job| u128::from(Liveness::of(job.graph).peak.0)).collect();
+    let all = peaks.iter().sum::<u128>().max(1);
+    peaks.iter().map(|peak| Bytes(u64::try_from(u128::from(jobs.budget.0) * peak / all).unwrap_or(0) / 512 * 512)).collect()
 }
 
 /// The ways to plan these jobs, at least one.
@@ -113,15 +121,8 @@ fn ways(jobs: &Jobs<'_>) -> Vec<Way> {
     ways.push(Way::Alone);
     if options.iter().all(|o| o.portfolio) {
         let neap::Options { swap, across, recompute, passive, fit, min_swap, .. } = *first;
-        if swap {
-            ways.push(Way::Planner(Box::new(Method::Vdnn(vdnn::Policy::All))));
-            ways.push(Way::Planner(Box::new(Method::Vdnn(vdnn::Policy::Conv))));
-        }
         if recompute {
             ways.push(Way::Planner(Box::new(Method::Checkpoint)));
-        }
-        if swap && recompute && passive {
-            ways.push(Way::Planner(Box::new(Method::Capuchin)));
         }
         let tensile = tensile::Options { swap, across, recompute, passive, prefetch: fit, min_swap, ..tensile::Options::default() };
         ways.push(Way::Planner(Box::new(Method::Tensile(tensile))));
