@@ -45,7 +45,7 @@ impl From<tensile::Decided<'_>> for Decision {
 }
 
 /// Up to so many operators planning takes next to no time.
-const SMALL: usize = 400;
+pub(super) const SMALL: usize = 400;
 
 /// A planner and its switches.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -11,8 +11,8 @@
 use super::{Jobs, Memo, Together, join, parts, shares};
 use crate::device::{Link, Profile, roofline};
 use crate::job::liveness::Liveness;
-use crate::plan::budget::{self, PlanError, Planned};
-use crate::plan::method::Method;
+use crate::plan::budget::{self, Infeasible, PlanError, Planned};
+use crate::plan::method::{Method, SMALL};
 use crate::plan::{neap, tensile};
 use crate::sim::engine::Durations;
 use crate::sim::joint::{self, Party, Round};
@@ -47,42 +47,40 @@ impl Way {
 /// As [`super::make`].
 pub(super) fn make(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanError> {
     let ways = ways(jobs);
-    // Who gets how much is decided once, in the first way that meets the budget.
-    let (mut first, mut why) = (None, None);
-    for (index, way) in ways.iter().enumerate() {
-        match planned(jobs, way, None, memo) {
-            Ok(parts) => first = Some((index, parts)),
-            Err(no @ PlanError::Infeasible(_)) => why = why.or(Some(no)),
-            Err(defect) => return Err(defect),
-        }
-        if first.is_some() {
-            break;
-        }
-    }
-    let Some((way, parts)) = first else { return Err(why.unwrap_or_else(|| PlanError::Defect("no way to plan".to_owned()))) };
-    if ways.len() == 1 {
-        return Ok(join(jobs, parts));
-    }
-    let sights: Vec<Sight> = jobs.jobs.iter().map(|job| Sight::of(jobs, job)).collect();
-    let arenas: Vec<Bytes> = parts.iter().map(|part| part.plan.figures.arena_bytes).collect();
-    let first = time(jobs, &sights, &parts.iter().collect::<Vec<_>>())?;
-    let mut found = vec![(first, way, parts)];
+    let several = ways.len() > 1;
+    let sights = jobs.jobs.iter().map(|job| Sight::of(jobs, job)).collect();
+    let mut trial = Trial { jobs, ways: &ways, sights, found: Vec::new(), why: None };
+    // Equal jobs get equal parts. Where few huge tensors decide, other parts are other luck.
     let even = even(jobs);
-    let more = ways.iter().enumerate().skip(way + 1).map(|(index, way)| (index, way, &arenas));
-    let links = ways.iter().enumerate().filter(|(_, way)| matches!(way, Way::Link(..)));
-    let more = more.chain(links.map(|(index, way)| (index, way, &even)));
-    for (index, way, arenas) in more {
-        match planned(jobs, way, Some(arenas), memo) {
-            Ok(parts) => {
-                let time = time(jobs, &sights, &parts.iter().collect::<Vec<_>>())?;
-                found.push((time, index, parts));
+    let alike = jobs.jobs.windows(2).all(|pair| pair[0].file.1 == pair[1].file.1 && pair[0].priority == pair[1].priority);
+    let large = jobs.jobs.iter().any(|job| job.graph.operators.len() > SMALL);
+    let equal = several && alike && large && trial.plan(0, Some(&even), memo)?;
+    if !equal {
+        // Who gets how much is decided once, in the first way, or as if alone if that does not meet the budget.
+        for index in (0..ways.len()).filter(|&index| index == 0 || ways[index] == Way::Alone) {
+            if trial.plan(index, None, memo)? {
+                break;
             }
-            Err(PlanError::Infeasible(_)) => {}
-            Err(defect) => return Err(defect),
         }
     }
+    if several && let Some((_, base, parts)) = trial.found.last() {
+        let (base, arenas) = (*base, parts.iter().map(|part| part.plan.figures.arena_bytes).collect::<Vec<Bytes>>());
+        for index in (0..ways.len()).filter(|&index| index != base && ways[index] != Way::Alone) {
+            trial.plan(index, Some(if equal { &even } else { &arenas }), memo)?;
+        }
+        for index in (0..ways.len()).filter(|&index| !equal && matches!(ways[index], Way::Link(..))) {
+            trial.plan(index, Some(&even), memo)?;
+        }
+    }
+    let Trial { sights, mut found, why, .. } = trial;
     found.sort_by_key(|(time, index, _)| (*time, *index));
+    if found.is_empty() {
+        return Err(why.map_or_else(|| PlanError::Defect("no way to plan".to_owned()), PlanError::Infeasible));
+    }
     let best = found.remove(0);
+    if !several {
+        return Ok(join(jobs, best.2));
+    }
     found.retain(|(time, ..)| time.0 <= best.0.0.saturating_add(best.0.0 / NEAR));
     let mixed = mix(jobs, &sights, best.0, &best.2, found.iter().take(OTHERS).map(|o| &o.2[..]))?;
     let mut together = join(jobs, mixed);
@@ -90,6 +88,37 @@ pub(super) fn make(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanErr
         together.plan.options.insert("way".to_owned(), way.to_owned());
     }
     Ok(together)
+}
+
+/// Plans of all jobs in several ways, each with its round.
+struct Trial<'t, 'a> {
+    jobs: &'t Jobs<'a>,
+    ways: &'t [Way],
+    sights: Vec<Sight>,
+    found: Vec<(Nanos, usize, Vec<Planned>)>,
+    /// Why the first that failed did.
+    why: Option<Box<Infeasible>>,
+}
+
+impl Trial<'_, '_> {
+    /// Plans in a way, within these arenas or within the budget; whether that can be met.
+    fn plan(&mut self, index: usize, arenas: Option<&[Bytes]>, memo: &mut Memo) -> Result<bool, PlanError> {
+        match planned(self.jobs, &self.ways[index], arenas, memo) {
+            Ok(parts) => {
+                let all: Vec<&Planned> = parts.iter().collect();
+                // Where there is no choice there is nothing to compare.
+                let time = if self.ways.len() > 1 { time(self.jobs, &self.sights, &all)? } else { Nanos::ZERO };
+                self.found.push((time, index, parts));
+                Ok(true)
+            }
+            Err(PlanError::Infeasible(no)) => {
+                // Of parts it says nothing about the whole.
+                self.why = self.why.take().or(arenas.is_none().then_some(no));
+                Ok(false)
+            }
+            Err(defect) => Err(defect),
+        }
+    }
 }
 
 /// The budget divided by the jobs' unplanned peaks.
