@@ -189,6 +189,34 @@ fn alone(
     Err(PlanError::Infeasible(Box::new(infeasible)))
 }
 
+/// As [`make`] with little effort, for one of many plans: the planner by itself, and a few targets only.
+///
+/// # Errors
+/// As [`make`].
+pub(super) fn once(request: &Request<'_>) -> Result<Planned, PlanError> {
+    let liveness = Liveness::of(request.graph);
+    let budget = request.budget.0 / 512 * 512;
+    let warm = &mut None;
+    let mut search =
+        Search { request, framework: None, liveness: &liveness, budget, lowest: u64::MAX, blocked: String::new(), rival: None, warm };
+    let mut target = budget;
+    for attempt in 0..FEW {
+        match search.attempt(target, &request.method)? {
+            Attempt::Fits(planned) => return Ok(*planned),
+            Attempt::TooHigh(height) => {
+                target = target.saturating_sub((height - budget) + ((budget / 1024) << attempt).max(512)) / 512 * 512
+            }
+            Attempt::Blocked => break,
+        }
+    }
+    Err(PlanError::Infeasible(Box::new(Infeasible {
+        budget: request.budget,
+        floor: liveness.floor,
+        lowest: Bytes(search.lowest),
+        blocked: search.blocked,
+    })))
+}
+
 /// What came of one target.
 enum Attempt {
     Fits(Box<Planned>),

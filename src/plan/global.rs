@@ -94,14 +94,24 @@ type Step = Result<Planned, Box<Infeasible>>;
 impl Memo {
     /// A plan within the request's budget.
     fn plan(&mut self, request: &Request<'_>) -> Result<Step, PlanError> {
-        self.keep(request, budget::make)
+        self.keep(request, "", budget::make)
+    }
+
+    /// One made with little effort.
+    fn once(&mut self, request: &Request<'_>) -> Result<Step, PlanError> {
+        self.keep(request, "once", budget::once)
     }
 
     /// What `make` makes of a request, once.
-    fn keep(&mut self, request: &Request<'_>, make: impl Fn(&Request<'_>) -> Result<Planned, PlanError>) -> Result<Step, PlanError> {
+    fn keep(
+        &mut self,
+        request: &Request<'_>,
+        how: &str,
+        make: impl Fn(&Request<'_>) -> Result<Planned, PlanError>,
+    ) -> Result<Step, PlanError> {
         let link = &request.device.link;
         let seen = [request.device.pinned_bytes.0, link.h2d, link.d2h, link.h2d_contended, link.d2h_contended];
-        let key = (request.file.1.clone(), format!("{:?}", request.method), seen, request.budget.0);
+        let key = (request.file.1.clone(), format!("{:?} {how}", request.method), seen, request.budget.0);
         if let Some(known) = self.0.get(&key) {
             return Ok(known.clone());
         }
@@ -185,24 +195,25 @@ impl Rung<'_> {
             return Ok(());
         }
         let (method, sketch) = (self.request.method.clone(), self.request.method.sketch());
-        let mut target = self.arena();
-        let large = if excess > 8 * self.step { 2 } else { 1 };
+        let step = if excess > 8 * self.step { 2 * self.step } else { self.step };
         // A step that can't be met may be met a little lower: placements differ.
-        for _ in 0..3 {
-            target = target.saturating_sub(large * self.step) / 512 * 512;
-            if target < self.floor {
-                break;
-            }
-            let mut made = self.plan(&sketch, target, memo)?;
-            if made.is_err() && sketch != method {
-                made = self.plan(&method, target, memo)?;
-            }
-            match made {
-                Ok(planned) => {
-                    self.next = Some(Some(planned));
-                    return Ok(());
+        let arena = self.arena();
+        let targets = (1..=3).map(|steps| arena.saturating_sub(steps * step) / 512 * 512);
+        let targets: Vec<u64> = targets.take_while(|&target| target >= self.floor).collect();
+        for quick in [true, false] {
+            for &target in &targets {
+                let made = match quick {
+                    true if sketch == method => break,
+                    true => memo.once(&Request { budget: Bytes(target), method: sketch.clone(), ..self.request.clone() })?,
+                    false => self.plan(&method, target, memo)?,
+                };
+                match made {
+                    Ok(planned) => {
+                        self.next = Some(Some(planned));
+                        return Ok(());
+                    }
+                    Err(no) => self.blocked = Some(no),
                 }
-                Err(no) => self.blocked = Some(no),
             }
         }
         self.next = Some(None);
@@ -226,7 +237,7 @@ impl Rung<'_> {
 
     /// Goes to the least it gets down to; whether that is less.
     fn sink(&mut self, memo: &mut Memo) -> Result<bool, PlanError> {
-        let least = memo.keep(&Request { budget: Bytes::ZERO, ..self.request.clone() }, |request| {
+        let least = memo.keep(&Request { budget: Bytes::ZERO, ..self.request.clone() }, "least", |request| {
             budget::minimum(&Request { budget: self.now.plan.figures.arena_bytes, ..request.clone() })
         })?;
         let Some(least) = least.ok().filter(|least| least.plan.figures.arena_bytes.0 < self.arena()) else { return Ok(false) };

@@ -54,7 +54,7 @@ pub(super) fn make(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanErr
     let even = even(jobs);
     let alike = jobs.jobs.windows(2).all(|pair| pair[0].file.1 == pair[1].file.1 && pair[0].priority == pair[1].priority);
     let large = jobs.jobs.iter().any(|job| job.graph.operators.len() > SMALL);
-    let equal = several && alike && large && trial.plan(0, Some(&even), memo)?;
+    let equal = several && alike && large && trial.plan(0, Some((&even, false)), memo)?;
     if !equal {
         // Who gets how much is decided once, in the first way, or as if alone if that does not meet the budget.
         for index in (0..ways.len()).filter(|&index| index == 0 || ways[index] == Way::Alone) {
@@ -65,11 +65,12 @@ pub(super) fn make(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanErr
     }
     if several && let Some((_, base, parts)) = trial.found.last() {
         let (base, arenas) = (*base, parts.iter().map(|part| part.plan.figures.arena_bytes).collect::<Vec<Bytes>>());
-        for index in (0..ways.len()).filter(|&index| index != base && ways[index] != Way::Alone) {
-            trial.plan(index, Some(if equal { &even } else { &arenas }), memo)?;
+        // On small graphs whoever stands in has been asked, and what fails to be placed takes long.
+        for index in (0..ways.len()).filter(|&index| large && index != base && ways[index] != Way::Alone) {
+            trial.plan(index, Some((if equal { &even } else { &arenas }, true)), memo)?;
         }
-        for index in (0..ways.len()).filter(|&index| !equal && matches!(ways[index], Way::Link(..))) {
-            trial.plan(index, Some(&even), memo)?;
+        for index in (0..ways.len()).filter(|&index| !equal && matches!(ways[index], Way::Link(..)) && (index == 0 || !large)) {
+            trial.plan(index, Some((&even, index != 0)), memo)?;
         }
     }
     let Trial { sights, mut found, why, .. } = trial;
@@ -102,7 +103,7 @@ struct Trial<'t, 'a> {
 
 impl Trial<'_, '_> {
     /// Plans in a way, within these arenas or within the budget; whether that can be met.
-    fn plan(&mut self, index: usize, arenas: Option<&[Bytes]>, memo: &mut Memo) -> Result<bool, PlanError> {
+    fn plan(&mut self, index: usize, arenas: Option<(&[Bytes], bool)>, memo: &mut Memo) -> Result<bool, PlanError> {
         match planned(self.jobs, &self.ways[index], arenas, memo) {
             Ok(parts) => {
                 let all: Vec<&Planned> = parts.iter().collect();
@@ -174,8 +175,8 @@ fn link_parts(jobs: &Jobs<'_>, percent: u64) -> Vec<u64> {
     jobs.jobs.iter().map(|job| part(job.priority).clamp(1, FULL)).collect()
 }
 
-/// All jobs planned in one way, on the device as it is, each in its arena where these are given.
-fn planned(jobs: &Jobs<'_>, way: &Way, arenas: Option<&[Bytes]>, memo: &mut Memo) -> Result<Vec<Planned>, PlanError> {
+/// All jobs planned in one way, on the device as it is, each in its arena where these are given, with little effort if said so.
+fn planned(jobs: &Jobs<'_>, way: &Way, arenas: Option<(&[Bytes], bool)>, memo: &mut Memo) -> Result<Vec<Planned>, PlanError> {
     let mut asked = jobs.clone();
     if let Way::Planner(method) = way {
         for job in &mut asked.jobs {
@@ -190,10 +191,12 @@ fn planned(jobs: &Jobs<'_>, way: &Way, arenas: Option<&[Bytes]>, memo: &mut Memo
         let devices = seen(devices);
         let made = match arenas {
             None => parts(&asked, &devices, memo)?,
-            Some(arenas) => {
+            Some((arenas, quick)) => {
                 let mut made = Vec::with_capacity(arenas.len());
                 for ((job, device), &arena) in asked.jobs.iter().zip(&devices).zip(arenas) {
-                    made.push(memo.plan(&job.request(device, arena, jobs))?.map_err(PlanError::Infeasible)?);
+                    let request = job.request(device, arena, jobs);
+                    let part = if quick { memo.once(&request)? } else { memo.plan(&request)? };
+                    made.push(part.map_err(PlanError::Infeasible)?);
                 }
                 made
             }
