@@ -127,13 +127,13 @@ fn several_jobs_are_planned_together_by_every_planner() {
 #[test]
 fn a_share_leaves_out_planners_without_a_limit() {
     let folder = Folder::new();
-    std::fs::copy(fixture("mlp.graph.json"), folder.path("m.graph.json")).unwrap();
-    let answer = folder.neap(&["--json", "compare", "m.graph.json@0.5", "m.graph.json", "--device", "a6000", "--budget", "80%"]);
+    folder.import("tiny_cnn-adam.et.json.gz", &[]);
+    let answer = folder.neap(&["--json", "compare", "job.graph.json@0.5", "job.graph.json", "--device", "a6000", "--budget", "90%"]);
     assert_eq!(answer.code, Some(0), "{}", answer.stderr);
     let compared: Value = serde_json::from_str(&answer.stdout).unwrap();
     let names: Vec<&str> = rows(&compared).iter().map(|row| row["planner"].as_str().unwrap()).collect();
     assert_eq!(names, ["tensile", "neap"]);
     assert!(answer.stderr.contains("capuchin is left out") && answer.stderr.contains("has no limit on swapping"), "{}", answer.stderr);
-    folder.refuses(2, &["none of them has a limit on swapping"], &["compare", "m.graph.json@0.5", "--planners", "capuchin,checkpoint"]);
-    folder.refuses(2, &["is for one job"], &["compare", "m.graph.json", "m.graph.json", "--accounting", "paper"]);
+    folder.refuses(2, &["none of them has a limit on swapping"], &["compare", "job.graph.json@0.5", "--planners", "capuchin,checkpoint"]);
+    folder.refuses(2, &["is for one job"], &["compare", "job.graph.json", "job.graph.json", "--accounting", "paper"]);
 }
