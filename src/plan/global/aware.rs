@@ -5,8 +5,10 @@
 //! budget, and the one whose simulated [`joint::Round`] is the shortest is taken; of equals the one with the smaller arena, then the first. Then
 //! jobs take over what another way made of them, one after the other, where that fits and makes the round shorter.
 //!
-//! Other planners know one way, theirs. Switches: `joint`, `link-share`, `portfolio` in [`neap::Options`]. Cost: a way is one descent of
-//! all jobs, a round some milliseconds.
+//! Who gets how much memory is decided once, by steps down in the first way, which plans each job for its part of the link; the others, with less
+//! effort, plan for that and for even parts. Equal jobs of many operators get even parts at once. Other planners know one way, theirs.
+//! Switches: `joint`, `link-share`, `portfolio` in [`neap::Options`]. Cost: one descent of all jobs where they differ, a plan of each
+//! different job a way, and some milliseconds a round. Few huge tensors are dear: each part that can't be placed is searched for.
 
 use super::{Jobs, Memo, Together, join, parts, shares};
 use crate::device::{Link, Profile, roofline};
@@ -226,7 +228,7 @@ fn at_rate(link: &Link, part: u64) -> Link {
         d2h: rate(link.d2h),
         h2d_contended: rate(link.h2d_contended),
         d2h_contended: rate(link.d2h_contended),
-        ..link.clone()
+        ..*link
     }
 }
 
