@@ -10,12 +10,13 @@ use common::random::{self, Random};
 use neap::device::{builtin, latency};
 use neap::job::Graph;
 use neap::job::json::sha256;
-use neap::plan::global::{self, Job, Jobs};
+use neap::plan::global::{self, Job, Jobs, aware};
 use neap::plan::live::{Arrival, Live};
 use neap::plan::{Method, PlanError};
 use neap::schedule::Plan;
 use neap::schedule::check::check;
 use neap::sim::engine::{self, Durations};
+use neap::sim::joint::{self, Party};
 use neap::sim::program::{Direction, Program};
 use neap::sim::together::{Shared, WHOLE, Work};
 use neap::units::{Bytes, Nanos};
@@ -58,6 +59,19 @@ fn side_by_side(seed: u64, graphs: &[Graph], plan: &Plan) {
     for direction in [Direction::H2d, Direction::D2h] {
         let copies: Vec<_> = device.carried.iter().filter(|c| c.direction == direction).collect();
         assert!(copies.windows(2).all(|pair| pair[0].end <= pair[1].start), "seed {seed}: two copies at once");
+    }
+    // However they stand to each other, and as the planner sees them.
+    let own = |job: usize| plan.jobs[job].latencies.iter().map(|l| l.time).sum();
+    let party = |job: usize| Party { program: &programs[job], durations: &durations[job], utilisation: WHOLE, own: own(job) };
+    let parties: Vec<Party<'_>> = (0..programs.len()).map(party).collect();
+    let round = joint::round(&parties, link).expect("no deadlock");
+    for course in &round.courses {
+        assert_eq!(joint::overlaps(&course.carried), 0, "seed {seed}: two copies at once");
+        assert!(course.runs.iter().all(|runs| runs.len() >= joint::ROUNDS as usize), "seed {seed}");
+        assert!(course.runs.iter().flatten().all(|(start, run)| *start + run.iteration <= course.end), "seed {seed}");
+    }
+    if let [alone] = alone[..] {
+        assert_eq!(round.time, alone, "seed {seed}: a job by itself is not what the engine says");
     }
     let compute: u64 = plan.jobs.iter().flat_map(|j| &j.latencies).map(|l| l.time.0).sum();
     assert!(device.now().0 >= 3 * compute, "seed {seed}: more than the whole device was used");
@@ -116,6 +130,52 @@ fn random_jobs_together() {
     }
     println!("{met} plans of several jobs ({shrunk} with events), {refused} budgets refused");
     assert!(shrunk * 3 > met && refused > 0, "too easy: {met} met, {shrunk} with events, {refused} refused");
+}
+
+/// Planned for each other, jobs take less time side by side than planned each as if alone: not always, but on the whole.
+#[test]
+fn jobs_planned_for_each_other() {
+    let (mut both, mut worse, mut sums) = (0, 0, [0u128; 2]);
+    for seed in 0..plans() / 2 {
+        let mut random = Random(seed ^ 0x10c);
+        let mut device = builtin::find("host").expect("built in");
+        device.link.h2d = random.between(100_000_000, 2_000_000_000) as u64;
+        (device.link.d2h, device.link.h2d_contended, device.link.d2h_contended) =
+            (device.link.h2d, device.link.h2d / 2, device.link.h2d / 2);
+        let graphs: Vec<_> = (0..random.between(2, 4)).map(|_| random::graph(&mut random)).collect();
+        let latencies: Vec<_> = graphs.iter().map(|graph| latency::latencies(graph, &device, None)).collect();
+        let unplanned = global::unplanned_peak(&graphs.iter().collect::<Vec<_>>());
+        let budget = Bytes(unplanned.0 * random.between(60, 95) as u64 / 100);
+        let rounds: Vec<Option<Nanos>> = [true, false]
+            .into_iter()
+            .map(|joint| {
+                let method = Method::Neap(neap::plan::neap::Options { joint, ..neap::plan::neap::Options::default() });
+                let job = |(graph, latencies)| Job {
+                    graph,
+                    file: (String::new(), sha256(graph)),
+                    latencies,
+                    method: method.clone(),
+                    priority: 1000,
+                };
+                let jobs = graphs.iter().zip(latencies.iter().map(Vec::as_slice)).map(job).collect();
+                let asked = Jobs { jobs, device: &device, budget, recorded_options: BTreeMap::new() };
+                let together = global::make(&asked).ok()?;
+                assert!(together.plan.figures.arena_bytes <= budget, "seed {seed}");
+                check(&together.plan, &graphs).unwrap_or_else(|r| panic!("seed {seed}: {}", r[0]));
+                let programs: Vec<&Program> = together.parts.iter().map(|part| &part.program).collect();
+                Some(aware::round(&asked, &programs).expect("no deadlock").time)
+            })
+            .collect();
+        let [ours, alone] = rounds[..] else { unreachable!() };
+        assert!(ours.is_some() || alone.is_none(), "seed {seed}: only planned alone they fit");
+        if let (Some(ours), Some(alone)) = (ours, alone) {
+            both += 1;
+            worse += usize::from(ours > alone);
+            sums = [sums[0] + u128::from(ours.0), sums[1] + u128::from(alone.0)];
+        }
+    }
+    println!("{both} sets of jobs, {worse} slower when planned for each other, {} of {} ns in all", sums[0], sums[1]);
+    assert!(both > 0 && sums[0] < sums[1] && worse * 3 < both, "{both} sets, {worse} slower, {sums:?}");
 }
 
 /// Jobs that come and go: every one that is let in ends, and at no instant do two hold the same bytes or more than the budget.

@@ -189,6 +189,34 @@ fn alone(
     Err(PlanError::Infeasible(Box::new(infeasible)))
 }
 
+/// As [`make`] with little effort, for one of many plans: the planner by itself, and a few targets only.
+///
+/// # Errors
+/// As [`make`].
+pub(super) fn once(request: &Request<'_>) -> Result<Planned, PlanError> {
+    let liveness = Liveness::of(request.graph);
+    let budget = request.budget.0 / 512 * 512;
+    let warm = &mut None;
+    let mut search =
+        Search { request, framework: None, liveness: &liveness, budget, lowest: u64::MAX, blocked: String::new(), rival: None, warm };
+    let mut target = budget;
+    for attempt in 0..FEW {
+        match search.attempt(target, &request.method)? {
+            Attempt::Fits(planned) => return Ok(*planned),
+            Attempt::TooHigh(height) => {
+                target = target.saturating_sub((height - budget) + ((budget / 1024) << attempt).max(512)) / 512 * 512
+            }
+            Attempt::Blocked => break,
+        }
+    }
+    Err(PlanError::Infeasible(Box::new(Infeasible {
+        budget: request.budget,
+        floor: liveness.floor,
+        lowest: Bytes(search.lowest),
+        blocked: search.blocked,
+    })))
+}
+
 /// What came of one target.
 enum Attempt {
     Fits(Box<Planned>),
@@ -333,6 +361,20 @@ pub fn unplanned(request: &Request<'_>) -> Result<Planned, PlanError> {
     planned.plan.planner = "none".to_owned();
     planned.plan.budget = Bytes(height);
     Ok(planned)
+}
+
+/// The same events at the same addresses on the request's device: what differs is time, and with it where host copies lie.
+///
+/// # Errors
+/// [`PlanError::Defect`] only.
+pub(super) fn on_device(request: &Request<'_>, planned: &Planned) -> Result<Planned, PlanError> {
+    let defect = |e: crate::sim::program::ProgramError| PlanError::Defect(e.to_string());
+    let [job] = &planned.plan.jobs[..] else { return Err(PlanError::Defect("not a plan of one job".to_owned())) };
+    let mut program = Program::new(request.graph, request.latencies, &job.events).map_err(defect)?;
+    program.place(&job.placements).map_err(defect)?;
+    let emitted = Emitted { events: job.events.clone(), ..Emitted::default() };
+    let height = planned.plan.figures.arena_bytes.0;
+    finish(request, &Liveness::of(request.graph), emitted, program, job.placements.clone(), height)
 }
 
 fn placed(mut program: Program, emitted: &Emitted, budget: u64) -> Result<(Program, Vec<Placement>, u64), PlanError> {

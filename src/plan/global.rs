@@ -6,9 +6,12 @@
 //! time for the bytes it gives up, so long as the sum exceeds the budget. A job's time counts relative to its own, and a job of
 //! priority p gives way p times as late. What is left over at the end goes to the job that gains most by it.
 //!
-//! Jobs that share compute slow each other's operators as much as they slow each other's copies where the device is busy, so each
-//! is planned at the full rate of both. Cost: one plan of a job a step, about `STEPS` steps a job; who plans again and again keeps a
-//! [`Memo`]. Not for: when jobs run ([`super::live`]), single plans ([`super::budget`]).
+//! A planner of one job knows nothing of the others, and each is given the full rate of device and link. The planner `neap` looks at several
+//! ways to plan all jobs, and simulates them side by side to choose ([`mod@aware`]). Cost of a way: one plan of a job a step, about
+//! `STEPS` steps a job, equal jobs together; who plans again and again keeps a [`Memo`]. Not for: when jobs run ([`super::live`]), single
+//! plans ([`super::budget`]).
+
+pub mod aware;
 
 use std::collections::BTreeMap;
 
@@ -38,6 +41,24 @@ pub struct Job<'a> {
     pub priority: u64,
 }
 
+impl<'a> Job<'a> {
+    /// To plan it alone.
+    fn request<'b>(&self, device: &'b Profile, budget: Bytes, jobs: &Jobs<'_>) -> Request<'b>
+    where
+        'a: 'b,
+    {
+        Request {
+            graph: self.graph,
+            file: self.file.clone(),
+            device,
+            latencies: self.latencies,
+            budget,
+            method: self.method.clone(),
+            recorded_options: jobs.recorded_options.clone(),
+        }
+    }
+}
+
 /// What to plan.
 #[derive(Clone, Debug)]
 pub struct Jobs<'a> {
@@ -64,11 +85,45 @@ pub struct Together {
 #[derive(Clone, Debug, Default)]
 pub struct Memo(BTreeMap<Key, Step>);
 
-/// Hash of the graph, planner, host memory, target.
-type Key = (String, String, u64, u64);
+/// Hash of the graph, planner, host memory and the link's rates, target.
+type Key = (String, String, [u64; 5], u64);
 
 /// A plan, or why there is none.
 type Step = Result<Planned, Box<Infeasible>>;
+
+impl Memo {
+    /// A plan within the request's budget.
+    fn plan(&mut self, request: &Request<'_>) -> Result<Step, PlanError> {
+        self.keep(request, "", budget::make)
+    }
+
+    /// One made with little effort.
+    fn once(&mut self, request: &Request<'_>) -> Result<Step, PlanError> {
+        self.keep(request, "once", budget::once)
+    }
+
+    /// What `make` makes of a request, once.
+    fn keep(
+        &mut self,
+        request: &Request<'_>,
+        how: &str,
+        make: impl Fn(&Request<'_>) -> Result<Planned, PlanError>,
+    ) -> Result<Step, PlanError> {
+        let link = &request.device.link;
+        let seen = [request.device.pinned_bytes.0, link.h2d, link.d2h, link.h2d_contended, link.d2h_contended];
+        let key = (request.file.1.clone(), format!("{:?} {how}", request.method), seen, request.budget.0);
+        if let Some(known) = self.0.get(&key) {
+            return Ok(known.clone());
+        }
+        let made = match make(request) {
+            Ok(planned) => Ok(planned),
+            Err(PlanError::Infeasible(no)) => Err(no),
+            Err(defect) => return Err(defect),
+        };
+        self.0.insert(key, made.clone());
+        Ok(made)
+    }
+}
 
 /// Makes one plan of all jobs within the budget.
 ///
@@ -83,17 +138,14 @@ pub fn make(jobs: &Jobs<'_>) -> Result<Together, PlanError> {
 /// # Errors
 /// As [`make`].
 pub fn make_with(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanError> {
-    let mut attempt = |devices: &[Profile]| {
-        let mut ladder = Ladder::new(jobs, devices, memo)?;
-        ladder.descend()?;
-        Ok(ladder.together())
-    };
-    let together = attempt(&vec![jobs.device.clone(); jobs.jobs.len()])?;
-    if together.plan.figures.pinned_bytes <= jobs.device.pinned_bytes {
-        return Ok(together);
-    }
-    // Together they take more of the host than there is: each gets its part.
-    attempt(&shares(jobs))
+    aware::make(jobs, memo)
+}
+
+/// Plans of all jobs within the budget, each as if alone on its device.
+fn parts(jobs: &Jobs<'_>, devices: &[Profile], memo: &mut Memo) -> Result<Vec<Planned>, PlanError> {
+    let mut ladder = Ladder::new(jobs, devices, memo)?;
+    ladder.descend()?;
+    Ok(ladder.parts())
 }
 
 /// Makes the plan with the least arena that each job by itself gets down to.
@@ -107,7 +159,7 @@ pub fn minimum(jobs: &Jobs<'_>) -> Result<Together, PlanError> {
         let most = Bytes(rung.arena());
         rung.now = budget::minimum(&Request { budget: most, ..rung.request.clone() })?;
     }
-    let mut together = ladder.together();
+    let mut together = join(jobs, ladder.parts());
     together.plan.budget = together.plan.figures.arena_bytes;
     Ok(together)
 }
@@ -137,43 +189,60 @@ impl Rung<'_> {
         self.now.plan.figures.arena_bytes.0
     }
 
-    /// Plans the next step, once.
-    fn look(&mut self, memo: &mut Memo) -> Result<(), PlanError> {
+    /// Plans the next step, once, a larger one while much is in excess: a sketch where one can be made.
+    fn look(&mut self, excess: u64, memo: &mut Memo) -> Result<(), PlanError> {
         if self.next.is_some() {
             return Ok(());
         }
-        let mut target = self.arena();
+        let (method, sketch) = (self.request.method.clone(), self.request.method.sketch());
+        let step = if excess > 8 * self.step { 2 * self.step } else { self.step };
         // A step that can't be met may be met a little lower: placements differ.
-        for _ in 0..3 {
-            target = target.saturating_sub(self.step) / 512 * 512;
-            if target < self.floor {
-                break;
-            }
-            match self.plan(target, memo)? {
-                Ok(planned) => {
-                    self.next = Some(Some(planned));
-                    return Ok(());
+        let arena = self.arena();
+        let targets = (1..=3).map(|steps| arena.saturating_sub(steps * step) / 512 * 512);
+        let targets: Vec<u64> = targets.take_while(|&target| target >= self.floor).collect();
+        for quick in [true, false] {
+            for &target in &targets {
+                let made = match quick {
+                    true if sketch == method => break,
+                    true => memo.once(&Request { budget: Bytes(target), method: sketch.clone(), ..self.request.clone() })?,
+                    false => self.plan(&method, target, memo)?,
+                };
+                match made {
+                    Ok(planned) => {
+                        self.next = Some(Some(planned));
+                        return Ok(());
+                    }
+                    Err(no) => self.blocked = Some(no),
                 }
-                Err(no) => self.blocked = Some(no),
             }
         }
         self.next = Some(None);
         Ok(())
     }
 
-    fn plan(&self, target: u64, memo: &mut Memo) -> Result<Step, PlanError> {
-        let request = Request { budget: Bytes(target), ..self.request.clone() };
-        let key = (request.file.1.clone(), format!("{:?}", request.method), request.device.pinned_bytes.0, target);
-        if let Some(known) = memo.0.get(&key) {
-            return Ok(known.clone());
+    /// Plans properly where it stands, if it ever stepped.
+    fn settle(&mut self, memo: &mut Memo) -> Result<(), PlanError> {
+        if !self.now.plan.jobs[0].events.is_empty()
+            && let Ok(proper) = self.plan(&self.request.method, self.arena(), memo)?
+            && proper.plan.figures.iteration_ns <= self.now.plan.figures.iteration_ns
+        {
+            self.now = proper;
         }
-        let made = match budget::make(&request) {
-            Ok(planned) => Ok(planned),
-            Err(PlanError::Infeasible(no)) => Err(no),
-            Err(defect) => return Err(defect),
-        };
-        memo.0.insert(key, made.clone());
-        Ok(made)
+        Ok(())
+    }
+
+    fn plan(&self, method: &Method, target: u64, memo: &mut Memo) -> Result<Step, PlanError> {
+        memo.plan(&Request { budget: Bytes(target), method: method.clone(), ..self.request.clone() })
+    }
+
+    /// Goes to the least it gets down to; whether that is less.
+    fn sink(&mut self, memo: &mut Memo) -> Result<bool, PlanError> {
+        let least = memo.keep(&Request { budget: Bytes::ZERO, ..self.request.clone() }, "least", |request| {
+            budget::minimum(&Request { budget: self.now.plan.figures.arena_bytes, ..request.clone() })
+        })?;
+        let Some(least) = least.ok().filter(|least| least.plan.figures.arena_bytes.0 < self.arena()) else { return Ok(false) };
+        (self.now, self.next) = (least, Some(None));
+        Ok(true)
     }
 
     /// Time lost by the next step, in parts of the job's own time, for each byte given up: as a fraction.
@@ -195,15 +264,7 @@ struct Ladder<'a> {
 impl<'a> Ladder<'a> {
     fn new(jobs: &'a Jobs<'a>, devices: &'a [Profile], memo: &'a mut Memo) -> Result<Self, PlanError> {
         let rung = |(job, device): (&Job<'a>, &'a Profile)| {
-            let request = Request {
-                graph: job.graph,
-                file: job.file.clone(),
-                device,
-                latencies: job.latencies,
-                budget: jobs.budget,
-                method: job.method.clone(),
-                recorded_options: jobs.recorded_options.clone(),
-            };
+            let request = job.request(device, jobs.budget, jobs);
             let now = budget::unplanned(&request)?;
             let step = (now.plan.figures.arena_bytes.0 / STEPS).max(512);
             let floor = Liveness::of(job.graph).floor.0;
@@ -220,22 +281,41 @@ impl<'a> Ladder<'a> {
     fn descend(&mut self) -> Result<(), PlanError> {
         let budget = self.jobs.budget.0 / 512 * 512;
         while self.sum() > budget {
+            let excess = (self.sum() - budget) / self.rungs.len().max(1) as u64;
             for rung in &mut self.rungs {
-                rung.look(self.memo)?;
+                rung.look(excess, self.memo)?;
             }
             let cheapest = (0..self.rungs.len()).filter_map(|index| Some((self.rungs[index].price()?, index)));
             let cheapest = cheapest.min_by(|((a, of_a), i), ((b, of_b), j)| (a * of_b).cmp(&(b * of_a)).then(i.cmp(j)));
-            let Some((_, index)) = cheapest else { return Err(self.infeasible()) };
+            let Some((_, index)) = cheapest else {
+                // Steps have missed what each gets down to by itself.
+                let mut sank = false;
+                for rung in &mut self.rungs {
+                    sank |= rung.sink(self.memo)?;
+                }
+                if sank {
+                    continue;
+                }
+                return Err(self.infeasible());
+            };
             let rung = &mut self.rungs[index];
             if let Some(Some(next)) = rung.next.take() {
                 rung.now = next;
             }
         }
-        self.spread(budget)
+        for rung in &mut self.rungs {
+            rung.settle(self.memo)?;
+        }
+        for _ in 0..self.rungs.len() {
+            if !self.spread(budget)? {
+                break;
+            }
+        }
+        Ok(())
     }
 
-    /// Gives what is left over to the job that gains most.
-    fn spread(&mut self, budget: u64) -> Result<(), PlanError> {
+    /// Gives what is left over to the job that gains most; whether any does.
+    fn spread(&mut self, budget: u64) -> Result<bool, PlanError> {
         let left = budget - self.sum();
         let mut best: Option<(u128, usize, Planned)> = None;
         for (index, rung) in self.rungs.iter().enumerate() {
@@ -243,7 +323,7 @@ impl<'a> Ladder<'a> {
             if left < 512 || figures.iteration_ns <= figures.unplanned_iteration_ns {
                 continue;
             }
-            let Ok(wider) = rung.plan(rung.arena() + left, self.memo)? else { continue };
+            let Ok(wider) = rung.plan(&rung.request.method, rung.arena() + left, self.memo)? else { continue };
             let gained = figures.iteration_ns.saturating_sub(wider.plan.figures.iteration_ns);
             let own = figures.unplanned_iteration_ns.0.max(1);
             // Parts of a billion of its own time.
@@ -252,10 +332,11 @@ impl<'a> Ladder<'a> {
                 best = Some((gain, index, wider));
             }
         }
+        let gained = best.is_some();
         if let Some((_, index, wider)) = best {
             self.rungs[index].now = wider;
         }
-        Ok(())
+        Ok(gained)
     }
 
     fn infeasible(&self) -> PlanError {
@@ -271,10 +352,14 @@ impl<'a> Ladder<'a> {
         }))
     }
 
-    fn together(self) -> Together {
-        let parts: Vec<Planned> = self.rungs.into_iter().map(|rung| rung.now).collect();
-        Together { plan: joined(self.jobs, &parts), parts }
+    fn parts(self) -> Vec<Planned> {
+        self.rungs.into_iter().map(|rung| rung.now).collect()
     }
+}
+
+/// One plan of the jobs' own plans.
+fn join(asked: &Jobs<'_>, parts: Vec<Planned>) -> Together {
+    Together { plan: joined(asked, &parts), parts }
 }
 
 /// One plan of the jobs' own, each behind those before it.

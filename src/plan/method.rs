@@ -45,7 +45,7 @@ impl From<tensile::Decided<'_>> for Decision {
 }
 
 /// Up to so many operators planning takes next to no time.
-const SMALL: usize = 400;
+pub(super) const SMALL: usize = 400;
 
 /// A planner and its switches.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -113,6 +113,8 @@ impl Method {
                     ("passive", &mut o.passive),
                     ("drop", &mut o.drop),
                     ("prefetch", &mut o.fit),
+                    ("joint", &mut o.joint),
+                    ("link-share", &mut o.link_share),
                 ] {
                     set(options, key, to)?;
                 }
@@ -175,6 +177,15 @@ impl Method {
         }
     }
 
+    /// The same planner for one of many plans: without improvement, and nobody stands in.
+    #[must_use]
+    pub fn sketch(&self) -> Self {
+        match self {
+            Self::Neap(options) => Self::Neap(neap::Options { effort: 0, portfolio: false, ..options.clone() }),
+            other => other.clone(),
+        }
+    }
+
     /// Those whose plans stand in where this planner's is slow or missing: the quick ones that keep to its switches, and on graphs of
     /// few operators the planner itself without heads, as there a few huge tensors decide and every placement is different luck.
     #[must_use]
@@ -233,8 +244,10 @@ mod tests {
         for method in Method::all() {
             assert_eq!(Method::recorded(method.name(), &record(&[("allocator", "pytorch")])), Ok(method));
         }
-        let neap = Method::recorded("neap", &record(&[("chains", "false"), ("min-swap", "512"), ("prefetch", "false")])).unwrap();
-        let want = neap::Options { depth: 0, min_swap: Bytes(512), fit: false, ..neap::Options::default() };
+        let neap =
+            Method::recorded("neap", &record(&[("chains", "false"), ("min-swap", "512"), ("prefetch", "false"), ("joint", "false")]));
+        let neap = neap.unwrap();
+        let want = neap::Options { depth: 0, min_swap: Bytes(512), fit: false, joint: false, ..neap::Options::default() };
         assert_eq!(neap, Method::Neap(want));
         let tensile = Method::recorded("tensile", &record(&[("max-swap-rate", "7"), ("stop-rule", "false")])).unwrap();
         assert_eq!(tensile, Method::Tensile(tensile::Options { max_swap_rate: 7, stop_rule: false, ..tensile::Options::default() }));

@@ -5,6 +5,7 @@
 pub mod accounting;
 pub mod allocator;
 pub mod engine;
+pub mod joint;
 pub mod noise;
 pub mod passive;
 mod player;

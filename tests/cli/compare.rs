@@ -82,3 +82,58 @@ fn a_budget_cut_down_to_another_is_left_out_and_timing_is_asked_for() {
     folder.refuses(2, &["named as an output twice"], &["compare", "mlp.graph.json", "--csv", "x.csv", "--plot", "x.csv"]);
     folder.refuses(2, &["is read by this command too"], &["compare", "mlp.graph.json", "--csv", "mlp.graph.json"]);
 }
+
+#[test]
+fn several_jobs_are_planned_together_by_every_planner() {
+    let folder = Folder::new();
+    folder.import("tiny_cnn-adam.et.json.gz", &[]);
+    let arguments = ["compare", "job.graph.json", "job.graph.json", "--device", "a6000", "--budget", "90%,75%"];
+    let compared = folder.json(&[&arguments[..], &["--csv", "a.csv", "--plot", "a.svg"]].concat());
+    let all = rows(&compared);
+    assert_eq!(all.len(), 2 * 6);
+    for (index, row) in all.iter().enumerate() {
+        assert_eq!(row["budget"], ["90%", "75%"][index / 6]);
+        if row["fits"] == false {
+            assert!(number(row, "lowest_bytes") > number(row, "budget_bytes"), "{row}");
+            continue;
+        }
+        assert!(number(row, "arena_bytes") <= number(row, "budget_bytes"), "{row}");
+        assert!(number(row, "seen_peak_bytes") <= number(row, "peak_bytes"), "{row}");
+        assert_eq!(number(row, "overlapping_copies"), 0, "{row}");
+        let (msr, eor, cbr) = (row["msr"].as_f64().unwrap(), row["eor"].as_f64().unwrap(), row["cbr"].as_f64().unwrap());
+        assert!((cbr - msr / eor).abs() < 1e-4, "{row}");
+        assert!(number(row, "moved_bytes") == 0 || row["h2d_busy"].as_f64().unwrap() > 0.0, "{row}");
+        // The best of them at its budget.
+        let ours = &all[index / 6 * 6 + 5];
+        assert!(ours["planner"] == "neap" && ours["fits"] == true && number(ours, "round_ns") <= number(row, "round_ns"), "{row} {ours}");
+    }
+    // The plan that `plan` makes, by whichever planner, and the same twice.
+    for row in &all[..6] {
+        let name = row["planner"].as_str().unwrap();
+        let answer =
+            folder.neap(&["--json", "plan", "job.graph.json", "job.graph.json", "--device", "a6000", "--budget", "90%", "--planner", name]);
+        let planned: Value = serde_json::from_str(&answer.stdout).unwrap();
+        assert_eq!(planned["fits"], row["fits"], "{name}");
+        assert_eq!((&planned["arena_bytes"], &planned["peak_bytes"]), (&row["arena_bytes"], &row["peak_bytes"]), "{name}");
+    }
+    let again = folder.json(&[&arguments[..], &["--csv", "b.csv", "--plot", "b.svg"]].concat());
+    assert_eq!(compared, again);
+    assert_eq!((folder.text("a.csv"), folder.text("a.svg")), (folder.text("b.csv"), folder.text("b.svg")));
+    assert!(
+        folder.text("a.csv").starts_with("device,planner,budget,budget_bytes,fits,") && folder.text("a.svg").contains("2 jobs on a6000")
+    );
+}
+
+#[test]
+fn a_share_leaves_out_planners_without_a_limit() {
+    let folder = Folder::new();
+    folder.import("tiny_cnn-adam.et.json.gz", &[]);
+    let answer = folder.neap(&["--json", "compare", "job.graph.json@0.5", "job.graph.json", "--device", "a6000", "--budget", "90%"]);
+    assert_eq!(answer.code, Some(0), "{}", answer.stderr);
+    let compared: Value = serde_json::from_str(&answer.stdout).unwrap();
+    let names: Vec<&str> = rows(&compared).iter().map(|row| row["planner"].as_str().unwrap()).collect();
+    assert_eq!(names, ["tensile", "neap"]);
+    assert!(answer.stderr.contains("capuchin is left out") && answer.stderr.contains("has no limit on swapping"), "{}", answer.stderr);
+    folder.refuses(2, &["none of them has a limit on swapping"], &["compare", "job.graph.json@0.5", "--planners", "capuchin,checkpoint"]);
+    folder.refuses(2, &["is for one job"], &["compare", "job.graph.json", "job.graph.json", "--accounting", "paper"]);
+}

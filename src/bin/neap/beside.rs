@@ -8,6 +8,7 @@ use neap::report::curve::{Curve, Line, svg};
 use neap::report::table::{Side, Table};
 use neap::schedule::Plan;
 use neap::sim::engine::{self, Durations, Run};
+use neap::sim::joint;
 use neap::sim::program::{Direction, Program};
 use neap::sim::together::{Shared, WHOLE, Work};
 use neap::units::{Bytes, Nanos};
@@ -85,7 +86,8 @@ pub fn main(plan: &Plan, graphs: &[Graph], iterations: u32, picture: Option<&Pat
     for wait in &device.waited {
         seen[wait.job].waits.push(wait.until - wait.from);
     }
-    let memory = memory(&programs, &seen);
+    let runs: Vec<&[(Nanos, Run)]> = seen.iter().map(|job| &*job.runs).collect();
+    let memory = joint::memory(&programs.iter().collect::<Vec<_>>(), &runs);
     if let Some(path) = picture {
         let title = format!("{} jobs on {}", graphs.len(), plan.device.name);
         let curves = [Curve { name: "all jobs", points: &memory }];
@@ -99,33 +101,6 @@ pub fn main(plan: &Plan, graphs: &[Graph], iterations: u32, picture: Option<&Pat
     };
     let busy = (busy(Direction::H2d), busy(Direction::D2h));
     report(plan, &seen, engine::peak(&memory), busy, as_json)
-}
-
-/// Resident bytes of all jobs together over time. Between its iterations a job keeps what stays round their end; after its last, nothing.
-fn memory(programs: &[Program], seen: &[Seen]) -> Vec<(Nanos, Bytes)> {
-    let mut changes: Vec<(Nanos, i128)> = Vec::new();
-    for (program, job) in programs.iter().zip(seen) {
-        let mut level = 0;
-        for (start, run) in &job.runs {
-            for (at, bytes) in engine::memory(program, run).into_iter().filter(|point| point.0 < run.iteration) {
-                changes.push((*start + at, i128::from(bytes.0) - level));
-                level = i128::from(bytes.0);
-            }
-        }
-        changes.push((job.end(), -level));
-    }
-    changes.sort_unstable();
-    let mut curve: Vec<(Nanos, Bytes)> = Vec::new();
-    let mut level = 0i128;
-    for (at, change) in changes {
-        level += change;
-        let bytes = Bytes(u64::try_from(level).unwrap_or_default());
-        match curve.last_mut() {
-            Some(last) if last.0 == at => last.1 = bytes,
-            _ => curve.push((at, bytes)),
-        }
-    }
-    curve
 }
 
 fn report(plan: &Plan, seen: &[Seen], peak: Bytes, busy: (f64, f64), as_json: bool) -> anyhow::Result<Answer> {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use neap::device::Profile;
 use neap::job::Graph;
 use neap::job::liveness::Liveness;
@@ -18,41 +19,54 @@ use neap::units::{Bytes, Nanos};
 use serde_json::{Value, json};
 
 use crate::accounting::{self, Accounting, Shares, cbr};
+use crate::compare_jobs;
 use crate::output::{self, Answer, note};
 use crate::settings::{self, Budget, DeviceFlags};
 use crate::simulate::ratio;
+use crate::together::JobArg;
 
 /// Compare planners: what each makes of every budget on every device, beside what no plan can beat.
+///
+/// Several jobs are planned together, against one memory and one link, and compared by what they come to side by side.
 ///
 /// Exits 0 when every budget was met by a planner, 1 when one was met by none.
 #[derive(clap::Args)]
 pub struct Flags {
-    /// The job.
-    graph: PathBuf,
+    /// The job, or several that share the device. FILE@0.5 swaps at most that share of a job's tensors, and lets it give way later.
+    #[arg(required = true, value_name = "FILE.graph.json[@SHARE]", value_parser = OsStringValueParser::new().try_map(JobArg::read))]
+    pub graphs: Vec<JobArg>,
     /// Which planners, by name; all if not given.
     #[arg(long, value_name = "NAME,…", value_delimiter = ',', value_parser = method)]
     planners: Vec<Method>,
-    /// Bytes (12GiB), shares of the unplanned peak (60%), or `min`. One that the device cuts down to another is skipped.
+    /// Bytes (12GiB), shares of the unplanned peak (60%; of several jobs, of the sum of theirs), or `min`. One that the device cuts down to another is skipped.
     #[arg(long, value_name = "BUDGET,…", value_delimiter = ',', default_value = "80%,70%,60%,50%,40%")]
-    budget: Vec<Budget>,
+    pub budget: Vec<Budget>,
     /// A built-in device (`neap device list`) or a *.device.json file; may be given again. `host` if not given.
     #[arg(long, value_name = "NAME|FILE")]
-    device: Vec<String>,
+    pub device: Vec<String>,
     /// A table of measured latencies, used before the roofline.
     #[arg(long, value_name = "FILE.csv")]
-    latencies: Option<PathBuf>,
+    pub latencies: Option<PathBuf>,
     /// Give the papers' peak and time beside the physical ones.
     #[arg(long, value_enum, default_value_t = Accounting::Physical)]
-    accounting: Accounting,
+    pub accounting: Accounting,
     /// Write the table for sorting and plotting.
     #[arg(long, value_name = "FILE.csv")]
-    csv: Option<PathBuf>,
+    pub csv: Option<PathBuf>,
     /// Draw time against memory.
     #[arg(long, value_name = "FILE.svg")]
-    plot: Option<PathBuf>,
+    pub plot: Option<PathBuf>,
     /// Say how long planning took too, which is not the same twice.
     #[arg(long)]
-    timing: bool,
+    pub timing: bool,
+}
+
+impl Flags {
+    /// Each device with where latencies come from.
+    pub fn devices(&self) -> Vec<DeviceFlags> {
+        let names = if self.device.is_empty() { vec![None] } else { self.device.iter().cloned().map(Some).collect() };
+        names.into_iter().map(|device| DeviceFlags { device, latencies: self.latencies.clone(), ..DeviceFlags::default() }).collect()
+    }
 }
 
 fn method(name: &str) -> Result<Method, String> {
@@ -102,14 +116,14 @@ struct Figures {
 }
 
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
-    let mut inputs = vec![flags.graph.as_path()];
+    let mut inputs: Vec<&Path> = flags.graphs.iter().map(|g| &*g.path).collect();
     inputs.extend(flags.device.iter().map(Path::new));
     inputs.extend(flags.latencies.as_deref());
     settings::outputs(&inputs, &[flags.csv.as_deref(), flags.plot.as_deref()])?;
-    let mut graph = settings::graph(&flags.graph)?;
-    let devices = if flags.device.is_empty() { vec![None] } else { flags.device.iter().cloned().map(Some).collect() };
-    let resolve = |device| DeviceFlags { device, latencies: flags.latencies.clone(), ..DeviceFlags::default() }.resolve(&mut graph);
-    let resolved = devices.into_iter().map(resolve).collect::<anyhow::Result<Vec<_>>>()?;
+    let [job] = &flags.graphs[..] else { return compare_jobs::main(flags, as_json) };
+    let mut graph = settings::graph(&job.path)?;
+    let resolved = flags.devices().iter().map(|device| device.resolve(&mut graph)).collect::<anyhow::Result<Vec<_>>>()?;
+    let methods = planners(flags)?;
     let liveness = Liveness::of(&graph);
     let (mut rows, mut panels, mut all_met) = (Vec::new(), Vec::new(), true);
     for settings::Site { device, latencies, .. } in resolved {
@@ -117,10 +131,10 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         let site = Site { device, latencies, liveness: &liveness, unplanned };
         let bounds = Bounds::new(&graph, &site.latencies, &site.device.link);
         let first = rows.len();
-        for (asked, budget) in budgets(flags, &site)? {
+        for (asked, budget) in budgets(flags, site.liveness.peak, &site.device)? {
             let before = rows.len();
             let bound = budget.and_then(|b| bounds.iteration(b));
-            for method in planners(flags) {
+            for method in methods.iter().map(|of| of[0].clone()) {
                 let mut row = row(&graph, &site, &bounds, (asked, budget), method, flags.accounting)?;
                 row.bound = if budget.is_some() { bound } else { bounds.iteration(row.budget) };
                 rows.push(row);
@@ -128,7 +142,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
             all_met &= rows[before..].iter().any(|r| r.plan.is_ok());
         }
         if flags.plot.is_some() {
-            panels.push(panel(&graph, &site, &bounds, &rows[first..], flags));
+            panels.push(panel(&graph, &site, &bounds, &rows[first..], &methods));
         }
     }
     if let Some(path) = &flags.csv {
@@ -150,15 +164,33 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     Ok(if all_met { Answer::Yes } else { Answer::No })
 }
 
-fn planners(flags: &Flags) -> Vec<Method> {
-    if flags.planners.is_empty() { Method::all() } else { flags.planners.clone() }
+/// Planners, each as the jobs let it plan them; those that can't keep to a job's share are left out.
+///
+/// # Errors
+/// When none is left.
+pub fn planners(flags: &Flags) -> anyhow::Result<Vec<Vec<Method>>> {
+    let asked = if flags.planners.is_empty() { Method::all() } else { flags.planners.clone() };
+    let mut able = Vec::with_capacity(asked.len());
+    for method in asked {
+        match flags.graphs.iter().map(|job| job.limited(method.clone())).collect::<anyhow::Result<Vec<Method>>>() {
+            Ok(methods) => able.push(methods),
+            Err(why) => note(&format!("note: {} is left out: {why}", method.name())),
+        }
+    }
+    if able.is_empty() {
+        bail!("--planners: none of them has a limit on swapping; name neap or tensile, or leave the share away");
+    }
+    Ok(able)
 }
 
 /// The budgets in bytes, `None` for the minimum, none twice.
-fn budgets(flags: &Flags, site: &Site<'_>) -> anyhow::Result<Vec<(Budget, Option<Bytes>)>> {
+///
+/// # Errors
+/// As [`Budget::resolve`].
+pub fn budgets(flags: &Flags, peak: Bytes, device: &Profile) -> anyhow::Result<Vec<(Budget, Option<Bytes>)>> {
     let mut all: Vec<(Budget, Option<Bytes>)> = Vec::new();
     for &asked in &flags.budget {
-        let budget = asked.resolve(site.liveness.peak, &site.device)?;
+        let budget = asked.resolve(peak, device)?;
         if all.iter().all(|b| b.1 != budget) {
             all.push((asked, budget));
         }
@@ -232,7 +264,8 @@ fn above(value: u64, bound: u64) -> f64 {
     ratio(value.saturating_sub(bound), bound)
 }
 
-fn told(asked: Budget, budget: Bytes) -> String {
+/// A budget as the user said it.
+pub fn told(asked: Budget, budget: Bytes) -> String {
     match asked {
         Budget::Share(share) if share % 1000 == 0 => format!("{}%", share / 1000),
         Budget::Share(share) => format!("{}.{:03}%", share / 1000, share % 1000),
@@ -382,10 +415,17 @@ const PAPER: [&str; 14] = [
 fn write_csv(path: &Path, rows: &[Row], flags: &Flags) -> anyhow::Result<()> {
     let papers: &[&str] = if flags.accounting == Accounting::Paper { &PAPER } else { &[] };
     let columns: Vec<&str> = CSV.iter().chain(&EXTRA).chain(papers).copied().chain(flags.timing.then_some("planning_s")).collect();
+    write_rows(path, &columns, rows.iter().map(|row| row_json(row, flags.timing)))
+}
+
+/// Objects as a table, a dot in a column's name leading into what they hold.
+///
+/// # Errors
+/// When it can't be written.
+pub fn write_rows(path: &Path, columns: &[&str], rows: impl Iterator<Item = Value>) -> anyhow::Result<()> {
     let mut writer = csv::Writer::from_writer(Vec::new());
     writer.write_record(columns.iter().map(|c| c.replace('.', "_")))?;
-    for row in rows {
-        let object = row_json(row, flags.timing);
+    for object in rows {
         writer.write_record(columns.iter().map(|&c| match c.split('.').fold(&object, |of, key| &of[key]) {
             Value::Null => String::new(),
             Value::String(text) => text.clone(),
@@ -400,8 +440,8 @@ fn write_csv(path: &Path, rows: &[Row], flags: &Flags) -> anyhow::Result<()> {
 /// Points of the bound's curve.
 const LEVELS: u64 = 24;
 
-fn panel(graph: &Graph, site: &Site<'_>, bounds: &Bounds<'_>, rows: &[Row], flags: &Flags) -> Panel {
-    let curve = |method: Method| {
+fn panel(graph: &Graph, site: &Site<'_>, bounds: &Bounds<'_>, rows: &[Row], methods: &[Vec<Method>]) -> Panel {
+    let curve = |method: &Method| {
         let mine = rows.iter().filter(|r| r.planner == method.name());
         let mut points: Vec<(Bytes, Nanos)> = mine.filter_map(|r| r.plan.as_ref().ok()).map(|f| (f.peak, f.time)).collect();
         points.sort_unstable();
@@ -416,7 +456,7 @@ fn panel(graph: &Graph, site: &Site<'_>, bounds: &Bounds<'_>, rows: &[Row], flag
     Panel {
         title: format!("{} on {}", graph.name, site.device.name),
         unplanned: (site.liveness.peak, site.unplanned),
-        curves: planners(flags).into_iter().map(curve).collect(),
+        curves: methods.iter().map(|of| curve(&of[0])).collect(),
         bound: levels.filter_map(|level| Some((level, bounds.iteration(level)?))).collect(),
     }
 }

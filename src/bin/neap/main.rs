@@ -7,6 +7,7 @@ mod beside;
 mod check;
 mod command;
 mod compare;
+mod compare_jobs;
 mod device;
 mod diff;
 mod estimate;

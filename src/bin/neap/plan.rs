@@ -111,6 +111,12 @@ pub struct Switches {
     /// neap: Never fall back on another planner's plan.
     #[arg(long)]
     no_portfolio: bool,
+    /// neap, several jobs: Plan them in one way only, however they go side by side.
+    #[arg(long)]
+    no_joint: bool,
+    /// neap, several jobs: Never plan for the part of the link that each gets.
+    #[arg(long)]
+    no_link_share: bool,
     /// neap: How many steps of improvement to make.
     #[arg(long, value_name = "STEPS", default_value_t = plan::neap::EFFORT)]
     effort: u32,
@@ -153,6 +159,8 @@ impl Switches {
                     ("extend", self.no_extend),
                     ("drop", self.no_drop),
                     ("portfolio", self.no_portfolio),
+                    ("joint", self.no_joint),
+                    ("link-share", self.no_link_share),
                 ] {
                     note(key, off, "false".to_owned());
                 }
@@ -172,6 +180,8 @@ impl Switches {
                     swap_share: 1000,
                     effort: self.effort,
                     portfolio: !self.no_portfolio,
+                    joint: !self.no_joint,
+                    link_share: !self.no_link_share,
                 })
             }
             Planner::VdnnAll => Method::Vdnn(Policy::All),

@@ -74,6 +74,10 @@ pub struct Options {
     pub effort: u32,
     /// Fall back on another planner's plan where that is quicker, or the only one.
     pub portfolio: bool,
+    /// Of several jobs: plan them in several ways, and choose by what they come to side by side ([`super::global`]).
+    pub joint: bool,
+    /// Of several jobs: plan them also for the part of the link that each gets.
+    pub link_share: bool,
 }
 
 /// Beyond this many tensors a remake is as good as none: most need fewer than five.
@@ -99,6 +103,8 @@ impl Default for Options {
             swap_share: 1000,
             effort: EFFORT,
             portfolio: true,
+            joint: true,
+            link_share: true,
         }
     }
 }
