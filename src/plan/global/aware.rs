@@ -2,8 +2,8 @@
 //!
 //! A job's own plan promises what it would take alone. Beside others its copies wait for theirs, and its waits are hidden by their compute: a plan
 //! that is the best alone need not be the best among others. So with the planner `neap` all jobs are planned in several ways ([`Way`]), all within the
-//! budget, and the one whose simulated [`joint::Round`] is the shortest is taken; of equals the one with the smaller arena, then the first. Then
-//! jobs take over what another way made of them, one after the other, where that fits and makes the round shorter.
+//! budget, and the one is taken that costs least in a simulated [`joint::Round`]: each job's mean iteration relative to its own unplanned
+//! and alone, summed by priority; of equals the first. Then jobs take over what another way made of them, one after the other, where that fits and costs less.
 //!
 //! Who gets how much memory is decided once, by steps down in the first way, which plans each job for its part of the link; the others, with less
 //! effort, plan for that and for even parts. Equal jobs of many operators get even parts at once. Other planners know one way, theirs.
@@ -76,7 +76,7 @@ pub(super) fn make(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanErr
         }
     }
     let Trial { sights, mut found, why, .. } = trial;
-    found.sort_by_key(|(time, index, _)| (*time, *index));
+    found.sort_by_key(|(cost, index, _)| (*cost, *index));
     if found.is_empty() {
         return Err(why.map_or_else(|| PlanError::Defect("no way to plan".to_owned()), PlanError::Infeasible));
     }
@@ -84,7 +84,7 @@ pub(super) fn make(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanErr
     if !several {
         return Ok(join(jobs, best.2));
     }
-    found.retain(|(time, ..)| time.0 <= best.0.0.saturating_add(best.0.0 / NEAR));
+    found.retain(|(cost, ..)| *cost <= best.0 + best.0 / NEAR);
     let mixed = mix(jobs, &sights, best.0, &best.2, found.iter().take(OTHERS).map(|o| &o.2[..]))?;
     let mut together = join(jobs, mixed);
     if let Some(way) = ways[best.1].name() {
@@ -98,7 +98,7 @@ struct Trial<'t, 'a> {
     jobs: &'t Jobs<'a>,
     ways: &'t [Way],
     sights: Vec<Sight>,
-    found: Vec<(Nanos, usize, Vec<Planned>)>,
+    found: Vec<(u128, usize, Vec<Planned>)>,
     /// Why the first that failed did.
     why: Option<Box<Infeasible>>,
 }
@@ -110,8 +110,8 @@ impl Trial<'_, '_> {
             Ok(parts) => {
                 let all: Vec<&Planned> = parts.iter().collect();
                 // Where there is no choice there is nothing to compare.
-                let time = if self.ways.len() > 1 { time(self.jobs, &self.sights, &all)? } else { Nanos::ZERO };
-                self.found.push((time, index, parts));
+                let cost = if self.ways.len() > 1 { cost(self.jobs, &self.sights, &all)? } else { 0 };
+                self.found.push((cost, index, parts));
                 Ok(true)
             }
             Err(PlanError::Infeasible(no)) => {
@@ -266,20 +266,27 @@ fn side_by_side(jobs: &Jobs<'_>, sights: &[Sight], programs: &[&Program]) -> Res
     joint::round(&parties, link).map_err(|e| PlanError::Defect(e.to_string()))
 }
 
-fn time(jobs: &Jobs<'_>, sights: &[Sight], parts: &[&Planned]) -> Result<Nanos, PlanError> {
+/// How much longer the jobs' iterations are side by side than unplanned and alone, summed by priority, in millionths.
+fn cost(jobs: &Jobs<'_>, sights: &[Sight], parts: &[&Planned]) -> Result<u128, PlanError> {
     let programs: Vec<&Program> = parts.iter().map(|part| &part.program).collect();
-    Ok(side_by_side(jobs, sights, &programs)?.time)
+    let round = side_by_side(jobs, sights, &programs)?;
+    let one = |(index, (job, sight)): (usize, (&super::Job<'_>, &Sight))| {
+        let runs = round.courses.iter().flat_map(|course| &course.runs[index]);
+        let (sum, count) = runs.fold((0u128, 0u128), |(sum, count), (_, run)| (sum + u128::from(run.iteration.0), count + 1));
+        sum * u128::from(job.priority.max(1)) * 1000 / (count * u128::from(sight.own.0)).max(1)
+    };
+    Ok(jobs.jobs.iter().zip(sights).enumerate().map(one).sum())
 }
 
-/// From so many other ways jobs may take over plans, the best first, whose rounds are at most this part longer.
+/// From so many other ways jobs may take over plans, the best first, which cost at most this part more.
 const OTHERS: usize = 3;
-const NEAR: u64 = 10;
+const NEAR: u128 = 10;
 
-/// Takes over from other ways, job by job, what makes the round shorter.
+/// Takes over from other ways, job by job, what costs less.
 fn mix<'p>(
     jobs: &Jobs<'_>,
     sights: &[Sight],
-    mut best: Nanos,
+    mut best: u128,
     from: &'p [Planned],
     others: impl Iterator<Item = &'p [Planned]>,
 ) -> Result<Vec<Planned>, PlanError> {
@@ -294,9 +301,9 @@ fn mix<'p>(
             if !fits || tried[index].plan.jobs[0].events == now[index].plan.jobs[0].events {
                 continue;
             }
-            let time = time(jobs, sights, &tried)?;
-            if time < best {
-                (best, now) = (time, tried);
+            let cost = cost(jobs, sights, &tried)?;
+            if cost < best {
+                (best, now) = (cost, tried);
             }
         }
     }
