@@ -2,8 +2,8 @@
 //!
 //! A job's own plan promises what it would take alone. Beside others its copies wait for theirs, and its waits are hidden by their compute: a plan
 //! that is the best alone need not be the best among others. So with the planner `neap` all jobs are planned in several ways ([`Way`]), all within the
-//! budget, and the one is taken that costs least in a simulated [`joint::Round`]: each job's mean iteration relative to its own unplanned
-//! and alone, summed by priority; of equals the first. Then jobs take over what another way made of them, one after the other, where that fits and costs less.
+//! budget, and the one is taken that costs least in a simulated [`joint::Round`]: its time, and each job's mean iteration in it, relative to what they are unplanned
+//! and alone; of equals the first. Then jobs take over what another way made of them, one after the other, where that fits and costs less.
 //!
 //! Who gets how much memory is decided once, by steps down in the first way, which plans each job for its part of the link; the others, with less
 //! effort, plan for that and for even parts. Equal jobs of many operators get even parts at once. Other planners know one way, theirs.
@@ -266,16 +266,20 @@ fn side_by_side(jobs: &Jobs<'_>, sights: &[Sight], programs: &[&Program]) -> Res
     joint::round(&parties, link).map_err(|e| PlanError::Defect(e.to_string()))
 }
 
-/// How much longer the jobs' iterations are side by side than unplanned and alone, summed by priority, in millionths.
+/// How much longer a round is than the longest job unplanned and alone, and how much longer the jobs' iterations are in it, the mean of all by
+/// priority: both count alike, in millionths. The first alone would sacrifice short jobs to the longest, the second is blind to who ends last.
 fn cost(jobs: &Jobs<'_>, sights: &[Sight], parts: &[&Planned]) -> Result<u128, PlanError> {
     let programs: Vec<&Program> = parts.iter().map(|part| &part.program).collect();
     let round = side_by_side(jobs, sights, &programs)?;
     let one = |(index, (job, sight)): (usize, (&super::Job<'_>, &Sight))| {
         let runs = round.courses.iter().flat_map(|course| &course.runs[index]);
         let (sum, count) = runs.fold((0u128, 0u128), |(sum, count), (_, run)| (sum + u128::from(run.iteration.0), count + 1));
-        sum * u128::from(job.priority.max(1)) * 1000 / (count * u128::from(sight.own.0)).max(1)
+        sum * u128::from(job.priority.max(1)) * 1_000_000 / (count * u128::from(sight.own.0)).max(1)
     };
-    Ok(jobs.jobs.iter().zip(sights).enumerate().map(one).sum())
+    let each: u128 = jobs.jobs.iter().zip(sights).enumerate().map(one).sum();
+    let priorities: u128 = jobs.jobs.iter().map(|job| u128::from(job.priority.max(1))).sum();
+    let longest = sights.iter().map(|s| s.own.0).max().unwrap_or(0).max(1);
+    Ok(each / priorities + u128::from(round.time.0) * 1_000_000 / u128::from(longest))
 }
 
 /// From so many other ways jobs may take over plans, the best first, which cost at most this part more.
