@@ -1,7 +1,7 @@
 //! Several jobs planned in several ways, and what they come to side by side.
 //!
 //! A job's own plan promises what it would take alone. Beside others its copies wait for theirs, and its waits are hidden by their compute: a plan
-//! that is the best alone need not be the best among others. So with the planner `neap` all jobs are planned in several ways ([`Way`]), all within the
+//! that is the best alone need not be the best among others. So with the planner `neap` all jobs are planned in several ways (`Way`), all within the
 //! budget, and the one is taken that costs least in a simulated [`joint::Round`]: its time, and each job's mean iteration in it, relative to what they are unplanned
 //! and alone; of equals the first. Then jobs take over what another way made of them, one after the other, where that fits and costs less.
 //!

@@ -273,15 +273,17 @@ impl<'env> Service<'_, 'env> {
 
     /// Waits until all who were there from the start can run.
     fn ready(&mut self) -> Result<(), ServiceError> {
+        let mut early = Vec::new();
         while self.seats.iter().any(|s| s.stage == Stage::Coming) {
             match self.mailbox.messages.recv() {
                 Ok(Message::Said(id, Said::Failed(error))) => return Err(ServiceError::Job(self.seats[id as usize].name.clone(), error)),
                 Ok(Message::Said(id, _)) => self.seats[id as usize].stage = Stage::Early,
-                // Asked before anything runs: it keeps.
-                Ok(asked) => drop(self.mailbox.sender.send(asked)),
+                Ok(asked) => early.push(asked),
                 Err(_) => break,
             }
         }
+        // What was asked before anything runs keeps.
+        early.into_iter().for_each(|asked| drop(self.mailbox.sender.send(asked)));
         self.started = Instant::now();
         Ok(())
     }
