@@ -102,6 +102,10 @@ fn a_plan_of_several_jobs_runs_in_its_arena_with_a_window_or_without() {
             same_numbers(&report, name, &alone(&folder, name, "4"));
         }
         assert!(number(&report, "reserved_peak_bytes") <= number(&plan, "arena_bytes"), "{report:#}");
+        // In no more than the plan's own arena they are all in at once.
+        let arena = number(&plan, "arena_bytes").to_string();
+        let report = folder.json(&["run", "both.plan.json", "--on", "host", "--iterations", "4,6", "--policy", "pack", "--memory", &arena]);
+        assert!(report["jobs"].as_array().unwrap().iter().all(|j| j["waited_for"].is_null()), "{report:#}");
     }
 }
 
@@ -135,6 +139,7 @@ fn jobs_come_and_go_while_it_runs() {
         say("run tiny_gpt2-adamw.plan.json 3");
         say("run tiny_gpt2-adamw.plan.json 2");
         say("run nothing.plan.json");
+        say("\u{fffd}\u{1}");
         say("run tiny_gpt2-adamw.plan.json many");
         say("dance");
         say("end nobody");
@@ -150,7 +155,7 @@ fn jobs_come_and_go_while_it_runs() {
     assert_eq!(stopped["verdict"], "stopped");
     assert!((1..1_000_000).contains(&number(stopped, "iterations")));
     assert_eq!(stopped["checksum"], "");
-    for word in ["nothing.plan.json", "`many` is not a number", "`dance` is no request", "no job `nobody`"] {
+    for word in ["nothing.plan.json", "`many` is not a number", "`dance` is no request", "no job `nobody` is there"] {
         assert!(stderr.contains(word), "{word}: {stderr}");
     }
 }
@@ -172,9 +177,26 @@ fn a_job_that_arrives_is_queued_with_the_reason() {
 }
 
 #[test]
+fn who_never_fits_is_refused_and_the_others_go_on() {
+    let folder = plans(&NAMES);
+    let (code, report, stderr) = listening(&folder, &["tiny_cnn-adam.plan.json", "--iterations", "3", "--memory", "8MiB"], |stdin| {
+        stdin.write_all(b"run resnet18-adam.plan.json 2\n").unwrap();
+    });
+    assert_eq!(code, Some(1), "{stderr}");
+    same_numbers(&report, "tiny_cnn-adam", &alone(&folder, "tiny_cnn-adam", "3"));
+    let refused = job(&report, "resnet18-adam");
+    assert_eq!(refused["verdict"], "refused");
+    assert!(refused["reason"].as_str().unwrap().contains("never fits"), "{refused:#}");
+}
+
+#[test]
 fn a_folder_is_watched() {
     let folder = plans(&NAMES[..1]);
     std::fs::create_dir(folder.path("in")).unwrap();
+    // Half of a plan, completed later; and something that can never be read.
+    let whole = folder.text("tiny_cnn-adam.plan.json").replace("tiny_cnn-adam.graph.json", "../tiny_cnn-adam.graph.json");
+    std::fs::write(folder.path("in").join("half.plan.json"), &whole[..whole.len() / 2]).unwrap();
+    std::fs::create_dir(folder.path("in").join("folder.plan.json")).unwrap();
     let mut child = Command::new(env!("CARGO_BIN_EXE_neap"))
         .args(["--json", "run", "--on", "host", "--watch", "in", "--memory", "8MiB", "--iterations", "2"])
         .current_dir(folder.path(""))
@@ -184,7 +206,9 @@ fn a_folder_is_watched() {
     let graph = "tiny_cnn-adam.graph.json";
     std::fs::copy(folder.path(graph), folder.path("in").join(graph)).unwrap();
     folder.json(&["plan", "in/tiny_cnn-adam.graph.json", "--budget", "90%", "-o", "in/one.plan.json"]);
-    // It is taken some time before the end is asked for.
+    std::thread::sleep(Duration::from_millis(500));
+    std::fs::write(folder.path("in").join("half.plan.json"), &whole).unwrap();
+    // They are taken some time before the end is asked for.
     std::thread::sleep(Duration::from_millis(1200));
     std::fs::write(folder.path("in").join("stop"), "").unwrap();
     let limit = Instant::now() + Duration::from_secs(60);
@@ -194,7 +218,9 @@ fn a_folder_is_watched() {
     }
     let output = child.wait_with_output().unwrap();
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-    same_numbers(&report, "one", &alone(&folder, "tiny_cnn-adam", "2"));
+    for name in ["one", "half"] {
+        same_numbers(&report, name, &alone(&folder, "tiny_cnn-adam", "2"));
+    }
 }
 
 #[test]

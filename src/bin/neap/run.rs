@@ -126,7 +126,7 @@ pub fn bar(iterations: u64) -> ProgressBar {
 /// One job, alone on the device.
 fn one(flags: &Flags, subject: &Path, settings: Settings, outputs: &[Option<&Path>], as_json: bool) -> anyhow::Result<Answer> {
     settings::outputs(&flags.device.inputs(&settings::subject_files(subject, &flags.graph)), outputs)?;
-    let [iterations] = flags.iterations[..] else { bail!("--iterations: one number for one job") };
+    let iterations = flags.iterations[0];
     let settings = Settings { iterations, ..settings };
     let bar = bar(iterations.into());
     let mut progress = |done: u32| bar.set_position(u64::from(done));
@@ -140,6 +140,9 @@ fn one(flags: &Flags, subject: &Path, settings: Settings, outputs: &[Option<&Pat
                 bar.finish_and_clear();
                 return service::main(flags, settings, outputs, as_json);
             }
+            if flags.iterations.len() > 1 {
+                bail!("--iterations: one number for one job");
+            }
             let graph = graphs.remove(0);
             let outcome = if flags.replan {
                 replanning(flags, subject, &graph, &plan, &settings, &mut progress)?
@@ -148,6 +151,7 @@ fn one(flags: &Flags, subject: &Path, settings: Settings, outputs: &[Option<&Pat
             };
             (graph, plan.device, plan.budget, true, outcome)
         }
+        Subject::Graph(_) if flags.iterations.len() > 1 => bail!("--iterations: one number for one job"),
         Subject::Graph(_) if flags.replan => bail!("--replan: {} is a job without a plan; `neap plan` makes one", subject.display()),
         Subject::Graph(mut graph) => {
             let Site { device, latencies, libraries, .. } = flags.device.resolve(&mut graph)?;

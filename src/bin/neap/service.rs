@@ -3,10 +3,10 @@
 //! Not for: one job ([`crate::run`]).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::BufRead;
+use std::io::{BufRead, Read};
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, bail};
 use neap::device::Profile;
@@ -55,7 +55,7 @@ pub struct Several {
 }
 
 fn instant(text: &str) -> Result<Nanos, String> {
-    if text.trim() == "0" { Ok(Nanos::ZERO) } else { seconds(text) }
+    if text.trim() == "0" { Ok(Nanos::ZERO) } else { seconds(text).map_err(|e| e.replace("give seconds", "give 0, or seconds")) }
 }
 
 impl Several {
@@ -171,8 +171,9 @@ pub fn main(flags: &run::Flags, settings: Settings, outputs: &[Option<&Path>], a
                 Some(why) => format!("`{job}` {}: {why}", verdict.word()),
                 None => format!("`{job}` {}", verdict.word()),
             },
-            Notice::Unknown(job) => format!("there is no job `{job}` to end"),
-            Notice::Planned(Ok(jobs)) => format!("planned anew together: {jobs} new plans"),
+            Notice::Unknown(job) => format!("no job `{job}` is there to end"),
+            Notice::Planned(Ok(0)) => "planned anew together: nothing changes".to_owned(),
+            Notice::Planned(Ok(jobs)) => format!("planned anew together: {jobs} of the plans are new"),
             Notice::Planned(Err(why)) => format!("the plans stay: {why}"),
         };
         bar.suspend(|| note(&said));
@@ -285,14 +286,28 @@ struct Asking {
     names: BTreeSet<String>,
 }
 
+/// The longest request, in bytes.
+const LINE: u64 = 1 << 16;
+
 /// How often a folder is looked at.
 const LOOK: Duration = Duration::from_millis(200);
 
 impl Asking {
     /// Lines of stdin; its end is the end of requests.
     fn listen(&mut self) {
-        for line in std::io::stdin().lock().lines() {
-            let Ok(line) = line else { break };
+        let mut stdin = std::io::stdin().lock();
+        loop {
+            let mut line = Vec::new();
+            match stdin.by_ref().take(LINE).read_until(b'\n', &mut line) {
+                Ok(0) | Err(_) => break,
+                Ok(_) => {}
+            }
+            let whole = line.last() == Some(&b'\n') || (line.len() as u64) < LINE;
+            let line = String::from_utf8_lossy(&line).trim().to_owned();
+            if !whole {
+                note(&format!("stdin: a line of more than {LINE} bytes is no request; nothing more is taken"));
+                break;
+            }
             let words: Vec<&str> = line.split_whitespace().collect();
             let went = match words[..] {
                 [] => true,
@@ -307,7 +322,9 @@ impl Asking {
                     }
                 },
                 _ => {
-                    note(&format!("stdin: `{line}` is no request; ask `run PLAN [ITERATIONS]`, `end JOB` or `quit`"));
+                    note(&format!(
+                        "stdin: `{line}` is no request; ask `run PLAN [ITERATIONS]` (a path without spaces), `end JOB` or `quit`"
+                    ));
                     true
                 }
             };
@@ -339,41 +356,54 @@ impl Asking {
         Some(submitted)
     }
 
-    /// Plans that lie in a folder, as they come and go.
+    /// Plans that lie in a folder, as they come and go. One that can't be read is tried again when it changes.
     fn watch(&mut self, folder: &Path) {
-        let mut seen: BTreeMap<PathBuf, Vec<String>> = BTreeMap::new();
+        let mut taken: BTreeMap<PathBuf, Vec<String>> = BTreeMap::new();
+        let mut failed: BTreeMap<PathBuf, (u64, Option<SystemTime>)> = BTreeMap::new();
         loop {
-            let there: BTreeSet<PathBuf> = match std::fs::read_dir(folder) {
-                Ok(entries) => entries.filter_map(|e| Some(e.ok()?.path())).collect(),
+            let there: BTreeMap<PathBuf, (u64, Option<SystemTime>)> = match std::fs::read_dir(folder) {
+                Ok(entries) => entries.filter_map(|e| look(&e.ok()?.path())).collect(),
                 Err(error) => {
                     note(&format!("--watch: {}: {error}; nothing more is taken from it", folder.display()));
                     break;
                 }
             };
-            let gone: Vec<PathBuf> = seen.keys().filter(|p| !there.contains(*p)).cloned().collect();
-            for job in gone.iter().filter_map(|p| seen.remove(p)).flatten() {
+            let gone: Vec<PathBuf> = taken.keys().filter(|p| !there.contains_key(*p)).cloned().collect();
+            for job in gone.iter().filter_map(|p| taken.remove(p)).flatten() {
                 if !self.remote.ask(Request::End(job)) {
                     return;
                 }
             }
-            let plan = |path: &&PathBuf| {
-                let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-                // What begins with a dot is still being written.
-                !name.starts_with('.') && (name.ends_with(".plan.json") || name.ends_with(".plan.json.gz"))
-            };
-            for path in there.iter().filter(plan) {
-                if !seen.contains_key(path) {
-                    let Some(jobs) = self.run(path, self.iterations) else { return };
-                    seen.insert(path.clone(), jobs);
+            for (path, state) in there.iter().filter(|(path, _)| is_plan(path)) {
+                if taken.contains_key(path) || failed.get(path) == Some(state) {
+                    continue;
+                }
+                let Some(jobs) = self.run(path, self.iterations) else { return };
+                if jobs.is_empty() {
+                    failed.insert(path.clone(), *state);
+                } else {
+                    taken.insert(path.clone(), jobs);
                 }
             }
-            if there.contains(&folder.join("stop")) {
+            if there.contains_key(&folder.join("stop")) {
                 break;
             }
             thread::sleep(LOOK);
         }
         let _ = self.remote.ask(Request::Close);
     }
+}
+
+/// A plain file's size and time of change.
+fn look(path: &Path) -> Option<(PathBuf, (u64, Option<SystemTime>))> {
+    let of = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file)?;
+    Some((path.to_owned(), (of.len(), of.modified().ok())))
+}
+
+/// What begins with a dot is still being written.
+fn is_plan(path: &Path) -> bool {
+    let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    !name.starts_with('.') && (name.ends_with(".plan.json") || name.ends_with(".plan.json.gz"))
 }
 
 fn log(path: &Path, report: &Report) -> anyhow::Result<()> {
@@ -432,12 +462,8 @@ fn tell(policy: &str, report: &Report, as_json: bool) -> anyhow::Result<()> {
         ]);
     }
     output::data(&format!(
-        "{table}\n{policy}: {} jobs in {}; at most {} ({} bytes) promised at once of an arena of {}\n",
-        report.jobs.len(),
-        report.makespan,
-        report.reserved_peak,
-        report.reserved_peak.0,
-        report.arena
+        "{table}\n{policy}: all of it took {}; at most {} ({} bytes) promised at once of an arena of {}\n",
+        report.makespan, report.reserved_peak, report.reserved_peak.0, report.arena
     ))
 }
 

@@ -8,7 +8,7 @@
 //! Who gets how much memory is decided once, by steps down in the first way, which plans each job for its part of the link; the others, with less
 //! effort, plan for that and for even parts. Equal jobs of many operators get even parts at once. Other planners know one way, theirs.
 //! Switches: `joint`, `link-share`, `portfolio` in [`neap::Options`]. Cost: one descent of all jobs where they differ, a plan of each
-//! different job a way, and some milliseconds a round. Few huge tensors are dear: each part that can't be placed is searched for.
+//! different job a way, and some milliseconds a round. More than `FEW` jobs are planned as if alone. Few huge tensors are dear: each part that can't be placed is searched for.
 
 use super::{Jobs, Memo, Together, join, parts, shares};
 use crate::device::{Link, Profile, roofline};
@@ -131,6 +131,9 @@ fn even(jobs: &Jobs<'_>) -> Vec<Bytes> {
     peaks.iter().map(|peak| Bytes(u64::try_from(u128::from(jobs.budget.0) * peak / all).unwrap_or(0) / 512 * 512)).collect()
 }
 
+/// Of more jobs than this a round takes too long to be simulated for every way and every exchange.
+const FEW: usize = 8;
+
 /// The ways to plan these jobs, at least one.
 fn ways(jobs: &Jobs<'_>) -> Vec<Way> {
     let mut ways = Vec::new();
@@ -139,7 +142,7 @@ fn ways(jobs: &Jobs<'_>) -> Vec<Way> {
         jobs.jobs.iter().filter_map(|job| if let Method::Neap(options) = &job.method { Some(options) } else { None }).collect();
     // One switch for all.
     let [first, ..] = options[..] else { return alone() };
-    if jobs.jobs.len() < 2 || options.len() < jobs.jobs.len() || !options.iter().all(|o| o.joint) {
+    if !(2..=FEW).contains(&jobs.jobs.len()) || options.len() < jobs.jobs.len() || !options.iter().all(|o| o.joint) {
         return alone();
     }
     if options.iter().all(|o| o.link_share) {

@@ -337,6 +337,8 @@ impl<'env> Service<'_, 'env> {
     fn hear(&mut self, message: Message, notice: &mut dyn FnMut(Notice<'_>)) {
         let now = self.now();
         match message {
+            // It was turned away: its thread only follows.
+            Message::Said(id, _) if self.seats[id as usize].stage == Stage::Gone => {}
             Message::Said(id, Said::Ready) => self.seats[id as usize].stage = Stage::Early,
             Message::Said(id, Said::Ran(took)) => {
                 self.scheduler.ran(id, took);

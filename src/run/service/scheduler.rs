@@ -189,9 +189,12 @@ impl Scheduler {
     pub fn waits_for(&self, job: JobId) -> Option<String> {
         let tenant = self.jobs.get(&job).filter(|t| t.state == State::Waiting)?;
         let (free, needs) = (self.memory.free(), tenant.needs);
+        let fits = self.memory.clone().admit(job, (needs.persistent, needs.ephemeral), self.join(&needs), &BTreeSet::new()) != Entry::Full;
         Some(match self.policy.style() {
             Style::One { preempts: false } => "the jobs before it to end".to_owned(),
             _ if self.room_for.is_some() => "others to move together".to_owned(),
+            Style::UntilBusy { .. } if fits => "its turn: jobs with less work left keep the device busy".to_owned(),
+            _ if fits => "its turn".to_owned(),
             _ => format!("room: it needs {} + {}, of {} {free} are free", needs.persistent, needs.ephemeral, self.memory.arena()),
         })
     }

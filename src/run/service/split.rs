@@ -30,7 +30,7 @@ pub struct Split {
 }
 
 impl Split {
-    /// Cuts the stretch of the arena that a placed program uses.
+    /// Cuts the stretches of the arena that a placed program uses.
     #[must_use]
     pub fn of(program: &Program) -> Self {
         let mut all: Vec<(u64, u64, bool)> = Vec::with_capacity(program.residencies.len());
@@ -52,19 +52,25 @@ impl Split {
             }
             kept = union(kept.into_iter().chain(more).collect());
         }
-        let (low, high) = (all.iter().map(|r| r.0).min().unwrap_or(0), all.iter().map(|r| r.1).max().unwrap_or(0));
-        let mut pieces = Vec::with_capacity(2 * kept.len() + 1);
-        let (mut end, mut persistent, mut ephemeral) = (low, 0, 0);
-        for (from, until) in kept.into_iter().chain([(high, high)]) {
-            if end < from {
-                pieces.push(Piece { from: end, until: from, kept: false, at: ephemeral });
-                ephemeral += from - end;
-            }
-            if from < until {
+        // Bytes that the job never uses, such as others' between its own and a window, are nobody's here.
+        let used = union(all.iter().map(|r| (r.0, r.1)).collect());
+        let mut pieces = Vec::with_capacity(2 * kept.len() + used.len());
+        let (mut persistent, mut ephemeral) = (0, 0);
+        let mut kept = kept.into_iter().peekable();
+        for (low, high) in used {
+            let mut end = low;
+            loop {
+                let next = kept.next_if(|k| k.0 < high);
+                let from = next.map_or(high, |k| k.0);
+                if end < from {
+                    pieces.push(Piece { from: end, until: from, kept: false, at: ephemeral });
+                    ephemeral += from - end;
+                }
+                let Some((from, until)) = next else { break };
                 pieces.push(Piece { from, until, kept: true, at: persistent });
                 persistent += until - from;
+                end = until;
             }
-            end = until;
         }
         Self { persistent: Bytes(persistent), ephemeral: Bytes(ephemeral), pieces }
     }
@@ -130,6 +136,15 @@ mod tests {
             loaded: Bytes::ZERO,
             stretches: Stretches::default(),
         }
+    }
+
+    #[test]
+    fn what_is_never_used_takes_no_room() {
+        let p = program(&[(0, 10, true), (10, 5, false), (100, 20, false)]);
+        let split = Split::of(&p);
+        assert_eq!((split.persistent, split.ephemeral), (Bytes(10), Bytes(25)));
+        let offsets: Vec<u64> = split.moved(&p, Bytes(0), Bytes(50)).residencies.iter().map(|r| r.offset.unwrap().0).collect();
+        assert_eq!(offsets, [0, 50, 55]);
     }
 
     #[test]
