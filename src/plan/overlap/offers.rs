@@ -5,7 +5,8 @@
 use std::collections::BTreeMap;
 
 use crate::job::liveness::Liveness;
-use crate::plan::budget::{self, PlanError, Planned, Request};
+use crate::plan::budget::{PlanError, Planned, Request};
+use crate::plan::global::Memo;
 use crate::plan::place::Item;
 use crate::schedule::Place;
 use crate::sim::engine;
@@ -191,8 +192,8 @@ fn highest(loads: &[u64]) -> (usize, u64) {
 }
 
 /// A job's plans, from that which needs most to that which needs least.
-pub(super) fn choices(request: &Request<'_>, least: bool) -> Result<Vec<Choice>, PlanError> {
-    let whole = budget::unplanned(request)?;
+pub(super) fn choices(request: &Request<'_>, least: bool, memo: &mut Memo) -> Result<Vec<Choice>, PlanError> {
+    let whole = memo.unplanned(request)?;
     let (top, floor) = (whole.plan.figures.arena_bytes.0, Liveness::of(request.graph).floor.0);
     let mut all = vec![Choice::new(whole)];
     let mut add = |planned: Planned| {
@@ -203,22 +204,16 @@ pub(super) fn choices(request: &Request<'_>, least: bool) -> Result<Vec<Choice>,
     let mut most = top;
     for level in (1..LEVELS).rev() {
         let target = floor + u64::try_from(u128::from(top.saturating_sub(floor)) * u128::from(level) / u128::from(LEVELS)).unwrap_or(0);
-        match budget::make(&Request { budget: Bytes(target), ..request.clone() }) {
+        match memo.plan(&Request { budget: Bytes(target), ..request.clone() })? {
             Ok(planned) => {
                 most = planned.plan.figures.arena_bytes.0;
                 add(planned);
             }
-            Err(PlanError::Infeasible(_)) => break,
-            Err(defect) => return Err(defect),
+            Err(_) => break,
         }
     }
-    if !least {
-        return Ok(all);
-    }
-    match budget::minimum(&Request { budget: Bytes(most), ..request.clone() }) {
-        Ok(planned) => add(planned),
-        Err(PlanError::Infeasible(_)) => {}
-        Err(defect) => return Err(defect),
+    if least && let Ok(planned) = memo.least(request, Bytes(most))? {
+        add(planned);
     }
     Ok(all)
 }

@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::offers::{Choice, Offer, choices};
 use super::{Overlapped, beside, cost, defect, held};
 use crate::device::Profile;
-use crate::plan::budget::{PlanError, Planned, Request};
-use crate::plan::global::{self, Jobs, Together};
+use crate::plan::budget::{PlanError, Planned};
+use crate::plan::global::{self, Jobs, Memo, Together};
 use crate::plan::method::Method;
 use crate::plan::place::{self, Item};
 use crate::schedule::{Placement, Plan, Window};
@@ -59,7 +59,7 @@ type Timed = (Plan, Vec<(Program, Run)>);
 
 impl<'a> Options<'a> {
     /// With everybody's least plan, which takes longest to find, or without.
-    pub(super) fn new(jobs: &'a Jobs<'a>, devices: &[Profile], least: bool) -> Result<Self, PlanError> {
+    pub(super) fn new(jobs: &'a Jobs<'a>, devices: &[Profile], least: bool, memo: &mut Memo) -> Result<Self, PlanError> {
         let mut all = Self { jobs, of: Vec::new(), choices: Vec::new(), offers: Vec::new() };
         let mut known: Vec<(&str, &Method, u64)> = Vec::new();
         for (job, device) in jobs.jobs.iter().zip(devices) {
@@ -70,16 +70,7 @@ impl<'a> Options<'a> {
             }
             known.push(key);
             all.of.push(all.choices.len());
-            let request = Request {
-                graph: job.graph,
-                file: job.file.clone(),
-                device,
-                latencies: job.latencies,
-                budget: jobs.budget,
-                method: job.method.clone(),
-                recorded_options: jobs.recorded_options.clone(),
-            };
-            let choices = choices(&request, least)?;
+            let choices = choices(&job.request(device, jobs.budget, jobs), least, memo)?;
             all.offers.push(choices.iter().enumerate().flat_map(|(pick, choice)| choice.offers(pick)).collect());
             all.choices.push(choices);
         }
