@@ -20,19 +20,15 @@ mod search;
 
 use std::collections::BTreeMap;
 
-use super::budget::{Infeasible, PlanError, Request};
+use super::budget::{Infeasible, PlanError};
 use super::global::{self, Jobs, Memo, Together};
 use crate::device::roofline;
-use crate::job::liveness::Liveness;
 use crate::schedule::{Plan, Window};
 use crate::sim::engine::{self, Durations};
 use crate::sim::program::{Begin, Program};
 use crate::sim::together::{Shared, Work};
 use crate::units::{Bytes, Nanos};
 use search::Options;
-
-/// What part of the budget the least arenas have to exceed it by for nobody to look for a plan without a window.
-const LUCK: u64 = 16;
 
 /// How many iterations every job runs in a simulation.
 const ROUNDS: usize = 5;
@@ -70,11 +66,7 @@ pub fn make(jobs: &Jobs<'_>) -> Result<Overlapped, PlanError> {
 }
 
 fn make_with(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Overlapped, PlanError> {
-    let apart = match beyond(jobs, memo)? {
-        Some(no) => Err(PlanError::Infeasible(no)),
-        None => global::make_with(jobs, memo),
-    };
-    let (mut best, refused) = match apart {
+    let (mut best, refused) = match global::make_with(jobs, memo) {
         Ok(together) => {
             let times = beside(jobs, &together.plan)?;
             let held = vec![Nanos::ZERO; times.len()];
@@ -110,34 +102,6 @@ pub fn minimum(jobs: &Jobs<'_>) -> Result<Overlapped, PlanError> {
     let mut made = make_with(&Jobs { budget: shared.map_or(apart, |shared| apart.min(Bytes(shared))), ..jobs.clone() }, memo)?;
     made.together.plan.budget = made.together.plan.figures.arena_bytes;
     Ok(made)
-}
-
-/// Why the jobs can't do without a window, where that is plain without the effort of [`global::make`]: what each gets down to is too much
-/// together by more than luck.
-fn beyond(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Option<Box<Infeasible>>, PlanError> {
-    let peaks: Vec<u128> = jobs.jobs.iter().map(|job| u128::from(Liveness::of(job.graph).peak.0)).collect();
-    let all = peaks.iter().sum::<u128>().max(1);
-    let mut tight = false;
-    for (job, peak) in jobs.jobs.iter().zip(peaks) {
-        let even = Bytes(u64::try_from(u128::from(jobs.budget.0) * peak / all).unwrap_or(0) / 512 * 512);
-        tight = tight || memo.once(&Request { method: job.method.sketch(), ..job.request(jobs.device, even, jobs) })?.is_err();
-    }
-    if !tight {
-        return Ok(None);
-    }
-    let (mut floor, mut lowest, mut blocked) = (Bytes::ZERO, Bytes::ZERO, Vec::with_capacity(jobs.jobs.len()));
-    for (index, job) in jobs.jobs.iter().enumerate() {
-        let request = job.request(jobs.device, jobs.budget, jobs);
-        let most = memo.unplanned(&request)?.plan.figures.arena_bytes;
-        let Ok(least) = memo.least(&request, most)? else { return Ok(None) };
-        let least = least.plan.figures.arena_bytes;
-        blocked.push(format!("job {index} (`{}`) gets no further down than {least}", job.graph.name));
-        floor = Bytes(floor.0.saturating_add(Liveness::of(job.graph).floor.0));
-        lowest = Bytes(lowest.0.saturating_add(least.0));
-    }
-    let margin = jobs.budget.0 / LUCK;
-    let no = Infeasible { budget: jobs.budget, floor, lowest, blocked: blocked.join("; ") };
-    Ok((lowest.0.saturating_sub(margin) > jobs.budget.0).then(|| Box::new(no)))
 }
 
 fn none(jobs: &Jobs<'_>, refused: Option<Box<Infeasible>>, lowest: u64) -> PlanError {
