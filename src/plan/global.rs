@@ -43,7 +43,7 @@ pub struct Job<'a> {
 
 impl<'a> Job<'a> {
     /// To plan it alone.
-    fn request<'b>(&self, device: &'b Profile, budget: Bytes, jobs: &Jobs<'_>) -> Request<'b>
+    pub(super) fn request<'b>(&self, device: &'b Profile, budget: Bytes, jobs: &Jobs<'_>) -> Request<'b>
     where
         'a: 'b,
     {
@@ -89,17 +89,29 @@ pub struct Memo(BTreeMap<Key, Step>);
 type Key = (String, String, [u64; 5], u64);
 
 /// A plan, or why there is none.
-type Step = Result<Planned, Box<Infeasible>>;
+pub(super) type Step = Result<Planned, Box<Infeasible>>;
 
 impl Memo {
     /// A plan within the request's budget.
-    fn plan(&mut self, request: &Request<'_>) -> Result<Step, PlanError> {
+    pub(super) fn plan(&mut self, request: &Request<'_>) -> Result<Step, PlanError> {
         self.keep(request, "", budget::make)
     }
 
     /// One made with little effort.
-    fn once(&mut self, request: &Request<'_>) -> Result<Step, PlanError> {
+    pub(super) fn once(&mut self, request: &Request<'_>) -> Result<Step, PlanError> {
         self.keep(request, "once", budget::once)
+    }
+
+    /// The job without any event.
+    pub(super) fn unplanned(&mut self, request: &Request<'_>) -> Result<Planned, PlanError> {
+        self.keep(&Request { budget: Bytes::ZERO, ..request.clone() }, "unplanned", budget::unplanned)?.map_err(PlanError::Infeasible)
+    }
+
+    /// The least that is found below `most`, or below whatever it was when it was first looked for.
+    pub(super) fn least(&mut self, request: &Request<'_>, most: Bytes) -> Result<Step, PlanError> {
+        self.keep(&Request { budget: Bytes::ZERO, ..request.clone() }, "least", |request| {
+            budget::minimum(&Request { budget: most, ..request.clone() })
+        })
     }
 
     /// What `make` makes of a request, once.
@@ -153,11 +165,15 @@ fn parts(jobs: &Jobs<'_>, devices: &[Profile], memo: &mut Memo) -> Result<Vec<Pl
 /// # Errors
 /// [`PlanError::Infeasible`] when a job can't even be placed unplanned within the budget.
 pub fn minimum(jobs: &Jobs<'_>) -> Result<Together, PlanError> {
-    let (devices, mut memo) = (shares(jobs), Memo::default());
-    let mut ladder = Ladder::new(jobs, &devices, &mut memo)?;
+    minimum_with(jobs, &mut Memo::default())
+}
+
+/// As [`minimum`], with what was planned before.
+pub(super) fn minimum_with(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanError> {
+    let devices = shares(jobs);
+    let mut ladder = Ladder::new(jobs, &devices, memo)?;
     for rung in &mut ladder.rungs {
-        let most = Bytes(rung.arena());
-        rung.now = budget::minimum(&Request { budget: most, ..rung.request.clone() })?;
+        rung.now = ladder.memo.least(&rung.request, Bytes(rung.arena()))?.map_err(PlanError::Infeasible)?;
     }
     let mut together = join(jobs, ladder.parts());
     together.plan.budget = together.plan.figures.arena_bytes;
@@ -237,9 +253,7 @@ impl Rung<'_> {
 
     /// Goes to the least it gets down to; whether that is less.
     fn sink(&mut self, memo: &mut Memo) -> Result<bool, PlanError> {
-        let least = memo.keep(&Request { budget: Bytes::ZERO, ..self.request.clone() }, "least", |request| {
-            budget::minimum(&Request { budget: self.now.plan.figures.arena_bytes, ..request.clone() })
-        })?;
+        let least = memo.least(&self.request, self.now.plan.figures.arena_bytes)?;
         let Some(least) = least.ok().filter(|least| least.plan.figures.arena_bytes.0 < self.arena()) else { return Ok(false) };
         (self.now, self.next) = (least, Some(None));
         Ok(true)
@@ -263,14 +277,15 @@ struct Ladder<'a> {
 
 impl<'a> Ladder<'a> {
     fn new(jobs: &'a Jobs<'a>, devices: &'a [Profile], memo: &'a mut Memo) -> Result<Self, PlanError> {
-        let rung = |(job, device): (&Job<'a>, &'a Profile)| {
+        let mut rung = |(job, device): (&Job<'a>, &'a Profile)| {
             let request = job.request(device, jobs.budget, jobs);
-            let now = budget::unplanned(&request)?;
+            let now = memo.unplanned(&request)?;
             let step = (now.plan.figures.arena_bytes.0 / STEPS).max(512);
             let floor = Liveness::of(job.graph).floor.0;
             Ok(Rung { request, priority: job.priority.max(1), now, next: None, step, floor, blocked: None })
         };
-        Ok(Self { jobs, rungs: jobs.jobs.iter().zip(devices).map(rung).collect::<Result<_, PlanError>>()?, memo })
+        let rungs = jobs.jobs.iter().zip(devices).map(&mut rung).collect::<Result<_, PlanError>>()?;
+        Ok(Self { jobs, rungs, memo })
     }
 
     fn sum(&self) -> u64 {

@@ -65,7 +65,10 @@ pub(super) fn make(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanErr
             }
         }
     }
-    if several && let Some((_, base, parts)) = trial.found.last() {
+    if several
+        && let Some((_, base, parts)) = trial.found.last()
+        && !(*base == 0 && untouched(parts))
+    {
         let (base, arenas) = (*base, parts.iter().map(|part| part.plan.figures.arena_bytes).collect::<Vec<Bytes>>());
         // On small graphs whoever stands in has been asked, and what fails to be placed takes long.
         for index in (0..ways.len()).filter(|&index| large && index != base && ways[index] != Way::Alone) {
@@ -109,8 +112,13 @@ impl Trial<'_, '_> {
         match planned(self.jobs, &self.ways[index], arenas, memo) {
             Ok(parts) => {
                 let all: Vec<&Planned> = parts.iter().collect();
-                // Where there is no choice there is nothing to compare.
-                let cost = if self.ways.len() > 1 { cost(self.jobs, &self.sights, &all)? } else { 0 };
+                // Where there is no choice there is nothing to compare, and nothing is quicker than what runs as if unplanned.
+                let known = || self.found.iter().find(|(_, _, known)| known.iter().zip(&parts).all(|(a, b)| a.plan.jobs == b.plan.jobs));
+                let cost = match (self.ways.len() > 1 && !untouched(&parts)).then(known) {
+                    None => 0,
+                    Some(Some((cost, ..))) => *cost,
+                    Some(None) => cost(self.jobs, &self.sights, &all)?,
+                };
                 self.found.push((cost, index, parts));
                 Ok(true)
             }
@@ -122,6 +130,11 @@ impl Trial<'_, '_> {
             Err(defect) => Err(defect),
         }
     }
+}
+
+/// Nothing is moved or made again.
+fn untouched(parts: &[Planned]) -> bool {
+    parts.iter().all(|part| part.plan.jobs.iter().all(|job| job.events.is_empty()))
 }
 
 /// The budget divided by the jobs' unplanned peaks.
@@ -209,8 +222,19 @@ fn planned(jobs: &Jobs<'_>, way: &Way, arenas: Option<(&[Bytes], bool)>, memo: &
         if !matches!(way, Way::Link(..)) {
             return Ok(made);
         }
-        let back = |(job, part): (&super::Job<'_>, &Planned)| budget::on_device(&job.request(jobs.device, jobs.budget, jobs), part);
-        asked.jobs.iter().zip(&made).map(back).collect()
+        let mut back: Vec<Planned> = Vec::with_capacity(made.len());
+        for (index, (job, part)) in asked.jobs.iter().zip(&made).enumerate() {
+            let alike = |&other: &usize| {
+                let known = &asked.jobs[other];
+                known.file == job.file && known.method == job.method && made[other].plan.jobs == part.plan.jobs
+            };
+            let same = (0..index).find(alike).map(|other| back[other].clone());
+            back.push(match same {
+                Some(same) => same,
+                None => budget::on_device(&job.request(jobs.device, jobs.budget, jobs), part)?,
+            });
+        }
+        Ok(back)
     };
     let made = attempt(vec![jobs.device.clone(); jobs.jobs.len()])?;
     if pinned(&made) <= jobs.device.pinned_bytes {

@@ -1,0 +1,338 @@
+//! Which plan and division each job takes: addresses for it, and the quickest of what fits.
+//!
+//! Not for: what there is to choose from ([`super::offers`]).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::offers::{Choice, Offer, choices};
+use super::{Overlapped, beside, cost, defect, held};
+use crate::device::Profile;
+use crate::plan::budget::{PlanError, Planned};
+use crate::plan::global::{self, Jobs, Memo, Together};
+use crate::plan::method::Method;
+use crate::plan::place::{self, Item};
+use crate::schedule::{Placement, Plan, Window};
+use crate::sim::engine::{self, Run};
+use crate::sim::program::Program;
+use crate::sim::window;
+use crate::units::{Bytes, Nanos, OpId};
+
+/// How many sizes of the window are tried.
+const SIZES: usize = 10;
+
+/// How much of the time for which a plan holds the window counts as lost to others, in parts of four.
+const HOLDING: [u64; 2] = [0, 2];
+
+/// How often parts are made smaller because placing them took more than their loads.
+const RETRIES: usize = 4;
+
+/// For what part of an iteration the window has to be empty to be handed over within it, one over this; not at all, where there is none.
+const GAPS: [Option<u64>; 3] = [None, Some(64), Some(u64::MAX)];
+
+/// Addresses of a choice's shapes, and how high its own part and what it has in the window are.
+type Layout = (Vec<u64>, [u64; 2]);
+
+/// What each job may choose from.
+pub(super) struct Options<'a> {
+    jobs: &'a Jobs<'a>,
+    /// Of each job its entry in `choices`: copies of a job choose from the same.
+    of: Vec<usize>,
+    choices: Vec<Vec<Choice>>,
+    offers: Vec<Vec<Offer>>,
+}
+
+/// Which of its offers each job takes.
+type Division = Vec<usize>;
+
+/// A division with addresses.
+struct Laid {
+    bytes: u64,
+    /// Of each job.
+    own: Vec<u64>,
+    parts: Vec<Planned>,
+    /// They differ in when the window is handed over.
+    plans: Vec<Timed>,
+}
+
+/// A plan, and every job's program and run alone.
+type Timed = (Plan, Vec<(Program, Run)>);
+
+impl<'a> Options<'a> {
+    /// With everybody's least plan, which takes longest to find, or without.
+    pub(super) fn new(jobs: &'a Jobs<'a>, devices: &[Profile], least: bool, memo: &mut Memo) -> Result<Self, PlanError> {
+        let mut all = Self { jobs, of: Vec::new(), choices: Vec::new(), offers: Vec::new() };
+        let mut known: Vec<(&str, &Method, u64)> = Vec::new();
+        for (job, device) in jobs.jobs.iter().zip(devices) {
+            let key = (&*job.file.1, &job.method, device.pinned_bytes.0);
+            if let Some(same) = known.iter().position(|k| *k == key) {
+                all.of.push(same);
+                continue;
+            }
+            known.push(key);
+            all.of.push(all.choices.len());
+            let choices = choices(&job.request(device, jobs.budget, jobs), least, memo)?;
+            all.offers.push(choices.iter().enumerate().flat_map(|(pick, choice)| choice.offers(pick)).collect());
+            all.choices.push(choices);
+        }
+        Ok(all)
+    }
+
+    fn offer(&self, job: usize, offer: usize) -> &Offer {
+        &self.offers[self.of[job]][offer]
+    }
+
+    fn choice(&self, job: usize, offer: usize) -> &Choice {
+        &self.choices[self.of[job]][self.offer(job, offer).pick]
+    }
+
+    /// Sizes of the window to try.
+    fn sizes(&self) -> Vec<u64> {
+        let mut all: Vec<u64> = self.offers.iter().flatten().map(|offer| offer.window).filter(|&window| window > 0).collect();
+        all.sort_unstable();
+        all.dedup();
+        let count = all.len();
+        (1..=SIZES.min(count)).map(|k| all[count * k / SIZES.min(count) - 1]).collect()
+    }
+
+    /// A job's offers that do with a window.
+    fn within(&self, job: usize, size: u64) -> impl Iterator<Item = usize> {
+        let offers = &self.offers[self.of[job]];
+        (0..offers.len()).filter(move |&i| offers[i].window <= size)
+    }
+
+    /// Everybody's smallest part.
+    fn smallest(&self, size: u64) -> Division {
+        (0..self.of.len()).map(|job| self.within(job, size).min_by_key(|&i| (self.offer(job, i).own, i)).unwrap_or(0)).collect()
+    }
+
+    /// The quickest plans, and then smaller ones where that costs least, until they fit. `None` if they don't.
+    fn quickest(&self, size: u64, budget: u64, holding: u64) -> Option<Division> {
+        let cost = |job: usize, i: usize| {
+            let (choice, asked) = (self.choice(job, i), &self.jobs.jobs[job]);
+            let time = u128::from(choice.time()) + u128::from(self.offer(job, i).held) * u128::from(holding) / 4;
+            let unplanned = choice.planned.plan.figures.unplanned_iteration_ns.0.max(1);
+            time * u128::from(asked.priority.max(1)) * 1_000_000 / u128::from(unplanned)
+        };
+        let own = |job: usize, i: usize| self.offer(job, i).own;
+        let quickest = |job| self.within(job, size).min_by_key(|&i| (cost(job, i), own(job, i), i)).unwrap_or(0);
+        let mut division: Division = (0..self.of.len()).map(quickest).collect();
+        while self.bytes(&division) > budget {
+            let mut cheapest: Option<(u128, u128, usize, usize)> = None;
+            for (job, &now) in division.iter().enumerate() {
+                for i in self.within(job, size).filter(|&i| own(job, i) < own(job, now)) {
+                    let (lost, given) = (cost(job, i).saturating_sub(cost(job, now)), u128::from(own(job, now) - own(job, i)));
+                    if cheapest.is_none_or(|(l, g, ..)| lost * g < l * given || (lost * g == l * given && given > g)) {
+                        cheapest = Some((lost, given, job, i));
+                    }
+                }
+            }
+            let (_, _, job, i) = cheapest?;
+            division[job] = i;
+        }
+        Some(division)
+    }
+
+    /// By loads; placed it may take more.
+    fn bytes(&self, division: &Division) -> u64 {
+        let offers = || division.iter().enumerate().map(|(job, &i)| self.offer(job, i));
+        offers().map(|o| o.own).fold(0, u64::saturating_add).saturating_add(offers().map(|o| o.window).max().unwrap_or(0))
+    }
+
+    /// The smallest arena.
+    pub(super) fn least(&self) -> Result<Option<u64>, PlanError> {
+        let (mut least, mut layouts): (Option<u64>, _) = (None, BTreeMap::new());
+        for size in self.sizes() {
+            let laid = self.lay(&self.smallest(size), &mut layouts)?;
+            if let Some(laid) = laid.filter(|laid| !laid.plans.is_empty()) {
+                least = Some(least.map_or(laid.bytes, |l| l.min(laid.bytes)));
+            }
+        }
+        Ok(least)
+    }
+
+    /// Looks for what is quicker than the best so far; whether the host's memory was in the way of anything.
+    pub(super) fn search(&self, best: &mut Option<Overlapped>, lowest: &mut u64) -> Result<bool, PlanError> {
+        let jobs = self.jobs;
+        let apart = best.as_ref().and_then(|b| b.apart.clone());
+        let (mut pinned, mut seen, mut layouts) = (false, BTreeSet::new(), BTreeMap::new());
+        for size in self.sizes() {
+            *lowest = (*lowest).min(self.bytes(&self.smallest(size)));
+            for holding in HOLDING {
+                let mut budget = jobs.budget.0 / 512 * 512;
+                for attempt in 0..=RETRIES {
+                    let division = match self.quickest(size, budget, holding) {
+                        Some(division) if attempt < RETRIES => division,
+                        None if attempt == 0 => break,
+                        _ => self.smallest(size),
+                    };
+                    if seen.contains(&division) {
+                        break;
+                    }
+                    let Some(laid) = self.lay(&division, &mut layouts)? else { break };
+                    if let Some(over) = laid.bytes.checked_sub(jobs.budget.0).filter(|over| *over > 0) {
+                        *lowest = (*lowest).min(laid.bytes);
+                        budget = budget.saturating_sub(over.max(512));
+                        continue;
+                    }
+                    seen.insert(division);
+                    for (plan, runs) in laid.plans {
+                        if plan.figures.pinned_bytes > jobs.device.pinned_bytes {
+                            pinned = true;
+                            continue;
+                        }
+                        // Beside others nobody is quicker than alone.
+                        let alone: Vec<Nanos> = runs.iter().map(|(_, run)| run.iteration).collect();
+                        if best.as_ref().is_some_and(|b| cost(jobs, &plan, &alone) >= cost(jobs, &plan, &b.beside)) {
+                            continue;
+                        }
+                        let times = beside(jobs, &plan)?;
+                        if best.as_ref().is_none_or(|b| cost(jobs, &plan, &times) < cost(jobs, &plan, &b.beside)) {
+                            let mut parts = laid.parts.clone();
+                            for ((part, own), (program, run)) in parts.iter_mut().zip(&laid.own).zip(runs) {
+                                let figures = &mut part.plan.figures;
+                                let gained = part.run.iteration - run.iteration;
+                                figures.arena_bytes = Bytes(*own);
+                                figures.iteration_ns = run.iteration;
+                                figures.first_iteration_ns = figures.first_iteration_ns.saturating_sub(gained);
+                                figures.peak_bytes = engine::peak(&engine::memory(&program, &run));
+                                (part.program, part.run) = (program, run);
+                            }
+                            let (held, together) = (held(jobs, &plan)?, Together { plan: plan.clone(), parts });
+                            *best = Some(Overlapped { together, beside: times, apart: apart.clone(), held });
+                        }
+                    }
+                    break;
+                }
+            }
+        }
+        Ok(pinned)
+    }
+
+    /// Addresses for a division; `None` where nothing lies in the window.
+    fn lay(&self, division: &Division, layouts: &mut BTreeMap<(usize, usize), Layout>) -> Result<Option<Laid>, PlanError> {
+        for (job, &i) in division.iter().enumerate() {
+            layouts.entry((self.of[job], i)).or_insert_with(|| place_both(self.choice(job, i), self.offer(job, i)));
+        }
+        let picked: Vec<&Layout> = self.of.iter().zip(division).map(|(&of, &i)| &layouts[&(of, i)]).collect();
+        let own: Vec<u64> = picked.iter().map(|l| l.1[0]).collect();
+        let offset = own.iter().copied().fold(0, u64::saturating_add);
+        let size = picked.iter().map(|l| l.1[1]).max().unwrap_or(0);
+        if size == 0 {
+            return Ok(None);
+        }
+        let parts: Vec<Planned> = division.iter().enumerate().map(|(job, &i)| self.choice(job, i).planned.clone()).collect();
+        let mut laid = Laid { bytes: offset.saturating_add(size), own, parts, plans: Vec::new() };
+        for gap in GAPS {
+            if let Some(plan) = self.plan(division, &picked, &laid, (offset, size), gap)?
+                && !laid.plans.iter().any(|other| other.0.jobs == plan.0.jobs)
+            {
+                laid.plans.push(plan);
+            }
+        }
+        Ok(Some(laid))
+    }
+
+    /// The plan with a window at an offset, of a size; `None` if handing it over makes a job slower alone.
+    fn plan(
+        &self,
+        division: &Division,
+        picked: &[&Layout],
+        laid: &Laid,
+        window: (u64, u64),
+        gap: Option<u64>,
+    ) -> Result<Option<Timed>, PlanError> {
+        let mut plan = global::joined(self.jobs, &laid.parts);
+        let (mut base, mut peaks, mut peak) = (0, [0, 0], 0);
+        let mut runs = Vec::with_capacity(plan.jobs.len());
+        let mut gained = Nanos::ZERO;
+        for (index, job) in plan.jobs.iter_mut().enumerate() {
+            let (choice, offsets) = (self.choice(index, division[index]), &picked[index].0);
+            let shared = &self.offer(index, division[index]).shared;
+            let mut placements: Vec<(u32, Placement)> = Vec::with_capacity(choice.shapes.len());
+            for (i, shape) in choice.shapes.iter().enumerate() {
+                if let (Some(&(from, _)), Some(&r)) = (shape.item.spans.last(), shape.residencies.last()) {
+                    let offset = Bytes(offsets[i] + if shared[i] { window.0 } else { base });
+                    placements.push((from, Placement { place: choice.planned.program.residencies[r].place, offset }));
+                }
+            }
+            placements.sort_unstable_by_key(|(from, placement)| (*from, placement.place));
+            job.placements = placements.into_iter().map(|p| p.1).collect();
+            let shapes = choice.shapes.iter().zip(shared).filter(|(_, shared)| **shared);
+            let inside: BTreeSet<usize> = shapes.map(|(shape, _)| shape.residencies[0]).collect();
+            if !inside.is_empty() {
+                let hands_over_after = hand_overs(&choice.planned, &inside, gap);
+                job.window = Some(Window { offset: Bytes(window.0), bytes: Bytes(window.1), hands_over_after });
+            }
+            base += laid.own[index];
+            let program = Program::placed(self.jobs.jobs[index].graph, job).map_err(defect)?;
+            let Ok(run) = engine::nominal(&program, &self.jobs.device.link) else { return Ok(None) };
+            // It may well be quicker: other bytes are shared.
+            if run.iteration > choice.planned.run.iteration {
+                return Ok(None);
+            }
+            gained += choice.planned.run.iteration - run.iteration;
+            for (side, most) in peaks.iter_mut().enumerate() {
+                let mut some = program.clone();
+                some.residencies = program
+                    .residencies
+                    .iter()
+                    .enumerate()
+                    .filter(|(r, _)| usize::from(inside.contains(r)) == side)
+                    .map(|r| r.1.clone())
+                    .collect();
+                let load = engine::peak(&engine::memory(&some, &run)).0;
+                *most = if side == 0 { *most + load } else { load.max(*most) };
+            }
+            peak += engine::peak(&engine::memory(&program, &run)).0;
+            runs.push((program, run));
+        }
+        plan.figures.iteration_ns = plan.figures.iteration_ns.saturating_sub(gained);
+        plan.figures.first_iteration_ns = plan.figures.first_iteration_ns.saturating_sub(gained);
+        plan.figures.arena_bytes = Bytes(laid.bytes);
+        plan.figures.peak_bytes = Bytes(peak.min(peaks[0] + peaks[1]));
+        Ok(Some((plan, runs)))
+    }
+}
+
+/// Addresses from 0 of a choice's own part, and from 0 of what it has in the window.
+fn place_both(choice: &Choice, offer: &Offer) -> Layout {
+    let mut offsets = vec![0; choice.shapes.len()];
+    let mut heights = [0, 0];
+    for (side, height) in heights.iter_mut().enumerate() {
+        let mine = |&i: &usize| usize::from(offer.shared[i]) == side && choice.shapes[i].item.bytes > 0;
+        let which: Vec<usize> = (0..choice.shapes.len()).filter(mine).collect();
+        if which.is_empty() {
+            continue;
+        }
+        let items: Vec<Item> = which.iter().map(|&i| choice.shapes[i].item.clone()).collect();
+        let layout = place::place(&items, [offer.own, offer.window][side]);
+        which.iter().zip(&layout.offsets).for_each(|(&i, &offset)| offsets[i] = offset);
+        *height = layout.height;
+    }
+    (offsets, heights)
+}
+
+/// Operators after which a job has nothing in the window for long enough, by its noiseless run.
+fn hand_overs(part: &Planned, inside: &BTreeSet<usize>, gap: Option<u64>) -> Vec<OpId> {
+    let Some(gap) = gap else { return Vec::new() };
+    let least = part.run.iteration.0 / gap;
+    let places = window::places(&part.program);
+    let mut lives: Vec<(usize, Nanos, Nanos)> = Vec::with_capacity(inside.len());
+    for &r in inside {
+        let (from, until) = engine::life(&part.program.residencies[r], &part.run);
+        lives.extend(places[r].map(|place| (place, from, until)));
+    }
+    lives.sort_unstable();
+    let mut next: Vec<Nanos> = lives.iter().map(|l| l.1).collect();
+    for i in (1..next.len()).rev() {
+        next[i - 1] = next[i - 1].min(next[i]);
+    }
+    let (mut ended, mut all) = (Nanos::ZERO, Vec::new());
+    for (i, pair) in lives.windows(2).enumerate() {
+        ended = ended.max(pair[0].2);
+        if pair[0].0 < pair[1].0 && next[i + 1].0 >= ended.0.saturating_add(least) {
+            all.push(OpId::of(pair[1].0 - 1));
+        }
+    }
+    all
+}
