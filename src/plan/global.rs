@@ -107,11 +107,9 @@ impl Memo {
         self.keep(&Request { budget: Bytes::ZERO, ..request.clone() }, "unplanned", budget::unplanned)?.map_err(PlanError::Infeasible)
     }
 
-    /// The least that is found below `most`, or below whatever it was when it was first looked for.
+    /// The least that is found below `most`, on which it depends.
     pub(super) fn least(&mut self, request: &Request<'_>, most: Bytes) -> Result<Step, PlanError> {
-        self.keep(&Request { budget: Bytes::ZERO, ..request.clone() }, "least", |request| {
-            budget::minimum(&Request { budget: most, ..request.clone() })
-        })
+        self.keep(&Request { budget: most, ..request.clone() }, "least", budget::minimum)
     }
 
     /// What `make` makes of a request, once.

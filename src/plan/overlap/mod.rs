@@ -23,6 +23,7 @@ use std::collections::BTreeMap;
 use super::budget::{Infeasible, PlanError};
 use super::global::{self, Jobs, Memo, Together};
 use crate::device::roofline;
+use crate::job::liveness::Liveness;
 use crate::schedule::{Plan, Window};
 use crate::sim::engine::{self, Durations};
 use crate::sim::program::{Begin, Program};
@@ -107,6 +108,8 @@ pub fn minimum(jobs: &Jobs<'_>) -> Result<Overlapped, PlanError> {
 fn none(jobs: &Jobs<'_>, refused: Option<Box<Infeasible>>, lowest: u64) -> PlanError {
     let nothing = Infeasible { budget: jobs.budget, floor: Bytes::ZERO, lowest: Bytes(lowest), blocked: String::new() };
     let mut no = refused.unwrap_or_else(|| Box::new(nothing));
+    // Bytes are shared, so what the jobs need add up no longer; each alone still needs its own.
+    no.floor = jobs.jobs.iter().map(|job| Liveness::of(job.graph).floor).max().unwrap_or_default();
     no.lowest = no.lowest.min(Bytes(lowest)).max(jobs.budget + Bytes(1));
     no.blocked += "; nor does a window to share make up for it";
     PlanError::Infeasible(no)
