@@ -24,11 +24,11 @@ pub struct Slab {
     pub run: Run,
 }
 
-/// When a tensor holds its slot, in copies.
+/// When a tensor holds its slot: in copies, and in triggers.
 struct Life {
     bytes: u64,
-    from: u32,
-    until: u32,
+    copies: (u32, u32),
+    triggers: (u32, u32),
 }
 
 /// Places the host copies of a program, which is told about what they share, and runs it.
@@ -38,13 +38,16 @@ struct Life {
 pub fn place(program: &mut Program, link: &Link, pinned: Bytes) -> Result<Slab, Deadlock> {
     let mut lives: BTreeMap<TensorId, Life> = BTreeMap::new();
     let all = u32::try_from(program.copies.len()).unwrap_or(u32::MAX);
+    let last = u32::try_from(program.steps.len()).unwrap_or(u32::MAX - 2) + 2;
     for (index, copy) in (0u32..).zip(&program.copies) {
         let starts_there = copy.direction == Direction::H2d && copy.source.is_none();
-        let life = lives.entry(copy.tensor).or_insert(Life { bytes: copy.bytes.in_blocks().0, from: index, until: index });
+        let trigger = copy.trigger.map_or(0, |step| u32::try_from(step).unwrap_or(u32::MAX - 2) + 1);
+        let new = Life { bytes: copy.bytes.in_blocks().0, copies: (index, index), triggers: (trigger, trigger) };
+        let life = lives.entry(copy.tensor).or_insert(new);
         if starts_there {
-            (life.from, life.until) = (0, all);
+            (life.copies, life.triggers) = ((0, all), (0, last));
         }
-        life.until = life.until.max(index + 1);
+        (life.copies.1, life.triggers.1) = (life.copies.1.max(index + 1), life.triggers.1.max(trigger + 1));
     }
     let durations = Durations::nominal(program, link);
     let mut apart = Slab { slots: BTreeMap::new(), bytes: Bytes::ZERO, run: engine::run(program, link, &durations)? };
@@ -52,20 +55,27 @@ pub fn place(program: &mut Program, link: &Link, pinned: Bytes) -> Result<Slab, 
         apart.slots.insert(tensor, apart.bytes);
         apart.bytes += Bytes(life.bytes);
     }
-    // What has no bytes needs no place of its own.
-    let (tensors, items): (Vec<TensorId>, Vec<Item>) =
-        lives.iter().filter(|l| l.1.bytes > 0).map(|(&t, l)| (t, Item::new(l.bytes, vec![(l.from, l.until)]))).unzip();
-    let layout = heuristic::place(&items, place::load(&items));
-    if layout.height >= apart.bytes.0 {
-        return Ok(apart);
+    // A swap-in whose address another leaves by a swap-out with the same trigger waits for that. If the swap-out took over the swap-in's slot, they would
+    // wait for each other: then only what is triggered apart shares.
+    for spans in [|life: &Life| life.copies, |life: &Life| life.triggers] {
+        // What has no bytes needs no place of its own.
+        let (tensors, items): (Vec<TensorId>, Vec<Item>) =
+            lives.iter().filter(|l| l.1.bytes > 0).map(|(&t, l)| (t, Item::new(l.bytes, vec![spans(l)]))).unzip();
+        let layout = heuristic::place(&items, place::load(&items));
+        if layout.height >= apart.bytes.0 {
+            return Ok(apart);
+        }
+        let mut slots: BTreeMap<TensorId, Bytes> = lives.keys().map(|&t| (t, Bytes::ZERO)).collect();
+        slots.extend(tensors.into_iter().zip(layout.offsets.iter().map(|&o| Bytes(o))));
+        program.share(&slots);
+        match engine::run(program, link, &durations) {
+            Ok(run) if run.iteration <= apart.run.iteration || apart.bytes > pinned => {
+                return Ok(Slab { slots, bytes: Bytes(layout.height), run });
+            }
+            Ok(_) => break,
+            Err(_) => {}
+        }
     }
-    let mut slots: BTreeMap<TensorId, Bytes> = lives.keys().map(|&t| (t, Bytes::ZERO)).collect();
-    slots.extend(tensors.into_iter().zip(layout.offsets.iter().map(|&o| Bytes(o))));
-    program.share(&slots);
-    let run = engine::run(program, link, &durations)?;
-    if run.iteration > apart.run.iteration && apart.bytes <= pinned {
-        program.share(&apart.slots);
-        return Ok(apart);
-    }
-    Ok(Slab { slots, bytes: Bytes(layout.height), run })
+    program.share(&apart.slots);
+    Ok(apart)
 }
