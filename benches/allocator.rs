@@ -32,11 +32,15 @@ fn churn() -> &'static [Request] {
     static ALL: OnceLock<Vec<Request>> = OnceLock::new();
     ALL.get_or_init(|| {
         let mut random = Random(Pcg64Mcg::new(5));
-        let sizes: Vec<Bytes> = (0..400).map(|i| Bytes((512 << (i / 25)) + random.below(512 << (i / 25)) as u64)).collect();
-        let (mut live, mut vacant, mut all) = (Vec::new(), (0..1500).rev().collect::<Vec<u32>>(), Vec::with_capacity(EVENTS));
+        let sizes: Vec<Bytes> = (0..400)
+            .map(|i| Bytes((512 << (i / 25)) + random.below(512 << (i / 25)) as u64))
+            .collect();
+        let (mut live, mut vacant, mut all) =
+            (Vec::new(), (0..1500).rev().collect::<Vec<u32>>(), Vec::with_capacity(EVENTS));
         while all.len() < EVENTS {
             if !live.is_empty() && (vacant.is_empty() || random.below(100) < 48) {
-                let at = if random.below(2) == 0 { live.len() - 1 } else { random.below(live.len()) };
+                let at =
+                    if random.below(2) == 0 { live.len() - 1 } else { random.below(live.len()) };
                 let id = live.swap_remove(at);
                 vacant.push(id);
                 all.push(Request::Free { id });
@@ -56,15 +60,25 @@ fn training() -> &'static [Request] {
     static ALL: OnceLock<Vec<Request>> = OnceLock::new();
     ALL.get_or_init(|| {
         let mut random = Random(Pcg64Mcg::new(7));
-        let sizes: Vec<Bytes> = (0..300).map(|i| Bytes((4096 << (i % 13)) + 8 * random.below(500) as u64)).collect();
+        let sizes: Vec<Bytes> =
+            (0..300).map(|i| Bytes((4096 << (i % 13)) + 8 * random.below(500) as u64)).collect();
         let mut all = Vec::with_capacity(EVENTS + 2000);
         let allocate = |id, bytes| Request::Allocate { id, bytes, stream: 0 };
         while all.len() < EVENTS {
             for (id, &bytes) in (0..300).zip(&sizes) {
-                all.extend([allocate(1000 + id, bytes), allocate(id, bytes), Request::Free { id: 1000 + id }]);
+                all.extend([
+                    allocate(1000 + id, bytes),
+                    allocate(id, bytes),
+                    Request::Free { id: 1000 + id },
+                ]);
             }
             for (id, &bytes) in (0..300).zip(&sizes).rev() {
-                all.extend([allocate(2000 + id, bytes), allocate(1000 + id, bytes), Request::Free { id }, Request::Free { id: 1000 + id }]);
+                all.extend([
+                    allocate(2000 + id, bytes),
+                    allocate(1000 + id, bytes),
+                    Request::Free { id },
+                    Request::Free { id: 1000 + id },
+                ]);
             }
             all.extend((0..300).map(|id| Request::Free { id: 2000 + id }));
         }
@@ -75,7 +89,9 @@ fn training() -> &'static [Request] {
 
 fn measure(bencher: Bencher<'_, '_>, requests: &[Request], conf: &str) {
     let config: Config = conf.parse().expect("a configuration");
-    bencher.counter(ItemsCount::new(requests.len())).bench_local(|| replay(black_box(requests), &config, LARGEST_DEVICE, None));
+    bencher
+        .counter(ItemsCount::new(requests.len()))
+        .bench_local(|| replay(black_box(requests), &config, LARGEST_DEVICE, None));
 }
 
 #[divan::bench(args = ["", "max_split_size_mb:64", "expandable_segments:True"], sample_count = 3, sample_size = 1)]

@@ -17,13 +17,18 @@ fn main() {
 fn made(count: u32) -> Vec<Item> {
     let mut state = 1u64;
     let mut next = |below: u64| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) % below
     };
     (0..count)
         .map(|i| {
             let size = 512 * (1 + next(4096));
-            let span = if i % 3 == 0 { (2 * i, 4 * count - 2 * i) } else { (2 * i, 2 * i + 2 + next(8) as u32) };
+            let span = if i % 3 == 0 {
+                (2 * i, 4 * count - 2 * i)
+            } else {
+                (2 * i, 2 * i + 2 + next(8) as u32)
+            };
             Item::new(size, vec![(span.0.min(span.1 - 1), span.1)])
         })
         .collect()
@@ -68,7 +73,14 @@ fn a_million_steps(bencher: Bencher) {
 
 #[divan::bench(args = [1000, 100_000])]
 fn checked(bencher: Bencher, count: u64) {
-    let all: Vec<check::Held> =
-        (0..count).map(|i| check::Held { owner: i as usize, from: i, until: i + 50, offset: i % 50 * 8, size: 8 }).collect();
+    let all: Vec<check::Held> = (0..count)
+        .map(|i| check::Held {
+            owner: i as usize,
+            from: i,
+            until: i + 50,
+            offset: i % 50 * 8,
+            size: 8,
+        })
+        .collect();
     bencher.bench_local(|| check::check(black_box(&all), u64::MAX));
 }

@@ -6,11 +6,11 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use divan::{Bencher, black_box};
+use neap::contract::check::check;
 use neap::device::{builtin, latency};
 use neap::job::chakra::{Options as Import, import};
 use neap::job::{Arg, Dtype, Graph, Operand, Operator, Phase, Replay, Role, Tensor, json};
 use neap::plan::{self, Request};
-use neap::schedule::check::check;
 use neap::sim::engine::{self, Durations};
 use neap::sim::program::Program;
 use neap::units::{Bytes, TensorId};
@@ -26,7 +26,11 @@ fn trace() -> PathBuf {
 fn graph() -> Graph {
     match std::env::var_os("NEAP_BENCH_GRAPH") {
         Some(path) => json::read(path.as_ref()).expect("readable"),
-        None => import(&trace(), &Import { as_recorded: false, updates_early: false }).expect("imports").graph,
+        None => {
+            import(&trace(), &Import { as_recorded: false, updates_early: false })
+                .expect("imports")
+                .graph
+        }
     }
 }
 
@@ -35,7 +39,8 @@ fn chain(operators: usize) -> Graph {
     let layers = operators / 2;
     let mut state = 1u64;
     let mut next = |below: u64| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) % below
     };
     // The input and what each layer makes; weights; gradients of both, from the last layer to the first.
@@ -67,12 +72,27 @@ fn chain(operators: usize) -> Graph {
         random: false,
         duration_ns: Some(time),
     };
-    let mut all: Vec<Operator> =
-        (0..layers).map(|i| operator(format!("f{i}"), Phase::Forward, &[i, weight + i], &[i + 1], 10_000 + next(200_000))).collect();
+    let mut all: Vec<Operator> = (0..layers)
+        .map(|i| {
+            operator(
+                format!("f{i}"),
+                Phase::Forward,
+                &[i, weight + i],
+                &[i + 1],
+                10_000 + next(200_000),
+            )
+        })
+        .collect();
     for i in 0..layers {
         let (layer, from, to) = (layers - 1 - i, gradient + 2 * i, gradient + 2 * i + 2);
         let first = if i == 0 { layers } else { from };
-        all.push(operator(format!("b{i}"), Phase::Backward, &[first, layer, weight + layer], &[from + 1, to], 20_000 + next(400_000)));
+        all.push(operator(
+            format!("b{i}"),
+            Phase::Backward,
+            &[first, layer, weight + layer],
+            &[from + 1, to],
+            20_000 + next(400_000),
+        ));
     }
     let tensors = (0..gradient + 2 * layers + 2).map(|i| Tensor {
         name: format!("t{i}"),
@@ -87,7 +107,9 @@ fn chain(operators: usize) -> Graph {
 
 #[divan::bench(args = [1_000, 10_000, 100_000], sample_count = 1, sample_size = 1)]
 fn chain_of(bencher: Bencher, operators: usize) {
-    with_graph(&chain(operators), 50, |request| bencher.bench_local(|| plan::make(black_box(request)).is_ok()));
+    with_graph(&chain(operators), 50, |request| {
+        bencher.bench_local(|| plan::make(black_box(request)).is_ok())
+    });
 }
 
 fn with_request<R>(share: u64, f: impl FnOnce(&Request<'_>) -> R) -> R {
@@ -125,7 +147,9 @@ fn simulate(bencher: Bencher) {
         let planned = plan::make(request).expect("fits");
         let program = Program::placed(request.graph, &planned.plan.jobs[0]).expect("reads");
         let durations = Durations::nominal(&program, &request.device.link);
-        bencher.bench_local(|| engine::run(black_box(&program), &request.device.link, &durations).is_ok());
+        bencher.bench_local(|| {
+            engine::run(black_box(&program), &request.device.link, &durations).is_ok()
+        });
     });
 }
 

@@ -44,5 +44,7 @@ fn trace(count: u64) -> Vec<Job> {
 fn share(bencher: Bencher, (count, name): (u64, &str)) {
     let settings = Settings::default();
     let Some(policy) = policy::find(name) else { return };
-    bencher.with_inputs(|| trace(count)).bench_refs(|jobs| black_box(simulate(jobs, policy, &settings, Keep::default())));
+    bencher
+        .with_inputs(|| trace(count))
+        .bench_refs(|jobs| black_box(simulate(jobs, policy, &settings, Keep::default())));
 }

@@ -14,7 +14,10 @@ fn main() {
 }
 
 fn path() -> PathBuf {
-    let fixture = || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fixtures/traces/tiny_cnn-adam-8-32-start.profile.json.gz");
+    let fixture = || {
+        PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+            .join("fixtures/traces/tiny_cnn-adam-8-32-start.profile.json.gz")
+    };
     std::env::var_os("NEAP_BENCH_TRACE").map_or_else(fixture, PathBuf::from)
 }
 
@@ -23,7 +26,9 @@ fn path() -> PathBuf {
 fn from_file(bencher: Bencher) {
     let path = path();
     let bytes = read(&path, &Limits::default()).expect("a trace").bytes.0;
-    bencher.counter(BytesCount::new(bytes)).bench(|| read(black_box(&path), &Limits::default()).expect("a trace"));
+    bencher
+        .counter(BytesCount::new(bytes))
+        .bench(|| read(black_box(&path), &Limits::default()).expect("a trace"));
 }
 
 /// From memory, in one thread: the scanner itself.
@@ -31,5 +36,7 @@ fn from_file(bencher: Bencher) {
 fn from_memory(bencher: Bencher) {
     let (path, mut text) = (path(), Vec::new());
     neap::files::open(&path).expect("opens").read_to_end(&mut text).expect("readable");
-    bencher.counter(BytesCount::new(text.len())).bench(|| parse(black_box(&text[..]), &path, &Limits::default()).expect("a trace"));
+    bencher
+        .counter(BytesCount::new(text.len()))
+        .bench(|| parse(black_box(&text[..]), &path, &Limits::default()).expect("a trace"));
 }

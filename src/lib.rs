@@ -1,25 +1,18 @@
 //! neap lowers the high-water mark of GPU memory in deep-learning training.
 //!
-//! It reads what a framework already writes, decides offline which tensors to move, drop and recompute
-//! and when, proves the decision safe, simulates it, and runs it. A module imports only from those
-//! above it in this list.
+//! It reads what a framework already writes, decides offline which tensors to move, drop and
+//! recompute and when, proves the decision safe, simulates it, and runs it. Each module below is
+//! a crate of its own, so that a change recompiles little; a module imports only from those above
+//! it in this list.
 
-pub mod units;
+pub use neap_model::{contract, device, files, job, units};
 
-pub mod files;
+pub use neap_sim as sim;
 
-pub mod job;
+pub use neap_plan as plan;
 
-pub mod device;
+pub use neap_estimate as estimate;
 
-pub mod schedule;
-
-pub mod sim;
-
-pub mod plan;
-
-pub mod estimate;
-
-pub mod run;
+pub use neap_run as run;
 
 pub mod report;

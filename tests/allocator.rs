@@ -2,7 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use neap::sim::allocator::replay::{LARGEST_DEVICE, Replay, Setting, observe, replay, smallest_capacity, sweep};
+use neap::sim::allocator::replay::{
+    LARGEST_DEVICE, Replay, Setting, observe, replay, smallest_capacity, sweep,
+};
 use neap::sim::allocator::{Allocator, Config, GRANULE, State};
 use neap::sim::requests::Request;
 use neap::sim::sequence::{Reader, Sequence};
@@ -13,7 +15,9 @@ use serde_json::Value;
 /// Where the answers are: ours in `fixtures/`, and many more in the shared truth where it is at hand.
 fn folders() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let truth = std::env::var_os("NEAP_TRUTH").map_or_else(|| root.join("../shared/truth"), PathBuf::from).join("allocator");
+    let truth = std::env::var_os("NEAP_TRUTH")
+        .map_or_else(|| root.join("../shared/truth"), PathBuf::from)
+        .join("allocator");
     let mut all = vec![root.join("fixtures/allocator")];
     if truth.exists() {
         all.push(truth);
@@ -31,7 +35,8 @@ struct Vector {
 }
 
 fn vectors(folder: &Path) -> Vec<Vector> {
-    let index: Value = serde_json::from_slice(&std::fs::read(folder.join("index.json")).unwrap()).unwrap();
+    let index: Value =
+        serde_json::from_slice(&std::fs::read(folder.join("index.json")).unwrap()).unwrap();
     let vector = |v: &Value| Vector {
         path: folder.join(v["file"].as_str().unwrap()),
         config: v["alloc_conf"].as_str().unwrap().parse().unwrap(),
@@ -51,9 +56,16 @@ fn every_row_is_as_pytorch_answered() {
             while let Some(request) = reader.request().unwrap() {
                 let ok = replay.step(request);
                 let (now, want) = (replay.allocator().stats(), reader.expected());
-                let answer = (Some(ok), Some(now.allocated.0), Some(now.reserved.0), Some(now.segments));
+                let answer =
+                    (Some(ok), Some(now.allocated.0), Some(now.reserved.0), Some(now.segments));
                 let wanted = (want.ok, want.allocated, want.reserved, want.segments);
-                assert_eq!(answer, wanted, "{} line {}: {request:?}", path.display(), reader.line());
+                assert_eq!(
+                    answer,
+                    wanted,
+                    "{} line {}: {request:?}",
+                    path.display(),
+                    reader.line()
+                );
                 rows += 1;
             }
         }
@@ -75,7 +87,10 @@ fn the_smallest_device_serves_all_and_none_below_does() {
             let fails = |capacity| replay(&requests, &config, Bytes(capacity), None).stats.ooms > 0;
             assert!(!fails(least.capacity.0), "{name} {conf}");
             for step in 1..=40 {
-                assert!(fails(least.capacity.0 - step * GRANULE), "{name} {conf}: {step} granules less do too");
+                assert!(
+                    fails(least.capacity.0 - step * GRANULE),
+                    "{name} {conf}: {step} granules less do too"
+                );
             }
         }
     }
@@ -85,10 +100,15 @@ fn the_smallest_device_serves_all_and_none_below_does() {
 fn a_sweep_is_its_replays_in_order() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/allocator/default.csv.gz");
     let requests = Sequence::read(&path).unwrap().requests;
-    let settings: Vec<Setting> = [("", 100), ("expandable_segments:True", 300), ("max_split_size_mb:20", 700)]
-        .into_iter()
-        .map(|(conf, mib)| Setting { config: conf.parse().unwrap(), capacity: Bytes(mib << 20), memory_fraction: None })
-        .collect();
+    let settings: Vec<Setting> =
+        [("", 100), ("expandable_segments:True", 300), ("max_split_size_mb:20", 700)]
+            .into_iter()
+            .map(|(conf, mib)| Setting {
+                config: conf.parse().unwrap(),
+                capacity: Bytes(mib << 20),
+                memory_fraction: None,
+            })
+            .collect();
     let reports = sweep(&requests, &settings);
     for (setting, report) in settings.iter().zip(&reports) {
         assert_eq!(*report, replay(&requests, &setting.config, setting.capacity, None));
@@ -121,7 +141,10 @@ fn consistent(allocator: &Allocator) {
         assert!(segment.address >= end, "segments don't overlap");
         let mut at = segment.address;
         for pair in segment.blocks.windows(2) {
-            assert!(pair[0].state != pair[1].state || pair[0].state == State::Used, "free neighbours are merged: {pair:?}");
+            assert!(
+                pair[0].state != pair[1].state || pair[0].state == State::Used,
+                "free neighbours are merged: {pair:?}"
+            );
         }
         for block in &segment.blocks {
             assert_eq!(block.address, at, "blocks tile their segment");
@@ -138,12 +161,19 @@ fn consistent(allocator: &Allocator) {
         used += segment.bytes().0.next_multiple_of(GRANULE);
         assert!(segment.inactive_split() <= segment.bytes());
     }
-    assert_eq!((stats.allocated.0, stats.requested.0, stats.reserved.0), (allocated, requested, reserved));
+    assert_eq!(
+        (stats.allocated.0, stats.requested.0, stats.reserved.0),
+        (allocated, requested, reserved)
+    );
     assert_eq!(stats.segments, segments.iter().filter(|s| !s.growing).count() as u64);
     assert_eq!(stats.fragmentation(), Bytes(reserved - allocated));
     assert_eq!(allocator.device().used().0, used);
     assert!(used <= allocator.device().capacity().0);
-    assert!(stats.peak_allocated >= stats.allocated && stats.peak_reserved >= stats.reserved && stats.peak_segments >= stats.segments);
+    assert!(
+        stats.peak_allocated >= stats.allocated
+            && stats.peak_reserved >= stats.reserved
+            && stats.peak_segments >= stats.segments
+    );
 }
 
 const MIB: u64 = 1 << 20;
@@ -154,7 +184,20 @@ fn sizes() -> impl Strategy<Value = u64> {
         MIB - 1024..MIB + 1024,
         9 * MIB..11 * MIB,
         MIB..80 * MIB,
-        prop::sample::select(vec![0, 1, 512, 513, MIB, MIB + 1, 2 * MIB, 10 * MIB - 1, 10 * MIB, 20 * MIB, 32 * MIB, 64 * MIB]),
+        prop::sample::select(vec![
+            0,
+            1,
+            512,
+            513,
+            MIB,
+            MIB + 1,
+            2 * MIB,
+            10 * MIB - 1,
+            10 * MIB,
+            20 * MIB,
+            32 * MIB,
+            64 * MIB
+        ]),
     ]
 }
 
@@ -167,7 +210,11 @@ fn configs() -> impl Strategy<Value = Config> {
             "max_split_size_mb:48,",
             "max_split_size_mb:48,max_non_split_rounding_mb:64,",
         ]),
-        prop::sample::select(vec!["", "roundup_power2_divisions:4,", "roundup_power2_divisions:[1:8,16:2,>:1],"]),
+        prop::sample::select(vec![
+            "",
+            "roundup_power2_divisions:4,",
+            "roundup_power2_divisions:[1:8,16:2,>:1],",
+        ]),
         prop::sample::select(vec![
             "",
             "garbage_collection_threshold:0.3,per_process_memory_fraction:0.7,",

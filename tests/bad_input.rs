@@ -25,7 +25,11 @@ impl Room {
     }
 
     fn neap(&self, line: &str) -> Output {
-        Command::new(env!("CARGO_BIN_EXE_neap")).args(line.split(' ')).current_dir(self.0.path()).output().unwrap()
+        Command::new(env!("CARGO_BIN_EXE_neap"))
+            .args(line.split(' '))
+            .current_dir(self.0.path())
+            .output()
+            .unwrap()
     }
 
     fn must(&self, line: &str) {
@@ -34,8 +38,10 @@ impl Room {
     }
 
     fn files(&self) -> Vec<String> {
-        let mut all: Vec<_> =
-            std::fs::read_dir(self.0.path()).unwrap().map(|e| e.unwrap().file_name().to_string_lossy().into_owned()).collect();
+        let mut all: Vec<_> = std::fs::read_dir(self.0.path())
+            .unwrap()
+            .map(|e| e.unwrap().file_name().to_string_lossy().into_owned())
+            .collect();
         all.sort();
         all
     }
@@ -49,7 +55,10 @@ impl Room {
         for word in words {
             assert!(text.contains(word), "{line}: `{word}` is not in: {text}");
         }
-        assert!(text.lines().filter(|l| l.starts_with("error:")).count() <= 1 && text.len() < 6000, "{line}: {text}");
+        assert!(
+            text.lines().filter(|l| l.starts_with("error:")).count() <= 1 && text.len() < 6000,
+            "{line}: {text}"
+        );
         assert!(!text.contains("panicked") && !text.contains('\u{1b}'), "{line}: {text}");
         assert_eq!(self.files(), before, "{line}");
     }
@@ -64,7 +73,8 @@ impl Room {
 
     /// A gzip of `head` and then `unit` again and again.
     fn bomb(&self, name: &str, head: &str, unit: &str, mebibytes: usize) {
-        let mut gzip = GzEncoder::new(std::fs::File::create(self.path(name)).unwrap(), Compression::fast());
+        let mut gzip =
+            GzEncoder::new(std::fs::File::create(self.path(name)).unwrap(), Compression::fast());
         gzip.write_all(head.as_bytes()).unwrap();
         let block = unit.repeat((1 << 20) / unit.len());
         for _ in 0..mebibytes {
@@ -80,9 +90,15 @@ fn traces() {
     let gzip = std::fs::read(room.path("t.et.json.gz")).unwrap();
     let mut plain = Vec::new();
     std::io::Read::read_to_end(&mut flate2::read::GzDecoder::new(&*gzip), &mut plain).unwrap();
-    let schema = |to: &str| String::from_utf8(plain.clone()).unwrap().replacen("1.1.1-chakra.0.0.4", to, 1).into_bytes();
+    let schema = |to: &str| {
+        String::from_utf8(plain.clone()).unwrap().replacen("1.1.1-chakra.0.0.4", to, 1).into_bytes()
+    };
     let many = format!("[{}1]", "1,".repeat(100_000));
-    let shape = String::from_utf8(plain.clone()).unwrap().replacen("\"shapes\": [[16,3,3,3]]", &format!("\"shapes\": [{many}]"), 1);
+    let shape = String::from_utf8(plain.clone()).unwrap().replacen(
+        "\"shapes\": [[16,3,3,3]]",
+        &format!("\"shapes\": [{many}]"),
+        1,
+    );
     for (name, content, words) in [
         ("cut.gz", gzip[..gzip.len() / 2].to_vec(), &["damaged or cut off"][..]),
         ("tail.gz", gzip[..gzip.len() - 4].to_vec(), &["damaged or cut off"]),
@@ -91,7 +107,11 @@ fn traces() {
         ("words", b"hello".to_vec(), &["not JSON", "line 1 column 1"]),
         ("binary", b"{\"schema\":\"\xff\"}".to_vec(), &["not JSON"]),
         ("list", b"[]".to_vec(), &["not an execution trace"]),
-        ("nothing", schema("1.1.1-chakra.0.0.4")[..0].iter().copied().chain(*b"{}").collect(), &["no `schema`"]),
+        (
+            "nothing",
+            schema("1.1.1-chakra.0.0.4")[..0].iter().copied().chain(*b"{}").collect(),
+            &["no `schema`"],
+        ),
         ("schema", schema("7.0"), &["schema `7.0` is not known", "record the trace"]),
         ("forged", schema("\\u001b[31m\\nerror: forged"), &["is not known"]),
         ("long", schema(&"x".repeat(1 << 20)), &["is not known"]),
@@ -133,11 +153,22 @@ fn graphs() {
         (damage("/tensors/0/shape", json!([-1])), &["line 1 column"]),
         (graph.to_string().replacen("\"role\":", "\"kept\":7,\"role\":", 1), &["unknown field"]),
         (damage("/tensors/0/name", json!(null)), &["line 1 column"]),
-        (graph.to_string().replacen("\"role\":", "\"kept_until\":\"nope\",\"role\":", 1), &["`kept_until` names operator `nope`"]),
-        (graph.to_string().replacen("\"version\":1", "\"version\":1e400", 1), &["number out of range"]),
+        (
+            graph.to_string().replacen("\"role\":", "\"kept_until\":\"nope\",\"role\":", 1),
+            &["`kept_until` names operator `nope`"],
+        ),
+        (
+            graph.to_string().replacen("\"version\":1", "\"version\":1e400", 1),
+            &["number out of range"],
+        ),
     ] {
         room.put("x.graph.json", content);
-        for command in ["inspect x.graph.json", "plan x.graph.json -o out.plan.json", "simulate x.graph.json", "run x.graph.json"] {
+        for command in [
+            "inspect x.graph.json",
+            "plan x.graph.json -o out.plan.json",
+            "simulate x.graph.json",
+            "run x.graph.json",
+        ] {
             room.refuses(command, 2, &[&["x.graph.json"], words].concat());
         }
     }
@@ -153,7 +184,11 @@ fn graphs_with_nothing_in_them_are_answered() {
         room.put("x.graph.json", graph.to_string());
         for command in ["inspect", "plan", "simulate", "run"] {
             let output = room.neap(&format!("{command} x.graph.json"));
-            assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
+            assert!(
+                output.status.success(),
+                "{command}: {}",
+                String::from_utf8_lossy(&output.stderr)
+            );
             assert!(!output.stdout.contains(&0x1b) && !output.stderr.contains(&0x1b), "{command}");
         }
     }
@@ -170,7 +205,11 @@ fn plans() {
     };
     for (content, code, words) in [
         (damage("/jobs/0/graph_sha256", json!("00")), 2, "made for another graph"),
-        (damage("/jobs/0/graph", json!("nowhere")), 2, "x.plan.json: its graph is not where it says: nowhere: cannot be read"),
+        (
+            damage("/jobs/0/graph", json!("nowhere")),
+            2,
+            "x.plan.json: its graph is not where it says: nowhere: cannot be read",
+        ),
         (damage("/jobs/0/graph", json!("")), 2, "say where with `--graph`"),
         (damage("/jobs/0/graph", json!(".")), 2, "it is a directory"),
         (damage("/jobs", json!([])), 2, "has 0 jobs"),
@@ -180,7 +219,11 @@ fn plans() {
         (damage("/jobs/0/placements/0/offset_bytes", json!(u64::MAX)), 2, "2^62"),
         (damage("/jobs/0/placements/0/offset_bytes", json!(1u64 << 62)), 1, ""),
         (damage("/jobs/0/placements/0/offset_bytes", json!(1u64 << 30)), 1, ""),
-        (damage("/jobs/0/events/0/tensor", json!("x\n\u{1b}[31m")), 2, "event 0: the graph has no tensor"),
+        (
+            damage("/jobs/0/events/0/tensor", json!("x\n\u{1b}[31m")),
+            2,
+            "event 0: the graph has no tensor",
+        ),
         (damage("/jobs/0/events/0/event", json!("explode")), 2, "unknown variant"),
         (damage("/device/link/h2d", json!(0)), 2, "device"),
         (damage("/budget_bytes", json!(0)), 1, ""),
@@ -191,20 +234,41 @@ fn plans() {
         }
     }
     room.refuses("check g.graph.json", 2, &["neap.plan"]);
-    room.refuses("check p.plan.json --graph g.graph.json --graph g.graph.json", 2, &["2 graphs are given"]);
+    room.refuses(
+        "check p.plan.json --graph g.graph.json --graph g.graph.json",
+        2,
+        &["2 graphs are given"],
+    );
 }
 
 #[test]
 fn settings() {
     let room = Room::new();
-    for budget in ["0", "0%", "-5", "-5%", "abc", "%", "nan", "1e400", "99999%", "18446744073709551616", "1000TiB"] {
-        room.refuses(&format!("plan g.graph.json --budget={budget} -o out.plan.json"), 2, &["budget"]);
+    for budget in [
+        "0",
+        "0%",
+        "-5",
+        "-5%",
+        "abc",
+        "%",
+        "nan",
+        "1e400",
+        "99999%",
+        "18446744073709551616",
+        "1000TiB",
+    ] {
+        room.refuses(
+            &format!("plan g.graph.json --budget={budget} -o out.plan.json"),
+            2,
+            &["budget"],
+        );
     }
     room.refuses("plan g.graph.json --budget 1 -o out.plan.json", 1, &["floor"]);
     for share in ["0", "2", "abc", "-1", "nan"] {
         room.refuses(&format!("run p.plan.json --throttle-link={share}"), 2, &["throttle-link"]);
     }
-    for (name, content) in [("x.device.json", "{}"), ("y.device.json", "[["), ("z.device.json", "")] {
+    for (name, content) in [("x.device.json", "{}"), ("y.device.json", "[["), ("z.device.json", "")]
+    {
         room.put(name, content);
         room.refuses(&format!("plan g.graph.json --device {name} -o out.plan.json"), 2, &[name]);
     }
@@ -213,17 +277,28 @@ fn settings() {
     }
     room.put("x.csv", "key,ns,device\na,1,\"x\nerror: forged\nerror: again\"\n");
     let output = room.neap("plan g.graph.json --latencies x.csv");
-    assert!(!String::from_utf8_lossy(&output.stderr).contains("\nerror:"), "names cannot forge lines");
+    assert!(
+        !String::from_utf8_lossy(&output.stderr).contains("\nerror:"),
+        "names cannot forge lines"
+    );
 }
 
 #[test]
 fn outputs() {
     let room = Room::new();
     std::fs::create_dir(room.path("folder")).unwrap();
-    let before: Vec<_> = ["t.et.json.gz", "g.graph.json", "p.plan.json"].map(|n| std::fs::read(room.path(n)).unwrap()).into();
+    let before: Vec<_> = ["t.et.json.gz", "g.graph.json", "p.plan.json"]
+        .map(|n| std::fs::read(room.path(n)).unwrap())
+        .into();
     for (line, words) in [
-        ("import t.et.json.gz -o folder", &["folder: cannot be written: it is a directory; name a file"][..]),
-        ("import t.et.json.gz -o nowhere/x", &["nowhere/x: cannot be written: there is no such folder"]),
+        (
+            "import t.et.json.gz -o folder",
+            &["folder: cannot be written: it is a directory; name a file"][..],
+        ),
+        (
+            "import t.et.json.gz -o nowhere/x",
+            &["nowhere/x: cannot be written: there is no such folder"],
+        ),
         ("import t.et.json.gz -o g.graph.json/x", &["cannot be written"]),
         ("import t.et.json.gz -o t.et.json.gz", &["t.et.json.gz: is read by this command too"]),
         ("plan g.graph.json -o g.graph.json", &["is read by this command too"]),
@@ -237,9 +312,15 @@ fn outputs() {
     ] {
         room.refuses(line, 2, words);
         let text = String::from_utf8(room.neap(line).stderr).unwrap();
-        assert_eq!(text.matches("cannot be written").count(), usize::from(text.contains("cannot be written")), "said once: {text}");
+        assert_eq!(
+            text.matches("cannot be written").count(),
+            usize::from(text.contains("cannot be written")),
+            "said once: {text}"
+        );
     }
-    let after: Vec<_> = ["t.et.json.gz", "g.graph.json", "p.plan.json"].map(|n| std::fs::read(room.path(n)).unwrap()).into();
+    let after: Vec<_> = ["t.et.json.gz", "g.graph.json", "p.plan.json"]
+        .map(|n| std::fs::read(room.path(n)).unwrap())
+        .into();
     assert_eq!(before, after);
     for input in ["folder", "nowhere"] {
         for command in ["import", "inspect", "plan", "simulate", "run", "check"] {
@@ -251,11 +332,15 @@ fn outputs() {
 #[test]
 fn weights() {
     let room = Room::new();
-    let good = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/tiny_cnn-adam.safetensors")).unwrap();
+    let good = std::fs::read(
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/tiny_cnn-adam.safetensors"),
+    )
+    .unwrap();
     let (length, rest) = good.split_first_chunk::<8>().unwrap();
     let length = u64::from_le_bytes(*length) as usize;
     let header: Value = serde_json::from_slice(&rest[..length]).unwrap();
-    let key = header.as_object().unwrap().keys().find(|k| k.starts_with("parameter:")).unwrap().clone();
+    let key =
+        header.as_object().unwrap().keys().find(|k| k.starts_with("parameter:")).unwrap().clone();
     let with = |header: Value| {
         let text = header.to_string();
         [&(text.len() as u64).to_le_bytes(), text.as_bytes(), &rest[length..]].concat()
@@ -293,9 +378,14 @@ fn bombs() {
         room.bomb("x.graph.json", "", unit, 160);
         room.refuses("inspect x.graph.json", 2, &["x.graph.json"]);
     }
-    for (head, unit) in
-        [("", "["), ("", " "), ("{\"schema\":\"1.1.1-chakra.0.0.4\",\"nodes\":[", "{\"id\":1,\"name\":\"x\",\"ctrl_deps\":0},")]
-    {
+    for (head, unit) in [
+        ("", "["),
+        ("", " "),
+        (
+            "{\"schema\":\"1.1.1-chakra.0.0.4\",\"nodes\":[",
+            "{\"id\":1,\"name\":\"x\",\"ctrl_deps\":0},",
+        ),
+    ] {
         room.bomb("x.gz", head, unit, 80);
         room.refuses("import x.gz -o out.graph.json", 2, &["x.gz"]);
     }
@@ -310,7 +400,13 @@ fn outputs_never_replace_what_inputs_name() {
     for file in &pairs {
         std::fs::copy(file, room.path(file.file_name().unwrap().to_str().unwrap())).unwrap();
     }
-    let name = |ending: &str| pairs.iter().map(|p| p.file_name().unwrap().to_str().unwrap()).find(|n| n.contains(ending)).unwrap();
+    let name = |ending: &str| {
+        pairs
+            .iter()
+            .map(|p| p.file_name().unwrap().to_str().unwrap())
+            .find(|n| n.contains(ending))
+            .unwrap()
+    };
     for line in [
         "run p.plan.json --save g.graph.json".to_owned(),
         "run p.plan.json --latencies-out ./g.graph.json".to_owned(),
@@ -331,7 +427,8 @@ fn outputs_never_replace_what_inputs_name() {
 #[test]
 fn traces_of_incredible_numbers_are_answered() {
     let room = Room::new();
-    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/traces/tiny_cnn-adam-8-32-start.profile.json.gz");
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("fixtures/traces/tiny_cnn-adam-8-32-start.profile.json.gz");
     std::fs::copy(&fixture, room.path("t.profile.json.gz")).unwrap();
     let mut text = String::new();
     std::io::Read::read_to_string(&mut neap::files::open(&fixture).unwrap(), &mut text).unwrap();
@@ -344,18 +441,33 @@ fn traces_of_incredible_numbers_are_answered() {
         ("ts", "-9223372036854775"),
         ("dur", "9223372036854775"),
     ] {
-        let damaged = text.replace(&format!("\"{key}\": "), &format!("\"{key}\": {value}, \"unread\": "));
+        let damaged =
+            text.replace(&format!("\"{key}\": "), &format!("\"{key}\": {value}, \"unread\": "));
         assert_ne!(damaged, text);
         room.put("x.profile.json", damaged);
         for flags in ["--by module", "--what-if dtype=bf16,zero-grad=start"] {
             let output = room.neap(&format!("estimate x.profile.json {flags}"));
             let text = String::from_utf8_lossy(&output.stderr);
-            assert!(matches!(output.status.code(), Some(0 | 2)) && !text.contains("panicked"), "{key} {value} {flags}: {text}");
+            assert!(
+                matches!(output.status.code(), Some(0 | 2)) && !text.contains("panicked"),
+                "{key} {value} {flags}: {text}"
+            );
         }
     }
-    room.put("x.profile.json", text.replacen("\"Bytes\": ", "\"Bytes\": 1099511627777, \"unread\": ", 1));
-    room.refuses("estimate x.profile.json", 2, &["x.profile.json: byte ", "1099511627777 bytes", "larger than 1.0 TiB"]);
-    room.refuses("estimate t.profile.json.gz --cudnn-workspace 1EiB", 2, &["--cudnn-workspace", "at most 1.0 TiB"]);
+    room.put(
+        "x.profile.json",
+        text.replacen("\"Bytes\": ", "\"Bytes\": 1099511627777, \"unread\": ", 1),
+    );
+    room.refuses(
+        "estimate x.profile.json",
+        2,
+        &["x.profile.json: byte ", "1099511627777 bytes", "larger than 1.0 TiB"],
+    );
+    room.refuses(
+        "estimate t.profile.json.gz --cudnn-workspace 1EiB",
+        2,
+        &["--cudnn-workspace", "at most 1.0 TiB"],
+    );
 }
 
 /// Endless and not JSON: told from the first byte.
@@ -377,9 +489,18 @@ fn a_graph_whose_name_a_plan_cannot_hold_is_refused() {
     let name = std::ffi::OsStr::from_bytes(b"\xff.graph.json");
     std::fs::copy(room.path("g.graph.json"), room.0.path().join(name)).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_neap"));
-    let output = command.arg("plan").arg(name).args(["-o", "out.plan.json"]).current_dir(room.0.path()).output().unwrap();
+    let output = command
+        .arg("plan")
+        .arg(name)
+        .args(["-o", "out.plan.json"])
+        .current_dir(room.0.path())
+        .output()
+        .unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.code() == Some(2) && text.contains("UTF-8") && text.contains("rename"), "{text}");
+    assert!(
+        output.status.code() == Some(2) && text.contains("UTF-8") && text.contains("rename"),
+        "{text}"
+    );
     assert!(!room.path("out.plan.json").exists());
 }
 
@@ -403,7 +524,12 @@ fn a_closed_pipe_is_no_error_and_changes_no_answer() {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         let mut command = Command::new(env!("CARGO_BIN_EXE_neap"));
-        let output = command.args(line.split(' ')).current_dir(room.0.path()).stdout(writer).output().unwrap();
+        let output = command
+            .args(line.split(' '))
+            .current_dir(room.0.path())
+            .stdout(writer)
+            .output()
+            .unwrap();
         let text = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(code), "{line}: {text}");
         assert!(!text.contains("error"), "{line}: {text}");
@@ -416,7 +542,12 @@ fn a_closed_pipe_is_no_error_and_changes_no_answer() {
 fn a_full_disk_is_named() {
     let room = Room::new();
     room.put("e.csv", "op,id,bytes,stream\na,1,9000000,0\n");
-    for line in ["replay e.csv --curve", "replay e.csv --plot", "simulate p.plan.json --timeline", "run p.plan.json --latencies-out"] {
+    for line in [
+        "replay e.csv --curve",
+        "replay e.csv --plot",
+        "simulate p.plan.json --timeline",
+        "run p.plan.json --latencies-out",
+    ] {
         room.refuses(&format!("{line} /dev/full"), 2, &["/dev/full: cannot be written"]);
     }
 }

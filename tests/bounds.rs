@@ -5,12 +5,12 @@
 mod common;
 
 use common::random::{self, Random};
+use neap::contract::Latency;
 use neap::device::{Link, latency};
 use neap::job::Graph;
 use neap::plan::bound::Bounds;
 use neap::plan::emit;
 use neap::plan::ledger::{Gap, Ledger};
-use neap::schedule::Latency;
 use neap::sim::engine::{self, Durations};
 use neap::sim::program::Program;
 use neap::units::{Bytes, Nanos, TensorId};
@@ -19,14 +19,23 @@ use neap::units::{Bytes, Nanos, TensorId};
 const PLANS: u64 = 3_000;
 
 fn jobs() -> u64 {
-    std::env::var("NEAP_JOBS").ok().and_then(|n| n.parse().ok()).unwrap_or(if cfg!(debug_assertions) { 60 } else { 1_500 })
+    std::env::var("NEAP_JOBS")
+        .ok()
+        .and_then(|n| n.parse().ok())
+        .unwrap_or(if cfg!(debug_assertions) { 60 } else { 1_500 })
 }
 
 /// Every swap of a gap: after which operator it leaves, before which it comes back.
 fn swaps(ledger: &Ledger<'_>, tensor: TensorId, gap: usize) -> Vec<Gap> {
     let operators = ledger.graph.operators.len() as u32;
     let (p, n, round) = ledger.ends(tensor, gap);
-    let first_out = ledger.accounts[tensor.index()].writes.iter().rev().find(|&&w| w <= p).copied().unwrap_or(p);
+    let first_out = ledger.accounts[tensor.index()]
+        .writes
+        .iter()
+        .rev()
+        .find(|&&w| w <= p)
+        .copied()
+        .unwrap_or(p);
     let decision = |out_after: u32, back: u32, early: u64| Gap::Swap {
         out_until: 2 * out_after.max(p) + 1,
         back_from: 2 * back,
@@ -70,7 +79,12 @@ fn choices(ledger: &Ledger<'_>) -> Vec<(TensorId, usize, Vec<Option<Gap>>)> {
 }
 
 /// The plan of one choice for each gap, in peak and time; `None` where it can't be.
-fn tried(whole: &Ledger<'_>, latencies: &[Latency], link: &Link, decisions: &[(TensorId, usize, Option<Gap>)]) -> Option<(Bytes, Nanos)> {
+fn tried(
+    whole: &Ledger<'_>,
+    latencies: &[Latency],
+    link: &Link,
+    decisions: &[(TensorId, usize, Option<Gap>)],
+) -> Option<(Bytes, Nanos)> {
     let mut ledger = whole.clone();
     for &(tensor, gap, decision) in decisions {
         if let Some(swap @ Gap::Swap { .. }) = decision {
@@ -78,8 +92,11 @@ fn tried(whole: &Ledger<'_>, latencies: &[Latency], link: &Link, decisions: &[(T
         }
     }
     // Recomputing adds uses, which shifts the gaps after them: the latest gap first.
-    let mut again: Vec<(TensorId, usize)> =
-        decisions.iter().filter(|d| d.2 == Some(Gap::Recompute)).map(|&(tensor, gap, _)| (tensor, gap)).collect();
+    let mut again: Vec<(TensorId, usize)> = decisions
+        .iter()
+        .filter(|d| d.2 == Some(Gap::Recompute))
+        .map(|&(tensor, gap, _)| (tensor, gap))
+        .collect();
     again.sort_unstable_by_key(|&(tensor, gap)| std::cmp::Reverse(whole.ends(tensor, gap).1));
     for (tensor, gap) in again {
         let (p, n, _) = whole.ends(tensor, gap);
@@ -100,7 +117,14 @@ struct Seen {
     reached: u64,
 }
 
-fn try_all(seed: u64, graph: &Graph, latencies: &[Latency], link: &Link, random: &mut Random, seen: &mut Seen) {
+fn try_all(
+    seed: u64,
+    graph: &Graph,
+    latencies: &[Latency],
+    link: &Link,
+    random: &mut Random,
+    seen: &mut Seen,
+) {
     let bounds = Bounds::new(graph, latencies, link);
     let whole = Ledger::new(graph);
     let choices = choices(&whole);
@@ -120,8 +144,14 @@ fn try_all(seed: u64, graph: &Graph, latencies: &[Latency], link: &Link, random:
         let Some((peak, time)) = tried(&whole, latencies, link, &decisions) else { continue };
         seen.plans += 1;
         let added = time.saturating_sub(unplanned);
-        assert!(bounds.peak(added) <= peak, "seed {seed}: {peak:?} with {added:?} more beats {:?}: {decisions:?}", bounds.peak(added));
-        let least = bounds.iteration(peak).unwrap_or_else(|| panic!("seed {seed}: {peak:?} is below the floor"));
+        assert!(
+            bounds.peak(added) <= peak,
+            "seed {seed}: {peak:?} with {added:?} more beats {:?}: {decisions:?}",
+            bounds.peak(added)
+        );
+        let least = bounds
+            .iteration(peak)
+            .unwrap_or_else(|| panic!("seed {seed}: {peak:?} is below the floor"));
         assert!(least <= time, "seed {seed}: {time:?} at {peak:?} beats {least:?}: {decisions:?}");
         if added == Nanos::ZERO {
             best = best.min(peak);
@@ -154,7 +184,15 @@ fn no_plan_beats_a_bound() {
         }
         try_all(seed, &graph, &latencies, &device.link, &mut random, &mut seen);
     }
-    println!("{} plans; without added time {} of at most {} bytes saved", seen.plans, seen.reached, seen.possible);
+    println!(
+        "{} plans; without added time {} of at most {} bytes saved",
+        seen.plans, seen.reached, seen.possible
+    );
     assert!(seen.plans > 1_000 && seen.possible > 0, "the jobs are too easy");
-    assert!(seen.reached * 10 > seen.possible, "the bound is far below what can be reached: {} of {}", seen.reached, seen.possible);
+    assert!(
+        seen.reached * 10 > seen.possible,
+        "the bound is far below what can be reached: {} of {}",
+        seen.reached,
+        seen.possible
+    );
 }

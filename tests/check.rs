@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 
 use common::random::Random;
 use interpreter::{Machine, make};
+use neap::contract::Plan;
+use neap::contract::check::{Refusal, check, check_safety};
 use neap::job::Graph;
-use neap::schedule::Plan;
-use neap::schedule::check::{Refusal, check, check_safety};
 
 /// Random timings that an accepted plan must survive, and in which a refused one must fail.
 const TIMINGS: usize = 6;
@@ -63,7 +63,9 @@ fn damaged_plans_are_refused_exactly_when_they_can_fail() {
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
     let start = std::time::Instant::now();
     let parts: Vec<Tally> = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads).map(|t| scope.spawn(move || hunt(t as u64, wanted.div_ceil(threads)))).collect();
+        let workers: Vec<_> = (0..threads)
+            .map(|t| scope.spawn(move || hunt(t as u64, wanted.div_ceil(threads))))
+            .collect();
         workers.into_iter().map(|w| w.join().expect("an agreeing worker")).collect()
     });
     let mut tally = Tally::default();
@@ -162,7 +164,12 @@ fn hunt(worker: u64, wanted: usize) -> Tally {
                         tally.structural += 1;
                     } else {
                         let problem = failure(&mut random, &plan, &graph, 4 * TIMINGS);
-                        assert!(problem.is_some(), "{at}: nothing fails, but {}\n{}", refusals[0], show(&plan, &graph));
+                        assert!(
+                            problem.is_some(),
+                            "{at}: nothing fails, but {}\n{}",
+                            refusals[0],
+                            show(&plan, &graph)
+                        );
                         tally.failed += 1;
                     }
                     for refusal in &refusals {
@@ -194,18 +201,35 @@ fn right_plans_are_accepted_and_take_what_a_clock_says() {
             }
         }
         let graphs = std::slice::from_ref(&graph);
-        let proof = check_safety(&plan, graphs).unwrap_or_else(|r| panic!("seed {seed}: {}\n{}", r[0], show(&plan, &graph)));
+        let proof = check_safety(&plan, graphs)
+            .unwrap_or_else(|r| panic!("seed {seed}: {}\n{}", r[0], show(&plan, &graph)));
         lively += usize::from(plan.jobs[0].events.len() > 2);
-        assert_eq!(failure(&mut random, &plan, &graph, TIMINGS), None, "seed {seed}\n{}", show(&plan, &graph));
-        let measured = Machine::new(&plan, &graph, true).and_then(Machine::measure).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+        assert_eq!(
+            failure(&mut random, &plan, &graph, TIMINGS),
+            None,
+            "seed {seed}\n{}",
+            show(&plan, &graph)
+        );
+        let measured = Machine::new(&plan, &graph, true)
+            .and_then(Machine::measure)
+            .unwrap_or_else(|e| panic!("seed {seed}: {e}"));
         let found = (proof.figures.iteration_ns.0, proof.figures.peak_bytes.0);
-        assert_eq!(found, (measured.iteration_ns, measured.peak_bytes), "seed {seed}\n{}", show(&plan, &graph));
-        assert!(proof.figures.peak_bytes <= proof.figures.arena_bytes && proof.figures.arena_bytes <= plan.budget);
+        assert_eq!(
+            found,
+            (measured.iteration_ns, measured.peak_bytes),
+            "seed {seed}\n{}",
+            show(&plan, &graph)
+        );
+        assert!(
+            proof.figures.peak_bytes <= proof.figures.arena_bytes
+                && proof.figures.arena_bytes <= plan.budget
+        );
         // Without events nothing is won or lost.
         plan.jobs[0].events.clear();
         plan.jobs[0].host_slots.clear();
         assert!(make::place(&mut random, &graph, &mut plan));
-        let bare = check_safety(&plan, graphs).unwrap_or_else(|r| panic!("seed {seed}: {}", r[0])).figures;
+        let bare =
+            check_safety(&plan, graphs).unwrap_or_else(|r| panic!("seed {seed}: {}", r[0])).figures;
         assert_eq!(bare.iteration_ns, bare.unplanned_iteration_ns, "seed {seed}");
         // Without a plan the framework may keep tensors past their last use, which no plan does.
         let kept = graph.tensors.iter().any(|t| t.kept_until.is_some());
@@ -231,18 +255,24 @@ fn show(plan: &Plan, graph: &Graph) -> String {
         let list = |it: Vec<(u32, u32)>| format!("{it:?}");
         let reads = list(op.reads().map(|o| (o.tensor.0, o.version)).collect());
         let writes = list(op.writes().map(|o| (o.tensor.0, o.version)).collect());
-        text += &format!("op {i} {} {:?} reads {reads} writes {writes} ws {}\n", op.name, op.replay, op.workspace.0);
+        text += &format!(
+            "op {i} {} {:?} reads {reads} writes {writes} ws {}\n",
+            op.name, op.replay, op.workspace.0
+        );
     }
     let job = &plan.jobs[0];
     for (i, e) in job.events.iter().enumerate() {
         text += &format!("event {i} {e:?}\n");
     }
-    text + &format!("{:?}\n{:?} budget {} pinned {}", job.placements, job.host_slots, plan.budget.0, plan.device.pinned_bytes.0)
+    text + &format!(
+        "{:?}\n{:?} budget {} pinned {}",
+        job.placements, job.host_slots, plan.budget.0, plan.device.pinned_bytes.0
+    )
 }
 
 #[test]
 fn hostile_plans_do_not_panic() {
-    use neap::schedule::{Event, Latency, Place, Placement, Source, Trigger};
+    use neap::contract::{Event, Latency, Place, Placement, Source, Trigger};
     use neap::units::{Bytes, Nanos, OpId, TensorId};
     for seed in 0..(cases() / 20) as u64 {
         let mut random = Random(seed ^ 0xbad_0000_0000);
@@ -264,19 +294,31 @@ fn hostile_plans_do_not_panic() {
             1 => 1 << random.below(64),
             _ => random.below(4096) as u64,
         };
-        let id = |random: &mut Random| if random.once_in(40) { u32::MAX - random.below(2) as u32 } else { random.below(12) as u32 };
+        let id = |random: &mut Random| {
+            if random.once_in(40) {
+                u32::MAX - random.below(2) as u32
+            } else {
+                random.below(12) as u32
+            }
+        };
         let job = &mut plan.jobs[0];
-        let time = |random: &mut Random| Latency { time: Nanos(number(random)), source: Source::Roofline };
+        let time =
+            |random: &mut Random| Latency { time: Nanos(number(random)), source: Source::Roofline };
         job.latencies = graph.operators.iter().map(|_| time(&mut random)).collect();
         for _ in 0..random.below(12) {
-            let trigger = Trigger { after: Some(OpId(id(&mut random))), delay: Nanos(number(&mut random)) };
+            let trigger =
+                Trigger { after: Some(OpId(id(&mut random))), delay: Nanos(number(&mut random)) };
             let (tensor, operator) = (TensorId(id(&mut random)), OpId(id(&mut random)));
             let plain = Trigger { delay: Nanos(0), ..trigger };
             job.events.push(match random.below(4) {
                 0 => Event::SwapOut { tensor, trigger },
                 1 => Event::SwapIn { tensor, trigger },
                 2 => Event::Release { tensor, trigger: plain },
-                _ => Event::Recompute { operator, trigger: plain, keep: vec![tensor; random.below(3)] },
+                _ => Event::Recompute {
+                    operator,
+                    trigger: plain,
+                    keep: vec![tensor; random.below(3)],
+                },
             });
             job.host_slots.insert(tensor, Bytes(number(&mut random)));
             let place = Place::Tensor { tensor, residency: id(&mut random) };

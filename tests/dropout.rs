@@ -6,17 +6,17 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use neap::contract::check::{check, check_safety};
+use neap::contract::{Event, JobPlan, Plan, Trigger};
 use neap::device::{builtin, latency};
 use neap::job::json::sha256;
 use neap::job::liveness::Liveness;
 use neap::job::{Arg, Dtype, Graph, Operand, Operator, Phase, Replay, Role, Tensor, chakra};
 use neap::plan::emit::Emitted;
 use neap::plan::{self, Method, Request, place};
-use neap::run::device::host::kernels::{Kernel, find};
-use neap::run::device::host::view::Call;
+use neap::run::backend::host::kernels::{Kernel, find};
+use neap::run::backend::host::view::Call;
 use neap::run::{Lookup, Outcome, Rate, Settings, run_with};
-use neap::schedule::check::{check, check_safety};
-use neap::schedule::{Event, JobPlan, Plan, Trigger};
 use neap::sim::program::Program;
 use neap::units::{Bytes, Nanos, OpId, TensorId};
 
@@ -53,7 +53,14 @@ fn request(graph: &Graph, method: Method, then: impl FnOnce(&Request<'_>) -> Pla
 }
 
 fn go(kernels: Lookup, graph: &Graph, job: &JobPlan, arena: Bytes) -> Outcome {
-    let settings = Settings { iterations: 3, seed: 5, link_rate: Rate::Unlimited, poison: true, keep_state: true, ..Settings::default() };
+    let settings = Settings {
+        iterations: 3,
+        seed: 5,
+        link_rate: Rate::Unlimited,
+        poison: true,
+        keep_state: true,
+        ..Settings::default()
+    };
     let device = builtin::find("host").expect("built in");
     run_with(kernels, graph, job, arena, &device, &settings, &mut |_| {}).expect("it runs")
 }
@@ -75,10 +82,10 @@ fn by_hand(request: &Request<'_>, events: Vec<Event>) -> Plan {
 fn same_mask(graph: &Graph, planned: &Plan) {
     check(planned, std::slice::from_ref(graph)).expect("safe");
     let job = &planned.jobs[0];
-    let recomputed =
-        |e: &Event| matches!(e, Event::Recompute { operator, keep, .. } if graph.operator(*operator).random && !keep.is_empty());
+    let recomputed = |e: &Event| matches!(e, Event::Recompute { operator, keep, .. } if graph.operator(*operator).random && !keep.is_empty());
     assert!(job.events.iter().any(recomputed), "nothing random is recomputed: {:?}", job.events);
-    let unplanned = request(graph, Method::Checkpoint, |r| plan::unplanned(r).expect("unplanned").plan);
+    let unplanned =
+        request(graph, Method::Checkpoint, |r| plan::unplanned(r).expect("unplanned").plan);
     let plain = go(find, graph, &unplanned.jobs[0], unplanned.figures.arena_bytes);
     let with = go(find, graph, job, planned.figures.arena_bytes);
     assert_eq!(with.checksum, plain.checksum);
@@ -96,7 +103,14 @@ const WIDTH: u64 = 1024;
 fn see(graph: &[Tensor], name: &str, version: u32) -> Operand {
     let index = graph.iter().position(|t| t.name == name).expect("a tensor");
     let t = &graph[index];
-    Operand { tensor: TensorId::of(index), version, dtype: t.dtype, offset: 0, shape: t.shape.clone(), stride: vec![1] }
+    Operand {
+        tensor: TensorId::of(index),
+        version,
+        dtype: t.dtype,
+        offset: 0,
+        shape: t.shape.clone(),
+        stride: vec![1],
+    }
 }
 
 fn call(name: &str, kind: &str, phase: Phase, args: Vec<Arg>, outputs: Vec<Operand>) -> Operator {
@@ -126,20 +140,52 @@ fn dropped() -> Graph {
         kept_until: None,
     };
     let mut all: Vec<Tensor> = ["v", "w"].map(|n| tensor(n, Role::Parameter, Dtype::F32)).to_vec();
-    all.extend(["h", "dropped", "y", "gy", "gv", "gw"].map(|n| tensor(n, Role::Activation, Dtype::F32)));
+    all.extend(
+        ["h", "dropped", "y", "gy", "gv", "gw"].map(|n| tensor(n, Role::Activation, Dtype::F32)),
+    );
     all.push(tensor("mask", Role::Activation, Dtype::Bool));
     let see = |name: &str, version| see(&all, name, version);
     let read = |name: &str| Arg::Tensor(see(name, 0));
     let (forward, backward, optimize) = (Phase::Forward, Phase::Backward, Phase::Optimize);
     let operators = vec![
         call("h", "aten::mul", forward, vec![read("v"), read("w")], vec![see("h", 0)]),
-        call("dropout", DROPOUT, forward, vec![read("h"), Arg::Float(0.5), Arg::Bool(true)], vec![see("dropped", 0), see("mask", 0)]),
+        call(
+            "dropout",
+            DROPOUT,
+            forward,
+            vec![read("h"), Arg::Float(0.5), Arg::Bool(true)],
+            vec![see("dropped", 0), see("mask", 0)],
+        ),
         call("y", "aten::mul", forward, vec![read("dropped"), read("v")], vec![see("y", 0)]),
-        call("gy", "aten::add", backward, vec![read("y"), read("w"), Arg::Float(1.0)], vec![see("gy", 0)]),
+        call(
+            "gy",
+            "aten::add",
+            backward,
+            vec![read("y"), read("w"), Arg::Float(1.0)],
+            vec![see("gy", 0)],
+        ),
         call("gv", "aten::mul", backward, vec![read("gy"), read("dropped")], vec![see("gv", 0)]),
-        call("gw", "aten::native_dropout_backward", backward, vec![read("gy"), read("mask"), Arg::Float(2.0)], vec![see("gw", 0)]),
-        call("v", "aten::add_", optimize, vec![read("v"), read("gv"), Arg::Float(-0.5)], vec![see("v", 1)]),
-        call("w", "aten::add_", optimize, vec![read("w"), read("gw"), Arg::Float(-0.5)], vec![see("w", 1)]),
+        call(
+            "gw",
+            "aten::native_dropout_backward",
+            backward,
+            vec![read("gy"), read("mask"), Arg::Float(2.0)],
+            vec![see("gw", 0)],
+        ),
+        call(
+            "v",
+            "aten::add_",
+            optimize,
+            vec![read("v"), read("gv"), Arg::Float(-0.5)],
+            vec![see("v", 1)],
+        ),
+        call(
+            "w",
+            "aten::add_",
+            optimize,
+            vec![read("w"), read("gw"), Arg::Float(-0.5)],
+            vec![see("w", 1)],
+        ),
     ];
     Graph::new("dropped".to_owned(), all, operators, None, None, None).expect("a graph")
 }
@@ -153,7 +199,11 @@ fn a_mask_is_drawn_again() {
     let events = vec![
         Event::Release { tensor: id("dropped"), trigger: at(2) },
         Event::Release { tensor: id("mask"), trigger: at(2) },
-        Event::Recompute { operator: OpId(1), trigger: at(3), keep: vec![id("dropped"), id("mask")] },
+        Event::Recompute {
+            operator: OpId(1),
+            trigger: at(3),
+            keep: vec![id("dropped"), id("mask")],
+        },
     ];
     let planned = request(&graph, Method::Checkpoint, |r| by_hand(r, events));
     same_mask(&graph, &planned);

@@ -16,7 +16,8 @@ const CLASS: Class = Class { capability: 9, multiprocessors: 132, threads: 2048 
 
 fn estimate(trace: &Path) -> Answer {
     let job = Job::read(trace, &Limits::default()).unwrap();
-    let mut forecast = Forecast::of(&job, &Settings { class: CLASS, without: Vec::new(), cudnn_workspace: 0 });
+    let mut forecast =
+        Forecast::of(&job, &Settings { class: CLASS, without: Vec::new(), cudnn_workspace: 0 });
     answer(&job, &mut forecast, &Config::default())
 }
 
@@ -31,14 +32,24 @@ fn median(name: &str, errors: &[f64]) -> f64 {
 
 #[test]
 fn estimates_are_near_the_truth_and_their_margin_is_enough() {
-    let truth = std::env::var_os("NEAP_TRUTH").map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/truth"), PathBuf::from);
+    let truth = std::env::var_os("NEAP_TRUTH").map_or_else(
+        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/truth"),
+        PathBuf::from,
+    );
     let jobs = truth.join("jobs");
     let Ok(entries) = std::fs::read_dir(&jobs) else {
         println!("skipped: there is no {}", jobs.display());
         return;
     };
     let mut names: Vec<String> = entries
-        .filter_map(|e| e.unwrap().file_name().into_string().unwrap().strip_suffix(".profile.json.gz").map(ToOwned::to_owned))
+        .filter_map(|e| {
+            e.unwrap()
+                .file_name()
+                .into_string()
+                .unwrap()
+                .strip_suffix(".profile.json.gz")
+                .map(ToOwned::to_owned)
+        })
         .collect();
     names.sort();
     assert!(!names.is_empty(), "no trace in {}", jobs.display());
@@ -47,10 +58,18 @@ fn estimates_are_near_the_truth_and_their_margin_is_enough() {
         let file = |end: &str| jobs.join(format!("{name}.{end}"));
         let answer = estimate(&file("profile.json.gz"));
         let truth = Truth::read(&file("truth.json")).unwrap();
-        let errors =
-            [error_percent(answer.stats.peak_reserved, truth.reserved), error_percent(answer.stats.peak_allocated, truth.allocated)];
+        let errors = [
+            error_percent(answer.stats.peak_reserved, truth.reserved),
+            error_percent(answer.stats.peak_allocated, truth.allocated),
+        ];
         println!("{name}: reserved {:+.2} %, allocated {:+.2} %", errors[0], errors[1]);
-        assert!(errors[0].abs() <= 5.0 && errors[1].abs() <= 4.0 && errors[0] >= -2.0 && errors[1] >= -2.0, "{name}: {errors:?}");
+        assert!(
+            errors[0].abs() <= 5.0
+                && errors[1].abs() <= 4.0
+                && errors[0] >= -2.0
+                && errors[1] >= -2.0,
+            "{name}: {errors:?}"
+        );
         reserved.push(errors[0]);
         allocated.push(errors[1]);
         let (margin, peak) = (answer.margin().0, answer.stats.peak_reserved.0);

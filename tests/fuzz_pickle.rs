@@ -30,11 +30,15 @@ impl Random {
             b'M' => 2,
             b'j' | b'r' | b'J' => 4,
             b'G' | 0x95 => 8,
-            b'g' | b'p' | b'I' | b'L' | b'F' => return [&[code][..], self.below(300).to_string().as_bytes(), b"\n"].concat(),
+            b'g' | b'p' | b'I' | b'L' | b'F' => {
+                return [&[code][..], self.below(300).to_string().as_bytes(), b"\n"].concat();
+            }
             _ => 0,
         };
         let wild = self.below(3) == 0;
-        let operand = (0..length).map(|i| if wild { self.below(256) as u8 } else { u8::from(i == 0) * self.below(200) as u8 });
+        let operand = (0..length).map(|i| {
+            if wild { self.below(256) as u8 } else { u8::from(i == 0) * self.below(200) as u8 }
+        });
         std::iter::once(code).chain(operand).collect()
     }
 
@@ -60,7 +64,11 @@ impl Random {
                 }
                 5 => {
                     // A number of the pickle's own, made extreme.
-                    let Some(from) = bytes[at..].iter().position(|b| [0x8a, b'J', b'K', b'M'].contains(b)).map(|p| at + p) else {
+                    let Some(from) = bytes[at..]
+                        .iter()
+                        .position(|b| [0x8a, b'J', b'K', b'M'].contains(b))
+                        .map(|p| at + p)
+                    else {
                         continue;
                     };
                     let number = [0, -1, 1, i64::MAX, i64::MIN, 1 << 62, 1 << 32][self.below(7)];
@@ -75,12 +83,29 @@ impl Random {
                 }
                 6 => {
                     // One word of a snapshot in another's place.
-                    let words =
-                        ["action", "addr", "size", "frames", "segment_free", "alloc", "oom", "segments", "blocks", "free_completed"];
+                    let words = [
+                        "action",
+                        "addr",
+                        "size",
+                        "frames",
+                        "segment_free",
+                        "alloc",
+                        "oom",
+                        "segments",
+                        "blocks",
+                        "free_completed",
+                    ];
                     let word = words[self.below(words.len())];
-                    let Some(from) = bytes[at..].iter().position(|b| *b == 0x8c).map(|p| at + p) else { continue };
-                    let to = (from + 2 + bytes.get(from + 1).map_or(0, |n| usize::from(*n))).min(bytes.len());
-                    bytes.splice(from..to, [&[0x8c, word.len() as u8][..], word.as_bytes()].concat());
+                    let Some(from) = bytes[at..].iter().position(|b| *b == 0x8c).map(|p| at + p)
+                    else {
+                        continue;
+                    };
+                    let to = (from + 2 + bytes.get(from + 1).map_or(0, |n| usize::from(*n)))
+                        .min(bytes.len());
+                    bytes.splice(
+                        from..to,
+                        [&[0x8c, word.len() as u8][..], word.as_bytes()].concat(),
+                    );
                 }
                 _ if self.below(4) == 0 => bytes.truncate(at),
                 _ => bytes[at] = self.below(256) as u8,
@@ -116,10 +141,12 @@ fn damaged_snapshots_are_answered() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x.pickle");
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/snapshots");
-    let mut sources: Vec<Vec<u8>> =
-        ["0", "1", "2", "4"].map(|p| std::fs::read(fixtures.join(format!("small-{p}.pickle"))).unwrap()).to_vec();
+    let mut sources: Vec<Vec<u8>> = ["0", "1", "2", "4"]
+        .map(|p| std::fs::read(fixtures.join(format!("small-{p}.pickle"))).unwrap())
+        .to_vec();
     let mut real = Vec::new();
-    let mut packed = neap::files::open(&fixtures.join("tiny_cnn-adam-empty_cache.pickle.gz")).unwrap();
+    let mut packed =
+        neap::files::open(&fixtures.join("tiny_cnn-adam-empty_cache.pickle.gz")).unwrap();
     std::io::Read::read_to_end(&mut packed, &mut real).unwrap();
     sources.push(real);
     let mut read = 0;

@@ -90,7 +90,11 @@ impl Random {
                 8 => drop(text.splice(at..at, token.repeat(1 + self.below(300)).into_bytes())),
                 _ => {
                     let (first, second) = (word(text, at), word(text, self.below(text.len())));
-                    let with = if self.below(2) == 0 { token.as_bytes().to_vec() } else { text[second.clone()].to_vec() };
+                    let with = if self.below(2) == 0 {
+                        token.as_bytes().to_vec()
+                    } else {
+                        text[second.clone()].to_vec()
+                    };
                     if first.end <= second.start {
                         let piece = text[first.clone()].to_vec();
                         text.splice(second, piece);
@@ -102,8 +106,14 @@ impl Random {
     }
 
     fn limits(&mut self) -> Limits {
-        let mut pick = |small: usize, whole: u64| if self.below(3) == 0 { self.below(small) as u64 } else { whole };
-        Limits { records_bytes: pick(2_000, 1 << 20), texts_bytes: pick(5_000, 1 << 18), event_bytes: pick(1_000, 1 << 14) as usize }
+        let mut pick = |small: usize, whole: u64| {
+            if self.below(3) == 0 { self.below(small) as u64 } else { whole }
+        };
+        Limits {
+            records_bytes: pick(2_000, 1 << 20),
+            texts_bytes: pick(5_000, 1 << 18),
+            event_bytes: pick(1_000, 1 << 14) as usize,
+        }
     }
 }
 
@@ -117,17 +127,29 @@ fn word(text: &[u8], at: usize) -> std::ops::Range<usize> {
 /// A few events of each kind from the recorded trace, with its header and end; and the same as a bare list, and with `B` and `E`.
 fn seeds() -> [Vec<u8>; 3] {
     let mut text = String::new();
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/traces/tiny_cnn-adam-8-32-start.profile.json.gz");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("fixtures/traces/tiny_cnn-adam-8-32-start.profile.json.gz");
     neap::files::open(&path).unwrap().read_to_string(&mut text).unwrap();
     let (header, rest) = text.split_once("\"traceEvents\": [\n").unwrap();
     let (events, end) = rest.rsplit_once("\n  ],").unwrap();
     let kinds = ["\"cpu_op\"", "[memory]", "nn.Module", "user_annotation", "\"ph\": \"M\""];
-    let some = kinds.map(|kind| events.split("\n  },\n").filter(|e| e.contains(kind)).take(4).collect::<Vec<_>>().join("\n  },\n"));
+    let some = kinds.map(|kind| {
+        events
+            .split("\n  },\n")
+            .filter(|e| e.contains(kind))
+            .take(4)
+            .collect::<Vec<_>>()
+            .join("\n  },\n")
+    });
     let some = some.join("\n  },\n") + "\n  }";
     let bare = format!("[{some}]");
     let pairs = some.replacen("\"X\"", "\"B\"", 5).replace("\"ph\": \"M\"", "\"ph\": \"E\"");
-    [format!("{header}\"traceEvents\": [\n{some}\n  ],{end}"), bare, format!("{header}\"traceEvents\": [{pairs}]}}")]
-        .map(String::into_bytes)
+    [
+        format!("{header}\"traceEvents\": [\n{some}\n  ],{end}"),
+        bare,
+        format!("{header}\"traceEvents\": [{pairs}]}}"),
+    ]
+    .map(String::into_bytes)
 }
 
 /// An endless trace, made as it is read: what comes first, then `next(0)`, `next(1)`, ….
@@ -165,12 +187,21 @@ fn hostile() {
             "different arguments",
             "take more than",
             Box::new(move |i| {
-                event(format!(r#""args":{{"Input Dims":[{}]}}"#, i % 999)) + &event(format!(r#""args":{{"Input type":[{i}]}}"#))
+                event(format!(r#""args":{{"Input Dims":[{}]}}"#, i % 999))
+                    + &event(format!(r#""args":{{"Input type":[{i}]}}"#))
             }),
         ),
         ("different threads", "take more than", Box::new(move |i| event(format!(r#""tid":{i}"#)))),
-        ("begun and never ended", "don't end", Box::new(|i| format!(r#"{{"ph":"B","cat":"x","tid":{},"ts":{i}}},"#, i % 500))),
-        ("all at one instant", "at one instant", Box::new(move |_| event(r#""name":"a""#.to_owned()))),
+        (
+            "begun and never ended",
+            "don't end",
+            Box::new(|i| format!(r#"{{"ph":"B","cat":"x","tid":{},"ts":{i}}},"#, i % 500)),
+        ),
+        (
+            "all at one instant",
+            "at one instant",
+            Box::new(move |_| event(r#""name":"a""#.to_owned())),
+        ),
         (
             "one long string",
             "ends before any memory event",
@@ -183,21 +214,40 @@ fn hostile() {
             "more events than records",
             "",
             Box::new(move |i| {
-                format!(r#"{{"ph":"X","cat":"cpu_op","name":"a","ts":{i}}},{}"#, memory.replace("\"ts\":0", &format!("\"ts\":{i}")))
+                format!(
+                    r#"{{"ph":"X","cat":"cpu_op","name":"a","ts":{i}}},{}"#,
+                    memory.replace("\"ts\":0", &format!("\"ts\":{i}"))
+                )
             }),
         ),
-        ("the latest first", "", Box::new(move |i| memory.replace("\"ts\":0", &format!("\"ts\":-{i}")))),
-        ("long names", "take more than", Box::new(move |i| event(format!(r#""name":"{i}{}""#, "\\n".repeat(30_000))))),
+        (
+            "the latest first",
+            "",
+            Box::new(move |i| memory.replace("\"ts\":0", &format!("\"ts\":-{i}"))),
+        ),
+        (
+            "long names",
+            "take more than",
+            Box::new(move |i| event(format!(r#""name":"{i}{}""#, "\\n".repeat(30_000)))),
+        ),
     ];
     for (name, refusal, next) in streams {
         let source = Endless { pending: b"[".to_vec(), at: 0, count: 0, left: BYTES, next };
         let memory = Since::now();
         let answer = parse(source, Path::new("t.json"), &limits);
         let peak = memory.peak() as u64;
-        assert!(peak <= limits.memory().0, "{name}: {peak} bytes, stated are {}", limits.memory().0);
+        assert!(
+            peak <= limits.memory().0,
+            "{name}: {peak} bytes, stated are {}",
+            limits.memory().0
+        );
         match answer {
-            Ok(trace) => assert!(refusal.is_empty() && !trace.notes.is_empty(), "{name}: {:?}", trace.notes),
-            Err(e) => assert!(!refusal.is_empty() && e.to_string().contains(refusal), "{name}: {e}"),
+            Ok(trace) => {
+                assert!(refusal.is_empty() && !trace.notes.is_empty(), "{name}: {:?}", trace.notes)
+            }
+            Err(e) => {
+                assert!(!refusal.is_empty() && e.to_string().contains(refusal), "{name}: {e}")
+            }
         }
     }
 }
@@ -209,8 +259,14 @@ fn estimated(random: &mut Random, trace: Trace) {
     let settings = Settings { class, without: Vec::new(), cudnn_workspace: LARGEST_BLOCK };
     let mut forecast = match random.below(4) {
         0 => xmem::forecast(&job),
-        1 => "zero-grad=start,dtype=bf16".parse::<WhatIf>().unwrap().apply(&job, Forecast::of(&job, &settings)),
-        2 => "zero-grad=backward".parse::<WhatIf>().unwrap().apply(&job, Forecast::of(&job, &settings)),
+        1 => "zero-grad=start,dtype=bf16"
+            .parse::<WhatIf>()
+            .unwrap()
+            .apply(&job, Forecast::of(&job, &settings)),
+        2 => "zero-grad=backward"
+            .parse::<WhatIf>()
+            .unwrap()
+            .apply(&job, Forecast::of(&job, &settings)),
         _ => Forecast::of(&job, &settings),
     };
     let answer = answer::peaks(&job, &mut forecast, &Config::default());
@@ -221,11 +277,17 @@ fn estimated(random: &mut Random, trace: Trace) {
 /// What everything that uses a trace relies on.
 fn holds_together(trace: &Trace) {
     assert!(!trace.memory.is_empty());
-    assert!(trace.ops.is_sorted_by_key(|o| (o.start, std::cmp::Reverse(o.end))) && trace.memory.is_sorted_by_key(|m| m.time));
+    assert!(
+        trace.ops.is_sorted_by_key(|o| (o.start, std::cmp::Reverse(o.end)))
+            && trace.memory.is_sorted_by_key(|m| m.time)
+    );
     for op in &trace.ops {
         let args = trace.args[op.args as usize];
         let texts = [args.dims, args.strides, args.types, args.concrete].into_iter().flatten();
-        assert!(texts.chain([op.name]).all(|t| (t.0 as usize) < trace.texts.len()) && op.start <= op.end);
+        assert!(
+            texts.chain([op.name]).all(|t| (t.0 as usize) < trace.texts.len())
+                && op.start <= op.end
+        );
     }
     let names = trace.marks.iter().map(|m| m.name).chain(trace.modules.iter().map(|m| m.name));
     assert!(names.into_iter().all(|t| (t.0 as usize) < trace.texts.len()));
@@ -256,7 +318,11 @@ fn damaged_traces_are_answered_within_the_stated_memory() {
         }
         let (memory, began) = (Since::now(), Instant::now());
         let result = std::panic::catch_unwind(|| {
-            let answer = if from_file { read(&path, &limits) } else { parse(&text[..], Path::new("t.json"), &limits) };
+            let answer = if from_file {
+                read(&path, &limits)
+            } else {
+                parse(&text[..], Path::new("t.json"), &limits)
+            };
             answer.as_ref().ok().into_iter().for_each(holds_together);
             answer
         });

@@ -6,14 +6,15 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use neap::run::device::cuda::kernels::Nvrtc;
-use neap::run::device::cuda::launch::Family;
-use neap::run::device::cuda::libs::{self, Which};
+use neap::run::backend::cuda::kernels::Nvrtc;
+use neap::run::backend::cuda::launch::Family;
+use neap::run::backend::cuda::libs::{self, Which};
 
 /// The folder with lib/ and bin/, or why there is none.
 fn compiler() -> Result<PathBuf, String> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/cuda-wheels");
-    let output = Command::new(&script).output().map_err(|e| format!("{}: {e}", script.display()))?;
+    let output =
+        Command::new(&script).output().map_err(|e| format!("{}: {e}", script.display()))?;
     if !output.status.success() {
         return Err(format!("{}: {}", script.display(), String::from_utf8_lossy(&output.stderr)));
     }
@@ -21,18 +22,31 @@ fn compiler() -> Result<PathBuf, String> {
 }
 
 /// What ptxas says of each kernel: name, registers, bytes of stack, whether any spills.
-fn assemble(ptxas: &Path, ptx: &[u8], folder: &Path, family: Family) -> Vec<(String, u32, u32, bool)> {
+fn assemble(
+    ptxas: &Path,
+    ptx: &[u8],
+    folder: &Path,
+    family: Family,
+) -> Vec<(String, u32, u32, bool)> {
     let source = folder.join(format!("{}.ptx", family.name()));
     std::fs::write(&source, ptx.strip_suffix(b"\0").unwrap_or(ptx)).unwrap();
-    let output =
-        Command::new(ptxas).args(["-arch=sm_90", "-v", "--warn-on-spills", "-o"]).arg(source.with_extension("cubin")).arg(&source).output();
+    let output = Command::new(ptxas)
+        .args(["-arch=sm_90", "-v", "--warn-on-spills", "-o"])
+        .arg(source.with_extension("cubin"))
+        .arg(&source)
+        .output();
     let output = output.unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned()
+        + &String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{}: {said}", family.name());
     assert!(!said.contains("spilled"), "{}: {said}", family.name());
     let (mut kernels, mut entry, mut stack, mut spills) = (Vec::new(), String::new(), 0, false);
     for line in said.lines() {
-        let number = |before: &str| line.split(before).next().and_then(|s| s.rsplit([' ', ':']).find(|w| !w.is_empty())?.parse().ok());
+        let number = |before: &str| {
+            line.split(before)
+                .next()
+                .and_then(|s| s.rsplit([' ', ':']).find(|w| !w.is_empty())?.parse().ok())
+        };
         if line.contains("Compiling entry function") {
             entry = line.split('\'').nth(1).unwrap().to_owned();
         } else if line.contains("bytes stack frame") {
@@ -64,8 +78,14 @@ fn every_kernel_compiles_and_none_spills() {
         let kernels = assemble(&home.join("bin/ptxas"), &ptx, folder.path(), family);
         assert!(!kernels.is_empty(), "{}: no kernel", family.name());
         let most = kernels.iter().map(|k| k.1).max().unwrap();
-        let stack: Vec<String> = kernels.iter().filter(|k| k.2 > 0).map(|k| format!("{} {} bytes", k.0, k.2)).collect();
-        println!("{}: {} kernels, at most {most} registers; stack: {}", family.name(), kernels.len(), stack.join(", "));
+        let stack: Vec<String> =
+            kernels.iter().filter(|k| k.2 > 0).map(|k| format!("{} {} bytes", k.0, k.2)).collect();
+        println!(
+            "{}: {} kernels, at most {most} registers; stack: {}",
+            family.name(),
+            kernels.len(),
+            stack.join(", ")
+        );
         for (name, registers, _, spills) in &kernels {
             assert!(!spills, "{name} spills");
             assert!(*registers > 0 && *registers < 255, "{name}: {registers} registers");

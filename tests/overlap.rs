@@ -9,21 +9,24 @@ mod common;
 use std::collections::{BTreeMap, BTreeSet};
 
 use common::random::{self, Random};
+use neap::contract::check::{Refusal, check, check_safety};
+use neap::contract::{Latency, Plan, Window};
 use neap::device::{Profile, builtin, latency};
 use neap::job::Graph;
 use neap::job::json::sha256;
 use neap::plan::global::{self, Job, Jobs};
 use neap::plan::overlap;
 use neap::plan::{Method, PlanError};
-use neap::schedule::check::{Refusal, check, check_safety};
-use neap::schedule::{Latency, Plan, Window};
 use neap::sim::engine::{self, Durations, Run};
 use neap::sim::program::{Begin, Program};
 use neap::sim::together::{Shared, WHOLE, Waited, Work};
 use neap::units::{Bytes, Nanos, OpId};
 
 fn plans() -> u64 {
-    std::env::var("NEAP_JOBS").ok().and_then(|n| n.parse().ok()).unwrap_or(if cfg!(debug_assertions) { 200 } else { 2_000 })
+    std::env::var("NEAP_JOBS")
+        .ok()
+        .and_then(|n| n.parse().ok())
+        .unwrap_or(if cfg!(debug_assertions) { 200 } else { 2_000 })
 }
 
 fn first() -> u64 {
@@ -37,7 +40,12 @@ struct Seen {
 }
 
 /// Runs jobs side by side from random instants on, with pauses between iterations, everything taking a half to three times what is planned.
-fn side_by_side(random: &mut Random, device: &Profile, programs: &[Program], rounds: usize) -> Seen {
+fn side_by_side(
+    random: &mut Random,
+    device: &Profile,
+    programs: &[Program],
+    rounds: usize,
+) -> Seen {
     let noisy = |random: &mut Random, program: &Program| {
         let mut durations = Durations::nominal(program, &device.link);
         for time in &mut durations.steps {
@@ -48,16 +56,22 @@ fn side_by_side(random: &mut Random, device: &Profile, programs: &[Program], rou
         }
         durations
     };
-    let durations: Vec<Vec<Durations>> = programs.iter().map(|p| (0..rounds).map(|_| noisy(random, p)).collect()).collect();
+    let durations: Vec<Vec<Durations>> =
+        programs.iter().map(|p| (0..rounds).map(|_| noisy(random, p)).collect()).collect();
     let length: u64 = programs[0].steps.iter().map(|s| s.time.0).sum();
-    let pause = |random: &mut Random| if random.once_in(2) { 0 } else { random.below(2 * length as usize + 1) as u64 };
+    let pause = |random: &mut Random| {
+        if random.once_in(2) { 0 } else { random.below(2 * length as usize + 1) as u64 }
+    };
     let mut shared: Shared<'_, &Program, &Durations> = Shared::new(&device.link);
-    let mut starts: Vec<Option<Nanos>> = programs.iter().map(|_| Some(Nanos(pause(random)))).collect();
+    let mut starts: Vec<Option<Nanos>> =
+        programs.iter().map(|_| Some(Nanos(pause(random)))).collect();
     let mut done = vec![0; programs.len()];
     let mut iterations = Vec::new();
     loop {
         let next = starts.iter().flatten().min().copied();
-        let ended = shared.until(next.unwrap_or(Nanos(u64::MAX))).unwrap_or_else(|e| panic!("wait for each other for ever: {e}"));
+        let ended = shared
+            .until(next.unwrap_or(Nanos(u64::MAX)))
+            .unwrap_or_else(|e| panic!("wait for each other for ever: {e}"));
         let now = shared.now();
         match ended {
             Some((job, run)) => {
@@ -74,7 +88,14 @@ fn side_by_side(random: &mut Random, device: &Profile, programs: &[Program], rou
             if starts[job].is_some_and(|at| at <= now) {
                 starts[job] = None;
                 let utilisation = random.between(100, WHOLE as usize) as u32;
-                shared.begin(job, Work { program: &programs[job], durations: &durations[job][done[job]], utilisation });
+                shared.begin(
+                    job,
+                    Work {
+                        program: &programs[job],
+                        durations: &durations[job][done[job]],
+                        utilisation,
+                    },
+                );
             }
         }
     }
@@ -106,16 +127,28 @@ fn conflicts(programs: &[Program], seen: &Seen) -> usize {
 }
 
 fn placed(graphs: &[Graph], plan: &Plan) -> Vec<Program> {
-    graphs.iter().zip(&plan.jobs).map(|(graph, job)| Program::placed(graph, job).expect("placed")).collect()
+    graphs
+        .iter()
+        .zip(&plan.jobs)
+        .map(|(graph, job)| Program::placed(graph, job).expect("placed"))
+        .collect()
 }
 
 /// What stays round a job's boundary is its own, and so apart from everybody's at any time: the rest is [`conflicts`].
 fn boundaries_are_own(programs: &[Program], plan: &Plan, seed: u64) {
     for (program, job) in programs.iter().zip(&plan.jobs) {
         let Some(window) = &job.window else { continue };
-        for r in program.residencies.iter().filter(|r| (r.begin == Begin::Iteration || r.stays) && r.bytes.0 > 0) {
+        for r in program
+            .residencies
+            .iter()
+            .filter(|r| (r.begin == Begin::Iteration || r.stays) && r.bytes.0 > 0)
+        {
             let offset = r.offset.expect("placed");
-            assert!(offset + r.bytes <= window.offset || offset >= window.offset + window.bytes, "seed {seed}: {:?}", r.place);
+            assert!(
+                offset + r.bytes <= window.offset || offset >= window.offset + window.bytes,
+                "seed {seed}: {:?}",
+                r.place
+            );
         }
     }
 }
@@ -138,7 +171,8 @@ impl Site {
         if random.once_in(3) {
             graphs[1] = graphs[0].clone();
         }
-        let latencies = graphs.iter().map(|graph| latency::latencies(graph, &device, None)).collect();
+        let latencies =
+            graphs.iter().map(|graph| latency::latencies(graph, &device, None)).collect();
         Self { device, graphs, latencies }
     }
 
@@ -150,21 +184,28 @@ impl Site {
             method: method.clone(),
             priority: 1000,
         };
-        let jobs = self.graphs.iter().zip(self.latencies.iter().map(Vec::as_slice)).map(job).collect();
+        let jobs =
+            self.graphs.iter().zip(self.latencies.iter().map(Vec::as_slice)).map(job).collect();
         Jobs { jobs, device: &self.device, budget, recorded_options: BTreeMap::new() }
     }
 }
 
 #[test]
 fn planned_windows_are_held_in_turn() {
-    let (mut met, mut shared, mut only, mut lower, mut refused, mut waits, mut runs, mut broken) = (0, 0, 0, 0, 0, 0, 0, 0);
+    let (mut met, mut shared, mut only, mut lower, mut refused, mut waits, mut runs, mut broken) =
+        (0, 0, 0, 0, 0, 0, 0, 0);
     for seed in first()..first() + plans() / 4 {
         let mut random = Random(seed ^ 0x00e1);
         let site = Site::new(&mut random);
-        let methods = [Method::default(), Method::named("tensile").expect("a planner"), Method::named("checkpoint").expect("a planner")];
+        let methods = [
+            Method::default(),
+            Method::named("tensile").expect("a planner"),
+            Method::named("checkpoint").expect("a planner"),
+        ];
         let method = &methods[random.below(methods.len())];
         let unplanned = global::unplanned_peak(&site.graphs.iter().collect::<Vec<_>>());
-        let budget = Bytes(unplanned.0 * random.between(35, 105) as u64 / 100).min(site.device.available());
+        let budget =
+            Bytes(unplanned.0 * random.between(35, 105) as u64 / 100).min(site.device.available());
         let asked = site.jobs(method, budget);
         let least = random.once_in(8);
         let made = if least { overlap::minimum(&asked) } else { overlap::make(&asked) };
@@ -179,16 +220,30 @@ fn planned_windows_are_held_in_turn() {
         };
         let plan = &overlapped.together.plan;
         let proof = check(plan, &site.graphs).unwrap_or_else(|r| panic!("seed {seed}: {}", r[0]));
-        assert!(plan.figures.arena_bytes <= plan.budget && (least || plan.budget <= budget), "seed {seed}");
+        assert!(
+            plan.figures.arena_bytes <= plan.budget && (least || plan.budget <= budget),
+            "seed {seed}"
+        );
         if least && let Ok(apart) = global::minimum(&asked) {
-            assert!(plan.budget <= apart.plan.budget, "seed {seed}: {} with a window, {} without", plan.budget, apart.plan.budget);
+            assert!(
+                plan.budget <= apart.plan.budget,
+                "seed {seed}: {} with a window, {} without",
+                plan.budget,
+                apart.plan.budget
+            );
             lower += usize::from(plan.budget < apart.plan.budget);
         }
         let programs = placed(&site.graphs, plan);
-        for ((program, figures), part) in programs.iter().zip(&proof.jobs).zip(&overlapped.together.parts) {
-            let run = engine::nominal(program, &site.device.link).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+        for ((program, figures), part) in
+            programs.iter().zip(&proof.jobs).zip(&overlapped.together.parts)
+        {
+            let run = engine::nominal(program, &site.device.link)
+                .unwrap_or_else(|e| panic!("seed {seed}: {e}"));
             assert_eq!(run.iteration, figures.iteration_ns, "seed {seed}");
-            assert_eq!(run.iteration, part.run.iteration, "seed {seed}: sharing made it slower alone");
+            assert_eq!(
+                run.iteration, part.run.iteration,
+                "seed {seed}: sharing made it slower alone"
+            );
         }
         met += 1;
         if overlapped.window().is_none() {
@@ -204,8 +259,12 @@ fn planned_windows_are_held_in_turn() {
             runs += 1;
         }
         let mut lawless = programs;
-        lawless.iter_mut().for_each(|program| program.stretches = neap::sim::window::Stretches::default());
-        broken += usize::from(conflicts(&lawless, &side_by_side(&mut random, &site.device, &lawless, 3)) > 0);
+        lawless
+            .iter_mut()
+            .for_each(|program| program.stretches = neap::sim::window::Stretches::default());
+        broken += usize::from(
+            conflicts(&lawless, &side_by_side(&mut random, &site.device, &lawless, 3)) > 0,
+        );
     }
     println!(
         "{met} plans, {shared} with a window ({only} would not fit without), {lower} least budgets lowered, {refused} refused; \
@@ -220,18 +279,26 @@ fn planned_windows_are_held_in_turn() {
 /// Whatever the checker lets pass runs to its end, however the bytes were divided and handed over.
 #[test]
 fn any_window_that_is_let_pass_is_safe() {
-    let (mut passed, mut handed, mut circles, mut refused, mut waits, mut runs, mut broken) = (0, 0, 0, 0, 0, 0, 0);
+    let (mut passed, mut handed, mut circles, mut refused, mut waits, mut runs, mut broken) =
+        (0, 0, 0, 0, 0, 0, 0);
     for seed in first()..first() + 5 * plans() {
         let mut random = Random(seed ^ 0x5a7e);
         let site = Site::new(&mut random);
-        let methods = ["tensile", "capuchin", "checkpoint"].map(|name| Method::named(name).expect("a planner"));
+        let methods = ["tensile", "capuchin", "checkpoint"]
+            .map(|name| Method::named(name).expect("a planner"));
         let method = &methods[random.below(methods.len())];
         let unplanned = global::unplanned_peak(&site.graphs.iter().collect::<Vec<_>>());
-        let budget = Bytes(unplanned.0 * random.between(60, 110) as u64 / 100).min(site.device.available());
+        let budget =
+            Bytes(unplanned.0 * random.between(60, 110) as u64 / 100).min(site.device.available());
         let Ok(together) = global::make(&site.jobs(method, budget)) else { continue };
         let mut plan = together.plan.clone();
         let offset = plan.figures.arena_bytes;
-        let bytes = together.parts.iter().map(|part| part.plan.figures.arena_bytes).max().unwrap_or_default();
+        let bytes = together
+            .parts
+            .iter()
+            .map(|part| part.plan.figures.arena_bytes)
+            .max()
+            .unwrap_or_default();
         let mut base = Bytes::ZERO;
         for ((job, part), graph) in plan.jobs.iter_mut().zip(&together.parts).zip(&site.graphs) {
             let passes = |place| {
@@ -246,7 +313,8 @@ fn any_window_that_is_let_pass_is_safe() {
                 }
             }
             let hand_overs = random.below(3);
-            let after: BTreeSet<usize> = (0..hand_overs).map(|_| random.below(graph.operators.len())).collect();
+            let after: BTreeSet<usize> =
+                (0..hand_overs).map(|_| random.below(graph.operators.len())).collect();
             let hands_over_after = after.into_iter().map(OpId::of).collect();
             job.window = Some(Window { offset, bytes, hands_over_after });
             base += part.plan.figures.arena_bytes;
@@ -269,7 +337,8 @@ fn any_window_that_is_let_pass_is_safe() {
         handed += programs.iter().filter(|program| program.stretches.count() > 1).count();
         boundaries_are_own(&programs, &plan, seed);
         for (job, program) in programs.iter().enumerate() {
-            engine::nominal(program, &site.device.link).unwrap_or_else(|e| panic!("seed {seed}: job {job} alone: {e}"));
+            engine::nominal(program, &site.device.link)
+                .unwrap_or_else(|e| panic!("seed {seed}: job {job} alone: {e}"));
         }
         for _ in 0..10 {
             let seen = side_by_side(&mut random, &site.device, &programs, 3);
@@ -278,12 +347,19 @@ fn any_window_that_is_let_pass_is_safe() {
             runs += 1;
         }
         let mut lawless = programs;
-        lawless.iter_mut().for_each(|program| program.stretches = neap::sim::window::Stretches::default());
-        broken += usize::from(conflicts(&lawless, &side_by_side(&mut random, &site.device, &lawless, 3)) > 0);
+        lawless
+            .iter_mut()
+            .for_each(|program| program.stretches = neap::sim::window::Stretches::default());
+        broken += usize::from(
+            conflicts(&lawless, &side_by_side(&mut random, &site.device, &lawless, 3)) > 0,
+        );
     }
     println!(
         "{passed} plans passed ({handed} jobs hand over), {circles} circles and {refused} at the boundary refused; {runs} runs with {waits} waits; \
          {broken} break when nobody waits"
     );
-    assert!(handed * 4 > passed && circles > 0 && refused > 0 && waits > runs && broken * 4 > passed, "too easy");
+    assert!(
+        handed * 4 > passed && circles > 0 && refused > 0 && waits > runs && broken * 4 > passed,
+        "too easy"
+    );
 }

@@ -13,7 +13,13 @@ fn held(items: &[Item], layout: &Layout) -> Vec<Held> {
     let mut all = Vec::new();
     for (owner, (item, &offset)) in items.iter().zip(&layout.offsets).enumerate() {
         for &(from, until) in &item.spans {
-            all.push(Held { owner, from: from.into(), until: until.into(), offset, size: item.bytes });
+            all.push(Held {
+                owner,
+                from: from.into(),
+                until: until.into(),
+                offset,
+                size: item.bytes,
+            });
         }
     }
     all
@@ -29,7 +35,13 @@ fn sound(items: &[Item], layout: &Layout) -> Result<(), TestCaseError> {
 }
 
 /// Cuts a rectangle of time and bytes into items, straight through every time, so that they fit exactly.
-fn cut(time: (u32, u32), bytes: (u64, u64), cuts: &mut impl Iterator<Item = (bool, u16)>, depth: u32, into: &mut Vec<(Item, u64)>) {
+fn cut(
+    time: (u32, u32),
+    bytes: (u64, u64),
+    cuts: &mut impl Iterator<Item = (bool, u16)>,
+    depth: u32,
+    into: &mut Vec<(Item, u64)>,
+) {
     let next = if depth == 0 { None } else { cuts.next() };
     match next {
         Some((true, at)) if time.1 - time.0 > 1 => {
@@ -55,10 +67,15 @@ fn options(without: &[Technique]) -> Options {
 /// Whether any layout fits, by trying every offset for every item.
 fn fits(items: &[Item], capacity: u64, placed: &mut Vec<u64>) -> bool {
     let Some(item) = items.get(placed.len()) else { return true };
-    let meet = |a: &Item, b: &Item| a.spans.iter().any(|x| b.spans.iter().any(|y| x.0 < y.1 && y.0 < x.1));
+    let meet =
+        |a: &Item, b: &Item| a.spans.iter().any(|x| b.spans.iter().any(|y| x.0 < y.1 && y.0 < x.1));
     for offset in 0..=capacity.saturating_sub(item.bytes) {
-        let given = item.fixed.is_none_or(|f| f == offset) && offset.is_multiple_of(item.align) && offset + item.bytes <= capacity;
-        let free = placed.iter().zip(items).all(|(&o, other)| !meet(item, other) || o + other.bytes <= offset || offset + item.bytes <= o);
+        let given = item.fixed.is_none_or(|f| f == offset)
+            && offset.is_multiple_of(item.align)
+            && offset + item.bytes <= capacity;
+        let free = placed.iter().zip(items).all(|(&o, other)| {
+            !meet(item, other) || o + other.bytes <= offset || offset + item.bytes <= o
+        });
         if given && free {
             placed.push(offset);
             if fits(items, capacity, placed) {
@@ -147,7 +164,10 @@ proptest! {
 }
 
 fn truth() -> PathBuf {
-    let root = std::env::var_os("NEAP_TRUTH").map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/truth"), PathBuf::from);
+    let root = std::env::var_os("NEAP_TRUTH").map_or_else(
+        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/truth"),
+        PathBuf::from,
+    );
     root.join("minimalloc")
 }
 
@@ -159,12 +179,23 @@ fn published_problems_fit() {
         println!("skipped: no {}", folder.display());
         return;
     }
-    let names: &[&str] = if cfg!(debug_assertions) { &["H", "J"] } else { &["A", "B", "C", "D", "E", "F", "G", "H", "I", "J", "K"] };
+    let names: &[&str] = if cfg!(debug_assertions) {
+        &["H", "J"]
+    } else {
+        &["A", "B", "C", "D", "E", "F", "G", "H", "I", "J", "K"]
+    };
     for name in names {
-        let problem = Problem::read(&folder.join(format!("{name}.1048576.csv"))).unwrap_or_else(|e| panic!("{e}"));
-        let within = place::within(&problem.items(), 1_048_576, &Options { effort: 10_000_000_000, without: Vec::new() });
+        let problem = Problem::read(&folder.join(format!("{name}.1048576.csv")))
+            .unwrap_or_else(|e| panic!("{e}"));
+        let within = place::within(
+            &problem.items(),
+            1_048_576,
+            &Options { effort: 10_000_000_000, without: Vec::new() },
+        );
         println!("{name}: {:?}", within.spent);
-        let Outcome::Placed(layout) = within.outcome else { panic!("{name}: {:?}", within.outcome) };
+        let Outcome::Placed(layout) = within.outcome else {
+            panic!("{name}: {:?}", within.outcome)
+        };
         assert_eq!(problem.check(&layout, 1_048_576), Ok(layout.height), "{name}");
     }
 }
@@ -176,7 +207,11 @@ struct Run {
 }
 
 fn neap(folder: &Path, args: &[&str]) -> Run {
-    let output = Command::new(env!("CARGO_BIN_EXE_neap")).args(args).current_dir(folder).output().expect("runs");
+    let output = Command::new(env!("CARGO_BIN_EXE_neap"))
+        .args(args)
+        .current_dir(folder)
+        .output()
+        .expect("runs");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     Run { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
 }
@@ -193,17 +228,33 @@ fn the_command_places_proves_and_refuses() {
     assert_eq!(run.code, Some(0), "{}", run.err);
     let object: serde_json::Value = serde_json::from_str(&run.out).expect("JSON");
     assert_eq!(
-        (object["placed"].as_bool(), object["load_bytes"].as_u64(), object["height_bytes"].as_u64()),
+        (
+            object["placed"].as_bool(),
+            object["load_bytes"].as_u64(),
+            object["height_bytes"].as_u64()
+        ),
         (Some(true), Some(6), Some(6))
     );
     // What was written is a problem with every offset given.
-    assert!(std::fs::read_to_string(at.join("o.csv")).expect("written").starts_with("id,lower,upper,size,offset\na,0,4,2,"));
+    assert!(
+        std::fs::read_to_string(at.join("o.csv"))
+            .expect("written")
+            .starts_with("id,lower,upper,size,offset\na,0,4,2,")
+    );
     assert_eq!(neap(at, &["place", "o.csv", "--capacity", "6"]).code, Some(0));
     let least = neap(at, &["place", "p.csv"]);
-    assert!(least.code == Some(0) && least.out.contains("nothing lower is possible"), "{}", least.out);
+    assert!(
+        least.code == Some(0) && least.out.contains("nothing lower is possible"),
+        "{}",
+        least.out
+    );
 
     let low = neap(at, &["place", "p.csv", "--capacity", "5", "-o", "none.csv"]);
-    assert!(low.code == Some(1) && low.err.contains("from 0 on 6 are alive at once"), "{}", low.err);
+    assert!(
+        low.code == Some(1) && low.err.contains("from 0 on 6 are alive at once"),
+        "{}",
+        low.err
+    );
     // Fits by size, but not in one piece: c above, e below, and nothing of 2 between.
     let split = "id,lower,upper,size,offset\na,0,4,1,1\nb,1,3,2,\n";
     std::fs::write(at.join("s.csv"), split).expect("written");
@@ -216,7 +267,11 @@ fn the_command_places_proves_and_refuses() {
     assert!(bad.code == Some(2) && bad.err.contains("`luck` is not a technique"), "{}", bad.err);
     std::fs::write(at.join("b.csv"), format!("{PROBLEM}a,0,1,1\n")).expect("written");
     let twice = neap(at, &["place", "b.csv", "-o", "none.csv"]);
-    assert!(twice.code == Some(2) && twice.err.contains("b.csv: line 6: the id `a` stands on line 2"), "{}", twice.err);
+    assert!(
+        twice.code == Some(2) && twice.err.contains("b.csv: line 6: the id `a` stands on line 2"),
+        "{}",
+        twice.err
+    );
     let over = neap(at, &["place", "p.csv", "-o", "p.csv"]);
     assert!(over.code == Some(2) && over.err.contains("p.csv"), "{}", over.err);
     assert!(!at.join("none.csv").exists());

@@ -7,6 +7,7 @@ mod common;
 use std::collections::BTreeMap;
 
 use common::random::{self, Random};
+use neap::contract::check::check;
 use neap::device::{Profile, builtin, latency};
 use neap::job::json::sha256;
 use neap::job::{Arg, Graph, Replay};
@@ -15,16 +16,18 @@ use neap::plan::method::Method;
 use neap::plan::robust;
 use neap::plan::vdnn::Policy;
 use neap::plan::{self, Options, PlanError, Planned, Request};
-use neap::run::device::host::kernels::Kernel;
-use neap::run::device::host::view::{Call, Operand, View};
+use neap::run::backend::host::kernels::Kernel;
+use neap::run::backend::host::view::{Call, Operand, View};
 use neap::run::{Rate, Settings, run_with};
-use neap::schedule::check::check;
 use neap::sim::engine::{self, Durations};
 use neap::sim::program::Program;
 use neap::units::Bytes;
 
 fn jobs() -> u64 {
-    std::env::var("NEAP_JOBS").ok().and_then(|n| n.parse().ok()).unwrap_or(if cfg!(debug_assertions) { 1_000 } else { 10_000 })
+    std::env::var("NEAP_JOBS")
+        .ok()
+        .and_then(|n| n.parse().ok())
+        .unwrap_or(if cfg!(debug_assertions) { 1_000 } else { 10_000 })
 }
 
 fn bytes(view: &View) -> (*mut u8, usize) {
@@ -35,7 +38,8 @@ fn bytes(view: &View) -> (*mut u8, usize) {
 fn mix(call: &Call<'_>) -> Result<(), String> {
     let left_out = |index: usize| {
         let Some(Arg::Tensor(arg)) = call.operator.args.get(index) else { return false };
-        call.operator.replay == Replay::SkipUpdates && call.operator.updates().any(|u| u.tensor == arg.tensor)
+        call.operator.replay == Replay::SkipUpdates
+            && call.operator.updates().any(|u| u.tensor == arg.tensor)
     };
     let mut sum = Random(call.position);
     for (index, arg) in call.args.iter().enumerate() {
@@ -51,7 +55,8 @@ fn mix(call: &Call<'_>) -> Result<(), String> {
     let written = call.operator.outputs.iter().flatten().zip(call.outputs.iter().flatten());
     let written = written.chain(call.operator.hidden.iter().zip(call.hidden));
     for (operand, view) in written {
-        let skipped = call.replay && call.operator.replay == Replay::SkipUpdates && operand.version > 0;
+        let skipped =
+            call.replay && call.operator.replay == Replay::SkipUpdates && operand.version > 0;
         if skipped {
             continue;
         }
@@ -84,19 +89,34 @@ fn device(random: &mut Random) -> Profile {
 }
 
 fn agree(seed: u64, graph: &Graph, planned: &Planned) {
-    let proof = check(&planned.plan, std::slice::from_ref(graph)).unwrap_or_else(|r| panic!("seed {seed}: {}", r[0]));
+    let proof = check(&planned.plan, std::slice::from_ref(graph))
+        .unwrap_or_else(|r| panic!("seed {seed}: {}", r[0]));
     assert_eq!(proof.figures, planned.plan.figures, "seed {seed}");
     let job = &planned.plan.jobs[0];
     let program = Program::placed(graph, job).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
     let link = &planned.plan.device.link;
-    let run = engine::run(&program, link, &Durations::nominal(&program, link)).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
-    assert_eq!(engine::peak(&engine::memory(&program, &run)), proof.figures.peak_bytes, "seed {seed}");
+    let run = engine::run(&program, link, &Durations::nominal(&program, link))
+        .unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+    assert_eq!(
+        engine::peak(&engine::memory(&program, &run)),
+        proof.figures.peak_bytes,
+        "seed {seed}"
+    );
     assert_eq!(run.iteration, proof.figures.iteration_ns, "seed {seed}");
     let (peak, time) = (proof.figures.peak_bytes, proof.figures.iteration_ns);
     let bounds = Bounds::new(graph, &job.latencies, link);
-    assert!(bounds.peak(time.saturating_sub(proof.figures.unplanned_iteration_ns)) <= peak, "seed {seed}: below the bound");
-    assert!(bounds.iteration(peak).is_some_and(|bound| bound <= time), "seed {seed}: quicker than the bound");
-    assert!(proof.figures.arena_bytes <= planned.plan.budget || planned.plan.planner == "none", "seed {seed}");
+    assert!(
+        bounds.peak(time.saturating_sub(proof.figures.unplanned_iteration_ns)) <= peak,
+        "seed {seed}: below the bound"
+    );
+    assert!(
+        bounds.iteration(peak).is_some_and(|bound| bound <= time),
+        "seed {seed}: quicker than the bound"
+    );
+    assert!(
+        proof.figures.arena_bytes <= planned.plan.budget || planned.plan.planner == "none",
+        "seed {seed}"
+    );
 }
 
 /// Each planner, with switches drawn.
@@ -117,7 +137,12 @@ fn methods(random: &mut Random) -> Vec<Method> {
         effort: random.below(12) as u32,
         ..neap::plan::neap::Options::default()
     };
-    let baselines = [Method::Vdnn(Policy::All), Method::Vdnn(Policy::Conv), Method::Checkpoint, Method::Capuchin];
+    let baselines = [
+        Method::Vdnn(Policy::All),
+        Method::Vdnn(Policy::Conv),
+        Method::Checkpoint,
+        Method::Capuchin,
+    ];
     let baseline = baselines[random.below(baselines.len())].clone();
     vec![Method::Tensile(Options { min_swap, ..Options::default() }), Method::Neap(neap), baseline]
 }
@@ -146,7 +171,13 @@ fn planned_checked_simulated_and_run() {
         let share = random.between(40, 100) as u64;
         let budget = Bytes(arena.0 * share / 100);
         let least = random.once_in(3);
-        let settings = Settings { iterations: 2, link_rate: Rate::Unlimited, poison: true, keep_state: true, ..Settings::default() };
+        let settings = Settings {
+            iterations: 2,
+            link_rate: Rate::Unlimited,
+            poison: true,
+            keep_state: true,
+            ..Settings::default()
+        };
         let run = |of: &Planned, bytes: Bytes| {
             run_with(kernels, &graph, &of.plan.jobs[0], bytes, &device, &settings, &mut |_| {})
                 .unwrap_or_else(|e| panic!("seed {seed} {}: {e}", of.plan.planner))
@@ -157,7 +188,8 @@ fn planned_checked_simulated_and_run() {
             // Plans for noise differ in how they are chosen, not in what must hold.
             let noise = random.once_in(8).then(|| 1_000 * random.between(0, 100) as u64);
             let planned = if let Some(share) = noise {
-                robust::make_for(&Request { budget, ..request.clone() }, share, None).map(|r| r.planned)
+                robust::make_for(&Request { budget, ..request.clone() }, share, None)
+                    .map(|r| r.planned)
             } else if least {
                 plan::minimum(&Request { budget: arena, ..request.clone() })
             } else {
@@ -182,5 +214,8 @@ fn planned_checked_simulated_and_run() {
         }
     }
     println!("{met} plans made and run ({moved} with events), {refused} budgets refused");
-    assert!(moved * 3 > met && refused > 0, "the jobs are too easy: {met} met, {moved} with events, {refused} refused");
+    assert!(
+        moved * 3 > met && refused > 0,
+        "the jobs are too easy: {met} met, {moved} with events, {refused} refused"
+    );
 }

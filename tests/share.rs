@@ -14,7 +14,10 @@ use neap::sim::share::result::Figures;
 use neap::units::Nanos;
 
 fn truth() -> Option<PathBuf> {
-    let truth = std::env::var_os("NEAP_TRUTH").map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/truth"), PathBuf::from);
+    let truth = std::env::var_os("NEAP_TRUTH").map_or_else(
+        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/truth"),
+        PathBuf::from,
+    );
     let folder = truth.join("salus");
     if !folder.is_dir() {
         println!("skipped: no {}", folder.display());
@@ -28,7 +31,12 @@ fn settings(mechanism: Mechanism, mode: Mode) -> Settings {
 }
 
 fn figures(jobs: &[Job], name: &str, settings: &Settings) -> Figures {
-    let outcome = simulate(jobs, policy::find(name).unwrap(), settings, Keep { proof: true, ..Keep::default() });
+    let outcome = simulate(
+        jobs,
+        policy::find(name).unwrap(),
+        settings,
+        Keep { proof: true, ..Keep::default() },
+    );
     assert_eq!(outcome.harm, None, "{name}");
     outcome.figures(jobs)
 }
@@ -52,24 +60,40 @@ fn the_published_table_beside_ours() {
     let memory = Memory::read(&folder.join("memory.csv")).unwrap();
     let jobs = jobs::read(&folder.join("calibrated.jobs.csv"), &memory, 0).unwrap().jobs;
     let lanes = settings(Mechanism::Lanes, Mode::Neap);
-    let published =
-        [("fifo", 303.4, 170.6, 251.1), ("srtf", 306.0, 53.4, 217.0), ("pack", 287.4, 145.5, 266.1), ("fair", 301.6, 96.6, 281.2)];
+    let published = [
+        ("fifo", 303.4, 170.6, 251.1),
+        ("srtf", 306.0, 53.4, 217.0),
+        ("pack", 287.4, 145.5, 266.1),
+        ("fair", 301.6, 96.6, 281.2),
+    ];
     let mut best = (f64::MAX, f64::MAX);
     for (name, makespan, completion, p95) in published {
         let f = figures(&jobs, name, &lanes);
         let ours = [minutes(f.makespan), minutes(f.completion), minutes(f.p95)];
         println!("{name}: calibrated {ours:.1?}, published {:.1?}", [makespan, completion, p95]);
         best = (best.0.min(ours[0]), best.1.min(ours[1]));
-        for (index, (ours, theirs)) in ours.into_iter().zip([makespan, completion, p95]).enumerate() {
+        for (index, (ours, theirs)) in ours.into_iter().zip([makespan, completion, p95]).enumerate()
+        {
             // PACK's mean and tail follow from which jobs were beside which, of which nothing was published.
             let limit = if name == "pack" && index > 0 { 0.15 } else { 0.05 };
-            assert!((ours - theirs).abs() <= limit * theirs, "{name}: {ours:.1}, published {theirs}");
+            assert!(
+                (ours - theirs).abs() <= limit * theirs,
+                "{name}: {ours:.1}, published {theirs}"
+            );
         }
     }
     for mode in [Mode::Neap, Mode::Paper] {
         let f = figures(&jobs, "neap", &settings(Mechanism::Lanes, mode));
-        println!("neap, {mode:?}: {:.1} {:.1} {:.1}", minutes(f.makespan), minutes(f.completion), minutes(f.p95));
-        assert!(minutes(f.makespan) <= best.0 && minutes(f.completion) <= best.1, "{f:?} against {best:?}");
+        println!(
+            "neap, {mode:?}: {:.1} {:.1} {:.1}",
+            minutes(f.makespan),
+            minutes(f.completion),
+            minutes(f.p95)
+        );
+        assert!(
+            minutes(f.makespan) <= best.0 && minutes(f.completion) <= best.1,
+            "{f:?} against {best:?}"
+        );
     }
 }
 
@@ -78,15 +102,31 @@ fn three_hundred_of_one_kind() {
     let Some(folder) = truth() else { return };
     let lanes = settings(Mechanism::Lanes, Mode::Neap);
     // The first two are what the contention model is calibrated by; of the third nothing was published: a prediction.
-    for (workload, published) in [("superres_128", Some(2.38)), ("resnet50_50", Some(1.07)), ("alexnet_25", None)] {
-        let rows: Vec<_> = (0..300).map(|i| (format!("j{i}"), format!("{workload},0,60"))).collect();
+    for (workload, published) in
+        [("superres_128", Some(2.38)), ("resnet50_50", Some(1.07)), ("alexnet_25", None)]
+    {
+        let rows: Vec<_> =
+            (0..300).map(|i| (format!("j{i}"), format!("{workload},0,60"))).collect();
         let jobs = copies(&folder, &rows, "job,workload,submit_s,duration_s");
-        let factor = |name| figures(&jobs, "fifo", &lanes).makespan as f64 / figures(&jobs, name, &lanes).makespan as f64;
-        println!("{workload}: pack ×{:.3}, neap ×{:.3}, published {published:?}", factor("pack"), factor("neap"));
+        let factor = |name| {
+            figures(&jobs, "fifo", &lanes).makespan as f64
+                / figures(&jobs, name, &lanes).makespan as f64
+        };
+        println!(
+            "{workload}: pack ×{:.3}, neap ×{:.3}, published {published:?}",
+            factor("pack"),
+            factor("neap")
+        );
         for name in ["pack", "neap"] {
             match published {
-                Some(theirs) => assert!((factor(name) / theirs - 1.0).abs() < 0.1, "{workload}: {}", factor(name)),
-                None => assert!((1.0..2.45).contains(&factor(name)), "{workload}: {}", factor(name)),
+                Some(theirs) => assert!(
+                    (factor(name) / theirs - 1.0).abs() < 0.1,
+                    "{workload}: {}",
+                    factor(name)
+                ),
+                None => {
+                    assert!((1.0..2.45).contains(&factor(name)), "{workload}: {}", factor(name))
+                }
             }
         }
     }
@@ -98,10 +138,15 @@ fn forty_two_inference_models() {
     let memory = Memory::read(&folder.join("memory.csv")).unwrap();
     let names: Vec<&str> = memory.names().filter(|n| n.ends_with("eval_5")).collect();
     assert_eq!(names.len(), 14);
-    let rows: Vec<_> = (0..3).flat_map(|c| names.iter().map(move |n| (format!("{n}.{c}"), format!("{n},0,60,0.5,0.01")))).collect();
+    let rows: Vec<_> = (0..3)
+        .flat_map(|c| names.iter().map(move |n| (format!("{n}.{c}"), format!("{n},0,60,0.5,0.01"))))
+        .collect();
     let jobs = copies(&folder, &rows, "job,workload,submit_s,duration_s,rate_per_s,iteration_s");
     let devices = |mechanism| settings(mechanism, Mode::Neap).devices(jobs.iter());
-    assert_eq!((devices(Mechanism::Lanes), devices(Mechanism::Static), devices(Mechanism::Mps)), (Some(1), Some(6), Some(6)));
+    assert_eq!(
+        (devices(Mechanism::Lanes), devices(Mechanism::Static), devices(Mechanism::Mps)),
+        (Some(1), Some(6), Some(6))
+    );
     let lanes = settings(Mechanism::Lanes, Mode::Neap);
     let outcome = simulate(&jobs, policy::find("pack").unwrap(), &lanes, Keep::default());
     assert!(outcome.jobs.iter().all(|j| j.start == Some(Nanos::ZERO)), "all 42 are served at once");
@@ -113,9 +158,13 @@ fn two_of_alexnet_for_a_minute() {
     let rows: Vec<_> = ["a", "b"].map(|n| (n.to_owned(), "alexnet_25,0,60".to_owned())).to_vec();
     let jobs = copies(&folder, &rows, "job,workload,submit_s,duration_s");
     for (name, mechanism) in neap::sim::share::mechanism::NAMES {
-        let makespan = |policy| figures(&jobs, policy, &settings(mechanism, Mode::Neap)).makespan as f64 / 1e9;
+        let makespan =
+            |policy| figures(&jobs, policy, &settings(mechanism, Mode::Neap)).makespan as f64 / 1e9;
         println!("{name:>10}: fair {:.2} s, pack {:.2} s", makespan("fair"), makespan("pack"));
-        let beside = matches!(mechanism, Mechanism::Static | Mechanism::Mps | Mechanism::MpsOc | Mechanism::Lanes);
+        let beside = matches!(
+            mechanism,
+            Mechanism::Static | Mechanism::Mps | Mechanism::MpsOc | Mechanism::Lanes
+        );
         let (low, high) = if beside { (60.0, 119.0) } else { (120.0, 121.0) };
         assert!((low..high).contains(&makespan("pack")), "{name}: {}", makespan("pack"));
     }

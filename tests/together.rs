@@ -7,14 +7,14 @@ mod common;
 use std::collections::BTreeMap;
 
 use common::random::{self, Random};
+use neap::contract::Plan;
+use neap::contract::check::check;
 use neap::device::{builtin, latency};
 use neap::job::Graph;
 use neap::job::json::sha256;
 use neap::plan::global::{self, Job, Jobs, aware};
 use neap::plan::live::{Arrival, Live};
 use neap::plan::{Method, PlanError};
-use neap::schedule::Plan;
-use neap::schedule::check::check;
 use neap::sim::engine::{self, Durations};
 use neap::sim::joint::{self, Party};
 use neap::sim::program::{Direction, Program};
@@ -22,25 +22,47 @@ use neap::sim::together::{Shared, WHOLE, Work};
 use neap::units::{Bytes, Nanos};
 
 fn plans() -> u64 {
-    std::env::var("NEAP_JOBS").ok().and_then(|n| n.parse().ok()).unwrap_or(if cfg!(debug_assertions) { 200 } else { 2_000 })
+    std::env::var("NEAP_JOBS")
+        .ok()
+        .and_then(|n| n.parse().ok())
+        .unwrap_or(if cfg!(debug_assertions) { 200 } else { 2_000 })
 }
 
 /// Jobs on one device: alone as the engine has it, together never two copies on one wire, and never faster than their operators. (A job
 /// beside others may be faster than alone, if rarely: what comes later may meet less contention between the link's directions.)
 fn side_by_side(seed: u64, graphs: &[Graph], plan: &Plan) {
     let link = &plan.device.link;
-    let programs: Vec<Program> = graphs.iter().zip(&plan.jobs).map(|(graph, job)| Program::placed(graph, job).expect("placed")).collect();
-    let durations: Vec<Durations> = programs.iter().map(|program| Durations::nominal(program, link)).collect();
-    let work = |job: usize| Work { program: &programs[job], durations: &durations[job], utilisation: WHOLE };
+    let programs: Vec<Program> = graphs
+        .iter()
+        .zip(&plan.jobs)
+        .map(|(graph, job)| Program::placed(graph, job).expect("placed"))
+        .collect();
+    let durations: Vec<Durations> =
+        programs.iter().map(|program| Durations::nominal(program, link)).collect();
+    let work = |job: usize| Work {
+        program: &programs[job],
+        durations: &durations[job],
+        utilisation: WHOLE,
+    };
     let mut alone = Vec::new();
     for (job, program) in programs.iter().enumerate() {
-        let once = engine::run(program, link, &Durations::nominal(program, link)).expect("no deadlock");
+        let once =
+            engine::run(program, link, &Durations::nominal(program, link)).expect("no deadlock");
         let mut device = Shared::new(link);
         for _ in 0..2 {
             device.begin(0, work(job));
-            let (seat, run) = device.until(Nanos(u64::MAX)).expect("no deadlock").expect("an iteration");
-            assert_eq!((seat, &run.steps, &run.copies, run.iteration), (0, &once.steps, &once.copies, once.iteration), "seed {seed}");
-            assert_eq!((run.stalls, run.late_copies), (once.stalls, once.late_copies), "seed {seed}");
+            let (seat, run) =
+                device.until(Nanos(u64::MAX)).expect("no deadlock").expect("an iteration");
+            assert_eq!(
+                (seat, &run.steps, &run.copies, run.iteration),
+                (0, &once.steps, &once.copies, once.iteration),
+                "seed {seed}"
+            );
+            assert_eq!(
+                (run.stalls, run.late_copies),
+                (once.stalls, once.late_copies),
+                "seed {seed}"
+            );
         }
         let operators: u64 = program.steps.iter().map(|step| step.time.0).sum();
         assert!(once.iteration.0 >= operators, "seed {seed}");
@@ -52,7 +74,12 @@ fn side_by_side(seed: u64, graphs: &[Graph], plan: &Plan) {
         device.begin(job, work(job));
     }
     while let Some((job, run)) = device.until(Nanos(u64::MAX)).expect("no deadlock") {
-        assert!(run.iteration >= alone[job], "seed {seed}: job {job} took {}, its operators {}", run.iteration, alone[job]);
+        assert!(
+            run.iteration >= alone[job],
+            "seed {seed}: job {job} took {}, its operators {}",
+            run.iteration,
+            alone[job]
+        );
         left[job] -= 1;
         if left[job] > 0 {
             device.begin(job, work(job));
@@ -61,21 +88,35 @@ fn side_by_side(seed: u64, graphs: &[Graph], plan: &Plan) {
     assert!(left.iter().all(|&l| l == 0), "seed {seed}: {left:?}");
     for direction in [Direction::H2d, Direction::D2h] {
         let copies: Vec<_> = device.carried.iter().filter(|c| c.direction == direction).collect();
-        assert!(copies.windows(2).all(|pair| pair[0].end <= pair[1].start), "seed {seed}: two copies at once");
+        assert!(
+            copies.windows(2).all(|pair| pair[0].end <= pair[1].start),
+            "seed {seed}: two copies at once"
+        );
     }
     // However they stand to each other, and as the planner sees them.
     let own = |job: usize| plan.jobs[job].latencies.iter().map(|l| l.time).sum();
-    let party = |job: usize| Party { program: &programs[job], durations: &durations[job], utilisation: WHOLE, own: own(job) };
+    let party = |job: usize| Party {
+        program: &programs[job],
+        durations: &durations[job],
+        utilisation: WHOLE,
+        own: own(job),
+    };
     let parties: Vec<Party<'_>> = (0..programs.len()).map(party).collect();
     let round = joint::round(&parties, link).expect("no deadlock");
     for course in &round.courses {
         assert_eq!(joint::overlaps(&course.carried), 0, "seed {seed}: two copies at once");
         assert!(course.runs.iter().all(|runs| runs.len() >= joint::ROUNDS as usize), "seed {seed}");
-        assert!(course.runs.iter().flatten().all(|(start, run)| *start + run.iteration <= course.end), "seed {seed}");
+        assert!(
+            course.runs.iter().flatten().all(|(start, run)| *start + run.iteration <= course.end),
+            "seed {seed}"
+        );
     }
     if let [program] = &programs[..] {
         let once = engine::run(program, link, &durations[0]).expect("no deadlock");
-        assert_eq!(round.time, once.iteration, "seed {seed}: a job by itself is not what the engine says");
+        assert_eq!(
+            round.time, once.iteration,
+            "seed {seed}: a job by itself is not what the engine says"
+        );
     }
     let compute: u64 = plan.jobs.iter().flat_map(|j| &j.latencies).map(|l| l.time.0).sum();
     assert!(device.now().0 >= 3 * compute, "seed {seed}: more than the whole device was used");
@@ -91,9 +132,15 @@ fn random_jobs_together() {
         device.link.h2d = random.between(100_000_000, 2_000_000_000) as u64;
         device.link.h2d_contended = device.link.h2d / 2;
         device.pinned_bytes = Bytes(random.between(1 << 12, 1 << 22) as u64);
-        let graphs: Vec<_> = (0..random.between(1, 3)).map(|_| random::graph(&mut random)).collect();
-        let latencies: Vec<_> = graphs.iter().map(|graph| latency::latencies(graph, &device, None)).collect();
-        let methods = [Method::default(), Method::named("tensile").expect("a planner"), Method::named("checkpoint").expect("a planner")];
+        let graphs: Vec<_> =
+            (0..random.between(1, 3)).map(|_| random::graph(&mut random)).collect();
+        let latencies: Vec<_> =
+            graphs.iter().map(|graph| latency::latencies(graph, &device, None)).collect();
+        let methods = [
+            Method::default(),
+            Method::named("tensile").expect("a planner"),
+            Method::named("checkpoint").expect("a planner"),
+        ];
         let method = methods[random.below(methods.len())].clone();
         let job = |(graph, latencies)| Job {
             graph,
@@ -102,26 +149,31 @@ fn random_jobs_together() {
             method: method.clone(),
             priority: 1000,
         };
-        let jobs: Vec<Job<'_>> = graphs.iter().zip(latencies.iter().map(Vec::as_slice)).map(job).collect();
+        let jobs: Vec<Job<'_>> =
+            graphs.iter().zip(latencies.iter().map(Vec::as_slice)).map(job).collect();
         let unplanned = global::unplanned_peak(&graphs.iter().collect::<Vec<_>>());
-        let budget = Bytes(unplanned.0 * random.between(45, 110) as u64 / 100).min(device.available());
+        let budget =
+            Bytes(unplanned.0 * random.between(45, 110) as u64 / 100).min(device.available());
         let asked = Jobs { jobs, device: &device, budget, recorded_options: BTreeMap::new() };
-        let together = match if random.once_in(8) { global::minimum(&asked) } else { global::make(&asked) } {
-            Ok(together) => together,
-            Err(PlanError::Infeasible(no)) => {
-                assert!(no.lowest > budget && no.floor <= no.lowest, "seed {seed}: {no:?}");
-                refused += 1;
-                continue;
-            }
-            Err(defect) => panic!("seed {seed}: {defect}"),
-        };
+        let together =
+            match if random.once_in(8) { global::minimum(&asked) } else { global::make(&asked) } {
+                Ok(together) => together,
+                Err(PlanError::Infeasible(no)) => {
+                    assert!(no.lowest > budget && no.floor <= no.lowest, "seed {seed}: {no:?}");
+                    refused += 1;
+                    continue;
+                }
+                Err(defect) => panic!("seed {seed}: {defect}"),
+            };
         let plan = &together.plan;
         let proof = check(plan, &graphs).unwrap_or_else(|r| panic!("seed {seed}: {}", r[0]));
         assert!(plan.figures.arena_bytes <= plan.budget, "seed {seed}");
         for ((graph, job), figures) in graphs.iter().zip(&plan.jobs).zip(&proof.jobs) {
-            let program = Program::placed(graph, job).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+            let program =
+                Program::placed(graph, job).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
             let link = &device.link;
-            let run = engine::run(&program, link, &Durations::nominal(&program, link)).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+            let run = engine::run(&program, link, &Durations::nominal(&program, link))
+                .unwrap_or_else(|e| panic!("seed {seed}: {e}"));
             assert_eq!(
                 (run.iteration, engine::peak(&engine::memory(&program, &run))),
                 (figures.iteration_ns, figures.peak_bytes),
@@ -133,7 +185,10 @@ fn random_jobs_together() {
         shrunk += usize::from(plan.jobs.iter().any(|job| !job.events.is_empty()));
     }
     println!("{met} plans of several jobs ({shrunk} with events), {refused} budgets refused");
-    assert!(shrunk * 3 > met && refused > 0, "too easy: {met} met, {shrunk} with events, {refused} refused");
+    assert!(
+        shrunk * 3 > met && refused > 0,
+        "too easy: {met} met, {shrunk} with events, {refused} refused"
+    );
 }
 
 /// Planned for each other, jobs take less time side by side than planned each as if alone: not always, but on the whole.
@@ -147,14 +202,19 @@ fn jobs_planned_for_each_other() {
         device.link.h2d = random.between(100_000_000, 2_000_000_000) as u64;
         (device.link.d2h, device.link.h2d_contended, device.link.d2h_contended) =
             (device.link.h2d, device.link.h2d / 2, device.link.h2d / 2);
-        let graphs: Vec<_> = (0..random.between(2, 4)).map(|_| random::graph(&mut random)).collect();
-        let latencies: Vec<_> = graphs.iter().map(|graph| latency::latencies(graph, &device, None)).collect();
+        let graphs: Vec<_> =
+            (0..random.between(2, 4)).map(|_| random::graph(&mut random)).collect();
+        let latencies: Vec<_> =
+            graphs.iter().map(|graph| latency::latencies(graph, &device, None)).collect();
         let unplanned = global::unplanned_peak(&graphs.iter().collect::<Vec<_>>());
         let budget = Bytes(unplanned.0 * random.between(60, 95) as u64 / 100);
         let rounds: Vec<Option<Nanos>> = [true, false]
             .into_iter()
             .map(|joint| {
-                let method = Method::Neap(neap::plan::neap::Options { joint, ..neap::plan::neap::Options::default() });
+                let method = Method::Neap(neap::plan::neap::Options {
+                    joint,
+                    ..neap::plan::neap::Options::default()
+                });
                 let job = |(graph, latencies)| Job {
                     graph,
                     file: (String::new(), sha256(graph)),
@@ -162,8 +222,10 @@ fn jobs_planned_for_each_other() {
                     method: method.clone(),
                     priority: 1000,
                 };
-                let jobs = graphs.iter().zip(latencies.iter().map(Vec::as_slice)).map(job).collect();
-                let asked = Jobs { jobs, device: &device, budget, recorded_options: BTreeMap::new() };
+                let jobs =
+                    graphs.iter().zip(latencies.iter().map(Vec::as_slice)).map(job).collect();
+                let asked =
+                    Jobs { jobs, device: &device, budget, recorded_options: BTreeMap::new() };
                 let together = match global::make(&asked) {
                     Ok(together) => together,
                     Err(PlanError::Infeasible(_)) => return None,
@@ -171,7 +233,8 @@ fn jobs_planned_for_each_other() {
                 };
                 assert!(together.plan.figures.arena_bytes <= budget, "seed {seed}");
                 check(&together.plan, &graphs).unwrap_or_else(|r| panic!("seed {seed}: {}", r[0]));
-                let programs: Vec<&Program> = together.parts.iter().map(|part| &part.program).collect();
+                let programs: Vec<&Program> =
+                    together.parts.iter().map(|part| &part.program).collect();
                 Some(aware::round(&asked, &programs).expect("no deadlock").time)
             })
             .collect();
@@ -183,8 +246,14 @@ fn jobs_planned_for_each_other() {
             sums = [sums[0] + u128::from(ours.0), sums[1] + u128::from(alone.0)];
         }
     }
-    println!("{both} sets of jobs, {worse} slower when planned for each other, {} of {} ns in all", sums[0], sums[1]);
-    assert!(both > 0 && sums[0] < sums[1] && worse * 3 < both, "{both} sets, {worse} slower, {sums:?}");
+    println!(
+        "{both} sets of jobs, {worse} slower when planned for each other, {} of {} ns in all",
+        sums[0], sums[1]
+    );
+    assert!(
+        both > 0 && sums[0] < sums[1] && worse * 3 < both,
+        "{both} sets, {worse} slower, {sums:?}"
+    );
 }
 
 /// Jobs that come and go: every one that is let in ends, and at no instant do two hold the same bytes or more than the budget.
@@ -195,9 +264,12 @@ fn random_jobs_come_and_go() {
     for seed in first..first + plans() / 4 {
         let mut random = Random(seed ^ 0x5eed);
         let device = builtin::find("host").expect("built in");
-        let graphs: Vec<_> = (0..random.between(2, 5)).map(|_| random::graph(&mut random)).collect();
-        let latencies: Vec<_> = graphs.iter().map(|graph| latency::latencies(graph, &device, None)).collect();
-        let largest = graphs.iter().map(|graph| global::unplanned_peak(&[graph]).0).max().unwrap_or(0);
+        let graphs: Vec<_> =
+            (0..random.between(2, 5)).map(|_| random::graph(&mut random)).collect();
+        let latencies: Vec<_> =
+            graphs.iter().map(|graph| latency::latencies(graph, &device, None)).collect();
+        let largest =
+            graphs.iter().map(|graph| global::unplanned_peak(&[graph]).0).max().unwrap_or(0);
         let budget = Bytes(largest * random.between(60, 250) as u64 / 100);
         let mut at = 0;
         let mut arrivals = Vec::new();
@@ -211,28 +283,50 @@ fn random_jobs_come_and_go() {
                 method: Method::named("tensile").expect("a planner"),
                 priority: 1000,
             };
-            arrivals.push(Arrival { job, submitted: Nanos(at), iterations: random.between(1, 6) as u32 });
+            arrivals.push(Arrival {
+                job,
+                submitted: Nanos(at),
+                iterations: random.between(1, 6) as u32,
+            });
         }
-        let outcome = Live::new(&arrivals, &device, budget).run().unwrap_or_else(|e| panic!("seed {seed}: {e}"));
-        let again = Live::new(&arrivals, &device, budget).run().unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+        let outcome = Live::new(&arrivals, &device, budget)
+            .run()
+            .unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+        let again = Live::new(&arrivals, &device, budget)
+            .run()
+            .unwrap_or_else(|e| panic!("seed {seed}: {e}"));
         assert_eq!(format!("{outcome:?}"), format!("{again:?}"), "seed {seed}");
         // From when until when each job holds which bytes.
         let mut held: Vec<(u64, u64, u64, u64)> = Vec::new();
         for (arrival, job) in arrivals.iter().zip(&outcome.jobs) {
             let Some(ended) = job.ended else {
-                assert!(job.admitted.is_none() && job.waited_for.is_some(), "seed {seed}: it never ends");
+                assert!(
+                    job.admitted.is_none() && job.waited_for.is_some(),
+                    "seed {seed}: it never ends"
+                );
                 never += 1;
                 continue;
             };
             assert_eq!(job.iterations.len(), arrival.iterations as usize, "seed {seed}");
             assert!(job.admitted.is_some_and(|at| at >= arrival.submitted), "seed {seed}");
-            assert!(job.iterations.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0), "seed {seed}");
-            assert!(job.iterations[0].0 >= job.arenas[0].0, "seed {seed}: it ran before it had memory");
+            assert!(
+                job.iterations.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0),
+                "seed {seed}"
+            );
+            assert!(
+                job.iterations[0].0 >= job.arenas[0].0,
+                "seed {seed}: it ran before it had memory"
+            );
             for (index, &(from, base, bytes)) in job.arenas.iter().enumerate() {
                 let until = job.arenas.get(index + 1).map_or(ended, |next| next.0);
                 assert!(base + bytes <= budget, "seed {seed}: beyond the budget");
                 // It moves between iterations only.
-                assert!(job.iterations.iter().all(|&(start, length)| from <= start || from >= start + length), "seed {seed}");
+                assert!(
+                    job.iterations
+                        .iter()
+                        .all(|&(start, length)| from <= start || from >= start + length),
+                    "seed {seed}"
+                );
                 held.push((from.0, until.0, base.0, bytes.0));
             }
             ran += 1;
@@ -246,10 +340,17 @@ fn random_jobs_come_and_go() {
             }
         }
         for direction in [Direction::H2d, Direction::D2h] {
-            let copies: Vec<_> = outcome.carried.iter().filter(|c| c.direction == direction).collect();
-            assert!(copies.windows(2).all(|pair| pair[0].end <= pair[1].start), "seed {seed}: two copies at once");
+            let copies: Vec<_> =
+                outcome.carried.iter().filter(|c| c.direction == direction).collect();
+            assert!(
+                copies.windows(2).all(|pair| pair[0].end <= pair[1].start),
+                "seed {seed}: two copies at once"
+            );
         }
     }
     println!("{ran} jobs came and went, {waited} waited, {moved} moved, {never} never fitted");
-    assert!(waited > 0 && moved > 0 && never > 0, "too easy: {ran} ran, {waited} waited, {moved} moved, {never} never fitted");
+    assert!(
+        waited > 0 && moved > 0 && never > 0,
+        "too easy: {ran} ran, {waited} waited, {moved} moved, {never} never fitted"
+    );
 }

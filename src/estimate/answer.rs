@@ -79,7 +79,8 @@ impl Answer {
             return Verdict::DoesNotFit;
         }
         // A fraction is never above 1.
-        let limit = config.memory_fraction.map_or(available, |f| Bytes((available.0 as f64 * f) as u64));
+        let limit =
+            config.memory_fraction.map_or(available, |f| Bytes((available.0 as f64 * f) as u64));
         if self.wanted() <= limit {
             return Verdict::Fits;
         }
@@ -172,7 +173,8 @@ fn replay(forecast: &Forecast, config: &Config) -> Answer {
         *bytes = bytes.saturating_add(block.bytes);
     }
     let highest = |upto: usize| iterations[..upto].iter().map(|i| i.0).max().unwrap_or_default();
-    let steady = iterations.len() >= 2 && highest(iterations.len()) == highest(iterations.len() - 1);
+    let steady =
+        iterations.len() >= 2 && highest(iterations.len()) == highest(iterations.len() - 1);
     Answer {
         stats: replay.report().stats,
         at_peak,

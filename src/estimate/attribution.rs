@@ -55,7 +55,10 @@ impl<'a> Places<'a> {
         for (index, module) in trace.modules.iter().enumerate() {
             let stack = &mut stacks[usize::from(module.thread.0)];
             while stack
-                .pop_if(|top| trace.modules[*top as usize].end < module.end || trace.modules[*top as usize].end <= module.start)
+                .pop_if(|top| {
+                    trace.modules[*top as usize].end < module.end
+                        || trace.modules[*top as usize].end <= module.start
+                })
                 .is_some()
             {}
             let outer = stack.last().copied().unwrap_or(NONE);
@@ -74,7 +77,11 @@ impl<'a> Places<'a> {
             let mut backward = vec![false; trace.ops.len()];
             for (index, op) in trace.ops.iter().enumerate() {
                 let parent = calls.parent[index];
-                backward[index] = if parent == NONE { trace.text(op.name).starts_with(NODE) } else { backward[parent as usize] };
+                backward[index] = if parent == NONE {
+                    trace.text(op.name).starts_with(NODE)
+                } else {
+                    backward[parent as usize]
+                };
                 if op.sequence >= 0 && !backward[index] {
                     places.forward.insert(op.sequence, index as u32);
                 }
@@ -97,9 +104,12 @@ impl<'a> Places<'a> {
         // A gradient's accumulation has no number; it follows the node that made the gradient.
         let list = &calls.threads()[usize::from(trace.ops[outermost as usize].thread.0)];
         let here = list.partition_point(|&o| o < outermost);
-        let nodes = list[..here].iter().rev().take(BACK).filter(|&&o| calls.parent[o as usize] == NONE);
+        let nodes =
+            list[..here].iter().rev().take(BACK).filter(|&&o| calls.parent[o as usize] == NONE);
         let made = nodes.take_while(|&&o| trace.text(trace.ops[o as usize].name).starts_with(NODE));
-        made.into_iter().find_map(|&o| self.forward.get(&trace.ops[o as usize].sequence)).and_then(|&f| self.around(f))
+        made.into_iter()
+            .find_map(|&o| self.forward.get(&trace.ops[o as usize].sequence))
+            .and_then(|&f| self.around(f))
     }
 
     fn around(&self, op: u32) -> Option<u32> {
@@ -157,8 +167,13 @@ impl<'a> Places<'a> {
             _ => return "outside any phase",
         };
         // A repeated iteration's times are its own; its operators' are the recorded one's.
-        let time = block.op.map_or(forecast.times[answer.peak_index], |op| self.job.trace.ops[op as usize].start);
-        let Some(iteration) = self.job.phases.at(time).map(|i| &self.job.phases.iterations[i]) else { return "outside any phase" };
+        let time = block
+            .op
+            .map_or(forecast.times[answer.peak_index], |op| self.job.trace.ops[op as usize].start);
+        let Some(iteration) = self.job.phases.at(time).map(|i| &self.job.phases.iterations[i])
+        else {
+            return "outside any phase";
+        };
         match iteration.backward {
             _ if iteration.steps.iter().any(|s| s.holds(time)) => "optimizer step",
             Some(backward) if backward.holds(time) => "backward",
@@ -192,9 +207,13 @@ impl<'a> Places<'a> {
             let block = forecast.blocks[id as usize];
             let usage = &mut rows[row(self.path_of(block))];
             match block.role {
-                Role::Activation => usage.activations = usage.activations.saturating_add(block.bytes),
+                Role::Activation => {
+                    usage.activations = usage.activations.saturating_add(block.bytes)
+                }
                 Role::Gradient => usage.gradients = usage.gradients.saturating_add(block.bytes),
-                Role::Temporary => usage.largest_temporary = usage.largest_temporary.max(block.bytes),
+                Role::Temporary => {
+                    usage.largest_temporary = usage.largest_temporary.max(block.bytes)
+                }
                 _ => {}
             }
         }
@@ -235,7 +254,11 @@ mod tests {
     use crate::sim::allocator::Config;
 
     fn settings() -> Settings {
-        Settings { class: Class { capability: 9, multiprocessors: 132, threads: 2048 }, without: Vec::new(), cudnn_workspace: 0 }
+        Settings {
+            class: Class { capability: 9, multiprocessors: 132, threads: 2048 },
+            without: Vec::new(),
+            cudnn_workspace: 0,
+        }
     }
 
     /// Two layers, the second inside the first; backward on a thread of its own.
@@ -254,7 +277,9 @@ mod tests {
         let op = |name: &str, thread, start, end, sequence: i64| {
             event("cpu_op", name, thread, start, end, &format!(r#""Sequence number":{sequence}"#))
         };
-        let node = |name: &str, start, end, sequence| op(&format!("{NODE}{name}"), 2, start, end, sequence);
+        let node = |name: &str, start, end, sequence| {
+            op(&format!("{NODE}{name}"), 2, start, end, sequence)
+        };
         let events = [
             event("python_function", "nn.Module: Outer_0", 1, 10, 90, ""),
             event("python_function", "nn.Module: Inner_0", 1, 20, 50, ""),
@@ -276,7 +301,10 @@ mod tests {
             memory(205, 1, 65536, 5),
         ];
         let text = format!(r#"{{"traceEvents":[{}]}}"#, events.join(","));
-        Job::of(parse(std::io::Cursor::new(text.into_bytes()), Path::new("test"), &Limits::default()).unwrap())
+        Job::of(
+            parse(std::io::Cursor::new(text.into_bytes()), Path::new("test"), &Limits::default())
+                .unwrap(),
+        )
     }
 
     #[test]
@@ -284,7 +312,8 @@ mod tests {
         let job = job();
         let places = Places::of(&job);
         let told = |name: &str| {
-            let op = job.trace.ops.iter().position(|o| job.trace.text(o.name) == name).unwrap() as u32;
+            let op =
+                job.trace.ops.iter().position(|o| job.trace.text(o.name) == name).unwrap() as u32;
             (places.operator(op), places.module(op).map(|m| places.path(m)))
         };
         let path = |text: &str| Some(text.to_owned());
@@ -292,7 +321,10 @@ mod tests {
         assert_eq!(told("aten::sum"), ("aten::sum", path("Outer_0")));
         assert_eq!(told("aten::threshold_backward"), ("ReluBackward0", path("Outer_0/Inner_0")));
         assert_eq!(told(&format!("{NODE}SumBackward0")), ("SumBackward0", path("Outer_0")));
-        assert_eq!(told("aten::clone"), ("torch::autograd::AccumulateGrad", path("Outer_0/Inner_0")));
+        assert_eq!(
+            told("aten::clone"),
+            ("torch::autograd::AccumulateGrad", path("Outer_0/Inner_0"))
+        );
         assert_eq!(told("aten::ones"), ("aten::ones", None));
     }
 
@@ -300,15 +332,22 @@ mod tests {
         let mut forecast = Forecast::of(job, &settings());
         let answer = peaks(job, &mut forecast, &Config::default());
         let rows = Places::of(job).by_module(&forecast, &answer);
-        assert_eq!(rows.iter().map(|r| r.at_peak).sum::<u64>(), answer.by_role.values().sum::<u64>());
+        assert_eq!(
+            rows.iter().map(|r| r.at_peak).sum::<u64>(),
+            answer.by_role.values().sum::<u64>()
+        );
         assert_eq!(answer.by_role.values().sum::<u64>(), answer.at_peak.requested.0);
         let iteration = answer.peak_iteration(&forecast);
         let from = forecast.starts[iteration - 1];
         let to = forecast.starts.get(iteration).copied().unwrap_or(forecast.requests.len());
         let sum = |role| -> u64 {
-            let ids =
-                forecast.requests[from..to].iter().filter_map(|r| if let Request::Allocate { id, .. } = r { Some(*id) } else { None });
-            ids.map(|id| forecast.blocks[id as usize]).filter(|b| b.role == role).map(|b| b.bytes).sum()
+            let ids = forecast.requests[from..to].iter().filter_map(|r| {
+                if let Request::Allocate { id, .. } = r { Some(*id) } else { None }
+            });
+            ids.map(|id| forecast.blocks[id as usize])
+                .filter(|b| b.role == role)
+                .map(|b| b.bytes)
+                .sum()
         };
         assert_eq!(rows.iter().map(|r| r.activations).sum::<u64>(), sum(Role::Activation));
         assert_eq!(rows.iter().map(|r| r.gradients).sum::<u64>(), sum(Role::Gradient));
@@ -318,13 +357,17 @@ mod tests {
 
     #[test]
     fn a_profile_of_modules_adds_up() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/traces/tiny_cnn-adam-8-32-start.profile.json.gz");
+        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../../fixtures/traces/tiny_cnn-adam-8-32-start.profile.json.gz");
         let job = Job::read(&path, &Limits::default()).unwrap();
         let rows = check_sums(&job);
         let row = |name: &str| rows.iter().find(|r| r.module.ends_with(name)).unwrap();
         // 3 × 16 kernels of 3 × 3; the output of 8 × 16 × 32 × 32 kept; called once an iteration.
         let first = row("Sequential_0/Conv2d_0");
-        assert_eq!((first.gradients, first.activations, first.calls), (3 * 16 * 9 * 4, 8 * 16 * 32 * 32 * 4, 1));
+        assert_eq!(
+            (first.gradients, first.activations, first.calls),
+            (3 * 16 * 9 * 4, 8 * 16 * 32 * 32 * 4, 1)
+        );
         assert!(row("CrossEntropyLoss_0").activations > 0);
         let small = self::job();
         assert_eq!(

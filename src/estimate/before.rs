@@ -32,7 +32,13 @@ impl Before {
     #[must_use]
     pub fn of(trace: &Trace, calls: &Calls, twin: &Twin) -> Self {
         let mut before = Self::default();
-        let updated = twin.steps.iter().map(|s| &s.parameters).max_by_key(|p| p.len()).cloned().unwrap_or_default();
+        let updated = twin
+            .steps
+            .iter()
+            .map(|s| &s.parameters)
+            .max_by_key(|p| p.len())
+            .cloned()
+            .unwrap_or_default();
         let accumulated = accumulated(trace, calls);
         before.parameters = if updated.len() >= accumulated.len() { updated } else { accumulated };
         if before.parameters.is_empty() {
@@ -69,8 +75,13 @@ impl Before {
     /// Of PyTorch's modules that have both, `MultiheadAttention` has weights: an input projection of three times its child's.
     fn move_projections(&mut self) {
         let mut at = 0;
-        while let Some(&[weight, bias, child_weight, child_bias]) = self.parameters.get(at..at + 4) {
-            if weight == 3 * child_weight && bias == 3 * child_bias && child_bias > 0 && child_weight > child_bias {
+        while let Some(&[weight, bias, child_weight, child_bias]) = self.parameters.get(at..at + 4)
+        {
+            if weight == 3 * child_weight
+                && bias == 3 * child_bias
+                && child_bias > 0
+                && child_weight > child_bias
+            {
                 self.parameters[at..at + 4].rotate_left(2);
                 at += 4;
             } else {
@@ -91,15 +102,22 @@ impl Before {
             if trace.text(op.name) != "aten::batch_norm" {
                 continue;
             }
-            let inputs: &Inputs = parsed.entry(op.args).or_insert_with(|| Inputs::of(trace, trace.args[op.args as usize]));
-            let statistics: Vec<u64> = [3, 4].iter().filter_map(|&i| inputs.tensor(i)).map(|t| t.bytes()).filter(|&b| b > 0).collect();
+            let inputs: &Inputs = parsed
+                .entry(op.args)
+                .or_insert_with(|| Inputs::of(trace, trace.args[op.args as usize]));
+            let statistics: Vec<u64> = [3, 4]
+                .iter()
+                .filter_map(|&i| inputs.tensor(i))
+                .map(|t| t.bytes())
+                .filter(|&b| b > 0)
+                .collect();
             if statistics.is_empty() {
                 continue;
             }
             // The layer's weight and bias are two parameters of one size, side by side.
             let weight = inputs.tensor(1).map_or(0, |t| t.bytes());
-            let place =
-                (at..self.parameters.len().saturating_sub(1)).find(|&i| self.parameters[i] == weight && self.parameters[i + 1] == weight);
+            let place = (at..self.parameters.len().saturating_sub(1))
+                .find(|&i| self.parameters[i] == weight && self.parameters[i + 1] == weight);
             at = place.map_or(at, |i| i + 2);
             self.buffers.extend(statistics.into_iter().chain([8]).map(|b| (at, b)));
         }
@@ -123,19 +141,32 @@ impl Before {
             while let Some((_, memory)) = events.next_if(|(_, m)| m.time <= op.start) {
                 *alive.entry(memory.bytes.unsigned_abs()).or_default() += memory.bytes.signum();
             }
-            if !matches!(trace.text(op.name), "aten::slice" | "aten::select" | "aten::index" | "aten::index_select") {
+            if !matches!(
+                trace.text(op.name),
+                "aten::slice" | "aten::select" | "aten::index" | "aten::index_select"
+            ) {
                 continue;
             }
-            if trace.text(trace.ops[calls.outermost(index as u32) as usize].name).starts_with(NODE) {
+            if trace.text(trace.ops[calls.outermost(index as u32) as usize].name).starts_with(NODE)
+            {
                 continue;
             }
-            let inputs: &Inputs = parsed.entry(op.args).or_insert_with(|| Inputs::of(trace, trace.args[op.args as usize]));
+            let inputs: &Inputs = parsed
+                .entry(op.args)
+                .or_insert_with(|| Inputs::of(trace, trace.args[op.args as usize]));
             let Some(table) = inputs.tensor(0) else { continue };
             let bytes = table.bytes();
-            if !table.integral || table.dims.len() < 2 || !table.is_contiguous() || alive.get(&bytes).is_some_and(|&n| n > 0) {
+            if !table.integral
+                || table.dims.len() < 2
+                || !table.is_contiguous()
+                || alive.get(&bytes).is_some_and(|&n| n > 0)
+            {
                 continue;
             }
-            let module = trace.modules[..trace.modules.partition_point(|m| m.start <= op.start)].iter().rev().find(|m| m.end >= op.end);
+            let module = trace.modules[..trace.modules.partition_point(|m| m.start <= op.start)]
+                .iter()
+                .rev()
+                .find(|m| m.end >= op.end);
             if seen.insert((module.map(|m| m.name), bytes)) {
                 self.buffers.push((self.parameters.len(), bytes));
             }
@@ -178,7 +209,11 @@ impl Before {
 
 /// When the first optimizer step ends.
 fn first_step_end(trace: &Trace) -> u64 {
-    trace.marks.iter().find(|m| step_class(trace.text(m.name)).is_some()).map_or(u64::MAX, |m| m.end)
+    trace
+        .marks
+        .iter()
+        .find(|m| step_class(trace.text(m.name)).is_some())
+        .map_or(u64::MAX, |m| m.end)
 }
 
 /// Gradients that the first backward pass accumulates, last first.
@@ -193,7 +228,12 @@ fn accumulated(trace: &Trace, calls: &Calls) -> Vec<u64> {
         } else if !sizes.is_empty() && calls.parent[index] == NONE && name == "aten::zeros_like" {
             break;
         }
-        if trace.marks.iter().any(|m| trace.text(m.name).starts_with("Optimizer.step#") && m.start <= op.start) && !sizes.is_empty() {
+        if trace
+            .marks
+            .iter()
+            .any(|m| trace.text(m.name).starts_with("Optimizer.step#") && m.start <= op.start)
+            && !sizes.is_empty()
+        {
             break;
         }
     }

@@ -67,7 +67,9 @@ impl Calls {
 
     fn enter(&mut self, stack: &mut Vec<u32>, trace: &Trace, index: usize) {
         let op = &trace.ops[index];
-        self.leave(stack, trace, |outer| outer.end <= op.start && outer.start < op.start || outer.end < op.end);
+        self.leave(stack, trace, |outer| {
+            outer.end <= op.start && outer.start < op.start || outer.end < op.end
+        });
         self.parent[index] = stack.last().copied().unwrap_or(NONE);
         let list = &mut self.threads[usize::from(op.thread.0)];
         self.position[index] = list.len() as u32;
@@ -75,7 +77,12 @@ impl Calls {
         stack.push(index as u32);
     }
 
-    fn leave(&mut self, stack: &mut Vec<u32>, trace: &Trace, gone: impl Fn(&super::trace::Op) -> bool) {
+    fn leave(
+        &mut self,
+        stack: &mut Vec<u32>,
+        trace: &Trace,
+        gone: impl Fn(&super::trace::Op) -> bool,
+    ) {
         while let Some(&top) = stack.last() {
             let op = &trace.ops[top as usize];
             if !gone(op) {
@@ -108,7 +115,8 @@ impl Calls {
     /// The operators after `op` and what it encloses, on its thread.
     #[must_use]
     pub fn following(&self, trace: &Trace, op: u32) -> &[u32] {
-        &self.threads[usize::from(trace.ops[op as usize].thread.0)][self.after[op as usize] as usize..]
+        &self.threads[usize::from(trace.ops[op as usize].thread.0)]
+            [self.after[op as usize] as usize..]
     }
 
     /// The memory events of `thread` from `start` to `end`, both included.
@@ -121,7 +129,11 @@ impl Calls {
     }
 
     /// The memory events inside `op`.
-    pub fn events_of<'a>(&'a self, trace: &Trace, op: u32) -> impl Iterator<Item = u32> + 'a + use<'a> {
+    pub fn events_of<'a>(
+        &'a self,
+        trace: &Trace,
+        op: u32,
+    ) -> impl Iterator<Item = u32> + 'a + use<'a> {
         let o = trace.ops[op as usize];
         let (from, to) = (self.position[op as usize], self.after[op as usize]);
         let position = &self.position;

@@ -85,7 +85,11 @@ impl Forecast {
     pub fn of(job: &Job, settings: &Settings) -> Self {
         let Job { trace, calls, phases } = job;
         let twin = twin::of(trace, calls, settings);
-        let before = if settings.without.contains(&Rule::Before) { Before::default() } else { Before::of(trace, calls, &twin) };
+        let before = if settings.without.contains(&Rule::Before) {
+            Before::default()
+        } else {
+            Before::of(trace, calls, &twin)
+        };
         let sequence = Sequence::of(&before, &twin.lives);
         let from_before = before.roles();
         let blocks = sequence
@@ -98,7 +102,13 @@ impl Forecast {
                     return Block { bytes, role, op: None, rule: None, before: true };
                 };
                 let op = Some(life.op).filter(|&o| o != super::calls::NONE);
-                Block { bytes: life.bytes, role: role(trace, phases, life), op, rule: life.rule, before: life.before }
+                Block {
+                    bytes: life.bytes,
+                    role: role(trace, phases, life),
+                    op,
+                    rule: life.rule,
+                    before: life.before,
+                }
             })
             .collect::<Vec<_>>();
         let mut sums = BTreeMap::new();
@@ -106,9 +116,21 @@ impl Forecast {
             let sum: &mut u64 = sums.entry(block.role).or_default();
             *sum = sum.saturating_add(block.bytes);
         }
-        let starts = phases.iterations.iter().map(|i| sequence.times.partition_point(|&t| t < i.span.start).max(sequence.before)).collect();
+        let starts = phases
+            .iterations
+            .iter()
+            .map(|i| sequence.times.partition_point(|&t| t < i.span.start).max(sequence.before))
+            .collect();
         let notes = trace.notes.iter().chain(&before.notes).chain(&twin.notes).cloned().collect();
-        Self { requests: sequence.requests, times: sequence.times, blocks, starts, effects: twin.effects, before: sums, notes }
+        Self {
+            requests: sequence.requests,
+            times: sequence.times,
+            blocks,
+            starts,
+            effects: twin.effects,
+            before: sums,
+            notes,
+        }
     }
 
     /// Adds `count` iterations like the last whole one, in place of what follows that one in the trace. Does nothing when the
@@ -116,12 +138,18 @@ impl Forecast {
     pub fn repeat(&mut self, phases: &Phases, count: usize) {
         let last = self.times.last().copied().unwrap_or(0);
         let stepped = phases.iterations.iter().any(|i| !i.steps.is_empty());
-        let whole = |i: &super::phases::Iteration| i.span.end <= last || (stepped && i.steps.iter().any(|s| s.end <= last));
+        let whole = |i: &super::phases::Iteration| {
+            i.span.end <= last || (stepped && i.steps.iter().any(|s| s.end <= last))
+        };
         let Some(index) = phases.iterations.iter().rposition(whole) else { return };
         let iteration = &phases.iterations[index];
         let from = self.starts[index];
         let to = self.times.partition_point(|&t| t <= iteration.span.end).max(from);
-        let pattern: Vec<(Request, u64)> = self.requests[from..to].iter().copied().zip(self.times[from..to].iter().copied()).collect();
+        let pattern: Vec<(Request, u64)> = self.requests[from..to]
+            .iter()
+            .copied()
+            .zip(self.times[from..to].iter().copied())
+            .collect();
         self.requests.truncate(to);
         self.times.truncate(to);
         self.starts.truncate(index + 1);
@@ -129,7 +157,8 @@ impl Forecast {
         let mut pass = Pass::of(&pattern, &self.blocks, cleared);
         for round in 0..count {
             self.starts.push(self.requests.len());
-            let later = (round as u64 + 1).saturating_mul((iteration.span.end - iteration.span.start).saturating_add(1));
+            let later = (round as u64 + 1)
+                .saturating_mul((iteration.span.end - iteration.span.start).saturating_add(1));
             pass.append(self, &pattern, later);
         }
     }
@@ -159,7 +188,8 @@ impl Pass {
                     order.push(id);
                 }
                 Request::Free { id } => {
-                    frees_older_gradients |= !left.remove(&id) && blocks[id as usize].role == Role::Gradient;
+                    frees_older_gradients |=
+                        !left.remove(&id) && blocks[id as usize].role == Role::Gradient;
                 }
                 Request::EmptyCache => {}
             }
@@ -170,7 +200,12 @@ impl Pass {
             previous.entry((block.bytes, block.role)).or_default().push_back(id);
         }
         let clear_at = cleared.filter(|_| !frees_older_gradients);
-        Self { left, previous, clear_at, gradients_stay: !frees_older_gradients && cleared.is_none() }
+        Self {
+            left,
+            previous,
+            clear_at,
+            gradients_stay: !frees_older_gradients && cleared.is_none(),
+        }
     }
 
     fn append(&mut self, forecast: &mut Forecast, pattern: &[(Request, u64)], later: u64) {
@@ -180,8 +215,12 @@ impl Pass {
         for &(request, time) in pattern {
             if clear_at.is_some_and(|at| time > at) {
                 clear_at = None;
-                let gradients: Vec<u32> =
-                    self.previous.iter_mut().filter(|((_, role), _)| *role == Role::Gradient).flat_map(|(_, ids)| ids.drain(..)).collect();
+                let gradients: Vec<u32> = self
+                    .previous
+                    .iter_mut()
+                    .filter(|((_, role), _)| *role == Role::Gradient)
+                    .flat_map(|(_, ids)| ids.drain(..))
+                    .collect();
                 for id in gradients {
                     forecast.push(Request::Free { id }, time.saturating_add(later));
                 }
@@ -199,7 +238,10 @@ impl Pass {
                     let new = forecast.blocks.len() as u32;
                     forecast.blocks.push(block);
                     ids.insert(id, new);
-                    forecast.push(Request::Allocate { id: new, bytes, stream }, time.saturating_add(later));
+                    forecast.push(
+                        Request::Allocate { id: new, bytes, stream },
+                        time.saturating_add(later),
+                    );
                     if stays {
                         left.push(new);
                         if block.role != Role::Gradient

@@ -43,7 +43,13 @@ impl Tensor {
     /// How many bytes its strides span when the storage holds whole rows of the largest stride.
     #[must_use]
     pub fn span(&self) -> u64 {
-        let whole = self.dims.iter().zip(&self.strides).map(|(&d, &s)| d.saturating_mul(s)).max().unwrap_or(1);
+        let whole = self
+            .dims
+            .iter()
+            .zip(&self.strides)
+            .map(|(&d, &s)| d.saturating_mul(s))
+            .max()
+            .unwrap_or(1);
         whole.max(1).saturating_mul(self.element)
     }
 
@@ -90,7 +96,8 @@ impl Inputs {
                 .and_then(|v| if let Value::Array(a) = v { Some(a) } else { None })
                 .unwrap_or_default()
         };
-        let (dims, strides, types, plain) = (column(args.dims), column(args.strides), column(args.types), column(args.concrete));
+        let (dims, strides, types, plain) =
+            (column(args.dims), column(args.strides), column(args.types), column(args.concrete));
         let tensor = |d: &Value, s: Option<&Value>, (element, integral): (u64, bool)| Tensor {
             dims: numbers(d),
             strides: s.map(numbers).unwrap_or_default(),
@@ -108,14 +115,22 @@ impl Inputs {
                     let strides = strides.get(i).and_then(Value::as_array);
                     // A list's element type is not recorded in older traces; single precision is what training uses.
                     let element = element(kind).unwrap_or((4, false));
-                    let each = each.iter().enumerate().map(|(j, d)| tensor(d, strides.and_then(|s| s.get(j)), element));
+                    let each = each
+                        .iter()
+                        .enumerate()
+                        .map(|(j, d)| tensor(d, strides.and_then(|s| s.get(j)), element));
                     return Input::List(each.filter(Tensor::is_credible).collect());
                 }
-                let one = element(kind).map(|element| tensor(d, strides.get(i), element)).filter(Tensor::is_credible);
+                let one = element(kind)
+                    .map(|element| tensor(d, strides.get(i), element))
+                    .filter(Tensor::is_credible);
                 one.map_or(Input::Other, Input::Tensor)
             })
             .collect();
-        let plain = plain.into_iter().map(|v| if let Value::String(s) = v { s } else { v.to_string() }).collect();
+        let plain = plain
+            .into_iter()
+            .map(|v| if let Value::String(s) = v { s } else { v.to_string() })
+            .collect();
         Self { list, plain }
     }
 

@@ -54,8 +54,11 @@ impl Lives {
     /// Pairs `trace`'s allocations with their frees, by address.
     #[must_use]
     pub fn of(trace: &Trace, calls: &Calls) -> Self {
-        let mut lives =
-            Self { list: Vec::with_capacity(trace.memory.len() / 2 + 16), of_event: vec![NO_LIFE; trace.memory.len()], next: 0 };
+        let mut lives = Self {
+            list: Vec::with_capacity(trace.memory.len() / 2 + 16),
+            of_event: vec![NO_LIFE; trace.memory.len()],
+            next: 0,
+        };
         // Never iterated: only looked up, so that its order can't reach a result.
         let mut at = std::collections::HashMap::<u64, u32>::new();
         for (index, memory) in trace.memory.iter().enumerate() {
@@ -109,7 +112,22 @@ impl Lives {
     }
 
     /// Adds a block.
-    pub fn add(&mut self, bytes: u64, start: Key, end: Option<Key>, op: u32, rule: &'static str) -> u32 {
-        self.push(Life { bytes, start, end, op, dropped: bytes == 0, before: false, rule: Some(rule) })
+    pub fn add(
+        &mut self,
+        bytes: u64,
+        start: Key,
+        end: Option<Key>,
+        op: u32,
+        rule: &'static str,
+    ) -> u32 {
+        self.push(Life {
+            bytes,
+            start,
+            end,
+            op,
+            dropped: bytes == 0,
+            before: false,
+            rule: Some(rule),
+        })
     }
 }

@@ -53,11 +53,22 @@ impl Phases {
     #[must_use]
     pub fn of(trace: &Trace, calls: &Calls) -> Self {
         let spans = |wanted: &dyn Fn(&str) -> bool| -> Vec<Span> {
-            trace.marks.iter().filter(|m| wanted(trace.text(m.name))).map(|m| Span { start: m.start, end: m.end }).collect()
+            trace
+                .marks
+                .iter()
+                .filter(|m| wanted(trace.text(m.name)))
+                .map(|m| Span { start: m.start, end: m.end })
+                .collect()
         };
         let steps = spans(&|name| step_class(name).is_some());
         let clears = spans(&|name| name.starts_with("Optimizer.zero_grad#"));
-        let end = trace.ops.iter().map(|o| o.end).chain(trace.memory.iter().map(|m| m.time)).max().unwrap_or(0);
+        let end = trace
+            .ops
+            .iter()
+            .map(|o| o.end)
+            .chain(trace.memory.iter().map(|m| m.time))
+            .max()
+            .unwrap_or(0);
         let mut whole = spans(&|name| name.starts_with("ProfilerStep#"));
         let marked = !whole.is_empty();
         if !marked {
@@ -78,7 +89,11 @@ impl Phases {
             .map(|span| Iteration {
                 span,
                 backward: None,
-                called: trace.modules.iter().find(|m| span.holds(m.start)).map_or(span.start, |m| m.start),
+                called: trace
+                    .modules
+                    .iter()
+                    .find(|m| span.holds(m.start))
+                    .map_or(span.start, |m| m.start),
                 steps: steps.iter().copied().filter(|s| span.holds(s.start)).collect(),
                 clears: clears.iter().copied().filter(|s| span.holds(s.start)).collect(),
             })
@@ -92,7 +107,8 @@ impl Phases {
                 at += 1;
             }
             if let Some(iteration) = iterations.get_mut(at).filter(|i| i.span.holds(op.start)) {
-                let backward = iteration.backward.get_or_insert(Span { start: op.start, end: op.end });
+                let backward =
+                    iteration.backward.get_or_insert(Span { start: op.start, end: op.end });
                 backward.end = backward.end.max(op.end);
             }
         }

@@ -66,11 +66,15 @@ pub fn role(trace: &Trace, phases: &Phases, life: &Life) -> Role {
     let ends_after = |time: u64| life.end.is_none_or(|k| k.time > time);
     if life.before {
         // Given back by the first zero_grad, or wherever the first iteration replaced it.
-        let cleared = life.end.is_some_and(|k| phases.iterations.iter().any(|i| i.clears.iter().any(|c| c.holds(k.time))));
+        let cleared = life.end.is_some_and(|k| {
+            phases.iterations.iter().any(|i| i.clears.iter().any(|c| c.holds(k.time)))
+        });
         return if cleared { Role::Gradient } else { Role::Activation };
     }
     let time = life.start.time;
-    let Some(iteration) = phases.at(time).map(|i| &phases.iterations[i]) else { return Role::Temporary };
+    let Some(iteration) = phases.at(time).map(|i| &phases.iterations[i]) else {
+        return Role::Temporary;
+    };
     if let Some(step) = iteration.steps.iter().find(|s| s.holds(time)) {
         return if ends_after(step.end) { Role::OptimizerState } else { Role::Temporary };
     }
@@ -80,7 +84,9 @@ pub fn role(trace: &Trace, phases: &Phases, life: &Life) -> Role {
     if time < backward.start {
         return match ends_after(backward.start) {
             false => Role::Temporary,
-            true if time < iteration.called && life.op != NONE && !is_zeros(trace, life.op) => Role::BatchData,
+            true if time < iteration.called && life.op != NONE && !is_zeros(trace, life.op) => {
+                Role::BatchData
+            }
             true => Role::Activation,
         };
     }

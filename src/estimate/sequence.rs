@@ -37,11 +37,13 @@ impl Sequence {
             order.extend(life.end.map(|end| (end, false, index as u32)));
         }
         order.sort_unstable();
-        sequence.before = sequence.requests.len() + order.partition_point(|(k, _, _)| k.time == 0 && k.side == 0 && k.order == 0);
+        sequence.before = sequence.requests.len()
+            + order.partition_point(|(k, _, _)| k.time == 0 && k.side == 0 && k.order == 0);
         let mut ids = vec![u32::MAX; lives.list.len()];
         for (key, is_start, life) in order {
             if is_start {
-                ids[life as usize] = sequence.allocate(key.time, lives.list[life as usize].bytes, life);
+                ids[life as usize] =
+                    sequence.allocate(key.time, lives.list[life as usize].bytes, life);
             } else {
                 sequence.requests.push(Request::Free { id: ids[life as usize] });
                 sequence.times.push(key.time);

@@ -63,7 +63,8 @@ impl Truth {
     pub fn read(path: &Path) -> Result<Self, TruthError> {
         let bad = |problem: String| TruthError::Content { path: path.to_owned(), problem };
         let Document { job, alloc_conf, peaks } =
-            serde_json::from_slice(&files::read(path, LARGEST_FILE)?).map_err(|e| bad(e.to_string()))?;
+            serde_json::from_slice(&files::read(path, LARGEST_FILE)?)
+                .map_err(|e| bad(e.to_string()))?;
         let most = |of: fn(&Peak) -> Bytes| peaks.iter().map(of).max().filter(|b| b.0 > 0);
         match (most(|p| p.peak_reserved_bytes), most(|p| p.peak_allocated_bytes)) {
             (Some(reserved), Some(allocated)) => Ok(Self { reserved, allocated, job, alloc_conf }),
@@ -101,7 +102,9 @@ mod tests {
             std::fs::write(&path, text).unwrap();
             Truth::read(&path)
         };
-        let peak = |r, a| format!("{{\"after\":\"x\",\"peak_reserved_bytes\":{r},\"peak_allocated_bytes\":{a}}}");
+        let peak = |r, a| {
+            format!("{{\"after\":\"x\",\"peak_reserved_bytes\":{r},\"peak_allocated_bytes\":{a}}}")
+        };
         let truth = read(&format!("{{\"peaks\":[{},{}]}}", peak(5, 3), peak(4, 4))).unwrap();
         assert_eq!((truth.reserved, truth.allocated), (Bytes(5), Bytes(4)));
         for bad in [
@@ -115,7 +118,10 @@ mod tests {
             assert!(read(bad).unwrap_err().to_string().contains("t.json"), "{bad}");
         }
         let run = read("{\"job\":\"m:adam\",\"alloc_conf\":\"max_split_size_mb:64\",\"peaks\":[{\"peak_reserved_bytes\":1,\"peak_allocated_bytes\":1}]}").unwrap();
-        assert_eq!((run.job.as_deref(), run.alloc_conf.as_str(), truth.alloc_conf.as_str()), (Some("m:adam"), "max_split_size_mb:64", ""));
+        assert_eq!(
+            (run.job.as_deref(), run.alloc_conf.as_str(), truth.alloc_conf.as_str()),
+            (Some("m:adam"), "max_split_size_mb:64", "")
+        );
     }
 
     #[test]

@@ -53,9 +53,14 @@ pub fn forecast(job: &Job) -> Forecast {
     let iterations = &job.phases.iterations[..job.phases.iterations.len().min(ITERATIONS)];
     let mut notes = job.trace.notes.clone();
     if iterations.len() < ITERATIONS || !job.phases.marked {
-        notes.push("the original needs two marked iterations; these are the iterations that could be told".to_owned());
+        notes.push(
+            "the original needs two marked iterations; these are the iterations that could be told"
+                .to_owned(),
+        );
     }
-    let claims = iterations.last().map_or_else(Vec::new, |last| Analyzer::of(job, last.span.end).claims(iterations));
+    let claims = iterations
+        .last()
+        .map_or_else(Vec::new, |last| Analyzer::of(job, last.span.end).claims(iterations));
     assemble(claims, iterations, notes)
 }
 
@@ -76,7 +81,8 @@ struct Layer {
 impl<'a> Analyzer<'a> {
     fn of(job: &'a Job, until: u64) -> Self {
         let lives = Lives::of(&job.trace, &job.calls);
-        let order = (0..lives.list.len() as u32).filter(|&l| !lives.list[l as usize].before).collect();
+        let order =
+            (0..lives.list.len() as u32).filter(|&l| !lives.list[l as usize].before).collect();
         Self { job, lives, order, until }
     }
 
@@ -86,18 +92,33 @@ impl<'a> Analyzer<'a> {
         let in_order = |layers: &[Layer]| {
             let mut all: Vec<(u32, bool)> = Vec::new();
             for layer in layers {
-                all.extend(layer.forward.iter().map(|&l| (l, false)).chain(layer.backward.iter().map(|&l| (l, true))));
+                all.extend(
+                    layer
+                        .forward
+                        .iter()
+                        .map(|&l| (l, false))
+                        .chain(layer.backward.iter().map(|&l| (l, true))),
+                );
             }
             all.sort_by_key(|&(l, _)| self.lives.list[l as usize].start);
             all
         };
         let last = layers.last().map(Vec::as_slice).unwrap_or_default();
-        let model: Vec<u32> =
-            in_order(last).into_iter().rev().filter(|&(l, backward)| backward && self.end(l).is_none()).map(|(l, _)| l).collect();
-        let sizes: HashSet<u64> = model.iter().map(|&l| self.lives.list[l as usize].bytes).collect();
+        let model: Vec<u32> = in_order(last)
+            .into_iter()
+            .rev()
+            .filter(|&(l, backward)| backward && self.end(l).is_none())
+            .map(|(l, _)| l)
+            .collect();
+        let sizes: HashSet<u64> =
+            model.iter().map(|&l| self.lives.list[l as usize].bytes).collect();
         for &life in &model {
             let claim = self.claim(life, Role::Parameter);
-            claims.push(Claim { block: Block { before: true, ..claim.block }, start: 0, end: None });
+            claims.push(Claim {
+                block: Block { before: true, ..claim.block },
+                start: 0,
+                end: None,
+            });
         }
         for (index, iteration) in iterations.iter().enumerate() {
             let first_of_two = index + 1 < iterations.len();
@@ -106,20 +127,30 @@ impl<'a> Analyzer<'a> {
             }
             // A zero_grad after the step is trusted to show the frees itself.
             let stepped = iteration.steps.last().map(|s| s.end);
-            let cleared_last = iteration.clears.last().is_some_and(|c| stepped.is_some_and(|s| c.start > s));
-            let cleared = iterations.get(index + 1).filter(|_| !cleared_last).and_then(|next| next.clears.last()).map(|c| c.start);
+            let cleared_last =
+                iteration.clears.last().is_some_and(|c| stepped.is_some_and(|s| c.start > s));
+            let cleared = iterations
+                .get(index + 1)
+                .filter(|_| !cleared_last)
+                .and_then(|next| next.clears.last())
+                .map(|c| c.start);
             for (life, backward) in in_order(&layers[index]) {
-                let mut claim = self.claim(life, if backward { Role::Gradient } else { Role::Activation });
+                let mut claim =
+                    self.claim(life, if backward { Role::Gradient } else { Role::Activation });
                 if backward {
                     claim.end = claim.end.or(cleared.filter(|&c| c > claim.start));
-                    if claim.end.is_some_and(|end| iteration.backward.is_some_and(|b| b.holds(end))) {
+                    if claim.end.is_some_and(|end| iteration.backward.is_some_and(|b| b.holds(end)))
+                    {
                         claim.block.role = Role::Temporary;
                     }
                 }
                 claims.push(claim);
             }
             for step in &iteration.steps {
-                for life in self.taken(*step).filter(|&l| sizes.contains(&self.lives.list[l as usize].bytes)) {
+                for life in self
+                    .taken(*step)
+                    .filter(|&l| sizes.contains(&self.lives.list[l as usize].bytes))
+                {
                     let claim = self.claim(life, Role::OptimizerState);
                     claims.push(if index == 0 { Claim { end: None, ..claim } } else { claim });
                 }
@@ -132,7 +163,10 @@ impl<'a> Analyzer<'a> {
     fn taken(&self, span: Span) -> impl Iterator<Item = u32> + '_ {
         let list = &self.lives.list;
         let from = self.order.partition_point(|&l| list[l as usize].start.time < span.start);
-        self.order[from..].iter().copied().take_while(move |&l| list[l as usize].start.time <= span.end)
+        self.order[from..]
+            .iter()
+            .copied()
+            .take_while(move |&l| list[l as usize].start.time <= span.end)
     }
 
     /// When a block ends, as far as the second iteration shows.
@@ -144,12 +178,17 @@ impl<'a> Analyzer<'a> {
         let end = self.end(life);
         let life = &self.lives.list[life as usize];
         let op = Some(life.op).filter(|&o| o != NONE);
-        Claim { block: Block { bytes: life.bytes, role, op, rule: None, before: false }, start: life.start.time, end }
+        Claim {
+            block: Block { bytes: life.bytes, role, op, rule: None, before: false },
+            start: life.start.time,
+            end,
+        }
     }
 
     fn batch_data(&self, iteration: &Iteration) -> Vec<Claim> {
         let Job { trace, phases, .. } = self.job;
-        let is_data = |&l: &u32| role(trace, phases, &self.lives.list[l as usize]) == Role::BatchData;
+        let is_data =
+            |&l: &u32| role(trace, phases, &self.lives.list[l as usize]) == Role::BatchData;
         self.taken(Span { start: iteration.span.start, end: iteration.called })
             .filter(is_data)
             .map(|l| self.claim(l, Role::BatchData))
@@ -159,18 +198,23 @@ impl<'a> Analyzer<'a> {
     fn layers(&self, iteration: &Iteration) -> Vec<Layer> {
         let trace = &self.job.trace;
         let step = iteration.steps.first().map_or(u64::MAX, |s| s.start);
-        let calls: Vec<&Module> = trace.modules.iter().filter(|m| iteration.span.holds(m.start) && m.start < step).collect();
-        let encloses = |outer: &Module, inner: &Module| outer.thread == inner.thread && inner.start <= outer.end && inner.end <= outer.end;
+        let calls: Vec<&Module> = trace
+            .modules
+            .iter()
+            .filter(|m| iteration.span.holds(m.start) && m.start < step)
+            .collect();
+        let encloses = |outer: &Module, inner: &Module| {
+            outer.thread == inner.thread && inner.start <= outer.end && inner.end <= outer.end
+        };
         let mut by_sequence: HashMap<i64, Vec<Span>> = HashMap::new();
         let from = trace.ops.partition_point(|o| o.start < iteration.span.start);
         let to = trace.ops.partition_point(|o| o.start <= iteration.span.end);
         for op in trace.ops[from..to].iter().filter(|o| o.sequence >= 0) {
             by_sequence.entry(op.sequence).or_default().push(Span { start: op.start, end: op.end });
         }
-        let leaves = calls
-            .iter()
-            .enumerate()
-            .filter(|&(i, m)| !calls[i + 1..].iter().find(|n| n.thread == m.thread).is_some_and(|n| encloses(m, n)));
+        let leaves = calls.iter().enumerate().filter(|&(i, m)| {
+            !calls[i + 1..].iter().find(|n| n.thread == m.thread).is_some_and(|n| encloses(m, n))
+        });
         leaves.map(|(_, m)| self.layer(m, &by_sequence)).collect()
     }
 
@@ -179,8 +223,10 @@ impl<'a> Analyzer<'a> {
         let own = Span { start: module.start, end: module.end };
         let from = trace.ops.partition_point(|o| o.start < own.start);
         let to = trace.ops.partition_point(|o| o.start <= own.end);
-        let mut spans: Vec<Span> = trace.ops[from..to].iter().map(|o| Span { start: o.start, end: o.end }).collect();
-        let sequences: BTreeSet<i64> = trace.ops[from..to].iter().map(|o| o.sequence).filter(|&s| s >= 0).collect();
+        let mut spans: Vec<Span> =
+            trace.ops[from..to].iter().map(|o| Span { start: o.start, end: o.end }).collect();
+        let sequences: BTreeSet<i64> =
+            trace.ops[from..to].iter().map(|o| o.sequence).filter(|&s| s >= 0).collect();
         spans.extend(sequences.iter().filter_map(|s| by_sequence.get(s)).flatten());
         let finished = spans.iter().map(|s| s.end).max();
         let mut forward: Vec<u32> = self.taken(own).collect();
@@ -200,10 +246,15 @@ impl<'a> Analyzer<'a> {
             return Layer { forward, backward: backward.into_iter().collect() };
         }
         // Without operators nothing is known to outlast the layer.
-        let Some(finished) = finished else { return Layer { forward: Vec::new(), backward: Vec::new() } };
+        let Some(finished) = finished else {
+            return Layer { forward: Vec::new(), backward: Vec::new() };
+        };
         let outlasts = |life: u32, time: u64| self.end(life).is_none_or(|end| end > time);
         forward.retain(|&l| outlasts(l, own.end));
-        Layer { forward, backward: backward.into_iter().filter(|&l| outlasts(l, finished)).collect() }
+        Layer {
+            forward,
+            backward: backward.into_iter().filter(|&l| outlasts(l, finished)).collect(),
+        }
     }
 }
 
@@ -211,7 +262,9 @@ impl<'a> Analyzer<'a> {
 fn assemble(claims: Vec<Claim>, iterations: &[Iteration], notes: Vec<String>) -> Forecast {
     let mut events: Vec<(u64, bool, usize)> = Vec::with_capacity(claims.len() * 2);
     let mut before = BTreeMap::new();
-    for (index, claim) in claims.iter().enumerate().filter(|(_, c)| c.end.is_none_or(|end| end >= c.start)) {
+    for (index, claim) in
+        claims.iter().enumerate().filter(|(_, c)| c.end.is_none_or(|end| end >= c.start))
+    {
         events.push((claim.start, false, index));
         events.extend(claim.end.map(|end| (end, true, index)));
         if claim.block.before {
@@ -229,11 +282,18 @@ fn assemble(claims: Vec<Claim>, iterations: &[Iteration], notes: Vec<String>) ->
             let id = blocks.len() as u32;
             ids[index] = id;
             blocks.push(claims[index].block);
-            requests.push(Request::Allocate { id, bytes: Bytes(claims[index].block.bytes), stream: 0 });
+            requests.push(Request::Allocate {
+                id,
+                bytes: Bytes(claims[index].block.bytes),
+                stream: 0,
+            });
         }
         times.push(time);
     }
-    let mut starts: Vec<usize> = iterations.iter().map(|i| times.partition_point(|&t| t < i.span.start).max(model)).collect();
+    let mut starts: Vec<usize> = iterations
+        .iter()
+        .map(|i| times.partition_point(|&t| t < i.span.start).max(model))
+        .collect();
     // Empty iterations after the second: the original replays no more, and what is steady isn't repeated.
     starts.resize(starts.len().max(ITERATIONS + 1), requests.len());
     Forecast { requests, times, blocks, starts, effects: BTreeMap::new(), before, notes }
@@ -242,7 +302,7 @@ fn assemble(claims: Vec<Claim>, iterations: &[Iteration], notes: Vec<String>) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::estimate::trace::{Limits, parse};
+    use crate::trace::{Limits, parse};
 
     /// Two iterations of one layer with a helper outside it, on one thread.
     fn job() -> Job {
@@ -268,7 +328,13 @@ mod tests {
             events.push(x("python_function", "nn.Module: Linear_0", 22, 10, ""));
             events.push(x("cpu_op", "aten::linear", 23, 8, &sequence));
             events.push(x("cpu_op", "aten::add", 40, 5, ""));
-            events.push(x("cpu_op", "autograd::engine::evaluate_function: AddmmBackward0", 60, 10, &sequence));
+            events.push(x(
+                "cpu_op",
+                "autograd::engine::evaluate_function: AddmmBackward0",
+                60,
+                10,
+                &sequence,
+            ));
             events.push(x("user_annotation", "Optimizer.step#Adam.step", 80, 10, ""));
             if round == 1 {
                 events.push(memory(4, 30, -512));
@@ -287,18 +353,25 @@ mod tests {
             }
         }
         let text = format!(r#"{{"traceEvents":[{}]}}"#, events.join(","));
-        Job::of(parse(std::io::Cursor::new(text.into_bytes()), "t".as_ref(), &Limits::default()).unwrap())
+        Job::of(
+            parse(std::io::Cursor::new(text.into_bytes()), "t".as_ref(), &Limits::default())
+                .unwrap(),
+        )
     }
 
     #[test]
     fn only_what_layers_and_the_step_claim_is_replayed() {
         let forecast = forecast(&job());
         let blocks: Vec<(u64, Role)> = forecast.blocks.iter().map(|b| (b.bytes, b.role)).collect();
-        let iteration = [(7000, Role::Activation), (512, Role::Gradient), (512, Role::OptimizerState)];
+        let iteration =
+            [(7000, Role::Activation), (512, Role::Gradient), (512, Role::OptimizerState)];
         assert_eq!(blocks[0], (512, Role::Parameter));
         assert_eq!((&blocks[1..4], &blocks[4..]), (&iteration[..], &iteration[..]));
-        let freed: Vec<u32> =
-            forecast.requests.iter().filter_map(|r| if let Request::Free { id } = r { Some(*id) } else { None }).collect();
+        let freed: Vec<u32> = forecast
+            .requests
+            .iter()
+            .filter_map(|r| if let Request::Free { id } = r { Some(*id) } else { None })
+            .collect();
         // Both activations, the first gradient at the second zero_grad, the second iteration's state but not the first's.
         assert_eq!(freed, [1, 2, 4, 6]);
         assert_eq!(forecast.before, BTreeMap::from([(Role::Parameter, 512)]));
@@ -310,7 +383,8 @@ mod tests {
         let job = job();
         let mut forecast = forecast(&job);
         let before = forecast.requests.clone();
-        let answer = crate::estimate::answer::answer(&job, &mut forecast, &crate::sim::allocator::Config::default());
+        let answer =
+            crate::answer::answer(&job, &mut forecast, &crate::sim::allocator::Config::default());
         assert_eq!((forecast.requests, answer.steady), (before, true));
     }
 }

@@ -6,7 +6,7 @@
 //!
 //! Let T be the sum of the operators' latencies and take any plan whose iteration takes at most T + D. All waiting and all
 //! recomputing together then take at most D. Look at the instant τ that lies θ into operator q, 0 ≤ θ < its latency. By the meaning of plans
-//! ([`crate::schedule::plan`]) everything q touches and its workspace hold bytes at τ. Every other tensor X that is
+//! ([`crate::contract::plan`]) everything q touches and its workspace hold bytes at τ. Every other tensor X that is
 //! used both before and after (round the end of the iteration, if nothing generates it) holds its bytes too unless it is *away*. To be away it must
 //! come back before its next use n, in one of two ways:
 //!
@@ -40,9 +40,9 @@ use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
 use super::ledger::{Account, Ledger};
+use crate::contract::Latency;
 use crate::device::Link;
 use crate::job::{Graph, Replay};
-use crate::schedule::Latency;
 use crate::sim::engine::{rate, work};
 use crate::sim::program::Direction;
 use crate::units::{Bytes, Nanos, TensorId};
@@ -86,10 +86,17 @@ impl<'a> Bounds<'a> {
         }
         let least = |direction, bytes: Bytes| {
             let fastest = rate(link, direction, false).max(rate(link, direction, true)).max(1);
-            u64::try_from(work(link, direction, bytes).div_ceil(u128::from(fastest))).unwrap_or(u64::MAX / 4).clamp(1, u64::MAX / 4)
+            u64::try_from(work(link, direction, bytes).div_ceil(u128::from(fastest)))
+                .unwrap_or(u64::MAX / 4)
+                .clamp(1, u64::MAX / 4)
         };
         let copies = |direction| graph.tensors.iter().map(|t| least(direction, t.bytes)).collect();
-        let again = graph.operators.iter().zip(latencies).map(|(o, l)| (o.replay != Replay::Never).then_some(l.time.0.max(1))).collect();
+        let again = graph
+            .operators
+            .iter()
+            .zip(latencies)
+            .map(|(o, l)| (o.replay != Replay::Never).then_some(l.time.0.max(1)))
+            .collect();
         let operators = u32::try_from(graph.operators.len()).unwrap_or(u32::MAX);
         let width = operators.div_ceil(STRETCHES).max(1);
         let standing = |q: u32| ledger.load[2 * q as usize + 1];
@@ -108,7 +115,17 @@ impl<'a> Bounds<'a> {
         };
         let within = ledger.accounts.iter().map(within).collect();
         let stride = (width as usize).div_ceil((LOOKS / graph.operators.len().max(1)).max(1));
-        Self { within, stride, ledger, starts, back: copies(Direction::H2d), out: copies(Direction::D2h), again, stretches, floor }
+        Self {
+            within,
+            stride,
+            ledger,
+            starts,
+            back: copies(Direction::H2d),
+            out: copies(Direction::D2h),
+            again,
+            stretches,
+            floor,
+        }
     }
 
     /// No plan is below this: the largest working set of an operator.
@@ -127,11 +144,21 @@ impl<'a> Bounds<'a> {
                 return 0;
             }
             let moment = self.moment(q);
-            let highest = self.offsets(q).into_iter().map(|offset| standing - moment.away(added.0, offset)).max().unwrap_or(0);
+            let highest = self
+                .offsets(q)
+                .into_iter()
+                .map(|offset| standing - moment.away(added.0, offset))
+                .max()
+                .unwrap_or(0);
             best = best.max(highest);
             highest
         };
-        let mut seen: Vec<(u64, usize)> = self.stretches.iter().enumerate().map(|(s, stretch)| (look(stretch.highest), s)).collect();
+        let mut seen: Vec<(u64, usize)> = self
+            .stretches
+            .iter()
+            .enumerate()
+            .map(|(s, stretch)| (look(stretch.highest), s))
+            .collect();
         seen.sort_unstable_by_key(|&(value, stretch)| (std::cmp::Reverse(value), stretch));
         for (_, stretch) in seen.into_iter().take(CLOSE) {
             self.stretches[stretch].operators().step_by(self.stride).for_each(|q| {
@@ -161,7 +188,8 @@ impl<'a> Bounds<'a> {
             added > before
         };
         // Each that proves more than those before it is above them: the last ones are worth a closer look.
-        let mut proving: Vec<usize> = (0..self.stretches.len()).filter(|&s| look(self.stretches[s].highest)).collect();
+        let mut proving: Vec<usize> =
+            (0..self.stretches.len()).filter(|&s| look(self.stretches[s].highest)).collect();
         proving.reverse();
         for stretch in proving.into_iter().take(CLOSE) {
             self.stretches[stretch].operators().step_by(self.stride).for_each(|q| {
@@ -220,10 +248,28 @@ impl<'a> Bounds<'a> {
             };
             let (bytes, back, out) = (account.bytes, self.back[index], self.out[index]);
             moment.all += bytes;
-            moment.back.push(Copied { rank: 0, bytes, time: back, window: until - now, other: since.map(|window| (window, out)) });
+            moment.back.push(Copied {
+                rank: 0,
+                bytes,
+                time: back,
+                window: until - now,
+                other: since.map(|window| (window, out)),
+            });
             match since {
-                Some(window) => moment.out.push(Copied { rank: 0, bytes, time: out, window, other: Some((until - now, back)) }),
-                None => moment.clean.push(Copied { rank: 0, bytes, time: back, window: until - now, other: None }),
+                Some(window) => moment.out.push(Copied {
+                    rank: 0,
+                    bytes,
+                    time: out,
+                    window,
+                    other: Some((until - now, back)),
+                }),
+                None => moment.clean.push(Copied {
+                    rank: 0,
+                    bytes,
+                    time: back,
+                    window: until - now,
+                    other: None,
+                }),
             }
             let writers = &account.writes[..written];
             if !account.long_lived && writers.iter().all(|&w| self.again[w as usize].is_some()) {
@@ -237,7 +283,9 @@ impl<'a> Bounds<'a> {
         rank(&mut moment.out);
         for (bytes, writers) in shared {
             let latency = |w: &u32| self.again[*w as usize].unwrap_or(0);
-            let part = |w: &u32| u128::from(latency(w)) * u128::from(bytes) / u128::from(wanted[*w as usize].max(1));
+            let part = |w: &u32| {
+                u128::from(latency(w)) * u128::from(bytes) / u128::from(wanted[*w as usize].max(1))
+            };
             let longest = writers.iter().map(latency).max().unwrap_or(0);
             let cost = u64::try_from(writers.iter().map(part).sum::<u128>()).unwrap_or(u64::MAX);
             moment.recompute.push(Recomputed { bytes, cost, longest });
@@ -320,8 +368,14 @@ impl Moment {
         // Time passes from the windows of copies in to those of copies out.
         let room_back = |window: u64| (window - offset).saturating_add(added);
         let room_out = |window: u64| (window + offset).saturating_add(added);
-        let in_time = |c: &Copied| c.time <= room_back(c.window) && c.other.is_none_or(|(window, time)| time <= room_out(window));
-        let out_in_time = |c: &Copied| c.time <= room_out(c.window) && c.other.is_none_or(|(window, time)| time <= room_back(window));
+        let in_time = |c: &Copied| {
+            c.time <= room_back(c.window)
+                && c.other.is_none_or(|(window, time)| time <= room_out(window))
+        };
+        let out_in_time = |c: &Copied| {
+            c.time <= room_out(c.window)
+                && c.other.is_none_or(|(window, time)| time <= room_back(window))
+        };
         let back = most(&self.back, in_time, room_back);
         let clean: u64 = self.clean.iter().filter(|c| in_time(c)).map(|c| c.bytes).sum();
         let out = clean + most(&self.out, out_in_time, room_out);
@@ -343,7 +397,8 @@ impl Moment {
 
 /// `bytes · part / whole`, rounded up.
 fn share(bytes: u64, part: u64, whole: u64) -> u64 {
-    u64::try_from((u128::from(bytes) * u128::from(part)).div_ceil(u128::from(whole.max(1)))).unwrap_or(bytes)
+    u64::try_from((u128::from(bytes) * u128::from(part)).div_ceil(u128::from(whole.max(1))))
+        .unwrap_or(bytes)
 }
 
 /// Compares bytes a nanosecond.
@@ -354,7 +409,8 @@ fn denser(bytes_a: u64, time_a: u64, bytes_b: u64, time_b: u64) -> Ordering {
 /// Orders copies by window, and ranks them by density.
 fn rank(copies: &mut [Copied]) {
     copies.sort_unstable_by_key(|c| c.window);
-    let mut order: Vec<(u64, u64, u32)> = (0u32..).zip(&*copies).map(|(at, c)| (c.bytes, c.time, at)).collect();
+    let mut order: Vec<(u64, u64, u32)> =
+        (0u32..).zip(&*copies).map(|(at, c)| (c.bytes, c.time, at)).collect();
     order.sort_unstable_by(|a, b| denser(b.0, b.1, a.0, a.1));
     let (mut rank, mut last) = (0, order.first().map_or((0, 0), |o| (o.0, o.1)));
     for (bytes, time, at) in order {

@@ -10,10 +10,10 @@ use super::emit::Emitted;
 use super::method::{Given, Method};
 use super::neap::Warm;
 use super::{place, slab};
+use crate::contract::{Figures, JobPlan, Latency, Placement, Plan};
 use crate::device::{Link, Profile};
 use crate::job::Graph;
 use crate::job::liveness::Liveness;
-use crate::schedule::{Figures, JobPlan, Latency, Placement, Plan};
 use crate::sim::engine::{self, Run};
 use crate::sim::program::{Direction, Program};
 use crate::sim::reserved::{self, Framework, Reserved};
@@ -80,7 +80,9 @@ pub enum PlanError {
     #[error("the budget of {} ({} bytes) can't be met: floor {} ({} bytes), lowest reached {} ({} bytes); {}", .0.budget, .0.budget.0, .0.floor, .0.floor.0, .0.lowest, .0.lowest.0, .0.blocked)]
     Infeasible(Box<Infeasible>),
     /// The planner contradicted itself: a defect of neap, never the user's fault.
-    #[error("the planner made a plan that it can't simulate ({0}); this is a defect of neap, please report it with the graph")]
+    #[error(
+        "the planner made a plan that it can't simulate ({0}); this is a defect of neap, please report it with the graph"
+    )]
     Defect(String),
 }
 
@@ -108,23 +110,35 @@ pub fn make(request: &Request<'_>) -> Result<Planned, PlanError> {
 ///
 /// # Errors
 /// As [`make`].
-pub fn make_for(request: &Request<'_>, framework: Option<&Framework>) -> Result<Planned, PlanError> {
+pub fn make_for(
+    request: &Request<'_>,
+    framework: Option<&Framework>,
+) -> Result<Planned, PlanError> {
     let liveness = Liveness::of(request.graph);
     let own = alone(request, &liveness, framework, None, &mut None);
     let worth = match &own {
         Ok(planned) => {
             let stalls = planned.run.stalls;
             // Who hardly waits for the link does better than those who think of the link alone.
-            (stalls.swap_in + stalls.swap_out + stalls.tail).0 > planned.plan.figures.unplanned_iteration_ns.0 / WAITING
+            (stalls.swap_in + stalls.swap_out + stalls.tail).0
+                > planned.plan.figures.unplanned_iteration_ns.0 / WAITING
         }
         Err(PlanError::Infeasible(_)) => true,
         Err(PlanError::Defect(_)) => false,
     };
     let mut best = own;
-    for method in if worth { request.method.portfolio(request.graph.operators.len()) } else { Vec::new() } {
+    for method in
+        if worth { request.method.portfolio(request.graph.operators.len()) } else { Vec::new() }
+    {
         let asked = method.clone();
         let rival = best.as_ref().map_or(Nanos(u64::MAX), |b| b.plan.figures.iteration_ns);
-        let mut other = match alone(&Request { method, ..request.clone() }, &liveness, framework, Some(rival), &mut None) {
+        let mut other = match alone(
+            &Request { method, ..request.clone() },
+            &liveness,
+            framework,
+            Some(rival),
+            &mut None,
+        ) {
             Ok(other) => other,
             Err(PlanError::Infeasible(no)) => {
                 if let Err(PlanError::Infeasible(own)) = &mut best {
@@ -157,7 +171,16 @@ fn alone(
     warm: &mut Option<Warm>,
 ) -> Result<Planned, PlanError> {
     let budget = request.budget.0 / 512 * 512;
-    let mut search = Search { request, framework, liveness, budget, lowest: u64::MAX, blocked: String::new(), rival, warm };
+    let mut search = Search {
+        request,
+        framework,
+        liveness,
+        budget,
+        lowest: u64::MAX,
+        blocked: String::new(),
+        rival,
+        warm,
+    };
     let mut target = budget;
     let own = matches!(request.method, Method::Neap(_));
     for attempt in 0..if rival.is_some() && !own { FEW } else { TIGHTENINGS } {
@@ -185,7 +208,12 @@ fn alone(
             }
         }
     }
-    let infeasible = Infeasible { budget: request.budget, floor: liveness.floor, lowest: Bytes(search.lowest), blocked: search.blocked };
+    let infeasible = Infeasible {
+        budget: request.budget,
+        floor: liveness.floor,
+        lowest: Bytes(search.lowest),
+        blocked: search.blocked,
+    };
     Err(PlanError::Infeasible(Box::new(infeasible)))
 }
 
@@ -197,14 +225,25 @@ pub(super) fn once(request: &Request<'_>) -> Result<Planned, PlanError> {
     let liveness = Liveness::of(request.graph);
     let budget = request.budget.0 / 512 * 512;
     let warm = &mut None;
-    let mut search =
-        Search { request, framework: None, liveness: &liveness, budget, lowest: u64::MAX, blocked: String::new(), rival: None, warm };
+    let mut search = Search {
+        request,
+        framework: None,
+        liveness: &liveness,
+        budget,
+        lowest: u64::MAX,
+        blocked: String::new(),
+        rival: None,
+        warm,
+    };
     let mut target = budget;
     for attempt in 0..FEW {
         match search.attempt(target, &request.method)? {
             Attempt::Fits(planned) => return Ok(*planned),
             Attempt::TooHigh(height) => {
-                target = target.saturating_sub((height - budget) + ((budget / 1024) << attempt).max(512)) / 512 * 512
+                target = target
+                    .saturating_sub((height - budget) + ((budget / 1024) << attempt).max(512))
+                    / 512
+                    * 512
             }
             Attempt::Blocked => break,
         }
@@ -242,10 +281,12 @@ impl Search<'_> {
     fn attempt(&mut self, target: u64, method: &Method) -> Result<Attempt, PlanError> {
         let request = self.request;
         let Request { graph, latencies, device, .. } = *request;
-        let given = Given { graph, latencies, link: &device.link, pinned: device.pinned_bytes, target };
+        let given =
+            Given { graph, latencies, link: &device.link, pinned: device.pinned_bytes, target };
         let decided = method.decide(&given, self.warm);
         let emitted = decided.emitted;
-        let program = Program::new(request.graph, request.latencies, &emitted.events).map_err(|e| PlanError::Defect(e.to_string()))?;
+        let program = Program::new(request.graph, request.latencies, &emitted.events)
+            .map_err(|e| PlanError::Defect(e.to_string()))?;
         // Without addresses it is no slower than with them.
         if let Some(rival) = self.rival
             && nominal(&program, &device.link)?.iteration >= rival
@@ -258,15 +299,21 @@ impl Search<'_> {
             if self.rival.is_some_and(|rival| planned.run.iteration >= rival) {
                 return Ok(Attempt::Blocked);
             }
-            planned.reserved = self.framework.map(|f| reserved::planned(request.graph, &planned.program, &planned.run, f));
-            let (bound, failed) = (planned.bound().0, planned.reserved.as_ref().is_some_and(|r| r.stats.ooms > 0));
+            planned.reserved = self
+                .framework
+                .map(|f| reserved::planned(request.graph, &planned.program, &planned.run, f));
+            let (bound, failed) =
+                (planned.bound().0, planned.reserved.as_ref().is_some_and(|r| r.stats.ooms > 0));
             if bound <= self.budget && !failed {
                 return Ok(Attempt::Fits(Box::new(planned)));
             }
             self.lowest = self.lowest.min(bound);
             if self.blocked.is_empty() {
-                self.blocked =
-                    format!("tensors fit in an arena of {}, but the allocator reserves {} for them", Bytes(height), Bytes(bound));
+                self.blocked = format!(
+                    "tensors fit in an arena of {}, but the allocator reserves {} for them",
+                    Bytes(height),
+                    Bytes(bound)
+                );
             }
             // A failure within the budget is one of the memory fraction's.
             return Ok(Attempt::TooHigh(bound.max(self.budget + 512)));
@@ -280,7 +327,11 @@ impl Search<'_> {
             return Ok(Attempt::Blocked);
         }
         if self.blocked.is_empty() {
-            self.blocked = format!("tensors fit by size ({}) but not in one piece: placing them takes {}", Bytes(load), Bytes(height));
+            self.blocked = format!(
+                "tensors fit by size ({}) but not in one piece: placing them takes {}",
+                Bytes(load),
+                Bytes(height)
+            );
         }
         Ok(Attempt::TooHigh(height))
     }
@@ -298,7 +349,10 @@ pub fn minimum(request: &Request<'_>) -> Result<Planned, PlanError> {
 ///
 /// # Errors
 /// As [`minimum`].
-pub fn minimum_for(request: &Request<'_>, framework: Option<&Framework>) -> Result<Planned, PlanError> {
+pub fn minimum_for(
+    request: &Request<'_>,
+    framework: Option<&Framework>,
+) -> Result<Planned, PlanError> {
     let liveness = Liveness::of(request.graph);
     let (floor, mut high) = (liveness.floor.0, request.budget.0);
     // Halving ends at a thousandth of the range: planning is quick, but not free.
@@ -306,11 +360,19 @@ pub fn minimum_for(request: &Request<'_>, framework: Option<&Framework>) -> Resu
     let mut best: Option<Planned> = None;
     // Whoever stands in where a budget can't be met stands in here too. Probes are cheap and know where the one before ended; what they
     // find is planned properly once at the end.
-    for method in std::iter::once(request.method.quick()).chain(request.method.portfolio(request.graph.operators.len())) {
+    for method in std::iter::once(request.method.quick())
+        .chain(request.method.portfolio(request.graph.operators.len()))
+    {
         let (mut warm, mut low) = (None, floor);
         let mut at = |budget: u64| {
             let budget = Bytes(budget / 512 * 512);
-            match alone(&Request { budget, method: method.clone(), ..request.clone() }, &liveness, framework, None, &mut warm) {
+            match alone(
+                &Request { budget, method: method.clone(), ..request.clone() },
+                &liveness,
+                framework,
+                None,
+                &mut warm,
+            ) {
                 Ok(mut planned) => {
                     stand_in(request, &mut planned, &method);
                     Ok(Some(planned))
@@ -339,7 +401,11 @@ pub fn minimum_for(request: &Request<'_>, framework: Option<&Framework>) -> Resu
     }
     let full = make_for(&Request { budget: Bytes(high), ..request.clone() }, framework);
     let mut best = match (full, best) {
-        (Ok(full), Some(best)) if full.plan.figures.iteration_ns > best.plan.figures.iteration_ns => best,
+        (Ok(full), Some(best))
+            if full.plan.figures.iteration_ns > best.plan.figures.iteration_ns =>
+        {
+            best
+        }
         (Ok(full), _) => full,
         (Err(PlanError::Infeasible(_)), Some(best)) => best,
         (Err(error), _) => return Err(error),
@@ -354,7 +420,8 @@ pub fn minimum_for(request: &Request<'_>, framework: Option<&Framework>) -> Resu
 /// [`PlanError::Defect`] only.
 pub fn unplanned(request: &Request<'_>) -> Result<Planned, PlanError> {
     let liveness = Liveness::of(request.graph);
-    let program = Program::new(request.graph, request.latencies, &[]).map_err(|e| PlanError::Defect(e.to_string()))?;
+    let program = Program::new(request.graph, request.latencies, &[])
+        .map_err(|e| PlanError::Defect(e.to_string()))?;
     let emitted = Emitted::default();
     let (program, placements, height) = placed(program, &emitted, 0)?;
     let mut planned = finish(request, &liveness, emitted, program, placements, height)?;
@@ -369,15 +436,22 @@ pub fn unplanned(request: &Request<'_>) -> Result<Planned, PlanError> {
 /// [`PlanError::Defect`] only.
 pub(super) fn on_device(request: &Request<'_>, planned: &Planned) -> Result<Planned, PlanError> {
     let defect = |e: crate::sim::program::ProgramError| PlanError::Defect(e.to_string());
-    let [job] = &planned.plan.jobs[..] else { return Err(PlanError::Defect("not a plan of one job".to_owned())) };
-    let mut program = Program::new(request.graph, request.latencies, &job.events).map_err(defect)?;
+    let [job] = &planned.plan.jobs[..] else {
+        return Err(PlanError::Defect("not a plan of one job".to_owned()));
+    };
+    let mut program =
+        Program::new(request.graph, request.latencies, &job.events).map_err(defect)?;
     program.place(&job.placements).map_err(defect)?;
     let emitted = Emitted { events: job.events.clone(), ..Emitted::default() };
     let height = planned.plan.figures.arena_bytes.0;
     finish(request, &Liveness::of(request.graph), emitted, program, job.placements.clone(), height)
 }
 
-fn placed(mut program: Program, emitted: &Emitted, budget: u64) -> Result<(Program, Vec<Placement>, u64), PlanError> {
+fn placed(
+    mut program: Program,
+    emitted: &Emitted,
+    budget: u64,
+) -> Result<(Program, Vec<Placement>, u64), PlanError> {
     let tied = place::items(&program, emitted);
     let bare: Vec<place::Item> = tied.iter().map(|(item, _)| item.clone()).collect();
     let layout = place::place(&bare, budget);
@@ -399,7 +473,8 @@ fn finish(
     height: u64,
 ) -> Result<Planned, PlanError> {
     let link = &request.device.link;
-    let slab = slab::place(&mut program, link, request.device.pinned_bytes).map_err(|e| PlanError::Defect(e.to_string()))?;
+    let slab = slab::place(&mut program, link, request.device.pinned_bytes)
+        .map_err(|e| PlanError::Defect(e.to_string()))?;
     let (host_slots, pinned, run) = (slab.slots, slab.bytes, slab.run);
     let figures = Figures {
         peak_bytes: engine::peak(&engine::memory(&program, &run)),
@@ -433,15 +508,26 @@ fn finish(
 
 /// Loading what starts on the device, one tensor after the other.
 pub(super) fn first_load(graph: &Graph, program: &Program, device: &Profile) -> Nanos {
-    let starters = program.residencies.iter().filter(|r| r.begin == crate::sim::program::Begin::Iteration);
-    starters.filter_map(|r| r.tensor).map(|t| engine::copy_time(&device.link, Direction::H2d, graph.tensor(t).bytes, false)).sum()
+    let starters =
+        program.residencies.iter().filter(|r| r.begin == crate::sim::program::Begin::Iteration);
+    starters
+        .filter_map(|r| r.tensor)
+        .map(|t| engine::copy_time(&device.link, Direction::H2d, graph.tensor(t).bytes, false))
+        .sum()
 }
 
 fn blocked_at(graph: &Graph, slot: usize, load: u64) -> String {
-    let Some(operator) = graph.operators.get(slot / 2) else { return "the end of the iteration".to_owned() };
-    let mut touched: Vec<(Bytes, TensorId)> = operator.touches().into_iter().map(|t| (graph.tensor(t).bytes, t)).collect();
+    let Some(operator) = graph.operators.get(slot / 2) else {
+        return "the end of the iteration".to_owned();
+    };
+    let mut touched: Vec<(Bytes, TensorId)> =
+        operator.touches().into_iter().map(|t| (graph.tensor(t).bytes, t)).collect();
     touched.sort_by_key(|&(bytes, t)| (std::cmp::Reverse(bytes), t));
-    let names: Vec<String> = touched.iter().take(3).map(|(bytes, t)| format!("{} ({bytes})", graph.tensor(*t).name)).collect();
+    let names: Vec<String> = touched
+        .iter()
+        .take(3)
+        .map(|(bytes, t)| format!("{} ({bytes})", graph.tensor(*t).name))
+        .collect();
     format!(
         "blocked at operator `{}` ({}) which stands at {}: it works on {}, and nothing else there can leave",
         operator.name,

@@ -101,7 +101,10 @@ impl PolicyMaker<'_> {
             let tensor = TensorId::of(index);
             for gap in 0..account.uses.len().saturating_sub(1) {
                 let free = self.free_time(tensor, gap);
-                if account.bytes > 0 && free >= 0 && self.helps(tensor, gap, self.ledger.tightest(tensor, gap)) {
+                if account.bytes > 0
+                    && free >= 0
+                    && self.helps(tensor, gap, self.ledger.tightest(tensor, gap))
+                {
                     candidates.push((Reverse(free), tensor, gap));
                 }
             }
@@ -133,10 +136,17 @@ impl PolicyMaker<'_> {
         let (leaves, wanted, out, back) = self.pair(tensor, gap);
         let out_at = if out == 0 { leaves } else { self.out.earliest(leaves, wanted, out)? };
         let back_at = self.back.latest(out_at + out, wanted, back)?;
-        let out_until = if out == 0 { 2 * p + 1 } else { self.clock.slot_before(out_at + out).max(2 * p + 1) };
+        let out_until =
+            if out == 0 { 2 * p + 1 } else { self.clock.slot_before(out_at + out).max(2 * p + 1) };
         let back_from = self.clock.place_by(back_at);
         let out_after = (self.clock.place_by(out_at).saturating_sub(2) / 2).max(p);
-        let decision = Gap::Swap { out_until, back_from, out_after, starts: (out_at, back_at), passive: false };
+        let decision = Gap::Swap {
+            out_until,
+            back_from,
+            out_after,
+            starts: (out_at, back_at),
+            passive: false,
+        };
         (back_from > out_until).then_some((decision, (out_at, out), (back_at, back)))
     }
 
@@ -158,10 +168,15 @@ impl PolicyMaker<'_> {
             let tensor = TensorId::of(index);
             let Some(gap) = self.ledger.gap_over(tensor, slot) else { continue };
             let account = &self.ledger.accounts[index];
-            if account.gaps[gap] != Gap::Keep || self.ledger.ends(tensor, gap).2 || account.bytes == 0 {
+            if account.gaps[gap] != Gap::Keep
+                || self.ledger.ends(tensor, gap).2
+                || account.bytes == 0
+            {
                 continue;
             }
-            let value = |overhead: u64| Reverse(u128::from(account.bytes) * 1_000_000_000 / u128::from(overhead.max(1)));
+            let value = |overhead: u64| {
+                Reverse(u128::from(account.bytes) * 1_000_000_000 / u128::from(overhead.max(1)))
+            };
             if self.may_swap(tensor) {
                 // What the link has no place for is fetched on demand: the copy in sticks out whole.
                 let (_, _, _, back) = self.pair(tensor, gap);
@@ -198,7 +213,8 @@ impl PolicyMaker<'_> {
         for (index, account) in self.ledger.accounts.iter().enumerate() {
             let tensor = TensorId::of(index);
             let Some(gap) = self.ledger.gap_over(tensor, slot) else { continue };
-            let swap = matches!(account.gaps[gap], Gap::Swap { .. }) && !self.ledger.relieves(tensor, gap, account.gaps[gap], slot);
+            let swap = matches!(account.gaps[gap], Gap::Swap { .. })
+                && !self.ledger.relieves(tensor, gap, account.gaps[gap], slot);
             if swap && lingering.is_none_or(|l| account.bytes > l.0) {
                 lingering = Some((account.bytes, tensor, gap));
             }

@@ -26,7 +26,8 @@ use crate::units::TensorId;
 /// Decides for the smallest number of segments within the target, or for the one that comes nearest to it.
 #[must_use]
 pub fn decide<'a>(given: &Given<'a>) -> Decided<'a> {
-    let forward: Vec<bool> = given.graph.operators.iter().map(|o| o.phase == Phase::Forward).collect();
+    let forward: Vec<bool> =
+        given.graph.operators.iter().map(|o| o.phase == Phase::Forward).collect();
     let whole = Ledger::new(given.graph);
     let saved = saved(&whole, &forward);
     let operators = forward.iter().filter(|&&f| f).count();
@@ -62,9 +63,19 @@ struct Saved {
 fn saved(ledger: &Ledger<'_>, forward: &[bool]) -> Vec<Saved> {
     let mut found = Vec::new();
     for (index, account) in ledger.accounts.iter().enumerate() {
-        let Some(gap) = account.uses.windows(2).position(|u| forward[u[0] as usize] && !forward[u[1] as usize]) else { continue };
-        let Some(&made) = account.writes.first().filter(|_| !account.long_lived && account.bytes > 0) else { continue };
-        let beside = ledger.graph.operators[made as usize].generates().map(|o| ledger.accounts[o.tensor.index()].bytes);
+        let Some(gap) =
+            account.uses.windows(2).position(|u| forward[u[0] as usize] && !forward[u[1] as usize])
+        else {
+            continue;
+        };
+        let Some(&made) =
+            account.writes.first().filter(|_| !account.long_lived && account.bytes > 0)
+        else {
+            continue;
+        };
+        let beside = ledger.graph.operators[made as usize]
+            .generates()
+            .map(|o| ledger.accounts[o.tensor.index()].bytes);
         found.push(Saved {
             tensor: TensorId::of(index),
             made,
@@ -84,7 +95,8 @@ fn segmented<'a>(mut ledger: Ledger<'a>, saved: &[Saved], segments: usize) -> Le
     let mut cuts: Vec<u32> = vec![0];
     let mut sum = 0;
     for s in saved {
-        let segment = usize::try_from(sum * segments as u128 / total.max(1)).unwrap_or(segments - 1);
+        let segment =
+            usize::try_from(sum * segments as u128 / total.max(1)).unwrap_or(segments - 1);
         if segment >= cuts.len() {
             cuts.resize(segment + 1, s.made);
         }
@@ -92,13 +104,15 @@ fn segmented<'a>(mut ledger: Ledger<'a>, saved: &[Saved], segments: usize) -> Le
     }
     let segment_of = |operator: u32| cuts.partition_point(|&c| c <= operator) - 1;
     for segment in 0..cuts.len() - 1 {
-        let inside = |s: &&Saved| s.main && segment_of(s.made) == segment && segment_of(s.last) == segment;
+        let inside =
+            |s: &&Saved| s.main && segment_of(s.made) == segment && segment_of(s.last) == segment;
         let dropped: Vec<&Saved> = saved.iter().filter(inside).collect();
         let Some(before) = dropped.iter().map(|s| s.wanted).min() else { continue };
         for tensor in again(&ledger, &dropped, before) {
             let account = &ledger.accounts[tensor.index()];
             let Some(last) = account.uses.iter().rposition(|&u| u < before) else { continue };
-            let here = account.writes.first().is_some_and(|&w| segment_of(w) == segment) && segment_of(account.uses[last]) == segment;
+            let here = account.writes.first().is_some_and(|&w| segment_of(w) == segment)
+                && segment_of(account.uses[last]) == segment;
             ledger.want(tensor, before);
             // What comes from an earlier segment is a boundary: it is kept.
             if here && let Some(chain) = ledger.chain(tensor, last) {
@@ -118,7 +132,10 @@ fn again(ledger: &Ledger<'_>, dropped: &[&Saved], before: u32) -> Vec<TensorId> 
             for read in ledger.graph.operators[write as usize].reads() {
                 let account = &ledger.accounts[read.tensor.index()];
                 // What is there anyway need not be asked for.
-                if !account.long_lived && !ledger.held(read.tensor, 2 * before as usize) && needed.insert(read.tensor) {
+                if !account.long_lived
+                    && !ledger.held(read.tensor, 2 * before as usize)
+                    && needed.insert(read.tensor)
+                {
                     open.push(read.tensor);
                 }
             }

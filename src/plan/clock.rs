@@ -59,7 +59,8 @@ impl<'a> Clock<'a> {
     /// The slot right after the last operator that has ended by an instant.
     #[must_use]
     pub fn place_by(&self, instant: u64) -> u32 {
-        2 * u32::try_from(self.starts[1..].partition_point(|&t| t <= instant)).unwrap_or(u32::MAX / 2)
+        2 * u32::try_from(self.starts[1..].partition_point(|&t| t <= instant))
+            .unwrap_or(u32::MAX / 2)
     }
 
     /// How long so many bytes take to the host while the other direction is busy too.

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use super::ledger::{Chain, Gap, Ledger};
-use crate::schedule::{Event, Trigger};
+use crate::contract::{Event, Trigger};
 use crate::units::{Nanos, OpId, TensorId};
 
 /// Events, and for each swap-out the last operator during which its bytes may still be leaving.
@@ -33,24 +33,42 @@ pub fn events(ledger: &Ledger<'_>) -> Emitted {
                 Gap::Keep => {}
                 Gap::Swap { out_until, back_from, out_after, starts, .. } => {
                     if ledger.clean(tensor, gap) {
-                        ranked.push(((p + 1, 0, 0, tensor.0), Event::Release { tensor, trigger: leave }, None));
+                        ranked.push((
+                            (p + 1, 0, 0, tensor.0),
+                            Event::Release { tensor, trigger: leave },
+                            None,
+                        ));
                     } else {
                         let until = Some(OpId((out_until - 1) / 2));
                         let trigger = Trigger { after: Some(OpId(out_after)), delay: Nanos::ZERO };
-                        ranked.push(((out_after + 1, 0, starts.0, tensor.0), Event::SwapOut { tensor, trigger }, until));
+                        ranked.push((
+                            (out_after + 1, 0, starts.0, tensor.0),
+                            Event::SwapOut { tensor, trigger },
+                            until,
+                        ));
                     }
                     let place = back_from / 2;
-                    let trigger = Trigger { after: place.checked_sub(1).map(OpId), delay: Nanos::ZERO };
-                    ranked.push(((place, 1, starts.1, tensor.0), Event::SwapIn { tensor, trigger }, None));
+                    let trigger =
+                        Trigger { after: place.checked_sub(1).map(OpId), delay: Nanos::ZERO };
+                    ranked.push((
+                        (place, 1, starts.1, tensor.0),
+                        Event::SwapIn { tensor, trigger },
+                        None,
+                    ));
                 }
-                Gap::Recompute => ranked.push(((p + 1, 0, 0, tensor.0), Event::Release { tensor, trigger: leave }, None)),
+                Gap::Recompute => ranked.push((
+                    (p + 1, 0, 0, tensor.0),
+                    Event::Release { tensor, trigger: leave },
+                    None,
+                )),
             }
         }
     }
     for (position, chain) in in_order(ledger).into_iter().enumerate() {
         for (step, &operator) in chain.operators.iter().enumerate() {
             let keep = if step == 0 { vec![chain.tensor] } else { Vec::new() };
-            let trigger = Trigger { after: chain.before.checked_sub(1).map(OpId), delay: Nanos::ZERO };
+            let trigger =
+                Trigger { after: chain.before.checked_sub(1).map(OpId), delay: Nanos::ZERO };
             let rank = (chain.before, 2, position as u64, u32::try_from(step).unwrap_or(u32::MAX));
             ranked.push((rank, Event::Recompute { operator, trigger, keep }, None));
         }
@@ -68,7 +86,12 @@ pub fn events(ledger: &Ledger<'_>) -> Emitted {
 
 /// Chains, those before whose tensors others are made from first.
 fn in_order<'l>(ledger: &'l Ledger<'_>) -> Vec<&'l Chain> {
-    fn visit<'l>(ledger: &'l Ledger<'_>, index: usize, done: &mut [bool], order: &mut Vec<&'l Chain>) {
+    fn visit<'l>(
+        ledger: &'l Ledger<'_>,
+        index: usize,
+        done: &mut [bool],
+        order: &mut Vec<&'l Chain>,
+    ) {
         if std::mem::replace(&mut done[index], true) {
             return;
         }

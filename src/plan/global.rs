@@ -17,10 +17,10 @@ use std::collections::BTreeMap;
 
 use super::budget::{self, Infeasible, PlanError, Planned, Request};
 use super::method::Method;
+use crate::contract::{Figures, JobPlan, Latency, Plan};
 use crate::device::Profile;
 use crate::job::Graph;
 use crate::job::liveness::Liveness;
-use crate::schedule::{Figures, JobPlan, Latency, Plan};
 use crate::units::{Bytes, Nanos};
 
 /// Into how many steps a job's unplanned need is cut.
@@ -43,7 +43,12 @@ pub struct Job<'a> {
 
 impl<'a> Job<'a> {
     /// To plan it alone.
-    pub(super) fn request<'b>(&self, device: &'b Profile, budget: Bytes, jobs: &Jobs<'_>) -> Request<'b>
+    pub(super) fn request<'b>(
+        &self,
+        device: &'b Profile,
+        budget: Bytes,
+        jobs: &Jobs<'_>,
+    ) -> Request<'b>
     where
         'a: 'b,
     {
@@ -104,7 +109,12 @@ impl Memo {
 
     /// The job without any event.
     pub(super) fn unplanned(&mut self, request: &Request<'_>) -> Result<Planned, PlanError> {
-        self.keep(&Request { budget: Bytes::ZERO, ..request.clone() }, "unplanned", budget::unplanned)?.map_err(PlanError::Infeasible)
+        self.keep(
+            &Request { budget: Bytes::ZERO, ..request.clone() },
+            "unplanned",
+            budget::unplanned,
+        )?
+        .map_err(PlanError::Infeasible)
     }
 
     /// The least that is found below `most`, on which it depends.
@@ -120,8 +130,15 @@ impl Memo {
         make: impl Fn(&Request<'_>) -> Result<Planned, PlanError>,
     ) -> Result<Step, PlanError> {
         let link = &request.device.link;
-        let seen = [request.device.pinned_bytes.0, link.h2d, link.d2h, link.h2d_contended, link.d2h_contended];
-        let key = (request.file.1.clone(), format!("{:?} {how}", request.method), seen, request.budget.0);
+        let seen = [
+            request.device.pinned_bytes.0,
+            link.h2d,
+            link.d2h,
+            link.h2d_contended,
+            link.d2h_contended,
+        ];
+        let key =
+            (request.file.1.clone(), format!("{:?} {how}", request.method), seen, request.budget.0);
         if let Some(known) = self.0.get(&key) {
             return Ok(known.clone());
         }
@@ -171,7 +188,10 @@ pub(super) fn minimum_with(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together,
     let devices = shares(jobs);
     let mut ladder = Ladder::new(jobs, &devices, memo)?;
     for rung in &mut ladder.rungs {
-        rung.now = ladder.memo.least(&rung.request, Bytes(rung.arena()))?.map_err(PlanError::Infeasible)?;
+        rung.now = ladder
+            .memo
+            .least(&rung.request, Bytes(rung.arena()))?
+            .map_err(PlanError::Infeasible)?;
     }
     let mut together = join(jobs, ladder.parts());
     together.plan.budget = together.plan.figures.arena_bytes;
@@ -182,8 +202,14 @@ pub(super) fn minimum_with(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together,
 pub(super) fn shares(jobs: &Jobs<'_>) -> Vec<Profile> {
     let peaks: Vec<u64> = jobs.jobs.iter().map(|job| Liveness::of(job.graph).peak.0).collect();
     let all: u128 = peaks.iter().map(|&p| u128::from(p)).sum::<u128>().max(1);
-    let part = |peak: u64| u64::try_from(u128::from(jobs.device.pinned_bytes.0) * u128::from(peak) / all / 512 * 512).unwrap_or(0);
-    peaks.into_iter().map(|peak| Profile { pinned_bytes: Bytes(part(peak)), ..jobs.device.clone() }).collect()
+    let part = |peak: u64| {
+        u64::try_from(u128::from(jobs.device.pinned_bytes.0) * u128::from(peak) / all / 512 * 512)
+            .unwrap_or(0)
+    };
+    peaks
+        .into_iter()
+        .map(|peak| Profile { pinned_bytes: Bytes(part(peak)), ..jobs.device.clone() })
+        .collect()
 }
 
 /// Where a job stands, and where it would stand a step further down.
@@ -218,7 +244,11 @@ impl Rung<'_> {
             for &target in &targets {
                 let made = match quick {
                     true if sketch == method => break,
-                    true => memo.once(&Request { budget: Bytes(target), method: sketch.clone(), ..self.request.clone() })?,
+                    true => memo.once(&Request {
+                        budget: Bytes(target),
+                        method: sketch.clone(),
+                        ..self.request.clone()
+                    })?,
                     false => self.plan(&method, target, memo)?,
                 };
                 match made {
@@ -246,13 +276,21 @@ impl Rung<'_> {
     }
 
     fn plan(&self, method: &Method, target: u64, memo: &mut Memo) -> Result<Step, PlanError> {
-        memo.plan(&Request { budget: Bytes(target), method: method.clone(), ..self.request.clone() })
+        memo.plan(&Request {
+            budget: Bytes(target),
+            method: method.clone(),
+            ..self.request.clone()
+        })
     }
 
     /// Goes to the least it gets down to; whether that is less.
     fn sink(&mut self, memo: &mut Memo) -> Result<bool, PlanError> {
         let least = memo.least(&self.request, self.now.plan.figures.arena_bytes)?;
-        let Some(least) = least.ok().filter(|least| least.plan.figures.arena_bytes.0 < self.arena()) else { return Ok(false) };
+        let Some(least) =
+            least.ok().filter(|least| least.plan.figures.arena_bytes.0 < self.arena())
+        else {
+            return Ok(false);
+        };
         (self.now, self.next) = (least, Some(None));
         Ok(true)
     }
@@ -260,7 +298,8 @@ impl Rung<'_> {
     /// Time lost by the next step, in parts of the job's own time, for each byte given up: as a fraction.
     fn price(&self) -> Option<(u128, u128)> {
         let next = self.next.as_ref()?.as_ref()?;
-        let lost = next.plan.figures.iteration_ns.saturating_sub(self.now.plan.figures.iteration_ns);
+        let lost =
+            next.plan.figures.iteration_ns.saturating_sub(self.now.plan.figures.iteration_ns);
         let own = self.now.plan.figures.unplanned_iteration_ns.0.max(1);
         let given = self.arena().saturating_sub(next.plan.figures.arena_bytes.0).max(1);
         Some((u128::from(lost.0) * u128::from(self.priority), u128::from(own) * u128::from(given)))
@@ -274,15 +313,28 @@ struct Ladder<'a> {
 }
 
 impl<'a> Ladder<'a> {
-    fn new(jobs: &'a Jobs<'a>, devices: &'a [Profile], memo: &'a mut Memo) -> Result<Self, PlanError> {
+    fn new(
+        jobs: &'a Jobs<'a>,
+        devices: &'a [Profile],
+        memo: &'a mut Memo,
+    ) -> Result<Self, PlanError> {
         let mut rung = |(job, device): (&Job<'a>, &'a Profile)| {
             let request = job.request(device, jobs.budget, jobs);
             let now = memo.unplanned(&request)?;
             let step = (now.plan.figures.arena_bytes.0 / STEPS).max(512);
             let floor = Liveness::of(job.graph).floor.0;
-            Ok(Rung { request, priority: job.priority.max(1), now, next: None, step, floor, blocked: None })
+            Ok(Rung {
+                request,
+                priority: job.priority.max(1),
+                now,
+                next: None,
+                step,
+                floor,
+                blocked: None,
+            })
         };
-        let rungs = jobs.jobs.iter().zip(devices).map(&mut rung).collect::<Result<_, PlanError>>()?;
+        let rungs =
+            jobs.jobs.iter().zip(devices).map(&mut rung).collect::<Result<_, PlanError>>()?;
         Ok(Self { jobs, rungs, memo })
     }
 
@@ -298,8 +350,11 @@ impl<'a> Ladder<'a> {
             for rung in &mut self.rungs {
                 rung.look(excess, self.memo)?;
             }
-            let cheapest = (0..self.rungs.len()).filter_map(|index| Some((self.rungs[index].price()?, index)));
-            let cheapest = cheapest.min_by(|((a, of_a), i), ((b, of_b), j)| (a * of_b).cmp(&(b * of_a)).then(i.cmp(j)));
+            let cheapest =
+                (0..self.rungs.len()).filter_map(|index| Some((self.rungs[index].price()?, index)));
+            let cheapest = cheapest.min_by(|((a, of_a), i), ((b, of_b), j)| {
+                (a * of_b).cmp(&(b * of_a)).then(i.cmp(j))
+            });
             let Some((_, index)) = cheapest else {
                 // Steps have missed what each gets down to by itself.
                 let mut sank = false;
@@ -336,11 +391,14 @@ impl<'a> Ladder<'a> {
             if left < 512 || figures.iteration_ns <= figures.unplanned_iteration_ns {
                 continue;
             }
-            let Ok(wider) = rung.plan(&rung.request.method, rung.arena() + left, self.memo)? else { continue };
+            let Ok(wider) = rung.plan(&rung.request.method, rung.arena() + left, self.memo)? else {
+                continue;
+            };
             let gained = figures.iteration_ns.saturating_sub(wider.plan.figures.iteration_ns);
             let own = figures.unplanned_iteration_ns.0.max(1);
             // Parts of a billion of its own time.
-            let gain = u128::from(gained.0) * u128::from(rung.priority) * 1_000_000_000 / u128::from(own);
+            let gain =
+                u128::from(gained.0) * u128::from(rung.priority) * 1_000_000_000 / u128::from(own);
             if gain > best.as_ref().map_or(0, |b| b.0) {
                 best = Some((gain, index, wider));
             }
@@ -354,8 +412,15 @@ impl<'a> Ladder<'a> {
 
     fn infeasible(&self) -> PlanError {
         let blocked = self.rungs.iter().enumerate().map(|(index, rung)| {
-            let why = rung.blocked.as_ref().map_or_else(|| format!("its floor is {}", Bytes(rung.floor)), |no| no.blocked.clone());
-            format!("job {index} (`{}`) gets no further down than {}: {why}", rung.request.graph.name, Bytes(rung.arena()))
+            let why = rung.blocked.as_ref().map_or_else(
+                || format!("its floor is {}", Bytes(rung.floor)),
+                |no| no.blocked.clone(),
+            );
+            format!(
+                "job {index} (`{}`) gets no further down than {}: {why}",
+                rung.request.graph.name,
+                Bytes(rung.arena())
+            )
         });
         PlanError::Infeasible(Box::new(Infeasible {
             budget: self.jobs.budget,
@@ -381,7 +446,9 @@ pub(super) fn joined(asked: &Jobs<'_>, parts: &[Planned]) -> Plan {
     let mut figures = Figures::default();
     for part in parts {
         let own = &part.plan.figures;
-        jobs.extend(part.plan.jobs.iter().map(|job| moved(job, figures.arena_bytes, figures.pinned_bytes)));
+        jobs.extend(
+            part.plan.jobs.iter().map(|job| moved(job, figures.arena_bytes, figures.pinned_bytes)),
+        );
         figures.peak_bytes += own.peak_bytes;
         figures.arena_bytes += own.arena_bytes;
         figures.pinned_bytes += own.pinned_bytes;
@@ -416,7 +483,10 @@ fn moved(job: &JobPlan, arena: Bytes, pinned: Bytes) -> JobPlan {
 /// The sum of the jobs' unplanned peaks: what a share of the budget is a share of.
 #[must_use]
 pub fn unplanned_peak(graphs: &[&Graph]) -> Bytes {
-    graphs.iter().map(|graph| Liveness::of(graph).peak).fold(Bytes::ZERO, |sum, peak| Bytes(sum.0.saturating_add(peak.0)))
+    graphs
+        .iter()
+        .map(|graph| Liveness::of(graph).peak)
+        .fold(Bytes::ZERO, |sum, peak| Bytes(sum.0.saturating_add(peak.0)))
 }
 
 /// How much longer all jobs take than unplanned, each alone.

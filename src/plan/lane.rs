@@ -91,7 +91,10 @@ mod tests {
         assert_eq!(lane.latest(0, 29, 10), Some(0));
         assert_eq!(lane.latest(5, 29, 10), None);
         assert_eq!(lane.earliest(0, 9, 10), None);
-        assert_eq!([(0, 10), (0, 11), (20, 30), (39, 50), (40, 50)].map(|(a, b)| lane.busy(a, b)), [false, true, false, true, false]);
+        assert_eq!(
+            [(0, 10), (0, 11), (20, 30), (39, 50), (40, 50)].map(|(a, b)| lane.busy(a, b)),
+            [false, true, false, true, false]
+        );
     }
 
     proptest! {

@@ -111,11 +111,14 @@ impl<'a> Ledger<'a> {
         // Where bytes begin and end; sums stay below 2^62, which the graph's maker checked.
         let mut change = vec![0i64; scratch.len() + 1];
         for account in &accounts {
-            let (from, until) = match (account.long_lived, account.uses.first(), account.uses.last()) {
-                (true, _, _) => (0, scratch.len()),
-                (false, Some(&first), Some(&last)) => (2 * first as usize + 1, 2 * last as usize + 2),
-                _ => continue,
-            };
+            let (from, until) =
+                match (account.long_lived, account.uses.first(), account.uses.last()) {
+                    (true, _, _) => (0, scratch.len()),
+                    (false, Some(&first), Some(&last)) => {
+                        (2 * first as usize + 1, 2 * last as usize + 2)
+                    }
+                    _ => continue,
+                };
             change[from] += account.bytes.cast_signed();
             change[until] -= account.bytes.cast_signed();
         }
@@ -168,7 +171,11 @@ impl<'a> Ledger<'a> {
     #[must_use]
     pub fn ends(&self, tensor: TensorId, gap: usize) -> (u32, u32, bool) {
         let uses = &self.accounts[tensor.index()].uses;
-        if gap + 1 < uses.len() { (uses[gap], uses[gap + 1], false) } else { (uses[gap], uses[0], true) }
+        if gap + 1 < uses.len() {
+            (uses[gap], uses[gap + 1], false)
+        } else {
+            (uses[gap], uses[0], true)
+        }
     }
 
     /// The slots in which the tensor is away under a decision: one or two half-open ranges.
@@ -176,8 +183,12 @@ impl<'a> Ledger<'a> {
         let (p, n, round) = self.ends(tensor, gap);
         match decision {
             Gap::Keep => [(0, 0), (0, 0)],
-            Gap::Swap { out_until, back_from, .. } if round => [(out_until as usize + 1, self.slots()), (0, back_from as usize)],
-            Gap::Swap { out_until, back_from, .. } => [(out_until as usize + 1, back_from as usize), (0, 0)],
+            Gap::Swap { out_until, back_from, .. } if round => {
+                [(out_until as usize + 1, self.slots()), (0, back_from as usize)]
+            }
+            Gap::Swap { out_until, back_from, .. } => {
+                [(out_until as usize + 1, back_from as usize), (0, 0)]
+            }
             Gap::Recompute => [(2 * p as usize + 2, 2 * n as usize), (0, 0)],
         }
     }
@@ -186,7 +197,13 @@ impl<'a> Ledger<'a> {
     #[must_use]
     pub fn tightest(&self, tensor: TensorId, gap: usize) -> Gap {
         let (p, n, _) = self.ends(tensor, gap);
-        Gap::Swap { out_until: 2 * p + 1, back_from: 2 * n, out_after: p, starts: (0, 0), passive: true }
+        Gap::Swap {
+            out_until: 2 * p + 1,
+            back_from: 2 * n,
+            out_after: p,
+            starts: (0, 0),
+            passive: true,
+        }
     }
 
     /// Whether deciding `decision` frees bytes in `slot`.
@@ -205,7 +222,8 @@ impl<'a> Ledger<'a> {
             None if account.long_lived => account.gaps.len().checked_sub(1)?,
             None => return None,
         };
-        (gap < account.gaps.len() && self.relieves(tensor, gap, self.tightest(tensor, gap), slot)).then_some(gap)
+        (gap < account.gaps.len() && self.relieves(tensor, gap, self.tightest(tensor, gap), slot))
+            .then_some(gap)
     }
 
     /// Changes the decision of a gap.
@@ -225,7 +243,9 @@ impl<'a> Ledger<'a> {
     #[must_use]
     pub fn held(&self, tensor: TensorId, slot: usize) -> bool {
         let account = &self.accounts[tensor.index()];
-        let (Some(&first), Some(&last)) = (account.uses.first(), account.uses.last()) else { return account.long_lived };
+        let (Some(&first), Some(&last)) = (account.uses.first(), account.uses.last()) else {
+            return account.long_lived;
+        };
         if !account.long_lived && (slot < 2 * first as usize + 1 || slot > 2 * last as usize + 1) {
             return false;
         }
@@ -249,10 +269,13 @@ impl<'a> Ledger<'a> {
         let written = account.writes.iter().rev().find(|&&w| w <= here);
         let swapped = |g: usize| matches!(account.gaps[g], Gap::Swap { .. });
         let since = written.copied().unwrap_or(0);
-        let from_host = account.long_lived && written.is_none() && account.gaps.last().is_some_and(|_| swapped(account.gaps.len() - 1));
+        let from_host = account.long_lived
+            && written.is_none()
+            && account.gaps.last().is_some_and(|_| swapped(account.gaps.len() - 1));
         // A gap that starts at or after the last write, before this one, and is swapped, made the copy. A recompute since
         // then writes the tensor anew, which costs the host copy its validity.
-        let remade = (0..gap).rev().find(|&g| account.gaps[g] == Gap::Recompute).map_or(0, |g| g + 1);
+        let remade =
+            (0..gap).rev().find(|&g| account.gaps[g] == Gap::Recompute).map_or(0, |g| g + 1);
         let made = (remade..gap).any(|g| account.uses[g] >= since && swapped(g));
         // Never written in the iteration: what the host gave at the start is still right at its end.
         let untouched = account.long_lived && account.writes.is_empty();
@@ -268,7 +291,8 @@ impl<'a> Ledger<'a> {
         if round || account.long_lived {
             return None;
         }
-        let operators: Vec<OpId> = account.writes.iter().filter(|&&w| w <= p).map(|&w| OpId(w)).collect();
+        let operators: Vec<OpId> =
+            account.writes.iter().filter(|&&w| w <= p).map(|&w| OpId(w)).collect();
         for (position, &id) in operators.iter().enumerate() {
             let operator = self.graph.operator(id);
             if operator.replay == Replay::Never {
@@ -276,7 +300,8 @@ impl<'a> Ledger<'a> {
             }
             for update in operator.updates() {
                 let mine = update.tensor == tensor;
-                let left_out = operator.replay == Replay::SkipUpdates && self.accounts[update.tensor.index()].long_lived;
+                let left_out = operator.replay == Replay::SkipUpdates
+                    && self.accounts[update.tensor.index()].long_lived;
                 if !mine && !left_out {
                     return None;
                 }
@@ -299,7 +324,8 @@ impl<'a> Ledger<'a> {
     fn needs(&self, id: OpId, tensor: TensorId) -> Vec<TensorId> {
         let operator = self.graph.operator(id);
         let left_out = |t: TensorId| {
-            let skips = operator.replay == Replay::SkipUpdates && self.accounts[t.index()].long_lived;
+            let skips =
+                operator.replay == Replay::SkipUpdates && self.accounts[t.index()].long_lived;
             skips && operator.updates().any(|u| u.tensor == t)
         };
         operator.reads().map(|o| o.tensor).filter(|&t| t != tensor && !left_out(t)).collect()
@@ -350,7 +376,8 @@ impl<'a> Ledger<'a> {
     #[must_use]
     pub fn load_with_chain(&self, tensor: TensorId, before: u32, chain: &[OpId]) -> u64 {
         let slot = 2 * before as usize;
-        self.load[slot] - self.scratch[slot] + self.scratch[slot].max(self.chain_scratch(tensor, chain))
+        self.load[slot] - self.scratch[slot]
+            + self.scratch[slot].max(self.chain_scratch(tensor, chain))
     }
 
     /// Decides a gap to be recomputed by `chain`: its inputs gain a use there.

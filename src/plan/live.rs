@@ -95,7 +95,12 @@ impl Seat {
 
     /// What is on the device between iterations.
     fn persistent(&self) -> BTreeSet<TensorId> {
-        self.program.residencies.iter().filter(|r| r.begin == Begin::Iteration).filter_map(|r| r.tensor).collect()
+        self.program
+            .residencies
+            .iter()
+            .filter(|r| r.begin == Begin::Iteration)
+            .filter_map(|r| r.tensor)
+            .collect()
     }
 }
 
@@ -132,8 +137,18 @@ impl<'a> Live<'a> {
     /// Jobs, in order of their coming, on a device of which they may have `budget`.
     #[must_use]
     pub fn new(arrivals: &'a [Arrival<'a>], device: &'a Profile, budget: Bytes) -> Self {
-        let outcome = Outcome { jobs: vec![Story::default(); arrivals.len()], ..Outcome::default() };
-        Self { arrivals, device, budget, memo: Memo::default(), members: Vec::new(), waiting: VecDeque::new(), outcome, named: 0 }
+        let outcome =
+            Outcome { jobs: vec![Story::default(); arrivals.len()], ..Outcome::default() };
+        Self {
+            arrivals,
+            device,
+            budget,
+            memo: Memo::default(),
+            members: Vec::new(),
+            waiting: VecDeque::new(),
+            outcome,
+            named: 0,
+        }
     }
 
     /// Lets them come, run and go.
@@ -169,8 +184,13 @@ impl<'a> Live<'a> {
                 {
                     (member.starts, member.running) = (None, true);
                     let job = &self.arrivals[member.arrival].job;
-                    let utilisation = roofline::utilisation(&job.graph.operators, job.latencies, self.device);
-                    let work = Work { program: Rc::clone(&seat.program), durations: Rc::clone(&seat.durations), utilisation };
+                    let utilisation =
+                        roofline::utilisation(&job.graph.operators, job.latencies, self.device);
+                    let work = Work {
+                        program: Rc::clone(&seat.program),
+                        durations: Rc::clone(&seat.durations),
+                        utilisation,
+                    };
                     shared.begin(member.number, work);
                 }
             }
@@ -182,13 +202,22 @@ impl<'a> Live<'a> {
     /// Copies since the last iteration's end name whose number it was then.
     fn name(&mut self, carried: &mut [Carried]) {
         for copy in &mut carried[self.named..] {
-            copy.job = self.members.iter().find(|m| m.number == copy.job).map_or(copy.job, |m| m.arrival);
+            copy.job =
+                self.members.iter().find(|m| m.number == copy.job).map_or(copy.job, |m| m.arrival);
         }
         self.named = carried.len();
     }
 
-    fn ended(&mut self, number: usize, now: Nanos, took: Nanos, late: u32) -> Result<(), LiveError> {
-        let Some(index) = self.members.iter().position(|m| m.number == number) else { return Ok(()) };
+    fn ended(
+        &mut self,
+        number: usize,
+        now: Nanos,
+        took: Nanos,
+        late: u32,
+    ) -> Result<(), LiveError> {
+        let Some(index) = self.members.iter().position(|m| m.number == number) else {
+            return Ok(());
+        };
         let member = &mut self.members[index];
         let job = member.arrival;
         let story = &mut self.outcome.jobs[job];
@@ -229,26 +258,45 @@ impl<'a> Live<'a> {
     fn plan(&mut self, more: Option<usize>) -> Result<Option<String>, LiveError> {
         let indices: Vec<usize> = self.members.iter().map(|m| m.arrival).chain(more).collect();
         let jobs = indices.iter().map(|&index| self.arrivals[index].job.clone()).collect();
-        let asked = Jobs { jobs, device: self.device, budget: self.budget, recorded_options: BTreeMap::new() };
+        let asked = Jobs {
+            jobs,
+            device: self.device,
+            budget: self.budget,
+            recorded_options: BTreeMap::new(),
+        };
         let together = match global::make_with(&asked, &mut self.memo) {
             Ok(together) => together,
             Err(PlanError::Infeasible(no)) => {
-                return Ok(Some(format!("{} of memory, {} of which were the least for it and those before it", no.budget, no.lowest)));
+                return Ok(Some(format!(
+                    "{} of memory, {} of which were the least for it and those before it",
+                    no.budget, no.lowest
+                )));
             }
             Err(defect) => return Err(defect.into()),
         };
         self.outcome.replans += 1;
         if let Some(arrival) = more {
             let left = self.arrivals[arrival].iterations.max(1);
-            let number = (0..).find(|number| self.members.iter().all(|m| m.number != *number)).unwrap_or(arrival);
-            self.members.push(Member { arrival, number, seat: None, next: None, left, running: false, starts: None });
+            let number = (0..)
+                .find(|number| self.members.iter().all(|m| m.number != *number))
+                .unwrap_or(arrival);
+            self.members.push(Member {
+                arrival,
+                number,
+                seat: None,
+                next: None,
+                left,
+                running: false,
+                starts: None,
+            });
         }
         let mut base = 0;
         for (member, part) in self.members.iter_mut().zip(together.parts) {
             let bytes = part.plan.figures.arena_bytes.0;
             let durations = Rc::new(Durations::nominal(&part.program, &self.device.link));
             let next = Seat { program: Rc::new(part.program), durations, base, bytes };
-            let same = member.seat.as_ref().is_some_and(|seat| (seat.base, seat.bytes) == (base, bytes));
+            let same =
+                member.seat.as_ref().is_some_and(|seat| (seat.base, seat.bytes) == (base, bytes));
             // The same place and size come from the same plan.
             member.next = (!same).then_some(next);
             base += bytes;
@@ -267,8 +315,11 @@ impl<'a> Live<'a> {
                     continue;
                 }
                 let free = |seat: &Seat| {
-                    let others = self.members.iter().enumerate().filter(|(other, _)| *other != index);
-                    others.filter_map(|(_, m)| m.seat.as_ref()).all(|present| !present.touches(seat))
+                    let others =
+                        self.members.iter().enumerate().filter(|(other, _)| *other != index);
+                    others
+                        .filter_map(|(_, m)| m.seat.as_ref())
+                        .all(|present| !present.touches(seat))
                 };
                 let moves = member.next.as_ref().is_some_and(free);
                 if !moves && member.seat.is_none() {
@@ -279,7 +330,11 @@ impl<'a> Live<'a> {
                 if moves && let Some(next) = member.next.take() {
                     let graph = self.arrivals[member.arrival].job.graph;
                     wait = moving(graph, self.device, member.seat.as_ref(), &next);
-                    self.outcome.jobs[member.arrival].arenas.push((now, Bytes(next.base), Bytes(next.bytes)));
+                    self.outcome.jobs[member.arrival].arenas.push((
+                        now,
+                        Bytes(next.base),
+                        Bytes(next.bytes),
+                    ));
                     member.seat = Some(next);
                 }
                 member.starts = Some(now + wait);
@@ -291,14 +346,17 @@ impl<'a> Live<'a> {
 
 /// What it takes to go from one plan's boundary to another's.
 fn moving(graph: &Graph, device: &Profile, from: Option<&Seat>, to: &Seat) -> Nanos {
-    let alone = |direction, tensor: &TensorId| engine::copy_time(&device.link, direction, graph.tensor(*tensor).bytes, false);
+    let alone = |direction, tensor: &TensorId| {
+        engine::copy_time(&device.link, direction, graph.tensor(*tensor).bytes, false)
+    };
     let there = to.persistent();
     let Some(from) = from else {
         return there.iter().map(|tensor| alone(Direction::H2d, tensor)).sum();
     };
     let here = from.persistent();
     // What stays on the device is read and written once.
-    let moved: u128 = here.intersection(&there).map(|t| 2 * u128::from(graph.tensor(*t).bytes.0)).sum();
+    let moved: u128 =
+        here.intersection(&there).map(|t| 2 * u128::from(graph.tensor(*t).bytes.0)).sum();
     let on_device = (moved * 1_000_000_000).div_ceil(u128::from(device.memory_bandwidth.max(1)));
     let out: Nanos = here.difference(&there).map(|tensor| alone(Direction::D2h, tensor)).sum();
     let back: Nanos = there.difference(&here).map(|tensor| alone(Direction::H2d, tensor)).sum();

@@ -7,9 +7,9 @@ use std::str::FromStr;
 
 use super::emit::{self, Emitted};
 use super::{capuchin, checkpoint, neap, tensile, vdnn};
+use crate::contract::Latency;
 use crate::device::Link;
 use crate::job::Graph;
-use crate::schedule::Latency;
 use crate::units::Bytes;
 
 /// What every planner is given: a job, what it runs on, and the load that no slot may exceed.
@@ -40,7 +40,11 @@ pub struct Decision {
 
 impl From<tensile::Decided<'_>> for Decision {
     fn from(decided: tensile::Decided<'_>) -> Self {
-        Self { emitted: emit::events(&decided.ledger), peak: decided.peak, reached: decided.reached }
+        Self {
+            emitted: emit::events(&decided.ledger),
+            peak: decided.peak,
+            reached: decided.reached,
+        }
     }
 }
 
@@ -93,12 +97,17 @@ impl Method {
     /// # Errors
     /// When there is no such planner, or a switch has no such value.
     pub fn recorded(name: &str, options: &BTreeMap<String, String>) -> Result<Self, String> {
-        fn set<T: FromStr>(options: &BTreeMap<String, String>, key: &str, to: &mut T) -> Result<(), String> {
+        fn set<T: FromStr>(
+            options: &BTreeMap<String, String>,
+            key: &str,
+            to: &mut T,
+        ) -> Result<(), String> {
             let Some(value) = options.get(key) else { return Ok(()) };
             *to = value.parse().map_err(|_| format!("the plan records `{key}` as `{value}`"))?;
             Ok(())
         }
-        let mut method = Self::named(name).ok_or_else(|| format!("the plan was made by `{name}`, which is no planner"))?;
+        let mut method = Self::named(name)
+            .ok_or_else(|| format!("the plan was made by `{name}`, which is no planner"))?;
         match &mut method {
             Self::Neap(o) => {
                 let mut chains = true;
@@ -160,7 +169,15 @@ impl Method {
     #[must_use]
     pub fn decide(&self, given: &Given<'_>, warm: &mut Option<neap::Warm>) -> Decision {
         match self {
-            Self::Tensile(options) => tensile::decide(given.graph, given.latencies, given.link, given.pinned, given.target, options).into(),
+            Self::Tensile(options) => tensile::decide(
+                given.graph,
+                given.latencies,
+                given.link,
+                given.pinned,
+                given.target,
+                options,
+            )
+            .into(),
             Self::Vdnn(policy) => vdnn::decide(given, *policy).into(),
             Self::Capuchin => capuchin::decide(given).into(),
             Self::Checkpoint => checkpoint::decide(given).into(),
@@ -181,7 +198,9 @@ impl Method {
     #[must_use]
     pub fn sketch(&self) -> Self {
         match self {
-            Self::Neap(options) => Self::Neap(neap::Options { effort: 0, portfolio: false, ..options.clone() }),
+            Self::Neap(options) => {
+                Self::Neap(neap::Options { effort: 0, portfolio: false, ..options.clone() })
+            }
             other => other.clone(),
         }
     }
@@ -192,7 +211,8 @@ impl Method {
     pub fn portfolio(&self, operators: usize) -> Vec<Self> {
         match self {
             Self::Neap(options) if options.portfolio => {
-                let neap::Options { swap, across, recompute, passive, fit, min_swap, .. } = *options;
+                let neap::Options { swap, across, recompute, passive, fit, min_swap, .. } =
+                    *options;
                 let mut all = Vec::new();
                 // These know no switches; neither goes round the end.
                 if swap {
@@ -201,10 +221,22 @@ impl Method {
                 if swap && recompute && passive {
                     all.push(Self::Capuchin);
                 }
-                let tensile = tensile::Options { swap, across, recompute, passive, prefetch: fit, min_swap, ..tensile::Options::default() };
+                let tensile = tensile::Options {
+                    swap,
+                    across,
+                    recompute,
+                    passive,
+                    prefetch: fit,
+                    min_swap,
+                    ..tensile::Options::default()
+                };
                 all.push(Self::Tensile(tensile));
                 if operators <= SMALL && options.head {
-                    all.push(Self::Neap(neap::Options { head: false, portfolio: false, ..options.clone() }));
+                    all.push(Self::Neap(neap::Options {
+                        head: false,
+                        portfolio: false,
+                        ..options.clone()
+                    }));
                 }
                 all
             }
@@ -216,9 +248,13 @@ impl Method {
     #[must_use]
     pub fn limited(self, share: u32) -> Option<Self> {
         match self {
-            Self::Tensile(options) => Some(Self::Tensile(tensile::Options { max_swap_rate: share / 10, ..options })),
+            Self::Tensile(options) => {
+                Some(Self::Tensile(tensile::Options { max_swap_rate: share / 10, ..options }))
+            }
             // Nobody in the portfolio would keep to it.
-            Self::Neap(options) => Some(Self::Neap(neap::Options { swap_share: share, portfolio: false, ..options })),
+            Self::Neap(options) => {
+                Some(Self::Neap(neap::Options { swap_share: share, portfolio: false, ..options }))
+            }
             Self::Vdnn(_) | Self::Capuchin | Self::Checkpoint => None,
         }
     }
@@ -227,9 +263,13 @@ impl Method {
     #[must_use]
     pub fn narrow(&self) -> Option<Self> {
         match self {
-            Self::Tensile(options) => Some(Self::Tensile(tensile::Options { prefetch: false, ..options.clone() })),
+            Self::Tensile(options) => {
+                Some(Self::Tensile(tensile::Options { prefetch: false, ..options.clone() }))
+            }
             Self::Vdnn(_) | Self::Capuchin | Self::Checkpoint => None,
-            Self::Neap(options) => options.fit.then(|| Self::Neap(neap::Options { fit: false, ..options.clone() })),
+            Self::Neap(options) => {
+                options.fit.then(|| Self::Neap(neap::Options { fit: false, ..options.clone() }))
+            }
         }
     }
 }
@@ -240,18 +280,47 @@ mod tests {
 
     #[test]
     fn a_record_gives_the_method_back() {
-        let record = |pairs: &[(&str, &str)]| pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        let record = |pairs: &[(&str, &str)]| {
+            pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
+        };
         for method in Method::all() {
-            assert_eq!(Method::recorded(method.name(), &record(&[("allocator", "pytorch")])), Ok(method));
+            assert_eq!(
+                Method::recorded(method.name(), &record(&[("allocator", "pytorch")])),
+                Ok(method)
+            );
         }
-        let neap =
-            Method::recorded("neap", &record(&[("chains", "false"), ("min-swap", "512"), ("prefetch", "false"), ("joint", "false")]));
+        let neap = Method::recorded(
+            "neap",
+            &record(&[
+                ("chains", "false"),
+                ("min-swap", "512"),
+                ("prefetch", "false"),
+                ("joint", "false"),
+            ]),
+        );
         let neap = neap.unwrap();
-        let want = neap::Options { depth: 0, min_swap: Bytes(512), fit: false, joint: false, ..neap::Options::default() };
+        let want = neap::Options {
+            depth: 0,
+            min_swap: Bytes(512),
+            fit: false,
+            joint: false,
+            ..neap::Options::default()
+        };
         assert_eq!(neap, Method::Neap(want));
-        let tensile = Method::recorded("tensile", &record(&[("max-swap-rate", "7"), ("stop-rule", "false")])).unwrap();
-        assert_eq!(tensile, Method::Tensile(tensile::Options { max_swap_rate: 7, stop_rule: false, ..tensile::Options::default() }));
+        let tensile =
+            Method::recorded("tensile", &record(&[("max-swap-rate", "7"), ("stop-rule", "false")]))
+                .unwrap();
+        assert_eq!(
+            tensile,
+            Method::Tensile(tensile::Options {
+                max_swap_rate: 7,
+                stop_rule: false,
+                ..tensile::Options::default()
+            })
+        );
         assert!(Method::recorded("none", &record(&[])).is_err());
-        assert!(Method::recorded("neap", &record(&[("effort", "much")])).unwrap_err().contains("much"));
+        assert!(
+            Method::recorded("neap", &record(&[("effort", "much")])).unwrap_err().contains("much")
+        );
     }
 }

@@ -42,7 +42,11 @@ pub struct Robust {
 ///
 /// # Errors
 /// As [`budget::make_for`], when no candidate meets the budget.
-pub fn make_for(request: &Request<'_>, share: u64, framework: Option<&Framework>) -> Result<Robust, PlanError> {
+pub fn make_for(
+    request: &Request<'_>,
+    share: u64,
+    framework: Option<&Framework>,
+) -> Result<Robust, PlanError> {
     choose(request, None, share, framework)
 }
 
@@ -50,12 +54,26 @@ pub fn make_for(request: &Request<'_>, share: u64, framework: Option<&Framework>
 ///
 /// # Errors
 /// As [`budget::minimum_for`].
-pub fn minimum_for(request: &Request<'_>, share: u64, framework: Option<&Framework>) -> Result<Robust, PlanError> {
+pub fn minimum_for(
+    request: &Request<'_>,
+    share: u64,
+    framework: Option<&Framework>,
+) -> Result<Robust, PlanError> {
     let lowest = budget::minimum_for(request, framework)?;
-    choose(&Request { budget: lowest.plan.budget, ..request.clone() }, Some(lowest), share, framework)
+    choose(
+        &Request { budget: lowest.plan.budget, ..request.clone() },
+        Some(lowest),
+        share,
+        framework,
+    )
 }
 
-fn choose(request: &Request<'_>, mut first: Option<Planned>, share: u64, framework: Option<&Framework>) -> Result<Robust, PlanError> {
+fn choose(
+    request: &Request<'_>,
+    mut first: Option<Planned>,
+    share: u64,
+    framework: Option<&Framework>,
+) -> Result<Robust, PlanError> {
     let link = &request.device.link;
     let noise = Noise { share, seed: SEED };
     let mut seen: Vec<Planned> = Vec::new();
@@ -66,7 +84,8 @@ fn choose(request: &Request<'_>, mut first: Option<Planned>, share: u64, framewo
         let planned = match first.take() {
             Some(planned) => planned,
             None => {
-                let device = Profile { link: slower(link, share * halves / 2), ..request.device.clone() };
+                let device =
+                    Profile { link: slower(link, share * halves / 2), ..request.device.clone() };
                 match budget::make_for(&Request { device: &device, ..request.clone() }, framework) {
                     Ok(planned) => on_the_real_link(planned, request, framework)?,
                     Err(no @ PlanError::Infeasible(_)) => {
@@ -78,7 +97,8 @@ fn choose(request: &Request<'_>, mut first: Option<Planned>, share: u64, framewo
             }
         };
         // What a framework reserves depends on the order of requests, which the link changes.
-        let fits = planned.bound() <= request.budget && planned.reserved.as_ref().is_none_or(|r| r.stats.ooms == 0);
+        let fits = planned.bound() <= request.budget
+            && planned.reserved.as_ref().is_none_or(|r| r.stats.ooms == 0);
         if !fits || seen.iter().any(|other| other.plan.jobs == planned.plan.jobs) {
             continue;
         }
@@ -86,7 +106,10 @@ fn choose(request: &Request<'_>, mut first: Option<Planned>, share: u64, framewo
         if halves == 0 {
             before = Some(p95);
         }
-        if best.as_ref().is_none_or(|b| (p95, planned.run.iteration) < (b.p95, b.planned.run.iteration)) {
+        if best
+            .as_ref()
+            .is_none_or(|b| (p95, planned.run.iteration) < (b.p95, b.planned.run.iteration))
+        {
             best = Some(Robust { planned: planned.clone(), p95, before: None });
         }
         seen.push(planned);
@@ -100,7 +123,11 @@ fn choose(request: &Request<'_>, mut first: Option<Planned>, share: u64, framewo
 
 /// A link on which every copy takes `by` more, in thousandths of a percent.
 fn slower(link: &Link, by: u64) -> Link {
-    let slowed = |rate: u64| u64::try_from(u128::from(rate) * u128::from(WHOLE) / u128::from(WHOLE + by)).unwrap_or(rate).max(1);
+    let slowed = |rate: u64| {
+        u64::try_from(u128::from(rate) * u128::from(WHOLE) / u128::from(WHOLE + by))
+            .unwrap_or(rate)
+            .max(1)
+    };
     let overhead = u128::from(link.overhead_ns) * u128::from(WHOLE + by) / u128::from(WHOLE);
     Link {
         h2d: slowed(link.h2d),
@@ -112,13 +139,18 @@ fn slower(link: &Link, by: u64) -> Link {
 }
 
 /// The same events and addresses with the figures of the device that is meant.
-fn on_the_real_link(planned: Planned, request: &Request<'_>, framework: Option<&Framework>) -> Result<Planned, PlanError> {
+fn on_the_real_link(
+    planned: Planned,
+    request: &Request<'_>,
+    framework: Option<&Framework>,
+) -> Result<Planned, PlanError> {
     let Planned { mut plan, program, .. } = planned;
     let run = budget::nominal(&program, &request.device.link)?;
     plan.device = request.device.clone();
     plan.figures.peak_bytes = engine::peak(&engine::memory(&program, &run));
     plan.figures.iteration_ns = run.iteration;
-    plan.figures.first_iteration_ns = first_load(request.graph, &program, request.device) + run.iteration;
+    plan.figures.first_iteration_ns =
+        first_load(request.graph, &program, request.device) + run.iteration;
     let reserved = framework.map(|f| reserved::planned(request.graph, &program, &run, f));
     Ok(Planned { plan, program, run, reserved })
 }
@@ -126,7 +158,9 @@ fn on_the_real_link(planned: Planned, request: &Request<'_>, framework: Option<&
 fn p95(planned: &Planned, link: &Link, noise: Noise) -> Result<Nanos, PlanError> {
     let durations = Durations::nominal(&planned.program, link);
     let mut times = (0..RUNS)
-        .map(|run| engine::run(&planned.program, link, &noise.apply(&durations, run)).map(|r| r.iteration))
+        .map(|run| {
+            engine::run(&planned.program, link, &noise.apply(&durations, run)).map(|r| r.iteration)
+        })
         .collect::<Result<Vec<Nanos>, _>>()
         .map_err(|e| PlanError::Defect(e.to_string()))?;
     times.sort_unstable();

@@ -41,16 +41,26 @@ pub fn place(program: &mut Program, link: &Link, pinned: Bytes) -> Result<Slab, 
     let last = u32::try_from(program.steps.len()).unwrap_or(u32::MAX - 2) + 2;
     for (index, copy) in (0u32..).zip(&program.copies) {
         let starts_there = copy.direction == Direction::H2d && copy.source.is_none();
-        let trigger = copy.trigger.map_or(0, |step| u32::try_from(step).unwrap_or(u32::MAX - 2) + 1);
-        let new = Life { bytes: copy.bytes.in_blocks().0, copies: (index, index), triggers: (trigger, trigger) };
+        let trigger =
+            copy.trigger.map_or(0, |step| u32::try_from(step).unwrap_or(u32::MAX - 2) + 1);
+        let new = Life {
+            bytes: copy.bytes.in_blocks().0,
+            copies: (index, index),
+            triggers: (trigger, trigger),
+        };
         let life = lives.entry(copy.tensor).or_insert(new);
         if starts_there {
             (life.copies, life.triggers) = ((0, all), (0, last));
         }
-        (life.copies.1, life.triggers.1) = (life.copies.1.max(index + 1), life.triggers.1.max(trigger + 1));
+        (life.copies.1, life.triggers.1) =
+            (life.copies.1.max(index + 1), life.triggers.1.max(trigger + 1));
     }
     let durations = Durations::nominal(program, link);
-    let mut apart = Slab { slots: BTreeMap::new(), bytes: Bytes::ZERO, run: engine::run(program, link, &durations)? };
+    let mut apart = Slab {
+        slots: BTreeMap::new(),
+        bytes: Bytes::ZERO,
+        run: engine::run(program, link, &durations)?,
+    };
     for (&tensor, life) in &lives {
         apart.slots.insert(tensor, apart.bytes);
         apart.bytes += Bytes(life.bytes);
@@ -59,13 +69,17 @@ pub fn place(program: &mut Program, link: &Link, pinned: Bytes) -> Result<Slab, 
     // wait for each other: then only what is triggered apart shares.
     for spans in [|life: &Life| life.copies, |life: &Life| life.triggers] {
         // What has no bytes needs no place of its own.
-        let (tensors, items): (Vec<TensorId>, Vec<Item>) =
-            lives.iter().filter(|l| l.1.bytes > 0).map(|(&t, l)| (t, Item::new(l.bytes, vec![spans(l)]))).unzip();
+        let (tensors, items): (Vec<TensorId>, Vec<Item>) = lives
+            .iter()
+            .filter(|l| l.1.bytes > 0)
+            .map(|(&t, l)| (t, Item::new(l.bytes, vec![spans(l)])))
+            .unzip();
         let layout = heuristic::place(&items, place::load(&items));
         if layout.height >= apart.bytes.0 {
             return Ok(apart);
         }
-        let mut slots: BTreeMap<TensorId, Bytes> = lives.keys().map(|&t| (t, Bytes::ZERO)).collect();
+        let mut slots: BTreeMap<TensorId, Bytes> =
+            lives.keys().map(|&t| (t, Bytes::ZERO)).collect();
         slots.extend(tensors.into_iter().zip(layout.offsets.iter().map(|&o| Bytes(o))));
         program.share(&slots);
         match engine::run(program, link, &durations) {

@@ -16,8 +16,8 @@
 
 use super::lane::Lane;
 use super::ledger::{Gap, Ledger};
+use crate::contract::Latency;
 use crate::device::Link;
-use crate::schedule::Latency;
 use crate::sim::engine::copy_time;
 use crate::sim::program::Direction;
 use crate::units::{Bytes, TensorId};
@@ -112,7 +112,13 @@ const STOP_AFTER: usize = 100;
 const STOP_WINDOW: usize = 3;
 
 impl<'a, 'o> Planner<'a, 'o> {
-    fn new(graph: &'a crate::job::Graph, latencies: &'o [Latency], link: &'o Link, pinned: Bytes, options: &'o Options) -> Self {
+    fn new(
+        graph: &'a crate::job::Graph,
+        latencies: &'o [Latency],
+        link: &'o Link,
+        pinned: Bytes,
+        options: &'o Options,
+    ) -> Self {
         let mut time = Vec::with_capacity(latencies.len() + 1);
         let mut now = 0;
         time.push(0);
@@ -122,8 +128,10 @@ impl<'a, 'o> Planner<'a, 'o> {
         }
         let ledger = Ledger::new(graph);
         let size = |t: &TensorId| ledger.accounts[t.index()].bytes;
-        let (large, small) =
-            (0..graph.tensors.len()).map(TensorId::of).filter(|t| size(t) > 0).partition(|t| size(t) >= options.min_swap.0);
+        let (large, small) = (0..graph.tensors.len())
+            .map(TensorId::of)
+            .filter(|t| size(t) > 0)
+            .partition(|t| size(t) >= options.min_swap.0);
         Self {
             large,
             small,
@@ -151,7 +159,8 @@ impl<'a, 'o> Planner<'a, 'o> {
             if in_time && self.options.stop_rule {
                 excess.push(self.ledger.excess(target));
                 if excess.len() > STOP_AFTER {
-                    let (before, now) = (excess[excess.len() - 1 - STOP_WINDOW], excess[excess.len() - 1]);
+                    let (before, now) =
+                        (excess[excess.len() - 1 - STOP_WINDOW], excess[excess.len() - 1]);
                     in_time = before.saturating_sub(now) * 2000 >= before;
                 }
             }
@@ -185,7 +194,9 @@ impl<'a, 'o> Planner<'a, 'o> {
                 found.push((tensor, gap));
             }
         }
-        found.sort_by_key(|&(t, gap)| (std::cmp::Reverse(self.ledger.accounts[t.index()].bytes), t, gap));
+        found.sort_by_key(|&(t, gap)| {
+            (std::cmp::Reverse(self.ledger.accounts[t.index()].bytes), t, gap)
+        });
         found
     }
 
@@ -197,7 +208,8 @@ impl<'a, 'o> Planner<'a, 'o> {
         }
         self.swapped[tensor.index()]
             || (account.bytes <= self.pinned_left
-                && (self.swapped_count + 1) * 100 <= self.options.max_swap_rate as usize * self.ledger.accounts.len())
+                && (self.swapped_count + 1) * 100
+                    <= self.options.max_swap_rate as usize * self.ledger.accounts.len())
     }
 
     fn note_swapped(&mut self, tensor: TensorId) {
@@ -226,7 +238,10 @@ impl<'a, 'o> Planner<'a, 'o> {
     /// The other gaps of a tensor that has a host copy now, as far as the link has room.
     fn remaining_gaps(&mut self, tensor: TensorId, done: usize) {
         for gap in 0..self.ledger.accounts[tensor.index()].gaps.len() {
-            if gap != done && self.ledger.accounts[tensor.index()].gaps[gap] == Gap::Keep && self.ledger.clean(tensor, gap) {
+            if gap != done
+                && self.ledger.accounts[tensor.index()].gaps[gap] == Gap::Keep
+                && self.ledger.clean(tensor, gap)
+            {
                 self.try_swap(tensor, gap, None);
             }
         }
@@ -243,13 +258,18 @@ impl<'a, 'o> Planner<'a, 'o> {
         let in_head = round && slot.is_some_and(|q| q < 2 * n as usize);
         let peak_start = slot.map(|q| self.time[q / 2]);
         let peak_end = slot.map(|q| self.time[q / 2 + q % 2]);
-        let out_length = if clean { 0 } else { copy_time(self.link, Direction::D2h, bytes, true).0 };
+        let out_length =
+            if clean { 0 } else { copy_time(self.link, Direction::D2h, bytes, true).0 };
         let deadline = match peak_start {
             Some(start) if !in_head => start,
             _ if round => end,
             _ => wanted,
         };
-        let Some(out_at) = (if clean { Some(leaves) } else { self.out.earliest(leaves, deadline, out_length) }) else { return false };
+        let Some(out_at) =
+            (if clean { Some(leaves) } else { self.out.earliest(leaves, deadline, out_length) })
+        else {
+            return false;
+        };
         let gone = out_at + out_length;
         let back_length = copy_time(self.link, Direction::H2d, bytes, true).0;
         let earliest = match (round, in_head) {
@@ -265,7 +285,13 @@ impl<'a, 'o> Planner<'a, 'o> {
             return false;
         }
         let out_after = self.place_by(out_at).saturating_sub(2) / 2;
-        let decision = Gap::Swap { out_until, back_from, out_after: out_after.max(p), starts: (out_at, back_at), passive: false };
+        let decision = Gap::Swap {
+            out_until,
+            back_from,
+            out_after: out_after.max(p),
+            starts: (out_at, back_at),
+            passive: false,
+        };
         if slot.is_some_and(|q| !self.ledger.relieves(tensor, gap, decision, q)) {
             return false;
         }
@@ -299,7 +325,8 @@ impl<'a, 'o> Planner<'a, 'o> {
                 continue;
             }
             let made = account.writes.iter().filter(|&&w| w <= account.uses[gap]);
-            let time: u128 = made.map(|&w| u128::from(self.latencies[w as usize].time.0)).sum::<u128>().max(1);
+            let time: u128 =
+                made.map(|&w| u128::from(self.latencies[w as usize].time.0)).sum::<u128>().max(1);
             // Bytes per second, in integers.
             ranked.push((u128::from(account.bytes) * 1_000_000_000 / time, tensor, gap));
         }
@@ -329,7 +356,9 @@ impl<'a, 'o> Planner<'a, 'o> {
                 lingering = Some((account.bytes, tensor, gap));
             }
         }
-        let chosen = lingering.map(|l| (l.1, l.2)).or_else(|| candidates.iter().copied().find(|&(tensor, gap)| self.may_swap(tensor, gap)));
+        let chosen = lingering.map(|l| (l.1, l.2)).or_else(|| {
+            candidates.iter().copied().find(|&(tensor, gap)| self.may_swap(tensor, gap))
+        });
         let Some((tensor, gap)) = chosen else { return false };
         let mut decision = self.ledger.tightest(tensor, gap);
         if let Gap::Swap { starts, .. } = &mut decision {
@@ -359,7 +388,8 @@ impl<'a, 'o> Planner<'a, 'o> {
     }
 
     fn widen(&mut self, tensor: TensorId, gap: usize, target: u64) {
-        let Gap::Swap { mut out_until, mut back_from, out_after, mut starts, passive } = self.ledger.accounts[tensor.index()].gaps[gap]
+        let Gap::Swap { mut out_until, mut back_from, out_after, mut starts, passive } =
+            self.ledger.accounts[tensor.index()].gaps[gap]
         else {
             return;
         };
@@ -373,7 +403,9 @@ impl<'a, 'o> Planner<'a, 'o> {
             self.back.take(at, back_length);
             starts.1 = at;
             let ideal = self.place_by(at).max(if round { 0 } else { out_until + 1 });
-            while back_from > ideal && self.fits(back_from as usize - 2, back_from as usize, bytes, target) {
+            while back_from > ideal
+                && self.fits(back_from as usize - 2, back_from as usize, bytes, target)
+            {
                 back_from -= 2;
             }
         }
@@ -383,14 +415,24 @@ impl<'a, 'o> Planner<'a, 'o> {
             if let Some(at) = self.out.earliest(self.time[p as usize + 1], until, out_length) {
                 self.out.take(at, out_length);
                 starts.0 = at;
-                let last = if round { self.ledger.slots() as u32 - 2 } else { back_from.saturating_sub(1) };
+                let last = if round {
+                    self.ledger.slots() as u32 - 2
+                } else {
+                    back_from.saturating_sub(1)
+                };
                 let ideal = self.slot_before(at + out_length).min(last);
-                while out_until + 2 <= ideal && self.fits(out_until as usize + 1, out_until as usize + 3, bytes, target) {
+                while out_until + 2 <= ideal
+                    && self.fits(out_until as usize + 1, out_until as usize + 3, bytes, target)
+                {
                     out_until += 2;
                 }
             }
         }
-        self.ledger.decide(tensor, gap, Gap::Swap { out_until, back_from, out_after, starts, passive });
+        self.ledger.decide(
+            tensor,
+            gap,
+            Gap::Swap { out_until, back_from, out_after, starts, passive },
+        );
     }
 
     fn fits(&self, from: usize, until: usize, bytes: u64, target: u64) -> bool {

@@ -52,14 +52,16 @@ pub fn decide<'a>(given: &Given<'a>, policy: Policy) -> Decided<'a> {
     let layers = Layers::of(given.graph);
     let saved = saved(&ledger, &layers);
     // By layer: what it offloads, and when its backward starts.
-    let mut offloads: Vec<Vec<&Offload>> = (0..given.graph.operators.len()).map(|_| Vec::new()).collect();
+    let mut offloads: Vec<Vec<&Offload>> =
+        (0..given.graph.operators.len()).map(|_| Vec::new()).collect();
     let mut backward: Vec<Option<u32>> = vec![None; given.graph.operators.len()];
     let mut pinned = given.pinned.0;
     for offload in &saved {
         let start = &mut backward[offload.layer as usize];
         *start = Some(start.map_or(offload.wanted, |b| b.min(offload.wanted)));
         let account = &ledger.accounts[offload.tensor.index()];
-        let chosen = offload.layer < layers.classifier && (policy == Policy::All || layers.convolved[offload.tensor.index()]);
+        let chosen = offload.layer < layers.classifier
+            && (policy == Policy::All || layers.convolved[offload.tensor.index()]);
         if chosen && account.bytes <= pinned {
             pinned -= account.bytes;
             offloads[offload.layer as usize].push(offload);
@@ -69,10 +71,15 @@ pub fn decide<'a>(given: &Given<'a>, policy: Policy) -> Decided<'a> {
     for (layer, offloads) in offloads.iter().enumerate() {
         for offload in offloads {
             let last_use = offload.layer;
-            let written = ledger.accounts[offload.tensor.index()].writes.iter().rev().find(|&&w| w <= last_use);
+            let written = ledger.accounts[offload.tensor.index()]
+                .writes
+                .iter()
+                .rev()
+                .find(|&&w| w <= last_use);
             // The copy begins with the layer; a layer that writes what it reads has to end first.
             let out_after = written.map_or(0, |&w| w).max(last_use.saturating_sub(1));
-            let back = fetched[layer].map_or(offload.wanted, |b| b.min(offload.wanted)).max(last_use + 1);
+            let back =
+                fetched[layer].map_or(offload.wanted, |b| b.min(offload.wanted)).max(last_use + 1);
             let decision = Gap::Swap {
                 out_until: 2 * last_use + 1,
                 back_from: 2 * back,
@@ -88,7 +95,11 @@ pub fn decide<'a>(given: &Given<'a>, policy: Policy) -> Decided<'a> {
 }
 
 /// For each layer that offloads, the operator before which its feature maps are fetched; `None` where no search finds it.
-fn prefetch(layers: &Layers, offloads: &[Vec<&Offload>], backward: &[Option<u32>]) -> Vec<Option<u32>> {
+fn prefetch(
+    layers: &Layers,
+    offloads: &[Vec<&Offload>],
+    backward: &[Option<u32>],
+) -> Vec<Option<u32>> {
     let mut fetched: Vec<Option<u32>> = vec![None; offloads.len()];
     for current in (0..offloads.len()).rev() {
         let Some(start) = backward[current] else { continue };
@@ -110,10 +121,15 @@ fn saved(ledger: &Ledger<'_>, layers: &Layers) -> Vec<Offload> {
     let mut found = Vec::new();
     for (index, account) in ledger.accounts.iter().enumerate() {
         let tensor = TensorId::of(index);
-        if account.bytes == 0 || !matches!(ledger.graph.tensor(tensor).role, Role::Activation | Role::Input) {
+        if account.bytes == 0
+            || !matches!(ledger.graph.tensor(tensor).role, Role::Activation | Role::Input)
+        {
             continue;
         }
-        let ends = account.uses.windows(2).position(|u| layers.forward[u[0] as usize] && !layers.forward[u[1] as usize]);
+        let ends = account
+            .uses
+            .windows(2)
+            .position(|u| layers.forward[u[0] as usize] && !layers.forward[u[1] as usize]);
         let Some(gap) = ends else { continue };
         let (layer, wanted) = (account.uses[gap], account.uses[gap + 1]);
         // Only inputs: what a layer makes for its own backward alone stays.
@@ -137,14 +153,17 @@ struct Layers {
 
 impl Layers {
     fn of(graph: &Graph) -> Self {
-        let forward: Vec<bool> = graph.operators.iter().map(|o| o.phase == Phase::Forward).collect();
+        let forward: Vec<bool> =
+            graph.operators.iter().map(|o| o.phase == Phase::Forward).collect();
         let kinds = |is: fn(&Operator) -> bool| -> Vec<bool> {
             graph.operators.iter().zip(&forward).map(|(o, &forward)| forward && is(o)).collect()
         };
         let (mut convolution, dense) = (kinds(is_convolution), kinds(is_dense));
         let mut classifier = graph.operators.len();
         match convolution.iter().rposition(|&c| c) {
-            Some(last) => classifier = (last..graph.operators.len()).find(|&i| dense[i]).unwrap_or(classifier),
+            Some(last) => {
+                classifier = (last..graph.operators.len()).find(|&i| dense[i]).unwrap_or(classifier)
+            }
             None => convolution = dense,
         }
         let mut convolved = vec![false; graph.tensors.len()];
@@ -153,7 +172,12 @@ impl Layers {
                 convolved[read.tensor.index()] = true;
             }
         }
-        Self { forward, convolution, convolved, classifier: u32::try_from(classifier).unwrap_or(u32::MAX) }
+        Self {
+            forward,
+            convolution,
+            convolved,
+            classifier: u32::try_from(classifier).unwrap_or(u32::MAX),
+        }
     }
 
     fn reads(&self, graph: &Graph, layer: u32, tensor: TensorId) -> bool {

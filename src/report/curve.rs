@@ -80,7 +80,12 @@ pub fn svg(title: &str, curves: &[Curve<'_>], lines: &[Line<'_>]) -> io::Result<
 ///
 /// # Errors
 /// As [`svg`].
-pub fn svg_across(across: Across, title: &str, curves: &[Curve<'_>], lines: &[Line<'_>]) -> io::Result<String> {
+pub fn svg_across(
+    across: Across,
+    title: &str,
+    curves: &[Curve<'_>],
+    lines: &[Line<'_>],
+) -> io::Result<String> {
     document(|root| draw(root, across, title, curves, lines))
 }
 
@@ -98,21 +103,37 @@ pub(super) fn document(draw: impl FnOnce(&Area<'_>) -> Drawn) -> io::Result<Stri
 pub(super) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 pub(super) type Drawn = Result<(), DrawingAreaErrorKind<io::Error>>;
 
-fn draw(root: &Area<'_>, across: Across, title: &str, curves: &[Curve<'_>], lines: &[Line<'_>]) -> Drawn {
-    let end = curves.iter().filter_map(|c| c.points.last()).map(|p| p.0.0).max().unwrap_or(0).max(1);
-    let values = curves.iter().flat_map(|c| c.points).map(|p| p.1).chain(lines.iter().map(|l| l.value));
+fn draw(
+    root: &Area<'_>,
+    across: Across,
+    title: &str,
+    curves: &[Curve<'_>],
+    lines: &[Line<'_>],
+) -> Drawn {
+    let end =
+        curves.iter().filter_map(|c| c.points.last()).map(|p| p.0.0).max().unwrap_or(0).max(1);
+    let values =
+        curves.iter().flat_map(|c| c.points).map(|p| p.1).chain(lines.iter().map(|l| l.value));
     let highest = values.max().unwrap_or(Bytes::ZERO).0.max(1);
-    let (units, what): (&[_], _) = if across == Across::Time { (&TIMES, "time") } else { (&COUNTS, "event") };
+    let (units, what): (&[_], _) =
+        if across == Across::Time { (&TIMES, "time") } else { (&COUNTS, "event") };
     let (time, memory) = (Scale::of(end, units, 8), Scale::of(highest, &SIZES, 6));
     // A little air above the highest value.
     let top = highest.saturating_add(highest / 16);
 
-    let across = if time.unit.is_empty() { what.to_owned() } else { format!("{what} ({})", time.unit) };
-    let mut chart = frame(root, TOP, &across, &device_memory(&memory), (&time, end), (&memory, top))?;
+    let across =
+        if time.unit.is_empty() { what.to_owned() } else { format!("{what} ({})", time.unit) };
+    let mut chart =
+        frame(root, TOP, &across, &device_memory(&memory), (&time, end), (&memory, top))?;
 
     let drawn: Vec<Vec<_>> = curves
         .iter()
-        .map(|curve| steps(&thin(curve.points, end)).into_iter().map(|(t, v)| (time.units(t.0), memory.units(v.0))).collect())
+        .map(|curve| {
+            steps(&thin(curve.points, end))
+                .into_iter()
+                .map(|(t, v)| (time.units(t.0), memory.units(v.0)))
+                .collect()
+        })
         .collect();
     // Every area before any outline, so that none dulls another.
     for (corners, colour) in drawn.iter().zip(COLOURS.iter().cycle()) {
@@ -149,7 +170,10 @@ pub(super) fn frame<'a, 'b>(
         .margin_bottom(BOTTOM - AXIS_BOTTOM)
         .set_label_area_size(LabelAreaPosition::Left, AXIS_LEFT)
         .set_label_area_size(LabelAreaPosition::Bottom, AXIS_BOTTOM)
-        .build_cartesian_2d(Axis { scale: horizontal, highest: end }, Axis { scale: vertical, highest: top })?;
+        .build_cartesian_2d(
+            Axis { scale: horizontal, highest: end },
+            Axis { scale: vertical, highest: top },
+        )?;
     chart
         .configure_mesh()
         .bold_line_style(GRID)
@@ -166,7 +190,13 @@ pub(super) fn frame<'a, 'b>(
 }
 
 /// Draws each line across, up to `end`, and names it.
-pub(super) fn levels(root: &Area<'_>, chart: &mut Chart<'_, '_>, lines: &[Line<'_>], memory: &Scale, end: f64) -> Drawn {
+pub(super) fn levels(
+    root: &Area<'_>,
+    chart: &mut Chart<'_, '_>,
+    lines: &[Line<'_>],
+    memory: &Scale,
+    end: f64,
+) -> Drawn {
     let mut labels = Vec::new();
     for line in lines {
         let y = memory.units(line.value.0);
@@ -218,12 +248,19 @@ pub(super) fn size(value: Bytes) -> String {
     let scale = Scale::of(value.0, &SIZES, 8);
     let (whole, rest) = (value.0 / scale.one, value.0 % scale.one);
     let hundredths = u128::from(rest) * 100 / u128::from(scale.one);
-    if scale.one == 1 { format!("{whole} {}", scale.unit) } else { format!("{whole}.{hundredths:02} {}", scale.unit) }
+    if scale.one == 1 {
+        format!("{whole} {}", scale.unit)
+    } else {
+        format!("{whole}.{hundredths:02} {}", scale.unit)
+    }
 }
 
 /// A sans-serif font of `pixels`: the SVG writer divides sizes by 1.24.
 pub(super) fn font(pixels: u32, colour: &RGBColor) -> TextStyle<'static> {
-    ("sans-serif", f64::from(pixels) * 1.24).into_font().color(colour).pos(Pos::new(HPos::Left, VPos::Top))
+    ("sans-serif", f64::from(pixels) * 1.24)
+        .into_font()
+        .color(colour)
+        .pos(Pos::new(HPos::Left, VPos::Top))
 }
 
 /// At most `longest` characters on one line.
@@ -266,9 +303,11 @@ pub(super) fn steps(points: &[(Nanos, Bytes)]) -> Vec<(Nanos, Bytes)> {
     corners
 }
 
-pub(super) const TIMES: [(&str, u64); 4] = [("s", 1_000_000_000), ("ms", 1_000_000), ("µs", 1_000), ("ns", 1)];
+pub(super) const TIMES: [(&str, u64); 4] =
+    [("s", 1_000_000_000), ("ms", 1_000_000), ("µs", 1_000), ("ns", 1)];
 const COUNTS: [(&str, u64); 3] = [("millions", 1_000_000), ("thousands", 1_000), ("", 1)];
-pub(super) const SIZES: [(&str, u64); 5] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("bytes", 1)];
+pub(super) const SIZES: [(&str, u64); 5] =
+    [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("bytes", 1)];
 
 /// An axis: its unit, and ticks 1, 2 or 5 times a power of ten apart.
 pub(super) struct Scale {
@@ -287,7 +326,9 @@ impl Scale {
         // From a hundredth of a unit up; nothing is finer, since there are two units at least or the unit is indivisible.
         let finest: u32 = if one == 1 { 0 } else { 2 };
         let mut steps = (0..18).flat_map(|power| [1, 2, 5].map(|m| m * 10u64.pow(power)));
-        let few = |step: &u64| u128::from(highest) * 10u128.pow(finest) / (u128::from(*step) * u128::from(one)) <= most;
+        let few = |step: &u64| {
+            u128::from(highest) * 10u128.pow(finest) / (u128::from(*step) * u128::from(one)) <= most
+        };
         let step = steps.find(few).unwrap_or(5 * 10u64.pow(17));
         let mut scale = Self { unit, one, step, decimals: finest };
         while scale.decimals > 0 && scale.step.is_multiple_of(10) {
@@ -303,7 +344,10 @@ impl Scale {
 
     fn ticks(&self, highest: u64) -> Vec<f64> {
         let divisor = 10u64.pow(self.decimals) as f64;
-        (0u64..).map(|n| (n * self.step) as f64 / divisor).take_while(|tick| *tick <= self.units(highest)).collect()
+        (0u64..)
+            .map(|n| (n * self.step) as f64 / divisor)
+            .take_while(|tick| *tick <= self.units(highest))
+            .collect()
     }
 
     fn label(&self, tick: f64) -> String {
@@ -354,15 +398,20 @@ mod tests {
 
     #[test]
     fn steps_turn_corners() {
-        assert_eq!(steps(&points(&[(0, 5), (3, 7), (4, 7), (9, 0)])), points(&[(0, 5), (3, 5), (3, 7), (4, 7), (9, 7), (9, 0)]));
+        assert_eq!(
+            steps(&points(&[(0, 5), (3, 7), (4, 7), (9, 0)])),
+            points(&[(0, 5), (3, 5), (3, 7), (4, 7), (9, 7), (9, 0)])
+        );
         assert_eq!(steps(&[]), []);
     }
 
     #[test]
     fn thinning_keeps_every_peak_and_both_ends() {
         let end = 1_000_000;
-        let all: Vec<_> =
-            (0..=end).step_by(5).map(|t| (Nanos(t), Bytes(t * 7_919 % 1_009 + if t == 123_455 { 5_000 } else { 0 }))).collect();
+        let all: Vec<_> = (0..=end)
+            .step_by(5)
+            .map(|t| (Nanos(t), Bytes(t * 7_919 % 1_009 + if t == 123_455 { 5_000 } else { 0 })))
+            .collect();
         let thinned = thin(&all, end);
         assert!(thinned.len() <= 4 * (COLUMNS as usize + 1), "{}", thinned.len());
         assert!(thinned.contains(&(Nanos(123_455), Bytes(123_455 * 7_919 % 1_009 + 5_000))));
@@ -374,7 +423,15 @@ mod tests {
     fn ticks_are_round_in_the_fitting_unit() {
         let labels = |highest, units: &[_], most| {
             let scale = Scale::of(highest, units, most);
-            (scale.unit, scale.ticks(highest).into_iter().map(|t| scale.label(t)).collect::<Vec<_>>().join(" "))
+            (
+                scale.unit,
+                scale
+                    .ticks(highest)
+                    .into_iter()
+                    .map(|t| scale.label(t))
+                    .collect::<Vec<_>>()
+                    .join(" "),
+            )
         };
         assert_eq!(labels(15_600_000_000, &TIMES, 8), ("s", "0 2 4 6 8 10 12 14".to_owned()));
         assert_eq!(labels(2_000_000, &TIMES, 8), ("ms", "0.0 0.5 1.0 1.5 2.0".to_owned()));
@@ -387,11 +444,23 @@ mod tests {
     #[test]
     fn the_same_input_gives_the_same_bytes_and_odd_input_no_panic() {
         let one = points(&[(0, 10 << 20), (5_000, 30 << 20), (9_000, 0)]);
-        let curves = [Curve { name: "before <&>", points: &one }, Curve { name: "nothing", points: &[] }];
-        let lines = [Line { name: "budget", value: Bytes(20 << 20) }, Line { name: "floor", value: Bytes(20 << 20) }];
+        let curves =
+            [Curve { name: "before <&>", points: &one }, Curve { name: "nothing", points: &[] }];
+        let lines = [
+            Line { name: "budget", value: Bytes(20 << 20) },
+            Line { name: "floor", value: Bytes(20 << 20) },
+        ];
         let first = svg("a \u{0} title", &curves, &lines).unwrap();
         assert_eq!(first, svg("a \u{0} title", &curves, &lines).unwrap());
-        for part in ["<svg ", "before &lt;&amp;&gt;, peak 30.00 MiB", "budget", "floor", "device memory (MiB)", "time (µs)", "</svg>"] {
+        for part in [
+            "<svg ",
+            "before &lt;&amp;&gt;, peak 30.00 MiB",
+            "budget",
+            "floor",
+            "device memory (MiB)",
+            "time (µs)",
+            "</svg>",
+        ] {
             assert!(first.contains(part), "{part}: {first}");
         }
         assert!(!first.contains('\0'));

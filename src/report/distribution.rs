@@ -6,7 +6,9 @@ use std::io;
 
 use plotters::prelude::*;
 
-use super::curve::{Area, COLUMNS, Drawn, INK, LEFT, Scale, TIMES, TOP, cut, document, font, frame};
+use super::curve::{
+    Area, COLUMNS, Drawn, INK, LEFT, Scale, TIMES, TOP, cut, document, font, frame,
+};
 use crate::units::Nanos;
 
 /// Okabe and Ito's colours, which the colour-blind can tell apart.
@@ -42,7 +44,9 @@ fn draw(root: &Area<'_>, title: &str, what: &str, series: &[(&str, &[Nanos])]) -
         for (done, at) in times.iter().enumerate() {
             // Of each pixel column the last is enough; the corner before it keeps the step.
             let column = u128::from(at.0) * u128::from(COLUMNS) * 2 / u128::from(end);
-            let next = times.get(done + 1).map(|t| u128::from(t.0) * u128::from(COLUMNS) * 2 / u128::from(end));
+            let next = times
+                .get(done + 1)
+                .map(|t| u128::from(t.0) * u128::from(COLUMNS) * 2 / u128::from(end));
             if next == Some(column) && shown == Some(column) {
                 continue;
             }

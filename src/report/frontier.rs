@@ -82,7 +82,10 @@ fn draw(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel) -> Drawn {
         .margin_bottom(10)
         .set_label_area_size(LabelAreaPosition::Left, 58)
         .set_label_area_size(LabelAreaPosition::Bottom, 42)
-        .build_cartesian_2d(Axis { scale: &memory, highest: widest.saturating_add(widest / 32) }, bottom..top)?;
+        .build_cartesian_2d(
+            Axis { scale: &memory, highest: widest.saturating_add(widest / 32) },
+            bottom..top,
+        )?;
     chart
         .configure_mesh()
         .bold_line_style(GRID)
@@ -98,18 +101,28 @@ fn draw(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel) -> Drawn {
         .draw()?;
 
     let place = |&(bytes, time): &(Bytes, Nanos)| (memory.units(bytes.0), ratio(time).min(top));
-    chart.draw_series(DashedLineSeries::new(panel.bound.iter().map(place), 6, 4, INK.stroke_width(1)))?;
+    chart.draw_series(DashedLineSeries::new(
+        panel.bound.iter().map(place),
+        6,
+        4,
+        INK.stroke_width(1),
+    ))?;
     for (curve, colour) in panel.curves.iter().zip(COLOURS.iter().cycle()) {
-        let exact: Vec<(f64, f64)> = curve.points.iter().map(|p| (memory.units(p.0.0), ratio(p.1))).collect();
+        let exact: Vec<(f64, f64)> =
+            curve.points.iter().map(|p| (memory.units(p.0.0), ratio(p.1))).collect();
         for line in below(&exact, top) {
             chart.draw_series(LineSeries::new(line, colour.stroke_width(2)))?;
         }
-        let (within, beyond): (Vec<_>, Vec<_>) = curve.points.iter().partition(|p| ratio(p.1) <= top);
+        let (within, beyond): (Vec<_>, Vec<_>) =
+            curve.points.iter().partition(|p| ratio(p.1) <= top);
         chart.draw_series(within.into_iter().map(|p| Circle::new(place(p), 4, colour.filled())))?;
-        chart.draw_series(beyond.iter().map(|p| TriangleMarker::new(place(p), 6, colour.filled())))?;
         chart.draw_series(
-            beyond.iter().map(|p| EmptyElement::at(place(p)) + Text::new(format!("{:.2}", ratio(p.1)), (8, -6), font(11, colour))),
+            beyond.iter().map(|p| TriangleMarker::new(place(p), 6, colour.filled())),
         )?;
+        chart.draw_series(beyond.iter().map(|p| {
+            EmptyElement::at(place(p))
+                + Text::new(format!("{:.2}", ratio(p.1)), (8, -6), font(11, colour))
+        }))?;
     }
     let unplanned = place(&panel.unplanned);
     chart.draw_series([Cross::new(unplanned, 5, INK.stroke_width(2))])?;
@@ -149,8 +162,18 @@ const LINE: i32 = 18;
 
 /// Each curve's name, then what is drawn in ink, on as many lines as it takes.
 fn entries(panel: &Panel) -> Vec<Entry> {
-    let name = |curve: &Curve| if curve.points.is_empty() { format!("{} (no plan)", curve.name) } else { curve.name.clone() };
-    let curves = panel.curves.iter().zip(COLOURS.iter().cycle()).map(|(curve, colour)| (name(curve), *colour));
+    let name = |curve: &Curve| {
+        if curve.points.is_empty() {
+            format!("{} (no plan)", curve.name)
+        } else {
+            curve.name.clone()
+        }
+    };
+    let curves = panel
+        .curves
+        .iter()
+        .zip(COLOURS.iter().cycle())
+        .map(|(curve, colour)| (name(curve), *colour));
     let (mut x, mut y) = (76, 43);
     let place = |(name, colour): (String, RGBColor)| {
         let text = cut(&name, 40);
@@ -196,15 +219,37 @@ mod tests {
         let panel = Panel {
             title: "a <job> on b".to_owned(),
             unplanned: (Bytes(100 << 20), Nanos(1_000)),
-            curves: vec![curve("slow", &[(40, 9_870), (90, 1_500)]), curve("quick", &[(50, 1_100)]), curve("none", &[])],
+            curves: vec![
+                curve("slow", &[(40, 9_870), (90, 1_500)]),
+                curve("quick", &[(50, 1_100)]),
+                curve("none", &[]),
+            ],
             bound: vec![(Bytes(10 << 20), Nanos(1_010)), (Bytes(100 << 20), Nanos(1_000))],
         };
         let drawn = svg(&[panel.clone(), panel.clone()]).unwrap();
         assert_eq!(drawn, svg(&[panel.clone(), panel.clone()]).unwrap());
-        for part in ["a &lt;job&gt; on b", "slow", "quick", "none (no plan)", "9.87", "peak (MiB)", "height=\"840\"", "</svg>"] {
+        for part in [
+            "a &lt;job&gt; on b",
+            "slow",
+            "quick",
+            "none (no plan)",
+            "9.87",
+            "peak (MiB)",
+            "height=\"840\"",
+            "</svg>",
+        ] {
             assert!(drawn.contains(part), "{part}: {drawn}");
         }
-        assert!(!svg(&[Panel { unplanned: (Bytes(0), Nanos(0)), curves: vec![], bound: vec![], ..panel }]).unwrap().is_empty());
+        assert!(
+            !svg(&[Panel {
+                unplanned: (Bytes(0), Nanos(0)),
+                curves: vec![],
+                bound: vec![],
+                ..panel
+            }])
+            .unwrap()
+            .is_empty()
+        );
         assert!(svg(&[]).unwrap().contains("</svg>"));
     }
 }

@@ -8,8 +8,8 @@ use std::io;
 use plotters::prelude::*;
 
 use super::curve::{
-    Area, COLUMNS, Drawn, FAINT, INK, LEFT, Line, SIZE, SIZES, Scale, TIMES, TOP, cut, device_memory, document, font, frame, levels, size,
-    steps,
+    Area, COLUMNS, Drawn, FAINT, INK, LEFT, Line, SIZE, SIZES, Scale, TIMES, TOP, cut,
+    device_memory, document, font, frame, levels, size, steps,
 };
 use crate::units::{Bytes, Nanos};
 
@@ -104,18 +104,43 @@ impl Stack {
     ///
     /// # Errors
     /// When the drawing library fails, which drawing into memory gives no reason for.
-    pub fn svg(mut self, title: &str, layers: &[&str], lines: &[Line<'_>], starts: &[Nanos]) -> io::Result<String> {
+    pub fn svg(
+        mut self,
+        title: &str,
+        layers: &[&str],
+        lines: &[Line<'_>],
+        starts: &[Nanos],
+    ) -> io::Result<String> {
         self.keep();
         document(|root| self.draw(root, title, layers, lines, starts))
     }
 
-    fn draw(&self, root: &Area<'_>, title: &str, layers: &[&str], lines: &[Line<'_>], starts: &[Nanos]) -> Drawn {
+    fn draw(
+        &self,
+        root: &Area<'_>,
+        title: &str,
+        layers: &[&str],
+        lines: &[Line<'_>],
+        starts: &[Nanos],
+    ) -> Drawn {
         let sums = self.kept.iter().map(Instant::sum);
-        let highest = sums.chain([self.reserved]).chain(lines.iter().map(|l| l.value.0)).max().unwrap_or(0).max(1);
+        let highest = sums
+            .chain([self.reserved])
+            .chain(lines.iter().map(|l| l.value.0))
+            .max()
+            .unwrap_or(0)
+            .max(1);
         let (time, memory) = (Scale::of(self.end, &TIMES, 8), Scale::of(highest, &SIZES, 6));
         let top = highest.saturating_add(highest / 12);
         let across = format!("time of the trace ({})", time.unit);
-        let mut chart = frame(root, TOP + 16, &across, &device_memory(&memory), (&time, self.end), (&memory, top))?;
+        let mut chart = frame(
+            root,
+            TOP + 16,
+            &across,
+            &device_memory(&memory),
+            (&time, self.end),
+            (&memory, top),
+        )?;
         let corners = |value: &dyn Fn(&Instant) -> u64| -> Vec<(f64, f64)> {
             let points: Vec<_> = self.kept.iter().map(|i| (i.time, Bytes(value(i)))).collect();
             steps(&points).into_iter().map(|(t, v)| (time.units(t.0), memory.units(v.0))).collect()
@@ -123,7 +148,11 @@ impl Stack {
         // The highest sum first: each smaller one covers what is below it, and what stays to be seen is the layer.
         for layer in (0..LAYERS).rev().filter(|&l| self.peaks[l] > 0) {
             let sum = corners(&|i| i.layers[..=layer].iter().fold(0, |a, &b| a.saturating_add(b)));
-            chart.draw_series(AreaSeries::new(sum.iter().copied(), 0.0, COLOURS[layer].filled()))?;
+            chart.draw_series(AreaSeries::new(
+                sum.iter().copied(),
+                0.0,
+                COLOURS[layer].filled(),
+            ))?;
         }
         chart.draw_series(LineSeries::new(corners(&|i| i.reserved), INK.stroke_width(2)))?;
         for (index, start) in starts.iter().enumerate() {
@@ -131,7 +160,11 @@ impl Stack {
             let line = [(x, 0.0), (x, memory.units(top))];
             chart.draw_series(DashedLineSeries::new(line, 2, 4, FAINT.stroke_width(1)))?;
             let (x, y) = chart.backend_coord(&line[1]);
-            root.draw(&Text::new(format!("iteration {}", index + 1), (x + 3, y + 2), font(11, &FAINT)))?;
+            root.draw(&Text::new(
+                format!("iteration {}", index + 1),
+                (x + 3, y + 2),
+                font(11, &FAINT),
+            ))?;
         }
         levels(root, &mut chart, lines, &memory, time.units(self.end))?;
         self.legend(root, title, layers)
@@ -143,7 +176,12 @@ impl Stack {
         root.draw(&Text::new(cut(title, 90), (left, 14), font(17, &INK)))?;
         let (mut x, mut y) = (left, 42);
         let named = layers.iter().zip(self.peaks).zip(COLOURS).filter(|((_, peak), _)| *peak > 0);
-        let entries = named.map(|((name, peak), colour)| (*name, peak, colour, true)).chain([("reserved", self.reserved, INK, false)]);
+        let entries = named.map(|((name, peak), colour)| (*name, peak, colour, true)).chain([(
+            "reserved",
+            self.reserved,
+            INK,
+            false,
+        )]);
         for (name, peak, colour, filled) in entries {
             let text = format!("{} {}", cut(name, 24), size(Bytes(peak)));
             // About as wide as sans-serif letters of this size are.
@@ -151,7 +189,8 @@ impl Stack {
             if x > left && x + 21 + width > SIZE.0 as i32 - 16 {
                 (x, y) = (left, y + 18);
             }
-            let (from, to) = if filled { ((x, y + 2), (x + 14, y + 12)) } else { ((x, y + 6), (x + 14, y + 8)) };
+            let (from, to) =
+                if filled { ((x, y + 2), (x + 14, y + 12)) } else { ((x, y + 6), (x + 14, y + 8)) };
             root.draw(&Rectangle::new([from, to], colour.filled()))?;
             root.draw(&Text::new(text, (x + 21, y + 1), font(12, &INK)))?;
             x += 21 + width + 22;
@@ -179,22 +218,38 @@ mod tests {
         stack.keep();
         assert!(stack.kept.len() <= 4 * (STEPS as usize + 1), "{}", stack.kept.len());
         assert!(stack.kept.contains(&instant(345_678, 345_678 % 97, 5_000, 9_000)));
-        assert_eq!((stack.kept.first().unwrap().time, stack.kept.last().unwrap().time), (Nanos(0), Nanos(1_000_000)));
+        assert_eq!(
+            (stack.kept.first().unwrap().time, stack.kept.last().unwrap().time),
+            (Nanos(0), Nanos(1_000_000))
+        );
         assert!(stack.kept.is_sorted_by_key(|i| i.time));
     }
 
     #[test]
     fn it_names_what_there_is_and_survives_what_is_odd() {
         let mut stack = Stack::new(Nanos(10_000));
-        for i in [instant(0, 10 << 20, 0, 20 << 20), instant(5_000, 30 << 20, 8 << 20, 40 << 20), instant(10_000, 0, 8 << 20, 40 << 20)] {
+        for i in [
+            instant(0, 10 << 20, 0, 20 << 20),
+            instant(5_000, 30 << 20, 8 << 20, 40 << 20),
+            instant(10_000, 0, 8 << 20, 40 << 20),
+        ] {
             stack.add(i);
         }
         let names = ["weights <&>", "b", "c", "d", "e", "f", "g", "workspaces"];
         let lines = [Line { name: "small gpu", value: Bytes(50 << 20) }];
-        let draw = |s: &Stack| s.clone().svg("a title", &names, &lines, &[Nanos(0), Nanos(5_000)]).unwrap();
+        let draw = |s: &Stack| {
+            s.clone().svg("a title", &names, &lines, &[Nanos(0), Nanos(5_000)]).unwrap()
+        };
         let first = draw(&stack);
         assert_eq!(first, draw(&stack));
-        for part in ["weights &lt;&amp;&gt; 30.00 MiB", "workspaces 8.00 MiB", "reserved 40.00 MiB", "small gpu", "iteration 2", "</svg>"] {
+        for part in [
+            "weights &lt;&amp;&gt; 30.00 MiB",
+            "workspaces 8.00 MiB",
+            "reserved 40.00 MiB",
+            "small gpu",
+            "iteration 2",
+            "</svg>",
+        ] {
             assert!(first.contains(part), "{part}: {first}");
         }
         assert!(Stack::new(Nanos(0)).svg("", &[], &[], &[]).unwrap().contains("</svg>"));

@@ -39,8 +39,10 @@ const THEIRS: &str = "#d55e00";
 /// Draws `points` as dots and `published` as hollow squares with their names.
 #[must_use]
 pub fn svg(title: &str, points: &[Point<'_>], published: &[Point<'_>]) -> String {
-    let percent = |share: f64| if share.is_finite() { (share * 100.0).clamp(0.0, MOST) } else { MOST };
-    let highest = points.iter().chain(published).map(|p| percent(p.error)).fold(2.0 * EDGE, f64::max);
+    let percent =
+        |share: f64| if share.is_finite() { (share * 100.0).clamp(0.0, MOST) } else { MOST };
+    let highest =
+        points.iter().chain(published).map(|p| percent(p.error)).fold(2.0 * EDGE, f64::max);
     let step = [10.0, 20.0, 50.0, 100.0].into_iter().find(|s| highest / s <= 10.0).unwrap_or(200.0);
     let top = (highest / step).ceil() * step;
     let x = |value: f64| LEFT + (WIDTH - LEFT - RIGHT) * value / 100.0;
@@ -75,13 +77,21 @@ pub fn svg(title: &str, points: &[Point<'_>], published: &[Point<'_>]) -> String
     }
     let edges = [(x(EDGE), y(0.0), x(EDGE), y(top)), (x(0.0), y(EDGE), x(100.0), y(EDGE))];
     for (x0, y0, x1, y1) in edges {
-        let _ = writeln!(out, "<path d=\"M{x0:.1} {y0:.1}L{x1:.1} {y1:.1}\" stroke=\"{INK}\" stroke-dasharray=\"6 4\"/>");
+        let _ = writeln!(
+            out,
+            "<path d=\"M{x0:.1} {y0:.1}L{x1:.1} {y1:.1}\" stroke=\"{INK}\" stroke-dasharray=\"6 4\"/>"
+        );
     }
     let at = |p: &Point<'_>| (x(percent(p.failure).min(100.0)), y(percent(p.error)));
     let mut labels = Vec::new();
     for point in points {
         let (across, up) = at(point);
-        let said = format!("{}: {:.2} % off in the median, {:.1} % of runs fail", point.name, point.error * 100.0, point.failure * 100.0);
+        let said = format!(
+            "{}: {:.2} % off in the median, {:.1} % of runs fail",
+            point.name,
+            point.error * 100.0,
+            point.failure * 100.0
+        );
         let _ = writeln!(
             out,
             "<circle cx=\"{across:.1}\" cy=\"{up:.1}\" r=\"5\" fill=\"{OURS}\" fill-opacity=\"0.45\" stroke=\"{OURS}\"><title>{}</title></circle>",
@@ -101,9 +111,21 @@ pub fn svg(title: &str, points: &[Point<'_>], published: &[Point<'_>]) -> String
         labels.push((across, up, THEIRS, point.name));
     }
     names(&mut out, labels);
-    let _ = writeln!(out, "<text x=\"{LEFT}\" y=\"30\" font-size=\"17\" fill=\"{INK}\">{}</text>", escape(title));
-    let models = if points.len() == 1 { "1 model".to_owned() } else { format!("{} models", points.len()) };
-    text(&mut out, LEFT, 54.0, "start", INK, &format!("dots: {models}, each the median over its jobs; squares: published"));
+    let _ = writeln!(
+        out,
+        "<text x=\"{LEFT}\" y=\"30\" font-size=\"17\" fill=\"{INK}\">{}</text>",
+        escape(title)
+    );
+    let models =
+        if points.len() == 1 { "1 model".to_owned() } else { format!("{} models", points.len()) };
+    text(
+        &mut out,
+        LEFT,
+        54.0,
+        "start",
+        INK,
+        &format!("dots: {models}, each the median over its jobs; squares: published"),
+    );
     text(&mut out, x(50.0), HEIGHT - 14.0, "middle", INK, "runs that fail the two-round check (%)");
     let middle = (HEIGHT - BOTTOM + TOP) / 2.0;
     let _ = writeln!(
@@ -131,7 +153,11 @@ fn names(out: &mut String, mut labels: Vec<(f64, f64, &str, &str)>) {
 
 fn text(out: &mut String, x: f64, y: f64, anchor: &str, colour: &str, what: &str) {
     // Writing to a String cannot fail.
-    let _ = writeln!(out, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" fill=\"{colour}\">{}</text>", escape(what));
+    let _ = writeln!(
+        out,
+        "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" fill=\"{colour}\">{}</text>",
+        escape(what)
+    );
 }
 
 fn escape(text: &str) -> String {
@@ -150,7 +176,10 @@ mod tests {
         assert_eq!(drawn, svg("a title", &ours, &[point("xMem, published", 0.095, 0.037)]));
         assert!(drawn.contains("cx=\"70.0\" cy=\"464.0\""), "the origin: {drawn}");
         assert!(drawn.contains("cx=\"383.0\" cy=\"74.0\""), "the middle, at the top: {drawn}");
-        assert!(drawn.contains(">b&lt;a&gt;d</text>") && !drawn.contains(">good</text>"), "only what stands out is named: {drawn}");
+        assert!(
+            drawn.contains(">b&lt;a&gt;d</text>") && !drawn.contains(">good</text>"),
+            "only what stands out is named: {drawn}"
+        );
         assert!(drawn.ends_with("</svg>\n"));
     }
 

@@ -6,10 +6,10 @@ use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
 use serde_json::{Value, json};
 
+use crate::contract::json::PlanFile;
 use crate::device::predictor::Predictor;
 use crate::device::profile::Document;
 use crate::job::json::GraphFile;
-use crate::schedule::json::PlanFile;
 
 /// Each schema's file name and its text.
 #[must_use]
@@ -24,7 +24,10 @@ pub fn all() -> Vec<(&'static str, String)> {
 
 /// What files of a type may hold to be read.
 fn text<T: JsonSchema>(format: &str) -> String {
-    let mut schema = SchemaSettings::draft2020_12().for_deserialize().into_generator().into_root_schema_for::<T>();
+    let mut schema = SchemaSettings::draft2020_12()
+        .for_deserialize()
+        .into_generator()
+        .into_root_schema_for::<T>();
     schema.insert("title".to_owned(), format.into());
     if let Some(Value::Object(properties)) = schema.get_mut("properties") {
         properties.insert("format".to_owned(), json!({ "const": format }));

@@ -29,12 +29,19 @@ impl Table {
     /// A table with these column headings and no rows yet.
     #[must_use]
     pub fn new(columns: &[(&str, Side)]) -> Self {
-        Self { columns: columns.iter().map(|(name, side)| (plain(name).into_owned(), *side)).collect(), rows: Vec::new() }
+        Self {
+            columns: columns.iter().map(|(name, side)| (plain(name).into_owned(), *side)).collect(),
+            rows: Vec::new(),
+        }
     }
 
     /// Adds a row: a cell for each column, in their order. Missing cells stay empty, further ones are left out.
     pub fn row<T: fmt::Display>(&mut self, cells: impl IntoIterator<Item = T>) -> &mut Self {
-        let mut row: Vec<_> = cells.into_iter().take(self.columns.len()).map(|cell| plain(&cell.to_string()).into_owned()).collect();
+        let mut row: Vec<_> = cells
+            .into_iter()
+            .take(self.columns.len())
+            .map(|cell| plain(&cell.to_string()).into_owned())
+            .collect();
         row.resize(self.columns.len(), String::new());
         self.rows.push(row);
         self
@@ -55,11 +62,20 @@ impl fmt::Display for Table {
         for (index, (_, side)) in self.columns.iter().enumerate() {
             if let Some(column) = table.column_mut(index) {
                 column.set_padding((0, 2));
-                column.set_cell_alignment(if *side == Side::Left { CellAlignment::Left } else { CellAlignment::Right });
+                column.set_cell_alignment(if *side == Side::Left {
+                    CellAlignment::Left
+                } else {
+                    CellAlignment::Right
+                });
             }
         }
         let rule = |index: usize| {
-            let widths = self.rows.iter().map(|row| &row[index]).chain([&self.columns[index].0]).map(|cell| width(cell));
+            let widths = self
+                .rows
+                .iter()
+                .map(|row| &row[index])
+                .chain([&self.columns[index].0])
+                .map(|cell| width(cell));
             "-".repeat(widths.max().unwrap_or(0))
         };
         table.add_row((0..self.columns.len()).map(rule));
@@ -81,9 +97,15 @@ mod tests {
 
     #[test]
     fn words_to_the_left_numbers_to_the_right() {
-        let mut table = Table::new(&[("planner", Side::Left), ("peak", Side::Right), ("note", Side::Left)]);
+        let mut table =
+            Table::new(&[("planner", Side::Left), ("peak", Side::Right), ("note", Side::Left)]);
         assert!(table.is_empty());
-        table.row(["tensile", "4.50 GiB", ""]).row(["none", "10 µs"]).row(["é\u{1b}[1m", "1", "x", "left out"]);
+        table.row(["tensile", "4.50 GiB", ""]).row(["none", "10 µs"]).row([
+            "é\u{1b}[1m",
+            "1",
+            "x",
+            "left out",
+        ]);
         let want = "\
 planner      peak  note
 -------  --------  ----

@@ -59,17 +59,33 @@ impl<W: Write> Writer<W> {
     ///
     /// # Errors
     /// When writing fails.
-    pub fn process<const N: usize>(&mut self, name: &str, tracks: [&str; N]) -> io::Result<(u32, [Track; N])> {
+    pub fn process<const N: usize>(
+        &mut self,
+        name: &str,
+        tracks: [&str; N],
+    ) -> io::Result<(u32, [Track; N])> {
         self.processes += 1;
         let process = self.processes;
         self.metadata("process_name", process, 0, "name", Value::Text(name))?;
-        self.metadata("process_sort_index", process, 0, "sort_index", Value::Number(process.into()))?;
+        self.metadata(
+            "process_sort_index",
+            process,
+            0,
+            "sort_index",
+            Value::Number(process.into()),
+        )?;
         let mut made = [Track { process, thread: 0 }; N];
         for (track, name) in made.iter_mut().zip(tracks) {
             self.threads += 1;
             track.thread = self.threads;
             self.metadata("thread_name", process, track.thread, "name", Value::Text(name))?;
-            self.metadata("thread_sort_index", process, track.thread, "sort_index", Value::Number(track.thread.into()))?;
+            self.metadata(
+                "thread_sort_index",
+                process,
+                track.thread,
+                "sort_index",
+                Value::Number(track.thread.into()),
+            )?;
         }
         Ok((process, made))
     }
@@ -89,7 +105,13 @@ impl<W: Write> Writer<W> {
     ///
     /// # Errors
     /// When writing fails.
-    pub fn counter(&mut self, process: u32, name: &str, at: Nanos, series: &[(&str, u64)]) -> io::Result<()> {
+    pub fn counter(
+        &mut self,
+        process: u32,
+        name: &str,
+        at: Nanos,
+        series: &[(&str, u64)],
+    ) -> io::Result<()> {
         self.begin("C", process, 0, name)?;
         self.time("ts", at)?;
         self.out.write_all(b",\"args\":{")?;
@@ -109,7 +131,14 @@ impl<W: Write> Writer<W> {
         Ok(self.out)
     }
 
-    fn metadata(&mut self, what: &str, process: u32, thread: u32, key: &str, value: Value<'_>) -> io::Result<()> {
+    fn metadata(
+        &mut self,
+        what: &str,
+        process: u32,
+        thread: u32,
+        key: &str,
+        value: Value<'_>,
+    ) -> io::Result<()> {
         self.begin("M", process, thread, what)?;
         self.args(&[(key, value)])
     }
@@ -144,7 +173,9 @@ impl<W: Write> Writer<W> {
         serde_json::to_writer(&mut self.out, key)?;
         self.out.write_all(b":")?;
         match value {
-            Value::Text(text) => serde_json::to_writer(&mut self.out, text).map_err(io::Error::from),
+            Value::Text(text) => {
+                serde_json::to_writer(&mut self.out, text).map_err(io::Error::from)
+            }
             Value::Number(number) => write!(self.out, "{number}"),
         }
     }
@@ -159,8 +190,15 @@ mod tests {
         let mut writer = Writer::new(Vec::new()).unwrap();
         let (job, [compute, h2d]) = writer.process("tiny \"cnn\"\n", ["compute", "h2d"]).unwrap();
         let args = [("kind", Value::Text("aten::mm")), ("bytes", Value::Number(512))];
-        writer.span(compute, &Span { name: "mm\\0", start: Nanos(1_234_567), duration: Nanos(5), args: &args }).unwrap();
-        writer.span(h2d, &Span { name: "w", start: Nanos(0), duration: Nanos(1_000), args: &[] }).unwrap();
+        writer
+            .span(
+                compute,
+                &Span { name: "mm\\0", start: Nanos(1_234_567), duration: Nanos(5), args: &args },
+            )
+            .unwrap();
+        writer
+            .span(h2d, &Span { name: "w", start: Nanos(0), duration: Nanos(1_000), args: &[] })
+            .unwrap();
         writer.counter(job, "memory", Nanos(7), &[("resident", 1024), ("budget", 2048)]).unwrap();
         let text = String::from_utf8(writer.finish().unwrap()).unwrap();
         let want = r#"{"displayTimeUnit":"ns","traceEvents":[
@@ -182,13 +220,19 @@ mod tests {
     #[test]
     fn an_empty_timeline_is_json_too() {
         let empty = Writer::new(Vec::new()).unwrap().finish().unwrap();
-        assert!(serde_json::from_slice::<serde_json::Value>(&empty).unwrap()["traceEvents"].as_array().unwrap().is_empty());
+        assert!(
+            serde_json::from_slice::<serde_json::Value>(&empty).unwrap()["traceEvents"]
+                .as_array()
+                .unwrap()
+                .is_empty()
+        );
     }
 
     #[test]
     fn a_full_disk_is_an_error() {
         let mut buffer = [0u8; 40];
-        let ended = Writer::new(&mut buffer[..]).and_then(|mut w| w.process("p", ["compute"]).map(|_| ()));
+        let ended =
+            Writer::new(&mut buffer[..]).and_then(|mut w| w.process("p", ["compute"]).map(|_| ()));
         assert!(ended.is_err());
     }
 }

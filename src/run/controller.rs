@@ -10,11 +10,11 @@
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::Instant;
 
-use super::device::Measured;
+use super::backend::Measured;
+use crate::contract::{JobPlan, Plan, check};
 use crate::device::latency::LONGEST;
 use crate::device::{Latency, Link, Profile, Source};
 use crate::job::Graph;
-use crate::schedule::{JobPlan, Plan, check};
 use crate::sim::engine;
 use crate::sim::program::{Direction, Program};
 use crate::units::Nanos;
@@ -109,7 +109,13 @@ pub struct Controller<'scope, 'env> {
 impl<'scope, 'env> Controller<'scope, 'env> {
     /// Of a run that starts with `job` on `device`.
     #[must_use]
-    pub fn new(scope: &'scope Scope<'scope, 'env>, graph: &'env Graph, device: &Profile, job: &JobPlan, replan: &Replan<'env>) -> Self {
+    pub fn new(
+        scope: &'scope Scope<'scope, 'env>,
+        graph: &'env Graph,
+        device: &Profile,
+        job: &JobPlan,
+        replan: &Replan<'env>,
+    ) -> Self {
         let means: Vec<u64> = job.latencies.iter().map(|l| l.time.0).collect();
         Self {
             scope,
@@ -133,9 +139,15 @@ impl<'scope, 'env> Controller<'scope, 'env> {
     /// From now on `program` runs, planned for `link`.
     pub fn follow(&mut self, program: &Program, link: &Link) {
         self.fresh = true;
-        self.steps = program.steps.iter().map(|s| s.event.is_none().then(|| s.operator.index())).collect();
+        self.steps =
+            program.steps.iter().map(|s| s.event.is_none().then(|| s.operator.index())).collect();
         let times = engine::nominal(program, link).map(|run| run.copies).unwrap_or_default();
-        self.copies = program.copies.iter().zip(times).map(|(c, (start, end))| (c.direction, (end - start).0)).collect();
+        self.copies = program
+            .copies
+            .iter()
+            .zip(times)
+            .map(|(c, (start, end))| (c.direction, (end - start).0))
+            .collect();
     }
 
     /// Takes an iteration in; true when a new plan is ready to take over.
@@ -147,7 +159,10 @@ impl<'scope, 'env> Controller<'scope, 'env> {
         let Some(pending) = self.pending.take() else {
             let drift = self.drift();
             let moved = |now: u64| now.abs_diff(1000) > self.replan.threshold_per_mille;
-            if [drift.operators_per_mille, drift.h2d_per_mille, drift.d2h_per_mille].into_iter().any(moved) {
+            if [drift.operators_per_mille, drift.h2d_per_mille, drift.d2h_per_mille]
+                .into_iter()
+                .any(moved)
+            {
                 self.plan_anew(iteration, drift);
             }
             return false;
@@ -156,19 +171,23 @@ impl<'scope, 'env> Controller<'scope, 'env> {
             self.pending = Some(pending);
             return false;
         }
-        let (answer, planning) = pending.join().unwrap_or_else(|_| (Err("the planner broke off".to_owned()), Nanos::ZERO));
+        let (answer, planning) = pending
+            .join()
+            .unwrap_or_else(|_| (Err("the planner broke off".to_owned()), Nanos::ZERO));
         let Some(change) = self.changes.last_mut() else { return false };
         change.planning = planning;
         match answer {
             Err(why) => change.kept_because = Some(why),
             Ok(proposal) => {
-                (change.predicted_before, change.predicted_after) = (Some(proposal.before), Some(proposal.after));
+                (change.predicted_before, change.predicted_after) =
+                    (Some(proposal.before), Some(proposal.after));
                 if proposal.after.0 <= proposal.before.0 - proposal.before.0 / 1000 * WORTH {
                     change.applied = Some(iteration + 1);
                     self.next = Some(proposal.plan);
                     return true;
                 }
-                change.kept_because = Some(format!("the new plan would gain less than {} %", WORTH / 10));
+                change.kept_because =
+                    Some(format!("the new plan would gain less than {} %", WORTH / 10));
             }
         }
         false
@@ -200,7 +219,8 @@ impl<'scope, 'env> Controller<'scope, 'env> {
         for change in &mut self.changes {
             change.measured_undisturbed = middle(change.seen.saturating_sub(3), change.seen);
             change.measured_before = middle(change.seen, change.applied.unwrap_or(last));
-            change.measured_after = change.applied.and_then(|from| middle(from, from.saturating_add(3)));
+            change.measured_after =
+                change.applied.and_then(|from| middle(from, from.saturating_add(3)));
             if change.applied.is_none() && change.kept_because.is_none() {
                 change.kept_because = Some("the run ended before it was ready".to_owned());
             }
@@ -213,7 +233,9 @@ impl<'scope, 'env> Controller<'scope, 'env> {
     }
 
     fn learn(&mut self, measured: &Measured) {
-        let times = |items: &[(Nanos, Nanos)]| items.iter().map(|(start, end)| (*end - *start).0).collect::<Vec<u64>>();
+        let times = |items: &[(Nanos, Nanos)]| {
+            items.iter().map(|(start, end)| (*end - *start).0).collect::<Vec<u64>>()
+        };
         let (steps, copies) = measured.items.split_at(self.steps.len().min(measured.items.len()));
         for (operator, time) in self.steps.iter().zip(times(steps)) {
             if let Some(operator) = *operator {
@@ -227,13 +249,16 @@ impl<'scope, 'env> Controller<'scope, 'env> {
         }
         for (slow, (time, nominal)) in self.slow.iter_mut().zip(sums) {
             if let Some(now) = (time * 1000).checked_div(nominal) {
-                *slow = mean(*slow, u64::try_from(now).unwrap_or(u64::MAX).clamp(1, 1_000_000)).max(1);
+                *slow =
+                    mean(*slow, u64::try_from(now).unwrap_or(u64::MAX).clamp(1, 1_000_000)).max(1);
             }
         }
     }
 
     fn drift(&self) -> Drift {
-        let share = |now: u64, then: u64| u64::try_from(u128::from(now) * 1000 / u128::from(then.max(1))).unwrap_or(u64::MAX);
+        let share = |now: u64, then: u64| {
+            u64::try_from(u128::from(now) * 1000 / u128::from(then.max(1))).unwrap_or(u64::MAX)
+        };
         Drift {
             operators_per_mille: share(self.means.iter().sum(), self.planned),
             h2d_per_mille: share(self.slow[0], self.slow_then[0]),
@@ -256,7 +281,11 @@ impl<'scope, 'env> Controller<'scope, 'env> {
         });
         self.planned = self.means.iter().sum();
         self.slow_then = self.slow;
-        let latencies: Vec<Latency> = self.means.iter().map(|&ns| Latency { time: Nanos(ns), source: Source::Measured }).collect();
+        let latencies: Vec<Latency> = self
+            .means
+            .iter()
+            .map(|&ns| Latency { time: Nanos(ns), source: Source::Measured })
+            .collect();
         let device = Profile { link: slowed(&self.device.link, self.slow), ..self.device.clone() };
         let (graph, planner, job) = (self.graph, self.replan.planner, self.job.clone());
         self.pending = Some(self.scope.spawn(move || {
@@ -274,7 +303,11 @@ fn mean(old: u64, new: u64) -> u64 {
 
 /// The link when copies take `slow` thousandths of their time.
 fn slowed(link: &Link, slow: [u64; 2]) -> Link {
-    let rate = |rate: u64, slow: u64| u64::try_from(u128::from(rate) * 1000 / u128::from(slow.max(1))).unwrap_or(1 << 60).clamp(1, 1 << 60);
+    let rate = |rate: u64, slow: u64| {
+        u64::try_from(u128::from(rate) * 1000 / u128::from(slow.max(1)))
+            .unwrap_or(1 << 60)
+            .clamp(1, 1 << 60)
+    };
     Link {
         h2d: rate(link.h2d, slow[0]),
         d2h: rate(link.d2h, slow[1]),
@@ -284,13 +317,23 @@ fn slowed(link: &Link, slow: [u64; 2]) -> Link {
     }
 }
 
-fn propose(graph: &Graph, mut job: JobPlan, device: &Profile, latencies: &[Latency], planner: &Planner<'_>) -> Result<Proposal, String> {
+fn propose(
+    graph: &Graph,
+    mut job: JobPlan,
+    device: &Profile,
+    latencies: &[Latency],
+    planner: &Planner<'_>,
+) -> Result<Proposal, String> {
     job.latencies = latencies.to_vec();
     let program = Program::placed(graph, &job).map_err(|e| e.to_string())?;
     let before = engine::nominal(&program, &device.link).map_err(|e| e.to_string())?;
     let plan = planner(device, latencies)?;
-    check::check(&plan, std::slice::from_ref(graph))
-        .map_err(|refusals| format!("the new plan is refused: {}", refusals.first().map(ToString::to_string).unwrap_or_default()))?;
+    check::check(&plan, std::slice::from_ref(graph)).map_err(|refusals| {
+        format!(
+            "the new plan is refused: {}",
+            refusals.first().map(ToString::to_string).unwrap_or_default()
+        )
+    })?;
     Ok(Proposal { before: before.iteration, after: plan.figures.iteration_ns, plan })
 }
 
@@ -302,9 +345,13 @@ mod tests {
     fn means_follow_the_newest_and_links_slow_down() {
         assert_eq!(mean(100, 200), 190);
         assert_eq!(mean(u64::MAX, u64::MAX), u64::MAX);
-        let link = Link { h2d: 1000, d2h: 500, h2d_contended: 600, d2h_contended: 300, overhead_ns: 7 };
+        let link =
+            Link { h2d: 1000, d2h: 500, h2d_contended: 600, d2h_contended: 300, overhead_ns: 7 };
         let slow = slowed(&link, [2000, 500]);
-        assert_eq!(slow, Link { h2d: 500, d2h: 1000, h2d_contended: 300, d2h_contended: 600, overhead_ns: 7 });
+        assert_eq!(
+            slow,
+            Link { h2d: 500, d2h: 1000, h2d_contended: 300, d2h_contended: 600, overhead_ns: 7 }
+        );
         assert_eq!(slowed(&link, [u64::MAX, 0]).h2d, 1, "never nothing");
     }
 }

@@ -3,9 +3,11 @@
 //! What waits for what is worked out once, in [`script`]; [`Executor::run`] only enqueues. Not for: devices.
 
 use super::RunError;
-use super::device::{Capture, Device, Due, Failure, Item, Measured, Script, StepWork, Stream, Work};
+use super::backend::{
+    Capture, Device, Due, Failure, Item, Measured, Script, StepWork, Stream, Work,
+};
+use crate::contract::JobPlan;
 use crate::job::{Dtype, Graph};
-use crate::schedule::JobPlan;
 use crate::sim::engine;
 use crate::sim::program::{Begin, Direction, Program};
 use crate::units::{Bytes, Nanos, TensorId};
@@ -14,7 +16,13 @@ use crate::units::{Bytes, Nanos, TensorId};
 ///
 /// # Errors
 /// When something lies outside the arena, has no slot, or waits for what never ends: a plan that was not checked.
-pub fn script(graph: &Graph, job: &JobPlan, program: &Program, arena: Bytes, random_keys: &[u64]) -> Result<Script, RunError> {
+pub fn script(
+    graph: &Graph,
+    job: &JobPlan,
+    program: &Program,
+    arena: Bytes,
+    random_keys: &[u64],
+) -> Result<Script, RunError> {
     Builder { graph, job, program, arena, random_keys }.build()
 }
 
@@ -40,7 +48,9 @@ impl Builder<'_> {
         for (index, item) in items.iter().enumerate() {
             streams[item.stream.index()].push(index);
         }
-        let store = self.job.host_slots.iter().map(|(t, slot)| Bytes(slot.0.saturating_add(self.graph.tensor(*t).bytes.0)).in_blocks());
+        let store = self.job.host_slots.iter().map(|(t, slot)| {
+            Bytes(slot.0.saturating_add(self.graph.tensor(*t).bytes.0)).in_blocks()
+        });
         let store = store.max().unwrap_or_default();
         let order = self.order(&items, &streams)?;
         let mut script = Script { items, streams, order, arena: self.arena, store };
@@ -51,10 +61,14 @@ impl Builder<'_> {
     /// Where a residency begins and ends in the arena.
     fn range(&self, residency: usize) -> Result<(Bytes, Bytes), RunError> {
         let r = &self.program.residencies[residency];
-        let offset = r.offset.ok_or_else(|| RunError::Plan(format!("{:?} has no address", r.place)))?;
+        let offset =
+            r.offset.ok_or_else(|| RunError::Plan(format!("{:?} has no address", r.place)))?;
         match offset.0.checked_add(r.bytes.0) {
             Some(end) if end <= self.arena.0 => Ok((offset, Bytes(end))),
-            _ => Err(RunError::Plan(format!("{:?} is placed at {}, beyond the arena of {} bytes", r.place, offset.0, self.arena.0))),
+            _ => Err(RunError::Plan(format!(
+                "{:?} is placed at {}, beyond the arena of {} bytes",
+                r.place, offset.0, self.arena.0
+            ))),
         }
     }
 
@@ -68,7 +82,10 @@ impl Builder<'_> {
     fn end(&self, residency: usize, waits: &mut Vec<usize>) -> Result<(), RunError> {
         let r = &self.program.residencies[residency];
         if r.stays {
-            return Err(RunError::Plan(format!("{:?} stays for good, but its bytes are given to another", r.place)));
+            return Err(RunError::Plan(format!(
+                "{:?} stays for good, but its bytes are given to another",
+                r.place
+            )));
         }
         let copies = self.program.steps.len();
         match r.begin {
@@ -111,20 +128,33 @@ impl Builder<'_> {
         addresses.sort_unstable();
         // Scratch outputs follow the operator's own workspace in the same stretch.
         let own = operator.workspace.in_blocks();
-        let workspace = step.workspace.filter(|_| own > Bytes::ZERO).map(|r| self.range(r)).transpose()?.map(|(offset, _)| (offset, own));
+        let workspace = step
+            .workspace
+            .filter(|_| own > Bytes::ZERO)
+            .map(|r| self.range(r))
+            .transpose()?
+            .map(|(offset, _)| (offset, own));
         let work = StepWork {
             operator: step.operator,
             capture: self.capture(index, &addresses),
             addresses,
             replay: step.event.is_some(),
-            random_key: self.random_keys.get(step.operator.index()).copied().unwrap_or(u64::from(step.operator.0)),
+            random_key: self
+                .random_keys
+                .get(step.operator.index())
+                .copied()
+                .unwrap_or(u64::from(step.operator.0)),
             begins,
             workspace,
         };
         for operand in operator.reads().chain(operator.writes()) {
-            if operand.end_byte().is_none_or(|end| end > self.graph.tensor(operand.tensor).bytes.0) {
+            if operand.end_byte().is_none_or(|end| end > self.graph.tensor(operand.tensor).bytes.0)
+            {
                 let name = &self.graph.tensor(operand.tensor).name;
-                return Err(RunError::Plan(format!("operator `{}` sees `{name}` beyond its end", operator.name)));
+                return Err(RunError::Plan(format!(
+                    "operator `{}` sees `{name}` beyond its end",
+                    operator.name
+                )));
             }
         }
         Ok(Item { stream: Stream::Compute, waits, fetches, due: None, work: Work::Step(work), top })
@@ -136,12 +166,19 @@ impl Builder<'_> {
         let step = &self.program.steps[index];
         let writes = |w: &crate::job::Operand| w.tensor == loss.tensor && w.version == loss.version;
         let floating = matches!(loss.dtype, Dtype::F32 | Dtype::F64 | Dtype::F16 | Dtype::Bf16);
-        if step.event.is_some() || !floating || !self.graph.operator(step.operator).writes().any(writes) {
+        if step.event.is_some()
+            || !floating
+            || !self.graph.operator(step.operator).writes().any(writes)
+        {
             return None;
         }
         let at = addresses.binary_search_by_key(&loss.tensor, |a| a.0).ok()?;
-        let inside = loss.elements() > 0 && loss.end_byte()? <= self.graph.tensor(loss.tensor).bytes.0;
-        inside.then(|| Capture { offset: addresses[at].1 + Bytes(loss.offset * loss.dtype.size()), dtype: loss.dtype })
+        let inside =
+            loss.elements() > 0 && loss.end_byte()? <= self.graph.tensor(loss.tensor).bytes.0;
+        inside.then(|| Capture {
+            offset: addresses[at].1 + Bytes(loss.offset * loss.dtype.size()),
+            dtype: loss.dtype,
+        })
     }
 
     fn copy(&self, index: usize) -> Result<Item, RunError> {
@@ -149,7 +186,10 @@ impl Builder<'_> {
         let copies = self.program.steps.len();
         let (device, top) = self.range(copy.residency)?;
         let host = *self.job.host_slots.get(&copy.tensor).ok_or_else(|| {
-            RunError::Plan(format!("`{}` is swapped but has no slot in host memory", self.graph.tensor(copy.tensor).name))
+            RunError::Plan(format!(
+                "`{}` is swapped but has no slot in host memory",
+                self.graph.tensor(copy.tensor).name
+            ))
         })?;
         let mut waits = Vec::new();
         waits.extend(copy.written_by);
@@ -188,7 +228,12 @@ impl Builder<'_> {
             if order.len() == before {
                 let step = streams[0].get(next[0]).map_or_else(
                     || "a copy".to_owned(),
-                    |&s| format!("operator `{}`", self.graph.operator(self.program.steps[s].operator).name),
+                    |&s| {
+                        format!(
+                            "operator `{}`",
+                            self.graph.operator(self.program.steps[s].operator).name
+                        )
+                    },
                 );
                 return Err(RunError::Plan(format!("the plan deadlocks: {step} never starts")));
             }
@@ -250,7 +295,8 @@ impl Executor<'_> {
         boundary: &mut dyn FnMut(u32, &Measured) -> bool,
     ) -> Result<u32, Failure> {
         record.operator_ns.resize(self.graph.operators.len(), Vec::new());
-        let mut measured = Measured { items: Vec::with_capacity(self.script.items.len()), ..Measured::default() };
+        let mut measured =
+            Measured { items: Vec::with_capacity(self.script.items.len()), ..Measured::default() };
         for iteration in from..to {
             device.begin(u64::from(iteration))?;
             for &item in &self.script.order {
@@ -283,6 +329,7 @@ impl Executor<'_> {
             stalls: engine::Stalls::default(),
             late_copies: 0,
         };
-        record.resident_peak = record.resident_peak.max(engine::peak(&engine::memory(self.program, &run)));
+        record.resident_peak =
+            record.resident_peak.max(engine::peak(&engine::memory(self.program, &run)));
     }
 }

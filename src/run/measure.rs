@@ -6,8 +6,8 @@
 
 use std::collections::BTreeMap;
 
-use super::device::host::{self, link::LinkRate};
-use super::device::{Failure, Item, Stream, Work};
+use super::backend::host::{self, link::LinkRate};
+use super::backend::{Failure, Item, Stream, Work};
 use super::profile::{again, alike, middle, once};
 use super::{RunError, Settings, Target, open, sweep};
 use crate::device::{Link, Profile, Rates, roofline};
@@ -59,24 +59,40 @@ pub fn measure(target: &Target, base: &Profile, name: &str) -> Result<Measuremen
     let mut link = Vec::new();
     for loaded in if *target == Target::Host { &[false, true][..] } else { &[false] } {
         for kib in SIZES_KIB {
-            link.push(rates(target, Bytes(kib << 10), *loaded).map_err(|f| RunError::Device(target.name(), f.to_string()))?);
+            link.push(
+                rates(target, Bytes(kib << 10), *loaded)
+                    .map_err(|f| RunError::Device(target.name(), f.to_string()))?,
+            );
         }
     }
-    let largest = link.iter().filter(|l| !l.loaded).max_by_key(|l| l.bytes).copied().unwrap_or_default();
-    let smallest = link.iter().filter(|l| !l.loaded).min_by_key(|l| l.bytes).copied().unwrap_or_default();
-    let time = |bytes: Bytes, rate: u64| u64::try_from(u128::from(bytes.0) * 1_000_000_000 / u128::from(rate.max(1))).unwrap_or(u64::MAX);
-    let overhead = time(smallest.bytes, smallest.h2d).saturating_sub(time(smallest.bytes, largest.h2d));
+    let largest =
+        link.iter().filter(|l| !l.loaded).max_by_key(|l| l.bytes).copied().unwrap_or_default();
+    let smallest =
+        link.iter().filter(|l| !l.loaded).min_by_key(|l| l.bytes).copied().unwrap_or_default();
+    let time = |bytes: Bytes, rate: u64| {
+        u64::try_from(u128::from(bytes.0) * 1_000_000_000 / u128::from(rate.max(1)))
+            .unwrap_or(u64::MAX)
+    };
+    let overhead =
+        time(smallest.bytes, smallest.h2d).saturating_sub(time(smallest.bytes, largest.h2d));
 
     let mut products = Vec::new();
     for extent in [128, 256, 512, 1024] {
-        products.push((extent, work_rate(target, &[sweep::product(extent)], base, roofline::flops)?));
+        products
+            .push((extent, work_rate(target, &[sweep::product(extent)], base, roofline::flops)?));
     }
     let f32 = products.iter().map(|p| p.1).max().unwrap_or(1).max(1);
-    let convolutions: Vec<Graph> = sweep::samples("conv2d", 40, 0).unwrap_or_default().into_iter().filter(is_substantial).take(4).collect();
+    let convolutions: Vec<Graph> = sweep::samples("conv2d", 40, 0)
+        .unwrap_or_default()
+        .into_iter()
+        .filter(is_substantial)
+        .take(4)
+        .collect();
     let reached = work_rate(target, &convolutions, base, roofline::flops)?;
     let memory_bandwidth = work_rate(target, &[sweep::large_add()], base, roofline::bytes)?;
     let launch = launch(target, base)?;
-    let efficiency_percent = u32::try_from(u128::from(reached) * 100 / u128::from(f32)).unwrap_or(100).clamp(1, 100);
+    let efficiency_percent =
+        u32::try_from(u128::from(reached) * 100 / u128::from(f32)).unwrap_or(100).clamp(1, 100);
 
     let measured = |rate: u64| rate.clamp(1, 1 << 60);
     let profile = Profile {
@@ -108,11 +124,19 @@ pub fn measure(target: &Target, base: &Profile, name: &str) -> Result<Measuremen
 
 /// Large enough that what is measured is arithmetic, and not so large that it takes long.
 fn is_substantial(graph: &Graph) -> bool {
-    graph.operators.first().is_some_and(|o| (100_000_000..400_000_000).contains(&roofline::flops(o)))
+    graph
+        .operators
+        .first()
+        .is_some_and(|o| (100_000_000..400_000_000).contains(&roofline::flops(o)))
 }
 
 /// Work of all graphs' operators a second, each at its quickest.
-fn work_rate(target: &Target, graphs: &[Graph], base: &Profile, work: fn(&crate::job::Operator) -> u128) -> Result<u64, RunError> {
+fn work_rate(
+    target: &Target,
+    graphs: &[Graph],
+    base: &Profile,
+    work: fn(&crate::job::Operator) -> u128,
+) -> Result<u64, RunError> {
     let settings = Settings { target: target.clone(), ..Settings::default() };
     let (mut total, mut time) = (0u128, 0u128);
     for graph in graphs {
@@ -146,12 +170,25 @@ fn rates(target: &Target, bytes: Bytes, loaded: bool) -> Result<LinkRates, Failu
         Ok(best)
     };
     let (up, down) = (Stream::H2d.index(), Stream::D2h.index());
-    let (h2d, d2h, both) = (rate(&[Stream::H2d])?, rate(&[Stream::D2h])?, rate(&[Stream::H2d, Stream::D2h])?);
-    Ok(LinkRates { bytes, loaded, h2d: h2d[up], d2h: d2h[down], h2d_both: both[up], d2h_both: both[down] })
+    let (h2d, d2h, both) =
+        (rate(&[Stream::H2d])?, rate(&[Stream::D2h])?, rate(&[Stream::H2d, Stream::D2h])?);
+    Ok(LinkRates {
+        bytes,
+        loaded,
+        h2d: h2d[up],
+        d2h: d2h[down],
+        h2d_both: both[up],
+        d2h_both: both[down],
+    })
 }
 
 /// The quickest copy's rate on one stream; on two that copy at the same time the middle one's, as the last go alone.
-fn copies(target: &Target, bytes: Bytes, loaded: bool, streams: &[Stream]) -> Result<[u64; 3], Failure> {
+fn copies(
+    target: &Target,
+    bytes: Bytes,
+    loaded: bool,
+    streams: &[Stream],
+) -> Result<[u64; 3], Failure> {
     let repeats = (64 << 20) / bytes.0.max(1);
     let repeats = repeats.clamp(8, 200);
     let mut items = Vec::new();
@@ -159,12 +196,26 @@ fn copies(target: &Target, bytes: Bytes, loaded: bool, streams: &[Stream]) -> Re
         for (lane, &stream) in streams.iter().enumerate() {
             let at = Bytes(bytes.in_blocks().0 * lane as u64);
             let work = Work::Copy { device: at, host: at, bytes };
-            items.push(Item { stream, waits: Vec::new(), fetches: Vec::new(), due: None, work, top: Bytes::ZERO });
+            items.push(Item {
+                stream,
+                waits: Vec::new(),
+                fetches: Vec::new(),
+                due: None,
+                work,
+                top: Bytes::ZERO,
+            });
         }
     }
     let memory = Bytes(bytes.in_blocks().0 * streams.len() as u64);
     let script = alike(items, memory, memory);
-    let graph = Graph { name: String::new(), tensors: Vec::new(), operators: Vec::new(), optimizer: None, loss: None, recorded_peak: None };
+    let graph = Graph {
+        name: String::new(),
+        tensors: Vec::new(),
+        operators: Vec::new(),
+        optimizer: None,
+        loss: None,
+        recorded_peak: None,
+    };
     let options = host::Options {
         link: LinkRate::Unlimited,
         throttle_per_mille: 1000,
@@ -173,19 +224,36 @@ fn copies(target: &Target, bytes: Bytes, loaded: bool, streams: &[Stream]) -> Re
         poison: false,
         jitter: Nanos::ZERO,
     };
-    let (measured, _) = open((target, None), &graph, (&script, &BTreeMap::new()), host::kernels::find, &[], &options, |device| {
-        // Untouched pages would be what is measured.
-        let ones = vec![1; usize::try_from(memory.0).unwrap_or(0)];
-        device.write(super::device::Memory::Device, Bytes::ZERO, &ones)?;
-        device.write(super::device::Memory::Host, Bytes::ZERO, &ones)?;
-        once(device, &script)
-    })?;
+    let (measured, _) = open(
+        (target, None),
+        &graph,
+        (&script, &BTreeMap::new()),
+        host::kernels::find,
+        &[],
+        &options,
+        |device| {
+            // Untouched pages would be what is measured.
+            let ones = vec![1; usize::try_from(memory.0).unwrap_or(0)];
+            device.write(super::backend::Memory::Device, Bytes::ZERO, &ones)?;
+            device.write(super::backend::Memory::Host, Bytes::ZERO, &ones)?;
+            once(device, &script)
+        },
+    )?;
     let measured = measured?;
     let mut rates = [0; 3];
     for &stream in streams {
-        let times: Vec<Nanos> = script.streams[stream.index()].iter().map(|&i| measured.items[i].1 - measured.items[i].0).collect();
-        let time = if streams.len() == 1 { times.iter().copied().min().unwrap_or_default() } else { middle(&times) };
-        rates[stream.index()] = u64::try_from(u128::from(bytes.0) * 1_000_000_000 / u128::from(time.0.max(1))).unwrap_or(u64::MAX);
+        let times: Vec<Nanos> = script.streams[stream.index()]
+            .iter()
+            .map(|&i| measured.items[i].1 - measured.items[i].0)
+            .collect();
+        let time = if streams.len() == 1 {
+            times.iter().copied().min().unwrap_or_default()
+        } else {
+            middle(&times)
+        };
+        rates[stream.index()] =
+            u64::try_from(u128::from(bytes.0) * 1_000_000_000 / u128::from(time.0.max(1)))
+                .unwrap_or(u64::MAX);
     }
     Ok(rates)
 }
@@ -197,7 +265,10 @@ mod tests {
     #[test]
     fn copies_are_timed_each_way_and_together() {
         let one = rates(&Target::Host, Bytes(64 << 10), false).unwrap();
-        assert!([one.h2d, one.d2h, one.h2d_both, one.d2h_both].iter().all(|&r| r > 1_000_000), "{one:?}");
+        assert!(
+            [one.h2d, one.d2h, one.h2d_both, one.d2h_both].iter().all(|&r| r > 1_000_000),
+            "{one:?}"
+        );
         let base = crate::device::builtin::find("host").unwrap();
         assert!(launch(&Target::Host, &base).unwrap() > Nanos::ZERO);
     }

@@ -4,12 +4,14 @@
 
 use std::collections::BTreeMap;
 
-use super::device::{Device, Failure, Item, Measured, Memory, Script, StepWork, Stream, Work, host};
+use super::backend::{
+    Device, Failure, Item, Measured, Memory, Script, StepWork, Stream, Work, host,
+};
 use super::{Job, RunError, Settings, open, seed, weights};
+use crate::contract::{Chosen, JobPlan};
 use crate::device::Profile;
 use crate::device::latency::Row;
 use crate::job::{Graph, GraphError, Tensor};
-use crate::schedule::{Chosen, JobPlan};
 use crate::units::{Bytes, Nanos, OpId, TensorId};
 
 /// What is run before anything counts: memory is touched for the first time, caches fill.
@@ -24,7 +26,12 @@ const PIECE: u64 = 64 << 10;
 /// # Errors
 /// When sizes overflow.
 pub fn allow(graph: &mut Graph, workspace: Bytes) -> Result<(), GraphError> {
-    let having = graph.operators.iter().enumerate().filter(|(_, o)| super::has_algorithms(&o.kind)).map(|(i, _)| OpId::of(i));
+    let having = graph
+        .operators
+        .iter()
+        .enumerate()
+        .filter(|(_, o)| super::has_algorithms(&o.kind))
+        .map(|(i, _)| OpId::of(i));
     let wanted: Vec<_> = having.map(|id| (id, workspace)).collect();
     graph.reserve(wanted)
 }
@@ -42,13 +49,17 @@ pub fn job(
     settings: &Settings,
     progress: &mut dyn FnMut(u32),
 ) -> Result<Vec<Row>, RunError> {
-    let settings = Settings { iterations: settings.iterations.saturating_add(WARM_UP), ..settings.clone() };
+    let settings =
+        Settings { iterations: settings.iterations.saturating_add(WARM_UP), ..settings.clone() };
     let outcome = super::run(graph, job, arena, profile, &settings, progress)?;
     let row = |(index, (operator, times)): (_, (_, &Vec<Nanos>))| {
         let counted = times.get(WARM_UP as usize..).unwrap_or_default();
-        Row { load_percent: settings.load_percent, ..Row::of(operator, settings.target.key(&profile.name), middle(counted)) }
-            .beside(operator, profile)
-            .by(outcome.libraries.get(&OpId::of(index)))
+        Row {
+            load_percent: settings.load_percent,
+            ..Row::of(operator, settings.target.key(&profile.name), middle(counted))
+        }
+        .beside(operator, profile)
+        .by(outcome.libraries.get(&OpId::of(index)))
     };
     Ok(graph.operators.iter().zip(&outcome.operator_ns).enumerate().map(row).collect())
 }
@@ -61,20 +72,31 @@ pub type Spans = Vec<(Nanos, Nanos)>;
 /// # Errors
 /// When the device lacks it, or it fails.
 pub fn alone(graph: &Graph, profile: &Profile, settings: &Settings) -> Result<Row, RunError> {
-    let (times, chosen) = again(graph, profile, settings, settings.iterations.saturating_add(WARM_UP))?;
-    let Some(operator) = graph.operators.first() else { return Err(RunError::Graph("the graph has no operator".to_owned())) };
+    let (times, chosen) =
+        again(graph, profile, settings, settings.iterations.saturating_add(WARM_UP))?;
+    let Some(operator) = graph.operators.first() else {
+        return Err(RunError::Graph("the graph has no operator".to_owned()));
+    };
     let counted = times.get(WARM_UP as usize..).unwrap_or_default();
     let times: Vec<Nanos> = counted.iter().map(|(start, end)| *end - *start).collect();
-    Ok(Row { load_percent: settings.load_percent, ..Row::of(operator, settings.target.key(&profile.name), middle(&times)) }
-        .beside(operator, profile)
-        .by(chosen.as_ref()))
+    Ok(Row {
+        load_percent: settings.load_percent,
+        ..Row::of(operator, settings.target.key(&profile.name), middle(&times))
+    }
+    .beside(operator, profile)
+    .by(chosen.as_ref()))
 }
 
 /// Starts and ends of the first operator of `graph`, run `repeats` times in one go, and what a library chose for it.
 ///
 /// # Errors
 /// As [`alone`].
-pub fn again(graph: &Graph, profile: &Profile, settings: &Settings, repeats: u32) -> Result<(Spans, Option<Chosen>), RunError> {
+pub fn again(
+    graph: &Graph,
+    profile: &Profile,
+    settings: &Settings,
+    repeats: u32,
+) -> Result<(Spans, Option<Chosen>), RunError> {
     let mut job = Job::new(host::kernels::find, graph, profile, settings, None)?;
     let mut addresses: BTreeMap<TensorId, Bytes> = BTreeMap::new();
     let mut arena = Bytes::ZERO;
@@ -94,17 +116,33 @@ pub fn again(graph: &Graph, profile: &Profile, settings: &Settings, repeats: u32
         workspace,
         capture: None,
     };
-    let item = Item { stream: Stream::Compute, waits: Vec::new(), fetches: Vec::new(), due: None, work: Work::Step(step), top: arena };
+    let item = Item {
+        stream: Stream::Compute,
+        waits: Vec::new(),
+        fetches: Vec::new(),
+        due: None,
+        work: Work::Step(step),
+        top: arena,
+    };
     let script = alike(vec![item; repeats as usize], arena, Bytes::ZERO);
     let batch = std::mem::take(&mut job.batch);
     let (nothing, options) = (BTreeMap::new(), settings.host(profile));
-    let measured = open((&settings.target, None), graph, (&script, &nothing), host::kernels::find, &batch, &options, |device| {
-        for tensor in weights::long_lived(graph) {
-            fill(device, graph.tensor(tensor), addresses[&tensor], settings.seed)?;
-        }
-        once(device, &script)
-    });
-    let measured = measured.and_then(|(measured, mut said)| Ok((measured?, said.libraries.remove(&OpId(0)))));
+    let measured = open(
+        (&settings.target, None),
+        graph,
+        (&script, &nothing),
+        host::kernels::find,
+        &batch,
+        &options,
+        |device| {
+            for tensor in weights::long_lived(graph) {
+                fill(device, graph.tensor(tensor), addresses[&tensor], settings.seed)?;
+            }
+            once(device, &script)
+        },
+    );
+    let measured =
+        measured.and_then(|(measured, mut said)| Ok((measured?, said.libraries.remove(&OpId(0)))));
     let (measured, chosen) = measured.map_err(|failure| match failure {
         Failure::Device(problem) => RunError::Device(settings.target.name(), problem),
         Failure::Operator { problem, .. } => {
@@ -143,7 +181,8 @@ pub fn alike(items: Vec<Item>, arena: Bytes, store: Bytes) -> Script {
 /// # Errors
 /// The device's first failure.
 pub fn once(device: &mut dyn Device, script: &Script) -> Result<Measured, Failure> {
-    let mut measured = Measured { items: Vec::with_capacity(script.items.len()), ..Measured::default() };
+    let mut measured =
+        Measured { items: Vec::with_capacity(script.items.len()), ..Measured::default() };
     device.begin(0)?;
     script.order.iter().try_for_each(|&item| device.enqueue(item))?;
     device.finish(&mut measured)?;

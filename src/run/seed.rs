@@ -16,7 +16,9 @@ impl Source {
     /// Of the tensor called `name`.
     #[must_use]
     pub fn new(seed: u64, name: &str) -> Self {
-        let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325, |h: u64, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
+        let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325, |h: u64, b| {
+            (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)
+        });
         Self(mix(seed ^ hash))
     }
 
@@ -130,7 +132,14 @@ mod tests {
 
     fn tensor(name: &str, role: Role, shape: &[u64]) -> Tensor {
         let bytes = Bytes(shape.iter().product::<u64>() * 4);
-        Tensor { name: name.into(), bytes, role, dtype: Dtype::F32, shape: shape.to_vec(), kept_until: None }
+        Tensor {
+            name: name.into(),
+            bytes,
+            role,
+            dtype: Dtype::F32,
+            shape: shape.to_vec(),
+            kept_until: None,
+        }
     }
 
     fn floats(bytes: &[u8]) -> Vec<f32> {
@@ -141,12 +150,31 @@ mod tests {
     fn spread_as_documented_and_named() {
         let w = floats(&initial(1, &tensor("a.weight", Role::Parameter, &[40, 25, 2, 2]), 0.0, 0));
         assert_eq!(w.len(), 4000);
-        assert!(w.iter().all(|x| x.abs() <= 0.1) && w.iter().any(|x| *x > 0.09) && w.iter().any(|x| *x < -0.09));
-        assert_ne!(w, floats(&initial(1, &tensor("b.weight", Role::Parameter, &[40, 25, 2, 2]), 0.0, 0)));
-        assert_ne!(w, floats(&initial(2, &tensor("a.weight", Role::Parameter, &[40, 25, 2, 2]), 0.0, 0)));
-        assert_eq!(floats(&initial(1, &tensor("n.weight", Role::Parameter, &[2]), 0.0, 0)), [1.0, 1.0]);
-        assert_eq!(floats(&initial(1, &tensor("n.running_var", Role::Buffer, &[1]), 0.0, 0)), [1.0]);
-        assert_eq!(floats(&initial(1, &tensor("sum:n", Role::OptimizerState, &[1]), 0.5, 0)), [0.5]);
+        assert!(
+            w.iter().all(|x| x.abs() <= 0.1)
+                && w.iter().any(|x| *x > 0.09)
+                && w.iter().any(|x| *x < -0.09)
+        );
+        assert_ne!(
+            w,
+            floats(&initial(1, &tensor("b.weight", Role::Parameter, &[40, 25, 2, 2]), 0.0, 0))
+        );
+        assert_ne!(
+            w,
+            floats(&initial(2, &tensor("a.weight", Role::Parameter, &[40, 25, 2, 2]), 0.0, 0))
+        );
+        assert_eq!(
+            floats(&initial(1, &tensor("n.weight", Role::Parameter, &[2]), 0.0, 0)),
+            [1.0, 1.0]
+        );
+        assert_eq!(
+            floats(&initial(1, &tensor("n.running_var", Role::Buffer, &[1]), 0.0, 0)),
+            [1.0]
+        );
+        assert_eq!(
+            floats(&initial(1, &tensor("sum:n", Role::OptimizerState, &[1]), 0.5, 0)),
+            [0.5]
+        );
         let x = floats(&batch(3, "input:x", Dtype::F32, 10_000, 0));
         let mean = x.iter().sum::<f32>() / 1e4;
         let variance = x.iter().map(|v| v * v).sum::<f32>() / 1e4;
@@ -157,7 +185,14 @@ mod tests {
 
     #[test]
     fn halves() {
-        for (value, bits) in [(1.5, 0x3e00), (-2.0, 0xc000), (65_504.0, 0x7bff), (5.960_464_5e-8, 1), (6.103_515_6e-5, 0x400), (0.0, 0)] {
+        for (value, bits) in [
+            (1.5, 0x3e00),
+            (-2.0, 0xc000),
+            (65_504.0, 0x7bff),
+            (5.960_464_5e-8, 1),
+            (6.103_515_6e-5, 0x400),
+            (0.0, 0),
+        ] {
             assert_eq!(half(value), bits, "{value}");
         }
     }

@@ -8,13 +8,13 @@ use std::io;
 
 use sha2::{Digest, Sha256};
 
-use super::device::{Device, Failure, Measured, Memory};
+use super::backend::{Device, Failure, Measured, Memory};
 use super::executor::{self, Executor, Record};
 use super::start::{Shared, on_cuda, open};
 use super::{Lookup, Outcome, RunError, Settings, Target, Value, support, weights};
+use crate::contract::{Chosen, JobPlan};
 use crate::device::Profile;
 use crate::job::{Graph, Role};
-use crate::schedule::{Chosen, JobPlan};
 use crate::sim::program::{Begin, Program};
 use crate::units::{Bytes, OpId, TensorId};
 
@@ -87,10 +87,14 @@ impl<'a> Job<'a> {
         }
         let unknown = support::unknown_numbers(graph);
         if let Some(first) = unknown.first() {
-            return Err(RunError::UnknownNumber { first: (*first).to_owned(), operators: unknown.len() });
+            return Err(RunError::UnknownNumber {
+                first: (*first).to_owned(),
+                operators: unknown.len(),
+            });
         }
         let batch = support::batch(graph).map_err(RunError::Graph)?;
-        let mut values = weights::Values::new(graph, &batch, settings.weights.as_deref(), settings.seed)?;
+        let mut values =
+            weights::Values::new(graph, &batch, settings.weights.as_deref(), settings.seed)?;
         let mut notes = support::notes(graph);
         notes.append(&mut values.notes);
         let batch = std::mem::take(&mut values.batch);
@@ -154,32 +158,53 @@ impl<'a> Job<'a> {
             Failure::Device(problem) => RunError::Device(settings.target.name(), problem),
             Failure::Operator { operator, problem } => {
                 let operator = graph.operator(operator);
-                RunError::Operator { name: operator.name.clone(), kind: operator.kind.clone(), problem }
+                RunError::Operator {
+                    name: operator.name.clone(),
+                    kind: operator.kind.clone(),
+                    problem,
+                }
             }
         };
         let (batch, options) = (std::mem::take(&mut self.batch), settings.host(self.profile));
-        let (libraries, kernels, shared) = (std::mem::take(&mut self.libraries), self.kernels, self.shared);
+        let (libraries, kernels, shared) =
+            (std::mem::take(&mut self.libraries), self.kernels, self.shared);
         let work = |device: &mut dyn Device| {
             for home in &homes {
-                let data = self.carried.remove(&home.tensor).unwrap_or_else(|| self.values.take(home.tensor));
+                let data = self
+                    .carried
+                    .remove(&home.tensor)
+                    .unwrap_or_else(|| self.values.take(home.tensor));
                 device.write(home.first.0, home.first.1, &data).map_err(fail)?;
             }
             let executor = Executor { graph, program, script: &script };
             let mut next = pilot.next(first);
             let mut reached = first;
             if next == Next::Go {
-                let run = executor.run(device, (first, settings.iterations), &mut self.record, &mut |iteration, measured| {
-                    pilot.ended(iteration, measured);
-                    next = if iteration + 1 == settings.iterations { Next::Go } else { pilot.next(iteration + 1) };
-                    next != Next::Go
-                });
+                let run = executor.run(
+                    device,
+                    (first, settings.iterations),
+                    &mut self.record,
+                    &mut |iteration, measured| {
+                        pilot.ended(iteration, measured);
+                        next = if iteration + 1 == settings.iterations {
+                            Next::Go
+                        } else {
+                            pilot.next(iteration + 1)
+                        };
+                        next != Next::Go
+                    },
+                );
                 reached = run.map_err(fail)?;
             }
             self.high_water = self.high_water.max(device.high_water());
             match next {
                 Next::Leave => {
                     for home in &homes {
-                        let mut data = vec![0; usize::try_from(graph.tensor(home.tensor).bytes.0).unwrap_or(0)];
+                        let mut data = vec![
+                            0;
+                            usize::try_from(graph.tensor(home.tensor).bytes.0)
+                                .unwrap_or(0)
+                        ];
                         device.read(home.last.0, home.last.1, &mut data).map_err(fail)?;
                         self.carried.insert(home.tensor, data);
                     }
@@ -193,7 +218,15 @@ impl<'a> Job<'a> {
                 }
             }
         };
-        let end = open((&settings.target, shared), graph, (&script, &libraries), kernels, &batch, &options, work);
+        let end = open(
+            (&settings.target, shared),
+            graph,
+            (&script, &libraries),
+            kernels,
+            &batch,
+            &options,
+            work,
+        );
         (self.batch, self.libraries) = (batch, libraries);
         let (mut end, mut said) = end.map_err(fail)?;
         match &mut end {
@@ -234,12 +267,17 @@ fn homes(graph: &Graph, job: &JobPlan, program: &Program) -> Result<Vec<Home>, R
         let home = |on_device: Option<&Bytes>| match (on_device, job.host_slots.get(&tensor)) {
             (Some(offset), _) => Ok((Memory::Device, *offset)),
             (None, Some(slot)) => Ok((Memory::Host, *slot)),
-            (None, None) => Err(RunError::Plan(format!("`{}` has no place between iterations", graph.tensor(tensor).name))),
+            (None, None) => Err(RunError::Plan(format!(
+                "`{}` has no place between iterations",
+                graph.tensor(tensor).name
+            ))),
         };
         let (first, last) = (home(first.get(&tensor))?, home(last.get(&tensor))?);
         if first != last {
             let name = &graph.tensor(tensor).name;
-            return Err(RunError::Plan(format!("`{name}` does not end the iteration where it starts it")));
+            return Err(RunError::Plan(format!(
+                "`{name}` does not end the iteration where it starts it"
+            )));
         }
         homes.push(Home { tensor, first, last });
     }
@@ -255,7 +293,10 @@ fn finish(
     outcome: &mut Outcome,
     fail: impl Fn(Failure) -> RunError,
 ) -> Result<(), RunError> {
-    let mut named: Vec<&Home> = homes.iter().filter(|h| matches!(graph.tensor(h.tensor).role, Role::Parameter | Role::Buffer)).collect();
+    let mut named: Vec<&Home> = homes
+        .iter()
+        .filter(|h| matches!(graph.tensor(h.tensor).role, Role::Parameter | Role::Buffer))
+        .collect();
     named.sort_by_key(|h| &graph.tensor(h.tensor).name);
     let mut hash = Sha256::new();
     let mut state = BTreeMap::new();
@@ -266,16 +307,24 @@ fn finish(
         hash.update([0]);
         hash.update(&data);
         if settings.keep_state {
-            state.insert(weights::key(tensor), Value { dtype: tensor.dtype, shape: tensor.shape.clone(), data });
+            state.insert(
+                weights::key(tensor),
+                Value { dtype: tensor.dtype, shape: tensor.shape.clone(), data },
+            );
         }
     }
     outcome.checksum = hash.finalize().iter().map(|b| format!("{b:02x}")).collect();
     outcome.state = settings.keep_state.then_some(state);
     if let Some(path) = &settings.save {
         let saved = |r: Role| matches!(r, Role::Parameter | Role::Buffer | Role::OptimizerState);
-        let by_key: BTreeMap<String, &Home> =
-            homes.iter().filter(|h| saved(graph.tensor(h.tensor).role)).map(|h| (weights::key(graph.tensor(h.tensor)), h)).collect();
-        let shapes = by_key.iter().map(|(k, h)| (k.clone(), (graph.tensor(h.tensor).dtype, graph.tensor(h.tensor).shape.clone())));
+        let by_key: BTreeMap<String, &Home> = homes
+            .iter()
+            .filter(|h| saved(graph.tensor(h.tensor).role))
+            .map(|h| (weights::key(graph.tensor(h.tensor)), h))
+            .collect();
+        let shapes = by_key.iter().map(|(k, h)| {
+            (k.clone(), (graph.tensor(h.tensor).dtype, graph.tensor(h.tensor).shape.clone()))
+        });
         weights::save(path, &shapes.collect(), |key| {
             let home = by_key.get(key).ok_or(io::ErrorKind::NotFound)?;
             fetch(graph, home, device).map_err(|f| io::Error::other(f.to_string()))
@@ -287,7 +336,11 @@ fn finish(
 /// A long-lived tensor's elements after the last iteration: its first shape's worth of the storage.
 fn fetch(graph: &Graph, home: &Home, device: &mut dyn Device) -> Result<Vec<u8>, Failure> {
     let tensor = graph.tensor(home.tensor);
-    let shown = tensor.shape.iter().try_fold(tensor.dtype.size(), |n, &x| n.checked_mul(x)).unwrap_or(u64::MAX);
+    let shown = tensor
+        .shape
+        .iter()
+        .try_fold(tensor.dtype.size(), |n, &x| n.checked_mul(x))
+        .unwrap_or(u64::MAX);
     let mut data = vec![0; usize::try_from(shown.min(tensor.bytes.0)).unwrap_or(0)];
     device.read(home.last.0, home.last.1, &mut data)?;
     Ok(data)

@@ -5,10 +5,10 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::device::{self, Device, Failure, host};
+use super::backend::{self, Device, Failure, host};
 use super::{Lookup, Target};
+use crate::contract::Chosen;
 use crate::job::Graph;
-use crate::schedule::Chosen;
 use crate::units::{Bytes, OpId};
 
 /// What a device says of itself.
@@ -22,7 +22,7 @@ pub struct Said {
 pub enum Shared {
     Host(host::Shared),
     #[cfg(feature = "cuda")]
-    Cuda(device::cuda::Shared),
+    Cuda(backend::cuda::Shared),
 }
 
 impl Shared {
@@ -34,9 +34,11 @@ impl Shared {
         match target {
             Target::Host => host::Shared::new(arena, options).map(Self::Host),
             #[cfg(feature = "cuda")]
-            Target::Cuda { .. } => device::cuda::Shared::new(arena).map(Self::Cuda),
+            Target::Cuda { .. } => backend::cuda::Shared::new(arena).map(Self::Cuda),
             #[cfg(not(feature = "cuda"))]
-            Target::Cuda { .. } => Err(Failure::Device("built without the cuda feature".to_owned())),
+            Target::Cuda { .. } => {
+                Err(Failure::Device("built without the cuda feature".to_owned()))
+            }
         }
     }
 }
@@ -49,7 +51,7 @@ impl Shared {
 pub fn open<R>(
     (target, shared): (&Target, Option<&Shared>),
     graph: &Graph,
-    (script, libraries): (&device::Script, &BTreeMap<OpId, Chosen>),
+    (script, libraries): (&backend::Script, &BTreeMap<OpId, Chosen>),
     kernels: Lookup,
     batch: &[Vec<u8>],
     options: &host::Options,
@@ -61,17 +63,26 @@ pub fn open<R>(
                 Some(Shared::Host(shared)) => Some(shared),
                 _ => None,
             };
-            host::with_device(graph, script, kernels, batch, options, shared, work).map(|result| (result, Said::default()))
+            host::with_device(graph, script, kernels, batch, options, shared, work)
+                .map(|result| (result, Said::default()))
         }
-        Target::Cuda { .. } if options.load_percent > 0 => {
-            Err(Failure::Device("others at work are made on the host only; leave --load away".to_owned()))
-        }
-        Target::Cuda { libs, tf32 } => on_gpu(graph, (script, libraries), batch, (libs.as_deref(), *tf32), options.poison, shared, work),
+        Target::Cuda { .. } if options.load_percent > 0 => Err(Failure::Device(
+            "others at work are made on the host only; leave --load away".to_owned(),
+        )),
+        Target::Cuda { libs, tf32 } => on_gpu(
+            graph,
+            (script, libraries),
+            batch,
+            (libs.as_deref(), *tf32),
+            options.poison,
+            shared,
+            work,
+        ),
     }
 }
 
 #[cfg(feature = "cuda")]
-pub use super::device::cuda::emit::has_algorithms;
+pub use super::backend::cuda::emit::has_algorithms;
 
 #[cfg(not(feature = "cuda"))]
 pub fn has_algorithms(_: &str) -> bool {
@@ -80,7 +91,7 @@ pub fn has_algorithms(_: &str) -> bool {
 
 #[cfg(feature = "cuda")]
 pub fn on_cuda(kind: &str) -> bool {
-    device::cuda::emit::find(kind).is_some()
+    backend::cuda::emit::find(kind).is_some()
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -92,20 +103,22 @@ pub fn on_cuda(_: &str) -> bool {
 #[cfg(feature = "cuda")]
 fn on_gpu<R>(
     graph: &Graph,
-    (script, libraries): (&device::Script, &BTreeMap<OpId, Chosen>),
+    (script, libraries): (&backend::Script, &BTreeMap<OpId, Chosen>),
     batch: &[Vec<u8>],
     (libs, tf32): (Option<&Path>, bool),
     poison: bool,
     shared: Option<&Shared>,
     work: impl FnOnce(&mut dyn Device) -> R,
 ) -> Result<(R, Said), Failure> {
-    let algorithms = libraries.iter().map(|(id, chosen)| (*id, chosen.algorithms.clone())).collect();
-    let options = device::cuda::Options { libs: libs.map(Path::to_path_buf), tf32, poison, algorithms };
+    let algorithms =
+        libraries.iter().map(|(id, chosen)| (*id, chosen.algorithms.clone())).collect();
+    let options =
+        backend::cuda::Options { libs: libs.map(Path::to_path_buf), tf32, poison, algorithms };
     let shared = match shared {
         Some(Shared::Cuda(shared)) => Some(shared),
         _ => None,
     };
-    device::cuda::with_device(graph, script, batch, &options, shared, |device| {
+    backend::cuda::with_device(graph, script, batch, &options, shared, |device| {
         let result = work(device);
         let chosen = |(id, passes): (&OpId, &Vec<(i32, Bytes)>)| {
             let workspace = passes.iter().map(|p| p.1).max().unwrap_or_default();
@@ -119,7 +132,7 @@ fn on_gpu<R>(
 #[cfg(not(feature = "cuda"))]
 fn on_gpu<R>(
     _: &Graph,
-    _: (&device::Script, &BTreeMap<OpId, Chosen>),
+    _: (&backend::Script, &BTreeMap<OpId, Chosen>),
     _: &[Vec<u8>],
     _: (Option<&Path>, bool),
     _: bool,

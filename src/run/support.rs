@@ -24,7 +24,11 @@ pub fn missing(graph: &Graph, knows: impl Fn(&str) -> bool) -> Vec<Missing> {
     for operator in &graph.operators {
         if !knows(&operator.kind) {
             of.entry(&operator.kind)
-                .or_insert_with(|| Missing { kind: operator.kind.clone(), operators: 0, first: operator.name.clone() })
+                .or_insert_with(|| Missing {
+                    kind: operator.kind.clone(),
+                    operators: 0,
+                    first: operator.name.clone(),
+                })
                 .operators += 1;
         }
     }
@@ -40,7 +44,9 @@ pub fn unknown_numbers(graph: &Graph) -> Vec<&str> {
     let unknown = |o: &Operator| {
         let draws = o.kind.contains("attention") || o.kind.contains("dropout");
         o.args.iter().any(|arg| match arg {
-            Arg::Host { value: None, input: None, shape, dtype } => !(shape.contains(&0) || draws && *dtype == Dtype::I64),
+            Arg::Host { value: None, input: None, shape, dtype } => {
+                !(shape.contains(&0) || draws && *dtype == Dtype::I64)
+            }
             _ => false,
         })
     };
@@ -79,9 +85,11 @@ pub fn index_limit(graph: &Graph) -> Option<u64> {
         let Some(Arg::Tensor(first)) = operator.args.first() else { return None };
         match operator.kind.as_str() {
             "aten::embedding" => first.shape.first().copied(),
-            "aten::nll_loss_forward" | "aten::nll_loss_nd" | "aten::nll_loss" | "aten::cross_entropy_loss" | "aten::nll_loss2d_forward" => {
-                first.shape.get(1).or(first.shape.first()).copied()
-            }
+            "aten::nll_loss_forward"
+            | "aten::nll_loss_nd"
+            | "aten::nll_loss"
+            | "aten::cross_entropy_loss"
+            | "aten::nll_loss2d_forward" => first.shape.get(1).or(first.shape.first()).copied(),
             "aten::_log_softmax" | "aten::log_softmax" => first.shape.last().copied(),
             _ => None,
         }
@@ -99,7 +107,9 @@ pub fn random_keys(graph: &Graph) -> Vec<u64> {
         if operator.kind.contains("backward") {
             let base = base(&operator.kind);
             let made_by = |o: &crate::job::Operand| writers.get(&(o.tensor, o.version)).copied();
-            let undone = |w: &usize| graph.operators[*w].random && self::base(&graph.operators[*w].kind) == base;
+            let undone = |w: &usize| {
+                graph.operators[*w].random && self::base(&graph.operators[*w].kind) == base
+            };
             key = operator.reads().filter_map(made_by).find(undone).unwrap_or(index);
         }
         keys.push(key as u64);
@@ -121,8 +131,12 @@ fn base(kind: &str) -> String {
 pub fn notes(graph: &Graph) -> Vec<String> {
     let mut notes = Vec::new();
     let trained = |o: &&Operator| {
-        let long_lived = |id: crate::units::TensorId| matches!(graph.tensor(id).role, Role::Parameter | Role::OptimizerState);
-        o.phase == Phase::Optimize && !o.kind.starts_with("neap::") && o.updates().any(|u| long_lived(u.tensor))
+        let long_lived = |id: crate::units::TensorId| {
+            matches!(graph.tensor(id).role, Role::Parameter | Role::OptimizerState)
+        };
+        o.phase == Phase::Optimize
+            && !o.kind.starts_with("neap::")
+            && o.updates().any(|u| long_lived(u.tensor))
     };
     let frozen = graph.operators.iter().filter(trained).count();
     if frozen > 0 {

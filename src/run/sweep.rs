@@ -45,7 +45,8 @@ pub fn names() -> Vec<&'static str> {
 #[must_use]
 pub fn samples(kind: &str, count: u32, seed: u64) -> Option<Vec<Graph>> {
     let (name, kind, draw) = KINDS.iter().find(|(name, full, _)| *name == kind || *full == kind)?;
-    let mut draws = Draw(mix(name.bytes().fold(mix(seed), |hash, byte| mix(hash ^ u64::from(byte)))));
+    let mut draws =
+        Draw(mix(name.bytes().fold(mix(seed), |hash, byte| mix(hash ^ u64::from(byte)))));
     let mut graphs = Vec::new();
     // Most draws are small enough; the bound is for a kind whose draws never are.
     for _ in 0..count.saturating_mul(50) {
@@ -55,7 +56,9 @@ pub fn samples(kind: &str, count: u32, seed: u64) -> Option<Vec<Graph>> {
         let parts = draw(&mut draws);
         let bytes = parts.tensors.iter().fold(0u64, |all, t| all.saturating_add(t.bytes.0));
         let graph = parts.graph(kind, graphs.len());
-        if let Some(graph) = graph.filter(|g| bytes <= MOST_BYTES && roofline::flops(&g.operators[0]) <= MOST_FLOPS) {
+        if let Some(graph) =
+            graph.filter(|g| bytes <= MOST_BYTES && roofline::flops(&g.operators[0]) <= MOST_FLOPS)
+        {
             graphs.push(graph);
         }
     }
@@ -132,8 +135,22 @@ impl Parts {
     fn tensor(&mut self, name: &str, role: Role, dtype: Dtype, shape: &[u64]) -> Operand {
         let bytes = shape.iter().fold(dtype.size(), |all, &n| all.saturating_mul(n));
         let tensor = TensorId::of(self.tensors.len());
-        self.tensors.push(Tensor { name: name.to_owned(), bytes: Bytes(bytes), role, dtype, shape: shape.to_vec(), kept_until: None });
-        Operand { tensor, version: 0, dtype, offset: 0, shape: shape.to_vec(), stride: contiguous(shape) }
+        self.tensors.push(Tensor {
+            name: name.to_owned(),
+            bytes: Bytes(bytes),
+            role,
+            dtype,
+            shape: shape.to_vec(),
+            kept_until: None,
+        });
+        Operand {
+            tensor,
+            version: 0,
+            dtype,
+            offset: 0,
+            shape: shape.to_vec(),
+            stride: contiguous(shape),
+        }
     }
 
     /// An argument of its own.
@@ -163,7 +180,8 @@ impl Parts {
     }
 
     fn ints(&mut self, all: &[u64]) {
-        self.args.push(Arg::Ints(all.iter().map(|&x| i64::try_from(x).unwrap_or(i64::MAX)).collect()));
+        self.args
+            .push(Arg::Ints(all.iter().map(|&x| i64::try_from(x).unwrap_or(i64::MAX)).collect()));
     }
 
     /// Running statistics, which the operator updates.
@@ -178,8 +196,14 @@ impl Parts {
 
     /// Of parts that are known to fit: an empty graph otherwise, which whoever runs it refuses.
     fn sure(self, kind: &str) -> Graph {
-        let nothing =
-            || Graph { name: String::new(), tensors: Vec::new(), operators: Vec::new(), optimizer: None, loss: None, recorded_peak: None };
+        let nothing = || Graph {
+            name: String::new(),
+            tensors: Vec::new(),
+            operators: Vec::new(),
+            optimizer: None,
+            loss: None,
+            recorded_peak: None,
+        };
         self.graph(kind, 0).unwrap_or_else(nothing)
     }
 
@@ -390,7 +414,7 @@ fn elementwise(d: &mut Draw, inputs: usize, then: &[Arg]) -> Parts {
 mod tests {
     use super::*;
     use crate::device::{builtin, latency, predictor::features::Features};
-    use crate::run::{Settings, profile};
+    use crate::{Settings, profile};
 
     #[test]
     fn every_kind_runs_and_reads_back_as_features() {
@@ -400,11 +424,18 @@ mod tests {
             assert_eq!(graphs.len(), 20, "{name}");
             assert_eq!(graphs, samples(name, 20, 1).unwrap(), "{name} is not the same twice");
             assert_ne!(graphs, samples(name, 20, 2).unwrap());
-            graphs.sort_by_key(|g| roofline::flops(&g.operators[0]).max(roofline::bytes(&g.operators[0])));
+            graphs.sort_by_key(|g| {
+                roofline::flops(&g.operators[0]).max(roofline::bytes(&g.operators[0]))
+            });
             // Without optimisation only small ones are quick.
             for graph in &graphs[..3] {
-                let row = profile::alone(graph, &device, &Settings::default()).unwrap_or_else(|e| panic!("{name}: {e}"));
-                assert!(row.ns >= 1 && row.roofline_ns.is_some() && row.key == latency::key(&graph.operators[0]));
+                let row = profile::alone(graph, &device, &Settings::default())
+                    .unwrap_or_else(|e| panic!("{name}: {e}"));
+                assert!(
+                    row.ns >= 1
+                        && row.roofline_ns.is_some()
+                        && row.key == latency::key(&graph.operators[0])
+                );
                 assert!(Features::of(&row.key, 0, 0, 0).is_some(), "{}", row.key);
             }
         }

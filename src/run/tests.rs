@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use super::device::host::kernels::Kernel;
-use super::device::host::view::{Call, Operand as Seen, View};
+use super::backend::host::kernels::Kernel;
+use super::backend::host::view::{Call, Operand as Seen, View};
 use super::*;
+use crate::contract::{Event, Latency, Source, Trigger};
 use crate::device::Rates;
 use crate::job::{Arg, Operand, Operator, Phase, Replay, Role, Tensor};
 use crate::plan::emit::Emitted;
 use crate::plan::place;
-use crate::schedule::{Event, Latency, Source, Trigger};
 use crate::units::{OpId, TensorId};
 
 mod replan;
@@ -26,7 +26,13 @@ fn profile() -> Profile {
         flops: Rates { f32: giga, f16: giga, f64: giga },
         memory_bandwidth: giga,
         efficiency_percent: 100,
-        link: Link { h2d: giga, d2h: giga, h2d_contended: giga / 2, d2h_contended: giga / 2, overhead_ns: 1000 },
+        link: Link {
+            h2d: giga,
+            d2h: giga,
+            h2d_contended: giga / 2,
+            d2h_contended: giga / 2,
+            overhead_ns: 1000,
+        },
         launch_overhead_ns: 0,
         pinned_bytes: Bytes(1 << 30),
         multiprocessors: None,
@@ -113,7 +119,8 @@ fn sum(call: &Call<'_>) -> Result<(), String> {
 }
 
 fn update(call: &Call<'_>) -> Result<(), String> {
-    (0..len(arg(call, 0))).for_each(|i| put(arg(call, 0), i, get(arg(call, 0), i) - 0.01 * get(arg(call, 1), i)));
+    (0..len(arg(call, 0)))
+        .for_each(|i| put(arg(call, 0), i, get(arg(call, 0), i) - 0.01 * get(arg(call, 1), i)));
     Ok(())
 }
 
@@ -151,12 +158,26 @@ struct Build {
 
 impl Build {
     fn new() -> Self {
-        let graph = Graph { name: "t".into(), tensors: vec![], operators: vec![], optimizer: None, loss: None, recorded_peak: None };
+        let graph = Graph {
+            name: "t".into(),
+            tensors: vec![],
+            operators: vec![],
+            optimizer: None,
+            loss: None,
+            recorded_peak: None,
+        };
         Self { graph, versions: Vec::new() }
     }
 
     fn tensor(&mut self, name: &str, role: Role, n: u64) {
-        let tensor = Tensor { name: name.into(), bytes: Bytes(n * 4), role, dtype: Dtype::F32, shape: vec![n], kept_until: None };
+        let tensor = Tensor {
+            name: name.into(),
+            bytes: Bytes(n * 4),
+            role,
+            dtype: Dtype::F32,
+            shape: vec![n],
+            kept_until: None,
+        };
         self.graph.tensors.push(tensor);
         self.versions.push(0);
     }
@@ -168,7 +189,14 @@ impl Build {
     fn see(&self, name: &str) -> Operand {
         let tensor = self.id(name);
         let shape = self.graph.tensor(tensor).shape.clone();
-        Operand { tensor, version: self.versions[tensor.index()], dtype: Dtype::F32, offset: 0, shape, stride: vec![1] }
+        Operand {
+            tensor,
+            version: self.versions[tensor.index()],
+            dtype: Dtype::F32,
+            offset: 0,
+            shape,
+            stride: vec![1],
+        }
     }
 
     /// `writes` are made, or updated when they are among `reads`; a star before a name makes it a hidden write.
@@ -186,7 +214,11 @@ impl Build {
             } else if !self.graph.tensors.iter().any(|t| t.name == name) {
                 self.tensor(name, Role::Activation, if kind == "t::sum" { 1 } else { N });
             }
-            if write.starts_with('*') { hidden.push(self.see(name)) } else { outputs.push(Some(self.see(name))) }
+            if write.starts_with('*') {
+                hidden.push(self.see(name))
+            } else {
+                outputs.push(Some(self.see(name)))
+            }
         }
         self.graph.operators.push(Operator {
             name: format!("op{}", self.graph.operators.len()),
@@ -235,7 +267,7 @@ fn after(operator: Option<usize>, delay: u64) -> Trigger {
     Trigger { after: operator.map(OpId::of), delay: Nanos(delay) }
 }
 
-fn first_fit(program: &Program) -> (Vec<crate::schedule::Placement>, Bytes) {
+fn first_fit(program: &Program) -> (Vec<crate::contract::Placement>, Bytes) {
     let tied = place::items(program, &Emitted::default());
     let layout = place::place(&tied.iter().map(|(item, _)| item.clone()).collect::<Vec<_>>(), 0);
     (place::placements(program, &tied, &layout), Bytes(layout.height))
@@ -257,14 +289,30 @@ fn plan(graph: &Graph, events: Vec<Event>) -> (JobPlan, Bytes) {
         }
     }
     let (graph, graph_sha256, libraries) = (String::new(), String::new(), BTreeMap::new());
-    (JobPlan { graph, graph_sha256, latencies, libraries, events, placements, host_slots, window: None }, arena)
+    (
+        JobPlan {
+            graph,
+            graph_sha256,
+            latencies,
+            libraries,
+            events,
+            placements,
+            host_slots,
+            window: None,
+        },
+        arena,
+    )
 }
 
 fn settings(iterations: u32) -> Settings {
     Settings { iterations, seed: 7, keep_state: true, ..Settings::default() }
 }
 
-fn go(graph: &Graph, (job, arena): &(JobPlan, Bytes), settings: &Settings) -> Result<Outcome, RunError> {
+fn go(
+    graph: &Graph,
+    (job, arena): &(JobPlan, Bytes),
+    settings: &Settings,
+) -> Result<Outcome, RunError> {
     run_with(kernels, graph, job, *arena, &profile(), settings, &mut |_| {})
 }
 
@@ -326,7 +374,8 @@ fn late_and_passive_copies_cost_time_only() {
     // 12 kB at 5 MB/s takes 2.4 ms, and several such stand one behind the other.
     assert!(late.iteration_ns.iter().all(|t| *t > Nanos(6_000_000)), "{:?}", late.iteration_ns);
     // A delay of an hour is cut short at once.
-    let passive = go(&b.graph, &plan(&b.graph, events(&b, 3_600_000_000_000)), &settings(3)).unwrap();
+    let passive =
+        go(&b.graph, &plan(&b.graph, events(&b, 3_600_000_000_000)), &settings(3)).unwrap();
     assert_eq!(passive.passive_copies, 6);
     assert_eq!(passive.checksum, plain.checksum);
 }
@@ -336,9 +385,14 @@ fn a_delay_is_kept() {
     let b = net();
     let mut events = events(&b, 0);
     // Nobody waits for this one, so it goes when its time has come.
-    *events.last_mut().unwrap() = Event::SwapOut { tensor: b.id("w1"), trigger: after(Some(12), 20_000_000) };
+    *events.last_mut().unwrap() =
+        Event::SwapOut { tensor: b.id("w1"), trigger: after(Some(12), 20_000_000) };
     let outcome = go(&b.graph, &plan(&b.graph, events), &settings(2)).unwrap();
-    assert!(outcome.iteration_ns.iter().all(|t| *t >= Nanos(20_000_000)), "{:?}", outcome.iteration_ns);
+    assert!(
+        outcome.iteration_ns.iter().all(|t| *t >= Nanos(20_000_000)),
+        "{:?}",
+        outcome.iteration_ns
+    );
 }
 
 #[test]
@@ -346,7 +400,12 @@ fn failing_operators_end_the_run_by_name() {
     for (kind, says) in [("t::fail", "enough"), ("t::broken", "a bug at 2")] {
         let mut b = net();
         b.graph.operators[7].kind = kind.into();
-        let error = go(&b.graph, &plan(&b.graph, events(&b, 1000)), &Settings { throttle_per_mille: 5, ..settings(5) }).unwrap_err();
+        let error = go(
+            &b.graph,
+            &plan(&b.graph, events(&b, 1000)),
+            &Settings { throttle_per_mille: 5, ..settings(5) },
+        )
+        .unwrap_err();
         let text = error.to_string();
         assert!(text.contains("op7") && text.contains(kind) && text.contains(says), "{text}");
     }
@@ -361,7 +420,12 @@ fn what_cannot_run_is_said_first() {
     let text = go(&b.graph, &bare, &settings(1)).unwrap_err().to_string();
     assert_eq!(text, "the host device lacks `t::unheard` (2 operators, first `op4`)");
     let mut b = net();
-    b.graph.operators[4].args.push(Arg::Host { dtype: Dtype::F64, shape: vec![], value: None, input: None });
+    b.graph.operators[4].args.push(Arg::Host {
+        dtype: Dtype::F64,
+        shape: vec![],
+        value: None,
+        input: None,
+    });
     let text = go(&b.graph, &bare, &settings(1)).unwrap_err().to_string();
     assert!(text.contains("`op4`") && text.contains("neap.scalar"), "{text}");
     let (op, dtype) = (&mut b.graph.operators[4], Dtype::I64);
@@ -370,7 +434,8 @@ fn what_cannot_run_is_said_first() {
     b.graph.operators[4].kind = "aten::_scaled_dot_product_efficient_attention_backward".into();
     assert!(support::unknown_numbers(&b.graph).is_empty());
     let b = net();
-    let text = go(&b.graph, &(bare.0.clone(), Bytes(bare.1.0 - 1)), &settings(1)).unwrap_err().to_string();
+    let text =
+        go(&b.graph, &(bare.0.clone(), Bytes(bare.1.0 - 1)), &settings(1)).unwrap_err().to_string();
     assert!(text.contains("beyond the arena"), "{text}");
     let mut planned = plan(&b.graph, events(&b, 0));
     planned.0.host_slots.remove(&b.id("x"));
@@ -393,7 +458,9 @@ fn a_thousand_iterations() {
     let planned = plan(&b.graph, events(&b, 5000));
     let quick = Settings { link_rate: Rate::Unlimited, ..settings(1000) };
     let mut told = 0;
-    let outcome = run_with(kernels, &b.graph, &planned.0, planned.1, &profile(), &quick, &mut |i| told = i).unwrap();
+    let outcome =
+        run_with(kernels, &b.graph, &planned.0, planned.1, &profile(), &quick, &mut |i| told = i)
+            .unwrap();
     let plain = go(&b.graph, &plan(&b.graph, Vec::new()), &quick).unwrap();
     assert_eq!((told, outcome.losses.len()), (1000, 1000));
     assert_eq!(outcome.checksum, plain.checksum);
@@ -434,7 +501,13 @@ fn weights_come_in_and_go_out() {
     let text = go(&b.graph, &bare, &again).unwrap_err().to_string();
     assert!(text.contains("`parameter:w1` is I32 [3000]; the graph wants F32 [3000]"), "{text}");
     let whole = std::fs::read(&path).unwrap();
-    for damaged in [&whole[..4], &whole[..40], &whole[..whole.len() - 1], b"[[[[[[[[[[[[[[", &[&whole[..], b"x"].concat()] {
+    for damaged in [
+        &whole[..4],
+        &whole[..40],
+        &whole[..whole.len() - 1],
+        b"[[[[[[[[[[[[[[",
+        &[&whole[..], b"x"].concat(),
+    ] {
         std::fs::write(&path, damaged).unwrap();
         assert!(matches!(go(&b.graph, &bare, &again).unwrap_err(), RunError::Weights(_)));
     }
@@ -510,7 +583,8 @@ fn random_jobs_with_jitter_equal_their_unplanned_runs() {
         swaps += events.len();
         let plain = go(&b.graph, &plan(&b.graph, Vec::new()), &settings(3)).unwrap();
         let shaken = Settings { jitter: Nanos(80_000), poison: case % 2 == 0, ..settings(3) };
-        let with = go(&b.graph, &plan(&b.graph, events), &shaken).unwrap_or_else(|e| panic!("case {case}: {e}"));
+        let with = go(&b.graph, &plan(&b.graph, events), &shaken)
+            .unwrap_or_else(|e| panic!("case {case}: {e}"));
         assert_eq!(with.checksum, plain.checksum, "case {case}");
     }
     assert!(swaps > 300, "{swaps}");

@@ -86,30 +86,58 @@ impl<'a> Values<'a> {
     ///
     /// # Errors
     /// When the file can't be read, lacks a parameter, buffer or batch input, or has one in another type or shape.
-    pub fn new(graph: &'a Graph, batch: &[(Dtype, Vec<u64>)], weights: Option<&Path>, seed: u64) -> Result<Self, WeightsError> {
+    pub fn new(
+        graph: &'a Graph,
+        batch: &[(Dtype, Vec<u64>)],
+        weights: Option<&Path>,
+        seed: u64,
+    ) -> Result<Self, WeightsError> {
         let limit = support::index_limit(graph).unwrap_or(2);
-        let mut values = Self { graph, seed, limit, file: BTreeMap::new(), batch: Vec::new(), notes: Vec::new() };
+        let mut values = Self {
+            graph,
+            seed,
+            limit,
+            file: BTreeMap::new(),
+            batch: Vec::new(),
+            notes: Vec::new(),
+        };
         if let Some(path) = weights {
             let mut wanted = BTreeMap::new();
             for id in long_lived(graph) {
                 let tensor = graph.tensor(id);
                 let required = matches!(tensor.role, Role::Parameter | Role::Buffer | Role::Input);
-                wanted.insert(key(tensor), Wanted { dtype: tensor.dtype, shape: tensor.shape.clone(), required });
+                wanted.insert(
+                    key(tensor),
+                    Wanted { dtype: tensor.dtype, shape: tensor.shape.clone(), required },
+                );
             }
             for (number, (dtype, shape)) in batch.iter().enumerate() {
-                wanted.insert(batch_key(number), Wanted { dtype: *dtype, shape: shape.clone(), required: true });
+                wanted.insert(
+                    batch_key(number),
+                    Wanted { dtype: *dtype, shape: shape.clone(), required: true },
+                );
             }
             values.file = read(path, &wanted)?;
             let states = |t: &&TensorId| graph.tensor(**t).role == Role::OptimizerState;
-            let absent = long_lived(graph).iter().filter(states).filter(|t| !values.file.contains_key(&key(graph.tensor(**t)))).count();
+            let absent = long_lived(graph)
+                .iter()
+                .filter(states)
+                .filter(|t| !values.file.contains_key(&key(graph.tensor(**t))))
+                .count();
             if absent > 0 {
-                values.notes.push(format!("{absent} optimizer states are not in the weights file and start as at step 0"));
+                values.notes.push(format!(
+                    "{absent} optimizer states are not in the weights file and start as at step 0"
+                ));
             }
         }
         for (number, (dtype, shape)) in batch.iter().enumerate() {
             let key = batch_key(number);
             let data = values.file.remove(&key);
-            values.batch.push(data.unwrap_or_else(|| seed::batch(seed, &key, *dtype, shape.iter().product(), limit)));
+            values.batch.push(
+                data.unwrap_or_else(|| {
+                    seed::batch(seed, &key, *dtype, shape.iter().product(), limit)
+                }),
+            );
         }
         Ok(values)
     }
@@ -118,7 +146,10 @@ impl<'a> Values<'a> {
     pub fn take(&mut self, id: TensorId) -> Vec<u8> {
         let tensor = self.graph.tensor(id);
         let bytes = usize::try_from(tensor.bytes.0).unwrap_or(usize::MAX);
-        let mut data = self.file.remove(&key(tensor)).unwrap_or_else(|| seed::initial(self.seed, tensor, self.state(tensor), self.limit));
+        let mut data = self
+            .file
+            .remove(&key(tensor))
+            .unwrap_or_else(|| seed::initial(self.seed, tensor, self.state(tensor), self.limit));
         data.resize(bytes, 0);
         data
     }
@@ -152,7 +183,10 @@ fn spell(dtype: Dtype) -> safetensors::Dtype {
 }
 
 /// Reads what is wanted and passes over the rest, so that memory is bounded by the graph and not by the file.
-fn read(path: &Path, wanted: &BTreeMap<String, Wanted>) -> Result<BTreeMap<String, Vec<u8>>, WeightsError> {
+fn read(
+    path: &Path,
+    wanted: &BTreeMap<String, Wanted>,
+) -> Result<BTreeMap<String, Vec<u8>>, WeightsError> {
     let content = |problem: String| WeightsError::Content { path: path.to_owned(), problem };
     let cut = |e: io::Error| content(format!("is cut off or damaged: {e}; save it again"));
     let mut file = files::open(path)?;
@@ -160,12 +194,15 @@ fn read(path: &Path, wanted: &BTreeMap<String, Wanted>) -> Result<BTreeMap<Strin
     file.read_exact(&mut length).map_err(cut)?;
     let length = u64::from_le_bytes(length);
     if length > HEADER_LIMIT {
-        return Err(content("does not begin like a safetensors file; name one written by safetensors".to_owned()));
+        return Err(content(
+            "does not begin like a safetensors file; name one written by safetensors".to_owned(),
+        ));
     }
     let mut header = Vec::new();
     file.by_ref().take(length).read_to_end(&mut header).map_err(cut)?;
-    let metadata: Metadata =
-        serde_json::from_slice(&header).map_err(|e| content(format!("is not a safetensors file: its header can't be read: {e}")))?;
+    let metadata: Metadata = serde_json::from_slice(&header).map_err(|e| {
+        content(format!("is not a safetensors file: its header can't be read: {e}"))
+    })?;
     let names = metadata.offset_keys();
     check(wanted, &metadata, &names).map_err(content)?;
     let mut found = BTreeMap::new();
@@ -177,7 +214,8 @@ fn read(path: &Path, wanted: &BTreeMap<String, Wanted>) -> Result<BTreeMap<Strin
             file.read_exact(&mut data).map_err(cut)?;
             found.insert(name, data);
         } else {
-            let passed = io::copy(&mut file.by_ref().take(bytes as u64), &mut io::sink()).map_err(cut)?;
+            let passed =
+                io::copy(&mut file.by_ref().take(bytes as u64), &mut io::sink()).map_err(cut)?;
             if passed < bytes as u64 {
                 return Err(cut(io::ErrorKind::UnexpectedEof.into()));
             }
@@ -189,8 +227,16 @@ fn read(path: &Path, wanted: &BTreeMap<String, Wanted>) -> Result<BTreeMap<Strin
     Ok(found)
 }
 
-fn check(wanted: &BTreeMap<String, Wanted>, metadata: &Metadata, names: &[String]) -> Result<(), String> {
-    let missing: Vec<&str> = wanted.iter().filter(|(k, w)| w.required && metadata.info(k).is_none()).map(|(k, _)| k.as_str()).collect();
+fn check(
+    wanted: &BTreeMap<String, Wanted>,
+    metadata: &Metadata,
+    names: &[String],
+) -> Result<(), String> {
+    let missing: Vec<&str> = wanted
+        .iter()
+        .filter(|(k, w)| w.required && metadata.info(k).is_none())
+        .map(|(k, _)| k.as_str())
+        .collect();
     if let Some(first) = missing.first() {
         let mut text = format!("has no `{first}`");
         if missing.len() > 1 {
@@ -207,7 +253,10 @@ fn check(wanted: &BTreeMap<String, Wanted>, metadata: &Metadata, names: &[String
         let same_shape = info.shape.iter().map(|&x| x as u64).eq(want.shape.iter().copied());
         if info.dtype != spell(want.dtype) || !same_shape {
             let want_dtype = spell(want.dtype);
-            return Err(format!("`{key}` is {:?} {:?}; the graph wants {want_dtype:?} {:?}", info.dtype, info.shape, want.shape));
+            return Err(format!(
+                "`{key}` is {:?} {:?}; the graph wants {want_dtype:?} {:?}",
+                info.dtype, info.shape, want.shape
+            ));
         }
     }
     Ok(())
@@ -228,7 +277,10 @@ pub fn save(
         for (key, (dtype, shape)) in tensors {
             let end = at + shape.iter().product::<u64>() * dtype.size();
             let dtype = serde_json::to_value(spell(*dtype))?;
-            header.insert(key, serde_json::json!({"dtype": dtype, "shape": shape, "data_offsets": [at, end]}));
+            header.insert(
+                key,
+                serde_json::json!({"dtype": dtype, "shape": shape, "data_offsets": [at, end]}),
+            );
             at = end;
         }
         let mut header = serde_json::to_vec(&header)?;

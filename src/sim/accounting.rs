@@ -1,6 +1,6 @@
 //! The papers' accounting: what their tables would print for a plan; and where a plan's extra time comes from.
 //!
-//! A plan is made, proved and run by physical accounting ([`crate::schedule::plan`]), whatever is asked for here: this is another *reading*
+//! A plan is made, proved and run by physical accounting ([`crate::contract::plan`]), whatever is asked for here: this is another *reading*
 //! of the same plan, beside the physical one. It says what TENSILE's paper (Zhang et al.) counts:
 //!
 //! - **Memory.** A swap-in's bytes count from its copy's *end* and a recompute's from the *end* of its step, an
@@ -40,7 +40,12 @@ pub struct Paper {
 ///
 /// # Errors
 /// As [`engine::run`].
-pub fn paper(graph: &Graph, liveness: &Liveness, program: &Program, link: &Link) -> Result<Paper, Deadlock> {
+pub fn paper(
+    graph: &Graph,
+    liveness: &Liveness,
+    program: &Program,
+    link: &Link,
+) -> Result<Paper, Deadlock> {
     let run = engine::run_one_way_at_a_time(program, link, &Durations::nominal(program, link))?;
     Ok(Paper {
         peak: peak(program, &run),
@@ -115,7 +120,12 @@ impl Extra {
         let free = Link { h2d_contended: link.h2d, d2h_contended: link.d2h, ..*link };
         let run = engine::nominal(program, &free)?;
         Ok(Self {
-            recompute: program.steps.iter().filter(|s| s.event.is_some()).map(|s| s.time.max(Nanos(1))).sum(),
+            recompute: program
+                .steps
+                .iter()
+                .filter(|s| s.event.is_some())
+                .map(|s| s.time.max(Nanos(1)))
+                .sum(),
             swap_in: run.stalls.swap_in,
             swap_out: run.stalls.swap_out,
             tail: run.stalls.tail,
@@ -133,8 +143,8 @@ impl Extra {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::schedule::{Event, Latency, Source};
-    use crate::sim::engine::tests::{LINK, after, graph};
+    use crate::contract::{Event, Latency, Source};
+    use crate::engine::tests::{LINK, after, graph};
     use crate::units::TensorId;
 
     fn program(events: &[Event]) -> Program {
@@ -157,12 +167,21 @@ mod tests {
         let (graph, program) = (graph(), program(&[]));
         let read = paper(&graph, &Liveness::of(&graph), &program, &LINK).unwrap();
         // a, b and c stand together while op3 reads a.
-        assert_eq!((read.peak, read.unplanned_peak, read.no_free), (Bytes(3072), Bytes(3072), Bytes(3072)));
+        assert_eq!(
+            (read.peak, read.unplanned_peak, read.no_free),
+            (Bytes(3072), Bytes(3072), Bytes(3072))
+        );
         assert_eq!((read.iteration, read.extra), (Nanos(5000), Extra::default()));
         // op0's output alone: physically it stands during op0, by the papers' rule only after it.
         let first = Liveness::of(&graph).resident[0];
         assert_eq!(
-            (first, peak(&program, &engine::run(&program, &LINK, &Durations::nominal(&program, &LINK)).unwrap())),
+            (
+                first,
+                peak(
+                    &program,
+                    &engine::run(&program, &LINK, &Durations::nominal(&program, &LINK)).unwrap()
+                )
+            ),
             (Bytes(1024), Bytes(3072))
         );
     }

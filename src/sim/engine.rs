@@ -1,6 +1,6 @@
 //! The event engine: when each step and copy of a program runs, and what memory does meanwhile.
 //!
-//! The rules are those of [`crate::schedule::plan`], "What a plan means". Integer time, exact link
+//! The rules are those of [`crate::contract::plan`], "What a plan means". Integer time, exact link
 //! progress, ends before starts at the same instant. Cost: O((steps + copies) · log) a run.
 //! Not for: proving plans, sharing a device between jobs ([`super::together`]).
 
@@ -32,7 +32,8 @@ impl Durations {
 /// A copy's work: bytes times 10^9 plus the overhead at the uncontended rate.
 #[must_use]
 pub fn work(link: &Link, direction: Direction, bytes: Bytes) -> u128 {
-    u128::from(bytes.0) * 1_000_000_000 + u128::from(link.overhead_ns) * u128::from(rate(link, direction, false))
+    u128::from(bytes.0) * 1_000_000_000
+        + u128::from(link.overhead_ns) * u128::from(rate(link, direction, false))
 }
 
 /// Bytes a second in one direction.
@@ -49,7 +50,8 @@ pub const fn rate(link: &Link, direction: Direction, contended: bool) -> u64 {
 /// How long so much work takes at a rate, rounded up. Nearly all work fits in 64 bits, in which dividing is several times as fast.
 #[must_use]
 pub fn wait(work: u128, rate: u64) -> u128 {
-    u64::try_from(work).map_or_else(|_| work.div_ceil(u128::from(rate)), |work| u128::from(work.div_ceil(rate)))
+    u64::try_from(work)
+        .map_or_else(|_| work.div_ceil(u128::from(rate)), |work| u128::from(work.div_ceil(rate)))
 }
 
 /// How long a copy takes alone, or contended from start to end.
@@ -98,7 +100,7 @@ pub struct Deadlock {
 /// Runs one iteration, alone on the device.
 ///
 /// # Errors
-/// When items wait for each other in a circle, which [`crate::schedule::check`] excludes.
+/// When items wait for each other in a circle, which [`crate::contract::check`] excludes.
 pub fn run(program: &Program, link: &Link, durations: &Durations) -> Result<Run, Deadlock> {
     alone(program, link, durations, false)
 }
@@ -117,11 +119,20 @@ pub fn nominal(program: &Program, link: &Link) -> Result<Run, Deadlock> {
 ///
 /// # Errors
 /// As [`run`].
-pub fn run_one_way_at_a_time(program: &Program, link: &Link, durations: &Durations) -> Result<Run, Deadlock> {
+pub fn run_one_way_at_a_time(
+    program: &Program,
+    link: &Link,
+    durations: &Durations,
+) -> Result<Run, Deadlock> {
     alone(program, link, durations, true)
 }
 
-fn alone(program: &Program, link: &Link, durations: &Durations, one: bool) -> Result<Run, Deadlock> {
+fn alone(
+    program: &Program,
+    link: &Link,
+    durations: &Durations,
+    one: bool,
+) -> Result<Run, Deadlock> {
     let mut player = Player::new(program, durations, Nanos::ZERO);
     let mut wires = Wires::default();
     let mut now = Nanos::ZERO;
@@ -130,7 +141,9 @@ fn alone(program: &Program, link: &Link, durations: &Durations, one: bool) -> Re
         while started {
             started = false;
             // Copies stand in the plan's order.
-            for direction in if one && player.next_copy(1) < player.next_copy(0) { [1, 0] } else { [0, 1] } {
+            for direction in
+                if one && player.next_copy(1) < player.next_copy(0) { [1, 0] } else { [0, 1] }
+            {
                 if wires.free(direction)
                     && (!one || wires.free(1 - direction))
                     && let Some(work) = player.copy_ready(direction, now)
@@ -249,16 +262,28 @@ pub fn peak(curve: &[(Nanos, Bytes)]) -> Bytes {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::contract::{Event, Latency, Source, Trigger};
     use crate::job::{Arg, Dtype, Graph, Operand, Operator, Phase, Replay, Role, Tensor};
-    use crate::schedule::{Event, Latency, Source, Trigger};
     use crate::units::{OpId, TensorId};
 
     /// One gigabyte a second alone, half of that contended, no overhead: a byte is a nanosecond.
-    pub const LINK: Link =
-        Link { h2d: 1_000_000_000, d2h: 1_000_000_000, h2d_contended: 500_000_000, d2h_contended: 500_000_000, overhead_ns: 0 };
+    pub const LINK: Link = Link {
+        h2d: 1_000_000_000,
+        d2h: 1_000_000_000,
+        h2d_contended: 500_000_000,
+        d2h_contended: 500_000_000,
+        overhead_ns: 0,
+    };
 
     fn operand(tensor: u32) -> Operand {
-        Operand { tensor: TensorId(tensor), version: 0, dtype: Dtype::U8, offset: 0, shape: vec![1024], stride: vec![1] }
+        Operand {
+            tensor: TensorId(tensor),
+            version: 0,
+            dtype: Dtype::U8,
+            offset: 0,
+            shape: vec![1024],
+            stride: vec![1],
+        }
     }
 
     fn operator(index: usize, reads: &[u32], makes: Option<u32>) -> Operator {
@@ -293,7 +318,15 @@ pub(super) mod tests {
             operator(3, &[0], None),
             operator(4, &[1, 2], None),
         ];
-        Graph::new("five".to_owned(), vec![tensor("a"), tensor("b"), tensor("c")], operators, None, None, None).unwrap()
+        Graph::new(
+            "five".to_owned(),
+            vec![tensor("a"), tensor("b"), tensor("c")],
+            operators,
+            None,
+            None,
+            None,
+        )
+        .unwrap()
     }
 
     pub fn after(op: u32, delay: u64) -> Trigger {
@@ -317,7 +350,10 @@ pub(super) mod tests {
     #[test]
     fn a_late_swap_in_is_waited_for_and_counted() {
         let a = TensorId(0);
-        let events = [Event::SwapOut { tensor: a, trigger: after(0, 0) }, Event::SwapIn { tensor: a, trigger: after(2, 0) }];
+        let events = [
+            Event::SwapOut { tensor: a, trigger: after(0, 0) },
+            Event::SwapIn { tensor: a, trigger: after(2, 0) },
+        ];
         let (run, _) = simulate(&events);
         // Out from 1,000 to 2,024; in from 3,000 to 4,024, which op3 waits for.
         assert_eq!(run.copies, vec![(Nanos(1000), Nanos(2024)), (Nanos(3000), Nanos(4024))]);
@@ -328,7 +364,10 @@ pub(super) mod tests {
     #[test]
     fn a_delay_ends_when_a_step_waits() {
         let a = TensorId(0);
-        let events = [Event::SwapOut { tensor: a, trigger: after(0, 0) }, Event::SwapIn { tensor: a, trigger: after(1, 700_000) }];
+        let events = [
+            Event::SwapOut { tensor: a, trigger: after(0, 0) },
+            Event::SwapIn { tensor: a, trigger: after(1, 700_000) },
+        ];
         let (run, _) = simulate(&events);
         assert_eq!(run.copies[1], (Nanos(3000), Nanos(4024)));
     }
@@ -344,10 +383,14 @@ pub(super) mod tests {
         ];
         let latencies = vec![Latency { time: Nanos(1000), source: Source::Graph }; 5];
         let program = Program::new(&graph(), &latencies, &events).unwrap();
-        let run = run_one_way_at_a_time(&program, &LINK, &Durations::nominal(&program, &LINK)).unwrap();
+        let run =
+            run_one_way_at_a_time(&program, &LINK, &Durations::nominal(&program, &LINK)).unwrap();
         // Both may start at 3,000: b's departure stands first. Neither is slowed.
         assert_eq!(run.copies[1..3], [(Nanos(3000), Nanos(4024)), (Nanos(4024), Nanos(5048))]);
-        assert_eq!((run.steps[3].0, run.copies[3], run.iteration), (Nanos(5048), (Nanos(6048), Nanos(7072)), Nanos(8072)));
+        assert_eq!(
+            (run.steps[3].0, run.copies[3], run.iteration),
+            (Nanos(5048), (Nanos(6048), Nanos(7072)), Nanos(8072))
+        );
     }
 
     #[test]

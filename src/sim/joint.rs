@@ -82,7 +82,9 @@ pub fn memory(programs: &[&Program], runs: &[&[(Nanos, Run)]]) -> Vec<(Nanos, By
     for (program, runs) in programs.iter().zip(runs) {
         let mut level = 0;
         for (start, run) in *runs {
-            for (at, bytes) in engine::memory(program, run).into_iter().filter(|point| point.0 < run.iteration) {
+            for (at, bytes) in
+                engine::memory(program, run).into_iter().filter(|point| point.0 < run.iteration)
+            {
                 changes.push((*start + at, i128::from(bytes.0) - level));
                 level = i128::from(bytes.0);
             }
@@ -109,10 +111,15 @@ pub fn memory(programs: &[&Program], runs: &[&[(Nanos, Run)]]) -> Vec<(Nanos, By
 pub fn overlaps(carried: &[Carried]) -> usize {
     let mut found = 0;
     for direction in [Direction::H2d, Direction::D2h] {
-        let mut copies: Vec<(Nanos, Nanos)> = carried.iter().filter(|c| c.direction == direction).map(|c| (c.start, c.end)).collect();
+        let mut copies: Vec<(Nanos, Nanos)> =
+            carried.iter().filter(|c| c.direction == direction).map(|c| (c.start, c.end)).collect();
         copies.sort_unstable();
         for (index, copy) in copies.iter().enumerate() {
-            found += copies[index + 1..].iter().take_while(|next| next.0 < copy.1).filter(|next| next.0 < next.1).count();
+            found += copies[index + 1..]
+                .iter()
+                .take_while(|next| next.0 < copy.1)
+                .filter(|next| next.0 < next.1)
+                .count();
         }
     }
     found
@@ -163,7 +170,9 @@ pub fn round(parties: &[Party<'_>], link: &Link) -> Result<Round, Deadlock> {
         let iterations = ROUNDS.saturating_mul(u32::try_from(often).unwrap_or(1));
         let Party { program, durations, utilisation, own } = *party;
         sides.push(Side { program, durations, utilisation, start: Nanos(start), iterations });
-        start = start.saturating_add(u64::try_from(u128::from(own.0) * slowed / spread).unwrap_or(u64::MAX / 4));
+        start = start.saturating_add(
+            u64::try_from(u128::from(own.0) * slowed / spread).unwrap_or(u64::MAX / 4),
+        );
     }
     let staggered = run(&sides, link)?;
     for side in &mut sides {
@@ -180,9 +189,17 @@ mod tests {
 
     #[test]
     fn overlapping_copies_are_counted() {
-        let copy = |direction, start, end| Carried { job: 0, direction, start: Nanos(start), end: Nanos(end) };
+        let copy = |direction, start, end| Carried {
+            job: 0,
+            direction,
+            start: Nanos(start),
+            end: Nanos(end),
+        };
         let (up, down) = (Direction::H2d, Direction::D2h);
         assert_eq!(overlaps(&[copy(up, 0, 5), copy(down, 0, 5), copy(up, 5, 9)]), 0);
-        assert_eq!(overlaps(&[copy(up, 0, 5), copy(up, 4, 9), copy(up, 3, 8), copy(down, 5, 6)]), 3);
+        assert_eq!(
+            overlaps(&[copy(up, 0, 5), copy(up, 4, 9), copy(up, 3, 8), copy(down, 5, 6)]),
+            3
+        );
     }
 }

@@ -32,7 +32,13 @@ impl Noise {
             steps: nominal
                 .steps
                 .iter()
-                .map(|s| Nanos(u64::try_from(scale(u128::from(s.0), factor())).unwrap_or(u64::MAX / 4).max(1)))
+                .map(|s| {
+                    Nanos(
+                        u64::try_from(scale(u128::from(s.0), factor()))
+                            .unwrap_or(u64::MAX / 4)
+                            .max(1),
+                    )
+                })
                 .collect(),
             copies: nominal.copies.iter().map(|&c| scale(c, factor()).max(1)).collect(),
         }
@@ -56,7 +62,9 @@ mod tests {
         let noise = Noise { share: 20_000, seed: 7 };
         let once = noise.apply(&nominal, 3);
         assert!(once.steps.iter().all(|s| (800_000..=1_200_000).contains(&s.0)));
-        assert!(once.steps.iter().any(|s| s.0 < 850_000) && once.steps.iter().any(|s| s.0 > 1_150_000));
+        assert!(
+            once.steps.iter().any(|s| s.0 < 850_000) && once.steps.iter().any(|s| s.0 > 1_150_000)
+        );
         assert_eq!(once.steps, noise.apply(&nominal, 3).steps);
         assert_ne!(once.steps, noise.apply(&nominal, 4).steps);
     }

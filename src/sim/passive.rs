@@ -10,7 +10,7 @@
 //! - What nothing generates is on the device at the start as far as there is room, those used first before others; the rest is on the host.
 //! - Room is counted in bytes, every tensor and workspace rounded to blocks: fragmentation is left out, which is to its advantage.
 //!
-//! Cost: O(accesses · log). Not for: plans, and what follows the first iteration ([`crate::plan::capuchin`]).
+//! Cost: O(accesses · log). Not for: plans, and what follows the first iteration (`plan::capuchin`).
 
 use std::collections::BTreeSet;
 
@@ -54,7 +54,12 @@ pub struct TooSmall {
 ///
 /// # Errors
 /// When an operator alone exceeds it.
-pub fn run(graph: &Graph, latencies: &[Latency], link: &Link, budget: Bytes) -> Result<Passive, TooSmall> {
+pub fn run(
+    graph: &Graph,
+    latencies: &[Latency],
+    link: &Link,
+    budget: Bytes,
+) -> Result<Passive, TooSmall> {
     let mut memory = Memory::start(graph, link, budget);
     let mut last = vec![None; graph.tensors.len()];
     for (index, operator) in graph.operators.iter().enumerate() {
@@ -143,7 +148,8 @@ impl<'a> Memory<'a> {
             }
         }
         let generators = graph.generators();
-        let mut long_lived: Vec<TensorId> = (0..count).map(TensorId::of).filter(|t| generators[t.index()].is_none()).collect();
+        let mut long_lived: Vec<TensorId> =
+            (0..count).map(TensorId::of).filter(|t| generators[t.index()].is_none()).collect();
         long_lived.sort_by_key(|t| (first[t.index()], *t));
         for tensor in long_lived {
             let fits = memory.used + memory.bytes[tensor.index()] <= budget;
@@ -192,16 +198,24 @@ impl<'a> Memory<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::schedule::Source;
-    use crate::sim::engine::tests::{LINK, graph};
+    use crate::contract::Source;
+    use crate::engine::tests::{LINK, graph};
 
     fn passive(budget: u64) -> Result<Passive, TooSmall> {
-        run(&graph(), &[Latency { time: Nanos(1000), source: Source::Graph }; 5], &LINK, Bytes(budget))
+        run(
+            &graph(),
+            &[Latency { time: Nanos(1000), source: Source::Graph }; 5],
+            &LINK,
+            Bytes(budget),
+        )
     }
 
     #[test]
     fn with_room_for_all_nothing_leaves() {
-        assert_eq!(passive(3072), Ok(Passive { iteration: Nanos(5000), peak: Bytes(3072), ..Passive::default() }));
+        assert_eq!(
+            passive(3072),
+            Ok(Passive { iteration: Nanos(5000), peak: Bytes(3072), ..Passive::default() })
+        );
     }
 
     #[test]

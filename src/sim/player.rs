@@ -1,7 +1,7 @@
 //! One job on a device: which of its steps and copies may start, and what became of them.
 //!
 //! For: [`super::engine`], which gives it a device alone, and [`super::together`], where it shares one. The rules are those of
-//! [`crate::schedule::plan`], "What a plan means". Not for: the link's rates and the clock, which are the device's.
+//! [`crate::contract::plan`], "What a plan means". Not for: the link's rates and the clock, which are the device's.
 
 use std::ops::Deref;
 
@@ -60,7 +60,9 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
     /// A job at the start of an iteration.
     pub fn new(program: P, durations: D, began: Nanos) -> Self {
         let queue = |direction| Queue {
-            copies: (0..program.copies.len()).filter(|&c| program.copies[c].direction == direction).collect(),
+            copies: (0..program.copies.len())
+                .filter(|&c| program.copies[c].direction == direction)
+                .collect(),
             next: 0,
             running: false,
             cut: 0,
@@ -104,7 +106,8 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
         let step = || {
             let step = self.program.steps.get(self.step).filter(|_| self.running.is_none())?;
             let stretch = self.program.stretches.step(self.step)?;
-            let ready = step.reads_copies.iter().all(|&c| self.copies[c].1 <= now) && step.begins.iter().all(|&r| self.bytes_free(r, now));
+            let ready = step.reads_copies.iter().all(|&c| self.copies[c].1 <= now)
+                && step.begins.iter().all(|&r| self.bytes_free(r, now));
             ready.then_some(stretch)
         };
         copy.filter(|&k| self.lacks(Some(k))).or_else(step).filter(|&k| self.lacks(Some(k)))
@@ -117,7 +120,9 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
 
     /// Lets go of the window if the stretch that it holds it for is over; whether it did.
     pub fn let_go(&mut self, now: Nanos) -> bool {
-        let over = self.held.is_some_and(|k| self.program.stretches.lasts(k).iter().all(|&r| self.ended(r, now)));
+        let over = self
+            .held
+            .is_some_and(|k| self.program.stretches.lasts(k).iter().all(|&r| self.ended(r, now)));
         if over {
             self.held = None;
         }
@@ -152,7 +157,13 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
                 (*start, *end) = (*start - began, *end - began);
             }
         }
-        Run { steps: self.steps, copies: self.copies, iteration: now - began, stalls: self.stalls, late_copies: self.late }
+        Run {
+            steps: self.steps,
+            copies: self.copies,
+            iteration: now - began,
+            stalls: self.stalls,
+            late_copies: self.late,
+        }
     }
 
     /// The position of its next copy in a direction among all its copies; after all others if there is none.
@@ -197,16 +208,23 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
 
     /// Starts the next step if it may, or cuts the delays of the copies that it waits for; whether anything changed.
     pub fn start_step(&mut self, now: Nanos, speed: u64) -> bool {
-        let Some(step) = self.program.steps.get(self.step).filter(|_| self.running.is_none()) else { return false };
+        let Some(step) = self.program.steps.get(self.step).filter(|_| self.running.is_none())
+        else {
+            return false;
+        };
         let missing = |copy: &&usize| self.copies[**copy].1 > now;
-        if let Some(reach) = step.reads_copies.iter().filter(missing).map(|&copy| self.position[copy] + 1).max() {
+        if let Some(reach) =
+            step.reads_copies.iter().filter(missing).map(|&copy| self.position[copy] + 1).max()
+        {
             // Passive: whatever stands before the copies that this step waits for goes without delay.
             let cut = &mut self.queues[0].cut;
             let cuts = *cut < reach;
             *cut = reach.max(*cut);
             return cuts;
         }
-        if !step.begins.iter().all(|&r| self.bytes_free(r, now)) || self.lacks(self.program.stretches.step(self.step)) {
+        if !step.begins.iter().all(|&r| self.bytes_free(r, now))
+            || self.lacks(self.program.stretches.step(self.step))
+        {
             return false;
         }
         let waited = now - self.ready_since;
@@ -214,11 +232,17 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
             let arrived = step.reads_copies.iter().any(|&c| self.copies[c].1 == now);
             *(if arrived { &mut self.stalls.swap_in } else { &mut self.stalls.swap_out }) += waited;
         }
-        self.late += u32::from(step.reads_copies.iter().any(|&c| self.copies[c].1 > self.ready_since));
+        self.late +=
+            u32::from(step.reads_copies.iter().any(|&c| self.copies[c].1 > self.ready_since));
         let time = self.durations.steps[self.step];
         let ends = Nanos(now.0.saturating_add(time.0));
         self.steps[self.step].0 = now;
-        self.running = Some(Running { left: u128::from(time.0) * u128::from(ALONE), since: now, speed: ALONE, ends });
+        self.running = Some(Running {
+            left: u128::from(time.0) * u128::from(ALONE),
+            since: now,
+            speed: ALONE,
+            ends,
+        });
         self.pace(now, speed);
         true
     }
@@ -286,6 +310,8 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
             Begin::Step(s) => self.steps[s].1 <= now,
             Begin::Copy(c) => self.copies[c].1 <= now,
         };
-        begun && r.last_step.is_none_or(|s| self.steps[s].1 <= now) && r.out.is_none_or(|c| self.copies[c].1 <= now)
+        begun
+            && r.last_step.is_none_or(|s| self.steps[s].1 <= now)
+            && r.out.is_none_or(|c| self.copies[c].1 <= now)
     }
 }

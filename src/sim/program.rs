@@ -1,13 +1,13 @@
 //! A plan's events read into what runs: steps, copies and residencies, and what each waits for.
 //!
-//! For: the engine and the executor, which both follow the meaning fixed in [`crate::schedule::plan`].
-//! Not for: proving a plan safe; [`crate::schedule::check`] does that with a reading of its own.
+//! For: the engine and the executor, which both follow the meaning fixed in [`crate::contract::plan`].
+//! Not for: proving a plan safe; [`crate::contract::check`] does that with a reading of its own.
 
 use std::collections::BTreeMap;
 
 use super::window::Stretches;
+use crate::contract::{Event, JobPlan, Latency, Place, Placement, Window};
 use crate::job::{Graph, Replay};
-use crate::schedule::{Event, JobPlan, Latency, Place, Placement, Window};
 use crate::units::{Bytes, Nanos, OpId, TensorId};
 
 /// A direction of the link.
@@ -119,7 +119,7 @@ pub struct Program {
     pub stretches: Stretches,
 }
 
-/// A plan that can't be read as a program. Plans that passed [`crate::schedule::check`] never give one.
+/// A plan that can't be read as a program. Plans that passed [`crate::contract::check`] never give one.
 #[derive(Debug, thiserror::Error)]
 #[error("event {event:?}: {problem}")]
 pub struct ProgramError {
@@ -134,7 +134,11 @@ impl Program {
     ///
     /// # Errors
     /// When events contradict the graph or each other in a way that leaves no meaning.
-    pub fn new(graph: &Graph, latencies: &[Latency], events: &[Event]) -> Result<Self, ProgramError> {
+    pub fn new(
+        graph: &Graph,
+        latencies: &[Latency],
+        events: &[Event],
+    ) -> Result<Self, ProgramError> {
         Reader::new(graph, latencies).read(events)
     }
 
@@ -150,7 +154,10 @@ impl Program {
             program.enter(window);
         }
         if let Some(r) = program.residencies.iter().find(|r| r.offset.is_none()) {
-            return Err(ProgramError { event: None, problem: format!("{:?} has no placement", r.place) });
+            return Err(ProgramError {
+                event: None,
+                problem: format!("{:?} has no placement", r.place),
+            });
         }
         Ok(program)
     }
@@ -165,7 +172,8 @@ impl Program {
         let mut starters: BTreeMap<Place, usize> = BTreeMap::new();
         let mut later: BTreeMap<Place, usize> = BTreeMap::new();
         for (index, r) in self.residencies.iter().enumerate() {
-            if r.begin == Begin::Iteration { &mut starters } else { &mut later }.insert(r.place, index);
+            if r.begin == Begin::Iteration { &mut starters } else { &mut later }
+                .insert(r.place, index);
         }
         let mut order = Vec::with_capacity(self.residencies.len());
         order.extend(placements.iter().filter_map(|p| Some((*starters.get(&p.place)?, p.offset))));
@@ -173,7 +181,12 @@ impl Program {
             match later.get(&p.place) {
                 Some(&index) => order.push((index, p.offset)),
                 None if starters.contains_key(&p.place) => {}
-                None => return Err(ProgramError { event: None, problem: format!("{:?} is placed but never resident", p.place) }),
+                None => {
+                    return Err(ProgramError {
+                        event: None,
+                        problem: format!("{:?} is placed but never resident", p.place),
+                    });
+                }
             }
         }
         self.hand_over(&order);
@@ -248,7 +261,12 @@ impl Holders {
         let mut after = Vec::new();
         let mut kept = Vec::new();
         let first = self.map.range(..=start).next_back().map_or(start, |(&s, _)| s);
-        let hit: Vec<u64> = self.map.range(first..end.max(first)).filter(|(_, (e, _))| *e > start).map(|(&s, _)| s).collect();
+        let hit: Vec<u64> = self
+            .map
+            .range(first..end.max(first))
+            .filter(|(_, (e, _))| *e > start)
+            .map(|(&s, _)| s)
+            .collect();
         for key in hit {
             let (until, holder) = self.map.remove(&key).unwrap_or_default();
             if !after.contains(&holder) {
@@ -311,7 +329,13 @@ impl<'a> Reader<'a> {
         for operand in graph.operators.iter().flat_map(|o| o.generates()) {
             generated[operand.tensor.index()] = true;
         }
-        Self { graph, latencies, generated, states: vec![State::default(); graph.tensors.len()], program }
+        Self {
+            graph,
+            latencies,
+            generated,
+            states: vec![State::default(); graph.tensors.len()],
+            program,
+        }
     }
 
     fn read(mut self, events: &[Event]) -> Result<Program, ProgramError> {
@@ -367,7 +391,10 @@ impl<'a> Reader<'a> {
         }
         let mut seen = vec![false; self.graph.tensors.len()];
         for event in events {
-            if let Event::SwapOut { tensor, .. } | Event::SwapIn { tensor, .. } | Event::Release { tensor, .. } = event {
+            if let Event::SwapOut { tensor, .. }
+            | Event::SwapIn { tensor, .. }
+            | Event::Release { tensor, .. } = event
+            {
                 let t = tensor.index();
                 if t < seen.len() && !std::mem::replace(&mut seen[t], true) {
                     let place = event.trigger().after.map_or(0, |k| k.index() + 1);
@@ -409,15 +436,25 @@ impl<'a> Reader<'a> {
         index
     }
 
-    fn event(&mut self, index: usize, event: &Event, trigger: Option<usize>) -> Result<(), ProgramError> {
+    fn event(
+        &mut self,
+        index: usize,
+        event: &Event,
+        trigger: Option<usize>,
+    ) -> Result<(), ProgramError> {
         let tensor = match event {
             Event::Recompute { operator, keep, .. } => {
                 if operator.index() >= self.graph.operators.len() {
-                    return Err(error(index, "recomputes an operator that the graph does not have"));
+                    return Err(error(
+                        index,
+                        "recomputes an operator that the graph does not have",
+                    ));
                 }
                 return self.step(*operator, Some(index), keep);
             }
-            Event::SwapOut { tensor, .. } | Event::SwapIn { tensor, .. } | Event::Release { tensor, .. } => *tensor,
+            Event::SwapOut { tensor, .. }
+            | Event::SwapIn { tensor, .. }
+            | Event::Release { tensor, .. } => *tensor,
         };
         let t = tensor.index();
         if t >= self.states.len() {
@@ -484,11 +521,19 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    fn step(&mut self, id: OpId, event: Option<usize>, keep: &[TensorId]) -> Result<(), ProgramError> {
+    fn step(
+        &mut self,
+        id: OpId,
+        event: Option<usize>,
+        keep: &[TensorId],
+    ) -> Result<(), ProgramError> {
         let operator = self.graph.operator(id);
         let index = self.program.steps.len();
         let replayed = event.is_some();
-        let fail = |problem: &str| ProgramError { event, problem: format!("operator `{}`: {problem}", operator.name) };
+        let fail = |problem: &str| ProgramError {
+            event,
+            problem: format!("operator `{}`: {problem}", operator.name),
+        };
         let mut step = Step {
             operator: id,
             event,
@@ -523,21 +568,32 @@ impl<'a> Reader<'a> {
             self.states[operand.tensor.index()].writer = Some(index);
         }
         if let Some(stranger) = keep.iter().find(|t| !bound.contains(t)) {
-            return Err(fail(&format!("does not generate tensor {}, which its recompute keeps", stranger.0)));
+            return Err(fail(&format!(
+                "does not generate tensor {}, which its recompute keeps",
+                stranger.0
+            )));
         }
         let skip = replayed && operator.replay == Replay::SkipUpdates;
-        for (operand, written) in operator.reads().map(|o| (o, false)).chain(operator.updates().map(|o| (o, true))) {
+        for (operand, written) in
+            operator.reads().map(|o| (o, false)).chain(operator.updates().map(|o| (o, true)))
+        {
             let t = operand.tensor.index();
             if step.scratch.iter().any(|(s, _)| *s == operand.tensor) {
                 continue;
             }
-            if skip && !self.generated[t] && (written || operator.updates().any(|u| u.tensor == operand.tensor)) {
+            if skip
+                && !self.generated[t]
+                && (written || operator.updates().any(|u| u.tensor == operand.tensor))
+            {
                 continue;
             }
             if !bound.contains(&operand.tensor) {
                 bound.push(operand.tensor);
                 let Some(open) = self.states[t].open else {
-                    return Err(fail(&format!("needs `{}`, which is not resident", self.graph.tensors[t].name)));
+                    return Err(fail(&format!(
+                        "needs `{}`, which is not resident",
+                        self.graph.tensors[t].name
+                    )));
                 };
                 let residency = &mut self.program.residencies[open];
                 residency.first_step.get_or_insert(index);
@@ -549,7 +605,10 @@ impl<'a> Reader<'a> {
             }
             if written {
                 if self.states[t].leaving {
-                    return Err(fail(&format!("writes `{}` while it is being swapped out", self.graph.tensors[t].name)));
+                    return Err(fail(&format!(
+                        "writes `{}` while it is being swapped out",
+                        self.graph.tensors[t].name
+                    )));
                 }
                 self.states[t].writer = Some(index);
             }
@@ -558,7 +617,9 @@ impl<'a> Reader<'a> {
             let residency = self.program.residencies.len();
             self.program.residencies.push(Residency {
                 tensor: None,
-                place: Place::Workspace { step: u32::try_from(index).map_err(|_| fail("too many steps"))? },
+                place: Place::Workspace {
+                    step: u32::try_from(index).map_err(|_| fail("too many steps"))?,
+                },
                 bytes: workspace,
                 begin: Begin::Step(index),
                 first_step: Some(index),

@@ -1,7 +1,7 @@
 //! What a job's residencies make a framework's allocator reserve.
 //!
 //! For: every residency as a request and its end as a free, in simulated time order, iteration after iteration until
-//! nothing changes any more. Not for: addresses in one arena, which is what [`crate::run`] does.
+//! nothing changes any more. Not for: addresses in one arena, which is what `run` does.
 //!
 //! Everything is asked for on one stream. Besides the tensors and workspaces of the graph, the two threads of a training
 //! iteration each ask once for a workspace of the library that multiplies matrices, at their first multiplication, and
@@ -33,7 +33,8 @@ impl Framework {
     #[must_use]
     pub fn on(device: &Profile, config: Config) -> Self {
         let limited = config.memory_fraction.is_some();
-        let capacity = if limited { device.available().min(LARGEST_DEVICE) } else { LARGEST_DEVICE };
+        let capacity =
+            if limited { device.available().min(LARGEST_DEVICE) } else { LARGEST_DEVICE };
         Self { config, library: library_workspace(device), capacity }
     }
 }
@@ -42,8 +43,13 @@ impl Framework {
 /// Hopper on. Of a device that neap does not know the generation of, the larger is assumed.
 #[must_use]
 pub fn library_workspace(device: &Profile) -> Bytes {
-    const BEFORE_HOPPER: [&str; 8] = ["p100", "rtx2080ti", "rtx3060", "rtx4060", "rtx4090", "a6000", "a100-40g", "a100-80g"];
-    if BEFORE_HOPPER.contains(&device.name.as_str()) { Bytes((8 << 20) + (128 << 10)) } else { Bytes(32 << 20) }
+    const BEFORE_HOPPER: [&str; 8] =
+        ["p100", "rtx2080ti", "rtx3060", "rtx4060", "rtx4090", "a6000", "a100-40g", "a100-80g"];
+    if BEFORE_HOPPER.contains(&device.name.as_str()) {
+        Bytes((8 << 20) + (128 << 10))
+    } else {
+        Bytes(32 << 20)
+    }
 }
 
 /// What a job makes an allocator do.
@@ -121,11 +127,19 @@ impl Timeline {
                     _ => curve.push((at, now.reserved, now.allocated)),
                 }
             }
-            let held = |curve: &[(Nanos, Bytes, Bytes)]| curve.iter().map(|(at, held, _)| (*at, *held)).collect::<Vec<_>>();
+            let held = |curve: &[(Nanos, Bytes, Bytes)]| {
+                curve.iter().map(|(at, held, _)| (*at, *held)).collect::<Vec<_>>()
+            };
             let settled = before.as_ref().is_some_and(|b: &Vec<_>| held(b) == held(&curve));
             if settled || iteration == ITERATIONS {
                 let report = replay.report();
-                return Reserved { at_peak: report.at_peak, stats: report.stats, iterations: iteration, settled, curve };
+                return Reserved {
+                    at_peak: report.at_peak,
+                    stats: report.stats,
+                    iterations: iteration,
+                    settled,
+                    curve,
+                };
             }
             before = Some(curve);
         }
@@ -144,7 +158,18 @@ impl Library {
     }
 
     fn before(&mut self, operator: &Operator) -> Option<Change> {
-        const MULTIPLY: [&str; 10] = ["addbmm", "addmm", "addmv", "baddbmm", "bmm", "linear", "matmul", "mm", "mv", "_addmm_activation"];
+        const MULTIPLY: [&str; 10] = [
+            "addbmm",
+            "addmm",
+            "addmv",
+            "baddbmm",
+            "bmm",
+            "linear",
+            "matmul",
+            "mm",
+            "mv",
+            "_addmm_activation",
+        ];
         let kind = operator.kind.rsplit("::").next().unwrap_or_default();
         if self.bytes == Bytes::ZERO || !MULTIPLY.contains(&kind) {
             return None;
@@ -172,7 +197,9 @@ pub fn unplanned(graph: &Graph, run: &Run, framework: &Framework) -> Reserved {
     for (index, span) in spans(graph).into_iter().enumerate() {
         let tensor = &graph.tensors[index];
         match span {
-            Span::Always if tensor.role == Role::OptimizerState && stepped.is_some() => states.push(index),
+            Span::Always if tensor.role == Role::OptimizerState && stepped.is_some() => {
+                states.push(index)
+            }
             Span::Always => timeline.initial.push((small(index), tensor.bytes)),
             Span::Within { first, last } => {
                 begins[first.index()].push(index);
@@ -191,12 +218,19 @@ pub fn unplanned(graph: &Graph, run: &Run, framework: &Framework) -> Reserved {
         timeline.changes.extend(ends[index].iter().map(|&t| (start, Change::End(small(t)))));
         timeline.changes.extend(library.before(operator).map(|change| (start, change)));
         if stepped == Some(index) {
-            timeline.changes.extend(states.iter().map(|&t| (start, Change::Once(small(t), graph.tensors[t].bytes))));
+            timeline.changes.extend(
+                states.iter().map(|&t| (start, Change::Once(small(t), graph.tensors[t].bytes))),
+            );
         }
-        timeline.changes.extend(begins[index].iter().map(|&t| (start, Change::Begin(small(t), graph.tensors[t].bytes))));
+        timeline.changes.extend(
+            begins[index].iter().map(|&t| (start, Change::Begin(small(t), graph.tensors[t].bytes))),
+        );
         if operator.workspace > Bytes::ZERO {
             let slot = small(tensors + index);
-            timeline.changes.extend([(start, Change::Begin(slot, operator.workspace)), (end, Change::End(slot))]);
+            timeline.changes.extend([
+                (start, Change::Begin(slot, operator.workspace)),
+                (end, Change::End(slot)),
+            ]);
         }
     }
     timeline.changes.extend(ends[operators].iter().map(|&t| (now, Change::End(small(t)))));
@@ -210,7 +244,9 @@ pub fn planned(graph: &Graph, program: &Program, run: &Run, framework: &Framewor
     let tensors = graph.tensors.len();
     let mut library = Library::new(small(tensors + program.steps.len()), framework);
     for (step, (start, _)) in program.steps.iter().zip(&run.steps) {
-        timeline.changes.extend(library.before(graph.operator(step.operator)).map(|change| (*start, change)));
+        timeline
+            .changes
+            .extend(library.before(graph.operator(step.operator)).map(|change| (*start, change)));
     }
     for residency in &program.residencies {
         let (begin, end) = engine::life(residency, run);

@@ -188,7 +188,10 @@ impl Reader {
     /// A snapshot's requests, with what PyTorch had reserved after each where the snapshot tells.
     #[must_use]
     pub fn snapshot(path: &Path, snapshot: Snapshot) -> Self {
-        Self::of(path, Sequence { requests: snapshot.requests, reserved: snapshot.expected_reserved })
+        Self::of(
+            path,
+            Sequence { requests: snapshot.requests, reserved: snapshot.expected_reserved },
+        )
     }
 
     /// Reads a sequence that is in memory as if from a file; `path` names it in errors.
@@ -196,7 +199,8 @@ impl Reader {
     pub fn of(path: &Path, sequence: Sequence) -> Self {
         let mut reader = Self::empty(path, Box::new(std::io::empty()));
         let Sequence { requests, reserved } = sequence;
-        reader.whole = Some(Whole { requests: requests.into_iter(), reserved: reserved.map(Vec::into_iter) });
+        reader.whole =
+            Some(Whole { requests: requests.into_iter(), reserved: reserved.map(Vec::into_iter) });
         reader
     }
 
@@ -208,7 +212,8 @@ impl Reader {
         let mut reader = Self::empty(path, file);
         reader.next_line()?;
         let header = String::from_utf8_lossy(&reader.text).into_owned();
-        reader.columns = Columns::of(header.trim_start_matches('\u{feff}')).map_err(|problem| reader.error(problem))?;
+        reader.columns = Columns::of(header.trim_start_matches('\u{feff}'))
+            .map_err(|problem| reader.error(problem))?;
         Ok(reader)
     }
 
@@ -289,12 +294,19 @@ impl Reader {
             self.line += 1;
             let read = self.file.as_mut().take(LONGEST_LINE).read_until(b'\n', &mut self.text);
             match read {
-                Err(e) => return Err(self.error(format!("cannot be read further: {e}; the file may be cut off"))),
+                Err(e) => {
+                    return Err(
+                        self.error(format!("cannot be read further: {e}; the file may be cut off"))
+                    );
+                }
                 Ok(0) => return Ok(false),
                 Ok(_) => {}
             }
-            if self.text.pop_if(|b| *b == b'\n').is_none() && self.text.len() as u64 == LONGEST_LINE {
-                return Err(self.error(format!("is longer than {LONGEST_LINE} bytes; this is no event table")));
+            if self.text.pop_if(|b| *b == b'\n').is_none() && self.text.len() as u64 == LONGEST_LINE
+            {
+                return Err(self.error(format!(
+                    "is longer than {LONGEST_LINE} bytes; this is no event table"
+                )));
             }
             self.text.pop_if(|b| *b == b'\r');
             if !self.text.is_empty() {
@@ -324,12 +336,21 @@ impl Reader {
             }
             b"f" => Request::Free { id: self.ids.free(number("id", fields[c.id])?)? },
             b"e" => Request::EmptyCache,
-            other => return Err(format!("op is {}; it must be a (allocate), f (free) or e (empty the cache)", shown(other))),
+            other => {
+                return Err(format!(
+                    "op is {}; it must be a (allocate), f (free) or e (empty the cache)",
+                    shown(other)
+                ));
+            }
         })
     }
 
     fn plain(&mut self, row: &Row) -> Result<Request, String> {
-        if row.allocates { self.allocate(row.id, row.bytes, row.stream) } else { Ok(Request::Free { id: self.ids.free(row.id)? }) }
+        if row.allocates {
+            self.allocate(row.id, row.bytes, row.stream)
+        } else {
+            Ok(Request::Free { id: self.ids.free(row.id)? })
+        }
     }
 
     fn allocate(&mut self, id: u64, bytes: u64, stream: u64) -> Result<Request, String> {
@@ -358,7 +379,11 @@ impl Columns {
         let find = |name: &str| {
             let mut at = names.iter().enumerate().filter(|(_, n)| **n == name).map(|(i, _)| i);
             let first = at.next();
-            if at.next().is_some() { Err(format!("the header has {name} twice; rename one")) } else { Ok(first) }
+            if at.next().is_some() {
+                Err(format!("the header has {name} twice; rename one"))
+            } else {
+                Ok(first)
+            }
         };
         let need = |name: &str| {
             find(name)?.ok_or_else(|| {
@@ -415,10 +440,19 @@ fn number(name: &str, text: &[u8]) -> Result<u64, String> {
         let digit = byte.wrapping_sub(b'0');
         match value.checked_mul(10).and_then(|v| v.checked_add(u64::from(digit))) {
             Some(next) if digit < 10 => value = next,
-            _ => return Err(format!("{name} is {}; it must be a whole number from 0 to 2^64 - 1", shown(text))),
+            _ => {
+                return Err(format!(
+                    "{name} is {}; it must be a whole number from 0 to 2^64 - 1",
+                    shown(text)
+                ));
+            }
         }
     }
-    if text.is_empty() { Err(format!("{name} is empty; it must be a whole number")) } else { Ok(value) }
+    if text.is_empty() {
+        Err(format!("{name} is empty; it must be a whole number"))
+    } else {
+        Ok(value)
+    }
 }
 
 fn shown(text: &[u8]) -> String {
@@ -449,10 +483,16 @@ impl Ids {
         self.seen += 1;
         let number = match self.take(id) {
             Some(number) if self.failed.remove(&id).is_some() => number,
-            Some(_) => return Err(format!("allocates block {id}, which is allocated already; free it first, or use another id")),
+            Some(_) => {
+                return Err(format!(
+                    "allocates block {id}, which is allocated already; free it first, or use another id"
+                ));
+            }
             None => match self.vacant.pop() {
                 Some(number) => number,
-                None if self.count == u32::MAX - 1 => return Err("has more than 2^32 blocks alive at once".to_owned()),
+                None if self.count == u32::MAX - 1 => {
+                    return Err("has more than 2^32 blocks alive at once".to_owned());
+                }
                 None => {
                     self.count += 1;
                     self.count - 1
@@ -477,7 +517,9 @@ impl Ids {
 
     fn free(&mut self, id: u64) -> Result<u32, String> {
         let Some(number) = self.take(id) else {
-            return Err(format!("frees block {id}, which is not allocated; allocate it first, or leave this line away"));
+            return Err(format!(
+                "frees block {id}, which is not allocated; allocate it first, or leave this line away"
+            ));
         };
         if !self.failed.is_empty() {
             self.failed.remove(&id);
@@ -487,7 +529,9 @@ impl Ids {
     }
 
     fn take(&mut self, id: u64) -> Option<u32> {
-        if let Some(near) = usize::try_from(id).ok().and_then(|at| self.near.get_mut(at)).filter(|n| **n > 0) {
+        if let Some(near) =
+            usize::try_from(id).ok().and_then(|at| self.near.get_mut(at)).filter(|n| **n > 0)
+        {
             return Some(std::mem::take(near) - 1);
         }
         if self.far.is_empty() { None } else { self.far.remove(&id) }
@@ -499,7 +543,8 @@ mod tests {
     use super::*;
 
     fn table(text: &str) -> Reader {
-        Reader::over(Path::new("x.csv"), Box::new(std::io::Cursor::new(text.as_bytes().to_vec()))).unwrap()
+        Reader::over(Path::new("x.csv"), Box::new(std::io::Cursor::new(text.as_bytes().to_vec())))
+            .unwrap()
     }
 
     #[test]
@@ -514,8 +559,7 @@ mod tests {
             Request::Free { id: 1 },
             allocate(1, 8, 2),
         ];
-        let plain =
-            "op,id,bytes,stream\na,9,5,140\na,18446744073709551615,6,3\nf,9,,\na,2,7,140\ne,,,\n\nf,18446744073709551615\r\na,9,8,0";
+        let plain = "op,id,bytes,stream\na,9,5,140\na,18446744073709551615,6,3\nf,9,,\na,2,7,140\ne,,,\n\nf,18446744073709551615\r\na,9,8,0";
         let odd = "\u{feff}extra,stream,op,bytes,id\n1,140,a,5,9\n,3,a,6,18446744073709551615\n,,f,,9\n,140,a,7,2\n,,e\n,,f,,18446744073709551615\n,0,a,8,9\n";
         for text in [plain, odd] {
             let mut reader = table(text);
@@ -528,9 +572,15 @@ mod tests {
 
     #[test]
     fn a_block_that_failed_may_be_asked_for_again() {
-        let mut reader = table("op,id,bytes,stream,result\na,1,5,0,oom\na,1,4,0,ok\nf,1,,,ok\na,2,4,0,oom\nf,2,,,ok\n");
+        let mut reader = table(
+            "op,id,bytes,stream,result\na,1,5,0,oom\na,1,4,0,ok\nf,1,,,ok\na,2,4,0,oom\nf,2,,,ok\n",
+        );
         let ids = std::iter::from_fn(|| reader.request().unwrap());
-        let ids: Vec<u32> = ids.map(|r| if let Request::Allocate { id, .. } | Request::Free { id } = r { id } else { 9 }).collect();
+        let ids: Vec<u32> =
+            ids.map(|r| {
+                if let Request::Allocate { id, .. } | Request::Free { id } = r { id } else { 9 }
+            })
+            .collect();
         assert_eq!(ids, [0, 0, 0, 0, 0]);
         assert_eq!((reader.expected().ok, reader.answered()), (Some(true), true));
     }
@@ -538,7 +588,10 @@ mod tests {
     #[test]
     fn a_sequence_in_memory_reads_as_a_file_does() {
         let requests = vec![Request::EmptyCache, Request::Free { id: 3 }];
-        let mut reader = Reader::of(Path::new("x"), Sequence { requests: requests.clone(), reserved: Some(vec![7, 9]) });
+        let mut reader = Reader::of(
+            Path::new("x"),
+            Sequence { requests: requests.clone(), reserved: Some(vec![7, 9]) },
+        );
         assert!(reader.answered());
         for (request, reserved) in requests.into_iter().zip([7, 9]) {
             assert_eq!(reader.request().unwrap(), Some(request));

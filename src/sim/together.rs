@@ -113,22 +113,29 @@ impl<'a, P: Deref<Target = Program>, D: Deref<Target = Durations>> Shared<'a, P,
         assert!(self.seats[job].is_none(), "job {job} is running");
         let mut player = Player::new(work.program, work.durations, self.now);
         player.share_window();
-        self.seats[job] = Some(Seat { player, utilisation: work.utilisation.clamp(1, WHOLE), ready: [None; 2], asked: None });
+        self.seats[job] = Some(Seat {
+            player,
+            utilisation: work.utilisation.clamp(1, WHOLE),
+            ready: [None; 2],
+            asked: None,
+        });
     }
 
     /// Runs until an iteration ends, or until `limit`; whose it was, and what it was like.
     ///
     /// # Errors
-    /// When a job's items wait for each other in a circle, which [`crate::schedule::check`] excludes.
+    /// When a job's items wait for each other in a circle, which [`crate::contract::check`] excludes.
     pub fn until(&mut self, limit: Nanos) -> Result<Option<(usize, Run)>, Deadlock> {
         loop {
             self.start();
-            if let Some(job) = self.seats.iter().position(|s| s.as_ref().is_some_and(|s| s.player.done()))
+            if let Some(job) =
+                self.seats.iter().position(|s| s.as_ref().is_some_and(|s| s.player.done()))
                 && let Some(seat) = self.seats[job].take()
             {
                 return Ok(Some((job, seat.player.run(self.now))));
             }
-            let next = self.seats.iter().flatten().map(|s| s.player.next(self.now)).min().unwrap_or(NEVER);
+            let next =
+                self.seats.iter().flatten().map(|s| s.player.next(self.now)).min().unwrap_or(NEVER);
             let next = next.min(self.wires.next(self.now, self.link));
             if next == NEVER
                 && let Some(stuck) = self.seats.iter().flatten().next()
@@ -160,14 +167,20 @@ impl<'a, P: Deref<Target = Program>, D: Deref<Target = Durations>> Shared<'a, P,
             self.take_turns();
             for direction in 0..2 {
                 for seat in self.seats.iter_mut().flatten() {
-                    if seat.ready[direction].is_none() && seat.player.copy_ready(direction, self.now).is_some() {
+                    if seat.ready[direction].is_none()
+                        && seat.player.copy_ready(direction, self.now).is_some()
+                    {
                         seat.ready[direction] = Some(self.now);
                     }
                 }
                 if !self.wires.free(direction) {
                     continue;
                 }
-                let ready = self.seats.iter().enumerate().filter_map(|(job, s)| Some((s.as_ref()?.ready[direction]?, job)));
+                let ready = self
+                    .seats
+                    .iter()
+                    .enumerate()
+                    .filter_map(|(job, s)| Some((s.as_ref()?.ready[direction]?, job)));
                 let Some((_, job)) = ready.min() else { continue };
                 if let Some(seat) = &mut self.seats[job]
                     && let Some(work) = seat.player.copy_ready(direction, self.now)
@@ -183,8 +196,15 @@ impl<'a, P: Deref<Target = Program>, D: Deref<Target = Durations>> Shared<'a, P,
                 started |= seat.player.start_step(self.now, ALONE);
             }
         }
-        let wanted: u64 = self.seats.iter().flatten().filter(|s| s.player.computes()).map(|s| u64::from(s.utilisation)).sum();
-        let speed = if wanted <= u64::from(WHOLE) { ALONE } else { ALONE * u64::from(WHOLE) / wanted };
+        let wanted: u64 = self
+            .seats
+            .iter()
+            .flatten()
+            .filter(|s| s.player.computes())
+            .map(|s| u64::from(s.utilisation))
+            .sum();
+        let speed =
+            if wanted <= u64::from(WHOLE) { ALONE } else { ALONE * u64::from(WHOLE) / wanted };
         for seat in self.seats.iter_mut().flatten() {
             seat.player.pace(self.now, speed);
         }

@@ -1,6 +1,6 @@
 //! The window that jobs hold in turn: which steps and swap-ins of a job need it, when it may be let go, and whose turn it is.
 //!
-//! For: the simulator ([`super::together`]) and whoever runs several jobs of one plan, which must read a plan alike ([`crate::schedule::plan`],
+//! For: the simulator ([`super::together`]) and whoever runs several jobs of one plan, which must read a plan alike ([`crate::contract::plan`],
 //! "The window"). A program made by [`super::program::Program::placed`] has its [`Stretches`]; its residencies wait for those of the stretch
 //! before by themselves. What is left to do is:
 //!
@@ -15,7 +15,7 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use super::program::{Begin, Program};
-use crate::schedule::Window;
+use crate::contract::Window;
 
 /// A job's stretches in the window, in order; none where it has no window.
 #[derive(Clone, Debug, Default)]
@@ -40,8 +40,11 @@ impl Stretches {
             }
         }
         let used: BTreeSet<usize> = inside.iter().map(|i| i.0).collect();
-        let mut all =
-            Self { steps: vec![None; program.steps.len()], copies: vec![None; program.copies.len()], lasts: vec![Vec::new(); used.len()] };
+        let mut all = Self {
+            steps: vec![None; program.steps.len()],
+            copies: vec![None; program.copies.len()],
+            lasts: vec![Vec::new(); used.len()],
+        };
         let mut last: Vec<Option<usize>> = vec![None; used.len()];
         for (part, begin, index) in inside {
             // Parts in which nothing begins are none.
@@ -95,7 +98,7 @@ impl Stretches {
 }
 
 /// For each residency that begins within the iteration, how many operators stand before what begins it, in program order.
-pub(crate) fn places(program: &Program) -> Vec<Option<usize>> {
+pub fn places(program: &Program) -> Vec<Option<usize>> {
     let mut before = 0;
     let mut steps = Vec::with_capacity(program.steps.len());
     for step in &program.steps {
@@ -151,14 +154,17 @@ impl Turns {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::schedule::{Event, Latency, Place, Placement, Source, Trigger};
-    use crate::sim::engine::tests::{after, graph};
+    use crate::contract::{Event, Latency, Place, Placement, Source, Trigger};
+    use crate::engine::tests::{after, graph};
     use crate::units::{Bytes, Nanos, OpId, TensorId};
 
     #[test]
     fn turns_are_first_come_first_served() {
         let mut turns = Turns::default();
-        assert_eq!([turns.ask(2), turns.ask(0), turns.ask(1), turns.ask(0), turns.ask(2)], [true, false, false, false, true]);
+        assert_eq!(
+            [turns.ask(2), turns.ask(0), turns.ask(1), turns.ask(0), turns.ask(2)],
+            [true, false, false, false, true]
+        );
         assert_eq!(turns.let_go(0), Some(2));
         assert_eq!(turns.let_go(2), Some(0));
         turns.leave(0);
@@ -171,16 +177,25 @@ mod tests {
         let a = TensorId(0);
         let events = [
             Event::SwapOut { tensor: a, trigger: after(0, 0) },
-            Event::SwapIn { tensor: a, trigger: Trigger { after: Some(OpId(1)), delay: Nanos::ZERO } },
+            Event::SwapIn {
+                tensor: a,
+                trigger: Trigger { after: Some(OpId(1)), delay: Nanos::ZERO },
+            },
         ];
         let latencies = vec![Latency { time: Nanos(1000), source: Source::Graph }; 5];
         let mut program = Program::new(&graph(), &latencies, &events).unwrap();
-        let at =
-            |tensor, residency, offset| Placement { place: Place::Tensor { tensor: TensorId(tensor), residency }, offset: Bytes(offset) };
+        let at = |tensor, residency, offset| Placement {
+            place: Place::Tensor { tensor: TensorId(tensor), residency },
+            offset: Bytes(offset),
+        };
         program.place(&[at(0, 0, 2048), at(1, 0, 0), at(0, 1, 2048), at(2, 0, 1024)]).unwrap();
-        let window = |hands_over_after| Window { offset: Bytes(2048), bytes: Bytes(1024), hands_over_after };
+        let window =
+            |hands_over_after| Window { offset: Bytes(2048), bytes: Bytes(1024), hands_over_after };
         let one = Stretches::of(&program, &window(vec![]));
-        assert_eq!((one.count(), one.step(0), one.step(1), one.copy(0), one.copy(1)), (1, Some(0), None, None, Some(0)));
+        assert_eq!(
+            (one.count(), one.step(0), one.step(1), one.copy(0), one.copy(1)),
+            (1, Some(0), None, None, Some(0))
+        );
         assert_eq!(one.lasts(0).len(), 2, "the copy that leaves, and the last use");
         // Operator 1 begins nothing there, so three parts are two stretches; the events of op1 belong to what follows.
         let two = Stretches::of(&program, &window(vec![OpId(0), OpId(1)]));

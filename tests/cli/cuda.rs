@@ -23,7 +23,11 @@ fn source(name: &str) -> PathBuf {
 /// Compiles one of `tests/cuda` to a library of the folder; false where there is no compiler.
 fn compile(folder: &Folder, file: &str, library: &str, flags: &[&str]) -> bool {
     let mut compiler = Command::new("c++");
-    compiler.args(["-std=c++17", "-O1", "-shared", "-fPIC", "-o"]).arg(folder.path(library)).arg(source(file)).args(flags);
+    compiler
+        .args(["-std=c++17", "-O1", "-shared", "-fPIC", "-o"])
+        .arg(folder.path(library))
+        .arg(source(file))
+        .args(flags);
     let Ok(output) = compiler.output() else {
         assert!(std::env::var_os("NEAP_REQUIRE_NVRTC").is_none(), "there is no C++ compiler");
         println!("skipped: a driver that is none: there is no C++ compiler");
@@ -57,11 +61,19 @@ fn no_driver_is_one_clear_error_or_the_host() {
     let folder = Folder::new();
     folder.import("tiny_cnn-inference.et.json.gz", &[]);
     let run = ["run", "job.graph.json"];
-    folder.refuses(2, &["--on cuda: no NVIDIA driver on this machine", "use --on host"], &[&run[..], &["--on", "cuda"]].concat());
+    folder.refuses(
+        2,
+        &["--on cuda: no NVIDIA driver on this machine", "use --on host"],
+        &[&run[..], &["--on", "cuda"]].concat(),
+    );
     let host = folder.neap(&run);
     assert_eq!(host.code, Some(0), "{host:?}");
     assert!(host.stderr.contains("running on the host: no NVIDIA driver"), "{}", host.stderr);
-    folder.refuses(2, &["not a folder"], &[&run[..], &["--on", "cuda", "--cuda-libs", "nowhere"]].concat());
+    folder.refuses(
+        2,
+        &["not a folder"],
+        &[&run[..], &["--on", "cuda", "--cuda-libs", "nowhere"]].concat(),
+    );
     folder.refuses(2, &["--tf32"], &[&run[..], &["--on", "host", "--tf32"]].concat());
     folder.refuses(2, &["--on host"], &[&run[..], &["--on", "cuda", "--unlimited-link"]].concat());
 }
@@ -75,10 +87,18 @@ fn a_driver_without_a_device_is_one_clear_error_or_the_host() {
     folder.import("tiny_cnn-inference.et.json.gz", &[]);
     let refused = with(&folder, &[], &["run", "job.graph.json", "--on", "cuda"]);
     assert_eq!(refused.code, Some(2), "{refused:?}");
-    assert!(refused.stderr.contains("--on cuda: the NVIDIA driver finds no device"), "{}", refused.stderr);
+    assert!(
+        refused.stderr.contains("--on cuda: the NVIDIA driver finds no device"),
+        "{}",
+        refused.stderr
+    );
     let host = with(&folder, &[], &["run", "job.graph.json"]);
     assert_eq!(host.code, Some(0), "{host:?}");
-    assert!(host.stderr.contains("running on the host: the NVIDIA driver finds no device"), "{}", host.stderr);
+    assert!(
+        host.stderr.contains("running on the host: the NVIDIA driver finds no device"),
+        "{}",
+        host.stderr
+    );
 }
 
 /// The fake driver and libraries; `None` where there is no compiler.
@@ -126,26 +146,36 @@ fn train(folder: &Folder, base: &str, iterations: &str) {
     folder.json(&["plan", "job.graph.json", "--budget", "min", "-o", "job.plan.json"]);
     let weights = fixture(&format!("{base}.safetensors"));
     let go = |subject: &str, on: &str| {
-        let mut arguments = vec!["run", subject, "--on", on, "--iterations", iterations, "--weights", &weights];
+        let mut arguments =
+            vec!["run", subject, "--on", on, "--iterations", iterations, "--weights", &weights];
         if on == "cuda" {
             arguments.extend(["--cuda-libs", "."]);
         }
         json(folder, &arguments)
     };
-    let (host, unplanned, planned) = (go("job.graph.json", "host"), go("job.graph.json", "cuda"), go("job.plan.json", "cuda"));
+    let (host, unplanned, planned) =
+        (go("job.graph.json", "host"), go("job.graph.json", "cuda"), go("job.plan.json", "cuda"));
     assert_eq!(unplanned["losses"], planned["losses"], "{base}");
     assert_eq!(unplanned["checksum"], planned["checksum"], "{base}");
     assert!(
         planned["peak_bytes"].as_u64() <= planned["arena_bytes"].as_u64()
             && planned["arena_bytes"].as_u64() < unplanned["arena_bytes"].as_u64()
     );
-    let losses = |of: &Value| of["losses"].as_array().unwrap().iter().map(|l| l.as_f64().unwrap()).collect::<Vec<_>>();
+    let losses = |of: &Value| {
+        of["losses"].as_array().unwrap().iter().map(|l| l.as_f64().unwrap()).collect::<Vec<_>>()
+    };
     assert!(!losses(&host).is_empty());
     for (ours, theirs) in losses(&planned).into_iter().zip(losses(&host)) {
         assert!((ours - theirs).abs() <= 1e-5 * theirs.abs(), "{base}: {ours}, the host {theirs}");
     }
     assert!(planned["iteration_ns"].as_u64() > Some(0));
-    assert!(planned["notes"].as_array().unwrap().iter().any(|n| n.as_str().unwrap().contains("cuDNN 91300") || base.contains("gpt2")));
+    assert!(
+        planned["notes"].as_array().unwrap().iter().any(|n| n
+            .as_str()
+            .unwrap()
+            .contains("cuDNN 91300")
+            || base.contains("gpt2"))
+    );
 }
 
 #[test]
@@ -164,17 +194,35 @@ fn several_jobs_share_a_driver_that_is_none() {
     let mut memory = 0;
     for name in names {
         folder.import(&format!("{name}.et.json.gz"), &[]);
-        std::fs::rename(folder.path("job.graph.json"), folder.path(&format!("{name}.graph.json"))).unwrap();
-        folder.json(&["plan", &format!("{name}.graph.json"), "--budget", "min", "-o", &format!("{name}.plan.json")]);
+        std::fs::rename(folder.path("job.graph.json"), folder.path(&format!("{name}.graph.json")))
+            .unwrap();
+        folder.json(&[
+            "plan",
+            &format!("{name}.graph.json"),
+            "--budget",
+            "min",
+            "-o",
+            &format!("{name}.plan.json"),
+        ]);
         alone.push(json(&folder, &[&["run", &format!("{name}.plan.json")][..], &cuda].concat()));
         memory = memory.max(alone.last().unwrap()["arena_bytes"].as_u64().unwrap());
     }
     // Side by side; and with room for little more than one, so that they go out and in.
     let tight = (memory + memory / 8).to_string();
-    for more in [&["--policy", "pack"][..], &["--policy", "fair", "--turn", "0.001", "--memory", &tight]] {
-        let report = json(&folder, &[&["run", "tiny_cnn-adam.plan.json", "tiny_gpt2-adamw.plan.json"][..], &cuda, more].concat());
+    for more in
+        [&["--policy", "pack"][..], &["--policy", "fair", "--turn", "0.001", "--memory", &tight]]
+    {
+        let report = json(
+            &folder,
+            &[&["run", "tiny_cnn-adam.plan.json", "tiny_gpt2-adamw.plan.json"][..], &cuda, more]
+                .concat(),
+        );
         for (job, alone) in report["jobs"].as_array().unwrap().iter().zip(&alone) {
-            assert_eq!((&job["losses"], &job["checksum"]), (&alone["losses"], &alone["checksum"]), "{more:?}");
+            assert_eq!(
+                (&job["losses"], &job["checksum"]),
+                (&alone["losses"], &alone["checksum"]),
+                "{more:?}"
+            );
             assert_eq!(job["verdict"], "done");
         }
         assert!(report["touched_peak_bytes"].as_u64() <= report["arena_bytes"].as_u64());
@@ -191,32 +239,65 @@ fn algorithms_that_were_profiled_are_reserved_and_used() {
     let profile = ["profile", "job.graph.json", "--device", "a100-80g", "--repeats", "1"];
     json(&folder, &[&profile[..], &cuda, &["-o", "t.csv"]].concat());
     let table = std::fs::read_to_string(folder.path("t.csv")).unwrap();
-    let of = |kind: &str| table.lines().filter(|l| l.contains(kind) && l.contains(",a100-80g,")).collect::<Vec<_>>();
+    let of = |kind: &str| {
+        table.lines().filter(|l| l.contains(kind) && l.contains(",a100-80g,")).collect::<Vec<_>>()
+    };
     let (forward, backward) = (of(",aten::conv2d,"), of(",aten::convolution_backward,"));
     assert!(!forward.is_empty() && forward.iter().all(|l| l.contains(",1,1000,")), "{forward:?}");
     // The first convolution's input wants no gradient.
-    assert!(backward.iter().all(|l| l.contains(",4;3,3000,") || l.contains(",3,2000,")), "{backward:?}");
+    assert!(
+        backward.iter().all(|l| l.contains(",4;3,3000,") || l.contains(",3,2000,")),
+        "{backward:?}"
+    );
     assert!(backward.iter().any(|l| l.contains(",4;3,3000,")), "{backward:?}");
     assert_eq!(
-        table.lines().filter(|l| l.contains(",1,1000,") || l.contains(",4;3,3000,") || l.contains(",3,2000,")).count(),
+        table
+            .lines()
+            .filter(|l| l.contains(",1,1000,")
+                || l.contains(",4;3,3000,")
+                || l.contains(",3,2000,"))
+            .count(),
         forward.len() + backward.len()
     );
 
-    let plan = ["plan", "job.graph.json", "--device", "a100-80g", "--latencies", "t.csv", "--budget", "min", "-o", "job.plan.json"];
+    let plan = [
+        "plan",
+        "job.graph.json",
+        "--device",
+        "a100-80g",
+        "--latencies",
+        "t.csv",
+        "--budget",
+        "min",
+        "-o",
+        "job.plan.json",
+    ];
     let with_scratch = folder.json(&plan);
-    let without = folder.json(&["plan", "job.graph.json", "--device", "a100-80g", "--budget", "min"]);
-    assert!(with_scratch["unplanned_peak_bytes"].as_u64() >= without["unplanned_peak_bytes"].as_u64());
+    let without =
+        folder.json(&["plan", "job.graph.json", "--device", "a100-80g", "--budget", "min"]);
+    assert!(
+        with_scratch["unplanned_peak_bytes"].as_u64() >= without["unplanned_peak_bytes"].as_u64()
+    );
     let text = std::fs::read_to_string(folder.path("job.plan.json")).unwrap();
     let written: Value = serde_json::from_str(&text).unwrap();
-    let placed = written["jobs"][0]["placements"].as_array().unwrap().iter().filter(|p| p["step"].is_u64()).count();
+    let placed = written["jobs"][0]["placements"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|p| p["step"].is_u64())
+        .count();
     assert!(placed >= forward.len() + backward.len(), "{placed} workspaces");
     assert_eq!(folder.neap(&["check", "job.plan.json"]).code, Some(0));
     assert_eq!(folder.neap(&["simulate", "job.plan.json"]).code, Some(0));
     assert_eq!(folder.neap(&["explain", "job.plan.json"]).code, Some(0));
     assert_eq!(folder.neap(&["diff", "job.plan.json", "job.plan.json"]).code, Some(0));
 
-    let run =
-        |subject: &[&str], on: &[&str]| json(&folder, &[&["run"], subject, on, &["--iterations", "2", "--weights", &weights]].concat());
+    let run = |subject: &[&str], on: &[&str]| {
+        json(
+            &folder,
+            &[&["run"], subject, on, &["--iterations", "2", "--weights", &weights]].concat(),
+        )
+    };
     let planned = run(&["job.plan.json"], &cuda);
     let unplanned = run(&["job.graph.json", "--device", "a100-80g", "--latencies", "t.csv"], &cuda);
     assert_eq!(
@@ -224,8 +305,12 @@ fn algorithms_that_were_profiled_are_reserved_and_used() {
         (&unplanned["losses"], &unplanned["checksum"]),
         "the same algorithms, the same bits"
     );
-    let losses = |of: Value| of["losses"].as_array().unwrap().iter().map(|l| l.as_f64().unwrap()).collect::<Vec<_>>();
-    for (ours, theirs) in losses(planned).into_iter().zip(losses(run(&["job.plan.json"], &["--on", "host"]))) {
+    let losses = |of: Value| {
+        of["losses"].as_array().unwrap().iter().map(|l| l.as_f64().unwrap()).collect::<Vec<_>>()
+    };
+    for (ours, theirs) in
+        losses(planned).into_iter().zip(losses(run(&["job.plan.json"], &["--on", "host"])))
+    {
         assert!((ours - theirs).abs() <= 1e-5 * theirs.abs(), "{ours}, the host {theirs}");
     }
 
@@ -234,12 +319,28 @@ fn algorithms_that_were_profiled_are_reserved_and_used() {
         std::fs::write(folder.path("other.plan.json"), text.replace(from, to)).unwrap();
         let answer = with(&folder, &[], &[&["run", "other.plan.json"][..], &cuda].concat());
         assert_eq!(answer.code, Some(2), "{answer:?}");
-        assert!(answer.stderr.contains(word) && answer.stderr.contains("profile and plan again"), "{}", answer.stderr);
+        assert!(
+            answer.stderr.contains(word) && answer.stderr.contains("profile and plan again"),
+            "{}",
+            answer.stderr
+        );
     };
-    refused("\"algorithm\":[1]", "\"algorithm\":[7]", "the plan was made for algorithm 7, which cuDNN does not have");
-    refused("\"algorithm\":[4,3]", "\"algorithm\":[4]", "the plan names 1 algorithms, which is too few");
+    refused(
+        "\"algorithm\":[1]",
+        "\"algorithm\":[7]",
+        "the plan was made for algorithm 7, which cuDNN does not have",
+    );
+    refused(
+        "\"algorithm\":[4,3]",
+        "\"algorithm\":[4]",
+        "the plan names 1 algorithms, which is too few",
+    );
     // The checker counts what the plan says that its algorithms take.
-    std::fs::write(folder.path("other.plan.json"), text.replace("\"workspace_bytes\":3000", "\"workspace_bytes\":30000000")).unwrap();
+    std::fs::write(
+        folder.path("other.plan.json"),
+        text.replace("\"workspace_bytes\":3000", "\"workspace_bytes\":30000000"),
+    )
+    .unwrap();
     assert_eq!(folder.neap(&["check", "other.plan.json"]).code, Some(1));
     assert!(folder.neap(&["diff", "job.plan.json", "other.plan.json"]).stdout.contains("scratch"));
 
@@ -247,7 +348,16 @@ fn algorithms_that_were_profiled_are_reserved_and_used() {
     json(&folder, &[&profile[..], &cuda, &["--conv-workspace", "1500", "-o", "t.csv"]].concat());
     let table = std::fs::read_to_string(folder.path("t.csv")).unwrap();
     assert!(table.contains(",-1;-1,0,") && table.contains(",1,1000,"), "{table}");
-    folder.refuses(2, &["--conv-workspace: for --on cuda"], &["profile", "job.graph.json", "--on", "host", "--conv-workspace", "1"]);
-    std::fs::write(folder.path("t.csv"), table.replace(",1,1000,", ",1,1152921504606846976,")).unwrap();
-    folder.refuses(2, &["t.csv: with its `workspace_bytes`"], &["plan", "job.graph.json", "--latencies", "t.csv", "--budget", "min"]);
+    folder.refuses(
+        2,
+        &["--conv-workspace: for --on cuda"],
+        &["profile", "job.graph.json", "--on", "host", "--conv-workspace", "1"],
+    );
+    std::fs::write(folder.path("t.csv"), table.replace(",1,1000,", ",1,1152921504606846976,"))
+        .unwrap();
+    folder.refuses(
+        2,
+        &["t.csv: with its `workspace_bytes`"],
+        &["plan", "job.graph.json", "--latencies", "t.csv", "--budget", "min"],
+    );
 }

@@ -14,9 +14,13 @@ fn sum(object: &Value) -> u64 {
 fn a_trace_is_estimated_to_the_byte() {
     let folder = Folder::new();
     let trace = fixture(TRACE);
-    let truth: Value =
-        serde_json::from_str(&std::fs::read_to_string(fixture("traces/tiny_cnn-adam-8-32-start.truth.json")).unwrap()).unwrap();
-    let most = |key: &str| truth["peaks"].as_array().unwrap().iter().map(|p| number(p, key)).max().unwrap();
+    let truth: Value = serde_json::from_str(
+        &std::fs::read_to_string(fixture("traces/tiny_cnn-adam-8-32-start.truth.json")).unwrap(),
+    )
+    .unwrap();
+    let most = |key: &str| {
+        truth["peaks"].as_array().unwrap().iter().map(|p| number(p, key)).max().unwrap()
+    };
     let told = folder.json(&["estimate", &trace, "--against", &fixture("traces")]);
     for key in ["peak_reserved_bytes", "peak_allocated_bytes"] {
         assert_eq!(number(&told, key), most(key), "{key}");
@@ -24,22 +28,47 @@ fn a_trace_is_estimated_to_the_byte() {
     assert_eq!(told["truth"]["reserved_error_percent"], json!(0.0));
     // Everything that stands at the peak has a name, and the names add up to what is reserved then.
     let at_peak = &told["at_peak"];
-    assert_eq!(sum(at_peak) - number(at_peak, "cached_bytes"), number(&told, "peak_allocated_bytes"));
+    assert_eq!(
+        sum(at_peak) - number(at_peak, "cached_bytes"),
+        number(&told, "peak_allocated_bytes")
+    );
     assert_eq!(number(at_peak, "parameters_bytes"), 41_896, "the truth's parameter_bytes");
     assert_eq!(number(at_peak, "buffers_bytes"), 272);
     let verdicts = told["verdicts"].as_array().unwrap();
     assert_eq!(verdicts.len(), 10);
-    assert!(verdicts.iter().all(|v| v["verdict"] == "fits" && v["spare_bytes"].as_i64().unwrap() > 0));
+    assert!(
+        verdicts.iter().all(|v| v["verdict"] == "fits" && v["spare_bytes"].as_i64().unwrap() > 0)
+    );
     assert_eq!(told["device"], "h100");
-    assert_eq!((number(&told, "recorded_iterations"), told["iterations"].as_array().unwrap().len(), &told["steady"]), (3, 3, &json!(true)));
+    assert_eq!(
+        (
+            number(&told, "recorded_iterations"),
+            told["iterations"].as_array().unwrap().len(),
+            &told["steady"]
+        ),
+        (3, 3, &json!(true))
+    );
     assert_eq!(number(&told["top_blocks"][0], "bytes"), 32 << 20);
     assert_eq!(told["top_blocks"].as_array().unwrap().len(), 10);
-    let rules: Vec<&str> = told["assumptions"].as_array().unwrap().iter().map(|a| a["rule"].as_str().unwrap()).collect();
+    let rules: Vec<&str> = told["assumptions"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|a| a["rule"].as_str().unwrap())
+        .collect();
     for rule in ["before", "workspaces", "optimizer", "cudnn", "context", "margin"] {
         assert!(rules.contains(&rule), "{rule}: {rules:?}");
     }
     let text = folder.neap(&["estimate", &trace, "--top", "3"]).stdout;
-    for part in ["peak reserved", "70.0 MiB", "rtx4090", "largest blocks", "TinyCnn_0/Sequential_3/Linear_0", "assumed", "margin"] {
+    for part in [
+        "peak reserved",
+        "70.0 MiB",
+        "rtx4090",
+        "largest blocks",
+        "TinyCnn_0/Sequential_3/Linear_0",
+        "assumed",
+        "margin",
+    ] {
         assert!(text.contains(part), "{part}: {text}");
     }
 }
@@ -59,21 +88,46 @@ fn verdicts_follow_the_device() {
         ("small", smallest - 1, "does not fit", 1),
     ] {
         let mut device = show.clone();
-        (device["name"], device["memory_bytes"], device["reserve_bytes"]) = (json!(name), json!(bytes + (1 << 20)), json!(1 << 20));
+        (device["name"], device["memory_bytes"], device["reserve_bytes"]) =
+            (json!(name), json!(bytes + (1 << 20)), json!(1 << 20));
         folder.write("d.device.json", device.to_string());
-        let answer = folder.neap(&["--json", "estimate", &trace, "--device", "rtx3060", "--device", "d.device.json"]);
+        let answer = folder.neap(&[
+            "--json",
+            "estimate",
+            &trace,
+            "--device",
+            "rtx3060",
+            "--device",
+            "d.device.json",
+        ]);
         assert_eq!(answer.code, Some(code), "{name}: {answer:?}");
         let told: Value = serde_json::from_str(&answer.stdout).unwrap();
         let last = &told["verdicts"][1];
         assert_eq!((&last["device"], &last["verdict"]), (&json!(name), &json!(verdict)));
-        assert_eq!(last["spare_bytes"].as_i64().unwrap(), bytes as i64 - (reserved + margin) as i64);
+        assert_eq!(
+            last["spare_bytes"].as_i64().unwrap(),
+            bytes as i64 - (reserved + margin) as i64
+        );
         assert_eq!(told["verdicts"][0]["verdict"], "fits");
     }
     // A share of the device is less than the device.
-    let answer = folder.neap(&["estimate", &trace, "--device", "rtx4060", "--alloc-conf", "per_process_memory_fraction:0.001"]);
+    let answer = folder.neap(&[
+        "estimate",
+        &trace,
+        "--device",
+        "rtx4060",
+        "--alloc-conf",
+        "per_process_memory_fraction:0.001",
+    ]);
     assert_eq!(answer.code, Some(1), "{answer:?}");
     // Another class, other workspaces.
-    assert!(reserved < number(&folder.json(&["estimate", &trace, "--device", "h200"]), "peak_reserved_bytes"));
+    assert!(
+        reserved
+            < number(
+                &folder.json(&["estimate", &trace, "--device", "h200"]),
+                "peak_reserved_bytes"
+            )
+    );
     let host = folder.json(&["estimate", &trace, "--device", "host"]);
     assert!(host["assumptions"].to_string().contains("says nothing of multiprocessors"));
 }
@@ -82,12 +136,22 @@ fn verdicts_follow_the_device() {
 fn curves_pictures_and_modules_agree_with_the_figures() {
     let folder = Folder::new();
     let trace = fixture(TRACE);
-    let told = folder.json(&["estimate", &trace, "--curve", "a.csv", "--plot", "a.svg", "--by", "module", "--device", "h100"]);
+    let told = folder.json(&[
+        "estimate", &trace, "--curve", "a.csv", "--plot", "a.svg", "--by", "module", "--device",
+        "h100",
+    ]);
     let curve = folder.text("a.csv");
-    let rows: Vec<Vec<u64>> = curve.lines().skip(1).map(|l| l.split(',').map(|n| n.parse().unwrap()).collect()).collect();
-    assert_eq!(curve.lines().next(), Some("time_ns,requested_bytes,allocated_bytes,reserved_bytes"));
+    let rows: Vec<Vec<u64>> =
+        curve.lines().skip(1).map(|l| l.split(',').map(|n| n.parse().unwrap()).collect()).collect();
+    assert_eq!(
+        curve.lines().next(),
+        Some("time_ns,requested_bytes,allocated_bytes,reserved_bytes")
+    );
     let most = |column: usize| rows.iter().map(|r| r[column]).max().unwrap();
-    assert_eq!((most(2), most(3)), (number(&told, "peak_allocated_bytes"), number(&told, "peak_reserved_bytes")));
+    assert_eq!(
+        (most(2), most(3)),
+        (number(&told, "peak_allocated_bytes"), number(&told, "peak_reserved_bytes"))
+    );
     assert!(rows.is_sorted_by_key(|r| r[0]) && rows.iter().all(|r| r[1] <= r[2] && r[2] <= r[3]));
     let svg = folder.text("a.svg");
     for part in ["optimizer states", "reserved 70.00 MiB", "iteration 3", "</svg>"] {
@@ -99,9 +163,19 @@ fn curves_pictures_and_modules_agree_with_the_figures() {
     assert_eq!(at_peak, sum(at) - number(at, "rounding_bytes") - number(at, "cached_bytes"));
     let table = folder.neap(&["estimate", &trace, "--by", "module"]).stdout;
     assert_eq!(table.lines().count(), modules.len() + 1);
-    assert!(table.starts_with("module,calls,activation_bytes,") && table.lines().last().unwrap().starts_with("(none),"), "{table}");
-    let again = folder.json(&["estimate", &trace, "--curve", "b.csv", "--plot", "b.svg", "--by", "module", "--device", "h100"]);
-    assert!(again == told && folder.text("b.csv") == curve && folder.text("b.svg") == svg, "two runs differ");
+    assert!(
+        table.starts_with("module,calls,activation_bytes,")
+            && table.lines().last().unwrap().starts_with("(none),"),
+        "{table}"
+    );
+    let again = folder.json(&[
+        "estimate", &trace, "--curve", "b.csv", "--plot", "b.svg", "--by", "module", "--device",
+        "h100",
+    ]);
+    assert!(
+        again == told && folder.text("b.csv") == curve && folder.text("b.svg") == svg,
+        "two runs differ"
+    );
 }
 
 #[test]
@@ -110,11 +184,16 @@ fn rules_are_switches_and_several_traces_are_one_object() {
     let trace = fixture(TRACE);
     let all = folder.json(&["estimate", &trace]);
     let less = folder.json(&["estimate", &trace, "--without", "workspaces,before"]);
-    assert_eq!(number(&less["at_peak"], "workspaces_bytes") + number(&less["at_peak"], "parameters_bytes"), 0);
+    assert_eq!(
+        number(&less["at_peak"], "workspaces_bytes") + number(&less["at_peak"], "parameters_bytes"),
+        0
+    );
     assert!(less["assumptions"].to_string().contains("left out (--without)"));
     assert!(number(&less, "peak_reserved_bytes") < number(&all, "peak_reserved_bytes"));
     let cudnn = folder.json(&["estimate", &trace, "--cudnn-workspace", "64MiB"]);
-    assert!(number(&cudnn, "peak_reserved_bytes") >= number(&all, "peak_reserved_bytes") + (60 << 20));
+    assert!(
+        number(&cudnn, "peak_reserved_bytes") >= number(&all, "peak_reserved_bytes") + (60 << 20)
+    );
     let both = folder.json(&["estimate", &trace, &trace, "--against", &fixture("traces")]);
     assert_eq!(both["traces"].as_array().unwrap().len(), 2);
     assert_eq!(both["traces"][1]["peak_reserved_bytes"], all["peak_reserved_bytes"]);
@@ -144,9 +223,17 @@ fn bad_input_is_refused_before_any_work() {
         }
     }
     folder.write("t.truth.json", "{}");
-    folder.refuses(2, &["t.truth.json", "no truth"], &["estimate", "absent.json", "--against", "t.truth.json"]);
+    folder.refuses(
+        2,
+        &["t.truth.json", "no truth"],
+        &["estimate", "absent.json", "--against", "t.truth.json"],
+    );
     folder.refuses(2, &["absent.truth.json"], &["estimate", "absent.json", "--against", "."]);
-    folder.refuses(2, &["t.truth.json", "folder"], &["estimate", &trace, &trace, "--against", "t.truth.json"]);
+    folder.refuses(
+        2,
+        &["t.truth.json", "folder"],
+        &["estimate", &trace, &trace, "--against", "t.truth.json"],
+    );
     folder.refuses(2, &["text.json"], &["estimate", "text.json", "--curve", "text.json"]);
 }
 
@@ -159,8 +246,24 @@ fn sizes_that_no_machine_has_overflow_nothing() {
             time * 4096
         )
     };
-    let events: Vec<String> = (1..6).map(|t| memory(t, i64::MAX)).chain([memory(7, 1024), memory(9, i64::MIN + 1)]).collect();
+    let events: Vec<String> = (1..6)
+        .map(|t| memory(t, i64::MAX))
+        .chain([memory(7, 1024), memory(9, i64::MIN + 1)])
+        .collect();
     folder.write("huge.json", format!(r#"{{"traceEvents":[{}]}}"#, events.join(",")));
-    let answer = folder.neap(&["--json", "estimate", "huge.json", "--device", "h100", "--plot", "a.svg", "--by", "module"]);
-    assert!(matches!(answer.code, Some(1 | 2)) && !answer.stderr.contains("panicked"), "{answer:?}");
+    let answer = folder.neap(&[
+        "--json",
+        "estimate",
+        "huge.json",
+        "--device",
+        "h100",
+        "--plot",
+        "a.svg",
+        "--by",
+        "module",
+    ]);
+    assert!(
+        matches!(answer.code, Some(1 | 2)) && !answer.stderr.contains("panicked"),
+        "{answer:?}"
+    );
 }

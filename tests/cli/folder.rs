@@ -40,17 +40,27 @@ impl Folder {
 
     /// The names of its files, sorted.
     pub fn files(&self) -> Vec<String> {
-        let mut names: Vec<String> =
-            std::fs::read_dir(self.0.path()).unwrap().map(|f| f.unwrap().file_name().into_string().unwrap()).collect();
+        let mut names: Vec<String> = std::fs::read_dir(self.0.path())
+            .unwrap()
+            .map(|f| f.unwrap().file_name().into_string().unwrap())
+            .collect();
         names.sort();
         names
     }
 
     /// Runs `neap` here.
     pub fn neap(&self, arguments: &[&str]) -> Answer {
-        let output = Command::new(env!("CARGO_BIN_EXE_neap")).args(arguments).current_dir(self.0.path()).output().unwrap();
+        let output = Command::new(env!("CARGO_BIN_EXE_neap"))
+            .args(arguments)
+            .current_dir(self.0.path())
+            .output()
+            .unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();
-        Answer { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+        Answer {
+            code: output.status.code(),
+            stdout: text(output.stdout),
+            stderr: text(output.stderr),
+        }
     }
 
     /// Runs `neap --json`, which must succeed with one object on stdout.
@@ -68,7 +78,11 @@ impl Folder {
         let answer = self.neap(arguments);
         assert_eq!(answer.code, Some(code), "neap {arguments:?}: {answer:?}");
         for word in words {
-            assert!(answer.stderr.contains(word), "neap {arguments:?} does not say `{word}`: {}", answer.stderr);
+            assert!(
+                answer.stderr.contains(word),
+                "neap {arguments:?} does not say `{word}`: {}",
+                answer.stderr
+            );
         }
         assert!(!answer.stderr.contains("panicked"), "{}", answer.stderr);
         assert_eq!(self.files(), before, "neap {arguments:?} left a file");

@@ -2,8 +2,12 @@
 
 use crate::folder::{Folder, fixture, number};
 
-const TRACES: [&str; 4] =
-    ["tiny_cnn-adam.et.json.gz", "tiny_gpt2-adamw.et.json.gz", "tiny_cnn-inference.et.json.gz", "resnet18-adam.et.json.gz"];
+const TRACES: [&str; 4] = [
+    "tiny_cnn-adam.et.json.gz",
+    "tiny_gpt2-adamw.et.json.gz",
+    "tiny_cnn-inference.et.json.gz",
+    "resnet18-adam.et.json.gz",
+];
 
 #[test]
 fn every_trace_imports_to_the_same_bytes_twice() {
@@ -27,7 +31,8 @@ fn the_output_is_named_after_the_trace_and_a_plain_trace_reads_as_a_gzipped_one(
     folder.write("plain.json", plain);
     folder.json(&["import", &fixture(TRACES[2])]);
     folder.json(&["import", "plain.json", "-o", "plain.graph.json"]);
-    let name = |text: String| text.replacen("\"name\":\"plain\"", "\"name\":\"tiny_cnn-inference\"", 1);
+    let name =
+        |text: String| text.replacen("\"name\":\"plain\"", "\"name\":\"tiny_cnn-inference\"", 1);
     assert_eq!(name(folder.text("plain.graph.json")), folder.text("tiny_cnn-inference.graph.json"));
 }
 
@@ -39,12 +44,18 @@ fn inspect_has_the_keys_that_others_build_on() {
     let weights = std::fs::read(fixture("tiny_cnn-adam.safetensors")).unwrap();
     let weights = safetensors::SafeTensors::deserialize(&weights).unwrap();
     let parameters = weights.iter().filter(|(name, _)| name.starts_with("parameter:"));
-    assert_eq!(number(&seen, "parameter_bytes"), parameters.map(|(_, t)| t.data().len() as u64).sum::<u64>());
+    assert_eq!(
+        number(&seen, "parameter_bytes"),
+        parameters.map(|(_, t)| t.data().len() as u64).sum::<u64>()
+    );
     for key in ["buffer_bytes", "peak_bytes", "recorded_peak_bytes", "floor_bytes", "operators"] {
         number(&seen, key);
     }
     assert!(number(&seen, "floor_bytes") <= number(&seen, "peak_bytes"));
-    assert!(number(&seen, "peak_bytes") <= number(&seen, "recorded_peak_bytes"), "lowering never adds memory");
+    assert!(
+        number(&seen, "peak_bytes") <= number(&seen, "recorded_peak_bytes"),
+        "lowering never adds memory"
+    );
     let told = folder.neap(&["inspect", "job.graph.json", "--top", "3"]).stdout;
     assert!(told.contains("The peak is at"), "{told}");
 }
@@ -55,7 +66,11 @@ fn as_recorded_keeps_the_frameworks_operators_and_plans_and_runs() {
     folder.import(TRACES[0], &["--as-recorded"]);
     let seen = folder.json(&["inspect", "job.graph.json"]);
     let kinds: Vec<&String> = seen["kinds"].as_object().unwrap().keys().collect();
-    assert!(kinds.iter().any(|k| k.contains("_foreach_")) && !kinds.iter().any(|k| k.starts_with("neap::")), "{kinds:?}");
+    assert!(
+        kinds.iter().any(|k| k.contains("_foreach_"))
+            && !kinds.iter().any(|k| k.starts_with("neap::")),
+        "{kinds:?}"
+    );
     let plan = folder.json(&["plan", "job.graph.json", "--budget", "min", "-o", "job.plan.json"]);
     let simulated = folder.json(&["simulate", "job.plan.json"]);
     assert_eq!(plan["peak_bytes"], simulated["peak_bytes"]);
@@ -82,14 +97,18 @@ fn a_device_shown_as_json_is_a_device_file() {
     folder.write("mine.device.json", shown.stdout);
     folder.import(TRACES[0], &[]);
     let built_in = folder.json(&["simulate", "job.graph.json", "--device", "a6000"]);
-    assert_eq!(folder.json(&["simulate", "job.graph.json", "--device", "mine.device.json"]), built_in);
+    assert_eq!(
+        folder.json(&["simulate", "job.graph.json", "--device", "mine.device.json"]),
+        built_in
+    );
     assert_ne!(folder.json(&["simulate", "job.graph.json"]), built_in);
 }
 
 #[test]
 fn an_optimizer_that_is_not_recognised_stays_as_recorded_and_is_said_to_be_frozen() {
     let folder = Folder::new();
-    let imported = folder.neap(&["import", &fixture("small-nadam.et.json.gz"), "-o", "job.graph.json"]);
+    let imported =
+        folder.neap(&["import", &fixture("small-nadam.et.json.gz"), "-o", "job.graph.json"]);
     assert_eq!(imported.code, Some(0));
     assert!(imported.stderr.contains("NAdam is not recognised"), "{}", imported.stderr);
     folder.json(&["plan", "job.graph.json", "--budget", "min", "-o", "job.plan.json"]);
@@ -105,9 +124,14 @@ fn an_optimizer_that_is_not_recognised_stays_as_recorded_and_is_said_to_be_froze
 #[test]
 fn a_trace_without_any_marks_imports_plans_and_simulates() {
     let folder = Folder::new();
-    let imported = folder.neap(&["import", &fixture("small-unmarked.et.json.gz"), "-o", "job.graph.json"]);
+    let imported =
+        folder.neap(&["import", &fixture("small-unmarked.et.json.gz"), "-o", "job.graph.json"]);
     assert_eq!(imported.code, Some(0));
-    assert!(imported.stderr.contains("lr 0.001"), "the hyperparameters are recovered and said: {}", imported.stderr);
+    assert!(
+        imported.stderr.contains("lr 0.001"),
+        "the hyperparameters are recovered and said: {}",
+        imported.stderr
+    );
     let seen = folder.json(&["inspect", "job.graph.json"]);
     // 3 → 8 convolution of 3 × 3, batch norm of 8, 8 → 10 linear with bias: 322 numbers, and two of Adam's for each.
     assert_eq!(number(&seen, "parameter_bytes"), 322 * 4);
@@ -116,6 +140,9 @@ fn a_trace_without_any_marks_imports_plans_and_simulates() {
     assert_eq!(plan["peak_bytes"], folder.json(&["simulate", "job.plan.json"])["peak_bytes"]);
     // Batch norm adds 1 to a counter on the device; the 1 is not in the trace, but known.
     assert!(imported.stderr.contains("batch norms count"), "said: {}", imported.stderr);
-    let (without, with) = (folder.json(&["run", "job.graph.json", "--on", "host"]), folder.json(&["run", "job.plan.json", "--on", "host"]));
+    let (without, with) = (
+        folder.json(&["run", "job.graph.json", "--on", "host"]),
+        folder.json(&["run", "job.plan.json", "--on", "host"]),
+    );
     assert_eq!(without["checksum"], with["checksum"]);
 }

@@ -18,8 +18,16 @@ fn a_budget_below_the_floor_is_refused_with_the_floor_and_what_blocks() {
     let folder = Folder::new();
     folder.import("tiny_cnn-adam.et.json.gz", &[]);
     let words = ["floor", "1576448 bytes", "lowest reached", "cudnn_batch_norm_backward"];
-    folder.refuses(1, &words, &["plan", "job.graph.json", "--budget", "50%", "-o", "job.plan.json"]);
-    folder.refuses(1, &words, &["plan", "job.graph.json", "--budget", "1KiB", "-o", "job.plan.json"]);
+    folder.refuses(
+        1,
+        &words,
+        &["plan", "job.graph.json", "--budget", "50%", "-o", "job.plan.json"],
+    );
+    folder.refuses(
+        1,
+        &words,
+        &["plan", "job.graph.json", "--budget", "1KiB", "-o", "job.plan.json"],
+    );
 }
 
 #[test]
@@ -27,9 +35,14 @@ fn budgets_that_mean_nothing_are_bad_input() {
     let folder = Folder::new();
     folder.import("tiny_cnn-adam.et.json.gz", &[]);
     for budget in ["0", "0%", "900GiB", "-5%", "many", ""] {
-        folder.refuses(2, &["budget"], &["plan", "job.graph.json", &format!("--budget={budget}"), "-o", "job.plan.json"]);
+        folder.refuses(
+            2,
+            &["budget"],
+            &["plan", "job.graph.json", &format!("--budget={budget}"), "-o", "job.plan.json"],
+        );
     }
-    let clamped = folder.neap(&["plan", "job.graph.json", "--budget", "10000%", "--device", "host"]);
+    let clamped =
+        folder.neap(&["plan", "job.graph.json", "--budget", "10000%", "--device", "host"]);
     assert_eq!(clamped.code, Some(0), "a share above the device is clamped: {}", clamped.stderr);
 }
 
@@ -49,7 +62,8 @@ fn broken_traces_are_refused() {
     let folder = Folder::new();
     let trace = std::fs::read(fixture("tiny_cnn-adam.et.json.gz")).unwrap();
     let mut plain = Vec::new();
-    std::io::Read::read_to_end(&mut flate2::read::MultiGzDecoder::new(&trace[..]), &mut plain).unwrap();
+    std::io::Read::read_to_end(&mut flate2::read::MultiGzDecoder::new(&trace[..]), &mut plain)
+        .unwrap();
     folder.write("cut.et.json.gz", &trace[..trace.len() / 2]);
     folder.write("cut.et.json", &plain[..plain.len() / 2]);
     folder.write("empty.et.json", "");
@@ -57,7 +71,15 @@ fn broken_traces_are_refused() {
     folder.write("other.et.json", "{\"traceEvents\": []}\n");
     let text = String::from_utf8(plain).unwrap();
     folder.write("schema.et.json", text.replace("1.1.1-chakra", "9.9.9-chakra"));
-    for name in ["cut.et.json.gz", "cut.et.json", "empty.et.json", "text.et.json", "other.et.json", "schema.et.json", "absent.et.json"] {
+    for name in [
+        "cut.et.json.gz",
+        "cut.et.json",
+        "empty.et.json",
+        "text.et.json",
+        "other.et.json",
+        "schema.et.json",
+        "absent.et.json",
+    ] {
         folder.refuses(2, &[name], &["import", name, "-o", "job.graph.json"]);
     }
     folder.refuses(2, &["directory"], &["import", ".", "-o", "job.graph.json"]);
@@ -69,7 +91,11 @@ fn a_small_file_that_expands_to_four_gibibytes_is_refused() {
     let mut member = GzEncoder::new(Vec::new(), Compression::best());
     member.write_all(&vec![b'['; 64 << 20]).unwrap();
     folder.write("bomb.et.json.gz", member.finish().unwrap().repeat(64));
-    for arguments in [["import", "bomb.et.json.gz"], ["inspect", "bomb.et.json.gz"], ["check", "bomb.et.json.gz"]] {
+    for arguments in [
+        ["import", "bomb.et.json.gz"],
+        ["inspect", "bomb.et.json.gz"],
+        ["check", "bomb.et.json.gz"],
+    ] {
         folder.refuses(2, &["bomb.et.json.gz"], &arguments);
     }
 }
@@ -83,7 +109,11 @@ fn outputs_that_cannot_be_written_are_refused() {
         folder.refuses(2, &[output, "written"], &["import", &trace, "-o", output]);
         folder.refuses(2, &[output, "written"], &["plan", "job.graph.json", "-o", output]);
         folder.refuses(2, &[output, "written"], &["simulate", "job.plan.json", "--plot", output]);
-        folder.refuses(2, &[output, "written"], &["simulate", "job.plan.json", "--timeline", output]);
+        folder.refuses(
+            2,
+            &[output, "written"],
+            &["simulate", "job.plan.json", "--timeline", output],
+        );
         folder.refuses(2, &[output], &["run", "job.plan.json", "--latencies-out", output]);
         folder.refuses(2, &[output], &["run", "job.plan.json", "--save", output]);
     }
@@ -96,14 +126,27 @@ fn broken_graphs_and_plans_are_refused() {
     let graph = std::fs::read_to_string(fixture("mlp.graph.json")).unwrap();
     folder.write("version.graph.json", graph.replacen("\"version\":1", "\"version\":2", 1));
     folder.write("field.graph.json", graph.replacen("\"loss\"", "\"los\"", 1));
-    folder.write("tensor.graph.json", graph.replacen("{\"tensor\":\"w1\"}", "{\"tensor\":\"w9\"}", 1));
+    folder.write(
+        "tensor.graph.json",
+        graph.replacen("{\"tensor\":\"w1\"}", "{\"tensor\":\"w9\"}", 1),
+    );
     let cycle = graph.replacen("{\"tensor\":\"x\"}", "{\"tensor\":\"d.z1\"}", 1);
     folder.write("cycle.graph.json", &cycle);
-    for name in ["version.graph.json", "field.graph.json", "tensor.graph.json", "cycle.graph.json", "job.plan.json"] {
+    for name in [
+        "version.graph.json",
+        "field.graph.json",
+        "tensor.graph.json",
+        "cycle.graph.json",
+        "job.plan.json",
+    ] {
         folder.refuses(2, &[name], &["inspect", name]);
         folder.refuses(2, &[name], &["plan", name, "-o", "x.plan.json"]);
     }
-    folder.refuses(2, &["cycle", "linear1", "gelu1.backward"], &["plan", "cycle.graph.json", "-o", "x.plan.json"]);
+    folder.refuses(
+        2,
+        &["cycle", "linear1", "gelu1.backward"],
+        &["plan", "cycle.graph.json", "-o", "x.plan.json"],
+    );
     folder.refuses(2, &["job.graph.json", "neap.plan"], &["check", "job.graph.json"]);
 }
 

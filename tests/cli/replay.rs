@@ -23,12 +23,20 @@ fn folder() -> Folder {
 
 #[test]
 fn recorded_answers_are_checked_row_by_row() {
-    let index: Value = serde_json::from_slice(&std::fs::read(fixture("allocator/index.json")).unwrap()).unwrap();
+    let index: Value =
+        serde_json::from_slice(&std::fs::read(fixture("allocator/index.json")).unwrap()).unwrap();
     for vector in index["vectors"].as_array().unwrap() {
         let file = fixture(&format!("allocator/{}", vector["file"].as_str().unwrap()));
         let device = vector["device_bytes"].to_string();
-        let mut arguments =
-            vec!["replay", &file, "--check", "--device-bytes", &device, "--alloc-conf", vector["alloc_conf"].as_str().unwrap()];
+        let mut arguments = vec![
+            "replay",
+            &file,
+            "--check",
+            "--device-bytes",
+            &device,
+            "--alloc-conf",
+            vector["alloc_conf"].as_str().unwrap(),
+        ];
         let fraction = vector["memory_fraction"].to_string();
         if fraction != "null" {
             arguments.extend(["--memory-fraction", &fraction]);
@@ -36,7 +44,10 @@ fn recorded_answers_are_checked_row_by_row() {
         let said = Folder::new().json(&arguments);
         assert_eq!(said["matches"], true);
         assert_eq!(number(&said, "peak_reserved_bytes"), number(vector, "peak_reserved"));
-        assert_eq!((number(&said, "ooms"), number(&said, "events")), (number(vector, "ooms"), number(vector, "events")));
+        assert_eq!(
+            (number(&said, "ooms"), number(&said, "events")),
+            (number(vector, "ooms"), number(vector, "events"))
+        );
     }
 }
 
@@ -47,10 +58,16 @@ fn the_first_row_that_differs_is_shown_with_both_states() {
     // 12,000,000 bytes leave less than 1 MiB of the cached 12 MiB: it isn't split.
     let said = folder.neap(&capped);
     assert_eq!(said.code, Some(0), "{said:?}");
-    folder.write("x.csv", EVENTS.replace("a,9,12000000,0,ok,12583424", "a,9,12000000,0,ok,12583423"));
+    folder
+        .write("x.csv", EVENTS.replace("a,9,12000000,0,ok,12583424", "a,9,12000000,0,ok,12583423"));
     let said = folder.neap(&capped);
     assert_eq!(said.code, Some(1));
-    for word in ["line 5", "a,9,12000000,0,ok", "allocated 12583423, reserved 14680064", "allocated 12583424, reserved 14680064"] {
+    for word in [
+        "line 5",
+        "a,9,12000000,0,ok",
+        "allocated 12583423, reserved 14680064",
+        "allocated 12583424, reserved 14680064",
+    ] {
         assert!(said.stdout.contains(word), "{word}: {}", said.stdout);
     }
     let said = folder.neap(&[&["--json"], &capped[..]].concat());
@@ -65,7 +82,9 @@ fn what_does_not_fit_is_a_no_and_what_has_no_limit_fits() {
     let said = folder.neap(&["replay", "x.csv", "--device-bytes", "100MiB", "--json"]);
     assert_eq!(said.code, Some(1));
     let said: Value = serde_json::from_str(&said.stdout).unwrap();
-    let figures = ["ooms", "retries", "first_oom_event", "peak_event", "segments", "fragmentation_bytes"].map(|key| number(&said, key));
+    let figures =
+        ["ooms", "retries", "first_oom_event", "peak_event", "segments", "fragmentation_bytes"]
+            .map(|key| number(&said, key));
     assert_eq!(figures, [1, 1, 4, 3, 2, 14_680_064 - 12_583_424]);
     let unlimited = folder.json(&["replay", "x.csv"]);
     assert_eq!((number(&unlimited, "ooms"), &unlimited["device_bytes"]), (0, &Value::Null));
@@ -75,16 +94,36 @@ fn what_does_not_fit_is_a_no_and_what_has_no_limit_fits() {
 #[test]
 fn a_sweep_says_which_setting_fits() {
     let folder = folder();
-    let said = folder.json(&["replay", "x.csv", "--sweep", "--device-bytes", "100MiB", "--device-bytes", "1GiB", "--smallest-device"]);
+    let said = folder.json(&[
+        "replay",
+        "x.csv",
+        "--sweep",
+        "--device-bytes",
+        "100MiB",
+        "--device-bytes",
+        "1GiB",
+        "--smallest-device",
+    ]);
     let rows = said["settings"].as_array().unwrap();
     assert_eq!(rows.len(), 12);
     for row in rows {
         assert_eq!(row["fits"], number(row, "device_bytes") > 100 << 20);
         assert_eq!(number(row, "smallest_device_bytes") % (2 << 20), 0);
     }
-    let none = folder.neap(&["replay", "x.csv", "--sweep", "--device-bytes", "100MiB", "--alloc-conf", "expandable_segments:True"]);
+    let none = folder.neap(&[
+        "replay",
+        "x.csv",
+        "--sweep",
+        "--device-bytes",
+        "100MiB",
+        "--alloc-conf",
+        "expandable_segments:True",
+    ]);
     assert_eq!(none.code, Some(1));
-    assert!(none.stderr.contains("no setting fits") && none.stdout.contains("expandable_segments:True"), "{none:?}");
+    assert!(
+        none.stderr.contains("no setting fits") && none.stdout.contains("expandable_segments:True"),
+        "{none:?}"
+    );
 }
 
 #[test]
@@ -92,7 +131,10 @@ fn the_smallest_device_is_found() {
     let folder = folder();
     let said = folder.json(&["replay", "x.csv", "--smallest-device"]);
     // The small block's segment, the large one's 12 MiB, and 192 MiB for 200,000,000 bytes.
-    assert_eq!((number(&said, "smallest_device_bytes"), &said["proven"]), ((2 + 12 + 192) << 20, &Value::Bool(true)));
+    assert_eq!(
+        (number(&said, "smallest_device_bytes"), &said["proven"]),
+        ((2 + 12 + 192) << 20, &Value::Bool(true))
+    );
 }
 
 #[test]
@@ -120,7 +162,17 @@ fn contradictions_between_flags_are_bad_input() {
         (&["--device", "abacus"], &["abacus"]),
         (&["--memory-fraction", "0.5"], &["--device"]),
         (&["--memory-fraction", "1.5"], &["from 0 to 1"]),
-        (&["--memory-fraction", "0.5", "--alloc-conf", "per_process_memory_fraction:0.6", "--device-bytes", "1GiB"], &["leave one away"]),
+        (
+            &[
+                "--memory-fraction",
+                "0.5",
+                "--alloc-conf",
+                "per_process_memory_fraction:0.6",
+                "--device-bytes",
+                "1GiB",
+            ],
+            &["leave one away"],
+        ),
         (&["--smallest-device", "--device-bytes", "1GiB"], &["leave --device"]),
         (&["--check", "--sweep"], &["--sweep"]),
         (&["--curve", "x.csv"], &["is read by this command too"]),
@@ -158,7 +210,11 @@ fn tables_that_are_none_are_bad_input_named_by_line() {
     ] {
         folder.write("x.csv", content);
         for more in [&[][..], &["--smallest-device"], &["--curve", "out.csv"]] {
-            folder.refuses(2, &[&["x.csv"], words].concat(), &[&["replay", "x.csv"], more].concat());
+            folder.refuses(
+                2,
+                &[&["x.csv"], words].concat(),
+                &[&["replay", "x.csv"], more].concat(),
+            );
         }
     }
     folder.write("x.csv", rows("a,0,512,0\n"));

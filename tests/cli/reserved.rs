@@ -15,19 +15,33 @@ fn a_recorded_iteration_reserves_what_pytorch_reserved() {
         ("max_split_size_mb:64", 322_961_408),
         ("roundup_power2_divisions:8", 322_961_408),
     ] {
-        let said = folder.json(&["simulate", "job.graph.json", "--allocator", "pytorch", "--alloc-conf", conf, "--device", "h100"]);
+        let said = folder.json(&[
+            "simulate",
+            "job.graph.json",
+            "--allocator",
+            "pytorch",
+            "--alloc-conf",
+            conf,
+            "--device",
+            "h100",
+        ]);
         let reserved = number(&said, "peak_reserved_bytes");
         assert!(reserved.abs_diff(truth) * 100 <= truth, "{conf}: {reserved} of {truth}");
         assert_eq!(said["allocator_settled"], true);
-        assert!(number(&said, "peak_allocated_bytes") <= reserved && number(&said, "fragmentation_bytes") < reserved);
+        assert!(
+            number(&said, "peak_allocated_bytes") <= reserved
+                && number(&said, "fragmentation_bytes") < reserved
+        );
         assert_eq!(number(&said, "segments") == 0, conf.starts_with("expandable"));
     }
 }
 
 #[test]
 fn the_jobs_of_the_shared_truth_reserve_what_pytorch_reserved() {
-    let folder = std::env::var_os("NEAP_TRUTH")
-        .map_or_else(|| std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/truth"), std::path::PathBuf::from);
+    let folder = std::env::var_os("NEAP_TRUTH").map_or_else(
+        || std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/truth"),
+        std::path::PathBuf::from,
+    );
     let Ok(files) = std::fs::read_dir(folder.join("graphs")) else {
         println!("skipped: {} is not there", folder.display());
         return;
@@ -36,8 +50,17 @@ fn the_jobs_of_the_shared_truth_reserve_what_pytorch_reserved() {
     let jobs: Vec<&str> = names.iter().filter_map(|n| n.strip_suffix(".et.json.gz")).collect();
     assert!(!jobs.is_empty());
     for job in jobs {
-        let truth: Value = serde_json::from_slice(&std::fs::read(folder.join(format!("graphs/{job}.truth.json"))).unwrap()).unwrap();
-        let truth = truth["peaks"].as_array().unwrap().iter().map(|p| number(p, "peak_reserved_bytes")).max().unwrap();
+        let truth: Value = serde_json::from_slice(
+            &std::fs::read(folder.join(format!("graphs/{job}.truth.json"))).unwrap(),
+        )
+        .unwrap();
+        let truth = truth["peaks"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|p| number(p, "peak_reserved_bytes"))
+            .max()
+            .unwrap();
         let room = Folder::new();
         let trace = folder.join(format!("graphs/{job}.et.json.gz"));
         room.json(&["import", trace.to_str().unwrap(), "--as-recorded", "-o", "job.graph.json"]);
@@ -53,27 +76,65 @@ fn a_budget_can_bind_what_is_reserved() {
     let folder = Folder::new();
     folder.import("resnet18-adam.et.json.gz", &[]);
     let pytorch = ["--allocator", "pytorch", "--device", "a6000"];
-    let unplanned = number(&folder.json(&[&["simulate", "job.graph.json"], &pytorch[..]].concat()), "peak_reserved_bytes");
+    let unplanned = number(
+        &folder.json(&[&["simulate", "job.graph.json"], &pytorch[..]].concat()),
+        "peak_reserved_bytes",
+    );
     for (share, conf) in [(90, ""), (75, ""), (75, "expandable_segments:True")] {
         let budget = (unplanned * share / 100).to_string();
-        let plan = [&["plan", "job.graph.json", "--budget", &budget, "--alloc-conf", conf, "-o", "p.plan.json"], &pytorch[..]].concat();
+        let plan = [
+            &[
+                "plan",
+                "job.graph.json",
+                "--budget",
+                &budget,
+                "--alloc-conf",
+                conf,
+                "-o",
+                "p.plan.json",
+            ],
+            &pytorch[..],
+        ]
+        .concat();
         let planned = folder.json(&plan);
         let reserved = number(&planned, "peak_reserved_bytes");
         assert!(reserved <= number(&planned, "budget_bytes"), "{reserved} of {budget}");
-        assert!(number(&planned, "arena_bytes") < reserved, "the arena alone would have been allowed more");
-        let simulated = folder.json(&["simulate", "p.plan.json", "--allocator", "pytorch", "--alloc-conf", conf]);
-        for key in ["peak_reserved_bytes", "peak_allocated_bytes", "segments", "fragmentation_bytes", "arena_bytes"] {
+        assert!(
+            number(&planned, "arena_bytes") < reserved,
+            "the arena alone would have been allowed more"
+        );
+        let simulated = folder.json(&[
+            "simulate",
+            "p.plan.json",
+            "--allocator",
+            "pytorch",
+            "--alloc-conf",
+            conf,
+        ]);
+        for key in [
+            "peak_reserved_bytes",
+            "peak_allocated_bytes",
+            "segments",
+            "fragmentation_bytes",
+            "arena_bytes",
+        ] {
             if planned[key].is_number() {
                 assert_eq!(simulated[key], planned[key], "{key}");
             }
         }
         let text: Value = serde_json::from_str(&folder.text("p.plan.json")).unwrap();
-        assert_eq!((&text["options"]["allocator"], &text["options"]["alloc-conf"]), (&"pytorch".into(), &conf.into()));
+        assert_eq!(
+            (&text["options"]["allocator"], &text["options"]["alloc-conf"]),
+            (&"pytorch".into(), &conf.into())
+        );
     }
-    let least = folder.json(&[&["plan", "job.graph.json", "--budget", "min"], &pytorch[..]].concat());
+    let least =
+        folder.json(&[&["plan", "job.graph.json", "--budget", "min"], &pytorch[..]].concat());
     assert_eq!(number(&least, "budget_bytes"), number(&least, "peak_reserved_bytes"));
     let below = (number(&least, "budget_bytes") / 2).to_string();
-    let refused = [&["plan", "job.graph.json", "--budget", &below, "-o", "no.plan.json"], &pytorch[..]].concat();
+    let refused =
+        [&["plan", "job.graph.json", "--budget", &below, "-o", "no.plan.json"], &pytorch[..]]
+            .concat();
     folder.refuses(1, &["budget", "lowest reached"], &refused);
 }
 
@@ -81,15 +142,38 @@ fn a_budget_can_bind_what_is_reserved() {
 fn it_is_told_and_drawn() {
     let folder = Folder::new();
     folder.import("tiny_cnn-adam.et.json.gz", &[]);
-    let said = folder.neap(&["simulate", "job.graph.json", "--allocator", "pytorch", "--library-workspace", "1MiB", "--plot", "p.svg"]);
+    let said = folder.neap(&[
+        "simulate",
+        "job.graph.json",
+        "--allocator",
+        "pytorch",
+        "--library-workspace",
+        "1MiB",
+        "--plot",
+        "p.svg",
+    ]);
     assert_eq!(said.code, Some(0), "{said:?}");
     assert!(said.stdout.contains("PyTorch's allocator reserves"), "{}", said.stdout);
-    assert!(folder.text("p.svg").contains("reserved, ") && folder.text("p.svg").contains("allocated, peak"));
+    assert!(
+        folder.text("p.svg").contains("reserved, ")
+            && folder.text("p.svg").contains("allocated, peak")
+    );
     let more = |bytes: &str| {
-        let said = folder.json(&["simulate", "job.graph.json", "--allocator", "pytorch", "--library-workspace", bytes]);
+        let said = folder.json(&[
+            "simulate",
+            "job.graph.json",
+            "--allocator",
+            "pytorch",
+            "--library-workspace",
+            bytes,
+        ]);
         number(&said, "peak_allocated_bytes")
     };
-    assert_eq!(more("4MiB") - more("0"), 8 << 20, "one for the forward and one for the backward thread");
+    assert_eq!(
+        more("4MiB") - more("0"),
+        8 << 20,
+        "one for the forward and one for the backward thread"
+    );
 }
 
 #[test]
@@ -97,8 +181,20 @@ fn settings_without_the_allocator_or_without_meaning_are_bad_input() {
     let folder = Folder::new();
     folder.import("tiny_cnn-adam.et.json.gz", &[]);
     for command in ["plan", "simulate"] {
-        folder.refuses(2, &["--allocator pytorch"], &[command, "job.graph.json", "--alloc-conf", "expandable_segments:True"]);
-        folder.refuses(2, &["no option `x`"], &[command, "job.graph.json", "--allocator", "pytorch", "--alloc-conf", "x:1"]);
-        folder.refuses(2, &["arena", "pytorch"], &[command, "job.graph.json", "--allocator", "jax"]);
+        folder.refuses(
+            2,
+            &["--allocator pytorch"],
+            &[command, "job.graph.json", "--alloc-conf", "expandable_segments:True"],
+        );
+        folder.refuses(
+            2,
+            &["no option `x`"],
+            &[command, "job.graph.json", "--allocator", "pytorch", "--alloc-conf", "x:1"],
+        );
+        folder.refuses(
+            2,
+            &["arena", "pytorch"],
+            &[command, "job.graph.json", "--allocator", "jax"],
+        );
     }
 }

@@ -10,7 +10,11 @@ const NAME: &str = "tiny_cnn-adam-8-32-start";
 fn put(folder: &Folder, name: &str) {
     let _ = std::fs::create_dir(folder.path("pairs"));
     for ending in ["profile.json.gz", "truth.json", "truth.events.csv.gz"] {
-        std::fs::copy(fixture(&format!("traces/{NAME}.{ending}")), folder.path(&format!("pairs/{name}.{ending}"))).unwrap();
+        std::fs::copy(
+            fixture(&format!("traces/{NAME}.{ending}")),
+            folder.path(&format!("pairs/{name}.{ending}")),
+        )
+        .unwrap();
     }
 }
 
@@ -21,7 +25,10 @@ fn a_pair_is_scored() {
     put(&folder, "a-sgd-8-32-backward");
     let object = folder.json(&["score", "pairs", "--csv", "out.csv", "--plot", "out.svg"]);
     let jobs = object["jobs"].as_array().unwrap();
-    assert_eq!(jobs.iter().map(|j| j["name"].as_str().unwrap()).collect::<Vec<_>>(), ["a-sgd-8-32-backward", "b-adam-8-32-start"]);
+    assert_eq!(
+        jobs.iter().map(|j| j["name"].as_str().unwrap()).collect::<Vec<_>>(),
+        ["a-sgd-8-32-backward", "b-adam-8-32-start"]
+    );
     for job in jobs {
         assert_eq!(job["model"], "tiny_cnn");
         assert_eq!(number(job, "peak_reserved_bytes"), 73_400_320);
@@ -30,14 +37,24 @@ fn a_pair_is_scored() {
             assert!(job[key].as_f64().unwrap().abs() < 0.01, "{key}: {job:#}");
         }
         let runs = job["runs"].as_array().unwrap();
-        assert_eq!(runs.iter().map(|r| r["device"].as_str().unwrap()).collect::<Vec<_>>(), ["rtx4060", "rtx3060", "a100-40g"]);
-        assert!(runs.iter().all(|r| r["oom"] == false && r["predicted_oom"] == false && r["survives_estimate_and_margin"] == true));
+        assert_eq!(
+            runs.iter().map(|r| r["device"].as_str().unwrap()).collect::<Vec<_>>(),
+            ["rtx4060", "rtx3060", "a100-40g"]
+        );
+        assert!(runs.iter().all(|r| r["oom"] == false
+            && r["predicted_oom"] == false
+            && r["survives_estimate_and_margin"] == true));
         // What a device's context leaves, less the estimate.
-        assert_eq!(number(&runs[0], "conserved_bytes"), (8 << 30) - (640 << 20) - number(job, "estimated_peak_reserved_bytes"));
+        assert_eq!(
+            number(&runs[0], "conserved_bytes"),
+            (8 << 30) - (640 << 20) - number(job, "estimated_peak_reserved_bytes")
+        );
     }
     assert_eq!(object["fate"]["runs"], 6);
     assert_eq!(object["fate"]["failure_with_margin"], 0.0);
-    let names = |key: &str| object[key].as_array().unwrap().iter().map(|g| g["name"].clone()).collect::<Vec<Value>>();
+    let names = |key: &str| {
+        object[key].as_array().unwrap().iter().map(|g| g["name"].clone()).collect::<Vec<Value>>()
+    };
     assert_eq!(names("optimizers"), ["adam", "sgd"]);
     assert_eq!(names("zero_grad"), ["backward", "start"]);
     assert_eq!(folder.text("out.csv").lines().count(), 3);
@@ -67,7 +84,12 @@ fn files_without_partners_are_named_and_missing_events_leave_failures_open() {
     folder.write("pairs/alone.truth.json", "{}");
     let answer = folder.neap(&["score", "pairs", "--json"]);
     assert_eq!(answer.code, Some(0), "{}", answer.stderr);
-    assert!(answer.stderr.contains("alone.profile.json") && answer.stderr.contains("bare.truth.events.csv"), "{}", answer.stderr);
+    assert!(
+        answer.stderr.contains("alone.profile.json")
+            && answer.stderr.contains("bare.truth.events.csv"),
+        "{}",
+        answer.stderr
+    );
     let object: Value = serde_json::from_str(&answer.stdout).unwrap();
     assert_eq!(object["jobs"].as_array().unwrap().len(), 2);
     assert_eq!(object["fate"]["runs"], 3);
@@ -77,11 +99,17 @@ fn files_without_partners_are_named_and_missing_events_leave_failures_open() {
 fn another_configuration_replays_the_truth_too() {
     let folder = Folder::new();
     put(&folder, "x");
-    let job = folder.json(&["score", "pairs", "--alloc-conf", "expandable_segments:True"])["jobs"][0].clone();
+    let job = folder.json(&["score", "pairs", "--alloc-conf", "expandable_segments:True"])["jobs"]
+        [0]
+    .clone();
     assert_ne!(number(&job, "peak_reserved_bytes"), 73_400_320);
     assert_eq!(job["reserved_error"], 0.0, "{job:#}");
     std::fs::remove_file(folder.path("pairs/x.truth.events.csv.gz")).unwrap();
-    folder.refuses(2, &["x.truth.json", "--alloc-conf"], &["score", "pairs", "--alloc-conf", "expandable_segments:True"]);
+    folder.refuses(
+        2,
+        &["x.truth.json", "--alloc-conf"],
+        &["score", "pairs", "--alloc-conf", "expandable_segments:True"],
+    );
 }
 
 #[test]
@@ -91,7 +119,10 @@ fn the_originals_rules_know_no_workspaces() {
     let object = folder.json(&["score", "pairs", "--rules", "xmem"]);
     assert!(object["jobs"][0]["reserved_error"].as_f64().unwrap() < -0.5, "{object:#}");
     assert_eq!(object["fate"]["failure"], 1.0);
-    assert_eq!(object["fate"]["conserved_bytes"], 0, "no verdict is wrong and every capped run dies");
+    assert_eq!(
+        object["fate"]["conserved_bytes"], 0,
+        "no verdict is wrong and every capped run dies"
+    );
 }
 
 #[test]
@@ -101,13 +132,19 @@ fn what_cannot_be_scored_is_refused() {
     folder.refuses(2, &["empty", "NAME.profile.json"], &["score", "empty"]);
     folder.refuses(2, &["nowhere"], &["score", "nowhere"]);
     put(&folder, "x");
-    folder.refuses(2, &["--alloc-conf", "max_split_size_mb"], &["score", "pairs", "--alloc-conf", "splits:1"]);
+    folder.refuses(
+        2,
+        &["--alloc-conf", "max_split_size_mb"],
+        &["score", "pairs", "--alloc-conf", "splits:1"],
+    );
     folder.refuses(2, &["host", "multiprocessors"], &["score", "pairs", "--device", "host"]);
     folder.refuses(2, &["abacus"], &["score", "pairs", "--rules", "abacus"]);
     folder.refuses(2, &["nowhere"], &["score", "pairs", "--csv", "nowhere/x.csv"]);
-    for (truth, word) in
-        [("[]", "peaks"), ("{\"peaks\":[]}", "empty"), ("{\"peaks\":[{\"peak_reserved_bytes\":-1,\"peak_allocated_bytes\":1}]}", "truth")]
-    {
+    for (truth, word) in [
+        ("[]", "peaks"),
+        ("{\"peaks\":[]}", "empty"),
+        ("{\"peaks\":[{\"peak_reserved_bytes\":-1,\"peak_allocated_bytes\":1}]}", "truth"),
+    ] {
         folder.write("pairs/x.truth.json", truth);
         folder.refuses(2, &["x.truth.json", word], &["score", "pairs"]);
     }

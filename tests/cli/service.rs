@@ -26,14 +26,23 @@ fn alone(folder: &Folder, name: &str, iterations: &str) -> Value {
 }
 
 fn job<'a>(report: &'a Value, name: &str) -> &'a Value {
-    report["jobs"].as_array().unwrap().iter().find(|j| j["name"] == name).unwrap_or_else(|| panic!("no `{name}` in {report:#}"))
+    report["jobs"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|j| j["name"] == name)
+        .unwrap_or_else(|| panic!("no `{name}` in {report:#}"))
 }
 
 #[track_caller]
 fn same_numbers(report: &Value, name: &str, alone: &Value) {
     let job = job(report, name);
     assert_eq!(job["verdict"], "done", "{job:#}");
-    assert_eq!((&job["losses"], &job["checksum"]), (&alone["losses"], &alone["checksum"]), "{name}");
+    assert_eq!(
+        (&job["losses"], &job["checksum"]),
+        (&alone["losses"], &alone["checksum"]),
+        "{name}"
+    );
     assert!(!job["losses"].as_array().unwrap().is_empty());
 }
 
@@ -41,11 +50,22 @@ fn same_numbers(report: &Value, name: &str, alone: &Value) {
 fn under_every_policy_every_job_computes_what_it_computes_alone() {
     let folder = plans(&NAMES);
     let iterations = ["5", "4", "1"];
-    let alone: Vec<Value> = NAMES.iter().zip(iterations).map(|(name, n)| alone(&folder, name, n)).collect();
+    let alone: Vec<Value> =
+        NAMES.iter().zip(iterations).map(|(name, n)| alone(&folder, name, n)).collect();
     let run = |policy: &str, more: &[&str]| {
         let subjects = NAMES.map(|n| format!("{n}.plan.json"));
-        let mut arguments =
-            vec!["run", &subjects[0], &subjects[1], &subjects[2], "--on", "host", "--iterations", "5,4,1", "--policy", policy];
+        let mut arguments = vec![
+            "run",
+            &subjects[0],
+            &subjects[1],
+            &subjects[2],
+            "--on",
+            "host",
+            "--iterations",
+            "5,4,1",
+            "--policy",
+            policy,
+        ];
         arguments.extend(more);
         folder.json(&arguments)
     };
@@ -55,7 +75,8 @@ fn under_every_policy_every_job_computes_what_it_computes_alone() {
         let tight = (largest + largest / 100).to_string();
         let moves = matches!(policy, "fair" | "neap");
         for memory in [None, Some(tight.as_str())].into_iter().take(1 + usize::from(moves)) {
-            let report = run(policy, &memory.map_or(vec![], |m| vec!["--memory", m, "--turn", "0.001"]));
+            let report =
+                run(policy, &memory.map_or(vec![], |m| vec!["--memory", m, "--turn", "0.001"]));
             for (name, alone) in NAMES.iter().zip(&alone) {
                 same_numbers(&report, name, alone);
             }
@@ -64,7 +85,9 @@ fn under_every_policy_every_job_computes_what_it_computes_alone() {
             let started = |name: &str| number(job(&report, name), "started_ns");
             let ended = |name: &str| number(job(&report, name), "ended_ns");
             match policy {
-                "fifo" => assert!(ended(NAMES[0]) <= started(NAMES[1]) && ended(NAMES[1]) <= started(NAMES[2])),
+                "fifo" => assert!(
+                    ended(NAMES[0]) <= started(NAMES[1]) && ended(NAMES[1]) <= started(NAMES[2])
+                ),
                 "srtf" => assert!(ended(NAMES[0]).max(ended(NAMES[1])) <= ended(NAMES[2])),
                 _ => {}
             }
@@ -76,12 +99,27 @@ fn under_every_policy_every_job_computes_what_it_computes_alone() {
 fn planned_anew_together_they_compute_the_same_in_less() {
     let folder = plans(&NAMES[..2]);
     // Without a plan they want more than there is.
-    let full: Vec<Value> = NAMES[..2].iter().map(|n| folder.json(&["plan", &format!("{n}.graph.json"), "--budget", "100%"])).collect();
+    let full: Vec<Value> = NAMES[..2]
+        .iter()
+        .map(|n| folder.json(&["plan", &format!("{n}.graph.json"), "--budget", "100%"]))
+        .collect();
     let memory = full.iter().map(|p| number(p, "arena_bytes")).sum::<u64>() * 7 / 10;
     let graphs = NAMES.map(|n| format!("{n}.graph.json"));
     let memory = memory.to_string();
-    let arguments =
-        ["run", &graphs[0], &graphs[1], "--on", "host", "--iterations", "12", "--policy", "pack", "--memory", &memory, "--replan"];
+    let arguments = [
+        "run",
+        &graphs[0],
+        &graphs[1],
+        "--on",
+        "host",
+        "--iterations",
+        "12",
+        "--policy",
+        "pack",
+        "--memory",
+        &memory,
+        "--replan",
+    ];
     let report = folder.json(&arguments);
     for name in &NAMES[..2] {
         same_numbers(&report, name, &alone(&folder, name, "12"));
@@ -96,21 +134,54 @@ fn a_plan_of_several_jobs_runs_in_its_arena_with_a_window_or_without() {
     let folder = plans(&NAMES[..2]);
     let graphs = NAMES.map(|n| format!("{n}.graph.json"));
     for more in [&[][..], &["--overlap"]] {
-        let plan = folder.json(&[&["plan", &graphs[0], &graphs[1], "--budget", "70%", "-o", "both.plan.json"], more].concat());
-        let report = folder.json(&["run", "both.plan.json", "--on", "host", "--iterations", "4", "--policy", "pack"]);
+        let plan = folder.json(
+            &[&["plan", &graphs[0], &graphs[1], "--budget", "70%", "-o", "both.plan.json"], more]
+                .concat(),
+        );
+        let report = folder.json(&[
+            "run",
+            "both.plan.json",
+            "--on",
+            "host",
+            "--iterations",
+            "4",
+            "--policy",
+            "pack",
+        ]);
         for name in &NAMES[..2] {
             same_numbers(&report, name, &alone(&folder, name, "4"));
         }
-        assert!(number(&report, "reserved_peak_bytes") <= number(&plan, "arena_bytes"), "{report:#}");
+        assert!(
+            number(&report, "reserved_peak_bytes") <= number(&plan, "arena_bytes"),
+            "{report:#}"
+        );
         // In no more than the plan's own arena they are all in at once.
         let arena = number(&plan, "arena_bytes").to_string();
-        let report = folder.json(&["run", "both.plan.json", "--on", "host", "--iterations", "4,6", "--policy", "pack", "--memory", &arena]);
-        assert!(report["jobs"].as_array().unwrap().iter().all(|j| j["waited_for"].is_null()), "{report:#}");
+        let report = folder.json(&[
+            "run",
+            "both.plan.json",
+            "--on",
+            "host",
+            "--iterations",
+            "4,6",
+            "--policy",
+            "pack",
+            "--memory",
+            &arena,
+        ]);
+        assert!(
+            report["jobs"].as_array().unwrap().iter().all(|j| j["waited_for"].is_null()),
+            "{report:#}"
+        );
     }
 }
 
 /// Runs the service with a way to write to its stdin.
-fn listening(folder: &Folder, arguments: &[&str], talk: impl FnOnce(&mut dyn Write)) -> (Option<i32>, Value, String) {
+fn listening(
+    folder: &Folder,
+    arguments: &[&str],
+    talk: impl FnOnce(&mut dyn Write),
+) -> (Option<i32>, Value, String) {
     let mut child = Command::new(env!("CARGO_BIN_EXE_neap"))
         .args(["--json", "run", "--on", "host", "--listen"])
         .args(arguments)
@@ -130,23 +201,27 @@ fn listening(folder: &Folder, arguments: &[&str], talk: impl FnOnce(&mut dyn Wri
 #[test]
 fn jobs_come_and_go_while_it_runs() {
     let folder = plans(&NAMES[..2]);
-    let (code, report, stderr) = listening(&folder, &["tiny_cnn-adam.plan.json", "--iterations", "1000000", "--memory", "8MiB"], |stdin| {
-        let mut say = |line: &str| {
-            stdin.write_all(line.as_bytes()).unwrap();
-            stdin.write_all(b"\n").unwrap();
-            stdin.flush().unwrap();
-        };
-        say("run tiny_gpt2-adamw.plan.json 3");
-        say("run tiny_gpt2-adamw.plan.json 2");
-        say("run nothing.plan.json");
-        say("\u{fffd}\u{1}");
-        say("run tiny_gpt2-adamw.plan.json many");
-        say("dance");
-        say("end nobody");
-        std::thread::sleep(Duration::from_millis(500));
-        say("end tiny_cnn-adam");
-        say("quit");
-    });
+    let (code, report, stderr) = listening(
+        &folder,
+        &["tiny_cnn-adam.plan.json", "--iterations", "1000000", "--memory", "8MiB"],
+        |stdin| {
+            let mut say = |line: &str| {
+                stdin.write_all(line.as_bytes()).unwrap();
+                stdin.write_all(b"\n").unwrap();
+                stdin.flush().unwrap();
+            };
+            say("run tiny_gpt2-adamw.plan.json 3");
+            say("run tiny_gpt2-adamw.plan.json 2");
+            say("run nothing.plan.json");
+            say("\u{fffd}\u{1}");
+            say("run tiny_gpt2-adamw.plan.json many");
+            say("dance");
+            say("end nobody");
+            std::thread::sleep(Duration::from_millis(500));
+            say("end tiny_cnn-adam");
+            say("quit");
+        },
+    );
     assert_eq!(code, Some(0), "{stderr}");
     for (name, iterations) in [("tiny_gpt2-adamw", "3"), ("tiny_gpt2-adamw-2", "2")] {
         same_numbers(&report, name, &alone(&folder, "tiny_gpt2-adamw", iterations));
@@ -155,7 +230,12 @@ fn jobs_come_and_go_while_it_runs() {
     assert_eq!(stopped["verdict"], "stopped");
     assert!((1..1_000_000).contains(&number(stopped, "iterations")));
     assert_eq!(stopped["checksum"], "");
-    for word in ["nothing.plan.json", "`many` is not a number", "`dance` is no request", "no job `nobody` is there"] {
+    for word in [
+        "nothing.plan.json",
+        "`many` is not a number",
+        "`dance` is no request",
+        "no job `nobody` is there",
+    ] {
         assert!(stderr.contains(word), "{word}: {stderr}");
     }
 }
@@ -163,10 +243,25 @@ fn jobs_come_and_go_while_it_runs() {
 #[test]
 fn a_job_that_arrives_is_queued_with_the_reason() {
     let folder = plans(&NAMES[..2]);
-    let arguments = ["run", "tiny_cnn-adam.plan.json", "tiny_gpt2-adamw.plan.json", "--on", "host", "--policy", "fifo"];
-    let answer = folder.neap(&[&arguments[..], &["--iterations", "20,1", "--submit", "0,0.01", "--log", "log.csv"]].concat());
+    let arguments = [
+        "run",
+        "tiny_cnn-adam.plan.json",
+        "tiny_gpt2-adamw.plan.json",
+        "--on",
+        "host",
+        "--policy",
+        "fifo",
+    ];
+    let answer = folder.neap(
+        &[&arguments[..], &["--iterations", "20,1", "--submit", "0,0.01", "--log", "log.csv"]]
+            .concat(),
+    );
     assert_eq!(answer.code, Some(0), "{answer:?}");
-    assert!(answer.stderr.contains("`tiny_gpt2-adamw` waits for the jobs before it to end"), "{}", answer.stderr);
+    assert!(
+        answer.stderr.contains("`tiny_gpt2-adamw` waits for the jobs before it to end"),
+        "{}",
+        answer.stderr
+    );
     assert!(answer.stderr.contains("`tiny_gpt2-adamw` is in after"), "{}", answer.stderr);
     let log = folder.text("log.csv");
     assert!(log.starts_with("time_ns,job,what\n"), "{log}");
@@ -179,9 +274,13 @@ fn a_job_that_arrives_is_queued_with_the_reason() {
 #[test]
 fn who_never_fits_is_refused_and_the_others_go_on() {
     let folder = plans(&NAMES);
-    let (code, report, stderr) = listening(&folder, &["tiny_cnn-adam.plan.json", "--iterations", "3", "--memory", "8MiB"], |stdin| {
-        stdin.write_all(b"run resnet18-adam.plan.json 2\n").unwrap();
-    });
+    let (code, report, stderr) = listening(
+        &folder,
+        &["tiny_cnn-adam.plan.json", "--iterations", "3", "--memory", "8MiB"],
+        |stdin| {
+            stdin.write_all(b"run resnet18-adam.plan.json 2\n").unwrap();
+        },
+    );
     assert_eq!(code, Some(1), "{stderr}");
     same_numbers(&report, "tiny_cnn-adam", &alone(&folder, "tiny_cnn-adam", "3"));
     let refused = job(&report, "resnet18-adam");
@@ -194,18 +293,38 @@ fn a_folder_is_watched() {
     let folder = plans(&NAMES[..1]);
     std::fs::create_dir(folder.path("in")).unwrap();
     // Half of a plan, completed later; and something that can never be read.
-    let whole = folder.text("tiny_cnn-adam.plan.json").replace("tiny_cnn-adam.graph.json", "../tiny_cnn-adam.graph.json");
+    let whole = folder
+        .text("tiny_cnn-adam.plan.json")
+        .replace("tiny_cnn-adam.graph.json", "../tiny_cnn-adam.graph.json");
     std::fs::write(folder.path("in").join("half.plan.json"), &whole[..whole.len() / 2]).unwrap();
     std::fs::create_dir(folder.path("in").join("folder.plan.json")).unwrap();
     let mut child = Command::new(env!("CARGO_BIN_EXE_neap"))
-        .args(["--json", "run", "--on", "host", "--watch", "in", "--memory", "8MiB", "--iterations", "2"])
+        .args([
+            "--json",
+            "run",
+            "--on",
+            "host",
+            "--watch",
+            "in",
+            "--memory",
+            "8MiB",
+            "--iterations",
+            "2",
+        ])
         .current_dir(folder.path(""))
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
     let graph = "tiny_cnn-adam.graph.json";
     std::fs::copy(folder.path(graph), folder.path("in").join(graph)).unwrap();
-    folder.json(&["plan", "in/tiny_cnn-adam.graph.json", "--budget", "90%", "-o", "in/one.plan.json"]);
+    folder.json(&[
+        "plan",
+        "in/tiny_cnn-adam.graph.json",
+        "--budget",
+        "90%",
+        "-o",
+        "in/one.plan.json",
+    ]);
     std::thread::sleep(Duration::from_millis(500));
     std::fs::write(folder.path("in").join("half.plan.json"), &whole).unwrap();
     // They are taken some time before the end is asked for.

@@ -7,7 +7,10 @@ use crate::folder::{Folder, fixture, number};
 const HEAD: &str = "job,persistent_bytes,ephemeral_bytes,submit_s,duration_s\n";
 
 fn share(folder: &Folder, more: &[&str]) -> Value {
-    folder.json(&[&["share", &fixture("share/jobs.csv"), "--memory", &fixture("share/memory.csv")], more].concat())
+    folder.json(
+        &[&["share", &fixture("share/jobs.csv"), "--memory", &fixture("share/memory.csv")], more]
+            .concat(),
+    )
 }
 
 fn figure(all: &Value, policy: &str, key: &str) -> f64 {
@@ -23,15 +26,22 @@ fn every_policy_is_told_and_ours_ends_jobs_soonest() {
     for policy in ["fifo", "srtf", "pack", "fair"] {
         // Shortest-first may leave one job to end alone: half a per cent of the makespan on this trace.
         for (key, limit) in [("makespan_s", 1.005), ("mean_completion_s", 1.0)] {
-            assert!(figure(&all, "neap", key) <= figure(&all, policy, key) * limit, "{policy} {key}: {all:#}");
+            assert!(
+                figure(&all, "neap", key) <= figure(&all, policy, key) * limit,
+                "{policy} {key}: {all:#}"
+            );
         }
     }
     assert_eq!(folder.text("rows.csv").lines().count(), 1 + 5 * 7);
-    let mut plots: Vec<String> = ["fifo", "srtf", "pack", "fair", "neap"].iter().map(|p| format!("ends.{p}.svg")).collect();
+    let mut plots: Vec<String> =
+        ["fifo", "srtf", "pack", "fair", "neap"].iter().map(|p| format!("ends.{p}.svg")).collect();
     plots.extend(["ends.svg".to_owned(), "rows.csv".to_owned()]);
     plots.sort();
     assert_eq!(folder.files(), plots);
-    assert!(folder.text("ends.svg").contains("share of jobs") && folder.text("ends.neap.svg").contains("2nd lane"));
+    assert!(
+        folder.text("ends.svg").contains("share of jobs")
+            && folder.text("ends.neap.svg").contains("2nd lane")
+    );
     let again = Folder::new();
     assert_eq!(share(&again, &["--csv", "rows.csv", "--plot", "ends.svg"]), all);
     assert_eq!(again.text("rows.csv"), folder.text("rows.csv"));
@@ -45,12 +55,28 @@ fn a_wait_is_explained() {
     let why = |at: usize| all["policies"][at]["explained"]["why"].as_array().unwrap().clone();
     assert!(why(0)[0]["what"].as_str().unwrap().contains("waits"), "{all:#}");
     assert!(why(0).iter().any(|w| w["what"] == "runs"));
-    let text = folder.neap(&["share", &fixture("share/jobs.csv"), "--memory", &fixture("share/memory.csv"), "--explain", "check"]).stdout;
+    let text = folder
+        .neap(&[
+            "share",
+            &fixture("share/jobs.csv"),
+            "--memory",
+            &fixture("share/memory.csv"),
+            "--explain",
+            "check",
+        ])
+        .stdout;
     assert!(text.contains("check under neap: done"), "{text}");
     folder.refuses(
         2,
         &["--explain", "nobody"],
-        &["share", &fixture("share/jobs.csv"), "--memory", &fixture("share/memory.csv"), "--explain", "nobody"],
+        &[
+            "share",
+            &fixture("share/jobs.csv"),
+            "--memory",
+            &fixture("share/memory.csv"),
+            "--explain",
+            "nobody",
+        ],
     );
 }
 
@@ -73,17 +99,26 @@ fn graphs_are_jobs_too() {
 #[test]
 fn estimates_are_jobs_with_their_errors() {
     let folder = Folder::new();
-    let estimate = folder.json(&["estimate", &fixture("traces/tiny_cnn-adam-8-32-start.profile.json.gz")]);
+    let estimate =
+        folder.json(&["estimate", &fixture("traces/tiny_cnn-adam-8-32-start.profile.json.gz")]);
     folder.write("e.json", estimate.to_string());
     let wanted = number(&estimate, "peak_reserved_bytes") + number(&estimate, "margin_bytes");
     folder.write("jobs.csv", "job,estimate,submit_s,iterations,iteration_s\na,e.json,0,100,0.01\n");
     let fits = |bytes: u64, more: &[&str]| {
         let bytes = bytes.to_string();
-        folder.neap(&[&["share", "jobs.csv", "--policies", "fifo", "--memory-bytes", &bytes], more].concat()).code
+        folder
+            .neap(
+                &[&["share", "jobs.csv", "--policies", "fifo", "--memory-bytes", &bytes], more]
+                    .concat(),
+            )
+            .code
     };
     // Its own margin, whatever --margin says of the others.
     assert_eq!((fits(wanted, &["--margin", "50"]), fits(wanted - 1, &[])), (Some(0), Some(1)));
-    folder.write("jobs.csv", "job,estimate,submit_s,iterations,iteration_s,error_percent\na,e.json,0,100,0.01,0\n");
+    folder.write(
+        "jobs.csv",
+        "job,estimate,submit_s,iterations,iteration_s,error_percent\na,e.json,0,100,0.01,0\n",
+    );
     let peak = number(&estimate, "peak_reserved_bytes");
     assert_eq!((fits(peak, &[]), fits(peak - 1, &[])), (Some(0), Some(1)));
     for (wrong, told) in [
@@ -95,7 +130,11 @@ fn estimates_are_jobs_with_their_errors() {
         ),
     ] {
         folder.write("e.json", wrong);
-        folder.refuses(2, &["jobs.csv", "line 2", "e.json", told, "neap estimate --json"], &["share", "jobs.csv"]);
+        folder.refuses(
+            2,
+            &["jobs.csv", "line 2", "e.json", told, "neap estimate --json"],
+            &["share", "jobs.csv"],
+        );
     }
 }
 
@@ -104,7 +143,8 @@ fn who_outgrows_its_admission_is_told() {
     let folder = Folder::new();
     let head = "job,persistent_bytes,ephemeral_bytes,submit_s,duration_s,utilisation,actual_ephemeral_bytes,grows_after\n";
     folder.write("jobs.csv", format!("{head}a,2GiB,3GiB,0,10,0.1,6GiB,3\nb,2GiB,7GiB,0,20,0.1,,\nc,1GiB,1GiB,0,5,0.1,99GiB,\n"));
-    let answer = folder.neap(&["share", "jobs.csv", "--policies", "pack", "--check", "--explain", "a"]);
+    let answer =
+        folder.neap(&["share", "jobs.csv", "--policies", "pack", "--check", "--explain", "a"]);
     assert_eq!(answer.code, Some(1), "{answer:?}");
     for words in [
         "pack: c: outgrew the device",
@@ -114,7 +154,10 @@ fn who_outgrows_its_admission_is_told() {
     ] {
         assert!(answer.stdout.contains(words), "{words}: {}", answer.stdout);
     }
-    let all: Value = serde_json::from_str(&folder.neap(&["share", "jobs.csv", "--policies", "pack", "--check", "--json"]).stdout).unwrap();
+    let all: Value = serde_json::from_str(
+        &folder.neap(&["share", "jobs.csv", "--policies", "pack", "--check", "--json"]).stdout,
+    )
+    .unwrap();
     let entry = &all["policies"][0];
     assert_eq!(
         (&entry["outgrew_the_device"][0], &entry["harm"], number(entry, "left_to_grow")),
@@ -127,7 +170,10 @@ fn who_outgrows_its_admission_is_told() {
 #[test]
 fn odd_jobs_get_a_verdict() {
     let folder = Folder::new();
-    folder.write("jobs.csv", format!("{HEAD}late,1GiB,1GiB,5,10\nempty,1GiB,1GiB,0,0\nnever,1GiB,99GiB,0,1\n"));
+    folder.write(
+        "jobs.csv",
+        format!("{HEAD}late,1GiB,1GiB,5,10\nempty,1GiB,1GiB,0,0\nnever,1GiB,99GiB,0,1\n"),
+    );
     let answer = folder.neap(&["share", "jobs.csv", "--json"]);
     assert_eq!(answer.code, Some(1), "{answer:?}");
     assert!(answer.stderr.contains("not in order of submission"), "{}", answer.stderr);
@@ -175,6 +221,10 @@ fn what_is_malformed_is_refused() {
     folder.refuses(2, &["lottery"], &["share", "jobs.csv", "--policies", "lottery"]);
     folder.refuses(2, &["memory-bytes"], &["share", "jobs.csv", "--memory-bytes", "0"]);
     folder.refuses(2, &["nowhere"], &["share", "jobs.csv", "--memory", "nowhere.csv"]);
-    folder.refuses(2, &["jobs.csv", "read by this command"], &["share", "jobs.csv", "--csv", "jobs.csv"]);
+    folder.refuses(
+        2,
+        &["jobs.csv", "read by this command"],
+        &["share", "jobs.csv", "--csv", "jobs.csv"],
+    );
     folder.refuses(2, &["turn"], &["share", "jobs.csv", "--turn", "0"]);
 }

@@ -7,7 +7,18 @@ fn two_jobs_get_one_plan_and_run_side_by_side() {
     let folder = Folder::new();
     folder.import("tiny_cnn-adam.et.json.gz", &[]);
     let mlp = fixture("mlp.graph.json");
-    let plan = ["plan", "job.graph.json", &mlp, "job.graph.json", "--device", "a6000", "--budget", "60%", "-o", "all.plan.json"];
+    let plan = [
+        "plan",
+        "job.graph.json",
+        &mlp,
+        "job.graph.json",
+        "--device",
+        "a6000",
+        "--budget",
+        "60%",
+        "-o",
+        "all.plan.json",
+    ];
     let planned = folder.json(&plan);
     assert!(number(&planned, "arena_bytes") <= number(&planned, "budget_bytes"));
     let jobs = planned["jobs"].as_array().unwrap();
@@ -16,7 +27,8 @@ fn two_jobs_get_one_plan_and_run_side_by_side() {
     let checked = folder.json(&["check", "all.plan.json"]);
     assert_eq!(number(&checked, "peak_bytes"), number(&planned, "peak_bytes"));
 
-    let seen = folder.json(&["simulate", "all.plan.json", "--iterations", "3", "--plot", "all.svg"]);
+    let seen =
+        folder.json(&["simulate", "all.plan.json", "--iterations", "3", "--plot", "all.svg"]);
     assert!(number(&seen, "peak_bytes") <= number(&planned, "peak_bytes"));
     for (job, alone) in seen["jobs"].as_array().unwrap().iter().zip(jobs) {
         assert_eq!(number(job, "alone_ns"), number(alone, "iteration_ns"));
@@ -38,32 +50,60 @@ fn two_jobs_share_bytes_and_wait_for_each_other() {
     assert_eq!(folder.neap(&plan).code, Some(1));
     let planned = folder.json(&[&plan[..], &["--overlap", "-o", "two.plan.json"]].concat());
     let window = number(&planned, "window_bytes");
-    assert!(window > 0 && number(&planned, "arena_bytes") <= number(&planned, "budget_bytes"), "{planned}");
-    assert_eq!((&planned["fits_apart"], &planned["jobs"][0]["beside_apart_ns"]), (&false.into(), &serde_json::Value::Null));
-    let own: u64 = planned["jobs"].as_array().unwrap().iter().map(|job| number(job, "arena_bytes")).sum();
+    assert!(
+        window > 0 && number(&planned, "arena_bytes") <= number(&planned, "budget_bytes"),
+        "{planned}"
+    );
+    assert_eq!(
+        (&planned["fits_apart"], &planned["jobs"][0]["beside_apart_ns"]),
+        (&false.into(), &serde_json::Value::Null)
+    );
+    let own: u64 =
+        planned["jobs"].as_array().unwrap().iter().map(|job| number(job, "arena_bytes")).sum();
     assert_eq!(own + window, number(&planned, "arena_bytes"));
     let checked = folder.json(&["check", "two.plan.json"]);
-    assert_eq!((number(&checked, "window_bytes"), number(&checked, "peak_bytes")), (window, number(&planned, "peak_bytes")));
+    assert_eq!(
+        (number(&checked, "window_bytes"), number(&checked, "peak_bytes")),
+        (window, number(&planned, "peak_bytes"))
+    );
     assert!(folder.neap(&["check", "two.plan.json"]).stdout.contains("; 2 jobs hold"));
 
     let seen = folder.json(&["simulate", "two.plan.json", "--iterations", "4"]);
     assert!(number(&seen, "peak_bytes") <= number(&planned, "arena_bytes"), "{seen}");
     assert_eq!(number(&seen, "window_bytes"), window);
-    let waits: u64 = seen["jobs"].as_array().unwrap().iter().map(|job| number(job, "window_waits")).sum();
-    let waited: u64 = seen["jobs"].as_array().unwrap().iter().map(|job| number(job, "window_wait_ns")).sum();
+    let waits: u64 =
+        seen["jobs"].as_array().unwrap().iter().map(|job| number(job, "window_waits")).sum();
+    let waited: u64 =
+        seen["jobs"].as_array().unwrap().iter().map(|job| number(job, "window_wait_ns")).sum();
     assert!(waits > 0 && waited > 0, "{seen}");
     assert!(folder.neap(&["simulate", "two.plan.json"]).stdout.contains("held in turn:"));
     assert_eq!(folder.neap(&["diff", "two.plan.json", "two.plan.json"]).code, Some(0));
 
     // Somebody else's window.
-    let text = folder.text("two.plan.json").replacen(&format!("\"bytes\":{window}"), &format!("\"bytes\":{}", window + 512), 1);
+    let text = folder.text("two.plan.json").replacen(
+        &format!("\"bytes\":{window}"),
+        &format!("\"bytes\":{}", window + 512),
+        1,
+    );
     folder.write("changed.plan.json", &text);
     let refused = folder.neap(&["check", "changed.plan.json"]);
-    assert!(refused.code == Some(1) && refused.stdout.contains("the windows of job 0"), "{}", refused.stdout);
+    assert!(
+        refused.code == Some(1) && refused.stdout.contains("the windows of job 0"),
+        "{}",
+        refused.stdout
+    );
     let differs = folder.neap(&["diff", "two.plan.json", "changed.plan.json"]);
-    assert!(differs.code == Some(1) && differs.stdout.contains("the window was"), "{}", differs.stdout);
+    assert!(
+        differs.code == Some(1) && differs.stdout.contains("the window was"),
+        "{}",
+        differs.stdout
+    );
     let alone = folder.neap(&["plan", &mlp, "--overlap"]);
-    assert!(alone.code == Some(2) && alone.stderr.contains("nobody to share bytes with"), "{}", alone.stderr);
+    assert!(
+        alone.code == Some(2) && alone.stderr.contains("nobody to share bytes with"),
+        "{}",
+        alone.stderr
+    );
 }
 
 #[test]
@@ -73,14 +113,30 @@ fn a_share_of_swapping_is_kept_to() {
     for planner in ["neap", "tensile"] {
         let plan = |share: &str| {
             let job = format!("{mlp}{share}");
-            folder.neap(&["plan", &job, "--device", "a6000", "--budget", "75%", "--planner", planner, "--no-recompute"]).code
+            folder
+                .neap(&[
+                    "plan",
+                    &job,
+                    "--device",
+                    "a6000",
+                    "--budget",
+                    "75%",
+                    "--planner",
+                    planner,
+                    "--no-recompute",
+                ])
+                .code
         };
         // One of its tensors alone doesn't do.
         assert_eq!((plan(""), plan("@0.05")), (Some(0), Some(1)), "{planner}");
     }
     let refused = folder.neap(&["plan", &format!("{mlp}@0.5"), "--planner", "checkpoint"]);
     assert_eq!(refused.code, Some(2));
-    assert!(refused.stderr.contains("planner checkpoint has no limit on swapping"), "{}", refused.stderr);
+    assert!(
+        refused.stderr.contains("planner checkpoint has no limit on swapping"),
+        "{}",
+        refused.stderr
+    );
 }
 
 #[test]
@@ -88,7 +144,15 @@ fn jobs_come_and_go() {
     let folder = Folder::new();
     std::fs::copy(fixture("mlp.graph.json"), folder.path("mlp.graph.json")).unwrap();
     folder.write("jobs.csv", "graph,submit_s,iterations\nmlp.graph.json,0,8\nmlp.graph.json,0.1,4\nmlp.graph.json,0.2,2\n");
-    let seen = folder.json(&["simulate", "--arrivals", "jobs.csv", "--device", "a6000", "--budget", "60%"]);
+    let seen = folder.json(&[
+        "simulate",
+        "--arrivals",
+        "jobs.csv",
+        "--device",
+        "a6000",
+        "--budget",
+        "60%",
+    ]);
     let jobs = seen["jobs"].as_array().unwrap();
     for (job, iterations) in jobs.iter().zip([8, 4, 2]) {
         assert_eq!(number(job, "iterations"), iterations, "{job}");
@@ -99,7 +163,15 @@ fn jobs_come_and_go() {
     assert!(jobs[0]["arenas"].as_array().unwrap().len() > 1, "{seen}");
 
     folder.write("large.csv", "graph,submit_s,iterations\nmlp.graph.json,0,1\n");
-    let never = folder.neap(&["simulate", "--arrivals", "large.csv", "--device", "a6000", "--budget", "1MiB"]);
+    let never = folder.neap(&[
+        "simulate",
+        "--arrivals",
+        "large.csv",
+        "--device",
+        "a6000",
+        "--budget",
+        "1MiB",
+    ]);
     assert_eq!(never.code, Some(1), "{}", never.stderr);
     assert!(never.stdout.contains("job 0 waited for 1.0 MiB of memory"), "{}", never.stdout);
 }
@@ -116,16 +188,26 @@ fn tables_of_jobs_are_refused_with_line_and_remedy() {
         ("graph,submit_s,iterations\nm.graph.json,0,0\n", "line 2: a job of 0 iterations"),
         ("graph,submit_s,iterations\nm.graph.json,-1,1\n", "line 2: `-1` is not a time"),
         ("graph,submit_s,iterations\nm.graph.json,1e99,1\n", "line 2: `1e99` is not a time"),
-        ("graph,submit_s,iterations\nm.graph.json,5,1\nm.graph.json,4,1\n", "line 3: 4 s is before the job above came"),
+        (
+            "graph,submit_s,iterations\nm.graph.json,5,1\nm.graph.json,4,1\n",
+            "line 3: 4 s is before the job above came",
+        ),
         ("graph,submit_s,iterations\nm.graph.json@7,0,1\n", "`@7` is not a share"),
         ("graph,submit_s,iterations\n,0,1\n", "it names no graph"),
-        ("graph,submit_s,iterations\nnowhere.graph.json,0,1\n", "nowhere.graph.json: cannot be read"),
+        (
+            "graph,submit_s,iterations\nnowhere.graph.json,0,1\n",
+            "nowhere.graph.json: cannot be read",
+        ),
         ("graph,submit_s,iterations\nm.graph.json,0,99999999999\n", "line 2"),
         ("graph,submit_s,iterations\nm.graph.json,0\n", "it has 2 columns and the header 3"),
     ] {
         folder.write("jobs.csv", table);
         let answer = folder.neap(&["simulate", "--arrivals", "jobs.csv"]);
         assert_eq!((answer.code, &*answer.stdout), (Some(2), ""), "{table}: {}", answer.stderr);
-        assert!(answer.stderr.contains("jobs.csv") && answer.stderr.contains(told), "{table}: {}", answer.stderr);
+        assert!(
+            answer.stderr.contains("jobs.csv") && answer.stderr.contains(told),
+            "{table}: {}",
+            answer.stderr
+        );
     }
 }

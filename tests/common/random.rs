@@ -39,12 +39,26 @@ impl Random {
 /// A view of all of a tensor as bytes.
 pub fn operand(graph: &[Tensor], tensor: usize, version: u32) -> Operand {
     let bytes = graph[tensor].bytes.0;
-    Operand { tensor: TensorId::of(tensor), version, dtype: Dtype::U8, offset: 0, shape: vec![bytes], stride: vec![1] }
+    Operand {
+        tensor: TensorId::of(tensor),
+        version,
+        dtype: Dtype::U8,
+        offset: 0,
+        shape: vec![bytes],
+        stride: vec![1],
+    }
 }
 
 /// A tensor of `bytes` bytes.
 pub fn tensor(name: String, bytes: u64, role: Role) -> Tensor {
-    Tensor { name, bytes: Bytes(bytes), role, dtype: Dtype::U8, shape: vec![bytes], kept_until: None }
+    Tensor {
+        name,
+        bytes: Bytes(bytes),
+        role,
+        dtype: Dtype::U8,
+        shape: vec![bytes],
+        kept_until: None,
+    }
 }
 
 /// An operator without operands.
@@ -70,21 +84,28 @@ pub fn graph(random: &mut Random) -> Graph {
     let mut versions: Vec<u32> = Vec::new();
     let mut operators: Vec<Operator> = Vec::new();
     let bytes = |random: &mut Random| random.between(1, 2048) as u64;
-    for (count, role, name) in
-        [(1, Role::Input, "in"), (random.between(1, 3), Role::Parameter, "w"), (random.below(3), Role::Buffer, "stat")]
-    {
+    for (count, role, name) in [
+        (1, Role::Input, "in"),
+        (random.between(1, 3), Role::Parameter, "w"),
+        (random.below(3), Role::Buffer, "stat"),
+    ] {
         for i in 0..count {
             tensors.push(tensor(format!("{name}{i}"), bytes(random), role));
             versions.push(0);
         }
     }
     let long_lived = tensors.len();
-    let parameters: Vec<usize> = (0..long_lived).filter(|t| tensors[*t].role == Role::Parameter).collect();
-    let buffers: Vec<usize> = (0..long_lived).filter(|t| tensors[*t].role == Role::Buffer).collect();
+    let parameters: Vec<usize> =
+        (0..long_lived).filter(|t| tensors[*t].role == Role::Parameter).collect();
+    let buffers: Vec<usize> =
+        (0..long_lived).filter(|t| tensors[*t].role == Role::Buffer).collect();
     let total = random.between(4, 12);
     let updates = random.between(0, parameters.len().min(total - 2));
     for position in 0..total - updates {
-        let mut op = operator(format!("op{position}"), if position * 2 < total { Phase::Forward } else { Phase::Backward });
+        let mut op = operator(
+            format!("op{position}"),
+            if position * 2 < total { Phase::Forward } else { Phase::Backward },
+        );
         let mut used: Vec<usize> = Vec::new();
         for _ in 0..random.between(1, 3) {
             // Recent tensors rather than old ones, but old ones too.
@@ -142,12 +163,22 @@ pub fn graph(random: &mut Random) -> Graph {
         op.args.push(Arg::Tensor(operand(&tensors, t, versions[t])));
         let gradient = random.between(0, tensors.len() - 1);
         if gradient != t {
-            op.args.push(Arg::Tensors(vec![Some(operand(&tensors, gradient, versions[gradient])), None]));
+            op.args.push(Arg::Tensors(vec![
+                Some(operand(&tensors, gradient, versions[gradient])),
+                None,
+            ]));
         }
         versions[t] += 1;
         op.outputs.push(Some(operand(&tensors, t, versions[t])));
         op.replay = Replay::Never;
         operators.push(op);
     }
-    Graph { name: "random".to_owned(), tensors, operators, optimizer: None, loss: None, recorded_peak: None }
+    Graph {
+        name: "random".to_owned(),
+        tensors,
+        operators,
+        optimizer: None,
+        loss: None,
+        recorded_peak: None,
+    }
 }

@@ -34,11 +34,16 @@ impl Machine<'_> {
             while more {
                 more = false;
                 for (lane, rate) in rates.iter().enumerate() {
-                    let Some(task) = self.front(lane).filter(|t| !self.started[*t]) else { continue };
+                    let Some(task) = self.front(lane).filter(|t| !self.started[*t]) else {
+                        continue;
+                    };
                     let what = self.reading.tasks[task].clone();
                     if lane == 0 {
                         let latest = what.wants.iter().max().copied();
-                        self.reading.lanes[2].iter().filter(|c| Some(**c) <= latest).for_each(|c| cut[*c] = true);
+                        self.reading.lanes[2]
+                            .iter()
+                            .filter(|c| Some(**c) <= latest)
+                            .for_each(|c| cut[*c] = true);
                     } else {
                         let begun = what.trigger.map_or(0, |t| stopped[t]);
                         let delay = job.events[what.event].trigger().delay.0;
@@ -52,7 +57,8 @@ impl Machine<'_> {
                             What::Step(operator, _) => i128::from(job.latencies[operator].time.0),
                             What::Out(tensor, _) | What::In(tensor, _) => {
                                 let bytes = i128::from(self.graph.tensors[tensor].bytes.0);
-                                bytes * 1_000_000_000 + i128::from(link.overhead_ns) * i128::from(rate.0)
+                                bytes * 1_000_000_000
+                                    + i128::from(link.overhead_ns) * i128::from(rate.0)
                             }
                         });
                         more = true;
@@ -67,11 +73,14 @@ impl Machine<'_> {
                 return Err("deadlock".to_owned());
             }
             now += 1;
-            let lane = |task: &usize| (0..3).find(|l| self.reading.lanes[*l].contains(task)).unwrap_or(0);
-            let lanes: Vec<(usize, usize)> = (0..left.len()).filter(|t| left[*t].is_some()).map(|t| (t, lane(&t))).collect();
+            let lane =
+                |task: &usize| (0..3).find(|l| self.reading.lanes[*l].contains(task)).unwrap_or(0);
+            let lanes: Vec<(usize, usize)> =
+                (0..left.len()).filter(|t| left[*t].is_some()).map(|t| (t, lane(&t))).collect();
             let both = [1, 2].iter().all(|l| lanes.iter().any(|(_, lane)| lane == l));
             for (task, lane) in lanes {
-                let rate = if lane == 0 { 1 } else { if both { rates[lane].1 } else { rates[lane].0 } };
+                let rate =
+                    if lane == 0 { 1 } else { if both { rates[lane].1 } else { rates[lane].0 } };
                 left[task] = left[task].map(|l| l - i128::from(rate));
             }
         }

@@ -2,9 +2,9 @@
 
 use super::{Machine, sizes};
 use crate::common::random::Random;
+use neap::contract::{Event, Figures, JobPlan, Latency, Place, Placement, Plan, Source, Trigger};
 use neap::device::{Link, Profile, Rates};
 use neap::job::Graph;
-use neap::schedule::{Event, Figures, JobPlan, Latency, Place, Placement, Plan, Source, Trigger};
 use neap::units::{Bytes, Nanos, OpId, TensorId};
 
 /// A device with a slow link, so that copies take about as long as operators.
@@ -20,7 +20,13 @@ pub fn device(random: &mut Random) -> Profile {
         flops: Rates { f32: 1, f16: 1, f64: 1 },
         memory_bandwidth: 1,
         efficiency_percent: 100,
-        link: Link { h2d, d2h, h2d_contended: a.min(h2d), d2h_contended: b.min(d2h), overhead_ns: random.below(30) as u64 },
+        link: Link {
+            h2d,
+            d2h,
+            h2d_contended: a.min(h2d),
+            d2h_contended: b.min(d2h),
+            overhead_ns: random.below(30) as u64,
+        },
         launch_overhead_ns: 0,
         pinned_bytes: Bytes(64 * 512),
         multiprocessors: None,
@@ -29,7 +35,10 @@ pub fn device(random: &mut Random) -> Profile {
 
 /// A plan without events, placements or figures.
 pub fn empty(random: &mut Random, graph: &Graph) -> Plan {
-    let latency = |random: &mut Random| Latency { time: Nanos(random.between(1, 120) as u64), source: Source::Graph };
+    let latency = |random: &mut Random| Latency {
+        time: Nanos(random.between(1, 120) as u64),
+        source: Source::Graph,
+    };
     let latencies = graph.operators.iter().map(|_| latency(random)).collect();
     let job = JobPlan {
         graph: String::new(),
@@ -42,7 +51,14 @@ pub fn empty(random: &mut Random, graph: &Graph) -> Plan {
         window: None,
     };
     let (options, figures) = (std::collections::BTreeMap::new(), Figures::default());
-    Plan { planner: "random".to_owned(), options, device: device(random), budget: Bytes::ZERO, jobs: vec![job], figures }
+    Plan {
+        planner: "random".to_owned(),
+        options,
+        device: device(random),
+        budget: Bytes::ZERO,
+        jobs: vec![job],
+        figures,
+    }
 }
 
 /// A plan that the interpreter runs.
@@ -52,7 +68,9 @@ pub fn plan(random: &mut Random, graph: &Graph) -> Plan {
         let before = plan.jobs[0].events.clone();
         propose(random, graph, &mut plan.jobs[0].events);
         slots(graph, &mut plan);
-        if plan.jobs[0].events != before && !Machine::new(&plan, graph, false).is_ok_and(|m| m.run(random).is_ok()) {
+        if plan.jobs[0].events != before
+            && !Machine::new(&plan, graph, false).is_ok_and(|m| m.run(random).is_ok())
+        {
             plan.jobs[0].events = before;
         }
     }
@@ -98,7 +116,8 @@ pub fn share(graph: &Graph, plan: &mut Plan) -> bool {
             !on_host[tensor.index()] && !on_host[other.index()] && (one.1 < two.0 || two.1 < one.0)
         };
         let mut at = 0;
-        while let Some(clash) = placed.iter().find(|p| at < p.2 && p.1 < at + bytes && !apart(p.0)) {
+        while let Some(clash) = placed.iter().find(|p| at < p.2 && p.1 < at + bytes && !apart(p.0))
+        {
             at = clash.2;
         }
         shared |= placed.iter().any(|p| at < p.2 && p.1 < at + bytes);
@@ -131,12 +150,18 @@ pub fn place(random: &mut Random, graph: &Graph, plan: &mut Plan) -> bool {
         }
     }
     places.sort_by_key(|p| p.0);
-    let meet = |a: &[(u64, u64)], b: &[(u64, u64)]| a.iter().any(|x| b.iter().any(|y| x.0 < y.1 && y.0 < x.1));
+    let meet = |a: &[(u64, u64)], b: &[(u64, u64)]| {
+        a.iter().any(|x| b.iter().any(|y| x.0 < y.1 && y.0 < x.1))
+    };
     let mut at: Vec<usize> = Vec::new();
     for (i, place) in places.iter().enumerate() {
         let mut offset = 0;
         loop {
-            let clash = (0..i).find(|j| offset < at[*j] + places[*j].2 && at[*j] < offset + place.2 && meet(&places[*j].3, &place.3));
+            let clash = (0..i).find(|j| {
+                offset < at[*j] + places[*j].2
+                    && at[*j] < offset + place.2
+                    && meet(&places[*j].3, &place.3)
+            });
             match clash {
                 Some(j) => offset = at[j] + places[j].2,
                 None => break,
@@ -145,8 +170,13 @@ pub fn place(random: &mut Random, graph: &Graph, plan: &mut Plan) -> bool {
         at.push(offset);
     }
     let extent = places.iter().zip(&at).map(|(p, at)| at + p.2).max().unwrap_or(0);
-    plan.budget = Bytes((extent + if random.once_in(2) { 0 } else { random.below(4) }) as u64 * 512);
-    plan.jobs[0].placements = places.iter().zip(&at).map(|(p, at)| Placement { place: p.1, offset: Bytes(*at as u64 * 512) }).collect();
+    plan.budget =
+        Bytes((extent + if random.once_in(2) { 0 } else { random.below(4) }) as u64 * 512);
+    plan.jobs[0].placements = places
+        .iter()
+        .zip(&at)
+        .map(|(p, at)| Placement { place: p.1, offset: Bytes(*at as u64 * 512) })
+        .collect();
     true
 }
 
@@ -200,13 +230,24 @@ fn propose(random: &mut Random, graph: &Graph, events: &mut Vec<Event>) {
             if let Some(generator) = generator {
                 let out = random.between(use_ + 1, next);
                 insert(random, events, Event::Release { tensor: id, trigger: now(out) });
-                again(random, graph, events, id, generator, random.clone().between(out, next), next);
+                again(
+                    random,
+                    graph,
+                    events,
+                    id,
+                    generator,
+                    random.clone().between(out, next),
+                    next,
+                );
             }
         }
         (0..=3, None) if generator.is_none() => {
             let event = leave(random, random.clone().between(last + 1, count));
             insert(random, events, event);
-            let event = Event::SwapIn { tensor: id, trigger: trigger(random, random.clone().between(0, first)) };
+            let event = Event::SwapIn {
+                tensor: id,
+                trigger: trigger(random, random.clone().between(0, first)),
+            };
             insert(random, events, event);
         }
         (4, _) => {
@@ -217,20 +258,40 @@ fn propose(random: &mut Random, graph: &Graph, events: &mut Vec<Event>) {
         _ => {
             let operator = random.below(count);
             let position = random.between(operator + 1, count);
-            let event = Event::Recompute { operator: OpId::of(operator), trigger: now(position), keep: Vec::new() };
+            let event = Event::Recompute {
+                operator: OpId::of(operator),
+                trigger: now(position),
+                keep: Vec::new(),
+            };
             insert(random, events, event);
         }
     }
 }
 
 /// Recomputes a tensor, with the in-place writes that it had.
-fn again(random: &mut Random, graph: &Graph, events: &mut Vec<Event>, id: TensorId, generator: OpId, position: usize, next: usize) {
+fn again(
+    random: &mut Random,
+    graph: &Graph,
+    events: &mut Vec<Event>,
+    id: TensorId,
+    generator: OpId,
+    position: usize,
+    next: usize,
+) {
     let mut keep: Vec<TensorId> = graph.operator(generator).generates().map(|o| o.tensor).collect();
     keep.retain(|t| *t == id || random.once_in(8));
     insert(random, events, Event::Recompute { operator: generator, trigger: now(position), keep });
     for (index, operator) in graph.operators.iter().enumerate().take(next) {
         if operator.updates().any(|o| o.tensor == id) {
-            insert(random, events, Event::Recompute { operator: OpId::of(index), trigger: now(position), keep: Vec::new() });
+            insert(
+                random,
+                events,
+                Event::Recompute {
+                    operator: OpId::of(index),
+                    trigger: now(position),
+                    keep: Vec::new(),
+                },
+            );
         }
     }
 }
@@ -253,8 +314,12 @@ pub fn damage(random: &mut Random, graph: &Graph, plan: &mut Plan) {
             *trigger_of(&mut event) = Trigger { delay: event.trigger().delay, ..now(position) };
             insert(random, events, event);
         }
-        9 if !events.is_empty() => trigger_of(&mut events[at]).delay = Nanos(random.below(500) as u64),
-        10 if !events.is_empty() => trigger_of(&mut events[at]).after = now(random.below(operators + 2)).after,
+        9 if !events.is_empty() => {
+            trigger_of(&mut events[at]).delay = Nanos(random.below(500) as u64)
+        }
+        10 if !events.is_empty() => {
+            trigger_of(&mut events[at]).after = now(random.below(operators + 2)).after
+        }
         11 if !events.is_empty() => {
             // Places in the list, triggers stay.
             let other = random.below(events.len());
@@ -266,7 +331,9 @@ pub fn damage(random: &mut Random, graph: &Graph, plan: &mut Plan) {
         12..=13 if !events.is_empty() => {
             let target = TensorId::of(stray(random, tensors));
             match &mut events[at] {
-                Event::SwapIn { tensor, .. } | Event::SwapOut { tensor, .. } | Event::Release { tensor, .. } => *tensor = target,
+                Event::SwapIn { tensor, .. }
+                | Event::SwapOut { tensor, .. }
+                | Event::Release { tensor, .. } => *tensor = target,
                 Event::Recompute { keep, operator, .. } => match random.below(4) {
                     0 => keep.push(target),
                     1 => {
@@ -279,7 +346,10 @@ pub fn damage(random: &mut Random, graph: &Graph, plan: &mut Plan) {
         }
         14 if !events.is_empty() => {
             let trigger = events[at].trigger();
-            if let Event::SwapIn { tensor, .. } | Event::SwapOut { tensor, .. } | Event::Release { tensor, .. } = events[at] {
+            if let Event::SwapIn { tensor, .. }
+            | Event::SwapOut { tensor, .. }
+            | Event::Release { tensor, .. } = events[at]
+            {
                 let plain = Trigger { delay: Nanos::ZERO, ..trigger };
                 events[at] = match random.below(3) {
                     0 => Event::SwapOut { tensor, trigger },
@@ -351,7 +421,9 @@ fn misplace(random: &mut Random, plan: &mut Plan) {
     let (one, other) = (random.below(placements.len()), random.below(placements.len()));
     match random.below(12) {
         0..=2 => placements[one].offset = placements[other].offset,
-        3..=5 => placements[one].offset = Bytes(random.below(budget as usize / 512 + 1) as u64 * 512),
+        3..=5 => {
+            placements[one].offset = Bytes(random.below(budget as usize / 512 + 1) as u64 * 512)
+        }
         6..=8 => placements.swap(one, other),
         9 => {
             let moved = placements.remove(one);
@@ -366,6 +438,8 @@ fn misplace(random: &mut Random, plan: &mut Plan) {
                 Place::Workspace { step } => *step += 1,
             },
         },
-        _ => placements[one].offset = Bytes(if random.once_in(2) { u64::MAX - 511 } else { budget }),
+        _ => {
+            placements[one].offset = Bytes(if random.once_in(2) { u64::MAX - 511 } else { budget })
+        }
     }
 }

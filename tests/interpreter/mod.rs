@@ -1,14 +1,14 @@
 //! A brute-force interpreter of plans, for tests only: memory is an array of 512-byte blocks, each of which
 //! remembers what was written to it. It runs a plan in any order that the waits allow and says what went wrong.
-//! It reads the meaning of a plan from its text (`neap::schedule::plan`) on its own, and is as slow as it is plain.
+//! It reads the meaning of a plan from its text (`neap::contract::plan`) on its own, and is as slow as it is plain.
 
 pub mod clock;
 pub mod make;
 mod read;
 
 use crate::common::random::Random;
+use neap::contract::{Place, Plan};
 use neap::job::Graph;
-use neap::schedule::{Place, Plan};
 use read::{Reading, Task, What};
 
 /// A block: which content, and which part of it. Content 0 is a free block.
@@ -42,7 +42,11 @@ fn unplanned(graph: &Graph, start: &[u64]) -> Vec<Vec<u64>> {
 
 /// What an operator makes of its inputs.
 fn result(operator: usize, tensor: usize, version: u32, inputs: &[u64]) -> u64 {
-    inputs.iter().fold(hash(operator as u64 + 77, hash(tensor as u64, u64::from(version))), |a, b| hash(a, *b))
+    inputs
+        .iter()
+        .fold(hash(operator as u64 + 77, hash(tensor as u64, u64::from(version))), |a, b| {
+            hash(a, *b)
+        })
 }
 
 /// Where everything is placed, in blocks, and what each place waits for.
@@ -89,7 +93,11 @@ impl<'a> Machine<'a> {
     pub fn new(plan: &'a Plan, graph: &'a Graph, placed: bool) -> Outcome<Self> {
         let job = &plan.jobs[0];
         let reading = Reading::of(job, graph)?;
-        let layout = if placed { Layout::of(plan, graph, &reading)? } else { Layout::private(graph, &reading) };
+        let layout = if placed {
+            Layout::of(plan, graph, &reading)?
+        } else {
+            Layout::private(graph, &reading)
+        };
         let (stays, tasks) = (reading.stays.len(), reading.tasks.len());
         let start: Vec<u64> = (0..graph.tensors.len()).map(|t| hash(5, t as u64)).collect();
         Ok(Self {
@@ -176,11 +184,14 @@ impl<'a> Machine<'a> {
             }
             let found = if self.reading.on_host[t] {
                 if !self.valid[t] {
-                    return Err(format!("t{t} ends iteration {iteration} without a valid host copy"));
+                    return Err(format!(
+                        "t{t} ends iteration {iteration} without a valid host copy"
+                    ));
                 }
                 self.load_host(t)?
             } else {
-                let Some(s) = self.reading.stays.iter().position(|s| s.tensor == t && s.stays) else {
+                let Some(s) = self.reading.stays.iter().position(|s| s.tensor == t && s.stays)
+                else {
                     return Err(format!("t{t} ends iteration {iteration} off the device"));
                 };
                 self.fetch(s)?
@@ -240,7 +251,9 @@ impl<'a> Machine<'a> {
         what.before.iter().all(done)
             && self.slot_after[task].iter().all(done)
             && self.reading.earlier[task].iter().all(|e| self.over(*e))
-            && self.reading.begun[task].iter().all(|p| self.layout.after[*p].iter().all(|e| self.place_over(*e)))
+            && self.reading.begun[task]
+                .iter()
+                .all(|p| self.layout.after[*p].iter().all(|e| self.place_over(*e)))
     }
 
     /// Whether a stay is over.
@@ -330,7 +343,9 @@ impl<'a> Machine<'a> {
             }
             What::In(tensor, stay) => {
                 if self.load_host(tensor)? != inputs[0] {
-                    return Err(format!("the host copy of t{tensor} changed while it was copied in"));
+                    return Err(format!(
+                        "the host copy of t{tensor} changed while it was copied in"
+                    ));
                 }
                 self.store(stay, inputs[0]);
             }
@@ -348,7 +363,11 @@ impl<'a> Machine<'a> {
     fn expect(&self, stay: usize, version: u32) -> Outcome<u64> {
         let tensor = self.reading.stays[stay].tensor;
         let content = self.fetch(stay)?;
-        if content == self.contents[tensor][version as usize] { Ok(content) } else { Err(format!("t{tensor} read in a wrong version")) }
+        if content == self.contents[tensor][version as usize] {
+            Ok(content)
+        } else {
+            Err(format!("t{tensor} read in a wrong version"))
+        }
     }
 
     fn occupy(&mut self, place: usize) -> Outcome<()> {
@@ -381,8 +400,13 @@ impl<'a> Machine<'a> {
 
     fn slot(&self, tensor: usize) -> Outcome<std::ops::Range<usize>> {
         let id = neap::units::TensorId::of(tensor);
-        let offset = self.plan.jobs[0].host_slots.get(&id).ok_or_else(|| format!("t{tensor} has no slot"))?.0;
-        let (start, count) = ((offset / 512) as usize, self.graph.tensors[tensor].bytes.0.div_ceil(512) as usize);
+        let offset = self.plan.jobs[0]
+            .host_slots
+            .get(&id)
+            .ok_or_else(|| format!("t{tensor} has no slot"))?
+            .0;
+        let (start, count) =
+            ((offset / 512) as usize, self.graph.tensors[tensor].bytes.0.div_ceil(512) as usize);
         if start.saturating_add(count) > self.slab.len() {
             Err("bytes outside the pinned slab".to_owned())
         } else {
@@ -425,7 +449,11 @@ impl Layout {
                         return Err("structure: placed twice".to_owned());
                     }
                     // What is there at the start stands before the list.
-                    turn[place] = if reading.stays.get(place).is_some_and(|s| s.begin.is_none()) { 0 } else { position + 1 };
+                    turn[place] = if reading.stays.get(place).is_some_and(|s| s.begin.is_none()) {
+                        0
+                    } else {
+                        position + 1
+                    };
                     found = true;
                 }
             }
@@ -446,7 +474,9 @@ impl Layout {
             let ((a, m), (b, n)) = (places[a], places[b]);
             m > 0 && n > 0 && a < b + n && b < a + m
         };
-        let earlier = |place: usize| (0..sizes.len()).filter(|p| turn[*p] < turn[place] && shares(*p, place)).collect();
+        let earlier = |place: usize| {
+            (0..sizes.len()).filter(|p| turn[*p] < turn[place] && shares(*p, place)).collect()
+        };
         let after = (0..sizes.len()).map(earlier).collect();
         Ok(Self { at: places, after, blocks })
     }
@@ -457,10 +487,11 @@ impl Layout {
         let mut blocks = 0;
         for (place, size) in sizes.iter().enumerate() {
             // Both parts of what stays round the end are at one address.
-            let twin = reading
-                .stays
-                .get(place)
-                .and_then(|s| reading.stays[..place].iter().position(|e| e.tensor == s.tensor && e.number == s.number));
+            let twin = reading.stays.get(place).and_then(|s| {
+                reading.stays[..place]
+                    .iter()
+                    .position(|e| e.tensor == s.tensor && e.number == s.number)
+            });
             at.push(twin.map_or((blocks, *size), |t| at[t]));
             blocks += size;
         }
@@ -474,15 +505,20 @@ fn slot_after(plan: &Plan, graph: &Graph, reading: &Reading) -> Vec<Vec<usize>> 
         What::Step(..) => None,
         What::Out(tensor, _) | What::In(tensor, _) => Some(tensor),
     };
-    let copies = |tensor: usize| (0..reading.tasks.len()).filter(move |t| copied(t) == Some(tensor));
+    let copies =
+        |tensor: usize| (0..reading.tasks.len()).filter(move |t| copied(t) == Some(tensor));
     let slot = |tensor: usize| {
         let start = plan.jobs[0].host_slots.get(&neap::units::TensorId::of(tensor))?.0;
         Some((start, start.saturating_add(graph.tensors[tensor].bytes.in_blocks().0)))
     };
     let shares = |a: usize, b: usize| matches!((slot(a), slot(b)), (Some(a), Some(b)) if a.0 < b.1 && b.0 < a.1 && a.0 < a.1 && b.0 < b.1);
     let waits = |task: usize| {
-        let Some(tensor) = copied(&task).filter(|t| copies(*t).next() == Some(task)) else { return Vec::new() };
-        let before = |other: &usize| *other != tensor && shares(*other, tensor) && copies(*other).all(|c| c < task);
+        let Some(tensor) = copied(&task).filter(|t| copies(*t).next() == Some(task)) else {
+            return Vec::new();
+        };
+        let before = |other: &usize| {
+            *other != tensor && shares(*other, tensor) && copies(*other).all(|c| c < task)
+        };
         (0..graph.tensors.len()).filter(before).flat_map(copies).collect()
     };
     (0..reading.tasks.len()).map(waits).collect()
@@ -494,7 +530,8 @@ pub fn sizes(graph: &Graph, reading: &Reading) -> Vec<usize> {
     let stays = reading.stays.iter().map(|s| blocks(graph.tensors[s.tensor].bytes.0));
     let workspaces = reading.tasks.iter().map(|task| match &task.what {
         What::Step(operator, scratch) => {
-            blocks(graph.operators[*operator].workspace.0) + scratch.iter().map(|t| blocks(graph.tensors[*t].bytes.0)).sum::<usize>()
+            blocks(graph.operators[*operator].workspace.0)
+                + scratch.iter().map(|t| blocks(graph.tensors[*t].bytes.0)).sum::<usize>()
         }
         _ => 0,
     });
@@ -504,7 +541,9 @@ pub fn sizes(graph: &Graph, reading: &Reading) -> Vec<usize> {
 impl Reading {
     /// What the plan calls each stay and workspace; `None` for a workspace of nothing.
     fn places(&self, sizes: &[usize]) -> Vec<Option<Place>> {
-        let stays = self.stays.iter().map(|s| Some(Place::Tensor { tensor: neap::units::TensorId::of(s.tensor), residency: s.number }));
+        let stays = self.stays.iter().map(|s| {
+            Some(Place::Tensor { tensor: neap::units::TensorId::of(s.tensor), residency: s.number })
+        });
         let workspaces = (0..self.tasks.len()).map(|task| {
             let step = self.lanes[0].iter().position(|t| *t == task)?;
             (sizes[self.stays.len() + task] > 0).then_some(Place::Workspace { step: step as u32 })

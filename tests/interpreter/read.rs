@@ -1,7 +1,7 @@
 //! The interpreter's own reading of a plan: tasks in program order and each tensor's stays on the device.
 
+use neap::contract::{Event, JobPlan};
 use neap::job::{Graph, Replay};
-use neap::schedule::{Event, JobPlan};
 
 /// A step or a copy.
 #[derive(Clone)]
@@ -115,19 +115,29 @@ impl Reading {
             match (operator, event.map(|e| &job.events[e])) {
                 (Some(operator), _) => {
                     reading.runs[operator] = reading.tasks.len();
-                    let made: Vec<usize> = graph.operators[operator].generates().map(|o| o.tensor.index()).collect();
+                    let made: Vec<usize> =
+                        graph.operators[operator].generates().map(|o| o.tensor.index()).collect();
                     reading.step(graph, operator, usize::MAX, &made)?;
                 }
                 (None, Some(Event::Recompute { operator, keep, trigger })) => {
                     let keep: Vec<usize> = keep.iter().map(|t| t.index()).collect();
-                    if graph.operators.len() <= operator.index() || reading.runs[operator.index()] == usize::MAX || trigger.delay.0 > 0 {
+                    if graph.operators.len() <= operator.index()
+                        || reading.runs[operator.index()] == usize::MAX
+                        || trigger.delay.0 > 0
+                    {
                         return Err("structure: a recompute that can't be".to_owned());
                     }
                     if graph.operators[operator.index()].replay == Replay::Never {
                         return Err("structure: never again".to_owned());
                     }
-                    let makes = |t: &usize| graph.operators[operator.index()].generates().any(|o| o.tensor.index() == *t);
-                    if !keep.iter().all(makes) || (1..keep.len()).any(|i| keep[..i].contains(&keep[i])) {
+                    let makes = |t: &usize| {
+                        graph.operators[operator.index()]
+                            .generates()
+                            .any(|o| o.tensor.index() == *t)
+                    };
+                    if !keep.iter().all(makes)
+                        || (1..keep.len()).any(|i| keep[..i].contains(&keep[i]))
+                    {
                         return Err("structure: what it keeps".to_owned());
                     }
                     reading.step(graph, operator.index(), event.unwrap_or(0), &keep)?;
@@ -140,14 +150,25 @@ impl Reading {
         Ok(reading)
     }
 
-    fn host_first(&self, job: &JobPlan, graph: &Graph, items: &[(Option<usize>, Option<usize>)], t: usize) -> bool {
+    fn host_first(
+        &self,
+        job: &JobPlan,
+        graph: &Graph,
+        items: &[(Option<usize>, Option<usize>)],
+        t: usize,
+    ) -> bool {
         for (operator, event) in items {
-            if operator.is_some_and(|o| graph.operators[o].touches().iter().any(|x| x.index() == t)) {
+            if operator.is_some_and(|o| graph.operators[o].touches().iter().any(|x| x.index() == t))
+            {
                 return false;
             }
             match event.map(|e| &job.events[e]) {
                 Some(Event::SwapIn { tensor, .. }) if tensor.index() == t => return true,
-                Some(Event::SwapOut { tensor, .. } | Event::Release { tensor, .. }) if tensor.index() == t => return false,
+                Some(Event::SwapOut { tensor, .. } | Event::Release { tensor, .. })
+                    if tensor.index() == t =>
+                {
+                    return false;
+                }
                 _ => {}
             }
         }
@@ -155,7 +176,16 @@ impl Reading {
     }
 
     fn stay(&mut self, tensor: usize, begin: Option<usize>) -> usize {
-        self.stays.push(Stay { tensor, number: 0, begin, lasts: Vec::new(), stays: false, steps: Vec::new(), out: None, released: false });
+        self.stays.push(Stay {
+            tensor,
+            number: 0,
+            begin,
+            lasts: Vec::new(),
+            stays: false,
+            steps: Vec::new(),
+            out: None,
+            released: false,
+        });
         self.stays.len() - 1
     }
 
@@ -182,15 +212,24 @@ impl Reading {
 
     fn vacant(&self, tensor: usize) -> Result<(), String> {
         match self.open(tensor) {
-            Some(s) if self.stays[s].out.is_none() => Err(format!("t{tensor} is on the device already")),
+            Some(s) if self.stays[s].out.is_none() => {
+                Err(format!("t{tensor} is on the device already"))
+            }
             _ => Ok(()),
         }
     }
 
-    fn step(&mut self, graph: &Graph, operator: usize, event: usize, keep: &[usize]) -> Result<(), String> {
+    fn step(
+        &mut self,
+        graph: &Graph,
+        operator: usize,
+        event: usize,
+        keep: &[usize],
+    ) -> Result<(), String> {
         let op = &graph.operators[operator];
         let again = event != usize::MAX;
-        let scratch = op.generates().map(|o| o.tensor.index()).filter(|t| !keep.contains(t)).collect();
+        let scratch =
+            op.generates().map(|o| o.tensor.index()).filter(|t| !keep.contains(t)).collect();
         let task = self.task(What::Step(operator, scratch), 0, event);
         let touched = |t: usize| !(again && skips(graph, operator, t));
         for o in op.reads().filter(|o| touched(o.tensor.index())) {
@@ -229,7 +268,12 @@ impl Reading {
     }
 
     fn event(&mut self, event: &Event, number: usize, count: usize) -> Result<(), String> {
-        let (Event::SwapOut { tensor, .. } | Event::SwapIn { tensor, .. } | Event::Release { tensor, .. }) = event else { return Ok(()) };
+        let (Event::SwapOut { tensor, .. }
+        | Event::SwapIn { tensor, .. }
+        | Event::Release { tensor, .. }) = event
+        else {
+            return Ok(());
+        };
         let t = tensor.index();
         if t >= count {
             return Err("structure: no such tensor".to_owned());
@@ -241,7 +285,9 @@ impl Reading {
             let begun = self.stays.len();
             let task = self.task(What::In(t, begun), 2, number);
             self.stay(t, Some(task));
-            let out = self.tasks[..task].iter().rposition(|x| matches!(x.what, What::Out(o, _) if o == t));
+            let out = self.tasks[..task]
+                .iter()
+                .rposition(|x| matches!(x.what, What::Out(o, _) if o == t));
             self.tasks[task].before.extend(out);
             if out.is_none() && !self.on_host[t] {
                 return Err(format!("t{t} has no host copy"));
@@ -259,11 +305,9 @@ impl Reading {
             self.stays[stay].released = true;
             return Ok(());
         }
-        let wrote = self.stays[stay]
-            .steps
-            .iter()
-            .copied()
-            .filter(|s| self.tasks[*s].updates.iter().chain(&self.tasks[*s].makes).any(|w| w.0 == stay));
+        let wrote = self.stays[stay].steps.iter().copied().filter(|s| {
+            self.tasks[*s].updates.iter().chain(&self.tasks[*s].makes).any(|w| w.0 == stay)
+        });
         let wrote = wrote.max().or(self.stays[stay].begin);
         let task = self.task(What::Out(t, stay), 1, number);
         self.tasks[task].before.extend(wrote);
@@ -282,7 +326,8 @@ impl Reading {
     /// When every stay ends, who stays round the end, and what placements call them.
     fn ends(&mut self, graph: &Graph) {
         for t in 0..graph.tensors.len() {
-            let all: Vec<usize> = (0..self.stays.len()).filter(|s| self.stays[*s].tensor == t).collect();
+            let all: Vec<usize> =
+                (0..self.stays.len()).filter(|s| self.stays[*s].tensor == t).collect();
             if let Some(&last) = all.last() {
                 let ended = self.stays[last].released || self.stays[last].out.is_some();
                 self.stays[last].stays = !ended && !self.generated[t];
@@ -299,9 +344,15 @@ impl Reading {
             self.stays[s].lasts = lasts;
         }
         for task in 0..self.tasks.len() {
-            let mut begun: Vec<usize> = (0..self.stays.len()).filter(|s| self.stays[*s].begin == Some(task)).collect();
+            let mut begun: Vec<usize> =
+                (0..self.stays.len()).filter(|s| self.stays[*s].begin == Some(task)).collect();
             let tensor = |s: usize| self.stays[s].tensor;
-            self.earlier.push(begun.iter().flat_map(|s| (0..*s).filter(move |e| tensor(*e) == tensor(*s))).collect());
+            self.earlier.push(
+                begun
+                    .iter()
+                    .flat_map(|s| (0..*s).filter(move |e| tensor(*e) == tensor(*s)))
+                    .collect(),
+            );
             begun.push(self.stays.len() + task);
             self.begun.push(begun);
         }

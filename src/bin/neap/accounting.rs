@@ -27,8 +27,13 @@ pub struct Shares {
 
 impl Shares {
     pub fn of(paper: &Paper, unplanned: Nanos) -> Self {
-        let saving = |baseline: neap::units::Bytes| ratio(baseline.saturating_sub(paper.peak).0, baseline.0);
-        Self { msr: saving(paper.unplanned_peak), msr_no_free: saving(paper.no_free), eor: ratio(paper.iteration.0, unplanned.0) }
+        let saving =
+            |baseline: neap::units::Bytes| ratio(baseline.saturating_sub(paper.peak).0, baseline.0);
+        Self {
+            msr: saving(paper.unplanned_peak),
+            msr_no_free: saving(paper.no_free),
+            eor: ratio(paper.iteration.0, unplanned.0),
+        }
     }
 
     pub fn cbr(&self) -> f64 {

@@ -42,11 +42,14 @@ impl AllocatorFlags {
     pub fn resolve(&self, device: &Profile) -> anyhow::Result<Option<Framework>> {
         if self.allocator == Kind::Arena {
             if self.alloc_conf.is_some() || self.library_workspace.is_some() {
-                bail!("--alloc-conf, --library-workspace: these are PyTorch's; add --allocator pytorch, or leave them away");
+                bail!(
+                    "--alloc-conf, --library-workspace: these are PyTorch's; add --allocator pytorch, or leave them away"
+                );
             }
             return Ok(None);
         }
-        let config = self.alloc_conf.as_deref().unwrap_or_default().parse().context("--alloc-conf")?;
+        let config =
+            self.alloc_conf.as_deref().unwrap_or_default().parse().context("--alloc-conf")?;
         let mut framework = Framework::on(device, config);
         if let Some(bytes) = self.library_workspace {
             framework.library = bytes;
@@ -56,9 +59,11 @@ impl AllocatorFlags {
 
     /// For a plan's record.
     pub fn record(&self) -> impl Iterator<Item = (String, String)> {
-        let kind = (self.allocator == Kind::Pytorch).then(|| ("allocator".to_owned(), "pytorch".to_owned()));
+        let kind = (self.allocator == Kind::Pytorch)
+            .then(|| ("allocator".to_owned(), "pytorch".to_owned()));
         let conf = self.alloc_conf.clone().map(|conf| ("alloc-conf".to_owned(), conf));
-        let library = self.library_workspace.map(|b| ("library-workspace".to_owned(), b.0.to_string()));
+        let library =
+            self.library_workspace.map(|b| ("library-workspace".to_owned(), b.0.to_string()));
         kind.into_iter().chain(conf).chain(library)
     }
 }
@@ -78,7 +83,11 @@ pub fn add_json(object: &mut Value, reserved: &Reserved) {
 pub fn told(reserved: &Reserved) -> String {
     let peak = &reserved.at_peak;
     let settled = if reserved.settled { "steady after" } else { "not steady after" };
-    let failed = if reserved.stats.ooms > 0 { format!("; OUT OF MEMORY {} times", reserved.stats.ooms) } else { String::new() };
+    let failed = if reserved.stats.ooms > 0 {
+        format!("; OUT OF MEMORY {} times", reserved.stats.ooms)
+    } else {
+        String::new()
+    };
     format!(
         "PyTorch's allocator reserves {} ({} bytes) in {} segments, of which {} are not in use; {settled} {} iterations{failed}",
         peak.reserved,

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use neap::contract::Latency;
 use neap::device::Profile;
 use neap::files::{self, LineError};
 use neap::job::Graph;
@@ -12,7 +13,6 @@ use neap::plan::global::{self, Job};
 use neap::plan::live::{Arrival, Live, Outcome, Story};
 use neap::report::curve::{Across, Curve, Line, svg_across};
 use neap::report::table::{Side, Table};
-use neap::schedule::Latency;
 use neap::sim::program::Direction;
 use neap::units::{Bytes, Nanos};
 use serde::Deserialize;
@@ -56,30 +56,54 @@ fn read(path: &Path) -> anyhow::Result<Vec<Coming>> {
             None => break,
             Some(Err(error)) => {
                 let line = error.position().map_or(line, csv::Position::line);
-                let problem = format!("{}; the columns are graph,submit_s,iterations", cause(&error));
+                let problem =
+                    format!("{}; the columns are graph,submit_s,iterations", cause(&error));
                 return Err(LineError { path: path.to_owned(), line, problem }.into());
             }
             Some(Ok(row)) => row,
         };
-        let submitted = seconds(&row.submit_s)
-            .ok_or_else(|| wrong(format!("`{}` is not a time; give seconds from 0 to 10^9 with at most nine decimals", row.submit_s)))?;
+        let submitted = seconds(&row.submit_s).ok_or_else(|| {
+            wrong(format!(
+                "`{}` is not a time; give seconds from 0 to 10^9 with at most nine decimals",
+                row.submit_s
+            ))
+        })?;
         if row.iterations > 100_000 {
-            return Err(wrong(format!("{} iterations are more than are simulated one by one; give at most 100000", row.iterations)).into());
+            return Err(wrong(format!(
+                "{} iterations are more than are simulated one by one; give at most 100000",
+                row.iterations
+            ))
+            .into());
         }
         if row.iterations == 0 {
-            return Err(wrong("a job of 0 iterations never runs; give at least 1, or leave the line away".to_owned()).into());
+            return Err(wrong(
+                "a job of 0 iterations never runs; give at least 1, or leave the line away"
+                    .to_owned(),
+            )
+            .into());
         }
         if all.last().is_some_and(|last| last.submitted > submitted) {
-            return Err(wrong(format!("{} s is before the job above came; sort the lines by submit_s", row.submit_s)).into());
+            return Err(wrong(format!(
+                "{} s is before the job above came; sort the lines by submit_s",
+                row.submit_s
+            ))
+            .into());
         }
         if row.graph.is_empty() {
             return Err(wrong("it names no graph".to_owned()).into());
         }
         let job = JobArg::read(row.graph.into()).map_err(wrong)?;
-        all.push(Coming { job: JobArg { path: folder.join(job.path), ..job }, submitted, iterations: row.iterations });
+        all.push(Coming {
+            job: JobArg { path: folder.join(job.path), ..job },
+            submitted,
+            iterations: row.iterations,
+        });
     }
     if all.is_empty() {
-        bail!("{}: it has no jobs below its header; the columns are graph,submit_s,iterations", path.display());
+        bail!(
+            "{}: it has no jobs below its header; the columns are graph,submit_s,iterations",
+            path.display()
+        );
     }
     Ok(all)
 }
@@ -87,7 +111,9 @@ fn read(path: &Path) -> anyhow::Result<Vec<Coming>> {
 fn cause(error: &csv::Error) -> String {
     match error.kind() {
         csv::ErrorKind::Deserialize { err, .. } => err.to_string(),
-        csv::ErrorKind::UnequalLengths { expected_len, len, .. } => format!("it has {len} columns and the header {expected_len}"),
+        csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
+            format!("it has {len} columns and the header {expected_len}")
+        }
         csv::ErrorKind::Utf8 { .. } => "it is not UTF-8 text".to_owned(),
         _ => error.to_string(),
     }
@@ -96,7 +122,10 @@ fn cause(error: &csv::Error) -> String {
 /// A decimal number of seconds.
 fn seconds(text: &str) -> Option<Nanos> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
-    if whole.is_empty() || fraction.len() > 9 || !whole.bytes().chain(fraction.bytes()).all(|b| b.is_ascii_digit()) {
+    if whole.is_empty()
+        || fraction.len() > 9
+        || !whole.bytes().chain(fraction.bytes()).all(|b| b.is_ascii_digit())
+    {
         return None;
     }
     let whole: u64 = whole.parse().ok().filter(|whole| *whole <= 1_000_000_000)?;
@@ -108,7 +137,13 @@ fn seconds(text: &str) -> Option<Nanos> {
 ///
 /// # Errors
 /// Bad input, with what would do.
-pub fn main(table: &Path, flags: &DeviceFlags, budget: Option<Budget>, plot: Option<&Path>, as_json: bool) -> anyhow::Result<Answer> {
+pub fn main(
+    table: &Path,
+    flags: &DeviceFlags,
+    budget: Option<Budget>,
+    plot: Option<&Path>,
+    as_json: bool,
+) -> anyhow::Result<Answer> {
     let coming = read(table)?;
     let mut inputs: Vec<&Path> = vec![table];
     inputs.extend(coming.iter().map(|c| &*c.job.path).collect::<BTreeSet<_>>());
@@ -118,7 +153,8 @@ pub fn main(table: &Path, flags: &DeviceFlags, budget: Option<Budget>, plot: Opt
     let mut device = None;
     for (index, job) in coming.iter().enumerate() {
         if !graphs.contains_key(&job.job.path) {
-            let mut graph = settings::graph(&job.job.path).with_context(|| format!("{}: job {index}", table.display()))?;
+            let mut graph = settings::graph(&job.job.path)
+                .with_context(|| format!("{}: job {index}", table.display()))?;
             let site = flags.resolve(&mut graph)?;
             graphs.insert(job.job.path.clone(), (graph, site.latencies, site.sha256));
             device = Some(site.device);
@@ -128,9 +164,13 @@ pub fn main(table: &Path, flags: &DeviceFlags, budget: Option<Budget>, plot: Opt
     let all: Vec<&Graph> = coming.iter().map(|c| &graphs[&c.job.path].0).collect();
     let budget = match budget {
         Some(Budget::Minimum) => {
-            bail!("--budget min: jobs that come and go have no least memory; give bytes or a share of all jobs' peaks")
+            bail!(
+                "--budget min: jobs that come and go have no least memory; give bytes or a share of all jobs' peaks"
+            )
         }
-        Some(budget) => budget.resolve(global::unplanned_peak(&all), &device)?.unwrap_or_else(|| device.available()),
+        Some(budget) => budget
+            .resolve(global::unplanned_peak(&all), &device)?
+            .unwrap_or_else(|| device.available()),
         None => device.available(),
     };
     let mut arrivals = Vec::with_capacity(coming.len());
@@ -159,7 +199,12 @@ pub fn main(table: &Path, flags: &DeviceFlags, budget: Option<Budget>, plot: Opt
 }
 
 /// The sub-arenas of all jobs together over time.
-fn drawing(arrivals: &[Arrival<'_>], outcome: &Outcome, device: &Profile, budget: Bytes) -> anyhow::Result<String> {
+fn drawing(
+    arrivals: &[Arrival<'_>],
+    outcome: &Outcome,
+    device: &Profile,
+    budget: Bytes,
+) -> anyhow::Result<String> {
     let mut changes: Vec<(Nanos, i128)> = Vec::new();
     for job in &outcome.jobs {
         let mut level = 0;
@@ -188,10 +233,21 @@ fn median(job: &Story) -> Nanos {
     times.get(times.len() / 2).copied().unwrap_or_default()
 }
 
-fn report(arrivals: &[Arrival<'_>], outcome: &Outcome, device: &Profile, budget: Bytes, as_json: bool) -> anyhow::Result<()> {
+fn report(
+    arrivals: &[Arrival<'_>],
+    outcome: &Outcome,
+    device: &Profile,
+    budget: Bytes,
+    as_json: bool,
+) -> anyhow::Result<()> {
     let end = outcome.jobs.iter().filter_map(|job| job.ended).max().unwrap_or_default();
     let busy = |direction| {
-        let all: Nanos = outcome.carried.iter().filter(|c| c.direction == direction).map(|c| c.end - c.start).sum();
+        let all: Nanos = outcome
+            .carried
+            .iter()
+            .filter(|c| c.direction == direction)
+            .map(|c| c.end - c.start)
+            .sum();
         ratio(all.0, end.0)
     };
     if as_json {
@@ -218,8 +274,19 @@ fn report(arrivals: &[Arrival<'_>], outcome: &Outcome, device: &Profile, budget:
             "jobs": jobs.collect::<Vec<_>>(),
         }));
     }
-    let heads = ["job", "came", "let in", "ended", "iterations", "each", "sub-arena, largest", "smallest", "late copies"];
-    let mut table = Table::new(&heads.map(|head| (head, if head == "job" { Side::Left } else { Side::Right })));
+    let heads = [
+        "job",
+        "came",
+        "let in",
+        "ended",
+        "iterations",
+        "each",
+        "sub-arena, largest",
+        "smallest",
+        "late copies",
+    ];
+    let mut table =
+        Table::new(&heads.map(|head| (head, if head == "job" { Side::Left } else { Side::Right })));
     let mut waits = String::new();
     for (index, (arrival, job)) in arrivals.iter().zip(&outcome.jobs).enumerate() {
         let sizes = job.arenas.iter().map(|a| a.2);

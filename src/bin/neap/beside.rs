@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
+use neap::contract::Plan;
 use neap::device::roofline;
 use neap::job::Graph;
 use neap::report::curve::{Curve, Line, svg};
 use neap::report::table::{Side, Table};
-use neap::schedule::Plan;
 use neap::sim::engine::{self, Durations, Run};
 use neap::sim::joint;
 use neap::sim::program::{Direction, Program};
@@ -51,17 +51,35 @@ impl Seen {
 ///
 /// # Errors
 /// When a picture can't be written.
-pub fn main(plan: &Plan, graphs: &[Graph], iterations: u32, picture: Option<&Path>, as_json: bool) -> anyhow::Result<Answer> {
+pub fn main(
+    plan: &Plan,
+    graphs: &[Graph],
+    iterations: u32,
+    picture: Option<&Path>,
+    as_json: bool,
+) -> anyhow::Result<Answer> {
     let link = &plan.device.link;
-    let programs = graphs.iter().zip(&plan.jobs).map(|(graph, job)| Program::placed(graph, job)).collect::<Result<Vec<_>, _>>()?;
-    let durations: Vec<Durations> = programs.iter().map(|program| Durations::nominal(program, link)).collect();
+    let programs = graphs
+        .iter()
+        .zip(&plan.jobs)
+        .map(|(graph, job)| Program::placed(graph, job))
+        .collect::<Result<Vec<_>, _>>()?;
+    let durations: Vec<Durations> =
+        programs.iter().map(|program| Durations::nominal(program, link)).collect();
     let mut seen = Vec::with_capacity(programs.len());
     for (index, program) in programs.iter().enumerate() {
         let (graph, job) = (&graphs[index], &plan.jobs[index]);
-        let own = |offset: Bytes| job.window.as_ref().is_none_or(|w| offset < w.offset || offset >= w.offset + w.bytes);
+        let own = |offset: Bytes| {
+            job.window.as_ref().is_none_or(|w| offset < w.offset || offset >= w.offset + w.bytes)
+        };
         let placed = program.residencies.iter().filter_map(|r| Some((r.offset?, r.bytes)));
-        let extent = placed.filter(|(offset, _)| own(*offset)).map(|(offset, bytes)| (offset, offset + bytes));
-        let (low, high) = extent.fold((Bytes(u64::MAX), Bytes::ZERO), |(low, high), (start, end)| (low.min(start), high.max(end)));
+        let extent = placed
+            .filter(|(offset, _)| own(*offset))
+            .map(|(offset, bytes)| (offset, offset + bytes));
+        let (low, high) = extent
+            .fold((Bytes(u64::MAX), Bytes::ZERO), |(low, high), (start, end)| {
+                (low.min(start), high.max(end))
+            });
         seen.push(Seen {
             name: graph.name.clone(),
             utilisation: roofline::utilisation(&graph.operators, &job.latencies, &plan.device),
@@ -72,7 +90,11 @@ pub fn main(plan: &Plan, graphs: &[Graph], iterations: u32, picture: Option<&Pat
         });
     }
     let mut device = Shared::new(link);
-    let work = |index: usize, seen: &Seen| Work { program: &programs[index], durations: &durations[index], utilisation: seen.utilisation };
+    let work = |index: usize, seen: &Seen| Work {
+        program: &programs[index],
+        durations: &durations[index],
+        utilisation: seen.utilisation,
+    };
     for (index, job) in seen.iter().enumerate() {
         device.begin(index, work(index, job));
     }
@@ -96,16 +118,28 @@ pub fn main(plan: &Plan, graphs: &[Graph], iterations: u32, picture: Option<&Pat
         note(&format!("written: {}", path.display()));
     }
     let busy = |direction| {
-        let all: Nanos = device.carried.iter().filter(|c| c.direction == direction).map(|c| c.end - c.start).sum();
+        let all: Nanos = device
+            .carried
+            .iter()
+            .filter(|c| c.direction == direction)
+            .map(|c| c.end - c.start)
+            .sum();
         ratio(all.0, device.now().0)
     };
     let busy = (busy(Direction::H2d), busy(Direction::D2h));
     report(plan, &seen, engine::peak(&memory), busy, as_json)
 }
 
-fn report(plan: &Plan, seen: &[Seen], peak: Bytes, busy: (f64, f64), as_json: bool) -> anyhow::Result<Answer> {
+fn report(
+    plan: &Plan,
+    seen: &[Seen],
+    peak: Bytes,
+    busy: (f64, f64),
+    as_json: bool,
+) -> anyhow::Result<Answer> {
     let end = seen.iter().map(Seen::end).max().unwrap_or_default();
-    let in_turn: Nanos = seen.iter().map(|job| Nanos(job.alone.0.saturating_mul(job.runs.len() as u64))).sum();
+    let in_turn: Nanos =
+        seen.iter().map(|job| Nanos(job.alone.0.saturating_mul(job.runs.len() as u64))).sum();
     let window = plan.jobs.iter().find_map(|job| job.window.as_ref());
     if as_json {
         let job = |job: &Seen| {
@@ -134,8 +168,17 @@ fn report(plan: &Plan, seen: &[Seen], peak: Bytes, busy: (f64, f64), as_json: bo
         }))
         .map(|()| Answer::Yes);
     }
-    let heads = ["job", "of the device", "sub-arena", "iteration alone", "beside the others", "slower by", "late copies"];
-    let mut table = Table::new(&heads.map(|head| (head, if head == "job" { Side::Left } else { Side::Right })));
+    let heads = [
+        "job",
+        "of the device",
+        "sub-arena",
+        "iteration alone",
+        "beside the others",
+        "slower by",
+        "late copies",
+    ];
+    let mut table =
+        Table::new(&heads.map(|head| (head, if head == "job" { Side::Left } else { Side::Right })));
     for (index, job) in seen.iter().enumerate() {
         table.row([
             format!("{index} {}", job.name),
@@ -151,11 +194,16 @@ fn report(plan: &Plan, seen: &[Seen], peak: Bytes, busy: (f64, f64), as_json: bo
     if let Some(window) = window {
         shared = format!("\nwindow {} ({} bytes), held in turn:", window.bytes, window.bytes.0);
         for (index, job) in seen.iter().enumerate() {
-            let (waited, longest) = (job.waits.iter().copied().sum::<Nanos>(), job.waits.iter().copied().max().unwrap_or_default());
+            let (waited, longest) = (
+                job.waits.iter().copied().sum::<Nanos>(),
+                job.waits.iter().copied().max().unwrap_or_default(),
+            );
             shared += &match job.waits.len() {
                 0 => format!("\n  job {index} never waited for it"),
                 1 => format!("\n  job {index} waited for it once, {waited}"),
-                times => format!("\n  job {index} waited for it {times} times, {waited} in all and {longest} at most"),
+                times => format!(
+                    "\n  job {index} waited for it {times} times, {waited} in all and {longest} at most"
+                ),
             };
         }
     }

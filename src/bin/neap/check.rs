@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use neap::schedule::check::check;
+use neap::contract::check::check;
 use neap::units::Bytes;
 use serde_json::json;
 
@@ -42,7 +42,10 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
                     plan.budget.0,
                     proof.figures.iteration_ns,
                     proof.figures.iteration_ns.0,
-                    window.map_or_else(String::new, |w| format!("; {sharing} jobs hold {} ({} bytes) of it in turn", w.bytes, w.bytes.0))
+                    window.map_or_else(String::new, |w| format!(
+                        "; {sharing} jobs hold {} ({} bytes) of it in turn",
+                        w.bytes, w.bytes.0
+                    ))
                 ))?;
             }
             Ok(Answer::Yes)
@@ -52,7 +55,10 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
             if as_json {
                 output::json(&json!({ "safe": false, "reasons": reasons }))?;
             } else {
-                let lines: Vec<String> = reasons.iter().map(|r| format!("refused: {}", neap::report::plain(r))).collect();
+                let lines: Vec<String> = reasons
+                    .iter()
+                    .map(|r| format!("refused: {}", neap::report::plain(r)))
+                    .collect();
                 output::data(&lines.join("\n"))?;
             }
             Ok(Answer::No)

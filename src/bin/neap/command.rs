@@ -2,7 +2,8 @@
 
 use super::output::Answer;
 use super::{
-    check, compare, device, diff, estimate, explain, import, inspect, place, plan, profile, replay, run, score, share, simulate, train,
+    check, compare, device, diff, estimate, explain, import, inspect, place, plan, profile, replay,
+    run, score, share, simulate, train,
 };
 
 #[derive(clap::Subcommand)]

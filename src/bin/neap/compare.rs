@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::builder::{OsStringValueParser, TypedValueParser};
+use neap::contract::{Event, Latency};
 use neap::device::Profile;
 use neap::job::Graph;
 use neap::job::liveness::Liveness;
@@ -13,7 +14,6 @@ use neap::plan::bound::Bounds;
 use neap::plan::{self, Method, PlanError, Planned, Request};
 use neap::report::frontier::{self, Curve, Panel};
 use neap::report::table::{Side, Table};
-use neap::schedule::{Event, Latency};
 use neap::sim::accounting::{Extra, Paper, paper};
 use neap::units::{Bytes, Nanos};
 use serde_json::{Value, json};
@@ -39,7 +39,12 @@ pub struct Flags {
     #[arg(long, value_name = "NAME,…", value_delimiter = ',', value_parser = method)]
     planners: Vec<Method>,
     /// Bytes (12GiB), shares of the unplanned peak (60%; of several jobs, of the sum of theirs), or `min`. One that the device cuts down to another is skipped.
-    #[arg(long, value_name = "BUDGET,…", value_delimiter = ',', default_value = "80%,70%,60%,50%,40%")]
+    #[arg(
+        long,
+        value_name = "BUDGET,…",
+        value_delimiter = ',',
+        default_value = "80%,70%,60%,50%,40%"
+    )]
     pub budget: Vec<Budget>,
     /// A built-in device (`neap device list`) or a *.device.json file; may be given again. `host` if not given.
     #[arg(long, value_name = "NAME|FILE")]
@@ -64,8 +69,19 @@ pub struct Flags {
 impl Flags {
     /// Each device with where latencies come from.
     pub fn devices(&self) -> Vec<DeviceFlags> {
-        let names = if self.device.is_empty() { vec![None] } else { self.device.iter().cloned().map(Some).collect() };
-        names.into_iter().map(|device| DeviceFlags { device, latencies: self.latencies.clone(), ..DeviceFlags::default() }).collect()
+        let names = if self.device.is_empty() {
+            vec![None]
+        } else {
+            self.device.iter().cloned().map(Some).collect()
+        };
+        names
+            .into_iter()
+            .map(|device| DeviceFlags {
+                device,
+                latencies: self.latencies.clone(),
+                ..DeviceFlags::default()
+            })
+            .collect()
     }
 }
 
@@ -122,7 +138,11 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     settings::outputs(&inputs, &[flags.csv.as_deref(), flags.plot.as_deref()])?;
     let [job] = &flags.graphs[..] else { return compare_jobs::main(flags, as_json) };
     let mut graph = settings::graph(&job.path)?;
-    let resolved = flags.devices().iter().map(|device| device.resolve(&mut graph)).collect::<anyhow::Result<Vec<_>>>()?;
+    let resolved = flags
+        .devices()
+        .iter()
+        .map(|device| device.resolve(&mut graph))
+        .collect::<anyhow::Result<Vec<_>>>()?;
     let methods = planners(flags)?;
     let liveness = Liveness::of(&graph);
     let (mut rows, mut panels, mut all_met) = (Vec::new(), Vec::new(), true);
@@ -135,7 +155,8 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
             let before = rows.len();
             let bound = budget.and_then(|b| bounds.iteration(b));
             for method in methods.iter().map(|of| of[0].clone()) {
-                let mut row = row(&graph, &site, &bounds, (asked, budget), method, flags.accounting)?;
+                let mut row =
+                    row(&graph, &site, &bounds, (asked, budget), method, flags.accounting)?;
                 row.bound = if budget.is_some() { bound } else { bounds.iteration(row.budget) };
                 rows.push(row);
             }
@@ -154,7 +175,9 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     }
     if as_json {
         let rows: Vec<Value> = rows.iter().map(|r| row_json(r, flags.timing)).collect();
-        output::json(&json!({ "graph": graph.name, "floor_bytes": liveness.floor, "no_free_bytes": liveness.no_free, "rows": rows }))?;
+        output::json(
+            &json!({ "graph": graph.name, "floor_bytes": liveness.floor, "no_free_bytes": liveness.no_free, "rows": rows }),
+        )?;
     } else {
         output::data(&table(&rows, flags).to_string())?;
     }
@@ -172,13 +195,20 @@ pub fn planners(flags: &Flags) -> anyhow::Result<Vec<Vec<Method>>> {
     let asked = if flags.planners.is_empty() { Method::all() } else { flags.planners.clone() };
     let mut able = Vec::with_capacity(asked.len());
     for method in asked {
-        match flags.graphs.iter().map(|job| job.limited(method.clone())).collect::<anyhow::Result<Vec<Method>>>() {
+        match flags
+            .graphs
+            .iter()
+            .map(|job| job.limited(method.clone()))
+            .collect::<anyhow::Result<Vec<Method>>>()
+        {
             Ok(methods) => able.push(methods),
             Err(why) => note(&format!("note: {} is left out: {why}", method.name())),
         }
     }
     if able.is_empty() {
-        bail!("--planners: none of them has a limit on swapping; name neap or tensile, or leave the share away");
+        bail!(
+            "--planners: none of them has a limit on swapping; name neap or tensile, or leave the share away"
+        );
     }
     Ok(able)
 }
@@ -187,7 +217,11 @@ pub fn planners(flags: &Flags) -> anyhow::Result<Vec<Vec<Method>>> {
 ///
 /// # Errors
 /// As [`Budget::resolve`].
-pub fn budgets(flags: &Flags, peak: Bytes, device: &Profile) -> anyhow::Result<Vec<(Budget, Option<Bytes>)>> {
+pub fn budgets(
+    flags: &Flags,
+    peak: Bytes,
+    device: &Profile,
+) -> anyhow::Result<Vec<(Budget, Option<Bytes>)>> {
     let mut all: Vec<(Budget, Option<Bytes>)> = Vec::new();
     for &asked in &flags.budget {
         let budget = asked.resolve(peak, device)?;
@@ -212,7 +246,9 @@ fn row(
         file: ("job.graph.json".to_owned(), neap::job::json::sha256(graph)),
         device: &site.device,
         latencies: &site.latencies,
-        budget: budget.unwrap_or_else(|| site.device.available().min(Bytes(site.liveness.peak.0.saturating_mul(2)))),
+        budget: budget.unwrap_or_else(|| {
+            site.device.available().min(Bytes(site.liveness.peak.0.saturating_mul(2)))
+        }),
         method,
         recorded_options: BTreeMap::new(),
     };
@@ -221,8 +257,13 @@ fn row(
     let took = started.elapsed();
     let (plan, budget) = match planned {
         Ok(planned) => {
-            if let Err(refusals) = neap::schedule::check::check(&planned.plan, std::slice::from_ref(graph)) {
-                bail!("{name}'s plan did not pass the checker; this is a defect of neap, please report it with the graph: {}", refusals[0]);
+            if let Err(refusals) =
+                neap::contract::check::check(&planned.plan, std::slice::from_ref(graph))
+            {
+                bail!(
+                    "{name}'s plan did not pass the checker; this is a defect of neap, please report it with the graph: {}",
+                    refusals[0]
+                );
             }
             let budget = planned.plan.budget;
             (Ok(figures(graph, site, bounds, &planned, accounting)?), budget)
@@ -231,13 +272,31 @@ fn row(
         Err(defect) => return Err(defect.into()),
     };
     let unplanned = (site.liveness.peak, site.unplanned);
-    Ok(Row { device: site.device.name.clone(), planner: name, asked, budget, took, plan, unplanned, bound: None })
+    Ok(Row {
+        device: site.device.name.clone(),
+        planner: name,
+        asked,
+        budget,
+        took,
+        plan,
+        unplanned,
+        bound: None,
+    })
 }
 
-fn figures(graph: &Graph, site: &Site<'_>, bounds: &Bounds<'_>, planned: &Planned, accounting: Accounting) -> anyhow::Result<Figures> {
+fn figures(
+    graph: &Graph,
+    site: &Site<'_>,
+    bounds: &Bounds<'_>,
+    planned: &Planned,
+    accounting: Accounting,
+) -> anyhow::Result<Figures> {
     let of = &planned.plan.figures;
     let saving = |baseline: Bytes| ratio(baseline.saturating_sub(of.peak_bytes).0, baseline.0);
-    let again = planned.plan.jobs[0].events.iter().flat_map(|e| if let Event::Recompute { keep, .. } = e { &keep[..] } else { &[] });
+    let again = planned.plan.jobs[0]
+        .events
+        .iter()
+        .flat_map(|e| if let Event::Recompute { keep, .. } = e { &keep[..] } else { &[] });
     let link = &site.device.link;
     let papers = match accounting {
         Accounting::Physical => None,
@@ -276,9 +335,21 @@ pub fn told(asked: Budget, budget: Bytes) -> String {
 
 fn table(rows: &[Row], flags: &Flags) -> Table {
     let (timing, papers) = (flags.timing, flags.accounting == Accounting::Paper);
-    let mut columns = vec![("device", Side::Left), ("budget", Side::Right), ("planner", Side::Left)];
-    let numbers =
-        ["peak", "MSR", "MSR no-free", "EOR", "CBR", "CBR no-free", "stall", "moved", "recomputed", "time over bound", "peak over bound"];
+    let mut columns =
+        vec![("device", Side::Left), ("budget", Side::Right), ("planner", Side::Left)];
+    let numbers = [
+        "peak",
+        "MSR",
+        "MSR no-free",
+        "EOR",
+        "CBR",
+        "CBR no-free",
+        "stall",
+        "moved",
+        "recomputed",
+        "time over bound",
+        "peak over bound",
+    ];
     columns.extend(numbers.map(|n| (n, Side::Right)));
     let by_paper = ["paper: peak", "MSR", "MSR no-free", "EOR", "CBR", "CBR no-free"];
     if papers {
@@ -289,7 +360,8 @@ fn table(rows: &[Row], flags: &Flags) -> Table {
     }
     let mut table = Table::new(&columns);
     for row in rows {
-        let mut cells = vec![row.device.clone(), told(row.asked, row.budget), row.planner.to_owned()];
+        let mut cells =
+            vec![row.device.clone(), told(row.asked, row.budget), row.planner.to_owned()];
         match &row.plan {
             Ok(f) => cells.extend([
                 f.peak.to_string(),
@@ -301,7 +373,8 @@ fn table(rows: &[Row], flags: &Flags) -> Table {
                 f.stall.to_string(),
                 f.moved.to_string(),
                 f.recomputed.to_string(),
-                row.bound.map_or(String::new(), |b| format!("{:.2} %", above(f.time.0, b.0) * 100.0)),
+                row.bound
+                    .map_or(String::new(), |b| format!("{:.2} %", above(f.time.0, b.0) * 100.0)),
                 format!("{:.2} %", above(f.peak.0, f.bound.0) * 100.0),
             ]),
             Err(lowest) => {
@@ -312,7 +385,13 @@ fn table(rows: &[Row], flags: &Flags) -> Table {
         if papers {
             let shown = row.plan.as_ref().ok().and_then(|f| f.papers.as_ref()).map(|p| {
                 let shares = Shares::of(p, row.unplanned.1);
-                let of = [shares.msr, shares.msr_no_free, shares.eor, shares.cbr(), shares.cbr_no_free()];
+                let of = [
+                    shares.msr,
+                    shares.msr_no_free,
+                    shares.eor,
+                    shares.cbr(),
+                    shares.cbr_no_free(),
+                ];
                 std::iter::once(p.peak.to_string()).chain(of.map(|x| format!("{x:.4}"))).collect()
             });
             cells.extend(shown.unwrap_or_else(|| vec![String::new(); by_paper.len()]));
@@ -393,7 +472,13 @@ const CSV: [&str; 21] = [
 ];
 
 /// Objects within a row, whose keys the table has behind theirs: `paper_peak_bytes`.
-const EXTRA: [&str; 5] = ["extra.recompute_ns", "extra.swap_in_ns", "extra.swap_out_ns", "extra.tail_ns", "extra.contention_ns"];
+const EXTRA: [&str; 5] = [
+    "extra.recompute_ns",
+    "extra.swap_in_ns",
+    "extra.swap_out_ns",
+    "extra.tail_ns",
+    "extra.contention_ns",
+];
 const PAPER: [&str; 14] = [
     "paper.peak_bytes",
     "paper.iteration_ns",
@@ -414,7 +499,13 @@ const PAPER: [&str; 14] = [
 /// The rows' JSON under the same names, empty where there is none.
 fn write_csv(path: &Path, rows: &[Row], flags: &Flags) -> anyhow::Result<()> {
     let papers: &[&str] = if flags.accounting == Accounting::Paper { &PAPER } else { &[] };
-    let columns: Vec<&str> = CSV.iter().chain(&EXTRA).chain(papers).copied().chain(flags.timing.then_some("planning_s")).collect();
+    let columns: Vec<&str> = CSV
+        .iter()
+        .chain(&EXTRA)
+        .chain(papers)
+        .copied()
+        .chain(flags.timing.then_some("planning_s"))
+        .collect();
     write_rows(path, &columns, rows.iter().map(|row| row_json(row, flags.timing)))
 }
 
@@ -422,14 +513,20 @@ fn write_csv(path: &Path, rows: &[Row], flags: &Flags) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// When it can't be written.
-pub fn write_rows(path: &Path, columns: &[&str], rows: impl Iterator<Item = Value>) -> anyhow::Result<()> {
+pub fn write_rows(
+    path: &Path,
+    columns: &[&str],
+    rows: impl Iterator<Item = Value>,
+) -> anyhow::Result<()> {
     let mut writer = csv::Writer::from_writer(Vec::new());
     writer.write_record(columns.iter().map(|c| c.replace('.', "_")))?;
     for object in rows {
-        writer.write_record(columns.iter().map(|&c| match c.split('.').fold(&object, |of, key| &of[key]) {
-            Value::Null => String::new(),
-            Value::String(text) => text.clone(),
-            value => value.to_string(),
+        writer.write_record(columns.iter().map(|&c| {
+            match c.split('.').fold(&object, |of, key| &of[key]) {
+                Value::Null => String::new(),
+                Value::String(text) => text.clone(),
+                value => value.to_string(),
+            }
         }))?;
     }
     let text = writer.into_inner().context("the table can't be written down")?;
@@ -440,10 +537,17 @@ pub fn write_rows(path: &Path, columns: &[&str], rows: impl Iterator<Item = Valu
 /// Points of the bound's curve.
 const LEVELS: u64 = 24;
 
-fn panel(graph: &Graph, site: &Site<'_>, bounds: &Bounds<'_>, rows: &[Row], methods: &[Vec<Method>]) -> Panel {
+fn panel(
+    graph: &Graph,
+    site: &Site<'_>,
+    bounds: &Bounds<'_>,
+    rows: &[Row],
+    methods: &[Vec<Method>],
+) -> Panel {
     let curve = |method: &Method| {
         let mine = rows.iter().filter(|r| r.planner == method.name());
-        let mut points: Vec<(Bytes, Nanos)> = mine.filter_map(|r| r.plan.as_ref().ok()).map(|f| (f.peak, f.time)).collect();
+        let mut points: Vec<(Bytes, Nanos)> =
+            mine.filter_map(|r| r.plan.as_ref().ok()).map(|f| (f.peak, f.time)).collect();
         points.sort_unstable();
         points.dedup();
         Curve { name: method.name().to_owned(), points }

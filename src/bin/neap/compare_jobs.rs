@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
+use neap::contract::{Event, Latency};
 use neap::job::Graph;
 use neap::job::liveness::Liveness;
 use neap::plan::global::{self, Job, Jobs, Together, aware};
 use neap::plan::{Method, PlanError};
 use neap::report::frontier::{self, Curve, Panel};
 use neap::report::table::{Side, Table};
-use neap::schedule::{Event, Latency};
 use neap::sim::engine;
 use neap::sim::joint::{self, Round};
 use neap::sim::program::{Direction, Program};
@@ -71,10 +71,19 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         bail!("--accounting paper: is for one job; leave it away or compare each job by itself");
     }
     let methods = compare::planners(flags)?;
-    let mut graphs = flags.graphs.iter().map(|job| settings::graph(&job.path)).collect::<anyhow::Result<Vec<_>>>()?;
+    let mut graphs = flags
+        .graphs
+        .iter()
+        .map(|job| settings::graph(&job.path))
+        .collect::<anyhow::Result<Vec<_>>>()?;
     let mut resolved = Vec::new();
     for device in flags.devices() {
-        resolved.push(graphs.iter_mut().map(|graph| device.resolve(graph)).collect::<anyhow::Result<Vec<_>>>()?);
+        resolved.push(
+            graphs
+                .iter_mut()
+                .map(|graph| device.resolve(graph))
+                .collect::<anyhow::Result<Vec<_>>>()?,
+        );
     }
     let (mut rows, mut panels, mut all_met) = (Vec::new(), Vec::new(), true);
     for sites in &resolved {
@@ -94,7 +103,8 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     }
     let objects = || rows.iter().map(|row| row_json(row, flags.timing));
     if let Some(path) = &flags.csv {
-        let columns: Vec<&str> = CSV.into_iter().chain(flags.timing.then_some("planning_s")).collect();
+        let columns: Vec<&str> =
+            CSV.into_iter().chain(flags.timing.then_some("planning_s")).collect();
         compare::write_rows(path, &columns, objects())?;
     }
     if let Some(path) = &flags.plot {
@@ -116,7 +126,8 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
 impl<'a> Scene<'a> {
     fn new(flags: &Flags, graphs: &'a [Graph], sites: &'a [Site]) -> anyhow::Result<Self> {
         let lives: Vec<Liveness> = graphs.iter().map(Liveness::of).collect();
-        let (peak, no_free) = (lives.iter().map(|l| l.peak).sum(), lives.iter().map(|l| l.no_free).sum());
+        let (peak, no_free) =
+            (lives.iter().map(|l| l.peak).sum(), lives.iter().map(|l| l.no_free).sum());
         let mut scene = Self { graphs, sites, peak, no_free, unplanned: Nanos::ZERO };
         let bare = |(graph, site): (&Graph, &Site)| Program::new(graph, &site.latencies, &[]);
         let bare = graphs.iter().zip(sites).map(bare).collect::<Result<Vec<_>, _>>()?;
@@ -126,19 +137,29 @@ impl<'a> Scene<'a> {
     }
 
     fn jobs(&self, flags: &Flags, methods: &[Method], budget: Bytes) -> Jobs<'a> {
-        let job = |(((arg, graph), site), method): (((&crate::together::JobArg, &'a Graph), &'a Site), &Method)| Job {
+        let job = |(((arg, graph), site), method): (
+            ((&crate::together::JobArg, &'a Graph), &'a Site),
+            &Method,
+        )| Job {
             graph,
             file: ("job.graph.json".to_owned(), site.sha256.clone()),
             latencies: &site.latencies as &[Latency],
             method: method.clone(),
             priority: arg.priority(),
         };
-        let jobs = flags.graphs.iter().zip(self.graphs).zip(self.sites).zip(methods).map(job).collect();
+        let jobs =
+            flags.graphs.iter().zip(self.graphs).zip(self.sites).zip(methods).map(job).collect();
         Jobs { jobs, device: &self.sites[0].device, budget, recorded_options: BTreeMap::new() }
     }
 }
 
-fn row(flags: &Flags, scene: &Scene<'_>, methods: &[Method], asked: Budget, budget: Option<Bytes>) -> anyhow::Result<Row> {
+fn row(
+    flags: &Flags,
+    scene: &Scene<'_>,
+    methods: &[Method],
+    asked: Budget,
+    budget: Option<Bytes>,
+) -> anyhow::Result<Row> {
     let device = &scene.sites[0].device;
     let jobs = scene.jobs(flags, methods, budget.unwrap_or_else(|| device.available()));
     let name = methods[0].name();
@@ -147,7 +168,7 @@ fn row(flags: &Flags, scene: &Scene<'_>, methods: &[Method], asked: Budget, budg
     let took = started.elapsed();
     let (plan, budget) = match made {
         Ok(together) => {
-            if let Err(refusals) = neap::schedule::check::check(&together.plan, scene.graphs) {
+            if let Err(refusals) = neap::contract::check::check(&together.plan, scene.graphs) {
                 bail!(
                     "{name}'s plan did not pass the checker; this is a defect of neap, please report it with the graphs: {}",
                     refusals[0]
@@ -160,14 +181,30 @@ fn row(flags: &Flags, scene: &Scene<'_>, methods: &[Method], asked: Budget, budg
         Err(PlanError::Infeasible(no)) => (Err(no.lowest), no.budget),
         Err(defect) => return Err(defect.into()),
     };
-    Ok(Row { device: device.name.clone(), planner: name, asked, budget, took, unplanned: (scene.peak, scene.unplanned), plan })
+    Ok(Row {
+        device: device.name.clone(),
+        planner: name,
+        asked,
+        budget,
+        took,
+        unplanned: (scene.peak, scene.unplanned),
+        plan,
+    })
 }
 
-fn figures(scene: &Scene<'_>, together: &Together, programs: &[&Program], round: &Round) -> Figures {
+fn figures(
+    scene: &Scene<'_>,
+    together: &Together,
+    programs: &[&Program],
+    round: &Round,
+) -> Figures {
     let of = &together.plan.figures;
     let saving = |baseline: Bytes| ratio(baseline.saturating_sub(of.peak_bytes).0, baseline.0);
     let again = |(part, graph): (&neap::plan::Planned, &Graph)| -> Bytes {
-        let keep = part.plan.jobs[0].events.iter().flat_map(|e| if let Event::Recompute { keep, .. } = e { &keep[..] } else { &[] });
+        let keep = part.plan.jobs[0]
+            .events
+            .iter()
+            .flat_map(|e| if let Event::Recompute { keep, .. } = e { &keep[..] } else { &[] });
         keep.map(|t| graph.tensor(*t).bytes).sum()
     };
     let resident = |course: &joint::Course| {
@@ -175,8 +212,12 @@ fn figures(scene: &Scene<'_>, together: &Together, programs: &[&Program], round:
         engine::peak(&joint::memory(programs, &runs))
     };
     let busy = |direction| {
-        let carried = round.courses.iter().flat_map(|c| &c.carried).filter(|c| c.direction == direction);
-        ratio(carried.map(|c| (c.end - c.start).0).sum(), round.courses.iter().map(|c| c.end.0).sum())
+        let carried =
+            round.courses.iter().flat_map(|c| &c.carried).filter(|c| c.direction == direction);
+        ratio(
+            carried.map(|c| (c.end - c.start).0).sum(),
+            round.courses.iter().map(|c| c.end.0).sum(),
+        )
     };
     Figures {
         peak: of.peak_bytes,
@@ -189,7 +230,12 @@ fn figures(scene: &Scene<'_>, together: &Together, programs: &[&Program], round:
         eor: ratio(round.time.0, scene.unplanned.0),
         moved: programs.iter().flat_map(|p| &p.copies).map(|c| c.bytes).sum(),
         recomputed: together.parts.iter().zip(scene.graphs).map(again).sum(),
-        late: round.courses.iter().flat_map(|c| c.runs.iter().flatten()).map(|(_, run)| u64::from(run.late_copies)).sum(),
+        late: round
+            .courses
+            .iter()
+            .flat_map(|c| c.runs.iter().flatten())
+            .map(|(_, run)| u64::from(run.late_copies))
+            .sum(),
         busy: [busy(Direction::H2d), busy(Direction::D2h)],
         overlaps: round.courses.iter().map(|c| joint::overlaps(&c.carried)).sum(),
         way: together.plan.options.get("way").cloned().unwrap_or_default(),
@@ -197,15 +243,30 @@ fn figures(scene: &Scene<'_>, together: &Together, programs: &[&Program], round:
 }
 
 fn table(rows: &[Row], timing: bool) -> Table {
-    let mut columns = vec![("device", Side::Left), ("budget", Side::Right), ("planner", Side::Left)];
-    let numbers = ["peak", "seen", "round", "MSR", "MSR no-free", "EOR", "CBR", "moved", "recomputed", "link up", "link down", "way"];
+    let mut columns =
+        vec![("device", Side::Left), ("budget", Side::Right), ("planner", Side::Left)];
+    let numbers = [
+        "peak",
+        "seen",
+        "round",
+        "MSR",
+        "MSR no-free",
+        "EOR",
+        "CBR",
+        "moved",
+        "recomputed",
+        "link up",
+        "link down",
+        "way",
+    ];
     columns.extend(numbers.map(|n| (n, if n == "way" { Side::Left } else { Side::Right })));
     if timing {
         columns.push(("planning", Side::Right));
     }
     let mut table = Table::new(&columns);
     for row in rows {
-        let mut cells = vec![row.device.clone(), told(row.asked, row.budget), row.planner.to_owned()];
+        let mut cells =
+            vec![row.device.clone(), told(row.asked, row.budget), row.planner.to_owned()];
         match &row.plan {
             Ok(f) => cells.extend([
                 f.peak.to_string(),
@@ -308,7 +369,8 @@ const CSV: [&str; 25] = [
 fn panel(scene: &Scene<'_>, device: String, rows: &[Row], methods: &[Vec<Method>]) -> Panel {
     let curve = |of: &Vec<Method>| {
         let mine = rows.iter().filter(|r| r.planner == of[0].name());
-        let mut points: Vec<(Bytes, Nanos)> = mine.filter_map(|r| r.plan.as_ref().ok()).map(|f| (f.peak, f.round)).collect();
+        let mut points: Vec<(Bytes, Nanos)> =
+            mine.filter_map(|r| r.plan.as_ref().ok()).map(|f| (f.peak, f.round)).collect();
         points.sort_unstable();
         points.dedup();
         Curve { name: of[0].name().to_owned(), points }

@@ -67,7 +67,11 @@ fn list(as_json: bool) -> anyhow::Result<()> {
     let profiles: Vec<_> = builtin::names().iter().filter_map(|name| builtin::find(name)).collect();
     let present = present::cuda_devices();
     if as_json {
-        let here: Vec<_> = present.iter().flatten().map(|p| json!({ "name": p.name, "memory_bytes": p.memory_bytes })).collect();
+        let here: Vec<_> = present
+            .iter()
+            .flatten()
+            .map(|p| json!({ "name": p.name, "memory_bytes": p.memory_bytes }))
+            .collect();
         return output::json(&json!({ "devices": profiles, "present": here }));
     }
     let mut table = Table::new(&[
@@ -79,7 +83,8 @@ fn list(as_json: bool) -> anyhow::Result<()> {
         ("d2h GB/s", Side::Right),
     ]);
     for p in &profiles {
-        let tenths = |value: u64, unit: u64| format!("{}.{}", value / unit, value % unit * 10 / unit);
+        let tenths =
+            |value: u64, unit: u64| format!("{}.{}", value / unit, value % unit * 10 / unit);
         table.row([
             p.name.clone(),
             p.memory_bytes.to_string(),
@@ -91,7 +96,9 @@ fn list(as_json: bool) -> anyhow::Result<()> {
     }
     output::data(&table.to_string())?;
     match present {
-        Ok(devices) => devices.iter().for_each(|p| note(&format!("present: {} with {}", p.name, p.memory_bytes))),
+        Ok(devices) => devices
+            .iter()
+            .for_each(|p| note(&format!("present: {} with {}", p.name, p.memory_bytes))),
         Err(why) => note(&format!("no CUDA device here: {why}")),
     }
     Ok(())
@@ -138,14 +145,18 @@ fn measurement(measured: &Measurement, as_json: bool) -> anyhow::Result<()> {
                 "d2h_both_bytes_per_s": l.d2h_both,
             })
         };
-        let products: Vec<_> = products.iter().map(|(extent, rate)| json!({ "extent": extent, "flops_per_s": rate })).collect();
+        let products: Vec<_> = products
+            .iter()
+            .map(|(extent, rate)| json!({ "extent": extent, "flops_per_s": rate }))
+            .collect();
         return output::json(&json!({
             "device": Document::from(profile.clone()),
             "link": link.iter().map(rates).collect::<Vec<_>>(),
             "products": products,
         }));
     }
-    let giga = |rate: u64| format!("{}.{:02}", rate / 1_000_000_000, rate % 1_000_000_000 / 10_000_000);
+    let giga =
+        |rate: u64| format!("{}.{:02}", rate / 1_000_000_000, rate % 1_000_000_000 / 10_000_000);
     let mut table = Table::new(&[
         ("copies of", Side::Right),
         ("others", Side::Left),
@@ -156,9 +167,17 @@ fn measurement(measured: &Measurement, as_json: bool) -> anyhow::Result<()> {
     ]);
     for l in link {
         let others = if l.loaded { "busy" } else { "idle" };
-        table.row([l.bytes.to_string(), others.to_owned(), giga(l.h2d), giga(l.d2h), giga(l.h2d_both), giga(l.d2h_both)]);
+        table.row([
+            l.bytes.to_string(),
+            others.to_owned(),
+            giga(l.h2d),
+            giga(l.d2h),
+            giga(l.h2d_both),
+            giga(l.d2h_both),
+        ]);
     }
-    let products: Vec<String> = products.iter().map(|(extent, rate)| format!("{} at {extent}", giga(*rate))).collect();
+    let products: Vec<String> =
+        products.iter().map(|(extent, rate)| format!("{} at {extent}", giga(*rate))).collect();
     output::data(&format!(
         "{table}\nmatrix products, GFLOP/s: {}; convolutions reach {} % of the best\nmemory {} GB/s; a copy costs {} besides, a step {}",
         products.join(", "),

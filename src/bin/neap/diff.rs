@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use neap::schedule::diff::diff;
+use neap::contract::diff::diff;
 use serde_json::json;
 
 use crate::output::{self, Answer};
@@ -20,7 +20,8 @@ pub struct Flags {
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let (a, graphs_a) = settings::plan(&flags.a, &[])?;
     let (b, graphs_b) = settings::plan(&flags.b, &[])?;
-    let differences: Vec<String> = diff(&a, &graphs_a, &b, &graphs_b).iter().map(ToString::to_string).collect();
+    let differences: Vec<String> =
+        diff(&a, &graphs_a, &b, &graphs_b).iter().map(ToString::to_string).collect();
     if as_json {
         output::json(&json!({ "equal": differences.is_empty(), "differences": differences }))?;
     } else if differences.is_empty() {

@@ -43,8 +43,10 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let explained = Explained::new(&plan, &graphs[0]).map_err(anyhow::Error::msg)?;
     let told = Told { graph: &graphs[0], explained };
     let there = told.explained.at_peak();
-    let chosen: Vec<TensorId> = wanted.map_or_else(|| there.iter().take(flags.top).copied().collect(), |tensor| vec![tensor]);
-    let stories: Vec<Story> = chosen.into_iter().map(|tensor| told.explained.story(tensor)).collect();
+    let chosen: Vec<TensorId> = wanted
+        .map_or_else(|| there.iter().take(flags.top).copied().collect(), |tensor| vec![tensor]);
+    let stories: Vec<Story> =
+        chosen.into_iter().map(|tensor| told.explained.story(tensor)).collect();
     if as_json {
         output::json(&json!({
             "planner": plan.planner,
@@ -87,11 +89,18 @@ fn named(graph: &Graph, name: &str) -> anyhow::Result<TensorId> {
     if let Some(at) = graph.tensors.iter().position(|t| t.name == name) {
         return Ok(TensorId::of(at));
     }
-    let mut near: Vec<(bool, usize, &str)> =
-        graph.tensors.iter().map(|t| (!t.name.contains(name), edits(&t.name, name), t.name.as_str())).collect();
+    let mut near: Vec<(bool, usize, &str)> = graph
+        .tensors
+        .iter()
+        .map(|t| (!t.name.contains(name), edits(&t.name, name), t.name.as_str()))
+        .collect();
     near.sort_unstable();
     let names: Vec<String> = near.iter().take(5).map(|n| format!("`{}`", n.2)).collect();
-    let near = if names.is_empty() { "the graph has no tensors".to_owned() } else { format!("near it are {}", names.join(", ")) };
+    let near = if names.is_empty() {
+        "the graph has no tensors".to_owned()
+    } else {
+        format!("near it are {}", names.join(", "))
+    };
     bail!("no tensor is named `{name}`; {near}")
 }
 
@@ -151,18 +160,30 @@ impl Told<'_> {
         };
         match choice {
             Choice::Keep => "kept".to_owned(),
-            Choice::Swap { out: Some(out), back } => format!("swapped: {}, {}", copied(out, "out"), copied(back, "back")),
-            Choice::Swap { out: None, back } => format!("swapped: no copy out, the host's is valid, {}", copied(back, "back")),
+            Choice::Swap { out: Some(out), back } => {
+                format!("swapped: {}, {}", copied(out, "out"), copied(back, "back"))
+            }
+            Choice::Swap { out: None, back } => {
+                format!("swapped: no copy out, the host's is valid, {}", copied(back, "back"))
+            }
             Choice::Recompute { operators, time } => {
-                let names: Vec<String> = operators.iter().map(|op| format!("`{}`", self.graph.operator(*op).name)).collect();
+                let names: Vec<String> = operators
+                    .iter()
+                    .map(|op| format!("`{}`", self.graph.operator(*op).name))
+                    .collect();
                 format!("recomputed in {time} by {}", names.join(", "))
             }
         }
     }
 
     fn table(&self, stories: &[Story]) -> String {
-        let columns =
-            [("tensor", Side::Left), ("role", Side::Left), ("size", Side::Right), ("at the peak", Side::Left), ("plan", Side::Left)];
+        let columns = [
+            ("tensor", Side::Left),
+            ("role", Side::Left),
+            ("size", Side::Right),
+            ("at the peak", Side::Left),
+            ("plan", Side::Left),
+        ];
         let mut table = Table::new(&columns);
         for story in stories {
             let tensor = self.graph.tensor(story.tensor);
@@ -171,8 +192,17 @@ impl Told<'_> {
                 (Presence::InUse, _) | (_, None) => "-",
                 (_, Some(gap)) => gap.choice.word(),
             };
-            let role = serde_json::to_value(tensor.role).ok().and_then(|v| v.as_str().map(|r| r.replace('_', " "))).unwrap_or_default();
-            table.row([tensor.name.clone(), role, story.bytes.to_string(), word(story.presence).to_owned(), plan.to_owned()]);
+            let role = serde_json::to_value(tensor.role)
+                .ok()
+                .and_then(|v| v.as_str().map(|r| r.replace('_', " ")))
+                .unwrap_or_default();
+            table.row([
+                tensor.name.clone(),
+                role,
+                story.bytes.to_string(),
+                word(story.presence).to_owned(),
+                plan.to_owned(),
+            ]);
         }
         format!("{table}\n")
     }
@@ -181,7 +211,9 @@ impl Told<'_> {
     fn why(&self, story: &Story) -> String {
         let name = &self.graph.tensor(story.tensor).name;
         match story.gaps.iter().find(|g| g.at_peak) {
-            _ if story.presence == Presence::InUse => format!("\n`{name}`: {}\n", self.explained.in_use()),
+            _ if story.presence == Presence::InUse => {
+                format!("\n`{name}`: {}\n", self.explained.in_use())
+            }
             Some(gap) => format!("\n`{name}`: {}\n{}", self.between(gap), self.ways(gap)),
             None => format!("\n`{name}`: {}\n", word(story.presence)),
         }
@@ -189,11 +221,18 @@ impl Told<'_> {
 
     fn ways(&self, gap: &Gap) -> String {
         let mut text = format!("    {}\n", self.choice(&gap.choice));
-        for (way, verdict) in [("keep", &gap.keep), ("swap", &gap.swap), ("recompute", &gap.recompute)] {
+        for (way, verdict) in
+            [("keep", &gap.keep), ("swap", &gap.swap), ("recompute", &gap.recompute)]
+        {
             match verdict {
                 Verdict::Chosen => {}
-                Verdict::Possible(cost) if cost.0 == 0 => text += &format!("    {way}: possible, but the budget is met without\n"),
-                Verdict::Possible(cost) => text += &format!("    {way}: possible for {cost}, but the budget is met without\n"),
+                Verdict::Possible(cost) if cost.0 == 0 => {
+                    text += &format!("    {way}: possible, but the budget is met without\n")
+                }
+                Verdict::Possible(cost) => {
+                    text +=
+                        &format!("    {way}: possible for {cost}, but the budget is met without\n")
+                }
                 Verdict::Against(reason) => text += &format!("    {way}: {reason}\n"),
             }
         }
@@ -252,7 +291,8 @@ impl Told<'_> {
             }
             Choice::Recompute { operators, time } => {
                 object["recompute_ns"] = json!(time);
-                object["operators"] = operators.iter().map(|op| json!(self.graph.operator(*op).name)).collect();
+                object["operators"] =
+                    operators.iter().map(|op| json!(self.graph.operator(*op).name)).collect();
             }
         }
         object

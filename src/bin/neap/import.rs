@@ -32,7 +32,8 @@ enum Updates {
 }
 
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
-    let options = Options { as_recorded: flags.as_recorded, updates_early: flags.updates == Updates::Early };
+    let options =
+        Options { as_recorded: flags.as_recorded, updates_early: flags.updates == Updates::Early };
     let output = match &flags.output {
         Some(path) => path.clone(),
         None => PathBuf::from(format!("{}.graph.json", settings::stem(&flags.trace)?)),

@@ -112,14 +112,31 @@ fn print_text(graph: &Graph, liveness: &Liveness, top: usize) -> anyhow::Result<
     row("floor", liveness.floor);
     row("nothing freed", liveness.no_free);
     text += &format!("{table}\n");
-    let name = |op: Option<neap::units::OpId>| op.map_or("the start".to_owned(), |op| graph.operator(op).name.clone());
-    text += &format!("The peak is at {}; the floor is the working set of {}.\n", name(liveness.peak_at), name(liveness.floor_at));
-    text += &format!("At the peak ({} tensors, {} of workspace):\n", liveness.at_peak.len(), liveness.workspace_at_peak);
-    let mut table = Table::new(&[("tensor", Side::Left), ("role", Side::Left), ("size", Side::Right), ("made by", Side::Left)]);
+    let name = |op: Option<neap::units::OpId>| {
+        op.map_or("the start".to_owned(), |op| graph.operator(op).name.clone())
+    };
+    text += &format!(
+        "The peak is at {}; the floor is the working set of {}.\n",
+        name(liveness.peak_at),
+        name(liveness.floor_at)
+    );
+    text += &format!(
+        "At the peak ({} tensors, {} of workspace):\n",
+        liveness.at_peak.len(),
+        liveness.workspace_at_peak
+    );
+    let mut table = Table::new(&[
+        ("tensor", Side::Left),
+        ("role", Side::Left),
+        ("size", Side::Right),
+        ("made by", Side::Left),
+    ]);
     for standing in liveness.at_peak.iter().take(top) {
         let tensor = graph.tensor(standing.tensor);
         let role = ROLES.iter().find(|r| r.0 == tensor.role).map_or("", |r| r.1).replace('_', " ");
-        let maker = standing.made_by.map_or("-".to_owned(), |op| format!("{} ({})", graph.operator(op).name, graph.operator(op).kind));
+        let maker = standing.made_by.map_or("-".to_owned(), |op| {
+            format!("{} ({})", graph.operator(op).name, graph.operator(op).kind)
+        });
         table.row([tensor.name.clone(), role, standing.bytes.to_string(), maker]);
     }
     text += &format!("{table}\n");

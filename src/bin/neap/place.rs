@@ -62,24 +62,39 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let problem = Problem::read(&flags.problem)?;
     let items = problem.items();
     let (moment, load) = problem.fullest();
-    let options = Options { effort: flags.effort, without: flags.without.iter().map(|n| n.0).collect() };
+    let options =
+        Options { effort: flags.effort, without: flags.without.iter().map(|n| n.0).collect() };
     let found = match flags.capacity {
         Some(capacity) => {
             let within = place::within(&items, capacity, &options);
             let proved = within.outcome == Outcome::Impossible;
-            let layout = if let Outcome::Placed(layout) = within.outcome { Some(layout) } else { None };
-            Found { layout, proved, bound: if proved { capacity + 1 } else { load }, spent: within.spent }
+            let layout =
+                if let Outcome::Placed(layout) = within.outcome { Some(layout) } else { None };
+            Found {
+                layout,
+                proved,
+                bound: if proved { capacity + 1 } else { load },
+                spent: within.spent,
+            }
         }
         None => {
             let least = place::least(&items, &options);
-            Found { proved: least.bound == least.layout.height, bound: least.bound, layout: Some(least.layout), spent: least.spent }
+            Found {
+                proved: least.bound == least.layout.height,
+                bound: least.bound,
+                layout: Some(least.layout),
+                spent: least.spent,
+            }
         }
     };
     if let Some(layout) = &found.layout {
         let height = problem.check(layout, flags.capacity.unwrap_or(u64::MAX));
         if height.as_ref() != Ok(&layout.height) {
-            let why = height.map_or_else(|e| e, |h| format!("its height is {h}, not {}", layout.height));
-            bail!("the layout did not pass the checker ({why}); this is a defect of neap, please report it with the problem");
+            let why =
+                height.map_or_else(|e| e, |h| format!("its height is {h}, not {}", layout.height));
+            bail!(
+                "the layout did not pass the checker ({why}); this is a defect of neap, please report it with the problem"
+            );
         }
         if let Some(output) = &flags.output {
             neap::files::write(output, |out| problem.write(layout, out)).map_err(|e| anyhow!(e))?;
@@ -104,7 +119,13 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     Ok(Answer::No)
 }
 
-fn tell(flags: &Flags, found: &Found, items: usize, load: u64, as_json: bool) -> anyhow::Result<()> {
+fn tell(
+    flags: &Flags,
+    found: &Found,
+    items: usize,
+    load: u64,
+    as_json: bool,
+) -> anyhow::Result<()> {
     let height = found.layout.as_ref().map(|l| l.height);
     if as_json {
         return output::json(&json!({
@@ -129,7 +150,11 @@ fn tell(flags: &Flags, found: &Found, items: usize, load: u64, as_json: bool) ->
         format!("load      {load} alive at once, {}.{:02} % less", share / 100, share % 100),
     ];
     if flags.capacity.is_none() {
-        let word = if found.proved { "nothing lower is possible".to_owned() } else { format!("nothing below {} is possible", found.bound) };
+        let word = if found.proved {
+            "nothing lower is possible".to_owned()
+        } else {
+            format!("nothing below {} is possible", found.bound)
+        };
         lines.push(format!("proved    {word}"));
     }
     lines.push(format!("search    {} nodes, {} steps", found.spent.nodes, found.spent.steps));

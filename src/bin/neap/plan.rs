@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use clap::builder::{OsStringValueParser, TypedValueParser};
+use neap::contract::{Event, Plan, Source, json as plan_json};
 use neap::job::Graph;
 use neap::job::liveness::Liveness;
 use neap::plan::bound::Bounds;
@@ -13,7 +14,6 @@ use neap::plan::robust::{self, Robust};
 use neap::plan::vdnn::Policy;
 use neap::plan::{self, Method, PlanError, Planned, Request};
 use neap::report::table::{Side, Table};
-use neap::schedule::{Event, Plan, Source, json as plan_json};
 use neap::sim::accounting::{Paper, paper};
 use neap::units::{Bytes, Nanos};
 use serde_json::json;
@@ -149,7 +149,11 @@ impl Switches {
         ] {
             note(key, off, "false".to_owned());
         }
-        note("min-swap", self.min_swap != plan::neap::Options::default().min_swap, self.min_swap.0.to_string());
+        note(
+            "min-swap",
+            self.min_swap != plan::neap::Options::default().min_swap,
+            self.min_swap.0.to_string(),
+        );
         let method = match planner {
             Planner::Neap => {
                 for (key, off) in [
@@ -211,7 +215,9 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let inputs: Vec<&Path> = flags.graphs.iter().map(|g| &*g.path).collect();
     settings::outputs(&flags.device.inputs(&inputs), &[flags.output.as_deref()])?;
     match &flags.graphs[..] {
-        [_] if flags.overlap => bail!("--overlap: one job has nobody to share bytes with; leave it away or name more jobs"),
+        [_] if flags.overlap => bail!(
+            "--overlap: one job has nobody to share bytes with; leave it away or name more jobs"
+        ),
         [job] => one(flags, job, as_json),
         _ => together::main(flags, as_json),
     }
@@ -221,7 +227,10 @@ fn one(flags: &Flags, job: &JobArg, as_json: bool) -> anyhow::Result<Answer> {
     let mut graph = settings::graph(&job.path)?;
     let Site { device, latencies, libraries, sha256 } = flags.device.resolve(&mut graph)?;
     let liveness = Liveness::of(&graph);
-    let budget = flags.budget.unwrap_or(Budget::Bytes(device.available())).resolve(liveness.peak, &device)?;
+    let budget = flags
+        .budget
+        .unwrap_or(Budget::Bytes(device.available()))
+        .resolve(liveness.peak, &device)?;
     let (method, mut recorded_options) = flags.switches.resolve(flags.planner);
     let method = job.limited(method)?;
     recorded_options.extend(job.record());
@@ -235,7 +244,8 @@ fn one(flags: &Flags, job: &JobArg, as_json: bool) -> anyhow::Result<Answer> {
         file: (graph_path(flags, &job.path)?, sha256),
         device: &device,
         latencies: &latencies,
-        budget: budget.unwrap_or_else(|| device.available().min(Bytes(liveness.peak.0.saturating_mul(2)))),
+        budget: budget
+            .unwrap_or_else(|| device.available().min(Bytes(liveness.peak.0.saturating_mul(2)))),
         method,
         recorded_options,
     };
@@ -249,7 +259,14 @@ fn one(flags: &Flags, job: &JobArg, as_json: bool) -> anyhow::Result<Answer> {
     };
     let (mut planned, noise) = match made {
         Ok(made) => made,
-        Err(error) => return does_not_fit(error, &format!("{}: ", job.path.display()), liveness.peak, as_json),
+        Err(error) => {
+            return does_not_fit(
+                error,
+                &format!("{}: ", job.path.display()),
+                liveness.peak,
+                as_json,
+            );
+        }
     };
     let took = started.elapsed();
     planned.plan.jobs[0].libraries = libraries;
@@ -269,7 +286,12 @@ fn one(flags: &Flags, job: &JobArg, as_json: bool) -> anyhow::Result<Answer> {
 ///
 /// # Errors
 /// What is not an answer but a defect.
-pub fn does_not_fit(error: PlanError, of: &str, unplanned_peak: Bytes, as_json: bool) -> anyhow::Result<Answer> {
+pub fn does_not_fit(
+    error: PlanError,
+    of: &str,
+    unplanned_peak: Bytes,
+    as_json: bool,
+) -> anyhow::Result<Answer> {
     let PlanError::Infeasible(no) = error else { return Err(error.into()) };
     if as_json {
         output::json(&json!({
@@ -290,9 +312,12 @@ pub fn does_not_fit(error: PlanError, of: &str, unplanned_peak: Bytes, as_json: 
 /// # Errors
 /// When it is refused, or can't be written.
 pub fn prove_and_write(flags: &Flags, plan: &Plan, graphs: &[Graph]) -> anyhow::Result<()> {
-    if let Err(refusals) = neap::schedule::check::check(plan, graphs) {
+    if let Err(refusals) = neap::contract::check::check(plan, graphs) {
         let reasons: Vec<String> = refusals.iter().take(5).map(ToString::to_string).collect();
-        bail!("the plan did not pass the checker; this is a defect of neap, please report it with the graphs: {}", reasons.join("; "));
+        bail!(
+            "the plan did not pass the checker; this is a defect of neap, please report it with the graphs: {}",
+            reasons.join("; ")
+        );
     }
     if let Some(output) = &flags.output {
         plan_json::write(output, plan, graphs)?;
@@ -303,7 +328,9 @@ pub fn prove_and_write(flags: &Flags, plan: &Plan, graphs: &[Graph]) -> anyhow::
 /// The graph's path as the plan records it: relative to the plan's folder.
 pub fn graph_path(flags: &Flags, graph: &Path) -> anyhow::Result<String> {
     let plan = flags.output.as_deref().unwrap_or(Path::new("job.plan.json"));
-    plan_json::relative(plan, graph).with_context(|| format!("{}: cannot be written so that it names {}", plan.display(), graph.display()))
+    plan_json::relative(plan, graph).with_context(|| {
+        format!("{}: cannot be written so that it names {}", plan.display(), graph.display())
+    })
 }
 
 /// Times of the 95th percentile, with this plan and with the one that does not look at noise.
@@ -330,7 +357,8 @@ fn report(
 ) -> anyhow::Result<()> {
     let figures = &planned.plan.figures;
     // What no plan can beat: the peak without added time, and the time at this budget.
-    let (bound_peak, bound_time) = (bounds.peak(Nanos::ZERO), bounds.iteration(planned.plan.budget).unwrap_or_default());
+    let (bound_peak, bound_time) =
+        (bounds.peak(Nanos::ZERO), bounds.iteration(planned.plan.budget).unwrap_or_default());
     let job = &planned.plan.jobs[0];
     let count = |f: fn(&Event) -> bool| job.events.iter().filter(|e| f(e)).count();
     let swaps_out = count(|e| matches!(e, Event::SwapOut { .. }));
@@ -365,21 +393,61 @@ fn report(
         }
         return output::json(&object);
     }
-    let mut table = Table::new(&[("", Side::Left), ("unplanned", Side::Right), ("planned", Side::Right), ("exact", Side::Right)]);
+    let mut table = Table::new(&[
+        ("", Side::Left),
+        ("unplanned", Side::Right),
+        ("planned", Side::Right),
+        ("exact", Side::Right),
+    ]);
     let bytes = |b: Bytes| b.to_string();
-    table.row(["peak".to_owned(), bytes(figures.unplanned_peak_bytes), bytes(figures.peak_bytes), figures.peak_bytes.0.to_string()]);
-    table.row(["arena".to_owned(), String::new(), bytes(figures.arena_bytes), figures.arena_bytes.0.to_string()]);
-    table.row(["budget".to_owned(), String::new(), bytes(planned.plan.budget), planned.plan.budget.0.to_string()]);
-    table.row(["floor".to_owned(), String::new(), bytes(liveness.floor), liveness.floor.0.to_string()]);
-    table.row(["pinned".to_owned(), String::new(), bytes(figures.pinned_bytes), figures.pinned_bytes.0.to_string()]);
+    table.row([
+        "peak".to_owned(),
+        bytes(figures.unplanned_peak_bytes),
+        bytes(figures.peak_bytes),
+        figures.peak_bytes.0.to_string(),
+    ]);
+    table.row([
+        "arena".to_owned(),
+        String::new(),
+        bytes(figures.arena_bytes),
+        figures.arena_bytes.0.to_string(),
+    ]);
+    table.row([
+        "budget".to_owned(),
+        String::new(),
+        bytes(planned.plan.budget),
+        planned.plan.budget.0.to_string(),
+    ]);
+    table.row([
+        "floor".to_owned(),
+        String::new(),
+        bytes(liveness.floor),
+        liveness.floor.0.to_string(),
+    ]);
+    table.row([
+        "pinned".to_owned(),
+        String::new(),
+        bytes(figures.pinned_bytes),
+        figures.pinned_bytes.0.to_string(),
+    ]);
     table.row([
         "iteration".to_owned(),
         figures.unplanned_iteration_ns.to_string(),
         figures.iteration_ns.to_string(),
         figures.iteration_ns.0.to_string(),
     ]);
-    table.row(["bound, without added time".to_owned(), String::new(), bytes(bound_peak), bound_peak.0.to_string()]);
-    table.row(["bound, at this budget".to_owned(), String::new(), bound_time.to_string(), bound_time.0.to_string()]);
+    table.row([
+        "bound, without added time".to_owned(),
+        String::new(),
+        bytes(bound_peak),
+        bound_peak.0.to_string(),
+    ]);
+    table.row([
+        "bound, at this budget".to_owned(),
+        String::new(),
+        bound_time.to_string(),
+        bound_time.0.to_string(),
+    ]);
     let mut text = format!(
         "{table}\n{swaps_out} swap-outs, {swaps_in} swap-ins, {recomputes} recomputes; waiting {} for swap-ins, {} for swap-outs, {} at the end\n\
          latencies: {} measured, {} predicted, {} from the graph, {} by roofline on {}\n",
@@ -396,7 +464,8 @@ fn report(
         text += &accounting::told(papers, figures.unplanned_iteration_ns);
     }
     if let Some((p95, before)) = noise {
-        let beside = before.map_or_else(String::new, |b| format!(", {b} if planned without regard to noise"));
+        let beside = before
+            .map_or_else(String::new, |b| format!(", {b} if planned without regard to noise"));
         text += &format!("under noise: p95 {p95} of {} runs{beside}\n", robust::RUNS);
     }
     if let Some(reserved) = &planned.reserved {

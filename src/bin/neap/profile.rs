@@ -60,10 +60,17 @@ pub struct Flags {
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     // Others at work are made on the host only.
     let target = flags.on.choose(flags.load.iter().any(|load| *load > 0).then_some("--load"))?;
-    let inputs: Vec<_> = flags.graph.iter().map(PathBuf::as_path).chain(flags.device.as_deref().map(std::path::Path::new)).collect();
+    let inputs: Vec<_> = flags
+        .graph
+        .iter()
+        .map(PathBuf::as_path)
+        .chain(flags.device.as_deref().map(std::path::Path::new))
+        .collect();
     settings::outputs(&inputs, &[flags.output.as_deref()])?;
     if target != Target::Host && flags.device.is_none() {
-        bail!("--device: name the GPU's profile, under which the table's rows stand (`neap device list`, or `neap device measure`)");
+        bail!(
+            "--device: name the GPU's profile, under which the table's rows stand (`neap device list`, or `neap device measure`)"
+        );
     }
     if target == Target::Host && flags.conv_workspace.is_some() {
         bail!("--conv-workspace: for --on cuda; leave it away");
@@ -91,18 +98,27 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
 /// Gives convolutions their scratch on the GPU.
 fn allow(flags: &Flags, target: &Target, graph: &mut Graph) -> anyhow::Result<()> {
     if *target != Target::Host {
-        profile::allow(graph, flags.conv_workspace.unwrap_or(CONV_WORKSPACE)).context("--conv-workspace")?;
+        profile::allow(graph, flags.conv_workspace.unwrap_or(CONV_WORKSPACE))
+            .context("--conv-workspace")?;
     }
     Ok(())
 }
 
 fn settings(flags: &Flags, target: &Target, load: u32) -> Settings {
-    Settings { target: target.clone(), iterations: flags.repeats, load_percent: load, seed: flags.seed, ..Settings::default() }
+    Settings {
+        target: target.clone(),
+        iterations: flags.repeats,
+        load_percent: load,
+        seed: flags.seed,
+        ..Settings::default()
+    }
 }
 
 fn bar(length: u64, what: &str) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(length), ProgressDrawTarget::stderr());
-    if let Ok(style) = ProgressStyle::with_template(&format!("{{bar:30}} {{pos}}/{{len}} {what}, {{eta}} left")) {
+    if let Ok(style) =
+        ProgressStyle::with_template(&format!("{{bar:30}} {{pos}}/{{len}} {what}, {{eta}} left"))
+    {
         bar.set_style(style);
     }
     bar
@@ -119,26 +135,51 @@ fn of_job(
     let latencies = latency::latencies(graph, device, None);
     let (mut job, mut arena): (_, Bytes) = unplanned(graph, device, &latencies)?;
     if arena > device.available() {
-        note(&format!("note: without a plan the job takes {arena}, more than {} offers; it is measured under a plan", device.name));
-        let planned = within(graph, device, &latencies, device.available(), neap::plan::Method::default(), BTreeMap::new())?;
+        note(&format!(
+            "note: without a plan the job takes {arena}, more than {} offers; it is measured under a plan",
+            device.name
+        ));
+        let planned = within(
+            graph,
+            device,
+            &latencies,
+            device.available(),
+            neap::plan::Method::default(),
+            BTreeMap::new(),
+        )?;
         (arena, job) = (planned.budget, planned.jobs.into_iter().next().unwrap_or(job));
     }
-    let bar = bar((u64::from(flags.repeats) + u64::from(profile::WARM_UP)) * loads.len() as u64, "iterations");
+    let bar = bar(
+        (u64::from(flags.repeats) + u64::from(profile::WARM_UP)) * loads.len() as u64,
+        "iterations",
+    );
     let mut rows = Vec::new();
     for &load in loads {
-        let measured = profile::job(graph, &job, arena, device, &settings(flags, target, load), &mut |_| bar.inc(1));
-        rows.extend(measured.map_err(|e| anyhow::Error::new(e).context(path.display().to_string()))?);
+        let measured =
+            profile::job(graph, &job, arena, device, &settings(flags, target, load), &mut |_| {
+                bar.inc(1)
+            });
+        rows.extend(
+            measured.map_err(|e| anyhow::Error::new(e).context(path.display().to_string()))?,
+        );
     }
     bar.finish_and_clear();
     Ok(rows)
 }
 
-fn of_kinds(flags: &Flags, target: &Target, device: &Profile, loads: &[u32]) -> anyhow::Result<Vec<Row>> {
+fn of_kinds(
+    flags: &Flags,
+    target: &Target,
+    device: &Profile,
+    loads: &[u32],
+) -> anyhow::Result<Vec<Row>> {
     let mut graphs = Vec::new();
     for kind in &flags.sweep {
         match sweep::samples(kind, flags.samples, flags.seed) {
             Some(all) => graphs.extend(all),
-            None => bail!("--sweep: no kind is named `{kind}`; there are {}", sweep::names().join(", ")),
+            None => {
+                bail!("--sweep: no kind is named `{kind}`; there are {}", sweep::names().join(", "))
+            }
         }
     }
     graphs.iter_mut().try_for_each(|graph| allow(flags, target, graph))?;
@@ -168,13 +209,19 @@ fn report(rows: &[Row], on: &str, as_json: bool) -> anyhow::Result<()> {
     let mut kinds: BTreeMap<(&str, u32), (u64, u64, u64)> = BTreeMap::new();
     for row in rows {
         let sum = kinds.entry((&row.kind, row.load_percent)).or_default();
-        *sum = (sum.0 + 1, sum.1.saturating_add(row.ns), sum.2.saturating_add(row.roofline_ns.unwrap_or(0)));
+        *sum = (
+            sum.0 + 1,
+            sum.1.saturating_add(row.ns),
+            sum.2.saturating_add(row.roofline_ns.unwrap_or(0)),
+        );
     }
     let mut kinds: Vec<_> = kinds.into_iter().collect();
     kinds.sort_by_key(|((kind, load), sum)| (*load, std::cmp::Reverse(sum.1), *kind));
     if as_json {
         let one = |((kind, load), (rows, ns, roofline)): &((&str, u32), (u64, u64, u64))| json!({ "kind": kind, "load_percent": load, "operators": rows, "total_ns": ns, "roofline_ns": roofline });
-        return output::json(&json!({ "device": on, "rows": rows.len(), "kinds": kinds.iter().map(one).collect::<Vec<_>>() }));
+        return output::json(
+            &json!({ "device": on, "rows": rows.len(), "kinds": kinds.iter().map(one).collect::<Vec<_>>() }),
+        );
     }
     let mut table = Table::new(&[
         ("kind", Side::Left),
@@ -184,7 +231,13 @@ fn report(rows: &[Row], on: &str, as_json: bool) -> anyhow::Result<()> {
         ("roofline", Side::Right),
     ]);
     for ((kind, load), (rows, ns, roofline)) in kinds {
-        table.row([kind.to_owned(), format!("{load} %"), rows.to_string(), Nanos(ns).to_string(), Nanos(roofline).to_string()]);
+        table.row([
+            kind.to_owned(),
+            format!("{load} %"),
+            rows.to_string(),
+            Nanos(ns).to_string(),
+            Nanos(roofline).to_string(),
+        ]);
     }
     output::data(&table.to_string())
 }

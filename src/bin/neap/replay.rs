@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use neap::report::curve::{Across, Curve, Line, svg_across};
 use neap::report::table::{Side, Table};
-use neap::sim::allocator::replay::{LARGEST_DEVICE, Replay, Report, Setting, smallest_capacity, sweep};
+use neap::sim::allocator::replay::{
+    LARGEST_DEVICE, Replay, Report, Setting, smallest_capacity, sweep,
+};
 use neap::sim::allocator::{Config, Stats};
 use neap::sim::sequence::{Expected, Reader, Sequence};
 use neap::sim::snapshot::{self, Snapshot};
@@ -85,7 +87,10 @@ fn targets(flags: &Flags) -> anyhow::Result<Vec<Target>> {
         all.push(Target { name: bytes.to_string(), capacity: bytes });
     }
     if let Some(target) = all.iter().find(|t| t.capacity > LARGEST_DEVICE) {
-        bail!("the device {} has more memory than is modelled, {LARGEST_DEVICE}; name a smaller one", target.name);
+        bail!(
+            "the device {} has more memory than is modelled, {LARGEST_DEVICE}; name a smaller one",
+            target.name
+        );
     }
     if all.is_empty() {
         all.push(Target { name: "unlimited".to_owned(), capacity: LARGEST_DEVICE });
@@ -103,7 +108,9 @@ fn configs(flags: &Flags) -> anyhow::Result<Vec<(String, Config)>> {
     let read = |text: &str| -> anyhow::Result<_> {
         let config: Config = text.parse().context("--alloc-conf")?;
         if flags.memory_fraction.is_some_and(|f| config.memory_fraction.is_some_and(|c| c != f)) {
-            bail!("--memory-fraction: --alloc-conf says another per_process_memory_fraction; leave one away");
+            bail!(
+                "--memory-fraction: --alloc-conf says another per_process_memory_fraction; leave one away"
+            );
         }
         Ok((text.to_owned(), config))
     };
@@ -124,20 +131,31 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
             && let Some(conf) = snapshot.settings.alloc_conf.as_deref().filter(|c| !c.is_empty())
         {
             note(&format!("note: the allocator is set as the snapshot was recorded: {conf}"));
-            configs = vec![(conf.to_owned(), conf.parse().context("the snapshot's settings; give --alloc-conf in their place")?)];
+            configs = vec![(
+                conf.to_owned(),
+                conf.parse()
+                    .context("the snapshot's settings; give --alloc-conf in their place")?,
+            )];
         }
         if !limited
             && flags.check
             && let Some(capacity) = snapshot.capacity
         {
-            targets = vec![Target { name: "as recorded".to_owned(), capacity: Bytes(capacity.0.min(LARGEST_DEVICE.0)) }];
+            targets = vec![Target {
+                name: "as recorded".to_owned(),
+                capacity: Bytes(capacity.0.min(LARGEST_DEVICE.0)),
+            }];
             limited = true;
         }
     } else if flags.gpu.is_some() {
-        bail!("--gpu: {} is a table of events, of one device; leave it away", flags.events.display());
+        bail!(
+            "--gpu: {} is a table of events, of one device; leave it away",
+            flags.events.display()
+        );
     }
     let input = Input { path: &flags.events, recorded };
-    let fraction = flags.memory_fraction.is_some() || configs.iter().any(|(_, c)| c.memory_fraction.is_some());
+    let fraction =
+        flags.memory_fraction.is_some() || configs.iter().any(|(_, c)| c.memory_fraction.is_some());
     if fraction && !limited && !flags.smallest_device {
         bail!("a memory fraction is of a device; name it with --device or --device-bytes");
     }
@@ -192,7 +210,11 @@ impl Difference {
             && want.allocated.is_none_or(|w| w == now.allocated.0)
             && want.reserved.is_none_or(|w| w == now.reserved.0)
             && want.segments.is_none_or(|w| w == now.segments);
-        if same { None } else { Some(Self { line: reader.line(), row: reader.row(), expected: *want, ok, now: *now }) }
+        if same {
+            None
+        } else {
+            Some(Self { line: reader.line(), row: reader.row(), expected: *want, ok, now: *now })
+        }
     }
 
     fn json(&self) -> serde_json::Value {
@@ -235,7 +257,14 @@ impl Difference {
     }
 }
 
-fn one(flags: &Flags, input: Input<'_>, config: &Config, target: &Target, limited: bool, as_json: bool) -> anyhow::Result<Answer> {
+fn one(
+    flags: &Flags,
+    input: Input<'_>,
+    config: &Config,
+    target: &Target,
+    limited: bool,
+    as_json: bool,
+) -> anyhow::Result<Answer> {
     let mut reader = input.reader()?;
     if flags.check && !reader.answered() {
         bail!(
@@ -264,7 +293,11 @@ fn one(flags: &Flags, input: Input<'_>, config: &Config, target: &Target, limite
                 let now = replay.allocator().stats();
                 points.add(index, now);
                 if let Some(out) = curve.as_mut() {
-                    writeln!(out, "{index},{},{},{}", now.allocated.0, now.reserved.0, now.segments)?;
+                    writeln!(
+                        out,
+                        "{index},{},{},{}",
+                        now.allocated.0, now.reserved.0, now.segments
+                    )?;
                 }
             }
             index += 1;
@@ -307,7 +340,13 @@ fn one(flags: &Flags, input: Input<'_>, config: &Config, target: &Target, limite
     Ok(if !flags.check && report.stats.ooms > 0 { Answer::No } else { Answer::Yes })
 }
 
-fn tell(flags: &Flags, target: &Target, limited: bool, report: &Report, as_json: bool) -> anyhow::Result<()> {
+fn tell(
+    flags: &Flags,
+    target: &Target,
+    limited: bool,
+    report: &Report,
+    as_json: bool,
+) -> anyhow::Result<()> {
     let (stats, peak) = (&report.stats, &report.at_peak);
     if as_json {
         let mut object = json!({
@@ -332,45 +371,82 @@ fn tell(flags: &Flags, target: &Target, limited: bool, report: &Report, as_json:
         }
         return output::json(&object);
     }
-    let share = (u128::from(peak.fragmentation().0) * 1000).checked_div(u128::from(peak.reserved.0)).unwrap_or(0);
+    let share = (u128::from(peak.fragmentation().0) * 1000)
+        .checked_div(u128::from(peak.reserved.0))
+        .unwrap_or(0);
     let both = |b: Bytes| format!("{b} ({} bytes)", b.0);
     let mut lines = vec![
         ("events", report.events.to_string()),
         ("peak reserved", both(peak.reserved)),
         ("peak allocated", both(stats.peak_allocated)),
         ("peak requested", both(stats.peak_requested)),
-        ("at the peak", format!("after event {}: {} allocated, {} segments", report.peak_index, peak.allocated, peak.segments)),
-        ("fragmentation", format!("{} of it not in use ({}.{} %)", peak.fragmentation(), share / 10, share % 10)),
+        (
+            "at the peak",
+            format!(
+                "after event {}: {} allocated, {} segments",
+                report.peak_index, peak.allocated, peak.segments
+            ),
+        ),
+        (
+            "fragmentation",
+            format!("{} of it not in use ({}.{} %)", peak.fragmentation(), share / 10, share % 10),
+        ),
     ];
     if limited {
         lines.push(("device", format!("{}, {}", target.name, both(target.capacity))));
     }
     let first = report.first_oom.map(|e| format!(", first at event {e}")).unwrap_or_default();
-    lines.push(("out of memory", format!("{} times{first}; {} retries after giving all cached memory back", stats.ooms, stats.retries)));
+    lines.push((
+        "out of memory",
+        format!(
+            "{} times{first}; {} retries after giving all cached memory back",
+            stats.ooms, stats.retries
+        ),
+    ));
     if flags.check {
         lines.push(("check", "every row is as in the file".to_owned()));
     }
     let width = lines.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
-    let text: Vec<String> = lines.iter().map(|(name, value)| format!("{name:width$}  {value}")).collect();
+    let text: Vec<String> =
+        lines.iter().map(|(name, value)| format!("{name:width$}  {value}")).collect();
     output::data(&text.join("\n"))
 }
 
-fn sweep_all(flags: &Flags, input: Input<'_>, configs: &[(String, Config)], targets: &[Target], as_json: bool) -> anyhow::Result<Answer> {
+fn sweep_all(
+    flags: &Flags,
+    input: Input<'_>,
+    configs: &[(String, Config)],
+    targets: &[Target],
+    as_json: bool,
+) -> anyhow::Result<Answer> {
     let sequence = Sequence::rest(&mut input.reader()?)?;
-    let pairs: Vec<(&str, &Config, &Target)> =
-        targets.iter().flat_map(|t| configs.iter().map(move |(text, config)| (text.as_str(), config, t))).collect();
+    let pairs: Vec<(&str, &Config, &Target)> = targets
+        .iter()
+        .flat_map(|t| configs.iter().map(move |(text, config)| (text.as_str(), config, t)))
+        .collect();
     let settings: Vec<Setting> = pairs
         .iter()
-        .map(|(_, config, target)| Setting { config: (*config).clone(), capacity: target.capacity, memory_fraction: flags.memory_fraction })
+        .map(|(_, config, target)| Setting {
+            config: (*config).clone(),
+            capacity: target.capacity,
+            memory_fraction: flags.memory_fraction,
+        })
         .collect();
     let reports = sweep(&sequence.requests, &settings);
     let least: Vec<Option<_>> = if flags.smallest_device {
-        configs.iter().map(|(_, config)| smallest_capacity(&sequence.requests, config, flags.memory_fraction)).collect()
+        configs
+            .iter()
+            .map(|(_, config)| smallest_capacity(&sequence.requests, config, flags.memory_fraction))
+            .collect()
     } else {
         Vec::new()
     };
     let any = reports.iter().any(|r| r.stats.ooms == 0);
-    let rows = pairs.iter().zip(&reports).enumerate().map(|(i, (pair, report))| (pair, report, least.get(i % configs.len())));
+    let rows = pairs
+        .iter()
+        .zip(&reports)
+        .enumerate()
+        .map(|(i, (pair, report))| (pair, report, least.get(i % configs.len())));
     if as_json {
         let rows: Vec<_> = rows
             .map(|((conf, _, target), report, least)| {
@@ -434,16 +510,32 @@ fn sweep_all(flags: &Flags, input: Input<'_>, configs: &[(String, Config)], targ
     Ok(if any { Answer::Yes } else { Answer::No })
 }
 
-fn smallest(flags: &Flags, input: Input<'_>, config: &Config, as_json: bool) -> anyhow::Result<Answer> {
-    if !flags.device.is_empty() || !flags.device_bytes.is_empty() || flags.curve.is_some() || flags.plot.is_some() {
-        bail!("--smallest-device looks for the device itself; leave --device, --device-bytes, --curve and --plot away");
+fn smallest(
+    flags: &Flags,
+    input: Input<'_>,
+    config: &Config,
+    as_json: bool,
+) -> anyhow::Result<Answer> {
+    if !flags.device.is_empty()
+        || !flags.device_bytes.is_empty()
+        || flags.curve.is_some()
+        || flags.plot.is_some()
+    {
+        bail!(
+            "--smallest-device looks for the device itself; leave --device, --device-bytes, --curve and --plot away"
+        );
     }
     let sequence = Sequence::rest(&mut input.reader()?)?;
     let Some(least) = smallest_capacity(&sequence.requests, config, flags.memory_fraction) else {
         note(&format!("no device up to {LARGEST_DEVICE} serves every request"));
         return Ok(Answer::No);
     };
-    let report = neap::sim::allocator::replay::replay(&sequence.requests, config, least.capacity, flags.memory_fraction);
+    let report = neap::sim::allocator::replay::replay(
+        &sequence.requests,
+        config,
+        least.capacity,
+        flags.memory_fraction,
+    );
     if as_json {
         output::json(&json!({
             "file": flags.events.display().to_string(),
@@ -454,7 +546,11 @@ fn smallest(flags: &Flags, input: Input<'_>, config: &Config, as_json: bool) -> 
             "retries": report.stats.retries,
         }))?;
     } else {
-        let sure = if least.proven { "every smaller one fails" } else { "found by bisection: a smaller one may do" };
+        let sure = if least.proven {
+            "every smaller one fails"
+        } else {
+            "found by bisection: a smaller one may do"
+        };
         output::data(&format!(
             "smallest device  {} ({} bytes), for the job alone; {sure}\nretries on it    {}",
             least.capacity, least.capacity.0, report.stats.retries
@@ -499,7 +595,12 @@ impl Points {
         if !self.wanted {
             return;
         }
-        let new = [now.allocated.0, now.reserved.0].map(|v| Stretch { first: v, highest: v, lowest: v, last: v });
+        let new = [now.allocated.0, now.reserved.0].map(|v| Stretch {
+            first: v,
+            highest: v,
+            lowest: v,
+            last: v,
+        });
         match self.all.get_mut((index / self.stride) as usize) {
             Some(stretch) => stretch.iter_mut().zip(new).for_each(|(s, n)| s.join(n)),
             None => self.all.push(new),
@@ -518,7 +619,10 @@ impl Points {
 
     fn curve(&self, which: usize) -> Vec<(Nanos, Bytes)> {
         let at = |index: usize, part: u64, value: u64| {
-            (Nanos((index as u64 * self.stride + part * self.stride / 4).min(self.end)), Bytes(value))
+            (
+                Nanos((index as u64 * self.stride + part * self.stride / 4).min(self.end)),
+                Bytes(value),
+            )
         };
         let four = |(i, s): (usize, &[Stretch; 2])| {
             let Stretch { first, highest, lowest, last } = s[which];
@@ -527,13 +631,24 @@ impl Points {
         self.all.iter().enumerate().flat_map(four).collect()
     }
 
-    fn draw(&self, path: &Path, events: &Path, report: &Report, target: Option<&Target>) -> anyhow::Result<()> {
+    fn draw(
+        &self,
+        path: &Path,
+        events: &Path,
+        report: &Report,
+        target: Option<&Target>,
+    ) -> anyhow::Result<()> {
         let (allocated, reserved) = (self.curve(0), self.curve(1));
-        let curves = [Curve { name: "reserved", points: &reserved }, Curve { name: "allocated", points: &allocated }];
+        let curves = [
+            Curve { name: "reserved", points: &reserved },
+            Curve { name: "allocated", points: &allocated },
+        ];
         // A device far above the curve would only flatten it.
         let near = target.filter(|t| t.capacity.0 / 2 <= report.at_peak.reserved.0);
-        let lines: Vec<_> = near.map(|t| Line { name: &t.name, value: t.capacity }).into_iter().collect();
-        let title = events.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+        let lines: Vec<_> =
+            near.map(|t| Line { name: &t.name, value: t.capacity }).into_iter().collect();
+        let title =
+            events.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
         let drawing = svg_across(Across::Events, &title, &curves, &lines)?;
         neap::files::write(path, |f| f.write_all(drawing.as_bytes()))?;
         note(&format!("written: {}", path.display()));

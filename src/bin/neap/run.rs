@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use neap::contract::{JobPlan, Plan};
 use neap::device::latency::{Row, Table as LatencyTable};
 use neap::device::{Profile, present};
 use neap::job::Graph;
@@ -12,7 +13,6 @@ use neap::plan::{self, Method, PlanError, Request};
 use neap::report::table::{Side, Table};
 use neap::run::controller::THRESHOLD;
 use neap::run::{Change, Outcome, Rate, Replan, RunError, Settings, Target};
-use neap::schedule::{JobPlan, Plan};
 use neap::units::{Bytes, Nanos, OpId};
 use serde_json::json;
 
@@ -83,7 +83,9 @@ fn throttle(text: &str) -> Result<(u64, u32), String> {
     };
     let (share, from) = text.split_once('@').unwrap_or((text, "0"));
     let from: u32 = from.parse().map_err(|_| problem())?;
-    let share = settings::thousandths(share).and_then(|s| u32::try_from(s).ok()).filter(|s| (1..=1000).contains(s));
+    let share = settings::thousandths(share)
+        .and_then(|s| u32::try_from(s).ok())
+        .filter(|s| (1..=1000).contains(s));
     Ok((from.into(), share.ok_or_else(problem)?))
 }
 
@@ -107,7 +109,8 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         save: flags.save.clone(),
         ..Settings::default()
     };
-    let outputs = [flags.save.as_deref(), flags.latencies_out.as_deref(), flags.service.log.as_deref()];
+    let outputs =
+        [flags.save.as_deref(), flags.latencies_out.as_deref(), flags.service.log.as_deref()];
     match &flags.subjects[..] {
         [subject] if !flags.service.asked() => one(flags, subject, settings, &outputs, as_json),
         _ => service::main(flags, settings, &outputs, as_json),
@@ -124,43 +127,66 @@ pub fn bar(iterations: u64) -> ProgressBar {
 }
 
 /// One job, alone on the device.
-fn one(flags: &Flags, subject: &Path, settings: Settings, outputs: &[Option<&Path>], as_json: bool) -> anyhow::Result<Answer> {
-    settings::outputs(&flags.device.inputs(&settings::subject_files(subject, &flags.graph)), outputs)?;
+fn one(
+    flags: &Flags,
+    subject: &Path,
+    settings: Settings,
+    outputs: &[Option<&Path>],
+    as_json: bool,
+) -> anyhow::Result<Answer> {
+    settings::outputs(
+        &flags.device.inputs(&settings::subject_files(subject, &flags.graph)),
+        outputs,
+    )?;
     let iterations = flags.iterations[0];
     let settings = Settings { iterations, ..settings };
     let bar = bar(iterations.into());
     let mut progress = |done: u32| bar.set_position(u64::from(done));
-    let (graph, device, arena, planned, outcome) = match settings::subject(subject, &flags.graph, outputs)? {
-        Subject::Plan(plan, mut graphs) => {
-            flags.device.not_with_a_plan(subject)?;
-            if !settings::checked(subject, &plan, &graphs)? {
-                return Ok(Answer::No);
+    let (graph, device, arena, planned, outcome) =
+        match settings::subject(subject, &flags.graph, outputs)? {
+            Subject::Plan(plan, mut graphs) => {
+                flags.device.not_with_a_plan(subject)?;
+                if !settings::checked(subject, &plan, &graphs)? {
+                    return Ok(Answer::No);
+                }
+                if plan.jobs.len() > 1 {
+                    bar.finish_and_clear();
+                    return service::main(flags, settings, outputs, as_json);
+                }
+                if flags.iterations.len() > 1 {
+                    bail!("--iterations: one number for one job");
+                }
+                let graph = graphs.remove(0);
+                let outcome = if flags.replan {
+                    replanning(flags, subject, &graph, &plan, &settings, &mut progress)?
+                } else {
+                    neap::run::run(
+                        &graph,
+                        &plan.jobs[0],
+                        plan.budget,
+                        &plan.device,
+                        &settings,
+                        &mut progress,
+                    )
+                };
+                (graph, plan.device, plan.budget, true, outcome)
             }
-            if plan.jobs.len() > 1 {
-                bar.finish_and_clear();
-                return service::main(flags, settings, outputs, as_json);
+            Subject::Graph(_) if flags.iterations.len() > 1 => {
+                bail!("--iterations: one number for one job")
             }
-            if flags.iterations.len() > 1 {
-                bail!("--iterations: one number for one job");
+            Subject::Graph(_) if flags.replan => bail!(
+                "--replan: {} is a job without a plan; `neap plan` makes one",
+                subject.display()
+            ),
+            Subject::Graph(mut graph) => {
+                let Site { device, latencies, libraries, .. } = flags.device.resolve(&mut graph)?;
+                let (mut job, arena) = unplanned(&graph, &device, &latencies)?;
+                job.libraries = libraries;
+                let outcome =
+                    neap::run::run(&graph, &job, arena, &device, &settings, &mut progress);
+                (*graph, device, arena, false, outcome)
             }
-            let graph = graphs.remove(0);
-            let outcome = if flags.replan {
-                replanning(flags, subject, &graph, &plan, &settings, &mut progress)?
-            } else {
-                neap::run::run(&graph, &plan.jobs[0], plan.budget, &plan.device, &settings, &mut progress)
-            };
-            (graph, plan.device, plan.budget, true, outcome)
-        }
-        Subject::Graph(_) if flags.iterations.len() > 1 => bail!("--iterations: one number for one job"),
-        Subject::Graph(_) if flags.replan => bail!("--replan: {} is a job without a plan; `neap plan` makes one", subject.display()),
-        Subject::Graph(mut graph) => {
-            let Site { device, latencies, libraries, .. } = flags.device.resolve(&mut graph)?;
-            let (mut job, arena) = unplanned(&graph, &device, &latencies)?;
-            job.libraries = libraries;
-            let outcome = neap::run::run(&graph, &job, arena, &device, &settings, &mut progress);
-            (*graph, device, arena, false, outcome)
-        }
-    };
+        };
     bar.finish_and_clear();
     let outcome = outcome.map_err(|e| with_file(subject, e))?;
     for text in &outcome.notes {
@@ -172,7 +198,16 @@ fn one(flags: &Flags, subject: &Path, settings: Settings, outputs: &[Option<&Pat
             let chosen = outcome.libraries.get(&OpId::of(index));
             Row::of(o, settings.target.key(&device.name), median(t)).beside(o, &device).by(chosen)
         };
-        LatencyTable::write(path, &graph.operators.iter().zip(&outcome.operator_ns).enumerate().map(row).collect::<Vec<Row>>())?;
+        LatencyTable::write(
+            path,
+            &graph
+                .operators
+                .iter()
+                .zip(&outcome.operator_ns)
+                .enumerate()
+                .map(row)
+                .collect::<Vec<Row>>(),
+        )?;
         note(&format!("written: {}", path.display()));
     }
     report(&graph, arena, planned, flags.replan, &outcome, as_json)?;
@@ -190,13 +225,20 @@ fn replanning(
 ) -> anyhow::Result<Result<Outcome, RunError>> {
     let at = |problem: String| anyhow::anyhow!("--replan: {}: {problem}", subject.display());
     if plan.options.contains_key("allocator") {
-        return Err(at("it was planned for another allocator than a run's; plan it with --allocator arena".to_owned()));
+        return Err(at(
+            "it was planned for another allocator than a run's; plan it with --allocator arena"
+                .to_owned(),
+        ));
     }
     let method = Method::recorded(&plan.planner, &plan.options).map_err(at)?;
-    let planner = |device: &Profile, latencies: &[neap::schedule::Latency]| {
-        within(graph, device, latencies, plan.budget, method.clone(), plan.options.clone()).map_err(|e| e.to_string())
+    let planner = |device: &Profile, latencies: &[neap::contract::Latency]| {
+        within(graph, device, latencies, plan.budget, method.clone(), plan.options.clone())
+            .map_err(|e| e.to_string())
     };
-    let replan = Replan { planner: &planner, threshold_per_mille: flags.replan_threshold.unwrap_or(THRESHOLD) };
+    let replan = Replan {
+        planner: &planner,
+        threshold_per_mille: flags.replan_threshold.unwrap_or(THRESHOLD),
+    };
     Ok(neap::run::run_replanning(graph, plan, settings, &replan, progress))
 }
 
@@ -204,12 +246,20 @@ fn replanning(
 pub fn within(
     graph: &Graph,
     device: &Profile,
-    latencies: &[neap::schedule::Latency],
+    latencies: &[neap::contract::Latency],
     budget: Bytes,
     method: Method,
     recorded_options: BTreeMap<String, String>,
 ) -> Result<Plan, PlanError> {
-    let request = Request { graph, file: (String::new(), String::new()), device, latencies, budget, method, recorded_options };
+    let request = Request {
+        graph,
+        file: (String::new(), String::new()),
+        device,
+        latencies,
+        budget,
+        method,
+        recorded_options,
+    };
     plan::make(&request).map(|planned| planned.plan)
 }
 
@@ -235,7 +285,10 @@ fn tell(change: &Change) {
             time(change.measured_before),
             time(change.measured_undisturbed),
         )),
-        (None, why) => note(&format!("{seen}; the plan stays: {}", why.as_deref().unwrap_or("no reason given"))),
+        (None, why) => note(&format!(
+            "{seen}; the plan stays: {}",
+            why.as_deref().unwrap_or("no reason given")
+        )),
     }
 }
 
@@ -285,7 +338,9 @@ impl Where {
             bail!("--cuda-libs: {} is not a folder", folder.display());
         }
         match (self.on, host_only) {
-            (Some(On::Host), _) if self.tf32 || self.cuda_libs.is_some() => bail!("--tf32 and --cuda-libs are for --on cuda"),
+            (Some(On::Host), _) if self.tf32 || self.cuda_libs.is_some() => {
+                bail!("--tf32 and --cuda-libs are for --on cuda")
+            }
             (Some(On::Host), _) | (None, Some(_)) => Ok(Target::Host),
             (Some(On::Cuda), Some(flags)) => bail!("{flags}: for --on host; leave it away"),
             (Some(On::Cuda), None) => match present::cuda_devices() {
@@ -303,7 +358,11 @@ impl Where {
     }
 }
 
-pub fn unplanned(graph: &Graph, device: &Profile, latencies: &[neap::schedule::Latency]) -> anyhow::Result<(JobPlan, Bytes)> {
+pub fn unplanned(
+    graph: &Graph,
+    device: &Profile,
+    latencies: &[neap::contract::Latency],
+) -> anyhow::Result<(JobPlan, Bytes)> {
     let request = Request {
         graph,
         file: (String::new(), String::new()),
@@ -324,7 +383,14 @@ pub fn median(times: &[Nanos]) -> Nanos {
     sorted.get(sorted.len() / 2).copied().unwrap_or_default().max(Nanos(1))
 }
 
-fn report(graph: &Graph, arena: Bytes, planned: bool, replan: bool, outcome: &Outcome, as_json: bool) -> anyhow::Result<()> {
+fn report(
+    graph: &Graph,
+    arena: Bytes,
+    planned: bool,
+    replan: bool,
+    outcome: &Outcome,
+    as_json: bool,
+) -> anyhow::Result<()> {
     let iteration = median(&outcome.iteration_ns);
     if as_json {
         let mut object = json!({
@@ -350,7 +416,8 @@ fn report(graph: &Graph, arena: Bytes, planned: bool, replan: bool, outcome: &Ou
     if outcome.losses.is_empty() {
         text += "no loss was recognised in this graph\n";
     } else {
-        let mut table = Table::new(&[("iteration", Side::Right), ("loss", Side::Right), ("time", Side::Right)]);
+        let mut table =
+            Table::new(&[("iteration", Side::Right), ("loss", Side::Right), ("time", Side::Right)]);
         for (index, (loss, time)) in outcome.losses.iter().zip(&outcome.iteration_ns).enumerate() {
             table.row([index.to_string(), loss.to_string(), time.to_string()]);
         }

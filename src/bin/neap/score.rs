@@ -65,9 +65,18 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let outputs = [flags.csv.as_deref(), flags.plot.as_deref()];
     settings::outputs(&[Path::new(&flags.device)], &outputs)?;
     let profile = neap::device::profile::load(&flags.device)?;
-    let config = flags.alloc_conf.as_deref().map(|c| c.parse::<Config>().context("--alloc-conf")).transpose()?;
-    let tried: Vec<Profile> = TRIED.iter().map(|name| neap::device::profile::load(name)).collect::<Result<_, _>>()?;
-    let device = |p: &Profile| Device { name: p.name.clone(), memory: p.memory_bytes, available: p.available() };
+    let config = flags
+        .alloc_conf
+        .as_deref()
+        .map(|c| c.parse::<Config>().context("--alloc-conf"))
+        .transpose()?;
+    let tried: Vec<Profile> =
+        TRIED.iter().map(|name| neap::device::profile::load(name)).collect::<Result<_, _>>()?;
+    let device = |p: &Profile| Device {
+        name: p.name.clone(),
+        memory: p.memory_bytes,
+        available: p.available(),
+    };
     let options = Options {
         rules: flags.rules.rules(),
         settings: Settings { class: class(&profile)?, without: Vec::new(), cudnn_workspace: 0 },
@@ -75,7 +84,8 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         devices: tried.iter().map(device).collect(),
     };
     let (pairs, notes) = score::pairs(&flags.folder)?;
-    let files = pairs.iter().flat_map(|p| [Some(&p.trace), Some(&p.truth), p.events.as_ref()]).flatten();
+    let files =
+        pairs.iter().flat_map(|p| [Some(&p.trace), Some(&p.truth), p.events.as_ref()]).flatten();
     settings::outputs(&files.map(PathBuf::as_path).collect::<Vec<_>>(), &outputs)?;
     notes.iter().for_each(|n| note(n));
     let scores = score::score_all(&pairs, &options)?;
@@ -86,8 +96,12 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         note(&format!("written: {}", path.display()));
     }
     if let Some(path) = &flags.plot {
-        let title = flags.folder.file_name().map_or_else(|| "estimates".into(), |n| n.to_string_lossy());
-        let drawn = plot(&format!("{title}: {} jobs, rules of {:?}", scores.len(), flags.rules).to_lowercase(), &scores);
+        let title =
+            flags.folder.file_name().map_or_else(|| "estimates".into(), |n| n.to_string_lossy());
+        let drawn = plot(
+            &format!("{title}: {} jobs, rules of {:?}", scores.len(), flags.rules).to_lowercase(),
+            &scores,
+        );
         neap::files::write(path, |out| out.write_all(drawn.as_bytes()))?;
         note(&format!("written: {}", path.display()));
     }
@@ -109,9 +123,16 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
 /// What of a device decides how much its kernels take.
 fn class(profile: &Profile) -> anyhow::Result<Class> {
     let Some(sm) = profile.multiprocessors else {
-        bail!("--device: {} has no multiprocessors; name a GPU, or add them to its file", profile.name);
+        bail!(
+            "--device: {} has no multiprocessors; name a GPU, or add them to its file",
+            profile.name
+        );
     };
-    Ok(Class { capability: sm.capability, multiprocessors: u64::from(sm.count), threads: u64::from(sm.threads) })
+    Ok(Class {
+        capability: sm.capability,
+        multiprocessors: u64::from(sm.count),
+        threads: u64::from(sm.threads),
+    })
 }
 
 fn percent(share: f64) -> String {
@@ -139,7 +160,11 @@ fn word(runs: &[neap::estimate::score::Run], with: usize) -> &'static str {
 }
 
 fn failed(runs: &[neap::estimate::score::Run], with: usize) -> String {
-    if runs.is_empty() { "-".to_owned() } else { format!("{}/{}", runs.iter().filter(|r| r.fails(with)).count(), runs.len()) }
+    if runs.is_empty() {
+        "-".to_owned()
+    } else {
+        format!("{}/{}", runs.iter().filter(|r| r.fails(with)).count(), runs.len())
+    }
 }
 
 fn told(scores: &[Score], options: &Options) -> String {
@@ -189,16 +214,28 @@ fn told(scores: &[Score], options: &Options) -> String {
         [failure(BARE), failure(MARGIN), mcp(BARE), mcp(MARGIN)]
     };
     let spread = |s: &Spread| [percent(s.median), percent(s.p90), percent(s.worst)];
-    let line = |name: &str, spread: [String; 3], fates: [String; 4]| [vec![name.to_owned()], spread.to_vec(), fates.to_vec()].concat();
+    let line = |name: &str, spread: [String; 3], fates: [String; 4]| {
+        [vec![name.to_owned()], spread.to_vec(), fates.to_vec()].concat()
+    };
     all.row(line("reserved", spread(&reserved), fates(&fate)));
     all.row(line("allocated", spread(&allocated), Default::default()));
     for (index, device) in options.devices.iter().enumerate() {
         let runs = Fate::of(scores.iter().filter_map(|s| s.runs.get(index)));
-        all.row(line(&format!("  on {}, {}", device.name, device.memory), Default::default(), fates(&runs)));
+        all.row(line(
+            &format!("  on {}, {}", device.name, device.memory),
+            Default::default(),
+            fates(&runs),
+        ));
     }
     for p in &PUBLISHED {
         let failure = p.failure.map_or_else(|| "-".to_owned(), |f| percent(f64::from(f) / 1000.0));
-        let mut row = vec![format!("published: {}", p.name), percent(f64::from(p.error) / 1000.0), "-".to_owned(), "-".to_owned(), failure];
+        let mut row = vec![
+            format!("published: {}", p.name),
+            percent(f64::from(p.error) / 1000.0),
+            "-".to_owned(),
+            "-".to_owned(),
+            failure,
+        ];
         row.resize(8, "-".to_owned());
         all.row(row);
     }
@@ -210,13 +247,19 @@ fn told(scores: &[Score], options: &Options) -> String {
 }
 
 fn errors(scores: &[Score]) -> (Spread, Spread) {
-    (Spread::of(scores.iter().map(Score::reserved_error)), Spread::of(scores.iter().map(Score::allocated_error)))
+    (
+        Spread::of(scores.iter().map(Score::reserved_error)),
+        Spread::of(scores.iter().map(Score::allocated_error)),
+    )
 }
 
 /// The optimizer, or where gradients are cleared, of a job that is named model-optimizer-batch-size-zero_grad.
 fn part(score: &Score, from_end: usize) -> String {
     let parts: Vec<&str> = score.name.rsplit('-').collect();
-    parts.get(from_end).filter(|_| parts.len() >= 5).map_or_else(|| "?".to_owned(), |p| (*p).to_owned())
+    parts
+        .get(from_end)
+        .filter(|_| parts.len() >= 5)
+        .map_or_else(|| "?".to_owned(), |p| (*p).to_owned())
 }
 
 fn object(scores: &[Score], options: &Options) -> serde_json::Value {
@@ -332,13 +375,23 @@ fn plot(title: &str, scores: &[Score]) -> String {
     let point = |g: &'_ Group| (g.name.clone(), g.fate.failure(BARE), g.error.median);
     let ours: Vec<(String, Option<f64>, f64)> = groups.iter().map(point).collect();
     // A model without events has no place across.
-    let points: Vec<Point<'_>> =
-        ours.iter().filter_map(|(name, failure, error)| Some(Point { name, failure: (*failure)?, error: *error })).collect();
+    let points: Vec<Point<'_>> = ours
+        .iter()
+        .filter_map(|(name, failure, error)| {
+            Some(Point { name, failure: (*failure)?, error: *error })
+        })
+        .collect();
     let names: Vec<String> = PUBLISHED.iter().map(|p| format!("{}, published", p.name)).collect();
     let published: Vec<Point<'_>> = PUBLISHED
         .iter()
         .zip(&names)
-        .filter_map(|(p, name)| Some(Point { name, failure: f64::from(p.failure?) / 1000.0, error: f64::from(p.error) / 1000.0 }))
+        .filter_map(|(p, name)| {
+            Some(Point {
+                name,
+                failure: f64::from(p.failure?) / 1000.0,
+                error: f64::from(p.error) / 1000.0,
+            })
+        })
         .collect();
     quadrants::svg(title, &points, &published)
 }

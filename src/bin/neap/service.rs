@@ -9,13 +9,15 @@ use std::thread;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, bail};
+use neap::contract::{JobPlan, check};
 use neap::device::Profile;
 use neap::plan::Method;
 use neap::plan::global::{self, Job, Jobs};
 use neap::report::table::{Side, Table};
 use neap::run::Settings;
-use neap::run::service::{self, Mailbox, Notice, Options, Remote, Report, Request, Tenant, Verdict, Work};
-use neap::schedule::{JobPlan, check};
+use neap::run::service::{
+    self, Mailbox, Notice, Options, Remote, Report, Request, Tenant, Verdict, Work,
+};
 use neap::sim::share::policy;
 use neap::units::{Bytes, Nanos};
 use serde_json::json;
@@ -55,7 +57,11 @@ pub struct Several {
 }
 
 fn instant(text: &str) -> Result<Nanos, String> {
-    if text.trim() == "0" { Ok(Nanos::ZERO) } else { seconds(text).map_err(|e| e.replace("give seconds", "give 0, or seconds")) }
+    if text.trim() == "0" {
+        Ok(Nanos::ZERO)
+    } else {
+        seconds(text).map_err(|e| e.replace("give seconds", "give 0, or seconds"))
+    }
 }
 
 impl Several {
@@ -78,7 +84,12 @@ struct Refused;
 
 impl Reader {
     /// The jobs of a file.
-    fn read(&self, path: &Path, iterations: u32, outputs: &[Option<&Path>]) -> anyhow::Result<Result<Vec<Tenant>, Refused>> {
+    fn read(
+        &self,
+        path: &Path,
+        iterations: u32,
+        outputs: &[Option<&Path>],
+    ) -> anyhow::Result<Result<Vec<Tenant>, Refused>> {
         let settings = Settings { iterations, ..self.settings.clone() };
         let tenant = |name: String, work: Work| Tenant { name, work, submit: Nanos::ZERO };
         let stem = settings::stem(path)?;
@@ -88,13 +99,20 @@ impl Reader {
                 if !settings::checked(path, &plan, &graphs)? {
                     return Ok(Err(Refused));
                 }
-                let method = Method::recorded(&plan.planner, &plan.options).map_err(|e| anyhow::anyhow!("{}: {e}", path.display()))?;
+                let method = Method::recorded(&plan.planner, &plan.options)
+                    .map_err(|e| anyhow::anyhow!("{}: {e}", path.display()))?;
                 let several = plan.jobs.len() > 1;
                 let all = plan.jobs.into_iter().zip(graphs).map(|(job, graph)| {
                     let name = if several { graph.name.clone() } else { stem.clone() };
                     tenant(
                         name,
-                        Work { graph, plan: job, profile: plan.device.clone(), method: method.clone(), settings: settings.clone() },
+                        Work {
+                            graph,
+                            plan: job,
+                            profile: plan.device.clone(),
+                            method: method.clone(),
+                            settings: settings.clone(),
+                        },
                     )
                 });
                 Ok(Ok(all.collect()))
@@ -103,20 +121,37 @@ impl Reader {
                 let Site { device, latencies, libraries, .. } = self.device.resolve(&mut graph)?;
                 let (mut plan, _) = run::unplanned(&graph, &device, &latencies)?;
                 plan.libraries = libraries;
-                Ok(Ok(vec![tenant(stem, Work { graph: *graph, plan, profile: device, method: Method::default(), settings })]))
+                Ok(Ok(vec![tenant(
+                    stem,
+                    Work {
+                        graph: *graph,
+                        plan,
+                        profile: device,
+                        method: Method::default(),
+                        settings,
+                    },
+                )]))
             }
         }
     }
 }
 
-pub fn main(flags: &run::Flags, settings: Settings, outputs: &[Option<&Path>], as_json: bool) -> anyhow::Result<Answer> {
+pub fn main(
+    flags: &run::Flags,
+    settings: Settings,
+    outputs: &[Option<&Path>],
+    as_json: bool,
+) -> anyhow::Result<Answer> {
     for (given, flag) in [
         (flags.weights.is_some(), "--weights"),
         (flags.save.is_some(), "--save"),
         (flags.latencies_out.is_some(), "--latencies-out"),
         (!flags.graph.is_empty(), "--graph"),
         (flags.replan_threshold.is_some(), "--replan-threshold"),
-        (!settings.throttle_later.is_empty() && settings.throttle_later.iter().any(|t| t.0 > 0), "--throttle-link with @N"),
+        (
+            !settings.throttle_later.is_empty() && settings.throttle_later.iter().any(|t| t.0 > 0),
+            "--throttle-link with @N",
+        ),
     ] {
         if given {
             bail!("{flag}: is for one job; leave it away, or run the job by itself");
@@ -137,7 +172,10 @@ pub fn main(flags: &run::Flags, settings: Settings, outputs: &[Option<&Path>], a
         None => neap::device::profile::load(flags.device.device.as_deref().unwrap_or("host"))?,
     };
     for other in tenants.iter().filter(|t| t.work.profile.name != device.name) {
-        note(&format!("note: `{}` was planned for {}, `{}` for {}", tenants[0].name, device.name, other.name, other.work.profile.name));
+        note(&format!(
+            "note: `{}` was planned for {}, `{}` for {}",
+            tenants[0].name, device.name, other.name, other.work.profile.name
+        ));
     }
     let arena = arena(asked, &tenants, &device)?;
     let options = Options {
@@ -153,7 +191,8 @@ pub fn main(flags: &run::Flags, settings: Settings, outputs: &[Option<&Path>], a
     if asked.listen || asked.watch.is_some() {
         let reader = Reader { device: flags.device.clone(), settings: settings.clone() };
         let names = tenants.iter().map(|t| t.name.clone()).collect();
-        let mut asking = Asking { reader, iterations: flags.iterations[0], remote: mailbox.remote(), names };
+        let mut asking =
+            Asking { reader, iterations: flags.iterations[0], remote: mailbox.remote(), names };
         // It ends with the process at the latest: reading stdin can't be broken off.
         match asked.watch.clone() {
             Some(folder) => drop(thread::spawn(move || asking.watch(&folder))),
@@ -173,7 +212,9 @@ pub fn main(flags: &run::Flags, settings: Settings, outputs: &[Option<&Path>], a
             },
             Notice::Unknown(job) => format!("no job `{job}` is there to end"),
             Notice::Planned(Ok(0)) => "planned anew together: nothing changes".to_owned(),
-            Notice::Planned(Ok(jobs)) => format!("planned anew together: {jobs} of the plans are new"),
+            Notice::Planned(Ok(jobs)) => {
+                format!("planned anew together: {jobs} of the plans are new")
+            }
             Notice::Planned(Err(why)) => format!("the plans stay: {why}"),
         };
         bar.suspend(|| note(&said));
@@ -198,7 +239,11 @@ pub fn main(flags: &run::Flags, settings: Settings, outputs: &[Option<&Path>], a
 }
 
 /// The jobs that are there from the start; `None` when the checker refused one.
-fn tenants(flags: &run::Flags, settings: &Settings, outputs: &[Option<&Path>]) -> anyhow::Result<Option<Vec<Tenant>>> {
+fn tenants(
+    flags: &run::Flags,
+    settings: &Settings,
+    outputs: &[Option<&Path>],
+) -> anyhow::Result<Option<Vec<Tenant>>> {
     let reader = Reader { device: flags.device.clone(), settings: settings.clone() };
     let mut all: Vec<Tenant> = Vec::new();
     for path in &flags.subjects {
@@ -208,7 +253,9 @@ fn tenants(flags: &run::Flags, settings: &Settings, outputs: &[Option<&Path>]) -
         }
     }
     let (iterations, submit) = (&flags.iterations, &flags.service.submit);
-    let listed = |what: &str, given: usize| anyhow::anyhow!("--{what}: {given} numbers for {} jobs; give one for each", all.len());
+    let listed = |what: &str, given: usize| {
+        anyhow::anyhow!("--{what}: {given} numbers for {} jobs; give one for each", all.len())
+    };
     if iterations.len() != 1 && iterations.len() != all.len() {
         return Err(listed("iterations", iterations.len()));
     }
@@ -227,7 +274,10 @@ fn tenants(flags: &run::Flags, settings: &Settings, outputs: &[Option<&Path>]) -
 /// A name that nobody has.
 fn apart(name: &str, names: &mut BTreeSet<String>) -> String {
     let numbered = (2..).map(|n: u64| format!("{name}-{n}"));
-    let free = std::iter::once(name.to_owned()).chain(numbered).find(|n| !names.contains(n)).unwrap_or_default();
+    let free = std::iter::once(name.to_owned())
+        .chain(numbered)
+        .find(|n| !names.contains(n))
+        .unwrap_or_default();
     names.insert(free.clone());
     free
 }
@@ -236,15 +286,25 @@ fn apart(name: &str, names: &mut BTreeSet<String>) -> String {
 fn arena(flags: &Several, tenants: &[Tenant], device: &Profile) -> anyhow::Result<Bytes> {
     let available = device.available();
     match flags.memory {
-        Some(bytes) if bytes > available => bail!("--memory: {bytes} is more than {} offers, {available}; lower it", device.name),
+        Some(bytes) if bytes > available => {
+            bail!("--memory: {bytes} is more than {} offers, {available}; lower it", device.name)
+        }
         Some(bytes) => Ok(bytes),
-        None if flags.listen || flags.watch.is_some() => bail!("--memory: with --listen and --watch, say what the jobs share"),
+        None if flags.listen || flags.watch.is_some() => {
+            bail!("--memory: with --listen and --watch, say what the jobs share")
+        }
         None => {
             let (mut all, mut window) = (0u64, 0);
             for tenant in tenants {
-                let needs = service::needs(&tenant.work).with_context(|| format!("`{}`", tenant.name))?;
+                let needs =
+                    service::needs(&tenant.work).with_context(|| format!("`{}`", tenant.name))?;
                 // A window is there once.
-                let shared = tenant.work.plan.window.as_ref().map_or(0, |w| w.bytes.0.min(needs.ephemeral.0));
+                let shared = tenant
+                    .work
+                    .plan
+                    .window
+                    .as_ref()
+                    .map_or(0, |w| w.bytes.0.min(needs.ephemeral.0));
                 all = all.saturating_add(needs.persistent.0 + needs.ephemeral.0 - shared);
                 window = window.max(shared);
             }
@@ -270,8 +330,12 @@ fn together(works: &[&Work], arena: Bytes) -> Result<Vec<JobPlan>, String> {
     let planned = global::make(&asked).map_err(|e| e.to_string())?;
     let mut plans = Vec::with_capacity(works.len());
     for (part, work) in planned.parts.into_iter().zip(works) {
-        check::check(&part.plan, std::slice::from_ref(&work.graph))
-            .map_err(|r| format!("a new plan is refused: {}", r.first().map(ToString::to_string).unwrap_or_default()))?;
+        check::check(&part.plan, std::slice::from_ref(&work.graph)).map_err(|r| {
+            format!(
+                "a new plan is refused: {}",
+                r.first().map(ToString::to_string).unwrap_or_default()
+            )
+        })?;
         plans.extend(part.plan.jobs.into_iter().take(1));
     }
     Ok(plans)
@@ -305,7 +369,9 @@ impl Asking {
             let whole = line.last() == Some(&b'\n') || (line.len() as u64) < LINE;
             let line = String::from_utf8_lossy(&line).trim().to_owned();
             if !whole {
-                note(&format!("stdin: a line of more than {LINE} bytes is no request; nothing more is taken"));
+                note(&format!(
+                    "stdin: a line of more than {LINE} bytes is no request; nothing more is taken"
+                ));
                 break;
             }
             let words: Vec<&str> = line.split_whitespace().collect();
@@ -317,7 +383,9 @@ impl Asking {
                 ["run", plan, iterations] => match iterations.parse::<u32>() {
                     Ok(n @ 1..=1_000_000) => self.run(Path::new(plan), n).is_some(),
                     _ => {
-                        note(&format!("stdin: `{iterations}` is not a number of iterations; give 1 to 1000000"));
+                        note(&format!(
+                            "stdin: `{iterations}` is not a number of iterations; give 1 to 1000000"
+                        ));
                         true
                     }
                 },
@@ -361,14 +429,19 @@ impl Asking {
         let mut taken: BTreeMap<PathBuf, Vec<String>> = BTreeMap::new();
         let mut failed: BTreeMap<PathBuf, (u64, Option<SystemTime>)> = BTreeMap::new();
         loop {
-            let there: BTreeMap<PathBuf, (u64, Option<SystemTime>)> = match std::fs::read_dir(folder) {
-                Ok(entries) => entries.filter_map(|e| look(&e.ok()?.path())).collect(),
-                Err(error) => {
-                    note(&format!("--watch: {}: {error}; nothing more is taken from it", folder.display()));
-                    break;
-                }
-            };
-            let gone: Vec<PathBuf> = taken.keys().filter(|p| !there.contains_key(*p)).cloned().collect();
+            let there: BTreeMap<PathBuf, (u64, Option<SystemTime>)> =
+                match std::fs::read_dir(folder) {
+                    Ok(entries) => entries.filter_map(|e| look(&e.ok()?.path())).collect(),
+                    Err(error) => {
+                        note(&format!(
+                            "--watch: {}: {error}; nothing more is taken from it",
+                            folder.display()
+                        ));
+                        break;
+                    }
+                };
+            let gone: Vec<PathBuf> =
+                taken.keys().filter(|p| !there.contains_key(*p)).cloned().collect();
             for job in gone.iter().filter_map(|p| taken.remove(p)).flatten() {
                 if !self.remote.ask(Request::End(job)) {
                     return;
@@ -423,8 +496,11 @@ fn tell(policy: &str, report: &Report, as_json: bool) -> anyhow::Result<()> {
     if as_json {
         let jobs: Vec<serde_json::Value> = report.jobs.iter().map(job_json).collect();
         let stretch = |s: &service::Stretch| {
-            let services: serde_json::Map<String, serde_json::Value> =
-                s.service.iter().filter_map(|(job, time)| Some((report.jobs.get(*job)?.name.clone(), json!(time)))).collect();
+            let services: serde_json::Map<String, serde_json::Value> = s
+                .service
+                .iter()
+                .filter_map(|(job, time)| Some((report.jobs.get(*job)?.name.clone(), json!(time))))
+                .collect();
             json!({ "from_ns": s.from, "to_ns": s.to, "service_ns": services })
         };
         return output::json(&json!({
@@ -453,7 +529,8 @@ fn tell(policy: &str, report: &Report, as_json: bool) -> anyhow::Result<()> {
             job.name.clone(),
             job.verdict.word().to_owned(),
             job.iterations.to_string(),
-            job.started.map_or_else(|| "-".to_owned(), |at| at.saturating_sub(job.submitted).to_string()),
+            job.started
+                .map_or_else(|| "-".to_owned(), |at| at.saturating_sub(job.submitted).to_string()),
             job.service.to_string(),
             job.ended.saturating_sub(job.submitted).to_string(),
             format!("{} + {}", job.persistent, job.ephemeral),

@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::{Context, bail};
+use neap::contract::{Latency, Plan, json};
 use neap::device::Profile;
 use neap::device::latency::{self, Sources, Table};
 use neap::device::library::{self, Chosen};
 use neap::device::predictor::Predictor;
 use neap::estimate::forecast::Forecast;
 use neap::job::Graph;
-use neap::schedule::{Latency, Plan, json};
 use neap::units::{Bytes, OpId};
 
 use crate::output::note;
@@ -49,7 +49,11 @@ impl DeviceFlags {
     /// # Errors
     /// When one is given.
     pub fn not_with_a_plan(&self, plan: &Path) -> anyhow::Result<()> {
-        if self.device.is_some() || self.latencies.is_some() || self.predictor.is_some() || self.load.is_some() {
+        if self.device.is_some()
+            || self.latencies.is_some()
+            || self.predictor.is_some()
+            || self.load.is_some()
+        {
             bail!(
                 "--device, --latencies, --predictor, --load: {} is a plan and records its own; plan anew with them, or leave them away",
                 plan.display()
@@ -66,18 +70,29 @@ impl DeviceFlags {
         let device = neap::device::profile::load(self.device.as_deref().unwrap_or("host"))?;
         let table = self.latencies.as_deref().map(Table::read).transpose()?;
         let predictor = self.predictor.as_deref().map(Predictor::read).transpose()?;
-        let of_table = table.iter().flat_map(|t| t.devices().map(|d| ("the latencies were measured", d)));
-        let of_predictor = predictor.iter().map(|p| ("the predictor was trained", p.device.as_str()));
-        for (what, name) in of_table.chain(of_predictor).filter(|(_, name)| *name != device.name && !name.is_empty()) {
+        let of_table =
+            table.iter().flat_map(|t| t.devices().map(|d| ("the latencies were measured", d)));
+        let of_predictor =
+            predictor.iter().map(|p| ("the predictor was trained", p.device.as_str()));
+        for (what, name) in of_table
+            .chain(of_predictor)
+            .filter(|(_, name)| *name != device.name && !name.is_empty())
+        {
             note(&format!("note: {what} on {name}, the device is {}", device.name));
         }
-        let sources = Sources { table: table.as_ref(), predictor: predictor.as_ref(), load_percent: self.load.unwrap_or(0) };
+        let sources = Sources {
+            table: table.as_ref(),
+            predictor: predictor.as_ref(),
+            load_percent: self.load.unwrap_or(0),
+        };
         let latencies = latency::latencies_from(graph, &device, &sources);
         let sha256 = neap::job::json::sha256(graph);
         let libraries = table.as_ref().map(|t| library::chosen(graph, t)).unwrap_or_default();
         if let Some(path) = self.latencies.as_deref().filter(|_| !libraries.is_empty()) {
             let wanted = libraries.iter().map(|(id, chosen)| (*id, chosen.workspace));
-            graph.reserve(wanted).with_context(|| format!("{}: with its `workspace_bytes`", path.display()))?;
+            graph
+                .reserve(wanted)
+                .with_context(|| format!("{}: with its `workspace_bytes`", path.display()))?;
         }
         Ok(Site { device, latencies, libraries, sha256 })
     }
@@ -99,12 +114,20 @@ pub struct Site {
 ///
 /// # Errors
 /// When the table can't be read.
-pub fn latencies(graph: &Graph, device: &Profile, table: Option<&Path>) -> anyhow::Result<Vec<Latency>> {
+pub fn latencies(
+    graph: &Graph,
+    device: &Profile,
+    table: Option<&Path>,
+) -> anyhow::Result<Vec<Latency>> {
     let table = table.map(Table::read).transpose()?;
     if let Some(table) = &table {
         let others: Vec<&str> = table.devices().filter(|d| *d != device.name).collect();
         if !others.is_empty() {
-            note(&format!("note: the latencies were measured on {}, the device is {}", others.join(", "), device.name));
+            note(&format!(
+                "note: the latencies were measured on {}, the device is {}",
+                others.join(", "),
+                device.name
+            ));
         }
     }
     Ok(latency::latencies(graph, device, table.as_ref()))
@@ -131,9 +154,14 @@ impl FromStr for Budget {
         }
         let Some(percent) = text.strip_suffix('%') else {
             return match text.parse::<Bytes>() {
-                Ok(Bytes(0)) => Err("a budget of 0 can't hold anything; give bytes (12GiB), a share (60%) or `min`".to_owned()),
+                Ok(Bytes(0)) => Err(
+                    "a budget of 0 can't hold anything; give bytes (12GiB), a share (60%) or `min`"
+                        .to_owned(),
+                ),
                 Ok(bytes) => Ok(Self::Bytes(bytes)),
-                Err(_) => Err(format!("`{text}` is not a budget; give bytes (12GiB), a share of the unplanned peak (60%) or `min`")),
+                Err(_) => Err(format!(
+                    "`{text}` is not a budget; give bytes (12GiB), a share of the unplanned peak (60%) or `min`"
+                )),
             };
         };
         match thousandths(percent) {
@@ -147,7 +175,10 @@ impl FromStr for Budget {
 /// Reads a decimal with at most three places as thousandths.
 pub fn thousandths(text: &str) -> Option<u64> {
     let (whole, fraction) = text.trim().split_once('.').unwrap_or((text.trim(), ""));
-    if whole.is_empty() || fraction.len() > 3 || !whole.bytes().chain(fraction.bytes()).all(|b| b.is_ascii_digit()) {
+    if whole.is_empty()
+        || fraction.len() > 3
+        || !whole.bytes().chain(fraction.bytes()).all(|b| b.is_ascii_digit())
+    {
         return None;
     }
     let whole: u64 = whole.parse().ok()?;
@@ -182,9 +213,15 @@ impl Budget {
             ),
             Self::Bytes(bytes) => Ok(Some(bytes)),
             Self::Share(share) => {
-                let bytes = Bytes(u64::try_from(u128::from(peak.0) * u128::from(share) / 100_000).unwrap_or(u64::MAX));
+                let bytes = Bytes(
+                    u64::try_from(u128::from(peak.0) * u128::from(share) / 100_000)
+                        .unwrap_or(u64::MAX),
+                );
                 if bytes > available {
-                    note(&format!("note: {bytes} is more than {} offers; the budget is {available}", device.name));
+                    note(&format!(
+                        "note: {bytes} is more than {} offers; the budget is {available}",
+                        device.name
+                    ));
                 }
                 Ok(Some(bytes.min(available)))
             }
@@ -201,7 +238,9 @@ pub fn graph(path: &Path) -> anyhow::Result<Graph> {
     neap::job::json::read(path).map_err(|error| {
         let error = anyhow::Error::new(error);
         if name.ends_with(".et.json") || name.ends_with(".et.json.gz") {
-            return error.context("this looks like an execution trace: turn it into a job with `neap import` first");
+            return error.context(
+                "this looks like an execution trace: turn it into a job with `neap import` first",
+            );
         }
         error
     })
@@ -214,11 +253,14 @@ pub fn graph(path: &Path) -> anyhow::Result<Graph> {
 pub fn outputs(inputs: &[&Path], outputs: &[Option<&Path>]) -> anyhow::Result<()> {
     // Devices and pipes may be read and written at once.
     let file = |path: &Path| path.canonicalize().ok().filter(|p| p.is_file());
-    let mut taken: Vec<(PathBuf, &str)> = inputs.iter().filter_map(|p| Some((file(p)?, "is read by this command too"))).collect();
+    let mut taken: Vec<(PathBuf, &str)> =
+        inputs.iter().filter_map(|p| Some((file(p)?, "is read by this command too"))).collect();
     for output in outputs.iter().flatten() {
         neap::files::writable(output)?;
-        let folder = output.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let same = file(output).or_else(|| Some(folder.canonicalize().ok()?.join(output.file_name()?)));
+        let folder =
+            output.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let same =
+            file(output).or_else(|| Some(folder.canonicalize().ok()?.join(output.file_name()?)));
         let Some(same) = same.filter(|s| s.is_file() || !s.exists()) else { continue };
         if let Some((_, why)) = taken.iter().find(|(t, _)| *t == same) {
             bail!("{}: {why}; name another output", output.display());
@@ -245,7 +287,11 @@ pub enum Subject {
 ///
 /// # Errors
 /// When it can't be read, is neither, or one of `writes` would replace a graph that the plan names.
-pub fn subject(path: &Path, graphs: &[PathBuf], writes: &[Option<&Path>]) -> anyhow::Result<Subject> {
+pub fn subject(
+    path: &Path,
+    graphs: &[PathBuf],
+    writes: &[Option<&Path>],
+) -> anyhow::Result<Subject> {
     let name = path.to_string_lossy();
     if name.ends_with(".graph.json") || name.ends_with(".graph.json.gz") {
         if !graphs.is_empty() {
@@ -254,7 +300,8 @@ pub fn subject(path: &Path, graphs: &[PathBuf], writes: &[Option<&Path>]) -> any
         return Ok(Subject::Graph(Box::new(graph(path)?)));
     }
     let (plan, graphs) = plan(path, graphs)?;
-    let named: Vec<PathBuf> = plan.jobs.iter().map(|job| json::graph_path(path, &job.graph)).collect();
+    let named: Vec<PathBuf> =
+        plan.jobs.iter().map(|job| json::graph_path(path, &job.graph)).collect();
     outputs(&named.iter().map(PathBuf::as_path).collect::<Vec<_>>(), writes)?;
     Ok(Subject::Plan(Box::new(plan), graphs))
 }
@@ -276,7 +323,7 @@ pub fn plan(path: &Path, graphs: &[PathBuf]) -> anyhow::Result<(Plan, Vec<Graph>
 /// # Errors
 /// When the plan is refused.
 pub fn checked(path: &Path, plan: &Plan, graphs: &[Graph]) -> anyhow::Result<bool> {
-    match neap::schedule::check::check(plan, graphs) {
+    match neap::contract::check::check(plan, graphs) {
         Ok(_) => Ok(true),
         Err(refusals) => {
             for refusal in refusals.iter().take(10) {
@@ -295,7 +342,11 @@ pub fn stem(path: &Path) -> anyhow::Result<String> {
     let name = path.file_name().context("names no file")?.to_string_lossy().into_owned();
     let name = name.strip_suffix(".gz").unwrap_or(&name);
     let name = name.strip_suffix(".json").unwrap_or(name);
-    Ok([".et", ".graph", ".plan"].iter().find_map(|s| name.strip_suffix(s)).unwrap_or(name).to_owned())
+    Ok([".et", ".graph", ".plan"]
+        .iter()
+        .find_map(|s| name.strip_suffix(s))
+        .unwrap_or(name)
+        .to_owned())
 }
 
 #[cfg(test)]
@@ -308,7 +359,9 @@ mod tests {
         assert_eq!("12.5%".parse(), Ok(Budget::Share(12_500)));
         assert_eq!("min".parse(), Ok(Budget::Minimum));
         assert_eq!("1KiB".parse(), Ok(Budget::Bytes(Bytes(1024))));
-        for bad in ["0", "0%", "-5%", "", "%", "1e3%", "5.1234%", "nan%", "max", "99999999999999999999%"] {
+        for bad in
+            ["0", "0%", "-5%", "", "%", "1e3%", "5.1234%", "nan%", "max", "99999999999999999999%"]
+        {
             assert!(bad.parse::<Budget>().is_err(), "{bad}");
         }
     }

@@ -85,7 +85,8 @@ pub struct Flags {
 
 pub fn seconds(text: &str) -> Result<Nanos, String> {
     let time = jobs::decimal(text).filter(|t| (1_000_000..=1_000_000_000_000_000_000).contains(t));
-    time.map(|t| Nanos(t as u64)).ok_or_else(|| format!("`{text}` is not a time; give seconds from 0.001 to 1000000000"))
+    time.map(|t| Nanos(t as u64))
+        .ok_or_else(|| format!("`{text}` is not a time; give seconds from 0.001 to 1000000000"))
 }
 
 /// One policy under one mechanism.
@@ -100,7 +101,11 @@ struct Run {
 
 impl Run {
     fn name(&self, several: bool) -> String {
-        if several { format!("{}, {}", self.policy.name(), self.mechanism) } else { self.policy.name().to_owned() }
+        if several {
+            format!("{}, {}", self.policy.name(), self.mechanism)
+        } else {
+            self.policy.name().to_owned()
+        }
     }
 }
 
@@ -109,7 +114,11 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     inputs.extend(flags.memory.as_deref());
     let several = flags.mechanism.len() > 1;
     let plots: Vec<PathBuf> = match &flags.plot {
-        Some(plot) => flags.mechanism.iter().flat_map(|m| flags.policies.iter().map(move |p| beside(plot, p, m, several))).collect(),
+        Some(plot) => flags
+            .mechanism
+            .iter()
+            .flat_map(|m| flags.policies.iter().map(move |p| beside(plot, p, m, several)))
+            .collect(),
         None => Vec::new(),
     };
     let mut outputs = vec![flags.csv.as_deref(), flags.plot.as_deref()];
@@ -123,14 +132,22 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let memory = flags.memory.as_deref().map(Memory::read).transpose()?.unwrap_or_default();
     let trace = jobs::read(&flags.jobs, &memory, flags.margin)?;
     if !trace.sorted {
-        note(&format!("note: {}: the rows are not in order of submission; they are taken in that order", flags.jobs.display()));
+        note(&format!(
+            "note: {}: the rows are not in order of submission; they are taken in that order",
+            flags.jobs.display()
+        ));
     }
     let all = &trace.jobs;
     let explained = match &flags.explain {
         None => None,
         Some(name) => {
             let at = all.iter().position(|j| *j.name == **name);
-            Some(at.with_context(|| format!("--explain: {} has no job `{name}`; name one of its column `job`", flags.jobs.display()))?)
+            Some(at.with_context(|| {
+                format!(
+                    "--explain: {} has no job `{name}`; name one of its column `job`",
+                    flags.jobs.display()
+                )
+            })?)
         }
     };
     let mode = match flags.mode.as_str() {
@@ -138,10 +155,16 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         "as-released" => Mode::AsReleased,
         _ => Mode::Neap,
     };
-    let keep = Keep { moments: flags.plot.is_some(), reasons: explained.map(|e| e as u32), proof: flags.check };
+    let keep = Keep {
+        moments: flags.plot.is_some(),
+        reasons: explained.map(|e| e as u32),
+        proof: flags.check,
+    };
     let mut runs = Vec::new();
     for wanted in &flags.mechanism {
-        let Some((name, mechanism)) = mechanism::NAMES.iter().find(|n| n.0 == wanted) else { bail!("--mechanism: there is no `{wanted}`") };
+        let Some((name, mechanism)) = mechanism::NAMES.iter().find(|n| n.0 == wanted) else {
+            bail!("--mechanism: there is no `{wanted}`")
+        };
         let settings = Settings {
             capacity,
             h2d: device.link.h2d,
@@ -156,7 +179,9 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
             patience: flags.patience,
         };
         for wanted in &flags.policies {
-            let Some(policy) = policy::find(wanted) else { bail!("--policies: there is no `{wanted}`") };
+            let Some(policy) = policy::find(wanted) else {
+                bail!("--policies: there is no `{wanted}`")
+            };
             let outcome = engine::simulate(all, policy, &settings, keep);
             let figures = outcome.figures(all);
             let latencies = latencies(all, &outcome.jobs, *mechanism);
@@ -170,7 +195,10 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     if let Some(path) = &flags.plot {
         draw(path, &plots, &runs, all, several)?;
     }
-    let never = runs.iter().flat_map(|r| &r.outcome.jobs).any(|j| matches!(j.verdict, Verdict::NeverFits | Verdict::Outgrew))
+    let never = runs
+        .iter()
+        .flat_map(|r| &r.outcome.jobs)
+        .any(|j| matches!(j.verdict, Verdict::NeverFits | Verdict::Outgrew))
         || runs.iter().any(|r| r.outcome.harm.is_some());
     if as_json {
         output::json(&object(&runs, all, explained))?;
@@ -182,7 +210,11 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
 
 /// FILE.POLICY.svg for FILE.svg.
 fn beside(plot: &Path, policy: &str, mechanism: &str, several: bool) -> PathBuf {
-    if several { plot.with_extension(format!("{mechanism}.{policy}.svg")) } else { plot.with_extension(format!("{policy}.svg")) }
+    if several {
+        plot.with_extension(format!("{mechanism}.{policy}.svg"))
+    } else {
+        plot.with_extension(format!("{policy}.svg"))
+    }
 }
 
 fn s(nanos: u64) -> f64 {
@@ -228,7 +260,8 @@ fn told(runs: &[Run], jobs: &[Job], explained: Option<usize>, several: bool) -> 
     }
     let mut text = format!("times in {}\n{table}", if long { "minutes" } else { "seconds" });
     for run in runs {
-        let odd: Vec<_> = run.outcome.jobs.iter().zip(jobs).filter(|(r, _)| r.verdict != Verdict::Done).collect();
+        let odd: Vec<_> =
+            run.outcome.jobs.iter().zip(jobs).filter(|(r, _)| r.verdict != Verdict::Done).collect();
         for (result, job) in odd.iter().take(10) {
             text += &format!("{}: {}: {}\n", run.name(several), job.name, result.verdict.word());
         }
@@ -245,8 +278,13 @@ fn told(runs: &[Run], jobs: &[Job], explained: Option<usize>, several: bool) -> 
             );
         }
         match &o.harm {
-            Some((at, why)) => text += &format!("{}: not safe at {:.3} s: {why}\n", run.name(several), s(at.0)),
-            None if o.proved > 0 => text += &format!("{}: {} changes of memory proved safe\n", run.name(several), o.proved),
+            Some((at, why)) => {
+                text += &format!("{}: not safe at {:.3} s: {why}\n", run.name(several), s(at.0))
+            }
+            None if o.proved > 0 => {
+                text +=
+                    &format!("{}: {} changes of memory proved safe\n", run.name(several), o.proved)
+            }
             None => {}
         }
         if let Some((mean, p99)) = worst(&run.latencies) {
@@ -260,12 +298,19 @@ fn told(runs: &[Run], jobs: &[Job], explained: Option<usize>, several: bool) -> 
     if let Some(job) = explained {
         for run in runs {
             let result = &run.outcome.jobs[job];
-            text += &format!("\n{} under {}: {} at {:.1} s\n", jobs[job].name, run.name(several), result.verdict.word(), s(result.end.0));
+            text += &format!(
+                "\n{} under {}: {} at {:.1} s\n",
+                jobs[job].name,
+                run.name(several),
+                result.verdict.word(),
+                s(result.end.0)
+            );
             for (at, why) in run.outcome.reasons.iter().take(40) {
                 text += &format!("{:>12.1} s  {why}\n", s(at.0));
             }
             if run.outcome.reasons.len() > 40 {
-                text += &format!("              and {} more changes\n", run.outcome.reasons.len() - 40);
+                text +=
+                    &format!("              and {} more changes\n", run.outcome.reasons.len() - 40);
             }
         }
     }
@@ -342,7 +387,18 @@ fn object(runs: &[Run], jobs: &[Job], explained: Option<usize>) -> serde_json::V
 fn rows(runs: &[Run], jobs: &[Job], out: &mut dyn std::io::Write) -> std::io::Result<()> {
     let mut rows = csv::Writer::from_writer(out);
     let times = |t: Nanos| format!("{}.{:09}", t.0 / 1_000_000_000, t.0 % 1_000_000_000);
-    rows.write_record(["policy", "mechanism", "job", "verdict", "submit_s", "start_s", "end_s", "work_s", "served_s", "switches"])?;
+    rows.write_record([
+        "policy",
+        "mechanism",
+        "job",
+        "verdict",
+        "submit_s",
+        "start_s",
+        "end_s",
+        "work_s",
+        "served_s",
+        "switches",
+    ])?;
     for run in runs {
         for (job, result) in jobs.iter().zip(&run.outcome.jobs) {
             rows.write_record([
@@ -362,18 +418,30 @@ fn rows(runs: &[Run], jobs: &[Job], out: &mut dyn std::io::Write) -> std::io::Re
     rows.flush()
 }
 
-fn draw(path: &Path, plots: &[PathBuf], runs: &[Run], jobs: &[Job], several: bool) -> anyhow::Result<()> {
+fn draw(
+    path: &Path,
+    plots: &[PathBuf],
+    runs: &[Run],
+    jobs: &[Job],
+    several: bool,
+) -> anyhow::Result<()> {
     let ends: Vec<(String, Vec<Nanos>)> = runs
         .iter()
         .map(|run| {
-            let done = run.outcome.jobs.iter().zip(jobs).filter(|(r, _)| r.verdict == Verdict::Done);
+            let done =
+                run.outcome.jobs.iter().zip(jobs).filter(|(r, _)| r.verdict == Verdict::Done);
             let mut times: Vec<Nanos> = done.map(|(r, j)| r.end.saturating_sub(j.submit)).collect();
             times.sort_unstable();
             (run.name(several), times)
         })
         .collect();
-    let series: Vec<(&str, &[Nanos])> = ends.iter().map(|(name, times)| (name.as_str(), times.as_slice())).collect();
-    let drawn = distribution::svg(&format!("{} jobs: time from submission to end", jobs.len()), "time from submission to end", &series)?;
+    let series: Vec<(&str, &[Nanos])> =
+        ends.iter().map(|(name, times)| (name.as_str(), times.as_slice())).collect();
+    let drawn = distribution::svg(
+        &format!("{} jobs: time from submission to end", jobs.len()),
+        "time from submission to end",
+        &series,
+    )?;
     neap::files::write(path, |out| out.write_all(drawn.as_bytes()))?;
     note(&format!("written: {}", path.display()));
     for (run, path) in runs.iter().zip(plots) {
@@ -388,7 +456,16 @@ fn draw(path: &Path, plots: &[PathBuf], runs: &[Run], jobs: &[Job], several: boo
             }
             stack.add(Instant { time: moment.at, layers, reserved: layers.iter().sum() });
         }
-        let names = ["persistent", "1st lane", "2nd lane", "3rd lane", "4th lane", "5th lane", "6th lane", "further lanes"];
+        let names = [
+            "persistent",
+            "1st lane",
+            "2nd lane",
+            "3rd lane",
+            "4th lane",
+            "5th lane",
+            "6th lane",
+            "further lanes",
+        ];
         let lines = [Line { name: "capacity", value: run.settings.capacity }];
         let title = format!("{} jobs, policy {}, {}", jobs.len(), run.policy.name(), run.mechanism);
         let drawn = stack.svg(&title, &names, &lines, &[])?;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
+use neap::contract::{Latency, Plan};
 use neap::device::Profile;
 use neap::device::latency::{Row, Table as LatencyTable};
 use neap::device::library::Chosen;
@@ -12,7 +13,6 @@ use neap::job::liveness::Liveness;
 use neap::report::curve::{Curve, Line, svg};
 use neap::report::table::{Side, Table};
 use neap::report::timeline::{Span, Value, Writer};
-use neap::schedule::{Latency, Plan};
 use neap::sim::accounting::{Extra, Paper, paper};
 use neap::sim::engine::{self, Durations, Run};
 use neap::sim::noise::{Noise, percentile};
@@ -98,7 +98,10 @@ impl Flags {
             (self.latencies_out.is_some(), "--latencies-out"),
         ] {
             if given {
-                bail!("{flag}: {} is a plan of {jobs} jobs, and this is for one; leave it away", self.subject().display());
+                bail!(
+                    "{flag}: {} is a plan of {jobs} jobs, and this is for one; leave it away",
+                    self.subject().display()
+                );
             }
         }
         Ok(())
@@ -125,7 +128,8 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     if let Some(table) = &flags.arrivals {
         return arrivals::main(table, &flags.device, flags.budget, flags.plot.as_deref(), as_json);
     }
-    let outputs = [flags.plot.as_deref(), flags.timeline.as_deref(), flags.latencies_out.as_deref()];
+    let outputs =
+        [flags.plot.as_deref(), flags.timeline.as_deref(), flags.latencies_out.as_deref()];
     let mut inputs = flags.device.inputs(&settings::subject_files(flags.subject(), &flags.graph));
     inputs.extend(flags.real.as_deref());
     settings::outputs(&inputs, &outputs)?;
@@ -133,14 +137,27 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         Subject::Graph(mut graph) => {
             let Site { device, latencies, libraries, .. } = flags.device.resolve(&mut graph)?;
             if flags.real.is_some() {
-                bail!("--real: {} is a graph; give its latencies with --latencies", flags.subject().display());
+                bail!(
+                    "--real: {} is a graph; give its latencies with --latencies",
+                    flags.subject().display()
+                );
             }
-            Subjects { liveness: Liveness::of(&graph), graph: *graph, device, latencies, libraries, plan: None }
+            Subjects {
+                liveness: Liveness::of(&graph),
+                graph: *graph,
+                device,
+                latencies,
+                libraries,
+                plan: None,
+            }
         }
         Subject::Plan(plan, mut graphs) => {
             flags.device.not_with_a_plan(flags.subject())?;
             if flags.passive.is_some() {
-                bail!("--passive: {} is a plan, and passive mode has none; name its graph instead", flags.subject().display());
+                bail!(
+                    "--passive: {} is a plan, and passive mode has none; name its graph instead",
+                    flags.subject().display()
+                );
             }
             if !settings::checked(flags.subject(), &plan, &graphs)? {
                 return Ok(Answer::No);
@@ -148,11 +165,25 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
             if plan.jobs.len() > 1 {
                 flags.only_side_by_side(plan.jobs.len())?;
                 flags.allocator.resolve(&plan.device)?;
-                return beside::main(&plan, &graphs, flags.iterations.unwrap_or(10), flags.plot.as_deref(), as_json);
+                return beside::main(
+                    &plan,
+                    &graphs,
+                    flags.iterations.unwrap_or(10),
+                    flags.plot.as_deref(),
+                    as_json,
+                );
             }
-            let (latencies, libraries) = (plan.jobs[0].latencies.clone(), plan.jobs[0].libraries.clone());
+            let (latencies, libraries) =
+                (plan.jobs[0].latencies.clone(), plan.jobs[0].libraries.clone());
             let graph = graphs.remove(0);
-            Subjects { liveness: Liveness::of(&graph), graph, device: plan.device.clone(), latencies, libraries, plan: Some(*plan) }
+            Subjects {
+                liveness: Liveness::of(&graph),
+                graph,
+                device: plan.device.clone(),
+                latencies,
+                libraries,
+                plan: Some(*plan),
+            }
         }
     };
     let framework = flags.allocator.resolve(&subject.device)?;
@@ -171,7 +202,12 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let mut curve = engine::memory(&program, &run);
     // There every residency ends; in the next iteration they go on.
     curve.retain(|point| point.0 < run.iteration);
-    let noise = flags.noise.map(|share| noisy(&program, &subject, &nominal, Noise { share, seed: flags.seed }, flags.runs)).transpose()?;
+    let noise = flags
+        .noise
+        .map(|share| {
+            noisy(&program, &subject, &nominal, Noise { share, seed: flags.seed }, flags.runs)
+        })
+        .transpose()?;
     let reserved = framework.map(|framework| match &subject.plan {
         Some(_) => reserved::planned(&subject.graph, &program, &run, &framework),
         None => reserved::unplanned(&subject.graph, &run, &framework),
@@ -192,8 +228,9 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         plot(path, flags, &subject, &run, &curve, reserved.as_ref())?;
     }
     if let Some(path) = &flags.latencies_out {
-        let row =
-            |(index, (o, l)): (_, (_, &Latency))| Row::of(o, &subject.device.name, l.time).by(subject.libraries.get(&OpId::of(index)));
+        let row = |(index, (o, l)): (_, (_, &Latency))| {
+            Row::of(o, &subject.device.name, l.time).by(subject.libraries.get(&OpId::of(index)))
+        };
         let rows = subject.graph.operators.iter().zip(&subject.latencies).enumerate().map(row);
         LatencyTable::write(path, &rows.collect::<Vec<Row>>())?;
         note(&format!("written: {}", path.display()));
@@ -201,7 +238,13 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     if let Some(path) = &flags.timeline {
         timeline(path, &subject, &program, &run, &curve)?;
     }
-    let more = More { noise: noise.as_ref(), reserved: reserved.as_ref(), papers: papers.as_ref(), passive, extra };
+    let more = More {
+        noise: noise.as_ref(),
+        reserved: reserved.as_ref(),
+        papers: papers.as_ref(),
+        passive,
+        extra,
+    };
     report(&subject, &run, &curve, &more, as_json)?;
     Ok(if reserved.is_some_and(|r| r.stats.ooms > 0) { Answer::No } else { Answer::Yes })
 }
@@ -213,7 +256,13 @@ struct Noisy {
     late: u64,
 }
 
-fn noisy(program: &Program, subject: &Subjects, nominal: &Durations, noise: Noise, runs: u32) -> anyhow::Result<Noisy> {
+fn noisy(
+    program: &Program,
+    subject: &Subjects,
+    nominal: &Durations,
+    noise: Noise,
+    runs: u32,
+) -> anyhow::Result<Noisy> {
     let link = &subject.device.link;
     let mut all = Noisy { times: Vec::with_capacity(runs as usize), peak: Bytes::ZERO, late: 0 };
     for index in 0..runs {
@@ -226,19 +275,27 @@ fn noisy(program: &Program, subject: &Subjects, nominal: &Durations, noise: Nois
     if let Some(plan) = &subject.plan
         && all.peak > plan.budget
     {
-        bail!("a noisy run reached {} of a budget of {}; this is a defect of neap, please report it", all.peak, plan.budget);
+        bail!(
+            "a noisy run reached {} of a budget of {}; this is a defect of neap, please report it",
+            all.peak,
+            plan.budget
+        );
     }
     Ok(all)
 }
 
 /// One iteration in passive mode, with its budget; `None`, and the reason said, where an operator alone exceeds that.
 fn on_demand(subject: &Subjects, budget: Budget) -> anyhow::Result<Option<(Bytes, Passive)>> {
-    let budget = budget.resolve(subject.liveness.peak, &subject.device)?.unwrap_or(subject.liveness.floor);
+    let budget =
+        budget.resolve(subject.liveness.peak, &subject.device)?.unwrap_or(subject.liveness.floor);
     match passive::run(&subject.graph, &subject.latencies, &subject.device.link, budget) {
         Ok(passive) => Ok(Some((budget, passive))),
         Err(small) => {
             let name = &subject.graph.operator(small.operator).name;
-            note(&format!("--passive: {budget} is too small: `{name}` needs {} ({} bytes) at once", small.needed, small.needed.0));
+            note(&format!(
+                "--passive: {budget} is too small: `{name}` needs {} ({} bytes) at once",
+                small.needed, small.needed.0
+            ));
             Ok(None)
         }
     }
@@ -282,7 +339,10 @@ fn plot(
         held = reserved.curve.iter().map(|(at, reserved, _)| (*at, *reserved)).collect();
         used = reserved.curve.iter().map(|(at, _, allocated)| (*at, *allocated)).collect();
         name = format!("reserved, {} segments", reserved.at_peak.segments);
-        curves.extend([Curve { name: &name, points: &held }, Curve { name: "allocated", points: &used }]);
+        curves.extend([
+            Curve { name: &name, points: &held },
+            Curve { name: "allocated", points: &used },
+        ]);
     }
     let title = format!("{} on {}", subject.graph.name, subject.device.name);
     let drawing = svg(&title, &curves, &lines)?;
@@ -291,24 +351,47 @@ fn plot(
     Ok(())
 }
 
-fn timeline(path: &Path, subject: &Subjects, program: &Program, run: &Run, curve: &[(Nanos, Bytes)]) -> anyhow::Result<()> {
+fn timeline(
+    path: &Path,
+    subject: &Subjects,
+    program: &Program,
+    run: &Run,
+    curve: &[(Nanos, Bytes)],
+) -> anyhow::Result<()> {
     neap::files::write(path, |f| {
         let mut writer = Writer::new(f)?;
-        let (process, [compute, h2d, d2h]) = writer.process(&subject.graph.name, ["compute", "h2d", "d2h"])?;
+        let (process, [compute, h2d, d2h]) =
+            writer.process(&subject.graph.name, ["compute", "h2d", "d2h"])?;
         for (step, &(start, end)) in program.steps.iter().zip(&run.steps) {
             let operator = subject.graph.operator(step.operator);
             let again = if step.event.is_some() { "recompute" } else { "operator" };
             let args = [("kind", Value::Text(&operator.kind)), ("as", Value::Text(again))];
-            writer.span(compute, &Span { name: &operator.name, start, duration: end - start, args: &args })?;
+            writer.span(
+                compute,
+                &Span { name: &operator.name, start, duration: end - start, args: &args },
+            )?;
         }
         for (copy, &(start, end)) in program.copies.iter().zip(&run.copies) {
             let track = if copy.direction == Direction::H2d { h2d } else { d2h };
             let args = [("bytes", Value::Number(copy.bytes.0))];
-            writer.span(track, &Span { name: &subject.graph.tensor(copy.tensor).name, start, duration: end - start, args: &args })?;
+            writer.span(
+                track,
+                &Span {
+                    name: &subject.graph.tensor(copy.tensor).name,
+                    start,
+                    duration: end - start,
+                    args: &args,
+                },
+            )?;
         }
         for &(at, bytes) in curve {
             match &subject.plan {
-                Some(plan) => writer.counter(process, "memory", at, &[("resident_bytes", bytes.0), ("budget_bytes", plan.budget.0)])?,
+                Some(plan) => writer.counter(
+                    process,
+                    "memory",
+                    at,
+                    &[("resident_bytes", bytes.0), ("budget_bytes", plan.budget.0)],
+                )?,
                 None => writer.counter(process, "memory", at, &[("resident_bytes", bytes.0)])?,
             }
         }
@@ -332,13 +415,20 @@ struct More<'a> {
     extra: Extra,
 }
 
-fn report(subject: &Subjects, run: &Run, curve: &[(Nanos, Bytes)], more: &More<'_>, as_json: bool) -> anyhow::Result<()> {
+fn report(
+    subject: &Subjects,
+    run: &Run,
+    curve: &[(Nanos, Bytes)],
+    more: &More<'_>,
+    as_json: bool,
+) -> anyhow::Result<()> {
     let &More { noise, reserved, papers, passive, extra } = more;
     let liveness = &subject.liveness;
     let peak = if subject.plan.is_some() { engine::peak(curve) } else { liveness.peak };
     let unplanned: Nanos = subject.latencies.iter().map(|l| l.time).sum();
     let saving = |baseline: Bytes| ratio(baseline.saturating_sub(peak).0, baseline.0);
-    let (msr, msr_no_free, eor) = (saving(liveness.peak), saving(liveness.no_free), ratio(run.iteration.0, unplanned.0));
+    let (msr, msr_no_free, eor) =
+        (saving(liveness.peak), saving(liveness.no_free), ratio(run.iteration.0, unplanned.0));
     let figures = subject.plan.as_ref().map(|p| p.figures);
     if as_json {
         let mut object = json!({
@@ -392,7 +482,8 @@ fn report(subject: &Subjects, run: &Run, curve: &[(Nanos, Bytes)], more: &More<'
         }
         return output::json(&object);
     }
-    let mut table = Table::new(&[("", Side::Left), ("without a plan", Side::Right), ("with", Side::Right)]);
+    let mut table =
+        Table::new(&[("", Side::Left), ("without a plan", Side::Right), ("with", Side::Right)]);
     table.row(["peak".to_owned(), liveness.peak.to_string(), peak.to_string()]);
     table.row(["iteration".to_owned(), unplanned.to_string(), run.iteration.to_string()]);
     let mut text = format!("{table}\n");
@@ -419,7 +510,12 @@ fn report(subject: &Subjects, run: &Run, curve: &[(Nanos, Bytes)], more: &More<'
     if let Some((budget, passive)) = passive {
         text += &format!(
             "passive within {budget}: {}, of that {} for {} evictions ({} copied) and {} for fetches ({})\n",
-            passive.iteration, passive.out, passive.evictions, passive.evicted, passive.back, passive.fetched
+            passive.iteration,
+            passive.out,
+            passive.evictions,
+            passive.evicted,
+            passive.back,
+            passive.fetched
         );
     }
     if let Some(reserved) = reserved {

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::bail;
+use neap::contract::{Event, JobPlan};
 use neap::job::Graph;
 use neap::plan::Method;
 use neap::plan::global::{self, Job, Jobs, Together};
 use neap::plan::overlap::{self, Overlapped};
 use neap::report::table::{Side, Table};
-use neap::schedule::{Event, JobPlan};
 use neap::units::{Bytes, Nanos};
 use serde_json::{Value, json};
 
@@ -35,9 +35,15 @@ impl JobArg {
     /// When the share is none.
     pub fn read(text: OsString) -> Result<Self, String> {
         // A name may hold an @ itself, or what is not UTF-8.
-        let number = |tail: &str| tail.starts_with(|c: char| c.is_ascii_digit() || c == '-' || c == '.');
-        let parts = text.to_str().and_then(|t| t.rsplit_once('@')).filter(|(path, tail)| !path.is_empty() && number(tail));
-        let Some((path, share)) = parts else { return Ok(Self { path: PathBuf::from(text), share: None }) };
+        let number =
+            |tail: &str| tail.starts_with(|c: char| c.is_ascii_digit() || c == '-' || c == '.');
+        let parts = text
+            .to_str()
+            .and_then(|t| t.rsplit_once('@'))
+            .filter(|(path, tail)| !path.is_empty() && number(tail));
+        let Some((path, share)) = parts else {
+            return Ok(Self { path: PathBuf::from(text), share: None });
+        };
         let share = settings::thousandths(share).filter(|share| *share <= 1000).ok_or_else(|| {
             format!("`@{share}` is not a share of the tensors; give a number from 0 to 1 with at most three decimals, such as {path}@0.5")
         })?;
@@ -95,7 +101,8 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     }
     let Some(device) = sites.first().map(|s| s.device.clone()) else { bail!("no graph is given") };
     let peak = global::unplanned_peak(&graphs.iter().collect::<Vec<_>>());
-    let budget = flags.budget.unwrap_or(Budget::Bytes(device.available())).resolve(peak, &device)?;
+    let budget =
+        flags.budget.unwrap_or(Budget::Bytes(device.available())).resolve(peak, &device)?;
     let (method, mut recorded_options) = flags.switches.resolve(flags.planner);
     let mut jobs = Vec::with_capacity(graphs.len());
     for (index, ((arg, graph), site)) in flags.graphs.iter().zip(&graphs).zip(&sites).enumerate() {
@@ -113,7 +120,12 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     if flags.overlap {
         recorded_options.insert("overlap".to_owned(), "true".to_owned());
     }
-    let asked = Jobs { jobs, device: &device, budget: budget.unwrap_or_else(|| device.available()), recorded_options };
+    let asked = Jobs {
+        jobs,
+        device: &device,
+        budget: budget.unwrap_or_else(|| device.available()),
+        recorded_options,
+    };
     let started = Instant::now();
     let apart = |together| (together, None);
     let shared = |overlapped: Overlapped| (overlapped.together.clone(), Some(overlapped));
@@ -152,13 +164,17 @@ fn events(job: &JobPlan) -> [usize; 3] {
 
 /// What sharing bytes comes to.
 fn told_overlap(overlapped: &Overlapped) -> String {
-    let times = |times: &[Nanos]| times.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let times =
+        |times: &[Nanos]| times.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     let apart = match &overlapped.apart {
         Some(apart) => format!("with a sub-arena for each {}", times(apart)),
         None => "with a sub-arena for each they don't fit".to_owned(),
     };
     let Some(window) = overlapped.window() else {
-        return format!("\nno bytes are shared: it would be no quicker; side by side the iterations take {}", times(&overlapped.beside));
+        return format!(
+            "\nno bytes are shared: it would be no quicker; side by side the iterations take {}",
+            times(&overlapped.beside)
+        );
     };
     format!(
         "\nwindow {} ({} bytes) at offset {}, held in turn: in an iteration alone for {}\nside by side the iterations take {}; {apart}",
@@ -170,7 +186,13 @@ fn told_overlap(overlapped: &Overlapped) -> String {
     )
 }
 
-fn report(together: &Together, overlapped: Option<&Overlapped>, graphs: &[Graph], peak: Bytes, as_json: bool) -> anyhow::Result<()> {
+fn report(
+    together: &Together,
+    overlapped: Option<&Overlapped>,
+    graphs: &[Graph],
+    peak: Bytes,
+    as_json: bool,
+) -> anyhow::Result<()> {
     let plan = &together.plan;
     if as_json {
         let mut object = serde_json::to_value(plan.figures)?;
@@ -187,10 +209,12 @@ fn report(together: &Together, overlapped: Option<&Overlapped>, graphs: &[Graph]
             object["recomputes"] = json!(again);
             Ok(object)
         };
-        object["jobs"] = together.parts.iter().zip(graphs).map(job).collect::<anyhow::Result<Value>>()?;
+        object["jobs"] =
+            together.parts.iter().zip(graphs).map(job).collect::<anyhow::Result<Value>>()?;
         if let Some(overlapped) = overlapped {
             object["window_bytes"] = json!(overlapped.window().map_or(Bytes::ZERO, |w| w.bytes));
-            object["window_offset_bytes"] = json!(overlapped.window().map_or(Bytes::ZERO, |w| w.offset));
+            object["window_offset_bytes"] =
+                json!(overlapped.window().map_or(Bytes::ZERO, |w| w.offset));
             object["fits_apart"] = json!(overlapped.apart.is_some());
             for (index, job) in object["jobs"].as_array_mut().into_iter().flatten().enumerate() {
                 job["window_held_ns"] = json!(overlapped.held[index]);
@@ -200,8 +224,18 @@ fn report(together: &Together, overlapped: Option<&Overlapped>, graphs: &[Graph]
         }
         return output::json(&object);
     }
-    let heads = ["job", "unplanned peak", "sub-arena", "alone, unplanned", "alone, planned", "swap-outs", "swap-ins", "recomputes"];
-    let mut table = Table::new(&heads.map(|head| (head, if head == "job" { Side::Left } else { Side::Right })));
+    let heads = [
+        "job",
+        "unplanned peak",
+        "sub-arena",
+        "alone, unplanned",
+        "alone, planned",
+        "swap-outs",
+        "swap-ins",
+        "recomputes",
+    ];
+    let mut table =
+        Table::new(&heads.map(|head| (head, if head == "job" { Side::Left } else { Side::Right })));
     for (index, (part, graph)) in together.parts.iter().zip(graphs).enumerate() {
         let (figures, [out, back, again]) = (&part.plan.figures, events(&part.plan.jobs[0]));
         table.row([

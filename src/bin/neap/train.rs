@@ -36,12 +36,19 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         rows.extend(latency::rows(table)?);
     }
     let options = Options { steps: flags.steps, seed: flags.seed };
-    let trained = train::fit(&rows, &options).with_context(|| flags.tables[0].display().to_string())?;
+    let trained =
+        train::fit(&rows, &options).with_context(|| flags.tables[0].display().to_string())?;
     for (kind, shapes) in &trained.too_few {
-        note(&format!("note: {kind} has {shapes} shapes, fewer than {}; it gets no model", train::FEWEST));
+        note(&format!(
+            "note: {kind} has {shapes} shapes, fewer than {}; it gets no model",
+            train::FEWEST
+        ));
     }
     if trained.unread > 0 {
-        note(&format!("note: {} rows have no `flops` and `bytes`, or a key of another making; they are left out", trained.unread));
+        note(&format!(
+            "note: {} rows have no `flops` and `bytes`, or a key of another making; they are left out",
+            trained.unread
+        ));
     }
     if let Some(output) = &flags.output {
         trained.predictor.write(output)?;
@@ -60,7 +67,9 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
                 "roofline_median_error_per_mille": m.held_out.roofline_median_error_per_mille,
             })
         };
-        output::json(&json!({ "device": trained.predictor.device, "models": models.iter().map(one).collect::<Vec<_>>() }))?;
+        output::json(
+            &json!({ "device": trained.predictor.device, "models": models.iter().map(one).collect::<Vec<_>>() }),
+        )?;
         return Ok(Answer::Yes);
     }
     let mut table = Table::new(&[

@@ -134,7 +134,9 @@ impl Run {
         match (self.predicted_oom == self.oom, self.oom) {
             (false, _) => -(self.memory.0 as i64),
             (true, true) => self.memory.0 as i64,
-            (true, false) if self.survives[with] => self.available.0 as i64 - self.caps[with].0 as i64,
+            (true, false) if self.survives[with] => {
+                self.available.0 as i64 - self.caps[with].0 as i64
+            }
             (true, false) => 0,
         }
     }
@@ -182,7 +184,10 @@ impl Score {
 pub fn score(pair: &Pair, options: &Options) -> Result<Score, ScoreError> {
     let bad = |problem: String| ScoreError::Bad { path: pair.truth.clone(), problem };
     let truth = Truth::read(&pair.truth)?;
-    let its: Config = truth.alloc_conf.parse().map_err(|cause| ScoreError::Config { path: pair.truth.clone(), cause })?;
+    let its: Config = truth
+        .alloc_conf
+        .parse()
+        .map_err(|cause| ScoreError::Config { path: pair.truth.clone(), cause })?;
     let mut actual = Peaks { reserved: truth.reserved, allocated: truth.allocated };
     let events = pair.events.as_deref().map(Sequence::read).transpose()?.map(|s| s.requests);
     let config = options.config.as_ref().unwrap_or(&its);
@@ -195,7 +200,11 @@ pub fn score(pair: &Pair, options: &Options) -> Result<Score, ScoreError> {
         } else if replayed != actual {
             notes.push(format!(
                 "{}: its events reserve {} and allocate {} bytes, its truth says {} and {}",
-                pair.name, replayed.reserved.0, replayed.allocated.0, actual.reserved.0, actual.allocated.0
+                pair.name,
+                replayed.reserved.0,
+                replayed.allocated.0,
+                actual.reserved.0,
+                actual.allocated.0
             ));
         }
     } else if *config != its {
@@ -208,17 +217,42 @@ pub fn score(pair: &Pair, options: &Options) -> Result<Score, ScoreError> {
     let answer = answer(&job, &mut forecast, config);
     let elapsed_ns = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
 
-    let estimated = Peaks { reserved: answer.stats.peak_reserved, allocated: answer.stats.peak_allocated };
+    let estimated =
+        Peaks { reserved: answer.stats.peak_reserved, allocated: answer.stats.peak_allocated };
     let margin = answer.margin();
-    let runs =
-        events.map_or_else(Vec::new, |events| tries(&forecast.requests, &events, estimated.reserved, margin, config, &options.devices));
-    let model = truth.job.as_deref().and_then(|j| j.split(':').next()).filter(|m| !m.is_empty()).unwrap_or(&pair.name);
-    Ok(Score { name: pair.name.clone(), model: model.to_owned(), actual, estimated, margin, runs, elapsed_ns, notes })
+    let runs = events.map_or_else(Vec::new, |events| {
+        tries(&forecast.requests, &events, estimated.reserved, margin, config, &options.devices)
+    });
+    let model = truth
+        .job
+        .as_deref()
+        .and_then(|j| j.split(':').next())
+        .filter(|m| !m.is_empty())
+        .unwrap_or(&pair.name);
+    Ok(Score {
+        name: pair.name.clone(),
+        model: model.to_owned(),
+        actual,
+        estimated,
+        margin,
+        runs,
+        elapsed_ns,
+        notes,
+    })
 }
 
 /// The two rounds on each device.
-fn tries(forecast: &[Request], events: &[Request], estimate: Bytes, margin: Bytes, config: &Config, devices: &[Device]) -> Vec<Run> {
-    let dies = |requests: &[Request], capacity: Bytes| replay(requests, config, capacity, None).first_oom.is_some();
+fn tries(
+    forecast: &[Request],
+    events: &[Request],
+    estimate: Bytes,
+    margin: Bytes,
+    config: &Config,
+    devices: &[Device],
+) -> Vec<Run> {
+    let dies = |requests: &[Request], capacity: Bytes| {
+        replay(requests, config, capacity, None).first_oom.is_some()
+    };
     devices
         .iter()
         .map(|device| {
@@ -251,25 +285,45 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn device(gib: u64) -> Device {
-        Device { name: format!("{gib}"), memory: Bytes(gib * GIB), available: Bytes((gib - 1) * GIB) }
+        Device {
+            name: format!("{gib}"),
+            memory: Bytes(gib * GIB),
+            available: Bytes((gib - 1) * GIB),
+        }
     }
 
     fn sizes(all: &[u64]) -> Vec<Request> {
-        all.iter().enumerate().map(|(id, b)| Request::Allocate { id: id as u32, bytes: Bytes(*b), stream: 0 }).collect()
+        all.iter()
+            .enumerate()
+            .map(|(id, b)| Request::Allocate { id: id as u32, bytes: Bytes(*b), stream: 0 })
+            .collect()
     }
 
     /// A forecast of one block against a job of one block, on 8 and 12 GiB less 1 GiB of context.
     fn one(forecast: u64, actual: u64, margin: u64) -> Vec<Run> {
         let devices = [device(8), device(12)];
-        tries(&sizes(&[forecast]), &sizes(&[actual]), Bytes(forecast), Bytes(margin), &Config::default(), &devices)
+        tries(
+            &sizes(&[forecast]),
+            &sizes(&[actual]),
+            Bytes(forecast),
+            Bytes(margin),
+            &Config::default(),
+            &devices,
+        )
     }
 
     #[test]
     fn an_estimate_that_is_enough_conserves_what_is_left() {
         let runs = one(4 * GIB, 3 * GIB, GIB);
         assert!(runs.iter().all(|r| !r.fails(BARE) && !r.fails(MARGIN)));
-        assert_eq!(runs.iter().map(|r| r.conserved(BARE)).collect::<Vec<_>>(), [3, 7].map(|g| g * GIB as i64));
-        assert_eq!(runs.iter().map(|r| r.conserved(MARGIN)).collect::<Vec<_>>(), [2, 6].map(|g| g * GIB as i64));
+        assert_eq!(
+            runs.iter().map(|r| r.conserved(BARE)).collect::<Vec<_>>(),
+            [3, 7].map(|g| g * GIB as i64)
+        );
+        assert_eq!(
+            runs.iter().map(|r| r.conserved(MARGIN)).collect::<Vec<_>>(),
+            [2, 6].map(|g| g * GIB as i64)
+        );
     }
 
     #[test]

@@ -53,13 +53,18 @@ pub fn pairs(folder: &Path) -> Result<(Vec<Pair>, Vec<String>), ScoreError> {
                 }
                 all.push(Pair { name, trace, truth, events });
             }
-            [Some(_), None, _] => notes.push(format!("{name}: a trace without {name}{}; left out", KINDS[1])),
+            [Some(_), None, _] => {
+                notes.push(format!("{name}: a trace without {name}{}; left out", KINDS[1]))
+            }
             _ => notes.push(format!("{name}: a truth without {name}{}[.gz]; left out", KINDS[0])),
         }
     }
     if all.is_empty() {
-        let more = if notes.is_empty() { String::new() } else { format!(" ({})", notes.join("; ")) };
-        return Err(bad(format!("no trace with its truth: put NAME.profile.json[.gz] beside NAME.truth.json{more}")));
+        let more =
+            if notes.is_empty() { String::new() } else { format!(" ({})", notes.join("; ")) };
+        return Err(bad(format!(
+            "no trace with its truth: put NAME.profile.json[.gz] beside NAME.truth.json{more}"
+        )));
     }
     Ok((all, notes))
 }
@@ -91,7 +96,9 @@ mod tests {
         assert_eq!((&found[0].trace, &found[0].events), (&file("a.profile.json"), &None));
         assert_eq!(found[1].events, Some(file("b.truth.events.csv.gz")));
         assert_eq!(notes.len(), 3, "{notes:?}");
-        for (note, word) in notes.iter().zip(["a.truth.events.csv", "c.profile.json", "d.truth.json"]) {
+        for (note, word) in
+            notes.iter().zip(["a.truth.events.csv", "c.profile.json", "d.truth.json"])
+        {
             assert!(note.contains(word), "{note}");
         }
     }

@@ -25,7 +25,11 @@ impl Spread {
         all.sort_unstable_by(f64::total_cmp);
         let Some(&worst) = all.last() else { return Self::default() };
         let n = all.len();
-        Self { median: f64::midpoint(all[(n - 1) / 2], all[n / 2]), p90: all[(n * 9).div_ceil(10) - 1], worst }
+        Self {
+            median: f64::midpoint(all[(n - 1) / 2], all[n / 2]),
+            p90: all[(n * 9).div_ceil(10) - 1],
+            worst,
+        }
     }
 }
 
@@ -107,7 +111,13 @@ mod tests {
     fn spreads() {
         assert_eq!(Spread::of([]), Spread::default());
         assert_eq!(Spread::of([-0.5]), Spread { median: 0.5, p90: 0.5, worst: 0.5 });
-        assert_eq!(Spread::of((1..=10).map(f64::from)), Spread { median: 5.5, p90: 9.0, worst: 10.0 });
-        assert_eq!(Spread::of((1..=11).map(|n| -f64::from(n))), Spread { median: 6.0, p90: 10.0, worst: 11.0 });
+        assert_eq!(
+            Spread::of((1..=10).map(f64::from)),
+            Spread { median: 5.5, p90: 9.0, worst: 10.0 }
+        );
+        assert_eq!(
+            Spread::of((1..=11).map(|n| -f64::from(n))),
+            Spread { median: 6.0, p90: 10.0, worst: 11.0 }
+        );
     }
 }

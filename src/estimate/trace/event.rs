@@ -148,7 +148,10 @@ mod tests {
     fn keys_stand_in_any_order_and_the_last_wins() {
         let text = br#"{"args": {"Bytes": -4, "Bytes": "-8", "Addr": 77, "x": [{"y": "}"}]}, "ts": "1.5", "name": "[memory]", "ph": "i", "cat": 3} rest"#;
         let (event, used) = Event::parse(text).unwrap();
-        assert_eq!((event.phase, event.name, event.bytes, event.address, event.time), (b'i', MEMORY, &b"-8"[..], &b"77"[..], &b"1.5"[..]));
+        assert_eq!(
+            (event.phase, event.name, event.bytes, event.address, event.time),
+            (b'i', MEMORY, &b"-8"[..], &b"77"[..], &b"1.5"[..])
+        );
         assert_eq!(&text[used..], b" rest");
     }
 

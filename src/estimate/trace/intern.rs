@@ -39,7 +39,12 @@ impl Interner {
         loop {
             match self.slots[slot] {
                 (_, 0) => return Err(slot),
-                (upper, id) if upper == (hash >> 32) as u32 && self.texts[id as usize - 1].as_bytes() == raw => return Ok(id - 1),
+                (upper, id)
+                    if upper == (hash >> 32) as u32
+                        && self.texts[id as usize - 1].as_bytes() == raw =>
+                {
+                    return Ok(id - 1);
+                }
                 _ => slot = (slot + 1) & mask,
             }
         }
@@ -95,9 +100,16 @@ pub(super) fn unescape(raw: &[u8]) -> Cow<'_, [u8]> {
             b'"' | b'\\' | b'/' => plain.push(escape),
             b'u' => {
                 let (unit, after) = code_unit(rest);
-                let (pair, after_pair) = after.strip_prefix(b"\\u").map_or((None, after), code_unit);
+                let (pair, after_pair) =
+                    after.strip_prefix(b"\\u").map_or((None, after), code_unit);
                 let units = [unit.unwrap_or(0xfffd), pair.unwrap_or(0)];
-                let joined = if (0xd800..0xdc00).contains(&units[0]) && (0xdc00..0xe000).contains(&units[1]) { 2 } else { 1 };
+                let joined = if (0xd800..0xdc00).contains(&units[0])
+                    && (0xdc00..0xe000).contains(&units[1])
+                {
+                    2
+                } else {
+                    1
+                };
                 rest = if joined == 2 { after_pair } else { after };
                 plain.extend_from_slice(String::from_utf16_lossy(&units[..joined]).as_bytes());
             }
@@ -109,7 +121,9 @@ pub(super) fn unescape(raw: &[u8]) -> Cow<'_, [u8]> {
 
 /// Four hexadecimal digits, and what follows them.
 fn code_unit(text: &[u8]) -> (Option<u16>, &[u8]) {
-    let Some((digits, after)) = text.split_first_chunk::<4>().filter(|(d, _)| d.iter().all(u8::is_ascii_hexdigit)) else {
+    let Some((digits, after)) =
+        text.split_first_chunk::<4>().filter(|(d, _)| d.iter().all(u8::is_ascii_hexdigit))
+    else {
         return (None, text);
     };
     (std::str::from_utf8(digits).ok().and_then(|d| u16::from_str_radix(d, 16).ok()), after)

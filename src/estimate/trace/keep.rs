@@ -118,10 +118,22 @@ impl Keeper {
         }
         let thread = self.thread(event)?;
         let record = match event.category {
-            Category::Python => Record::Module(Module { start, end, name: self.name(&event.name[MODULE.len()..])?, thread }),
+            Category::Python => Record::Module(Module {
+                start,
+                end,
+                name: self.name(&event.name[MODULE.len()..])?,
+                thread,
+            }),
             Category::Operator if !is_mark(event.name) => {
                 let (name, args) = (self.name(event.name)?, self.arguments(event.inputs)?);
-                Record::Op(Op { start, end, name, thread, args, sequence: whole(event.sequence).unwrap_or(-1) })
+                Record::Op(Op {
+                    start,
+                    end,
+                    name,
+                    thread,
+                    args,
+                    sequence: whole(event.sequence).unwrap_or(-1),
+                })
             }
             _ => Record::Mark(Mark { start, end, name: self.name(event.name)?, thread }),
         };
@@ -129,12 +141,17 @@ impl Keeper {
     }
 
     fn memory_event(&mut self, event: &Event<'_>, offset: u64) -> Result<(), String> {
-        let (Some(time), Some(address), Some(bytes)) = (nanos(event.time).map(biased), address(event.address), whole(event.bytes)) else {
+        let (Some(time), Some(address), Some(bytes)) =
+            (nanos(event.time).map(biased), address(event.address), whole(event.bytes))
+        else {
             self.unreadable(offset);
             return Ok(());
         };
         if bytes.unsigned_abs() > LARGEST_BLOCK {
-            return Err(format!("a block of {bytes} bytes, and none is larger than {}: record the trace again", Bytes(LARGEST_BLOCK)));
+            return Err(format!(
+                "a block of {bytes} bytes, and none is larger than {}: record the trace again",
+                Bytes(LARGEST_BLOCK)
+            ));
         }
         self.has_memory = true;
         self.latest = self.latest.max(time);
@@ -151,7 +168,9 @@ impl Keeper {
 
     fn begin(&mut self, event: &Event<'_>, record: Record) -> Result<(), String> {
         if self.opened == OPEN {
-            return Err(format!("more than {OPEN} events begin (\"B\") and don't end (\"E\"): record the trace again"));
+            return Err(format!(
+                "more than {OPEN} events begin (\"B\") and don't end (\"E\"): record the trace again"
+            ));
         }
         let thread = self.thread(event)?;
         self.open.entry(thread).or_default().push(record);
@@ -177,7 +196,9 @@ impl Keeper {
 
     fn close(&mut self, mut record: Record, time: u64) -> Result<(), String> {
         match &mut record {
-            Record::Op(Op { end, .. }) | Record::Mark(Mark { end, .. }) | Record::Module(Module { end, .. }) => *end = time.max(*end),
+            Record::Op(Op { end, .. })
+            | Record::Mark(Mark { end, .. })
+            | Record::Module(Module { end, .. }) => *end = time.max(*end),
             Record::Nothing => return Ok(()),
         }
         self.push(record)
@@ -212,7 +233,9 @@ impl Keeper {
     fn thread(&mut self, event: &Event<'_>) -> Result<Thread, String> {
         let (known, thread) = &mut self.last_thread;
         let (process, rest) = known.split_at(event.process.len().min(known.len()));
-        if process == event.process && rest.split_first().is_some_and(|(zero, last)| *zero == 0 && last == event.thread) {
+        if process == event.process
+            && rest.split_first().is_some_and(|(zero, last)| *zero == 0 && last == event.thread)
+        {
             return Ok(*thread);
         }
         known.clear();
@@ -220,7 +243,10 @@ impl Keeper {
         known.push(0);
         known.extend_from_slice(event.thread);
         let id = self.threads.id(known);
-        *thread = Thread(u16::try_from(id).map_err(|_| "more than 65,536 threads: record the trace again".to_owned())?);
+        *thread = Thread(
+            u16::try_from(id)
+                .map_err(|_| "more than 65,536 threads: record the trace again".to_owned())?,
+        );
         let thread = *thread;
         self.texts_within_limit()?;
         Ok(thread)
@@ -233,7 +259,8 @@ impl Keeper {
     }
 
     fn arguments(&mut self, inputs: [Option<&[u8]>; 4]) -> Result<u32, String> {
-        let [dims, strides, types, concrete] = inputs.map(|raw| raw.map(|raw| Text(self.names.id(raw))));
+        let [dims, strides, types, concrete] =
+            inputs.map(|raw| raw.map(|raw| Text(self.names.id(raw))));
         let args = Args { dims, strides, types, concrete };
         let id = match self.args_ids.get(&args) {
             Some(id) => *id,
@@ -279,7 +306,11 @@ impl Keeper {
             let middle = low + (high - low).div_ceil(2);
             if self.bytes_before(middle) <= target { low = middle } else { high = middle - 1 }
         }
-        let steps = self.marks.iter().filter(|m| self.names.texts[m.name.0 as usize].starts_with(STEP)).map(|m| m.start);
+        let steps = self
+            .marks
+            .iter()
+            .filter(|m| self.names.texts[m.name.0 as usize].starts_with(STEP))
+            .map(|m| m.start);
         let until = steps.filter(|t| *t <= low && self.bytes_before(*t) > 0).max().unwrap_or(low);
         if self.bytes_before(until) == 0 {
             return Err(format!(
@@ -302,7 +333,8 @@ impl Keeper {
         (self.ops.iter().filter(|o| o.start < until).count() * size_of::<Op>()
             + self.memory.iter().filter(|m| m.time < until).count() * size_of::<Memory>()
             + self.marks.iter().filter(|m| m.start < until).count() * size_of::<Mark>()
-            + self.modules.iter().filter(|m| m.start < until).count() * size_of::<Module>()) as u64
+            + self.modules.iter().filter(|m| m.start < until).count() * size_of::<Module>())
+            as u64
     }
 
     /// Sorted, times from the first record on.
@@ -319,7 +351,11 @@ impl Keeper {
         }
         let Self { mut ops, mut memory, mut marks, mut modules, until, latest, .. } = self;
         let starts = ops.iter().map(|o| o.start).chain(memory.iter().map(|m| m.time));
-        let base = starts.chain(marks.iter().map(|m| m.start)).chain(modules.iter().map(|m| m.start)).min().unwrap_or(0);
+        let base = starts
+            .chain(marks.iter().map(|m| m.start))
+            .chain(modules.iter().map(|m| m.start))
+            .min()
+            .unwrap_or(0);
         ops.iter_mut().for_each(|o| (o.start, o.end) = (o.start - base, o.end - base));
         memory.iter_mut().for_each(|m| m.time -= base);
         marks.iter_mut().for_each(|m| (m.start, m.end) = (m.start - base, m.end - base));
@@ -344,9 +380,21 @@ impl Keeper {
             ));
         }
         if self.unpaired > 0 {
-            notes.push(format!("Events that begin and don't end were taken to last to the end of the trace: {}.", self.unpaired));
+            notes.push(format!(
+                "Events that begin and don't end were taken to last to the end of the trace: {}.",
+                self.unpaired
+            ));
         }
-        Ok(Trace { texts: self.names.texts, args: self.args, ops, memory, marks, modules, notes, bytes })
+        Ok(Trace {
+            texts: self.names.texts,
+            args: self.args,
+            ops,
+            memory,
+            marks,
+            modules,
+            notes,
+            bytes,
+        })
     }
 }
 

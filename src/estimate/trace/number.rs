@@ -8,7 +8,8 @@ pub(super) fn nanos(text: &[u8]) -> Option<i64> {
         [b'-', rest @ ..] => (true, rest),
         _ => (false, text),
     };
-    let (mut mantissa, mut significant, mut scale, mut seen, mut fraction) = (0u64, 0u32, 3i32, false, false);
+    let (mut mantissa, mut significant, mut scale, mut seen, mut fraction) =
+        (0u64, 0u32, 3i32, false, false);
     let mut exponent = None;
     for (i, &byte) in digits.iter().enumerate() {
         match byte {
@@ -40,7 +41,8 @@ pub(super) fn nanos(text: &[u8]) -> Option<i64> {
     let value = if scale == 0 || mantissa == 0 {
         i128::from(mantissa)
     } else if scale > 0 {
-        i128::from(mantissa) * 10i128.checked_pow(u32::try_from(scale).ok()?).filter(|p| *p <= 1 << 63)?
+        i128::from(mantissa)
+            * 10i128.checked_pow(u32::try_from(scale).ok()?).filter(|p| *p <= 1 << 63)?
     } else {
         match 10i128.checked_pow(scale.unsigned_abs()) {
             Some(divisor) => (i128::from(mantissa) + divisor / 2) / divisor,

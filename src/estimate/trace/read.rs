@@ -38,7 +38,13 @@ impl Limits {
     /// in the window and its copies, and the reading thread's chunks.
     #[must_use]
     pub const fn memory(&self) -> Bytes {
-        Bytes(self.records_bytes + self.records_bytes / 2 + self.texts_bytes + 8 * self.event_bytes as u64 + (8 << 20))
+        Bytes(
+            self.records_bytes
+                + self.records_bytes / 2
+                + self.texts_bytes
+                + 8 * self.event_bytes as u64
+                + (8 << 20),
+        )
     }
 }
 
@@ -157,7 +163,9 @@ impl<R: Read> Reader<'_, R> {
             None => ("is empty", "record the trace again"),
             Some(0x80) => ("looks like a pickle", "a memory snapshot is for `neap replay`"),
             Some(0xff | 0xfe) => ("looks like UTF-16", "save it as UTF-8"),
-            Some(_) => ("is not JSON", "give the file that torch.profiler's export_chrome_trace wrote"),
+            Some(_) => {
+                ("is not JSON", "give the file that torch.profiler's export_chrome_trace wrote")
+            }
         };
         Err(self.error(self.window.offset(), format!("the file {found}; {problem}")))
     }
@@ -175,7 +183,10 @@ impl<R: Read> Reader<'_, R> {
                     ));
                 }
                 Some(_) => {
-                    return Err(self.error(self.window.offset(), "is not JSON: a name in quotes belongs here; record the trace again"));
+                    return Err(self.error(
+                        self.window.offset(),
+                        "is not JSON: a name in quotes belongs here; record the trace again",
+                    ));
                 }
                 None => break,
             }
@@ -185,7 +196,10 @@ impl<R: Read> Reader<'_, R> {
                 match cursor.string().and_then(|key| cursor.expect(b':').map(|()| key)) {
                     Ok(key) => break Some((key == b"traceEvents", key == b"nodes", cursor.at)),
                     Err(Stop::Bad(at)) => {
-                        return Err(self.error(offset + at as u64, "is not JSON: a colon belongs here; record the trace again"));
+                        return Err(self.error(
+                            offset + at as u64,
+                            "is not JSON: a colon belongs here; record the trace again",
+                        ));
                     }
                     Err(Stop::More) => match self.window.more() {
                         More::Yes => {}
@@ -193,7 +207,10 @@ impl<R: Read> Reader<'_, R> {
                         More::Full => {
                             return Err(self.error(
                                 offset,
-                                format!("a name longer than {}; give another file", Bytes(self.limits.event_bytes as u64)),
+                                format!(
+                                    "a name longer than {}; give another file",
+                                    Bytes(self.limits.event_bytes as u64)
+                                ),
                             ));
                         }
                     },
@@ -296,7 +313,9 @@ impl<R: Read> Reader<'_, R> {
                 return Ok(());
             };
             let mut cursor = Cursor::new(&bytes[brace + 1..]);
-            let key = cursor.token().and_then(|byte| if byte == b'"' { cursor.string() } else { Err(Stop::Bad(0)) });
+            let key = cursor
+                .token()
+                .and_then(|byte| if byte == b'"' { cursor.string() } else { Err(Stop::Bad(0)) });
             match key {
                 Ok(b"ph" | b"name" | b"cat" | b"pid" | b"tid" | b"ts" | b"args") => {
                     self.window.advance(brace);
@@ -376,22 +395,33 @@ impl<R: Read> Reader<'_, R> {
                     notes.push(format!("The file's compression is damaged after byte {end} of the trace: what comes after was not read."));
                     self.cut = None;
                 }
-                _ => return Err(TraceError::Read { path: self.path.to_owned(), offset: end, cause }),
+                _ => {
+                    return Err(TraceError::Read { path: self.path.to_owned(), offset: end, cause });
+                }
             }
         }
         if let Some(at) = self.cut {
-            notes.push(format!("The file ends at byte {at}, in the middle of the trace: what came before was used."));
+            notes.push(format!(
+                "The file ends at byte {at}, in the middle of the trace: what came before was used."
+            ));
         }
         if !self.keeper.has_memory() {
             if self.damaged > 0 && self.keeper.events == 0 {
-                return Err(self.error(self.damaged_at, "is not JSON from here on: copy the file or record the trace again"));
+                return Err(self.error(
+                    self.damaged_at,
+                    "is not JSON from here on: copy the file or record the trace again",
+                ));
             }
             let problem = match (notes.is_empty(), self.keeper.events) {
                 (false, _) => {
                     "the file ends before any memory event (PyTorch writes them after the operators): copy it or record the trace again"
                 }
-                (true, 0) => "it is JSON but no trace: it holds no events; give the file that torch.profiler's export_chrome_trace wrote",
-                (true, _) => "the trace has no `[memory]` event: record it with torch.profiler.profile(profile_memory=True)",
+                (true, 0) => {
+                    "it is JSON but no trace: it holds no events; give the file that torch.profiler's export_chrome_trace wrote"
+                }
+                (true, _) => {
+                    "the trace has no `[memory]` event: record it with torch.profiler.profile(profile_memory=True)"
+                }
             };
             return Err(self.error(end, problem));
         }
@@ -402,9 +432,17 @@ impl<R: Read> Reader<'_, R> {
             ));
         }
         if self.oversized > 0 {
-            notes.push(format!("Events longer than {} were left out: {}.", Bytes(self.limits.event_bytes as u64), self.oversized));
+            notes.push(format!(
+                "Events longer than {} were left out: {}.",
+                Bytes(self.limits.event_bytes as u64),
+                self.oversized
+            ));
         }
         let path = self.path.to_owned();
-        self.keeper.finish(notes, Bytes(end)).map_err(|problem| TraceError::Content { path, offset: end, problem })
+        self.keeper.finish(notes, Bytes(end)).map_err(|problem| TraceError::Content {
+            path,
+            offset: end,
+            problem,
+        })
     }
 }

@@ -96,7 +96,11 @@ impl<'a> Cursor<'a> {
         let from = self.at;
         while let Some(&byte) = self.bytes.get(self.at) {
             if byte <= b' ' || matches!(byte, b',' | b'}' | b']') {
-                return if self.at == from { Err(Stop::Bad(from)) } else { Ok(&self.bytes[from..self.at]) };
+                return if self.at == from {
+                    Err(Stop::Bad(from))
+                } else {
+                    Ok(&self.bytes[from..self.at])
+                };
             }
             if matches!(byte, b'"' | b'{' | b'[' | b':') {
                 return Err(Stop::Bad(self.at));
@@ -151,7 +155,8 @@ fn string_end(bytes: &[u8], mut at: usize) -> Option<usize> {
         while let Some(eight) = bytes.get(at..).and_then(<[u8]>::first_chunk::<8>) {
             let word = u64::from_le_bytes(*eight);
             let (quote, slash) = (word ^ (LOW * b'"' as u64), word ^ (LOW * b'\\' as u64));
-            let found = (quote.wrapping_sub(LOW) & !quote | slash.wrapping_sub(LOW) & !slash) & (LOW << 7);
+            let found =
+                (quote.wrapping_sub(LOW) & !quote | slash.wrapping_sub(LOW) & !slash) & (LOW << 7);
             if found != 0 {
                 at += found.trailing_zeros() as usize / 8;
                 break;
@@ -176,8 +181,14 @@ mod tests {
 
     #[test]
     fn values_end_where_they_end() {
-        assert_eq!(value(r#" [[1, 2], ["]", {"a": "\\"}]], 7"#), Ok(r#"[[1, 2], ["]", {"a": "\\"}]]"#));
-        assert_eq!(value(r#""a long string with \" in it", 7"#), Ok(r#""a long string with \" in it""#));
+        assert_eq!(
+            value(r#" [[1, 2], ["]", {"a": "\\"}]], 7"#),
+            Ok(r#"[[1, 2], ["]", {"a": "\\"}]]"#)
+        );
+        assert_eq!(
+            value(r#""a long string with \" in it", 7"#),
+            Ok(r#""a long string with \" in it""#)
+        );
         assert_eq!(value("-12.5e3\n}"), Ok("-12.5e3"));
         assert_eq!(value("12"), Err(Stop::More));
         assert_eq!(value(r#""ends in an escape\"#), Err(Stop::More));
@@ -191,7 +202,12 @@ mod tests {
     fn a_string_ends_at_any_alignment() {
         for before in 0..20 {
             for after in 0..20 {
-                let text = format!("\"{}\\\"{}\u{1}é\"{}", "x".repeat(before), "y".repeat(after), "z\"".repeat(after));
+                let text = format!(
+                    "\"{}\\\"{}\u{1}é\"{}",
+                    "x".repeat(before),
+                    "y".repeat(after),
+                    "z\"".repeat(after)
+                );
                 let inside = Cursor::new(text.as_bytes()).string().unwrap();
                 assert_eq!(inside.len(), before + 2 + after + 3, "{text}");
             }

@@ -43,7 +43,16 @@ pub(super) enum More {
 impl<R: Read> Window<R> {
     /// A window of at most `limit` bytes.
     pub fn new(source: R, limit: usize) -> Self {
-        Self { source, buffer: vec![0; FIRST.min(limit).max(1)], start: 0, end: 0, passed: 0, limit, ended: false, broken: None }
+        Self {
+            source,
+            buffer: vec![0; FIRST.min(limit).max(1)],
+            start: 0,
+            end: 0,
+            passed: 0,
+            limit,
+            ended: false,
+            broken: None,
+        }
     }
 
     /// What is in the window.

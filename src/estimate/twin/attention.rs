@@ -58,7 +58,10 @@ impl Shape {
         let [_, key_heads, columns, _] = key.dims[..] else { return None };
         // Its products are no more credible above that than a tensor is.
         for sides in [[batch, heads, rows, columns], [batch, heads, columns, width]] {
-            sides.iter().try_fold(1, |all: u64, &n| all.checked_mul(n.max(1))).filter(|n| *n <= LARGEST_BLOCK)?;
+            sides
+                .iter()
+                .try_fold(1, |all: u64, &n| all.checked_mul(n.max(1)))
+                .filter(|n| *n <= LARGEST_BLOCK)?;
         }
         Some(Self {
             batch,
@@ -97,7 +100,8 @@ impl Shape {
 
     /// The logarithms that a fused kernel keeps.
     fn logarithms(&self, kernel: Kernel) -> u64 {
-        let rows = if kernel == Kernel::Efficient { self.rows.next_multiple_of(32) } else { self.rows };
+        let rows =
+            if kernel == Kernel::Efficient { self.rows.next_multiple_of(32) } else { self.rows };
         self.batch * self.heads * rows * 4
     }
 }
@@ -133,7 +137,8 @@ impl Editor<'_> {
     pub(super) fn attention(&mut self, op: u32, group: &Group) -> bool {
         let inputs = self.inputs(op);
         let Some(shape) = Shape::of(&inputs) else { return false };
-        let inner = |e: &Self, name: &str| e.calls.inside(e.trace, op).iter().any(|&o| e.name(o) == name);
+        let inner =
+            |e: &Self, name: &str| e.calls.inside(e.trace, op).iter().any(|&o| e.name(o) == name);
         let on_cpu = if inner(self, "aten::_scaled_dot_product_attention_math") {
             Kernel::Math
         } else if inner(self, "aten::_scaled_dot_product_flash_attention_for_cpu") {
@@ -156,12 +161,24 @@ impl Editor<'_> {
         Some(self.twin.lives.key(last, 2))
     }
 
-    fn as_fused(&mut self, op: u32, inputs: &Inputs, shape: &Shape, group: &Group, on_cpu: Kernel, fused: Kernel) -> bool {
+    fn as_fused(
+        &mut self,
+        op: u32,
+        inputs: &Inputs,
+        shape: &Shape,
+        group: &Group,
+        on_cpu: Kernel,
+        fused: Kernel,
+    ) -> bool {
         let taken = self.taken(op);
         let kept: Vec<u32> = taken.iter().copied().filter(|&l| !self.is_transient(l, op)).collect();
         // The flash kernel's result is its first block, math's the last that survives.
         let result = if on_cpu == Kernel::Flash { kept.first() } else { kept.last() };
-        let Some(&result) = result.filter(|&&l| self.twin.lives.list[l as usize].bytes == shape.query()) else { return false };
+        let Some(&result) =
+            result.filter(|&&l| self.twin.lives.list[l as usize].bytes == shape.query())
+        else {
+            return false;
+        };
         for life in taken {
             if life != result {
                 self.drop(life, Rule::Attention);
@@ -170,7 +187,9 @@ impl Editor<'_> {
         let released = self.backward_end(group);
         let laid_out = match on_cpu {
             Kernel::Math => packed([shape.batch, shape.heads, shape.rows, shape.width]),
-            _ => inputs.tensor(0).and_then(|q| q.strides.clone().try_into().ok()).unwrap_or_default(),
+            _ => {
+                inputs.tensor(0).and_then(|q| q.strides.clone().try_into().ok()).unwrap_or_default()
+            }
         };
         let relaid = self.relaid(op, shape, laid_out);
         match (on_cpu, relaid) {
@@ -186,7 +205,9 @@ impl Editor<'_> {
             (Kernel::Flash, Some((next, true))) => {
                 let start = self.twin.lives.key(self.op(next).end, 0);
                 let until = group.nodes.first().map(|&n| self.op(n).start);
-                let end = until.map(|time| self.twin.lives.key(time, 0)).or(self.twin.lives.list[result as usize].end);
+                let end = until
+                    .map(|time| self.twin.lives.key(time, 0))
+                    .or(self.twin.lives.list[result as usize].end);
                 self.add(shape.query(), start, end, op, Rule::Attention);
             }
             _ => {}
@@ -209,8 +230,10 @@ impl Editor<'_> {
     /// head, row and column.
     fn relaid(&mut self, op: u32, shape: &Shape, strides: [u64; 4]) -> Option<(u32, bool)> {
         let dims = [shape.batch, shape.heads, shape.rows, shape.width];
-        let fused = [shape.rows * shape.heads * shape.width, shape.width, shape.heads * shape.width, 1];
-        let following: Vec<u32> = self.calls.following(self.trace, op).iter().copied().take(12).collect();
+        let fused =
+            [shape.rows * shape.heads * shape.width, shape.width, shape.heads * shape.width, 1];
+        let following: Vec<u32> =
+            self.calls.following(self.trace, op).iter().copied().take(12).collect();
         for next in following {
             if matches!(self.kind(next), super::Kind::Multiplication) {
                 return None;
@@ -220,19 +243,27 @@ impl Editor<'_> {
                 continue;
             }
             let inputs = self.inputs(next);
-            let Some(view) = inputs.tensor(0).filter(|t| t.dims.len() == 4 && t.strides.len() == 4 && t.bytes() == shape.query()) else {
+            let Some(view) = inputs.tensor(0).filter(|t| {
+                t.dims.len() == 4 && t.strides.len() == 4 && t.bytes() == shape.query()
+            }) else {
                 continue;
             };
             let mut left: Vec<usize> = (0..4).collect();
             let mut there = Vec::with_capacity(4);
             for (&size, &stride) in view.dims.iter().zip(&view.strides) {
-                let same = left.iter().position(|&d| dims[d] == size && (strides[d] == stride || size == 1))?;
+                let same = left
+                    .iter()
+                    .position(|&d| dims[d] == size && (strides[d] == stride || size == 1))?;
                 there.push(left.remove(same));
             }
             if there == [0, 1, 2, 3] {
                 continue;
             }
-            let on_gpu = Tensor { dims: view.dims.clone(), strides: there.iter().map(|&d| fused[d]).collect(), ..Tensor::default() };
+            let on_gpu = Tensor {
+                dims: view.dims.clone(),
+                strides: there.iter().map(|&d| fused[d]).collect(),
+                ..Tensor::default()
+            };
             return Some((next, !on_gpu.is_contiguous()));
         }
         None
@@ -268,12 +299,20 @@ impl Editor<'_> {
     fn hold_inputs(&mut self, op: u32, inputs: &Inputs, until: Key) {
         let mut held: Vec<u32> = Vec::new();
         for index in [3, 2, 1, 0] {
-            let Some(tensor) = inputs.tensor(index).filter(|t| !t.dims.is_empty()) else { continue };
+            let Some(tensor) = inputs.tensor(index).filter(|t| !t.dims.is_empty()) else {
+                continue;
+            };
             let columns = tensor.dims.last().copied().unwrap_or(1).max(1);
             if tensor.integral || (index == 3 && columns % MASK_COLUMNS != 0) {
                 let start = self.twin.lives.key(self.op(op).start, 2);
                 let count = tensor.count() / columns * columns.next_multiple_of(MASK_COLUMNS);
-                self.add(count * inputs.tensor(0).map_or(4, |q| q.element), start, Some(until), op, Rule::Attention);
+                self.add(
+                    count * inputs.tensor(0).map_or(4, |q| q.element),
+                    start,
+                    Some(until),
+                    op,
+                    Rule::Attention,
+                );
                 continue;
             }
             if let Some(life) = self.block_of(op, tensor, &held) {
@@ -287,21 +326,38 @@ impl Editor<'_> {
     fn block_of(&self, op: u32, tensor: &Tensor, others: &[u32]) -> Option<u32> {
         let varying: Tensor = Tensor {
             dims: tensor.dims.iter().copied().filter(|&d| d > 1).collect(),
-            strides: tensor.dims.iter().zip(&tensor.strides).filter(|&(&d, _)| d > 1).map(|(_, &s)| s).collect(),
+            strides: tensor
+                .dims
+                .iter()
+                .zip(&tensor.strides)
+                .filter(|&(&d, _)| d > 1)
+                .map(|(_, &s)| s)
+                .collect(),
             ..tensor.clone()
         };
         let span = varying.span();
         let shared = span > tensor.bytes();
         let start = self.op(op).start;
         let lives = &self.twin.lives;
-        let recent = lives.list.partition_point(|l| l.start.side == 1 && l.start.time < start || l.before);
+        let recent =
+            lives.list.partition_point(|l| l.start.side == 1 && l.start.time < start || l.before);
         (0..recent as u32).rev().take(512).find(|id| {
             let l = &lives.list[*id as usize];
-            !l.dropped && l.bytes == span && l.end.is_none_or(|k| k.time >= start) && (shared || !others.contains(id))
+            !l.dropped
+                && l.bytes == span
+                && l.end.is_none_or(|k| k.time >= start)
+                && (shared || !others.contains(id))
         })
     }
 
-    fn fused_backward(&mut self, inputs: &Inputs, shape: &Shape, group: &Group, on_cpu: Kernel, fused: Kernel) {
+    fn fused_backward(
+        &mut self,
+        inputs: &Inputs,
+        shape: &Shape,
+        group: &Group,
+        on_cpu: Kernel,
+        fused: Kernel,
+    ) {
         let (Some(&first), Some(&last)) = (group.nodes.first(), group.nodes.last()) else { return };
         let time = self.op(first).start;
         let survivors = self.survivors(group);
@@ -340,7 +396,14 @@ impl Editor<'_> {
     }
 
     /// What the fused backward kernels take for themselves.
-    fn backward_transients(&mut self, inputs: &Inputs, shape: &Shape, fused: Kernel, time: u64, op: u32) {
+    fn backward_transients(
+        &mut self,
+        inputs: &Inputs,
+        shape: &Shape,
+        fused: Kernel,
+        time: u64,
+        op: u32,
+    ) {
         let sizes = if fused == Kernel::Efficient {
             let rows_of_tiles = shape.rows.div_ceil(64);
             let tiles = rows_of_tiles * shape.width.div_ceil(64);
@@ -349,7 +412,11 @@ impl Editor<'_> {
             let sums = shape.batch * shape.heads * shape.rows * 4;
             let packed = if self.gradient_is_packed(op, shape) { 0 } else { shape.query() };
             // In half precision the kernel itself sums the products of gradient and result.
-            let products = if shape.element == 4 { vec![packed, shape.query(), sums, sums] } else { Vec::new() };
+            let products = if shape.element == 4 {
+                vec![packed, shape.query(), sums, sums]
+            } else {
+                Vec::new()
+            };
             vec![products, vec![packed, sums, workspace]]
         } else {
             let rows = shape.rows.next_multiple_of(128);
@@ -379,7 +446,9 @@ impl Editor<'_> {
         if gradient.dims != [shape.batch, shape.heads, shape.rows, gradient.dims[3]] {
             return true;
         }
-        width == 1 && (heads == gradient.dims[3] || shape.heads == 1) && (rows == shape.heads * gradient.dims[3] || shape.rows == 1)
+        width == 1
+            && (heads == gradient.dims[3] || shape.heads == 1)
+            && (rows == shape.heads * gradient.dims[3] || shape.rows == 1)
     }
 
     /// Drops what the group's nodes take for each other and returns what others use of it, in order.
@@ -389,8 +458,13 @@ impl Editor<'_> {
         for &node in &group.nodes {
             for life in self.taken(node) {
                 let end = self.twin.lives.list[life as usize].end;
-                let inside = end
-                    .is_some_and(|k| k.time <= last && group.nodes.iter().any(|&n| self.op(n).start <= k.time && k.time <= self.op(n).end));
+                let inside = end.is_some_and(|k| {
+                    k.time <= last
+                        && group
+                            .nodes
+                            .iter()
+                            .any(|&n| self.op(n).start <= k.time && k.time <= self.op(n).end)
+                });
                 if inside {
                     self.drop(life, Rule::Attention);
                 } else {
@@ -411,14 +485,22 @@ impl Editor<'_> {
             let key = end?;
             let Some(owner) = self.free_owner(key) else { return end };
             let node = self.calls.outermost(owner);
-            let view = ["ViewBackward0", "UnsafeViewBackward0", "CloneBackward0", "TransposeBackward0", "ReshapeAliasBackward0"];
+            let view = [
+                "ViewBackward0",
+                "UnsafeViewBackward0",
+                "CloneBackward0",
+                "TransposeBackward0",
+                "ReshapeAliasBackward0",
+            ];
             if !view.iter().any(|v| self.name(node).ends_with(v)) {
                 return end;
             }
             let copies: Vec<u32> = self
                 .taken(node)
                 .into_iter()
-                .filter(|&l| !self.is_transient(l, node) && self.twin.lives.list[l as usize].bytes == bytes)
+                .filter(|&l| {
+                    !self.is_transient(l, node) && self.twin.lives.list[l as usize].bytes == bytes
+                })
                 .collect();
             let [copy] = copies[..] else { return end };
             end = self.twin.lives.list[copy as usize].end;
@@ -434,8 +516,13 @@ impl Editor<'_> {
 
     /// A GPU that has no fused kernel for this call computes it plainly.
     fn as_math(&mut self, op: u32, shape: &Shape, group: &Group) -> bool {
-        let kept: Vec<u32> = self.taken(op).into_iter().filter(|&l| !self.is_transient(l, op)).collect();
-        let Some(&result) = kept.first().filter(|&&l| self.twin.lives.list[l as usize].bytes == shape.query()) else { return false };
+        let kept: Vec<u32> =
+            self.taken(op).into_iter().filter(|&l| !self.is_transient(l, op)).collect();
+        let Some(&result) =
+            kept.first().filter(|&&l| self.twin.lives.list[l as usize].bytes == shape.query())
+        else {
+            return false;
+        };
         for life in self.taken(op) {
             if life != result {
                 self.drop(life, Rule::Attention);
@@ -451,7 +538,13 @@ impl Editor<'_> {
         // Forward, in the order of the kernel's own code.
         let keep = |e: &mut Self, bytes: u64| {
             let from = key(e, end);
-            e.add(bytes, from, released.or(Some(Key { time: end, side: 2, order: u32::MAX })), op, rule)
+            e.add(
+                bytes,
+                from,
+                released.or(Some(Key { time: end, side: 2, order: u32::MAX })),
+                op,
+                rule,
+            )
         };
         keep(self, query);
         let mask = if shape.causal {
@@ -506,7 +599,8 @@ impl Editor<'_> {
         // Inputs that only the CPU's fused kernel kept: free once the module that called it returns.
         let called = *self.op(call);
         let returned = self.module_end(call);
-        let events: Vec<u32> = self.calls.events(self.trace, self.op(node).thread.0, time, after).to_vec();
+        let events: Vec<u32> =
+            self.calls.events(self.trace, self.op(node).thread.0, time, after).to_vec();
         for event in events {
             let life = self.twin.lives.of_event[event as usize];
             if life == super::super::lives::NO_LIFE || self.trace.memory[event as usize].bytes > 0 {
@@ -531,12 +625,16 @@ impl Editor<'_> {
             self.drop(life, Rule::Attention);
         }
         let [(query, query_end), (keys, key_end), (values, value_end)] = ends[..] else { return };
-        let (whole, scores, each) = (shape.query(), shape.scores() * shape.element, shape.repeated());
+        let (whole, scores, each) =
+            (shape.query(), shape.scores() * shape.element, shape.repeated());
         let rule = Rule::Attention;
         let mut at = || self.twin.lives.key(time, 0);
-        let [value_each, attention, softmax, product, product_end, attention_end] = std::array::from_fn(|_| at());
-        let [key_each, query_scaled, softmax_end, key_scaled, key_each_end] = std::array::from_fn(|_| at());
-        let [value_sum, value_each_end, key_sum, key_scaled_end, query_out, query_scaled_end] = std::array::from_fn(|_| at());
+        let [value_each, attention, softmax, product, product_end, attention_end] =
+            std::array::from_fn(|_| at());
+        let [key_each, query_scaled, softmax_end, key_scaled, key_each_end] =
+            std::array::from_fn(|_| at());
+        let [value_sum, value_each_end, key_sum, key_scaled_end, query_out, query_scaled_end] =
+            std::array::from_fn(|_| at());
         self.add(scores, attention, Some(attention_end), node, rule);
         self.add(scores, softmax, Some(softmax_end), node, rule);
         self.add(scores, product, Some(product_end), node, rule);

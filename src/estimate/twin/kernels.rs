@@ -27,13 +27,26 @@ impl Editor<'_> {
 
     /// cuDNN wants all tensors of a convolution in one layout, channels last where input or weight has it: what lies
     /// otherwise is copied. Depthwise convolutions are PyTorch's own.
-    fn layout_copies(&mut self, op: u32, wanted: &[&Tensor], input: &Tensor, weight: &Tensor, time: u64) {
-        if input.dims.len() != 4 || weight.dims.len() != 4 || (weight.dims[1] == 1 && input.dims[1] > 1) {
+    fn layout_copies(
+        &mut self,
+        op: u32,
+        wanted: &[&Tensor],
+        input: &Tensor,
+        weight: &Tensor,
+        time: u64,
+    ) {
+        if input.dims.len() != 4
+            || weight.dims.len() != 4
+            || (weight.dims[1] == 1 && input.dims[1] > 1)
+        {
             return;
         }
         let last = [input, weight].iter().any(|t| is_channels_last(t) && !t.is_contiguous());
-        let sizes: Vec<u64> =
-            wanted.iter().filter(|t| if last { !is_channels_last(t) } else { !t.is_contiguous() }).map(|t| t.bytes()).collect();
+        let sizes: Vec<u64> = wanted
+            .iter()
+            .filter(|t| if last { !is_channels_last(t) } else { !t.is_contiguous() })
+            .map(|t| t.bytes())
+            .collect();
         self.add_transients_at(time, &sizes, op, Rule::Convolutions);
     }
 
@@ -46,7 +59,9 @@ impl Editor<'_> {
                 let results = self.order_results(op, &[input.bytes(), weight.bytes()]);
                 if let Some(gradient) = inputs.tensor(0) {
                     // Between the input's gradient and the weight's.
-                    let second = results.get(1).map_or(self.op(op).end, |&l| self.twin.lives.list[l as usize].start.time);
+                    let second = results
+                        .get(1)
+                        .map_or(self.op(op).end, |&l| self.twin.lives.list[l as usize].start.time);
                     self.layout_copies(op, &[gradient, weight], input, weight, second);
                 }
             }
@@ -83,11 +98,15 @@ impl Editor<'_> {
     /// Puts the surviving results of `op` into the order in which the GPU's kernel asks for them: those of `sizes`
     /// first, then the others.
     fn order_results(&mut self, op: u32, sizes: &[u64]) -> Vec<u32> {
-        let mut results: Vec<u32> = self.taken(op).into_iter().filter(|&l| !self.is_transient(l, op)).collect();
-        let keys: Vec<_> = results.iter().map(|&l| self.twin.lives.list[l as usize].start).collect();
+        let mut results: Vec<u32> =
+            self.taken(op).into_iter().filter(|&l| !self.is_transient(l, op)).collect();
+        let keys: Vec<_> =
+            results.iter().map(|&l| self.twin.lives.list[l as usize].start).collect();
         let mut ordered = Vec::with_capacity(results.len());
         for &bytes in sizes {
-            if let Some(at) = results.iter().position(|&l| self.twin.lives.list[l as usize].bytes == bytes) {
+            if let Some(at) =
+                results.iter().position(|&l| self.twin.lives.list[l as usize].bytes == bytes)
+            {
                 ordered.push(results.remove(at));
             }
         }
@@ -106,11 +125,18 @@ impl Editor<'_> {
         }
         let inputs = self.inputs(op);
         let Some(input) = inputs.tensor(0) else { return false };
-        let fused = self.calls.inside(self.trace, op).iter().any(|&o| self.name(o) == "aten::native_dropout");
-        let kept: Vec<u32> = self.taken(op).into_iter().filter(|&l| !self.is_transient(l, op)).collect();
+        let fused = self
+            .calls
+            .inside(self.trace, op)
+            .iter()
+            .any(|&o| self.name(o) == "aten::native_dropout");
+        let kept: Vec<u32> =
+            self.taken(op).into_iter().filter(|&l| !self.is_transient(l, op)).collect();
         if let [noise, result] = kept[..]
             && !fused
-            && [noise, result].iter().all(|&l| self.twin.lives.list[l as usize].bytes == input.bytes())
+            && [noise, result]
+                .iter()
+                .all(|&l| self.twin.lives.list[l as usize].bytes == input.bytes())
         {
             let (before, after) = (input.bytes(), input.count());
             self.twin.lives.list[noise as usize].bytes = after;
@@ -143,7 +169,10 @@ impl Editor<'_> {
         if !std::mem::replace(&mut self.multiplied[thread], true) {
             workspaces.push(self.settings.class.cublas_workspace());
         }
-        if !self.biased && self.name(op) == "aten::addmm" && self.inputs(op).tensor(0).is_some_and(|bias| bias.dims.len() == 1) {
+        if !self.biased
+            && self.name(op) == "aten::addmm"
+            && self.inputs(op).tensor(0).is_some_and(|bias| bias.dims.len() == 1)
+        {
             self.biased = true;
             workspaces.push(CUBLASLT_WORKSPACE);
         }
@@ -164,12 +193,16 @@ impl Editor<'_> {
             }
             if l.bytes <= NUMBER {
                 let from_python = l.op == NONE;
-                let in_step = steps.iter().any(|s| s.start <= l.start.time && l.start.time <= s.end);
+                let in_step =
+                    steps.iter().any(|s| s.start <= l.start.time && l.start.time <= s.end);
                 let brief = l.op != NONE && self.is_transient(life, self.calls.outermost(l.op));
                 if self.applies(Rule::Numbers) && (from_python || in_step || brief) {
                     self.drop(life, Rule::Numbers);
                 }
-            } else if l.op != NONE && self.applies(Rule::Scratch) && self.name(l.op).starts_with("aten::") && self.is_transient(life, l.op)
+            } else if l.op != NONE
+                && self.applies(Rule::Scratch)
+                && self.name(l.op).starts_with("aten::")
+                && self.is_transient(life, l.op)
             {
                 self.drop(life, Rule::Scratch);
             }
@@ -179,9 +212,15 @@ impl Editor<'_> {
 
 /// Whether a tensor of four dimensions is packed with its channels innermost.
 fn is_channels_last(tensor: &Tensor) -> bool {
-    let (Ok([n, c, h, w]), Ok(strides)) = (<[u64; 4]>::try_from(&tensor.dims[..]), <[u64; 4]>::try_from(&tensor.strides[..])) else {
+    let (Ok([n, c, h, w]), Ok(strides)) =
+        (<[u64; 4]>::try_from(&tensor.dims[..]), <[u64; 4]>::try_from(&tensor.strides[..]))
+    else {
         return false;
     };
-    let packed = Tensor { dims: vec![n, h, w, c], strides: vec![strides[0], strides[2], strides[3], strides[1]], ..Tensor::default() };
+    let packed = Tensor {
+        dims: vec![n, h, w, c],
+        strides: vec![strides[0], strides[2], strides[3], strides[1]],
+        ..Tensor::default()
+    };
     packed.is_contiguous()
 }

@@ -167,11 +167,18 @@ impl Kind {
     fn of(name: &str) -> Self {
         match name.strip_prefix("aten::").unwrap_or("") {
             "scaled_dot_product_attention" => Self::Attention,
-            "_convolution" | "mkldnn_convolution" | "_slow_conv2d_forward" | "slow_conv3d_forward" => Self::Convolution,
+            "_convolution"
+            | "mkldnn_convolution"
+            | "_slow_conv2d_forward"
+            | "slow_conv3d_forward" => Self::Convolution,
             "convolution_backward" => Self::ConvolutionBackward,
-            "native_batch_norm" | "native_batch_norm_backward" | "native_group_norm" | "native_group_norm_backward" => Self::Norm,
+            "native_batch_norm"
+            | "native_batch_norm_backward"
+            | "native_group_norm"
+            | "native_group_norm_backward" => Self::Norm,
             "dropout" => Self::Dropout,
-            "sum" | "mean" | "amax" | "amin" | "prod" | "any" | "all" | "var" | "std" | "norm" | "linalg_vector_norm" => Self::Reduction,
+            "sum" | "mean" | "amax" | "amin" | "prod" | "any" | "all" | "var" | "std" | "norm"
+            | "linalg_vector_norm" => Self::Reduction,
             "_softmax_backward_data" => Self::SoftmaxBackward,
             "mm" | "addmm" | "bmm" | "baddbmm" | "dot" | "mv" | "addmv" => Self::Multiplication,
             _ => Self::Other,
@@ -197,7 +204,8 @@ struct Editor<'a> {
 impl Editor<'_> {
     fn edit(&mut self) {
         let steps = self.optimizer_steps();
-        let groups = if self.applies(Rule::Attention) { self.attention_groups() } else { HashMap::new() };
+        let groups =
+            if self.applies(Rule::Attention) { self.attention_groups() } else { HashMap::new() };
         for thread in 0..self.calls.threads().len() {
             let ops = &self.calls.threads()[thread];
             let mut at = 0;
@@ -248,7 +256,11 @@ impl Editor<'_> {
     fn inputs(&mut self, op: u32) -> Rc<Inputs> {
         let args = self.op(op).args;
         let trace = self.trace;
-        Rc::clone(self.inputs.entry(args).or_insert_with(|| Rc::new(Inputs::of(trace, trace.args[args as usize]))))
+        Rc::clone(
+            self.inputs
+                .entry(args)
+                .or_insert_with(|| Rc::new(Inputs::of(trace, trace.args[args as usize]))),
+        )
     }
 
     /// Whether the operator runs for a backward node.

@@ -33,7 +33,10 @@ pub struct Step {
 impl Step {
     /// Whether `op` belongs to it and nothing but its own rule may touch what it took.
     pub(super) fn holds(&self, op: &super::Op) -> bool {
-        self.multi_tensor && op.thread.0 == self.thread && self.start <= op.start && op.start <= self.end
+        self.multi_tensor
+            && op.thread.0 == self.thread
+            && self.start <= op.start
+            && op.start <= self.end
     }
 }
 
@@ -84,7 +87,8 @@ impl Editor<'_> {
         let trace = self.trace;
         let list = &self.calls.threads()[usize::from(step.thread)];
         let from = list.partition_point(|&o| trace.ops[o as usize].start < step.start);
-        let own = list[from..].iter().copied().take_while(|&o| trace.ops[o as usize].start <= step.end);
+        let own =
+            list[from..].iter().copied().take_while(|&o| trace.ops[o as usize].start <= step.end);
         let outermost: Vec<u32> = own
             .filter(|&o| {
                 let parent = self.calls.parent[o as usize];
@@ -92,10 +96,13 @@ impl Editor<'_> {
             })
             .collect();
         let Some((update, late)) = algorithm(&step.class) else { return };
-        if outermost.iter().any(|&o| self.name(o).starts_with("aten::_foreach_") || self.name(o).starts_with("aten::_fused_")) {
+        if outermost.iter().any(|&o| {
+            self.name(o).starts_with("aten::_foreach_") || self.name(o).starts_with("aten::_fused_")
+        }) {
             return;
         }
-        let mut updates: Vec<u32> = outermost.iter().copied().filter(|&o| self.name(o) == update).collect();
+        let mut updates: Vec<u32> =
+            outermost.iter().copied().filter(|&o| self.name(o) == update).collect();
         let count = |name: &str| outermost.iter().filter(|&&o| self.name(o) == name).count();
         let (scaled, summed) = (count("aten::mul_"), count("aten::add"));
         if step.class == "SGD" && scaled > 0 && updates.len() == 2 * scaled {
@@ -138,7 +145,12 @@ impl Editor<'_> {
         let mut lists = Vec::new();
         for (count, time) in [(step.early, step.start), (step.late, step.end)] {
             for _ in 0..count {
-                lists.push(step.parameters.iter().map(|&bytes| (bytes, self.twin.lives.key(time, 0))).collect::<Vec<_>>());
+                lists.push(
+                    step.parameters
+                        .iter()
+                        .map(|&bytes| (bytes, self.twin.lives.key(time, 0)))
+                        .collect::<Vec<_>>(),
+                );
             }
         }
         // Python gives a list's elements back from its end.

@@ -25,9 +25,15 @@ impl Editor<'_> {
             _ => 1,
         };
         let rank = input.dims.len();
-        let named = inputs.integers(at).filter(|d| !d.is_empty()).unwrap_or_else(|| (0..rank as i64).collect());
-        let dims: Vec<usize> =
-            named.iter().filter_map(|&d| usize::try_from(if d < 0 { d + rank as i64 } else { d }).ok()).filter(|&d| d < rank).collect();
+        let named = inputs
+            .integers(at)
+            .filter(|d| !d.is_empty())
+            .unwrap_or_else(|| (0..rank as i64).collect());
+        let dims: Vec<usize> = named
+            .iter()
+            .filter_map(|&d| usize::try_from(if d < 0 { d + rank as i64 } else { d }).ok())
+            .filter(|&d| d < rank)
+            .collect();
         self.reduction_scratch(op, input, &dims);
         false
     }
@@ -62,9 +68,14 @@ pub(super) fn scratch(input: &Tensor, reduced: &[usize], class: Class) -> Option
     }
     let reduced_axes = axes.iter().filter(|a| a.reduced).count();
     let element = input.element.max(4);
-    let along_reduced = reduced_axes == axes.len() || axes.first()?.input < axes.get(reduced_axes)?.input || reduced_axes == 0;
-    let (mut across, down, stride) =
-        if along_reduced { (each, outputs, axes.first().map_or(1, |a| a.input)) } else { (outputs, each, axes[reduced_axes].input) };
+    let along_reduced = reduced_axes == axes.len()
+        || axes.first()?.input < axes.get(reduced_axes)?.input
+        || reduced_axes == 0;
+    let (mut across, down, stride) = if along_reduced {
+        (each, outputs, axes.first().map_or(1, |a| a.input))
+    } else {
+        (outputs, each, axes[reduced_axes].input)
+    };
     let mut vector = 1;
     if stride == 1 {
         if along_reduced && across > 128 && axes.len() == 1 {
@@ -99,7 +110,8 @@ pub(super) fn scratch(input: &Tensor, reduced: &[usize], class: Class) -> Option
     if !across_warps || values < MOST_VALUES || grid > target {
         return None;
     }
-    let blocks = target.div_ceil(grid).min(values.div_ceil(FEWEST_VALUES)).max(values.div_ceil(MOST_VALUES));
+    let blocks =
+        target.div_ceil(grid).min(values.div_ceil(FEWEST_VALUES)).max(values.div_ceil(MOST_VALUES));
     if blocks <= 1 {
         return None;
     }
@@ -113,8 +125,14 @@ fn axes(input: &Tensor, reduced: &[usize]) -> Vec<Axis> {
     let mut all: Vec<Axis> = Vec::with_capacity(input.dims.len());
     for (d, &size) in input.dims.iter().enumerate().rev() {
         let is_reduced = reduced.contains(&d);
-        let stride = input.strides.get(d).copied().unwrap_or_else(|| input.dims[d + 1..].iter().product());
-        all.push(Axis { size, input: stride, output: if is_reduced { 0 } else { output }, reduced: is_reduced });
+        let stride =
+            input.strides.get(d).copied().unwrap_or_else(|| input.dims[d + 1..].iter().product());
+        all.push(Axis {
+            size,
+            input: stride,
+            output: if is_reduced { 0 } else { output },
+            reduced: is_reduced,
+        });
         if !is_reduced {
             output = output.saturating_mul(size);
         }
@@ -176,6 +194,9 @@ mod tests {
         assert_eq!(scratch(&packed(&[1024, 3072]), &[0], H100), Some((25_165_824, 96)));
         assert_eq!(scratch(&packed(&[32128, 512]), &[0], H100).map(|s| s.0), Some(131_596_288));
         assert_eq!(scratch(&packed(&[32, 10]), &[0], H100), None);
-        assert_eq!(scratch(&packed(&[32, 64, 86, 86]), &[0, 2, 3], H100).map(|s| s.0.div_ceil(512) * 512), Some(2560));
+        assert_eq!(
+            scratch(&packed(&[32, 64, 86, 86]), &[0, 2, 3], H100).map(|s| s.0.div_ceil(512) * 512),
+            Some(2560)
+        );
     }
 }

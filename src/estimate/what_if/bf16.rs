@@ -53,9 +53,12 @@ fn upcasts(job: &Job) -> Vec<Upcast> {
         for &op in thread {
             match trace.text(trace.ops[op as usize].name) {
                 "aten::to" => {
-                    let inputs = Inputs::of(trace, trace.args[trace.ops[op as usize].args as usize]);
+                    let inputs =
+                        Inputs::of(trace, trace.args[trace.ops[op as usize].args as usize]);
                     // The form that takes a type and nothing else.
-                    if let Some(tensor) = inputs.tensor(0).filter(|t| is_single(t) && t.dims.len() > 1 && inputs.plain.len() == 5)
+                    if let Some(tensor) = inputs
+                        .tensor(0)
+                        .filter(|t| is_single(t) && t.dims.len() > 1 && inputs.plain.len() == 5)
                         && inputs.plain[1].trim() == "6"
                     {
                         last = Some((op, tensor.bytes()));
@@ -63,14 +66,21 @@ fn upcasts(job: &Job) -> Vec<Upcast> {
                 }
                 "aten::_log_softmax" => {
                     let Some((to, bytes)) = last.take() else { continue };
-                    let inputs = Inputs::of(trace, trace.args[trace.ops[op as usize].args as usize]);
+                    let inputs =
+                        Inputs::of(trace, trace.args[trace.ops[op as usize].args as usize]);
                     let (from, until) = (trace.ops[to as usize].end, trace.ops[op as usize].start);
                     let events = calls.events(trace, trace.ops[op as usize].thread.0, from, until);
-                    let made = events
-                        .iter()
-                        .any(|&e| trace.memory[e as usize].bytes.unsigned_abs() == bytes && trace.memory[e as usize].bytes > 0);
+                    let made = events.iter().any(|&e| {
+                        trace.memory[e as usize].bytes.unsigned_abs() == bytes
+                            && trace.memory[e as usize].bytes > 0
+                    });
                     if inputs.tensor(0).is_some_and(|t| t.bytes() == bytes) && !made {
-                        found.push(Upcast { time: from, end: trace.ops[calls.outermost(op) as usize].end, op: to, bytes });
+                        found.push(Upcast {
+                            time: from,
+                            end: trace.ops[calls.outermost(op) as usize].end,
+                            op: to,
+                            bytes,
+                        });
                     }
                 }
                 _ => {}
@@ -104,10 +114,17 @@ fn raise(job: &Job, forecast: &Forecast, upcasts: &[Upcast]) -> Forecast {
         match request {
             Request::Allocate { id, .. } => {
                 let block = forecast.blocks[id as usize];
-                let Some(op) = block.op.filter(|&o| raised(job, o, block.bytes, upcasts) == Some(true)) else { continue };
+                let Some(op) =
+                    block.op.filter(|&o| raised(job, o, block.bytes, upcasts) == Some(true))
+                else {
+                    continue;
+                };
                 let (take, give) = new(block.bytes.div_ceil(2), block.role, block.op);
                 let node = trace.ops[job.calls.outermost(op) as usize].end;
-                inserts.entry(times.partition_point(|&t| t <= node).max(index + 1)).or_default().extend([take, Request::Free { id }]);
+                inserts
+                    .entry(times.partition_point(|&t| t <= node).max(index + 1))
+                    .or_default()
+                    .extend([take, Request::Free { id }]);
                 copies.insert(id, give);
             }
             Request::Free { id } => {
@@ -132,7 +149,9 @@ fn raised(job: &Job, op: u32, bytes: u64, upcasts: &[Upcast]) -> Option<bool> {
     while around != NONE {
         match job.trace.text(job.trace.ops[around as usize].name) {
             "aten::_log_softmax_backward_data" => return Some(true),
-            "aten::_log_softmax" | "aten::nll_loss_backward" | "aten::nll_loss2d_backward" => return Some(false),
+            "aten::_log_softmax" | "aten::nll_loss_backward" | "aten::nll_loss2d_backward" => {
+                return Some(false);
+            }
             _ => around = job.calls.parent[around as usize],
         }
     }
@@ -145,7 +164,11 @@ fn halve(job: &Job, forecast: &mut Forecast, upcasts: &[Upcast]) {
     let mut bytes: Vec<u64> = Vec::with_capacity(forecast.blocks.len());
     for block in &forecast.blocks {
         let raised = block.op.is_some_and(|op| raised(job, op, block.bytes, upcasts).is_some());
-        bytes.push(if !raised && precision.is_single(block) { block.bytes.div_ceil(2) } else { block.bytes });
+        bytes.push(if !raised && precision.is_single(block) {
+            block.bytes.div_ceil(2)
+        } else {
+            block.bytes
+        });
     }
     for request in &mut forecast.requests {
         if let Request::Allocate { id, bytes: wanted, .. } = request {
@@ -213,7 +236,13 @@ struct Precision<'a> {
 
 impl<'a> Precision<'a> {
     fn of(job: &'a Job, forecast: &Forecast) -> Self {
-        let mut precision = Self { job, statistics: Vec::new(), attention: HashMap::new(), first: HashMap::new(), inputs: HashMap::new() };
+        let mut precision = Self {
+            job,
+            statistics: Vec::new(),
+            attention: HashMap::new(),
+            first: HashMap::new(),
+            inputs: HashMap::new(),
+        };
         for (index, op) in job.trace.ops.iter().enumerate() {
             if job.trace.text(op.name) == "aten::batch_norm" {
                 let inputs = precision.inputs(index as u32);
@@ -240,7 +269,9 @@ impl<'a> Precision<'a> {
         match block.rule {
             Some("optimizer" | "softmax" | "convolutions") => return true,
             // A log-sum-exp is smaller by the size of a head.
-            Some("attention") => return block.bytes * 8 > self.attention.get(&block.op).copied().unwrap_or(0),
+            Some("attention") => {
+                return block.bytes * 8 > self.attention.get(&block.op).copied().unwrap_or(0);
+            }
             Some(_) => return false,
             None => {}
         }
@@ -274,7 +305,9 @@ impl<'a> Precision<'a> {
         let inputs = self.inputs(op);
         let own = inputs.tensor(0).is_none_or(is_single);
         // Where an operator that makes tensors is told their type, and 6 is single precision.
-        let told = |index: usize| inputs.plain.get(index).map(|t| t.trim()).filter(|t| !t.is_empty()).map(|t| t == "6");
+        let told = |index: usize| {
+            inputs.plain.get(index).map(|t| t.trim()).filter(|t| !t.is_empty()).map(|t| t == "6")
+        };
         match name.strip_prefix("aten::").unwrap_or(name) {
             "empty" => told(1).unwrap_or(true),
             "empty_strided" => told(2).unwrap_or(true),

@@ -32,13 +32,20 @@ struct Measured {
 }
 
 /// Jobs: 14 recorded with `start`, 8 with `backward`, each asked for the other.
-const ZERO_GRAD: Measured = Measured { edit: "zero-grad", jobs: 22, reserved: [0, 97], allocated: [0, 156] };
+const ZERO_GRAD: Measured =
+    Measured { edit: "zero-grad", jobs: 22, reserved: [0, 97], allocated: [0, 156] };
 /// Jobs without Adafactor: 9 convolutional models, 2 vision transformers, 9 language models. Attention ran by the flash kernel.
 /// The worst, T5 in reserved and GPT-Neo in allocated, are under: probably their own arithmetic in single precision (RMS norms,
 /// attention).
-const BF16: Measured = Measured { edit: "dtype=bf16", jobs: 20, reserved: [0, 561], allocated: [15, 641] };
+const BF16: Measured =
+    Measured { edit: "dtype=bf16", jobs: 20, reserved: [0, 561], allocated: [15, 641] };
 /// The two with Adafactor, ResNet-18 and T5, both under.
-const BF16_ADAFACTOR: Measured = Measured { edit: "dtype=bf16 with Adafactor", jobs: 2, reserved: [1849, 2586], allocated: [953, 1148] };
+const BF16_ADAFACTOR: Measured = Measured {
+    edit: "dtype=bf16 with Adafactor",
+    jobs: 2,
+    reserved: [1849, 2586],
+    allocated: [953, 1148],
+};
 
 impl Measured {
     fn sentence(&self) -> String {
@@ -74,8 +81,12 @@ impl FromStr for WhatIf {
         let mut what_if = Self::default();
         for word in text.split(',').map(str::trim) {
             match word {
-                "zero-grad=start" if what_if.zero_grad.is_none() => what_if.zero_grad = Some(ZeroGrad::Start),
-                "zero-grad=backward" if what_if.zero_grad.is_none() => what_if.zero_grad = Some(ZeroGrad::Backward),
+                "zero-grad=start" if what_if.zero_grad.is_none() => {
+                    what_if.zero_grad = Some(ZeroGrad::Start)
+                }
+                "zero-grad=backward" if what_if.zero_grad.is_none() => {
+                    what_if.zero_grad = Some(ZeroGrad::Backward)
+                }
                 "dtype=bf16" if !what_if.bf16 => what_if.bf16 = true,
                 _ => return Err(WhatIfError(word.to_owned())),
             }
@@ -100,7 +111,11 @@ impl WhatIf {
     /// How far such edits were off, a sentence each.
     #[must_use]
     pub fn accuracy(&self) -> Vec<String> {
-        let edits = [self.zero_grad.map(|_| &ZERO_GRAD), self.bf16.then_some(&BF16), self.bf16.then_some(&BF16_ADAFACTOR)];
+        let edits = [
+            self.zero_grad.map(|_| &ZERO_GRAD),
+            self.bf16.then_some(&BF16),
+            self.bf16.then_some(&BF16_ADAFACTOR),
+        ];
         edits.into_iter().flatten().map(Measured::sentence).collect()
     }
 }
@@ -135,15 +150,19 @@ fn splice(forecast: &Forecast, gone: &[bool], inserts: &BTreeMap<usize, Vec<Requ
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::estimate::trace::{Limits, parse};
-    use crate::estimate::twin::Settings;
+    use crate::trace::{Limits, parse};
+    use crate::twin::Settings;
 
     fn op(name: &str, start: u64, length: u64, more: &str) -> String {
-        format!(r#"{{"ph":"X","cat":"cpu_op","name":"{name}","pid":1,"tid":1,"ts":{start},"dur":{length},"args":{{{more}}}}}"#)
+        format!(
+            r#"{{"ph":"X","cat":"cpu_op","name":"{name}","pid":1,"tid":1,"ts":{start},"dur":{length},"args":{{{more}}}}}"#
+        )
     }
 
     fn mark(name: &str, start: u64, length: u64) -> String {
-        format!(r#"{{"ph":"X","cat":"user_annotation","name":"{name}","pid":1,"tid":1,"ts":{start},"dur":{length}}}"#)
+        format!(
+            r#"{{"ph":"X","cat":"user_annotation","name":"{name}","pid":1,"tid":1,"ts":{start},"dur":{length}}}"#
+        )
     }
 
     fn memory(time: u64, address: u64, bytes: i64) -> String {
@@ -182,18 +201,22 @@ mod tests {
             events.push(memory(t(90), 1, -800));
         }
         let text = format!(r#"{{"traceEvents":[{}]}}"#, events.join(","));
-        Job::of(parse(std::io::Cursor::new(text.into_bytes()), "t".as_ref(), &Limits::default()).unwrap())
+        Job::of(
+            parse(std::io::Cursor::new(text.into_bytes()), "t".as_ref(), &Limits::default())
+                .unwrap(),
+        )
     }
 
     fn settings() -> Settings {
-        let class = crate::estimate::twin::Class { capability: 9, multiprocessors: 132, threads: 2048 };
-        Settings { class, without: vec![crate::estimate::twin::Rule::Before], cudnn_workspace: 0 }
+        let class = crate::twin::Class { capability: 9, multiprocessors: 132, threads: 2048 };
+        Settings { class, without: vec![crate::twin::Rule::Before], cudnn_workspace: 0 }
     }
 
     #[test]
     fn gradients_are_cleared_where_asked_and_nothing_else_moves() {
         let (early, late) = (job(30), job(50));
-        let [start, backward] = ["zero-grad=start", "zero-grad=backward"].map(|w| w.parse::<WhatIf>().unwrap());
+        let [start, backward] =
+            ["zero-grad=start", "zero-grad=backward"].map(|w| w.parse::<WhatIf>().unwrap());
         let [of_early, of_late] = [&early, &late].map(|j| Forecast::of(j, &settings()));
         assert_ne!(of_early.requests, of_late.requests);
         assert_eq!(backward.apply(&early, of_early.clone()).requests, of_late.requests);
@@ -205,13 +228,17 @@ mod tests {
     #[test]
     fn single_precision_is_halved_and_integers_are_not() {
         let job = job(30);
-        let forecast = "dtype=bf16".parse::<WhatIf>().unwrap().apply(&job, Forecast::of(&job, &settings()));
+        let forecast =
+            "dtype=bf16".parse::<WhatIf>().unwrap().apply(&job, Forecast::of(&job, &settings()));
         let sizes: Vec<u64> = forecast.blocks.iter().map(|b| b.bytes).collect();
         assert_eq!(sizes, [800, 500, 500, 800, 500, 500]);
-        let asked = forecast
-            .requests
-            .iter()
-            .filter_map(|r| if let Request::Allocate { id, bytes, .. } = r { Some((*id as usize, bytes.0)) } else { None });
+        let asked = forecast.requests.iter().filter_map(|r| {
+            if let Request::Allocate { id, bytes, .. } = r {
+                Some((*id as usize, bytes.0))
+            } else {
+                None
+            }
+        });
         assert!(asked.clone().all(|(id, bytes)| sizes[id] == bytes) && asked.count() == 6);
     }
 
@@ -220,8 +247,22 @@ mod tests {
         let both: WhatIf = "dtype=bf16, zero-grad=start".parse().unwrap();
         assert_eq!(both, WhatIf { zero_grad: Some(ZeroGrad::Start), bf16: true });
         assert_eq!(both.accuracy().len(), 3);
-        for wrong in ["", "zero-grad", "zero-grad=never", "dtype=fp16", "dtype=bf16,dtype=bf16", "zero-grad=start,zero-grad=backward"] {
-            assert!(wrong.parse::<WhatIf>().unwrap_err().to_string().contains("zero-grad=backward and dtype=bf16"), "{wrong}");
+        for wrong in [
+            "",
+            "zero-grad",
+            "zero-grad=never",
+            "dtype=fp16",
+            "dtype=bf16,dtype=bf16",
+            "zero-grad=start,zero-grad=backward",
+        ] {
+            assert!(
+                wrong
+                    .parse::<WhatIf>()
+                    .unwrap_err()
+                    .to_string()
+                    .contains("zero-grad=backward and dtype=bf16"),
+                "{wrong}"
+            );
         }
     }
 }

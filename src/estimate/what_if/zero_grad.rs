@@ -70,5 +70,7 @@ pub(super) fn moved(job: &Job, forecast: &Forecast, zero_grad: ZeroGrad) -> Fore
 
 fn is_seed(job: &Job, blocks: &[Block], request: Request) -> bool {
     let Request::Allocate { id, .. } = request else { return false };
-    blocks[id as usize].op.is_some_and(|op| job.trace.text(job.trace.ops[job.calls.outermost(op) as usize].name) == "aten::ones_like")
+    blocks[id as usize].op.is_some_and(|op| {
+        job.trace.text(job.trace.ops[job.calls.outermost(op) as usize].name) == "aten::ones_like"
+    })
 }

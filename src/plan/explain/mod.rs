@@ -7,8 +7,8 @@
 
 mod verdict;
 
+use crate::contract::Plan;
 use crate::job::Graph;
-use crate::schedule::Plan;
 use crate::sim::engine::{self, Run};
 use crate::sim::program::{Begin, Program};
 use crate::units::{Bytes, Nanos, OpId, TensorId};
@@ -132,7 +132,7 @@ pub struct Story {
 }
 
 impl<'a> Explained<'a> {
-    /// Reads and runs a plan that [`crate::schedule::check`] has passed.
+    /// Reads and runs a plan that [`crate::contract::check`] has passed.
     ///
     /// # Errors
     /// One sentence, for a plan that has not.
@@ -155,14 +155,25 @@ impl<'a> Explained<'a> {
         for (index, step) in program.steps.iter().enumerate().filter(|(_, s)| s.event.is_none()) {
             turns[step.operator.index()] = index;
         }
-        Ok(Self { graph, plan, program, run, memory, turns, peak: (from, until), peak_bytes, peak_step })
+        Ok(Self {
+            graph,
+            plan,
+            program,
+            run,
+            memory,
+            turns,
+            peak: (from, until),
+            peak_bytes,
+            peak_step,
+        })
     }
 
     /// The tensors resident at the peak, largest first.
     #[must_use]
     pub fn at_peak(&self) -> Vec<TensorId> {
         let there = self.program.residencies.iter().filter(|r| self.covers(r));
-        let mut all: Vec<(Bytes, TensorId)> = there.filter_map(|r| Some((r.bytes, r.tensor?))).collect();
+        let mut all: Vec<(Bytes, TensorId)> =
+            there.filter_map(|r| Some((r.bytes, r.tensor?))).collect();
         all.sort_by_key(|&(bytes, tensor)| (std::cmp::Reverse(bytes), tensor));
         all.dedup();
         all.into_iter().map(|a| a.1).collect()
@@ -171,7 +182,12 @@ impl<'a> Explained<'a> {
     /// The workspace resident at the peak.
     #[must_use]
     pub fn workspace_at_peak(&self) -> Bytes {
-        self.program.residencies.iter().filter(|r| r.tensor.is_none() && self.covers(r)).map(|r| r.bytes).sum()
+        self.program
+            .residencies
+            .iter()
+            .filter(|r| r.tensor.is_none() && self.covers(r))
+            .map(|r| r.bytes)
+            .sum()
     }
 
     /// The operator of a step, and whether it is run again there.
@@ -188,8 +204,9 @@ impl<'a> Explained<'a> {
     /// Everything about a tensor.
     #[must_use]
     pub fn story(&self, tensor: TensorId) -> Story {
-        let mine: Vec<usize> =
-            (0..self.program.residencies.len()).filter(|&r| self.program.residencies[r].tensor == Some(tensor)).collect();
+        let mine: Vec<usize> = (0..self.program.residencies.len())
+            .filter(|&r| self.program.residencies[r].tensor == Some(tensor))
+            .collect();
         // Each use with the residency it belongs to.
         let uses: Vec<(usize, usize)> = self
             .program
@@ -198,20 +215,30 @@ impl<'a> Explained<'a> {
             .enumerate()
             .filter_map(|(index, s)| Some((index, s.binds.iter().find(|b| b.0 == tensor)?.1)))
             .collect();
-        let mut gaps: Vec<Gap> = uses.windows(2).map(|pair| self.gap(tensor, &mine, pair[0], pair[1], false)).collect();
-        let long_lived = mine.iter().any(|&r| self.program.residencies[r].begin == Begin::Iteration || self.program.residencies[r].stays)
-            || self.graph.generators().get(tensor.index()).is_some_and(Option::is_none);
+        let mut gaps: Vec<Gap> =
+            uses.windows(2).map(|pair| self.gap(tensor, &mine, pair[0], pair[1], false)).collect();
+        let long_lived =
+            mine.iter().any(|&r| {
+                self.program.residencies[r].begin == Begin::Iteration
+                    || self.program.residencies[r].stays
+            }) || self.graph.generators().get(tensor.index()).is_some_and(Option::is_none);
         if let (true, Some(&first), Some(&last)) = (long_lived, uses.first(), uses.last()) {
             gaps.push(self.gap(tensor, &mine, last, first, true));
         }
-        let residencies = mine.iter().map(|&r| engine::life(&self.program.residencies[r], &self.run)).filter(|l| l.0 < l.1).collect();
+        let residencies = mine
+            .iter()
+            .map(|&r| engine::life(&self.program.residencies[r], &self.run))
+            .filter(|l| l.0 < l.1)
+            .collect();
         let bytes = self.graph.tensor(tensor).bytes.in_blocks();
         Story { tensor, bytes, presence: self.presence(&mine, &uses), residencies, gaps }
     }
 
     fn presence(&self, mine: &[usize], uses: &[(usize, usize)]) -> Presence {
         let at = self.peak.0;
-        let Some(&here) = mine.iter().find(|&&r| self.covers(&self.program.residencies[r])) else { return Presence::Away };
+        let Some(&here) = mine.iter().find(|&&r| self.covers(&self.program.residencies[r])) else {
+            return Presence::Away;
+        };
         let r = &self.program.residencies[here];
         let running = self.run.steps.get(self.peak_step).is_some_and(|s| s.0 <= at && at < s.1);
         if running && uses.contains(&(self.peak_step, here)) {
@@ -222,14 +249,21 @@ impl<'a> Explained<'a> {
         {
             return Presence::Arriving;
         }
-        let used =
-            |after: bool| uses.iter().any(|u| u.1 == here && if after { self.run.steps[u.0].0 > at } else { self.run.steps[u.0].1 <= at });
+        let used = |after: bool| {
+            uses.iter().any(|u| {
+                u.1 == here
+                    && if after { self.run.steps[u.0].0 > at } else { self.run.steps[u.0].1 <= at }
+            })
+        };
         match (used(false), used(true)) {
             (_, false) if r.out.is_some() => Presence::Leaving,
             (false, true) if matches!(r.begin, Begin::Copy(_)) => Presence::Early,
             // Made again: the step that made it is no use.
             (true, true)
-                if uses.iter().filter(|u| u.1 == here && self.run.steps[u.0].1 <= at).all(|u| self.program.steps[u.0].event.is_some()) =>
+                if uses
+                    .iter()
+                    .filter(|u| u.1 == here && self.run.steps[u.0].1 <= at)
+                    .all(|u| self.program.steps[u.0].event.is_some()) =>
             {
                 Presence::Early
             }
@@ -237,9 +271,20 @@ impl<'a> Explained<'a> {
         }
     }
 
-    fn gap(&self, tensor: TensorId, mine: &[usize], from: (usize, usize), to: (usize, usize), round: bool) -> Gap {
+    fn gap(
+        &self,
+        tensor: TensorId,
+        mine: &[usize],
+        from: (usize, usize),
+        to: (usize, usize),
+        round: bool,
+    ) -> Gap {
         let (start, end) = (self.run.steps[from.0].1, self.run.steps[to.0].0);
-        let length = if round { self.run.iteration.saturating_sub(start) + end } else { end.saturating_sub(start) };
+        let length = if round {
+            self.run.iteration.saturating_sub(start) + end
+        } else {
+            end.saturating_sub(start)
+        };
         let at = self.peak.0;
         let at_peak = if round { at >= start || at < end } else { at >= start && at < end };
         let choice = self.choice(tensor, mine, from, to, round);
@@ -266,10 +311,18 @@ impl<'a> Explained<'a> {
         gap
     }
 
-    fn choice(&self, tensor: TensorId, mine: &[usize], from: (usize, usize), to: (usize, usize), round: bool) -> Choice {
+    fn choice(
+        &self,
+        tensor: TensorId,
+        mine: &[usize],
+        from: (usize, usize),
+        to: (usize, usize),
+        round: bool,
+    ) -> Choice {
         let residencies = &self.program.residencies;
         let same = if round {
-            residencies[from.1].stays && (from.1 == to.1 || residencies[to.1].begin == Begin::Iteration)
+            residencies[from.1].stays
+                && (from.1 == to.1 || residencies[to.1].begin == Begin::Iteration)
         } else {
             from.1 == to.1
         };
@@ -279,14 +332,23 @@ impl<'a> Explained<'a> {
         match residencies[to.1].begin {
             Begin::Copy(back) => {
                 // Round the end it may leave after the end, in the residency that the iteration starts with.
-                let head = mine.iter().copied().find(|&r| round && residencies[r].begin == Begin::Iteration && r != from.1);
+                let head = mine
+                    .iter()
+                    .copied()
+                    .find(|&r| round && residencies[r].begin == Begin::Iteration && r != from.1);
                 let out = residencies[from.1].out.or_else(|| head.and_then(|r| residencies[r].out));
                 Choice::Swap { out: out.map(|c| self.copied(c)), back: self.copied(back) }
             }
             Begin::Step(s) => {
                 let operators = self.remake(tensor, s);
                 let time = operators.iter().map(|&s| self.program.steps[s].time).sum();
-                Choice::Recompute { operators: operators.into_iter().map(|s| self.program.steps[s].operator).collect(), time }
+                Choice::Recompute {
+                    operators: operators
+                        .into_iter()
+                        .map(|s| self.program.steps[s].operator)
+                        .collect(),
+                    time,
+                }
             }
             Begin::Iteration => Choice::Keep,
         }
@@ -309,7 +371,9 @@ impl<'a> Explained<'a> {
                 continue;
             }
             for read in self.graph.operator(steps[s].operator).reads() {
-                let made = |p: usize| self.graph.operator(steps[p].operator).writes().any(|w| w.tensor == read.tensor);
+                let made = |p: usize| {
+                    self.graph.operator(steps[p].operator).writes().any(|w| w.tensor == read.tensor)
+                };
                 for p in (first..s).filter(|&p| made(p)) {
                     wanted[p] = true;
                 }
@@ -327,11 +391,16 @@ impl<'a> Explained<'a> {
             let step = &self.program.steps[step];
             let bytes = |&r: &usize| {
                 let r = &self.program.residencies[r];
-                self.program.residencies[residency].out == Some(copy) && (r.previous == Some(residency) || r.after.contains(&residency))
+                self.program.residencies[residency].out == Some(copy)
+                    && (r.previous == Some(residency) || r.after.contains(&residency))
             };
             step.reads_copies.contains(&copy) || step.begins.iter().any(bytes)
         };
-        let exposed = (0..self.program.steps.len()).filter(|&s| waits(s)).map(|s| end.saturating_sub(ready(s))).max().unwrap_or_default();
+        let exposed = (0..self.program.steps.len())
+            .filter(|&s| waits(s))
+            .map(|s| end.saturating_sub(ready(s)))
+            .max()
+            .unwrap_or_default();
         let time = end.saturating_sub(start);
         Copied { time, exposed: exposed.min(time) }
     }

@@ -3,18 +3,30 @@
 use std::collections::BTreeMap;
 
 use super::*;
+use crate::contract::check::{check, check_safety};
+use crate::contract::{Event, Latency, Source, Trigger};
 use crate::device::{Link, builtin};
+use crate::emit::Emitted;
 use crate::job::{Arg, Dtype, Operand, Operator, Phase, Replay, Role, Tensor};
-use crate::plan::emit::Emitted;
-use crate::plan::{Method, Request, place};
-use crate::schedule::check::{check, check_safety};
-use crate::schedule::{Event, Latency, Source, Trigger};
+use crate::{Method, Request, place};
 
-const LINK: Link =
-    Link { h2d: 1_000_000_000, d2h: 1_000_000_000, h2d_contended: 1_000_000_000, d2h_contended: 1_000_000_000, overhead_ns: 0 };
+const LINK: Link = Link {
+    h2d: 1_000_000_000,
+    d2h: 1_000_000_000,
+    h2d_contended: 1_000_000_000,
+    d2h_contended: 1_000_000_000,
+    overhead_ns: 0,
+};
 
 fn see(tensor: u32, version: u32) -> Operand {
-    Operand { tensor: TensorId(tensor), version, dtype: Dtype::U8, offset: 0, shape: vec![1024], stride: vec![1] }
+    Operand {
+        tensor: TensorId(tensor),
+        version,
+        dtype: Dtype::U8,
+        offset: 0,
+        shape: vec![1024],
+        stride: vec![1],
+    }
 }
 
 fn operator(index: usize, reads: &[u32], writes: &[(u32, u32)]) -> Operator {
@@ -42,7 +54,12 @@ fn graph() -> Graph {
         shape: vec![1024],
         kept_until: None,
     };
-    let tensors = [("a", Role::Activation), ("b", Role::Activation), ("c", Role::Activation), ("p", Role::Parameter)];
+    let tensors = [
+        ("a", Role::Activation),
+        ("b", Role::Activation),
+        ("c", Role::Activation),
+        ("p", Role::Parameter),
+    ];
     let tensors = tensors.iter().map(|&(n, r)| tensor(n, r)).collect();
     let operators = vec![
         operator(0, &[3], &[(0, 0)]),
@@ -59,8 +76,13 @@ fn after(op: u32) -> Trigger {
 }
 
 fn plan(graph: &Graph, events: Vec<Event>, budget: u64) -> Plan {
-    let device = crate::device::Profile { link: LINK, pinned_bytes: Bytes(1024), ..builtin::find("host").unwrap() };
-    let latencies = vec![Latency { time: Nanos(1000), source: Source::Graph }; graph.operators.len()];
+    let device = crate::device::Profile {
+        link: LINK,
+        pinned_bytes: Bytes(1024),
+        ..builtin::find("host").unwrap()
+    };
+    let latencies =
+        vec![Latency { time: Nanos(1000), source: Source::Graph }; graph.operators.len()];
     let request = Request {
         graph,
         file: (String::new(), String::new()),
@@ -70,7 +92,7 @@ fn plan(graph: &Graph, events: Vec<Event>, budget: u64) -> Plan {
         method: Method::default(),
         recorded_options: BTreeMap::new(),
     };
-    let mut plan = crate::plan::unplanned(&request).unwrap().plan;
+    let mut plan = crate::unplanned(&request).unwrap().plan;
     let program = Program::new(graph, &latencies, &events).unwrap();
     let items = place::items(&program, &Emitted::default());
     let layout = place::place(&items.iter().map(|(item, _)| item.clone()).collect::<Vec<_>>(), 0);
@@ -89,7 +111,10 @@ fn plan(graph: &Graph, events: Vec<Event>, budget: u64) -> Plan {
 
 /// a leaves after op0 and comes back after op1.
 fn swapped() -> Vec<Event> {
-    vec![Event::SwapOut { tensor: TensorId(0), trigger: after(0) }, Event::SwapIn { tensor: TensorId(0), trigger: after(1) }]
+    vec![
+        Event::SwapOut { tensor: TensorId(0), trigger: after(0) },
+        Event::SwapIn { tensor: TensorId(0), trigger: after(1) },
+    ]
 }
 
 #[test]
@@ -107,13 +132,22 @@ fn what_is_swapped_and_what_is_not() {
     assert_eq!(a.gaps[0].keep, Verdict::Possible(Nanos::ZERO));
     assert_eq!(a.gaps[0].recompute, Verdict::Possible(Nanos(1000)));
     // All four stand from when c begins and a's copy does.
-    assert_eq!((explained.peak, explained.peak_bytes, explained.peak_step), ((Nanos(3024), Nanos(5048)), Bytes(4096), 2));
+    assert_eq!(
+        (explained.peak, explained.peak_bytes, explained.peak_step),
+        ((Nanos(3024), Nanos(5048)), Bytes(4096), 2)
+    );
     let presence = |t| explained.story(TensorId(t)).presence;
-    assert_eq!([0, 1, 2, 3].map(presence), [Presence::Arriving, Presence::InUse, Presence::InUse, Presence::Kept]);
+    assert_eq!(
+        [0, 1, 2, 3].map(presence),
+        [Presence::Arriving, Presence::InUse, Presence::InUse, Presence::Kept]
+    );
     // The slab is full with a's copy.
     let b = explained.story(TensorId(1));
     assert!(b.gaps.iter().all(|g| g.choice == Choice::Keep));
-    assert_eq!(b.gaps[1].swap, Verdict::Against(Reason::Pinned { wanted: Bytes(1024), left: Bytes::ZERO }));
+    assert_eq!(
+        b.gaps[1].swap,
+        Verdict::Against(Reason::Pinned { wanted: Bytes(1024), left: Bytes::ZERO })
+    );
     assert_eq!(b.gaps[1].recompute, Verdict::Possible(Nanos(1000)));
 }
 
@@ -124,16 +158,29 @@ fn what_links_and_switches_forbid() {
     plan.device.pinned_bytes = Bytes(1 << 20);
     let story = |plan: &Plan, t| Explained::new(plan, &graph).unwrap().story(TensorId(t));
     let b = story(&plan, 1);
-    let short = |available| Reason::Short { way: "out and back", needed: Nanos(2048), available: Nanos(available) };
+    let short = |available| Reason::Short {
+        way: "out and back",
+        needed: Nanos(2048),
+        available: Nanos(available),
+    };
     assert_eq!(b.gaps[0].swap, Verdict::Against(short(0)));
     assert_eq!(b.gaps[1].swap, Verdict::Against(short(1024)));
     // p has 4,048 in all, but must be gone by 3,024, and a's copy takes 1,024 of that.
     let p = story(&plan, 3);
-    assert_eq!(p.gaps.iter().map(|g| (g.length, g.round)).collect::<Vec<_>>(), [(Nanos(4048), false), (Nanos(0), true)]);
-    assert_eq!(p.gaps[0].swap, Verdict::Against(Reason::Busy { way: "out", needed: Nanos(1024), free: Nanos(1000) }));
+    assert_eq!(
+        p.gaps.iter().map(|g| (g.length, g.round)).collect::<Vec<_>>(),
+        [(Nanos(4048), false), (Nanos(0), true)]
+    );
+    assert_eq!(
+        p.gaps[0].swap,
+        Verdict::Against(Reason::Busy { way: "out", needed: Nanos(1024), free: Nanos(1000) })
+    );
     assert_eq!(p.gaps[0].recompute, Verdict::Against(Reason::NoProducer));
     plan.planner = "neap".to_owned();
-    assert_eq!(story(&plan, 1).gaps[1].swap, Verdict::Against(Reason::Small { least: Bytes(64 << 10) }));
+    assert_eq!(
+        story(&plan, 1).gaps[1].swap,
+        Verdict::Against(Reason::Small { least: Bytes(64 << 10) })
+    );
     plan.options.insert("swap".to_owned(), "false".to_owned());
     plan.options.insert("recompute".to_owned(), "false".to_owned());
     let b = story(&plan, 1);
@@ -163,7 +210,10 @@ fn what_is_made_again_and_what_cannot_be() {
     graph.operators[4].args.truncate(1);
     let unplanned = plan(&graph, Vec::new(), 4096);
     let explained = Explained::new(&unplanned, &graph).unwrap();
-    assert_eq!(explained.story(TensorId(1)).gaps[1].recompute, Verdict::Against(Reason::Never("op1".to_owned())));
+    assert_eq!(
+        explained.story(TensorId(1)).gaps[1].recompute,
+        Verdict::Against(Reason::Never("op1".to_owned()))
+    );
     // a is not used any more: nothing to decide.
     assert!(explained.story(TensorId(0)).gaps.is_empty());
 }
@@ -175,12 +225,16 @@ fn inputs_that_are_gone_or_overwritten() {
     graph.operators[3] = operator(3, &[0], &[]);
     graph.operators[4] = operator(4, &[1], &[(1, 1)]);
     graph.operators.push(operator(5, &[2], &[]));
-    let graph = Graph::new("six".to_owned(), graph.tensors, graph.operators, None, None, None).unwrap();
+    let graph =
+        Graph::new("six".to_owned(), graph.tensors, graph.operators, None, None, None).unwrap();
     let c = |graph: &Graph| {
         let plan = plan(graph, Vec::new(), 8192);
         Explained::new(&plan, graph).unwrap().story(TensorId(2)).gaps[0].recompute.clone()
     };
-    assert_eq!(c(&graph), Verdict::Against(Reason::Overwritten { input: "b".to_owned(), by: "op4".to_owned() }));
+    assert_eq!(
+        c(&graph),
+        Verdict::Against(Reason::Overwritten { input: "b".to_owned(), by: "op4".to_owned() })
+    );
     let mut pure = graph.clone();
     pure.operators[4] = operator(4, &[1], &[]);
     assert_eq!(c(&pure), Verdict::Against(Reason::InputsGone(vec!["b".to_owned()])));

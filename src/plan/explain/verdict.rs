@@ -121,27 +121,47 @@ impl fmt::Display for Reason {
         match self {
             Self::InUse(operator) => write!(f, "`{operator}` works on it at the peak"),
             Self::AboveBudget { bytes, budget } => {
-                write!(f, "{bytes} ({} bytes) would stand then, more than the budget of {budget} ({} bytes)", bytes.0, budget.0)
+                write!(
+                    f,
+                    "{bytes} ({} bytes) would stand then, more than the budget of {budget} ({} bytes)",
+                    bytes.0, budget.0
+                )
             }
             Self::Switch(name) => write!(f, "switched off (--no-{name})"),
             Self::Small { least } => write!(f, "smaller than the least swap of {least}"),
-            Self::Pinned { wanted, left } => write!(f, "its host copy takes {wanted} and {left} of the pinned budget is left"),
+            Self::Pinned { wanted, left } => {
+                write!(f, "its host copy takes {wanted} and {left} of the pinned budget is left")
+            }
             Self::Short { way, needed, available } => {
                 let late = needed.saturating_sub(*available);
-                write!(f, "the copy {way} takes {needed} and there is {available}: {late} of waiting")
+                write!(
+                    f,
+                    "the copy {way} takes {needed} and there is {available}: {late} of waiting"
+                )
             }
             Self::Busy { way, needed, free } => {
                 let late = needed.saturating_sub(*free);
-                write!(f, "the copy {way} takes {needed} and other copies leave {free} of the link: {late} of waiting")
+                write!(
+                    f,
+                    "the copy {way} takes {needed} and other copies leave {free} of the link: {late} of waiting"
+                )
             }
             Self::NoProducer => write!(f, "nothing in the iteration makes it"),
             Self::Never(operator) => write!(f, "`{operator}` must not run twice"),
-            Self::Changes { operator, tensor } => write!(f, "`{operator}` would update `{tensor}` a second time"),
-            Self::Overwritten { input, by } => write!(f, "its input `{input}` has been overwritten by `{by}`"),
+            Self::Changes { operator, tensor } => {
+                write!(f, "`{operator}` would update `{tensor}` a second time")
+            }
+            Self::Overwritten { input, by } => {
+                write!(f, "its input `{input}` has been overwritten by `{by}`")
+            }
             Self::InputsGone(inputs) => {
                 let (shown, more) = inputs.split_at(inputs.len().min(3));
                 let names: Vec<String> = shown.iter().map(|n| format!("`{n}`")).collect();
-                let more = if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
+                let more = if more.is_empty() {
+                    String::new()
+                } else {
+                    format!(" and {} more", more.len())
+                };
                 write!(f, "its inputs are gone: {}{more}", names.join(", "))
             }
         }
@@ -156,7 +176,11 @@ impl Explained<'_> {
     /// The parts of a gap, one or two half-open intervals.
     fn parts(&self, gap: &Gap) -> Vec<(Nanos, Nanos)> {
         let (start, end) = (self.run.steps[gap.after].1, self.run.steps[gap.before].0);
-        if gap.round { vec![(start, self.run.iteration), (Nanos::ZERO, end)] } else { vec![(start, end)] }
+        if gap.round {
+            vec![(start, self.run.iteration), (Nanos::ZERO, end)]
+        } else {
+            vec![(start, end)]
+        }
     }
 
     fn off(&self, switch: &str) -> bool {
@@ -166,8 +190,13 @@ impl Explained<'_> {
     /// Kept all the time: what would stand where it is away now.
     pub(super) fn keep(&self, tensor: TensorId, gap: &Gap) -> Verdict {
         let bytes = self.graph.tensor(tensor).bytes.in_blocks();
-        let mine: Vec<(Nanos, Nanos)> =
-            self.program.residencies.iter().filter(|r| r.tensor == Some(tensor)).map(|r| crate::sim::engine::life(r, &self.run)).collect();
+        let mine: Vec<(Nanos, Nanos)> = self
+            .program
+            .residencies
+            .iter()
+            .filter(|r| r.tensor == Some(tensor))
+            .map(|r| crate::sim::engine::life(r, &self.run))
+            .collect();
         let parts = self.parts(gap);
         let mut most = Bytes::ZERO;
         for (index, &(from, level)) in self.memory.iter().enumerate() {
@@ -192,9 +221,14 @@ impl Explained<'_> {
         }
         let link = &self.plan.device.link;
         let size = self.graph.tensor(tensor).bytes;
-        let out = if self.clean(tensor, gap) { Nanos::ZERO } else { copy_time(link, Direction::D2h, size, false) };
+        let out = if self.clean(tensor, gap) {
+            Nanos::ZERO
+        } else {
+            copy_time(link, Direction::D2h, size, false)
+        };
         let back = copy_time(link, Direction::H2d, size, false);
-        let short = |way, needed, available| Verdict::Against(Reason::Short { way, needed, available });
+        let short =
+            |way, needed, available| Verdict::Against(Reason::Short { way, needed, available });
         if out + back > gap.length {
             return short("out and back", out + back, gap.length);
         }
@@ -205,7 +239,9 @@ impl Explained<'_> {
             outs = self.between(&outs, gap, true);
             backs = self.between(&backs, gap, false);
         }
-        for (way, direction, needed, windows) in [("out", Direction::D2h, out, outs), ("back", Direction::H2d, back, backs)] {
+        for (way, direction, needed, windows) in
+            [("out", Direction::D2h, out, outs), ("back", Direction::H2d, back, backs)]
+        {
             let available: Nanos = windows.iter().map(|w| w.1.saturating_sub(w.0)).sum();
             if needed > available {
                 return short(way, needed, available);
@@ -227,14 +263,15 @@ impl Explained<'_> {
         }
         if matches!(self.plan.planner.as_str(), "neap" | "tensile") {
             let given = self.plan.options.get("min-swap").and_then(|v| v.parse().ok()).map(Bytes);
-            let least = given.unwrap_or(crate::plan::neap::Options::default().min_swap);
+            let least = given.unwrap_or(crate::neap::Options::default().min_swap);
             if bytes < least {
                 return Some(Reason::Small { least });
             }
         }
         let slots = &self.plan.jobs[0].host_slots;
         let left = self.plan.device.pinned_bytes.saturating_sub(self.plan.figures.pinned_bytes);
-        (!slots.contains_key(&tensor) && bytes > left).then_some(Reason::Pinned { wanted: bytes, left })
+        (!slots.contains_key(&tensor) && bytes > left)
+            .then_some(Reason::Pinned { wanted: bytes, left })
     }
 
     /// Of a gap's parts what lies before the peak, or after it.
@@ -245,7 +282,9 @@ impl Explained<'_> {
         let mut all = Vec::new();
         for (index, &(start, end)) in parts.iter().enumerate() {
             match (index.cmp(&holder), before) {
-                (std::cmp::Ordering::Less, true) | (std::cmp::Ordering::Greater, false) => all.push((start, end)),
+                (std::cmp::Ordering::Less, true) | (std::cmp::Ordering::Greater, false) => {
+                    all.push((start, end))
+                }
                 (std::cmp::Ordering::Equal, true) => all.push((start, from.max(start))),
                 (std::cmp::Ordering::Equal, false) => all.push((until.min(end), end)),
                 _ => {}
@@ -256,8 +295,15 @@ impl Explained<'_> {
     }
 
     fn busy(&self, direction: Direction, windows: &[(Nanos, Nanos)]) -> Nanos {
-        let copies = self.program.copies.iter().zip(&self.run.copies).filter(|(c, _)| c.direction == direction);
-        let within = |life: &(Nanos, Nanos)| windows.iter().map(|w| life.1.min(w.1).saturating_sub(life.0.max(w.0))).sum::<Nanos>();
+        let copies = self
+            .program
+            .copies
+            .iter()
+            .zip(&self.run.copies)
+            .filter(|(c, _)| c.direction == direction);
+        let within = |life: &(Nanos, Nanos)| {
+            windows.iter().map(|w| life.1.min(w.1).saturating_sub(life.0.max(w.0))).sum::<Nanos>()
+        };
         copies.map(|(_, life)| within(life)).sum()
     }
 
@@ -265,11 +311,15 @@ impl Explained<'_> {
     fn clean(&self, tensor: TensorId, gap: &Gap) -> bool {
         let writes = |s: usize| {
             let step = &self.program.steps[s];
-            step.binds.iter().any(|b| b.0 == tensor) && self.graph.operator(step.operator).writes().any(|w| w.tensor == tensor)
+            step.binds.iter().any(|b| b.0 == tensor)
+                && self.graph.operator(step.operator).writes().any(|w| w.tensor == tensor)
         };
         let begun = self.run.steps[gap.after].1;
         let copies = self.program.copies.iter().zip(&self.run.copies);
-        let last = copies.filter(|(c, life)| c.tensor == tensor && life.0 < begun).map(|(_, life)| life.0).max();
+        let last = copies
+            .filter(|(c, life)| c.tensor == tensor && life.0 < begun)
+            .map(|(_, life)| life.0)
+            .max();
         match last {
             Some(copy) => !(0..=gap.after).any(|s| writes(s) && self.run.steps[s].0 >= copy),
             None => gap.round && !(0..self.program.steps.len()).any(writes),
@@ -286,8 +336,10 @@ impl Explained<'_> {
             return Verdict::Against(Reason::NoProducer);
         }
         let until = self.turns.partition_point(|&turn| turn <= gap.after);
-        let operators: Vec<OpId> =
-            (0..until).map(OpId::of).filter(|&op| self.graph.operator(op).writes().any(|w| w.tensor == tensor)).collect();
+        let operators: Vec<OpId> = (0..until)
+            .map(OpId::of)
+            .filter(|&op| self.graph.operator(op).writes().any(|w| w.tensor == tensor))
+            .collect();
         let generators = self.graph.generators();
         let mut gone = Vec::new();
         for &id in &operators {
@@ -295,14 +347,22 @@ impl Explained<'_> {
             if operator.replay == Replay::Never {
                 return Verdict::Against(Reason::Never(operator.name.clone()));
             }
-            let left_out = |t: TensorId| operator.replay == Replay::SkipUpdates && generators[t.index()].is_none();
-            if let Some(other) = operator.updates().find(|u| u.tensor != tensor && !left_out(u.tensor)) {
-                let tensor = self.graph.tensor(other.tensor).name.clone();
-                return Verdict::Against(Reason::Changes { operator: operator.name.clone(), tensor });
-            }
-            for read in
-                operator.reads().filter(|r| r.tensor != tensor && !(left_out(r.tensor) && operator.updates().any(|u| u.tensor == r.tensor)))
+            let left_out = |t: TensorId| {
+                operator.replay == Replay::SkipUpdates && generators[t.index()].is_none()
+            };
+            if let Some(other) =
+                operator.updates().find(|u| u.tensor != tensor && !left_out(u.tensor))
             {
+                let tensor = self.graph.tensor(other.tensor).name.clone();
+                return Verdict::Against(Reason::Changes {
+                    operator: operator.name.clone(),
+                    tensor,
+                });
+            }
+            for read in operator.reads().filter(|r| {
+                r.tensor != tensor
+                    && !(left_out(r.tensor) && operator.updates().any(|u| u.tensor == r.tensor))
+            }) {
                 let later = |op: &OpId| {
                     op.0 > id.0
                         && self.turns[op.index()] < gap.before
@@ -310,7 +370,10 @@ impl Explained<'_> {
                 };
                 let input = || self.graph.tensor(read.tensor).name.clone();
                 if let Some(by) = (0..self.graph.operators.len()).map(OpId::of).find(later) {
-                    return Verdict::Against(Reason::Overwritten { input: input(), by: self.name(by) });
+                    return Verdict::Against(Reason::Overwritten {
+                        input: input(),
+                        by: self.name(by),
+                    });
                 }
                 if !self.there(read.tensor, gap.before) && !gone.contains(&input()) {
                     gone.push(input());
@@ -320,7 +383,9 @@ impl Explained<'_> {
         if !gone.is_empty() {
             return Verdict::Against(Reason::InputsGone(gone));
         }
-        Verdict::Possible(operators.iter().map(|op| self.plan.jobs[0].latencies[op.index()].time).sum())
+        Verdict::Possible(
+            operators.iter().map(|op| self.plan.jobs[0].latencies[op.index()].time).sum(),
+        )
     }
 
     /// Why nothing can be done about a tensor at the peak that is in use there.

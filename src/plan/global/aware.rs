@@ -11,15 +11,15 @@
 //! different job a way, and some milliseconds a round. More than `FEW` jobs are planned as if alone. Few huge tensors are dear: each part that can't be placed is searched for.
 
 use super::{Jobs, Memo, Together, join, parts, shares};
+use crate::budget::{self, Infeasible, PlanError, Planned};
 use crate::device::{Link, Profile, roofline};
 use crate::job::liveness::Liveness;
-use crate::plan::budget::{self, Infeasible, PlanError, Planned};
-use crate::plan::method::{Method, SMALL};
-use crate::plan::{neap, tensile};
+use crate::method::{Method, SMALL};
 use crate::sim::engine::Durations;
 use crate::sim::joint::{self, Party, Round};
 use crate::sim::program::Program;
 use crate::units::{Bytes, Nanos};
+use crate::{neap, tensile};
 
 /// A way to plan all jobs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,7 +54,10 @@ pub(super) fn make(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanErr
     let mut trial = Trial { jobs, ways: &ways, sights, found: Vec::new(), why: None };
     // Equal jobs get equal parts. Where few huge tensors decide, other parts are other luck.
     let even = even(jobs);
-    let alike = jobs.jobs.windows(2).all(|pair| pair[0].file.1 == pair[1].file.1 && pair[0].priority == pair[1].priority);
+    let alike = jobs
+        .jobs
+        .windows(2)
+        .all(|pair| pair[0].file.1 == pair[1].file.1 && pair[0].priority == pair[1].priority);
     let large = jobs.jobs.iter().any(|job| job.graph.operators.len() > SMALL);
     let equal = several && alike && large && trial.plan(0, Some((&even, false)), memo)?;
     if !equal {
@@ -69,19 +72,27 @@ pub(super) fn make(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanErr
         && let Some((_, base, parts)) = trial.found.last()
         && !(*base == 0 && untouched(parts))
     {
-        let (base, arenas) = (*base, parts.iter().map(|part| part.plan.figures.arena_bytes).collect::<Vec<Bytes>>());
+        let (base, arenas) =
+            (*base, parts.iter().map(|part| part.plan.figures.arena_bytes).collect::<Vec<Bytes>>());
         // On small graphs whoever stands in has been asked, and what fails to be placed takes long.
-        for index in (0..ways.len()).filter(|&index| large && index != base && ways[index] != Way::Alone) {
+        for index in
+            (0..ways.len()).filter(|&index| large && index != base && ways[index] != Way::Alone)
+        {
             trial.plan(index, Some((if equal { &even } else { &arenas }, true)), memo)?;
         }
-        for index in (0..ways.len()).filter(|&index| !equal && matches!(ways[index], Way::Link(..)) && (index == 0 || !large)) {
+        for index in (0..ways.len()).filter(|&index| {
+            !equal && matches!(ways[index], Way::Link(..)) && (index == 0 || !large)
+        }) {
             trial.plan(index, Some((&even, index != 0)), memo)?;
         }
     }
     let Trial { sights, mut found, why, .. } = trial;
     found.sort_by_key(|(cost, index, _)| (*cost, *index));
     if found.is_empty() {
-        return Err(why.map_or_else(|| PlanError::Defect("no way to plan".to_owned()), PlanError::Infeasible));
+        return Err(why.map_or_else(
+            || PlanError::Defect("no way to plan".to_owned()),
+            PlanError::Infeasible,
+        ));
     }
     let best = found.remove(0);
     if !several {
@@ -108,12 +119,21 @@ struct Trial<'t, 'a> {
 
 impl Trial<'_, '_> {
     /// Plans in a way, within these arenas or within the budget; whether that can be met.
-    fn plan(&mut self, index: usize, arenas: Option<(&[Bytes], bool)>, memo: &mut Memo) -> Result<bool, PlanError> {
+    fn plan(
+        &mut self,
+        index: usize,
+        arenas: Option<(&[Bytes], bool)>,
+        memo: &mut Memo,
+    ) -> Result<bool, PlanError> {
         match planned(self.jobs, &self.ways[index], arenas, memo) {
             Ok(parts) => {
                 let all: Vec<&Planned> = parts.iter().collect();
                 // Where there is no choice there is nothing to compare, and nothing is quicker than what runs as if unplanned.
-                let known = || self.found.iter().find(|(_, _, known)| known.iter().zip(&parts).all(|(a, b)| a.plan.jobs == b.plan.jobs));
+                let known = || {
+                    self.found.iter().find(|(_, _, known)| {
+                        known.iter().zip(&parts).all(|(a, b)| a.plan.jobs == b.plan.jobs)
+                    })
+                };
                 let cost = match (self.ways.len() > 1 && !untouched(&parts)).then(known) {
                     None => 0,
                     Some(Some((cost, ..))) => *cost,
@@ -139,9 +159,15 @@ fn untouched(parts: &[Planned]) -> bool {
 
 /// The budget divided by the jobs' unplanned peaks.
 fn even(jobs: &Jobs<'_>) -> Vec<Bytes> {
-    let peaks: Vec<u128> = jobs.jobs.iter().map(|job| u128::from(Liveness::of(job.graph).peak.0)).collect();
+    let peaks: Vec<u128> =
+        jobs.jobs.iter().map(|job| u128::from(Liveness::of(job.graph).peak.0)).collect();
     let all = peaks.iter().sum::<u128>().max(1);
-    peaks.iter().map(|peak| Bytes(u64::try_from(u128::from(jobs.budget.0) * peak / all).unwrap_or(0) / 512 * 512)).collect()
+    peaks
+        .iter()
+        .map(|peak| {
+            Bytes(u64::try_from(u128::from(jobs.budget.0) * peak / all).unwrap_or(0) / 512 * 512)
+        })
+        .collect()
 }
 
 /// Of more jobs than this a round takes too long to be simulated for every way and every exchange.
@@ -151,11 +177,19 @@ const FEW: usize = 8;
 fn ways(jobs: &Jobs<'_>) -> Vec<Way> {
     let mut ways = Vec::new();
     let alone = || vec![Way::Alone];
-    let options: Vec<&neap::Options> =
-        jobs.jobs.iter().filter_map(|job| if let Method::Neap(options) = &job.method { Some(options) } else { None }).collect();
+    let options: Vec<&neap::Options> = jobs
+        .jobs
+        .iter()
+        .filter_map(
+            |job| if let Method::Neap(options) = &job.method { Some(options) } else { None },
+        )
+        .collect();
     // One switch for all.
     let [first, ..] = options[..] else { return alone() };
-    if !(2..=FEW).contains(&jobs.jobs.len()) || options.len() < jobs.jobs.len() || !options.iter().all(|o| o.joint) {
+    if !(2..=FEW).contains(&jobs.jobs.len())
+        || options.len() < jobs.jobs.len()
+        || !options.iter().all(|o| o.joint)
+    {
         return alone();
     }
     if options.iter().all(|o| o.link_share) {
@@ -172,7 +206,15 @@ fn ways(jobs: &Jobs<'_>) -> Vec<Way> {
         if recompute {
             ways.push(Way::Planner(Box::new(Method::Checkpoint)));
         }
-        let tensile = tensile::Options { swap, across, recompute, passive, prefetch: fit, min_swap, ..tensile::Options::default() };
+        let tensile = tensile::Options {
+            swap,
+            across,
+            recompute,
+            passive,
+            prefetch: fit,
+            min_swap,
+            ..tensile::Options::default()
+        };
         ways.push(Way::Planner(Box::new(Method::Tensile(tensile))));
     }
     ways
@@ -181,20 +223,35 @@ fn ways(jobs: &Jobs<'_>) -> Vec<Way> {
 const FULL: u64 = 1000;
 
 /// How much of its part of the link a job is planned for, in percent: bursts of the others get in the way, and their waits leave room.
-const SHARES: [(&str, u64); 3] = [("link-share", 100), ("link-share-80", 80), ("link-share-125", 125)];
+const SHARES: [(&str, u64); 3] =
+    [("link-share", 100), ("link-share-80", 80), ("link-share-125", 125)];
 
 /// The link's rate as each job sees it in its own time, in thousandths. While all compute, all are slowed by what they want of the device
 /// together; the link is shared among all, by priority. Copies of a slowed job have more time.
 fn link_parts(jobs: &Jobs<'_>, percent: u64) -> Vec<u64> {
-    let wanted: u64 = jobs.jobs.iter().map(|job| u64::from(roofline::utilisation(&job.graph.operators, job.latencies, jobs.device))).sum();
+    let wanted: u64 = jobs
+        .jobs
+        .iter()
+        .map(|job| {
+            u64::from(roofline::utilisation(&job.graph.operators, job.latencies, jobs.device))
+        })
+        .sum();
     let priorities: u128 = jobs.jobs.iter().map(|job| u128::from(job.priority.max(1))).sum();
     let slowed = u128::from(wanted.max(FULL)) * u128::from(percent);
-    let part = |priority: u64| u64::try_from(slowed * u128::from(priority.max(1)) / (100 * priorities.max(1))).unwrap_or(FULL);
+    let part = |priority: u64| {
+        u64::try_from(slowed * u128::from(priority.max(1)) / (100 * priorities.max(1)))
+            .unwrap_or(FULL)
+    };
     jobs.jobs.iter().map(|job| part(job.priority).clamp(1, FULL)).collect()
 }
 
 /// All jobs planned in one way, on the device as it is, each in its arena where these are given, with little effort if said so.
-fn planned(jobs: &Jobs<'_>, way: &Way, arenas: Option<(&[Bytes], bool)>, memo: &mut Memo) -> Result<Vec<Planned>, PlanError> {
+fn planned(
+    jobs: &Jobs<'_>,
+    way: &Way,
+    arenas: Option<(&[Bytes], bool)>,
+    memo: &mut Memo,
+) -> Result<Vec<Planned>, PlanError> {
     let mut asked = jobs.clone();
     if let Way::Planner(method) = way {
         for job in &mut asked.jobs {
@@ -203,7 +260,11 @@ fn planned(jobs: &Jobs<'_>, way: &Way, arenas: Option<(&[Bytes], bool)>, memo: &
     }
     let seen = |devices: Vec<Profile>| -> Vec<Profile> {
         let Way::Link(_, parts) = way else { return devices };
-        devices.into_iter().zip(parts).map(|(device, &part)| Profile { link: at_rate(&device.link, part), ..device }).collect()
+        devices
+            .into_iter()
+            .zip(parts)
+            .map(|(device, &part)| Profile { link: at_rate(&device.link, part), ..device })
+            .collect()
     };
     let mut attempt = |devices: Vec<Profile>| -> Result<Vec<Planned>, PlanError> {
         let devices = seen(devices);
@@ -226,7 +287,9 @@ fn planned(jobs: &Jobs<'_>, way: &Way, arenas: Option<(&[Bytes], bool)>, memo: &
         for (index, (job, part)) in asked.jobs.iter().zip(&made).enumerate() {
             let alike = |&other: &usize| {
                 let known = &asked.jobs[other];
-                known.file == job.file && known.method == job.method && made[other].plan.jobs == part.plan.jobs
+                known.file == job.file
+                    && known.method == job.method
+                    && made[other].plan.jobs == part.plan.jobs
             };
             let same = (0..index).find(alike).map(|other| back[other].clone());
             back.push(match same {
@@ -249,7 +312,11 @@ fn pinned(parts: &[Planned]) -> Bytes {
 }
 
 fn at_rate(link: &Link, part: u64) -> Link {
-    let rate = |rate: u64| u64::try_from(u128::from(rate) * u128::from(part) / u128::from(FULL)).unwrap_or(u64::MAX).max(1);
+    let rate = |rate: u64| {
+        u64::try_from(u128::from(rate) * u128::from(part) / u128::from(FULL))
+            .unwrap_or(u64::MAX)
+            .max(1)
+    };
     Link {
         h2d: rate(link.h2d),
         d2h: rate(link.d2h),
@@ -283,9 +350,14 @@ pub fn round(jobs: &Jobs<'_>, programs: &[&Program]) -> Result<Round, PlanError>
     side_by_side(jobs, &sights, programs)
 }
 
-fn side_by_side(jobs: &Jobs<'_>, sights: &[Sight], programs: &[&Program]) -> Result<Round, PlanError> {
+fn side_by_side(
+    jobs: &Jobs<'_>,
+    sights: &[Sight],
+    programs: &[&Program],
+) -> Result<Round, PlanError> {
     let link = &jobs.device.link;
-    let durations: Vec<Durations> = programs.iter().map(|program| Durations::nominal(program, link)).collect();
+    let durations: Vec<Durations> =
+        programs.iter().map(|program| Durations::nominal(program, link)).collect();
     let mut parties = Vec::with_capacity(programs.len());
     for ((&program, durations), sight) in programs.iter().zip(&durations).zip(sights) {
         parties.push(Party { program, durations, utilisation: sight.utilisation, own: sight.own });
@@ -300,7 +372,9 @@ fn cost(jobs: &Jobs<'_>, sights: &[Sight], parts: &[&Planned]) -> Result<u128, P
     let round = side_by_side(jobs, sights, &programs)?;
     let one = |(index, (job, sight)): (usize, (&super::Job<'_>, &Sight))| {
         let runs = round.courses.iter().flat_map(|course| &course.runs[index]);
-        let (sum, count) = runs.fold((0u128, 0u128), |(sum, count), (_, run)| (sum + u128::from(run.iteration.0), count + 1));
+        let (sum, count) = runs.fold((0u128, 0u128), |(sum, count), (_, run)| {
+            (sum + u128::from(run.iteration.0), count + 1)
+        });
         sum * u128::from(job.priority.max(1)) * 1_000_000 / (count * u128::from(sight.own.0)).max(1)
     };
     let each: u128 = jobs.jobs.iter().zip(sights).enumerate().map(one).sum();
@@ -322,7 +396,9 @@ fn mix<'p>(
     others: impl Iterator<Item = &'p [Planned]>,
 ) -> Result<Vec<Planned>, PlanError> {
     let mut now: Vec<&Planned> = from.iter().collect();
-    let sum = |parts: &[&Planned], of: fn(&Planned) -> Bytes| -> Bytes { parts.iter().map(|p| of(p)).sum() };
+    let sum = |parts: &[&Planned], of: fn(&Planned) -> Bytes| -> Bytes {
+        parts.iter().map(|p| of(p)).sum()
+    };
     for other in others {
         for index in 0..now.len() {
             let mut tried = now.clone();

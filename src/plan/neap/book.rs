@@ -1,6 +1,6 @@
 //! Who holds bytes in which slot, and what is decided for each gap.
 //!
-//! Slots are those of [`crate::plan::ledger`]: 2i is the moment before operator i, in which recomputes for it run, 2i + 1 the
+//! Slots are those of [`crate::ledger`]: 2i is the moment before operator i, in which recomputes for it run, 2i + 1 the
 //! operator. What differs: a use by a recompute is one of its slot alone, so that what is remade for another tensor's sake
 //! is gone before the operator itself; a recompute may be made of others ([`super::remake`]); and a tensor may leave for
 //! the host *after* the end of the iteration, in the head of the next one, while it runs.
@@ -82,7 +82,8 @@ impl Touched {
             let mut generated = touched.tensors[at[1] as usize..at[2] as usize].to_vec();
             generated.sort_unstable();
             generated.dedup();
-            let bytes: u64 = generated.into_iter().map(|t| graph.tensor(t).bytes.in_blocks().0).sum();
+            let bytes: u64 =
+                generated.into_iter().map(|t| graph.tensor(t).bytes.in_blocks().0).sum();
             touched.scratch.push(operator.workspace.in_blocks().0 + bytes);
         }
         touched.at.push([u32::try_from(touched.tensors.len()).unwrap_or(u32::MAX); 3]);
@@ -157,7 +158,9 @@ impl<'a> Book<'a> {
             account.gaps = Rc::new(vec![Gap::Keep; if account.uses.is_empty() { 0 } else { gaps }]);
             match (account.long_lived, account.uses.first(), account.uses.last()) {
                 (true, _, _) => add(&mut change, 0, 2 * n + 1, account.bytes),
-                (false, Some(&first), Some(&last)) => add(&mut change, first as usize, last as usize + 1, account.bytes),
+                (false, Some(&first), Some(&last)) => {
+                    add(&mut change, first as usize, last as usize + 1, account.bytes)
+                }
                 _ => {}
             }
         }
@@ -221,7 +224,11 @@ impl<'a> Book<'a> {
     #[must_use]
     pub fn ends(&self, tensor: TensorId, gap: usize) -> (u32, u32, bool) {
         let uses = &self.account(tensor).uses;
-        if gap + 1 < uses.len() { (uses[gap], uses[gap + 1], false) } else { (uses[gap], uses[0], true) }
+        if gap + 1 < uses.len() {
+            (uses[gap], uses[gap + 1], false)
+        } else {
+            (uses[gap], uses[0], true)
+        }
     }
 
     /// The slots in which the tensor is away under a decision: one or two half-open ranges.
@@ -230,7 +237,9 @@ impl<'a> Book<'a> {
         let (a, b, round) = self.ends(tensor, gap);
         match decision {
             Gap::Keep => [(0, 0), (0, 0)],
-            Gap::Swap(w) if round && !w.head => [(w.out_until as usize + 1, self.load.slots()), (0, w.back_from as usize)],
+            Gap::Swap(w) if round && !w.head => {
+                [(w.out_until as usize + 1, self.load.slots()), (0, w.back_from as usize)]
+            }
             Gap::Swap(w) => [(w.out_until as usize + 1, w.back_from as usize), (0, 0)],
             Gap::Remake => [(a as usize + 1, (b & !1) as usize), (0, 0)],
         }
@@ -279,7 +288,9 @@ impl<'a> Book<'a> {
         if before == decision {
             return;
         }
-        for (old, new) in self.away(tensor, gap, before).into_iter().zip(self.away(tensor, gap, decision)) {
+        for (old, new) in
+            self.away(tensor, gap, before).into_iter().zip(self.away(tensor, gap, decision))
+        {
             if old.0 < old.1 && new.0 < new.1 && old.0 < new.1 && new.0 < old.1 {
                 // They overlap: only the ends change.
                 self.load.add(old.0, new.0, bytes);
@@ -298,7 +309,9 @@ impl<'a> Book<'a> {
     #[must_use]
     pub fn held(&self, tensor: TensorId, slot: u32) -> bool {
         let account = self.account(tensor);
-        let (Some(&first), Some(&last)) = (account.uses.first(), account.uses.last()) else { return account.long_lived };
+        let (Some(&first), Some(&last)) = (account.uses.first(), account.uses.last()) else {
+            return account.long_lived;
+        };
         if !account.long_lived && (slot < first || slot > last) {
             return false;
         }
@@ -308,7 +321,8 @@ impl<'a> Book<'a> {
                 Gap::Swap(w) => Gap::Swap(Window { out_until: account.uses[gap], ..w }),
                 other => other,
             };
-            slot == 0 && matches!(decision, Gap::Swap(w) if w.head) || self.relieves(tensor, gap, decision, slot as usize)
+            slot == 0 && matches!(decision, Gap::Swap(w) if w.head)
+                || self.relieves(tensor, gap, decision, slot as usize)
         };
         let before = account.uses.partition_point(|&u| u <= slot);
         let inside = before.checked_sub(1).filter(|&g| g < account.gaps.len());
@@ -344,13 +358,18 @@ impl<'a> Book<'a> {
     }
 
     fn left_out(&self, id: OpId, tensor: TensorId) -> bool {
-        self.account(tensor).long_lived && self.graph.operator(id).replay == Replay::SkipUpdates && self.updates(id).contains(&tensor)
+        self.account(tensor).long_lived
+            && self.graph.operator(id).replay == Replay::SkipUpdates
+            && self.updates(id).contains(&tensor)
     }
 
     /// The tensor whose chain makes this one in a slot, if one does.
     #[must_use]
     pub fn maker(&self, slot: u32, tensor: TensorId) -> Option<TensorId> {
-        self.shared.get(&(slot, tensor)).copied().or_else(|| self.chains.contains_key(&(slot, tensor)).then_some(tensor))
+        self.shared
+            .get(&(slot, tensor))
+            .copied()
+            .or_else(|| self.chains.contains_key(&(slot, tensor)).then_some(tensor))
     }
 
     /// Whether a tensor is written after operator `id` and before `slot`.

@@ -9,9 +9,9 @@ use super::book::{Book, Gap, Window};
 use super::clock::Clock;
 use super::remake::Maker;
 use super::{Ban, Options, Variant};
+use crate::contract::Latency;
 use crate::device::Link;
-use crate::plan::lane::Lane;
-use crate::schedule::Latency;
+use crate::lane::Lane;
 use crate::sim::engine::copy_time;
 use crate::sim::program::Direction;
 use crate::units::{Bytes, TensorId};
@@ -120,11 +120,16 @@ impl<'a, 'o> Chooser<'a, 'o> {
         let theta = self.cheap_below(slot, &candidates);
         if self.setting.options.swap {
             if self.setting.variant.dearest {
-                candidates.sort_by_key(|c| (std::cmp::Reverse(c.price), std::cmp::Reverse(c.bytes), c.tensor, c.gap));
+                candidates.sort_by_key(|c| {
+                    (std::cmp::Reverse(c.price), std::cmp::Reverse(c.bytes), c.tensor, c.gap)
+                });
             } else {
                 candidates.sort_by_key(|c| (std::cmp::Reverse(c.bytes), c.tensor, c.gap));
             }
-            for c in candidates.iter().filter(|c| c.price >= theta && !self.setting.bans[c.tensor.index()].swap) {
+            for c in candidates
+                .iter()
+                .filter(|c| c.price >= theta && !self.setting.bans[c.tensor.index()].swap)
+            {
                 if self.book.load.at(slot as usize) <= self.setting.target {
                     break;
                 }
@@ -133,20 +138,30 @@ impl<'a, 'o> Chooser<'a, 'o> {
                 }
             }
         }
-        if self.setting.options.recompute && self.book.load.at(slot as usize) > self.setting.target {
+        if self.setting.options.recompute && self.book.load.at(slot as usize) > self.setting.target
+        {
             self.recompute(slot, &candidates);
         }
-        if self.book.load.at(slot as usize) > self.setting.target && theta > 0 && self.setting.options.swap {
+        if self.book.load.at(slot as usize) > self.setting.target
+            && theta > 0
+            && self.setting.options.swap
+        {
             for c in &candidates {
                 if self.book.load.at(slot as usize) <= self.setting.target {
                     break;
                 }
-                if self.still(c, slot) && !self.setting.bans[c.tensor.index()].swap && self.may_swap(c.tensor, c.gap) {
+                if self.still(c, slot)
+                    && !self.setting.bans[c.tensor.index()].swap
+                    && self.may_swap(c.tensor, c.gap)
+                {
                     self.try_swap(c.tensor, c.gap, slot);
                 }
             }
         }
-        if self.setting.options.passive && self.setting.options.swap && self.book.load.at(slot as usize) == before {
+        if self.setting.options.passive
+            && self.setting.options.swap
+            && self.book.load.at(slot as usize) == before
+        {
             self.swap_passively(slot, &candidates);
         }
         self.book.load.at(slot as usize) < before
@@ -184,7 +199,11 @@ impl<'a, 'o> Chooser<'a, 'o> {
     fn at_peak(&self, slot: u32, least: u64) -> Vec<Candidate> {
         let mut found = Vec::new();
         let mut maker = Maker::new(&self.book, self.setting.latencies, self.setting.options);
-        for &tensor in if least >= self.setting.options.min_swap.0 { self.setting.large } else { self.setting.all } {
+        for &tensor in if least >= self.setting.options.min_swap.0 {
+            self.setting.large
+        } else {
+            self.setting.all
+        } {
             let (index, account) = (tensor.index(), self.book.account(tensor));
             if account.bytes >= least.max(1)
                 && let Some(gap) = self.book.gap_over(tensor, slot)
@@ -202,8 +221,11 @@ impl<'a, 'o> Chooser<'a, 'o> {
         let account = self.book.account(tensor);
         let round = account.long_lived && gap + 1 == account.gaps.len();
         // What is over the share may not be swapped even where nothing else is left.
-        let banned = self.setting.options.swap_share < 1000 && self.setting.bans[tensor.index()].swap;
-        !banned && (!round || self.setting.options.across) && (self.swapped[tensor.index()] || account.bytes <= self.pinned_left)
+        let banned =
+            self.setting.options.swap_share < 1000 && self.setting.bans[tensor.index()].swap;
+        !banned
+            && (!round || self.setting.options.across)
+            && (self.swapped[tensor.index()] || account.bytes <= self.pinned_left)
     }
 
     fn note_swapped(&mut self, tensor: TensorId) {
@@ -216,7 +238,8 @@ impl<'a, 'o> Chooser<'a, 'o> {
     fn try_swap(&mut self, tensor: TensorId, gap: usize, slot: u32) -> bool {
         let (_, b, round) = self.book.ends(tensor, gap);
         let head = round && slot < b && self.heads();
-        head && self.try_window(tensor, gap, slot, true) || self.try_window(tensor, gap, slot, false)
+        head && self.try_window(tensor, gap, slot, true)
+            || self.try_window(tensor, gap, slot, false)
     }
 
     /// Whether heads are used.
@@ -235,7 +258,8 @@ impl<'a, 'o> Chooser<'a, 'o> {
         let in_head = round && slot < b;
         let wanted = self.setting.clock.slot(b);
         let leaves = self.setting.clock.place(tight.out_place);
-        let (peak_start, peak_end) = (self.setting.clock.slot(slot), self.setting.clock.slot(slot + 1));
+        let (peak_start, peak_end) =
+            (self.setting.clock.slot(slot), self.setting.clock.slot(slot + 1));
         let deadline = if in_head && !head { self.setting.clock.total } else { peak_start };
         let mut out_length = 0;
         let mut out_at = leaves;
@@ -263,7 +287,11 @@ impl<'a, 'o> Chooser<'a, 'o> {
         let Some((back_at, back_length)) = found else { return false };
         let window = Window {
             head,
-            out_until: if clean { a } else { self.setting.clock.slot_before(gone, tight.out_until) },
+            out_until: if clean {
+                a
+            } else {
+                self.setting.clock.slot_before(gone, tight.out_until)
+            },
             back_from: (2 * self.setting.clock.place_by(back_at)).min(tight.back_from),
             out_place: self.setting.clock.place_by(out_at).max(tight.out_place),
             starts: (out_at, back_at),
@@ -290,7 +318,8 @@ impl<'a, 'o> Chooser<'a, 'o> {
 
     /// Makes again what is cheapest for what it relieves.
     fn recompute(&mut self, slot: u32, candidates: &[Candidate]) {
-        let mut heap: std::collections::BinaryHeap<std::cmp::Reverse<(u128, TensorId, usize)>> = std::collections::BinaryHeap::new();
+        let mut heap: std::collections::BinaryHeap<std::cmp::Reverse<(u128, TensorId, usize)>> =
+            std::collections::BinaryHeap::new();
         for c in candidates {
             if c.price < u128::MAX
                 && self.still(c, slot)
@@ -304,7 +333,9 @@ impl<'a, 'o> Chooser<'a, 'o> {
             if self.book.load.at(slot as usize) <= self.setting.target {
                 return;
             }
-            if self.book.gap_over(tensor, slot) != Some(gap) || self.book.gap(tensor, gap) != Gap::Keep {
+            if self.book.gap_over(tensor, slot) != Some(gap)
+                || self.book.gap(tensor, gap) != Gap::Keep
+            {
                 continue;
             }
             // Its price may have risen since, or fallen: what is made in passing, what is gone.
@@ -313,13 +344,19 @@ impl<'a, 'o> Chooser<'a, 'o> {
                 heap.push(std::cmp::Reverse((key, tensor, gap)));
                 continue;
             }
-            let limit = self.setting.target.max(peak.saturating_sub(self.book.account(tensor).bytes));
+            let limit =
+                self.setting.target.max(peak.saturating_sub(self.book.account(tensor).bytes));
             self.book.apply(tensor, gap, remake, limit.min(peak), self.setting.options);
         }
     }
 
     /// Nanoseconds for each byte and slot over the target relieved, and what it takes.
-    fn rate(&self, tensor: TensorId, gap: usize, slot: u32) -> Option<(u128, super::remake::Remake)> {
+    fn rate(
+        &self,
+        tensor: TensorId,
+        gap: usize,
+        slot: u32,
+    ) -> Option<(u128, super::remake::Remake)> {
         if !self.book.relieves(tensor, gap, Gap::Remake, slot as usize) {
             return None;
         }
@@ -333,12 +370,17 @@ impl<'a, 'o> Chooser<'a, 'o> {
         if self.book.load.at(at) + remake.extra >= peak {
             return None;
         }
-        let key = u128::from(remake.cost) * 1_000_000_000_000 / u128::from(self.book.account(tensor).bytes).max(1);
+        let key = u128::from(remake.cost) * 1_000_000_000_000
+            / u128::from(self.book.account(tensor).bytes).max(1);
         Some((key, remake))
     }
 
     fn covered(&self, tensor: TensorId, gap: usize, decision: Gap) -> u64 {
-        self.book.away(tensor, gap, decision).iter().map(|&(a, b)| if a < b { self.over[b] - self.over[a] } else { 0 }).sum()
+        self.book
+            .away(tensor, gap, decision)
+            .iter()
+            .map(|&(a, b)| if a < b { self.over[b] - self.over[a] } else { 0 })
+            .sum()
     }
 
     /// Frees bytes at the slot whatever it costs: first swaps that linger there leave at once, then others are swapped.
@@ -349,7 +391,12 @@ impl<'a, 'o> Chooser<'a, 'o> {
             let Some(gap) = self.book.gap_over(tensor, slot) else { continue };
             if let Gap::Swap(w) = account.gaps[gap]
                 && !self.book.relieves(tensor, gap, account.gaps[gap], slot as usize)
-                && self.book.relieves(tensor, gap, Gap::Swap(self.book.tightest(tensor, gap, w.head)), slot as usize)
+                && self.book.relieves(
+                    tensor,
+                    gap,
+                    Gap::Swap(self.book.tightest(tensor, gap, w.head)),
+                    slot as usize,
+                )
                 && lingering.is_none_or(|l| account.bytes > l.0)
             {
                 lingering = Some((account.bytes, tensor, gap, w.head));
@@ -368,11 +415,19 @@ impl<'a, 'o> Chooser<'a, 'o> {
             let window = self.book.tightest(c.tensor, c.gap, head);
             if self.book.relieves(c.tensor, c.gap, Gap::Swap(window), slot as usize) {
                 let copies = if self.book.clean(c.tensor, c.gap) { 1 } else { 2 };
-                let useful = u128::from(c.bytes.min(missing)) * u128::from(self.covered(c.tensor, c.gap, Gap::Swap(window)).max(1));
-                worth.push((useful * 1_000_000 / (u128::from(c.bytes) * copies), c.tensor, c.gap, head));
+                let useful = u128::from(c.bytes.min(missing))
+                    * u128::from(self.covered(c.tensor, c.gap, Gap::Swap(window)).max(1));
+                worth.push((
+                    useful * 1_000_000 / (u128::from(c.bytes) * copies),
+                    c.tensor,
+                    c.gap,
+                    head,
+                ));
             }
         }
-        worth.sort_unstable_by_key(|&(worth, tensor, gap, _)| (std::cmp::Reverse(worth), tensor, gap));
+        worth.sort_unstable_by_key(|&(worth, tensor, gap, _)| {
+            (std::cmp::Reverse(worth), tensor, gap)
+        });
         for (_, tensor, gap, head) in worth {
             if self.book.load.at(slot as usize) <= self.setting.target {
                 return;

@@ -5,8 +5,8 @@
 //! Cost: O((operators + copies) · log). Not for: figures of a plan.
 
 use super::book::{Book, Gap};
+use crate::contract::Latency;
 use crate::device::Link;
-use crate::schedule::Latency;
 use crate::sim::engine::{rate, wait, work};
 use crate::sim::program::Direction;
 use crate::units::{Bytes, TensorId};
@@ -29,7 +29,8 @@ impl Clock {
     #[must_use]
     pub fn nominal(latencies: &[Latency]) -> Self {
         let mut now = 0;
-        let (mut start, mut end) = (Vec::with_capacity(latencies.len() + 1), Vec::with_capacity(latencies.len()));
+        let (mut start, mut end) =
+            (Vec::with_capacity(latencies.len() + 1), Vec::with_capacity(latencies.len()));
         for latency in latencies {
             start.push(now);
             now += latency.time.0;
@@ -121,11 +122,17 @@ pub fn run(book: &Book<'_>, latencies: &[Latency], link: &Link) -> Clock {
     }
     let mut remade = vec![0u64; n + 1];
     for (&(slot, _), chain) in &book.chains {
-        remade[slot as usize / 2] += chain.iter().map(|id| latencies[id.index()].time.0.max(1)).sum::<u64>();
+        remade[slot as usize / 2] +=
+            chain.iter().map(|id| latencies[id.index()].time.0.max(1)).sum::<u64>();
     }
     let queue = |direction, items| Queue { direction, items, next: 0, running: false, left: 0 };
     let mut queues = [queue(Direction::H2d, backs), queue(Direction::D2h, outs)];
-    let mut clock = Clock { start: Vec::with_capacity(n + 1), end: Vec::with_capacity(n), total: 0, late: Vec::new() };
+    let mut clock = Clock {
+        start: Vec::with_capacity(n + 1),
+        end: Vec::with_capacity(n),
+        total: 0,
+        late: Vec::new(),
+    };
     let (mut now, mut slot, mut ready_at, mut busy_until) = (0u64, 0usize, 0u64, None::<u64>);
     loop {
         // Start what can start.
@@ -182,7 +189,9 @@ pub fn run(book: &Book<'_>, latencies: &[Latency], link: &Link) -> Clock {
         now = next;
         for queue in &mut queues {
             if queue.running {
-                queue.left = queue.left.saturating_sub(passed * u128::from(rate(link, queue.direction, both)));
+                queue.left = queue
+                    .left
+                    .saturating_sub(passed * u128::from(rate(link, queue.direction, both)));
                 if queue.left == 0 {
                     queue.running = false;
                     queue.next += 1;

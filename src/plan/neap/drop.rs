@@ -4,7 +4,7 @@
 //! ([`super::improve`]).
 
 use super::book::{Book, Gap};
-use crate::schedule::Latency;
+use crate::contract::Latency;
 use crate::units::TensorId;
 
 /// Keeps again what there is room for, within `target`.
@@ -12,7 +12,9 @@ pub fn drop(book: &mut Book<'_>, latencies: &[Latency], target: u64) {
     let mut remakes: Vec<(u64, TensorId, u32)> = book
         .chains
         .iter()
-        .map(|(&(slot, tensor), chain)| (chain.iter().map(|id| latencies[id.index()].time.0).sum(), tensor, slot))
+        .map(|(&(slot, tensor), chain)| {
+            (chain.iter().map(|id| latencies[id.index()].time.0).sum(), tensor, slot)
+        })
         .collect();
     remakes.sort_unstable_by_key(|&(cost, tensor, slot)| (std::cmp::Reverse(cost), tensor, slot));
     for (_, tensor, slot) in remakes {
@@ -21,9 +23,9 @@ pub fn drop(book: &mut Book<'_>, latencies: &[Latency], target: u64) {
         }
         let account = book.account(tensor);
         // The gap that ends with this chain: its next use is in the slot or in the operator after it.
-        let Some(gap) =
-            account.gaps.iter().enumerate().position(|(g, d)| *d == Gap::Remake && account.uses.get(g + 1).is_some_and(|u| u & !1 == slot))
-        else {
+        let Some(gap) = account.gaps.iter().enumerate().position(|(g, d)| {
+            *d == Gap::Remake && account.uses.get(g + 1).is_some_and(|u| u & !1 == slot)
+        }) else {
             continue;
         };
         if room(book, tensor, gap, target) {
@@ -43,5 +45,7 @@ pub fn drop(book: &mut Book<'_>, latencies: &[Latency], target: u64) {
 
 fn room(book: &Book<'_>, tensor: TensorId, gap: usize, target: u64) -> bool {
     let bytes = book.account(tensor).bytes;
-    book.away(tensor, gap, book.gap(tensor, gap)).iter().all(|&(a, b)| a >= b || book.load.most(a, b) + bytes <= target)
+    book.away(tensor, gap, book.gap(tensor, gap))
+        .iter()
+        .all(|&(a, b)| a >= b || book.load.most(a, b) + bytes <= target)
 }

@@ -42,8 +42,12 @@ pub fn extend(book: &mut Book<'_>, least: u64) {
         if root(&part, head) != head {
             continue;
         }
-        let members: Vec<&Product> = (head..products.len()).filter(|&i| root(&part, i) == head).map(|i| &products[i]).collect();
-        let mut until: std::collections::BTreeMap<TensorId, u32> = std::collections::BTreeMap::new();
+        let members: Vec<&Product> = (head..products.len())
+            .filter(|&i| root(&part, i) == head)
+            .map(|i| &products[i])
+            .collect();
+        let mut until: std::collections::BTreeMap<TensorId, u32> =
+            std::collections::BTreeMap::new();
         for member in &members {
             for &dead in &member.dead {
                 let slot = until.entry(dead).or_insert(0);
@@ -77,7 +81,9 @@ fn product(book: &Book<'_>, tensor: TensorId, gap: usize) -> Option<Product> {
     }
     let slot = b & !1;
     let mut dead = Vec::new();
-    for (position, id) in account.writes.iter().map(|&w| OpId(w)).filter(|id| 2 * id.0 + 1 < slot).enumerate() {
+    for (position, id) in
+        account.writes.iter().map(|&w| OpId(w)).filter(|id| 2 * id.0 + 1 < slot).enumerate()
+    {
         let operator = book.graph.operator(id);
         if operator.replay != Replay::Pure
             || book.generates(id).contains(&tensor) != (position == 0)

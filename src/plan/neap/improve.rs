@@ -18,7 +18,7 @@ use super::choose::{Chooser, Setting};
 use super::clock::{self, Clock};
 use super::{Ban, Options, Variant, drop, extend, windows};
 use crate::job::Graph;
-use crate::plan::method::Given;
+use crate::method::Given;
 use crate::units::TensorId;
 
 struct Search<'a, 'o> {
@@ -84,7 +84,8 @@ pub fn search<'a>(given: &Given<'a>, options: &Options, warm: Option<&Warm>) -> 
         .filter(|&i| !fresh.accounts[i].uses.is_empty() && fresh.accounts[i].bytes > 0)
         .map(TensorId::of)
         .collect();
-    let large = all.iter().copied().filter(|&t| fresh.account(t).bytes >= options.min_swap.0).collect();
+    let large =
+        all.iter().copied().filter(|&t| fresh.account(t).bytes >= options.min_swap.0).collect();
     let mut search = Search {
         given,
         options,
@@ -224,7 +225,8 @@ impl<'a> Search<'a, '_> {
             for turn in 0..from.neighbours().len() {
                 let variant = best.variant.neighbours()[turn];
                 // Without the switch it is the same again.
-                let idle = variant.extend && !self.options.extend || variant.head != from.head && !self.options.head;
+                let idle = variant.extend && !self.options.extend
+                    || variant.head != from.head && !self.options.head;
                 if idle || tried.contains(&variant) {
                     continue;
                 }
@@ -258,14 +260,25 @@ impl<'a> Search<'a, '_> {
 
     /// What costs most may not be chosen again.
     fn exchange(&mut self, best: &mut Found<'a>) {
-        let mut tried: std::collections::BTreeSet<(TensorId, bool)> = std::collections::BTreeSet::new();
+        let mut tried: std::collections::BTreeSet<(TensorId, bool)> =
+            std::collections::BTreeSet::new();
         loop {
-            let mut dear: Vec<(u64, TensorId, bool)> = best.clock.late.iter().map(|&(tensor, _, waited)| (waited, tensor, true)).collect();
+            let mut dear: Vec<(u64, TensorId, bool)> =
+                best.clock.late.iter().map(|&(tensor, _, waited)| (waited, tensor, true)).collect();
             for (&(_, tensor), chain) in &best.book.chains {
-                dear.push((chain.iter().map(|id| self.given.latencies[id.index()].time.0).sum(), tensor, false));
+                dear.push((
+                    chain.iter().map(|id| self.given.latencies[id.index()].time.0).sum(),
+                    tensor,
+                    false,
+                ));
             }
-            dear.sort_unstable_by_key(|&(cost, tensor, swap)| (std::cmp::Reverse(cost), tensor, swap));
-            let Some(&(_, tensor, swap)) = dear.iter().find(|d| !tried.contains(&(d.1, d.2))) else { return };
+            dear.sort_unstable_by_key(|&(cost, tensor, swap)| {
+                (std::cmp::Reverse(cost), tensor, swap)
+            });
+            let Some(&(_, tensor, swap)) = dear.iter().find(|d| !tried.contains(&(d.1, d.2)))
+            else {
+                return;
+            };
             tried.insert((tensor, swap));
             let mut bans = best.bans.clone();
             let ban = &mut bans[tensor.index()];

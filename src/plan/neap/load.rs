@@ -72,7 +72,8 @@ impl Load {
     }
 
     fn anew(&mut self, node: usize) {
-        self.most[node] = self.most[2 * node].max(self.most[2 * node + 1]).wrapping_add(self.add[node]);
+        self.most[node] =
+            self.most[2 * node].max(self.most[2 * node + 1]).wrapping_add(self.add[node]);
     }
 
     fn whole(&mut self, node: usize, by: i64) {
@@ -135,17 +136,32 @@ impl Load {
     /// The first slot of `from..until` with more than `limit`.
     #[must_use]
     pub fn first_over(&self, from: usize, until: usize, limit: u64) -> Option<usize> {
-        if from >= until { None } else { self.over(1, (0, self.leaves), (from, until), i64::try_from(limit).ok()?, false) }
+        if from >= until {
+            None
+        } else {
+            self.over(1, (0, self.leaves), (from, until), i64::try_from(limit).ok()?, false)
+        }
     }
 
     /// The last slot of `from..until` with more than `limit`.
     #[must_use]
     pub fn last_over(&self, from: usize, until: usize, limit: u64) -> Option<usize> {
-        if from >= until { None } else { self.over(1, (0, self.leaves), (from, until), i64::try_from(limit).ok()?, true) }
+        if from >= until {
+            None
+        } else {
+            self.over(1, (0, self.leaves), (from, until), i64::try_from(limit).ok()?, true)
+        }
     }
 
     /// `limit` is what is left of it below what is pending above the node.
-    fn over(&self, node: usize, span: (usize, usize), range: (usize, usize), limit: i64, last: bool) -> Option<usize> {
+    fn over(
+        &self,
+        node: usize,
+        span: (usize, usize),
+        range: (usize, usize),
+        limit: i64,
+        last: bool,
+    ) -> Option<usize> {
         if span.0 >= range.1 || span.1 <= range.0 || self.most[node] <= limit {
             return None;
         }

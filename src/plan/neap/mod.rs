@@ -20,7 +20,7 @@
 //! Cost: a step of improvement looks at every tensor once for each slot that is the highest in turn, so effort · rounds · tensors; larger
 //! graphs get fewer steps. Chains of 1,000, 10,000, 30,000 and 100,000 operators (`benches/planning.rs`) at half their peak took 0.01 s, 0.1 s,
 //! 0.9 s and 5 s on a two-core machine (12 s the last while others kept it busy), most of that in first fit of small tensors among many long lives
-//! ([`crate::plan::place`]). Not for: several jobs, noise.
+//! ([`crate::place`]). Not for: several jobs, noise.
 
 pub mod book;
 pub mod choose;

@@ -9,8 +9,8 @@
 
 use super::Options;
 use super::book::{Book, Gap, Window};
+use crate::contract::Latency;
 use crate::job::Replay;
-use crate::schedule::Latency;
 use crate::units::{OpId, TensorId};
 
 /// One tensor of a remake.
@@ -54,14 +54,27 @@ pub struct Maker<'b, 'a> {
 impl Book<'_> {
     /// What it takes to make `tensor` anew at the end of `gap`; `None` where that is impossible or too deep.
     #[must_use]
-    pub fn remake(&self, latencies: &[Latency], tensor: TensorId, gap: usize, options: &Options) -> Option<Remake> {
+    pub fn remake(
+        &self,
+        latencies: &[Latency],
+        tensor: TensorId,
+        gap: usize,
+        options: &Options,
+    ) -> Option<Remake> {
         let mut maker = Maker::new(self, latencies, options);
         let cost = maker.cost(tensor, gap)?;
         Some(Remake { parts: maker.parts, cost, extra: maker.extra })
     }
 
     /// Decides a gap so. `limit` is the load below which what was made stays for its own next use.
-    pub fn apply(&mut self, tensor: TensorId, gap: usize, remake: Remake, limit: u64, options: &Options) {
+    pub fn apply(
+        &mut self,
+        tensor: TensorId,
+        gap: usize,
+        remake: Remake,
+        limit: u64,
+        options: &Options,
+    ) {
         let slot = self.ends(tensor, gap).1 & !1;
         let place = slot as usize / 2;
         let mut scratch = self.scratch[place];
@@ -71,7 +84,11 @@ impl Book<'_> {
             match part {
                 Part::Fetched(fetched, gap) => {
                     if let Gap::Swap(w) = self.gap(fetched, gap) {
-                        self.decide(fetched, gap, Gap::Swap(Window { back_from: w.back_from.min(slot), ..w }));
+                        self.decide(
+                            fetched,
+                            gap,
+                            Gap::Swap(Window { back_from: w.back_from.min(slot), ..w }),
+                        );
                         self.use_at(fetched, slot);
                     }
                 }
@@ -83,7 +100,8 @@ impl Book<'_> {
                 // A part before it took this one along.
                 Part::Made(made, _) if index != last && self.maker(slot, made).is_some() => {}
                 Part::Made(made, count) => {
-                    let operators: Vec<OpId> = self.account(made).writes[..count].iter().map(|&w| OpId(w)).collect();
+                    let operators: Vec<OpId> =
+                        self.account(made).writes[..count].iter().map(|&w| OpId(w)).collect();
                     scratch = scratch.max(self.chain_scratch(made, &operators));
                     if index == last {
                         self.decide(made, gap, Gap::Remake);
@@ -119,7 +137,10 @@ impl Book<'_> {
         let (_, b, _) = self.ends(tensor, gap);
         let then = b & !1;
         let bytes = self.account(tensor).bytes;
-        let sharers = self.shared.range((then, TensorId(0))..(then + 1, TensorId(0))).any(|(_, &maker)| maker == tensor);
+        let sharers = self
+            .shared
+            .range((then, TensorId(0))..(then + 1, TensorId(0)))
+            .any(|(_, &maker)| maker == tensor);
         let stays = !sharers && self.load.most(slot as usize, then as usize) + bytes <= limit;
         self.decide(tensor, gap, Gap::Keep);
         self.use_at(tensor, slot);
@@ -162,17 +183,27 @@ impl Book<'_> {
 
     /// What the chain's generator makes besides, and would be made again later, stays from here where there is room.
     fn take_along(&mut self, made: TensorId, generator: OpId, slot: u32, limit: u64) {
-        let siblings: Vec<TensorId> = self.generates(generator).iter().copied().filter(|&t| t != made).collect();
+        let siblings: Vec<TensorId> =
+            self.generates(generator).iter().copied().filter(|&t| t != made).collect();
         for sibling in siblings {
             let Some(gap) = self.gap_over(sibling, slot) else { continue };
             let (_, b, round) = self.ends(sibling, gap);
             let then = b & !1;
-            if round || self.gap(sibling, gap) != Gap::Remake || self.only_writer(sibling, b) != Some(generator) {
+            if round
+                || self.gap(sibling, gap) != Gap::Remake
+                || self.only_writer(sibling, b) != Some(generator)
+            {
                 continue;
             }
-            let sharers = self.shared.range((then, TensorId(0))..(then + 1, TensorId(0))).any(|(_, &maker)| maker == sibling);
+            let sharers = self
+                .shared
+                .range((then, TensorId(0))..(then + 1, TensorId(0)))
+                .any(|(_, &maker)| maker == sibling);
             let bytes = self.account(sibling).bytes;
-            if !sharers && self.chains.contains_key(&(then, sibling)) && self.load.most(slot as usize, then as usize) + bytes <= limit {
+            if !sharers
+                && self.chains.contains_key(&(then, sibling))
+                && self.load.most(slot as usize, then as usize) + bytes <= limit
+            {
                 self.decide(sibling, gap, Gap::Keep);
                 self.use_at(sibling, slot);
                 self.decide(sibling, gap, Gap::Remake);
@@ -199,7 +230,9 @@ impl Book<'_> {
                 && !seen.contains(&maker)
             {
                 seen.push(maker);
-                stack.extend(self.chains[&(slot, maker)].iter().flat_map(|&id| self.needs(id, maker)));
+                stack.extend(
+                    self.chains[&(slot, maker)].iter().flat_map(|&id| self.needs(id, maker)),
+                );
             }
         }
         false
@@ -252,11 +285,15 @@ impl<'b, 'a> Maker<'b, 'a> {
     fn make(&mut self, tensor: TensorId) -> Option<()> {
         let book = self.book;
         let account = book.account(tensor);
-        if account.long_lived || self.visiting.contains(&tensor) || self.parts.len() + self.visiting.len() > self.options.depth {
+        if account.long_lived
+            || self.visiting.contains(&tensor)
+            || self.parts.len() + self.visiting.len() > self.options.depth
+        {
             return None;
         }
         self.visiting.push(tensor);
-        let operators = &account.writes[..account.writes.partition_point(|&w| 2 * w + 1 < self.slot)];
+        let operators =
+            &account.writes[..account.writes.partition_point(|&w| 2 * w + 1 < self.slot)];
         for (position, id) in operators.iter().map(|&w| OpId(w)).enumerate() {
             let replay = book.graph.operator(id).replay;
             if replay == Replay::Never || book.generates(id).contains(&tensor) != (position == 0) {
@@ -290,7 +327,11 @@ impl<'b, 'a> Maker<'b, 'a> {
 
     fn input(&mut self, tensor: TensorId) -> Option<()> {
         let book = self.book;
-        if self.parts.iter().any(|p| matches!(p, Part::Made(t, _) | Part::Fetched(t, _) if *t == tensor)) {
+        if self
+            .parts
+            .iter()
+            .any(|p| matches!(p, Part::Made(t, _) | Part::Fetched(t, _) if *t == tensor))
+        {
             return Some(());
         }
         if book.held(tensor, self.slot) {

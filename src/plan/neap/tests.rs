@@ -3,18 +3,23 @@
 use super::book::{Book, Gap};
 use super::remake::Part;
 use super::{Options, clock, decide, improve};
+use crate::Given;
+use crate::contract::{Event, Latency, Source};
 use crate::device::Link;
 use crate::job::{Arg, Dtype, Graph, Operand, Operator, Phase, Replay, Role, Tensor};
-use crate::plan::Given;
-use crate::schedule::{Event, Latency, Source};
 use crate::units::{Bytes, Nanos, TensorId};
 
 const LAYERS: usize = 12;
 const SIZE: u64 = 1 << 20;
 
 /// A byte is a nanosecond, alone or not.
-const LINK: Link =
-    Link { h2d: 1_000_000_000, d2h: 1_000_000_000, h2d_contended: 1_000_000_000, d2h_contended: 1_000_000_000, overhead_ns: 0 };
+const LINK: Link = Link {
+    h2d: 1_000_000_000,
+    d2h: 1_000_000_000,
+    h2d_contended: 1_000_000_000,
+    d2h_contended: 1_000_000_000,
+    overhead_ns: 0,
+};
 
 fn operator(name: String, phase: Phase, reads: &[usize], makes: usize) -> Operator {
     let operand = |tensor: usize| Operand {
@@ -41,10 +46,16 @@ fn operator(name: String, phase: Phase, reads: &[usize], makes: usize) -> Operat
 
 /// Tensor i + 1 is made from tensor i (0 is the input); backward reads them from the last to the first.
 fn graph() -> Graph {
-    let mut operators: Vec<Operator> = (0..LAYERS).map(|i| operator(format!("f{i}"), Phase::Forward, &[i], i + 1)).collect();
+    let mut operators: Vec<Operator> =
+        (0..LAYERS).map(|i| operator(format!("f{i}"), Phase::Forward, &[i], i + 1)).collect();
     for i in 0..LAYERS {
         let gradient = LAYERS + i;
-        operators.push(operator(format!("b{i}"), Phase::Backward, &[gradient, LAYERS - 1 - i], gradient + 1));
+        operators.push(operator(
+            format!("b{i}"),
+            Phase::Backward,
+            &[gradient, LAYERS - 1 - i],
+            gradient + 1,
+        ));
     }
     let tensors = (0..=2 * LAYERS).map(|i| Tensor {
         name: format!("t{i}"),
@@ -76,7 +87,9 @@ fn what_is_cheap_is_made_again_and_what_is_dear_swapped() {
         .emitted
         .events
         .iter()
-        .filter_map(|e| if let Event::Recompute { operator, .. } = e { Some(operator.0) } else { None })
+        .filter_map(
+            |e| if let Event::Recompute { operator, .. } = e { Some(operator.0) } else { None },
+        )
         .collect();
     assert!(!remade.is_empty() && remade.iter().all(|op| op % 2 == 0), "{remade:?}");
 }
@@ -87,7 +100,8 @@ fn effort_never_makes_it_worse_and_plans_are_the_same_each_time() {
     for target in (4..14).map(|n| n * SIZE) {
         let given = given(&graph, &latencies, target);
         let time = |effort| {
-            let (book, _) = improve::search(&given, &Options { effort, ..Options::default() }, None);
+            let (book, _) =
+                improve::search(&given, &Options { effort, ..Options::default() }, None);
             (book.load.peak().1 > target, clock::run(&book, &latencies, &LINK).total)
         };
         let times: Vec<_> = [0, 1, 4, 16, 64].map(time).into();
@@ -113,7 +127,8 @@ fn a_chain_makes_what_is_gone_too_and_only_as_deep_as_it_may() {
     let shallow = Options { depth: 0, ..Options::default() };
     assert_eq!(book.remake(&latencies, TensorId(5), 1, &shallow), None, "4 is gone by then");
     let deep = book.remake(&latencies, TensorId(5), 1, &options).unwrap();
-    let order: Vec<u32> = deep.parts.iter().map(|p| if let Part::Made(t, _) = p { t.0 } else { u32::MAX }).collect();
+    let order: Vec<u32> =
+        deep.parts.iter().map(|p| if let Part::Made(t, _) = p { t.0 } else { u32::MAX }).collect();
     assert_eq!(order, [3, 4, 5]);
     assert_eq!(book.load.at(0), before);
     assert!(matches!(book.gap(TensorId(4), 1), Gap::Remake));

@@ -43,7 +43,8 @@ pub fn fit(book: &mut Book<'_>, clock: &Clock, link: &Link, target: u64, variant
         *w = Window { starts: w.starts, ..book.tightest(*tensor, *gap, w.head) };
         book.decide(*tensor, *gap, Gap::Swap(*w));
     }
-    let length = |book: &Book<'_>, t: TensorId, d| variant.time(link, d, book.graph.tensor(t).bytes);
+    let length =
+        |book: &Book<'_>, t: TensorId, d| variant.time(link, d, book.graph.tensor(t).bytes);
     // Ins: the latest start of each, from the last need to the first.
     let mut order: Vec<usize> = (0..swaps.len()).collect();
     order.sort_unstable_by_key(|&i| (book.ends(swaps[i].0, swaps[i].1).1, swaps[i].0, i));
@@ -89,8 +90,11 @@ pub fn fit(book: &mut Book<'_>, clock: &Clock, link: &Link, target: u64, variant
             continue;
         }
         let (_, b, round) = book.ends(tensor, gap);
-        let latest = if round && !w.head { last } else { w.back_from.min(b & !1).saturating_sub(1) };
-        let ideal = clock.slot_before(w.starts.0 + length(book, tensor, Direction::D2h) + margin, w.out_until).min(latest);
+        let latest =
+            if round && !w.head { last } else { w.back_from.min(b & !1).saturating_sub(1) };
+        let ideal = clock
+            .slot_before(w.starts.0 + length(book, tensor, Direction::D2h) + margin, w.out_until)
+            .min(latest);
         let bytes = book.account(tensor).bytes;
         let until = reach(book, w.out_until as usize + 1, ideal as usize + 1, bytes, target);
         w.out_until = u32::try_from(until - 1).unwrap_or(w.out_until).max(w.out_until);
@@ -103,11 +107,19 @@ pub fn fit(book: &mut Book<'_>, clock: &Clock, link: &Link, target: u64, variant
 }
 
 /// A swap comes back by its start less a margin, as far as there is room.
-fn back(book: &mut Book<'_>, clock: &Clock, swap: &mut (TensorId, usize, Window), margin: u64, target: u64) {
+fn back(
+    book: &mut Book<'_>,
+    clock: &Clock,
+    swap: &mut (TensorId, usize, Window),
+    margin: u64,
+    target: u64,
+) {
     let (tensor, gap, ref mut w) = *swap;
     let (a, _, round) = book.ends(tensor, gap);
-    let earliest = if round && !w.head { 0 } else { w.out_until.max(if w.head { 0 } else { a }) + 1 };
-    let ideal = (2 * clock.place_by(w.starts.1.saturating_sub(margin))).max(earliest.next_multiple_of(2));
+    let earliest =
+        if round && !w.head { 0 } else { w.out_until.max(if w.head { 0 } else { a }) + 1 };
+    let ideal =
+        (2 * clock.place_by(w.starts.1.saturating_sub(margin))).max(earliest.next_multiple_of(2));
     let bytes = book.account(tensor).bytes;
     w.back_from = reach_back(book, ideal, w.back_from, bytes, target);
     book.decide(tensor, gap, Gap::Swap(*w));

@@ -5,8 +5,8 @@
 use std::collections::BTreeMap;
 
 use super::book::{Book, Gap};
-use crate::plan::emit::Emitted;
-use crate::schedule::{Event, Trigger};
+use crate::contract::{Event, Trigger};
+use crate::emit::Emitted;
 use crate::units::{Nanos, OpId, TensorId};
 
 /// Where an event stands: its place, then departures, arrivals in order of need, recomputes, what leaves after these.
@@ -34,10 +34,18 @@ pub fn events(book: &Book<'_>) -> Emitted {
                         let rank = if w.out_place == place && !w.head { late } else { 0 };
                         let trigger = at(w.out_place);
                         let until = Some(OpId(w.out_until.saturating_sub(1) / 2));
-                        ranked.push(((w.out_place, rank, w.starts.0, tensor.0), Event::SwapOut { tensor, trigger }, until));
+                        ranked.push((
+                            (w.out_place, rank, w.starts.0, tensor.0),
+                            Event::SwapOut { tensor, trigger },
+                            until,
+                        ));
                     }
                     let place = w.back_from / 2;
-                    ranked.push(((place, 1, w.starts.1, tensor.0), Event::SwapIn { tensor, trigger: at(place) }, None));
+                    ranked.push((
+                        (place, 1, w.starts.1, tensor.0),
+                        Event::SwapIn { tensor, trigger: at(place) },
+                        None,
+                    ));
                 }
             }
         }
@@ -70,7 +78,12 @@ pub fn events(book: &Book<'_>) -> Emitted {
 
 /// Chains by slot, those before whose tensors others are made from first.
 fn in_order(book: &Book<'_>) -> Vec<(u32, TensorId)> {
-    fn visit(book: &Book<'_>, key: (u32, TensorId), done: &mut BTreeMap<(u32, TensorId), ()>, order: &mut Vec<(u32, TensorId)>) {
+    fn visit(
+        book: &Book<'_>,
+        key: (u32, TensorId),
+        done: &mut BTreeMap<(u32, TensorId), ()>,
+        order: &mut Vec<(u32, TensorId)>,
+    ) {
         if done.insert(key, ()).is_some() {
             return;
         }

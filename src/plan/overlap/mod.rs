@@ -1,5 +1,5 @@
 //! Several jobs that share bytes: each has a part of the arena of its own and all have a window together, which they hold in turn
-//! ([`crate::schedule::plan`], "The window").
+//! ([`crate::contract::plan`], "The window").
 //!
 //! What a job has resident round its iteration's boundary is its own for good; most of the rest is there for a part of the iteration only, and other jobs may
 //! use the same bytes meanwhile: what is saved are bytes of all jobs but one, what is paid is waiting. (Salus, its GPU lanes, lets whole ephemeral regions
@@ -22,9 +22,9 @@ use std::collections::BTreeMap;
 
 use super::budget::{Infeasible, PlanError};
 use super::global::{self, Jobs, Memo, Together};
+use crate::contract::{Plan, Window};
 use crate::device::roofline;
 use crate::job::liveness::Liveness;
-use crate::schedule::{Plan, Window};
 use crate::sim::engine::{self, Durations};
 use crate::sim::program::{Begin, Program};
 use crate::sim::together::{Shared, Work};
@@ -100,13 +100,21 @@ pub fn minimum(jobs: &Jobs<'_>) -> Result<Overlapped, PlanError> {
     let apart = global::minimum_with(jobs, memo)?.plan.figures.arena_bytes;
     let devices = global::shares(jobs);
     let shared = Options::new(jobs, &devices, true, memo)?.least()?;
-    let mut made = make_with(&Jobs { budget: shared.map_or(apart, |shared| apart.min(Bytes(shared))), ..jobs.clone() }, memo)?;
+    let mut made = make_with(
+        &Jobs { budget: shared.map_or(apart, |shared| apart.min(Bytes(shared))), ..jobs.clone() },
+        memo,
+    )?;
     made.together.plan.budget = made.together.plan.figures.arena_bytes;
     Ok(made)
 }
 
 fn none(jobs: &Jobs<'_>, refused: Option<Box<Infeasible>>, lowest: u64) -> PlanError {
-    let nothing = Infeasible { budget: jobs.budget, floor: Bytes::ZERO, lowest: Bytes(lowest), blocked: String::new() };
+    let nothing = Infeasible {
+        budget: jobs.budget,
+        floor: Bytes::ZERO,
+        lowest: Bytes(lowest),
+        blocked: String::new(),
+    };
     let mut no = refused.unwrap_or_else(|| Box::new(nothing));
     // Bytes are shared, so what the jobs need add up no longer; each alone still needs its own.
     no.floor = jobs.jobs.iter().map(|job| Liveness::of(job.graph).floor).max().unwrap_or_default();
@@ -129,17 +137,29 @@ fn cost(jobs: &Jobs<'_>, plan: &Plan, times: &[Nanos]) -> u128 {
 }
 
 fn programs(jobs: &Jobs<'_>, plan: &Plan) -> Result<Vec<Program>, PlanError> {
-    jobs.jobs.iter().zip(&plan.jobs).map(|(job, planned)| Program::placed(job.graph, planned).map_err(defect)).collect()
+    jobs.jobs
+        .iter()
+        .zip(&plan.jobs)
+        .map(|(job, planned)| Program::placed(job.graph, planned).map_err(defect))
+        .collect()
 }
 
 /// The mean iteration of each job while all run side by side.
 fn beside(jobs: &Jobs<'_>, plan: &Plan) -> Result<Vec<Nanos>, PlanError> {
     let link = &jobs.device.link;
     let programs = programs(jobs, plan)?;
-    let durations: Vec<Durations> = programs.iter().map(|program| Durations::nominal(program, link)).collect();
-    let utilisation: Vec<u32> =
-        jobs.jobs.iter().map(|job| roofline::utilisation(&job.graph.operators, job.latencies, jobs.device)).collect();
-    let work = |job: usize| Work { program: &programs[job], durations: &durations[job], utilisation: utilisation[job] };
+    let durations: Vec<Durations> =
+        programs.iter().map(|program| Durations::nominal(program, link)).collect();
+    let utilisation: Vec<u32> = jobs
+        .jobs
+        .iter()
+        .map(|job| roofline::utilisation(&job.graph.operators, job.latencies, jobs.device))
+        .collect();
+    let work = |job: usize| Work {
+        program: &programs[job],
+        durations: &durations[job],
+        utilisation: utilisation[job],
+    };
     let mut device = Shared::new(link);
     (0..programs.len()).for_each(|job| device.begin(job, work(job)));
     let mut times: Vec<Vec<u64>> = vec![Vec::new(); programs.len()];

@@ -4,11 +4,11 @@
 
 use std::collections::BTreeMap;
 
+use crate::budget::{PlanError, Planned, Request};
+use crate::contract::Place;
+use crate::global::Memo;
 use crate::job::liveness::Liveness;
-use crate::plan::budget::{PlanError, Planned, Request};
-use crate::plan::global::Memo;
-use crate::plan::place::Item;
-use crate::schedule::Place;
+use crate::place::Item;
 use crate::sim::engine;
 use crate::sim::program::Begin;
 use crate::units::{Bytes, Nanos};
@@ -38,8 +38,10 @@ impl Shape {
 
 /// What there is to place of a job.
 fn shapes(part: &Planned) -> (Vec<Shape>, Vec<Nanos>) {
-    let lives: Vec<(Nanos, Nanos)> = part.program.residencies.iter().map(|r| engine::life(r, &part.run)).collect();
-    let mut times: Vec<Nanos> = lives.iter().flat_map(|l| [l.0, l.1]).chain([Nanos::ZERO]).collect();
+    let lives: Vec<(Nanos, Nanos)> =
+        part.program.residencies.iter().map(|r| engine::life(r, &part.run)).collect();
+    let mut times: Vec<Nanos> =
+        lives.iter().flat_map(|l| [l.0, l.1]).chain([Nanos::ZERO]).collect();
     times.sort_unstable();
     times.dedup();
     let rank = |at: Nanos| u32::try_from(times.partition_point(|t| *t < at)).unwrap_or(u32::MAX);
@@ -105,7 +107,8 @@ impl Choice {
 
     /// Bytes of some shapes from each instant on.
     fn loads(&self, of: impl Fn(usize) -> bool) -> Vec<u64> {
-        let (mut begins, mut ends) = (vec![0u64; self.times.len() + 1], vec![0u64; self.times.len() + 1]);
+        let (mut begins, mut ends) =
+            (vec![0u64; self.times.len() + 1], vec![0u64; self.times.len() + 1]);
         for (_, shape) in self.shapes.iter().enumerate().filter(|(i, _)| of(*i)) {
             for &(from, until) in &shape.item.spans {
                 begins[from as usize] += shape.item.bytes;
@@ -130,9 +133,16 @@ impl Choice {
     pub(super) fn offers(&self, pick: usize) -> Vec<Offer> {
         let most = |loads: Vec<u64>| loads.into_iter().max().unwrap_or(0);
         let (all, least) = (most(self.load.clone()), most(self.loads(|i| !self.shapes[i].passes)));
-        let part = |k: u64| least + u64::try_from(u128::from(all - least) * u128::from(k) / u128::from(PARTS)).unwrap_or(0);
-        let none = Offer { pick, shared: vec![false; self.shapes.len()], own: all, window: 0, held: 0 };
-        std::iter::once(none).chain((0..PARTS).rev().filter_map(|k| self.offer(pick, part(k)))).collect()
+        let part = |k: u64| {
+            least
+                + u64::try_from(u128::from(all - least) * u128::from(k) / u128::from(PARTS))
+                    .unwrap_or(0)
+        };
+        let none =
+            Offer { pick, shared: vec![false; self.shapes.len()], own: all, window: 0, held: 0 };
+        std::iter::once(none)
+            .chain((0..PARTS).rev().filter_map(|k| self.offer(pick, part(k))))
+            .collect()
     }
 
     /// Keeps the load of its own part at or below a target: the window is held where the load is higher, and as much longer as it takes to
@@ -145,7 +155,11 @@ impl Choice {
             for t in 0..count {
                 outside[t + 1] = outside[t] + usize::from(!inside[t]);
             }
-            let fits: Vec<bool> = self.shapes.iter().map(|s| s.passes && outside[s.span().0] == outside[s.span().1]).collect();
+            let fits: Vec<bool> = self
+                .shapes
+                .iter()
+                .map(|s| s.passes && outside[s.span().0] == outside[s.span().1])
+                .collect();
             let own = self.loads(|i| !fits[i]);
             let (at, load) = highest(&own);
             if load <= target {
@@ -153,13 +167,20 @@ impl Choice {
             }
             // Whoever takes the least time more for the bytes that are too many.
             let mut best: Option<(u128, u128, usize)> = None;
-            for (i, shape) in self.shapes.iter().enumerate().filter(|(i, s)| s.passes && !fits[*i] && s.item.bytes > 0) {
+            for (i, shape) in self
+                .shapes
+                .iter()
+                .enumerate()
+                .filter(|(i, s)| s.passes && !fits[*i] && s.item.bytes > 0)
+            {
                 let (from, until) = shape.span();
                 if !(from..until).contains(&at) {
                     continue;
                 }
-                let longer: u64 = (from..until).filter(|&t| !inside[t]).map(|t| self.length(t)).sum();
-                let (longer, given) = (u128::from(longer), u128::from(shape.item.bytes.min(load - target)));
+                let longer: u64 =
+                    (from..until).filter(|&t| !inside[t]).map(|t| self.length(t)).sum();
+                let (longer, given) =
+                    (u128::from(longer), u128::from(shape.item.bytes.min(load - target)));
                 if best.is_none_or(|(l, g, _)| longer * g < l * given) {
                     best = Some((longer, given, i));
                 }
@@ -168,15 +189,20 @@ impl Choice {
             inside[from..until].fill(true);
         };
         // Of what could be in the window only as much as is needed, the shortest lives first.
-        let mut order: Vec<usize> = (0..self.shapes.len()).filter(|&i| fits[i] && self.shapes[i].item.bytes > 0).collect();
-        order.sort_by_key(|&i| (self.shapes[i].life, std::cmp::Reverse(self.shapes[i].item.bytes), i));
+        let mut order: Vec<usize> =
+            (0..self.shapes.len()).filter(|&i| fits[i] && self.shapes[i].item.bytes > 0).collect();
+        order.sort_by_key(|&i| {
+            (self.shapes[i].life, std::cmp::Reverse(self.shapes[i].item.bytes), i)
+        });
         let (mut own, mut shared) = (self.load.clone(), vec![false; self.shapes.len()]);
         loop {
             let (at, load) = highest(&own);
             if load <= target {
                 break;
             }
-            let moves = order.iter().copied().find(|&i| !shared[i] && (self.shapes[i].span().0..self.shapes[i].span().1).contains(&at))?;
+            let moves = order.iter().copied().find(|&i| {
+                !shared[i] && (self.shapes[i].span().0..self.shapes[i].span().1).contains(&at)
+            })?;
             shared[moves] = true;
             let (from, until) = self.shapes[moves].span();
             own[from..until].iter_mut().for_each(|load| *load -= self.shapes[moves].item.bytes);
@@ -188,11 +214,18 @@ impl Choice {
 }
 
 fn highest(loads: &[u64]) -> (usize, u64) {
-    loads.iter().enumerate().fold((0, 0), |most, (t, &load)| if load > most.1 { (t, load) } else { most })
+    loads
+        .iter()
+        .enumerate()
+        .fold((0, 0), |most, (t, &load)| if load > most.1 { (t, load) } else { most })
 }
 
 /// A job's plans, from that which needs most to that which needs least.
-pub(super) fn choices(request: &Request<'_>, least: bool, memo: &mut Memo) -> Result<Vec<Choice>, PlanError> {
+pub(super) fn choices(
+    request: &Request<'_>,
+    least: bool,
+    memo: &mut Memo,
+) -> Result<Vec<Choice>, PlanError> {
     let whole = memo.unplanned(request)?;
     let (top, floor) = (whole.plan.figures.arena_bytes.0, Liveness::of(request.graph).floor.0);
     let mut all = vec![Choice::new(whole)];
@@ -203,7 +236,11 @@ pub(super) fn choices(request: &Request<'_>, least: bool, memo: &mut Memo) -> Re
     };
     let mut most = top;
     for level in (1..LEVELS).rev() {
-        let target = floor + u64::try_from(u128::from(top.saturating_sub(floor)) * u128::from(level) / u128::from(LEVELS)).unwrap_or(0);
+        let target = floor
+            + u64::try_from(
+                u128::from(top.saturating_sub(floor)) * u128::from(level) / u128::from(LEVELS),
+            )
+            .unwrap_or(0);
         match memo.plan(&Request { budget: Bytes(target), ..request.clone() })? {
             Ok(planned) => {
                 most = planned.plan.figures.arena_bytes.0;

@@ -6,12 +6,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::offers::{Choice, Offer, choices};
 use super::{Overlapped, beside, cost, defect, held};
+use crate::budget::{PlanError, Planned};
+use crate::contract::{Placement, Plan, Window};
 use crate::device::Profile;
-use crate::plan::budget::{PlanError, Planned};
-use crate::plan::global::{self, Jobs, Memo, Together};
-use crate::plan::method::Method;
-use crate::plan::place::{self, Item};
-use crate::schedule::{Placement, Plan, Window};
+use crate::global::{self, Jobs, Memo, Together};
+use crate::method::Method;
+use crate::place::{self, Item};
 use crate::sim::engine::{self, Run};
 use crate::sim::program::Program;
 use crate::sim::window;
@@ -59,7 +59,12 @@ type Timed = (Plan, Vec<(Program, Run)>);
 
 impl<'a> Options<'a> {
     /// With everybody's least plan, which takes longest to find, or without.
-    pub(super) fn new(jobs: &'a Jobs<'a>, devices: &[Profile], least: bool, memo: &mut Memo) -> Result<Self, PlanError> {
+    pub(super) fn new(
+        jobs: &'a Jobs<'a>,
+        devices: &[Profile],
+        least: bool,
+        memo: &mut Memo,
+    ) -> Result<Self, PlanError> {
         let mut all = Self { jobs, of: Vec::new(), choices: Vec::new(), offers: Vec::new() };
         let mut known: Vec<(&str, &Method, u64)> = Vec::new();
         for (job, device) in jobs.jobs.iter().zip(devices) {
@@ -71,7 +76,9 @@ impl<'a> Options<'a> {
             known.push(key);
             all.of.push(all.choices.len());
             let choices = choices(&job.request(device, jobs.budget, jobs), least, memo)?;
-            all.offers.push(choices.iter().enumerate().flat_map(|(pick, choice)| choice.offers(pick)).collect());
+            all.offers.push(
+                choices.iter().enumerate().flat_map(|(pick, choice)| choice.offers(pick)).collect(),
+            );
             all.choices.push(choices);
         }
         Ok(all)
@@ -87,7 +94,13 @@ impl<'a> Options<'a> {
 
     /// Sizes of the window to try.
     fn sizes(&self) -> Vec<u64> {
-        let mut all: Vec<u64> = self.offers.iter().flatten().map(|offer| offer.window).filter(|&window| window > 0).collect();
+        let mut all: Vec<u64> = self
+            .offers
+            .iter()
+            .flatten()
+            .map(|offer| offer.window)
+            .filter(|&window| window > 0)
+            .collect();
         all.sort_unstable();
         all.dedup();
         let count = all.len();
@@ -102,26 +115,38 @@ impl<'a> Options<'a> {
 
     /// Everybody's smallest part.
     fn smallest(&self, size: u64) -> Division {
-        (0..self.of.len()).map(|job| self.within(job, size).min_by_key(|&i| (self.offer(job, i).own, i)).unwrap_or(0)).collect()
+        (0..self.of.len())
+            .map(|job| {
+                self.within(job, size).min_by_key(|&i| (self.offer(job, i).own, i)).unwrap_or(0)
+            })
+            .collect()
     }
 
     /// The quickest plans, and then smaller ones where that costs least, until they fit. `None` if they don't.
     fn quickest(&self, size: u64, budget: u64, holding: u64) -> Option<Division> {
         let cost = |job: usize, i: usize| {
             let (choice, asked) = (self.choice(job, i), &self.jobs.jobs[job]);
-            let time = u128::from(choice.time()) + u128::from(self.offer(job, i).held) * u128::from(holding) / 4;
+            let time = u128::from(choice.time())
+                + u128::from(self.offer(job, i).held) * u128::from(holding) / 4;
             let unplanned = choice.planned.plan.figures.unplanned_iteration_ns.0.max(1);
             time * u128::from(asked.priority.max(1)) * 1_000_000 / u128::from(unplanned)
         };
         let own = |job: usize, i: usize| self.offer(job, i).own;
-        let quickest = |job| self.within(job, size).min_by_key(|&i| (cost(job, i), own(job, i), i)).unwrap_or(0);
+        let quickest = |job| {
+            self.within(job, size).min_by_key(|&i| (cost(job, i), own(job, i), i)).unwrap_or(0)
+        };
         let mut division: Division = (0..self.of.len()).map(quickest).collect();
         while self.bytes(&division) > budget {
             let mut cheapest: Option<(u128, u128, usize, usize)> = None;
             for (job, &now) in division.iter().enumerate() {
                 for i in self.within(job, size).filter(|&i| own(job, i) < own(job, now)) {
-                    let (lost, given) = (cost(job, i).saturating_sub(cost(job, now)), u128::from(own(job, now) - own(job, i)));
-                    if cheapest.is_none_or(|(l, g, ..)| lost * g < l * given || (lost * g == l * given && given > g)) {
+                    let (lost, given) = (
+                        cost(job, i).saturating_sub(cost(job, now)),
+                        u128::from(own(job, now) - own(job, i)),
+                    );
+                    if cheapest.is_none_or(|(l, g, ..)| {
+                        lost * g < l * given || (lost * g == l * given && given > g)
+                    }) {
                         cheapest = Some((lost, given, job, i));
                     }
                 }
@@ -135,7 +160,10 @@ impl<'a> Options<'a> {
     /// By loads; placed it may take more.
     fn bytes(&self, division: &Division) -> u64 {
         let offers = || division.iter().enumerate().map(|(job, &i)| self.offer(job, i));
-        offers().map(|o| o.own).fold(0, u64::saturating_add).saturating_add(offers().map(|o| o.window).max().unwrap_or(0))
+        offers()
+            .map(|o| o.own)
+            .fold(0, u64::saturating_add)
+            .saturating_add(offers().map(|o| o.window).max().unwrap_or(0))
     }
 
     /// The smallest arena.
@@ -151,7 +179,11 @@ impl<'a> Options<'a> {
     }
 
     /// Looks for what is quicker than the best so far; whether the host's memory was in the way of anything.
-    pub(super) fn search(&self, best: &mut Option<Overlapped>, lowest: &mut u64) -> Result<bool, PlanError> {
+    pub(super) fn search(
+        &self,
+        best: &mut Option<Overlapped>,
+        lowest: &mut u64,
+    ) -> Result<bool, PlanError> {
         let jobs = self.jobs;
         let apart = best.as_ref().and_then(|b| b.apart.clone());
         let (mut pinned, mut seen, mut layouts) = (false, BTreeSet::new(), BTreeMap::new());
@@ -169,7 +201,9 @@ impl<'a> Options<'a> {
                         break;
                     }
                     let Some(laid) = self.lay(&division, &mut layouts)? else { break };
-                    if let Some(over) = laid.bytes.checked_sub(jobs.budget.0).filter(|over| *over > 0) {
+                    if let Some(over) =
+                        laid.bytes.checked_sub(jobs.budget.0).filter(|over| *over > 0)
+                    {
                         *lowest = (*lowest).min(laid.bytes);
                         budget = budget.saturating_sub(over.max(512));
                         continue;
@@ -182,23 +216,36 @@ impl<'a> Options<'a> {
                         }
                         // Beside others nobody is quicker than alone.
                         let alone: Vec<Nanos> = runs.iter().map(|(_, run)| run.iteration).collect();
-                        if best.as_ref().is_some_and(|b| cost(jobs, &plan, &alone) >= cost(jobs, &plan, &b.beside)) {
+                        if best.as_ref().is_some_and(|b| {
+                            cost(jobs, &plan, &alone) >= cost(jobs, &plan, &b.beside)
+                        }) {
                             continue;
                         }
                         let times = beside(jobs, &plan)?;
-                        if best.as_ref().is_none_or(|b| cost(jobs, &plan, &times) < cost(jobs, &plan, &b.beside)) {
+                        if best.as_ref().is_none_or(|b| {
+                            cost(jobs, &plan, &times) < cost(jobs, &plan, &b.beside)
+                        }) {
                             let mut parts = laid.parts.clone();
-                            for ((part, own), (program, run)) in parts.iter_mut().zip(&laid.own).zip(runs) {
+                            for ((part, own), (program, run)) in
+                                parts.iter_mut().zip(&laid.own).zip(runs)
+                            {
                                 let figures = &mut part.plan.figures;
                                 let gained = part.run.iteration - run.iteration;
                                 figures.arena_bytes = Bytes(*own);
                                 figures.iteration_ns = run.iteration;
-                                figures.first_iteration_ns = figures.first_iteration_ns.saturating_sub(gained);
+                                figures.first_iteration_ns =
+                                    figures.first_iteration_ns.saturating_sub(gained);
                                 figures.peak_bytes = engine::peak(&engine::memory(&program, &run));
                                 (part.program, part.run) = (program, run);
                             }
-                            let (held, together) = (held(jobs, &plan)?, Together { plan: plan.clone(), parts });
-                            *best = Some(Overlapped { together, beside: times, apart: apart.clone(), held });
+                            let (held, together) =
+                                (held(jobs, &plan)?, Together { plan: plan.clone(), parts });
+                            *best = Some(Overlapped {
+                                together,
+                                beside: times,
+                                apart: apart.clone(),
+                                held,
+                            });
                         }
                     }
                     break;
@@ -209,18 +256,29 @@ impl<'a> Options<'a> {
     }
 
     /// Addresses for a division; `None` where nothing lies in the window.
-    fn lay(&self, division: &Division, layouts: &mut BTreeMap<(usize, usize), Layout>) -> Result<Option<Laid>, PlanError> {
+    fn lay(
+        &self,
+        division: &Division,
+        layouts: &mut BTreeMap<(usize, usize), Layout>,
+    ) -> Result<Option<Laid>, PlanError> {
         for (job, &i) in division.iter().enumerate() {
-            layouts.entry((self.of[job], i)).or_insert_with(|| place_both(self.choice(job, i), self.offer(job, i)));
+            layouts
+                .entry((self.of[job], i))
+                .or_insert_with(|| place_both(self.choice(job, i), self.offer(job, i)));
         }
-        let picked: Vec<&Layout> = self.of.iter().zip(division).map(|(&of, &i)| &layouts[&(of, i)]).collect();
+        let picked: Vec<&Layout> =
+            self.of.iter().zip(division).map(|(&of, &i)| &layouts[&(of, i)]).collect();
         let own: Vec<u64> = picked.iter().map(|l| l.1[0]).collect();
         let offset = own.iter().copied().fold(0, u64::saturating_add);
         let size = picked.iter().map(|l| l.1[1]).max().unwrap_or(0);
         if size == 0 {
             return Ok(None);
         }
-        let parts: Vec<Planned> = division.iter().enumerate().map(|(job, &i)| self.choice(job, i).planned.clone()).collect();
+        let parts: Vec<Planned> = division
+            .iter()
+            .enumerate()
+            .map(|(job, &i)| self.choice(job, i).planned.clone())
+            .collect();
         let mut laid = Laid { bytes: offset.saturating_add(size), own, parts, plans: Vec::new() };
         for gap in GAPS {
             if let Some(plan) = self.plan(division, &picked, &laid, (offset, size), gap)?
@@ -250,9 +308,14 @@ impl<'a> Options<'a> {
             let shared = &self.offer(index, division[index]).shared;
             let mut placements: Vec<(u32, Placement)> = Vec::with_capacity(choice.shapes.len());
             for (i, shape) in choice.shapes.iter().enumerate() {
-                if let (Some(&(from, _)), Some(&r)) = (shape.item.spans.last(), shape.residencies.last()) {
+                if let (Some(&(from, _)), Some(&r)) =
+                    (shape.item.spans.last(), shape.residencies.last())
+                {
                     let offset = Bytes(offsets[i] + if shared[i] { window.0 } else { base });
-                    placements.push((from, Placement { place: choice.planned.program.residencies[r].place, offset }));
+                    placements.push((
+                        from,
+                        Placement { place: choice.planned.program.residencies[r].place, offset },
+                    ));
                 }
             }
             placements.sort_unstable_by_key(|(from, placement)| (*from, placement.place));
@@ -261,11 +324,17 @@ impl<'a> Options<'a> {
             let inside: BTreeSet<usize> = shapes.map(|(shape, _)| shape.residencies[0]).collect();
             if !inside.is_empty() {
                 let hands_over_after = hand_overs(&choice.planned, &inside, gap);
-                job.window = Some(Window { offset: Bytes(window.0), bytes: Bytes(window.1), hands_over_after });
+                job.window = Some(Window {
+                    offset: Bytes(window.0),
+                    bytes: Bytes(window.1),
+                    hands_over_after,
+                });
             }
             base += laid.own[index];
             let program = Program::placed(self.jobs.jobs[index].graph, job).map_err(defect)?;
-            let Ok(run) = engine::nominal(&program, &self.jobs.device.link) else { return Ok(None) };
+            let Ok(run) = engine::nominal(&program, &self.jobs.device.link) else {
+                return Ok(None);
+            };
             // It may well be quicker: other bytes are shared.
             if run.iteration > choice.planned.run.iteration {
                 return Ok(None);
@@ -299,7 +368,8 @@ fn place_both(choice: &Choice, offer: &Offer) -> Layout {
     let mut offsets = vec![0; choice.shapes.len()];
     let mut heights = [0, 0];
     for (side, height) in heights.iter_mut().enumerate() {
-        let mine = |&i: &usize| usize::from(offer.shared[i]) == side && choice.shapes[i].item.bytes > 0;
+        let mine =
+            |&i: &usize| usize::from(offer.shared[i]) == side && choice.shapes[i].item.bytes > 0;
         let which: Vec<usize> = (0..choice.shapes.len()).filter(mine).collect();
         if which.is_empty() {
             continue;

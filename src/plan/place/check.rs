@@ -1,7 +1,7 @@
 //! Whether a layout is sound, by a sweep over time that shares nothing with how layouts are found.
 //!
 //! At each moment the boxes alive stand in a map by address, in which a newcomer is compared with its two neighbours
-//! only: O(n log n). Not for: plans, which [`crate::schedule::check`] proves.
+//! only: O(n log n). Not for: plans, which [`crate::contract::check`] proves.
 
 use std::collections::BTreeMap;
 
@@ -72,7 +72,13 @@ mod tests {
     use proptest::prelude::*;
 
     fn boxes(raw: &[(u64, u64, u64, u64)]) -> Vec<Held> {
-        let held = |(owner, &(from, length, offset, size))| Held { owner, from, until: from + length, offset, size };
+        let held = |(owner, &(from, length, offset, size))| Held {
+            owner,
+            from,
+            until: from + length,
+            offset,
+            size,
+        };
         raw.iter().enumerate().map(held).collect()
     }
 

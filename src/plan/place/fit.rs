@@ -93,14 +93,18 @@ impl Chunks {
             if chunk.standing[0].offset >= offset + item.bytes {
                 break;
             }
-            if chunk.top <= offset || !item.spans.iter().any(|s| s.0 < chunk.life.1 && chunk.life.0 < s.1) {
+            if chunk.top <= offset
+                || !item.spans.iter().any(|s| s.0 < chunk.life.1 && chunk.life.0 < s.1)
+            {
                 continue;
             }
             for other in &chunk.standing {
                 if other.offset >= offset + item.bytes {
                     break;
                 }
-                if other.end > offset && item.spans.iter().any(|s| s.0 < other.span.1 && other.span.0 < s.1) {
+                if other.end > offset
+                    && item.spans.iter().any(|s| s.0 < other.span.1 && other.span.0 < s.1)
+                {
                     offset = other.end.next_multiple_of(item.align);
                 }
             }
@@ -131,8 +135,14 @@ impl Stretch {
 
     /// As [`Chunks::lowest`], for what lives in the stretch only.
     fn lowest(&self, bytes: u64, align: u64, (from, until): (u32, u32), mut offset: u64) -> u64 {
-        let mut solid = self.solid[self.solid.partition_point(|s| s.1 <= offset)..].iter().peekable();
-        let mut parts = self.parts.iter().filter(|p| from < p.span.1 && p.span.0 < until).map(|p| (p.offset, p.end)).peekable();
+        let mut solid =
+            self.solid[self.solid.partition_point(|s| s.1 <= offset)..].iter().peekable();
+        let mut parts = self
+            .parts
+            .iter()
+            .filter(|p| from < p.span.1 && p.span.0 < until)
+            .map(|p| (p.offset, p.end))
+            .peekable();
         loop {
             let low = |range: Option<&(u64, u64)>| range.map_or(u64::MAX, |r| r.0);
             let (a, b) = (low(solid.peek().copied()), low(parts.peek()));
@@ -140,7 +150,9 @@ impl Stretch {
                 return offset;
             }
             let next = if a <= b { solid.next().copied() } else { parts.next() };
-            offset = next.map_or(offset, |next| if next.1 > offset { next.1.next_multiple_of(align) } else { offset });
+            offset = next.map_or(offset, |next| {
+                if next.1 > offset { next.1.next_multiple_of(align) } else { offset }
+            });
         }
     }
 }
@@ -183,9 +195,9 @@ impl Index {
     fn lowest(&self, item: &Item, bottom: u64) -> u64 {
         let bottom = bottom.next_multiple_of(item.align);
         match item.spans[..] {
-            [span] if span.0 < span.1 && span.0 / self.width == (span.1 - 1) / self.width => {
-                self.stretches[(span.0 / self.width) as usize].lowest(item.bytes, item.align, span, bottom)
-            }
+            [span] if span.0 < span.1 && span.0 / self.width == (span.1 - 1) / self.width => self
+                .stretches[(span.0 / self.width) as usize]
+                .lowest(item.bytes, item.align, span, bottom),
             _ => self.all.lowest(item, bottom),
         }
     }

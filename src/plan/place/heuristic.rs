@@ -25,9 +25,11 @@ const CLOSE: u64 = 128;
 pub fn place(items: &[Item], capacity: u64) -> Layout {
     let last = items.iter().flat_map(|i| &i.spans).map(|s| s.1).max().unwrap_or(0);
     let length = |i: usize| -> u64 { items[i].spans.iter().map(|s| u64::from(s.1 - s.0)).sum() };
-    let (given, free): (Vec<usize>, Vec<usize>) = (0..items.len()).partition(|&i| items[i].fixed.is_some());
+    let (given, free): (Vec<usize>, Vec<usize>) =
+        (0..items.len()).partition(|&i| items[i].fixed.is_some());
     // What is always there is in everybody's way wherever it lies: it goes to the bottom, once and for all.
-    let (always, others): (Vec<usize>, Vec<usize>) = free.into_iter().partition(|&i| given.is_empty() && length(i) == u64::from(last));
+    let (always, others): (Vec<usize>, Vec<usize>) =
+        free.into_iter().partition(|&i| given.is_empty() && length(i) == u64::from(last));
     let start = Start::new(items, &always, given);
     let mut by_size = others.clone();
     by_size.sort_by_key(|&i| (std::cmp::Reverse(items[i].bytes), std::cmp::Reverse(length(i)), i));
@@ -35,11 +37,14 @@ pub fn place(items: &[Item], capacity: u64) -> Layout {
     let load = load(items);
     let aim = (load + load / CLOSE).min(capacity.max(load));
     if start.given.is_empty() && best.height > aim {
-        let which: Vec<u32> = others.iter().map(|&i| u32::try_from(i).unwrap_or(u32::MAX)).collect();
+        let which: Vec<u32> =
+            others.iter().map(|&i| u32::try_from(i).unwrap_or(u32::MAX)).collect();
         let cliques = Cliques::of(items);
         let orders = Orders::of(items, &cliques, &which);
         for number in 0..2 {
-            if let Some(lower) = skyline(items, &cliques, &orders.order(number), &start.layout, best.height - 1) {
+            if let Some(lower) =
+                skyline(items, &cliques, &orders.order(number), &start.layout, best.height - 1)
+            {
                 best = lower;
             }
             if best.height <= aim {
@@ -53,14 +58,19 @@ pub fn place(items: &[Item], capacity: u64) -> Layout {
     let mut by_life = others;
     by_life.sort_by_key(|&i| (std::cmp::Reverse(length(i)), std::cmp::Reverse(items[i].bytes), i));
     let mut by_area = by_size.clone();
-    by_area.sort_by_key(|&i| (std::cmp::Reverse(u128::from(items[i].bytes) * u128::from(length(i))), i));
+    by_area.sort_by_key(|&i| {
+        (std::cmp::Reverse(u128::from(items[i].bytes) * u128::from(length(i))), i)
+    });
     let fewest = if items.len() > MANY { 1 } else { TRIES.0 };
     let tries = (PAIRS / (by_size.len() * by_size.len()).max(1)).clamp(fewest, TRIES.1);
     for first in [by_size, by_area, by_life] {
         let mut order = first;
         for _ in 0..tries {
             let layout = first_fit(items, &order, &start);
-            let (height, top) = (layout.height, order.iter().position(|&i| layout.offsets[i] + items[i].bytes == layout.height));
+            let (height, top) = (
+                layout.height,
+                order.iter().position(|&i| layout.offsets[i] + items[i].bytes == layout.height),
+            );
             if height < best.height {
                 best = layout;
             }

@@ -35,7 +35,8 @@ const FAR: u64 = 16;
 /// The lowest layout found, or the first within `capacity`. The exact search takes `effort` steps over the number of large items.
 pub(super) fn place(items: &[Item], capacity: u64, effort: u64) -> Layout {
     let last = items.iter().flat_map(|i| &i.spans).map(|s| s.1).max().unwrap_or(0);
-    let (always, others): (Vec<usize>, Vec<usize>) = (0..items.len()).partition(|&i| items[i].spans == [(0, last)]);
+    let (always, others): (Vec<usize>, Vec<usize>) =
+        (0..items.len()).partition(|&i| items[i].spans == [(0, last)]);
     let start = Start::new(items, &always, Vec::new());
     let bottom = start.layout.height;
     let (large, small, load) = split(items, others, last, bottom);
@@ -53,10 +54,19 @@ pub(super) fn place(items: &[Item], capacity: u64, effort: u64) -> Layout {
     let floor = Layout { offsets: vec![bottom; chosen.len()], height: bottom };
     let mut tried = Tried { goal, lowest: floor.clone(), best: None, whole: &mut whole };
     tried.lowest.height = u64::MAX;
-    let near = |tried: &Tried<'_>| load <= capacity && chosen.len() <= MANY && tried.lowest.height.saturating_sub(goal) <= goal / FAR;
+    let near = |tried: &Tried<'_>| {
+        load <= capacity
+            && chosen.len() <= MANY
+            && tried.lowest.height.saturating_sub(goal) <= goal / FAR
+    };
     if !quick(&chosen, &floor, &mut |found| tried.enough(found)) && near(&tried) {
-        let options = Options { effort: (effort / chosen.len().max(1) as u64).clamp(LEAST, effort), without: Vec::new() };
-        if let (Outcome::Placed(mut found), _) = search::search(&chosen, capacity - bottom, &options) {
+        let options = Options {
+            effort: (effort / chosen.len().max(1) as u64).clamp(LEAST, effort),
+            without: Vec::new(),
+        };
+        if let (Outcome::Placed(mut found), _) =
+            search::search(&chosen, capacity - bottom, &options)
+        {
             found.offsets.iter_mut().for_each(|o| *o += bottom);
             found.height += bottom;
             tried.enough(found);
@@ -135,7 +145,12 @@ fn quick(items: &[Item], floor: &Layout, enough: &mut dyn FnMut(Layout) -> bool)
 }
 
 /// Large and small items, the small ones by falling size; and the load.
-fn split(items: &[Item], mut others: Vec<usize>, last: u32, bottom: u64) -> (Vec<usize>, Vec<usize>, u64) {
+fn split(
+    items: &[Item],
+    mut others: Vec<usize>,
+    last: u32,
+    bottom: u64,
+) -> (Vec<usize>, Vec<usize>, u64) {
     others.sort_unstable_by_key(|&i| (items[i].bytes, std::cmp::Reverse(i)));
     let load = |of: &[usize]| {
         let mut change = vec![0i64; last as usize + 1];

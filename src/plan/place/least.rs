@@ -47,8 +47,15 @@ pub fn least(items: &[Item], options: &Options) -> Least {
     let mut layout = heuristic::place(items, bound);
     let mut spent = Spent::default();
     // Offsets in a layout that is pushed down are sums of sizes, raised to alignments and given offsets.
-    let unit =
-        items.iter().fold(0, |unit, i| gcd(gcd(unit, i.bytes), gcd(i.fixed.unwrap_or(0), if i.align > 1 { i.align } else { 0 }))).max(1);
+    let unit = items
+        .iter()
+        .fold(0, |unit, i| {
+            gcd(
+                gcd(unit, i.bytes),
+                gcd(i.fixed.unwrap_or(0), if i.align > 1 { i.align } else { 0 }),
+            )
+        })
+        .max(1);
     // The least that is not known to be out of reach, and what to try next.
     let mut unmet = bound;
     let mut target = bound;

@@ -79,5 +79,9 @@ const STEPS: u64 = 60_000_000;
 /// Places a plan's items quickly, aiming for `capacity`; the lowest layout found, which may be higher.
 #[must_use]
 pub fn place(items: &[Item], capacity: u64) -> Layout {
-    if items.iter().any(|i| i.fixed.is_some()) { heuristic::place(items, capacity) } else { large::place(items, capacity, STEPS) }
+    if items.iter().any(|i| i.fixed.is_some()) {
+        heuristic::place(items, capacity)
+    } else {
+        large::place(items, capacity, STEPS)
+    }
 }

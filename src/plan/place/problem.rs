@@ -76,13 +76,20 @@ struct Columns {
 impl Columns {
     fn of(header: &csv::StringRecord) -> Result<Self, String> {
         let at = |name: &str| {
-            let mut found = header.iter().enumerate().filter(|(_, h)| h.trim() == name).map(|(at, _)| at);
+            let mut found =
+                header.iter().enumerate().filter(|(_, h)| h.trim() == name).map(|(at, _)| at);
             match (found.next(), found.next()) {
-                (_, Some(_)) => Err(format!("the column `{name}` stands there twice; leave one away")),
+                (_, Some(_)) => {
+                    Err(format!("the column `{name}` stands there twice; leave one away"))
+                }
                 (found, None) => Ok(found),
             }
         };
-        let must = |name: &str| at(name)?.ok_or_else(|| format!("there is no column `{name}`; the header is id,lower,upper,size"));
+        let must = |name: &str| {
+            at(name)?.ok_or_else(|| {
+                format!("there is no column `{name}`; the header is id,lower,upper,size")
+            })
+        };
         Ok(Self {
             id: must("id")?,
             lower: must("lower")?,
@@ -101,7 +108,11 @@ impl Problem {
     /// When it can't be read, has no items or too many, or a line names the place and what would do.
     pub fn read(path: &Path) -> Result<Self, ProblemError> {
         let bytes = files::read(path, LARGEST_FILE)?;
-        let fail = |line: u64, problem: String| ProblemError::Line { path: path.to_owned(), line, problem };
+        let fail = |line: u64, problem: String| ProblemError::Line {
+            path: path.to_owned(),
+            line,
+            problem,
+        };
         let mut reader = csv::ReaderBuilder::new().has_headers(false).from_reader(&*bytes);
         let mut record = csv::StringRecord::new();
         let mut columns = None;
@@ -115,9 +126,13 @@ impl Problem {
                 Err(error) => {
                     let line = error.position().map_or(1, csv::Position::line);
                     let what = match error.kind() {
-                        csv::ErrorKind::Utf8 { .. } => "is not UTF-8 text; write it as plain CSV".to_owned(),
+                        csv::ErrorKind::Utf8 { .. } => {
+                            "is not UTF-8 text; write it as plain CSV".to_owned()
+                        }
                         csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
-                            format!("has {len} columns where the header has {expected_len}; give every row as many")
+                            format!(
+                                "has {len} columns where the header has {expected_len}; give every row as many"
+                            )
                         }
                         _ => format!("cannot be read as CSV ({error}); write id,lower,upper,size"),
                     };
@@ -130,27 +145,53 @@ impl Problem {
                 continue;
             };
             if problem.entries.len() == ROWS {
-                return Err(fail(line, format!("more than {ROWS} items; split the problem where nothing is alive")));
+                return Err(fail(
+                    line,
+                    format!("more than {ROWS} items; split the problem where nothing is alive"),
+                ));
             }
             let entry = entry(&record, columns).map_err(|e| fail(line, e))?;
             if let Some(first) = lines.insert(entry.id.clone(), line) {
-                return Err(fail(line, format!("the id `{}` stands on line {first} already; give each item its own", entry.id)));
+                return Err(fail(
+                    line,
+                    format!(
+                        "the id `{}` stands on line {first} already; give each item its own",
+                        entry.id
+                    ),
+                ));
             }
             place.push(line);
             problem.entries.push(entry);
         }
         if columns.is_none() {
-            return Err(fail(1, "the file is empty; write a header id,lower,upper,size and a row for each item".to_owned()));
+            return Err(fail(
+                1,
+                "the file is empty; write a header id,lower,upper,size and a row for each item"
+                    .to_owned(),
+            ));
         }
         if problem.entries.is_empty() {
-            return Err(fail(1, "there are no items; write a row id,lower,upper,size for each".to_owned()));
+            return Err(fail(
+                1,
+                "there are no items; write a row id,lower,upper,size for each".to_owned(),
+            ));
         }
         // Given offsets are the file's to get right.
-        let given: Vec<Held> = problem.entries.iter().enumerate().filter_map(|(i, e)| Some(held(i, e, e.offset?))).collect();
+        let given: Vec<Held> = problem
+            .entries
+            .iter()
+            .enumerate()
+            .filter_map(|(i, e)| Some(held(i, e, e.offset?)))
+            .collect();
         if let Err(check::Fault::Overlap(a, b)) = check::check(&given, u64::MAX) {
             let (a, b) = (a.min(b), a.max(b));
             let other = place[a];
-            return Err(fail(place[b], format!("its given offset clashes with that of line {other}; leave one of them empty")));
+            return Err(fail(
+                place[b],
+                format!(
+                    "its given offset clashes with that of line {other}; leave one of them empty"
+                ),
+            ));
         }
         Ok(problem)
     }
@@ -163,18 +204,27 @@ impl Problem {
         moments.sort_unstable();
         moments.dedup();
         let rank = |moment: u64| {
-            let at = if all_small { moment } else { moments.partition_point(|&m| m < moment) as u64 };
+            let at =
+                if all_small { moment } else { moments.partition_point(|&m| m < moment) as u64 };
             u32::try_from(at).unwrap_or(u32::MAX)
         };
-        let item = |e: &Entry| Item { bytes: e.size, spans: vec![(rank(e.lower), rank(e.upper))], align: e.alignment, fixed: e.offset };
+        let item = |e: &Entry| Item {
+            bytes: e.size,
+            spans: vec![(rank(e.lower), rank(e.upper))],
+            align: e.alignment,
+            fixed: e.offset,
+        };
         self.entries.iter().map(item).collect()
     }
 
     /// The moment from which the most is alive, and how much that is.
     #[must_use]
     pub fn fullest(&self) -> (u64, u64) {
-        let mut changes: Vec<(u64, bool, u64)> =
-            self.entries.iter().flat_map(|e| [(e.lower, true, e.size), (e.upper, false, e.size)]).collect();
+        let mut changes: Vec<(u64, bool, u64)> = self
+            .entries
+            .iter()
+            .flat_map(|e| [(e.lower, true, e.size), (e.upper, false, e.size)])
+            .collect();
         changes.sort_unstable();
         let (mut level, mut most) = (0, (0, 0));
         for (moment, begins, size) in changes {
@@ -195,16 +245,28 @@ impl Problem {
             return Err("there is not one offset for each item".to_owned());
         }
         for (entry, &offset) in self.entries.iter().zip(&layout.offsets) {
-            if !offset.is_multiple_of(entry.alignment) || entry.offset.is_some_and(|o| o != offset) {
+            if !offset.is_multiple_of(entry.alignment) || entry.offset.is_some_and(|o| o != offset)
+            {
                 return Err(format!("item `{}` does not lie where it must", entry.id));
             }
         }
-        let all: Vec<Held> = self.entries.iter().zip(&layout.offsets).enumerate().map(|(i, (e, &o))| held(i, e, o)).collect();
+        let all: Vec<Held> = self
+            .entries
+            .iter()
+            .zip(&layout.offsets)
+            .enumerate()
+            .map(|(i, (e, &o))| held(i, e, o))
+            .collect();
         check::check(&all, capacity).map_err(|fault| match fault {
             check::Fault::Overlap(a, b) => {
-                format!("items `{}` and `{}` share bytes while both are alive", self.entries[a].id, self.entries[b].id)
+                format!(
+                    "items `{}` and `{}` share bytes while both are alive",
+                    self.entries[a].id, self.entries[b].id
+                )
             }
-            check::Fault::TooHigh(a) => format!("item `{}` ends above the capacity", self.entries[a].id),
+            check::Fault::TooHigh(a) => {
+                format!("item `{}` ends above the capacity", self.entries[a].id)
+            }
         })
     }
 
@@ -216,7 +278,13 @@ impl Problem {
         let mut writer = csv::Writer::from_writer(out);
         writer.write_record(["id", "lower", "upper", "size", "offset"])?;
         for (e, offset) in self.entries.iter().zip(&layout.offsets) {
-            writer.write_record([&*e.id, &e.lower.to_string(), &e.upper.to_string(), &e.size.to_string(), &offset.to_string()])?;
+            writer.write_record([
+                &*e.id,
+                &e.lower.to_string(),
+                &e.upper.to_string(),
+                &e.size.to_string(),
+                &offset.to_string(),
+            ])?;
         }
         writer.flush()
     }
@@ -229,7 +297,8 @@ const fn held(owner: usize, entry: &Entry, offset: u64) -> Held {
 fn entry(record: &csv::StringRecord, columns: &Columns) -> Result<Entry, String> {
     let text = |at: usize| record.get(at).unwrap_or_default().trim();
     let number = |name: &str, text: &str| -> Result<u64, String> {
-        text.parse().map_err(|_| format!("{name} is `{text}`; write a whole number from 0 to {}", u64::MAX))
+        text.parse()
+            .map_err(|_| format!("{name} is `{text}`; write a whole number from 0 to {}", u64::MAX))
     };
     let limited = |name: &str, at: usize, least: u64| {
         let value = number(name, text(at))?;
@@ -238,10 +307,11 @@ fn entry(record: &csv::StringRecord, columns: &Columns) -> Result<Entry, String>
         }
         Ok(value)
     };
-    let given = |name: &str, at: Option<usize>, least: u64| match at.filter(|&at| !text(at).is_empty()) {
-        Some(at) => limited(name, at, least).map(Some),
-        None => Ok(None),
-    };
+    let given =
+        |name: &str, at: Option<usize>, least: u64| match at.filter(|&at| !text(at).is_empty()) {
+            Some(at) => limited(name, at, least).map(Some),
+            None => Ok(None),
+        };
     let entry = Entry {
         id: text(columns.id).to_owned(),
         lower: number("lower", text(columns.lower))?,
@@ -254,10 +324,16 @@ fn entry(record: &csv::StringRecord, columns: &Columns) -> Result<Entry, String>
         return Err("the id is empty; give each item its own".to_owned());
     }
     if entry.lower >= entry.upper {
-        return Err(format!("lower is {}, upper {}; lower must be less, as upper is the first moment after", entry.lower, entry.upper));
+        return Err(format!(
+            "lower is {}, upper {}; lower must be less, as upper is the first moment after",
+            entry.lower, entry.upper
+        ));
     }
     if let Some(offset) = entry.offset.filter(|o| !o.is_multiple_of(entry.alignment)) {
-        return Err(format!("the offset {offset} is not a multiple of the alignment {}; change one of them", entry.alignment));
+        return Err(format!(
+            "the offset {offset} is not a multiple of the alignment {}; change one of them",
+            entry.alignment
+        ));
     }
     Ok(entry)
 }
@@ -270,7 +346,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("p.csv");
         std::fs::write(&path, text).unwrap();
-        Problem::read(&path).map_err(|e| e.to_string().replace(&path.display().to_string(), "p.csv"))
+        Problem::read(&path)
+            .map_err(|e| e.to_string().replace(&path.display().to_string(), "p.csv"))
     }
 
     #[test]
@@ -278,15 +355,31 @@ mod tests {
         let problem = read("size,id,lower,upper,note,alignment,offset\n4,a,0,18446744073709551615,x,,\n2,b,5,7,y,8,16\n").unwrap();
         assert_eq!(problem.fullest(), (5, 6));
         let items = problem.items();
-        assert_eq!((items[0].spans[0], items[1].spans[0], items[1].align, items[1].fixed), ((0, 3), (1, 2), 8, Some(16)));
+        assert_eq!(
+            (items[0].spans[0], items[1].spans[0], items[1].align, items[1].fixed),
+            ((0, 3), (1, 2), 8, Some(16))
+        );
         let layout = Layout { offsets: vec![0, 16], height: 18 };
         assert_eq!(problem.check(&layout, 18), Ok(18));
         assert!(problem.check(&layout, 17).unwrap_err().contains("`b` ends above"));
-        assert!(problem.check(&Layout { offsets: vec![15, 16], height: 19 }, 99).unwrap_err().contains("share bytes"));
-        assert!(problem.check(&Layout { offsets: vec![0, 24], height: 26 }, 99).unwrap_err().contains("must"));
+        assert!(
+            problem
+                .check(&Layout { offsets: vec![15, 16], height: 19 }, 99)
+                .unwrap_err()
+                .contains("share bytes")
+        );
+        assert!(
+            problem
+                .check(&Layout { offsets: vec![0, 24], height: 26 }, 99)
+                .unwrap_err()
+                .contains("must")
+        );
         let mut out = Vec::new();
         problem.write(&layout, &mut out).unwrap();
-        assert_eq!(String::from_utf8(out).unwrap(), "id,lower,upper,size,offset\na,0,18446744073709551615,4,0\nb,5,7,2,16\n");
+        assert_eq!(
+            String::from_utf8(out).unwrap(),
+            "id,lower,upper,size,offset\na,0,18446744073709551615,4,0\nb,5,7,2,16\n"
+        );
     }
 
     #[test]
@@ -306,11 +399,17 @@ mod tests {
             (format!("{head}a,-1,1,1\n"), "lower is `-1`"),
             (format!("{head},0,1,1\n"), "the id is empty"),
             (format!("{head}a,0,1\n"), "line 2: has 3 columns where the header has 4"),
-            ("id,lower,upper,size,offset\na,0,2,2,0\nb,1,2,2,1\n".to_owned(), "line 3: its given offset clashes with that of line 2"),
+            (
+                "id,lower,upper,size,offset\na,0,2,2,0\nb,1,2,2,1\n".to_owned(),
+                "line 3: its given offset clashes with that of line 2",
+            ),
             ("id,lower,upper,size,offset,alignment\na,0,2,2,3,2\n".to_owned(), "not a multiple"),
         ] {
             let problem = read(&text).unwrap_err();
-            assert!(problem.starts_with("p.csv: line ") && problem.contains(words), "{text}: {problem}");
+            assert!(
+                problem.starts_with("p.csv: line ") && problem.contains(words),
+                "{text}: {problem}"
+            );
         }
     }
 }

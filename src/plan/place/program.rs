@@ -6,12 +6,13 @@
 use std::collections::BTreeMap;
 
 use super::{Item, Layout};
-use crate::plan::emit::Emitted;
-use crate::schedule::{Place, Placement};
+use crate::contract::{Place, Placement};
+use crate::emit::Emitted;
 use crate::sim::program::{Begin, Program};
 use crate::units::{BLOCK, Bytes};
 
-const _: () = assert!(BLOCK == 512, "items are sized in blocks, so offsets are aligned without further care");
+const _: () =
+    assert!(BLOCK == 512, "items are sized in blocks, so offsets are aligned without further care");
 
 /// The items of a program, each with the residencies that share its offset.
 #[must_use]
@@ -35,7 +36,11 @@ pub fn items(program: &Program, emitted: &Emitted) -> Vec<(Item, Vec<usize>)> {
         let mut until = r.last_step.map_or(from, position) + 1;
         if let Some(copy) = r.out {
             let copy = &program.copies[copy];
-            let leaving = emitted.leaving_until.get(&copy.event).and_then(|op| step_of_operator.get(op)).map_or(0, |&s| position(s) + 1);
+            let leaving = emitted
+                .leaving_until
+                .get(&copy.event)
+                .and_then(|op| step_of_operator.get(op))
+                .map_or(0, |&s| position(s) + 1);
             until = until.max(leaving).max(copy.trigger.map_or(0, position) + 1);
         }
         if r.stays {
@@ -57,7 +62,11 @@ pub fn items(program: &Program, emitted: &Emitted) -> Vec<(Item, Vec<usize>)> {
 
 /// The placements of a layout in the order in which shared bytes pass from hand to hand.
 #[must_use]
-pub fn placements(program: &Program, items: &[(Item, Vec<usize>)], layout: &Layout) -> Vec<Placement> {
+pub fn placements(
+    program: &Program,
+    items: &[(Item, Vec<usize>)],
+    layout: &Layout,
+) -> Vec<Placement> {
     let mut all: Vec<(u32, Place, u64)> = Vec::with_capacity(program.residencies.len());
     for ((item, residencies), &offset) in items.iter().zip(&layout.offsets) {
         // Of a tensor that leaves and comes back to stay, the return is what takes its turn in the list.

@@ -61,7 +61,8 @@ const SEED: u128 = 0x6e65_6170;
 pub fn search(items: &[Item], capacity: u64, options: &Options) -> (Outcome, Spent) {
     let cliques = Cliques::of(items);
     let mut spent = Spent::default();
-    let too_high = |i: &Item| i.fixed.unwrap_or(0).checked_add(i.bytes).is_none_or(|end| end > capacity);
+    let too_high =
+        |i: &Item| i.fixed.unwrap_or(0).checked_add(i.bytes).is_none_or(|end| end > capacity);
     if items.iter().any(too_high) || cliques.load(items) > capacity {
         return (Outcome::Impossible, spent);
     }
@@ -171,7 +172,11 @@ struct Search<'a> {
 /// Moves every item by up to a fifth of the length.
 fn shuffle(by: &mut [u32], random: &mut Pcg64Mcg) {
     let reach = by.len() as u64 * 100 / 5 + 1;
-    let mut keyed: Vec<(u64, u32)> = by.iter().enumerate().map(|(at, &i)| (at as u64 * 100 + random.next_u64() % reach, i)).collect();
+    let mut keyed: Vec<(u64, u32)> = by
+        .iter()
+        .enumerate()
+        .map(|(at, &i)| (at as u64 * 100 + random.next_u64() % reach, i))
+        .collect();
     keyed.sort_unstable();
     for (slot, (_, i)) in by.iter_mut().zip(keyed) {
         *slot = i;
@@ -194,7 +199,9 @@ impl<'a> Search<'a> {
         }
         // The twin before an item: same size, same life.
         let mut alike: Vec<u32> = (0..count).collect();
-        let key = |i: u32| (items[i as usize].bytes, items[i as usize].align, &cliques.ranges[i as usize], i);
+        let key = |i: u32| {
+            (items[i as usize].bytes, items[i as usize].align, &cliques.ranges[i as usize], i)
+        };
         alike.sort_by_key(|&i| key(i));
         let mut twin = vec![None; items.len()];
         for pair in alike.windows(2) {
@@ -246,7 +253,9 @@ impl<'a> Search<'a> {
     /// Solves one part: `Some(solved)`, or `None` when the effort is spent.
     fn part(&mut self, from: usize, until: usize) -> Option<bool> {
         let orders = Orders::of(self.items, self.cliques, &self.order[from..until]);
-        let ranks: Vec<Vec<u32>> = (0..if self.on.portfolio { ORDERS } else { 1 }).map(|number| orders.order(number)).collect();
+        let ranks: Vec<Vec<u32>> = (0..if self.on.portfolio { ORDERS } else { 1 })
+            .map(|number| orders.order(number))
+            .collect();
         let mut random = Pcg64Mcg::new(SEED);
         let (mut limit, mut round) = (FIRST, 0);
         while self.spent.steps < self.effort {
@@ -314,8 +323,15 @@ impl<'a> Search<'a> {
                     self.undo(frame.mark);
                     frame.rest.clear();
                     let blame = self.blame;
-                    let concerned = |i: u32| self.cliques.ranges[i as usize].iter().any(|r| r.0 < blame.1 && blame.0 < r.1);
-                    if self.may_jump && frame.placed.is_some_and(|i| !concerned(i)) && !frame.choices.is_empty() {
+                    let concerned = |i: u32| {
+                        self.cliques.ranges[i as usize]
+                            .iter()
+                            .any(|r| r.0 < blame.1 && blame.0 < r.1)
+                    };
+                    if self.may_jump
+                        && frame.placed.is_some_and(|i| !concerned(i))
+                        && !frame.choices.is_empty()
+                    {
                         self.jumped = true;
                         frame.choices.clear();
                         frame.blame = blame;
@@ -364,7 +380,13 @@ impl<'a> Search<'a> {
     }
 
     /// Opens a node; the answer, where there is one at once.
-    fn enter(&mut self, from: usize, until: usize, last: Key, frames: &mut Vec<Frame>) -> Option<bool> {
+    fn enter(
+        &mut self,
+        from: usize,
+        until: usize,
+        last: Key,
+        frames: &mut Vec<Frame>,
+    ) -> Option<bool> {
         self.spent.nodes += 1;
         let least_end = match self.bounds(from, until, last) {
             Ok(least_end) => least_end,
@@ -378,13 +400,16 @@ impl<'a> Search<'a> {
             let offset = self.offset[i as usize];
             let live = !self.on.monotone || (offset, self.rank[i as usize]) > last;
             let dominated = self.on.dominance && offset >= least_end;
-            let second = self.on.twins && self.twin[i as usize].is_some_and(|t| self.unplaced[t as usize]);
+            let second =
+                self.on.twins && self.twin[i as usize].is_some_and(|t| self.unplaced[t as usize]);
             if live && !dominated && !second {
                 choices.push(i);
             }
         }
         if self.on.lowest {
-            choices.sort_unstable_by_key(|&i| std::cmp::Reverse((self.offset[i as usize], self.rank[i as usize])));
+            choices.sort_unstable_by_key(|&i| {
+                std::cmp::Reverse((self.offset[i as usize], self.rank[i as usize]))
+            });
         } else {
             choices.sort_unstable_by_key(|&i| std::cmp::Reverse(self.rank[i as usize]));
         }
@@ -408,7 +433,8 @@ impl<'a> Search<'a> {
         let Self { items, cliques, offset, bound, rank, order, low, sums, on, spent, .. } = self;
         let part = &order[from..until];
         let (mut least_end, mut live_end) = (u64::MAX, u64::MAX);
-        let live = |i: u32, offset: &[u64]| !on.monotone || (offset[i as usize], rank[i as usize]) > last;
+        let live =
+            |i: u32, offset: &[u64]| !on.monotone || (offset[i as usize], rank[i as usize]) > last;
         for &i in part {
             let end = offset[i as usize] + items[i as usize].bytes;
             least_end = least_end.min(end);
@@ -422,7 +448,11 @@ impl<'a> Search<'a> {
         for &i in part {
             let item = &items[i as usize];
             let passed = if on.support { live_end } else { last.0 };
-            let at = if live(i, offset) { offset[i as usize] } else { align(passed.max(offset[i as usize]).min(self.capacity), item) };
+            let at = if live(i, offset) {
+                offset[i as usize]
+            } else {
+                align(passed.max(offset[i as usize]).min(self.capacity), item)
+            };
             bound[i as usize] = at;
             if at + item.bytes > self.capacity {
                 cliques.each(i, |c| self.weight[c] += 1);
@@ -537,7 +567,10 @@ impl<'a> Search<'a> {
     /// Whether placing this item may have left unconnected parts.
     fn parted(&self, item: u32) -> bool {
         let ranges = &self.cliques.ranges[item as usize];
-        ranges.len() > 1 || ranges.iter().any(|&(low, high)| (low + 1..high).any(|border| self.crossing[border as usize] == 0))
+        ranges.len() > 1
+            || ranges.iter().any(|&(low, high)| {
+                (low + 1..high).any(|border| self.crossing[border as usize] == 0)
+            })
     }
 
     fn undo(&mut self, mark: usize) {

@@ -43,7 +43,8 @@ impl Orders {
             2 => [width, width * size, total],
             _ => [width * size, total, size],
         };
-        let mut by: Vec<([u128; 3], u32)> = self.of.iter().map(key).zip(self.which.iter().copied()).collect();
+        let mut by: Vec<([u128; 3], u32)> =
+            self.of.iter().map(key).zip(self.which.iter().copied()).collect();
         by.sort_unstable_by_key(|&(key, i)| (Reverse(key), i));
         by.into_iter().map(|(_, i)| i).collect()
     }
@@ -91,7 +92,13 @@ fn most_alive(items: &[Item], cliques: &Cliques, which: &[u32]) -> Vec<u64> {
 }
 
 /// Places all items, none below `bottom`; stops where it would rise above `limit`.
-pub(super) fn skyline(items: &[Item], cliques: &Cliques, order: &[u32], bottom: &Layout, limit: u64) -> Option<Layout> {
+pub(super) fn skyline(
+    items: &[Item],
+    cliques: &Cliques,
+    order: &[u32],
+    bottom: &Layout,
+    limit: u64,
+) -> Option<Layout> {
     let count = u32::try_from(cliques.count).unwrap_or(u32::MAX);
     let mut layout = bottom.clone();
     let mut left = order.len();
@@ -124,7 +131,9 @@ pub(super) fn skyline(items: &[Item], cliques: &Cliques, order: &[u32], bottom: 
             field.ask();
         }
         // Nothing waits for what never ends.
-        let Some(&Reverse((next, _))) = ends.peek().filter(|_| left > 0) else { return Some(layout) };
+        let Some(&Reverse((next, _))) = ends.peek().filter(|_| left > 0) else {
+            return Some(layout);
+        };
         height = next;
         while let Some(&Reverse((_, range))) = ends.peek().filter(|e| e.0.0 == height) {
             ends.pop();
@@ -214,7 +223,8 @@ impl Field {
             self.next.extend(self.within.first(start, end).map(Reverse));
         }
         if ends
-            && let (Some(&until), Some((&from, &end))) = (self.runs.get(&0), self.runs.last_key_value())
+            && let (Some(&until), Some((&from, &end))) =
+                (self.runs.get(&0), self.runs.last_key_value())
             && end == self.count
         {
             self.next.extend(self.around.first(from, until).map(Reverse));
@@ -233,7 +243,10 @@ impl Field {
                 continue;
             }
             let ranges = &cliques.ranges[order[rank as usize] as usize];
-            let taken = ranges.iter().map(|&(from, until)| (self.free_until(from), until)).find(|&(free, until)| free < until);
+            let taken = ranges
+                .iter()
+                .map(|&(from, until)| (self.free_until(from), until))
+                .find(|&(free, until)| free < until);
             if let Some((clique, _)) = taken {
                 // Whoever lies within a run is asked for again when it is.
                 if ranges.len() > 1 && goes_round(ranges, self.count).is_none() {
@@ -276,8 +289,11 @@ mod tests {
         let mut floors = vec![7u64; 64];
         let mut left: Vec<u32> = order.to_vec();
         while !left.is_empty() {
-            let slots = |i: u32| items[i as usize].spans.iter().flat_map(|&(a, b)| a as usize..b as usize);
-            let lowest = (0..left.len()).min_by_key(|&at| (slots(left[at]).map(|s| floors[s]).max().unwrap_or(0), at)).unwrap();
+            let slots =
+                |i: u32| items[i as usize].spans.iter().flat_map(|&(a, b)| a as usize..b as usize);
+            let lowest = (0..left.len())
+                .min_by_key(|&at| (slots(left[at]).map(|s| floors[s]).max().unwrap_or(0), at))
+                .unwrap();
             let i = left.remove(lowest);
             let item = &items[i as usize];
             let Some(floor) = slots(i).map(|s| floors[s]).max() else { continue };
@@ -291,7 +307,8 @@ mod tests {
 
     fn spans() -> impl Strategy<Value = Vec<(u32, u32)>> {
         let one = (0u32..30, 0u32..20).prop_map(|(from, width)| vec![(from, from + width)]);
-        let round = (0u32..20, 1u32..20).prop_map(|(until, gap)| vec![(0, until), (until + gap, 50)]);
+        let round =
+            (0u32..20, 1u32..20).prop_map(|(until, gap)| vec![(0, until), (until + gap, 50)]);
         let any = proptest::collection::vec((1u32..5, 1u32..9), 1..4).prop_map(|gaps| {
             let mut at = 0;
             let next = |(gap, width): (u32, u32)| {

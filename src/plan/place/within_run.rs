@@ -39,7 +39,13 @@ impl WithinRun {
         let leaves = lives.len().div_ceil(LEAF).next_power_of_two();
         let empty = Node { starts: (u32::MAX, 0), ends: (u32::MAX, 0), first: NONE };
         let places = if lives.is_empty() { Vec::new() } else { vec![(NONE, NONE); ranks] };
-        let mut tree = Self { leaves, nodes: vec![empty; 2 * leaves], begins: Vec::with_capacity(leaves + 1), lives, places };
+        let mut tree = Self {
+            leaves,
+            nodes: vec![empty; 2 * leaves],
+            begins: Vec::with_capacity(leaves + 1),
+            lives,
+            places,
+        };
         let all = tree.lives.len();
         tree.build(1, 0, all, true);
         tree.begins.push(u32::try_from(all).unwrap_or(NONE));
@@ -61,14 +67,19 @@ impl WithinRun {
         }
         let middle = usize::midpoint(from, until);
         if middle < until {
-            let key = |&((start, end), rank): &Life| if by_start { (start, rank) } else { (end, rank) };
+            let key =
+                |&((start, end), rank): &Life| if by_start { (start, rank) } else { (end, rank) };
             self.lives[from..until].select_nth_unstable_by_key(middle - from, key);
         }
         self.build(2 * node, from, middle, !by_start);
         self.build(2 * node + 1, middle, until, !by_start);
         let (a, b) = (self.nodes[2 * node], self.nodes[2 * node + 1]);
         let hull = |a: (u32, u32), b: (u32, u32)| (a.0.min(b.0), a.1.max(b.1));
-        self.nodes[node] = Node { starts: hull(a.starts, b.starts), ends: hull(a.ends, b.ends), first: a.first.min(b.first) };
+        self.nodes[node] = Node {
+            starts: hull(a.starts, b.starts),
+            ends: hull(a.ends, b.ends),
+            first: a.first.min(b.first),
+        };
     }
 
     /// The first rank of what starts at `from` or later and ends by `until`.
@@ -106,7 +117,9 @@ impl WithinRun {
 
     /// Takes a life away, if it is here.
     pub fn remove(&mut self, rank: u32) {
-        let Some(&(leaf, at)) = self.places.get(rank as usize).filter(|p| p.0 != NONE) else { return };
+        let Some(&(leaf, at)) = self.places.get(rank as usize).filter(|p| p.0 != NONE) else {
+            return;
+        };
         self.lives[at as usize].1 = NONE;
         let mut first = self.leaf(leaf as usize).iter().map(|l| l.1).min().unwrap_or(NONE);
         let mut node = leaf as usize + self.leaves;

@@ -45,7 +45,11 @@ impl Memory {
     /// An empty arena, with `most` lanes at most.
     #[must_use]
     pub fn new(arena: Bytes, most: usize) -> Self {
-        Self { lanes: Lanes::new(arena, Mode::Neap, most), layout: Layout::new(arena), needs: BTreeMap::new() }
+        Self {
+            lanes: Lanes::new(arena, Mode::Neap, most),
+            layout: Layout::new(arena),
+            needs: BTreeMap::new(),
+        }
     }
 
     /// The arena.
@@ -73,7 +77,13 @@ impl Memory {
     }
 
     /// Lets a job in, unless somebody who is not `out` would have to move for it.
-    pub fn admit(&mut self, job: JobId, (persistent, ephemeral): (Bytes, Bytes), join: Join, out: &BTreeSet<JobId>) -> Entry {
+    pub fn admit(
+        &mut self,
+        job: JobId,
+        (persistent, ephemeral): (Bytes, Bytes),
+        join: Join,
+        out: &BTreeSet<JobId>,
+    ) -> Entry {
         let mut next = self.clone();
         if next.lanes.admit(job, persistent, ephemeral, join).is_none() {
             return Entry::Full;
@@ -81,7 +91,9 @@ impl Memory {
         next.needs.insert(job, ephemeral);
         next.layout.follow(&next.lanes);
         let before = self.spots();
-        let moved = |(id, spot): (&JobId, &Spot)| before.get(id).is_some_and(|old| old != spot && !out.contains(id)).then_some(*id);
+        let moved = |(id, spot): (&JobId, &Spot)| {
+            before.get(id).is_some_and(|old| old != spot && !out.contains(id)).then_some(*id)
+        };
         let moves: BTreeSet<JobId> = next.spots().iter().filter_map(moved).collect();
         if !moves.is_empty() {
             return Entry::Moves(moves);
@@ -101,7 +113,8 @@ impl Memory {
     /// Where everybody is.
     #[must_use]
     pub fn spots(&self) -> BTreeMap<JobId, Spot> {
-        let places: BTreeMap<Item, (Bytes, Bytes)> = self.layout.items().map(|(item, at, size)| (item, (at, size))).collect();
+        let places: BTreeMap<Item, (Bytes, Bytes)> =
+            self.layout.items().map(|(item, at, size)| (item, (at, size))).collect();
         let spot = |(job, _, lane): (JobId, Bytes, Option<LaneId>)| {
             let lane = lane?;
             let (at, size) = places.get(&Item::Lane(lane))?;
@@ -122,10 +135,16 @@ impl Memory {
     #[must_use]
     pub fn picture(&self) -> Picture {
         let mut picture = Picture { capacity: self.arena().0, ..Picture::default() };
-        let mut places: BTreeMap<Item, u64> = self.layout.items().map(|(item, at, _)| (item, at.0)).collect();
+        let mut places: BTreeMap<Item, u64> =
+            self.layout.items().map(|(item, at, _)| (item, at.0)).collect();
         for (job, persistent, lane) in self.lanes.residents() {
             let ephemeral = self.needs.get(&job).map_or(0, |n| n.0);
-            picture.residents.push(Resident { persistent: persistent.0, at: places.remove(&Item::Persistent(job)), ephemeral, lane });
+            picture.residents.push(Resident {
+                persistent: persistent.0,
+                at: places.remove(&Item::Persistent(job)),
+                ephemeral,
+                lane,
+            });
         }
         for (lane, it) in self.lanes.lanes() {
             picture.lanes.push((lane, it.size.0, places.remove(&Item::Lane(lane))));

@@ -3,7 +3,7 @@
 //! For: running plans as lanes and policies would have it ([`crate::sim::share`] decides and simulates the same). Each job has a thread
 //! and streams of its own on a part of the shared arena ([`split`], [`memory`]); [`scheduler`] says who runs next. Jobs may come and go meanwhile, and be planned
 //! anew together. A job's numbers are what they are when it runs alone, since it sees nothing of the others but time. Not for: one job by
-//! itself ([`crate::run::run`]), several devices, jobs of other processes.
+//! itself ([`crate`]), several devices, jobs of other processes.
 
 pub mod memory;
 pub mod record;
@@ -24,8 +24,8 @@ pub use worker::Work;
 
 use super::start::Shared;
 use super::{RunError, Settings};
+use crate::contract::JobPlan;
 use crate::device::{Profile, roofline};
-use crate::schedule::JobPlan;
 use crate::sim::engine;
 use crate::sim::program::Program;
 use crate::sim::share::lanes::JobId;
@@ -169,9 +169,15 @@ impl Remote {
 fn coming(work: &Work, plan: &JobPlan, index: usize) -> Result<Coming, RunError> {
     let program = Program::placed(&work.graph, plan)?;
     let split = Split::of(&program);
-    let iteration = engine::nominal(&program, &work.profile.link).map(|run| run.iteration).unwrap_or_default();
+    let iteration =
+        engine::nominal(&program, &work.profile.link).map(|run| run.iteration).unwrap_or_default();
     Ok(Coming {
-        needs: Needs { persistent: split.persistent, ephemeral: split.ephemeral, shares: plan.window.is_some(), plan: index },
+        needs: Needs {
+            persistent: split.persistent,
+            ephemeral: split.ephemeral,
+            shares: plan.window.is_some(),
+            plan: index,
+        },
         utilisation: roofline::utilisation(&work.graph.operators, &plan.latencies, &work.profile),
         iterations: work.settings.iterations,
         iteration,
@@ -201,8 +207,10 @@ pub fn serve(
     let target = &options.settings.target;
     let mut seated = Vec::with_capacity(tenants.len());
     for tenant in tenants {
-        let coming = coming(&tenant.work, &tenant.work.plan, 0).map_err(|e| ServiceError::Job(tenant.name.clone(), e))?;
-        let (name, arena, Needs { persistent, ephemeral, .. }) = (tenant.name.clone(), options.arena, coming.needs);
+        let coming = coming(&tenant.work, &tenant.work.plan, 0)
+            .map_err(|e| ServiceError::Job(tenant.name.clone(), e))?;
+        let (name, arena, Needs { persistent, ephemeral, .. }) =
+            (tenant.name.clone(), options.arena, coming.needs);
         if persistent + ephemeral > arena {
             return Err(ServiceError::NeverFits { name, persistent, ephemeral, arena });
         }
@@ -211,7 +219,8 @@ pub fn serve(
     let shared = Shared::new(target, options.arena, &options.settings.host(options.device))
         .map_err(|f| ServiceError::Device(RunError::Device(target.name(), f.to_string())))?;
     thread::scope(|scope| {
-        let scheduler = Scheduler::new(options.policy, options.arena, options.patience, options.turn);
+        let scheduler =
+            Scheduler::new(options.policy, options.arena, options.patience, options.turn);
         let mut service = Service {
             scope,
             options,
@@ -259,15 +268,29 @@ impl<'env> Service<'_, 'env> {
         if self.seats.iter().any(|s| s.stage != Stage::Gone && s.name == tenant.name) {
             return Err(ServiceError::Twice(tenant.name));
         }
-        let id = JobId::try_from(self.seats.len()).map_err(|_| ServiceError::Twice(tenant.name.clone()))?;
+        let id = JobId::try_from(self.seats.len())
+            .map_err(|_| ServiceError::Twice(tenant.name.clone()))?;
         let (commands, told) = channel();
         let (arena, shared, said) = (self.options.arena, self.shared, self.mailbox.sender.clone());
         let work = Arc::new(tenant.work);
         self.records.came(&tenant.name, tenant.submit, &coming);
         let plans = vec![work.plan.clone()];
         let mine = Arc::clone(&work);
-        self.scope.spawn(move || worker::work(&mine, arena, shared, &told, &|what| drop(said.send(Message::Said(id, what)))));
-        self.seats.push(Seat { name: tenant.name, work, commands, coming, submit: tenant.submit, stage: Stage::Coming, plans, follows: 0 });
+        self.scope.spawn(move || {
+            worker::work(&mine, arena, shared, &told, &|what| {
+                drop(said.send(Message::Said(id, what)))
+            })
+        });
+        self.seats.push(Seat {
+            name: tenant.name,
+            work,
+            commands,
+            coming,
+            submit: tenant.submit,
+            stage: Stage::Coming,
+            plans,
+            follows: 0,
+        });
         Ok(())
     }
 
@@ -276,7 +299,9 @@ impl<'env> Service<'_, 'env> {
         let mut early = Vec::new();
         while self.seats.iter().any(|s| s.stage == Stage::Coming) {
             match self.mailbox.messages.recv() {
-                Ok(Message::Said(id, Said::Failed(error))) => return Err(ServiceError::Job(self.seats[id as usize].name.clone(), error)),
+                Ok(Message::Said(id, Said::Failed(error))) => {
+                    return Err(ServiceError::Job(self.seats[id as usize].name.clone(), error));
+                }
                 Ok(Message::Said(id, _)) => self.seats[id as usize].stage = Stage::Early,
                 Ok(asked) => early.push(asked),
                 Err(_) => break,
@@ -296,9 +321,13 @@ impl<'env> Service<'_, 'env> {
             if !present && !self.mailbox.open {
                 return;
             }
-            let next = self.seats.iter().filter(|s| s.stage == Stage::Early).map(|s| s.submit).min();
+            let next =
+                self.seats.iter().filter(|s| s.stage == Stage::Early).map(|s| s.submit).min();
             let message = match next {
-                Some(at) => self.mailbox.messages.recv_timeout(Duration::from_nanos(at.saturating_sub(self.now()).0)),
+                Some(at) => self
+                    .mailbox
+                    .messages
+                    .recv_timeout(Duration::from_nanos(at.saturating_sub(self.now()).0)),
                 None => self.mailbox.messages.recv().map_err(|_| RecvTimeoutError::Disconnected),
             };
             match message {
@@ -328,7 +357,10 @@ impl<'env> Service<'_, 'env> {
                 self.changed();
             } else {
                 let needs = seat.coming.needs;
-                let all = format!("it never fits: it needs {} + {} of {}", needs.persistent, needs.ephemeral, self.options.arena);
+                let all = format!(
+                    "it never fits: it needs {} + {} of {}",
+                    needs.persistent, needs.ephemeral, self.options.arena
+                );
                 self.gone(job, Verdict::Refused(all), notice);
             }
         }
@@ -354,23 +386,30 @@ impl<'env> Service<'_, 'env> {
                 self.records.outcome(id, *outcome);
                 self.gone(id, verdict, notice);
             }
-            Message::Said(id, Said::Failed(error)) => self.gone(id, Verdict::Failed(error.to_string()), notice),
+            Message::Said(id, Said::Failed(error)) => {
+                self.gone(id, Verdict::Failed(error.to_string()), notice)
+            }
             Message::Asked(Request::Close) => self.mailbox.open = false,
             Message::Asked(Request::Submit(mut tenant)) => {
                 tenant.submit = now;
                 let name = tenant.name.clone();
-                let seated = coming(&tenant.work, &tenant.work.plan, 0).map_err(|e| ServiceError::Job(name.clone(), e));
+                let seated = coming(&tenant.work, &tenant.work.plan, 0)
+                    .map_err(|e| ServiceError::Job(name.clone(), e));
                 if let Err(error) = seated.and_then(|coming| self.seat(*tenant, coming)) {
                     let verdict = Verdict::Refused(error.to_string());
                     notice(Notice::Ended(&name, &verdict));
                     self.records.refused(&name, now, verdict);
                 }
             }
-            Message::Asked(Request::End(name)) => match self.seats.iter().position(|s| s.stage != Stage::Gone && s.name == name) {
-                Some(id) if self.seats[id].stage == Stage::There => self.scheduler.stop(id as JobId),
-                Some(id) => drop(self.seats[id].commands.send(Command::Stop)),
-                None => notice(Notice::Unknown(&name)),
-            },
+            Message::Asked(Request::End(name)) => {
+                match self.seats.iter().position(|s| s.stage != Stage::Gone && s.name == name) {
+                    Some(id) if self.seats[id].stage == Stage::There => {
+                        self.scheduler.stop(id as JobId)
+                    }
+                    Some(id) => drop(self.seats[id].commands.send(Command::Stop)),
+                    None => notice(Notice::Unknown(&name)),
+                }
+            }
             Message::Planned(number, plans) => self.planned(number, plans, notice),
         }
     }
@@ -412,7 +451,11 @@ impl<'env> Service<'_, 'env> {
         }
         self.records.used(self.scheduler.memory().used());
         for (id, seat) in self.seats.iter().enumerate().filter(|(_, s)| s.stage == Stage::There) {
-            let why = if self.records.must_tell(id as JobId) { self.scheduler.waits_for(id as JobId) } else { None };
+            let why = if self.records.must_tell(id as JobId) {
+                self.scheduler.waits_for(id as JobId)
+            } else {
+                None
+            };
             if let Some(why) = why {
                 notice(Notice::Queued(&seat.name, why.clone()));
                 self.records.waits(id as JobId, why);
@@ -427,12 +470,19 @@ impl<'env> Service<'_, 'env> {
     }
 
     fn plan(&mut self) {
-        let Some(planner) = self.options.planner.filter(|_| self.planning.is_none()) else { return };
-        let jobs: Vec<JobId> = (0..).zip(&self.seats).filter(|(_, s)| s.stage == Stage::There).map(|(id, _)| id).collect();
+        let Some(planner) = self.options.planner.filter(|_| self.planning.is_none()) else {
+            return;
+        };
+        let jobs: Vec<JobId> = (0..)
+            .zip(&self.seats)
+            .filter(|(_, s)| s.stage == Stage::There)
+            .map(|(id, _)| id)
+            .collect();
         if jobs.is_empty() {
             return;
         }
-        let works: Vec<Arc<Work>> = jobs.iter().map(|id| Arc::clone(&self.seats[*id as usize].work)).collect();
+        let works: Vec<Arc<Work>> =
+            jobs.iter().map(|id| Arc::clone(&self.seats[*id as usize].work)).collect();
         let (number, arena, sender) = (self.asked, self.options.arena, self.mailbox.sender.clone());
         self.planning = Some((number, jobs));
         self.scope.spawn(move || {
@@ -441,7 +491,12 @@ impl<'env> Service<'_, 'env> {
         });
     }
 
-    fn planned(&mut self, number: u64, plans: Result<Vec<JobPlan>, String>, notice: &mut dyn FnMut(Notice<'_>)) {
+    fn planned(
+        &mut self,
+        number: u64,
+        plans: Result<Vec<JobPlan>, String>,
+        notice: &mut dyn FnMut(Notice<'_>),
+    ) {
         let Some((_, jobs)) = self.planning.take() else { return };
         if number != self.asked {
             // Others are there by now.
@@ -454,7 +509,9 @@ impl<'env> Service<'_, 'env> {
                 if seat.plans.last() == Some(&plan) {
                     continue;
                 }
-                let needs = coming(&seat.work, &plan, seat.plans.len()).map_err(|e| format!("`{}`: {e}", seat.name))?.needs;
+                let needs = coming(&seat.work, &plan, seat.plans.len())
+                    .map_err(|e| format!("`{}`: {e}", seat.name))?
+                    .needs;
                 seat.plans.push(plan);
                 self.scheduler.replanned(id, needs);
                 changed += 1;

@@ -2,7 +2,7 @@
 //!
 //! Not for: decisions.
 
-use crate::run::Outcome;
+use crate::Outcome;
 use crate::sim::share::lanes::JobId;
 use crate::units::{Bytes, Nanos};
 
@@ -154,7 +154,13 @@ impl Records {
 
     /// A job has no seat.
     pub fn refused(&mut self, name: &str, now: Nanos, verdict: Verdict) {
-        self.report.jobs.push(JobReport { name: name.to_owned(), submitted: now, ended: now, verdict, ..JobReport::default() });
+        self.report.jobs.push(JobReport {
+            name: name.to_owned(),
+            submitted: now,
+            ended: now,
+            verdict,
+            ..JobReport::default()
+        });
     }
 
     /// It is the scheduler's.
@@ -170,8 +176,11 @@ impl Records {
     /// A time with the same jobs is over.
     fn turn_over(&mut self, now: Nanos) {
         let (jobs, from) = (&self.report.jobs, self.since);
-        let service: Vec<(usize, Nanos)> =
-            self.there.iter().map(|&(place, had)| (place, jobs[place].service.saturating_sub(had))).collect();
+        let service: Vec<(usize, Nanos)> = self
+            .there
+            .iter()
+            .map(|&(place, had)| (place, jobs[place].service.saturating_sub(had)))
+            .collect();
         if !service.is_empty() && from < now {
             self.report.stretches.push(Stretch { from, to: now, service });
         }

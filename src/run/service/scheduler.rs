@@ -104,7 +104,8 @@ impl Scheduler {
     /// An empty device. From `patience` on a job is overdue; `turn` is the least service for which memory is moved between turns.
     #[must_use]
     pub fn new(policy: &'static dyn Policy, arena: Bytes, patience: Nanos, turn: Nanos) -> Self {
-        let most = if matches!(policy.style(), Style::One { .. } | Style::Rotating) { 1 } else { MOST };
+        let most =
+            if matches!(policy.style(), Style::One { .. } | Style::Rotating) { 1 } else { MOST };
         let memory = Memory::new(arena, most);
         Self { policy, patience, turn, memory, jobs: BTreeMap::new(), room_for: None }
     }
@@ -139,7 +140,9 @@ impl Scheduler {
 
     /// A job has another plan, which it follows as soon as there is room for that.
     pub fn replanned(&mut self, job: JobId, needs: Needs) {
-        if let Some(tenant) = self.jobs.get_mut(&job).filter(|_| self.memory.ever(needs.persistent, needs.ephemeral)) {
+        if let Some(tenant) =
+            self.jobs.get_mut(&job).filter(|_| self.memory.ever(needs.persistent, needs.ephemeral))
+        {
             if tenant.state == State::Waiting {
                 tenant.needs = needs;
             } else {
@@ -189,13 +192,25 @@ impl Scheduler {
     pub fn waits_for(&self, job: JobId) -> Option<String> {
         let tenant = self.jobs.get(&job).filter(|t| t.state == State::Waiting)?;
         let (free, needs) = (self.memory.free(), tenant.needs);
-        let fits = self.memory.clone().admit(job, (needs.persistent, needs.ephemeral), self.join(&needs), &BTreeSet::new()) != Entry::Full;
+        let fits = self.memory.clone().admit(
+            job,
+            (needs.persistent, needs.ephemeral),
+            self.join(&needs),
+            &BTreeSet::new(),
+        ) != Entry::Full;
         Some(match self.policy.style() {
             Style::One { preempts: false } => "the jobs before it to end".to_owned(),
             _ if self.room_for.is_some() => "others to move together".to_owned(),
-            Style::UntilBusy { .. } if fits => "its turn: jobs with less work left keep the device busy".to_owned(),
+            Style::UntilBusy { .. } if fits => {
+                "its turn: jobs with less work left keep the device busy".to_owned()
+            }
             _ if fits => "its turn".to_owned(),
-            _ => format!("room: it needs {} + {}, of {} {free} are free", needs.persistent, needs.ephemeral, self.memory.arena()),
+            _ => format!(
+                "room: it needs {} + {}, of {} {free} are free",
+                needs.persistent,
+                needs.ephemeral,
+                self.memory.arena()
+            ),
         })
     }
 
@@ -229,14 +244,17 @@ impl Scheduler {
 
     fn leave(&mut self, job: JobId, orders: &mut Vec<Order>) {
         // Whoever has run its last iteration ends by itself.
-        if let Some(tenant) = self.jobs.get_mut(&job).filter(|t| t.state == State::Idle && t.left > 0) {
+        if let Some(tenant) =
+            self.jobs.get_mut(&job).filter(|t| t.state == State::Idle && t.left > 0)
+        {
             tenant.state = State::Leaving;
             orders.push(Order::Leave(job));
         }
     }
 
     fn stops(&mut self, orders: &mut Vec<Order>) {
-        let there = |t: &Tenant| t.left > 0 && matches!(t.state, State::Waiting | State::Idle | State::Out);
+        let there =
+            |t: &Tenant| t.left > 0 && matches!(t.state, State::Waiting | State::Idle | State::Out);
         let stop = |(id, t): (&JobId, &Tenant)| (t.stopping && there(t)).then_some(*id);
         for job in self.jobs.iter().filter_map(stop).collect::<Vec<_>>() {
             orders.push(Order::Stop(job));
@@ -248,13 +266,19 @@ impl Scheduler {
     fn moving(&mut self, orders: &mut Vec<Order>) {
         let Some((newcomer, mut moving)) = self.room_for.take() else { return };
         moving.retain(|job| self.jobs.get(job).is_some_and(|t| !t.stopping));
-        let called_off = self.jobs.get(&newcomer).is_none_or(|t| t.state != State::Waiting || t.stopping);
+        let called_off =
+            self.jobs.get(&newcomer).is_none_or(|t| t.state != State::Waiting || t.stopping);
         if called_off || moving.iter().all(|&job| self.state(job) == Some(State::Out)) {
             let entry = if called_off { Entry::Full } else { self.admit(newcomer, &moving) };
             if let Entry::Moves(more) = entry {
                 moving.extend(more);
             } else {
-                let out: Vec<JobId> = self.jobs.iter().filter(|(_, t)| t.state == State::Out).map(|(id, _)| *id).collect();
+                let out: Vec<JobId> = self
+                    .jobs
+                    .iter()
+                    .filter(|(_, t)| t.state == State::Out)
+                    .map(|(id, _)| *id)
+                    .collect();
                 out.into_iter().for_each(|job| self.enter(job, orders));
                 if entry == Entry::In {
                     self.enter(newcomer, orders);
@@ -269,7 +293,11 @@ impl Scheduler {
 
     /// Those who may run at once don't share a lane unless they were planned so; others share one.
     fn join(&self, needs: &Needs) -> Join {
-        if needs.shares || matches!(self.policy.style(), Style::One { .. } | Style::Rotating) { Join::Share } else { Join::Own }
+        if needs.shares || matches!(self.policy.style(), Style::One { .. } | Style::Rotating) {
+            Join::Share
+        } else {
+            Join::Own
+        }
     }
 
     fn admit(&mut self, job: JobId, out: &BTreeSet<JobId>) -> Entry {
@@ -278,7 +306,8 @@ impl Scheduler {
     }
 
     fn enter(&mut self, job: JobId, orders: &mut Vec<Order>) {
-        if let (Some(spot), Some(tenant)) = (self.memory.spots().get(&job), self.jobs.get_mut(&job)) {
+        if let (Some(spot), Some(tenant)) = (self.memory.spots().get(&job), self.jobs.get_mut(&job))
+        {
             tenant.state = State::Idle;
             orders.push(Order::Enter(job, *spot, tenant.needs.plan));
         }
@@ -286,7 +315,9 @@ impl Scheduler {
 
     /// Lets a waiting job in, if that goes at once; otherwise begins to make room for it by moving others together.
     fn bring_in(&mut self, job: JobId, orders: &mut Vec<Order>) -> bool {
-        if self.room_for.is_some() || self.jobs.get(&job).is_none_or(|t| t.state != State::Waiting || t.stopping) {
+        if self.room_for.is_some()
+            || self.jobs.get(&job).is_none_or(|t| t.state != State::Waiting || t.stopping)
+        {
             return false;
         }
         match self.admit(job, &BTreeSet::new()) {
@@ -305,14 +336,27 @@ impl Scheduler {
 
     /// Begins to make room for a job by sending others out, the last of `order` first, if that is enough.
     fn send_out(&mut self, job: JobId, keep: &[JobId], order: &[JobId], orders: &mut Vec<Order>) {
-        let Some(needs) = self.jobs.get(&job).filter(|t| t.state == State::Waiting).map(|t| t.needs) else { return };
+        let Some(needs) =
+            self.jobs.get(&job).filter(|t| t.state == State::Waiting).map(|t| t.needs)
+        else {
+            return;
+        };
         let bytes = (needs.persistent, needs.ephemeral);
-        let fits = |memory: &Memory| memory.clone().admit(job, bytes, self.join(&needs), &BTreeSet::new()) != Entry::Full;
+        let fits = |memory: &Memory| {
+            memory.clone().admit(job, bytes, self.join(&needs), &BTreeSet::new()) != Entry::Full
+        };
         let mut without = self.memory.clone();
-        let leaving: Vec<JobId> = self.jobs.iter().filter(|(_, t)| t.state == State::Leaving).map(|(id, _)| *id).collect();
+        let leaving: Vec<JobId> = self
+            .jobs
+            .iter()
+            .filter(|(_, t)| t.state == State::Leaving)
+            .map(|(id, _)| *id)
+            .collect();
         leaving.iter().for_each(|&l| without.leave(l));
         let mut victims = Vec::new();
-        for &other in order.iter().rev().filter(|o| **o != job && !keep.contains(o) && self.jobs.get(o).is_some_and(Tenant::inside)) {
+        for &other in order.iter().rev().filter(|o| {
+            **o != job && !keep.contains(o) && self.jobs.get(o).is_some_and(Tenant::inside)
+        }) {
             if fits(&without) {
                 break;
             }
@@ -327,15 +371,22 @@ impl Scheduler {
     /// All who are there, best first.
     fn ranked(&self, now: Nanos) -> Vec<JobId> {
         // Those that have run say by how much expectations are wrong on this device.
-        let ran = self.jobs.values().filter_map(|t| Some((u128::from(t.measured?.0), u128::from(t.expected.0))));
+        let ran = self
+            .jobs
+            .values()
+            .filter_map(|t| Some((u128::from(t.measured?.0), u128::from(t.expected.0))));
         let (took, thought) = ran.fold((0u128, 0u128), |sum, one| (sum.0 + one.0, sum.1 + one.1));
         let (took, thought) = if took == 0 || thought == 0 { (1, 1) } else { (took, thought) };
         let rank = |t: &Tenant| {
-            let iteration = t.measured.map_or_else(|| u128::from(t.expected.0) * took / thought, |m| m.0.into());
-            let remaining = Nanos(u64::try_from(iteration * u128::from(t.left)).unwrap_or(u64::MAX));
+            let iteration = t
+                .measured
+                .map_or_else(|| u128::from(t.expected.0) * took / thought, |m| m.0.into());
+            let remaining =
+                Nanos(u64::try_from(iteration * u128::from(t.left)).unwrap_or(u64::MAX));
             self.policy.rank(&Facts { submit: t.submit, remaining, utilisation: t.utilisation })
         };
-        let mut order: Vec<JobId> = self.jobs.iter().filter(|(_, t)| !t.stopping).map(|(id, _)| *id).collect();
+        let mut order: Vec<JobId> =
+            self.jobs.iter().filter(|(_, t)| !t.stopping).map(|(id, _)| *id).collect();
         order.sort_by_key(|id| self.jobs.get(id).map(|t| (rank(t), t.submit, *id)));
         if let Some(oldest) = self.overdue(now) {
             order.retain(|&j| j != oldest);
@@ -346,7 +397,8 @@ impl Scheduler {
 
     fn overdue(&self, now: Nanos) -> Option<JobId> {
         let there = self.jobs.iter().filter(|(_, t)| !t.stopping);
-        let (job, oldest) = there.min_by_key(|(id, t)| (t.submit, **id)).filter(|_| self.policy.ages())?;
+        let (job, oldest) =
+            there.min_by_key(|(id, t)| (t.submit, **id)).filter(|_| self.policy.ages())?;
         (oldest.submit.0.saturating_add(self.patience.0) <= now.0).then_some(*job)
     }
 
@@ -363,7 +415,12 @@ impl Scheduler {
         for &job in order {
             self.bring_in(job, orders);
         }
-        order.iter().copied().find(|j| self.jobs.get(j).is_some_and(Tenant::inside)).into_iter().collect()
+        order
+            .iter()
+            .copied()
+            .find(|j| self.jobs.get(j).is_some_and(Tenant::inside))
+            .into_iter()
+            .collect()
     }
 
     /// Everyone who fits, in order.
@@ -378,15 +435,24 @@ impl Scheduler {
 
     /// One at a time, whoever has had least. Who waits outside comes in once it is behind by more than a turn.
     fn least_served(&mut self, order: &[JobId], orders: &mut Vec<Order>) -> Vec<JobId> {
-        let turns = |jobs: &BTreeMap<JobId, Tenant>, j: &JobId| jobs.get(j).map_or(u64::MAX, |t| t.turns);
+        let turns =
+            |jobs: &BTreeMap<JobId, Tenant>, j: &JobId| jobs.get(j).map_or(u64::MAX, |t| t.turns);
         let mut by_turns = order.to_vec();
         by_turns.sort_by_key(|j| (turns(&self.jobs, j), *j));
-        let inside = |jobs: &BTreeMap<JobId, Tenant>| by_turns.iter().copied().find(|j| jobs.get(j).is_some_and(Tenant::inside));
+        let inside = |jobs: &BTreeMap<JobId, Tenant>| {
+            by_turns.iter().copied().find(|j| jobs.get(j).is_some_and(Tenant::inside))
+        };
         for &job in &by_turns {
-            if self.state(job) != Some(State::Waiting) || self.bring_in(job, orders) || !self.policy.moves() || self.room_for.is_some() {
+            if self.state(job) != Some(State::Waiting)
+                || self.bring_in(job, orders)
+                || !self.policy.moves()
+                || self.room_for.is_some()
+            {
                 continue;
             }
-            let behind = |i: JobId| turns(&self.jobs, &job).saturating_add(self.turn.0) < turns(&self.jobs, &i);
+            let behind = |i: JobId| {
+                turns(&self.jobs, &job).saturating_add(self.turn.0) < turns(&self.jobs, &i)
+            };
             if inside(&self.jobs).is_none_or(behind) {
                 // Until it is in nobody else comes in, and nobody runs.
                 self.send_out(job, &[], &by_turns, orders);
@@ -398,13 +464,18 @@ impl Scheduler {
 
     /// The best until the device is busy.
     fn until_busy(&mut self, order: &[JobId], now: Nanos, orders: &mut Vec<Order>) -> Vec<JobId> {
-        let ranked: Vec<(JobId, u32)> = order.iter().filter_map(|j| Some((*j, self.jobs.get(j)?.utilisation))).collect();
+        let ranked: Vec<(JobId, u32)> =
+            order.iter().filter_map(|j| Some((*j, self.jobs.get(j)?.utilisation))).collect();
         let overdue = self.overdue(now).is_some_and(|j| self.state(j) == Some(State::Waiting));
         // Those planned to share need one lane among them.
         let (mut taken, mut lane) = (Bytes::ZERO, Bytes::ZERO);
         let wanted = choose(ranked.into_iter(), MOST, overdue, |job| {
             let Some(needs) = self.jobs.get(&job).map(|t| t.needs) else { return false };
-            let (own, shared) = if needs.shares { (Bytes::ZERO, lane.max(needs.ephemeral)) } else { (needs.ephemeral, lane) };
+            let (own, shared) = if needs.shares {
+                (Bytes::ZERO, lane.max(needs.ephemeral))
+            } else {
+                (needs.ephemeral, lane)
+            };
             let fits = taken + needs.persistent + own + shared <= self.memory.arena();
             if fits {
                 (taken, lane) = (taken + needs.persistent + own, shared);
@@ -427,11 +498,18 @@ impl Scheduler {
         if self.room_for.is_some() {
             return;
         }
-        let replanned = |(id, t): (&JobId, &Tenant)| (t.state == State::Idle).then_some((*id, t.next?));
+        let replanned =
+            |(id, t): (&JobId, &Tenant)| (t.state == State::Idle).then_some((*id, t.next?));
         for (job, next) in self.jobs.iter().filter_map(replanned).collect::<Vec<_>>() {
             let mut memory = self.memory.clone();
             memory.leave(job);
-            if memory.admit(job, (next.persistent, next.ephemeral), self.join(&next), &BTreeSet::new()) == Entry::In {
+            if memory.admit(
+                job,
+                (next.persistent, next.ephemeral),
+                self.join(&next),
+                &BTreeSet::new(),
+            ) == Entry::In
+            {
                 self.leave(job, orders);
             }
         }
@@ -441,12 +519,19 @@ impl Scheduler {
         let one = matches!(self.policy.style(), Style::One { .. } | Style::Rotating);
         let spots = self.memory.spots();
         let running = |jobs: &BTreeMap<JobId, Tenant>| -> BTreeSet<u32> {
-            jobs.iter().filter(|(_, t)| t.state == State::Running).filter_map(|(id, _)| Some(spots.get(id)?.lane)).collect()
+            jobs.iter()
+                .filter(|(_, t)| t.state == State::Running)
+                .filter_map(|(id, _)| Some(spots.get(id)?.lane))
+                .collect()
         };
         for &job in wanted {
             let busy = running(&self.jobs);
             let moving = self.room_for.as_ref().is_some_and(|(_, moving)| moving.contains(&job));
-            let Some(tenant) = self.jobs.get_mut(&job).filter(|t| t.state == State::Idle && !moving && t.left > 0) else { continue };
+            let Some(tenant) =
+                self.jobs.get_mut(&job).filter(|t| t.state == State::Idle && !moving && t.left > 0)
+            else {
+                continue;
+            };
             let Some(spot) = spots.get(&job) else { continue };
             if (one && !busy.is_empty()) || busy.contains(&spot.lane) {
                 continue;

@@ -111,7 +111,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::schedule::Place;
+    use crate::contract::Place;
     use crate::sim::program::Residency;
     use crate::sim::window::Stretches;
 
@@ -143,21 +143,36 @@ mod tests {
         let p = program(&[(0, 10, true), (10, 5, false), (100, 20, false)]);
         let split = Split::of(&p);
         assert_eq!((split.persistent, split.ephemeral), (Bytes(10), Bytes(25)));
-        let offsets: Vec<u64> = split.moved(&p, Bytes(0), Bytes(50)).residencies.iter().map(|r| r.offset.unwrap().0).collect();
+        let offsets: Vec<u64> = split
+            .moved(&p, Bytes(0), Bytes(50))
+            .residencies
+            .iter()
+            .map(|r| r.offset.unwrap().0)
+            .collect();
         assert_eq!(offsets, [0, 50, 55]);
     }
 
     #[test]
     fn what_is_kept_comes_first_wherever_it_was() {
         // Kept: 10..20 and 40..50; 45..60 crosses the second's edge, so all of 40..60 is kept.
-        let p =
-            program(&[(0, 10, false), (10, 10, true), (20, 20, false), (40, 10, true), (45, 15, false), (60, 5, false), (12, 4, false)]);
+        let p = program(&[
+            (0, 10, false),
+            (10, 10, true),
+            (20, 20, false),
+            (40, 10, true),
+            (45, 15, false),
+            (60, 5, false),
+            (12, 4, false),
+        ]);
         let split = Split::of(&p);
         assert_eq!((split.persistent, split.ephemeral), (Bytes(30), Bytes(35)));
         let moved = split.moved(&p, Bytes(1000), Bytes(2000));
         let offsets: Vec<u64> = moved.residencies.iter().map(|r| r.offset.unwrap().0).collect();
         assert_eq!(offsets, [2000, 1000, 2010, 1010, 1015, 2030, 1002]);
-        assert_eq!(Split::of(&program(&[])), Split { persistent: Bytes::ZERO, ephemeral: Bytes::ZERO, pieces: Vec::new() });
+        assert_eq!(
+            Split::of(&program(&[])),
+            Split { persistent: Bytes::ZERO, ephemeral: Bytes::ZERO, pieces: Vec::new() }
+        );
     }
 
     proptest! {

@@ -45,16 +45,40 @@ impl World {
     fn new(policy: &str, arena: u64, turn: u64) -> Self {
         let policy = policy::find(policy).unwrap();
         let one = matches!(policy.name(), "fifo" | "srtf" | "fair");
-        Self { scheduler: Scheduler::new(policy, Bytes(arena), Nanos(10_000), Nanos(turn)), bodies: BTreeMap::new(), arena, one, now: 0 }
+        Self {
+            scheduler: Scheduler::new(policy, Bytes(arena), Nanos(10_000), Nanos(turn)),
+            bodies: BTreeMap::new(),
+            arena,
+            one,
+            now: 0,
+        }
     }
 
-    fn submit(&mut self, job: u32, (persistent, ephemeral, iterations, time, utilisation): (u64, u64, u32, u64, u32)) -> bool {
-        let needs = Needs { persistent: Bytes(persistent), ephemeral: Bytes(ephemeral), shares: utilisation % 3 == 0, plan: 0 };
+    fn submit(
+        &mut self,
+        job: u32,
+        (persistent, ephemeral, iterations, time, utilisation): (u64, u64, u32, u64, u32),
+    ) -> bool {
+        let needs = Needs {
+            persistent: Bytes(persistent),
+            ephemeral: Bytes(ephemeral),
+            shares: utilisation % 3 == 0,
+            plan: 0,
+        };
         let coming = Coming { needs, utilisation, iterations, iteration: Nanos(time) };
         let taken = self.scheduler.submit(job, &coming, Nanos(self.now));
         assert_eq!(taken, persistent + ephemeral <= self.arena);
         if taken {
-            let body = Body { needs, next: None, doing: Doing::Outside, spot: None, left: iterations, time, service: 0, ended: None };
+            let body = Body {
+                needs,
+                next: None,
+                doing: Doing::Outside,
+                spot: None,
+                left: iterations,
+                time,
+                service: 0,
+                ended: None,
+            };
             self.bodies.insert(job, body);
         }
         taken
@@ -85,7 +109,10 @@ impl World {
                 }
                 Order::Stop(job) => {
                     let body = self.bodies.get_mut(&job).unwrap();
-                    assert!(matches!(body.doing, Doing::Inside | Doing::Outside), "{job} is told to stop");
+                    assert!(
+                        matches!(body.doing, Doing::Inside | Doing::Outside),
+                        "{job} is told to stop"
+                    );
                     body.doing = Doing::Ending;
                 }
             }
@@ -117,7 +144,8 @@ impl World {
     /// Something that can happen does, chosen by a number; false when nothing can.
     fn happen(&mut self, choice: u64) -> bool {
         let busy = |b: &Body| matches!(b.doing, Doing::Running | Doing::Leaving | Doing::Ending);
-        let can: Vec<u32> = self.bodies.iter().filter(|(_, b)| busy(b)).map(|(id, _)| *id).collect();
+        let can: Vec<u32> =
+            self.bodies.iter().filter(|(_, b)| busy(b)).map(|(id, _)| *id).collect();
         if can.is_empty() {
             return false;
         }
@@ -153,9 +181,20 @@ impl World {
     }
 
     fn replan(&mut self, job: u32, persistent: u64, ephemeral: u64) {
-        let Some(body) = self.bodies.get_mut(&job).filter(|b| b.ended.is_none() && persistent + ephemeral <= self.arena) else { return };
+        let Some(body) = self
+            .bodies
+            .get_mut(&job)
+            .filter(|b| b.ended.is_none() && persistent + ephemeral <= self.arena)
+        else {
+            return;
+        };
         let plan = body.next.map_or(body.needs.plan, |n| n.plan) + 1;
-        let needs = Needs { persistent: Bytes(persistent), ephemeral: Bytes(ephemeral), shares: plan % 2 == 0, plan };
+        let needs = Needs {
+            persistent: Bytes(persistent),
+            ephemeral: Bytes(ephemeral),
+            shares: plan % 2 == 0,
+            plan,
+        };
         body.next = Some(needs);
         self.scheduler.replanned(job, needs);
     }

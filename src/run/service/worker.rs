@@ -7,16 +7,16 @@ use std::sync::mpsc::Receiver;
 
 use super::memory::Spot;
 use super::split::Split;
+use crate::backend::{Measured, host};
+use crate::contract::JobPlan;
 use crate::device::Profile;
 use crate::job::Graph;
 use crate::plan::Method;
-use crate::run::device::{Measured, host};
-use crate::run::session::{End, Job, Next, Pilot};
-use crate::run::start::Shared;
-use crate::run::{Outcome, RunError, Settings};
-use crate::schedule::JobPlan;
+use crate::session::{End, Job, Next, Pilot};
 use crate::sim::program::Program;
+use crate::start::Shared;
 use crate::units::{Bytes, Nanos};
+use crate::{Outcome, RunError, Settings};
 
 /// What a worker is told.
 #[derive(Clone, Debug)]
@@ -62,12 +62,21 @@ pub struct Work {
 }
 
 /// Does a job, told by `commands`.
-pub fn work(work: &Work, arena: Bytes, shared: &Shared, commands: &Receiver<Command>, said: &dyn Fn(Said)) {
+pub fn work(
+    work: &Work,
+    arena: Bytes,
+    shared: &Shared,
+    commands: &Receiver<Command>,
+    said: &dyn Fn(Said),
+) {
     let result = catch_unwind(AssertUnwindSafe(|| go(work, arena, shared, commands, said)));
     let last = match result {
         Ok(Ok((outcome, whole))) => Said::Ended(outcome, whole),
         Ok(Err(error)) => Said::Failed(error),
-        Err(_) => Said::Failed(RunError::Device(work.settings.target.name(), "the job's thread broke off".to_owned())),
+        Err(_) => Said::Failed(RunError::Device(
+            work.settings.target.name(),
+            "the job's thread broke off".to_owned(),
+        )),
     };
     said(last);
 }
@@ -79,7 +88,8 @@ fn go(
     commands: &Receiver<Command>,
     said: &dyn Fn(Said),
 ) -> Result<(Box<Outcome>, bool), RunError> {
-    let mut job = Job::new(host::kernels::find, &work.graph, &work.profile, &work.settings, Some(shared))?;
+    let mut job =
+        Job::new(host::kernels::find, &work.graph, &work.profile, &work.settings, Some(shared))?;
     job.libraries.clone_from(&work.plan.libraries);
     let mut plan = work.plan.clone();
     let mut program = Program::placed(&work.graph, &plan)?;

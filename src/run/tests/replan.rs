@@ -8,14 +8,15 @@ fn throttled(b: &Build, planner: &controller::Planner<'_>, iterations: u32) -> O
     // Only the link shall drift: operators are quicker than this, and no sum falls by more than all of it.
     job.latencies.iter_mut().for_each(|l| l.time = Nanos(10_000_000));
     let slow = 10_000_000;
-    let link = Link { h2d: slow, d2h: slow, h2d_contended: slow, d2h_contended: slow, overhead_ns: 1000 };
+    let link =
+        Link { h2d: slow, d2h: slow, h2d_contended: slow, d2h_contended: slow, overhead_ns: 1000 };
     let plan = Plan {
         planner: "test".into(),
         options: BTreeMap::new(),
         device: Profile { link, ..profile() },
         budget: arena,
         jobs: vec![job],
-        figures: crate::schedule::Figures::default(),
+        figures: crate::contract::Figures::default(),
     };
     let settings = Settings { throttle_later: vec![(4, 20)], ..settings(iterations) };
     let replan = Replan { planner, threshold_per_mille: 20_000 };
@@ -56,12 +57,22 @@ fn a_link_that_slows_down_brings_a_new_plan_and_the_same_results() {
     assert!(outcome.operator_ns.iter().all(|times| times.len() == 12));
     let change = outcome.changes.iter().find(|c| c.applied.is_some()).expect("the plan changes");
     assert!(change.seen >= 4 && change.applied > Some(change.seen), "{change:?}");
-    assert!(change.drift.h2d_per_mille > 20_000 || change.drift.d2h_per_mille > 20_000, "{change:?}");
+    assert!(
+        change.drift.h2d_per_mille > 20_000 || change.drift.d2h_per_mille > 20_000,
+        "{change:?}"
+    );
     assert!(change.predicted_after < change.predicted_before, "{change:?}");
     // A copy of 12 kB takes 60 ms, and the new plan has none.
-    assert!(change.measured_before > Some(Nanos(60_000_000)) && change.measured_after < change.measured_before, "{change:?}");
+    assert!(
+        change.measured_before > Some(Nanos(60_000_000))
+            && change.measured_after < change.measured_before,
+        "{change:?}"
+    );
     let asked = asked.into_inner().unwrap();
-    assert!(asked.iter().any(|(link, n)| link.h2d < 10_000_000 / 20 && *n == b.graph.operators.len()), "{asked:?}");
+    assert!(
+        asked.iter().any(|(link, n)| link.h2d < 10_000_000 / 20 && *n == b.graph.operators.len()),
+        "{asked:?}"
+    );
 }
 
 #[test]
@@ -70,7 +81,9 @@ fn a_planner_that_fails_leaves_the_plan() {
     let plain = go(&b.graph, &plan(&b.graph, Vec::new()), &settings(8)).unwrap();
     let refusing = throttled(&b, &|_, _| Err("no room".to_owned()), 8);
     assert_eq!(refusing.checksum, plain.checksum);
-    let because = |o: &Outcome| o.changes.iter().filter_map(|c| c.kept_because.clone()).collect::<Vec<_>>().join("; ");
+    let because = |o: &Outcome| {
+        o.changes.iter().filter_map(|c| c.kept_because.clone()).collect::<Vec<_>>().join("; ")
+    };
     assert!(because(&refusing).contains("no room"), "{:?}", refusing.changes);
     let panicking = throttled(&b, &|_, _| panic!("a bug"), 8);
     assert!(because(&panicking).contains("broke off"), "{:?}", panicking.changes);

@@ -94,10 +94,14 @@ fn read(text: &str) -> Result<Config, String> {
     let mut seen: Vec<&str> = Vec::new();
     let mut rest = text.as_str();
     while !rest.is_empty() {
-        let Some((key, after)) = rest.split_once(':') else { return Err(format!("`{rest}` is no option:value")) };
+        let Some((key, after)) = rest.split_once(':') else {
+            return Err(format!("`{rest}` is no option:value"));
+        };
         let value;
         if let Some(list) = after.strip_prefix('[') {
-            let Some((inside, tail)) = list.split_once(']') else { return Err(format!("the list of {key} is not closed by `]`")) };
+            let Some((inside, tail)) = list.split_once(']') else {
+                return Err(format!("the list of {key} is not closed by `]`"));
+            };
             value = &after[..inside.len() + 2];
             rest = tail;
         } else {
@@ -107,7 +111,9 @@ fn read(text: &str) -> Result<Config, String> {
         rest = match rest.strip_prefix(',') {
             Some(next) => next,
             None if rest.is_empty() => rest,
-            None => return Err(format!("after the value of {key} a comma must come, not `{rest}`")),
+            None => {
+                return Err(format!("after the value of {key} a comma must come, not `{rest}`"));
+            }
         };
         if seen.contains(&key) {
             return Err(format!("{key} is given twice"));
@@ -116,9 +122,15 @@ fn read(text: &str) -> Result<Config, String> {
         option(&mut config, key, value)?;
     }
     let large = config.large_segment;
-    for (key, value) in [("max_split_size_mb", config.max_split), ("max_non_split_rounding_mb", config.max_non_split_rounding)] {
+    for (key, value) in [
+        ("max_split_size_mb", config.max_split),
+        ("max_non_split_rounding_mb", config.max_non_split_rounding),
+    ] {
         if value.is_some_and(|v| v < large) {
-            return Err(format!("{key} must be at least the large segments' size, {} MiB", large.0 / MIB));
+            return Err(format!(
+                "{key} must be at least the large segments' size, {} MiB",
+                large.0 / MIB
+            ));
         }
     }
     Ok(config)
@@ -128,11 +140,10 @@ fn option(config: &mut Config, key: &str, value: &str) -> Result<(), String> {
     match key {
         "expandable_segments" => config.expandable = truth(key, value)?,
         "garbage_collection_threshold" => {
-            config.gc_threshold = Some(
-                share(key, value)
-                    .filter(|v| *v > 0.0 && *v < 1.0)
-                    .ok_or_else(|| format!("{key} is `{value}`; it must be a number above 0 and below 1"))?,
-            );
+            config.gc_threshold =
+                Some(share(key, value).filter(|v| *v > 0.0 && *v < 1.0).ok_or_else(|| {
+                    format!("{key} is `{value}`; it must be a number above 0 and below 1")
+                })?);
         }
         "large_segment_size_mb" => {
             config.large_segment = mebibytes(key, value)?;
@@ -143,17 +154,18 @@ fn option(config: &mut Config, key: &str, value: &str) -> Result<(), String> {
         "max_non_split_rounding_mb" => config.max_non_split_rounding = Some(mebibytes(key, value)?),
         "max_split_size_mb" => config.max_split = Some(mebibytes(key, value)?),
         "per_process_memory_fraction" => {
-            config.memory_fraction = Some(
-                share(key, value)
-                    .filter(|v| (0.0..=1.0).contains(v))
-                    .ok_or_else(|| format!("{key} is `{value}`; it must be a number from 0 to 1"))?,
-            );
+            config.memory_fraction =
+                Some(share(key, value).filter(|v| (0.0..=1.0).contains(v)).ok_or_else(|| {
+                    format!("{key} is `{value}`; it must be a number from 0 to 1")
+                })?);
         }
         "roundup_power2_divisions" => config.divisions = divisions(key, value)?,
         "backend" => match value {
             "native" => {}
             "cudaMallocAsync" | "hipMallocAsync" => {
-                return Err(format!("{key}:{value} leaves memory to the driver's own pool, whose rules are not public and not modelled"));
+                return Err(format!(
+                    "{key}:{value} leaves memory to the driver's own pool, whose rules are not public and not modelled"
+                ));
             }
             _ => return Err(format!("{key} is `{value}`; the only one modelled is native")),
         },
@@ -184,7 +196,11 @@ fn truth(key: &str, value: &str) -> Result<bool, String> {
 
 fn whole(key: &str, value: &str) -> Result<u64, String> {
     let digits = !value.is_empty() && value.bytes().all(|b| b.is_ascii_digit());
-    value.parse().ok().filter(|_| digits).ok_or_else(|| format!("{key} is `{value}`; it must be a whole number"))
+    value
+        .parse()
+        .ok()
+        .filter(|_| digits)
+        .ok_or_else(|| format!("{key} is `{value}`; it must be a whole number"))
 }
 
 fn mebibytes(key: &str, value: &str) -> Result<Bytes, String> {
@@ -203,7 +219,10 @@ fn share(_: &str, value: &str) -> Option<f64> {
 fn divisions(key: &str, value: &str) -> Result<[u64; INTERVALS], String> {
     let steps = |text: &str, least: u64| match whole(key, text)? {
         n if n >= least && (n == 0 || n.is_power_of_two()) => Ok(n),
-        n => Err(format!("{key}: {n} steps; it must be a power of two{}", if least == 0 { ", or 0 for none" } else { "" })),
+        n => Err(format!(
+            "{key}: {n} steps; it must be a power of two{}",
+            if least == 0 { ", or 0 for none" } else { "" }
+        )),
     };
     let Some(list) = value.strip_prefix('[').and_then(|v| v.strip_suffix(']')) else {
         return Ok([steps(value, 1)?; INTERVALS]);
@@ -221,7 +240,9 @@ fn divisions(key: &str, value: &str) -> Result<[u64; INTERVALS], String> {
         }
         let megabytes = whole(key, from)?;
         if !megabytes.is_power_of_two() {
-            return Err(format!("{key}: the interval {megabytes} must be a power of two (MiB), or `>`"));
+            return Err(format!(
+                "{key}: the interval {megabytes} must be a power of two (MiB), or `>`"
+            ));
         }
         let index = (megabytes.ilog2() as usize).min(INTERVALS - 1);
         if last.is_none() {
@@ -279,7 +300,10 @@ mod tests {
             (",", "no option:value"),
         ] {
             let error = bad.parse::<Config>().unwrap_err().to_string();
-            assert!(error.contains(want) && error.contains("known are expandable_segments"), "{bad}: {error}");
+            assert!(
+                error.contains(want) && error.contains("known are expandable_segments"),
+                "{bad}: {error}"
+            );
         }
     }
 }

@@ -166,9 +166,14 @@ impl<R: Rules> Core<R> {
         let want = self.rules.want(bytes.0.min(1 << 61), stream);
         let list = self.list(&want);
         self.searches[want.pool] += 1;
-        let Some(found) = self.best_fit(list, &want).or_else(|| self.fresh_block(list, &want)) else {
+        let Some(found) = self.best_fit(list, &want).or_else(|| self.fresh_block(list, &want))
+        else {
             self.stats.ooms += 1;
-            return Err(OutOfMemory { requested: bytes, reserved: self.stats.reserved, capacity: self.device.capacity() });
+            return Err(OutOfMemory {
+                requested: bytes,
+                reserved: self.stats.reserved,
+                capacity: self.device.capacity(),
+            });
         };
         let block = self.cut(found, &want);
         let b = &mut self.blocks[block as usize];
@@ -181,7 +186,9 @@ impl<R: Rules> Core<R> {
     /// Gives a block back to its pool, merged with its free neighbours. A handle that is not of a block in use is ignored.
     pub fn free(&mut self, handle: BlockHandle) {
         let block = handle.0;
-        let Some(b) = self.blocks.get_mut(block as usize).filter(|b| b.state == State::Used) else { return };
+        let Some(b) = self.blocks.get_mut(block as usize).filter(|b| b.state == State::Used) else {
+            return;
+        };
         b.state = State::Free;
         self.stats.free(Bytes(b.size), Bytes(b.requested));
         let (prev, next) = (b.prev, b.next);
@@ -226,7 +233,12 @@ impl<R: Rules> Core<R> {
                 let mut next = Some(head);
                 while let Some(b) = next {
                     let requested = if b.state == State::Used { b.requested } else { 0 };
-                    blocks.push(BlockView { address: b.address, bytes: Bytes(b.size), requested: Bytes(requested), state: b.state });
+                    blocks.push(BlockView {
+                        address: b.address,
+                        bytes: Bytes(b.size),
+                        requested: Bytes(requested),
+                        state: b.state,
+                    });
                     next = self.blocks.get(b.next as usize);
                 }
                 // The tail without memory is addresses, not memory.
@@ -234,7 +246,13 @@ impl<R: Rules> Core<R> {
                     blocks.pop_if(|b| b.state == State::Unmapped);
                 }
                 let (stream, pool) = (head.list as usize / R::POOLS, head.list as usize % R::POOLS);
-                SegmentView { address: head.address, stream: stream as u32, pool, growing: head.growing != NONE, blocks }
+                SegmentView {
+                    address: head.address,
+                    stream: stream as u32,
+                    pool,
+                    growing: head.growing != NONE,
+                    blocks,
+                }
             })
             .collect();
         all.sort_unstable_by_key(|s| s.address);
@@ -323,7 +341,12 @@ impl<R: Rules> Core<R> {
             return found;
         }
         let b = &mut self.blocks[found as usize];
-        let rest = Block { address: b.address + want.size, size: b.size - want.size, prev: found, ..b.clone() };
+        let rest = Block {
+            address: b.address + want.size,
+            size: b.size - want.size,
+            prev: found,
+            ..b.clone()
+        };
         let next = rest.next;
         b.size = want.size;
         let rest = self.add(rest);
@@ -453,7 +476,9 @@ impl<R: Rules> Core<R> {
     /// The first block, free or unmapped, of a run of such with room for `size`; a new segment's when there is none.
     fn expandable(&mut self, list: u32, size: u64, page: u64) -> Option<u32> {
         let blocks = &self.blocks;
-        let usable = |b: u32| blocks.get(b as usize).filter(|b| matches!(b.state, State::Free | State::Unmapped));
+        let usable = |b: u32| {
+            blocks.get(b as usize).filter(|b| matches!(b.state, State::Free | State::Unmapped))
+        };
         for &unmapped in self.lists[list as usize].unmapped.values() {
             let before = blocks[unmapped as usize].prev;
             let first = if usable(before).is_some() { before } else { unmapped };
@@ -501,7 +526,12 @@ impl<R: Rules> Core<R> {
         }
         self.lists[list].unmapped.remove(&b.address);
         if mapped < b.size {
-            let rest = Block { address: b.address + mapped, size: b.size - mapped, prev: block, ..b.clone() };
+            let rest = Block {
+                address: b.address + mapped,
+                size: b.size - mapped,
+                prev: block,
+                ..b.clone()
+            };
             let (address, next) = (rest.address, rest.next);
             let rest = self.add(rest);
             self.lists[list].unmapped.insert(address, rest);

@@ -69,7 +69,8 @@ impl Device {
     /// Addresses without memory behind them, unless none are left.
     pub fn reserve(&mut self, bytes: u64) -> Option<u64> {
         let address = self.next;
-        let next = address.checked_add(bytes.next_multiple_of(GRANULE) + GAP).filter(|n| *n < END)?;
+        let next =
+            address.checked_add(bytes.next_multiple_of(GRANULE) + GAP).filter(|n| *n < END)?;
         self.next = next;
         Some(address)
     }

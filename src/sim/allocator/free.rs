@@ -52,7 +52,8 @@ impl FreeSet {
             self.firsts[number] = key;
         }
         if run.keys.len() == FULL {
-            let upper = Run { keys: run.keys.split_off(FULL / 2), blocks: run.blocks.split_off(FULL / 2) };
+            let upper =
+                Run { keys: run.keys.split_off(FULL / 2), blocks: run.blocks.split_off(FULL / 2) };
             self.firsts.insert(number + 1, upper.keys[0]);
             self.runs.insert(number + 1, upper);
         }
@@ -90,7 +91,11 @@ impl FreeSet {
         let run = self.firsts.partition_point(|f| *f <= key).saturating_sub(1);
         let keys = &self.runs.get(run)?.keys;
         let at = keys.partition_point(|k| *k < key);
-        if at < keys.len() { Some(Place { run, at }) } else { self.runs.get(run + 1).map(|_| Place { run: run + 1, at: 0 }) }
+        if at < keys.len() {
+            Some(Place { run, at })
+        } else {
+            self.runs.get(run + 1).map(|_| Place { run: run + 1, at: 0 })
+        }
     }
 
     /// The place after a place.

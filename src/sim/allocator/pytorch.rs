@@ -98,16 +98,28 @@ impl Rules for PyTorch {
     }
 
     fn fits(&self, want: &Want, block: u64) -> bool {
-        if want.size < self.max_split { block < self.max_split } else { block < want.size.saturating_add(self.max_non_split_rounding) }
+        if want.size < self.max_split {
+            block < self.max_split
+        } else {
+            block < want.size.saturating_add(self.max_non_split_rounding)
+        }
     }
 
     fn splits(&self, want: &Want, block: u64) -> bool {
         let rest = block - want.size;
-        if want.pool == SMALL_POOL || self.expandable { rest >= BLOCK } else { want.size < self.max_split && rest > SMALL }
+        if want.pool == SMALL_POOL || self.expandable {
+            rest >= BLOCK
+        } else {
+            want.size < self.max_split && rest > SMALL
+        }
     }
 
     fn page(&self, pool: usize) -> Option<u64> {
-        self.expandable.then_some(if pool == SMALL_POOL { SMALL_SEGMENT } else { self.large_segment })
+        self.expandable.then_some(if pool == SMALL_POOL {
+            SMALL_SEGMENT
+        } else {
+            self.large_segment
+        })
     }
 
     fn allows(&self, reserved: u64, segment: u64) -> bool {
@@ -134,7 +146,9 @@ impl Rules for PyTorch {
 /// Above the threshold, gives back the large pool's unsplit segments that are older than average, until it is met.
 fn collect_garbage(core: &mut Allocator) {
     let Some(threshold) = core.rules.collect_above else { return };
-    let Some(target) = core.stats().reserved.0.checked_sub(threshold).filter(|t| *t > 0) else { return };
+    let Some(target) = core.stats().reserved.0.checked_sub(threshold).filter(|t| *t > 0) else {
+        return;
+    };
     let mut left = core.releasable(LARGE_POOL);
     let mut age: u64 = left.iter().map(|(_, age)| age).sum();
     let mut reclaimed = 0;

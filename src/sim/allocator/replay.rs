@@ -1,13 +1,13 @@
 //! Request sequences through an allocator: peaks, failures, and the least device that survives.
 //!
-//! For: one replay, many replays in parallel, the search for a capacity. Not for: reading sequences ([`crate::sim::sequence`]).
+//! For: one replay, many replays in parallel, the search for a capacity. Not for: reading sequences ([`crate::sequence`]).
 
 use std::num::NonZero;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use super::{Allocator, BlockHandle, Config, GRANULE, Stats};
-use crate::sim::requests::Request;
+use crate::requests::Request;
 use crate::units::Bytes;
 
 /// The largest device that is modelled, 64 TiB: what stands for one that is never full.
@@ -41,7 +41,11 @@ impl Replay {
     /// Before the first request. `memory_fraction` as in [`Allocator::new`].
     #[must_use]
     pub fn new(config: &Config, capacity: Bytes, memory_fraction: Option<f64>) -> Self {
-        Self { allocator: Allocator::new(config, capacity, memory_fraction), handles: Vec::new(), report: Report::default() }
+        Self {
+            allocator: Allocator::new(config, capacity, memory_fraction),
+            handles: Vec::new(),
+            report: Report::default(),
+        }
     }
 
     /// Answers one request; false when it was out of memory.
@@ -62,7 +66,9 @@ impl Replay {
                     }
                 }
                 let (now, peak) = (self.allocator.stats(), &self.report.at_peak);
-                if now.reserved > peak.reserved || now.reserved == peak.reserved && now.allocated > peak.allocated {
+                if now.reserved > peak.reserved
+                    || now.reserved == peak.reserved && now.allocated > peak.allocated
+                {
                     self.report.at_peak = *now;
                     self.report.peak_index = self.report.events;
                 }
@@ -95,7 +101,12 @@ impl Replay {
 
 /// Replays all requests.
 #[must_use]
-pub fn replay(requests: &[Request], config: &Config, capacity: Bytes, memory_fraction: Option<f64>) -> Report {
+pub fn replay(
+    requests: &[Request],
+    config: &Config,
+    capacity: Bytes,
+    memory_fraction: Option<f64>,
+) -> Report {
     observe(requests, config, capacity, memory_fraction, |_, _, _| {})
 }
 
@@ -136,7 +147,7 @@ pub fn sweep(requests: &[Request], settings: &[Setting]) -> Vec<Report> {
 }
 
 /// `work(0)`, … `work(count - 1)` on all cores.
-pub(crate) fn in_parallel<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
+pub fn in_parallel<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let workers = thread::available_parallelism().map_or(1, NonZero::get).min(count);
     let next = AtomicUsize::new(0);
     let mut all: Vec<(usize, T)> = thread::scope(|scope| {
@@ -185,7 +196,11 @@ const EFFORT: u64 = 200_000_000;
 /// so the search goes from one of these to the next. With a memory fraction or growing segments behaviour depends
 /// on the capacity in more ways, and every granule is tried. [`Smallest::proven`] says whether the search got through.
 #[must_use]
-pub fn smallest_capacity(requests: &[Request], config: &Config, memory_fraction: Option<f64>) -> Option<Smallest> {
+pub fn smallest_capacity(
+    requests: &[Request],
+    config: &Config,
+    memory_fraction: Option<f64>,
+) -> Option<Smallest> {
     let granules = |bytes: u64| bytes.div_ceil(GRANULE) * GRANULE;
     let free = replay(requests, config, LARGEST_DEVICE, memory_fraction);
     if free.first_oom.is_some() {
@@ -196,7 +211,8 @@ pub fn smallest_capacity(requests: &[Request], config: &Config, memory_fraction:
         let mut replay = Replay::new(config, Bytes(capacity), memory_fraction);
         let survives = requests.iter().all(|r| replay.step(*r));
         let refused = replay.allocator.device().refused().map_or(u64::MAX, |b| granules(b.0));
-        let next = if fraction.is_some() || config.expandable { capacity + GRANULE } else { refused };
+        let next =
+            if fraction.is_some() || config.expandable { capacity + GRANULE } else { refused };
         (survives, next, replay.report.events)
     };
     let mut effort = free.events;

@@ -36,16 +36,25 @@ pub fn check(picture: &Picture) -> Result<(), String> {
     for (number, resident) in picture.residents.iter().enumerate() {
         total += u128::from(resident.persistent);
         if let Some(at) = resident.at {
-            ranges.push((at, u128::from(at) + u128::from(resident.persistent), format!("resident {number}")));
+            ranges.push((
+                at,
+                u128::from(at) + u128::from(resident.persistent),
+                format!("resident {number}"),
+            ));
         }
         if let Some(lane) = resident.lane {
             let mut found = picture.lanes.iter().filter(|l| l.0 == lane);
-            let Some((_, size, _)) = found.next() else { return Err(format!("resident {number} is in lane {lane}, which is not there")) };
+            let Some((_, size, _)) = found.next() else {
+                return Err(format!("resident {number} is in lane {lane}, which is not there"));
+            };
             if found.next().is_some() {
                 return Err(format!("lane {lane} is there twice"));
             }
             if resident.ephemeral > *size {
-                return Err(format!("resident {number} needs {} bytes in lane {lane}, which has {size}", resident.ephemeral));
+                return Err(format!(
+                    "resident {number} needs {} bytes in lane {lane}, which has {size}",
+                    resident.ephemeral
+                ));
             }
         }
     }

@@ -45,7 +45,11 @@ pub struct Speed {
 /// A workload, named net_batch.
 #[must_use]
 pub fn speed(workload: &str) -> Speed {
-    let unknown = Speed { iteration_ns: None, utilisation: WHOLE, source: "not measured: no gain is claimed" };
+    let unknown = Speed {
+        iteration_ns: None,
+        utilisation: WHOLE,
+        source: "not measured: no gain is claimed",
+    };
     let Some((net, batch)) = workload.rsplit_once('_') else { return unknown };
     let Ok(batch @ 1..=4096) = batch.parse::<u64>() else { return unknown };
     if net == "superres" && batch <= 128 {
@@ -55,7 +59,9 @@ pub fn speed(workload: &str) -> Speed {
             source: "calibrated: 300 of superres_128 gain the published factor of 2.38",
         };
     }
-    let Some((_, fixed, each)) = NETS.iter().find(|(name, ..)| *name == net) else { return unknown };
+    let Some((_, fixed, each)) = NETS.iter().find(|(name, ..)| *name == net) else {
+        return unknown;
+    };
     let (fixed, whole) = (fixed * 1000, fixed * 1000 + each * batch);
     // Rounded up: at most the whole, and never nothing.
     let utilisation = (whole - fixed * IDLE / 1000).saturating_mul(1000).div_ceil(whole) as u32;
@@ -78,7 +84,15 @@ mod tests {
         // Not used in calibrating: the measured 21 ms.
         assert_eq!(speed("alexnet_25").iteration_ns, Some(21_350_000));
         assert!(speed("alexnet_25").utilisation < speed("alexnet_100").utilisation);
-        for unknown in ["", "x", "vae_64", "resnet50_", "resnet50_0", "resnet50_99999999999999999999", "alexneteval_5"] {
+        for unknown in [
+            "",
+            "x",
+            "vae_64",
+            "resnet50_",
+            "resnet50_0",
+            "resnet50_99999999999999999999",
+            "alexneteval_5",
+        ] {
             assert_eq!(speed(unknown).utilisation, WHOLE, "{unknown}");
         }
     }

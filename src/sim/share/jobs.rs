@@ -125,15 +125,21 @@ const COLUMNS: [&str; 18] = [
 /// Naming file, line and remedy.
 pub fn read(path: &Path, memory: &Memory, margin: u32) -> Result<Trace, JobsError> {
     let content = files::read(path, LARGEST)?;
-    let fail = |line: u64, problem: String| JobsError::Content { path: path.to_owned(), line, problem };
+    let fail =
+        |line: u64, problem: String| JobsError::Content { path: path.to_owned(), line, problem };
     let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(content.as_slice());
     let broken = |e: csv::Error| fail(e.position().map_or(1, csv::Position::line), plain_csv(&e));
     let headers = reader.headers().map_err(broken)?.clone();
     if let Some(odd) = headers.iter().find(|h| !COLUMNS.contains(h)) {
-        return Err(fail(1, format!("there is no column `{odd}`; the columns are {}", COLUMNS.join(", "))));
+        return Err(fail(
+            1,
+            format!("there is no column `{odd}`; the columns are {}", COLUMNS.join(", ")),
+        ));
     }
     let place = COLUMNS.map(|name| headers.iter().position(|h| h == name));
-    if let Some(twice) = COLUMNS.iter().find(|name| headers.iter().filter(|h| h == *name).count() > 1) {
+    if let Some(twice) =
+        COLUMNS.iter().find(|name| headers.iter().filter(|h| h == *name).count() > 1)
+    {
         return Err(fail(1, format!("the column `{twice}` stands there twice; keep one")));
     }
     for (needed, why) in [("job", "a name for each"), ("submit_s", "when each comes")] {
@@ -147,10 +153,14 @@ pub fn read(path: &Path, memory: &Memory, margin: u32) -> Result<Trace, JobsErro
     while reader.read_record(&mut record).map_err(broken)? {
         let line = record.position().map_or(0, csv::Position::line);
         let row = Row { record: &record, place: &place };
-        let job = row.job(memory, path, margin, &mut known).map_err(|problem| fail(line, problem))?;
+        let job =
+            row.job(memory, path, margin, &mut known).map_err(|problem| fail(line, problem))?;
         work += u128::from(job.work.0);
         if work > ALL_WORK {
-            return Err(fail(line, "the jobs up to here have more than 18 years of work; cut the trace".into()));
+            return Err(fail(
+                line,
+                "the jobs up to here have more than 18 years of work; cut the trace".into(),
+            ));
         }
         if jobs.len() == MOST {
             return Err(fail(line, format!("more than {MOST} jobs; cut the trace")));
@@ -163,7 +173,10 @@ pub fn read(path: &Path, memory: &Memory, margin: u32) -> Result<Trace, JobsErro
     }
     let mut seen = HashSet::with_capacity(jobs.len());
     if let Some(at) = jobs.iter().position(|j| !seen.insert(&*j.name)) {
-        return Err(fail(lines[at], format!("the job `{}` is there twice; give each its own name", jobs[at].name)));
+        return Err(fail(
+            lines[at],
+            format!("the job `{}` is there twice; give each its own name", jobs[at].name),
+        ));
     }
     let sorted = jobs.is_sorted_by_key(|j| j.submit);
     jobs.sort_by_key(|j| j.submit);
@@ -173,7 +186,9 @@ pub fn read(path: &Path, memory: &Memory, margin: u32) -> Result<Trace, JobsErro
 /// What a csv error says, without its own idea of the place.
 pub(super) fn plain_csv(error: &csv::Error) -> String {
     match error.kind() {
-        csv::ErrorKind::UnequalLengths { expected_len, len, .. } => format!("has {len} cells where the heading has {expected_len}"),
+        csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
+            format!("has {len} cells where the heading has {expected_len}")
+        }
         csv::ErrorKind::Utf8 { .. } => "is not UTF-8 text; save it as such".to_owned(),
         _ => format!("{error}; write comma-separated rows"),
     }
@@ -207,21 +222,34 @@ impl Row<'_> {
     fn time(&self, name: &str) -> Result<Option<Nanos>, String> {
         let Some(text) = self.cell(name) else { return Ok(None) };
         let time = decimal(text).filter(|t| *t <= LONGEST_S * 1_000_000_000);
-        let time = time.ok_or_else(|| format!("{name}: `{text}` is not a time; write seconds from 0 to {LONGEST_S}, such as 12.5"))?;
+        let time = time.ok_or_else(|| {
+            format!(
+                "{name}: `{text}` is not a time; write seconds from 0 to {LONGEST_S}, such as 12.5"
+            )
+        })?;
         Ok(Some(Nanos(time as u64)))
     }
 
     fn size(&self, name: &str) -> Result<Option<Bytes>, String> {
         let Some(text) = self.cell(name) else { return Ok(None) };
         let size = text.parse::<Bytes>().ok().filter(|b| b.0 <= 1 << 50);
-        size.map(Some).ok_or_else(|| format!("{name}: `{text}` is not a size; write bytes, or a size such as 300MiB"))
+        size.map(Some).ok_or_else(|| {
+            format!("{name}: `{text}` is not a size; write bytes, or a size such as 300MiB")
+        })
     }
 
     /// What the row says of memory, whichever way it does.
-    fn weigh(&self, memory: &Memory, path: &Path, known: &mut BTreeMap<PathBuf, Weighed>) -> Result<Weighed, String> {
+    fn weigh(
+        &self,
+        memory: &Memory,
+        path: &Path,
+        known: &mut BTreeMap<PathBuf, Weighed>,
+    ) -> Result<Weighed, String> {
         let sizes = (self.size("persistent_bytes")?, self.size("ephemeral_bytes")?);
         let file = match (self.cell("graph"), self.cell("estimate")) {
-            (Some(_), Some(_)) => return Err("gives a graph and an estimate; keep one of them".into()),
+            (Some(_), Some(_)) => {
+                return Err("gives a graph and an estimate; keep one of them".into());
+            }
             (file, None) => file.map(|f| (f, graph as fn(&Path) -> Result<Weighed, String>)),
             (None, file) => file.map(|f| (f, estimate as _)),
         };
@@ -249,15 +277,23 @@ impl Row<'_> {
     }
 
     /// What it is admitted with, and what it then turns out to need.
-    fn admission(&self, weighed: &Weighed, margin: u32) -> Result<(Need, Option<Box<Growth>>), String> {
+    fn admission(
+        &self,
+        weighed: &Weighed,
+        margin: u32,
+    ) -> Result<(Need, Option<Box<Growth>>), String> {
         let error = match self.cell("error_percent") {
             None => None,
             Some(text) => {
                 let error = decimal(text).filter(|e| *e <= 1_000_000_000_000);
-                Some(error.ok_or_else(|| format!("error_percent: `{text}` is not a number of per cent from 0 to 1000"))?)
+                Some(error.ok_or_else(|| {
+                    format!("error_percent: `{text}` is not a number of per cent from 0 to 1000")
+                })?)
             }
         };
-        let more = |b: Bytes, error: u128| Bytes(b.0 + (u128::from(b.0) * error).div_ceil(100_000_000_000) as u64);
+        let more = |b: Bytes, error: u128| {
+            Bytes(b.0 + (u128::from(b.0) * error).div_ceil(100_000_000_000) as u64)
+        };
         let (persistent, ephemeral) = weighed.need;
         let need = match (error, weighed.margin) {
             (Some(error), _) => (more(persistent, error), more(ephemeral, error)),
@@ -272,7 +308,9 @@ impl Row<'_> {
             None => 1,
             Some(text) => {
                 let after = text.parse().ok().filter(|n| *n >= 1);
-                after.ok_or_else(|| format!("grows_after: `{text}` is not a number of iterations from 1"))?
+                after.ok_or_else(|| {
+                    format!("grows_after: `{text}` is not a number of iterations from 1")
+                })?
             }
         };
         if actual == (None, None) {
@@ -285,11 +323,18 @@ impl Row<'_> {
         if self.cell("rate_per_s").is_some() {
             return Err("an inference job's need is what is given; leave actual_persistent_bytes and actual_ephemeral_bytes empty".into());
         }
-        let true_need = (actual.0.unwrap_or(need.0).max(need.0), actual.1.unwrap_or(need.1).max(need.1));
+        let true_need =
+            (actual.0.unwrap_or(need.0).max(need.0), actual.1.unwrap_or(need.1).max(need.1));
         Ok((need, (true_need != need).then(|| Box::new(Growth { need: true_need, after }))))
     }
 
-    fn job(&self, memory: &Memory, path: &Path, margin: u32, known: &mut BTreeMap<PathBuf, Weighed>) -> Result<Job, String> {
+    fn job(
+        &self,
+        memory: &Memory,
+        path: &Path,
+        margin: u32,
+        known: &mut BTreeMap<PathBuf, Weighed>,
+    ) -> Result<Job, String> {
         let name = self.cell("job").ok_or("the row names no job; fill the column `job`")?;
         let submit = self.time("submit_s")?.ok_or("submit_s is empty; say when the job comes")?;
         let weighed = self.weigh(memory, path, known)?;
@@ -306,27 +351,39 @@ impl Row<'_> {
         }
         if let Some(text) = self.cell("utilisation") {
             let share = decimal(text).filter(|s| (1_000_000..=1_000_000_000).contains(s));
-            utilisation = (share.ok_or_else(|| format!("utilisation: `{text}` is not a share from 0.001 to 1"))? / 1_000_000) as u32;
+            utilisation = (share
+                .ok_or_else(|| format!("utilisation: `{text}` is not a share from 0.001 to 1"))?
+                / 1_000_000) as u32;
         }
         let work = match (self.time("duration_s")?, self.cell("iterations")) {
-            (Some(_), Some(_)) => return Err("gives duration_s and iterations; keep one of them".into()),
+            (Some(_), Some(_)) => {
+                return Err("gives duration_s and iterations; keep one of them".into());
+            }
             (Some(work), None) => work,
             (None, Some(text)) => {
                 let work = text.parse::<u64>().ok().and_then(|n| n.checked_mul(iteration.0));
                 let work = work.filter(|w| u128::from(*w) <= LONGEST_S * 1_000_000_000);
                 Nanos(work.ok_or_else(|| format!("iterations: `{text}` is not a number of iterations that end within {LONGEST_S} s"))?)
             }
-            (None, None) => return Err("says not how long it runs; fill duration_s or iterations".into()),
+            (None, None) => {
+                return Err("says not how long it runs; fill duration_s or iterations".into());
+            }
         };
         let priority = match self.cell("priority") {
             None => 0,
-            Some(text) => text.parse().map_err(|_| format!("priority: `{text}` is not a whole number"))?,
+            Some(text) => {
+                text.parse().map_err(|_| format!("priority: `{text}` is not a whole number"))?
+            }
         };
         let rate = match self.cell("rate_per_s") {
             None => None,
             Some(text) => {
-                let rate = decimal(text).map(|r| r / 1_000_000).filter(|r| (1..=1_000_000_000).contains(r));
-                Some(rate.ok_or_else(|| format!("rate_per_s: `{text}` is not a rate from 0.001 to 1000000"))? as u64)
+                let rate = decimal(text)
+                    .map(|r| r / 1_000_000)
+                    .filter(|r| (1..=1_000_000_000).contains(r));
+                Some(rate.ok_or_else(|| {
+                    format!("rate_per_s: `{text}` is not a rate from 0.001 to 1000000")
+                })? as u64)
             }
         };
         let kill = self.time("kill_s")?.map(|after| submit + after);
@@ -369,9 +426,13 @@ mod tests {
     #[test]
     fn rows_are_read_and_sorted() {
         let head = "job,persistent_bytes,ephemeral_bytes,submit_s,iterations,iteration_s,priority,kill_s,rate_per_s,utilisation\n";
-        let trace = parse(&format!("{head}b,1MiB,2,5,10,0.5,-2,7,1.5,0.25\na,1,2,1,3,,,,,\n")).unwrap();
+        let trace =
+            parse(&format!("{head}b,1MiB,2,5,10,0.5,-2,7,1.5,0.25\na,1,2,1,3,,,,,\n")).unwrap();
         assert!(!trace.sorted);
-        assert_eq!((&*trace.jobs[0].name, trace.jobs[0].iteration, trace.jobs[0].utilisation), ("a", ITERATION, WHOLE));
+        assert_eq!(
+            (&*trace.jobs[0].name, trace.jobs[0].iteration, trace.jobs[0].utilisation),
+            ("a", ITERATION, WHOLE)
+        );
         let b = &trace.jobs[1];
         assert_eq!(
             (b.work.0, b.kill, b.rate, b.priority, b.utilisation),
@@ -381,12 +442,18 @@ mod tests {
 
     #[test]
     fn errors_become_margins_and_what_is_more_than_them_is_growth() {
-        let head =
-            "job,persistent_bytes,ephemeral_bytes,submit_s,duration_s,error_percent,actual_persistent_bytes,actual_ephemeral_bytes\n";
-        let trace = parse(&format!("{head}a,1000,10,0,1,12.5,1100,12\nb,1000,10,0,1,,1500,5\n")).unwrap();
-        assert_eq!((trace.jobs[0].need(), &trace.jobs[0].growth), ((Bytes(1125), Bytes(12)), &None));
+        let head = "job,persistent_bytes,ephemeral_bytes,submit_s,duration_s,error_percent,actual_persistent_bytes,actual_ephemeral_bytes\n";
+        let trace =
+            parse(&format!("{head}a,1000,10,0,1,12.5,1100,12\nb,1000,10,0,1,,1500,5\n")).unwrap();
+        assert_eq!(
+            (trace.jobs[0].need(), &trace.jobs[0].growth),
+            ((Bytes(1125), Bytes(12)), &None)
+        );
         let growth = Some(Box::new(Growth { need: (Bytes(1500), Bytes(10)), after: 1 }));
-        assert_eq!((trace.jobs[1].need(), &trace.jobs[1].growth), ((Bytes(1000), Bytes(10)), &growth));
+        assert_eq!(
+            (trace.jobs[1].need(), &trace.jobs[1].growth),
+            ((Bytes(1000), Bytes(10)), &growth)
+        );
     }
 
     #[test]

@@ -76,10 +76,23 @@ impl Lanes {
     /// An empty device with `most` lanes at most.
     #[must_use]
     pub fn new(capacity: Bytes, mode: Mode, most: usize) -> Self {
-        let capacity = if mode == Mode::AsReleased { capacity.saturating_sub(Bytes(RESERVED)) } else { capacity };
+        let capacity = if mode == Mode::AsReleased {
+            capacity.saturating_sub(Bytes(RESERVED))
+        } else {
+            capacity
+        };
         // The released code's lanes can't be shared, so that one of them would be one job.
         let most = if mode == Mode::AsReleased { MOST } else { most.min(MOST) };
-        Self { capacity, mode, most, persistent: Bytes::ZERO, sizes: Bytes::ZERO, lanes: BTreeMap::new(), jobs: BTreeMap::new(), next: 0 }
+        Self {
+            capacity,
+            mode,
+            most,
+            persistent: Bytes::ZERO,
+            sizes: Bytes::ZERO,
+            lanes: BTreeMap::new(),
+            jobs: BTreeMap::new(),
+            next: 0,
+        }
     }
 
     /// What a job is charged: persistent, and in a lane.
@@ -88,7 +101,10 @@ impl Lanes {
         if self.mode != Mode::AsReleased {
             return (persistent, ephemeral);
         }
-        let (total, with_margin) = ((persistent.0 + ephemeral.0).div_ceil(20) * 21, persistent.0.div_ceil(10) * 11 + ephemeral.0);
+        let (total, with_margin) = (
+            (persistent.0 + ephemeral.0).div_ceil(20) * 21,
+            persistent.0.div_ceil(10) * 11 + ephemeral.0,
+        );
         (Bytes::ZERO, Bytes(total.max(with_margin)))
     }
 
@@ -140,7 +156,13 @@ impl Lanes {
     }
 
     /// Takes a job in, or gives a resident without a lane one; its lane.
-    pub fn admit(&mut self, job: JobId, persistent: Bytes, ephemeral: Bytes, join: Join) -> Option<LaneId> {
+    pub fn admit(
+        &mut self,
+        job: JobId,
+        persistent: Bytes,
+        ephemeral: Bytes,
+        join: Join,
+    ) -> Option<LaneId> {
         let (persistent, ephemeral) = self.charge(persistent, ephemeral);
         let held = match self.jobs.get(&job) {
             Some((_, Some((lane, _)))) => return Some(*lane),
@@ -149,17 +171,23 @@ impl Lanes {
         };
         let more = persistent.saturating_sub(held);
         let free = self.free();
-        let new = self.lanes.len() < self.most && (join != Join::Serve || self.lanes.is_empty() || self.mode == Mode::AsReleased);
+        let new = self.lanes.len() < self.most
+            && (join != Join::Serve || self.lanes.is_empty() || self.mode == Mode::AsReleased);
         let lane = if new && more + ephemeral <= free {
             self.next += 1;
             self.next - 1
         } else if join == Join::Own || self.mode == Mode::AsReleased || more > free {
             return None;
         } else {
-            let fitting = self.lanes.iter().filter(|(_, l)| l.size >= ephemeral).min_by_key(|(id, l)| (l.size, **id));
+            let fitting = self
+                .lanes
+                .iter()
+                .filter(|(_, l)| l.size >= ephemeral)
+                .min_by_key(|(id, l)| (l.size, **id));
             // A lane replaced grows to what the newcomer needs; the largest needs least.
             let grown = || {
-                let largest = self.lanes.iter().max_by_key(|(id, l)| (l.size, std::cmp::Reverse(**id)))?;
+                let largest =
+                    self.lanes.iter().max_by_key(|(id, l)| (l.size, std::cmp::Reverse(**id)))?;
                 (more + ephemeral.saturating_sub(largest.1.size) <= free).then_some(largest)
             };
             *fitting.or_else(grown)?.0

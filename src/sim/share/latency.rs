@@ -31,10 +31,12 @@ const MOST: usize = 4_000_000;
 #[must_use]
 pub fn latencies(jobs: &[Job], results: &[JobResult], mechanism: Mechanism) -> Vec<Latency> {
     let served = |(index, (job, result)): (usize, (&Job, &JobResult))| {
-        let start = result.start.filter(|_| job.rate.is_some() && result.verdict != Verdict::NeverFits)?;
+        let start =
+            result.start.filter(|_| job.rate.is_some() && result.verdict != Verdict::NeverFits)?;
         Some((index, start.0, result.end.0))
     };
-    let served: Vec<(usize, u64, u64)> = jobs.iter().zip(results).enumerate().filter_map(served).collect();
+    let served: Vec<(usize, u64, u64)> =
+        jobs.iter().zip(results).enumerate().filter_map(served).collect();
     if served.is_empty() {
         return Vec::new();
     }
@@ -59,7 +61,8 @@ pub fn latencies(jobs: &[Job], results: &[JobResult], mechanism: Mechanism) -> V
     let mut times: Vec<Vec<u64>> = vec![Vec::new(); jobs.len()];
     for (at, index) in requests {
         let lane = if mechanism == Mechanism::Lanes { 0 } else { index };
-        let service = u128::from(jobs[index].iteration.0) * u128::from(results[index].dilation) / 1000;
+        let service =
+            u128::from(jobs[index].iteration.0) * u128::from(results[index].dilation) / 1000;
         free[lane] = free[lane].max(at).saturating_add(u64::try_from(service).unwrap_or(u64::MAX));
         times[index].push(free[lane] - at);
     }
@@ -68,7 +71,12 @@ pub fn latencies(jobs: &[Job], results: &[JobResult], mechanism: Mechanism) -> V
         all.sort_unstable();
         let mean = all.iter().map(|t| u128::from(*t)).sum::<u128>() / all.len().max(1) as u128;
         let p99 = all.get((all.len() * 99).div_ceil(100).max(1) - 1).copied().unwrap_or_default();
-        Latency { job, requests: all.len(), mean: Nanos(u64::try_from(mean).unwrap_or(u64::MAX)), p99: Nanos(p99) }
+        Latency {
+            job,
+            requests: all.len(),
+            mean: Nanos(u64::try_from(mean).unwrap_or(u64::MAX)),
+            p99: Nanos(p99),
+        }
     };
     served.iter().map(told).collect()
 }

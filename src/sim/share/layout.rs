@@ -88,7 +88,11 @@ impl Layout {
                 (Some(_), None) => self.remove(item),
                 (Some((at, had)), Some(size)) if size < had => {
                     self.remove(item);
-                    self.insert(item, if matches!(item, Item::Lane(_)) { at + had - size } else { at }, size);
+                    self.insert(
+                        item,
+                        if matches!(item, Item::Lane(_)) { at + had - size } else { at },
+                        size,
+                    );
                 }
                 _ => {}
             }
@@ -101,7 +105,10 @@ impl Layout {
                 continue;
             }
             self.remove(item);
-            let at = match was.and_then(|was| self.wider(item, was, size)).or_else(|| self.hole(item, size)) {
+            let at = match was
+                .and_then(|was| self.wider(item, was, size))
+                .or_else(|| self.hole(item, size))
+            {
                 Some(at) => at,
                 None => {
                     moved.defragmentations += 1;
@@ -117,7 +124,8 @@ impl Layout {
                 && before != at
             {
                 self.shifted.push(item);
-                moved.bytes += if matches!(item, Item::Persistent(_)) { Bytes(has) } else { Bytes::ZERO };
+                moved.bytes +=
+                    if matches!(item, Item::Persistent(_)) { Bytes(has) } else { Bytes::ZERO };
             }
             self.insert(item, at, size);
         }
@@ -192,7 +200,12 @@ impl Layout {
             }
             *at = to;
         }
-        self.ends = self.items.values().filter(|place| place.1 > 0).map(|(at, size)| (*at, at + size)).collect();
+        self.ends = self
+            .items
+            .values()
+            .filter(|place| place.1 > 0)
+            .map(|(at, size)| (*at, at + size))
+            .collect();
         self.holes.clear();
         self.open(low, high);
         Bytes(moved)

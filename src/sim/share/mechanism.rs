@@ -88,14 +88,19 @@ impl Settings {
     /// Nanoseconds to copy bytes out of and into the device.
     #[must_use]
     pub fn copies(&self, out: Bytes, into: Bytes) -> u64 {
-        let one = |bytes: Bytes, rate: u64| (u128::from(bytes.0) * 1_000_000_000).div_ceil(u128::from(rate.max(1)));
-        u64::try_from(one(out, self.d2h) + one(into, self.h2d)).unwrap_or(u64::MAX / 16).min(u64::MAX / 16)
+        let one = |bytes: Bytes, rate: u64| {
+            (u128::from(bytes.0) * 1_000_000_000).div_ceil(u128::from(rate.max(1)))
+        };
+        u64::try_from(one(out, self.d2h) + one(into, self.h2d))
+            .unwrap_or(u64::MAX / 16)
+            .min(u64::MAX / 16)
     }
 
     /// Nanoseconds to copy bytes within the device: each is read and written.
     #[must_use]
     pub fn packing(&self, bytes: Bytes) -> u64 {
-        let time = (u128::from(bytes.0) * 2_000_000_000).div_ceil(u128::from(self.memory_bandwidth.max(1)));
+        let time = (u128::from(bytes.0) * 2_000_000_000)
+            .div_ceil(u128::from(self.memory_bandwidth.max(1)));
         u64::try_from(time).unwrap_or(u64::MAX / 16).min(u64::MAX / 16)
     }
 
@@ -105,7 +110,9 @@ impl Settings {
         match (self.mechanism, style) {
             (Mechanism::Lanes, style) => style,
             (Mechanism::Checkpoint, Style::UntilBusy { preempts }) => Style::One { preempts },
-            (Mechanism::Checkpoint, Style::All) | (Mechanism::Exclusive, _) => Style::One { preempts: false },
+            (Mechanism::Checkpoint, Style::All) | (Mechanism::Exclusive, _) => {
+                Style::One { preempts: false }
+            }
             (Mechanism::Checkpoint, style) => style,
             (_, Style::One { .. }) => Style::One { preempts: false },
             // Processes that run at once have the device's own turns.
@@ -117,7 +124,11 @@ impl Settings {
     /// How much longer a job takes for having a part of the device, per mille.
     #[must_use]
     pub fn stretch(&self, utilisation: u32) -> u32 {
-        if self.mechanism == Mechanism::Static { (self.partitions * utilisation).max(1000) } else { 1000 }
+        if self.mechanism == Mechanism::Static {
+            (self.partitions * utilisation).max(1000)
+        } else {
+            1000
+        }
     }
 
     /// An empty device.
@@ -125,15 +136,26 @@ impl Settings {
     pub fn room(&self, style: Style) -> Room {
         let (limit, each, most, context) = match self.mechanism {
             Mechanism::Lanes => {
-                let most = if matches!(style, Style::One { .. } | Style::Rotating) { 1 } else { MOST };
+                let most =
+                    if matches!(style, Style::One { .. } | Style::Rotating) { 1 } else { MOST };
                 return Room::Lanes(Lanes::new(self.capacity, self.mode, most));
             }
-            Mechanism::Exclusive | Mechanism::Checkpoint => (self.capacity, self.capacity, 1, Bytes::ZERO),
-            Mechanism::Static => {
-                (self.capacity, Bytes(self.capacity.0 / u64::from(self.partitions.max(1))), u64::from(self.partitions), self.context)
+            Mechanism::Exclusive | Mechanism::Checkpoint => {
+                (self.capacity, self.capacity, 1, Bytes::ZERO)
             }
+            Mechanism::Static => (
+                self.capacity,
+                Bytes(self.capacity.0 / u64::from(self.partitions.max(1))),
+                u64::from(self.partitions),
+                self.context,
+            ),
             Mechanism::Mps => (self.capacity, self.capacity, PROCESSES, self.context),
-            Mechanism::MpsOc => (Bytes(self.capacity.0 / 100 * u64::from(self.overcommit)), self.capacity, PROCESSES, self.context),
+            Mechanism::MpsOc => (
+                Bytes(self.capacity.0 / 100 * u64::from(self.overcommit)),
+                self.capacity,
+                PROCESSES,
+                self.context,
+            ),
         };
         Room::Processes(Processes { limit, each, most, context, used: Bytes::ZERO, count: 0 })
     }
@@ -142,7 +164,14 @@ impl Settings {
     #[must_use]
     pub fn devices<'a>(&self, jobs: impl Iterator<Item = &'a Job>) -> Option<usize> {
         // Partitions of the sizes asked for, rather than equal ones.
-        let like = Self { mechanism: if self.mechanism == Mechanism::Static { Mechanism::Mps } else { self.mechanism }, ..*self };
+        let like = Self {
+            mechanism: if self.mechanism == Mechanism::Static {
+                Mechanism::Mps
+            } else {
+                self.mechanism
+            },
+            ..*self
+        };
         let mut rooms: Vec<Room> = Vec::new();
         for (id, job) in jobs.enumerate() {
             let id = u32::try_from(id).ok()?;

@@ -27,12 +27,23 @@ impl Memory {
     /// Naming file, line and remedy.
     pub fn read(path: &Path) -> Result<Self, JobsError> {
         let content = files::read(path, LARGEST)?;
-        let fail = |line: u64, problem: String| JobsError::Content { path: path.to_owned(), line, problem };
-        let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(content.as_slice());
-        let broken = |e: csv::Error| fail(e.position().map_or(1, csv::Position::line), super::jobs::plain_csv(&e));
+        let fail = |line: u64, problem: String| JobsError::Content {
+            path: path.to_owned(),
+            line,
+            problem,
+        };
+        let mut reader =
+            csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(content.as_slice());
+        let broken = |e: csv::Error| {
+            fail(e.position().map_or(1, csv::Position::line), super::jobs::plain_csv(&e))
+        };
         let headers = reader.headers().map_err(broken)?.clone();
         let column = |name: &str| headers.iter().position(|h| h == name);
-        let (name, persistent, ephemeral, unit) = match (column("workload"), column("persistent_bytes"), column("ephemeral_bytes")) {
+        let (name, persistent, ephemeral, unit) = match (
+            column("workload"),
+            column("persistent_bytes"),
+            column("ephemeral_bytes"),
+        ) {
             (Some(n), Some(p), Some(e)) => (n, p, e, 1),
             _ => match (column("Network"), column("Persistent Mem (MB)"), column("Peak")) {
                 (Some(n), Some(p), Some(e)) => (n, p, e, 1u64 << 20),
@@ -51,12 +62,21 @@ impl Memory {
             let size = |index: usize| {
                 let text = record.get(index).unwrap_or("");
                 bytes(text, unit).ok_or_else(|| {
-                    fail(line, format!("`{text}` is not a size; write a number of {}", if unit == 1 { "bytes" } else { "MiB" }))
+                    fail(
+                        line,
+                        format!(
+                            "`{text}` is not a size; write a number of {}",
+                            if unit == 1 { "bytes" } else { "MiB" }
+                        ),
+                    )
                 })
             };
             let key = record.get(name).unwrap_or("");
             if key.is_empty() {
-                return Err(fail(line, "names no workload; give it a name or remove the row".into()));
+                return Err(fail(
+                    line,
+                    "names no workload; give it a name or remove the row".into(),
+                ));
             }
             if all.insert(key.to_owned(), (size(persistent)?, size(ephemeral)?)).is_some() {
                 return Err(fail(line, format!("`{key}` stands in the table twice; keep one")));
@@ -96,9 +116,15 @@ mod tests {
             std::fs::write(&path, text).unwrap();
             Memory::read(&path).map_err(|e| e.to_string())
         };
-        let table = read("Network,Persistent Mem (MB),Peak Mem (MB),Average,Peak\na_1,1.5,3,2,1.0000000001\n").unwrap();
+        let table = read(
+            "Network,Persistent Mem (MB),Peak Mem (MB),Average,Peak\na_1,1.5,3,2,1.0000000001\n",
+        )
+        .unwrap();
         assert_eq!(table.get("a_1"), Some((Bytes(3 << 19), Bytes((1 << 20) + 1))));
-        assert_eq!(read("workload,persistent_bytes,ephemeral_bytes\nb,10,20\n").unwrap().get("b"), Some((Bytes(10), Bytes(20))));
+        assert_eq!(
+            read("workload,persistent_bytes,ephemeral_bytes\nb,10,20\n").unwrap().get("b"),
+            Some((Bytes(10), Bytes(20)))
+        );
         for (text, want) in [
             ("a,b\n1,2\n", "columns"),
             ("workload,persistent_bytes,ephemeral_bytes\nb,-1,20\n", "line 2"),

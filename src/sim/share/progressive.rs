@@ -35,7 +35,9 @@ pub fn run(capacity: Bytes, jobs: &[Job], step: Bytes, lanes: bool) -> End {
                 continue;
             }
             if lanes {
-                if admission.admit(at as u32, *persistent, *ephemeral, Join::Share).is_none() || runner.is_some_and(|r| r != at) {
+                if admission.admit(at as u32, *persistent, *ephemeral, Join::Share).is_none()
+                    || runner.is_some_and(|r| r != at)
+                {
                     continue;
                 }
                 runner = Some(at);
@@ -57,7 +59,9 @@ pub fn run(capacity: Bytes, jobs: &[Job], step: Bytes, lanes: bool) -> End {
             }
         }
         if !moved {
-            return End::Deadlock((0..jobs.len()).filter(|&j| left[j] > 0 && held[j] > 0).collect());
+            return End::Deadlock(
+                (0..jobs.len()).filter(|&j| left[j] > 0 && held[j] > 0).collect(),
+            );
         }
     }
 }

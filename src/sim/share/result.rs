@@ -127,15 +127,27 @@ impl Outcome {
     /// The figures, over jobs that did all they had to do.
     #[must_use]
     pub fn figures(&self, jobs: &[Job]) -> Figures {
-        let all = || jobs.iter().zip(&self.jobs).filter(|(_, r)| matches!(r.verdict, Verdict::Done | Verdict::Empty));
+        let all = || {
+            jobs.iter()
+                .zip(&self.jobs)
+                .filter(|(_, r)| matches!(r.verdict, Verdict::Done | Verdict::Empty))
+        };
         let mut times: Vec<u64> = all().map(|(j, r)| r.end.saturating_sub(j.submit).0).collect();
         times.sort_unstable();
         let first = jobs.iter().map(|j| j.submit).min().unwrap_or_default();
-        let last = self.jobs.iter().filter(|r| r.verdict != Verdict::NeverFits).map(|r| r.end).max().unwrap_or_default();
+        let last = self
+            .jobs
+            .iter()
+            .filter(|r| r.verdict != Verdict::NeverFits)
+            .map(|r| r.end)
+            .max()
+            .unwrap_or_default();
         let makespan = last.saturating_sub(first).0;
         let count = times.len().max(1) as u128;
         let mean = |sum: u128| u64::try_from(sum / count).unwrap_or(u64::MAX);
-        let queuing = all().map(|(j, r)| u128::from(r.start.unwrap_or(r.end).saturating_sub(j.submit).0)).sum();
+        let queuing = all()
+            .map(|(j, r)| u128::from(r.start.unwrap_or(r.end).saturating_sub(j.submit).0))
+            .sum();
         let (mut sum, mut squares, mut n) = (0.0, 0.0, 0.0);
         for (job, result) in all().filter(|(j, r)| j.work.0 > 0 && r.end > j.submit) {
             let rate = job.work.0 as f64 / (result.end - job.submit).0 as f64;
@@ -145,8 +157,15 @@ impl Outcome {
             makespan,
             queuing: mean(queuing),
             completion: mean(times.iter().map(|t| u128::from(*t)).sum()),
-            p95: times.get((times.len() * 95).div_ceil(100).max(1) - 1).copied().unwrap_or_default(),
-            utilisation: if makespan == 0 { 0.0 } else { self.busy as f64 / 1000.0 / makespan as f64 },
+            p95: times
+                .get((times.len() * 95).div_ceil(100).max(1) - 1)
+                .copied()
+                .unwrap_or_default(),
+            utilisation: if makespan == 0 {
+                0.0
+            } else {
+                self.busy as f64 / 1000.0 / makespan as f64
+            },
             fairness: if squares > 0.0 { sum * sum / (n * squares) } else { 1.0 },
             done: times.len(),
         }

@@ -47,7 +47,10 @@ fn picture(capacity: u64, lanes: &Lanes, layout: &Layout, needs: &[(u64, u64)]) 
     let at = |item: Item| layout.items().find(|i| i.0 == item).map(|i| i.1.0);
     let resident = |(id, persistent, lane): (u32, Bytes, Option<u32>)| {
         let (asked, ephemeral) = needs[id as usize];
-        assert!(persistent.0 >= asked, "job {id} asked for {asked} persistent bytes and is held to {persistent}");
+        assert!(
+            persistent.0 >= asked,
+            "job {id} asked for {asked} persistent bytes and is held to {persistent}"
+        );
         Resident { persistent: persistent.0, at: at(Item::Persistent(id)), ephemeral, lane }
     };
     Picture {
@@ -78,14 +81,17 @@ fn a_million_changes_are_safe_down_to_addresses() {
                 let large = below(4) == 0;
                 below(if large { capacity } else { capacity / 8 })
             };
-            let resident = |lanes: &Lanes, n: u64| lanes.residents().nth(n as usize % lanes.residents().count().max(1)).map(|r| r.0);
+            let resident = |lanes: &Lanes, n: u64| {
+                lanes.residents().nth(n as usize % lanes.residents().count().max(1)).map(|r| r.0)
+            };
             match below(10) {
                 0..5 => {
                     let need = (size(&mut below), size(&mut below));
                     needs.push(need);
                     let join = [Join::Own, Join::Share, Join::Serve][below(3) as usize];
                     let before = lanes.residents().count();
-                    let got = lanes.admit(needs.len() as u32 - 1, Bytes(need.0), Bytes(need.1), join);
+                    let got =
+                        lanes.admit(needs.len() as u32 - 1, Bytes(need.0), Bytes(need.1), join);
                     refused += u64::from(got.is_none());
                     assert_eq!(lanes.residents().count(), before + usize::from(got.is_some()));
                 }
@@ -101,11 +107,15 @@ fn a_million_changes_are_safe_down_to_addresses() {
                 }
                 8 => {
                     if let Some(id) = resident(&lanes, below(64)) {
-                        let more = (needs[id as usize].0 + below(capacity / 16), needs[id as usize].1 + below(capacity / 16));
+                        let more = (
+                            needs[id as usize].0 + below(capacity / 16),
+                            needs[id as usize].1 + below(capacity / 16),
+                        );
                         let in_lane = lanes.residents().any(|r| r.0 == id && r.2.is_some());
                         if lanes.grow(id, Bytes(more.0), Bytes(more.1)) {
                             grown += 1;
-                            needs[id as usize] = if in_lane { more } else { (more.0, needs[id as usize].1) };
+                            needs[id as usize] =
+                                if in_lane { more } else { (more.0, needs[id as usize].1) };
                         }
                     }
                 }
@@ -120,7 +130,8 @@ fn a_million_changes_are_safe_down_to_addresses() {
             done += 1;
             let picture = picture(capacity, &lanes, &layout, &needs);
             assert!(
-                picture.residents.iter().all(|r| r.at.is_some()) && picture.lanes.iter().all(|l| l.2.is_some()),
+                picture.residents.iter().all(|r| r.at.is_some())
+                    && picture.lanes.iter().all(|l| l.2.is_some()),
                 "seed {seed}: something lies nowhere"
             );
             if let Err(why) = check(&picture) {
@@ -146,9 +157,12 @@ impl Printed {
         let lane = if held + persistent + sizes + ephemeral <= self.capacity {
             self.lanes.push((self.lanes.len() as u32, ephemeral, None));
             self.lanes.len() - 1
-        } else if let Some((at, _)) = self.lanes.iter().enumerate().filter(|(_, l)| l.1 >= ephemeral).min_by_key(|(_, l)| l.1) {
+        } else if let Some((at, _)) =
+            self.lanes.iter().enumerate().filter(|(_, l)| l.1 >= ephemeral).min_by_key(|(_, l)| l.1)
+        {
             at
-        } else if let Some(at) = (0..self.lanes.len()).find(|&at| held + persistent + sizes - self.lanes[at].1 + ephemeral <= self.capacity)
+        } else if let Some(at) = (0..self.lanes.len())
+            .find(|&at| held + persistent + sizes - self.lanes[at].1 + ephemeral <= self.capacity)
         {
             self.lanes[at].1 = ephemeral;
             at
@@ -169,17 +183,29 @@ fn the_algorithm_as_printed_is_caught_and_ours_refuses() {
         assert!(admitted);
         let id = ours.residents().count() as u32;
         let right = ours.admit(id, Bytes(persistent), Bytes(ephemeral), Join::Share).is_some();
-        let picture = Picture { capacity: 16, residents: printed.residents.clone(), lanes: printed.lanes.clone() };
-        assert_eq!(check(&picture).is_ok(), right, "the checker and the algorithm made right must agree");
+        let picture = Picture {
+            capacity: 16,
+            residents: printed.residents.clone(),
+            lanes: printed.lanes.clone(),
+        };
+        assert_eq!(
+            check(&picture).is_ok(),
+            right,
+            "the checker and the algorithm made right must agree"
+        );
     }
     assert_eq!(ours.residents().count(), 1);
 }
 
 #[test]
 fn the_checker_sees_each_kind_of_harm() {
-    let resident = |persistent, at, ephemeral, lane| Resident { persistent, at: Some(at), ephemeral, lane };
-    let good =
-        Picture { capacity: 20, residents: vec![resident(5, 0, 6, Some(1)), resident(4, 5, 9, None)], lanes: vec![(1, 6, Some(14))] };
+    let resident =
+        |persistent, at, ephemeral, lane| Resident { persistent, at: Some(at), ephemeral, lane };
+    let good = Picture {
+        capacity: 20,
+        residents: vec![resident(5, 0, 6, Some(1)), resident(4, 5, 9, None)],
+        lanes: vec![(1, 6, Some(14))],
+    };
     check(&good).unwrap();
     type Change = fn(&mut Picture);
     let harm: [(&str, Change); 5] = [
@@ -205,7 +231,9 @@ fn progressive_allocation_deadlocks_without_lanes_only() {
     for seed in 0..300 {
         let mut random = Pcg64::new(seed, 9);
         let mut below = |n: u64| random.next_u64() % n;
-        let jobs: Vec<_> = (0..2 + below(5)).map(|_| (Bytes(below(20)), Bytes(1 + below(80)), 1 + below(6) as u32)).collect();
+        let jobs: Vec<_> = (0..2 + below(5))
+            .map(|_| (Bytes(below(20)), Bytes(1 + below(80)), 1 + below(6) as u32))
+            .collect();
         let step = Bytes(1 + below(9));
         deadlocks += u32::from(progressive::run(Bytes(100), &jobs, step, false) != End::Done);
         assert_eq!(progressive::run(Bytes(100), &jobs, step, true), End::Done, "seed {seed}");
@@ -217,7 +245,11 @@ fn progressive_allocation_deadlocks_without_lanes_only() {
 fn equal_jobs_share_equally_and_the_total_is_constant() {
     // Salus, Fig. 11: 15 s alone, 15 s at a half, then thirds.
     let jobs = [job("a", 0, 60, (1, 1)), job("b", 15, 60, (1, 1)), job("c", 30, 60, (1, 1))];
-    let ends: Vec<f64> = run(&jobs, "fair", &settings(Mechanism::Lanes, Mode::Neap)).jobs.iter().map(|j| j.end.0 as f64 / 1e9).collect();
+    let ends: Vec<f64> = run(&jobs, "fair", &settings(Mechanism::Lanes, Mode::Neap))
+        .jobs
+        .iter()
+        .map(|j| j.end.0 as f64 / 1e9)
+        .collect();
     // a: 15 + 15/2 done at 30 s, 37.5 left at a third; b then has 15 left at a half; c the rest.
     for (end, want) in ends.iter().zip([142.5, 172.5, 180.0]) {
         assert!((end - want).abs() < 0.02 * 37.5 / 3.0, "{ends:?}");
@@ -230,14 +262,21 @@ fn equal_jobs_share_equally_and_the_total_is_constant() {
     };
     for mode in [Mode::Neap, Mode::Paper] {
         for from in (0..140).step_by(5) {
-            let shares = served(from + 5, mode).iter().zip(served(from, mode)).map(|(b, a)| (b - a) / 5.0).collect::<Vec<_>>();
+            let shares = served(from + 5, mode)
+                .iter()
+                .zip(served(from, mode))
+                .map(|(b, a)| (b - a) / 5.0)
+                .collect::<Vec<_>>();
             let there = 1 + usize::from(from >= 15) + usize::from(from >= 30);
             let want = 1.0 / there as f64;
             for (job, share) in shares.iter().enumerate() {
                 let want = if job < there { want } else { 0.0 };
                 assert!((share - want).abs() <= 0.02 * want, "{mode:?}, from {from} s: {shares:?}");
             }
-            assert!((shares.iter().sum::<f64>() - 1.0).abs() < 0.001, "{mode:?}, from {from} s: {shares:?}");
+            assert!(
+                (shares.iter().sum::<f64>() - 1.0).abs() < 0.001,
+                "{mode:?}, from {from} s: {shares:?}"
+            );
         }
     }
 }
@@ -250,11 +289,20 @@ fn a_hole_that_is_too_small_is_made_larger_and_that_takes_time() {
     // a ends when b is within an iteration.
     jobs[0].work = Nanos(10_050_000_000);
     let settings = settings(Mechanism::Lanes, Mode::Neap);
-    let outcome = simulate(&jobs, policy::find("pack").unwrap(), &settings, Keep { proof: true, ..Keep::default() });
-    assert_eq!((outcome.harm.clone(), outcome.packs, outcome.packed), (None, 1, u128::from(4 * GIB)));
+    let outcome = simulate(
+        &jobs,
+        policy::find("pack").unwrap(),
+        &settings,
+        Keep { proof: true, ..Keep::default() },
+    );
+    assert_eq!(
+        (outcome.harm.clone(), outcome.packs, outcome.packed),
+        (None, 1, u128::from(4 * GIB))
+    );
     // Every byte is read and written; before that, b's iteration ends.
     let copies = (2 * 4 * GIB).div_ceil(732);
-    let near = |end: Nanos, want: u64| assert!(end.0.abs_diff(want) < 10, "{end} is not {}", Nanos(want));
+    let near =
+        |end: Nanos, want: u64| assert!(end.0.abs_diff(want) < 10, "{end} is not {}", Nanos(want));
     near(outcome.jobs[0].end, 10_050_000_000);
     near(outcome.jobs[1].end, 60 * S + copies);
     near(outcome.jobs[2].end, 10_050_000_000 + 50_000_000 + copies + 10 * S);
@@ -270,33 +318,60 @@ fn outgrowing(name: &str, work: u64, admitted: (u64, u64), gib: (u64, u64)) -> J
 fn who_outgrows_its_admission_grows_or_leaves_and_waits() {
     let told = Keep { reasons: Some(0), proof: true, ..Keep::default() };
     let lanes = settings(Mechanism::Lanes, Mode::Neap);
-    let go = |jobs: &[Job], name: &str, settings: &Settings| simulate(jobs, policy::find(name).unwrap(), settings, told);
+    let go = |jobs: &[Job], name: &str, settings: &Settings| {
+        simulate(jobs, policy::find(name).unwrap(), settings, told)
+    };
     let other = Job { utilisation: 100, ..job("b", 0, 20, (2, 7)) };
     // There is room.
     let outcome = go(&[outgrowing("a", 10, (2, 3), (2, 5)), other.clone()], "pack", &lanes);
-    assert_eq!((outcome.grew, outcome.outgrown, outcome.jobs[0].end.0, outcome.jobs[0].switches), (1, 0, 10 * S, 0));
-    assert!(outcome.reasons.iter().any(|r| r.0.0.abs_diff(3 * S / 10) < 10 && r.1.contains("goes on")), "{:?}", outcome.reasons);
+    assert_eq!(
+        (outcome.grew, outcome.outgrown, outcome.jobs[0].end.0, outcome.jobs[0].switches),
+        (1, 0, 10 * S, 0)
+    );
+    assert!(
+        outcome.reasons.iter().any(|r| r.0.0.abs_diff(3 * S / 10) < 10 && r.1.contains("goes on")),
+        "{:?}",
+        outcome.reasons
+    );
     // There is none before the other one ends; what it did stands, and what it holds goes to the host and comes back.
     let outcome = go(&[outgrowing("a", 10, (2, 3), (3, 5)), other.clone()], "pack", &lanes);
-    assert_eq!((outcome.grew, outcome.outgrown, outcome.jobs[0].switches, outcome.harm.clone()), (1, 1, 1, None));
+    assert_eq!(
+        (outcome.grew, outcome.outgrown, outcome.jobs[0].switches, outcome.harm.clone()),
+        (1, 1, 1, None)
+    );
     assert_eq!(outcome.moved, u128::from(5 * GIB), "2 GiB out, 3 GiB in");
     assert_eq!(outcome.jobs[1].end.0, 20 * S);
     let end = outcome.jobs[0].end.0;
     assert!((29_700_000_000..30_200_000_000).contains(&end), "{end}");
-    assert!(outcome.reasons.iter().any(|r| r.1.contains("leaves and waits with its true need")), "{:?}", outcome.reasons);
+    assert!(
+        outcome.reasons.iter().any(|r| r.1.contains("leaves and waits with its true need")),
+        "{:?}",
+        outcome.reasons
+    );
     // In a process of its own it is the same.
-    let outcome = go(&[outgrowing("a", 10, (2, 3), (3, 5)), other.clone()], "pack", &settings(Mechanism::Mps, Mode::Neap));
+    let outcome = go(
+        &[outgrowing("a", 10, (2, 3), (3, 5)), other.clone()],
+        "pack",
+        &settings(Mechanism::Mps, Mode::Neap),
+    );
     assert_eq!((outcome.outgrown, outcome.jobs[0].verdict), (1, Verdict::Done));
     // More than the device has.
     let outcome = go(&[outgrowing("a", 10, (2, 3), (3, 14)), other.clone()], "pack", &lanes);
     assert_eq!((outcome.jobs[0].verdict, outcome.jobs[0].served.0), (Verdict::Outgrew, 3 * S / 10));
-    assert!(outcome.jobs[0].end.0.abs_diff(3 * S / 10) < 10 && outcome.jobs[1].end.0 == 20 * S, "{outcome:?}");
+    assert!(
+        outcome.jobs[0].end.0.abs_diff(3 * S / 10) < 10 && outcome.jobs[1].end.0 == 20 * S,
+        "{outcome:?}"
+    );
     // Under neap whoever waits lends its room first.
     let waits = Job { utilisation: WHOLE, ..job("w", 0, 100, (6, 6)) };
     let mut grows = outgrowing("a", 10, (2, 3), (6, 6));
     (grows.submit, grows.utilisation) = (Nanos(5 * S), WHOLE);
     let outcome = go(&[waits, grows], "neap", &lanes);
-    assert_eq!((outcome.grew, outcome.outgrown, outcome.moved), (1, 0, u128::from(12 * GIB)), "6 GiB out and in");
+    assert_eq!(
+        (outcome.grew, outcome.outgrown, outcome.moved),
+        (1, 0, u128::from(12 * GIB)),
+        "6 GiB out and in"
+    );
     // What it outgrows after its end never matters.
     let short = Job { work: Nanos(3 * S / 10), ..outgrowing("a", 1, (2, 3), (2, 9)) };
     assert_eq!(go(&[short, other], "pack", &lanes).grew, 0);
@@ -308,12 +383,19 @@ fn services_and_turns_fit_beside_each_other() {
     let mut service = job("s", 0, 50, (8, 2));
     service.rate = Some(1000);
     let jobs = [service, job("a", 0, 20, (4, 2)), job("b", 1, 20, (3, 2)), job("c", 2, 20, (7, 2))];
-    let outcome =
-        simulate(&jobs, policy::find("fair").unwrap(), &settings(Mechanism::Lanes, Mode::Neap), Keep { proof: true, ..Keep::default() });
+    let outcome = simulate(
+        &jobs,
+        policy::find("fair").unwrap(),
+        &settings(Mechanism::Lanes, Mode::Neap),
+        Keep { proof: true, ..Keep::default() },
+    );
     assert_eq!(outcome.harm, None);
     assert_eq!(outcome.jobs[2].start, Some(Nanos(S)));
     assert_eq!(outcome.jobs[3].start, Some(Nanos(50 * S)));
-    assert!(outcome.moved > 0 && outcome.jobs.iter().all(|j| j.verdict == Verdict::Done), "{outcome:?}");
+    assert!(
+        outcome.moved > 0 && outcome.jobs.iter().all(|j| j.verdict == Verdict::Done),
+        "{outcome:?}"
+    );
 }
 
 #[test]
@@ -324,11 +406,18 @@ fn an_arrival_that_fits_only_alone() {
     assert_eq!(outcome.jobs[0].switches, 1);
     assert_eq!(outcome.moved, u128::from(8 * GIB), "4 GiB out and in");
     let ends = [outcome.jobs[0].end.0, outcome.jobs[1].end.0];
-    assert!((15 * S..16 * S).contains(&ends[1]) && (105 * S..106 * S).contains(&ends[0]), "{ends:?}");
+    assert!(
+        (15 * S..16 * S).contains(&ends[1]) && (105 * S..106 * S).contains(&ends[0]),
+        "{ends:?}"
+    );
     // Without moving (the paper's mode, and srtf always) it stays, and the arrival waits for its end.
     for (name, mode) in [("neap", Mode::Paper), ("srtf", Mode::Neap)] {
         let outcome = run(&jobs, name, &settings(Mechanism::Lanes, mode));
-        assert_eq!((outcome.jobs[0].end.0, outcome.jobs[1].start.unwrap().0, outcome.moved), (100 * S, 100 * S, 0), "{name}");
+        assert_eq!(
+            (outcome.jobs[0].end.0, outcome.jobs[1].start.unwrap().0, outcome.moved),
+            (100 * S, 100 * S, 0),
+            "{name}"
+        );
     }
 }
 
@@ -349,15 +438,28 @@ fn nobody_starves_longer_than_the_stated_bound() {
 
 #[test]
 fn priorities_kills_and_verdicts() {
-    let mut jobs = vec![job("a", 0, 10, (1, 1)), job("b", 0, 10, (1, 1)), job("never", 0, 1, (10, 10)), job("empty", 0, 0, (1, 1))];
+    let mut jobs = vec![
+        job("a", 0, 10, (1, 1)),
+        job("b", 0, 10, (1, 1)),
+        job("never", 0, 1, (10, 10)),
+        job("empty", 0, 0, (1, 1)),
+    ];
     jobs[1].priority = 1;
     jobs[0].kill = Some(Nanos(12 * S));
     for name in policy::NAMES {
         for (_, mechanism) in super::mechanism::NAMES {
             let outcome = run(&jobs, name, &settings(mechanism, Mode::Neap));
             let verdicts: Vec<Verdict> = outcome.jobs.iter().map(|j| j.verdict).collect();
-            assert_eq!(verdicts[1..], [Verdict::Done, Verdict::NeverFits, Verdict::Empty], "{name} {mechanism:?}");
-            assert_eq!((verdicts[0], outcome.jobs[0].end.0), (Verdict::Killed, 12 * S), "{name} {mechanism:?}");
+            assert_eq!(
+                verdicts[1..],
+                [Verdict::Done, Verdict::NeverFits, Verdict::Empty],
+                "{name} {mechanism:?}"
+            );
+            assert_eq!(
+                (verdicts[0], outcome.jobs[0].end.0),
+                (Verdict::Killed, 12 * S),
+                "{name} {mechanism:?}"
+            );
         }
     }
     let outcome = run(&jobs, "srtf", &settings(Mechanism::Lanes, Mode::Neap));
@@ -372,14 +474,18 @@ fn every_job_ends_once_no_time_is_made_up_and_every_change_is_proved() {
         let mut below = |n: u64| random.next_u64() % n;
         let mut jobs: Vec<Job> = (0..40)
             .map(|i| {
-                let mut job = job(&format!("{i}"), below(200), 1 + below(60), (below(6), 1 + below(9)));
+                let mut job =
+                    job(&format!("{i}"), below(200), 1 + below(60), (below(6), 1 + below(9)));
                 job.utilisation = 1 + below(1000) as u32;
                 job.iteration = Nanos(1 + below(S));
                 job.priority = below(2) as i32;
                 if below(10) == 0 {
                     job.rate = Some(500);
                 } else if below(4) == 0 {
-                    let need = (job.persistent + Bytes(below(4) * GIB), job.ephemeral + Bytes(below(4) * GIB));
+                    let need = (
+                        job.persistent + Bytes(below(4) * GIB),
+                        job.ephemeral + Bytes(below(4) * GIB),
+                    );
                     job.growth = Some(Box::new(Growth { need, after: 1 + below(20) }));
                 }
                 job
@@ -389,17 +495,33 @@ fn every_job_ends_once_no_time_is_made_up_and_every_change_is_proved() {
         for name in policy::NAMES {
             for (_, mechanism) in super::mechanism::NAMES {
                 for mode in [Mode::Neap, Mode::Paper, Mode::AsReleased] {
-                    let settings = Settings { patience: Nanos(100 * S), ..settings(mechanism, mode) };
-                    let go = || simulate(&jobs, policy::find(name).unwrap(), &settings, Keep { proof: true, ..Keep::default() });
+                    let settings =
+                        Settings { patience: Nanos(100 * S), ..settings(mechanism, mode) };
+                    let go = || {
+                        simulate(
+                            &jobs,
+                            policy::find(name).unwrap(),
+                            &settings,
+                            Keep { proof: true, ..Keep::default() },
+                        )
+                    };
                     let outcome = go();
                     assert_eq!(outcome, go());
                     assert_eq!(outcome.harm, None, "seed {seed}, {name}, {mechanism:?}, {mode:?}");
-                    (proved, packs, outgrown) = (proved + outcome.proved, packs + outcome.packs, outgrown + outcome.outgrown);
+                    (proved, packs, outgrown) = (
+                        proved + outcome.proved,
+                        packs + outcome.packs,
+                        outgrown + outcome.outgrown,
+                    );
                     for (job, result) in jobs.iter().zip(&outcome.jobs) {
-                        let what = format!("seed {seed}, {name}, {mechanism:?}, {mode:?}, job {}", job.name);
+                        let what = format!(
+                            "seed {seed}, {name}, {mechanism:?}, {mode:?}, job {}",
+                            job.name
+                        );
                         match result.verdict {
                             Verdict::Done => assert!(
-                                result.end.0 + job.iteration.0 / 1000 + 1000 >= result.start.unwrap().0 + job.work.0,
+                                result.end.0 + job.iteration.0 / 1000 + 1000
+                                    >= result.start.unwrap().0 + job.work.0,
                                 "{what}: too soon"
                             ),
                             Verdict::NeverFits => {}
@@ -408,8 +530,12 @@ fn every_job_ends_once_no_time_is_made_up_and_every_change_is_proved() {
                         }
                     }
                     // Compute in use is work done: no mechanism creates any.
-                    let asked: u128 = jobs.iter().map(|j| u128::from(j.work.0) * u128::from(j.utilisation)).sum();
-                    assert!(outcome.busy <= asked * 1000 / 990 + u128::from(800 * S) * 1000 * 4, "seed {seed}, {name}, {mechanism:?}");
+                    let asked: u128 =
+                        jobs.iter().map(|j| u128::from(j.work.0) * u128::from(j.utilisation)).sum();
+                    assert!(
+                        outcome.busy <= asked * 1000 / 990 + u128::from(800 * S) * 1000 * 4,
+                        "seed {seed}, {name}, {mechanism:?}"
+                    );
                 }
             }
         }

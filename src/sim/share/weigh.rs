@@ -34,14 +34,23 @@ const LARGEST: u64 = 256 << 20;
 pub fn graph(file: &Path) -> Result<Weighed, String> {
     let graph = json::read(file).map_err(|e| e.to_string())?;
     let durations: Option<u64> = graph.operators.iter().map(|o| o.duration_ns).sum();
-    Ok(Weighed { need: need(&graph), margin: None, iteration: durations.filter(|d| *d > 0).map(Nanos) })
+    Ok(Weighed {
+        need: need(&graph),
+        margin: None,
+        iteration: durations.filter(|d| *d > 0).map(Nanos),
+    })
 }
 
 /// Persistent and ephemeral bytes of a graph: what is resident at its iteration boundary, and what its peak adds.
 #[must_use]
 pub fn need(graph: &Graph) -> Need {
     let at_boundary = |span: &Span| !matches!(span, Span::Within { .. });
-    let kept = spans(graph).iter().zip(&graph.tensors).filter(|(span, _)| at_boundary(span)).map(|(_, t)| t.bytes.in_blocks()).sum();
+    let kept = spans(graph)
+        .iter()
+        .zip(&graph.tensors)
+        .filter(|(span, _)| at_boundary(span))
+        .map(|(_, t)| t.bytes.in_blocks())
+        .sum();
     (kept, Liveness::of(graph).peak.saturating_sub(kept))
 }
 
@@ -69,15 +78,30 @@ struct Roles {
 /// When it can't be used, naming it.
 pub fn estimate(file: &Path) -> Result<Weighed, String> {
     let content = files::read(file, LARGEST).map_err(|e| e.to_string())?;
-    let wrong = |problem: String| format!("{}: {problem}; write it anew with `neap estimate --json`", file.display());
+    let wrong = |problem: String| {
+        format!("{}: {problem}; write it anew with `neap estimate --json`", file.display())
+    };
     let Estimate { peak_reserved_bytes: peak, margin_bytes: margin, at_peak } =
         serde_json::from_slice(&content).map_err(|e| wrong(format!("is not an estimate: {e}")))?;
-    let roles = [at_peak.parameters_bytes, at_peak.buffers_bytes, at_peak.optimizer_states_bytes, at_peak.workspaces_bytes];
+    let roles = [
+        at_peak.parameters_bytes,
+        at_peak.buffers_bytes,
+        at_peak.optimizer_states_bytes,
+        at_peak.workspaces_bytes,
+    ];
     if peak.max(margin) > 1 << 50 {
-        return Err(wrong(format!("says {peak} bytes and a margin of {margin}, more than any device has")));
+        return Err(wrong(format!(
+            "says {peak} bytes and a margin of {margin}, more than any device has"
+        )));
     }
     let kept = roles.iter().map(|b| u128::from(*b)).sum::<u128>();
     let kept = u64::try_from(kept).ok().filter(|kept| *kept <= peak);
-    let kept = kept.ok_or_else(|| wrong(format!("says that more than its peak of {peak} bytes stays across iterations")))?;
-    Ok(Weighed { need: (Bytes(kept), Bytes(peak - kept)), margin: Some(Bytes(margin)), iteration: None })
+    let kept = kept.ok_or_else(|| {
+        wrong(format!("says that more than its peak of {peak} bytes stays across iterations"))
+    })?;
+    Ok(Weighed {
+        need: (Bytes(kept), Bytes(peak - kept)),
+        margin: Some(Bytes(margin)),
+        iteration: None,
+    })
 }

@@ -111,7 +111,9 @@ pub enum Problem {
         offset: u64,
     },
     /// No opcode at all.
-    #[error("byte {offset} of the pickle, 0x{code:02x}, is no opcode; save the snapshot with torch.cuda.memory._dump_snapshot")]
+    #[error(
+        "byte {offset} of the pickle, 0x{code:02x}, is no opcode; save the snapshot with torch.cuda.memory._dump_snapshot"
+    )]
     Unknown {
         /// What stands there.
         code: u8,
@@ -127,7 +129,9 @@ pub enum Problem {
         what: &'static str,
     },
     /// More than the memory limit.
-    #[error("reading it takes more than {limit} of memory; record fewer events (max_entries of _record_memory_history)")]
+    #[error(
+        "reading it takes more than {limit} of memory; record fewer events (max_entries of _record_memory_history)"
+    )]
     TooLarge {
         /// The limit.
         limit: Bytes,
@@ -150,7 +154,8 @@ pub enum Problem {
 
 /// The devices of an error, not all when they are many.
 fn devices(present: &[(usize, usize)]) -> String {
-    let mut all: Vec<_> = present.iter().take(16).map(|(d, n)| format!("{n} events of device {d}")).collect();
+    let mut all: Vec<_> =
+        present.iter().take(16).map(|(d, n)| format!("{n} events of device {d}")).collect();
     if all.is_empty() {
         all.push("no device".to_owned());
     }
@@ -184,7 +189,11 @@ pub fn read(path: &Path, device: Option<u32>) -> Result<Snapshot, SnapshotError>
 ///
 /// # Errors
 /// As [`read`].
-pub fn read_within(path: &Path, device: Option<u32>, limit: Bytes) -> Result<Snapshot, SnapshotError> {
+pub fn read_within(
+    path: &Path,
+    device: Option<u32>,
+    limit: Bytes,
+) -> Result<Snapshot, SnapshotError> {
     let reader = files::open(path)?;
     let mut budget = Budget::new(limit);
     Pickle::read(Source::new(reader), &mut budget)
@@ -192,24 +201,40 @@ pub fn read_within(path: &Path, device: Option<u32>, limit: Bytes) -> Result<Sna
         .map_err(|problem| SnapshotError::Content { path: path.to_owned(), problem })
 }
 
-fn snapshot(pickle: &Pickle, device: Option<u32>, budget: &mut Budget) -> Result<Snapshot, Problem> {
+fn snapshot(
+    pickle: &Pickle,
+    device: Option<u32>,
+    budget: &mut Budget,
+) -> Result<Snapshot, Problem> {
     let missing = |what: &str| Problem::NoSnapshot(what.to_owned());
-    let traces = pickle.get(pickle.root, Word::DeviceTraces).ok_or_else(|| missing("it has no `device_traces`"))?;
+    let traces = pickle
+        .get(pickle.root, Word::DeviceTraces)
+        .ok_or_else(|| missing("it has no `device_traces`"))?;
     let traces = pickle.list(traces).ok_or_else(|| missing("its `device_traces` is no list"))?;
     let (device, events) = choose(pickle, traces, device)?;
-    let settings = pickle.get(pickle.root, Word::AllocatorSettings).map(|s| settings(pickle, s)).unwrap_or_default();
+    let settings = pickle
+        .get(pickle.root, Word::AllocatorSettings)
+        .map(|s| settings(pickle, s))
+        .unwrap_or_default();
     let mut snapshot = sequence::build(pickle, device, events, settings, budget)?;
     if pickle.more {
-        snapshot.notes.push("What follows the end of the pickle in the file was not read.".to_owned());
+        snapshot
+            .notes
+            .push("What follows the end of the pickle in the file was not read.".to_owned());
     }
     Ok(snapshot)
 }
 
 /// The device to read and its events.
-fn choose<'a>(pickle: &'a Pickle, traces: &[Value], device: Option<u32>) -> Result<(u32, &'a [Value]), Problem> {
+fn choose<'a>(
+    pickle: &'a Pickle,
+    traces: &[Value],
+    device: Option<u32>,
+) -> Result<(u32, &'a [Value]), Problem> {
     // Few are listed, so that one list shared by a million devices makes no long error.
     let present = || -> Vec<(usize, usize)> {
-        let counts = traces.iter().enumerate().map(|(d, t)| (d, pickle.list(*t).map_or(0, <[_]>::len)));
+        let counts =
+            traces.iter().enumerate().map(|(d, t)| (d, pickle.list(*t).map_or(0, <[_]>::len)));
         counts.filter(|(_, n)| *n > 0).take(17).collect()
     };
     let fail = |problem: String| Problem::Device { problem, present: present() };
@@ -222,7 +247,9 @@ fn choose<'a>(pickle: &'a Pickle, traces: &[Value], device: Option<u32>) -> Resu
         (None, _) => return Err(fail("several devices have events: name one".to_owned())),
     };
     let trace = traces.get(chosen).ok_or_else(|| fail(format!("there is no device {chosen}")))?;
-    let events = pickle.list(*trace).ok_or_else(|| Problem::NoSnapshot(format!("the trace of device {chosen} is no list")))?;
+    let events = pickle
+        .list(*trace)
+        .ok_or_else(|| Problem::NoSnapshot(format!("the trace of device {chosen} is no list")))?;
     if events.is_empty() {
         return Err(fail(format!("device {chosen} has no events")));
     }
@@ -253,6 +280,8 @@ fn settings(pickle: &Pickle, value: Value) -> Settings {
             Some(Value::Float(f)) if f > 0.0 => Some(f),
             _ => None,
         },
-        roundup_power2_divisions: divisions.filter(|d| d.iter().any(|n| *n != 0)).unwrap_or_default(),
+        roundup_power2_divisions: divisions
+            .filter(|d| d.iter().any(|n| *n != 0))
+            .unwrap_or_default(),
     }
 }

@@ -84,7 +84,8 @@ impl Machine<'_> {
                     self.recall(n)?;
                 }
                 0x94 => {
-                    let n = u32::try_from(self.memo.len() + self.sparse.len()).map_err(|_| self.wrong("it memoises too much"))?;
+                    let n = u32::try_from(self.memo.len() + self.sparse.len())
+                        .map_err(|_| self.wrong("it memoises too much"))?;
                     self.memoise(n)?;
                 }
                 b'q' => {
@@ -155,7 +156,9 @@ impl Machine<'_> {
                 }
                 b'(' => {
                     if self.marks.len() == DEPTH {
-                        return Err(self.wrong("it opens more than 1000 collections inside each other"));
+                        return Err(
+                            self.wrong("it opens more than 1000 collections inside each other")
+                        );
                     }
                     self.budget.push(&mut self.marks, self.stack.len())?;
                 }
@@ -204,7 +207,9 @@ impl Machine<'_> {
                 0x80 => {
                     let version = self.source.byte()?;
                     if version > 5 {
-                        return Err(self.wrong("its protocol is newer than 5; save it with pickle protocol 5 or older"));
+                        return Err(self.wrong(
+                            "its protocol is newer than 5; save it with pickle protocol 5 or older",
+                        ));
                     }
                 }
                 // A frame only says how much to read at once.
@@ -309,7 +314,8 @@ impl Machine<'_> {
     }
 
     fn node(&mut self, node: Node) -> Result<(), Problem> {
-        let n = u32::try_from(self.nodes.len()).map_err(|_| self.wrong("it holds more than 2^32 collections"))?;
+        let n = u32::try_from(self.nodes.len())
+            .map_err(|_| self.wrong("it holds more than 2^32 collections"))?;
         self.budget.push(&mut self.nodes, node)?;
         self.push(Value::Node(n))
     }
@@ -331,7 +337,9 @@ impl Machine<'_> {
     /// Moves what lies from `from` up into the list under it.
     fn append(&mut self, from: usize) -> Result<(), Problem> {
         let under = from.checked_sub(1).map(|at| self.stack[at]);
-        let Some(Value::Node(n)) = under else { return Err(self.wrong("it appends to something that is no list")) };
+        let Some(Value::Node(n)) = under else {
+            return Err(self.wrong("it appends to something that is no list"));
+        };
         let items = &self.stack[from..];
         match &mut self.nodes[n as usize] {
             Node::List(all) => {
@@ -461,7 +469,12 @@ impl Machine<'_> {
 }
 
 /// What is kept of a string: which word it is, or all of it when it is to be kept.
-fn string(text: Option<&[u8]>, keep: bool, texts: &mut Vec<Box<[u8]>>, budget: &mut Budget) -> Result<Value, Problem> {
+fn string(
+    text: Option<&[u8]>,
+    keep: bool,
+    texts: &mut Vec<Box<[u8]>>,
+    budget: &mut Budget,
+) -> Result<Value, Problem> {
     let Some(text) = text else { return Ok(Value::Other) };
     if !keep {
         return Ok(Word::of(text).map_or(Value::Other, Value::Word));
@@ -477,7 +490,10 @@ fn unpacked(event: &Event, budget: &mut Budget) -> Result<Vec<(Word, Value)>, Pr
     let mut all = Vec::new();
     budget.reserve(&mut all, 4)?;
     all.push((Word::Action, Value::Word(event.action)));
-    all.push((if event.action == Word::Oom { Word::DeviceFree } else { Word::Addr }, Value::Int(event.addr)));
+    all.push((
+        if event.action == Word::Oom { Word::DeviceFree } else { Word::Addr },
+        Value::Int(event.addr),
+    ));
     all.push((Word::Size, Value::Int(event.size)));
     all.push((Word::Stream, Value::Int(event.stream)));
     Ok(all)

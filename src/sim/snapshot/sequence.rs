@@ -21,7 +21,7 @@ use super::source::Budget;
 use super::value::{Event, Pickle, Stack, Value};
 use super::words::Word;
 use super::{Problem, Settings, Snapshot};
-use crate::sim::requests::Request;
+use crate::requests::Request;
 use crate::units::Bytes;
 
 /// What an entry of a tree is taken to cost, its share of half-empty tree nodes included.
@@ -72,7 +72,9 @@ fn contradiction(at: usize, what: &str) -> Problem {
 /// The event at position `at`: `Ok(None)` when its action is none that matters here.
 fn event(pickle: &Pickle, events: &[Value], at: usize) -> Result<Option<Event>, Problem> {
     match pickle.event(events[at]) {
-        Some(e) if !(0..=1 << 62).contains(&e.size) => Err(contradiction(at, "has a negative or enormous size")),
+        Some(e) if !(0..=1 << 62).contains(&e.size) => {
+            Err(contradiction(at, "has a negative or enormous size"))
+        }
         Some(e) => Ok(Some(e)),
         // Later versions may add actions; an entry of a known one must be whole.
         None if pickle.get(events[at], Word::Action) == Some(Value::Other) => Ok(None),
@@ -92,11 +94,17 @@ fn room<V>(map: &mut HashMap<i64, V>, budget: &mut Budget) -> Result<(), Problem
     Ok(())
 }
 
-fn past(pickle: &Pickle, device: u32, events: &[Value], budget: &mut Budget) -> Result<Past, Problem> {
+fn past(
+    pickle: &Pickle,
+    device: u32,
+    events: &[Value],
+    budget: &mut Budget,
+) -> Result<Past, Problem> {
     const LIVE: u32 = 0;
     let mut past = Past::default();
     let mut segments: HashMap<i64, ()> = HashMap::new();
-    let (mut held, mut most, mut stray, mut completed, mut requested, mut unknown) = (0i128, 0i128, 0u64, false, false, 0u64);
+    let (mut held, mut most, mut stray, mut completed, mut requested, mut unknown) =
+        (0i128, 0i128, 0u64, false, false, 0u64);
     for at in 0..events.len() {
         match event(pickle, events, at)?.map(|e| e.action) {
             Some(Word::FreeCompleted) => completed = true,
@@ -120,7 +128,10 @@ fn past(pickle: &Pickle, device: u32, events: &[Value], budget: &mut Budget) -> 
                 None => {
                     room(&mut past.ids, budget)?;
                     past.ids.insert(e.addr, GONE);
-                    budget.push(&mut past.blocks, Start { addr: e.addr, size: e.size as u64, stream: e.stream })?;
+                    budget.push(
+                        &mut past.blocks,
+                        Start { addr: e.addr, size: e.size as u64, stream: e.stream },
+                    )?;
                 }
             },
             Word::SegmentAlloc | Word::SegmentMap => {
@@ -157,37 +168,59 @@ fn past(pickle: &Pickle, device: u32, events: &[Value], budget: &mut Budget) -> 
         }
     };
     note(stray, "Frees of blocks that were free already (left out)");
-    note(odd, "Blocks live at the snapshot that the trace freed and did not allocate again (the trace was believed)");
+    note(
+        odd,
+        "Blocks live at the snapshot that the trace freed and did not allocate again (the trace was believed)",
+    );
     note(unknown, "Entries of the trace with an action that is not known here (left out)");
     Ok(past)
 }
 
 /// Reads the segments that stand at the snapshot: adds the live blocks and the segments that the trace never tells of to
 /// `past`; returns the bytes held and how many blocks contradict the trace.
-fn standing(pickle: &Pickle, device: u32, past: &mut Past, told: &HashMap<i64, ()>, budget: &mut Budget) -> Result<(i128, u64), Problem> {
+fn standing(
+    pickle: &Pickle,
+    device: u32,
+    past: &mut Past,
+    told: &HashMap<i64, ()>,
+    budget: &mut Budget,
+) -> Result<(i128, u64), Problem> {
     let wrong = |what: &str| Problem::NoSnapshot(what.to_owned());
-    let all = pickle.get(pickle.root, Word::Segments).and_then(|s| pickle.list(s)).ok_or_else(|| wrong("it has no list of `segments`"))?;
+    let all = pickle
+        .get(pickle.root, Word::Segments)
+        .and_then(|s| pickle.list(s))
+        .ok_or_else(|| wrong("it has no list of `segments`"))?;
     let (mut total, mut odd, mut seen) = (0i128, 0u64, 0usize);
     for segment in all {
         let number = |of: Value, key| match pickle.get(of, key) {
             Some(Value::Int(n)) => Some(n),
             _ => None,
         };
-        let get = |key| number(*segment, key).ok_or_else(|| wrong("a segment lacks its address, size or stream"));
+        let get = |key| {
+            number(*segment, key)
+                .ok_or_else(|| wrong("a segment lacks its address, size or stream"))
+        };
         if number(*segment, Word::Device).unwrap_or(0) != i64::from(device) {
             continue;
         }
-        let (address, size, stream) = (get(Word::Address)?, get(Word::TotalSize)?, get(Word::Stream)?);
+        let (address, size, stream) =
+            (get(Word::Address)?, get(Word::TotalSize)?, get(Word::Stream)?);
         if size < 0 {
             return Err(wrong("a segment has a negative size"));
         }
         total += i128::from(size);
-        let pool = pickle.get(*segment, Word::SegmentPoolId).and_then(|p| pickle.list(p)).unwrap_or_default();
+        let pool = pickle
+            .get(*segment, Word::SegmentPoolId)
+            .and_then(|p| pickle.list(p))
+            .unwrap_or_default();
         past.private |= pool.iter().any(|v| *v != Value::Int(0));
         if !told.contains_key(&address) {
             budget.push(&mut past.segments, (address, size))?;
         }
-        let blocks = pickle.get(*segment, Word::Blocks).and_then(|b| pickle.list(b)).ok_or_else(|| wrong("a segment has no blocks"))?;
+        let blocks = pickle
+            .get(*segment, Word::Blocks)
+            .and_then(|b| pickle.list(b))
+            .ok_or_else(|| wrong("a segment has no blocks"))?;
         // Each block is a dictionary of its own: more of them than dictionaries means a list that is shared.
         seen = seen.saturating_add(blocks.len()).saturating_add(1);
         if seen > pickle.nodes.len() {
@@ -195,7 +228,9 @@ fn standing(pickle: &Pickle, device: u32, past: &mut Past, told: &HashMap<i64, (
         }
         let mut next = address;
         for block in blocks {
-            let size = number(*block, Word::Size).filter(|n| (0..=1 << 62).contains(n)).ok_or_else(|| wrong("a block lacks its size"))?;
+            let size = number(*block, Word::Size)
+                .filter(|n| (0..=1 << 62).contains(n))
+                .ok_or_else(|| wrong("a block lacks its size"))?;
             // Old versions tell no addresses: blocks follow each other.
             let addr = number(*block, Word::Address).unwrap_or(next);
             next = addr.saturating_add(size);
@@ -207,7 +242,9 @@ fn standing(pickle: &Pickle, device: u32, past: &mut Past, told: &HashMap<i64, (
             match past.ids.get(&addr) {
                 Some(state) => odd += u64::from(*state == GONE),
                 None => {
-                    let size = number(*block, Word::RequestedSize).filter(|n| (1..=1 << 62).contains(n)).unwrap_or(size) as u64;
+                    let size = number(*block, Word::RequestedSize)
+                        .filter(|n| (1..=1 << 62).contains(n))
+                        .unwrap_or(size) as u64;
                     room(&mut past.ids, budget)?;
                     past.ids.insert(addr, 0);
                     budget.push(&mut past.blocks, Start { addr, size, stream })?;
@@ -258,7 +295,13 @@ struct Builder<'a> {
 }
 
 /// The requests of `device`, whose trace is `events`.
-pub(super) fn build(pickle: &Pickle, device: u32, events: &[Value], settings: Settings, budget: &mut Budget) -> Result<Snapshot, Problem> {
+pub(super) fn build(
+    pickle: &Pickle,
+    device: u32,
+    events: &[Value],
+    settings: Settings,
+    budget: &mut Budget,
+) -> Result<Snapshot, Problem> {
     let mut past = past(pickle, device, events, budget)?;
     let mut builder = Builder {
         budget,
@@ -274,7 +317,9 @@ pub(super) fn build(pickle: &Pickle, device: u32, events: &[Value], settings: Se
         most: past.most,
         capacity: past.capacity,
         run: None,
-        collects: settings.alloc_conf.is_none() || settings.max_split_size.is_some() || settings.garbage_collection_threshold.is_some(),
+        collects: settings.alloc_conf.is_none()
+            || settings.max_split_size.is_some()
+            || settings.garbage_collection_threshold.is_some(),
         emptied: 0,
         retried: 0,
         unclear: 0,
@@ -338,9 +383,15 @@ pub(super) fn build(pickle: &Pickle, device: u32, events: &[Value], settings: Se
         );
     }
     if past.by_request {
-        notes.push("The trace has no free_completed events: free_requested was taken for them.".to_owned());
+        notes.push(
+            "The trace has no free_completed events: free_requested was taken for them.".to_owned(),
+        );
     }
-    let exact = past.reserved == 0 && at_start == 0 && !past.contradicted && !past.by_request && builder.renewed == 0;
+    let exact = past.reserved == 0
+        && at_start == 0
+        && !past.contradicted
+        && !past.by_request
+        && builder.renewed == 0;
     Ok(Snapshot {
         device,
         expected_reserved: exact.then_some(builder.expected),
@@ -376,7 +427,9 @@ impl Builder<'_> {
     fn id(&mut self) -> Result<u32, Problem> {
         let id = self.next;
         if id == GONE {
-            return Err(Problem::Contradiction("the trace has more than 2^32 allocations; record fewer".to_owned()));
+            return Err(Problem::Contradiction(
+                "the trace has more than 2^32 allocations; record fewer".to_owned(),
+            ));
         }
         self.next += 1;
         Ok(id)
@@ -452,7 +505,15 @@ impl Builder<'_> {
         }
         let now = self.requests.len();
         let idle = self.idle > 0;
-        let run = self.run.get_or_insert(Run { at: now, before, after: 0, grown: 0, idle, mixed: false, stack: Stack::Unknown });
+        let run = self.run.get_or_insert(Run {
+            at: now,
+            before,
+            after: 0,
+            grown: 0,
+            idle,
+            mixed: false,
+            stack: Stack::Unknown,
+        });
         run.mixed |= run.at != now || run.grown > 0;
         (run.at, run.after, run.idle) = (now, self.reserved, idle);
         if e.stack == Stack::EmptyCache || run.stack == Stack::Unknown {
@@ -468,7 +529,9 @@ impl Builder<'_> {
         let emptied = match run.stack {
             Stack::EmptyCache => true,
             Stack::Other => false,
-            Stack::Unknown if retry => plain && !self.collects && run.before + run.grown <= self.most,
+            Stack::Unknown if retry => {
+                plain && !self.collects && run.before + run.grown <= self.most
+            }
             Stack::Unknown => plain,
         };
         if emptied {
@@ -478,7 +541,10 @@ impl Builder<'_> {
             self.requests.insert(run.at, Request::EmptyCache);
             self.budget.reserve(&mut self.expected, 1)?;
             self.expected.insert(run.at, u64::try_from(run.after).unwrap_or(0));
-        } else if retry && (run.stack == Stack::Other || self.capacity.is_some_and(|c| run.before + run.grown > c)) {
+        } else if retry
+            && (run.stack == Stack::Other
+                || self.capacity.is_some_and(|c| run.before + run.grown > c))
+        {
             self.retried += 1;
         } else {
             self.unclear += 1;
@@ -493,12 +559,21 @@ impl Builder<'_> {
             }
         };
         note(self.emptied, "Calls of torch.cuda.empty_cache");
-        note(self.retried, "Allocations that gave back cached segments to succeed when they were recorded");
+        note(
+            self.retried,
+            "Allocations that gave back cached segments to succeed when they were recorded",
+        );
         note(
             self.unclear,
             "Times that segments were given back by an allocation tried again or by empty_cache (the snapshot doesn't tell which, the first was taken; record with stacks to know)",
         );
-        note(self.renewed, "Blocks allocated again without a free in the trace (they are freed just before)");
-        note(failed.len() as u64, "Allocations that failed when they were recorded (each is asked for and given back at once)");
+        note(
+            self.renewed,
+            "Blocks allocated again without a free in the trace (they are freed just before)",
+        );
+        note(
+            failed.len() as u64,
+            "Allocations that failed when they were recorded (each is asked for and given back at once)",
+        );
     }
 }

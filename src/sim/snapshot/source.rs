@@ -25,7 +25,14 @@ pub(super) struct Source {
 
 impl Source {
     pub(super) fn new(reader: Box<dyn BufRead>) -> Self {
-        Self { reader, chunk: vec![0; CHUNK].into_boxed_slice(), at: 0, end: 0, base: 0, text: Vec::with_capacity(TEXT) }
+        Self {
+            reader,
+            chunk: vec![0; CHUNK].into_boxed_slice(),
+            at: 0,
+            end: 0,
+            base: 0,
+            text: Vec::with_capacity(TEXT),
+        }
     }
 
     /// How many bytes have been taken.
@@ -197,7 +204,10 @@ mod tests {
     #[test]
     fn chunks_join_and_offsets_count() {
         let content: Vec<u8> = (0..200_000u32).map(|i| (i % 251) as u8).collect();
-        let mut source = Source::new(Box::new(std::io::BufReader::with_capacity(7, std::io::Cursor::new(content.clone()))));
+        let mut source = Source::new(Box::new(std::io::BufReader::with_capacity(
+            7,
+            std::io::Cursor::new(content.clone()),
+        )));
         source.skip(65_530).unwrap();
         assert_eq!(source.array::<12>().unwrap(), content[65_530..65_542]);
         assert_eq!(source.text(4000).unwrap().unwrap(), &content[65_542..69_542]);

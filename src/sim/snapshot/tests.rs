@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 use super::*;
 
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/snapshots").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/snapshots").join(name)
 }
 
 fn within(bytes: &[u8], device: Option<u32>, limit: u64) -> Result<Snapshot, Problem> {
     let mut budget = Budget::new(Bytes(limit));
-    let pickle = Pickle::read(Source::new(Box::new(std::io::Cursor::new(bytes.to_vec()))), &mut budget)?;
+    let pickle =
+        Pickle::read(Source::new(Box::new(std::io::Cursor::new(bytes.to_vec()))), &mut budget)?;
     snapshot(&pickle, device, &mut budget)
 }
 
@@ -48,27 +49,52 @@ type Block = (i64, i64, i64, &'static str);
 
 /// A snapshot of device 0 with these events and segments (address, size, blocks); `stack` names the function that gives
 /// segments back.
-fn recorded(events: &[(&str, i64, i64)], segments: &[(i64, i64, &[Block])], stack: Option<&str>) -> Vec<u8> {
+fn recorded(
+    events: &[(&str, i64, i64)],
+    segments: &[(i64, i64, &[Block])],
+    stack: Option<&str>,
+) -> Vec<u8> {
     let mut pen = Pen::default().op(&[0x80, 4]).op(b"}(").text("device_traces").op(b"](](");
     for (action, addr, size) in events {
         pen = pen.event(action, *addr, *size);
         if let (Some(name), "segment_free") = (stack, *action) {
             let at = pen.0.len() - 1;
             pen.0.truncate(at);
-            pen = pen.text("frames").op(b"](}(").text("name").text(name).text("filename").text("/lib/torch/cuda/memory.py").op(b"ueu");
+            pen = pen
+                .text("frames")
+                .op(b"](}(")
+                .text("name")
+                .text(name)
+                .text("filename")
+                .text("/lib/torch/cuda/memory.py")
+                .op(b"ueu");
         }
     }
     pen = pen.op(b"ee").text("segments").op(b"](");
     for (address, size, blocks) in segments {
-        pen = pen.op(b"}(").text("address").int(*address).text("total_size").int(*size).text("stream").int(0);
+        pen = pen
+            .op(b"}(")
+            .text("address")
+            .int(*address)
+            .text("total_size")
+            .int(*size)
+            .text("stream")
+            .int(0);
         pen = pen.text("blocks").op(b"](");
         for (address, requested, size, state) in *blocks {
-            pen = pen.op(b"}(").text("address").int(*address).text("requested_size").int(*requested);
+            pen =
+                pen.op(b"}(").text("address").int(*address).text("requested_size").int(*requested);
             pen = pen.text("size").int(*size).text("state").text(state).op(b"u");
         }
         pen = pen.op(b"eu");
     }
-    pen.op(b"e").text("allocator_settings").op(b"}").text("PYTORCH_CUDA_ALLOC_CONF").text("").op(b"su.").0
+    pen.op(b"e")
+        .text("allocator_settings")
+        .op(b"}")
+        .text("PYTORCH_CUDA_ALLOC_CONF")
+        .text("")
+        .op(b"su.")
+        .0
 }
 
 fn spell(requests: &[Request]) -> String {
@@ -94,13 +120,22 @@ fn a_real_snapshot_is_followed() {
     // torch.cuda.max_memory_reserved() and memory_reserved() of the job.
     assert_eq!((expected.iter().max(), expected.last()), (Some(&96_468_992), Some(&94_371_840)));
     assert_eq!(expected[0], 2_097_152);
-    assert_eq!(snapshot.settings, Settings { alloc_conf: Some(String::new()), expandable_segments: Some(false), ..Settings::default() });
+    assert_eq!(
+        snapshot.settings,
+        Settings {
+            alloc_conf: Some(String::new()),
+            expandable_segments: Some(false),
+            ..Settings::default()
+        }
+    );
     assert_eq!(snapshot.requests[0], Request::Allocate { id: 0, bytes: Bytes(1728), stream: 0 });
 }
 
 #[test]
 fn every_protocol_says_the_same() {
-    let all: Vec<Vec<u8>> = ["0", "1", "2", "4"].map(|p| std::fs::read(fixture(&format!("small-{p}.pickle"))).unwrap()).to_vec();
+    let all: Vec<Vec<u8>> = ["0", "1", "2", "4"]
+        .map(|p| std::fs::read(fixture(&format!("small-{p}.pickle"))).unwrap())
+        .to_vec();
     let first = within(&all[0], None, 1 << 20).unwrap();
     assert_eq!((first.device, first.at_start, first.failed.as_slice()), (1, 3, [16].as_slice()));
     assert_eq!(first.capacity, Some(Bytes((123 << 20) + (2 << 20))));
@@ -109,7 +144,10 @@ fn every_protocol_says_the_same() {
     for (i, bytes) in all.iter().enumerate() {
         assert!(looks_like_pickle(bytes), "{i}");
         let next = within(bytes, Some(1), 1 << 20).unwrap();
-        assert_eq!((next.requests, next.notes, next.settings), (first.requests.clone(), first.notes.clone(), first.settings.clone()));
+        assert_eq!(
+            (next.requests, next.notes, next.settings),
+            (first.requests.clone(), first.notes.clone(), first.settings.clone())
+        );
         // Wherever the file is cut, that is where it is said to be.
         for end in 0..bytes.len() {
             match parse(&bytes[..end]) {
@@ -118,12 +156,17 @@ fn every_protocol_says_the_same() {
             }
         }
     }
-    assert!(!looks_like_pickle(b"op,id,bytes,stream\n") && !looks_like_pickle(b"{\"a\": 1}") && !looks_like_pickle(b""));
+    assert!(
+        !looks_like_pickle(b"op,id,bytes,stream\n")
+            && !looks_like_pickle(b"{\"a\": 1}")
+            && !looks_like_pickle(b"")
+    );
 }
 
 #[test]
 fn everything_but_plain_data_is_refused() {
-    let listed = b"hgjpqr\x94N\x88\x89KMJ\x8a\x8bILFG\x8cUXT\x8dSVCB\x8e(}])dlt\x85\x86\x87aesu012\x80\x95.";
+    let listed =
+        b"hgjpqr\x94N\x88\x89KMJ\x8a\x8bILFG\x8cUXT\x8dSVCB\x8e(}])dlt\x85\x86\x87aesu012\x80\x95.";
     let mut names = 0;
     for code in 0..=255u8 {
         let bytes = [&[0x80, 4, b'N', b'0', code][..], &[b'\n'; 32]].concat();
@@ -132,36 +175,62 @@ fn everything_but_plain_data_is_refused() {
                 assert!(!listed.contains(&code), "{name}");
                 names += 1;
             }
-            Err(Problem::Unknown { offset: 4, code: c }) => assert!(c == code && !listed.contains(&code)),
+            Err(Problem::Unknown { offset: 4, code: c }) => {
+                assert!(c == code && !listed.contains(&code))
+            }
             other => assert!(listed.contains(&code), "0x{code:02x}: {other:?}"),
         }
     }
     assert_eq!(names, 19);
     // os.system("true"), as every tutorial on pickle shows it.
     let error = parse(b"cos\nsystem\n(S'true'\ntR.").unwrap_err().to_string();
-    assert!(error.contains("GLOBAL at byte 0 is refused") && error.contains("_dump_snapshot"), "{error}");
+    assert!(
+        error.contains("GLOBAL at byte 0 is refused") && error.contains("_dump_snapshot"),
+        "{error}"
+    );
 }
 
 #[test]
 fn what_was_live_before_comes_first() {
-    let blocks: &[Block] =
-        &[(4096, 100, 512, "active_allocated"), (4608, 700, 1024, "active_pending_free"), (8192, 1, 2_093_056, "inactive")];
+    let blocks: &[Block] = &[
+        (4096, 100, 512, "active_allocated"),
+        (4608, 700, 1024, "active_pending_free"),
+        (8192, 1, 2_093_056, "inactive"),
+    ];
     let bytes = recorded(
-        &[("free_requested", 9000, 30), ("free_completed", 9000, 30), ("alloc", 4608, 700), ("free_requested", 4608, 700)],
+        &[
+            ("free_requested", 9000, 30),
+            ("free_completed", 9000, 30),
+            ("alloc", 4608, 700),
+            ("free_requested", 4608, 700),
+        ],
         &[(4096, 2_097_152, blocks)],
         None,
     );
     let snapshot = parse(&bytes).unwrap();
     assert_eq!(spell(&snapshot.requests), "a0:100 a1:30 f1 a2:700");
-    assert_eq!((snapshot.at_start, snapshot.expected_reserved, snapshot.reserved_at_start), (2, None, Bytes(2_097_152)));
-    assert!(snapshot.notes.iter().any(|n| n.contains("2 blocks were live")), "{:?}", snapshot.notes);
+    assert_eq!(
+        (snapshot.at_start, snapshot.expected_reserved, snapshot.reserved_at_start),
+        (2, None, Bytes(2_097_152))
+    );
+    assert!(
+        snapshot.notes.iter().any(|n| n.contains("2 blocks were live")),
+        "{:?}",
+        snapshot.notes
+    );
 }
 
 #[test]
 fn empty_cache_is_told_from_a_retry() {
     let m = 2 << 20;
     let block = |addr| [(addr, 5, 512, "active_allocated"), (addr + 512, 5, m - 512, "inactive")];
-    let start = [("segment_alloc", m, m), ("alloc", m, 5), ("free_requested", m, 5), ("free_completed", m, 5), ("segment_free", m, m)];
+    let start = [
+        ("segment_alloc", m, m),
+        ("alloc", m, 5),
+        ("free_requested", m, 5),
+        ("free_completed", m, 5),
+        ("segment_free", m, m),
+    ];
     let again = [("segment_alloc", 9 * m, m), ("alloc", 9 * m, 5)];
     let sequence = |events: &[(&str, i64, i64)], segments: &[(i64, i64, &[Block])], stack| {
         let snapshot = parse(&recorded(events, segments, stack)).unwrap();
@@ -180,9 +249,12 @@ fn empty_cache_is_told_from_a_retry() {
     assert_eq!((requests.as_str(), expected), ("a0:5 f0 e a1:5", vec![m, m, 0, m]));
     assert_eq!(sequence(&both, standing, Some("malloc")).0, "a0:5 f0 a1:5");
     // At another time more was held than that allocation would have needed: it can't have been tried again.
-    let more = [&both[..], &[("segment_alloc", 3 * m as i64, m as i64), ("alloc", 3 * m as i64, 5)]].concat();
+    let more =
+        [&both[..], &[("segment_alloc", 3 * m as i64, m as i64), ("alloc", 3 * m as i64, 5)]]
+            .concat();
     let s3 = block(3 * m as i64);
-    let standing: &[(i64, i64, &[Block])] = &[(9 * m as i64, m as i64, &s9), (3 * m as i64, m as i64, &s3)];
+    let standing: &[(i64, i64, &[Block])] =
+        &[(9 * m as i64, m as i64, &s9), (3 * m as i64, m as i64, &s3)];
     assert_eq!(sequence(&more, standing, None).0, "a0:5 f0 e a1:5 a2:5");
 }
 
@@ -202,10 +274,26 @@ fn shared_and_cyclic_values_stay_small() {
     let cycle = b"\x80\x04}(\x8c\x0ddevice_traces]\x94h\x00a\x8c\x08segmentsh\x00u.";
     assert!(matches!(parse(cycle), Err(Problem::Contradiction(_))));
     // One segment a thousand times, with a thousand blocks.
-    let mut pen = Pen::default().op(&[0x80, 4]).op(b"}(").text("device_traces").op(b"](](").event("alloc", 1, 1).op(b"ee");
+    let mut pen = Pen::default()
+        .op(&[0x80, 4])
+        .op(b"}(")
+        .text("device_traces")
+        .op(b"](](")
+        .event("alloc", 1, 1)
+        .op(b"ee");
+    pen = pen
+        .text("segments")
+        .op(b"](}(")
+        .text("address")
+        .int(0)
+        .text("total_size")
+        .int(0)
+        .text("stream")
+        .int(0)
+        .text("blocks")
+        .op(b"](}(");
     pen =
-        pen.text("segments").op(b"](}(").text("address").int(0).text("total_size").int(0).text("stream").int(0).text("blocks").op(b"](}(");
-    pen = pen.text("address").int(0).text("size").int(0).text("state").text("inactive").op(b"u\x94");
+        pen.text("address").int(0).text("size").int(0).text("state").text("inactive").op(b"u\x94");
     for _ in 0..999 {
         pen = pen.op(b"h\x00");
     }
@@ -223,7 +311,9 @@ fn memory_stays_within_its_limit() {
         assert!(matches!(within(&bytes, None, 100_000), Err(Problem::TooLarge { .. })), "{unit:?}");
     }
     // Memo indices without end are no table of that size; a string of 2^62 bytes is no buffer.
-    let sparse: Vec<u8> = (0..10_000u32).flat_map(|i| [&b"Nr"[..], &(u32::MAX - i).to_le_bytes(), b"0"].concat()).collect();
+    let sparse: Vec<u8> = (0..10_000u32)
+        .flat_map(|i| [&b"Nr"[..], &(u32::MAX - i).to_le_bytes(), b"0"].concat())
+        .collect();
     assert!(matches!(parse(&sparse), Err(Problem::TooLarge { .. })));
     assert!(matches!(parse(b"\x8d\0\0\0\0\0\0\0\x40"), Err(Problem::CutOff { offset: 9 })));
     let marks = vec![b'('; 2000];
@@ -232,13 +322,23 @@ fn memory_stays_within_its_limit() {
 
 #[test]
 fn devices_are_named() {
-    let two = Pen::default().op(&[0x80, 4]).op(b"}(").text("device_traces").op(b"](](").event("alloc", 1, 1).op(b"e](");
+    let two = Pen::default()
+        .op(&[0x80, 4])
+        .op(b"}(")
+        .text("device_traces")
+        .op(b"](](")
+        .event("alloc", 1, 1)
+        .op(b"e](");
     let two = two.event("alloc", 1, 3).op(b"ee").text("segments").op(b"]u.").0;
     let error = |device| within(&two, device, 1 << 20).unwrap_err().to_string();
-    assert_eq!(error(None), "several devices have events: name one; it has 1 events of device 0, 1 events of device 1");
+    assert_eq!(
+        error(None),
+        "several devices have events: name one; it has 1 events of device 0, 1 events of device 1"
+    );
     assert!(error(Some(2)).starts_with("there is no device 2"));
     assert_eq!(spell(&within(&two, Some(1), 1 << 20).unwrap().requests), "a0:3");
-    let none = Pen::default().op(b"}(").text("device_traces").op(b"](]e").text("segments").op(b"]u.").0;
+    let none =
+        Pen::default().op(b"}(").text("device_traces").op(b"](]e").text("segments").op(b"]u.").0;
     assert!(parse(&none).unwrap_err().to_string().contains("_record_memory_history"));
 }
 
@@ -246,7 +346,11 @@ fn devices_are_named() {
 fn numbers_of_every_spelling() {
     let value = |code: &[u8]| {
         let bytes = [code, b"."].concat();
-        Pickle::read(Source::new(Box::new(std::io::Cursor::new(bytes))), &mut Budget::new(Bytes(10_000))).map(|p| p.root)
+        Pickle::read(
+            Source::new(Box::new(std::io::Cursor::new(bytes))),
+            &mut Budget::new(Bytes(10_000)),
+        )
+        .map(|p| p.root)
     };
     for (code, is) in [
         (&b"I01\n"[..], Value::Bool(true)),
@@ -263,7 +367,21 @@ fn numbers_of_every_spelling() {
     ] {
         assert_eq!(value(code).unwrap(), is, "{code:?}");
     }
-    for bad in [&b"I\n"[..], b"Lx\n", b"F,\n", b"\x8b\xff\xff\xff\xff", b"h\0", b"a", b"s", b"u", b"Ns", b"N(Nu", b"}(Nu", b"(", b""] {
+    for bad in [
+        &b"I\n"[..],
+        b"Lx\n",
+        b"F,\n",
+        b"\x8b\xff\xff\xff\xff",
+        b"h\0",
+        b"a",
+        b"s",
+        b"u",
+        b"Ns",
+        b"N(Nu",
+        b"}(Nu",
+        b"(",
+        b"",
+    ] {
         assert!(value(bad).is_err(), "{bad:?}");
     }
 }

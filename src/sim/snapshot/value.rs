@@ -57,7 +57,8 @@ pub(super) enum Node {
 
 impl Event {
     pub(super) fn of(pairs: impl Iterator<Item = (Word, Value)>, nodes: &[Node]) -> Option<Self> {
-        let (mut addr, mut free, mut size, mut stream, mut action, mut stack) = (None, None, None, None, None, Stack::Unknown);
+        let (mut addr, mut free, mut size, mut stream, mut action, mut stack) =
+            (None, None, None, None, None, Stack::Unknown);
         for (key, value) in pairs {
             match (key, value) {
                 (Word::Addr, Value::Int(n)) => addr = Some(n),

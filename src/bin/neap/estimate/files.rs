@@ -33,11 +33,18 @@ pub fn curve(path: &Path, forecast: &Forecast, config: &Config) -> anyhow::Resul
     Ok(())
 }
 
-pub fn plot(path: &Path, estimate: &Estimate<'_>, config: &Config, limited: bool) -> anyhow::Result<()> {
+pub fn plot(
+    path: &Path,
+    estimate: &Estimate<'_>,
+    config: &Config,
+    limited: bool,
+) -> anyhow::Result<()> {
     let forecast = &estimate.forecast;
     let mut stack = Stack::new(Nanos(forecast.times.last().copied().unwrap_or(0)));
     let mut now = Instant::default();
-    let layer = |id: u32| Role::ALL.iter().position(|r| *r == forecast.blocks[id as usize].role).unwrap_or(0);
+    let layer = |id: u32| {
+        Role::ALL.iter().position(|r| *r == forecast.blocks[id as usize].role).unwrap_or(0)
+    };
     observe(&forecast.requests, config, LARGEST_DEVICE, None, |index, ok, allocator| {
         match forecast.requests[index] {
             Request::Allocate { id, bytes, .. } if ok => now.layers[layer(id)] += bytes.0,
@@ -58,9 +65,16 @@ pub fn plot(path: &Path, estimate: &Estimate<'_>, config: &Config, limited: bool
     let reserved = estimate.answer.stats.peak_reserved.0;
     let near = estimate.judged.iter().filter(|j| limited && j.available.0 / 2 <= reserved);
     let lines: Vec<Line<'_>> = near.map(|j| Line { name: &j.device, value: j.available }).collect();
-    let starts: Vec<Nanos> = forecast.starts.iter().filter_map(|&s| forecast.times.get(s)).map(|&t| Nanos(t)).collect();
-    let title = estimate.file.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-    let drawing = stack.svg(&format!("{title} on {}", estimate.target.profile.name), &names, &lines, &starts)?;
+    let starts: Vec<Nanos> =
+        forecast.starts.iter().filter_map(|&s| forecast.times.get(s)).map(|&t| Nanos(t)).collect();
+    let title =
+        estimate.file.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    let drawing = stack.svg(
+        &format!("{title} on {}", estimate.target.profile.name),
+        &names,
+        &lines,
+        &starts,
+    )?;
     neap::files::write(path, |f| f.write_all(drawing.as_bytes()))?;
     note(&format!("written: {}", path.display()));
     Ok(())
@@ -69,10 +83,25 @@ pub fn plot(path: &Path, estimate: &Estimate<'_>, config: &Config, limited: bool
 /// The modules that take anything, as CSV.
 pub fn by_module(usages: &[Usage]) -> anyhow::Result<String> {
     let mut table = csv::Writer::from_writer(Vec::new());
-    table.write_record(["module", "calls", "activation_bytes", "temporary_bytes", "gradient_bytes", "at_peak_bytes"])?;
+    table.write_record([
+        "module",
+        "calls",
+        "activation_bytes",
+        "temporary_bytes",
+        "gradient_bytes",
+        "at_peak_bytes",
+    ])?;
     for usage in usages {
-        let numbers = [usage.calls, usage.activations, usage.largest_temporary, usage.gradients, usage.at_peak];
-        table.write_record(std::iter::once(usage.module.clone()).chain(numbers.iter().map(u64::to_string)))?;
+        let numbers = [
+            usage.calls,
+            usage.activations,
+            usage.largest_temporary,
+            usage.gradients,
+            usage.at_peak,
+        ];
+        table.write_record(
+            std::iter::once(usage.module.clone()).chain(numbers.iter().map(u64::to_string)),
+        )?;
     }
     let bytes = table.into_inner().map_err(|e| e.into_error())?;
     Ok(String::from_utf8_lossy(&bytes).trim_end().to_owned())

@@ -72,7 +72,11 @@ enum By {
 
 fn rule(name: &str) -> Result<Rule, String> {
     let names = || Rule::ALL.iter().map(|r| r.name()).collect::<Vec<_>>().join(", ");
-    Rule::ALL.iter().copied().find(|r| r.name() == name).ok_or_else(|| format!("there is no rule `{name}`; there are {}", names()))
+    Rule::ALL
+        .iter()
+        .copied()
+        .find(|r| r.name() == name)
+        .ok_or_else(|| format!("there is no rule `{name}`; there are {}", names()))
 }
 
 /// What stands for a device that doesn't say what it is: the A100.
@@ -134,19 +138,29 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     if flags.by.is_some() && flags.against.is_some() && !as_json {
         bail!("--by module: prints nothing else; leave --against away, or add --json");
     }
-    if flags.rules == settings::Rules::Xmem && (flags.what_if.is_some() || !flags.without.is_empty() || flags.cudnn_workspace.0 > 0) {
-        bail!("--rules xmem: the original has no --what-if, --without or --cudnn-workspace; leave them away");
+    if flags.rules == settings::Rules::Xmem
+        && (flags.what_if.is_some() || !flags.without.is_empty() || flags.cudnn_workspace.0 > 0)
+    {
+        bail!(
+            "--rules xmem: the original has no --what-if, --without or --cudnn-workspace; leave them away"
+        );
     }
     let config: Config = flags.alloc_conf.parse().context("--alloc-conf")?;
     let targets = targets(&flags.device)?;
-    let headline = if flags.device.is_empty() { targets.iter().position(|t| t.profile.name == HEADLINE).unwrap_or(0) } else { 0 };
-    let truths = flags.traces.iter().map(|trace| truth(flags, trace)).collect::<anyhow::Result<Vec<_>>>()?;
+    let headline = if flags.device.is_empty() {
+        targets.iter().position(|t| t.profile.name == HEADLINE).unwrap_or(0)
+    } else {
+        0
+    };
+    let truths =
+        flags.traces.iter().map(|trace| truth(flags, trace)).collect::<anyhow::Result<Vec<_>>>()?;
 
     let mut fits = true;
     let mut objects = Vec::new();
     for (index, (file, truth)) in flags.traces.iter().zip(truths).enumerate() {
         let estimate = estimate(flags, file, &config, &targets, headline, truth)?;
-        fits &= flags.device.is_empty() || estimate.judged.iter().all(|j| j.verdict != Verdict::DoesNotFit);
+        fits &= flags.device.is_empty()
+            || estimate.judged.iter().all(|j| j.verdict != Verdict::DoesNotFit);
         let places = Places::of(&estimate.job);
         if let Some(path) = &flags.curve {
             files::curve(path, &estimate.forecast, &config)?;
@@ -157,7 +171,9 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         if as_json {
             objects.push(tell::object(&estimate, &places, flags.top, flags.by.is_some()));
         } else if flags.by.is_some() {
-            output::data(&files::by_module(&places.by_module(&estimate.forecast, &estimate.answer))?)?;
+            output::data(&files::by_module(
+                &places.by_module(&estimate.forecast, &estimate.answer),
+            )?)?;
         } else {
             let gap = if index > 0 { "\n" } else { "" };
             output::data(&format!("{gap}{}", tell::text(&estimate, &places, flags.top)))?;
@@ -172,17 +188,32 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
 fn workspace(text: &str) -> Result<Bytes, String> {
     let bytes: Bytes = text.parse().map_err(|e: neap::units::ParseBytesError| e.to_string())?;
     let most = Bytes(LARGEST_BLOCK);
-    if bytes <= most { Ok(bytes) } else { Err(format!("{bytes} is more than any device has; give at most {most}")) }
+    if bytes <= most {
+        Ok(bytes)
+    } else {
+        Err(format!("{bytes} is more than any device has; give at most {most}"))
+    }
 }
 
 fn targets(named: &[String]) -> anyhow::Result<Vec<Target>> {
     let targets: Vec<Target> = if named.is_empty() {
-        builtin::names().iter().filter(|n| **n != "host").filter_map(|n| builtin::find(n)).map(Target::of).collect()
+        builtin::names()
+            .iter()
+            .filter(|n| **n != "host")
+            .filter_map(|n| builtin::find(n))
+            .map(Target::of)
+            .collect()
     } else {
-        named.iter().map(|name| Ok(Target::of(profile::load(name)?))).collect::<anyhow::Result<_>>()?
+        named
+            .iter()
+            .map(|name| Ok(Target::of(profile::load(name)?)))
+            .collect::<anyhow::Result<_>>()?
     };
     if let Some(target) = targets.iter().find(|t| t.profile.memory_bytes > LARGEST_DEVICE) {
-        bail!("the device {} has more memory than is modelled, {LARGEST_DEVICE}; name a smaller one", target.profile.name);
+        bail!(
+            "the device {} has more memory than is modelled, {LARGEST_DEVICE}; name a smaller one",
+            target.profile.name
+        );
     }
     Ok(targets)
 }
@@ -191,7 +222,11 @@ fn truth(flags: &Flags, trace: &Path) -> anyhow::Result<Option<Truth>> {
     let Some(path) = &flags.against else { return Ok(None) };
     if !path.is_dir() {
         if flags.traces.len() > 1 {
-            bail!("--against: {} is one truth for {} traces; name the folder of their truths", path.display(), flags.traces.len());
+            bail!(
+                "--against: {} is one truth for {} traces; name the folder of their truths",
+                path.display(),
+                flags.traces.len()
+            );
         }
         return Ok(Some(Truth::read(path)?));
     }
@@ -219,7 +254,11 @@ fn estimate<'a>(
 ) -> anyhow::Result<Estimate<'a>> {
     let job = Job::read(file, &Limits::default())?;
     let target = &targets[headline];
-    let settings = |class| Settings { class, without: flags.without.clone(), cudnn_workspace: flags.cudnn_workspace.0 };
+    let settings = |class| Settings {
+        class,
+        without: flags.without.clone(),
+        cudnn_workspace: flags.cudnn_workspace.0,
+    };
     let mut first = forecast(flags, &job, &settings(target.class));
     let answered = answer(&job, &mut first, config);
     // Devices of one class share a forecast.
@@ -228,7 +267,12 @@ fn estimate<'a>(
         for (target, judged) in targets.iter().zip(&mut judged).filter(|(t, _)| t.class == class) {
             let available = target.profile.available();
             let verdict = answer.verdict(forecast, config, available);
-            *judged = Some(Judged { device: target.profile.name.clone(), available, verdict, wanted: answer.wanted() });
+            *judged = Some(Judged {
+                device: target.profile.name.clone(),
+                available,
+                verdict,
+                wanted: answer.wanted(),
+            });
         }
     };
     judge(target.class, &first, &answered);
@@ -241,5 +285,14 @@ fn estimate<'a>(
         judge(other.class, &other_forecast, &answer);
     }
     let judged = judged.into_iter().flatten().collect();
-    Ok(Estimate { file, target, settings: settings(target.class), job, forecast: first, answer: answered, judged, truth })
+    Ok(Estimate {
+        file,
+        target,
+        settings: settings(target.class),
+        job,
+        forecast: first,
+        answer: answered,
+        judged,
+        truth,
+    })
 }

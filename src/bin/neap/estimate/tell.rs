@@ -30,7 +30,8 @@ impl Judged {
 /// Bytes at the allocated peak by name, which sum up to what is then reserved.
 fn at_peak(estimate: &Estimate<'_>) -> Vec<(&'static str, u64)> {
     let answer = &estimate.answer;
-    let mut all: Vec<_> = Role::ALL.iter().map(|r| (r.name(), answer.by_role.get(r).copied().unwrap_or(0))).collect();
+    let mut all: Vec<_> =
+        Role::ALL.iter().map(|r| (r.name(), answer.by_role.get(r).copied().unwrap_or(0))).collect();
     all.push(("rounding", answer.at_peak.allocated.saturating_sub(answer.at_peak.requested).0));
     all.push(("cached", answer.at_peak.fragmentation().0));
     all
@@ -51,31 +52,52 @@ fn assumptions(estimate: &Estimate<'_>) -> Vec<Assumption> {
     }
     for (rule, effect) in &forecast.effects {
         let (added, removed) = (effect.added, effect.removed);
-        all.push(Assumption { rule: rule.name(), text: rule.does().to_owned(), blocks: effect.blocks, added, removed });
+        all.push(Assumption {
+            rule: rule.name(),
+            text: rule.does().to_owned(),
+            blocks: effect.blocks,
+            added,
+            removed,
+        });
     }
     for rule in &estimate.settings.without {
         all.push(plain(rule.name(), format!("left out (--without): {}", rule.does())));
     }
     if estimate.settings.cudnn_workspace == 0 {
-        all.push(plain(Rule::Cudnn.name(), "no workspace for cuDNN (--cudnn-workspace says how much)".to_owned()));
+        all.push(plain(
+            Rule::Cudnn.name(),
+            "no workspace for cuDNN (--cudnn-workspace says how much)".to_owned(),
+        ));
     }
     let repeated = forecast.starts.len().saturating_sub(answer.recorded);
     if repeated > 0 {
-        let text = format!("the trace has {} iterations; {repeated} more are taken to be like its last whole one", answer.recorded);
+        let text = format!(
+            "the trace has {} iterations; {repeated} more are taken to be like its last whole one",
+            answer.recorded
+        );
         all.push(plain("iterations", text));
     }
     if !answer.steady {
-        all.push(plain("iterations", "what is reserved still grew in the last iteration".to_owned()));
+        all.push(plain(
+            "iterations",
+            "what is reserved still grew in the last iteration".to_owned(),
+        ));
     }
     let class = target.class;
     let (name, reserve) = (&target.profile.name, target.profile.reserve_bytes);
     let said = if target.said { "" } else { ", as its profile says nothing of multiprocessors" };
     let (capability, count, threads) = (class.capability, class.multiprocessors, class.threads);
-    let text = format!("kernels of {name}: compute capability {capability}, {count} multiprocessors of {threads} threads{said}");
+    let text = format!(
+        "kernels of {name}: compute capability {capability}, {count} multiprocessors of {threads} threads{said}"
+    );
     all.push(plain("class", text));
     all.push(plain("context", format!("{reserve} of {name} for the context, outside all figures")));
     let (tenths, margin) = (MARGIN_PER_MILLE, answer.margin().0);
-    let text = format!("{}.{} % of the peak on top, for what estimates were seen to miss", tenths / 10, tenths % 10);
+    let text = format!(
+        "{}.{} % of the peak on top, for what estimates were seen to miss",
+        tenths / 10,
+        tenths % 10
+    );
     all.push(Assumption { rule: "margin", text, blocks: 0, added: margin, removed: 0 });
     all.extend(forecast.notes.iter().map(|note| plain("trace", note.clone())));
     all
@@ -101,7 +123,11 @@ fn top_blocks<'a>(estimate: &'a Estimate<'_>, places: &Places<'a>, count: usize)
             bytes: block.bytes,
             role: block.role,
             operator: block.op.map_or("", |op| places.operator(op)),
-            module: block.op.and_then(|op| places.module(op)).map(|m| places.path(m)).unwrap_or_default(),
+            module: block
+                .op
+                .and_then(|op| places.module(op))
+                .map(|m| places.path(m))
+                .unwrap_or_default(),
             rule: block.rule,
         }
     };
@@ -110,8 +136,10 @@ fn top_blocks<'a>(estimate: &'a Estimate<'_>, places: &Places<'a>, count: usize)
 
 pub fn object(estimate: &Estimate<'_>, places: &Places<'_>, top: usize, by_module: bool) -> Value {
     let Estimate { answer, forecast, .. } = estimate;
-    let at_peak: serde_json::Map<String, Value> =
-        at_peak(estimate).into_iter().map(|(name, bytes)| (format!("{name}_bytes"), json!(bytes))).collect();
+    let at_peak: serde_json::Map<String, Value> = at_peak(estimate)
+        .into_iter()
+        .map(|(name, bytes)| (format!("{name}_bytes"), json!(bytes)))
+        .collect();
     let blocks = top_blocks(estimate, places, top)
         .into_iter()
         .map(|b| json!({ "bytes": b.bytes, "role": b.role.name(), "operator": b.operator, "module": b.module, "rule": b.rule }));
@@ -172,7 +200,11 @@ pub fn object(estimate: &Estimate<'_>, places: &Places<'_>, top: usize, by_modul
 fn tail(path: &str) -> String {
     const LONGEST: usize = 60;
     let count = path.chars().count();
-    if count <= LONGEST { path.to_owned() } else { format!("…{}", path.chars().skip(count - LONGEST + 1).collect::<String>()) }
+    if count <= LONGEST {
+        path.to_owned()
+    } else {
+        format!("…{}", path.chars().skip(count - LONGEST + 1).collect::<String>())
+    }
 }
 
 pub fn text(estimate: &Estimate<'_>, places: &Places<'_>, top: usize) -> String {
@@ -184,7 +216,8 @@ pub fn text(estimate: &Estimate<'_>, places: &Places<'_>, top: usize) -> String 
         ("", Side::Right),
         ("bytes", Side::Right),
     ]);
-    let figure = |name: &str, bytes: Bytes| [name.to_owned(), bytes.to_string(), bytes.0.to_string()];
+    let figure =
+        |name: &str, bytes: Bytes| [name.to_owned(), bytes.to_string(), bytes.0.to_string()];
     figures.row(figure("peak reserved", answer.stats.peak_reserved));
     figures.row(figure("peak allocated", answer.stats.peak_allocated));
     figures.row(figure("margin", answer.margin()));
@@ -195,38 +228,73 @@ pub fn text(estimate: &Estimate<'_>, places: &Places<'_>, top: usize) -> String 
     parts.push(figures.to_string());
 
     if let Some(truth) = &estimate.truth {
-        let mut table = Table::new(&[("against the truth", Side::Left), ("really", Side::Right), ("error", Side::Right)]);
+        let mut table = Table::new(&[
+            ("against the truth", Side::Left),
+            ("really", Side::Right),
+            ("error", Side::Right),
+        ]);
         for (name, estimate, truth) in [
             ("peak reserved", answer.stats.peak_reserved, truth.reserved),
             ("peak allocated", answer.stats.peak_allocated, truth.allocated),
         ] {
-            table.row([name.to_owned(), truth.0.to_string(), format!("{:+.2} %", error_percent(estimate, truth))]);
+            table.row([
+                name.to_owned(),
+                truth.0.to_string(),
+                format!("{:+.2} %", error_percent(estimate, truth)),
+            ]);
         }
         parts.push(table.to_string());
     }
 
-    let mut verdicts = Table::new(&[("device", Side::Left), ("available", Side::Right), ("verdict", Side::Left), ("left", Side::Right)]);
+    let mut verdicts = Table::new(&[
+        ("device", Side::Left),
+        ("available", Side::Right),
+        ("verdict", Side::Left),
+        ("left", Side::Right),
+    ]);
     for judged in &estimate.judged {
         let spare = judged.spare();
         let left = format!("{}{}", if spare < 0 { "-" } else { "" }, Bytes(spare.unsigned_abs()));
-        verdicts.row([judged.device.clone(), judged.available.to_string(), judged.verdict.name().to_owned(), left]);
+        verdicts.row([
+            judged.device.clone(),
+            judged.available.to_string(),
+            judged.verdict.name().to_owned(),
+            left,
+        ]);
     }
-    parts.push(format!("{verdicts}left: beside the peak and its margin; tight: runs without all of it\n"));
+    parts.push(format!(
+        "{verdicts}left: beside the peak and its margin; tight: runs without all of it\n"
+    ));
 
     let (iteration, of) = (answer.peak_iteration(forecast), forecast.starts.len());
     let phase = places.phase(forecast, answer);
-    let when = if iteration == 0 { phase.to_owned() } else { format!("iteration {iteration} of {of}, {phase}") };
-    let mut roles = Table::new(&[(&format!("at the allocated peak ({when})"), Side::Left), ("", Side::Right)]);
+    let when = if iteration == 0 {
+        phase.to_owned()
+    } else {
+        format!("iteration {iteration} of {of}, {phase}")
+    };
+    let mut roles =
+        Table::new(&[(&format!("at the allocated peak ({when})"), Side::Left), ("", Side::Right)]);
     for (name, bytes) in at_peak(estimate).into_iter().filter(|(_, b)| *b > 0) {
         let name = if name == "cached" { "cached and not in use".to_owned() } else { words(name) };
         roles.row([name, Bytes(bytes).to_string()]);
     }
     parts.push(roles.to_string());
 
-    let mut blocks = Table::new(&[("largest blocks", Side::Right), ("for", Side::Left), ("operator", Side::Left), ("module", Side::Left)]);
+    let mut blocks = Table::new(&[
+        ("largest blocks", Side::Right),
+        ("for", Side::Left),
+        ("operator", Side::Left),
+        ("module", Side::Left),
+    ]);
     for block in top_blocks(estimate, places, top) {
         let operator = if block.operator.is_empty() { "before the trace" } else { block.operator };
-        blocks.row([Bytes(block.bytes).to_string(), words(block.role.name()), operator.to_owned(), tail(&block.module)]);
+        blocks.row([
+            Bytes(block.bytes).to_string(),
+            words(block.role.name()),
+            operator.to_owned(),
+            tail(&block.module),
+        ]);
     }
     if !blocks.is_empty() {
         parts.push(blocks.to_string());
@@ -244,9 +312,13 @@ pub fn text(estimate: &Estimate<'_>, places: &Places<'_>, top: usize) -> String 
         let blocks = if a.blocks == 0 { "-".to_owned() } else { a.blocks.to_string() };
         assumed.row([a.rule.to_owned(), blocks, bytes(a.added), bytes(a.removed), a.text]);
     }
-    parts.push(format!("{assumed}added and left out: summed over blocks, which are not all there at once\n"));
+    parts.push(format!(
+        "{assumed}added and left out: summed over blocks, which are not all there at once\n"
+    ));
     if target.profile.name == HEADLINE && estimate.judged.len() > 1 {
-        parts.push(format!("figures of {HEADLINE}; each device's verdict is of a forecast for its own kernels\n"));
+        parts.push(format!(
+            "figures of {HEADLINE}; each device's verdict is of a forecast for its own kernels\n"
+        ));
     }
     parts.join("\n").trim_end().to_owned()
 }

@@ -173,7 +173,14 @@ impl<'a> Engine<'a> {
     fn new(jobs: &'a [Job], policy: &'a dyn Policy, settings: &'a Settings, keep: Keep) -> Self {
         let style = settings.style(policy.style());
         let n = jobs.len();
-        let result = JobResult { start: None, end: Nanos::ZERO, verdict: Verdict::Done, served: Nanos::ZERO, switches: 0, dilation: 1000 };
+        let result = JobResult {
+            start: None,
+            end: Nanos::ZERO,
+            verdict: Verdict::Done,
+            served: Nanos::ZERO,
+            switches: 0,
+            dilation: 1000,
+        };
         let lanes = settings.mechanism == Mechanism::Lanes;
         Self {
             jobs,
@@ -182,7 +189,8 @@ impl<'a> Engine<'a> {
             keep,
             style,
             room: settings.room(style),
-            layout: (lanes && settings.mode != Mode::AsReleased).then(|| Layout::new(settings.capacity)),
+            layout: (lanes && settings.mode != Mode::AsReleased)
+                .then(|| Layout::new(settings.capacity)),
             touched: Vec::new(),
             needs: jobs.iter().map(Job::need).collect(),
             growths: BTreeSet::new(),
@@ -257,7 +265,8 @@ impl<'a> Engine<'a> {
 
     /// When the clock reads `target` at the present speed.
     fn reached(&self, target: u128) -> u64 {
-        let wait = (target.saturating_sub(self.clock) * self.speed.1).div_ceil(self.speed.0 << FINE);
+        let wait =
+            (target.saturating_sub(self.clock) * self.speed.1).div_ceil(self.speed.0 << FINE);
         u64::try_from(wait).unwrap_or(NEVER).saturating_add(self.now)
     }
 
@@ -313,7 +322,11 @@ impl<'a> Engine<'a> {
 
     fn key(&self, job: u32) -> Key {
         let it = &self.jobs[job as usize];
-        let facts = Facts { submit: it.submit, remaining: Nanos(self.left(job)), utilisation: it.utilisation };
+        let facts = Facts {
+            submit: it.submit,
+            remaining: Nanos(self.left(job)),
+            utilisation: it.utilisation,
+        };
         (-i64::from(it.priority), self.policy.rank(&facts), job)
     }
 
@@ -354,7 +367,9 @@ impl<'a> Engine<'a> {
             self.timers.pop();
             match self.state[job as usize] {
                 State::Away => {}
-                State::Serving if self.jobs[job as usize].kill.is_none_or(|k| k.0 > at) => self.end(job, Verdict::Done),
+                State::Serving if self.jobs[job as usize].kill.is_none_or(|k| k.0 > at) => {
+                    self.end(job, Verdict::Done)
+                }
                 _ => self.end(job, Verdict::Killed),
             }
         }
@@ -371,11 +386,13 @@ impl<'a> Engine<'a> {
                 None
             };
             if let Some(verdict) = early {
-                (self.outcome.jobs[id as usize].verdict, self.outcome.jobs[id as usize].end) = (verdict, job.submit);
+                (self.outcome.jobs[id as usize].verdict, self.outcome.jobs[id as usize].end) =
+                    (verdict, job.submit);
                 if self.keep.reasons == Some(id) {
-                    self.outcome
-                        .reasons
-                        .push((Nanos(self.now), format!("{}: needs {} + {}", verdict.word(), job.persistent, job.ephemeral)));
+                    self.outcome.reasons.push((
+                        Nanos(self.now),
+                        format!("{}: needs {} + {}", verdict.word(), job.persistent, job.ephemeral),
+                    ));
                 }
                 continue;
             }
@@ -416,7 +433,8 @@ impl<'a> Engine<'a> {
                 self.serving -= u64::from(self.demand(job));
                 if let Some(before) = self.slow_at.remove(&job) {
                     let time = u128::from(self.now - self.since[index]).max(1);
-                    self.outcome.jobs[index].dilation = u32::try_from((self.slow - before) / time).unwrap_or(u32::MAX).max(1000);
+                    self.outcome.jobs[index].dilation =
+                        u32::try_from((self.slow - before) / time).unwrap_or(u32::MAX).max(1000);
                 }
                 self.outcome.jobs[index].served = Nanos(self.now - self.since[index]);
                 self.release(job);
@@ -443,7 +461,11 @@ impl<'a> Engine<'a> {
         self.utilised -= u64::from(self.jobs[index].utilisation);
         self.iterations -= u128::from(self.jobs[index].iteration.0);
         if self.keep.moments {
-            self.outcome.stretches.push(Stretch { job, from: Nanos(self.since[index]), to: Nanos(self.now) });
+            self.outcome.stretches.push(Stretch {
+                job,
+                from: Nanos(self.since[index]),
+                to: Nanos(self.now),
+            });
         }
     }
 
@@ -451,7 +473,8 @@ impl<'a> Engine<'a> {
     fn stop(&mut self, job: u32, at: u128) {
         let index = job as usize;
         let iteration = u128::from(self.jobs[index].iteration.0);
-        let done = ((at.saturating_sub(self.base[index]) * 1000 / self.stretch(job)) >> FINE) + iteration / 2;
+        let done = ((at.saturating_sub(self.base[index]) * 1000 / self.stretch(job)) >> FINE)
+            + iteration / 2;
         self.take_off(job);
         let done = u64::try_from(done / iteration * iteration).unwrap_or(NEVER);
         self.remaining[index] = self.remaining[index].saturating_sub(done).max(1);
@@ -524,14 +547,18 @@ impl<'a> Engine<'a> {
         let it = &self.jobs[job as usize];
         let after = it.growth.as_ref().filter(|_| !self.grown.contains(&job))?.after;
         let done = (it.work.0 - self.remaining[job as usize]) / it.iteration.0;
-        let until = u128::from(after.saturating_sub(done).max(1)).saturating_mul(self.boundary(job));
+        let until =
+            u128::from(after.saturating_sub(done).max(1)).saturating_mul(self.boundary(job));
         Some(self.base[job as usize].saturating_add(until))
     }
 
     /// What a service keeps busy, per mille.
     fn demand(&self, job: u32) -> u32 {
         let it = &self.jobs[job as usize];
-        let asked = u128::from(it.rate.unwrap_or(0)) * u128::from(it.iteration.0) * u128::from(it.utilisation) / 1_000_000_000_000;
+        let asked = u128::from(it.rate.unwrap_or(0))
+            * u128::from(it.iteration.0)
+            * u128::from(it.utilisation)
+            / 1_000_000_000_000;
         u32::try_from(asked).unwrap_or(u32::MAX).clamp(1, WHOLE)
     }
 }

@@ -95,7 +95,8 @@ impl Engine<'_> {
         self.grown.insert(job);
         self.outcome.grew += 1;
         let (from, to) = (self.needs[job as usize], growth.need);
-        let more = format!("needs {} + {} where it was admitted with {} + {}", to.0, to.1, from.0, from.1);
+        let more =
+            format!("needs {} + {} where it was admitted with {} + {}", to.0, to.1, from.0, from.1);
         if !self.room.ever(to) {
             self.say(job, || format!("outgrew the device: {more}"));
             return self.end(job, Verdict::Outgrew);
@@ -104,7 +105,9 @@ impl Engine<'_> {
             self.needs[job as usize] = to;
             return self.say(job, || format!("{more}: there was room, and it goes on"));
         }
-        self.say(job, || format!("{more}: there is no room, so it leaves and waits with its true need"));
+        self.say(job, || {
+            format!("{more}: there is no room, so it leaves and waits with its true need")
+        });
         self.outcome.outgrown += 1;
         self.stop(job, at);
         if self.state[job as usize] == State::Idle {
@@ -145,7 +148,9 @@ impl Engine<'_> {
     /// Gives everything that changed an address. Who moves does so between two iterations: a job that starts into room that others
     /// leave waits for them and for the copies, and those who run lose the copies' time.
     pub(super) fn lie(&mut self) {
-        let (Some(layout), Room::Lanes(lanes)) = (&mut self.layout, &self.room) else { return self.prove() };
+        let (Some(layout), Room::Lanes(lanes)) = (&mut self.layout, &self.room) else {
+            return self.prove();
+        };
         if self.touched.is_empty() {
             return;
         }
@@ -156,7 +161,8 @@ impl Engine<'_> {
         for item in layout.shifted() {
             match item {
                 Item::Persistent(job) => shifted.push(*job),
-                Item::Lane(lane) => shifted.extend(lanes.lane(*lane).iter().flat_map(|l| l.members.iter().map(|m| m.1))),
+                Item::Lane(lane) => shifted
+                    .extend(lanes.lane(*lane).iter().flat_map(|l| l.members.iter().map(|m| m.1))),
             }
         }
         shifted.retain(|job| runs(*job));
@@ -181,10 +187,16 @@ impl Engine<'_> {
             return;
         }
         let rest = |job: u32| {
-            let (iteration, done) = (self.boundary(job), self.clock.saturating_sub(self.base[job as usize]));
+            let (iteration, done) =
+                (self.boundary(job), self.clock.saturating_sub(self.base[job as usize]));
             done.div_ceil(iteration) * iteration - done
         };
-        let wait = shifted.iter().filter(|&&j| self.base[j as usize] < self.clock).map(|&j| rest(j)).max().unwrap_or(0);
+        let wait = shifted
+            .iter()
+            .filter(|&&j| self.base[j as usize] < self.clock)
+            .map(|&j| rest(j))
+            .max()
+            .unwrap_or(0);
         for job in running {
             if self.base[job as usize] >= self.clock {
                 self.shift(job, wait + copies);
@@ -223,20 +235,33 @@ impl Engine<'_> {
         let resident = |(id, held, lane): (u32, Bytes, Option<u32>)| {
             // Whose turn it is may be any of them.
             let need = self.needs.get(id as usize).copied().unwrap_or(self.turn);
-            let (persistent, ephemeral) = if self.settings.mode == Mode::AsReleased { (Bytes::ZERO, need.0 + need.1) } else { need };
-            Resident { persistent: persistent.max(held).0, at: at(Item::Persistent(id)), ephemeral: ephemeral.0, lane }
+            let (persistent, ephemeral) = if self.settings.mode == Mode::AsReleased {
+                (Bytes::ZERO, need.0 + need.1)
+            } else {
+                need
+            };
+            Resident {
+                persistent: persistent.max(held).0,
+                at: at(Item::Persistent(id)),
+                ephemeral: ephemeral.0,
+                lane,
+            }
         };
         let picture = Picture {
             capacity: self.settings.capacity.0,
             residents: lanes.residents().map(resident).collect(),
             lanes: lanes.lanes().map(|(id, l)| (id, l.size.0, at(Item::Lane(id)))).collect(),
         };
-        let nowhere =
-            self.layout.is_some() && (picture.residents.iter().any(|r| r.at.is_none()) || picture.lanes.iter().any(|l| l.2.is_none()));
-        let homeless = self.running.iter().any(|r| lanes.resident(r.1).is_none_or(|r| r.1.is_none()));
+        let nowhere = self.layout.is_some()
+            && (picture.residents.iter().any(|r| r.at.is_none())
+                || picture.lanes.iter().any(|l| l.2.is_none()));
+        let homeless =
+            self.running.iter().any(|r| lanes.resident(r.1).is_none_or(|r| r.1.is_none()));
         let verdict = match check(&picture) {
             Ok(()) if nowhere => Err("something lies nowhere".to_owned()),
-            Ok(()) if homeless && !self.turns_move() => Err("somebody runs without a lane".to_owned()),
+            Ok(()) if homeless && !self.turns_move() => {
+                Err("somebody runs without a lane".to_owned())
+            }
             verdict => verdict,
         };
         self.outcome.proved += 1;

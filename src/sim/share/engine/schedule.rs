@@ -47,12 +47,16 @@ impl Engine<'_> {
     /// The oldest job, if it has been there for longer than the patience.
     fn overdue(&self) -> Option<u32> {
         let oldest = *self.there.first()?;
-        (self.jobs[oldest as usize].submit.0.saturating_add(self.settings.patience.0) <= self.now).then_some(oldest)
+        (self.jobs[oldest as usize].submit.0.saturating_add(self.settings.patience.0) <= self.now)
+            .then_some(oldest)
     }
 
     /// When the oldest falls overdue, if that changes anything.
     pub(super) fn falls_overdue(&self) -> u64 {
-        let oldest = self.there.first().map(|&j| self.jobs[j as usize].submit.0.saturating_add(self.settings.patience.0));
+        let oldest = self
+            .there
+            .first()
+            .map(|&j| self.jobs[j as usize].submit.0.saturating_add(self.settings.patience.0));
         oldest.filter(|at| *at > self.now && self.policy.ages()).unwrap_or(NEVER)
     }
 
@@ -62,10 +66,13 @@ impl Engine<'_> {
             let closed = self.overdue().filter(|&j| self.state[j as usize] == State::Waiting);
             let looked: Vec<u32> = match closed {
                 Some(oldest) => vec![oldest],
-                None if self.freed || !self.policy.skips() => self.waiting.iter().take(LOOK).map(|k| k.2).collect(),
+                None if self.freed || !self.policy.skips() => {
+                    self.waiting.iter().take(LOOK).map(|k| k.2).collect()
+                }
                 // What didn't fit before still doesn't.
                 None => {
-                    let came = self.came.iter().filter(|&&j| self.state[j as usize] == State::Waiting);
+                    let came =
+                        self.came.iter().filter(|&&j| self.state[j as usize] == State::Waiting);
                     let mut came: Vec<Key> = came.map(|&j| self.key(j)).collect();
                     came.sort_unstable();
                     came.iter().map(|k| k.2).collect()
@@ -110,7 +117,9 @@ impl Engine<'_> {
         }
         loop {
             let from = if preempts && lanes { &self.idle } else { &self.waiting };
-            let aged = self.overdue().filter(|&j| self.policy.ages() && matches!(self.state[j as usize], State::Waiting | State::Idle));
+            let aged = self.overdue().filter(|&j| {
+                self.policy.ages() && matches!(self.state[j as usize], State::Waiting | State::Idle)
+            });
             let aged = aged.map(|j| self.key(j)).filter(|k| from.contains(k));
             let Some(best) = aged.or(from.first().copied()) else { return };
             let runner = self.running.first().map(|r| r.1);
@@ -134,14 +143,19 @@ impl Engine<'_> {
                 return;
             }
             self.waiting.remove(&best);
-            let out = self.last.take().filter(|&l| l != job).map_or(Bytes::ZERO, |l| self.needs[l as usize].0);
+            let out = self
+                .last
+                .take()
+                .filter(|&l| l != job)
+                .map_or(Bytes::ZERO, |l| self.needs[l as usize].0);
             return self.start(job, out);
         }
     }
 
     fn fill(&mut self) {
         let closed = self.overdue().filter(|&j| self.state[j as usize] == State::Waiting);
-        let candidates = closed.map_or_else(|| self.waiting.iter().take(LOOK).map(|k| k.2).collect(), |j| vec![j]);
+        let candidates = closed
+            .map_or_else(|| self.waiting.iter().take(LOOK).map(|k| k.2).collect(), |j| vec![j]);
         for job in candidates {
             if self.utilised + self.serving >= u64::from(WHOLE) {
                 return;
@@ -155,7 +169,8 @@ impl Engine<'_> {
 
     fn until_busy(&mut self) {
         let wanted = self.wanted();
-        let others: Vec<u32> = self.running.iter().map(|r| r.1).filter(|j| !wanted.contains(j)).collect();
+        let others: Vec<u32> =
+            self.running.iter().map(|r| r.1).filter(|j| !wanted.contains(j)).collect();
         for job in others {
             self.drain(job);
         }
@@ -174,7 +189,8 @@ impl Engine<'_> {
         let Room::Lanes(lanes) = &self.room else { return Vec::new() };
         let mut run: Vec<Key> = self.running.iter().map(|r| self.key(r.1)).collect();
         run.sort_unstable();
-        let (mut a, mut b, mut c) = (run.iter().peekable(), self.idle.iter().peekable(), self.waiting.iter().peekable());
+        let (mut a, mut b, mut c) =
+            (run.iter().peekable(), self.idle.iter().peekable(), self.waiting.iter().peekable());
         let merged = std::iter::from_fn(move || {
             let best = [a.peek(), b.peek(), c.peek()].into_iter().flatten().min().map(|k| **k)?;
             for from in [&mut a as &mut dyn PeekNext, &mut b, &mut c] {
@@ -186,7 +202,8 @@ impl Engine<'_> {
         let ranked = head.into_iter().chain(merged.filter(|j| Some(*j) != head)).take(LOOK);
         // Services stay, and where nothing moves so does what is persistent.
         let served = u64::try_from(self.served.persistent).unwrap_or(u64::MAX / 4);
-        let mut taken = self.served.largest().1.0 + if self.moves { served } else { lanes.persistent().0 };
+        let mut taken =
+            self.served.largest().1.0 + if self.moves { served } else { lanes.persistent().0 };
         // Behind an overdue job that doesn't fit yet nobody comes in.
         let mut closed = head.is_some_and(|h| self.state[h as usize] == State::Waiting);
         let fits = |job: u32| {
@@ -194,7 +211,9 @@ impl Engine<'_> {
             let (persistent, ephemeral) = lanes.charge(need.0, need.1);
             let held = !self.moves && self.state[job as usize] != State::Waiting;
             let more = ephemeral.0 + if held { 0 } else { persistent.0 };
-            if closed && head != Some(job) && self.state[job as usize] == State::Waiting || taken + more > lanes.capacity().0 {
+            if closed && head != Some(job) && self.state[job as usize] == State::Waiting
+                || taken + more > lanes.capacity().0
+            {
                 return false;
             }
             closed &= head != Some(job);
@@ -210,7 +229,9 @@ impl Engine<'_> {
         let mut out = Bytes::ZERO;
         while !self.let_in(job, Join::Own) {
             // Who runs and shall not will be gone at the end of its iteration.
-            let Some(victim) = self.victim(|j| j != job && !wanted.contains(&j)) else { return self.paid(out) };
+            let Some(victim) = self.victim(|j| j != job && !wanted.contains(&j)) else {
+                return self.paid(out);
+            };
             out += self.send_away(victim);
         }
         self.idle.remove(&key);

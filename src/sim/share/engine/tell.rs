@@ -9,7 +9,9 @@ impl Engine<'_> {
     pub(super) fn tell(&mut self) {
         if self.keep.moments {
             let (persistent, lanes) = match &self.room {
-                Room::Lanes(lanes) => (lanes.persistent(), lanes.lanes().map(|(id, l)| (id, l.size)).collect()),
+                Room::Lanes(lanes) => {
+                    (lanes.persistent(), lanes.lanes().map(|(id, l)| (id, l.size)).collect())
+                }
                 Room::Processes(_) => (Bytes::ZERO, vec![(0, self.room.used())]),
             };
             self.outcome.moments.push(Moment { at: Nanos(self.now), persistent, lanes });
@@ -24,7 +26,9 @@ impl Engine<'_> {
         };
         let text = match self.state[job as usize] {
             State::Away => return,
-            State::Running if self.drains.iter().any(|d| d.1 == job) => "finishes its iteration, then gives way".to_owned(),
+            State::Running if self.drains.iter().any(|d| d.1 == job) => {
+                "finishes its iteration, then gives way".to_owned()
+            }
             State::Running => "runs".to_owned(),
             State::Serving => "serves".to_owned(),
             State::Idle => format!("is in and waits for its turn: {} runs", ahead()),

@@ -27,7 +27,8 @@ const TURN: u32 = u32::MAX;
 impl Engine<'_> {
     /// Whether persistent memory comes and goes with the turns where not all fit.
     pub(super) fn turns_move(&self) -> bool {
-        self.style == Style::Rotating && (self.moves || self.settings.mechanism == Mechanism::Checkpoint)
+        self.style == Style::Rotating
+            && (self.moves || self.settings.mechanism == Mechanism::Checkpoint)
     }
 
     /// How those who take turns can be seated beside what is served, if they and `more` were what they need.
@@ -36,12 +37,14 @@ impl Engine<'_> {
             return self.served.is_empty().then_some(Seated::One);
         }
         let (served, largest) = (self.served.largest().1, self.sharers.largest());
-        let fits = |bytes: u128| self.served.persistent + bytes <= u128::from(self.settings.capacity.0);
+        let fits =
+            |bytes: u128| self.served.persistent + bytes <= u128::from(self.settings.capacity.0);
         let lane = largest.1.max(more.1).max(served);
         if fits(self.sharers.persistent + u128::from(more.0.0) + u128::from(lane.0)) {
             return Some(Seated::All);
         }
-        let one = self.sharers.largest_sum().max(more.0 + more.1).max(largest.0.max(more.0) + served);
+        let one =
+            self.sharers.largest_sum().max(more.0 + more.1).max(largest.0.max(more.0) + served);
         fits(u128::from(one.0)).then_some(Seated::One)
     }
 
@@ -96,7 +99,11 @@ impl Engine<'_> {
         if !self.turns_move() {
             return;
         }
-        let seats = if self.sharers.is_empty() { Seated::Nobody } else { self.seats(Need::default()).unwrap_or(Seated::One) };
+        let seats = if self.sharers.is_empty() {
+            Seated::Nobody
+        } else {
+            self.seats(Need::default()).unwrap_or(Seated::One)
+        };
         if seats == Seated::All && self.seated == Seated::All {
             return;
         }

@@ -82,7 +82,12 @@ pub fn find(name: &str) -> Option<&'static dyn Policy> {
 
 /// Who of `ranked` (best first, with utilisations) runs: the first that fits, and more until the device is busy. `fits` is asked
 /// once for each, in order, and counts whom it agreed to. Nobody of utilisation above what is left joins an `overdue` head.
-pub fn choose<T: Copy>(ranked: impl Iterator<Item = (T, u32)>, most: usize, overdue: bool, mut fits: impl FnMut(T) -> bool) -> Vec<T> {
+pub fn choose<T: Copy>(
+    ranked: impl Iterator<Item = (T, u32)>,
+    most: usize,
+    overdue: bool,
+    mut fits: impl FnMut(T) -> bool,
+) -> Vec<T> {
     let (mut chosen, mut busy) = (Vec::new(), 0);
     for (job, utilisation) in ranked {
         if chosen.len() >= most || busy >= WHOLE {

@@ -1,0 +1,815 @@
+//! A plan's file form, `*.plan.json`: tensors and operators by name, graphs by path and hash.
+//!
+//! For: reading, writing, finding a plan's graphs. Not for: whether a plan is safe ([`super::check`]): what is
+//! read here may still be any nonsense that the types can say. The serde types are in `form`.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::{self, Write};
+use std::path::{Component, Path, PathBuf};
+
+pub use super::form::PlanFile;
+use super::form::{EventForm, JobForm, LatencyForm, PlacementForm, SlotForm, WindowForm};
+use super::plan::{Chosen, Event, JobPlan, Latency, Place, Placement, Plan, Trigger, Window};
+use crate::files::{self, FileError};
+use crate::job::Graph;
+use crate::job::json::{self, ReadError, Tag, Version};
+use crate::units::{Bytes, Nanos, OpId, TensorId};
+
+/// Offsets, sizes and times stay at or below this, so that sums of two don't overflow.
+const LIMIT: u64 = 1 << 62;
+
+/// A plan that its graphs contradict, or with impossible values.
+#[derive(Debug, thiserror::Error)]
+#[error("{place}{problem}")]
+pub struct ResolveError {
+    /// Which job, followed by a colon; empty for the plan itself.
+    place: String,
+    problem: String,
+}
+
+impl ResolveError {
+    fn plan(problem: impl Into<String>) -> Self {
+        Self { place: String::new(), problem: problem.into() }
+    }
+}
+
+/// Reads a `*.plan.json` as it stands; [`resolve`] makes it a plan.
+///
+/// # Errors
+/// Naming the file, line, column and what was found.
+pub fn read(path: &Path) -> Result<PlanFile<'static>, ReadError> {
+    json::parse(path)
+}
+
+/// Reads a plan and its graphs, each by its path relative to the plan's folder or, where `graphs` is not empty, by the path
+/// given there for each job in turn. The graphs have the workspaces that the plan reserves for libraries.
+///
+/// # Errors
+/// When a file can't be read, contradicts another, or a graph is not the one that the plan was made for.
+pub fn load(path: &Path, graphs: &[PathBuf]) -> Result<(Plan, Vec<Graph>), ReadError> {
+    let file = read(path)?;
+    if !graphs.is_empty() && graphs.len() != file.jobs.len() {
+        let problem = format!(
+            "has {} jobs, but {} graphs are given; give one `--graph` for each job, in order",
+            file.jobs.len(),
+            graphs.len()
+        );
+        return Err(ReadError::content(path, problem));
+    }
+    let mut all = Vec::with_capacity(file.jobs.len());
+    for (index, job) in file.jobs.iter().enumerate() {
+        let graph_path = graphs.get(index).cloned().unwrap_or_else(|| graph_path(path, &job.graph));
+        let graph = json::read(&graph_path).map_err(|e| match e {
+            ReadError::File(e) if graphs.is_empty() => ReadError::content(
+                path,
+                format!("its graph is not where it says: {e}; say where with `--graph`"),
+            ),
+            e => e,
+        })?;
+        let found = json::sha256(&graph);
+        if found != job.graph_sha256 {
+            let problem = format!(
+                "was made for another graph: {} has SHA-256 {found}, the plan was made for {}; plan again, or give the right graph with `--graph`",
+                graph_path.display(),
+                job.graph_sha256.escape_debug().take(64).collect::<String>(),
+            );
+            return Err(ReadError::content(path, problem));
+        }
+        all.push(graph);
+    }
+    let plan = resolve(file, &all).map_err(|e| ReadError::content(path, e))?;
+    for (job, graph) in plan.jobs.iter().zip(&mut all) {
+        let wanted = job.libraries.iter().map(|(id, chosen)| (*id, chosen.workspace));
+        graph
+            .reserve(wanted)
+            .map_err(|e| ReadError::content(path, format!("with its `workspace_bytes`, {e}")))?;
+    }
+    Ok((plan, all))
+}
+
+/// Where the plan at `plan` says that a graph is.
+#[must_use]
+pub fn graph_path(plan: &Path, recorded: &str) -> PathBuf {
+    plan.parent().unwrap_or(Path::new("")).join(recorded)
+}
+
+/// Names to ids: the plan that a file says, for these graphs (one for each job, in order).
+///
+/// # Errors
+/// When a name does not exist, an operator's latency is missing or given twice, or a value is impossible.
+pub fn resolve(file: PlanFile<'_>, graphs: &[Graph]) -> Result<Plan, ResolveError> {
+    if file.jobs.len() != graphs.len() {
+        return Err(ResolveError::plan(format!(
+            "the plan has {} jobs, but there are {} graphs",
+            file.jobs.len(),
+            graphs.len()
+        )));
+    }
+    file.device.validate().map_err(|e| ResolveError::plan(format!("`device`: {e}")))?;
+    let figures = &file.figures;
+    for (key, value) in [
+        ("budget_bytes", file.budget_bytes.0),
+        ("figures.peak_bytes", figures.peak_bytes.0),
+        ("figures.arena_bytes", figures.arena_bytes.0),
+        ("figures.pinned_bytes", figures.pinned_bytes.0),
+        ("figures.iteration_ns", figures.iteration_ns.0),
+        ("figures.first_iteration_ns", figures.first_iteration_ns.0),
+        ("figures.unplanned_peak_bytes", figures.unplanned_peak_bytes.0),
+        ("figures.unplanned_iteration_ns", figures.unplanned_iteration_ns.0),
+    ] {
+        within(key, value).map_err(ResolveError::plan)?;
+    }
+    let mut jobs = Vec::with_capacity(graphs.len());
+    for (index, (form, graph)) in file.jobs.into_iter().zip(graphs).enumerate() {
+        let place = format!("job {index} (`{}`): ", graph.name);
+        jobs.push(job(form, graph).map_err(|problem| ResolveError { place, problem })?);
+    }
+    Ok(Plan {
+        planner: file.planner.into_owned(),
+        options: file.options,
+        device: file.device,
+        budget: file.budget_bytes,
+        jobs,
+        figures: file.figures,
+    })
+}
+
+fn within(what: &str, value: u64) -> Result<u64, String> {
+    if value > LIMIT {
+        Err(format!("`{what}` is {value}; more than 2^62 is impossible"))
+    } else {
+        Ok(value)
+    }
+}
+
+/// The ids of a graph's names.
+struct Names<'a> {
+    tensors: HashMap<&'a str, TensorId>,
+    operators: HashMap<&'a str, OpId>,
+}
+
+impl<'a> Names<'a> {
+    fn of(graph: &'a Graph) -> Self {
+        Self {
+            tensors: graph
+                .tensors
+                .iter()
+                .enumerate()
+                .map(|(i, t)| (&*t.name, TensorId::of(i)))
+                .collect(),
+            operators: graph
+                .operators
+                .iter()
+                .enumerate()
+                .map(|(i, o)| (&*o.name, OpId::of(i)))
+                .collect(),
+        }
+    }
+
+    fn tensor(&self, name: &str) -> Result<TensorId, String> {
+        self.tensors
+            .get(name)
+            .copied()
+            .ok_or_else(|| format!("the graph has no tensor named `{name}`"))
+    }
+
+    fn operator(&self, name: &str) -> Result<OpId, String> {
+        self.operators
+            .get(name)
+            .copied()
+            .ok_or_else(|| format!("the graph has no operator named `{name}`"))
+    }
+
+    fn trigger(&self, after: Option<&str>, delay: Nanos) -> Result<Trigger, String> {
+        within("delay_ns", delay.0)?;
+        Ok(Trigger { after: after.map(|name| self.operator(name)).transpose()?, delay })
+    }
+
+    fn event(&self, form: &EventForm<'_>) -> Result<Event, String> {
+        Ok(match form {
+            EventForm::SwapOut { tensor, after, delay_ns } => Event::SwapOut {
+                tensor: self.tensor(tensor)?,
+                trigger: self.trigger(after.as_deref(), *delay_ns)?,
+            },
+            EventForm::SwapIn { tensor, after, delay_ns } => Event::SwapIn {
+                tensor: self.tensor(tensor)?,
+                trigger: self.trigger(after.as_deref(), *delay_ns)?,
+            },
+            EventForm::Release { tensor, after } => Event::Release {
+                tensor: self.tensor(tensor)?,
+                trigger: self.trigger(after.as_deref(), Nanos::ZERO)?,
+            },
+            EventForm::Recompute { operator, after, keep } => Event::Recompute {
+                operator: self.operator(operator)?,
+                trigger: self.trigger(after.as_deref(), Nanos::ZERO)?,
+                keep: keep.iter().map(|name| self.tensor(name)).collect::<Result<_, _>>()?,
+            },
+        })
+    }
+
+    fn placement(&self, form: &PlacementForm<'_>, steps: &[OpId]) -> Result<Placement, String> {
+        let (place, offset) = match form {
+            PlacementForm::Tensor { tensor, residency, offset_bytes } => (
+                Place::Tensor { tensor: self.tensor(tensor)?, residency: *residency },
+                *offset_bytes,
+            ),
+            PlacementForm::Workspace { step, operator, offset_bytes } => {
+                let named = self.operator(operator)?;
+                if steps.get(*step as usize) != Some(&named) {
+                    return Err(format!(
+                        "a workspace is placed for step {step}, operator `{operator}`, but that step is not this operator"
+                    ));
+                }
+                (Place::Workspace { step: *step }, *offset_bytes)
+            }
+        };
+        within("offset_bytes", offset.0)?;
+        Ok(Placement { place, offset })
+    }
+
+    fn window(&self, form: &WindowForm<'_>) -> Result<Window, String> {
+        within("offset_bytes", form.offset_bytes.0)?;
+        within("bytes", form.bytes.0)?;
+        let hands_over_after = form
+            .hands_over_after
+            .iter()
+            .map(|name| self.operator(name))
+            .collect::<Result<_, _>>()?;
+        Ok(Window { offset: form.offset_bytes, bytes: form.bytes, hands_over_after })
+    }
+}
+
+/// The operators that the steps of a job run, in program order.
+pub(super) fn steps(events: &[Event], operators: usize) -> Vec<OpId> {
+    let mut again: Vec<_> = events
+        .iter()
+        .filter_map(|e| {
+            if let Event::Recompute { operator, trigger, .. } = e {
+                Some((trigger.after, *operator))
+            } else {
+                None
+            }
+        })
+        .collect();
+    again.sort_by_key(|(after, _)| *after);
+    let mut again = again.into_iter().peekable();
+    let mut steps = Vec::with_capacity(operators + again.len());
+    for after in std::iter::once(None).chain((0..operators).map(|i| Some(OpId::of(i)))) {
+        steps.extend(after);
+        while let Some((_, operator)) = again.next_if(|(a, _)| *a == after) {
+            steps.push(operator);
+        }
+    }
+    steps
+}
+
+fn job(form: JobForm<'_>, graph: &Graph) -> Result<JobPlan, String> {
+    let names = Names::of(graph);
+    let mut events = Vec::with_capacity(form.events.len());
+    for (index, event) in form.events.iter().enumerate() {
+        events.push(names.event(event).map_err(|e| format!("event {index}: {e}"))?);
+    }
+    let steps = steps(&events, graph.operators.len());
+    let mut placements = Vec::with_capacity(form.placements.len());
+    for (index, placement) in form.placements.iter().enumerate() {
+        placements.push(
+            names.placement(placement, &steps).map_err(|e| format!("placement {index}: {e}"))?,
+        );
+    }
+    let mut host_slots = BTreeMap::new();
+    for slot in &form.host_slots {
+        let offset = Bytes(
+            within("offset_bytes", slot.offset_bytes.0)
+                .map_err(|e| format!("host slot of `{}`: {e}", slot.tensor))?,
+        );
+        if host_slots.insert(names.tensor(&slot.tensor)?, offset).is_some() {
+            return Err(format!("tensor `{}` has two host slots", slot.tensor));
+        }
+    }
+    let mut latencies = vec![None; graph.operators.len()];
+    let mut libraries = BTreeMap::new();
+    let mut total = 0u64;
+    for latency in &form.latencies {
+        let fail = |problem: &str| {
+            Err(format!("the latency of operator `{}` {problem}", latency.operator))
+        };
+        total = total.saturating_add(latency.ns.0);
+        if latency.ns.0 == 0 || total > LIMIT {
+            return fail("is impossible: each is at least 1 ns, and all together at most 2^62 ns");
+        }
+        let id = names.operator(&latency.operator)?;
+        if latencies[id.index()]
+            .replace(Latency { time: latency.ns, source: latency.source })
+            .is_some()
+        {
+            return fail("is given twice");
+        }
+        let chosen =
+            Chosen { algorithms: latency.algorithm.clone(), workspace: latency.workspace_bytes };
+        if chosen != Chosen::default() {
+            if !chosen.is_possible() || chosen.workspace.0 > LIMIT {
+                return fail(
+                    "names impossible algorithms: each is at least -1, they have at most 2^62 `workspace_bytes`, and these come with an `algorithm`",
+                );
+            }
+            libraries.insert(id, chosen);
+        }
+    }
+    let missing = |index: usize| {
+        format!(
+            "operator `{}` has no latency; each operator needs one",
+            graph.operators[index].name
+        )
+    };
+    let latencies = latencies
+        .into_iter()
+        .enumerate()
+        .map(|(i, l)| l.ok_or_else(|| missing(i)))
+        .collect::<Result<_, _>>()?;
+    let window = form
+        .window
+        .map(|form| names.window(&form).map_err(|e| format!("`window`: {e}")))
+        .transpose()?;
+    let (graph, graph_sha256) = (form.graph.into_owned(), form.graph_sha256.into_owned());
+    Ok(JobPlan {
+        graph,
+        graph_sha256,
+        latencies,
+        libraries,
+        events,
+        placements,
+        host_slots,
+        window,
+    })
+}
+
+/// Writes a plan; the file appears whole or not at all. Graphs as in [`to_bytes`].
+///
+/// # Errors
+/// When it can't be written.
+pub fn write(path: &Path, plan: &Plan, graphs: &[Graph]) -> Result<(), FileError> {
+    let bytes = to_bytes(plan, graphs);
+    files::write(path, |out| out.write_all(&bytes))
+}
+
+/// The bytes of a plan's file, with a line for each event, placement, slot and latency.
+///
+/// # Panics
+/// When `graphs` are not the plan's graphs, one for each job in order.
+#[must_use]
+pub fn to_bytes(plan: &Plan, graphs: &[Graph]) -> Vec<u8> {
+    assert_eq!(plan.jobs.len(), graphs.len(), "one graph for each job");
+    let file = PlanFile {
+        format: Tag::default(),
+        version: Version,
+        planner: (&*plan.planner).into(),
+        options: plan.options.clone(),
+        budget_bytes: plan.budget,
+        figures: plan.figures,
+        device: plan.device.clone(),
+        jobs: plan.jobs.iter().zip(graphs).map(|(job, graph)| job_form(job, graph)).collect(),
+    };
+    let mut all = Vec::new();
+    emit(&mut all, &file).unwrap_or_else(|e| unreachable!("writing to memory: {e}"));
+    all
+}
+
+fn emit(out: &mut Vec<u8>, file: &PlanFile<'_>) -> io::Result<()> {
+    write!(
+        out,
+        "{{\"format\":{},\"version\":{}",
+        json::text(&file.format)?,
+        json::text(&file.version)?
+    )?;
+    write!(
+        out,
+        ",\n\"planner\":{},\n\"options\":{}",
+        json::text(&file.planner)?,
+        json::text(&file.options)?
+    )?;
+    write!(
+        out,
+        ",\n\"budget_bytes\":{},\n\"figures\":{}",
+        json::text(&file.budget_bytes)?,
+        json::text(&file.figures)?
+    )?;
+    write!(out, ",\n\"device\":{},\n\"jobs\":[", json::text(&file.device)?)?;
+    for (index, job) in file.jobs.iter().enumerate() {
+        let comma = if index > 0 { "," } else { "" };
+        write!(
+            out,
+            "{comma}\n{{\"graph\":{},\"graph_sha256\":{}",
+            json::text(&job.graph)?,
+            json::text(&job.graph_sha256)?
+        )?;
+        write!(out, ",\n\"events\":")?;
+        json::lines(out, &job.events)?;
+        write!(out, ",\n\"placements\":")?;
+        json::lines(out, &job.placements)?;
+        write!(out, ",\n\"host_slots\":")?;
+        json::lines(out, &job.host_slots)?;
+        write!(out, ",\n\"latencies\":")?;
+        json::lines(out, &job.latencies)?;
+        if let Some(window) = &job.window {
+            write!(out, ",\n\"window\":{}", json::text(window)?)?;
+        }
+        write!(out, "}}")?;
+    }
+    writeln!(out, "]}}")
+}
+
+fn job_form<'a>(job: &'a JobPlan, graph: &'a Graph) -> JobForm<'a> {
+    let tensor = |id: TensorId| (&*graph.tensor(id).name).into();
+    let operator = |id: OpId| (&*graph.operator(id).name).into();
+    let steps = steps(&job.events, graph.operators.len());
+    let event = |event: &Event| {
+        let Trigger { after, delay: delay_ns } = event.trigger();
+        let after = after.map(operator);
+        match event {
+            Event::SwapOut { tensor: t, .. } => {
+                EventForm::SwapOut { tensor: tensor(*t), after, delay_ns }
+            }
+            Event::SwapIn { tensor: t, .. } => {
+                EventForm::SwapIn { tensor: tensor(*t), after, delay_ns }
+            }
+            Event::Release { tensor: t, .. } => EventForm::Release { tensor: tensor(*t), after },
+            Event::Recompute { operator: op, keep, .. } => EventForm::Recompute {
+                operator: operator(*op),
+                after,
+                keep: keep.iter().map(|t| tensor(*t)).collect(),
+            },
+        }
+    };
+    let placement = |placement: &Placement| match placement.place {
+        Place::Tensor { tensor: t, residency } => {
+            PlacementForm::Tensor { tensor: tensor(t), residency, offset_bytes: placement.offset }
+        }
+        Place::Workspace { step } => PlacementForm::Workspace {
+            step,
+            operator: operator(steps[step as usize]),
+            offset_bytes: placement.offset,
+        },
+    };
+    JobForm {
+        graph: (&*job.graph).into(),
+        graph_sha256: (&*job.graph_sha256).into(),
+        events: job.events.iter().map(event).collect(),
+        placements: job.placements.iter().map(placement).collect(),
+        host_slots: job
+            .host_slots
+            .iter()
+            .map(|(t, offset)| SlotForm { tensor: tensor(*t), offset_bytes: *offset })
+            .collect(),
+        latencies: (0..)
+            .zip(&job.latencies)
+            .map(|(i, l): (u32, _)| {
+                let Chosen { algorithms: algorithm, workspace } =
+                    job.libraries.get(&OpId(i)).cloned().unwrap_or_default();
+                LatencyForm {
+                    operator: operator(OpId(i)),
+                    ns: l.time,
+                    source: l.source,
+                    algorithm,
+                    workspace_bytes: workspace,
+                }
+            })
+            .collect(),
+        window: job.window.as_ref().map(|window| WindowForm {
+            offset_bytes: window.offset,
+            bytes: window.bytes,
+            hands_over_after: window.hands_over_after.iter().map(|op| operator(*op)).collect(),
+        }),
+    }
+}
+
+/// The path by which a plan at `plan` names a graph at `graph`: relative to the plan's folder, with `/` between parts.
+///
+/// # Errors
+/// When the current folder can't be found, a folder on the way does not exist, or a name on it is not UTF-8.
+pub fn relative(plan: &Path, graph: &Path) -> io::Result<String> {
+    let whole = |path: &Path| -> io::Result<PathBuf> {
+        let path = std::path::absolute(path)?;
+        let folder = path.parent().unwrap_or(Path::new("/")).canonicalize()?;
+        Ok(path.file_name().map_or(folder.clone(), |name| folder.join(name)))
+    };
+    let (plan, graph) = (whole(plan)?, whole(graph)?);
+    let from: Vec<_> = plan.parent().unwrap_or(Path::new("/")).components().collect();
+    let to: Vec<_> = graph.components().collect();
+    let common = from.iter().zip(&to).take_while(|(a, b)| a == b).count();
+    let up = from[common..].iter().map(|_| Component::ParentDir);
+    let text = |part: Component<'_>| {
+        let text = part.as_os_str().to_str().map(str::to_owned);
+        text.ok_or_else(|| io::Error::other("a plan holds UTF-8 text and its graph's path is none; rename the graph or its folder"))
+    };
+    Ok(up.chain(to[common..].iter().copied()).map(text).collect::<io::Result<Vec<_>>>()?.join("/"))
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::contract::plan::{Figures, Source};
+    use crate::device::{Link, Profile, Rates};
+
+    /// Where the graph of [`sample`] and other small fixtures are.
+    fn fixtures() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
+    }
+
+    pub fn device() -> Profile {
+        Profile {
+            name: "small".to_owned(),
+            source: "made up".to_owned(),
+            memory_bytes: Bytes(1 << 33),
+            reserve_bytes: Bytes(1 << 20),
+            flops: Rates { f32: 1 << 40, f16: 1 << 41, f64: 1 << 35 },
+            memory_bandwidth: 1 << 38,
+            efficiency_percent: 60,
+            link: Link {
+                h2d: 1 << 33,
+                d2h: 1 << 33,
+                h2d_contended: 1 << 32,
+                d2h_contended: 1 << 32,
+                overhead_ns: 10_000,
+            },
+            launch_overhead_ns: 5000,
+            pinned_bytes: Bytes(1 << 34),
+            multiprocessors: None,
+        }
+    }
+
+    /// A plan of the hand-written graph that says a bit of everything; it need not be safe.
+    pub fn sample() -> (Plan, Vec<Graph>) {
+        let graph = json::read(&fixtures().join("mlp.graph.json")).unwrap();
+        let names = Names::of(&graph);
+        let (tensor, op) =
+            (|n: &str| names.tensor(n).unwrap(), |n: &str| names.operator(n).unwrap());
+        let after = |n: &str, delay: u64| Trigger { after: Some(op(n)), delay: Nanos(delay) };
+        let start = Trigger { after: None, delay: Nanos(7) };
+        let events = vec![
+            Event::SwapIn { tensor: tensor("m.w1"), trigger: start },
+            Event::SwapOut { tensor: tensor("z1"), trigger: after("gelu1", 0) },
+            Event::Release { tensor: tensor("h1"), trigger: after("linear2", 0) },
+            Event::SwapIn { tensor: tensor("z1"), trigger: after("linear2", 1000) },
+            Event::Recompute {
+                operator: op("gelu1"),
+                trigger: after("linear2", 0),
+                keep: vec![tensor("h1")],
+            },
+            Event::SwapOut { tensor: tensor("m.w1"), trigger: after("update.w1", 0) },
+        ];
+        let placements = vec![
+            Placement {
+                place: Place::Tensor { tensor: tensor("z1"), residency: 0 },
+                offset: Bytes(0),
+            },
+            Placement {
+                place: Place::Tensor { tensor: tensor("z1"), residency: 1 },
+                offset: Bytes(512),
+            },
+            // The recompute is step 3, so that everything after it is one later.
+            Placement {
+                place: Place::Workspace { step: op("linear3.weight").0 + 1 },
+                offset: Bytes(1024),
+            },
+        ];
+        let job = JobPlan {
+            graph: "mlp.graph.json".to_owned(),
+            graph_sha256: json::sha256(&graph),
+            latencies: graph
+                .operators
+                .iter()
+                .map(|o| Latency { time: Nanos(o.duration_ns.unwrap()), source: Source::Graph })
+                .collect(),
+            libraries: BTreeMap::from([(
+                op("linear1"),
+                Chosen { algorithms: vec![1, -1], workspace: Bytes(1000) },
+            )]),
+            events,
+            placements,
+            host_slots: BTreeMap::from([
+                (tensor("z1"), Bytes(0)),
+                (tensor("m.w1"), Bytes(1 << 26)),
+            ]),
+            window: Some(Window {
+                offset: Bytes(1024),
+                bytes: Bytes(4096),
+                hands_over_after: vec![op("gelu1"), op("linear2")],
+            }),
+        };
+        let plan = Plan {
+            planner: "none".to_owned(),
+            options: BTreeMap::from([("rate".to_owned(), "1/2".to_owned())]),
+            device: device(),
+            budget: Bytes(1 << 30),
+            jobs: vec![job],
+            figures: Figures { peak_bytes: Bytes(5), iteration_ns: Nanos(6), ..Figures::default() },
+        };
+        (plan, vec![graph])
+    }
+
+    fn back(text: &str, graphs: &[Graph]) -> Result<Plan, String> {
+        let file: PlanFile<'_> = serde_json::from_str(text).map_err(|e| e.to_string())?;
+        resolve(file, graphs).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn a_plan_and_its_graph_load_from_files() {
+        let (mut plan, graphs) = sample();
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("plans")).unwrap();
+        let (path, graph_path) =
+            (folder.path().join("plans/x.plan.json"), folder.path().join("y.graph.json"));
+        json::write(&graph_path, &graphs[0]).unwrap();
+        plan.jobs[0].graph = relative(&path, &graph_path).unwrap();
+        assert_eq!(plan.jobs[0].graph, "../y.graph.json");
+        write(&path, &plan, &graphs).unwrap();
+        let (loaded, raised) = load(&path, &[]).unwrap();
+        assert_eq!(loaded, plan);
+        let linear1 = graphs[0].operators.iter().position(|o| o.name == "linear1").unwrap();
+        assert_eq!(
+            (graphs[0].operators[linear1].workspace, raised[0].operators[linear1].workspace),
+            (Bytes::ZERO, Bytes(1024))
+        );
+        assert_eq!(raised[0].operators[linear1 + 1..], graphs[0].operators[linear1 + 1..]);
+        assert_eq!(
+            load(&path, &[fixtures().join("mlp.graph.json")]).unwrap().0,
+            plan,
+            "the override says the same"
+        );
+        let problem = |graphs: &[PathBuf]| load(&path, graphs).unwrap_err().to_string();
+        assert!(
+            problem(&[graph_path.clone(), graph_path.clone()])
+                .contains("has 1 jobs, but 2 graphs are given")
+        );
+        assert!(problem(&[folder.path().join("none")]).contains("none"));
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::write(
+            &path,
+            text.replacen("\"workspace_bytes\":1000", "\"workspace_bytes\":4611686018427387904", 1),
+        )
+        .unwrap();
+        assert!(
+            problem(&[]).contains("with its `workspace_bytes`, all tensors together are larger"),
+            "{}",
+            problem(&[])
+        );
+        std::fs::write(&path, text).unwrap();
+        let mut other = graphs[0].clone();
+        other.operators[0].duration_ns = Some(1);
+        json::write(&graph_path, &other).unwrap();
+        assert!(problem(&[]).contains("was made for another graph"));
+    }
+
+    #[test]
+    fn hostile_values_are_refused() {
+        let (plan, graphs) = sample();
+        let text = String::from_utf8(to_bytes(&plan, &graphs)).unwrap();
+        for (from, to, expected) in [
+            (
+                "\"offset_bytes\":512",
+                "\"offset_bytes\":18446744073709551615",
+                "placement 1: `offset_bytes` is 18446744073709551615",
+            ),
+            ("\"offset_bytes\":512", "\"offset_bytes\":18446744073709551616", "invalid type"),
+            ("\"offset_bytes\":512", "\"offset_bytes\":-1", "invalid value"),
+            (
+                "\"offset_bytes\":67108864",
+                "\"offset_bytes\":4611686018427387905",
+                "host slot of `m.w1`",
+            ),
+            ("\"delay_ns\":1000", "\"delay_ns\":9223372036854775808", "event 3: `delay_ns`"),
+            (
+                "\"budget_bytes\":1073741824",
+                "\"budget_bytes\":9223372036854775808",
+                "`budget_bytes`",
+            ),
+            ("\"peak_bytes\":5", "\"peak_bytes\":9223372036854775808", "`figures.peak_bytes`"),
+            (
+                "\"efficiency_percent\":60",
+                "\"efficiency_percent\":0",
+                "`device`: `efficiency_percent`",
+            ),
+            ("\"tensor\":\"z1\"", "\"tensor\":\"zz\"", "the graph has no tensor named `zz`"),
+            (
+                "\"after\":\"gelu1\"",
+                "\"after\":\"gelu9\"",
+                "event 1: the graph has no operator named `gelu9`",
+            ),
+            (",\"after\":\"gelu1\"", "", "missing field `after`"),
+            (
+                "\"keep\":[\"h1\"]",
+                "\"delay_ns\":5,\"keep\":[\"h1\"]",
+                "recompute `operator`, `after` and `keep`",
+            ),
+            ("\"step\":8", "\"step\":7", "that step is not this operator"),
+            ("\"step\":8", "\"step\":4294967295", "that step is not this operator"),
+            ("\"residency\":1", "\"step\":1", "a placement has"),
+            ("\"ns\":3435000", "\"ns\":0", "is impossible"),
+            ("\"ns\":3435000", "\"ns\":18446744073709551615", "is impossible"),
+            (
+                "{\"operator\":\"linear1\",\"ns\"",
+                "{\"operator\":\"linear2\",\"ns\"",
+                "operator `linear2` is given twice",
+            ),
+            (
+                "{\"operator\":\"linear1\",\"ns\":3435000,\"source\":\"graph\",\"algorithm\":[1,-1],\"workspace_bytes\":1000},",
+                "",
+                "operator `linear1` has no latency",
+            ),
+            (
+                "\"workspace_bytes\":1000",
+                "\"workspace_bytes\":4611686018427387905",
+                "operator `linear1` names impossible algorithms",
+            ),
+            ("\"algorithm\":[1,-1],", "", "operator `linear1` names impossible algorithms"),
+            (
+                "\"algorithm\":[1,-1]",
+                "\"algorithm\":[1,-2]",
+                "operator `linear1` names impossible algorithms",
+            ),
+            ("\"algorithm\":[1,-1]", "\"algorithm\":[1,4294967296]", "invalid value"),
+            (
+                "\"bytes\":4096",
+                "\"bytes\":4611686018427387905",
+                "job 0 (`mlp`): `window`: `bytes` is 4611686018427387905",
+            ),
+            (
+                "[\"gelu1\",\"linear2\"]",
+                "[\"gelu9\",\"linear2\"]",
+                "job 0 (`mlp`): `window`: the graph has no operator named `gelu9`",
+            ),
+            ("neap.plan", "neap.graph", "a `neap.plan` file is expected"),
+            (
+                "{\"tensor\":\"m.w1\",\"offset_bytes\"",
+                "{\"tensor\":\"z1\",\"offset_bytes\"",
+                "tensor `z1` has two host slots",
+            ),
+        ] {
+            assert!(text.contains(from), "{from}\n{text}");
+            let found = back(&text.replacen(from, to, 1), &graphs).unwrap_err();
+            assert!(found.contains(expected), "{found}\n{expected}");
+        }
+        assert!(back(&text, &[]).unwrap_err().contains("1 jobs, but there are 0 graphs"));
+    }
+
+    #[test]
+    fn steps_are_operators_and_recomputes_in_program_order() {
+        let again = |operator, after: Option<u32>| Event::Recompute {
+            operator: OpId(operator),
+            trigger: Trigger { after: after.map(OpId), delay: Nanos::ZERO },
+            keep: vec![],
+        };
+        let events = [again(5, None), again(0, Some(1)), again(1, Some(1)), again(9, Some(2))];
+        assert_eq!(
+            steps(&events, 3).iter().map(|op| op.0).collect::<Vec<_>>(),
+            [5, 0, 1, 0, 1, 2, 9]
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_reads_back_exactly(
+            events in prop::collection::vec((0u8..4, 0u32..31, 0u32..23, prop::option::of(0u32..23), 0u64..1 << 62, prop::collection::vec(0u32..31, 0..3)), 0..20),
+            places in prop::collection::vec((any::<bool>(), 0u32..31, any::<u32>(), 0u64..=1 << 62), 0..20),
+            text in any::<String>(),
+        ) {
+            let (mut plan, graphs) = sample();
+            let job = &mut plan.jobs[0];
+            job.events = events.into_iter().map(|(kind, tensor, operator, after, delay, keep)| {
+                let trigger = Trigger { after: after.map(OpId), delay: Nanos(if kind < 2 { delay } else { 0 }) };
+                let tensor = TensorId(tensor);
+                match kind {
+                    0 => Event::SwapOut { tensor, trigger },
+                    1 => Event::SwapIn { tensor, trigger },
+                    2 => Event::Release { tensor, trigger },
+                    _ => Event::Recompute { operator: OpId(operator), trigger, keep: keep.into_iter().map(TensorId).collect() },
+                }
+            }).collect();
+            let steps = u32::try_from(steps(&job.events, graphs[0].operators.len()).len()).unwrap();
+            job.placements = places.into_iter().map(|(workspace, tensor, n, offset)| Placement {
+                place: if workspace { Place::Workspace { step: n % steps } } else { Place::Tensor { tensor: TensorId(tensor), residency: n } },
+                offset: Bytes(offset),
+            }).collect();
+            job.host_slots = job.placements.iter().filter_map(|p| match p.place {
+                Place::Tensor { tensor, .. } => Some((tensor, p.offset)),
+                Place::Workspace { .. } => None,
+            }).collect();
+            (plan.planner, plan.jobs[0].graph) = (text.clone(), text);
+            let bytes = to_bytes(&plan, &graphs);
+            let again = back(std::str::from_utf8(&bytes).unwrap(), &graphs).unwrap();
+            prop_assert_eq!(&again, &plan);
+            prop_assert_eq!(to_bytes(&again, &graphs), bytes);
+        }
+
+        #[test]
+        fn damaged_text_never_panics(at in any::<prop::sample::Index>(), to in any::<u8>()) {
+            let (plan, graphs) = sample();
+            let mut text = to_bytes(&plan, &graphs);
+            let at = at.index(text.len());
+            text[at] = to;
+            let _ = back(&String::from_utf8_lossy(&text), &graphs);
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! What a plan says, its file form, and the independent proof that it is safe.
+//!
+//! For: events, triggers, placements; [`check`].
+//! Not for: how plans are found (`plan`) or what they cost (`sim`).
+
+pub mod check;
+pub mod diff;
+mod form;
+pub mod json;
+pub mod plan;
+
+pub use check::{Proof, Refusal};
+pub use plan::{
+    Chosen, Event, Figures, JobPlan, Latency, Place, Placement, Plan, Source, Trigger, Window,
+};

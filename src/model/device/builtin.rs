@@ -1,0 +1,308 @@
+//! The devices neap knows by name, with where each figure is from.
+//!
+//! Rates, bandwidth and memory size are the vendor's published ones. Published memory sizes are read
+//! as GiB; what a driver withholds of them is in the reserve. Links are what others measured with
+//! pinned memory, by PCIe generation. Overheads, reserve, efficiency and pinned budget are round
+//! figures until someone measures them (`neap device measure`), and every `source` says so.
+//! Not for: reading files ([`super::profile`]).
+
+use super::{Link, Multiprocessors, Profile, Rates};
+use crate::units::Bytes;
+
+const GIB: u64 = 1 << 30;
+const MIB: u64 = 1 << 20;
+
+/// A link as measured: one way alone, and each way while both are busy, in units of 100 MB/s.
+struct Measured {
+    h2d: u64,
+    d2h: u64,
+    h2d_contended: u64,
+    d2h_contended: u64,
+    source: &'static str,
+}
+
+/// 12.2 up and 12.9 down alone. Contended: PCIe 4's ratio, 19.0 / 25.4.
+const PCIE3: Measured = Measured {
+    h2d: 122,
+    d2h: 129,
+    h2d_contended: 91,
+    d2h_contended: 96,
+    source: "PCIe 3 x16: one way measured by others (12.2 and 12.9 GB/s, pinned), contended scaled by PCIe 4's ratio of 0.75",
+};
+/// The middle of 24.8–26.0 alone and of 18.4–19.6 contended.
+const PCIE4: Measured = Measured {
+    h2d: 254,
+    d2h: 254,
+    h2d_contended: 190,
+    d2h_contended: 190,
+    source: "PCIe 4 x16: measured by others (24.8-26.0 GB/s one way, 18.4-19.6 each when both are busy, pinned; the middles)",
+};
+/// Half of [`PCIE4`].
+const PCIE4_X8: Measured = Measured {
+    h2d: 127,
+    d2h: 127,
+    h2d_contended: 95,
+    d2h_contended: 95,
+    source: "PCIe 4 x8: half of what others measured for x16 (24.8-26.0 GB/s one way, 18.4-19.6 each when both are busy, pinned)",
+};
+/// 55.6 alone. Contended: PCIe 4's ratio, 19.0 / 25.4.
+const PCIE5: Measured = Measured {
+    h2d: 556,
+    d2h: 556,
+    h2d_contended: 416,
+    d2h_contended: 416,
+    source: "PCIe 5 x16: one way measured by others (55.6 GB/s, pinned), contended scaled by PCIe 4's ratio of 0.75",
+};
+
+/// One line of the catalogue: rates in GFLOP/s, bandwidth in GB/s.
+struct Gpu {
+    name: &'static str,
+    sheet: &'static str,
+    memory_gib: u64,
+    reserve_mib: u64,
+    f32: u64,
+    f16: u64,
+    f64: u64,
+    bandwidth: u64,
+    /// Major compute capability, multiprocessors, threads of one.
+    sm: (u32, u32, u32),
+    link: Measured,
+}
+
+const GPUS: [Gpu; 10] = [
+    Gpu {
+        name: "p100",
+        sheet: "NVIDIA Tesla P100 data sheet, PCIe 16 GB; f16 without tensor cores",
+        memory_gib: 16,
+        reserve_mib: 512,
+        f32: 9_300,
+        f16: 18_700,
+        f64: 4_700,
+        bandwidth: 732,
+        sm: (6, 56, 2048),
+        link: PCIE3,
+    },
+    Gpu {
+        name: "rtx2080ti",
+        sheet: "NVIDIA Turing architecture whitepaper, reference clocks; f16 on tensor cores accumulating in f32; f64 taken as 1/32 of f32",
+        memory_gib: 11,
+        reserve_mib: 640,
+        f32: 13_400,
+        f16: 53_800,
+        f64: 420,
+        bandwidth: 616,
+        sm: (7, 68, 1024),
+        link: PCIE3,
+    },
+    Gpu {
+        name: "rtx3060",
+        sheet: "NVIDIA GeForce RTX 3060 12 GB specifications (3584 cores at 1.78 GHz); f16 on tensor cores accumulating in f32 taken as twice f32, f64 as 1/64",
+        memory_gib: 12,
+        reserve_mib: 640,
+        f32: 12_740,
+        f16: 25_480,
+        f64: 199,
+        bandwidth: 360,
+        sm: (8, 28, 1536),
+        link: PCIE4,
+    },
+    Gpu {
+        name: "rtx4060",
+        sheet: "NVIDIA GeForce RTX 4060 specifications (3072 cores at 2.46 GHz); f16 on tensor cores accumulating in f32 taken as twice f32, f64 as 1/64",
+        memory_gib: 8,
+        reserve_mib: 640,
+        f32: 15_110,
+        f16: 30_220,
+        f64: 236,
+        bandwidth: 272,
+        sm: (8, 24, 1536),
+        link: PCIE4_X8,
+    },
+    Gpu {
+        name: "rtx4090",
+        sheet: "NVIDIA Ada GPU architecture whitepaper; f16 on tensor cores accumulating in f32, dense; f64 taken as 1/64 of f32",
+        memory_gib: 24,
+        reserve_mib: 1_024,
+        f32: 82_600,
+        f16: 165_200,
+        f64: 1_290,
+        bandwidth: 1_008,
+        sm: (8, 128, 1536),
+        link: PCIE4,
+    },
+    Gpu {
+        name: "a6000",
+        sheet: "NVIDIA RTX A6000 data sheet; f16 on tensor cores is half its sparse figure of 309.7 TFLOP/s; f64 taken as 1/64 of f32",
+        memory_gib: 48,
+        reserve_mib: 1_024,
+        f32: 38_700,
+        f16: 154_800,
+        f64: 604,
+        bandwidth: 768,
+        sm: (8, 84, 1536),
+        link: PCIE4,
+    },
+    Gpu {
+        name: "a100-40g",
+        sheet: "NVIDIA A100 data sheet, 40 GB; f32 without TF32, f16 on tensor cores dense, f64 without tensor cores",
+        memory_gib: 40,
+        reserve_mib: 1_024,
+        f32: 19_500,
+        f16: 312_000,
+        f64: 9_700,
+        bandwidth: 1_555,
+        sm: (8, 108, 2048),
+        link: PCIE4,
+    },
+    Gpu {
+        name: "a100-80g",
+        sheet: "NVIDIA A100 data sheet, 80 GB SXM; f32 without TF32, f16 on tensor cores dense, f64 without tensor cores",
+        memory_gib: 80,
+        reserve_mib: 1_536,
+        f32: 19_500,
+        f16: 312_000,
+        f64: 9_700,
+        bandwidth: 2_039,
+        sm: (8, 108, 2048),
+        link: PCIE4,
+    },
+    Gpu {
+        name: "h100",
+        sheet: "NVIDIA H100 data sheet, SXM 80 GB; f32 without TF32, f16 on tensor cores is half its sparse figure of 1979 TFLOP/s, f64 without tensor cores",
+        memory_gib: 80,
+        reserve_mib: 1_536,
+        f32: 67_000,
+        f16: 989_000,
+        f64: 34_000,
+        bandwidth: 3_350,
+        sm: (9, 132, 2048),
+        link: PCIE5,
+    },
+    Gpu {
+        name: "h200",
+        sheet: "NVIDIA H200 data sheet, SXM 141 GB; f32 without TF32, f16 on tensor cores is half its sparse figure of 1979 TFLOP/s, f64 without tensor cores",
+        memory_gib: 141,
+        reserve_mib: 2_048,
+        f32: 67_000,
+        f16: 989_000,
+        f64: 34_000,
+        bandwidth: 4_800,
+        sm: (9, 132, 2048),
+        link: PCIE5,
+    },
+];
+
+const NAMES: [&str; GPUS.len() + 1] = {
+    let mut names = ["host"; GPUS.len() + 1];
+    let mut i = 0;
+    while i < GPUS.len() {
+        names[i] = GPUS[i].name;
+        i += 1;
+    }
+    names
+};
+
+/// Every built-in device, the oldest first and `host` last.
+#[must_use]
+pub fn names() -> &'static [&'static str] {
+    &NAMES
+}
+
+/// The built-in device of that name.
+#[must_use]
+pub fn find(name: &str) -> Option<Profile> {
+    if name == "host" {
+        Some(host())
+    } else {
+        GPUS.iter().find(|gpu| gpu.name == name).map(profile)
+    }
+}
+
+fn profile(gpu: &Gpu) -> Profile {
+    const GIGA: u64 = 1_000_000_000;
+    let link = &gpu.link;
+    Profile {
+        name: gpu.name.to_owned(),
+        source: format!(
+            "{}. {}. Assumed until measured: a reserve of {} MiB for the context and what the driver withholds, \
+             6 µs a copy and 5 µs a launch, {EFFICIENCY} % of the peak rates (a guess), 64 GiB of pinned memory (an allowance).",
+            gpu.sheet, link.source, gpu.reserve_mib
+        ),
+        memory_bytes: Bytes(gpu.memory_gib * GIB),
+        reserve_bytes: Bytes(gpu.reserve_mib * MIB),
+        flops: Rates { f32: gpu.f32 * GIGA, f16: gpu.f16 * GIGA, f64: gpu.f64 * GIGA },
+        memory_bandwidth: gpu.bandwidth * GIGA,
+        efficiency_percent: EFFICIENCY,
+        link: Link {
+            h2d: link.h2d * GIGA / 10,
+            d2h: link.d2h * GIGA / 10,
+            h2d_contended: link.h2d_contended * GIGA / 10,
+            d2h_contended: link.d2h_contended * GIGA / 10,
+            overhead_ns: 6_000,
+        },
+        launch_overhead_ns: 5_000,
+        pinned_bytes: Bytes(64 * GIB),
+        multiprocessors: Some(Multiprocessors {
+            capability: gpu.sm.0,
+            count: gpu.sm.1,
+            threads: gpu.sm.2,
+        }),
+    }
+}
+
+/// Between what large convolutions reach of a peak rate (more) and what small kernels do (less).
+const EFFICIENCY: u32 = 60;
+
+fn host() -> Profile {
+    Profile {
+        name: "host".to_owned(),
+        source: "Nominal: round figures for one core of a desktop computer, measured nowhere. A copy between the arena and the host's \
+                 store stands for the link. No context, hence no reserve."
+            .to_owned(),
+        memory_bytes: Bytes(16 * GIB),
+        reserve_bytes: Bytes::ZERO,
+        flops: Rates { f32: 50_000_000_000, f16: 50_000_000_000, f64: 25_000_000_000 },
+        memory_bandwidth: 10_000_000_000,
+        efficiency_percent: EFFICIENCY,
+        link: Link {
+            h2d: 5_000_000_000,
+            d2h: 5_000_000_000,
+            h2d_contended: 5_000_000_000,
+            d2h_contended: 5_000_000_000,
+            overhead_ns: 1_000,
+        },
+        launch_overhead_ns: 1_000,
+        pinned_bytes: Bytes(16 * GIB),
+        multiprocessors: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_profile_is_possible_and_says_where_it_is_from() {
+        assert_eq!(
+            names().join(" "),
+            "p100 rtx2080ti rtx3060 rtx4060 rtx4090 a6000 a100-40g a100-80g h100 h200 host"
+        );
+        for name in names() {
+            let profile = find(name).unwrap();
+            assert_eq!(profile.validate(), Ok(()), "{name}");
+            assert_eq!(profile.name, *name);
+            assert!(profile.source.len() > 60, "{name}");
+            assert!(profile.available().0 > profile.memory_bytes.0 / 10 * 9, "{name}");
+        }
+        assert_eq!(find("RTX4090"), None);
+    }
+
+    #[test]
+    fn figures_come_out_in_plain_units() {
+        let a6000 = find("a6000").unwrap();
+        assert_eq!(a6000.memory_bytes, Bytes(51_539_607_552));
+        assert_eq!(a6000.flops.f32, 38_700_000_000_000);
+        assert_eq!(a6000.memory_bandwidth, 768_000_000_000);
+        assert_eq!((a6000.link.h2d, a6000.link.d2h_contended), (25_400_000_000, 19_000_000_000));
+    }
+}

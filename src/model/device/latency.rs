@@ -1,0 +1,646 @@
+//! How long each operator takes, and where that figure is from.
+//!
+//! In this order: what the graph's author wrote (`duration_ns`), a measured table
+//! (`--latencies FILE.csv`), a learned [`super::predictor`] (`--predictor FILE`), the [`super::roofline`].
+//! A table's rows are found by [`key`], which names what an operator does and on which shapes, so that a
+//! table measured on one graph serves every other. Not for: measuring (`run`), nor plans.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::library::Chosen;
+use super::predictor::Predictor;
+use super::{Profile, roofline};
+use crate::files::{self, FileError, LineError};
+use crate::job::{Arg, Graph, Operand, Operator};
+use crate::units::{Bytes, Nanos};
+
+/// The longest an operator may take: an hour. With it, the times of a million operators still add up
+/// far below 2^64 nanoseconds.
+pub const LONGEST: Nanos = Nanos(3_600_000_000_000);
+
+/// Larger than any table of operators; a larger file is something else.
+const LARGEST_FILE: u64 = 256 << 20;
+
+/// Where a latency came from.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Source {
+    /// The graph's author wrote it down.
+    Graph,
+    /// A row of the table given with `--latencies`.
+    Measured,
+    /// Learned from other shapes of the same kind.
+    Predicted,
+    /// Arithmetic and bytes against the device's peaks.
+    Roofline,
+}
+
+/// How long an operator takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Latency {
+    /// At least one nanosecond, at most [`LONGEST`].
+    pub time: Nanos,
+    /// Where the figure is from.
+    pub source: Source,
+}
+
+/// Where latencies are looked for before the roofline.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sources<'a> {
+    /// Measured ones.
+    pub table: Option<&'a Table>,
+    /// Learned ones, for what the table lacks.
+    pub predictor: Option<&'a Predictor>,
+    /// How busy others keep the device meanwhile, in percent.
+    pub load_percent: u32,
+}
+
+/// A latency for each of the graph's operators, in their order, from a table or the roofline.
+#[must_use]
+pub fn latencies(graph: &Graph, device: &Profile, table: Option<&Table>) -> Vec<Latency> {
+    latencies_from(graph, device, &Sources { table, ..Sources::default() })
+}
+
+/// A latency for each of the graph's operators, in their order.
+#[must_use]
+pub fn latencies_from(graph: &Graph, device: &Profile, sources: &Sources<'_>) -> Vec<Latency> {
+    let of = |operator: &Operator| {
+        let (time, source) = if let Some(time) = operator.duration_ns {
+            (Nanos(time), Source::Graph)
+        } else if let Some(time) = sources.table.and_then(|t| t.of(operator, sources.load_percent))
+        {
+            (time, Source::Measured)
+        } else if let Some(time) =
+            sources.predictor.and_then(|p| p.predict(operator, sources.load_percent))
+        {
+            (time, Source::Predicted)
+        } else {
+            (roofline::time(operator, device), Source::Roofline)
+        };
+        Latency { time: time.clamp(Nanos(1), LONGEST), source }
+    };
+    graph.operators.iter().map(of).collect()
+}
+
+/// What an operator does and on which shapes: its kind, then each argument in schema order. A tensor is
+/// its type and shape, `f32[16,64,7,7]`, with its strides behind when it is not contiguous. Values of
+/// numbers that arrive as tensors on the host are left out; scalar arguments are in.
+#[must_use]
+pub fn key(operator: &Operator) -> String {
+    let mut key = format!("{}(", operator.kind);
+    for (index, arg) in operator.args.iter().enumerate() {
+        if index > 0 {
+            key.push(',');
+        }
+        argument(&mut key, arg);
+    }
+    key.push(')');
+    key
+}
+
+fn argument(out: &mut String, arg: &Arg) {
+    // Writing to a String cannot fail.
+    let _ = match arg {
+        Arg::None => write!(out, "-"),
+        Arg::Tensor(operand) => view(out, operand),
+        Arg::Tensors(operands) => list(out, operands, |out, one| match one {
+            Some(operand) => view(out, operand),
+            None => write!(out, "-"),
+        }),
+        Arg::Host { dtype, shape, .. } => {
+            write!(out, "host ").and_then(|()| typed(out, *dtype, shape))
+        }
+        Arg::Int(x) => write!(out, "{x}"),
+        Arg::Float(x) => write!(out, "{x:?}"),
+        Arg::Bool(x) => write!(out, "{x}"),
+        Arg::Ints(all) => list(out, all, |out, x| write!(out, "{x}")),
+        Arg::Floats(all) => list(out, all, |out, x| write!(out, "{x:?}")),
+        Arg::Bools(all) => list(out, all, |out, x| write!(out, "{x}")),
+        Arg::Text(text) => write!(out, "{text:?}"),
+    };
+}
+
+fn view(out: &mut String, operand: &Operand) -> std::fmt::Result {
+    typed(out, operand.dtype, &operand.shape)?;
+    if operand.is_contiguous() {
+        return Ok(());
+    }
+    write!(out, "/")?;
+    list(out, &operand.stride, |out, x| write!(out, "{x}"))
+}
+
+fn typed(out: &mut String, dtype: crate::job::Dtype, shape: &[u64]) -> std::fmt::Result {
+    write!(out, "{}", format!("{dtype:?}").to_ascii_lowercase())?;
+    list(out, shape, |out, x| write!(out, "{x}"))
+}
+
+fn list<T>(
+    out: &mut String,
+    all: &[T],
+    mut one: impl FnMut(&mut String, &T) -> std::fmt::Result,
+) -> std::fmt::Result {
+    out.push('[');
+    for (index, x) in all.iter().enumerate() {
+        if index > 0 {
+            out.push(',');
+        }
+        one(out, x)?;
+    }
+    out.push(']');
+    Ok(())
+}
+
+/// One measurement, as a line of the file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Row {
+    /// The operator's name in its graph.
+    pub operator: String,
+    /// Its kind.
+    pub kind: String,
+    /// Types and shapes of its tensors, for people.
+    pub shapes: String,
+    /// Its other arguments, for people.
+    pub arguments: String,
+    /// The device it ran on.
+    pub device: String,
+    /// How busy others kept the device meanwhile, in percent.
+    pub load_percent: u32,
+    /// How long it took.
+    pub ns: u64,
+    /// Floating-point operations, as the roofline counts them.
+    pub flops: Option<u64>,
+    /// Device memory read and written, as the roofline counts it.
+    pub bytes: Option<u64>,
+    /// What the roofline of the profile said, to compare with.
+    pub roofline_ns: Option<u64>,
+    /// The library's algorithms that were measured, one for each pass ([`Chosen::text`]), where it has several to choose from.
+    pub algorithm: String,
+    /// Scratch that the algorithm takes.
+    pub workspace_bytes: Option<u64>,
+    /// What finds the row: [`key`].
+    pub key: String,
+}
+
+impl Row {
+    /// The row that says `operator` took `time` on the device named `device` under no load; no time is less than 1 ns.
+    #[must_use]
+    pub fn of(operator: &Operator, device: &str, time: Nanos) -> Self {
+        let some = |tensors: bool| {
+            let mut out = String::new();
+            for arg in &operator.args {
+                if tensors == matches!(arg, Arg::Tensor(_) | Arg::Tensors(_) | Arg::Host { .. })
+                    && *arg != Arg::None
+                {
+                    if !out.is_empty() {
+                        out.push(' ');
+                    }
+                    argument(&mut out, arg);
+                }
+            }
+            out
+        };
+        let count = |n: u128| Some(u64::try_from(n).unwrap_or(u64::MAX));
+        Self {
+            operator: operator.name.clone(),
+            kind: operator.kind.clone(),
+            shapes: some(true),
+            arguments: some(false),
+            device: device.to_owned(),
+            load_percent: 0,
+            ns: time.0.clamp(1, LONGEST.0),
+            flops: count(roofline::flops(operator)),
+            bytes: count(roofline::bytes(operator)),
+            roofline_ns: None,
+            algorithm: String::new(),
+            workspace_bytes: None,
+            key: key(operator),
+        }
+    }
+
+    /// The same with what `profile`'s roofline says beside it.
+    #[must_use]
+    pub fn beside(mut self, operator: &Operator, profile: &Profile) -> Self {
+        self.roofline_ns = Some(roofline::time(operator, profile).0);
+        self
+    }
+
+    /// The same with what the library chose, where it did.
+    #[must_use]
+    pub fn by(mut self, chosen: Option<&Chosen>) -> Self {
+        if let Some(chosen) = chosen {
+            (self.algorithm, self.workspace_bytes) = (chosen.text(), Some(chosen.workspace.0));
+        }
+        self
+    }
+}
+
+/// What a table knows of one key.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Known {
+    /// For each load the median of its rows.
+    times: BTreeMap<u32, Nanos>,
+    /// The same for rows of one operator's name: operators of one key differ by what lies in the caches before them.
+    named: BTreeMap<(String, u32), Nanos>,
+    /// The first row's that names one.
+    chosen: Option<Chosen>,
+}
+
+/// A measured table: for each key the median of its rows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Table {
+    known: BTreeMap<String, Known>,
+    devices: BTreeSet<String>,
+}
+
+/// A table that could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum LatencyError {
+    /// The file could not be read or written.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// A line or a column is wrong.
+    #[error(transparent)]
+    Line(#[from] LineError),
+    /// It has no rows.
+    #[error("{}: the table has no rows below its header; `neap profile` and `neap run --latencies-out` write such tables", path.display())]
+    Empty {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+/// The rows of a table (plain or gzip): comma-separated, with a header that has at least the columns `key` and `ns`; what
+/// else [`Row`] has may be missing or empty.
+///
+/// # Errors
+/// Naming file, line and column, when the file can't be read, a row is malformed, a time is not a
+/// whole number from 1 to [`LONGEST`], or there is no row.
+pub fn rows(path: &Path) -> Result<Vec<Row>, LatencyError> {
+    let at = |line, problem| LatencyError::from(LineError { path: path.to_owned(), line, problem });
+    let broken = |error: csv::Error| {
+        let line = error.position().map_or(1, csv::Position::line);
+        let problem = match error.kind() {
+            csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
+                format!(
+                    "it has {len} columns and the header {expected_len}; quote what contains commas"
+                )
+            }
+            csv::ErrorKind::Utf8 { err, .. } => {
+                format!("column {} is not UTF-8 text", err.field() + 1)
+            }
+            _ => error.to_string(),
+        };
+        at(line, problem)
+    };
+    let content = files::read(path, LARGEST_FILE)?;
+    let mut reader = csv::Reader::from_reader(content.as_slice());
+    let header = reader.headers().map_err(broken)?.clone();
+    let column = |name: &str| header.iter().position(|h| h.trim() == name);
+    for name in ["key", "ns"] {
+        if column(name).is_none() {
+            return Err(at(
+                1,
+                format!("the header has no column `{name}`; it must have `key` and `ns`"),
+            ));
+        }
+    }
+    let twice = |name: &&str| header.iter().filter(|h| h.trim() == *name).count() > 1;
+    if let Some(name) = ["key", "ns", "device", "load_percent"].iter().find(|name| twice(name)) {
+        return Err(at(1, format!("the header has `{name}` twice; rename one")));
+    }
+    let names = [
+        "key",
+        "ns",
+        "operator",
+        "kind",
+        "shapes",
+        "arguments",
+        "device",
+        "algorithm",
+        "load_percent",
+        "flops",
+        "bytes",
+    ];
+    let columns: BTreeMap<&str, usize> = names
+        .into_iter()
+        .chain(["roofline_ns", "workspace_bytes"])
+        .filter_map(|name| Some((name, column(name)?)))
+        .collect();
+
+    let mut rows = Vec::new();
+    for record in reader.records() {
+        let record = record.map_err(broken)?;
+        let line = record.position().map_or(0, csv::Position::line);
+        let field =
+            |name: &str| columns.get(name).and_then(|&index| record.get(index)).unwrap_or_default();
+        let text = |name: &str| field(name).to_owned();
+        let whole = |name: &str, low: u64, high: u64, what: &str| match field(name).trim() {
+            "" if name != "ns" => Ok(None),
+            digits => match digits.parse::<u64>().ok().filter(|x| (low..=high).contains(x)) {
+                Some(number) => Ok(Some(number)),
+                None => Err(at(
+                    line,
+                    format!(
+                        "column `{name}` is `{}`; it must be {what} from {low} to {high}",
+                        field(name)
+                    ),
+                )),
+            },
+        };
+        if field("key").is_empty() {
+            return Err(at(line, "column `key` is empty".to_owned()));
+        }
+        let algorithm = text("algorithm");
+        if !algorithm.is_empty() && Chosen::read(&algorithm, Bytes::ZERO).is_none() {
+            return Err(at(
+                line,
+                format!(
+                    "column `algorithm` is `{algorithm}`; it must be a library's numbers with `;` between them"
+                ),
+            ));
+        }
+        rows.push(Row {
+            operator: text("operator"),
+            kind: text("kind"),
+            shapes: text("shapes"),
+            arguments: text("arguments"),
+            device: text("device"),
+            load_percent: whole("load_percent", 0, 100, "a percentage")?
+                .and_then(|x| u32::try_from(x).ok())
+                .unwrap_or(0),
+            ns: whole("ns", 1, LONGEST.0, "whole nanoseconds")?.unwrap_or(1),
+            flops: whole("flops", 0, u64::MAX, "a whole number")?,
+            bytes: whole("bytes", 0, u64::MAX, "whole bytes")?,
+            roofline_ns: whole("roofline_ns", 1, LONGEST.0, "whole nanoseconds")?,
+            algorithm,
+            workspace_bytes: whole("workspace_bytes", 0, 1 << 60, "whole bytes")?,
+            key: text("key"),
+        });
+    }
+    if rows.is_empty() {
+        return Err(LatencyError::Empty { path: path.to_owned() });
+    }
+    Ok(rows)
+}
+
+impl Table {
+    /// Reads a table as [`rows`] does. Where a key has several rows under one load their median counts, rounded down
+    /// between the middle two.
+    ///
+    /// # Errors
+    /// As [`rows`].
+    pub fn read(path: &Path) -> Result<Self, LatencyError> {
+        Ok(Self::of_rows(&rows(path)?))
+    }
+
+    /// The table that these rows make.
+    #[must_use]
+    pub fn of_rows(rows: &[Row]) -> Self {
+        let mut times: BTreeMap<(&str, u32), Vec<u64>> = BTreeMap::new();
+        let mut named: BTreeMap<(&str, &str, u32), Vec<u64>> = BTreeMap::new();
+        let mut known: BTreeMap<String, Known> = BTreeMap::new();
+        for row in rows {
+            times.entry((&row.key, row.load_percent)).or_default().push(row.ns);
+            if !row.operator.is_empty() {
+                named.entry((&row.key, &row.operator, row.load_percent)).or_default().push(row.ns);
+            }
+            let known = known.entry(row.key.clone()).or_default();
+            if known.chosen.is_none() {
+                known.chosen =
+                    Chosen::read(&row.algorithm, Bytes(row.workspace_bytes.unwrap_or(0)));
+            }
+        }
+        for ((key, load), all) in times {
+            known.entry(key.to_owned()).or_default().times.insert(load, Nanos(median(all)));
+        }
+        for ((key, name, load), all) in named {
+            known
+                .entry(key.to_owned())
+                .or_default()
+                .named
+                .insert((name.to_owned(), load), Nanos(median(all)));
+        }
+        let devices =
+            rows.iter().filter(|r| !r.device.is_empty()).map(|r| r.device.clone()).collect();
+        Self { known, devices }
+    }
+
+    /// Writes rows as a table that [`Table::read`] understands.
+    ///
+    /// # Errors
+    /// When the file can't be written.
+    pub fn write(path: &Path, rows: &[Row]) -> Result<(), LatencyError> {
+        files::write(path, |out| {
+            let mut writer = csv::Writer::from_writer(out);
+            for row in rows {
+                writer.serialize(row)?;
+            }
+            writer.flush()
+        })?;
+        Ok(())
+    }
+
+    /// The time of an operator's [`key`] under the least load that was measured.
+    #[must_use]
+    pub fn get(&self, key: &str) -> Option<Nanos> {
+        self.known.get(key)?.times.values().next().copied()
+    }
+
+    /// The time of an operator at the measured load nearest to `load`, the lower of two that are as near: by its name
+    /// where the table has its key under that name, else by its key alone.
+    #[must_use]
+    pub fn of(&self, operator: &Operator, load: u32) -> Option<Nanos> {
+        let known = self.known.get(&key(operator))?;
+        let nearest = *known.times.keys().min_by_key(|l| l.abs_diff(load))?;
+        known
+            .named
+            .get(&(operator.name.clone(), nearest))
+            .or_else(|| known.times.get(&nearest))
+            .copied()
+    }
+
+    /// The algorithms that were measured for an operator's [`key`], and the scratch they take.
+    #[must_use]
+    pub fn chosen(&self, key: &str) -> Option<&Chosen> {
+        self.known.get(key)?.chosen.as_ref()
+    }
+
+    /// The devices that its rows name, sorted, so that a command can say when they are not the planned one.
+    pub fn devices(&self) -> impl Iterator<Item = &str> {
+        self.devices.iter().map(String::as_str)
+    }
+}
+
+/// Of at least one number.
+pub(super) fn median(mut all: Vec<u64>) -> u64 {
+    all.sort_unstable();
+    let upper = all.len() / 2;
+    if all.len() % 2 == 1 { all[upper] } else { all[upper - 1].midpoint(all[upper]) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::builtin;
+    use super::*;
+    use crate::job::{Dtype, Phase, Replay};
+    use crate::units::{Bytes, TensorId};
+
+    fn operand(shape: &[u64], stride: &[u64]) -> Operand {
+        Operand {
+            tensor: TensorId(0),
+            version: 0,
+            dtype: Dtype::F32,
+            offset: 3,
+            shape: shape.to_vec(),
+            stride: stride.to_vec(),
+        }
+    }
+
+    fn operator(kind: &str, args: Vec<Arg>) -> Operator {
+        Operator {
+            name: "o".to_owned(),
+            kind: kind.to_owned(),
+            phase: Phase::Forward,
+            args,
+            outputs: Vec::new(),
+            hidden: Vec::new(),
+            workspace: Bytes::ZERO,
+            replay: Replay::Pure,
+            random: false,
+            duration_ns: None,
+        }
+    }
+
+    fn sample() -> Operator {
+        operator(
+            "aten::mixed",
+            vec![
+                Arg::Tensor(operand(&[2, 3], &[3, 1])),
+                Arg::Tensors(vec![Some(operand(&[3, 2], &[1, 3])), None]),
+                Arg::Host { dtype: Dtype::F64, shape: Vec::new(), value: Some(0.5), input: None },
+                Arg::None,
+                Arg::Int(-1),
+                Arg::Float(1e-5),
+                Arg::Ints(vec![1, 2]),
+                Arg::Bools(vec![true, false]),
+                Arg::Text("ze\"ro,s".to_owned()),
+            ],
+        )
+    }
+
+    #[test]
+    fn a_key_says_kind_shapes_and_scalars_and_nothing_of_the_graph() {
+        let text = r#"aten::mixed(f32[2,3],[f32[3,2]/[1,3],-],host f64[],-,-1,1e-5,[1,2],[true,false],"ze\"ro,s")"#;
+        assert_eq!(key(&sample()), text);
+        assert_eq!(key(&operator("aten::none", Vec::new())), "aten::none()");
+    }
+
+    #[test]
+    fn tables_round_trip_and_take_the_median() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.latency.csv");
+        let rows: Vec<_> =
+            [30, 10, 20, 1000].map(|ns| Row::of(&sample(), "host", Nanos(ns))).into();
+        Table::write(&path, &rows).unwrap();
+        let table = Table::read(&path).unwrap();
+        assert_eq!(table.get(&key(&sample())), Some(Nanos(25)));
+        assert_eq!(table.get("aten::mixed"), None);
+        assert_eq!(table.devices().collect::<Vec<_>>(), ["host"]);
+        Table::write(&path, &rows[..3]).unwrap();
+        assert_eq!(Table::read(&path).unwrap().get(&key(&sample())), Some(Nanos(20)));
+        assert_eq!(super::rows(&path).unwrap(), rows[..3], "all columns come back");
+    }
+
+    #[test]
+    fn rows_are_found_by_load_and_by_name() {
+        let row = |name: &str, load_percent, ns| Row {
+            operator: name.to_owned(),
+            load_percent,
+            ns,
+            ..Row::of(&sample(), "host", Nanos(1))
+        };
+        let mut rows = vec![row("a", 0, 10), row("b", 0, 30), row("b", 60, 90), row("a", 60, 70)];
+        rows[2].algorithm = "6;-1".to_owned();
+        rows[2].workspace_bytes = Some(4096);
+        let table = Table::of_rows(&rows);
+        let named = |name: &str| Operator { name: name.to_owned(), ..sample() };
+        assert_eq!(table.of(&named("a"), 0), Some(Nanos(10)));
+        assert_eq!(table.of(&named("b"), 0), Some(Nanos(30)));
+        assert_eq!(table.of(&named("c"), 0), Some(Nanos(20)), "the median of its key");
+        assert_eq!(
+            (table.of(&named("b"), 30), table.of(&named("b"), 31)),
+            (Some(Nanos(30)), Some(Nanos(90)))
+        );
+        assert_eq!(table.of(&named("a"), 100), Some(Nanos(70)));
+        assert_eq!(table.get(&key(&sample())), Some(Nanos(20)));
+        assert_eq!(table.chosen(&key(&sample())), Chosen::read("6;-1", Bytes(4096)).as_ref());
+        assert_eq!(table.chosen("x"), None);
+    }
+
+    #[test]
+    fn the_order_of_sources() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.csv");
+        std::fs::write(&path, "ns, key\n77,aten::none()\n").unwrap();
+        let table = Table::read(&path).unwrap();
+        let mut written = operator("aten::none", Vec::new());
+        written.duration_ns = Some(0);
+        let graph = Graph {
+            name: String::new(),
+            tensors: Vec::new(),
+            operators: vec![
+                written,
+                operator("aten::none", Vec::new()),
+                operator("aten::other", Vec::new()),
+            ],
+            optimizer: None,
+            loss: None,
+            recorded_peak: None,
+        };
+        let device = builtin::find("h100").unwrap();
+        let found = latencies(&graph, &device, Some(&table));
+        assert_eq!(found[0], Latency { time: Nanos(1), source: Source::Graph });
+        assert_eq!(found[1], Latency { time: Nanos(77), source: Source::Measured });
+        assert_eq!(found[2], Latency { time: Nanos(5_000), source: Source::Roofline });
+        assert_eq!(latencies(&graph, &device, None)[1].source, Source::Roofline);
+    }
+
+    #[test]
+    fn bad_tables_name_line_and_column() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("bad.csv");
+        for (content, want) in [
+            (&b""[..], "no column `key`"),
+            (b"key,ns\n", "no rows"),
+            (b"key,time\na,1\n", "line 1: the header has no column `ns`"),
+            (b"key,ns,ns\na,1,2\n", "line 1: the header has `ns` twice"),
+            (b"key,ns\na,1\nb,-1\n", "line 3: column `ns` is `-1`"),
+            (b"key,ns\na,0\n", "line 2: column `ns` is `0`"),
+            (b"key,ns\na,1.5\n", "line 2: column `ns` is `1.5`"),
+            (b"key,ns\na,99999999999999999999\n", "line 2: column `ns`"),
+            (b"key,ns\na,3600000000001\n", "line 2: column `ns`"),
+            (b"key,ns,load_percent\na,1,101\n", "line 2: column `load_percent` is `101`"),
+            (b"key,ns,flops\na,1,x\n", "line 2: column `flops` is `x`"),
+            (b"key,ns,algorithm\na,1,winograd\n", "line 2: column `algorithm` is `winograd`"),
+            (
+                b"key,ns,workspace_bytes\na,1,99999999999999999999\n",
+                "line 2: column `workspace_bytes`",
+            ),
+            (b"key,ns\n,1\n", "line 2: column `key` is empty"),
+            (b"key,ns\na,b,1\n", "line 2: it has 3 columns and the header 2"),
+            (b"key,ns\n\xff,1\n", "line 2: column 1 is not UTF-8"),
+        ] {
+            std::fs::write(&path, content).unwrap();
+            let error = Table::read(&path).unwrap_err().to_string();
+            assert!(error.contains("bad.csv") && error.contains(want), "{error}");
+        }
+        assert!(Table::read(folder.path()).is_err());
+    }
+}

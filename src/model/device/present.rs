@@ -1,0 +1,85 @@
+//! Which CUDA devices this machine has, without needing any to build or to start.
+//!
+//! For: telling people, and choosing a device to run on. Not for: running on one.
+
+use crate::units::Bytes;
+
+/// A CUDA device of this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Present {
+    /// As its driver names it.
+    pub name: String,
+    /// All of its memory, as its driver counts it.
+    pub memory_bytes: Bytes,
+}
+
+/// Every CUDA device, in the driver's order.
+///
+/// # Errors
+/// One sentence for people, when there is no driver, no device, or the driver fails.
+#[cfg(feature = "cuda")]
+pub fn cuda_devices() -> Result<Vec<Present>, String> {
+    use cudarc::driver::{result, sys};
+
+    // SAFETY: it only looks whether the driver's library can be opened.
+    if !unsafe { sys::is_culib_present() } {
+        return Err("no NVIDIA driver on this machine (libcuda is not found)".to_owned());
+    }
+    let fail = |what: &'static str| {
+        move |error: result::DriverError| {
+            format!("the NVIDIA driver cannot {what}: {}", code(error))
+        }
+    };
+    // Checked on the raw code: asking the driver for an error's text may itself need it initialised.
+    match result::init() {
+        Ok(()) => {}
+        Err(error) if error.0 == sys::CUresult::CUDA_ERROR_NO_DEVICE => {
+            return Err("the NVIDIA driver finds no device".to_owned());
+        }
+        Err(error) => return Err(fail("start")(error)),
+    }
+    let count = result::device::get_count().map_err(fail("count its devices"))?;
+    if count == 0 {
+        return Err("the NVIDIA driver finds no device".to_owned());
+    }
+    (0..count)
+        .map(|ordinal| {
+            let device = result::device::get(ordinal).map_err(fail("open a device"))?;
+            let name = result::device::get_name(device).map_err(fail("name a device"))?;
+            // SAFETY: `device` was returned by `get` just above.
+            let memory = unsafe { result::device::total_mem(device) }
+                .map_err(fail("tell a device's memory"))?;
+            Ok(Present { name, memory_bytes: Bytes(memory as u64) })
+        })
+        .collect()
+}
+
+#[cfg(feature = "cuda")]
+fn code(error: cudarc::driver::result::DriverError) -> String {
+    format!("{:?}", error.0)
+}
+
+/// Every CUDA device, in the driver's order.
+///
+/// # Errors
+/// Always: this build has no CUDA.
+#[cfg(not(feature = "cuda"))]
+pub fn cuda_devices() -> Result<Vec<Present>, String> {
+    Err("built without the cuda feature".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn asking_never_panics_and_says_something() {
+        match cuda_devices() {
+            Ok(devices) => assert!(
+                !devices.is_empty()
+                    && devices.iter().all(|d| !d.name.is_empty() && d.memory_bytes > Bytes::ZERO)
+            ),
+            Err(why) => assert!(!why.is_empty()),
+        }
+    }
+}

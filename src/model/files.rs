@@ -1,0 +1,180 @@
+//! Reading files that may be gzipped, and writing files that appear whole or not at all.
+//!
+//! For: every path a user names. Not for: what is inside the files.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+
+use flate2::read::MultiGzDecoder;
+
+/// A file that could not be read or written.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {doing}: {cause}", path.display())]
+pub struct FileError {
+    path: PathBuf,
+    doing: &'static str,
+    cause: io::Error,
+}
+
+impl FileError {
+    fn new(path: &Path, doing: &'static str, cause: io::Error) -> Self {
+        Self { path: path.to_owned(), doing, cause }
+    }
+}
+
+/// A line of a table that can't be.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: line {line}: {problem}", path.display())]
+pub struct LineError {
+    /// The file.
+    pub path: PathBuf,
+    /// From 1, the header included.
+    pub line: u64,
+    /// What is wrong, and what would do.
+    pub problem: String,
+}
+
+/// Opens `path` for reading, decompressing when its content starts as gzip does.
+///
+/// # Errors
+/// When it can't be opened, is a directory, or its first bytes can't be read.
+pub fn open(path: &Path) -> Result<Box<dyn BufRead>, FileError> {
+    let fail = |e| FileError::new(path, "cannot be read", e);
+    let file = File::open(path).map_err(fail)?;
+    if file.metadata().map_err(fail)?.is_dir() {
+        return Err(fail(io::Error::new(
+            io::ErrorKind::IsADirectory,
+            "it is a directory; name a file",
+        )));
+    }
+    let mut reader = BufReader::with_capacity(1 << 16, file);
+    let gzipped = reader.fill_buf().map_err(fail)?.starts_with(&[0x1f, 0x8b]);
+    Ok(if gzipped {
+        Box::new(BufReader::with_capacity(1 << 16, MultiGzDecoder::new(reader)))
+    } else {
+        Box::new(reader)
+    })
+}
+
+/// Reads all of `path`, decompressed, refusing more than `limit` bytes.
+///
+/// # Errors
+/// As [`open`], when the content is cut off, or larger than `limit`.
+pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, FileError> {
+    let fail = |e| FileError::new(path, "cannot be read", e);
+    let mut all = Vec::new();
+    open(path)?.take(limit + 1).read_to_end(&mut all).map_err(fail)?;
+    if all.len() as u64 > limit {
+        return Err(fail(io::Error::other(format!(
+            "larger than {} once decompressed",
+            crate::units::Bytes(limit)
+        ))));
+    }
+    Ok(all)
+}
+
+/// Writes `path` by renaming a finished temporary file over it; on any error nothing is left behind.
+///
+/// # Errors
+/// When the folder can't be written, or `fill` fails.
+pub fn write(
+    path: &Path,
+    fill: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> Result<(), FileError> {
+    let fail = |e| FileError::new(path, "cannot be written", e);
+    not_a_folder(path)?;
+    // A device or a pipe (/dev/stdout, /dev/null) can't be replaced by renaming: write through it.
+    if std::fs::metadata(path).is_ok_and(|m| !m.is_file()) {
+        let file = std::fs::OpenOptions::new().write(true).open(path).map_err(fail)?;
+        let mut buffered = io::BufWriter::with_capacity(1 << 16, Pipe(file));
+        return fill(&mut buffered).and_then(|()| buffered.flush()).map_err(fail);
+    }
+    let mut buffered = io::BufWriter::with_capacity(1 << 16, temporary(path)?);
+    fill(&mut buffered).map_err(fail)?;
+    let temporary = buffered.into_inner().map_err(|e| fail(e.into_error()))?;
+    temporary.persist(path).map_err(|e| fail(e.error))?;
+    Ok(())
+}
+
+/// What may have a reader who has seen enough (`| head`); that is no error.
+struct Pipe(File);
+
+impl Write for Pipe {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self.0.write(bytes) {
+            Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(bytes.len()),
+            written => written,
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+/// Whether [`write()`] could write `path` now, so that no work is done for a file that can't be kept.
+///
+/// # Errors
+/// When it couldn't.
+pub fn writable(path: &Path) -> Result<(), FileError> {
+    not_a_folder(path)?;
+    if std::fs::metadata(path).is_ok_and(|m| !m.is_file()) {
+        Ok(())
+    } else {
+        temporary(path).map(drop)
+    }
+}
+
+fn not_a_folder(path: &Path) -> Result<(), FileError> {
+    let problem = match path.file_name() {
+        _ if path.is_dir() => "it is a directory; name a file",
+        None => "it names no file",
+        Some(_) => return Ok(()),
+    };
+    Err(FileError::new(
+        path,
+        "cannot be written",
+        io::Error::new(io::ErrorKind::IsADirectory, problem),
+    ))
+}
+
+/// An empty file beside `path`, gone when dropped.
+fn temporary(path: &Path) -> Result<tempfile::NamedTempFile, FileError> {
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut builder = tempfile::Builder::new();
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        builder.permissions(std::fs::Permissions::from_mode(0o644));
+    }
+    builder.prefix(".neap-").tempfile_in(folder).map_err(|e| {
+        // tempfile's own text names a file that nobody knows.
+        let problem = match e.kind() {
+            io::ErrorKind::NotFound => "there is no such folder; make it first".to_owned(),
+            io::ErrorKind::NotADirectory => "its folder is a file; name another".to_owned(),
+            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+                "its folder may not be written; name another".to_owned()
+            }
+            kind => format!("its folder cannot hold a new file ({kind}); name another"),
+        };
+        FileError::new(path, "cannot be written", io::Error::new(e.kind(), problem))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_write_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.json");
+        assert!(write(&path, |_| Err(io::Error::other("no"))).is_err());
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+        write(&path, |f| f.write_all(b"{}")).unwrap();
+        assert_eq!(read(&path, 100).unwrap(), b"{}");
+        assert!(read(&path, 1).is_err());
+        assert!(open(folder.path()).is_err());
+    }
+}

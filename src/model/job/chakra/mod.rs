@@ -1,0 +1,195 @@
+//! PyTorch's Chakra execution traces become job graphs.
+//!
+//! [`import`] reads what `torch.profiler.ExecutionTraceObserver` wrote (schema 1.1.1-chakra.0.0.4, plain or
+//! gzip, with or without the `neap.*` names that say what the long-lived tensors are): `parse` reads it,
+//! `storage` tells the lives behind recycled ids apart, `select` chooses the operators, `build` makes the
+//! graph and `roles` says what each tensor is. Not for: lowering optimizer steps (`lower`).
+
+mod build;
+mod names;
+mod parse;
+mod roles;
+mod select;
+mod storage;
+mod value;
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use super::{Arg, Dtype, Graph, GraphError};
+
+/// How to import.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// Keep the framework's optimizer operators instead of lowering them to one update per parameter.
+    pub as_recorded: bool,
+    /// Place each lowered update as early as its gradient allows.
+    pub updates_early: bool,
+}
+
+/// A graph and what its reader should be told.
+#[derive(Debug)]
+pub struct Imported {
+    /// The job.
+    pub graph: Graph,
+    /// For people: assumptions, recoveries, things left out.
+    pub notes: Vec<String>,
+}
+
+/// A node of the trace, for messages.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// Its id in the file.
+    pub id: u64,
+    /// Its name.
+    pub name: String,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "node {} `{}`", self.id, self.name)
+    }
+}
+
+/// A trace that can't be imported.
+#[derive(Debug, thiserror::Error)]
+pub enum ImportError {
+    /// The file can't be opened or read.
+    #[error(transparent)]
+    File(#[from] crate::files::FileError),
+    /// It is not JSON, or ends too early, or is not shaped like a trace.
+    #[error("{}: {problem}", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// What and where, and what to do.
+        problem: String,
+    },
+    /// Another schema.
+    #[error("{}: schema `{found}` is not known; known are 1.1.1-chakra.0.0.4 and, with a note, other 1.x Chakra schemas: record the trace with a PyTorch that writes one", path.display())]
+    Schema {
+        /// The file.
+        path: PathBuf,
+        /// What it says.
+        found: String,
+    },
+    /// Something about one node.
+    #[error("{}: {place}: {problem}", path.display())]
+    Node {
+        /// The file.
+        path: PathBuf,
+        /// Which node.
+        place: Place,
+        /// What is wrong and what to do.
+        problem: String,
+    },
+    /// Something about the trace as a whole.
+    #[error("{}: {problem}", path.display())]
+    Trace {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong and what to do.
+        problem: String,
+    },
+    /// What came out contradicts itself.
+    #[error("{}: {source}", path.display())]
+    Graph {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: GraphError,
+    },
+}
+
+impl ImportError {
+    fn json(path: &Path, error: serde_json::Error) -> Self {
+        use serde_json::error::Category;
+        let problem = match error.classify() {
+            Category::Eof => {
+                format!(
+                    "the trace is cut off ({error}); stop and unregister the observer before the program ends, and copy the whole file"
+                )
+            }
+            Category::Io => {
+                format!(
+                    "the content can't be read ({error}); if it is gzip, it is damaged or cut off: copy or record it again"
+                )
+            }
+            Category::Syntax => format!(
+                "not JSON ({error}); give a trace written by torch.profiler.ExecutionTraceObserver, plain or gzip"
+            ),
+            Category::Data => format!(
+                "not an execution trace ({error}); give one written by torch.profiler.ExecutionTraceObserver"
+            ),
+        };
+        Self::Json { path: path.to_owned(), problem }
+    }
+}
+
+/// Reads a trace and makes the graph of its iteration.
+///
+/// # Errors
+/// When the file can't be read, is not a trace, contradicts itself, or holds no operator that touches the device.
+pub fn import(path: &Path, options: &Options) -> Result<Imported, ImportError> {
+    let mut trace = parse::read(path)?;
+    let lives = storage::lives(&mut trace);
+    let names = names::find(&trace);
+    let declared = select::Declared::of(&trace);
+    let chosen = select::choose(&trace, &lives, &names, &declared);
+    if chosen.is_empty() {
+        let problem =
+            "no call in it touches a device's memory; record an iteration that runs on a GPU"
+                .to_owned();
+        return Err(ImportError::Trace { path: path.to_owned(), problem });
+    }
+    let built = build::build(&trace, &lives, &names, &declared, &chosen, title(path));
+    let mut notes = std::mem::take(&mut trace.notes);
+    drop(trace);
+    let mut graph = roles::finish(built, names, options, &mut notes)
+        .map_err(|source| ImportError::Graph { path: path.to_owned(), source })?;
+    let counters = count_batches(&mut graph);
+    if counters > 0 {
+        notes.push(format!("{counters} batch norms count their batches by a number that the trace does not record; it is 1"));
+    }
+    Ok(Imported { graph, notes })
+}
+
+/// Batch norm in training adds one to an integer scalar, its `num_batches_tracked`, right before it runs: where the trace
+/// left that number out, it is known all the same. Says how many there were.
+fn count_batches(graph: &mut Graph) -> usize {
+    let generators = graph.generators();
+    let mut counters = Vec::new();
+    for (index, pair) in graph.operators.windows(2).enumerate() {
+        let [operator, next] = pair else { continue };
+        let (
+            Some(Arg::Tensor(counter)),
+            Some(Arg::Host { value: None, input: None, dtype: Dtype::I64, shape }),
+        ) = (operator.args.first(), operator.args.get(1))
+        else {
+            continue;
+        };
+        let scalar = counter.dtype == Dtype::I64 && counter.shape.is_empty() && shape.is_empty();
+        let long_lived = generators[counter.tensor.index()].is_none();
+        if operator.kind == "aten::add_" && scalar && long_lived && next.kind.contains("batch_norm")
+        {
+            counters.push(index);
+        }
+    }
+    for &index in &counters {
+        if let Some(Arg::Host { value, .. }) = graph.operators[index].args.get_mut(1) {
+            *value = Some(1.0);
+        }
+    }
+    counters.len()
+}
+
+/// The file's name without folder and extensions.
+fn title(path: &Path) -> String {
+    let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    let name = name.strip_suffix(".gz").unwrap_or(&name);
+    let name = name.strip_suffix(".json").unwrap_or(name);
+    name.strip_suffix(".et").unwrap_or(name).to_owned()
+}

@@ -1,0 +1,241 @@
+//! What each tensor is, and the finished graph.
+//!
+//! For: roles and names of tensors, gradients that wait for `zero_grad`, and lowering or not. By the
+//! trace's names where it has them, else by what reads and writes a tensor in which phase.
+
+use std::collections::{BTreeMap, HashSet};
+
+use super::Options;
+use super::build::{Built, Facts};
+use super::names::Names;
+use crate::job::liveness::Liveness;
+use crate::job::lower::{self, Column, Step};
+use crate::job::{Dtype, Graph, GraphError, Operator, Phase, Role, Tensor};
+use crate::units::{OpId, TensorId};
+
+/// How the operators outside the optimizer's step use a tensor.
+#[derive(Clone, Copy, Debug, Default)]
+struct Use {
+    read_outside: bool,
+    written_forward: bool,
+    written_backward: bool,
+    written_in_step: bool,
+    made_in_step: bool,
+}
+
+pub(super) fn finish(
+    mut built: Built,
+    names: Names,
+    options: &Options,
+    notes: &mut Vec<String>,
+) -> Result<Graph, GraphError> {
+    notes.append(&mut built.notes);
+    if !built.step.contains(&true) {
+        let multi = |o: &Operator| {
+            o.phase == Phase::Optimize
+                && (o.kind.contains("_foreach_") || o.kind.contains("_fused_"))
+        };
+        built.step = built.operators.iter().map(multi).collect();
+    }
+    let uses = uses(&built);
+    let class = names.optimizer.as_ref().map(|o| o.class.clone()).or(names.class);
+    let columns = pair(&mut built, &uses, class.as_deref());
+    remaining(&mut built, &uses);
+    unique(&mut built.tensors);
+    if let Some(until) = built.zero_grad {
+        keep(&mut built, until);
+    }
+    let step = Step {
+        operators: built.step,
+        columns,
+        recorded: names.optimizer,
+        class,
+        steps: names.steps,
+    };
+    let parts = Graph {
+        name: built.name,
+        tensors: built.tensors,
+        operators: built.operators,
+        optimizer: None,
+        loss: built.loss,
+        recorded_peak: None,
+    };
+    if !step.operators.contains(&true) {
+        return check(parts);
+    }
+    let mut recorded = check(parts)?;
+    recorded.optimizer.clone_from(&step.recorded);
+    let optimizer = match lower::optimizer(&recorded, &step, notes) {
+        Ok(optimizer) => optimizer,
+        Err(why) => {
+            notes.push(why);
+            return Ok(recorded);
+        }
+    };
+    if options.as_recorded {
+        recorded.optimizer = Some(optimizer);
+        return Ok(recorded);
+    }
+    let peak = Liveness::of(&recorded).peak;
+    match lower::lower(&recorded, &step, optimizer, options.updates_early, notes) {
+        Ok(lowered) => check(Graph { recorded_peak: Some(peak), ..lowered }),
+        Err(why) => {
+            notes.push(why);
+            Ok(recorded)
+        }
+    }
+}
+
+/// What a graph takes for granted is checked here; operators already stand in a valid order, which is kept.
+fn check(parts: Graph) -> Result<Graph, GraphError> {
+    let Graph { name, tensors, operators, optimizer, loss, recorded_peak } = parts;
+    Graph::new(name, tensors, operators, optimizer, loss, recorded_peak)
+}
+
+fn uses(built: &Built) -> Vec<Use> {
+    let mut uses = vec![Use::default(); built.tensors.len()];
+    for (operator, &step) in built.operators.iter().zip(&built.step) {
+        for operand in operator.reads() {
+            uses[operand.tensor.index()].read_outside |= !step;
+        }
+        for operand in operator.writes() {
+            let of = &mut uses[operand.tensor.index()];
+            match (step, operand.version, operator.phase) {
+                (true, 0, _) => of.made_in_step = true,
+                (true, ..) => of.written_in_step = true,
+                (false, _, Phase::Forward) => of.written_forward = true,
+                (false, ..) => of.written_backward = true,
+            }
+        }
+    }
+    uses
+}
+
+/// Finds each parameter's gradient and states by how the step pairs them; gives them roles and names.
+fn pair(built: &mut Built, uses: &[Use], class: Option<&str>) -> Vec<Column> {
+    let keys = lower::state_keys(&built.operators, &built.step, class);
+    let mut found = Vec::new();
+    for members in lower::columns(&built.operators, &built.step, built.tensors.len()) {
+        let is = |t: TensorId, role: Role| {
+            built.facts[t.index()].named && built.tensors[t.index()].role == role
+        };
+        let older = |t: TensorId| !built.facts[t.index()].generated;
+        let (mut named, mut guessed, mut gradients) = (Vec::new(), Vec::new(), Vec::new());
+        for &t in &members {
+            let (of, facts) = (&uses[t.index()], built.facts[t.index()]);
+            if is(t, Role::Parameter) {
+                named.push(t);
+            } else if facts.accumulated
+                || (facts.generated && !of.made_in_step)
+                || (older(t) && !facts.named && of.written_backward)
+            {
+                gradients.push(t);
+            } else if older(t) && !facts.named && of.read_outside && of.written_in_step {
+                guessed.push(t);
+            }
+        }
+        let Some(&parameter) = named.first().or(guessed.first()) else { continue };
+        let bytes = |t: TensorId| built.tensors[t.index()].shape.iter().product::<u64>();
+        let same = |t: &&TensorId| bytes(**t) == bytes(parameter);
+        let gradient = gradients
+            .iter()
+            .filter(same)
+            .find(|t| built.facts[t.index()].accumulated)
+            .or(gradients.iter().find(same))
+            .copied();
+        let states = members.iter().filter(|t| {
+            older(**t) && **t != parameter && Some(**t) != gradient && !gradients.contains(t)
+        });
+        let states: Vec<TensorId> = states
+            .copied()
+            .filter(|t| uses[t.index()].written_in_step || is(*t, Role::OptimizerState))
+            .collect();
+        found.push((parameter, gradient, states));
+    }
+    found.sort_by_key(|(parameter, ..)| *parameter);
+    let mut number = 0;
+    let mut columns = Vec::new();
+    for (parameter, gradient, states) in found {
+        let tensor = &mut built.tensors[parameter.index()];
+        tensor.role = Role::Parameter;
+        if !built.facts[parameter.index()].named {
+            tensor.name = format!("parameter_{number}");
+            number += 1;
+        }
+        let name = built.tensors[parameter.index()].name.clone();
+        let mut by_key = BTreeMap::new();
+        for state in states {
+            let tensor = &mut built.tensors[state.index()];
+            tensor.role = Role::OptimizerState;
+            let key = if built.facts[state.index()].named {
+                tensor.name.split(':').next().unwrap_or("").to_owned()
+            } else {
+                let key = keys.get(&state).copied().unwrap_or("state");
+                tensor.name = format!("{key}:{name}");
+                key.to_owned()
+            };
+            by_key.entry(key).or_insert(state);
+        }
+        let Some(gradient) = gradient else { continue };
+        let tensor = &mut built.tensors[gradient.index()];
+        (tensor.role, tensor.name) = (Role::Gradient, format!("grad:{name}"));
+        columns.push(Column { parameter, gradient, states: by_key });
+    }
+    columns
+}
+
+/// Roles and names of what neither names nor the optimizer explain.
+fn remaining(built: &mut Built, uses: &[Use]) {
+    let explained = built.facts.iter().any(|f| f.named)
+        || built.tensors.iter().any(|t| t.role == Role::Parameter);
+    let (mut gradients, mut parameters, mut buffers) =
+        (0, built.tensors.iter().filter(|t| t.name.starts_with("parameter_")).count(), 0);
+    for (at, tensor) in built.tensors.iter_mut().enumerate() {
+        let Facts { generated, named, accumulated, statistics } = built.facts[at];
+        let floating = matches!(
+            tensor.dtype,
+            Dtype::F16 | Dtype::Bf16 | Dtype::F32 | Dtype::F64 | Dtype::C64 | Dtype::C128
+        );
+        if accumulated && !named && tensor.role == Role::Activation {
+            tensor.role = Role::Gradient;
+            tensor.name = number("grad", &mut gradients);
+        } else if !generated && !named && tensor.role == Role::Activation {
+            let lasting = statistics || uses[at].written_forward || !floating || explained;
+            (tensor.role, tensor.name) = match lasting {
+                true => (Role::Buffer, number("buffer", &mut buffers)),
+                false => (Role::Parameter, number("parameter", &mut parameters)),
+            };
+        }
+    }
+}
+
+fn number(kind: &str, next: &mut usize) -> String {
+    *next += 1;
+    format!("{kind}_{}", *next - 1)
+}
+
+/// Makes every name unique, whatever the trace called things.
+fn unique(tensors: &mut [Tensor]) {
+    let mut seen = HashSet::new();
+    for tensor in tensors {
+        let mut name = tensor.name.clone();
+        let mut n = 2;
+        while !seen.insert(name.clone()) {
+            name = format!("{}~{n}", tensor.name);
+            n += 1;
+        }
+        tensor.name = name;
+    }
+}
+
+/// Gradients made in the iteration live until the next `zero_grad`. One that stands behind a gradient's making in the
+/// same iteration ends it there, not across iterations.
+fn keep(built: &mut Built, until: OpId) {
+    let made = built.operators.iter().take(until.index()).flat_map(Operator::generates);
+    let before: HashSet<TensorId> = made.map(|o| o.tensor).collect();
+    for (at, (tensor, facts)) in built.tensors.iter_mut().zip(&built.facts).enumerate() {
+        if tensor.role == Role::Gradient && facts.generated && !before.contains(&TensorId::of(at)) {
+            tensor.kept_until = Some(until);
+        }
+    }
+}

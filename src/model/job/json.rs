@@ -1,0 +1,661 @@
+//! A graph's file form, `*.graph.json`: easy to write by hand, exact to read back.
+//!
+//! For: reading, writing, and the hash by which plans know their graph. Not for: what must hold in a graph
+//! ([`Graph::new`] checks that) nor for other formats ([`super::chakra`]). The serde types are in `form`.
+
+use std::collections::HashMap;
+use std::io::{self, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use sha2::{Digest, Sha256};
+
+pub use super::form::GraphFile;
+use super::form::{
+    ArgForm, HostForm, Item, OperandForm, OperatorForm, OptimizerForm, Real, TensorForm,
+};
+pub(crate) use super::form::{FormatName, Tag, Version};
+use super::graph::{Arg, Graph, GraphError, Operand, Operator, Optimizer, Tensor, contiguous};
+use crate::files::{self, FileError};
+use crate::units::{Bytes, OpId, TensorId};
+
+/// The largest file that is read, once decompressed. Graphs of thousands of operators have some MiB; a parsed file takes up to about
+/// twenty times its text, so that a small hostile gzip stays within a few GiB of memory.
+pub const LARGEST: u64 = 128 << 20;
+
+/// A file that could not be understood.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// It can't be read at all.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// It is not what it should be.
+    #[error("{}: {problem}", path.display())]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// Where in it, what, and what to do.
+        problem: String,
+    },
+}
+
+impl ReadError {
+    /// An error about the content of `path`.
+    pub fn content(path: &Path, problem: impl ToString) -> Self {
+        Self::Content { path: path.to_owned(), problem: problem.to_string() }
+    }
+}
+
+/// Reads the graph of a `*.graph.json`, gzipped or not.
+///
+/// # Errors
+/// Naming the file, the line and column or the tensor or operator, and what to do.
+pub fn read(path: &Path) -> Result<Graph, ReadError> {
+    let file: GraphFile<'_> = parse(path)?;
+    resolve(file).map_err(|e| ReadError::content(path, e))
+}
+
+/// Reads any JSON file into its serde type, streaming, so that what is not that type fails early and in little memory.
+///
+/// # Errors
+/// Naming the file, the line and column, and what was found.
+pub fn parse<T: DeserializeOwned>(path: &Path) -> Result<T, ReadError> {
+    let mut reader = BufReader::with_capacity(1 << 16, files::open(path)?.take(LARGEST));
+    let result = serde_json::from_reader(&mut reader);
+    let exhausted = reader.get_ref().limit() == 0;
+    result.map_err(|e| {
+        let problem = match e.classify() {
+            _ if exhausted => format!("larger than {} once decompressed", Bytes(LARGEST)),
+            serde_json::error::Category::Io => {
+                format!("cut off or damaged: {e}; copy or make the file again")
+            }
+            serde_json::error::Category::Eof => {
+                format!("cut off: {e}; copy or make the file again")
+            }
+            serde_json::error::Category::Syntax => format!("not JSON: {e}"),
+            serde_json::error::Category::Data => e.to_string(),
+        };
+        ReadError::content(path, problem)
+    })
+}
+
+/// Writes a graph; the file appears whole or not at all.
+///
+/// # Errors
+/// When it can't be written.
+pub fn write(path: &Path, graph: &Graph) -> Result<(), FileError> {
+    files::write(path, |out| emit(out, graph))
+}
+
+/// The bytes of a graph's file.
+#[must_use]
+pub fn canonical(graph: &Graph) -> Vec<u8> {
+    let mut all = Vec::new();
+    emit(&mut all, graph).unwrap_or_else(|e| unreachable!("writing to memory: {e}"));
+    all
+}
+
+/// SHA-256 of [`canonical`], in hex: the same for two files that say the same.
+#[must_use]
+pub fn sha256(graph: &Graph) -> String {
+    Sha256::digest(canonical(graph)).iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// Writes with a line for each tensor and operator, so that files can be read and compared line by line.
+fn emit(out: &mut dyn Write, graph: &Graph) -> io::Result<()> {
+    let mut out = io::BufWriter::with_capacity(1 << 16, out);
+    let file = GraphFile {
+        tensors: graph.tensors.iter().map(|t| tensor_form(graph, t)).collect(),
+        operators: graph.operators.iter().map(|o| operator_form(graph, o)).collect(),
+        optimizer: graph.optimizer.as_ref().map(optimizer_form),
+        loss: graph.loss.as_ref().map(|o| operand_form(graph, o)),
+        recorded_peak_bytes: graph.recorded_peak,
+        ..GraphFile::named(&graph.name)
+    };
+    write!(
+        out,
+        "{{\"format\":{},\"version\":{},\"name\":{}",
+        text(&file.format)?,
+        text(&file.version)?,
+        text(&file.name)?
+    )?;
+    if let Some(optimizer) = &file.optimizer {
+        write!(out, ",\n\"optimizer\":{}", text(optimizer)?)?;
+    }
+    if let Some(loss) = &file.loss {
+        write!(out, ",\n\"loss\":{}", text(loss)?)?;
+    }
+    if let Some(bytes) = &file.recorded_peak_bytes {
+        write!(out, ",\n\"recorded_peak_bytes\":{}", bytes.0)?;
+    }
+    write!(out, ",\n\"tensors\":")?;
+    lines(&mut out, &file.tensors)?;
+    write!(out, ",\n\"operators\":")?;
+    lines(&mut out, &file.operators)?;
+    writeln!(out, "}}")?;
+    out.flush()
+}
+
+/// The JSON of a small value.
+pub(crate) fn text(value: &impl serde::Serialize) -> io::Result<String> {
+    serde_json::to_string(value).map_err(io::Error::from)
+}
+
+/// A JSON list with one line for each entry.
+pub(crate) fn lines(out: &mut impl Write, all: &[impl serde::Serialize]) -> io::Result<()> {
+    for (index, entry) in all.iter().enumerate() {
+        out.write_all(if index == 0 { b"[\n" } else { b",\n" })?;
+        serde_json::to_writer(&mut *out, entry)?;
+    }
+    out.write_all(if all.is_empty() { b"[]" } else { b"\n]" })
+}
+
+fn tensor_form<'a>(graph: &'a Graph, tensor: &'a Tensor) -> TensorForm<'a> {
+    TensorForm {
+        name: (&*tensor.name).into(),
+        role: tensor.role,
+        dtype: tensor.dtype,
+        shape: (&*tensor.shape).into(),
+        bytes: (natural_bytes(tensor.dtype, &tensor.shape) != Some(tensor.bytes.0))
+            .then_some(tensor.bytes),
+        kept_until: tensor.kept_until.map(|op| (&*graph.operator(op).name).into()),
+    }
+}
+
+/// The bytes of a tensor whose storage is just its elements.
+fn natural_bytes(dtype: super::Dtype, shape: &[u64]) -> Option<u64> {
+    shape.iter().try_fold(dtype.size(), |all, &n| all.checked_mul(n))
+}
+
+fn operand_form<'a>(graph: &'a Graph, operand: &'a Operand) -> OperandForm<'a> {
+    let tensor = graph.tensor(operand.tensor);
+    OperandForm {
+        tensor: (&*tensor.name).into(),
+        version: operand.version,
+        dtype: (operand.dtype != tensor.dtype).then_some(operand.dtype),
+        offset: operand.offset,
+        shape: (operand.shape != tensor.shape).then(|| (&*operand.shape).into()),
+        stride: (operand.stride != contiguous(&operand.shape)).then(|| (&*operand.stride).into()),
+    }
+}
+
+fn optimizer_form(optimizer: &Optimizer) -> OptimizerForm {
+    OptimizerForm {
+        class: optimizer.class.clone(),
+        values: optimizer.values.iter().map(|(key, &value)| (key.clone(), Real(value))).collect(),
+        recovered: optimizer.recovered,
+    }
+}
+
+fn operator_form<'a>(graph: &'a Graph, operator: &'a Operator) -> OperatorForm<'a> {
+    OperatorForm {
+        name: (&*operator.name).into(),
+        kind: (&*operator.kind).into(),
+        phase: operator.phase,
+        args: operator.args.iter().map(|arg| arg_form(graph, arg)).collect(),
+        outputs: operator
+            .outputs
+            .iter()
+            .map(|o| o.as_ref().map(|o| operand_form(graph, o)))
+            .collect(),
+        hidden: operator.hidden.iter().map(|o| operand_form(graph, o)).collect(),
+        workspace_bytes: operator.workspace,
+        replay: operator.replay,
+        random: operator.random,
+        duration_ns: operator.duration_ns,
+    }
+}
+
+fn arg_form<'a>(graph: &'a Graph, arg: &'a Arg) -> ArgForm<'a> {
+    match arg {
+        Arg::None => ArgForm::One(Item::None),
+        Arg::Tensor(operand) => ArgForm::One(Item::Operand(Box::new(operand_form(graph, operand)))),
+        Arg::Tensors(list) if list.is_empty() => ArgForm::EmptyTensors,
+        Arg::Tensors(list) => ArgForm::Many(
+            list.iter()
+                .map(|o| {
+                    o.as_ref()
+                        .map_or(Item::None, |o| Item::Operand(Box::new(operand_form(graph, o))))
+                })
+                .collect(),
+        ),
+        Arg::Host { dtype, shape, value, input } => ArgForm::Host(HostForm {
+            host: *dtype,
+            shape: (&**shape).into(),
+            value: value.map(Real),
+            input: *input,
+        }),
+        Arg::Int(n) => ArgForm::One(Item::Int(*n)),
+        Arg::Float(x) => ArgForm::One(Item::Float(Real(*x))),
+        Arg::Bool(b) => ArgForm::One(Item::Bool(*b)),
+        Arg::Ints(all) => ArgForm::Many(all.iter().map(|&n| Item::Int(n)).collect()),
+        Arg::Floats(all) if all.is_empty() => ArgForm::EmptyFloats,
+        Arg::Floats(all) => ArgForm::Many(all.iter().map(|&x| Item::Float(Real(x))).collect()),
+        Arg::Bools(all) if all.is_empty() => ArgForm::EmptyBools,
+        Arg::Bools(all) => ArgForm::Many(all.iter().map(|&b| Item::Bool(b)).collect()),
+        Arg::Text(text) => ArgForm::One(Item::Text((&**text).into())),
+    }
+}
+
+/// Names to positions, while a file is resolved.
+struct Names {
+    tensors: HashMap<String, TensorId>,
+    list: Vec<Tensor>,
+}
+
+fn resolve(file: GraphFile<'_>) -> Result<Graph, GraphError> {
+    if u32::try_from(file.tensors.len()).is_err() || u32::try_from(file.operators.len()).is_err() {
+        return Err(GraphError::TooLarge);
+    }
+    // Of two with one name either may be found here: Graph::new refuses both.
+    let operators: HashMap<_, _> = file
+        .operators
+        .iter()
+        .enumerate()
+        .map(|(index, o)| (o.name.to_string(), OpId::of(index)))
+        .collect();
+    let mut names = Names {
+        tensors: HashMap::with_capacity(file.tensors.len()),
+        list: Vec::with_capacity(file.tensors.len()),
+    };
+    for (index, form) in file.tensors.into_iter().enumerate() {
+        let fail = |problem| Err(GraphError::Tensor { tensor: form.name.to_string(), problem });
+        let Some(bytes) = form.bytes.or(natural_bytes(form.dtype, &form.shape).map(Bytes)) else {
+            return fail(format!("its shape {:?} has more bytes than can be counted", form.shape));
+        };
+        let kept_until = match &form.kept_until {
+            None => None,
+            Some(name) => match operators.get(&**name) {
+                Some(id) => Some(*id),
+                None => {
+                    return fail(format!(
+                        "`kept_until` names operator `{name}`, which the graph does not have"
+                    ));
+                }
+            },
+        };
+        let name = form.name.into_owned();
+        names.tensors.insert(name.clone(), TensorId::of(index));
+        names.list.push(Tensor {
+            name,
+            bytes,
+            role: form.role,
+            dtype: form.dtype,
+            shape: form.shape.into_owned(),
+            kept_until,
+        });
+    }
+    let mut list = Vec::with_capacity(file.operators.len());
+    for form in file.operators {
+        let name = form.name.to_string();
+        list.push(
+            names
+                .operator(form)
+                .map_err(|problem| GraphError::Operator { operator: name, problem })?,
+        );
+    }
+    let loss = file.loss.map(|form| names.operand(form)).transpose().map_err(GraphError::Loss)?;
+    let optimizer = file.optimizer.map(|form| Optimizer {
+        class: form.class,
+        values: form.values.into_iter().map(|(key, value)| (key, value.0)).collect(),
+        recovered: form.recovered,
+    });
+    Graph::new(file.name.into_owned(), names.list, list, optimizer, loss, file.recorded_peak_bytes)
+}
+
+impl Names {
+    fn operator(&self, form: OperatorForm<'_>) -> Result<Operator, String> {
+        Ok(Operator {
+            name: form.name.into_owned(),
+            kind: form.kind.into_owned(),
+            phase: form.phase,
+            args: form.args.into_iter().map(|arg| self.arg(arg)).collect::<Result<_, _>>()?,
+            outputs: form
+                .outputs
+                .into_iter()
+                .map(|o| o.map(|o| self.operand(o)).transpose())
+                .collect::<Result<_, _>>()?,
+            hidden: form.hidden.into_iter().map(|o| self.operand(o)).collect::<Result<_, _>>()?,
+            workspace: form.workspace_bytes,
+            replay: form.replay,
+            random: form.random,
+            duration_ns: form.duration_ns,
+        })
+    }
+
+    fn operand(&self, form: OperandForm<'_>) -> Result<Operand, String> {
+        let Some(&id) = self.tensors.get(&*form.tensor) else {
+            return Err(format!(
+                "there is no tensor named `{}`; list it under `tensors`",
+                form.tensor
+            ));
+        };
+        let tensor = &self.list[id.index()];
+        let shape = form.shape.map_or_else(|| tensor.shape.clone(), std::borrow::Cow::into_owned);
+        let stride = form.stride.map_or_else(|| contiguous(&shape), std::borrow::Cow::into_owned);
+        Ok(Operand {
+            tensor: id,
+            version: form.version,
+            dtype: form.dtype.unwrap_or(tensor.dtype),
+            offset: form.offset,
+            shape,
+            stride,
+        })
+    }
+
+    fn arg(&self, form: ArgForm<'_>) -> Result<Arg, String> {
+        Ok(match form {
+            ArgForm::One(Item::None) => Arg::None,
+            ArgForm::One(Item::Bool(b)) => Arg::Bool(b),
+            ArgForm::One(Item::Int(n)) => Arg::Int(n),
+            ArgForm::One(Item::Float(Real(x))) => Arg::Float(x),
+            ArgForm::One(Item::Text(text)) => Arg::Text(text.into_owned()),
+            ArgForm::One(Item::Operand(operand)) => Arg::Tensor(self.operand(*operand)?),
+            ArgForm::Host(HostForm { host, shape, value, input }) => Arg::Host {
+                dtype: host,
+                shape: shape.into_owned(),
+                value: value.map(|v| v.0),
+                input,
+            },
+            ArgForm::EmptyTensors => Arg::Tensors(Vec::new()),
+            ArgForm::EmptyFloats => Arg::Floats(Vec::new()),
+            ArgForm::EmptyBools => Arg::Bools(Vec::new()),
+            ArgForm::Many(items) => self.list_arg(items)?,
+        })
+    }
+
+    /// A list, by what its entries are. Numbers of which one has a point are floats.
+    fn list_arg(&self, items: Vec<Item<'_>>) -> Result<Arg, String> {
+        let all = |test: fn(&Item<'_>) -> bool| items.iter().all(test);
+        if all(|i| matches!(i, Item::Int(_))) {
+            return Ok(Arg::Ints(
+                items
+                    .into_iter()
+                    .filter_map(|i| if let Item::Int(n) = i { Some(n) } else { None })
+                    .collect(),
+            ));
+        }
+        if all(|i| matches!(i, Item::Int(_) | Item::Float(_))) {
+            let number = |i| match i {
+                #[expect(
+                    clippy::cast_precision_loss,
+                    reason = "a whole number among floats means the nearest float"
+                )]
+                Item::Int(n) => Some(n as f64),
+                Item::Float(Real(x)) => Some(x),
+                _ => None,
+            };
+            return Ok(Arg::Floats(items.into_iter().filter_map(number).collect()));
+        }
+        if all(|i| matches!(i, Item::Bool(_))) {
+            return Ok(Arg::Bools(
+                items
+                    .into_iter()
+                    .filter_map(|i| if let Item::Bool(b) = i { Some(b) } else { None })
+                    .collect(),
+            ));
+        }
+        if all(|i| matches!(i, Item::None | Item::Operand(_))) {
+            let operand =
+                |i| if let Item::Operand(o) = i { self.operand(*o).map(Some) } else { Ok(None) };
+            return Ok(Arg::Tensors(items.into_iter().map(operand).collect::<Result<_, _>>()?));
+        }
+        Err("a list argument holds numbers, or flags, or operands and nulls; this one mixes them"
+            .to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::job::{Dtype, Phase, Replay, Role};
+
+    fn from_text(text: &str) -> Result<Graph, String> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.graph.json");
+        std::fs::write(&path, text).unwrap();
+        read(&path).map_err(|e| e.to_string())
+    }
+
+    const SHORT: &str = r#"{"format":"neap.graph","version":1,"name":"short",
+        "tensors":[{"name":"x","role":"input","dtype":"f32","shape":[2,3]},{"name":"y","role":"activation","dtype":"f16","shape":[3]}],
+        "operators":[{"name":"o","args":[{"tensor":"x"},null,true,3,3.0,"text",[],[1,2],[1,2.5],[false],[null,{"tensor":"x","shape":[3],"offset":3}],
+            {"host":"f64","shape":[],"value":2},{"float":"-inf"},{"floats":[]},{"tensors":[]},{"bools":[]},-7],"outputs":[{"tensor":"y"},null]}]}"#;
+
+    #[test]
+    fn the_short_form_means_the_defaults() {
+        let graph = from_text(SHORT).unwrap();
+        let o = &graph.operators[0];
+        let x = Operand {
+            tensor: TensorId(0),
+            version: 0,
+            dtype: Dtype::F32,
+            offset: 0,
+            shape: vec![2, 3],
+            stride: vec![3, 1],
+        };
+        let row = Operand { offset: 3, shape: vec![3], stride: vec![1], ..x.clone() };
+        assert_eq!((&*o.kind, o.phase, o.replay), ("custom", Phase::Forward, Replay::Pure));
+        let expected = [
+            Arg::Tensor(x),
+            Arg::None,
+            Arg::Bool(true),
+            Arg::Int(3),
+            Arg::Float(3.0),
+            Arg::Text("text".to_owned()),
+            Arg::Ints(vec![]),
+            Arg::Ints(vec![1, 2]),
+            Arg::Floats(vec![1.0, 2.5]),
+            Arg::Bools(vec![false]),
+            Arg::Tensors(vec![None, Some(row)]),
+            Arg::Host { dtype: Dtype::F64, shape: vec![], value: Some(2.0), input: None },
+            Arg::Float(f64::NEG_INFINITY),
+            Arg::Floats(vec![]),
+            Arg::Tensors(vec![]),
+            Arg::Bools(vec![]),
+            Arg::Int(-7),
+        ];
+        assert_eq!(o.args, expected);
+        assert_eq!(graph.tensors[1].bytes, Bytes(6));
+        let text = String::from_utf8(canonical(&graph)).unwrap();
+        assert_eq!(from_text(&text).unwrap(), graph);
+        assert_eq!(sha256(&graph), sha256(&from_text(&text).unwrap()));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (from, to, expected) in [
+            (
+                "\"name\":\"short\"",
+                "\"name\":\"short\",\"loss\":{\"tensor\":\"l\"}",
+                "`loss`: there is no tensor named `l`",
+            ),
+            (
+                "neap.graph",
+                "neap.plan",
+                "this is a `neap.plan` file, and a `neap.graph` file is expected",
+            ),
+            ("\"version\":1", "\"version\":2", "the file is of version 2"),
+            ("\"name\":\"short\"", "\"nam\":\"short\"", "unknown field `nam`"),
+            ("\"dtype\":\"f16\"", "\"dtype\":\"f17\"", "unknown variant `f17`"),
+            ("\"shape\":[2,3]", "\"shape\":[2,-3]", "at line 2 column"),
+            (
+                "{\"tensor\":\"y\"}",
+                "{\"tensor\":\"z\"}",
+                "operator `o`: there is no tensor named `z`",
+            ),
+            ("[1,2.5]", "[1,true]", "this one mixes them"),
+            ("[1,2.5]", "[[[1]]]", "an entry of a list argument"),
+            ("{\"float\":\"-inf\"}", "{\"float\":\"-inf\",\"shape\":[]}", "an argument object is"),
+            ("{\"float\":\"-inf\"}", "{\"host\":\"f32\"}", "missing field `shape`"),
+            ("{\"float\":\"-inf\"}", "9223372036854775808", "beyond 64-bit"),
+            ("\"outputs\"", "\"outputs\":[],\"outputs\"", "duplicate field"),
+            ("null]}]}", "null]}", "cut off"),
+            ("null]}]}", "null]}]}x", "not JSON"),
+        ] {
+            assert!(SHORT.contains(from), "{from}");
+            let found = from_text(&SHORT.replacen(from, to, 1)).unwrap_err();
+            assert!(
+                found.contains(expected) && found.contains("x.graph.json"),
+                "{found}\n{expected}"
+            );
+        }
+    }
+
+    #[test]
+    fn hostile_gzip_fails_before_it_is_unpacked() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.graph.json");
+        let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        for _ in 0..64 {
+            gzip.write_all(&[b'['; 1 << 20]).unwrap();
+        }
+        let mut bytes = gzip.finish().unwrap();
+        std::fs::write(&path, &bytes).unwrap();
+        assert!(read(&path).unwrap_err().to_string().contains("line 1 column 2"));
+        // And one that is cut in the middle.
+        let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::none());
+        gzip.write_all(SHORT.as_bytes()).unwrap();
+        bytes = gzip.finish().unwrap();
+        std::fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
+        assert!(read(&path).unwrap_err().to_string().contains("cut off or damaged"));
+    }
+
+    fn floats() -> impl Strategy<Value = f64> {
+        // Not-a-number is not equal to itself; a_nan_survives has it.
+        any::<f64>().prop_filter("a number", |x| !x.is_nan())
+    }
+
+    fn args() -> impl Strategy<Value = Arg> {
+        let view = || {
+            (0u64..3, 0u64..3, any::<bool>()).prop_map(|(rows, offset, broadcast)| Operand {
+                tensor: TensorId(0),
+                version: 0,
+                dtype: if broadcast { Dtype::F32 } else { Dtype::F16 },
+                offset,
+                shape: vec![rows, 2],
+                stride: if broadcast { vec![0, 1] } else { vec![2, 1] },
+            })
+        };
+        prop_oneof![
+            Just(Arg::None),
+            view().prop_map(Arg::Tensor),
+            prop::collection::vec(prop::option::of(view()), 0..3).prop_map(Arg::Tensors),
+            (
+                prop::option::of(floats()),
+                prop::option::of(any::<u32>()),
+                prop::collection::vec(0u64..9, 0..3)
+            )
+                .prop_map(|(value, input, shape)| Arg::Host {
+                    dtype: Dtype::Bf16,
+                    shape,
+                    value,
+                    input
+                }),
+            any::<i64>().prop_map(Arg::Int),
+            floats().prop_map(Arg::Float),
+            (-9i32..9).prop_map(|n| Arg::Float(n.into())),
+            any::<bool>().prop_map(Arg::Bool),
+            prop::collection::vec(any::<i64>(), 0..3).prop_map(Arg::Ints),
+            prop::collection::vec(floats(), 0..3).prop_map(Arg::Floats),
+            prop::collection::vec(any::<bool>(), 0..3).prop_map(Arg::Bools),
+            any::<String>().prop_map(Arg::Text),
+        ]
+    }
+
+    fn graphs() -> impl Strategy<Value = Graph> {
+        let operator = (
+            prop::collection::vec(args(), 0..4),
+            any::<(bool, bool, bool)>(),
+            0u64..2000,
+            prop::option::of(0u64..1 << 50),
+        );
+        let optimizer = prop::option::of((
+            any::<String>(),
+            prop::collection::btree_map(any::<String>(), floats(), 0..3),
+            any::<bool>(),
+        ));
+        (prop::collection::vec(operator, 0..5), optimizer, any::<String>(), 16u64..20).prop_map(
+            |(operators, optimizer, name, bytes)| {
+                let tensor = |index: usize| Tensor {
+                    name: format!("\"t{index}\u{1}é"),
+                    bytes: Bytes(bytes),
+                    role: Role::Gradient,
+                    dtype: Dtype::F16,
+                    shape: vec![4, 2],
+                    kept_until: (index > 1).then_some(OpId(0)),
+                };
+                let tensors: Vec<_> = (0..=operators.len()).map(tensor).collect();
+                let whole = |index: usize| Operand {
+                    tensor: TensorId::of(index),
+                    version: 0,
+                    dtype: Dtype::F16,
+                    offset: 0,
+                    shape: vec![4, 2],
+                    stride: vec![2, 1],
+                };
+                let list = operators.into_iter().enumerate().map(
+                    |(index, (args, (hidden, random, never), workspace, duration_ns))| Operator {
+                        name: format!("o{index}"),
+                        kind: "aten::x".to_owned(),
+                        phase: Phase::Backward,
+                        args: args
+                            .into_iter()
+                            .filter(|a| bytes == 16 || !matches!(a, Arg::None))
+                            .collect(),
+                        outputs: if hidden {
+                            vec![None]
+                        } else {
+                            vec![Some(whole(index + 1)), None]
+                        },
+                        hidden: if hidden { vec![whole(index + 1)] } else { vec![] },
+                        workspace: Bytes(workspace),
+                        replay: if never { Replay::Never } else { Replay::SkipUpdates },
+                        random,
+                        duration_ns,
+                    },
+                );
+                let optimizer = optimizer.map(|(class, values, recovered)| Optimizer {
+                    class,
+                    values,
+                    recovered,
+                });
+                Graph::new(name, tensors, list.collect(), optimizer, Some(whole(0)), Some(Bytes(7)))
+                    .unwrap()
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_reads_back_exactly(graph in graphs()) {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("x.graph.json");
+            write(&path, &graph).unwrap();
+            let back = read(&path).unwrap();
+            prop_assert_eq!(&back, &graph);
+            prop_assert_eq!(std::fs::read(&path).unwrap(), canonical(&back));
+        }
+
+        #[test]
+        fn damaged_text_never_panics(graph in graphs(), at in any::<prop::sample::Index>(), to in any::<u8>()) {
+            let mut text = canonical(&graph);
+            let at = at.index(text.len());
+            text[at] = to;
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("x.graph.json");
+            std::fs::write(&path, text).unwrap();
+            let _ = read(&path);
+        }
+    }
+
+    #[test]
+    fn a_nan_survives() {
+        let graph = from_text(&SHORT.replace("-inf", "nan")).unwrap();
+        assert!(
+            matches!(from_text(std::str::from_utf8(&canonical(&graph)).unwrap()).unwrap().operators[0].args[12], Arg::Float(x) if x.is_nan())
+        );
+    }
+}

@@ -1,0 +1,403 @@
+//! Hyperparameters out of the scalars of a recorded step.
+//!
+//! Scalars are recorded with six decimals and belong to the recorded iteration, so what comes out is
+//! the least precise number that agrees with them; a caller says that it was recovered.
+
+use std::collections::BTreeMap;
+
+use super::Step;
+use super::columns::base;
+use crate::job::{Arg, Graph, Operator, Optimizer};
+use crate::units::TensorId;
+
+/// Half of the last recorded decimal.
+const ROUNDING: f64 = 5e-7;
+
+/// Why there are no hyperparameters, for people.
+pub(super) enum Unclear {
+    /// The trace does not hold them.
+    Missing(String),
+    /// Parameter groups have different ones.
+    Differing(String),
+}
+
+/// What an operand is to the step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Part {
+    Parameter,
+    Gradient,
+    State(&'static str),
+    Scratch,
+}
+
+/// Recognises the class, where the step does not say it, and the values. Parameter groups stepped apart must agree.
+pub(super) fn recover(graph: &Graph, step: &Step) -> Result<Optimizer, Unclear> {
+    let mut parts: BTreeMap<TensorId, Part> = BTreeMap::new();
+    for column in &step.columns {
+        parts.insert(column.parameter, Part::Parameter);
+        parts.insert(column.gradient, Part::Gradient);
+        for (key, state) in &column.states {
+            let known =
+                ["exp_avg", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "grad_avg", "sum"];
+            let key = known.into_iter().find(|k| k == key).unwrap_or("momentum_buffer");
+            parts.insert(*state, Part::State(key));
+        }
+    }
+    let mut agreed: Option<Optimizer> = None;
+    for operators in groups(graph, step) {
+        let optimizer = group(&operators, &parts, step).map_err(Unclear::Missing)?;
+        match &agreed {
+            Some(first) if first.values != optimizer.values || first.class != optimizer.class => {
+                return Err(Unclear::Differing(disagree(first, &optimizer)));
+            }
+            Some(_) => {}
+            None => agreed = Some(optimizer),
+        }
+    }
+    agreed.ok_or_else(|| {
+        Unclear::Missing(
+            "no operator of the optimizer's step updates a parameter; it stays as recorded"
+                .to_owned(),
+        )
+    })
+}
+
+fn disagree(one: &Optimizer, other: &Optimizer) -> String {
+    let keys = one.values.keys().chain(other.values.keys());
+    let key = keys
+        .into_iter()
+        .find(|k| one.values.get(*k) != other.values.get(*k))
+        .map_or("", String::as_str);
+    let show = |o: &Optimizer| o.values.get(key).map_or("none".to_owned(), f64::to_string);
+    format!(
+        "the optimizer's parameter groups have different settings ({key} {} and {}); its operators stay as recorded and its scalars are frozen at the recorded step",
+        show(one),
+        show(other)
+    )
+}
+
+/// The step's operators by the parameters that they step together.
+fn groups<'a>(graph: &'a Graph, step: &Step) -> Vec<Vec<&'a Operator>> {
+    let operators: Vec<&Operator> = graph
+        .operators
+        .iter()
+        .zip(&step.operators)
+        .filter(|(_, inside)| **inside)
+        .map(|(o, _)| o)
+        .collect();
+    // Tensors of more than one element connect operators; a single number may be shared by all groups.
+    let mut sets = petgraph::unionfind::UnionFind::<usize>::new(operators.len());
+    let mut first: BTreeMap<TensorId, usize> = BTreeMap::new();
+    let singles = |o: &Operator| o.reads().chain(o.writes()).all(|x| x.elements() == 1);
+    for (at, operator) in operators.iter().enumerate() {
+        let single = singles(operator);
+        for operand in
+            operator.reads().chain(operator.writes()).filter(|o| single || o.elements() > 1)
+        {
+            let other = *first.entry(operand.tensor).or_insert(at);
+            sets.union(other, at);
+        }
+    }
+    let parameters: Vec<TensorId> = step.columns.iter().map(|c| c.parameter).collect();
+    let mut groups: BTreeMap<usize, Vec<&Operator>> = BTreeMap::new();
+    for (at, operator) in operators.iter().enumerate() {
+        groups.entry(sets.find(at)).or_default().push(operator);
+    }
+    groups
+        .into_values()
+        .filter(|g| {
+            g.iter().any(|o| o.updates().any(|w| parameters.binary_search(&w.tensor).is_ok()))
+        })
+        .collect()
+}
+
+fn group(
+    operators: &[&Operator],
+    parts: &BTreeMap<TensorId, Part>,
+    step: &Step,
+) -> Result<Optimizer, String> {
+    let calls: Vec<Call> = operators.iter().map(|o| Call::of(o, parts)).collect();
+    let class = step.class.clone().or_else(|| classify(&calls));
+    let class = class.ok_or("the optimizer is not recognised by its operators; its scalars are frozen at the recorded step")?;
+    let lacks = |what: &str| {
+        format!(
+            "the {what} of optimizer {class} is not in the trace; its scalars are frozen at the recorded step"
+        )
+    };
+    let mut values = match operators.iter().find(|o| o.kind.contains("_fused_")) {
+        Some(fused) => fused_values(fused),
+        None => match class.as_str() {
+            "SGD" => sgd(&calls).ok_or_else(|| lacks("momentum"))?,
+            "Adam" | "AdamW" => adam(&calls, step.steps),
+            "RMSprop" => rmsprop(&calls).ok_or_else(|| lacks("momentum"))?,
+            _ => adagrad(&calls),
+        },
+    };
+    if calls.iter().any(|c| c.base == "neg" && c.first == Part::Gradient) {
+        set(&mut values, "maximize", Some(1.0));
+    }
+    if values.get("lr").is_none_or(|lr| *lr <= 0.0) {
+        return Err(lacks("learning rate"));
+    }
+    // Rounded away: what the framework starts with is the best guess.
+    if let Some(eps) = values.get_mut("eps").filter(|e| **e == 0.0) {
+        *eps = if class == "Adagrad" { 1e-10 } else { 1e-8 };
+    }
+    Ok(Optimizer { class, values, recovered: true })
+}
+
+/// One operator of the step, for matching.
+struct Call<'a> {
+    base: &'a str,
+    first: Part,
+    second: Option<Part>,
+    in_place: bool,
+    scalar: Option<f64>,
+}
+
+impl<'a> Call<'a> {
+    fn of(operator: &'a Operator, parts: &BTreeMap<TensorId, Part>) -> Self {
+        let part = |arg: &Arg| match arg {
+            Arg::Tensor(o) => Some(parts.get(&o.tensor).copied().unwrap_or(Part::Scratch)),
+            Arg::Tensors(list) => list
+                .iter()
+                .flatten()
+                .next()
+                .map(|o| parts.get(&o.tensor).copied().unwrap_or(Part::Scratch)),
+            _ => None,
+        };
+        // A number that became a host tensor is the one that matters; `alpha` after it is 1.
+        let host = operator
+            .args
+            .iter()
+            .find_map(|arg| if let Arg::Host { value, .. } = arg { Some(*value) } else { None });
+        let scalar = host.unwrap_or_else(|| {
+            operator.args.iter().rev().find_map(|arg| match arg {
+                Arg::Float(v) => Some(*v),
+                Arg::Int(v) => Some(*v as f64),
+                Arg::Floats(v) => v.first().copied(),
+                _ => None,
+            })
+        });
+        Self {
+            base: base(&operator.kind),
+            first: operator.args.first().and_then(part).unwrap_or(Part::Scratch),
+            second: operator.args.get(1).and_then(part),
+            in_place: operator.generates().next().is_none(),
+            scalar,
+        }
+    }
+
+    fn updates_parameter(&self) -> bool {
+        self.in_place && self.first == Part::Parameter
+    }
+}
+
+fn classify(calls: &[Call]) -> Option<String> {
+    let has = |b: &str| calls.iter().any(|c| c.base == b);
+    let class = if let Some(fused) = calls.iter().find_map(|c| match c.base {
+        "adam" => Some("Adam"),
+        "adamw" => Some("AdamW"),
+        "sgd" => Some("SGD"),
+        "adagrad" => Some("Adagrad"),
+        _ => None,
+    }) {
+        fused
+    } else if has("addcdiv") && has("sqrt") && has("addcmul") {
+        let averages = calls
+            .iter()
+            .any(|c| c.base == "mul" && c.in_place && matches!(c.first, Part::State(_)));
+        match (has("lerp"), averages) {
+            (true, _) if calls.iter().any(|c| c.base == "mul" && c.updates_parameter()) => "AdamW",
+            (true, _) => "Adam",
+            (false, true) => "RMSprop",
+            (false, false) => "Adagrad",
+        }
+    } else if calls.iter().any(|c| c.base == "add" && c.updates_parameter())
+        && calls.iter().all(|c| matches!(c.base, "add" | "mul" | "neg" | "clone"))
+    {
+        "SGD"
+    } else {
+        return None;
+    };
+    Some(class.to_owned())
+}
+
+type Values = BTreeMap<String, f64>;
+
+/// The first scalar of a call that fits.
+fn scalar(calls: &[Call], fits: impl Fn(&Call) -> bool) -> Option<f64> {
+    calls.iter().filter(|c| fits(c)).find_map(|c| c.scalar)
+}
+
+fn set(values: &mut Values, key: &str, value: Option<f64>) {
+    values.extend(value.filter(|v| v.is_finite()).map(|v| (key.to_owned(), v)));
+}
+
+/// Weight decay as a term of the gradient.
+fn decay(calls: &[Call]) -> f64 {
+    scalar(calls, |c| c.base == "add" && c.second == Some(Part::Parameter))
+        .map_or(0.0, |v| neat(v, ROUNDING))
+}
+
+/// `None` when there is momentum whose value is not recorded.
+fn sgd(calls: &[Call]) -> Option<Values> {
+    let mut values = Values::new();
+    let state = |c: &Call| c.in_place && matches!(c.first, Part::State(_));
+    // In the first step the momentum buffers are made, and its momentum is not used.
+    let buffers =
+        calls.iter().any(|c| state(c) || (c.base == "clone" && c.first != Part::Parameter));
+    let momentum = scalar(calls, |c| c.base == "mul" && state(c));
+    if buffers && momentum.is_none() {
+        return None;
+    }
+    set(
+        &mut values,
+        "lr",
+        scalar(calls, |c| c.base == "add" && c.updates_parameter()).map(|v| neat(-v, ROUNDING)),
+    );
+    set(&mut values, "weight_decay", Some(decay(calls)));
+    set(&mut values, "momentum", Some(momentum.map_or(0.0, |v| neat(v, ROUNDING))));
+    set(
+        &mut values,
+        "dampening",
+        Some(
+            scalar(calls, |c| c.base == "add" && state(c)).map_or(0.0, |v| neat(1.0 - v, ROUNDING)),
+        ),
+    );
+    let nesterov = calls.iter().any(|c| {
+        c.base == "add" && c.first != Part::Parameter && matches!(c.second, Some(Part::State(_)))
+    });
+    set(&mut values, "nesterov", Some(f64::from(u8::from(nesterov))));
+    Some(values)
+}
+
+fn adam(calls: &[Call], steps: Option<f64>) -> Values {
+    let mut values = Values::new();
+    let beta1 = neat(1.0 - scalar(calls, |c| c.base == "lerp").unwrap_or(0.1), ROUNDING);
+    let beta2 = neat(1.0 - scalar(calls, |c| c.base == "addcmul").unwrap_or(0.001), ROUNDING);
+    set(&mut values, "beta1", Some(beta1));
+    set(&mut values, "beta2", Some(beta2));
+    set(
+        &mut values,
+        "eps",
+        Some(
+            scalar(calls, |c| c.base == "add" && c.first == Part::Scratch && c.second.is_none())
+                .unwrap_or(0.0),
+        ),
+    );
+    set(
+        &mut values,
+        "amsgrad",
+        Some(f64::from(u8::from(calls.iter().any(|c| c.base == "maximum")))),
+    );
+    // The rate follows from the step, which a counter shows, or else sqrt(1 - beta2^t).
+    let correction = scalar(calls, |c| c.base == "div" && matches!(c.first, Part::Scratch));
+    let t = steps
+        .filter(|t| *t >= 1.0)
+        .or(correction.map(|c| ((1.0 - c * c).ln() / beta2.ln()).round().max(1.0)));
+    let size = scalar(calls, |c| c.base == "addcdiv" && c.updates_parameter());
+    let rate = size.zip(t).map(|(size, t)| {
+        let correction1 = 1.0 - beta1.powf(t);
+        neat(-size * correction1, ROUNDING * correction1)
+    });
+    set(&mut values, "lr", rate);
+    let decoupled = scalar(calls, |c| c.base == "mul" && c.updates_parameter());
+    let weight_decay = match (decoupled, rate) {
+        (Some(factor), Some(rate)) if rate > 0.0 => neat((1.0 - factor) / rate, ROUNDING / rate),
+        _ => decay(calls),
+    };
+    set(&mut values, "weight_decay", Some(weight_decay));
+    values
+}
+
+/// `None` when there is momentum whose value is not recorded.
+fn rmsprop(calls: &[Call]) -> Option<Values> {
+    let mut values = Values::new();
+    let square = |c: &Call| c.base == "addcmul" && c.in_place;
+    set(&mut values, "alpha", scalar(calls, square).map(|v| neat(1.0 - v, ROUNDING)));
+    let rate = scalar(calls, |c| matches!(c.base, "addcdiv" | "add") && c.updates_parameter());
+    set(&mut values, "lr", rate.map(|v| neat(-v, ROUNDING)));
+    let eps = scalar(calls, |c| c.base == "add" && c.first == Part::Scratch && c.second.is_none());
+    set(&mut values, "eps", Some(eps.unwrap_or(0.0)));
+    set(&mut values, "centered", Some(f64::from(u8::from(calls.iter().any(|c| c.base == "lerp")))));
+    let buffer =
+        |c: &Call| c.base == "mul" && c.in_place && c.first == Part::State("momentum_buffer");
+    let momentum = scalar(calls, buffer);
+    if momentum.is_none() && calls.iter().any(|c| c.first == Part::State("momentum_buffer")) {
+        return None;
+    }
+    set(&mut values, "momentum", Some(momentum.map_or(0.0, |v| neat(v, ROUNDING))));
+    set(&mut values, "weight_decay", Some(decay(calls)));
+    Some(values)
+}
+
+fn adagrad(calls: &[Call]) -> Values {
+    let mut values = Values::new();
+    // Either the gradient is scaled by the rate first, or the quotient is.
+    let scaled =
+        scalar(calls, |c| c.base == "mul" && matches!(c.first, Part::Gradient | Part::Scratch));
+    let rate = scaled.or_else(|| scalar(calls, |c| c.base == "addcdiv" && c.updates_parameter()));
+    set(&mut values, "lr", rate.map(|v| neat(-v, ROUNDING)));
+    set(&mut values, "lr_decay", Some(0.0));
+    let eps = scalar(calls, |c| c.base == "add" && c.first == Part::Scratch && c.second.is_none());
+    set(&mut values, "eps", Some(eps.unwrap_or(0.0)));
+    set(&mut values, "weight_decay", Some(decay(calls)));
+    values
+}
+
+/// The scalars of a fused operator stand in its arguments.
+fn fused_values(operator: &Operator) -> Values {
+    let names: &[&str] = match base(&operator.kind) {
+        "adam" | "adamw" => &[
+            "",
+            "",
+            "",
+            "",
+            "",
+            "",
+            "lr",
+            "beta1",
+            "beta2",
+            "weight_decay",
+            "eps",
+            "amsgrad",
+            "maximize",
+        ],
+        "sgd" => {
+            &["", "", "", "weight_decay", "momentum", "lr", "dampening", "nesterov", "maximize"]
+        }
+        "adagrad" => &["", "", "", "", "lr", "lr_decay", "weight_decay", "eps", "maximize"],
+        _ => &[],
+    };
+    let mut values = Values::new();
+    for (name, arg) in names.iter().zip(&operator.args).filter(|(n, _)| !n.is_empty()) {
+        let value = match arg {
+            Arg::Float(v) => Some(neat(*v, ROUNDING)),
+            Arg::Int(v) => Some(*v as f64),
+            Arg::Bool(v) => Some(f64::from(u8::from(*v))),
+            _ => None,
+        };
+        set(&mut values, name, value);
+    }
+    values
+}
+
+/// The number with the fewest decimal digits within `slack` of `value`.
+fn neat(value: f64, slack: f64) -> f64 {
+    (0..17)
+        .map(|digits| format!("{value:.digits$e}").parse::<f64>().unwrap_or(value))
+        .find(|v| (v - value).abs() <= slack * 1.01)
+        .unwrap_or(value)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_neatest_number_wins() {
+        assert_eq!(super::neat(9.994e-5, 1e-7), 1e-4);
+        assert_eq!(super::neat(0.0029999, 5e-7), 3e-3);
+        assert_eq!(super::neat(0.000_000_4, 5e-7), 4e-7);
+        assert_eq!(super::neat(0.0, 5e-7), 0.0);
+    }
+}

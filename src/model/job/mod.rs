@@ -1,0 +1,18 @@
+//! What is to be computed: one training or inference iteration, repeated.
+//!
+//! For: the graph (tensors, operators, phases), its file form, importers of what frameworks record,
+//! and what follows from the graph alone: order, liveness, floor.
+//! Not for: devices, plans, or time.
+
+mod build;
+pub mod chakra;
+mod form;
+pub mod graph;
+pub mod json;
+pub mod liveness;
+mod lower;
+pub mod order;
+
+pub use graph::{
+    Arg, Dtype, Graph, GraphError, Operand, Operator, Optimizer, Phase, Replay, Role, Tensor,
+};

@@ -1,0 +1,13 @@
+//! What neap works on: jobs, devices, and the plans that join them.
+//!
+//! Each module imports only from those above it in the list below.
+
+pub mod units;
+
+pub mod files;
+
+pub mod job;
+
+pub mod device;
+
+pub mod contract;

@@ -1,0 +1,714 @@
+//! What a step is on CUDA: kernel launches, copies and library calls with all their arguments.
+//!
+//! Actions hold addresses and no handles, so they can be made, read and checked without a GPU. The structures mirror
+//! those of kernels/*.cu, which take one of them by value. Not for: how they are made ([`super::emit`]) or run.
+
+use super::super::host::view::View;
+use crate::job::{Dtype, Optimizer};
+
+/// Dimensions that a kernel can walk.
+pub const RANK: usize = 8;
+
+/// A file of kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Family {
+    /// Element by element.
+    Pointwise,
+    /// Sums and extremes.
+    Reduce,
+    /// Softmax and losses.
+    Softmax,
+    /// Batch and layer normalisation.
+    Norm,
+    /// Pooling.
+    Pool,
+    /// Rows by number.
+    Index,
+    /// Optimizer steps.
+    Optimizer,
+    /// Products and convolutions that the libraries don't take.
+    Matrix,
+    /// Attention.
+    Attention,
+}
+
+impl Family {
+    /// All of them, by index.
+    pub const ALL: [Self; 9] = [
+        Self::Pointwise,
+        Self::Reduce,
+        Self::Softmax,
+        Self::Norm,
+        Self::Pool,
+        Self::Index,
+        Self::Optimizer,
+        Self::Matrix,
+        Self::Attention,
+    ];
+
+    /// Its file's name without the extension.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Pointwise => "pointwise",
+            Self::Reduce => "reduce",
+            Self::Softmax => "softmax",
+            Self::Norm => "norm",
+            Self::Pool => "pool",
+            Self::Index => "index",
+            Self::Optimizer => "optimizer",
+            Self::Matrix => "matrix",
+            Self::Attention => "attention",
+        }
+    }
+
+    /// What is compiled: the common parts, then the file.
+    #[must_use]
+    pub fn source(self) -> String {
+        let own = match self {
+            Self::Pointwise => include_str!("../../../../kernels/pointwise.cu"),
+            Self::Reduce => include_str!("../../../../kernels/reduce.cu"),
+            Self::Softmax => include_str!("../../../../kernels/softmax.cu"),
+            Self::Norm => include_str!("../../../../kernels/norm.cu"),
+            Self::Pool => include_str!("../../../../kernels/pool.cu"),
+            Self::Index => include_str!("../../../../kernels/index.cu"),
+            Self::Optimizer => include_str!("../../../../kernels/optimizer.cu"),
+            Self::Matrix => include_str!("../../../../kernels/matrix.cu"),
+            Self::Attention => include_str!("../../../../kernels/attention.cu"),
+        };
+        [
+            include_str!("../../../../kernels/common.cuh"),
+            include_str!("../../../../kernels/rows.cuh"),
+            own,
+        ]
+        .concat()
+    }
+}
+
+/// The number by which kernels know an element type.
+///
+/// # Errors
+/// For types that no kernel reads.
+pub fn code(dtype: Dtype) -> Result<i32, String> {
+    Ok(match dtype {
+        Dtype::F32 => 0,
+        Dtype::Bf16 => 1,
+        Dtype::I64 => 2,
+        Dtype::I32 => 3,
+        Dtype::U8 => 4,
+        Dtype::Bool => 5,
+        other => {
+            return Err(format!(
+                "a tensor is {other:?}; the CUDA device supports F32, Bf16, I64, I32, U8 and Bool"
+            ));
+        }
+    })
+}
+
+/// Marks structures that may be handed to a kernel as bytes.
+///
+/// # Safety
+/// `repr(C)`, without padding that could be read uninitialised, and the same as the kernel's own declaration.
+pub unsafe trait Params: Copy {}
+
+/// A strided tensor or a number.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Operand {
+    /// First element.
+    pub data: *mut u8,
+    /// As [`code`] says.
+    pub dtype: i32,
+    /// 1 for a number.
+    pub number: i32,
+    /// The number.
+    pub value: f64,
+    /// In elements.
+    pub stride: [i64; RANK],
+}
+
+impl Operand {
+    /// A number, or what is not there.
+    #[must_use]
+    pub const fn number(value: f64) -> Self {
+        Self { data: std::ptr::null_mut(), dtype: 0, number: 1, value, stride: [0; RANK] }
+    }
+
+    /// A view's elements, with its strides in its own order.
+    ///
+    /// # Errors
+    /// For a type without kernels, or too many dimensions.
+    pub fn of(view: &View) -> Result<Self, String> {
+        let stride: Vec<i64> = view.stride.iter().map(|&s| s as i64).collect();
+        Self::strided(view, &stride)
+    }
+
+    /// A view's elements, with other strides.
+    ///
+    /// # Errors
+    /// As [`Operand::of`].
+    pub fn strided(view: &View, stride: &[i64]) -> Result<Self, String> {
+        let mut all = [0; RANK];
+        all.get_mut(..stride.len())
+            .ok_or_else(|| format!("a tensor of {} dimensions", stride.len()))?
+            .copy_from_slice(stride);
+        Ok(Self { data: view.data, dtype: code(view.dtype)?, number: 0, value: 0.0, stride: all })
+    }
+}
+
+/// Whose random numbers, and which are dropped.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct Random {
+    /// The operator's key.
+    pub key: u64,
+    /// Filled at each run.
+    pub iteration: u64,
+    /// Of 2^32: lower words are dropped.
+    pub threshold: u64,
+}
+
+/// Elementwise work.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+#[allow(missing_docs, reason = "as in kernels/common.cuh")]
+pub struct Map {
+    pub count: i64,
+    pub rank: i32,
+    pub dense: i32,
+    pub shape: [u32; RANK],
+    pub o: [Operand; 4],
+    pub s: [f32; 4],
+    pub k: [i64; 4],
+    pub random: Random,
+}
+
+/// Rows of a tensor.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+#[allow(missing_docs, reason = "as in kernels/rows.cuh")]
+pub struct Rows {
+    pub rows: i64,
+    pub length: i64,
+    pub rank: i32,
+    pub flags: i32,
+    pub shape: [u32; RANK],
+    pub o: [Operand; 6],
+    pub s: [f64; 4],
+    pub k: [i64; 4],
+    pub status: *mut i64,
+    pub item: i64,
+}
+
+/// A reduction.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+#[allow(missing_docs, reason = "as in kernels/reduce.cu")]
+pub struct Reduce {
+    pub kept: i64,
+    pub reduced: i64,
+    pub kept_rank: i32,
+    pub reduced_rank: i32,
+    pub kept_shape: [u32; RANK],
+    pub reduced_shape: [u32; RANK],
+    pub out: Operand,
+    pub from: Operand,
+    pub index: Operand,
+    pub step: [i64; RANK],
+    pub out_step: i64,
+    pub divisor: f64,
+    pub columns: i32,
+    pub most: i32,
+}
+
+/// Batch normalisation.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+#[allow(missing_docs, reason = "as in kernels/norm.cu")]
+pub struct BatchNorm {
+    pub elements: i64,
+    pub outer: i64,
+    pub inner: i64,
+    pub rank: i32,
+    pub training: i32,
+    pub update: i32,
+    pub pad: i32,
+    pub shape: [u32; RANK],
+    pub x: Operand,
+    pub y: Operand,
+    pub out: Operand,
+    pub weight: Operand,
+    pub bias: Operand,
+    pub mean: Operand,
+    pub deviation: Operand,
+    pub first: Operand,
+    pub second: Operand,
+    pub momentum: f64,
+    pub eps: f64,
+}
+
+/// Pooling.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+#[allow(missing_docs, reason = "as in kernels/pool.cu")]
+pub struct Pool {
+    pub count: i64,
+    pub channels: i64,
+    pub size: [i32; 2],
+    pub out: [i32; 2],
+    pub kernel: [i32; 2],
+    pub stride: [i32; 2],
+    pub padding: [i32; 2],
+    pub dilation: [i32; 2],
+    pub adaptive: i32,
+    pub count_padding: i32,
+    pub divisor: f64,
+    pub pooled: Operand,
+    pub pixels: Operand,
+    pub index: Operand,
+}
+
+/// Looking rows up.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+#[allow(missing_docs, reason = "as in kernels/index.cu")]
+pub struct Index {
+    pub count: i64,
+    pub rank: i32,
+    pub indices: i32,
+    pub shape: [u32; RANK],
+    pub out: Operand,
+    pub from: Operand,
+    pub index: [Operand; 4],
+    pub step: [i64; 4],
+    pub extent: [i64; 4],
+    pub wrap: i64,
+    pub status: *mut i64,
+    pub item: i64,
+}
+
+/// Tensors that one launch can update.
+pub const TENSORS: usize = 48;
+/// Elements that one block updates.
+pub const CHUNK: i64 = 4096;
+
+/// One tensor of an optimizer step.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+#[allow(missing_docs, reason = "as in kernels/optimizer.cu")]
+pub struct One {
+    pub first: i64,
+    pub count: i64,
+    pub parameter: *mut u8,
+    pub gradient: *mut u8,
+    pub state: [*mut u8; 3],
+}
+
+/// What an optimizer's step number decides.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[repr(C)]
+pub struct Scalars {
+    /// As each rule's comment in kernels/optimizer.cu says.
+    pub s: [f32; 12],
+    /// The same.
+    pub flag: [i32; 8],
+}
+
+/// An optimizer step of many dense tensors.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+#[allow(missing_docs, reason = "as in kernels/optimizer.cu")]
+pub struct Update {
+    pub scalars: Scalars,
+    pub tensors: i64,
+    pub of: [One; TENSORS],
+}
+
+/// An optimizer step of one tensor whose views differ in strides.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+#[allow(missing_docs, reason = "as in kernels/optimizer.cu")]
+pub struct UpdateStrided {
+    pub scalars: Scalars,
+    pub count: i64,
+    pub rank: i64,
+    pub shape: [u32; RANK],
+    pub o: [Operand; 5],
+}
+
+/// A matrix product for the plain kernel.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+#[allow(missing_docs, reason = "as in kernels/matrix.cu")]
+pub struct MatrixProduct {
+    pub m: i64,
+    pub n: i64,
+    pub k: i64,
+    pub batch: i64,
+    pub rank: i32,
+    pub alpha: f32,
+    pub beta: f32,
+    pub pad: i32,
+    pub shape: [u32; 4],
+    pub a: Operand,
+    pub b: Operand,
+    pub c: Operand,
+    pub bias: Operand,
+}
+
+/// A convolution for the plain kernels.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+#[allow(missing_docs, reason = "as in kernels/matrix.cu")]
+pub struct Convolution {
+    pub images: i64,
+    pub groups: i32,
+    pub channels_in: i32,
+    pub channels_out: i32,
+    pub size: [i32; 2],
+    pub out: [i32; 2],
+    pub kernel: [i32; 2],
+    pub stride: [i32; 2],
+    pub padding: [i32; 2],
+    pub dilation: [i32; 2],
+    pub pad: i32,
+    pub x: Operand,
+    pub w: Operand,
+    pub y: Operand,
+    pub bias: Operand,
+}
+
+/// Attention.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+#[allow(missing_docs, reason = "as in kernels/attention.cu")]
+pub struct Attention {
+    pub batch: i32,
+    pub heads: i32,
+    pub queries: i32,
+    pub keys: i32,
+    pub width: i32,
+    pub value_width: i32,
+    pub group: [i32; 2],
+    pub causal: i32,
+    pub dropout: i32,
+    pub scale: f32,
+    pub factor: f32,
+    pub random: Random,
+    pub q: Operand,
+    pub k: Operand,
+    pub v: Operand,
+    pub bias: Operand,
+    pub out: Operand,
+    pub sums: Operand,
+    pub gradient: Operand,
+    pub dq: Operand,
+    pub dk: Operand,
+    pub dv: Operand,
+}
+
+macro_rules! params {
+    ($($name:ty),*) => {
+        $(
+            // SAFETY: `repr(C)` with fields ordered so that none is padded; the shim refuses another size.
+            unsafe impl Params for $name {}
+        )*
+    };
+}
+params!(
+    Map,
+    Rows,
+    Reduce,
+    BatchNorm,
+    Pool,
+    Index,
+    Update,
+    UpdateStrided,
+    MatrixProduct,
+    Convolution,
+    Attention
+);
+
+/// What changes from one iteration to the next in a kernel's parameters.
+#[derive(Clone, Debug)]
+pub enum Vary {
+    /// Nothing.
+    Nothing,
+    /// The iteration's number, as eight bytes at this place.
+    Iteration(usize),
+    /// [`Scalars`] at the front, by the optimizer and the steps done.
+    Scalars(String),
+}
+
+/// One kernel launch.
+#[derive(Clone, Debug)]
+pub struct Launch {
+    /// In which file the kernel is.
+    pub family: Family,
+    /// The kernel.
+    pub kernel: String,
+    /// Blocks.
+    pub grid: u32,
+    /// Threads of a block, in x and y.
+    pub block: [u32; 2],
+    /// The structure that the kernel takes.
+    pub params: Vec<u8>,
+    /// What of it changes.
+    pub vary: Vary,
+}
+
+impl Launch {
+    /// With the parameters of an iteration written into them.
+    ///
+    /// # Errors
+    /// When the optimizer lacks a number.
+    pub fn fill(&mut self, iteration: u64, optimizer: Option<&Optimizer>) -> Result<(), String> {
+        match &self.vary {
+            Vary::Nothing => {}
+            Vary::Iteration(at) => {
+                self.params
+                    .get_mut(*at..*at + 8)
+                    .ok_or("an iteration outside the parameters")?
+                    .copy_from_slice(&iteration.to_ne_bytes());
+            }
+            Vary::Scalars(kind) => {
+                let scalars = super::emit::optimizer::scalars(kind, optimizer, iteration)?;
+                let (s, flag) = (
+                    scalars.s.iter().flat_map(|x| x.to_ne_bytes()),
+                    scalars.flag.iter().flat_map(|x| x.to_ne_bytes()),
+                );
+                self.params.iter_mut().zip(s.chain(flag)).for_each(|(slot, byte)| *slot = byte);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A matrix in memory, in elements.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix {
+    /// First element.
+    pub data: *mut u8,
+    /// From a row to the next.
+    pub row: i64,
+    /// From a column to the next.
+    pub column: i64,
+    /// From one of a batch to the next.
+    pub batch: i64,
+}
+
+/// `c = alpha a b + beta c + bias` for each of a batch, by the library.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "the names of the formula")]
+pub struct Gemm {
+    pub dtype: Dtype,
+    pub m: i64,
+    pub n: i64,
+    pub k: i64,
+    pub batch: i64,
+    pub alpha: f32,
+    pub beta: f32,
+    pub a: Matrix,
+    pub b: Matrix,
+    /// Of rows that follow each other: its columns are one element apart.
+    pub c: Matrix,
+    /// By column, dense; null for none.
+    pub bias: *mut u8,
+}
+
+impl Gemm {
+    /// The plain kernel's launch.
+    ///
+    /// # Errors
+    /// For a type that kernels don't have.
+    pub fn plain(&self) -> Result<Launch, String> {
+        let dtype = code(self.dtype)?;
+        let operand = |m: Matrix| {
+            let mut stride = [0; RANK];
+            stride[..3].copy_from_slice(&[m.row, m.column, m.batch]);
+            Operand { data: m.data, dtype, number: 0, value: 0.0, stride }
+        };
+        let bias = Matrix { data: self.bias, row: 0, column: 1, batch: 0 };
+        let product = MatrixProduct {
+            m: self.m,
+            n: self.n,
+            k: self.k,
+            batch: self.batch,
+            rank: 1,
+            alpha: self.alpha,
+            beta: self.beta,
+            pad: 0,
+            shape: [
+                u32::try_from(self.batch).map_err(|_| format!("a batch of {}", self.batch))?,
+                1,
+                1,
+                1,
+            ],
+            a: operand(self.a),
+            b: operand(self.b),
+            c: operand(self.c),
+            bias: if self.bias.is_null() { Operand::number(0.0) } else { operand(bias) },
+        };
+        let tiles =
+            ((self.m + 15) / 16).saturating_mul((self.n + 15) / 16).saturating_mul(self.batch);
+        let (kernel, params) = ("matrix_product".to_owned(), bytes(&product));
+        Ok(Launch {
+            family: Family::Matrix,
+            kernel,
+            grid: grid(tiles),
+            block: [16, 16],
+            params,
+            vary: Vary::Nothing,
+        })
+    }
+}
+
+/// Which of the three a convolution is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Pass {
+    /// Writes y.
+    Forward,
+    /// Writes the gradient of x.
+    BackInput,
+    /// Writes the gradient of w.
+    BackWeight,
+}
+
+/// A convolution, by the library or the plain kernels.
+#[derive(Clone, Copy, Debug)]
+pub struct Conv {
+    /// Which way.
+    pub pass: Pass,
+    /// Element type of all three.
+    pub dtype: Dtype,
+    /// Extents, addresses and strides.
+    pub params: Convolution,
+}
+
+impl Conv {
+    /// The plain kernel's launch.
+    #[must_use]
+    pub fn plain(&self) -> Launch {
+        let p = &self.params;
+        let product = |of: &[i32]| of.iter().map(|&n| i64::from(n)).product::<i64>();
+        let (kernel, blocks) = match self.pass {
+            Pass::Forward => (
+                "convolve",
+                (p.images * product(&[p.groups, p.channels_out, p.out[0], p.out[1]]))
+                    .div_euclid(256)
+                    + 1,
+            ),
+            Pass::BackInput => (
+                "convolve_back_input",
+                (p.images * product(&[p.groups, p.channels_in, p.size[0], p.size[1]]))
+                    .div_euclid(256)
+                    + 1,
+            ),
+            Pass::BackWeight => (
+                "convolve_back_weight",
+                product(&[p.groups, p.channels_out, p.channels_in])
+                    * product(&[p.kernel[0], p.kernel[1]]),
+            ),
+        };
+        Launch {
+            family: Family::Matrix,
+            kernel: kernel.to_owned(),
+            grid: grid(blocks),
+            block: [256, 1],
+            params: bytes(p),
+            vary: Vary::Nothing,
+        }
+    }
+}
+
+/// One thing that the device does for a step.
+#[derive(Clone, Debug)]
+pub enum Action {
+    /// A kernel.
+    Launch(Launch),
+    /// A copy on the device.
+    Copy {
+        /// From here.
+        from: *mut u8,
+        /// To there.
+        to: *mut u8,
+        /// So much.
+        bytes: usize,
+    },
+    /// Zeros.
+    Zero {
+        /// From here.
+        to: *mut u8,
+        /// So much.
+        bytes: usize,
+    },
+    /// Batch data, already laid out as it goes to the device.
+    Upload {
+        /// To there.
+        to: *mut u8,
+        /// What.
+        data: Vec<u8>,
+    },
+    /// A matrix product.
+    Gemm(Gemm),
+    /// A convolution.
+    Conv(Box<Conv>),
+}
+
+/// What a step is made of, in order.
+#[derive(Debug)]
+pub struct Actions {
+    /// The actions.
+    pub list: Vec<Action>,
+    /// Where kernels report a bad number.
+    pub status: *mut i64,
+    /// As what.
+    pub item: i64,
+}
+
+impl Actions {
+    /// None yet.
+    #[must_use]
+    pub fn new(status: *mut i64, item: i64) -> Self {
+        Self { list: Vec::new(), status, item }
+    }
+
+    /// Adds a launch.
+    pub fn launch<P: Params>(
+        &mut self,
+        family: Family,
+        kernel: &str,
+        blocks: i64,
+        block: [u32; 2],
+        params: &P,
+    ) {
+        self.vary(family, kernel, blocks, block, params, Vary::Nothing);
+    }
+
+    /// Adds a launch of which something changes.
+    pub fn vary<P: Params>(
+        &mut self,
+        family: Family,
+        kernel: &str,
+        blocks: i64,
+        block: [u32; 2],
+        params: &P,
+        vary: Vary,
+    ) {
+        if blocks > 0 {
+            let (kernel, grid, params) = (kernel.to_owned(), grid(blocks), bytes(params));
+            self.list.push(Action::Launch(Launch { family, kernel, grid, block, params, vary }));
+        }
+    }
+}
+
+/// Blocks of a launch; kernels go on from block to block where there are fewer than wanted.
+fn grid(blocks: i64) -> u32 {
+    u32::try_from(blocks.clamp(1, 0x7fff_ffff)).unwrap_or(1)
+}
+
+fn bytes<P: Params>(params: &P) -> Vec<u8> {
+    // SAFETY: `Params` are plain structures without uninitialised bytes.
+    unsafe { std::slice::from_raw_parts(std::ptr::from_ref(params).cast::<u8>(), size_of::<P>()) }
+        .to_vec()
+}

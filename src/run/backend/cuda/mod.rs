@@ -1,0 +1,355 @@
+//! The CUDA device: one arena, one pinned slab, three streams, and libraries found at run time.
+//!
+//! Everything is made once for a script: descriptors, launches with their parameters, an event for each item. An
+//! iteration then only records and launches. Each item has one event, at its end; it starts when the last of what it
+//! follows has ended, on its stream or by a wait. A copy goes as soon as what it waits for has ended: delays by the clock
+//! are the host device's alone, and nothing but time depends on them. Not for: plans; nor for what an operator means, which
+//! is the host device's to say.
+
+pub mod conv;
+pub(crate) mod driver;
+pub mod emit;
+pub mod gemm;
+pub mod kernels;
+pub mod launch;
+pub mod libs;
+pub(crate) mod prepare;
+#[cfg(test)]
+mod shim;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use super::host::calls::number;
+use super::{Device, Failure, Measured, Memory, Script, Stream, Work};
+use crate::job::Graph;
+use crate::units::{Bytes, Nanos, OpId};
+use driver::{Context, Event, Fault, Queue};
+use prepare::{Prepared, Ready};
+
+/// How the CUDA device behaves.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Where to look for libraries first.
+    pub libs: Option<PathBuf>,
+    /// Round the factors of f32 products to TF32.
+    pub tf32: bool,
+    /// Fill memory with a pattern wherever something begins that holds nothing yet.
+    pub poison: bool,
+    /// Algorithms that convolutions must use, in the order of an operator's passes; another is refused.
+    pub algorithms: BTreeMap<OpId, Vec<i32>>,
+}
+
+/// Reads a captured loss and the word in which kernels report.
+const WORDS: usize = 64;
+/// Where the loss lands among them.
+const LOSS: usize = 8;
+
+/// A CUDA device with a script loaded.
+pub struct Cuda<'a> {
+    graph: &'a Graph,
+    script: &'a Script,
+    poison: bool,
+    // In the order in which they must go: what was made from a library, then memories and events, the context last.
+    prepared: Prepared,
+    arena: driver::DeviceMemory,
+    slab: driver::PinnedMemory,
+    words: driver::PinnedMemory,
+    base: Event,
+    ends: Vec<Event>,
+    queues: [Queue; 3],
+    iteration: u64,
+    high: Bytes,
+    captured: Option<crate::job::Dtype>,
+    times: Vec<(Nanos, Nanos)>,
+    /// What the device is called and how its libraries are versioned, for people.
+    pub notes: Vec<String>,
+    _context: Context,
+}
+
+fn fail(fault: Fault) -> Failure {
+    Failure::Device(fault.0)
+}
+
+/// An arena that devices of several jobs may use at once, each its own part on streams of its own. Given back by the thread that made it.
+pub struct Shared {
+    lent: driver::Lent,
+    _owner: Owner,
+}
+
+/// What the maker's thread keeps: the memory before its context.
+struct Owner {
+    _arena: driver::DeviceMemory,
+    _context: Context,
+}
+
+// SAFETY: other threads see only the address and size in `lent`; the owner is made and dropped on one thread, since `Shared` is not `Send`.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    /// An arena of exactly so many bytes.
+    ///
+    /// # Errors
+    /// No driver, no device, or too little memory.
+    pub fn new(bytes: Bytes) -> Result<Self, Failure> {
+        crate::device::present::cuda_devices().map_err(Failure::Device)?;
+        let context = Context::new(0).map_err(fail)?;
+        let arena = context.allocate(bytes).map_err(fail)?;
+        Ok(Self { lent: arena.lend(), _owner: Owner { _arena: arena, _context: context } })
+    }
+}
+
+/// Makes a CUDA device for `script`, in `shared` memory if there is one, and runs `body` with it.
+///
+/// # Errors
+/// No driver, no device, a library that is missing or of another version, too little memory, an operator that can't be
+/// prepared. What happens in `body` is `body`'s own.
+pub fn with_device<R>(
+    graph: &Graph,
+    script: &Script,
+    batch: &[Vec<u8>],
+    options: &Options,
+    shared: Option<&Shared>,
+    body: impl FnOnce(&mut Cuda<'_>) -> R,
+) -> Result<R, Failure> {
+    let mut device = Cuda::new(graph, script, batch, options, shared)?;
+    Ok(body(&mut device))
+}
+
+impl<'a> Cuda<'a> {
+    /// As [`with_device`].
+    ///
+    /// # Errors
+    /// As [`with_device`].
+    pub fn new(
+        graph: &'a Graph,
+        script: &'a Script,
+        batch: &[Vec<u8>],
+        options: &Options,
+        shared: Option<&Shared>,
+    ) -> Result<Self, Failure> {
+        crate::device::present::cuda_devices().map_err(Failure::Device)?;
+        let context = Context::new(0).map_err(fail)?;
+        let queues = [
+            context.queue().map_err(fail)?,
+            context.queue().map_err(fail)?,
+            context.queue().map_err(fail)?,
+        ];
+        let arena = shared.map_or_else(
+            || context.allocate(script.arena).map_err(fail),
+            |s| Ok(s.lent.memory()),
+        )?;
+        let words = context.pin(WORDS).map_err(fail)?;
+        let prepared = Prepared::new(
+            graph,
+            script,
+            batch,
+            options,
+            &context,
+            &arena,
+            &words,
+            &queues[Stream::Compute.index()],
+        )?;
+        let store = usize::try_from(script.store.0)
+            .map_err(|_| Failure::Device(format!("a host store of {}", script.store)))?;
+        let slab = context.pin(store + prepared.uploads.len()).map_err(fail)?;
+        slab.write(store, &prepared.uploads).map_err(fail)?;
+        let ends =
+            script.items.iter().map(|_| context.event()).collect::<Result<_, _>>().map_err(fail)?;
+        let notes = vec![format!("on {}; {}", context.name, prepared.versions)];
+        Ok(Self {
+            graph,
+            script,
+            poison: options.poison,
+            prepared,
+            arena,
+            slab,
+            words,
+            base: context.event().map_err(fail)?,
+            ends,
+            queues,
+            iteration: 0,
+            high: Bytes::ZERO,
+            captured: None,
+            times: vec![(Nanos::ZERO, Nanos::ZERO); script.items.len()],
+            notes,
+            _context: context,
+        })
+    }
+
+    /// Algorithms and workspaces of the convolutions, by operator and in the order of its passes: the library's number, or
+    /// -1 for the plain kernels.
+    #[must_use]
+    pub fn algorithms(&self) -> &BTreeMap<OpId, Vec<(i32, Bytes)>> {
+        &self.prepared.algorithms
+    }
+
+    fn step(&mut self, item: usize) -> Result<(), Failure> {
+        let Work::Step(work) = &self.script.items[item].work else { return Ok(()) };
+        let queue = &self.queues[Stream::Compute.index()];
+        if self.poison {
+            for &(offset, bytes) in &work.begins {
+                queue
+                    .fill(self.arena.at(offset, bytes).map_err(fail)?, 0xff, bytes.0 as usize)
+                    .map_err(fail)?;
+            }
+        }
+        let outside = |problem: String| Failure::Operator { operator: work.operator, problem };
+        for action in &mut self.prepared.items[item] {
+            let done = match action {
+                Ready::Launch(function, launch) => launch
+                    .fill(self.iteration, self.graph.optimizer.as_ref())
+                    .and_then(|()| queue.launch(*function, launch).map_err(|f| f.0)),
+                Ready::Copy { from, to, bytes } => queue.copy(*to, *from, *bytes).map_err(|f| f.0),
+                Ready::Zero { to, bytes } => queue.fill(*to, 0, *bytes).map_err(|f| f.0),
+                Ready::Upload { to, at, bytes } => {
+                    let from = Bytes(self.script.store.0 + *at as u64);
+                    self.slab
+                        .at(from, Bytes(*bytes as u64))
+                        .and_then(|from| queue.copy_in(*to, from, *bytes))
+                        .map_err(|f| f.0)
+                }
+                Ready::Gemm(plan) => match &self.prepared.cublaslt {
+                    // SAFETY: the stream is of this context; the plan's operands are the script's.
+                    Some(library) => unsafe { library.run(plan, queue.raw()) },
+                    None => Err("cuBLASLt is not open".to_owned()),
+                },
+                Ready::Conv(plan, workspace) => match &self.prepared.cudnn {
+                    // SAFETY: as above; the workspace is the step's own, and has the plan's size.
+                    Some(library) => unsafe {
+                        library.run(plan, *workspace as *mut std::ffi::c_void)
+                    },
+                    None => Err("cuDNN is not open".to_owned()),
+                },
+            };
+            done.map_err(outside)?;
+        }
+        if let Some(capture) = work.capture {
+            let from = self.arena.at(capture.offset, Bytes(capture.dtype.size())).map_err(fail)?;
+            let to = self.words.at(Bytes(LOSS as u64), Bytes(8)).map_err(fail)?;
+            queue.copy_out(to, from, capture.dtype.size() as usize).map_err(fail)?;
+            self.captured = Some(capture.dtype);
+        }
+        Ok(())
+    }
+
+    /// When each item ended by its event, and started by what it followed.
+    fn clock(&mut self) -> Result<(), Fault> {
+        let mut previous = [Nanos::ZERO; 3];
+        for &index in &self.script.order {
+            let item = &self.script.items[index];
+            let stream = item.stream.index();
+            let waits = item.waits.iter().chain(item.due.iter().filter_map(|d| d.after.as_ref()));
+            let start =
+                waits.map(|&w| self.times[w].1).max().unwrap_or_default().max(previous[stream]);
+            let end = Nanos(self.base.until(&self.ends[index])?).max(Nanos(start.0 + 1));
+            self.times[index] = (start, end);
+            previous[stream] = end;
+        }
+        // A fused update ran at its first item: its time is shared by elements.
+        for group in &self.prepared.fused {
+            let (Some(first), Some(last)) = (group.first(), group.last()) else { continue };
+            let (start, end) = (self.times[first.0].0, self.times[last.0].1);
+            let (all, mut done) =
+                (group.iter().map(|g| u128::from(g.1)).sum::<u128>().max(1), 0u128);
+            for &(item, elements) in group {
+                let at = |part: u128| {
+                    Nanos(
+                        start.0
+                            + u64::try_from(u128::from(end.0 - start.0) * part / all).unwrap_or(0),
+                    )
+                };
+                self.times[item] = (at(done), at(done + u128::from(elements)));
+                done += u128::from(elements);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Device for Cuda<'_> {
+    fn write(&mut self, memory: Memory, offset: Bytes, data: &[u8]) -> Result<(), Failure> {
+        match memory {
+            Memory::Device => {
+                let size = Bytes(data.len() as u64);
+                self.arena.write(offset, data).map_err(fail)?;
+                self.high = self.high.max(offset + size.in_blocks());
+                Ok(())
+            }
+            Memory::Host => self.slab.write(offset.0 as usize, data).map_err(fail),
+        }
+    }
+
+    fn read(&mut self, memory: Memory, offset: Bytes, into: &mut [u8]) -> Result<(), Failure> {
+        match memory {
+            Memory::Device => self.arena.read(offset, into).map_err(fail),
+            Memory::Host => self.slab.read(offset.0 as usize, into).map_err(fail),
+        }
+    }
+
+    fn begin(&mut self, iteration: u64) -> Result<(), Failure> {
+        (self.iteration, self.captured) = (iteration, None);
+        self.words.write(0, &[0; WORDS]).map_err(fail)?;
+        let [compute, others @ ..] = &self.queues;
+        compute.record(&self.base).map_err(fail)?;
+        others.iter().try_for_each(|queue| queue.wait(&self.base)).map_err(fail)
+    }
+
+    fn enqueue(&mut self, index: usize) -> Result<(), Failure> {
+        let Some(item) = self.script.items.get(index) else {
+            return Err(Failure::Device(format!("item {index} is not in the script")));
+        };
+        let stream = item.stream.index();
+        for &wait in item.waits.iter().chain(item.due.iter().filter_map(|d| d.after.as_ref())) {
+            self.queues[stream].wait(&self.ends[wait]).map_err(fail)?;
+        }
+        match item.work {
+            Work::Step(_) => self.step(index)?,
+            Work::Copy { device, host, bytes } => {
+                let (device, host) = (
+                    self.arena.at(device, bytes).map_err(fail)?,
+                    self.slab.at(host, bytes).map_err(fail)?,
+                );
+                let size = usize::try_from(bytes.0)
+                    .map_err(|_| Failure::Device(format!("a copy of {bytes}")))?;
+                match item.stream {
+                    Stream::H2d => self.queues[stream].copy_in(device, host, size),
+                    _ => self.queues[stream].copy_out(host, device, size),
+                }
+                .map_err(fail)?;
+            }
+        }
+        self.high = self.high.max(item.top);
+        self.queues[stream].record(&self.ends[index]).map_err(fail)
+    }
+
+    fn finish(&mut self, measured: &mut Measured) -> Result<(), Failure> {
+        self.queues.iter().try_for_each(Queue::wait_for_all).map_err(fail)?;
+        let mut words = [0; WORDS];
+        self.words.read(0, &mut words).map_err(fail)?;
+        let status = i64::from_ne_bytes(std::array::from_fn(|i| words[i]));
+        if let Some(operator) = u32::try_from(status).ok().and_then(|s| s.checked_sub(1)) {
+            let problem = "an index or class number is outside of what it counts".to_owned();
+            return Err(Failure::Operator { operator: OpId(operator), problem });
+        }
+        self.clock().map_err(fail)?;
+        measured.items.clear();
+        measured.items.extend_from_slice(&self.times);
+        measured.iteration = self.times.iter().map(|t| t.1).max().unwrap_or_default();
+        // Late is a step that would have started sooner, had what it reads been there.
+        let mut previous = Nanos::ZERO;
+        (measured.late, measured.passive) = (0, 0);
+        for &index in &self.script.streams[Stream::Compute.index()] {
+            let late = self.script.items[index].fetches.iter().any(|&f| self.times[f].1 > previous);
+            measured.late += u64::from(late);
+            previous = self.times[index].1;
+        }
+        // SAFETY: eight bytes were copied out of the pinned words, of which the capture filled its type's size.
+        measured.loss = self.captured.map(|dtype| unsafe { number(words[LOSS..].as_ptr(), dtype) });
+        Ok(())
+    }
+
+    fn high_water(&self) -> Bytes {
+        self.high
+    }
+}

@@ -1,0 +1,340 @@
+//! Everything that can be made before the first iteration: libraries, modules, launches, descriptors, fused updates.
+//!
+//! Not for: running.
+
+use std::collections::BTreeMap;
+
+use cudarc::driver::sys::CUfunction;
+
+use super::super::host::calls::operands;
+use super::super::host::view::Call;
+use super::super::{Failure, Script, StepWork, Stream, Work};
+use super::Options;
+use super::conv::Cudnn;
+use super::driver::{Context, DeviceMemory, Module, PinnedMemory, Queue};
+use super::emit;
+use super::gemm::CublasLt;
+use super::kernels::Nvrtc;
+use super::launch::{Action, Actions, Family, Launch, One, Update};
+use super::libs::{self, Opened, Which};
+use crate::job::Graph;
+use crate::units::{Bytes, OpId};
+
+/// What to do about a plan for other algorithms.
+const AGAIN: &str = "; profile and plan again with this device's libraries";
+
+/// An action with its handles.
+pub enum Ready {
+    Launch(CUfunction, Launch),
+    Copy { from: u64, to: u64, bytes: usize },
+    Zero { to: u64, bytes: usize },
+    Upload { to: u64, at: usize, bytes: usize },
+    Gemm(super::gemm::Plan),
+    Conv(Box<super::conv::Plan>, u64),
+}
+
+/// What a script needs.
+pub struct Prepared {
+    /// By item; none for copies and for updates that run with an earlier item.
+    pub items: Vec<Vec<Ready>>,
+    /// Updates that run together: items and how many elements each updates.
+    pub fused: Vec<Vec<(usize, u64)>>,
+    /// Batch data, as it goes to the device.
+    pub uploads: Vec<u8>,
+    /// As [`super::Cuda::algorithms`].
+    pub algorithms: BTreeMap<OpId, Vec<(i32, Bytes)>>,
+    /// For people.
+    pub versions: String,
+    pub cublaslt: Option<CublasLt>,
+    pub cudnn: Option<Cudnn>,
+    /// Outlives the functions of `items`.
+    _modules: BTreeMap<Family, Module>,
+}
+
+impl Drop for Prepared {
+    fn drop(&mut self) {
+        for ready in self.items.iter().flatten() {
+            match ready {
+                Ready::Gemm(plan) => self.cublaslt.iter().for_each(|library| library.forget(plan)),
+                Ready::Conv(plan, _) => self.cudnn.iter().for_each(|library| library.forget(plan)),
+                _ => {}
+            }
+        }
+    }
+}
+
+impl Prepared {
+    #[allow(clippy::too_many_arguments, reason = "all that a device is made of")]
+    pub fn new(
+        graph: &Graph,
+        script: &Script,
+        batch: &[Vec<u8>],
+        options: &Options,
+        context: &Context,
+        arena: &DeviceMemory,
+        words: &PinnedMemory,
+        compute: &Queue,
+    ) -> Result<Self, Failure> {
+        let device = |problem: String| Failure::Device(problem);
+        let status = words.at(Bytes::ZERO, Bytes(8)).map_err(|f| device(f.0))?.cast::<i64>();
+        let mut lists: Vec<Vec<Action>> = Vec::with_capacity(script.items.len());
+        for item in &script.items {
+            lists.push(match &item.work {
+                Work::Step(work) => actions(graph, work, arena, batch, status)?,
+                Work::Copy { .. } => Vec::new(),
+            });
+        }
+        let fused = fuse(script, &mut lists);
+        let any = |wanted: fn(&Action) -> bool| lists.iter().flatten().any(wanted);
+        let folders = libs::folders(options.libs.as_deref());
+        let open = |which: Which| libs::open(which, &folders).map_err(|e| device(e.to_string()));
+        let mut opened: Vec<Opened> = Vec::new();
+        let cublaslt =
+            if any(|a| matches!(a, Action::Gemm(_))) || any(|a| matches!(a, Action::Conv(_))) {
+                let library = open(Which::CublasLt)?;
+                opened.push(library);
+                Some(CublasLt::new(&library, options.tf32).map_err(device)?)
+            } else {
+                None
+            };
+        let cudnn = if any(|a| matches!(a, Action::Conv(_))) {
+            let library = open(Which::Cudnn)?;
+            opened.push(library);
+            // SAFETY: the stream is of the current context, and the device drops it after this.
+            Some(unsafe { Cudnn::new(&library, compute.raw(), options.tf32) }.map_err(device)?)
+        } else {
+            None
+        };
+        let nvrtc = open(Which::Nvrtc)?;
+        opened.push(nvrtc);
+        let versions: Vec<String> =
+            opened.iter().map(|o| format!("{} {}", o.which.name(), o.version)).collect();
+        let nvrtc = Nvrtc::new(&nvrtc).map_err(|e| device(e.to_string()))?;
+        let mut maker = Maker {
+            context,
+            nvrtc,
+            modules: BTreeMap::new(),
+            functions: BTreeMap::new(),
+            uploads: Vec::new(),
+        };
+        let mut prepared = Self {
+            items: Vec::with_capacity(lists.len()),
+            fused,
+            uploads: Vec::new(),
+            algorithms: BTreeMap::new(),
+            versions: versions.join(", "),
+            cublaslt,
+            cudnn,
+            _modules: BTreeMap::new(),
+        };
+        for (item, list) in script.items.iter().zip(lists) {
+            // In place from the start, so that what was made is given back if a later step fails.
+            prepared.items.push(Vec::with_capacity(list.len()));
+            let Work::Step(work) = &item.work else { continue };
+            let mut passes = Vec::new();
+            for action in list {
+                let ready = prepared.ready(&mut maker, action, work, arena, options, &mut passes);
+                let ready = ready
+                    .map_err(|problem| Failure::Operator { operator: work.operator, problem })?;
+                if let Some(last) = prepared.items.last_mut() {
+                    last.push(ready);
+                }
+            }
+            // A recompute chooses as the operator did: it has the same workspace.
+            if !passes.is_empty() {
+                prepared.algorithms.entry(work.operator).or_insert(passes);
+            }
+        }
+        (prepared.uploads, prepared._modules) = (maker.uploads, maker.modules);
+        Ok(prepared)
+    }
+
+    fn ready(
+        &mut self,
+        maker: &mut Maker<'_>,
+        action: Action,
+        work: &StepWork,
+        arena: &DeviceMemory,
+        options: &Options,
+        passes: &mut Vec<(i32, Bytes)>,
+    ) -> Result<Ready, String> {
+        Ok(match action {
+            Action::Launch(launch) => maker.launch(launch)?,
+            Action::Copy { from, to, bytes } => {
+                Ready::Copy { from: from.addr() as u64, to: to.addr() as u64, bytes }
+            }
+            Action::Zero { to, bytes } => Ready::Zero { to: to.addr() as u64, bytes },
+            Action::Upload { to, data } => {
+                // Aligned, so that each can be copied at full speed.
+                let at = maker.uploads.len().next_multiple_of(512);
+                maker.uploads.resize(at, 0);
+                let bytes = data.len();
+                maker.uploads.extend(data);
+                Ready::Upload { to: to.addr() as u64, at, bytes }
+            }
+            Action::Gemm(gemm) => match self
+                .cublaslt
+                .as_ref()
+                .map(|library| library.plan(&gemm))
+                .transpose()?
+                .flatten()
+            {
+                Some(plan) => Ready::Gemm(plan),
+                None => maker.launch(gemm.plain()?)?,
+            },
+            Action::Conv(conv) => {
+                let (offset, size) = work.workspace.unwrap_or((Bytes::ZERO, Bytes::ZERO));
+                let at = arena.at(offset, size).map_err(|f| f.0)?;
+                let wanted =
+                    match options.algorithms.get(&work.operator).map(|all| all.get(passes.len())) {
+                        Some(None) => {
+                            return Err(format!(
+                                "the plan names {} algorithms, which is too few{AGAIN}",
+                                passes.len()
+                            ));
+                        }
+                        wanted => wanted.flatten().copied(),
+                    };
+                let plan = match wanted {
+                    Some(-1) => None,
+                    _ => self
+                        .cudnn
+                        .as_ref()
+                        .map(|library| library.plan(&conv, size.0, wanted))
+                        .transpose()?
+                        .flatten(),
+                };
+                match plan {
+                    Some(plan) => {
+                        passes.push((plan.algorithm, Bytes(plan.workspace)));
+                        Ready::Conv(Box::new(plan), at)
+                    }
+                    None => {
+                        if let Some(wanted) = wanted.filter(|&w| w >= 0) {
+                            return Err(format!(
+                                "the plan was made for algorithm {wanted}, which cuDNN does not have for it in {size}{AGAIN}"
+                            ));
+                        }
+                        passes.push((-1, Bytes::ZERO));
+                        maker.launch(conv.plain())?
+                    }
+                }
+            }
+        })
+    }
+}
+
+/// Makes functions of launches.
+struct Maker<'a> {
+    context: &'a Context,
+    nvrtc: Nvrtc,
+    modules: BTreeMap<Family, Module>,
+    functions: BTreeMap<String, CUfunction>,
+    uploads: Vec<u8>,
+}
+
+impl Maker<'_> {
+    fn launch(&mut self, launch: Launch) -> Result<Ready, String> {
+        if let Some(&function) = self.functions.get(&launch.kernel) {
+            return Ok(Ready::Launch(function, launch));
+        }
+        if !self.modules.contains_key(&launch.family) {
+            let code = self.nvrtc.cached(launch.family, &self.context.arch)?;
+            self.modules.insert(launch.family, self.context.load(&code).map_err(|f| f.0)?);
+        }
+        let module = self.modules.get(&launch.family).ok_or("a module that was just loaded")?;
+        let function = module.kernel(&launch.kernel).map_err(|f| f.0)?;
+        self.functions.insert(launch.kernel.clone(), function);
+        Ok(Ready::Launch(function, launch))
+    }
+}
+
+/// A step's actions, with addresses of the device.
+fn actions(
+    graph: &Graph,
+    work: &StepWork,
+    arena: &DeviceMemory,
+    batch: &[Vec<u8>],
+    status: *mut i64,
+) -> Result<Vec<Action>, Failure> {
+    let at = |offset: Bytes, size: Bytes| {
+        Some(std::ptr::without_provenance_mut(usize::try_from(arena.at(offset, size).ok()?).ok()?))
+    };
+    let seen = operands(graph, work, &at)?;
+    emitted(graph, work, &seen, batch, status)
+}
+
+/// A step's actions by what it sees.
+pub fn emitted(
+    graph: &Graph,
+    work: &StepWork,
+    seen: &super::super::host::calls::Operands,
+    batch: &[Vec<u8>],
+    status: *mut i64,
+) -> Result<Vec<Action>, Failure> {
+    let operator = graph.operator(work.operator);
+    let fail = |problem: String| Failure::Operator { operator: work.operator, problem };
+    let emit = emit::find(&operator.kind)
+        .ok_or_else(|| fail(format!("the CUDA device has no `{}`", operator.kind)))?;
+    let mut actions = Actions::new(status, i64::from(work.operator.0) + 1);
+    let call = Call {
+        operator,
+        args: &seen.args,
+        outputs: &seen.outputs,
+        hidden: &seen.hidden,
+        iteration: 0,
+        position: u64::from(work.operator.0),
+        steps_done: 0,
+        random_key: work.random_key,
+        replay: work.replay,
+        optimizer: graph.optimizer.as_ref(),
+        batch,
+    };
+    emit(&call, &mut actions).map_err(fail)?;
+    Ok(actions.list)
+}
+
+/// Moves updates that follow each other, and that nothing comes between, to the first of them. The later ones wait for
+/// nothing and begin nothing, so all they need is there when the first runs.
+fn fuse(script: &Script, lists: &mut [Vec<Action>]) -> Vec<Vec<(usize, u64)>> {
+    let elements = |list: &[Action]| match list {
+        [Action::Launch(l)]
+            if l.family == Family::Optimizer && l.params.len() == size_of::<Update>() =>
+        {
+            let at = std::mem::offset_of!(Update, of) + std::mem::offset_of!(One, count);
+            Some((l.kernel.clone(), u64::from_ne_bytes(l.params.get(at..at + 8)?.try_into().ok()?)))
+        }
+        _ => None,
+    };
+    let mut groups: Vec<(String, Vec<(usize, u64)>)> = Vec::new();
+    let mut open = false;
+    for &item in &script.streams[Stream::Compute.index()] {
+        let of = &script.items[item];
+        let Work::Step(work) = &of.work else { continue };
+        match elements(&lists[item]) {
+            None => open = false,
+            Some((kernel, count)) => {
+                let follows =
+                    of.waits.is_empty() && work.begins.is_empty() && work.capture.is_none();
+                match groups.last_mut().filter(|g| open && follows && g.0 == kernel) {
+                    Some(group) => group.1.push((item, count)),
+                    None => groups.push((kernel, vec![(item, count)])),
+                }
+                open = true;
+            }
+        }
+    }
+    let mut fused = Vec::new();
+    for (_, group) in groups.into_iter().filter(|g| g.1.len() > 1) {
+        let launches: Vec<&Launch> = group
+            .iter()
+            .flat_map(|(item, _)| &lists[*item])
+            .filter_map(|a| if let Action::Launch(l) = a { Some(l) } else { None })
+            .collect();
+        let Some(joined) = emit::optimizer::fuse(&launches) else { continue };
+        group.iter().for_each(|(item, _)| lists[*item].clear());
+        lists[group[0].0] = joined.into_iter().map(Action::Launch).collect();
+        fused.push(group);
+    }
+    fused
+}

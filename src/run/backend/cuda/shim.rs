@@ -1,0 +1,417 @@
+//! Runs actions on the host with the kernels compiled as C++: their arithmetic, indices and barriers, without a GPU.
+//!
+//! Each launch runs three times from the same memory, its threads in three orders, and must give the same bits: a missing
+//! barrier between threads of a block would show. What this leaves unchecked: concurrency between blocks, real memory
+//! models, the GPU's own mathematical functions and fused multiplications, and the two libraries (matrix products are the
+//! host's here, convolutions the plain kernels).
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use libloading::{Library, Symbol};
+
+use super::super::host::kernels::{against_pytorch, pytorch};
+use super::super::host::view::{Call, View};
+use super::emit;
+use super::gemm::{Stored, stored};
+use super::launch::{Action, Actions, Conv, Family, Gemm, Launch};
+use crate::job::Dtype;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Dim {
+    x: u32,
+    y: u32,
+    z: u32,
+}
+
+type Entry = unsafe extern "C" fn(*const u8, u32, Dim, Dim, i32);
+
+/// One library for each family; `None` where there is no C++ compiler. Held by whoever runs: kernels keep their block in statics.
+fn libraries() -> Option<&'static Mutex<Vec<Library>>> {
+    static ALL: OnceLock<Option<Mutex<Vec<Library>>>> = OnceLock::new();
+    ALL.get_or_init(|| {
+        let here = &Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let shim = std::fs::read_to_string(here.join("kernels/shim.h")).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let compile = |family: Family| {
+            let (source, object) = (
+                folder.path().join(format!("{}.cpp", family.name())),
+                folder.path().join(format!("{}.so", family.name())),
+            );
+            std::fs::write(&source, [&shim, "\n", &family.source()].concat()).unwrap();
+            let arguments = [
+                "-std=c++17",
+                "-O2",
+                "-U_FORTIFY_SOURCE",
+                "-ffp-contract=off",
+                "-fPIC",
+                "-shared",
+                "-w",
+                "-o",
+            ];
+            let output =
+                Command::new("c++").args(arguments).arg(&object).arg(&source).output().ok()?;
+            assert!(
+                output.status.success(),
+                "{}: {}",
+                family.name(),
+                String::from_utf8_lossy(&output.stderr)
+            );
+            // SAFETY: the library has no initialisers beyond those of its statics.
+            Some(unsafe { Library::new(&object) }.unwrap())
+        };
+        let all: Option<Vec<Library>> = std::thread::scope(|scope| {
+            let running: Vec<_> = Family::ALL
+                .into_iter()
+                .map(|family| scope.spawn(move || compile(family)))
+                .collect();
+            running.into_iter().map(|one| one.join().unwrap()).collect()
+        });
+        all.map(Mutex::new)
+    })
+    .as_ref()
+}
+
+/// Whether kernels can be compiled; says so where they can't, and fails where they must be.
+fn present() -> bool {
+    let present = libraries().is_some();
+    assert!(
+        present || std::env::var_os("NEAP_REQUIRE_NVRTC").is_none(),
+        "there is no C++ compiler"
+    );
+    if !present {
+        println!("skipped: kernels on the host: there is no C++ compiler");
+    }
+    present
+}
+
+fn launch(libraries: &[Library], launch: &Launch, order: i32) {
+    let at = Family::ALL.iter().position(|f| *f == launch.family).unwrap();
+    // SAFETY: every kernel is exported with this signature, and refuses parameters of another size.
+    let entry: Symbol<'_, Entry> = unsafe { libraries[at].get(launch.kernel.as_bytes()) }
+        .unwrap_or_else(|_| panic!("{}: no {}", launch.family.name(), launch.kernel));
+    // SAFETY: as above; the parameters' addresses are those of the test's own tensors. `u64` words align the copy.
+    unsafe {
+        let mut params = vec![0u64; launch.params.len().div_ceil(8)];
+        params
+            .as_mut_ptr()
+            .cast::<u8>()
+            .copy_from_nonoverlapping(launch.params.as_ptr(), launch.params.len());
+        let (grid, block) = (
+            Dim { x: launch.grid, y: 1, z: 1 },
+            Dim { x: launch.block[0], y: launch.block[1], z: 1 },
+        );
+        entry(params.as_ptr().cast(), launch.params.len() as u32, grid, block, order);
+    }
+}
+
+fn from_bf16(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
+}
+
+fn to_bf16(x: f32) -> u16 {
+    let bits = x.to_bits();
+    ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16
+}
+
+/// As the library does by its definition: matrices stored by columns, turned where said, sums in f32 or better.
+fn gemm(g: &Gemm) {
+    let [a, b, c] = stored(g).expect("what is sent to the library can be stored its way");
+    let [m, n, k] = [c.rows, c.columns, if a.transposed { a.rows } else { a.columns }];
+    assert_eq!((m, k), if a.transposed { (a.columns, a.rows) } else { (a.rows, a.columns) });
+    assert_eq!((k, n), if b.transposed { (b.columns, b.rows) } else { (b.rows, b.columns) });
+    assert!(a.step >= a.rows && b.step >= b.rows && c.step >= c.rows, "{g:?}");
+    let place = |of: &Stored, row: i64, column: i64| {
+        if of.transposed { column + row * of.step } else { row + column * of.step }
+    };
+    // SAFETY: addresses and steps were checked against the tensors that the action was made for.
+    unsafe {
+        let read = |data: *mut u8, at: i64| match g.dtype {
+            Dtype::Bf16 => {
+                f64::from(from_bf16(data.cast::<u16>().offset(at as isize).read_unaligned()))
+            }
+            _ => f64::from(data.cast::<f32>().offset(at as isize).read_unaligned()),
+        };
+        for batch in 0..g.batch {
+            for (i, j) in (0..m).flat_map(|i| (0..n).map(move |j| (i, j))) {
+                let mut sum = 0.0f64;
+                for p in 0..k {
+                    sum += read(g.b.data, batch * g.b.batch + place(&a, i, p))
+                        * read(g.a.data, batch * g.a.batch + place(&b, p, j));
+                }
+                let at = batch * g.c.batch + place(&c, i, j);
+                let before =
+                    if g.beta == 0.0 { 0.0 } else { f64::from(g.beta) * read(g.c.data, at) };
+                // A bias has an element for each row of the library's result.
+                let bias = if g.bias.is_null() { 0.0 } else { read(g.bias, i) };
+                let value = (f64::from(g.alpha) * sum + before + bias) as f32;
+                match g.dtype {
+                    Dtype::Bf16 => {
+                        g.c.data.cast::<u16>().offset(at as isize).write_unaligned(to_bf16(value))
+                    }
+                    _ => g.c.data.cast::<f32>().offset(at as isize).write_unaligned(value),
+                }
+            }
+        }
+    }
+}
+
+/// Carries out actions, each launch's threads in one of three orders.
+pub fn run(actions: &[Action], order: i32) {
+    let libraries = libraries().unwrap().lock().unwrap_or_else(PoisonError::into_inner);
+    for action in actions {
+        match action {
+            Action::Launch(one) => launch(&libraries, one, order),
+            Action::Conv(conv) => launch(&libraries, &Conv::plain(conv), order),
+            Action::Gemm(g) => gemm(g),
+            // SAFETY: inside the tensors that the actions were made for.
+            Action::Copy { from, to, bytes } => unsafe { std::ptr::copy(*from, *to, *bytes) },
+            // SAFETY: as above.
+            Action::Zero { to, bytes } => unsafe { to.write_bytes(0, *bytes) },
+            // SAFETY: as above.
+            Action::Upload { to, data } => unsafe {
+                to.copy_from_nonoverlapping(data.as_ptr(), data.len())
+            },
+        }
+    }
+}
+
+/// All bytes that a view spans.
+fn span(view: &View) -> usize {
+    if view.shape.contains(&0) || view.data.is_null() {
+        return 0;
+    }
+    let last: usize = view.shape.iter().zip(&view.stride).map(|(n, s)| (n - 1) * s).sum();
+    (last + 1) * view.dtype.size() as usize
+}
+
+/// A call's actions, three times from the same memory.
+pub fn call(call: &Call<'_>) -> Result<(), String> {
+    let mut status = 0i64;
+    let mut actions = Actions::new(&raw mut status, 7);
+    emit::find(&call.operator.kind).ok_or("CUDA has no such operator")?(call, &mut actions)?;
+    let written: Vec<&View> = call.outputs.iter().flatten().chain(call.hidden).collect();
+    // SAFETY: spans lie inside the tests' tensors.
+    let read = || {
+        written
+            .iter()
+            .map(|v| unsafe { std::slice::from_raw_parts(v.data, span(v)) }.to_vec())
+            .collect::<Vec<_>>()
+    };
+    let before = read();
+    run(&actions.list, 0);
+    let first = read();
+    for order in 1..3 {
+        for (view, bytes) in written.iter().zip(&before) {
+            // SAFETY: as above.
+            unsafe { view.data.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        }
+        run(&actions.list, order);
+        if read() != first {
+            return Err("its result depends on the order of its threads".to_owned());
+        }
+    }
+    if status == 0 { Ok(()) } else { Err("a number out of range".to_owned()) }
+}
+
+/// A call's actions, once.
+fn once(call: &Call<'_>) -> Result<(), String> {
+    let mut status = 0i64;
+    let mut actions = Actions::new(&raw mut status, 7);
+    emit::find(&call.operator.kind).ok_or("CUDA has no such operator")?(call, &mut actions)?;
+    run(&actions.list, 2);
+    if status == 0 { Ok(()) } else { Err("a number out of range".to_owned()) }
+}
+
+/// Two iterations of a recorded job, every operator by its CUDA actions, against PyTorch's losses (where the fixtures hold
+/// them) and, within `limit` of each tensor's norm, the host's state.
+fn train(base: &str, limit: f64) {
+    use crate::device::{builtin, latency};
+    use crate::{Rate, Settings, plan::budget, run_with};
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures");
+    let graph =
+        crate::job::chakra::import(&folder.join(format!("{base}.et.json.gz")), &Default::default())
+            .unwrap()
+            .graph;
+    let device = builtin::find("host").unwrap();
+    let latencies = latency::latencies(&graph, &device, None);
+    let request = budget::Request {
+        graph: &graph,
+        file: (String::new(), String::new()),
+        device: &device,
+        latencies: &latencies,
+        budget: crate::units::Bytes::ZERO,
+        method: Default::default(),
+        recorded_options: Default::default(),
+    };
+    let unplanned = budget::unplanned(&request).unwrap().plan;
+    let settings = Settings {
+        iterations: 2,
+        weights: Some(folder.join(format!("{base}.safetensors"))).filter(|p| p.exists()),
+        keep_state: true,
+        link_rate: Rate::Unlimited,
+        ..Default::default()
+    };
+    let go = |kernels: super::super::host::calls::Lookup, plan: &crate::contract::Plan| {
+        run_with(kernels, &graph, &plan.jobs[0], plan.budget, &device, &settings, &mut |_| {})
+            .unwrap()
+    };
+    let cuda: super::super::host::calls::Lookup =
+        |kind| emit::find(kind).map(|_| once as super::super::host::kernels::Kernel);
+    let (ours, hosts) = (go(cuda, &unplanned), go(super::super::host::kernels::find, &unplanned));
+    let record = std::fs::read(folder.join(format!("{base}.json"))).ok();
+    let record: Option<serde_json::Value> =
+        record.map(|bytes| serde_json::from_slice(&bytes).unwrap());
+    for (at, loss) in ours.losses.iter().enumerate() {
+        let theirs = record
+            .as_ref()
+            .map_or(f64::from(hosts.losses[at]), |r| r["losses"][at].as_f64().unwrap());
+        assert!(
+            (f64::from(*loss) - theirs).abs() <= 1e-5 * theirs.abs(),
+            "{base}: loss {at} is {loss}, not {theirs}"
+        );
+    }
+    assert_eq!(ours.losses.len(), 2);
+    let (ours, hosts) = (ours.state.unwrap(), hosts.state.unwrap());
+    assert!(ours.len() > 3 && ours.keys().eq(hosts.keys()));
+    let mut worst = 0.0f64;
+    for (key, value) in &ours {
+        if value.dtype == Dtype::F32 {
+            let floats = |data: &[u8]| {
+                data.chunks_exact(4)
+                    .map(|four| f32::from_le_bytes(four.try_into().unwrap()))
+                    .collect::<Vec<_>>()
+            };
+            let (a, b) = (floats(&value.data), floats(&hosts[key].data));
+            let norm = |x: &mut dyn Iterator<Item = f32>| {
+                x.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt()
+            };
+            let (off, size) =
+                (norm(&mut a.iter().zip(&b).map(|(a, b)| a - b)), norm(&mut b.iter().copied()));
+            assert!(
+                off <= limit * size.max(1e-2),
+                "{base}: {key} is {off} from the host's, of {size}"
+            );
+            worst = worst.max(off / size.max(1e-2));
+        }
+    }
+    println!("{base}: final state at most {worst:.1e} from the host's");
+}
+
+#[test]
+fn whole_trainings_agree_with_pytorch() {
+    if present() {
+        train("tiny_cnn-sgd-maximize", 1e-5);
+        // Adam divides by the gradient's own size: where that is hardly more than rounding, a step may go either way.
+        train("tiny_cnn-adam", 2e-2);
+        train("tiny_gpt2-adamw", 2e-2);
+    }
+}
+
+#[test]
+fn elementwise_rows_and_shapes_agree_with_pytorch() {
+    if present() {
+        pytorch::every_case(&call);
+    }
+}
+
+#[test]
+fn dense_operators_agree_with_pytorch() {
+    if present() {
+        against_pytorch::every_case(&call);
+    }
+}
+
+/// The host has no bf16: each operator's result in bf16 is its result in f32, of the same numbers, rounded once.
+#[test]
+fn bf16_is_f32_rounded() {
+    use super::super::host::kernels::pytorch::{Bench, Owned};
+    use super::super::host::view::Operand;
+    use crate::job::Arg;
+    if !present() {
+        return;
+    }
+    let number = |i: usize| from_bf16(to_bf16(((i * 7919 + 13) % 101) as f32 / 25.0 - 2.0));
+    let run =
+        |dtype: Dtype, kind: &str, shapes: &[&[usize]], plain: &[Arg], out: &[usize]| -> Vec<f32> {
+            let make = |shape: &[usize]| {
+                let stride: Vec<usize> =
+                    (0..shape.len()).map(|d| shape[d + 1..].iter().product()).collect();
+                Owned::new(dtype, shape, &stride, 0)
+            };
+            let at =
+                |owned: &Owned, i: usize| owned.view.data.wrapping_add(i * dtype.size() as usize);
+            let inputs: Vec<Owned> = shapes.iter().map(|s| make(s)).collect();
+            for owned in &inputs {
+                for i in 0..owned.view.shape.iter().product() {
+                    // SAFETY: the storage has that many elements of the type.
+                    unsafe {
+                        match dtype {
+                            Dtype::Bf16 => {
+                                at(owned, i).cast::<u16>().write_unaligned(to_bf16(number(i)))
+                            }
+                            _ => at(owned, i).cast::<f32>().write_unaligned(number(i)),
+                        }
+                    }
+                }
+            }
+            let result = make(out);
+            let args = shapes.iter().map(|_| Arg::None).chain(plain.iter().cloned()).collect();
+            let operands = inputs
+                .iter()
+                .map(|o| Operand::Tensor(o.view.clone()))
+                .chain(plain.iter().map(|_| Operand::Plain))
+                .collect();
+            Bench::new(kind, args, operands, &[&result], &[])
+                .run_on(&call)
+                .unwrap_or_else(|e| panic!("{kind}: {e}"));
+            (0..out.iter().product())
+                // SAFETY: as above.
+                .map(|i| unsafe {
+                    match dtype {
+                        Dtype::Bf16 => from_bf16(at(&result, i).cast::<u16>().read_unaligned()),
+                        _ => at(&result, i).cast::<f32>().read_unaligned(),
+                    }
+                })
+                .collect()
+        };
+    let (square, wide): (&[usize], &[usize]) = (&[5, 7], &[7, 9]);
+    let pool = [
+        Arg::Ints(vec![2, 2]),
+        Arg::Ints(vec![2, 2]),
+        Arg::Ints(vec![0, 0]),
+        Arg::Bool(false),
+        Arg::Bool(true),
+        Arg::None,
+    ];
+    let image: &[usize] = &[2, 3, 4, 4];
+    let convolution = [
+        Arg::None,
+        Arg::Ints(vec![1, 1]),
+        Arg::Ints(vec![1, 1]),
+        Arg::Ints(vec![1, 1]),
+        Arg::Int(1),
+    ];
+    type Case<'a> = (&'a str, Vec<&'a [usize]>, &'a [Arg], &'a [usize]);
+    let cases: [Case<'_>; 8] = [
+        ("aten::add", vec![square, square], &[], square),
+        ("aten::add", vec![square, &[5, 1]], &[], square),
+        ("aten::gelu", vec![square], &[Arg::Text("none".into())], square),
+        ("aten::sum", vec![square], &[Arg::Ints(vec![1]), Arg::Bool(false), Arg::None], &[5]),
+        ("aten::_softmax", vec![square], &[Arg::Int(1), Arg::Bool(false)], square),
+        ("aten::mm", vec![square, wide], &[], &[5, 9]),
+        ("aten::avg_pool2d", vec![image], &pool, &[2, 3, 2, 2]),
+        ("aten::conv2d", vec![image, &[4, 3, 3, 3]], &convolution, &[2, 4, 4, 4]),
+    ];
+    for (kind, shapes, plain, out) in &cases {
+        let (full, half) =
+            (run(Dtype::F32, kind, shapes, plain, out), run(Dtype::Bf16, kind, shapes, plain, out));
+        for (f, h) in full.iter().zip(&half) {
+            // Sums in another order may fall to the other side of a tie.
+            assert!((f - h).abs() <= f.abs() / 256.0 + 1e-6, "{kind}: {h} for {f}");
+        }
+        assert!(full.iter().any(|f| f.abs() > 0.1), "{kind}");
+    }
+}

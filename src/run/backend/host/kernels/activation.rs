@@ -1,0 +1,144 @@
+//! Activation functions and their gradients.
+//!
+//! Argument orders are the framework's, which differ: some gradients read the input, some the output.
+//! Not for: softmax and dropout.
+
+use super::super::view::Call;
+use super::Kernel;
+use super::arguments::{floating, input, number_or, output, text};
+use super::elements::{map1, map2};
+use super::math::{erf, exp, sigmoid, tanh};
+
+/// The kernel for `kind`.
+pub fn find(kind: &str) -> Option<Kernel> {
+    let base = kind.strip_suffix('_').unwrap_or(kind);
+    let kernel: Kernel = match base.strip_prefix("aten::")? {
+        "relu" => |c| unary(c, |x| if x < 0.0 { 0.0 } else { x }),
+        "relu6" => |c| unary(c, |x| clip(x, 0.0, 6.0)),
+        "threshold_backward" => threshold_backward,
+        "sigmoid" => |c| unary(c, sigmoid),
+        "sigmoid_backward" => |c| gradient(c, |g, y| g * (1.0 - y) * y),
+        "tanh_backward" => |c| gradient(c, |g, y| g * (1.0 - y * y)),
+        "silu" => |c| unary(c, |x| x / (1.0 + exp(-x))),
+        "silu_backward" => |c| {
+            gradient(c, |g, x| {
+                let s = sigmoid(x);
+                g * (s * (1.0 + x * (1.0 - s)))
+            })
+        },
+        "gelu" => gelu,
+        "gelu_backward" => gelu_backward,
+        "hardsigmoid" => |c| unary(c, |x| clip(x + 3.0, 0.0, 6.0) / 6.0),
+        "hardsigmoid_backward" => {
+            |c| gradient(c, |g, x| if x > -3.0 && x < 3.0 { g / 6.0 } else { 0.0 })
+        }
+        "hardswish" => |c| unary(c, |x| x * clip(x + 3.0, 0.0, 6.0) / 6.0),
+        "hardswish_backward" => |c| {
+            gradient(c, |g, x| {
+                if x <= -3.0 {
+                    0.0
+                } else if x < 3.0 {
+                    g * (x / 3.0 + 0.5)
+                } else {
+                    g
+                }
+            })
+        },
+        "hardtanh" => hardtanh,
+        "hardtanh_backward" => hardtanh_backward,
+        "leaky_relu" => leaky_relu,
+        "leaky_relu_backward" => leaky_relu_backward,
+        "elu" => elu,
+        "softplus" => softplus,
+        _ => return None,
+    };
+    Some(kernel)
+}
+
+const SQRT_2_OVER_PI: f32 = 0.797_884_6;
+const CUBIC: f32 = 0.044_715;
+
+fn clip(x: f32, low: f32, high: f32) -> f32 {
+    let x = if x < low { low } else { x };
+    if x > high { high } else { x }
+}
+
+fn unary(call: &Call<'_>, f: impl Fn(f32) -> f32) -> Result<(), String> {
+    map1::<f32>(floating(output(call)?)?, &input(call, 0)?, f)
+}
+
+/// `f(gradient, saved)`, the arguments 0 and 1.
+fn gradient(call: &Call<'_>, f: impl Fn(f32, f32) -> f32) -> Result<(), String> {
+    map2::<f32>(floating(output(call)?)?, &input(call, 0)?, &input(call, 1)?, f)
+}
+
+fn threshold_backward(call: &Call<'_>) -> Result<(), String> {
+    let threshold = number_or(call, 2, 0.0)? as f32;
+    gradient(call, |g, x| if x <= threshold { 0.0 } else { g })
+}
+
+fn is_tanh(call: &Call<'_>, index: usize) -> Result<bool, String> {
+    match text(call, index) {
+        "" | "none" => Ok(false),
+        "tanh" => Ok(true),
+        other => Err(format!("the GELU approximation `{other}` is not known")),
+    }
+}
+
+fn gelu(call: &Call<'_>) -> Result<(), String> {
+    if is_tanh(call, 1)? {
+        unary(call, |x| 0.5 * x * (1.0 + tanh(SQRT_2_OVER_PI * (x + CUBIC * x * x * x))))
+    } else {
+        unary(call, |x| x * 0.5 * (1.0 + erf(x * std::f32::consts::FRAC_1_SQRT_2)))
+    }
+}
+
+fn gelu_backward(call: &Call<'_>) -> Result<(), String> {
+    if is_tanh(call, 2)? {
+        gradient(call, |g, x| {
+            let t = tanh(SQRT_2_OVER_PI * (x + CUBIC * x * x * x));
+            let inner = SQRT_2_OVER_PI * (1.0 + 3.0 * CUBIC * x * x);
+            g * (0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * inner)
+        })
+    } else {
+        // The normal density's factor is 1 / sqrt(2 pi).
+        gradient(call, |g, x| {
+            let cdf = 0.5 * (1.0 + erf(x * std::f32::consts::FRAC_1_SQRT_2));
+            g * (cdf + x * 0.398_942_3 * exp(-0.5 * x * x))
+        })
+    }
+}
+
+fn hardtanh(call: &Call<'_>) -> Result<(), String> {
+    let (low, high) = (number_or(call, 1, -1.0)? as f32, number_or(call, 2, 1.0)? as f32);
+    unary(call, |x| clip(x, low, high))
+}
+
+fn hardtanh_backward(call: &Call<'_>) -> Result<(), String> {
+    let (low, high) = (number_or(call, 2, -1.0)? as f32, number_or(call, 3, 1.0)? as f32);
+    gradient(call, |g, x| if x <= low || x >= high { 0.0 } else { g })
+}
+
+fn leaky_relu(call: &Call<'_>) -> Result<(), String> {
+    let slope = number_or(call, 1, 0.01)? as f32;
+    unary(call, |x| if x > 0.0 { x } else { x * slope })
+}
+
+fn leaky_relu_backward(call: &Call<'_>) -> Result<(), String> {
+    let slope = number_or(call, 2, 0.01)? as f32;
+    gradient(call, |g, x| if x > 0.0 { g } else { g * slope })
+}
+
+fn elu(call: &Call<'_>) -> Result<(), String> {
+    let (alpha, scale, rate) = (
+        number_or(call, 1, 1.0)? as f32,
+        number_or(call, 2, 1.0)? as f32,
+        number_or(call, 3, 1.0)? as f32,
+    );
+    unary(call, |x| if x > 0.0 { x * scale } else { (x * rate).exp_m1() * alpha * scale })
+}
+
+fn softplus(call: &Call<'_>) -> Result<(), String> {
+    let (beta, threshold) = (number_or(call, 1, 1.0)? as f32, number_or(call, 2, 20.0)? as f32);
+    unary(call, |x| if x * beta > threshold { x } else { (x * beta).exp().ln_1p() / beta })
+}

@@ -1,0 +1,619 @@
+//! Convolutions in two dimensions, forward and backward, as matrix products over unfolded tiles.
+//!
+//! A *column* is one output position of one image; a tile is a range of columns by a range of kernel
+//! elements, unfolded into a fixed scratch ([`super::strided::with_tiles`]). Pointwise convolutions multiply
+//! the images themselves. Not for: transposed convolutions, other dimensions.
+
+use super::super::view::{Call, View};
+use super::Kernel;
+use super::gemm::{Matrix, product_of};
+use super::strided::{
+    COLUMN_FLOATS, ROW_FLOATS, base, collapse, fill, flag, int, mask, optional, pair, product,
+    result, runs, same_shape, tensor, with_tiles,
+};
+use super::unfold::{Unfold, copy_columns, fold_tile, unfold_tile};
+use crate::job::Arg;
+
+/// The kernel for a kind, if it is one of this file's.
+pub fn find(kind: &str) -> Option<Kernel> {
+    Some(match kind {
+        "aten::conv2d" => |call| forward(call, Some(2), [3, 4, 5], 6),
+        "aten::cudnn_convolution" => |call| forward(call, None, [3, 2, 4], 5),
+        "aten::convolution" | "aten::_convolution" => |call| {
+            if flag(call, 6)? {
+                return Err("transposed convolutions are not supported".into());
+            }
+            forward(call, Some(2), [3, 4, 5], 8)
+        },
+        "aten::convolution_backward" => backward,
+        _ => return None,
+    })
+}
+
+/// Columns in a tile: enough to amortise the packing of the weights.
+const TILE_COLUMNS: usize = 1024;
+/// Images with fewer output positions than this share tiles.
+const SMALL_IMAGE: usize = 256;
+
+/// One group's matrices: everything a pass needs to address memory.
+struct Group<'a> {
+    shape: &'a Shape,
+    /// First element of the group's input channels, and the input's strides.
+    input: (*mut f32, [usize; 4]),
+    /// First element of the group's output channels, and the output's strides.
+    output: (*mut f32, [usize; 4]),
+    /// First element of the group's weights, and their strides.
+    weight: (*mut f32, [usize; 4]),
+}
+
+/// What is convolved, per group.
+struct Shape {
+    images: usize,
+    groups: usize,
+    /// Input and output channels of one group.
+    channels: [usize; 2],
+    unfold: Unfold,
+    /// Walks the weights of one output channel in the order in which kernel elements are unfolded, where one step does.
+    kernel_step: Option<usize>,
+}
+
+/// A tile of columns, as a matrix of `rows` by `count`.
+struct Tile {
+    first: usize,
+    count: usize,
+}
+
+impl Shape {
+    fn new(
+        call: &Call<'_>,
+        input: &[usize],
+        weight: &View,
+        [stride, padding, dilation]: [[usize; 2]; 3],
+        groups: i64,
+    ) -> Result<Self, String> {
+        let kind = &call.operator.kind;
+        let (&[images, all_in, height, width], &[all_out, channels_in, kernel_h, kernel_w]) =
+            (input, weight.shape.as_slice())
+        else {
+            return Err(format!(
+                "{kind} convolves images of four dimensions only, not {input:?} with {:?}",
+                weight.shape
+            ));
+        };
+        let groups = usize::try_from(groups).ok().filter(|&g| {
+            g > 0 && all_out.is_multiple_of(g) && Some(all_in) == channels_in.checked_mul(g)
+        });
+        let Some(groups) = groups else {
+            return Err(format!(
+                "{kind}: the groups do not divide the channels of {input:?} and {:?}",
+                weight.shape
+            ));
+        };
+        if kernel_h == 0 || kernel_w == 0 {
+            return Err(format!("{kind}: the kernel {:?} is empty", weight.shape));
+        }
+        let extent = |size: usize, kernel: usize, i: usize| {
+            let reach = (kernel - 1).checked_mul(dilation[i])?.checked_add(1)?;
+            Some((size.checked_add(2 * padding[i])?.checked_sub(reach)?) / stride[i] + 1)
+        };
+        let Some((out_h, out_w)) = extent(height, kernel_h, 0).zip(extent(width, kernel_w, 1))
+        else {
+            return Err(format!(
+                "{kind}: the kernel {:?} does not fit into {input:?}",
+                weight.shape
+            ));
+        };
+        product(call, &[images, out_h, out_w])?;
+        product(call, &[all_in, kernel_h, kernel_w])?;
+        product(call, &[all_in, height, width])?;
+        let kernel_step = collapse(&weight.shape[1..], &weight.stride[1..]);
+        let unfold = Unfold {
+            channels: channels_in,
+            size: [height, width],
+            out: [out_h, out_w],
+            kernel: [kernel_h, kernel_w],
+            stride,
+            padding,
+            dilation,
+            channels_last: kernel_step.is_none(),
+        };
+        Ok(Self { images, groups, channels: [channels_in, all_out / groups], unfold, kernel_step })
+    }
+
+    fn output(&self) -> [usize; 4] {
+        [self.images, self.channels[1] * self.groups, self.unfold.out[0], self.unfold.out[1]]
+    }
+
+    /// Tiles of columns; none crosses the end of an image if the images are large and can be addressed in place.
+    fn tiles(&self, in_place: bool, rows: usize) -> impl Iterator<Item = Tile> + use<> {
+        let positions = self.unfold.out[0] * self.unfold.out[1];
+        let (spans, span, most) = if in_place {
+            (self.images, positions, TILE_COLUMNS)
+        } else {
+            (1, self.images * positions, TILE_COLUMNS.min(ROW_FLOATS / rows.max(1)).max(1))
+        };
+        let pieces = span.div_ceil(most).max(1);
+        let length = span.div_ceil(pieces);
+        (0..spans)
+            .flat_map(move |i| {
+                (0..pieces).map(move |p| {
+                    (i * span + (p * length).min(span), i * span + ((p + 1) * length).min(span))
+                })
+            })
+            .filter(|(from, to)| from < to)
+            .map(|(first, to)| Tile { first, count: to - first })
+    }
+
+    /// Whether the columns of an output can be multiplied where they lie, and the step between them.
+    fn column_step(&self, output: &[usize; 4]) -> Option<usize> {
+        let step = collapse(&self.unfold.out, &output[2..])?;
+        (self.unfold.out[0] * self.unfold.out[1] >= SMALL_IMAGE || self.images == 1).then_some(step)
+    }
+
+    /// The step between the input's pixels if the input is its own unfolding.
+    fn pointwise(&self, input: &[usize; 4]) -> Option<usize> {
+        let u = &self.unfold;
+        let plain = u.kernel == [1, 1] && u.stride == [1, 1] && u.padding == [0, 0];
+        if plain { collapse(&u.size, &input[2..]) } else { None }
+    }
+
+    fn kernel_elements(&self) -> usize {
+        self.channels[0] * self.unfold.kernel[0] * self.unfold.kernel[1]
+    }
+
+    /// Ranges of kernel elements whose unfolding fits the scratch.
+    fn chunks(&self, columns: usize) -> impl Iterator<Item = std::ops::Range<usize>> + use<> {
+        let (all, most) = (self.kernel_elements(), (COLUMN_FLOATS / columns).max(1));
+        let pieces = all.div_ceil(most);
+        let length = all.div_ceil(pieces.max(1));
+        (0..pieces).map(move |p| (p * length).min(all)..((p + 1) * length).min(all))
+    }
+}
+
+impl Group<'_> {
+    /// The weights of a range of kernel elements: pieces of (first kernel element, count, matrix of output channels by kernel elements).
+    fn weights(&self, range: std::ops::Range<usize>) -> Vec<(usize, usize, Matrix)> {
+        let (data, [out_step, in_step, row_step, column_step]) = self.weight;
+        if let Some(step) = self.shape.kernel_step {
+            let matrix =
+                Matrix { data: data.wrapping_add(range.start * step), row: out_step, column: step };
+            return vec![(range.start, range.len(), matrix)];
+        }
+        let (channels, width) = (self.shape.channels[0], self.shape.unfold.kernel[1]);
+        let mut pieces = Vec::new();
+        let mut at = range.start;
+        while at < range.end {
+            let (cell, channel) = (at / channels, at % channels);
+            let count = (channels - channel).min(range.end - at);
+            let offset = channel * in_step + cell / width * row_step + cell % width * column_step;
+            pieces.push((
+                at,
+                count,
+                Matrix { data: data.wrapping_add(offset), row: out_step, column: in_step },
+            ));
+            at += count;
+        }
+        pieces
+    }
+
+    /// The tile's columns where they lie in `side` (input or output), given the step between them.
+    fn place(&self, (data, stride): (*mut f32, [usize; 4]), step: usize, tile: &Tile) -> Matrix {
+        let positions = self.shape.unfold.out[0] * self.shape.unfold.out[1];
+        let offset = tile.first / positions * stride[0] + tile.first % positions * step;
+        Matrix { data: data.wrapping_add(offset), row: stride[1], column: step }
+    }
+
+    /// # Safety
+    /// The views behind the group are inside live memory, the output nobody else's.
+    unsafe fn forward(
+        &self,
+        bias: Option<(*mut f32, usize)>,
+        columns: &mut [f32],
+        rows: &mut [f32],
+    ) {
+        let (shape, out_channels) = (self.shape, self.shape.channels[1]);
+        let in_place = shape.column_step(&self.output.1);
+        let pointwise = in_place.and_then(|_| shape.pointwise(&self.input.1));
+        for tile in shape.tiles(in_place.is_some(), out_channels) {
+            let into = match in_place {
+                Some(step) => self.place(self.output, step, &tile),
+                None => Matrix { data: rows.as_mut_ptr(), row: tile.count, column: 1 },
+            };
+            let mut beta = 0.0;
+            if let Some(step) = pointwise {
+                for (first, count, weight) in self.weights(0..shape.kernel_elements()) {
+                    let mut pixels = self.place(self.input, step, &tile);
+                    pixels.data = pixels.data.wrapping_add(first * pixels.row);
+                    // SAFETY: the tile's columns lie inside input and output, the pieces inside the weights.
+                    unsafe {
+                        product_of(
+                            [out_channels, count, tile.count],
+                            1.0,
+                            weight,
+                            pixels,
+                            beta,
+                            into,
+                        )
+                    };
+                    beta = 1.0;
+                }
+            } else {
+                for chunk in shape.chunks(tile.count) {
+                    // SAFETY: the input is inside live memory, and only read.
+                    unsafe {
+                        unfold_tile(
+                            &shape.unfold,
+                            self.input.0,
+                            &self.input.1,
+                            chunk.clone(),
+                            tile.first,
+                            tile.count,
+                            columns,
+                        )
+                    };
+                    for (first, count, weight) in self.weights(chunk.clone()) {
+                        let data =
+                            columns.as_mut_ptr().wrapping_add((first - chunk.start) * tile.count);
+                        let unfolded = Matrix { data, row: tile.count, column: 1 };
+                        // SAFETY: the chunk fits the scratch; output and weights as above.
+                        unsafe {
+                            product_of(
+                                [out_channels, count, tile.count],
+                                1.0,
+                                weight,
+                                unfolded,
+                                beta,
+                                into,
+                            )
+                        };
+                        beta = 1.0;
+                    }
+                }
+            }
+            for channel in 0..out_channels {
+                // SAFETY: the bias has one element for each output channel.
+                let start = bias.map(|(data, step)| unsafe { *data.wrapping_add(channel * step) });
+                if beta != 0.0 && start.is_none() {
+                    break;
+                }
+                let row = into.data.wrapping_add(channel * into.row);
+                for i in 0..tile.count {
+                    // SAFETY: inside the tile's output.
+                    let value = unsafe { &mut *row.wrapping_add(i * into.column) };
+                    *value = start.unwrap_or(0.0) + if beta == 0.0 { 0.0 } else { *value };
+                }
+            }
+            if in_place.is_none() {
+                // SAFETY: the output's columns are inside live memory and nobody else's.
+                unsafe {
+                    copy_columns::<true>(
+                        &shape.unfold.out,
+                        self.output,
+                        out_channels,
+                        tile.first,
+                        tile.count,
+                        rows,
+                    )
+                };
+            }
+        }
+    }
+
+    /// The gradient of the tile's outputs, gathered into `rows` where it can't be used in place.
+    ///
+    /// # Safety
+    /// As [`Group::forward`], with the output only read.
+    unsafe fn gradient(&self, in_place: Option<usize>, tile: &Tile, rows: &mut [f32]) -> Matrix {
+        if let Some(step) = in_place {
+            return self.place(self.output, step, tile);
+        }
+        // SAFETY: the caller's promise.
+        unsafe {
+            copy_columns::<false>(
+                &self.shape.unfold.out,
+                self.output,
+                self.shape.channels[1],
+                tile.first,
+                tile.count,
+                rows,
+            )
+        };
+        Matrix { data: rows.as_mut_ptr(), row: tile.count, column: 1 }
+    }
+
+    /// Adds to an input gradient that starts as zeros.
+    ///
+    /// # Safety
+    /// As [`Group::forward`], with the input's place taken by its gradient, which is nobody else's.
+    unsafe fn backward_input(&self, columns: &mut [f32], rows: &mut [f32]) {
+        let (shape, out_channels) = (self.shape, self.shape.channels[1]);
+        let in_place = shape.column_step(&self.output.1);
+        let pointwise = in_place.and_then(|_| shape.pointwise(&self.input.1));
+        for tile in shape.tiles(in_place.is_some(), out_channels) {
+            // SAFETY: the caller's promise.
+            let gradient = unsafe { self.gradient(in_place, &tile, rows) };
+            let turned =
+                |weight: Matrix| Matrix { row: weight.column, column: weight.row, ..weight };
+            if let Some(step) = pointwise {
+                for (first, count, weight) in self.weights(0..shape.kernel_elements()) {
+                    let mut pixels = self.place(self.input, step, &tile);
+                    pixels.data = pixels.data.wrapping_add(first * pixels.row);
+                    // SAFETY: the tile's columns lie inside input and output, the pieces inside the weights.
+                    unsafe {
+                        product_of(
+                            [count, out_channels, tile.count],
+                            1.0,
+                            turned(weight),
+                            gradient,
+                            0.0,
+                            pixels,
+                        )
+                    };
+                }
+                continue;
+            }
+            for chunk in shape.chunks(tile.count) {
+                for (first, count, weight) in self.weights(chunk.clone()) {
+                    let data =
+                        columns.as_mut_ptr().wrapping_add((first - chunk.start) * tile.count);
+                    let unfolded = Matrix { data, row: tile.count, column: 1 };
+                    // SAFETY: the chunk fits the scratch; gradient and weights are inside live memory.
+                    unsafe {
+                        product_of(
+                            [count, out_channels, tile.count],
+                            1.0,
+                            turned(weight),
+                            gradient,
+                            0.0,
+                            unfolded,
+                        )
+                    };
+                }
+                // SAFETY: the input gradient is inside live memory and nobody else's.
+                unsafe {
+                    fold_tile(
+                        &shape.unfold,
+                        self.input.0,
+                        &self.input.1,
+                        chunk,
+                        tile.first,
+                        tile.count,
+                        columns,
+                    )
+                };
+            }
+        }
+    }
+
+    /// Adds to a weight gradient that starts as zeros.
+    ///
+    /// # Safety
+    /// As [`Group::forward`], with the weights' place taken by their gradient, which is nobody else's.
+    unsafe fn backward_weight(&self, columns: &mut [f32], rows: &mut [f32]) {
+        let (shape, out_channels) = (self.shape, self.shape.channels[1]);
+        let in_place = shape.column_step(&self.output.1);
+        let pointwise = in_place.and_then(|_| shape.pointwise(&self.input.1));
+        for tile in shape.tiles(in_place.is_some(), out_channels) {
+            // SAFETY: the caller's promise.
+            let gradient = unsafe { self.gradient(in_place, &tile, rows) };
+            if let Some(step) = pointwise {
+                for (first, count, weight) in self.weights(0..shape.kernel_elements()) {
+                    let pixels = self.place(self.input, step, &tile);
+                    let turned = Matrix {
+                        data: pixels.data.wrapping_add(first * pixels.row),
+                        row: pixels.column,
+                        column: pixels.row,
+                    };
+                    // SAFETY: the tile's columns lie inside input and output, the pieces inside the weights.
+                    unsafe {
+                        product_of(
+                            [out_channels, tile.count, count],
+                            1.0,
+                            gradient,
+                            turned,
+                            1.0,
+                            weight,
+                        )
+                    };
+                }
+                continue;
+            }
+            for chunk in shape.chunks(tile.count) {
+                // SAFETY: the input is inside live memory, and only read.
+                unsafe {
+                    unfold_tile(
+                        &shape.unfold,
+                        self.input.0,
+                        &self.input.1,
+                        chunk.clone(),
+                        tile.first,
+                        tile.count,
+                        columns,
+                    )
+                };
+                for (first, count, weight) in self.weights(chunk.clone()) {
+                    let data =
+                        columns.as_mut_ptr().wrapping_add((first - chunk.start) * tile.count);
+                    let turned = Matrix { data, row: 1, column: tile.count };
+                    // SAFETY: the chunk fits the scratch; gradient and weights are inside live memory.
+                    unsafe {
+                        product_of(
+                            [out_channels, tile.count, count],
+                            1.0,
+                            gradient,
+                            turned,
+                            1.0,
+                            weight,
+                        )
+                    };
+                }
+            }
+        }
+    }
+}
+
+/// Runs `work` for each group of a convolution between `input`, `weight` and `output`, whose shapes have been checked.
+fn each_group(
+    shape: &Shape,
+    [input, weight, output]: [&View; 3],
+    mut work: impl FnMut(usize, &Group<'_>, &mut [f32], &mut [f32]),
+) {
+    let four = |view: &View| -> [usize; 4] { std::array::from_fn(|i| view.stride[i]) };
+    let [is, ws, os] = [four(input), four(weight), four(output)];
+    let [channels_in, channels_out] = shape.channels;
+    with_tiles(|columns, rows| {
+        for g in 0..shape.groups {
+            let group = Group {
+                shape,
+                input: (base(input).wrapping_add(g * channels_in * is[1]), is),
+                output: (base(output).wrapping_add(g * channels_out * os[1]), os),
+                weight: (base(weight).wrapping_add(g * channels_out * ws[0]), ws),
+            };
+            work(g, &group, columns, rows);
+        }
+    });
+}
+
+fn settings(
+    call: &Call<'_>,
+    input: &View,
+    weight: &View,
+    [stride, padding, dilation]: [usize; 3],
+    groups: usize,
+) -> Result<Shape, String> {
+    let (stride, dilation) =
+        (pair(call, stride, 1)?.unwrap_or([1; 2]), pair(call, dilation, 1)?.unwrap_or([1; 2]));
+    let padding = match call.operator.args.get(padding) {
+        Some(Arg::Text(word)) if word == "valid" => [0; 2],
+        Some(Arg::Text(word)) => {
+            let even = weight.shape.len() == 4
+                && (0..2).all(|i| {
+                    (weight.shape[2 + i].wrapping_sub(1))
+                        .wrapping_mul(dilation[i])
+                        .is_multiple_of(2)
+                });
+            if word != "same" || !even || stride != [1; 2] {
+                return Err(format!(
+                    "{} does not support the padding `{word}` here",
+                    call.operator.kind
+                ));
+            }
+            std::array::from_fn(|i| {
+                (weight.shape[2 + i].wrapping_sub(1)).wrapping_mul(dilation[i]) / 2
+            })
+        }
+        _ => pair(call, padding, 0)?.unwrap_or([0; 2]),
+    };
+    if padding.iter().any(|&p| p > 1 << 24) {
+        return Err(format!("{}: the padding {padding:?} is out of range", call.operator.kind));
+    }
+    let groups = if call.operator.args.len() > groups { int(call, groups)? } else { 1 };
+    let shape = Shape::new(call, &input.shape, weight, [stride, padding, dilation], groups)?;
+    if shape.channels[1] > ROW_FLOATS {
+        return Err(format!(
+            "{} supports at most {ROW_FLOATS} output channels per group",
+            call.operator.kind
+        ));
+    }
+    Ok(shape)
+}
+
+fn forward(
+    call: &Call<'_>,
+    bias: Option<usize>,
+    places: [usize; 3],
+    groups: usize,
+) -> Result<(), String> {
+    let (input, weight) = (tensor(call, 0, "input")?, tensor(call, 1, "weight")?);
+    let shape = settings(call, input, weight, places, groups)?;
+    let output = result(call, 0, &shape.output())?;
+    let bias = bias.map(|at| optional(call, at)).transpose()?.flatten();
+    if let Some(bias) = bias {
+        same_shape(call, "its bias", bias, &[shape.channels[1] * shape.groups])?;
+    }
+    each_group(&shape, [input, weight, output], |g, group, columns, rows| {
+        let bias = bias.map(|view| {
+            (base(view).wrapping_add(g * shape.channels[1] * view.stride[0]), view.stride[0])
+        });
+        // SAFETY: views lie inside their storages, shapes agree, and `result` checked the output.
+        unsafe { group.forward(bias, columns, rows) };
+    });
+    Ok(())
+}
+
+fn backward(call: &Call<'_>) -> Result<(), String> {
+    let (gradient, input, weight) =
+        (tensor(call, 0, "grad_output")?, tensor(call, 1, "input")?, tensor(call, 2, "weight")?);
+    if flag(call, 7)? {
+        return Err("transposed convolutions are not supported".into());
+    }
+    let shape = settings(call, input, weight, [4, 5, 6], 9)?;
+    same_shape(call, "its output gradient", gradient, &shape.output())?;
+    let wanted = mask(call, 10)?;
+    let present = |at: usize| wanted[at] && call.outputs.get(at).is_some_and(Option::is_some);
+    if present(0) {
+        let into = result(call, 0, &input.shape)?;
+        // SAFETY: views lie inside their storages, shapes agree, and `result` checked the output.
+        unsafe { fill(into, 0.0) };
+        // SAFETY: as above.
+        each_group(&shape, [into, weight, gradient], |_, group, columns, rows| unsafe {
+            group.backward_input(columns, rows)
+        });
+    }
+    if present(1) {
+        let into = result(call, 1, &weight.shape)?;
+        // The order of unfolding follows the weights that are written here.
+        let kernel_step = collapse(&into.shape[1..], &into.stride[1..]);
+        let unfold = Unfold { channels_last: kernel_step.is_none(), ..shape.unfold };
+        let shape = Shape { kernel_step, unfold, ..shape };
+        // SAFETY: as above.
+        unsafe { fill(into, 0.0) };
+        // SAFETY: as above.
+        each_group(&shape, [input, into, gradient], |_, group, columns, rows| unsafe {
+            group.backward_weight(columns, rows)
+        });
+    }
+    if present(2) {
+        let into = result(call, 2, &gradient.shape[1..2])?;
+        let (plane, steps) = (
+            [gradient.shape[0], gradient.shape[2], gradient.shape[3]],
+            [gradient.stride[0], gradient.stride[2], gradient.stride[3]],
+        );
+        for channel in 0..gradient.shape[1] {
+            let start = base(gradient).wrapping_add(channel * gradient.stride[1]);
+            let mut sum = 0.0;
+            // SAFETY: runs stay inside the gradient.
+            runs(&plane, [&steps], |[at], [step], length| {
+                sum += unsafe { total(start.wrapping_add(at), step, length) }
+            });
+            #[expect(clippy::cast_possible_truncation, reason = "rounded once, at the end")]
+            // SAFETY: one element for each channel, checked by `result`.
+            unsafe {
+                *base(into).wrapping_add(channel * into.stride[0]) = sum as f32;
+            };
+        }
+    }
+    Ok(())
+}
+
+/// The sum of `length` floats, in double precision and a fixed order.
+///
+/// # Safety
+/// They lie inside live memory that nobody writes.
+pub unsafe fn total(start: *const f32, step: usize, length: usize) -> f64 {
+    if step != 1 {
+        // SAFETY: the caller's promise.
+        return (0..length).map(|i| f64::from(unsafe { *start.wrapping_add(i * step) })).sum();
+    }
+    // SAFETY: the caller's promise.
+    let values = unsafe { std::slice::from_raw_parts(start, length) };
+    let mut lanes = [0.0f64; 8];
+    let chunks = values.chunks_exact(8);
+    let rest: f64 = chunks.remainder().iter().map(|&x| f64::from(x)).sum();
+    for chunk in chunks {
+        for (lane, &x) in lanes.iter_mut().zip(chunk) {
+            *lane += f64::from(x);
+        }
+    }
+    lanes.iter().sum::<f64>() + rest
+}

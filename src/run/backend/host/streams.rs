@@ -1,0 +1,282 @@
+//! The host device's three streams: a thread each, and the state they meet in.
+//!
+//! Not for: what an item does; the thread is given a function for that.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::link::{after, sleep_until};
+use crate::backend::{Failure, Measured, Script, Stream};
+use crate::units::{Bytes, Nanos};
+
+/// Waiting for an instant under a condition variable ends this early; the rest is slept precisely.
+const MARGIN: Duration = Duration::from_micros(100);
+
+/// What the threads know together.
+struct State {
+    /// The clock of this iteration.
+    started: Instant,
+    iteration: u64,
+    /// How many of each stream's items have been enqueued, and how many have ended.
+    queued: [usize; 3],
+    ended: [usize; 3],
+    /// By item.
+    done: Vec<bool>,
+    times: Vec<(Nanos, Nanos)>,
+    /// The item that each stream waits for.
+    waiting: [Option<usize>; 3],
+    /// Delays of the copies to the device before this position are cut short.
+    cut: usize,
+    late: u64,
+    passive: u64,
+    loss: Option<f32>,
+    high: Bytes,
+    failure: Option<Failure>,
+}
+
+/// The streams of one device.
+pub struct Streams<'a> {
+    script: &'a Script,
+    /// Each item's position on its stream.
+    position: Vec<usize>,
+    state: Mutex<State>,
+    /// One for each stream, and one for whoever waits for the end.
+    changed: [Condvar; 4],
+    /// Set once, when threads are to go home.
+    pub stop: AtomicBool,
+}
+
+const END: usize = 3;
+
+impl<'a> Streams<'a> {
+    /// Nothing enqueued.
+    #[must_use]
+    pub fn new(script: &'a Script) -> Self {
+        let mut position = vec![0; script.items.len()];
+        for stream in &script.streams {
+            for (at, &item) in stream.iter().enumerate() {
+                position[item] = at;
+            }
+        }
+        let state = State {
+            started: Instant::now(),
+            iteration: 0,
+            queued: [0; 3],
+            ended: [0; 3],
+            done: vec![false; script.items.len()],
+            times: vec![(Nanos::ZERO, Nanos::ZERO); script.items.len()],
+            waiting: [None; 3],
+            cut: 0,
+            late: 0,
+            passive: 0,
+            loss: None,
+            high: Bytes::ZERO,
+            failure: None,
+        };
+        Self {
+            script,
+            position,
+            state: Mutex::new(state),
+            changed: Default::default(),
+            stop: AtomicBool::new(false),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'g>(&self, of: usize, state: MutexGuard<'g, State>) -> MutexGuard<'g, State> {
+        self.changed[of].wait(state).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends all threads home.
+    pub fn stop(&self) {
+        let _state = self.lock();
+        self.stop.store(true, Ordering::Relaxed);
+        self.changed.iter().for_each(Condvar::notify_all);
+    }
+
+    /// Ends the run with the first failure.
+    pub fn fail(&self, failure: Failure) {
+        self.lock().failure.get_or_insert(failure);
+        self.stop();
+    }
+
+    /// The end of the highest bytes touched so far.
+    pub fn high(&self) -> Bytes {
+        self.lock().high
+    }
+
+    /// Bytes up to `end` have been touched.
+    pub fn touch(&self, end: Bytes) {
+        let mut state = self.lock();
+        state.high = state.high.max(end);
+    }
+
+    /// Starts an iteration's clock.
+    ///
+    /// # Errors
+    /// When the device has failed.
+    pub fn begin(&self, iteration: u64) -> Result<(), Failure> {
+        let mut state = self.lock();
+        if let Some(failure) = &state.failure {
+            return Err(failure.clone());
+        }
+        state.iteration = iteration;
+        state.queued = [0; 3];
+        state.ended = [0; 3];
+        state.done.fill(false);
+        (state.cut, state.late, state.passive, state.loss) = (0, 0, 0, None);
+        state.started = Instant::now();
+        Ok(())
+    }
+
+    /// Puts an item on its stream.
+    ///
+    /// # Errors
+    /// When the device has failed, or the item is not the next of its stream.
+    pub fn enqueue(&self, item: usize) -> Result<(), Failure> {
+        let mut state = self.lock();
+        if let Some(failure) = &state.failure {
+            return Err(failure.clone());
+        }
+        let stream = self.script.items[item].stream.index();
+        if self.script.streams[stream].get(state.queued[stream]) != Some(&item) {
+            return Err(Failure::Device(format!("item {item} is out of turn on its stream")));
+        }
+        state.queued[stream] += 1;
+        // A thread that waits for work names no item.
+        if state.waiting[stream].is_none() {
+            self.changed[stream].notify_all();
+        }
+        Ok(())
+    }
+
+    /// Waits until all that was enqueued has ended.
+    ///
+    /// # Errors
+    /// The first failure.
+    pub fn finish(&self, measured: &mut Measured) -> Result<(), Failure> {
+        let mut state = self.lock();
+        loop {
+            if let Some(failure) = &state.failure {
+                return Err(failure.clone());
+            }
+            if state.queued == state.ended {
+                break;
+            }
+            state = self.wait(END, state);
+        }
+        measured.items.clear();
+        measured.items.extend_from_slice(&state.times);
+        measured.iteration = state.times.iter().map(|t| t.1).max().unwrap_or_default();
+        (measured.late, measured.passive, measured.loss) = (state.late, state.passive, state.loss);
+        Ok(())
+    }
+
+    /// Runs a stream until the device stops: `run` is given each item, when its waits are over, with the iteration.
+    pub fn serve(
+        &self,
+        stream: Stream,
+        mut run: impl FnMut(usize, u64) -> Result<Option<f32>, Failure>,
+    ) {
+        while let Some((item, iteration, started)) = self.next(stream) {
+            let begin = since(started);
+            let result = run(item, iteration);
+            let end = Nanos(since(started).0.max(begin.0 + 1));
+            match result {
+                Ok(loss) => self.ended(stream, item, (begin, end), loss),
+                Err(failure) => return self.fail(failure),
+            }
+        }
+    }
+
+    /// Waits for the next item, then for all that it waits for, then for its instant.
+    fn next(&self, stream: Stream) -> Option<(usize, u64, Instant)> {
+        let s = stream.index();
+        let mut state = self.lock();
+        loop {
+            if self.stop.load(Ordering::Relaxed) {
+                return None;
+            }
+            if state.ended[s] < state.queued[s] {
+                break;
+            }
+            state = self.wait(s, state);
+        }
+        let position = state.ended[s];
+        let index = self.script.streams[s][position];
+        let item = &self.script.items[index];
+        // Passive: whatever stands before the copies that this step waits for goes without delay.
+        let reach =
+            item.fetches.iter().filter(|&&f| !state.done[f]).map(|&f| self.position[f] + 1).max();
+        if let Some(reach) = reach {
+            state.late += 1;
+            if state.cut < reach {
+                state.cut = reach;
+                self.changed[Stream::H2d.index()].notify_all();
+            }
+        }
+        for &wait in item.waits.iter().chain(item.due.iter().filter_map(|d| d.after.as_ref())) {
+            while !state.done[wait] {
+                state.waiting[s] = Some(wait);
+                state = self.wait(s, state);
+                if self.stop.load(Ordering::Relaxed) {
+                    return None;
+                }
+            }
+        }
+        state.waiting[s] = None;
+        if let Some(due) = item.due.filter(|d| d.delay > Nanos::ZERO) {
+            let from = due.after.map_or(Nanos::ZERO, |a| state.times[a].1);
+            let instant = after(state.started, from.0.saturating_add(due.delay.0));
+            loop {
+                let left = instant.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    break;
+                }
+                if stream == Stream::H2d && position < state.cut {
+                    state.passive += 1;
+                    break;
+                }
+                if left > MARGIN {
+                    let (again, _) = self.changed[s]
+                        .wait_timeout(state, left - MARGIN)
+                        .unwrap_or_else(PoisonError::into_inner);
+                    state = again;
+                } else {
+                    drop(state);
+                    sleep_until(instant, &self.stop);
+                    state = self.lock();
+                }
+                if self.stop.load(Ordering::Relaxed) {
+                    return None;
+                }
+            }
+        }
+        state.high = state.high.max(item.top);
+        Some((index, state.iteration, state.started))
+    }
+
+    fn ended(&self, stream: Stream, item: usize, times: (Nanos, Nanos), loss: Option<f32>) {
+        let mut state = self.lock();
+        state.done[item] = true;
+        state.times[item] = times;
+        state.loss = loss.or(state.loss);
+        state.ended[stream.index()] += 1;
+        for (other, changed) in self.changed.iter().take(END).enumerate() {
+            if state.waiting[other] == Some(item) {
+                changed.notify_all();
+            }
+        }
+        if state.ended == state.queued {
+            self.changed[END].notify_all();
+        }
+    }
+}
+
+fn since(started: Instant) -> Nanos {
+    Nanos(u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX / 2))
+}

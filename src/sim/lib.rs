@@ -1,0 +1,21 @@
+//! What would happen: the event engine, the host link and the framework's allocator.
+//!
+//! For: simulated time and memory under a plan. Not for: how plans are found.
+
+use neap_model::{contract, device, files, job, units};
+
+pub mod accounting;
+pub mod allocator;
+pub mod engine;
+pub mod joint;
+pub mod noise;
+pub mod passive;
+mod player;
+pub mod program;
+pub mod requests;
+pub mod reserved;
+pub mod sequence;
+pub mod share;
+pub mod snapshot;
+pub mod together;
+pub mod window;
