@@ -396,7 +396,11 @@ impl<R: Read> Reader<'_, R> {
                     self.cut = None;
                 }
                 _ => {
-                    return Err(TraceError::Read { path: self.path.to_owned(), offset: end, cause });
+                    return Err(TraceError::Read {
+                        path: self.path.to_owned(),
+                        offset: end,
+                        cause,
+                    });
                 }
             }
         }
