@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use neap::estimate::answer::{Answer, answer};
 use neap::estimate::forecast::{Forecast, Job};
+use neap::estimate::gpu::{Class, Settings};
 use neap::estimate::trace::Limits;
 use neap::estimate::truth::{Truth, error_percent};
-use neap::estimate::twin::{Class, Settings};
 use neap::sim::allocator::Config;
 use neap::sim::allocator::replay::replay;
 use neap::sim::sequence::Sequence;

@@ -9,9 +9,9 @@ use std::collections::HashMap;
 use super::answer::Answer;
 use super::calls::NONE;
 use super::forecast::{Block, Forecast, Job};
+use super::gpu::NODE;
 use super::roles::Role;
 use super::trace::Text;
-use super::twin::NODE;
 use crate::sim::requests::Request;
 
 /// What no module owns: the optimizer's, the input, what stood before the trace.
@@ -248,8 +248,8 @@ mod tests {
     use std::path::Path;
 
     use super::super::answer::peaks;
+    use super::super::gpu::{Class, Settings};
     use super::super::trace::{Limits, parse};
-    use super::super::twin::{Class, Settings};
     use super::*;
     use crate::sim::allocator::Config;
 

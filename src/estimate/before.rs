@@ -8,11 +8,11 @@
 use std::collections::{HashMap, HashSet};
 
 use super::calls::{Calls, NONE};
+use super::gpu::{Edited, NODE, Step, step_class};
 use super::inputs::Inputs;
 use super::lives::Lives;
 use super::roles::Role;
 use super::trace::Trace;
-use super::twin::{NODE, Step, Twin, step_class};
 
 /// Sizes of the blocks from before, in the order in which they were made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,9 +30,9 @@ pub struct Before {
 impl Before {
     /// Works them out.
     #[must_use]
-    pub fn of(trace: &Trace, calls: &Calls, twin: &Twin) -> Self {
+    pub fn of(trace: &Trace, calls: &Calls, edited: &Edited) -> Self {
         let mut before = Self::default();
-        let updated = twin
+        let updated = edited
             .steps
             .iter()
             .map(|s| &s.parameters)
@@ -48,9 +48,9 @@ impl Before {
             before.move_projections();
         }
         before.find_buffers(trace);
-        before.find_tables(trace, calls, &twin.lives);
-        if let Some(step) = twin.steps.first() {
-            before.find_states(step, twin);
+        before.find_tables(trace, calls, &edited.lives);
+        if let Some(step) = edited.steps.first() {
+            before.find_states(step, edited);
         }
         before
     }
@@ -173,7 +173,7 @@ impl Before {
         }
     }
 
-    fn find_states(&mut self, step: &Step, twin: &Twin) {
+    fn find_states(&mut self, step: &Step, edited: &Edited) {
         // Adagrad makes its sums when it is constructed; the others at their first step.
         let lists = match step.class.as_str() {
             "Adagrad" => 1,
@@ -186,7 +186,7 @@ impl Before {
             return;
         }
         let all: u64 = step.parameters.iter().sum();
-        let made: u64 = twin
+        let made: u64 = edited
             .lives
             .list
             .iter()

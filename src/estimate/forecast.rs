@@ -1,20 +1,19 @@
 //! The requests that a job will make, and what each block is for.
 //!
-//! For: one trace turned into one sequence, with as many iterations more as a caller wants. Not for: what the allocator
-//! makes of it ([`super::answer`]).
+//! One trace becomes one sequence of requests, extended by as many iterations as the caller wants.
+//! [`super::answer`] replays the sequence through the allocator.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::path::Path;
 
 use super::before::Before;
 use super::calls::Calls;
+use super::gpu::{self, Effect, Rule, Settings};
 use super::phases::Phases;
 use super::roles::{Role, role};
 use super::sequence::Sequence;
 use super::trace::{self, Limits, Trace, TraceError};
-use super::twin::{self, Effect, Rule, Settings};
 use crate::sim::requests::Request;
-use crate::units::Bytes;
 
 /// A trace, read and nested.
 #[derive(Clone, Debug)]
@@ -84,20 +83,20 @@ impl Forecast {
     #[must_use]
     pub fn of(job: &Job, settings: &Settings) -> Self {
         let Job { trace, calls, phases } = job;
-        let twin = twin::of(trace, calls, settings);
+        let edited = gpu::edit(trace, calls, settings);
         let before = if settings.without.contains(&Rule::Before) {
             Before::default()
         } else {
-            Before::of(trace, calls, &twin)
+            Before::of(trace, calls, &edited)
         };
-        let sequence = Sequence::of(&before, &twin.lives);
+        let sequence = Sequence::of(&before, &edited.lives);
         let from_before = before.roles();
         let blocks = sequence
             .lives
             .iter()
             .enumerate()
             .map(|(id, &life)| {
-                let Some(life) = twin.lives.list.get(life as usize) else {
+                let Some(life) = edited.lives.list.get(life as usize) else {
                     let (bytes, role) = from_before[id];
                     return Block { bytes, role, op: None, rule: None, before: true };
                 };
@@ -121,13 +120,13 @@ impl Forecast {
             .iter()
             .map(|i| sequence.times.partition_point(|&t| t < i.span.start).max(sequence.before))
             .collect();
-        let notes = trace.notes.iter().chain(&before.notes).chain(&twin.notes).cloned().collect();
+        let notes = trace.notes.iter().chain(&before.notes).chain(&edited.notes).cloned().collect();
         Self {
             requests: sequence.requests,
             times: sequence.times,
             blocks,
             starts,
-            effects: twin.effects,
+            effects: edited.effects,
             before: sums,
             notes,
         }
@@ -275,11 +274,5 @@ impl Forecast {
     fn push(&mut self, request: Request, time: u64) {
         self.requests.push(request);
         self.times.push(time);
-    }
-
-    /// Bytes asked for, as a size.
-    #[must_use]
-    pub fn requested_before(&self) -> Bytes {
-        Bytes(self.before.values().sum())
     }
 }

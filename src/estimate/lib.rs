@@ -1,9 +1,9 @@
-//! From a framework's CPU trace to the memory its GPU twin would take.
+//! From a framework's CPU trace to the memory that the same job takes on a GPU.
 //!
-//! For: reading a profiler's trace ([`trace`]), working out which request sequence the same job makes on a
-//! GPU ([`forecast`]), and replaying it through the allocator ([`answer`]). Every event of the trace is kept unless a rule of
-//! [`twin`] knows what the GPU does instead; what blocks are for ([`roles`]) explains and decides nothing. Not for: plans,
-//! nor the allocator itself ([`crate::sim`]).
+//! [`trace`] reads a profiler's trace, [`forecast`] works out the request sequence that the job makes on
+//! a GPU, and [`answer`] replays that sequence through PyTorch's allocator. Every memory event of the
+//! trace is kept unless a rule of the GPU model ([`gpu`]) knows what the GPU does instead. The roles of
+//! blocks ([`roles`]) explain the answer and do not change it.
 
 use neap_model::{files, units};
 use neap_sim as sim;
@@ -13,6 +13,7 @@ pub mod attribution;
 pub mod before;
 pub mod calls;
 pub mod forecast;
+pub mod gpu;
 pub mod inputs;
 pub mod lives;
 pub mod phases;
@@ -21,6 +22,5 @@ pub mod score;
 mod sequence;
 pub mod trace;
 pub mod truth;
-pub mod twin;
 pub mod what_if;
 pub mod xmem;

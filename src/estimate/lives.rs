@@ -1,6 +1,6 @@
 //! The blocks of memory that a trace tells of, each with its life.
 //!
-//! For: the table that the rules of [`super::twin`] edit: what the CPU took and gave back, changed into what a GPU
+//! For: the table that the rules of [`super::gpu`] edit: what the CPU took and gave back, changed into what a GPU
 //! would. Not for: deciding anything.
 
 use super::calls::{Calls, NONE};
@@ -28,7 +28,7 @@ pub struct Life {
     pub end: Option<Key>,
     /// The innermost operator that asked for it, or [`NONE`].
     pub op: u32,
-    /// Whether the GPU's twin has no such block.
+    /// Whether the GPU has no such block.
     pub dropped: bool,
     /// Whether it was there before the trace began.
     pub before: bool,

@@ -4,8 +4,8 @@
 //! iteration ends with its optimizer step. Not for: deciding what is requested.
 
 use super::calls::{Calls, NONE};
+use super::gpu::{NODE, step_class};
 use super::trace::Trace;
-use super::twin::{NODE, step_class};
 
 /// A stretch of time, both ends included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

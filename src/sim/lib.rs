@@ -17,5 +17,6 @@ pub mod reserved;
 pub mod sequence;
 pub mod share;
 pub mod snapshot;
+mod timing;
 pub mod together;
 pub mod window;

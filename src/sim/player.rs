@@ -1,18 +1,16 @@
 //! One job on a device: which of its steps and copies may start, and what became of them.
 //!
-//! For: [`super::engine`], which gives it a device alone, and [`super::together`], where it shares one. The rules are those of
-//! [`crate::contract::plan`], "What a plan means". Not for: the link's rates and the clock, which are the device's.
+//! The rules are those of [`crate::contract::plan`], "What a plan means". The clock and the link's rates
+//! belong to the device: [`super::engine`] gives a job a device to itself, [`super::together`] lets it
+//! share one.
 
 use std::ops::Deref;
 
-use super::engine::{Durations, Run, Stalls};
 use super::program::{Begin, Direction, Program};
+use super::timing::{DIRECTIONS, Durations, NEVER, Run, Stalls};
 use crate::units::Nanos;
 
-/// Later than anything.
-pub(super) const NEVER: Nanos = Nanos(u64::MAX);
-
-/// How fast a step goes alone: so many units of work a nanosecond.
+/// The speed of a step that has the device to itself, in units of work per nanosecond.
 pub(super) const ALONE: u64 = 1_000_000;
 
 /// One direction's copies of one job, in order.
@@ -48,13 +46,11 @@ pub(super) struct Player<P, D> {
     position: Vec<usize>,
     stalls: Stalls,
     late: u32,
-    /// Others use the window too, and which of its stretches it holds.
+    /// Whether other jobs use the window too.
     shares: bool,
+    /// The stretch for which it holds the window.
     held: Option<usize>,
 }
-
-/// The directions in the order of a player's queues.
-pub(super) const DIRECTIONS: [Direction; 2] = [Direction::H2d, Direction::D2h];
 
 impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
     /// A job at the start of an iteration.
@@ -92,12 +88,13 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
         }
     }
 
-    /// From now on the window is not its own: it has to be held.
+    /// From now on other jobs use the window too, so this job must hold it.
     pub const fn share_window(&mut self) {
         self.shares = true;
     }
 
-    /// The stretch for which it has to hold the window to go on, if it does not: nothing else but perhaps the wire stands in the way.
+    /// The stretch for which this job needs the window and does not hold it, if nothing else except a
+    /// busy link keeps it from going on.
     pub fn wants_window(&self, now: Nanos) -> Option<usize> {
         if self.program.stretches.count() == 0 {
             return None;
@@ -113,12 +110,12 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
         copy.filter(|&k| self.lacks(Some(k))).or_else(step).filter(|&k| self.lacks(Some(k)))
     }
 
-    /// It holds the window for a stretch.
+    /// Gives it the window for a stretch.
     pub const fn hold_window(&mut self, stretch: usize) {
         self.held = Some(stretch);
     }
 
-    /// Lets go of the window if the stretch that it holds it for is over; whether it did.
+    /// Lets go of the window if its stretch is over. Returns whether it did.
     pub fn let_go(&mut self, now: Nanos) -> bool {
         let over = self
             .held
@@ -133,7 +130,7 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
         self.shares && stretch.is_some() && stretch != self.held
     }
 
-    /// All of the iteration has ended.
+    /// Whether all of the iteration has ended.
     pub fn done(&self) -> bool {
         self.step == self.steps.len() && self.queues.iter().all(|q| q.next == q.copies.len())
     }
@@ -143,7 +140,7 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
         self.step
     }
 
-    /// A step of its is running.
+    /// Whether one of its steps is running.
     pub const fn computes(&self) -> bool {
         self.running.is_some()
     }
@@ -172,13 +169,13 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
         queue.copies.get(queue.next).copied().unwrap_or(usize::MAX)
     }
 
-    /// The work of its next copy in a direction, if that may start `now`.
+    /// The work of its next copy in a direction, if that copy may start `now`.
     pub fn copy_ready(&self, direction: usize, now: Nanos) -> Option<u128> {
         let copy = self.copy_due(direction, now)?;
         (!self.lacks(self.program.stretches.copy(copy))).then(|| self.durations.copies[copy].max(1))
     }
 
-    /// Its next copy in a direction, if that may start `now` as far as the window does not matter.
+    /// Its next copy in a direction, if that copy may start `now`, the window left aside.
     fn copy_due(&self, direction: usize, now: Nanos) -> Option<usize> {
         let queue = &self.queues[direction];
         let &copy = queue.copies.get(queue.next).filter(|_| !queue.running)?;
@@ -206,7 +203,8 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
         queue.next += 1;
     }
 
-    /// Starts the next step if it may, or cuts the delays of the copies that it waits for; whether anything changed.
+    /// Starts the next step if it may, or cuts short the delays of the copies that it waits for.
+    /// Returns whether anything changed.
     pub fn start_step(&mut self, now: Nanos, speed: u64) -> bool {
         let Some(step) = self.program.steps.get(self.step).filter(|_| self.running.is_none())
         else {
@@ -216,7 +214,8 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
         if let Some(reach) =
             step.reads_copies.iter().filter(missing).map(|&copy| self.position[copy] + 1).max()
         {
-            // Passive: whatever stands before the copies that this step waits for goes without delay.
+            // The step waits already, so the copies that it waits for, and all queued before them,
+            // start without their delay.
             let cut = &mut self.queues[0].cut;
             let cuts = *cut < reach;
             *cut = reach.max(*cut);
@@ -256,7 +255,7 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
         *running = Running { left, since: now, speed, ends: Nanos(now.0.saturating_add(takes)) };
     }
 
-    /// Ends the step if it ends `now`; whether it does.
+    /// Ends the step if it ends `now`. Returns whether it does.
     pub fn end_step(&mut self, now: Nanos) -> bool {
         if self.running.is_none_or(|r| r.ends > now) {
             return false;
@@ -268,7 +267,7 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
         true
     }
 
-    /// When its running step ends or its next copies become due, whichever is first.
+    /// When its running step ends or its next copies become due, the earlier of the two.
     pub fn next(&self, now: Nanos) -> Nanos {
         let mut next = self.running.map_or(NEVER, |r| r.ends);
         for q in &self.queues {
@@ -299,7 +298,7 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
         r.previous.iter().chain(&r.after).all(|&other| self.ended(other, now))
     }
 
-    /// Whether the residency's bytes are free by now.
+    /// Whether the residency's bytes are free by `now`.
     fn ended(&self, index: usize, now: Nanos) -> bool {
         let r = &self.program.residencies[index];
         if r.stays {

@@ -9,9 +9,9 @@
 
 use std::ops::Deref;
 
-use super::engine::{Deadlock, Durations, Run, Wires};
-use super::player::{ALONE, NEVER, Player};
+use super::player::{ALONE, Player};
 use super::program::{Direction, Program};
+use super::timing::{DIRECTIONS, Deadlock, Durations, NEVER, Run, Wires};
 use super::window::Turns;
 use crate::device::Link;
 use crate::units::Nanos;
@@ -230,7 +230,7 @@ impl<'a, P: Deref<Target = Program>, D: Deref<Target = Durations>> Shared<'a, P,
     fn pass(&mut self, to: Nanos) {
         for direction in self.wires.advance(to - self.now, self.link) {
             let Some((job, start)) = self.carrying[direction].take() else { continue };
-            let way = super::player::DIRECTIONS[direction];
+            let way = DIRECTIONS[direction];
             self.carried.push(Carried { job, direction: way, start, end: to });
             if let Some(seat) = &mut self.seats[job] {
                 seat.player.end_copy(direction, to);

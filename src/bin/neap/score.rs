@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use neap::device::Profile;
+use neap::estimate::gpu::{Class, Settings};
 use neap::estimate::score::{self, BARE, Device, Fate, Group, MARGIN, Options, Score, Spread};
-use neap::estimate::twin::{Class, Settings};
 use neap::report::quadrants::{self, Point};
 use neap::report::table::{Side, Table};
 use neap::sim::allocator::Config;

@@ -16,9 +16,9 @@ use std::time::Instant;
 
 use super::answer::answer;
 use super::forecast::{Forecast, Job};
+use super::gpu::Settings;
 use super::trace::{Limits, TraceError};
 use super::truth::{Truth, TruthError, relative};
-use super::twin::Settings;
 use crate::sim::allocator::replay::{LARGEST_DEVICE, in_parallel, replay};
 use crate::sim::allocator::{Config, ConfigError};
 use crate::sim::requests::Request;

@@ -14,9 +14,9 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::super::calls::NONE;
 use super::super::forecast::{Block, Forecast, Job};
+use super::super::gpu::step_class;
 use super::super::inputs::{Input, Inputs, Tensor};
 use super::super::roles::Role;
-use super::super::twin::step_class;
 use super::splice;
 use crate::sim::requests::Request;
 use crate::units::Bytes;

@@ -150,8 +150,8 @@ fn splice(forecast: &Forecast, gone: &[bool], inserts: &BTreeMap<usize, Vec<Requ
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gpu::Settings;
     use crate::trace::{Limits, parse};
-    use crate::twin::Settings;
 
     fn op(name: &str, start: u64, length: u64, more: &str) -> String {
         format!(
@@ -208,8 +208,8 @@ mod tests {
     }
 
     fn settings() -> Settings {
-        let class = crate::twin::Class { capability: 9, multiprocessors: 132, threads: 2048 };
-        Settings { class, without: vec![crate::twin::Rule::Before], cudnn_workspace: 0 }
+        let class = crate::gpu::Class { capability: 9, multiprocessors: 132, threads: 2048 };
+        Settings { class, without: vec![crate::gpu::Rule::Before], cudnn_workspace: 0 }
     }
 
     #[test]

@@ -2,9 +2,9 @@
 
 use neap::estimate::answer::MARGIN_PER_MILLE;
 use neap::estimate::attribution::Places;
+use neap::estimate::gpu::Rule;
 use neap::estimate::roles::Role;
 use neap::estimate::truth::error_percent;
-use neap::estimate::twin::Rule;
 use neap::report::table::{Side, Table};
 use neap::units::Bytes;
 use serde_json::{Value, json};

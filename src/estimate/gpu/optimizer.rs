@@ -134,9 +134,9 @@ impl Editor<'_> {
         }
         let events = self.calls.events(self.trace, step.thread, step.start, step.end).to_vec();
         for event in events {
-            let life = self.twin.lives.of_event[event as usize];
+            let life = self.edited.lives.of_event[event as usize];
             if self.trace.memory[event as usize].bytes > 0 && life != super::super::lives::NO_LIFE {
-                let ends = self.twin.lives.list[life as usize].end;
+                let ends = self.edited.lives.list[life as usize].end;
                 if ends.is_some_and(|k| k.time <= step.end) {
                     self.drop(life, Rule::Optimizer);
                 }
@@ -148,14 +148,14 @@ impl Editor<'_> {
                 lists.push(
                     step.parameters
                         .iter()
-                        .map(|&bytes| (bytes, self.twin.lives.key(time, 0)))
+                        .map(|&bytes| (bytes, self.edited.lives.key(time, 0)))
                         .collect::<Vec<_>>(),
                 );
             }
         }
         // Python gives a list's elements back from its end.
         for (bytes, start) in lists.into_iter().flat_map(|list| list.into_iter().rev()) {
-            let end = self.twin.lives.key(step.end, 0);
+            let end = self.edited.lives.key(step.end, 0);
             self.add(bytes, start, Some(end), NONE, Rule::Optimizer);
         }
     }

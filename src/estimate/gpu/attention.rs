@@ -158,7 +158,7 @@ impl Editor<'_> {
     /// The last moment of the group's backward nodes, or `None` without any.
     fn backward_end(&mut self, group: &Group) -> Option<Key> {
         let last = group.nodes.iter().map(|&n| self.op(n).end).max()?;
-        Some(self.twin.lives.key(last, 2))
+        Some(self.edited.lives.key(last, 2))
     }
 
     fn as_fused(
@@ -175,7 +175,7 @@ impl Editor<'_> {
         // The flash kernel's result is its first block, math's the last that survives.
         let result = if on_cpu == Kernel::Flash { kept.first() } else { kept.last() };
         let Some(&result) =
-            result.filter(|&&l| self.twin.lives.list[l as usize].bytes == shape.query())
+            result.filter(|&&l| self.edited.lives.list[l as usize].bytes == shape.query())
         else {
             return false;
         };
@@ -196,18 +196,19 @@ impl Editor<'_> {
             // The fused result already lies as the model wants it: the copy that follows is not made.
             (Kernel::Math, Some((_, false)) | None) => {
                 if let Some(copy) = self.copy_after(op, shape.query()) {
-                    let end = self.twin.lives.list[copy as usize].end;
+                    let end = self.edited.lives.list[copy as usize].end;
                     self.drop(copy, Rule::Attention);
                     self.outlive(result, end);
                 }
             }
             // It doesn't, where the CPU's does: a copy more, until the projection's backward.
             (Kernel::Flash, Some((next, true))) => {
-                let start = self.twin.lives.key(self.op(next).end, 0);
+                let start = self.edited.lives.key(self.op(next).end, 0);
                 let until = group.nodes.first().map(|&n| self.op(n).start);
-                let end = until
-                    .map(|time| self.twin.lives.key(time, 0))
-                    .or(self.twin.lives.list[result as usize].end);
+                let end =
+                    until
+                        .map(|time| self.edited.lives.key(time, 0))
+                        .or(self.edited.lives.list[result as usize].end);
                 self.add(shape.query(), start, end, op, Rule::Attention);
             }
             _ => {}
@@ -218,7 +219,7 @@ impl Editor<'_> {
                 self.outlive(result, Some(released));
                 self.hold_inputs(op, inputs, released);
             }
-            let start = self.twin.lives.key(end, 0);
+            let start = self.edited.lives.key(end, 0);
             self.add(shape.logarithms(fused), start, Some(released), op, Rule::Attention);
             self.fused_backward(inputs, shape, group, on_cpu, fused);
         }
@@ -279,7 +280,7 @@ impl Editor<'_> {
             if matches!(self.name(next), "aten::contiguous" | "aten::reshape" | "aten::clone") {
                 let taken = self.taken(next);
                 if let [copy] = taken[..] {
-                    return (self.twin.lives.list[copy as usize].bytes == bytes).then_some(copy);
+                    return (self.edited.lives.list[copy as usize].bytes == bytes).then_some(copy);
                 }
             }
         }
@@ -287,7 +288,7 @@ impl Editor<'_> {
     }
 
     fn outlive(&mut self, life: u32, end: Option<Key>) {
-        let life = &mut self.twin.lives.list[life as usize];
+        let life = &mut self.edited.lives.list[life as usize];
         life.end = match (life.end, end) {
             (Some(a), Some(b)) => Some(a.max(b)),
             _ => None,
@@ -304,7 +305,7 @@ impl Editor<'_> {
             };
             let columns = tensor.dims.last().copied().unwrap_or(1).max(1);
             if tensor.integral || (index == 3 && columns % MASK_COLUMNS != 0) {
-                let start = self.twin.lives.key(self.op(op).start, 2);
+                let start = self.edited.lives.key(self.op(op).start, 2);
                 let count = tensor.count() / columns * columns.next_multiple_of(MASK_COLUMNS);
                 self.add(
                     count * inputs.tensor(0).map_or(4, |q| q.element),
@@ -338,7 +339,7 @@ impl Editor<'_> {
         let span = varying.span();
         let shared = span > tensor.bytes();
         let start = self.op(op).start;
-        let lives = &self.twin.lives;
+        let lives = &self.edited.lives;
         let recent =
             lives.list.partition_point(|l| l.start.side == 1 && l.start.time < start || l.before);
         (0..recent as u32).rev().take(512).find(|id| {
@@ -367,7 +368,7 @@ impl Editor<'_> {
         let mut ends: Vec<(u64, Option<Key>)> = Vec::new();
         let mut rest = Vec::new();
         for life in survivors {
-            let l = self.twin.lives.list[life as usize];
+            let l = self.edited.lives.list[life as usize];
             if ends.len() < 3 && l.bytes == order[ends.len()] {
                 let end = if on_cpu == Kernel::Math { self.through_copies(life) } else { l.end };
                 ends.push((l.bytes, end));
@@ -380,17 +381,17 @@ impl Editor<'_> {
             ends.reverse();
         }
         for (bytes, end) in ends {
-            let start = self.twin.lives.key(time, 0);
+            let start = self.edited.lives.key(time, 0);
             self.add(bytes, start, end, first, Rule::Attention);
         }
         self.backward_transients(inputs, shape, fused, time, first);
         // What else survives is the mask's gradient, summed over what was broadcast, from one of the whole score matrix.
         let after = self.op(last).end;
         for life in rest {
-            let start = self.twin.lives.key(time, 0);
-            let summed = self.twin.lives.key(after, 0);
-            let end = self.twin.lives.key(after, 0);
-            self.twin.lives.list[life as usize].start = summed;
+            let start = self.edited.lives.key(time, 0);
+            let summed = self.edited.lives.key(after, 0);
+            let end = self.edited.lives.key(after, 0);
+            self.edited.lives.list[life as usize].start = summed;
             self.add(shape.scores() * shape.element, start, Some(end), first, Rule::Attention);
         }
     }
@@ -427,9 +428,9 @@ impl Editor<'_> {
             vec![vec![sums, partial, expanded, expanded]]
         };
         for together in sizes {
-            let starts: Vec<_> = together.iter().map(|_| self.twin.lives.key(time, 0)).collect();
+            let starts: Vec<_> = together.iter().map(|_| self.edited.lives.key(time, 0)).collect();
             for (bytes, start) in together.into_iter().zip(starts) {
-                let end = self.twin.lives.key(time, 0);
+                let end = self.edited.lives.key(time, 0);
                 if bytes > 0 {
                     self.add(bytes, start, Some(end), op, Rule::Attention);
                 }
@@ -457,7 +458,7 @@ impl Editor<'_> {
         let mut survivors = Vec::new();
         for &node in &group.nodes {
             for life in self.taken(node) {
-                let end = self.twin.lives.list[life as usize].end;
+                let end = self.edited.lives.list[life as usize].end;
                 let inside = end.is_some_and(|k| {
                     k.time <= last
                         && group
@@ -478,7 +479,7 @@ impl Editor<'_> {
     /// When a gradient ends if the nodes that copy it into another layout don't have to; leaves those copies out.
     fn through_copies(&mut self, life: u32) -> Option<Key> {
         let (mut end, bytes) = {
-            let l = self.twin.lives.list[life as usize];
+            let l = self.edited.lives.list[life as usize];
             (l.end, l.bytes)
         };
         for _ in 0..4 {
@@ -499,11 +500,11 @@ impl Editor<'_> {
                 .taken(node)
                 .into_iter()
                 .filter(|&l| {
-                    !self.is_transient(l, node) && self.twin.lives.list[l as usize].bytes == bytes
+                    !self.is_transient(l, node) && self.edited.lives.list[l as usize].bytes == bytes
                 })
                 .collect();
             let [copy] = copies[..] else { return end };
-            end = self.twin.lives.list[copy as usize].end;
+            end = self.edited.lives.list[copy as usize].end;
             self.drop(copy, Rule::Attention);
         }
         end
@@ -519,7 +520,7 @@ impl Editor<'_> {
         let kept: Vec<u32> =
             self.taken(op).into_iter().filter(|&l| !self.is_transient(l, op)).collect();
         let Some(&result) =
-            kept.first().filter(|&&l| self.twin.lives.list[l as usize].bytes == shape.query())
+            kept.first().filter(|&&l| self.edited.lives.list[l as usize].bytes == shape.query())
         else {
             return false;
         };
@@ -533,7 +534,7 @@ impl Editor<'_> {
         let (query, repeated, scores) = (shape.query(), shape.repeated(), shape.scores());
         let bias = shape.rows * shape.columns;
         let rule = Rule::Attention;
-        let key = |e: &mut Self, time: u64| e.twin.lives.key(time, 0);
+        let key = |e: &mut Self, time: u64| e.edited.lives.key(time, 0);
 
         // Forward, in the order of the kernel's own code.
         let keep = |e: &mut Self, bytes: u64| {
@@ -586,7 +587,7 @@ impl Editor<'_> {
         let copied = key(self, end);
         let output_end = key(self, end);
         self.add(query, output, Some(output_end), op, rule);
-        self.twin.lives.list[result as usize].start = copied;
+        self.edited.lives.list[result as usize].start = copied;
         if released.is_some() {
             self.math_backward(op, shape, group);
         }
@@ -602,22 +603,22 @@ impl Editor<'_> {
         let events: Vec<u32> =
             self.calls.events(self.trace, self.op(node).thread.0, time, after).to_vec();
         for event in events {
-            let life = self.twin.lives.of_event[event as usize];
+            let life = self.edited.lives.of_event[event as usize];
             if life == super::super::lives::NO_LIFE || self.trace.memory[event as usize].bytes > 0 {
                 continue;
             }
-            let l = self.twin.lives.list[life as usize];
+            let l = self.edited.lives.list[life as usize];
             let value_itself = !shape.grouped && l.bytes == shape.repeated();
             if l.start.side == 1 && l.start.time < called.start && !value_itself && !l.before {
                 let until = if self.is_cached(life) { self.model_end(call) } else { returned };
-                let end = self.twin.lives.key(until, 2);
-                self.twin.lives.list[life as usize].end = Some(end);
+                let end = self.edited.lives.key(until, 2);
+                self.edited.lives.list[life as usize].end = Some(end);
             }
         }
         let gradients: Vec<u32> = self.taken(node);
         let mut ends = Vec::new();
         for life in gradients {
-            let l = self.twin.lives.list[life as usize];
+            let l = self.edited.lives.list[life as usize];
             let outlives = l.end.is_none_or(|k| k.time > after);
             if outlives {
                 ends.push((l.bytes, l.end));
@@ -628,7 +629,7 @@ impl Editor<'_> {
         let (whole, scores, each) =
             (shape.query(), shape.scores() * shape.element, shape.repeated());
         let rule = Rule::Attention;
-        let mut at = || self.twin.lives.key(time, 0);
+        let mut at = || self.edited.lives.key(time, 0);
         let [value_each, attention, softmax, product, product_end, attention_end] =
             std::array::from_fn(|_| at());
         let [key_each, query_scaled, softmax_end, key_scaled, key_each_end] =
@@ -654,7 +655,7 @@ impl Editor<'_> {
 
     /// Whether a block is a cache of keys or values: appended to nothing so far.
     fn is_cached(&mut self, life: u32) -> bool {
-        let op = self.twin.lives.list[life as usize].op;
+        let op = self.edited.lives.list[life as usize].op;
         if op == NONE || self.name(op) != "aten::cat" {
             return false;
         }

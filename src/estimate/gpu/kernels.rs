@@ -59,9 +59,9 @@ impl Editor<'_> {
                 let results = self.order_results(op, &[input.bytes(), weight.bytes()]);
                 if let Some(gradient) = inputs.tensor(0) {
                     // Between the input's gradient and the weight's.
-                    let second = results
-                        .get(1)
-                        .map_or(self.op(op).end, |&l| self.twin.lives.list[l as usize].start.time);
+                    let second = results.get(1).map_or(self.op(op).end, |&l| {
+                        self.edited.lives.list[l as usize].start.time
+                    });
                     self.layout_copies(op, &[gradient, weight], input, weight, second);
                 }
             }
@@ -101,18 +101,18 @@ impl Editor<'_> {
         let mut results: Vec<u32> =
             self.taken(op).into_iter().filter(|&l| !self.is_transient(l, op)).collect();
         let keys: Vec<_> =
-            results.iter().map(|&l| self.twin.lives.list[l as usize].start).collect();
+            results.iter().map(|&l| self.edited.lives.list[l as usize].start).collect();
         let mut ordered = Vec::with_capacity(results.len());
         for &bytes in sizes {
             if let Some(at) =
-                results.iter().position(|&l| self.twin.lives.list[l as usize].bytes == bytes)
+                results.iter().position(|&l| self.edited.lives.list[l as usize].bytes == bytes)
             {
                 ordered.push(results.remove(at));
             }
         }
         ordered.extend(results);
         for (&life, key) in ordered.iter().zip(keys) {
-            self.twin.lives.list[life as usize].start = key;
+            self.edited.lives.list[life as usize].start = key;
         }
         ordered
     }
@@ -136,10 +136,10 @@ impl Editor<'_> {
             && !fused
             && [noise, result]
                 .iter()
-                .all(|&l| self.twin.lives.list[l as usize].bytes == input.bytes())
+                .all(|&l| self.edited.lives.list[l as usize].bytes == input.bytes())
         {
             let (before, after) = (input.bytes(), input.count());
-            self.twin.lives.list[noise as usize].bytes = after;
+            self.edited.lives.list[noise as usize].bytes = after;
             let effect = self.effect(Rule::Dropout);
             effect.blocks += 1;
             effect.removed += before.saturating_sub(after);
@@ -177,7 +177,7 @@ impl Editor<'_> {
             workspaces.push(CUBLASLT_WORKSPACE);
         }
         for bytes in workspaces {
-            let start = self.twin.lives.key(self.op(op).end, 0);
+            let start = self.edited.lives.key(self.op(op).end, 0);
             self.add(bytes, start, None, op, Rule::Workspaces);
         }
         false
@@ -186,8 +186,8 @@ impl Editor<'_> {
     /// What a kernel takes for itself and gives back before it ends belongs to the CPU's kernel; the GPU's own scratch
     /// is added by the rules that know it. Numbers never reach the GPU's allocator.
     pub(super) fn scratch_and_numbers(&mut self, steps: &[Step]) {
-        for life in 0..self.twin.lives.list.len() as u32 {
-            let l = self.twin.lives.list[life as usize];
+        for life in 0..self.edited.lives.list.len() as u32 {
+            let l = self.edited.lives.list[life as usize];
             if l.dropped || l.start.side != 1 || l.before {
                 continue;
             }

@@ -1,9 +1,8 @@
-//! What the GPU's twin of a CPU job does differently, as edits of the trace's blocks.
+//! The GPU model: what the same job does differently on a GPU, as edits of the CPU trace's blocks.
 //!
-//! Every block of the CPU trace is kept unless one of the [`Rule`]s knows better: which kernels make scratch only on
-//! one of the two, what a GPU's library holds, how the optimizer's multi-tensor form allocates. Each rule is a switch,
-//! each says what it did ([`Effect`]), and none knows a model. Not for: replaying ([`crate::sim::allocator`]), nor naming
-//! what blocks are for.
+//! Every block of the CPU trace is kept unless one of the [`Rule`]s knows better: kernels that make
+//! scratch on only one of the two, memory that a GPU library holds, the multi-tensor form of the
+//! optimizer. Each rule is a switch and reports what it changed ([`Effect`]). No rule knows a model.
 
 mod attention;
 mod kernels;
@@ -117,20 +116,20 @@ pub struct Settings {
 
 /// The edited blocks and what was done to them.
 #[derive(Debug)]
-pub struct Twin {
+pub struct Edited {
     /// The blocks.
     pub lives: Lives,
     /// By rule.
     pub effects: BTreeMap<Rule, Effect>,
     /// Optimizer steps that were recognised, in order.
     pub steps: Vec<Step>,
-    /// What could not be told, in whole sentences.
+    /// What could not be found out, in whole sentences.
     pub notes: Vec<String>,
 }
 
-/// Edits the blocks of `trace` into those of its GPU twin.
+/// Edits the blocks of `trace` into those that the job takes on a GPU.
 #[must_use]
-pub fn of(trace: &Trace, calls: &Calls, settings: &Settings) -> Twin {
+pub fn edit(trace: &Trace, calls: &Calls, settings: &Settings) -> Edited {
     let lives = Lives::of(trace, calls);
     let mut editor = Editor {
         trace,
@@ -140,10 +139,10 @@ pub fn of(trace: &Trace, calls: &Calls, settings: &Settings) -> Twin {
         inputs: HashMap::new(),
         multiplied: [false; 2],
         biased: false,
-        twin: Twin { lives, effects: BTreeMap::new(), steps: Vec::new(), notes: Vec::new() },
+        edited: Edited { lives, effects: BTreeMap::new(), steps: Vec::new(), notes: Vec::new() },
     };
     editor.edit();
-    editor.twin
+    editor.edited
 }
 
 /// How the operator that runs a backward node is named.
@@ -198,7 +197,7 @@ struct Editor<'a> {
     multiplied: [bool; 2],
     /// Whether cuBLASLt has its own.
     biased: bool,
-    twin: Twin,
+    edited: Edited,
 }
 
 impl Editor<'_> {
@@ -219,7 +218,7 @@ impl Editor<'_> {
         for step in &steps {
             self.optimizer(step);
         }
-        self.twin.steps = steps;
+        self.edited.steps = steps;
     }
 
     /// Applies what is known about one operator; true when nothing inside it needs another look.
@@ -270,7 +269,7 @@ impl Editor<'_> {
 
     /// The blocks taken inside `op`, in order.
     fn taken(&self, op: u32) -> Vec<u32> {
-        let (trace, lives) = (self.trace, &self.twin.lives);
+        let (trace, lives) = (self.trace, &self.edited.lives);
         self.calls
             .events_of(trace, op)
             .filter(|&e| trace.memory[e as usize].bytes > 0)
@@ -281,15 +280,15 @@ impl Editor<'_> {
 
     /// Whether a block taken inside `op` is given back inside it.
     fn is_transient(&self, life: u32, op: u32) -> bool {
-        self.twin.lives.list[life as usize].end.is_some_and(|k| k.time <= self.op(op).end)
+        self.edited.lives.list[life as usize].end.is_some_and(|k| k.time <= self.op(op).end)
     }
 
     fn effect(&mut self, rule: Rule) -> &mut Effect {
-        self.twin.effects.entry(rule).or_default()
+        self.edited.effects.entry(rule).or_default()
     }
 
     fn drop(&mut self, life: u32, rule: Rule) {
-        let life = &mut self.twin.lives.list[life as usize];
+        let life = &mut self.edited.lives.list[life as usize];
         if !life.dropped {
             life.dropped = true;
             let bytes = life.bytes;
@@ -304,7 +303,7 @@ impl Editor<'_> {
         effect.blocks += 1;
         effect.added = effect.added.saturating_add(bytes);
         effect.largest = effect.largest.max(bytes);
-        self.twin.lives.add(bytes, start, end, op, rule.name())
+        self.edited.lives.add(bytes, start, end, op, rule.name())
     }
 
     /// Adds blocks that are all there at once right before `op` ends, and given back in reverse.
@@ -314,9 +313,9 @@ impl Editor<'_> {
 
     /// As [`Self::add_transients`], right before what happens at `time`.
     fn add_transients_at(&mut self, time: u64, sizes: &[u64], op: u32, rule: Rule) {
-        let starts: Vec<Key> = sizes.iter().map(|_| self.twin.lives.key(time, 0)).collect();
+        let starts: Vec<Key> = sizes.iter().map(|_| self.edited.lives.key(time, 0)).collect();
         for (&bytes, &start) in sizes.iter().zip(&starts).rev() {
-            let end = self.twin.lives.key(time, 0);
+            let end = self.edited.lives.key(time, 0);
             if bytes > 0 {
                 self.add(bytes, start, Some(end), op, rule);
             }
