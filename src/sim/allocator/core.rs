@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use super::device::Device;
 use super::free::FreeSet;
-use super::stats::{BlockView, SegmentView, State, Stats};
+use super::stats::{BlockView, Change, SegmentChange, SegmentView, State, Stats};
 use crate::units::Bytes;
 
 /// No block, no segment.
@@ -106,6 +106,16 @@ impl Block {
     pub const fn is_split(&self) -> bool {
         self.prev != NONE || self.next != NONE
     }
+
+    const fn view(&self) -> BlockView {
+        let requested = if matches!(self.state, State::Used) { self.requested } else { 0 };
+        BlockView {
+            address: self.address,
+            bytes: Bytes(self.size),
+            requested: Bytes(requested),
+            state: self.state,
+        }
+    }
 }
 
 /// One pool of one stream.
@@ -136,6 +146,8 @@ pub struct Core<R> {
     /// Searches for a free block so far, by pool.
     searches: Vec<u64>,
     stats: Stats,
+    /// What was taken from the device and given back, while someone records it.
+    recorded: Option<Vec<SegmentChange>>,
 }
 
 impl<R: Rules> Core<R> {
@@ -151,6 +163,32 @@ impl<R: Rules> Core<R> {
             growing: Vec::new(),
             searches: vec![0; R::POOLS],
             stats: Stats::default(),
+            recorded: None,
+        }
+    }
+
+    /// Records from now on what is taken from the device and given back, for [`Core::take_changes`].
+    pub fn record(&mut self) {
+        self.recorded.get_or_insert_default();
+    }
+
+    /// What was taken from the device and given back since the last call, in order; empty unless it is
+    /// recorded.
+    pub fn take_changes(&mut self) -> Vec<SegmentChange> {
+        self.recorded.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// A block in use; `None` for a request of no bytes.
+    #[must_use]
+    pub fn view(&self, handle: BlockHandle) -> Option<BlockView> {
+        let b = self.blocks.get(handle.0 as usize).filter(|b| b.state == State::Used)?;
+        Some(b.view())
+    }
+
+    fn note(&mut self, change: Change, address: u64, bytes: u64, list: u32) {
+        if let Some(recorded) = &mut self.recorded {
+            let stream = (list as usize / R::POOLS) as u32;
+            recorded.push(SegmentChange { change, address, bytes: Bytes(bytes), stream });
         }
     }
 
@@ -232,13 +270,7 @@ impl<R: Rules> Core<R> {
                 let mut blocks = Vec::new();
                 let mut next = Some(head);
                 while let Some(b) = next {
-                    let requested = if b.state == State::Used { b.requested } else { 0 };
-                    blocks.push(BlockView {
-                        address: b.address,
-                        bytes: Bytes(b.size),
-                        requested: Bytes(requested),
-                        state: b.state,
-                    });
+                    blocks.push(b.view());
                     next = self.blocks.get(b.next as usize);
                 }
                 // The tail without memory is addresses, not memory.
@@ -322,6 +354,7 @@ impl<R: Rules> Core<R> {
         let address = self.device.take(want.segment)?;
         self.stats.reserve(Bytes(want.segment));
         self.stats.add_segment();
+        self.note(Change::Taken, address, want.segment, list);
         Some(self.add(Block {
             address,
             size: want.segment,
@@ -445,8 +478,9 @@ impl<R: Rules> Core<R> {
     /// Gives an unsplit free block's segment back to the device.
     pub(super) fn release(&mut self, block: u32) {
         self.remove_free(block);
-        let size = self.blocks[block as usize].size;
+        let Block { address, size, list, .. } = self.blocks[block as usize];
         self.device.give(size);
+        self.note(Change::GivenBack, address, size, list);
         self.stats.unreserve(Bytes(size));
         self.stats.segments -= 1;
         self.drop_block(block);
@@ -543,7 +577,8 @@ impl<R: Rules> Core<R> {
         let b = &mut self.blocks[block as usize];
         b.size = mapped;
         b.state = State::Free;
-        let (prev, next) = (b.prev, b.next);
+        let (prev, next, address, list) = (b.prev, b.next, b.address, b.list);
+        self.note(Change::Mapped, address, mapped, list);
         self.merge(block, prev);
         self.merge(block, next);
         self.insert_free(block);
@@ -571,7 +606,8 @@ impl<R: Rules> Core<R> {
         b.address = first;
         b.size = last - first;
         b.state = State::Unmapped;
-        let (prev, next) = (b.prev, b.next);
+        let (prev, next, list) = (b.prev, b.next, b.list);
+        self.note(Change::Unmapped, first, last - first, list);
         self.merge(block, prev);
         self.merge(block, next);
         self.device.unmap(last - first);

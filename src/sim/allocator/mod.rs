@@ -15,4 +15,4 @@ pub use self::config::{Config, ConfigError};
 pub use self::core::{BlockHandle, Core, OutOfMemory, Rules, Step, Want};
 pub use self::device::{Device, GRANULE};
 pub use self::pytorch::{Allocator, PyTorch};
-pub use self::stats::{BlockView, SegmentView, State, Stats};
+pub use self::stats::{BlockView, Change, SegmentChange, SegmentView, State, Stats};

@@ -6,7 +6,7 @@ use std::num::NonZero;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use super::{Allocator, BlockHandle, Config, GRANULE, Stats};
+use super::{Allocator, BlockHandle, BlockView, Config, GRANULE, SegmentChange, Stats};
 use crate::requests::Request;
 use crate::units::Bytes;
 
@@ -88,6 +88,22 @@ impl Replay {
     #[must_use]
     pub const fn allocator(&self) -> &Allocator {
         &self.allocator
+    }
+
+    /// The block that `id` holds; `None` when it holds none.
+    #[must_use]
+    pub fn block(&self, id: u32) -> Option<BlockView> {
+        self.allocator.view(*self.handles.get(id as usize)?)
+    }
+
+    /// Records what is taken from the device and given back, for [`Replay::take_changes`].
+    pub fn record(&mut self) {
+        self.allocator.record();
+    }
+
+    /// As [`Core::take_changes`](super::Core::take_changes).
+    pub fn take_changes(&mut self) -> Vec<SegmentChange> {
+        self.allocator.take_changes()
     }
 
     /// What has happened so far.

@@ -1,6 +1,4 @@
-//! What an allocator says about itself.
-//!
-//! For: counters, peaks and a picture's blocks. Not for: deciding anything.
+//! What an allocator reports about itself: counters, peaks, its segments and their blocks.
 
 use crate::units::Bytes;
 
@@ -63,7 +61,7 @@ impl Stats {
     }
 }
 
-/// What a stretch of a segment is.
+/// The state of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// Cached.
@@ -74,6 +72,32 @@ pub enum State {
     Unmapped,
     /// Merged into another or given back; never in a picture.
     Gone,
+}
+
+/// What happened to memory of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A segment was allocated.
+    Taken,
+    /// A segment was freed.
+    GivenBack,
+    /// Pages of a growing segment got memory.
+    Mapped,
+    /// Pages of a growing segment lost their memory.
+    Unmapped,
+}
+
+/// Memory taken from the device or given back to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SegmentChange {
+    /// What happened.
+    pub change: Change,
+    /// Where the bytes begin.
+    pub address: u64,
+    /// How many bytes.
+    pub bytes: Bytes,
+    /// Whose stream.
+    pub stream: u32,
 }
 
 /// A block in a picture.

@@ -1,7 +1,8 @@
-//! A PyTorch memory snapshot (`torch.cuda.memory._dump_snapshot`) as a sequence of requests.
+//! PyTorch memory snapshots (`torch.cuda.memory._dump_snapshot`): read as a sequence of requests, and
+//! written from one.
 //!
-//! For: replaying what a real job asked its allocator for, from the state in which its recording began. Not for:
-//! the stacks and names in a snapshot, nor what would answer the requests ([`super::allocator`]).
+//! Reading keeps what a real job asked its allocator for, from the state in which its recording began;
+//! stacks and names are left out. [`write`] makes the file that PyTorch would have recorded.
 
 mod pickle;
 mod sequence;
@@ -10,6 +11,7 @@ mod source;
 mod tests;
 mod value;
 mod words;
+pub mod write;
 
 use std::path::{Path, PathBuf};
 
@@ -21,9 +23,9 @@ use source::{Budget, Source};
 use value::{Pickle, Value};
 use words::Word;
 
-/// What [`read`] takes at most for its tables, results included; buffers add less than a mebibyte. An event takes about
-/// 110 bytes of it, its stack none.
-pub const MEMORY_LIMIT: Bytes = Bytes(4 << 30);
+/// The most memory that [`read`] takes for its tables, results included. Buffers add less than a mebibyte.
+/// An event takes about 110 bytes, so ten million of them fit; its stack takes nothing.
+pub const MEMORY_LIMIT: Bytes = Bytes(1 << 30);
 
 /// What one device was asked for, and what its allocator held.
 #[derive(Clone, Debug)]

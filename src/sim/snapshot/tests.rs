@@ -385,3 +385,92 @@ fn numbers_of_every_spelling() {
         assert!(value(bad).is_err(), "{bad:?}");
     }
 }
+
+mod written {
+    //! What [`super::super::write`] writes, read back.
+
+    use super::super::write::{Event, Frame, Stacks, Target, write};
+    use super::*;
+    use crate::allocator::Config;
+    use crate::allocator::replay::{LARGEST_DEVICE, observe};
+    use crate::units::Nanos;
+
+    const CONFS: [&str; 4] =
+        ["", "expandable_segments:True", "max_split_size_mb:32", "roundup_power2_divisions:8"];
+
+    fn snapshot_of(requests: &[Request], conf: &str, capacity: Bytes) -> Snapshot {
+        let config: Config = conf.parse().unwrap();
+        let mut stacks = Stacks::default();
+        let stack = stacks.add(["mm", "linear"].map(|name| Frame {
+            filename: "model.py".to_owned(),
+            name: name.to_owned(),
+            line: 7,
+        }));
+        let events = requests.iter().zip(0..).map(|(&request, at)| Event {
+            request,
+            time: Nanos(at * 1000),
+            stack,
+            category: (at % 3 == 0).then_some("activations"),
+        });
+        let mut bytes = Vec::new();
+        let target = Target { config: &config, alloc_conf: conf, capacity };
+        write(&mut bytes, &target, &stacks, events).unwrap();
+        within(&bytes, None, 64 << 20).unwrap()
+    }
+
+    /// Blocks of all sizes that come and go, with the cache emptied now and then.
+    fn busy(count: u32) -> Vec<Request> {
+        let mut state = 7u64;
+        let mut next = move |below: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 33) % below
+        };
+        let (mut requests, mut live) = (Vec::new(), Vec::new());
+        for id in 0..count {
+            requests.push(Request::Allocate {
+                id,
+                bytes: Bytes(next(40) * next(1 << 20) + 1),
+                stream: next(2) as u32,
+            });
+            live.push(id);
+            while live.len() > 40 || live.len() > 5 && next(3) == 0 {
+                let id = live.swap_remove(next(live.len() as u64) as usize);
+                requests.push(Request::Free { id });
+            }
+            if next(200) == 0 {
+                requests.push(Request::EmptyCache);
+            }
+        }
+        requests
+    }
+
+    #[test]
+    fn a_written_snapshot_reads_back_as_its_requests() {
+        let requests = busy(2000);
+        for conf in CONFS {
+            let config: Config = conf.parse().unwrap();
+            let mut reserved = Vec::new();
+            observe(&requests, &config, LARGEST_DEVICE, None, |_, _, a| {
+                reserved.push(a.stats().reserved.0);
+            });
+            let read = snapshot_of(&requests, conf, LARGEST_DEVICE);
+            assert_eq!(read.settings.alloc_conf.as_deref(), Some(conf));
+            // A cache that had nothing to give back leaves no trace.
+            let moved =
+                |i: &usize| requests[*i] != Request::EmptyCache || reserved[*i] != reserved[i - 1];
+            let kept: Vec<usize> = (0..requests.len()).filter(moved).collect();
+            let only = |all: &[u64]| kept.iter().map(|&i| all[i]).collect::<Vec<_>>();
+            assert_eq!(read.requests.len(), kept.len(), "{conf}");
+            assert_eq!(read.expected_reserved, Some(only(&reserved)), "{conf}");
+            assert_eq!((read.at_start, read.failed.len()), (0, 0));
+        }
+    }
+
+    #[test]
+    fn failures_are_written_as_failures() {
+        let requests = busy(300);
+        let read = snapshot_of(&requests, "", Bytes(200 << 20));
+        assert!(!read.failed.is_empty());
+        assert_eq!(read.capacity, Some(Bytes(200 << 20)));
+    }
+}
