@@ -2,9 +2,7 @@
 //!
 //! Plans are run without addresses here: an address only makes a plan wait, so these are at least as good as placed ones.
 
-mod common;
-
-use common::random::{self, Random};
+use crate::common::random::{self, Random};
 use neap::contract::Latency;
 use neap::device::{Link, latency};
 use neap::job::Graph;
@@ -19,10 +17,7 @@ use neap::units::{Bytes, Nanos, TensorId};
 const PLANS: u64 = 3_000;
 
 fn jobs() -> u64 {
-    std::env::var("NEAP_JOBS")
-        .ok()
-        .and_then(|n| n.parse().ok())
-        .unwrap_or(if cfg!(debug_assertions) { 60 } else { 1_500 })
+    crate::common::cases(1_500)
 }
 
 /// Every swap of a gap: after which operator it leaves, before which it comes back.

@@ -1,12 +1,9 @@
 //! The checker against a brute-force interpreter: on plans that are right, and on damaged ones.
 
-mod common;
-mod interpreter;
-
 use std::collections::BTreeMap;
 
-use common::random::Random;
-use interpreter::{Machine, make};
+use crate::common::random::Random;
+use crate::interpreter::{Machine, make};
 use neap::contract::Plan;
 use neap::contract::check::{Refusal, check, check_safety};
 use neap::job::Graph;
@@ -16,7 +13,7 @@ const TIMINGS: usize = 6;
 
 /// How many damaged plans; what a minute allows without optimisation.
 fn cases() -> usize {
-    common::cases(if cfg!(debug_assertions) { 30_000 } else { 100_000 }) as usize
+    crate::common::cases(100_000) as usize
 }
 
 /// What goes wrong in some timing, if anything.
@@ -142,7 +139,7 @@ fn hunt(worker: u64, wanted: usize) -> Tally {
     while tally.accepted + tally.failed + tally.structural < wanted {
         seed += 1;
         let mut random = Random(seed);
-        let graph = common::random::graph(&mut random);
+        let graph = crate::common::random::graph(&mut random);
         let good = make::plan(&mut random, &graph);
         for case in 0..40 {
             let mut plan = good.clone();
@@ -187,7 +184,7 @@ fn right_plans_are_accepted_and_take_what_a_clock_says() {
     let (mut lively, mut shared) = (0, 0);
     for seed in 0..(cases() / 50) as u64 {
         let mut random = Random(seed ^ 0x5eed_0000_0000);
-        let graph = common::random::graph(&mut random);
+        let graph = crate::common::random::graph(&mut random);
         let mut plan = make::plan(&mut random, &graph);
         if seed % 2 == 0 {
             let apart = plan.jobs[0].host_slots.clone();
@@ -276,13 +273,13 @@ fn hostile_plans_do_not_panic() {
     use neap::units::{Bytes, Nanos, OpId, TensorId};
     for seed in 0..(cases() / 20) as u64 {
         let mut random = Random(seed ^ 0xbad_0000_0000);
-        let mut graph = common::random::graph(&mut random);
+        let mut graph = crate::common::random::graph(&mut random);
         for tensor in &mut graph.tensors {
             if random.once_in(3) {
                 tensor.bytes = Bytes(1 << (30 + random.below(29)));
             }
         }
-        let mut plan = make::plan(&mut random, &common::random::graph(&mut Random(seed)));
+        let mut plan = make::plan(&mut random, &crate::common::random::graph(&mut Random(seed)));
         plan.budget = Bytes(u64::MAX);
         plan.device.memory_bytes = Bytes(1 << 60);
         if random.once_in(2) {

@@ -1,11 +1,9 @@
 //! Damaged files through the library: any answer will do, but no panic, hang or boundless memory. `NEAP_CASES` raises the number.
 
-mod common;
-
 use std::path::Path;
 
-use common::cases;
-use common::random::Random;
+use crate::common::cases;
+use crate::common::random::Random;
 use neap::contract::{check::check, json as plan_json};
 use neap::job::{chakra, json};
 use neap::sim::allocator::{Config, replay::Replay};

@@ -1,8 +1,6 @@
 //! Every kernel compiled by NVRTC for compute_90 and assembled by ptxas for sm_90, without a GPU: no errors, no spills.
 //!
 //! The compiler comes from `tools/cuda-wheels`; where it can't be had, this is skipped, unless `NEAP_REQUIRE_NVRTC` is set.
-#![cfg(feature = "cuda")]
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

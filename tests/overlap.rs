@@ -1,14 +1,11 @@
 //! Random jobs that share bytes: proved, and run side by side at random phases and speeds without a deadlock and without two of them
 //! ever holding the same byte.
 //!
-//! NEAP_JOBS says how many plans (2,000 with optimisation, 200 without; a quarter of it by the planner, five times of it at random), NEAP_FIRST the
-//! first seed; each is run many times.
-
-mod common;
+//! Run with `NEAP_DEEP=1`, `NEAP_CASES=N` or `NEAP_FIRST=SEED` (see `crate::common::cases`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use common::random::{self, Random};
+use crate::common::random::{self, Random};
 use neap::contract::check::{Refusal, check, check_safety};
 use neap::contract::{Latency, Plan, Window};
 use neap::device::{Profile, builtin, latency};
@@ -23,14 +20,11 @@ use neap::sim::together::{Shared, WHOLE, Waited, Work};
 use neap::units::{Bytes, Nanos, OpId};
 
 fn plans() -> u64 {
-    std::env::var("NEAP_JOBS")
-        .ok()
-        .and_then(|n| n.parse().ok())
-        .unwrap_or(if cfg!(debug_assertions) { 200 } else { 2_000 })
+    crate::common::cases(2_000)
 }
 
 fn first() -> u64 {
-    std::env::var("NEAP_FIRST").ok().and_then(|n| n.parse().ok()).unwrap_or(0)
+    crate::common::first()
 }
 
 /// Every iteration of every job: whose, from when on, and its course.

@@ -149,7 +149,7 @@ proptest! {
 
 proptest! {
     // Each tries the exact search, which is slow without optimisation.
-    #![proptest_config(ProptestConfig::with_cases(if cfg!(debug_assertions) { 12 } else { 200 }))]
+    #![proptest_config(ProptestConfig::with_cases(crate::common::cases(240) as u32))]
 
     #[test]
     fn many_items_are_placed_soundly(raw in proptest::collection::vec((1u64..4000, 0u32..300, 1u32..80), 1..300)) {
@@ -179,7 +179,7 @@ fn published_problems_fit() {
         println!("skipped: no {}", folder.display());
         return;
     }
-    let names: &[&str] = if cfg!(debug_assertions) {
+    let names: &[&str] = if !crate::common::is_deep() {
         &["H", "J"]
     } else {
         &["A", "B", "C", "D", "E", "F", "G", "H", "I", "J", "K"]

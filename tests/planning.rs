@@ -1,12 +1,10 @@
 //! Random small jobs planned, checked, simulated and run on the host: the three figures agree and the results are equal.
 //!
-//! NEAP_JOBS says how many (10,000 with optimisation, 1,000 without), NEAP_FIRST the first seed.
-
-mod common;
+//! Run with `NEAP_DEEP=1`, `NEAP_CASES=N` or `NEAP_FIRST=SEED` (see `crate::common::cases`).
 
 use std::collections::BTreeMap;
 
-use common::random::{self, Random};
+use crate::common::random::{self, Random};
 use neap::contract::check::check;
 use neap::device::{Profile, builtin, latency};
 use neap::job::json::sha256;
@@ -24,10 +22,7 @@ use neap::sim::program::Program;
 use neap::units::Bytes;
 
 fn jobs() -> u64 {
-    std::env::var("NEAP_JOBS")
-        .ok()
-        .and_then(|n| n.parse().ok())
-        .unwrap_or(if cfg!(debug_assertions) { 1_000 } else { 10_000 })
+    crate::common::cases(10_000)
 }
 
 fn bytes(view: &View) -> (*mut u8, usize) {
@@ -150,7 +145,7 @@ fn methods(random: &mut Random) -> Vec<Method> {
 #[test]
 fn planned_checked_simulated_and_run() {
     let (mut met, mut refused, mut moved) = (0, 0, 0);
-    let first = std::env::var("NEAP_FIRST").ok().and_then(|n| n.parse().ok()).unwrap_or(0);
+    let first = crate::common::first();
     for seed in first..first + jobs() {
         let mut random = Random(seed);
         let graph = random::graph(&mut random);

@@ -1,12 +1,10 @@
 //! Several random jobs planned against one memory: proved, within the budget, and each as safe as alone.
 //!
-//! NEAP_JOBS says how many plans (2,000 with optimisation, 200 without), NEAP_FIRST the first seed.
-
-mod common;
+//! Run with `NEAP_DEEP=1`, `NEAP_CASES=N` or `NEAP_FIRST=SEED` (see `crate::common::cases`).
 
 use std::collections::BTreeMap;
 
-use common::random::{self, Random};
+use crate::common::random::{self, Random};
 use neap::contract::Plan;
 use neap::contract::check::check;
 use neap::device::{builtin, latency};
@@ -22,10 +20,7 @@ use neap::sim::together::{Shared, WHOLE, Work};
 use neap::units::{Bytes, Nanos};
 
 fn plans() -> u64 {
-    std::env::var("NEAP_JOBS")
-        .ok()
-        .and_then(|n| n.parse().ok())
-        .unwrap_or(if cfg!(debug_assertions) { 200 } else { 2_000 })
+    crate::common::cases(2_000)
 }
 
 /// Jobs on one device: alone as the engine has it, together never two copies on one wire, and never faster than their operators. (A job
@@ -124,7 +119,7 @@ fn side_by_side(seed: u64, graphs: &[Graph], plan: &Plan) {
 
 #[test]
 fn random_jobs_together() {
-    let first = std::env::var("NEAP_FIRST").ok().and_then(|n| n.parse().ok()).unwrap_or(0);
+    let first = crate::common::first();
     let (mut met, mut shrunk, mut refused) = (0, 0, 0);
     for seed in first..first + plans() {
         let mut random = Random(seed);
@@ -194,7 +189,7 @@ fn random_jobs_together() {
 /// Planned for each other, jobs take less time side by side than planned each as if alone: not always, but on the whole.
 #[test]
 fn jobs_planned_for_each_other() {
-    let first = std::env::var("NEAP_FIRST").ok().and_then(|n| n.parse().ok()).unwrap_or(0);
+    let first = crate::common::first();
     let (mut both, mut worse, mut sums) = (0, 0, [0u128; 2]);
     for seed in first..first + plans() / 2 {
         let mut random = Random(seed ^ 0x10c);
@@ -259,7 +254,7 @@ fn jobs_planned_for_each_other() {
 /// Jobs that come and go: every one that is let in ends, and at no instant do two hold the same bytes or more than the budget.
 #[test]
 fn random_jobs_come_and_go() {
-    let first = std::env::var("NEAP_FIRST").ok().and_then(|n| n.parse().ok()).unwrap_or(0);
+    let first = crate::common::first();
     let (mut ran, mut waited, mut moved, mut never) = (0, 0, 0, 0);
     for seed in first..first + plans() / 4 {
         let mut random = Random(seed ^ 0x5eed);

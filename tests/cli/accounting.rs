@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::folder::{Folder, number};
+use crate::cli::folder::{Folder, number};
 
 fn extra(of: &Value) -> i64 {
     let parts = ["recompute_ns", "swap_in_ns", "swap_out_ns", "tail_ns", "contention_ns"];

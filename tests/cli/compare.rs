@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::folder::{Folder, fixture, number};
+use crate::cli::folder::{Folder, fixture, number};
 
 const PLANNERS: [&str; 5] = ["vdnn-all", "vdnn-conv", "checkpoint", "capuchin", "tensile"];
 

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::folder::{Answer, Folder, fixture};
+use crate::cli::folder::{Answer, Folder, fixture};
 
 /// A machine with a GPU answers these otherwise.
 fn has_driver() -> bool {

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::folder::{Folder, fixture, number};
+use crate::cli::folder::{Folder, fixture, number};
 
 const TRACE: &str = "traces/tiny_cnn-adam-8-32-start.profile.json.gz";
 

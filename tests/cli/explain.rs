@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::folder::{Folder, number};
+use crate::cli::folder::{Folder, number};
 
 fn check(planner: &str, graph: &Value, plan: &Value, told: &Value) -> [usize; 3] {
     assert_eq!(number(told, "peak_bytes"), number(plan, "peak_bytes"), "{planner}");

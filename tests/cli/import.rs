@@ -1,6 +1,6 @@
 //! `neap import`, `neap inspect` and `neap device`.
 
-use crate::folder::{Folder, fixture, number};
+use crate::cli::folder::{Folder, fixture, number};
 
 const TRACES: [&str; 4] = [
     "tiny_cnn-adam.et.json.gz",

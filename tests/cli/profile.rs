@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::folder::{Folder, fixture, number};
+use crate::cli::folder::{Folder, fixture, number};
 
 #[test]
 fn a_profile_covers_the_job_and_plans_it() {

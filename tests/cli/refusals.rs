@@ -6,7 +6,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use serde_json::{Value, json};
 
-use crate::folder::{Folder, fixture};
+use crate::cli::folder::{Folder, fixture};
 
 fn planned(folder: &Folder) {
     folder.import("tiny_cnn-adam.et.json.gz", &[]);

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::folder::{Folder, fixture, number};
+use crate::cli::folder::{Folder, fixture, number};
 
 /// A small block, a large one, the large one freed and asked for again a little smaller, and one that nothing serves.
 const EVENTS: &str = "op,id,bytes,stream,result,allocated,reserved,segments

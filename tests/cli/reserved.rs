@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::folder::{Folder, number};
+use crate::cli::folder::{Folder, number};
 
 #[test]
 fn a_recorded_iteration_reserves_what_pytorch_reserved() {

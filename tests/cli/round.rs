@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::folder::{Folder, fixture, number};
+use crate::cli::folder::{Folder, fixture, number};
 
 const PLANNED: [(&str, &str); 5] = [
     ("tiny_cnn-adam.et.json.gz", "80%"),

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::folder::{Folder, fixture, number};
+use crate::cli::folder::{Folder, fixture, number};
 
 const NAMES: [&str; 3] = ["tiny_cnn-adam", "tiny_gpt2-adamw", "resnet18-adam"];
 

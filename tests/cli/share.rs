@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::folder::{Folder, fixture, number};
+use crate::cli::folder::{Folder, fixture, number};
 
 const HEAD: &str = "job,persistent_bytes,ephemeral_bytes,submit_s,duration_s\n";
 

@@ -1,6 +1,6 @@
 //! Several jobs: one plan, side by side on one device, coming and going.
 
-use crate::folder::{Folder, fixture, number};
+use crate::cli::folder::{Folder, fixture, number};
 
 #[test]
 fn two_jobs_get_one_plan_and_run_side_by_side() {
