@@ -1,0 +1,653 @@
+"""One iteration of a recording as a ``neap.graph``: lives, versions, lowered updates, and the
+allocator's own figures.
+
+A graph of version 1 has no word for memory that is held without being used, so such bytes count as
+workspace of the
+operators during which they are held: results that the script's variables keep, and what the
+    allocator gave out before recording began (workspaces of cuBLAS, for one). That makes peaks
+    those of the framework; no plan moves these bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+from neap.torch._lower import Update, lower, settings
+from neap.torch._recorder import Recorder, plain_tensors
+from neap.torch._storage import Op, Operand, Storage, blocks
+from neap.torch._watch import BACKWARD, OPTIMIZE, state_tensors, unused
+
+
+@dataclass(eq=False)
+class Node:
+    """An operator of the finished graph."""
+
+    kind: str
+    phase: str
+    module: str
+    reads: list[Storage]
+    writes: list[Storage]
+    makes: list[Storage]
+    workspace: int
+    op: Op | None = None
+    """What it was recorded as, unless it was lowered or only stands for where batch data comes
+    from.
+    """
+    random: bool = False
+    name: str = ""
+    held: int = 0
+    """Bytes that are held while it runs though no operator uses them any more."""
+
+
+@dataclass(eq=False)
+class Life:
+    """When a storage is there, by place among the graph's operators."""
+
+    storage: Storage
+    born: int | None
+    last: int
+    death: int
+    """The first place at which it is gone; the number of operators if it outlives the iteration."""
+    until: int | None = None
+    """Its like from the iteration before is freed before this place."""
+
+
+@dataclass(eq=False)
+class Iteration:
+    """One recorded iteration: operators in order, and how long each storage lives."""
+
+    name: str
+    nodes: list[Node]
+    lives: dict[Storage, Life]
+    always: list[Storage]
+    base: int
+    """Bytes that the allocator had given out at the start, beyond all storages that were seen."""
+    peak: int
+    """The framework's own peak, before lowering: measured where there is a device."""
+    steady: bool
+    """The iteration before it ran the same operators."""
+    optimizer: dict[str, Any] | None
+    loss: Storage | None
+    notes: list[str] = field(default_factory=list)
+    start: int = 0
+    end: int = 0
+    place: dict[int, int] = field(default_factory=dict)
+    """From recorded operators to places among ``nodes``."""
+
+    def resident(self) -> list[int]:
+        """Bytes that stand during each operator, as the framework has them."""
+        count = len(self.nodes)
+        change = [0] * (count + 1)
+        for life in self.lives.values():
+            size = blocks(life.storage.bytes)
+            change[life.born or 0] += size
+            change[min(life.last + 1, count)] -= size
+            if life.until is not None:
+                change[min(life.last + 1, count)] += size
+                change[count] -= size
+                change[0] += size
+                change[life.until] -= size
+        standing = sum(blocks(s.bytes) for s in self.always)
+        found = []
+        for place, node in enumerate(self.nodes):
+            standing += change[place]
+            found.append(standing + blocks(node.workspace) + node.held + self.base)
+        return found
+
+
+def iteration(recorder: Recorder, name: str, which: int | None = None) -> Iteration:
+    """The last iteration of a recording, or another by number, as operators and lives.
+
+    Raises:
+        ValueError: if no iteration was recorded.
+    """
+    which = len(recorder.cuts) - 2 if which is None else which
+    if which < 0 or recorder.cuts[which] == recorder.cuts[which + 1]:
+        raise ValueError(
+            "no operator was recorded between two optimizer steps; is the model on another device?"
+        )
+    start, end = recorder.cuts[which], recorder.cuts[which + 1]
+    _accumulate_in_place(recorder)
+    ops = recorder.ops[start:end]
+    before = recorder.ops[recorder.cuts[which - 1] : start] if which else []
+    steady = [_signature(op) for op in before] == [_signature(op) for op in ops]
+    notes = list(recorder.problems)
+    nodes, place = _nodes(recorder, ops, start, end, notes)
+    found = Iteration(
+        name=name,
+        nodes=nodes,
+        lives={},
+        always=[],
+        base=0,
+        peak=0,
+        steady=steady,
+        optimizer=_optimizer(recorder),
+        loss=None,
+        notes=notes,
+        start=start,
+        end=end,
+        place=place,
+    )
+    if which and not steady:
+        notes.append("the iteration before it ran other operators, so it may not be a steady one")
+    twins = dict(_twins(before, ops)) if steady else {}
+    _lives(recorder, found, twins, which)
+    _names(found)
+    _base(recorder, found, which)
+    return found
+
+
+def _signature(op: Op) -> tuple[Any, ...]:
+    return op.kind, op.phase, tuple(s.bytes for s in op.makes), len(op.reads)
+
+
+def _twins(before: list[Op], ops: list[Op]) -> list[tuple[Storage, Storage]]:
+    """Each storage that the iteration makes, with the one that stood for it an iteration before."""
+    return [(new, old) for a, b in zip(before, ops) for old, new in zip(a.makes, b.makes)]
+
+
+def _accumulate_in_place(recorder: Recorder) -> None:
+    """Undoes what recording changed: autograd adds gradients up in place unless a dispatch mode is
+    on.
+    """
+    same: dict[Storage, Storage] = {}
+
+    def now(storage: Storage) -> Storage:
+        while storage in same:
+            storage = same[storage]
+        return storage
+
+    for op in recorder.ops:
+        op.reads = [now(s) for s in op.reads]
+        op.writes = [now(s) for s in op.writes]
+        op.lists = [[None if s is None else now(s) for s in values] for values in op.lists]
+        for operand in _operands(op):
+            operand.storage = now(operand.storage)
+        if not _adds_gradients(op):
+            continue
+        into = next((s for s in op.reads if s.born is not None and s.died == op.index + 1), None)
+        made = op.makes[0]
+        if into is None or into.bytes != made.bytes:
+            continue
+        same[made] = into
+        into.died, into.uses = made.died, [*into.uses, *made.uses]
+        into.role, into.name = made.role, made.name or into.name
+        into.saved += made.saved
+        op.kind, op.makes, op.writes = "aten::add_", [], [into]
+        op.outputs = [_replaced(o, into) for o in op.outputs]
+    recorder.gradients = [
+        {now(s): owners for s, owners in step.items()} for step in recorder.gradients
+    ]
+
+
+def _replaced(operand: Operand | None, storage: Storage) -> Operand | None:
+    if operand is not None:
+        operand.storage = storage
+    return operand
+
+
+def _adds_gradients(op: Op) -> bool:
+    full = [a for a in op.args if isinstance(a, Operand)]
+    return (
+        op.kind == "aten::add"
+        and op.node is not None
+        and len(op.makes) == 1
+        and len(full) == 2
+        and full[0].shape == full[1].shape
+        and full[0].dtype == full[1].dtype
+    )
+
+
+def _operands(op: Op) -> list[Operand]:
+    flat: list[Operand] = [o for o in [*op.outputs, *op.hidden] if o is not None]
+    for value in op.args:
+        if isinstance(value, Operand):
+            flat.append(value)
+        elif isinstance(value, list):
+            flat += [x for x in value if isinstance(x, Operand)]
+    return flat
+
+
+def _nodes(
+    recorder: Recorder, ops: list[Op], start: int, end: int, notes: list[str]
+) -> tuple[list[Node], dict[int, int]]:
+    """The operators with optimizer steps lowered, and where each recorded operator went."""
+    updates: dict[int, list[Update]] = {}
+    skip: set[int] = set()
+    for number, (first, after, optimizer) in enumerate(recorder.steps):
+        if first < start or after > end:
+            continue
+        step = recorder.ops[first:after]
+        if not step:
+            continue
+        owned = _owned(recorder, optimizer)
+        alone = len(recorder.optimizers) == 1
+        lowered, why = lower(step, optimizer, recorder.gradients[number], owned, alone)
+        if why is not None:
+            notes.append(f"the step of {type(optimizer).__name__} stays as it was recorded: {why}")
+            continue
+        updates[first] = lowered
+        skip.update(range(first, after))
+    nodes: list[Node] = []
+    place: dict[int, int] = {}
+    met: set[Storage] = set()
+    for op in ops:
+        if op.index in updates:
+            first_update = len(nodes)
+            for update in updates[op.index]:
+                nodes.append(
+                    Node(
+                        update.kind, OPTIMIZE, "", update.reads, update.writes, [], update.workspace
+                    )
+                )
+        if op.index in skip:
+            place[op.index] = first_update
+            continue
+        for storage in op.reads + op.writes:
+            # What came from outside the dispatcher: batch data made by other libraries, tensors
+            # that foreign kernels made.
+            if (
+                storage not in met
+                and storage.born is None
+                and not storage.persistent
+                and storage.seen >= start > 0
+            ):
+                kind = "neap::input" if recorder.device == "cpu" else "neap::outside"
+                storage.role = "input" if recorder.device == "cpu" else storage.role
+                nodes.append(Node(kind, op.phase, op.module, [], [], [storage], 0))
+            met.add(storage)
+        met.update(op.makes)
+        place[op.index] = len(nodes)
+        workspace = 0
+        if op.allocated is not None:
+            before, _, most = op.allocated
+            workspace = max(0, most - before - sum(blocks(s.bytes) for s in op.makes))
+        if op.makes and _from_host(op):
+            for storage in op.makes:
+                storage.role = "input"
+        nodes.append(
+            Node(
+                op.kind,
+                op.phase,
+                op.module,
+                op.reads,
+                op.writes,
+                op.makes,
+                workspace,
+                op,
+                op.random,
+            )
+        )
+    place[end] = len(nodes)
+    # What comes after backward and before the step (clipping, unscaling) is the optimizer's work.
+    last = max((i for i, node in enumerate(nodes) if node.phase == BACKWARD), default=len(nodes))
+    for node in nodes[last + 1 :]:
+        node.phase = OPTIMIZE
+    return nodes, place
+
+
+def _owned(recorder: Recorder, optimizer: Optimizer) -> list[list[Storage]]:
+    """For each parameter its storage and those of its states."""
+    owned = []
+    for parameter, states in optimizer.state.items():
+        if isinstance(parameter, torch.Tensor):
+            tensors = [parameter, *(state for _, state in state_tensors(states))]
+            found = [recorder.storages.find(p) for t in tensors for p in plain_tensors(t)]
+            owned.append([s for s in found if s is not None])
+    return owned
+
+
+def _from_host(op: Op) -> bool:
+    """Whether an operator brings batch data from the host."""
+    return op.kind in ("aten::_to_copy", "aten::to") and any(
+        isinstance(a, dict) and "host" in a and a["shape"] for a in op.args
+    )
+
+
+def _lives(recorder: Recorder, found: Iteration, twins: dict[Storage, Storage], which: int) -> None:
+    """How long each storage lives, and bytes that are held without use."""
+    nodes, count = found.nodes, len(found.nodes)
+    born: dict[Storage, int] = {}
+    last: dict[Storage, int] = {}
+    for place, node in enumerate(nodes):
+        for storage in node.makes:
+            born[storage] = place
+        for storage in [*node.reads, *node.writes, *node.makes]:
+            last[storage] = place
+    old_gradients = {
+        s.name: s
+        for s in recorder.storages.all
+        if s.role == "gradient" and s not in last and s.seen <= found.start
+    }
+    for storage, end in last.items():
+        if storage not in born:
+            found.always.append(storage)
+            if storage.role == "activation":
+                storage.role = "buffer"
+            continue
+        first = born[storage]
+        death = (
+            count if storage.died is None or storage.died > found.end else found.place[storage.died]
+        )
+        life = Life(storage, first, end, max(death, end + 1))
+        found.lives[storage] = life
+        if (death >= count and storage.role != "input") or storage.died is None:
+            twin = twins.get(storage) or old_gradients.get(storage.name)
+            if twin is None:
+                twin = next((t for t in _unseen_twins(recorder, storage, which)), None)
+            if twin is not None and twin.died is not None and found.start < twin.died <= found.end:
+                freed = found.place[twin.died]
+                if freed <= first:
+                    life.until = freed if freed else None
+                else:
+                    for node in nodes[:freed]:
+                        node.held += blocks(storage.bytes)
+        if life.until is None:
+            for node in nodes[end + 1 : life.death]:
+                node.held += blocks(storage.bytes)
+    # What has a name lives whether it is used or not.
+    for storage in recorder.storages.all:
+        if storage.persistent and storage not in last and not storage.reference.expired():
+            found.always.append(storage)
+    found.always.sort(key=lambda s: s.number)
+
+
+def _unseen_twins(recorder: Recorder, storage: Storage, which: int) -> list[Storage]:
+    """For batch data that no operator made: the last one's of the same shape."""
+    if storage.born is not None or not which:
+        return []
+    return [
+        s
+        for s in recorder.storages.all
+        if s.born is None
+        and not s.persistent
+        and s.seen < recorder.cuts[which]
+        and s.shape == storage.shape
+    ]
+
+
+def _names(found: Iteration) -> None:
+    """Unique names for operators and tensors."""
+    count: dict[str, int] = {}
+    taken: set[str] = set()
+    renamed: dict[Storage, str] = {}
+    for storage in found.always:
+        renamed[storage] = unused(storage.name or "tensor", taken)
+        taken.add(renamed[storage])
+    for node in found.nodes:
+        short = node.kind.split("::")[-1].lower() if "::" in node.kind else node.kind
+        number = count.get(short, 0)
+        count[short] = number + 1
+        node.name = f"{short}_{number}"
+        for place, storage in enumerate(node.makes):
+            plain = node.name if place == 0 else f"{node.name}.{place}"
+            renamed[storage] = unused(storage.name or plain, taken)
+            taken.add(renamed[storage])
+    for storage, name in renamed.items():
+        storage.name = name
+
+
+def _base(recorder: Recorder, found: Iteration, which: int) -> None:
+    """What the allocator had given out beyond what was seen, and the framework's own peak."""
+    found.base = 0
+    resident = found.resident()
+    if which >= len(recorder.allocated):
+        found.peak = _recorded_peak(recorder, found)
+        return
+    known = sum(blocks(s.bytes) for s in found.always)
+    known += sum(
+        blocks(life.storage.bytes) for life in found.lives.values() if life.until is not None
+    )
+    first = found.nodes[0]
+    known += first.held
+    found.base = max(0, recorder.allocated[which] - known)
+    found.peak = recorder.peaks[which] if which < len(recorder.peaks) else max(resident)
+
+
+def _recorded_peak(recorder: Recorder, found: Iteration) -> int:
+    """The peak of the recorded operators by the deaths that were seen, where no allocator has
+    measured it.
+    """
+    standing = sum(blocks(s.bytes) for s in found.always)
+    change: dict[int, int] = {}
+    for storage in recorder.storages.all:
+        if storage in found.always or storage.persistent:
+            continue
+        first = storage.born if storage.born is not None else storage.seen
+        after = storage.died if storage.died is not None else found.end
+        if first >= found.end or after <= found.start:
+            continue
+        change[max(first, found.start)] = change.get(max(first, found.start), 0) + blocks(
+            storage.bytes
+        )
+        change[after] = change.get(after, 0) - blocks(storage.bytes)
+    most = standing
+    for index in range(found.start, found.end):
+        standing += change.get(index, 0)
+        most = max(most, standing)
+    return most
+
+
+def _optimizer(recorder: Recorder) -> dict[str, Any] | None:
+    if len(recorder.optimizers) != 1:
+        return None
+    values = settings(recorder.optimizers[0])
+    if values is None:
+        return None
+    return {
+        "class": type(recorder.optimizers[0]).__name__,
+        "values": {k: _real(v) for k, v in sorted(values.items())},
+    }
+
+
+def _real(value: float) -> Any:
+    if value != value:
+        return {"float": "nan"}
+    if value in (float("inf"), float("-inf")):
+        return {"float": "inf" if value > 0 else "-inf"}
+    return value
+
+
+# -- the file
+
+
+def graph(found: Iteration) -> dict[str, Any]:
+    """The ``neap.graph`` of version 1."""
+    form: dict[str, Any] = {"format": "neap.graph", "version": 1, "name": found.name}
+    if found.optimizer is not None:
+        form["optimizer"] = found.optimizer
+    form["recorded_peak_bytes"] = found.peak
+    version: dict[Storage, int] = {}
+    inputs = 0
+    operators = []
+    for node in found.nodes:
+        operator, inputs = _operator(node, version, found, inputs)
+        operators.append(operator)
+    form["tensors"] = [_tensor(s, None) for s in found.always]
+    for node in found.nodes:
+        for storage in node.makes:
+            until = found.lives[storage].until
+            form["tensors"].append(
+                _tensor(storage, None if until is None else found.nodes[until].name)
+            )
+    form["operators"] = operators
+    return form
+
+
+def _tensor(storage: Storage, until: str | None) -> dict[str, Any]:
+    form: dict[str, Any] = {
+        "name": storage.name,
+        "role": storage.role,
+        "dtype": storage.dtype,
+        "shape": storage.shape,
+    }
+    size = _SIZES[storage.dtype]
+    for extent in storage.shape:
+        size *= extent
+    if size != storage.bytes:
+        form["bytes"] = storage.bytes
+    if until is not None:
+        form["kept_until"] = until
+    return form
+
+
+def _operator(
+    node: Node, version: dict[Storage, int], found: Iteration, inputs: int
+) -> tuple[dict[str, Any], int]:
+    form: dict[str, Any] = {"name": node.name, "kind": node.kind, "phase": node.phase}
+    op = node.op
+    if op is None:
+        args: list[Any] = [_operand(s, None, version.get(s, 0)) for s in node.reads]
+        if not node.reads and node.makes:
+            storage = node.makes[0]
+            args = [{"host": storage.dtype, "shape": storage.shape, "input": inputs}]
+            inputs += 1
+    else:
+        args = []
+        from_host = _from_host(op)
+        for value in op.args:
+            if from_host and isinstance(value, dict) and "host" in value and value["shape"]:
+                value = {**value, "input": inputs}
+                inputs += 1
+            args.append(_argument(value, version))
+    for storage in node.makes:
+        version[storage] = 0
+    for storage in node.writes:
+        version[storage] = version.get(storage, 0) + 1
+    changed = {*node.makes, *node.writes}
+    outputs: list[Any] = []
+    hidden: list[Any] = []
+    shown: set[Storage] = set()
+    if op is not None:
+        for output in op.outputs:
+            good = output is not None and output.storage in changed
+            outputs.append(_view(output, version) if good and output is not None else None)
+            if output is not None:
+                shown.add(output.storage)
+    for storage in [*node.makes, *node.writes]:
+        if storage in shown:
+            continue
+        shown.add(storage)
+        (outputs if op is None and storage in node.makes else hidden).append(
+            _operand(storage, None, version[storage])
+        )
+    form["args"] = args
+    form["outputs"] = outputs
+    if hidden:
+        form["hidden"] = hidden
+    scratch = blocks(node.workspace) + node.held + blocks(found.base)
+    if scratch:
+        form["workspace_bytes"] = scratch
+    replay = _replay(node, found)
+    if replay != "pure":
+        form["replay"] = replay
+    if node.random:
+        form["random"] = True
+    return form, inputs
+
+
+_UPDATES_ON_THE_SIDE = {
+    "aten::native_batch_norm",
+    "aten::cudnn_batch_norm",
+    "aten::miopen_batch_norm",
+    "aten::_native_batch_norm_legit",
+    "aten::_batch_norm_with_update",
+}
+_WITHOUT_REPLAY = ("c10d", "neap::", "optimizer::", "triton", "rng", "prim")
+
+
+def _replay(node: Node, found: Iteration) -> str:
+    """Whether an operator may be run again: never where it writes what outlives the iteration or is
+    not PyTorch's own.
+    """
+    if (
+        node.op is None
+        or not node.kind.startswith("aten::")
+        or (not node.makes and not node.writes)
+    ):
+        return "never"
+    if all(s in found.lives for s in node.writes):
+        return "pure"
+    return "skip_updates" if node.kind in _UPDATES_ON_THE_SIDE else "never"
+
+
+_SIZES = {
+    "f32": 4,
+    "f64": 8,
+    "f16": 2,
+    "bf16": 2,
+    "i64": 8,
+    "i32": 4,
+    "i16": 2,
+    "i8": 1,
+    "u8": 1,
+    "bool": 1,
+    "c64": 8,
+    "c128": 16,
+}
+
+
+def _operand(storage: Storage, view: Operand | None, version: int) -> dict[str, Any]:
+    form: dict[str, Any] = {"tensor": storage.name}
+    if version:
+        form["version"] = version
+    if view is None:
+        return form
+    if view.dtype != storage.dtype:
+        form["dtype"] = view.dtype
+    if view.offset:
+        form["offset"] = view.offset
+    if view.shape != storage.shape:
+        form["shape"] = view.shape
+    if view.stride != _contiguous(view.shape) and all(view.shape):
+        form["stride"] = view.stride
+    return form
+
+
+def _contiguous(shape: list[int]) -> list[int]:
+    stride, step = [], 1
+    for extent in reversed(shape):
+        stride.append(step)
+        step *= extent
+    return stride[::-1]
+
+
+def _view(operand: Operand, version: dict[Storage, int]) -> dict[str, Any]:
+    return _operand(operand.storage, operand, version.get(operand.storage, 0))
+
+
+def _argument(value: Any, version: dict[Storage, int]) -> Any:
+    if isinstance(value, Operand):
+        return _view(value, version)
+    if isinstance(value, list):
+        return [_argument(x, version) for x in value]
+    return value
+
+
+def write(form: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    """Writes a graph with a line for each tensor and operator; the file appears whole or not at
+    all.
+    """
+    path = os.fspath(path)
+    partial = f"{path}.{os.getpid()}.tmp"
+
+    def text(value: Any) -> str:
+        return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+    try:
+        with open(partial, "w", encoding="utf-8") as out:
+            head = {k: v for k, v in form.items() if k not in ("tensors", "operators")}
+            out.write(text(head)[:-1])
+            for key in ("tensors", "operators"):
+                out.write(f',\n"{key}":[\n' + ",\n".join(map(text, form[key])) + "\n]")
+            out.write("}\n")
+        os.replace(partial, path)
+    finally:
+        if os.path.exists(partial):
+            os.unlink(partial)

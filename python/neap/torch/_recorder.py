@@ -1,0 +1,523 @@
+"""Records what a training script does, operator by operator, below autograd.
+
+A dispatch mode sees every operator with its arguments; weak references see when storages die; the
+allocator's statistics, where there is a device, see what an operator takes besides. The mode
+changes little of what it records, and what it changes is undone in :mod:`neap.torch._graph`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+from neap.torch._storage import (
+    DTYPES,
+    Op,
+    Operand,
+    Saved,
+    Storage,
+    Storages,
+    dtype_name,
+    storage_of,
+)
+from neap.torch._watch import BACKWARD, Watch, named_tensors
+
+_SCALAR_TYPES = {
+    torch.uint8: 0,
+    torch.int8: 1,
+    torch.int16: 2,
+    torch.int32: 3,
+    torch.int64: 4,
+    torch.float16: 5,
+    torch.float32: 6,
+    torch.float64: 7,
+    torch.complex64: 9,
+    torch.complex128: 10,
+    torch.bool: 11,
+    torch.bfloat16: 15,
+}
+_LAYOUTS = {torch.strided: 0}
+_FORMATS = {
+    torch.contiguous_format: 0,
+    torch.preserve_format: 1,
+    torch.channels_last: 2,
+    torch.channels_last_3d: 3,
+}
+
+# Operators that write to arguments although their schema does not say so: positions of these
+# arguments, and of the flag without which they don't.
+_HIDDEN_WRITES: dict[str, tuple[tuple[int, ...], int | None]] = {
+    "aten::native_batch_norm": ((3, 4), 5),
+    "aten::cudnn_batch_norm": ((3, 4), 5),
+    "aten::miopen_batch_norm": ((3, 4), 5),
+    "aten::_batch_norm_impl_index": ((3, 4), 5),
+    "aten::batch_norm_update_stats": ((1, 2), None),
+    "aten::batch_norm_gather_stats": ((3, 4), None),
+    "aten::batch_norm_gather_stats_with_counts": ((3, 4), None),
+}
+_NO_WORK = {"aten::detach", "aten::alias", "aten::record_stream", "aten::is_pinned"}
+
+
+class Recorder(TorchDispatchMode):
+    """Records operators from :meth:`start` to :meth:`stop`, cut into iterations by :meth:`cut`.
+
+    Args:
+        device: the type of the device whose tensors count, ``"cuda"`` or ``"cpu"``.
+        watch: says where the script is; installed by the caller.
+        saved: also record what autograd saves for backward. Changes nothing in what is computed.
+    """
+
+    def __init__(self, device: str, watch: Watch, saved: bool = False) -> None:
+        super().__init__()
+        self.device = device
+        self.watch = watch
+        self.storages = Storages(device)
+        self.ops: list[Op] = []
+        self.cuts: list[int] = []
+        """The number of operators before each iteration, and one more at the end."""
+        self.allocated: list[int] = []
+        """Bytes that the allocator had given out at each cut."""
+        self.peaks: list[int] = []
+        """The most bytes that it had given out in each iteration."""
+        self.packs: list[Saved] = []
+        self.problems: list[str] = []
+        self.optimizers: list[Optimizer] = []
+        self.steps: list[tuple[int, int, Optimizer]] = []
+        """First operator, operator after the last, and optimizer of each step."""
+        self.gradients: list[dict[Storage, list[torch.Tensor]]] = []
+        self._saved = saved
+        self._hooks: Any = None
+        self._anchors: dict[Storage, torch.Tensor] = {}
+        self._nodes: dict[int, str] = {}
+        self._step_began: int | None = None
+        self._peak = 0
+        self._statistics = device == "cuda" and torch.cuda.is_available()
+        self._entered = False
+
+    # -- start and end
+
+    def start(self, optimizers: Iterable[Optimizer]) -> None:
+        """Names what lives across iterations and begins."""
+        self.optimizers = list(optimizers)
+        self._name()
+        self.watch.before_step.append(self._before_step)
+        self.watch.after_step.insert(0, self._after_step)
+        if self._saved:
+            self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+            self._hooks.__enter__()
+        self.__enter__()
+        self._entered = True
+        self.cut()
+
+    def cut(self) -> None:
+        """Here an iteration ends and the next begins."""
+        now = len(self.ops)
+        self._loneliness(now)
+        self.storages.bury(now)
+        self.cuts.append(now)
+        if self._statistics:
+            statistics = torch.cuda.memory_stats()
+            self.allocated.append(statistics["allocated_bytes.all.current"])
+            if len(self.cuts) > 1:
+                self.peaks.append(max(self._peak, statistics["allocated_bytes.all.peak"]))
+            self._peak = 0
+        self._name()
+
+    def stop(self) -> None:
+        """Ends. Nothing is left behind in PyTorch."""
+        if not self._entered:
+            return
+        self._entered = False
+        self.cut()
+        self.__exit__(None, None, None)
+        if self._hooks is not None:
+            self._hooks.__exit__(None, None, None)
+            self._hooks = None
+        self.watch.before_step.remove(self._before_step)
+        self.watch.after_step.remove(self._after_step)
+        self._anchors.clear()
+
+    def _name(self) -> None:
+        """Roles and names of what lives across iterations; new optimizer states get theirs at the
+        next cut.
+        """
+        optimizers = list(self.optimizers)
+        for reference in self.watch.optimizers:
+            known = reference()
+            if known is not None and not any(known is other for other in optimizers):
+                optimizers.append(known)
+        self.optimizers = optimizers
+        for role, name, tensor in named_tensors(self.watch, optimizers):
+            for plain in plain_tensors(tensor):
+                storage = self.storages.intern(plain, len(self.ops))
+                if storage is None:
+                    continue
+                if role == "gradient":
+                    if storage.role == "activation":
+                        storage.role, storage.name = role, storage.name or name
+                    continue
+                if not storage.name or storage.role in ("activation", "gradient"):
+                    storage.role, storage.name = role, name
+                storage.persistent = True
+
+    # -- steps
+
+    def _before_step(self, optimizer: Optimizer) -> None:
+        gradients: dict[Storage, list[torch.Tensor]] = {}
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                for plain in plain_tensors(parameter.grad):
+                    storage = self.storages.intern(plain, len(self.ops))
+                    if storage is not None:
+                        gradients.setdefault(storage, []).append(parameter)
+        self._name()
+        self.gradients.append(gradients)
+        self._step_began = len(self.ops)
+
+    def _after_step(self, optimizer: Optimizer) -> None:
+        if self._step_began is not None:
+            self.steps.append((self._step_began, len(self.ops), optimizer))
+            self._step_began = None
+            self._name()
+
+    # -- saved tensors
+
+    def _pack(self, tensor: torch.Tensor) -> Any:
+        now = len(self.ops)
+        storage = None
+        if not is_subclass(tensor):
+            storage = self.storages.intern(tensor, now)
+        function = tensor.grad_fn
+        saved = Saved(
+            place=0,
+            storage=storage,
+            packed=now - 1,
+            view=(tensor.dtype, tuple(tensor.shape), strides(tensor), offset(tensor)),
+            node="" if function is None else function.name(),
+            module=self.watch.module,
+            iteration=len(self.cuts) - 1,
+        )
+        saved.place = sum(1 for other in self.packs if other.iteration == saved.iteration)
+        self.packs.append(saved)
+        if storage is None or storage.persistent:
+            return saved, tensor.detach()
+        storage.saved.append(saved)
+        anchor = self._anchors.get(storage)
+        if anchor is None:
+            anchor = self._anchors[storage] = tensor.detach()
+        return saved, tensor.detach()
+
+    def _unpack(self, packed: Any) -> torch.Tensor:
+        saved: Saved = packed[0]
+        tensor: torch.Tensor = packed[1]
+        now = len(self.ops)
+        if saved.unpacked is None:
+            saved.unpacked = now
+        saved.last_unpacked = now
+        return tensor
+
+    def _loneliness(self, now: int) -> None:
+        """Notes which saved storages nothing but autograd holds at the start of operator
+        ``now``.
+        """
+        gone = []
+        for storage, anchor in self._anchors.items():
+            count = torch._C._storage_Use_Count(anchor.untyped_storage()._cdata)
+            held = len(storage.saved)
+            if count <= 1:
+                gone.append(storage)
+            elif count <= 1 + held and storage.alone is None:
+                storage.alone = now
+        for storage in gone:
+            del self._anchors[storage]
+
+    # -- operators
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(is_subclass_type(kind) for kind in types):
+            return NotImplemented
+        index = len(self.ops)
+        # First what only the recording holds is let go, then counted as dead.
+        self._loneliness(index)
+        self.storages.bury(index)
+        flat = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
+        flat = [x for x in flat if x.device.type == self.device]
+        known = {s._cdata for s in map(storage_of, flat) if s is not None}
+        before = self._begin()
+        out = func(*args, **kwargs)
+        after = self._end(before)
+        try:
+            self._note(func, args, kwargs, flat, known, out, after)
+        except Exception as error:  # A recording that fails must not fail the script.
+            if len(self.problems) < 20:
+                self.problems.append(f"{func}: {type(error).__name__}: {error}")
+        return out
+
+    def _begin(self) -> int:
+        if not self._statistics:
+            return 0
+        statistics = torch.cuda.memory_stats()
+        self._peak = max(self._peak, statistics["allocated_bytes.all.peak"])
+        torch.cuda.reset_peak_memory_stats()
+        return int(statistics["allocated_bytes.all.current"])
+
+    def _end(self, before: int) -> tuple[int, int, int] | None:
+        if not self._statistics:
+            return None
+        statistics = torch.cuda.memory_stats()
+        return (
+            before,
+            statistics["allocated_bytes.all.current"],
+            statistics["allocated_bytes.all.peak"],
+        )
+
+    def _note(
+        self,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        flat: list[torch.Tensor],
+        known: set[int],
+        out: Any,
+        allocated: tuple[int, int, int] | None,
+    ) -> None:
+        index = len(self.ops)
+        schema = func._schema
+        name = schema.name
+        returned = [x for x in tree_flatten(out)[0] if isinstance(x, torch.Tensor)]
+        fresh = [
+            x
+            for x in returned
+            if x.device.type == self.device
+            and (s := storage_of(x)) is not None
+            and s._cdata not in known
+        ]
+        written = self._written(func, schema, name, args, kwargs)
+        on_device = [x for x in returned if x.device.type == self.device]
+        if name in _NO_WORK or (not fresh and not written and (on_device or not flat)):
+            return  # A view, or nothing of this device.
+        op_args = [self._encode(value, kind) for value, kind in arguments(schema, args, kwargs)]
+        reads = unique(self.storages.intern(x, index) for x in flat)
+        makes = unique(self.storages.intern(x, index, born=index) for x in fresh)
+        writes = [
+            s for s in unique(self.storages.intern(x, index) for x in written) if s not in makes
+        ]
+        outputs: list[Operand | None] = []
+        for x in returned:
+            storage = self.storages.find(x) if x.device.type == self.device else None
+            if storage is not None and (storage in makes or storage in writes):
+                outputs.append(self._operand(x, storage))
+            else:
+                outputs.append(None)
+        shown = {o.storage for o in outputs if o is not None}
+        hidden = []
+        for x in written:
+            storage = self.storages.find(x)
+            if storage is not None and storage in writes and storage not in shown:
+                shown.add(storage)
+                hidden.append(self._operand(x, storage))
+        if not reads and not makes:
+            return
+        for storage in unique([*reads, *makes, *writes]):
+            storage.uses.append(index)
+        phase, module, node = self._where()
+        self.ops.append(
+            Op(
+                index=index,
+                kind=name,
+                phase=phase,
+                module=module,
+                args=op_args,
+                outputs=outputs,
+                hidden=hidden,
+                reads=reads,
+                writes=writes,
+                makes=makes,
+                lists=self._lists(args, kwargs),
+                random=torch.Tag.nondeterministic_seeded in func.tags,
+                node=node,
+                iteration=len(self.cuts) - 1,
+                step=len(self.steps) if self._step_began is not None else None,
+                allocated=allocated,
+            )
+        )
+
+    def _where(self) -> tuple[str, str, int | None]:
+        """Phase, module path, and the number of the autograd function that runs or was just
+        made.
+        """
+        node = torch._C._current_autograd_node()
+        phase = self.watch.phase
+        if node is not None:
+            number = node._sequence_nr()
+            return phase, self.watch.module or self._nodes.get(number, ""), number
+        module = self.watch.module
+        if phase != BACKWARD and torch.is_grad_enabled():
+            self._nodes[torch.autograd._get_sequence_nr() - 1] = module
+        return phase, module, None
+
+    def _written(
+        self, func: Any, schema: Any, name: str, args: Any, kwargs: Any
+    ) -> list[torch.Tensor]:
+        if torch.Tag.inplace_view in func.tags:
+            return []
+        found: list[Any] = []
+        positional = len(args)
+        for place, argument in enumerate(schema.arguments):
+            value = args[place] if place < positional else kwargs.get(argument.name)
+            if (argument.alias_info is not None and argument.alias_info.is_write) or (
+                name.startswith("c10d::")
+                and name.endswith("_")
+                and isinstance(value, (list, torch.Tensor))
+            ):
+                found.append(value)
+        places, flag = _HIDDEN_WRITES.get(name, ((), None))
+        if places and (flag is None or args[flag]):
+            found += [args[place] for place in places if place < positional]
+        flat = [x for x in tree_flatten(found)[0] if isinstance(x, torch.Tensor)]
+        return [x for x in flat if x.device.type == self.device and x.numel()]
+
+    def _lists(self, args: Any, kwargs: Any) -> list[list[Storage | None]]:
+        lists = []
+        for value in [*args, *kwargs.values()]:
+            if (
+                isinstance(value, (list, tuple))
+                and value
+                and all(isinstance(x, torch.Tensor) for x in value)
+            ):
+                lists.append(
+                    [self.storages.find(x) if x.device.type == self.device else None for x in value]
+                )
+        return lists
+
+    def _operand(self, tensor: torch.Tensor, storage: Storage) -> Operand:
+        return Operand(
+            storage=storage,
+            dtype=dtype_name(tensor.dtype),
+            offset=int(tensor.storage_offset()),
+            shape=list(tensor.shape),
+            stride=list(tensor.stride()),
+        )
+
+    def _encode(self, value: Any, kind: str) -> Any:
+        """An argument as the graph format has it, operands as :class:`Operand`."""
+        if isinstance(value, torch.Tensor):
+            if value.device.type == self.device:
+                storage = self.storages.intern(value, len(self.ops))
+                return None if storage is None else self._operand(value, storage)
+            return host(value)
+        if isinstance(value, (list, tuple)):
+            if "Tensor" in kind:
+                items = [self._encode(x, "Tensor") for x in value]
+                items = [x if isinstance(x, Operand) else None for x in items]
+                return items if items else {"tensors": []}
+            items = [self._encode(x, "") for x in value]
+            if not items and ("float" in kind or "number" in kind):
+                return {"floats": []}
+            if not items and "bool" in kind:
+                return {"bools": []}
+            if any(x is None or isinstance(x, (str, dict)) for x in items):
+                return str(value)
+            return items
+        if value is None or isinstance(value, (bool, str)):
+            return value
+        if isinstance(value, torch.dtype):
+            return _SCALAR_TYPES.get(value, str(value))
+        if isinstance(value, torch.layout):
+            return _LAYOUTS.get(value, str(value))
+        if isinstance(value, torch.memory_format):
+            return _FORMATS.get(value, str(value))
+        if isinstance(value, float):
+            if value != value:
+                return {"float": "nan"}
+            if value in (float("inf"), float("-inf")):
+                return {"float": "inf" if value > 0 else "-inf"}
+            return value
+        if isinstance(value, int) or type(value).__name__ in ("SymInt", "SymFloat", "SymBool"):
+            number = int(value)
+            return number if -(1 << 63) <= number < 1 << 63 else float(number)
+        return str(value)
+
+
+def arguments(schema: Any, args: Any, kwargs: Any) -> list[tuple[Any, str]]:
+    """All arguments of a call in the order of its schema, defaults included, with their types."""
+    found = []
+    for place, argument in enumerate(schema.arguments):
+        if place < len(args):
+            value = args[place]
+        elif argument.name in kwargs:
+            value = kwargs[argument.name]
+        else:
+            value = argument.default_value if argument.has_default_value() else None
+        found.append((value, str(argument.type)))
+    return found
+
+
+def host(tensor: torch.Tensor) -> dict[str, Any]:
+    """A tensor on the host, with its value if it is a number."""
+    form: dict[str, Any] = {"host": DTYPES.get(tensor.dtype, "u8"), "shape": list(tensor.shape)}
+    if (
+        tensor.dim() == 0
+        and tensor.device.type == "cpu"
+        and not tensor.is_complex()
+        and not is_subclass(tensor)
+    ):
+        number = float(tensor.item())
+        if number == number and number not in (float("inf"), float("-inf")):
+            form["value"] = number
+    return form
+
+
+def plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The plain tensors that a tensor consists of: itself, or those inside a subclass such as
+    ``DTensor``.
+    """
+    if not is_subclass(tensor):
+        return [tensor]
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        return []
+    inner = []
+    for name in flatten()[0]:
+        value = getattr(tensor, name)
+        if isinstance(value, torch.Tensor):
+            inner += plain_tensors(value)
+    return inner
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def is_subclass_type(kind: type) -> bool:
+    """Whether tensors of this class dispatch by themselves."""
+    if kind in _PLAIN:
+        return False
+    return kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined]
+
+
+def is_subclass(tensor: torch.Tensor) -> bool:
+    """Whether a tensor dispatches by itself and has no storage of its own."""
+    return is_subclass_type(type(tensor))
+
+
+def strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Strides; empty for a tensor without."""
+    return tuple(tensor.stride()) if tensor.layout == torch.strided else ()
+
+
+def offset(tensor: torch.Tensor) -> int:
+    """Offset into the storage; 0 for a tensor without."""
+    return int(tensor.storage_offset()) if tensor.layout == torch.strided else 0
+
+
+def unique(storages: Iterable[Storage | None]) -> list[Storage]:
+    """Each once, in order, without nothings."""
+    return list(dict.fromkeys(s for s in storages if s is not None))

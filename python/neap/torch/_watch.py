@@ -1,0 +1,260 @@
+"""Where a training script is: which module runs, which phase of the iteration, when an optimizer
+steps.
+
+PyTorch's global hooks tell, so that a script needs no change. Nothing here touches a tensor.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+FORWARD = "forward"
+BACKWARD = "backward"
+OPTIMIZE = "optimize"
+
+StepCallback = Callable[[Optimizer], None]
+
+
+class Watch:
+    """Follows a script by global hooks between :meth:`install` and :meth:`remove`.
+
+    Attributes:
+        before_step, after_step: called with the optimizer around each of its steps.
+        enter_module, leave_module: called with the module and its path.
+        roots: the modules that were called from outside any other module, by name.
+    """
+
+    def __init__(self) -> None:
+        self.before_step: list[StepCallback] = []
+        self.after_step: list[StepCallback] = []
+        self.enter_module: list[Callable[[torch.nn.Module, str], None]] = []
+        self.leave_module: list[Callable[[torch.nn.Module, str], None]] = []
+        self.before_backward: list[Callable[[], None]] = []
+        self.after_backward: list[Callable[[], None]] = []
+        self.roots: dict[str, weakref.ref[torch.nn.Module]] = {}
+        self.optimizers: list[weakref.ref[Optimizer]] = []
+        self.stepping: Optimizer | None = None
+        self.backward_depth = 0
+        self.backwards = 0
+        self._paths: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
+        self._local = threading.local()
+        self._main: list[tuple[torch.nn.Module, str]] = []
+        self._handles: list[Any] = []
+        self._engine: Any = None
+
+    # -- installing
+
+    def install(self) -> None:
+        """Registers the hooks; does nothing when they are there already."""
+        if self._handles:
+            return
+        module = torch.nn.modules.module
+        self._handles = [
+            module.register_module_forward_pre_hook(self._enter),
+            module.register_module_forward_hook(self._leave, always_call=True),
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
+        self._engine = torch.autograd._engine_run_backward
+        torch.autograd._engine_run_backward = self._run_backward
+
+    def remove(self) -> None:
+        """Takes the hooks away again."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        # Another tool may have wrapped ours in the meantime; then ours stays beneath it and only
+        # passes on.
+        if torch.autograd._engine_run_backward == self._run_backward:
+            torch.autograd._engine_run_backward = self._engine
+
+    @contextmanager
+    def installed(self) -> Iterator[Watch]:
+        """Installs for a ``with`` block."""
+        self.install()
+        try:
+            yield self
+        finally:
+            self.remove()
+
+    # -- what is known
+
+    @property
+    def module(self) -> str:
+        """The path of the innermost module whose forward runs in this thread, or an empty
+        string.
+        """
+        stack = self._stack()
+        return stack[-1][1] if stack else ""
+
+    @property
+    def phase(self) -> str:
+        """Forward, backward or optimize, by what runs now."""
+        if self.stepping is not None:
+            return OPTIMIZE
+        if self.backward_depth or torch._C._current_autograd_node() is not None:
+            return BACKWARD
+        return FORWARD
+
+    def name_root(self, module: torch.nn.Module, name: str = "") -> None:
+        """Names a module and all below it, before or instead of the first call."""
+        if name in self.roots:
+            other = self.roots[name]()
+            if other is module:
+                return
+            name = unused(name or type(module).__name__, self.roots)
+        self.roots[name] = weakref.ref(module)
+        for path, child in module.named_modules():
+            self._paths.setdefault(child, ".".join(part for part in (name, path) if part))
+
+    def path_of(self, module: torch.nn.Module) -> str | None:
+        """The path of a module that is known."""
+        return self._paths.get(module)
+
+    # -- hooks
+
+    def _stack(self) -> list[tuple[torch.nn.Module, str]]:
+        if threading.current_thread() is threading.main_thread():
+            return self._main
+        stack: list[tuple[torch.nn.Module, str]] = getattr(self._local, "stack", [])
+        self._local.stack = stack
+        return stack
+
+    def _enter(self, module: torch.nn.Module, inputs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        stack = self._stack()
+        path = self._paths.get(module)
+        if path is None:
+            if stack:  # Made on the fly, inside a known one.
+                path = f"{stack[-1][1]}.<{type(module).__name__}>".lstrip(".")
+                self._paths[module] = path
+            else:
+                self.name_root(module)
+                path = self._paths[module]
+        stack.append((module, path))
+        for call in self.enter_module:
+            call(module, path)
+
+    def _leave(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        stack = self._stack()
+        # An exception may have skipped inner ones.
+        while stack:
+            found, path = stack.pop()
+            for call in self.leave_module:
+                call(found, path)
+            if found is module:
+                break
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not any(known() is optimizer for known in self.optimizers):
+            self.optimizers.append(weakref.ref(optimizer))
+        for call in self.before_step:
+            call(optimizer)
+        self.stepping = optimizer
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self.stepping = None
+        self.backwards = 0
+        for call in self.after_step:
+            call(optimizer)
+
+    def _run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        if self.backward_depth == 0:
+            for call in self.before_backward:
+                call()
+        self.backward_depth += 1
+        try:
+            return self._engine(*args, **kwargs)
+        finally:
+            self.backward_depth -= 1
+            if self.backward_depth == 0:
+                self.backwards += 1
+                for call in self.after_backward:
+                    call()
+
+
+def unused(name: str, taken: Any) -> str:
+    """``name``, or ``name_2``, ``name_3`` … where that is taken."""
+    if name not in taken:
+        return name
+    number = 2
+    while f"{name}_{number}" in taken:
+        number += 1
+    return f"{name}_{number}"
+
+
+def named_tensors(
+    watch: Watch, optimizers: list[Optimizer]
+) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """What lives across iterations: role, name and tensor of each parameter, buffer, state and
+    gradient.
+
+    Parameters are named as their modules name them; those in no known module by the place in their
+    optimizer.
+    """
+    names: dict[torch.Tensor, str] = {}
+    taken: set[str] = set()
+
+    def named(kind: str, prefix: str, path: str, tensor: torch.Tensor) -> str:
+        name = unused(".".join(part for part in (prefix, path) if part), taken)
+        taken.add(name)
+        return name
+
+    for prefix, reference in watch.roots.items():
+        module = reference()
+        if module is None:
+            continue
+        for path, parameter in module.named_parameters():
+            if parameter not in names:
+                names[parameter] = named("parameter", prefix, path, parameter)
+                yield "parameter", names[parameter], parameter
+        for path, buffer in module.named_buffers():
+            if buffer not in names:
+                names[buffer] = named("buffer", prefix, path, buffer)
+                yield "buffer", names[buffer], buffer
+    for optimizer in optimizers:
+        for number, group in enumerate(optimizer.param_groups):
+            for place, parameter in enumerate(group["params"]):
+                if parameter not in names:
+                    names[parameter] = named("parameter", "", f"group{number}.{place}", parameter)
+                    yield "parameter", names[parameter], parameter
+    for owner, name in names.items():
+        if owner.grad is not None:
+            yield "gradient", f"grad:{name}", owner.grad
+    for optimizer in optimizers:
+        for owner, states in optimizer.state.items():
+            if isinstance(owner, torch.Tensor):
+                for key, state in state_tensors(states):
+                    yield "optimizer_state", f"{key}:{names.get(owner, 'parameter')}", state
+
+
+def state_tensors(states: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors among what an optimizer keeps for a parameter, lists and dictionaries
+    included.
+    """
+
+    def walk(prefix: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        if isinstance(value, torch.Tensor):
+            yield prefix, value
+        elif isinstance(value, dict):
+            for key, inner in value.items():
+                yield from walk(f"{prefix}.{key}" if prefix else str(key), inner)
+        elif isinstance(value, (list, tuple)):
+            for place, inner in enumerate(value):
+                yield from walk(f"{prefix}.{place}", inner)
+
+    yield from walk("", states)
