@@ -17,6 +17,7 @@ pub mod gpu;
 pub mod inputs;
 pub mod lives;
 pub mod phases;
+pub mod recording;
 pub mod roles;
 pub mod score;
 mod sequence;

@@ -299,9 +299,9 @@ impl Search<'_> {
             if self.rival.is_some_and(|rival| planned.run.iteration >= rival) {
                 return Ok(Attempt::Blocked);
             }
-            planned.reserved = self
-                .framework
-                .map(|f| reserved::planned(request.graph, &planned.program, &planned.run, f));
+            planned.reserved = self.framework.map(|f| {
+                reserved::planned(request.graph, &planned.program, &planned.run, f).settle(f)
+            });
             let (bound, failed) =
                 (planned.bound().0, planned.reserved.as_ref().is_some_and(|r| r.stats.ooms > 0));
             if bound <= self.budget && !failed {

@@ -151,7 +151,7 @@ fn on_the_real_link(
     plan.figures.iteration_ns = run.iteration;
     plan.figures.first_iteration_ns =
         first_load(request.graph, &program, request.device) + run.iteration;
-    let reserved = framework.map(|f| reserved::planned(request.graph, &program, &run, f));
+    let reserved = framework.map(|f| reserved::planned(request.graph, &program, &run, f).settle(f));
     Ok(Planned { plan, program, run, reserved })
 }
 

@@ -12,6 +12,7 @@ pub mod noise;
 pub mod passive;
 mod player;
 pub mod program;
+pub mod recording;
 pub mod requests;
 pub mod reserved;
 pub mod sequence;

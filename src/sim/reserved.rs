@@ -1,11 +1,10 @@
 //! What a job's residencies make a framework's allocator reserve.
 //!
-//! For: every residency as a request and its end as a free, in simulated time order, iteration after iteration until
-//! nothing changes any more. Not for: addresses in one arena, which is what `run` does.
-//!
-//! Everything is asked for on one stream. Besides the tensors and workspaces of the graph, the two threads of a training
-//! iteration each ask once for a workspace of the library that multiplies matrices, at their first multiplication, and
-//! keep it ([`library_workspace`]).
+//! Every residency is a request and its end a free, in the order of simulated time, iteration after
+//! iteration until nothing changes any more. All requests are on one stream. Besides the tensors and
+//! workspaces of the graph, the two threads of a training iteration each allocate a workspace for the
+//! matrix library at their first multiplication and keep it ([`library_workspace`]). `neap run` does not
+//! use this: it has one arena with planned addresses.
 
 use super::allocator::replay::{LARGEST_DEVICE, Replay};
 use super::allocator::{Config, Stats};
@@ -15,7 +14,7 @@ use super::requests::Request;
 use crate::device::Profile;
 use crate::job::liveness::{Span, spans};
 use crate::job::{Graph, Operator, Phase, Role};
-use crate::units::{Bytes, Nanos};
+use crate::units::{Bytes, Nanos, OpId, TensorId};
 
 /// The framework whose allocator is meant.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,8 +38,8 @@ impl Framework {
     }
 }
 
-/// What `PyTorch` asks for on behalf of cuBLAS for each of its threads: 8 MiB + 128 KiB before Hopper, 32 MiB from
-/// Hopper on. Of a device that neap does not know the generation of, the larger is assumed.
+/// The workspace that `PyTorch` allocates for cuBLAS in each thread: 8 MiB + 128 KiB before Hopper, 32 MiB
+/// from Hopper on. A device of unknown generation is taken for one of the later.
 #[must_use]
 pub fn library_workspace(device: &Profile) -> Bytes {
     const BEFORE_HOPPER: [&str; 8] =
@@ -67,22 +66,39 @@ pub struct Reserved {
     pub curve: Vec<(Nanos, Bytes, Bytes)>,
 }
 
-/// After so many iterations a job that still isn't settled is taken as it is.
+/// A job that has not settled after this many iterations is taken as it is.
 const ITERATIONS: u32 = 24;
 
-/// At most one block at a time.
+/// Names a block, of which there is at most one at a time.
 type Slot = u32;
 
-/// What happens in every iteration, in order, and what before and in the first one only.
-#[derive(Default)]
-struct Timeline {
+/// What a block of a [`Timeline`] is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holder {
+    /// A tensor.
+    Tensor(TensorId),
+    /// What an operator needs while it runs.
+    Workspace(OpId),
+    /// A workspace of the matrix library.
+    Library,
+}
+
+/// The requests of a job: what stands before the first iteration, and what happens in each one.
+#[derive(Clone, Debug)]
+pub struct Timeline {
     /// Blocks there before the first iteration.
     initial: Vec<(Slot, Bytes)>,
     /// In time order, ends before begins.
     changes: Vec<(Nanos, Change)>,
+    /// How many tensors there are; their slots come first.
+    tensors: usize,
+    /// The operators whose workspaces have the slots behind them.
+    operators: Vec<OpId>,
+    /// How long an iteration takes.
+    iteration: Nanos,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 enum Change {
     End(Slot),
     Begin(Slot, Bytes),
@@ -90,36 +106,77 @@ enum Change {
     Once(Slot, Bytes),
 }
 
+impl Change {
+    /// The request that this is in an iteration, counted from 0.
+    const fn request(self, iteration: u32) -> Option<Request> {
+        match self {
+            Self::End(id) => Some(Request::Free { id }),
+            Self::Begin(id, bytes) => Some(allocate(id, bytes)),
+            Self::Once(id, bytes) if iteration == 0 => Some(allocate(id, bytes)),
+            Self::Once(..) => None,
+        }
+    }
+}
+
+const fn allocate(id: Slot, bytes: Bytes) -> Request {
+    Request::Allocate { id, bytes, stream: 0 }
+}
+
 impl Timeline {
+    fn new(graph: &Graph, operators: Vec<OpId>, run: &Run) -> Self {
+        Self {
+            initial: Vec::new(),
+            changes: Vec::new(),
+            tensors: graph.tensors.len(),
+            operators,
+            iteration: run.iteration,
+        }
+    }
+
+    /// What the block with a request's id is for.
+    #[must_use]
+    pub fn holder(&self, id: u32) -> Holder {
+        let id = id as usize;
+        if id < self.tensors {
+            return Holder::Tensor(TensorId::of(id));
+        }
+        self.operators.get(id - self.tensors).map_or(Holder::Library, |o| Holder::Workspace(*o))
+    }
+
+    /// All requests of the first `iterations` iterations, each with its time since the first began.
+    pub fn requests(&self, iterations: u32) -> impl Iterator<Item = (Nanos, Request)> + '_ {
+        let before = self.initial.iter().map(|&(slot, b)| (Nanos::ZERO, allocate(slot, b)));
+        let each = move |iteration: u32| {
+            let began = Nanos(self.iteration.0.saturating_mul(u64::from(iteration)));
+            self.changes.iter().filter_map(move |&(at, change)| {
+                Some((Nanos(began.0.saturating_add(at.0)), change.request(iteration)?))
+            })
+        };
+        before.chain((0..iterations).flat_map(each))
+    }
+
     /// Ends before begins at the same instant; otherwise as they were added.
     fn sorted(mut self) -> Self {
         self.changes.sort_by_key(|(at, change)| (*at, !matches!(change, Change::End(_))));
         self
     }
 
-    fn settle(&self, framework: &Framework) -> Reserved {
+    /// Replays iteration after iteration until one reserves at every instant what the one before did.
+    #[must_use]
+    pub fn settle(&self, framework: &Framework) -> Reserved {
         let mut replay = Replay::new(&framework.config, framework.capacity, None);
-        let ask = |replay: &mut Replay, id, bytes| {
-            replay.step(Request::Allocate { id, bytes, stream: 0 });
-        };
         for &(slot, bytes) in &self.initial {
-            ask(&mut replay, slot, bytes);
+            replay.step(allocate(slot, bytes));
         }
         let mut before = None;
         let mut iteration = 0;
         loop {
-            iteration += 1;
             let mut curve = Vec::with_capacity(self.changes.len());
             let now = replay.allocator().stats();
             curve.push((Nanos::ZERO, now.reserved, now.allocated));
             for &(at, change) in &self.changes {
-                match change {
-                    Change::End(id) => {
-                        replay.step(Request::Free { id });
-                    }
-                    Change::Begin(slot, bytes) => ask(&mut replay, slot, bytes),
-                    Change::Once(slot, bytes) if iteration == 1 => ask(&mut replay, slot, bytes),
-                    Change::Once(..) => {}
+                if let Some(request) = change.request(iteration) {
+                    replay.step(request);
                 }
                 let now = replay.allocator().stats();
                 match curve.last_mut() {
@@ -127,6 +184,7 @@ impl Timeline {
                     _ => curve.push((at, now.reserved, now.allocated)),
                 }
             }
+            iteration += 1;
             let held = |curve: &[(Nanos, Bytes, Bytes)]| {
                 curve.iter().map(|(at, held, _)| (*at, *held)).collect::<Vec<_>>()
             };
@@ -146,7 +204,7 @@ impl Timeline {
     }
 }
 
-/// The two workspaces of the library: in the forward and optimize phases, and in the backward phase.
+/// The two workspaces of the matrix library: one in the forward and optimize phases, one in backward.
 struct Library {
     slots: [Option<Slot>; 2],
     bytes: Bytes,
@@ -183,11 +241,12 @@ fn small(index: usize) -> Slot {
     Slot::try_from(index).unwrap_or(Slot::MAX)
 }
 
-/// A job without a plan: tensors live as the framework keeps them ([`crate::job::liveness`]), and optimizer states come
-/// to be at the first iteration's optimizer step, as in any training that starts.
+/// A job without a plan: tensors live as the framework keeps them ([`crate::job::liveness`]), and the
+/// optimizer states are allocated at the optimizer step of the first iteration.
 #[must_use]
-pub fn unplanned(graph: &Graph, run: &Run, framework: &Framework) -> Reserved {
-    let mut timeline = Timeline::default();
+pub fn unplanned(graph: &Graph, run: &Run, framework: &Framework) -> Timeline {
+    let all = (0..graph.operators.len()).map(OpId::of).collect();
+    let mut timeline = Timeline::new(graph, all, run);
     let (tensors, operators) = (graph.tensors.len(), graph.operators.len());
     let stepped = graph.operators.iter().position(|o| o.phase == Phase::Optimize);
     let mut library = Library::new(small(tensors + operators), framework);
@@ -234,13 +293,15 @@ pub fn unplanned(graph: &Graph, run: &Run, framework: &Framework) -> Reserved {
         }
     }
     timeline.changes.extend(ends[operators].iter().map(|&t| (now, Change::End(small(t)))));
-    timeline.sorted().settle(framework)
+    timeline.sorted()
 }
 
-/// A job under a plan: its program's residencies in a run. What starts on the device is loaded before the first iteration.
+/// A job under a plan: its program's residencies in a run. Tensors that start on the device are loaded
+/// before the first iteration.
 #[must_use]
-pub fn planned(graph: &Graph, program: &Program, run: &Run, framework: &Framework) -> Reserved {
-    let mut timeline = Timeline::default();
+pub fn planned(graph: &Graph, program: &Program, run: &Run, framework: &Framework) -> Timeline {
+    let steps = program.steps.iter().map(|s| s.operator).collect();
+    let mut timeline = Timeline::new(graph, steps, run);
     let tensors = graph.tensors.len();
     let mut library = Library::new(small(tensors + program.steps.len()), framework);
     for (step, (start, _)) in program.steps.iter().zip(&run.steps) {
@@ -258,7 +319,7 @@ pub fn planned(graph: &Graph, program: &Program, run: &Run, framework: &Framewor
         if starts {
             timeline.initial.push((slot, bytes));
         }
-        // One that takes no time takes no bytes either.
+        // A residency that takes no time takes no bytes.
         if !residency.stays && begin >= end && !starts {
             continue;
         }
@@ -269,5 +330,5 @@ pub fn planned(graph: &Graph, program: &Program, run: &Run, framework: &Framewor
             timeline.changes.push((end, Change::End(slot)));
         }
     }
-    timeline.sorted().settle(framework)
+    timeline.sorted()
 }

@@ -48,13 +48,17 @@ impl AllocatorFlags {
             }
             return Ok(None);
         }
-        let config =
-            self.alloc_conf.as_deref().unwrap_or_default().parse().context("--alloc-conf")?;
+        let config = self.alloc_conf().parse().context("--alloc-conf")?;
         let mut framework = Framework::on(device, config);
         if let Some(bytes) = self.library_workspace {
             framework.library = bytes;
         }
         Ok(Some(framework))
+    }
+
+    /// The settings' text, as in `PYTORCH_CUDA_ALLOC_CONF`.
+    pub fn alloc_conf(&self) -> &str {
+        self.alloc_conf.as_deref().unwrap_or_default()
     }
 
     /// For a plan's record.
@@ -77,6 +81,23 @@ pub fn add_json(object: &mut Value, reserved: &Reserved) {
     object["allocator_iterations"] = json!(reserved.iterations);
     object["allocator_settled"] = json!(reserved.settled);
     object["ooms"] = json!(reserved.stats.ooms);
+}
+
+/// What PyTorch's allocator would hold for what an arena was planned for, as a command's JSON has it.
+pub fn beside_json(reserved: &Reserved) -> Value {
+    json!({
+        "reserved_bytes": reserved.at_peak.reserved,
+        "allocated_bytes": reserved.stats.peak_allocated,
+    })
+}
+
+/// The same in a sentence.
+pub fn beside(reserved: &Reserved) -> String {
+    let (held, used) = (reserved.at_peak.reserved, reserved.stats.peak_allocated);
+    format!(
+        "under PyTorch's own allocator, cuBLAS workspaces included: {held} ({} bytes) reserved, {used} ({} bytes) allocated\n",
+        held.0, used.0
+    )
 }
 
 /// What was reserved, in a sentence.

@@ -15,6 +15,8 @@ use neap::plan::vdnn::Policy;
 use neap::plan::{self, Method, PlanError, Planned, Request};
 use neap::report::table::{Side, Table};
 use neap::sim::accounting::{Paper, paper};
+use neap::sim::allocator::Config;
+use neap::sim::reserved::{self, Framework, Reserved};
 use neap::units::{Bytes, Nanos};
 use serde_json::json;
 
@@ -278,7 +280,12 @@ fn one(flags: &Flags, job: &JobArg, as_json: bool) -> anyhow::Result<Answer> {
         Accounting::Physical => None,
         Accounting::Paper => Some(paper(&graphs[0], &liveness, &planned.program, &device.link)?),
     };
-    report(flags, &planned, &liveness, &bounds, papers.as_ref(), noise, as_json)?;
+    let reserved = {
+        let framework = Framework::on(&device, Config::default());
+        reserved::planned(&graphs[0], &planned.program, &planned.run, &framework).settle(&framework)
+    };
+    let beside = Beside { reserved, papers, noise };
+    report(flags, &planned, &liveness, &bounds, &beside, as_json)?;
     Ok(Answer::Yes)
 }
 
@@ -346,16 +353,24 @@ fn told_share(share: u64) -> String {
     format!("{}%", decimals.trim_end_matches('0').trim_end_matches('.'))
 }
 
+/// What is reported beside the plan itself.
+struct Beside {
+    /// What PyTorch's allocator, with its default settings, would hold for it.
+    reserved: Reserved,
+    papers: Option<Paper>,
+    noise: Noisy,
+}
+
 fn report(
     flags: &Flags,
     planned: &Planned,
     liveness: &Liveness,
     bounds: &Bounds<'_>,
-    papers: Option<&Paper>,
-    noise: Noisy,
+    beside: &Beside,
     as_json: bool,
 ) -> anyhow::Result<()> {
     let figures = &planned.plan.figures;
+    let Beside { reserved: pytorch, papers, noise } = beside;
     // What no plan can beat: the peak without added time, and the time at this budget.
     let (bound_peak, bound_time) =
         (bounds.peak(Nanos::ZERO), bounds.iteration(planned.plan.budget).unwrap_or_default());
@@ -382,10 +397,11 @@ fn report(
         object["swap_out_stall_ns"] = json!(planned.run.stalls.swap_out);
         object["tail_stall_ns"] = json!(planned.run.stalls.tail);
         object["latency_sources"] = json!({ "graph": sources(Source::Graph), "measured": sources(Source::Measured), "predicted": sources(Source::Predicted), "roofline": sources(Source::Roofline) });
+        object["pytorch"] = allocator::beside_json(pytorch);
         if let Some(papers) = papers {
             object["paper"] = accounting::to_json(papers, figures.unplanned_iteration_ns);
         }
-        if let Some((p95, before)) = noise {
+        if let Some((p95, before)) = *noise {
             object["noise"] = json!({ "runs": robust::RUNS, "seed": robust::SEED, "p95_ns": p95, "p95_without_ns": before });
         }
         if let Some(reserved) = &planned.reserved {
@@ -463,7 +479,7 @@ fn report(
     if let Some(papers) = papers {
         text += &accounting::told(papers, figures.unplanned_iteration_ns);
     }
-    if let Some((p95, before)) = noise {
+    if let Some((p95, before)) = *noise {
         let beside = before
             .map_or_else(String::new, |b| format!(", {b} if planned without regard to noise"));
         text += &format!("under noise: p95 {p95} of {} runs{beside}\n", robust::RUNS);
@@ -471,6 +487,8 @@ fn report(
     if let Some(reserved) = &planned.reserved {
         text += &allocator::told(reserved);
         text += "\n";
+    } else {
+        text += &allocator::beside(pytorch);
     }
     output::data(&text)?;
     if let Some(output) = &flags.output {

@@ -14,11 +14,13 @@ use neap::report::curve::{Curve, Line, svg};
 use neap::report::table::{Side, Table};
 use neap::report::timeline::{Span, Value, Writer};
 use neap::sim::accounting::{Extra, Paper, paper};
+use neap::sim::allocator::Config;
 use neap::sim::engine::{self, Durations, Run};
 use neap::sim::noise::{Noise, percentile};
 use neap::sim::passive::{self, Passive};
 use neap::sim::program::{Direction, Program};
-use neap::sim::reserved::{self, Reserved};
+use neap::sim::recording;
+use neap::sim::reserved::{self, Framework, Reserved};
 use neap::units::{Bytes, Nanos, OpId};
 use serde_json::json;
 
@@ -36,7 +38,7 @@ pub struct Flags {
     #[arg(required_unless_present = "arrivals", conflicts_with = "arrivals")]
     subject: Option<PathBuf>,
     /// Jobs that come and go, planned anew together at each launch and end: a table with the columns graph, submit_s, iterations.
-    #[arg(long, value_name = "JOBS.csv", conflicts_with_all = ["graph", "allocator", "accounting", "real", "passive", "noise", "timeline", "latencies_out"])]
+    #[arg(long, value_name = "JOBS.csv", conflicts_with_all = ["graph", "allocator", "accounting", "real", "passive", "noise", "timeline", "latencies_out", "snapshot"])]
     arrivals: Option<PathBuf>,
     /// With --arrivals: what all jobs together may take, as bytes or a share of the sum of their peaks; the whole device if not given.
     #[arg(long, requires = "arrivals")]
@@ -76,6 +78,9 @@ pub struct Flags {
     /// Write compute, copies and memory for ui.perfetto.dev.
     #[arg(long, value_name = "FILE.json")]
     timeline: Option<PathBuf>,
+    /// Write what PyTorch's allocator would do as a memory snapshot of PyTorch, to open with memory_viz (pytorch.org/memory_viz).
+    #[arg(long, value_name = "FILE.pickle")]
+    snapshot: Option<PathBuf>,
     /// Write the latencies that it went by, as a table for --latencies.
     #[arg(long, value_name = "FILE.csv")]
     latencies_out: Option<PathBuf>,
@@ -96,6 +101,7 @@ impl Flags {
             (self.allocator.is_pytorch(), "--allocator pytorch"),
             (self.timeline.is_some(), "--timeline"),
             (self.latencies_out.is_some(), "--latencies-out"),
+            (self.snapshot.is_some(), "--snapshot"),
         ] {
             if given {
                 bail!(
@@ -129,7 +135,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         return arrivals::main(table, &flags.device, flags.budget, flags.plot.as_deref(), as_json);
     }
     let outputs =
-        [flags.plot.as_deref(), flags.timeline.as_deref(), flags.latencies_out.as_deref()];
+        [&flags.plot, &flags.timeline, &flags.latencies_out, &flags.snapshot].map(Option::as_deref);
     let mut inputs = flags.device.inputs(&settings::subject_files(flags.subject(), &flags.graph));
     inputs.extend(flags.real.as_deref());
     settings::outputs(&inputs, &outputs)?;
@@ -208,10 +214,14 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
             noisy(&program, &subject, &nominal, Noise { share, seed: flags.seed }, flags.runs)
         })
         .transpose()?;
-    let reserved = framework.map(|framework| match &subject.plan {
+    let counted = framework.is_some();
+    let framework = framework.unwrap_or_else(|| Framework::on(&subject.device, Config::default()));
+    let requests = match &subject.plan {
         Some(_) => reserved::planned(&subject.graph, &program, &run, &framework),
         None => reserved::unplanned(&subject.graph, &run, &framework),
-    });
+    };
+    let beside = requests.settle(&framework);
+    let reserved = counted.then_some(&beside);
     let papers = match flags.accounting {
         Accounting::Physical => None,
         Accounting::Paper => Some(paper(&subject.graph, &subject.liveness, &program, link)?),
@@ -225,7 +235,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         },
     };
     if let Some(path) = &flags.plot {
-        plot(path, flags, &subject, &run, &curve, reserved.as_ref())?;
+        plot(path, flags, &subject, &run, &curve, reserved)?;
     }
     if let Some(path) = &flags.latencies_out {
         let row = |(index, (o, l)): (_, (_, &Latency))| {
@@ -235,12 +245,21 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         LatencyTable::write(path, &rows.collect::<Vec<Row>>())?;
         note(&format!("written: {}", path.display()));
     }
+    if let Some(path) = &flags.snapshot {
+        let conf = flags.allocator.alloc_conf();
+        neap::files::write(path, |mut out| {
+            let of = &subject.graph;
+            recording::write(&mut out, of, &requests, &framework, conf, beside.iterations)
+        })?;
+        note(&format!("written: {}", path.display()));
+    }
     if let Some(path) = &flags.timeline {
         timeline(path, &subject, &program, &run, &curve)?;
     }
     let more = More {
         noise: noise.as_ref(),
-        reserved: reserved.as_ref(),
+        reserved,
+        beside: &beside,
         papers: papers.as_ref(),
         passive,
         extra,
@@ -409,7 +428,10 @@ pub fn ratio(part: u64, whole: u64) -> f64 {
 /// What was asked for besides, and where extra time comes from.
 struct More<'a> {
     noise: Option<&'a Noisy>,
+    /// What PyTorch's allocator reserves, where that is what counts.
     reserved: Option<&'a Reserved>,
+    /// The same in any case.
+    beside: &'a Reserved,
     papers: Option<&'a Paper>,
     passive: Option<(Bytes, Passive)>,
     extra: Extra,
@@ -422,7 +444,7 @@ fn report(
     more: &More<'_>,
     as_json: bool,
 ) -> anyhow::Result<()> {
-    let &More { noise, reserved, papers, passive, extra } = more;
+    let &More { noise, reserved, beside, papers, passive, extra } = more;
     let liveness = &subject.liveness;
     let peak = if subject.plan.is_some() { engine::peak(curve) } else { liveness.peak };
     let unplanned: Nanos = subject.latencies.iter().map(|l| l.time).sum();
@@ -445,6 +467,7 @@ fn report(
             "msr": msr, "msr_no_free": msr_no_free, "eor": eor, "cbr": cbr(msr, eor), "cbr_no_free": cbr(msr_no_free, eor),
             "extra": accounting::extra_json(&extra),
         });
+        object["pytorch"] = allocator::beside_json(beside);
         if let Some(papers) = papers {
             object["paper"] = accounting::to_json(papers, unplanned);
         }
@@ -521,6 +544,8 @@ fn report(
     if let Some(reserved) = reserved {
         text += &allocator::told(reserved);
         text += "\n";
+    } else {
+        text += &allocator::beside(beside);
     }
     if let Some(noise) = noise {
         text += &format!(

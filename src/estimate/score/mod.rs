@@ -1,12 +1,13 @@
 //! How good estimates are: a folder of traces held against what PyTorch's allocator really did.
 //!
-//! For: errors of the peaks, the two-round check of the xMem paper (arXiv 2510.21048) and the memory that estimates conserve
-//! (its Eq. 7). Not for: making truths, nor printing.
+//! Scores are errors of the peaks, the two-round check of the xMem paper (arXiv 2510.21048) and the memory
+//! that estimates conserve (its Eq. 7).
 //!
-//! A truth is a run on a device that is never full. The paper's own truths are runs capped at the estimate, where PyTorch
-//! gives cached memory back and so moves toward it, read from NVML with the context: its figures and these differ in that.
-//! Context (the paper's "init" and "framework" memory) is in neither estimate nor truth here: a device offers what its
-//! context leaves, and the estimate is of the allocator alone.
+//! A truth is a run on a device that is never full. The paper's own truths are runs capped at the estimate,
+//! where PyTorch gives cached memory back and so moves toward the estimate, and they are read from NVML
+//! with the context included. Its figures and these differ in that. Context (the paper's "init" and
+//! "framework" memory) is in neither estimate nor truth here: a device offers what its context leaves, and
+//! the estimate is of the allocator alone.
 
 mod pairs;
 mod tally;
@@ -117,20 +118,27 @@ pub const BARE: usize = 0;
 pub const MARGIN: usize = 1;
 
 impl Run {
-    /// Whether the estimate failed: round one, a wrong verdict for the device; round two, where the job fits, it dies when
-    /// capped at context + estimate. `with` is [`BARE`] or [`MARGIN`].
+    /// Whether the estimate failed: in round one by a wrong verdict for the device; in round two, where the
+    /// job fits, because it dies when capped at context + estimate. `with` is [`BARE`] or [`MARGIN`].
     #[must_use]
     pub const fn fails(&self, with: usize) -> bool {
         self.predicted_oom != self.oom || !self.oom && !self.survives[with]
     }
 
-    /// What using the estimate conserves: M_save of the paper, whose mean over runs is its Eq. 7 (MCP). In bytes.
+    /// What using the estimate conserves, in bytes: the paper's saved memory, whose mean over runs is its
+    /// MCP, as Eq. 7 is printed.
     ///
-    /// As the paper's published analysis computes it: a job that fits and survives its cap leaves the device less context and
-    /// cap to others; a job rightly turned away leaves the whole device; one that dies at its cap conserves nothing; a wrong
-    /// verdict costs the whole device (the penalty).
+    /// A job that fits and survives its cap leaves the device less context and cap to others. A job rightly
+    /// turned away leaves the whole device. Any failure ([`Run::fails`]) costs the whole device.
     #[must_use]
     pub const fn conserved(&self, with: usize) -> i64 {
+        if self.fails(with) { -(self.memory.0 as i64) } else { self.conserved_leniently(with) }
+    }
+
+    /// As [`Run::conserved`], except that a job that dies at its cap costs nothing. The paper's published
+    /// analysis can be read this way too.
+    #[must_use]
+    pub const fn conserved_leniently(&self, with: usize) -> i64 {
         match (self.predicted_oom == self.oom, self.oom) {
             (false, _) => -(self.memory.0 as i64),
             (true, true) => self.memory.0 as i64,
@@ -330,7 +338,10 @@ mod tests {
     fn an_estimate_below_the_job_fails_its_second_round_and_the_margin_mends_it() {
         let runs = one(3 * GIB, 3 * GIB + 2 * MIB, 2 * MIB);
         assert!(runs.iter().all(|r| r.fails(BARE) && !r.fails(MARGIN)));
-        assert_eq!(runs[0].conserved(BARE), 0);
+        assert_eq!(runs[0].conserved(BARE), -(8 * GIB as i64), "as Eq. 7 is printed");
+        assert_eq!(runs[0].conserved_leniently(BARE), 0);
+        let fate = Fate::of(&runs);
+        assert_eq!((fate.mcp(BARE), fate.lenient_mcp(BARE)), (Some(-(10 * GIB as i64)), Some(0)));
         assert_eq!(runs[0].conserved(MARGIN), (4 * GIB - 2 * MIB) as i64);
     }
 

@@ -1,6 +1,4 @@
 //! Scores summed up: how errors are spread, how often estimates fail, what they conserve.
-//!
-//! Not for: one job's score.
 
 use std::collections::BTreeMap;
 
@@ -40,8 +38,10 @@ pub struct Fate {
     pub runs: u64,
     /// How many of them failed, without and with the margin.
     pub failed: [u64; 2],
-    /// What they conserved, summed, in bytes.
+    /// What they conserved, summed, in bytes ([`Run::conserved`]).
     pub conserved: [i128; 2],
+    /// The same by [`Run::conserved_leniently`].
+    pub lenient: [i128; 2],
 }
 
 impl Fate {
@@ -54,6 +54,7 @@ impl Fate {
             for with in [BARE, MARGIN] {
                 fate.failed[with] += u64::from(run.fails(with));
                 fate.conserved[with] += i128::from(run.conserved(with));
+                fate.lenient[with] += i128::from(run.conserved_leniently(with));
             }
         }
         fate
@@ -65,10 +66,20 @@ impl Fate {
         (self.runs > 0).then(|| self.failed[with] as f64 / self.runs as f64)
     }
 
-    /// MCP: bytes conserved a run, rounded toward zero; none without runs.
+    /// MCP as Eq. 7 is printed: bytes conserved per run, rounded toward zero; none without runs.
     #[must_use]
     pub fn mcp(&self, with: usize) -> Option<i64> {
-        (self.runs > 0).then(|| (self.conserved[with] / i128::from(self.runs)) as i64)
+        self.mean(self.conserved[with])
+    }
+
+    /// As [`Fate::mcp`], where a job that dies at its cap costs nothing.
+    #[must_use]
+    pub fn lenient_mcp(&self, with: usize) -> Option<i64> {
+        self.mean(self.lenient[with])
+    }
+
+    fn mean(&self, sum: i128) -> Option<i64> {
+        (self.runs > 0).then(|| (sum / i128::from(self.runs)) as i64)
     }
 }
 

@@ -2,14 +2,16 @@
 
 use std::path::Path;
 
-use neap::estimate::attribution::Usage;
+use neap::estimate::attribution::{Places, Usage};
 use neap::estimate::forecast::Forecast;
+use neap::estimate::recording;
 use neap::estimate::roles::Role;
 use neap::report::curve::Line;
 use neap::report::memory::{Instant, LAYERS, Stack};
 use neap::sim::allocator::Config;
 use neap::sim::allocator::replay::{LARGEST_DEVICE, Replay, observe};
 use neap::sim::requests::Request;
+use neap::sim::snapshot::write::Target;
 use neap::units::Nanos;
 
 use super::Estimate;
@@ -28,6 +30,21 @@ pub fn curve(path: &Path, forecast: &Forecast, config: &Config) -> anyhow::Resul
             writeln!(out, "{time},{},{},{}", now.requested.0, now.allocated.0, now.reserved.0)?;
         }
         Ok(())
+    })?;
+    note(&format!("written: {}", path.display()));
+    Ok(())
+}
+
+pub fn snapshot(
+    path: &Path,
+    estimate: &Estimate<'_>,
+    places: &Places<'_>,
+    config: &Config,
+    alloc_conf: &str,
+) -> anyhow::Result<()> {
+    let target = Target::unlimited(config, alloc_conf);
+    neap::files::write(path, |mut out| {
+        recording::write(&mut out, &estimate.job, places, &estimate.forecast, &target)
     })?;
     note(&format!("written: {}", path.display()));
     Ok(())

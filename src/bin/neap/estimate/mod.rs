@@ -53,6 +53,9 @@ pub struct Flags {
     /// Write requested, allocated and reserved bytes after every change.
     #[arg(long, value_name = "FILE.csv")]
     curve: Option<PathBuf>,
+    /// Write the forecast as a memory snapshot of PyTorch, to open with memory_viz (pytorch.org/memory_viz).
+    #[arg(long, value_name = "FILE.pickle")]
+    snapshot: Option<PathBuf>,
     /// Print the memory of each module in place of the rest, as CSV.
     #[arg(long, value_name = "WHAT")]
     by: Option<By>,
@@ -127,10 +130,13 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let mut inputs: Vec<&Path> = flags.traces.iter().map(PathBuf::as_path).collect();
     inputs.extend(flags.device.iter().map(Path::new));
     inputs.extend(flags.against.as_deref());
-    settings::outputs(&inputs, &[flags.curve.as_deref(), flags.plot.as_deref()])?;
+    settings::outputs(
+        &inputs,
+        &[flags.curve.as_deref(), flags.plot.as_deref(), flags.snapshot.as_deref()],
+    )?;
     let several = flags.traces.len() > 1;
-    if several && (flags.plot.is_some() || flags.curve.is_some()) {
-        bail!("--plot, --curve: each writes one file; name one trace");
+    if several && (flags.plot.is_some() || flags.curve.is_some() || flags.snapshot.is_some()) {
+        bail!("--plot, --curve, --snapshot: each writes one file; name one trace");
     }
     if several && flags.by.is_some() && !as_json {
         bail!("--by module: prints one table; name one trace, or add --json");
@@ -167,6 +173,9 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         }
         if let Some(path) = &flags.plot {
             files::plot(path, &estimate, &config, !flags.device.is_empty())?;
+        }
+        if let Some(path) = &flags.snapshot {
+            files::snapshot(path, &estimate, &places, &config, &flags.alloc_conf)?;
         }
         if as_json {
             objects.push(tell::object(&estimate, &places, flags.top, flags.by.is_some()));
