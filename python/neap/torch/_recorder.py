@@ -444,7 +444,8 @@ class Recorder(TorchDispatchMode):
         if isinstance(value, int) or type(value).__name__ in ("SymInt", "SymFloat", "SymBool"):
             number = int(value)
             return number if -(1 << 63) <= number < 1 << 63 else float(number)
-        return str(value)
+        # Printing anything else, such as a storage, may take for ever.
+        return str(value) if isinstance(value, torch.device) else type(value).__name__
 
 
 def arguments(schema: Any, args: Any, kwargs: Any) -> list[tuple[Any, str]]:

@@ -144,7 +144,7 @@ class Watch:
                 self.name_root(module)
                 path = self._paths[module]
         stack.append((module, path))
-        for call in self.enter_module:
+        for call in list(self.enter_module):
             call(module, path)
 
     def _leave(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
@@ -154,7 +154,7 @@ class Watch:
         # An exception may have skipped inner ones.
         while stack:
             found, path = stack.pop()
-            for call in self.leave_module:
+            for call in list(self.leave_module):
                 call(found, path)
             if found is module:
                 break
@@ -162,19 +162,19 @@ class Watch:
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not any(known() is optimizer for known in self.optimizers):
             self.optimizers.append(weakref.ref(optimizer))
-        for call in self.before_step:
+        for call in list(self.before_step):
             call(optimizer)
         self.stepping = optimizer
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self.stepping = None
         self.backwards = 0
-        for call in self.after_step:
+        for call in list(self.after_step):
             call(optimizer)
 
     def _run_backward(self, *args: Any, **kwargs: Any) -> Any:
         if self.backward_depth == 0:
-            for call in self.before_backward:
+            for call in list(self.before_backward):
                 call()
         self.backward_depth += 1
         try:
@@ -183,7 +183,7 @@ class Watch:
             self.backward_depth -= 1
             if self.backward_depth == 0:
                 self.backwards += 1
-                for call in self.after_backward:
+                for call in list(self.after_backward):
                     call()
 
 

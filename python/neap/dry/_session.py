@@ -1,0 +1,199 @@
+"""One process under ``neap dry``: hooks at the start, a report at the end."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import threading
+import traceback
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+from neap.dry import _data_dependent, _ranks
+from neap.dry._lines import _kind
+from neap.dry._memory import Memory
+from neap.dry._reads import Reads
+from neap.dry._scratch import Scratch
+from neap.dry._settings import Settings, settings
+from neap.torch import _graph
+from neap.torch._record import ScriptRecording
+from neap.torch._watch import Watch
+
+_session: Session | None = None
+
+
+def attach() -> None:
+    """Begins to watch this process, once."""
+    global _session
+    if _session is None:
+        _session = Session(settings())
+        _session.attach()
+
+
+class Session:
+    """What is known of this process."""
+
+    def __init__(self, asked: Settings) -> None:
+        self.asked = asked
+        self.process = os.getpid()
+        self.watch = Watch()
+        self.memory = Memory(self.watch)
+        self.reads = Reads()
+        self.scratch = Scratch(asked.folder)
+        self.steps = 0
+        self.ended_by = "exit"
+        self.exception: dict[str, Any] | None = None
+        self.recorded: dict[str, Any] | None = None
+        self._recording: ScriptRecording | None = None
+        self._first: Optimizer | None = None
+        self._device = False
+        self._reported = False
+
+    def attach(self) -> None:
+        """Installs every hook. The device's part waits until the script uses the device."""
+        self.watch.install()
+        torch.cuda._lazy_call(self._device_used)
+        if self.asked.record is not None:
+            self._recording = ScriptRecording(
+                self.watch,
+                after=self.asked.steps or 1,
+                done=self._record_done,
+                failed=self._record_failed,
+                name=os.path.splitext(os.path.basename(sys.argv[0] or "job"))[0] or "job",
+                began=self.memory.freeze,
+            )
+        self.watch.after_step.append(self._stepped)  # After the recording, which may end now.
+        if not self.asked.allow_writes:
+            self.scratch.start()
+        if self.asked.ranks is not None:
+            _ranks.pretend(self.asked.ranks)
+        self._watch_the_end()
+
+    def _device_used(self) -> None:
+        if self._device or os.getpid() != self.process:
+            return
+        self._device = True
+        self.memory.start(self.asked.snapshot is not None)
+        self.reads.start()
+        _data_dependent.override(self.asked.data_dependent)
+
+    # -- steps
+
+    def _stepped(self, optimizer: Optimizer) -> None:
+        if self._first is None:
+            self._first = optimizer
+        if optimizer is not self._first:
+            return
+        self.steps += 1
+        wanted = self.asked.steps
+        if wanted is None or self.steps < wanted:
+            return
+        if self._recording is not None and self.recorded is None:
+            return  # Two more iterations are for the recording.
+        self.ended_by = "steps"
+        raise SystemExit(0)
+
+    def _record_done(self, found: _graph.Iteration) -> None:
+        assert self.asked.record is not None
+        form = _graph.graph(found)
+        _graph.write(form, self.asked.record)
+        self.recorded = {
+            "path": self.asked.record,
+            "step": self.steps + 1,
+            "operators": len(form["operators"]),
+            "base_bytes": found.base,
+            "steady": found.steady,
+            "notes": found.notes,
+        }
+
+    def _record_failed(self, why: str) -> None:
+        self.recorded = {"error": why}
+
+    # -- the end
+
+    def _watch_the_end(self) -> None:
+        atexit.register(self.report)
+        previous = sys.excepthook
+
+        def excepthook(
+            kind: type[BaseException], value: BaseException, trace: TracebackType | None
+        ) -> None:
+            self._failed(kind, value, trace)
+            previous(kind, value, trace)
+
+        sys.excepthook = excepthook
+        leave = os._exit
+
+        def leave_with_report(status: int) -> None:
+            self.report()
+            leave(status)
+
+        os._exit = leave_with_report  # type: ignore[assignment]
+
+    def _failed(
+        self, kind: type[BaseException], value: BaseException, trace: TracebackType | None
+    ) -> None:
+        memory = isinstance(value, torch.OutOfMemoryError)
+        self.ended_by = "oom" if memory else "exception"
+        frames = traceback.extract_tb(trace)
+        mine = [frame for frame in frames if _kind(frame.filename) == 0] or list(frames)
+        self.exception = {
+            "type": kind.__name__,
+            "message": str(value),
+            "file": mine[-1].filename if mine else None,
+            "line": mine[-1].lineno if mine else None,
+            "traceback": "".join(traceback.format_exception(kind, value, trace)),
+        }
+
+    def report(self) -> None:
+        """Writes the report, once, and only in a process of its own that used the device."""
+        if self._reported or os.getpid() != self.process:
+            return
+        if not self._device and self.exception is None and self.steps == 0:
+            return
+        if threading.current_thread() is not threading.main_thread():
+            return
+        self._reported = True
+        self.reads.stop()
+        if self._recording is not None:
+            self._recording.close()
+            if self.recorded is None:
+                self.recorded = {
+                    "error": f"the script took {self.steps} optimizer steps; "
+                    f"recording needs {(self.asked.steps or 1) + 2}"
+                }
+        form: dict[str, Any] = {
+            "pid": self.process,
+            "rank": int(os.environ.get("RANK", "0") or 0),
+            "argv": list(sys.argv),
+            "python": ".".join(map(str, sys.version_info[:3])),
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "ended_by": self.ended_by,
+            "exception": self.exception,
+            "steps": min(self.steps, self.asked.steps or self.steps),
+            "devices": [],
+            "reads": self.reads.rows(),
+            "data_dependent": _data_dependent.rows(),
+            "redirected_writes": self.scratch.redirected,
+            "recorded": self.recorded,
+        }
+        if self._device:
+            form["devices"] = self.memory.devices()
+            form.update(self.memory.replay(self.asked.folder / f"events-{self.process}.csv.gz"))
+            if self.asked.snapshot is not None:
+                self._snapshot(self.asked.snapshot)
+        path = self.asked.folder / f"report-{self.process}.json"
+        partial = path.with_suffix(".tmp")
+        partial.write_text(json.dumps(form), encoding="utf-8")
+        os.replace(partial, path)
+
+    def _snapshot(self, path: str) -> None:
+        partial = f"{path}.{self.process}.tmp"
+        torch.cuda.memory._dump_snapshot(partial)
+        os.replace(partial, path)
