@@ -2,8 +2,8 @@
 
 use super::output::Answer;
 use super::{
-    check, compare, device, diff, estimate, explain, import, inspect, place, plan, profile, replay,
-    run, score, share, simulate, train,
+    check, compare, device, diff, dry, estimate, explain, import, inspect, place, plan, profile,
+    replay, run, score, share, simulate, train,
 };
 
 #[derive(clap::Subcommand)]
@@ -17,6 +17,7 @@ pub enum Command {
     Run(run::Flags),
     Profile(profile::Flags),
     Train(train::Flags),
+    Dry(Box<dry::Flags>),
     Estimate(Box<estimate::Flags>),
     Replay(replay::Flags),
     Score(score::Flags),
@@ -43,6 +44,7 @@ impl Command {
             Self::Run(flags) => run::main(flags, json),
             Self::Profile(flags) => profile::main(flags, json),
             Self::Train(flags) => train::main(flags, json),
+            Self::Dry(flags) => dry::main(flags, json),
             Self::Estimate(flags) => estimate::main(flags, json),
             Self::Replay(flags) => replay::main(flags, json),
             Self::Score(flags) => score::main(flags, json),

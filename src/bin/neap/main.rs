@@ -10,6 +10,7 @@ mod compare;
 mod compare_jobs;
 mod device;
 mod diff;
+mod dry;
 mod estimate;
 mod explain;
 mod import;

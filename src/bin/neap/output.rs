@@ -13,6 +13,8 @@ pub enum Answer {
     Yes,
     /// The answer is no (does not fit, check failed, differs): exit 1.
     No,
+    /// What was to be judged failed by itself, so that there is no answer: exit 3.
+    Failed,
 }
 
 impl Answer {
@@ -21,6 +23,7 @@ impl Answer {
         match result {
             Ok(Self::Yes) => ExitCode::SUCCESS,
             Ok(Self::No) => ExitCode::from(1),
+            Ok(Self::Failed) => ExitCode::from(3),
             Err(error) => {
                 note(&format!("error: {}", chain(&error)));
                 ExitCode::from(2)

@@ -1,0 +1,60 @@
+//! Builds what `neap dry` carries inside the executable: the device library (one call of rustc, no dependencies) and
+//! the Python package. Elsewhere than on Linux the command only says so, and both are left out.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs};
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-changed=dry/src");
+    println!("cargo:rerun-if-changed=python");
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets the folder"));
+    let mut files = Vec::new();
+    if env::var("CARGO_CFG_TARGET_OS").as_deref() == Ok("linux") {
+        device(&root, &out);
+        python(&root.join("python"), "neap", &mut files);
+    }
+    let mut text = String::from("&[\n");
+    for (name, path) in files {
+        writeln!(text, "    ({name:?}, include_bytes!({path:?})),").expect("a string takes it");
+    }
+    text.push_str("]\n");
+    fs::write(out.join("python_files.rs"), text).expect("OUT_DIR is writable");
+}
+
+/// Compiles dry/src/lib.rs to a shared object for the target.
+fn device(root: &Path, out: &Path) {
+    let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let mut command = Command::new(rustc);
+    command.arg(root.join("dry/src/lib.rs")).arg("-o").arg(out.join("libneap_dry.so"));
+    command.args(["--edition", "2024", "--crate-type", "cdylib", "--crate-name", "neap_dry"]);
+    command.args(["-C", "opt-level=2", "-C", "panic=abort", "-C", "strip=symbols"]);
+    command.args(["-C", "link-arg=-Wl,-soname,libneap_dry.so", "--cap-lints", "allow"]);
+    command.arg("--target").arg(env::var("TARGET").expect("cargo sets TARGET"));
+    if let Some(linker) = env::var_os("RUSTC_LINKER") {
+        let mut flag = std::ffi::OsString::from("linker=");
+        flag.push(linker);
+        command.arg("-C").arg(flag);
+    }
+    let status = command.status().expect("rustc can be started");
+    assert!(status.success(), "the device library of `neap dry` (dry/) does not compile");
+}
+
+/// The package's files, by their path below `python/`, sorted.
+fn python(folder: &Path, package: &str, files: &mut Vec<(String, PathBuf)>) {
+    let Ok(entries) = fs::read_dir(folder.join(package)) else { return };
+    let mut paths: Vec<PathBuf> = entries.flatten().map(|e| e.path()).collect();
+    paths.sort();
+    for path in paths {
+        let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let name = format!("{package}/{file}");
+        if path.is_dir() && file != "__pycache__" {
+            python(folder, &name, files);
+        } else if file.ends_with(".py") || file == "py.typed" {
+            files.push((name, path));
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! A CUDA device that owns memory and computes nothing.
+//!
+//! Preloaded under an unmodified PyTorch, it lets the real dispatcher, autograd, optimizers and caching allocator
+//! run on a machine without a GPU. Every allocation is PyTorch's own and every kernel launch succeeds without
+//! doing anything, so a job's memory is exact; its results and its speed are not.
+//!
+//! This library holds the functions that must answer something. Every other function that the installed NVIDIA
+//! libraries export is a stub that counts its calls and returns 0; `neap dry` generates those at run time.
+//!
+//! Copies of at most [`memory::BACKED`] bytes are real, so that what a script sends to the device it can read
+//! back. Larger copies only cost address space.
+#![allow(non_snake_case)]
+#![cfg(target_os = "linux")]
+
+mod config;
+mod device;
+mod driver;
+mod graph;
+mod launch;
+mod library;
+mod log;
+mod memory;
+mod nccl;
+mod nvml;
+mod properties;
+mod read;
+mod rnn;
+mod solver;
+mod state;
+mod stream;
+mod sys;
+mod transfer;
+mod virtual_memory;

@@ -1,0 +1,75 @@
+//! The device's log: one line an event, appended to `device-PID.log` in the run's folder.
+//!
+//!     segment + DEVICE BYTES USED      device memory taken, and what is taken after it
+//!     segment - DEVICE BYTES USED
+//!     refused DEVICE BYTES USED        an allocation that the device has no room for
+//!     stub NAME COUNT                  at exit: a function that did nothing, and how often it was called
+//!     foreign LIBRARY                  a library that brings a CUDA runtime of its own
+//!     note TEXT
+
+use std::ffi::{CStr, c_char};
+use std::fs::OpenOptions;
+use std::io::Write;
+
+use crate::config::config;
+use crate::sys;
+
+/// Appends lines in one write, so that a process which is killed loses nothing before it, and without a lock, so
+/// that a fork leaves none behind.
+fn append(text: &str) {
+    let Some(folder) = &config().folder else { return };
+    let path = folder.join(format!("device-{}.log", std::process::id()));
+    if let Ok(mut file) = OpenOptions::new().create(true).append(true).open(path) {
+        let _ = file.write_all(text.as_bytes());
+    }
+}
+
+/// Appends one line.
+pub fn line(text: std::fmt::Arguments<'_>) {
+    append(&format!("{text}\n"));
+}
+
+/// A line of the Python side's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn neap_dry_note(text: *const c_char) {
+    if !text.is_null() {
+        // SAFETY: the caller gives a C string.
+        let text = unsafe { CStr::from_ptr(text) }.to_string_lossy().replace('\n', " ");
+        line(format_args!("note {text}"));
+    }
+}
+
+/// Writes how often each generated stub was called. Runs when the process ends; the Python side calls it as well,
+/// for processes that end by `_exit`.
+#[unsafe(no_mangle)]
+pub extern "C" fn neap_dry_flush() {
+    let counts = sys::symbol(c"neap_stub_counts") as *const u64;
+    let names = sys::symbol(c"neap_stub_names") as *const u8;
+    let many = sys::symbol(c"neap_stub_many") as *const u64;
+    if counts.is_null() || names.is_null() || many.is_null() || config().folder.is_none() {
+        return;
+    }
+    let mut lines = String::new();
+    // SAFETY: the generator writes `many` counters and as many names, each closed by a zero byte.
+    unsafe {
+        let mut name = names;
+        for i in 0..*many as usize {
+            let text = CStr::from_ptr(name.cast());
+            let count = counts.add(i).read_volatile();
+            if count > 0 {
+                lines += &format!("stub {} {count}\n", text.to_string_lossy());
+            }
+            name = name.add(text.count_bytes() + 1);
+        }
+    }
+    append(&lines);
+}
+
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static AT_EXIT: extern "C" fn() = {
+    extern "C" fn at_exit() {
+        neap_dry_flush();
+    }
+    at_exit
+};

@@ -1,0 +1,190 @@
+//! Device and host memory: who has what, and which bytes were really copied.
+
+use std::collections::BTreeMap;
+
+use crate::config::config;
+use crate::log;
+use crate::sys;
+
+/// Copies of at most this many bytes are real.
+pub const BACKED: u64 = 1 << 20;
+/// Device memory goes out in pages of this size.
+pub const PAGE: u64 = 2 << 20;
+/// Where device addresses begin, and where none is any more: a stretch that Linux gives to nothing by itself.
+const FIRST: u64 = 0x2000_0000_0000;
+const LAST: u64 = 0x5000_0000_0000;
+/// Address space between two allocations: segments never touch.
+const GAP: u64 = 1 << 30;
+
+/// A stretch of device addresses.
+#[derive(Clone, Copy)]
+pub struct Block {
+    /// Length of the mapping.
+    pub mapped: u64,
+    /// Bytes that count against the device: 0 for a mere reservation of addresses.
+    pub charged: u64,
+    pub device: i32,
+}
+
+/// The memory of all devices, and the pinned host memory.
+pub struct Memory {
+    next: u64,
+    blocks: BTreeMap<u64, Block>,
+    used: Vec<u64>,
+    /// Pinned host memory: address to bytes, and whether it is ours to unmap.
+    pinned: BTreeMap<u64, (u64, bool)>,
+    /// What was copied to the device: start to end, disjoint. All other device bytes are 0.
+    copied: BTreeMap<u64, u64>,
+}
+
+impl Memory {
+    pub fn new() -> Self {
+        let devices = config().devices.max(1) as usize;
+        Memory {
+            next: FIRST,
+            blocks: BTreeMap::new(),
+            used: vec![0; devices],
+            pinned: BTreeMap::new(),
+            copied: BTreeMap::new(),
+        }
+    }
+
+    pub fn used(&self, device: i32) -> u64 {
+        self.used.get(device as usize).copied().unwrap_or(0)
+    }
+
+    pub fn free(&self, device: i32) -> u64 {
+        config().capacity_bytes.saturating_sub(self.used(device))
+    }
+
+    /// Charges a device for `bytes`, or says that it has no room.
+    pub fn charge(&mut self, device: i32, bytes: u64) -> bool {
+        let used = self.used(device);
+        if bytes > self.free(device) {
+            log::line(format_args!("refused {device} {bytes} {used}"));
+            return false;
+        }
+        self.used[device as usize] = used + bytes;
+        log::line(format_args!("segment + {device} {bytes} {}", used + bytes));
+        true
+    }
+
+    pub fn discharge(&mut self, device: i32, bytes: u64) {
+        let used = self.used(device).saturating_sub(bytes);
+        self.used[device as usize] = used;
+        log::line(format_args!("segment - {device} {bytes} {used}"));
+    }
+
+    /// New device addresses, each holding 0 until something is copied there.
+    pub fn reserve(&mut self, device: i32, bytes: u64) -> Option<u64> {
+        let mapped = round(bytes);
+        while self.next + mapped < LAST {
+            let at = self.next;
+            self.next += mapped + GAP;
+            if sys::map_lazily(at, mapped as usize).is_some() {
+                self.blocks.insert(at, Block { mapped, charged: 0, device });
+                return Some(at);
+            }
+        }
+        None
+    }
+
+    /// Device memory, charged by whole pages.
+    pub fn allocate(&mut self, device: i32, bytes: u64) -> Option<u64> {
+        let charged = round(bytes);
+        if !self.charge(device, charged) {
+            return None;
+        }
+        let Some(at) = self.reserve(device, bytes) else {
+            self.discharge(device, charged);
+            return None;
+        };
+        if let Some(block) = self.blocks.get_mut(&at) {
+            block.charged = charged;
+        }
+        Some(at)
+    }
+
+    /// Takes back what `allocate` or `reserve` gave; false for any other address.
+    pub fn release(&mut self, at: u64) -> bool {
+        let Some(block) = self.blocks.remove(&at) else { return false };
+        self.forget(at, at + block.mapped);
+        sys::unmap(at, block.mapped as usize);
+        if block.charged > 0 {
+            self.discharge(block.device, block.charged);
+        }
+        true
+    }
+
+    /// The block that an address lies in.
+    pub fn block_of(&self, at: u64) -> Option<(u64, Block)> {
+        let (&start, &block) = self.blocks.range(..=at).next_back()?;
+        (at < start + block.mapped).then_some((start, block))
+    }
+
+    pub fn pin(&mut self, at: u64, bytes: u64, ours: bool) {
+        self.pinned.insert(at, (bytes, ours));
+    }
+
+    /// Forgets pinned memory, and unmaps it where it is ours.
+    pub fn unpin(&mut self, at: u64) -> bool {
+        let Some((bytes, ours)) = self.pinned.remove(&at) else { return false };
+        if ours {
+            sys::unmap(at, bytes as usize);
+        }
+        true
+    }
+
+    pub fn is_pinned(&self, at: u64) -> bool {
+        self.pinned.range(..=at).next_back().is_some_and(|(&s, &(n, _))| at < s + n)
+    }
+
+    /// Whether all, some or none of a stretch was copied to the device.
+    pub fn copied(&self, start: u64, end: u64) -> bool {
+        let mut at = start;
+        if let Some((_, &e)) = self.copied.range(..=start).next_back() {
+            at = at.max(e.min(end));
+        }
+        for (&s, &e) in self.copied.range(start..end) {
+            if s > at {
+                return false;
+            }
+            at = at.max(e);
+        }
+        at >= end
+    }
+
+    /// Notes that real bytes lie in a stretch.
+    pub fn note_copied(&mut self, mut start: u64, mut end: u64) {
+        for (s, e) in self.touching(start, end) {
+            self.copied.remove(&s);
+            start = start.min(s);
+            end = end.max(e);
+        }
+        self.copied.insert(start, end);
+    }
+
+    /// Makes a stretch 0 again, and whatever copy reaches into it.
+    pub fn forget(&mut self, start: u64, end: u64) {
+        for (s, e) in self.touching(start, end) {
+            self.copied.remove(&s);
+            // SAFETY: copied stretches lie in mapped blocks.
+            unsafe { std::ptr::write_bytes(s as *mut u8, 0, (e - s) as usize) };
+        }
+    }
+
+    fn touching(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
+        let before = self.copied.range(..start).next_back().filter(|&(_, &e)| e > start);
+        before.into_iter().chain(self.copied.range(start..end)).map(|(&s, &e)| (s, e)).collect()
+    }
+
+    /// The copies that begin at an address, or reach over it.
+    pub fn forget_at(&mut self, at: u64) {
+        self.forget(at, at + 1);
+    }
+}
+
+/// A size in whole pages.
+pub fn round(bytes: u64) -> u64 {
+    bytes.max(1).div_ceil(PAGE) * PAGE
+}

@@ -1,0 +1,44 @@
+//! The one lock, and what it guards. It is never held over a fork or while foreign code runs.
+
+use std::cell::UnsafeCell;
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+
+use crate::graph::Captures;
+use crate::memory::Memory;
+
+/// Everything that the device remembers.
+pub struct State {
+    pub memory: Memory,
+    pub captures: Captures,
+}
+
+static STATE: Mutex<Option<State>> = Mutex::new(None);
+static FORK: Once = Once::new();
+
+struct Held(UnsafeCell<Option<MutexGuard<'static, Option<State>>>>);
+// SAFETY: only fork handlers touch it, and only between `prepare` and the handler after it, in one thread.
+unsafe impl Sync for Held {}
+static HELD: Held = Held(UnsafeCell::new(None));
+
+extern "C" fn prepare() {
+    let guard = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+    // SAFETY: see `Held`.
+    unsafe { *HELD.0.get() = Some(guard) };
+}
+
+extern "C" fn release() {
+    // SAFETY: see `Held`.
+    unsafe { *HELD.0.get() = None };
+}
+
+/// Runs `f` under the lock.
+pub fn with<T>(f: impl FnOnce(&mut State) -> T) -> T {
+    FORK.call_once(|| {
+        // SAFETY: the handlers live as long as the process.
+        unsafe { crate::sys::pthread_atfork(prepare, release, release) };
+    });
+    let mut guard = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+    let state =
+        guard.get_or_insert_with(|| State { memory: Memory::new(), captures: Captures::default() });
+    f(state)
+}

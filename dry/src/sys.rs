@@ -1,0 +1,106 @@
+//! The few functions of libc that the library calls, and CUDA's status codes.
+
+use std::ffi::{CStr, c_char, c_int, c_long, c_void};
+
+/// A status as the CUDA runtime, the driver and the libraries return it; 0 is success everywhere.
+pub type Status = c_int;
+
+pub const SUCCESS: Status = 0;
+pub const INVALID_VALUE: Status = 1;
+/// `cudaErrorMemoryAllocation` and `CUDA_ERROR_OUT_OF_MEMORY`.
+pub const OUT_OF_MEMORY: Status = 2;
+pub const INVALID_DEVICE: Status = 101;
+/// `CUDA_ERROR_NOT_FOUND` and `cudaErrorSymbolNotFound`.
+pub const NOT_FOUND: Status = 500;
+/// `cudaErrorNotReady` and `CUDA_ERROR_NOT_READY`.
+pub const NOT_READY: Status = 600;
+/// `cudaErrorNotSupported` and `CUDA_ERROR_NOT_SUPPORTED`.
+pub const NOT_SUPPORTED: Status = 801;
+
+pub const PROT_READ_WRITE: c_int = 3;
+pub const MAP_PRIVATE_ANONYMOUS: c_int = 0x22;
+pub const MAP_NORESERVE: c_int = 0x4000;
+pub const MAP_FIXED_NOREPLACE: c_int = 0x10_0000;
+pub const RTLD_LAZY: c_int = 1;
+pub const RTLD_NOLOAD: c_int = 4;
+
+unsafe extern "C" {
+    pub fn mmap(
+        at: *mut c_void,
+        n: usize,
+        prot: c_int,
+        flags: c_int,
+        fd: c_int,
+        off: c_long,
+    ) -> *mut c_void;
+    pub fn munmap(at: *mut c_void, n: usize) -> c_int;
+    pub fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
+    pub fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void;
+    pub fn pthread_atfork(
+        prepare: extern "C" fn(),
+        parent: extern "C" fn(),
+        child: extern "C" fn(),
+    ) -> c_int;
+}
+
+/// Maps `bytes` of zeros that cost nothing until they are touched; at `at` where that is free.
+pub fn map_lazily(at: u64, bytes: usize) -> Option<u64> {
+    let fixed = if at == 0 { 0 } else { MAP_FIXED_NOREPLACE };
+    let flags = MAP_PRIVATE_ANONYMOUS | MAP_NORESERVE | fixed;
+    // SAFETY: an anonymous mapping that replaces no other one.
+    let p = unsafe { mmap(at as *mut c_void, bytes, PROT_READ_WRITE, flags, -1, 0) } as u64;
+    let taken = at != 0 && p != at;
+    if p == u64::MAX {
+        return None;
+    }
+    if taken {
+        unmap(p, bytes);
+        return None;
+    }
+    Some(p)
+}
+
+/// Gives a mapping back.
+pub fn unmap(at: u64, bytes: usize) {
+    // SAFETY: callers pass what `map_lazily` returned.
+    unsafe { munmap(at as *mut c_void, bytes) };
+}
+
+/// The function `name` among all libraries that the process has loaded globally.
+pub fn symbol(name: &CStr) -> *mut c_void {
+    // SAFETY: a null handle is RTLD_DEFAULT.
+    unsafe { dlsym(std::ptr::null_mut(), name.as_ptr()) }
+}
+
+/// The function `name` of a library that is already loaded, past this one's own definition.
+pub fn real(library: &CStr, name: &CStr) -> Option<*mut c_void> {
+    // SAFETY: RTLD_NOLOAD never loads anything.
+    let handle = unsafe { dlopen(library.as_ptr(), RTLD_LAZY | RTLD_NOLOAD) };
+    if handle.is_null() {
+        return None;
+    }
+    // SAFETY: the handle is valid.
+    let found = unsafe { dlsym(handle, name.as_ptr()) };
+    (!found.is_null()).then_some(found)
+}
+
+/// Copies `text` with its terminating zero into a buffer of `room` bytes, cut where it does not fit.
+pub unsafe fn put_text(out: *mut c_char, room: usize, text: &str) {
+    if out.is_null() || room == 0 {
+        return;
+    }
+    let n = text.len().min(room - 1);
+    // SAFETY: the caller gives `room` bytes at `out`.
+    unsafe {
+        std::ptr::copy_nonoverlapping(text.as_ptr().cast(), out, n);
+        *out.add(n) = 0;
+    }
+}
+
+/// Writes through an out-parameter that may be null.
+pub unsafe fn put<T>(out: *mut T, value: T) {
+    if !out.is_null() {
+        // SAFETY: the caller says that `out` is null or valid.
+        unsafe { out.write_unaligned(value) };
+    }
+}

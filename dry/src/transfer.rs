@@ -1,0 +1,301 @@
+//! The runtime's memory functions: allocation, copies, fills, pointer attributes.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use crate::config::config;
+use crate::device::current;
+use crate::launch::tick;
+use crate::memory::BACKED;
+use crate::read;
+use crate::state::with;
+use crate::sys::{self, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS, Status, put};
+
+type Pointer = *mut c_void;
+
+/// Device memory on the current device.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudaMalloc(out: *mut Pointer, bytes: usize) -> Status {
+    if bytes == 0 {
+        unsafe { put(out, std::ptr::null_mut()) };
+        return SUCCESS;
+    }
+    match with(|s| s.memory.allocate(current(), bytes as u64)) {
+        Some(at) => {
+            unsafe { put(out, at as Pointer) };
+            SUCCESS
+        }
+        None => crate::device::fail(OUT_OF_MEMORY),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudaMallocManaged(out: *mut Pointer, bytes: usize, _: c_uint) -> Status {
+    unsafe { cudaMalloc(out, bytes) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudaMallocAsync(out: *mut Pointer, bytes: usize, _: Pointer) -> Status {
+    unsafe { cudaMalloc(out, bytes) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudaMallocFromPoolAsync(
+    out: *mut Pointer,
+    bytes: usize,
+    _pool: Pointer,
+    _stream: Pointer,
+) -> Status {
+    unsafe { cudaMalloc(out, bytes) }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaFree(at: Pointer) -> Status {
+    if at.is_null() || with(|s| s.memory.release(at as u64)) { SUCCESS } else { INVALID_VALUE }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaFreeAsync(at: Pointer, _: Pointer) -> Status {
+    cudaFree(at)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudaMemGetInfo(free: *mut usize, total: *mut usize) -> Status {
+    unsafe {
+        put(free, with(|s| s.memory.free(current())) as usize);
+        put(total, config().total_bytes as usize);
+    }
+    SUCCESS
+}
+
+/// Pinned memory: zeros that take room once they are touched.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudaHostAlloc(out: *mut Pointer, bytes: usize, _: c_uint) -> Status {
+    let Some(at) = sys::map_lazily(0, bytes.max(1)) else {
+        return crate::device::fail(OUT_OF_MEMORY);
+    };
+    with(|s| s.memory.pin(at, bytes.max(1) as u64, true));
+    unsafe { put(out, at as Pointer) };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudaMallocHost(out: *mut Pointer, bytes: usize) -> Status {
+    unsafe { cudaHostAlloc(out, bytes, 0) }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaFreeHost(at: Pointer) -> Status {
+    if at.is_null() || with(|s| s.memory.unpin(at as u64)) { SUCCESS } else { INVALID_VALUE }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaHostRegister(at: Pointer, bytes: usize, _: c_uint) -> Status {
+    with(|s| s.memory.pin(at as u64, bytes as u64, false));
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaHostUnregister(at: Pointer) -> Status {
+    if with(|s| s.memory.unpin(at as u64)) { SUCCESS } else { INVALID_VALUE }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudaHostGetDevicePointer(
+    out: *mut Pointer,
+    host: Pointer,
+    _: c_uint,
+) -> Status {
+    unsafe { put(out, host) };
+    SUCCESS
+}
+
+/// Carries out a copy, whichever way its addresses say.
+pub fn copy(to: u64, from: u64, bytes: u64) -> Status {
+    if bytes == 0 {
+        return SUCCESS;
+    }
+    tick();
+    let (to_device, from_device, exact) = with(|s| {
+        let m = &s.memory;
+        let from_device = m.block_of(from).is_some();
+        let exact = from_device && m.copied(from, from + bytes);
+        (m.block_of(to).is_some(), from_device, exact)
+    });
+    let small = bytes <= BACKED;
+    match (from_device, to_device) {
+        (false, false) => unsafe { raw(to, from, bytes) },
+        (false, true) if small => {
+            unsafe { raw(to, from, bytes) };
+            with(|s| s.memory.note_copied(to, to + bytes));
+        }
+        (true, true) if small && exact => {
+            unsafe { raw(to, from, bytes) };
+            with(|s| s.memory.note_copied(to, to + bytes));
+        }
+        (_, true) => with(|s| s.memory.forget(to, to + bytes)),
+        (true, false) if small => {
+            unsafe { raw(to, from, bytes) };
+            read::tell(exact, from, bytes);
+        }
+        (true, false) => {
+            unsafe { std::ptr::write_bytes(to as *mut u8, 0, bytes as usize) };
+            read::tell(false, from, bytes);
+        }
+    }
+    SUCCESS
+}
+
+/// SAFETY: the caller of the CUDA function answers for its host addresses; ours are mapped.
+unsafe fn raw(to: u64, from: u64, bytes: u64) {
+    unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes as usize) };
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaMemcpy(to: Pointer, from: Pointer, bytes: usize, _kind: c_int) -> Status {
+    copy(to as u64, from as u64, bytes as u64)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaMemcpyAsync(
+    to: Pointer,
+    from: Pointer,
+    bytes: usize,
+    _kind: c_int,
+    _stream: Pointer,
+) -> Status {
+    copy(to as u64, from as u64, bytes as u64)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaMemcpyPeer(
+    to: Pointer,
+    _to_device: c_int,
+    from: Pointer,
+    _from_device: c_int,
+    bytes: usize,
+) -> Status {
+    copy(to as u64, from as u64, bytes as u64)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaMemcpyPeerAsync(
+    to: Pointer,
+    _to_device: c_int,
+    from: Pointer,
+    _from_device: c_int,
+    bytes: usize,
+    _stream: Pointer,
+) -> Status {
+    copy(to as u64, from as u64, bytes as u64)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaMemcpy2D(
+    to: Pointer,
+    to_pitch: usize,
+    from: Pointer,
+    from_pitch: usize,
+    width: usize,
+    height: usize,
+    _kind: c_int,
+) -> Status {
+    for row in 0..height {
+        let (to, from) = (to as usize + row * to_pitch, from as usize + row * from_pitch);
+        copy(to as u64, from as u64, width as u64);
+    }
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaMemcpy2DAsync(
+    to: Pointer,
+    to_pitch: usize,
+    from: Pointer,
+    from_pitch: usize,
+    width: usize,
+    height: usize,
+    kind: c_int,
+    _stream: Pointer,
+) -> Status {
+    cudaMemcpy2D(to, to_pitch, from, from_pitch, width, height, kind)
+}
+
+/// Fills device memory. Bytes other than 0 count as copied there.
+pub fn fill(at: u64, byte: u8, bytes: u64) -> Status {
+    tick();
+    with(|s| {
+        if s.memory.block_of(at).is_none() {
+            // SAFETY: host memory that the caller answers for.
+            unsafe { std::ptr::write_bytes(at as *mut u8, byte, bytes as usize) };
+            return;
+        }
+        s.memory.forget(at, at + bytes);
+        if bytes <= BACKED && bytes > 0 {
+            // SAFETY: inside one of our blocks.
+            unsafe { std::ptr::write_bytes(at as *mut u8, byte, bytes as usize) };
+            s.memory.note_copied(at, at + bytes);
+        }
+    });
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaMemset(at: Pointer, byte: c_int, bytes: usize) -> Status {
+    fill(at as u64, byte as u8, bytes as u64)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaMemsetAsync(at: Pointer, byte: c_int, bytes: usize, _: Pointer) -> Status {
+    fill(at as u64, byte as u8, bytes as u64)
+}
+
+/// `struct cudaPointerAttributes` as CUDA 12 and 13 share it; CUDA 13 has reserved words behind it.
+#[repr(C)]
+pub struct PointerAttributes {
+    kind: c_int,
+    device: c_int,
+    device_pointer: Pointer,
+    host_pointer: Pointer,
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudaPointerGetAttributes(
+    out: *mut PointerAttributes,
+    at: Pointer,
+) -> Status {
+    let address = at as u64;
+    let null = std::ptr::null_mut();
+    let answer = with(|s| match s.memory.block_of(address) {
+        Some((_, block)) => PointerAttributes {
+            kind: 2,
+            device: block.device,
+            device_pointer: at,
+            host_pointer: null,
+        },
+        None if s.memory.is_pinned(address) => {
+            PointerAttributes { kind: 1, device: 0, device_pointer: at, host_pointer: at }
+        }
+        None => PointerAttributes { kind: 0, device: -2, device_pointer: null, host_pointer: at },
+    });
+    unsafe { put(out, answer) };
+    SUCCESS
+}
+
+/// A new tensor begins here: what an earlier one left behind is gone. The Python side calls this for every block
+/// that PyTorch's caching allocator hands out.
+#[unsafe(no_mangle)]
+pub extern "C" fn neap_dry_on_alloc(at: u64) {
+    with(|s| s.memory.forget_at(at));
+}
+
+/// Bytes that a device has given out.
+#[unsafe(no_mangle)]
+pub extern "C" fn neap_dry_reserved(device: c_int) -> u64 {
+    with(|s| s.memory.used(device))
+}
+
+/// Bytes that a device can give out.
+#[unsafe(no_mangle)]
+pub extern "C" fn neap_dry_total(_device: c_int) -> u64 {
+    config().capacity_bytes
+}

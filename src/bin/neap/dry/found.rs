@@ -1,0 +1,221 @@
+//! What a run left in its scratch folder: each process's report, requests and device log.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+/// What the Python side says of one process. Bytes everywhere.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Process {
+    pub pid: u32,
+    pub rank: Option<u32>,
+    pub torch: String,
+    pub cuda: Option<String>,
+    pub ended_by: String,
+    pub exception: Option<Exception>,
+    pub steps: u64,
+    pub devices: Vec<DeviceUse>,
+    pub phases: Vec<Phase>,
+    pub peak: Option<Peak>,
+    pub categories_at_phase: Vec<PhaseCategories>,
+    pub reads: Vec<Read>,
+    pub data_dependent: Vec<DataDependent>,
+    pub redirected_writes: Vec<String>,
+    pub recorded: Option<Recorded>,
+}
+
+/// An exception that ended the script.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub struct Exception {
+    #[serde(rename = "type")]
+    pub kind: String,
+    pub message: String,
+    pub file: Option<String>,
+    pub line: Option<u64>,
+}
+
+/// One device's memory.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub struct DeviceUse {
+    pub index: u32,
+    pub peak_reserved_bytes: u64,
+    pub peak_allocated_bytes: u64,
+    pub retries: u64,
+    pub ooms: u64,
+}
+
+/// A phase's peaks.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub struct Phase {
+    pub name: String,
+    pub peak_allocated_bytes: u64,
+    pub peak_reserved_bytes: u64,
+}
+
+/// What stands at the peak of what is allocated.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub struct Peak {
+    pub device: u32,
+    pub allocated_bytes: u64,
+    pub step: u64,
+    pub phase: String,
+    pub module: Option<String>,
+    pub line: Option<String>,
+    pub categories: BTreeMap<String, u64>,
+    pub blocks: Vec<Block>,
+}
+
+/// One block.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub struct Block {
+    pub bytes: u64,
+    pub category: String,
+    pub name: Option<String>,
+    pub line: Option<String>,
+}
+
+/// What stands at one phase's own peak.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub struct PhaseCategories {
+    pub phase: String,
+    pub categories: BTreeMap<String, u64>,
+}
+
+/// A line of the script that read the device.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub struct Read {
+    pub file: String,
+    pub line: u64,
+    pub kind: String,
+    pub count: u64,
+    pub bytes: u64,
+}
+
+/// A line whose result's size depends on values.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub struct DataDependent {
+    pub op: String,
+    pub file: String,
+    pub line: u64,
+    pub count: u64,
+    pub treatment: String,
+}
+
+/// How `--record` went.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub struct Recorded {
+    pub path: Option<String>,
+    pub step: Option<u64>,
+    pub error: Option<String>,
+}
+
+/// What the device library logged of one process.
+#[derive(Clone, Debug, Default)]
+pub struct DeviceLog {
+    pub peak_bytes: BTreeMap<u32, u64>,
+    pub refused: Vec<(u32, u64, u64)>,
+    /// Functions that did nothing, and how often they were called.
+    pub stubs: BTreeMap<String, u64>,
+    pub foreign: bool,
+}
+
+/// What the start-up hook found in a Python process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Python {
+    Ready,
+    NoTorch,
+    CpuOnly,
+    Failed,
+}
+
+/// All of it.
+#[derive(Debug, Default)]
+pub struct Found {
+    pub processes: Vec<Process>,
+    pub logs: BTreeMap<u32, DeviceLog>,
+    pub pythons: Vec<(Python, String)>,
+    pub scratch: PathBuf,
+}
+
+impl Found {
+    /// Reads the scratch folder. What is damaged or absent is left out: the processes may have been killed.
+    pub fn read(scratch: &Path) -> Self {
+        let mut found = Self { scratch: scratch.to_owned(), ..Self::default() };
+        let entries = fs::read_dir(scratch).into_iter().flatten().flatten();
+        let mut paths: Vec<PathBuf> = entries.map(|e| e.path()).collect();
+        paths.sort();
+        for path in paths {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let Ok(text) = fs::read_to_string(&path) else { continue };
+            let pid = |prefix: &str, suffix: &str| -> Option<u32> {
+                name.strip_prefix(prefix)?.strip_suffix(suffix)?.parse().ok()
+            };
+            if pid("report-", ".json").is_some() {
+                if let Ok(process) = serde_json::from_str(&text) {
+                    found.processes.push(process);
+                }
+            } else if let Some(pid) = pid("device-", ".log") {
+                found.logs.insert(pid, log(&text));
+            } else if pid("python-", "").is_some() {
+                let mut lines = text.lines();
+                let state = match lines.next() {
+                    Some("ready") => Python::Ready,
+                    Some("none") => Python::NoTorch,
+                    Some("cpu") => Python::CpuOnly,
+                    _ => Python::Failed,
+                };
+                found.pythons.push((state, lines.next().unwrap_or_default().to_owned()));
+            }
+        }
+        let used = |p: &Process| p.devices.iter().map(|d| d.peak_reserved_bytes).max().unwrap_or(0);
+        found.processes.sort_by_key(|p| (p.rank, std::cmp::Reverse(used(p)), p.pid));
+        found
+    }
+
+    /// The process to report first: rank 0, or the one that used most.
+    pub fn main(&self) -> Option<&Process> {
+        self.processes.first()
+    }
+
+    /// The requests to the allocator of a process, if it wrote them.
+    pub fn events(&self, pid: u32) -> Option<PathBuf> {
+        let names = [format!("events-{pid}.csv.gz"), format!("events-{pid}.csv")];
+        names.into_iter().map(|n| self.scratch.join(n)).find(|p| p.exists())
+    }
+}
+
+fn log(text: &str) -> DeviceLog {
+    let mut log = DeviceLog::default();
+    for line in text.lines() {
+        let words: Vec<&str> = line.split(' ').collect();
+        let number = |i: usize| words.get(i).and_then(|w| w.parse::<u64>().ok());
+        match (words.first().copied(), number(1), number(2), number(3), number(4)) {
+            (Some("segment"), _, Some(device), Some(_), Some(used)) => {
+                let peak = log.peak_bytes.entry(device as u32).or_default();
+                *peak = used.max(*peak);
+            }
+            (Some("refused"), Some(device), Some(bytes), Some(used), _) => {
+                log.refused.push((device as u32, bytes, used));
+            }
+            (Some("stub"), _, Some(count), ..) => {
+                let entry = log.stubs.entry(words[1].to_owned()).or_default();
+                *entry = count.max(*entry);
+            }
+            (Some("foreign"), ..) => log.foreign = true,
+            _ => {}
+        }
+    }
+    log
+}

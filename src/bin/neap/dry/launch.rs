@@ -1,0 +1,159 @@
+//! Starts the command under the device and waits for it.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::{env, io};
+
+use anyhow::{Context, bail};
+use neap::device::Profile;
+
+use super::unpack::Unpacked;
+use super::{DataDependent, Flags};
+
+/// Loggers that would go online, and the variable that keeps each at home.
+const OFFLINE: [(&str, &str); 5] = [
+    ("WANDB_MODE", "offline"),
+    ("COMET_MODE", "disabled"),
+    ("NEPTUNE_MODE", "offline"),
+    ("CLEARML_OFFLINE_MODE", "1"),
+    ("SWANLAB_MODE", "disabled"),
+];
+
+/// The compute capability, major × 10 + minor. A profile has the major number; the minor one follows from how many
+/// threads a multiprocessor of that generation holds.
+fn capability(profile: &Profile) -> u32 {
+    let Some(m) = &profile.multiprocessors else { return 90 };
+    let minor = match (m.capability, m.threads) {
+        (8, 1536) if profile.name.contains("40") || profile.name.contains("l4") => 9,
+        (8, 1536) => 6,
+        (7, 1024) => 5,
+        _ => 0,
+    };
+    m.capability * 10 + minor
+}
+
+/// The command with its environment.
+///
+/// # Errors
+/// When this executable can't be found.
+pub fn command(
+    flags: &Flags,
+    profile: &Profile,
+    unpacked: &Unpacked,
+    scratch: &Path,
+    as_json: bool,
+) -> anyhow::Result<Command> {
+    let (total, capacity) = match flags.device_bytes {
+        Some(bytes) => (bytes, bytes),
+        None => (profile.memory_bytes, profile.available()),
+    };
+    let (program, arguments) = flags.command.split_first().context("a command is needed")?;
+    let mut command = Command::new(program);
+    command.args(arguments);
+    let mut set = |name: &str, value: &dyn std::fmt::Display| {
+        command.env(name, value.to_string());
+    };
+    set("NEAP_DRY_TOTAL_BYTES", &total.0);
+    set("NEAP_DRY_CAPACITY_BYTES", &capacity.0);
+    set("NEAP_DRY_DEVICES", &flags.devices);
+    set("NEAP_DRY_CAPABILITY", &capability(profile));
+    let multiprocessors = profile.multiprocessors.as_ref().map_or(132, |m| m.count);
+    set("NEAP_DRY_MULTIPROCESSORS", &multiprocessors);
+    set("NEAP_DRY_NAME", &format!("{} (neap dry)", profile.name));
+    set("NEAP_DRY_CUDNN_WORKSPACE", &flags.cudnn_workspace.unwrap_or_default().0);
+    set("NEAP_DRY_LATE", &u8::from(flags.late));
+    set("NEAP_DRY_ALLOW_WRITES", &u8::from(flags.allow_writes));
+    set(
+        "NEAP_DRY_DATA_DEPENDENT",
+        match flags.data_dependent {
+            DataDependent::Max => &"max",
+            DataDependent::Zero => &"zero",
+        },
+    );
+    if let Some(steps) = flags.steps {
+        set("NEAP_DRY_STEPS", &steps);
+    }
+    if !flags.allow_writes {
+        for (name, value) in OFFLINE {
+            command.env(name, value);
+        }
+    }
+    for (name, path) in [("NEAP_DRY_RECORD", &flags.record), ("NEAP_DRY_SNAPSHOT", &flags.snapshot)]
+    {
+        if let Some(path) = path {
+            command.env(name, std::path::absolute(path)?);
+        }
+    }
+    command.env("NEAP_DRY_DIR", scratch);
+    command.env("NEAP_DRY_EXE", env::current_exe().context("this executable cannot be found")?);
+    command.env_remove("NEAP_DRY_TORCH");
+    let mut paths = vec![unpacked.hook.clone(), unpacked.python.clone()];
+    let own = env::var_os("PYTHONPATH").unwrap_or_default();
+    paths.extend(env::split_paths(&own).filter(|p| !p.as_os_str().is_empty()));
+    command.env("PYTHONPATH", env::join_paths(paths)?);
+    if as_json {
+        command.stdout(Stdio::from(io::stderr()));
+    }
+    Ok(command)
+}
+
+/// The child that signals go on to; 0 for none.
+static CHILD: AtomicI32 = AtomicI32::new(0);
+
+extern "C" fn forward(signal: libc::c_int) {
+    let child = CHILD.load(Ordering::SeqCst);
+    if child > 0 {
+        // SAFETY: kill is safe in a signal handler, and the child has not been waited for.
+        unsafe { libc::kill(child, signal) };
+    }
+}
+
+extern "C" fn ignore(_signal: libc::c_int) {}
+
+/// Starts the command and waits for it. Ctrl-C reaches the command from the terminal by itself: here it only must not
+/// end this process, which has a report to make.
+///
+/// # Errors
+/// When the command can't be started.
+pub fn run(mut command: Command) -> anyhow::Result<ExitStatus> {
+    let program = PathBuf::from(command.get_program());
+    for (signal, handler) in [
+        (libc::SIGINT, ignore as extern "C" fn(libc::c_int)),
+        (libc::SIGTERM, forward),
+        (libc::SIGHUP, forward),
+    ] {
+        // SAFETY: the handlers do nothing but what a signal handler may.
+        unsafe { libc::signal(signal, handler as libc::sighandler_t) };
+    }
+    let mut child: Child = match command.spawn() {
+        Ok(child) => child,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            bail!(
+                "{}: no such command; after `--` comes what you would type without neap",
+                program.display()
+            )
+        }
+        Err(error) => {
+            return Err(error).with_context(|| format!("{} cannot be started", program.display()));
+        }
+    };
+    CHILD.store(child.id() as i32, Ordering::SeqCst);
+    let status = child.wait();
+    CHILD.store(0, Ordering::SeqCst);
+    status.context("the command cannot be waited for")
+}
+
+/// `name=value` lines for the start-up hook.
+pub fn environment(prepared: &super::prepare::Prepared) -> String {
+    let preload: Vec<OsString> =
+        prepared.preload.iter().map(|p| p.clone().into_os_string()).collect();
+    let preload = preload.join(std::ffi::OsStr::new(":"));
+    format!(
+        "LD_PRELOAD={}\nLD_LIBRARY_PATH={}\nNEAP_DRY_CUDA={}",
+        preload.to_string_lossy(),
+        prepared.libraries.display(),
+        prepared.cuda
+    )
+}

@@ -1,0 +1,97 @@
+//! `neap dry`: runs a training script on a device that owns memory and computes nothing.
+
+#[cfg(target_os = "linux")]
+mod found;
+#[cfg(target_os = "linux")]
+mod launch;
+#[cfg(target_os = "linux")]
+mod linux;
+#[cfg(target_os = "linux")]
+mod prepare;
+#[cfg(target_os = "linux")]
+mod report;
+#[cfg(target_os = "linux")]
+mod stubs;
+#[cfg(target_os = "linux")]
+mod unpack;
+
+use std::path::PathBuf;
+
+use neap::units::Bytes;
+
+use crate::output::Answer;
+
+/// Run a PyTorch script without a GPU and report the GPU memory that it takes, to the byte.
+///
+/// PyTorch's own dispatcher, autograd, optimizer and caching allocator run; only the device is neap's: it owns memory
+/// and computes nothing. Exits 0 when the script fits the device, 1 when it does not, 3 when it failed otherwise.
+#[derive(clap::Args)]
+pub struct Flags {
+    /// The device to be: a built-in name or a *.device.json file.
+    #[arg(long, value_name = "NAME|FILE", default_value = "h100")]
+    pub device: String,
+    /// The device's memory for allocations, in place of the device's own.
+    #[arg(long, value_name = "BYTES")]
+    pub device_bytes: Option<Bytes>,
+    /// How many such devices there are.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub devices: u32,
+    /// End the script after this many optimizer steps.
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u64).range(1..))]
+    pub steps: Option<u64>,
+    /// Write one steady iteration as a job graph, to plan from.
+    #[arg(long, value_name = "FILE.graph.json")]
+    pub record: Option<PathBuf>,
+    /// Write PyTorch's memory snapshot.
+    #[arg(long, value_name = "FILE.pickle")]
+    pub snapshot: Option<PathBuf>,
+    /// Write every request to PyTorch's allocator, in order (op,id,bytes,stream).
+    #[arg(long, value_name = "FILE.csv")]
+    pub events: Option<PathBuf>,
+    /// What each cuDNN convolution asks for as its workspace.
+    #[arg(long, value_name = "BYTES")]
+    pub cudnn_workspace: Option<Bytes>,
+    /// Sizes that depend on values (nonzero, boolean masks): as large as they can be, or empty.
+    #[arg(long, value_enum, default_value_t)]
+    pub data_dependent: DataDependent,
+    /// CUDA events finish only when the host waits for them, which keeps blocks that another stream uses longest.
+    #[arg(long)]
+    pub late: bool,
+    /// Let the script save files where it says, and loggers go online.
+    #[arg(long)]
+    pub allow_writes: bool,
+    /// Make the stubs for the PyTorch in this folder and print the environment that they need.
+    #[arg(long, hide = true, value_name = "FOLDER")]
+    pub prepare: Option<PathBuf>,
+    /// The command that runs the script, after `--`.
+    #[arg(last = true, value_name = "COMMAND", required_unless_present = "prepare")]
+    pub command: Vec<std::ffi::OsString>,
+}
+
+/// What sizes that depend on values are taken to be.
+#[derive(Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum DataDependent {
+    /// As large as they can be: an upper bound.
+    #[default]
+    Max,
+    /// Empty.
+    Zero,
+}
+
+/// Runs the command and reports.
+///
+/// # Errors
+/// Bad use.
+#[cfg(target_os = "linux")]
+pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
+    linux::main(flags, as_json)
+}
+
+/// Says that there is no such thing here.
+///
+/// # Errors
+/// Always.
+#[cfg(not(target_os = "linux"))]
+pub fn main(_flags: &Flags, _as_json: bool) -> anyhow::Result<Answer> {
+    anyhow::bail!("`neap dry` runs on Linux only; `neap estimate` forecasts from a CPU trace here")
+}

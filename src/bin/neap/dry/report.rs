@@ -1,0 +1,406 @@
+//! What `neap dry` says at the end, and its exit code.
+
+use std::path::Path;
+
+use anyhow::Context;
+use neap::device::{Profile, builtin};
+use neap::report::table::{Side, Table};
+use neap::sim::allocator::Config;
+use neap::sim::allocator::replay::{Replay, smallest_capacity};
+use neap::sim::requests::Request;
+use neap::sim::sequence::Sequence;
+use neap::units::Bytes;
+use serde_json::{Value, json};
+
+use super::Flags;
+use super::found::{Exception, Found, Peak, Process, Python};
+use super::linux::Ending;
+use crate::output::{self, Answer, note};
+
+/// A verdict for one device.
+struct Verdict {
+    device: String,
+    available: Bytes,
+    fits: bool,
+    reserved: Bytes,
+}
+
+/// The largest blocks that are printed, and the lines of the script.
+const BLOCKS: usize = 10;
+const LINES: usize = 12;
+/// No file of requests is larger.
+const LARGEST_EVENTS: u64 = 8 << 30;
+
+/// How the run is to be judged.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    Fits,
+    OutOfMemory,
+    Failed,
+}
+
+impl Outcome {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Fits => "fits",
+            Self::OutOfMemory => "out of memory",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// Writes the files that were asked for, prints the report, and answers.
+///
+/// # Errors
+/// When a file can't be written.
+pub fn report(
+    flags: &Flags,
+    profile: &Profile,
+    found: &Found,
+    ending: Ending,
+    as_json: bool,
+) -> anyhow::Result<Answer> {
+    let Some(process) = found.main() else {
+        return Ok(without_python(found, ending));
+    };
+    let outcome = outcome(found, ending);
+    if let Some(to) = &flags.events {
+        write_events(found, process, to)?;
+    }
+    let requests = requests(found, process);
+    let smallest = requests.as_ref().and_then(|r| smallest(r, process));
+    let verdicts = requests.as_ref().map(|r| verdicts(r, profile)).unwrap_or_default();
+    if as_json {
+        output::json(&object(profile, found, outcome, smallest, &verdicts))?;
+    } else {
+        for process in &found.processes {
+            output::data(&peaks(profile, process))?;
+        }
+        details(process)?;
+        if !verdicts.is_empty() {
+            output::data(&verdict_table(&verdicts))?;
+        }
+    }
+    notes(found, process, outcome, ending, smallest);
+    Ok(match outcome {
+        Outcome::Fits => Answer::Yes,
+        Outcome::OutOfMemory => Answer::No,
+        Outcome::Failed => Answer::Failed,
+    })
+}
+
+/// The command ended and no Python process reported: says why.
+fn without_python(found: &Found, ending: Ending) -> Answer {
+    let states: Vec<Python> = found.pythons.iter().map(|(state, _)| *state).collect();
+    let python = found.pythons.first().map_or("", |(_, path)| path.as_str());
+    if let Some(signal) = ending.signal {
+        note(&format!("error: the command was ended by signal {signal} before it reported"));
+    } else if states.contains(&Python::Ready) {
+        note(
+            "error: the script ended without using the device, so that there is nothing to report",
+        );
+    } else if states.contains(&Python::Failed) {
+        note("error: the device could not be put under PyTorch; the message above says why");
+    } else if states.contains(&Python::CpuOnly) {
+        note(&format!(
+            "error: the PyTorch of {python} is built for the CPU only; install a CUDA build, or use `neap estimate`"
+        ));
+    } else if states.contains(&Python::NoTorch) {
+        note(&format!("error: {python} has no PyTorch; activate the environment that has it"));
+    } else {
+        note(
+            "error: the command started no Python that reads PYTHONPATH (python -I and -E do not)",
+        );
+    }
+    Answer::Failed
+}
+
+fn outcome(found: &Found, ending: Ending) -> Outcome {
+    if found.processes.iter().any(|p| p.ended_by == "oom") {
+        return Outcome::OutOfMemory;
+    }
+    let failed = found.processes.iter().any(|p| p.ended_by == "exception");
+    if failed || ending.code != Some(0) { Outcome::Failed } else { Outcome::Fits }
+}
+
+fn write_events(found: &Found, process: &Process, to: &Path) -> anyhow::Result<()> {
+    let from = found.events(process.pid).context("the script left no requests to write")?;
+    let bytes = neap::files::read(&from, LARGEST_EVENTS)?;
+    neap::files::write(to, |file| file.write_all(&bytes))?;
+    note(&format!("written: {}", to.display()));
+    Ok(())
+}
+
+/// The main process's requests on its first device.
+fn requests(found: &Found, process: &Process) -> Option<Vec<Request>> {
+    let path = found.events(process.pid)?;
+    let sequence = Sequence::read(&path).ok()?;
+    (!sequence.requests.is_empty()).then_some(sequence.requests)
+}
+
+fn settings_of_allocator() -> Config {
+    ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"]
+        .iter()
+        .find_map(|name| std::env::var(name).ok())
+        .and_then(|text| text.parse().ok())
+        .unwrap_or_default()
+}
+
+/// The least device on which no request fails. After a script ran out of memory its requests end early, and there is
+/// no telling.
+fn smallest(requests: &[Request], process: &Process) -> Option<Bytes> {
+    if process.ended_by == "oom" {
+        return None;
+    }
+    smallest_capacity(requests, &settings_of_allocator(), None).map(|s| s.capacity)
+}
+
+/// What cuBLAS takes for each handle and stream, through PyTorch's allocator: before Hopper, and since.
+const WORKSPACE_BEFORE: Bytes = Bytes((8 << 20) + (128 << 10));
+const WORKSPACE_HOPPER: Bytes = Bytes(32 << 20);
+
+fn workspace(profile: &Profile) -> Bytes {
+    let hopper = profile.multiprocessors.as_ref().is_none_or(|m| m.capability >= 9);
+    if hopper { WORKSPACE_HOPPER } else { WORKSPACE_BEFORE }
+}
+
+/// Whether the requests would be served on each built-in GPU, with that GPU's cuBLAS workspaces.
+fn verdicts(requests: &[Request], ran_on: &Profile) -> Vec<Verdict> {
+    let config = settings_of_allocator();
+    let profiles = builtin::names().iter().filter_map(|name| builtin::find(name));
+    let mut all: Vec<Verdict> = profiles
+        .filter(|p| p.multiprocessors.is_some())
+        .map(|profile| {
+            let (from, to) = (workspace(ran_on), workspace(&profile));
+            let mut replay = Replay::new(&config, profile.available(), None);
+            let fits = requests.iter().all(|request| {
+                replay.step(match *request {
+                    Request::Allocate { id, bytes, stream } if bytes == from => {
+                        Request::Allocate { id, bytes: to, stream }
+                    }
+                    other => other,
+                })
+            });
+            let reserved = replay.report().stats.peak_reserved;
+            Verdict { device: profile.name.clone(), available: profile.available(), fits, reserved }
+        })
+        .collect();
+    all.sort_by_key(|v| v.available);
+    all
+}
+
+/// One process's peaks.
+fn peaks(profile: &Profile, process: &Process) -> String {
+    let mut table = Table::new(&[
+        ("", Side::Left),
+        ("reserved", Side::Right),
+        ("allocated", Side::Right),
+        ("reserved, bytes", Side::Right),
+        ("allocated, bytes", Side::Right),
+    ]);
+    let row = |table: &mut Table, name: String, reserved: u64, allocated: u64| {
+        table.row([
+            name,
+            Bytes(reserved).to_string(),
+            Bytes(allocated).to_string(),
+            reserved.to_string(),
+            allocated.to_string(),
+        ]);
+    };
+    for device in &process.devices {
+        let rank = process.rank.map_or(String::new(), |r| format!("rank {r}, "));
+        let name = format!("{rank}{} {}: peak", profile.name, device.index);
+        row(&mut table, name, device.peak_reserved_bytes, device.peak_allocated_bytes);
+    }
+    for phase in &process.phases {
+        let name = format!("  {}", phase.name);
+        row(&mut table, name, phase.peak_reserved_bytes, phase.peak_allocated_bytes);
+    }
+    table.to_string()
+}
+
+/// Where the peak is, and what it is made of.
+fn details(process: &Process) -> anyhow::Result<()> {
+    let Some(peak) = &process.peak else { return Ok(()) };
+    let module = peak.module.as_deref().map_or(String::new(), |m| format!(", in {m}"));
+    let line = peak.line.as_deref().map_or(String::new(), |l| format!(", at {l}"));
+    output::data(&format!(
+        "\nThe peak of {} allocated is in step {}, {}{module}{line}.",
+        Bytes(peak.allocated_bytes),
+        peak.step,
+        peak.phase
+    ))?;
+    output::data(&category_table(process, peak))?;
+    if !peak.blocks.is_empty() {
+        let mut table = Table::new(&[
+            ("at the peak", Side::Right),
+            ("category", Side::Left),
+            ("name", Side::Left),
+            ("made at", Side::Left),
+        ]);
+        for block in peak.blocks.iter().take(BLOCKS) {
+            table.row([
+                Bytes(block.bytes).to_string(),
+                block.category.replace('_', " "),
+                block.name.clone().unwrap_or_else(|| "-".into()),
+                block.line.clone().unwrap_or_else(|| "-".into()),
+            ]);
+        }
+        output::data(&format!("\n{table}"))?;
+    }
+    Ok(())
+}
+
+/// Categories at the peak, and at each phase's own.
+fn category_table(process: &Process, peak: &Peak) -> String {
+    let mut columns = vec![("category", Side::Left), ("at the peak", Side::Right)];
+    let phases: Vec<_> = process.categories_at_phase.iter().collect();
+    columns.extend(phases.iter().map(|p| (p.phase.as_str(), Side::Right)));
+    let mut table = Table::new(&columns);
+    let mut names: Vec<_> = peak.categories.iter().filter(|(_, b)| **b > 0).collect();
+    names.sort_by_key(|(name, bytes)| (std::cmp::Reverse(**bytes), name.as_str()));
+    for (name, bytes) in names {
+        let others = phases.iter().map(|p| p.categories.get(name).copied().unwrap_or(0));
+        let cells = std::iter::once(*bytes).chain(others).map(|b| Bytes(b).to_string());
+        table.row(std::iter::once(name.replace('_', " ")).chain(cells));
+    }
+    table.to_string()
+}
+
+fn verdict_table(verdicts: &[Verdict]) -> String {
+    let mut table =
+        Table::new(&[("device", Side::Left), ("available", Side::Right), ("", Side::Left)]);
+    for v in verdicts {
+        let says = match v.fits {
+            true => format!("fits, {} reserved (estimate)", v.reserved),
+            false => "does not fit (estimate)".to_owned(),
+        };
+        table.row([v.device.clone(), v.available.to_string(), says]);
+    }
+    format!("\n{table}")
+}
+
+/// Whether any size in the run may depend on values, which are all 0 here.
+fn bound(process: &Process) -> bool {
+    process.reads.iter().any(|r| r.kind == "computed") || !process.data_dependent.is_empty()
+}
+
+/// What else to know, and the answer in one line.
+fn notes(found: &Found, process: &Process, outcome: Outcome, ending: Ending, least: Option<Bytes>) {
+    for read in process.reads.iter().filter(|r| r.kind == "computed").take(LINES) {
+        let times = times(read.count);
+        note(&format!(
+            "note: {}:{} reads a result of the device {times}: it reads 0 here",
+            read.file, read.line
+        ));
+    }
+    for line in process.data_dependent.iter().take(LINES) {
+        let taken = if line.treatment == "max" { "as large as it can be" } else { "empty" };
+        let times = times(line.count);
+        note(&format!(
+            "note: {}:{} calls {} {times}, whose size depends on values: it is taken {taken}",
+            line.file, line.line, line.op
+        ));
+    }
+    if !process.redirected_writes.is_empty() {
+        let files = process.redirected_writes.join(", ");
+        note(&format!(
+            "note: not saved, since values are not real here (--allow-writes saves): {files}"
+        ));
+    }
+    let logs = found.logs.get(&process.pid);
+    for (name, count) in logs.iter().flat_map(|l| &l.stubs).filter(|(n, _)| matters(n)).take(LINES)
+    {
+        let times = times(*count);
+        note(&format!(
+            "note: {name} was called {times} and did nothing; what it should have answered may count"
+        ));
+    }
+    if logs.is_some_and(|l| l.foreign) {
+        note("note: a library brings a CUDA runtime of its own, whose memory is not seen here");
+    }
+    match process.recorded.as_ref().map(|r| (&r.path, &r.error)) {
+        Some((_, Some(error))) => note(&format!("error: no job graph was recorded: {error}")),
+        Some((Some(path), _)) => note(&format!("written: {path}")),
+        _ => {}
+    }
+    let exact = if bound(process) { "bound" } else { "exact" };
+    match outcome {
+        Outcome::Fits => {
+            let least = least.map_or(String::new(), |b| {
+                format!("; the smallest device that would do offers {b} ({} bytes)", b.0)
+            });
+            note(&format!("{exact}: fits{least}"));
+        }
+        Outcome::OutOfMemory => {
+            let place = process.exception.as_ref().map_or(String::new(), place);
+            note(&format!("{exact}: out of memory{place}"));
+        }
+        Outcome::Failed => {
+            let why = match (&process.exception, ending.code, ending.signal) {
+                (Some(e), ..) => format!("{}{}: {}", e.kind, place(e), first_line(&e.message)),
+                (None, Some(code), _) => format!("exit code {code}"),
+                (None, None, Some(signal)) => format!("ended by signal {signal}"),
+                _ => "no exit code".to_owned(),
+            };
+            note(&format!("error: the script failed by itself: {why}"));
+        }
+    }
+}
+
+fn first_line(text: &str) -> &str {
+    text.lines().next().unwrap_or_default()
+}
+
+fn place(exception: &Exception) -> String {
+    match (&exception.file, exception.line) {
+        (Some(file), Some(line)) => format!(" at {file}:{line}"),
+        _ => String::new(),
+    }
+}
+
+fn times(count: u64) -> String {
+    if count == 1 { "once".to_owned() } else { format!("{count} times") }
+}
+
+/// Whether a function that did nothing should have answered something that a caller reads: its name asks.
+fn matters(name: &str) -> bool {
+    const ASKING: [&str; 4] = ["bufferSize", "WorkspaceSize", "GetSize", "Query"];
+    let library = !name.starts_with("cu") || name.starts_with("cuda") || name.starts_with("cub");
+    library && ASKING.iter().any(|a| name.contains(a)) || name.contains("bufferSize")
+}
+
+/// The report for programs.
+fn object(
+    profile: &Profile,
+    found: &Found,
+    outcome: Outcome,
+    least: Option<Bytes>,
+    verdicts: &[Verdict],
+) -> Value {
+    let processes: Vec<Value> = found
+        .processes
+        .iter()
+        .map(|p| {
+            json!({
+                "pid": p.pid, "rank": p.rank, "torch": p.torch, "ended_by": p.ended_by, "exception": p.exception,
+                "steps": p.steps, "devices": p.devices, "phases": p.phases, "peak": p.peak, "reads": p.reads,
+                "data_dependent": p.data_dependent, "redirected_writes": p.redirected_writes, "recorded": p.recorded,
+            })
+        })
+        .collect();
+    let main = found.main();
+    let all = || main.iter().flat_map(|p| &p.devices);
+    json!({
+        "device": profile.name,
+        "outcome": outcome.name(),
+        "exact": main.is_some_and(|p| !bound(p)),
+        "peak_reserved_bytes": all().map(|d| d.peak_reserved_bytes).max(),
+        "peak_allocated_bytes": all().map(|d| d.peak_allocated_bytes).max(),
+        "smallest_device_bytes": least.map(|b| b.0),
+        "verdicts": verdicts.iter().map(|v| json!({
+            "device": v.device, "available_bytes": v.available.0, "fits": v.fits, "peak_reserved_bytes": v.reserved.0,
+        })).collect::<Vec<_>>(),
+        "processes": processes,
+    })
+}

@@ -1,0 +1,94 @@
+//! Puts what the executable carries into a cache folder: the device library, the Python package, the start-up hook.
+
+use std::path::{Path, PathBuf};
+use std::{env, fs, io};
+
+use anyhow::Context;
+use sha2::{Digest, Sha256};
+
+const DEVICE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libneap_dry.so"));
+const HOOK: &[u8] = include_bytes!("sitecustomize.py");
+const PYTHON: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/python_files.rs"));
+
+/// Where everything lies.
+pub struct Unpacked {
+    pub root: PathBuf,
+    /// The device library.
+    pub device: PathBuf,
+    /// The folder with the start-up hook, for PYTHONPATH.
+    pub hook: PathBuf,
+    /// The folder with the package `neap`, for PYTHONPATH.
+    pub python: PathBuf,
+}
+
+/// Unpacks, or finds what an earlier run unpacked: the folder is named by a hash of its content.
+///
+/// # Errors
+/// When the cache can't be written.
+pub fn unpack() -> anyhow::Result<Unpacked> {
+    let root = cache()?.join(format!("dry-{}", hash()));
+    if !root.exists() {
+        folder_by_rename(&root, |new| {
+            put(&new.join("libneap_dry.so"), DEVICE)?;
+            put(&new.join("site/sitecustomize.py"), HOOK)?;
+            PYTHON.iter().try_for_each(|(name, bytes)| put(&new.join("python").join(name), bytes))
+        })?;
+    }
+    Ok(Unpacked {
+        device: root.join("libneap_dry.so"),
+        hook: root.join("site"),
+        python: root.join("python"),
+        root,
+    })
+}
+
+fn put(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    fs::write(path, bytes)
+}
+
+/// Fills a new folder beside `folder` and renames it, so that no other process sees half of it.
+///
+/// # Errors
+/// When it can't be written.
+pub fn folder_by_rename(
+    folder: &Path,
+    fill: impl FnOnce(&Path) -> io::Result<()>,
+) -> anyhow::Result<()> {
+    let beside = folder.parent().context("a cache folder has a parent")?;
+    let place =
+        || format!("{} cannot be written; XDG_CACHE_HOME names another cache", beside.display());
+    fs::create_dir_all(beside).with_context(place)?;
+    let new = tempfile::Builder::new().prefix(".new-").tempdir_in(beside).with_context(place)?;
+    fill(new.path()).with_context(place)?;
+    match fs::rename(new.path(), folder) {
+        Ok(()) => {
+            // The folder has a new name: there is nothing left to remove.
+            let _ = new.keep();
+            Ok(())
+        }
+        // Another process was quicker; both made the same.
+        Err(_) if folder.exists() => Ok(()),
+        Err(error) => Err(error).with_context(place),
+    }
+}
+
+fn hash() -> String {
+    let mut all = Sha256::new();
+    for (name, bytes) in PYTHON.iter().copied().chain([("hook", HOOK), ("device", DEVICE)]) {
+        all.update((name.len() as u64).to_le_bytes());
+        all.update(name);
+        all.update((bytes.len() as u64).to_le_bytes());
+        all.update(bytes);
+    }
+    all.finalize().iter().take(8).map(|b| format!("{b:02x}")).collect()
+}
+
+fn cache() -> anyhow::Result<PathBuf> {
+    let named = env::var_os("XDG_CACHE_HOME").filter(|v| !v.is_empty()).map(PathBuf::from);
+    let home = || env::var_os("HOME").map(|h| PathBuf::from(h).join(".cache"));
+    let cache = named.or_else(home).context("neither XDG_CACHE_HOME nor HOME is set")?;
+    Ok(cache.join("neap"))
+}
