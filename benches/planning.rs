@@ -71,6 +71,7 @@ fn chain(operators: usize) -> Graph {
         replay: Replay::Pure,
         random: false,
         duration_ns: Some(time),
+        ..Operator::default()
     };
     let mut all: Vec<Operator> = (0..layers)
         .map(|i| {

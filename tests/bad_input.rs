@@ -147,7 +147,7 @@ fn graphs() {
         (ring(3), &["circle: o0 -> o1 -> o2"]),
         (ring(20_000), &["circle: o0 -> o1", "[…]", "break it"]),
         (twice.to_string(), &["two tensors are named"]),
-        (damage("/version", json!(2)), &["version 2"]),
+        (damage("/version", json!(3)), &["version 3"]),
         (damage("/format", json!("\n\u{1b}[31merror: forged")), &["neap.graph"]),
         (damage("/tensors/0/shape", json!([u64::MAX, 2])), &["tensor `"]),
         (damage("/tensors/0/shape", json!([-1])), &["line 1 column"]),

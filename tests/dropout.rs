@@ -125,7 +125,7 @@ fn call(name: &str, kind: &str, phase: Phase, args: Vec<Arg>, outputs: Vec<Opera
         workspace: Bytes::ZERO,
         replay: Replay::Pure,
         random: kind == DROPOUT,
-        duration_ns: None,
+        ..Operator::default()
     }
 }
 

@@ -144,7 +144,7 @@ pub fn notes(graph: &Graph) -> Vec<String> {
             "{frozen} optimizer operators run as recorded: their scalars (bias corrections, rounded constants) are frozen at the recorded iteration"
         ));
     }
-    if graph.optimizer.as_ref().is_some_and(|o| o.recovered) {
+    if graph.optimizer.as_ref().is_some_and(crate::job::Optimizer::recovered) {
         notes.push("the optimizer's values were recovered from rounded scalars; record them with neap.optimizer for exact ones".to_owned());
     }
     if graph.loss.is_none() {

@@ -218,7 +218,7 @@ impl Parts {
             workspace: Bytes::ZERO,
             replay: self.replay,
             random: false,
-            duration_ns: None,
+            ..Operator::default()
         };
         Graph::new(format!("{kind} {index}"), self.tensors, vec![operator], None, None, None).ok()
     }

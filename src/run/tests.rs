@@ -230,7 +230,7 @@ impl Build {
             workspace: Bytes(700),
             replay: Replay::Pure,
             random: kind == "t::drop",
-            duration_ns: None,
+            ..Operator::default()
         });
         self.graph.operators.last_mut().unwrap()
     }

@@ -156,12 +156,9 @@ impl<'a> Values<'a> {
 
     /// What an optimizer state starts with: zero, but for Adagrad's sum.
     fn state(&self, tensor: &Tensor) -> f64 {
-        match &self.graph.optimizer {
-            Some(o) if o.class == "Adagrad" && tensor.name.starts_with("sum:") => {
-                o.values.get("initial_accumulator_value").copied().unwrap_or(0.0)
-            }
-            _ => 0.0,
-        }
+        let mut groups = self.graph.optimizer.iter().flat_map(|o| &o.groups);
+        let adagrad = groups.find(|g| g.class == "Adagrad" && tensor.name.starts_with("sum:"));
+        adagrad.and_then(|g| g.value("initial_accumulator_value", 0)).unwrap_or(0.0)
     }
 }
 

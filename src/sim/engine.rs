@@ -167,7 +167,7 @@ pub(super) mod tests {
             workspace: Bytes::ZERO,
             replay: Replay::Pure,
             random: false,
-            duration_ns: None,
+            ..Operator::default()
         }
     }
 

@@ -124,7 +124,7 @@ fn broken_graphs_and_plans_are_refused() {
     let folder = Folder::new();
     planned(&folder);
     let graph = std::fs::read_to_string(fixture("mlp.graph.json")).unwrap();
-    folder.write("version.graph.json", graph.replacen("\"version\":1", "\"version\":2", 1));
+    folder.write("version.graph.json", graph.replacen("\"version\":1", "\"version\":3", 1));
     folder.write("field.graph.json", graph.replacen("\"loss\"", "\"los\"", 1));
     folder.write(
         "tensor.graph.json",

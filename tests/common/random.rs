@@ -73,7 +73,7 @@ pub fn operator(name: String, phase: Phase) -> Operator {
         workspace: Bytes::ZERO,
         replay: Replay::Pure,
         random: false,
-        duration_ns: None,
+        ..Operator::default()
     }
 }
 

@@ -361,7 +361,7 @@ pub fn to_bytes(plan: &Plan, graphs: &[Graph]) -> Vec<u8> {
     assert_eq!(plan.jobs.len(), graphs.len(), "one graph for each job");
     let file = PlanFile {
         format: Tag::default(),
-        version: Version,
+        version: Version::default(),
         planner: (&*plan.planner).into(),
         options: plan.options.clone(),
         budget_bytes: plan.budget,

@@ -188,7 +188,7 @@ pub enum DeviceError {
         source: serde_json::Error,
     },
     /// Some other format or version.
-    #[error("{}: this is {found}; wanted is \"format\": \"{FORMAT}\", \"version\": {VERSION}", path.display())]
+    #[error("{}: this is {found}; wanted is \"format\": \"{FORMAT}\", \"version\": 1 or 2", path.display())]
     Format {
         /// The file.
         path: PathBuf,
@@ -220,7 +220,7 @@ struct Header {
 pub struct Document {
     /// `neap.device`.
     pub format: String,
-    /// 1.
+    /// 1, which is what is written, or 2, which says the same of a device.
     pub version: u32,
     /// What users call it.
     pub name: String,
@@ -313,7 +313,7 @@ pub fn load(name_or_path: &str) -> Result<Profile, DeviceError> {
     let json = |source| DeviceError::Json { path: path.to_owned(), source };
     let content = files::read(path, LARGEST_FILE)?;
     let header: Header = serde_json::from_slice(&content).map_err(json)?;
-    if header.format != FORMAT || header.version != VERSION {
+    if header.format != FORMAT || (header.version != 1 && header.version != 2) {
         let found = format!("\"format\": {}, \"version\": {}", header.format, header.version);
         return Err(DeviceError::Format { path: path.to_owned(), found });
     }
@@ -363,7 +363,7 @@ mod tests {
         let good = std::fs::read_to_string(&path).unwrap();
         for (from, to, want) in [
             ("neap.device", "neap.plan", "neap.plan"),
-            ("\"version\": 1", "\"version\": 2", "\"version\": 2"),
+            ("\"version\": 1", "\"version\": 3", "\"version\": 3"),
             ("\"memory_bytes\": 85899345920", "\"memory_bytes\": -1", "line 6"),
             ("\"memory_bytes\": 85899345920", "\"memory_bytes\": 0", "`memory_bytes` is 0"),
             ("launch_overhead_ns", "launch_overhead", "launch_overhead`"),

@@ -4,7 +4,8 @@
 
 use std::collections::HashSet;
 
-use super::graph::{Arg, Graph, GraphError, Operand, Operator, Optimizer, Tensor};
+use super::graph::{Arg, Graph, GraphError, Operand, Operator, Tensor};
+use super::optimizer::Optimizer;
 use super::order;
 use crate::units::{Bytes, OpId, TensorId};
 
@@ -35,11 +36,14 @@ impl Graph {
         unique("tensors", tensors.iter().map(|t| t.name.as_str()))?;
         unique("operators", operators.iter().map(|o| o.name.as_str()))?;
         sizes(&tensors, &mut operators)?;
+        let groups = optimizer.as_ref().map_or(0, |o| o.groups.len());
+        if optimizer.is_some() && groups == 0 {
+            return Err(GraphError::Optimizer("it has no parameter group; leave it out".into()));
+        }
         for operator in &operators {
-            operands(operator, &tensors).map_err(|problem| GraphError::Operator {
-                operator: operator.name.clone(),
-                problem,
-            })?;
+            operands(operator, &tensors).and_then(|()| group(operator, groups)).map_err(
+                |problem| GraphError::Operator { operator: operator.name.clone(), problem },
+            )?;
         }
         let versions = Versions::of(&tensors, &operators)?;
         for tensor in tensors.iter().enumerate().filter(|(_, t)| t.kept_until.is_some()) {
@@ -87,6 +91,16 @@ fn unique<'a>(what: &'static str, names: impl Iterator<Item = &'a str>) -> Resul
 /// The product of a shape's extents, zeros counted as one so that every order of multiplying is safe; `None` above the limit.
 fn volume(shape: &[u64]) -> Option<u64> {
     shape.iter().try_fold(1u64, |all, &n| all.checked_mul(n.max(1)).filter(|&x| x <= LIMIT / 16))
+}
+
+/// The parameter group that it names must be there.
+fn group(operator: &Operator, groups: usize) -> Result<(), String> {
+    match operator.group {
+        Some(group) if group as usize >= groups => {
+            Err(format!("it names parameter group {group}, and the optimizer has {groups}"))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn sizes(tensors: &[Tensor], operators: &mut [Operator]) -> Result<(), GraphError> {
@@ -340,7 +354,7 @@ mod tests {
             workspace: Bytes(1),
             replay: Replay::Pure,
             random: false,
-            duration_ns: None,
+            ..Operator::default()
         }
     }
 

@@ -12,6 +12,7 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::graph::{Dtype, Phase, Replay, Role};
+use super::optimizer::{Group, Optimizer};
 use crate::units::Bytes;
 
 /// A job: one training or inference iteration, its tensors and its operators.
@@ -20,7 +21,7 @@ use crate::units::Bytes;
 pub struct GraphFile<'a> {
     /// `neap.graph`.
     pub format: Tag<GraphTag>,
-    /// 1.
+    /// 1, or 2 where the graph says what version 1 has no words for.
     pub version: Version,
     /// For people.
     pub name: Cow<'a, str>,
@@ -44,7 +45,7 @@ impl<'a> GraphFile<'a> {
     pub fn named(name: &'a str) -> Self {
         Self {
             format: Tag::default(),
-            version: Version,
+            version: Version::default(),
             name: name.into(),
             optimizer: None,
             loss: None,
@@ -134,20 +135,96 @@ pub struct OperatorForm<'a> {
     /// How long it takes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub duration_ns: Option<u64>,
+    /// For an update operator, the position of its parameter group; the first by default (version 2).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<u32>,
+    /// The path of the framework's module that called it (version 2).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub module: Option<Cow<'a, str>>,
 }
 
-/// The optimizer and its hyperparameters.
+/// The optimizer: `groups`, or one group's `class` and `values`.
 #[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "Optimizer")]
 pub struct OptimizerForm {
+    /// Parameter groups, each with its hyperparameters (version 2).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<GroupForm>,
+    /// The class of the only group.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub class: Option<String>,
+    /// The hyperparameters of the only group.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub values: Option<BTreeMap<String, Real>>,
+    /// The values of the only group were recovered from rounded scalars rather than recorded.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub recovered: bool,
+}
+
+/// Parameters that are stepped with the same hyperparameters.
+#[derive(Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "Group")]
+pub struct GroupForm {
     /// `SGD`, `Adam`, `AdamW`, `RMSprop`, `Adagrad`, or the framework's name for another.
     pub class: String,
     /// Hyperparameters by the framework's names; betas are `beta1` and `beta2`, flags are 0 or 1.
     pub values: BTreeMap<String, Real>,
+    /// The learning rate of each step from the first; the last one stays. By default `lr` of `values`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rates: Vec<Real>,
     /// Values were recovered from rounded scalars rather than recorded.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub recovered: bool,
+}
+
+impl OptimizerForm {
+    /// The form that version 1 has where it suffices.
+    pub fn of(optimizer: &Optimizer) -> Self {
+        let mut groups: Vec<GroupForm> = optimizer.groups.iter().map(GroupForm::of).collect();
+        match &mut groups[..] {
+            [only] if only.rates.is_empty() => Self {
+                class: Some(std::mem::take(&mut only.class)),
+                values: Some(std::mem::take(&mut only.values)),
+                recovered: only.recovered,
+                groups: Vec::new(),
+            },
+            _ => Self { groups, class: None, values: None, recovered: false },
+        }
+    }
+
+    /// What the form says; `None` where it says too little or contradicts itself.
+    pub fn optimizer(self) -> Option<Optimizer> {
+        let groups = match (self.class, self.values) {
+            (Some(class), Some(values)) if self.groups.is_empty() => {
+                vec![GroupForm { class, values, rates: Vec::new(), recovered: self.recovered }]
+            }
+            (None, None) if !self.groups.is_empty() && !self.recovered => self.groups,
+            _ => return None,
+        };
+        Some(Optimizer { groups: groups.into_iter().map(GroupForm::group).collect() })
+    }
+}
+
+impl GroupForm {
+    fn of(group: &Group) -> Self {
+        Self {
+            class: group.class.clone(),
+            values: group.values.iter().map(|(key, value)| (key.clone(), Real(*value))).collect(),
+            rates: group.rates.iter().copied().map(Real).collect(),
+            recovered: group.recovered,
+        }
+    }
+
+    fn group(self) -> Group {
+        Group {
+            class: self.class,
+            values: self.values.into_iter().map(|(key, value)| (key, value.0)).collect(),
+            rates: self.rates.into_iter().map(|rate| rate.0).collect(),
+            recovered: self.recovered,
+        }
+    }
 }
 
 /// A tensor on the host.
@@ -239,21 +316,40 @@ impl<F: FormatName> JsonSchema for Tag<F> {
     }
 }
 
-/// The `version` field of a file; there is only version 1.
-pub struct Version;
+/// The `version` field of a file: 1 or 2. A file says the lowest that has words for what it holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Version(u32);
+
+impl Version {
+    /// The newest that this neap reads and writes.
+    pub const NEWEST: u32 = 2;
+
+    /// 2 where the content needs it, else 1.
+    pub const fn needed(second: bool) -> Self {
+        Self(if second { 2 } else { 1 })
+    }
+}
+
+impl Default for Version {
+    fn default() -> Self {
+        Self(1)
+    }
+}
 
 impl Serialize for Version {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_u32(1)
+        to.serialize_u32(self.0)
     }
 }
 
 impl<'de> Deserialize<'de> for Version {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         match u64::deserialize(from)? {
-            1 => Ok(Self),
+            1 => Ok(Self(1)),
+            2 => Ok(Self(2)),
             found => Err(de::Error::custom(format_args!(
-                "the file is of version {found}, and this neap reads version 1; use a neap that matches"
+                "the file is of version {found}, and this neap reads versions 1 to {}; use a newer neap, or make the file again",
+                Self::NEWEST
             ))),
         }
     }
@@ -267,7 +363,7 @@ impl JsonSchema for Version {
         true
     }
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "const": 1 })
+        json_schema!({ "enum": [1, 2] })
     }
 }
 

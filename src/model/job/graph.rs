@@ -8,6 +8,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::optimizer::{Group, Optimizer};
 use crate::units::{Bytes, OpId, TensorId};
 
 /// The type of a tensor's elements.
@@ -186,18 +187,30 @@ pub struct Operator {
     pub random: bool,
     /// How long it takes, when the graph's author says so (hand-written graphs).
     pub duration_ns: Option<u64>,
+    /// For an update operator, which parameter group of [`Graph::optimizer`] it steps; the first by default.
+    pub group: Option<u32>,
+    /// The path of the framework's module that called it, such as `encoder.layer.3.attention`.
+    pub module: Option<String>,
 }
 
-/// The optimizer and its hyperparameters, for update operators that know the step.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct Optimizer {
-    /// `SGD`, `Adam`, `AdamW`, `RMSprop`, `Adagrad`, or the framework's name for another.
-    pub class: String,
-    /// Hyperparameters by the framework's names; betas are `beta1` and `beta2`, flags are 0 or 1.
-    pub values: std::collections::BTreeMap<String, f64>,
-    /// Values were recovered from rounded scalars rather than recorded.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub recovered: bool,
+impl Default for Operator {
+    /// An operator that does nothing, for what only some operators have.
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            kind: "custom".to_owned(),
+            phase: Phase::Forward,
+            args: Vec::new(),
+            outputs: Vec::new(),
+            hidden: Vec::new(),
+            workspace: Bytes::ZERO,
+            replay: Replay::Pure,
+            random: false,
+            duration_ns: None,
+            group: None,
+            module: None,
+        }
+    }
 }
 
 /// A job: one iteration. Make one with [`Graph::new`], which checks it.
@@ -249,6 +262,9 @@ pub enum GraphError {
     /// The loss is not something the graph has.
     #[error("`loss`: {0}")]
     Loss(String),
+    /// The optimizer has no groups, or says too little.
+    #[error("`optimizer`: {0}")]
+    Optimizer(String),
     /// Operators wait for each other.
     #[error("these operators wait for each other in a circle: {}; break it where an output is read before it is made", operators.join(" -> "))]
     Cycle {
@@ -366,6 +382,12 @@ impl Graph {
     #[must_use]
     pub fn operator(&self, id: OpId) -> &Operator {
         &self.operators[id.index()]
+    }
+
+    /// The parameter group that an update operator steps.
+    #[must_use]
+    pub fn group(&self, operator: &Operator) -> Option<&Group> {
+        self.optimizer.as_ref().and_then(|o| o.group(operator.group))
     }
 
     /// For each tensor the operator that generates it; `None` for what exists before the iteration.

@@ -15,7 +15,7 @@ use super::form::{
     ArgForm, HostForm, Item, OperandForm, OperatorForm, OptimizerForm, Real, TensorForm,
 };
 pub(crate) use super::form::{FormatName, Tag, Version};
-use super::graph::{Arg, Graph, GraphError, Operand, Operator, Optimizer, Tensor, contiguous};
+use super::graph::{Arg, Graph, GraphError, Operand, Operator, Tensor, contiguous};
 use crate::files::{self, FileError};
 use crate::units::{Bytes, OpId, TensorId};
 
@@ -105,9 +105,10 @@ pub fn sha256(graph: &Graph) -> String {
 fn emit(out: &mut dyn Write, graph: &Graph) -> io::Result<()> {
     let mut out = io::BufWriter::with_capacity(1 << 16, out);
     let file = GraphFile {
+        version: Version::needed(is_second(graph)),
         tensors: graph.tensors.iter().map(|t| tensor_form(graph, t)).collect(),
         operators: graph.operators.iter().map(|o| operator_form(graph, o)).collect(),
-        optimizer: graph.optimizer.as_ref().map(optimizer_form),
+        optimizer: graph.optimizer.as_ref().map(OptimizerForm::of),
         loss: graph.loss.as_ref().map(|o| operand_form(graph, o)),
         recorded_peak_bytes: graph.recorded_peak,
         ..GraphFile::named(&graph.name)
@@ -134,6 +135,19 @@ fn emit(out: &mut dyn Write, graph: &Graph) -> io::Result<()> {
     lines(&mut out, &file.operators)?;
     writeln!(out, "}}")?;
     out.flush()
+}
+
+/// What an `optimizer` must be.
+const OPTIMIZER: &str =
+    "it has either one group's `class` and `values`, or `groups`, which may not be empty";
+
+/// Whether only version 2 has words for the graph: parameter groups, learning rates by step, modules.
+fn is_second(graph: &Graph) -> bool {
+    graph.operators.iter().any(|o| o.group.is_some() || o.module.is_some())
+        || graph
+            .optimizer
+            .as_ref()
+            .is_some_and(|o| o.groups.len() > 1 || o.groups.iter().any(|g| !g.rates.is_empty()))
 }
 
 /// The JSON of a small value.
@@ -179,14 +193,6 @@ fn operand_form<'a>(graph: &'a Graph, operand: &'a Operand) -> OperandForm<'a> {
     }
 }
 
-fn optimizer_form(optimizer: &Optimizer) -> OptimizerForm {
-    OptimizerForm {
-        class: optimizer.class.clone(),
-        values: optimizer.values.iter().map(|(key, &value)| (key.clone(), Real(value))).collect(),
-        recovered: optimizer.recovered,
-    }
-}
-
 fn operator_form<'a>(graph: &'a Graph, operator: &'a Operator) -> OperatorForm<'a> {
     OperatorForm {
         name: (&*operator.name).into(),
@@ -203,6 +209,8 @@ fn operator_form<'a>(graph: &'a Graph, operator: &'a Operator) -> OperatorForm<'
         replay: operator.replay,
         random: operator.random,
         duration_ns: operator.duration_ns,
+        group: operator.group,
+        module: operator.module.as_deref().map(Into::into),
     }
 }
 
@@ -295,11 +303,10 @@ fn resolve(file: GraphFile<'_>) -> Result<Graph, GraphError> {
         );
     }
     let loss = file.loss.map(|form| names.operand(form)).transpose().map_err(GraphError::Loss)?;
-    let optimizer = file.optimizer.map(|form| Optimizer {
-        class: form.class,
-        values: form.values.into_iter().map(|(key, value)| (key, value.0)).collect(),
-        recovered: form.recovered,
-    });
+    let optimizer = file
+        .optimizer
+        .map(|form| form.optimizer().ok_or(GraphError::Optimizer(OPTIMIZER.to_owned())))
+        .transpose()?;
     Graph::new(file.name.into_owned(), names.list, list, optimizer, loss, file.recorded_peak_bytes)
 }
 
@@ -320,6 +327,8 @@ impl Names {
             replay: form.replay,
             random: form.random,
             duration_ns: form.duration_ns,
+            group: form.group,
+            module: form.module.map(std::borrow::Cow::into_owned),
         })
     }
 
@@ -410,7 +419,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::job::{Dtype, Phase, Replay, Role};
+    use crate::job::{Dtype, Group, Optimizer, Phase, Replay, Role};
 
     fn from_text(text: &str) -> Result<Graph, String> {
         let folder = tempfile::tempdir().unwrap();
@@ -477,7 +486,7 @@ mod tests {
                 "neap.plan",
                 "this is a `neap.plan` file, and a `neap.graph` file is expected",
             ),
-            ("\"version\":1", "\"version\":2", "the file is of version 2"),
+            ("\"version\":1", "\"version\":3", "the file is of version 3"),
             ("\"name\":\"short\"", "\"nam\":\"short\"", "unknown field `nam`"),
             ("\"dtype\":\"f16\"", "\"dtype\":\"f17\"", "unknown variant `f17`"),
             ("\"shape\":[2,3]", "\"shape\":[2,-3]", "at line 2 column"),
@@ -576,6 +585,7 @@ mod tests {
             any::<String>(),
             prop::collection::btree_map(any::<String>(), floats(), 0..3),
             any::<bool>(),
+            prop::collection::vec(floats(), 0..2),
         ));
         (prop::collection::vec(operator, 0..5), optimizer, any::<String>(), 16u64..20).prop_map(
             |(operators, optimizer, name, bytes)| {
@@ -596,6 +606,7 @@ mod tests {
                     shape: vec![4, 2],
                     stride: vec![2, 1],
                 };
+                let grouped = optimizer.is_some();
                 let list = operators.into_iter().enumerate().map(
                     |(index, (args, (hidden, random, never), workspace, duration_ns))| Operator {
                         name: format!("o{index}"),
@@ -615,12 +626,13 @@ mod tests {
                         replay: if never { Replay::Never } else { Replay::SkipUpdates },
                         random,
                         duration_ns,
+                        group: (grouped && workspace % 2 == 0).then_some(0),
+                        module: (workspace % 3 == 0).then(|| format!("m.{index}")),
                     },
                 );
-                let optimizer = optimizer.map(|(class, values, recovered)| Optimizer {
-                    class,
-                    values,
-                    recovered,
+                let optimizer = optimizer.map(|(class, values, recovered, rates)| {
+                    let group = Group { class, values, recovered, rates };
+                    Optimizer { groups: vec![group; 1 + usize::from(recovered)] }
                 });
                 Graph::new(name, tensors, list.collect(), optimizer, Some(whole(0)), Some(Bytes(7)))
                     .unwrap()

@@ -232,7 +232,7 @@ mod tests {
             workspace: Bytes(workspace),
             replay: Replay::Pure,
             random: false,
-            duration_ns: None,
+            ..Operator::default()
         }
     }
 

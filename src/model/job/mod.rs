@@ -11,8 +11,8 @@ pub mod graph;
 pub mod json;
 pub mod liveness;
 mod lower;
+pub mod optimizer;
 pub mod order;
 
-pub use graph::{
-    Arg, Dtype, Graph, GraphError, Operand, Operator, Optimizer, Phase, Replay, Role, Tensor,
-};
+pub use graph::{Arg, Dtype, Graph, GraphError, Operand, Operator, Phase, Replay, Role, Tensor};
+pub use optimizer::{Group, Optimizer};

@@ -40,7 +40,7 @@ fn operator(index: usize, reads: &[u32], writes: &[(u32, u32)]) -> Operator {
         workspace: Bytes::ZERO,
         replay: Replay::Pure,
         random: false,
-        duration_ns: None,
+        ..Operator::default()
     }
 }
 

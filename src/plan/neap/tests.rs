@@ -40,7 +40,7 @@ fn operator(name: String, phase: Phase, reads: &[usize], makes: usize) -> Operat
         workspace: Bytes::ZERO,
         replay: Replay::Pure,
         random: false,
-        duration_ns: None,
+        ..Operator::default()
     }
 }
 

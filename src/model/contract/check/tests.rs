@@ -36,7 +36,7 @@ fn operator(
         workspace: Bytes::ZERO,
         replay,
         random: false,
-        duration_ns: None,
+        ..Operator::default()
     }
 }
 

@@ -244,7 +244,7 @@ mod tests {
             workspace: Bytes::ZERO,
             replay: Replay::Pure,
             random: false,
-            duration_ns: None,
+            ..Operator::default()
         }
     }
 

@@ -20,10 +20,12 @@ pub(super) struct Built {
     pub tensors: Vec<Tensor>,
     pub operators: Vec<Operator>,
     pub loss: Option<Operand>,
-    /// For each operator, whether it stands inside an optimizer's step.
-    pub step: Vec<bool>,
+    /// For each operator, which optimizer step it stands inside, from 1; 0: none.
+    pub step: Vec<u16>,
     /// For each tensor, how much is known of it.
     pub facts: Vec<Facts>,
+    /// For each life that is a tensor, which.
+    pub tensor_of: HashMap<u32, TensorId>,
     /// The first operator after `zero_grad`, or 0 when none follows.
     pub zero_grad: Option<OpId>,
     pub notes: Vec<String>,
@@ -204,7 +206,7 @@ impl Builder<'_> {
                     (false, false) => None,
                     // A second view of one result.
                     _ if !done.insert(view.life) => Some(self.operand(view)),
-                    (true, _) => Some(self.generate(view, &name, &mut made_here, input)),
+                    (true, _) => Some(self.generate(at, view, &name, &mut made_here, input)),
                     (false, true) => Some(self.update(view)),
                 });
             }
@@ -212,7 +214,7 @@ impl Builder<'_> {
         let mut hidden = Vec::new();
         for life in hidden_made {
             let view = self.mention(at, life);
-            hidden.push(self.generate(&view, &name, &mut made_here, input));
+            hidden.push(self.generate(at, &view, &name, &mut made_here, input));
         }
         for (view, _) in written.iter().filter(|(v, _)| !done.contains(&v.life)) {
             hidden.push(self.update(view));
@@ -220,7 +222,7 @@ impl Builder<'_> {
         if self.names.zero_grad.is_some_and(|z| z < at) && self.out.zero_grad.is_none() {
             self.out.zero_grad = Some(OpId::of(index));
         }
-        let phase = match (context.step, context.backward) {
+        let phase = match (context.step > 0, context.backward) {
             (true, _) => Phase::Optimize,
             (_, true) => Phase::Backward,
             _ => Phase::Forward,
@@ -228,6 +230,7 @@ impl Builder<'_> {
         let random = random(node);
         self.out.step.push(context.step);
         let kind = node.name.clone();
+        let module = context.module.and_then(|mark| self.annotated(mark, "neap.module:"));
         self.out.operators.push(Operator {
             name,
             kind,
@@ -238,7 +241,8 @@ impl Builder<'_> {
             workspace,
             replay,
             random,
-            duration_ns: None,
+            module,
+            ..Operator::default()
         });
     }
 
@@ -374,8 +378,14 @@ impl Builder<'_> {
         })
     }
 
+    /// What an annotation says after `prefix`.
+    fn annotated(&self, mark: u32, prefix: &str) -> Option<String> {
+        self.trace.nodes[mark as usize].name.strip_prefix(prefix).map(str::to_owned)
+    }
+
     fn generate(
         &mut self,
+        at: usize,
         view: &View,
         operator: &str,
         count: &mut usize,
@@ -383,14 +393,19 @@ impl Builder<'_> {
     ) -> Operand {
         let id = self.tensor(view.life, true);
         self.out.facts[id.index()].generated = true;
-        let tensor = &mut self.out.tensors[id.index()];
-        tensor.dtype = view.dtype;
-        tensor.shape.clone_from(&view.shape);
-        tensor.name = match (input, *count) {
-            (Some((_, n)), 0) => format!("input_{n}"),
+        let name = match (input, *count) {
+            (Some((_, n)), 0) => {
+                let mark = self.names.context[at].input;
+                let named = mark.and_then(|mark| self.annotated(mark, "neap.input:"));
+                named.unwrap_or_else(|| format!("input_{n}"))
+            }
             (_, 0) => operator.to_owned(),
             (_, n) => format!("{operator}.{n}"),
         };
+        let tensor = &mut self.out.tensors[id.index()];
+        tensor.dtype = view.dtype;
+        tensor.shape.clone_from(&view.shape);
+        tensor.name = name;
         if input.is_some() && *count == 0 {
             tensor.role = Role::Input;
         }
@@ -430,6 +445,7 @@ impl Builder<'_> {
         }
         self.phases();
         self.loss();
+        self.out.tensor_of = self.tensor_of;
         self.out
     }
 

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::parse::Trace;
 use super::value::Value;
-use crate::job::{Optimizer, Role};
+use crate::job::{Group, Role};
 
 /// Where a call stands.
 #[derive(Clone, Copy, Debug, Default)]
@@ -15,14 +15,18 @@ pub(super) struct Context {
     /// Part of the iteration.
     pub included: bool,
     pub backward: bool,
-    /// Inside an optimizer's step.
-    pub step: bool,
+    /// Which optimizer step it is inside, from 1; 0: none.
+    pub step: u16,
     /// Inside the node that hands a parameter its gradient.
     pub accumulate: bool,
     /// The Python number that the call combines with a tensor.
     pub scalar: Option<f64>,
     /// The forward call that this one helps to differentiate.
     pub sequence: i64,
+    /// The mark of the module around it.
+    pub module: Option<u32>,
+    /// The mark of the batch data that it copies.
+    pub input: Option<u32>,
 }
 
 /// A long-lived tensor with its name.
@@ -34,15 +38,25 @@ pub(super) struct Named {
     pub name: String,
 }
 
+/// A parameter group that the trace marks.
+#[derive(Debug)]
+pub(super) struct MarkedGroup {
+    pub group: Group,
+    /// Its parameters.
+    pub lives: Vec<u32>,
+}
+
 /// All that annotations say.
 #[derive(Debug, Default)]
 pub(super) struct Names {
     pub context: Vec<Context>,
     pub named: Vec<Named>,
-    /// From `neap.optimizer:`.
-    pub optimizer: Option<Optimizer>,
-    /// From `Optimizer.step#CLASS.step`.
-    pub class: Option<String>,
+    /// From `neap.optimizer:`, for all parameters.
+    pub optimizer: Option<Group>,
+    /// From `neap.group:`.
+    pub groups: Vec<MarkedGroup>,
+    /// From `Optimizer.step#CLASS.step`, one for each step of the iteration.
+    pub classes: Vec<String>,
     pub zero_grad: Option<usize>,
     /// How many steps the optimizer had taken by the end of this one.
     pub steps: Option<f64>,
@@ -58,6 +72,8 @@ pub(super) fn find(trace: &Trace) -> Names {
     let mut seen = HashSet::new();
     let mark = trace.nodes.iter().position(|n| n.name == "neap.iteration");
     include(trace, mark, &mut names.context);
+    let starts = step_starts(trace);
+    let mut modules: HashMap<i64, u32> = HashMap::new();
     for (at, node) in trace.nodes.iter().enumerate() {
         let mut context =
             Context { included: names.context[at].included, ..names.context[node.parent] };
@@ -70,35 +86,83 @@ pub(super) fn find(trace: &Trace) -> Names {
                 node.inputs.iter().flat_map(Value::views).filter(|v| v.host && v.shape.is_empty());
             names.saved.extend(numbers.map(|v| ((node.sequence, v.storage), scalar)));
         }
+        if text.starts_with("neap.module:") {
+            context.module = Some(at as u32);
+        }
+        if text.starts_with("neap.input:") {
+            context.input = Some(at as u32);
+        }
         if context.backward && node.sequence >= 0 {
             context.sequence = node.sequence;
+            context.module = modules.get(&node.sequence).copied();
+        } else if let Some(module) = context.module.filter(|_| node.sequence >= 0) {
+            modules.insert(node.sequence, module);
         }
         context.backward |= text.starts_with("autograd::engine::evaluate_function");
         context.accumulate |= text == "torch::autograd::AccumulateGrad";
-        if let Some(class) = text.strip_prefix("Optimizer.step#") {
-            context.step = true;
-            if context.included {
-                names
-                    .class
-                    .get_or_insert_with(|| class.strip_suffix(".step").unwrap_or(class).to_owned());
-            }
+        if context.included
+            && let Some(from) = starts.get(&at)
+        {
+            let class = node.name.strip_prefix("Optimizer.step#").unwrap_or_default();
+            names.classes.push(class.strip_suffix(".step").unwrap_or(class).to_owned());
+            let number = u16::try_from(names.classes.len()).unwrap_or(u16::MAX);
+            names.context[*from..=node.end].iter_mut().for_each(|c| c.step = number);
         }
+        context.step = names.context[at].step;
         if text.starts_with("Optimizer.zero_grad#") && context.included {
             names.zero_grad.get_or_insert(at);
         }
-        if context.step
+        if context.step > 0
             && text == "aten::_local_scalar_dense"
             && let Some(Value::Float(steps)) = node.outputs.first()
         {
             names.steps = Some(names.steps.map_or(*steps, |most| most.max(*steps)));
         }
         names.context[at] = context;
+        names.mark(trace, at, &mut seen);
+    }
+    names
+}
+
+/// For each optimizer step, where it begins to step: after what its closure computes.
+fn step_starts(trace: &Trace) -> HashMap<usize, usize> {
+    let is_step = |at: &usize| trace.nodes[*at].name.starts_with("Optimizer.step#");
+    let steps = (0..trace.nodes.len()).filter(is_step);
+    let begins = steps.map(|at| {
+        let last_backward = (at..=trace.nodes[at].end).rev().find(|&n| {
+            let name = &trace.nodes[n].name;
+            name.starts_with("autograd::engine::evaluate_function")
+        });
+        // Where backward runs on the step's own thread, its last node may hold others.
+        (at, last_backward.map_or(at, |n| trace.nodes[n].end.min(trace.nodes[at].end) + 1))
+    });
+    begins.filter(|(at, from)| *from <= trace.nodes[*at].end).collect()
+}
+
+impl Names {
+    /// What one of neap's own annotations says.
+    fn mark(&mut self, trace: &Trace, at: usize, seen: &mut HashSet<u32>) {
+        let text = trace.nodes[at].name.as_str();
         if let Some(text) = text.strip_prefix("neap.optimizer:") {
-            names.optimizer = Some(optimizer(text));
+            self.optimizer = Some(group(text));
+        }
+        if let Some(text) = text.strip_prefix("neap.group:") {
+            self.groups
+                .push(MarkedGroup { group: group(text), lives: subjects(trace, at).collect() });
+        }
+        // The group by its position, then the rates of further steps.
+        if let Some((number, list)) =
+            text.strip_prefix("neap.rates:").and_then(|text| text.split_once(':'))
+            && let Some(marked) =
+                number.parse().ok().and_then(|number: usize| self.groups.get_mut(number))
+        {
+            let rates = list.split('/').filter_map(|rate| rate.parse().ok());
+            marked.group.rates.extend(rates.filter(|rate: &f64| rate.is_finite()));
         }
         let named = [
             ("neap.parameter:", Role::Parameter),
             ("neap.buffer:", Role::Buffer),
+            ("neap.batch:", Role::Input),
             ("neap.optimizer_state:", Role::OptimizerState),
         ];
         if let Some((role, name)) =
@@ -106,10 +170,16 @@ pub(super) fn find(trace: &Trace) -> Names {
             && let Some(life) = subject(trace, at)
             && seen.insert(life)
         {
-            names.named.push(Named { life, role, name: name.to_owned() });
+            self.named.push(Named { life, role, name: name.to_owned() });
         }
     }
-    names
+}
+
+/// The device tensors that the calls right inside an annotation read first.
+fn subjects(trace: &Trace, mark: usize) -> impl Iterator<Item = u32> + '_ {
+    let inside = (mark + 1..=trace.nodes[mark].end).filter(move |&n| trace.nodes[n].parent == mark);
+    let first = |n: usize| trace.nodes[n].inputs.iter().flat_map(Value::views).next();
+    inside.filter_map(first).filter(|v| !v.host && v.end > 0).map(|v| v.life)
 }
 
 /// The device tensor that the first call inside an annotation reads.
@@ -139,7 +209,7 @@ fn include(trace: &Trace, mark: Option<usize>, context: &mut [Context]) {
 }
 
 /// Reads `CLASS:key=value,…`. Flags are 0 or 1, `betas=a/b` is `beta1` and `beta2`, `None` is left out.
-fn optimizer(text: &str) -> Optimizer {
+fn group(text: &str) -> Group {
     let (class, list) = text.split_once(':').unwrap_or((text, ""));
     let mut values = BTreeMap::new();
     for (key, value) in list.split(',').filter_map(|pair| pair.split_once('=')) {
@@ -157,15 +227,14 @@ fn optimizer(text: &str) -> Optimizer {
             values.extend(number(value).map(|v| (key.to_owned(), v)));
         }
     }
-    Optimizer { class: class.to_owned(), values, recovered: false }
+    Group { class: class.to_owned(), values, ..Group::default() }
 }
 
 #[cfg(test)]
 mod tests {
     #[test]
     fn hyperparameters_are_read() {
-        let o =
-            super::optimizer("AdamW:lr=0.001,betas=0.9/0.999,eps=1e-08,amsgrad=False,foreach=None");
+        let o = super::group("AdamW:lr=0.001,betas=0.9/0.999,eps=1e-08,amsgrad=False,foreach=None");
         assert_eq!(o.class, "AdamW");
         let expected =
             [("amsgrad", 0.0), ("beta1", 0.9), ("beta2", 0.999), ("eps", 1e-8), ("lr", 1e-3)];

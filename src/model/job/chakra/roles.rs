@@ -30,26 +30,34 @@ pub(super) fn finish(
     notes: &mut Vec<String>,
 ) -> Result<Graph, GraphError> {
     notes.append(&mut built.notes);
-    if !built.step.contains(&true) {
+    let mut classes = names.classes;
+    if built.step.iter().all(|of| *of == 0) {
         let multi = |o: &Operator| {
             o.phase == Phase::Optimize
                 && (o.kind.contains("_foreach_") || o.kind.contains("_fused_"))
         };
-        built.step = built.operators.iter().map(multi).collect();
+        built.step = built.operators.iter().map(|o| u16::from(multi(o))).collect();
+        classes = vec![String::new()];
     }
     let uses = uses(&built);
-    let class = names.optimizer.as_ref().map(|o| o.class.clone()).or(names.class);
-    let columns = pair(&mut built, &uses, class.as_deref());
+    if let (Some(recorded), [only]) = (&names.optimizer, &mut classes[..]) {
+        only.clone_from(&recorded.class);
+    }
+    let columns = pair(&mut built, &uses, &classes);
     remaining(&mut built, &uses);
     unique(&mut built.tensors);
     if let Some(until) = built.zero_grad {
         keep(&mut built, until);
     }
+    let tensors =
+        |lives: Vec<u32>| lives.iter().filter_map(|l| built.tensor_of.get(l).copied()).collect();
+    let marked = names.groups.into_iter().map(|g| (g.group, tensors(g.lives))).collect();
     let step = Step {
         operators: built.step,
         columns,
         recorded: names.optimizer,
-        class,
+        marked,
+        classes,
         steps: names.steps,
     };
     let parts = Graph {
@@ -60,30 +68,21 @@ pub(super) fn finish(
         loss: built.loss,
         recorded_peak: None,
     };
-    if !step.operators.contains(&true) {
-        return check(parts);
-    }
     let mut recorded = check(parts)?;
-    recorded.optimizer.clone_from(&step.recorded);
-    let optimizer = match lower::optimizer(&recorded, &step, notes) {
-        Ok(optimizer) => optimizer,
-        Err(why) => {
-            notes.push(why);
-            return Ok(recorded);
-        }
-    };
     if options.as_recorded {
-        recorded.optimizer = Some(optimizer);
+        recorded.optimizer = lower::as_recorded(&recorded, &step, notes);
         return Ok(recorded);
     }
     let peak = Liveness::of(&recorded).peak;
-    match lower::lower(&recorded, &step, optimizer, options.updates_early, notes) {
-        Ok(lowered) => check(Graph { recorded_peak: Some(peak), ..lowered }),
-        Err(why) => {
-            notes.push(why);
-            Ok(recorded)
-        }
-    }
+    let (before, kinds) = (recorded.operators.len(), has_updates);
+    let lowered = lower::split(lower::lower(recorded, &step, options.updates_early, notes));
+    let changed = lowered.operators.len() != before || kinds(&lowered);
+    check(Graph { recorded_peak: changed.then_some(peak), ..lowered })
+}
+
+/// Whether a step was lowered.
+fn has_updates(graph: &Graph) -> bool {
+    graph.operators.iter().any(|o| o.group.is_some() || o.kind.starts_with("neap::"))
 }
 
 /// What a graph takes for granted is checked here; operators already stand in a valid order, which is kept.
@@ -95,6 +94,7 @@ fn check(parts: Graph) -> Result<Graph, GraphError> {
 fn uses(built: &Built) -> Vec<Use> {
     let mut uses = vec![Use::default(); built.tensors.len()];
     for (operator, &step) in built.operators.iter().zip(&built.step) {
+        let step = step > 0;
         for operand in operator.reads() {
             uses[operand.tensor.index()].read_outside |= !step;
         }
@@ -112,10 +112,15 @@ fn uses(built: &Built) -> Vec<Use> {
 }
 
 /// Finds each parameter's gradient and states by how the step pairs them; gives them roles and names.
-fn pair(built: &mut Built, uses: &[Use], class: Option<&str>) -> Vec<Column> {
-    let keys = lower::state_keys(&built.operators, &built.step, class);
+fn pair(built: &mut Built, uses: &[Use], classes: &[String]) -> Vec<Column> {
+    let keys = lower::state_keys(&built.operators, &built.step, classes);
     let mut found = Vec::new();
-    for members in lower::columns(&built.operators, &built.step, built.tensors.len()) {
+    let sets = |number| {
+        let sets = lower::columns(&built.operators, &built.step, number, built.tensors.len());
+        sets.into_iter().map(move |members| (number, members))
+    };
+    let steps = u16::try_from(classes.len()).unwrap_or(u16::MAX);
+    for (step, members) in (1..=steps).flat_map(sets).collect::<Vec<_>>() {
         let is = |t: TensorId, role: Role| {
             built.facts[t.index()].named && built.tensors[t.index()].role == role
         };
@@ -150,12 +155,12 @@ fn pair(built: &mut Built, uses: &[Use], class: Option<&str>) -> Vec<Column> {
             .copied()
             .filter(|t| uses[t.index()].written_in_step || is(*t, Role::OptimizerState))
             .collect();
-        found.push((parameter, gradient, states));
+        found.push((parameter, step, gradient, states));
     }
     found.sort_by_key(|(parameter, ..)| *parameter);
     let mut number = 0;
     let mut columns = Vec::new();
-    for (parameter, gradient, states) in found {
+    for (parameter, step, gradient, states) in found {
         let tensor = &mut built.tensors[parameter.index()];
         tensor.role = Role::Parameter;
         if !built.facts[parameter.index()].named {
@@ -179,7 +184,7 @@ fn pair(built: &mut Built, uses: &[Use], class: Option<&str>) -> Vec<Column> {
         let Some(gradient) = gradient else { continue };
         let tensor = &mut built.tensors[gradient.index()];
         (tensor.role, tensor.name) = (Role::Gradient, format!("grad:{name}"));
-        columns.push(Column { parameter, gradient, states: by_key });
+        columns.push(Column { step, parameter, gradient, states: by_key });
     }
     columns
 }

@@ -5,27 +5,31 @@
 
 use std::collections::BTreeMap;
 
+use crate::job::optimizer::Rule;
 use crate::job::{Arg, Operand, Operator};
 use crate::units::TensorId;
 
 /// One parameter with all that its update needs.
 #[derive(Clone, Debug)]
 pub(in crate::job) struct Column {
+    /// Which optimizer step it belongs to, from 1.
+    pub step: u16,
     pub parameter: TensorId,
     pub gradient: TensorId,
     /// By the framework's names.
     pub states: BTreeMap<String, TensorId>,
 }
 
-/// Sets of tensors connected by the step's operators, each in ascending order.
+/// Sets of tensors connected by the operators of one step, each in ascending order.
 pub(in crate::job) fn columns(
     operators: &[Operator],
-    step: &[bool],
+    step: &[u16],
+    number: u16,
     tensors: usize,
 ) -> Vec<Vec<TensorId>> {
     let mut sets = petgraph::unionfind::UnionFind::<usize>::new(tensors);
     let mut used = vec![false; tensors];
-    for operator in operators.iter().zip(step).filter(|(_, inside)| **inside).map(|(o, _)| o) {
+    for operator in operators.iter().zip(step).filter(|(_, of)| **of == number).map(|(o, _)| o) {
         for row in rows(operator) {
             for pair in row.windows(2) {
                 sets.union(pair[0].index(), pair[1].index());
@@ -74,13 +78,15 @@ fn rows(operator: &Operator) -> Vec<Vec<TensorId>> {
 /// For each tensor that the step writes in place or takes in a fused list, the name of the state it seems to be.
 pub(in crate::job) fn state_keys(
     operators: &[Operator],
-    step: &[bool],
-    class: Option<&str>,
+    step: &[u16],
+    classes: &[String],
 ) -> BTreeMap<TensorId, &'static str> {
     let mut keys: BTreeMap<TensorId, &'static str> = BTreeMap::new();
-    for operator in operators.iter().zip(step).filter(|(_, inside)| **inside).map(|(o, _)| o) {
+    for (operator, number) in operators.iter().zip(step).filter(|(_, of)| **of > 0) {
+        let class = classes.get(usize::from(*number) - 1).map(String::as_str);
         if operator.kind.contains("_fused_") {
-            for (key, arg) in fused(&operator.kind).iter().zip(operator.args.iter().skip(2)) {
+            let lists = Rule::of_fused(base(&operator.kind)).map_or(&[][..], |r| r.fused_lists);
+            for (key, arg) in lists.iter().zip(operator.args.iter().skip(2)) {
                 if let Arg::Tensors(list) = arg {
                     keys.extend(list.iter().flatten().map(|o| (o.tensor, *key)));
                 }
@@ -108,16 +114,6 @@ pub(in crate::job) fn state_keys(
         }
     }
     keys
-}
-
-/// The lists of a fused step after parameters and gradients.
-fn fused(kind: &str) -> &'static [&'static str] {
-    match base(kind) {
-        "adam" | "adamw" => &["exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step"],
-        "sgd" => &["momentum_buffer"],
-        "adagrad" => &["sum", "step"],
-        _ => &[],
-    }
 }
 
 /// `aten::_foreach_add_` is `add`.

@@ -7,19 +7,12 @@ use std::collections::BTreeMap;
 
 use super::Step;
 use super::columns::base;
-use crate::job::{Arg, Graph, Operator, Optimizer};
+use crate::job::optimizer::{Group, RULES, Rule};
+use crate::job::{Arg, Graph, Operator};
 use crate::units::TensorId;
 
 /// Half of the last recorded decimal.
 const ROUNDING: f64 = 5e-7;
-
-/// Why there are no hyperparameters, for people.
-pub(super) enum Unclear {
-    /// The trace does not hold them.
-    Missing(String),
-    /// Parameter groups have different ones.
-    Differing(String),
-}
 
 /// What an operand is to the step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -30,61 +23,41 @@ enum Part {
     Scratch,
 }
 
-/// Recognises the class, where the step does not say it, and the values. Parameter groups stepped apart must agree.
-pub(super) fn recover(graph: &Graph, step: &Step) -> Result<Optimizer, Unclear> {
+/// Parameters that are stepped together, in ascending order, and their hyperparameters; or why there are
+/// none, for people.
+pub(super) type Recovered = (Vec<TensorId>, Result<Group, String>);
+
+/// Recognises the class, where the trace does not say it, and the values of each set of parameters that
+/// the operators of step `number` treat alike.
+pub(super) fn recover(graph: &Graph, step: &Step, number: u16) -> Vec<Recovered> {
     let mut parts: BTreeMap<TensorId, Part> = BTreeMap::new();
-    for column in &step.columns {
+    for column in step.columns.iter().filter(|c| c.step == number) {
         parts.insert(column.parameter, Part::Parameter);
         parts.insert(column.gradient, Part::Gradient);
         for (key, state) in &column.states {
-            let known =
-                ["exp_avg", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "grad_avg", "sum"];
-            let key = known.into_iter().find(|k| k == key).unwrap_or("momentum_buffer");
-            parts.insert(*state, Part::State(key));
+            let known = RULES.iter().flat_map(|r| r.states).map(|(key, _)| *key).find(|k| k == key);
+            parts.insert(*state, Part::State(known.unwrap_or("momentum_buffer")));
         }
     }
-    let mut agreed: Option<Optimizer> = None;
-    for operators in groups(graph, step) {
-        let optimizer = group(&operators, &parts, step).map_err(Unclear::Missing)?;
-        match &agreed {
-            Some(first) if first.values != optimizer.values || first.class != optimizer.class => {
-                return Err(Unclear::Differing(disagree(first, &optimizer)));
-            }
-            Some(_) => {}
-            None => agreed = Some(optimizer),
-        }
-    }
-    agreed.ok_or_else(|| {
-        Unclear::Missing(
-            "no operator of the optimizer's step updates a parameter; it stays as recorded"
-                .to_owned(),
-        )
-    })
-}
-
-fn disagree(one: &Optimizer, other: &Optimizer) -> String {
-    let keys = one.values.keys().chain(other.values.keys());
-    let key = keys
+    let of = |operators: &[&Operator]| -> Vec<TensorId> {
+        let updated = operators.iter().flat_map(|o| o.updates()).map(|o| o.tensor);
+        let mut all: Vec<TensorId> =
+            updated.filter(|t| parts.get(t) == Some(&Part::Parameter)).collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    };
+    groups(graph, step, number)
         .into_iter()
-        .find(|k| one.values.get(*k) != other.values.get(*k))
-        .map_or("", String::as_str);
-    let show = |o: &Optimizer| o.values.get(key).map_or("none".to_owned(), f64::to_string);
-    format!(
-        "the optimizer's parameter groups have different settings ({key} {} and {}); its operators stay as recorded and its scalars are frozen at the recorded step",
-        show(one),
-        show(other)
-    )
+        .map(|operators| (of(&operators), group(&operators, &parts, step, number)))
+        .filter(|(parameters, _)| !parameters.is_empty())
+        .collect()
 }
 
 /// The step's operators by the parameters that they step together.
-fn groups<'a>(graph: &'a Graph, step: &Step) -> Vec<Vec<&'a Operator>> {
-    let operators: Vec<&Operator> = graph
-        .operators
-        .iter()
-        .zip(&step.operators)
-        .filter(|(_, inside)| **inside)
-        .map(|(o, _)| o)
-        .collect();
+fn groups<'a>(graph: &'a Graph, step: &Step, number: u16) -> Vec<Vec<&'a Operator>> {
+    let inside = graph.operators.iter().zip(&step.operators).filter(|(_, of)| **of == number);
+    let operators: Vec<&Operator> = inside.map(|(o, _)| o).collect();
     // Tensors of more than one element connect operators; a single number may be shared by all groups.
     let mut sets = petgraph::unionfind::UnionFind::<usize>::new(operators.len());
     let mut first: BTreeMap<TensorId, usize> = BTreeMap::new();
@@ -98,27 +71,23 @@ fn groups<'a>(graph: &'a Graph, step: &Step) -> Vec<Vec<&'a Operator>> {
             sets.union(other, at);
         }
     }
-    let parameters: Vec<TensorId> = step.columns.iter().map(|c| c.parameter).collect();
     let mut groups: BTreeMap<usize, Vec<&Operator>> = BTreeMap::new();
     for (at, operator) in operators.iter().enumerate() {
         groups.entry(sets.find(at)).or_default().push(operator);
     }
-    groups
-        .into_values()
-        .filter(|g| {
-            g.iter().any(|o| o.updates().any(|w| parameters.binary_search(&w.tensor).is_ok()))
-        })
-        .collect()
+    groups.into_values().collect()
 }
 
 fn group(
     operators: &[&Operator],
     parts: &BTreeMap<TensorId, Part>,
     step: &Step,
-) -> Result<Optimizer, String> {
+    number: u16,
+) -> Result<Group, String> {
     let calls: Vec<Call> = operators.iter().map(|o| Call::of(o, parts)).collect();
-    let class = step.class.clone().or_else(|| classify(&calls));
+    let class = step.class(number).map(str::to_owned).or_else(|| classify(&calls));
     let class = class.ok_or("the optimizer is not recognised by its operators; its scalars are frozen at the recorded step")?;
+    let rule = Rule::of_class(&class).ok_or_else(|| super::hyper::unknown(&class))?;
     let lacks = |what: &str| {
         format!(
             "the {what} of optimizer {class} is not in the trace; its scalars are frozen at the recorded step"
@@ -126,11 +95,12 @@ fn group(
     };
     let mut values = match operators.iter().find(|o| o.kind.contains("_fused_")) {
         Some(fused) => fused_values(fused),
-        None => match class.as_str() {
+        None => match rule.class {
             "SGD" => sgd(&calls).ok_or_else(|| lacks("momentum"))?,
             "Adam" | "AdamW" => adam(&calls, step.steps),
             "RMSprop" => rmsprop(&calls).ok_or_else(|| lacks("momentum"))?,
-            _ => adagrad(&calls),
+            "Adagrad" => adagrad(&calls),
+            other => return Err(super::hyper::unknown(other)),
         },
     };
     if calls.iter().any(|c| c.base == "neg" && c.first == Part::Gradient) {
@@ -141,9 +111,9 @@ fn group(
     }
     // Rounded away: what the framework starts with is the best guess.
     if let Some(eps) = values.get_mut("eps").filter(|e| **e == 0.0) {
-        *eps = if class == "Adagrad" { 1e-10 } else { 1e-8 };
+        *eps = rule.eps;
     }
-    Ok(Optimizer { class, values, recovered: true })
+    Ok(Group { class, values, rates: Vec::new(), recovered: true })
 }
 
 /// One operator of the step, for matching.
@@ -195,14 +165,8 @@ impl<'a> Call<'a> {
 
 fn classify(calls: &[Call]) -> Option<String> {
     let has = |b: &str| calls.iter().any(|c| c.base == b);
-    let class = if let Some(fused) = calls.iter().find_map(|c| match c.base {
-        "adam" => Some("Adam"),
-        "adamw" => Some("AdamW"),
-        "sgd" => Some("SGD"),
-        "adagrad" => Some("Adagrad"),
-        _ => None,
-    }) {
-        fused
+    let class = if let Some(rule) = calls.iter().find_map(|c| Rule::of_fused(c.base)) {
+        rule.class
     } else if has("addcdiv") && has("sqrt") && has("addcmul") {
         let averages = calls
             .iter()
@@ -348,30 +312,11 @@ fn adagrad(calls: &[Call]) -> Values {
 
 /// The scalars of a fused operator stand in its arguments.
 fn fused_values(operator: &Operator) -> Values {
-    let names: &[&str] = match base(&operator.kind) {
-        "adam" | "adamw" => &[
-            "",
-            "",
-            "",
-            "",
-            "",
-            "",
-            "lr",
-            "beta1",
-            "beta2",
-            "weight_decay",
-            "eps",
-            "amsgrad",
-            "maximize",
-        ],
-        "sgd" => {
-            &["", "", "", "weight_decay", "momentum", "lr", "dampening", "nesterov", "maximize"]
-        }
-        "adagrad" => &["", "", "", "", "lr", "lr_decay", "weight_decay", "eps", "maximize"],
-        _ => &[],
-    };
     let mut values = Values::new();
-    for (name, arg) in names.iter().zip(&operator.args).filter(|(n, _)| !n.is_empty()) {
+    let Some(rule) = Rule::of_fused(base(&operator.kind)) else { return values };
+    // Parameters and gradients come before its lists.
+    let scalars = operator.args.iter().skip(2 + rule.fused_lists.len());
+    for (name, arg) in rule.fused_values.iter().zip(scalars) {
         let value = match arg {
             Arg::Float(v) => Some(neat(*v, ROUNDING)),
             Arg::Int(v) => Some(*v as f64),

@@ -430,14 +430,14 @@ params!(
 );
 
 /// What changes from one iteration to the next in a kernel's parameters.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Vary {
     /// Nothing.
     Nothing,
     /// The iteration's number, as eight bytes at this place.
     Iteration(usize),
-    /// [`Scalars`] at the front, by the optimizer and the steps done.
-    Scalars(String),
+    /// [`Scalars`] at the front, by the update's kind, its parameter group and the steps done.
+    Scalars(String, Option<u32>),
 }
 
 /// One kernel launch.
@@ -471,8 +471,9 @@ impl Launch {
                     .ok_or("an iteration outside the parameters")?
                     .copy_from_slice(&iteration.to_ne_bytes());
             }
-            Vary::Scalars(kind) => {
-                let scalars = super::emit::optimizer::scalars(kind, optimizer, iteration)?;
+            Vary::Scalars(kind, group) => {
+                let group = optimizer.and_then(|o| o.group(*group));
+                let scalars = super::emit::optimizer::scalars(kind, group, iteration)?;
                 let (s, flag) = (
                     scalars.s.iter().flat_map(|x| x.to_ne_bytes()),
                     scalars.flag.iter().flat_map(|x| x.to_ne_bytes()),

@@ -287,7 +287,7 @@ pub fn emitted(
         steps_done: 0,
         random_key: work.random_key,
         replay: work.replay,
-        optimizer: graph.optimizer.as_ref(),
+        optimizer: graph.group(operator),
         batch,
     };
     emit(&call, &mut actions).map_err(fail)?;
@@ -302,7 +302,8 @@ fn fuse(script: &Script, lists: &mut [Vec<Action>]) -> Vec<Vec<(usize, u64)>> {
             if l.family == Family::Optimizer && l.params.len() == size_of::<Update>() =>
         {
             let at = std::mem::offset_of!(Update, of) + std::mem::offset_of!(One, count);
-            Some((l.kernel.clone(), u64::from_ne_bytes(l.params.get(at..at + 8)?.try_into().ok()?)))
+            let rule = format!("{} {:?}", l.kernel, l.vary);
+            Some((rule, u64::from_ne_bytes(l.params.get(at..at + 8)?.try_into().ok()?)))
         }
         _ => None,
     };

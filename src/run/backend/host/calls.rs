@@ -87,7 +87,7 @@ impl<'a> Prepared<'a> {
             steps_done: iteration,
             random_key: self.work.random_key,
             replay: self.work.replay,
-            optimizer: graph.optimizer.as_ref(),
+            optimizer: graph.group(graph.operator(self.work.operator)),
             batch,
         })?;
         Ok(self.capture.map(|(data, dtype)| {

@@ -3,7 +3,7 @@
 //! Not for: deciding where anything lies; the executor has done that, and the plan checker has proved
 //! that what is read is there and what is written is nobody else's.
 
-use crate::job::{Dtype, Operator, Optimizer};
+use crate::job::{Dtype, Group, Operator};
 
 /// The most memory a kernel may take for itself (packing and im2col tiles), however large the operator.
 pub const TILE_BYTES: usize = 8 << 20;
@@ -53,8 +53,8 @@ pub struct Call<'a> {
     pub random_key: u64,
     /// A recompute: in-place writes on long-lived tensors are left out where the operator says so.
     pub replay: bool,
-    /// The job's optimizer.
-    pub optimizer: Option<&'a Optimizer>,
+    /// For an optimizer's update: its parameter group.
+    pub optimizer: Option<&'a Group>,
     /// Batch data by number of host-to-device copy, as raw little-endian bytes in the dtype of the copy.
     pub batch: &'a [Vec<u8>],
 }

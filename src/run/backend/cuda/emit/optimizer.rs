@@ -11,28 +11,24 @@ use super::super::launch::{
 use super::Emit;
 use super::args::{elements, expect_shape, tensor};
 use super::map::{join, signed};
-use crate::job::{Dtype, Optimizer};
+use crate::job::optimizer::Rule;
+use crate::job::{Dtype, Group};
 
 /// What makes the actions of `kind`.
 pub fn find(kind: &str) -> Option<Emit> {
-    matches!(kind, "neap::sgd" | "neap::adam" | "neap::adamw" | "neap::rmsprop" | "neap::adagrad")
-        .then_some(step as Emit)
+    Rule::of_kind(kind).map(|_| step as Emit)
 }
 
 /// What a step of rule `kind` needs after `done` steps.
 ///
 /// # Errors
 /// When the job's optimizer lacks a number.
-pub fn scalars(kind: &str, optimizer: Option<&Optimizer>, done: u64) -> Result<Scalars, String> {
-    let optimizer = optimizer.ok_or_else(|| format!("{kind} needs the job's optimizer"))?;
+pub fn scalars(kind: &str, group: Option<&Group>, done: u64) -> Result<Scalars, String> {
+    let group = group.ok_or_else(|| format!("{kind} needs the job's optimizer"))?;
     let needed = |name: &str| {
-        optimizer
-            .values
-            .get(name)
-            .copied()
-            .ok_or_else(|| format!("{kind} needs the hyperparameter `{name}`"))
+        group.value(name, done).ok_or_else(|| format!("{kind} needs the hyperparameter `{name}`"))
     };
-    let maybe = |name: &str| optimizer.values.get(name).copied().unwrap_or(0.0);
+    let maybe = |name: &str| group.value(name, 0).unwrap_or(0.0);
     let set = |name: &str| i32::from(maybe(name) != 0.0);
     let step = (done + 1) as f64;
     let decay = maybe("weight_decay");
@@ -80,32 +76,18 @@ pub fn scalars(kind: &str, optimizer: Option<&Optimizer>, done: u64) -> Result<S
                 needed("eps")? as f32,
             ]);
         }
-        _ => {
+        "neap::adagrad" => {
             let rate = needed("lr")? / (1.0 + (step - 1.0) * maybe("lr_decay"));
             of.s[1..3].copy_from_slice(&[-rate as f32, needed("eps")? as f32]);
         }
+        _ => return Err(format!("{kind} is no update that neap knows")),
     }
     Ok(of)
 }
 
-/// How many states a rule has with these scalars.
-fn states(kind: &str, of: &Scalars) -> usize {
-    let flag = |k: usize| usize::try_from(of.flag[k]).unwrap_or(0);
-    match kind {
-        "neap::sgd" => flag(2),
-        "neap::adam" | "neap::adamw" => 2 + flag(3),
-        "neap::rmsprop" => 1 + flag(2) + flag(3),
-        _ => 1,
-    }
-}
-
-fn rule(kind: &str) -> &'static str {
-    match kind {
-        "neap::sgd" => "sgd",
-        "neap::adam" | "neap::adamw" => "adam",
-        "neap::rmsprop" => "rmsprop",
-        _ => "adagrad",
-    }
+/// The kernels of a rule: Adam's serve `AdamW` too.
+fn kernels(rule: &Rule) -> &'static str {
+    rule.kind.trim_start_matches("neap::").trim_end_matches('w')
 }
 
 const NOTHING: One = One {
@@ -119,7 +101,10 @@ const NOTHING: One = One {
 fn step(call: &Call<'_>, actions: &mut Actions) -> Result<(), String> {
     let kind = &call.operator.kind;
     let scalars = scalars(kind, call.optimizer, call.steps_done)?;
-    let count = states(kind, &scalars);
+    let (Some(rule), Some(group)) = (Rule::of_kind(kind), call.optimizer) else {
+        return Err(format!("{kind} needs the job's optimizer"));
+    };
+    let count = rule.states_of(group).count();
     if call.args.len() != count + 2 {
         return Err(format!(
             "{kind} needs a parameter, a gradient and {count} states, not {} arguments",
@@ -144,7 +129,7 @@ fn step(call: &Call<'_>, actions: &mut Actions) -> Result<(), String> {
             ));
         }
     }
-    let vary = Vary::Scalars(kind.clone());
+    let vary = Vary::Scalars(kind.clone(), call.operator.group);
     // Sorted by stride, the elements of all follow each other where one step walks them.
     let (shape, strides) =
         join(&views[0].shape, &views.iter().map(|v| signed(&v.stride)).collect::<Vec<_>>(), true)?;
@@ -163,7 +148,7 @@ fn step(call: &Call<'_>, actions: &mut Actions) -> Result<(), String> {
         update.of[0] = one;
         actions.vary(
             Family::Optimizer,
-            &format!("update_{}", rule(kind)),
+            &format!("update_{}", kernels(rule)),
             (one.count + CHUNK - 1) / CHUNK,
             [256, 1],
             &update,
@@ -184,7 +169,7 @@ fn step(call: &Call<'_>, actions: &mut Actions) -> Result<(), String> {
     }
     actions.vary(
         Family::Optimizer,
-        &format!("strided_{}", rule(kind)),
+        &format!("strided_{}", kernels(rule)),
         (p.count + 255) / 256,
         [256, 1],
         &p,
@@ -198,9 +183,7 @@ fn step(call: &Call<'_>, actions: &mut Actions) -> Result<(), String> {
 pub fn fuse(launches: &[&Launch]) -> Option<Vec<Launch>> {
     let first = launches.first()?;
     let fits = |l: &&&Launch| {
-        l.kernel == first.kernel
-            && l.params.len() == size_of::<Update>()
-            && matches!(l.vary, Vary::Scalars(_))
+        l.kernel == first.kernel && l.params.len() == size_of::<Update>() && l.vary == first.vary
     };
     if !first.kernel.starts_with("update_")
         || launches.iter().filter(fits).count() != launches.len()

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::super::view::{Call, Operand, View};
 use super::find;
-use crate::job::{Arg, Dtype, Operator, Optimizer, Phase, Replay};
+use crate::job::{Arg, Dtype, Group, Operator, Phase, Replay};
 
 /// Memory of one tensor in a test, aligned for any element.
 struct Memory {
@@ -112,7 +112,7 @@ fn operator(kind: &str, args: Vec<Arg>) -> Operator {
         workspace: crate::units::Bytes::default(),
         replay: Replay::Pure,
         random: false,
-        duration_ns: None,
+        ..Operator::default()
     }
 }
 
@@ -194,7 +194,7 @@ fn check(number: usize, case: &Value, device: &dyn Fn(&Call<'_>) -> Result<(), S
     let outputs: Vec<Option<View>> =
         made.iter().map(|m| m.as_ref().map(|m| m.view.clone())).collect();
     let hidden: Vec<View> = updates.iter().map(|(m, _)| m.view.clone()).collect();
-    let optimizer: Option<Optimizer> =
+    let optimizer: Option<Group> =
         case.get("optimizer").map(|o| serde_json::from_value(o.clone()).unwrap());
     let call = Call {
         steps_done: case["steps_done"].as_u64().unwrap_or(0),

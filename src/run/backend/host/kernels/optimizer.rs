@@ -22,19 +22,17 @@ pub fn find(kind: &str) -> Option<Kernel> {
 
 /// A hyperparameter that the update can't do without.
 fn needed(call: &Call<'_>, name: &str) -> Result<f64, String> {
-    let optimizer = call
+    let group = call
         .optimizer
         .ok_or_else(|| format!("{} needs the job's optimizer", call.operator.kind))?;
-    optimizer
-        .values
-        .get(name)
-        .copied()
+    group
+        .value(name, call.steps_done)
         .ok_or_else(|| format!("{} needs the hyperparameter `{name}`", call.operator.kind))
 }
 
 /// A hyperparameter whose absence means that the feature is off.
 fn optional(call: &Call<'_>, name: &str) -> f64 {
-    call.optimizer.and_then(|optimizer| optimizer.values.get(name)).copied().unwrap_or(0.0)
+    call.optimizer.and_then(|group| group.value(name, 0)).unwrap_or(0.0)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "steps are far below 2^52")]

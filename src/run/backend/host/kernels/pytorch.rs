@@ -123,7 +123,7 @@ impl Bench {
             workspace: crate::units::Bytes(0),
             replay: Replay::Pure,
             random: false,
-            duration_ns: None,
+            ..Operator::default()
         };
         let outputs = outputs.iter().map(|o| Some(o.view.clone())).collect();
         let hidden = hidden.iter().map(|o| o.view.clone()).collect();
