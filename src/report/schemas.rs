@@ -31,7 +31,8 @@ fn text<T: JsonSchema>(format: &str) -> String {
     schema.insert("title".to_owned(), format.into());
     if let Some(Value::Object(properties)) = schema.get_mut("properties") {
         properties.insert("format".to_owned(), json!({ "const": format }));
-        properties.insert("version".to_owned(), json!({ "const": 1 }));
+        let versions = if format == "neap.predictor" { json!([1]) } else { json!([1, 2]) };
+        properties.insert("version".to_owned(), json!({ "enum": versions }));
     }
     format!("{:#}\n", Value::from(schema))
 }

@@ -4,7 +4,6 @@
 //! as GiB; what a driver withholds of them is in the reserve. Links are what others measured with
 //! pinned memory, by PCIe generation. Overheads, reserve, efficiency and pinned budget are round
 //! figures until someone measures them (`neap device measure`), and every `source` says so.
-//! Not for: reading files ([`super::profile`]).
 
 use super::{Link, Multiprocessors, Profile, Rates};
 use crate::units::Bytes;
@@ -54,9 +53,20 @@ const PCIE5: Measured = Measured {
     source: "PCIe 5 x16: one way measured by others (55.6 GB/s, pinned), contended scaled by PCIe 4's ratio of 0.75",
 };
 
+/// NVLink-C2C, which reaches at most what the host's memory gives both ways together.
+const C2C: Measured = Measured {
+    h2d: 3750,
+    d2h: 2970,
+    h2d_contended: 2812,
+    d2h_contended: 2227,
+    source: "NVLink-C2C: one way measured by others (375 and 297 GB/s, Schieffer et al. 2024), contended scaled by PCIe 4's ratio of 0.75",
+};
+
 /// One line of the catalogue: rates in GFLOP/s, bandwidth in GB/s.
 struct Gpu {
     name: &'static str,
+    /// Other names for it, in [`plain`] spelling.
+    also: &'static [&'static str],
     sheet: &'static str,
     memory_gib: u64,
     reserve_mib: u64,
@@ -69,9 +79,10 @@ struct Gpu {
     link: Measured,
 }
 
-const GPUS: [Gpu; 10] = [
+const GPUS: [Gpu; 22] = [
     Gpu {
         name: "p100",
+        also: &["p10016g"],
         sheet: "NVIDIA Tesla P100 data sheet, PCIe 16 GB; f16 without tensor cores",
         memory_gib: 16,
         reserve_mib: 512,
@@ -83,7 +94,47 @@ const GPUS: [Gpu; 10] = [
         link: PCIE3,
     },
     Gpu {
+        name: "v100",
+        also: &["v10016g", "v100sxm2"],
+        sheet: "NVIDIA V100 data sheet, SXM2 16 GB; f16 on tensor cores",
+        memory_gib: 16,
+        reserve_mib: 512,
+        f32: 15_700,
+        f16: 125_000,
+        f64: 7_800,
+        bandwidth: 900,
+        sm: (7, 80, 2048),
+        link: PCIE3,
+    },
+    Gpu {
+        name: "v100-32g",
+        also: &[],
+        sheet: "NVIDIA V100 data sheet, SXM2 32 GB; f16 on tensor cores",
+        memory_gib: 32,
+        reserve_mib: 640,
+        f32: 15_700,
+        f16: 125_000,
+        f64: 7_800,
+        bandwidth: 900,
+        sm: (7, 80, 2048),
+        link: PCIE3,
+    },
+    Gpu {
+        name: "t4",
+        also: &["t416g"],
+        sheet: "NVIDIA T4 data sheet; f16 on tensor cores; f64 taken as 1/32 of f32",
+        memory_gib: 16,
+        reserve_mib: 640,
+        f32: 8_100,
+        f16: 65_000,
+        f64: 253,
+        bandwidth: 320,
+        sm: (7, 40, 1024),
+        link: PCIE3,
+    },
+    Gpu {
         name: "rtx2080ti",
+        also: &["2080ti"],
         sheet: "NVIDIA Turing architecture whitepaper, reference clocks; f16 on tensor cores accumulating in f32; f64 taken as 1/32 of f32",
         memory_gib: 11,
         reserve_mib: 640,
@@ -96,6 +147,7 @@ const GPUS: [Gpu; 10] = [
     },
     Gpu {
         name: "rtx3060",
+        also: &["3060"],
         sheet: "NVIDIA GeForce RTX 3060 12 GB specifications (3584 cores at 1.78 GHz); f16 on tensor cores accumulating in f32 taken as twice f32, f64 as 1/64",
         memory_gib: 12,
         reserve_mib: 640,
@@ -107,7 +159,47 @@ const GPUS: [Gpu; 10] = [
         link: PCIE4,
     },
     Gpu {
+        name: "rtx3090",
+        also: &["3090"],
+        sheet: "NVIDIA Ampere GA102 whitepaper; f16 on tensor cores accumulating in f32, dense; f64 taken as 1/64 of f32",
+        memory_gib: 24,
+        reserve_mib: 1_024,
+        f32: 35_600,
+        f16: 71_000,
+        f64: 556,
+        bandwidth: 936,
+        sm: (8, 82, 1536),
+        link: PCIE4,
+    },
+    Gpu {
+        name: "a10",
+        also: &["a1024g"],
+        sheet: "NVIDIA A10 data sheet; f16 on tensor cores is half its sparse figure of 250 TFLOP/s; f64 taken as 1/64 of f32",
+        memory_gib: 24,
+        reserve_mib: 1_024,
+        f32: 31_200,
+        f16: 125_000,
+        f64: 488,
+        bandwidth: 600,
+        sm: (8, 72, 1536),
+        link: PCIE4,
+    },
+    Gpu {
+        name: "a30",
+        also: &["a3024g"],
+        sheet: "NVIDIA A30 data sheet; f32 without TF32, f16 on tensor cores dense, f64 without tensor cores",
+        memory_gib: 24,
+        reserve_mib: 1_024,
+        f32: 10_300,
+        f16: 165_000,
+        f64: 5_200,
+        bandwidth: 933,
+        sm: (8, 56, 2048),
+        link: PCIE4,
+    },
+    Gpu {
         name: "rtx4060",
+        also: &["4060"],
         sheet: "NVIDIA GeForce RTX 4060 specifications (3072 cores at 2.46 GHz); f16 on tensor cores accumulating in f32 taken as twice f32, f64 as 1/64",
         memory_gib: 8,
         reserve_mib: 640,
@@ -119,7 +211,21 @@ const GPUS: [Gpu; 10] = [
         link: PCIE4_X8,
     },
     Gpu {
+        name: "rtx4080",
+        also: &["4080"],
+        sheet: "NVIDIA Ada GPU architecture whitepaper, 16 GB; f16 on tensor cores accumulating in f32, dense; f64 taken as 1/64 of f32",
+        memory_gib: 16,
+        reserve_mib: 1_024,
+        f32: 48_700,
+        f16: 97_500,
+        f64: 761,
+        bandwidth: 717,
+        sm: (8, 76, 1536),
+        link: PCIE4,
+    },
+    Gpu {
         name: "rtx4090",
+        also: &["4090"],
         sheet: "NVIDIA Ada GPU architecture whitepaper; f16 on tensor cores accumulating in f32, dense; f64 taken as 1/64 of f32",
         memory_gib: 24,
         reserve_mib: 1_024,
@@ -131,7 +237,34 @@ const GPUS: [Gpu; 10] = [
         link: PCIE4,
     },
     Gpu {
+        name: "l4",
+        also: &["l424g"],
+        sheet: "NVIDIA L4 data sheet; f16 on tensor cores is half its sparse figure of 242 TFLOP/s; f64 taken as 1/64 of f32",
+        memory_gib: 24,
+        reserve_mib: 1_024,
+        f32: 30_300,
+        f16: 121_000,
+        f64: 473,
+        bandwidth: 300,
+        sm: (8, 58, 1536),
+        link: PCIE4,
+    },
+    Gpu {
+        name: "l40s",
+        also: &["l40s48g"],
+        sheet: "NVIDIA L40S data sheet; f32 without TF32, f16 on tensor cores dense; f64 taken as 1/64 of f32",
+        memory_gib: 48,
+        reserve_mib: 1_024,
+        f32: 91_600,
+        f16: 362_000,
+        f64: 1_431,
+        bandwidth: 864,
+        sm: (8, 142, 1536),
+        link: PCIE4,
+    },
+    Gpu {
         name: "a6000",
+        also: &["rtxa6000"],
         sheet: "NVIDIA RTX A6000 data sheet; f16 on tensor cores is half its sparse figure of 309.7 TFLOP/s; f64 taken as 1/64 of f32",
         memory_gib: 48,
         reserve_mib: 1_024,
@@ -144,6 +277,7 @@ const GPUS: [Gpu; 10] = [
     },
     Gpu {
         name: "a100-40g",
+        also: &["a100"],
         sheet: "NVIDIA A100 data sheet, 40 GB; f32 without TF32, f16 on tensor cores dense, f64 without tensor cores",
         memory_gib: 40,
         reserve_mib: 1_024,
@@ -156,6 +290,7 @@ const GPUS: [Gpu; 10] = [
     },
     Gpu {
         name: "a100-80g",
+        also: &["a100sxm"],
         sheet: "NVIDIA A100 data sheet, 80 GB SXM; f32 without TF32, f16 on tensor cores dense, f64 without tensor cores",
         memory_gib: 80,
         reserve_mib: 1_536,
@@ -168,6 +303,7 @@ const GPUS: [Gpu; 10] = [
     },
     Gpu {
         name: "h100",
+        also: &["h10080g", "h100sxm"],
         sheet: "NVIDIA H100 data sheet, SXM 80 GB; f32 without TF32, f16 on tensor cores is half its sparse figure of 1979 TFLOP/s, f64 without tensor cores",
         memory_gib: 80,
         reserve_mib: 1_536,
@@ -180,6 +316,7 @@ const GPUS: [Gpu; 10] = [
     },
     Gpu {
         name: "h200",
+        also: &["h200141g", "h200sxm"],
         sheet: "NVIDIA H200 data sheet, SXM 141 GB; f32 without TF32, f16 on tensor cores is half its sparse figure of 1979 TFLOP/s, f64 without tensor cores",
         memory_gib: 141,
         reserve_mib: 2_048,
@@ -188,6 +325,45 @@ const GPUS: [Gpu; 10] = [
         f64: 34_000,
         bandwidth: 4_800,
         sm: (9, 132, 2048),
+        link: PCIE5,
+    },
+    Gpu {
+        name: "gh200",
+        also: &["gh20096g"],
+        sheet: "NVIDIA GH200 data sheet, 96 GB HBM3; f32 without TF32, f16 on tensor cores is half its sparse figure of 1979 TFLOP/s, f64 without tensor cores",
+        memory_gib: 96,
+        reserve_mib: 1_536,
+        f32: 67_000,
+        f16: 989_000,
+        f64: 34_000,
+        bandwidth: 4_000,
+        sm: (9, 132, 2048),
+        link: C2C,
+    },
+    Gpu {
+        name: "rtx5090",
+        also: &["5090"],
+        sheet: "NVIDIA RTX Blackwell GPU architecture whitepaper; f16 on tensor cores accumulating in f32, dense; f64 taken as 1/64 of f32",
+        memory_gib: 32,
+        reserve_mib: 1_024,
+        f32: 104_800,
+        f16: 209_500,
+        f64: 1_637,
+        bandwidth: 1_792,
+        sm: (12, 170, 1536),
+        link: PCIE5,
+    },
+    Gpu {
+        name: "b200",
+        also: &["b200180g"],
+        sheet: "NVIDIA HGX B200 data sheet, an eighth of its eight GPUs, 180 GB; f32 without TF32, f16 on tensor cores dense",
+        memory_gib: 180,
+        reserve_mib: 3_072,
+        f32: 75_000,
+        f16: 2_250_000,
+        f64: 37_000,
+        bandwidth: 8_000,
+        sm: (10, 148, 2048),
         link: PCIE5,
     },
 ];
@@ -208,14 +384,28 @@ pub fn names() -> &'static [&'static str] {
     &NAMES
 }
 
-/// The built-in device of that name.
+/// The built-in device of that name, in any case and spelling: `rtx4090`, `RTX 4090`, `NVIDIA A100-80GB`.
 #[must_use]
 pub fn find(name: &str) -> Option<Profile> {
-    if name == "host" {
-        Some(host())
-    } else {
-        GPUS.iter().find(|gpu| gpu.name == name).map(profile)
+    let wanted = plain(name);
+    if wanted == "host" {
+        return Some(host());
     }
+    let is = |gpu: &&Gpu| plain(gpu.name) == wanted || gpu.also.contains(&&*wanted);
+    GPUS.iter().find(is).map(profile)
+}
+
+/// Lower-case letters and digits, without the maker's words and with `g` for `gb`.
+fn plain(name: &str) -> String {
+    let mut text: String = name.to_ascii_lowercase();
+    text.retain(|c| c.is_ascii_alphanumeric());
+    for word in ["nvidia", "geforce", "tesla"] {
+        text = text.strip_prefix(word).unwrap_or(&text).to_owned();
+    }
+    if let Some(short) = text.strip_suffix("gb") {
+        text = format!("{short}g");
+    }
+    text
 }
 
 fn profile(gpu: &Gpu) -> Profile {
@@ -285,7 +475,8 @@ mod tests {
     fn every_profile_is_possible_and_says_where_it_is_from() {
         assert_eq!(
             names().join(" "),
-            "p100 rtx2080ti rtx3060 rtx4060 rtx4090 a6000 a100-40g a100-80g h100 h200 host"
+            "p100 v100 v100-32g t4 rtx2080ti rtx3060 rtx3090 a10 a30 rtx4060 rtx4080 rtx4090 l4 l40s \
+             a6000 a100-40g a100-80g h100 h200 gh200 rtx5090 b200 host"
         );
         for name in names() {
             let profile = find(name).unwrap();
@@ -294,7 +485,18 @@ mod tests {
             assert!(profile.source.len() > 60, "{name}");
             assert!(profile.available().0 > profile.memory_bytes.0 / 10 * 9, "{name}");
         }
-        assert_eq!(find("RTX4090"), None);
+        for (spelling, name) in [
+            ("RTX4090", "rtx4090"),
+            ("NVIDIA GeForce RTX 4090", "rtx4090"),
+            ("Tesla V100-32GB", "v100-32g"),
+            ("A100", "a100-40g"),
+            ("A100_80GB", "a100-80g"),
+            ("HOST", "host"),
+        ] {
+            assert_eq!(find(spelling).map(|p| p.name).as_deref(), Some(name), "{spelling}");
+        }
+        assert_eq!(find("rtx"), None);
+        assert_eq!(find(""), None);
     }
 
     #[test]

@@ -171,9 +171,9 @@ pub struct GroupForm {
     pub class: String,
     /// Hyperparameters by the framework's names; betas are `beta1` and `beta2`, flags are 0 or 1.
     pub values: BTreeMap<String, Real>,
-    /// The learning rate of each step from the first; the last one stays. By default `lr` of `values`.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub rates: Vec<Real>,
+    /// Hyperparameters that change: the value of each step from the first; the last one stays.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub schedules: BTreeMap<String, Vec<Real>>,
     /// Values were recovered from rounded scalars rather than recorded.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub recovered: bool,
@@ -184,7 +184,7 @@ impl OptimizerForm {
     pub fn of(optimizer: &Optimizer) -> Self {
         let mut groups: Vec<GroupForm> = optimizer.groups.iter().map(GroupForm::of).collect();
         match &mut groups[..] {
-            [only] if only.rates.is_empty() => Self {
+            [only] if only.schedules.is_empty() => Self {
                 class: Some(std::mem::take(&mut only.class)),
                 values: Some(std::mem::take(&mut only.values)),
                 recovered: only.recovered,
@@ -198,7 +198,12 @@ impl OptimizerForm {
     pub fn optimizer(self) -> Option<Optimizer> {
         let groups = match (self.class, self.values) {
             (Some(class), Some(values)) if self.groups.is_empty() => {
-                vec![GroupForm { class, values, rates: Vec::new(), recovered: self.recovered }]
+                vec![GroupForm {
+                    class,
+                    values,
+                    schedules: BTreeMap::new(),
+                    recovered: self.recovered,
+                }]
             }
             (None, None) if !self.groups.is_empty() && !self.recovered => self.groups,
             _ => return None,
@@ -212,7 +217,11 @@ impl GroupForm {
         Self {
             class: group.class.clone(),
             values: group.values.iter().map(|(key, value)| (key.clone(), Real(*value))).collect(),
-            rates: group.rates.iter().copied().map(Real).collect(),
+            schedules: group
+                .schedules
+                .iter()
+                .map(|(key, of)| (key.clone(), of.iter().copied().map(Real).collect()))
+                .collect(),
             recovered: group.recovered,
         }
     }
@@ -221,7 +230,11 @@ impl GroupForm {
         Group {
             class: self.class,
             values: self.values.into_iter().map(|(key, value)| (key, value.0)).collect(),
-            rates: self.rates.into_iter().map(|rate| rate.0).collect(),
+            schedules: self
+                .schedules
+                .into_iter()
+                .map(|(key, of)| (key, of.into_iter().map(|x| x.0).collect()))
+                .collect(),
             recovered: self.recovered,
         }
     }

@@ -141,13 +141,13 @@ fn emit(out: &mut dyn Write, graph: &Graph) -> io::Result<()> {
 const OPTIMIZER: &str =
     "it has either one group's `class` and `values`, or `groups`, which may not be empty";
 
-/// Whether only version 2 has words for the graph: parameter groups, learning rates by step, modules.
+/// Whether only version 2 has words for the graph: parameter groups, schedules, modules.
 fn is_second(graph: &Graph) -> bool {
     graph.operators.iter().any(|o| o.group.is_some() || o.module.is_some())
         || graph
             .optimizer
             .as_ref()
-            .is_some_and(|o| o.groups.len() > 1 || o.groups.iter().any(|g| !g.rates.is_empty()))
+            .is_some_and(|o| o.groups.len() > 1 || o.groups.iter().any(|g| !g.schedules.is_empty()))
 }
 
 /// The JSON of a small value.
@@ -585,7 +585,7 @@ mod tests {
             any::<String>(),
             prop::collection::btree_map(any::<String>(), floats(), 0..3),
             any::<bool>(),
-            prop::collection::vec(floats(), 0..2),
+            prop::collection::btree_map("a|lr", prop::collection::vec(floats(), 0..2), 0..2),
         ));
         (prop::collection::vec(operator, 0..5), optimizer, any::<String>(), 16u64..20).prop_map(
             |(operators, optimizer, name, bytes)| {
@@ -630,8 +630,8 @@ mod tests {
                         module: (workspace % 3 == 0).then(|| format!("m.{index}")),
                     },
                 );
-                let optimizer = optimizer.map(|(class, values, recovered, rates)| {
-                    let group = Group { class, values, recovered, rates };
+                let optimizer = optimizer.map(|(class, values, recovered, schedules)| {
+                    let group = Group { class, values, recovered, schedules };
                     Optimizer { groups: vec![group; 1 + usize::from(recovered)] }
                 });
                 Graph::new(name, tensors, list.collect(), optimizer, Some(whole(0)), Some(Bytes(7)))

@@ -23,9 +23,10 @@ pub struct Group {
     pub class: String,
     /// Hyperparameters by the framework's names; betas are `beta1` and `beta2`, flags are 0 or 1.
     pub values: BTreeMap<String, f64>,
-    /// The learning rate of each step from the first; the last one stays. Empty: `lr` for all steps.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub rates: Vec<f64>,
+    /// Hyperparameters that change from step to step: the value of each step from the first. The last
+    /// one stays. What is not here has its value of `values` in all steps.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub schedules: BTreeMap<String, Vec<f64>>,
     /// Values were recovered from rounded scalars rather than recorded.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub recovered: bool,
@@ -35,11 +36,9 @@ impl Group {
     /// The hyperparameter `name` in the step after `done` steps.
     #[must_use]
     pub fn value(&self, name: &str, done: u64) -> Option<f64> {
-        let at = usize::try_from(done).unwrap_or(usize::MAX).min(self.rates.len().wrapping_sub(1));
-        match self.rates.get(at) {
-            Some(rate) if name == "lr" => Some(*rate),
-            _ => self.values.get(name).copied(),
-        }
+        let at = usize::try_from(done).unwrap_or(usize::MAX);
+        let schedule = self.schedules.get(name).filter(|s| !s.is_empty());
+        schedule.and_then(|s| s.get(at).or(s.last())).or_else(|| self.values.get(name)).copied()
     }
 
     /// Whether a flag is set or a number is other than 0.
@@ -172,7 +171,7 @@ mod tests {
     fn a_schedule_gives_each_step_its_rate_and_keeps_the_last() {
         let mut group = Group { values: [("lr".into(), 0.5)].into(), ..Group::default() };
         assert_eq!(group.value("lr", 7), Some(0.5));
-        group.rates = vec![0.1, 0.2];
+        group.schedules.insert("lr".into(), vec![0.1, 0.2]);
         let rates: Vec<_> = (0..4).map(|done| group.value("lr", done).unwrap()).collect();
         assert_eq!(rates, [0.1, 0.2, 0.2, 0.2]);
         assert_eq!(group.value("eps", 0), None);

@@ -140,6 +140,18 @@ fn step_starts(trace: &Trace) -> HashMap<usize, usize> {
 }
 
 impl Names {
+    /// Reads `neap.schedule:GROUP:KEY:VALUE/VALUE…`; marks of one group and key follow each other.
+    fn schedule(&mut self, text: &str) -> Option<()> {
+        let mut parts = text.strip_prefix("neap.schedule:")?.splitn(3, ':');
+        let number: usize = parts.next()?.parse().ok()?;
+        let (key, list) = (parts.next()?, parts.next()?);
+        let values = list.split('/').map(|v| v.parse().ok().filter(|v: &f64| v.is_finite()));
+        let values: Vec<f64> = values.collect::<Option<_>>()?;
+        let schedules = &mut self.groups.get_mut(number)?.group.schedules;
+        schedules.entry(key.to_owned()).or_default().extend(values);
+        Some(())
+    }
+
     /// What one of neap's own annotations says.
     fn mark(&mut self, trace: &Trace, at: usize, seen: &mut HashSet<u32>) {
         let text = trace.nodes[at].name.as_str();
@@ -150,15 +162,7 @@ impl Names {
             self.groups
                 .push(MarkedGroup { group: group(text), lives: subjects(trace, at).collect() });
         }
-        // The group by its position, then the rates of further steps.
-        if let Some((number, list)) =
-            text.strip_prefix("neap.rates:").and_then(|text| text.split_once(':'))
-            && let Some(marked) =
-                number.parse().ok().and_then(|number: usize| self.groups.get_mut(number))
-        {
-            let rates = list.split('/').filter_map(|rate| rate.parse().ok());
-            marked.group.rates.extend(rates.filter(|rate: &f64| rate.is_finite()));
-        }
+        self.schedule(text);
         let named = [
             ("neap.parameter:", Role::Parameter),
             ("neap.buffer:", Role::Buffer),

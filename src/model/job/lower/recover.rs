@@ -113,7 +113,7 @@ fn group(
     if let Some(eps) = values.get_mut("eps").filter(|e| **e == 0.0) {
         *eps = rule.eps;
     }
-    Ok(Group { class, values, rates: Vec::new(), recovered: true })
+    Ok(Group { class, values, recovered: true, ..Group::default() })
 }
 
 /// One operator of the step, for matching.
