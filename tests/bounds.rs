@@ -8,7 +8,7 @@ use neap::device::{Link, latency};
 use neap::job::Graph;
 use neap::plan::bound::Bounds;
 use neap::plan::emit;
-use neap::plan::ledger::{Gap, Ledger};
+use neap::plan::residency::{Gap, Residencies, Swap};
 use neap::sim::engine::{self, Durations};
 use neap::sim::program::Program;
 use neap::units::{Bytes, Nanos, TensorId};
@@ -21,22 +21,19 @@ fn jobs() -> u64 {
 }
 
 /// Every swap of a gap: after which operator it leaves, before which it comes back.
-fn swaps(ledger: &Ledger<'_>, tensor: TensorId, gap: usize) -> Vec<Gap> {
-    let operators = ledger.graph.operators.len() as u32;
-    let (p, n, round) = ledger.ends(tensor, gap);
-    let first_out = ledger.accounts[tensor.index()]
-        .writes
-        .iter()
-        .rev()
-        .find(|&&w| w <= p)
-        .copied()
-        .unwrap_or(p);
-    let decision = |out_after: u32, back: u32, early: u64| Gap::Swap {
-        out_until: 2 * out_after.max(p) + 1,
-        back_from: 2 * back,
-        out_after,
-        starts: (early, u64::from(n)),
-        passive: false,
+fn swaps(residencies: &Residencies<'_>, tensor: TensorId, gap: usize) -> Vec<Gap> {
+    let operators = residencies.graph.operators.len() as u32;
+    let (p, n, round) = residencies.operators(tensor, gap);
+    let writes = &residencies.lifetime(tensor).writes;
+    let first_out = writes.iter().rev().find(|&&w| w <= p).copied().unwrap_or(p);
+    let decision = |out_after: u32, back: u32, early: u64| {
+        Gap::Swap(Swap {
+            out_until: 2 * out_after.max(p) + 1,
+            back_from: 2 * back,
+            out_place: out_after + 1,
+            starts: (early, u64::from(n)),
+            passive: false,
+        })
     };
     let mut all = Vec::new();
     for out_after in [first_out, p].into_iter().chain(p + 1..if round { operators } else { n }) {
@@ -49,14 +46,14 @@ fn swaps(ledger: &Ledger<'_>, tensor: TensorId, gap: usize) -> Vec<Gap> {
 }
 
 /// What can be decided for the gaps that hold most bytes.
-fn choices(ledger: &Ledger<'_>) -> Vec<(TensorId, usize, Vec<Option<Gap>>)> {
+fn choices(residencies: &Residencies<'_>) -> Vec<(TensorId, usize, Vec<Option<Gap>>)> {
     let mut gaps: Vec<(u64, TensorId, usize)> = Vec::new();
-    for (index, account) in ledger.accounts.iter().enumerate() {
+    for (index, lifetime) in residencies.lifetimes.iter().enumerate() {
         let tensor = TensorId::of(index);
-        for gap in 0..account.gaps.len() {
-            let (p, n, round) = ledger.ends(tensor, gap);
+        for gap in 0..lifetime.gaps.len() {
+            let (p, n, round) = residencies.operators(tensor, gap);
             if round || n > p + 1 {
-                gaps.push((account.bytes, tensor, gap));
+                gaps.push((lifetime.bytes, tensor, gap));
             }
         }
     }
@@ -64,10 +61,10 @@ fn choices(ledger: &Ledger<'_>) -> Vec<(TensorId, usize, Vec<Option<Gap>>)> {
     gaps.truncate(6);
     let options = |tensor, gap| {
         let mut options = vec![None];
-        if !ledger.accounts[TensorId::index(tensor)].long_lived {
+        if !residencies.lifetime(tensor).long_lived {
             options.push(Some(Gap::Recompute));
         }
-        options.extend(swaps(ledger, tensor, gap).into_iter().map(Some));
+        options.extend(swaps(residencies, tensor, gap).into_iter().map(Some));
         options
     };
     gaps.into_iter().map(|(_, tensor, gap)| (tensor, gap, options(tensor, gap))).collect()
@@ -75,15 +72,15 @@ fn choices(ledger: &Ledger<'_>) -> Vec<(TensorId, usize, Vec<Option<Gap>>)> {
 
 /// The plan of one choice for each gap, in peak and time; `None` where it can't be.
 fn tried(
-    whole: &Ledger<'_>,
+    whole: &Residencies<'_>,
     latencies: &[Latency],
     link: &Link,
     decisions: &[(TensorId, usize, Option<Gap>)],
 ) -> Option<(Bytes, Nanos)> {
-    let mut ledger = whole.clone();
+    let mut residencies = whole.clone();
     for &(tensor, gap, decision) in decisions {
-        if let Some(swap @ Gap::Swap { .. }) = decision {
-            ledger.decide(tensor, gap, swap);
+        if let Some(swap @ Gap::Swap(_)) = decision {
+            residencies.decide(tensor, gap, swap);
         }
     }
     // Recomputing adds uses, which shifts the gaps after them: the latest gap first.
@@ -92,15 +89,19 @@ fn tried(
         .filter(|d| d.2 == Some(Gap::Recompute))
         .map(|&(tensor, gap, _)| (tensor, gap))
         .collect();
-    again.sort_unstable_by_key(|&(tensor, gap)| std::cmp::Reverse(whole.ends(tensor, gap).1));
+    again.sort_unstable_by_key(|&(tensor, gap)| std::cmp::Reverse(whole.operators(tensor, gap).1));
     for (tensor, gap) in again {
-        let (p, n, _) = whole.ends(tensor, gap);
-        let uses = &ledger.accounts[tensor.index()].uses;
-        let at = uses.binary_search(&p).ok().filter(|&at| uses.get(at + 1) == Some(&n))?;
-        let chain = ledger.chain(tensor, at)?;
-        ledger.recompute(tensor, at, chain);
+        let (p, n, _) = whole.operators(tensor, gap);
+        let uses = &residencies.lifetime(tensor).uses;
+        let at = uses.binary_search(&(2 * p + 1)).ok()?;
+        if uses.get(at + 1) != Some(&(2 * n + 1)) {
+            return None;
+        }
+        let (operators, _) = residencies.direct(latencies, tensor, at)?;
+        residencies.recompute(tensor, at, operators);
     }
-    let program = Program::new(ledger.graph, latencies, &emit::events(&ledger).events).ok()?;
+    let program =
+        Program::new(residencies.graph, latencies, &emit::events(&residencies).events).ok()?;
     let run = engine::run(&program, link, &Durations::nominal(&program, link)).ok()?;
     Some((engine::peak(&engine::memory(&program, &run)), run.iteration))
 }
@@ -121,7 +122,7 @@ fn try_all(
     seen: &mut Seen,
 ) {
     let bounds = Bounds::new(graph, latencies, link);
-    let whole = Ledger::new(graph);
+    let whole = Residencies::new(graph);
     let choices = choices(&whole);
     let total = choices.iter().fold(1u64, |product, c| product.saturating_mul(c.2.len() as u64));
     let unplanned: Nanos = latencies.iter().map(|l| l.time).sum();
@@ -153,7 +154,7 @@ fn try_all(
         }
     }
     let bound = bounds.peak(Nanos::ZERO);
-    let unplanned_peak = Bytes(whole.peak().1);
+    let unplanned_peak = Bytes(whole.load.peak().1);
     seen.possible += unplanned_peak.saturating_sub(bound).0;
     seen.reached += unplanned_peak.saturating_sub(best).0;
 }

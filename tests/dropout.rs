@@ -84,8 +84,9 @@ fn same_mask(graph: &Graph, planned: &Plan) {
     let job = &planned.jobs[0];
     let recomputed = |e: &Event| matches!(e, Event::Recompute { operator, keep, .. } if graph.operator(*operator).random && !keep.is_empty());
     assert!(job.events.iter().any(recomputed), "nothing random is recomputed: {:?}", job.events);
-    let unplanned =
-        request(graph, Method::Checkpoint, |r| plan::unplanned(r).expect("unplanned").plan);
+    let unplanned = request(graph, Method::Checkpoint(Default::default()), |r| {
+        plan::unplanned(r).expect("unplanned").plan
+    });
     let plain = go(find, graph, &unplanned.jobs[0], unplanned.figures.arena_bytes);
     let with = go(find, graph, job, planned.figures.arena_bytes);
     assert_eq!(with.checksum, plain.checksum);
@@ -205,7 +206,7 @@ fn a_mask_is_drawn_again() {
             keep: vec![id("dropped"), id("mask")],
         },
     ];
-    let planned = request(&graph, Method::Checkpoint, |r| by_hand(r, events));
+    let planned = request(&graph, Method::Checkpoint(Default::default()), |r| by_hand(r, events));
     same_mask(&graph, &planned);
 }
 
@@ -227,6 +228,8 @@ fn attention_drops_again_what_it_dropped() {
         changed += 1;
     }
     assert_eq!(changed, 4);
-    let planned = request(&graph, Method::Checkpoint, |r| plan::minimum(r).expect("a plan").plan);
+    let planned = request(&graph, Method::Checkpoint(Default::default()), |r| {
+        plan::minimum(r).expect("a plan").plan
+    });
     same_mask(&graph, &planned);
 }

@@ -12,8 +12,8 @@ use neap::job::{Arg, Graph, Replay};
 use neap::plan::bound::Bounds;
 use neap::plan::method::Method;
 use neap::plan::robust;
-use neap::plan::vdnn::Policy;
-use neap::plan::{self, Options, PlanError, Planned, Request};
+use neap::plan::tensile::Options;
+use neap::plan::{self, PlanError, Planned, Request};
 use neap::run::backend::host::kernels::Kernel;
 use neap::run::backend::host::view::{Call, Operand, View};
 use neap::run::{Rate, Settings, run_with};
@@ -120,25 +120,19 @@ fn methods(random: &mut Random) -> Vec<Method> {
     let mut rarely = || !random.once_in(8);
     let neap = neap::plan::neap::Options {
         across: rarely(),
-        head: rarely(),
         recompute: rarely(),
-        depth: if rarely() { 16 } else { 0 },
+        chains: rarely(),
         share: rarely(),
         extend: rarely(),
         drop: rarely(),
         passive: rarely(),
-        fit: rarely(),
+        prefetch: rarely(),
         min_swap,
         effort: random.below(12) as u32,
         ..neap::plan::neap::Options::default()
     };
-    let baselines = [
-        Method::Vdnn(Policy::All),
-        Method::Vdnn(Policy::Conv),
-        Method::Checkpoint,
-        Method::Capuchin,
-    ];
-    let baseline = baselines[random.below(baselines.len())].clone();
+    let baselines = ["vdnn-all", "vdnn-conv", "checkpoint", "capuchin"];
+    let baseline = Method::named(baselines[random.below(baselines.len())]).expect("a planner");
     vec![Method::Tensile(Options { min_swap, ..Options::default() }), Method::Neap(neap), baseline]
 }
 

@@ -1,7 +1,6 @@
 //! What blocks are for.
 //!
-//! Roles explain a peak, and tell which blocks an iteration leaves to the next. No block is left
-//! out because of its role.
+//! For: explaining a peak, and telling which blocks an iteration leaves to the next. Not for: leaving any block out.
 
 use super::calls::NONE;
 use super::lives::Life;

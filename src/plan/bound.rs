@@ -30,7 +30,7 @@
 //!
 //! What stands at τ without a plan, less both, is therefore a lower bound on the peak. It is taken at the start, the middle and the end
 //! of operators, and never below the floor. Any choice of operators gives a bound; of a long job the highest in each of
-//! `STRETCHES` stretches are looked at, then all in the `CLOSE` stretches that bind most; of very long ones so many fewer that it takes no
+//! `PARTS` parts are looked at, then all in the `CLOSE` parts that bind most; of very long ones so many fewer that it takes no
 //! longer (`LOOKS`). Bytes that are away are rounded up, times of copies are the link's own. It
 //! falls as D grows: so the least D at which it is within a budget is a lower bound on the added time at that budget.
 //!
@@ -39,7 +39,7 @@
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-use super::ledger::{Account, Ledger};
+use super::residency::{Lifetime, Residencies};
 use crate::contract::Latency;
 use crate::device::Link;
 use crate::job::{Graph, Replay};
@@ -47,17 +47,19 @@ use crate::sim::engine::{rate, work};
 use crate::sim::program::Direction;
 use crate::units::{Bytes, Nanos, TensorId};
 
-/// Into how many stretches a job is cut, and how many of them are looked at closely.
-const STRETCHES: u32 = 96;
+/// Into how many parts a job is cut, and how many of them are looked at closely.
+const PARTS: u32 = 96;
 const CLOSE: usize = 4;
 
-/// Operators that are looked at in such a stretch, times the operators of the job: all of the stretch up to about twenty thousand operators.
+/// Operators that are looked at in such a part, times the operators of the job: all of the part up to about twenty thousand operators.
 const LOOKS: usize = 4_000_000;
 
 /// The bounds of one job on one link.
 #[derive(Clone, Debug)]
 pub struct Bounds<'a> {
-    ledger: Ledger<'a>,
+    residencies: Residencies<'a>,
+    /// By operator: the bytes that stand during it without a plan.
+    standing: Vec<u64>,
     /// Nominal start of each operator, and the end of the last.
     starts: Vec<u64>,
     /// By tensor: how long its copies take at the least.
@@ -67,9 +69,9 @@ pub struct Bounds<'a> {
     again: Vec<Option<u64>>,
     /// By tensor: outside of these slots nothing of it can be away.
     within: Vec<(u32, u32)>,
-    /// Of the operators of a stretch that is looked at closely, one in so many is.
+    /// Of the operators of a part that is looked at closely, one in so many is.
     stride: usize,
-    stretches: Vec<Stretch>,
+    parts: Vec<Part>,
     floor: u64,
 }
 
@@ -77,7 +79,8 @@ impl<'a> Bounds<'a> {
     /// The bounds of a job with these latencies on this link.
     #[must_use]
     pub fn new(graph: &'a Graph, latencies: &[Latency], link: &Link) -> Self {
-        let ledger = Ledger::new(graph);
+        let residencies = Residencies::new(graph);
+        let standing: Vec<u64> = residencies.load.all().into_iter().skip(1).step_by(2).collect();
         let mut starts = vec![0];
         let mut now = 0;
         for latency in latencies {
@@ -98,32 +101,33 @@ impl<'a> Bounds<'a> {
             .map(|(o, l)| (o.replay != Replay::Never).then_some(l.time.0.max(1)))
             .collect();
         let operators = u32::try_from(graph.operators.len()).unwrap_or(u32::MAX);
-        let width = operators.div_ceil(STRETCHES).max(1);
-        let standing = |q: u32| ledger.load[2 * q as usize + 1];
-        let stretch = |from: u32| {
+        let width = operators.div_ceil(PARTS).max(1);
+        let part = |from: u32| {
             let until = operators.min(from + width);
-            let highest = (from..until).max_by_key(|&q| (standing(q), std::cmp::Reverse(q)));
-            Stretch { from, until, highest: highest.unwrap_or(from) }
+            let highest =
+                (from..until).max_by_key(|&q| (standing[q as usize], std::cmp::Reverse(q)));
+            Part { from, until, highest: highest.unwrap_or(from) }
         };
-        let stretches = (0..operators).step_by(width as usize).map(stretch).collect();
+        let parts = (0..operators).step_by(width as usize).map(part).collect();
         let floor = crate::job::liveness::Liveness::of(graph).floor.0;
-        let within = |account: &Account| match (account.uses.first(), account.uses.last()) {
-            _ if account.bytes == 0 => (1, 0),
-            _ if account.long_lived => (0, u32::MAX),
-            (Some(&first), Some(&last)) => (2 * first + 1, 2 * last + 1),
+        let within = |lifetime: &Lifetime| match (lifetime.uses.first(), lifetime.uses.last()) {
+            _ if lifetime.bytes == 0 => (1, 0),
+            _ if lifetime.long_lived => (0, u32::MAX),
+            (Some(&first), Some(&last)) => (first, last),
             _ => (1, 0),
         };
-        let within = ledger.accounts.iter().map(within).collect();
+        let within = residencies.lifetimes.iter().map(within).collect();
         let stride = (width as usize).div_ceil((LOOKS / graph.operators.len().max(1)).max(1));
         Self {
             within,
             stride,
-            ledger,
+            residencies,
+            standing,
             starts,
             back: copies(Direction::H2d),
             out: copies(Direction::D2h),
             again,
-            stretches,
+            parts,
             floor,
         }
     }
@@ -153,15 +157,11 @@ impl<'a> Bounds<'a> {
             best = best.max(highest);
             highest
         };
-        let mut seen: Vec<(u64, usize)> = self
-            .stretches
-            .iter()
-            .enumerate()
-            .map(|(s, stretch)| (look(stretch.highest), s))
-            .collect();
-        seen.sort_unstable_by_key(|&(value, stretch)| (std::cmp::Reverse(value), stretch));
-        for (_, stretch) in seen.into_iter().take(CLOSE) {
-            self.stretches[stretch].operators().step_by(self.stride).for_each(|q| {
+        let mut seen: Vec<(u64, usize)> =
+            self.parts.iter().enumerate().map(|(s, part)| (look(part.highest), s)).collect();
+        seen.sort_unstable_by_key(|&(value, part)| (std::cmp::Reverse(value), part));
+        for (_, part) in seen.into_iter().take(CLOSE) {
+            self.parts[part].operators().step_by(self.stride).for_each(|q| {
                 look(q);
             });
         }
@@ -189,10 +189,10 @@ impl<'a> Bounds<'a> {
         };
         // Each that proves more than those before it is above them: the last ones are worth a closer look.
         let mut proving: Vec<usize> =
-            (0..self.stretches.len()).filter(|&s| look(self.stretches[s].highest)).collect();
+            (0..self.parts.len()).filter(|&s| look(self.parts[s].highest)).collect();
         proving.reverse();
-        for stretch in proving.into_iter().take(CLOSE) {
-            self.stretches[stretch].operators().step_by(self.stride).for_each(|q| {
+        for part in proving.into_iter().take(CLOSE) {
+            self.parts[part].operators().step_by(self.stride).for_each(|q| {
                 look(q);
             });
         }
@@ -205,7 +205,7 @@ impl<'a> Bounds<'a> {
 
     /// What stands during an operator without a plan.
     fn standing(&self, q: u32) -> u64 {
-        self.ledger.load[2 * q as usize + 1]
+        self.standing[q as usize]
     }
 
     /// The instants at which an operator is looked at.
@@ -219,34 +219,34 @@ impl<'a> Bounds<'a> {
     /// What may be away during operator `q`, and what that takes.
     fn moment(&self, q: u32) -> Moment {
         let (now, total) = (self.starts[q as usize], self.total());
-        let slot = 2 * q as usize + 1;
+        let slot = 2 * q + 1;
         let mut moment = Moment::default();
         // For recomputing: who writes what, to share the writers' time.
         let mut shared: Vec<(u64, &[u32])> = Vec::new();
         let mut wanted = vec![0u64; self.again.len()];
-        for (index, account) in self.ledger.accounts.iter().enumerate() {
-            if slot < self.within[index].0 as usize || slot > self.within[index].1 as usize {
+        for (index, lifetime) in self.residencies.lifetimes.iter().enumerate() {
+            if slot < self.within[index].0 || slot > self.within[index].1 {
                 continue;
             }
             let tensor = TensorId::of(index);
-            let until = match self.ledger.gap_over(tensor, slot) {
+            let until = match self.residencies.gap_over(tensor, slot) {
                 Some(gap) => {
-                    let n = self.starts[self.ledger.ends(tensor, gap).1 as usize];
+                    let n = self.starts[self.residencies.operators(tensor, gap).1 as usize];
                     // Round the end of the iteration the next use is the next iteration's.
                     if n > now { n } else { n + total }
                 }
                 // Nobody uses it: it may come and go at any time.
-                None if account.uses.is_empty() && account.long_lived => now + total,
+                None if lifetime.uses.is_empty() && lifetime.long_lived => now + total,
                 None => continue,
             };
             let ended = |w: u32| self.starts[w as usize + 1];
-            let written = account.writes.partition_point(|&w| w < q);
-            let since = match (written.checked_sub(1), account.writes.last()) {
-                (Some(last), _) => Some(now - ended(account.writes[last])),
+            let written = lifetime.writes.partition_point(|&w| w < q);
+            let since = match (written.checked_sub(1), lifetime.writes.last()) {
+                (Some(last), _) => Some(now - ended(lifetime.writes[last])),
                 (None, Some(&last)) => Some(now + total - ended(last)),
                 (None, None) => None,
             };
-            let (bytes, back, out) = (account.bytes, self.back[index], self.out[index]);
+            let (bytes, back, out) = (lifetime.bytes, self.back[index], self.out[index]);
             moment.all += bytes;
             moment.back.push(Copied {
                 rank: 0,
@@ -271,8 +271,8 @@ impl<'a> Bounds<'a> {
                     other: None,
                 }),
             }
-            let writers = &account.writes[..written];
-            if !account.long_lived && writers.iter().all(|&w| self.again[w as usize].is_some()) {
+            let writers = &lifetime.writes[..written];
+            if !lifetime.long_lived && writers.iter().all(|&w| self.again[w as usize].is_some()) {
                 for &w in writers {
                     wanted[w as usize] += bytes;
                 }
@@ -315,13 +315,13 @@ fn least_at(from: u64, enough: impl Fn(u64) -> bool) -> u64 {
 
 /// Operators one after the other, and the one of them with most bytes.
 #[derive(Clone, Copy, Debug)]
-struct Stretch {
+struct Part {
     from: u32,
     until: u32,
     highest: u32,
 }
 
-impl Stretch {
+impl Part {
     fn operators(self) -> impl Iterator<Item = u32> {
         (self.from..self.until).filter(move |&q| q != self.highest)
     }

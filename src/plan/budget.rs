@@ -7,9 +7,9 @@
 use std::collections::BTreeMap;
 
 use super::emit::Emitted;
-use super::method::{Given, Method};
-use super::neap::Warm;
-use super::{place, slab};
+use super::method::{Memory, Method};
+use super::planner::Given;
+use super::{pinned, place};
 use crate::contract::{Figures, JobPlan, Latency, Placement, Plan};
 use crate::device::{Link, Profile};
 use crate::job::Graph;
@@ -127,9 +127,7 @@ pub fn make_for(
         Err(PlanError::Defect(_)) => false,
     };
     let mut best = own;
-    for method in
-        if worth { request.method.portfolio(request.graph.operators.len()) } else { Vec::new() }
-    {
+    for method in if worth { request.method.portfolio() } else { Vec::new() } {
         let asked = method.clone();
         let rival = best.as_ref().map_or(Nanos(u64::MAX), |b| b.plan.figures.iteration_ns);
         let mut other = match alone(
@@ -168,7 +166,7 @@ fn alone(
     liveness: &Liveness,
     framework: Option<&Framework>,
     rival: Option<Nanos>,
-    warm: &mut Option<Warm>,
+    memory: &mut Memory,
 ) -> Result<Planned, PlanError> {
     let budget = request.budget.0 / 512 * 512;
     let mut search = Search {
@@ -179,7 +177,7 @@ fn alone(
         lowest: u64::MAX,
         blocked: String::new(),
         rival,
-        warm,
+        memory,
     };
     let mut target = budget;
     let own = matches!(request.method, Method::Neap(_));
@@ -224,7 +222,7 @@ fn alone(
 pub(super) fn once(request: &Request<'_>) -> Result<Planned, PlanError> {
     let liveness = Liveness::of(request.graph);
     let budget = request.budget.0 / 512 * 512;
-    let warm = &mut None;
+    let memory = &mut None;
     let mut search = Search {
         request,
         framework: None,
@@ -233,7 +231,7 @@ pub(super) fn once(request: &Request<'_>) -> Result<Planned, PlanError> {
         lowest: u64::MAX,
         blocked: String::new(),
         rival: None,
-        warm,
+        memory,
     };
     let mut target = budget;
     for attempt in 0..FEW {
@@ -274,7 +272,7 @@ struct Search<'a> {
     blocked: String,
     /// What takes as long is of no use.
     rival: Option<Nanos>,
-    warm: &'a mut Option<Warm>,
+    memory: &'a mut Memory,
 }
 
 impl Search<'_> {
@@ -283,7 +281,7 @@ impl Search<'_> {
         let Request { graph, latencies, device, .. } = *request;
         let given =
             Given { graph, latencies, link: &device.link, pinned: device.pinned_bytes, target };
-        let decided = method.decide(&given, self.warm);
+        let decided = method.decide(&given, self.memory);
         let emitted = decided.emitted;
         let program = Program::new(request.graph, request.latencies, &emitted.events)
             .map_err(|e| PlanError::Defect(e.to_string()))?;
@@ -360,10 +358,8 @@ pub fn minimum_for(
     let mut best: Option<Planned> = None;
     // Whoever stands in where a budget can't be met stands in here too. Probes are cheap and know where the one before ended; what they
     // find is planned properly once at the end.
-    for method in std::iter::once(request.method.quick())
-        .chain(request.method.portfolio(request.graph.operators.len()))
-    {
-        let (mut warm, mut low) = (None, floor);
+    for method in std::iter::once(request.method.quick()).chain(request.method.portfolio()) {
+        let (mut memory, mut low) = (None, floor);
         let mut at = |budget: u64| {
             let budget = Bytes(budget / 512 * 512);
             match alone(
@@ -371,7 +367,7 @@ pub fn minimum_for(
                 &liveness,
                 framework,
                 None,
-                &mut warm,
+                &mut memory,
             ) {
                 Ok(mut planned) => {
                     stand_in(request, &mut planned, &method);
@@ -473,9 +469,9 @@ fn finish(
     height: u64,
 ) -> Result<Planned, PlanError> {
     let link = &request.device.link;
-    let slab = slab::place(&mut program, link, request.device.pinned_bytes)
+    let pool = pinned::place(&mut program, link, request.device.pinned_bytes)
         .map_err(|e| PlanError::Defect(e.to_string()))?;
-    let (host_slots, pinned, run) = (slab.slots, slab.bytes, slab.run);
+    let (host_slots, pinned, run) = (pool.offsets, pool.bytes, pool.run);
     let figures = Figures {
         peak_bytes: engine::peak(&engine::memory(&program, &run)),
         arena_bytes: Bytes(height),

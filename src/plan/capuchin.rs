@@ -23,29 +23,38 @@
 
 use std::cmp::Reverse;
 
+use serde::{Deserialize, Serialize};
+
 use super::clock::Clock;
-use super::lane::Lane;
-use super::ledger::{Gap, Ledger};
-use super::method::Given;
-use super::tensile::Decided;
+use super::planner::{Decision, Given, Planner};
+use super::residency::{Gap, Residencies, Swap};
+use super::timetable::Timetable;
+use crate::sim::engine::copy_time;
+use crate::sim::program::Direction;
 use crate::units::TensorId;
 
-/// Decides until no slot's load exceeds the target, or nothing is left to do.
-#[must_use]
-pub fn decide<'a>(given: &Given<'a>) -> Decided<'a> {
-    let mut maker = PolicyMaker {
-        ledger: Ledger::new(given.graph),
-        clock: Clock::new(given),
-        given: *given,
-        out: Lane::default(),
-        back: Lane::default(),
-        swapped: vec![false; given.graph.tensors.len()],
-        pinned: given.pinned.0,
-    };
-    maker.hidden();
-    while maker.ledger.peak().1 > given.target && maker.exposed() {}
-    let peak = maker.ledger.peak();
-    Decided { reached: peak.1 <= given.target, peak, ledger: maker.ledger }
+/// The planner; the paper leaves nothing to choose.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Capuchin {}
+
+impl Planner for Capuchin {
+    type Memory = ();
+
+    fn decide(&self, given: &Given<'_>, (): &mut ()) -> Decision {
+        let mut maker = PolicyMaker {
+            residencies: Residencies::new(given.graph),
+            clock: Clock::nominal(given.latencies),
+            given: *given,
+            out: Timetable::default(),
+            back: Timetable::default(),
+            swapped: vec![false; given.graph.tensors.len()],
+            pinned: given.pinned.0,
+        };
+        maker.hidden();
+        while maker.residencies.load.peak().1 > given.target && maker.exposed() {}
+        Decision::of(&maker.residencies, given.target)
+    }
 }
 
 /// A copy's nominal start, and how long it takes.
@@ -59,11 +68,11 @@ enum Means {
 }
 
 struct PolicyMaker<'a> {
-    ledger: Ledger<'a>,
-    clock: Clock<'a>,
+    residencies: Residencies<'a>,
+    clock: Clock,
     given: Given<'a>,
-    out: Lane,
-    back: Lane,
+    out: Timetable,
+    back: Timetable,
     swapped: Vec<bool>,
     pinned: u64,
 }
@@ -71,10 +80,15 @@ struct PolicyMaker<'a> {
 impl PolicyMaker<'_> {
     /// End of the evicted-access, start of the back-access, and how long the copies out and in take.
     fn pair(&self, tensor: TensorId, gap: usize) -> (u64, u64, u64, u64) {
-        let (p, n, _) = self.ledger.ends(tensor, gap);
+        let (p, n, _) = self.residencies.operators(tensor, gap);
         let bytes = self.given.graph.tensor(tensor).bytes;
-        let out = if self.ledger.clean(tensor, gap) { 0 } else { self.clock.out(bytes) };
-        (self.clock.end(p), self.clock.start(n), out, self.clock.back(bytes))
+        let out = if self.residencies.clean(tensor, gap) {
+            0
+        } else {
+            copy_time(self.given.link, Direction::D2h, bytes, true).0
+        };
+        let back = copy_time(self.given.link, Direction::H2d, bytes, true).0;
+        (self.clock.end(p), self.clock.start(n), out, back)
     }
 
     /// Negative where the two copies don't fit between the accesses.
@@ -84,26 +98,27 @@ impl PolicyMaker<'_> {
     }
 
     fn may_swap(&self, tensor: TensorId) -> bool {
-        self.swapped[tensor.index()] || self.ledger.accounts[tensor.index()].bytes <= self.pinned
+        self.swapped[tensor.index()]
+            || self.residencies.lifetimes[tensor.index()].bytes <= self.pinned
     }
 
-    fn swap(&mut self, tensor: TensorId, gap: usize, decision: Gap) {
+    fn swap(&mut self, tensor: TensorId, gap: usize, decision: Swap) {
         if !std::mem::replace(&mut self.swapped[tensor.index()], true) {
-            self.pinned -= self.ledger.accounts[tensor.index()].bytes;
+            self.pinned -= self.residencies.lifetimes[tensor.index()].bytes;
         }
-        self.ledger.decide(tensor, gap, decision);
+        self.residencies.decide(tensor, gap, Gap::Swap(decision));
     }
 
     /// Swaps that hide wholly, by falling free time.
     fn hidden(&mut self) {
         let mut candidates: Vec<(Reverse<i128>, TensorId, usize)> = Vec::new();
-        for (index, account) in self.ledger.accounts.iter().enumerate() {
+        for (index, lifetime) in self.residencies.lifetimes.iter().enumerate() {
             let tensor = TensorId::of(index);
-            for gap in 0..account.uses.len().saturating_sub(1) {
+            for gap in 0..lifetime.uses.len().saturating_sub(1) {
                 let free = self.free_time(tensor, gap);
-                if account.bytes > 0
+                if lifetime.bytes > 0
                     && free >= 0
-                    && self.helps(tensor, gap, self.ledger.tightest(tensor, gap))
+                    && self.helps(tensor, gap, self.residencies.tightest(tensor, gap))
                 {
                     candidates.push((Reverse(free), tensor, gap));
                 }
@@ -122,60 +137,55 @@ impl PolicyMaker<'_> {
         }
     }
 
-    /// Whether a decision frees bytes in a slot that is above the target.
-    fn helps(&self, tensor: TensorId, gap: usize, decision: Gap) -> bool {
-        let Gap::Swap { out_until, back_from, .. } = decision else { return false };
-        let (from, until) = (out_until as usize + 1, back_from as usize);
-        debug_assert!(!self.ledger.ends(tensor, gap).2);
-        self.ledger.load[from..until.max(from)].iter().any(|&load| load > self.given.target)
+    /// Whether a swap frees bytes in a slot that is above the target.
+    fn helps(&self, tensor: TensorId, gap: usize, swap: Swap) -> bool {
+        let (from, until) = (swap.out_until as usize + 1, swap.back_from as usize);
+        debug_assert!(!self.residencies.ends(tensor, gap).2);
+        self.residencies.load.first_over(from, until, self.given.target).is_some()
     }
 
     /// Places on both directions of the link that hide the copies: start and length of each.
-    fn on_the_link(&self, tensor: TensorId, gap: usize) -> Option<(Gap, Copied, Copied)> {
-        let (p, _, _) = self.ledger.ends(tensor, gap);
+    fn on_the_link(&self, tensor: TensorId, gap: usize) -> Option<(Swap, Copied, Copied)> {
+        let tight = self.residencies.tightest(tensor, gap);
         let (leaves, wanted, out, back) = self.pair(tensor, gap);
         let out_at = if out == 0 { leaves } else { self.out.earliest(leaves, wanted, out)? };
         let back_at = self.back.latest(out_at + out, wanted, back)?;
-        let out_until =
-            if out == 0 { 2 * p + 1 } else { self.clock.slot_before(out_at + out).max(2 * p + 1) };
-        let back_from = self.clock.place_by(back_at);
-        let out_after = (self.clock.place_by(out_at).saturating_sub(2) / 2).max(p);
-        let decision = Gap::Swap {
-            out_until,
-            back_from,
-            out_after,
-            starts: (out_at, back_at),
-            passive: false,
+        let out_until = if out == 0 {
+            tight.out_until
+        } else {
+            self.clock.slot_before(out_at + out, tight.out_until)
         };
-        (back_from > out_until).then_some((decision, (out_at, out), (back_at, back)))
+        let back_from = 2 * self.clock.place_by(back_at);
+        let out_place = self.clock.place_by(out_at).max(tight.out_place);
+        let starts = (out_at, back_at);
+        let swap = Swap { out_until, back_from, out_place, starts, passive: false };
+        (back_from > out_until).then_some((swap, (out_at, out), (back_at, back)))
     }
 
     /// A swap that leaves at once and that its next access waits for.
-    fn on_demand(&self, tensor: TensorId, gap: usize) -> Gap {
-        let mut decision = self.ledger.tightest(tensor, gap);
-        if let Gap::Swap { starts, .. } = &mut decision {
-            let (leaves, wanted, _, _) = self.pair(tensor, gap);
-            *starts = (leaves, wanted);
-        }
-        decision
+    fn on_demand(&self, tensor: TensorId, gap: usize) -> Swap {
+        let (leaves, wanted, _, _) = self.pair(tensor, gap);
+        let starts = (leaves, wanted);
+        Swap { starts, passive: true, ..self.residencies.tightest(tensor, gap) }
     }
 
     /// One choice at the peak among what has an overhead. Says whether there was one.
     fn exposed(&mut self) -> bool {
-        let (slot, load) = self.ledger.peak();
+        let (peak, load) = self.residencies.load.peak();
+        let slot = u32::try_from(peak).unwrap_or(u32::MAX);
         let mut ranked: Vec<(Reverse<u128>, Means, TensorId, usize)> = Vec::new();
-        for index in 0..self.ledger.accounts.len() {
+        for index in 0..self.residencies.lifetimes.len() {
             let tensor = TensorId::of(index);
-            let Some(gap) = self.ledger.gap_over(tensor, slot) else { continue };
-            let account = &self.ledger.accounts[index];
-            if account.gaps[gap] != Gap::Keep
-                || self.ledger.ends(tensor, gap).2
-                || account.bytes == 0
+            let Some(gap) = self.residencies.gap_over(tensor, slot) else { continue };
+            let lifetime = &self.residencies.lifetimes[index];
+            if lifetime.gaps[gap] != Gap::Keep
+                || self.residencies.ends(tensor, gap).2
+                || lifetime.bytes == 0
             {
                 continue;
             }
             let value = |overhead: u64| {
-                Reverse(u128::from(account.bytes) * 1_000_000_000 / u128::from(overhead.max(1)))
+                Reverse(u128::from(lifetime.bytes) * 1_000_000_000 / u128::from(overhead.max(1)))
             };
             if self.may_swap(tensor) {
                 // What the link has no place for is fetched on demand: the copy in sticks out whole.
@@ -183,8 +193,8 @@ impl PolicyMaker<'_> {
                 let late = u64::try_from(-self.free_time(tensor, gap)).unwrap_or(0);
                 ranked.push((value(late.max(back)), Means::Swap, tensor, gap));
             }
-            if !account.long_lived {
-                let made = account.writes.iter().filter(|&&w| w <= account.uses[gap]);
+            if !lifetime.long_lived {
+                let made = lifetime.writes.iter().filter(|&&w| 2 * w < lifetime.uses[gap]);
                 let overhead = made.map(|&w| self.given.latencies[w as usize].time.0).sum();
                 ranked.push((value(overhead), Means::Recompute, tensor, gap));
             }
@@ -196,11 +206,11 @@ impl PolicyMaker<'_> {
                 self.swap(tensor, gap, decision);
                 return true;
             }
-            let (_, before, _) = self.ledger.ends(tensor, gap);
-            if let Some(chain) = self.ledger.chain(tensor, gap)
-                && self.ledger.load_with_chain(tensor, before, &chain) < load
+            if let Some((operators, with)) =
+                self.residencies.direct(self.given.latencies, tensor, gap)
+                && with < load
             {
-                self.ledger.recompute(tensor, gap, chain);
+                self.residencies.recompute(tensor, gap, operators);
                 return true;
             }
         }
@@ -208,20 +218,20 @@ impl PolicyMaker<'_> {
     }
 
     /// The largest swap whose copies hold bytes in the slot leaves at once and comes back on demand.
-    fn hurry(&mut self, slot: usize) -> bool {
+    fn hurry(&mut self, slot: u32) -> bool {
         let mut lingering: Option<(u64, TensorId, usize)> = None;
-        for (index, account) in self.ledger.accounts.iter().enumerate() {
+        for (index, lifetime) in self.residencies.lifetimes.iter().enumerate() {
             let tensor = TensorId::of(index);
-            let Some(gap) = self.ledger.gap_over(tensor, slot) else { continue };
-            let swap = matches!(account.gaps[gap], Gap::Swap { .. })
-                && !self.ledger.relieves(tensor, gap, account.gaps[gap], slot);
-            if swap && lingering.is_none_or(|l| account.bytes > l.0) {
-                lingering = Some((account.bytes, tensor, gap));
+            let Some(gap) = self.residencies.gap_over(tensor, slot) else { continue };
+            let swap = matches!(lifetime.gaps[gap], Gap::Swap(_))
+                && !self.residencies.relieves(tensor, gap, lifetime.gaps[gap], slot as usize);
+            if swap && lingering.is_none_or(|l| lifetime.bytes > l.0) {
+                lingering = Some((lifetime.bytes, tensor, gap));
             }
         }
         let Some((_, tensor, gap)) = lingering else { return false };
         let decision = self.on_demand(tensor, gap);
-        self.ledger.decide(tensor, gap, decision);
+        self.residencies.decide(tensor, gap, Gap::Swap(decision));
         true
     }
 }

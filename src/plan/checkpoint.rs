@@ -17,36 +17,43 @@
 
 use std::collections::BTreeSet;
 
-use super::ledger::Ledger;
-use super::method::Given;
-use super::tensile::Decided;
+use serde::{Deserialize, Serialize};
+
+use super::planner::{Decision, Given, Planner};
+use super::residency::Residencies;
+use crate::contract::Latency;
 use crate::job::Phase;
 use crate::units::TensorId;
 
-/// Decides for the smallest number of segments within the target, or for the one that comes nearest to it.
-#[must_use]
-pub fn decide<'a>(given: &Given<'a>) -> Decided<'a> {
-    let forward: Vec<bool> =
-        given.graph.operators.iter().map(|o| o.phase == Phase::Forward).collect();
-    let whole = Ledger::new(given.graph);
-    let saved = saved(&whole, &forward);
-    let operators = forward.iter().filter(|&&f| f).count();
-    let mut best: Option<Decided<'a>> = None;
-    for segments in 1..=2 * operators.isqrt().max(1) {
-        let ledger = segmented(whole.clone(), &saved, segments);
-        let peak = ledger.peak();
-        let decided = Decided { reached: peak.1 <= given.target, peak, ledger };
-        if decided.reached {
-            return decided;
+/// The planner; the target alone says how many segments there are.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Checkpoint {}
+
+impl Planner for Checkpoint {
+    type Memory = ();
+
+    /// Decides for the smallest number of segments within the target, or for the one that comes
+    /// nearest to it.
+    fn decide(&self, given: &Given<'_>, (): &mut ()) -> Decision {
+        let forward: Vec<bool> =
+            given.graph.operators.iter().map(|o| o.phase == Phase::Forward).collect();
+        let whole = Residencies::new(given.graph);
+        let saved = saved(&whole, &forward);
+        let operators = forward.iter().filter(|&&f| f).count();
+        let mut best: Option<Residencies<'_>> = None;
+        for segments in 1..=2 * operators.isqrt().max(1) {
+            let residencies = segmented(whole.clone(), given.latencies, &saved, segments);
+            let peak = residencies.load.peak().1;
+            if best.as_ref().is_none_or(|b| peak < b.load.peak().1) {
+                best = Some(residencies);
+            }
+            if peak <= given.target {
+                break;
+            }
         }
-        if best.as_ref().is_none_or(|b| decided.peak.1 < b.peak.1) {
-            best = Some(decided);
-        }
+        Decision::of(best.as_ref().unwrap_or(&whole), given.target)
     }
-    best.unwrap_or_else(|| {
-        let peak = whole.peak();
-        Decided { reached: peak.1 <= given.target, peak, ledger: whole }
-    })
 }
 
 /// What the backward wants from the forward.
@@ -60,36 +67,43 @@ struct Saved {
     main: bool,
 }
 
-fn saved(ledger: &Ledger<'_>, forward: &[bool]) -> Vec<Saved> {
+fn saved(residencies: &Residencies<'_>, forward: &[bool]) -> Vec<Saved> {
     let mut found = Vec::new();
-    for (index, account) in ledger.accounts.iter().enumerate() {
-        let Some(gap) =
-            account.uses.windows(2).position(|u| forward[u[0] as usize] && !forward[u[1] as usize])
+    for (index, lifetime) in residencies.lifetimes.iter().enumerate() {
+        let Some(gap) = lifetime
+            .uses
+            .windows(2)
+            .position(|u| forward[u[0] as usize / 2] && !forward[u[1] as usize / 2])
         else {
             continue;
         };
         let Some(&made) =
-            account.writes.first().filter(|_| !account.long_lived && account.bytes > 0)
+            lifetime.writes.first().filter(|_| !lifetime.long_lived && lifetime.bytes > 0)
         else {
             continue;
         };
-        let beside = ledger.graph.operators[made as usize]
+        let beside = residencies.graph.operators[made as usize]
             .generates()
-            .map(|o| ledger.accounts[o.tensor.index()].bytes);
+            .map(|o| residencies.lifetimes[o.tensor.index()].bytes);
         found.push(Saved {
             tensor: TensorId::of(index),
             made,
-            last: account.uses[gap],
-            wanted: account.uses[gap + 1],
-            bytes: account.bytes,
-            main: account.bytes >= beside.max().unwrap_or(0) / 16,
+            last: lifetime.uses[gap] / 2,
+            wanted: lifetime.uses[gap + 1] / 2,
+            bytes: lifetime.bytes,
+            main: lifetime.bytes >= beside.max().unwrap_or(0) / 16,
         });
     }
     found.sort_by_key(|s| (s.made, s.tensor));
     found
 }
 
-fn segmented<'a>(mut ledger: Ledger<'a>, saved: &[Saved], segments: usize) -> Ledger<'a> {
+fn segmented<'a>(
+    mut residencies: Residencies<'a>,
+    latencies: &[Latency],
+    saved: &[Saved],
+    segments: usize,
+) -> Residencies<'a> {
     let total: u128 = saved.iter().map(|s| u128::from(s.bytes)).sum();
     // The operator with which each segment begins.
     let mut cuts: Vec<u32> = vec![0];
@@ -108,32 +122,45 @@ fn segmented<'a>(mut ledger: Ledger<'a>, saved: &[Saved], segments: usize) -> Le
             |s: &&Saved| s.main && segment_of(s.made) == segment && segment_of(s.last) == segment;
         let dropped: Vec<&Saved> = saved.iter().filter(inside).collect();
         let Some(before) = dropped.iter().map(|s| s.wanted).min() else { continue };
-        for tensor in again(&ledger, &dropped, before) {
-            let account = &ledger.accounts[tensor.index()];
-            let Some(last) = account.uses.iter().rposition(|&u| u < before) else { continue };
-            let here = account.writes.first().is_some_and(|&w| segment_of(w) == segment)
-                && segment_of(account.uses[last]) == segment;
-            ledger.want(tensor, before);
+        for tensor in again(&residencies, &dropped, before) {
+            let lifetime = &residencies.lifetimes[tensor.index()];
+            let Some(last) = lifetime.uses.iter().rposition(|&u| u / 2 < before) else { continue };
+            let here = lifetime.writes.first().is_some_and(|&w| segment_of(w) == segment)
+                && segment_of(lifetime.uses[last] / 2) == segment;
+            want(&mut residencies, tensor, before);
             // What comes from an earlier segment is a boundary: it is kept.
-            if here && let Some(chain) = ledger.chain(tensor, last) {
-                ledger.recompute(tensor, last, chain);
+            if here && let Some((operators, _)) = residencies.direct(latencies, tensor, last) {
+                residencies.recompute(tensor, last, operators);
             }
         }
     }
-    ledger
+    residencies
+}
+
+/// Has the tensor there just before operator `before`. One whose last use is earlier lives on until
+/// then, and no longer.
+fn want(residencies: &mut Residencies<'_>, tensor: TensorId, before: u32) {
+    let lifetime = residencies.lifetime(tensor);
+    let (slot, bytes) = (2 * before + 1, lifetime.bytes);
+    if !lifetime.long_lived && lifetime.uses.last().is_some_and(|&last| last < slot) {
+        residencies.live_on(tensor, slot);
+        residencies.load.subtract(slot as usize, slot as usize + 1, bytes);
+    } else {
+        residencies.use_at(tensor, slot);
+    }
 }
 
 /// What has to be there before operator `before` to make `dropped` again, itself included, in the order of making.
-fn again(ledger: &Ledger<'_>, dropped: &[&Saved], before: u32) -> Vec<TensorId> {
+fn again(residencies: &Residencies<'_>, dropped: &[&Saved], before: u32) -> Vec<TensorId> {
     let mut needed: BTreeSet<TensorId> = dropped.iter().map(|s| s.tensor).collect();
     let mut open: Vec<TensorId> = needed.iter().copied().collect();
     while let Some(tensor) = open.pop() {
-        for &write in ledger.accounts[tensor.index()].writes.iter().filter(|&&w| w < before) {
-            for read in ledger.graph.operators[write as usize].reads() {
-                let account = &ledger.accounts[read.tensor.index()];
+        for &write in residencies.lifetimes[tensor.index()].writes.iter().filter(|&&w| w < before) {
+            for read in residencies.graph.operators[write as usize].reads() {
+                let lifetime = &residencies.lifetimes[read.tensor.index()];
                 // What is there anyway need not be asked for.
-                if !account.long_lived
-                    && !ledger.held(read.tensor, 2 * before as usize)
+                if !lifetime.long_lived
+                    && !residencies.held(read.tensor, 2 * before)
                     && needed.insert(read.tensor)
                 {
                     open.push(read.tensor);
@@ -142,6 +169,6 @@ fn again(ledger: &Ledger<'_>, dropped: &[&Saved], before: u32) -> Vec<TensorId> 
         }
     }
     let mut order: Vec<TensorId> = needed.into_iter().collect();
-    order.sort_by_key(|t| (ledger.accounts[t.index()].writes.first().copied(), *t));
+    order.sort_by_key(|t| (residencies.lifetimes[t.index()].writes.first().copied(), *t));
     order
 }

@@ -1,10 +1,8 @@
-//! Decisions written down as events, in the order that the queues need.
-//!
-//! Not for: deciding ([`super::tensile`]) or addresses ([`super::place`]).
+//! Decisions written down as events, in the order that the queues of copies need.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::ledger::{Chain, Gap, Ledger};
+use super::residency::{Gap, Residencies};
 use crate::contract::{Event, Trigger};
 use crate::units::{Nanos, OpId, TensorId};
 
@@ -17,63 +15,55 @@ pub struct Emitted {
     pub leaving_until: BTreeMap<usize, OpId>,
 }
 
-/// Where an event stands among those of the same trigger: departures, then arrivals in order of need, then recomputes.
+/// The order of events: by place (operators before it); there departures, arrivals in order of
+/// need, recomputes, then departures of what recomputes used.
 type Rank = (u32, u8, u64, u32);
 
-/// Writes the ledger's decisions as events.
+/// Writes the decisions as events.
 #[must_use]
-pub fn events(ledger: &Ledger<'_>) -> Emitted {
+pub fn events(residencies: &Residencies<'_>) -> Emitted {
     let mut ranked: Vec<(Rank, Event, Option<OpId>)> = Vec::new();
-    for (index, account) in ledger.accounts.iter().enumerate() {
-        let tensor = TensorId::of(index);
-        for (gap, &decision) in account.gaps.iter().enumerate() {
-            let (p, _, _) = ledger.ends(tensor, gap);
-            let leave = Trigger { after: Some(OpId(p)), delay: Nanos::ZERO };
-            match decision {
-                Gap::Keep => {}
-                Gap::Swap { out_until, back_from, out_after, starts, .. } => {
-                    if ledger.clean(tensor, gap) {
-                        ranked.push((
-                            (p + 1, 0, 0, tensor.0),
-                            Event::Release { tensor, trigger: leave },
-                            None,
-                        ));
-                    } else {
-                        let until = Some(OpId((out_until - 1) / 2));
-                        let trigger = Trigger { after: Some(OpId(out_after)), delay: Nanos::ZERO };
-                        ranked.push((
-                            (out_after + 1, 0, starts.0, tensor.0),
-                            Event::SwapOut { tensor, trigger },
-                            until,
-                        ));
-                    }
-                    let place = back_from / 2;
-                    let trigger =
-                        Trigger { after: place.checked_sub(1).map(OpId), delay: Nanos::ZERO };
-                    ranked.push((
-                        (place, 1, starts.1, tensor.0),
-                        Event::SwapIn { tensor, trigger },
-                        None,
-                    ));
+    let at = |place: u32| Trigger { after: place.checked_sub(1).map(OpId), delay: Nanos::ZERO };
+    for (tensor, gap, decision) in residencies.decisions() {
+        let (a, _, _) = residencies.ends(tensor, gap);
+        let (place, late) = (a.div_ceil(2), if a % 2 == 0 { 3 } else { 0 });
+        let leaves = (place, late, 0, tensor.0);
+        let release = Event::Release { tensor, trigger: at(place) };
+        match decision {
+            Gap::Keep => {}
+            Gap::Recompute => ranked.push((leaves, release, None)),
+            Gap::Swap(swap) => {
+                if residencies.clean(tensor, gap) {
+                    ranked.push((leaves, release, None));
+                } else {
+                    let late = if swap.out_place == place { late } else { 0 };
+                    let rank = (swap.out_place, late, swap.starts.0, tensor.0);
+                    let event = Event::SwapOut { tensor, trigger: at(swap.out_place) };
+                    ranked.push((rank, event, Some(OpId(swap.out_until.saturating_sub(1) / 2))));
                 }
-                Gap::Recompute => ranked.push((
-                    (p + 1, 0, 0, tensor.0),
-                    Event::Release { tensor, trigger: leave },
-                    None,
-                )),
+                let place = swap.back_from / 2;
+                let event = Event::SwapIn { tensor, trigger: at(place) };
+                ranked.push(((place, 1, swap.starts.1, tensor.0), event, None));
             }
         }
     }
-    for (position, chain) in in_order(ledger).into_iter().enumerate() {
-        for (step, &operator) in chain.operators.iter().enumerate() {
-            let keep = if step == 0 { vec![chain.tensor] } else { Vec::new() };
-            let trigger =
-                Trigger { after: chain.before.checked_sub(1).map(OpId), delay: Nanos::ZERO };
-            let rank = (chain.before, 2, position as u64, u32::try_from(step).unwrap_or(u32::MAX));
-            ranked.push((rank, Event::Recompute { operator, trigger, keep }, None));
+    let mut kept: BTreeMap<(u32, TensorId), Vec<TensorId>> = BTreeMap::new();
+    for (&(slot, tensor), &maker) in &residencies.shared {
+        kept.entry((slot, maker)).or_default().push(tensor);
+    }
+    for (position, (slot, tensor)) in in_order(residencies).into_iter().enumerate() {
+        let operators = &residencies.chains[&(slot, tensor)].operators;
+        for (step, &operator) in (0..).zip(operators) {
+            let mut keep = Vec::new();
+            if step == 0 {
+                keep.push(tensor);
+                keep.extend(kept.get(&(slot, tensor)).into_iter().flatten());
+            }
+            let event = Event::Recompute { operator, trigger: at(slot / 2), keep };
+            ranked.push(((slot / 2, 2, position as u64, step), event, None));
         }
     }
-    ranked.sort_by_key(|a| a.0);
+    ranked.sort_by_key(|r| r.0);
     let mut emitted = Emitted::default();
     for (_, event, until) in ranked {
         if let Some(until) = until {
@@ -84,33 +74,26 @@ pub fn events(ledger: &Ledger<'_>) -> Emitted {
     emitted
 }
 
-/// Chains, those before whose tensors others are made from first.
-fn in_order<'l>(ledger: &'l Ledger<'_>) -> Vec<&'l Chain> {
-    fn visit<'l>(
-        ledger: &'l Ledger<'_>,
-        index: usize,
-        done: &mut [bool],
-        order: &mut Vec<&'l Chain>,
-    ) {
-        if std::mem::replace(&mut done[index], true) {
+/// Chains by slot and turn, but after those that make what they read.
+fn in_order(residencies: &Residencies<'_>) -> Vec<(u32, TensorId)> {
+    type Key = (u32, TensorId);
+    fn visit(of: &Residencies<'_>, key: Key, done: &mut BTreeSet<Key>, order: &mut Vec<Key>) {
+        if !done.insert(key) {
             return;
         }
-        let chain = &ledger.chains[index];
-        for &id in &chain.operators {
-            for read in ledger.graph.operator(id).reads() {
-                for (other, c) in ledger.chains.iter().enumerate() {
-                    if c.before == chain.before && c.tensor == read.tensor && other != index {
-                        visit(ledger, other, done, order);
-                    }
-                }
+        for &id in &of.chains[&key].operators {
+            for maker in of.needs(id, key.1).filter_map(|read| of.made_by(key.0, read)) {
+                visit(of, (key.0, maker), done, order);
             }
         }
-        order.push(chain);
+        order.push(key);
     }
-    let mut done = vec![false; ledger.chains.len()];
-    let mut order = Vec::with_capacity(ledger.chains.len());
-    for index in 0..ledger.chains.len() {
-        visit(ledger, index, &mut done, &mut order);
+    let mut keys: Vec<Key> = residencies.chains.keys().copied().collect();
+    keys.sort_by_key(|key| (key.0, residencies.chains[key].turn, key.1));
+    let mut done = BTreeSet::new();
+    let mut order = Vec::with_capacity(keys.len());
+    for key in keys {
+        visit(residencies, key, &mut done, &mut order);
     }
     order
 }

@@ -1,9 +1,9 @@
 //! How plans are found.
 //!
-//! A planner decides, for each gap between two uses of a tensor, whether the tensor stays, is swapped
-//! or is recomputed ([`ledger`] keeps the accounts, in *slots* of program order, so that what fits fits
-//! at any timing); [`emit`] writes the decisions down as events, [`place`] finds the addresses, and
-//! [`budget`] repeats that until the arena fits. Not for: flags, files, proofs.
+//! A planner decides, for each gap between two uses of a tensor, whether the tensor stays, is
+//! swapped or is recomputed. [`residency`] keeps account of what is resident when, [`clock`] of what
+//! that costs in time, [`emit`] writes the decisions down as events, [`place`] finds addresses, and
+//! [`budget`] repeats that until the arena fits. [`method`] lists the planners.
 
 use neap_model::{contract, device, files, job, units};
 use neap_sim as sim;
@@ -16,20 +16,25 @@ pub mod clock;
 pub mod emit;
 pub mod explain;
 pub mod global;
-pub mod lane;
-pub mod ledger;
 pub mod live;
+pub mod load;
 pub mod method;
 pub mod neap;
 pub mod overlap;
+pub mod pinned;
 pub mod place;
+pub mod planner;
+pub mod recompute;
+pub mod residency;
 pub mod robust;
-pub mod slab;
+pub mod share;
 pub mod tensile;
+pub mod timetable;
 pub mod vdnn;
 
 pub use budget::{
     Infeasible, PlanError, Planned, Request, make, make_for, minimum, minimum_for, unplanned,
 };
-pub use method::{Given, Method};
-pub use tensile::Options;
+pub use method::Method;
+pub use planner::{Given, Planner};
+pub use share::Share;

@@ -1,69 +1,56 @@
-//! The planners by name, each with its switches.
-//!
-//! For: one place where a name becomes a way to decide. Not for: how any of them decides.
+//! The planners by name, each with its switches: one place where a name becomes a way to decide.
 
 use std::collections::BTreeMap;
-use std::str::FromStr;
 
-use super::emit::{self, Emitted};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use super::planner::{Decision, Given, Planner};
+use super::share::Share;
 use super::{capuchin, checkpoint, neap, tensile, vdnn};
-use crate::contract::Latency;
-use crate::device::Link;
-use crate::job::Graph;
-use crate::units::Bytes;
+use crate::contract::Plan;
 
-/// What every planner is given: a job, what it runs on, and the load that no slot may exceed.
-#[derive(Clone, Copy, Debug)]
-pub struct Given<'a> {
-    /// The job.
-    pub graph: &'a Graph,
-    /// One for each operator.
-    pub latencies: &'a [Latency],
-    /// The link.
-    pub link: &'a Link,
-    /// Host memory for copies.
-    pub pinned: Bytes,
-    /// The load in bytes that is aimed at.
-    pub target: u64,
-}
-
-/// What a planner decided, written down.
-#[derive(Clone, Debug)]
-pub struct Decision {
-    /// The events.
-    pub emitted: Emitted,
-    /// Slot and load at the end.
-    pub peak: (usize, u64),
-    /// The load is within the target.
-    pub reached: bool,
-}
-
-impl From<tensile::Decided<'_>> for Decision {
-    fn from(decided: tensile::Decided<'_>) -> Self {
-        Self {
-            emitted: emit::events(&decided.ledger),
-            peak: decided.peak,
-            reached: decided.reached,
-        }
-    }
-}
-
-/// Up to so many operators planning takes next to no time.
+/// A graph of at most this many operators is planned in next to no time.
 pub(super) const SMALL: usize = 400;
+
+/// What planners remember from one target to the next.
+pub type Memory = <neap::Options as Planner>::Memory;
 
 /// A planner and its switches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Method {
+    /// vDNN, all feature maps.
+    VdnnAll(vdnn::All),
+    /// vDNN, feature maps of convolutions.
+    VdnnConv(vdnn::Conv),
+    /// Segments that are run again.
+    Checkpoint(checkpoint::Checkpoint),
+    /// Capuchin.
+    Capuchin(capuchin::Capuchin),
     /// TENSILE.
     Tensile(tensile::Options),
-    /// vDNN with one of its static policies.
-    Vdnn(vdnn::Policy),
-    /// Capuchin.
-    Capuchin,
-    /// Segments that are run again.
-    Checkpoint,
     /// neap's own.
     Neap(neap::Options),
+}
+
+/// Does the same with the planner of every variant; `$wrap` makes a [`Method`] of one.
+macro_rules! each {
+    ($method:expr, |$planner:ident, $wrap:ident| $do:expr) => {
+        match $method {
+            Method::VdnnAll($planner) => each!(@ VdnnAll, $wrap, $do),
+            Method::VdnnConv($planner) => each!(@ VdnnConv, $wrap, $do),
+            Method::Checkpoint($planner) => each!(@ Checkpoint, $wrap, $do),
+            Method::Capuchin($planner) => each!(@ Capuchin, $wrap, $do),
+            Method::Tensile($planner) => each!(@ Tensile, $wrap, $do),
+            Method::Neap($planner) => each!(@ Neap, $wrap, $do),
+        }
+    };
+    (@ $variant:ident, $wrap:ident, $do:expr) => {{
+        #[allow(unused_variables)]
+        let $wrap = Method::$variant;
+        $do
+    }};
 }
 
 impl Default for Method {
@@ -77,13 +64,26 @@ impl Method {
     #[must_use]
     pub fn all() -> Vec<Self> {
         vec![
-            Self::Vdnn(vdnn::Policy::All),
-            Self::Vdnn(vdnn::Policy::Conv),
-            Self::Checkpoint,
-            Self::Capuchin,
+            Self::VdnnAll(vdnn::All::default()),
+            Self::VdnnConv(vdnn::Conv::default()),
+            Self::Checkpoint(checkpoint::Checkpoint::default()),
+            Self::Capuchin(capuchin::Capuchin::default()),
             Self::Tensile(tensile::Options::default()),
             Self::Neap(neap::Options::default()),
         ]
+    }
+
+    /// As `--planner` and the plan's record say it.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::VdnnAll(_) => "vdnn-all",
+            Self::VdnnConv(_) => "vdnn-conv",
+            Self::Checkpoint(_) => "checkpoint",
+            Self::Capuchin(_) => "capuchin",
+            Self::Tensile(_) => "tensile",
+            Self::Neap(_) => "neap",
+        }
     }
 
     /// The planner of a name, with its default switches.
@@ -92,235 +92,270 @@ impl Method {
         Self::all().into_iter().find(|m| m.name() == name)
     }
 
-    /// The planner of a plan's record with its switches as recorded; switches of other things are passed over.
+    /// The same planner with some switches set, by name and value as text.
+    ///
+    /// # Errors
+    /// Names the first switch that this planner does not have, or that has no such value.
+    pub fn with<'s>(
+        &self,
+        switches: impl IntoIterator<Item = (&'s str, &'s str)>,
+    ) -> Result<Self, SwitchError> {
+        each!(self, |planner, wrap| set(planner, self.name(), switches).map(wrap))
+    }
+
+    /// The switches that differ from their defaults, for the plan's record.
+    #[must_use]
+    pub fn switches(&self) -> BTreeMap<String, String> {
+        let default = Self::named(self.name()).map(|m| m.values()).unwrap_or_default();
+        let changed =
+            self.values().into_iter().filter(|(key, value)| default.get(key) != Some(value));
+        changed.map(|(key, value)| (key, text(&value))).collect()
+    }
+
+    fn values(&self) -> Map<String, Value> {
+        each!(self, |planner, wrap| values(planner))
+    }
+
+    /// The planner of a job of a plan, with its switches and its limit on swapping as recorded.
     ///
     /// # Errors
     /// When there is no such planner, or a switch has no such value.
-    pub fn recorded(name: &str, options: &BTreeMap<String, String>) -> Result<Self, String> {
-        fn set<T: FromStr>(
-            options: &BTreeMap<String, String>,
-            key: &str,
-            to: &mut T,
-        ) -> Result<(), String> {
-            let Some(value) = options.get(key) else { return Ok(()) };
-            *to = value.parse().map_err(|_| format!("the plan records `{key}` as `{value}`"))?;
-            Ok(())
-        }
-        let mut method = Self::named(name)
-            .ok_or_else(|| format!("the plan was made by `{name}`, which is no planner"))?;
-        match &mut method {
-            Self::Neap(o) => {
-                let mut chains = true;
-                for (key, to) in [
-                    ("swap", &mut o.swap),
-                    ("across", &mut o.across),
-                    ("head", &mut o.head),
-                    ("recompute", &mut o.recompute),
-                    ("chains", &mut chains),
-                    ("share", &mut o.share),
-                    ("extend", &mut o.extend),
-                    ("passive", &mut o.passive),
-                    ("drop", &mut o.drop),
-                    ("prefetch", &mut o.fit),
-                    ("joint", &mut o.joint),
-                    ("link-share", &mut o.link_share),
-                ] {
-                    set(options, key, to)?;
-                }
-                if !chains {
-                    o.depth = 0;
-                }
-                set(options, "min-swap", &mut o.min_swap)?;
-                set(options, "effort", &mut o.effort)?;
+    pub fn recorded(plan: &Plan, job: usize) -> Result<Self, String> {
+        let method = Self::named(&plan.planner).ok_or_else(|| {
+            format!("the plan was made by `{}`, which is no planner", plan.planner)
+        })?;
+        let known = method.values();
+        // Other records (the allocator, noise) are no switches; neither is the planner's name that
+        // stands under `portfolio` where another planner's plan was the better one.
+        let switch = |(key, value): &(&str, &str)| {
+            known.contains_key(*key) && (*key != "portfolio" || Self::named(value).is_none())
+        };
+        let switches = plan.options.iter().map(|(key, value)| (&**key, &**value)).filter(switch);
+        let method = method.with(switches).map_err(|e| match e {
+            SwitchError::Unknown { .. } => e.to_string(),
+            SwitchError::Value { switch, value, .. } => {
+                format!("the plan records `{switch}` as `{value}`")
             }
-            Self::Tensile(o) => {
-                for (key, to) in [
-                    ("swap", &mut o.swap),
-                    ("across", &mut o.across),
-                    ("recompute", &mut o.recompute),
-                    ("passive", &mut o.passive),
-                    ("prefetch", &mut o.prefetch),
-                    ("stop-rule", &mut o.stop_rule),
-                ] {
-                    set(options, key, to)?;
-                }
-                set(options, "max-swap-rate", &mut o.max_swap_rate)?;
-                set(options, "min-swap", &mut o.min_swap)?;
-            }
-            Self::Vdnn(_) | Self::Capuchin | Self::Checkpoint => {}
+        })?;
+        let share = Share::recorded(plan, job)?;
+        if share == Share::ALL {
+            return Ok(method);
         }
-        Ok(method)
+        method.limited(share).ok_or_else(|| {
+            format!("the plan records a limit on swapping, which `{}` has not", plan.planner)
+        })
     }
 
-    /// As `--planner` and the plan's record say it.
+    /// Decides for every gap of every tensor.
     #[must_use]
-    pub const fn name(&self) -> &'static str {
+    pub fn decide(&self, given: &Given<'_>, memory: &mut Memory) -> Decision {
         match self {
-            Self::Tensile(_) => "tensile",
-            Self::Vdnn(vdnn::Policy::All) => "vdnn-all",
-            Self::Vdnn(vdnn::Policy::Conv) => "vdnn-conv",
-            Self::Capuchin => "capuchin",
-            Self::Checkpoint => "checkpoint",
-            Self::Neap(_) => "neap",
+            Self::VdnnAll(planner) => planner.decide(given, &mut ()),
+            Self::VdnnConv(planner) => planner.decide(given, &mut ()),
+            Self::Checkpoint(planner) => planner.decide(given, &mut ()),
+            Self::Capuchin(planner) => planner.decide(given, &mut ()),
+            Self::Tensile(planner) => planner.decide(given, &mut ()),
+            Self::Neap(planner) => planner.decide(given, memory),
         }
     }
 
-    /// Decides for every gap of every tensor. `warm` is what was learnt on the way, for nearly the same target.
-    #[must_use]
-    pub fn decide(&self, given: &Given<'_>, warm: &mut Option<neap::Warm>) -> Decision {
-        match self {
-            Self::Tensile(options) => tensile::decide(
-                given.graph,
-                given.latencies,
-                given.link,
-                given.pinned,
-                given.target,
-                options,
-            )
-            .into(),
-            Self::Vdnn(policy) => vdnn::decide(given, *policy).into(),
-            Self::Capuchin => capuchin::decide(given).into(),
-            Self::Checkpoint => checkpoint::decide(given).into(),
-            Self::Neap(options) => neap::decide(given, options, warm),
-        }
-    }
-
-    /// The same planner without improvement, to see whether a budget can be met at all.
+    /// See [`Planner::quick`].
     #[must_use]
     pub fn quick(&self) -> Self {
-        match self {
-            Self::Neap(options) => Self::Neap(neap::Options { effort: 0, ..options.clone() }),
-            other => other.clone(),
-        }
+        each!(self, |planner, wrap| wrap(planner.quick()))
     }
 
-    /// The same planner for one of many plans: without improvement, and nobody stands in.
+    /// See [`Planner::narrow`].
+    #[must_use]
+    pub fn narrow(&self) -> Option<Self> {
+        each!(self, |planner, wrap| planner.narrow().map(wrap))
+    }
+
+    /// See [`Planner::limited`].
+    #[must_use]
+    pub fn limited(&self, share: Share) -> Option<Self> {
+        each!(self, |planner, wrap| planner.limited(share.thousandths()).map(wrap))
+    }
+
+    /// The same planner for one of many plans: quick, and no other planner stands in.
     #[must_use]
     pub fn sketch(&self) -> Self {
         match self {
             Self::Neap(options) => {
-                Self::Neap(neap::Options { effort: 0, portfolio: false, ..options.clone() })
+                Self::Neap(neap::Options { portfolio: false, ..options.quick() })
             }
-            other => other.clone(),
+            other => other.quick(),
         }
     }
 
-    /// Those whose plans stand in where this planner's is slow or missing: the quick ones that keep to its switches, and on graphs of
-    /// few operators the planner itself without heads, as there a few huge tensors decide and every placement is different luck.
+    /// The planners whose plans stand in where this planner's is slow or missing: quick ones that
+    /// keep to its switches.
     #[must_use]
-    pub fn portfolio(&self, operators: usize) -> Vec<Self> {
-        match self {
-            Self::Neap(options) if options.portfolio => {
-                let neap::Options { swap, across, recompute, passive, fit, min_swap, .. } =
-                    *options;
-                let mut all = Vec::new();
-                // These know no switches; neither goes round the end.
-                if swap {
-                    all.push(Self::Vdnn(vdnn::Policy::All));
-                }
-                if swap && recompute && passive {
-                    all.push(Self::Capuchin);
-                }
-                let tensile = tensile::Options {
-                    swap,
-                    across,
-                    recompute,
-                    passive,
-                    prefetch: fit,
-                    min_swap,
-                    ..tensile::Options::default()
-                };
-                all.push(Self::Tensile(tensile));
-                if operators <= SMALL && options.head {
-                    all.push(Self::Neap(neap::Options {
-                        head: false,
-                        portfolio: false,
-                        ..options.clone()
-                    }));
-                }
-                all
-            }
-            _ => Vec::new(),
+    pub fn portfolio(&self) -> Vec<Self> {
+        let Self::Neap(options) = self else { return Vec::new() };
+        if !options.portfolio {
+            return Vec::new();
         }
+        let mut all = Vec::new();
+        // These two have no switches, and swap nothing round the end of the iteration.
+        if options.swap {
+            all.push(Self::VdnnAll(vdnn::All::default()));
+        }
+        if options.swap && options.recompute && options.passive {
+            all.push(Self::Capuchin(capuchin::Capuchin::default()));
+        }
+        all.push(Self::Tensile(tensile::Options::from(options)));
+        all
     }
+}
 
-    /// The same planner that swaps at most this share of the tensors, in thousandths; `None` where it has no such limit.
-    #[must_use]
-    pub fn limited(self, share: u32) -> Option<Self> {
-        match self {
-            Self::Tensile(options) => {
-                Some(Self::Tensile(tensile::Options { max_swap_rate: share / 10, ..options }))
-            }
-            // Nobody in the portfolio would keep to it.
-            Self::Neap(options) => {
-                Some(Self::Neap(neap::Options { swap_share: share, portfolio: false, ..options }))
-            }
-            Self::Vdnn(_) | Self::Capuchin | Self::Checkpoint => None,
-        }
+/// A switch that can't be set.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SwitchError {
+    /// The planner has no such switch.
+    #[error("planner {planner} has no switch `{switch}`; it has {}", if known.is_empty() { "none".to_owned() } else { known.join(", ") })]
+    Unknown {
+        /// The planner.
+        planner: &'static str,
+        /// The switch.
+        switch: String,
+        /// The switches that the planner has.
+        known: Vec<String>,
+    },
+    /// The switch has no such value.
+    #[error("planner {planner}: `{switch}` can't be `{value}`")]
+    Value {
+        /// The planner.
+        planner: &'static str,
+        /// The switch.
+        switch: String,
+        /// The value.
+        value: String,
+    },
+}
+
+fn values<P: Serialize>(planner: &P) -> Map<String, Value> {
+    match serde_json::to_value(planner) {
+        Ok(Value::Object(values)) => values,
+        _ => Map::new(),
     }
+}
 
-    /// The same planner made easier to place, for targets that could not be placed: nothing lingers or comes back early.
-    #[must_use]
-    pub fn narrow(&self) -> Option<Self> {
-        match self {
-            Self::Tensile(options) => {
-                Some(Self::Tensile(tensile::Options { prefetch: false, ..options.clone() }))
-            }
-            Self::Vdnn(_) | Self::Capuchin | Self::Checkpoint => None,
-            Self::Neap(options) => {
-                options.fit.then(|| Self::Neap(neap::Options { fit: false, ..options.clone() }))
-            }
-        }
+fn text(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+fn set<'s, P: Serialize + DeserializeOwned>(
+    planner: &P,
+    name: &'static str,
+    switches: impl IntoIterator<Item = (&'s str, &'s str)>,
+) -> Result<P, SwitchError> {
+    let mut values = values(planner);
+    let mut changed: P = read(&values).ok_or_else(|| unknown(name, "", &values))?;
+    for (switch, value) in switches {
+        let Some(place) = values.get_mut(switch) else {
+            return Err(unknown(name, switch, &values));
+        };
+        *place = serde_json::from_str(value).unwrap_or_else(|_| Value::from(value));
+        changed = read(&values).ok_or_else(|| SwitchError::Value {
+            planner: name,
+            switch: switch.to_owned(),
+            value: value.to_owned(),
+        })?;
+    }
+    Ok(changed)
+}
+
+fn read<P: DeserializeOwned>(values: &Map<String, Value>) -> Option<P> {
+    serde_json::from_value(Value::Object(values.clone())).ok()
+}
+
+fn unknown(planner: &'static str, switch: &str, values: &Map<String, Value>) -> SwitchError {
+    SwitchError::Unknown {
+        planner,
+        switch: switch.to_owned(),
+        known: values.keys().cloned().collect(),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::contract::Figures;
+    use crate::device::builtin;
+    use crate::units::{Bytes, Nanos};
+
+    fn plan(planner: &str, options: &[(&str, &str)]) -> Plan {
+        let figures = Figures {
+            peak_bytes: Bytes::ZERO,
+            arena_bytes: Bytes::ZERO,
+            pinned_bytes: Bytes::ZERO,
+            iteration_ns: Nanos::ZERO,
+            first_iteration_ns: Nanos::ZERO,
+            unplanned_peak_bytes: Bytes::ZERO,
+            unplanned_iteration_ns: Nanos::ZERO,
+        };
+        Plan {
+            planner: planner.to_owned(),
+            options: options.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
+            device: builtin::find("host").unwrap(),
+            budget: Bytes::ZERO,
+            jobs: Vec::new(),
+            figures,
+        }
+    }
 
     #[test]
-    fn a_record_gives_the_method_back() {
-        let record = |pairs: &[(&str, &str)]| {
-            pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
-        };
+    fn a_record_gives_the_planner_back() {
         for method in Method::all() {
-            assert_eq!(
-                Method::recorded(method.name(), &record(&[("allocator", "pytorch")])),
-                Ok(method)
-            );
+            let plan = plan(method.name(), &[("allocator", "pytorch"), ("portfolio", "capuchin")]);
+            assert_eq!(Method::recorded(&plan, 0), Ok(method));
         }
-        let neap = Method::recorded(
-            "neap",
-            &record(&[
-                ("chains", "false"),
-                ("min-swap", "512"),
-                ("prefetch", "false"),
-                ("joint", "false"),
-            ]),
-        );
-        let neap = neap.unwrap();
-        let want = neap::Options {
-            depth: 0,
+        let options = neap::Options {
+            chains: false,
             min_swap: Bytes(512),
-            fit: false,
+            prefetch: false,
             joint: false,
+            portfolio: false,
             ..neap::Options::default()
         };
-        assert_eq!(neap, Method::Neap(want));
-        let tensile =
-            Method::recorded("tensile", &record(&[("max-swap-rate", "7"), ("stop-rule", "false")]))
-                .unwrap();
-        assert_eq!(
-            tensile,
-            Method::Tensile(tensile::Options {
-                max_swap_rate: 7,
-                stop_rule: false,
-                ..tensile::Options::default()
-            })
-        );
-        assert!(Method::recorded("none", &record(&[])).is_err());
-        assert!(
-            Method::recorded("neap", &record(&[("effort", "much")])).unwrap_err().contains("much")
-        );
+        let switches = [
+            ("chains", "false"),
+            ("joint", "false"),
+            ("min-swap", "512"),
+            ("portfolio", "false"),
+            ("prefetch", "false"),
+        ];
+        let method = Method::Neap(options);
+        assert_eq!(Method::recorded(&plan("neap", &switches), 0), Ok(method.clone()));
+        let recorded = method.switches();
+        assert!(recorded.iter().map(|(k, v)| (&**k, &**v)).eq(switches));
+        let tensile = tensile::Options { max_swap_rate: 7, stop_rule: false, ..Default::default() };
+        let recorded = plan("tensile", &[("max-swap-rate", "7"), ("stop-rule", "false")]);
+        assert_eq!(Method::recorded(&recorded, 0), Ok(Method::Tensile(tensile)));
+        assert!(Method::recorded(&plan("none", &[]), 0).is_err());
+        let much = Method::recorded(&plan("neap", &[("effort", "much")]), 0);
+        assert!(much.unwrap_err().contains("much"));
+    }
+
+    #[test]
+    fn a_record_keeps_the_limit_on_swapping() {
+        let recorded = plan("neap", &[("swap-share", "0.000")]);
+        let Ok(Method::Neap(options)) = Method::recorded(&recorded, 0) else { panic!("neap") };
+        assert_eq!((options.swap_share, options.portfolio), (0, false));
+        assert_eq!(Share::recorded(&recorded, 0).map(Share::priority), Ok(1_000_000));
+        assert!(Method::recorded(&plan("neap", &[("swap-share", "half")]), 0).is_err());
+        assert!(Method::recorded(&plan("capuchin", &[("swap-share", "0.500")]), 0).is_err());
+    }
+
+    #[test]
+    fn a_switch_binds_or_is_refused() {
+        for method in Method::all() {
+            match method.with([("swap", "false")]) {
+                Ok(changed) => assert_ne!(changed, method),
+                Err(error) => assert!(error.to_string().contains(method.name()), "{error}"),
+            }
+        }
+        assert!(Method::named("capuchin").unwrap().with([("swap", "false")]).is_err());
     }
 }

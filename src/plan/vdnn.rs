@@ -19,20 +19,38 @@
 //! the paper says nothing, has its matrix multiplications for convolutions and no classifier.
 //! Cost: O(accesses + decisions · slots). Not for: meeting a budget; one that it doesn't meet is refused.
 
+use serde::{Deserialize, Serialize};
+
 use super::clock::Clock;
-use super::ledger::{Gap, Ledger};
-use super::method::Given;
-use super::tensile::Decided;
+use super::planner::{Decision, Given, Planner};
+use super::residency::{Gap, Residencies, Swap};
 use crate::job::{Graph, Operator, Phase, Role};
 use crate::units::TensorId;
 
-/// Whose feature maps leave.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Policy {
-    /// All feature extraction layers'.
-    All,
-    /// Convolutions' only.
-    Conv,
+/// `vdnn-all`: the feature maps of all feature extraction layers leave.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct All {}
+
+/// `vdnn-conv`: those of convolutions leave.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Conv {}
+
+impl Planner for All {
+    type Memory = ();
+
+    fn decide(&self, given: &Given<'_>, (): &mut ()) -> Decision {
+        offload(given, |_, _| true)
+    }
+}
+
+impl Planner for Conv {
+    type Memory = ();
+
+    fn decide(&self, given: &Given<'_>, (): &mut ()) -> Decision {
+        offload(given, |layers, tensor| layers.convolved[tensor.index()])
+    }
 }
 
 /// A feature map that is offloaded.
@@ -45,12 +63,11 @@ struct Offload {
 }
 
 /// Decides as the policy says, whatever the target.
-#[must_use]
-pub fn decide<'a>(given: &Given<'a>, policy: Policy) -> Decided<'a> {
-    let mut ledger = Ledger::new(given.graph);
-    let clock = Clock::new(given);
+fn offload(given: &Given<'_>, policy: impl Fn(&Layers, TensorId) -> bool) -> Decision {
+    let mut residencies = Residencies::new(given.graph);
+    let clock = Clock::nominal(given.latencies);
     let layers = Layers::of(given.graph);
-    let saved = saved(&ledger, &layers);
+    let saved = saved(&residencies, &layers);
     // By layer: what it offloads, and when its backward starts.
     let mut offloads: Vec<Vec<&Offload>> =
         (0..given.graph.operators.len()).map(|_| Vec::new()).collect();
@@ -59,11 +76,10 @@ pub fn decide<'a>(given: &Given<'a>, policy: Policy) -> Decided<'a> {
     for offload in &saved {
         let start = &mut backward[offload.layer as usize];
         *start = Some(start.map_or(offload.wanted, |b| b.min(offload.wanted)));
-        let account = &ledger.accounts[offload.tensor.index()];
-        let chosen = offload.layer < layers.classifier
-            && (policy == Policy::All || layers.convolved[offload.tensor.index()]);
-        if chosen && account.bytes <= pinned {
-            pinned -= account.bytes;
+        let lifetime = residencies.lifetime(offload.tensor);
+        let chosen = offload.layer < layers.classifier && policy(&layers, offload.tensor);
+        if chosen && lifetime.bytes <= pinned {
+            pinned -= lifetime.bytes;
             offloads[offload.layer as usize].push(offload);
         }
     }
@@ -71,27 +87,23 @@ pub fn decide<'a>(given: &Given<'a>, policy: Policy) -> Decided<'a> {
     for (layer, offloads) in offloads.iter().enumerate() {
         for offload in offloads {
             let last_use = offload.layer;
-            let written = ledger.accounts[offload.tensor.index()]
-                .writes
-                .iter()
-                .rev()
-                .find(|&&w| w <= last_use);
+            let written =
+                residencies.lifetime(offload.tensor).writes.iter().rev().find(|&&w| w <= last_use);
             // The copy begins with the layer; a layer that writes what it reads has to end first.
             let out_after = written.map_or(0, |&w| w).max(last_use.saturating_sub(1));
             let back =
                 fetched[layer].map_or(offload.wanted, |b| b.min(offload.wanted)).max(last_use + 1);
-            let decision = Gap::Swap {
+            let swap = Swap {
                 out_until: 2 * last_use + 1,
                 back_from: 2 * back,
-                out_after,
+                out_place: out_after + 1,
                 starts: (clock.end(out_after), clock.start(back)),
                 passive: false,
             };
-            ledger.decide(offload.tensor, offload.gap, decision);
+            residencies.decide(offload.tensor, offload.gap, Gap::Swap(swap));
         }
     }
-    let peak = ledger.peak();
-    Decided { reached: peak.1 <= given.target, peak, ledger }
+    Decision::of(&residencies, given.target)
 }
 
 /// For each layer that offloads, the operator before which its feature maps are fetched; `None` where no search finds it.
@@ -117,23 +129,23 @@ fn prefetch(
 }
 
 /// Feature maps with a use in the forward and one after it, in order of their last layer.
-fn saved(ledger: &Ledger<'_>, layers: &Layers) -> Vec<Offload> {
+fn saved(residencies: &Residencies<'_>, layers: &Layers) -> Vec<Offload> {
     let mut found = Vec::new();
-    for (index, account) in ledger.accounts.iter().enumerate() {
+    for (index, lifetime) in residencies.lifetimes.iter().enumerate() {
         let tensor = TensorId::of(index);
-        if account.bytes == 0
-            || !matches!(ledger.graph.tensor(tensor).role, Role::Activation | Role::Input)
+        if lifetime.bytes == 0
+            || !matches!(residencies.graph.tensor(tensor).role, Role::Activation | Role::Input)
         {
             continue;
         }
-        let ends = account
+        let ends = lifetime
             .uses
             .windows(2)
-            .position(|u| layers.forward[u[0] as usize] && !layers.forward[u[1] as usize]);
+            .position(|u| layers.forward[u[0] as usize / 2] && !layers.forward[u[1] as usize / 2]);
         let Some(gap) = ends else { continue };
-        let (layer, wanted) = (account.uses[gap], account.uses[gap + 1]);
+        let (layer, wanted) = (lifetime.uses[gap] / 2, lifetime.uses[gap + 1] / 2);
         // Only inputs: what a layer makes for its own backward alone stays.
-        if layers.reads(ledger.graph, layer, tensor) {
+        if layers.reads(residencies.graph, layer, tensor) {
             found.push(Offload { tensor, gap, layer, wanted });
         }
     }

@@ -182,16 +182,13 @@ pub fn main(
                 file: (job.job.path.display().to_string(), hash.clone()),
                 latencies,
                 method: job.job.limited(Method::default())?,
-                priority: job.job.priority(),
+                priority: job.job.share.priority(),
             },
             submitted: job.submitted,
             iterations: job.iterations,
         });
     }
-    let bar = output::progress(arrivals.len(), "jobs ended");
-    let outcome =
-        Live::new(&arrivals, &device, budget).run_with(|ended| bar.set_position(ended as u64))?;
-    bar.finish_and_clear();
+    let outcome = Live::new(&arrivals, &device, budget).run()?;
     if let Some(path) = plot {
         let drawing = drawing(&arrivals, &outcome, &device, budget)?;
         files::write(path, |f| f.write_all(drawing.as_bytes()))?;

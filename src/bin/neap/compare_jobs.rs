@@ -7,7 +7,7 @@ use anyhow::bail;
 use neap::contract::{Event, Latency};
 use neap::job::Graph;
 use neap::job::liveness::Liveness;
-use neap::plan::global::{self, Job, Jobs, Memo, Together, aware};
+use neap::plan::global::{self, Job, Jobs, Together, aware};
 use neap::plan::{Method, PlanError};
 use neap::report::frontier::{self, Curve, Panel};
 use neap::report::table::{Side, Table};
@@ -90,27 +90,11 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         let scene = Scene::new(flags, &graphs, sites)?;
         let device = &sites[0].device;
         let first = rows.len();
-        let budgets = compare::budgets(flags, scene.peak, device)?;
-        let bar = output::progress(budgets.len() * methods.len(), "plans made");
-        let column = |method: usize| {
-            // Budgets share what a planner plans on the way down, except where its time is asked for.
-            let mut memo = Memo::default();
-            let mut next = |&(asked, budget): &(Budget, Option<Bytes>)| {
-                if flags.timing {
-                    memo = Memo::default();
-                }
-                let row = row(flags, &scene, &methods[method], (asked, budget), &mut memo);
-                bar.inc(1);
-                row
-            };
-            budgets.iter().map(&mut next).collect::<anyhow::Result<Vec<Row>>>()
-        };
-        let columns = compare::each(flags, methods.len(), column)?;
-        bar.finish_and_clear();
-        let mut columns: Vec<_> = columns.into_iter().map(Vec::into_iter).collect();
-        for _ in &budgets {
+        for (asked, budget) in compare::budgets(flags, scene.peak, device)? {
             let before = rows.len();
-            rows.extend(columns.iter_mut().filter_map(Iterator::next));
+            for of in &methods {
+                rows.push(row(flags, &scene, of, asked, budget)?);
+            }
             all_met &= rows[before..].iter().any(|r: &Row| r.plan.is_ok());
         }
         if flags.plot.is_some() {
@@ -147,7 +131,7 @@ impl<'a> Scene<'a> {
         let mut scene = Self { graphs, sites, peak, no_free, unplanned: Nanos::ZERO };
         let bare = |(graph, site): (&Graph, &Site)| Program::new(graph, &site.latencies, &[]);
         let bare = graphs.iter().zip(sites).map(bare).collect::<Result<Vec<_>, _>>()?;
-        let asked = scene.jobs(flags, &vec![Method::Checkpoint; graphs.len()], Bytes::ZERO);
+        let asked = scene.jobs(flags, &vec![Method::default(); graphs.len()], Bytes::ZERO);
         scene.unplanned = aware::round(&asked, &bare.iter().collect::<Vec<_>>())?.time;
         Ok(scene)
     }
@@ -161,7 +145,7 @@ impl<'a> Scene<'a> {
             file: ("job.graph.json".to_owned(), site.sha256.clone()),
             latencies: &site.latencies as &[Latency],
             method: method.clone(),
-            priority: arg.priority(),
+            priority: arg.share.priority(),
         };
         let jobs =
             flags.graphs.iter().zip(self.graphs).zip(self.sites).zip(methods).map(job).collect();
@@ -173,18 +157,14 @@ fn row(
     flags: &Flags,
     scene: &Scene<'_>,
     methods: &[Method],
-    (asked, budget): (Budget, Option<Bytes>),
-    memo: &mut Memo,
+    asked: Budget,
+    budget: Option<Bytes>,
 ) -> anyhow::Result<Row> {
     let device = &scene.sites[0].device;
     let jobs = scene.jobs(flags, methods, budget.unwrap_or_else(|| device.available()));
     let name = methods[0].name();
     let started = Instant::now();
-    let made = if budget.is_some() {
-        global::make_with(&jobs, memo)
-    } else {
-        global::minimum_with(&jobs, memo)
-    };
+    let made = if budget.is_some() { global::make(&jobs) } else { global::minimum(&jobs) };
     let took = started.elapsed();
     let (plan, budget) = match made {
         Ok(together) => {

@@ -5,20 +5,21 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, bail};
+use clap::ValueEnum as _;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use neap::contract::{Event, Plan, Source, json as plan_json};
 use neap::job::Graph;
 use neap::job::liveness::Liveness;
 use neap::plan::bound::Bounds;
+use neap::plan::method::SwitchError;
 use neap::plan::robust::{self, Robust};
-use neap::plan::vdnn::Policy;
 use neap::plan::{self, Method, PlanError, Planned, Request};
 use neap::report::table::{Side, Table};
 use neap::sim::accounting::{Paper, paper};
 use neap::sim::allocator::Config;
 use neap::sim::reserved::{self, Framework, Reserved};
 use neap::units::{Bytes, Nanos};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::accounting::{self, Accounting};
 use crate::allocator::{self, AllocatorFlags};
@@ -76,35 +77,41 @@ pub enum Planner {
     Tensile,
 }
 
-/// The planner's heuristics, each of which can be left out.
-#[derive(clap::Args)]
+impl Planner {
+    /// With its default switches.
+    fn method(self) -> Method {
+        self.to_possible_value().and_then(|v| Method::named(v.get_name())).unwrap_or_default()
+    }
+}
+
+/// The planner's heuristics, each of which can be left out. A field's name is the switch's in the
+/// planner's options, behind `no-` where it switches something off.
+#[derive(clap::Args, serde::Serialize)]
 #[command(next_help_heading = "Planner switches")]
+#[serde(rename_all = "kebab-case")]
 pub struct Switches {
-    /// Never swap.
+    /// neap, tensile: Never swap.
     #[arg(long)]
     no_swap: bool,
-    /// Keep parameters and optimizer states on the device round the end of the iteration.
+    /// neap, tensile: Keep parameters and optimizer states on the device round the end of the iteration.
     #[arg(long)]
     no_across: bool,
-    /// Never recompute.
+    /// neap, tensile: Never recompute.
     #[arg(long)]
     no_recompute: bool,
-    /// Never swap what the compute stream would have to wait for.
+    /// neap, tensile: Never swap what an operator would have to wait for.
     #[arg(long)]
     no_passive: bool,
-    /// Copies run at the last moment even where there is room earlier.
+    /// neap, tensile: Copies run at the last moment even where there is room earlier.
     #[arg(long)]
     no_prefetch: bool,
-    /// neap: What nothing generates leaves before the end of the iteration, never after it.
-    #[arg(long)]
-    no_head: bool,
-    /// neap: Recompute only from what is there.
+    /// neap: Recompute only from what is on the device.
     #[arg(long)]
     no_chains: bool,
     /// neap: Each recompute makes one tensor.
     #[arg(long)]
     no_share: bool,
-    /// neap: Nothing lives longer for the sake of recomputes.
+    /// neap: No tensor lives longer for the sake of recomputes.
     #[arg(long)]
     no_extend: bool,
     /// neap: Never take a choice back.
@@ -119,97 +126,49 @@ pub struct Switches {
     /// neap, several jobs: Never plan for the part of the link that each gets.
     #[arg(long)]
     no_link_share: bool,
-    /// neap: How many steps of improvement to make.
-    #[arg(long, value_name = "STEPS", default_value_t = plan::neap::EFFORT)]
-    effort: u32,
+    /// neap: How many steps of improvement to make; 16 if not given.
+    #[arg(long, value_name = "STEPS")]
+    effort: Option<u32>,
     /// tensile: Look for swaps in time for as long as there are any.
     #[arg(long)]
     no_stop_rule: bool,
-    /// tensile: The largest share of tensors that may be swapped, in percent.
-    #[arg(long, value_name = "PERCENT", default_value_t = 100, value_parser = clap::value_parser!(u32).range(0..=100))]
-    max_swap_rate: u32,
-    /// Leave tensors below this size on the device while anything else helps.
-    #[arg(long, value_name = "BYTES", default_value = "64KiB")]
-    min_swap: Bytes,
+    /// tensile: The largest share of tensors that may be swapped, in percent; 100 if not given.
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(0..=100))]
+    max_swap_rate: Option<u32>,
+    /// neap, tensile: Leave tensors below this size on the device while anything else helps; 64KiB if not given.
+    #[arg(long, value_name = "BYTES")]
+    min_swap: Option<Bytes>,
 }
 
 impl Switches {
     /// The planner with its switches, and those that differ from their defaults.
-    pub fn resolve(&self, planner: Planner) -> (Method, BTreeMap<String, String>) {
-        let mut changed = BTreeMap::new();
-        let mut note = |key: &str, differs: bool, value: String| {
-            if differs {
-                changed.insert(key.to_owned(), value);
-            }
-        };
-        for (key, off) in [
-            ("swap", self.no_swap),
-            ("across", self.no_across),
-            ("recompute", self.no_recompute),
-            ("passive", self.no_passive),
-            ("prefetch", self.no_prefetch),
-        ] {
-            note(key, off, "false".to_owned());
-        }
-        note(
-            "min-swap",
-            self.min_swap != plan::neap::Options::default().min_swap,
-            self.min_swap.0.to_string(),
-        );
-        let method = match planner {
-            Planner::Neap => {
-                for (key, off) in [
-                    ("head", self.no_head),
-                    ("chains", self.no_chains),
-                    ("share", self.no_share),
-                    ("extend", self.no_extend),
-                    ("drop", self.no_drop),
-                    ("portfolio", self.no_portfolio),
-                    ("joint", self.no_joint),
-                    ("link-share", self.no_link_share),
-                ] {
-                    note(key, off, "false".to_owned());
+    ///
+    /// # Errors
+    /// When a switch is given that the planner does not have.
+    pub fn resolve(&self, planner: Planner) -> anyhow::Result<(Method, BTreeMap<String, String>)> {
+        let given: BTreeMap<String, Value> = serde_json::from_value(serde_json::to_value(self)?)?;
+        let mut switches = Vec::new();
+        for (flag, value) in &given {
+            match value {
+                Value::Bool(true) => {
+                    switches.push((flag.trim_start_matches("no-"), "false".to_owned()))
                 }
-                note("effort", self.effort != plan::neap::EFFORT, self.effort.to_string());
-                Method::Neap(plan::neap::Options {
-                    swap: !self.no_swap,
-                    across: !self.no_across,
-                    head: !self.no_head,
-                    recompute: !self.no_recompute,
-                    depth: if self.no_chains { 0 } else { plan::neap::DEPTH },
-                    share: !self.no_share,
-                    extend: !self.no_extend,
-                    passive: !self.no_passive,
-                    drop: !self.no_drop,
-                    fit: !self.no_prefetch,
-                    min_swap: self.min_swap,
-                    swap_share: 1000,
-                    effort: self.effort,
-                    portfolio: !self.no_portfolio,
-                    joint: !self.no_joint,
-                    link_share: !self.no_link_share,
-                })
+                Value::Number(number) => switches.push((flag.as_str(), number.to_string())),
+                _ => {}
             }
-            Planner::VdnnAll => Method::Vdnn(Policy::All),
-            Planner::VdnnConv => Method::Vdnn(Policy::Conv),
-            Planner::Checkpoint => Method::Checkpoint,
-            Planner::Capuchin => Method::Capuchin,
-            Planner::Tensile => {
-                note("stop-rule", self.no_stop_rule, "false".to_owned());
-                note("max-swap-rate", self.max_swap_rate != 100, self.max_swap_rate.to_string());
-                Method::Tensile(plan::tensile::Options {
-                    swap: !self.no_swap,
-                    across: !self.no_across,
-                    recompute: !self.no_recompute,
-                    passive: !self.no_passive,
-                    prefetch: !self.no_prefetch,
-                    stop_rule: !self.no_stop_rule,
-                    max_swap_rate: self.max_swap_rate,
-                    min_swap: self.min_swap,
-                })
-            }
-        };
-        (method, changed)
+        }
+        let method = planner.method();
+        let method = method.with(switches.iter().map(|(k, v)| (*k, v.as_str()))).map_err(|e| {
+            let SwitchError::Unknown { switch, .. } = &e else { return anyhow::Error::new(e) };
+            let off = format!("no-{switch}");
+            let flag = if given.contains_key(&off) { &off } else { switch };
+            anyhow::anyhow!(
+                "--{flag}: --planner {} has no such switch; leave it away or name another planner",
+                method.name()
+            )
+        })?;
+        let changed = method.switches();
+        Ok((method, changed))
     }
 }
 
@@ -233,9 +192,9 @@ fn one(flags: &Flags, job: &JobArg, as_json: bool) -> anyhow::Result<Answer> {
         .budget
         .unwrap_or(Budget::Bytes(device.available()))
         .resolve(liveness.peak, &device)?;
-    let (method, mut recorded_options) = flags.switches.resolve(flags.planner);
+    let (method, mut recorded_options) = flags.switches.resolve(flags.planner)?;
     let method = job.limited(method)?;
-    recorded_options.extend(job.record());
+    recorded_options.extend(job.share.record(None));
     let framework = flags.allocator.resolve(&device)?;
     recorded_options.extend(flags.allocator.record());
     if let Some(share) = flags.noise {

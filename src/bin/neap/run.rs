@@ -230,7 +230,7 @@ fn replanning(
                 .to_owned(),
         ));
     }
-    let method = Method::recorded(&plan.planner, &plan.options).map_err(at)?;
+    let method = Method::recorded(plan, 0).map_err(at)?;
     let planner = |device: &Profile, latencies: &[neap::contract::Latency]| {
         within(graph, device, latencies, plan.budget, method.clone(), plan.options.clone())
             .map_err(|e| e.to_string())

@@ -11,8 +11,8 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context, bail};
 use neap::contract::{JobPlan, check};
 use neap::device::Profile;
-use neap::plan::Method;
 use neap::plan::global::{self, Job, Jobs};
+use neap::plan::{Method, Share};
 use neap::report::table::{Side, Table};
 use neap::run::Settings;
 use neap::run::service::{
@@ -99,10 +99,15 @@ impl Reader {
                 if !settings::checked(path, &plan, &graphs)? {
                     return Ok(Err(Refused));
                 }
-                let method = Method::recorded(&plan.planner, &plan.options)
-                    .map_err(|e| anyhow::anyhow!("{}: {e}", path.display()))?;
+                let at = |problem: String| anyhow::anyhow!("{}: {problem}", path.display());
+                let mut planners = Vec::with_capacity(plan.jobs.len());
+                for job in 0..plan.jobs.len() {
+                    let share = Share::recorded(&plan, job).map_err(at)?;
+                    planners.push((Method::recorded(&plan, job).map_err(at)?, share.priority()));
+                }
                 let several = plan.jobs.len() > 1;
-                let all = plan.jobs.into_iter().zip(graphs).map(|(job, graph)| {
+                let jobs = plan.jobs.into_iter().zip(graphs).zip(planners);
+                let all = jobs.map(|((job, graph), (method, priority))| {
                     let name = if several { graph.name.clone() } else { stem.clone() };
                     tenant(
                         name,
@@ -110,7 +115,8 @@ impl Reader {
                             graph,
                             plan: job,
                             profile: plan.device.clone(),
-                            method: method.clone(),
+                            method,
+                            priority,
                             settings: settings.clone(),
                         },
                     )
@@ -128,6 +134,7 @@ impl Reader {
                         plan,
                         profile: device,
                         method: Method::default(),
+                        priority: Share::ALL.priority(),
                         settings,
                     },
                 )]))
@@ -323,7 +330,7 @@ fn together(works: &[&Work], arena: Bytes) -> Result<Vec<JobPlan>, String> {
             file: (String::new(), neap::job::json::sha256(&work.graph)),
             latencies: &work.plan.latencies,
             method: work.method.clone(),
-            priority: 1000,
+            priority: work.priority,
         });
     }
     let asked = Jobs { jobs, device, budget: arena, recorded_options: BTreeMap::new() };

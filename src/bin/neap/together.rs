@@ -7,9 +7,9 @@ use std::time::Instant;
 use anyhow::bail;
 use neap::contract::{Event, JobPlan};
 use neap::job::Graph;
-use neap::plan::Method;
 use neap::plan::global::{self, Job, Jobs, Together};
 use neap::plan::overlap::{self, Overlapped};
+use neap::plan::{Method, Share};
 use neap::report::table::{Side, Table};
 use neap::units::{Bytes, Nanos};
 use serde_json::{Value, json};
@@ -24,8 +24,8 @@ use crate::settings::{self, Budget};
 pub struct JobArg {
     /// Its file.
     pub path: PathBuf,
-    /// The largest share of its tensors that may be swapped, in thousandths, where it is less than all.
-    pub share: Option<u64>,
+    /// How much of it may be swapped.
+    pub share: Share,
 }
 
 impl JobArg {
@@ -42,12 +42,12 @@ impl JobArg {
             .and_then(|t| t.rsplit_once('@'))
             .filter(|(path, tail)| !path.is_empty() && number(tail));
         let Some((path, share)) = parts else {
-            return Ok(Self { path: PathBuf::from(text), share: None });
+            return Ok(Self { path: PathBuf::from(text), share: Share::ALL });
         };
-        let share = settings::thousandths(share).filter(|share| *share <= 1000).ok_or_else(|| {
+        let share = share.parse().map_err(|()| {
             format!("`@{share}` is not a share of the tensors; give a number from 0 to 1 with at most three decimals, such as {path}@0.5")
         })?;
-        Ok(Self { path: PathBuf::from(path), share: (share < 1000).then_some(share) })
+        Ok(Self { path: PathBuf::from(path), share })
     }
 
     /// The planner that swaps no more than the job allows.
@@ -55,31 +55,18 @@ impl JobArg {
     /// # Errors
     /// When the planner has no such limit.
     pub fn limited(&self, method: Method) -> anyhow::Result<Method> {
-        let Some(share) = self.share else { return Ok(method) };
-        let name = method.name();
-        let limited = method.limited(u32::try_from(share).unwrap_or(1000));
-        limited.ok_or_else(|| {
+        if self.share == Share::ALL {
+            return Ok(method);
+        }
+        method.limited(self.share).ok_or_else(|| {
             anyhow::anyhow!(
-                "{}@{}: planner {name} has no limit on swapping; use neap or tensile, or leave the share away",
+                "{}@{}: planner {} has no limit on swapping; use neap or tensile, or leave the share away",
                 self.path.display(),
-                told(share)
+                self.share,
+                method.name()
             )
         })
     }
-
-    /// Half of the swapping counts a loss of time twice. In thousandths.
-    pub fn priority(&self) -> u64 {
-        self.share.map_or(1000, |share| 1_000_000 / share.max(1))
-    }
-
-    /// For the plan's record.
-    pub fn record(&self) -> Option<(String, String)> {
-        self.share.map(|share| ("swap-share".to_owned(), told(share)))
-    }
-}
-
-fn told(share: u64) -> String {
-    format!("{}.{:03}", share / 1000, share % 1000)
 }
 
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
@@ -103,18 +90,16 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let peak = global::unplanned_peak(&graphs.iter().collect::<Vec<_>>());
     let budget =
         flags.budget.unwrap_or(Budget::Bytes(device.available())).resolve(peak, &device)?;
-    let (method, mut recorded_options) = flags.switches.resolve(flags.planner);
+    let (method, mut recorded_options) = flags.switches.resolve(flags.planner)?;
     let mut jobs = Vec::with_capacity(graphs.len());
     for (index, ((arg, graph), site)) in flags.graphs.iter().zip(&graphs).zip(&sites).enumerate() {
-        if let Some((key, value)) = arg.record() {
-            recorded_options.insert(format!("{key}-{index}"), value);
-        }
+        recorded_options.extend(arg.share.record(Some(index)));
         jobs.push(Job {
             graph,
             file: (graph_path(flags, &arg.path)?, site.sha256.clone()),
             latencies: &site.latencies,
             method: arg.limited(method.clone())?,
-            priority: arg.priority(),
+            priority: arg.share.priority(),
         });
     }
     if flags.overlap {
@@ -268,12 +253,14 @@ mod tests {
 
     #[test]
     fn shares_read() {
-        let job = |path: &str, share| Ok(JobArg { path: PathBuf::from(path), share });
+        let job = |path: &str, share: &str| {
+            Ok(JobArg { path: PathBuf::from(path), share: share.parse().unwrap() })
+        };
         let read = |text: &str| JobArg::read(OsString::from(text));
-        assert_eq!(read("a.graph.json"), job("a.graph.json", None));
-        assert_eq!(read("a.graph.json@0.5"), job("a.graph.json", Some(500)));
-        assert_eq!(read("a@home.graph.json"), job("a@home.graph.json", None));
-        assert_eq!(read("a@1"), job("a", None));
+        assert_eq!(read("a.graph.json"), job("a.graph.json", "1"));
+        assert_eq!(read("a.graph.json@0.5"), job("a.graph.json", "0.500"));
+        assert_eq!(read("a@home.graph.json"), job("a@home.graph.json", "1.0"));
+        assert_eq!(read("a@1"), job("a", "1"));
         for bad in ["a@2", "a@-1", "a@0.55555", "a@1e9"] {
             assert!(read(bad).is_err(), "{bad}");
         }

@@ -1,5 +1,6 @@
-//! Texts and argument lists kept once, numbered in order of first appearance: a trace's million
-//! events share a few thousand texts.
+//! Texts and argument lists kept once, numbered in order of first appearance.
+//!
+//! For: the trace reader, whose million events share a few thousand texts. Not for: taking texts out again.
 
 use std::borrow::Cow;
 use std::hash::{BuildHasher, RandomState};

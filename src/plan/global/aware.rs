@@ -171,7 +171,7 @@ fn even(jobs: &Jobs<'_>) -> Vec<Bytes> {
 }
 
 /// Of more jobs than this a round takes too long to be simulated for every way and every exchange.
-pub(crate) const FEW: usize = 8;
+const FEW: usize = 8;
 
 /// The ways to plan these jobs, at least one.
 fn ways(jobs: &Jobs<'_>) -> Vec<Way> {
@@ -202,19 +202,10 @@ fn ways(jobs: &Jobs<'_>) -> Vec<Way> {
     }
     ways.push(Way::Alone);
     if options.iter().all(|o| o.portfolio) {
-        let neap::Options { swap, across, recompute, passive, fit, min_swap, .. } = *first;
-        if recompute {
-            ways.push(Way::Planner(Box::new(Method::Checkpoint)));
+        if first.recompute {
+            ways.push(Way::Planner(Box::new(Method::Checkpoint(Default::default()))));
         }
-        let tensile = tensile::Options {
-            swap,
-            across,
-            recompute,
-            passive,
-            prefetch: fit,
-            min_swap,
-            ..tensile::Options::default()
-        };
+        let tensile = tensile::Options::from(first);
         ways.push(Way::Planner(Box::new(Method::Tensile(tensile))));
     }
     ways

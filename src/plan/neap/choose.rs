@@ -5,15 +5,15 @@
 //! is made again, cheapest first per byte and slot over the target that it relieves; only then does a copy that somebody
 //! has to wait for. Not for: when copies run in the end ([`super::windows`]).
 
-use super::book::{Book, Gap, Window};
-use super::clock::Clock;
-use super::remake::Maker;
 use super::{Ban, Options, Variant};
+use crate::clock::Clock;
 use crate::contract::Latency;
 use crate::device::Link;
-use crate::lane::Lane;
+use crate::recompute::{Part, Recompute, Recomputer};
+use crate::residency::{Gap, Residencies, Swap};
 use crate::sim::engine::copy_time;
 use crate::sim::program::Direction;
+use crate::timetable::Timetable;
 use crate::units::{Bytes, TensorId};
 
 /// What choices are made by.
@@ -44,10 +44,10 @@ pub struct Setting<'o> {
 /// Greedy decisions on a clock.
 pub struct Chooser<'a, 'o> {
     /// The decisions.
-    pub book: Book<'a>,
+    pub residencies: Residencies<'a>,
     setting: Setting<'o>,
-    out: Lane,
-    back: Lane,
+    out: Timetable,
+    back: Timetable,
     swapped: Vec<bool>,
     pinned_left: u64,
     /// Slots over the target, summed from the first.
@@ -78,13 +78,13 @@ impl Candidate {
 impl<'a, 'o> Chooser<'a, 'o> {
     /// Nothing decided yet.
     #[must_use]
-    pub fn new(book: Book<'a>, setting: Setting<'o>) -> Self {
+    pub fn new(residencies: Residencies<'a>, setting: Setting<'o>) -> Self {
         Self {
-            swapped: vec![false; book.accounts.len()],
-            book,
+            swapped: vec![false; residencies.lifetimes.len()],
+            residencies,
             setting,
-            out: Lane::default(),
-            back: Lane::default(),
+            out: Timetable::default(),
+            back: Timetable::default(),
             pinned_left: setting.pinned.0,
             over: Vec::new(),
         }
@@ -93,7 +93,7 @@ impl<'a, 'o> Chooser<'a, 'o> {
     /// Decides until no slot is over the target, or nothing helps.
     pub fn rounds(&mut self) {
         loop {
-            let (slot, load) = self.book.load.peak();
+            let (slot, load) = self.residencies.load.peak();
             if load <= self.setting.target {
                 return;
             }
@@ -108,14 +108,14 @@ impl<'a, 'o> Chooser<'a, 'o> {
         self.over.clear();
         self.over.push(0);
         let mut sum = 0;
-        for load in self.book.load.all() {
+        for load in self.residencies.load.all() {
             sum += u64::from(load > self.setting.target);
             self.over.push(sum);
         }
     }
 
     fn round(&mut self, slot: u32, least: u64) -> bool {
-        let before = self.book.load.at(slot as usize);
+        let before = self.residencies.load.at(slot as usize);
         let mut candidates = self.at_peak(slot, least);
         let theta = self.cheap_below(slot, &candidates);
         if self.setting.options.swap {
@@ -130,7 +130,7 @@ impl<'a, 'o> Chooser<'a, 'o> {
                 .iter()
                 .filter(|c| c.price >= theta && !self.setting.bans[c.tensor.index()].swap)
             {
-                if self.book.load.at(slot as usize) <= self.setting.target {
+                if self.residencies.load.at(slot as usize) <= self.setting.target {
                     break;
                 }
                 if self.may_swap(c.tensor, c.gap) {
@@ -138,16 +138,17 @@ impl<'a, 'o> Chooser<'a, 'o> {
                 }
             }
         }
-        if self.setting.options.recompute && self.book.load.at(slot as usize) > self.setting.target
+        if self.setting.options.recompute
+            && self.residencies.load.at(slot as usize) > self.setting.target
         {
             self.recompute(slot, &candidates);
         }
-        if self.book.load.at(slot as usize) > self.setting.target
+        if self.residencies.load.at(slot as usize) > self.setting.target
             && theta > 0
             && self.setting.options.swap
         {
             for c in &candidates {
-                if self.book.load.at(slot as usize) <= self.setting.target {
+                if self.residencies.load.at(slot as usize) <= self.setting.target {
                     break;
                 }
                 if self.still(c, slot)
@@ -160,17 +161,17 @@ impl<'a, 'o> Chooser<'a, 'o> {
         }
         if self.setting.options.passive
             && self.setting.options.swap
-            && self.book.load.at(slot as usize) == before
+            && self.residencies.load.at(slot as usize) == before
         {
             self.swap_passively(slot, &candidates);
         }
-        self.book.load.at(slot as usize) < before
+        self.residencies.load.at(slot as usize) < before
     }
 
     /// The price below which what is at the slot is left to recomputing: so much of what must go is cheaper.
     fn cheap_below(&self, slot: u32, candidates: &[Candidate]) -> u128 {
-        let missing = self.book.load.at(slot as usize) - self.setting.target;
-        let share = u128::from(missing) * u128::from(self.setting.variant.remade) / 100;
+        let missing = self.residencies.load.at(slot as usize) - self.setting.target;
+        let share = u128::from(missing) * u128::from(self.setting.variant.recomputed) / 100;
         let mut prices: Vec<(u128, u64)> = candidates.iter().map(|c| (c.price, c.bytes)).collect();
         prices.sort_unstable();
         let mut sum = 0;
@@ -184,83 +185,68 @@ impl<'a, 'o> Chooser<'a, 'o> {
     }
 
     fn still(&self, c: &Candidate, slot: u32) -> bool {
-        self.book.gap_over(c.tensor, slot) == Some(c.gap) && self.open(c.tensor, c.gap, slot)
-    }
-
-    /// Whether the gap is undecided as far as `slot` goes: what leaves in the head may as well leave before the end.
-    fn open(&self, tensor: TensorId, gap: usize, slot: u32) -> bool {
-        match self.book.gap(tensor, gap) {
-            Gap::Keep => true,
-            Gap::Swap(w) => w.head && slot > self.book.ends(tensor, gap).0,
-            Gap::Remake => false,
-        }
+        self.residencies.gap_over(c.tensor, slot) == Some(c.gap)
+            && self.residencies.gap(c.tensor, c.gap) == Gap::Keep
     }
 
     fn at_peak(&self, slot: u32, least: u64) -> Vec<Candidate> {
         let mut found = Vec::new();
-        let mut maker = Maker::new(&self.book, self.setting.latencies, self.setting.options);
+        let mut maker = Recomputer::new(
+            &self.residencies,
+            self.setting.latencies,
+            self.setting.options.reach(),
+        );
         for &tensor in if least >= self.setting.options.min_swap.0 {
             self.setting.large
         } else {
             self.setting.all
         } {
-            let (index, account) = (tensor.index(), self.book.account(tensor));
-            if account.bytes >= least.max(1)
-                && let Some(gap) = self.book.gap_over(tensor, slot)
-                && self.open(tensor, gap, slot)
+            let (index, lifetime) = (tensor.index(), self.residencies.lifetime(tensor));
+            if lifetime.bytes >= least.max(1)
+                && let Some(gap) = self.residencies.gap_over(tensor, slot)
+                && self.residencies.gap(tensor, gap) == Gap::Keep
             {
-                let may = self.setting.options.recompute && !self.setting.bans[index].remake;
+                let may = self.setting.options.recompute && !self.setting.bans[index].recompute;
                 let cost = if may { maker.cost(tensor, gap) } else { None };
-                found.push(Candidate::new(tensor, gap, account.bytes, cost));
+                found.push(Candidate::new(tensor, gap, lifetime.bytes, cost));
             }
         }
         found
     }
 
     fn may_swap(&self, tensor: TensorId, gap: usize) -> bool {
-        let account = self.book.account(tensor);
-        let round = account.long_lived && gap + 1 == account.gaps.len();
+        let lifetime = self.residencies.lifetime(tensor);
+        let round = lifetime.long_lived && gap + 1 == lifetime.gaps.len();
         // What is over the share may not be swapped even where nothing else is left.
         let banned =
             self.setting.options.swap_share < 1000 && self.setting.bans[tensor.index()].swap;
         !banned
             && (!round || self.setting.options.across)
-            && (self.swapped[tensor.index()] || account.bytes <= self.pinned_left)
+            && (self.swapped[tensor.index()] || lifetime.bytes <= self.pinned_left)
     }
 
     fn note_swapped(&mut self, tensor: TensorId) {
         if !std::mem::replace(&mut self.swapped[tensor.index()], true) {
-            self.pinned_left -= self.book.account(tensor).bytes;
+            self.pinned_left -= self.residencies.lifetime(tensor).bytes;
         }
     }
 
     /// Looks for intervals on the link that relieve `slot`, and decides the swap if there are.
     fn try_swap(&mut self, tensor: TensorId, gap: usize, slot: u32) -> bool {
-        let (_, b, round) = self.book.ends(tensor, gap);
-        let head = round && slot < b && self.heads();
-        head && self.try_window(tensor, gap, slot, true)
-            || self.try_window(tensor, gap, slot, false)
-    }
-
-    /// Whether heads are used.
-    fn heads(&self) -> bool {
-        self.setting.options.head && self.setting.variant.head
-    }
-
-    fn try_window(&mut self, tensor: TensorId, gap: usize, slot: u32, head: bool) -> bool {
-        let (a, b, round) = self.book.ends(tensor, gap);
-        let bytes = self.book.graph.tensor(tensor).bytes;
-        let tight = self.book.tightest(tensor, gap, head);
-        if !self.book.relieves(tensor, gap, Gap::Swap(tight), slot as usize) {
+        let (a, b, round) = self.residencies.ends(tensor, gap);
+        let bytes = self.residencies.graph.tensor(tensor).bytes;
+        let tight = self.residencies.tightest(tensor, gap);
+        if !self.residencies.relieves(tensor, gap, Gap::Swap(tight), slot as usize) {
             return false;
         }
-        let clean = !head && self.book.clean(tensor, gap);
-        let in_head = round && slot < b;
+        let clean = self.residencies.clean(tensor, gap);
+        // The slot lies in the next iteration, before the tensor comes back.
+        let after_end = round && slot < b;
         let wanted = self.setting.clock.slot(b);
         let leaves = self.setting.clock.place(tight.out_place);
         let (peak_start, peak_end) =
             (self.setting.clock.slot(slot), self.setting.clock.slot(slot + 1));
-        let deadline = if in_head && !head { self.setting.clock.total } else { peak_start };
+        let deadline = if after_end { self.setting.clock.total } else { peak_start };
         let mut out_length = 0;
         let mut out_at = leaves;
         if !clean {
@@ -274,10 +260,10 @@ impl<'a, 'o> Chooser<'a, 'o> {
             (out_at, out_length) = found;
         }
         let gone = out_at + out_length;
-        let earliest = match (round, in_head, head) {
-            (true, false, _) => 0,
-            (true, true, false) => peak_end,
-            _ => peak_end.max(gone),
+        let earliest = match (round, after_end) {
+            (true, false) => 0,
+            (true, true) => peak_end,
+            (false, _) => peak_end.max(gone),
         };
         let found = [false, true].into_iter().find_map(|contended| {
             let length = self.length(Direction::H2d, bytes, contended);
@@ -285,8 +271,7 @@ impl<'a, 'o> Chooser<'a, 'o> {
             (contended || !self.out.busy(at, at + length)).then_some((at, length))
         });
         let Some((back_at, back_length)) = found else { return false };
-        let window = Window {
-            head,
+        let swap = Swap {
             out_until: if clean {
                 a
             } else {
@@ -295,15 +280,16 @@ impl<'a, 'o> Chooser<'a, 'o> {
             back_from: (2 * self.setting.clock.place_by(back_at)).min(tight.back_from),
             out_place: self.setting.clock.place_by(out_at).max(tight.out_place),
             starts: (out_at, back_at),
+            passive: false,
         };
-        if !self.book.relieves(tensor, gap, Gap::Swap(window), slot as usize) {
+        if !self.residencies.relieves(tensor, gap, Gap::Swap(swap), slot as usize) {
             return false;
         }
         if !clean {
             self.out.take(out_at, out_length);
         }
         self.back.take(back_at, back_length);
-        self.book.decide(tensor, gap, Gap::Swap(window));
+        self.residencies.decide(tensor, gap, Gap::Swap(swap));
         self.note_swapped(tensor);
         true
     }
@@ -328,55 +314,63 @@ impl<'a, 'o> Chooser<'a, 'o> {
                 heap.push(std::cmp::Reverse((key, c.tensor, c.gap)));
             }
         }
-        let peak = self.book.load.at(slot as usize);
+        let peak = self.residencies.load.at(slot as usize);
         while let Some(std::cmp::Reverse((_, tensor, gap))) = heap.pop() {
-            if self.book.load.at(slot as usize) <= self.setting.target {
+            if self.residencies.load.at(slot as usize) <= self.setting.target {
                 return;
             }
-            if self.book.gap_over(tensor, slot) != Some(gap)
-                || self.book.gap(tensor, gap) != Gap::Keep
+            if self.residencies.gap_over(tensor, slot) != Some(gap)
+                || self.residencies.gap(tensor, gap) != Gap::Keep
             {
                 continue;
             }
             // Its price may have risen since, or fallen: what is made in passing, what is gone.
-            let Some((key, remake)) = self.rate(tensor, gap, slot) else { continue };
+            let Some((key, recompute)) = self.rate(tensor, gap, slot) else { continue };
             if heap.peek().is_some_and(|next| next.0.0 < key) {
                 heap.push(std::cmp::Reverse((key, tensor, gap)));
                 continue;
             }
-            let limit =
-                self.setting.target.max(peak.saturating_sub(self.book.account(tensor).bytes));
-            self.book.apply(tensor, gap, remake, limit.min(peak), self.setting.options);
+            let limit = self
+                .setting
+                .target
+                .max(peak.saturating_sub(self.residencies.lifetime(tensor).bytes));
+            self.residencies.apply(
+                tensor,
+                gap,
+                recompute,
+                limit.min(peak),
+                self.setting.options.reach(),
+            );
         }
     }
 
     /// Nanoseconds for each byte and slot over the target relieved, and what it takes.
-    fn rate(
-        &self,
-        tensor: TensorId,
-        gap: usize,
-        slot: u32,
-    ) -> Option<(u128, super::remake::Remake)> {
-        if !self.book.relieves(tensor, gap, Gap::Remake, slot as usize) {
+    fn rate(&self, tensor: TensorId, gap: usize, slot: u32) -> Option<(u128, Recompute)> {
+        if !self.residencies.relieves(tensor, gap, Gap::Recompute, slot as usize) {
             return None;
         }
-        let remake = self.book.remake(self.setting.latencies, tensor, gap, self.setting.options)?;
-        if matches!(remake.parts[..], [super::remake::Part::Shared(_, at, _)] if at <= slot) {
+        let recompute = self.residencies.recompute_of(
+            self.setting.latencies,
+            tensor,
+            gap,
+            self.setting.options.reach(),
+        )?;
+        if matches!(recompute.parts[..], [Part::Shared(_, at, _)] if at <= slot) {
             return None;
         }
-        let (_, b, _) = self.book.ends(tensor, gap);
+        let (_, b, _) = self.residencies.ends(tensor, gap);
         let at = (b & !1) as usize;
-        let peak = self.book.load.at(slot as usize);
-        if self.book.load.at(at) + remake.extra >= peak {
+        let peak = self.residencies.load.at(slot as usize);
+        if self.residencies.load.at(at) + recompute.extra >= peak {
             return None;
         }
-        let key = u128::from(remake.cost) * 1_000_000_000_000
-            / u128::from(self.book.account(tensor).bytes).max(1);
-        Some((key, remake))
+        let key = u128::from(recompute.cost) * 1_000_000_000_000
+            / u128::from(self.residencies.lifetime(tensor).bytes).max(1);
+        Some((key, recompute))
     }
 
     fn covered(&self, tensor: TensorId, gap: usize, decision: Gap) -> u64 {
-        self.book
+        self.residencies
             .away(tensor, gap, decision)
             .iter()
             .map(|&(a, b)| if a < b { self.over[b] - self.over[a] } else { 0 })
@@ -385,64 +379,55 @@ impl<'a, 'o> Chooser<'a, 'o> {
 
     /// Frees bytes at the slot whatever it costs: first swaps that linger there leave at once, then others are swapped.
     fn swap_passively(&mut self, slot: u32, candidates: &[Candidate]) {
-        let mut lingering: Option<(u64, TensorId, usize, bool)> = None;
-        for (index, account) in self.book.accounts.iter().enumerate() {
+        let mut lingering: Option<(u64, TensorId, usize)> = None;
+        for (index, lifetime) in self.residencies.lifetimes.iter().enumerate() {
             let tensor = TensorId::of(index);
-            let Some(gap) = self.book.gap_over(tensor, slot) else { continue };
-            if let Gap::Swap(w) = account.gaps[gap]
-                && !self.book.relieves(tensor, gap, account.gaps[gap], slot as usize)
-                && self.book.relieves(
+            let Some(gap) = self.residencies.gap_over(tensor, slot) else { continue };
+            if let Gap::Swap(_) = lifetime.gaps[gap]
+                && !self.residencies.relieves(tensor, gap, lifetime.gaps[gap], slot as usize)
+                && self.residencies.relieves(
                     tensor,
                     gap,
-                    Gap::Swap(self.book.tightest(tensor, gap, w.head)),
+                    Gap::Swap(self.residencies.tightest(tensor, gap)),
                     slot as usize,
                 )
-                && lingering.is_none_or(|l| account.bytes > l.0)
+                && lingering.is_none_or(|l| lifetime.bytes > l.0)
             {
-                lingering = Some((account.bytes, tensor, gap, w.head));
+                lingering = Some((lifetime.bytes, tensor, gap));
             }
         }
-        if let Some((_, tensor, gap, head)) = lingering {
-            self.leave_at_once(tensor, gap, head);
+        if let Some((_, tensor, gap)) = lingering {
+            self.leave_at_once(tensor, gap);
             return;
         }
         self.count_over();
-        let missing = self.book.load.at(slot as usize) - self.setting.target;
-        let mut worth: Vec<(u128, TensorId, usize, bool)> = Vec::new();
+        let missing = self.residencies.load.at(slot as usize) - self.setting.target;
+        let mut worth: Vec<(u128, TensorId, usize)> = Vec::new();
         for c in candidates.iter().filter(|c| self.still(c, slot)) {
-            let (_, b, round) = self.book.ends(c.tensor, c.gap);
-            let head = round && slot < b && self.heads();
-            let window = self.book.tightest(c.tensor, c.gap, head);
-            if self.book.relieves(c.tensor, c.gap, Gap::Swap(window), slot as usize) {
-                let copies = if self.book.clean(c.tensor, c.gap) { 1 } else { 2 };
+            let swap = self.residencies.tightest(c.tensor, c.gap);
+            if self.residencies.relieves(c.tensor, c.gap, Gap::Swap(swap), slot as usize) {
+                let copies = if self.residencies.clean(c.tensor, c.gap) { 1 } else { 2 };
                 let useful = u128::from(c.bytes.min(missing))
-                    * u128::from(self.covered(c.tensor, c.gap, Gap::Swap(window)).max(1));
-                worth.push((
-                    useful * 1_000_000 / (u128::from(c.bytes) * copies),
-                    c.tensor,
-                    c.gap,
-                    head,
-                ));
+                    * u128::from(self.covered(c.tensor, c.gap, Gap::Swap(swap)).max(1));
+                worth.push((useful * 1_000_000 / (u128::from(c.bytes) * copies), c.tensor, c.gap));
             }
         }
-        worth.sort_unstable_by_key(|&(worth, tensor, gap, _)| {
-            (std::cmp::Reverse(worth), tensor, gap)
-        });
-        for (_, tensor, gap, head) in worth {
-            if self.book.load.at(slot as usize) <= self.setting.target {
+        worth.sort_unstable_by_key(|&(worth, tensor, gap)| (std::cmp::Reverse(worth), tensor, gap));
+        for (_, tensor, gap) in worth {
+            if self.residencies.load.at(slot as usize) <= self.setting.target {
                 return;
             }
             if self.may_swap(tensor, gap) {
-                self.leave_at_once(tensor, gap, head);
+                self.leave_at_once(tensor, gap);
             }
         }
     }
 
-    fn leave_at_once(&mut self, tensor: TensorId, gap: usize, head: bool) {
-        let mut window = self.book.tightest(tensor, gap, head);
-        let (_, b, _) = self.book.ends(tensor, gap);
-        window.starts = (self.setting.clock.place(window.out_place), self.setting.clock.slot(b));
-        self.book.decide(tensor, gap, Gap::Swap(window));
+    fn leave_at_once(&mut self, tensor: TensorId, gap: usize) {
+        let mut swap = self.residencies.tightest(tensor, gap);
+        let (_, b, _) = self.residencies.ends(tensor, gap);
+        swap.starts = (self.setting.clock.place(swap.out_place), self.setting.clock.slot(b));
+        self.residencies.decide(tensor, gap, Gap::Swap(swap));
         self.note_swapped(tensor);
     }
 }

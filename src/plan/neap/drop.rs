@@ -1,51 +1,55 @@
-//! What turned out not to be needed is taken back: the dearest remakes first, then swaps.
+//! What turned out not to be needed is taken back: the dearest recomputes first, then swaps.
 //!
 //! Greedy choices for one slot make earlier choices for another superfluous. Not for: exchanging one choice for another
 //! ([`super::improve`]).
 
-use super::book::{Book, Gap};
 use crate::contract::Latency;
+use crate::residency::{Gap, Residencies};
 use crate::units::TensorId;
 
 /// Keeps again what there is room for, within `target`.
-pub fn drop(book: &mut Book<'_>, latencies: &[Latency], target: u64) {
-    let mut remakes: Vec<(u64, TensorId, u32)> = book
+pub fn drop(residencies: &mut Residencies<'_>, latencies: &[Latency], target: u64) {
+    let mut recomputes: Vec<(u64, TensorId, u32)> = residencies
         .chains
         .iter()
         .map(|(&(slot, tensor), chain)| {
-            (chain.iter().map(|id| latencies[id.index()].time.0).sum(), tensor, slot)
+            (chain.operators.iter().map(|id| latencies[id.index()].time.0).sum(), tensor, slot)
         })
         .collect();
-    remakes.sort_unstable_by_key(|&(cost, tensor, slot)| (std::cmp::Reverse(cost), tensor, slot));
-    for (_, tensor, slot) in remakes {
-        if book.shared.iter().any(|(&(at, _), &maker)| at == slot && maker == tensor) {
+    recomputes
+        .sort_unstable_by_key(|&(cost, tensor, slot)| (std::cmp::Reverse(cost), tensor, slot));
+    for (_, tensor, slot) in recomputes {
+        if residencies.shared.iter().any(|(&(at, _), &maker)| at == slot && maker == tensor) {
             continue;
         }
-        let account = book.account(tensor);
+        let lifetime = residencies.lifetime(tensor);
         // The gap that ends with this chain: its next use is in the slot or in the operator after it.
-        let Some(gap) = account.gaps.iter().enumerate().position(|(g, d)| {
-            *d == Gap::Remake && account.uses.get(g + 1).is_some_and(|u| u & !1 == slot)
+        let Some(gap) = lifetime.gaps.iter().enumerate().position(|(g, d)| {
+            *d == Gap::Recompute && lifetime.uses.get(g + 1).is_some_and(|u| u & !1 == slot)
         }) else {
             continue;
         };
-        if room(book, tensor, gap, target) {
-            book.decide(tensor, gap, Gap::Keep);
-            book.chains.remove(&(slot, tensor));
+        if room(residencies, tensor, gap, target) {
+            residencies.decide(tensor, gap, Gap::Keep);
+            residencies.chains.remove(&(slot, tensor));
         }
     }
-    for index in 0..book.accounts.len() {
+    for index in 0..residencies.lifetimes.len() {
         let tensor = TensorId::of(index);
-        for gap in 0..book.accounts[index].gaps.len() {
-            if matches!(book.gap(tensor, gap), Gap::Swap(_)) && room(book, tensor, gap, target) {
-                book.decide(tensor, gap, Gap::Keep);
+        for gap in 0..residencies.lifetimes[index].gaps.len() {
+            if matches!(residencies.gap(tensor, gap), Gap::Swap(_))
+                && room(residencies, tensor, gap, target)
+            {
+                residencies.decide(tensor, gap, Gap::Keep);
             }
         }
     }
 }
 
-fn room(book: &Book<'_>, tensor: TensorId, gap: usize, target: u64) -> bool {
-    let bytes = book.account(tensor).bytes;
-    book.away(tensor, gap, book.gap(tensor, gap))
+fn room(residencies: &Residencies<'_>, tensor: TensorId, gap: usize, target: u64) -> bool {
+    let bytes = residencies.lifetime(tensor).bytes;
+    residencies
+        .away(tensor, gap, residencies.gap(tensor, gap))
         .iter()
-        .all(|&(a, b)| a >= b || book.load.most(a, b) + bytes <= target)
+        .all(|&(a, b)| a >= b || residencies.load.most(a, b) + bytes <= target)
 }

@@ -3,10 +3,10 @@
 //! A concatenation's inputs die with it, and then nothing can make it again but the operators that made them. Where
 //! several large tensors share small dead inputs (DenseNet's cats over the same features), keeping the inputs frees more than it costs.
 //! The choice is a closure problem (products to drop, inputs to keep); by shared inputs it falls into parts, each taken where it
-//! pays as a whole. Not for: deciding the remakes themselves.
+//! pays as a whole. Not for: deciding the recomputes themselves.
 
-use super::book::Book;
 use crate::job::Replay;
+use crate::residency::Residencies;
 use crate::units::{OpId, TensorId};
 
 /// A tensor that could be made again if its dead inputs lived on.
@@ -17,14 +17,14 @@ struct Product {
 }
 
 /// Extends lives where that frees bytes in the highest slot. Tensors below `least` are not worth it.
-pub fn extend(book: &mut Book<'_>, least: u64) {
-    let slot = u32::try_from(book.load.peak().0).unwrap_or(u32::MAX);
+pub fn extend(residencies: &mut Residencies<'_>, least: u64) {
+    let slot = u32::try_from(residencies.load.peak().0).unwrap_or(u32::MAX);
     let mut products: Vec<Product> = Vec::new();
-    for (index, account) in book.accounts.iter().enumerate() {
+    for (index, lifetime) in residencies.lifetimes.iter().enumerate() {
         let tensor = TensorId::of(index);
-        if account.bytes >= least.max(1)
-            && let Some(gap) = book.gap_over(tensor, slot)
-            && let Some(product) = product(book, tensor, gap)
+        if lifetime.bytes >= least.max(1)
+            && let Some(gap) = residencies.gap_over(tensor, slot)
+            && let Some(product) = product(residencies, tensor, gap)
         {
             products.push(product);
         }
@@ -33,17 +33,17 @@ pub fn extend(book: &mut Book<'_>, least: u64) {
     let mut of = std::collections::BTreeMap::new();
     for (index, product) in products.iter().enumerate() {
         for &dead in &product.dead {
-            let first = *of.entry(dead).or_insert(index);
-            let (a, b) = (root(&part, first), root(&part, index));
+            let other = *of.entry(dead).or_insert(index);
+            let (a, b) = (root(&part, other), root(&part, index));
             part[a.max(b)] = a.min(b);
         }
     }
-    for head in 0..products.len() {
-        if root(&part, head) != head {
+    for first in 0..products.len() {
+        if root(&part, first) != first {
             continue;
         }
-        let members: Vec<&Product> = (head..products.len())
-            .filter(|&i| root(&part, i) == head)
+        let members: Vec<&Product> = (first..products.len())
+            .filter(|&i| root(&part, i) == first)
             .map(|i| &products[i])
             .collect();
         let mut until: std::collections::BTreeMap<TensorId, u32> =
@@ -55,13 +55,13 @@ pub fn extend(book: &mut Book<'_>, least: u64) {
             }
         }
         let gain: u64 = members.iter().map(|m| m.bytes).sum();
-        let cost: u64 = until.keys().map(|&t| book.account(t).bytes).sum();
-        // Less than a quarter of what it frees, or the remakes' time is hardly worth it.
+        let cost: u64 = until.keys().map(|&t| residencies.lifetime(t).bytes).sum();
+        // Less than a quarter of what it frees, or the recomputes' time is hardly worth it.
         if cost * 4 > gain * 3 {
             continue;
         }
         for (tensor, until) in until {
-            book.live_on(tensor, until);
+            residencies.live_on(tensor, until);
         }
     }
 }
@@ -73,30 +73,30 @@ fn root(part: &[usize], mut of: usize) -> usize {
     of
 }
 
-fn product(book: &Book<'_>, tensor: TensorId, gap: usize) -> Option<Product> {
-    let account = book.account(tensor);
-    let (_, b, round) = book.ends(tensor, gap);
-    if round || account.long_lived {
+fn product(residencies: &Residencies<'_>, tensor: TensorId, gap: usize) -> Option<Product> {
+    let lifetime = residencies.lifetime(tensor);
+    let (_, b, round) = residencies.ends(tensor, gap);
+    if round || lifetime.long_lived {
         return None;
     }
     let slot = b & !1;
     let mut dead = Vec::new();
     for (position, id) in
-        account.writes.iter().map(|&w| OpId(w)).filter(|id| 2 * id.0 + 1 < slot).enumerate()
+        lifetime.writes.iter().map(|&w| OpId(w)).filter(|id| 2 * id.0 + 1 < slot).enumerate()
     {
-        let operator = book.graph.operator(id);
+        let operator = residencies.graph.operator(id);
         if operator.replay != Replay::Pure
-            || book.generates(id).contains(&tensor) != (position == 0)
-            || book.updates(id).iter().any(|&u| u != tensor)
+            || residencies.generates(id).contains(&tensor) != (position == 0)
+            || residencies.updates(id).iter().any(|&u| u != tensor)
         {
             return None;
         }
-        for read in book.needs(id, tensor) {
-            if book.rewritten(read, id, slot) {
+        for read in residencies.needs(id, tensor) {
+            if residencies.rewritten(read, id, slot) {
                 return None;
             }
-            let input = book.account(read);
-            if !book.held(read, slot) {
+            let input = residencies.lifetime(read);
+            if !residencies.held(read, slot) {
                 let gone = !input.long_lived && input.uses.last().is_some_and(|&last| last < slot);
                 if !gone {
                     return None;
@@ -107,5 +107,5 @@ fn product(book: &Book<'_>, tensor: TensorId, gap: usize) -> Option<Product> {
             }
         }
     }
-    (!dead.is_empty()).then_some(Product { bytes: account.bytes, slot, dead })
+    (!dead.is_empty()).then_some(Product { bytes: lifetime.bytes, slot, dead })
 }

@@ -3,7 +3,7 @@
 //! A step chooses all over again with one thing changed, and runs what came of it on [`super::clock`]; the best stays,
 //! so no effort makes a plan worse than the first choice. First the greedy's own parameters are changed ([`super::Variant`]), one at a time, from
 //! the best so far (coordinate descent); then single tensors are excluded from what they were chosen for, those
-//! first that cost most: swaps that somebody waited for, remakes that take longest. The greedy exchanges them for
+//! first that cost most: swaps that somebody waited for, recomputes that take longest. The greedy exchanges them for
 //! something else, and takes back what is not needed then. Where steps wait for the link whatever one does, the choice is made
 //! once more on the clock of the best run, on which the link has the time that the waiting gives it.
 //! Where hardly anybody waits, a quarter of the effort finds what there is to find; large graphs get less of it
@@ -13,18 +13,18 @@
 use std::cmp::Reverse;
 use std::rc::Rc;
 
-use super::book::Book;
 use super::choose::{Chooser, Setting};
-use super::clock::{self, Clock};
-use super::{Ban, Options, Variant, drop, extend, windows};
+use super::{Ban, Options, Variant, drop, extend, prefetch};
+use crate::clock::{self, Clock};
 use crate::job::Graph;
-use crate::method::Given;
+use crate::planner::Given;
+use crate::residency::Residencies;
 use crate::units::TensorId;
 
 struct Search<'a, 'o> {
     given: &'o Given<'a>,
     options: &'o Options,
-    fresh: Book<'a>,
+    fresh: Residencies<'a>,
     /// Without a plan.
     nominal: Rc<Clock>,
     /// What choices are made on.
@@ -68,7 +68,7 @@ type Key = (bool, u64, u64);
 
 struct Found<'a> {
     key: Key,
-    book: Book<'a>,
+    residencies: Residencies<'a>,
     clock: Clock,
     variant: Variant,
     bans: Vec<Ban>,
@@ -76,16 +76,20 @@ struct Found<'a> {
 
 /// The best decisions found, and where that ended. From where another search ended a quarter of the effort is enough.
 #[must_use]
-pub fn search<'a>(given: &Given<'a>, options: &Options, warm: Option<&Warm>) -> (Book<'a>, Warm) {
+pub fn search<'a>(
+    given: &Given<'a>,
+    options: &Options,
+    warm: Option<&Warm>,
+) -> (Residencies<'a>, Warm) {
     let nominal = Rc::new(Clock::nominal(given.latencies));
-    let fresh = Book::new(given.graph);
+    let fresh = Residencies::new(given.graph);
     let n = given.graph.operators.len();
-    let all: Vec<TensorId> = (0..fresh.accounts.len())
-        .filter(|&i| !fresh.accounts[i].uses.is_empty() && fresh.accounts[i].bytes > 0)
+    let all: Vec<TensorId> = (0..fresh.lifetimes.len())
+        .filter(|&i| !fresh.lifetimes[i].uses.is_empty() && fresh.lifetimes[i].bytes > 0)
         .map(TensorId::of)
         .collect();
     let large =
-        all.iter().copied().filter(|&t| fresh.account(t).bytes >= options.min_swap.0).collect();
+        all.iter().copied().filter(|&t| fresh.lifetime(t).bytes >= options.min_swap.0).collect();
     let mut search = Search {
         given,
         options,
@@ -108,7 +112,7 @@ pub fn search<'a>(given: &Given<'a>, options: &Options, warm: Option<&Warm>) -> 
         search.clock = warm.clock.clone();
         let mut best = search.choose(warm.variant, &warm.bans);
         if !best.key.0 {
-            search.stretch(&mut best);
+            search.rechoose(&mut best);
             search.vary(&mut best, &none, 0);
             search.exchange(&mut best);
             return search.done(best);
@@ -118,7 +122,7 @@ pub fn search<'a>(given: &Given<'a>, options: &Options, warm: Option<&Warm>) -> 
     let mut best = search.choose(Variant::FIRST, &none);
     if best.key.0 {
         // Recomputes want their inputs at one time; near the floor everything must be able to leave.
-        let swaps: Vec<Ban> = none.iter().map(|ban| Ban { remake: true, ..*ban }).collect();
+        let swaps: Vec<Ban> = none.iter().map(|ban| Ban { recompute: true, ..*ban }).collect();
         let found = search.choose(Variant::FIRST, &swaps);
         if found.key < best.key {
             best = Found { bans: none.clone(), ..found };
@@ -127,10 +131,10 @@ pub fn search<'a>(given: &Given<'a>, options: &Options, warm: Option<&Warm>) -> 
     // Half of it from the clock without waiting, so that a plan without any is found where there is one.
     let rest = search.left / 4 * 3;
     search.vary(&mut best, &none, rest);
-    search.stretch(&mut best);
+    search.rechoose(&mut best);
     if !Rc::ptr_eq(&search.clock, &search.nominal) {
         search.vary(&mut best, &none, 0);
-        search.stretch(&mut best);
+        search.rechoose(&mut best);
     } else {
         search.vary(&mut best, &none, 0);
     }
@@ -151,8 +155,8 @@ fn unswappable(graph: &Graph, share_per_mille: u32) -> Vec<Ban> {
 }
 
 impl<'a> Search<'a, '_> {
-    fn done(self, best: Found<'a>) -> (Book<'a>, Warm) {
-        (best.book, Warm { variant: best.variant, bans: best.bans, clock: self.clock })
+    fn done(self, best: Found<'a>) -> (Residencies<'a>, Warm) {
+        (best.residencies, Warm { variant: best.variant, bans: best.bans, clock: self.clock })
     }
 
     /// Whether a better plan is thinkable and there is effort left; counts a step.
@@ -174,9 +178,9 @@ impl<'a> Search<'a, '_> {
 
     fn choose(&self, variant: Variant, bans: &[Ban]) -> Found<'a> {
         let Given { latencies, link, pinned, target, .. } = *self.given;
-        let mut book = self.fresh.clone();
+        let mut residencies = self.fresh.clone();
         if variant.extend && self.options.extend {
-            extend::extend(&mut book, self.options.min_swap.0);
+            extend::extend(&mut residencies, self.options.min_swap.0);
         }
         let setting = Setting {
             latencies,
@@ -190,31 +194,43 @@ impl<'a> Search<'a, '_> {
             all: &self.all,
             large: &self.large,
         };
-        let mut chooser = Chooser::new(book, setting);
+        let mut chooser = Chooser::new(residencies, setting);
         chooser.rounds();
-        let mut book = chooser.book;
+        let mut residencies = chooser.residencies;
         if self.options.drop {
-            drop::drop(&mut book, latencies, target);
+            drop::drop(&mut residencies, latencies, target);
         }
-        let mut clock = clock::run(&book, latencies, link);
-        let peak = book.load.peak().1;
-        if self.options.fit && peak <= target {
-            let mut best = windows::windows(&book);
+        let mut clock = clock::run(&residencies, latencies, link);
+        let peak = residencies.load.peak().1;
+        if self.options.prefetch && peak <= target {
+            let mut best = prefetch::swaps(&residencies);
             for slack in [variant.slack, 33] {
                 for _ in 0..2 {
-                    windows::fit(&mut book, &clock, link, target, Variant { slack, ..variant });
-                    let now = clock::run(&book, latencies, link);
+                    prefetch::fit(
+                        &mut residencies,
+                        &clock,
+                        link,
+                        target,
+                        Variant { slack, ..variant },
+                    );
+                    let now = clock::run(&residencies, latencies, link);
                     if now.total >= clock.total {
-                        windows::restore(&mut book, &best);
+                        prefetch::restore(&mut residencies, &best);
                         break;
                     }
                     clock = now;
-                    best = windows::windows(&book);
+                    best = prefetch::swaps(&residencies);
                 }
             }
         }
-        let peak = book.load.peak().1;
-        Found { key: (peak > target, clock.total, peak), book, clock, variant, bans: bans.to_vec() }
+        let peak = residencies.load.peak().1;
+        Found {
+            key: (peak > target, clock.total, peak),
+            residencies,
+            clock,
+            variant,
+            bans: bans.to_vec(),
+        }
     }
 
     /// One parameter at a time, from the best so far, until none helps or no more than `rest` steps are left.
@@ -225,9 +241,7 @@ impl<'a> Search<'a, '_> {
             for turn in 0..from.neighbours().len() {
                 let variant = best.variant.neighbours()[turn];
                 // Without the switch it is the same again.
-                let idle = variant.extend && !self.options.extend
-                    || variant.head != from.head && !self.options.head;
-                if idle || tried.contains(&variant) {
+                if variant.extend && !self.options.extend || tried.contains(&variant) {
                     continue;
                 }
                 if self.left <= rest || !self.step(best) {
@@ -246,7 +260,7 @@ impl<'a> Search<'a, '_> {
     }
 
     /// On the clock of the best run, again and again while that helps.
-    fn stretch(&mut self, best: &mut Found<'a>) {
+    fn rechoose(&mut self, best: &mut Found<'a>) {
         while !best.clock.late.is_empty() && self.step(best) {
             let before = std::mem::replace(&mut self.clock, Rc::new(best.clock.clone()));
             let found = self.choose(best.variant, &best.bans);
@@ -265,9 +279,9 @@ impl<'a> Search<'a, '_> {
         loop {
             let mut dear: Vec<(u64, TensorId, bool)> =
                 best.clock.late.iter().map(|&(tensor, _, waited)| (waited, tensor, true)).collect();
-            for (&(_, tensor), chain) in &best.book.chains {
+            for (&(_, tensor), chain) in &best.residencies.chains {
                 dear.push((
-                    chain.iter().map(|id| self.given.latencies[id.index()].time.0).sum(),
+                    chain.operators.iter().map(|id| self.given.latencies[id.index()].time.0).sum(),
                     tensor,
                     false,
                 ));
@@ -285,7 +299,7 @@ impl<'a> Search<'a, '_> {
             if swap {
                 ban.swap = true
             } else {
-                ban.remake = true
+                ban.recompute = true
             }
             if !self.step(best) {
                 return;

@@ -1,61 +1,59 @@
 //! The planner `neap`: swap, recompute or keep, decided together for every gap of every tensor.
 //!
-//! 1. **Greedy** ([`choose`]). At the highest slot, link time goes to the largest tensors that are not cheap to make again, as
-//!    far as their copies fit in time both ways; what is missing is made again, cheapest first per byte; only then leaves what
-//!    the compute stream has to wait for. Capuchin swaps first and recomputes what is left by one price; here what is cheap to make
-//!    again does not take link time from what is dear, and how much that is, is searched.
-//! 2. **Chains** ([`remake`]). What a recompute needs and is gone is made again too, comes back early, or
-//!    is kept along by another's chain; what is made in passing stays where that costs no peak.
-//! 3. **Longer lives** ([`extend`]). Small dead inputs live on where large tensors can be made from them.
-//! 4. **Heads**. A tensor that nothing generates may leave *after* the end of the iteration, in the next one's head, while the
-//!    forward pass runs: optimizer states needn't delay the end.
-//! 5. **Taking back** ([`mod@drop`]). What other choices made superfluous is kept after all.
-//! 6. **Windows** ([`windows`]). Copies get their order and times once it is decided which: outs first come first served, ins by
-//!    earliest deadline seen from the end, each as far as bytes allow.
-//! 7. **Improvement** ([`improve`]). Steps choose again with one thing changed, run it on a clock that knows both directions'
-//!    contention ([`clock`]), and keep the best. Never worse than the first; deterministic, since effort counts steps.
+//! 1. **Greedy** ([`choose`]). In the slot with the highest load, the link's time goes to the largest
+//!    tensors that are not cheap to recompute, as far as their copies fit in time both ways. What is
+//!    still over the target is recomputed, cheapest per byte first. Last come swaps that an operator
+//!    waits for. Capuchin swaps first and compares with recomputation only what does not hide;
+//!    here a tensor that is cheap to recompute never takes link time from one that is dear. What
+//!    counts as cheap is searched.
+//! 2. **Chains** ([`super::recompute`]). What a recompute needs and is gone is recomputed too, or
+//!    comes back early.
+//! 3. **Longer lives** ([`extend`]). Small inputs live on where large tensors can be recomputed from
+//!    them.
+//! 4. **Taking back** ([`mod@drop`]). What later choices made superfluous is undone.
+//! 5. **Prefetch** ([`prefetch`]). Once it is decided which tensors move, their copies get their
+//!    order and times.
+//! 6. **Improvement** ([`improve`]). Each step chooses again with one thing changed, runs the result
+//!    on a clock with both directions of the link ([`super::clock`]), and keeps it if it is better.
+//!    Effort counts steps, so plans do not depend on the machine.
 //!
-//! All sizes and times are integers. Slots are of program order, so what fits fits at any timing. 1 without 2 to 7 is
-//! close to Capuchin's choice on TENSILE's intervals. Each part is a switch in [`Options`].
-//! Cost: a step of improvement looks at every tensor once for each slot that is the highest in turn, so effort · rounds · tensors; larger
-//! graphs get fewer steps. Chains of 1,000, 10,000, 30,000 and 100,000 operators (`benches/planning.rs`) at half their peak took 0.01 s, 0.1 s,
-//! 0.9 s and 5 s on a two-core machine (12 s the last while others kept it busy), most of that in first fit of small tensors among many long lives
-//! ([`crate::place`]). Not for: several jobs, noise.
+//! Each part is a switch in [`Options`]; `bench/ablation` measures what each is worth. A step looks
+//! at every tensor once for each slot that is the highest in turn, so planning takes O(effort ·
+//! rounds · tensors); large graphs get fewer steps. On two cores, chains of 1,000, 10,000, 30,000
+//! and 100,000 operators at half their peak took 0.01 s, 0.1 s, 0.9 s and 5 s
+//! (`benches/planning.rs`), mostly in placing small tensors among many long lives.
 
-pub mod book;
 pub mod choose;
-pub mod clock;
 pub mod drop;
 pub mod extend;
 pub mod improve;
-pub mod load;
-pub mod remake;
+pub mod prefetch;
 #[cfg(test)]
 mod tests;
-pub mod windows;
-pub mod write;
 
 pub use improve::Warm;
 
-use super::method::{Decision, Given};
+use serde::{Deserialize, Serialize};
+
+use super::planner::{Decision, Given, Planner};
+use super::recompute::Reach;
 use crate::device::Link;
 use crate::sim::engine::copy_time;
 use crate::sim::program::Direction;
 use crate::units::Bytes;
 
 /// The planner's switches.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Options {
     /// Swap tensors.
     pub swap: bool,
     /// Swap what nothing generates round the end of the iteration.
     pub across: bool,
-    /// Let it leave in the head of the next iteration where that is enough.
-    pub head: bool,
     /// Make tensors again.
     pub recompute: bool,
-    /// How many tensors one remake may make or fetch besides; none leaves chains of one tensor.
-    pub depth: usize,
+    /// Recompute what a recompute needs, and bring it back early.
+    pub chains: bool,
     /// Keep from a recompute what else it generates and would be made again later.
     pub share: bool,
     /// Dead inputs may live on so that larger tensors can be made from them.
@@ -64,11 +62,13 @@ pub struct Options {
     pub passive: bool,
     /// Take back what other choices made superfluous.
     pub drop: bool,
-    /// Fit windows to the clock after choosing.
-    pub fit: bool,
+    /// Give copies their order and times after choosing.
+    pub prefetch: bool,
     /// Leave smaller tensors alone while there is anything else.
     pub min_swap: Bytes,
-    /// The largest share of a job's tensors that may be swapped, in thousandths; TENSILE's max swapping rate.
+    /// The largest share of a job's tensors that may be swapped, in thousandths; see
+    /// [`super::share`], which records it.
+    #[serde(skip, default = "all")]
     pub swap_share: u32,
     /// Steps of improvement.
     pub effort: u32,
@@ -80,8 +80,9 @@ pub struct Options {
     pub link_share: bool,
 }
 
-/// Beyond this many tensors a remake is as good as none: most need fewer than five.
-pub const DEPTH: usize = 16;
+/// How many tensors one recompute may make or bring back besides its own: most need fewer than
+/// five, and beyond this a recompute is as good as none.
+const DEPTH: usize = 16;
 
 /// Enough to try each of the greedy's parameters once; twice as much gains less than half a percent on what waits for the link.
 pub const EFFORT: u32 = 16;
@@ -91,16 +92,15 @@ impl Default for Options {
         Self {
             swap: true,
             across: true,
-            head: true,
             recompute: true,
-            depth: DEPTH,
+            chains: true,
             share: true,
             extend: true,
             passive: true,
             drop: true,
-            fit: true,
+            prefetch: true,
             min_swap: Bytes(64 << 10),
-            swap_share: 1000,
+            swap_share: all(),
             effort: EFFORT,
             portfolio: true,
             joint: true,
@@ -115,34 +115,30 @@ pub struct Variant {
     /// Copies are taken to last so much longer than alone, in percent.
     pub slack: u64,
     /// What is cheapest to make again is not swapped at first: this share of what must go, in percent.
-    pub remade: u64,
+    pub recomputed: u64,
     /// The dearest to make again go first, rather than the largest.
     pub dearest: bool,
     /// Dead inputs live on where that frees more than it costs.
     pub extend: bool,
-    /// Long-lived tensors may leave after the end of the iteration. That is worth much where all copies hide, and costs
-    /// where the link is what everybody waits for.
-    pub head: bool,
 }
 
 impl Variant {
     /// The first start.
-    const FIRST: Self = Self { slack: 0, remade: 50, dearest: false, extend: false, head: true };
+    const FIRST: Self = Self { slack: 0, recomputed: 50, dearest: false, extend: false };
 
     /// The same but for one thing: what a step of improvement tries, the most promising first.
-    fn neighbours(self) -> [Self; 12] {
-        let by = |slack, remade| Self { slack, remade, ..self };
+    fn neighbours(self) -> [Self; 11] {
+        let by = |slack, recomputed| Self { slack, recomputed, ..self };
         [
-            Self { head: !self.head, ..self },
             Self { extend: !self.extend, ..self },
-            by(0, self.remade),
+            by(0, self.recomputed),
             by(self.slack, 100),
             by(self.slack, 75),
             by(self.slack, 25),
-            by(33, self.remade),
+            by(33, self.recomputed),
             by(self.slack, 0),
             Self { dearest: !self.dearest, ..self },
-            by(15, self.remade),
+            by(15, self.recomputed),
             by(self.slack, 50),
             by(self.slack, 150),
         ]
@@ -159,15 +155,39 @@ pub struct Ban {
     /// Swapping in time.
     pub swap: bool,
     /// Making again.
-    pub remake: bool,
+    pub recompute: bool,
 }
 
-/// Decides until no slot's load exceeds the target, or nothing is left to do.
-/// What was decided for nearly the same target, in `warm`, is where it begins, and what is found is left there.
-#[must_use]
-pub fn decide(given: &Given<'_>, options: &Options, warm: &mut Option<Warm>) -> Decision {
-    let (book, end) = improve::search(given, options, warm.as_ref());
-    *warm = Some(end);
-    let peak = book.load.peak();
-    Decision { emitted: write::events(&book), peak, reached: peak.1 <= given.target }
+/// Every tensor may be swapped.
+const fn all() -> u32 {
+    super::share::Share::ALL.thousandths()
+}
+
+impl Options {
+    const fn reach(&self) -> Reach {
+        Reach { depth: if self.chains { DEPTH } else { 0 }, share: self.share }
+    }
+}
+
+impl Planner for Options {
+    type Memory = Option<Warm>;
+
+    fn decide(&self, given: &Given<'_>, memory: &mut Self::Memory) -> Decision {
+        let (residencies, end) = improve::search(given, self, memory.as_ref());
+        *memory = Some(end);
+        Decision::of(&residencies, given.target)
+    }
+
+    fn quick(&self) -> Self {
+        Self { effort: 0, ..self.clone() }
+    }
+
+    fn narrow(&self) -> Option<Self> {
+        self.prefetch.then(|| Self { prefetch: false, ..self.clone() })
+    }
+
+    fn limited(&self, share: u32) -> Option<Self> {
+        // The portfolio's planners would not keep to the limit.
+        Some(Self { swap_share: share, portfolio: false, ..self.clone() })
+    }
 }

@@ -1,12 +1,13 @@
 //! The planner on a small network: forward, then backward over what forward kept.
 
-use super::book::{Book, Gap};
-use super::remake::Part;
-use super::{Options, clock, decide, improve};
-use crate::Given;
+use super::{Options, improve};
+use crate::clock;
 use crate::contract::{Event, Latency, Source};
 use crate::device::Link;
 use crate::job::{Arg, Dtype, Graph, Operand, Operator, Phase, Replay, Role, Tensor};
+use crate::planner::{Given, Planner as _};
+use crate::recompute::{Part, Reach};
+use crate::residency::{Gap, Residencies};
 use crate::units::{Bytes, Nanos, TensorId};
 
 const LAYERS: usize = 12;
@@ -81,9 +82,9 @@ fn given<'a>(graph: &'a Graph, latencies: &'a [Latency], target: u64) -> Given<'
 #[test]
 fn what_is_cheap_is_made_again_and_what_is_dear_swapped() {
     let (graph, latencies) = (graph(), latencies());
-    let decided = decide(&given(&graph, &latencies, 9 * SIZE), &Options::default(), &mut None);
+    let decided = Options::default().decide(&given(&graph, &latencies, 9 * SIZE), &mut None);
     assert!(decided.reached);
-    let remade: Vec<u32> = decided
+    let recomputed: Vec<u32> = decided
         .emitted
         .events
         .iter()
@@ -91,7 +92,7 @@ fn what_is_cheap_is_made_again_and_what_is_dear_swapped() {
             |e| if let Event::Recompute { operator, .. } = e { Some(operator.0) } else { None },
         )
         .collect();
-    assert!(!remade.is_empty() && remade.iter().all(|op| op % 2 == 0), "{remade:?}");
+    assert!(!recomputed.is_empty() && recomputed.iter().all(|op| op % 2 == 0), "{recomputed:?}");
 }
 
 #[test]
@@ -100,13 +101,13 @@ fn effort_never_makes_it_worse_and_plans_are_the_same_each_time() {
     for target in (4..14).map(|n| n * SIZE) {
         let given = given(&graph, &latencies, target);
         let time = |effort| {
-            let (book, _) =
+            let (residencies, _) =
                 improve::search(&given, &Options { effort, ..Options::default() }, None);
-            (book.load.peak().1 > target, clock::run(&book, &latencies, &LINK).total)
+            (residencies.load.peak().1 > target, clock::run(&residencies, &latencies, &LINK).total)
         };
         let times: Vec<_> = [0, 1, 4, 16, 64].map(time).into();
         assert!(times.iter().all(|t| *t <= times[0]), "{target}: {times:?}");
-        let twice = [(); 2].map(|()| decide(&given, &Options::default(), &mut None).emitted.events);
+        let twice = [(); 2].map(|()| Options::default().decide(&given, &mut None).emitted.events);
         assert_eq!(twice[0], twice[1]);
     }
 }
@@ -114,22 +115,26 @@ fn effort_never_makes_it_worse_and_plans_are_the_same_each_time() {
 #[test]
 fn a_chain_makes_what_is_gone_too_and_only_as_deep_as_it_may() {
     let (graph, latencies) = (graph(), latencies());
-    let mut book = Book::new(&graph);
+    let mut residencies = Residencies::new(&graph);
     // Tensor 3 is dropped, then 4, which is made from it.
-    let options = Options::default();
+    let reach = Options::default().reach();
     for tensor in [TensorId(3), TensorId(4)] {
-        let remake = book.remake(&latencies, tensor, 1, &options).unwrap();
-        book.apply(tensor, 1, remake, 0, &options);
+        let recompute = residencies.recompute_of(&latencies, tensor, 1, reach).unwrap();
+        residencies.apply(tensor, 1, recompute, 0, reach);
     }
-    let made = |t: u32| book.chains.keys().filter(|k| k.1 == TensorId(t)).count();
+    let made = |t: u32| residencies.chains.keys().filter(|k| k.1 == TensorId(t)).count();
     assert_eq!((made(3), made(4)), (2, 1), "3 is made for 4's sake, and again for its own use");
-    let before = book.load.at(0);
-    let shallow = Options { depth: 0, ..Options::default() };
-    assert_eq!(book.remake(&latencies, TensorId(5), 1, &shallow), None, "4 is gone by then");
-    let deep = book.remake(&latencies, TensorId(5), 1, &options).unwrap();
+    let before = residencies.load.at(0);
+    let shallow = Reach { depth: 0, ..reach };
+    assert_eq!(
+        residencies.recompute_of(&latencies, TensorId(5), 1, shallow),
+        None,
+        "4 is gone by then"
+    );
+    let deep = residencies.recompute_of(&latencies, TensorId(5), 1, reach).unwrap();
     let order: Vec<u32> =
         deep.parts.iter().map(|p| if let Part::Made(t, _) = p { t.0 } else { u32::MAX }).collect();
     assert_eq!(order, [3, 4, 5]);
-    assert_eq!(book.load.at(0), before);
-    assert!(matches!(book.gap(TensorId(4), 1), Gap::Remake));
+    assert_eq!(residencies.load.at(0), before);
+    assert!(matches!(residencies.gap(TensorId(4), 1), Gap::Recompute));
 }

@@ -57,6 +57,8 @@ pub struct Work {
     pub profile: Profile,
     /// Who planned it, and so plans it anew.
     pub method: Method,
+    /// How much a loss of its time counts when all are planned anew, in thousandths.
+    pub priority: u64,
     /// Iterations, seed and initial values.
     pub settings: Settings,
 }

@@ -1,9 +1,7 @@
-//! How long requests to inference jobs take. Each request is one iteration, and a lane runs one at
-//! a time.
+//! How long requests to inference jobs take: each an iteration, one at a time in a lane.
 //!
-//! Requests come at gaps drawn uniformly from 0 to twice the mean, by a seeded generator in
-//! integers, so that runs repeat anywhere. An iteration is slowed by as much as the device was in
-//! the job's time.
+//! Requests come at gaps drawn uniformly from 0 to twice the mean, by a seeded generator in integers, so that runs repeat anywhere.
+//! An iteration is as much slower as the device was in the job's time. Not for: who is admitted ([`super::engine`]).
 
 use rand_core::Rng;
 use rand_pcg::Pcg64;
@@ -68,7 +66,7 @@ pub fn latencies(jobs: &[Job], results: &[JobResult], mechanism: Mechanism) -> V
         free[lane] = free[lane].max(at).saturating_add(u64::try_from(service).unwrap_or(u64::MAX));
         times[index].push(free[lane] - at);
     }
-    let summed = |&(job, ..): &(usize, u64, u64)| {
+    let told = |&(job, ..): &(usize, u64, u64)| {
         let all = &mut times[job];
         all.sort_unstable();
         let mean = all.iter().map(|t| u128::from(*t)).sum::<u128>() / all.len().max(1) as u128;
@@ -80,5 +78,5 @@ pub fn latencies(jobs: &[Job], results: &[JobResult], mechanism: Mechanism) -> V
             p99: Nanos(p99),
         }
     };
-    served.iter().map(summed).collect()
+    served.iter().map(told).collect()
 }

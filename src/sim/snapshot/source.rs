@@ -1,4 +1,6 @@
-//! A stream of bytes with its offset, and an account of the memory that the reader may take.
+//! Bytes in, with their offset, and a ledger of the memory that what they describe may take.
+//!
+//! For: the pickle reader and what is built from it. Not for: what the bytes mean.
 
 use std::io::{BufRead, Read};
 
@@ -129,8 +131,7 @@ impl Source {
         Ok(Some(&self.text))
     }
 
-    /// The bytes up to the next newline, which is taken too, or nothing when they are more than
-    /// [`TEXT`].
+    /// The bytes up to the next newline, which is taken too, or nothing when they are more than [`TEXT`].
     pub(super) fn line(&mut self) -> Result<Option<&[u8]>, Problem> {
         self.text.clear();
         let mut fits = true;

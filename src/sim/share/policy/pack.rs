@@ -1,5 +1,4 @@
-//! As many jobs at once as memory holds, in order of submission, each in a lane of its own, to its
-//! end.
+//! As many jobs at once as memory holds, in order of submission, each in a lane of its own, to its end.
 
 use super::{Facts, Policy, Style};
 

@@ -5,11 +5,11 @@
 
 /// Busy intervals of one direction, sorted, disjoint, half-open, in nanoseconds.
 #[derive(Clone, Debug, Default)]
-pub struct Lane {
+pub struct Timetable {
     busy: Vec<(u64, u64)>,
 }
 
-impl Lane {
+impl Timetable {
     /// The earliest start of `length` free nanoseconds within `from..until`.
     #[must_use]
     pub fn earliest(&self, from: u64, until: u64, length: u64) -> Option<u64> {
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn finds_the_ends_of_gaps() {
-        let mut lane = Lane::default();
+        let mut lane = Timetable::default();
         lane.take(10, 10);
         lane.take(30, 10);
         assert_eq!(lane.earliest(0, 100, 10), Some(0));
@@ -100,7 +100,7 @@ mod tests {
     proptest! {
         #[test]
         fn agrees_with_trying_every_start(taken in proptest::collection::vec((0u64..60, 1u64..8), 0..8), from in 0u64..60, width in 0u64..60, length in 1u64..10) {
-            let mut lane = Lane::default();
+            let mut lane = Timetable::default();
             for (start, len) in taken {
                 if lane.earliest(start, start + len, len) == Some(start) {
                     lane.take(start, len);

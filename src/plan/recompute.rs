@@ -1,19 +1,36 @@
-//! Recomputes made of recomputes: what must run again, and what must come back early, so that a tensor can be made anew.
+//! Recomputes made of recomputes: what must run again, and what must come back early, to make a
+//! tensor anew.
 //!
-//! A chain's inputs that are gone are made again too, as deep as [`super::Options::depth`] allows: dropping a whole run of
-//! cheap operators (normalisation, activation, concatenation, dropout) costs the run once, from what is kept. What is
-//! made for another's sake stays for its own next use where that costs no peak. A swapped input comes back for it.
-//! Sources: Chen et al., "Training deep nets with sublinear memory cost" (segments); Kirisame et al., "Dynamic tensor
-//! rematerialization" (cost of a tensor with its evicted neighbourhood); Peng et al., "Capuchin" (MSPS, chains).
-//! Not for: which gaps to decide so ([`super::choose`]).
+//! Where an operator's inputs are gone, they are recomputed too, up to [`Reach::depth`]. So a run of
+//! cheap operators (normalisation, activation, concatenation, dropout) is dropped as a whole and
+//! recomputed once, from what is kept. A tensor that is recomputed for another's sake stays for its
+//! own next use where the peak allows. A swapped input comes back for a recompute.
+//!
+//! Sources: Chen et al., "Training deep nets with sublinear memory cost" (segments); Kirisame et
+//! al., "Dynamic tensor rematerialization" (cost of a tensor with its evicted neighbourhood); Peng
+//! et al., "Capuchin" (MSPS, chains).
 
-use super::Options;
-use super::book::{Book, Gap, Window};
+use super::residency::{Chain, Gap, Residencies, Swap};
 use crate::contract::Latency;
 use crate::job::Replay;
 use crate::units::{OpId, TensorId};
 
-/// One tensor of a remake.
+/// How far recomputes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reach {
+    /// How many tensors one recompute may make or bring back besides its own; with 0 every input
+    /// must be there.
+    pub depth: usize,
+    /// What else a recompute generates is kept where it would be recomputed later.
+    pub share: bool,
+}
+
+impl Reach {
+    /// From inputs that are there (TENSILE's never-released accesses).
+    pub const DIRECT: Self = Self { depth: 0, share: false };
+}
+
+/// One tensor of a recompute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Part {
     /// Made by so many of the operators that write it, from the first.
@@ -24,9 +41,9 @@ pub enum Part {
     Shared(TensorId, u32, TensorId),
 }
 
-/// All that a remake takes; the last part makes the tensor itself.
+/// All that a recompute takes; the last part makes the tensor itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Remake {
+pub struct Recompute {
     /// In order.
     pub parts: Vec<Part>,
     /// The time of all operators.
@@ -35,11 +52,11 @@ pub struct Remake {
     pub extra: u64,
 }
 
-/// Finds out what remakes take, one after the other.
-pub struct Maker<'b, 'a> {
-    book: &'b Book<'a>,
+/// Finds out what recomputes take, one after the other.
+pub struct Recomputer<'b, 'a> {
+    residencies: &'b Residencies<'a>,
     latencies: &'b [Latency],
-    options: &'b Options,
+    reach: Reach,
     slot: u32,
     target: TensorId,
     /// Other chains in the slot may read the target.
@@ -51,19 +68,19 @@ pub struct Maker<'b, 'a> {
     scratch: u64,
 }
 
-impl Book<'_> {
+impl Residencies<'_> {
     /// What it takes to make `tensor` anew at the end of `gap`; `None` where that is impossible or too deep.
     #[must_use]
-    pub fn remake(
+    pub fn recompute_of(
         &self,
         latencies: &[Latency],
         tensor: TensorId,
         gap: usize,
-        options: &Options,
-    ) -> Option<Remake> {
-        let mut maker = Maker::new(self, latencies, options);
-        let cost = maker.cost(tensor, gap)?;
-        Some(Remake { parts: maker.parts, cost, extra: maker.extra })
+        reach: Reach,
+    ) -> Option<Recompute> {
+        let mut recomputer = Recomputer::new(self, latencies, reach);
+        let cost = recomputer.cost(tensor, gap)?;
+        Some(Recompute { parts: recomputer.parts, cost, extra: recomputer.extra })
     }
 
     /// Decides a gap so. `limit` is the load below which what was made stays for its own next use.
@@ -71,40 +88,40 @@ impl Book<'_> {
         &mut self,
         tensor: TensorId,
         gap: usize,
-        remake: Remake,
+        recompute: Recompute,
         limit: u64,
-        options: &Options,
+        reach: Reach,
     ) {
         let slot = self.ends(tensor, gap).1 & !1;
         let place = slot as usize / 2;
         let mut scratch = self.scratch[place];
-        let last = remake.parts.len() - 1;
+        let last = recompute.parts.len() - 1;
         let mut reads = Vec::new();
-        for (index, part) in remake.parts.into_iter().enumerate() {
+        for (index, part) in recompute.parts.into_iter().enumerate() {
             match part {
                 Part::Fetched(fetched, gap) => {
                     if let Gap::Swap(w) = self.gap(fetched, gap) {
                         self.decide(
                             fetched,
                             gap,
-                            Gap::Swap(Window { back_from: w.back_from.min(slot), ..w }),
+                            Gap::Swap(Swap { back_from: w.back_from.min(slot), ..w }),
                         );
                         self.use_at(fetched, slot);
                     }
                 }
                 Part::Shared(tensor, at, maker) => {
                     self.use_at(tensor, at);
-                    self.decide(tensor, gap, Gap::Remake);
+                    self.decide(tensor, gap, Gap::Recompute);
                     self.shared.insert((at, tensor), maker);
                 }
                 // A part before it took this one along.
-                Part::Made(made, _) if index != last && self.maker(slot, made).is_some() => {}
+                Part::Made(made, _) if index != last && self.made_by(slot, made).is_some() => {}
                 Part::Made(made, count) => {
                     let operators: Vec<OpId> =
-                        self.account(made).writes[..count].iter().map(|&w| OpId(w)).collect();
+                        self.lifetime(made).writes[..count].iter().map(|&w| OpId(w)).collect();
                     scratch = scratch.max(self.chain_scratch(made, &operators));
                     if index == last {
-                        self.decide(made, gap, Gap::Remake);
+                        self.decide(made, gap, Gap::Recompute);
                     } else {
                         self.make_in_passing(made, slot, limit);
                     }
@@ -112,8 +129,8 @@ impl Book<'_> {
                         reads.extend(self.needs(id, made));
                     }
                     let generator = operators[0];
-                    self.chains.insert((slot, made), operators);
-                    if options.share {
+                    self.chains.insert((slot, made), Chain { operators, turn: 0 });
+                    if reach.share {
                         self.take_along(made, generator, slot, limit);
                     }
                 }
@@ -126,17 +143,51 @@ impl Book<'_> {
         self.scratch[place] = scratch;
     }
 
+    /// Decides a gap to be recomputed by `operators`, whose inputs are there, and count as used by
+    /// the operator that the recompute runs for.
+    pub fn recompute(&mut self, tensor: TensorId, gap: usize, operators: Vec<OpId>) {
+        let slot = self.ends(tensor, gap).1 & !1;
+        let place = slot as usize / 2;
+        let scratch = self.scratch[place].max(self.chain_scratch(tensor, &operators));
+        self.load.add(slot as usize, slot as usize + 1, scratch - self.scratch[place]);
+        self.scratch[place] = scratch;
+        self.decide(tensor, gap, Gap::Recompute);
+        let reads: Vec<TensorId> =
+            operators.iter().flat_map(|&id| self.needs(id, tensor)).collect();
+        for read in reads {
+            self.use_at(read, slot + 1);
+        }
+        let turn = self.chains.len();
+        self.chains.insert((slot, tensor), Chain { operators, turn });
+    }
+
+    /// The operators that make `tensor` anew at the end of `gap` from inputs that are there, with
+    /// the load of the slot in which they run; `None` where that is impossible.
+    #[must_use]
+    pub fn direct(
+        &self,
+        latencies: &[Latency],
+        tensor: TensorId,
+        gap: usize,
+    ) -> Option<(Vec<OpId>, u64)> {
+        let recompute = self.recompute_of(latencies, tensor, gap, Reach::DIRECT)?;
+        let Some(Part::Made(_, count)) = recompute.parts.last() else { return None };
+        let operators = self.lifetime(tensor).writes[..*count].iter().map(|&w| OpId(w)).collect();
+        let slot = self.ends(tensor, gap).1 & !1;
+        Some((operators, self.load.at(slot as usize) + recompute.extra))
+    }
+
     /// A tensor that is dropped or dead in `slot` is made there for another's sake.
     fn make_in_passing(&mut self, tensor: TensorId, slot: u32, limit: u64) {
         let Some(gap) = self.gap_over(tensor, slot) else {
             self.live_on(tensor, slot);
-            let gap = self.account(tensor).gaps.len() - 1;
-            self.decide(tensor, gap, Gap::Remake);
+            let gap = self.lifetime(tensor).gaps.len() - 1;
+            self.decide(tensor, gap, Gap::Recompute);
             return;
         };
         let (_, b, _) = self.ends(tensor, gap);
         let then = b & !1;
-        let bytes = self.account(tensor).bytes;
+        let bytes = self.lifetime(tensor).bytes;
         let sharers = self
             .shared
             .range((then, TensorId(0))..(then + 1, TensorId(0)))
@@ -144,12 +195,12 @@ impl Book<'_> {
         let stays = !sharers && self.load.most(slot as usize, then as usize) + bytes <= limit;
         self.decide(tensor, gap, Gap::Keep);
         self.use_at(tensor, slot);
-        self.decide(tensor, gap, Gap::Remake);
+        self.decide(tensor, gap, Gap::Recompute);
         if stays {
             self.chains.remove(&(then, tensor));
             self.shared.remove(&(then, tensor));
         } else {
-            self.decide(tensor, gap + 1, Gap::Remake);
+            self.decide(tensor, gap + 1, Gap::Recompute);
         }
     }
 
@@ -163,9 +214,10 @@ impl Book<'_> {
         let others = self.generates(generator).iter().copied().filter(|&t| t != tensor);
         others
             .flat_map(|other| {
-                let account = self.account(other);
-                let remade = account.gaps.iter().enumerate().filter(|(_, g)| **g == Gap::Remake);
-                remade.filter_map(move |(g, _)| Some((account.uses.get(g + 1)? & !1, other)))
+                let lifetime = self.lifetime(other);
+                let remade =
+                    lifetime.gaps.iter().enumerate().filter(|(_, g)| **g == Gap::Recompute);
+                remade.filter_map(move |(g, _)| Some((lifetime.uses.get(g + 1)? & !1, other)))
             })
             .filter(|key| key.0 > a && key.0 < (b & !1) && self.chains.contains_key(key))
             .max()
@@ -173,10 +225,10 @@ impl Book<'_> {
 
     /// The operator that generates a tensor, if no other has written it before `slot`.
     fn only_writer(&self, tensor: TensorId, slot: u32) -> Option<OpId> {
-        if self.account(tensor).long_lived {
+        if self.lifetime(tensor).long_lived {
             return None;
         }
-        let writes = &self.account(tensor).writes;
+        let writes = &self.lifetime(tensor).writes;
         let first = *writes.first().filter(|&&w| 2 * w + 1 < slot)?;
         writes.get(1).is_none_or(|&w| 2 * w + 1 >= slot).then_some(OpId(first))
     }
@@ -190,7 +242,7 @@ impl Book<'_> {
             let (_, b, round) = self.ends(sibling, gap);
             let then = b & !1;
             if round
-                || self.gap(sibling, gap) != Gap::Remake
+                || self.gap(sibling, gap) != Gap::Recompute
                 || self.only_writer(sibling, b) != Some(generator)
             {
                 continue;
@@ -199,14 +251,14 @@ impl Book<'_> {
                 .shared
                 .range((then, TensorId(0))..(then + 1, TensorId(0)))
                 .any(|(_, &maker)| maker == sibling);
-            let bytes = self.account(sibling).bytes;
+            let bytes = self.lifetime(sibling).bytes;
             if !sharers
                 && self.chains.contains_key(&(then, sibling))
                 && self.load.most(slot as usize, then as usize) + bytes <= limit
             {
                 self.decide(sibling, gap, Gap::Keep);
                 self.use_at(sibling, slot);
-                self.decide(sibling, gap, Gap::Remake);
+                self.decide(sibling, gap, Gap::Recompute);
                 self.chains.remove(&(then, sibling));
                 self.shared.insert((slot, sibling), made);
             }
@@ -226,12 +278,15 @@ impl Book<'_> {
             if tensor == from {
                 return true;
             }
-            if let Some(maker) = self.maker(slot, tensor)
+            if let Some(maker) = self.made_by(slot, tensor)
                 && !seen.contains(&maker)
             {
                 seen.push(maker);
                 stack.extend(
-                    self.chains[&(slot, maker)].iter().flat_map(|&id| self.needs(id, maker)),
+                    self.chains[&(slot, maker)]
+                        .operators
+                        .iter()
+                        .flat_map(|&id| self.needs(id, maker)),
                 );
             }
         }
@@ -239,14 +294,14 @@ impl Book<'_> {
     }
 }
 
-impl<'b, 'a> Maker<'b, 'a> {
+impl<'b, 'a> Recomputer<'b, 'a> {
     /// Nothing found out yet.
     #[must_use]
-    pub fn new(book: &'b Book<'a>, latencies: &'b [Latency], options: &'b Options) -> Self {
+    pub fn new(residencies: &'b Residencies<'a>, latencies: &'b [Latency], reach: Reach) -> Self {
         Self {
-            book,
+            residencies,
             latencies,
-            options,
+            reach,
             slot: 0,
             target: TensorId(0),
             wanted_here: false,
@@ -261,52 +316,56 @@ impl<'b, 'a> Maker<'b, 'a> {
     /// The time that it takes to make `tensor` anew at the end of `gap`; `None` where that is impossible or too deep. What else it takes is left
     /// in the maker.
     pub fn cost(&mut self, tensor: TensorId, gap: usize) -> Option<u64> {
-        let (_, b, round) = self.book.ends(tensor, gap);
+        let (_, b, round) = self.residencies.ends(tensor, gap);
         if round {
             return None;
         }
         self.visiting.clear();
         self.parts.clear();
         (self.cost, self.extra) = (0, 0);
-        if self.options.share
-            && let Some((at, maker)) = self.book.sibling(tensor, gap)
+        if self.reach.share
+            && let Some((at, maker)) = self.residencies.sibling(tensor, gap)
         {
             self.parts.push(Part::Shared(tensor, at, maker));
             return Some(0);
         }
-        (self.slot, self.target, self.wanted_here) = (b & !1, tensor, b.is_multiple_of(2));
-        let before = self.book.scratch[self.slot as usize / 2];
+        (self.slot, self.target) = (b & !1, tensor);
+        self.wanted_here = b.is_multiple_of(2) || self.reach == Reach::DIRECT;
+        let before = self.residencies.scratch[self.slot as usize / 2];
         self.scratch = before;
         self.make(tensor)?;
-        self.extra = self.extra - self.book.account(tensor).bytes + self.scratch - before;
+        self.extra = self.extra - self.residencies.lifetime(tensor).bytes + self.scratch - before;
         Some(self.cost)
     }
 
     fn make(&mut self, tensor: TensorId) -> Option<()> {
-        let book = self.book;
-        let account = book.account(tensor);
-        if account.long_lived
+        let residencies = self.residencies;
+        let lifetime = residencies.lifetime(tensor);
+        if lifetime.long_lived
             || self.visiting.contains(&tensor)
-            || self.parts.len() + self.visiting.len() > self.options.depth
+            || self.parts.len() + self.visiting.len() > self.reach.depth
         {
             return None;
         }
         self.visiting.push(tensor);
         let operators =
-            &account.writes[..account.writes.partition_point(|&w| 2 * w + 1 < self.slot)];
+            &lifetime.writes[..lifetime.writes.partition_point(|&w| 2 * w + 1 < self.slot)];
         for (position, id) in operators.iter().map(|&w| OpId(w)).enumerate() {
-            let replay = book.graph.operator(id).replay;
-            if replay == Replay::Never || book.generates(id).contains(&tensor) != (position == 0) {
+            let replay = residencies.graph.operator(id).replay;
+            if replay == Replay::Never
+                || residencies.generates(id).contains(&tensor) != (position == 0)
+            {
                 return None;
             }
-            for &update in book.updates(id) {
-                let left_out = replay == Replay::SkipUpdates && book.account(update).long_lived;
+            for &update in residencies.updates(id) {
+                let left_out =
+                    replay == Replay::SkipUpdates && residencies.lifetime(update).long_lived;
                 if update != tensor && !left_out {
                     return None;
                 }
             }
-            for read in book.needs(id, tensor) {
-                if book.rewritten(read, id, self.slot) {
+            for read in residencies.needs(id, tensor) {
+                if residencies.rewritten(read, id, self.slot) {
                     return None;
                 }
                 self.input(read)?;
@@ -318,15 +377,15 @@ impl<'b, 'a> Maker<'b, 'a> {
         self.visiting.pop();
         for id in operators.iter().map(|&w| OpId(w)) {
             self.cost += self.latencies[id.index()].time.0;
-            self.scratch = self.scratch.max(book.scratch_without(id, tensor));
+            self.scratch = self.scratch.max(residencies.scratch_without(id, tensor));
         }
-        self.extra += account.bytes;
+        self.extra += lifetime.bytes;
         self.parts.push(Part::Made(tensor, operators.len()));
         Some(())
     }
 
     fn input(&mut self, tensor: TensorId) -> Option<()> {
-        let book = self.book;
+        let residencies = self.residencies;
         if self
             .parts
             .iter()
@@ -334,25 +393,26 @@ impl<'b, 'a> Maker<'b, 'a> {
         {
             return Some(());
         }
-        if book.held(tensor, self.slot) {
-            let circular = self.wanted_here && book.made_from(self.slot, tensor, self.target);
+        if residencies.held(tensor, self.slot) {
+            let circular =
+                self.wanted_here && residencies.made_from(self.slot, tensor, self.target);
             return (!circular && tensor != self.target).then_some(());
         }
-        if let Some(gap) = book.gap_over(tensor, self.slot)
-            && let Gap::Swap(w) = book.gap(tensor, gap)
+        if let Some(gap) = residencies.gap_over(tensor, self.slot)
+            && let Gap::Swap(w) = residencies.gap(tensor, gap)
         {
             // It may come back early, once it has left.
-            let (_, _, round) = book.ends(tensor, gap);
-            if self.options.depth == 0 || round || w.out_until + 2 >= self.slot {
+            let (_, _, round) = residencies.ends(tensor, gap);
+            if self.reach.depth == 0 || round || w.out_until + 2 >= self.slot {
                 return None;
             }
             if w.back_from > self.slot {
-                self.extra += book.account(tensor).bytes;
+                self.extra += residencies.lifetime(tensor).bytes;
             }
             self.parts.push(Part::Fetched(tensor, gap));
             return Some(());
         }
-        if self.options.depth == 0 {
+        if self.reach.depth == 0 {
             return None;
         }
         self.make(tensor)

@@ -1,6 +1,6 @@
 //! Addresses of host copies in the pinned slab, found the same way as those on the device.
 //!
-//! A tensor that starts the iteration on the host holds its slot always, another from its first copy to its last by their place in the
+//! A tensor that starts the iteration on the host holds its place always, another from its first copy to its last by their place in the
 //! plan, so that what shares bytes does so at any timing. Sharing has a price that addresses on the device have too: the later copy waits for the
 //! earlier. So bytes are shared only where the iteration takes no longer for it, or where the slab would not fit otherwise.
 //! Not for: which tensors are copied, or when.
@@ -15,16 +15,16 @@ use crate::units::{Bytes, TensorId};
 
 /// Slots in the slab, and the run with them.
 #[derive(Clone, Debug)]
-pub struct Slab {
+pub struct Pool {
     /// By tensor.
-    pub slots: BTreeMap<TensorId, Bytes>,
+    pub offsets: BTreeMap<TensorId, Bytes>,
     /// The highest end.
     pub bytes: Bytes,
     /// The noiseless iteration.
     pub run: Run,
 }
 
-/// When a tensor holds its slot: in copies, and in triggers.
+/// When a tensor holds its place: in copies, and in triggers.
 struct Life {
     bytes: u64,
     copies: (u32, u32),
@@ -35,7 +35,7 @@ struct Life {
 ///
 /// # Errors
 /// When the program deadlocks, which planners exclude.
-pub fn place(program: &mut Program, link: &Link, pinned: Bytes) -> Result<Slab, Deadlock> {
+pub fn place(program: &mut Program, link: &Link, pinned: Bytes) -> Result<Pool, Deadlock> {
     let mut lives: BTreeMap<TensorId, Life> = BTreeMap::new();
     let all = u32::try_from(program.copies.len()).unwrap_or(u32::MAX);
     let last = u32::try_from(program.steps.len()).unwrap_or(u32::MAX - 2) + 2;
@@ -56,16 +56,16 @@ pub fn place(program: &mut Program, link: &Link, pinned: Bytes) -> Result<Slab, 
             (life.copies.1.max(index + 1), life.triggers.1.max(trigger + 1));
     }
     let durations = Durations::nominal(program, link);
-    let mut apart = Slab {
-        slots: BTreeMap::new(),
+    let mut apart = Pool {
+        offsets: BTreeMap::new(),
         bytes: Bytes::ZERO,
         run: engine::run(program, link, &durations)?,
     };
     for (&tensor, life) in &lives {
-        apart.slots.insert(tensor, apart.bytes);
+        apart.offsets.insert(tensor, apart.bytes);
         apart.bytes += Bytes(life.bytes);
     }
-    // A swap-in whose address another leaves by a swap-out with the same trigger waits for that. If the swap-out took over the swap-in's slot, they would
+    // A swap-in whose address another leaves by a swap-out with the same trigger waits for that. If the swap-out took over the swap-in's place, they would
     // wait for each other: then only what is triggered apart shares.
     for spans in [|life: &Life| life.copies, |life: &Life| life.triggers] {
         // What has no bytes needs no place of its own.
@@ -78,18 +78,18 @@ pub fn place(program: &mut Program, link: &Link, pinned: Bytes) -> Result<Slab, 
         if layout.height >= apart.bytes.0 {
             return Ok(apart);
         }
-        let mut slots: BTreeMap<TensorId, Bytes> =
+        let mut offsets: BTreeMap<TensorId, Bytes> =
             lives.keys().map(|&t| (t, Bytes::ZERO)).collect();
-        slots.extend(tensors.into_iter().zip(layout.offsets.iter().map(|&o| Bytes(o))));
-        program.share(&slots);
+        offsets.extend(tensors.into_iter().zip(layout.offsets.iter().map(|&o| Bytes(o))));
+        program.share(&offsets);
         match engine::run(program, link, &durations) {
             Ok(run) if run.iteration <= apart.run.iteration || apart.bytes > pinned => {
-                return Ok(Slab { slots, bytes: Bytes(layout.height), run });
+                return Ok(Pool { offsets, bytes: Bytes(layout.height), run });
             }
             Ok(_) => break,
             Err(_) => {}
         }
     }
-    program.share(&apart.slots);
+    program.share(&apart.offsets);
     Ok(apart)
 }

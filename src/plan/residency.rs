@@ -1,10 +1,11 @@
-//! Who holds bytes in which slot, and what is decided for each gap.
+//! When each tensor is resident on the device, and what that loads every slot with.
 //!
-//! Slots are those of [`crate::ledger`]: 2i is the moment before operator i, in which recomputes for it run, 2i + 1 the
-//! operator. What differs: a use by a recompute is one of its slot alone, so that what is remade for another tensor's sake
-//! is gone before the operator itself; a recompute may be made of others ([`super::remake`]); and a tensor may leave for
-//! the host *after* the end of the iteration, in the head of the next one, while it runs.
-//! Not for: choosing ([`super::choose`]).
+//! Program order is cut into *slots*: slot 2i is the moment before operator i, in which recomputes
+//! for it run; slot 2i + 1 is operator i. A tensor that is resident in a slot has bytes of its own
+//! for all of it, at any speed of link and compute, so what fits here fits at any timing. A *gap*
+//! lies between two successive uses of a tensor; the last gap of a tensor that nothing generates
+//! goes round the end of the iteration. A use is one of an operator (odd slot), or of a recompute
+//! alone (even slot): then the tensor may be gone before the operator itself runs.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -15,9 +16,7 @@ use crate::units::{OpId, TensorId};
 
 /// When a swapped tensor leaves and comes back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window {
-    /// A gap round the end: it is there at the start of the iteration and leaves in its head.
-    pub head: bool,
+pub struct Swap {
     /// The last slot in which it may still be leaving.
     pub out_until: u32,
     /// The first slot in which it may be coming back; even.
@@ -26,6 +25,8 @@ pub struct Window {
     pub out_place: u32,
     /// The instants at which its copies are meant to begin, which order the queues.
     pub starts: (u64, u64),
+    /// Chosen although an operator may have to wait for it.
+    pub passive: bool,
 }
 
 /// What happens to a tensor between two uses.
@@ -34,14 +35,14 @@ pub enum Gap {
     /// It stays.
     Keep,
     /// It leaves and comes back over the link.
-    Swap(Window),
-    /// It is dropped and made again.
-    Remake,
+    Swap(Swap),
+    /// It is dropped, and recomputed for its next use.
+    Recompute,
 }
 
-/// One tensor's uses and what is decided between them.
+/// One tensor's uses, and what is decided for the gaps between them.
 #[derive(Clone, Debug)]
-pub struct Account {
+pub struct Lifetime {
     /// Rounded to blocks.
     pub bytes: u64,
     /// The slots in which it is used, ascending: odd ones by operators, even ones by recomputes.
@@ -97,35 +98,44 @@ impl Touched {
     }
 }
 
-/// The accounts of a job.
+/// A recompute of one tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chain {
+    /// The operators that run again, in order.
+    pub operators: Vec<OpId>,
+    /// Chains of one slot run by turn, then by tensor, but after those that make what they read.
+    pub turn: usize,
+}
+
+/// The residencies of a job's tensors, as decided so far.
 #[derive(Clone, Debug)]
-pub struct Book<'a> {
+pub struct Residencies<'a> {
     /// The job.
     pub graph: &'a Graph,
     /// By tensor.
-    pub accounts: Vec<Account>,
+    pub lifetimes: Vec<Lifetime>,
     /// Resident bytes and scratch by slot.
     pub load: Load,
     /// Scratch of recomputes by place, the largest of them.
     pub scratch: Vec<u64>,
-    /// Recomputes by slot and tensor: the operators that run again, in order.
-    pub chains: BTreeMap<(u32, TensorId), Vec<OpId>>,
+    /// Recomputes by slot and tensor.
+    pub chains: BTreeMap<(u32, TensorId), Chain>,
     /// What another tensor's chain makes and keeps along with it: by slot and tensor, that other.
     pub shared: BTreeMap<(u32, TensorId), TensorId>,
     touched: Rc<Touched>,
 }
 
-impl<'a> Book<'a> {
+impl<'a> Residencies<'a> {
     /// Everything kept to its last use.
     #[must_use]
     pub fn new(graph: &'a Graph) -> Self {
         let n = graph.operators.len();
         let generators = graph.generators();
-        let mut accounts: Vec<Account> = graph
+        let mut lifetimes: Vec<Lifetime> = graph
             .tensors
             .iter()
             .zip(&generators)
-            .map(|(t, g)| Account {
+            .map(|(t, g)| Lifetime {
                 bytes: t.bytes.in_blocks().0,
                 uses: Rc::default(),
                 writes: Rc::default(),
@@ -144,22 +154,23 @@ impl<'a> Book<'a> {
             let index32 = u32::try_from(index).unwrap_or(u32::MAX);
             add(&mut change, 2 * index + 1, 2 * index + 2, operator.workspace.in_blocks().0);
             for tensor in operator.touches() {
-                Rc::make_mut(&mut accounts[tensor.index()].uses).push(2 * index32 + 1);
+                Rc::make_mut(&mut lifetimes[tensor.index()].uses).push(2 * index32 + 1);
             }
             for operand in operator.writes() {
-                let writes = Rc::make_mut(&mut accounts[operand.tensor.index()].writes);
+                let writes = Rc::make_mut(&mut lifetimes[operand.tensor.index()].writes);
                 if writes.last() != Some(&index32) {
                     writes.push(index32);
                 }
             }
         }
-        for account in &mut accounts {
-            let gaps = (account.uses.len() + usize::from(account.long_lived)).saturating_sub(1);
-            account.gaps = Rc::new(vec![Gap::Keep; if account.uses.is_empty() { 0 } else { gaps }]);
-            match (account.long_lived, account.uses.first(), account.uses.last()) {
-                (true, _, _) => add(&mut change, 0, 2 * n + 1, account.bytes),
+        for lifetime in &mut lifetimes {
+            let gaps = (lifetime.uses.len() + usize::from(lifetime.long_lived)).saturating_sub(1);
+            lifetime.gaps =
+                Rc::new(vec![Gap::Keep; if lifetime.uses.is_empty() { 0 } else { gaps }]);
+            match (lifetime.long_lived, lifetime.uses.first(), lifetime.uses.last()) {
+                (true, _, _) => add(&mut change, 0, 2 * n + 1, lifetime.bytes),
                 (false, Some(&first), Some(&last)) => {
-                    add(&mut change, first as usize, last as usize + 1, account.bytes)
+                    add(&mut change, first as usize, last as usize + 1, lifetime.bytes)
                 }
                 _ => {}
             }
@@ -174,7 +185,7 @@ impl<'a> Book<'a> {
             .collect();
         Self {
             graph,
-            accounts,
+            lifetimes,
             load: Load::new(&bytes),
             scratch: vec![0; n + 1],
             chains: BTreeMap::new(),
@@ -204,31 +215,47 @@ impl<'a> Book<'a> {
     /// Its workspace and what it generates, but for one tensor.
     #[must_use]
     pub fn scratch_without(&self, id: OpId, tensor: TensorId) -> u64 {
-        let own = if self.generates(id).contains(&tensor) { self.account(tensor).bytes } else { 0 };
+        let own =
+            if self.generates(id).contains(&tensor) { self.lifetime(tensor).bytes } else { 0 };
         self.touched.scratch[id.index()] - own
     }
 
-    /// The account of a tensor.
+    /// The lifetime of a tensor.
     #[must_use]
-    pub fn account(&self, tensor: TensorId) -> &Account {
-        &self.accounts[tensor.index()]
+    pub fn lifetime(&self, tensor: TensorId) -> &Lifetime {
+        &self.lifetimes[tensor.index()]
     }
 
     /// What is decided for a gap.
     #[must_use]
     pub fn gap(&self, tensor: TensorId, gap: usize) -> Gap {
-        self.account(tensor).gaps[gap]
+        self.lifetime(tensor).gaps[gap]
     }
 
     /// The slots of the uses at the ends of a gap, and whether it goes round the end of the iteration.
     #[must_use]
     pub fn ends(&self, tensor: TensorId, gap: usize) -> (u32, u32, bool) {
-        let uses = &self.account(tensor).uses;
+        let uses = &self.lifetime(tensor).uses;
         if gap + 1 < uses.len() {
             (uses[gap], uses[gap + 1], false)
         } else {
             (uses[gap], uses[0], true)
         }
+    }
+
+    /// The operators at the ends of a gap, and whether it goes round the end of the iteration.
+    #[must_use]
+    pub fn operators(&self, tensor: TensorId, gap: usize) -> (u32, u32, bool) {
+        let (a, b, round) = self.ends(tensor, gap);
+        (a / 2, b / 2, round)
+    }
+
+    /// Every gap of every tensor, with what is decided for it.
+    pub fn decisions(&self) -> impl Iterator<Item = (TensorId, usize, Gap)> {
+        self.lifetimes.iter().enumerate().flat_map(|(index, lifetime)| {
+            let gaps = lifetime.gaps.iter().enumerate();
+            gaps.map(move |(gap, &decision)| (TensorId::of(index), gap, decision))
+        })
     }
 
     /// The slots in which the tensor is away under a decision: one or two half-open ranges.
@@ -237,20 +264,21 @@ impl<'a> Book<'a> {
         let (a, b, round) = self.ends(tensor, gap);
         match decision {
             Gap::Keep => [(0, 0), (0, 0)],
-            Gap::Swap(w) if round && !w.head => {
+            Gap::Swap(w) if round => {
                 [(w.out_until as usize + 1, self.load.slots()), (0, w.back_from as usize)]
             }
             Gap::Swap(w) => [(w.out_until as usize + 1, w.back_from as usize), (0, 0)],
-            Gap::Remake => [(a as usize + 1, (b & !1) as usize), (0, 0)],
+            Gap::Recompute => [(a as usize + 1, (b & !1) as usize), (0, 0)],
         }
     }
 
-    /// The swap of this gap that is away longest.
+    /// The swap of this gap that is away longest: it leaves at once and comes back at the last
+    /// moment.
     #[must_use]
-    pub fn tightest(&self, tensor: TensorId, gap: usize, head: bool) -> Window {
+    pub fn tightest(&self, tensor: TensorId, gap: usize) -> Swap {
         let (a, b, _) = self.ends(tensor, gap);
-        let (out_until, out_place) = if head { (1, 0) } else { (a, a.div_ceil(2)) };
-        Window { head, out_until, back_from: b & !1, out_place, starts: (0, 0) }
+        let (out_place, back_from) = (a.div_ceil(2), b & !1);
+        Swap { out_until: a, back_from, out_place, starts: (0, 0), passive: false }
     }
 
     /// Whether deciding `decision` frees bytes in `slot`.
@@ -262,17 +290,17 @@ impl<'a> Book<'a> {
     /// The gap in which `slot` lies: the tensor is neither used nor made there.
     #[must_use]
     pub fn gap_over(&self, tensor: TensorId, slot: u32) -> Option<usize> {
-        let account = self.account(tensor);
-        let before = account.uses.partition_point(|&u| u < slot);
-        if account.uses.get(before) == Some(&slot) {
+        let lifetime = self.lifetime(tensor);
+        let before = lifetime.uses.partition_point(|&u| u < slot);
+        if lifetime.uses.get(before) == Some(&slot) {
             return None;
         }
         let gap = match before.checked_sub(1) {
             Some(gap) => gap,
-            None if account.long_lived => account.gaps.len().checked_sub(1)?,
+            None if lifetime.long_lived => lifetime.gaps.len().checked_sub(1)?,
             None => return None,
         };
-        if gap >= account.gaps.len() {
+        if gap >= lifetime.gaps.len() {
             return None;
         }
         // Where the swap that is away longest is.
@@ -283,8 +311,8 @@ impl<'a> Book<'a> {
 
     /// Changes the decision of a gap.
     pub fn decide(&mut self, tensor: TensorId, gap: usize, decision: Gap) {
-        let account = self.account(tensor);
-        let (bytes, before) = (account.bytes, account.gaps[gap]);
+        let lifetime = self.lifetime(tensor);
+        let (bytes, before) = (lifetime.bytes, lifetime.gaps[gap]);
         if before == decision {
             return;
         }
@@ -302,53 +330,49 @@ impl<'a> Book<'a> {
                 self.load.subtract(new.0, new.1, bytes);
             }
         }
-        Rc::make_mut(&mut self.accounts[tensor.index()].gaps)[gap] = decision;
+        Rc::make_mut(&mut self.lifetimes[tensor.index()].gaps)[gap] = decision;
     }
 
     /// Whether the tensor is surely there in a slot: a swapped one counts as gone as soon as it may leave.
     #[must_use]
     pub fn held(&self, tensor: TensorId, slot: u32) -> bool {
-        let account = self.account(tensor);
-        let (Some(&first), Some(&last)) = (account.uses.first(), account.uses.last()) else {
-            return account.long_lived;
+        let lifetime = self.lifetime(tensor);
+        let (Some(&first), Some(&last)) = (lifetime.uses.first(), lifetime.uses.last()) else {
+            return lifetime.long_lived;
         };
-        if !account.long_lived && (slot < first || slot > last) {
+        if !lifetime.long_lived && (slot < first || slot > last) {
             return false;
         }
         let gone = |gap: usize| {
-            let decision = match account.gaps[gap] {
-                Gap::Swap(w) if w.head => Gap::Swap(Window { out_until: 0, ..w }),
-                Gap::Swap(w) => Gap::Swap(Window { out_until: account.uses[gap], ..w }),
+            let decision = match lifetime.gaps[gap] {
+                Gap::Swap(swap) => Gap::Swap(Swap { out_until: lifetime.uses[gap], ..swap }),
                 other => other,
             };
-            slot == 0 && matches!(decision, Gap::Swap(w) if w.head)
-                || self.relieves(tensor, gap, decision, slot as usize)
+            self.relieves(tensor, gap, decision, slot as usize)
         };
-        let before = account.uses.partition_point(|&u| u <= slot);
-        let inside = before.checked_sub(1).filter(|&g| g < account.gaps.len());
-        let round = account.long_lived.then(|| account.gaps.len() - 1);
+        let before = lifetime.uses.partition_point(|&u| u <= slot);
+        let inside = before.checked_sub(1).filter(|&g| g < lifetime.gaps.len());
+        let round = lifetime.long_lived.then(|| lifetime.gaps.len() - 1);
         !inside.into_iter().chain(round).any(gone)
     }
 
     /// Whether the host holds the tensor's version when the gap starts, so that leaving costs no copy.
     #[must_use]
     pub fn clean(&self, tensor: TensorId, gap: usize) -> bool {
-        let account = self.account(tensor);
-        let last = account.gaps.len() - 1;
-        if matches!(account.gaps[gap], Gap::Swap(w) if w.head) {
-            return false;
-        }
-        let here = account.uses[gap];
-        let written = account.writes.iter().rev().map(|w| 2 * w + 1).find(|&w| w <= here);
-        let swapped = |g: usize| matches!(account.gaps[g], Gap::Swap(_));
+        let lifetime = self.lifetime(tensor);
+        let last = lifetime.gaps.len() - 1;
+        let here = lifetime.uses[gap];
+        let written = lifetime.writes.iter().rev().map(|w| 2 * w + 1).find(|&w| w <= here);
+        let swapped = |g: usize| matches!(lifetime.gaps[g], Gap::Swap(_));
         let since = written.unwrap_or(0);
-        let round = account.long_lived && swapped(last);
-        // What was on the host at the start or went there in the head is right until it is written.
+        let round = lifetime.long_lived && swapped(last);
+        // What was on the host at the start is right until it is written.
         let from_start = round && written.is_none();
         // A gap that starts at or after the last write and is swapped made the copy, unless a recompute wrote since.
-        let remade = (0..gap).rev().find(|&g| account.gaps[g] == Gap::Remake).map_or(0, |g| g + 1);
-        let made = (remade..gap).any(|g| account.uses[g] >= since && swapped(g));
-        let untouched = account.long_lived && account.writes.is_empty() && gap == last;
+        let recomputed =
+            (0..gap).rev().find(|&g| lifetime.gaps[g] == Gap::Recompute).map_or(0, |g| g + 1);
+        let made = (recomputed..gap).any(|g| lifetime.uses[g] >= since && swapped(g));
+        let untouched = lifetime.long_lived && lifetime.writes.is_empty() && gap == last;
         from_start || made || untouched
     }
 
@@ -358,14 +382,14 @@ impl<'a> Book<'a> {
     }
 
     fn left_out(&self, id: OpId, tensor: TensorId) -> bool {
-        self.account(tensor).long_lived
+        self.lifetime(tensor).long_lived
             && self.graph.operator(id).replay == Replay::SkipUpdates
             && self.updates(id).contains(&tensor)
     }
 
     /// The tensor whose chain makes this one in a slot, if one does.
     #[must_use]
-    pub fn maker(&self, slot: u32, tensor: TensorId) -> Option<TensorId> {
+    pub fn made_by(&self, slot: u32, tensor: TensorId) -> Option<TensorId> {
         self.shared
             .get(&(slot, tensor))
             .copied()
@@ -375,19 +399,19 @@ impl<'a> Book<'a> {
     /// Whether a tensor is written after operator `id` and before `slot`.
     #[must_use]
     pub fn rewritten(&self, tensor: TensorId, id: OpId, slot: u32) -> bool {
-        let writes = &self.account(tensor).writes;
+        let writes = &self.lifetime(tensor).writes;
         writes.get(writes.partition_point(|&w| w <= id.0)).is_some_and(|&w| 2 * w + 1 < slot)
     }
 
     /// Adds a use in a slot in which the tensor is held, splitting the gap it falls into.
     pub fn use_at(&mut self, tensor: TensorId, slot: u32) {
-        let account = &mut self.accounts[tensor.index()];
-        let Err(at) = account.uses.binary_search(&slot) else { return };
-        let last = account.uses.len();
-        Rc::make_mut(&mut account.uses).insert(at, slot);
-        let gaps = Rc::make_mut(&mut account.gaps);
+        let lifetime = &mut self.lifetimes[tensor.index()];
+        let Err(at) = lifetime.uses.binary_search(&slot) else { return };
+        let last = lifetime.uses.len();
+        Rc::make_mut(&mut lifetime.uses).insert(at, slot);
+        let gaps = Rc::make_mut(&mut lifetime.gaps);
         if last == 0 {
-            gaps.extend(account.long_lived.then_some(Gap::Keep));
+            gaps.extend(lifetime.long_lived.then_some(Gap::Keep));
         } else if at == last {
             // After the last use of a long-lived tensor: kept up to here; the round gap starts here.
             gaps.insert(at - 1, Gap::Keep);
@@ -399,10 +423,10 @@ impl<'a> Book<'a> {
 
     /// Adds a use after the last one of a tensor that dies with it: it lives on until then.
     pub fn live_on(&mut self, tensor: TensorId, slot: u32) {
-        let account = &mut self.accounts[tensor.index()];
-        let (last, bytes) = (account.uses.last().copied().unwrap_or(slot), account.bytes);
-        Rc::make_mut(&mut account.uses).push(slot);
-        Rc::make_mut(&mut account.gaps).push(Gap::Keep);
+        let lifetime = &mut self.lifetimes[tensor.index()];
+        let (last, bytes) = (lifetime.uses.last().copied().unwrap_or(slot), lifetime.bytes);
+        Rc::make_mut(&mut lifetime.uses).push(slot);
+        Rc::make_mut(&mut lifetime.gaps).push(Gap::Keep);
         self.load.add(last as usize + 1, slot as usize + 1, bytes);
     }
 }

@@ -1,0 +1,158 @@
+//! When swapped tensors leave and come back, once it is decided which: as late and as early as the bytes allow.
+//!
+//! Outs run first come, first served, which keeps that direction as busy as can be; ins as late as is in time for all of
+//! them (earliest deadline first, seen from the end), so that what is wanted soonest comes first and nothing comes sooner than
+//! it has to. Both widen only into bytes that the target leaves free, against the clock of the run before, stalls included:
+//! a second pass sees the time that the first one's waiting gives the link. Not for: which tensors leave.
+
+use super::Variant;
+use crate::clock::Clock;
+use crate::device::Link;
+use crate::residency::{Gap, Residencies, Swap};
+use crate::sim::program::Direction;
+use crate::units::TensorId;
+
+/// The windows of all swaps.
+pub type Swaps = Vec<(TensorId, usize, Swap)>;
+
+/// Puts windows back that were taken before, on the same decisions.
+pub fn restore(residencies: &mut Residencies<'_>, windows: &Swaps) {
+    for &(tensor, gap, window) in windows {
+        residencies.decide(tensor, gap, Gap::Swap(window));
+    }
+}
+
+/// The windows as they are.
+#[must_use]
+pub fn swaps(residencies: &Residencies<'_>) -> Swaps {
+    let swap = |(tensor, gap, decision)| match decision {
+        Gap::Swap(swap) => Some((tensor, gap, swap)),
+        Gap::Keep | Gap::Recompute => None,
+    };
+    residencies.decisions().filter_map(swap).collect()
+}
+
+/// Gives every swap its window again.
+pub fn fit(
+    residencies: &mut Residencies<'_>,
+    clock: &Clock,
+    link: &Link,
+    target: u64,
+    variant: Variant,
+) {
+    let mut swaps = swaps(residencies);
+    for (tensor, gap, w) in &mut swaps {
+        *w = Swap { starts: w.starts, ..residencies.tightest(*tensor, *gap) };
+        residencies.decide(*tensor, *gap, Gap::Swap(*w));
+    }
+    let length = |residencies: &Residencies<'_>, t: TensorId, d| {
+        variant.time(link, d, residencies.graph.tensor(t).bytes)
+    };
+    // Ins: the latest start of each, from the last need to the first.
+    let mut order: Vec<usize> = (0..swaps.len()).collect();
+    order.sort_unstable_by_key(|&i| (residencies.ends(swaps[i].0, swaps[i].1).1, swaps[i].0, i));
+    let mut free = u64::MAX;
+    for &i in order.iter().rev() {
+        let (tensor, gap, ref mut w) = swaps[i];
+        let wanted = clock.slot(residencies.ends(tensor, gap).1);
+        free = free.min(wanted).saturating_sub(length(residencies, tensor, Direction::H2d));
+        w.starts.1 = free;
+    }
+    // Outs, in the order that was chosen.
+    let mut leaving = order.clone();
+    leaving.sort_unstable_by_key(|&i| (swaps[i].2.starts.0, swaps[i].2.out_place, swaps[i].0, i));
+    let (mut free, mut place) = (0, 0);
+    let last = u32::try_from(residencies.load.slots().saturating_sub(2)).unwrap_or(u32::MAX);
+    for &i in &leaving {
+        let (tensor, gap, mut w) = swaps[i];
+        if residencies.clean(tensor, gap) {
+            continue;
+        }
+        // None leaves before one that stands before it in the queue.
+        place = w.out_place.max(place);
+        w.out_place = place;
+        w.starts.0 = clock.place(place).max(free);
+        free = w.starts.0 + length(residencies, tensor, Direction::D2h);
+        let (_, b, round) = residencies.ends(tensor, gap);
+        let latest = if round { last } else { (b & !1).saturating_sub(1) };
+        let ideal = clock.slot_before(free, w.out_until).min(latest);
+        let bytes = residencies.lifetime(tensor).bytes;
+        let until = reach(residencies, w.out_until as usize + 1, ideal as usize + 1, bytes, target);
+        w.out_until = u32::try_from(until - 1).unwrap_or(w.out_until).max(w.out_until);
+        residencies.decide(tensor, gap, Gap::Swap(w));
+        swaps[i].2 = w;
+    }
+    for &i in &order {
+        back(residencies, clock, &mut swaps[i], 0, target);
+    }
+    // Where there is room still, copies may be late by a little without anybody's waiting.
+    let margin = clock.total / 64;
+    for &i in &leaving {
+        let (tensor, gap, mut w) = swaps[i];
+        if residencies.clean(tensor, gap) {
+            continue;
+        }
+        let (_, b, round) = residencies.ends(tensor, gap);
+        let latest = if round { last } else { w.back_from.min(b & !1).saturating_sub(1) };
+        let ideal = clock
+            .slot_before(
+                w.starts.0 + length(residencies, tensor, Direction::D2h) + margin,
+                w.out_until,
+            )
+            .min(latest);
+        let bytes = residencies.lifetime(tensor).bytes;
+        let until = reach(residencies, w.out_until as usize + 1, ideal as usize + 1, bytes, target);
+        w.out_until = u32::try_from(until - 1).unwrap_or(w.out_until).max(w.out_until);
+        residencies.decide(tensor, gap, Gap::Swap(w));
+        swaps[i].2 = w;
+    }
+    for &i in &order {
+        back(residencies, clock, &mut swaps[i], margin, target);
+    }
+}
+
+/// A swap comes back by its start less a margin, as far as there is room.
+fn back(
+    residencies: &mut Residencies<'_>,
+    clock: &Clock,
+    swap: &mut (TensorId, usize, Swap),
+    margin: u64,
+    target: u64,
+) {
+    let (tensor, gap, ref mut w) = *swap;
+    let (a, _, round) = residencies.ends(tensor, gap);
+    let earliest = if round { 0 } else { w.out_until.max(a) + 1 };
+    let ideal =
+        (2 * clock.place_by(w.starts.1.saturating_sub(margin))).max(earliest.next_multiple_of(2));
+    let bytes = residencies.lifetime(tensor).bytes;
+    w.back_from = reach_back(residencies, ideal, w.back_from, bytes, target);
+    residencies.decide(tensor, gap, Gap::Swap(*w));
+}
+
+/// How far from `from` towards `until` there is room for `bytes`.
+fn reach(
+    residencies: &Residencies<'_>,
+    from: usize,
+    until: usize,
+    bytes: u64,
+    target: u64,
+) -> usize {
+    let Some(limit) = target.checked_sub(bytes) else { return from };
+    residencies.load.first_over(from, until, limit).unwrap_or(until).max(from)
+}
+
+/// How far back from `until` towards `from` there is room for `bytes`; even.
+fn reach_back(
+    residencies: &Residencies<'_>,
+    from: u32,
+    until: u32,
+    bytes: u64,
+    target: u64,
+) -> u32 {
+    let Some(limit) = target.checked_sub(bytes) else { return until };
+    let from = from.min(until);
+    match residencies.load.last_over(from as usize, until as usize, limit) {
+        Some(slot) => (u32::try_from(slot).unwrap_or(until) + 1).next_multiple_of(2).min(until),
+        None => from,
+    }
+}
