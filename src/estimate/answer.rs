@@ -1,6 +1,5 @@
-//! What the allocator makes of a forecast: peaks, the least device, what stands at the peak.
-//!
-//! For: one forecast, one configuration. Not for: printing.
+//! What the allocator makes of one forecast: its peaks, the smallest device that is enough, and the
+//! blocks that stand at the peak.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +15,8 @@ const ITERATIONS: usize = 3;
 /// Iterations more, at most, until what is reserved no longer grows.
 const MORE: usize = 5;
 
-/// The margin that covers what estimates were seen to miss, in thousandths of the peak. See the README for the jobs.
+/// The margin that covers what estimates were seen to miss, in thousandths of the peak. See the
+/// README for the jobs.
 pub const MARGIN_PER_MILLE: u64 = 30;
 
 /// The answer for one configuration, on a device that is never full.
@@ -38,7 +38,8 @@ pub struct Answer {
     pub recorded: usize,
     /// Whether the last iteration reserved no more than the one before.
     pub steady: bool,
-    /// The least capacity with which no request fails; none where no device is large enough, or nobody looked ([`peaks`]).
+    /// The least capacity with which no request fails; none where no device is large enough, or
+    /// where it was not searched for ([`peaks`]).
     pub smallest: Option<Bytes>,
 }
 

@@ -1,8 +1,9 @@
 //! Which operator and which module a block is for, and what each module takes.
 //!
-//! For: explaining a forecast to people: top blocks, the memory of each layer. A block belongs to the innermost module
-//! call around the operator that asked for it; in backward, around the forward operator that made the node, which has the
-//! node's sequence number. Not for: deciding anything.
+//! A block belongs to the innermost module call around the operator that asked for it. In backward
+//! it belongs to the module around the forward operator that made the node; the two share a
+//! sequence number. This explains a forecast (largest blocks, memory of each layer) and changes
+//! nothing in it.
 
 use std::collections::HashMap;
 
@@ -15,7 +16,7 @@ use super::trace::Text;
 use crate::sim::requests::Request;
 
 /// What no module owns: the optimizer's, the input, what stood before the trace.
-pub const NOBODY: &str = "(none)";
+pub const NO_MODULE: &str = "(none)";
 
 /// How far back a gradient's accumulation looks for the node that made it, in operators.
 const BACK: usize = 4096;
@@ -73,7 +74,8 @@ impl<'a> Places<'a> {
             stack.push(index as u32);
         }
         if !trace.modules.is_empty() {
-            // The number is counted up when a node is made: the last operator that begins with it made the node.
+            // The number is counted up when a node is made: the last operator that begins with it
+            // made the node.
             let mut backward = vec![false; trace.ops.len()];
             for (index, op) in trace.ops.iter().enumerate() {
                 let parent = calls.parent[index];
@@ -182,15 +184,17 @@ impl<'a> Places<'a> {
         }
     }
 
-    /// What each module takes in the iteration of the peak (all there is, without iterations), as requested. Modules in the
-    /// order of their first call, [`NOBODY`] last; what a module takes is not counted again for those around it.
+    /// What each module takes in the iteration of the peak (all there is, without iterations), as
+    /// requested. Modules in the order of their first call, [`NO_MODULE`] last; what a module takes
+    /// is not counted again for those around it.
     #[must_use]
     pub fn by_module(&self, forecast: &Forecast, answer: &Answer) -> Vec<Usage> {
-        let nobody = self.paths.len();
-        let mut rows = vec![Usage::default(); nobody + 1];
-        let row = |path: u32| if path == NONE { nobody } else { path as usize };
+        let none = self.paths.len();
+        let mut rows = vec![Usage::default(); none + 1];
+        let row = |path: u32| if path == NONE { none } else { path as usize };
         for (path, usage) in rows.iter_mut().enumerate() {
-            usage.module = if path == nobody { NOBODY.to_owned() } else { self.spell(path as u32) };
+            usage.module =
+                if path == none { NO_MODULE.to_owned() } else { self.spell(path as u32) };
         }
         let iteration = answer.peak_iteration(forecast);
         let from = if iteration == 0 { 0 } else { forecast.starts[iteration - 1] };
@@ -229,7 +233,7 @@ impl<'a> Places<'a> {
 /// What a module takes by itself, in bytes as requested.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Its path, or [`NOBODY`].
+    /// Its path, or [`NO_MODULE`].
     pub module: String,
     /// How often it is called in the iteration.
     pub calls: u64,
@@ -311,21 +315,21 @@ mod tests {
     fn backward_belongs_to_the_module_whose_forward_made_the_node() {
         let job = job();
         let places = Places::of(&job);
-        let told = |name: &str| {
+        let found = |name: &str| {
             let op =
                 job.trace.ops.iter().position(|o| job.trace.text(o.name) == name).unwrap() as u32;
             (places.operator(op), places.module(op).map(|m| places.path(m)))
         };
         let path = |text: &str| Some(text.to_owned());
-        assert_eq!(told("aten::clamp_min"), ("aten::relu", path("Outer_0/Inner_0")));
-        assert_eq!(told("aten::sum"), ("aten::sum", path("Outer_0")));
-        assert_eq!(told("aten::threshold_backward"), ("ReluBackward0", path("Outer_0/Inner_0")));
-        assert_eq!(told(&format!("{NODE}SumBackward0")), ("SumBackward0", path("Outer_0")));
+        assert_eq!(found("aten::clamp_min"), ("aten::relu", path("Outer_0/Inner_0")));
+        assert_eq!(found("aten::sum"), ("aten::sum", path("Outer_0")));
+        assert_eq!(found("aten::threshold_backward"), ("ReluBackward0", path("Outer_0/Inner_0")));
+        assert_eq!(found(&format!("{NODE}SumBackward0")), ("SumBackward0", path("Outer_0")));
         assert_eq!(
-            told("aten::clone"),
+            found("aten::clone"),
             ("torch::autograd::AccumulateGrad", path("Outer_0/Inner_0"))
         );
-        assert_eq!(told("aten::ones"), ("aten::ones", None));
+        assert_eq!(found("aten::ones"), ("aten::ones", None));
     }
 
     fn check_sums(job: &Job) -> Vec<Usage> {
@@ -351,7 +355,7 @@ mod tests {
         };
         assert_eq!(rows.iter().map(|r| r.activations).sum::<u64>(), sum(Role::Activation));
         assert_eq!(rows.iter().map(|r| r.gradients).sum::<u64>(), sum(Role::Gradient));
-        assert_eq!(rows.last().unwrap().module, NOBODY);
+        assert_eq!(rows.last().unwrap().module, NO_MODULE);
         rows
     }
 
@@ -372,7 +376,7 @@ mod tests {
         let small = self::job();
         assert_eq!(
             check_sums(&small).iter().map(|r| (r.module.as_str(), r.calls)).collect::<Vec<_>>(),
-            [("Outer_0", 1), ("Outer_0/Inner_0", 1), (NOBODY, 0)]
+            [("Outer_0", 1), ("Outer_0/Inner_0", 1), (NO_MODULE, 0)]
         );
     }
 }

@@ -1,9 +1,10 @@
 //! What stood in memory before the trace began: parameters, buffers, optimizer states.
 //!
-//! A profiler that is started after the model was made never shows them. Parameters are what the optimizer's step
-//! updates, in its order, or what gradients accumulate into; buffers are what batch norms are called with; states from
-//! before the trace are those that the class of the optimizer keeps and the first step doesn't make. Not for: blocks
-//! whose free the trace shows, which [`super::lives`] has already.
+//! A profiler that starts after the model was made never shows them. Parameters are what the
+//! optimizer's step updates, in its order, or what gradients accumulate into. Buffers are what
+//! batch norms are called with. States from before the trace are those that the optimizer's class
+//! keeps and that the first step does not make. A block whose free the trace shows is in
+//! [`super::lives`] already.
 
 use std::collections::{HashMap, HashSet};
 
@@ -71,8 +72,9 @@ impl Before {
         all
     }
 
-    /// A module's children are moved to the device before its own parameters, and optimizers list them the other way round.
-    /// Of PyTorch's modules that have both, `MultiheadAttention` has weights: an input projection of three times its child's.
+    /// A module's children are moved to the device before its own parameters, and optimizers list
+    /// them the other way round. Of PyTorch's modules that have both, `MultiheadAttention` has
+    /// weights: an input projection of three times its child's.
     fn move_projections(&mut self) {
         let mut at = 0;
         while let Some(&[weight, bias, child_weight, child_bias]) = self.parameters.get(at..at + 4)
@@ -123,8 +125,8 @@ impl Before {
         }
     }
 
-    /// Masks, positions and other tables of integers that a module holds: a contiguous tensor that forward takes a part of
-    /// while no block of its size is there. One for each module that does.
+    /// Masks, positions and other tables of integers that a module holds: a contiguous tensor that
+    /// forward takes a part of while no block of its size is there. One for each module that does.
     fn find_tables(&mut self, trace: &Trace, calls: &Calls, lives: &Lives) {
         let first_end = first_step_end(trace);
         let mut alive: HashMap<u64, i64> = HashMap::new();

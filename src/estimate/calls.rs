@@ -1,7 +1,7 @@
 //! Which operator called which, and which memory event happened inside which.
 //!
-//! For: turning the flat lists of a [`Trace`] into calls, thread by thread, by nesting of times.
-//! Not for: what the calls mean. Cost: one pass over operators and memory events.
+//! The flat lists of a [`Trace`] become calls, thread by thread, by the nesting of times. This
+//! takes one pass over operators and memory events.
 
 use super::trace::Trace;
 

@@ -132,8 +132,8 @@ impl Forecast {
         }
     }
 
-    /// Adds `count` iterations like the last whole one, in place of what follows that one in the trace. Does nothing when the
-    /// trace has none.
+    /// Adds `count` iterations like the last whole one, in place of what follows that one in the
+    /// trace. Does nothing when the trace has none.
     pub fn repeat(&mut self, phases: &Phases, count: usize) {
         let last = self.times.last().copied().unwrap_or(0);
         let stepped = phases.iterations.iter().any(|i| !i.steps.is_empty());

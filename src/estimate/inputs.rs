@@ -1,7 +1,5 @@
-//! What an operator was called with, read from the trace's texts.
-//!
-//! For: shapes, strides, element sizes and plain arguments of one call. Not for: anything a trace without
-//! `record_shapes` lacks; every field is then empty.
+//! What an operator was called with, read from the trace's texts: shapes, strides, element sizes
+//! and plain arguments. In a trace without `record_shapes` all fields are empty.
 
 use serde_json::Value;
 
@@ -21,7 +19,8 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Whether it could be one: none has more than [`LARGEST_BLOCK`], so that sums and products of a few stay far from overflow.
+    /// Whether it could be one: none has more than [`LARGEST_BLOCK`], so that sums and products of
+    /// a few stay far from overflow.
     fn is_credible(&self) -> bool {
         let product = self.dims.iter().try_fold(self.element, |all, &d| all.checked_mul(d.max(1)));
         let strides = self.dims.iter().zip(&self.strides).map(|(&d, &s)| d.max(1).checked_mul(s));
@@ -113,7 +112,8 @@ impl Inputs {
                 if nested {
                     let each = d.as_array().map(Vec::as_slice).unwrap_or_default();
                     let strides = strides.get(i).and_then(Value::as_array);
-                    // A list's element type is not recorded in older traces; single precision is what training uses.
+                    // A list's element type is not recorded in older traces; single precision is
+                    // what training uses.
                     let element = element(kind).unwrap_or((4, false));
                     let each = each
                         .iter()
@@ -175,7 +175,8 @@ fn numbers(value: &Value) -> Vec<u64> {
     value.as_array().map(|a| a.iter().filter_map(Value::as_u64).collect()).unwrap_or_default()
 }
 
-/// Bytes of one element of a profiler's type name, and whether it is integral; `None` for what is no tensor.
+/// Bytes of one element of a profiler's type name, and whether it is integral; `None` for what is
+/// no tensor.
 fn element(kind: &str) -> Option<(u64, bool)> {
     Some(match kind {
         "float" | "c10::complex<c10::Half>" => (4, false),

@@ -1,7 +1,7 @@
-//! The blocks of memory that a trace tells of, each with its life.
+//! The blocks of memory in a trace, each with its lifetime.
 //!
-//! For: the table that the rules of [`super::gpu`] edit: what the CPU took and gave back, changed into what a GPU
-//! would. Not for: deciding anything.
+//! The rules of [`super::gpu`] edit this table from what the CPU took and gave back into what a GPU
+//! would.
 
 use super::calls::{Calls, NONE};
 use super::trace::Trace;
@@ -105,7 +105,8 @@ impl Lives {
         (self.list.len() - 1) as u32
     }
 
-    /// A key right before (`side` 0) or after (2) the trace's events at `time`, after all such keys given so far.
+    /// A key right before (`side` 0) or after (2) the trace's events at `time`, after all such keys
+    /// given so far.
     pub fn key(&mut self, time: u64, side: u8) -> Key {
         self.next += 1;
         Key { time, side, order: self.next }

@@ -1,7 +1,8 @@
 //! When a trace's iterations, backward passes and optimizer steps were.
 //!
-//! For: explaining blocks and repeating iterations. Marks say it where the trace has them; without `ProfilerStep` marks an
-//! iteration ends with its optimizer step. Not for: deciding what is requested.
+//! Marks say it where the trace has them. Without `ProfilerStep` marks an iteration ends with its
+//! optimizer step. This explains blocks and repeats iterations; it does not decide what is
+//! requested.
 
 use super::calls::{Calls, NONE};
 use super::gpu::{NODE, step_class};
@@ -31,7 +32,7 @@ pub struct Iteration {
     pub span: Span,
     /// From the first backward node to the last; `None` without any.
     pub backward: Option<Span>,
-    /// When the model is first called; the iteration's start where nobody can say.
+    /// When the model is first called; the iteration's start where the trace does not say.
     pub called: u64,
     /// Optimizer steps.
     pub steps: Vec<Span>,

@@ -1,7 +1,7 @@
 //! A forecast as the memory snapshot that PyTorch would have recorded of the job on a GPU.
 //!
-//! A block's stack has the operators that ask for it, innermost first, and then the modules around them.
-//! A profile has no Python lines for its operators, so files and lines are left out.
+//! A block's stack has the operators that ask for it, innermost first, and then the modules around
+//! them. A profile has no Python lines for its operators, so files and lines are left out.
 
 use std::collections::HashMap;
 use std::io::{self, Write};

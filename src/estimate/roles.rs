@@ -1,6 +1,7 @@
 //! What blocks are for.
 //!
-//! For: explaining a peak, and telling which blocks an iteration leaves to the next. Not for: leaving any block out.
+//! Roles explain a peak, and tell which blocks an iteration leaves to the next. No block is left
+//! out because of its role.
 
 use super::calls::NONE;
 use super::lives::Life;

@@ -1,6 +1,4 @@
-//! From edited blocks to the requests that the GPU's allocator gets.
-//!
-//! For: one order of everything that happens. Not for: what the blocks are ([`super::gpu`]).
+//! From edited blocks to the requests that the GPU's allocator gets, in one order.
 
 use super::before::Before;
 use super::lives::{Key, Lives};

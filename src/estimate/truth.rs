@@ -1,6 +1,4 @@
 //! What a job really took, as the file beside a trace says, and how far an estimate is from it.
-//!
-//! For: `--against`, [`super::score`] and tests. Not for: what to do about it.
 
 use std::path::{Path, PathBuf};
 

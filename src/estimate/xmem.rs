@@ -1,29 +1,35 @@
-//! The original estimator's rules, as a baseline to measure against.
+//! xMem's rules (`--rules xmem`), as a baseline to measure against. neap's own estimate,
+//! [`Forecast::of`], keeps every event instead.
 //!
-//! For: `--rules xmem`. Not for: estimates that somebody relies on; [`Forecast::of`] keeps every event instead.
-//!
-//! Source: xMem ("A CPU-Based Approach for Accurate Estimation of GPU Memory in Deep Learning Training Workloads",
-//! arXiv 2510.21048) and its published code, Stone-ResearchLife/xMem: `perf_estimator/estimator.py` at a417ce9 (class
-//! `Estimator`) and `perf_estimator/profiler/analyser.py` at 95eaa45. What is done here as there:
-//! - Blocks are the CPU's, paired by address, seen up to the end of the second iteration; the answer is for two iterations.
-//! - A layer is a call of a module that calls no other. Its forward blocks are those taken while it runs and still there
-//!   afterwards. Its backward blocks are those taken during operators that share a sequence number with one of its own,
-//!   and still there when the last of these ends. A layer with `loss` or `cross` in its name keeps its temporaries. A
-//!   block that two layers claim counts twice. Whatever no such layer claims is left out.
-//! - The model is the second iteration's backward blocks that nobody gives back, last first.
-//! - Backward blocks of the first iteration that nobody gives back end at the second's `zero_grad`.
-//! - The optimizer's state is every block taken during the step whose size is some parameter's. In the first iteration all
-//!   of these stay for good, temporaries included; in the second they live as recorded.
+//! Source: xMem ("A CPU-Based Approach for Accurate Estimation of GPU Memory in Deep Learning
+//! Training Workloads", arXiv 2510.21048) and its published code, Stone-ResearchLife/xMem:
+//! `perf_estimator/estimator.py` at a417ce9 (class `Estimator`) and
+//! `perf_estimator/profiler/analyser.py` at 95eaa45. What is done here as there:
+//! - Blocks are the CPU's, paired by address, seen up to the end of the second iteration; the
+//!   answer is for two iterations.
+//! - A layer is a call of a module that calls no other. Its forward blocks are those taken while it
+//!   runs and still there afterwards. Its backward blocks are those taken during operators that
+//!   share a sequence number with one of its own, and still there when the last of these ends. A
+//!   layer with `loss` or `cross` in its name keeps its temporaries. A block that two layers claim
+//!   counts twice. Blocks that no such layer claims are left out.
+//! - The model is the second iteration's backward blocks that are never freed, last first.
+//! - Backward blocks of the first iteration that are never freed end at the second's `zero_grad`.
+//! - The optimizer's state is every block taken during the step whose size is some parameter's. In
+//!   the first iteration all of these stay for good, temporaries included; in the second they live
+//!   as recorded.
 //! - Nothing is known of buffers, cuBLAS workspaces, multi-tensor optimizers or GPU kernels.
 //!
-//! What is our reading: batch data are read from the training script's loader there, and are the blocks here that are taken
-//! before the model is first called and last until backward; they end with the iteration. Of several layers of one name
-//! the original drops an enclosing one by its name, this by its nesting. Of operators that begin in the same instant it
-//! loses all but one, this none. Frees of nothing are ignored (it stops there); without `ProfilerStep` marks or a second
-//! iteration the best iterations known are used (it stops there too). The allocator is the exact one, not its own.
+//! What is read differently here: batch data are read from the training script's loader there, and
+//! are the blocks here that are taken before the model is first called and last until backward;
+//! they end with the iteration. Of several layers of one name the original drops an enclosing one
+//! by its name, this by its nesting. Of operators that begin in the same instant it loses all but
+//! one, this none. Frees of nothing are ignored (it stops there); without `ProfilerStep` marks or a
+//! second iteration the best iterations known are used (it stops there too). The allocator is the
+//! exact one, not its own.
 //!
-//! The published code was measured elsewhere on 17 jobs: median error of peak reserved 14.6 %, worst 22.8 %. This, on 46:
-//! 15.4 % and 149.1 %, the worst with Adafactor, whose temporaries it takes for states; without Adafactor 13.8 % and 61.9 %.
+//! The published code was measured elsewhere on 17 jobs: median error of peak reserved 14.6 %,
+//! worst 22.8 %. This, on 46: 15.4 % and 149.1 %, the worst with Adafactor, whose temporaries it
+//! takes for states; without Adafactor 13.8 % and 61.9 %.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -54,7 +60,7 @@ pub fn forecast(job: &Job) -> Forecast {
     let mut notes = job.trace.notes.clone();
     if iterations.len() < ITERATIONS || !job.phases.marked {
         notes.push(
-            "the original needs two marked iterations; these are the iterations that could be told"
+            "the original needs two marked iterations; these are the iterations that were found"
                 .to_owned(),
         );
     }
@@ -294,7 +300,8 @@ fn assemble(claims: Vec<Claim>, iterations: &[Iteration], notes: Vec<String>) ->
         .iter()
         .map(|i| times.partition_point(|&t| t < i.span.start).max(model))
         .collect();
-    // Empty iterations after the second: the original replays no more, and what is steady isn't repeated.
+    // Empty iterations after the second: the original replays no more, and what is steady isn't
+    // repeated.
     starts.resize(starts.len().max(ITERATIONS + 1), requests.len());
     Forecast { requests, times, blocks, starts, effects: BTreeMap::new(), before, notes }
 }
@@ -372,7 +379,8 @@ mod tests {
             .iter()
             .filter_map(|r| if let Request::Free { id } = r { Some(*id) } else { None })
             .collect();
-        // Both activations, the first gradient at the second zero_grad, the second iteration's state but not the first's.
+        // Both activations, the first gradient at the second zero_grad, the second iteration's
+        // state but not the first's.
         assert_eq!(freed, [1, 2, 4, 6]);
         assert_eq!(forecast.before, BTreeMap::from([(Role::Parameter, 512)]));
         assert_eq!(forecast.starts.len(), 3);

@@ -184,7 +184,10 @@ pub fn minimum(jobs: &Jobs<'_>) -> Result<Together, PlanError> {
 }
 
 /// As [`minimum`], with what was planned before.
-pub(super) fn minimum_with(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanError> {
+///
+/// # Errors
+/// As [`minimum`].
+pub fn minimum_with(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanError> {
     let devices = shares(jobs);
     let mut ladder = Ladder::new(jobs, &devices, memo)?;
     for rung in &mut ladder.rungs {

@@ -20,7 +20,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
-use super::budget::PlanError;
+use super::budget::{self, PlanError, Request};
 use super::global::{self, Job, Jobs, Memo};
 use crate::device::{Profile, roofline};
 use crate::job::Graph;
@@ -114,10 +114,20 @@ struct Member {
     /// Where it is to be.
     next: Option<Seat>,
     left: u32,
+    /// The part of the device's compute that it uses, in thousandths.
+    utilisation: u32,
     /// It is within an iteration.
     running: bool,
     /// It begins its next iteration then.
     starts: Option<Nanos>,
+}
+
+/// A job's iteration without any event, by itself.
+#[derive(Clone)]
+struct Part {
+    program: Rc<Program>,
+    durations: Rc<Durations>,
+    bytes: u64,
 }
 
 /// The controller.
@@ -126,8 +136,12 @@ pub struct Live<'a> {
     device: &'a Profile,
     budget: Bytes,
     memo: Memo,
+    /// By the graph's hash.
+    unplanned: BTreeMap<&'a str, Part>,
     members: Vec<Member>,
     waiting: VecDeque<usize>,
+    /// The first in line can't come in before somebody leaves.
+    blocked: bool,
     outcome: Outcome,
     /// Copies that name their jobs by arrival, of those carried.
     named: usize,
@@ -144,8 +158,10 @@ impl<'a> Live<'a> {
             device,
             budget,
             memo: Memo::default(),
+            unplanned: BTreeMap::new(),
             members: Vec::new(),
             waiting: VecDeque::new(),
+            blocked: false,
             outcome,
             named: 0,
         }
@@ -154,20 +170,32 @@ impl<'a> Live<'a> {
     /// Lets them come, run and go.
     ///
     /// # Errors
-    /// Only defects; a job that never fits is told in its story.
-    pub fn run(mut self) -> Result<Outcome, LiveError> {
+    /// Only defects; the story of a job that never fits says so.
+    pub fn run(self) -> Result<Outcome, LiveError> {
+        self.run_with(|_| {})
+    }
+
+    /// As [`Live::run`]; `ended` gets the number of jobs that have ended whenever it changes.
+    ///
+    /// # Errors
+    /// As [`Live::run`].
+    pub fn run_with(mut self, mut ended: impl FnMut(usize)) -> Result<Outcome, LiveError> {
+        let mut gone = 0;
         let mut shared = Shared::new(&self.device.link);
         let mut coming = 0;
         loop {
             let arrival = self.arrivals.get(coming).map(|a| a.submitted);
             let start = self.members.iter().filter_map(|m| m.starts).min();
             let limit = arrival.into_iter().chain(start).min().unwrap_or(Nanos(u64::MAX));
-            let ended = shared.until(limit)?;
+            let iteration = shared.until(limit)?;
             let now = shared.now();
-            match ended {
+            match iteration {
                 Some((number, run)) => {
                     self.name(&mut shared.carried);
-                    self.ended(number, now, run.iteration, run.late_copies)?;
+                    if self.ended(number, now, run.iteration, run.late_copies)? {
+                        gone += 1;
+                        ended(gone);
+                    }
                 }
                 None if arrival.is_some_and(|at| at <= now) => {
                     self.waiting.push_back(coming);
@@ -183,13 +211,10 @@ impl<'a> Live<'a> {
                     && let Some(seat) = &member.seat
                 {
                     (member.starts, member.running) = (None, true);
-                    let job = &self.arrivals[member.arrival].job;
-                    let utilisation =
-                        roofline::utilisation(&job.graph.operators, job.latencies, self.device);
                     let work = Work {
                         program: Rc::clone(&seat.program),
                         durations: Rc::clone(&seat.durations),
-                        utilisation,
+                        utilisation: member.utilisation,
                     };
                     shared.begin(member.number, work);
                 }
@@ -208,15 +233,16 @@ impl<'a> Live<'a> {
         self.named = carried.len();
     }
 
+    /// Ends an iteration of a job. Returns whether it was the job's last.
     fn ended(
         &mut self,
         number: usize,
         now: Nanos,
         took: Nanos,
         late: u32,
-    ) -> Result<(), LiveError> {
+    ) -> Result<bool, LiveError> {
         let Some(index) = self.members.iter().position(|m| m.number == number) else {
-            return Ok(());
+            return Ok(false);
         };
         let member = &mut self.members[index];
         let job = member.arrival;
@@ -225,20 +251,25 @@ impl<'a> Live<'a> {
         story.late += u64::from(late);
         member.running = false;
         member.left -= 1;
-        if member.left == 0 {
+        let last = member.left == 0;
+        if last {
             self.members.remove(index);
+            self.blocked = false;
             self.outcome.jobs[job].ended = Some(now);
             if !self.members.is_empty() {
                 self.plan(None)?;
             }
             self.admit(now)?;
         }
-        Ok(())
+        Ok(last)
     }
 
-    /// Lets in whoever waits and can be planned beside the others, in order.
+    /// Lets in the jobs that wait and can be planned beside the others, in order. A job that can't come in
+    /// is tried again only after another has left: until then the plan would fail in the same way.
     fn admit(&mut self, now: Nanos) -> Result<(), LiveError> {
-        while let Some(&first) = self.waiting.front() {
+        while !self.blocked
+            && let Some(&first) = self.waiting.front()
+        {
             if let Some(why) = self.plan(Some(first))? {
                 self.outcome.jobs[first].waited_for.get_or_insert(why);
                 if self.members.is_empty() {
@@ -246,6 +277,7 @@ impl<'a> Live<'a> {
                     self.waiting.pop_front();
                     continue;
                 }
+                self.blocked = true;
                 break;
             }
             self.waiting.pop_front();
@@ -257,6 +289,11 @@ impl<'a> Live<'a> {
     /// Plans all that are in, and one more; why that one can't come in, if it can't.
     fn plan(&mut self, more: Option<usize>) -> Result<Option<String>, LiveError> {
         let indices: Vec<usize> = self.members.iter().map(|m| m.arrival).chain(more).collect();
+        if let Some(all) = self.all_unplanned(&indices)? {
+            self.enter(more);
+            self.seat(all);
+            return Ok(None);
+        }
         let jobs = indices.iter().map(|&index| self.arrivals[index].job.clone()).collect();
         let asked = Jobs {
             jobs,
@@ -274,9 +311,59 @@ impl<'a> Live<'a> {
             }
             Err(defect) => return Err(defect.into()),
         };
+        self.enter(more);
+        let link = &self.device.link;
+        let planned = together.parts.into_iter().map(|part| Part {
+            bytes: part.plan.figures.arena_bytes.0,
+            durations: Rc::new(Durations::nominal(&part.program, link)),
+            program: Rc::new(part.program),
+        });
+        self.seat(planned.collect());
+        Ok(None)
+    }
+
+    /// All jobs without any event, where that fits and they are too many to be planned for each other: what
+    /// [`global::make_with`] would give, without asking it at each launch and end.
+    fn all_unplanned(&mut self, indices: &[usize]) -> Result<Option<Vec<Part>>, LiveError> {
+        if indices.len() <= global::aware::FEW {
+            return Ok(None);
+        }
+        let mut all = Vec::with_capacity(indices.len());
+        let mut sum = 0u64;
+        for &index in indices {
+            let job = &self.arrivals[index].job;
+            if !self.unplanned.contains_key(&*job.file.1) {
+                let made = budget::unplanned(&Request {
+                    graph: job.graph,
+                    file: job.file.clone(),
+                    device: self.device,
+                    latencies: job.latencies,
+                    budget: Bytes::ZERO,
+                    method: job.method.clone(),
+                    recorded_options: BTreeMap::new(),
+                })?;
+                let unplanned = Part {
+                    bytes: made.plan.figures.arena_bytes.0,
+                    durations: Rc::new(Durations::nominal(&made.program, &self.device.link)),
+                    program: Rc::new(made.program),
+                };
+                self.unplanned.insert(&job.file.1, unplanned);
+            }
+            let one = &self.unplanned[&*job.file.1];
+            sum = sum.saturating_add(one.bytes);
+            all.push(one.clone());
+        }
+        Ok((sum <= self.budget.0 / 512 * 512).then_some(all))
+    }
+
+    /// Counts a new plan of all, and lets one more job in.
+    fn enter(&mut self, more: Option<usize>) {
         self.outcome.replans += 1;
         if let Some(arrival) = more {
             let left = self.arrivals[arrival].iterations.max(1);
+            let job = &self.arrivals[arrival].job;
+            let utilisation =
+                roofline::utilisation(&job.graph.operators, job.latencies, self.device);
             let number = (0..)
                 .find(|number| self.members.iter().all(|m| m.number != *number))
                 .unwrap_or(arrival);
@@ -286,22 +373,25 @@ impl<'a> Live<'a> {
                 seat: None,
                 next: None,
                 left,
+                utilisation,
                 running: false,
                 starts: None,
             });
         }
+    }
+
+    /// Gives every job its place in the arena, in the order of launch.
+    fn seat(&mut self, parts: Vec<Part>) {
         let mut base = 0;
-        for (member, part) in self.members.iter_mut().zip(together.parts) {
-            let bytes = part.plan.figures.arena_bytes.0;
-            let durations = Rc::new(Durations::nominal(&part.program, &self.device.link));
-            let next = Seat { program: Rc::new(part.program), durations, base, bytes };
+        for (member, part) in self.members.iter_mut().zip(parts) {
+            let Part { program, durations, bytes } = part;
+            let next = Seat { program, durations, base, bytes };
             let same =
                 member.seat.as_ref().is_some_and(|seat| (seat.base, seat.bytes) == (base, bytes));
             // The same place and size come from the same plan.
             member.next = (!same).then_some(next);
             base += bytes;
         }
-        Ok(None)
     }
 
     /// Lets jobs between iterations take up their new plans where nobody is in the way, and go on.

@@ -8,7 +8,7 @@
 //! alone (even slot): then the tensor may be gone before the operator itself runs.
 
 use std::collections::BTreeMap;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use super::load::Load;
 use crate::job::{Graph, Replay};
@@ -46,11 +46,11 @@ pub struct Lifetime {
     /// Rounded to blocks.
     pub bytes: u64,
     /// The slots in which it is used, ascending: odd ones by operators, even ones by recomputes.
-    pub uses: Rc<Vec<u32>>,
+    pub uses: Arc<Vec<u32>>,
     /// Operators that write it, in order.
-    pub writes: Rc<Vec<u32>>,
+    pub writes: Arc<Vec<u32>>,
     /// One for each pair of successive uses; for a long-lived tensor one more, round the end.
-    pub gaps: Rc<Vec<Gap>>,
+    pub gaps: Arc<Vec<Gap>>,
     /// Nothing generates it.
     pub long_lived: bool,
 }
@@ -122,7 +122,7 @@ pub struct Residencies<'a> {
     pub chains: BTreeMap<(u32, TensorId), Chain>,
     /// What another tensor's chain makes and keeps along with it: by slot and tensor, that other.
     pub shared: BTreeMap<(u32, TensorId), TensorId>,
-    touched: Rc<Touched>,
+    touched: Arc<Touched>,
 }
 
 impl<'a> Residencies<'a> {
@@ -137,9 +137,9 @@ impl<'a> Residencies<'a> {
             .zip(&generators)
             .map(|(t, g)| Lifetime {
                 bytes: t.bytes.in_blocks().0,
-                uses: Rc::default(),
-                writes: Rc::default(),
-                gaps: Rc::default(),
+                uses: Arc::default(),
+                writes: Arc::default(),
+                gaps: Arc::default(),
                 long_lived: g.is_none(),
             })
             .collect();
@@ -154,10 +154,10 @@ impl<'a> Residencies<'a> {
             let index32 = u32::try_from(index).unwrap_or(u32::MAX);
             add(&mut change, 2 * index + 1, 2 * index + 2, operator.workspace.in_blocks().0);
             for tensor in operator.touches() {
-                Rc::make_mut(&mut lifetimes[tensor.index()].uses).push(2 * index32 + 1);
+                Arc::make_mut(&mut lifetimes[tensor.index()].uses).push(2 * index32 + 1);
             }
             for operand in operator.writes() {
-                let writes = Rc::make_mut(&mut lifetimes[operand.tensor.index()].writes);
+                let writes = Arc::make_mut(&mut lifetimes[operand.tensor.index()].writes);
                 if writes.last() != Some(&index32) {
                     writes.push(index32);
                 }
@@ -166,7 +166,7 @@ impl<'a> Residencies<'a> {
         for lifetime in &mut lifetimes {
             let gaps = (lifetime.uses.len() + usize::from(lifetime.long_lived)).saturating_sub(1);
             lifetime.gaps =
-                Rc::new(vec![Gap::Keep; if lifetime.uses.is_empty() { 0 } else { gaps }]);
+                Arc::new(vec![Gap::Keep; if lifetime.uses.is_empty() { 0 } else { gaps }]);
             match (lifetime.long_lived, lifetime.uses.first(), lifetime.uses.last()) {
                 (true, _, _) => add(&mut change, 0, 2 * n + 1, lifetime.bytes),
                 (false, Some(&first), Some(&last)) => {
@@ -190,7 +190,7 @@ impl<'a> Residencies<'a> {
             scratch: vec![0; n + 1],
             chains: BTreeMap::new(),
             shared: BTreeMap::new(),
-            touched: Rc::new(Touched::of(graph)),
+            touched: Arc::new(Touched::of(graph)),
         }
     }
 
@@ -330,7 +330,7 @@ impl<'a> Residencies<'a> {
                 self.load.subtract(new.0, new.1, bytes);
             }
         }
-        Rc::make_mut(&mut self.lifetimes[tensor.index()].gaps)[gap] = decision;
+        Arc::make_mut(&mut self.lifetimes[tensor.index()].gaps)[gap] = decision;
     }
 
     /// Whether the tensor is surely there in a slot: a swapped one counts as gone as soon as it may leave.
@@ -408,8 +408,8 @@ impl<'a> Residencies<'a> {
         let lifetime = &mut self.lifetimes[tensor.index()];
         let Err(at) = lifetime.uses.binary_search(&slot) else { return };
         let last = lifetime.uses.len();
-        Rc::make_mut(&mut lifetime.uses).insert(at, slot);
-        let gaps = Rc::make_mut(&mut lifetime.gaps);
+        Arc::make_mut(&mut lifetime.uses).insert(at, slot);
+        let gaps = Arc::make_mut(&mut lifetime.gaps);
         if last == 0 {
             gaps.extend(lifetime.long_lived.then_some(Gap::Keep));
         } else if at == last {
@@ -425,8 +425,8 @@ impl<'a> Residencies<'a> {
     pub fn live_on(&mut self, tensor: TensorId, slot: u32) {
         let lifetime = &mut self.lifetimes[tensor.index()];
         let (last, bytes) = (lifetime.uses.last().copied().unwrap_or(slot), lifetime.bytes);
-        Rc::make_mut(&mut lifetime.uses).push(slot);
-        Rc::make_mut(&mut lifetime.gaps).push(Gap::Keep);
+        Arc::make_mut(&mut lifetime.uses).push(slot);
+        Arc::make_mut(&mut lifetime.gaps).push(Gap::Keep);
         self.load.add(last as usize + 1, slot as usize + 1, bytes);
     }
 }

@@ -1,18 +1,24 @@
-//! The papers' accounting: what their tables would print for a plan; and where a plan's extra time comes from.
+//! The papers' accounting: what their tables would print for a plan, and where a plan's extra time
+//! comes from.
 //!
-//! A plan is made, proved and run by physical accounting ([`crate::contract::plan`]), whatever is asked for here: this is another *reading*
-//! of the same plan, beside the physical one. It says what TENSILE's paper (Zhang et al.) counts:
+//! A plan is always made, proved and run by physical accounting ([`crate::contract::plan`]). This
+//! is a second *reading* of the same plan. It counts as TENSILE's paper (Zhang et al.) does:
 //!
-//! - **Memory.** A swap-in's bytes count from its copy's *end* and a recompute's from the *end* of its step, an
-//!   operator's outputs from the *end* of the operator. A swap-out's bytes count until its copy's end (or its last use's, if that is later): there both
-//!   agree. Tensors only: no workspace, no scratch of a recompute. Sizes are rounded to blocks, as everywhere.
-//! - **Link.** It carries one copy at a time, in either direction, at the direction's uncontended rate
-//!   ([`engine::run_one_way_at_a_time`]). All else waits as the plan says, for addresses too; so this time can be
-//!   longer than the physical one (copies that go both ways at once here take turns there) or shorter (none is slowed by another).
-//! - **Without a plan.** Liveness by the same rule: what stands during an operator, without what it generates and without its workspace. The
-//!   papers' "vanilla" frees nothing: the sum of all tensors.
+//! - **Memory.** A swap-in's bytes count from the *end* of its copy, a recompute's from the *end*
+//!   of its step, and an operator's outputs from the *end* of the operator. A swap-out's bytes
+//!   count until the end of its copy, or of its last use where that is later; both readings agree
+//!   there. Only tensors count: no workspace, no scratch of a recompute. Sizes are rounded to
+//!   blocks, as everywhere.
+//! - **Link.** It carries one copy at a time in either direction, at the direction's uncontended
+//!   rate ([`engine::run_one_way_at_a_time`]). All else waits as the plan says, for addresses too.
+//!   So this time can be longer than the physical one, where copies in both directions take turns,
+//!   or shorter, where none is slowed by another.
+//! - **Without a plan.** Liveness by the same rule: what is resident during an operator, without
+//!   what it generates and without its workspace. The papers' "vanilla" frees nothing: the sum of
+//!   all tensors.
 //!
-//! The papers' peak is never above the physical one of the same timeline; with their link the timeline may differ. Not for: planning, proofs.
+//! On the same timeline the papers' peak is never above the physical one. With their link the
+//! timeline may differ.
 
 use super::engine::{self, Deadlock, Durations, Run};
 use super::program::{Begin, Program};
@@ -95,7 +101,8 @@ fn unplanned_peak(graph: &Graph, liveness: &Liveness) -> Bytes {
     highest
 }
 
-/// An iteration's time beyond the sum of the operators' latencies, by cause. The parts add up to it.
+/// An iteration's time beyond the sum of the operators' latencies, by cause. The parts add up to
+/// it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Extra {
     /// Operators that run again.
@@ -106,8 +113,9 @@ pub struct Extra {
     pub swap_out: Nanos,
     /// Copies after the last operator, on such a link.
     pub tail: Nanos,
-    /// What the directions cost each other: how much sooner the iteration ends on such a link, in nanoseconds. Below zero where
-    /// the order of things happened to be better with them in each other's way.
+    /// What the directions cost each other: how much sooner the iteration ends on such a link, in
+    /// nanoseconds. Below zero where the order of things happened to be better with them in each
+    /// other's way.
     pub contention: i128,
 }
 
@@ -201,7 +209,8 @@ mod tests {
         let program = both_ways();
         let run = engine::run(&program, &LINK, &Durations::nominal(&program, &LINK)).unwrap();
         let extra = Extra::of(&program, &LINK, run.iteration).unwrap();
-        // Alone, a would arrive 1,024 ns after op3 could start; so would b before op4. At half speed a takes 1,024 more.
+        // Alone, a would arrive 1,024 ns after op3 could start; so would b before op4. At half
+        // speed a takes 1,024 more.
         assert_eq!(extra, Extra { swap_in: Nanos(2048), contention: 1024, ..Extra::default() });
         assert_eq!(extra.total(), i128::from(run.iteration.0) - 5000);
     }

@@ -1,8 +1,9 @@
 //! The event engine: when each step and copy of a program runs, and how much memory is resident.
 //!
-//! It follows the rules of [`crate::contract::plan`], "What a plan means". Time is counted in integer
-//! nanoseconds and a copy's progress in exact work units. At one instant, ends come before starts.
-//! A run costs O((steps + copies) · log). [`super::together`] runs several jobs on one device.
+//! It follows the rules of [`crate::contract::plan`], "What a plan means". Time is counted in
+//! integer nanoseconds and a copy's progress in exact work units. At one instant, ends come before
+//! starts. A run costs O((steps + copies) · log). [`super::together`] runs several jobs on one
+//! device.
 
 use super::player::{ALONE, Player};
 use super::program::{Begin, Program, Residency};
@@ -28,8 +29,8 @@ pub fn nominal(program: &Program, link: &Link) -> Result<Run, Deadlock> {
 }
 
 /// As [`run`], on a link that carries one copy at a time in either direction, at that direction's
-/// uncontended rate. The directions keep separate queues. Of two copies that could start, the one that
-/// stands first in the plan does. Only [`super::accounting`] uses this.
+/// uncontended rate. The directions keep separate queues. Of two copies that could start, the one
+/// that stands first in the plan does. Only [`super::accounting`] uses this.
 ///
 /// # Errors
 /// As [`run`].
@@ -82,7 +83,8 @@ fn alone(
     if player.done() { Ok(player.run(now)) } else { Err(Deadlock { at: now, step: player.step() }) }
 }
 
-/// Resident bytes over time: the value from each instant on, first at zero. Ends count before begins.
+/// Resident bytes over time: the value from each instant on, first at zero. Ends count before
+/// begins.
 #[must_use]
 pub fn memory(program: &Program, run: &Run) -> Vec<(Nanos, Bytes)> {
     let mut changes: Vec<(Nanos, bool, u64)> = Vec::with_capacity(program.residencies.len() * 2);
@@ -273,7 +275,8 @@ pub(super) mod tests {
             Event::SwapIn { tensor: b, trigger: after(3, 0) },
         ];
         let (run, _) = simulate(&events);
-        // a comes back from 2,500 to 3,000 alone and is slowed by b's departure from then on: 524 bytes take 1,048 ns.
+        // a comes back from 2,500 to 3,000 alone and is slowed by b's departure from then on: 524
+        // bytes take 1,048 ns.
         assert_eq!(run.copies[1], (Nanos(2500), Nanos(4048)));
         // b: 524 bytes' worth by 4,048, the other 500 alone.
         assert_eq!(run.copies[2], (Nanos(3000), Nanos(4548)));

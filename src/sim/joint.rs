@@ -1,8 +1,10 @@
-//! Several jobs side by side on one device for some iterations each, and how long a round of them takes.
+//! Several jobs side by side on one device for some iterations each, and how long a round of them
+//! takes.
 //!
-//! For: what a plan of several jobs comes to, whose jobs run on clocks of their own. How they stand to each other is not known, so a
-//! [`Round`] looks at two alignments, all at once and evenly staggered, and takes the mean. Shorter iterations are run more often, so that
-//! all jobs are busy for about as long. Not for: the device itself ([`super::together`]), jobs that come and go, lanes.
+//! This is what a plan of several jobs comes to. Each job runs on its own clock and their alignment
+//! is not known, so a [`Round`] takes the mean of two alignments: all at once, and evenly
+//! staggered. Jobs with shorter iterations run more of them, so that all are busy for about as
+//! long. [`super::together`] is the device.
 
 use super::engine::{self, Deadlock, Durations, Run};
 use super::program::{Direction, Program};
@@ -75,7 +77,8 @@ pub fn run(sides: &[Side<'_>], link: &Link) -> Result<Course, Deadlock> {
     Ok(Course { runs, carried: device.carried, end })
 }
 
-/// Resident bytes of all jobs together over time. Between its iterations a job keeps what stays round their end; after its last, nothing.
+/// Resident bytes of all jobs together over time. Between its iterations a job keeps what stays
+/// round their end; after its last, nothing.
 #[must_use]
 pub fn memory(programs: &[&Program], runs: &[&[(Nanos, Run)]]) -> Vec<(Nanos, Bytes)> {
     let mut changes: Vec<(Nanos, i128)> = Vec::new();
@@ -106,7 +109,8 @@ pub fn memory(programs: &[&Program], runs: &[&[(Nanos, Run)]]) -> Vec<(Nanos, By
     curve
 }
 
-/// How many pairs of copies share an instant of one direction of the link: none, ever. Looks at start and end alone.
+/// How many pairs of copies share an instant of one direction of the link: none, ever. Looks at
+/// start and end alone.
 #[must_use]
 pub fn overlaps(carried: &[Carried]) -> usize {
     let mut found = 0;
@@ -140,14 +144,16 @@ pub struct Party<'a> {
     pub durations: &'a Durations,
     /// The part of the device's compute that it uses, in thousandths.
     pub utilisation: u32,
-    /// Its iteration without a plan, alone: rounds of different plans of the same jobs have the same iterations and starts.
+    /// Its iteration without a plan, alone: rounds of different plans of the same jobs have the
+    /// same iterations and starts.
     pub own: Nanos,
 }
 
 /// Some iterations of every job, under both alignments.
 #[derive(Clone, Debug)]
 pub struct Round {
-    /// For one iteration of the longest job, and as many of the others as take about as long: mean of both.
+    /// For one iteration of the longest job, and as many of the others as take about as long: mean
+    /// of both.
     pub time: Nanos,
     /// All at once, and staggered.
     pub courses: [Course; 2],

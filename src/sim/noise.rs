@@ -1,7 +1,7 @@
-//! Latency jitter: each step and copy takes up to so much more or less than planned.
+//! Latency jitter: each step and copy takes up to a given share more or less time than planned.
 //!
-//! Uniform in `±share`, from a seeded generator, in integers, so that runs repeat on any machine.
-//! Not for: modelling where jitter comes from.
+//! The jitter is uniform in `±share`, drawn in integers from a seeded generator, so that runs repeat on any
+//! machine.
 
 use rand_core::Rng;
 use rand_pcg::Pcg64;

@@ -1,16 +1,20 @@
 //! Passive mode: one iteration within a budget without any plan, evicting on demand.
 //!
-//! What Capuchin (Peng et al., ASPLOS 2020, section 4.2) does in its first iteration, while it measures when tensors are
-//! accessed. Where the next operator's tensors have no room, those least recently used leave until there is; one that is missing is fetched. Both
-//! *block*: nothing runs meanwhile, and a copy is alone on the link. Read from others' notes on the paper; what they leave open is settled so:
+//! This is what Capuchin (Peng et al., ASPLOS 2020, section 4.2) does in its first iteration, while it measures
+//! when tensors are accessed. Where the next operator's tensors have no room, the least recently used tensors
+//! leave until there is room; a tensor that is missing is fetched. Both *block*: nothing runs meanwhile, and a
+//! copy is alone on the link. What the notes on the paper leave open is settled as follows:
 //!
-//! - Any tensor that the operator does not touch may leave, parameters and optimizer states included; of those used by the same operator the
-//!   first by number. A tensor goes for good after its last use, if an operator of the iteration generates it.
-//! - A host copy is valid until the tensor is written (design as in plans), so that a clean tensor leaves without a copy.
-//! - What nothing generates is on the device at the start as far as there is room, those used first before others; the rest is on the host.
-//! - Room is counted in bytes, every tensor and workspace rounded to blocks: fragmentation is left out, which is to its advantage.
+//! - Any tensor that the operator does not touch may leave, parameters and optimizer states included. Of those
+//!   used by the same operator the first by number leaves. A tensor that an operator of the iteration
+//!   generates goes for good after its last use.
+//! - A host copy is valid until the tensor is written, as in plans, so a clean tensor leaves without a copy.
+//! - What nothing generates is on the device at the start as far as there is room, in order of first use. The
+//!   rest is on the host.
+//! - Room is counted in bytes, every tensor and workspace rounded to blocks. Fragmentation is left out, which
+//!   favours passive mode.
 //!
-//! Cost: O(accesses · log). Not for: plans, and what follows the first iteration (`plan::capuchin`).
+//! The cost is O(accesses · log). What follows the first iteration is in `plan::capuchin`.
 
 use std::collections::BTreeSet;
 
@@ -220,7 +224,8 @@ mod tests {
 
     #[test]
     fn the_least_recently_used_leaves_and_its_next_use_waits() {
-        // op2 makes c beside b: a leaves. op3 wants a: b, used at op2 like c and before it by number, leaves. op4 wants b: a is dead by then.
+        // op2 makes c beside b: a leaves. op3 wants a: b, used at op2 like c and before it by
+        // number, leaves. op4 wants b: a is dead by then.
         let expected = Passive {
             iteration: Nanos(5000 + 4 * 1024),
             out: Nanos(2048),

@@ -1,8 +1,8 @@
 //! One job on a device: which of its steps and copies may start, and what became of them.
 //!
-//! The rules are those of [`crate::contract::plan`], "What a plan means". The clock and the link's rates
-//! belong to the device: [`super::engine`] gives a job a device to itself, [`super::together`] lets it
-//! share one.
+//! The rules are those of [`crate::contract::plan`], "What a plan means". The clock and the link's
+//! rates belong to the device: [`super::engine`] gives a job a device to itself,
+//! [`super::together`] lets it share one.
 
 use std::ops::Deref;
 
@@ -93,8 +93,8 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
         self.shares = true;
     }
 
-    /// The stretch for which this job needs the window and does not hold it, if nothing else except a
-    /// busy link keeps it from going on.
+    /// The stretch for which this job needs the window and does not hold it, if nothing else except
+    /// a busy link keeps it from going on.
     pub fn wants_window(&self, now: Nanos) -> Option<usize> {
         if self.program.stretches.count() == 0 {
             return None;
@@ -163,7 +163,8 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
         }
     }
 
-    /// The position of its next copy in a direction among all its copies; after all others if there is none.
+    /// The position of its next copy in a direction among all its copies; after all others if there
+    /// is none.
     pub fn next_copy(&self, direction: usize) -> usize {
         let queue = &self.queues[direction];
         queue.copies.get(queue.next).copied().unwrap_or(usize::MAX)

@@ -1,7 +1,7 @@
 //! A plan's events read into what runs: steps, copies and residencies, and what each waits for.
 //!
-//! For: the engine and the executor, which both follow the meaning fixed in [`crate::contract::plan`].
-//! Not for: proving a plan safe; [`crate::contract::check`] does that with a reading of its own.
+//! The engine and the executor both run programs, so both follow the meaning fixed in
+//! [`crate::contract::plan`]. The checker ([`crate::contract::check`]) has a reading of its own.
 
 use std::collections::BTreeMap;
 
@@ -95,12 +95,13 @@ pub struct Copy {
     pub delay: Nanos,
     /// The step that wrote what a swap-out copies.
     pub written_by: Option<usize>,
-    /// The copy that made what this one reads: the swap-in that brought it, or the swap-out that wrote the host copy.
+    /// The copy that made what this one reads: the swap-in that brought it, or the swap-out that
+    /// wrote the host copy.
     pub source: Option<usize>,
     /// Its event.
     pub event: usize,
-    /// The last copies, of either direction, of tensors whose slots in the pinned slab share bytes with this one's: a tensor's first
-    /// copy waits for them.
+    /// The last copies, of either direction, of tensors whose slots in the pinned slab share bytes
+    /// with this one's: a tensor's first copy waits for them.
     pub slab: Vec<usize>,
 }
 
@@ -119,7 +120,8 @@ pub struct Program {
     pub stretches: Stretches,
 }
 
-/// A plan that can't be read as a program. Plans that passed [`crate::contract::check`] never give one.
+/// A plan that can't be read as a program. Plans that passed [`crate::contract::check`] never give
+/// one.
 #[derive(Debug, thiserror::Error)]
 #[error("event {event:?}: {problem}")]
 pub struct ProgramError {
@@ -162,13 +164,14 @@ impl Program {
         Ok(program)
     }
 
-    /// Gives residencies their addresses, in the order in which shared bytes pass from hand to hand: what is there at
-    /// the start of the iteration before the list, then the list.
+    /// Gives residencies their addresses, in the order in which shared bytes pass from hand to
+    /// hand: what is there at the start of the iteration before the list, then the list.
     ///
     /// # Errors
     /// When a placement is of nothing that is ever resident.
     pub fn place(&mut self, placements: &[Placement]) -> Result<(), ProgramError> {
-        // A tensor that leaves and comes back to stay has one place for its first and its last residency.
+        // A tensor that leaves and comes back to stay has one place for its first and its last
+        // residency.
         let mut starters: BTreeMap<Place, usize> = BTreeMap::new();
         let mut later: BTreeMap<Place, usize> = BTreeMap::new();
         for (index, r) in self.residencies.iter().enumerate() {
@@ -194,7 +197,8 @@ impl Program {
     }
 
     fn hand_over(&mut self, order: &[(usize, Bytes)]) {
-        // Earlier holders of the same bytes have ended by then, since those that the newcomer overlaps waited in turn.
+        // Earlier holders of the same bytes have ended by then, since those that the newcomer
+        // overlaps waited in turn.
         let mut holders = Holders::default();
         for &(index, offset) in order {
             let residency = &mut self.residencies[index];
@@ -203,7 +207,8 @@ impl Program {
         }
     }
 
-    /// Reads who needs the window that several jobs have together, once everything has its address. Residencies wait for the stretch before theirs.
+    /// Reads who needs the window that several jobs have together, once everything has its address.
+    /// Residencies wait for the stretch before theirs.
     pub fn enter(&mut self, window: &Window) {
         self.stretches = Stretches::of(self, window);
         for r in &mut self.residencies {
@@ -366,7 +371,8 @@ impl<'a> Reader<'a> {
         Ok(self.program)
     }
 
-    /// What nothing generates and nothing ended stays round the end, under the name of the tensor's first residency.
+    /// What nothing generates and nothing ended stays round the end, under the name of the tensor's
+    /// first residency.
     fn go_round(&mut self) {
         for (state, generated) in self.states.iter().zip(&self.generated) {
             if let (Some(open), false, false) = (state.open, state.leaving, *generated) {
@@ -379,7 +385,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Tensors that nothing generates start on the device, unless their first event is a swap-in before any use.
+    /// Tensors that nothing generates start on the device, unless their first event is a swap-in
+    /// before any use.
     fn begin_iteration(&mut self, events: &[Event]) {
         let mut on_host = vec![false; self.graph.tensors.len()];
         let mut first_use = vec![usize::MAX; self.graph.tensors.len()];

@@ -10,8 +10,8 @@ use super::snapshot::write::{self, Event, Frame, StackId, Stacks, Target};
 use crate::job::{Graph, Operator, Phase, Role};
 use crate::units::OpId;
 
-/// Writes the snapshot of `iterations` iterations. `alloc_conf` is the text that the framework's settings
-/// were read from.
+/// Writes the snapshot of `iterations` iterations. `alloc_conf` is the text that the framework's
+/// settings were read from.
 ///
 /// # Errors
 /// When `out` fails.

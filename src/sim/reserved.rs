@@ -1,10 +1,10 @@
 //! What a job's residencies make a framework's allocator reserve.
 //!
 //! Every residency is a request and its end a free, in the order of simulated time, iteration after
-//! iteration until nothing changes any more. All requests are on one stream. Besides the tensors and
-//! workspaces of the graph, the two threads of a training iteration each allocate a workspace for the
-//! matrix library at their first multiplication and keep it ([`library_workspace`]). `neap run` does not
-//! use this: it has one arena with planned addresses.
+//! iteration until nothing changes any more. All requests are on one stream. Besides the tensors
+//! and workspaces of the graph, the two threads of a training iteration each allocate a workspace
+//! for the matrix library at their first multiplication and keep it ([`library_workspace`]). `neap
+//! run` does not use this: it has one arena with planned addresses.
 
 use super::allocator::replay::{LARGEST_DEVICE, Replay};
 use super::allocator::{Config, Stats};
@@ -38,8 +38,8 @@ impl Framework {
     }
 }
 
-/// The workspace that `PyTorch` allocates for cuBLAS in each thread: 8 MiB + 128 KiB before Hopper, 32 MiB
-/// from Hopper on. A device of unknown generation is taken for one of the later.
+/// The workspace that `PyTorch` allocates for cuBLAS in each thread: 8 MiB + 128 KiB before Hopper,
+/// 32 MiB from Hopper on. A device of unknown generation is taken for one of the later.
 #[must_use]
 pub fn library_workspace(device: &Profile) -> Bytes {
     const BEFORE_HOPPER: [&str; 8] =
@@ -161,7 +161,8 @@ impl Timeline {
         self
     }
 
-    /// Replays iteration after iteration until one reserves at every instant what the one before did.
+    /// Replays iteration after iteration until one reserves at every instant what the one before
+    /// did.
     #[must_use]
     pub fn settle(&self, framework: &Framework) -> Reserved {
         let mut replay = Replay::new(&framework.config, framework.capacity, None);
@@ -204,7 +205,8 @@ impl Timeline {
     }
 }
 
-/// The two workspaces of the matrix library: one in the forward and optimize phases, one in backward.
+/// The two workspaces of the matrix library: one in the forward and optimize phases, one in
+/// backward.
 struct Library {
     slots: [Option<Slot>; 2],
     bytes: Bytes,
@@ -241,8 +243,8 @@ fn small(index: usize) -> Slot {
     Slot::try_from(index).unwrap_or(Slot::MAX)
 }
 
-/// A job without a plan: tensors live as the framework keeps them ([`crate::job::liveness`]), and the
-/// optimizer states are allocated at the optimizer step of the first iteration.
+/// A job without a plan: tensors live as the framework keeps them ([`crate::job::liveness`]), and
+/// the optimizer states are allocated at the optimizer step of the first iteration.
 #[must_use]
 pub fn unplanned(graph: &Graph, run: &Run, framework: &Framework) -> Timeline {
     let all = (0..graph.operators.len()).map(OpId::of).collect();
@@ -296,8 +298,8 @@ pub fn unplanned(graph: &Graph, run: &Run, framework: &Framework) -> Timeline {
     timeline.sorted()
 }
 
-/// A job under a plan: its program's residencies in a run. Tensors that start on the device are loaded
-/// before the first iteration.
+/// A job under a plan: its program's residencies in a run. Tensors that start on the device are
+/// loaded before the first iteration.
 #[must_use]
 pub fn planned(graph: &Graph, program: &Program, run: &Run, framework: &Framework) -> Timeline {
     let steps = program.steps.iter().map(|s| s.operator).collect();

@@ -1,10 +1,9 @@
 //! Files that hold allocator requests: event tables.
 //!
-//! For: reading them in one pass in bounded memory, ids made small, mistakes named by line. Not for: answering requests
-//! ([`super::allocator`]).
-//!
-//! A table is CSV with a header: `op` (a allocates, f frees, e empties the cache), `id`, `bytes`, `stream`, and
-//! optionally what an allocator answered: `result` (ok or oom), `allocated`, `reserved`, `segments` after the request.
+//! A table is read in one pass in bounded memory. Ids become small numbers, and mistakes are named
+//! by line. It is CSV with a header: `op` (a allocates, f frees, e empties the cache), `id`,
+//! `bytes`, `stream`, and optionally what an allocator answered: `result` (ok or oom), and
+//! `allocated`, `reserved` and `segments` after the request.
 
 use std::collections::HashMap;
 use std::io::{BufRead, Read};
@@ -121,7 +120,8 @@ struct Columns {
     plain: bool,
 }
 
-/// A line of the simplest form, `a,1,512,0` or `f,1,,`, read in place: nearly every line of a large table.
+/// A line of the simplest form, `a,1,512,0` or `f,1,,`, read in place: nearly every line of a large
+/// table.
 struct Row {
     allocates: bool,
     id: u64,
@@ -155,7 +155,8 @@ fn expect(text: &[u8], at: usize, byte: u8) -> Option<usize> {
     (*text.get(at)? == byte).then_some(at + 1)
 }
 
-/// A number of at most 19 digits, which can't overflow, that ends before the text does; and where it ends.
+/// A number of at most 19 digits, which can't overflow, that ends before the text does; and where
+/// it ends.
 fn digits(text: &[u8], from: usize) -> Option<(u64, usize)> {
     let (mut value, mut at) = (0, from);
     loop {
@@ -176,7 +177,8 @@ impl Reader {
     /// Opens a file of requests, plain or gzip; what it is, its content says.
     ///
     /// # Errors
-    /// When it can't be read, or its first line is not a header with the columns op, id, bytes and stream.
+    /// When it can't be read, or its first line is not a header with the columns op, id, bytes and
+    /// stream.
     pub fn open(path: &Path) -> Result<Self, SequenceError> {
         let mut file = files::open(path)?;
         if file.fill_buf().is_ok_and(snapshot::looks_like_pickle) {
@@ -242,7 +244,8 @@ impl Reader {
         c.result.is_some() || c.allocated.is_some() || c.reserved.is_some() || c.segments.is_some()
     }
 
-    /// The line last read, from 1 with the header; in a file that is no table the request's position, from 1.
+    /// The line last read, from 1 with the header; in a file that is no table the request's
+    /// position, from 1.
     #[must_use]
     pub const fn line(&self) -> u64 {
         self.line
@@ -260,11 +263,12 @@ impl Reader {
         String::from_utf8_lossy(&self.text).into_owned()
     }
 
-    /// The next request; none at the end. Ids are used again after their free, so that they stay as small as the most
-    /// blocks alive at once.
+    /// The next request; none at the end. Ids are used again after their free, so that they stay as
+    /// small as the most blocks alive at once.
     ///
     /// # Errors
-    /// When the file can't be read further, or its next line is not an event or contradicts those before it.
+    /// When the file can't be read further, or its next line is not an event or contradicts those
+    /// before it.
     pub fn request(&mut self) -> Result<Option<Request>, SequenceError> {
         if let Some(whole) = &mut self.whole {
             self.line += 1;

@@ -1,11 +1,16 @@
-//! Several jobs on one device: one link, one copy a direction whoever's it is, and compute that slows down where it is wanted by more than it has.
+//! Several jobs on one device: one link that carries one copy per direction, and compute that slows
+//! down where the jobs want more than the device has.
 //!
-//! Jobs run their iterations on clocks of their own; who launches, replaces and ends them is the caller's business, at any instant
-//! ([`Shared::until`] stops there). A direction of the link takes the copy that became ready first, of the lower job if two did. A job takes
-//! part of the device's compute, its *utilisation*; while the running jobs want more than all of it, every step runs at the ratio
-//! (Salus measures such parts per workload; a constant slowdown would be wrong for both idle and busy jobs). One job alone runs exactly as in [`super::engine`].
-//! Where their plans have a window together, they hold it in turn ([`super::window`]); who waits for it does not stand at the wire, so nobody waits for ever.
-//! Cost: O(jobs) an instant. Not for: lanes and policies, which let iterations wait; memory, which each job's plan bounds.
+//! Each job runs its iterations on its own clock. The caller launches, replaces and ends jobs at
+//! any instant ([`Shared::until`] stops there). A direction of the link takes the copy that became
+//! ready first, and of two the one of the lower job. A job takes part of the device's compute, its
+//! *utilisation*. While the running jobs want more than all of it, every step is slowed by the same
+//! ratio. (Salus measures such parts per workload; a constant slowdown would be wrong for both idle
+//! and busy jobs.) One job alone runs exactly as in [`super::engine`].
+//!
+//! Jobs whose plans have a window hold it in turn ([`super::window`]). A copy that waits for the
+//! window does not wait in the link's queue, so no job waits for ever. An instant costs O(jobs).
+//! Memory is bounded by each job's plan.
 
 use std::ops::Deref;
 
@@ -102,7 +107,8 @@ impl<'a, P: Deref<Target = Program>, D: Deref<Target = Durations>> Shared<'a, P,
         self.now
     }
 
-    /// Lets `job` begin an iteration now; nobody else's number may be taken. Numbers may be any, small ones are cheap.
+    /// Lets `job` begin an iteration now. No other running job may have its number. Any number will
+    /// do; small ones are cheap.
     ///
     /// # Panics
     /// When the job is within an iteration.
@@ -124,7 +130,8 @@ impl<'a, P: Deref<Target = Program>, D: Deref<Target = Durations>> Shared<'a, P,
     /// Runs until an iteration ends, or until `limit`; whose it was, and what it was like.
     ///
     /// # Errors
-    /// When a job's items wait for each other in a circle, which [`crate::contract::check`] excludes.
+    /// When a job's items wait for each other in a circle, which [`crate::contract::check`]
+    /// excludes.
     pub fn until(&mut self, limit: Nanos) -> Result<Option<(usize, Run)>, Deadlock> {
         loop {
             self.start();
@@ -210,7 +217,7 @@ impl<'a, P: Deref<Target = Program>, D: Deref<Target = Durations>> Shared<'a, P,
         }
     }
 
-    /// Whoever can't go on without the window asks for it, and whose turn it is holds it.
+    /// Jobs that can't go on without the window ask for it, and the one whose turn it is holds it.
     fn take_turns(&mut self) {
         let (turns, waited, now) = (&mut self.turns, &mut self.waited, self.now);
         for (job, seat) in self.seats.iter_mut().enumerate() {

@@ -1,16 +1,20 @@
-//! The window that jobs hold in turn: which steps and swap-ins of a job need it, when it may be let go, and whose turn it is.
+//! The window that jobs hold in turn: which steps and swap-ins of a job need it, when it may be let
+//! go, and whose turn it is.
 //!
-//! For: the simulator ([`super::together`]) and whoever runs several jobs of one plan, which must read a plan alike ([`crate::contract::plan`],
-//! "The window"). A program made by [`super::program::Program::placed`] has its [`Stretches`]; its residencies wait for those of the stretch
-//! before by themselves. What is left to do is:
+//! The simulator ([`super::together`]) and the executor of several jobs use this, so that both read
+//! a plan alike ([`crate::contract::plan`], "The window"). A program made by
+//! [`super::program::Program::placed`] has its [`Stretches`]; its residencies wait for those of the
+//! stretch before. The caller has to do this:
 //!
-//! - When a step or a swap-in of which [`Stretches::step`] or [`Stretches::copy`] names a stretch waits for nothing but its wire, and the
-//!   job does not hold that stretch, [`Turns::ask`]; it starts once that is true. A copy that waits for its turn must not stand in a queue that copies of
-//!   other jobs go through: whoever holds the window may need the wire to let go of it.
-//! - When all residencies in [`Stretches::lasts`] of the stretch held have ended, [`Turns::let_go`].
-//! - A job that is ended from outside does [`Turns::leave`] once nothing of it runs any more.
+//! - When a step or swap-in for which [`Stretches::step`] or [`Stretches::copy`] names a stretch
+//!   waits for nothing but the link, and the job does not hold that stretch, call [`Turns::ask`].
+//!   It starts once that returns true. Until then a copy must not stand in a queue that copies of
+//!   other jobs go through: the holder of the window may need the link to let go of it.
+//! - When all residencies in [`Stretches::lasts`] of the stretch held have ended, call
+//!   [`Turns::let_go`].
+//! - When a job is ended from outside, call [`Turns::leave`] once nothing of it runs any more.
 //!
-//! Not for: proving that nobody waits for ever, which the checker does with a reading of its own.
+//! The checker proves with a reading of its own that no job waits for ever.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -97,7 +101,8 @@ impl Stretches {
     }
 }
 
-/// For each residency that begins within the iteration, how many operators stand before what begins it, in program order.
+/// For each residency that begins within the iteration, how many operators stand before what begins
+/// it, in program order.
 pub fn places(program: &Program) -> Vec<Option<usize>> {
     let mut before = 0;
     let mut steps = Vec::with_capacity(program.steps.len());
@@ -118,12 +123,12 @@ pub fn places(program: &Program) -> Vec<Option<usize>> {
 /// Whose turn it is: first come, first served.
 #[derive(Clone, Debug, Default)]
 pub struct Turns {
-    /// Whoever holds the window, then who waits.
+    /// The holder of the window, then the jobs that wait.
     line: VecDeque<usize>,
 }
 
 impl Turns {
-    /// Whoever holds the window.
+    /// The holder of the window.
     #[must_use]
     pub fn holder(&self) -> Option<usize> {
         self.line.front().copied()
@@ -171,7 +176,8 @@ mod tests {
         assert_eq!((turns.holder(), turns.ask(2), turns.let_go(1)), (Some(1), false, Some(2)));
     }
 
-    /// op0 makes a, op1 makes b, op2 makes c from b, op3 reads a, op4 reads b and c. a leaves after op0 and is back for op3.
+    /// op0 makes a, op1 makes b, op2 makes c from b, op3 reads a, op4 reads b and c. a leaves after
+    /// op0 and is back for op3.
     #[test]
     fn stretches_are_read_off_a_program() {
         let a = TensorId(0);
@@ -197,7 +203,8 @@ mod tests {
             (1, Some(0), None, None, Some(0))
         );
         assert_eq!(one.lasts(0).len(), 2, "the copy that leaves, and the last use");
-        // Operator 1 begins nothing there, so three parts are two stretches; the events of op1 belong to what follows.
+        // Operator 1 begins nothing there, so three parts are two stretches; the events of op1
+        // belong to what follows.
         let two = Stretches::of(&program, &window(vec![OpId(0), OpId(1)]));
         assert_eq!((two.count(), two.step(0), two.copy(1)), (2, Some(0), Some(1)));
         program.enter(&window(vec![OpId(0)]));

@@ -267,3 +267,32 @@ fn sizes_that_no_machine_has_overflow_nothing() {
         "{answer:?}"
     );
 }
+
+/// A forecast is written as the snapshot that PyTorch would record, and replays to the same peaks.
+#[test]
+fn a_forecast_is_written_as_a_snapshot() {
+    let folder = Folder::new();
+    let trace = fixture("traces/tiny_cnn-adam-8-32-start.profile.json.gz");
+    for conf in ["", "expandable_segments:True"] {
+        let estimate = [
+            "estimate",
+            &trace,
+            "--alloc-conf",
+            conf,
+            "--device",
+            "h100",
+            "--snapshot",
+            "s.pickle",
+        ];
+        let estimated = folder.json(&estimate);
+        let replayed = folder.json(&["replay", "s.pickle", "--check"]);
+        assert_eq!(replayed["matches"], true, "{conf}: {replayed}");
+        for key in ["peak_reserved_bytes", "peak_allocated_bytes"] {
+            assert_eq!(number(&replayed, key), number(&estimated, key), "{conf} {key}");
+        }
+    }
+    let bytes = std::fs::read(folder.path("s.pickle")).unwrap();
+    for word in ["aten::", "optimizer_states", "active_allocated"] {
+        assert!(bytes.windows(word.len()).any(|w| w == word.as_bytes()), "{word}");
+    }
+}

@@ -198,3 +198,56 @@ fn settings_without_the_allocator_or_without_meaning_are_bad_input() {
         );
     }
 }
+
+/// Item 8: a plan's arena beside what PyTorch's own allocator would hold for it.
+#[test]
+fn what_pytorch_would_reserve_stands_beside_the_arena() {
+    let folder = Folder::new();
+    folder.import("resnet18-adam.et.json.gz", &[]);
+    let plan =
+        ["plan", "job.graph.json", "--device", "a6000", "--budget", "80%", "-o", "p.plan.json"];
+    let planned = folder.json(&plan);
+    let said = folder.neap(&plan);
+    assert!(said.stdout.contains("cuBLAS workspaces included"), "{}", said.stdout);
+    let counted = folder.json(&["simulate", "p.plan.json", "--allocator", "pytorch"]);
+    for of in [&planned, &folder.json(&["simulate", "p.plan.json"])] {
+        for key in ["reserved_bytes", "allocated_bytes"] {
+            assert_eq!(of["pytorch"][key], counted[format!("peak_{key}")], "{key}");
+        }
+    }
+    // The blocks are the arena's and two workspaces.
+    assert!(number(&planned["pytorch"], "allocated_bytes") > number(&planned, "peak_bytes"));
+}
+
+/// A snapshot of a simulated job replays to what the job reserves.
+#[test]
+fn a_simulated_job_is_written_as_a_snapshot() {
+    let folder = Folder::new();
+    folder.import("tiny_cnn-adam.et.json.gz", &[]);
+    for conf in ["", "expandable_segments:True", "max_split_size_mb:32"] {
+        let simulated = folder.json(&[
+            "simulate",
+            "job.graph.json",
+            "--allocator",
+            "pytorch",
+            "--alloc-conf",
+            conf,
+            "--snapshot",
+            "s.pickle",
+        ]);
+        let replayed = folder.json(&["replay", "s.pickle", "--check"]);
+        assert_eq!(replayed["matches"], true, "{conf}: {replayed}");
+        for key in ["peak_reserved_bytes", "peak_allocated_bytes"] {
+            assert_eq!(number(&replayed, key), number(&simulated, key), "{conf} {key}");
+        }
+    }
+    let bytes = std::fs::read(folder.path("s.pickle")).unwrap();
+    for word in ["device_traces", "segments", "allocator_settings", "parameters", "forward"] {
+        assert!(bytes.windows(word.len()).any(|w| w == word.as_bytes()), "{word}");
+    }
+    folder.refuses(
+        2,
+        &["job.graph.json"],
+        &["simulate", "job.graph.json", "--snapshot", "job.graph.json"],
+    );
+}

@@ -211,3 +211,22 @@ fn tables_of_jobs_are_refused_with_line_and_remedy() {
         );
     }
 }
+
+/// Item 20: a table of many jobs takes time in proportion to its rows.
+#[test]
+fn many_jobs_come_and_go_in_time() {
+    let folder = Folder::new();
+    std::fs::copy(fixture("mlp.graph.json"), folder.path("mlp.graph.json")).unwrap();
+    let mut table = "graph,submit_s,iterations\n".to_owned();
+    for row in 0..60 {
+        table += &format!("mlp.graph.json,0.{row:02},2\n");
+    }
+    folder.write("jobs.csv", &table);
+    // Few fit at once: the others wait, and each is let in once.
+    let seen = folder.json(&["simulate", "--arrivals", "jobs.csv", "--budget", "700MiB"]);
+    let jobs = seen["jobs"].as_array().unwrap();
+    assert!(jobs.iter().all(|job| job["end_ns"].is_u64()), "{seen}");
+    let waited = jobs.iter().filter(|job| job["waited_for"].is_string()).count();
+    assert!(waited > 40, "{waited}");
+    assert!(number(&seen, "replans") < 3 * 60, "{}", seen["replans"]);
+}

@@ -188,7 +188,10 @@ pub fn main(
             iterations: job.iterations,
         });
     }
-    let outcome = Live::new(&arrivals, &device, budget).run()?;
+    let bar = output::progress(arrivals.len(), "jobs ended");
+    let outcome =
+        Live::new(&arrivals, &device, budget).run_with(|ended| bar.set_position(ended as u64))?;
+    bar.finish_and_clear();
     if let Some(path) = plot {
         let drawing = drawing(&arrivals, &outcome, &device, budget)?;
         files::write(path, |f| f.write_all(drawing.as_bytes()))?;

@@ -15,6 +15,7 @@ use neap::plan::{self, Method, PlanError, Planned, Request};
 use neap::report::frontier::{self, Curve, Panel};
 use neap::report::table::{Side, Table};
 use neap::sim::accounting::{Extra, Paper, paper};
+use neap::sim::allocator::replay::in_parallel;
 use neap::units::{Bytes, Nanos};
 use serde_json::{Value, json};
 
@@ -151,15 +152,24 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         let site = Site { device, latencies, liveness: &liveness, unplanned };
         let bounds = Bounds::new(&graph, &site.latencies, &site.device.link);
         let first = rows.len();
-        for (asked, budget) in budgets(flags, site.liveness.peak, &site.device)? {
+        let budgets = budgets(flags, site.liveness.peak, &site.device)?;
+        let bar = output::progress(budgets.len() * methods.len(), "plans made");
+        let made = each(flags, budgets.len() * methods.len(), |index| {
+            let budget = budgets[index / methods.len()];
+            let method = methods[index % methods.len()][0].clone();
+            let row = row(&graph, &site, &bounds, budget, method, flags.accounting);
+            bar.inc(1);
+            row
+        })?;
+        bar.finish_and_clear();
+        let mut made = made.into_iter();
+        for &(_, budget) in &budgets {
             let before = rows.len();
             let bound = budget.and_then(|b| bounds.iteration(b));
-            for method in methods.iter().map(|of| of[0].clone()) {
-                let mut row =
-                    row(&graph, &site, &bounds, (asked, budget), method, flags.accounting)?;
+            rows.extend(made.by_ref().take(methods.len()).map(|mut row: Row| {
                 row.bound = if budget.is_some() { bound } else { bounds.iteration(row.budget) };
-                rows.push(row);
-            }
+                row
+            }));
             all_met &= rows[before..].iter().any(|r| r.plan.is_ok());
         }
         if flags.plot.is_some() {
@@ -185,6 +195,21 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         note(&format!("written: {}", path.display()));
     }
     Ok(if all_met { Answer::Yes } else { Answer::No })
+}
+
+/// `work(0)`, … `work(count - 1)` on all cores, or one after the other where planning is timed.
+///
+/// # Errors
+/// The first in order.
+pub fn each<T: Send>(
+    flags: &Flags,
+    count: usize,
+    work: impl Fn(usize) -> anyhow::Result<T> + Sync,
+) -> anyhow::Result<Vec<T>> {
+    if flags.timing {
+        return (0..count).map(work).collect();
+    }
+    in_parallel(count, work).into_iter().collect()
 }
 
 /// Planners, each as the jobs let it plan them; those that can't keep to a job's share are left out.

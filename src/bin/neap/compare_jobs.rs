@@ -7,7 +7,7 @@ use anyhow::bail;
 use neap::contract::{Event, Latency};
 use neap::job::Graph;
 use neap::job::liveness::Liveness;
-use neap::plan::global::{self, Job, Jobs, Together, aware};
+use neap::plan::global::{self, Job, Jobs, Memo, Together, aware};
 use neap::plan::{Method, PlanError};
 use neap::report::frontier::{self, Curve, Panel};
 use neap::report::table::{Side, Table};
@@ -90,11 +90,27 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         let scene = Scene::new(flags, &graphs, sites)?;
         let device = &sites[0].device;
         let first = rows.len();
-        for (asked, budget) in compare::budgets(flags, scene.peak, device)? {
+        let budgets = compare::budgets(flags, scene.peak, device)?;
+        let bar = output::progress(budgets.len() * methods.len(), "plans made");
+        let column = |method: usize| {
+            // Budgets share what a planner plans on the way down, except where its time is asked for.
+            let mut memo = Memo::default();
+            let mut next = |&(asked, budget): &(Budget, Option<Bytes>)| {
+                if flags.timing {
+                    memo = Memo::default();
+                }
+                let row = row(flags, &scene, &methods[method], (asked, budget), &mut memo);
+                bar.inc(1);
+                row
+            };
+            budgets.iter().map(&mut next).collect::<anyhow::Result<Vec<Row>>>()
+        };
+        let columns = compare::each(flags, methods.len(), column)?;
+        bar.finish_and_clear();
+        let mut columns: Vec<_> = columns.into_iter().map(Vec::into_iter).collect();
+        for _ in &budgets {
             let before = rows.len();
-            for of in &methods {
-                rows.push(row(flags, &scene, of, asked, budget)?);
-            }
+            rows.extend(columns.iter_mut().filter_map(Iterator::next));
             all_met &= rows[before..].iter().any(|r: &Row| r.plan.is_ok());
         }
         if flags.plot.is_some() {
@@ -157,14 +173,18 @@ fn row(
     flags: &Flags,
     scene: &Scene<'_>,
     methods: &[Method],
-    asked: Budget,
-    budget: Option<Bytes>,
+    (asked, budget): (Budget, Option<Bytes>),
+    memo: &mut Memo,
 ) -> anyhow::Result<Row> {
     let device = &scene.sites[0].device;
     let jobs = scene.jobs(flags, methods, budget.unwrap_or_else(|| device.available()));
     let name = methods[0].name();
     let started = Instant::now();
-    let made = if budget.is_some() { global::make(&jobs) } else { global::minimum(&jobs) };
+    let made = if budget.is_some() {
+        global::make_with(&jobs, memo)
+    } else {
+        global::minimum_with(&jobs, memo)
+    };
     let took = started.elapsed();
     let (plan, budget) = match made {
         Ok(together) => {

@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use anyhow::Context;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use neap::report::plain;
 
 /// How a command ended, short of bad input.
@@ -82,6 +83,17 @@ pub fn data(text: &str) -> anyhow::Result<()> {
 /// When stdout can't be written.
 pub fn json(value: &serde_json::Value) -> anyhow::Result<()> {
     data(&format!("{value:#}"))
+}
+
+/// A bar on stderr that counts to `total`; nothing where stderr is no terminal.
+pub fn progress(total: usize, what: &str) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(total as u64), ProgressDrawTarget::stderr());
+    let style = format!("{what} {{pos}}/{{len}} [{{elapsed}}]");
+    // The template is ours and right, so there is nothing to say if it were not.
+    if let Ok(style) = ProgressStyle::with_template(&style) {
+        bar.set_style(style);
+    }
+    bar
 }
 
 /// Says something to the person on one line of stderr.

@@ -1,10 +1,11 @@
 //! Scaled dot-product attention: which kernel a GPU takes, and what that kernel takes.
 //!
-//! The CPU runs its own flash kernel or, with dropout or a mask, the plain sequence of products ("math"). A GPU takes the
-//! memory-efficient kernel in single precision and the flash kernel in half, unless heads are grouped in single precision:
-//! then math. The fused kernels keep query, key, value, result and a logarithm a row; math keeps scaled copies and the
-//! whole score matrix. Written from what PyTorch 2.11 was seen to request. Not for: attention spelt out by the model,
-//! whose products are operators like any other.
+//! The CPU runs its own flash kernel or, with dropout or a mask, the plain sequence of products
+//! ("math"). In single precision a GPU takes the memory-efficient kernel, or math where heads are
+//! grouped; in half precision it takes the flash kernel. The fused kernels keep query, key, value,
+//! result and one logarithm per row; math keeps scaled copies and the whole score matrix. The rules
+//! follow what PyTorch 2.11 was seen to request. Attention that a model spells out is made of
+//! ordinary operators and is not handled here.
 
 use std::collections::HashMap;
 
@@ -147,7 +148,7 @@ impl Editor<'_> {
             return false;
         };
         match (on_cpu, shape.on_gpu()) {
-            // Without backward nodes nobody can say which of math's blocks stays.
+            // Without backward nodes it is not known which of math's blocks stay.
             (Kernel::Math, _) if group.nodes.is_empty() => false,
             (Kernel::Math, Kernel::Math) => false,
             (_, Kernel::Math) => self.as_math(op, &shape, group),
@@ -193,7 +194,8 @@ impl Editor<'_> {
         };
         let relaid = self.relaid(op, shape, laid_out);
         match (on_cpu, relaid) {
-            // The fused result already lies as the model wants it: the copy that follows is not made.
+            // The fused result already lies as the model wants it: the copy that follows is not
+            // made.
             (Kernel::Math, Some((_, false)) | None) => {
                 if let Some(copy) = self.copy_after(op, shape.query()) {
                     let end = self.edited.lives.list[copy as usize].end;
@@ -226,9 +228,9 @@ impl Editor<'_> {
         true
     }
 
-    /// The first operator after `op` that wants its result contiguous in some order of dimensions, and whether a fused
-    /// kernel's result (row by row, all heads of a row together) has to be copied for it. `strides` are the CPU's, by batch,
-    /// head, row and column.
+    /// The first operator after `op` that wants its result contiguous in some order of dimensions,
+    /// and whether a fused kernel's result (row by row, all heads of a row together) has to be
+    /// copied for it. `strides` are the CPU's, by batch, head, row and column.
     fn relaid(&mut self, op: u32, shape: &Shape, strides: [u64; 4]) -> Option<(u32, bool)> {
         let dims = [shape.batch, shape.heads, shape.rows, shape.width];
         let fused =
@@ -239,7 +241,8 @@ impl Editor<'_> {
             if matches!(self.kind(next), super::Kind::Multiplication) {
                 return None;
             }
-            // A tensor that is contiguous already is not recorded as made so: the view that wants it is.
+            // A tensor that is contiguous already is not recorded as made so: the view that wants
+            // it is.
             if !matches!(self.name(next), "aten::contiguous" | "aten::view") {
                 continue;
             }
@@ -295,8 +298,9 @@ impl Editor<'_> {
         };
     }
 
-    /// Query, key, value and mask stay until backward: finds their blocks by what their strides span. A mask of booleans
-    /// becomes one of numbers first, and one whose rows are not a whole number of vectors is copied into one whose are.
+    /// Query, key, value and mask stay until backward: finds their blocks by what their strides
+    /// span. A mask of booleans becomes one of numbers first, and one whose rows are not a whole
+    /// number of vectors is copied into one whose are.
     fn hold_inputs(&mut self, op: u32, inputs: &Inputs, until: Key) {
         let mut held: Vec<u32> = Vec::new();
         for index in [3, 2, 1, 0] {
@@ -323,7 +327,8 @@ impl Editor<'_> {
         }
     }
 
-    /// The latest block alive at `op` that `tensor` can be a view of; packed tensors share one, others have one each.
+    /// The latest block alive at `op` that `tensor` can be a view of; packed tensors share one,
+    /// others have one each.
     fn block_of(&self, op: u32, tensor: &Tensor, others: &[u32]) -> Option<u32> {
         let varying: Tensor = Tensor {
             dims: tensor.dims.iter().copied().filter(|&d| d > 1).collect(),
@@ -385,7 +390,8 @@ impl Editor<'_> {
             self.add(bytes, start, end, first, Rule::Attention);
         }
         self.backward_transients(inputs, shape, fused, time, first);
-        // What else survives is the mask's gradient, summed over what was broadcast, from one of the whole score matrix.
+        // What else survives is the mask's gradient, summed over what was broadcast, from one of
+        // the whole score matrix.
         let after = self.op(last).end;
         for life in rest {
             let start = self.edited.lives.key(time, 0);
@@ -438,7 +444,8 @@ impl Editor<'_> {
         }
     }
 
-    /// Whether the gradient that reaches backward lies row by row, all heads of a row together, as the kernel wants it.
+    /// Whether the gradient that reaches backward lies row by row, all heads of a row together, as
+    /// the kernel wants it.
     fn gradient_is_packed(&mut self, node: u32, shape: &Shape) -> bool {
         let inner = self.calls.inside(self.trace, node).first().copied();
         let Some(inputs) = inner.map(|op| self.inputs(op)) else { return true };
@@ -452,7 +459,8 @@ impl Editor<'_> {
             && (rows == shape.heads * gradient.dims[3] || shape.rows == 1)
     }
 
-    /// Drops what the group's nodes take for each other and returns what others use of it, in order.
+    /// Drops what the group's nodes take for each other and returns what others use of it, in
+    /// order.
     fn survivors(&mut self, group: &Group) -> Vec<u32> {
         let last = group.nodes.iter().map(|&n| self.op(n).end).max().unwrap_or(0);
         let mut survivors = Vec::new();
@@ -476,7 +484,8 @@ impl Editor<'_> {
         survivors
     }
 
-    /// When a gradient ends if the nodes that copy it into another layout don't have to; leaves those copies out.
+    /// When a gradient ends if the nodes that copy it into another layout don't have to; leaves
+    /// those copies out.
     fn through_copies(&mut self, life: u32) -> Option<Key> {
         let (mut end, bytes) = {
             let l = self.edited.lives.list[life as usize];
@@ -583,7 +592,8 @@ impl Editor<'_> {
             let to = key(self, end);
             self.add(bytes, from, Some(to), op, rule);
         }
-        // The product lies head by head; the model copies it row by row. The trace's own block stands for the copy.
+        // The product lies head by head; the model copies it row by row. The trace's own block
+        // stands for the copy.
         let copied = key(self, end);
         let output_end = key(self, end);
         self.add(query, output, Some(output_end), op, rule);
@@ -597,7 +607,8 @@ impl Editor<'_> {
     fn math_backward(&mut self, call: u32, shape: &Shape, group: &Group) {
         let &[node] = &group.nodes[..] else { return };
         let (time, after) = (self.op(node).start, self.op(node).end);
-        // Inputs that only the CPU's fused kernel kept: free once the module that called it returns.
+        // Inputs that only the CPU's fused kernel kept: free once the module that called it
+        // returns.
         let called = *self.op(call);
         let returned = self.module_end(call);
         let events: Vec<u32> =
@@ -663,7 +674,8 @@ impl Editor<'_> {
         matches!(inputs.list.first(), Some(super::super::inputs::Input::List(all)) if all.first().is_some_and(|t| t.count() == 0))
     }
 
-    /// When the module that calls `op` directly returns; without modules in the trace, when `op` does.
+    /// When the module that calls `op` directly returns; without modules in the trace, when `op`
+    /// does.
     fn module_end(&self, op: u32) -> u64 {
         let o = self.op(op);
         self.modules_around(op).map(|m| m.end).min().unwrap_or(o.end)

@@ -7,7 +7,7 @@ use super::{Editor, Rule, Step};
 /// A number that Python hands to an operator becomes a tensor of at most this size, on the host.
 const NUMBER: u64 = 8;
 
-/// What PyTorch gives cuBLASLt, unless told otherwise.
+/// The workspace that PyTorch gives cuBLASLt by default.
 const CUBLASLT_WORKSPACE: u64 = 1 << 20;
 
 impl Editor<'_> {
@@ -25,8 +25,8 @@ impl Editor<'_> {
         true
     }
 
-    /// cuDNN wants all tensors of a convolution in one layout, channels last where input or weight has it: what lies
-    /// otherwise is copied. Depthwise convolutions are PyTorch's own.
+    /// cuDNN wants all tensors of a convolution in one layout, channels last where input or weight
+    /// has it: what lies otherwise is copied. Depthwise convolutions are PyTorch's own.
     fn layout_copies(
         &mut self,
         op: u32,
@@ -95,8 +95,8 @@ impl Editor<'_> {
         true
     }
 
-    /// Puts the surviving results of `op` into the order in which the GPU's kernel asks for them: those of `sizes`
-    /// first, then the others.
+    /// Puts the surviving results of `op` into the order in which the GPU's kernel asks for them:
+    /// those of `sizes` first, then the others.
     fn order_results(&mut self, op: u32, sizes: &[u64]) -> Vec<u32> {
         let mut results: Vec<u32> =
             self.taken(op).into_iter().filter(|&l| !self.is_transient(l, op)).collect();
@@ -117,8 +117,8 @@ impl Editor<'_> {
         ordered
     }
 
-    /// The CPU multiplies by a tensor of random numbers, which backward needs again; the GPU's fused kernel keeps a
-    /// mask of one byte an element.
+    /// The CPU multiplies by a tensor of random numbers, which backward needs again; the GPU's
+    /// fused kernel keeps a mask of one byte an element.
     pub(super) fn dropout(&mut self, op: u32) -> bool {
         if !self.applies(Rule::Dropout) {
             return false;
@@ -158,8 +158,8 @@ impl Editor<'_> {
         false
     }
 
-    /// Each thread's first multiplication gives its cuBLAS handle a workspace, for good, after the result's block. The
-    /// first that adds a bias goes through cuBLASLt, which has one of its own.
+    /// Each thread's first multiplication gives its cuBLAS handle a workspace, for good, after the
+    /// result's block. The first that adds a bias goes through cuBLASLt, which has one of its own.
     pub(super) fn multiplication(&mut self, op: u32) -> bool {
         if !self.applies(Rule::Workspaces) {
             return false;
@@ -183,8 +183,9 @@ impl Editor<'_> {
         false
     }
 
-    /// What a kernel takes for itself and gives back before it ends belongs to the CPU's kernel; the GPU's own scratch
-    /// is added by the rules that know it. Numbers never reach the GPU's allocator.
+    /// What a kernel takes for itself and gives back before it ends belongs to the CPU's kernel;
+    /// the GPU's own scratch is added by the rules that know it. Numbers never reach the GPU's
+    /// allocator.
     pub(super) fn scratch_and_numbers(&mut self, steps: &[Step]) {
         for life in 0..self.edited.lives.list.len() as u32 {
             let l = self.edited.lives.list[life as usize];

@@ -2,7 +2,8 @@
 //!
 //! Every block of the CPU trace is kept unless one of the [`Rule`]s knows better: kernels that make
 //! scratch on only one of the two, memory that a GPU library holds, the multi-tensor form of the
-//! optimizer. Each rule is a switch and reports what it changed ([`Effect`]). No rule knows a model.
+//! optimizer. Each rule is a switch and reports what it changed ([`Effect`]). No rule knows a
+//! model.
 
 mod attention;
 mod kernels;

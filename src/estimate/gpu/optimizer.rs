@@ -1,8 +1,10 @@
-//! Optimizers: on a GPU PyTorch takes their multi-tensor form, which holds its temporaries for all parameters at once.
+//! Optimizers: on a GPU PyTorch takes their multi-tensor form, which holds its temporaries for all
+//! parameters at once.
 //!
-//! The CPU trace shows the single-tensor form, a parameter at a time. Which lists of temporaries the other form makes
-//! follows from the algorithm (torch/optim, `_multi_tensor_*` of each class); states are the same in both. A step that
-//! already runs `_foreach_` or `_fused_` operators, or an optimizer of somebody's own, is kept as it was recorded.
+//! The CPU trace shows the single-tensor form, one parameter at a time. Which lists of temporaries
+//! the other form makes follows from the algorithm (torch/optim, `_multi_tensor_*` of each class).
+//! States are the same in both. A step that already runs `_foreach_` or `_fused_` operators, or a
+//! custom optimizer, is kept as it was recorded.
 
 use super::super::calls::NONE;
 use super::{Editor, Rule};
@@ -45,8 +47,8 @@ pub fn step_class(mark: &str) -> Option<&str> {
     mark.strip_prefix("Optimizer.step#")?.strip_suffix(".step")
 }
 
-/// How each of PyTorch's multi-tensor optimizers updates a parameter (the operator, its argument) and how many lists of
-/// temporaries it makes, without weight decay.
+/// How each of PyTorch's multi-tensor optimizers updates a parameter (the operator, its argument)
+/// and how many lists of temporaries it makes, without weight decay.
 fn algorithm(class: &str) -> Option<(&'static str, u64)> {
     Some(match class {
         "SGD" => ("aten::add_", 0),
@@ -120,7 +122,8 @@ impl Editor<'_> {
         }
         step.multi_tensor = !step.parameters.is_empty() && self.applies(Rule::Optimizer);
         step.late = late;
-        // Weight decay added to the gradients makes a list of its own; in Adagrad that list serves as the numerator too.
+        // Weight decay added to the gradients makes a list of its own; in Adagrad that list serves
+        // as the numerator too.
         if summed >= step.parameters.len() && !step.parameters.is_empty() && step.class != "AdamW" {
             step.early = 1;
             step.late -= u64::from(step.class == "Adagrad");

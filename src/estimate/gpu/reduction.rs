@@ -1,9 +1,10 @@
 //! The global scratch of PyTorch's CUDA reduction kernel.
 //!
-//! A reduction with few outputs and many inputs is split across thread blocks, whose partial results meet in a buffer
-//! in global memory beside one counter a block. How much follows from the iteration space alone: this is the launch
-//! configuration of PyTorch's `Reduce.cuh` (`setReduceConfig`), for its usual four values a load. Not for: sorted or
-//! segmented reductions.
+//! A reduction with few outputs and many inputs is split across thread blocks. Their partial
+//! results meet in a buffer in global memory, beside one counter per block. The size follows from
+//! the iteration space alone: this is the launch configuration of PyTorch's `Reduce.cuh`
+//! (`setReduceConfig`) for its usual four values per load. Sorted and segmented reductions are not
+//! handled.
 
 use super::super::inputs::Tensor;
 use super::{Class, Editor, Rule};
@@ -119,7 +120,8 @@ pub(super) fn scratch(input: &Tensor, reduced: &[usize], class: Class) -> Option
     Some((element * outputs * blocks * share, 4 * grid))
 }
 
-/// The iteration space as `TensorIterator` orders it: reduced axes first, each kind by stride, neighbours merged.
+/// The iteration space as `TensorIterator` orders it: reduced axes first, each kind by stride,
+/// neighbours merged.
 fn axes(input: &Tensor, reduced: &[usize]) -> Vec<Axis> {
     let mut output = 1;
     let mut all: Vec<Axis> = Vec::with_capacity(input.dims.len());

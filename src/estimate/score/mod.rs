@@ -1,13 +1,13 @@
 //! How good estimates are: a folder of traces held against what PyTorch's allocator really did.
 //!
-//! Scores are errors of the peaks, the two-round check of the xMem paper (arXiv 2510.21048) and the memory
-//! that estimates conserve (its Eq. 7).
+//! Scores are errors of the peaks, the two-round check of the xMem paper (arXiv 2510.21048) and the
+//! memory that estimates conserve (its Eq. 7).
 //!
-//! A truth is a run on a device that is never full. The paper's own truths are runs capped at the estimate,
-//! where PyTorch gives cached memory back and so moves toward the estimate, and they are read from NVML
-//! with the context included. Its figures and these differ in that. Context (the paper's "init" and
-//! "framework" memory) is in neither estimate nor truth here: a device offers what its context leaves, and
-//! the estimate is of the allocator alone.
+//! A truth is a run on a device that is never full. The paper's own truths are runs capped at the
+//! estimate, where PyTorch gives cached memory back and so moves toward the estimate, and they are
+//! read from NVML with the context included. Its figures and these differ in that. Context (the
+//! paper's "init" and "framework" memory) is in neither estimate nor truth here: a device offers
+//! what its context leaves, and the estimate is of the allocator alone.
 
 mod pairs;
 mod tally;
@@ -106,7 +106,8 @@ pub struct Run {
     pub predicted_oom: bool,
     /// Whether the job does.
     pub oom: bool,
-    /// The job's cap in round two, without and with the margin: the estimate, or the device where that is less.
+    /// The job's cap in round two, without and with the margin: the estimate, or the device where
+    /// that is less.
     pub caps: [Bytes; 2],
     /// Whether the job survives that cap.
     pub survives: [bool; 2],
@@ -118,25 +119,27 @@ pub const BARE: usize = 0;
 pub const MARGIN: usize = 1;
 
 impl Run {
-    /// Whether the estimate failed: in round one by a wrong verdict for the device; in round two, where the
-    /// job fits, because it dies when capped at context + estimate. `with` is [`BARE`] or [`MARGIN`].
+    /// Whether the estimate failed: in round one by a wrong verdict for the device; in round two,
+    /// where the job fits, because it dies when capped at context + estimate. `with` is [`BARE`] or
+    /// [`MARGIN`].
     #[must_use]
     pub const fn fails(&self, with: usize) -> bool {
         self.predicted_oom != self.oom || !self.oom && !self.survives[with]
     }
 
-    /// What using the estimate conserves, in bytes: the paper's saved memory, whose mean over runs is its
-    /// MCP, as Eq. 7 is printed.
+    /// What using the estimate conserves, in bytes: the paper's saved memory, whose mean over runs
+    /// is its MCP, as Eq. 7 is printed.
     ///
-    /// A job that fits and survives its cap leaves the device less context and cap to others. A job rightly
-    /// turned away leaves the whole device. Any failure ([`Run::fails`]) costs the whole device.
+    /// A job that fits and survives its cap leaves the device less context and cap to others. A job
+    /// rightly turned away leaves the whole device. Any failure ([`Run::fails`]) costs the whole
+    /// device.
     #[must_use]
     pub const fn conserved(&self, with: usize) -> i64 {
         if self.fails(with) { -(self.memory.0 as i64) } else { self.conserved_leniently(with) }
     }
 
-    /// As [`Run::conserved`], except that a job that dies at its cap costs nothing. The paper's published
-    /// analysis can be read this way too.
+    /// As [`Run::conserved`], except that a job that dies at its cap costs nothing. The paper's
+    /// published analysis can be read this way too.
     #[must_use]
     pub const fn conserved_leniently(&self, with: usize) -> i64 {
         match (self.predicted_oom == self.oom, self.oom) {

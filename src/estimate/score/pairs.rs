@@ -1,6 +1,4 @@
 //! Which files of a folder belong to one job.
-//!
-//! Not for: what is in them.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -49,7 +47,7 @@ pub fn pairs(folder: &Path) -> Result<(Vec<Pair>, Vec<String>), ScoreError> {
         match files {
             [Some(trace), Some(truth), events] => {
                 if events.is_none() {
-                    notes.push(format!("{name}: no {name}{}[.gz]: its errors count, failures and conservation can't be told", KINDS[2]));
+                    notes.push(format!("{name}: no {name}{}[.gz]: its errors count, its failures and conservation are not known", KINDS[2]));
                 }
                 all.push(Pair { name, trace, truth, events });
             }

@@ -1,7 +1,7 @@
 //! One event of a Chrome trace, picked out of its bytes without copying.
 //!
-//! For: the fields the estimator uses; of an event it can't use, no more is read than tells so. Not for: what the
-//! fields mean together (`keep`).
+//! Only the fields that the estimator uses are read. An event that it cannot use is read no further
+//! than is needed to see that.
 
 use super::scan::{Cursor, Stop};
 
@@ -19,10 +19,12 @@ pub(super) enum Category {
     Other,
 }
 
-/// An event's fields as they stand: strings' insides with their escapes, numbers' texts; empty where absent.
+/// An event's fields as they stand: strings' insides with their escapes, numbers' texts; empty
+/// where absent.
 #[derive(Debug, Default)]
 pub(super) struct Event<'a> {
-    /// `X`, `i`, …; 0 where there is none. The only field of an event that is no use, which isn't read on.
+    /// `X`, `i`, …; 0 where there is none. The only field of an event that is no use, which isn't
+    /// read on.
     pub phase: u8,
     pub category: Category,
     pub name: &'a [u8],
@@ -111,7 +113,8 @@ impl<'a> Event<'a> {
     }
 }
 
-/// The next member's key, stepped over with its colon; none at the object's end, which is stepped over too.
+/// The next member's key, stepped over with its colon; none at the object's end, which is stepped
+/// over too.
 fn key<'a>(cursor: &mut Cursor<'a>) -> Result<Option<&'a [u8]>, Stop> {
     loop {
         match cursor.token()? {

@@ -1,6 +1,5 @@
-//! Texts and argument lists kept once, numbered in order of first appearance.
-//!
-//! For: the trace reader, whose million events share a few thousand texts. Not for: taking texts out again.
+//! Texts and argument lists kept once, numbered in order of first appearance: a trace's million
+//! events share a few thousand texts.
 
 use std::borrow::Cow;
 use std::hash::{BuildHasher, RandomState};

@@ -1,6 +1,5 @@
-//! What is kept of a trace's events, within a limit: records, interned texts, and a count of what wasn't kept.
-//!
-//! For: turning [`Event`]s into a [`Trace`]. Not for: bytes and JSON (`read`, `event`).
+//! What is kept of a trace's events, within a limit: records, interned texts, and a count of what
+//! was not kept. This turns [`Event`]s into a [`Trace`].
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -24,7 +23,8 @@ enum Record {
     Nothing,
 }
 
-/// The records so far. Times are nanoseconds biased by 2^63, so that they sort as they are, until [`Keeper::finish`].
+/// The records so far. Times are nanoseconds biased by 2^63, so that they sort as they are, until
+/// [`Keeper::finish`].
 pub(super) struct Keeper {
     limits: Limits,
     names: Interner,
@@ -79,7 +79,8 @@ impl Keeper {
         }
     }
 
-    /// Keeps what `event`, which stands at `offset`, says. The error is a limit that is passed, and the remedy.
+    /// Keeps what `event`, which stands at `offset`, says. The error is a limit that is passed, and
+    /// the remedy.
     pub fn add(&mut self, event: &Event<'_>, offset: u64) -> Result<(), String> {
         self.events += u64::from(event.phase != 0);
         match event.phase {
@@ -294,8 +295,8 @@ impl Keeper {
             + self.modules.len() * size_of::<Module>()) as u64
     }
 
-    /// Leaves out the latest records when there are too many: those from the start of the latest iteration before which
-    /// they take no more than half the limit.
+    /// Leaves out the latest records when there are too many: those from the start of the latest
+    /// iteration before which they take no more than half the limit.
     fn within_limit(&mut self) -> Result<(), String> {
         if self.records_bytes() <= self.limits.records_bytes {
             return Ok(());
@@ -410,14 +411,16 @@ const fn biased(ns: i64) -> u64 {
     ns.cast_unsigned() ^ 1 << 63
 }
 
-/// Room for one more, an eighth at a time: doubling would pass the limit on memory by as much again.
+/// Room for one more, an eighth at a time: doubling would pass the limit on memory by as much
+/// again.
 fn grow<T>(list: &mut Vec<T>) {
     if list.len() == list.capacity() {
         list.reserve_exact((list.len() / 8).max(1024));
     }
 }
 
-/// Sorted by key, keeping the order of equal ones; a list in order, as PyTorch writes them, costs no memory.
+/// Sorted by key, keeping the order of equal ones; a list in order, as PyTorch writes them, costs
+/// no memory.
 fn sort<T, K: Ord>(list: &mut Vec<T>, key: impl Fn(&T) -> K) {
     if !list.is_sorted_by_key(&key) {
         list.sort_by_key(key);

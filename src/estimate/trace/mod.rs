@@ -1,7 +1,7 @@
 //! A profiler's CPU trace, as the estimator keeps it: small records in time order, texts interned.
 //!
-//! For: what a Kineto Chrome trace says about operators, memory events, marks and modules, read in one pass
-//! in bounded memory. Not for: what any of it means.
+//! It holds what a Kineto Chrome trace says about operators, memory events, marks and modules. It
+//! is read in one pass in bounded memory.
 
 mod event;
 mod intern;
@@ -17,7 +17,8 @@ pub use read::{Limits, TraceError, parse, read};
 
 use crate::units::Bytes;
 
-/// No block or tensor has more bytes: 1 TiB, far above any GPU's, while millions of them still add up below 2^63.
+/// No block or tensor has more bytes: 1 TiB, far above any GPU's, while millions of them still add
+/// up below 2^63.
 pub const LARGEST_BLOCK: u64 = 1 << 40;
 
 /// An interned text (an operator's name, a JSON value as it stood in the file).
@@ -28,8 +29,8 @@ pub struct Text(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Thread(pub u16);
 
-/// What an operator was called with: four columns of the event's `args`, each the JSON text as it stood
-/// in the file, `None` where the trace has none (`record_shapes` off). Interned whole.
+/// What an operator was called with: four columns of the event's `args`, each the JSON text as it
+/// stood in the file, `None` where the trace has none (`record_shapes` off). Interned whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Args {
     /// `Input Dims`.
@@ -55,7 +56,8 @@ pub struct Op {
     pub thread: Thread,
     /// Position in [`Trace::args`].
     pub args: u32,
-    /// `Sequence number`, which ties a backward operator to its forward one; -1 where there is none.
+    /// `Sequence number`, which ties a backward operator to its forward one; -1 where there is
+    /// none.
     pub sequence: i64,
 }
 
@@ -74,7 +76,8 @@ pub struct Memory {
     pub host: bool,
 }
 
-/// A `user_annotation`: `ProfilerStep#3`, `Optimizer.step#Adam.step`, `Optimizer.zero_grad#Adam.zero_grad`, …
+/// A `user_annotation`: `ProfilerStep#3`, `Optimizer.step#Adam.step`,
+/// `Optimizer.zero_grad#Adam.zero_grad`, …
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
     /// When it began.
@@ -87,7 +90,8 @@ pub struct Mark {
     pub thread: Thread,
 }
 
-/// A call of a module: a `python_function` named `nn.Module: Conv2d_3`. All other Python events are skipped.
+/// A call of a module: a `python_function` named `nn.Module: Conv2d_3`. All other Python events are
+/// skipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Module {
     /// When it began.
@@ -115,8 +119,8 @@ pub struct Trace {
     pub marks: Vec<Mark>,
     /// Module calls, by start, enclosing before enclosed.
     pub modules: Vec<Module>,
-    /// What a reader of the estimate should know about the file: it was cut off, events were left out, …
-    /// Whole sentences.
+    /// What a reader of the estimate should know about the file: it was cut off, events were left
+    /// out, … Whole sentences.
     pub notes: Vec<String>,
     /// The file's bytes, decompressed, as far as they were read.
     pub bytes: Bytes,

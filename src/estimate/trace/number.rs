@@ -1,8 +1,8 @@
-//! Numbers of a trace from their text, exactly: microseconds to nanoseconds, addresses, byte counts.
-//!
-//! For: texts a profiler or another tool wrote. Not for: numbers in general; what isn't one gives `None`.
+//! Exact numbers from a trace's texts: microseconds to nanoseconds, addresses, byte counts. A text
+//! that is not such a number gives `None`.
 
-/// Microseconds with any number of decimals, or an exponent, as nanoseconds; more than three decimals are rounded.
+/// Microseconds with any number of decimals, or an exponent, as nanoseconds; more than three
+/// decimals are rounded.
 pub(super) fn nanos(text: &[u8]) -> Option<i64> {
     let (negative, digits) = match text {
         [b'-', rest @ ..] => (true, rest),
@@ -15,7 +15,8 @@ pub(super) fn nanos(text: &[u8]) -> Option<i64> {
         match byte {
             b'0'..=b'9' => {
                 seen = true;
-                // 19 digits always fit; what they leave out is far below a nanosecond, or makes the number too large.
+                // 19 digits always fit; what they leave out is far below a nanosecond, or makes the
+                // number too large.
                 if significant < 19 {
                     mantissa = mantissa * 10 + u64::from(byte - b'0');
                     significant += u32::from(mantissa != 0);

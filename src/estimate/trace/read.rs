@@ -1,7 +1,8 @@
 //! Reading a Kineto Chrome trace, plain or gzipped, in one pass and bounded memory.
 //!
-//! For: files as profilers and tools really write them: damaged, cut off, in any order of keys. Not for: GPU events,
-//! nor Chakra execution traces ([`crate::job::chakra`]).
+//! Files are taken as profilers and other tools really write them: damaged, cut off, with keys in
+//! any order. GPU events are passed over. Chakra execution traces are read by
+//! [`crate::job::chakra`].
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -17,10 +18,11 @@ use crate::units::Bytes;
 /// How much of a trace is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of records (operators, memory events, marks, modules). The latest iterations of a longer trace are left
-    /// out, with a note.
+    /// Bytes of records (operators, memory events, marks, modules). The latest iterations of a
+    /// longer trace are left out, with a note.
     pub records_bytes: u64,
-    /// Bytes of names and arguments, each different one counted once, with what their tables take. More is an error.
+    /// Bytes of names and arguments, each different one counted once, with what their tables take.
+    /// More is an error.
     pub texts_bytes: u64,
     /// The longest event. Longer ones are left out, with a note.
     pub event_bytes: usize,
@@ -34,8 +36,8 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The most memory that reading any file takes: the records and room to sort them, the texts, an event
-    /// in the window and its copies, and the reading thread's chunks.
+    /// The most memory that reading any file takes: the records and room to sort them, the texts,
+    /// an event in the window and its copies, and the reading thread's chunks.
     #[must_use]
     pub const fn memory(&self) -> Bytes {
         Bytes(
@@ -111,7 +113,8 @@ pub fn parse(source: impl Read, path: &Path, limits: &Limits) -> Result<Trace, T
     reader.finish()
 }
 
-/// Damaged events that are left out before the file is refused, if they are also more than one in a hundred.
+/// Damaged events that are left out before the file is refused, if they are also more than one in a
+/// hundred.
 const DAMAGED: u64 = 100;
 
 struct Reader<'p, R> {
@@ -131,8 +134,8 @@ impl<R: Read> Reader<'_, R> {
         TraceError::Content { path: self.path.to_owned(), offset, problem: problem.into() }
     }
 
-    /// The next byte that is neither white space nor a comma; the window then begins with it. A zero is neither: a file of nothing
-    /// else may never end.
+    /// The next byte that is neither white space nor a comma; the window then begins with it. A
+    /// zero is neither: a file of nothing else may never end.
     fn token(&mut self) -> Option<u8> {
         loop {
             let bytes = self.window.bytes();
@@ -289,7 +292,8 @@ impl<R: Read> Reader<'_, R> {
         }
     }
 
-    /// Goes on at the next thing that looks like an event, after one that is damaged `at` bytes from its start.
+    /// Goes on at the next thing that looks like an event, after one that is damaged `at` bytes
+    /// from its start.
     fn damage(&mut self, at: u64) -> Result<(), TraceError> {
         let offset = self.window.offset() + at;
         if self.damaged == 0 {
@@ -332,7 +336,8 @@ impl<R: Read> Reader<'_, R> {
         }
     }
 
-    /// Steps over the value that the window begins with, however long; false when the file ends in it.
+    /// Steps over the value that the window begins with, however long; false when the file ends in
+    /// it.
     fn skip(&mut self) -> bool {
         let (mut depth, mut inside, mut escaped, mut first) = (0u64, false, false, true);
         loop {
@@ -382,7 +387,8 @@ impl<R: Read> Reader<'_, R> {
         let mut notes = Vec::new();
         let end = self.end();
         if let Some(cause) = self.window.broken.take() {
-            // gzip's reader gives these when its data is cut off or damaged; anything else is the file system's.
+            // gzip's reader gives these when its data is cut off or damaged; anything else is the
+            // file system's.
             match cause.kind() {
                 io::ErrorKind::UnexpectedEof => self.cut = Some(end),
                 io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData => {

@@ -1,7 +1,8 @@
 //! Finding where JSON strings, numbers and nested values end, in bytes that may stop anywhere.
 //!
-//! For: the trace reader's inner loop; lenient about what strings hold (control characters, line ends, invalid
-//! UTF-8), strict about structure. Not for: decoding values, nor anything that needs a tree.
+//! This is the trace reader's inner loop. It is lenient about what strings hold (control
+//! characters, line ends, invalid UTF-8) and strict about structure. It decodes no values and
+//! builds no tree.
 
 /// Why scanning stopped before the end of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,7 +116,8 @@ impl<'a> Cursor<'a> {
         self.nested(1, 1)
     }
 
-    /// Steps on until `depth` brackets are closed; the low bits of `braces` say which of them are braces.
+    /// Steps on until `depth` brackets are closed; the low bits of `braces` say which of them are
+    /// braces.
     fn nested(&mut self, mut depth: u32, mut braces: u128) -> Result<(), Stop> {
         while let Some(&byte) = self.bytes.get(self.at) {
             match NESTED[byte as usize] {
@@ -149,8 +151,8 @@ impl<'a> Cursor<'a> {
 /// The position of the quote that ends the string whose inside begins at `at`.
 fn string_end(bytes: &[u8], mut at: usize) -> Option<usize> {
     loop {
-        // Eight bytes at once: a byte equal to the one looked for becomes zero, whose top bit the subtraction sets. The
-        // lowest such bit is always right, and only that is used.
+        // Eight bytes at once: a byte equal to the one looked for becomes zero, whose top bit the
+        // subtraction sets. The lowest such bit is always right, and only that is used.
         const LOW: u64 = 0x0101_0101_0101_0101;
         while let Some(eight) = bytes.get(at..).and_then(<[u8]>::first_chunk::<8>) {
             let word = u64::from_le_bytes(*eight);

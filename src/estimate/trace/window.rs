@@ -1,6 +1,6 @@
-//! A moving window over a stream, and a second thread that reads and decompresses ahead of it.
+//! A moving view of a stream, and a second thread that reads and decompresses ahead of it.
 //!
-//! For: the trace reader, which wants a whole event in one piece and never the whole file. Not for: seeking.
+//! The trace reader needs a whole event in one piece and never the whole file.
 
 use std::io::{self, Read};
 use std::path::Path;

@@ -1,14 +1,16 @@
 //! Pure bf16 instead of single precision.
 //!
-//! `dtype=bf16` is pure bf16 training, `model.to(torch.bfloat16)` with inputs to match, recorded in single precision.
-//! Halved: parameters, batch norms' statistics, gradients, optimizer states, every block that an operator makes of single
-//! precision, attention's outputs and gradients, the multi-tensor optimizer's temporaries. Not halved: integers and
-//! booleans (token ids, labels, indices of pooling, counters, tables), masks, what norms save besides their output (GPUs keep
-//! means and deviations in single precision), attention's log-sum-exp, the scratch of reductions (it accumulates in single
-//! precision), workspaces, the cuDNN allowance, and what a loss makes of logits that are turned to single precision right
-//! before it (`logits.float()`): the copy, which single precision doesn't show, is added, and so is that of its gradient. What
-//! else a script turns back into single precision (the inside of an RMS norm, Adafactor's own arithmetic) is halved too,
-//! which it shouldn't be.
+//! `dtype=bf16` is pure bf16 training, `model.to(torch.bfloat16)` with inputs to match, recorded in
+//! single precision. Halved: parameters, batch norms' statistics, gradients, optimizer states,
+//! every block that an operator makes of single precision, attention's outputs and gradients, the
+//! multi-tensor optimizer's temporaries. Not halved: integers and booleans (token ids, labels,
+//! indices of pooling, counters, tables), masks, what norms save besides their output (GPUs keep
+//! means and deviations in single precision), attention's log-sum-exp, the scratch of reductions
+//! (it accumulates in single precision), workspaces, the cuDNN allowance, and what a loss makes of
+//! logits that are turned to single precision right before it (`logits.float()`): the copy, which
+//! single precision doesn't show, is added, and so is that of its gradient. What else a script
+//! turns back into single precision (the inside of an RMS norm, Adafactor's own arithmetic) is
+//! halved too, which it shouldn't be.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -21,7 +23,8 @@ use super::splice;
 use crate::sim::requests::Request;
 use crate::units::Bytes;
 
-/// The forecast with everything that holds single precision halved, and the copies that conversions then make.
+/// The forecast with everything that holds single precision halved, and the copies that conversions
+/// then make.
 pub(super) fn halved(job: &Job, mut forecast: Forecast) -> Forecast {
     if job.trace.marks.iter().any(|m| step_class(job.trace.text(m.name)) == Some("Adafactor")) {
         forecast.notes.push("Adafactor computes and keeps its states in single precision even for bf16; here they are halved".to_owned());
@@ -32,7 +35,8 @@ pub(super) fn halved(job: &Job, mut forecast: Forecast) -> Forecast {
     forecast
 }
 
-/// A conversion of logits to single precision, which copies nothing in single precision and does in bf16.
+/// A conversion of logits to single precision, which copies nothing in single precision and does in
+/// bf16.
 struct Upcast {
     /// When it is over.
     time: u64,
@@ -44,7 +48,8 @@ struct Upcast {
     bytes: u64,
 }
 
-/// Conversions right before a log_softmax of a tensor of that size, with nothing of that size made in between.
+/// Conversions right before a log_softmax of a tensor of that size, with nothing of that size made
+/// in between.
 fn upcasts(job: &Job) -> Vec<Upcast> {
     let Job { trace, calls, .. } = job;
     let mut found = Vec::new();
@@ -91,7 +96,8 @@ fn upcasts(job: &Job) -> Vec<Upcast> {
     found
 }
 
-/// Adds the copies that such conversions make in bf16, and those of their gradients on the way back.
+/// Adds the copies that such conversions make in bf16, and those of their gradients on the way
+/// back.
 fn raise(job: &Job, forecast: &Forecast, upcasts: &[Upcast]) -> Forecast {
     let mut gone = vec![false; forecast.requests.len()];
     let mut inserts: BTreeMap<usize, Vec<Request>> = BTreeMap::new();
@@ -139,8 +145,8 @@ fn raise(job: &Job, forecast: &Forecast, upcasts: &[Upcast]) -> Forecast {
     Forecast { blocks, ..splice(forecast, &gone, &inserts) }
 }
 
-/// Whether a block stays in single precision behind a conversion of logits; `Some(true)` for the gradient that goes back
-/// through it.
+/// Whether a block stays in single precision behind a conversion of logits; `Some(true)` for the
+/// gradient that goes back through it.
 fn raised(job: &Job, op: u32, bytes: u64, upcasts: &[Upcast]) -> Option<bool> {
     if !upcasts.iter().any(|u| u.bytes == bytes) {
         return None;
@@ -304,14 +310,14 @@ impl<'a> Precision<'a> {
         let name = self.name(op);
         let inputs = self.inputs(op);
         let own = inputs.tensor(0).is_none_or(is_single);
-        // Where an operator that makes tensors is told their type, and 6 is single precision.
-        let told = |index: usize| {
+        // The argument in which a factory operator takes the type; 6 is single precision.
+        let single_at = |index: usize| {
             inputs.plain.get(index).map(|t| t.trim()).filter(|t| !t.is_empty()).map(|t| t == "6")
         };
         match name.strip_prefix("aten::").unwrap_or(name) {
-            "empty" => told(1).unwrap_or(true),
-            "empty_strided" => told(2).unwrap_or(true),
-            "empty_like" => told(1).unwrap_or(own),
+            "empty" => single_at(1).unwrap_or(true),
+            "empty_strided" => single_at(2).unwrap_or(true),
+            "empty_like" => single_at(1).unwrap_or(own),
             "resize_" | "resize_as_" | "set_" => own,
             "embedding" | "gather" | "index_select" | "index" => own,
             n if INTEGRAL.contains(&n) => false,

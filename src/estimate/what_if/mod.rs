@@ -1,9 +1,9 @@
-//! What a job would take if its script said something else: an edited forecast.
+//! What a job would take if its script said something else: an edited forecast (`--what-if
+//! zero-grad=start|backward,dtype=bf16`). Nothing here changes shapes or which operators run.
 //!
-//! For: `--what-if zero-grad=start|backward,dtype=bf16`. Not for: anything that changes shapes, or which operators run.
-//!
-//! Accuracy ([`WhatIf::accuracy`]): forecasts of real traces, edited, against what PyTorch 2.11's allocator did for the
-//! edited script, on models of torchvision and transformers with SGD, Adam, AdamW, RMSprop, Adagrad and Adafactor.
+//! Accuracy ([`WhatIf::accuracy`]) was measured on real traces: edited forecasts against what
+//! PyTorch 2.11's allocator did for the edited script, on models of torchvision and transformers
+//! with SGD, Adam, AdamW, RMSprop, Adagrad and Adafactor.
 
 mod bf16;
 mod zero_grad;
@@ -34,9 +34,9 @@ struct Measured {
 /// Jobs: 14 recorded with `start`, 8 with `backward`, each asked for the other.
 const ZERO_GRAD: Measured =
     Measured { edit: "zero-grad", jobs: 22, reserved: [0, 97], allocated: [0, 156] };
-/// Jobs without Adafactor: 9 convolutional models, 2 vision transformers, 9 language models. Attention ran by the flash kernel.
-/// The worst, T5 in reserved and GPT-Neo in allocated, are under: probably their own arithmetic in single precision (RMS norms,
-/// attention).
+/// Jobs without Adafactor: 9 convolutional models, 2 vision transformers, 9 language models.
+/// Attention ran by the flash kernel. The worst, T5 in reserved and GPT-Neo in allocated, are
+/// under: probably their own arithmetic in single precision (RMS norms, attention).
 const BF16: Measured =
     Measured { edit: "dtype=bf16", jobs: 20, reserved: [0, 561], allocated: [15, 641] };
 /// The two with Adafactor, ResNet-18 and T5, both under.
@@ -67,7 +67,7 @@ pub struct WhatIf {
     pub bf16: bool,
 }
 
-/// An edit nobody knows.
+/// An edit that does not exist.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error(
     "'{0}' is no edit of a forecast, or comes twice; known are zero-grad=start, zero-grad=backward and dtype=bf16, separated by commas"
@@ -96,7 +96,8 @@ impl FromStr for WhatIf {
 }
 
 impl WhatIf {
-    /// The forecast of `job`, edited. Before [`super::answer::answer`], which repeats its iterations.
+    /// The forecast of `job`, edited. Before [`super::answer::answer`], which repeats its
+    /// iterations.
     #[must_use]
     pub fn apply(&self, job: &Job, mut forecast: Forecast) -> Forecast {
         if let Some(zero_grad) = self.zero_grad {
@@ -120,7 +121,8 @@ impl WhatIf {
     }
 }
 
-/// The forecast without the requests that `gone` names, and with `inserts` before those at their places.
+/// The forecast without the requests that `gone` names, and with `inserts` before those at their
+/// places.
 fn splice(forecast: &Forecast, gone: &[bool], inserts: &BTreeMap<usize, Vec<Request>>) -> Forecast {
     let Forecast { requests, times, starts, .. } = forecast;
     let mut result = Forecast {
@@ -171,7 +173,8 @@ mod tests {
         )
     }
 
-    /// Two iterations: ids and an activation, a gradient that the second iteration clears where `cleared` says (30 or 50).
+    /// Two iterations: ids and an activation, a gradient that the second iteration clears where
+    /// `cleared` says (30 or 50).
     fn job(cleared: u64) -> Job {
         let mut events = Vec::new();
         for round in 0..2_u64 {

@@ -1,7 +1,8 @@
 //! Clearing gradients elsewhere.
 //!
-//! `zero-grad` moves where an iteration gives back the gradients of the one before: right before the model is first called
-//! (`start`), or right before `backward()` (`backward`). Nothing else changes.
+//! `zero-grad` moves the point at which an iteration frees the gradients of the iteration before:
+//! right before the model is first called (`start`), or right before `backward()` (`backward`).
+//! Nothing else changes.
 
 use std::collections::BTreeMap;
 

@@ -171,7 +171,7 @@ fn even(jobs: &Jobs<'_>) -> Vec<Bytes> {
 }
 
 /// Of more jobs than this a round takes too long to be simulated for every way and every exchange.
-const FEW: usize = 8;
+pub(crate) const FEW: usize = 8;
 
 /// The ways to plan these jobs, at least one.
 fn ways(jobs: &Jobs<'_>) -> Vec<Way> {

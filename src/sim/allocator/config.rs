@@ -1,7 +1,7 @@
 //! The caching allocator's settings, as `PYTORCH_CUDA_ALLOC_CONF` spells them.
 //!
-//! For: reading such a text as `PyTorch` 2.11 does, and refusing what it would ignore or crash on. Not for: what the
-//! settings do ([`super::pytorch`]).
+//! The text is read as `PyTorch` 2.11 reads it; what `PyTorch` would ignore or crash on is refused.
+//! The settings act in [`super::pytorch`].
 
 use std::str::FromStr;
 
@@ -33,7 +33,8 @@ const HARMLESS: [&str; 9] = [
     "release_lock_on_hipmalloc",
 ];
 
-/// The size intervals that may have their own number of divisions: 1 MiB, 2 MiB, … 32 GiB and above.
+/// The size intervals that may have their own number of divisions: 1 MiB, 2 MiB, … 32 GiB and
+/// above.
 const INTERVALS: usize = 16;
 
 /// The settings of `PyTorch`'s caching allocator. The default is `PyTorch`'s.
@@ -41,19 +42,22 @@ const INTERVALS: usize = 16;
 pub struct Config {
     /// `expandable_segments`: segments grow page by page instead of being many.
     pub expandable: bool,
-    /// `garbage_collection_threshold`: the share of the allowed memory above which old free segments are given
-    /// back; in (0, 1). Without a memory fraction it does nothing, as in `PyTorch`.
+    /// `garbage_collection_threshold`: the share of the allowed memory above which old free
+    /// segments are given back; in (0, 1). Without a memory fraction it does nothing, as in
+    /// `PyTorch`.
     pub gc_threshold: Option<f64>,
     /// `large_segment_size_mb`: the segment for requests above 1 MiB and below 10 MiB.
     pub large_segment: Bytes,
-    /// `max_non_split_rounding_mb`: by how much a block that may not be split may exceed the request; none: by the
-    /// large segments' size.
+    /// `max_non_split_rounding_mb`: by how much a block that may not be split may exceed the
+    /// request; none: by the large segments' size.
     pub max_non_split_rounding: Option<Bytes>,
     /// `max_split_size_mb`: blocks of at least this size are never split; none: all may be.
     pub max_split: Option<Bytes>,
-    /// `per_process_memory_fraction`: the share of the device that may be reserved, in [0, 1]; 1 is no limit at all.
+    /// `per_process_memory_fraction`: the share of the device that may be reserved, in [0, 1]; 1 is
+    /// no limit at all.
     pub memory_fraction: Option<f64>,
-    /// `roundup_power2_divisions`: into how many steps each doubling is divided, by size interval; 0 or 1: none.
+    /// `roundup_power2_divisions`: into how many steps each doubling is divided, by size interval;
+    /// 0 or 1: none.
     pub divisions: [u64; INTERVALS],
 }
 
@@ -81,8 +85,8 @@ pub struct ConfigError {
 impl FromStr for Config {
     type Err = ConfigError;
 
-    /// Reads `max_split_size_mb:64,roundup_power2_divisions:[256:1,>:8]`. Empty is the default; white space is
-    /// nothing and a comma may end it, as in `PyTorch`.
+    /// Reads `max_split_size_mb:64,roundup_power2_divisions:[256:1,>:8]`. Empty is the default;
+    /// white space is nothing and a comma may end it, as in `PyTorch`.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         read(text).map_err(|problem| ConfigError { problem })
     }
@@ -214,8 +218,8 @@ fn share(_: &str, value: &str) -> Option<f64> {
     value.parse().ok().filter(|v: &f64| v.is_finite())
 }
 
-/// One number for all intervals, or a list `[256:1,512:2,>:8]`: from 256 MiB (and below) one, from 512 MiB two, above eight.
-/// Intervals between listed ones stay without, as in `PyTorch`.
+/// One number for all intervals, or a list `[256:1,512:2,>:8]`: from 256 MiB (and below) one, from
+/// 512 MiB two, above eight. Intervals between listed ones stay without, as in `PyTorch`.
 fn divisions(key: &str, value: &str) -> Result<[u64; INTERVALS], String> {
     let steps = |text: &str, least: u64| match whole(key, text)? {
         n if n >= least && (n == 0 || n.is_power_of_two()) => Ok(n),

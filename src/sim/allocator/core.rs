@@ -1,7 +1,7 @@
 //! Best fit with coalescing: what caching allocators have in common.
 //!
-//! For: blocks, segments, free lists and the order in which a request tries them; a framework's own rules are a
-//! [`Rules`], one file each ([`super::pytorch`]). Not for: any number of such a rule.
+//! Here are blocks, segments, free lists and the order in which a request tries them. The numbers
+//! of a framework's own rules are in a [`Rules`], one file each ([`super::pytorch`]).
 
 use std::collections::BTreeMap;
 
@@ -167,13 +167,14 @@ impl<R: Rules> Core<R> {
         }
     }
 
-    /// Records from now on what is taken from the device and given back, for [`Core::take_changes`].
+    /// Records from now on what is taken from the device and given back, for
+    /// [`Core::take_changes`].
     pub fn record(&mut self) {
         self.recorded.get_or_insert_default();
     }
 
-    /// What was taken from the device and given back since the last call, in order; empty unless it is
-    /// recorded.
+    /// What was taken from the device and given back since the last call, in order; empty unless it
+    /// is recorded.
     pub fn take_changes(&mut self) -> Vec<SegmentChange> {
         self.recorded.as_mut().map(std::mem::take).unwrap_or_default()
     }
@@ -221,7 +222,8 @@ impl<R: Rules> Core<R> {
         Ok(BlockHandle(block))
     }
 
-    /// Gives a block back to its pool, merged with its free neighbours. A handle that is not of a block in use is ignored.
+    /// Gives a block back to its pool, merged with its free neighbours. A handle that is not of a
+    /// block in use is ignored.
     pub fn free(&mut self, handle: BlockHandle) {
         let block = handle.0;
         let Some(b) = self.blocks.get_mut(block as usize).filter(|b| b.state == State::Used) else {
@@ -391,7 +393,8 @@ impl<R: Rules> Core<R> {
         found
     }
 
-    /// Merges the neighbour `other` into `block` (which is in no list) when both are free and alike. Gives whether it did.
+    /// Merges the neighbour `other` into `block` (which is in no list) when both are free and
+    /// alike. Gives whether it did.
     fn merge(&mut self, block: u32, other: u32) {
         let state = self.blocks[block as usize].state;
         let Some(o) = self.blocks.get(other as usize).filter(|o| o.state == state) else { return };
@@ -449,7 +452,8 @@ impl<R: Rules> Core<R> {
 
 /// What rules may look at and do before the device is asked.
 impl<R: Rules> Core<R> {
-    /// The pool's free blocks of this stream that are at least `size`, smallest first, then the largest of all.
+    /// The pool's free blocks of this stream that are at least `size`, smallest first, then the
+    /// largest of all.
     pub(super) fn at_least(&self, want: &Want, size: u64) -> (Option<u32>, Option<u32>) {
         let free = &self.lists[want.stream as usize * R::POOLS + want.pool].free;
         (free.seek(size).map(|p| free.at(p)), free.largest())
@@ -489,7 +493,8 @@ impl<R: Rules> Core<R> {
 
 /// Segments that grow page by page.
 impl<R: Rules> Core<R> {
-    /// A block of at least `size` made of free and newly mapped memory at the lowest address there is, in no list.
+    /// A block of at least `size` made of free and newly mapped memory at the lowest address there
+    /// is, in no list.
     fn grow(&mut self, list: u32, size: u64, page: u64) -> Option<u32> {
         let mut block = self.expandable(list, size, page)?;
         if self.blocks[block as usize].state == State::Unmapped {
@@ -507,7 +512,8 @@ impl<R: Rules> Core<R> {
         Some(block)
     }
 
-    /// The first block, free or unmapped, of a run of such with room for `size`; a new segment's when there is none.
+    /// The first block, free or unmapped, of a run of such with room for `size`; a new segment's
+    /// when there is none.
     fn expandable(&mut self, list: u32, size: u64, page: u64) -> Option<u32> {
         let blocks = &self.blocks;
         let usable = |b: u32| {
@@ -550,7 +556,8 @@ impl<R: Rules> Core<R> {
         Some(block)
     }
 
-    /// Maps the pages that the first `size` bytes of an unmapped block need; merges it with its free neighbours.
+    /// Maps the pages that the first `size` bytes of an unmapped block need; merges it with its
+    /// free neighbours.
     fn map(&mut self, block: u32, size: u64) -> Option<()> {
         let b = &self.blocks[block as usize];
         let (page, list) = (self.growing[b.growing as usize].page, b.list as usize);
@@ -586,7 +593,8 @@ impl<R: Rules> Core<R> {
         Some(())
     }
 
-    /// Gives the whole pages inside a free block back; the addresses stay until the whole segment is free.
+    /// Gives the whole pages inside a free block back; the addresses stay until the whole segment
+    /// is free.
     fn unmap(&mut self, block: u32) {
         let b = &self.blocks[block as usize];
         let Growing { base, page } = self.growing[b.growing as usize];

@@ -1,6 +1,8 @@
-//! The device under a framework's allocator: whole pages out of a capacity, at addresses that never adjoin.
+//! The device under a framework's allocator: whole pages out of a capacity, at addresses that never
+//! adjoin.
 //!
-//! For: what `cudaMalloc` and the virtual-memory calls take and refuse. Not for: anything inside a segment.
+//! It decides what `cudaMalloc` and the virtual-memory calls take and refuse, and knows nothing of
+//! what is inside a segment.
 
 use crate::units::Bytes;
 
@@ -10,10 +12,12 @@ pub const GRANULE: u64 = 2 << 20;
 /// Addresses left between two segments, so that no two ever adjoin.
 const GAP: u64 = GRANULE;
 
-/// Where addresses end. They are never reused, so a long enough sequence on a large enough device gets there.
+/// Where addresses end. They are never reused, so a long enough sequence on a large enough device
+/// gets there.
 const END: u64 = 1 << 63;
 
-/// A device's memory. Virtual addresses only grow; what fails is the sum of what is held, never its place.
+/// A device's memory. Virtual addresses only grow; what fails is the sum of what is held, never its
+/// place.
 #[derive(Clone, Debug)]
 pub struct Device {
     capacity: u64,
@@ -42,7 +46,8 @@ impl Device {
         Bytes(self.used)
     }
 
-    /// The least capacity at which one of the calls refused so far would not have been refused, if any was.
+    /// The least capacity at which one of the calls refused so far would not have been refused, if
+    /// any was.
     #[must_use]
     pub const fn refused(&self) -> Option<Bytes> {
         if self.wanted == u64::MAX { None } else { Some(Bytes(self.wanted)) }

@@ -1,10 +1,9 @@
-//! Free blocks by size, then address: what best fit asks.
+//! Free blocks by size, then address, for best fit: the smallest block that is large enough, and
+//! the lowest of those.
 //!
-//! For: the smallest block that is large enough, the lowest of those. Not for: what a block is.
-//!
-//! Sorted runs of at most [`FULL`] entries, found by a binary search over each run's first key: a lookup and a
-//! change touch two short arrays, which for the hundreds of blocks that are usual is twice as fast as a B-tree, and for
-//! millions no slower.
+//! Keys are in sorted runs of at most [`FULL`] entries, found by a binary search over each run's
+//! first key. A lookup and a change touch two short arrays. For the hundreds of blocks that are
+//! usual this is twice as fast as a B-tree, and for millions no slower.
 
 /// A run that would grow longer is halved.
 const FULL: usize = 64;

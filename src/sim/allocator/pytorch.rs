@@ -1,8 +1,9 @@
-//! `PyTorch`'s rules, as its CUDA caching allocator has them in 2.11.
+//! `PyTorch`'s rules, as its CUDA caching allocator has them in 2.11: rounding, pools, splitting,
+//! and what is given back before the device is asked again.
 //!
-//! For: rounding, pools, splitting, what is given back before the device is asked again. Not for: streams' events
-//! (a sequence says when a free completed) and graphs' private pools. Source: `PyTorch`'s public source, checked
-//! against the allocator itself row by row.
+//! Events of streams are left out, because a sequence says when a free completed, and so are the
+//! private pools of CUDA graphs. Source: `PyTorch`'s public source, checked against the allocator
+//! itself row by row.
 
 use super::config::Config;
 use super::core::{Core, Rules, Step, Want};
@@ -41,8 +42,8 @@ pub struct PyTorch {
 }
 
 impl Allocator {
-    /// An empty allocator on a device of `capacity`. `memory_fraction` (in [0, 1]) is `set_per_process_memory_fraction`;
-    /// none: as the configuration says.
+    /// An empty allocator on a device of `capacity`. `memory_fraction` (in [0, 1]) is
+    /// `set_per_process_memory_fraction`; none: as the configuration says.
     #[must_use]
     pub fn new(config: &Config, capacity: Bytes, memory_fraction: Option<f64>) -> Self {
         let share = |whole: u64, part: f64| (part * whole as f64) as u64;
@@ -143,7 +144,8 @@ impl Rules for PyTorch {
     }
 }
 
-/// Above the threshold, gives back the large pool's unsplit segments that are older than average, until it is met.
+/// Above the threshold, gives back the large pool's unsplit segments that are older than average,
+/// until it is met.
 fn collect_garbage(core: &mut Allocator) {
     let Some(threshold) = core.rules.collect_above else { return };
     let Some(target) = core.stats().reserved.0.checked_sub(threshold).filter(|t| *t > 0) else {
@@ -171,8 +173,8 @@ fn collect_garbage(core: &mut Allocator) {
     }
 }
 
-/// With a largest splittable size: gives back one block that is large enough, or the largest unsplittable ones until
-/// they are. Whether that was enough.
+/// With a largest splittable size: gives back one block that is large enough, or the largest
+/// unsplittable ones until they are. Whether that was enough.
 fn release_available(core: &mut Allocator, want: &Want) -> bool {
     let least = core.rules.max_split;
     if least == u64::MAX {

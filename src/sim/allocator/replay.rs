@@ -1,6 +1,5 @@
-//! Request sequences through an allocator: peaks, failures, and the least device that survives.
-//!
-//! For: one replay, many replays in parallel, the search for a capacity. Not for: reading sequences ([`crate::sequence`]).
+//! Request sequences through an allocator: peaks, failures, and the smallest device that survives.
+//! One replay, many replays in parallel, and the search for a capacity.
 
 use std::num::NonZero;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,9 +17,11 @@ pub const LARGEST_DEVICE: Bytes = Bytes(1 << 46);
 pub struct Report {
     /// Requests replayed.
     pub events: u64,
-    /// Counters at the end, and the peaks of each of them by itself. Peaks are over the states between requests.
+    /// Counters at the end, and the peaks of each of them by itself. Peaks are over the states
+    /// between requests.
     pub stats: Stats,
-    /// The counters when `reserved` was at its peak; where it was more than once, when most of it was in use.
+    /// The counters when `reserved` was at its peak; where it was more than once, when most of it
+    /// was in use.
     pub at_peak: Stats,
     /// The index of the request after which that was first so.
     pub peak_index: u64,
@@ -126,7 +127,8 @@ pub fn replay(
     observe(requests, config, capacity, memory_fraction, |_, _, _| {})
 }
 
-/// Replays all requests; after each, `seen` gets its index, whether it was served, and the allocator.
+/// Replays all requests; after each, `seen` gets its index, whether it was served, and the
+/// allocator.
 pub fn observe(
     requests: &[Request],
     config: &Config,
@@ -196,21 +198,22 @@ pub fn in_parallel<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> V
 pub struct Smallest {
     /// In whole granules. The sequence has been replayed on exactly this.
     pub capacity: Bytes,
-    /// Whether every smaller capacity is known to fail. Survival need not be monotone in the capacity, so otherwise
-    /// a smaller one may do.
+    /// Whether every smaller capacity is known to fail. Survival need not be monotone in the
+    /// capacity, so otherwise a smaller one may do.
     pub proven: bool,
 }
 
 /// How many requests a search may replay before it settles for what it has.
 const EFFORT: u64 = 200_000_000;
 
-/// The least capacity, in whole granules, at which the requests have no failure; none if there is none up to
-/// [`LARGEST_DEVICE`].
+/// The least capacity, in whole granules, at which the requests have no failure; none if there is
+/// none up to [`LARGEST_DEVICE`].
 ///
-/// A bisection finds a capacity that survives. Then every smaller one is excluded from below: a replay that fails
-/// does the same on every capacity up to the least that would have answered one of the device's refusals differently,
-/// so the search goes from one of these to the next. With a memory fraction or growing segments behaviour depends
-/// on the capacity in more ways, and every granule is tried. [`Smallest::proven`] says whether the search got through.
+/// A bisection finds a capacity that survives. Then every smaller one is excluded from below: a
+/// replay that fails does the same on every capacity up to the least that would have answered one
+/// of the device's refusals differently, so the search goes from one of these to the next. With a
+/// memory fraction or growing segments behaviour depends on the capacity in more ways, and every
+/// granule is tried. [`Smallest::proven`] says whether the search got through.
 #[must_use]
 pub fn smallest_capacity(
     requests: &[Request],

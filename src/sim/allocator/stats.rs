@@ -2,7 +2,8 @@
 
 use crate::units::Bytes;
 
-/// Counters and peaks. A peak is over the states between requests, as a row-by-row observer sees them.
+/// Counters and peaks. A peak is over the states between requests, as a row-by-row observer sees
+/// them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// In blocks in use, rounded.
@@ -135,7 +136,8 @@ impl SegmentView {
         self.blocks.iter().filter(|b| b.state != State::Unmapped).map(|b| b.bytes).sum()
     }
 
-    /// Free bytes that can't be given back because other blocks of the segment are in use (`PyTorch`'s `inactive_split_bytes`).
+    /// Free bytes that can't be given back because other blocks of the segment are in use
+    /// (`PyTorch`'s `inactive_split_bytes`).
     #[must_use]
     pub fn inactive_split(&self) -> Bytes {
         if self.growing || self.blocks.len() < 2 {

@@ -1,13 +1,13 @@
-//! Whether a device's memory is safe: an independent proof over plain figures, sharing no code with lanes, layout or engine.
-//!
-//! Not for: finding a safe state.
+//! Whether a device's memory is safe: an independent proof over plain figures. It shares no code
+//! with lanes, layout or engine.
 
 /// A device's memory at an iteration boundary.
 #[derive(Clone, Debug, Default)]
 pub struct Picture {
     /// Bytes of the device.
     pub capacity: u64,
-    /// Each resident: persistent bytes and where they lie, if addresses are asked about; what an iteration of it needs; its lane.
+    /// Each resident: persistent bytes and where they lie, if addresses are asked about; what an
+    /// iteration of it needs; its lane.
     pub residents: Vec<Resident>,
     /// Each lane: its number, bytes, and where it lies.
     pub lanes: Vec<(u32, u64, Option<u64>)>,

@@ -1,11 +1,14 @@
 //! How much of a device a job keeps busy alone, and how fast jobs go beside each other.
 //!
-//! The model: a job alone keeps `u` of the device busy (per mille, 1 to 1000). Jobs that run at once go at full speed while their `u`
-//! add up to 1000 at most, and share evenly in the shortfall beyond: each at 1000 / Σu. Iterations take `fixed + batch · each`; the
-//! device idles for a part of `fixed`. *Calibrated*: fixed and each are straight lines through the measured iteration times of
-//! Salus's workloads on a P100 (public baselines, three batch sizes a net); the idle part, 56 % of `fixed`, is set so that 300
-//! `resnet50_50` at once gain the published ×1.07; `superres` has no measured iterations, and 420 is set from the published ×2.38.
-//! A workload of which nothing was measured is taken to keep the device busy: no gain is claimed. Not for: memory.
+//! The model: a job alone keeps `u` of the device busy (per mille, 1 to 1000). Jobs that run at
+//! once go at full speed while their `u` add up to at most 1000. Beyond that all go at 1000 / Σu.
+//! An iteration takes `fixed + batch · each`; the device idles for a part of `fixed`.
+//!
+//! *Calibrated*: `fixed` and `each` are straight lines through the measured iteration times of
+//! Salus's workloads on a P100 (public baselines, three batch sizes per net). The idle part, 56 %
+//! of `fixed`, is set so that 300 `resnet50_50` at once gain the published ×1.07. `superres` has no
+//! measured iterations, and its 420 is set from the published ×2.38. A workload without
+//! measurements is taken to keep the device busy: no gain is claimed.
 
 /// A device kept wholly busy, in its units.
 pub const WHOLE: u32 = 1000;

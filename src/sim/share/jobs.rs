@@ -1,11 +1,13 @@
 //! A trace of jobs: what each takes, when it comes, and how much it has to do.
 //!
-//! A CSV with a row for each job: `job`, `submit_s`, `duration_s` (alone) or `iterations`; what it is, by `workload` (looked up in a
-//! [`Memory`] table), by `graph` (a *.graph.json: what its liveness keeps across iterations and inside them), by `estimate` (what
-//! `neap estimate --json` wrote), or by `persistent_bytes` and `ephemeral_bytes`. Optional: `iteration_s`, `utilisation` (0.001 to 1),
-//! `priority` (larger first), `kill_s` (after submission), `rate_per_s` (requests to an inference job). Of estimates: `error_percent`, by
-//! which all of it may be too low; and `actual_persistent_bytes` and `actual_ephemeral_bytes`, what the job turns out to need once
-//! `grows_after` iterations (1) ran. Not for: what becomes of them.
+//! A CSV with one row per job: `job`, `submit_s`, and `duration_s` (alone) or `iterations`. What
+//! the job takes is given by `workload` (looked up in a [`Memory`] table), by `graph` (a
+//! *.graph.json: what its liveness keeps across iterations and inside them), by `estimate` (what
+//! `neap estimate --json` wrote), or by `persistent_bytes` and `ephemeral_bytes`. Optional:
+//! `iteration_s`, `utilisation` (0.001 to 1), `priority` (larger first), `kill_s` (after
+//! submission), `rate_per_s` (requests to an inference job). For estimates: `error_percent`, by
+//! which all of it may be too low; and `actual_persistent_bytes` and `actual_ephemeral_bytes`, what
+//! the job turns out to need once `grows_after` iterations (1) ran.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -118,8 +120,9 @@ const COLUMNS: [&str; 18] = [
     "rate_per_s",
 ];
 
-/// Reads a trace; `memory` is where its workloads are looked up, and `margin` by how many per cent what is given may be too low where
-/// nothing nearer says so: a row's `error_percent`, else an estimate's own margin.
+/// Reads a trace; `memory` is where its workloads are looked up, and `margin` by how many per cent
+/// what is given may be too low where nothing nearer says so: a row's `error_percent`, else an
+/// estimate's own margin.
 ///
 /// # Errors
 /// Naming file, line and remedy.
@@ -194,7 +197,8 @@ pub(super) fn plain_csv(error: &csv::Error) -> String {
     }
 }
 
-/// A decimal without sign or exponent, in billionths; further digits only round up. Below 2^64 whole ones.
+/// A decimal without sign or exponent, in billionths; further digits only round up. Below 2^64
+/// whole ones.
 #[must_use]
 pub fn decimal(text: &str) -> Option<u128> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));

@@ -1,10 +1,13 @@
-//! Lanes: who may share a device's memory. Pure decisions in integer bytes, with the sums and without the addresses.
+//! Lanes: which jobs may share a device's memory. Pure decisions in integer bytes, over sums,
+//! without addresses.
 //!
-//! A job holds its persistent bytes while it is resident, and its iterations run in a lane, one at a time. Safe is a device on which
-//! the persistent bytes and the lanes' sizes add up to its capacity at most, and no lane is smaller than a member needs (Salus,
-//! section 3.3). [`Lanes::admit`] is its Algorithm 1 made right: persistent bytes count on every branch, a replaced lane never falls
-//! below what its members need, the smallest lane that fits is joined, and (mode `neap`) lanes shrink when their largest job leaves.
-//! Not for: addresses ([`super::layout`]), nor for whose turn it is ([`super::policy`]).
+//! A job holds its persistent bytes while it is resident, and its iterations run in a lane, one at
+//! a time. A device is safe when the persistent bytes and the lanes' sizes add up to at most its
+//! capacity and no lane is smaller than a member needs (Salus, section 3.3). [`Lanes::admit`] is
+//! Salus's Algorithm 1 with its gaps closed: persistent bytes count on every branch, a replaced
+//! lane never falls below what its members need, the smallest lane that fits is joined, and (mode
+//! `neap`) lanes shrink when their largest job leaves. Addresses are in [`super::layout`], turns in
+//! [`super::policy`].
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,9 +16,11 @@ use crate::units::Bytes;
 /// Whose rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// The paper's algorithm, made right: lanes stay as they are until empty, persistent memory never moves.
+    /// The paper's algorithm, made right: lanes stay as they are until empty, persistent memory
+    /// never moves.
     Paper,
-    /// The released code: a lane holds its job's persistent memory too and is never shared, with its margins and reserve.
+    /// The released code: a lane holds its job's persistent memory too and is never shared, with
+    /// its margins and reserve.
     AsReleased,
     /// Ours: lanes shrink, and persistent memory may move to the host for policies that want it.
     Neap,
@@ -226,8 +231,8 @@ impl Lanes {
         }
     }
 
-    /// A resident turns out to need more than was said of it. Whether it may; if not, everything stays as it was, and the job
-    /// must leave before its next iteration.
+    /// A resident turns out to need more than it was admitted with. Returns whether it may have it;
+    /// if not, everything stays as it was, and the job must leave before its next iteration.
     pub fn grow(&mut self, job: JobId, persistent: Bytes, ephemeral: Bytes) -> bool {
         let (persistent, ephemeral) = self.charge(persistent, ephemeral);
         let Some(&(held, lane)) = self.jobs.get(&job) else { return false };

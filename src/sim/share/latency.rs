@@ -1,7 +1,9 @@
-//! How long requests to inference jobs take: each an iteration, one at a time in a lane.
+//! How long requests to inference jobs take. Each request is one iteration, and a lane runs one at
+//! a time.
 //!
-//! Requests come at gaps drawn uniformly from 0 to twice the mean, by a seeded generator in integers, so that runs repeat anywhere.
-//! An iteration is as much slower as the device was in the job's time. Not for: who is admitted ([`super::engine`]).
+//! Requests come at gaps drawn uniformly from 0 to twice the mean, by a seeded generator in
+//! integers, so that runs repeat anywhere. An iteration is slowed by as much as the device was in
+//! the job's time.
 
 use rand_core::Rng;
 use rand_pcg::Pcg64;
@@ -66,7 +68,7 @@ pub fn latencies(jobs: &[Job], results: &[JobResult], mechanism: Mechanism) -> V
         free[lane] = free[lane].max(at).saturating_add(u64::try_from(service).unwrap_or(u64::MAX));
         times[index].push(free[lane] - at);
     }
-    let told = |&(job, ..): &(usize, u64, u64)| {
+    let summed = |&(job, ..): &(usize, u64, u64)| {
         let all = &mut times[job];
         all.sort_unstable();
         let mean = all.iter().map(|t| u128::from(*t)).sum::<u128>() / all.len().max(1) as u128;
@@ -78,5 +80,5 @@ pub fn latencies(jobs: &[Job], results: &[JobResult], mechanism: Mechanism) -> V
             p99: Nanos(p99),
         }
     };
-    served.iter().map(told).collect()
+    served.iter().map(summed).collect()
 }

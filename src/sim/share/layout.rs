@@ -1,8 +1,9 @@
 //! Where persistent memory and lanes lie: addresses for what [`super::lanes`] decided.
 //!
-//! Persistent memory is placed from the bottom, lanes from the top, each in the smallest hole that fits. When none does though the sums
-//! allow it, everything is packed: at iteration boundaries only, when no ephemeral byte holds anything. So the safety condition
-//! suffices down to addresses. A change costs O(log n), packing O(n). Not for: deciding who may come, nor when a boundary is.
+//! Persistent memory is placed from the bottom and lanes from the top, each in the smallest hole
+//! that fits. When no hole fits though the sums allow it, everything is packed. That happens only
+//! at iteration boundaries, when no ephemeral bytes are in use. So the safety condition on sums is
+//! enough for addresses too. A change costs O(log n), packing O(n).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -82,7 +83,8 @@ impl Layout {
             Item::Persistent(job) => lanes.resident(job).map(|r| r.0.0),
             Item::Lane(id) => lanes.lane(id).map(|l| l.size.0),
         };
-        // What goes and what shrinks makes room first: a lane keeps its upper end, persistent memory its lower.
+        // What goes and what shrinks makes room first: a lane keeps its upper end, persistent
+        // memory its lower.
         for &item in &*changed {
             match (self.items.get(&item).copied(), wanted(item)) {
                 (Some(_), None) => self.remove(item),
@@ -142,7 +144,8 @@ impl Layout {
         }
     }
 
-    /// The smallest hole that is large enough: its bottom for persistent memory, its top for a lane.
+    /// The smallest hole that is large enough: its bottom for persistent memory, its top for a
+    /// lane.
     fn hole(&self, item: Item, size: u64) -> Option<u64> {
         if size == 0 {
             return Some(0);
@@ -180,7 +183,8 @@ impl Layout {
         self.open(low, high);
     }
 
-    /// Packs persistent memory to the bottom and lanes to the top, in the order in which they lie; persistent bytes moved.
+    /// Packs persistent memory to the bottom and lanes to the top, in the order in which they lie;
+    /// persistent bytes moved.
     fn pack(&mut self) -> Bytes {
         let mut order: Vec<Item> = self.items.keys().copied().collect();
         order.sort_by_key(|item| (self.items[item].0, *item));

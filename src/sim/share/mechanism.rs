@@ -1,6 +1,4 @@
-//! By which means jobs share a device, and what room each leaves.
-//!
-//! Not for: whose turn it is ([`super::policy`]).
+//! The means by which jobs share a device, and what room each leaves.
 
 use super::jobs::Job;
 use super::lanes::{Join, Lanes, MOST, Mode};
@@ -15,9 +13,11 @@ pub enum Mechanism {
     Exclusive,
     /// Equal partitions of memory and compute, a process in each.
     Static,
-    /// A process for each job, with its own memory and context; kernels side by side. Nobody gives way.
+    /// A process for each job, with its own memory and context; kernels side by side. No job gives
+    /// way.
     Mps,
-    /// As `Mps`, with more memory promised than there is: what exceeds it is paged in and out in every iteration.
+    /// As `Mps`, with more memory promised than there is: what exceeds it is paged in and out in
+    /// every iteration.
     MpsOc,
     /// One job on the device; at a switch persistent memory is copied out and in.
     Checkpoint,
@@ -65,7 +65,7 @@ pub struct Settings {
     pub patience: Nanos,
 }
 
-/// A P100 of 16 GiB in lanes, and what `neap share` takes where nothing is said.
+/// A P100 of 16 GiB in lanes, and the default of `neap share`.
 impl Default for Settings {
     fn default() -> Self {
         Self {
@@ -160,7 +160,8 @@ impl Settings {
         Room::Processes(Processes { limit, each, most, context, used: Bytes::ZERO, count: 0 })
     }
 
-    /// Devices that hold all `jobs` at once, first fit in their order; `None` where one of them fits nowhere.
+    /// Devices that hold all `jobs` at once, first fit in their order; `None` where one of them
+    /// fits nowhere.
     #[must_use]
     pub fn devices<'a>(&self, jobs: impl Iterator<Item = &'a Job>) -> Option<usize> {
         // Partitions of the sizes asked for, rather than equal ones.
@@ -233,7 +234,8 @@ impl Room {
         }
     }
 
-    /// A job that is in needs `to` instead of `from`, which is no more. Whether there is room; if not, everything stays as it was.
+    /// A job that is in needs `to` instead of `from`, which is no more. Whether there is room; if
+    /// not, everything stays as it was.
     pub fn grow(&mut self, id: u32, from: Need, to: Need) -> bool {
         match self {
             Self::Lanes(lanes) => lanes.grow(id, to.0, to.1),
@@ -259,7 +261,7 @@ impl Room {
         }
     }
 
-    /// Bytes that nobody has.
+    /// Bytes that no job has.
     #[must_use]
     pub fn free(&self) -> Bytes {
         match self {

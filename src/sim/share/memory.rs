@@ -1,7 +1,8 @@
 //! What workloads take, by name: a table of persistent and ephemeral megabytes.
 //!
-//! The columns are those of the table published with Salus: `Network`, `Persistent Mem (MB)` and `Peak` (the ephemeral part), in
-//! units of 2^20 bytes; or `workload`, `persistent_bytes`, `ephemeral_bytes`. Others are left alone. Not for: jobs ([`super::jobs`]).
+//! The columns are those of the table published with Salus: `Network`, `Persistent Mem (MB)` and
+//! `Peak` (the ephemeral part), in units of 2^20 bytes; or `workload`, `persistent_bytes`,
+//! `ephemeral_bytes`. Other columns are ignored.
 
 use std::collections::BTreeMap;
 use std::path::Path;

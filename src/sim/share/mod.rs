@@ -1,7 +1,8 @@
 //! Many jobs on one device: lanes, policies and mechanisms, and a simulator of them.
 //!
-//! For: what becomes of a trace of jobs. The decisions ([`policy`], [`lanes`]) are pure, over jobs and time, so that whoever runs
-//! jobs for real asks the same ones at iteration boundaries. Not for: one job's inside (its graph is a size and a time here).
+//! The decisions ([`policy`], [`lanes`]) are pure functions over jobs and time, so that a service
+//! that runs real jobs asks the same ones at iteration boundaries. A job's graph is only a size and
+//! a time here.
 
 pub mod check;
 pub mod contention;

@@ -1,6 +1,6 @@
-//! Jobs that take their memory bit by bit, as frameworks do: with lanes they end, without they may wait for each other for ever.
-//!
-//! For: showing the deadlock of Salus's Fig. 6 and its absence. Not for: times.
+//! Jobs that take their memory bit by bit, as frameworks do. With lanes they end; without lanes
+//! they may wait for each other for ever. This shows the deadlock of Salus's Fig. 6 and its
+//! absence, without times.
 
 use super::lanes::{Join, Lanes, Mode};
 use crate::units::Bytes;
@@ -17,7 +17,8 @@ pub enum End {
     Deadlock(Vec<usize>),
 }
 
-/// Runs jobs that take `step` bytes in turn; with `lanes`, none starts an iteration that the safety condition doesn't cover.
+/// Runs jobs that take `step` bytes in turn; with `lanes`, none starts an iteration that the safety
+/// condition doesn't cover.
 #[must_use]
 pub fn run(capacity: Bytes, jobs: &[Job], step: Bytes, lanes: bool) -> End {
     let step = step.0.max(1);
@@ -49,7 +50,8 @@ pub fn run(capacity: Bytes, jobs: &[Job], step: Bytes, lanes: bool) -> End {
             held[at] += want;
             moved = true;
             if held[at] == persistent.0 + ephemeral.0 {
-                // The iteration ends: what is ephemeral is given back, and with the last one the rest.
+                // The iteration ends: what is ephemeral is given back, and with the last one the
+                // rest.
                 left[at] -= 1;
                 held[at] = if left[at] == 0 { 0 } else { persistent.0 };
                 runner = None;

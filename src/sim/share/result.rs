@@ -1,6 +1,5 @@
-//! What became of a trace: each job's times and verdict, and the figures that policies are compared by.
-//!
-//! Not for: printing them.
+//! What became of a trace: each job's times and verdict, and the figures that policies are compared
+//! by.
 
 use super::jobs::Job;
 use crate::units::{Bytes, Nanos};
@@ -86,7 +85,8 @@ pub struct Outcome {
     pub packs: u64,
     /// Persistent bytes copied within the device.
     pub packed: u128,
-    /// Jobs that outgrew what they were admitted with: they grew where they were, or left and waited anew.
+    /// Jobs that outgrew what they were admitted with: they grew where they were, or left and
+    /// waited anew.
     pub grew: u64,
     /// Of these, those who left.
     pub outgrown: u64,

@@ -1,4 +1,4 @@
-//! What must hold of lanes and engine whatever comes.
+//! What must hold of lanes and engine for every input.
 
 use rand_core::Rng;
 use rand_pcg::Pcg64;
@@ -283,7 +283,8 @@ fn equal_jobs_share_equally_and_the_total_is_constant() {
 
 #[test]
 fn a_hole_that_is_too_small_is_made_larger_and_that_takes_time() {
-    // a's hole below b and what lies free above b: 11 GiB in two pieces of which neither takes c's 7.
+    // a's hole below b and what lies free above b: 11 GiB in two pieces of which neither takes c's
+    // 7.
     let mut jobs = [job("a", 0, 10, (4, 1)), job("b", 0, 60, (4, 1)), job("c", 5, 10, (7, 1))];
     jobs.iter_mut().for_each(|j| j.utilisation = 100);
     // a ends when b is within an iteration.
@@ -316,10 +317,10 @@ fn outgrowing(name: &str, work: u64, admitted: (u64, u64), gib: (u64, u64)) -> J
 
 #[test]
 fn who_outgrows_its_admission_grows_or_leaves_and_waits() {
-    let told = Keep { reasons: Some(0), proof: true, ..Keep::default() };
+    let explained = Keep { reasons: Some(0), proof: true, ..Keep::default() };
     let lanes = settings(Mechanism::Lanes, Mode::Neap);
     let go = |jobs: &[Job], name: &str, settings: &Settings| {
-        simulate(jobs, policy::find(name).unwrap(), settings, told)
+        simulate(jobs, policy::find(name).unwrap(), settings, explained)
     };
     let other = Job { utilisation: 100, ..job("b", 0, 20, (2, 7)) };
     // There is room.
@@ -333,7 +334,8 @@ fn who_outgrows_its_admission_grows_or_leaves_and_waits() {
         "{:?}",
         outcome.reasons
     );
-    // There is none before the other one ends; what it did stands, and what it holds goes to the host and comes back.
+    // There is none before the other one ends; what it did stands, and what it holds goes to the
+    // host and comes back.
     let outcome = go(&[outgrowing("a", 10, (2, 3), (3, 5)), other.clone()], "pack", &lanes);
     assert_eq!(
         (outcome.grew, outcome.outgrown, outcome.jobs[0].switches, outcome.harm.clone()),
@@ -362,7 +364,7 @@ fn who_outgrows_its_admission_grows_or_leaves_and_waits() {
         outcome.jobs[0].end.0.abs_diff(3 * S / 10) < 10 && outcome.jobs[1].end.0 == 20 * S,
         "{outcome:?}"
     );
-    // Under neap whoever waits lends its room first.
+    // Under neap a waiting job lends its room first.
     let waits = Job { utilisation: WHOLE, ..job("w", 0, 100, (6, 6)) };
     let mut grows = outgrowing("a", 10, (2, 3), (6, 6));
     (grows.submit, grows.utilisation) = (Nanos(5 * S), WHOLE);
@@ -379,7 +381,8 @@ fn who_outgrows_its_admission_grows_or_leaves_and_waits() {
 
 #[test]
 fn services_and_turns_fit_beside_each_other() {
-    // 6 GiB of turns beside a service of 10: with a second job of 5 they move in turns, and one of 7 waits for the service's end.
+    // 6 GiB of turns beside a service of 10: with a second job of 5 they move in turns, and one of
+    // 7 waits for the service's end.
     let mut service = job("s", 0, 50, (8, 2));
     service.rate = Some(1000);
     let jobs = [service, job("a", 0, 20, (4, 2)), job("b", 1, 20, (3, 2)), job("c", 2, 20, (7, 2))];
@@ -401,7 +404,8 @@ fn services_and_turns_fit_beside_each_other() {
 #[test]
 fn an_arrival_that_fits_only_alone() {
     let jobs = [job("long", 0, 100, (4, 6)), job("big", 10, 5, (8, 7))];
-    // neap: at the end of the iteration what is persistent of the resident goes to the host, and comes back for its next turn.
+    // neap: at the end of the iteration what is persistent of the resident goes to the host, and
+    // comes back for its next turn.
     let outcome = run(&jobs, "neap", &settings(Mechanism::Lanes, Mode::Neap));
     assert_eq!(outcome.jobs[0].switches, 1);
     assert_eq!(outcome.moved, u128::from(8 * GIB), "4 GiB out and in");
@@ -410,7 +414,8 @@ fn an_arrival_that_fits_only_alone() {
         (15 * S..16 * S).contains(&ends[1]) && (105 * S..106 * S).contains(&ends[0]),
         "{ends:?}"
     );
-    // Without moving (the paper's mode, and srtf always) it stays, and the arrival waits for its end.
+    // Without moving (the paper's mode, and srtf always) it stays, and the arrival waits for its
+    // end.
     for (name, mode) in [("neap", Mode::Paper), ("srtf", Mode::Neap)] {
         let outcome = run(&jobs, name, &settings(Mechanism::Lanes, mode));
         assert_eq!(
@@ -422,14 +427,16 @@ fn an_arrival_that_fits_only_alone() {
 }
 
 #[test]
-fn nobody_starves_longer_than_the_stated_bound() {
-    // Jobs of 2 s come every 2 s for ever: shortest-first alone would never come back to the long one.
+fn no_job_starves_longer_than_the_stated_bound() {
+    // Jobs of 2 s come every 2 s for ever: shortest-first alone would never come back to the long
+    // one.
     let mut jobs: Vec<Job> = (0..2000).map(|i| job(&format!("s{i}"), i * 2, 2, (1, 4))).collect();
     jobs.insert(1, job("long", 0, 50, (2, 8)));
     for mode in [Mode::Neap, Mode::Paper] {
         let patient = Settings { patience: Nanos(300 * S), ..settings(Mechanism::Lanes, mode) };
         let end = run(&jobs, "neap", &patient).jobs[1].end.0;
-        // Patience, the work left of what is older (one short job) or resident, an iteration, copies; then its own work.
+        // Patience, the work left of what is older (one short job) or resident, an iteration,
+        // copies; then its own work.
         assert!(end <= (300 + 2 + 50 + 1) * S, "{mode:?}: {end}");
         let starved = run(&jobs, "srtf", &patient).jobs[1].end.0;
         assert!(starved > 4000 * S, "srtf: {starved}");

@@ -1,6 +1,4 @@
 //! What a job takes, from a file: its graph, or the estimate of it.
-//!
-//! Not for: tables of workloads ([`super::memory`]).
 
 use std::path::Path;
 
@@ -41,7 +39,8 @@ pub fn graph(file: &Path) -> Result<Weighed, String> {
     })
 }
 
-/// Persistent and ephemeral bytes of a graph: what is resident at its iteration boundary, and what its peak adds.
+/// Persistent and ephemeral bytes of a graph: what is resident at its iteration boundary, and what
+/// its peak adds.
 #[must_use]
 pub fn need(graph: &Graph) -> Need {
     let at_boundary = |span: &Span| !matches!(span, Span::Within { .. });
@@ -71,8 +70,8 @@ struct Roles {
     workspaces_bytes: u64,
 }
 
-/// Of what `neap estimate --json` wrote: parameters, buffers, the optimizer's states and libraries' workspaces persist, and all else that
-/// the allocator reserves is ephemeral.
+/// Of what `neap estimate --json` wrote: parameters, buffers, the optimizer's states and libraries'
+/// workspaces persist, and all else that the allocator reserves is ephemeral.
 ///
 /// # Errors
 /// When it can't be used, naming it.

@@ -1,8 +1,8 @@
-//! PyTorch memory snapshots (`torch.cuda.memory._dump_snapshot`): read as a sequence of requests, and
-//! written from one.
+//! PyTorch memory snapshots (`torch.cuda.memory._dump_snapshot`): read as a sequence of requests,
+//! and written from one.
 //!
-//! Reading keeps what a real job asked its allocator for, from the state in which its recording began;
-//! stacks and names are left out. [`write`] makes the file that PyTorch would have recorded.
+//! Reading keeps what a real job asked its allocator for, from the state in which its recording
+//! began; stacks and names are left out. [`write`] makes the file that PyTorch would have recorded.
 
 mod pickle;
 mod sequence;
@@ -23,8 +23,8 @@ use source::{Budget, Source};
 use value::{Pickle, Value};
 use words::Word;
 
-/// The most memory that [`read`] takes for its tables, results included. Buffers add less than a mebibyte.
-/// An event takes about 110 bytes, so ten million of them fit; its stack takes nothing.
+/// The most memory that [`read`] takes for its tables, results included. Buffers add less than a
+/// mebibyte. An event takes about 110 bytes, so ten million of them fit; its stack takes nothing.
 pub const MEMORY_LIMIT: Bytes = Bytes(1 << 30);
 
 /// What one device was asked for, and what its allocator held.
@@ -32,12 +32,15 @@ pub const MEMORY_LIMIT: Bytes = Bytes(1 << 30);
 pub struct Snapshot {
     /// Which device's.
     pub device: u32,
-    /// Every request in order. A request that failed when it was recorded is freed at once; both stay in.
+    /// Every request in order. A request that failed when it was recorded is freed at once; both
+    /// stay in.
     pub requests: Vec<Request>,
-    /// The bytes that PyTorch held in segments after each request, which a replay with `settings` on `capacity` bytes
-    /// reaches too; none when the recording contradicts itself, or began with segments whose layout it doesn't tell.
+    /// The bytes that PyTorch held in segments after each request, which a replay with `settings`
+    /// on `capacity` bytes reaches too; none when the recording contradicts itself, or began with
+    /// segments whose layout it doesn't tell.
     pub expected_reserved: Option<Vec<u64>>,
-    /// How many of `requests`, at the front, stand for blocks that were live before the recording began.
+    /// How many of `requests`, at the front, stand for blocks that were live before the recording
+    /// began.
     pub at_start: usize,
     /// The bytes held in segments when the recording began.
     pub reserved_at_start: Bytes,
@@ -45,8 +48,8 @@ pub struct Snapshot {
     pub streams: Vec<i64>,
     /// The ids whose allocation failed when it was recorded, in ascending order.
     pub failed: Vec<u32>,
-    /// What the device had for the job: held plus free bytes at the last failure; none without failures. A memory fraction
-    /// may have set a lower limit, of which a snapshot tells nothing.
+    /// What the device had for the job: held plus free bytes at the last failure; none without
+    /// failures. A memory fraction may have set a lower limit, of which a snapshot tells nothing.
     pub capacity: Option<Bytes>,
     /// The allocator's settings; all unset in snapshots of old versions.
     pub settings: Settings,
@@ -57,7 +60,8 @@ pub struct Snapshot {
 /// The allocator's settings that a snapshot carries.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Settings {
-    /// `PYTORCH_CUDA_ALLOC_CONF` as it was set, perhaps empty; none when the snapshot has no settings.
+    /// `PYTORCH_CUDA_ALLOC_CONF` as it was set, perhaps empty; none when the snapshot has no
+    /// settings.
     pub alloc_conf: Option<String>,
     /// `expandable_segments`.
     pub expandable_segments: Option<bool>,
@@ -65,7 +69,8 @@ pub struct Settings {
     pub max_split_size: Option<Bytes>,
     /// `garbage_collection_threshold`; none when it is off.
     pub garbage_collection_threshold: Option<f64>,
-    /// `roundup_power2_divisions`: the divisions for sizes from 1, 2, 4, … 32768 MiB; empty when it is off.
+    /// `roundup_power2_divisions`: the divisions for sizes from 1, 2, 4, … 32768 MiB; empty when it
+    /// is off.
     pub roundup_power2_divisions: Vec<u64>,
 }
 
@@ -178,11 +183,12 @@ pub fn looks_like_pickle(first_bytes: &[u8]) -> bool {
     }
 }
 
-/// Reads the snapshot in `path` (perhaps gzipped): the requests of `device`, or of the only one that has events.
+/// Reads the snapshot in `path` (perhaps gzipped): the requests of `device`, or of the only one
+/// that has events.
 ///
 /// # Errors
-/// When the file can't be read, isn't a pickle of plain data in the form of a snapshot, takes more than [`MEMORY_LIMIT`],
-/// or has no events of the device.
+/// When the file can't be read, isn't a pickle of plain data in the form of a snapshot, takes more
+/// than [`MEMORY_LIMIT`], or has no events of the device.
 pub fn read(path: &Path, device: Option<u32>) -> Result<Snapshot, SnapshotError> {
     read_within(path, device, MEMORY_LIMIT)
 }

@@ -1,11 +1,13 @@
 //! A reader of pickles that hold plain data, made for PyTorch's memory snapshots.
 //!
-//! For: dictionaries, lists, tuples, strings, bytes, numbers, booleans and `None` of protocols 0 to 5, in bounded memory.
-//! Not for: objects: nothing is ever imported, called or built, and every opcode that would is refused by name.
+//! It reads dictionaries, lists, tuples, strings, bytes, numbers, booleans and `None` of protocols
+//! 0 to 5, in bounded memory. Nothing is ever imported, called or built: every opcode that would is
+//! refused by name.
 //!
-//! A snapshot is mostly stack frames and names that no replay needs, so only what [`Word`] names is kept: entries of a
-//! dictionary under other keys are dropped, and so are strings that are no such word. Values are small and are copied by
-//! reference: what a pickle shares stays shared, and what refers to itself is a reference and no more. Nothing recurses.
+//! A snapshot is mostly stack frames and names that no replay needs, so only what [`Word`] names is
+//! kept. Entries of a dictionary under other keys are dropped, and so are other strings. Values are
+//! small and are copied by reference: what a pickle shares stays shared, and what refers to itself
+//! is a reference and no more. Nothing recurses.
 
 use std::collections::HashMap;
 
@@ -17,7 +19,8 @@ use super::words::Word;
 /// How many collections may be open at once; snapshots need six.
 const DEPTH: usize = 1000;
 
-/// What a memo entry out of order is taken to cost: a hash table's entry, its slack, and the table it moved from.
+/// What a memo entry out of order is taken to cost: a hash table's entry, its slack, and the table
+/// it moved from.
 const SPARSE: usize = 128;
 
 impl Pickle {
@@ -276,7 +279,8 @@ impl Machine<'_> {
         self.push(value)
     }
 
-    /// Goes through the recalls that follow, of which stacks consist, as long as nothing is special about them.
+    /// Goes through the recalls that follow, of which stacks consist, as long as nothing is special
+    /// about them.
     fn recall_more(&mut self) {
         let (rest, mut taken) = (self.source.rest(), 0);
         while self.stack.len() < self.stack.capacity() {
@@ -303,7 +307,8 @@ impl Machine<'_> {
                 self.budget.push(&mut self.memo, value)?;
             }
             std::cmp::Ordering::Greater => {
-                // An entry that moved out is not given back: it may be counted twice, never too little.
+                // An entry that moved out is not given back: it may be counted twice, never too
+                // little.
                 if !self.sparse.contains_key(&n) {
                     self.budget.charge(SPARSE as u64, 0)?;
                 }
@@ -360,7 +365,8 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// Puts the pairs from `from` up into the dictionary under them, or into the new one `fresh`, which is pushed.
+    /// Puts the pairs from `from` up into the dictionary under them, or into the new one `fresh`,
+    /// which is pushed.
     fn set_items(&mut self, fresh: Option<u32>, from: usize) -> Result<(), Problem> {
         if !(self.stack.len() - from).is_multiple_of(2) {
             return Err(self.wrong("a dictionary's key lacks its value"));
@@ -453,7 +459,8 @@ impl Machine<'_> {
         self.push(value)
     }
 
-    /// A string on a line: quoted, as Python 2 did, or not. Escapes are left alone: no word has any.
+    /// A string on a line: quoted, as Python 2 did, or not. Escapes are left alone: no word has
+    /// any.
     fn string_line(&mut self, code: u8) -> Result<(), Problem> {
         let keep = matches!(self.stack.last(), Some(Value::Word(Word::Conf)));
         let mut text = self.source.line()?;

@@ -2,18 +2,20 @@
 //!
 //! For: one device's events. Not for: choosing the device, nor decoding.
 //!
-//! A snapshot tells allocations with their requested bytes, when a free was asked for and when it was done (later, if
-//! another stream still used the block), and the segments taken and given back. Only `free_completed` frees: when it came
-//! is timing, which no replay can find again.
+//! A snapshot tells allocations with their requested bytes, when a free was asked for and when it
+//! was done (later, if another stream still used the block), and the segments taken and given back.
+//! Only `free_completed` frees: when it came is timing, which no replay can find again.
 //!
-//! `torch.cuda.empty_cache` itself leaves no event, only the segments it gives back; but so does an allocation that fails
-//! and is tried again. A run of segments given back is an [`Request::EmptyCache`] when
+//! `torch.cuda.empty_cache` itself leaves no event, only the segments it gives back; but so does an
+//! allocation that fails and is tried again. A run of segments given back is an
+//! [`Request::EmptyCache`] when
 //! - a stack was recorded with it and holds `empty_cache` of `torch/cuda/memory.py`; or
-//! - no stacks were recorded, the run leaves no segment idle, and what follows it can't be the rest of an allocation that
-//!   took a new segment or failed: another event, or the end; or
-//! - as before, but an allocation with new segments follows, and the recording shows that it can't have been for want of
-//!   memory: at another time PyTorch held as much as it would have held without the run, and neither `max_split_size_mb`
-//!   nor garbage collection, which also give back segments, is set.
+//! - no stacks were recorded, the run leaves no segment idle, and what follows it can't be the rest
+//!   of an allocation that took a new segment or failed: another event, or the end; or
+//! - as before, but an allocation with new segments follows, and the recording shows that it can't
+//!   have been for want of memory: at another time PyTorch held as much as it would have held
+//!   without the run, and neither `max_split_size_mb` nor garbage collection, which also give back
+//!   segments, is set.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -57,7 +59,7 @@ struct Past {
     capacity: Option<i128>,
     /// Every address that ever had a block, all [`GONE`].
     ids: HashMap<i64, u32>,
-    /// Whether frees are told only by their requests.
+    /// Whether the trace has only requests for frees.
     by_request: bool,
     /// Whether the events contradict each other or the segments.
     contradicted: bool,
@@ -85,7 +87,8 @@ fn event(pickle: &Pickle, events: &[Value], at: usize) -> Result<Option<Event>, 
 /// Makes room for one more entry and counts it.
 fn room<V>(map: &mut HashMap<i64, V>, budget: &mut Budget) -> Result<(), Problem> {
     if map.len() == map.capacity() {
-        // The standard table fills seven in eight of its buckets (all but one of a few) and doubles them.
+        // The standard table fills seven in eight of its buckets (all but one of a few) and doubles
+        // them.
         let buckets = map.capacity() + map.capacity().div_ceil(7);
         let bytes = |n: usize| (n * (size_of::<(i64, V)>() + 1) + 64) as u64;
         budget.charge(bytes((buckets * 2).max(16)) - bytes(buckets), bytes(buckets))?;
@@ -176,13 +179,13 @@ fn past(
     Ok(past)
 }
 
-/// Reads the segments that stand at the snapshot: adds the live blocks and the segments that the trace never tells of to
-/// `past`; returns the bytes held and how many blocks contradict the trace.
+/// Reads the segments that stand at the snapshot: adds the live blocks and the segments that the
+/// trace never names to `past`; returns the bytes held and how many blocks contradict the trace.
 fn standing(
     pickle: &Pickle,
     device: u32,
     past: &mut Past,
-    told: &HashMap<i64, ()>,
+    traced: &HashMap<i64, ()>,
     budget: &mut Budget,
 ) -> Result<(i128, u64), Problem> {
     let wrong = |what: &str| Problem::NoSnapshot(what.to_owned());
@@ -214,14 +217,15 @@ fn standing(
             .and_then(|p| pickle.list(p))
             .unwrap_or_default();
         past.private |= pool.iter().any(|v| *v != Value::Int(0));
-        if !told.contains_key(&address) {
+        if !traced.contains_key(&address) {
             budget.push(&mut past.segments, (address, size))?;
         }
         let blocks = pickle
             .get(*segment, Word::Blocks)
             .and_then(|b| pickle.list(b))
             .ok_or_else(|| wrong("a segment has no blocks"))?;
-        // Each block is a dictionary of its own: more of them than dictionaries means a list that is shared.
+        // Each block is a dictionary of its own: more of them than dictionaries means a list that
+        // is shared.
         seen = seen.saturating_add(blocks.len()).saturating_add(1);
         if seen > pickle.nodes.len() {
             return Err(wrong("segments share blocks"));
@@ -231,7 +235,7 @@ fn standing(
             let size = number(*block, Word::Size)
                 .filter(|n| (0..=1 << 62).contains(n))
                 .ok_or_else(|| wrong("a block lacks its size"))?;
-            // Old versions tell no addresses: blocks follow each other.
+            // Old versions write no addresses: blocks follow each other.
             let addr = number(*block, Word::Address).unwrap_or(next);
             next = addr.saturating_add(size);
             match pickle.get(*block, Word::State) {
@@ -448,7 +452,8 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// An allocation that failed when it was recorded: freed at once, so that a replay in which it succeeds doesn't keep it.
+    /// An allocation that failed when it was recorded: freed at once, so that a replay in which it
+    /// succeeds doesn't keep it.
     fn fail(&mut self, size: u64, stream: i64) -> Result<(), Problem> {
         let (id, stream) = (self.id()?, self.stream(stream)?);
         self.request(Request::Allocate { id, bytes: Bytes(size), stream })?;
@@ -521,7 +526,8 @@ impl Builder<'_> {
         }
     }
 
-    /// Settles what the last run of segments given back was, now that an event follows: an allocation, or another.
+    /// Settles what the last run of segments given back was, now that an event follows: an
+    /// allocation, or another.
     fn decide(&mut self, allocation: bool) -> Result<(), Problem> {
         let Some(run) = self.run.take() else { return Ok(()) };
         let retry = allocation && run.grown > 0;
@@ -565,7 +571,7 @@ impl Builder<'_> {
         );
         note(
             self.unclear,
-            "Times that segments were given back by an allocation tried again or by empty_cache (the snapshot doesn't tell which, the first was taken; record with stacks to know)",
+            "Times that segments were given back by an allocation tried again or by empty_cache (the snapshot doesn't say which, the first was taken; record with stacks to know)",
         );
         note(
             self.renewed,

@@ -1,6 +1,4 @@
-//! Bytes in, with their offset, and a ledger of the memory that what they describe may take.
-//!
-//! For: the pickle reader and what is built from it. Not for: what the bytes mean.
+//! A stream of bytes with its offset, and an account of the memory that the reader may take.
 
 use std::io::{BufRead, Read};
 
@@ -131,7 +129,8 @@ impl Source {
         Ok(Some(&self.text))
     }
 
-    /// The bytes up to the next newline, which is taken too, or nothing when they are more than [`TEXT`].
+    /// The bytes up to the next newline, which is taken too, or nothing when they are more than
+    /// [`TEXT`].
     pub(super) fn line(&mut self) -> Result<Option<&[u8]>, Problem> {
         self.text.clear();
         let mut fits = true;

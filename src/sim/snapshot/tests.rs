@@ -47,8 +47,8 @@ impl Pen {
 /// A block: address, requested size, size, state.
 type Block = (i64, i64, i64, &'static str);
 
-/// A snapshot of device 0 with these events and segments (address, size, blocks); `stack` names the function that gives
-/// segments back.
+/// A snapshot of device 0 with these events and segments (address, size, blocks); `stack` names the
+/// function that gives segments back.
 fn recorded(
     events: &[(&str, i64, i64)],
     segments: &[(i64, i64, &[Block])],
@@ -248,7 +248,8 @@ fn empty_cache_is_told_from_a_retry() {
     let (requests, expected, _) = sequence(&both, standing, Some("empty_cache"));
     assert_eq!((requests.as_str(), expected), ("a0:5 f0 e a1:5", vec![m, m, 0, m]));
     assert_eq!(sequence(&both, standing, Some("malloc")).0, "a0:5 f0 a1:5");
-    // At another time more was held than that allocation would have needed: it can't have been tried again.
+    // At another time more was held than that allocation would have needed: it can't have been
+    // tried again.
     let more =
         [&both[..], &[("segment_alloc", 3 * m as i64, m as i64), ("alloc", 3 * m as i64, 5)]]
             .concat();

@@ -1,6 +1,4 @@
 //! What a pickle's values are kept as, and how they are looked up.
-//!
-//! For: the reader, which makes them, and the snapshot, which is made of them. Not for: the pickle format.
 
 use super::words::Word;
 

@@ -1,6 +1,4 @@
-//! The strings that mean something in a memory snapshot.
-//!
-//! For: telling them from the rest, which is not kept. Not for: what they mean.
+//! The strings that mean something in a memory snapshot. All others are dropped while reading.
 
 /// A string that a snapshot's meaning depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +42,8 @@ pub(super) enum Word {
     Filename,
     EmptyCache,
     MemoryPy,
-    // Keys of the settings; Python keeps one empty string, so an empty configuration is often a shared one.
+    // Keys of the settings; Python keeps one empty string, so an empty configuration is often a
+    // shared one.
     Empty,
     Conf,
     MaxSplitSize,

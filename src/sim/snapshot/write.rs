@@ -1,9 +1,9 @@
 //! Requests written as a PyTorch memory snapshot, as `torch.cuda.memory._dump_snapshot` writes one.
 //!
-//! The requests are replayed through the allocator, so the file has what a recording of the same job
-//! has: every allocation and free with its stack, every segment taken and given back, and the segments
-//! and blocks that stand at the end. PyTorch's viewer (`memory_viz`), `torch.cuda._memory_viz` and
-//! [`super::read`] open it. Addresses are the simulated device's.
+//! The requests are replayed through the allocator, so the file has what a recording of the same
+//! job has: every allocation and free with its stack, every segment taken and given back, and the
+//! segments and blocks that stand at the end. PyTorch's viewer (`memory_viz`),
+//! `torch.cuda._memory_viz` and [`super::read`] open it. Addresses are the simulated device's.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -77,7 +77,8 @@ pub struct Event<'a> {
     pub time: Nanos,
     /// Who asks.
     pub stack: StackId,
-    /// What an allocated block is for, which PyTorch's viewer colours by; `None` where it is not known.
+    /// What an allocated block is for, which PyTorch's viewer colours by; `None` where it is not
+    /// known.
     pub category: Option<&'a str>,
 }
 

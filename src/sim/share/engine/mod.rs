@@ -1,11 +1,13 @@
 //! A trace of jobs through a policy and a mechanism: what happens when, on one device.
 //!
-//! Between two events (a job comes, ends, is killed, gives way, falls overdue) all that run go at one speed, so that time advances in
-//! closed form: a clock of progress, in 2^-20 ns of a job's time alone, and for each running job the reading at which it ends. Giving
-//! way waits for the end of an iteration. Events at the same time go by kind, then by job. Turns (policy `fair`) are their limit:
-//! everyone progresses alike, true to within a turn. In lanes everything has an address ([`super::layout`]): where no hole is large
-//! enough, memory is packed, once those whose memory moves are between two iterations, and that takes its time. Not for: why anybody's
-//! turn it is ([`super::policy`]) nor who fits ([`super::lanes`]).
+//! Between two events (a job comes, ends, is killed, gives way or falls overdue) all running jobs
+//! go at one speed, so time advances in closed form: a clock of progress, in 2^-20 ns of a job's
+//! time alone, and for each running job the reading at which it ends. A job gives way at the end of
+//! an iteration. Events at the same time go by kind, then by job. Turns (policy `fair`) are
+//! modelled as their limit: all jobs progress alike, which is true to within a turn.
+//!
+//! In lanes everything has an address ([`super::layout`]). Where no hole is large enough, memory is
+//! packed once the jobs whose memory moves are between two iterations, and packing takes time.
 
 mod room;
 mod schedule;
@@ -38,7 +40,8 @@ pub struct Keep {
     pub moments: bool,
     /// Why this job waited.
     pub reasons: Option<u32>,
-    /// Whether every change of memory is proved safe ([`super::check`]); for lanes, whose sums are all there is to see elsewhere.
+    /// Whether every change of memory is proved safe ([`super::check`]); for lanes, whose sums are
+    /// all there is to see elsewhere.
     pub proof: bool,
 }
 
@@ -136,7 +139,8 @@ struct Engine<'a> {
     iterations: u128,
     state: Vec<State>,
     remaining: Vec<u64>,
-    /// Reading of the clock when the work of a running job begins, and when it was put on the device.
+    /// Reading of the clock when the work of a running job begins, and when it was put on the
+    /// device.
     base: Vec<u128>,
     since: Vec<u64>,
     on_host: Vec<bool>,
@@ -217,7 +221,7 @@ impl<'a> Engine<'a> {
             next: 0,
             last: None,
             sharers: Group::default(),
-            seated: turns::Seated::Nobody,
+            seated: turns::Seated::Empty,
             turn: Need::default(),
             freed: false,
             came: Vec::new(),
@@ -511,7 +515,8 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Puts a job that has its memory on the device, after moving `out` to the host, and its own persistent memory back if it is there.
+    /// Puts a job that has its memory on the device, after moving `out` to the host, and its own
+    /// persistent memory back if it is there.
     fn start(&mut self, job: u32, out: Bytes) {
         let index = job as usize;
         let back = std::mem::take(&mut self.on_host[index]);
@@ -542,7 +547,8 @@ impl<'a> Engine<'a> {
         (u128::from(self.jobs[job as usize].iteration.0) * self.stretch(job) / 1000) << FINE
     }
 
-    /// What the clock reads when a running job is going to outgrow what it was admitted with, unless it ends before.
+    /// What the clock reads when a running job is going to outgrow what it was admitted with,
+    /// unless it ends before.
     fn growth(&self, job: u32) -> Option<u128> {
         let it = &self.jobs[job as usize];
         let after = it.growth.as_ref().filter(|_| !self.grown.contains(&job))?.after;

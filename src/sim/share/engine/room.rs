@@ -1,4 +1,5 @@
-//! Memory in the engine: who is let in and sent away, who outgrows what it was admitted with, and where everything lies.
+//! Memory in the engine: which jobs are let in and sent away, which outgrow what they were admitted
+//! with, and where everything lies.
 
 use super::super::check::{Picture, Resident, check};
 use super::super::lanes::{Join, Mode};
@@ -88,8 +89,8 @@ impl Engine<'_> {
         self.needs[job as usize].0
     }
 
-    /// At the end of an iteration, when the clock read `at`, a running job turns out to need more than it was admitted with: it grows
-    /// where it is, or leaves and waits with its true need.
+    /// At the end of an iteration, when the clock read `at`, a running job turns out to need more
+    /// than it was admitted with: it grows where it is, or leaves and waits with its true need.
     pub(super) fn outgrow(&mut self, job: u32, at: u128) {
         let Some(growth) = self.jobs[job as usize].growth.as_deref().copied() else { return };
         self.grown.insert(job);
@@ -145,8 +146,9 @@ impl Engine<'_> {
         }
     }
 
-    /// Gives everything that changed an address. Who moves does so between two iterations: a job that starts into room that others
-    /// leave waits for them and for the copies, and those who run lose the copies' time.
+    /// Gives everything that changed an address. Who moves does so between two iterations: a job
+    /// that starts into room that others leave waits for them and for the copies, and those who run
+    /// lose the copies' time.
     pub(super) fn lie(&mut self) {
         let (Some(layout), Room::Lanes(lanes)) = (&mut self.layout, &self.room) else {
             return self.prove();
@@ -181,7 +183,8 @@ impl Engine<'_> {
         let copies = u128::from(nanos) << super::FINE;
         let running: Vec<u32> = self.running.iter().map(|r| r.1).collect();
         if self.style == Style::Rotating {
-            // One iteration at a time, so that only one of them is in one; the others are between two as it is.
+            // One iteration at a time, so that only one of them is in one; the others are between
+            // two as it is.
             let each = copies / running.len().max(1) as u128;
             running.iter().for_each(|&job| self.shift(job, each));
             return;
@@ -259,9 +262,7 @@ impl Engine<'_> {
             self.running.iter().any(|r| lanes.resident(r.1).is_none_or(|r| r.1.is_none()));
         let verdict = match check(&picture) {
             Ok(()) if nowhere => Err("something lies nowhere".to_owned()),
-            Ok(()) if homeless && !self.turns_move() => {
-                Err("somebody runs without a lane".to_owned())
-            }
+            Ok(()) if homeless && !self.turns_move() => Err("a job runs without a lane".to_owned()),
             verdict => verdict,
         };
         self.outcome.proved += 1;

@@ -1,4 +1,5 @@
-//! Who is let in and who runs next, after the events of an instant: one way for each style.
+//! Which jobs are let in and which run next, after the events of an instant: one way for each
+//! style.
 
 use std::cmp::Reverse;
 
@@ -204,7 +205,7 @@ impl Engine<'_> {
         let served = u64::try_from(self.served.persistent).unwrap_or(u64::MAX / 4);
         let mut taken =
             self.served.largest().1.0 + if self.moves { served } else { lanes.persistent().0 };
-        // Behind an overdue job that doesn't fit yet nobody comes in.
+        // Behind an overdue job that does not fit yet no job comes in.
         let mut closed = head.is_some_and(|h| self.state[h as usize] == State::Waiting);
         let fits = |job: u32| {
             let need = self.needs[job as usize];
@@ -223,7 +224,8 @@ impl Engine<'_> {
         choose(ranked.map(|j| (j, self.jobs[j as usize].utilisation)), MOST, head.is_some(), fits)
     }
 
-    /// Gives a job a lane of its own and starts it, moving idle jobs' persistent memory out of the way if that is allowed.
+    /// Gives a job a lane of its own and starts it, moving idle jobs' persistent memory out of the
+    /// way if that is allowed.
     fn place(&mut self, job: u32, wanted: &[u32]) -> bool {
         let key = self.key(job);
         let mut out = Bytes::ZERO;
@@ -240,7 +242,7 @@ impl Engine<'_> {
         true
     }
 
-    /// Copies out that nobody starts after: they overlap with what runs on.
+    /// Copies out after which no job starts: they overlap with what runs on.
     fn paid(&mut self, out: Bytes) -> bool {
         self.outcome.moved += u128::from(out.0);
         false

@@ -1,8 +1,10 @@
-//! Turns whose persistent memory comes and goes (policy `fair`): everyone is in while all fit, else only whose turn it is.
+//! Turns whose persistent memory comes and goes (policy `fair`): all jobs are in while all fit,
+//! otherwise only the one that has the turn.
 //!
-//! Everyone has a seat of its own and its iterations in the one lane while the sums allow it, beside what is served. Else there is one seat
-//! for whoever's turn it is, and each turn moves one job's memory out and another's in; between turns the lane is cut to the next one's
-//! need, so that the seat and the lane are together as large as the job that needs most.
+//! While the sums allow it each job has its own persistent memory on the device and runs its
+//! iterations in the one lane, beside inference jobs. Otherwise there is room for the persistent
+//! memory of one job. Each turn moves one job's memory out and another's in. Between turns the lane
+//! is cut to the next job's need, so that both together are as large as the job that needs most.
 
 use super::super::lanes::Join;
 use super::super::mechanism::Mechanism;
@@ -13,15 +15,15 @@ use super::Engine;
 /// Who of those who take turns has memory on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Seated {
-    /// There is nobody.
-    Nobody,
+    /// No job is seated.
+    Empty,
     /// All of them.
     All,
     /// Whose turn it is.
     One,
 }
 
-/// Whoever's turn it is, as one resident.
+/// The job whose turn it is, as one resident.
 const TURN: u32 = u32::MAX;
 
 impl Engine<'_> {
@@ -31,7 +33,8 @@ impl Engine<'_> {
             && (self.moves || self.settings.mechanism == Mechanism::Checkpoint)
     }
 
-    /// How those who take turns can be seated beside what is served, if they and `more` were what they need.
+    /// How those who take turns can be seated beside what is served, if they and `more` were what
+    /// they need.
     fn seats(&self, more: Need) -> Option<Seated> {
         if self.settings.mechanism == Mechanism::Checkpoint {
             return self.served.is_empty().then_some(Seated::One);
@@ -100,7 +103,7 @@ impl Engine<'_> {
             return;
         }
         let seats = if self.sharers.is_empty() {
-            Seated::Nobody
+            Seated::Empty
         } else {
             self.seats(Need::default()).unwrap_or(Seated::One)
         };
@@ -112,8 +115,8 @@ impl Engine<'_> {
     }
 
     fn unseat(&mut self) {
-        match std::mem::replace(&mut self.seated, Seated::Nobody) {
-            Seated::Nobody => {}
+        match std::mem::replace(&mut self.seated, Seated::Empty) {
+            Seated::Empty => {}
             Seated::All => {
                 for (_, job) in self.sharers.by_persistent.clone() {
                     self.give(job, self.needs[job as usize]);
@@ -126,7 +129,7 @@ impl Engine<'_> {
     fn seat(&mut self, seats: Seated) {
         self.seated = seats;
         match seats {
-            Seated::Nobody => {}
+            Seated::Empty => {}
             Seated::All => {
                 for (_, job) in self.sharers.by_persistent.clone() {
                     self.take(job, self.needs[job as usize], Join::Share);

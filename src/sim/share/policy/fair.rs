@@ -1,7 +1,7 @@
-//! The same service for everyone: jobs take turns, and all progress alike.
+//! The same service for all jobs: they take turns, and all progress alike.
 //!
-//! Salus's code compares service since a job's birth, so that a newcomer keeps the device until it has caught up; here all share alike
-//! from the moment they are in.
+//! Salus's code compares service since a job's birth, so a newcomer keeps the device until it has
+//! caught up. Here all share alike from the moment they are in.
 
 use super::{Facts, Policy, Style};
 

@@ -1,7 +1,8 @@
 //! Whose turn it is: policies as pure decisions over jobs and time.
 //!
-//! A policy ranks jobs and says how many go at once; [`choose`] turns that into who runs next. Both a simulator and a service ask at
-//! iteration boundaries. Not for: whether memory allows it, which the asker answers.
+//! A policy ranks jobs and says how many go at once; [`choose`] turns that into which run next.
+//! Both the simulator and the service ask at iteration boundaries, and both check memory
+//! themselves.
 
 mod fair;
 mod fifo;
@@ -54,7 +55,8 @@ pub trait Policy: Sync {
     fn skips(&self) -> bool {
         false
     }
-    /// Whether persistent memory of those who wait goes to the host when another's turn needs the room (mode neap).
+    /// Whether persistent memory of those who wait goes to the host when another's turn needs the
+    /// room (mode neap).
     fn moves(&self) -> bool {
         false
     }
@@ -80,8 +82,9 @@ pub fn find(name: &str) -> Option<&'static dyn Policy> {
     })
 }
 
-/// Who of `ranked` (best first, with utilisations) runs: the first that fits, and more until the device is busy. `fits` is asked
-/// once for each, in order, and counts whom it agreed to. Nobody of utilisation above what is left joins an `overdue` head.
+/// Who of `ranked` (best first, with utilisations) runs: the first that fits, and more until the
+/// device is busy. `fits` is asked once for each, in order, and counts whom it agreed to. No job
+/// whose utilisation is above what is left joins an `overdue` head.
 pub fn choose<T: Copy>(
     ranked: impl Iterator<Item = (T, u32)>,
     most: usize,

@@ -1,8 +1,11 @@
-//! Ours: shortest remaining time first, and beside it the next ones in that order until the device is busy.
+//! neap's own policy: shortest remaining time first, and beside that job the next ones in that
+//! order until the device is busy.
 //!
-//! What waits lends its room: its persistent memory goes to the host if the next one's turn needs it. A job that has been there for
-//! longer than the patience goes first, the oldest of all, with company only as far as that costs it nothing. So after its patience P
-//! a job waits at most for the work left of those submitted before it, for one iteration of each that runs, and for moving.
+//! A job that waits lends its room: its persistent memory goes to the host if the next job's turn
+//! needs it. A job that has been there for longer than the patience goes first, the oldest of all,
+//! with company only as far as that costs it nothing. So after its patience P a job waits at most
+//! for the work left of the jobs submitted before it, for one iteration of each job that runs, and
+//! for moving.
 
 use super::{Facts, Policy, Style};
 

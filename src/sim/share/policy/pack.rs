@@ -1,4 +1,5 @@
-//! As many jobs at once as memory holds, in order of submission, each in a lane of its own, to its end.
+//! As many jobs at once as memory holds, in order of submission, each in a lane of its own, to its
+//! end.
 
 use super::{Facts, Policy, Style};
 

@@ -1,5 +1,6 @@
-//! Shortest remaining time first: whoever has least left runs alone, and gives way at an iteration boundary.
-//! Admitted is in that order too, as far as memory goes; who is in keeps its persistent memory on the device.
+//! Shortest remaining time first: the job with the least left runs alone, and gives way at an
+//! iteration boundary. Jobs are admitted in that order too, as far as memory goes. An admitted job
+//! keeps its persistent memory on the device.
 
 use super::{Facts, Policy, Style};
 
