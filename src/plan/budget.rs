@@ -415,13 +415,21 @@ pub fn minimum_for(
 /// # Errors
 /// [`PlanError::Defect`] only.
 pub fn unplanned(request: &Request<'_>) -> Result<Planned, PlanError> {
-    let liveness = Liveness::of(request.graph);
-    let program = Program::new(request.graph, request.latencies, &[])
-        .map_err(|e| PlanError::Defect(e.to_string()))?;
-    let emitted = Emitted::default();
-    let (program, placements, height) = placed(program, &emitted, 0)?;
-    let mut planned = finish(request, &liveness, emitted, program, placements, height)?;
+    let mut planned = written(request, Emitted::default())?;
     planned.plan.planner = "none".to_owned();
+    Ok(planned)
+}
+
+/// A plan of these events, however they were decided, with the budget that its arena takes.
+///
+/// # Errors
+/// [`PlanError::Defect`] where the events contradict each other.
+pub fn written(request: &Request<'_>, emitted: Emitted) -> Result<Planned, PlanError> {
+    let program = Program::new(request.graph, request.latencies, &emitted.events)
+        .map_err(|e| PlanError::Defect(e.to_string()))?;
+    let (program, placements, height) = placed(program, &emitted, 0)?;
+    let liveness = Liveness::of(request.graph);
+    let mut planned = finish(request, &liveness, emitted, program, placements, height)?;
     planned.plan.budget = Bytes(height);
     Ok(planned)
 }

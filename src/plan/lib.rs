@@ -34,6 +34,7 @@ pub mod vdnn;
 
 pub use budget::{
     Infeasible, PlanError, Planned, Request, make, make_for, minimum, minimum_for, unplanned,
+    written,
 };
 pub use method::Method;
 pub use planner::{Given, Planner};
