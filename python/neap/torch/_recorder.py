@@ -92,7 +92,7 @@ class Recorder(TorchDispatchMode):
         self.gradients: list[dict[Storage, list[torch.Tensor]]] = []
         self._saved = saved
         self._hooks: Any = None
-        self._anchors: dict[Storage, torch.Tensor] = {}
+        self._anchors: dict[Storage, torch.UntypedStorage] = {}
         self._nodes: dict[int, str] = {}
         self._step_began: int | None = None
         self._peak = 0
@@ -194,25 +194,24 @@ class Recorder(TorchDispatchMode):
         storage = None
         if not is_subclass(tensor):
             storage = self.storages.intern(tensor, now)
-        function = tensor.grad_fn
         saved = Saved(
             place=0,
             storage=storage,
             packed=now - 1,
             view=(tensor.dtype, tuple(tensor.shape), strides(tensor), offset(tensor)),
-            node="" if function is None else function.name(),
+            node=node_name(tensor),
             module=self.watch.module,
             iteration=len(self.cuts) - 1,
         )
         saved.place = sum(1 for other in self.packs if other.iteration == saved.iteration)
         self.packs.append(saved)
+        kept = tensor.detach()  # Comes by the dispatch mode, so before it is counted.
         if storage is None or storage.persistent:
-            return saved, tensor.detach()
+            return saved, kept
         storage.saved.append(saved)
-        anchor = self._anchors.get(storage)
-        if anchor is None:
-            anchor = self._anchors[storage] = tensor.detach()
-        return saved, tensor.detach()
+        if storage not in self._anchors:
+            self._anchors[storage] = tensor.untyped_storage()
+        return saved, kept
 
     def _unpack(self, packed: Any) -> torch.Tensor:
         saved: Saved = packed[0]
@@ -229,7 +228,7 @@ class Recorder(TorchDispatchMode):
         """
         gone = []
         for storage, anchor in self._anchors.items():
-            count = torch._C._storage_Use_Count(anchor.untyped_storage()._cdata)
+            count = torch._C._storage_Use_Count(anchor._cdata)
             held = len(storage.saved)
             if count <= 1:
                 gone.append(storage)
@@ -475,6 +474,19 @@ def host(tensor: torch.Tensor) -> dict[str, Any]:
         if number == number and number not in (float("inf"), float("-inf")):
             form["value"] = number
     return form
+
+
+def node_name(tensor: torch.Tensor) -> str:
+    """The autograd function that made a tensor; empty for a leaf.
+
+    What ``reshape`` makes has another name while a dispatch mode is on, so all views have one.
+    """
+    function = tensor.grad_fn
+    name: str = "" if function is None else function.name()
+    return "view" if name in _VIEWS else name
+
+
+_VIEWS = {"ViewBackward0", "ReshapeAliasBackward0", "UnsafeViewBackward0"}
 
 
 def plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
