@@ -72,37 +72,7 @@ impl Machine<'_> {
             self.at = self.source.offset();
             let code = self.source.byte()?;
             match code {
-                b'h' => {
-                    let n = self.source.byte()?;
-                    self.recall(u32::from(n))?;
-                    self.recall_more();
-                }
-                b'j' => {
-                    let n = u32::from_le_bytes(self.source.array()?);
-                    self.recall(n)?;
-                    self.recall_more();
-                }
-                b'g' => {
-                    let n = self.index()?;
-                    self.recall(n)?;
-                }
-                0x94 => {
-                    let n = u32::try_from(self.memo.len() + self.sparse.len())
-                        .map_err(|_| self.wrong("it memoises too much"))?;
-                    self.memoise(n)?;
-                }
-                b'q' => {
-                    let n = self.source.byte()?;
-                    self.memoise(u32::from(n))?;
-                }
-                b'r' => {
-                    let n = u32::from_le_bytes(self.source.array()?);
-                    self.memoise(n)?;
-                }
-                b'p' => {
-                    let n = self.index()?;
-                    self.memoise(n)?;
-                }
+                b'h' | b'j' | b'g' | 0x94 | b'q' | b'r' | b'p' => self.memo(code)?,
                 b'N' => self.push(Value::None)?,
                 0x88 => self.push(Value::Bool(true))?,
                 0x89 => self.push(Value::Bool(false))?,
@@ -131,22 +101,7 @@ impl Machine<'_> {
                     let n = f64::from_be_bytes(self.source.array()?);
                     self.push(Value::Float(n))?;
                 }
-                0x8c | b'U' => {
-                    let n = self.source.byte()?;
-                    self.string(u64::from(n))?;
-                }
-                b'X' => {
-                    let n = u32::from_le_bytes(self.source.array()?);
-                    self.string(u64::from(n))?;
-                }
-                b'T' => {
-                    let n = self.length4()?;
-                    self.string(n)?;
-                }
-                0x8d => {
-                    let n = u64::from_le_bytes(self.source.array()?);
-                    self.string(n)?;
-                }
+                0x8c | b'U' | b'X' | b'T' | 0x8d => self.text(code)?,
                 b'S' | b'V' => self.string_line(code)?,
                 b'C' | b'B' | 0x8e => {
                     let n = match code {
@@ -221,6 +176,58 @@ impl Machine<'_> {
                 _ => return Err(self.refused(code)),
             }
         }
+    }
+
+    /// Memo entries, recalled and made.
+    #[inline]
+    fn memo(&mut self, code: u8) -> Result<(), Problem> {
+        match code {
+            b'h' => {
+                let n = self.source.byte()?;
+                self.recall(u32::from(n))?;
+                self.recall_more();
+            }
+            b'j' => {
+                let n = u32::from_le_bytes(self.source.array()?);
+                self.recall(n)?;
+                self.recall_more();
+            }
+            b'g' => {
+                let n = self.index()?;
+                self.recall(n)?;
+            }
+            0x94 => {
+                let n = u32::try_from(self.memo.len() + self.sparse.len())
+                    .map_err(|_| self.wrong("it memoises too much"))?;
+                self.memoise(n)?;
+            }
+            b'q' => {
+                let n = self.source.byte()?;
+                self.memoise(u32::from(n))?;
+            }
+            b'r' => {
+                let n = u32::from_le_bytes(self.source.array()?);
+                self.memoise(n)?;
+            }
+            b'p' => {
+                let n = self.index()?;
+                self.memoise(n)?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Strings with their length before them.
+    #[inline]
+    fn text(&mut self, code: u8) -> Result<(), Problem> {
+        let length = match code {
+            0x8c | b'U' => u64::from(self.source.byte()?),
+            b'X' => u64::from(u32::from_le_bytes(self.source.array()?)),
+            b'T' => self.length4()?,
+            _ => u64::from_le_bytes(self.source.array()?),
+        };
+        self.string(length)
     }
 
     fn wrong(&self, what: &'static str) -> Problem {

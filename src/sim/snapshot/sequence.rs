@@ -338,35 +338,8 @@ pub(super) fn build(
     let at_start = builder.requests.len();
     let mut failed = Vec::new();
     for at in 0..events.len() {
-        let Some(e) = event(pickle, events, at)? else { continue };
-        match e.action {
-            Word::Alloc => {
-                builder.decide(true)?;
-                builder.allocate(e.addr, e.size as u64, e.stream)?;
-            }
-            Word::FreeRequested => {
-                builder.decide(false)?;
-                if past.by_request {
-                    builder.free(e.addr)?;
-                }
-            }
-            Word::FreeCompleted => builder.free(e.addr)?,
-            Word::SegmentAlloc | Word::SegmentMap => {
-                builder.reserved += i128::from(e.size);
-                if let Some(run) = &mut builder.run {
-                    run.grown += i128::from(e.size);
-                }
-                if e.action == Word::SegmentAlloc {
-                    builder.segment(e.addr, e.size)?;
-                }
-            }
-            Word::SegmentFree | Word::SegmentUnmap => builder.give_back(&e),
-            Word::Oom => {
-                builder.run = None;
-                builder.budget.push(&mut failed, builder.next)?;
-                builder.fail(e.size as u64, e.stream)?;
-            }
-            _ => builder.decide(false)?,
+        if let Some(e) = event(pickle, events, at)? {
+            builder.apply(&e, past.by_request, &mut failed)?;
         }
     }
     builder.decide(false)?;
@@ -411,6 +384,38 @@ pub(super) fn build(
 }
 
 impl Builder<'_> {
+    /// Turns an event into requests.
+    fn apply(&mut self, e: &Event, by_request: bool, failed: &mut Vec<u32>) -> Result<(), Problem> {
+        match e.action {
+            Word::Alloc => {
+                self.decide(true)?;
+                self.allocate(e.addr, e.size as u64, e.stream)
+            }
+            Word::FreeRequested => {
+                self.decide(false)?;
+                if by_request { self.free(e.addr) } else { Ok(()) }
+            }
+            Word::FreeCompleted => self.free(e.addr),
+            Word::SegmentAlloc | Word::SegmentMap => {
+                self.reserved += i128::from(e.size);
+                if let Some(run) = &mut self.run {
+                    run.grown += i128::from(e.size);
+                }
+                if e.action == Word::SegmentAlloc { self.segment(e.addr, e.size) } else { Ok(()) }
+            }
+            Word::SegmentFree | Word::SegmentUnmap => {
+                self.give_back(e);
+                Ok(())
+            }
+            Word::Oom => {
+                self.run = None;
+                self.budget.push(failed, self.next)?;
+                self.fail(e.size as u64, e.stream)
+            }
+            _ => self.decide(false),
+        }
+    }
+
     fn request(&mut self, request: Request) -> Result<(), Problem> {
         self.budget.push(&mut self.requests, request)?;
         let held = u64::try_from(self.reserved).unwrap_or(0);
