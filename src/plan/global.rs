@@ -13,7 +13,9 @@
 
 pub mod aware;
 
-use std::collections::BTreeMap;
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use super::budget::{self, Infeasible, PlanError, Planned, Request};
 use super::method::Method;
@@ -88,7 +90,7 @@ pub struct Together {
 
 /// Steps that were planned before, by graph, planner, host memory and target. Looking one up gives what planning it anew would.
 #[derive(Clone, Debug, Default)]
-pub struct Memo(BTreeMap<Key, Step>);
+pub struct Memo(BTreeMap<Key, Shared>);
 
 /// Hash of the graph, planner, host memory and the link's rates, target.
 type Key = (String, String, [u64; 5], u64);
@@ -96,29 +98,48 @@ type Key = (String, String, [u64; 5], u64);
 /// A plan, or why there is none.
 pub(super) type Step = Result<Planned, Box<Infeasible>>;
 
+/// The same, shared by all who stand there.
+type Shared = Result<Arc<Planned>, Box<Infeasible>>;
+
+fn own(step: Shared) -> Step {
+    step.map(Arc::unwrap_or_clone)
+}
+
 impl Memo {
     /// A plan within the request's budget.
     pub(super) fn plan(&mut self, request: &Request<'_>) -> Result<Step, PlanError> {
+        self.plan_shared(request).map(own)
+    }
+
+    fn plan_shared(&mut self, request: &Request<'_>) -> Result<Shared, PlanError> {
         self.keep(request, "", budget::make)
     }
 
     /// One made with little effort.
     pub(super) fn once(&mut self, request: &Request<'_>) -> Result<Step, PlanError> {
+        self.once_shared(request).map(own)
+    }
+
+    fn once_shared(&mut self, request: &Request<'_>) -> Result<Shared, PlanError> {
         self.keep(request, "once", budget::once)
     }
 
     /// The job without any event.
     pub(super) fn unplanned(&mut self, request: &Request<'_>) -> Result<Planned, PlanError> {
-        self.keep(
-            &Request { budget: Bytes::ZERO, ..request.clone() },
-            "unplanned",
-            budget::unplanned,
-        )?
-        .map_err(PlanError::Infeasible)
+        self.unplanned_shared(request).map(Arc::unwrap_or_clone)
+    }
+
+    fn unplanned_shared(&mut self, request: &Request<'_>) -> Result<Arc<Planned>, PlanError> {
+        let request = Request { budget: Bytes::ZERO, ..request.clone() };
+        self.keep(&request, "unplanned", budget::unplanned)?.map_err(PlanError::Infeasible)
     }
 
     /// The least that is found below `most`, on which it depends.
     pub(super) fn least(&mut self, request: &Request<'_>, most: Bytes) -> Result<Step, PlanError> {
+        self.least_shared(request, most).map(own)
+    }
+
+    fn least_shared(&mut self, request: &Request<'_>, most: Bytes) -> Result<Shared, PlanError> {
         self.keep(&Request { budget: most, ..request.clone() }, "least", budget::minimum)
     }
 
@@ -128,7 +149,7 @@ impl Memo {
         request: &Request<'_>,
         how: &str,
         make: impl Fn(&Request<'_>) -> Result<Planned, PlanError>,
-    ) -> Result<Step, PlanError> {
+    ) -> Result<Shared, PlanError> {
         let link = &request.device.link;
         let seen = [
             request.device.pinned_bytes.0,
@@ -143,7 +164,7 @@ impl Memo {
             return Ok(known.clone());
         }
         let made = match make(request) {
-            Ok(planned) => Ok(planned),
+            Ok(planned) => Ok(Arc::new(planned)),
             Err(PlanError::Infeasible(no)) => Err(no),
             Err(defect) => return Err(defect),
         };
@@ -193,7 +214,7 @@ pub fn minimum_with(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanEr
     for rung in &mut ladder.rungs {
         rung.now = ladder
             .memo
-            .least(&rung.request, Bytes(rung.arena()))?
+            .least_shared(&rung.request, Bytes(rung.arena()))?
             .map_err(PlanError::Infeasible)?;
     }
     let mut together = join(jobs, ladder.parts());
@@ -219,9 +240,9 @@ pub(super) fn shares(jobs: &Jobs<'_>) -> Vec<Profile> {
 struct Rung<'a> {
     request: Request<'a>,
     priority: u64,
-    now: Planned,
-    /// `None` before anybody asked; `Some(None)` where there is no further down.
-    next: Option<Option<Planned>>,
+    now: Arc<Planned>,
+    /// `None` before it was looked for; `Some(None)` where there is no further down.
+    next: Option<Option<Arc<Planned>>>,
     step: u64,
     floor: u64,
     blocked: Option<Box<Infeasible>>,
@@ -247,7 +268,7 @@ impl Rung<'_> {
             for &target in &targets {
                 let made = match quick {
                     true if sketch == method => break,
-                    true => memo.once(&Request {
+                    true => memo.once_shared(&Request {
                         budget: Bytes(target),
                         method: sketch.clone(),
                         ..self.request.clone()
@@ -278,8 +299,8 @@ impl Rung<'_> {
         Ok(())
     }
 
-    fn plan(&self, method: &Method, target: u64, memo: &mut Memo) -> Result<Step, PlanError> {
-        memo.plan(&Request {
+    fn plan(&self, method: &Method, target: u64, memo: &mut Memo) -> Result<Shared, PlanError> {
+        memo.plan_shared(&Request {
             budget: Bytes(target),
             method: method.clone(),
             ..self.request.clone()
@@ -288,7 +309,7 @@ impl Rung<'_> {
 
     /// Goes to the least it gets down to; whether that is less.
     fn sink(&mut self, memo: &mut Memo) -> Result<bool, PlanError> {
-        let least = memo.least(&self.request, self.now.plan.figures.arena_bytes)?;
+        let least = memo.least_shared(&self.request, self.now.plan.figures.arena_bytes)?;
         let Some(least) =
             least.ok().filter(|least| least.plan.figures.arena_bytes.0 < self.arena())
         else {
@@ -299,15 +320,57 @@ impl Rung<'_> {
     }
 
     /// Time lost by the next step, in parts of the job's own time, for each byte given up: as a fraction.
-    fn price(&self) -> Option<(u128, u128)> {
+    fn price(&self, index: usize) -> Option<Price> {
         let next = self.next.as_ref()?.as_ref()?;
         let lost =
             next.plan.figures.iteration_ns.saturating_sub(self.now.plan.figures.iteration_ns);
         let own = self.now.plan.figures.unplanned_iteration_ns.0.max(1);
         let given = self.arena().saturating_sub(next.plan.figures.arena_bytes.0).max(1);
-        Some((u128::from(lost.0) * u128::from(self.priority), u128::from(own) * u128::from(given)))
+        Some(Price {
+            lost: u128::from(lost.0) * u128::from(self.priority),
+            of: u128::from(own) * u128::from(given),
+            index,
+        })
+    }
+
+    /// Whether this job stands where `other` does in every respect.
+    fn is_like(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.now, &other.now)
+            && self.priority == other.priority
+            && self.request.file.1 == other.request.file.1
+            && self.request.device.pinned_bytes == other.request.device.pinned_bytes
+            && self.request.method == other.request.method
     }
 }
+
+/// What the next step of a job costs: `lost / of`. Of equal prices the first job's is the lower.
+#[derive(Clone, Copy, Debug)]
+struct Price {
+    lost: u128,
+    of: u128,
+    index: usize,
+}
+
+impl Ord for Price {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let value = (self.lost * other.of).cmp(&(other.lost * self.of));
+        value.then(self.index.cmp(&other.index))
+    }
+}
+
+impl PartialOrd for Price {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Price {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Price {}
 
 struct Ladder<'a> {
     jobs: &'a Jobs<'a>,
@@ -323,7 +386,7 @@ impl<'a> Ladder<'a> {
     ) -> Result<Self, PlanError> {
         let mut rung = |(job, device): (&Job<'a>, &'a Profile)| {
             let request = job.request(device, jobs.budget, jobs);
-            let now = memo.unplanned(&request)?;
+            let now = memo.unplanned_shared(&request)?;
             let step = (now.plan.figures.arena_bytes.0 / STEPS).max(512);
             let floor = Liveness::of(job.graph).floor.0;
             Ok(Rung {
@@ -348,31 +411,34 @@ impl<'a> Ladder<'a> {
     /// Steps down until all fit.
     fn descend(&mut self) -> Result<(), PlanError> {
         let budget = self.jobs.budget.0 / 512 * 512;
-        while self.sum() > budget {
-            let excess = (self.sum() - budget) / self.rungs.len().max(1) as u64;
-            for rung in &mut self.rungs {
-                rung.look(excess, self.memo)?;
+        let mut sum = self.sum();
+        let mut prices = BTreeSet::new();
+        let mut unknown: Vec<usize> = (0..self.rungs.len()).collect();
+        while sum > budget {
+            let excess = (sum - budget) / self.rungs.len().max(1) as u64;
+            for index in unknown.drain(..) {
+                self.rungs[index].look(excess, self.memo)?;
+                prices.extend(self.rungs[index].price(index));
             }
-            let cheapest =
-                (0..self.rungs.len()).filter_map(|index| Some((self.rungs[index].price()?, index)));
-            let cheapest = cheapest.min_by(|((a, of_a), i), ((b, of_b), j)| {
-                (a * of_b).cmp(&(b * of_a)).then(i.cmp(j))
-            });
-            let Some((_, index)) = cheapest else {
+            let Some(Price { index, .. }) = prices.pop_first() else {
                 // Steps have missed what each gets down to by itself.
                 let mut sank = false;
                 for rung in &mut self.rungs {
                     sank |= rung.sink(self.memo)?;
                 }
                 if sank {
+                    sum = self.sum();
                     continue;
                 }
                 return Err(self.infeasible());
             };
             let rung = &mut self.rungs[index];
             if let Some(Some(next)) = rung.next.take() {
+                sum -= rung.arena();
                 rung.now = next;
+                sum += rung.arena();
             }
+            unknown.push(index);
         }
         for rung in &mut self.rungs {
             rung.settle(self.memo)?;
@@ -388,12 +454,18 @@ impl<'a> Ladder<'a> {
     /// Gives what is left over to the job that gains most; whether any does.
     fn spread(&mut self, budget: u64) -> Result<bool, PlanError> {
         let left = budget - self.sum();
-        let mut best: Option<(u128, usize, Planned)> = None;
+        let mut best: Option<(u128, usize, Arc<Planned>)> = None;
+        let mut seen: Vec<&Rung<'_>> = Vec::new();
         for (index, rung) in self.rungs.iter().enumerate() {
             let figures = &rung.now.plan.figures;
             if left < 512 || figures.iteration_ns <= figures.unplanned_iteration_ns {
                 continue;
             }
+            // Of equal jobs only the first can be the best.
+            if seen.iter().any(|other| rung.is_like(other)) {
+                continue;
+            }
+            seen.push(rung);
             let Ok(wider) = rung.plan(&rung.request.method, rung.arena() + left, self.memo)? else {
                 continue;
             };
@@ -434,7 +506,7 @@ impl<'a> Ladder<'a> {
     }
 
     fn parts(self) -> Vec<Planned> {
-        self.rungs.into_iter().map(|rung| rung.now).collect()
+        self.rungs.into_iter().map(|rung| Arc::unwrap_or_clone(rung.now)).collect()
     }
 }
 
