@@ -1,7 +1,7 @@
 //! Latency jitter: each step and copy takes up to a given share more or less time than planned.
 //!
-//! The jitter is uniform in `±share`, drawn in integers from a seeded generator, so that runs repeat on any
-//! machine.
+//! The jitter is uniform in `±share`, drawn in integers from a seeded generator, so that runs
+//! repeat on any machine.
 
 use rand_core::Rng;
 use rand_pcg::Pcg64;

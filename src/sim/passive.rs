@@ -1,18 +1,20 @@
 //! Passive mode: one iteration within a budget without any plan, evicting on demand.
 //!
-//! This is what Capuchin (Peng et al., ASPLOS 2020, section 4.2) does in its first iteration, while it measures
-//! when tensors are accessed. Where the next operator's tensors have no room, the least recently used tensors
-//! leave until there is room; a tensor that is missing is fetched. Both *block*: nothing runs meanwhile, and a
-//! copy is alone on the link. What the notes on the paper leave open is settled as follows:
+//! This is what Capuchin (Peng et al., ASPLOS 2020, section 4.2) does in its first iteration, while
+//! it measures when tensors are accessed. Where the next operator's tensors have no room, the least
+//! recently used tensors leave until there is room; a tensor that is missing is fetched. Both
+//! *block*: nothing runs meanwhile, and a copy is alone on the link. What the notes on the paper
+//! leave open is settled as follows:
 //!
-//! - Any tensor that the operator does not touch may leave, parameters and optimizer states included. Of those
-//!   used by the same operator the first by number leaves. A tensor that an operator of the iteration
-//!   generates goes for good after its last use.
-//! - A host copy is valid until the tensor is written, as in plans, so a clean tensor leaves without a copy.
-//! - What nothing generates is on the device at the start as far as there is room, in order of first use. The
-//!   rest is on the host.
-//! - Room is counted in bytes, every tensor and workspace rounded to blocks. Fragmentation is left out, which
-//!   favours passive mode.
+//! - Any tensor that the operator does not touch may leave, parameters and optimizer states
+//!   included. Of those used by the same operator the first by number leaves. A tensor that an
+//!   operator of the iteration generates goes for good after its last use.
+//! - A host copy is valid until the tensor is written, as in plans, so a clean tensor leaves
+//!   without a copy.
+//! - What nothing generates is on the device at the start as far as there is room, in order of
+//!   first use. The rest is on the host.
+//! - Room is counted in bytes, every tensor and workspace rounded to blocks. Fragmentation is left
+//!   out, which favours passive mode.
 //!
 //! The cost is O(accesses · log). What follows the first iteration is in `plan::capuchin`.
 

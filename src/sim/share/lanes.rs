@@ -13,20 +13,21 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::units::Bytes;
 
-/// Whose rules.
+/// Which rules for lanes apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// The paper's algorithm, made right: lanes stay as they are until empty, persistent memory
-    /// never moves.
+    /// The paper's algorithm with its gaps closed: lanes stay as they are until empty, persistent
+    /// memory never moves.
     Paper,
     /// The released code: a lane holds its job's persistent memory too and is never shared, with
     /// its margins and reserve.
     AsReleased,
-    /// Ours: lanes shrink, and persistent memory may move to the host for policies that want it.
+    /// neap's own: lanes shrink, and persistent memory may move to the host for policies that want
+    /// it.
     Neap,
 }
 
-/// What the released code keeps back.
+/// The bytes that the released code keeps in reserve.
 const RESERVED: u64 = 300 << 20;
 
 /// Lanes at once at most: as many kernels as a device of compute capability 6 to 9 runs at once.
@@ -113,7 +114,7 @@ impl Lanes {
         (Bytes::ZERO, Bytes(total.max(with_margin)))
     }
 
-    /// Whether it could be alone here.
+    /// Whether a job of this need could be alone on the device.
     #[must_use]
     pub fn ever(&self, persistent: Bytes, ephemeral: Bytes) -> bool {
         let (persistent, ephemeral) = self.charge(persistent, ephemeral);
@@ -160,7 +161,7 @@ impl Lanes {
         self.lanes.get(&id)
     }
 
-    /// Takes a job in, or gives a resident without a lane one; its lane.
+    /// Takes a job in, or gives a lane to a resident without one. Returns the lane.
     pub fn admit(
         &mut self,
         job: JobId,

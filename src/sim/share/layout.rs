@@ -60,13 +60,14 @@ impl Layout {
         self.items.get(&item).map(|place| Bytes(place.0))
     }
 
-    /// What lay elsewhere before the last change: who uses it must be between two iterations.
+    /// What lay elsewhere before the last change. The jobs that use it must be between two
+    /// iterations.
     #[must_use]
     pub fn shifted(&self) -> &[Item] {
         &self.shifted
     }
 
-    /// Brings it to what the lanes say now, at an iteration boundary.
+    /// Follows the lanes, at an iteration boundary.
     pub fn follow(&mut self, lanes: &Lanes) -> Moved {
         let mut all: Vec<Item> = lanes.residents().map(|(job, ..)| Item::Persistent(job)).collect();
         all.extend(lanes.lanes().map(|(id, _)| Item::Lane(id)));
@@ -183,8 +184,8 @@ impl Layout {
         self.open(low, high);
     }
 
-    /// Packs persistent memory to the bottom and lanes to the top, in the order in which they lie;
-    /// persistent bytes moved.
+    /// Packs persistent memory to the bottom and lanes to the top, in the order in which they lie.
+    /// Returns the persistent bytes moved.
     fn pack(&mut self) -> Bytes {
         let mut order: Vec<Item> = self.items.keys().copied().collect();
         order.sort_by_key(|item| (self.items[item].0, *item));

@@ -51,7 +51,7 @@ pub struct Settings {
     pub memory_bandwidth: u64,
     /// The means.
     pub mechanism: Mechanism,
-    /// Whose rules for lanes.
+    /// Which rules for lanes.
     pub mode: Mode,
     /// What a process's context takes.
     pub context: Bytes,
@@ -61,7 +61,7 @@ pub struct Settings {
     pub overcommit: u32,
     /// How long a turn is where jobs take turns by moving their persistent memory.
     pub turn: Nanos,
-    /// From when on a job is overdue.
+    /// How long a job waits before it is overdue.
     pub patience: Nanos,
 }
 

@@ -1,5 +1,5 @@
-//! Attention by the plain sequence of products ("math"): what a GPU without a fused kernel for the call
-//! keeps and frees.
+//! Attention by the plain sequence of products ("math"): what a GPU without a fused kernel for the
+//! call keeps and frees.
 
 use super::*;
 

@@ -27,7 +27,7 @@ use super::policy::{Facts, Policy, Style};
 use super::result::{JobResult, Outcome, Stretch, Verdict};
 use crate::units::{Bytes, Nanos};
 
-/// Those who wait that are looked at when room is free, in the policy's order.
+/// How many waiting jobs are looked at when room is free, in the policy's order.
 const LOOK: usize = 64;
 /// Bits of a nanosecond on the clock of progress.
 const FINE: u32 = 20;
@@ -36,7 +36,7 @@ const NEVER: u64 = u64::MAX;
 /// What is kept beside the figures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Keep {
-    /// Memory over time, and who ran when.
+    /// Memory over time, and which job ran when.
     pub moments: bool,
     /// Why this job waited.
     pub reasons: Option<u32>,
@@ -55,9 +55,9 @@ pub fn simulate(jobs: &[Job], policy: &dyn Policy, settings: &Settings, keep: Ke
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Not there yet, or no more.
+    /// Not submitted yet, or gone.
     Away,
-    /// There, without a byte on the device.
+    /// Submitted, without a byte on the device.
     Waiting,
     /// Resident, and not running.
     Idle,
@@ -121,13 +121,13 @@ struct Engine<'a> {
     layout: Option<Layout>,
     /// What may have changed in the room since the layout followed it.
     touched: Vec<Item>,
-    /// What each job is held to need: more than at first once it outgrew that.
+    /// What each job is taken to need: more than at first once it outgrew that.
     needs: Vec<Need>,
-    /// Who outgrows what it was admitted with, when the clock reads so much.
+    /// Jobs that will outgrow what they were admitted with, by the clock's reading when they do.
     growths: BTreeSet<(u128, u32)>,
-    /// Who has.
+    /// Jobs that have outgrown what they were admitted with.
     grown: BTreeSet<u32>,
-    /// Whether persistent memory of those who wait may leave.
+    /// Whether persistent memory of waiting jobs may go to the host.
     moves: bool,
     now: u64,
     clock: u128,
@@ -149,24 +149,24 @@ struct Engine<'a> {
     waiting: BTreeSet<Key>,
     idle: BTreeSet<Key>,
     services: BTreeSet<u32>,
-    /// Trace jobs that are there, oldest first.
+    /// Trace jobs that are submitted and not done, oldest first.
     there: BTreeSet<u32>,
     timers: BinaryHeap<Reverse<(u64, u32)>>,
     next: usize,
-    /// Who has the device where one has it: its memory goes out at a switch.
+    /// The job that has the device to itself, if one has; its memory goes out at a switch.
     last: Option<u32>,
-    /// Those who take turns, and how their memory does.
+    /// The jobs that take turns, and whether their memory moves with the turns.
     sharers: Group,
     seated: turns::Seated,
-    /// What the one whose turn it is may need.
+    /// What the job whose turn it is may need.
     turn: Need,
-    /// Whether room came free since those who wait were looked at.
+    /// Whether room came free since the waiting jobs were looked at.
     freed: bool,
     came: Vec<u32>,
     /// Integral of slowness over time, per mille nanoseconds; and its value when a service began.
     slow: u128,
     slow_at: BTreeMap<u32, u128>,
-    /// Those that are served.
+    /// Inference jobs that are served.
     served: Group,
     /// Bytes that a turn moves, and the turn with its copies.
     turning: Option<(u128, u128)>,
@@ -414,7 +414,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Takes a job away, wherever it is.
+    /// Removes a job from every list that it is in.
     fn end(&mut self, job: u32, verdict: Verdict) {
         let index = job as usize;
         let left = if verdict == Verdict::Done { 0 } else { self.left(job) };
@@ -453,7 +453,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Ends a running job's stretch on the device, without its memory.
+    /// Stops a running job; its memory stays where it is.
     fn take_off(&mut self, job: u32) {
         let index = job as usize;
         let length = self.length(job);

@@ -146,9 +146,9 @@ impl Engine<'_> {
         }
     }
 
-    /// Gives everything that changed an address. Who moves does so between two iterations: a job
-    /// that starts into room that others leave waits for them and for the copies, and those who run
-    /// lose the copies' time.
+    /// Gives everything that changed an address. A job's memory moves between two of its
+    /// iterations. A job that starts into room that others leave waits for them and for the copies,
+    /// and running jobs lose the copies' time.
     pub(super) fn lie(&mut self) {
         let (Some(layout), Room::Lanes(lanes)) = (&mut self.layout, &self.room) else {
             return self.prove();
@@ -178,7 +178,7 @@ impl Engine<'_> {
         self.prove();
     }
 
-    /// Lets time pass for packing: `shifted` are those who run and whose memory moved.
+    /// Lets time pass for packing: `shifted` are the running jobs whose memory moved.
     fn pause(&mut self, shifted: &[u32], nanos: u64) {
         let copies = u128::from(nanos) << super::FINE;
         let running: Vec<u32> = self.running.iter().map(|r| r.1).collect();
@@ -236,7 +236,7 @@ impl Engine<'_> {
         }
         let at = |item: Item| self.layout.as_ref().and_then(|l| l.at(item)).map(|at| at.0);
         let resident = |(id, held, lane): (u32, Bytes, Option<u32>)| {
-            // Whose turn it is may be any of them.
+            // It may be the turn of any of them.
             let need = self.needs.get(id as usize).copied().unwrap_or(self.turn);
             let (persistent, ephemeral) = if self.settings.mode == Mode::AsReleased {
                 (Bytes::ZERO, need.0 + need.1)

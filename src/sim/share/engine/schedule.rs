@@ -24,7 +24,7 @@ impl Engine<'_> {
         self.came.clear();
     }
 
-    /// Lets in some of the inference jobs that wait; whether there may be more.
+    /// Lets in some of the waiting inference jobs. Returns whether there may be more.
     fn serve(&mut self) -> bool {
         let asking: Vec<u32> = self.services.iter().copied().take(LOOK).collect();
         let (asked, mut came) = (asking.len(), 0);
@@ -61,7 +61,7 @@ impl Engine<'_> {
         oldest.filter(|at| *at > self.now && self.policy.ages()).unwrap_or(NEVER)
     }
 
-    /// Lets in those who wait, in the policy's order, as far as there is room.
+    /// Lets in waiting jobs, in the policy's order, as far as there is room.
     fn admit(&mut self, join: Join, mut then: impl FnMut(&mut Self, u32)) {
         loop {
             let closed = self.overdue().filter(|&j| self.state[j as usize] == State::Waiting);
@@ -95,7 +95,7 @@ impl Engine<'_> {
             if !again {
                 return;
             }
-            // The overdue one is in: who waits behind it is looked at anew.
+            // The overdue job is in: the jobs behind it are looked at anew.
             self.freed |= closed.is_some();
         }
     }
@@ -185,7 +185,7 @@ impl Engine<'_> {
         }
     }
 
-    /// Who shall run: the policy's decision over those who run, are in, and wait.
+    /// Which jobs shall run: the policy's decision over running, resident and waiting jobs.
     fn wanted(&self) -> Vec<u32> {
         let Room::Lanes(lanes) = &self.room else { return Vec::new() };
         let mut run: Vec<Key> = self.running.iter().map(|r| self.key(r.1)).collect();
@@ -230,7 +230,7 @@ impl Engine<'_> {
         let key = self.key(job);
         let mut out = Bytes::ZERO;
         while !self.let_in(job, Join::Own) {
-            // Who runs and shall not will be gone at the end of its iteration.
+            // A job that runs and shall not run stops at the end of its iteration.
             let Some(victim) = self.victim(|j| j != job && !wanted.contains(&j)) else {
                 return self.paid(out);
             };

@@ -12,14 +12,14 @@ use super::super::memory::Need;
 use super::super::policy::Style;
 use super::Engine;
 
-/// Who of those who take turns has memory on the device.
+/// Which of the jobs that take turns have memory on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Seated {
     /// No job is seated.
     Empty,
     /// All of them.
     All,
-    /// Whose turn it is.
+    /// Only the job whose turn it is.
     One,
 }
 
@@ -33,8 +33,8 @@ impl Engine<'_> {
             && (self.moves || self.settings.mechanism == Mechanism::Checkpoint)
     }
 
-    /// How those who take turns can be seated beside what is served, if they and `more` were what
-    /// they need.
+    /// How the jobs that take turns can be seated beside what is served, if they and `more` were
+    /// what they need.
     fn seats(&self, more: Need) -> Option<Seated> {
         if self.settings.mechanism == Mechanism::Checkpoint {
             return self.served.is_empty().then_some(Seated::One);
@@ -64,7 +64,7 @@ impl Engine<'_> {
         true
     }
 
-    /// A job that is one of them needs more; whether its turn still fits.
+    /// One of the jobs needs more. Returns whether its turn still fits.
     pub(super) fn widen_turns(&mut self, job: u32, from: Need, to: Need) -> bool {
         self.leave_turns(job, from);
         self.needs[job as usize] = to;
@@ -83,7 +83,7 @@ impl Engine<'_> {
         self.reseat();
     }
 
-    /// Makes room for an inference job where turns can give way; whether they can.
+    /// Makes room for an inference job where turns can give way. Returns whether they can.
     pub(super) fn beside_turns(&mut self, job: u32, need: Need) -> bool {
         if !self.turns_move() || self.sharers.is_empty() {
             return true;
@@ -97,7 +97,7 @@ impl Engine<'_> {
         seats.is_some()
     }
 
-    /// Brings the seats to what those who take turns need now.
+    /// Brings the seats to what the jobs that take turns need now.
     pub(super) fn reseat(&mut self) {
         if !self.turns_move() {
             return;

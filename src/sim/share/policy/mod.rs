@@ -16,27 +16,27 @@ use crate::units::Nanos;
 /// What a policy may know of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Facts {
-    /// When it came.
+    /// When it was submitted.
     pub submit: Nanos,
     /// Its time alone that is still to do.
     pub remaining: Nanos,
-    /// What it keeps busy alone, per mille.
+    /// The share of the device that it keeps busy alone, per mille.
     pub utilisation: u32,
 }
 
-/// How many go at once, and who gives way.
+/// How many jobs run at once, and which give way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
-    /// One at a time; a better one takes over at the next iteration boundary, or none does.
+    /// One job at a time.
     One {
-        /// Whether a better one takes over.
+        /// Whether a better job takes over at the next iteration boundary.
         preempts: bool,
     },
-    /// As many as fit, each in a lane of its own, until they end.
+    /// As many jobs as fit, each in a lane of its own, until they end.
     All,
-    /// Everyone in turn, so that all have the same service.
+    /// All jobs in turn, so that all have the same service.
     Rotating,
-    /// In order, until the device is busy; a better one takes over at the next iteration boundary.
+    /// Jobs in order until the device is busy.
     UntilBusy {
         /// Whether a better one takes over.
         preempts: bool,
@@ -49,14 +49,14 @@ pub trait Policy: Sync {
     fn name(&self) -> &'static str;
     /// Smaller goes first; equal ranks go in order of submission.
     fn rank(&self, job: &Facts) -> u64;
-    /// How many at once.
+    /// How many jobs run at once.
     fn style(&self) -> Style;
-    /// Whether one that can't be admitted lets those behind it pass (until it is overdue).
+    /// Whether a job that can't be admitted lets those behind it pass (until it is overdue).
     fn skips(&self) -> bool {
         false
     }
-    /// Whether persistent memory of those who wait goes to the host when another's turn needs the
-    /// room (mode neap).
+    /// Whether persistent memory of waiting jobs goes to the host when another job's turn needs
+    /// the room (mode neap).
     fn moves(&self) -> bool {
         false
     }
@@ -66,7 +66,7 @@ pub trait Policy: Sync {
     }
 }
 
-/// Their names, in the order of the paper, ours last.
+/// Their names, in the order of the paper, neap's own last.
 pub const NAMES: [&str; 5] = ["fifo", "srtf", "pack", "fair", "neap"];
 
 /// A policy by its name.
@@ -82,7 +82,7 @@ pub fn find(name: &str) -> Option<&'static dyn Policy> {
     })
 }
 
-/// Who of `ranked` (best first, with utilisations) runs: the first that fits, and more until the
+/// Which of `ranked` (best first, with utilisations) run: the first that fits, and more until the
 /// device is busy. `fits` is asked once for each, in order, and counts whom it agreed to. No job
 /// whose utilisation is above what is left joins an `overdue` head.
 pub fn choose<T: Copy>(
