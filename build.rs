@@ -1,5 +1,6 @@
 //! Builds what `neap dry` carries inside the executable: the device library (one call of rustc, no dependencies) and
-//! the Python package. Elsewhere than on Linux the command only says so, and both are left out.
+//! the Python package. Elsewhere than on Linux the command only says so, and both are left out. And tells the binary
+//! which commit it is built from.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -10,6 +11,7 @@ fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=dry/src");
     println!("cargo:rerun-if-changed=python");
+    version();
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets the folder"));
     let mut files = Vec::new();
@@ -23,6 +25,28 @@ fn main() {
     }
     text.push_str("]\n");
     fs::write(out.join("python_files.rs"), text).expect("OUT_DIR is writable");
+}
+
+/// Sets NEAP_VERSION, for `neap --version`. A release archive has no repository: there the version stands alone.
+fn version() {
+    let git = |arguments: &[&str]| {
+        let output = Command::new("git").args(arguments).output().ok()?;
+        let text = String::from_utf8(output.stdout).ok()?.trim().to_owned();
+        (output.status.success() && !text.is_empty()).then_some(text)
+    };
+    for name in ["HEAD", "logs/HEAD"] {
+        if let Some(path) =
+            git(&["rev-parse", "--git-path", name]).filter(|p| Path::new(p).exists())
+        {
+            println!("cargo:rerun-if-changed={path}");
+        }
+    }
+    let commit = git(&["rev-parse", "--short=12", "HEAD"]).map(|commit| format!(" ({commit})"));
+    println!(
+        "cargo:rustc-env=NEAP_VERSION={}{}",
+        env!("CARGO_PKG_VERSION"),
+        commit.unwrap_or_default()
+    );
 }
 
 /// Compiles dry/src/lib.rs to a shared object for the target.

@@ -17,6 +17,7 @@ mod numbers;
 mod overlap;
 mod place;
 mod planning;
+mod regressions;
 mod schemas;
 mod share;
 mod together;

@@ -2,9 +2,11 @@
 //!
 //! For: every path a user names. Not for: what is inside the files.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use flate2::read::MultiGzDecoder;
 
@@ -48,12 +50,42 @@ pub fn open(path: &Path) -> Result<Box<dyn BufRead>, FileError> {
             "it is a directory; name a file",
         )));
     }
+    remember(path);
     let mut reader = BufReader::with_capacity(1 << 16, file);
     let gzipped = reader.fill_buf().map_err(fail)?.starts_with(&[0x1f, 0x8b]);
     Ok(if gzipped {
         Box::new(BufReader::with_capacity(1 << 16, MultiGzDecoder::new(reader)))
     } else {
         Box::new(reader)
+    })
+}
+
+/// The files that this process has opened for reading, by their canonical paths.
+static READ: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+
+fn remember(path: &Path) {
+    // A device or a pipe may be read and written at once.
+    if let Ok(path) = path.canonicalize()
+        && path.is_file()
+    {
+        READ.lock().unwrap_or_else(PoisonError::into_inner).insert(path);
+    }
+}
+
+/// Whether this process has read the file that `path` leads to, so that no output replaces an
+/// input whose name stood inside another one.
+#[must_use]
+pub fn was_read(path: &Path) -> bool {
+    let read = READ.lock().unwrap_or_else(PoisonError::into_inner);
+    path.canonicalize().is_ok_and(|path| read.contains(&path))
+}
+
+/// The folder for what may be made again: NEAP_CACHE, or `neap` under XDG_CACHE_HOME or ~/.cache.
+#[must_use]
+pub fn cache() -> Option<PathBuf> {
+    let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    set("NEAP_CACHE").or_else(|| {
+        Some(set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")))?.join("neap"))
     })
 }
 

@@ -265,10 +265,10 @@ fn diff_names_what_changed() {
 }
 
 #[test]
-fn the_readmes_graph_is_a_graph() {
+fn the_graph_of_the_docs_is_a_graph() {
     let folder = Folder::new();
-    let readme = include_str!("../../README.md");
-    let (_, graph) = readme.split_once("```json\n").unwrap();
+    let page = include_str!("../../docs/graph.md");
+    let (_, graph) = page.split_once("```json\n").unwrap();
     folder.write("two.graph.json", graph.split_once("```").unwrap().0);
     let plan = folder.json(&["plan", "two.graph.json", "--budget", "min", "-o", "two.plan.json"]);
     same(&plan, &folder.json(&["simulate", "two.plan.json"]), &FIGURES);

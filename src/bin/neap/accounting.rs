@@ -1,94 +1,147 @@
-//! The papers' accounting in reports, and extra time by cause.
+//! Shares of memory and time as the papers define them, and their accounting beside the physical one.
+
+use std::fmt;
 
 use neap::sim::accounting::{Extra, Paper};
-use neap::units::Nanos;
-use serde_json::{Value, json};
+use neap::units::{Bytes, Nanos};
+use serde::Serialize;
 
-use crate::simulate::ratio;
-
-/// How memory and time are counted in reports. Plans are made and proved by physical accounting in any case.
+/// How memory and time are counted in reports. Plans are made and proved by physical accounting in either case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Accounting {
     /// As the device has it: bytes count from a copy's or an operator's start, and the link's directions are apart.
     Physical,
-    /// The papers' beside it: swap-ins and outputs count from their end, workspaces not at all, and the link carries one copy at a time.
+    /// The papers' figures too: swap-ins and outputs count from their end, workspaces not at all, and the link carries
+    /// one copy at a time.
     Paper,
 }
 
-/// Saving and time as the papers say them.
+/// `part / whole` to four decimals; 0 for an empty whole.
+pub fn ratio(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { (u128::from(part) * 10_000 / u128::from(whole)) as f64 / 10_000.0 }
+}
+
+/// The saving of memory and the cost in time, as the papers define them.
+#[derive(Clone, Copy, Serialize)]
 pub struct Shares {
-    /// Against liveness.
+    /// Memory saving ratio against liveness: the share of the peak that is saved.
     pub msr: f64,
-    /// Against freeing nothing.
+    /// The same against a run that frees nothing.
     pub msr_no_free: f64,
-    /// Time over unplanned time.
+    /// Extra overhead ratio: planned time over unplanned time.
     pub eor: f64,
+    /// Cost-benefit ratio: `msr / eor`.
+    pub cbr: f64,
+    /// `msr_no_free / eor`.
+    pub cbr_no_free: f64,
 }
 
 impl Shares {
-    pub fn of(paper: &Paper, unplanned: Nanos) -> Self {
-        let saving =
-            |baseline: neap::units::Bytes| ratio(baseline.saturating_sub(paper.peak).0, baseline.0);
-        Self {
-            msr: saving(paper.unplanned_peak),
-            msr_no_free: saving(paper.no_free),
-            eor: ratio(paper.iteration.0, unplanned.0),
-        }
-    }
-
-    pub fn cbr(&self) -> f64 {
-        cbr(self.msr, self.eor)
-    }
-
-    pub fn cbr_no_free(&self) -> f64 {
-        cbr(self.msr_no_free, self.eor)
+    /// Of a planned peak and time against two baselines and an unplanned time.
+    pub fn of(
+        (peak, time): (Bytes, Nanos),
+        (liveness, no_free): (Bytes, Bytes),
+        unplanned: Nanos,
+    ) -> Self {
+        let saving = |baseline: Bytes| ratio(baseline.saturating_sub(peak).0, baseline.0);
+        let (msr, msr_no_free, eor) =
+            (saving(liveness), saving(no_free), ratio(time.0, unplanned.0));
+        Self { msr, msr_no_free, eor, cbr: cbr(msr, eor), cbr_no_free: cbr(msr_no_free, eor) }
     }
 }
 
 /// Saving over time ratio, to four decimals.
-pub fn cbr(msr: f64, eor: f64) -> f64 {
+fn cbr(msr: f64, eor: f64) -> f64 {
     if eor > 0.0 { (msr / eor * 10_000.0).round() / 10_000.0 } else { 0.0 }
 }
 
-/// The papers' figures as a command's JSON has them, under `paper`.
-pub fn to_json(paper: &Paper, unplanned: Nanos) -> Value {
-    let shares = Shares::of(paper, unplanned);
-    json!({
-        "peak_bytes": paper.peak,
-        "iteration_ns": paper.iteration,
-        "unplanned_peak_bytes": paper.unplanned_peak,
-        "no_free_bytes": paper.no_free,
-        "msr": shares.msr, "msr_no_free": shares.msr_no_free, "eor": shares.eor,
-        "cbr": shares.cbr(), "cbr_no_free": shares.cbr_no_free(),
-        "extra": extra_json(&paper.extra),
-    })
+/// The papers' figures, under `paper` in a command's JSON.
+#[derive(Serialize)]
+pub struct PaperReport {
+    pub peak_bytes: Bytes,
+    pub iteration_ns: Nanos,
+    pub unplanned_peak_bytes: Bytes,
+    pub no_free_bytes: Bytes,
+    #[serde(flatten)]
+    pub shares: Shares,
+    pub extra: ExtraReport,
 }
 
-/// Extra time by cause.
-pub fn extra_json(extra: &Extra) -> Value {
-    json!({
-        "recompute_ns": extra.recompute,
-        "swap_in_ns": extra.swap_in,
-        "swap_out_ns": extra.swap_out,
-        "tail_ns": extra.tail,
-        "contention_ns": i64::try_from(extra.contention).unwrap_or(i64::MAX),
-    })
+impl PaperReport {
+    pub fn of(paper: &Paper, unplanned: Nanos) -> Self {
+        Self {
+            peak_bytes: paper.peak,
+            iteration_ns: paper.iteration,
+            unplanned_peak_bytes: paper.unplanned_peak,
+            no_free_bytes: paper.no_free,
+            shares: Shares::of(
+                (paper.peak, paper.iteration),
+                (paper.unplanned_peak, paper.no_free),
+                unplanned,
+            ),
+            extra: ExtraReport::of(&paper.extra),
+        }
+    }
 }
 
-/// The papers' figures in a sentence.
-pub fn told(paper: &Paper, unplanned: Nanos) -> String {
-    let shares = Shares::of(paper, unplanned);
-    format!(
-        "by the papers' accounting: peak {} ({} bytes) of {} with liveness and {} freeing nothing, iteration {}; MSR {:.4} and {:.4}; EOR {:.4}; CBR {:.4} and {:.4}\n",
-        paper.peak,
-        paper.peak.0,
-        paper.unplanned_peak,
-        paper.no_free,
-        paper.iteration,
-        shares.msr,
-        shares.msr_no_free,
-        shares.eor,
-        shares.cbr(),
-        shares.cbr_no_free()
-    )
+impl fmt::Display for PaperReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let s = &self.shares;
+        writeln!(
+            f,
+            "by the papers' accounting: peak {} ({} bytes) of {} with liveness and {} freeing \
+             nothing, iteration {}; MSR {:.4} and {:.4}; EOR {:.4}; CBR {:.4} and {:.4}",
+            self.peak_bytes,
+            self.peak_bytes.0,
+            self.unplanned_peak_bytes,
+            self.no_free_bytes,
+            self.iteration_ns,
+            s.msr,
+            s.msr_no_free,
+            s.eor,
+            s.cbr,
+            s.cbr_no_free
+        )
+    }
+}
+
+/// Time that a plan adds to an iteration, by cause.
+#[derive(Default, Serialize)]
+pub struct ExtraReport {
+    pub recompute_ns: Nanos,
+    pub swap_in_ns: Nanos,
+    pub swap_out_ns: Nanos,
+    pub tail_ns: Nanos,
+    /// Negative where contention on the link hides other waiting.
+    pub contention_ns: i64,
+}
+
+impl ExtraReport {
+    pub fn of(extra: &Extra) -> Self {
+        Self {
+            recompute_ns: extra.recompute,
+            swap_in_ns: extra.swap_in,
+            swap_out_ns: extra.swap_out,
+            tail_ns: extra.tail,
+            contention_ns: i64::try_from(extra.contention).unwrap_or(i64::MAX),
+        }
+    }
+}
+
+impl fmt::Display for ExtraReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { recompute_ns, swap_in_ns, swap_out_ns, tail_ns, contention_ns } = self;
+        let causes = [recompute_ns, swap_in_ns, swap_out_ns, tail_ns].map(|n| i128::from(n.0));
+        if causes.iter().sum::<i128>() + i128::from(*contention_ns) == 0 {
+            return Ok(());
+        }
+        let sign = if *contention_ns < 0 { "-" } else { "" };
+        let contention = Nanos(contention_ns.unsigned_abs());
+        writeln!(
+            f,
+            "extra time: {recompute_ns} recomputing; waiting {swap_in_ns} for swap-ins, \
+             {swap_out_ns} for swap-outs, {tail_ns} at the end without contention on the link; \
+             {sign}{contention} contention"
+        )
+    }
 }

@@ -1,10 +1,11 @@
 //! `neap check`: the independent proof that a plan is safe.
 
+use std::fmt;
 use std::path::PathBuf;
 
-use neap::contract::check::check;
+use neap::contract::{Figures, check::check};
 use neap::units::Bytes;
-use serde_json::json;
+use serde::Serialize;
 
 use crate::output::{self, Answer};
 use crate::settings;
@@ -24,44 +25,67 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     match check(&plan, &graphs) {
         Ok(proof) => {
             let window = plan.jobs.iter().find_map(|job| job.window.as_ref());
-            let sharing = plan.jobs.iter().filter(|job| job.window.is_some()).count();
-            if as_json {
-                let mut object = serde_json::to_value(proof.figures)?;
-                object["safe"] = json!(true);
-                object["budget_bytes"] = json!(plan.budget);
-                object["window_bytes"] = json!(window.map_or(Bytes::ZERO, |w| w.bytes));
-                output::json(&object)?;
-            } else {
-                output::data(&format!(
-                    "{}: safe; peak {} ({} bytes), arena {} ({} bytes) of a budget of {} bytes, iteration {} ({} ns){}",
-                    flags.plan.display(),
-                    proof.figures.peak_bytes,
-                    proof.figures.peak_bytes.0,
-                    proof.figures.arena_bytes,
-                    proof.figures.arena_bytes.0,
-                    plan.budget.0,
-                    proof.figures.iteration_ns,
-                    proof.figures.iteration_ns.0,
-                    window.map_or_else(String::new, |w| format!(
-                        "; {sharing} jobs hold {} ({} bytes) of it in turn",
-                        w.bytes, w.bytes.0
-                    ))
-                ))?;
-            }
+            let report = Proved {
+                safe: true,
+                figures: proof.figures,
+                budget_bytes: plan.budget,
+                window_bytes: window.map_or(Bytes::ZERO, |w| w.bytes),
+                plan: flags.plan.display().to_string(),
+                sharing: plan.jobs.iter().filter(|job| job.window.is_some()).count(),
+            };
+            output::report(&report, as_json)?;
             Ok(Answer::Yes)
         }
         Err(refusals) => {
-            let reasons: Vec<String> = refusals.iter().map(ToString::to_string).collect();
-            if as_json {
-                output::json(&json!({ "safe": false, "reasons": reasons }))?;
-            } else {
-                let lines: Vec<String> = reasons
-                    .iter()
-                    .map(|r| format!("refused: {}", neap::report::plain(r)))
-                    .collect();
-                output::data(&lines.join("\n"))?;
-            }
+            let reasons = refusals.iter().map(ToString::to_string).collect();
+            output::report(&Refused { safe: false, reasons }, as_json)?;
             Ok(Answer::No)
         }
+    }
+}
+
+/// A safe plan.
+#[derive(Serialize)]
+struct Proved {
+    safe: bool,
+    #[serde(flatten)]
+    figures: Figures,
+    budget_bytes: Bytes,
+    window_bytes: Bytes,
+    #[serde(skip)]
+    plan: String,
+    /// How many jobs share the window.
+    #[serde(skip)]
+    sharing: usize,
+}
+
+impl fmt::Display for Proved {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Figures { peak_bytes, arena_bytes, iteration_ns, .. } = self.figures;
+        write!(
+            f,
+            "{}: safe; peak {peak_bytes} ({} bytes), arena {arena_bytes} ({} bytes) of a budget of \
+             {} bytes, iteration {iteration_ns} ({} ns)",
+            self.plan, peak_bytes.0, arena_bytes.0, self.budget_bytes.0, iteration_ns.0,
+        )?;
+        if self.window_bytes > Bytes::ZERO {
+            let (window, jobs) = (self.window_bytes, self.sharing);
+            write!(f, "; {jobs} jobs hold {window} ({} bytes) of it in turn", window.0)?;
+        }
+        Ok(())
+    }
+}
+
+/// A plan that is not safe.
+#[derive(Serialize)]
+struct Refused {
+    safe: bool,
+    reasons: Vec<String>,
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // A name in a reason can't begin a line of its own.
+        self.reasons.iter().try_for_each(|r| writeln!(f, "refused: {}", neap::report::plain(r)))
     }
 }

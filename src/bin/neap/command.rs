@@ -1,9 +1,9 @@
-//! The subcommands, each with its file. Not for: their flags.
+//! The subcommands, each with its module.
 
 use super::output::Answer;
 use super::{
-    check, compare, device, diff, dry, estimate, explain, import, inspect, place, plan, profile,
-    replay, run, score, share, simulate, train,
+    cache, check, compare, device, diff, dry, estimate, explain, import, inspect, place, plan,
+    profile, replay, run, score, share, shell, simulate, train,
 };
 
 #[derive(clap::Subcommand)]
@@ -26,13 +26,16 @@ pub enum Command {
     Diff(diff::Flags),
     Explain(explain::Flags),
     Device(device::Flags),
+    Cache(cache::Flags),
+    Completions(shell::Completions),
+    Man(shell::Manual),
 }
 
 impl Command {
     /// Carries it out.
     ///
     /// # Errors
-    /// Bad input, with what would do.
+    /// Bad input, with a remedy.
     pub fn run(&self, json: bool) -> anyhow::Result<Answer> {
         match self {
             Self::Import(flags) => import::main(flags, json),
@@ -53,6 +56,9 @@ impl Command {
             Self::Diff(flags) => diff::main(flags, json),
             Self::Explain(flags) => explain::main(flags, json),
             Self::Device(flags) => device::main(flags, json),
+            Self::Cache(flags) => cache::main(flags, json),
+            Self::Completions(flags) => shell::completions(flags),
+            Self::Man(flags) => shell::manual(flags),
         }
     }
 }

@@ -1,14 +1,15 @@
 //! `neap diff`: two plans compared by meaning.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use neap::contract::diff::diff;
-use serde_json::json;
+use serde::Serialize;
 
 use crate::output::{self, Answer};
 use crate::settings;
 
-/// Compare two plans by meaning and name what changed; exit 1 when they differ.
+/// Compare two plans by meaning and name what changed; exit code 1 when they differ.
 #[derive(clap::Args)]
 pub struct Flags {
     /// The first plan.
@@ -22,12 +23,22 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let (b, graphs_b) = settings::plan(&flags.b, &[])?;
     let differences: Vec<String> =
         diff(&a, &graphs_a, &b, &graphs_b).iter().map(ToString::to_string).collect();
-    if as_json {
-        output::json(&json!({ "equal": differences.is_empty(), "differences": differences }))?;
-    } else if differences.is_empty() {
-        output::data("the plans mean the same")?;
-    } else {
-        output::data(&differences.join("\n"))?;
+    let report = Report { equal: differences.is_empty(), differences };
+    output::report(&report, as_json)?;
+    Ok(Answer::yes_if(report.equal))
+}
+
+#[derive(Serialize)]
+struct Report {
+    equal: bool,
+    differences: Vec<String>,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.equal {
+            return f.write_str("the plans mean the same");
+        }
+        f.write_str(&self.differences.join("\n"))
     }
-    Ok(if differences.is_empty() { Answer::Yes } else { Answer::No })
 }

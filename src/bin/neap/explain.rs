@@ -1,23 +1,25 @@
 //! `neap explain`: why a plan treats tensors as it does.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use anyhow::bail;
-use neap::job::Graph;
+use neap::job::{Graph, Role};
 use neap::plan::explain::{Choice, Copied, Explained, Gap, Presence, Story, Verdict};
 use neap::report::table::{Side, Table};
-use neap::units::TensorId;
-use serde_json::{Value, json};
+use neap::units::{Bytes, Nanos, TensorId};
+use serde::Serialize;
 
 use crate::output::{self, Answer};
 use crate::settings;
 
-/// Say why each of the largest tensors at the planned peak is swapped, recomputed or kept, and what forbids the rest.
+/// Say why each of the largest tensors at the planned peak is swapped, recomputed or kept, and what speaks against
+/// the other ways.
 #[derive(clap::Args)]
 pub struct Flags {
     /// The plan.
     plan: PathBuf,
-    /// Only this tensor, and all that is decided for it.
+    /// Only this tensor, with all decisions about it.
     tensor: Option<String>,
     /// Its graph, in place of the path that the plan records.
     #[arg(long, value_name = "FILE.graph.json")]
@@ -31,7 +33,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let (plan, graphs) = settings::plan(&flags.plan, &flags.graph)?;
     if graphs.len() > 1 {
         bail!(
-            "{}: has {} jobs; plan the one in question alone, with its sub-arena as --budget, and explain that",
+            "{}: has {} jobs; plan the job in question alone, with its sub-arena as --budget, and explain that plan",
             flags.plan.display(),
             graphs.len()
         );
@@ -41,47 +43,143 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         return Ok(Answer::No);
     }
     let explained = Explained::new(&plan, &graphs[0]).map_err(anyhow::Error::msg)?;
-    let told = Told { graph: &graphs[0], explained };
-    let there = told.explained.at_peak();
+    let words = Words { graph: &graphs[0], explained: &explained };
+    let there = explained.at_peak();
     let chosen: Vec<TensorId> = wanted
         .map_or_else(|| there.iter().take(flags.top).copied().collect(), |tensor| vec![tensor]);
-    let stories: Vec<Story> =
-        chosen.into_iter().map(|tensor| told.explained.story(tensor)).collect();
-    if as_json {
-        output::json(&json!({
-            "planner": plan.planner,
-            "budget_bytes": plan.budget,
-            "peak_bytes": told.explained.peak_bytes,
-            "peak_at_ns": told.explained.peak.0,
-            "peak_operator": told.operator(told.explained.peak_step),
-            "workspace_at_peak_bytes": told.explained.workspace_at_peak(),
-            "tensors_at_peak": there.len(),
-            "tensors": stories.iter().map(|s| told.json(s)).collect::<Vec<_>>(),
-        }))?;
-        return Ok(Answer::Yes);
-    }
-    let mut text = format!(
-        "planned by {}: the peak of {} (budget {}) stands from {} on, at {}: {} tensors and {} of workspace\n\n",
-        plan.planner,
-        told.explained.peak_bytes,
-        plan.budget,
-        told.explained.peak.0,
-        told.at(told.explained.peak_step),
-        there.len(),
-        told.explained.workspace_at_peak(),
-    );
-    if wanted.is_some() {
-        for story in &stories {
-            text += &told.all(story);
-        }
-    } else {
-        text += &told.table(&stories);
-        for story in &stories {
-            text += &told.why(story);
-        }
-    }
-    output::data(&text)?;
+    let stories: Vec<Story> = chosen.into_iter().map(|tensor| explained.story(tensor)).collect();
+    let report = Report {
+        planner: &plan.planner,
+        budget_bytes: plan.budget,
+        peak_bytes: explained.peak_bytes,
+        peak_at_ns: explained.peak.0,
+        peak_operator: words.operator(explained.peak_step),
+        workspace_at_peak_bytes: explained.workspace_at_peak(),
+        tensors_at_peak: there.len(),
+        tensors: stories.iter().map(|s| words.tensor(s)).collect(),
+        text: words.text(&stories, wanted.is_some()),
+        at: words.at(explained.peak_step),
+    };
+    output::report(&report, as_json)?;
     Ok(Answer::Yes)
+}
+
+/// Why a plan treats tensors as it does.
+#[derive(Serialize)]
+struct Report<'a> {
+    planner: &'a str,
+    budget_bytes: Bytes,
+    peak_bytes: Bytes,
+    peak_at_ns: Nanos,
+    peak_operator: Option<&'a str>,
+    workspace_at_peak_bytes: Bytes,
+    tensors_at_peak: usize,
+    tensors: Vec<TensorReport<'a>>,
+    #[serde(skip)]
+    text: String,
+    #[serde(skip)]
+    at: String,
+}
+
+#[derive(Serialize)]
+struct TensorReport<'a> {
+    tensor: &'a str,
+    role: Role,
+    bytes: Bytes,
+    at_peak: String,
+    residencies: Vec<ResidencyReport>,
+    gaps: Vec<GapReport<'a>>,
+}
+
+#[derive(Serialize)]
+struct ResidencyReport {
+    from_ns: Nanos,
+    until_ns: Nanos,
+}
+
+/// The time between two uses of a tensor.
+#[derive(Serialize)]
+struct GapReport<'a> {
+    after: Option<&'a str>,
+    before: Option<&'a str>,
+    /// It goes over the end of the iteration.
+    round: bool,
+    over_peak: bool,
+    length_ns: Nanos,
+    plan: &'static str,
+    keep: VerdictReport,
+    swap: VerdictReport,
+    recompute: VerdictReport,
+    #[serde(flatten)]
+    choice: ChoiceReport<'a>,
+}
+
+/// What the plan does there.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum ChoiceReport<'a> {
+    Keep {},
+    Swap {
+        out_ns: Option<Nanos>,
+        out_exposed_ns: Option<Nanos>,
+        back_ns: Nanos,
+        back_exposed_ns: Nanos,
+    },
+    Recompute {
+        recompute_ns: Nanos,
+        operators: Vec<&'a str>,
+    },
+}
+
+/// What speaks for or against one way of treating a tensor.
+#[derive(Serialize)]
+#[serde(tag = "verdict", rename_all = "snake_case")]
+enum VerdictReport {
+    Chosen,
+    Possible {
+        cost_ns: Nanos,
+    },
+    Against {
+        reason: &'static str,
+        because: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        needed_ns: Option<Nanos>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        available_ns: Option<Nanos>,
+    },
+}
+
+impl VerdictReport {
+    fn of(verdict: &Verdict) -> Self {
+        match verdict {
+            Verdict::Chosen => Self::Chosen,
+            Verdict::Possible(cost) => Self::Possible { cost_ns: *cost },
+            Verdict::Against(reason) => Self::Against {
+                reason: reason.word(),
+                because: reason.to_string(),
+                needed_ns: reason.times().map(|t| t.0),
+                available_ns: reason.times().map(|t| t.1),
+            },
+        }
+    }
+}
+
+impl fmt::Display for Report<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "planned by {}: the peak of {} (budget {}) stands from {} on, at {}: {} tensors and {} \
+             of workspace\n\n{}",
+            self.planner,
+            self.peak_bytes,
+            self.budget_bytes,
+            self.peak_at_ns,
+            self.at,
+            self.tensors_at_peak,
+            self.workspace_at_peak_bytes,
+            self.text
+        )
+    }
 }
 
 /// The tensor of a name, or an error with those that are nearest.
@@ -130,13 +228,14 @@ const fn word(presence: Presence) -> &'static str {
     }
 }
 
-struct Told<'a> {
+/// The words for what was explained.
+struct Words<'a> {
     graph: &'a Graph,
-    explained: Explained<'a>,
+    explained: &'a Explained<'a>,
 }
 
-impl Told<'_> {
-    fn operator(&self, step: usize) -> Option<&str> {
+impl<'a> Words<'a> {
+    fn operator(&self, step: usize) -> Option<&'a str> {
         self.explained.step(step).map(|(op, _)| self.graph.operator(op).name.as_str())
     }
 
@@ -192,13 +291,9 @@ impl Told<'_> {
                 (Presence::InUse, _) | (_, None) => "-",
                 (_, Some(gap)) => gap.choice.word(),
             };
-            let role = serde_json::to_value(tensor.role)
-                .ok()
-                .and_then(|v| v.as_str().map(|r| r.replace('_', " ")))
-                .unwrap_or_default();
             table.row([
                 tensor.name.clone(),
-                role,
+                output::word(tensor.role),
                 story.bytes.to_string(),
                 word(story.presence).to_owned(),
                 plan.to_owned(),
@@ -207,7 +302,16 @@ impl Told<'_> {
         format!("{table}\n")
     }
 
-    /// Why it stands at the peak.
+    /// All tensors in a table and why each stands at the peak; of one alone, everything.
+    fn text(&self, stories: &[Story], alone: bool) -> String {
+        if alone {
+            return stories.iter().map(|story| self.all(story)).collect();
+        }
+        let why: String = stories.iter().map(|story| self.why(story)).collect();
+        self.table(stories) + &why
+    }
+
+    /// Why a tensor stands at the peak.
     fn why(&self, story: &Story) -> String {
         let name = &self.graph.tensor(story.tensor).name;
         match story.gaps.iter().find(|g| g.at_peak) {
@@ -257,59 +361,48 @@ impl Told<'_> {
         text
     }
 
-    fn json(&self, story: &Story) -> Value {
+    fn tensor(&self, story: &Story) -> TensorReport<'a> {
         let tensor = self.graph.tensor(story.tensor);
-        json!({
-            "tensor": tensor.name,
-            "role": tensor.role,
-            "bytes": story.bytes,
-            "at_peak": word(story.presence).replace(' ', "_"),
-            "residencies": story.residencies.iter().map(|r| json!({ "from_ns": r.0, "until_ns": r.1 })).collect::<Vec<_>>(),
-            "gaps": story.gaps.iter().map(|g| self.gap(g)).collect::<Vec<_>>(),
-        })
-    }
-
-    fn gap(&self, gap: &Gap) -> Value {
-        let mut object = json!({
-            "after": self.operator(gap.after),
-            "before": self.operator(gap.before),
-            "round": gap.round,
-            "over_peak": gap.at_peak,
-            "length_ns": gap.length,
-            "plan": gap.choice.word(),
-            "keep": verdict(&gap.keep),
-            "swap": verdict(&gap.swap),
-            "recompute": verdict(&gap.recompute),
-        });
-        match &gap.choice {
-            Choice::Keep => {}
-            Choice::Swap { out, back } => {
-                object["out_ns"] = json!(out.map(|c| c.time));
-                object["out_exposed_ns"] = json!(out.map(|c| c.exposed));
-                object["back_ns"] = json!(back.time);
-                object["back_exposed_ns"] = json!(back.exposed);
-            }
-            Choice::Recompute { operators, time } => {
-                object["recompute_ns"] = json!(time);
-                object["operators"] =
-                    operators.iter().map(|op| json!(self.graph.operator(*op).name)).collect();
-            }
+        let residency =
+            |&(from_ns, until_ns): &(Nanos, Nanos)| ResidencyReport { from_ns, until_ns };
+        TensorReport {
+            tensor: &tensor.name,
+            role: tensor.role,
+            bytes: story.bytes,
+            at_peak: word(story.presence).replace(' ', "_"),
+            residencies: story.residencies.iter().map(residency).collect(),
+            gaps: story.gaps.iter().map(|g| self.gap(g)).collect(),
         }
-        object
     }
-}
 
-fn verdict(verdict: &Verdict) -> Value {
-    match verdict {
-        Verdict::Chosen => json!({ "verdict": "chosen" }),
-        Verdict::Possible(cost) => json!({ "verdict": "possible", "cost_ns": cost }),
-        Verdict::Against(reason) => {
-            let mut object = json!({ "verdict": "against", "reason": reason.word(), "because": reason.to_string() });
-            if let Some((needed, available)) = reason.times() {
-                object["needed_ns"] = json!(needed);
-                object["available_ns"] = json!(available);
-            }
-            object
+    fn gap(&self, gap: &Gap) -> GapReport<'a> {
+        let choice = match &gap.choice {
+            Choice::Keep => ChoiceReport::Keep {},
+            Choice::Swap { out, back } => ChoiceReport::Swap {
+                out_ns: out.map(|c| c.time),
+                out_exposed_ns: out.map(|c| c.exposed),
+                back_ns: back.time,
+                back_exposed_ns: back.exposed,
+            },
+            Choice::Recompute { operators, time } => ChoiceReport::Recompute {
+                recompute_ns: *time,
+                operators: operators
+                    .iter()
+                    .map(|op| self.graph.operator(*op).name.as_str())
+                    .collect(),
+            },
+        };
+        GapReport {
+            after: self.operator(gap.after),
+            before: self.operator(gap.before),
+            round: gap.round,
+            over_peak: gap.at_peak,
+            length_ns: gap.length,
+            plan: gap.choice.word(),
+            keep: VerdictReport::of(&gap.keep),
+            swap: VerdictReport::of(&gap.swap),
+            recompute: VerdictReport::of(&gap.recompute),
+            choice,
         }
     }
 }

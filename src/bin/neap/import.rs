@@ -1,20 +1,22 @@
 //! `neap import`: what PyTorch recorded becomes a job.
 
-use std::path::PathBuf;
+use std::fmt;
+use std::path::{Path, PathBuf};
 
-use neap::job::chakra::{self, Options};
+use neap::job::chakra::{self, Imported, Options};
 use neap::job::{Role, json, liveness::Liveness};
-use serde_json::json;
+use neap::units::Bytes;
+use serde::Serialize;
 
 use crate::output::{self, Answer, note};
-use crate::settings;
+use crate::settings::{self, Outputs};
 
 /// Turn a PyTorch execution trace (Chakra JSON, plain or gzip) into a job graph.
 #[derive(clap::Args)]
 pub struct Flags {
     /// The trace.
     trace: PathBuf,
-    /// Where to write the graph; TRACE's name with .graph.json in this folder if not given.
+    /// Where to write the graph; by default in this folder, under TRACE's name with .graph.json.
     #[arg(short, long, value_name = "FILE.graph.json")]
     output: Option<PathBuf>,
     /// Keep the framework's operators exactly, multi-tensor optimizer steps included.
@@ -38,34 +40,54 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         Some(path) => path.clone(),
         None => PathBuf::from(format!("{}.graph.json", settings::stem(&flags.trace)?)),
     };
-    settings::outputs(&[&flags.trace], &[Some(&output)])?;
+    Outputs::new(&[&flags.trace], &[Some(&output)])?;
     let imported = chakra::import(&flags.trace, &options)?;
     json::write(&output, &imported.graph)?;
     for text in &imported.notes {
         note(&format!("note: {text}"));
     }
-    let graph = &imported.graph;
-    let liveness = Liveness::of(graph);
-    if as_json {
-        output::json(&json!({
-            "graph": output.to_string_lossy(),
-            "operators": graph.operators.len(),
-            "tensors": graph.tensors.len(),
-            "parameter_bytes": liveness.role(Role::Parameter),
-            "buffer_bytes": liveness.role(Role::Buffer),
-            "peak_bytes": liveness.peak,
-            "recorded_peak_bytes": graph.recorded_peak.unwrap_or(liveness.peak),
-            "notes": imported.notes,
-        }))?;
-    } else {
-        output::data(&format!(
-            "{}: {} operators, {} tensors, peak {} ({} bytes)",
-            output.display(),
-            graph.operators.len(),
-            graph.tensors.len(),
-            liveness.peak,
-            liveness.peak.0
-        ))?;
-    }
+    output::report(&Report::of(&output, imported), as_json)?;
     Ok(Answer::Yes)
+}
+
+#[derive(Serialize)]
+struct Report {
+    /// The file that was written.
+    graph: String,
+    operators: usize,
+    tensors: usize,
+    parameter_bytes: Bytes,
+    buffer_bytes: Bytes,
+    peak_bytes: Bytes,
+    /// Before the optimizer's steps were lowered.
+    recorded_peak_bytes: Bytes,
+    notes: Vec<String>,
+}
+
+impl Report {
+    fn of(output: &Path, imported: Imported) -> Self {
+        let graph = &imported.graph;
+        let liveness = Liveness::of(graph);
+        Self {
+            graph: output.to_string_lossy().into_owned(),
+            operators: graph.operators.len(),
+            tensors: graph.tensors.len(),
+            parameter_bytes: liveness.role(Role::Parameter),
+            buffer_bytes: liveness.role(Role::Buffer),
+            peak_bytes: liveness.peak,
+            recorded_peak_bytes: graph.recorded_peak.unwrap_or(liveness.peak),
+            notes: imported.notes,
+        }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { graph, operators, tensors, peak_bytes, .. } = self;
+        write!(
+            f,
+            "{graph}: {operators} operators, {tensors} tensors, peak {peak_bytes} ({} bytes)",
+            peak_bytes.0
+        )
+    }
 }

@@ -1,13 +1,10 @@
-//! The `neap` command: flags in, resolved settings out, one file per subcommand.
+//! The `neap` command: flags in, resolved settings out, one module per subcommand.
 
 mod accounting;
-mod allocator;
-mod arrivals;
-mod beside;
+mod cache;
 mod check;
 mod command;
 mod compare;
-mod compare_jobs;
 mod device;
 mod diff;
 mod dry;
@@ -15,18 +12,19 @@ mod estimate;
 mod explain;
 mod import;
 mod inspect;
+mod making;
 mod output;
 mod place;
 mod plan;
 mod profile;
+mod progress;
 mod replay;
 mod run;
 mod score;
-mod service;
 mod settings;
 mod share;
+mod shell;
 mod simulate;
-mod together;
 mod train;
 
 use std::process::ExitCode;
@@ -37,7 +35,7 @@ use output::Answer;
 
 /// Plans, proves, simulates and runs deep-learning training in less GPU memory.
 #[derive(Parser)]
-#[command(name = "neap", version, propagate_version = true, max_term_width = 100)]
+#[command(name = "neap", version = env!("NEAP_VERSION"), propagate_version = true, max_term_width = 100)]
 struct Cli {
     /// Print one JSON object on stdout.
     #[arg(long, global = true)]

@@ -1,25 +1,32 @@
-//! What a command answers with: exit codes, stdout for data, stderr for the rest.
+//! What a command answers with: an exit code, its report on stdout, everything else on stderr.
 
+use std::fmt::Display;
 use std::io::{self, Write};
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use neap::report::plain;
+use serde::Serialize;
 
-/// How a command ended, short of bad input.
+/// How a command ended, bad input aside.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
-    /// Done: exit 0.
+    /// Done: exit code 0.
     Yes,
-    /// The answer is no (does not fit, check failed, differs): exit 1.
+    /// The answer is no (does not fit, check failed, differs): exit code 1.
     No,
     /// What was to be judged failed by itself, so that there is no answer: exit 3.
     Failed,
 }
 
 impl Answer {
-    /// Reports an error, if there is one, and gives the exit code.
+    /// [`Answer::Yes`] where `yes` holds.
+    pub const fn yes_if(yes: bool) -> Self {
+        if yes { Self::Yes } else { Self::No }
+    }
+
+    /// Prints the error, if there is one, and gives the exit code.
     pub fn exit(result: anyhow::Result<Self>) -> ExitCode {
         match result {
             Ok(Self::Yes) => ExitCode::SUCCESS,
@@ -33,7 +40,31 @@ impl Answer {
     }
 }
 
-/// The error and its causes, less those that the text before them already quotes.
+/// The last steps of a command, when its work is done: each is tried, whatever became of those
+/// before it, so that one output that can't be written loses neither the answer nor the others.
+#[derive(Default)]
+pub struct Ending(Option<anyhow::Error>);
+
+impl Ending {
+    /// Takes a step.
+    pub fn then(&mut self, step: impl FnOnce() -> anyhow::Result<()>) {
+        match (step(), &self.0) {
+            (Ok(()), _) => {}
+            (Err(error), None) => self.0 = Some(error),
+            (Err(error), Some(_)) => note(&format!("error: {}", chain(&error))),
+        }
+    }
+
+    /// The answer, or the first error.
+    ///
+    /// # Errors
+    /// When a step failed.
+    pub fn with(self, answer: Answer) -> anyhow::Result<Answer> {
+        self.0.map_or(Ok(answer), Err)
+    }
+}
+
+/// The error and its causes, without those that the text before them already quotes.
 fn chain(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string) {
@@ -50,8 +81,9 @@ fn chain(error: &anyhow::Error) -> String {
 /// The longest message, in characters.
 const LONGEST: usize = 1200;
 
-/// Names out of files can neither forge a second line nor drown the message: what is too long loses its middle, as the place stands
-/// at the beginning and the remedy at the end.
+/// Makes one printable line of `text`: names out of files can neither forge a second line nor
+/// drown the message. Too long a text loses its middle, because the place stands at the beginning
+/// and the remedy at the end.
 fn one_line(text: &str) -> String {
     let text = plain(text);
     let count = text.chars().count();
@@ -63,21 +95,37 @@ fn one_line(text: &str) -> String {
     format!("{head} […] {tail}")
 }
 
-/// Prints data, harmless to a terminal. A reader that has seen enough (`| head`) is no error, and changes no answer.
+/// Prints a report: one JSON object, or the same figures as text.
+///
+/// # Errors
+/// When stdout can't be written.
+pub fn report(report: &(impl Serialize + Display), as_json: bool) -> anyhow::Result<()> {
+    if as_json { json(&serde_json::to_value(report)?) } else { data(&report.to_string()) }
+}
+
+/// Prints data, without control characters. A reader that stops early (`| head`) is no error.
 ///
 /// # Errors
 /// When stdout can't be written.
 pub fn data(text: &str) -> anyhow::Result<()> {
     let mut all: String = text.lines().map(plain).collect::<Vec<_>>().join("\n");
     all.push('\n');
+    raw(all.as_bytes())
+}
+
+/// Prints bytes as they are.
+///
+/// # Errors
+/// When stdout can't be written.
+pub fn raw(bytes: &[u8]) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
-    match out.write_all(all.as_bytes()).and_then(|()| out.flush()) {
+    match out.write_all(bytes).and_then(|()| out.flush()) {
         Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         written => written.context("stdout cannot be written"),
     }
 }
 
-/// Prints one JSON object as data.
+/// Prints one JSON object as data, keys in alphabetical order.
 ///
 /// # Errors
 /// When stdout can't be written.
@@ -85,18 +133,28 @@ pub fn json(value: &serde_json::Value) -> anyhow::Result<()> {
     data(&format!("{value:#}"))
 }
 
-/// A bar on stderr that counts to `total`; nothing where stderr is no terminal.
-pub fn progress(total: usize, what: &str) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(Some(total as u64), ProgressDrawTarget::stderr());
-    let style = format!("{what} {{pos}}/{{len}} [{{elapsed}}]");
-    // The template is ours and right, so there is nothing to say if it were not.
-    if let Ok(style) = ProgressStyle::with_template(&style) {
-        bar.set_style(style);
-    }
-    bar
-}
-
-/// Says something to the person on one line of stderr.
+/// Prints a message as one line on stderr.
 pub fn note(text: &str) {
     let _ = writeln!(io::stderr().lock(), "{}", one_line(text));
+}
+
+/// Says that a file was written.
+pub fn written(path: &Path) {
+    note(&format!("written: {}", path.display()));
+}
+
+/// Writes a text file, whole or not at all, and says so.
+///
+/// # Errors
+/// When it can't be written.
+pub fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+    neap::files::write(path, |out| out.write_all(text.as_bytes()))?;
+    written(path);
+    Ok(())
+}
+
+/// The word for a value in a file format, without underscores: `optimizer state`.
+pub fn word(value: impl Serialize) -> String {
+    let value = serde_json::to_value(value).unwrap_or_default();
+    value.as_str().unwrap_or_default().replace('_', " ")
 }

@@ -1,29 +1,31 @@
 //! `neap place`: addresses for a bare problem.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use anyhow::{anyhow, bail};
 use neap::plan::place::problem::Problem;
 use neap::plan::place::search::{Options, Outcome, Spent, Technique};
-use neap::plan::place::{self, Layout};
-use serde_json::json;
+use neap::plan::place::{self, Item, Layout};
+use serde::Serialize;
 
-use crate::output::{self, Answer, note};
-use crate::settings;
+use crate::output::{self, Answer, Ending, note};
+use crate::progress;
+use crate::settings::Outputs;
 
-/// Give every item of known size and life an offset, so that those alive at once never overlap.
+/// Give every item of known size and lifetime an offset, so that items alive at once never overlap.
 #[derive(clap::Args)]
 pub struct Flags {
     /// The items (CSV with id,lower,upper,size and optionally alignment,offset; may be gzipped).
     problem: PathBuf,
-    /// The size that everything must fit into; the least that can be found if not given.
+    /// The size that everything must fit into; by default the least that can be found.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     capacity: Option<u64>,
-    /// Where to write id,lower,upper,size,offset; only reported if not given.
+    /// Where to write id,lower,upper,size,offset; without it the layout is only reported.
     #[arg(short, long, value_name = "FILE.csv")]
     output: Option<PathBuf>,
-    /// How many steps the search may take; a million take a few milliseconds.
+    /// The largest number of steps of the search; a million take a few milliseconds.
     #[arg(long, value_name = "STEPS", default_value_t = 1_000_000_000)]
     effort: u64,
     /// Search techniques to leave out, to see what each is worth: partition, decompose, sections, monotone, support, dominance,
@@ -48,119 +50,142 @@ impl FromStr for Named {
     }
 }
 
-/// What there is to say.
+/// What was found.
 struct Found {
     layout: Option<Layout>,
-    /// Proved: nothing lower, or with a capacity that it can't be met.
+    /// Nothing lower is possible, or the capacity can't be met.
     proved: bool,
     bound: u64,
     spent: Spent,
 }
 
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
-    settings::outputs(&[&flags.problem], &[flags.output.as_deref()])?;
+    Outputs::new(&[&flags.problem], &[flags.output.as_deref()])?;
     let problem = Problem::read(&flags.problem)?;
     let items = problem.items();
     let (moment, load) = problem.fullest();
     let options =
         Options { effort: flags.effort, without: flags.without.iter().map(|n| n.0).collect() };
-    let found = match flags.capacity {
-        Some(capacity) => {
-            let within = place::within(&items, capacity, &options);
-            let proved = within.outcome == Outcome::Impossible;
-            let layout =
-                if let Outcome::Placed(layout) = within.outcome { Some(layout) } else { None };
-            Found {
-                layout,
-                proved,
-                bound: if proved { capacity + 1 } else { load },
-                spent: within.spent,
-            }
-        }
-        None => {
-            let least = place::least(&items, &options);
-            Found {
-                proved: least.bound == least.layout.height,
-                bound: least.bound,
-                layout: Some(least.layout),
-                spent: least.spent,
-            }
-        }
-    };
+    let working = progress::working(&format!("placing {} items", items.len()));
+    let found = search(&items, flags.capacity, load, &options);
+    working.finish_and_clear();
     if let Some(layout) = &found.layout {
         let height = problem.check(layout, flags.capacity.unwrap_or(u64::MAX));
         if height.as_ref() != Ok(&layout.height) {
             let why =
                 height.map_or_else(|e| e, |h| format!("its height is {h}, not {}", layout.height));
             bail!(
-                "the layout did not pass the checker ({why}); this is a defect of neap, please report it with the problem"
+                "the layout did not pass the checker ({why}); this is a defect of neap, please \
+                 report it with the problem"
             );
         }
-        if let Some(output) = &flags.output {
+    }
+    let mut ending = Ending::default();
+    ending.then(|| match (as_json, &found.layout) {
+        (false, None) => Ok(()),
+        _ => output::report(&Report::of(flags, &found, items.len(), load), as_json),
+    });
+    let Some(layout) = &found.layout else {
+        refuse(flags, &found, load, moment);
+        return ending.with(Answer::No);
+    };
+    if let Some(output) = &flags.output {
+        ending.then(|| {
             neap::files::write(output, |out| problem.write(layout, out)).map_err(|e| anyhow!(e))?;
-        }
+            output::written(output);
+            Ok(())
+        });
     }
-    tell(flags, &found, items.len(), load, as_json)?;
-    if found.layout.is_some() {
-        return Ok(Answer::Yes);
-    }
+    ending.with(Answer::Yes)
+}
+
+fn search(items: &[Item], capacity: Option<u64>, load: u64, options: &Options) -> Found {
+    let Some(capacity) = capacity else {
+        let least = place::least(items, options);
+        return Found {
+            proved: least.bound == least.layout.height,
+            bound: least.bound,
+            layout: Some(least.layout),
+            spent: least.spent,
+        };
+    };
+    let within = place::within(items, capacity, options);
+    let proved = within.outcome == Outcome::Impossible;
+    let layout = if let Outcome::Placed(layout) = within.outcome { Some(layout) } else { None };
+    Found { layout, proved, bound: if proved { capacity + 1 } else { load }, spent: within.spent }
+}
+
+/// Says why there is no layout.
+fn refuse(flags: &Flags, found: &Found, load: u64, moment: u64) {
     let capacity = flags.capacity.unwrap_or_default();
     let file = flags.problem.display();
     note(&if load > capacity {
         format!("{file}: does not fit into {capacity}: from {moment} on {load} are alive at once")
     } else if found.proved {
-        format!("{file}: does not fit into {capacity}: the search looked at every case")
+        format!("{file}: does not fit into {capacity}: the search tried every case")
     } else {
         format!(
-            "{file}: not placed within {capacity}, nor proved impossible; give a larger --effort than {}, or more capacity",
+            "{file}: not placed within {capacity}, nor proved impossible; give a larger --effort \
+             than {}, or more capacity",
             flags.effort
         )
     });
-    Ok(Answer::No)
 }
 
-fn tell(
-    flags: &Flags,
-    found: &Found,
+#[derive(Serialize)]
+struct Report {
+    file: String,
     items: usize,
-    load: u64,
-    as_json: bool,
-) -> anyhow::Result<()> {
-    let height = found.layout.as_ref().map(|l| l.height);
-    if as_json {
-        return output::json(&json!({
-            "file": flags.problem.display().to_string(),
-            "items": items,
-            "placed": found.layout.is_some(),
-            "proved": found.proved,
-            "capacity_bytes": flags.capacity,
-            "height_bytes": height,
-            "load_bytes": load,
-            "bound_bytes": found.bound,
-            "gap_bytes": height.map(|h| h - load),
-            "nodes": found.spent.nodes,
-            "steps": found.spent.steps,
-        }));
+    placed: bool,
+    proved: bool,
+    capacity_bytes: Option<u64>,
+    height_bytes: Option<u64>,
+    /// The largest sum of sizes that are alive at once.
+    load_bytes: u64,
+    bound_bytes: u64,
+    gap_bytes: Option<u64>,
+    nodes: u64,
+    steps: u64,
+}
+
+impl Report {
+    fn of(flags: &Flags, found: &Found, items: usize, load: u64) -> Self {
+        let height = found.layout.as_ref().map(|l| l.height);
+        Self {
+            file: flags.problem.display().to_string(),
+            items,
+            placed: found.layout.is_some(),
+            proved: found.proved,
+            capacity_bytes: flags.capacity,
+            height_bytes: height,
+            load_bytes: load,
+            bound_bytes: found.bound,
+            gap_bytes: height.map(|h| h - load),
+            nodes: found.spent.nodes,
+            steps: found.spent.steps,
+        }
     }
-    let Some(height) = height else { return Ok(()) };
-    let share = u128::from(height - load) * 10_000 / u128::from(load.max(1));
-    let mut lines = vec![
-        format!("items     {items}"),
-        format!("height    {height}"),
-        format!("load      {load} alive at once, {}.{:02} % less", share / 100, share % 100),
-    ];
-    if flags.capacity.is_none() {
-        let word = if found.proved {
-            "nothing lower is possible".to_owned()
-        } else {
-            format!("nothing below {} is possible", found.bound)
-        };
-        lines.push(format!("proved    {word}"));
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let gap = self.gap_bytes.unwrap_or_default();
+        let share = u128::from(gap) * 10_000 / u128::from(self.load_bytes.max(1));
+        writeln!(f, "items     {}", self.items)?;
+        writeln!(f, "height    {}", self.height_bytes.unwrap_or_default())?;
+        writeln!(
+            f,
+            "load      {} alive at once, {}.{:02} % less",
+            self.load_bytes,
+            share / 100,
+            share % 100
+        )?;
+        if self.capacity_bytes.is_none() {
+            match self.proved {
+                true => writeln!(f, "proved    nothing lower is possible")?,
+                false => writeln!(f, "proved    nothing below {} is possible", self.bound_bytes)?,
+            }
+        }
+        write!(f, "search    {} nodes, {} steps", self.nodes, self.steps)
     }
-    lines.push(format!("search    {} nodes, {} steps", found.spent.nodes, found.spent.steps));
-    output::data(&lines.join("\n"))?;
-    if let Some(output) = &flags.output {
-        note(&format!("written: {}", output.display()));
-    }
-    Ok(())
 }

@@ -1,29 +1,30 @@
-//! `neap profile`: how long operators take where they run.
+//! `neap profile`: how long operators take on a machine.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::fmt;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use neap::device::latency::{self, Row, Table as LatencyTable};
 use neap::device::{Profile, profile as device_profile};
 use neap::job::Graph;
 use neap::report::table::{Side, Table};
 use neap::run::{self, Settings, Target, profile, sweep};
 use neap::units::{Bytes, Nanos};
-use serde_json::json;
+use serde::Serialize;
 
-use crate::output::{self, Answer, note};
-use crate::run::{Where, unplanned, within};
-use crate::settings;
+use crate::making::{unplanned, within};
+use crate::output::{self, Answer, Ending, note};
+use crate::progress::bar;
+use crate::settings::{self, Outputs, TargetFlags};
 
 /// Enough for nearly all that cuDNN would like.
 const CONV_WORKSPACE: Bytes = Bytes(256 << 20);
 
-/// Measure operators: a job's in their places, or one kind's over many shapes.
+/// Measure operators: a job's in their order, or one kind over many shapes.
 #[derive(clap::Args)]
 pub struct Flags {
-    /// The job whose operators are measured.
+    /// The job of the operators.
     #[arg(required_unless_present = "sweep", conflicts_with = "sweep")]
     graph: Option<PathBuf>,
     /// Measure these kinds over many shapes instead, for `neap train`.
@@ -33,47 +34,48 @@ pub struct Flags {
     #[arg(long, value_name = "N", default_value_t = 500, requires = "sweep", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     samples: u32,
     #[command(flatten)]
-    on: Where,
-    /// A built-in device or a *.device.json file: the roofline to compare with, and the memory that a job has. `host` if not given.
+    on: TargetFlags,
+    /// A built-in device or a *.device.json file: the roofline to compare with, and the memory of a job. `host` by
+    /// default.
     #[arg(long, value_name = "NAME|FILE")]
     device: Option<String>,
-    /// Measure while others compute and copy for this share of the time; several are measured one after the other.
+    /// Measure while other threads compute and copy for this share of the time; several shares are measured in turn.
     #[arg(long, value_name = "PERCENT,…", value_delimiter = ',', default_value = "0", value_parser = clap::value_parser!(u32).range(0..=100))]
     load: Vec<u32>,
-    /// How often each operator is measured; the median counts.
+    /// How often each operator is measured; the median is reported.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     repeats: u32,
-    /// How often a sweep goes over all its shapes; each shape's best round counts, as others on the machine only ever add.
+    /// How often a sweep measures all its shapes; the best round of each counts, because other programs only slow it down.
     #[arg(long, value_name = "N", default_value_t = 3, requires = "sweep", value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
-    /// How much scratch a convolution may have on the GPU; the table says what it took. 256MiB if not given.
+    /// The largest workspace of a convolution on the GPU, 256MiB by default; the table says what was used.
     #[arg(long, value_name = "BYTES")]
     conv_workspace: Option<Bytes>,
-    /// Where shapes and numbers come from.
+    /// The seed of shapes and numbers.
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Where to write the table; only reported if not given.
+    /// Where to write the table; without it the times are only reported.
     #[arg(short, long, value_name = "FILE.latency.csv")]
     output: Option<PathBuf>,
 }
 
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
-    // Others at work are made on the host only.
+    // A load can only be made on the host.
     let target = flags.on.choose(flags.load.iter().any(|load| *load > 0).then_some("--load"))?;
     let inputs: Vec<_> = flags
         .graph
         .iter()
         .map(PathBuf::as_path)
-        .chain(flags.device.as_deref().map(std::path::Path::new))
+        .chain(flags.device.as_deref().map(Path::new))
         .collect();
-    settings::outputs(&inputs, &[flags.output.as_deref()])?;
+    Outputs::new(&inputs, &[flags.output.as_deref()])?;
     if target != Target::Host && flags.device.is_none() {
         bail!(
             "--device: name the GPU's profile, under which the table's rows stand (`neap device list`, or `neap device measure`)"
         );
     }
     if target == Target::Host && flags.conv_workspace.is_some() {
-        bail!("--conv-workspace: for --on cuda; leave it away");
+        bail!("--conv-workspace: is for --on cuda; leave it out");
     }
     let device = device_profile::load(flags.device.as_deref().unwrap_or("host"))?;
     let mut loads = flags.load.clone();
@@ -87,12 +89,16 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         }
         None => of_kinds(flags, &target, &device, &loads)?,
     };
+    let mut ending = Ending::default();
+    ending.then(|| output::report(&Report::of(&rows, target.key(&device.name)), as_json));
     if let Some(path) = &flags.output {
-        LatencyTable::write(path, &rows)?;
-        note(&format!("written: {}", path.display()));
+        ending.then(|| {
+            LatencyTable::write(path, &rows)?;
+            output::written(path);
+            Ok(())
+        });
     }
-    report(&rows, target.key(&device.name), as_json)?;
-    Ok(Answer::Yes)
+    ending.with(Answer::Yes)
 }
 
 /// Gives convolutions their scratch on the GPU.
@@ -114,21 +120,11 @@ fn settings(flags: &Flags, target: &Target, load: u32) -> Settings {
     }
 }
 
-fn bar(length: u64, what: &str) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(Some(length), ProgressDrawTarget::stderr());
-    if let Ok(style) =
-        ProgressStyle::with_template(&format!("{{bar:30}} {{pos}}/{{len}} {what}, {{eta}} left"))
-    {
-        bar.set_style(style);
-    }
-    bar
-}
-
 fn of_job(
     flags: &Flags,
     target: &Target,
     graph: &Graph,
-    path: &std::path::Path,
+    path: &Path,
     device: &Profile,
     loads: &[u32],
 ) -> anyhow::Result<Vec<Row>> {
@@ -204,40 +200,65 @@ fn of_kinds(
     Ok(best)
 }
 
-fn report(rows: &[Row], on: &str, as_json: bool) -> anyhow::Result<()> {
-    // By kind and load: rows, time, the roofline's time.
-    let mut kinds: BTreeMap<(&str, u32), (u64, u64, u64)> = BTreeMap::new();
-    for row in rows {
-        let sum = kinds.entry((&row.kind, row.load_percent)).or_default();
-        *sum = (
-            sum.0 + 1,
-            sum.1.saturating_add(row.ns),
-            sum.2.saturating_add(row.roofline_ns.unwrap_or(0)),
-        );
+/// How long operators took.
+#[derive(Serialize)]
+struct Report {
+    device: String,
+    rows: usize,
+    kinds: Vec<KindReport>,
+}
+
+/// One kind of operator at one load.
+#[derive(Serialize)]
+struct KindReport {
+    kind: String,
+    load_percent: u32,
+    operators: u64,
+    total_ns: Nanos,
+    roofline_ns: Nanos,
+}
+
+impl Report {
+    /// Kinds by load, the longest first.
+    fn of(rows: &[Row], device: &str) -> Self {
+        let mut kinds: BTreeMap<(&str, u32), KindReport> = BTreeMap::new();
+        for row in rows {
+            let sum = kinds.entry((&row.kind, row.load_percent)).or_insert_with(|| KindReport {
+                kind: row.kind.clone(),
+                load_percent: row.load_percent,
+                operators: 0,
+                total_ns: Nanos::ZERO,
+                roofline_ns: Nanos::ZERO,
+            });
+            sum.operators += 1;
+            sum.total_ns = Nanos(sum.total_ns.0.saturating_add(row.ns));
+            let roofline = row.roofline_ns.unwrap_or(0);
+            sum.roofline_ns = Nanos(sum.roofline_ns.0.saturating_add(roofline));
+        }
+        let mut kinds: Vec<KindReport> = kinds.into_values().collect();
+        kinds.sort_by_key(|k| (k.load_percent, std::cmp::Reverse(k.total_ns)));
+        Self { device: device.to_owned(), rows: rows.len(), kinds }
     }
-    let mut kinds: Vec<_> = kinds.into_iter().collect();
-    kinds.sort_by_key(|((kind, load), sum)| (*load, std::cmp::Reverse(sum.1), *kind));
-    if as_json {
-        let one = |((kind, load), (rows, ns, roofline)): &((&str, u32), (u64, u64, u64))| json!({ "kind": kind, "load_percent": load, "operators": rows, "total_ns": ns, "roofline_ns": roofline });
-        return output::json(
-            &json!({ "device": on, "rows": rows.len(), "kinds": kinds.iter().map(one).collect::<Vec<_>>() }),
-        );
-    }
-    let mut table = Table::new(&[
-        ("kind", Side::Left),
-        ("load", Side::Right),
-        ("operators", Side::Right),
-        ("time", Side::Right),
-        ("roofline", Side::Right),
-    ]);
-    for ((kind, load), (rows, ns, roofline)) in kinds {
-        table.row([
-            kind.to_owned(),
-            format!("{load} %"),
-            rows.to_string(),
-            Nanos(ns).to_string(),
-            Nanos(roofline).to_string(),
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut table = Table::new(&[
+            ("kind", Side::Left),
+            ("load", Side::Right),
+            ("operators", Side::Right),
+            ("time", Side::Right),
+            ("roofline", Side::Right),
         ]);
+        for of in &self.kinds {
+            table.row([
+                of.kind.clone(),
+                format!("{} %", of.load_percent),
+                of.operators.to_string(),
+                of.total_ns.to_string(),
+                of.roofline_ns.to_string(),
+            ]);
+        }
+        write!(f, "{table}")
     }
-    output::data(&table.to_string())
 }

@@ -1,5 +1,6 @@
-//! `neap score`: estimates held against truths.
+//! `neap score`: estimates compared with measured truths.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -9,23 +10,26 @@ use neap::estimate::score::{self, BARE, Device, Fate, Group, MARGIN, Options, Sc
 use neap::report::quadrants::{self, Point};
 use neap::report::table::{Side, Table};
 use neap::sim::allocator::Config;
-use serde_json::json;
+use neap::units::Bytes;
+use serde::Serialize;
 
-use crate::output::{self, Answer, note};
-use crate::settings;
+use crate::output::{self, Answer, Ending, note};
+use crate::progress;
+use crate::settings::{self, Outputs};
 
-/// Score estimates over a folder of traces and truths.
+/// Compare the estimates of a folder of traces with their truths.
 ///
-/// A job is NAME.profile.json[.gz] beside NAME.truth.json and, for failures and conservation, NAME.truth.events.csv[.gz]. Truths
-/// are runs on a device that is never full. Each job is tried on devices of 8, 12 and 40 GB (rtx4060, rtx3060, a100-40g): round one,
-/// the forecast's verdict against the job's; round two, the job capped at its own estimate, without and with the margin. The
-/// context is in neither estimate nor cap: a device offers what its context leaves.
+/// A job is NAME.profile.json[.gz] beside NAME.truth.json and, for failures and conservation,
+/// NAME.truth.events.csv[.gz]. Truths are runs on a device that is never full. Each job is tried on devices of 8, 12
+/// and 40 GB (rtx4060, rtx3060, a100-40g). Round one compares the forecast's verdict with the job's; round two caps
+/// the job at its own estimate, without and with the margin. Neither estimate nor cap includes the context: a device
+/// offers the memory that its context leaves.
 #[derive(clap::Args)]
 pub struct Flags {
     /// The folder.
     #[arg(value_name = "FOLDER")]
     folder: PathBuf,
-    /// Whose rules make the estimates.
+    /// The rules that make the estimates.
     #[arg(long, value_name = "RULES", default_value = "neap")]
     rules: settings::Rules,
     /// The GPU that the truths were made on: a built-in device (`neap device list`) or a *.device.json file.
@@ -37,13 +41,13 @@ pub struct Flags {
     /// Write a row for every job, with the time its estimate took.
     #[arg(long, value_name = "FILE.csv")]
     csv: Option<PathBuf>,
-    /// Draw the four-quadrant plot: across, the share of a model's runs that fail; up, its median error; 20 % apart what is
-    /// optimal, accurate but failing (too low), safe but wasteful (too high), and neither.
+    /// Draw the four-quadrant plot: the share of a model's runs that fail across, its median error up. Lines at 20 %
+    /// separate optimal, accurate but failing (too low), safe but wasteful (too high), and neither.
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
 }
 
-/// What jobs are tried on: the paper's sizes.
+/// The devices that jobs are tried on: the paper's sizes.
 const TRIED: [&str; 3] = ["rtx4060", "rtx3060", "a100-40g"];
 
 /// Figures that the xMem paper prints. Its truths were capped at the estimate and read from NVML.
@@ -68,7 +72,7 @@ const PUBLISHED: [Published; 4] = [
 
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let outputs = [flags.csv.as_deref(), flags.plot.as_deref()];
-    settings::outputs(&[Path::new(&flags.device)], &outputs)?;
+    Outputs::new(&[Path::new(&flags.device)], &outputs)?;
     let profile = neap::device::profile::load(&flags.device)?;
     let config = flags
         .alloc_conf
@@ -91,41 +95,40 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let (pairs, notes) = score::pairs(&flags.folder)?;
     let files =
         pairs.iter().flat_map(|p| [Some(&p.trace), Some(&p.truth), p.events.as_ref()]).flatten();
-    settings::outputs(&files.map(PathBuf::as_path).collect::<Vec<_>>(), &outputs)?;
+    Outputs::new(&files.map(PathBuf::as_path).collect::<Vec<_>>(), &outputs)?;
     notes.iter().for_each(|n| note(n));
-    let scores = score::score_all(&pairs, &options)?;
+    let working = progress::working(&format!("estimating {} jobs", pairs.len()));
+    let scores = score::score_all(&pairs, &options);
+    working.finish_and_clear();
+    let scores = scores?;
     scores.iter().flat_map(|s| &s.notes).for_each(|n| note(&format!("note: {n}")));
 
-    if let Some(path) = &flags.csv {
-        neap::files::write(path, |out| csv(&scores, out))?;
-        note(&format!("written: {}", path.display()));
-    }
-    if let Some(path) = &flags.plot {
-        let title =
-            flags.folder.file_name().map_or_else(|| "estimates".into(), |n| n.to_string_lossy());
-        let drawn = plot(
-            &format!("{title}: {} jobs, rules of {:?}", scores.len(), flags.rules).to_lowercase(),
-            &scores,
-        );
-        neap::files::write(path, |out| out.write_all(drawn.as_bytes()))?;
-        note(&format!("written: {}", path.display()));
-    }
     let times = Spread::of(scores.iter().map(|s| s.elapsed_ns as f64 / 1e9));
     note(&format!(
-        "{} traces: {:.2} s each in the median, {:.2} s at most, of this machine under its load",
+        "{} traces: {:.2} s each in the median, {:.2} s at most, on this machine under its load",
         scores.len(),
         times.median,
         times.worst
     ));
-    if as_json {
-        output::json(&object(&scores, &options))?;
-    } else {
-        output::data(&told(&scores, &options))?;
+    let mut ending = Ending::default();
+    ending.then(|| output::report(&Report::of(&scores, &options), as_json));
+    if let Some(path) = &flags.csv {
+        ending.then(|| {
+            neap::files::write(path, |out| csv(&scores, out))?;
+            output::written(path);
+            Ok(())
+        });
     }
-    Ok(Answer::Yes)
+    if let Some(path) = &flags.plot {
+        let title =
+            flags.folder.file_name().map_or_else(|| "estimates".into(), |n| n.to_string_lossy());
+        let title = format!("{title}: {} jobs, rules of {:?}", scores.len(), flags.rules);
+        ending.then(|| output::write(path, &plot(&title.to_lowercase(), &scores)));
+    }
+    ending.with(Answer::Yes)
 }
 
-/// What of a device decides how much its kernels take.
+/// The properties of a device that decide how much memory its kernels take.
 fn class(profile: &Profile) -> anyhow::Result<Class> {
     let Some(sm) = profile.multiprocessors else {
         bail!(
@@ -172,7 +175,7 @@ fn failed(runs: &[neap::estimate::score::Run], with: usize) -> String {
     }
 }
 
-fn told(scores: &[Score], options: &Options) -> String {
+fn text(scores: &[Score], options: &Options) -> String {
     let mut jobs = Table::new(&[
         ("job", Side::Left),
         ("reserved", Side::Right),
@@ -218,12 +221,8 @@ fn told(scores: &[Score], options: &Options) -> String {
     let fates = |f: &Fate| {
         let failure = |with| f.failure(with).map_or_else(|| "-".to_owned(), percent);
         let size = |mcp: Option<i64>| mcp.map_or_else(|| "-".to_owned(), gib);
-        let [printed, lenient] = [
-            [BARE, MARGIN].map(|with| f.mcp(with)),
-            [BARE, MARGIN].map(|with| f.lenient_mcp(with)),
-        ]
-        .map(|of| of.map(size));
-        let [[bare, margin], [lenient, lenient_margin]] = [printed, lenient];
+        let [bare, margin] = [BARE, MARGIN].map(|with| size(f.mcp(with)));
+        let [lenient, lenient_margin] = [BARE, MARGIN].map(|with| size(f.lenient_mcp(with)));
         [failure(BARE), failure(MARGIN), bare, margin, lenient, lenient_margin]
     };
     let spread = |s: &Spread| [percent(s.median), percent(s.p90), percent(s.worst)];
@@ -256,9 +255,10 @@ fn told(scores: &[Score], options: &Options) -> String {
     }
     format!(
         "{jobs}\n{all}\n{}",
-        "Published figures are of other jobs: they used capped truth and NVML. A run is a job on a device; it fails when the verdict is wrong, or\n\
-         when the job fits and dies capped at its estimate. Context is outside both. MCP (Eq. 7 of the xMem paper) counts a failed run as the\n\
-         whole device lost; the columns behind it count only a wrong verdict so."
+        "Published figures are of other jobs: they used capped truth and NVML. A run is a job on a \
+         device; it fails when the verdict is wrong, or\nwhen the job fits and dies capped at its \
+         estimate. Context is outside both. MCP (Eq. 7 of the xMem paper) counts a failed run as \
+         the\nwhole device lost; the columns behind it count only a wrong verdict so."
     )
 }
 
@@ -278,72 +278,186 @@ fn part(score: &Score, from_end: usize) -> String {
         .map_or_else(|| "?".to_owned(), |p| (*p).to_owned())
 }
 
-fn object(scores: &[Score], options: &Options) -> serde_json::Value {
-    let (reserved, allocated) = errors(scores);
-    let spread = |s: &Spread| json!({ "median": s.median, "p90": s.p90, "worst": s.worst });
-    let fate = |f: &Fate| {
-        json!({
-            "runs": f.runs,
-            "failure": f.failure(BARE),
-            "failure_with_margin": f.failure(MARGIN),
-            "conserved_bytes": f.mcp(BARE),
-            "conserved_with_margin_bytes": f.mcp(MARGIN),
-            "lenient_conserved_bytes": f.lenient_mcp(BARE),
-            "lenient_conserved_with_margin_bytes": f.lenient_mcp(MARGIN),
-        })
-    };
-    let groups = |all: Vec<Group>| {
-        let one = |g: &Group| json!({ "name": g.name, "jobs": g.jobs, "error": spread(&g.error), "fate": fate(&g.fate) });
-        all.iter().map(one).collect::<Vec<_>>()
-    };
-    let job = |s: &Score| {
-        let run = |(r, d): (&score::Run, &Device)| {
-            json!({
-                "device": d.name,
-                "predicted_oom": r.predicted_oom,
-                "oom": r.oom,
-                "survives_estimate": r.survives[BARE],
-                "survives_estimate_and_margin": r.survives[MARGIN],
-                "conserved_bytes": r.conserved(BARE),
-                "conserved_with_margin_bytes": r.conserved(MARGIN),
-            })
+/// How good estimates were.
+#[derive(Serialize)]
+struct Report<'a> {
+    reserved_error: SpreadReport,
+    allocated_error: SpreadReport,
+    fate: FateReport,
+    devices: Vec<DeviceReport<'a>>,
+    models: Vec<GroupReport>,
+    optimizers: Vec<GroupReport>,
+    zero_grad: Vec<GroupReport>,
+    jobs: Vec<JobReport<'a>>,
+    published: Vec<PublishedReport>,
+    published_note: &'static str,
+    #[serde(skip)]
+    text: String,
+}
+
+/// Relative errors.
+#[derive(Serialize)]
+struct SpreadReport {
+    median: f64,
+    p90: f64,
+    worst: f64,
+}
+
+/// How runs ended.
+#[derive(Serialize)]
+struct FateReport {
+    runs: u64,
+    failure: Option<f64>,
+    failure_with_margin: Option<f64>,
+    conserved_bytes: Option<i64>,
+    conserved_with_margin_bytes: Option<i64>,
+    lenient_conserved_bytes: Option<i64>,
+    lenient_conserved_with_margin_bytes: Option<i64>,
+}
+
+#[derive(Serialize)]
+struct DeviceReport<'a> {
+    device: &'a str,
+    device_bytes: Bytes,
+    fate: FateReport,
+}
+
+/// Jobs with something in common.
+#[derive(Serialize)]
+struct GroupReport {
+    name: String,
+    jobs: usize,
+    error: SpreadReport,
+    fate: FateReport,
+}
+
+#[derive(Serialize)]
+struct JobReport<'a> {
+    name: &'a str,
+    model: &'a str,
+    peak_reserved_bytes: Bytes,
+    estimated_peak_reserved_bytes: Bytes,
+    reserved_error: f64,
+    peak_allocated_bytes: Bytes,
+    estimated_peak_allocated_bytes: Bytes,
+    allocated_error: f64,
+    margin_bytes: Bytes,
+    elapsed_ns: u64,
+    runs: Vec<RunReport<'a>>,
+}
+
+/// A job on a device.
+#[derive(Serialize)]
+struct RunReport<'a> {
+    device: &'a str,
+    predicted_oom: bool,
+    oom: bool,
+    survives_estimate: bool,
+    survives_estimate_and_margin: bool,
+    conserved_bytes: i64,
+    conserved_with_margin_bytes: i64,
+}
+
+#[derive(Serialize)]
+struct PublishedReport {
+    name: &'static str,
+    median_error: f64,
+    failure: Option<f64>,
+    conserved_gb: f64,
+    seconds: u32,
+}
+
+impl SpreadReport {
+    fn of(s: &Spread) -> Self {
+        Self { median: s.median, p90: s.p90, worst: s.worst }
+    }
+}
+
+impl FateReport {
+    fn of(f: &Fate) -> Self {
+        Self {
+            runs: f.runs,
+            failure: f.failure(BARE),
+            failure_with_margin: f.failure(MARGIN),
+            conserved_bytes: f.mcp(BARE),
+            conserved_with_margin_bytes: f.mcp(MARGIN),
+            lenient_conserved_bytes: f.lenient_mcp(BARE),
+            lenient_conserved_with_margin_bytes: f.lenient_mcp(MARGIN),
+        }
+    }
+}
+
+impl GroupReport {
+    fn of(g: &Group) -> Self {
+        let (error, fate) = (SpreadReport::of(&g.error), FateReport::of(&g.fate));
+        Self { name: g.name.clone(), jobs: g.jobs, error, fate }
+    }
+}
+
+impl<'a> JobReport<'a> {
+    fn of(s: &'a Score, devices: &'a [Device]) -> Self {
+        let run = |(r, d): (&score::Run, &'a Device)| RunReport {
+            device: &d.name,
+            predicted_oom: r.predicted_oom,
+            oom: r.oom,
+            survives_estimate: r.survives[BARE],
+            survives_estimate_and_margin: r.survives[MARGIN],
+            conserved_bytes: r.conserved(BARE),
+            conserved_with_margin_bytes: r.conserved(MARGIN),
         };
-        json!({
-            "name": s.name,
-            "model": s.model,
-            "peak_reserved_bytes": s.actual.reserved.0,
-            "estimated_peak_reserved_bytes": s.estimated.reserved.0,
-            "reserved_error": s.reserved_error(),
-            "peak_allocated_bytes": s.actual.allocated.0,
-            "estimated_peak_allocated_bytes": s.estimated.allocated.0,
-            "allocated_error": s.allocated_error(),
-            "margin_bytes": s.margin.0,
-            "elapsed_ns": s.elapsed_ns,
-            "runs": s.runs.iter().zip(&options.devices).map(run).collect::<Vec<_>>(),
-        })
-    };
-    let device = |(i, d): (usize, &Device)| json!({ "device": d.name, "device_bytes": d.memory.0, "fate": fate(&Fate::of(scores.iter().filter_map(|s| s.runs.get(i)))) });
-    let published = |p: &Published| {
-        json!({
-            "name": p.name,
-            "median_error": f64::from(p.error) / 1000.0,
-            "failure": p.failure.map(|f| f64::from(f) / 1000.0),
-            "conserved_gb": f64::from(p.conserved) / 100.0,
-            "seconds": p.seconds,
-        })
-    };
-    json!({
-        "reserved_error": spread(&reserved),
-        "allocated_error": spread(&allocated),
-        "fate": fate(&Fate::of(scores.iter().flat_map(|s| &s.runs))),
-        "devices": options.devices.iter().enumerate().map(device).collect::<Vec<_>>(),
-        "models": groups(score::by(scores, |s| s.model.clone())),
-        "optimizers": groups(score::by(scores, |s| part(s, 3))),
-        "zero_grad": groups(score::by(scores, |s| part(s, 0))),
-        "jobs": scores.iter().map(job).collect::<Vec<_>>(),
-        "published": PUBLISHED.iter().map(published).collect::<Vec<_>>(),
-        "published_note": "they used capped truth and NVML",
-    })
+        Self {
+            name: &s.name,
+            model: &s.model,
+            peak_reserved_bytes: s.actual.reserved,
+            estimated_peak_reserved_bytes: s.estimated.reserved,
+            reserved_error: s.reserved_error(),
+            peak_allocated_bytes: s.actual.allocated,
+            estimated_peak_allocated_bytes: s.estimated.allocated,
+            allocated_error: s.allocated_error(),
+            margin_bytes: s.margin,
+            elapsed_ns: s.elapsed_ns,
+            runs: s.runs.iter().zip(devices).map(run).collect(),
+        }
+    }
+}
+
+impl<'a> Report<'a> {
+    fn of(scores: &'a [Score], options: &'a Options) -> Self {
+        let (reserved, allocated) = errors(scores);
+        let groups = |all: Vec<Group>| all.iter().map(GroupReport::of).collect();
+        let device = |(i, d): (usize, &'a Device)| DeviceReport {
+            device: &d.name,
+            device_bytes: d.memory,
+            fate: FateReport::of(&Fate::of(scores.iter().filter_map(|s| s.runs.get(i)))),
+        };
+        let share = |thousandths: u32| f64::from(thousandths) / 1000.0;
+        let published = |p: &Published| PublishedReport {
+            name: p.name,
+            median_error: share(p.error),
+            failure: p.failure.map(share),
+            conserved_gb: f64::from(p.conserved) / 100.0,
+            seconds: p.seconds,
+        };
+        Self {
+            reserved_error: SpreadReport::of(&reserved),
+            allocated_error: SpreadReport::of(&allocated),
+            fate: FateReport::of(&Fate::of(scores.iter().flat_map(|s| &s.runs))),
+            devices: options.devices.iter().enumerate().map(device).collect(),
+            models: groups(score::by(scores, |s| s.model.clone())),
+            optimizers: groups(score::by(scores, |s| part(s, 3))),
+            zero_grad: groups(score::by(scores, |s| part(s, 0))),
+            jobs: scores.iter().map(|s| JobReport::of(s, &options.devices)).collect(),
+            published: PUBLISHED.iter().map(published).collect(),
+            published_note: "they used capped truth and NVML",
+            text: text(scores, options),
+        }
+    }
+}
+
+impl fmt::Display for Report<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
 }
 
 fn csv(scores: &[Score], out: &mut dyn std::io::Write) -> std::io::Result<()> {

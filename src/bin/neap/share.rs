@@ -1,5 +1,6 @@
 //! `neap share`: a trace of jobs on one device, under policies and mechanisms.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -16,10 +17,11 @@ use neap::sim::share::memory::Memory;
 use neap::sim::share::policy::{self, Policy};
 use neap::sim::share::result::{Figures, Outcome, Verdict};
 use neap::units::{Bytes, Nanos};
-use serde_json::json;
+use serde::Serialize;
 
-use crate::output::{self, Answer, note};
-use crate::settings;
+use crate::output::{self, Answer, Ending, note};
+use crate::settings::Outputs;
+use crate::settings::values::seconds;
 
 /// Simulate many jobs on one device.
 ///
@@ -39,54 +41,48 @@ pub struct Flags {
     /// A built-in device (`neap device list`) or a *.device.json file, for memory and link.
     #[arg(long, value_name = "NAME|FILE", default_value = "p100")]
     device: String,
-    /// What jobs may have in place of the device's whole memory.
+    /// The memory that jobs share, in place of the device's whole memory.
     #[arg(long, value_name = "SIZE")]
     memory_bytes: Option<Bytes>,
-    /// Who goes first.
+    /// The policies: which job goes first.
     #[arg(long, value_delimiter = ',', default_value = "fifo,srtf,pack,fair,neap", value_parser = policy::NAMES)]
     policies: Vec<String>,
-    /// By which means; several are tried in turn.
+    /// The mechanisms by which jobs share; several are tried in turn.
     #[arg(long, value_delimiter = ',', default_value = "lanes", value_parser = ["exclusive", "static", "mps", "mps-oc", "checkpoint", "lanes"])]
     mechanism: Vec<String>,
-    /// Whose rules for lanes: the paper's algorithm made right, the released code's, or ours.
+    /// The rules for lanes: the paper's algorithm (corrected), the released code's, or neap's.
     #[arg(long, default_value = "neap", value_parser = ["paper", "as-released", "neap"])]
     mode: String,
-    /// What a process's context takes (static, mps, mps-oc).
+    /// The memory of a process's context (static, mps, mps-oc).
     #[arg(long, value_name = "SIZE", default_value = "300MiB")]
     context: Bytes,
-    /// How far the memory given may be too low, in per cent: so much more is asked for every job without an error of its own.
+    /// How far the given memory may be too low, in per cent: the margin for every job without an error of its own.
     #[arg(long, value_name = "PERCENT", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1000))]
     margin: u32,
     /// Equal partitions (static).
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=48))]
     partitions: u32,
-    /// What is promised, in per cent of the device (mps-oc).
+    /// The memory that is promised, in per cent of the device (mps-oc).
     #[arg(long, value_name = "PERCENT", default_value_t = 200, value_parser = clap::value_parser!(u32).range(100..=1000))]
     overcommit: u32,
-    /// A turn where turns move persistent memory (fair).
+    /// The length of a turn where turns move persistent memory (fair).
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     turn: Nanos,
-    /// From when on a job that is there is overdue: nobody passes it any more, and under policy neap it goes first.
+    /// After how long a waiting job is overdue: no job passes it any more, and under policy neap it goes first.
     #[arg(long, value_name = "SECONDS", default_value = "28800", value_parser = seconds)]
     patience: Nanos,
     /// Write a row for each job, policy and mechanism.
     #[arg(long, value_name = "FILE.csv")]
     csv: Option<PathBuf>,
-    /// Draw the share of jobs that ended by a time; and beside it, as FILE.POLICY.svg, the memory of each policy over time.
+    /// Draw the share of jobs that ended by a time; and as FILE.POLICY.svg the memory of each policy over time.
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
-    /// Prove after every change, by a checker that shares no code with what decides, that no byte is promised twice (lanes).
+    /// Prove after every change that no byte is promised twice (lanes), by a checker that shares no code with the policies.
     #[arg(long)]
     check: bool,
-    /// Say what a job waited for.
+    /// Say why a job waited.
     #[arg(long, value_name = "JOB")]
     explain: Option<String>,
-}
-
-pub fn seconds(text: &str) -> Result<Nanos, String> {
-    let time = jobs::decimal(text).filter(|t| (1_000_000..=1_000_000_000_000_000_000).contains(t));
-    time.map(|t| Nanos(t as u64))
-        .ok_or_else(|| format!("`{text}` is not a time; give seconds from 0.001 to 1000000000"))
 }
 
 /// One policy under one mechanism.
@@ -123,7 +119,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     };
     let mut outputs = vec![flags.csv.as_deref(), flags.plot.as_deref()];
     outputs.extend(plots.iter().map(|p| Some(p.as_path())));
-    settings::outputs(&inputs, &outputs)?;
+    let outputs = Outputs::new(&inputs, &outputs)?;
     let device = neap::device::profile::load(&flags.device)?;
     let capacity = flags.memory_bytes.unwrap_or(device.memory_bytes);
     if capacity == Bytes::ZERO || capacity.0 > 1 << 50 {
@@ -137,6 +133,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
             flags.jobs.display()
         ));
     }
+    outputs.apart_from_what_was_read()?;
     let all = &trace.jobs;
     let explained = match &flags.explain {
         None => None,
@@ -188,24 +185,30 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
             runs.push(Run { policy, mechanism: name, settings, outcome, figures, latencies });
         }
     }
-    if let Some(path) = &flags.csv {
-        neap::files::write(path, |out| rows(&runs, all, out))?;
-        note(&format!("written: {}", path.display()));
-    }
-    if let Some(path) = &flags.plot {
-        draw(path, &plots, &runs, all, several)?;
-    }
     let never = runs
         .iter()
         .flat_map(|r| &r.outcome.jobs)
         .any(|j| matches!(j.verdict, Verdict::NeverFits | Verdict::Outgrew))
         || runs.iter().any(|r| r.outcome.harm.is_some());
-    if as_json {
-        output::json(&object(&runs, all, explained))?;
-    } else {
-        output::data(&told(&runs, all, explained, several))?;
+    let report = Report {
+        jobs: all.len(),
+        capacity_bytes: capacity,
+        policies: runs.iter().map(|run| PolicyReport::of(run, all, explained)).collect(),
+        text: text(&runs, all, explained, several),
+    };
+    let mut ending = Ending::default();
+    ending.then(|| output::report(&report, as_json));
+    if let Some(path) = &flags.csv {
+        ending.then(|| {
+            neap::files::write(path, |out| rows(&runs, all, out))?;
+            output::written(path);
+            Ok(())
+        });
     }
-    Ok(if never { Answer::No } else { Answer::Yes })
+    if let Some(path) = &flags.plot {
+        ending.then(|| draw(path, &plots, &runs, all, several));
+    }
+    ending.with(Answer::yes_if(!never))
 }
 
 /// FILE.POLICY.svg for FILE.svg.
@@ -225,7 +228,7 @@ fn minutes(nanos: u64) -> String {
     format!("{:.1}", nanos as f64 / 6e10)
 }
 
-fn told(runs: &[Run], jobs: &[Job], explained: Option<usize>, several: bool) -> String {
+fn text(runs: &[Run], jobs: &[Job], explained: Option<usize>, several: bool) -> String {
     let long = runs.iter().any(|r| r.figures.makespan > 600_000_000_000);
     let time = |n: u64| if long { minutes(n) } else { format!("{:.2}", s(n)) };
     let mut table = Table::new(&[
@@ -328,60 +331,146 @@ fn devices(run: &Run, jobs: &[Job]) -> Option<usize> {
     run.settings.devices(jobs.iter().filter(|j| j.rate.is_some()))
 }
 
-fn object(runs: &[Run], jobs: &[Job], explained: Option<usize>) -> serde_json::Value {
-    let policies: Vec<_> = runs
-        .iter()
-        .map(|run| {
-            let (f, o) = (&run.figures, &run.outcome);
-            let mut entry = json!({
-                "policy": run.policy.name(),
-                "mechanism": run.mechanism,
-                "makespan_s": s(f.makespan),
-                "mean_queuing_s": s(f.queuing),
-                "mean_completion_s": s(f.completion),
-                "p95_completion_s": s(f.p95),
-                "utilisation": f.utilisation,
-                "fairness": f.fairness,
-                "switches": o.switches,
-                "moved_bytes": u64::try_from(o.moved).unwrap_or(u64::MAX),
-                "packed_bytes": u64::try_from(o.packed).unwrap_or(u64::MAX),
-                "packs": o.packs,
-                "outgrew": o.grew,
-                "left_to_grow": o.outgrown,
-                "done": f.done,
-            });
-            let odd =
-                |v: Verdict| -> Vec<&str> { o.jobs.iter().zip(jobs).filter(|(r, _)| r.verdict == v).map(|(_, j)| &*j.name).collect() };
-            for (key, verdict) in [
-                ("killed", Verdict::Killed),
-                ("never_fits", Verdict::NeverFits),
-                ("outgrew_the_device", Verdict::Outgrew),
-                ("nothing_to_do", Verdict::Empty),
-            ] {
-                entry[key] = json!(odd(verdict));
-            }
-            if o.proved > 0 {
-                entry["proved_changes"] = json!(o.proved);
-                entry["harm"] = json!(o.harm.as_ref().map(|(at, why)| json!({ "at_s": s(at.0), "why": why })));
-            }
-            if let Some((mean, p99)) = worst(&run.latencies) {
-                let told =
-                    |l: &Latency| json!({ "job": &*jobs[l.job].name, "requests": l.requests, "mean_s": s(l.mean.0), "p99_s": s(l.p99.0) });
-                entry["inference"] = json!({
-                    "mean_s": s(mean.0),
-                    "worst_p99_s": s(p99.0),
-                    "devices": devices(run, jobs),
-                    "jobs": run.latencies.iter().map(told).collect::<Vec<_>>(),
-                });
-            }
-            if let Some(job) = explained {
-                let why = |(at, text): &(Nanos, String)| json!({ "at_s": s(at.0), "what": text });
-                entry["explained"] = json!({ "job": &*jobs[job].name, "why": o.reasons.iter().map(why).collect::<Vec<_>>() });
-            }
-            entry
-        })
-        .collect();
-    json!({ "jobs": jobs.len(), "capacity_bytes": runs.first().map_or(0, |r| r.settings.capacity.0), "policies": policies })
+/// How a trace of jobs went.
+#[derive(Serialize)]
+struct Report<'a> {
+    jobs: usize,
+    capacity_bytes: Bytes,
+    policies: Vec<PolicyReport<'a>>,
+    #[serde(skip)]
+    text: String,
+}
+
+impl fmt::Display for Report<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// How it went under one policy and one mechanism.
+#[derive(Serialize)]
+struct PolicyReport<'a> {
+    policy: &'a str,
+    mechanism: &'a str,
+    makespan_s: f64,
+    mean_queuing_s: f64,
+    mean_completion_s: f64,
+    p95_completion_s: f64,
+    utilisation: f64,
+    fairness: f64,
+    switches: u64,
+    moved_bytes: u64,
+    packed_bytes: u64,
+    packs: u64,
+    outgrew: u64,
+    left_to_grow: u64,
+    done: usize,
+    killed: Vec<&'a str>,
+    never_fits: Vec<&'a str>,
+    outgrew_the_device: Vec<&'a str>,
+    nothing_to_do: Vec<&'a str>,
+    #[serde(flatten)]
+    proof: Option<ProofReport<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    inference: Option<InferenceReport<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    explained: Option<ExplainedReport<'a>>,
+}
+
+/// What `--check` found.
+#[derive(Serialize)]
+struct ProofReport<'a> {
+    proved_changes: u64,
+    harm: Option<HarmReport<'a>>,
+}
+
+#[derive(Serialize)]
+struct HarmReport<'a> {
+    at_s: f64,
+    why: &'a str,
+}
+
+/// Requests of inference jobs.
+#[derive(Serialize)]
+struct InferenceReport<'a> {
+    mean_s: f64,
+    worst_p99_s: f64,
+    /// The devices that hold all inference jobs at once.
+    devices: Option<usize>,
+    jobs: Vec<RequestsReport<'a>>,
+}
+
+#[derive(Serialize)]
+struct RequestsReport<'a> {
+    job: &'a str,
+    requests: usize,
+    mean_s: f64,
+    p99_s: f64,
+}
+
+#[derive(Serialize)]
+struct ExplainedReport<'a> {
+    job: &'a str,
+    why: Vec<ReasonReport<'a>>,
+}
+
+#[derive(Serialize)]
+struct ReasonReport<'a> {
+    at_s: f64,
+    what: &'a str,
+}
+
+impl<'a> PolicyReport<'a> {
+    fn of(run: &'a Run, jobs: &'a [Job], explained: Option<usize>) -> Self {
+        let (f, o) = (&run.figures, &run.outcome);
+        let ended = |v: Verdict| -> Vec<&str> {
+            let all = o.jobs.iter().zip(jobs).filter(|(r, _)| r.verdict == v);
+            all.map(|(_, job)| &*job.name).collect()
+        };
+        let proof = (o.proved > 0).then(|| ProofReport {
+            proved_changes: o.proved,
+            harm: o.harm.as_ref().map(|(at, why)| HarmReport { at_s: s(at.0), why }),
+        });
+        let requests = |l: &Latency| RequestsReport {
+            job: &jobs[l.job].name,
+            requests: l.requests,
+            mean_s: s(l.mean.0),
+            p99_s: s(l.p99.0),
+        };
+        let reason = |(at, what): &'a (Nanos, String)| ReasonReport { at_s: s(at.0), what };
+        Self {
+            policy: run.policy.name(),
+            mechanism: run.mechanism,
+            makespan_s: s(f.makespan),
+            mean_queuing_s: s(f.queuing),
+            mean_completion_s: s(f.completion),
+            p95_completion_s: s(f.p95),
+            utilisation: f.utilisation,
+            fairness: f.fairness,
+            switches: o.switches,
+            moved_bytes: u64::try_from(o.moved).unwrap_or(u64::MAX),
+            packed_bytes: u64::try_from(o.packed).unwrap_or(u64::MAX),
+            packs: o.packs,
+            outgrew: o.grew,
+            left_to_grow: o.outgrown,
+            done: f.done,
+            killed: ended(Verdict::Killed),
+            never_fits: ended(Verdict::NeverFits),
+            outgrew_the_device: ended(Verdict::Outgrew),
+            nothing_to_do: ended(Verdict::Empty),
+            proof,
+            inference: worst(&run.latencies).map(|(mean, p99)| InferenceReport {
+                mean_s: s(mean.0),
+                worst_p99_s: s(p99.0),
+                devices: devices(run, jobs),
+                jobs: run.latencies.iter().map(requests).collect(),
+            }),
+            explained: explained.map(|job| ExplainedReport {
+                job: &jobs[job].name,
+                why: o.reasons.iter().map(reason).collect(),
+            }),
+        }
+    }
 }
 
 fn rows(runs: &[Run], jobs: &[Job], out: &mut dyn std::io::Write) -> std::io::Result<()> {
@@ -442,8 +531,7 @@ fn draw(
         "time from submission to end",
         &series,
     )?;
-    neap::files::write(path, |out| out.write_all(drawn.as_bytes()))?;
-    note(&format!("written: {}", path.display()));
+    output::write(path, &drawn)?;
     for (run, path) in runs.iter().zip(plots) {
         let end = run.outcome.moments.last().map_or(Nanos::ZERO, |m| m.at);
         let mut stack = Stack::new(end);
@@ -469,8 +557,7 @@ fn draw(
         let lines = [Line { name: "capacity", value: run.settings.capacity }];
         let title = format!("{} jobs, policy {}, {}", jobs.len(), run.policy.name(), run.mechanism);
         let drawn = stack.svg(&title, &names, &lines, &[])?;
-        neap::files::write(path, |out| out.write_all(drawn.as_bytes()))?;
-        note(&format!("written: {}", path.display()));
+        output::write(path, &drawn)?;
     }
     Ok(())
 }

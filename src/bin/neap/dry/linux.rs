@@ -9,7 +9,7 @@ use neap::device::profile;
 use super::found::Found;
 use super::{Flags, launch, prepare, report, unpack};
 use crate::output::{self, Answer};
-use crate::settings;
+use crate::settings::Outputs;
 
 /// Runs the command and reports.
 ///
@@ -22,7 +22,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         return Ok(Answer::Yes);
     }
     let outputs = [flags.record.as_deref(), flags.snapshot.as_deref(), flags.events.as_deref()];
-    settings::outputs(&[Path::new(&flags.device)], &outputs)?;
+    Outputs::new(&[Path::new(&flags.device)], &outputs)?;
     let profile = profile::load(&flags.device)?;
     let unpacked = unpack::unpack()?;
     let scratch = tempfile::Builder::new()

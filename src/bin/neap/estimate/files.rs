@@ -15,7 +15,7 @@ use neap::sim::snapshot::write::Target;
 use neap::units::Nanos;
 
 use super::Estimate;
-use crate::output::note;
+use crate::output;
 
 /// A layer for each role.
 const _: () = assert!(Role::ALL.len() == LAYERS);
@@ -31,7 +31,7 @@ pub fn curve(path: &Path, forecast: &Forecast, config: &Config) -> anyhow::Resul
         }
         Ok(())
     })?;
-    note(&format!("written: {}", path.display()));
+    output::written(path);
     Ok(())
 }
 
@@ -46,7 +46,7 @@ pub fn snapshot(
     neap::files::write(path, |mut out| {
         recording::write(&mut out, &estimate.job, places, &estimate.forecast, &target)
     })?;
-    note(&format!("written: {}", path.display()));
+    output::written(path);
     Ok(())
 }
 
@@ -93,7 +93,7 @@ pub fn plot(
         &starts,
     )?;
     neap::files::write(path, |f| f.write_all(drawing.as_bytes()))?;
-    note(&format!("written: {}", path.display()));
+    output::written(path);
     Ok(())
 }
 

@@ -20,7 +20,7 @@ use neap::units::Bytes;
 use serde_json::json;
 
 use crate::output::{self, Answer};
-use crate::settings;
+use crate::settings::{self, Outputs};
 
 /// Estimate the GPU memory of a job from PyTorch's profile of it on a CPU.
 #[derive(clap::Args)]
@@ -130,9 +130,9 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let mut inputs: Vec<&Path> = flags.traces.iter().map(PathBuf::as_path).collect();
     inputs.extend(flags.device.iter().map(Path::new));
     inputs.extend(flags.against.as_deref());
-    settings::outputs(
+    let outputs = Outputs::new(
         &inputs,
-        &[flags.curve.as_deref(), flags.plot.as_deref(), flags.snapshot.as_deref()],
+        &[&flags.curve, &flags.plot, &flags.snapshot].map(|file| file.as_deref()),
     )?;
     let several = flags.traces.len() > 1;
     if several && (flags.plot.is_some() || flags.curve.is_some() || flags.snapshot.is_some()) {
@@ -160,6 +160,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     };
     let truths =
         flags.traces.iter().map(|trace| truth(flags, trace)).collect::<anyhow::Result<Vec<_>>>()?;
+    outputs.apart_from_what_was_read()?;
 
     let mut fits = true;
     let mut objects = Vec::new();

@@ -3,12 +3,12 @@
 //! Not for: launching them.
 
 use std::ffi::{CString, c_char, c_int, c_void};
-use std::path::PathBuf;
 
 use sha2::{Digest, Sha256};
 
 use super::launch::Family;
 use super::libs::{LibError, Opened};
+use crate::files;
 
 type Program = *mut c_void;
 
@@ -122,8 +122,8 @@ impl Nvrtc {
     pub fn cached(&self, family: Family, arch: &str) -> Result<Vec<u8>, String> {
         let hash = Sha256::digest(format!("{}\0{arch}\0{}", self.version, family.source()));
         let hash: String = hash.iter().map(|b| format!("{b:02x}")).collect();
-        let path =
-            cache().map(|folder| folder.join(format!("{}-{arch}-{hash}.cubin", family.name())));
+        let path = files::cache()
+            .map(|folder| folder.join(format!("{}-{arch}-{hash}.cubin", family.name())));
         if let Some(code) =
             path.as_ref().and_then(|p| std::fs::read(p).ok()).filter(|code| !code.is_empty())
         {
@@ -142,11 +142,4 @@ impl Nvrtc {
         }
         Ok(code)
     }
-}
-
-fn cache() -> Option<PathBuf> {
-    let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    set("NEAP_CACHE").or_else(|| {
-        Some(set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")))?.join("neap"))
-    })
 }

@@ -1,6 +1,8 @@
-//! `neap simulate --arrivals`: jobs that come and go on one device, planned anew together at each launch and end.
+//! `neap simulate --arrivals`: jobs that come and go on one device, planned anew together at each
+//! launch and end.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -15,13 +17,12 @@ use neap::report::curve::{Across, Curve, Line, svg_across};
 use neap::report::table::{Side, Table};
 use neap::sim::program::Direction;
 use neap::units::{Bytes, Nanos};
-use serde::Deserialize;
-use serde_json::json;
+use serde::{Deserialize, Serialize};
 
-use crate::output::{self, Answer, note};
-use crate::settings::{self, Budget, DeviceFlags};
-use crate::simulate::ratio;
-use crate::together::JobArg;
+use crate::accounting::ratio;
+use crate::output::{self, Answer, Ending};
+use crate::progress;
+use crate::settings::{self, Budget, DeviceFlags, JobArg, Outputs};
 
 /// The largest table that is read.
 const LARGEST: u64 = 64 << 20;
@@ -77,7 +78,7 @@ fn read(path: &Path) -> anyhow::Result<Vec<Coming>> {
         }
         if row.iterations == 0 {
             return Err(wrong(
-                "a job of 0 iterations never runs; give at least 1, or leave the line away"
+                "a job of 0 iterations never runs; give at least 1, or leave the line out"
                     .to_owned(),
             )
             .into());
@@ -92,12 +93,8 @@ fn read(path: &Path) -> anyhow::Result<Vec<Coming>> {
         if row.graph.is_empty() {
             return Err(wrong("it names no graph".to_owned()).into());
         }
-        let job = JobArg::read(row.graph.into()).map_err(wrong)?;
-        all.push(Coming {
-            job: JobArg { path: folder.join(job.path), ..job },
-            submitted,
-            iterations: row.iterations,
-        });
+        let job = JobArg::read(folder.join(row.graph).into_os_string()).map_err(wrong)?;
+        all.push(Coming { job, submitted, iterations: row.iterations });
     }
     if all.is_empty() {
         bail!(
@@ -144,10 +141,8 @@ pub fn main(
     plot: Option<&Path>,
     as_json: bool,
 ) -> anyhow::Result<Answer> {
+    let outputs = Outputs::new(&flags.inputs(&[table]), &[plot])?;
     let coming = read(table)?;
-    let mut inputs: Vec<&Path> = vec![table];
-    inputs.extend(coming.iter().map(|c| &*c.job.path).collect::<BTreeSet<_>>());
-    settings::outputs(&flags.inputs(&inputs), &[plot])?;
     // Every graph once.
     let mut graphs: BTreeMap<PathBuf, (Graph, Vec<Latency>, String)> = BTreeMap::new();
     let mut device = None;
@@ -188,17 +183,18 @@ pub fn main(
             iterations: job.iterations,
         });
     }
-    let bar = output::progress(arrivals.len(), "jobs ended");
-    let outcome =
-        Live::new(&arrivals, &device, budget).run_with(|ended| bar.set_position(ended as u64))?;
+    outputs.apart_from_what_was_read()?;
+    let bar = progress::bar(arrivals.len() as u64, "jobs ended");
+    let live = Live::new(&arrivals, &device, budget);
+    let outcome = live.run_with(|ended| bar.set_position(ended as u64))?;
     bar.finish_and_clear();
+    let mut ending = Ending::default();
+    let report = Report::of(&arrivals, &outcome, &device, budget);
+    ending.then(|| output::report(&report, as_json));
     if let Some(path) = plot {
-        let drawing = drawing(&arrivals, &outcome, &device, budget)?;
-        files::write(path, |f| f.write_all(drawing.as_bytes()))?;
-        note(&format!("written: {}", path.display()));
+        ending.then(|| output::write(path, &drawing(&arrivals, &outcome, &device, budget)?));
     }
-    report(&arrivals, &outcome, &device, budget, as_json)?;
-    Ok(if outcome.jobs.iter().all(|job| job.ended.is_some()) { Answer::Yes } else { Answer::No })
+    ending.with(Answer::yes_if(outcome.jobs.iter().all(|job| job.ended.is_some())))
 }
 
 /// The sub-arenas of all jobs together over time.
@@ -236,83 +232,124 @@ fn median(job: &Story) -> Nanos {
     times.get(times.len() / 2).copied().unwrap_or_default()
 }
 
-fn report(
-    arrivals: &[Arrival<'_>],
-    outcome: &Outcome,
-    device: &Profile,
-    budget: Bytes,
-    as_json: bool,
-) -> anyhow::Result<()> {
-    let end = outcome.jobs.iter().filter_map(|job| job.ended).max().unwrap_or_default();
-    let busy = |direction| {
-        let all: Nanos = outcome
-            .carried
-            .iter()
-            .filter(|c| c.direction == direction)
-            .map(|c| c.end - c.start)
-            .sum();
-        ratio(all.0, end.0)
-    };
-    if as_json {
-        let jobs = arrivals.iter().zip(&outcome.jobs).map(|(arrival, job)| {
-            json!({
-                "name": arrival.job.graph.name,
-                "submit_ns": arrival.submitted,
-                "admitted_ns": job.admitted,
-                "end_ns": job.ended,
-                "waited_for": job.waited_for,
-                "iterations": job.iterations.len(),
-                "iteration_ns": median(job),
-                "arenas": job.arenas.iter().map(|(at, base, bytes)| json!({ "at_ns": at, "base_bytes": base, "arena_bytes": bytes })).collect::<Vec<_>>(),
-                "late_copies": job.late,
-            })
-        });
-        return output::json(&json!({
-            "device": device.name,
-            "budget_bytes": budget,
-            "end_ns": end,
-            "replans": outcome.replans,
-            "h2d_busy": busy(Direction::H2d),
-            "d2h_busy": busy(Direction::D2h),
-            "jobs": jobs.collect::<Vec<_>>(),
-        }));
-    }
-    let heads = [
-        "job",
-        "came",
-        "let in",
-        "ended",
-        "iterations",
-        "each",
-        "sub-arena, largest",
-        "smallest",
-        "late copies",
-    ];
-    let mut table =
-        Table::new(&heads.map(|head| (head, if head == "job" { Side::Left } else { Side::Right })));
-    let mut waits = String::new();
-    for (index, (arrival, job)) in arrivals.iter().zip(&outcome.jobs).enumerate() {
-        let sizes = job.arenas.iter().map(|a| a.2);
-        let told = |time: Option<Nanos>| time.map_or_else(|| "never".to_owned(), |t| t.to_string());
-        table.row([
-            format!("{index} {}", arrival.job.graph.name),
-            arrival.submitted.to_string(),
-            told(job.admitted),
-            told(job.ended),
-            job.iterations.len().to_string(),
-            median(job).to_string(),
-            sizes.clone().max().unwrap_or_default().to_string(),
-            sizes.min().unwrap_or_default().to_string(),
-            job.late.to_string(),
-        ]);
-        if let Some(why) = &job.waited_for {
-            waits += &format!("job {index} waited for {why}\n");
+/// Jobs that came and went.
+#[derive(Serialize)]
+struct Report {
+    device: String,
+    budget_bytes: Bytes,
+    end_ns: Nanos,
+    replans: u32,
+    h2d_busy: f64,
+    d2h_busy: f64,
+    jobs: Vec<JobReport>,
+}
+
+/// What became of a job.
+#[derive(Serialize)]
+struct JobReport {
+    name: String,
+    submit_ns: Nanos,
+    admitted_ns: Option<Nanos>,
+    end_ns: Option<Nanos>,
+    waited_for: Option<String>,
+    iterations: usize,
+    iteration_ns: Nanos,
+    arenas: Vec<ArenaReport>,
+    late_copies: u64,
+}
+
+/// A sub-arena and the instant from which on the job has it.
+#[derive(Serialize)]
+struct ArenaReport {
+    at_ns: Nanos,
+    base_bytes: Bytes,
+    arena_bytes: Bytes,
+}
+
+impl Report {
+    fn of(arrivals: &[Arrival<'_>], outcome: &Outcome, device: &Profile, budget: Bytes) -> Self {
+        let end = outcome.jobs.iter().filter_map(|job| job.ended).max().unwrap_or_default();
+        let busy = |direction| {
+            let carried = outcome.carried.iter().filter(|c| c.direction == direction);
+            ratio(carried.map(|c| c.end - c.start).sum::<Nanos>().0, end.0)
+        };
+        let job = |(arrival, job): (&Arrival<'_>, &Story)| JobReport {
+            name: arrival.job.graph.name.clone(),
+            submit_ns: arrival.submitted,
+            admitted_ns: job.admitted,
+            end_ns: job.ended,
+            waited_for: job.waited_for.clone(),
+            iterations: job.iterations.len(),
+            iteration_ns: median(job),
+            arenas: job
+                .arenas
+                .iter()
+                .map(|&(at_ns, base_bytes, arena_bytes)| ArenaReport {
+                    at_ns,
+                    base_bytes,
+                    arena_bytes,
+                })
+                .collect(),
+            late_copies: job.late,
+        };
+        Self {
+            device: device.name.clone(),
+            budget_bytes: budget,
+            end_ns: end,
+            replans: outcome.replans,
+            h2d_busy: busy(Direction::H2d),
+            d2h_busy: busy(Direction::D2h),
+            jobs: arrivals.iter().zip(&outcome.jobs).map(job).collect(),
         }
     }
-    output::data(&format!(
-        "{table}\n{waits}all ended after {end}; planned anew {} times; the link was busy {:.1} % of the time to the device and {:.1} % from it",
-        outcome.replans,
-        busy(Direction::H2d) * 100.0,
-        busy(Direction::D2h) * 100.0
-    ))
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let heads = [
+            "job",
+            "came",
+            "let in",
+            "ended",
+            "iterations",
+            "each",
+            "sub-arena, largest",
+            "smallest",
+            "late copies",
+        ];
+        let mut table = Table::new(
+            &heads.map(|head| (head, if head == "job" { Side::Left } else { Side::Right })),
+        );
+        for (index, job) in self.jobs.iter().enumerate() {
+            let sizes = job.arenas.iter().map(|a| a.arena_bytes);
+            let when =
+                |time: Option<Nanos>| time.map_or_else(|| "never".to_owned(), |t| t.to_string());
+            table.row([
+                format!("{index} {}", job.name),
+                job.submit_ns.to_string(),
+                when(job.admitted_ns),
+                when(job.end_ns),
+                job.iterations.to_string(),
+                job.iteration_ns.to_string(),
+                sizes.clone().max().unwrap_or_default().to_string(),
+                sizes.min().unwrap_or_default().to_string(),
+                job.late_copies.to_string(),
+            ]);
+        }
+        writeln!(f, "{table}")?;
+        for (index, job) in self.jobs.iter().enumerate() {
+            if let Some(why) = &job.waited_for {
+                writeln!(f, "job {index} waited for {why}")?;
+            }
+        }
+        writeln!(
+            f,
+            "all ended after {}; planned anew {} times; the link was busy {:.1} % of the time to \
+             the device and {:.1} % from it",
+            self.end_ns,
+            self.replans,
+            self.h2d_busy * 100.0,
+            self.d2h_busy * 100.0
+        )
+    }
 }

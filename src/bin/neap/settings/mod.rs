@@ -1,8 +1,14 @@
 //! Flags that several commands share, and what they resolve to. Nothing deeper knows clap.
 
+pub mod allocator;
+mod job;
+mod outputs;
+pub mod planner;
+mod target;
+pub mod values;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use anyhow::{Context, bail};
 use neap::contract::{Latency, Plan, json};
@@ -12,24 +18,28 @@ use neap::device::library::{self, Chosen};
 use neap::device::predictor::Predictor;
 use neap::estimate::forecast::Forecast;
 use neap::job::Graph;
-use neap::units::{Bytes, OpId};
+use neap::units::OpId;
 
 use crate::output::note;
 
-/// The device and where latencies come from.
+pub use job::JobArg;
+pub use outputs::Outputs;
+pub use target::TargetFlags;
+pub use values::{Asked, Budget};
+
+/// The device, and where latencies come from.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct DeviceFlags {
-    /// A built-in device (`neap device list`) or a *.device.json file.
-    /// `host` if not given.
+    /// A built-in device (`neap device list`) or a *.device.json file; `host` by default.
     #[arg(long, value_name = "NAME|FILE")]
     pub device: Option<String>,
     /// A table of measured latencies, used before the roofline.
     #[arg(long, value_name = "FILE.csv")]
     pub latencies: Option<PathBuf>,
-    /// A predictor (`neap train`), for what the table lacks.
+    /// A predictor (`neap train`), for the operators that the table lacks.
     #[arg(long, value_name = "FILE.predictor.json")]
     pub predictor: Option<PathBuf>,
-    /// How busy others keep the device: latencies are those measured or learned at the load nearest to it.
+    /// How busy other programs keep the device: latencies are those measured or learned at the nearest load.
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(0..=100))]
     pub load: Option<u32>,
 }
@@ -55,14 +65,16 @@ impl DeviceFlags {
             || self.load.is_some()
         {
             bail!(
-                "--device, --latencies, --predictor, --load: {} is a plan and records its own; plan anew with them, or leave them away",
+                "--device, --latencies, --predictor, --load: {} is a plan and records its own; plan \
+                 anew with them, or leave them out",
                 plan.display()
             );
         }
         Ok(())
     }
 
-    /// Loads the profile, gives every operator its latency, and those whose algorithms were measured the workspace that these want.
+    /// Loads the profile and gives every operator its latency. Operators whose algorithms were
+    /// measured get the workspace that these need.
     ///
     /// # Errors
     /// When a file can't be read or the name is unknown.
@@ -133,102 +145,6 @@ pub fn latencies(
     Ok(latency::latencies(graph, device, table.as_ref()))
 }
 
-/// A budget as the user says it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Budget {
-    /// So many bytes.
-    Bytes(Bytes),
-    /// A share of the unplanned peak, in thousandths of a percent.
-    Share(u64),
-    /// The lowest that can be met.
-    Minimum,
-}
-
-impl FromStr for Budget {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let text = text.trim();
-        if text == "min" {
-            return Ok(Self::Minimum);
-        }
-        let Some(percent) = text.strip_suffix('%') else {
-            return match text.parse::<Bytes>() {
-                Ok(Bytes(0)) => Err(
-                    "a budget of 0 can't hold anything; give bytes (12GiB), a share (60%) or `min`"
-                        .to_owned(),
-                ),
-                Ok(bytes) => Ok(Self::Bytes(bytes)),
-                Err(_) => Err(format!(
-                    "`{text}` is not a budget; give bytes (12GiB), a share of the unplanned peak (60%) or `min`"
-                )),
-            };
-        };
-        match thousandths(percent) {
-            Some(0) => Err("a budget of 0 % can't hold anything; give a share such as 60%, bytes (12GiB) or `min`".to_owned()),
-            Some(share) if share <= 10_000_000 => Ok(Self::Share(share)),
-            _ => Err(format!("`{text}` is not a share; give a percentage from 0.001% to 10000%")),
-        }
-    }
-}
-
-/// Reads a decimal with at most three places as thousandths.
-pub fn thousandths(text: &str) -> Option<u64> {
-    let (whole, fraction) = text.trim().split_once('.').unwrap_or((text.trim(), ""));
-    if whole.is_empty()
-        || fraction.len() > 3
-        || !whole.bytes().chain(fraction.bytes()).all(|b| b.is_ascii_digit())
-    {
-        return None;
-    }
-    let whole: u64 = whole.parse().ok()?;
-    let fraction: u64 = format!("{fraction:0<3}").parse().ok()?;
-    whole.checked_mul(1000)?.checked_add(fraction)
-}
-
-/// Reads the largest deviation of a latency, in thousandths of a percent.
-///
-/// # Errors
-/// When it isn't a percentage up to 100.
-pub fn deviation(text: &str) -> Result<u64, String> {
-    let problem = || format!("`{text}` is not a share; give a percentage from 0% to 100%");
-    let share = thousandths(text.strip_suffix('%').ok_or_else(problem)?).ok_or_else(problem)?;
-    if share > 100_000 { Err(problem()) } else { Ok(share) }
-}
-
-impl Budget {
-    /// In bytes, for a job with this unplanned peak on this device; `None` for the minimum.
-    ///
-    /// # Errors
-    /// Explicit bytes above the device.
-    pub fn resolve(self, peak: Bytes, device: &Profile) -> anyhow::Result<Option<Bytes>> {
-        let available = device.available();
-        match self {
-            Self::Minimum => Ok(None),
-            Self::Bytes(bytes) if bytes > available => bail!(
-                "--budget: {bytes} ({} bytes) is more than {} offers, {available} ({} bytes) after the context's reserve; lower it or name another --device",
-                bytes.0,
-                device.name,
-                available.0
-            ),
-            Self::Bytes(bytes) => Ok(Some(bytes)),
-            Self::Share(share) => {
-                let bytes = Bytes(
-                    u64::try_from(u128::from(peak.0) * u128::from(share) / 100_000)
-                        .unwrap_or(u64::MAX),
-                );
-                if bytes > available {
-                    note(&format!(
-                        "note: {bytes} is more than {} offers; the budget is {available}",
-                        device.name
-                    ));
-                }
-                Ok(Some(bytes.min(available)))
-            }
-        }
-    }
-}
-
 /// Reads a graph, saying what to do when the file is a trace.
 ///
 /// # Errors
@@ -246,31 +162,7 @@ pub fn graph(path: &Path) -> anyhow::Result<Graph> {
     })
 }
 
-/// Refuses outputs that can't be written or would replace what is read, before any work is done for them.
-///
-/// # Errors
-/// Naming the file.
-pub fn outputs(inputs: &[&Path], outputs: &[Option<&Path>]) -> anyhow::Result<()> {
-    // Devices and pipes may be read and written at once.
-    let file = |path: &Path| path.canonicalize().ok().filter(|p| p.is_file());
-    let mut taken: Vec<(PathBuf, &str)> =
-        inputs.iter().filter_map(|p| Some((file(p)?, "is read by this command too"))).collect();
-    for output in outputs.iter().flatten() {
-        neap::files::writable(output)?;
-        let folder =
-            output.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let same =
-            file(output).or_else(|| Some(folder.canonicalize().ok()?.join(output.file_name()?)));
-        let Some(same) = same.filter(|s| s.is_file() || !s.exists()) else { continue };
-        if let Some((_, why)) = taken.iter().find(|(t, _)| *t == same) {
-            bail!("{}: {why}; name another output", output.display());
-        }
-        taken.push((same, "is named as an output twice"));
-    }
-    Ok(())
-}
-
-/// The files that [`subject`] is named, for [`outputs`].
+/// The files that name a [`subject`].
 pub fn subject_files<'a>(path: &'a Path, graphs: &'a [PathBuf]) -> Vec<&'a Path> {
     std::iter::once(path).chain(graphs.iter().map(PathBuf::as_path)).collect()
 }
@@ -279,30 +171,23 @@ pub fn subject_files<'a>(path: &'a Path, graphs: &'a [PathBuf]) -> Vec<&'a Path>
 pub enum Subject {
     /// A plan.
     Plan(Box<Plan>, Vec<Graph>),
-    /// A graph, to go without a plan.
+    /// A graph, used without a plan.
     Graph(Box<Graph>),
 }
 
 /// Reads a plan with its graphs, or a graph.
 ///
 /// # Errors
-/// When it can't be read, is neither, or one of `writes` would replace a graph that the plan names.
-pub fn subject(
-    path: &Path,
-    graphs: &[PathBuf],
-    writes: &[Option<&Path>],
-) -> anyhow::Result<Subject> {
+/// When it can't be read, or is neither.
+pub fn subject(path: &Path, graphs: &[PathBuf]) -> anyhow::Result<Subject> {
     let name = path.to_string_lossy();
     if name.ends_with(".graph.json") || name.ends_with(".graph.json.gz") {
         if !graphs.is_empty() {
-            bail!("--graph: {} is a graph itself; leave --graph away", path.display());
+            bail!("--graph: {} is a graph itself; leave --graph out", path.display());
         }
         return Ok(Subject::Graph(Box::new(graph(path)?)));
     }
     let (plan, graphs) = plan(path, graphs)?;
-    let named: Vec<PathBuf> =
-        plan.jobs.iter().map(|job| json::graph_path(path, &job.graph)).collect();
-    outputs(&named.iter().map(PathBuf::as_path).collect::<Vec<_>>(), writes)?;
     Ok(Subject::Plan(Box::new(plan), graphs))
 }
 
@@ -318,7 +203,7 @@ pub fn plan(path: &Path, graphs: &[PathBuf]) -> anyhow::Result<(Plan, Vec<Graph>
     Ok((plan, graphs))
 }
 
-/// Checks a plan before anything is done with it; says what is wrong with it otherwise.
+/// Checks a plan before it is used, and says what is wrong with it.
 ///
 /// # Errors
 /// When the plan is refused.
@@ -337,7 +222,7 @@ pub fn checked(path: &Path, plan: &Plan, graphs: &[Graph]) -> anyhow::Result<boo
     }
 }
 
-/// The file of `path` for messages and outputs, without folders.
+/// The file's name without folders and endings, for messages and outputs.
 pub fn stem(path: &Path) -> anyhow::Result<String> {
     let name = path.file_name().context("names no file")?.to_string_lossy().into_owned();
     let name = name.strip_suffix(".gz").unwrap_or(&name);
@@ -349,30 +234,12 @@ pub fn stem(path: &Path) -> anyhow::Result<String> {
         .to_owned())
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn budgets_read() {
-        assert_eq!("60%".parse(), Ok(Budget::Share(60_000)));
-        assert_eq!("12.5%".parse(), Ok(Budget::Share(12_500)));
-        assert_eq!("min".parse(), Ok(Budget::Minimum));
-        assert_eq!("1KiB".parse(), Ok(Budget::Bytes(Bytes(1024))));
-        for bad in
-            ["0", "0%", "-5%", "", "%", "1e3%", "5.1234%", "nan%", "max", "99999999999999999999%"]
-        {
-            assert!(bad.parse::<Budget>().is_err(), "{bad}");
-        }
-    }
-}
-
-/// Whose rules make an estimate.
+/// The rules that make an estimate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Rules {
     /// This project's.
     Neap,
-    /// The original estimator's, as a baseline.
+    /// xMem's, as a baseline.
     Xmem,
 }
 

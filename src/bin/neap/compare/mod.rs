@@ -1,0 +1,319 @@
+//! `neap compare`: planners × budgets × devices in one table.
+
+mod one;
+mod several;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use indicatif::ProgressBar;
+use neap::device::Profile;
+use neap::plan::Method;
+use neap::report::frontier::{self, Curve, Panel};
+use neap::sim::allocator::replay::in_parallel;
+use neap::units::{Bytes, Nanos};
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::accounting::Accounting;
+use crate::output::{self, Answer, Ending, note};
+use crate::progress;
+use crate::settings::{Asked, Budget, DeviceFlags, JobArg, Outputs};
+
+/// Compare planners: what each makes of every budget on every device, beside what no plan can beat.
+///
+/// Several jobs are planned together, against one memory and one link, and compared side by side.
+///
+/// Exits 0 when every budget was met by a planner, 1 when one was met by none.
+#[derive(clap::Args)]
+pub struct Flags {
+    /// The job, or several that share the device. FILE@0.5 swaps at most that share of a job's tensors, and lets the
+    /// other jobs give way first.
+    #[arg(required = true, value_name = "FILE.graph.json[@SHARE]",
+          value_parser = OsStringValueParser::new().try_map(JobArg::read))]
+    graphs: Vec<JobArg>,
+    /// The planners by name; all by default.
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',', value_parser = method)]
+    planners: Vec<Method>,
+    /// Bytes (12GiB), shares of the unplanned peak (60%; of several jobs, of the sum of theirs), or `min`. Budgets that
+    /// the device cuts down to the same bytes are tried once.
+    #[arg(
+        long,
+        value_name = "BUDGET,…",
+        value_delimiter = ',',
+        default_value = "80%,70%,60%,50%,40%"
+    )]
+    budget: Vec<Budget>,
+    /// A built-in device (`neap device list`) or a *.device.json file; may be repeated. `host` by default.
+    #[arg(long, value_name = "NAME|FILE")]
+    device: Vec<String>,
+    /// A table of measured latencies, used before the roofline.
+    #[arg(long, value_name = "FILE.csv")]
+    latencies: Option<PathBuf>,
+    /// Give the papers' peak and time beside the physical ones.
+    #[arg(long, value_enum, default_value_t = Accounting::Physical)]
+    accounting: Accounting,
+    /// Write the table for sorting and plotting.
+    #[arg(long, value_name = "FILE.csv")]
+    csv: Option<PathBuf>,
+    /// Draw time against memory.
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+    /// Say how long planning took too, which differs from run to run.
+    #[arg(long)]
+    timing: bool,
+}
+
+fn method(name: &str) -> Result<Method, String> {
+    Method::named(name).ok_or_else(|| {
+        let names: Vec<&str> = Method::all().iter().map(Method::name).collect();
+        format!("`{name}` is not a planner; there are {}", names.join(", "))
+    })
+}
+
+pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
+    let mut inputs: Vec<&Path> = flags.graphs.iter().map(|g| &*g.path).collect();
+    inputs.extend(flags.device.iter().map(Path::new));
+    inputs.extend(flags.latencies.as_deref());
+    Outputs::new(&inputs, &[flags.csv.as_deref(), flags.plot.as_deref()])?;
+    match &flags.graphs[..] {
+        [job] => one::main(flags, job, as_json),
+        _ => several::main(flags, as_json),
+    }
+}
+
+impl Flags {
+    /// Each device with the sources of its latencies.
+    fn devices(&self) -> Vec<DeviceFlags> {
+        let names = if self.device.is_empty() {
+            vec![None]
+        } else {
+            self.device.iter().cloned().map(Some).collect()
+        };
+        names
+            .into_iter()
+            .map(|device| DeviceFlags {
+                device,
+                latencies: self.latencies.clone(),
+                ..DeviceFlags::default()
+            })
+            .collect()
+    }
+
+    /// The planners, each once for every job with the job's limit; those without such a limit are left out.
+    fn methods(&self) -> anyhow::Result<Vec<Vec<Method>>> {
+        let asked = if self.planners.is_empty() { Method::all() } else { self.planners.clone() };
+        let mut able = Vec::with_capacity(asked.len());
+        for method in asked {
+            match self
+                .graphs
+                .iter()
+                .map(|job| job.limited(method.clone()))
+                .collect::<anyhow::Result<Vec<Method>>>()
+            {
+                Ok(methods) => able.push(methods),
+                Err(why) => note(&format!("note: {} is left out: {why}", method.name())),
+            }
+        }
+        if able.is_empty() {
+            bail!(
+                "--planners: none of them has a limit on swapping; name neap or tensile, or leave \
+                 the share out"
+            );
+        }
+        Ok(able)
+    }
+
+    /// The budgets in bytes, `None` for the minimum, none twice.
+    fn budgets(
+        &self,
+        peak: Bytes,
+        device: &Profile,
+    ) -> anyhow::Result<Vec<(Budget, Option<Bytes>)>> {
+        let mut all: Vec<(Budget, Option<Bytes>)> = Vec::new();
+        for &asked in &self.budget {
+            let budget = asked.resolve(peak, device)?;
+            if all.iter().all(|b| b.1 != budget) {
+                all.push((asked, budget));
+            }
+        }
+        Ok(all)
+    }
+}
+
+/// The jobs on one device.
+trait Case {
+    /// What holds for the jobs at any budget.
+    type Base: Serialize;
+    /// What a plan comes to.
+    type Figures: Serialize;
+
+    fn device(&self) -> &Profile;
+    /// The unplanned peak, which budgets are shares of.
+    fn peak(&self) -> Bytes;
+    /// A row for each planner at each budget, budget by budget.
+    fn rows(
+        &self,
+        flags: &Flags,
+        budgets: &[(Budget, Option<Bytes>)],
+        methods: &[Vec<Method>],
+        bar: &ProgressBar,
+    ) -> anyhow::Result<Vec<Row<Self::Base, Self::Figures>>>;
+    fn panel(&self, rows: &[Row<Self::Base, Self::Figures>], methods: &[Vec<Method>]) -> Panel;
+}
+
+/// One planner at one budget on one device.
+#[derive(Serialize)]
+struct Row<B, F> {
+    device: String,
+    planner: &'static str,
+    budget: String,
+    /// Of a minimum, the bytes that were reached.
+    budget_bytes: Bytes,
+    fits: bool,
+    unplanned_peak_bytes: Bytes,
+    #[serde(flatten)]
+    base: B,
+    #[serde(flatten)]
+    figures: Option<F>,
+    /// The least that was reached, where the budget was not met.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lowest_bytes: Option<Bytes>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    planning_s: Option<f64>,
+    #[serde(skip)]
+    took: Duration,
+}
+
+impl<B, F> Row<B, F> {
+    fn of<C: Case<Base = B, Figures = F>>(
+        case: &C,
+        planner: &'static str,
+        (asked, budget): (Budget, Bytes),
+        plan: Result<F, Bytes>,
+        took: Duration,
+        base: B,
+    ) -> Self {
+        let (fits, lowest_bytes) = (plan.is_ok(), plan.as_ref().err().copied());
+        Self {
+            device: case.device().name.clone(),
+            planner,
+            budget: Asked(asked, budget).to_string(),
+            budget_bytes: budget,
+            fits,
+            unplanned_peak_bytes: case.peak(),
+            base,
+            figures: plan.ok(),
+            lowest_bytes,
+            planning_s: None,
+            took,
+        }
+    }
+
+    /// The cells before the figures, and after them; a plan that does not fit has `width` cells.
+    fn cells(&self, figures: Option<Vec<String>>, width: usize) -> Vec<String> {
+        let mut cells = vec![self.device.clone(), self.budget.clone(), self.planner.to_owned()];
+        let lowest = self.lowest_bytes.map(|lowest| format!("no: {lowest}"));
+        cells.extend(figures.or(lowest.map(|l| vec![l])).unwrap_or_default());
+        cells.resize(3 + width, String::new());
+        cells.extend(self.planning_s.map(|_| format!("{:.1?}", self.took)));
+        cells
+    }
+}
+
+/// All rows with their drawing, and whether each budget was met by a planner.
+struct Compared<B, F> {
+    rows: Vec<Row<B, F>>,
+    panels: Vec<Panel>,
+    all_met: bool,
+}
+
+/// Plans every case at every budget with every planner.
+fn compare<C: Case>(
+    flags: &Flags,
+    cases: &[C],
+    methods: &[Vec<Method>],
+) -> anyhow::Result<Compared<C::Base, C::Figures>> {
+    let budgets = cases
+        .iter()
+        .map(|case| flags.budgets(case.peak(), case.device()))
+        .collect::<anyhow::Result<Vec<_>>>()?;
+    let all: usize = budgets.iter().map(Vec::len).sum();
+    let bar = progress::steps((all * methods.len()) as u64, "plans made");
+    let mut done = Compared { rows: Vec::new(), panels: Vec::new(), all_met: true };
+    for (case, budgets) in cases.iter().zip(budgets) {
+        let mut rows = case.rows(flags, &budgets, methods, &bar)?;
+        done.all_met &= rows.chunks(methods.len()).all(|of| of.iter().any(|r| r.fits));
+        if flags.plot.is_some() {
+            done.panels.push(case.panel(&rows, methods));
+        }
+        done.rows.append(&mut rows);
+    }
+    bar.finish_and_clear();
+    if flags.timing {
+        done.rows.iter_mut().for_each(|row| row.planning_s = Some(row.took.as_secs_f64()));
+    }
+    Ok(done)
+}
+
+/// `work(0)`, … `work(count - 1)` on all cores, or one after the other where planning is timed.
+fn each<T: Send>(
+    flags: &Flags,
+    count: usize,
+    work: impl Fn(usize) -> anyhow::Result<T> + Sync,
+) -> anyhow::Result<Vec<T>> {
+    if flags.timing {
+        return (0..count).map(work).collect();
+    }
+    in_parallel(count, work).into_iter().collect()
+}
+
+/// Writes table and drawing.
+fn write(
+    flags: &Flags,
+    columns: &[&str],
+    rows: &[impl Serialize],
+    panels: &[Panel],
+    ending: &mut Ending,
+) {
+    if let Some(path) = &flags.csv {
+        let columns: Vec<&str> =
+            columns.iter().copied().chain(flags.timing.then_some("planning_s")).collect();
+        ending.then(|| write_csv(path, &columns, rows));
+    }
+    if let Some(path) = &flags.plot {
+        ending.then(|| output::write(path, &frontier::svg(panels)?));
+    }
+}
+
+/// Rows as a table with these columns; a dot in a column's name leads into an object.
+fn write_csv(path: &Path, columns: &[&str], rows: &[impl Serialize]) -> anyhow::Result<()> {
+    let mut writer = csv::Writer::from_writer(Vec::new());
+    writer.write_record(columns.iter().map(|c| c.replace('.', "_")))?;
+    for row in rows {
+        let object = serde_json::to_value(row)?;
+        writer.write_record(columns.iter().map(|&c| {
+            match c.split('.').fold(&object, |of, key| &of[key]) {
+                Value::Null => String::new(),
+                Value::String(text) => text.clone(),
+                value => value.to_string(),
+            }
+        }))?;
+    }
+    let text = writer.into_inner().context("the table can't be made")?;
+    neap::files::write(path, |f| f.write_all(&text))?;
+    output::written(path);
+    Ok(())
+}
+
+/// The points of one planner in a drawing.
+fn curve<B, F>(rows: &[Row<B, F>], method: &Method, point: impl Fn(&F) -> (Bytes, Nanos)) -> Curve {
+    let mine = rows.iter().filter(|r| r.planner == method.name());
+    let mut points: Vec<(Bytes, Nanos)> =
+        mine.filter_map(|r| r.figures.as_ref()).map(point).collect();
+    points.sort_unstable();
+    points.dedup();
+    Curve { name: method.name().to_owned(), points }
+}

@@ -1,0 +1,329 @@
+//! `neap compare` of one job.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Instant;
+
+use anyhow::bail;
+use indicatif::ProgressBar;
+use neap::contract::{Event, Latency};
+use neap::device::Profile;
+use neap::job::Graph;
+use neap::job::liveness::Liveness;
+use neap::plan::bound::Bounds;
+use neap::plan::{self, Method, PlanError, Planned, Request};
+use neap::report::frontier::Panel;
+use neap::report::table::{Side, Table};
+use neap::sim::accounting::{Extra, paper};
+use neap::units::{Bytes, Nanos};
+use serde::Serialize;
+
+use super::{Case, Flags, Row, compare, curve, each, write};
+use crate::accounting::{Accounting, ExtraReport, PaperReport, Shares, ratio};
+use crate::output::{self, Answer, Ending};
+use crate::settings::{self, Budget, JobArg};
+
+pub fn main(flags: &Flags, job: &JobArg, as_json: bool) -> anyhow::Result<Answer> {
+    let mut graph = settings::graph(&job.path)?;
+    let resolved = flags
+        .devices()
+        .iter()
+        .map(|device| device.resolve(&mut graph))
+        .collect::<anyhow::Result<Vec<_>>>()?;
+    let methods = flags.methods()?;
+    let liveness = Liveness::of(&graph);
+    let bounds: Vec<Bounds<'_>> =
+        resolved.iter().map(|s| Bounds::new(&graph, &s.latencies, &s.device.link)).collect();
+    let sites: Vec<Site<'_>> = resolved
+        .iter()
+        .zip(&bounds)
+        .map(|(site, bounds)| Site {
+            graph: &graph,
+            liveness: &liveness,
+            device: &site.device,
+            latencies: &site.latencies,
+            bounds,
+            unplanned: site.latencies.iter().map(|l| l.time).sum(),
+            accounting: flags.accounting,
+        })
+        .collect();
+    let papers: &[&str] = if flags.accounting == Accounting::Paper { &PAPER } else { &[] };
+    let columns: Vec<&str> = CSV.iter().chain(papers).copied().collect();
+    let compared = compare(flags, &sites, &methods)?;
+    let report = Report {
+        graph: graph.name.clone(),
+        floor_bytes: liveness.floor,
+        no_free_bytes: liveness.no_free,
+        rows: compared.rows,
+    };
+    let mut ending = Ending::default();
+    ending.then(|| output::report(&report, as_json));
+    write(flags, &columns, &report.rows, &compared.panels, &mut ending);
+    ending.with(Answer::yes_if(compared.all_met))
+}
+
+/// The job on a device, and what holds for all plans of it there.
+struct Site<'a> {
+    graph: &'a Graph,
+    liveness: &'a Liveness,
+    device: &'a Profile,
+    latencies: &'a [Latency],
+    bounds: &'a Bounds<'a>,
+    unplanned: Nanos,
+    accounting: Accounting,
+}
+
+#[derive(Serialize)]
+struct Base {
+    unplanned_iteration_ns: Nanos,
+    /// No plan within the budget is quicker; `None` below the floor.
+    bound_ns: Option<Nanos>,
+}
+
+/// What a plan comes to.
+#[derive(Serialize)]
+struct Figures {
+    peak_bytes: Bytes,
+    arena_bytes: Bytes,
+    iteration_ns: Nanos,
+    #[serde(flatten)]
+    shares: Shares,
+    stall_ns: Nanos,
+    moved_bytes: Bytes,
+    recomputed_bytes: Bytes,
+    /// No plan that takes as long has a lower peak.
+    bound_bytes: Bytes,
+    extra: ExtraReport,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    paper: Option<PaperReport>,
+}
+
+impl Site<'_> {
+    fn row(
+        &self,
+        (asked, budget): (Budget, Option<Bytes>),
+        bound: Option<Nanos>,
+        method: &Method,
+    ) -> anyhow::Result<Row<Base, Figures>> {
+        let name = method.name();
+        let peak = self.liveness.peak;
+        let request = Request {
+            graph: self.graph,
+            file: ("job.graph.json".to_owned(), neap::job::json::sha256(self.graph)),
+            device: self.device,
+            latencies: self.latencies,
+            budget: budget
+                .unwrap_or_else(|| self.device.available().min(Bytes(peak.0.saturating_mul(2)))),
+            method: method.clone(),
+            recorded_options: BTreeMap::new(),
+        };
+        let started = Instant::now();
+        let planned = if budget.is_some() { plan::make(&request) } else { plan::minimum(&request) };
+        let took = started.elapsed();
+        let (plan, reached) = match planned {
+            Ok(planned) => {
+                let graphs = std::slice::from_ref(self.graph);
+                if let Err(refusals) = neap::contract::check::check(&planned.plan, graphs) {
+                    bail!(
+                        "{name}'s plan did not pass the checker; this is a defect of neap, please \
+                         report it with the graph: {}",
+                        refusals[0]
+                    );
+                }
+                (Ok(self.figures(&planned)?), planned.plan.budget)
+            }
+            Err(PlanError::Infeasible(no)) => (Err(no.lowest), no.budget),
+            Err(defect) => return Err(defect.into()),
+        };
+        let base = Base {
+            unplanned_iteration_ns: self.unplanned,
+            bound_ns: if budget.is_some() { bound } else { self.bounds.iteration(reached) },
+        };
+        Ok(Row::of(self, name, (asked, reached), plan, took, base))
+    }
+
+    fn figures(&self, planned: &Planned) -> anyhow::Result<Figures> {
+        let of = &planned.plan.figures;
+        let again = planned.plan.jobs[0]
+            .events
+            .iter()
+            .flat_map(|e| if let Event::Recompute { keep, .. } = e { &keep[..] } else { &[] });
+        let link = &self.device.link;
+        let papers = match self.accounting {
+            Accounting::Physical => None,
+            Accounting::Paper => Some(paper(self.graph, self.liveness, &planned.program, link)?),
+        };
+        let stalls = &planned.run.stalls;
+        Ok(Figures {
+            peak_bytes: of.peak_bytes,
+            arena_bytes: of.arena_bytes,
+            iteration_ns: of.iteration_ns,
+            shares: Shares::of(
+                (of.peak_bytes, of.iteration_ns),
+                (self.liveness.peak, self.liveness.no_free),
+                self.unplanned,
+            ),
+            stall_ns: stalls.swap_in + stalls.swap_out + stalls.tail,
+            moved_bytes: planned.program.copies.iter().map(|c| c.bytes).sum(),
+            recomputed_bytes: again.map(|t| self.graph.tensor(*t).bytes).sum(),
+            bound_bytes: self.bounds.peak(of.iteration_ns.saturating_sub(self.unplanned)),
+            extra: ExtraReport::of(&Extra::of(&planned.program, link, of.iteration_ns)?),
+            paper: papers.map(|papers| PaperReport::of(&papers, self.unplanned)),
+        })
+    }
+}
+
+/// Points of the bound's curve.
+const LEVELS: u64 = 24;
+
+impl Case for Site<'_> {
+    type Base = Base;
+    type Figures = Figures;
+
+    fn device(&self) -> &Profile {
+        self.device
+    }
+
+    fn peak(&self) -> Bytes {
+        self.liveness.peak
+    }
+
+    fn rows(
+        &self,
+        flags: &Flags,
+        budgets: &[(Budget, Option<Bytes>)],
+        methods: &[Vec<Method>],
+        bar: &ProgressBar,
+    ) -> anyhow::Result<Vec<Row<Base, Figures>>> {
+        let bounds: Vec<Option<Nanos>> =
+            budgets.iter().map(|b| b.1.and_then(|b| self.bounds.iteration(b))).collect();
+        each(flags, budgets.len() * methods.len(), |index| {
+            let (at, method) = (index / methods.len(), &methods[index % methods.len()][0]);
+            bar.set_message(format!("{} on {}", method.name(), self.device.name));
+            let row = self.row(budgets[at], bounds[at], method);
+            bar.inc(1);
+            row
+        })
+    }
+
+    fn panel(&self, rows: &[Row<Base, Figures>], methods: &[Vec<Method>]) -> Panel {
+        // From the lowest of the plans to the unplanned peak.
+        let peaks = rows.iter().filter_map(|r| r.figures.as_ref()).map(|f| f.peak_bytes.0);
+        let highest = self.liveness.peak.0;
+        let lowest = peaks.min().unwrap_or(highest).min(highest);
+        let levels = (0..=LEVELS).map(|i| Bytes(lowest + (highest - lowest) / LEVELS * i));
+        let curve = |of: &Vec<Method>| curve(rows, &of[0], |f| (f.peak_bytes, f.iteration_ns));
+        Panel {
+            title: format!("{} on {}", self.graph.name, self.device.name),
+            unplanned: (self.liveness.peak, self.unplanned),
+            curves: methods.iter().map(curve).collect(),
+            bound: levels
+                .filter_map(|level| Some((level, self.bounds.iteration(level)?)))
+                .collect(),
+        }
+    }
+}
+
+/// How planners compare on one job.
+#[derive(Serialize)]
+struct Report {
+    graph: String,
+    floor_bytes: Bytes,
+    no_free_bytes: Bytes,
+    rows: Vec<Row<Base, Figures>>,
+}
+
+/// How far `value` is above `bound`, as a share of the bound.
+fn above(value: u64, bound: u64) -> String {
+    format!("{:.2} %", ratio(value.saturating_sub(bound), bound) * 100.0)
+}
+
+fn shares(s: &Shares) -> [String; 5] {
+    [s.msr, s.msr_no_free, s.eor, s.cbr, s.cbr_no_free].map(|share| format!("{share:.4}"))
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let timing = self.rows.iter().any(|r| r.planning_s.is_some());
+        let papers = self.rows.iter().filter_map(|r| r.figures.as_ref()).any(|f| f.paper.is_some());
+        let mut numbers = vec!["peak", "MSR", "MSR no-free", "EOR", "CBR", "CBR no-free"];
+        numbers.extend(["stall", "moved", "recomputed", "time over bound", "peak over bound"]);
+        if papers {
+            numbers.extend(["paper: peak", "MSR", "MSR no-free", "EOR", "CBR", "CBR no-free"]);
+        }
+        let width = numbers.len();
+        numbers.extend(timing.then_some("planning"));
+        let mut columns =
+            vec![("device", Side::Left), ("budget", Side::Right), ("planner", Side::Left)];
+        columns.extend(numbers.iter().map(|n| (*n, Side::Right)));
+        let mut table = Table::new(&columns);
+        for row in &self.rows {
+            let cells = row.figures.as_ref().map(|of| {
+                let mut cells = vec![of.peak_bytes.to_string()];
+                cells.extend(shares(&of.shares));
+                cells.extend([
+                    of.stall_ns.to_string(),
+                    of.moved_bytes.to_string(),
+                    of.recomputed_bytes.to_string(),
+                    row.base.bound_ns.map_or(String::new(), |b| above(of.iteration_ns.0, b.0)),
+                    above(of.peak_bytes.0, of.bound_bytes.0),
+                ]);
+                if let Some(paper) = &of.paper {
+                    cells.push(paper.peak_bytes.to_string());
+                    cells.extend(shares(&paper.shares));
+                }
+                cells
+            });
+            table.row(row.cells(cells, width));
+        }
+        write!(f, "{table}")
+    }
+}
+
+/// The columns of `--csv`.
+const CSV: [&str; 26] = [
+    "device",
+    "planner",
+    "budget",
+    "budget_bytes",
+    "fits",
+    "unplanned_peak_bytes",
+    "unplanned_iteration_ns",
+    "peak_bytes",
+    "arena_bytes",
+    "iteration_ns",
+    "msr",
+    "msr_no_free",
+    "eor",
+    "cbr",
+    "cbr_no_free",
+    "stall_ns",
+    "moved_bytes",
+    "recomputed_bytes",
+    "bound_bytes",
+    "bound_ns",
+    "lowest_bytes",
+    "extra.recompute_ns",
+    "extra.swap_in_ns",
+    "extra.swap_out_ns",
+    "extra.tail_ns",
+    "extra.contention_ns",
+];
+
+/// With `--accounting paper`, these too.
+const PAPER: [&str; 14] = [
+    "paper.peak_bytes",
+    "paper.iteration_ns",
+    "paper.unplanned_peak_bytes",
+    "paper.no_free_bytes",
+    "paper.msr",
+    "paper.msr_no_free",
+    "paper.eor",
+    "paper.cbr",
+    "paper.cbr_no_free",
+    "paper.extra.recompute_ns",
+    "paper.extra.swap_in_ns",
+    "paper.extra.swap_out_ns",
+    "paper.extra.tail_ns",
+    "paper.extra.contention_ns",
+];

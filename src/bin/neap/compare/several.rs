@@ -1,0 +1,336 @@
+//! `neap compare` of several jobs: each planner plans all of them together, and they run side by side.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Instant;
+
+use anyhow::bail;
+use indicatif::ProgressBar;
+use neap::contract::{Event, Latency};
+use neap::device::Profile;
+use neap::job::Graph;
+use neap::job::liveness::Liveness;
+use neap::plan::global::{self, Job, Jobs, Memo, Together, aware};
+use neap::plan::{Method, PlanError, Planned};
+use neap::report::frontier::Panel;
+use neap::report::table::{Side, Table};
+use neap::sim::engine;
+use neap::sim::joint::{self, Round};
+use neap::sim::program::{Direction, Program};
+use neap::units::{Bytes, Nanos};
+use serde::Serialize;
+
+use super::{Case, Flags, Row, compare, curve, each, write};
+use crate::accounting::{Accounting, Shares, ratio};
+use crate::output::{self, Answer, Ending};
+use crate::settings::{self, Budget, JobArg, Site};
+
+pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
+    if flags.accounting != Accounting::Physical {
+        bail!("--accounting paper: is for one job; leave it out or compare each job by itself");
+    }
+    let methods = flags.methods()?;
+    let mut graphs = flags
+        .graphs
+        .iter()
+        .map(|job| settings::graph(&job.path))
+        .collect::<anyhow::Result<Vec<_>>>()?;
+    let mut resolved = Vec::new();
+    for device in flags.devices() {
+        let sites = graphs.iter_mut().map(|graph| device.resolve(graph));
+        resolved.push(sites.collect::<anyhow::Result<Vec<_>>>()?);
+    }
+    let scenes = resolved
+        .iter()
+        .map(|sites| Scene::new(flags, &graphs, sites))
+        .collect::<anyhow::Result<Vec<_>>>()?;
+    let compared = compare(flags, &scenes, &methods)?;
+    let graphs = graphs.iter().map(|g| g.name.clone()).collect();
+    let report = Report { graphs, rows: compared.rows };
+    let mut ending = Ending::default();
+    ending.then(|| output::report(&report, as_json));
+    write(flags, &CSV, &report.rows, &compared.panels, &mut ending);
+    ending.with(Answer::yes_if(compared.all_met))
+}
+
+/// All jobs on a device, and what holds for all plans of them.
+struct Scene<'a> {
+    args: &'a [JobArg],
+    graphs: &'a [Graph],
+    sites: &'a [Site],
+    peak: Bytes,
+    no_free: Bytes,
+    unplanned: Nanos,
+}
+
+#[derive(Serialize)]
+struct Base {
+    unplanned_round_ns: Nanos,
+}
+
+/// What a plan comes to.
+#[derive(Serialize)]
+struct Figures {
+    /// Each job's own peak, summed: no alignment of their iterations has more.
+    peak_bytes: Bytes,
+    /// The most that the simulation saw at once.
+    seen_peak_bytes: Bytes,
+    arena_bytes: Bytes,
+    round_ns: Nanos,
+    /// Iterations alone, summed.
+    in_turn_ns: Nanos,
+    #[serde(flatten)]
+    shares: Shares,
+    moved_bytes: Bytes,
+    recomputed_bytes: Bytes,
+    late_copies: u64,
+    h2d_busy: f64,
+    d2h_busy: f64,
+    overlapping_copies: usize,
+    /// How the planner planned, where it had a choice.
+    way: String,
+}
+
+impl<'a> Scene<'a> {
+    fn new(flags: &'a Flags, graphs: &'a [Graph], sites: &'a [Site]) -> anyhow::Result<Self> {
+        let lives: Vec<Liveness> = graphs.iter().map(Liveness::of).collect();
+        let (peak, no_free) =
+            (lives.iter().map(|l| l.peak).sum(), lives.iter().map(|l| l.no_free).sum());
+        let (args, unplanned) = (&flags.graphs[..], Nanos::ZERO);
+        let mut scene = Self { args, graphs, sites, peak, no_free, unplanned };
+        let bare = |(graph, site): (&Graph, &Site)| Program::new(graph, &site.latencies, &[]);
+        let bare = graphs.iter().zip(sites).map(bare).collect::<Result<Vec<_>, _>>()?;
+        let asked = scene.jobs(&vec![Method::default(); graphs.len()], Bytes::ZERO);
+        scene.unplanned = aware::round(&asked, &bare.iter().collect::<Vec<_>>())?.time;
+        Ok(scene)
+    }
+
+    fn jobs(&self, methods: &[Method], budget: Bytes) -> Jobs<'a> {
+        let job =
+            |(((arg, graph), site), method): (((&JobArg, &'a Graph), &'a Site), &Method)| Job {
+                graph,
+                file: ("job.graph.json".to_owned(), site.sha256.clone()),
+                latencies: &site.latencies as &[Latency],
+                method: method.clone(),
+                priority: arg.share.priority(),
+            };
+        let jobs = self.args.iter().zip(self.graphs).zip(self.sites).zip(methods).map(job);
+        let device = &self.sites[0].device;
+        Jobs { jobs: jobs.collect(), device, budget, recorded_options: BTreeMap::new() }
+    }
+
+    fn row(
+        &self,
+        methods: &[Method],
+        (asked, budget): (Budget, Option<Bytes>),
+        memo: &mut Memo,
+    ) -> anyhow::Result<Row<Base, Figures>> {
+        let jobs = self.jobs(methods, budget.unwrap_or_else(|| self.device().available()));
+        let name = methods[0].name();
+        let started = Instant::now();
+        let made = if budget.is_some() {
+            global::make_with(&jobs, memo)
+        } else {
+            global::minimum_with(&jobs, memo)
+        };
+        let took = started.elapsed();
+        let (plan, reached) = match made {
+            Ok(together) => {
+                if let Err(refusals) = neap::contract::check::check(&together.plan, self.graphs) {
+                    bail!(
+                        "{name}'s plan did not pass the checker; this is a defect of neap, please \
+                         report it with the graphs: {}",
+                        refusals[0]
+                    );
+                }
+                let programs: Vec<&Program> =
+                    together.parts.iter().map(|part| &part.program).collect();
+                let round = aware::round(&jobs, &programs)?;
+                (Ok(self.figures(&together, &programs, &round)), together.plan.budget)
+            }
+            Err(PlanError::Infeasible(no)) => (Err(no.lowest), no.budget),
+            Err(defect) => return Err(defect.into()),
+        };
+        let base = Base { unplanned_round_ns: self.unplanned };
+        Ok(Row::of(self, name, (asked, reached), plan, took, base))
+    }
+
+    fn figures(&self, together: &Together, programs: &[&Program], round: &Round) -> Figures {
+        let of = &together.plan.figures;
+        let again = |(part, graph): (&Planned, &Graph)| -> Bytes {
+            let keep = part.plan.jobs[0]
+                .events
+                .iter()
+                .flat_map(|e| if let Event::Recompute { keep, .. } = e { &keep[..] } else { &[] });
+            keep.map(|t| graph.tensor(*t).bytes).sum()
+        };
+        let resident = |course: &joint::Course| {
+            let runs: Vec<_> = course.runs.iter().map(|r| &r[..]).collect();
+            engine::peak(&joint::memory(programs, &runs))
+        };
+        let busy = |direction| {
+            let carried =
+                round.courses.iter().flat_map(|c| &c.carried).filter(|c| c.direction == direction);
+            ratio(
+                carried.map(|c| (c.end - c.start).0).sum(),
+                round.courses.iter().map(|c| c.end.0).sum(),
+            )
+        };
+        let runs = round.courses.iter().flat_map(|c| c.runs.iter().flatten());
+        Figures {
+            peak_bytes: of.peak_bytes,
+            seen_peak_bytes: round.courses.iter().map(resident).max().unwrap_or_default(),
+            arena_bytes: of.arena_bytes,
+            round_ns: round.time,
+            in_turn_ns: of.iteration_ns,
+            shares: Shares::of(
+                (of.peak_bytes, round.time),
+                (self.peak, self.no_free),
+                self.unplanned,
+            ),
+            moved_bytes: programs.iter().flat_map(|p| &p.copies).map(|c| c.bytes).sum(),
+            recomputed_bytes: together.parts.iter().zip(self.graphs).map(again).sum(),
+            late_copies: runs.map(|(_, run)| u64::from(run.late_copies)).sum(),
+            h2d_busy: busy(Direction::H2d),
+            d2h_busy: busy(Direction::D2h),
+            overlapping_copies: round.courses.iter().map(|c| joint::overlaps(&c.carried)).sum(),
+            way: together.plan.options.get("way").cloned().unwrap_or_default(),
+        }
+    }
+}
+
+impl Case for Scene<'_> {
+    type Base = Base;
+    type Figures = Figures;
+
+    fn device(&self) -> &Profile {
+        &self.sites[0].device
+    }
+
+    fn peak(&self) -> Bytes {
+        self.peak
+    }
+
+    fn rows(
+        &self,
+        flags: &Flags,
+        budgets: &[(Budget, Option<Bytes>)],
+        methods: &[Vec<Method>],
+        bar: &ProgressBar,
+    ) -> anyhow::Result<Vec<Row<Base, Figures>>> {
+        let column = |method: usize| {
+            // Budgets share what a planner plans on the way down, except where its time is asked for.
+            let mut memo = Memo::default();
+            let mut next = |&budget: &(Budget, Option<Bytes>)| {
+                if flags.timing {
+                    memo = Memo::default();
+                }
+                let methods = &methods[method];
+                bar.set_message(format!("{} on {}", methods[0].name(), self.device().name));
+                let row = self.row(methods, budget, &mut memo);
+                bar.inc(1);
+                row
+            };
+            budgets.iter().map(&mut next).collect::<anyhow::Result<Vec<_>>>()
+        };
+        let columns = each(flags, methods.len(), column)?;
+        let mut columns: Vec<_> = columns.into_iter().map(Vec::into_iter).collect();
+        let mut rows = Vec::new();
+        for _ in budgets {
+            rows.extend(columns.iter_mut().filter_map(Iterator::next));
+        }
+        Ok(rows)
+    }
+
+    fn panel(&self, rows: &[Row<Base, Figures>], methods: &[Vec<Method>]) -> Panel {
+        let curve = |of: &Vec<Method>| curve(rows, &of[0], |f| (f.peak_bytes, f.round_ns));
+        Panel {
+            title: format!("{} jobs on {}", self.graphs.len(), self.device().name),
+            unplanned: (self.peak, self.unplanned),
+            curves: methods.iter().map(curve).collect(),
+            bound: Vec::new(),
+        }
+    }
+}
+
+/// How planners compare on several jobs.
+#[derive(Serialize)]
+struct Report {
+    graphs: Vec<String>,
+    rows: Vec<Row<Base, Figures>>,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let timing = self.rows.iter().any(|r| r.planning_s.is_some());
+        let mut columns =
+            vec![("device", Side::Left), ("budget", Side::Right), ("planner", Side::Left)];
+        let numbers = [
+            "peak",
+            "seen",
+            "round",
+            "MSR",
+            "MSR no-free",
+            "EOR",
+            "CBR",
+            "moved",
+            "recomputed",
+            "link up",
+            "link down",
+            "way",
+        ];
+        columns.extend(numbers.map(|n| (n, if n == "way" { Side::Left } else { Side::Right })));
+        columns.extend(timing.then_some(("planning", Side::Right)));
+        let mut table = Table::new(&columns);
+        for row in &self.rows {
+            let cells = row.figures.as_ref().map(|of| {
+                let s = &of.shares;
+                vec![
+                    of.peak_bytes.to_string(),
+                    of.seen_peak_bytes.to_string(),
+                    of.round_ns.to_string(),
+                    format!("{:.4}", s.msr),
+                    format!("{:.4}", s.msr_no_free),
+                    format!("{:.4}", s.eor),
+                    format!("{:.4}", s.cbr),
+                    of.moved_bytes.to_string(),
+                    of.recomputed_bytes.to_string(),
+                    format!("{:.1} %", of.h2d_busy * 100.0),
+                    format!("{:.1} %", of.d2h_busy * 100.0),
+                    of.way.clone(),
+                ]
+            });
+            table.row(row.cells(cells, numbers.len()));
+        }
+        write!(f, "{table}")
+    }
+}
+
+/// The columns of `--csv`.
+const CSV: [&str; 25] = [
+    "device",
+    "planner",
+    "budget",
+    "budget_bytes",
+    "fits",
+    "unplanned_peak_bytes",
+    "unplanned_round_ns",
+    "peak_bytes",
+    "seen_peak_bytes",
+    "arena_bytes",
+    "round_ns",
+    "in_turn_ns",
+    "msr",
+    "msr_no_free",
+    "eor",
+    "cbr",
+    "cbr_no_free",
+    "moved_bytes",
+    "recomputed_bytes",
+    "late_copies",
+    "h2d_busy",
+    "d2h_busy",
+    "overlapping_copies",
+    "way",
+    "lowest_bytes",
+];

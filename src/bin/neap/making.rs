@@ -1,0 +1,52 @@
+//! Plans that are made on the way to a run or a measurement and never written.
+
+use std::collections::BTreeMap;
+
+use neap::contract::{JobPlan, Latency, Plan};
+use neap::device::Profile;
+use neap::job::Graph;
+use neap::plan::{self, Method, PlanError, Request};
+use neap::units::Bytes;
+
+/// The plan of a job that moves and recomputes nothing, and the bytes of its arena.
+///
+/// # Errors
+/// A defect of neap.
+pub fn unplanned(
+    graph: &Graph,
+    device: &Profile,
+    latencies: &[Latency],
+) -> anyhow::Result<(JobPlan, Bytes)> {
+    let method = Method::default();
+    let request = request(graph, device, latencies, Bytes::ZERO, method, BTreeMap::new());
+    let mut planned = plan::unplanned(&request)?;
+    Ok((planned.plan.jobs.remove(0), planned.plan.figures.arena_bytes))
+}
+
+/// A plan within a budget. The caller checks it.
+///
+/// # Errors
+/// When there is none.
+pub fn within(
+    graph: &Graph,
+    device: &Profile,
+    latencies: &[Latency],
+    budget: Bytes,
+    method: Method,
+    recorded_options: BTreeMap<String, String>,
+) -> Result<Plan, PlanError> {
+    let request = request(graph, device, latencies, budget, method, recorded_options);
+    plan::make(&request).map(|planned| planned.plan)
+}
+
+fn request<'a>(
+    graph: &'a Graph,
+    device: &'a Profile,
+    latencies: &'a [Latency],
+    budget: Bytes,
+    method: Method,
+    recorded_options: BTreeMap<String, String>,
+) -> Request<'a> {
+    let file = (String::new(), String::new());
+    Request { graph, file, device, latencies, budget, method, recorded_options }
+}

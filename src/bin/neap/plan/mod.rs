@@ -1,0 +1,158 @@
+//! `neap plan`: a plan within a budget, proved safe before it is written.
+
+mod one;
+mod several;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use neap::contract::{Event, JobPlan, Plan, json as plan_json};
+use neap::job::Graph;
+use neap::plan::PlanError;
+use neap::units::Bytes;
+use serde::Serialize;
+
+use crate::accounting::Accounting;
+use crate::output::{self, Answer, note};
+use crate::settings::allocator::AllocatorFlags;
+use crate::settings::planner::{Planner, Switches};
+use crate::settings::{self, Budget, DeviceFlags, JobArg, Outputs};
+
+/// Find a plan that keeps a job, or several on one device, within a memory budget.
+#[derive(clap::Args)]
+pub struct Flags {
+    /// The job, or several that share the device. FILE@0.5 swaps at most that share of a job's tensors, and lets the
+    /// other jobs give way first.
+    #[arg(required = true, value_name = "FILE.graph.json[@SHARE]",
+          value_parser = OsStringValueParser::new().try_map(JobArg::read))]
+    graphs: Vec<JobArg>,
+    #[command(flatten)]
+    device: DeviceFlags,
+    /// Bytes (12GiB), a share of the unplanned peak (60%), or `min`; by default all that the device offers.
+    #[arg(long)]
+    budget: Option<Budget>,
+    /// Write the plan to this file; without it the plan is only reported.
+    #[arg(short, long, value_name = "FILE.plan.json")]
+    output: Option<PathBuf>,
+    /// Several jobs: let them share bytes that no job holds at the boundary of its iteration. A job waits for them at an
+    /// operator boundary. Used where it is quicker or the only way to meet the budget.
+    #[arg(long)]
+    overlap: bool,
+    /// The planner.
+    #[arg(long, value_enum, default_value_t = Planner::Neap)]
+    planner: Planner,
+    /// Give the papers' peak and time beside the physical ones, which alone bind the plan.
+    #[arg(long, value_enum, default_value_t = Accounting::Physical)]
+    accounting: Accounting,
+    /// Plan for the 95th percentile of the iteration's time while every latency varies by up to this share, such as 20%.
+    #[arg(long, value_name = "P", value_parser = settings::values::deviation)]
+    noise: Option<u64>,
+    /// With `pytorch` the budget binds the bytes that PyTorch's allocator reserves.
+    #[command(flatten)]
+    allocator: AllocatorFlags,
+    #[command(flatten)]
+    switches: Switches,
+}
+
+pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
+    let inputs: Vec<&Path> = flags.graphs.iter().map(|g| &*g.path).collect();
+    Outputs::new(&flags.device.inputs(&inputs), &[flags.output.as_deref()])?;
+    match &flags.graphs[..] {
+        [_] if flags.overlap => {
+            bail!("--overlap: one job has no other to share bytes with; leave it out or add jobs")
+        }
+        [job] => one::main(flags, job, as_json),
+        _ => several::main(flags, as_json),
+    }
+}
+
+/// Why there is no plan.
+#[derive(Serialize)]
+struct Refusal {
+    fits: bool,
+    budget_bytes: Bytes,
+    floor_bytes: Bytes,
+    lowest_bytes: Bytes,
+    unplanned_peak_bytes: Bytes,
+    blocked: String,
+}
+
+/// Says that no plan was found, if that is the error.
+///
+/// # Errors
+/// Any other error, which is a defect.
+fn does_not_fit(
+    error: PlanError,
+    of: &str,
+    unplanned_peak_bytes: Bytes,
+    as_json: bool,
+) -> anyhow::Result<Answer> {
+    let PlanError::Infeasible(no) = error else { return Err(error.into()) };
+    if as_json {
+        output::json(&serde_json::to_value(Refusal {
+            fits: false,
+            budget_bytes: no.budget,
+            floor_bytes: no.floor,
+            lowest_bytes: no.lowest,
+            unplanned_peak_bytes,
+            blocked: no.blocked.clone(),
+        })?)?;
+    }
+    note(&format!("{of}{}", PlanError::Infeasible(no)));
+    Ok(Answer::No)
+}
+
+/// Proves a plan and writes it where it is wanted: a refused plan is never written.
+///
+/// # Errors
+/// When it is refused, or can't be written.
+fn prove_and_write(flags: &Flags, plan: &Plan, graphs: &[Graph]) -> anyhow::Result<()> {
+    if let Err(refusals) = neap::contract::check::check(plan, graphs) {
+        let reasons: Vec<String> = refusals.iter().take(5).map(ToString::to_string).collect();
+        bail!(
+            "the plan did not pass the checker; this is a defect of neap, please report it with \
+             the graphs: {}",
+            reasons.join("; ")
+        );
+    }
+    if let Some(output) = &flags.output {
+        plan_json::write(output, plan, graphs)?;
+    }
+    Ok(())
+}
+
+/// The graph's path as the plan records it: relative to the plan's folder.
+fn graph_path(flags: &Flags, graph: &Path) -> anyhow::Result<String> {
+    let plan = flags.output.as_deref().unwrap_or(Path::new("job.plan.json"));
+    plan_json::relative(plan, graph).with_context(|| {
+        format!("{}: cannot be written so that it names {}", plan.display(), graph.display())
+    })
+}
+
+/// How many events of each kind a job's plan has.
+#[derive(Serialize)]
+struct Events {
+    swap_outs: usize,
+    swap_ins: usize,
+    recomputes: usize,
+}
+
+impl Events {
+    fn of(job: &JobPlan) -> Self {
+        let count = |f: fn(&Event) -> bool| job.events.iter().filter(|e| f(e)).count();
+        Self {
+            swap_outs: count(|e| matches!(e, Event::SwapOut { .. })),
+            swap_ins: count(|e| matches!(e, Event::SwapIn { .. })),
+            recomputes: count(|e| matches!(e, Event::Recompute { .. })),
+        }
+    }
+}
+
+impl fmt::Display for Events {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { swap_outs, swap_ins, recomputes } = self;
+        write!(f, "{swap_outs} swap-outs, {swap_ins} swap-ins, {recomputes} recomputes")
+    }
+}

@@ -1,0 +1,237 @@
+//! `neap plan` of one job.
+
+use std::fmt;
+use std::time::Instant;
+
+use neap::contract::{Figures, Source};
+use neap::job::liveness::Liveness;
+use neap::plan::bound::Bounds;
+use neap::plan::robust::{self, Robust};
+use neap::plan::{self, Planned, Request};
+use neap::report::table::{Side, Table};
+use neap::sim::accounting::paper;
+use neap::sim::allocator::Config;
+use neap::sim::reserved::{self, Framework};
+use neap::units::{Bytes, Nanos};
+use serde::Serialize;
+
+use super::{Events, Flags, does_not_fit, graph_path, prove_and_write};
+use crate::accounting::{Accounting, PaperReport};
+use crate::output::{self, Answer, note};
+use crate::settings::allocator::{BesideReport, ReservedReport};
+use crate::settings::{self, Budget, JobArg, Site, values};
+
+pub fn main(flags: &Flags, job: &JobArg, as_json: bool) -> anyhow::Result<Answer> {
+    let mut graph = settings::graph(&job.path)?;
+    let Site { device, latencies, libraries, sha256 } = flags.device.resolve(&mut graph)?;
+    let liveness = Liveness::of(&graph);
+    let budget = flags
+        .budget
+        .unwrap_or(Budget::Bytes(device.available()))
+        .resolve(liveness.peak, &device)?;
+    let (method, mut recorded_options) = flags.switches.resolve(flags.planner)?;
+    let method = job.limited(method)?;
+    recorded_options.extend(job.share.record(None));
+    let framework = flags.allocator.resolve(&device)?;
+    recorded_options.extend(flags.allocator.record());
+    if let Some(share) = flags.noise {
+        recorded_options.insert("noise".to_owned(), values::percent(share));
+    }
+    let request = Request {
+        graph: &graph,
+        file: (graph_path(flags, &job.path)?, sha256),
+        device: &device,
+        latencies: &latencies,
+        budget: budget
+            .unwrap_or_else(|| device.available().min(Bytes(liveness.peak.0.saturating_mul(2)))),
+        method,
+        recorded_options,
+    };
+    let started = Instant::now();
+    let framework = framework.as_ref();
+    let made = match (flags.noise, budget) {
+        (None, Some(_)) => plan::make_for(&request, framework).map(|p| (p, None)),
+        (None, None) => plan::minimum_for(&request, framework).map(|p| (p, None)),
+        (Some(share), Some(_)) => robust::make_for(&request, share, framework).map(apart),
+        (Some(share), None) => robust::minimum_for(&request, share, framework).map(apart),
+    };
+    let (mut planned, noise) = match made {
+        Ok(made) => made,
+        Err(error) => {
+            let of = format!("{}: ", job.path.display());
+            return does_not_fit(error, &of, liveness.peak, as_json);
+        }
+    };
+    let took = started.elapsed();
+    planned.plan.jobs[0].libraries = libraries;
+    let graphs = [graph];
+    prove_and_write(flags, &planned.plan, &graphs)?;
+    note(&format!("planned in {took:.1?}"));
+    let bounds = Bounds::new(&graphs[0], &latencies, &device.link);
+    let mut report = Report::of(&planned, &liveness, &bounds);
+    report.noise = noise;
+    let pytorch = Framework::on(&device, Config::default());
+    let requests = reserved::planned(&graphs[0], &planned.program, &planned.run, &pytorch);
+    report.pytorch = BesideReport::of(&requests.settle(&pytorch));
+    if flags.accounting == Accounting::Paper {
+        let papers = paper(&graphs[0], &liveness, &planned.program, &device.link)?;
+        let unplanned = planned.plan.figures.unplanned_iteration_ns;
+        report.paper = Some(PaperReport::of(&papers, unplanned));
+    }
+    output::report(&report, as_json)?;
+    flags.output.iter().for_each(|path| output::written(path));
+    Ok(Answer::Yes)
+}
+
+fn apart(robust: Robust) -> (Planned, Option<NoiseReport>) {
+    let noise = NoiseReport {
+        runs: robust::RUNS,
+        seed: robust::SEED,
+        p95_ns: robust.p95,
+        p95_without_ns: robust.before,
+    };
+    (robust.planned, Some(noise))
+}
+
+/// Iteration times under noise.
+#[derive(Serialize)]
+struct NoiseReport {
+    runs: u64,
+    seed: u64,
+    p95_ns: Nanos,
+    /// Of the plan that was made without regard to noise.
+    p95_without_ns: Option<Nanos>,
+}
+
+/// Where operators' latencies come from: how many from each source.
+#[derive(Serialize)]
+struct LatencySources {
+    graph: usize,
+    measured: usize,
+    predicted: usize,
+    roofline: usize,
+}
+
+/// What a plan of one job comes to.
+#[derive(Serialize)]
+struct Report {
+    fits: bool,
+    planner: String,
+    device: String,
+    #[serde(flatten)]
+    figures: Figures,
+    budget_bytes: Bytes,
+    floor_bytes: Bytes,
+    no_free_bytes: Bytes,
+    /// No plan that takes no longer than the unplanned iteration has a lower peak.
+    bound_bytes: Bytes,
+    /// No plan within the budget is quicker.
+    bound_ns: Nanos,
+    #[serde(flatten)]
+    events: Events,
+    swap_in_stall_ns: Nanos,
+    swap_out_stall_ns: Nanos,
+    tail_stall_ns: Nanos,
+    latency_sources: LatencySources,
+    /// What PyTorch's allocator, with its default settings, would hold for it.
+    pytorch: BesideReport,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    paper: Option<PaperReport>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    noise: Option<NoiseReport>,
+    #[serde(flatten)]
+    reserved: Option<ReservedReport>,
+}
+
+impl Report {
+    fn of(planned: &Planned, liveness: &Liveness, bounds: &Bounds<'_>) -> Self {
+        let (plan, stalls) = (&planned.plan, &planned.run.stalls);
+        let job = &plan.jobs[0];
+        let sources = |s: Source| job.latencies.iter().filter(|l| l.source == s).count();
+        Self {
+            fits: true,
+            planner: plan.planner.clone(),
+            device: plan.device.name.clone(),
+            figures: plan.figures,
+            budget_bytes: plan.budget,
+            floor_bytes: liveness.floor,
+            no_free_bytes: liveness.no_free,
+            bound_bytes: bounds.peak(Nanos::ZERO),
+            bound_ns: bounds.iteration(plan.budget).unwrap_or_default(),
+            events: Events::of(job),
+            swap_in_stall_ns: stalls.swap_in,
+            swap_out_stall_ns: stalls.swap_out,
+            tail_stall_ns: stalls.tail,
+            latency_sources: LatencySources {
+                graph: sources(Source::Graph),
+                measured: sources(Source::Measured),
+                predicted: sources(Source::Predicted),
+                roofline: sources(Source::Roofline),
+            },
+            pytorch: BesideReport::default(),
+            paper: None,
+            noise: None,
+            reserved: planned.reserved.as_ref().map(ReservedReport::of),
+        }
+    }
+
+    fn table(&self) -> Table {
+        let heads = [
+            ("", Side::Left),
+            ("unplanned", Side::Right),
+            ("planned", Side::Right),
+            ("exact", Side::Right),
+        ];
+        let mut table = Table::new(&heads);
+        let f = &self.figures;
+        let bytes = |name: &str, bytes: Bytes| {
+            [name.to_owned(), String::new(), bytes.to_string(), bytes.0.to_string()]
+        };
+        let [name, _, peak, exact] = bytes("peak", f.peak_bytes);
+        table.row([name, f.unplanned_peak_bytes.to_string(), peak, exact]);
+        table.row(bytes("arena", f.arena_bytes));
+        table.row(bytes("budget", self.budget_bytes));
+        table.row(bytes("floor", self.floor_bytes));
+        table.row(bytes("pinned", f.pinned_bytes));
+        let time = |name: &str, unplanned: String, time: Nanos| {
+            [name.to_owned(), unplanned, time.to_string(), time.0.to_string()]
+        };
+        table.row(time("iteration", f.unplanned_iteration_ns.to_string(), f.iteration_ns));
+        table.row(bytes("bound, without added time", self.bound_bytes));
+        table.row(time("bound, at this budget", String::new(), self.bound_ns));
+        table
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sources = &self.latency_sources;
+        writeln!(
+            f,
+            "{}\n{}; waiting {} for swap-ins, {} for swap-outs, {} at the end",
+            self.table(),
+            self.events,
+            self.swap_in_stall_ns,
+            self.swap_out_stall_ns,
+            self.tail_stall_ns
+        )?;
+        writeln!(
+            f,
+            "latencies: {} measured, {} predicted, {} from the graph, {} by roofline on {}",
+            sources.measured, sources.predicted, sources.graph, sources.roofline, self.device
+        )?;
+        if let Some(paper) = &self.paper {
+            write!(f, "{paper}")?;
+        }
+        if let Some(noise) = &self.noise {
+            let beside = noise
+                .p95_without_ns
+                .map_or_else(String::new, |b| format!(", {b} if planned without regard to noise"));
+            writeln!(f, "under noise: p95 {} of {} runs{beside}", noise.p95_ns, noise.runs)?;
+        }
+        match &self.reserved {
+            Some(reserved) => write!(f, "{reserved}"),
+            None => write!(f, "{}", self.pytorch),
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! `neap run`: plans, or jobs without one, executed for real.
+
+mod one;
+mod requests;
+mod service;
+
+use std::path::{Path, PathBuf};
+
+use neap::run::{Rate, Settings};
+use neap::units::Nanos;
+
+use crate::output::Answer;
+use crate::settings::{DeviceFlags, TargetFlags, values};
+
+/// Run a plan, or a job without one; or several at once.
+#[derive(clap::Args)]
+pub struct Flags {
+    /// A *.plan.json, or a *.graph.json to run without a plan. Several share the device, as --policy says.
+    #[arg(value_name = "PLAN", required_unless_present_any = ["listen", "watch"])]
+    subjects: Vec<PathBuf>,
+    /// The plan's graph, in place of the path that the plan records.
+    #[arg(long, value_name = "FILE.graph.json")]
+    graph: Vec<PathBuf>,
+    /// For a graph without a plan.
+    #[command(flatten)]
+    device: DeviceFlags,
+    #[command(flatten)]
+    on: TargetFlags,
+    /// How many iterations; of several jobs one number for all, or one for each.
+    #[arg(long, value_name = "N,…", default_value = "1", value_delimiter = ',',
+          value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    iterations: Vec<u32>,
+    #[command(flatten)]
+    service: service::Several,
+    /// Initial values: parameter:NAME, buffer:NAME, optimizer_state:KEY:NAME, input:x, input:y.
+    #[arg(long, value_name = "FILE.safetensors")]
+    weights: Option<PathBuf>,
+    /// Write parameters, buffers and optimizer states at the end.
+    #[arg(long, value_name = "FILE.safetensors")]
+    save: Option<PathBuf>,
+    /// The seed of initial values and batches that no file gives.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Slow the link to this share of its speed, such as 0.05; with @N from iteration N on, counted from 0, such as
+    /// 0.05@3,1@8.
+    #[arg(long, value_name = "SHARE[@N],…", value_delimiter = ',', value_parser = throttle)]
+    throttle_link: Vec<(u64, u32)>,
+    /// Copy as fast as memory allows instead of at the device's link rate.
+    #[arg(long, conflicts_with = "throttle_link")]
+    unlimited_link: bool,
+    /// Write each operator's measured time (the median over iterations).
+    #[arg(long, value_name = "FILE.csv")]
+    latencies_out: Option<PathBuf>,
+    /// Plan anew in the background when measured latencies drift, and follow the new plan from the next iteration on;
+    /// with several jobs, plan all of them anew together whenever one comes or ends.
+    #[arg(long)]
+    replan: bool,
+    /// How far the summed latency of operators, or of a direction's copies, has to move for that; 0.3 by default.
+    #[arg(long, value_name = "SHARE", value_parser = threshold, requires = "replan")]
+    replan_threshold: Option<u64>,
+}
+
+/// From which iteration on, and thousandths.
+fn throttle(text: &str) -> Result<(u64, u32), String> {
+    let problem = || {
+        format!(
+            "`{text}` is not a share of the link; give a number above 0 and up to 1 with at most \
+             three decimals, and @N to begin at iteration N"
+        )
+    };
+    let (share, from) = text.split_once('@').unwrap_or((text, "0"));
+    let from: u32 = from.parse().map_err(|_| problem())?;
+    let share = values::thousandths(share)
+        .and_then(|s| u32::try_from(s).ok())
+        .filter(|s| (1..=1000).contains(s));
+    Ok((from.into(), share.ok_or_else(problem)?))
+}
+
+fn threshold(text: &str) -> Result<u64, String> {
+    let share = values::thousandths(text).filter(|s| (1..=1_000_000).contains(s));
+    share.ok_or_else(|| {
+        format!(
+            "`{text}` is not a threshold; give a number above 0 with at most three decimals, such \
+             as 0.3"
+        )
+    })
+}
+
+impl Flags {
+    /// What every job is run with.
+    fn settings(&self) -> anyhow::Result<Settings> {
+        // A GPU's link can't be slowed.
+        let host_only = !self.throttle_link.is_empty() || self.unlimited_link;
+        let target = self.on.choose(host_only.then_some("--throttle-link, --unlimited-link"))?;
+        let mut throttle = self.throttle_link.clone();
+        throttle.sort_by_key(|t| t.0);
+        Ok(Settings {
+            target,
+            link_rate: if self.unlimited_link { Rate::Unlimited } else { Rate::Profile },
+            throttle_later: throttle,
+            seed: self.seed,
+            weights: self.weights.clone(),
+            save: self.save.clone(),
+            ..Settings::default()
+        })
+    }
+
+    /// All files to be written.
+    fn outputs(&self) -> [Option<&Path>; 3] {
+        [self.save.as_deref(), self.latencies_out.as_deref(), self.service.log.as_deref()]
+    }
+}
+
+pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
+    let settings = flags.settings()?;
+    match &flags.subjects[..] {
+        [subject] if !flags.service.asked() => match one::main(flags, subject, &settings, as_json)?
+        {
+            one::Ended::Answered(answer) => Ok(answer),
+            one::Ended::HasSeveralJobs => service::main(flags, settings, as_json),
+        },
+        _ => service::main(flags, settings, as_json),
+    }
+}
+
+/// The median of measured times; the first iteration, which warms up, counts only when it is the only one.
+fn median(times: &[Nanos]) -> Nanos {
+    let mut sorted = if times.len() > 1 { times[1..].to_vec() } else { times.to_vec() };
+    sorted.sort_unstable();
+    sorted.get(sorted.len() / 2).copied().unwrap_or_default().max(Nanos(1))
+}

@@ -1,0 +1,236 @@
+//! Jobs that a service is given: files read into tenants, from the command line, stdin or a folder.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{BufRead, Read};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, SystemTime};
+
+use neap::plan::{Method, Share};
+use neap::run::Settings;
+use neap::run::service::{Remote, Request, Tenant, Work};
+use neap::units::Nanos;
+
+use crate::making;
+use crate::output::note;
+use crate::settings::{self, DeviceFlags, Site, Subject};
+
+/// Reads the files of jobs.
+pub struct Reader {
+    pub device: DeviceFlags,
+    pub settings: Settings,
+}
+
+/// The checker refused a plan, and its reasons were printed.
+pub struct Refused;
+
+impl Reader {
+    /// The jobs of a file.
+    pub fn read(
+        &self,
+        path: &Path,
+        iterations: u32,
+    ) -> anyhow::Result<Result<Vec<Tenant>, Refused>> {
+        let settings = Settings { iterations, ..self.settings.clone() };
+        let tenant = |name: String, work: Work| Tenant { name, work, submit: Nanos::ZERO };
+        let stem = settings::stem(path)?;
+        match settings::subject(path, &[])? {
+            Subject::Plan(plan, graphs) => {
+                self.device.not_with_a_plan(path)?;
+                if !settings::checked(path, &plan, &graphs)? {
+                    return Ok(Err(Refused));
+                }
+                let at = |problem: String| anyhow::anyhow!("{}: {problem}", path.display());
+                let mut planners = Vec::with_capacity(plan.jobs.len());
+                for job in 0..plan.jobs.len() {
+                    let share = Share::recorded(&plan, job).map_err(at)?;
+                    planners.push((Method::recorded(&plan, job).map_err(at)?, share.priority()));
+                }
+                let several = plan.jobs.len() > 1;
+                let jobs = plan.jobs.into_iter().zip(graphs).zip(planners);
+                let all = jobs.map(|((job, graph), (method, priority))| {
+                    let name = if several { graph.name.clone() } else { stem.clone() };
+                    tenant(
+                        name,
+                        Work {
+                            graph,
+                            plan: job,
+                            profile: plan.device.clone(),
+                            method,
+                            priority,
+                            settings: settings.clone(),
+                        },
+                    )
+                });
+                Ok(Ok(all.collect()))
+            }
+            Subject::Graph(mut graph) => {
+                let Site { device, latencies, libraries, .. } = self.device.resolve(&mut graph)?;
+                let (mut plan, _) = making::unplanned(&graph, &device, &latencies)?;
+                plan.libraries = libraries;
+                Ok(Ok(vec![tenant(
+                    stem,
+                    Work {
+                        graph: *graph,
+                        plan,
+                        profile: device,
+                        method: Method::default(),
+                        priority: Share::ALL.priority(),
+                        settings,
+                    },
+                )]))
+            }
+        }
+    }
+}
+
+/// A name that no other job has.
+pub fn apart(name: &str, names: &mut BTreeSet<String>) -> String {
+    let numbered = (2..).map(|n: u64| format!("{name}-{n}"));
+    let free = std::iter::once(name.to_owned())
+        .chain(numbered)
+        .find(|n| !names.contains(n))
+        .unwrap_or_default();
+    names.insert(free.clone());
+    free
+}
+
+/// Requests from outside.
+pub struct Asking {
+    pub reader: Reader,
+    pub iterations: u32,
+    pub remote: Remote,
+    /// All names that jobs have had.
+    pub names: BTreeSet<String>,
+}
+
+/// The longest request, in bytes.
+const LINE: u64 = 1 << 16;
+
+/// How often a folder is looked at.
+const LOOK: Duration = Duration::from_millis(200);
+
+impl Asking {
+    /// Takes lines of stdin; its end is the end of requests.
+    pub fn listen(&mut self) {
+        let mut stdin = std::io::stdin().lock();
+        loop {
+            let mut line = Vec::new();
+            match stdin.by_ref().take(LINE).read_until(b'\n', &mut line) {
+                Ok(0) | Err(_) => break,
+                Ok(_) => {}
+            }
+            let whole = line.last() == Some(&b'\n') || (line.len() as u64) < LINE;
+            let line = String::from_utf8_lossy(&line).trim().to_owned();
+            if !whole {
+                note(&format!(
+                    "stdin: a line of more than {LINE} bytes is no request; nothing more is read"
+                ));
+                break;
+            }
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let went = match words[..] {
+                [] => true,
+                ["quit"] => break,
+                ["end", job] => self.remote.ask(Request::End(job.to_owned())),
+                ["run", plan] => self.run(Path::new(plan), self.iterations).is_some(),
+                ["run", plan, iterations] => match iterations.parse::<u32>() {
+                    Ok(n @ 1..=1_000_000) => self.run(Path::new(plan), n).is_some(),
+                    _ => {
+                        note(&format!(
+                            "stdin: `{iterations}` is not a number of iterations; give 1 to 1000000"
+                        ));
+                        true
+                    }
+                },
+                _ => {
+                    note(&format!(
+                        "stdin: `{line}` is no request; ask `run PLAN [ITERATIONS]` (a path without \
+                         spaces), `end JOB` or `quit`"
+                    ));
+                    true
+                }
+            };
+            if !went {
+                return;
+            }
+        }
+        let _ = self.remote.ask(Request::Close);
+    }
+
+    /// Reads a plan and submits its jobs. Gives their names, or `None` once the service is gone. A file
+    /// that can't be read is said, and passed over.
+    fn run(&mut self, path: &Path, iterations: u32) -> Option<Vec<String>> {
+        let tenants = match self.reader.read(path, iterations) {
+            Ok(Ok(tenants)) => tenants,
+            Ok(Err(Refused)) => return Some(Vec::new()),
+            Err(error) => {
+                note(&format!("not run: {error:#}"));
+                return Some(Vec::new());
+            }
+        };
+        let mut submitted = Vec::with_capacity(tenants.len());
+        for mut tenant in tenants {
+            tenant.name = apart(&tenant.name, &mut self.names);
+            submitted.push(tenant.name.clone());
+            if !self.remote.ask(Request::Submit(Box::new(tenant))) {
+                return None;
+            }
+        }
+        Some(submitted)
+    }
+
+    /// Takes the plans that come to a folder and go. One that can't be read is tried again when it changes.
+    pub fn watch(&mut self, folder: &Path) {
+        let mut taken: BTreeMap<PathBuf, Vec<String>> = BTreeMap::new();
+        let mut failed: BTreeMap<PathBuf, (u64, Option<SystemTime>)> = BTreeMap::new();
+        loop {
+            let there: BTreeMap<PathBuf, (u64, Option<SystemTime>)> =
+                match std::fs::read_dir(folder) {
+                    Ok(entries) => entries.filter_map(|e| look(&e.ok()?.path())).collect(),
+                    Err(error) => {
+                        note(&format!(
+                            "--watch: {}: {error}; nothing more is read from it",
+                            folder.display()
+                        ));
+                        break;
+                    }
+                };
+            let gone: Vec<PathBuf> =
+                taken.keys().filter(|p| !there.contains_key(*p)).cloned().collect();
+            for job in gone.iter().filter_map(|p| taken.remove(p)).flatten() {
+                if !self.remote.ask(Request::End(job)) {
+                    return;
+                }
+            }
+            for (path, state) in there.iter().filter(|(path, _)| is_plan(path)) {
+                if taken.contains_key(path) || failed.get(path) == Some(state) {
+                    continue;
+                }
+                let Some(jobs) = self.run(path, self.iterations) else { return };
+                if jobs.is_empty() {
+                    failed.insert(path.clone(), *state);
+                } else {
+                    taken.insert(path.clone(), jobs);
+                }
+            }
+            if there.contains_key(&folder.join("stop")) {
+                break;
+            }
+            thread::sleep(LOOK);
+        }
+        let _ = self.remote.ask(Request::Close);
+    }
+}
+
+/// A plain file's size and time of change.
+fn look(path: &Path) -> Option<(PathBuf, (u64, Option<SystemTime>))> {
+    let of = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file)?;
+    Some((path.to_owned(), (of.len(), of.modified().ok())))
+}
+
+/// A name that begins with a dot is a file that is still being written.
+fn is_plan(path: &Path) -> bool {
+    let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    !name.starts_with('.') && (name.ends_with(".plan.json") || name.ends_with(".plan.json.gz"))
+}

@@ -1,0 +1,400 @@
+//! `neap run` of several jobs: flags, files and requests into a service, and its report.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use anyhow::{Context, bail};
+use indicatif::ProgressBar;
+use neap::contract::{JobPlan, check};
+use neap::device::Profile;
+use neap::plan::global::{self, Job, Jobs};
+use neap::report::table::{Side, Table};
+use neap::run::Settings;
+use neap::run::service::{self, Mailbox, Notice, Options, Tenant, Verdict, Work};
+use neap::sim::share::policy;
+use neap::units::{Bytes, Nanos};
+use serde::Serialize;
+
+use super::requests::{Asking, Reader, Refused, apart};
+use super::{Flags, median};
+use crate::output::{self, Answer, Ending, note};
+use crate::progress;
+use crate::settings::Outputs;
+use crate::settings::values::{instant, seconds};
+
+/// Several jobs at once.
+#[derive(clap::Args)]
+pub struct Several {
+    /// Which job's turn it is when several share the device; `neap` by default.
+    #[arg(long, value_parser = policy::NAMES)]
+    policy: Option<String>,
+    /// The memory that the jobs share; by default what all of them need together, and at most what the device has.
+    #[arg(long, value_name = "SIZE")]
+    memory: Option<Bytes>,
+    /// When each job comes, in seconds from the start; 0 for jobs without a number.
+    #[arg(long, value_name = "SECONDS,…", value_delimiter = ',', value_parser = instant)]
+    submit: Vec<Nanos>,
+    /// After how long a job that waits goes first (policy neap); 28800 by default.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    patience: Option<Nanos>,
+    /// The shortest turn for which memory is moved (policy fair); 10 by default.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    turn: Option<Nanos>,
+    /// Take requests from stdin while it runs, a line each: `run PLAN [ITERATIONS]`, `end JOB`, `quit`.
+    #[arg(long)]
+    listen: bool,
+    /// Run every plan that appears in this folder, end a job whose plan disappears, and end for good when a file `stop` lies there.
+    #[arg(long, value_name = "DIR", conflicts_with = "listen")]
+    watch: Option<PathBuf>,
+    /// Write what happened to which job, a row for each event.
+    #[arg(long, value_name = "FILE.csv")]
+    pub log: Option<PathBuf>,
+}
+
+impl Several {
+    /// Whether any of these is given.
+    pub fn asked(&self) -> bool {
+        let Self { policy, memory, submit, patience, turn, listen, watch, log } = self;
+        let times = patience.is_some() || turn.is_some() || !submit.is_empty();
+        policy.is_some() || memory.is_some() || times || *listen || watch.is_some() || log.is_some()
+    }
+}
+
+impl Flags {
+    /// Refuses flags that are for one job.
+    fn only_several(&self, settings: &Settings) -> anyhow::Result<()> {
+        for (given, flag) in [
+            (self.weights.is_some(), "--weights"),
+            (self.save.is_some(), "--save"),
+            (self.latencies_out.is_some(), "--latencies-out"),
+            (!self.graph.is_empty(), "--graph"),
+            (self.replan_threshold.is_some(), "--replan-threshold"),
+            (settings.throttle_later.iter().any(|t| t.0 > 0), "--throttle-link with @N"),
+        ] {
+            if given {
+                bail!("{flag}: is for one job; leave it out, or run the job by itself");
+            }
+        }
+        Ok(())
+    }
+}
+
+pub fn main(flags: &Flags, mut settings: Settings, as_json: bool) -> anyhow::Result<Answer> {
+    flags.only_several(&settings)?;
+    let files: Vec<&Path> = flags.subjects.iter().map(PathBuf::as_path).collect();
+    let outputs = Outputs::new(&flags.device.inputs(&files), &flags.outputs())?;
+    if let Some((_, throttle)) = settings.throttle_later.pop() {
+        settings.throttle_per_mille = throttle;
+    }
+    let Some(tenants) = tenants(flags, &settings)? else { return Ok(Answer::No) };
+    outputs.apart_from_what_was_read()?;
+    let asked = &flags.service;
+    let name = asked.policy.as_deref().unwrap_or("neap");
+    let policy = policy::find(name).with_context(|| format!("--policy: there is no {name}"))?;
+    let device = match tenants.first() {
+        Some(tenant) => tenant.work.profile.clone(),
+        None => neap::device::profile::load(flags.device.device.as_deref().unwrap_or("host"))?,
+    };
+    for other in tenants.iter().filter(|t| t.work.profile.name != device.name) {
+        note(&format!(
+            "note: `{}` was planned for {}, `{}` for {}",
+            tenants[0].name, device.name, other.name, other.work.profile.name
+        ));
+    }
+    let options = Options {
+        policy,
+        arena: arena(asked, &tenants, &device)?,
+        patience: asked.patience.unwrap_or(Nanos(28_800_000_000_000)),
+        turn: asked.turn.unwrap_or(Nanos(10_000_000_000)),
+        settings: &settings,
+        device: &device,
+        planner: if flags.replan { Some(&together) } else { None },
+    };
+    let mut mailbox = Mailbox::default();
+    if asked.listen || asked.watch.is_some() {
+        let reader = Reader { device: flags.device.clone(), settings: settings.clone() };
+        let names = tenants.iter().map(|t| t.name.clone()).collect();
+        let mut asking =
+            Asking { reader, iterations: flags.iterations[0], remote: mailbox.remote(), names };
+        // It ends with the process at the latest: reading stdin can't be broken off.
+        match asked.watch.clone() {
+            Some(folder) => drop(thread::spawn(move || asking.watch(&folder))),
+            None => drop(thread::spawn(move || asking.listen())),
+        }
+    }
+    let all = tenants.iter().map(|t| u64::from(t.work.settings.iterations)).sum();
+    let bar = progress::bar(all, "iterations");
+    let report = service::serve(&options, tenants, mailbox, &mut |notice| say(&bar, &notice));
+    bar.finish_and_clear();
+    let report = match report {
+        Ok(report) => report,
+        Err(no @ service::ServiceError::NeverFits { .. }) => {
+            note(&no.to_string());
+            return Ok(Answer::No);
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let mut ending = Ending::default();
+    ending.then(|| output::report(&Report::of(name, &report), as_json));
+    if let Some(path) = &asked.log {
+        ending.then(|| log(path, &report));
+    }
+    let good = |v: &Verdict| matches!(v, Verdict::Done | Verdict::Stopped);
+    ending.with(Answer::yes_if(report.jobs.iter().all(|j| good(&j.verdict))))
+}
+
+/// Says what happened, above the bar.
+fn say(bar: &ProgressBar, notice: &Notice<'_>) {
+    let said = match notice {
+        Notice::Iteration => return bar.inc(1),
+        Notice::Queued(job, why) => format!("`{job}` waits for {why}"),
+        Notice::Admitted(_, Nanos(..1_000_000)) => return,
+        Notice::Admitted(job, waited) => format!("`{job}` is in after {waited}"),
+        Notice::Ended(job, verdict) => match verdict.reason() {
+            Some(why) => format!("`{job}` {}: {why}", verdict.word()),
+            None => format!("`{job}` {}", verdict.word()),
+        },
+        Notice::Unknown(job) => format!("no job `{job}` is there to end"),
+        Notice::Planned(Ok(0)) => "planned anew together: nothing changes".to_owned(),
+        Notice::Planned(Ok(jobs)) => format!("planned anew together: {jobs} of the plans are new"),
+        Notice::Planned(Err(why)) => format!("the plans stay: {why}"),
+    };
+    bar.suspend(|| note(&said));
+}
+
+/// The jobs that are there from the start; `None` when the checker refused one.
+fn tenants(flags: &Flags, settings: &Settings) -> anyhow::Result<Option<Vec<Tenant>>> {
+    let reader = Reader { device: flags.device.clone(), settings: settings.clone() };
+    let mut all: Vec<Tenant> = Vec::new();
+    for path in &flags.subjects {
+        match reader.read(path, 1)? {
+            Ok(mut tenants) => all.append(&mut tenants),
+            Err(Refused) => return Ok(None),
+        }
+    }
+    let (iterations, submit) = (&flags.iterations, &flags.service.submit);
+    let listed = |what: &str, given: usize| {
+        anyhow::anyhow!("--{what}: {given} numbers for {} jobs; give one for each", all.len())
+    };
+    if iterations.len() != 1 && iterations.len() != all.len() {
+        return Err(listed("iterations", iterations.len()));
+    }
+    if submit.len() > all.len() {
+        return Err(listed("submit", submit.len()));
+    }
+    let mut names = BTreeSet::new();
+    for (index, tenant) in all.iter_mut().enumerate() {
+        tenant.work.settings.iterations = *iterations.get(index).unwrap_or(&iterations[0]);
+        tenant.submit = submit.get(index).copied().unwrap_or_default();
+        tenant.name = apart(&tenant.name, &mut names);
+    }
+    Ok(Some(all))
+}
+
+/// The size of the arena.
+fn arena(flags: &Several, tenants: &[Tenant], device: &Profile) -> anyhow::Result<Bytes> {
+    let available = device.available();
+    match flags.memory {
+        Some(bytes) if bytes > available => {
+            bail!("--memory: {bytes} is more than {} offers, {available}; lower it", device.name)
+        }
+        Some(bytes) => Ok(bytes),
+        None if flags.listen || flags.watch.is_some() => {
+            bail!("--memory: with --listen and --watch, say what the jobs share")
+        }
+        None => {
+            let (mut all, mut window) = (0u64, 0);
+            for tenant in tenants {
+                let needs =
+                    service::needs(&tenant.work).with_context(|| format!("`{}`", tenant.name))?;
+                // A window is there once.
+                let shared = tenant
+                    .work
+                    .plan
+                    .window
+                    .as_ref()
+                    .map_or(0, |w| w.bytes.0.min(needs.ephemeral.0));
+                all = all.saturating_add(needs.persistent.0 + needs.ephemeral.0 - shared);
+                window = window.max(shared);
+            }
+            Ok(Bytes(all.saturating_add(window)).min(available))
+        }
+    }
+}
+
+/// Plans all jobs within the arena.
+fn together(works: &[&Work], arena: Bytes) -> Result<Vec<JobPlan>, String> {
+    let Some(device) = works.first().map(|w| &w.profile) else { return Ok(Vec::new()) };
+    let mut jobs = Vec::with_capacity(works.len());
+    for work in works {
+        jobs.push(Job {
+            graph: &work.graph,
+            file: (String::new(), neap::job::json::sha256(&work.graph)),
+            latencies: &work.plan.latencies,
+            method: work.method.clone(),
+            priority: work.priority,
+        });
+    }
+    let asked = Jobs { jobs, device, budget: arena, recorded_options: BTreeMap::new() };
+    let planned = global::make(&asked).map_err(|e| e.to_string())?;
+    let mut plans = Vec::with_capacity(works.len());
+    for (part, work) in planned.parts.into_iter().zip(works) {
+        check::check(&part.plan, std::slice::from_ref(&work.graph)).map_err(|r| {
+            format!(
+                "a new plan is refused: {}",
+                r.first().map(ToString::to_string).unwrap_or_default()
+            )
+        })?;
+        plans.extend(part.plan.jobs.into_iter().take(1));
+    }
+    Ok(plans)
+}
+
+/// Writes what happened to which job.
+fn log(path: &Path, report: &service::Report) -> anyhow::Result<()> {
+    neap::files::write(path, |out| {
+        let mut rows = csv::Writer::from_writer(out);
+        rows.write_record(["time_ns", "job", "what"])?;
+        for moment in &report.moments {
+            let name = report.jobs.get(moment.job).map_or("", |j| &j.name);
+            rows.write_record([&moment.at.0.to_string(), name, moment.what])?;
+        }
+        rows.flush()
+    })?;
+    output::written(path);
+    Ok(())
+}
+
+/// What running several jobs was like.
+#[derive(Serialize)]
+struct Report<'a> {
+    policy: &'a str,
+    arena_bytes: Bytes,
+    reserved_peak_bytes: Bytes,
+    touched_peak_bytes: Bytes,
+    makespan_ns: Nanos,
+    jobs: Vec<JobReport<'a>>,
+    stretches: Vec<StretchReport<'a>>,
+}
+
+/// What became of a job.
+#[derive(Serialize)]
+struct JobReport<'a> {
+    name: &'a str,
+    verdict: &'a str,
+    reason: Option<&'a str>,
+    submitted_ns: Nanos,
+    started_ns: Option<Nanos>,
+    ended_ns: Nanos,
+    waited_for: &'a Option<String>,
+    service_ns: Nanos,
+    iterations: u32,
+    /// How often its memory left the device.
+    sent_out: u32,
+    persistent_bytes: Bytes,
+    ephemeral_bytes: Bytes,
+    losses: &'a [f32],
+    checksum: &'a str,
+    iteration_ns: Nanos,
+    late_copies: u64,
+    passive_copies: u64,
+    notes: &'a [String],
+}
+
+/// A stretch of time in which the same jobs were there, and how long each was served.
+#[derive(Serialize)]
+struct StretchReport<'a> {
+    from_ns: Nanos,
+    to_ns: Nanos,
+    service_ns: BTreeMap<&'a str, Nanos>,
+}
+
+impl<'a> JobReport<'a> {
+    fn of(job: &'a service::JobReport) -> Self {
+        Self {
+            name: &job.name,
+            verdict: job.verdict.word(),
+            reason: job.verdict.reason(),
+            submitted_ns: job.submitted,
+            started_ns: job.started,
+            ended_ns: job.ended,
+            waited_for: &job.waited_for,
+            service_ns: job.service,
+            iterations: job.iterations,
+            sent_out: job.left,
+            persistent_bytes: job.persistent,
+            ephemeral_bytes: job.ephemeral,
+            losses: &job.outcome.losses,
+            checksum: &job.outcome.checksum,
+            iteration_ns: median(&job.outcome.iteration_ns),
+            late_copies: job.outcome.late_copies,
+            passive_copies: job.outcome.passive_copies,
+            notes: &job.outcome.notes,
+        }
+    }
+}
+
+impl<'a> Report<'a> {
+    fn of(policy: &'a str, report: &'a service::Report) -> Self {
+        let stretch = |s: &service::Stretch| StretchReport {
+            from_ns: s.from,
+            to_ns: s.to,
+            service_ns: s
+                .service
+                .iter()
+                .filter_map(|(job, time)| Some((&*report.jobs.get(*job)?.name, *time)))
+                .collect(),
+        };
+        Self {
+            policy,
+            arena_bytes: report.arena,
+            reserved_peak_bytes: report.reserved_peak,
+            touched_peak_bytes: report.touched_peak,
+            makespan_ns: report.makespan,
+            jobs: report.jobs.iter().map(JobReport::of).collect(),
+            stretches: report.stretches.iter().map(stretch).collect(),
+        }
+    }
+}
+
+impl fmt::Display for Report<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut table = Table::new(&[
+            ("job", Side::Left),
+            ("ended", Side::Left),
+            ("iterations", Side::Right),
+            ("waited", Side::Right),
+            ("service", Side::Right),
+            ("completion", Side::Right),
+            ("memory", Side::Right),
+            ("loss", Side::Right),
+            ("checksum", Side::Left),
+        ]);
+        for job in &self.jobs {
+            let waited = job.started_ns.map(|at| at.saturating_sub(job.submitted_ns).to_string());
+            table.row([
+                job.name.to_owned(),
+                job.verdict.to_owned(),
+                job.iterations.to_string(),
+                waited.unwrap_or_else(|| "-".to_owned()),
+                job.service_ns.to_string(),
+                job.ended_ns.saturating_sub(job.submitted_ns).to_string(),
+                format!("{} + {}", job.persistent_bytes, job.ephemeral_bytes),
+                job.losses.last().map_or_else(|| "-".to_owned(), ToString::to_string),
+                job.checksum.chars().take(16).collect(),
+            ]);
+        }
+        writeln!(
+            f,
+            "{table}\n{}: all of it took {}; at most {} ({} bytes) promised at once of an arena of \
+             {}",
+            self.policy,
+            self.makespan_ns,
+            self.reserved_peak_bytes,
+            self.reserved_peak_bytes.0,
+            self.arena_bytes
+        )
+    }
+}

@@ -1,0 +1,151 @@
+//! Whose allocator memory is counted with, and what that allocator reserves.
+
+use std::fmt;
+
+use anyhow::{Context, bail};
+use neap::device::Profile;
+use neap::sim::reserved::{Framework, Reserved};
+use neap::units::Bytes;
+use serde::Serialize;
+
+/// Whose allocator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Kind {
+    /// One arena with placed addresses, as `neap run` has it.
+    Arena,
+    /// PyTorch's caching allocator: what it would reserve for the same tensors.
+    Pytorch,
+}
+
+/// Whose allocator counts, and its settings.
+#[derive(clap::Args, Clone, Debug)]
+pub struct AllocatorFlags {
+    /// The allocator that memory is counted with.
+    #[arg(long, value_enum, default_value_t = Kind::Arena)]
+    allocator: Kind,
+    /// The settings of PyTorch's allocator, as in PYTORCH_CUDA_ALLOC_CONF.
+    #[arg(long, value_name = "CONF", allow_hyphen_values = true)]
+    alloc_conf: Option<String>,
+    /// The bytes that each of PyTorch's two threads requests at its first matrix multiplication; by default
+    /// those of the device's generation.
+    #[arg(long, value_name = "BYTES")]
+    library_workspace: Option<Bytes>,
+}
+
+impl AllocatorFlags {
+    /// Whether PyTorch's allocator is meant.
+    pub fn is_pytorch(&self) -> bool {
+        self.allocator == Kind::Pytorch
+    }
+
+    /// The framework, if its allocator is meant.
+    ///
+    /// # Errors
+    /// When the settings can't be read, or are given without the allocator.
+    pub fn resolve(&self, device: &Profile) -> anyhow::Result<Option<Framework>> {
+        if self.allocator == Kind::Arena {
+            if self.alloc_conf.is_some() || self.library_workspace.is_some() {
+                bail!(
+                    "--alloc-conf and --library-workspace are PyTorch's; add --allocator pytorch, \
+                     or leave them out"
+                );
+            }
+            return Ok(None);
+        }
+        let config = self.alloc_conf().parse().context("--alloc-conf")?;
+        let mut framework = Framework::on(device, config);
+        if let Some(bytes) = self.library_workspace {
+            framework.library = bytes;
+        }
+        Ok(Some(framework))
+    }
+
+    /// The settings' text, as in `PYTORCH_CUDA_ALLOC_CONF`.
+    pub fn alloc_conf(&self) -> &str {
+        self.alloc_conf.as_deref().unwrap_or_default()
+    }
+
+    /// The options that the plan records.
+    pub fn record(&self) -> impl Iterator<Item = (String, String)> {
+        let kind = (self.allocator == Kind::Pytorch)
+            .then(|| ("allocator".to_owned(), "pytorch".to_owned()));
+        let conf = self.alloc_conf.clone().map(|conf| ("alloc-conf".to_owned(), conf));
+        let library =
+            self.library_workspace.map(|b| ("library-workspace".to_owned(), b.0.to_string()));
+        kind.into_iter().chain(conf).chain(library)
+    }
+}
+
+/// What PyTorch's allocator reserves for a plan's requests.
+#[derive(Serialize)]
+pub struct ReservedReport {
+    peak_reserved_bytes: Bytes,
+    peak_allocated_bytes: Bytes,
+    segments: u64,
+    fragmentation_bytes: Bytes,
+    allocator_iterations: u32,
+    allocator_settled: bool,
+    ooms: u64,
+}
+
+impl ReservedReport {
+    pub fn of(reserved: &Reserved) -> Self {
+        Self {
+            peak_reserved_bytes: reserved.at_peak.reserved,
+            peak_allocated_bytes: reserved.stats.peak_allocated,
+            segments: reserved.at_peak.segments,
+            fragmentation_bytes: reserved.at_peak.fragmentation(),
+            allocator_iterations: reserved.iterations,
+            allocator_settled: reserved.settled,
+            ooms: reserved.stats.ooms,
+        }
+    }
+}
+
+impl fmt::Display for ReservedReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let settled = if self.allocator_settled { "steady after" } else { "not steady after" };
+        write!(
+            f,
+            "PyTorch's allocator reserves {} ({} bytes) in {} segments, of which {} are not in \
+             use; {settled} {} iterations",
+            self.peak_reserved_bytes,
+            self.peak_reserved_bytes.0,
+            self.segments,
+            self.fragmentation_bytes,
+            self.allocator_iterations
+        )?;
+        if self.ooms > 0 {
+            write!(f, "; OUT OF MEMORY {} times", self.ooms)?;
+        }
+        writeln!(f)
+    }
+}
+
+/// What PyTorch's allocator would hold for a plan that was made for an arena.
+#[derive(Default, Serialize)]
+pub struct BesideReport {
+    reserved_bytes: Bytes,
+    allocated_bytes: Bytes,
+}
+
+impl BesideReport {
+    pub fn of(reserved: &Reserved) -> Self {
+        Self {
+            reserved_bytes: reserved.at_peak.reserved,
+            allocated_bytes: reserved.stats.peak_allocated,
+        }
+    }
+}
+
+impl fmt::Display for BesideReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (held, used) = (self.reserved_bytes, self.allocated_bytes);
+        writeln!(
+            f,
+            "under PyTorch's own allocator, cuBLAS workspaces included: {held} ({} bytes) reserved, \
+             {used} ({} bytes) allocated",
+            held.0, used.0
+        )
+    }
+}

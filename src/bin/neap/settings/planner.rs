@@ -1,0 +1,120 @@
+//! The planner and its switches.
+
+use std::collections::BTreeMap;
+
+use clap::ValueEnum as _;
+use neap::plan::Method;
+use neap::plan::method::SwitchError;
+use neap::units::Bytes;
+use serde_json::Value;
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Planner {
+    /// Swap, recompute or keep, decided together and improved step by step.
+    Neap,
+    /// vDNN: every layer's feature maps leave during the forward, whatever the budget.
+    VdnnAll,
+    /// vDNN: convolutions' feature maps only.
+    VdnnConv,
+    /// Segments of the forward are run again before their backward.
+    Checkpoint,
+    /// Capuchin: swaps by free time, recomputation by memory saved per second.
+    Capuchin,
+    /// TENSILE's algorithms 1 to 3, with passive swapping as the last resort.
+    Tensile,
+}
+
+impl Planner {
+    /// With its default switches.
+    fn method(self) -> Method {
+        self.to_possible_value().and_then(|v| Method::named(v.get_name())).unwrap_or_default()
+    }
+}
+
+/// The planner's heuristics, each of which can be left out. A field's name is the switch's in the
+/// planner's options, behind `no-` where it switches something off.
+#[derive(clap::Args, serde::Serialize)]
+#[command(next_help_heading = "Planner switches")]
+#[serde(rename_all = "kebab-case")]
+pub struct Switches {
+    /// neap, tensile: Never swap.
+    #[arg(long)]
+    no_swap: bool,
+    /// neap, tensile: Keep parameters and optimizer states on the device round the end of the iteration.
+    #[arg(long)]
+    no_across: bool,
+    /// neap, tensile: Never recompute.
+    #[arg(long)]
+    no_recompute: bool,
+    /// neap, tensile: Never swap what an operator would have to wait for.
+    #[arg(long)]
+    no_passive: bool,
+    /// neap, tensile: Copies run at the last moment even where there is room earlier.
+    #[arg(long)]
+    no_prefetch: bool,
+    /// neap: Recompute only from what is on the device.
+    #[arg(long)]
+    no_chains: bool,
+    /// neap: Each recompute makes one tensor.
+    #[arg(long)]
+    no_share: bool,
+    /// neap: No tensor lives longer for the sake of recomputes.
+    #[arg(long)]
+    no_extend: bool,
+    /// neap: Never take a choice back.
+    #[arg(long)]
+    no_drop: bool,
+    /// neap: Never fall back on another planner's plan.
+    #[arg(long)]
+    no_portfolio: bool,
+    /// neap, several jobs: Plan them in one way only, however they go side by side.
+    #[arg(long)]
+    no_joint: bool,
+    /// neap, several jobs: Never plan for the part of the link that each gets.
+    #[arg(long)]
+    no_link_share: bool,
+    /// neap: How many steps of improvement to make; 16 by default.
+    #[arg(long, value_name = "STEPS")]
+    effort: Option<u32>,
+    /// tensile: Look for swaps in time for as long as there are any.
+    #[arg(long)]
+    no_stop_rule: bool,
+    /// tensile: The largest share of tensors that may be swapped, in percent; 100 by default.
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(0..=100))]
+    max_swap_rate: Option<u32>,
+    /// neap, tensile: Leave tensors below this size on the device while anything else helps; 64KiB by default.
+    #[arg(long, value_name = "BYTES")]
+    min_swap: Option<Bytes>,
+}
+
+impl Switches {
+    /// The planner with its switches, and those that differ from their defaults.
+    ///
+    /// # Errors
+    /// When a switch is given that the planner does not have.
+    pub fn resolve(&self, planner: Planner) -> anyhow::Result<(Method, BTreeMap<String, String>)> {
+        let given: BTreeMap<String, Value> = serde_json::from_value(serde_json::to_value(self)?)?;
+        let mut switches = Vec::new();
+        for (flag, value) in &given {
+            match value {
+                Value::Bool(true) => {
+                    switches.push((flag.trim_start_matches("no-"), "false".to_owned()))
+                }
+                Value::Number(number) => switches.push((flag.as_str(), number.to_string())),
+                _ => {}
+            }
+        }
+        let method = planner.method();
+        let method = method.with(switches.iter().map(|(k, v)| (*k, v.as_str()))).map_err(|e| {
+            let SwitchError::Unknown { switch, .. } = &e else { return anyhow::Error::new(e) };
+            let off = format!("no-{switch}");
+            let flag = if given.contains_key(&off) { &off } else { switch };
+            anyhow::anyhow!(
+                "--{flag}: --planner {} has no such switch; leave it out or name another planner",
+                method.name()
+            )
+        })?;
+        let changed = method.switches();
+        Ok((method, changed))
+    }
+}

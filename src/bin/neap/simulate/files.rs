@@ -1,0 +1,130 @@
+//! What a simulation of one job is written to: a drawing, a timeline, a table of latencies.
+
+use std::path::Path;
+
+use neap::contract::Latency;
+use neap::device::latency::{Row, Table as LatencyTable};
+use neap::report::curve::{Curve, Line, svg};
+use neap::report::timeline::{Span, Value, Writer};
+use neap::sim::engine::Run;
+use neap::sim::program::{Direction, Program};
+use neap::sim::recording;
+use neap::sim::reserved::{Framework, Reserved, Timeline};
+use neap::units::{Bytes, Nanos, OpId};
+
+use super::one::Case;
+use crate::output::{self, note};
+
+/// The unplanned curve over the operators' nominal times, from liveness.
+fn unplanned_curve(case: &Case) -> Vec<(Nanos, Bytes)> {
+    let liveness = &case.liveness;
+    let mut points = Vec::with_capacity(liveness.resident.len() + 1);
+    let mut now = Nanos::ZERO;
+    for (bytes, latency) in liveness.resident.iter().zip(&case.latencies) {
+        points.push((now, *bytes));
+        now += latency.time;
+    }
+    points.push((now, liveness.resident.last().copied().unwrap_or_default()));
+    points
+}
+
+/// Draws memory over time; `of` is the file that was simulated.
+pub fn plot(
+    path: &Path,
+    of: &Path,
+    case: &Case,
+    run: &Run,
+    curve: &[(Nanos, Bytes)],
+    reserved: Option<&Reserved>,
+) -> anyhow::Result<()> {
+    let before = unplanned_curve(case);
+    let mut after = curve.to_vec();
+    let last = after.last().map_or(Bytes::ZERO, |p| p.1);
+    after.push((run.iteration, last));
+    let (held, used, name): (Vec<_>, Vec<_>, String);
+    let mut curves = vec![Curve { name: "without a plan", points: &before }];
+    let mut lines = Vec::new();
+    if let Some(plan) = &case.plan {
+        curves.push(Curve { name: "with the plan", points: &after });
+        lines.push(Line { name: "budget", value: plan.budget });
+    }
+    lines.push(Line { name: "floor", value: case.liveness.floor });
+    if let Some(reserved) = reserved {
+        // What lies between the two is fragmentation.
+        held = reserved.curve.iter().map(|(at, reserved, _)| (*at, *reserved)).collect();
+        used = reserved.curve.iter().map(|(at, _, allocated)| (*at, *allocated)).collect();
+        name = format!("reserved, {} segments", reserved.at_peak.segments);
+        curves.extend([
+            Curve { name: &name, points: &held },
+            Curve { name: "allocated", points: &used },
+        ]);
+    }
+    let title = format!("{} on {}", case.graph.name, case.device.name);
+    let drawing = svg(&title, &curves, &lines)?;
+    neap::files::write(path, |f| f.write_all(drawing.as_bytes()))?;
+    note(&format!("written: {} ({})", path.display(), of.display()));
+    Ok(())
+}
+
+/// Writes compute, copies and memory as a Chrome trace.
+pub fn timeline(
+    path: &Path,
+    case: &Case,
+    program: &Program,
+    run: &Run,
+    curve: &[(Nanos, Bytes)],
+) -> anyhow::Result<()> {
+    neap::files::write(path, |f| {
+        let mut writer = Writer::new(f)?;
+        let (process, [compute, h2d, d2h]) =
+            writer.process(&case.graph.name, ["compute", "h2d", "d2h"])?;
+        for (step, &(start, end)) in program.steps.iter().zip(&run.steps) {
+            let operator = case.graph.operator(step.operator);
+            let again = if step.event.is_some() { "recompute" } else { "operator" };
+            let args = [("kind", Value::Text(&operator.kind)), ("as", Value::Text(again))];
+            let span = Span { name: &operator.name, start, duration: end - start, args: &args };
+            writer.span(compute, &span)?;
+        }
+        for (copy, &(start, end)) in program.copies.iter().zip(&run.copies) {
+            let track = if copy.direction == Direction::H2d { h2d } else { d2h };
+            let args = [("bytes", Value::Number(copy.bytes.0))];
+            let name = &case.graph.tensor(copy.tensor).name;
+            writer.span(track, &Span { name, start, duration: end - start, args: &args })?;
+        }
+        for &(at, bytes) in curve {
+            let mut values = vec![("resident_bytes", bytes.0)];
+            values.extend(case.plan.as_ref().map(|plan| ("budget_bytes", plan.budget.0)));
+            writer.counter(process, "memory", at, &values)?;
+        }
+        writer.finish().map(|_| ())
+    })?;
+    output::written(path);
+    Ok(())
+}
+
+/// Writes what PyTorch's allocator would do as a memory snapshot.
+pub fn snapshot(
+    path: &Path,
+    case: &Case,
+    requests: &Timeline,
+    framework: &Framework,
+    conf: &str,
+    iterations: u32,
+) -> anyhow::Result<()> {
+    neap::files::write(path, |mut out| {
+        recording::write(&mut out, &case.graph, requests, framework, conf, iterations)
+    })?;
+    output::written(path);
+    Ok(())
+}
+
+/// Writes the latencies that were used.
+pub fn latencies(path: &Path, case: &Case) -> anyhow::Result<()> {
+    let row = |(index, (o, l)): (_, (_, &Latency))| {
+        Row::of(o, &case.device.name, l.time).by(case.libraries.get(&OpId::of(index)))
+    };
+    let rows = case.graph.operators.iter().zip(&case.latencies).enumerate().map(row);
+    LatencyTable::write(path, &rows.collect::<Vec<Row>>())?;
+    output::written(path);
+    Ok(())
+}

@@ -1,0 +1,159 @@
+//! `neap simulate`: what a plan does to time and memory, without running it.
+
+mod arrivals;
+mod beside;
+mod files;
+mod one;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::bail;
+use neap::contract::Plan;
+use neap::job::Graph;
+
+use crate::accounting::Accounting;
+use crate::output::Answer;
+use crate::settings::allocator::AllocatorFlags;
+use crate::settings::{self, Budget, DeviceFlags, Outputs, Subject};
+
+/// Simulate a plan, or a job without one.
+#[derive(clap::Args)]
+pub struct Flags {
+    /// A *.plan.json, or a *.graph.json to simulate without a plan.
+    #[arg(required_unless_present = "arrivals", conflicts_with = "arrivals")]
+    subject: Option<PathBuf>,
+    /// Simulate jobs that come and go, planned anew together at each launch and end. The table has the columns graph,
+    /// submit_s, iterations.
+    #[arg(long, value_name = "JOBS.csv", conflicts_with_all = [
+        "graph", "allocator", "accounting", "real", "passive", "noise", "timeline", "latencies_out", "snapshot"
+    ])]
+    arrivals: Option<PathBuf>,
+    /// With --arrivals: the budget of all jobs together, as bytes or a share of the sum of their peaks; by default the
+    /// whole device.
+    #[arg(long, requires = "arrivals")]
+    budget: Option<Budget>,
+    /// The plan's graph, in place of the path that the plan records.
+    #[arg(long, value_name = "FILE.graph.json")]
+    graph: Vec<PathBuf>,
+    /// For a graph without a plan.
+    #[command(flatten)]
+    device: DeviceFlags,
+    #[command(flatten)]
+    allocator: AllocatorFlags,
+    /// Give the papers' peak and time beside the physical ones.
+    #[arg(long, value_enum, default_value_t = Accounting::Physical)]
+    accounting: Accounting,
+    /// The latencies that operators really have, as a table: the plan runs at these, not at those it was made for.
+    #[arg(long, value_name = "FILE.csv")]
+    real: Option<PathBuf>,
+    /// For a graph: also one iteration within this budget that evicts the least recently used on demand, blocking.
+    #[arg(long, value_name = "BUDGET")]
+    passive: Option<Budget>,
+    /// Let every latency vary by up to this share, such as 20%.
+    #[arg(long, value_name = "P", value_parser = settings::values::deviation)]
+    noise: Option<u64>,
+    /// The seed of the noise.
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "noise")]
+    seed: u64,
+    /// How many noisy iterations.
+    #[arg(long, value_name = "N", default_value_t = 1000, requires = "noise",
+          value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    runs: u32,
+    /// For a plan of several jobs, which run side by side: how many iterations of each; 10 by default.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    iterations: Option<u32>,
+    /// Draw memory over time, without and with the plan.
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+    /// Write compute, copies and memory for ui.perfetto.dev.
+    #[arg(long, value_name = "FILE.json")]
+    timeline: Option<PathBuf>,
+    /// Write what PyTorch's allocator would do as a memory snapshot of PyTorch, to open with memory_viz
+    /// (pytorch.org/memory_viz).
+    #[arg(long, value_name = "FILE.pickle")]
+    snapshot: Option<PathBuf>,
+    /// Write the latencies that were used, as a table for --latencies.
+    #[arg(long, value_name = "FILE.csv")]
+    latencies_out: Option<PathBuf>,
+}
+
+impl Flags {
+    /// Refuses flags that are for another kind of subject.
+    fn validate(&self) -> anyhow::Result<()> {
+        if self.iterations.is_some() && self.arrivals.is_some() {
+            bail!("--iterations: the table says how many iterations each job runs; leave it out");
+        }
+        if self.budget.is_some() && self.arrivals.is_none() {
+            bail!("--budget: is for --arrivals; a plan keeps to its own, and a graph has none");
+        }
+        Ok(())
+    }
+
+    /// What is simulated.
+    fn subject(&self) -> &Path {
+        self.subject.as_deref().unwrap_or(Path::new(""))
+    }
+
+    /// Refuses flags that are for one job.
+    fn only_side_by_side(&self, jobs: usize) -> anyhow::Result<()> {
+        for (given, flag) in [
+            (self.noise.is_some(), "--noise"),
+            (self.real.is_some(), "--real"),
+            (self.accounting != Accounting::Physical, "--accounting paper"),
+            (self.allocator.is_pytorch(), "--allocator pytorch"),
+            (self.timeline.is_some(), "--timeline"),
+            (self.latencies_out.is_some(), "--latencies-out"),
+            (self.snapshot.is_some(), "--snapshot"),
+        ] {
+            if given {
+                bail!(
+                    "{flag}: {} is a plan of {jobs} jobs, and this is for one; leave it out",
+                    self.subject().display()
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses flags that are for a graph, and a plan that is not safe (`false`).
+    fn plan(&self, plan: &Plan, graphs: &[Graph]) -> anyhow::Result<bool> {
+        self.device.not_with_a_plan(self.subject())?;
+        if self.passive.is_some() {
+            bail!(
+                "--passive: {} is a plan, and passive mode has none; name its graph instead",
+                self.subject().display()
+            );
+        }
+        settings::checked(self.subject(), plan, graphs)
+    }
+}
+
+pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
+    flags.validate()?;
+    if let Some(table) = &flags.arrivals {
+        let plot = flags.plot.as_deref();
+        return arrivals::main(table, &flags.device, flags.budget, plot, as_json);
+    }
+    let mut inputs = flags.device.inputs(&settings::subject_files(flags.subject(), &flags.graph));
+    inputs.extend(flags.real.as_deref());
+    let outputs =
+        [&flags.plot, &flags.timeline, &flags.latencies_out, &flags.snapshot].map(Option::as_deref);
+    let outputs = Outputs::new(&inputs, &outputs)?;
+    let subject = settings::subject(flags.subject(), &flags.graph)?;
+    outputs.apart_from_what_was_read()?;
+    match subject {
+        Subject::Graph(graph) => one::graph(flags, *graph, as_json),
+        Subject::Plan(plan, graphs) => {
+            if !flags.plan(&plan, &graphs)? {
+                return Ok(Answer::No);
+            }
+            if plan.jobs.len() == 1 {
+                return one::plan(flags, *plan, graphs, as_json);
+            }
+            flags.only_side_by_side(plan.jobs.len())?;
+            flags.allocator.resolve(&plan.device)?;
+            let iterations = flags.iterations.unwrap_or(10);
+            beside::main(&plan, &graphs, iterations, flags.plot.as_deref(), as_json)
+        }
+    }
+}

@@ -1,0 +1,4 @@
+//! What use showed to be wrong, a file for each group.
+
+mod outputs;
+mod words;
