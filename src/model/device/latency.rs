@@ -301,21 +301,32 @@ pub fn rows(path: &Path) -> Result<Vec<Row>, LatencyError> {
     };
     let content = files::read(path, LARGEST_FILE)?;
     let mut reader = csv::Reader::from_reader(content.as_slice());
-    let header = reader.headers().map_err(broken)?.clone();
+    let columns = columns(reader.headers().map_err(broken)?).map_err(|problem| at(1, problem))?;
+    let mut rows = Vec::new();
+    for record in reader.records() {
+        let record = record.map_err(broken)?;
+        let line = record.position().map_or(0, csv::Position::line);
+        rows.push(row(&columns, &record).map_err(|problem| at(line, problem))?);
+    }
+    if rows.is_empty() {
+        return Err(LatencyError::Empty { path: path.to_owned() });
+    }
+    Ok(rows)
+}
+
+/// Every column that [`Row`] has, with its position in the header. An error says what is wrong.
+fn columns(header: &csv::StringRecord) -> Result<BTreeMap<&'static str, usize>, String> {
     let column = |name: &str| header.iter().position(|h| h.trim() == name);
     for name in ["key", "ns"] {
         if column(name).is_none() {
-            return Err(at(
-                1,
-                format!("the header has no column `{name}`; it must have `key` and `ns`"),
-            ));
+            return Err(format!("the header has no column `{name}`; it must have `key` and `ns`"));
         }
     }
     let twice = |name: &&str| header.iter().filter(|h| h.trim() == *name).count() > 1;
     if let Some(name) = ["key", "ns", "device", "load_percent"].iter().find(|name| twice(name)) {
-        return Err(at(1, format!("the header has `{name}` twice; rename one")));
+        return Err(format!("the header has `{name}` twice; rename one"));
     }
-    let names = [
+    const NAMES: [&str; 13] = [
         "key",
         "ns",
         "operator",
@@ -327,67 +338,53 @@ pub fn rows(path: &Path) -> Result<Vec<Row>, LatencyError> {
         "load_percent",
         "flops",
         "bytes",
+        "roofline_ns",
+        "workspace_bytes",
     ];
-    let columns: BTreeMap<&str, usize> = names
-        .into_iter()
-        .chain(["roofline_ns", "workspace_bytes"])
-        .filter_map(|name| Some((name, column(name)?)))
-        .collect();
+    Ok(NAMES.into_iter().filter_map(|name| Some((name, column(name)?))).collect())
+}
 
-    let mut rows = Vec::new();
-    for record in reader.records() {
-        let record = record.map_err(broken)?;
-        let line = record.position().map_or(0, csv::Position::line);
-        let field =
-            |name: &str| columns.get(name).and_then(|&index| record.get(index)).unwrap_or_default();
-        let text = |name: &str| field(name).to_owned();
-        let whole = |name: &str, low: u64, high: u64, what: &str| match field(name).trim() {
-            "" if name != "ns" => Ok(None),
-            digits => match digits.parse::<u64>().ok().filter(|x| (low..=high).contains(x)) {
-                Some(number) => Ok(Some(number)),
-                None => Err(at(
-                    line,
-                    format!(
-                        "column `{name}` is `{}`; it must be {what} from {low} to {high}",
-                        field(name)
-                    ),
-                )),
-            },
-        };
-        if field("key").is_empty() {
-            return Err(at(line, "column `key` is empty".to_owned()));
-        }
-        let algorithm = text("algorithm");
-        if !algorithm.is_empty() && Chosen::read(&algorithm, Bytes::ZERO).is_none() {
-            return Err(at(
-                line,
-                format!(
-                    "column `algorithm` is `{algorithm}`; it must be a library's numbers with `;` between them"
-                ),
-            ));
-        }
-        rows.push(Row {
-            operator: text("operator"),
-            kind: text("kind"),
-            shapes: text("shapes"),
-            arguments: text("arguments"),
-            device: text("device"),
-            load_percent: whole("load_percent", 0, 100, "a percentage")?
-                .and_then(|x| u32::try_from(x).ok())
-                .unwrap_or(0),
-            ns: whole("ns", 1, LONGEST.0, "whole nanoseconds")?.unwrap_or(1),
-            flops: whole("flops", 0, u64::MAX, "a whole number")?,
-            bytes: whole("bytes", 0, u64::MAX, "whole bytes")?,
-            roofline_ns: whole("roofline_ns", 1, LONGEST.0, "whole nanoseconds")?,
-            algorithm,
-            workspace_bytes: whole("workspace_bytes", 0, 1 << 60, "whole bytes")?,
-            key: text("key"),
-        });
+/// One row. An error names the column.
+fn row(columns: &BTreeMap<&'static str, usize>, record: &csv::StringRecord) -> Result<Row, String> {
+    let field =
+        |name: &str| columns.get(name).and_then(|&index| record.get(index)).unwrap_or_default();
+    let text = |name: &str| field(name).to_owned();
+    let whole = |name: &str, low: u64, high: u64, what: &str| match field(name).trim() {
+        "" if name != "ns" => Ok(None),
+        digits => match digits.parse::<u64>().ok().filter(|x| (low..=high).contains(x)) {
+            Some(number) => Ok(Some(number)),
+            None => Err(format!(
+                "column `{name}` is `{}`; it must be {what} from {low} to {high}",
+                field(name)
+            )),
+        },
+    };
+    if field("key").is_empty() {
+        return Err("column `key` is empty".to_owned());
     }
-    if rows.is_empty() {
-        return Err(LatencyError::Empty { path: path.to_owned() });
+    let algorithm = text("algorithm");
+    if !algorithm.is_empty() && Chosen::read(&algorithm, Bytes::ZERO).is_none() {
+        return Err(format!(
+            "column `algorithm` is `{algorithm}`; it must be a library's numbers with `;` between them"
+        ));
     }
-    Ok(rows)
+    Ok(Row {
+        operator: text("operator"),
+        kind: text("kind"),
+        shapes: text("shapes"),
+        arguments: text("arguments"),
+        device: text("device"),
+        load_percent: whole("load_percent", 0, 100, "a percentage")?
+            .and_then(|x| u32::try_from(x).ok())
+            .unwrap_or(0),
+        ns: whole("ns", 1, LONGEST.0, "whole nanoseconds")?.unwrap_or(1),
+        flops: whole("flops", 0, u64::MAX, "a whole number")?,
+        bytes: whole("bytes", 0, u64::MAX, "whole bytes")?,
+        roofline_ns: whole("roofline_ns", 1, LONGEST.0, "whole nanoseconds")?,
+        algorithm,
+        workspace_bytes: whole("workspace_bytes", 0, 1 << 60, "whole bytes")?,
+        key: text("key"),
+    })
 }
 
 impl Table {

@@ -153,11 +153,15 @@ fn base(kind: &str) -> &str {
 /// Floating-point operations, as the table above counts them.
 #[must_use]
 pub fn flops(operator: &Operator) -> u128 {
-    let written = || operator.writes().map(elements).fold(0, u128::saturating_add);
+    products(operator).unwrap_or_else(|| element_by_element(operator))
+}
+
+/// Of convolutions, matrix products and attention; none for another kind.
+fn products(operator: &Operator) -> Option<u128> {
     let output = || operator.writes().next().map_or(0, elements);
     let input = |index: usize| tensor(operator, index).map_or(0, elements);
     let times = u128::saturating_mul;
-    match base(&operator.kind) {
+    Some(match base(&operator.kind) {
         "conv1d"
         | "conv2d"
         | "conv3d"
@@ -206,6 +210,17 @@ pub fn flops(operator: &Operator) -> u128 {
         "_efficient_attention_backward" | "_flash_attention_backward" => {
             attention(operator, 1, -3, 3, 2)
         }
+        _ => return None,
+    })
+}
+
+/// Of everything else: a number for each element read or written.
+fn element_by_element(operator: &Operator) -> u128 {
+    let written = || operator.writes().map(elements).fold(0, u128::saturating_add);
+    let output = || operator.writes().next().map_or(0, elements);
+    let input = |index: usize| tensor(operator, index).map_or(0, elements);
+    let times = u128::saturating_mul;
+    match base(&operator.kind) {
         "avg_pool2d"
         | "max_pool2d"
         | "max_pool2d_with_indices"

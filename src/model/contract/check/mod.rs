@@ -12,6 +12,7 @@ mod order;
 mod program;
 mod refusal;
 mod several;
+mod task;
 #[cfg(test)]
 mod tests;
 mod timeline;

@@ -136,6 +136,21 @@ impl Builder<'_> {
         (at..=self.trace.nodes[at].end).filter(move |&n| self.trace.inside(n, at))
     }
 
+    /// What a call writes in place and does not make: views in order of the writing, one a life,
+    /// and whether they are running statistics.
+    fn written_in_place(&self, at: usize, made: &HashSet<u32>) -> Vec<(View, bool)> {
+        let mut written: Vec<(View, bool)> = Vec::new();
+        let mut lives: HashSet<u32> = HashSet::new();
+        for inner in self.inside(at) {
+            for (view, statistics) in writes(&self.trace.nodes[inner]) {
+                if !made.contains(&view.life) && lives.insert(view.life) {
+                    written.push((view.clone(), statistics));
+                }
+            }
+        }
+        written
+    }
+
     fn operator(&mut self, at: usize) {
         let trace = self.trace;
         let node = &trace.nodes[at];
@@ -161,16 +176,8 @@ impl Builder<'_> {
         let workspace = self.workspace(&scratch);
         let made: HashSet<u32> = all_made.into_iter().collect();
 
-        // What it writes in place: views by life, in order of the writing.
-        let mut written: Vec<(View, bool)> = Vec::new();
-        let mut written_lives: HashSet<u32> = HashSet::new();
-        for inner in self.inside(at) {
-            for (view, statistics) in writes(&trace.nodes[inner]) {
-                if !made.contains(&view.life) && written_lives.insert(view.life) {
-                    written.push((view.clone(), statistics));
-                }
-            }
-        }
+        let written = self.written_in_place(at, &made);
+        let written_lives: HashSet<u32> = written.iter().map(|(view, _)| view.life).collect();
         let long_lived = |this: &Self, v: &View| {
             this.tensor_of.get(&v.life).is_none_or(|t| !this.out.facts[t.index()].generated)
         };
@@ -222,12 +229,7 @@ impl Builder<'_> {
         if self.names.zero_grad.is_some_and(|z| z < at) && self.out.zero_grad.is_none() {
             self.out.zero_grad = Some(OpId::of(index));
         }
-        let phase = match (context.step > 0, context.backward) {
-            (true, _) => Phase::Optimize,
-            (_, true) => Phase::Backward,
-            _ => Phase::Forward,
-        };
-        let random = random(node);
+        let (phase, random) = (context.phase(), random(node));
         self.out.step.push(context.step);
         let kind = node.name.clone();
         let module = context.module.and_then(|mark| self.annotated(mark, "neap.module:"));

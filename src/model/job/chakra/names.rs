@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::parse::Trace;
 use super::value::Value;
-use crate::job::{Group, Role};
+use crate::job::{Group, Phase, Role};
 
 /// Where a call stands.
 #[derive(Clone, Copy, Debug, Default)]
@@ -27,6 +27,17 @@ pub(super) struct Context {
     pub module: Option<u32>,
     /// The mark of the batch data that it copies.
     pub input: Option<u32>,
+}
+
+impl Context {
+    /// The phase of an operator there.
+    pub fn phase(&self) -> Phase {
+        match (self.step > 0, self.backward) {
+            (true, _) => Phase::Optimize,
+            (_, true) => Phase::Backward,
+            _ => Phase::Forward,
+        }
+    }
 }
 
 /// A long-lived tensor with its name.
