@@ -8,7 +8,7 @@ use super::calls::{Calls, NONE};
 use super::gpu::{NODE, step_class};
 use super::trace::Trace;
 
-/// A stretch of time, both ends included.
+/// A span of time, both ends included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     /// Its first nanosecond.

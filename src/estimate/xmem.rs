@@ -236,7 +236,7 @@ impl<'a> Analyzer<'a> {
         spans.extend(sequences.iter().filter_map(|s| by_sequence.get(s)).flatten());
         let finished = spans.iter().map(|s| s.end).max();
         let mut forward: Vec<u32> = self.taken(own).collect();
-        // Each stretch once, however many operators cover it.
+        // Each span once, however many operators cover it.
         spans.sort_unstable_by_key(|s| s.start);
         spans.dedup_by(|next, before| {
             let meet = next.start <= before.end;

@@ -33,7 +33,7 @@ pub enum Begin {
     Copy(usize),
 }
 
-/// One stretch of device bytes with a life: a residency of a tensor, or a step's workspace.
+/// Device bytes with a lifetime: a residency of a tensor, or a step's workspace.
 #[derive(Clone, Debug)]
 pub struct Residency {
     /// The tensor; `None` for a workspace.
@@ -256,7 +256,7 @@ impl Program {
     }
 }
 
-/// Who last held each stretch of bytes.
+/// Which copy last held each range of bytes.
 #[derive(Default)]
 struct Holders {
     /// By start: end and holder.

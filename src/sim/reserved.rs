@@ -70,7 +70,7 @@ pub struct Reserved {
 const ITERATIONS: u32 = 24;
 
 /// Names a block, of which there is at most one at a time.
-type Slot = u32;
+type BlockId = u32;
 
 /// What a block of a [`Timeline`] is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,12 +87,12 @@ pub enum Holder {
 #[derive(Clone, Debug)]
 pub struct Timeline {
     /// Blocks there before the first iteration.
-    initial: Vec<(Slot, Bytes)>,
+    initial: Vec<(BlockId, Bytes)>,
     /// In time order, ends before begins.
     changes: Vec<(Nanos, Change)>,
-    /// How many tensors there are; their slots come first.
+    /// How many tensors there are; their ids come first.
     tensors: usize,
-    /// The operators whose workspaces have the slots behind them.
+    /// The operators whose workspaces have the ids behind them.
     operators: Vec<OpId>,
     /// How long an iteration takes.
     iteration: Nanos,
@@ -100,10 +100,10 @@ pub struct Timeline {
 
 #[derive(Clone, Copy, Debug)]
 enum Change {
-    End(Slot),
-    Begin(Slot, Bytes),
+    End(BlockId),
+    Begin(BlockId, Bytes),
     /// Begins in the first iteration and stays.
-    Once(Slot, Bytes),
+    Once(BlockId, Bytes),
 }
 
 impl Change {
@@ -118,7 +118,7 @@ impl Change {
     }
 }
 
-const fn allocate(id: Slot, bytes: Bytes) -> Request {
+const fn allocate(id: BlockId, bytes: Bytes) -> Request {
     Request::Allocate { id, bytes, stream: 0 }
 }
 
@@ -145,7 +145,7 @@ impl Timeline {
 
     /// All requests of the first `iterations` iterations, each with its time since the first began.
     pub fn requests(&self, iterations: u32) -> impl Iterator<Item = (Nanos, Request)> + '_ {
-        let before = self.initial.iter().map(|&(slot, b)| (Nanos::ZERO, allocate(slot, b)));
+        let before = self.initial.iter().map(|&(id, b)| (Nanos::ZERO, allocate(id, b)));
         let each = move |iteration: u32| {
             let began = Nanos(self.iteration.0.saturating_mul(u64::from(iteration)));
             self.changes.iter().filter_map(move |&(at, change)| {
@@ -166,8 +166,8 @@ impl Timeline {
     #[must_use]
     pub fn settle(&self, framework: &Framework) -> Reserved {
         let mut replay = Replay::new(&framework.config, framework.capacity, None);
-        for &(slot, bytes) in &self.initial {
-            replay.step(allocate(slot, bytes));
+        for &(id, bytes) in &self.initial {
+            replay.step(allocate(id, bytes));
         }
         let mut before = None;
         let mut iteration = 0;
@@ -208,13 +208,13 @@ impl Timeline {
 /// The two workspaces of the matrix library: one in the forward and optimize phases, one in
 /// backward.
 struct Library {
-    slots: [Option<Slot>; 2],
+    ids: [Option<BlockId>; 2],
     bytes: Bytes,
 }
 
 impl Library {
-    fn new(slot: Slot, framework: &Framework) -> Self {
-        Self { slots: [Some(slot), Some(slot + 1)], bytes: framework.library }
+    fn new(id: BlockId, framework: &Framework) -> Self {
+        Self { ids: [Some(id), Some(id + 1)], bytes: framework.library }
     }
 
     fn before(&mut self, operator: &Operator) -> Option<Change> {
@@ -234,13 +234,13 @@ impl Library {
         if self.bytes == Bytes::ZERO || !MULTIPLY.contains(&kind) {
             return None;
         }
-        let slot = self.slots[usize::from(operator.phase == Phase::Backward)].take()?;
-        Some(Change::Once(slot, self.bytes))
+        let id = self.ids[usize::from(operator.phase == Phase::Backward)].take()?;
+        Some(Change::Once(id, self.bytes))
     }
 }
 
-fn small(index: usize) -> Slot {
-    Slot::try_from(index).unwrap_or(Slot::MAX)
+fn small(index: usize) -> BlockId {
+    BlockId::try_from(index).unwrap_or(BlockId::MAX)
 }
 
 /// A job without a plan: tensors live as the framework keeps them ([`crate::job::liveness`]), and
@@ -287,11 +287,10 @@ pub fn unplanned(graph: &Graph, run: &Run, framework: &Framework) -> Timeline {
             begins[index].iter().map(|&t| (start, Change::Begin(small(t), graph.tensors[t].bytes))),
         );
         if operator.workspace > Bytes::ZERO {
-            let slot = small(tensors + index);
-            timeline.changes.extend([
-                (start, Change::Begin(slot, operator.workspace)),
-                (end, Change::End(slot)),
-            ]);
+            let id = small(tensors + index);
+            timeline
+                .changes
+                .extend([(start, Change::Begin(id, operator.workspace)), (end, Change::End(id))]);
         }
     }
     timeline.changes.extend(ends[operators].iter().map(|&t| (now, Change::End(small(t)))));
@@ -313,23 +312,23 @@ pub fn planned(graph: &Graph, program: &Program, run: &Run, framework: &Framewor
     }
     for residency in &program.residencies {
         let (begin, end) = engine::life(residency, run);
-        let (slot, bytes) = match (residency.tensor, residency.first_step) {
+        let (id, bytes) = match (residency.tensor, residency.first_step) {
             (Some(tensor), _) => (small(tensor.index()), graph.tensor(tensor).bytes),
             (None, step) => (small(tensors + step.unwrap_or_default()), residency.bytes),
         };
         let starts = residency.begin == Begin::Iteration;
         if starts {
-            timeline.initial.push((slot, bytes));
+            timeline.initial.push((id, bytes));
         }
         // A residency that takes no time takes no bytes.
         if !residency.stays && begin >= end && !starts {
             continue;
         }
         if !starts {
-            timeline.changes.push((begin, Change::Begin(slot, bytes)));
+            timeline.changes.push((begin, Change::Begin(id, bytes)));
         }
         if !residency.stays {
-            timeline.changes.push((end, Change::End(slot)));
+            timeline.changes.push((end, Change::End(id)));
         }
     }
     timeline.sorted()

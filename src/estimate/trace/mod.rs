@@ -3,6 +3,7 @@
 //! It holds what a Kineto Chrome trace says about operators, memory events, marks and modules. It
 //! is read in one pass in bounded memory.
 
+mod buffer;
 mod event;
 mod intern;
 mod keep;
@@ -11,7 +12,6 @@ mod read;
 mod scan;
 #[cfg(test)]
 mod tests;
-mod window;
 
 pub use read::{Limits, TraceError, parse, read};
 

@@ -8,10 +8,10 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use super::Trace;
+use super::buffer::{Ahead, Buffer, More};
 use super::event::Event;
 use super::keep::Keeper;
 use super::scan::{Cursor, Stop};
-use super::window::{Ahead, More, Window};
 use crate::files::FileError;
 use crate::units::Bytes;
 
@@ -37,7 +37,7 @@ impl Default for Limits {
 
 impl Limits {
     /// The most memory that reading any file takes: the records and room to sort them, the texts,
-    /// an event in the window and its copies, and the reading thread's chunks.
+    /// an event in the buffer and its copies, and the reading thread's chunks.
     #[must_use]
     pub const fn memory(&self) -> Bytes {
         Bytes(
@@ -100,7 +100,7 @@ pub fn read(path: &Path, limits: &Limits) -> Result<Trace, TraceError> {
 /// As [`read`].
 pub fn parse(source: impl Read, path: &Path, limits: &Limits) -> Result<Trace, TraceError> {
     let mut reader = Reader {
-        window: Window::new(source, limits.event_bytes),
+        buffer: Buffer::new(source, limits.event_bytes),
         keeper: Keeper::new(limits),
         path,
         limits,
@@ -118,7 +118,7 @@ pub fn parse(source: impl Read, path: &Path, limits: &Limits) -> Result<Trace, T
 const DAMAGED: u64 = 100;
 
 struct Reader<'p, R> {
-    window: Window<R>,
+    buffer: Buffer<R>,
     keeper: Keeper,
     path: &'p Path,
     limits: &'p Limits,
@@ -134,35 +134,35 @@ impl<R: Read> Reader<'_, R> {
         TraceError::Content { path: self.path.to_owned(), offset, problem: problem.into() }
     }
 
-    /// The next byte that is neither white space nor a comma; the window then begins with it. A
+    /// The next byte that is neither white space nor a comma; the buffer then begins with it. A
     /// zero is neither: a file of nothing else may never end.
     fn token(&mut self) -> Option<u8> {
         loop {
-            let bytes = self.window.bytes();
+            let bytes = self.buffer.bytes();
             let found = bytes.iter().position(|b| (*b > b' ' || *b == 0) && *b != b',');
             let byte = found.map(|at| bytes[at]);
-            self.window.advance(found.unwrap_or(bytes.len()));
-            if byte.is_some() || self.window.more() != More::Yes {
+            self.buffer.advance(found.unwrap_or(bytes.len()));
+            if byte.is_some() || self.buffer.more() != More::Yes {
                 return byte;
             }
         }
     }
 
     fn document(&mut self) -> Result<(), TraceError> {
-        self.window.more();
-        if self.window.bytes().starts_with(b"\xef\xbb\xbf") {
-            self.window.advance(3);
+        self.buffer.more();
+        if self.buffer.bytes().starts_with(b"\xef\xbb\xbf") {
+            self.buffer.advance(3);
         }
         let (found, problem) = match self.token() {
             Some(b'[') => {
-                self.window.advance(1);
+                self.buffer.advance(1);
                 return self.events();
             }
             Some(b'{') => {
-                self.window.advance(1);
+                self.buffer.advance(1);
                 return self.members();
             }
-            None if self.window.broken.is_some() => return Ok(()),
+            None if self.buffer.broken.is_some() => return Ok(()),
             None => ("is empty", "record the trace again"),
             Some(0x80) => ("looks like a pickle", "a memory snapshot is for `neap replay`"),
             Some(0xff | 0xfe) => ("looks like UTF-16", "save it as UTF-8"),
@@ -170,13 +170,13 @@ impl<R: Read> Reader<'_, R> {
                 ("is not JSON", "give the file that torch.profiler's export_chrome_trace wrote")
             }
         };
-        Err(self.error(self.window.offset(), format!("the file {found}; {problem}")))
+        Err(self.error(self.buffer.offset(), format!("the file {found}; {problem}")))
     }
 
     /// The members of the outermost object, up to the events.
     fn members(&mut self) -> Result<(), TraceError> {
         loop {
-            let offset = self.window.offset();
+            let offset = self.buffer.offset();
             match self.token() {
                 Some(b'"') => {}
                 Some(b'}') => {
@@ -187,15 +187,15 @@ impl<R: Read> Reader<'_, R> {
                 }
                 Some(_) => {
                     return Err(self.error(
-                        self.window.offset(),
+                        self.buffer.offset(),
                         "is not JSON: a name in quotes belongs here; record the trace again",
                     ));
                 }
                 None => break,
             }
-            let offset = self.window.offset();
+            let offset = self.buffer.offset();
             let key = loop {
-                let mut cursor = Cursor::new(self.window.bytes());
+                let mut cursor = Cursor::new(self.buffer.bytes());
                 match cursor.string().and_then(|key| cursor.expect(b':').map(|()| key)) {
                     Ok(key) => break Some((key == b"traceEvents", key == b"nodes", cursor.at)),
                     Err(Stop::Bad(at)) => {
@@ -204,7 +204,7 @@ impl<R: Read> Reader<'_, R> {
                             "is not JSON: a colon belongs here; record the trace again",
                         ));
                     }
-                    Err(Stop::More) => match self.window.more() {
+                    Err(Stop::More) => match self.buffer.more() {
                         More::Yes => {}
                         More::Ended => break None,
                         More::Full => {
@@ -220,10 +220,10 @@ impl<R: Read> Reader<'_, R> {
                 }
             };
             let Some((events, nodes, length)) = key else { break };
-            self.window.advance(length);
+            self.buffer.advance(length);
             match self.token() {
                 Some(b'[') if events => {
-                    self.window.advance(1);
+                    self.buffer.advance(1);
                     return self.events();
                 }
                 Some(b'[') if nodes => {
@@ -239,7 +239,7 @@ impl<R: Read> Reader<'_, R> {
 
     /// The stream's end, once it has been read to it.
     fn end(&self) -> u64 {
-        self.window.offset() + self.window.bytes().len() as u64
+        self.buffer.offset() + self.buffer.bytes().len() as u64
     }
 
     /// The events up to the end of their array.
@@ -247,7 +247,7 @@ impl<R: Read> Reader<'_, R> {
         loop {
             match self.token() {
                 Some(b']') => {
-                    self.window.advance(1);
+                    self.buffer.advance(1);
                     return Ok(());
                 }
                 Some(b'{') => self.event()?,
@@ -265,21 +265,21 @@ impl<R: Read> Reader<'_, R> {
 
     fn event(&mut self) -> Result<(), TraceError> {
         loop {
-            let offset = self.window.offset();
-            match Event::parse(self.window.bytes()) {
+            let offset = self.buffer.offset();
+            match Event::parse(self.buffer.bytes()) {
                 Ok((event, length)) => {
                     if let Err(problem) = self.keeper.add(&event, offset) {
                         return Err(self.error(offset, problem));
                     }
-                    self.window.advance(length);
+                    self.buffer.advance(length);
                     return Ok(());
                 }
                 Err(Stop::Bad(at)) => return self.damage(at as u64),
-                Err(Stop::More) => match self.window.more() {
+                Err(Stop::More) => match self.buffer.more() {
                     More::Yes => {}
                     More::Ended => {
                         self.cut = Some(self.end());
-                        self.window.advance(usize::MAX);
+                        self.buffer.advance(usize::MAX);
                         return Ok(());
                     }
                     More::Full => {
@@ -295,7 +295,7 @@ impl<R: Read> Reader<'_, R> {
     /// Goes on at the next thing that looks like an event, after one that is damaged `at` bytes
     /// from its start.
     fn damage(&mut self, at: u64) -> Result<(), TraceError> {
-        let offset = self.window.offset() + at;
+        let offset = self.buffer.offset() + at;
         if self.damaged == 0 {
             self.damaged_at = offset;
         }
@@ -306,12 +306,12 @@ impl<R: Read> Reader<'_, R> {
                 format!("is not JSON, here and in {} events by byte {offset}: copy the file or record the trace again", self.damaged),
             ));
         }
-        self.window.advance(1);
+        self.buffer.advance(1);
         loop {
-            let bytes = self.window.bytes();
+            let bytes = self.buffer.bytes();
             let Some(brace) = bytes.iter().position(|b| *b == b'{') else {
-                self.window.advance(bytes.len());
-                if self.window.more() == More::Yes {
+                self.buffer.advance(bytes.len());
+                if self.buffer.more() == More::Yes {
                     continue;
                 }
                 return Ok(());
@@ -322,27 +322,27 @@ impl<R: Read> Reader<'_, R> {
                 .and_then(|byte| if byte == b'"' { cursor.string() } else { Err(Stop::Bad(0)) });
             match key {
                 Ok(b"ph" | b"name" | b"cat" | b"pid" | b"tid" | b"ts" | b"args") => {
-                    self.window.advance(brace);
+                    self.buffer.advance(brace);
                     return Ok(());
                 }
-                Ok(_) | Err(Stop::Bad(_)) => self.window.advance(brace + 1),
+                Ok(_) | Err(Stop::Bad(_)) => self.buffer.advance(brace + 1),
                 Err(Stop::More) => {
-                    self.window.advance(brace);
-                    if self.window.more() != More::Yes {
-                        self.window.advance(1);
+                    self.buffer.advance(brace);
+                    if self.buffer.more() != More::Yes {
+                        self.buffer.advance(1);
                     }
                 }
             }
         }
     }
 
-    /// Steps over the value that the window begins with, however long; false when the file ends in
+    /// Steps over the value that the buffer begins with, however long; false when the file ends in
     /// it.
     fn skip(&mut self) -> bool {
         let (mut depth, mut inside, mut escaped, mut first) = (0u64, false, false, true);
         loop {
             let mut end = None;
-            for (at, &byte) in self.window.bytes().iter().enumerate() {
+            for (at, &byte) in self.buffer.bytes().iter().enumerate() {
                 let scalar_ends = !first && depth == 0 && !inside;
                 first = false;
                 match byte {
@@ -371,12 +371,12 @@ impl<R: Read> Reader<'_, R> {
                     _ => {}
                 }
             }
-            let length = self.window.bytes().len();
-            self.window.advance(end.unwrap_or(length));
+            let length = self.buffer.bytes().len();
+            self.buffer.advance(end.unwrap_or(length));
             if end.is_some() {
                 return true;
             }
-            if self.window.more() != More::Yes {
+            if self.buffer.more() != More::Yes {
                 self.cut = Some(self.end());
                 return false;
             }
@@ -386,7 +386,7 @@ impl<R: Read> Reader<'_, R> {
     fn finish(mut self) -> Result<Trace, TraceError> {
         let mut notes = Vec::new();
         let end = self.end();
-        if let Some(cause) = self.window.broken.take() {
+        if let Some(cause) = self.buffer.broken.take() {
             // gzip's reader gives these when its data is cut off or damaged; anything else is the
             // file system's.
             match cause.kind() {

@@ -378,7 +378,7 @@ impl std::io::Read for Drip<'_> {
 }
 
 #[test]
-fn the_windows_size_changes_nothing() {
+fn the_buffers_size_changes_nothing() {
     let mut text = Vec::new();
     std::io::Read::read_to_end(&mut crate::files::open(&fixture()).unwrap(), &mut text).unwrap();
     let whole = parsed(&text).unwrap();

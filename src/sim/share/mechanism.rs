@@ -123,7 +123,7 @@ impl Settings {
 
     /// How much longer a job takes for having a part of the device, per mille.
     #[must_use]
-    pub fn stretch(&self, utilisation: u32) -> u32 {
+    pub fn slowdown(&self, utilisation: u32) -> u32 {
         if self.mechanism == Mechanism::Static {
             (self.partitions * utilisation).max(1000)
         } else {

@@ -50,9 +50,9 @@ pub struct JobResult {
     pub dilation: u32,
 }
 
-/// A stretch of time in which a job ran.
+/// A span of time in which a job ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stretch {
+pub struct Span {
     /// Its position in the trace.
     pub job: u32,
     /// From.
@@ -99,7 +99,7 @@ pub struct Outcome {
     /// Where asked for: memory over time.
     pub moments: Vec<Moment>,
     /// Where asked for: who ran when.
-    pub stretches: Vec<Stretch>,
+    pub spans: Vec<Span>,
     /// Where asked for: what one job waited for, from when on.
     pub reasons: Vec<(Nanos, String)>,
 }

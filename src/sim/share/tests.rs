@@ -254,7 +254,7 @@ fn equal_jobs_share_equally_and_the_total_is_constant() {
     for (end, want) in ends.iter().zip([142.5, 172.5, 180.0]) {
         assert!((end - want).abs() < 0.02 * 37.5 / 3.0, "{ends:?}");
     }
-    // What everyone was served of each stretch of 5 s: all are ended at its end.
+    // What everyone was served of each span of 5 s: all are ended at its end.
     let served = |until: u64, mode| {
         let ended = jobs.clone().map(|j| Job { kill: Some(Nanos(until * S).max(j.submit)), ..j });
         let outcome = run(&ended, "fair", &settings(Mechanism::Lanes, mode));

@@ -24,7 +24,7 @@ use super::layout::{Item, Layout};
 use super::mechanism::{Mechanism, Room, Settings};
 use super::memory::Need;
 use super::policy::{Facts, Policy, Style};
-use super::result::{JobResult, Outcome, Stretch, Verdict};
+use super::result::{JobResult, Outcome, Span, Verdict};
 use crate::units::{Bytes, Nanos};
 
 /// How many waiting jobs are looked at when room is free, in the policy's order.
@@ -241,7 +241,7 @@ impl<'a> Engine<'a> {
                 harm: None,
                 busy: 0,
                 moments: Vec::new(),
-                stretches: Vec::new(),
+                spans: Vec::new(),
                 reasons: Vec::new(),
             },
         }
@@ -340,12 +340,13 @@ impl<'a> Engine<'a> {
         if self.state[index] != State::Running {
             return self.remaining[index];
         }
-        let done = (self.clock.saturating_sub(self.base[index]) * 1000 / self.stretch(job)) >> FINE;
+        let done =
+            (self.clock.saturating_sub(self.base[index]) * 1000 / self.slowdown(job)) >> FINE;
         self.remaining[index].saturating_sub(u64::try_from(done).unwrap_or(NEVER))
     }
 
-    fn stretch(&self, job: u32) -> u128 {
-        u128::from(self.settings.stretch(self.jobs[job as usize].utilisation))
+    fn slowdown(&self, job: u32) -> u128 {
+        u128::from(self.settings.slowdown(self.jobs[job as usize].utilisation))
     }
 
     fn events(&mut self) {
@@ -465,7 +466,7 @@ impl<'a> Engine<'a> {
         self.utilised -= u64::from(self.jobs[index].utilisation);
         self.iterations -= u128::from(self.jobs[index].iteration.0);
         if self.keep.moments {
-            self.outcome.stretches.push(Stretch {
+            self.outcome.spans.push(Span {
                 job,
                 from: Nanos(self.since[index]),
                 to: Nanos(self.now),
@@ -477,7 +478,7 @@ impl<'a> Engine<'a> {
     fn stop(&mut self, job: u32, at: u128) {
         let index = job as usize;
         let iteration = u128::from(self.jobs[index].iteration.0);
-        let done = ((at.saturating_sub(self.base[index]) * 1000 / self.stretch(job)) >> FINE)
+        let done = ((at.saturating_sub(self.base[index]) * 1000 / self.slowdown(job)) >> FINE)
             + iteration / 2;
         self.take_off(job);
         let done = u64::try_from(done / iteration * iteration).unwrap_or(NEVER);
@@ -539,12 +540,12 @@ impl<'a> Engine<'a> {
 
     /// What a running job had to do when it started, on the clock.
     fn length(&self, job: u32) -> u128 {
-        (u128::from(self.remaining[job as usize]) * self.stretch(job) / 1000) << FINE
+        (u128::from(self.remaining[job as usize]) * self.slowdown(job) / 1000) << FINE
     }
 
     /// An iteration of a job, on the clock.
     fn boundary(&self, job: u32) -> u128 {
-        (u128::from(self.jobs[job as usize].iteration.0) * self.stretch(job) / 1000) << FINE
+        (u128::from(self.jobs[job as usize].iteration.0) * self.slowdown(job) / 1000) << FINE
     }
 
     /// What the clock reads when a running job is going to outgrow what it was admitted with,

@@ -10,13 +10,13 @@ use std::thread;
 use super::read::TraceError;
 use crate::files;
 
-/// The window's first size; it grows when one event needs more.
+/// The buffer's first size; it grows when one event needs more.
 const FIRST: usize = 1 << 20;
 /// What the reading thread hands over at once.
 const CHUNK: usize = 1 << 18;
 
 /// Some bytes of a stream.
-pub(super) struct Window<R> {
+pub(super) struct Buffer<R> {
     source: R,
     buffer: Vec<u8>,
     start: usize,
@@ -36,12 +36,12 @@ pub(super) enum More {
     Yes,
     /// The stream is at its end.
     Ended,
-    /// The window is as large as it may be.
+    /// The buffer is as large as it may be.
     Full,
 }
 
-impl<R: Read> Window<R> {
-    /// A window of at most `limit` bytes.
+impl<R: Read> Buffer<R> {
+    /// A buffer of at most `limit` bytes.
     pub fn new(source: R, limit: usize) -> Self {
         Self {
             source,
@@ -55,22 +55,22 @@ impl<R: Read> Window<R> {
         }
     }
 
-    /// What is in the window.
+    /// What is in the buffer.
     pub fn bytes(&self) -> &[u8] {
         &self.buffer[self.start..self.end]
     }
 
-    /// Where in the stream the window begins.
+    /// Where in the stream the buffer begins.
     pub fn offset(&self) -> u64 {
         self.passed + self.start as u64
     }
 
-    /// Moves the window's start on.
+    /// Moves the buffer's start on.
     pub fn advance(&mut self, bytes: usize) {
         self.start += bytes.min(self.end - self.start);
     }
 
-    /// Fills the window up. A stream that fails is at its end, and `broken` says why.
+    /// Fills the buffer up. A stream that fails is at its end, and `broken` says why.
     pub fn more(&mut self) -> More {
         if self.ended {
             return More::Ended;
