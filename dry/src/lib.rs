@@ -24,6 +24,7 @@ mod nccl;
 mod nvml;
 mod properties;
 mod read;
+mod reduce;
 mod rnn;
 mod solver;
 mod state;
