@@ -8,6 +8,8 @@ mod check;
 mod cli;
 mod common;
 mod dropout;
+#[cfg(target_os = "linux")]
+mod dry;
 mod estimate;
 mod fuzz;
 mod interpreter;

@@ -261,6 +261,7 @@ pub unsafe extern "C" fn cudnnBackendGetAttribute(
 ) -> Status {
     const HEURISTIC_RESULTS: c_int = 202;
     const CONFIG_ENGINE: c_int = 300;
+    const CONFIG_SHARED_MEMORY: c_int = 304;
     const PLAN_WORKSPACE: c_int = 402;
     const ENGINE_COUNT: c_int = 802;
     const ENGINE_INDEX: c_int = 1301;
@@ -270,6 +271,7 @@ pub unsafe extern "C" fn cudnnBackendGetAttribute(
         match which {
             // The caller's own descriptor stands for the one result.
             HEURISTIC_RESULTS | CONFIG_ENGINE => {}
+            CONFIG_SHARED_MEMORY => put(out.cast::<c_int>(), 0),
             PLAN_WORKSPACE => put(out.cast::<i64>(), config().cudnn_workspace_bytes),
             ENGINE_COUNT => put(out.cast::<i64>(), 1),
             ENGINE_INDEX => put(out.cast::<i64>(), 0),

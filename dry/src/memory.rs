@@ -10,6 +10,10 @@ use crate::sys;
 pub const BACKED: u64 = 1 << 20;
 /// Device memory goes out in pages of this size.
 pub const PAGE: u64 = 2 << 20;
+/// Pieces of the driver's pool are multiples of this.
+const PIECE: u64 = 512;
+/// Mappings are multiples of this.
+const SYSTEM_PAGE: u64 = 1 << 16;
 /// Where device addresses begin, and where none is any more: a stretch that Linux gives to nothing by itself.
 const FIRST: u64 = 0x2000_0000_0000;
 const LAST: u64 = 0x5000_0000_0000;
@@ -24,6 +28,8 @@ pub struct Block {
     /// Bytes that count against the device: 0 for a mere reservation of addresses.
     pub charged: u64,
     pub device: i32,
+    /// A piece of the driver's pool: too many to log each.
+    pub pooled: bool,
 }
 
 /// The memory of all devices, and the pinned host memory.
@@ -82,11 +88,35 @@ impl Memory {
             let at = self.next;
             self.next += mapped + GAP;
             if sys::map_lazily(at, mapped as usize).is_some() {
-                self.blocks.insert(at, Block { mapped, charged: 0, device });
+                self.blocks.insert(at, Block { mapped, charged: 0, device, pooled: false });
                 return Some(at);
             }
         }
-        None
+        self.reserve_anywhere(device, mapped)
+    }
+
+    fn reserve_anywhere(&mut self, device: i32, mapped: u64) -> Option<u64> {
+        let at = sys::map_lazily(0, mapped as usize)?;
+        self.blocks.insert(at, Block { mapped, charged: 0, device, pooled: false });
+        Some(at)
+    }
+
+    /// Memory of the driver's own pool (`cudaMallocAsync`), which cuts pages into pieces. How it does that is not
+    /// known: here it wastes nothing.
+    pub fn allocate_pooled(&mut self, device: i32, bytes: u64) -> Option<u64> {
+        let charged = bytes.max(1).div_ceil(PIECE) * PIECE;
+        if charged > self.free(device) {
+            let used = self.used(device);
+            log::line(format_args!("refused {device} {bytes} {used}"));
+            return None;
+        }
+        let at = self.reserve_anywhere(device, bytes.max(1).div_ceil(SYSTEM_PAGE) * SYSTEM_PAGE)?;
+        self.used[device as usize] += charged;
+        if let Some(block) = self.blocks.get_mut(&at) {
+            block.charged = charged;
+            block.pooled = true;
+        }
+        Some(at)
     }
 
     /// Device memory, charged by whole pages.
@@ -110,7 +140,9 @@ impl Memory {
         let Some(block) = self.blocks.remove(&at) else { return false };
         self.forget(at, at + block.mapped);
         sys::unmap(at, block.mapped as usize);
-        if block.charged > 0 {
+        if block.pooled {
+            self.used[block.device as usize] -= block.charged;
+        } else if block.charged > 0 {
             self.discharge(block.device, block.charged);
         }
         true

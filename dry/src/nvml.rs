@@ -128,6 +128,22 @@ pub extern "C" fn nvmlErrorString(status: Status) -> *const c_char {
     if status == SUCCESS { c"success".as_ptr() } else { c"refused by neap's dry device".as_ptr() }
 }
 
+/// Processes on a device: none that it would name. PyTorch asks when it runs out of memory.
+macro_rules! processes {
+    ($($name:ident)*) => { $(
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(_device: *mut c_void, count: *mut c_uint) -> Status {
+            unsafe { put(count, 0) };
+            SUCCESS
+        }
+    )* };
+}
+
+processes! {
+    nvmlDeviceGetComputeRunningProcesses nvmlDeviceGetComputeRunningProcesses_v2
+    nvmlDeviceGetComputeRunningProcesses_v3
+}
+
 /// Everything else that a device could be asked is not supported.
 macro_rules! unsupported {
     ($($name:ident)*) => { $(
@@ -142,8 +158,7 @@ macro_rules! unsupported {
 
 unsupported! {
     nvmlDeviceGetUtilizationRates nvmlDeviceGetTemperature nvmlDeviceGetPowerUsage nvmlDeviceGetClockInfo
-    nvmlDeviceGetComputeRunningProcesses nvmlDeviceGetComputeRunningProcesses_v2
-    nvmlDeviceGetComputeRunningProcesses_v3 nvmlDeviceGetMemoryInfo_v2 nvmlDeviceGetNvLinkState
+    nvmlDeviceGetMemoryInfo_v2 nvmlDeviceGetNvLinkState
     nvmlDeviceGetNvLinkRemotePciInfo_v2 nvmlDeviceGetFanSpeed nvmlDeviceGetPowerManagementLimit
     nvmlDeviceGetEnforcedPowerLimit nvmlDeviceGetTotalEnergyConsumption nvmlDeviceGetMaxClockInfo
     nvmlDeviceGetP2PStatus nvmlDeviceGetGpuFabricInfoV nvmlDeviceGetCpuAffinity nvmlDeviceGetPciInfo_v3

@@ -58,8 +58,20 @@ pub fn all(kind: Kind, operation: c_int, mut operands: Vec<Vec<u8>>) -> Vec<u8> 
                     let (a, b) = (<$t>::from_le_bytes(a), <$t>::from_le_bytes(b));
                     let c = match operation {
                         1 => $multiply(a, b),
-                        2 => if b > a { b } else { a },
-                        3 => if b < a { b } else { a },
+                        2 => {
+                            if b > a {
+                                b
+                            } else {
+                                a
+                            }
+                        }
+                        3 => {
+                            if b < a {
+                                b
+                            } else {
+                                a
+                            }
+                        }
                         _ => $add(a, b),
                     };
                     c.to_le_bytes()
@@ -73,14 +85,30 @@ pub fn all(kind: Kind, operation: c_int, mut operands: Vec<Vec<u8>>) -> Vec<u8> 
         };
     }
     match kind {
-        Kind::I8 => { with!(i8, i8::wrapping_add, i8::wrapping_mul); }
-        Kind::U8 => { with!(u8, u8::wrapping_add, u8::wrapping_mul); }
-        Kind::I32 => { with!(i32, i32::wrapping_add, i32::wrapping_mul); }
-        Kind::U32 => { with!(u32, u32::wrapping_add, u32::wrapping_mul); }
-        Kind::I64 => { with!(i64, i64::wrapping_add, i64::wrapping_mul); }
-        Kind::U64 => { with!(u64, u64::wrapping_add, u64::wrapping_mul); }
-        Kind::F32 => { with!(f32, |a: f32, b: f32| a + b, |a: f32, b: f32| a * b); }
-        Kind::F64 => { with!(f64, |a: f64, b: f64| a + b, |a: f64, b: f64| a * b); }
+        Kind::I8 => {
+            with!(i8, i8::wrapping_add, i8::wrapping_mul);
+        }
+        Kind::U8 => {
+            with!(u8, u8::wrapping_add, u8::wrapping_mul);
+        }
+        Kind::I32 => {
+            with!(i32, i32::wrapping_add, i32::wrapping_mul);
+        }
+        Kind::U32 => {
+            with!(u32, u32::wrapping_add, u32::wrapping_mul);
+        }
+        Kind::I64 => {
+            with!(i64, i64::wrapping_add, i64::wrapping_mul);
+        }
+        Kind::U64 => {
+            with!(u64, u64::wrapping_add, u64::wrapping_mul);
+        }
+        Kind::F32 => {
+            with!(f32, |a: f32, b: f32| a + b, |a: f32, b: f32| a * b);
+        }
+        Kind::F64 => {
+            with!(f64, |a: f64, b: f64| a + b, |a: f64, b: f64| a * b);
+        }
         Kind::Half | Kind::Quarter => {
             for other in &operands {
                 for (a, b) in sum.iter_mut().zip(other) {

@@ -35,7 +35,13 @@ pub unsafe extern "C" fn cudaMallocManaged(out: *mut Pointer, bytes: usize, _: c
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaMallocAsync(out: *mut Pointer, bytes: usize, _: Pointer) -> Status {
-    unsafe { cudaMalloc(out, bytes) }
+    match with(|s| s.memory.allocate_pooled(current(), bytes as u64)) {
+        Some(at) => {
+            unsafe { put(out, at as Pointer) };
+            SUCCESS
+        }
+        None => crate::device::fail(OUT_OF_MEMORY),
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -43,9 +49,9 @@ pub unsafe extern "C" fn cudaMallocFromPoolAsync(
     out: *mut Pointer,
     bytes: usize,
     _pool: Pointer,
-    _stream: Pointer,
+    stream: Pointer,
 ) -> Status {
-    unsafe { cudaMalloc(out, bytes) }
+    unsafe { cudaMallocAsync(out, bytes, stream) }
 }
 
 #[unsafe(no_mangle)]

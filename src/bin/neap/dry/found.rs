@@ -184,6 +184,11 @@ impl Found {
         found
     }
 
+    /// Whether the device was too small for the script.
+    pub fn out_of_memory(&self) -> bool {
+        self.processes.iter().any(|p| p.ended_by == "oom")
+    }
+
     /// The process to report first: rank 0, or the one that used most.
     pub fn main(&self) -> Option<&Process> {
         self.processes.first()

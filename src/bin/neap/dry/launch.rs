@@ -2,12 +2,13 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::{env, io};
 
 use anyhow::{Context, bail};
 use neap::device::Profile;
+use neap::units::Bytes;
 
 use super::unpack::Unpacked;
 use super::{DataDependent, Flags};
@@ -34,6 +35,26 @@ fn capability(profile: &Profile) -> u32 {
     m.capability * 10 + minor
 }
 
+/// A device's memory: what it says it has, and what allocations may take.
+#[derive(Clone, Copy)]
+pub struct Memory {
+    pub total: Bytes,
+    pub capacity: Bytes,
+}
+
+impl Memory {
+    /// What the flags ask for.
+    pub fn asked(flags: &Flags, profile: &Profile) -> Self {
+        match flags.device_bytes {
+            Some(bytes) => Self { total: bytes, capacity: bytes },
+            None => Self { total: profile.memory_bytes, capacity: profile.available() },
+        }
+    }
+
+    /// More than any job takes: 4 TiB, since PyTorch reserves addresses for all of it.
+    pub const UNLIMITED: Self = Self { total: Bytes(4 << 40), capacity: Bytes(4 << 40) };
+}
+
 /// The command with its environment.
 ///
 /// # Errors
@@ -41,22 +62,18 @@ fn capability(profile: &Profile) -> u32 {
 pub fn command(
     flags: &Flags,
     profile: &Profile,
+    memory: Memory,
     unpacked: &Unpacked,
     scratch: &Path,
-    as_json: bool,
 ) -> anyhow::Result<Command> {
-    let (total, capacity) = match flags.device_bytes {
-        Some(bytes) => (bytes, bytes),
-        None => (profile.memory_bytes, profile.available()),
-    };
     let (program, arguments) = flags.command.split_first().context("a command is needed")?;
     let mut command = Command::new(program);
     command.args(arguments);
     let mut set = |name: &str, value: &dyn std::fmt::Display| {
         command.env(name, value.to_string());
     };
-    set("NEAP_DRY_TOTAL_BYTES", &total.0);
-    set("NEAP_DRY_CAPACITY_BYTES", &capacity.0);
+    set("NEAP_DRY_TOTAL_BYTES", &memory.total.0);
+    set("NEAP_DRY_CAPACITY_BYTES", &memory.capacity.0);
     set("NEAP_DRY_DEVICES", &flags.devices);
     set("NEAP_DRY_CAPABILITY", &capability(profile));
     let multiprocessors = profile.multiprocessors.as_ref().map_or(132, |m| m.count);
@@ -72,6 +89,9 @@ pub fn command(
             DataDependent::Zero => &"zero",
         },
     );
+    if let Some(ranks) = flags.ranks {
+        set("NEAP_DRY_RANKS", &ranks);
+    }
     if let Some(steps) = flags.steps {
         set("NEAP_DRY_STEPS", &steps);
     }
@@ -93,9 +113,6 @@ pub fn command(
     let own = env::var_os("PYTHONPATH").unwrap_or_default();
     paths.extend(env::split_paths(&own).filter(|p| !p.as_os_str().is_empty()));
     command.env("PYTHONPATH", env::join_paths(paths)?);
-    if as_json {
-        command.stdout(Stdio::from(io::stderr()));
-    }
     Ok(command)
 }
 

@@ -1,14 +1,19 @@
 //! The command itself: unpack, run, gather, answer.
 
+use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
+use std::process::Stdio;
 
 use anyhow::Context;
-use neap::device::profile;
+use neap::device::{Profile, profile};
+use tempfile::TempDir;
 
 use super::found::Found;
+use super::launch::Memory;
+use super::unpack::Unpacked;
 use super::{Flags, launch, prepare, report, unpack};
-use crate::output::{self, Answer};
+use crate::output::{self, Answer, note};
 use crate::settings::Outputs;
 
 /// Runs the command and reports.
@@ -25,20 +30,56 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     Outputs::new(&[Path::new(&flags.device)], &outputs)?;
     let profile = profile::load(&flags.device)?;
     let unpacked = unpack::unpack()?;
-    let scratch = tempfile::Builder::new()
-        .prefix("neap-dry-")
-        .tempdir()
-        .context("no scratch folder can be made; TMPDIR names another place")?;
-    let command = launch::command(flags, &profile, &unpacked, scratch.path(), as_json)?;
+    let scratch = scratch()?;
+    let memory = Memory::asked(flags, &profile);
+    let mut command = launch::command(flags, &profile, memory, &unpacked, scratch.path())?;
+    if as_json {
+        // The report alone is data.
+        command.stdout(Stdio::from(io::stderr()));
+    }
     let status = launch::run(command)?;
     let found = Found::read(scratch.path());
-    report::report(
-        flags,
-        &profile,
-        &found,
-        Ending { code: status.code(), signal: status.signal() },
-        as_json,
-    )
+    let ending = Ending { code: status.code(), signal: status.signal() };
+    let again = if found.out_of_memory() && !flags.no_second_run && ending.signal.is_none() {
+        second_run(flags, &profile, &unpacked)?
+    } else {
+        None
+    };
+    report::report(flags, &profile, &found, ending, again.as_ref(), as_json)
+}
+
+/// What a second run left, and the folder that it is in.
+pub struct Again {
+    pub found: Found,
+    _scratch: TempDir,
+}
+
+/// Runs the script once more, silently and on a device that is never full: only so is it known what it asks for
+/// after the place where it failed.
+fn second_run(
+    flags: &Flags,
+    profile: &Profile,
+    unpacked: &Unpacked,
+) -> anyhow::Result<Option<Again>> {
+    note(
+        "note: out of memory; running the script again on a device without a limit (--no-second-run skips this)",
+    );
+    let scratch = scratch()?;
+    let mut command = launch::command(flags, profile, Memory::UNLIMITED, unpacked, scratch.path())?;
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.env_remove("NEAP_DRY_RECORD").env_remove("NEAP_DRY_SNAPSHOT");
+    let status = launch::run(command)?;
+    if !status.success() {
+        return Ok(None);
+    }
+    Ok(Some(Again { found: Found::read(scratch.path()), _scratch: scratch }))
+}
+
+fn scratch() -> anyhow::Result<TempDir> {
+    tempfile::Builder::new()
+        .prefix("neap-dry-")
+        .tempdir()
+        .context("no scratch folder can be made; TMPDIR names another place")
 }
 
 /// How the command ended.

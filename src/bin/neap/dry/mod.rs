@@ -36,6 +36,9 @@ pub struct Flags {
     /// How many such devices there are.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub devices: u32,
+    /// Run rank 0 of this many, with a process group that talks to no one.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=65536))]
+    pub ranks: Option<u32>,
     /// End the script after this many optimizer steps.
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u64).range(1..))]
     pub steps: Option<u64>,
@@ -60,6 +63,9 @@ pub struct Flags {
     /// Let the script save files where it says, and loggers go online.
     #[arg(long)]
     pub allow_writes: bool,
+    /// After an out-of-memory error, do not run the script again to find the smallest device that would do.
+    #[arg(long)]
+    pub no_second_run: bool,
     /// Make the stubs for the PyTorch in this folder and print the environment that they need.
     #[arg(long, hide = true, value_name = "FOLDER")]
     pub prepare: Option<PathBuf>,

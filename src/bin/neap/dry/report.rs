@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::Flags;
 use super::found::{Exception, Found, Peak, Process, Python};
-use super::linux::Ending;
+use super::linux::{Again, Ending};
 use crate::output::{self, Answer, note};
 
 /// A verdict for one device.
@@ -58,6 +58,7 @@ pub fn report(
     profile: &Profile,
     found: &Found,
     ending: Ending,
+    again: Option<&Again>,
     as_json: bool,
 ) -> anyhow::Result<Answer> {
     let Some(process) = found.main() else {
@@ -67,14 +68,20 @@ pub fn report(
     if let Some(to) = &flags.events {
         write_events(found, process, to)?;
     }
-    let requests = requests(found, process);
-    let smallest = requests.as_ref().and_then(|r| smallest(r, process));
+    // After an out-of-memory error the requests end early: those of the second run go on.
+    let whole = if outcome == Outcome::OutOfMemory {
+        again.and_then(|a| Some((&a.found, a.found.main()?)))
+    } else {
+        Some((found, process))
+    };
+    let requests = whole.and_then(|(found, process)| requests(found, process));
+    let smallest = requests.as_ref().and_then(|r| smallest(r));
     let verdicts = requests.as_ref().map(|r| verdicts(r, profile)).unwrap_or_default();
     if as_json {
         output::json(&object(profile, found, outcome, smallest, &verdicts))?;
     } else {
         for process in &found.processes {
-            output::data(&peaks(profile, process))?;
+            output::data(&peaks(profile, process, found.processes.len() > 1))?;
         }
         details(process)?;
         if !verdicts.is_empty() {
@@ -116,7 +123,7 @@ fn without_python(found: &Found, ending: Ending) -> Answer {
 }
 
 fn outcome(found: &Found, ending: Ending) -> Outcome {
-    if found.processes.iter().any(|p| p.ended_by == "oom") {
+    if found.out_of_memory() {
         return Outcome::OutOfMemory;
     }
     let failed = found.processes.iter().any(|p| p.ended_by == "exception");
@@ -146,12 +153,8 @@ fn settings_of_allocator() -> Config {
         .unwrap_or_default()
 }
 
-/// The least device on which no request fails. After a script ran out of memory its requests end early, and there is
-/// no telling.
-fn smallest(requests: &[Request], process: &Process) -> Option<Bytes> {
-    if process.ended_by == "oom" {
-        return None;
-    }
+/// The least device on which no request fails.
+fn smallest(requests: &[Request]) -> Option<Bytes> {
     smallest_capacity(requests, &settings_of_allocator(), None).map(|s| s.capacity)
 }
 
@@ -190,7 +193,7 @@ fn verdicts(requests: &[Request], ran_on: &Profile) -> Vec<Verdict> {
 }
 
 /// One process's peaks.
-fn peaks(profile: &Profile, process: &Process) -> String {
+fn peaks(profile: &Profile, process: &Process, several: bool) -> String {
     let mut table = Table::new(&[
         ("", Side::Left),
         ("reserved", Side::Right),
@@ -208,7 +211,8 @@ fn peaks(profile: &Profile, process: &Process) -> String {
         ]);
     };
     for device in &process.devices {
-        let rank = process.rank.map_or(String::new(), |r| format!("rank {r}, "));
+        let rank =
+            process.rank.filter(|_| several).map_or(String::new(), |r| format!("rank {r}, "));
         let name = format!("{rank}{} {}: peak", profile.name, device.index);
         row(&mut table, name, device.peak_reserved_bytes, device.peak_allocated_bytes);
     }
@@ -222,8 +226,11 @@ fn peaks(profile: &Profile, process: &Process) -> String {
 /// Where the peak is, and what it is made of.
 fn details(process: &Process) -> anyhow::Result<()> {
     let Some(peak) = &process.peak else { return Ok(()) };
-    let module = peak.module.as_deref().map_or(String::new(), |m| format!(", in {m}"));
-    let line = peak.line.as_deref().map_or(String::new(), |l| format!(", at {l}"));
+    let part = |word: &str, text: &Option<String>| match text.as_deref() {
+        None | Some("") => String::new(),
+        Some(text) => format!(", {word} {text}"),
+    };
+    let (module, line) = (part("in", &peak.module), part("at", &peak.line));
     output::data(&format!(
         "\nThe peak of {} allocated is in step {}, {}{module}{line}.",
         Bytes(peak.allocated_bytes),
@@ -280,9 +287,17 @@ fn verdict_table(verdicts: &[Verdict]) -> String {
     format!("\n{table}")
 }
 
-/// Whether any size in the run may depend on values, which are all 0 here.
-fn bound(process: &Process) -> bool {
-    process.reads.iter().any(|r| r.kind == "computed") || !process.data_dependent.is_empty()
+/// How far the figures hold, given that every value on the device is 0.
+fn certainty(process: &Process) -> &'static str {
+    if process.data_dependent.iter().any(|d| d.treatment == "max") {
+        "bound"
+    } else if !process.data_dependent.is_empty() {
+        "estimate"
+    } else if process.reads.iter().any(|r| r.kind == "computed") {
+        "exact, if no line listed above decides what runs"
+    } else {
+        "exact"
+    }
 }
 
 /// What else to know, and the answer in one line.
@@ -324,17 +339,20 @@ fn notes(found: &Found, process: &Process, outcome: Outcome, ending: Ending, lea
         Some((Some(path), _)) => note(&format!("written: {path}")),
         _ => {}
     }
-    let exact = if bound(process) { "bound" } else { "exact" };
+    let exact = certainty(process);
+    let least = least.map_or(String::new(), |b| {
+        format!("; the smallest device that would do offers {b} ({} bytes)", b.0)
+    });
+    let ooms: u64 = process.devices.iter().map(|d| d.ooms).sum();
+    if outcome == Outcome::Fits && ooms > 0 {
+        let times = times(ooms);
+        note(&format!("note: the script met an OutOfMemoryError {times} and went on"));
+    }
     match outcome {
-        Outcome::Fits => {
-            let least = least.map_or(String::new(), |b| {
-                format!("; the smallest device that would do offers {b} ({} bytes)", b.0)
-            });
-            note(&format!("{exact}: fits{least}"));
-        }
+        Outcome::Fits => note(&format!("{exact}: fits{least}")),
         Outcome::OutOfMemory => {
             let place = process.exception.as_ref().map_or(String::new(), place);
-            note(&format!("{exact}: out of memory{place}"));
+            note(&format!("{exact}: out of memory{place}{least}"));
         }
         Outcome::Failed => {
             let why = match (&process.exception, ending.code, ending.signal) {
@@ -394,7 +412,7 @@ fn object(
     json!({
         "device": profile.name,
         "outcome": outcome.name(),
-        "exact": main.is_some_and(|p| !bound(p)),
+        "certainty": main.map(certainty),
         "peak_reserved_bytes": all().map(|d| d.peak_reserved_bytes).max(),
         "peak_allocated_bytes": all().map(|d| d.peak_allocated_bytes).max(),
         "smallest_device_bytes": least.map(|b| b.0),

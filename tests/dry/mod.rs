@@ -1,0 +1,139 @@
+//! `neap dry` against the truth that was made with PyTorch on another fake device.
+//!
+//! These tests need a Python with a CUDA build of PyTorch, named by NEAP_TORCH_PYTHON, and the truth (NEAP_TRUTH, or
+//! `../shared/truth`). Without them each says that it was skipped.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+/// The Python to run scripts with, or nothing: then the test is skipped, and says so.
+fn python(test: &str) -> Option<PathBuf> {
+    let python = std::env::var_os("NEAP_TORCH_PYTHON").map(PathBuf::from);
+    if python.is_none() {
+        println!("{test}: skipped, since NEAP_TORCH_PYTHON names no Python with PyTorch");
+    }
+    python
+}
+
+fn script(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/dry").join(name)
+}
+
+fn truth() -> Option<PathBuf> {
+    let named = std::env::var_os("NEAP_TRUTH").map(PathBuf::from);
+    let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(|p| p.join("shared/truth"));
+    named.or_else(beside).filter(|p| p.is_dir())
+}
+
+fn neap(flags: &[&str], command: &[&std::ffi::OsStr]) -> Output {
+    let mut neap = Command::new(env!("CARGO_BIN_EXE_neap"));
+    neap.arg("dry").args(flags).arg("--").args(command);
+    neap.output().expect("neap starts")
+}
+
+fn run(python: &Path, flags: &[&str], name: &str, arguments: &[&str]) -> Output {
+    let script = script(name);
+    let mut command = vec![python.as_os_str(), script.as_os_str()];
+    command.extend(arguments.iter().map(std::ffi::OsStr::new));
+    neap(flags, &command)
+}
+
+fn report(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|e| panic!("no report ({e}): {}", String::from_utf8_lossy(&output.stderr)))
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Requests of a table in order, streams numbered by appearance.
+fn requests(path: &Path) -> Vec<String> {
+    let bytes = neap::files::read(path, 1 << 30).expect("the table is there");
+    let mut streams = Vec::new();
+    let text = String::from_utf8(bytes).expect("a table is text");
+    let rows = text.lines().skip(1).map(|row| {
+        let mut cells: Vec<&str> = row.split(',').take(4).collect();
+        let stream = cells.pop().unwrap_or_default().to_owned();
+        let at = streams.iter().position(|s| *s == stream).unwrap_or_else(|| {
+            streams.push(stream);
+            streams.len() - 1
+        });
+        format!("{},{at}", cells.join(","))
+    });
+    rows.collect()
+}
+
+/// Peaks to the byte, and every request to the allocator in order, for the jobs that NEAP_DRY_JOBS names or a small
+/// one.
+#[test]
+fn equals_the_truth() {
+    let Some(python) = python("equals_the_truth") else { return };
+    let Some(truth) = truth() else {
+        println!("equals_the_truth: skipped, since there is no truth (NEAP_TRUTH)");
+        return;
+    };
+    let named = std::env::var("NEAP_DRY_JOBS").unwrap_or("jobs/vgg16-sgd-32-86-backward".into());
+    let folder = tempfile::tempdir().expect("a folder");
+    for job in named.split(',') {
+        let base = truth.join(job);
+        let events = folder.path().join("events.csv");
+        let flags = ["--json", "--events", events.to_str().expect("text")];
+        let name = base.file_name().expect("a job has a name").to_string_lossy().replace('-', ":");
+        let report = report(&run(&python, &flags, "train.py", &[&name]));
+        let text = std::fs::read(format!("{}.truth.json", base.display())).expect("the truth");
+        let expected: Value = serde_json::from_slice(&text).expect("the truth is JSON");
+        let peak = |key: &str| {
+            expected["peaks"].as_array().into_iter().flatten().filter_map(|p| p[key].as_u64()).max()
+        };
+        for key in ["peak_reserved_bytes", "peak_allocated_bytes"] {
+            assert_eq!(report[key].as_u64(), peak(key), "{job}: {key}");
+        }
+        let expected = requests(Path::new(&format!("{}.truth.events.csv.gz", base.display())));
+        let got = requests(&events);
+        // The truth ends with the last iteration; the script's own end frees what it holds.
+        let first = expected.iter().zip(&got).position(|(a, b)| a != b);
+        assert_eq!(first, None, "{job}: the first request that differs");
+        assert!(got.len() >= expected.len(), "{job}: {} of {}", got.len(), expected.len());
+    }
+}
+
+#[test]
+fn the_smallest_device_does_and_one_page_less_does_not() {
+    let Some(python) = python("the_smallest_device_does_and_one_page_less_does_not") else {
+        return;
+    };
+    let whole = report(&run(&python, &["--json"], "small.py", &[]));
+    let least = whole["smallest_device_bytes"].as_u64().expect("a smallest device");
+    let does = run(&python, &["--json", "--device-bytes", &least.to_string()], "small.py", &[]);
+    assert_eq!(does.status.code(), Some(0), "{}", stderr(&does));
+    let less = (least - (2 << 20)).to_string();
+    let fails = run(&python, &["--json", "--device-bytes", &less], "small.py", &[]);
+    assert_eq!(fails.status.code(), Some(1), "{}", stderr(&fails));
+    let report = report(&fails);
+    assert_eq!(report["processes"][0]["exception"]["type"], "OutOfMemoryError");
+    assert_eq!(report["smallest_device_bytes"].as_u64(), Some(least));
+}
+
+#[test]
+fn failures_are_told_apart() {
+    let Some(python) = python("failures_are_told_apart") else { return };
+    let crashed = run(&python, &[], "small.py", &["crash"]);
+    assert_eq!(crashed.status.code(), Some(3), "{}", stderr(&crashed));
+    assert!(stderr(&crashed).contains("ValueError"), "{}", stderr(&crashed));
+    let ended = run(&python, &["--json", "--steps", "1"], "small.py", &[]);
+    assert_eq!(ended.status.code(), Some(0), "{}", stderr(&ended));
+    assert_eq!(report(&ended)["processes"][0]["steps"], 1);
+}
+
+#[test]
+fn bad_use_is_said_in_one_line() {
+    let missing = neap(&[], &["no-such-command-anywhere".as_ref()]);
+    assert_eq!(missing.status.code(), Some(2));
+    assert!(stderr(&missing).contains("no such command"), "{}", stderr(&missing));
+    let nothing = neap(&[], &["true".as_ref()]);
+    assert_eq!(nothing.status.code(), Some(3));
+    assert!(stderr(&nothing).contains("no Python"), "{}", stderr(&nothing));
+}
