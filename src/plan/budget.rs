@@ -1,8 +1,13 @@
 //! The budget loop: decide, write down, place, and again with a tighter target until the arena fits.
 //!
-//! Where the planner fails, or steps wait long for the link, quick planners are asked too ([`Method::portfolio`]); what
-//! can't be quicker even without addresses is not placed. A plan that is not the planner's own says so in its options.
-//! Not for: the decisions themselves.
+//! Where the planner fails, or operators wait long for the link, quick planners are asked too
+//! ([`Method::portfolio`]); a plan that can't be quicker even without addresses is not placed. A
+//! plan that another planner made says so in its options. Before a budget is refused, the lowest
+//! plan is looked for over the whole range of targets ([`minimum`]), so every budget is met from the
+//! least one found on, and a refusal says what was found.
+
+mod minimum;
+mod reserve;
 
 use std::collections::BTreeMap;
 
@@ -10,6 +15,8 @@ use super::emit::Emitted;
 use super::method::{Memory, Method};
 use super::planner::Given;
 use super::{pinned, place};
+pub use minimum::{minimum, minimum_for};
+
 use crate::contract::{Figures, JobPlan, Latency, Placement, Plan};
 use crate::device::{Link, Profile};
 use crate::job::Graph;
@@ -58,6 +65,11 @@ impl Planned {
         let reserved = self.reserved.as_ref().map_or(Bytes::ZERO, |r| r.at_peak.reserved);
         self.plan.figures.arena_bytes.max(reserved)
     }
+
+    /// A framework's allocator refuses a request of it.
+    fn fails(&self) -> bool {
+        self.reserved.as_ref().is_some_and(|r| r.stats.ooms > 0)
+    }
 }
 
 /// The budget can't be met.
@@ -67,7 +79,7 @@ pub struct Infeasible {
     pub budget: Bytes,
     /// No plan is below this.
     pub floor: Bytes,
-    /// The least that was reached of what the budget binds.
+    /// The least that was found of what the budget binds.
     pub lowest: Bytes,
     /// What stands in the way.
     pub blocked: String,
@@ -115,6 +127,33 @@ pub fn make_for(
     framework: Option<&Framework>,
 ) -> Result<Planned, PlanError> {
     let liveness = Liveness::of(request.graph);
+    let mut no = match within(request, framework) {
+        Err(PlanError::Infeasible(no)) => no,
+        answered => return answered,
+    };
+    // What is met at the least budget that is found is met at this one too.
+    let most = request.device.available().min(Bytes(liveness.peak.0.saturating_mul(2)));
+    match minimum::least(&Request { budget: most, ..request.clone() }, &liveness, framework)? {
+        Some(mut planned) if planned.bound() <= request.budget => {
+            planned.plan.budget = request.budget;
+            Ok(planned)
+        }
+        found => {
+            no.lowest = found.map_or(no.lowest, |planned| planned.bound().min(no.lowest));
+            Err(PlanError::Infeasible(no))
+        }
+    }
+}
+
+/// As [`make_for`], for one of many plans: refused without looking for the lowest plan.
+///
+/// # Errors
+/// As [`make`].
+pub(super) fn within(
+    request: &Request<'_>,
+    framework: Option<&Framework>,
+) -> Result<Planned, PlanError> {
+    let liveness = Liveness::of(request.graph);
     let own = alone(request, &liveness, framework, None, &mut None);
     let worth = match &own {
         Ok(planned) => {
@@ -154,7 +193,7 @@ pub fn make_for(
 
 /// A plan of another planner becomes this one's, and says whose it was.
 fn stand_in(request: &Request<'_>, planned: &mut Planned, method: &Method) {
-    if *method != request.method.quick() {
+    if method.name() != request.method.name() {
         request.method.name().clone_into(&mut planned.plan.planner);
         planned.plan.options.insert("portfolio".to_owned(), method.name().to_owned());
     }
@@ -179,6 +218,12 @@ fn alone(
         rival,
         memory,
     };
+    if framework.is_some() {
+        return match search.reserve()? {
+            Some(planned) => Ok(planned),
+            None => Err(search.refusal()),
+        };
+    }
     let mut target = budget;
     let own = matches!(request.method, Method::Neap(_));
     for attempt in 0..if rival.is_some() && !own { FEW } else { TIGHTENINGS } {
@@ -206,13 +251,7 @@ fn alone(
             }
         }
     }
-    let infeasible = Infeasible {
-        budget: request.budget,
-        floor: liveness.floor,
-        lowest: Bytes(search.lowest),
-        blocked: search.blocked,
-    };
-    Err(PlanError::Infeasible(Box::new(infeasible)))
+    Err(search.refusal())
 }
 
 /// As [`make`] with little effort, for one of many plans: the planner by itself, and a few targets only.
@@ -246,12 +285,7 @@ pub(super) fn once(request: &Request<'_>) -> Result<Planned, PlanError> {
             Attempt::Blocked => break,
         }
     }
-    Err(PlanError::Infeasible(Box::new(Infeasible {
-        budget: request.budget,
-        floor: liveness.floor,
-        lowest: Bytes(search.lowest),
-        blocked: search.blocked,
-    })))
+    Err(search.refusal())
 }
 
 /// What came of one target.
@@ -276,6 +310,15 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
+    fn refusal(self) -> PlanError {
+        PlanError::Infeasible(Box::new(Infeasible {
+            budget: self.request.budget,
+            floor: self.liveness.floor,
+            lowest: Bytes(self.lowest),
+            blocked: self.blocked,
+        }))
+    }
+
     fn attempt(&mut self, target: u64, method: &Method) -> Result<Attempt, PlanError> {
         let request = self.request;
         let Request { graph, latencies, device, .. } = *request;
@@ -297,12 +340,9 @@ impl Search<'_> {
             if self.rival.is_some_and(|rival| planned.run.iteration >= rival) {
                 return Ok(Attempt::Blocked);
             }
-            planned.reserved = self.framework.map(|f| {
-                reserved::planned(request.graph, &planned.program, &planned.run, f).settle(f)
-            });
-            let (bound, failed) =
-                (planned.bound().0, planned.reserved.as_ref().is_some_and(|r| r.stats.ooms > 0));
-            if bound <= self.budget && !failed {
+            planned.reserved = simulated(request.graph, &planned, self.framework);
+            let bound = planned.bound().0;
+            if bound <= self.budget && !planned.fails() {
                 return Ok(Attempt::Fits(Box::new(planned)));
             }
             self.lowest = self.lowest.min(bound);
@@ -333,81 +373,6 @@ impl Search<'_> {
         }
         Ok(Attempt::TooHigh(height))
     }
-}
-
-/// The plan with the smallest budget that can be met, found by halving.
-///
-/// # Errors
-/// As [`make`], when not even the unplanned peak can be placed.
-pub fn minimum(request: &Request<'_>) -> Result<Planned, PlanError> {
-    minimum_for(request, None)
-}
-
-/// As [`minimum`]; with a framework the budget binds what its allocator would reserve, beside the arena.
-///
-/// # Errors
-/// As [`minimum`].
-pub fn minimum_for(
-    request: &Request<'_>,
-    framework: Option<&Framework>,
-) -> Result<Planned, PlanError> {
-    let liveness = Liveness::of(request.graph);
-    let (floor, mut high) = (liveness.floor.0, request.budget.0);
-    // Halving ends at a thousandth of the range: planning is quick, but not free.
-    let grain = ((high - floor.min(high)) / 1024).max(512);
-    let mut best: Option<Planned> = None;
-    // Whoever stands in where a budget can't be met stands in here too. Probes are cheap and know where the one before ended; what they
-    // find is planned properly once at the end.
-    for method in std::iter::once(request.method.quick()).chain(request.method.portfolio()) {
-        let (mut memory, mut low) = (None, floor);
-        let mut at = |budget: u64| {
-            let budget = Bytes(budget / 512 * 512);
-            match alone(
-                &Request { budget, method: method.clone(), ..request.clone() },
-                &liveness,
-                framework,
-                None,
-                &mut memory,
-            ) {
-                Ok(mut planned) => {
-                    stand_in(request, &mut planned, &method);
-                    Ok(Some(planned))
-                }
-                Err(PlanError::Infeasible(_)) => Ok(None),
-                Err(defect) => Err(defect),
-            }
-        };
-        // Of those after the first only who gets a step further down is asked on.
-        if best.is_some() && at(high.saturating_sub(grain))?.is_none() {
-            continue;
-        }
-        if let Some(planned) = at(low)? {
-            (high, best) = (low, Some(planned));
-        }
-        while high > low + grain {
-            let middle = low + (high - low) / 2;
-            match at(middle)? {
-                Some(planned) => {
-                    high = planned.bound().0.min(middle);
-                    best = Some(planned);
-                }
-                None => low = middle,
-            }
-        }
-    }
-    let full = make_for(&Request { budget: Bytes(high), ..request.clone() }, framework);
-    let mut best = match (full, best) {
-        (Ok(full), Some(best))
-            if full.plan.figures.iteration_ns > best.plan.figures.iteration_ns =>
-        {
-            best
-        }
-        (Ok(full), _) => full,
-        (Err(PlanError::Infeasible(_)), Some(best)) => best,
-        (Err(error), _) => return Err(error),
-    };
-    best.plan.budget = best.bound();
-    Ok(best)
 }
 
 /// The job without any event, placed: what an unplanned run does.
@@ -449,6 +414,11 @@ pub(super) fn on_device(request: &Request<'_>, planned: &Planned) -> Result<Plan
     let emitted = Emitted { events: job.events.clone(), ..Emitted::default() };
     let height = planned.plan.figures.arena_bytes.0;
     finish(request, &Liveness::of(request.graph), emitted, program, job.placements.clone(), height)
+}
+
+/// What a framework's allocator reserves for a plan.
+fn simulated(graph: &Graph, planned: &Planned, framework: Option<&Framework>) -> Option<Reserved> {
+    framework.map(|f| reserved::planned(graph, &planned.program, &planned.run, f).settle(f))
 }
 
 fn placed(
@@ -533,7 +503,7 @@ fn blocked_at(graph: &Graph, slot: usize, load: u64) -> String {
         .map(|(bytes, t)| format!("{} ({bytes})", graph.tensor(*t).name))
         .collect();
     format!(
-        "blocked at operator `{}` ({}) which stands at {}: it works on {}, and nothing else there can leave",
+        "blocked at operator `{}` ({}) which stands at {}: it works on {}",
         operator.name,
         operator.kind,
         Bytes(load),

@@ -112,7 +112,7 @@ impl Memo {
     }
 
     fn plan_shared(&mut self, request: &Request<'_>) -> Result<Shared, PlanError> {
-        self.keep(request, "", budget::make)
+        self.keep(request, "", |request| budget::within(request, None))
     }
 
     /// One made with little effort.

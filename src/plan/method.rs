@@ -10,6 +10,7 @@ use super::planner::{Decision, Given, Planner};
 use super::share::Share;
 use super::{capuchin, checkpoint, neap, tensile, vdnn};
 use crate::contract::Plan;
+use crate::units::Bytes;
 
 /// A graph of at most this many operators is planned in next to no time.
 pub(super) const SMALL: usize = 400;
@@ -171,6 +172,25 @@ impl Method {
         each!(self, |planner, wrap| planner.narrow().map(wrap))
     }
 
+    /// The planner with one heuristic less each: other plans at the same target.
+    #[must_use]
+    pub fn variants(&self) -> Vec<Self> {
+        let mut all = Vec::new();
+        if let Self::Neap(o) = self {
+            let less = [
+                neap::Options { effort: o.effort / 4, ..o.clone() },
+                neap::Options { effort: 0, ..o.clone() },
+                neap::Options { min_swap: o.min_swap.max(Bytes(1 << 20)), ..o.clone() },
+                neap::Options { min_swap: o.min_swap.max(Bytes(8 << 20)), ..o.clone() },
+                neap::Options { drop: false, ..o.clone() },
+                neap::Options { share: false, ..o.clone() },
+                neap::Options { extend: false, ..o.clone() },
+            ];
+            all.extend(less.into_iter().filter(|l| l != o).map(Self::Neap));
+        }
+        all
+    }
+
     /// See [`Planner::limited`].
     #[must_use]
     pub fn limited(&self, share: Share) -> Option<Self> {
@@ -283,7 +303,7 @@ mod tests {
     use super::*;
     use crate::contract::Figures;
     use crate::device::builtin;
-    use crate::units::{Bytes, Nanos};
+    use crate::units::Nanos;
 
     fn plan(planner: &str, options: &[(&str, &str)]) -> Plan {
         let figures = Figures {

@@ -86,7 +86,7 @@ fn choose(
             None => {
                 let device =
                     Profile { link: slower(link, share * halves / 2), ..request.device.clone() };
-                match budget::make_for(&Request { device: &device, ..request.clone() }, framework) {
+                match budget::within(&Request { device: &device, ..request.clone() }, framework) {
                     Ok(planned) => on_the_real_link(planned, request, framework)?,
                     Err(no @ PlanError::Infeasible(_)) => {
                         refused.get_or_insert(no);

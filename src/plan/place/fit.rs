@@ -1,4 +1,4 @@
-//! First fit: the lowest free offset for each item in turn.
+//! First fit and best fit: for each item in turn the lowest free offset, or the smallest hole.
 //!
 //! Items that stand already are found by the stretch of time in which they are alive, so that short lives, which most are, look at what
 //! begins or ends in the same stretch and at the holes in what is there for all of it. Cost: that; for lives of several stretches, all that
@@ -113,6 +113,30 @@ impl Chunks {
     }
 }
 
+impl Chunks {
+    /// The smallest hole from `bottom` on that the item fits into; the lowest of equal ones, and
+    /// above all that is in its way where there is none.
+    fn tightest(&self, item: &Item, bottom: u64) -> u64 {
+        let (mut top, mut best) = (bottom, None::<(u64, u64)>);
+        for chunk in &self.0 {
+            if !item.spans.iter().any(|s| s.0 < chunk.life.1 && chunk.life.0 < s.1) {
+                continue;
+            }
+            for other in &chunk.standing {
+                if !item.spans.iter().any(|s| s.0 < other.span.1 && other.span.0 < s.1) {
+                    continue;
+                }
+                let hole = other.offset.saturating_sub(top);
+                if hole >= item.bytes && best.is_none_or(|b| hole < b.0) {
+                    best = Some((hole, top));
+                }
+                top = top.max(other.end.next_multiple_of(item.align));
+            }
+        }
+        best.map_or(top, |b| b.1)
+    }
+}
+
 /// What is alive in a stretch of time.
 #[derive(Default)]
 struct Stretch {
@@ -205,6 +229,22 @@ impl Index {
 
 /// The lowest free offset for each item in turn, above the bottom.
 pub(super) fn first_fit(items: &[Item], order: &[usize], start: &Start) -> Layout {
+    fit(items, order, start, Index::lowest)
+}
+
+/// The smallest hole for each item in turn, above the bottom.
+pub(super) fn best_fit(items: &[Item], order: &[usize], start: &Start) -> Layout {
+    fit(items, order, start, |index, item, bottom| {
+        index.all.tightest(item, bottom.next_multiple_of(item.align))
+    })
+}
+
+fn fit(
+    items: &[Item],
+    order: &[usize],
+    start: &Start,
+    find: impl Fn(&Index, &Item, u64) -> u64,
+) -> Layout {
     let mut layout = start.layout.clone();
     let bottom = layout.height;
     let mut index = Index::new(items);
@@ -217,7 +257,7 @@ pub(super) fn first_fit(items: &[Item], order: &[usize], start: &Start) -> Layou
         index.insert(&items[given], offset);
     }
     for &i in order {
-        let offset = index.lowest(&items[i], bottom);
+        let offset = find(&index, &items[i], bottom);
         layout.offsets[i] = offset;
         layout.height = layout.height.max(offset + items[i].bytes);
         index.insert(&items[i], offset);

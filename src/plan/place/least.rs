@@ -1,9 +1,24 @@
 //! A layout within a capacity, or as low as the effort allows, with what is proved about it.
 //!
-//! Not for: the quick placement inside the planner ([`super::place`]).
+//! It starts from quick layouts: first fit, lowest first, and best fit over several orders, in which
+//! the item that ends up on top moves to the front. Then the exact search goes on.
 
+use std::cmp::Reverse;
+
+use super::fit::{Start, best_fit};
 use super::search::{self, Options, Outcome, Spent};
 use super::{Item, Layout, heuristic, load};
+
+/// The part of the effort that best fit may take: a try compares every pair of items about once.
+const PART: u64 = 2;
+
+/// How often best fit goes through its orders.
+const ROUNDS: usize = 5;
+
+/// With more items than this, a layout within a 128th of the load is low enough: the exact search
+/// never finds a lower one.
+const MANY: usize = 5_000;
+const CLOSE: u64 = 128;
 
 /// What came of placing within a capacity.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,11 +46,15 @@ pub fn within(items: &[Item], capacity: u64, options: &Options) -> Within {
     if load(items) > capacity {
         return Within { outcome: Outcome::Impossible, spent: Spent::default() };
     }
-    let quick = heuristic::place(items, capacity);
+    let (quick, spent) = start(items, capacity, options.effort);
     if quick.height <= capacity {
-        return Within { outcome: Outcome::Placed(quick), spent: Spent::default() };
+        return Within { outcome: Outcome::Placed(quick), spent };
     }
-    let (outcome, spent) = search::search(items, capacity, options);
+    let left = options.effort.saturating_sub(spent.steps);
+    let options = Options { effort: left, without: options.without.clone() };
+    let (outcome, took) = search::search(items, capacity, &options);
+    let mut spent = spent;
+    spent += took;
     Within { outcome, spent }
 }
 
@@ -44,8 +63,10 @@ pub fn within(items: &[Item], capacity: u64, options: &Options) -> Within {
 #[must_use]
 pub fn least(items: &[Item], options: &Options) -> Least {
     let mut bound = load(items);
-    let mut layout = heuristic::place(items, bound);
-    let mut spent = Spent::default();
+    let (mut layout, mut spent) = start(items, bound, options.effort);
+    if items.len() > MANY && layout.height <= bound + bound / CLOSE {
+        return Least { layout, bound, spent };
+    }
     // Offsets in a layout that is pushed down are sums of sizes, raised to alignments and given offsets.
     let unit = items
         .iter()
@@ -83,6 +104,44 @@ pub fn least(items: &[Item], options: &Options) -> Least {
         target = (unmet + (high - unmet) / 2).next_multiple_of(unit).min(high);
     }
     Least { bound: bound.min(layout.height), layout, spent }
+}
+
+/// A quick layout that aims for `capacity`, or for what is close to the load where that is more.
+fn start(items: &[Item], capacity: u64, effort: u64) -> (Layout, Spent) {
+    let mut best = heuristic::place(items, capacity);
+    let mut spent = Spent::default();
+    if items.iter().any(|i| i.fixed.is_some()) {
+        return (best, spent);
+    }
+    let most = load(items);
+    let aim =
+        if items.len() > MANY { capacity.max(most + most / CLOSE) } else { capacity.max(most) };
+    let life = |i: usize| -> u64 { items[i].spans.iter().map(|s| u64::from(s.1 - s.0)).sum() };
+    let area = |i: usize| u128::from(items[i].bytes) * u128::from(life(i));
+    let all = || (0..items.len()).collect::<Vec<usize>>();
+    let mut orders = [all(), all(), all()];
+    orders[0].sort_by_key(|&i| (Reverse(items[i].bytes), i));
+    orders[1].sort_by_key(|&i| (Reverse(area(i)), i));
+    orders[2].sort_by_key(|&i| (Reverse(life(i)), Reverse(items[i].bytes), i));
+    let start = Start::new(items, &[], Vec::new());
+    let pairs = (items.len() as u64 * items.len() as u64 / 2).max(1);
+    for _ in 0..ROUNDS {
+        for order in &mut orders {
+            if best.height <= aim || spent.steps.saturating_add(pairs) > effort / PART {
+                return (best, spent);
+            }
+            spent.steps += pairs;
+            let found = best_fit(items, order, &start);
+            let top = order.iter().position(|&i| found.offsets[i] + items[i].bytes == found.height);
+            if found.height < best.height {
+                best = found;
+            }
+            if let Some(top) = top {
+                order[..=top].rotate_right(1);
+            }
+        }
+    }
+    (best, spent)
 }
 
 fn gcd(a: u64, b: u64) -> u64 {

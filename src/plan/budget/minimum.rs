@@ -1,0 +1,153 @@
+//! The lowest plan, whatever it costs in time.
+
+use super::{PlanError, Planned, Request, alone, finish, placed, simulated, stand_in, within};
+use crate::job::liveness::Liveness;
+use crate::method::{Memory, Method};
+use crate::planner::Given;
+use crate::sim::program::Program;
+use crate::sim::reserved::Framework;
+use crate::units::Bytes;
+
+/// Targets between the unplanned peak and the floor at which the lowest plan is looked for, and how
+/// often the steps around the best of them are halved.
+const TARGETS: u64 = 16;
+const CLOSER: u32 = 5;
+
+/// The plan with the smallest budget that is found.
+///
+/// # Errors
+/// As [`make`], when nothing is found within the request's budget.
+pub fn minimum(request: &Request<'_>) -> Result<Planned, PlanError> {
+    minimum_for(request, None)
+}
+
+/// As [`minimum`]; with a framework the budget binds what its allocator would reserve, beside the arena.
+///
+/// # Errors
+/// As [`minimum`].
+pub fn minimum_for(
+    request: &Request<'_>,
+    framework: Option<&Framework>,
+) -> Result<Planned, PlanError> {
+    let liveness = Liveness::of(request.graph);
+    match least(request, &liveness, framework)? {
+        Some(mut planned) if planned.bound() <= request.budget => {
+            planned.plan.budget = planned.bound();
+            Ok(planned)
+        }
+        _ => within(request, framework),
+    }
+}
+
+/// The plan with the smallest budget that is found, be it above the request's.
+pub(super) fn least(
+    request: &Request<'_>,
+    liveness: &Liveness,
+    framework: Option<&Framework>,
+) -> Result<Option<Planned>, PlanError> {
+    let Some(mut best) = lowest(request, liveness, framework)? else { return Ok(None) };
+    // With all the effort lower budgets are met: in steps that double while they succeed.
+    let (mut part, mut memory) = (64, None);
+    loop {
+        let step = (best.bound().0 / part).max(512);
+        let budget = Bytes((best.bound().0.saturating_sub(step)) / 512 * 512);
+        let probe = Request { budget, ..request.clone() };
+        let made = if budget < liveness.floor {
+            None
+        } else {
+            feasible(alone(&probe, liveness, framework, None, &mut memory))?
+        };
+        match made {
+            Some(planned) => (best, part) = (planned, (part / 2).max(8)),
+            None if part >= 256 || step == 512 => break,
+            None => part *= 4,
+        }
+    }
+    // The same budget may be met by a quicker plan.
+    let full = within(&Request { budget: best.bound(), ..request.clone() }, framework);
+    if let Some(planned) = feasible(full)?
+        && planned.run.iteration < best.run.iteration
+    {
+        best = planned;
+    }
+    Ok(Some(best))
+}
+
+/// A plan, or none where the answer is no.
+fn feasible(made: Result<Planned, PlanError>) -> Result<Option<Planned>, PlanError> {
+    match made {
+        Ok(planned) => Ok(Some(planned)),
+        Err(PlanError::Infeasible(_)) => Ok(None),
+        Err(defect) => Err(defect),
+    }
+}
+
+/// The lowest plan that is found with little effort, whatever the request's budget: what a planner
+/// reaches does not fall steadily with its target, so targets all the way from the unplanned peak to
+/// the floor are tried, then others around the best.
+fn lowest(
+    request: &Request<'_>,
+    liveness: &Liveness,
+    framework: Option<&Framework>,
+) -> Result<Option<Planned>, PlanError> {
+    let (floor, range) = (liveness.floor.0, liveness.peak.0 - liveness.floor.0);
+    let mut best: Option<Planned> = None;
+    let quick = request.method.quick();
+    for method in quick.narrow().into_iter().chain([quick]).rev().chain(request.method.portfolio())
+    {
+        let mut memory = None;
+        let mut at = |target: u64, best: &mut Option<Planned>| -> Result<bool, PlanError> {
+            let found = reached(request, liveness, framework, &method, target, &mut memory)?;
+            let lower = |p: &Planned| best.as_ref().is_none_or(|b| p.bound() < b.bound());
+            let Some(mut planned) = found.filter(lower) else { return Ok(false) };
+            stand_in(request, &mut planned, &method);
+            *best = Some(planned);
+            Ok(true)
+        };
+        // Another planner is asked on only where it gets lower with one of these.
+        if method.name() != request.method.name() && best.is_some() {
+            let bound = best.as_ref().map_or(floor, |b| b.bound().0);
+            if !at(bound - bound / 256, &mut best)? && !at(floor, &mut best)? {
+                continue;
+            }
+        }
+        let (mut around, mut step) = (floor, range / TARGETS);
+        for part in (0..TARGETS).rev() {
+            let target = floor + range / TARGETS * part;
+            if at(target, &mut best)? {
+                around = target;
+            }
+        }
+        for _ in 0..CLOSER {
+            step /= 2;
+            for target in [around.saturating_sub(step).max(floor), around + step] {
+                if at(target, &mut best)? {
+                    around = target;
+                }
+            }
+        }
+    }
+    Ok(best)
+}
+
+/// What a planner comes to at a target, be it above the target; `None` where a framework's allocator
+/// refuses a request.
+fn reached(
+    request: &Request<'_>,
+    liveness: &Liveness,
+    framework: Option<&Framework>,
+    method: &Method,
+    target: u64,
+    memory: &mut Memory,
+) -> Result<Option<Planned>, PlanError> {
+    let Request { graph, latencies, device, .. } = *request;
+    let target = target / 512 * 512;
+    let given = Given { graph, latencies, link: &device.link, pinned: device.pinned_bytes, target };
+    let emitted = method.decide(&given, memory).emitted;
+    let program = Program::new(graph, latencies, &emitted.events)
+        .map_err(|e| PlanError::Defect(e.to_string()))?;
+    let (program, placements, height) = placed(program, &emitted, target)?;
+    let mut planned = finish(request, liveness, emitted, program, placements, height)?;
+    planned.reserved = simulated(graph, &planned, framework);
+    Ok(Some(planned).filter(|p| !p.fails()))
+}
