@@ -15,7 +15,8 @@ use neap::job::{Arg, Dtype, Graph, Operand, Operator, Phase, Replay, Role, Tenso
 use neap::plan::emit::Emitted;
 use neap::plan::{self, Method, Request, place};
 use neap::run::backend::host::kernels::{Kernel, find};
-use neap::run::backend::host::view::Call;
+use neap::run::backend::operators::KernelError;
+use neap::run::backend::operators::view::Call;
 use neap::run::{Lookup, Outcome, Rate, Settings, run_with};
 use neap::sim::program::Program;
 use neap::units::{Bytes, Nanos, OpId, TensorId};
@@ -24,7 +25,7 @@ const DROPOUT: &str = "aten::native_dropout";
 const ATTENTION: &str = "aten::_scaled_dot_product_efficient_attention";
 
 /// Runs a kernel with a key of its own in every recompute.
-fn drawn_anew(kind: &str, call: &Call<'_>) -> Result<(), String> {
+fn drawn_anew(kind: &str, call: &Call<'_>) -> Result<(), KernelError> {
     let random_key = if call.replay { call.random_key ^ 1 << 32 } else { call.random_key };
     find(kind).expect("a kernel")(&Call { random_key, ..*call })
 }

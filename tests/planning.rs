@@ -15,7 +15,8 @@ use neap::plan::robust;
 use neap::plan::tensile::Options;
 use neap::plan::{self, PlanError, Planned, Request};
 use neap::run::backend::host::kernels::Kernel;
-use neap::run::backend::host::view::{Call, Operand, View};
+use neap::run::backend::operators::KernelError;
+use neap::run::backend::operators::view::{Call, Operand, View};
 use neap::run::{Rate, Settings, run_with};
 use neap::sim::engine::{self, Durations};
 use neap::sim::program::Program;
@@ -30,7 +31,7 @@ fn bytes(view: &View) -> (*mut u8, usize) {
 }
 
 /// Writes every output as a mix of all inputs, itself included where it is written in place.
-fn mix(call: &Call<'_>) -> Result<(), String> {
+fn mix(call: &Call<'_>) -> Result<(), KernelError> {
     let left_out = |index: usize| {
         let Some(Arg::Tensor(arg)) = call.operator.args.get(index) else { return false };
         call.operator.replay == Replay::SkipUpdates

@@ -242,7 +242,7 @@ pub enum RunError {
         /// Its kind.
         kind: String,
         /// What its kernel said.
-        problem: String,
+        problem: backend::operators::KernelError,
     },
     /// The device failed.
     #[error("the {0} device: {1}")]

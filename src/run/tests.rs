@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::backend::host::kernels::Kernel;
-use super::backend::host::view::{Call, Operand as Seen, View};
+use super::backend::operators::KernelError;
+use super::backend::operators::view::{Call, Operand as Seen, View};
 use super::*;
 use crate::contract::{Event, Latency, Source, Trigger};
 use crate::device::Rates;
@@ -66,25 +67,25 @@ fn out<'a>(call: &'a Call<'_>) -> &'a View {
     call.outputs[0].as_ref().expect("an output")
 }
 
-fn each(call: &Call<'_>, f: impl Fn(usize) -> f32) -> Result<(), String> {
+fn each(call: &Call<'_>, f: impl Fn(usize) -> f32) -> Result<(), KernelError> {
     (0..len(out(call))).for_each(|i| put(out(call), i, f(i)));
     Ok(())
 }
 
-fn input(call: &Call<'_>) -> Result<(), String> {
+fn input(call: &Call<'_>) -> Result<(), KernelError> {
     let data = &call.batch[0];
     each(call, |i| f32::from_le_bytes(data[4 * i..4 * i + 4].try_into().unwrap()))
 }
 
-fn mul(call: &Call<'_>) -> Result<(), String> {
+fn mul(call: &Call<'_>) -> Result<(), KernelError> {
     each(call, |i| get(arg(call, 0), i) * get(arg(call, 1), i))
 }
 
-fn blend(call: &Call<'_>) -> Result<(), String> {
+fn blend(call: &Call<'_>) -> Result<(), KernelError> {
     each(call, |i| get(arg(call, 0), i) * 0.625 + get(arg(call, 1), i) * 0.5)
 }
 
-fn relu_(call: &Call<'_>) -> Result<(), String> {
+fn relu_(call: &Call<'_>) -> Result<(), KernelError> {
     each(call, |i| get(arg(call, 0), i).max(0.0))
 }
 
@@ -92,19 +93,19 @@ fn kept(call: &Call<'_>, i: usize) -> bool {
     seed::mix(call.random_key << 40 ^ call.iteration << 20 ^ i as u64) & 1 == 1
 }
 
-fn drop_some(call: &Call<'_>) -> Result<(), String> {
+fn drop_some(call: &Call<'_>) -> Result<(), KernelError> {
     each(call, |i| if kept(call, i) { get(arg(call, 0), i) * 2.0 } else { 0.0 })
 }
 
-fn drop_backward(call: &Call<'_>) -> Result<(), String> {
+fn drop_backward(call: &Call<'_>) -> Result<(), KernelError> {
     let mask = (0..len(out(call))).all(|i| (get(arg(call, 1), i) != 0.0) <= kept(call, i));
     if !mask {
-        return Err("the mask is another".to_owned());
+        return Err("the mask is another".into());
     }
     drop_some(call)
 }
 
-fn stat(call: &Call<'_>) -> Result<(), String> {
+fn stat(call: &Call<'_>) -> Result<(), KernelError> {
     let n = len(arg(call, 0));
     if !call.replay {
         let mean = (0..n).map(|i| get(arg(call, 0), i)).sum::<f32>() / n as f32;
@@ -113,22 +114,22 @@ fn stat(call: &Call<'_>) -> Result<(), String> {
     each(call, |i| get(arg(call, 0), i) * 0.5)
 }
 
-fn sum(call: &Call<'_>) -> Result<(), String> {
+fn sum(call: &Call<'_>) -> Result<(), KernelError> {
     put(out(call), 0, (0..len(arg(call, 0))).map(|i| get(arg(call, 0), i)).sum());
     Ok(())
 }
 
-fn update(call: &Call<'_>) -> Result<(), String> {
+fn update(call: &Call<'_>) -> Result<(), KernelError> {
     (0..len(arg(call, 0)))
         .for_each(|i| put(arg(call, 0), i, get(arg(call, 0), i) - 0.01 * get(arg(call, 1), i)));
     Ok(())
 }
 
-fn fail(call: &Call<'_>) -> Result<(), String> {
-    if call.iteration < 2 { blend(call) } else { Err("enough".to_owned()) }
+fn fail(call: &Call<'_>) -> Result<(), KernelError> {
+    if call.iteration < 2 { blend(call) } else { Err("enough".into()) }
 }
 
-fn broken(call: &Call<'_>) -> Result<(), String> {
+fn broken(call: &Call<'_>) -> Result<(), KernelError> {
     assert!(call.iteration < 2, "a bug at {}", call.iteration);
     blend(call)
 }

@@ -9,6 +9,7 @@
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod host;
+pub mod operators;
 
 use crate::job::Dtype;
 use crate::units::{Bytes, Nanos, OpId, TensorId};
@@ -159,7 +160,7 @@ pub enum Failure {
         /// Which.
         operator: OpId,
         /// What its kernel said.
-        problem: String,
+        problem: operators::KernelError,
     },
     /// The device itself.
     #[error("{0}")]

@@ -7,6 +7,8 @@ use std::ffi::{c_int, c_void};
 
 use super::launch::{Conv, Operand, Pass};
 use super::libs::{LibError, Opened};
+use crate::backend::operators::KernelError;
+use crate::backend::operators::error::device_error;
 use crate::job::Dtype;
 
 type Handle = *mut c_void;
@@ -108,8 +110,8 @@ const TENSOR: usize = 0;
 const FILTER: usize = 1;
 const CONVOLUTION: usize = 2;
 
-fn check(what: &str, status: c_int) -> Result<(), String> {
-    if status == 0 { Ok(()) } else { Err(format!("cuDNN {what}: status {status}")) }
+fn check(what: &str, status: c_int) -> Result<(), KernelError> {
+    if status == 0 { Ok(()) } else { Err(device_error!("cuDNN {what}: status {status}")) }
 }
 
 impl Cudnn {
@@ -120,8 +122,12 @@ impl Cudnn {
     ///
     /// # Safety
     /// The stream is of the current context and outlives the handle.
-    pub unsafe fn new(library: &Opened, stream: *mut c_void, tf32: bool) -> Result<Self, String> {
-        let text = |e: LibError| e.to_string();
+    pub unsafe fn new(
+        library: &Opened,
+        stream: *mut c_void,
+        tf32: bool,
+    ) -> Result<Self, KernelError> {
+        let text = |e: LibError| KernelError::Device(e.to_string());
         // SAFETY: the types are those of cudnn.h of version 9, with enumerations as whole numbers.
         unsafe {
             let create: Make = library.function(c"cudnnCreate").map_err(text)?;
@@ -180,7 +186,7 @@ impl Cudnn {
         conv: &Conv,
         workspace: u64,
         wanted: Option<i32>,
-    ) -> Result<Option<Plan>, String> {
+    ) -> Result<Option<Plan>, KernelError> {
         let mut plan = Plan {
             conv: *conv,
             descriptors: [std::ptr::null_mut(); 4],
@@ -200,7 +206,12 @@ impl Cudnn {
         }
     }
 
-    fn choose(&self, plan: &mut Plan, workspace: u64, wanted: Option<i32>) -> Result<bool, String> {
+    fn choose(
+        &self,
+        plan: &mut Plan,
+        workspace: u64,
+        wanted: Option<i32>,
+    ) -> Result<bool, KernelError> {
         let p = &plan.conv.params;
         // cudnnDataType_t
         let kind = if plan.conv.dtype == Dtype::Bf16 { 9 } else { 0 };
@@ -337,7 +348,7 @@ impl Cudnn {
     ///
     /// # Safety
     /// Operands lie on the device and belong to this step; `workspace` has the plan's size.
-    pub unsafe fn run(&self, plan: &Plan, workspace: *mut c_void) -> Result<(), String> {
+    pub unsafe fn run(&self, plan: &Plan, workspace: *mut c_void) -> Result<(), KernelError> {
         let p = &plan.conv.params;
         let (pass, first, second, last) = self.order(plan);
         let [a, b, to] = match plan.conv.pass {

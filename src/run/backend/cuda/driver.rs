@@ -9,11 +9,18 @@ use std::marker::PhantomData;
 use cudarc::driver::{result, sys};
 
 use super::launch::Launch;
+use crate::backend::operators::KernelError;
 use crate::units::Bytes;
 
 /// One sentence about what failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault(pub String);
+
+impl From<Fault> for KernelError {
+    fn from(fault: Fault) -> Self {
+        Self::Device(fault.0)
+    }
+}
 
 fn fault(what: &str) -> impl FnOnce(result::DriverError) -> Fault + '_ {
     move |error| Fault(format!("the driver {what}: {:?}", error.0))

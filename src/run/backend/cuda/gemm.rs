@@ -7,6 +7,8 @@ use std::ffi::{c_int, c_void};
 use super::emit::layout;
 use super::launch::Gemm;
 use super::libs::{LibError, Opened};
+use crate::backend::operators::KernelError;
+use crate::backend::operators::error::device_error;
 use crate::job::Dtype;
 
 type Handle = *mut c_void;
@@ -131,8 +133,8 @@ mod code {
     pub const EPILOGUE_BIAS: i32 = 4;
 }
 
-fn check(what: &str, status: c_int) -> Result<(), String> {
-    if status == 0 { Ok(()) } else { Err(format!("cuBLASLt {what}: status {status}")) }
+fn check(what: &str, status: c_int) -> Result<(), KernelError> {
+    if status == 0 { Ok(()) } else { Err(device_error!("cuBLASLt {what}: status {status}")) }
 }
 
 impl CublasLt {
@@ -140,8 +142,8 @@ impl CublasLt {
     ///
     /// # Errors
     /// When a function is missing, or the library fails.
-    pub fn new(library: &Opened, tf32: bool) -> Result<Self, String> {
-        let text = |e: LibError| e.to_string();
+    pub fn new(library: &Opened, tf32: bool) -> Result<Self, KernelError> {
+        let text = |e: LibError| KernelError::Device(e.to_string());
         // SAFETY: the types are those of cublasLt.h of CUDA 13, with enumerations as whole numbers.
         unsafe {
             let create: unsafe extern "C" fn(*mut Handle) -> c_int =
@@ -177,7 +179,7 @@ impl CublasLt {
     ///
     /// # Errors
     /// When the library fails.
-    pub fn plan(&self, gemm: &Gemm) -> Result<Option<Plan>, String> {
+    pub fn plan(&self, gemm: &Gemm) -> Result<Option<Plan>, KernelError> {
         let (kind, compute) = match gemm.dtype {
             Dtype::Bf16 => (code::BF16, code::COMPUTE_F32),
             _ => (code::F32, if self.tf32 { code::COMPUTE_TF32 } else { code::COMPUTE_F32 }),
@@ -209,7 +211,7 @@ impl CublasLt {
         kind: i32,
         compute: i32,
         stored: [Stored; 3],
-    ) -> Result<bool, String> {
+    ) -> Result<bool, KernelError> {
         let g = plan.gemm;
         let set = |function: Set, of: Handle, attribute: i32, value: *const c_void, size: usize| {
             // SAFETY: the attribute has this size, and the value lives through the call.
@@ -239,7 +241,8 @@ impl CublasLt {
             set(self.set_description, plan.description, code::BIAS, (&raw const g.bias).cast(), 8)?;
         }
         if g.batch > 1 {
-            let count = i32::try_from(g.batch).map_err(|_| format!("a batch of {}", g.batch))?;
+            let count =
+                i32::try_from(g.batch).map_err(|_| device_error!("a batch of {}", g.batch))?;
             for (layout, step) in plan.layouts.iter().zip([g.b.batch, g.a.batch, g.c.batch]) {
                 number(self.set_layout, *layout, code::BATCH, count)?;
                 set(self.set_layout, *layout, code::BATCH_STEP, (&raw const step).cast(), 8)?;
@@ -297,7 +300,7 @@ impl CublasLt {
     ///
     /// # Safety
     /// The stream is of the current context; the operands lie on the device and belong to this step.
-    pub unsafe fn run(&self, plan: &Plan, stream: *mut c_void) -> Result<(), String> {
+    pub unsafe fn run(&self, plan: &Plan, stream: *mut c_void) -> Result<(), KernelError> {
         let (g, [a, b, c]) = (&plan.gemm, plan.layouts);
         // SAFETY: descriptors are alive; the caller vouches for the operands.
         let status = unsafe {

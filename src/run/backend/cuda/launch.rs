@@ -3,7 +3,9 @@
 //! Actions hold addresses and no handles, so they can be made, read and checked without a GPU. The structures mirror
 //! those of kernels/*.cu, which take one of them by value. Not for: how they are made ([`super::emit`]) or run.
 
-use super::super::host::view::View;
+use crate::backend::operators::KernelError;
+use crate::backend::operators::error::unsupported;
+use crate::backend::operators::view::View;
 use crate::job::{Dtype, Optimizer};
 
 /// Dimensions that a kernel can walk.
@@ -89,7 +91,7 @@ impl Family {
 ///
 /// # Errors
 /// For types that no kernel reads.
-pub fn code(dtype: Dtype) -> Result<i32, String> {
+pub fn code(dtype: Dtype) -> Result<i32, KernelError> {
     Ok(match dtype {
         Dtype::F32 => 0,
         Dtype::Bf16 => 1,
@@ -98,7 +100,7 @@ pub fn code(dtype: Dtype) -> Result<i32, String> {
         Dtype::U8 => 4,
         Dtype::Bool => 5,
         other => {
-            return Err(format!(
+            return Err(unsupported!(
                 "a tensor is {other:?}; the CUDA device supports F32, Bf16, I64, I32, U8 and Bool"
             ));
         }
@@ -138,7 +140,7 @@ impl Operand {
     ///
     /// # Errors
     /// For a type without kernels, or too many dimensions.
-    pub fn of(view: &View) -> Result<Self, String> {
+    pub fn of(view: &View) -> Result<Self, KernelError> {
         let stride: Vec<i64> = view.stride.iter().map(|&s| s as i64).collect();
         Self::strided(view, &stride)
     }
@@ -147,10 +149,10 @@ impl Operand {
     ///
     /// # Errors
     /// As [`Operand::of`].
-    pub fn strided(view: &View, stride: &[i64]) -> Result<Self, String> {
+    pub fn strided(view: &View, stride: &[i64]) -> Result<Self, KernelError> {
         let mut all = [0; RANK];
         all.get_mut(..stride.len())
-            .ok_or_else(|| format!("a tensor of {} dimensions", stride.len()))?
+            .ok_or_else(|| unsupported!("a tensor of {} dimensions", stride.len()))?
             .copy_from_slice(stride);
         Ok(Self { data: view.data, dtype: code(view.dtype)?, number: 0, value: 0.0, stride: all })
     }
@@ -462,7 +464,11 @@ impl Launch {
     ///
     /// # Errors
     /// When the optimizer lacks a number.
-    pub fn fill(&mut self, iteration: u64, optimizer: Option<&Optimizer>) -> Result<(), String> {
+    pub fn fill(
+        &mut self,
+        iteration: u64,
+        optimizer: Option<&Optimizer>,
+    ) -> Result<(), KernelError> {
         match &self.vary {
             Vary::Nothing => {}
             Vary::Iteration(at) => {
@@ -522,7 +528,7 @@ impl Gemm {
     ///
     /// # Errors
     /// For a type that kernels don't have.
-    pub fn plain(&self) -> Result<Launch, String> {
+    pub fn plain(&self) -> Result<Launch, KernelError> {
         let dtype = code(self.dtype)?;
         let operand = |m: Matrix| {
             let mut stride = [0; RANK];
@@ -540,7 +546,7 @@ impl Gemm {
             beta: self.beta,
             pad: 0,
             shape: [
-                u32::try_from(self.batch).map_err(|_| format!("a batch of {}", self.batch))?,
+                u32::try_from(self.batch).map_err(|_| unsupported!("a batch of {}", self.batch))?,
                 1,
                 1,
                 1,

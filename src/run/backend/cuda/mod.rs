@@ -22,6 +22,8 @@ use std::path::PathBuf;
 
 use super::host::calls::number;
 use super::{Device, Failure, Measured, Memory, Script, Stream, Work};
+use crate::backend::operators::KernelError;
+use crate::backend::operators::error::data_error;
 use crate::job::Graph;
 use crate::units::{Bytes, Nanos, OpId};
 use driver::{Context, Event, Fault, Queue};
@@ -194,32 +196,34 @@ impl<'a> Cuda<'a> {
                     .map_err(fail)?;
             }
         }
-        let outside = |problem: String| Failure::Operator { operator: work.operator, problem };
+        let outside = |problem: KernelError| Failure::Operator { operator: work.operator, problem };
         for action in &mut self.prepared.items[item] {
             let done = match action {
                 Ready::Launch(function, launch) => launch
                     .fill(self.iteration, self.graph.optimizer.as_ref())
-                    .and_then(|()| queue.launch(*function, launch).map_err(|f| f.0)),
-                Ready::Copy { from, to, bytes } => queue.copy(*to, *from, *bytes).map_err(|f| f.0),
-                Ready::Zero { to, bytes } => queue.fill(*to, 0, *bytes).map_err(|f| f.0),
+                    .and_then(|()| Ok(queue.launch(*function, launch)?)),
+                Ready::Copy { from, to, bytes } => {
+                    queue.copy(*to, *from, *bytes).map_err(KernelError::from)
+                }
+                Ready::Zero { to, bytes } => queue.fill(*to, 0, *bytes).map_err(KernelError::from),
                 Ready::Upload { to, at, bytes } => {
                     let from = Bytes(self.script.store.0 + *at as u64);
                     self.slab
                         .at(from, Bytes(*bytes as u64))
                         .and_then(|from| queue.copy_in(*to, from, *bytes))
-                        .map_err(|f| f.0)
+                        .map_err(KernelError::from)
                 }
                 Ready::Gemm(plan) => match &self.prepared.cublaslt {
                     // SAFETY: the stream is of this context; the plan's operands are the script's.
                     Some(library) => unsafe { library.run(plan, queue.raw()) },
-                    None => Err("cuBLASLt is not open".to_owned()),
+                    None => Err("cuBLASLt is not open".into()),
                 },
                 Ready::Conv(plan, workspace) => match &self.prepared.cudnn {
                     // SAFETY: as above; the workspace is the step's own, and has the plan's size.
                     Some(library) => unsafe {
                         library.run(plan, *workspace as *mut std::ffi::c_void)
                     },
-                    None => Err("cuDNN is not open".to_owned()),
+                    None => Err("cuDNN is not open".into()),
                 },
             };
             done.map_err(outside)?;
@@ -329,7 +333,7 @@ impl Device for Cuda<'_> {
         self.words.read(0, &mut words).map_err(fail)?;
         let status = i64::from_ne_bytes(std::array::from_fn(|i| words[i]));
         if let Some(operator) = u32::try_from(status).ok().and_then(|s| s.checked_sub(1)) {
-            let problem = "an index or class number is outside of what it counts".to_owned();
+            let problem = data_error!("an index or class number is outside of what it counts");
             return Err(Failure::Operator { operator: OpId(operator), problem });
         }
         self.clock().map_err(fail)?;

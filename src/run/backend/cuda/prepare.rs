@@ -7,7 +7,6 @@ use std::collections::BTreeMap;
 use cudarc::driver::sys::CUfunction;
 
 use super::super::host::calls::operands;
-use super::super::host::view::Call;
 use super::super::{Failure, Script, StepWork, Stream, Work};
 use super::Options;
 use super::conv::Cudnn;
@@ -17,6 +16,9 @@ use super::gemm::CublasLt;
 use super::kernels::Nvrtc;
 use super::launch::{Action, Actions, Family, Launch, One, Update};
 use super::libs::{self, Opened, Which};
+use crate::backend::operators::KernelError;
+use crate::backend::operators::error::{device_error, unsupported};
+use crate::backend::operators::view::Call;
 use crate::job::Graph;
 use crate::units::{Bytes, OpId};
 
@@ -76,6 +78,7 @@ impl Prepared {
         compute: &Queue,
     ) -> Result<Self, Failure> {
         let device = |problem: String| Failure::Device(problem);
+        let kernel = |problem: KernelError| Failure::Device(problem.to_string());
         let status = words.at(Bytes::ZERO, Bytes(8)).map_err(|f| device(f.0))?.cast::<i64>();
         let mut lists: Vec<Vec<Action>> = Vec::with_capacity(script.items.len());
         for item in &script.items {
@@ -93,7 +96,7 @@ impl Prepared {
             if any(|a| matches!(a, Action::Gemm(_))) || any(|a| matches!(a, Action::Conv(_))) {
                 let library = open(Which::CublasLt)?;
                 opened.push(library);
-                Some(CublasLt::new(&library, options.tf32).map_err(device)?)
+                Some(CublasLt::new(&library, options.tf32).map_err(kernel)?)
             } else {
                 None
             };
@@ -101,7 +104,7 @@ impl Prepared {
             let library = open(Which::Cudnn)?;
             opened.push(library);
             // SAFETY: the stream is of the current context, and the device drops it after this.
-            Some(unsafe { Cudnn::new(&library, compute.raw(), options.tf32) }.map_err(device)?)
+            Some(unsafe { Cudnn::new(&library, compute.raw(), options.tf32) }.map_err(kernel)?)
         } else {
             None
         };
@@ -157,7 +160,7 @@ impl Prepared {
         arena: &DeviceMemory,
         options: &Options,
         passes: &mut Vec<(i32, Bytes)>,
-    ) -> Result<Ready, String> {
+    ) -> Result<Ready, KernelError> {
         Ok(match action {
             Action::Launch(launch) => maker.launch(launch)?,
             Action::Copy { from, to, bytes } => {
@@ -184,11 +187,11 @@ impl Prepared {
             },
             Action::Conv(conv) => {
                 let (offset, size) = work.workspace.unwrap_or((Bytes::ZERO, Bytes::ZERO));
-                let at = arena.at(offset, size).map_err(|f| f.0)?;
+                let at = arena.at(offset, size)?;
                 let wanted =
                     match options.algorithms.get(&work.operator).map(|all| all.get(passes.len())) {
                         Some(None) => {
-                            return Err(format!(
+                            return Err(device_error!(
                                 "the plan names {} algorithms, which is too few{AGAIN}",
                                 passes.len()
                             ));
@@ -211,7 +214,7 @@ impl Prepared {
                     }
                     None => {
                         if let Some(wanted) = wanted.filter(|&w| w >= 0) {
-                            return Err(format!(
+                            return Err(device_error!(
                                 "the plan was made for algorithm {wanted}, which cuDNN does not have for it in {size}{AGAIN}"
                             ));
                         }
@@ -234,16 +237,19 @@ struct Maker<'a> {
 }
 
 impl Maker<'_> {
-    fn launch(&mut self, launch: Launch) -> Result<Ready, String> {
+    fn launch(&mut self, launch: Launch) -> Result<Ready, KernelError> {
         if let Some(&function) = self.functions.get(&launch.kernel) {
             return Ok(Ready::Launch(function, launch));
         }
         if !self.modules.contains_key(&launch.family) {
-            let code = self.nvrtc.cached(launch.family, &self.context.arch)?;
-            self.modules.insert(launch.family, self.context.load(&code).map_err(|f| f.0)?);
+            let code = self
+                .nvrtc
+                .cached(launch.family, &self.context.arch)
+                .map_err(KernelError::Device)?;
+            self.modules.insert(launch.family, self.context.load(&code)?);
         }
         let module = self.modules.get(&launch.family).ok_or("a module that was just loaded")?;
-        let function = module.kernel(&launch.kernel).map_err(|f| f.0)?;
+        let function = module.kernel(&launch.kernel)?;
         self.functions.insert(launch.kernel.clone(), function);
         Ok(Ready::Launch(function, launch))
     }
@@ -273,9 +279,9 @@ pub fn emitted(
     status: *mut i64,
 ) -> Result<Vec<Action>, Failure> {
     let operator = graph.operator(work.operator);
-    let fail = |problem: String| Failure::Operator { operator: work.operator, problem };
+    let fail = |problem: KernelError| Failure::Operator { operator: work.operator, problem };
     let emit = emit::find(&operator.kind)
-        .ok_or_else(|| fail(format!("the CUDA device has no `{}`", operator.kind)))?;
+        .ok_or_else(|| fail(unsupported!("the CUDA device has no `{}`", operator.kind)))?;
     let mut actions = Actions::new(status, i64::from(work.operator.0) + 1);
     let call = Call {
         operator,
@@ -286,6 +292,7 @@ pub fn emitted(
         position: u64::from(work.operator.0),
         steps_done: 0,
         random_key: work.random_key,
+        rounding: None,
         replay: work.replay,
         optimizer: graph.group(operator),
         batch,

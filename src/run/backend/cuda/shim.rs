@@ -11,11 +11,12 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use libloading::{Library, Symbol};
 
-use super::super::host::kernels::{against_pytorch, pytorch};
-use super::super::host::view::{Call, View};
 use super::emit;
 use super::gemm::{Stored, stored};
 use super::launch::{Action, Actions, Conv, Family, Gemm, Launch};
+use crate::backend::host::kernels::{against_pytorch, pytorch};
+use crate::backend::operators::KernelError;
+use crate::backend::operators::view::{Call, View};
 use crate::job::Dtype;
 
 #[repr(C)]
@@ -188,7 +189,7 @@ fn span(view: &View) -> usize {
 }
 
 /// A call's actions, three times from the same memory.
-pub fn call(call: &Call<'_>) -> Result<(), String> {
+pub fn call(call: &Call<'_>) -> Result<(), KernelError> {
     let mut status = 0i64;
     let mut actions = Actions::new(&raw mut status, 7);
     emit::find(&call.operator.kind).ok_or("CUDA has no such operator")?(call, &mut actions)?;
@@ -210,19 +211,19 @@ pub fn call(call: &Call<'_>) -> Result<(), String> {
         }
         run(&actions.list, order);
         if read() != first {
-            return Err("its result depends on the order of its threads".to_owned());
+            return Err("its result depends on the order of its threads".into());
         }
     }
-    if status == 0 { Ok(()) } else { Err("a number out of range".to_owned()) }
+    if status == 0 { Ok(()) } else { Err("a number out of range".into()) }
 }
 
 /// A call's actions, once.
-fn once(call: &Call<'_>) -> Result<(), String> {
+fn once(call: &Call<'_>) -> Result<(), KernelError> {
     let mut status = 0i64;
     let mut actions = Actions::new(&raw mut status, 7);
     emit::find(&call.operator.kind).ok_or("CUDA has no such operator")?(call, &mut actions)?;
     run(&actions.list, 2);
-    if status == 0 { Ok(()) } else { Err("a number out of range".to_owned()) }
+    if status == 0 { Ok(()) } else { Err("a number out of range".into()) }
 }
 
 /// Two iterations of a recorded job, every operator by its CUDA actions, against PyTorch's losses (where the fixtures hold
@@ -259,8 +260,8 @@ fn train(base: &str, limit: f64) {
             .unwrap()
     };
     let cuda: super::super::host::calls::Lookup =
-        |kind| emit::find(kind).map(|_| once as super::super::host::kernels::Kernel);
-    let (ours, hosts) = (go(cuda, &unplanned), go(super::super::host::kernels::find, &unplanned));
+        |kind| emit::find(kind).map(|_| once as crate::backend::host::kernels::Kernel);
+    let (ours, hosts) = (go(cuda, &unplanned), go(crate::backend::host::kernels::find, &unplanned));
     let record = std::fs::read(folder.join(format!("{base}.json"))).ok();
     let record: Option<serde_json::Value> =
         record.map(|bytes| serde_json::from_slice(&bytes).unwrap());
@@ -327,8 +328,8 @@ fn dense_operators_agree_with_pytorch() {
 /// The host has no bf16: each operator's result in bf16 is its result in f32, of the same numbers, rounded once.
 #[test]
 fn bf16_is_f32_rounded() {
-    use super::super::host::kernels::pytorch::{Bench, Owned};
-    use super::super::host::view::Operand;
+    use crate::backend::host::kernels::pytorch::{Bench, Owned};
+    use crate::backend::operators::view::Operand;
     use crate::job::Arg;
     if !present() {
         return;

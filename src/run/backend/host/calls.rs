@@ -1,8 +1,10 @@
 //! Steps turned into kernel calls once, so that an iteration allocates nothing.
 
 use super::arena::{Arena, POISON};
-use super::kernels::Kernel;
-use super::view::{Call, Operand as Seen, View};
+use super::kernels::{Kernel, half};
+use crate::backend::operators::KernelError;
+use crate::backend::operators::error::{invalid, unsupported};
+use crate::backend::operators::view::{Call, Operand as Seen, View};
 use crate::backend::{Capture, Failure, StepWork};
 use crate::job::{Arg, Dtype, Graph, Operand};
 use crate::units::Bytes;
@@ -34,12 +36,12 @@ impl<'a> Prepared<'a> {
         kernels: Lookup,
     ) -> Result<Self, Failure> {
         let operator = graph.operator(work.operator);
-        let fail = |problem: String| Failure::Operator { operator: work.operator, problem };
+        let fail = |problem: KernelError| Failure::Operator { operator: work.operator, problem };
         let kernel = kernels(&operator.kind)
-            .ok_or_else(|| fail(format!("the host device has no `{}`", operator.kind)))?;
+            .ok_or_else(|| fail(unsupported!("the host device has no `{}`", operator.kind)))?;
         let Operands { args, outputs, hidden } =
             operands(graph, work, &|offset, bytes| arena.at(offset, bytes))?;
-        let outside = || fail("its bytes lie outside the arena".to_owned());
+        let outside = || fail("its bytes lie outside the arena".into());
         let begins = work
             .begins
             .iter()
@@ -70,14 +72,14 @@ impl<'a> Prepared<'a> {
         iteration: u64,
         batch: &[Vec<u8>],
         poison: bool,
-    ) -> Result<Option<f32>, String> {
+    ) -> Result<Option<f32>, KernelError> {
         if poison {
             for &(data, bytes) in &self.begins {
                 // SAFETY: inside the arena (checked in `new`), and begins with this step, so nobody else holds it.
                 unsafe { data.write_bytes(POISON, bytes) };
             }
         }
-        (self.kernel)(&Call {
+        let call = Call {
             operator: graph.operator(self.work.operator),
             args: &self.args,
             outputs: &self.outputs,
@@ -86,10 +88,12 @@ impl<'a> Prepared<'a> {
             position: u64::from(self.work.operator.0),
             steps_done: iteration,
             random_key: self.work.random_key,
+            rounding: None,
             replay: self.work.replay,
             optimizer: graph.group(graph.operator(self.work.operator)),
             batch,
-        })?;
+        };
+        super::widen::run(self.kernel, &call)?;
         Ok(self.capture.map(|(data, dtype)| {
             // SAFETY: inside the arena (checked in `new`), and this step has just written it.
             unsafe { number(data, dtype) }
@@ -116,7 +120,7 @@ type Find<'a> = &'a dyn Fn(Bytes, Bytes) -> Option<*mut u8>;
 /// When a view lies outside the arena or its tensor.
 pub fn operands(graph: &Graph, work: &StepWork, at: Find<'_>) -> Result<Operands, Failure> {
     let operator = graph.operator(work.operator);
-    let fail = |problem: String| Failure::Operator { operator: work.operator, problem };
+    let fail = |problem: KernelError| Failure::Operator { operator: work.operator, problem };
     let view = |operand: &Operand| view(graph, work, at, operand).map_err(fail);
     let args = operator
         .args
@@ -143,9 +147,14 @@ pub fn operands(graph: &Graph, work: &StepWork, at: Find<'_>) -> Result<Operands
 }
 
 /// A view, or a null one for what a replay leaves out.
-fn view(graph: &Graph, work: &StepWork, at: Find<'_>, operand: &Operand) -> Result<View, String> {
+fn view(
+    graph: &Graph,
+    work: &StepWork,
+    at: Find<'_>,
+    operand: &Operand,
+) -> Result<View, KernelError> {
     let tensor = graph.tensor(operand.tensor);
-    let fail = || format!("a view of `{}` reaches beyond it", tensor.name);
+    let fail = || invalid!("a view of `{}` reaches beyond it", tensor.name);
     let size = |x: u64| usize::try_from(x).map_err(|_| fail());
     let data = match work.addresses.binary_search_by_key(&operand.tensor, |a| a.0) {
         Err(_) => std::ptr::null_mut(),
@@ -153,7 +162,7 @@ fn view(graph: &Graph, work: &StepWork, at: Find<'_>, operand: &Operand) -> Resu
             let end = operand.end_byte().filter(|&e| e <= tensor.bytes.0).ok_or_else(fail)?;
             let skip = if end == 0 { 0 } else { operand.offset * operand.dtype.size() };
             let base = at(work.addresses[found].1, tensor.bytes)
-                .ok_or_else(|| format!("`{}` lies outside the arena", tensor.name))?;
+                .ok_or_else(|| invalid!("`{}` lies outside the arena", tensor.name))?;
             base.wrapping_add(size(skip)?)
         }
     };
@@ -174,25 +183,12 @@ pub unsafe fn number(data: *const u8, dtype: Dtype) -> f32 {
     unsafe {
         match dtype {
             Dtype::F64 => data.cast::<f64>().read_unaligned() as f32,
-            Dtype::Bf16 => f32::from_bits(u32::from(data.cast::<u16>().read_unaligned()) << 16),
-            Dtype::F16 => half(data.cast::<u16>().read_unaligned()),
+            Dtype::Bf16 => half::from_bf16(data.cast::<u16>().read_unaligned()),
+            Dtype::F16 => half::from_f16(data.cast::<u16>().read_unaligned()),
             Dtype::F32 => data.cast::<f32>().read_unaligned(),
             _ => f32::NAN,
         }
     }
-}
-
-/// IEEE half to single.
-fn half(bits: u16) -> f32 {
-    let (sign, exponent, fraction) = (bits >> 15, (bits >> 10) & 31, f32::from(bits & 1023));
-    let size = match exponent {
-        0 => fraction / 16_777_216.0,
-        31 if fraction == 0.0 => f32::INFINITY,
-        31 => f32::NAN,
-        // 2^(exponent - 15), exactly.
-        e => f32::from_bits((u32::from(e) + 112) << 23) * (1.0 + fraction / 1024.0),
-    };
-    if sign == 1 { -size } else { size }
 }
 
 #[cfg(test)]
@@ -208,10 +204,6 @@ mod tests {
         assert_eq!(read(&1.5f32.to_le_bytes(), Dtype::F32), 1.5);
         assert_eq!(read(&(-1.5f64).to_le_bytes(), Dtype::F64), -1.5);
         assert_eq!(read(&0x3fc0u16.to_le_bytes(), Dtype::Bf16), 1.5);
-        assert_eq!(half(0x3e00), 1.5);
-        assert_eq!(half(0xc000), -2.0);
-        assert_eq!(half(0x0001), 2f32.powi(-24));
-        assert!(half(0x7c01).is_nan());
-        assert_eq!(half(0xfc00), f32::NEG_INFINITY);
+        assert_eq!(read(&0x3e00u16.to_le_bytes(), Dtype::F16), 1.5);
     }
 }

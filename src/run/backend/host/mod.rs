@@ -8,7 +8,7 @@ pub mod kernels;
 pub mod link;
 pub mod load;
 pub mod streams;
-pub mod view;
+pub mod widen;
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,6 +19,7 @@ use calls::{Lookup, Prepared};
 use link::{LinkRate, Pace, after, sleep_until};
 use streams::Streams;
 
+use super::operators::KernelError;
 use super::{Device, Failure, Measured, Memory, Script, Stream, Work};
 use crate::job::Graph;
 use crate::sim::program::Direction;
@@ -136,7 +137,9 @@ fn compute(
         let problem = match result {
             Ok(Ok(loss)) => return Ok(loss),
             Ok(Err(problem)) => problem,
-            Err(panic) => format!("its kernel broke off: {}", message(&*panic)),
+            Err(panic) => {
+                KernelError::Device(format!("its kernel broke off: {}", message(&*panic)))
+            }
         };
         Err(Failure::Operator { operator: *operator, problem })
     });

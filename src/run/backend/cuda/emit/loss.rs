@@ -2,61 +2,47 @@
 //!
 //! Not for: the arithmetic (kernels/softmax.cu).
 
-use super::super::super::host::kernels::arguments::{Input, int_or, number_or};
-use super::super::super::host::kernels::elements::{count, dimension, same_shape};
-use super::super::super::host::view::{Call, View};
+use crate::backend::operators::arguments::{Input, floating, int_or, output, result, tensor};
+use crate::backend::operators::loss::{
+    Backward, Classes, CrossEntropy, Reduction, backward, cross_entropy, reduction,
+};
+use crate::backend::operators::shapes::{count, dimension, same_shape};
+use crate::backend::operators::view::{Call, View};
+use crate::backend::operators::{KernelError, Table, table};
+
 use super::super::launch::{Actions, Family, Rows};
 use super::Emit;
-use super::args::{floating, is_floating, maybe_tensor, output, result, tensor};
 use super::map::{Extra, fill, map};
 use super::reduce::threads;
 use super::rows::{Row, params};
 
-/// What makes the actions of `kind`.
-pub fn find(kind: &str) -> Option<Emit> {
-    Some(match kind.strip_prefix("aten::")? {
-        "softmax" | "_softmax" | "_safe_softmax" => |c, a| softmax(c, a, false),
-        "log_softmax" | "_log_softmax" => |c, a| softmax(c, a, true),
-        "_softmax_backward_data" => |c, a| softmax_backward(c, a, false),
-        "_log_softmax_backward_data" => |c, a| softmax_backward(c, a, true),
-        "nll_loss" | "nll_loss_nd" | "nll_loss_forward" | "nll_loss2d" | "nll_loss2d_forward" => {
-            |c, a| {
-                let classes = Classes::new(
-                    tensor(c, 0)?,
-                    tensor(c, 1)?,
-                    maybe_tensor(c, 2)?,
-                    int_or(c, 4, -100)?,
-                )?;
-                likelihood(a, output(c)?, &classes, reduction(c, 3)?, result(c, 1)?, false)
-            }
-        }
-        "nll_loss_backward" | "nll_loss2d_backward" => nll_loss_backward,
-        "cross_entropy_loss" => cross_entropy_loss,
-        "mse_loss" => mse_loss,
-        "mse_loss_backward" => |c, a| {
-            let (grad, x, y) = (tensor(c, 0)?, tensor(c, 1)?, tensor(c, 2)?);
-            let norm = if reduction(c, 3)? == MEAN { 2.0 / count(x) as f32 } else { 2.0 };
-            let extra = Extra { s: [norm, 0.0, 0.0, 0.0], ..Extra::default() };
-            map(
-                a,
-                true,
-                "mse_backward",
-                floating(output(c)?)?,
-                &[Input::View(grad), Input::View(x), Input::View(y)],
-                &extra,
-            )
-        },
-        _ => return None,
-    })
-}
+pub const TABLE: Table<Emit> = table! {
+    "softmax" | "_softmax" | "_safe_softmax" => |c, a| softmax(c, a, false),
+    "log_softmax" | "_log_softmax" => |c, a| softmax(c, a, true),
+    "_softmax_backward_data" => |c, a| softmax_backward(c, a, false),
+    "_log_softmax_backward_data" => |c, a| softmax_backward(c, a, true),
+    "nll_loss" | "nll_loss_nd" | "nll_loss_forward" | "nll_loss2d" | "nll_loss2d_forward" => |c, a| {
+        let classes = Classes::of(c)?;
+        likelihood(a, output(c)?, &classes, reduction(c, 3)?, result(c, 1)?, false)
+    },
+    "nll_loss_backward" | "nll_loss2d_backward" => nll_loss_backward,
+    "cross_entropy_loss" => cross_entropy_loss,
+    "mse_loss" => mse_loss,
+    "mse_loss_backward" => |c, a| {
+        let (grad, x, y) = (tensor(c, 0)?, tensor(c, 1)?, tensor(c, 2)?);
+        let norm =
+            if reduction(c, 3)? == Reduction::Mean { 2.0 / count(x) as f32 } else { 2.0 };
+        let extra = Extra { s: [norm, 0.0, 0.0, 0.0], ..Extra::default() };
+        let inputs = [Input::View(grad), Input::View(x), Input::View(y)];
+        map(a, true, "mse_backward", floating(output(c)?)?, &inputs, &extra)
+    },
+};
 
-const NONE: i64 = 0;
-const MEAN: i64 = 1;
-
-fn reduction(call: &Call<'_>, index: usize) -> Result<i64, String> {
-    match int_or(call, index, 1)? {
-        how @ 0..=2 => Ok(how),
-        other => Err(format!("reduction {other} is not known")),
+fn code(how: Reduction) -> i64 {
+    match how {
+        Reduction::None => 0,
+        Reduction::Mean => 1,
+        Reduction::Sum => 2,
     }
 }
 
@@ -74,7 +60,7 @@ fn apply(
     from: &View,
     dim: usize,
     flags: i32,
-) -> Result<(), String> {
+) -> Result<(), KernelError> {
     same_shape(out, from)?;
     let length = from.shape.get(dim).map_or(1, |&n| n as i64);
     let rows = [Row::along(out, dim)?, Row::along(from, dim)?];
@@ -83,7 +69,7 @@ fn apply(
     Ok(())
 }
 
-fn softmax(call: &Call<'_>, actions: &mut Actions, log: bool) -> Result<(), String> {
+fn softmax(call: &Call<'_>, actions: &mut Actions, log: bool) -> Result<(), KernelError> {
     let (out, from) = (output(call)?, tensor(call, 0)?);
     let dim = dimension(int_or(call, 1, -1)?, from.shape.len())?;
     apply(
@@ -95,7 +81,7 @@ fn softmax(call: &Call<'_>, actions: &mut Actions, log: bool) -> Result<(), Stri
     )
 }
 
-fn softmax_backward(call: &Call<'_>, actions: &mut Actions, log: bool) -> Result<(), String> {
+fn softmax_backward(call: &Call<'_>, actions: &mut Actions, log: bool) -> Result<(), KernelError> {
     let (out, grad, saved) = (output(call)?, tensor(call, 0)?, tensor(call, 1)?);
     same_shape(out, saved)?;
     same_shape(out, grad)?;
@@ -108,135 +94,80 @@ fn softmax_backward(call: &Call<'_>, actions: &mut Actions, log: bool) -> Result
     Ok(())
 }
 
-/// Scores of shape (N, C, …) or (C) with targets of shape (N, …) or (): the class dimension taken out.
-struct Classes<'a> {
-    scores: Row<'a>,
-    target: &'a View,
-    weight: Option<&'a View>,
-    ignored: i64,
-    classes: usize,
+/// The weights of the classes as one row.
+fn weights<'a>(of: &Classes<'a>) -> Row<'a> {
+    of.weight.map_or(Row::number(1.0), |view| Row {
+        view: Some(view),
+        value: 0.0,
+        stride: Vec::new(),
+        step: view.stride[0] as i64,
+    })
 }
 
-impl<'a> Classes<'a> {
-    fn new(
-        scores: &'a View,
-        target: &'a View,
-        weight: Option<&'a View>,
-        ignored: i64,
-    ) -> Result<Self, String> {
-        let dim = usize::from(scores.shape.len() > 1);
-        let &classes = scores.shape.get(dim).ok_or("class scores without a dimension")?;
-        if target.shape != outer(&scores.shape, dim) {
-            return Err(format!(
-                "targets of shape {:?} for scores of shape {:?}",
-                target.shape, scores.shape
-            ));
-        }
-        if is_floating(target) {
-            return Err("targets that are probabilities are not supported".into());
-        }
-        if weight.is_some_and(|w| w.shape != [classes]) {
-            return Err("class weights of another number of classes".into());
-        }
-        Ok(Self { scores: Row::along(scores, dim)?, target, weight, ignored, classes })
-    }
-
-    fn weight(&self) -> Row<'a> {
-        match self.weight {
-            None => Row::number(1.0),
-            Some(view) => Row {
-                view: Some(view),
-                value: 0.0,
-                stride: Vec::new(),
-                step: view.stride[0] as i64,
-            },
-        }
-    }
+/// One loss for each sample, or one for all.
+fn losses<'a>(of: &Classes<'_>, view: &'a View, how: Reduction) -> Result<Row<'a>, KernelError> {
+    of.expect(view, how)?;
+    Ok(Row::each(Some(view), if how == Reduction::None { &view.stride } else { &[] }))
 }
 
 fn likelihood(
     actions: &mut Actions,
     out: &View,
     classes: &Classes<'_>,
-    how: i64,
+    how: Reduction,
     total: Option<&View>,
     raw: bool,
-) -> Result<(), String> {
-    let to = if how == NONE {
-        same_shape(out, classes.target)?;
-        Row::each(Some(out), &out.stride)
-    } else if count(out) == 1 {
-        Row::each(Some(out), &[])
-    } else {
-        return Err(format!("a reduced loss of shape {:?}", out.shape));
-    };
+) -> Result<(), KernelError> {
+    let to = losses(classes, out, how)?;
     let total =
         total.filter(|t| count(t) == 1).map_or(Row::number(0.0), |t| Row::each(Some(t), &[]));
     let rows = [
         to,
-        classes.scores.clone(),
+        Row::along(classes.scores, classes.dim)?,
         Row::each(Some(classes.target), &classes.target.stride),
-        classes.weight(),
+        weights(classes),
         total,
     ];
     let mut p = params(actions, &classes.target.shape, classes.classes as i64, &rows)?;
-    p.k = [classes.ignored, how, classes.classes as i64, i64::from(raw)];
+    p.k = [classes.ignored, code(how), classes.classes as i64, i64::from(raw)];
     actions.launch(Family::Softmax, "likelihood", 1, [512, 1], &p);
     Ok(())
 }
 
-fn nll_loss_backward(call: &Call<'_>, actions: &mut Actions) -> Result<(), String> {
-    let (out, grad) = (output(call)?, tensor(call, 0)?);
-    same_shape(out, tensor(call, 1)?)?;
-    let classes =
-        Classes::new(out, tensor(call, 2)?, maybe_tensor(call, 3)?, int_or(call, 5, -100)?)?;
-    let how = reduction(call, 4)?;
-    let from = if how == NONE {
-        same_shape(grad, classes.target)?;
-        Row::each(Some(grad), &grad.stride)
-    } else if count(grad) == 1 {
-        Row::each(Some(grad), &[])
-    } else {
-        return Err(format!("a gradient of shape {:?} for one loss", grad.shape));
-    };
-    let total = maybe_tensor(call, 6)?
-        .filter(|t| count(t) == 1)
-        .map_or(Row::number(0.0), |t| Row::each(Some(t), &[]));
+fn nll_loss_backward(call: &Call<'_>, actions: &mut Actions) -> Result<(), KernelError> {
+    let Backward { classes, gradient, how, total } = backward(call)?;
+    let (classes, out) = (&classes, classes.scores);
+    let from = losses(classes, gradient, how)?;
+    let total = total.map_or(Row::number(0.0), |t| Row::each(Some(t), &[]));
     fill(actions, out, 0.0)?;
     let rows = [
-        classes.scores.clone(),
+        Row::along(classes.scores, classes.dim)?,
         from,
         Row::each(Some(classes.target), &classes.target.stride),
-        classes.weight(),
+        weights(classes),
         total,
     ];
     let mut p = params(actions, &classes.target.shape, classes.classes as i64, &rows)?;
-    p.k = [classes.ignored, how, classes.classes as i64, 0];
+    p.k = [classes.ignored, code(how), classes.classes as i64, 0];
     actions.launch(Family::Softmax, "likelihood_backward", 1, [512, 1], &p);
     Ok(())
 }
 
-fn cross_entropy_loss(call: &Call<'_>, actions: &mut Actions) -> Result<(), String> {
-    let scores = tensor(call, 0)?;
-    if number_or(call, 5, 0.0)? != 0.0 {
-        return Err("label smoothing is not supported".into());
+fn cross_entropy_loss(call: &Call<'_>, actions: &mut Actions) -> Result<(), KernelError> {
+    let CrossEntropy { classes, how, logs, total } = cross_entropy(call)?;
+    let out = output(call)?;
+    if let Some(logs) = logs {
+        apply(actions, logs, classes.scores, classes.dim, 1)?;
+        return likelihood(actions, out, &classes.with(logs), how, total, false);
     }
-    let classes =
-        Classes::new(scores, tensor(call, 1)?, maybe_tensor(call, 2)?, int_or(call, 4, -100)?)?;
-    let total = call.hidden.iter().find(|v| v.shape.is_empty());
-    if let Some(logs) = call.hidden.iter().find(|v| v.shape == scores.shape) {
-        apply(actions, logs, scores, usize::from(scores.shape.len() > 1), 1)?;
-        let classes = Classes::new(logs, classes.target, classes.weight, classes.ignored)?;
-        return likelihood(actions, output(call)?, &classes, reduction(call, 3)?, total, false);
-    }
-    likelihood(actions, output(call)?, &classes, reduction(call, 3)?, total, true)
+    likelihood(actions, out, &classes, how, total, true)
 }
 
-fn mse_loss(call: &Call<'_>, actions: &mut Actions) -> Result<(), String> {
+fn mse_loss(call: &Call<'_>, actions: &mut Actions) -> Result<(), KernelError> {
     let (out, a, b) = (floating(output(call)?)?, tensor(call, 0)?, tensor(call, 1)?);
     same_shape(a, b)?;
     let how = reduction(call, 2)?;
-    if how == NONE {
+    if how == Reduction::None {
         return map(
             actions,
             true,
@@ -249,7 +180,7 @@ fn mse_loss(call: &Call<'_>, actions: &mut Actions) -> Result<(), String> {
     let rows =
         [Row::each(Some(out), &[]), Row::each(Some(a), &a.stride), Row::each(Some(b), &b.stride)];
     let mut p = params(actions, &a.shape, 1, &rows)?;
-    p.k[1] = how;
+    p.k[1] = code(how);
     actions.launch(Family::Softmax, "squared_error", 1, [512, 1], &p);
     Ok(())
 }

@@ -2,19 +2,21 @@
 //!
 //! Not for: which kernel.
 
-use super::super::super::host::kernels::arguments::Input;
-use super::super::super::host::kernels::elements::{broadcast, is_contiguous};
-use super::super::super::host::view::View;
-use super::super::launch::{Action, Actions, Family, Map, Operand, RANK, Random};
-use super::args::{elements, is_floating};
+use crate::backend::operators::KernelError;
+use crate::backend::operators::arguments::{Input, is_floating};
+use crate::backend::operators::error::unsupported;
+use crate::backend::operators::shapes::{broadcast, count, is_contiguous};
+use crate::backend::operators::view::View;
 use crate::job::Dtype;
+
+use super::super::launch::{Action, Actions, Family, Map, Operand, RANK, Random};
 
 /// Extents, and the strides of each of several operands, with neighbours joined where all operands allow it.
 pub fn join(
     shape: &[usize],
     strides: &[Vec<i64>],
     reorder: bool,
-) -> Result<(Vec<u32>, Vec<Vec<i64>>), String> {
+) -> Result<(Vec<u32>, Vec<Vec<i64>>), KernelError> {
     let mut dims: Vec<(usize, Vec<i64>)> = shape
         .iter()
         .enumerate()
@@ -34,13 +36,13 @@ pub fn join(
         }
     }
     if joined.len() > RANK {
-        return Err(format!(
+        return Err(unsupported!(
             "a tensor of shape {shape:?} whose strides leave more than {RANK} dimensions"
         ));
     }
     let extents = joined
         .iter()
-        .map(|(n, _)| u32::try_from(*n).map_err(|_| format!("an extent of {n}")))
+        .map(|(n, _)| u32::try_from(*n).map_err(|_| unsupported!("an extent of {n}")))
         .collect::<Result<_, _>>();
     // One dimension alone is counted, not looked up, and may be of any size.
     let extents = if joined.len() == 1 {
@@ -73,7 +75,7 @@ pub struct Extra {
 }
 
 /// Parameters of a map of `inputs` to `out`.
-pub fn params(out: &View, inputs: &[Input<'_>], extra: &Extra) -> Result<Map, String> {
+pub fn params(out: &View, inputs: &[Input<'_>], extra: &Extra) -> Result<Map, KernelError> {
     let mut strides = vec![signed(&out.stride)];
     let mut o = [Operand::number(0.0); 4];
     for input in inputs {
@@ -87,14 +89,14 @@ pub fn params(out: &View, inputs: &[Input<'_>], extra: &Extra) -> Result<Map, St
         let shape = out
             .shape
             .iter()
-            .map(|&n| u32::try_from(n).map_err(|_| format!("an extent of {n}")))
+            .map(|&n| u32::try_from(n).map_err(|_| unsupported!("an extent of {n}")))
             .collect::<Result<_, _>>()?;
         (shape, strides)
     } else {
         join_numbers(out, inputs, strides, extra.ordered)?
     };
     if shape.len() > RANK {
-        return Err(format!("a tensor of more than {RANK} dimensions"));
+        return Err(unsupported!("a tensor of more than {RANK} dimensions"));
     }
     o[0] = Operand::strided(out, &strides[0])?;
     for ((slot, input), stride) in o[1..].iter_mut().zip(inputs).zip(&strides[1..]) {
@@ -118,7 +120,7 @@ pub fn params(out: &View, inputs: &[Input<'_>], extra: &Extra) -> Result<Map, St
         && views().all(|v| v.dtype == out.dtype && v.data.addr() % width == 0)
         && strides.iter().zip(&o).all(|(s, o)| o.number == 1 || s.first().is_none_or(|&s| s == 1));
     let mut map = Map {
-        count: elements(out),
+        count: count(out) as i64,
         rank: shape.len() as i32,
         dense: if dense { if out.dtype == Dtype::F32 { 1 } else { 2 } } else { 0 },
         shape: [1; RANK],
@@ -136,7 +138,7 @@ fn join_numbers(
     inputs: &[Input<'_>],
     strides: Vec<Vec<i64>>,
     ordered: bool,
-) -> Result<(Vec<u32>, Vec<Vec<i64>>), String> {
+) -> Result<(Vec<u32>, Vec<Vec<i64>>), KernelError> {
     let real: Vec<usize> = std::iter::once(0)
         .chain(
             inputs
@@ -168,7 +170,7 @@ pub fn map(
     out: &View,
     inputs: &[Input<'_>],
     extra: &Extra,
-) -> Result<(), String> {
+) -> Result<(), KernelError> {
     let map = params(out, inputs, extra)?;
     let kernel = format!("{}_{name}", if float { "f" } else { "i" });
     actions.launch(Family::Pointwise, &kernel, blocks(&map), [256, 1], &map);
@@ -176,8 +178,8 @@ pub fn map(
 }
 
 /// Copies `from`, broadcast and converted, to `out`.
-pub fn copy(actions: &mut Actions, out: &View, from: &View) -> Result<(), String> {
-    let bytes = elements(out) as usize * out.dtype.size() as usize;
+pub fn copy(actions: &mut Actions, out: &View, from: &View) -> Result<(), KernelError> {
+    let bytes = count(out) * out.dtype.size() as usize;
     if out.dtype == from.dtype
         && out.shape == from.shape
         && is_contiguous(out)
@@ -193,8 +195,8 @@ pub fn copy(actions: &mut Actions, out: &View, from: &View) -> Result<(), String
 }
 
 /// Sets every element.
-pub fn fill(actions: &mut Actions, out: &View, value: f64) -> Result<(), String> {
-    let bytes = elements(out) as usize * out.dtype.size() as usize;
+pub fn fill(actions: &mut Actions, out: &View, value: f64) -> Result<(), KernelError> {
+    let bytes = count(out) * out.dtype.size() as usize;
     if value == 0.0 && value.is_sign_positive() && is_contiguous(out) {
         if bytes > 0 {
             actions.list.push(Action::Zero { to: out.data, bytes });

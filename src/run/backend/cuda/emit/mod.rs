@@ -3,7 +3,6 @@
 //! What a call must be is checked here as the host's kernels check it, before anything runs; views hold device
 //! addresses, which nothing here reads. Not for: running.
 
-mod args;
 mod attention;
 mod conv;
 mod index;
@@ -20,67 +19,64 @@ mod shape;
 
 pub use matrix::layout;
 
-use super::super::host::view::Call;
 use super::launch::Actions;
+use crate::backend::operators::view::Call;
+use crate::backend::operators::{self, Family, KernelError, Listed, Table};
 
 /// Adds an operator's actions. An error is one sentence saying what about the call can't be done.
-pub type Emit = fn(&Call<'_>, &mut Actions) -> Result<(), String>;
+pub type Emit = fn(&Call<'_>, &mut Actions) -> Result<(), KernelError>;
 
 /// Whether a library has several algorithms for operators of this kind, which take scratch.
 #[must_use]
 pub fn has_algorithms(kind: &str) -> bool {
-    conv::find(kind).is_some()
+    operators::find(&FAMILIES[..1], kind).is_some()
 }
+
+const REAL: &str = "f32, bf16";
+const ALL: &str = "f32, bf16, i64, i32, u8, bool";
+
+const fn family(table: Table<Emit>, types: &'static str) -> Family<Emit> {
+    Family { table, in_place: false, types }
+}
+
+/// All families of operators; the first is that of the convolutions.
+const FAMILIES: &[Family<Emit>] = &[
+    family(conv::TABLE, REAL),
+    family(matrix::TABLE, REAL),
+    family(norm::TABLE, REAL),
+    family(pool::TABLE, REAL),
+    family(pointwise::MORE, REAL),
+    Family { table: pointwise::TABLE, in_place: true, types: ALL },
+    family(reduce::TABLE, ALL),
+    family(shape::TABLE, ALL),
+    family(loss::TABLE, REAL),
+    family(attention::TABLE, REAL),
+    family(index::TABLE, ALL),
+];
 
 /// What makes the actions of an operator kind such as `aten::conv2d`, if CUDA has it.
 #[must_use]
 pub fn find(kind: &str) -> Option<Emit> {
-    let families = [
-        conv::find,
-        matrix::find,
-        norm::find,
-        pool::find,
-        optimizer::find,
-        pointwise::find,
-        reduce::find,
-        shape::find,
-        loss::find,
-        attention::find,
-        index::find,
-    ];
-    families.iter().find_map(|family| family(kind))
+    operators::find(FAMILIES, kind).or_else(|| optimizer::find(kind))
+}
+
+/// All operators, with the types that they work in.
+#[must_use]
+pub fn list() -> Vec<Listed> {
+    let optimizers = operators::optimizer::kinds();
+    let optimizers = optimizers.map(|kind| Listed { kind: kind.to_owned(), types: "f32" });
+    operators::list(FAMILIES).into_iter().chain(optimizers).collect()
 }
 
 #[cfg(test)]
 mod tests {
     #[test]
-    fn as_many_kinds_as_the_host() {
-        let source = |name: &str| {
-            std::fs::read_to_string(format!(
-                "{}/../../src/run/backend/host/kernels/{name}.rs",
-                env!("CARGO_MANIFEST_DIR")
-            ))
-            .unwrap()
-        };
-        let mut kinds = 0;
-        for entry in std::fs::read_dir(concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/../../src/run/backend/host/kernels"
-        ))
-        .unwrap()
-        {
-            let name = entry.unwrap().file_name().into_string().unwrap();
-            // Every quoted word that the host knows as a kind, CUDA knows as well.
-            for word in source(name.strip_suffix(".rs").unwrap()).split('"').skip(1).step_by(2) {
-                for kind in [word.to_owned(), format!("aten::{word}"), format!("aten::{word}_")] {
-                    if crate::backend::host::kernels::find(&kind).is_some() {
-                        kinds += 1;
-                        assert!(super::find(&kind).is_some(), "{kind}");
-                    }
-                }
-            }
+    fn every_operator_is_the_hosts_too() {
+        let all = super::list();
+        assert!(all.len() > 200, "{}", all.len());
+        for listed in all {
+            assert!(crate::backend::host::kernels::find(&listed.kind).is_some(), "{listed:?}");
         }
-        assert!(kinds > 200, "{kinds}");
     }
 
     /// All operators of a recorded job as actions: how many, and of the products and convolutions how many go to a library.

@@ -1,91 +1,33 @@
-//! Batch and layer normalisation.
-//!
-//! Not for: the arithmetic (kernels/norm.cu).
+//! Batch and layer normalisation. The arithmetic is in kernels/norm.cu.
 
-use super::super::super::host::kernels::arguments::{ints, number_or};
-use super::super::super::host::kernels::elements::same_shape;
-use super::super::super::host::kernels::norm::channels;
-use super::super::super::host::kernels::strided::{flag, float, mask, same};
-use super::super::super::host::view::{Call, Operand as Given, View};
+use crate::backend::operators::error::unsupported;
+use crate::backend::operators::norm::{
+    BatchNorm as Of, BatchNormBackward, LayerNorm, LayerNormBackward, without_channels,
+};
+use crate::backend::operators::view::{Call, View};
+use crate::backend::operators::{KernelError, Table, table};
+
 use super::super::launch::{Actions, BatchNorm, Family, Operand, RANK};
 use super::Emit;
-use super::args::{
-    distinct, expect_shape, floating, maybe_tensor, output, real, result, shaped, tensor,
-};
 use super::map::{join, signed};
 use super::reduce::threads;
 use super::rows::{Row, params};
-use crate::job::Arg;
 
-/// What makes the actions of `kind`.
-pub fn find(kind: &str) -> Option<Emit> {
-    Some(match kind {
-        "aten::batch_norm"
-        | "aten::_batch_norm_impl_index"
-        | "aten::cudnn_batch_norm"
-        | "aten::native_batch_norm" => batch_norm,
-        "aten::cudnn_batch_norm_backward" => |c, a| {
-            let eps = float(c, 7)?;
-            backward(
-                c,
-                a,
-                &Backward {
-                    input: 0,
-                    gradient: 1,
-                    weight: 2,
-                    running: [3, 4],
-                    saved: [5, 6],
-                    training: true,
-                    eps,
-                    wanted: [true; 3],
-                },
-            )
-        },
-        "aten::native_batch_norm_backward" => |c, a| {
-            let (training, eps, wanted) = (flag(c, 7)?, float(c, 8)?, mask(c, 9)?);
-            backward(
-                c,
-                a,
-                &Backward {
-                    gradient: 0,
-                    input: 1,
-                    weight: 2,
-                    running: [3, 4],
-                    saved: [5, 6],
-                    training,
-                    eps,
-                    wanted,
-                },
-            )
-        },
-        "aten::layer_norm" | "aten::native_layer_norm" => layer_norm,
-        "aten::native_layer_norm_backward" => layer_norm_backward,
-        _ => return None,
-    })
-}
+pub const TABLE: Table<Emit> = table! {
+    "batch_norm" | "_batch_norm_impl_index" | "cudnn_batch_norm" | "native_batch_norm" => batch_norm,
+    "cudnn_batch_norm_backward" => |c, a| backward(a, &BatchNormBackward::cudnn(c)?),
+    "native_batch_norm_backward" => |c, a| backward(a, &BatchNormBackward::native(c)?),
+    "layer_norm" | "native_layer_norm" => layer_norm,
+    "native_layer_norm_backward" => layer_norm_backward,
+};
 
-/// One value per channel, or what stands for it where the tensor is undefined.
-fn per_channel(
-    call: &Call<'_>,
-    at: usize,
-    channels: usize,
-    otherwise: f64,
-) -> Result<Operand, String> {
-    match maybe_tensor(call, at)? {
-        None => Ok(Operand::number(otherwise)),
-        Some(view) => {
-            expect_shape(floating(view)?, &[channels])?;
-            Operand::of(view)
-        }
-    }
-}
-
-fn without_channels<T: Copy>(of: &[T]) -> Vec<T> {
-    of.iter().take(1).chain(&of[2..]).copied().collect()
+/// One value per channel, or what stands for it where the tensor is absent.
+fn per_channel(view: Option<&View>, otherwise: f64) -> Result<Operand, KernelError> {
+    view.map_or(Ok(Operand::number(otherwise)), Operand::of)
 }
 
 /// Extents and strides of `x`, `y` and `out` (the same where absent), the inner dimension apart.
-fn planes(p: &mut BatchNorm, x: &View, y: &View, out: Option<&View>) -> Result<(), String> {
+fn planes(p: &mut BatchNorm, x: &View, y: &View, out: Option<&View>) -> Result<(), KernelError> {
     let shape = without_channels(&x.shape);
     let views = [x, y, out.unwrap_or(x)];
     let (mut extents, mut strides) =
@@ -96,7 +38,7 @@ fn planes(p: &mut BatchNorm, x: &View, y: &View, out: Option<&View>) -> Result<(
     p.elements = shape.iter().product::<usize>() as i64;
     p.inner = extents.pop().map_or(1, i64::from);
     if extents.len() + 2 > RANK {
-        return Err(format!(
+        return Err(unsupported!(
             "{:?} in strides that leave more than {} dimensions",
             x.shape,
             RANK - 1
@@ -150,189 +92,91 @@ fn blank() -> BatchNorm {
     }
 }
 
-/// An output with one element per channel; `None` where undefined or empty.
-fn saved(call: &Call<'_>, at: usize, channels: usize) -> Result<Operand, String> {
-    // `batch_norm` declares one output: what it saves is hidden, before the running statistics.
-    let view = result(call, at)?.filter(|view| view.shape == [channels] && channels > 0);
-    let mut running = (3..5).filter_map(|at| {
-        if let Some(Given::Tensor(view)) = call.args.get(at) { Some(view) } else { None }
-    });
-    match view {
-        Some(view) if !running.any(|argument| same(argument, view)) => {
-            distinct(call, floating(view)?)?;
-            Operand::of(view)
-        }
-        _ => Ok(Operand::number(0.0)),
-    }
-}
-
-fn batch_norm(call: &Call<'_>, actions: &mut Actions) -> Result<(), String> {
-    let x = real(call, 0)?;
-    let count = channels(call, x)?;
-    let out = shaped(call, 0, &x.shape)?;
-    let (training, momentum, eps) = (flag(call, 5)?, float(call, 6)?, float(call, 7)?);
+fn batch_norm(call: &Call<'_>, actions: &mut Actions) -> Result<(), KernelError> {
+    let of = Of::new(call)?;
     let mut p = BatchNorm {
-        training: i32::from(training),
-        update: i32::from(training && !call.replay),
-        momentum,
-        eps,
-        weight: per_channel(call, 1, count, 1.0)?,
-        bias: per_channel(call, 2, count, 0.0)?,
-        mean: per_channel(call, 3, count, 0.0)?,
-        deviation: per_channel(call, 4, count, 1.0)?,
-        first: saved(call, 1, count)?,
-        second: saved(call, 2, count)?,
+        training: i32::from(of.training),
+        update: i32::from(of.update),
+        momentum: of.momentum,
+        eps: of.eps,
+        weight: per_channel(of.weight, 1.0)?,
+        bias: per_channel(of.bias, 0.0)?,
+        mean: per_channel(of.running[0], 0.0)?,
+        deviation: per_channel(of.running[1], 1.0)?,
+        first: per_channel(of.saved[0], 0.0)?,
+        second: per_channel(of.saved[1], 0.0)?,
         ..blank()
     };
-    if !training && (p.mean.number == 1 || p.deviation.number == 1) {
-        return Err(format!(
-            "{} needs running statistics when it is not training",
-            call.operator.kind
-        ));
-    }
-    if p.update == 1 {
-        for at in 3..5 {
-            let Some(view) = maybe_tensor(call, at)? else { continue };
-            if !call.outputs.iter().flatten().chain(call.hidden).any(|written| same(written, view))
-            {
-                return Err(format!(
-                    "{} updates its running statistics, but the graph does not say that they are written",
-                    call.operator.kind
-                ));
-            }
-        }
-    }
-    planes(&mut p, x, x, Some(out))?;
-    actions.launch(Family::Norm, "batch_norm", count as i64, block(&p), &p);
+    planes(&mut p, of.x, of.x, Some(of.out))?;
+    actions.launch(Family::Norm, "batch_norm", of.channels as i64, block(&p), &p);
     Ok(())
 }
 
-/// Where a backward variant has its arguments.
-struct Backward {
-    input: usize,
-    gradient: usize,
-    weight: usize,
-    running: [usize; 2],
-    saved: [usize; 2],
-    training: bool,
-    eps: f64,
-    wanted: [bool; 3],
-}
-
-fn backward(call: &Call<'_>, actions: &mut Actions, of: &Backward) -> Result<(), String> {
-    let (x, gradient) = (real(call, of.input)?, real(call, of.gradient)?);
-    let count = channels(call, x)?;
-    expect_shape(gradient, &x.shape)?;
-    let [mean, scale] = if of.training { of.saved } else { of.running };
-    let into = |at: usize, shape: &[usize]| -> Result<Option<&View>, String> {
-        if of.wanted[at] && result(call, at)?.is_some() {
-            shaped(call, at, shape).map(Some)
-        } else {
-            Ok(None)
-        }
-    };
-    let channel = |at: usize| into(at, &[count])?.map_or(Ok(Operand::number(0.0)), Operand::of);
+fn backward(actions: &mut Actions, of: &BatchNormBackward<'_>) -> Result<(), KernelError> {
+    let [dx, dw, db] = of.results;
     let mut p = BatchNorm {
         training: i32::from(of.training),
         eps: of.eps,
-        weight: per_channel(call, of.weight, count, 1.0)?,
-        mean: per_channel(call, mean, count, 0.0)?,
-        deviation: per_channel(call, scale, count, 1.0)?,
-        first: channel(1)?,
-        second: channel(2)?,
+        weight: per_channel(of.weight, 1.0)?,
+        mean: per_channel(Some(of.mean), 0.0)?,
+        deviation: per_channel(Some(of.scale), 1.0)?,
+        first: per_channel(dw, 0.0)?,
+        second: per_channel(db, 0.0)?,
         ..blank()
     };
-    if p.mean.number == 1 || p.deviation.number == 1 {
-        return Err(format!(
-            "{} needs the mean and deviation of its forward operator",
-            call.operator.kind
-        ));
-    }
-    planes(&mut p, x, gradient, into(0, &x.shape)?)?;
-    actions.launch(Family::Norm, "batch_norm_backward", count as i64, block(&p), &p);
+    planes(&mut p, of.x, of.gradient, dx)?;
+    actions.launch(Family::Norm, "batch_norm_backward", of.channels as i64, block(&p), &p);
     Ok(())
 }
 
-/// A weight or bias as one row, checked against the rows it scales.
-fn row_of<'a>(
-    view: Option<&'a View>,
-    inner: usize,
-    length: i64,
-    otherwise: f64,
-) -> Result<Row<'a>, String> {
-    let Some(view) = view else { return Ok(Row::number(otherwise)) };
-    let (row, own) = Row::last(view, inner)?;
-    if own != length || view.shape.len() != inner {
-        return Err(format!("weights of shape {:?} for rows of {length} elements", view.shape));
-    }
-    Ok(row)
+/// A weight or bias as one row.
+fn row_of(view: Option<&View>, inner: usize, otherwise: f64) -> Result<Row<'_>, KernelError> {
+    view.map_or(Ok(Row::number(otherwise)), |view| Ok(Row::last(view, inner)?.0))
 }
 
-/// A per-row result such as the mean: the outer dimensions, then ones.
-fn per_row<'a>(view: Option<&'a View>, outer: &[usize]) -> Result<Row<'a>, String> {
-    let Some(view) = view else { return Ok(Row::number(0.0)) };
-    floating(view)?;
-    let (own, rest) = view.shape.split_at_checked(outer.len()).unwrap_or((&[], &[0]));
-    if own != outer || rest.iter().any(|&n| n != 1) {
-        return Err(format!("statistics of shape {:?} for rows of shape {outer:?}", view.shape));
-    }
-    Ok(Row::each(Some(view), &view.stride[..outer.len()]))
+/// A result with one element for each row, such as the mean.
+fn per_row<'a>(view: Option<&'a View>, outer: &[usize]) -> Row<'a> {
+    view.map_or(Row::number(0.0), |view| Row::each(Some(view), &view.stride[..outer.len()]))
 }
 
-fn layer_norm(call: &Call<'_>, actions: &mut Actions) -> Result<(), String> {
-    let (out, from, inner) = (output(call)?, tensor(call, 0)?, ints(call, 1)?.len());
-    same_shape(out, from)?;
-    let ((to, length), (rows, _)) = (Row::last(out, inner)?, Row::last(from, inner)?);
-    let outer = &from.shape[..from.shape.len() - inner];
+fn layer_norm(call: &Call<'_>, actions: &mut Actions) -> Result<(), KernelError> {
+    let of = LayerNorm::new(call)?;
+    let ((to, length), (rows, _)) = (Row::last(of.out, of.inner)?, Row::last(of.from, of.inner)?);
     let operands = [
         to,
         rows,
-        row_of(maybe_tensor(call, 2)?, inner, length, 1.0)?,
-        row_of(maybe_tensor(call, 3)?, inner, length, 0.0)?,
-        per_row(result(call, 1)?, outer)?,
-        per_row(result(call, 2)?, outer)?,
+        row_of(of.weight, of.inner, 1.0)?,
+        row_of(of.bias, of.inner, 0.0)?,
+        per_row(of.saved[0], of.outer),
+        per_row(of.saved[1], of.outer),
     ];
-    let mut p = params(actions, outer, length, &operands)?;
-    p.s[0] = number_or(call, 4, 1e-5)?;
+    let mut p = params(actions, of.outer, length, &operands)?;
+    p.s[0] = of.eps;
     actions.launch(Family::Norm, "layer_norm", p.rows, [threads(length, 512), 1], &p);
     Ok(())
 }
 
-fn layer_norm_backward(call: &Call<'_>, actions: &mut Actions) -> Result<(), String> {
-    let (grad, from, inner) = (tensor(call, 0)?, tensor(call, 1)?, ints(call, 2)?.len());
-    same_shape(grad, from)?;
-    let ((grad_row, length), (rows, _)) = (Row::last(grad, inner)?, Row::last(from, inner)?);
-    let outer = &from.shape[..from.shape.len() - inner];
-    let (mean, rstd) =
-        (per_row(Some(tensor(call, 3)?), outer)?, per_row(Some(tensor(call, 4)?), outer)?);
-    let wanted = |k: usize| match call.operator.args.get(7) {
-        Some(Arg::Bools(mask)) => mask.get(k).copied().unwrap_or(false),
-        _ => true,
-    };
-    if let Some(out) = result(call, 0)?.filter(|_| wanted(0)) {
-        same_shape(out, from)?;
+fn layer_norm_backward(call: &Call<'_>, actions: &mut Actions) -> Result<(), KernelError> {
+    let LayerNormBackward { gradient, from, inner, outer, mean, rstd, weight, results } =
+        LayerNormBackward::new(call)?;
+    let ((grad_row, length), (rows, _)) = (Row::last(gradient, inner)?, Row::last(from, inner)?);
+    let (mean, rstd) = (per_row(Some(mean), outer), per_row(Some(rstd), outer));
+    if let Some(out) = results[0] {
         let operands = [
             Row::last(out, inner)?.0,
             grad_row.clone(),
             rows.clone(),
             mean.clone(),
             rstd.clone(),
-            row_of(maybe_tensor(call, 5)?, inner, length, 1.0)?,
+            row_of(weight, inner, 1.0)?,
         ];
         let p = params(actions, outer, length, &operands)?;
         actions.launch(Family::Norm, "layer_norm_backward", p.rows, [threads(length, 512), 1], &p);
     }
-    let (weight, bias) =
-        (result(call, 1)?.filter(|_| wanted(1)), result(call, 2)?.filter(|_| wanted(2)));
+    let [_, weight, bias] = results;
     if weight.is_some() || bias.is_some() {
-        let operands = [
-            row_of(weight, inner, length, 0.0)?,
-            grad_row,
-            rows,
-            mean,
-            rstd,
-            row_of(bias, inner, length, 0.0)?,
-        ];
+        let operands =
+            [row_of(weight, inner, 0.0)?, grad_row, rows, mean, rstd, row_of(bias, inner, 0.0)?];
         let p = params(actions, outer, length, &operands)?;
         actions.launch(Family::Norm, "layer_norm_weights", (length + 31) / 32, [32, 16], &p);
     }

@@ -1,93 +1,72 @@
 //! One optimizer step of one parameter, and many of them made one launch.
-//!
-//! Not for: recorded multi-tensor calls, which are elementwise.
 
-use super::super::super::host::kernels::strided::{once, same};
-use super::super::super::host::view::{Call, View};
+use crate::backend::operators::KernelError;
+use crate::backend::operators::error::unsupported;
+use crate::backend::operators::optimizer::{Rule, Step, kinds};
+use crate::backend::operators::shapes::count;
+use crate::backend::operators::view::Call;
+use crate::job::{Dtype, Group};
+
 use super::super::launch::{
     Actions, CHUNK, Family, Launch, One, Operand, RANK, Scalars, TENSORS, Update, UpdateStrided,
     Vary,
 };
 use super::Emit;
-use super::args::{elements, expect_shape, tensor};
 use super::map::{join, signed};
-use crate::job::optimizer::Rule;
-use crate::job::{Dtype, Group};
 
 /// What makes the actions of `kind`.
 pub fn find(kind: &str) -> Option<Emit> {
-    Rule::of_kind(kind).map(|_| step as Emit)
+    kinds().any(|known| known == kind).then_some(step as Emit)
 }
 
-/// What a step of rule `kind` needs after `done` steps.
+/// What a step of optimizer `kind` needs after `done` steps, as kernels/optimizer.cu reads it.
 ///
 /// # Errors
 /// When the job's optimizer lacks a number.
-pub fn scalars(kind: &str, group: Option<&Group>, done: u64) -> Result<Scalars, String> {
-    let group = group.ok_or_else(|| format!("{kind} needs the job's optimizer"))?;
-    let needed = |name: &str| {
-        group.value(name, done).ok_or_else(|| format!("{kind} needs the hyperparameter `{name}`"))
-    };
-    let maybe = |name: &str| group.value(name, 0).unwrap_or(0.0);
-    let set = |name: &str| i32::from(maybe(name) != 0.0);
-    let step = (done + 1) as f64;
-    let decay = maybe("weight_decay");
-    let mut of = Scalars::default();
-    of.flag[0] = set("maximize");
-    of.flag[1] = i32::from(decay != 0.0);
-    of.s[0] = decay as f32;
-    match kind {
-        "neap::sgd" => {
-            let momentum = maybe("momentum");
-            of.flag[2..5].copy_from_slice(&[
-                i32::from(momentum != 0.0),
-                i32::from(done == 0),
-                set("nesterov"),
-            ]);
-            of.s[1..4].copy_from_slice(&[
-                -needed("lr")? as f32,
-                momentum as f32,
-                (1.0 - maybe("dampening")) as f32,
-            ]);
-        }
-        "neap::adam" | "neap::adamw" => {
-            let (lr, beta1, beta2) = (needed("lr")?, needed("beta1")?, needed("beta2")?);
-            let decoupled = kind == "neap::adamw" || maybe("decoupled_weight_decay") != 0.0;
-            of.flag[1] = i32::from(decay != 0.0 && !decoupled);
-            of.flag[2..4].copy_from_slice(&[i32::from(decay != 0.0 && decoupled), set("amsgrad")]);
-            of.s[1..8].copy_from_slice(&[
-                (1.0 - lr * decay) as f32,
-                (1.0 - beta1) as f32,
-                beta2 as f32,
-                (1.0 - beta2) as f32,
-                -(lr / (1.0 - beta1.powf(step))) as f32,
-                (1.0 - beta2.powf(step)).sqrt() as f32,
-                needed("eps")? as f32,
-            ]);
-        }
-        "neap::rmsprop" => {
-            let alpha = needed("alpha")?;
-            of.flag[2..4].copy_from_slice(&[i32::from(maybe("momentum") > 0.0), set("centered")]);
-            of.s[1..6].copy_from_slice(&[
-                alpha as f32,
-                (1.0 - alpha) as f32,
-                -needed("lr")? as f32,
-                maybe("momentum") as f32,
-                needed("eps")? as f32,
-            ]);
-        }
-        "neap::adagrad" => {
-            let rate = needed("lr")? / (1.0 + (step - 1.0) * maybe("lr_decay"));
-            of.s[1..3].copy_from_slice(&[-rate as f32, needed("eps")? as f32]);
-        }
-        _ => return Err(format!("{kind} is no update that neap knows")),
-    }
-    Ok(of)
+pub fn scalars(
+    kind: &str,
+    group: Option<&Group>,
+    done: u64,
+) -> Result<Scalars, KernelError> {
+    Ok(packed(&Step::new(kind, group, done)?))
 }
 
-/// The kernels of a rule: Adam's serve `AdamW` too.
-fn kernels(rule: &Rule) -> &'static str {
-    rule.kind.trim_start_matches("neap::").trim_end_matches('w')
+fn packed(step: &Step) -> Scalars {
+    let mut of = Scalars::default();
+    of.flag[0] = i32::from(step.maximize);
+    of.flag[1] = i32::from(step.decay.is_some());
+    of.s[0] = step.decay.unwrap_or(0.0);
+    match step.rule {
+        Rule::Sgd { minus_lr, momentum } => {
+            of.s[1] = minus_lr;
+            if let Some(m) = momentum {
+                of.flag[2..5].copy_from_slice(&[1, i32::from(m.first), i32::from(m.nesterov)]);
+                of.s[2..4].copy_from_slice(&[m.momentum, m.fresh]);
+            }
+        }
+        Rule::Adam { shrink, weight1, keep2, weight2, step_size, correction, eps, amsgrad } => {
+            of.flag[2..4].copy_from_slice(&[i32::from(shrink.is_some()), i32::from(amsgrad)]);
+            let shrink = shrink.unwrap_or(1.0);
+            of.s[1..8]
+                .copy_from_slice(&[shrink, weight1, keep2, weight2, step_size, correction, eps]);
+        }
+        Rule::RmsProp { keep, weight, minus_lr, momentum, eps, centered } => {
+            of.flag[2..4].copy_from_slice(&[i32::from(momentum.is_some()), i32::from(centered)]);
+            let momentum = momentum.unwrap_or(0.0);
+            of.s[1..6].copy_from_slice(&[keep, weight, minus_lr, momentum, eps]);
+        }
+        Rule::Adagrad { minus_rate, eps } => of.s[1..3].copy_from_slice(&[minus_rate, eps]),
+    }
+    of
+}
+
+fn rule(of: &Rule) -> &'static str {
+    match of {
+        Rule::Sgd { .. } => "sgd",
+        Rule::Adam { .. } => "adam",
+        Rule::RmsProp { .. } => "rmsprop",
+        Rule::Adagrad { .. } => "adagrad",
+    }
 }
 
 const NOTHING: One = One {
@@ -98,57 +77,30 @@ const NOTHING: One = One {
     state: [std::ptr::null_mut(); 3],
 };
 
-fn step(call: &Call<'_>, actions: &mut Actions) -> Result<(), String> {
+fn step(call: &Call<'_>, actions: &mut Actions) -> Result<(), KernelError> {
     let kind = &call.operator.kind;
-    let scalars = scalars(kind, call.optimizer, call.steps_done)?;
-    let (Some(rule), Some(group)) = (Rule::of_kind(kind), call.optimizer) else {
-        return Err(format!("{kind} needs the job's optimizer"));
-    };
-    let count = rule.states_of(group).count();
-    if call.args.len() != count + 2 {
-        return Err(format!(
-            "{kind} needs a parameter, a gradient and {count} states, not {} arguments",
-            call.args.len()
-        ));
+    let step = Step::new(kind, call.optimizer, call.steps_done)?;
+    let views = step.views(call)?;
+    if let Some(view) = views.iter().find(|view| view.dtype != Dtype::F32) {
+        return Err(unsupported!("{kind} updates f32 only, not {:?}", view.dtype));
     }
-    let views: Vec<&View> = (0..count + 2).map(|at| tensor(call, at)).collect::<Result<_, _>>()?;
-    for (at, view) in views.iter().enumerate() {
-        if view.dtype != Dtype::F32 {
-            return Err(format!("{kind} updates f32 only, not {:?}", view.dtype));
-        }
-        expect_shape(view, &views[0].shape)?;
-        if at == 1 {
-            continue;
-        }
-        let declared =
-            call.outputs.iter().flatten().chain(call.hidden).any(|written| same(written, view));
-        let shared = views.iter().enumerate().any(|(other, v)| other != at && same(v, view));
-        if !declared || shared || !once(view) {
-            return Err(format!(
-                "{kind} cannot update argument {at}: the graph must say that it is written, and share none of it"
-            ));
-        }
-    }
+    let (scalars, elements) = (packed(&step), count(views[0]) as i64);
     let vary = Vary::Scalars(kind.clone(), call.operator.group);
     // Sorted by stride, the elements of all follow each other where one step walks them.
     let (shape, strides) =
         join(&views[0].shape, &views.iter().map(|v| signed(&v.stride)).collect::<Vec<_>>(), true)?;
-    if elements(views[0]) == 0 {
+    if elements == 0 {
         return Ok(());
     }
     if shape.len() <= 1 && strides.iter().all(|s| s.first().is_none_or(|&s| s == 1)) {
-        let mut one = One {
-            count: elements(views[0]),
-            parameter: views[0].data,
-            gradient: views[1].data,
-            ..NOTHING
-        };
+        let mut one =
+            One { count: elements, parameter: views[0].data, gradient: views[1].data, ..NOTHING };
         one.state.iter_mut().zip(&views[2..]).for_each(|(slot, view)| *slot = view.data);
         let mut update = Update { scalars, tensors: 1, of: [NOTHING; TENSORS] };
         update.of[0] = one;
         actions.vary(
             Family::Optimizer,
-            &format!("update_{}", kernels(rule)),
+            &format!("update_{}", rule(&step.rule)),
             (one.count + CHUNK - 1) / CHUNK,
             [256, 1],
             &update,
@@ -158,7 +110,7 @@ fn step(call: &Call<'_>, actions: &mut Actions) -> Result<(), String> {
     }
     let mut p = UpdateStrided {
         scalars,
-        count: elements(views[0]),
+        count: elements,
         rank: shape.len() as i64,
         shape: [1; RANK],
         o: [Operand::number(0.0); 5],
@@ -169,7 +121,7 @@ fn step(call: &Call<'_>, actions: &mut Actions) -> Result<(), String> {
     }
     actions.vary(
         Family::Optimizer,
-        &format!("strided_{}", kernels(rule)),
+        &format!("strided_{}", rule(&step.rule)),
         (p.count + 255) / 256,
         [256, 1],
         &p,

@@ -3,187 +3,190 @@
 //! In-place kinds are the same kernels: their output is the memory of argument 0. Not for: the arithmetic
 //! (kernels/pointwise.cu).
 
-use super::super::super::host::kernels::arguments::{Input, flag, number, number_or, text};
-use super::super::super::host::kernels::random::{survivors, unrounded};
-use super::super::super::host::view::{Call, View};
-use super::super::launch::{Actions, Family, Map, Random, Vary};
-use super::Emit;
-use super::args::{
-    floating, input, input_is_float, is_floating, maybe_input, output, result, tensor,
+use crate::backend::operators::arguments::{
+    Input, flag, floating, input, is_floating, maybe_input, number, number_or, output,
+    real as real_at, result, tensor, text,
 };
-use super::map::{Extra, blocks, copy, fill, map, params};
+use crate::backend::operators::error::{invalid, unsupported};
+use crate::backend::operators::foreach::{Second, entries, scalars as numbers, second};
+use crate::backend::operators::random::{survivors, threshold, unrounded};
+use crate::backend::operators::shapes::same_shape;
+use crate::backend::operators::view::{Call, View};
+use crate::backend::operators::{KernelError, Table, table};
 use crate::job::{Arg, Dtype};
 
-/// What makes the actions of `kind`.
-pub fn find(kind: &str) -> Option<Emit> {
-    if let Some(found) = foreach(kind) {
-        return Some(found);
-    }
-    if let "aten::dropout" | "aten::dropout_" | "aten::native_dropout" = kind {
-        return Some(dropout);
-    }
-    let base = kind.strip_suffix('_').unwrap_or(kind);
-    Some(match base.strip_prefix("aten::")? {
-        "add" => |c, a| scaled(c, a, false),
-        "sub" | "subtract" => |c, a| scaled(c, a, true),
-        "rsub" => |c, a| {
-            let alpha = number_or(c, 2, 1.0)?;
-            numeric(c, a, "rsub", 2, &scalar(alpha))
-        },
-        "mul" | "multiply" => |c, a| numeric(c, a, "mul", 2, &Extra::default()),
-        "div" | "true_divide" | "divide" => |c, a| {
-            let name = match text(c, 2) {
-                "" => "div",
-                "floor" => "div_floor",
-                "trunc" if is_floating(output(c)?) => "div_trunc",
-                "trunc" => "div",
-                other => return Err(format!("rounding mode `{other}` is not known")),
-            };
-            numeric(c, a, name, 2, &Extra::default())
-        },
-        "floor_divide" => |c, a| numeric(c, a, "div_floor", 2, &Extra::default()),
-        "remainder" => |c, a| numeric(c, a, "remainder", 2, &Extra::default()),
-        "maximum" => |c, a| numeric(c, a, "maximum", 2, &Extra::default()),
-        "minimum" => |c, a| numeric(c, a, "minimum", 2, &Extra::default()),
-        "pow" => pow,
-        "neg" | "negative" => |c, a| numeric(c, a, "neg", 1, &Extra::default()),
-        "abs" => |c, a| numeric(c, a, "abs", 1, &Extra::default()),
-        "square" => |c, a| numeric(c, a, "square", 1, &Extra::default()),
-        "sign" => |c, a| numeric(c, a, "sign", 1, &Extra::default()),
-        "sqrt" => |c, a| real(c, a, "sqrt", 1, &Extra::default()),
-        "rsqrt" => |c, a| real(c, a, "rsqrt", 1, &Extra::default()),
-        "reciprocal" => |c, a| real(c, a, "reciprocal", 1, &Extra::default()),
-        "exp" => |c, a| real(c, a, "exp", 1, &Extra::default()),
-        "expm1" => |c, a| real(c, a, "expm1", 1, &Extra::default()),
-        "log" => |c, a| real(c, a, "log", 1, &Extra::default()),
-        "log1p" => |c, a| real(c, a, "log1p", 1, &Extra::default()),
-        "erf" => |c, a| real(c, a, "erf", 1, &Extra::default()),
-        "sin" => |c, a| real(c, a, "sin", 1, &Extra::default()),
-        "cos" => |c, a| real(c, a, "cos", 1, &Extra::default()),
-        "tanh" => |c, a| real(c, a, "tanh", 1, &Extra::default()),
-        "floor" => |c, a| rounded(c, a, "floor"),
-        "ceil" => |c, a| rounded(c, a, "ceil"),
-        "clamp" | "clip" => clamp,
-        "clamp_min" => |c, a| {
-            numeric(
-                c,
-                a,
-                if is_floating(output(c)?) { "clamp_min" } else { "maximum" },
-                2,
-                &Extra::default(),
-            )
-        },
-        "clamp_max" => |c, a| {
-            numeric(
-                c,
-                a,
-                if is_floating(output(c)?) { "clamp_max" } else { "minimum" },
-                2,
-                &Extra::default(),
-            )
-        },
-        "where" => choose,
-        "masked_fill" => |c, a| {
-            let (out, inputs) = (output(c)?, [input(c, 0)?, input(c, 1)?, input(c, 2)?]);
-            map(a, is_floating(out), "masked_fill", out, &inputs, &Extra::default())
-        },
-        "eq" => |c, a| compare(c, a, "eq", 2),
-        "ne" => |c, a| compare(c, a, "ne", 2),
-        "lt" => |c, a| compare(c, a, "lt", 2),
-        "le" => |c, a| compare(c, a, "le", 2),
-        "gt" => |c, a| compare(c, a, "gt", 2),
-        "ge" => |c, a| compare(c, a, "ge", 2),
-        "logical_and" => |c, a| compare(c, a, "logical_and", 2),
-        "logical_or" => |c, a| compare(c, a, "logical_or", 2),
-        "logical_xor" => |c, a| compare(c, a, "logical_xor", 2),
-        "logical_not" => |c, a| compare(c, a, "logical_not", 1),
-        "isneginf" => |c, a| test(c, a, "isneginf"),
-        "isposinf" => |c, a| test(c, a, "isposinf"),
-        "isinf" => |c, a| test(c, a, "isinf"),
-        "isnan" => |c, a| test(c, a, "isnan"),
-        "bitwise_and" | "__and__" => |c, a| bits(c, a, "and", 2),
-        "bitwise_or" | "__or__" => |c, a| bits(c, a, "or", 2),
-        "bitwise_xor" | "__xor__" => |c, a| bits(c, a, "xor", 2),
-        "bitwise_not" => |c, a| {
-            bits(c, a, if output(c)?.dtype == Dtype::Bool { "logical_not" } else { "not" }, 1)
-        },
-        "addcmul" => |c, a| {
-            let value = number_or(c, 3, 1.0)?;
-            real(c, a, "addcmul", 3, &scalar(value))
-        },
-        "addcdiv" => |c, a| {
-            let value = number_or(c, 3, 1.0)?;
-            real(c, a, "addcdiv", 3, &scalar(value))
-        },
-        "lerp" => |c, a| {
-            let weight = number(c, 2)?;
-            real(c, a, "lerp", 2, &scalar(weight))
-        },
-        other => return activation(other),
-    })
-}
+use super::super::launch::{Actions, Family, Map, Random, Vary};
+use super::Emit;
+use super::map::{Extra, blocks, copy, fill, map, params};
 
-fn activation(base: &str) -> Option<Emit> {
-    Some(match base {
-        "relu" => |c, a| real(c, a, "relu", 1, &Extra::default()),
-        "relu6" => |c, a| real(c, a, "clip", 1, &scalars([0.0, 6.0, 0.0])),
-        "threshold_backward" => |c, a| {
-            let threshold = number_or(c, 2, 0.0)?;
-            real(c, a, "threshold_backward", 2, &scalar(threshold))
-        },
-        "sigmoid" => |c, a| real(c, a, "sigmoid", 1, &Extra::default()),
-        "sigmoid_backward" => |c, a| real(c, a, "sigmoid_backward", 2, &Extra::default()),
-        "tanh_backward" => |c, a| real(c, a, "tanh_backward", 2, &Extra::default()),
-        "silu" => |c, a| real(c, a, "silu", 1, &Extra::default()),
-        "silu_backward" => |c, a| real(c, a, "silu_backward", 2, &Extra::default()),
-        "gelu" => |c, a| {
-            real(c, a, if is_tanh(c, 1)? { "gelu_tanh" } else { "gelu" }, 1, &Extra::default())
-        },
-        "gelu_backward" => |c, a| {
-            real(
-                c,
-                a,
-                if is_tanh(c, 2)? { "gelu_tanh_backward" } else { "gelu_backward" },
-                2,
-                &Extra::default(),
-            )
-        },
-        "hardsigmoid" => |c, a| real(c, a, "hardsigmoid", 1, &Extra::default()),
-        "hardsigmoid_backward" => |c, a| real(c, a, "hardsigmoid_backward", 2, &Extra::default()),
-        "hardswish" => |c, a| real(c, a, "hardswish", 1, &Extra::default()),
-        "hardswish_backward" => |c, a| real(c, a, "hardswish_backward", 2, &Extra::default()),
-        "hardtanh" => |c, a| {
-            let extra = scalars([number_or(c, 1, -1.0)?, number_or(c, 2, 1.0)?, 0.0]);
-            real(c, a, "clip", 1, &extra)
-        },
-        "hardtanh_backward" => |c, a| {
-            let extra = scalars([number_or(c, 2, -1.0)?, number_or(c, 3, 1.0)?, 0.0]);
-            real(c, a, "hardtanh_backward", 2, &extra)
-        },
-        "leaky_relu" => |c, a| {
-            let slope = number_or(c, 1, 0.01)?;
-            real(c, a, "leaky_relu", 1, &scalar(slope))
-        },
-        "leaky_relu_backward" => |c, a| {
-            let slope = number_or(c, 2, 0.01)?;
-            real(c, a, "leaky_relu_backward", 2, &scalar(slope))
-        },
-        "elu" => |c, a| {
-            let extra =
-                scalars([number_or(c, 1, 1.0)?, number_or(c, 2, 1.0)?, number_or(c, 3, 1.0)?]);
-            real(c, a, "elu", 1, &extra)
-        },
-        "softplus" => |c, a| {
-            let extra = scalars([number_or(c, 1, 1.0)?, number_or(c, 2, 20.0)?, 0.0]);
-            real(c, a, "softplus", 1, &extra)
-        },
-        "native_dropout_backward" => |c, a| {
-            let factor = f64::from(unrounded(number(c, 2)?));
-            real(c, a, "dropout_backward", 2, &scalar(factor))
-        },
-        _ => return None,
-    })
-}
+pub const TABLE: Table<Emit> = table! {
+    "add" => |c, a| scaled(c, a, false),
+    "sub" | "subtract" => |c, a| scaled(c, a, true),
+    "rsub" => |c, a| {
+        let alpha = number_or(c, 2, 1.0)?;
+        numeric(c, a, "rsub", 2, &scalar(alpha))
+    },
+    "mul" | "multiply" => |c, a| numeric(c, a, "mul", 2, &Extra::default()),
+    "div" | "true_divide" | "divide" => |c, a| {
+        let name = match text(c, 2) {
+            "" => "div",
+            "floor" => "div_floor",
+            "trunc" if is_floating(output(c)?) => "div_trunc",
+            "trunc" => "div",
+            other => return Err(unsupported!("rounding mode `{other}` is not known")),
+        };
+        numeric(c, a, name, 2, &Extra::default())
+    },
+    "floor_divide" => |c, a| numeric(c, a, "div_floor", 2, &Extra::default()),
+    "remainder" => |c, a| numeric(c, a, "remainder", 2, &Extra::default()),
+    "maximum" => |c, a| numeric(c, a, "maximum", 2, &Extra::default()),
+    "minimum" => |c, a| numeric(c, a, "minimum", 2, &Extra::default()),
+    "pow" => pow,
+    "neg" | "negative" => |c, a| numeric(c, a, "neg", 1, &Extra::default()),
+    "abs" => |c, a| numeric(c, a, "abs", 1, &Extra::default()),
+    "square" => |c, a| numeric(c, a, "square", 1, &Extra::default()),
+    "sign" => |c, a| numeric(c, a, "sign", 1, &Extra::default()),
+    "sqrt" => |c, a| real(c, a, "sqrt", 1, &Extra::default()),
+    "rsqrt" => |c, a| real(c, a, "rsqrt", 1, &Extra::default()),
+    "reciprocal" => |c, a| real(c, a, "reciprocal", 1, &Extra::default()),
+    "exp" => |c, a| real(c, a, "exp", 1, &Extra::default()),
+    "expm1" => |c, a| real(c, a, "expm1", 1, &Extra::default()),
+    "log" => |c, a| real(c, a, "log", 1, &Extra::default()),
+    "log1p" => |c, a| real(c, a, "log1p", 1, &Extra::default()),
+    "erf" => |c, a| real(c, a, "erf", 1, &Extra::default()),
+    "sin" => |c, a| real(c, a, "sin", 1, &Extra::default()),
+    "cos" => |c, a| real(c, a, "cos", 1, &Extra::default()),
+    "tanh" => |c, a| real(c, a, "tanh", 1, &Extra::default()),
+    "floor" => |c, a| rounded(c, a, "floor"),
+    "ceil" => |c, a| rounded(c, a, "ceil"),
+    "clamp" | "clip" => clamp,
+    "clamp_min" => |c, a| {
+        numeric(
+            c,
+            a,
+            if is_floating(output(c)?) { "clamp_min" } else { "maximum" },
+            2,
+            &Extra::default(),
+        )
+    },
+    "clamp_max" => |c, a| {
+        numeric(
+            c,
+            a,
+            if is_floating(output(c)?) { "clamp_max" } else { "minimum" },
+            2,
+            &Extra::default(),
+        )
+    },
+    "where" => choose,
+    "masked_fill" => |c, a| {
+        let (out, inputs) = (output(c)?, [input(c, 0)?, input(c, 1)?, input(c, 2)?]);
+        map(a, is_floating(out), "masked_fill", out, &inputs, &Extra::default())
+    },
+    "eq" => |c, a| compare(c, a, "eq", 2),
+    "ne" => |c, a| compare(c, a, "ne", 2),
+    "lt" => |c, a| compare(c, a, "lt", 2),
+    "le" => |c, a| compare(c, a, "le", 2),
+    "gt" => |c, a| compare(c, a, "gt", 2),
+    "ge" => |c, a| compare(c, a, "ge", 2),
+    "logical_and" => |c, a| compare(c, a, "logical_and", 2),
+    "logical_or" => |c, a| compare(c, a, "logical_or", 2),
+    "logical_xor" => |c, a| compare(c, a, "logical_xor", 2),
+    "logical_not" => |c, a| compare(c, a, "logical_not", 1),
+    "isneginf" => |c, a| test(c, a, "isneginf"),
+    "isposinf" => |c, a| test(c, a, "isposinf"),
+    "isinf" => |c, a| test(c, a, "isinf"),
+    "isnan" => |c, a| test(c, a, "isnan"),
+    "bitwise_and" | "__and__" => |c, a| bits(c, a, "and", 2),
+    "bitwise_or" | "__or__" => |c, a| bits(c, a, "or", 2),
+    "bitwise_xor" | "__xor__" => |c, a| bits(c, a, "xor", 2),
+    "bitwise_not" => |c, a| {
+        bits(c, a, if output(c)?.dtype == Dtype::Bool { "logical_not" } else { "not" }, 1)
+    },
+    "addcmul" => |c, a| {
+        let value = number_or(c, 3, 1.0)?;
+        real(c, a, "addcmul", 3, &scalar(value))
+    },
+    "addcdiv" => |c, a| {
+        let value = number_or(c, 3, 1.0)?;
+        real(c, a, "addcdiv", 3, &scalar(value))
+    },
+    "lerp" => |c, a| {
+        let weight = number(c, 2)?;
+        real(c, a, "lerp", 2, &scalar(weight))
+    },
+    "relu" => |c, a| real(c, a, "relu", 1, &Extra::default()),
+    "relu6" => |c, a| real(c, a, "clip", 1, &scalars([0.0, 6.0, 0.0])),
+    "threshold_backward" => |c, a| {
+        let threshold = number_or(c, 2, 0.0)?;
+        real(c, a, "threshold_backward", 2, &scalar(threshold))
+    },
+    "sigmoid" => |c, a| real(c, a, "sigmoid", 1, &Extra::default()),
+    "sigmoid_backward" => |c, a| real(c, a, "sigmoid_backward", 2, &Extra::default()),
+    "tanh_backward" => |c, a| real(c, a, "tanh_backward", 2, &Extra::default()),
+    "silu" => |c, a| real(c, a, "silu", 1, &Extra::default()),
+    "silu_backward" => |c, a| real(c, a, "silu_backward", 2, &Extra::default()),
+    "gelu" => |c, a| {
+        real(c, a, if is_tanh(c, 1)? { "gelu_tanh" } else { "gelu" }, 1, &Extra::default())
+    },
+    "gelu_backward" => |c, a| {
+        real(
+            c,
+            a,
+            if is_tanh(c, 2)? { "gelu_tanh_backward" } else { "gelu_backward" },
+            2,
+            &Extra::default(),
+        )
+    },
+    "hardsigmoid" => |c, a| real(c, a, "hardsigmoid", 1, &Extra::default()),
+    "hardsigmoid_backward" => |c, a| real(c, a, "hardsigmoid_backward", 2, &Extra::default()),
+    "hardswish" => |c, a| real(c, a, "hardswish", 1, &Extra::default()),
+    "hardswish_backward" => |c, a| real(c, a, "hardswish_backward", 2, &Extra::default()),
+    "hardtanh" => |c, a| {
+        let extra = scalars([number_or(c, 1, -1.0)?, number_or(c, 2, 1.0)?, 0.0]);
+        real(c, a, "clip", 1, &extra)
+    },
+    "hardtanh_backward" => |c, a| {
+        let extra = scalars([number_or(c, 2, -1.0)?, number_or(c, 3, 1.0)?, 0.0]);
+        real(c, a, "hardtanh_backward", 2, &extra)
+    },
+    "leaky_relu" => |c, a| {
+        let slope = number_or(c, 1, 0.01)?;
+        real(c, a, "leaky_relu", 1, &scalar(slope))
+    },
+    "leaky_relu_backward" => |c, a| {
+        let slope = number_or(c, 2, 0.01)?;
+        real(c, a, "leaky_relu_backward", 2, &scalar(slope))
+    },
+    "elu" => |c, a| {
+        let extra =
+            scalars([number_or(c, 1, 1.0)?, number_or(c, 2, 1.0)?, number_or(c, 3, 1.0)?]);
+        real(c, a, "elu", 1, &extra)
+    },
+    "softplus" => |c, a| {
+        let extra = scalars([number_or(c, 1, 1.0)?, number_or(c, 2, 20.0)?, 0.0]);
+        real(c, a, "softplus", 1, &extra)
+    },
+    "native_dropout_backward" => |c, a| {
+        let factor = f64::from(unrounded(number(c, 2)?));
+        real(c, a, "dropout_backward", 2, &scalar(factor))
+    },
+};
+
+/// Multi-tensor calls as they are recorded, and what has no form in place.
+pub const MORE: Table<Emit> = table! {
+    "dropout" | "dropout_" | "native_dropout" => dropout,
+    "_foreach_add_" | "_foreach_add" => |c, a| match second(c)? {
+        Second::List => lists(c, a, "add_scaled", 2, &[number_or(c, 2, 1.0)? as f32]),
+        _ => binary(c, a, "add"),
+    },
+    "_foreach_mul_" | "_foreach_mul" => |c, a| binary(c, a, "mul"),
+    "_foreach_div_" | "_foreach_div" => |c, a| binary(c, a, "div"),
+    "_foreach_sqrt_" | "_foreach_sqrt" => |c, a| lists(c, a, "sqrt", 1, &[0.0]),
+    "_foreach_lerp_" => |c, a| lists(c, a, "lerp", 2, &numbers(c, 2)?),
+    "_foreach_addcmul_" => |c, a| lists(c, a, "addcmul", 3, &numbers(c, 3)?),
+    "_foreach_addcdiv_" => |c, a| lists(c, a, "addcdiv", 3, &numbers(c, 3)?),
+};
 
 fn scalars([a, b, c]: [f64; 3]) -> Extra {
     Extra { s: [a as f32, b as f32, c as f32, 0.0], ..Extra::default() }
@@ -193,13 +196,13 @@ fn scalar(value: f64) -> Extra {
     Extra { s: [value as f32, 0.0, 0.0, 0.0], k: [value as i64, 0, 0, 0], ..Extra::default() }
 }
 
-fn inputs<'a>(call: &'a Call<'_>, count: usize) -> Result<Vec<Input<'a>>, String> {
+fn inputs<'a>(call: &'a Call<'_>, count: usize) -> Result<Vec<Input<'a>>, KernelError> {
     (0..count).map(|at| input(call, at)).collect()
 }
 
-fn whole_result(out: &View, inputs: &[Input<'_>]) -> Result<(), String> {
-    if inputs.iter().any(input_is_float) {
-        Err(format!("a floating operand and a result of {:?}", out.dtype))
+fn whole_result(out: &View, inputs: &[Input<'_>]) -> Result<(), KernelError> {
+    if inputs.iter().any(Input::is_float) {
+        Err(invalid!("a floating operand and a result of {:?}", out.dtype))
     } else {
         Ok(())
     }
@@ -212,7 +215,7 @@ fn numeric(
     name: &str,
     count: usize,
     extra: &Extra,
-) -> Result<(), String> {
+) -> Result<(), KernelError> {
     let (out, inputs) = (output(call)?, inputs(call, count)?);
     let float = is_floating(out);
     if !float {
@@ -228,16 +231,16 @@ fn real(
     name: &str,
     count: usize,
     extra: &Extra,
-) -> Result<(), String> {
+) -> Result<(), KernelError> {
     map(actions, true, name, floating(output(call)?)?, &inputs(call, count)?, extra)
 }
 
-fn rounded(call: &Call<'_>, actions: &mut Actions, name: &str) -> Result<(), String> {
+fn rounded(call: &Call<'_>, actions: &mut Actions, name: &str) -> Result<(), KernelError> {
     let name = if is_floating(output(call)?) { name } else { "copy" };
     numeric(call, actions, name, 1, &Extra::default())
 }
 
-fn scaled(call: &Call<'_>, actions: &mut Actions, minus: bool) -> Result<(), String> {
+fn scaled(call: &Call<'_>, actions: &mut Actions, minus: bool) -> Result<(), KernelError> {
     let alpha = number_or(call, 2, 1.0)?;
     let alpha = if minus { -alpha } else { alpha };
     let name = if alpha == 1.0 {
@@ -250,7 +253,7 @@ fn scaled(call: &Call<'_>, actions: &mut Actions, minus: bool) -> Result<(), Str
     numeric(call, actions, name, 2, &scalar(alpha))
 }
 
-fn pow(call: &Call<'_>, actions: &mut Actions) -> Result<(), String> {
+fn pow(call: &Call<'_>, actions: &mut Actions) -> Result<(), KernelError> {
     let (out, base, exponent) = (output(call)?, input(call, 0)?, input(call, 1)?);
     if !is_floating(out) {
         return numeric(call, actions, "pow", 2, &Extra::default());
@@ -275,7 +278,7 @@ fn pow(call: &Call<'_>, actions: &mut Actions) -> Result<(), String> {
     }
 }
 
-fn clamp(call: &Call<'_>, actions: &mut Actions) -> Result<(), String> {
+fn clamp(call: &Call<'_>, actions: &mut Actions) -> Result<(), KernelError> {
     let (out, a) = (output(call)?, input(call, 0)?);
     let float = is_floating(out);
     // The ends of what converts to whole numbers without overflow.
@@ -292,7 +295,7 @@ fn clamp(call: &Call<'_>, actions: &mut Actions) -> Result<(), String> {
     map(actions, float, "clamp", out, &[a, low, high], &Extra::default())
 }
 
-fn choose(call: &Call<'_>, actions: &mut Actions) -> Result<(), String> {
+fn choose(call: &Call<'_>, actions: &mut Actions) -> Result<(), KernelError> {
     let (out, condition, a, b) = (output(call)?, input(call, 0)?, input(call, 1)?, input(call, 2)?);
     let float = is_floating(out);
     if !float {
@@ -301,49 +304,61 @@ fn choose(call: &Call<'_>, actions: &mut Actions) -> Result<(), String> {
     map(actions, float, "where", out, &[condition, a, b], &Extra::default())
 }
 
-fn compare(call: &Call<'_>, actions: &mut Actions, name: &str, count: usize) -> Result<(), String> {
+fn compare(
+    call: &Call<'_>,
+    actions: &mut Actions,
+    name: &str,
+    count: usize,
+) -> Result<(), KernelError> {
     let inputs = inputs(call, count)?;
-    map(actions, inputs.iter().any(input_is_float), name, output(call)?, &inputs, &Extra::default())
+    map(
+        actions,
+        inputs.iter().any(Input::is_float),
+        name,
+        output(call)?,
+        &inputs,
+        &Extra::default(),
+    )
 }
 
-fn test(call: &Call<'_>, actions: &mut Actions, name: &str) -> Result<(), String> {
+fn test(call: &Call<'_>, actions: &mut Actions, name: &str) -> Result<(), KernelError> {
     let (out, a) = (output(call)?, input(call, 0)?);
     // No whole number is infinite or NaN.
-    if input_is_float(&a) {
+    if a.is_float() {
         map(actions, true, name, out, &[a], &Extra::default())
     } else {
         map(actions, false, "zero", out, &[a], &Extra::default())
     }
 }
 
-fn bits(call: &Call<'_>, actions: &mut Actions, name: &str, count: usize) -> Result<(), String> {
+fn bits(
+    call: &Call<'_>,
+    actions: &mut Actions,
+    name: &str,
+    count: usize,
+) -> Result<(), KernelError> {
     if is_floating(output(call)?) {
-        return Err("bits of a floating tensor are not combined".into());
+        return Err(unsupported!("bits of a floating tensor are not combined"));
     }
     numeric(call, actions, name, count, &Extra::default())
 }
 
-fn is_tanh(call: &Call<'_>, index: usize) -> Result<bool, String> {
+fn is_tanh(call: &Call<'_>, index: usize) -> Result<bool, KernelError> {
     match text(call, index) {
         "" | "none" => Ok(false),
         "tanh" => Ok(true),
-        other => Err(format!("the GELU approximation `{other}` is not known")),
+        other => Err(unsupported!("the GELU approximation `{other}` is not known")),
     }
 }
 
-/// The words of 2^32 below which an element is dropped.
-pub fn threshold(p: f64) -> u64 {
-    (p.clamp(0.0, 1.0) * 4_294_967_296.0).ceil() as u64
-}
-
-fn dropout(call: &Call<'_>, actions: &mut Actions) -> Result<(), String> {
-    let (out, from, p) = (floating(output(call)?)?, floating(tensor(call, 0)?)?, number(call, 1)?);
-    super::args::expect_shape(from, &out.shape)?;
+fn dropout(call: &Call<'_>, actions: &mut Actions) -> Result<(), KernelError> {
+    let (out, from, p) = (floating(output(call)?)?, real_at(call, 0)?, number(call, 1)?);
+    same_shape(out, from)?;
     let mask = result(call, 1)?;
     if let Some(mask) = mask {
-        super::args::expect_shape(mask, &out.shape)?;
+        same_shape(out, mask)?;
     }
-    let training = flag(call, 2) || matches!(call.operator.args.get(2), None | Some(Arg::None));
+    let training = flag(call, 2)? || matches!(call.operator.args.get(2), None | Some(Arg::None));
     if !training || p == 0.0 {
         if let Some(mask) = mask {
             fill(actions, mask, 1.0)?;
@@ -368,105 +383,33 @@ fn dropout(call: &Call<'_>, actions: &mut Actions) -> Result<(), String> {
     Ok(())
 }
 
-/// Multi-tensor calls as they are recorded.
-fn foreach(kind: &str) -> Option<Emit> {
-    Some(match kind {
-        "aten::_foreach_add_" | "aten::_foreach_add" => |c, a| {
-            if matches!(c.args.get(1), Some(super::super::super::host::view::Operand::Tensors(_))) {
-                let alpha = number_or(c, 2, 1.0)?;
-                return lists(c, a, "add_scaled", 2, &[alpha as f32]);
-            }
-            lists_of_two(c, a, "add")
-        },
-        "aten::_foreach_mul_" | "aten::_foreach_mul" => |c, a| lists_of_two(c, a, "mul"),
-        "aten::_foreach_div_" | "aten::_foreach_div" => |c, a| lists_of_two(c, a, "div"),
-        "aten::_foreach_sqrt_" | "aten::_foreach_sqrt" => |c, a| lists(c, a, "sqrt", 1, &[0.0]),
-        "aten::_foreach_lerp_" => |c, a| lists(c, a, "lerp", 2, &numbers(c, 2)?),
-        "aten::_foreach_addcmul_" => |c, a| lists(c, a, "addcmul", 3, &numbers(c, 3)?),
-        "aten::_foreach_addcdiv_" => |c, a| lists(c, a, "addcdiv", 3, &numbers(c, 3)?),
-        _ => return None,
-    })
-}
-
-fn numbers(call: &Call<'_>, at: usize) -> Result<Vec<f32>, String> {
-    Ok(match call.operator.args.get(at) {
-        Some(Arg::Floats(numbers)) => numbers.iter().map(|&x| x as f32).collect(),
-        Some(Arg::Ints(numbers)) => numbers.iter().map(|&n| n as f32).collect(),
-        _ => vec![number_or(call, at, 1.0)? as f32],
-    })
-}
-
-fn lists_of_two(call: &Call<'_>, actions: &mut Actions, name: &str) -> Result<(), String> {
-    use super::super::super::host::view::Operand::{Tensor, Tensors};
-    match call.args.get(1) {
-        Some(Tensors(_)) => lists(call, actions, name, 2, &[0.0]),
-        Some(Tensor(_)) => {
-            Err(format!("{} with a single tensor is not supported", call.operator.kind))
-        }
-        _ => {
-            let numbers = numbers(call, 1)?;
-            each_of(call, actions, name, &[], &numbers, true)
-        }
-    }
-}
-
+/// Kernel `name` for each entry of the first `count` lists.
 fn lists(
     call: &Call<'_>,
     actions: &mut Actions,
     name: &str,
     count: usize,
-    scalars: &[f32],
-) -> Result<(), String> {
-    let others =
-        (1..count).map(|at| super::args::tensors(call, at)).collect::<Result<Vec<_>, _>>()?;
-    each_of(call, actions, name, &others, scalars, false)
+    numbers: &[f32],
+) -> Result<(), KernelError> {
+    for entry in entries(call, count, numbers)? {
+        let inputs: Vec<Input<'_>> = entry.inputs.iter().map(|v| Input::View(v)).collect();
+        map(actions, true, name, entry.out, &inputs, &scalar(f64::from(entry.scalar)))?;
+    }
+    Ok(())
 }
 
-/// Kernel `name` for each entry of the first list with those of `others`; `operand` says that the scalar is one.
-fn each_of(
-    call: &Call<'_>,
-    actions: &mut Actions,
-    name: &str,
-    others: &[&[Option<View>]],
-    scalars: &[f32],
-    operand: bool,
-) -> Result<(), String> {
-    use super::super::super::host::kernels::strided::{once, same};
-    let kind = &call.operator.kind;
-    let first = super::args::tensors(call, 0)?;
-    if others.iter().any(|other| other.len() != first.len())
-        || ![1, first.len()].contains(&scalars.len())
-    {
-        return Err(format!("{kind}: its lists are not of the same length"));
-    }
-    let mut outputs = call.outputs.iter().flatten().chain(call.hidden);
-    for (i, a) in first.iter().enumerate() {
-        let Some(a) = a else { continue };
-        let mut inputs = vec![Input::View(floating(a)?)];
-        for other in others {
-            let other = other[i]
-                .as_ref()
-                .ok_or_else(|| format!("{kind}: entry {i} is missing from one of its lists"))?;
-            super::args::expect_shape(floating(other)?, &a.shape)?;
-            inputs.push(Input::View(other));
-        }
-        let value = scalars[if scalars.len() == 1 { 0 } else { i }];
-        if operand {
-            inputs.push(Input::Number { value: f64::from(value), float: true });
-        }
-        let into = if kind.ends_with('_') {
-            outputs
-                .clone()
-                .find(|w| same(w, a))
-                .ok_or_else(|| format!("{kind} writes entry {i}, but the graph does not say so"))?
-        } else {
-            outputs.next().ok_or_else(|| format!("{kind} has fewer outputs than tensors"))?
-        };
-        super::args::expect_shape(floating(into)?, &a.shape)?;
-        if !once(into) {
-            return Err(format!("{kind} would write an element of entry {i} more than once"));
-        }
-        map(actions, true, name, into, &inputs, &scalar(f64::from(value)))?;
+/// Kernel `name` for each entry of the first list and of a second list, a number or a tensor.
+fn binary(call: &Call<'_>, actions: &mut Actions, name: &str) -> Result<(), KernelError> {
+    let numbers = match second(call)? {
+        Second::List => return lists(call, actions, name, 2, &[0.0]),
+        Second::Numbers(numbers) => numbers,
+        Second::Tensor => vec![0.0],
+    };
+    let tensor = tensor(call, 1).ok();
+    for entry in entries(call, 1, &numbers)? {
+        let number = Input::Number { value: f64::from(entry.scalar), float: true };
+        let inputs = [Input::View(entry.inputs[0]), tensor.map_or(number, Input::View)];
+        map(actions, true, name, entry.out, &inputs, &Extra::default())?;
     }
     Ok(())
 }

@@ -2,71 +2,40 @@
 //!
 //! Not for: losses and norms.
 
-use super::super::super::host::kernels::arguments::{Input, int_or, ints};
-use super::super::super::host::kernels::elements::{count, dimension};
-use super::super::super::host::kernels::reduce::without_dims;
-use super::super::super::host::view::{Call, View};
-use super::super::launch::{Actions, Family, Operand, RANK, Reduce};
-use super::Emit;
-use super::args::{is_floating, output, result, tensor};
-use super::map::{Extra, copy, join, map, signed};
+use crate::backend::operators::arguments::{Input, int_or, is_floating, output, result, tensor};
+use crate::backend::operators::error::{invalid, unsupported};
+use crate::backend::operators::reduce::{
+    Split, all_or_chosen, chosen, everything, pick, summed, terms,
+};
+use crate::backend::operators::shapes::{count, dimension, same_shape};
+use crate::backend::operators::view::{Call, View};
+use crate::backend::operators::{KernelError, Table, table};
 use crate::job::Arg;
 
-/// What makes the actions of `kind`.
-pub fn find(kind: &str) -> Option<Emit> {
-    Some(match kind.strip_prefix("aten::")? {
-        "sum" => |c, a| {
-            let gone = if without_dims(c) { everything(c)? } else { chosen(c)? };
-            sum(a, output(c)?, tensor(c, 0)?, &gone, 1.0)
-        },
-        "mean" => |c, a| {
-            let (out, from) = (output(c)?, tensor(c, 0)?);
-            let gone = if without_dims(c) { everything(c)? } else { chosen(c)? };
-            let terms: usize =
-                from.shape.iter().zip(&gone).filter(|(_, g)| **g).map(|(n, _)| *n).product();
-            if !is_floating(out) {
-                return Err("a mean that is not floating".into());
-            }
-            sum(a, out, from, &gone, terms as f64)
-        },
-        "prod" => |c, a| {
-            let gone = if c.operator.args.len() <= 2 { everything(c)? } else { chosen(c)? };
-            reduce(a, "prod", output(c)?, tensor(c, 0)?, &gone, 1.0)
-        },
-        "amax" => |c, a| reduce(a, "max", output(c)?, tensor(c, 0)?, &chosen(c)?, 1.0),
-        "amin" => |c, a| reduce(a, "min", output(c)?, tensor(c, 0)?, &chosen(c)?, 1.0),
-        "all" => |c, a| truth(c, a, "all"),
-        "any" => |c, a| truth(c, a, "any"),
-        "max" => |c, a| extreme(c, a, true),
-        "min" => |c, a| extreme(c, a, false),
-        "argmax" => |c, a| arg_extreme(c, a, true),
-        "argmin" => |c, a| arg_extreme(c, a, false),
-        "cumsum" | "cumsum_" => cumsum,
-        _ => return None,
-    })
-}
+use super::super::launch::{Actions, Family, Operand, RANK, Reduce};
+use super::Emit;
+use super::map::{Extra, copy, join, map, signed};
 
-fn everything(call: &Call<'_>) -> Result<Vec<bool>, String> {
-    Ok(vec![true; tensor(call, 0)?.shape.len()])
-}
-
-/// The dimensions named in argument 1, all of them when it names none, as one flag for each.
-fn chosen(call: &Call<'_>) -> Result<Vec<bool>, String> {
-    let (rank, named) = (tensor(call, 0)?.shape.len(), ints(call, 1)?);
-    let mut chosen = vec![named.is_empty(); rank];
-    for dim in named {
-        let dim = dimension(dim, rank)?;
-        if let Some(slot) = chosen.get_mut(dim) {
-            *slot = true;
+pub const TABLE: Table<Emit> = table! {
+    "sum" => |c, a| sum(a, output(c)?, tensor(c, 0)?, &summed(c)?, 1.0),
+    "mean" => |c, a| {
+        let (out, from, gone) = (output(c)?, tensor(c, 0)?, summed(c)?);
+        if !is_floating(out) {
+            return Err(unsupported!("a mean that is not floating"));
         }
-    }
-    Ok(chosen)
-}
-
-fn truth(call: &Call<'_>, actions: &mut Actions, name: &str) -> Result<(), String> {
-    let gone = if call.operator.args.len() <= 1 { everything(call)? } else { chosen(call)? };
-    reduce(actions, name, output(call)?, tensor(call, 0)?, &gone, 1.0)
-}
+        sum(a, out, from, &gone, terms(from, &gone) as f64)
+    },
+    "prod" => |c, a| reduce(c, a, "prod", &all_or_chosen(c, 2)?),
+    "amax" => |c, a| reduce(c, a, "max", &chosen(c)?),
+    "amin" => |c, a| reduce(c, a, "min", &chosen(c)?),
+    "all" => |c, a| reduce(c, a, "all", &all_or_chosen(c, 1)?),
+    "any" => |c, a| reduce(c, a, "any", &all_or_chosen(c, 1)?),
+    "max" => |c, a| extreme(c, a, true),
+    "min" => |c, a| extreme(c, a, false),
+    "argmax" => |c, a| arg_extreme(c, a, true),
+    "argmin" => |c, a| arg_extreme(c, a, false),
+    "cumsum" | "cumsum_" => cumsum,
+};
 
 /// The sum over dimensions in the wider of the two types, divided.
 pub fn sum(
@@ -75,32 +44,20 @@ pub fn sum(
     from: &View,
     gone: &[bool],
     divisor: f64,
-) -> Result<(), String> {
+) -> Result<(), KernelError> {
     let float = is_floating(from) || is_floating(out);
     launch(actions, if float { "reduce_f_sum" } else { "reduce_i_sum" }, out, from, gone, divisor)
 }
 
 fn reduce(
+    call: &Call<'_>,
     actions: &mut Actions,
     name: &str,
-    out: &View,
-    from: &View,
     gone: &[bool],
-    divisor: f64,
-) -> Result<(), String> {
-    launch(
-        actions,
-        &format!("reduce_{}_{name}", if is_floating(from) { "f" } else { "i" }),
-        out,
-        from,
-        gone,
-        divisor,
-    )
-}
-
-/// Of extents or strides, those that go (or stay).
-fn pick<T: Copy>(values: &[T], gone: &[bool], which: bool) -> Vec<T> {
-    values.iter().zip(gone).filter(|(_, g)| **g == which).map(|(v, _)| *v).collect()
+) -> Result<(), KernelError> {
+    let (out, from) = (output(call)?, tensor(call, 0)?);
+    let kernel = format!("reduce_{}_{name}", if is_floating(from) { "f" } else { "i" });
+    launch(actions, &kernel, out, from, gone, 1.0)
 }
 
 fn blank() -> Reduce {
@@ -135,30 +92,11 @@ fn launch(
     from: &View,
     gone: &[bool],
     divisor: f64,
-) -> Result<(), String> {
-    let (kept, reduced) = (pick(&from.shape, gone, false), pick(&from.shape, gone, true));
-    let out_stride = if out.shape == kept {
-        signed(&out.stride)
-    } else if out.shape.len() == gone.len()
-        && pick(&out.shape, gone, false) == kept
-        && pick(&out.shape, gone, true).iter().all(|&n| n == 1)
-    {
-        signed(&pick(&out.stride, gone, false))
-    } else {
-        return Err(format!("reducing shape {:?} does not give {:?}", from.shape, out.shape));
-    };
-    let (kept_stride, reduced_stride) =
-        (signed(&pick(&from.stride, gone, false)), signed(&pick(&from.stride, gone, true)));
-    let nearest = |strides: &[i64], shape: &[usize]| {
-        strides
-            .iter()
-            .zip(shape)
-            .filter(|&(&s, &n)| n > 1 && s > 0)
-            .map(|(&s, _)| s)
-            .min()
-            .unwrap_or(i64::MAX)
-    };
-    let columns = nearest(&reduced_stride, &reduced) > nearest(&kept_stride, &kept);
+) -> Result<(), KernelError> {
+    let split = Split::new(from, gone);
+    let out_stride = signed(&split.result(out, gone)?);
+    let Split { kept, reduced, columns, .. } = split;
+    let (kept_stride, reduced_stride) = (signed(&split.kept_stride), signed(&split.reduced_stride));
     let (kept_count, reduced_count) =
         (kept.iter().product::<usize>() as i64, reduced.iter().product::<usize>() as i64);
     let (kept_shape, kept_strides) = join(&kept, &[kept_stride, out_stride], true)?;
@@ -192,10 +130,10 @@ pub fn threads(elements: i64, most: u32) -> u32 {
 }
 
 /// `max` and `min`: of all, of two tensors, or along a dimension with positions.
-fn extreme(call: &Call<'_>, actions: &mut Actions, most: bool) -> Result<(), String> {
+fn extreme(call: &Call<'_>, actions: &mut Actions, most: bool) -> Result<(), KernelError> {
     let name = if most { "max" } else { "min" };
     if call.operator.args.len() <= 1 {
-        return reduce(actions, name, output(call)?, tensor(call, 0)?, &everything(call)?, 1.0);
+        return reduce(call, actions, name, &everything(call)?);
     }
     let (out, from) = (output(call)?, tensor(call, 0)?);
     if let Ok(other) = tensor(call, 1) {
@@ -213,7 +151,7 @@ fn extreme(call: &Call<'_>, actions: &mut Actions, most: bool) -> Result<(), Str
     positions(actions, from, Some(dim), most, Some(out), result(call, 1)?)
 }
 
-fn arg_extreme(call: &Call<'_>, actions: &mut Actions, most: bool) -> Result<(), String> {
+fn arg_extreme(call: &Call<'_>, actions: &mut Actions, most: bool) -> Result<(), KernelError> {
     let (out, from) = (output(call)?, tensor(call, 0)?);
     let dim = match call.operator.args.get(1) {
         Some(Arg::Int(dim)) => Some(dimension(*dim, from.shape.len())?),
@@ -230,13 +168,13 @@ fn positions(
     most: bool,
     values: Option<&View>,
     indices: Option<&View>,
-) -> Result<(), String> {
+) -> Result<(), KernelError> {
     if count(from) == 0 {
-        return Err("the largest of no elements".into());
+        return Err(invalid!("the largest of no elements"));
     }
     let gone: Vec<bool> = (0..from.shape.len()).map(|d| dim.is_none_or(|dim| d == dim)).collect();
     let (kept, reduced) = (pick(&from.shape, &gone, false), pick(&from.shape, &gone, true));
-    let strides_of = |view: Option<&View>| -> Result<Vec<i64>, String> {
+    let strides_of = |view: Option<&View>| -> Result<Vec<i64>, KernelError> {
         let Some(view) = view else { return Ok(vec![0; kept.len()]) };
         if view.shape == kept {
             Ok(signed(&view.stride))
@@ -246,9 +184,10 @@ fn positions(
         {
             Ok(signed(&pick(&view.stride, &gone, false)))
         } else {
-            Err(format!(
+            Err(invalid!(
                 "a result of shape {:?} for an input of shape {:?}",
-                view.shape, from.shape
+                view.shape,
+                from.shape
             ))
         }
     };
@@ -274,9 +213,9 @@ fn positions(
     Ok(())
 }
 
-fn cumsum(call: &Call<'_>, actions: &mut Actions) -> Result<(), String> {
+fn cumsum(call: &Call<'_>, actions: &mut Actions) -> Result<(), KernelError> {
     let (out, from) = (output(call)?, tensor(call, 0)?);
-    super::args::expect_shape(from, &out.shape)?;
+    same_shape(out, from)?;
     if from.shape.is_empty() {
         return copy(actions, out, from);
     }

@@ -2,9 +2,12 @@
 //!
 //! Not for: which kernel.
 
-use super::super::super::host::view::View;
+use crate::backend::operators::KernelError;
+use crate::backend::operators::arguments::floating;
+use crate::backend::operators::error::unsupported;
+use crate::backend::operators::view::View;
+
 use super::super::launch::{Actions, Operand, RANK, Rows};
-use super::args::floating;
 use super::map::{join, signed};
 
 /// One operand of a rows kernel before its dimensions are joined.
@@ -27,7 +30,7 @@ impl<'a> Row<'a> {
     }
 
     /// The rows along dimension `dim`.
-    pub fn along(view: &'a View, dim: usize) -> Result<Self, String> {
+    pub fn along(view: &'a View, dim: usize) -> Result<Self, KernelError> {
         floating(view)?;
         let mut stride = signed(&view.stride);
         let step = if stride.is_empty() { 1 } else { stride.remove(dim) };
@@ -35,7 +38,7 @@ impl<'a> Row<'a> {
     }
 
     /// The rows along the last `inner` dimensions, and their length.
-    pub fn last(view: &'a View, inner: usize) -> Result<(Self, i64), String> {
+    pub fn last(view: &'a View, inner: usize) -> Result<(Self, i64), KernelError> {
         floating(view)?;
         let split = view
             .shape
@@ -49,7 +52,7 @@ impl<'a> Row<'a> {
             (1, [step]) => *step,
             _ if length == 0 => 1,
             _ => {
-                return Err(format!(
+                return Err(unsupported!(
                     "the last {inner} dimensions of strides {:?} are not one run",
                     view.stride
                 ));
@@ -73,7 +76,7 @@ pub fn params(
     outer: &[usize],
     length: i64,
     rows: &[Row<'_>],
-) -> Result<Rows, String> {
+) -> Result<Rows, KernelError> {
     let real: Vec<&Row<'_>> = rows.iter().filter(|r| r.view.is_some()).collect();
     let strides: Vec<Vec<i64>> = real
         .iter()
@@ -81,7 +84,7 @@ pub fn params(
         .collect();
     let (shape, strides) = join(outer, &strides, false)?;
     if shape.len() >= RANK {
-        return Err(format!("rows over more than {} dimensions", RANK - 1));
+        return Err(unsupported!("rows over more than {} dimensions", RANK - 1));
     }
     let mut p = Rows {
         rows: outer.iter().product::<usize>() as i64,

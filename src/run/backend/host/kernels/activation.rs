@@ -3,37 +3,39 @@
 //! Argument orders are the framework's, which differ: some gradients read the input, some the output.
 //! Not for: softmax and dropout.
 
-use super::super::view::Call;
 use super::Kernel;
-use super::arguments::{floating, input, number_or, output, text};
-use super::elements::{map1, map2};
+use super::elements::{map1, map2, map3};
 use super::math::{erf, exp, sigmoid, tanh};
+use crate::backend::operators::arguments::{
+    Input, flag, floating, input, int_or, number_or, output, real, text,
+};
+use crate::backend::operators::error::{invalid, unsupported};
+use crate::backend::operators::shapes::{dimension, narrow};
+use crate::backend::operators::view::{Call, View};
+use crate::backend::operators::{KernelError, Table, table};
 
-/// The kernel for `kind`.
-pub fn find(kind: &str) -> Option<Kernel> {
-    let base = kind.strip_suffix('_').unwrap_or(kind);
-    let kernel: Kernel = match base.strip_prefix("aten::")? {
-        "relu" => |c| unary(c, |x| if x < 0.0 { 0.0 } else { x }),
-        "relu6" => |c| unary(c, |x| clip(x, 0.0, 6.0)),
-        "threshold_backward" => threshold_backward,
-        "sigmoid" => |c| unary(c, sigmoid),
-        "sigmoid_backward" => |c| gradient(c, |g, y| g * (1.0 - y) * y),
-        "tanh_backward" => |c| gradient(c, |g, y| g * (1.0 - y * y)),
-        "silu" => |c| unary(c, |x| x / (1.0 + exp(-x))),
-        "silu_backward" => |c| {
+pub const TABLE: Table<Kernel> = table! {
+    "relu" => |c| unary(c, |x| if x < 0.0 { 0.0 } else { x }),
+    "relu6" => |c| unary(c, |x| clip(x, 0.0, 6.0)),
+    "threshold_backward" => threshold_backward,
+    "sigmoid" => |c| unary(c, sigmoid),
+    "sigmoid_backward" => |c| gradient(c, |g, y| g * (1.0 - y) * y),
+    "tanh_backward" => |c| gradient(c, |g, y| g * (1.0 - y * y)),
+    "silu" => |c| unary(c, |x| x / (1.0 + exp(-x))),
+    "silu_backward" => |c| {
             gradient(c, |g, x| {
                 let s = sigmoid(x);
                 g * (s * (1.0 + x * (1.0 - s)))
             })
         },
-        "gelu" => gelu,
-        "gelu_backward" => gelu_backward,
-        "hardsigmoid" => |c| unary(c, |x| clip(x + 3.0, 0.0, 6.0) / 6.0),
-        "hardsigmoid_backward" => {
+    "gelu" => gelu,
+    "gelu_backward" => gelu_backward,
+    "hardsigmoid" => |c| unary(c, |x| clip(x + 3.0, 0.0, 6.0) / 6.0),
+    "hardsigmoid_backward" => {
             |c| gradient(c, |g, x| if x > -3.0 && x < 3.0 { g / 6.0 } else { 0.0 })
-        }
-        "hardswish" => |c| unary(c, |x| x * clip(x + 3.0, 0.0, 6.0) / 6.0),
-        "hardswish_backward" => |c| {
+        },
+    "hardswish" => |c| unary(c, |x| x * clip(x + 3.0, 0.0, 6.0) / 6.0),
+    "hardswish_backward" => |c| {
             gradient(c, |g, x| {
                 if x <= -3.0 {
                     0.0
@@ -44,16 +46,27 @@ pub fn find(kind: &str) -> Option<Kernel> {
                 }
             })
         },
-        "hardtanh" => hardtanh,
-        "hardtanh_backward" => hardtanh_backward,
-        "leaky_relu" => leaky_relu,
-        "leaky_relu_backward" => leaky_relu_backward,
-        "elu" => elu,
-        "softplus" => softplus,
-        _ => return None,
-    };
-    Some(kernel)
-}
+    "hardtanh" => hardtanh,
+    "hardtanh_backward" => hardtanh_backward,
+    "leaky_relu" => leaky_relu,
+    "leaky_relu_backward" => leaky_relu_backward,
+    "elu" => elu,
+    "softplus" => softplus,
+    "log_sigmoid" | "log_sigmoid_forward" => |c| unary(c, log_sigmoid),
+    "log_sigmoid_backward" => |c| gradient(c, |g, x| g * sigmoid(-x)),
+    "softplus_backward" => |c| {
+        let (beta, threshold) = (number_or(c, 2, 1.0)? as f32, number_or(c, 3, 20.0)? as f32);
+        gradient(c, |g, x| if x * beta > threshold { g } else { g * sigmoid(x * beta) })
+    },
+    "elu_backward" => elu_backward,
+    "mish" => |c| unary(c, |x| x * tanh(softplus_of(x))),
+    "mish_backward" => |c| gradient(c, |g, x| {
+        let t = tanh(softplus_of(x));
+        g * (t + x * sigmoid(x) * (1.0 - t * t))
+    }),
+    "glu" => glu,
+    "glu_backward" => glu_backward,
+};
 
 const SQRT_2_OVER_PI: f32 = 0.797_884_6;
 const CUBIC: f32 = 0.044_715;
@@ -63,29 +76,29 @@ fn clip(x: f32, low: f32, high: f32) -> f32 {
     if x > high { high } else { x }
 }
 
-fn unary(call: &Call<'_>, f: impl Fn(f32) -> f32) -> Result<(), String> {
+fn unary(call: &Call<'_>, f: impl Fn(f32) -> f32) -> Result<(), KernelError> {
     map1::<f32>(floating(output(call)?)?, &input(call, 0)?, f)
 }
 
 /// `f(gradient, saved)`, the arguments 0 and 1.
-fn gradient(call: &Call<'_>, f: impl Fn(f32, f32) -> f32) -> Result<(), String> {
+fn gradient(call: &Call<'_>, f: impl Fn(f32, f32) -> f32) -> Result<(), KernelError> {
     map2::<f32>(floating(output(call)?)?, &input(call, 0)?, &input(call, 1)?, f)
 }
 
-fn threshold_backward(call: &Call<'_>) -> Result<(), String> {
+fn threshold_backward(call: &Call<'_>) -> Result<(), KernelError> {
     let threshold = number_or(call, 2, 0.0)? as f32;
     gradient(call, |g, x| if x <= threshold { 0.0 } else { g })
 }
 
-fn is_tanh(call: &Call<'_>, index: usize) -> Result<bool, String> {
+fn is_tanh(call: &Call<'_>, index: usize) -> Result<bool, KernelError> {
     match text(call, index) {
         "" | "none" => Ok(false),
         "tanh" => Ok(true),
-        other => Err(format!("the GELU approximation `{other}` is not known")),
+        other => Err(unsupported!("the GELU approximation `{other}` is not known")),
     }
 }
 
-fn gelu(call: &Call<'_>) -> Result<(), String> {
+fn gelu(call: &Call<'_>) -> Result<(), KernelError> {
     if is_tanh(call, 1)? {
         unary(call, |x| 0.5 * x * (1.0 + tanh(SQRT_2_OVER_PI * (x + CUBIC * x * x * x))))
     } else {
@@ -93,7 +106,7 @@ fn gelu(call: &Call<'_>) -> Result<(), String> {
     }
 }
 
-fn gelu_backward(call: &Call<'_>) -> Result<(), String> {
+fn gelu_backward(call: &Call<'_>) -> Result<(), KernelError> {
     if is_tanh(call, 2)? {
         gradient(call, |g, x| {
             let t = tanh(SQRT_2_OVER_PI * (x + CUBIC * x * x * x));
@@ -109,27 +122,27 @@ fn gelu_backward(call: &Call<'_>) -> Result<(), String> {
     }
 }
 
-fn hardtanh(call: &Call<'_>) -> Result<(), String> {
+fn hardtanh(call: &Call<'_>) -> Result<(), KernelError> {
     let (low, high) = (number_or(call, 1, -1.0)? as f32, number_or(call, 2, 1.0)? as f32);
     unary(call, |x| clip(x, low, high))
 }
 
-fn hardtanh_backward(call: &Call<'_>) -> Result<(), String> {
+fn hardtanh_backward(call: &Call<'_>) -> Result<(), KernelError> {
     let (low, high) = (number_or(call, 2, -1.0)? as f32, number_or(call, 3, 1.0)? as f32);
     gradient(call, |g, x| if x <= low || x >= high { 0.0 } else { g })
 }
 
-fn leaky_relu(call: &Call<'_>) -> Result<(), String> {
+fn leaky_relu(call: &Call<'_>) -> Result<(), KernelError> {
     let slope = number_or(call, 1, 0.01)? as f32;
     unary(call, |x| if x > 0.0 { x } else { x * slope })
 }
 
-fn leaky_relu_backward(call: &Call<'_>) -> Result<(), String> {
+fn leaky_relu_backward(call: &Call<'_>) -> Result<(), KernelError> {
     let slope = number_or(call, 2, 0.01)? as f32;
     gradient(call, |g, x| if x > 0.0 { g } else { g * slope })
 }
 
-fn elu(call: &Call<'_>) -> Result<(), String> {
+fn elu(call: &Call<'_>) -> Result<(), KernelError> {
     let (alpha, scale, rate) = (
         number_or(call, 1, 1.0)? as f32,
         number_or(call, 2, 1.0)? as f32,
@@ -138,7 +151,63 @@ fn elu(call: &Call<'_>) -> Result<(), String> {
     unary(call, |x| if x > 0.0 { x * scale } else { (x * rate).exp_m1() * alpha * scale })
 }
 
-fn softplus(call: &Call<'_>) -> Result<(), String> {
+fn softplus(call: &Call<'_>) -> Result<(), KernelError> {
     let (beta, threshold) = (number_or(call, 1, 1.0)? as f32, number_or(call, 2, 20.0)? as f32);
     unary(call, |x| if x * beta > threshold { x } else { (x * beta).exp().ln_1p() / beta })
+}
+
+fn softplus_of(x: f32) -> f32 {
+    if x > 20.0 { x } else { x.exp().ln_1p() }
+}
+
+fn log_sigmoid(x: f32) -> f32 {
+    x.min(0.0) - (-x.abs()).exp().ln_1p()
+}
+
+fn elu_backward(call: &Call<'_>) -> Result<(), KernelError> {
+    let (alpha, scale, rate) = (
+        number_or(call, 1, 1.0)? as f32,
+        number_or(call, 2, 1.0)? as f32,
+        number_or(call, 3, 1.0)? as f32,
+    );
+    let of_result = flag(call, 4)?;
+    let out = floating(output(call)?)?;
+    map2::<f32>(out, &input(call, 0)?, &input(call, 5)?, |g, y| {
+        if y > 0.0 {
+            g * scale
+        } else if of_result {
+            g * rate * (y + alpha * scale)
+        } else {
+            g * rate * alpha * scale * (y * rate).exp()
+        }
+    })
+}
+
+/// The two halves of a tensor along the dimension that argument `at` names.
+fn halves(call: &Call<'_>, of: &View, at: usize) -> Result<[View; 2], KernelError> {
+    let dim = dimension(int_or(call, at, -1)?, of.shape.len())?;
+    match of.shape.get(dim) {
+        Some(&extent) if extent % 2 == 0 => {
+            Ok([narrow(of, dim, 0..extent / 2)?, narrow(of, dim, extent / 2..extent)?])
+        }
+        _ => Err(invalid!("halves of dimension {dim} of {:?}", of.shape)),
+    }
+}
+
+/// The first half times the sigmoid of the second.
+fn glu(call: &Call<'_>) -> Result<(), KernelError> {
+    let [a, b] = halves(call, real(call, 0)?, 1)?;
+    let out = floating(output(call)?)?;
+    map2::<f32>(out, &Input::View(&a), &Input::View(&b), |a, b| a * sigmoid(b))
+}
+
+fn glu_backward(call: &Call<'_>) -> Result<(), KernelError> {
+    let (grad, x) = (real(call, 0)?, real(call, 1)?);
+    let ([a, b], [da, db]) = (halves(call, x, 2)?, halves(call, output(call)?, 2)?);
+    let [grad, a, b] = [grad, &a, &b].map(Input::View);
+    map2::<f32>(&da, &grad, &b, |g, b| g * sigmoid(b))?;
+    map3::<f32>(&db, &grad, &a, &b, |g, a, b| {
+        let s = sigmoid(b);
+        g * a * s * (1.0 - s)
+    })
 }

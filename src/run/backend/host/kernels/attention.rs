@@ -4,160 +4,52 @@
 //! backward computes the probabilities again from it, and draws the same dropout mask. Not for: paths
 //! that a framework takes apart itself, whose pieces are ordinary operators.
 
-use super::super::view::{Call, TILE_BYTES, View};
+use crate::backend::operators::arguments::is_floating;
+use crate::backend::operators::attention::{self, Attention};
+use crate::backend::operators::error::{invalid, unsupported};
+use crate::backend::operators::random::survivors;
+use crate::backend::operators::shapes::at;
+use crate::backend::operators::view::{Call, TILE_BYTES, View};
+use crate::backend::operators::{KernelError, Table, table};
+
 use super::Kernel;
-use super::arguments::{
-    flag, floating, maybe_number, maybe_tensor, number_or, output, result, tensor,
-};
-use super::elements::{at, broadcast, fill, read, same_shape, sum_of, write};
+use super::elements::{fill, read, sum_of, write};
 use super::math::exp;
-use super::random::{Random, survivors};
-use crate::job::{Arg, Dtype};
+use super::strided::f32_operands;
 
-/// The kernel for `kind`.
-pub fn find(kind: &str) -> Option<Kernel> {
-    let kernel: Kernel = match kind.strip_prefix("aten::")? {
-        "scaled_dot_product_attention" => |c| {
-            let call = Forward {
-                bias: maybe_tensor(c, 3)?,
-                share: number_or(c, 4, 0.0)?,
-                causal: flag(c, 5),
-                scale: maybe_number(c, 6)?,
-            };
-            forward(c, &call)
-        },
-        "_scaled_dot_product_efficient_attention" => |c| {
-            let call = Forward {
-                bias: maybe_tensor(c, 3)?,
-                share: number_or(c, 5, 0.0)?,
-                causal: flag(c, 6),
-                scale: maybe_number(c, 7)?,
-            };
-            forward(c, &call)
-        },
-        "_scaled_dot_product_flash_attention" => |c| {
-            let call = Forward {
-                bias: None,
-                share: number_or(c, 3, 0.0)?,
-                causal: flag(c, 4),
-                scale: maybe_number(c, 6)?,
-            };
-            forward(c, &call)
-        },
-        "_scaled_dot_product_efficient_attention_backward" => |c| {
-            let saved =
-                Saved { bias: maybe_tensor(c, 4)?, out: tensor(c, 5)?, sums: tensor(c, 6)? };
-            let wanted = |k: usize| !matches!(c.operator.args.get(10), Some(Arg::Bools(mask)) if !mask.get(k).copied().unwrap_or(false));
-            if wanted(3) && result(c, 3)?.is_some() {
-                return Err("the gradient of an attention bias is not supported".into());
-            }
-            backward(c, &saved, number_or(c, 9, 0.0)?, flag(c, 11), maybe_number(c, 12)?, wanted)
-        },
-        "_scaled_dot_product_flash_attention_backward" => |c| {
-            let saved = Saved { bias: None, out: tensor(c, 4)?, sums: tensor(c, 5)? };
-            backward(c, &saved, number_or(c, 10, 0.0)?, flag(c, 11), maybe_number(c, 14)?, |_| true)
-        },
-        _ => return None,
-    };
-    Some(kernel)
-}
-
-struct Forward<'a> {
-    bias: Option<&'a View>,
-    share: f64,
-    causal: bool,
-    scale: Option<f64>,
-}
-
-struct Saved<'a> {
-    bias: Option<&'a View>,
-    out: &'a View,
-    sums: &'a View,
-}
+pub const TABLE: Table<Kernel> = table! {
+    "scaled_dot_product_attention" | "_scaled_dot_product_efficient_attention" | "_scaled_dot_product_flash_attention" => forward,
+    "_scaled_dot_product_efficient_attention_backward" | "_scaled_dot_product_flash_attention_backward" => backward,
+};
 
 /// Rows of queries handled together, when keys are few enough.
 const ROWS: usize = 64;
 
-/// The extents, checked: batch, query heads, queries, keys, and the widths of queries and values.
+/// Attention over tiles of this many rows of queries.
 struct Shape<'a> {
-    q: &'a View,
-    k: &'a View,
-    v: &'a View,
-    batch: usize,
-    heads: usize,
-    queries: usize,
-    keys: usize,
-    width: usize,
-    value_width: usize,
-    /// Query heads for each head of keys and values.
-    group: [usize; 2],
-    scale: f32,
-    causal: bool,
-    share: f64,
-    bias: Option<(&'a View, Vec<usize>)>,
-    random: Random,
+    of: Attention<'a>,
     rows: usize,
 }
 
+impl<'a> std::ops::Deref for Shape<'a> {
+    type Target = Attention<'a>;
+
+    fn deref(&self) -> &Attention<'a> {
+        &self.of
+    }
+}
+
 impl<'a> Shape<'a> {
-    #[allow(clippy::too_many_arguments, reason = "one for each of the operator's arguments")]
-    fn new(
-        call: &Call<'_>,
-        [q, k, v]: [&'a View; 3],
-        bias: Option<&'a View>,
-        share: f64,
-        causal: bool,
-        scale: Option<f64>,
-        buffers: usize,
-    ) -> Result<Self, String> {
-        let fail = || format!("attention of shapes {:?}, {:?} and {:?}", q.shape, k.shape, v.shape);
-        for view in [q, k, v] {
-            matrix(view)?;
+    /// With room for so many buffers of a tile's rows.
+    fn new(call: &Call<'_>, of: Attention<'a>, buffers: usize) -> Result<Self, KernelError> {
+        f32_operands(call)?;
+        if call.views().any(|view| is_floating(view) && view.data.align_offset(4) != 0) {
+            return Err(invalid!("a tensor that is not aligned to its elements"));
         }
-        let (&[batch, heads, queries, width], &[kb, kh, keys, kw], &[vb, vh, vk, value_width]) =
-            (&q.shape[..], &k.shape[..], &v.shape[..])
-        else {
-            return Err(fail());
-        };
-        let divides = |part: usize| part > 0 && heads % part == 0;
-        if kb != batch
-            || vb != batch
-            || vk != keys
-            || kw != width
-            || heads > 0 && !(divides(kh) && divides(vh))
-        {
-            return Err(fail());
+        match (TILE_BYTES / 4 / buffers / of.keys.max(1)).min(ROWS) {
+            0 => Err(unsupported!("attention over {} keys, more than a tile holds", of.keys)),
+            rows => Ok(Self { of, rows }),
         }
-        // A recorded scale has six decimals; the usual one is known exactly.
-        let usual = 1.0 / (width.max(1) as f64).sqrt();
-        let scale = scale.filter(|s| (s - usual).abs() > 6e-7).unwrap_or(usual) as f32;
-        let bias = bias
-            .map(|b| broadcast(b, &[batch, heads, queries, keys]).map(|s| (b, s)))
-            .transpose()?;
-        let rows = (TILE_BYTES / 4 / buffers / keys.max(1)).min(ROWS);
-        if rows == 0 {
-            return Err(format!("attention over {keys} keys, more than a tile holds"));
-        }
-        let group = [heads / kh.max(1), heads / vh.max(1)].map(|n| n.max(1));
-        let random = Random { key: call.random_key, iteration: call.iteration };
-        Ok(Self {
-            q,
-            k,
-            v,
-            batch,
-            heads,
-            queries,
-            keys,
-            width,
-            value_width,
-            group,
-            scale,
-            causal,
-            share,
-            bias,
-            random,
-            rows,
-        })
     }
 
     /// Keys that any of the queries before `last` may see.
@@ -168,8 +60,8 @@ impl<'a> Shape<'a> {
     /// `visit(batch, head, first query, queries)` for every tile.
     fn tiles(
         &self,
-        mut visit: impl FnMut(usize, usize, usize, usize) -> Result<(), String>,
-    ) -> Result<(), String> {
+        mut visit: impl FnMut(usize, usize, usize, usize) -> Result<(), KernelError>,
+    ) -> Result<(), KernelError> {
         for b in 0..self.batch {
             for h in 0..self.heads {
                 for first in (0..self.queries).step_by(self.rows) {
@@ -184,8 +76,8 @@ impl<'a> Shape<'a> {
     fn scores(&self, b: usize, h: usize, first: usize, rows: usize, scores: &mut [f32]) {
         let keys = self.seen(first + rows);
         let (q, k) = (
-            Matrix::of(self.q, b, h).skip(first),
-            Matrix::of(self.k, b, h / self.group[0]).transposed(),
+            Matrix::of(self.operands[0], b, h).skip(first),
+            Matrix::of(self.operands[1], b, h / self.group[0]).transposed(),
         );
         multiply([rows, self.width, keys], self.scale, q, k, 0.0, Matrix::tile(scores, self.keys));
         for i in 0..rows {
@@ -194,7 +86,7 @@ impl<'a> Shape<'a> {
                 let start = b * stride[0] + h * stride[1] + (first + i) * stride[2];
                 for (j, x) in row.iter_mut().enumerate() {
                     let value = read(bias, start + j * stride[3]);
-                    if bias.dtype == Dtype::F32 {
+                    if is_floating(bias) {
                         *x += value as f32;
                     } else if value == 0.0 {
                         *x = f32::NEG_INFINITY;
@@ -212,20 +104,6 @@ impl<'a> Shape<'a> {
         let row = (b * self.heads + h) as u64 * self.queries as u64 + query as u64;
         self.random.keep(self.share, row * self.keys as u64, keep);
     }
-}
-
-/// Refuses what the matrix kernels can't read.
-fn matrix(view: &View) -> Result<&View, String> {
-    if view.shape.len() != 4 {
-        return Err(format!(
-            "attention over a tensor of shape {:?}, not of four dimensions",
-            view.shape
-        ));
-    }
-    if view.data.align_offset(4) != 0 {
-        return Err("a tensor that is not aligned to its elements".into());
-    }
-    floating(view)
 }
 
 /// A strided matrix: its first element and its steps by row and column.
@@ -282,20 +160,12 @@ fn multiply([m, k, n]: [usize; 3], alpha: f32, a: Matrix, b: Matrix, beta: f32, 
     }
 }
 
-fn forward(call: &Call<'_>, f: &Forward<'_>) -> Result<(), String> {
-    let operands = [tensor(call, 0)?, tensor(call, 1)?, tensor(call, 2)?];
-    let shape = Shape::new(call, operands, f.bias, f.share, f.causal, f.scale, 1)?;
-    let (out, sums) = (matrix(output(call)?)?, result(call, 1)?);
-    if out.shape != [shape.batch, shape.heads, shape.queries, shape.value_width] {
-        return Err(format!("attention with a result of shape {:?}", out.shape));
-    }
-    let sums = sums.filter(|s| s.shape.iter().product::<usize>() > 0);
-    if let Some(sums) = sums {
-        row_sums(sums, &shape)?;
-    }
-    let factor = survivors(f.share);
+fn forward(call: &Call<'_>) -> Result<(), KernelError> {
+    let attention::Forward { of, out, sums } = attention::forward(call)?;
+    let shape = Shape::new(call, of, 1)?;
+    let factor = survivors(shape.share);
     let mut tile = vec![0.0f32; shape.rows * shape.keys];
-    let mut keep = vec![false; if f.share > 0.0 { shape.keys } else { 0 }];
+    let mut keep = vec![false; if shape.share > 0.0 { shape.keys } else { 0 }];
     shape.tiles(|b, h, first, rows| {
         shape.scores(b, h, first, rows, &mut tile);
         let keys = shape.seen(first + rows);
@@ -316,14 +186,14 @@ fn forward(call: &Call<'_>, f: &Forward<'_>) -> Result<(), String> {
                     (f64::from(base) + sum.ln()) as f32,
                 );
             }
-            if f.share > 0.0 {
+            if shape.share > 0.0 {
                 shape.keep(b, h, first + i, &mut keep[..keys]);
                 row.iter_mut()
                     .zip(&keep)
                     .for_each(|(x, &k)| *x = if k { *x * factor } else { 0.0 });
             }
         }
-        let v = Matrix::of(shape.v, b, h / shape.group[1]);
+        let v = Matrix::of(shape.operands[2], b, h / shape.group[1]);
         multiply(
             [rows, keys, shape.value_width],
             1.0,
@@ -336,41 +206,14 @@ fn forward(call: &Call<'_>, f: &Forward<'_>) -> Result<(), String> {
     })
 }
 
-/// Refuses row sums of another shape; frameworks may pad the queries.
-fn row_sums(sums: &View, shape: &Shape<'_>) -> Result<(), String> {
-    match floating(sums)?.shape[..] {
-        [b, h, n] if b == shape.batch && h == shape.heads && n >= shape.queries => Ok(()),
-        _ => Err(format!("row sums of shape {:?}", sums.shape)),
-    }
-}
-
-fn backward(
-    call: &Call<'_>,
-    saved: &Saved<'_>,
-    share: f64,
-    causal: bool,
-    scale: Option<f64>,
-    wanted: impl Fn(usize) -> bool,
-) -> Result<(), String> {
-    let grad = matrix(tensor(call, 0)?)?;
-    let operands = [tensor(call, 1)?, tensor(call, 2)?, tensor(call, 3)?];
-    let shape = Shape::new(call, operands, saved.bias, share, causal, scale, 2)?;
-    let out = matrix(saved.out)?;
-    same_shape(grad, out)?;
-    if out.shape != [shape.batch, shape.heads, shape.queries, shape.value_width] {
-        return Err(format!("attention with a result of shape {:?}", out.shape));
-    }
-    row_sums(saved.sums, &shape)?;
-    let mut results = [None; 3];
-    for (i, slot) in results.iter_mut().enumerate() {
-        if let Some(view) = result(call, i)?.filter(|_| wanted(i)) {
-            same_shape(matrix(view)?, operands[i])?;
-            fill(view, 0.0)?;
-            *slot = Some(view);
-        }
+fn backward(call: &Call<'_>) -> Result<(), KernelError> {
+    let attention::Backward { of, gradient: grad, out, sums, results } = attention::backward(call)?;
+    let shape = Shape::new(call, of, 2)?;
+    for view in results.into_iter().flatten() {
+        fill(view, 0.0)?;
     }
     let [dq, dk, dv] = results;
-    let factor = survivors(share);
+    let (share, factor) = (shape.share, survivors(shape.share));
     let mut p = vec![0.0f32; shape.rows * shape.keys];
     let mut d = vec![0.0f32; shape.rows * shape.keys];
     let mut keep = vec![true; shape.keys];
@@ -384,18 +227,15 @@ fn backward(
             [rows, shape.value_width, keys],
             1.0,
             g,
-            Matrix::of(shape.v, b, value_head).transposed(),
+            Matrix::of(shape.operands[2], b, value_head).transposed(),
             0.0,
             Matrix::tile(&mut d, width),
         );
         for i in 0..rows {
             let (p, d) = (&mut p[i * width..][..keys], &mut d[i * width..][..keys]);
-            let sum = read(
-                saved.sums,
-                b * saved.sums.stride[0]
-                    + h * saved.sums.stride[1]
-                    + (first + i) * saved.sums.stride[2],
-            ) as f32;
+            let sum =
+                read(sums, b * sums.stride[0] + h * sums.stride[1] + (first + i) * sums.stride[2])
+                    as f32;
             if sum == f32::NEG_INFINITY {
                 p.fill(0.0);
             } else {
@@ -426,7 +266,7 @@ fn backward(
                 [rows, keys, shape.width],
                 1.0,
                 d,
-                Matrix::of(shape.k, b, key_head),
+                Matrix::of(shape.operands[1], b, key_head),
                 0.0,
                 Matrix::of(dq, b, h).skip(first),
             );
@@ -436,7 +276,7 @@ fn backward(
                 [keys, rows, shape.width],
                 1.0,
                 d.transposed(),
-                Matrix::of(shape.q, b, h).skip(first),
+                Matrix::of(shape.operands[0], b, h).skip(first),
                 1.0,
                 Matrix::of(dk, b, key_head),
             );

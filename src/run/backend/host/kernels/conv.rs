@@ -1,34 +1,35 @@
 //! Convolutions in two dimensions, forward and backward, as matrix products over unfolded tiles.
 //!
 //! A *column* is one output position of one image; a tile is a range of columns by a range of kernel
-//! elements, unfolded into a fixed scratch ([`super::strided::with_tiles`]). Pointwise convolutions multiply
-//! the images themselves. Not for: transposed convolutions, other dimensions.
+//! elements, unfolded into a fixed scratch ([`with_tiles`]). Pointwise convolutions
+//! multiply the images themselves.
 
-use super::super::view::{Call, View};
+use crate::backend::operators::arguments::{
+    expect_shape, flag, mask, maybe_real, real, result, shaped,
+};
+use crate::backend::operators::conv::{Convolution, Places};
+use crate::backend::operators::error::unsupported;
+use crate::backend::operators::shapes::collapse;
+use crate::backend::operators::view::{Call, View};
+use crate::backend::operators::{KernelError, Table, table};
+
 use super::Kernel;
 use super::gemm::{Matrix, product_of};
-use super::strided::{
-    COLUMN_FLOATS, ROW_FLOATS, base, collapse, fill, flag, int, mask, optional, pair, product,
-    result, runs, same_shape, tensor, with_tiles,
-};
+use super::strided::{COLUMN_FLOATS, ROW_FLOATS, base, f32_operands, fill, runs, with_tiles};
 use super::unfold::{Unfold, copy_columns, fold_tile, unfold_tile};
-use crate::job::Arg;
 
-/// The kernel for a kind, if it is one of this file's.
-pub fn find(kind: &str) -> Option<Kernel> {
-    Some(match kind {
-        "aten::conv2d" => |call| forward(call, Some(2), [3, 4, 5], 6),
-        "aten::cudnn_convolution" => |call| forward(call, None, [3, 2, 4], 5),
-        "aten::convolution" | "aten::_convolution" => |call| {
+pub const TABLE: Table<Kernel> = table! {
+    "conv2d" => |call| forward(call, Some(2), Places::CONV2D),
+    "cudnn_convolution" => |call| forward(call, None, Places::CUDNN),
+    "convolution" | "_convolution" => |call| {
             if flag(call, 6)? {
-                return Err("transposed convolutions are not supported".into());
+                return transposed(call, Places::CONVOLUTION);
             }
-            forward(call, Some(2), [3, 4, 5], 8)
+            forward(call, Some(2), Places::CONVOLUTION)
         },
-        "aten::convolution_backward" => backward,
-        _ => return None,
-    })
-}
+    "conv_transpose2d" => |call| transposed(call, Places::TRANSPOSED),
+    "convolution_backward" => backward,
+};
 
 /// Columns in a tile: enough to amortise the packing of the weights.
 const TILE_COLUMNS: usize = 1024;
@@ -64,64 +65,29 @@ struct Tile {
 }
 
 impl Shape {
-    fn new(
-        call: &Call<'_>,
-        input: &[usize],
-        weight: &View,
-        [stride, padding, dilation]: [[usize; 2]; 3],
-        groups: i64,
-    ) -> Result<Self, String> {
-        let kind = &call.operator.kind;
-        let (&[images, all_in, height, width], &[all_out, channels_in, kernel_h, kernel_w]) =
-            (input, weight.shape.as_slice())
-        else {
-            return Err(format!(
-                "{kind} convolves images of four dimensions only, not {input:?} with {:?}",
-                weight.shape
-            ));
-        };
-        let groups = usize::try_from(groups).ok().filter(|&g| {
-            g > 0 && all_out.is_multiple_of(g) && Some(all_in) == channels_in.checked_mul(g)
-        });
-        let Some(groups) = groups else {
-            return Err(format!(
-                "{kind}: the groups do not divide the channels of {input:?} and {:?}",
-                weight.shape
-            ));
-        };
-        if kernel_h == 0 || kernel_w == 0 {
-            return Err(format!("{kind}: the kernel {:?} is empty", weight.shape));
+    /// The convolution in the order of unfolding that `weight` asks for.
+    fn new(of: &Convolution, weight: &View) -> Result<Self, KernelError> {
+        if of.channels[1] > ROW_FLOATS {
+            return Err(unsupported!("at most {ROW_FLOATS} output channels per group"));
         }
-        let extent = |size: usize, kernel: usize, i: usize| {
-            let reach = (kernel - 1).checked_mul(dilation[i])?.checked_add(1)?;
-            Some((size.checked_add(2 * padding[i])?.checked_sub(reach)?) / stride[i] + 1)
-        };
-        let Some((out_h, out_w)) = extent(height, kernel_h, 0).zip(extent(width, kernel_w, 1))
-        else {
-            return Err(format!(
-                "{kind}: the kernel {:?} does not fit into {input:?}",
-                weight.shape
-            ));
-        };
-        product(call, &[images, out_h, out_w])?;
-        product(call, &[all_in, kernel_h, kernel_w])?;
-        product(call, &[all_in, height, width])?;
         let kernel_step = collapse(&weight.shape[1..], &weight.stride[1..]);
         let unfold = Unfold {
-            channels: channels_in,
-            size: [height, width],
-            out: [out_h, out_w],
-            kernel: [kernel_h, kernel_w],
-            stride,
-            padding,
-            dilation,
+            channels: of.channels[0],
+            size: of.size,
+            out: of.out,
+            kernel: of.kernel,
+            stride: of.stride,
+            padding: of.padding,
+            dilation: of.dilation,
             channels_last: kernel_step.is_none(),
         };
-        Ok(Self { images, groups, channels: [channels_in, all_out / groups], unfold, kernel_step })
-    }
-
-    fn output(&self) -> [usize; 4] {
-        [self.images, self.channels[1] * self.groups, self.unfold.out[0], self.unfold.out[1]]
+        Ok(Self {
+            images: of.images,
+            groups: of.groups,
+            channels: of.channels,
+            unfold,
+            kernel_step,
+        })
     }
 
     /// Tiles of columns; none crosses the end of an image if the images are large and can be addressed in place.
@@ -474,107 +440,110 @@ fn each_group(
     });
 }
 
-fn settings(
-    call: &Call<'_>,
-    input: &View,
-    weight: &View,
-    [stride, padding, dilation]: [usize; 3],
-    groups: usize,
-) -> Result<Shape, String> {
-    let (stride, dilation) =
-        (pair(call, stride, 1)?.unwrap_or([1; 2]), pair(call, dilation, 1)?.unwrap_or([1; 2]));
-    let padding = match call.operator.args.get(padding) {
-        Some(Arg::Text(word)) if word == "valid" => [0; 2],
-        Some(Arg::Text(word)) => {
-            let even = weight.shape.len() == 4
-                && (0..2).all(|i| {
-                    (weight.shape[2 + i].wrapping_sub(1))
-                        .wrapping_mul(dilation[i])
-                        .is_multiple_of(2)
-                });
-            if word != "same" || !even || stride != [1; 2] {
-                return Err(format!(
-                    "{} does not support the padding `{word}` here",
-                    call.operator.kind
-                ));
-            }
-            std::array::from_fn(|i| {
-                (weight.shape[2 + i].wrapping_sub(1)).wrapping_mul(dilation[i]) / 2
-            })
-        }
-        _ => pair(call, padding, 0)?.unwrap_or([0; 2]),
-    };
-    if padding.iter().any(|&p| p > 1 << 24) {
-        return Err(format!("{}: the padding {padding:?} is out of range", call.operator.kind));
-    }
-    let groups = if call.operator.args.len() > groups { int(call, groups)? } else { 1 };
-    let shape = Shape::new(call, &input.shape, weight, [stride, padding, dilation], groups)?;
-    if shape.channels[1] > ROW_FLOATS {
-        return Err(format!(
-            "{} supports at most {ROW_FLOATS} output channels per group",
-            call.operator.kind
-        ));
-    }
-    Ok(shape)
-}
-
-fn forward(
-    call: &Call<'_>,
-    bias: Option<usize>,
-    places: [usize; 3],
-    groups: usize,
-) -> Result<(), String> {
-    let (input, weight) = (tensor(call, 0, "input")?, tensor(call, 1, "weight")?);
-    let shape = settings(call, input, weight, places, groups)?;
-    let output = result(call, 0, &shape.output())?;
-    let bias = bias.map(|at| optional(call, at)).transpose()?.flatten();
-    if let Some(bias) = bias {
-        same_shape(call, "its bias", bias, &[shape.channels[1] * shape.groups])?;
-    }
-    each_group(&shape, [input, weight, output], |g, group, columns, rows| {
-        let bias = bias.map(|view| {
-            (base(view).wrapping_add(g * shape.channels[1] * view.stride[0]), view.stride[0])
-        });
-        // SAFETY: views lie inside their storages, shapes agree, and `result` checked the output.
-        unsafe { group.forward(bias, columns, rows) };
-    });
+fn forward(call: &Call<'_>, bias: Option<usize>, places: Places) -> Result<(), KernelError> {
+    f32_operands(call)?;
+    let (input, weight) = (real(call, 0)?, real(call, 1)?);
+    let of = Convolution::new(call, &input.shape, weight, places)?;
+    let output = shaped(call, 0, &of.output())?;
+    let bias = bias_of(call, bias, of.output()[1])?;
+    // SAFETY: all operands are of f32, their shapes agree, and the output is apart.
+    unsafe { images_forward(&Shape::new(&of, weight)?, [input, weight, output], bias) };
     Ok(())
 }
 
-fn backward(call: &Call<'_>) -> Result<(), String> {
-    let (gradient, input, weight) =
-        (tensor(call, 0, "grad_output")?, tensor(call, 1, "input")?, tensor(call, 2, "weight")?);
-    if flag(call, 7)? {
-        return Err("transposed convolutions are not supported".into());
+fn bias_of<'a>(
+    call: &'a Call<'_>,
+    at: Option<usize>,
+    channels: usize,
+) -> Result<Option<&'a View>, KernelError> {
+    let bias = at.map(|at| maybe_real(call, at)).transpose()?.flatten();
+    bias.map_or(Ok(()), |bias| expect_shape("its bias", bias, &[channels]))?;
+    Ok(bias)
+}
+
+/// # Safety
+/// The views are of f32 and of the shapes that `shape` says; the output is apart from all others.
+unsafe fn images_forward(shape: &Shape, views: [&View; 3], bias: Option<&View>) {
+    each_group(shape, views, |g, group, columns, rows| {
+        let bias = bias.map(|view| {
+            (base(view).wrapping_add(g * shape.channels[1] * view.stride[0]), view.stride[0])
+        });
+        // SAFETY: the caller's promise.
+        unsafe { group.forward(bias, columns, rows) };
+    });
+}
+
+/// # Safety
+/// As [`images_forward`], with the first view written.
+unsafe fn images_backward(shape: &Shape, views: [&View; 3]) {
+    // SAFETY: the caller's promise.
+    unsafe { fill(views[0], 0.0) };
+    // SAFETY: the caller's promise.
+    each_group(shape, views, |_, group, columns, rows| unsafe {
+        group.backward_input(columns, rows)
+    });
+}
+
+/// # Safety
+/// As [`images_forward`], with the second view written.
+unsafe fn weights_backward(shape: &Shape, views: [&View; 3]) {
+    // SAFETY: the caller's promise.
+    unsafe { fill(views[1], 0.0) };
+    // SAFETY: the caller's promise.
+    each_group(shape, views, |_, group, columns, rows| unsafe {
+        group.backward_weight(columns, rows)
+    });
+}
+
+/// A transposed convolution is the gradient of the convolution from its output to its input.
+fn transposed(call: &Call<'_>, places: Places) -> Result<(), KernelError> {
+    f32_operands(call)?;
+    let (input, weight) = (real(call, 0)?, real(call, 1)?);
+    let output = result(call, 0)?.ok_or("it has no output 0")?;
+    let of = Convolution::transposed(call, &output.shape, &input.shape, weight, places)?;
+    let output = shaped(call, 0, &output.shape)?;
+    let bias = bias_of(call, Some(2), output.shape[1])?;
+    // SAFETY: all operands are of f32, their shapes agree, and the output is apart.
+    unsafe { images_backward(&Shape::new(&of, weight)?, [output, weight, input]) };
+    if let Some(bias) = bias {
+        let steps = [0, bias.stride[0], 0, 0];
+        runs(&output.shape, [&output.stride, &steps], |[o, b], [os, bs], length| {
+            for i in 0..length {
+                // SAFETY: runs stay inside the two views.
+                unsafe {
+                    *base(output).wrapping_add(o + i * os) += *base(bias).wrapping_add(b + i * bs)
+                };
+            }
+        });
     }
-    let shape = settings(call, input, weight, [4, 5, 6], 9)?;
-    same_shape(call, "its output gradient", gradient, &shape.output())?;
-    let wanted = mask(call, 10)?;
+    Ok(())
+}
+
+fn backward(call: &Call<'_>) -> Result<(), KernelError> {
+    f32_operands(call)?;
+    let (gradient, input, weight) = (real(call, 0)?, real(call, 1)?, real(call, 2)?);
+    let (transposed, wanted) = (flag(call, 7)?, mask(call, 10)?);
+    let (of, large, small) = Convolution::backward(call, [gradient, input, weight], transposed)?;
     let present = |at: usize| wanted[at] && call.outputs.get(at).is_some_and(Option::is_some);
     if present(0) {
-        let into = result(call, 0, &input.shape)?;
-        // SAFETY: views lie inside their storages, shapes agree, and `result` checked the output.
-        unsafe { fill(into, 0.0) };
-        // SAFETY: as above.
-        each_group(&shape, [into, weight, gradient], |_, group, columns, rows| unsafe {
-            group.backward_input(columns, rows)
-        });
+        let (into, shape) = (shaped(call, 0, &input.shape)?, Shape::new(&of, weight)?);
+        // SAFETY: all operands are of f32, their shapes agree, and the output is apart.
+        unsafe {
+            if transposed {
+                images_forward(&shape, [gradient, weight, into], None);
+            } else {
+                images_backward(&shape, [into, weight, gradient]);
+            }
+        }
     }
     if present(1) {
-        let into = result(call, 1, &weight.shape)?;
+        let into = shaped(call, 1, &weight.shape)?;
         // The order of unfolding follows the weights that are written here.
-        let kernel_step = collapse(&into.shape[1..], &into.stride[1..]);
-        let unfold = Unfold { channels_last: kernel_step.is_none(), ..shape.unfold };
-        let shape = Shape { kernel_step, unfold, ..shape };
         // SAFETY: as above.
-        unsafe { fill(into, 0.0) };
-        // SAFETY: as above.
-        each_group(&shape, [input, into, gradient], |_, group, columns, rows| unsafe {
-            group.backward_weight(columns, rows)
-        });
+        unsafe { weights_backward(&Shape::new(&of, into)?, [large, into, small]) };
     }
     if present(2) {
-        let into = result(call, 2, &gradient.shape[1..2])?;
+        let into = shaped(call, 2, &gradient.shape[1..2])?;
         let (plane, steps) = (
             [gradient.shape[0], gradient.shape[2], gradient.shape[3]],
             [gradient.stride[0], gradient.stride[2], gradient.stride[3]],
@@ -586,11 +555,8 @@ fn backward(call: &Call<'_>) -> Result<(), String> {
             runs(&plane, [&steps], |[at], [step], length| {
                 sum += unsafe { total(start.wrapping_add(at), step, length) }
             });
-            #[expect(clippy::cast_possible_truncation, reason = "rounded once, at the end")]
-            // SAFETY: one element for each channel, checked by `result`.
-            unsafe {
-                *base(into).wrapping_add(channel * into.stride[0]) = sum as f32;
-            };
+            // SAFETY: one element for each channel, checked by `shaped`.
+            unsafe { *base(into).wrapping_add(channel * into.stride[0]) = sum as f32 };
         }
     }
     Ok(())

@@ -1,34 +1,37 @@
 //! Dropout and its gradient.
 //!
-//! Masks come from [`super::random`], numbered by an element's place in row-major order whatever the strides.
+//! Masks come from [`crate::backend::operators::random`], numbered by an element's place in row-major order whatever the strides.
 //! Not for: dropout inside attention.
 
-use super::super::view::{Call, View};
-use super::Kernel;
-use super::arguments::{Input, flag, floating, number, output, result, tensor};
-use super::elements::{BLOCK, Lane, at, copy, fill, map2, same_shape, walk};
-use super::random::{Random, survivors, unrounded};
+use crate::backend::operators::arguments::{
+    Input, flag, floating, input, maybe_input, number, number_or, output, real, result, tensor,
+};
+use crate::backend::operators::random::{Random, survivors, unrounded};
+use crate::backend::operators::shapes::{at, broadcast, each, same_shape, walk};
+use crate::backend::operators::view::{Call, View};
+use crate::backend::operators::{KernelError, Table, table};
 use crate::job::Arg;
 
-/// The kernel for `kind`.
-pub fn find(kind: &str) -> Option<Kernel> {
-    let kernel: Kernel = match kind.strip_prefix("aten::")? {
-        "dropout" | "dropout_" | "native_dropout" => dropout,
-        "native_dropout_backward" => dropout_backward,
-        _ => return None,
-    };
-    Some(kernel)
-}
+use super::Kernel;
+use super::elements::{BLOCK, Lane, copy, fill, map2, read, write};
 
-fn dropout(call: &Call<'_>) -> Result<(), String> {
-    let (out, from, p) = (floating(output(call)?)?, floating(tensor(call, 0)?)?, number(call, 1)?);
+pub const TABLE: Table<Kernel> = table! {
+    "dropout" | "dropout_" | "native_dropout" => dropout,
+    "native_dropout_backward" => dropout_backward,
+    "bernoulli" | "bernoulli_" => bernoulli,
+    "rand" | "rand_like" => |c| uniform(c, [0.0, 1.0]),
+    "uniform_" | "uniform" => |c| uniform(c, [number_or(c, 1, 0.0)?, number_or(c, 2, 1.0)?]),
+};
+
+fn dropout(call: &Call<'_>) -> Result<(), KernelError> {
+    let (out, from, p) = (floating(output(call)?)?, real(call, 0)?, number(call, 1)?);
     same_shape(out, from)?;
     let mask = result(call, 1)?;
     if let Some(mask) = mask {
         same_shape(out, mask)?;
     }
     // An absent flag means training.
-    let training = flag(call, 2) || matches!(call.operator.args.get(2), None | Some(Arg::None));
+    let training = flag(call, 2)? || matches!(call.operator.args.get(2), None | Some(Arg::None));
     if !training || p == 0.0 {
         if let Some(mask) = mask {
             fill(mask, 1.0)?;
@@ -68,8 +71,51 @@ fn dropout(call: &Call<'_>) -> Result<(), String> {
     Ok(())
 }
 
-fn dropout_backward(call: &Call<'_>) -> Result<(), String> {
+fn dropout_backward(call: &Call<'_>) -> Result<(), KernelError> {
     let (out, grad, mask) = (floating(output(call)?)?, tensor(call, 0)?, tensor(call, 1)?);
     let scale = unrounded(number(call, 2)?);
     map2::<f32>(out, &Input::View(grad), &Input::View(mask), |g, m| g * m * scale)
+}
+
+/// Visits each element of `out` with a random number in [0, 1), a multiple of 2^-24.
+fn each_random(call: &Call<'_>, out: &View, mut visit: impl FnMut(usize, f64)) {
+    let random = Random { key: call.random_key, iteration: call.iteration };
+    let mut element = 0;
+    each(&out.shape, &[&out.stride], |[at]| {
+        visit(at, f64::from(random.word(element) >> 8) / 16_777_216.0);
+        element += 1;
+    });
+}
+
+/// Ones with the probability in argument 1, a number or a tensor; of `bernoulli`, in argument 0.
+fn bernoulli(call: &Call<'_>) -> Result<(), KernelError> {
+    let out = output(call)?;
+    let given = maybe_input(call, 1)?;
+    let probability = match given {
+        None if call.operator.kind.ends_with('_') => Input::Number { value: 0.5, float: true },
+        None => input(call, 0)?,
+        Some(given) => given,
+    };
+    let stride = match probability {
+        Input::View(view) => broadcast(view, &out.shape)?,
+        Input::Number { .. } => vec![0; out.shape.len()],
+    };
+    let random = Random { key: call.random_key, iteration: call.iteration };
+    let mut element = 0;
+    each(&out.shape, &[&out.stride, &stride], |[to, from]| {
+        let p = match probability {
+            Input::View(view) => read(view, from),
+            Input::Number { value, .. } => value,
+        };
+        let one = f64::from(random.word(element) >> 8) / 16_777_216.0 < p;
+        write(out, to, f32::from(u8::from(one)));
+        element += 1;
+    });
+    Ok(())
+}
+
+fn uniform(call: &Call<'_>, [low, high]: [f64; 2]) -> Result<(), KernelError> {
+    let out = floating(output(call)?)?;
+    each_random(call, out, |at, share| write(out, at, (low + share * (high - low)) as f32));
+    Ok(())
 }

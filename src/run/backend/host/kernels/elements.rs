@@ -4,11 +4,14 @@
 //! array, the arithmetic runs over arrays and vectorises, the result is stored. So strides, broadcasting,
 //! type mixes and in-place operands cost nothing in the arithmetic's code. Not for: the arithmetic.
 
-use std::ops::Range;
-
-use super::super::view::View;
-use super::arguments::{Input, floating};
+use crate::backend::operators::KernelError;
+use crate::backend::operators::arguments::{Input, floating, is_floating};
+use crate::backend::operators::error::invalid;
+use crate::backend::operators::shapes::{at, broadcast, walk};
+use crate::backend::operators::view::View;
 use crate::job::Dtype;
+
+use super::half;
 
 /// Elements handled at a time.
 pub const BLOCK: usize = 512;
@@ -101,6 +104,12 @@ macro_rules! lane {
                 unsafe {
                     match dtype {
                         Dtype::F32 => gather(from, stride, into, |x: f32| x as $lane),
+                        Dtype::Bf16 => {
+                            gather(from, stride, into, |x: u16| half::from_bf16(x) as $lane)
+                        }
+                        Dtype::F16 => {
+                            gather(from, stride, into, |x: u16| half::from_f16(x) as $lane)
+                        }
                         Dtype::I64 => gather(from, stride, into, |x: i64| x as $lane),
                         Dtype::I32 => gather(from, stride, into, |x: i32| x as $lane),
                         Dtype::U8 => gather(from, stride, into, |x: u8| <$lane>::from(x)),
@@ -115,6 +124,8 @@ macro_rules! lane {
                 unsafe {
                     match dtype {
                         Dtype::F32 => scatter(to, stride, from, |x| x as f32),
+                        Dtype::Bf16 => scatter(to, stride, from, |x| half::to_bf16(x as f32)),
+                        Dtype::F16 => scatter(to, stride, from, |x| half::to_f16(x as f32)),
                         Dtype::I64 => scatter(to, stride, from, |x| x as i64),
                         Dtype::I32 => scatter(to, stride, from, |x| x as i32),
                         Dtype::U8 => scatter(to, stride, from, |x| x as i64 as u8),
@@ -129,217 +140,6 @@ macro_rules! lane {
 lane!(f32, f64, 0.0);
 lane!(i64, i64, 0);
 
-/// Dimension `dim` of `rank` with negatives counted from the end.
-///
-/// # Errors
-/// When it is out of range.
-pub fn dimension(dim: i64, rank: usize) -> Result<usize, String> {
-    let rank = rank.max(1);
-    usize::try_from(if dim < 0 { dim + rank as i64 } else { dim })
-        .ok()
-        .filter(|&d| d < rank)
-        .ok_or_else(|| format!("dimension {dim} of a tensor of {rank} dimensions"))
-}
-
-/// How many elements a view shows.
-pub fn count(view: &View) -> usize {
-    view.shape.iter().product()
-}
-
-/// Whether the elements lie one after another.
-pub fn is_contiguous(view: &View) -> bool {
-    let mut expected = 1;
-    view.shape.iter().zip(&view.stride).rev().all(|(&n, &s)| {
-        let fits = n == 1 || s == expected;
-        expected *= n;
-        fits
-    }) || count(view) == 0
-}
-
-/// Row-major strides.
-pub fn row_major(shape: &[usize]) -> Vec<usize> {
-    let mut stride = vec![1; shape.len()];
-    for i in (1..shape.len()).rev() {
-        stride[i - 1] = stride[i] * shape[i].max(1);
-    }
-    stride
-}
-
-/// A view's strides as a tensor of `shape` sees them: 0 where it repeats.
-///
-/// # Errors
-/// When it can't be broadcast.
-pub fn broadcast(view: &View, shape: &[usize]) -> Result<Vec<usize>, String> {
-    let fail = || format!("shape {:?} can't be broadcast to {shape:?}", view.shape);
-    let missing = shape.len().checked_sub(view.shape.len()).ok_or_else(fail)?;
-    let mut stride = vec![0; shape.len()];
-    for (d, (&n, &s)) in view.shape.iter().zip(&view.stride).enumerate() {
-        match n {
-            _ if n == shape[missing + d] => stride[missing + d] = s,
-            1 => {}
-            _ => return Err(fail()),
-        }
-    }
-    Ok(stride)
-}
-
-/// Refuses a view of another shape.
-///
-/// # Errors
-/// When the shapes differ.
-pub fn same_shape(a: &View, b: &View) -> Result<(), String> {
-    if a.shape == b.shape {
-        Ok(())
-    } else {
-        Err(format!("shapes {:?} and {:?} differ", a.shape, b.shape))
-    }
-}
-
-/// The part of a view with `range` of dimension `dim`.
-///
-/// # Errors
-/// When the range is not inside the dimension.
-pub fn narrow(view: &View, dim: usize, range: Range<usize>) -> Result<View, String> {
-    let extent = *view.shape.get(dim).ok_or("a dimension beyond the tensor's")?;
-    if range.start > range.end || range.end > extent {
-        return Err(format!("elements {}..{} of a dimension of {extent}", range.start, range.end));
-    }
-    let mut part = view.clone();
-    if !range.is_empty() {
-        part.data = at(view, range.start * view.stride[dim]);
-    }
-    part.shape[dim] = range.len();
-    Ok(part)
-}
-
-/// The part of `view` at `index` of dimension `dim`, which is left out.
-///
-/// # Errors
-/// As [`narrow`].
-pub fn select(view: &View, dim: usize, index: usize) -> Result<View, String> {
-    let mut part = narrow(view, dim, index..index + 1)?;
-    part.shape.remove(dim);
-    part.stride.remove(dim);
-    Ok(part)
-}
-
-/// `out` and `from` by the same extents, where dimension d of `out` is `times[d]` times `from`'s, the repeats outside (`tiled`) or inside: a copy
-/// from the second view to the first repeats.
-///
-/// # Errors
-/// When the extents are others.
-pub fn repeats(
-    out: &View,
-    from: &View,
-    times: &[usize],
-    tiled: bool,
-) -> Result<(View, View), String> {
-    let (mut to, mut source) = (out.clone(), from.clone());
-    for shape in [&mut to.shape, &mut to.stride, &mut source.shape, &mut source.stride] {
-        shape.clear();
-    }
-    for (d, &n) in from.shape.iter().enumerate() {
-        if Some(out.shape[d]) != n.checked_mul(times[d]) {
-            return Err(format!(
-                "repeating shape {:?} by {times:?} does not give {:?}",
-                from.shape, out.shape
-            ));
-        }
-        let step = out.stride[d];
-        let pairs = if tiled {
-            [(times[d], n * step, 0), (n, step, from.stride[d])]
-        } else {
-            [(n, times[d] * step, from.stride[d]), (times[d], step, 0)]
-        };
-        for (extent, to_step, from_step) in pairs {
-            to.shape.push(extent);
-            to.stride.push(to_step);
-            source.shape.push(extent);
-            source.stride.push(from_step);
-        }
-    }
-    Ok((to, source))
-}
-
-/// The address of the element `offset` elements after the first; only for offsets inside the view.
-pub fn at(view: &View, offset: usize) -> *mut u8 {
-    view.data.wrapping_add(offset * view.dtype.size() as usize)
-}
-
-/// Calls `row(offsets, length, strides)` for runs that together cover `shape` once, where `offsets` and
-/// `strides` count elements of each of `N` operands. Dimensions are taken in order of operand 0's strides
-/// when `reorder`, and joined where all operands allow it.
-pub fn walk<const N: usize>(
-    shape: &[usize],
-    strides: &[impl AsRef<[usize]>; N],
-    reorder: bool,
-    mut row: impl FnMut([usize; N], usize, [usize; N]),
-) {
-    walk_dyn(shape, std::array::from_fn(|k| strides[k].as_ref()), reorder, &mut row);
-}
-
-/// One instance for each number of operands: a call for each run costs nothing, code for each kernel would.
-fn walk_dyn<const N: usize>(
-    shape: &[usize],
-    strides: [&[usize]; N],
-    reorder: bool,
-    row: &mut dyn FnMut([usize; N], usize, [usize; N]),
-) {
-    if shape.contains(&0) {
-        return;
-    }
-    let mut dims: Vec<(usize, [usize; N])> = shape
-        .iter()
-        .enumerate()
-        .filter(|&(_, &n)| n != 1)
-        .map(|(d, &n)| (n, std::array::from_fn(|k| strides[k][d])))
-        .collect();
-    if reorder {
-        dims.sort_by_key(|(_, s)| std::cmp::Reverse(s[0]));
-    }
-    let mut joined: Vec<(usize, [usize; N])> = Vec::with_capacity(dims.len());
-    for (n, s) in dims {
-        match joined.last_mut() {
-            Some((m, t)) if (0..N).all(|k| t[k] == s[k] * n) => (*m, *t) = (*m * n, s),
-            _ => joined.push((n, s)),
-        }
-    }
-    let (length, step) = joined.pop().unwrap_or((1, [1; N]));
-    let mut index = vec![0; joined.len()];
-    let mut offsets = [0; N];
-    loop {
-        row(offsets, length, step);
-        let mut d = joined.len();
-        loop {
-            if d == 0 {
-                return;
-            }
-            d -= 1;
-            let (n, s) = joined[d];
-            index[d] += 1;
-            if index[d] < n {
-                (0..N).for_each(|k| offsets[k] += s[k]);
-                break;
-            }
-            index[d] = 0;
-            (0..N).for_each(|k| offsets[k] -= s[k] * (n - 1));
-        }
-    }
-}
-
-/// Calls `visit` with the operands' offsets for every index of `shape`, in row-major order.
-pub fn each<const N: usize>(
-    shape: &[usize],
-    strides: &[impl AsRef<[usize]>; N],
-    mut visit: impl FnMut([usize; N]),
-) {
-    walk(shape, strides, false, |start, length, step| {
-        for i in 0..length {
-            visit(std::array::from_fn(|k| start[k] + i * step[k]));
-        }
-    });
-}
-
 /// What [`blocks`] calls: the loaded inputs, the number of elements in them, where results go.
 type Arithmetic<'a, T, const N: usize> =
     &'a mut dyn FnMut(&[[T; BLOCK]; N], usize, &mut [T; BLOCK]);
@@ -352,7 +152,7 @@ pub fn blocks<T: Lane, const N: usize>(
     out: &View,
     inputs: [&Input<'_>; N],
     f: Arithmetic<'_, T, N>,
-) -> Result<(), String> {
+) -> Result<(), KernelError> {
     let mut strides: Vec<Vec<usize>> = Vec::with_capacity(N);
     let mut loaded = [[T::default(); BLOCK]; N];
     for (k, operand) in inputs.iter().enumerate() {
@@ -398,7 +198,7 @@ pub fn blocks<T: Lane, const N: usize>(
 ///
 /// # Errors
 /// When `a` can't be broadcast to `out`.
-pub fn map1<T: Lane>(out: &View, a: &Input<'_>, f: impl Fn(T) -> T) -> Result<(), String> {
+pub fn map1<T: Lane>(out: &View, a: &Input<'_>, f: impl Fn(T) -> T) -> Result<(), KernelError> {
     blocks(out, [a], &mut |[a], n, out| {
         for (out, &a) in out[..n].iter_mut().zip(&a[..n]) {
             *out = f(a);
@@ -415,7 +215,7 @@ pub fn map2<T: Lane>(
     a: &Input<'_>,
     b: &Input<'_>,
     f: impl Fn(T, T) -> T,
-) -> Result<(), String> {
+) -> Result<(), KernelError> {
     blocks(out, [a, b], &mut |[a, b], n, out| {
         for ((out, &a), &b) in out[..n].iter_mut().zip(&a[..n]).zip(&b[..n]) {
             *out = f(a, b);
@@ -433,7 +233,7 @@ pub fn map3<T: Lane>(
     b: &Input<'_>,
     c: &Input<'_>,
     f: impl Fn(T, T, T) -> T,
-) -> Result<(), String> {
+) -> Result<(), KernelError> {
     blocks(out, [a, b, c], &mut |[a, b, c], n, out| {
         for (((out, &a), &b), &c) in out[..n].iter_mut().zip(&a[..n]).zip(&b[..n]).zip(&c[..n]) {
             *out = f(a, b, c);
@@ -445,7 +245,7 @@ pub fn map3<T: Lane>(
 ///
 /// # Errors
 /// When it can't be broadcast.
-pub fn copy(out: &View, from: &View) -> Result<(), String> {
+pub fn copy(out: &View, from: &View) -> Result<(), KernelError> {
     let strides = [out.stride.clone(), broadcast(from, &out.shape)?];
     if out.dtype == from.dtype {
         let size = out.dtype.size() as usize;
@@ -459,7 +259,7 @@ pub fn copy(out: &View, from: &View) -> Result<(), String> {
             return Ok(());
         }
     }
-    if out.dtype == Dtype::F32 || from.dtype == Dtype::F32 {
+    if is_floating(out) || is_floating(from) {
         map1::<f32>(out, &Input::View(from), |x| x)
     } else {
         map1::<i64>(out, &Input::View(from), |x| x)
@@ -470,9 +270,9 @@ pub fn copy(out: &View, from: &View) -> Result<(), String> {
 ///
 /// # Errors
 /// None today; the signature is the kernels'.
-pub fn fill(out: &View, value: f64) -> Result<(), String> {
+pub fn fill(out: &View, value: f64) -> Result<(), KernelError> {
     let number = Input::Number { value, float: true };
-    if out.dtype == Dtype::F32 {
+    if is_floating(out) {
         map1::<f32>(out, &number, |x| x)
     } else {
         map1::<i64>(out, &number, |x| x)
@@ -485,7 +285,7 @@ pub fn read(view: &View, offset: usize) -> f64 {
     let mut whole = [0i64];
     // SAFETY: callers pass offsets inside the view.
     unsafe {
-        if view.dtype == Dtype::F32 {
+        if is_floating(view) {
             f32::load(view.dtype, at(view, offset), 1, &mut slot);
             return f64::from(slot[0]);
         }
@@ -525,7 +325,7 @@ impl<'a> Rows<'a> {
     ///
     /// # Errors
     /// When it isn't f32 or those dimensions don't form one run of evenly spaced elements.
-    pub fn last(view: &'a View, inner: usize) -> Result<Self, String> {
+    pub fn last(view: &'a View, inner: usize) -> Result<Self, KernelError> {
         let split = view
             .shape
             .len()
@@ -542,7 +342,7 @@ impl<'a> Rows<'a> {
             [] => (0, 1),
             [run] => run,
             _ => {
-                return Err(format!(
+                return Err(invalid!(
                     "the last {inner} dimensions of strides {:?} are not one run",
                     view.stride
                 ));
@@ -561,7 +361,7 @@ impl<'a> Rows<'a> {
     ///
     /// # Errors
     /// When it isn't f32.
-    pub fn along(view: &'a View, dim: usize) -> Result<Self, String> {
+    pub fn along(view: &'a View, dim: usize) -> Result<Self, KernelError> {
         floating(view)?;
         let (mut outer, mut stride) = (view.shape.clone(), view.stride.clone());
         if outer.is_empty() {
@@ -576,7 +376,7 @@ impl<'a> Rows<'a> {
         debug_assert!(first + into.len() <= self.length);
         // SAFETY: the part lies inside the row, the row inside the view.
         unsafe {
-            f32::load(Dtype::F32, at(self.view, offset + first * self.step), self.step, into)
+            f32::load(self.view.dtype, at(self.view, offset + first * self.step), self.step, into)
         };
     }
 
@@ -585,7 +385,7 @@ impl<'a> Rows<'a> {
         debug_assert!(first + from.len() <= self.length);
         // SAFETY: the part lies inside the row, the row inside the view.
         unsafe {
-            f32::store(Dtype::F32, at(self.view, offset + first * self.step), self.step, from)
+            f32::store(self.view.dtype, at(self.view, offset + first * self.step), self.step, from)
         };
     }
 }

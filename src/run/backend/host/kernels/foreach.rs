@@ -1,158 +1,122 @@
 //! Multi-tensor calls as they are recorded, for jobs that are run without lowering the optimizer.
 //!
-//! In place they write through their first list; otherwise into the outputs, then the hidden outputs, in
-//! order. Where an entry of the first list is absent (empty, or on the host) nothing is done for it. The
-//! recorded scalars are the recorded iteration's. Not for: updates that know the step ([`super::optimizer`]).
+//! The recorded scalars are the recorded iteration's.
 
-use super::super::view::{Call, Operand, View};
+use crate::backend::operators::arguments::{Input, number_or, tensor, tensors};
+use crate::backend::operators::error::unsupported;
+use crate::backend::operators::foreach::{Second, entries, scalars, second};
+use crate::backend::operators::shapes::count;
+use crate::backend::operators::view::{Call, Operand};
+use crate::backend::operators::{KernelError, Table, table};
+
 use super::Kernel;
+use super::elements::{map1, map2, map3, read};
+use super::math::exp;
 use super::optimizer::lerp;
-use super::strided::{base, f32_only, float_or, once, runs, same, same_shape};
-use crate::job::Arg;
+use super::pointwise::sign;
+use super::reduce::norm;
 
-/// The kernel for a kind, if it is one of this file's.
-pub fn find(kind: &str) -> Option<Kernel> {
-    Some(match kind {
-        "aten::_foreach_add_" | "aten::_foreach_add" => add,
-        "aten::_foreach_mul_" | "aten::_foreach_mul" => |call| binary(call, |a, b| a * b),
-        "aten::_foreach_div_" | "aten::_foreach_div" => |call| binary(call, |a, b| a / b),
-        "aten::_foreach_sqrt_" | "aten::_foreach_sqrt" => {
-            |call| lists(call, 1, &[0.0], |[a, ..], _| a.sqrt())
-        }
-        "aten::_foreach_lerp_" => {
-            |call| lists(call, 2, &scalars(call, 2)?, |[a, b, _], weight| lerp(a, b, weight))
-        }
-        "aten::_foreach_addcmul_" => {
-            |call| lists(call, 3, &scalars(call, 3)?, |[a, b, c], value| a + value * b * c)
-        }
-        "aten::_foreach_addcdiv_" => {
-            |call| lists(call, 3, &scalars(call, 3)?, |[a, b, c], value| a + value * b / c)
-        }
-        _ => return None,
+pub const TABLE: Table<Kernel> = table! {
+    "_foreach_add_" | "_foreach_add" => |c| scaled(c, 1.0),
+    "_foreach_sub_" | "_foreach_sub" => |c| scaled(c, -1.0),
+    "_foreach_mul_" | "_foreach_mul" => |call| binary(call, |a, b| a * b),
+    "_foreach_div_" | "_foreach_div" => |call| binary(call, |a, b| a / b),
+    "_foreach_maximum_" | "_foreach_maximum" | "_foreach_clamp_min_" | "_foreach_clamp_min" => {
+        |call| binary(call, |a, b| if a.is_nan() || a > b { a } else { b })
+    },
+    "_foreach_minimum_" | "_foreach_minimum" | "_foreach_clamp_max_" | "_foreach_clamp_max" => {
+        |call| binary(call, |a, b| if a.is_nan() || a < b { a } else { b })
+    },
+    "_foreach_pow_" | "_foreach_pow" => |call| binary(call, f32::powf),
+    "_foreach_copy_" | "_foreach_copy" => |call| two(call, &[0.0], |_, b, _| b),
+    "_foreach_neg_" | "_foreach_neg" => |call| one(call, &[0.0], |a, _| -a),
+    "_foreach_abs_" | "_foreach_abs" => |call| one(call, &[0.0], |a, _| a.abs()),
+    "_foreach_sqrt_" | "_foreach_sqrt" => |call| one(call, &[0.0], |a, _| a.sqrt()),
+    "_foreach_rsqrt_" | "_foreach_rsqrt" => |call| one(call, &[0.0], |a, _| 1.0 / a.sqrt()),
+    "_foreach_exp_" | "_foreach_exp" => |call| one(call, &[0.0], |a, _| exp(a)),
+    "_foreach_reciprocal_" | "_foreach_reciprocal" => |call| one(call, &[0.0], |a, _| 1.0 / a),
+    "_foreach_sign_" | "_foreach_sign" => |call| one(call, &[0.0], |a, _| sign(a)),
+    "_foreach_zero_" => |call| one(call, &[0.0], |_, _| 0.0),
+    "_foreach_lerp_" | "_foreach_lerp" => lerps,
+    "_foreach_addcmul_" | "_foreach_addcmul" => {
+        |call| three(call, |a, b, c, value| a + value * b * c)
+    },
+    "_foreach_addcdiv_" | "_foreach_addcdiv" => {
+        |call| three(call, |a, b, c, value| a + value * b / c)
+    },
+    "_foreach_norm" => norms,
+};
+
+/// `f(element, scalar)` for each entry.
+fn one(call: &Call<'_>, scalars: &[f32], f: impl Fn(f32, f32) -> f32) -> Result<(), KernelError> {
+    entries(call, 1, scalars)?
+        .iter()
+        .try_for_each(|e| map1::<f32>(e.out, &Input::View(e.inputs[0]), |a| f(a, e.scalar)))
+}
+
+/// `f(first, second, scalar)` for each entry of two lists.
+fn two(
+    call: &Call<'_>,
+    scalars: &[f32],
+    f: impl Fn(f32, f32, f32) -> f32,
+) -> Result<(), KernelError> {
+    entries(call, 2, scalars)?.iter().try_for_each(|e| {
+        let [a, b] = [0, 1].map(|at| Input::View(e.inputs[at]));
+        map2::<f32>(e.out, &a, &b, |a, b| f(a, b, e.scalar))
     })
 }
 
-/// `a + alpha * b` with a list, or `a + b` with numbers.
-fn add(call: &Call<'_>) -> Result<(), String> {
-    if matches!(call.args.get(1), Some(Operand::Tensors(_))) {
-        #[expect(clippy::cast_possible_truncation, reason = "scalars are cast to the element type")]
-        let alpha = float_or(call, 2, 1.0)? as f32;
-        return lists(call, 2, &[alpha], |[a, b, _], alpha| a + alpha * b);
-    }
-    binary(call, |a, b| a + b)
+/// `f(first, second, third, scalar)` for each entry of three lists.
+fn three(call: &Call<'_>, f: impl Fn(f32, f32, f32, f32) -> f32) -> Result<(), KernelError> {
+    entries(call, 3, &scalars(call, 3)?)?.iter().try_for_each(|e| {
+        let [a, b, c] = [0, 1, 2].map(|at| Input::View(e.inputs[at]));
+        map3::<f32>(e.out, &a, &b, &c, |a, b, c| f(a, b, c, e.scalar))
+    })
 }
 
-fn binary(call: &Call<'_>, combine: fn(f32, f32) -> f32) -> Result<(), String> {
-    match call.args.get(1) {
-        Some(Operand::Tensors(_)) => lists(call, 2, &[0.0], |[a, b, _], _| combine(a, b)),
-        Some(Operand::Tensor(_)) => {
-            Err(format!("{} with a single tensor is not supported", call.operator.kind))
+/// `a ± alpha * b` with a list, or `a ± b` with numbers.
+fn scaled(call: &Call<'_>, sign: f32) -> Result<(), KernelError> {
+    match second(call)? {
+        Second::List => {
+            let alpha = sign * number_or(call, 2, 1.0)? as f32;
+            two(call, &[alpha], |a, b, alpha| a + alpha * b)
         }
-        _ => lists(call, 1, &scalars(call, 1)?, |[a, ..], b| combine(a, b)),
+        _ => binary(call, |a, b| a + sign * b),
     }
 }
 
-/// One number for all, or one for each.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_precision_loss,
-    reason = "scalars are cast to the element type"
-)]
-fn scalars(call: &Call<'_>, at: usize) -> Result<Vec<f32>, String> {
-    match call.operator.args.get(at) {
-        Some(Arg::Floats(numbers)) => Ok(numbers.iter().map(|&x| x as f32).collect()),
-        Some(Arg::Ints(numbers)) => Ok(numbers.iter().map(|&n| n as f32).collect()),
-        _ => Ok(vec![float_or(call, at, 1.0)? as f32]),
+/// Towards a second list, by a number or by a third list of weights.
+fn lerps(call: &Call<'_>) -> Result<(), KernelError> {
+    if matches!(call.args.get(2), Some(Operand::Tensors(_))) {
+        return entries(call, 3, &[0.0])?.iter().try_for_each(|e| {
+            let [a, b, c] = [0, 1, 2].map(|at| Input::View(e.inputs[at]));
+            map3::<f32>(e.out, &a, &b, &c, lerp)
+        });
     }
+    two(call, &scalars(call, 2)?, lerp)
 }
 
-fn list<'a>(call: &Call<'a>, at: usize) -> Result<&'a [Option<View>], String> {
-    match call.args.get(at) {
-        Some(Operand::Tensors(list)) => Ok(list),
-        _ => Err(format!("{} needs a list of tensors as argument {at}", call.operator.kind)),
-    }
-}
-
-/// Writes `combine([a, b, c], scalar)` for each element of each tensor of the first `count` lists.
-fn lists(
-    call: &Call<'_>,
-    count: usize,
-    scalars: &[f32],
-    combine: impl Fn([f32; 3], f32) -> f32,
-) -> Result<(), String> {
-    let kind = &call.operator.kind;
-    let first = list(call, 0)?;
-    let mut others = Vec::new();
-    for at in 1..count {
-        others.push(list(call, at)?);
-    }
-    if others.iter().any(|other| other.len() != first.len())
-        || ![1, first.len()].contains(&scalars.len())
-    {
-        return Err(format!("{kind}: its lists are not of the same length"));
-    }
-    let in_place = kind.ends_with('_');
-    let mut outputs = call.outputs.iter().flatten().chain(call.hidden);
-    for (i, a) in first.iter().enumerate() {
-        let Some(a) = a else { continue };
-        let a = f32_only(call, a)?;
-        let mut views = [a; 3];
-        for (view, other) in views[1..].iter_mut().zip(&others) {
-            let other = other[i]
-                .as_ref()
-                .ok_or_else(|| format!("{kind}: entry {i} is missing from one of its lists"))?;
-            same_shape(call, "an entry of its lists", f32_only(call, other)?, &a.shape)?;
-            *view = other;
-        }
-        let into = if in_place {
-            outputs
-                .clone()
-                .find(|written| same(written, a))
-                .ok_or_else(|| format!("{kind} writes entry {i}, but the graph does not say so"))?
-        } else {
-            outputs.next().ok_or_else(|| format!("{kind} has fewer outputs than tensors"))?
-        };
-        same_shape(call, "an output", f32_only(call, into)?, &a.shape)?;
-        if !once(into) {
-            return Err(format!("{kind} would write an element of entry {i} more than once"));
-        }
-        let scalar = scalars[if scalars.len() == 1 { 0 } else { i }];
-        let [one, two, three] = views;
-        runs(
-            &a.shape,
-            [&one.stride, &two.stride, &three.stride, &into.stride],
-            |at, steps, length| {
-                let [a, b, c, o] = [
-                    base(one).wrapping_add(at[0]),
-                    base(two).wrapping_add(at[1]),
-                    base(three).wrapping_add(at[2]),
-                    base(into).wrapping_add(at[3]),
-                ];
-                if steps == [1; 4] {
-                    for i in 0..length {
-                        // SAFETY: runs stay inside the views; each element is read before it is written.
-                        unsafe {
-                            *o.wrapping_add(i) = combine(
-                                [*a.wrapping_add(i), *b.wrapping_add(i), *c.wrapping_add(i)],
-                                scalar,
-                            )
-                        };
-                    }
-                } else {
-                    for i in 0..length {
-                        let values = [
-                            a.wrapping_add(i * steps[0]),
-                            b.wrapping_add(i * steps[1]),
-                            c.wrapping_add(i * steps[2]),
-                        ];
-                        // SAFETY: as above.
-                        unsafe {
-                            *o.wrapping_add(i * steps[3]) = combine(values.map(|x| *x), scalar)
-                        };
-                    }
-                }
-            },
-        );
+/// The norm of each tensor of a list.
+fn norms(call: &Call<'_>) -> Result<(), KernelError> {
+    let order = number_or(call, 1, 2.0)?;
+    let mut outputs = call.writes();
+    for from in tensors(call, 0)?.iter().flatten() {
+        let out = outputs.next().ok_or("it has fewer outputs than tensors")?;
+        norm(out, from, &vec![true; from.shape.len()], order)?;
     }
     Ok(())
+}
+
+fn binary(call: &Call<'_>, f: impl Fn(f32, f32) -> f32) -> Result<(), KernelError> {
+    match second(call)? {
+        Second::List => two(call, &[0.0], |a, b, _| f(a, b)),
+        Second::Numbers(numbers) => one(call, &numbers, f),
+        Second::Tensor => {
+            let other = tensor(call, 1)?;
+            if count(other) != 1 {
+                return Err(unsupported!("a second operand of shape {:?}", other.shape));
+            }
+            one(call, &[read(other, 0) as f32], f)
+        }
+    }
 }

@@ -2,68 +2,39 @@
 //!
 //! Means and variances are kept in double precision. Not for: batch normalisation.
 
-use super::super::view::{Call, View};
+use crate::backend::operators::norm::{LayerNorm, LayerNormBackward};
+use crate::backend::operators::view::{Call, View};
+use crate::backend::operators::{KernelError, Table, table};
+
 use super::Kernel;
-use super::arguments::{floating, ints, maybe_tensor, number_or, output, result, tensor};
-use super::elements::{BLOCK, Rows, each, parts, read, same_shape, sum_of, write};
-use crate::job::Arg;
+use super::elements::{BLOCK, Rows, parts, read, sum_of, write};
+use crate::backend::operators::shapes::each;
 
-/// The kernel for `kind`.
-pub fn find(kind: &str) -> Option<Kernel> {
-    let kernel: Kernel = match kind.strip_prefix("aten::")? {
-        "layer_norm" | "native_layer_norm" => forward,
-        "native_layer_norm_backward" => backward,
-        _ => return None,
-    };
-    Some(kernel)
+pub const TABLE: Table<Kernel> = table! {
+    "layer_norm" | "native_layer_norm" => forward,
+    "native_layer_norm_backward" => backward,
+};
+
+/// A weight or bias as one row.
+fn row_of(view: Option<&View>, inner: usize) -> Result<Option<Rows<'_>>, KernelError> {
+    view.map(|view| Rows::last(view, inner)).transpose()
 }
 
-/// A weight or bias as one row, checked against the rows it scales.
-fn row_of<'a>(
-    view: Option<&'a View>,
-    inner: usize,
-    rows: &Rows<'_>,
-) -> Result<Option<Rows<'a>>, String> {
-    let Some(view) = view else { return Ok(None) };
-    let row = Rows::last(view, inner)?;
-    if row.length != rows.length || view.shape.len() != inner {
-        return Err(format!(
-            "weights of shape {:?} for rows of {} elements",
-            view.shape, rows.length
-        ));
-    }
-    Ok(Some(row))
+/// Steps of a result with one element for each row.
+fn per_row(view: Option<&View>, outer: &[usize]) -> Vec<usize> {
+    view.map_or(vec![0; outer.len()], |view| view.stride[..outer.len()].to_vec())
 }
 
-/// Strides of a per-row result such as the mean: the outer dimensions, then ones.
-fn per_row(view: Option<&View>, rows: &Rows<'_>) -> Result<Vec<usize>, String> {
-    let Some(view) = view else { return Ok(vec![0; rows.outer.len()]) };
-    floating(view)?;
-    let (outer, rest) = view.shape.split_at_checked(rows.outer.len()).unwrap_or((&[], &[0]));
-    if outer != rows.outer || rest.iter().any(|&n| n != 1) {
-        return Err(format!(
-            "statistics of shape {:?} for rows of shape {:?}",
-            view.shape, rows.outer
-        ));
-    }
-    Ok(view.stride[..rows.outer.len()].to_vec())
-}
-
-fn forward(call: &Call<'_>) -> Result<(), String> {
-    let (out, from, inner) = (output(call)?, tensor(call, 0)?, ints(call, 1)?.len());
-    same_shape(out, from)?;
-    let (to, rows) = (Rows::last(out, inner)?, Rows::last(from, inner)?);
-    let (weight, bias) = (
-        row_of(maybe_tensor(call, 2)?, inner, &rows)?,
-        row_of(maybe_tensor(call, 3)?, inner, &rows)?,
-    );
-    let eps = number_or(call, 4, 1e-5)?;
-    let (mean_out, rstd_out) = (result(call, 1)?, result(call, 2)?);
+fn forward(call: &Call<'_>) -> Result<(), KernelError> {
+    let of = LayerNorm::new(call)?;
+    let (to, rows) = (Rows::last(of.out, of.inner)?, Rows::last(of.from, of.inner)?);
+    let (weight, bias) = (row_of(of.weight, of.inner)?, row_of(of.bias, of.inner)?);
+    let (eps, [mean_out, rstd_out]) = (of.eps, of.saved);
     let strides = [
         to.stride.clone(),
         rows.stride.clone(),
-        per_row(mean_out, &rows)?,
-        per_row(rstd_out, &rows)?,
+        per_row(mean_out, of.outer),
+        per_row(rstd_out, of.outer),
     ];
     let (mut x, mut w, mut b) = ([0.0f32; BLOCK], [1.0f32; BLOCK], [0.0f32; BLOCK]);
     each(&rows.outer, &strides, |[target, source, mean_at, rstd_at]| {
@@ -101,20 +72,15 @@ fn forward(call: &Call<'_>) -> Result<(), String> {
     Ok(())
 }
 
-fn backward(call: &Call<'_>) -> Result<(), String> {
-    let (grad_view, from_view, inner) = (tensor(call, 0)?, tensor(call, 1)?, ints(call, 2)?.len());
-    same_shape(grad_view, from_view)?;
-    let (grad, rows) = (Rows::last(grad_view, inner)?, Rows::last(from_view, inner)?);
-    let (mean, rstd) = (tensor(call, 3)?, tensor(call, 4)?);
-    let (mean_stride, rstd_stride) = (per_row(Some(mean), &rows)?, per_row(Some(rstd), &rows)?);
-    let weight = row_of(maybe_tensor(call, 5)?, inner, &rows)?;
-    let wanted = |k: usize| match call.operator.args.get(7) {
-        Some(Arg::Bools(mask)) => mask.get(k).copied().unwrap_or(false),
-        _ => true,
-    };
+fn backward(call: &Call<'_>) -> Result<(), KernelError> {
+    let of = LayerNormBackward::new(call)?;
+    let LayerNormBackward { inner, mean, rstd, results: [input_out, weight_out, bias_out], .. } =
+        of;
+    let (grad, rows) = (Rows::last(of.gradient, inner)?, Rows::last(of.from, inner)?);
+    let (mean_stride, rstd_stride) = (per_row(Some(mean), of.outer), per_row(Some(rstd), of.outer));
+    let weight = row_of(of.weight, inner)?;
     let (mut x, mut g, mut w) = ([0.0f32; BLOCK], [0.0f32; BLOCK], [1.0f32; BLOCK]);
-    if let Some(out) = result(call, 0)?.filter(|_| wanted(0)) {
-        same_shape(out, from_view)?;
+    if let Some(out) = input_out {
         let to = Rows::last(out, inner)?;
         let strides = [
             grad.stride.clone(),
@@ -152,9 +118,7 @@ fn backward(call: &Call<'_>) -> Result<(), String> {
         });
     }
     // Sums over rows, a block of columns at a time.
-    let (weight_out, bias_out) =
-        (result(call, 1)?.filter(|_| wanted(1)), result(call, 2)?.filter(|_| wanted(2)));
-    let (to_weight, to_bias) = (row_of(weight_out, inner, &rows)?, row_of(bias_out, inner, &rows)?);
+    let (to_weight, to_bias) = (row_of(weight_out, inner)?, row_of(bias_out, inner)?);
     if to_weight.is_none() && to_bias.is_none() {
         return Ok(());
     }

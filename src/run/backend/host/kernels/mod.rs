@@ -2,17 +2,19 @@
 //!
 //! [`find`] names the function for an operator's kind. Every kernel is deterministic: the same views and
 //! the same [`Call`] give the same bits, whatever the addresses. Kernels take no memory of their own
-//! beyond fixed-size tiles (see [`super::view::TILE_BYTES`]). Not for: graphs, plans, threads.
+//! beyond fixed-size tiles (see [`crate::backend::operators::view::TILE_BYTES`]). Not for: graphs, plans, threads.
 
 mod activation;
-pub(in crate::backend) mod arguments;
 mod attention;
 mod conv;
+mod distance;
 mod dropout;
 pub(in crate::backend) mod elements;
 mod embedding;
 mod foreach;
 mod gemm;
+mod group_norm;
+pub(in crate::backend) mod half;
 mod layer_norm;
 mod loss;
 mod math;
@@ -20,8 +22,11 @@ pub(in crate::backend) mod norm;
 pub(in crate::backend) mod optimizer;
 mod pointwise;
 mod pool;
-pub(in crate::backend) mod random;
+mod recurrent;
 pub(in crate::backend) mod reduce;
+mod resize;
+mod scaler;
+mod scatter;
 mod shape;
 mod softmax;
 pub(in crate::backend) mod strided;
@@ -34,31 +39,57 @@ pub(in crate::backend) mod pytorch;
 #[cfg(test)]
 mod tests;
 
-use super::view::Call;
+use crate::backend::operators::view::Call;
+use crate::backend::operators::{self, Family, KernelError, Listed, Table};
 
 /// A kernel. An error is one sentence saying what about the call it can't do.
-pub type Kernel = fn(&Call<'_>) -> Result<(), String>;
+pub type Kernel = fn(&Call<'_>) -> Result<(), KernelError>;
+
+/// Types of operators that compute in f32 alone; bf16 and f16 are widened.
+const REAL: &str = "f32, bf16, f16";
+
+/// Types of operators that take whole numbers and flags too.
+const ALL: &str = "f32, bf16, f16, i64, i32, u8, bool";
+
+const fn family(table: Table<Kernel>, types: &'static str) -> Family<Kernel> {
+    Family { table, in_place: false, types }
+}
+
+/// All families of operators.
+const FAMILIES: &[Family<Kernel>] = &[
+    family(conv::TABLE, REAL),
+    family(gemm::TABLE, REAL),
+    family(norm::TABLE, REAL),
+    family(group_norm::TABLE, REAL),
+    family(layer_norm::TABLE, REAL),
+    family(pool::TABLE, REAL),
+    family(resize::TABLE, REAL),
+    family(foreach::TABLE, REAL),
+    family(scaler::TABLE, REAL),
+    Family { table: pointwise::TABLE, in_place: true, types: ALL },
+    Family { table: activation::TABLE, in_place: true, types: REAL },
+    family(reduce::TABLE, ALL),
+    family(shape::TABLE, ALL),
+    family(softmax::TABLE, REAL),
+    family(loss::TABLE, REAL),
+    family(distance::TABLE, REAL),
+    family(attention::TABLE, REAL),
+    family(embedding::TABLE, ALL),
+    family(scatter::TABLE, ALL),
+    family(recurrent::TABLE, REAL),
+    family(dropout::TABLE, REAL),
+];
 
 /// The kernel for an operator kind such as `aten::conv2d`, if there is one.
 #[must_use]
 pub fn find(kind: &str) -> Option<Kernel> {
-    let families = [
-        conv::find,
-        gemm::find,
-        norm::find,
-        pool::find,
-        optimizer::find,
-        foreach::find,
-        pointwise::find,
-        activation::find,
-        reduce::find,
-        shape::find,
-        softmax::find,
-        loss::find,
-        layer_norm::find,
-        attention::find,
-        embedding::find,
-        dropout::find,
-    ];
-    families.iter().find_map(|family| family(kind))
+    operators::find(FAMILIES, kind).or_else(|| optimizer::find(kind))
+}
+
+/// All operators, with the types that they work in.
+#[must_use]
+pub fn list() -> Vec<Listed> {
+    let optimizers = operators::optimizer::kinds();
+    let optimizers = optimizers.map(|kind| Listed { kind: kind.to_owned(), types: REAL });
+    operators::list(FAMILIES).into_iter().chain(optimizers).collect()
 }

@@ -3,56 +3,21 @@
 //! Statistics are summed in double precision in a fixed order; the mean first, then the squared distances
 //! from it. Not for: layer normalisation.
 
-use super::super::view::{Call, View};
+use crate::backend::operators::norm::{BatchNorm, BatchNormBackward, without_channels};
+use crate::backend::operators::view::{Call, View};
+use crate::backend::operators::{KernelError, Table, table};
+
 use super::Kernel;
 use super::conv::total;
-use super::strided::{
-    base, distinct, f32_only, flag, float, mask, optional, output, result, runs, same, same_shape,
-    tensor, writable,
-};
+use super::strided::{base, f32_operands, runs};
 
-/// The kernel for a kind, if it is one of this file's.
-pub fn find(kind: &str) -> Option<Kernel> {
-    Some(match kind {
-        "aten::batch_norm"
-        | "aten::_batch_norm_impl_index"
-        | "aten::cudnn_batch_norm"
-        | "aten::native_batch_norm" => forward,
-        "aten::cudnn_batch_norm_backward" => |call| {
-            let eps = float(call, 7)?;
-            backward(
-                call,
-                &Backward {
-                    input: 0,
-                    gradient: 1,
-                    weight: 2,
-                    running: [3, 4],
-                    saved: [5, 6],
-                    training: true,
-                    eps,
-                    wanted: [true; 3],
-                },
-            )
+pub const TABLE: Table<Kernel> = table! {
+    "batch_norm" | "_batch_norm_impl_index" | "cudnn_batch_norm" | "native_batch_norm" => forward,
+    "cudnn_batch_norm_backward" => |call| backward(call, &BatchNormBackward::cudnn(call)?),
+    "native_batch_norm_backward" => {
+            |call| backward(call, &BatchNormBackward::native(call)?)
         },
-        "aten::native_batch_norm_backward" => |call| {
-            let (training, eps, wanted) = (flag(call, 7)?, float(call, 8)?, mask(call, 9)?);
-            backward(
-                call,
-                &Backward {
-                    gradient: 0,
-                    input: 1,
-                    weight: 2,
-                    running: [3, 4],
-                    saved: [5, 6],
-                    training,
-                    eps,
-                    wanted,
-                },
-            )
-        },
-        _ => return None,
-    })
-}
+};
 
 /// One value per channel, or what stands for it where the tensor is undefined.
 #[derive(Clone, Copy)]
@@ -61,23 +26,9 @@ struct PerChannel<'a> {
     otherwise: f32,
 }
 
-impl<'a> PerChannel<'a> {
-    fn new(
-        call: &Call<'a>,
-        at: usize,
-        name: &str,
-        channels: usize,
-        otherwise: f32,
-    ) -> Result<Self, String> {
-        let view = optional(call, at)?;
-        if let Some(view) = view {
-            same_shape(call, name, view, &[channels])?;
-        }
-        Ok(Self { view, otherwise })
-    }
-
+impl PerChannel<'_> {
     fn get(&self, channel: usize) -> f32 {
-        // SAFETY: the view has one element for each channel, checked in `new`.
+        // SAFETY: the view has one element for each channel, checked before.
         self.view.map_or(self.otherwise, |view| unsafe {
             *base(view).wrapping_add(channel * view.stride[0])
         })
@@ -86,7 +37,6 @@ impl<'a> PerChannel<'a> {
 
 fn set(view: Option<&View>, channel: usize, value: f64) {
     if let Some(view) = view {
-        #[expect(clippy::cast_possible_truncation, reason = "rounded once, to what is stored")]
         // SAFETY: callers checked that the view has one element for each channel and is nobody else's.
         unsafe {
             *base(view).wrapping_add(channel * view.stride[0]) = value as f32;
@@ -94,81 +44,18 @@ fn set(view: Option<&View>, channel: usize, value: f64) {
     }
 }
 
-/// Number of channels of a batch.
-///
-/// # Errors
-/// When it has no dimension for them.
-pub fn channels(call: &Call<'_>, view: &View) -> Result<usize, String> {
-    view.shape.get(1).copied().ok_or_else(|| {
-        format!("{} needs at least two dimensions, not {:?}", call.operator.kind, view.shape)
-    })
-}
-
-fn without_channels(of: &[usize]) -> Vec<usize> {
-    of.iter().take(1).chain(&of[2..]).copied().collect()
-}
-
-/// Where a long-lived statistic is written: the argument's own elements, if the operator declares that it writes them.
-fn statistic<'a>(call: &Call<'a>, at: usize, channels: usize) -> Result<Option<&'a View>, String> {
-    let Some(view) = optional(call, at)? else { return Ok(None) };
-    same_shape(call, "its running statistic", view, &[channels])?;
-    if call.outputs.iter().flatten().chain(call.hidden).any(|written| same(written, view)) {
-        Ok(Some(view))
-    } else {
-        Err(format!(
-            "{} updates its running statistics, but the graph does not say that they are written",
-            call.operator.kind
-        ))
-    }
-}
-
-/// An output with one element per channel; `None` where undefined or empty.
-fn saved<'a>(call: &Call<'a>, at: usize, channels: usize) -> Result<Option<&'a View>, String> {
-    // `batch_norm` declares one output: what it saves is hidden, before the running statistics.
-    let view = output(call, at).filter(|view| view.shape == [channels] && channels > 0);
-    let running = (3..5).filter_map(|at| match call.args.get(at) {
-        Some(super::super::view::Operand::Tensor(view)) => Some(view),
-        _ => None,
-    });
-    match view {
-        Some(view) if !running.into_iter().any(|argument| same(argument, view)) => {
-            distinct(call, f32_only(call, view)?).map(Some)
-        }
-        _ => Ok(None),
-    }
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_precision_loss,
-    reason = "statistics are rounded once, to f32; counts are far below 2^52"
-)]
-fn forward(call: &Call<'_>) -> Result<(), String> {
-    let x = tensor(call, 0, "input")?;
-    let count = channels(call, x)?;
-    let out = result(call, 0, &x.shape)?;
+fn forward(call: &Call<'_>) -> Result<(), KernelError> {
+    f32_operands(call)?;
+    let of = BatchNorm::new(call)?;
+    let BatchNorm { x, out, training, update, momentum, eps, .. } = of;
+    let count = of.channels;
     let (weight, bias) = (
-        PerChannel::new(call, 1, "weight", count, 1.0)?,
-        PerChannel::new(call, 2, "bias", count, 0.0)?,
+        PerChannel { view: of.weight, otherwise: 1.0 },
+        PerChannel { view: of.bias, otherwise: 0.0 },
     );
-    let (training, momentum, eps) = (flag(call, 5)?, float(call, 6)?, float(call, 7)?);
-    let (running_mean, running_var) = (
-        PerChannel::new(call, 3, "running_mean", count, 0.0)?,
-        PerChannel::new(call, 4, "running_var", count, 1.0)?,
-    );
-    if !training && (running_mean.view.is_none() || running_var.view.is_none()) {
-        return Err(format!(
-            "{} needs running statistics when it is not training",
-            call.operator.kind
-        ));
-    }
-    let update = training && !call.replay;
-    let updated = if update {
-        [statistic(call, 3, count)?, statistic(call, 4, count)?]
-    } else {
-        [None, None]
-    };
-    let (save_mean, save_invstd) = (saved(call, 1, count)?, saved(call, 2, count)?);
+    let [running_mean, running_var] = [(of.running[0], 0.0), (of.running[1], 1.0)]
+        .map(|(view, otherwise)| PerChannel { view, otherwise });
+    let [save_mean, save_invstd] = of.saved;
     let (shape, steps, out_steps) =
         (without_channels(&x.shape), without_channels(&x.stride), without_channels(&out.stride));
     let elements = shape.iter().product::<usize>() as f64;
@@ -177,16 +64,15 @@ fn forward(call: &Call<'_>) -> Result<(), String> {
         let (mean, invstd) = if training {
             let (mean, squares) = moments(start, &shape, &steps, elements);
             let variance = squares / elements;
-            // A replay does not touch the running statistics, which need not even be there.
             if update {
                 let momentum_kept = 1.0 - momentum;
                 set(
-                    updated[0],
+                    of.running[0],
                     channel,
                     momentum_kept * f64::from(running_mean.get(channel)) + momentum * mean,
                 );
                 set(
-                    updated[1],
+                    of.running[1],
                     channel,
                     momentum_kept * f64::from(running_var.get(channel))
                         + momentum * squares / (elements - 1.0),
@@ -282,46 +168,12 @@ unsafe fn sum_of(
     lanes.iter().sum::<f64>() + rest
 }
 
-/// Where a backward variant has its arguments.
-struct Backward {
-    input: usize,
-    gradient: usize,
-    weight: usize,
-    running: [usize; 2],
-    saved: [usize; 2],
-    training: bool,
-    eps: f64,
-    wanted: [bool; 3],
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_precision_loss,
-    reason = "statistics are rounded once, to f32; counts are far below 2^52"
-)]
-fn backward(call: &Call<'_>, of: &Backward) -> Result<(), String> {
-    let (x, gradient) =
-        (tensor(call, of.input, "input")?, tensor(call, of.gradient, "grad_output")?);
-    let count = channels(call, x)?;
-    same_shape(call, "its output gradient", gradient, &x.shape)?;
-    let weight = PerChannel::new(call, of.weight, "weight", count, 1.0)?;
-    let [mean_at, scale_at] = if of.training { of.saved } else { of.running };
-    let (means, scales) = (
-        PerChannel::new(call, mean_at, "mean", count, 0.0)?,
-        PerChannel::new(call, scale_at, "deviation", count, 1.0)?,
-    );
-    if means.view.is_none() || scales.view.is_none() {
-        return Err(format!(
-            "{} needs the mean and deviation of its forward operator",
-            call.operator.kind
-        ));
-    }
-    let into = |at: usize, shape: &[usize]| -> Result<Option<&View>, String> {
-        let Some(view) = writable(call, at)?.filter(|_| of.wanted[at]) else { return Ok(None) };
-        same_shape(call, "its output", view, shape)?;
-        Ok(Some(view))
-    };
-    let (dx, dw, db) = (into(0, &x.shape)?, into(1, &[count])?, into(2, &[count])?);
+fn backward(call: &Call<'_>, of: &BatchNormBackward<'_>) -> Result<(), KernelError> {
+    f32_operands(call)?;
+    let BatchNormBackward { x, gradient, channels: count, results: [dx, dw, db], .. } = *of;
+    let weight = PerChannel { view: of.weight, otherwise: 1.0 };
+    let [means, scales] =
+        [of.mean, of.scale].map(|view| PerChannel { view: Some(view), otherwise: 0.0 });
     let (shape, steps, gradient_steps) = (
         without_channels(&x.shape),
         without_channels(&x.stride),

@@ -2,58 +2,26 @@
 //!
 //! Images may lack the batch dimension. Averages are summed in double precision.
 
-use super::super::view::{Call, View};
+use crate::backend::operators::arguments::{expect_shape, real, result, shaped, tensor};
+use crate::backend::operators::error::data_error;
+use crate::backend::operators::pool::{self, Windows, images, resized};
+use crate::backend::operators::shapes::distinct;
+use crate::backend::operators::view::{Call, View};
+use crate::backend::operators::{KernelError, Table, table};
+
 use super::Kernel;
-use super::strided::{
-    base, distinct, f32_only, fill, flag, int, optional, output, pair, product, result, same_shape,
-    tensor,
-};
-use crate::job::{Arg, Dtype};
+use super::strided::{base, f32_operands, fill};
 
-/// The kernel for a kind, if it is one of this file's.
-pub fn find(kind: &str) -> Option<Kernel> {
-    Some(match kind {
-        "aten::max_pool2d_with_indices" | "aten::max_pool2d" => max,
-        "aten::max_pool2d_with_indices_backward" => max_backward,
-        "aten::avg_pool2d" => |call| average(call, 0, None),
-        "aten::avg_pool2d_backward" => |call| average(call, 1, Some(0)),
-        "aten::adaptive_avg_pool2d" | "aten::_adaptive_avg_pool2d" => {
+pub const TABLE: Table<Kernel> = table! {
+    "max_pool2d_with_indices" | "max_pool2d" => max,
+    "max_pool2d_with_indices_backward" => max_backward,
+    "avg_pool2d" => |call| average(call, 0, None),
+    "avg_pool2d_backward" => |call| average(call, 1, Some(0)),
+    "adaptive_avg_pool2d" | "_adaptive_avg_pool2d" => {
             |call| adaptive(call, 0, None)
-        }
-        "aten::_adaptive_avg_pool2d_backward" => |call| adaptive(call, 1, Some(0)),
-        _ => return None,
-    })
-}
-
-/// Extents of images: batch, channels, height, width.
-fn images(call: &Call<'_>, shape: &[usize]) -> Result<[usize; 4], String> {
-    let four = match *shape {
-        [c, h, w] => [1, c, h, w],
-        [n, c, h, w] => [n, c, h, w],
-        _ => {
-            return Err(format!(
-                "{} pools images of three or four dimensions, not {shape:?}",
-                call.operator.kind
-            ));
-        }
-    };
-    product(call, &four)?;
-    if four[2].max(four[3]) > 1 << 31 {
-        return Err(format!(
-            "{} pools images of at most 2^31 rows and columns, not {shape:?}",
-            call.operator.kind
-        ));
-    }
-    Ok(four)
-}
-
-/// The same rank as `like`, with another height and width.
-fn resized(like: &[usize], [height, width]: [usize; 2]) -> Vec<usize> {
-    let mut shape = like.to_vec();
-    let rank = shape.len();
-    (shape[rank - 2], shape[rank - 1]) = (height, width);
-    shape
-}
+        },
+    "_adaptive_avg_pool2d_backward" => |call| adaptive(call, 1, Some(0)),
+};
 
 /// Strides of images, with a batch dimension.
 fn steps(view: &View) -> [usize; 4] {
@@ -61,53 +29,7 @@ fn steps(view: &View) -> [usize; 4] {
     std::array::from_fn(|i| if i < missing { 0 } else { view.stride[i - missing] })
 }
 
-/// Windows of a fixed size.
-struct Windows {
-    kernel: [usize; 2],
-    stride: [usize; 2],
-    padding: [usize; 2],
-    dilation: [usize; 2],
-    size: [usize; 2],
-    out: [usize; 2],
-}
-
 impl Windows {
-    /// Reads kernel, stride and padding from arguments `at..at + 3`.
-    fn new(
-        call: &Call<'_>,
-        size: [usize; 2],
-        at: usize,
-        dilation: [usize; 2],
-        ceil: bool,
-    ) -> Result<Self, String> {
-        let kind = &call.operator.kind;
-        let kernel = pair(call, at, 1)?.ok_or_else(|| format!("{kind} needs a kernel size"))?;
-        let stride = pair(call, at + 1, 1)?.unwrap_or(kernel);
-        let padding = pair(call, at + 2, 0)?.unwrap_or([0; 2]);
-        let mut out = [0; 2];
-        for i in 0..2 {
-            if padding[i] > kernel[i] / 2 {
-                return Err(format!(
-                    "{kind}: the padding {padding:?} is more than half of the kernel {kernel:?}"
-                ));
-            }
-            let reach = (kernel[i] - 1).checked_mul(dilation[i]).and_then(|r| r.checked_add(1));
-            let round = if ceil { stride[i] - 1 } else { 0 };
-            // The padded image may be shorter than the window by what rounding up makes good.
-            let room = reach
-                .and_then(|reach| size[i].checked_add(2 * padding[i] + round)?.checked_sub(reach));
-            let Some(room) = room.filter(|_| size[i] > 0) else {
-                return Err(format!("{kind}: the kernel {kernel:?} does not fit into {size:?}"));
-            };
-            out[i] = room / stride[i] + 1;
-            // The last window must start inside the image or the padding before it.
-            if ceil && (out[i] - 1) * stride[i] >= size[i] + padding[i] {
-                out[i] -= 1;
-            }
-        }
-        Ok(Self { kernel, stride, padding, dilation, size, out })
-    }
-
     /// The pixels under window `o` in dimension `i`: first, end (exclusive), with holes of the dilation.
     fn span(&self, i: usize, o: usize) -> (usize, usize) {
         let (start, step) = (o * self.stride[i], self.dilation[i]);
@@ -130,22 +52,16 @@ impl Windows {
     }
 }
 
-fn max(call: &Call<'_>) -> Result<(), String> {
-    let x = tensor(call, 0, "self")?;
-    let [batch, channels, height, width] = images(call, &x.shape)?;
-    let dilation = pair(call, 4, 1)?.unwrap_or([1; 2]);
-    let windows = Windows::new(call, [height, width], 1, dilation, flag(call, 5)?)?;
+fn max(call: &Call<'_>) -> Result<(), KernelError> {
+    f32_operands(call)?;
+    let x = real(call, 0)?;
+    let [batch, channels, _, width] = images(&x.shape)?;
+    let windows = Windows::of_max(call, &x.shape, 1)?;
     let shape = resized(&x.shape, windows.out);
-    let out = result(call, 0, &shape)?;
-    let indices = output(call, 1);
+    let out = shaped(call, 0, &shape)?;
+    let indices = result(call, 1)?;
     if let Some(indices) = indices {
-        if indices.dtype != Dtype::I64 {
-            return Err(format!(
-                "{} writes its indices as I64, not {:?}",
-                call.operator.kind, indices.dtype
-            ));
-        }
-        same_shape(call, "its indices", indices, &shape)?;
+        pool::expect_indices(indices, &shape)?;
         distinct(call, indices)?;
     }
     let (xs, os, is) = (steps(x), steps(out), indices.map(steps));
@@ -167,9 +83,9 @@ fn max(call: &Call<'_>) -> Result<(), String> {
                         if value > best || value.is_nan() {
                             (best, at) = (value, row * width + column);
                         }
-                        column += dilation[1];
+                        column += windows.dilation[1];
                     }
-                    row += dilation[0];
+                    row += windows.dilation[0];
                 }
                 let place = |s: &[usize; 4]| n * s[0] + c * s[1] + oh * s[2] + ow * s[3];
                 // SAFETY: inside the output, whose shape `result` checked.
@@ -187,22 +103,15 @@ fn max(call: &Call<'_>) -> Result<(), String> {
     Ok(())
 }
 
-fn max_backward(call: &Call<'_>) -> Result<(), String> {
-    let (gradient, x) = (tensor(call, 0, "grad_output")?, tensor(call, 1, "self")?);
-    let [batch, channels, height, width] = images(call, &x.shape)?;
-    let Some(super::super::view::Operand::Tensor(indices)) = call.args.get(7) else {
-        return Err(format!("{} needs its indices", call.operator.kind));
-    };
-    let [_, _, rows, columns] = images(call, &gradient.shape)?;
-    same_shape(call, "its output gradient", gradient, &resized(&x.shape, [rows, columns]))?;
-    same_shape(call, "its indices", indices, &gradient.shape)?;
-    if indices.dtype != Dtype::I64 {
-        return Err(format!(
-            "{} reads its indices as I64, not {:?}",
-            call.operator.kind, indices.dtype
-        ));
-    }
-    let into = result(call, 0, &x.shape)?;
+fn max_backward(call: &Call<'_>) -> Result<(), KernelError> {
+    f32_operands(call)?;
+    let (gradient, x, indices) = (real(call, 0)?, real(call, 1)?, tensor(call, 7)?);
+    let [batch, channels, height, width] = images(&x.shape)?;
+    let [rows, columns] = Windows::of_max(call, &x.shape, 2)?.out;
+    let shape = resized(&x.shape, [rows, columns]);
+    expect_shape("its output gradient", gradient, &shape)?;
+    pool::expect_indices(indices, &shape)?;
+    let into = shaped(call, 0, &x.shape)?;
     // SAFETY: `result` checked that the output is of f32 and nobody else's.
     unsafe { fill(into, 0.0) };
     let (gs, is, ds) = (steps(gradient), steps(indices), steps(into));
@@ -222,9 +131,8 @@ fn max_backward(call: &Call<'_>) -> Result<(), String> {
                 let Some(pixel) =
                     usize::try_from(index).ok().filter(|&pixel| pixel < height * width)
                 else {
-                    return Err(format!(
-                        "{}: the index {index} is outside an image of {height} by {width}",
-                        call.operator.kind
+                    return Err(data_error!(
+                        "the index {index} is outside an image of {height} by {width}"
                     ));
                 };
                 // SAFETY: the pixel is inside the image.
@@ -236,50 +144,31 @@ fn max_backward(call: &Call<'_>) -> Result<(), String> {
 }
 
 /// Forward from argument 0 to output 0, or backward from the gradient in argument `gradient` to output 0.
-fn average(call: &Call<'_>, x: usize, gradient: Option<usize>) -> Result<(), String> {
-    let x = tensor(call, x, "self")?;
+fn average(call: &Call<'_>, x: usize, gradient: Option<usize>) -> Result<(), KernelError> {
+    let x = real(call, x)?;
     let first = if gradient.is_some() { 2 } else { 1 };
-    let [_, _, height, width] = images(call, &x.shape)?;
-    let windows = Windows::new(call, [height, width], first, [1; 2], flag(call, first + 3)?)?;
-    let count_padding = !matches!(call.operator.args.get(first + 4), Some(Arg::Bool(false)));
-    let divisor = match call.operator.args.get(first + 5) {
-        None | Some(Arg::None) => None,
-        Some(_) => Some(int(call, first + 5)?)
-            .filter(|&d| d != 0)
-            .map(Some)
-            .ok_or_else(|| format!("{} cannot divide by 0", call.operator.kind))?,
-    };
+    let (windows, divisor) = pool::average(call, &x.shape, first)?;
     let window = |oh: usize, ow: usize| {
         let ((top, bottom), (left, right)) = (windows.span(0, oh), windows.span(1, ow));
         let padded = windows.padded(0, oh) * windows.padded(1, ow);
         let inside = bottom.saturating_sub(top) * right.saturating_sub(left);
-        #[expect(clippy::cast_precision_loss, reason = "windows are far smaller than 2^52")]
-        let count =
-            divisor.map_or((if count_padding { padded } else { inside }) as f64, |d| d as f64);
+        let count = match divisor.fixed {
+            Some(fixed) => fixed as f64,
+            None => (if divisor.with_padding { padded } else { inside }) as f64,
+        };
         ([top, bottom, left, right], count)
     };
     averages(call, x, gradient, windows.out, window)
 }
 
 /// As [`average`], with windows that split the image evenly.
-fn adaptive(call: &Call<'_>, x: usize, gradient: Option<usize>) -> Result<(), String> {
-    let x = tensor(call, x, "self")?;
-    let [_, _, height, width] = images(call, &x.shape)?;
-    let out = match gradient {
-        None => pair(call, 1, 0)?
-            .ok_or_else(|| format!("{} needs an output size", call.operator.kind))?,
-        Some(at) => {
-            let [_, _, height, width] = images(call, &tensor(call, at, "grad_output")?.shape)?;
-            [height, width]
-        }
-    };
-    if height == 0 || width == 0 {
-        return Err(format!("{} needs an image, not {:?}", call.operator.kind, x.shape));
-    }
+fn adaptive(call: &Call<'_>, x: usize, gradient: Option<usize>) -> Result<(), KernelError> {
+    let x = real(call, x)?;
+    let [_, _, height, width] = images(&x.shape)?;
+    let out = pool::adaptive(call, &x.shape, gradient)?;
     let span = |o: usize, out: usize, size: usize| (o * size / out, ((o + 1) * size).div_ceil(out));
     let window = |oh: usize, ow: usize| {
         let ((top, bottom), (left, right)) = (span(oh, out[0], height), span(ow, out[1], width));
-        #[expect(clippy::cast_precision_loss, reason = "windows are far smaller than 2^52")]
         let count = ((bottom - top) * (right - left)) as f64;
         ([top, bottom, left, right], count)
     };
@@ -287,27 +176,26 @@ fn adaptive(call: &Call<'_>, x: usize, gradient: Option<usize>) -> Result<(), St
 }
 
 /// Averages over the windows `[top, bottom, left, right]`, or spreads gradients over them.
-#[expect(clippy::cast_possible_truncation, reason = "rounded once, to what is stored")]
 fn averages(
     call: &Call<'_>,
     x: &View,
     gradient: Option<usize>,
     out: [usize; 2],
     window: impl Fn(usize, usize) -> ([usize; 4], f64),
-) -> Result<(), String> {
-    let [batch, channels, ..] = images(call, &x.shape)?;
+) -> Result<(), KernelError> {
+    f32_operands(call)?;
+    let [batch, channels, ..] = images(&x.shape)?;
     let shape = resized(&x.shape, out);
     // Pooled values on one side, pixels on the other; which of them is written depends on the direction.
     let (pooled, pixels) = if let Some(at) = gradient {
-        let gradient = optional(call, at)?
-            .ok_or_else(|| format!("{} needs its output gradient", call.operator.kind))?;
-        same_shape(call, "its output gradient", gradient, &shape)?;
-        let into = result(call, 0, &x.shape)?;
-        // SAFETY: `result` checked that the output is of f32 and nobody else's.
+        let gradient = real(call, at)?;
+        expect_shape("its output gradient", gradient, &shape)?;
+        let into = shaped(call, 0, &x.shape)?;
+        // SAFETY: the output is of f32 and apart from all other operands.
         unsafe { fill(into, 0.0) };
         (gradient, into)
     } else {
-        (result(call, 0, &shape)?, f32_only(call, x)?)
+        (shaped(call, 0, &shape)?, x)
     };
     let (ps, xs) = (steps(pooled), steps(pixels));
     for plane in 0..batch * channels {

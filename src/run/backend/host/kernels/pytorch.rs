@@ -4,8 +4,11 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::super::view::{Call, Operand, View};
-use super::elements::{Lane, at, each};
+use super::elements::Lane;
+use crate::backend::operators::KernelError;
+use crate::backend::operators::error::invalid;
+use crate::backend::operators::shapes::{at, each, row_major};
+use crate::backend::operators::view::{Call, Operand, View};
 use crate::job::{Arg, Dtype, Operator, Phase, Replay};
 
 /// A storage that is aligned for every type, and the view on it.
@@ -79,7 +82,7 @@ impl Owned {
     }
 
     pub fn floats(shape: &[usize], data: &[f32]) -> Self {
-        let owned = Self::new(Dtype::F32, shape, &super::elements::row_major(shape), 0);
+        let owned = Self::new(Dtype::F32, shape, &row_major(shape), 0);
         // SAFETY: callers give as many numbers as the shape has.
         unsafe { f32::store(Dtype::F32, owned.view.data, 1, data) };
         owned
@@ -130,12 +133,20 @@ impl Bench {
         Self { operator, args: operands, outputs, hidden, batch: Vec::new(), iteration: 0, key: 0 }
     }
 
-    pub fn run(&self) -> Result<(), String> {
-        self.run_on(&|call| super::find(&call.operator.kind).ok_or("no kernel")?(call))
+    pub fn run(&self) -> Result<(), KernelError> {
+        self.run_on(&|call| {
+            crate::backend::host::widen::run(
+                super::find(&call.operator.kind).ok_or("no kernel")?,
+                call,
+            )
+        })
     }
 
     /// On another device.
-    pub fn run_on(&self, device: &dyn Fn(&Call<'_>) -> Result<(), String>) -> Result<(), String> {
+    pub fn run_on(
+        &self,
+        device: &dyn Fn(&Call<'_>) -> Result<(), KernelError>,
+    ) -> Result<(), KernelError> {
         device(&Call {
             operator: &self.operator,
             args: &self.args,
@@ -145,6 +156,7 @@ impl Bench {
             position: 0,
             steps_done: 0,
             random_key: self.key,
+            rounding: None,
             replay: false,
             optimizer: None,
             batch: &self.batch,
@@ -188,7 +200,7 @@ fn plain(value: &Value, owned: &mut Vec<Owned>) -> (Arg, Operand) {
     (arg, Operand::Plain)
 }
 
-fn compare(got: &Owned, expected: &Owned, tolerance: f64) -> Result<(), String> {
+fn compare(got: &Owned, expected: &Owned, tolerance: f64) -> Result<(), KernelError> {
     let (got, expected) = (got.to_vec(), expected.to_vec());
     // Sums cancel: what counts is the size of the tensor's numbers.
     let scale =
@@ -197,13 +209,16 @@ fn compare(got: &Owned, expected: &Owned, tolerance: f64) -> Result<(), String> 
         let close =
             g == e || g.is_nan() && e.is_nan() || (g - e).abs() <= tolerance * e.abs().max(scale);
         if !close {
-            return Err(format!("element {i} is {g}, should be {e}"));
+            return Err(invalid!("element {i} is {g}, should be {e}"));
         }
     }
     Ok(())
 }
 
-fn check(case: &Value, device: &dyn Fn(&Call<'_>) -> Result<(), String>) -> Result<(), String> {
+fn check(
+    case: &Value,
+    device: &dyn Fn(&Call<'_>) -> Result<(), KernelError>,
+) -> Result<(), KernelError> {
     let mut owned = Vec::new();
     let (args, operands): (Vec<_>, Vec<_>) =
         case["args"].as_array().unwrap().iter().map(|a| plain(a, &mut owned)).unzip();
@@ -237,22 +252,24 @@ fn check(case: &Value, device: &dyn Fn(&Call<'_>) -> Result<(), String>) -> Resu
     let tolerance = case["tolerance"].as_f64().unwrap();
     for (i, (got, expected)) in outputs.iter().zip(&expected).enumerate() {
         if let (Some(got), Some(expected)) = (got, expected) {
-            compare(got, expected, tolerance).map_err(|e| format!("output {i}: {e}"))?;
+            compare(got, expected, tolerance).map_err(|e| invalid!("output {i}: {e}"))?;
         }
     }
     for (i, (got, expected)) in hidden.iter().zip(&hidden_expected).enumerate() {
-        compare(got, expected, tolerance).map_err(|e| format!("hidden {i}: {e}"))?;
+        compare(got, expected, tolerance).map_err(|e| invalid!("hidden {i}: {e}"))?;
     }
     Ok(())
 }
 
 #[test]
 fn agrees_with_pytorch() {
-    every_case(&|call| super::find(&call.operator.kind).ok_or("no kernel")?(call));
+    every_case(&|call| {
+        crate::backend::host::widen::run(super::find(&call.operator.kind).ok_or("no kernel")?, call)
+    });
 }
 
 /// Every recorded call on a device.
-pub fn every_case(device: &dyn Fn(&Call<'_>) -> Result<(), String>) {
+pub fn every_case(device: &dyn Fn(&Call<'_>) -> Result<(), KernelError>) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/kernels-b.json.gz");
     let cases: Vec<Value> =
         serde_json::from_slice(&crate::files::read(&path, 64 << 20).unwrap()).unwrap();

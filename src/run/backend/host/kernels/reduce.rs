@@ -3,38 +3,45 @@
 //! Floating sums are kept in double precision, in an order that depends on shapes and strides alone.
 //! Not for: losses and norms, which have files of their own.
 
-use crate::job::{Arg, Dtype};
+use crate::backend::operators::arguments::{
+    Input, floating, int_or, is_floating, number_or, output, result, tensor,
+};
+use crate::backend::operators::error::{invalid, unsupported};
+use crate::backend::operators::reduce::{
+    Split, all_or_chosen, chosen, chosen_at, everything, summed, terms,
+};
+use crate::backend::operators::shapes::{at, broadcast, count, dimension, each, narrow, walk};
+use crate::backend::operators::view::{Call, View};
+use crate::backend::operators::{KernelError, Table, table};
+use crate::job::Arg;
 
-use super::super::view::{Call, View};
 use super::Kernel;
-use super::arguments::{Input, int_or, ints, output, result, tensor};
-use super::elements::{BLOCK, Lane, at, broadcast, copy, count, dimension, each, map2, read, walk};
+use super::elements::{BLOCK, Lane, copy, map2, read, write};
 
-/// The kernel for `kind`.
-pub fn find(kind: &str) -> Option<Kernel> {
-    let kernel: Kernel = match kind.strip_prefix("aten::")? {
-        "sum" => sum,
-        "mean" => mean,
-        "prod" => |c| {
-            if c.operator.args.len() <= 2 {
-                whole(c, 1.0, |a, b| a * b, |a, b| a * b)
-            } else {
-                over(c, 1.0, |a, b| a * b, |a, b| a * b)
-            }
-        },
-        "amax" => |c| over(c, f64::NEG_INFINITY, larger, i64::max),
-        "amin" => |c| over(c, f64::INFINITY, smaller, i64::min),
-        "all" => |c| truth(c, true),
-        "any" => |c| truth(c, false),
-        "max" => |c| extreme(c, true),
-        "min" => |c| extreme(c, false),
-        "argmax" => |c| arg_extreme(c, true),
-        "argmin" => |c| arg_extreme(c, false),
-        "cumsum" | "cumsum_" => cumsum,
-        _ => return None,
-    };
-    Some(kernel)
-}
+pub const TABLE: Table<Kernel> = table! {
+    "sum" => sum,
+    "mean" => mean,
+    "prod" => |c| over(c, &all_or_chosen(c, 2)?, 1.0, |a, b| a * b, |a, b| a * b),
+    "amax" => |c| over(c, &chosen(c)?, f64::NEG_INFINITY, larger, i64::max),
+    "amin" => |c| over(c, &chosen(c)?, f64::INFINITY, smaller, i64::min),
+    "all" => |c| truth(c, true),
+    "any" => |c| truth(c, false),
+    "max" => |c| extreme(c, true),
+    "min" => |c| extreme(c, false),
+    "argmax" => |c| arg_extreme(c, true),
+    "argmin" => |c| arg_extreme(c, false),
+    "cumsum" | "cumsum_" => cumsum,
+    "linalg_vector_norm" => |c| {
+        norm(output(c)?, tensor(c, 0)?, &chosen_at(c, 2)?, number_or(c, 1, 2.0)?)
+    },
+    "norm" => |c| norm(output(c)?, tensor(c, 0)?, &chosen_at(c, 2)?, number_or(c, 1, 2.0)?),
+    "logsumexp" => logsumexp,
+    "var" => |c| spread(c, false, false),
+    "std" => |c| spread(c, true, false),
+    "var_mean" => |c| spread(c, false, true),
+    "std_mean" => |c| spread(c, true, true),
+    "diff" => diff,
+};
 
 fn larger(a: f64, b: f64) -> f64 {
     if a.is_nan() || a > b { a } else { b }
@@ -44,54 +51,20 @@ fn smaller(a: f64, b: f64) -> f64 {
     if a.is_nan() || a < b { a } else { b }
 }
 
-/// The dimensions named in argument 1, all of them when it names none, as one flag for each.
-fn chosen(call: &Call<'_>, rank: usize) -> Result<Vec<bool>, String> {
-    let named = ints(call, 1)?;
-    let mut chosen = vec![named.is_empty(); rank];
-    for dim in named {
-        let dim = dimension(dim, rank)?;
-        if let Some(slot) = chosen.get_mut(dim) {
-            *slot = true;
-        }
-    }
-    Ok(chosen)
-}
-
-/// Reduces `from` over the dimensions `gone` into `out`, whose shape may keep them as 1 or leave them out.
+/// Reduces `of` each element of `from` over the dimensions `gone` into `out`, whose shape may keep them as 1 or leave them out.
 fn reduce<T: Lane>(
     out: &View,
     from: &View,
     gone: &[bool],
-    start: T::Wide,
+    (start, of): (T::Wide, impl Fn(T::Wide) -> T::Wide),
     join: impl Fn(T::Wide, T::Wide) -> T::Wide,
     finish: impl Fn(T::Wide) -> T,
-) -> Result<(), String> {
-    let pick = |values: &[usize], which: bool| -> Vec<usize> {
-        values.iter().zip(gone).filter(|(_, g)| **g == which).map(|(v, _)| *v).collect()
-    };
-    let (kept, reduced) = (pick(&from.shape, false), pick(&from.shape, true));
-    let (kept_stride, reduced_stride) = (pick(&from.stride, false), pick(&from.stride, true));
-    let out_stride = if out.shape == kept {
-        out.stride.clone()
-    } else if out.shape.len() == gone.len()
-        && pick(&out.shape, false) == kept
-        && pick(&out.shape, true).iter().all(|&n| n == 1)
-    {
-        pick(&out.stride, false)
-    } else {
-        return Err(format!("reducing shape {:?} does not give {:?}", from.shape, out.shape));
-    };
-    let nearest = |strides: &[usize], shape: &[usize]| {
-        strides
-            .iter()
-            .zip(shape)
-            .filter(|&(&s, &n)| n > 1 && s > 0)
-            .map(|(&s, _)| s)
-            .min()
-            .unwrap_or(usize::MAX)
-    };
+) -> Result<(), KernelError> {
+    let split = Split::new(from, gone);
+    let out_stride = split.result(out, gone)?;
+    let Split { kept, reduced, kept_stride, reduced_stride, columns } = split;
     let mut loaded = [T::default(); BLOCK];
-    if nearest(&reduced_stride, &reduced) <= nearest(&kept_stride, &kept) {
+    if !columns {
         // Neighbours are reduced: one result at a time, in eight strands.
         each(&kept, &[out_stride, kept_stride], |[to, first]| {
             let mut strands = [start; 8];
@@ -103,7 +76,7 @@ fn reduce<T: Lane>(
                     unsafe { T::load(from.dtype, part, step, &mut loaded[..n]) };
                     for eight in loaded[..n].chunks(8) {
                         for (strand, value) in strands.iter_mut().zip(eight) {
-                            *strand = join(*strand, value.wide());
+                            *strand = join(*strand, of(value.wide()));
                         }
                     }
                 }
@@ -126,7 +99,7 @@ fn reduce<T: Lane>(
                 // SAFETY: the walk stays inside the view.
                 unsafe { T::load(from.dtype, part, step, &mut loaded[..n]) };
                 for (total, value) in totals[..n].iter_mut().zip(&loaded[..n]) {
-                    *total = join(*total, value.wide());
+                    *total = join(*total, of(value.wide()));
                 }
             });
             for (slot, total) in finished[..n].iter_mut().zip(&totals[..n]) {
@@ -139,42 +112,24 @@ fn reduce<T: Lane>(
     Ok(())
 }
 
-fn sum_over(out: &View, from: &View, gone: &[bool], divisor: f64) -> Result<(), String> {
-    if from.dtype == Dtype::F32 || out.dtype == Dtype::F32 {
-        reduce::<f32>(out, from, gone, 0.0, |a, b| a + b, |total| (total / divisor) as f32)
+fn sum_over(out: &View, from: &View, gone: &[bool], divisor: f64) -> Result<(), KernelError> {
+    if is_floating(from) || is_floating(out) {
+        reduce::<f32>(out, from, gone, (0.0, |x| x), |a, b| a + b, |total| (total / divisor) as f32)
     } else {
-        reduce::<i64>(out, from, gone, 0, i64::wrapping_add, |total| total)
+        reduce::<i64>(out, from, gone, (0, |x| x), i64::wrapping_add, |total| total)
     }
 }
 
-/// Whether the call is the form without dimensions, `(self, dtype)`.
-#[must_use]
-pub fn without_dims(call: &Call<'_>) -> bool {
-    call.operator.args.len() <= 2 && !matches!(call.operator.args.get(1), Some(Arg::Ints(_)))
+fn sum(call: &Call<'_>) -> Result<(), KernelError> {
+    sum_over(output(call)?, tensor(call, 0)?, &summed(call)?, 1.0)
 }
 
-fn sum(call: &Call<'_>) -> Result<(), String> {
-    let (out, from) = (output(call)?, tensor(call, 0)?);
-    let gone = if without_dims(call) {
-        vec![true; from.shape.len()]
-    } else {
-        chosen(call, from.shape.len())?
-    };
-    sum_over(out, from, &gone, 1.0)
-}
-
-fn mean(call: &Call<'_>) -> Result<(), String> {
-    let (out, from) = (output(call)?, tensor(call, 0)?);
-    let gone = if without_dims(call) {
-        vec![true; from.shape.len()]
-    } else {
-        chosen(call, from.shape.len())?
-    };
-    let terms: usize = from.shape.iter().zip(&gone).filter(|(_, g)| **g).map(|(n, _)| *n).product();
-    if out.dtype != Dtype::F32 {
-        return Err("a mean that is not f32".into());
+fn mean(call: &Call<'_>) -> Result<(), KernelError> {
+    let (out, from, gone) = (output(call)?, tensor(call, 0)?, summed(call)?);
+    if !is_floating(out) {
+        return Err(unsupported!("a mean that is not floating"));
     }
-    sum_over(out, from, &gone, terms as f64)
+    sum_over(out, from, &gone, terms(from, &gone) as f64)
 }
 
 fn fold(
@@ -184,54 +139,39 @@ fn fold(
     start: f64,
     real: impl Fn(f64, f64) -> f64,
     int: impl Fn(i64, i64) -> i64,
-) -> Result<(), String> {
-    if from.dtype == Dtype::F32 {
-        reduce::<f32>(out, from, gone, start, real, |total| total as f32)
+) -> Result<(), KernelError> {
+    if is_floating(from) {
+        reduce::<f32>(out, from, gone, (start, |x| x), real, |total| total as f32)
     } else {
-        reduce::<i64>(out, from, gone, start as i64, int, |total| total)
+        reduce::<i64>(out, from, gone, (start as i64, |x| x), int, |total| total)
     }
 }
 
 fn over(
     call: &Call<'_>,
+    gone: &[bool],
     start: f64,
     real: impl Fn(f64, f64) -> f64,
     int: impl Fn(i64, i64) -> i64,
-) -> Result<(), String> {
-    let (out, from) = (output(call)?, tensor(call, 0)?);
-    fold(out, from, &chosen(call, from.shape.len())?, start, real, int)
+) -> Result<(), KernelError> {
+    fold(output(call)?, tensor(call, 0)?, gone, start, real, int)
 }
 
-fn whole(
-    call: &Call<'_>,
-    start: f64,
-    real: impl Fn(f64, f64) -> f64,
-    int: impl Fn(i64, i64) -> i64,
-) -> Result<(), String> {
-    let (out, from) = (output(call)?, tensor(call, 0)?);
-    fold(out, from, &vec![true; from.shape.len()], start, real, int)
-}
-
-fn truth(call: &Call<'_>, all: bool) -> Result<(), String> {
-    let (out, from) = (output(call)?, tensor(call, 0)?);
-    let gone = if call.operator.args.len() <= 1 {
-        vec![true; from.shape.len()]
-    } else {
-        chosen(call, from.shape.len())?
-    };
+fn truth(call: &Call<'_>, all: bool) -> Result<(), KernelError> {
     let real = |a: f64, b: f64| {
         f64::from(u8::from(if all { a != 0.0 && b != 0.0 } else { a != 0.0 || b != 0.0 }))
     };
     let int = |a: i64, b: i64| i64::from(if all { a != 0 && b != 0 } else { a != 0 || b != 0 });
-    fold(out, from, &gone, f64::from(u8::from(all)), real, int)
+    over(call, &all_or_chosen(call, 1)?, f64::from(u8::from(all)), real, int)
 }
 
 /// `max` and `min`: of all, of two tensors, or along a dimension with positions.
-fn extreme(call: &Call<'_>, most: bool) -> Result<(), String> {
+fn extreme(call: &Call<'_>, most: bool) -> Result<(), KernelError> {
     if call.operator.args.len() <= 1 {
         let start = if most { f64::NEG_INFINITY } else { f64::INFINITY };
-        return whole(
+        return over(
             call,
+            &everything(call)?,
             start,
             if most { larger } else { smaller },
             if most { i64::max } else { i64::min },
@@ -240,7 +180,7 @@ fn extreme(call: &Call<'_>, most: bool) -> Result<(), String> {
     let (out, from) = (output(call)?, tensor(call, 0)?);
     if let Ok(other) = tensor(call, 1) {
         let (a, b) = (Input::View(from), Input::View(other));
-        return if out.dtype == Dtype::F32 {
+        return if is_floating(out) {
             map2::<f32>(
                 out,
                 &a,
@@ -255,7 +195,7 @@ fn extreme(call: &Call<'_>, most: bool) -> Result<(), String> {
     positions(from, Some(dim), most, Some(out), result(call, 1)?)
 }
 
-fn arg_extreme(call: &Call<'_>, most: bool) -> Result<(), String> {
+fn arg_extreme(call: &Call<'_>, most: bool) -> Result<(), KernelError> {
     let (out, from) = (output(call)?, tensor(call, 0)?);
     let dim = match call.operator.args.get(1) {
         Some(Arg::Int(dim)) => Some(dimension(*dim, from.shape.len())?),
@@ -271,9 +211,9 @@ fn positions(
     most: bool,
     values: Option<&View>,
     indices: Option<&View>,
-) -> Result<(), String> {
+) -> Result<(), KernelError> {
     if count(from) == 0 {
-        return Err("the largest of no elements".into());
+        return Err(invalid!("the largest of no elements"));
     }
     let mut shape = from.shape.clone();
     let (length, stride) = match dim {
@@ -282,7 +222,7 @@ fn positions(
         None => (0, 0),
     };
     let kept = if dim.is_some() { shape } else { Vec::new() };
-    let strides_of = |view: Option<&View>| -> Result<Vec<usize>, String> {
+    let strides_of = |view: Option<&View>| -> Result<Vec<usize>, KernelError> {
         let Some(view) = view else { return Ok(vec![0; kept.len()]) };
         let mut squeezed: Vec<usize> = kept.clone();
         if view.shape.len() + 1 == kept.len() {
@@ -291,9 +231,10 @@ fn positions(
         if count(view) != kept.iter().product::<usize>()
             || (view.shape != squeezed && dim.is_some())
         {
-            return Err(format!(
+            return Err(invalid!(
                 "a result of shape {:?} for an input of shape {:?}",
-                view.shape, from.shape
+                view.shape,
+                from.shape
             ));
         }
         if dim.is_none() {
@@ -334,7 +275,7 @@ fn positions(
             if let Some(view) = view {
                 // SAFETY: the walk stays inside the results' views.
                 unsafe {
-                    if view.dtype == Dtype::F32 {
+                    if is_floating(view) {
                         f32::store(view.dtype, at(view, offset), 1, &[number as f32]);
                     } else {
                         i64::store(view.dtype, at(view, offset), 1, &[number as i64]);
@@ -346,10 +287,10 @@ fn positions(
     Ok(())
 }
 
-fn cumsum(call: &Call<'_>) -> Result<(), String> {
+fn cumsum(call: &Call<'_>) -> Result<(), KernelError> {
     let (out, from) = (output(call)?, tensor(call, 0)?);
     if out.shape != from.shape {
-        return Err(format!("a running sum of shape {:?} for {:?}", out.shape, from.shape));
+        return Err(invalid!("a running sum of shape {:?} for {:?}", out.shape, from.shape));
     }
     if from.shape.is_empty() {
         return copy(out, from);
@@ -364,7 +305,7 @@ fn cumsum(call: &Call<'_>) -> Result<(), String> {
                 (at(out, to + i * out.stride[dim]), at(from, first + i * from.stride[dim]));
             // SAFETY: both stay inside their views.
             unsafe {
-                if out.dtype == Dtype::F32 {
+                if is_floating(out) {
                     let mut x = [0.0f32];
                     f32::load(from.dtype, part, 1, &mut x);
                     real += f64::from(x[0]);
@@ -379,4 +320,113 @@ fn cumsum(call: &Call<'_>) -> Result<(), String> {
         }
     });
     Ok(())
+}
+
+/// The vector norm of `order` over the dimensions `gone`, in double precision.
+pub fn norm(out: &View, from: &View, gone: &[bool], order: f64) -> Result<(), KernelError> {
+    floating(out)?;
+    let larger = |a: f64, b: f64| larger(a, b.abs());
+    let smaller = |a: f64, b: f64| smaller(a, b.abs());
+    if order == 2.0 {
+        reduce::<f32>(out, from, gone, (0.0, |x: f64| x * x), |a, b| a + b, |s| s.sqrt() as f32)
+    } else if order == 1.0 {
+        reduce::<f32>(out, from, gone, (0.0, f64::abs), |a, b| a + b, |s| s as f32)
+    } else if order == f64::INFINITY {
+        reduce::<f32>(out, from, gone, (0.0, f64::abs), larger, |s| s as f32)
+    } else if order == f64::NEG_INFINITY {
+        reduce::<f32>(out, from, gone, (f64::INFINITY, f64::abs), smaller, |s| s as f32)
+    } else if order == 0.0 {
+        let one = |x: f64| f64::from(u8::from(x != 0.0));
+        reduce::<f32>(out, from, gone, (0.0, one), |a, b| a + b, |s| s as f32)
+    } else {
+        let power = move |x: f64| x.abs().powf(order);
+        reduce::<f32>(
+            out,
+            from,
+            gone,
+            (0.0, power),
+            |a, b| a + b,
+            move |s| s.powf(1.0 / order) as f32,
+        )
+    }
+}
+
+/// `visit(result's place, first element)` for each result, and the extents and steps of what it is
+/// made of.
+fn groups(
+    outs: &[&View],
+    from: &View,
+    gone: &[bool],
+    mut visit: impl FnMut(&[usize], usize, &Split),
+) -> Result<(), KernelError> {
+    let split = Split::new(from, gone);
+    let mut strides =
+        [split.kept_stride.clone(), vec![0; split.kept.len()], vec![0; split.kept.len()]];
+    for (slot, out) in strides[1..].iter_mut().zip(outs) {
+        *slot = split.result(floating(out)?, gone)?;
+    }
+    each(&split.kept, &strides, |[first, a, b]| visit(&[a, b], first, &split));
+    Ok(())
+}
+
+fn logsumexp(call: &Call<'_>) -> Result<(), KernelError> {
+    let (out, from) = (output(call)?, tensor(call, 0)?);
+    groups(&[out], from, &chosen(call)?, |to, first, split| {
+        let value = |at: usize| read(from, first + at);
+        let (mut most, mut sum) = (f64::NEG_INFINITY, 0.0);
+        each(&split.reduced, &[&split.reduced_stride], |[at]| most = larger(value(at), most));
+        let most = if most.is_infinite() { 0.0 } else { most };
+        each(&split.reduced, &[&split.reduced_stride], |[at]| sum += (value(at) - most).exp());
+        write(out, to[0], (most + sum.ln()) as f32);
+    })
+}
+
+/// Variance or deviation, and the mean where it is wanted. The forms are `(self, unbiased)`,
+/// `(self, dim, unbiased, keepdim)` and `(self, dim, correction, keepdim)`.
+fn spread(call: &Call<'_>, root: bool, with_mean: bool) -> Result<(), KernelError> {
+    let (out, from) = (output(call)?, tensor(call, 0)?);
+    let args = &call.operator.args;
+    let overall = args.len() <= 2 && matches!(args.get(1), None | Some(Arg::Bool(_)));
+    let gone = if overall { everything(call)? } else { chosen(call)? };
+    let correction = number_or(call, if overall { 1 } else { 2 }, 1.0)?;
+    let mean_out = if with_mean { result(call, 1)? } else { None };
+    let outs: Vec<&View> = [Some(out), mean_out].into_iter().flatten().collect();
+    let elements = terms(from, &gone) as f64;
+    groups(&outs, from, &gone, |to, first, split| {
+        let value = |at: usize| read(from, first + at);
+        let (mut sum, mut squares) = (0.0, 0.0);
+        each(&split.reduced, &[&split.reduced_stride], |[at]| sum += value(at));
+        let mean = sum / elements;
+        each(&split.reduced, &[&split.reduced_stride], |[at]| {
+            squares += (value(at) - mean).powi(2)
+        });
+        let variance = squares / (elements - correction).max(0.0);
+        write(out, to[0], (if root { variance.sqrt() } else { variance }) as f32);
+        if let Some(mean_out) = mean_out {
+            write(mean_out, to[1], mean as f32);
+        }
+    })
+}
+
+/// Each element less the one before it.
+fn diff(call: &Call<'_>) -> Result<(), KernelError> {
+    let (out, from) = (output(call)?, tensor(call, 0)?);
+    let more = |at: usize| !matches!(call.operator.args.get(at), None | Some(Arg::None));
+    if int_or(call, 1, 1)? != 1
+        || more(3)
+        || more(4)
+        || tensor(call, 3).is_ok()
+        || tensor(call, 4).is_ok()
+    {
+        return Err(unsupported!("differences of higher order or with ends are not supported"));
+    }
+    let dim = dimension(int_or(call, 2, -1)?, from.shape.len())?;
+    let extent = *from.shape.get(dim).filter(|&&n| n > 0).ok_or("differences of no elements")?;
+    let (a, b) = (narrow(from, dim, 1..extent)?, narrow(from, dim, 0..extent - 1)?);
+    let (a, b) = (Input::View(&a), Input::View(&b));
+    if is_floating(out) {
+        map2::<f32>(out, &a, &b, |a, b| a - b)
+    } else {
+        map2::<i64>(out, &a, &b, i64::wrapping_sub)
+    }
 }

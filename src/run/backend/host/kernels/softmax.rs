@@ -3,23 +3,21 @@
 //! Each row is passed over three times, a block at a time; denominators are kept in double precision.
 //! Not for: attention, which fuses its own.
 
-use super::super::view::{Call, View};
+use crate::backend::operators::arguments::{int_or, output, tensor};
+use crate::backend::operators::shapes::{dimension, each, same_shape};
+use crate::backend::operators::view::{Call, View};
+use crate::backend::operators::{KernelError, Table, table};
+
 use super::Kernel;
-use super::arguments::{int_or, output, tensor};
-use super::elements::{BLOCK, Rows, dimension, each, parts, same_shape, sum_of};
+use super::elements::{BLOCK, Rows, parts, sum_of};
 use super::math::exp;
 
-/// The kernel for `kind`.
-pub fn find(kind: &str) -> Option<Kernel> {
-    let kernel: Kernel = match kind.strip_prefix("aten::")? {
-        "softmax" | "_softmax" | "_safe_softmax" => |c| forward(c, false),
-        "log_softmax" | "_log_softmax" => |c| forward(c, true),
-        "_softmax_backward_data" => |c| backward(c, false),
-        "_log_softmax_backward_data" => |c| backward(c, true),
-        _ => return None,
-    };
-    Some(kernel)
-}
+pub const TABLE: Table<Kernel> = table! {
+    "softmax" | "_softmax" | "_safe_softmax" => |c| forward(c, false),
+    "log_softmax" | "_log_softmax" => |c| forward(c, true),
+    "_softmax_backward_data" => |c| backward(c, false),
+    "_log_softmax_backward_data" => |c| backward(c, true),
+};
 
 /// The largest element of a row and the sum of the exponentials of the differences from it.
 pub fn extent_of(rows: &Rows<'_>, offset: usize) -> (f32, f64) {
@@ -45,7 +43,13 @@ pub fn extent_of(rows: &Rows<'_>, offset: usize) -> (f32, f64) {
 }
 
 /// Writes softmax (or its logarithm) of `from` along `dim`; a row of nothing but minus infinities gives zeros.
-pub fn apply(out: &View, from: &View, dim: usize, log: bool, safe: bool) -> Result<(), String> {
+pub fn apply(
+    out: &View,
+    from: &View,
+    dim: usize,
+    log: bool,
+    safe: bool,
+) -> Result<(), KernelError> {
     same_shape(out, from)?;
     let (to, rows) = (Rows::along(out, dim)?, Rows::along(from, dim)?);
     let mut block = [0.0f32; BLOCK];
@@ -68,7 +72,7 @@ pub fn apply(out: &View, from: &View, dim: usize, log: bool, safe: bool) -> Resu
     Ok(())
 }
 
-fn forward(call: &Call<'_>, log: bool) -> Result<(), String> {
+fn forward(call: &Call<'_>, log: bool) -> Result<(), KernelError> {
     let (out, from) = (output(call)?, tensor(call, 0)?);
     apply(
         out,
@@ -79,7 +83,7 @@ fn forward(call: &Call<'_>, log: bool) -> Result<(), String> {
     )
 }
 
-fn backward(call: &Call<'_>, log: bool) -> Result<(), String> {
+fn backward(call: &Call<'_>, log: bool) -> Result<(), KernelError> {
     let (out, grad, saved) = (output(call)?, tensor(call, 0)?, tensor(call, 1)?);
     same_shape(out, saved)?;
     same_shape(out, grad)?;

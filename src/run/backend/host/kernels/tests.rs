@@ -1,7 +1,7 @@
 //! What recorded calls can't show: randomness, batch data, and refusals.
 
-use super::super::view::{Operand, View};
 use super::pytorch::{Bench, Owned};
+use crate::backend::operators::view::{Operand, View};
 use crate::job::{Arg, Dtype};
 
 fn tensor(owned: &Owned) -> (Arg, Operand) {
@@ -139,11 +139,12 @@ fn batch_data_crosses_and_must_fit() {
     assert_eq!(out.to_vec(), [1.0, 2.0, 3.0, 4.5]);
     let mut copied = bench("copy_", vec![tensor(&out), source(0)], &[&out], &[]);
     copied.batch = call.batch;
-    assert!(copied.run().unwrap_err().contains("0 bytes where 16"));
+    assert!(copied.run().unwrap_err().to_string().contains("0 bytes where 16"));
     assert!(
         bench("_to_copy", vec![source(7)], &[&out], &[])
             .run()
             .unwrap_err()
+            .to_string()
             .contains("no batch data")
     );
 }
@@ -152,7 +153,7 @@ fn batch_data_crosses_and_must_fit() {
 fn refusals_are_errors() {
     let (a, b, out) = (ramp(&[2, 3], 1.0), ramp(&[2, 4], 1.0), ramp(&[2, 3], 1.0));
     let refused = |kind: &str, args, hint: &str| {
-        let error = bench(kind, args, &[&out], &[]).run().unwrap_err();
+        let error = bench(kind, args, &[&out], &[]).run().unwrap_err().to_string();
         assert!(error.contains(hint), "{kind}: {error}");
     };
     let host = plain(Arg::Host { dtype: Dtype::F64, shape: vec![], value: None, input: None });

@@ -30,24 +30,35 @@ pub fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
 impl Random {
     /// Sets `keep[i]` to whether element `first + i` survives dropout with probability `p` of being dropped.
     pub fn keep(self, p: f64, first: u64, keep: &mut [bool]) {
-        // u / 2^32 >= p in whole numbers.
-        let threshold = (p.clamp(0.0, 1.0) * 4_294_967_296.0).ceil() as u64;
-        let mut words = [0; 4];
-        let mut block = u64::MAX;
+        let threshold = threshold(p);
+        let (mut words, mut block) = ([0; 4], u64::MAX);
         for (element, slot) in (first..).zip(keep) {
             if element / 4 != block {
                 block = element / 4;
-                let counter = [
-                    block as u32,
-                    (block >> 32) as u32,
-                    self.iteration as u32,
-                    (self.iteration >> 32) as u32,
-                ];
-                words = philox(counter, [self.key as u32, (self.key >> 32) as u32]);
+                words = self.block(block);
             }
             *slot = u64::from(words[(element % 4) as usize]) >= threshold;
         }
     }
+
+    /// The four words of elements `4 * block..4 * block + 4`.
+    fn block(self, block: u64) -> [u32; 4] {
+        let halves = |x: u64| [x as u32, (x >> 32) as u32];
+        let ([low, high], [iteration, more]) = (halves(block), halves(self.iteration));
+        philox([low, high, iteration, more], halves(self.key))
+    }
+
+    /// The word of one element.
+    #[must_use]
+    pub fn word(self, element: u64) -> u32 {
+        self.block(element / 4)[(element % 4) as usize]
+    }
+}
+
+/// The words of 2^32 below which an element is dropped: u / 2^32 < p in whole numbers.
+#[must_use]
+pub fn threshold(p: f64) -> u64 {
+    (p.clamp(0.0, 1.0) * 4_294_967_296.0).ceil() as u64
 }
 
 /// The factor that kept elements grow by, from a dropped share.

@@ -51,10 +51,36 @@ pub struct Call<'a> {
     pub steps_done: u64,
     /// The position of the forward operator whose random numbers a backward one repeats (same key).
     pub random_key: u64,
+    /// The narrower type that results are rounded to after the call, which computes in f32.
+    pub rounding: Option<Dtype>,
     /// A recompute: in-place writes on long-lived tensors are left out where the operator says so.
     pub replay: bool,
     /// For an optimizer's update: its parameter group.
     pub optimizer: Option<&'a Group>,
     /// Batch data by number of host-to-device copy, as raw little-endian bytes in the dtype of the copy.
     pub batch: &'a [Vec<u8>],
+}
+
+impl Call<'_> {
+    /// All tensors that are read.
+    pub fn reads(&self) -> impl Iterator<Item = &View> {
+        self.args.iter().flat_map(|operand| {
+            let (one, list): (_, &[Option<View>]) = match operand {
+                Operand::Tensor(view) => (Some(view), &[]),
+                Operand::Tensors(list) => (None, list),
+                Operand::Plain => (None, &[]),
+            };
+            one.into_iter().chain(list.iter().flatten())
+        })
+    }
+
+    /// All tensors that are written.
+    pub fn writes(&self) -> impl Iterator<Item = &View> {
+        self.outputs.iter().flatten().chain(self.hidden)
+    }
+
+    /// All tensors.
+    pub fn views(&self) -> impl Iterator<Item = &View> {
+        self.reads().chain(self.writes())
+    }
 }

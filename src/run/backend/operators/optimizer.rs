@@ -1,0 +1,256 @@
+//! Optimizers: one row each, and the numbers of one step.
+//!
+//! The arithmetic is that of PyTorch's multi-tensor steps: scalars in double precision, rounded to
+//! f32 where they meet a tensor.
+
+use super::KernelError;
+use super::arguments::{expect_shape, real};
+use super::error::invalid;
+use super::shapes::{once, same};
+use super::view::{Call, View};
+use crate::job::Group;
+
+/// The optimizers: operator kind, and what reads its numbers.
+const RULES: &[(&str, fn(&Numbers<'_>) -> Result<Rule, KernelError>)] = &[
+    ("neap::sgd", sgd),
+    ("neap::adam", |of| adam(of, of.is("decoupled_weight_decay"))),
+    ("neap::adamw", |of| adam(of, true)),
+    ("neap::rmsprop", rmsprop),
+    ("neap::adagrad", adagrad),
+];
+
+/// The kinds of all optimizers.
+pub fn kinds() -> impl Iterator<Item = &'static str> {
+    RULES.iter().map(|(kind, _)| *kind)
+}
+
+/// The numbers of one step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Step {
+    /// The gradient is negated.
+    pub maximize: bool,
+    /// What is added to the gradient for each unit of the parameter.
+    pub decay: Option<f32>,
+    /// What is done with it.
+    pub rule: Rule,
+}
+
+/// An optimizer's rule for one step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Rule {
+    /// Stochastic gradient descent.
+    Sgd {
+        /// Minus the learning rate.
+        minus_lr: f32,
+        /// Where there is a momentum.
+        momentum: Option<Momentum>,
+    },
+    /// Adam and AdamW.
+    Adam {
+        /// Factor of the parameter where weight decay is decoupled.
+        shrink: Option<f32>,
+        /// 1 - beta1.
+        weight1: f32,
+        /// beta2.
+        keep2: f32,
+        /// 1 - beta2.
+        weight2: f32,
+        /// Minus the learning rate over the first moment's bias correction.
+        step_size: f32,
+        /// Root of the second moment's bias correction.
+        correction: f32,
+        /// Added to the denominator.
+        eps: f32,
+        /// The largest second moment so far is kept and used.
+        amsgrad: bool,
+    },
+    /// `RMSprop`.
+    RmsProp {
+        /// alpha.
+        keep: f32,
+        /// 1 - alpha.
+        weight: f32,
+        /// Minus the learning rate.
+        minus_lr: f32,
+        /// Factor of the step before.
+        momentum: Option<f32>,
+        /// Added to the denominator.
+        eps: f32,
+        /// The mean gradient is subtracted from the second moment.
+        centered: bool,
+    },
+    /// Adagrad.
+    Adagrad {
+        /// Minus the decayed learning rate.
+        minus_rate: f32,
+        /// Added to the denominator.
+        eps: f32,
+    },
+}
+
+/// The momentum of stochastic gradient descent.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Momentum {
+    /// Factor of the buffer.
+    pub momentum: f32,
+    /// Factor of the gradient: 1 - dampening.
+    pub fresh: f32,
+    /// The buffer starts as the gradient.
+    pub first: bool,
+    /// The step looks ahead.
+    pub nesterov: bool,
+}
+
+impl Step {
+    /// The step of optimizer `kind` after `done` steps, by the parameter group's numbers.
+    ///
+    /// # Errors
+    /// For an optimizer that is not known, and when the job's optimizer lacks a number.
+    pub fn new(kind: &str, group: Option<&Group>, done: u64) -> Result<Self, KernelError> {
+        let (_, read) = RULES
+            .iter()
+            .find(|(known, _)| *known == kind)
+            .ok_or_else(|| invalid!("the optimizer `{kind}` is not known"))?;
+        let group = group.ok_or_else(|| invalid!("{kind} needs the job's optimizer"))?;
+        let of = Numbers { kind, group, done };
+        let decoupled = kind == "neap::adamw" || of.is("decoupled_weight_decay");
+        let decay = of.maybe("weight_decay");
+        Ok(Self {
+            maximize: of.is("maximize"),
+            decay: (decay != 0.0 && !decoupled).then_some(decay as f32),
+            rule: read(&of)?,
+        })
+    }
+
+    /// How many states the rule keeps for each parameter.
+    #[must_use]
+    pub fn states(&self) -> usize {
+        match self.rule {
+            Rule::Sgd { momentum, .. } => usize::from(momentum.is_some()),
+            Rule::Adam { amsgrad, .. } => 2 + usize::from(amsgrad),
+            Rule::RmsProp { momentum, centered, .. } => {
+                1 + usize::from(momentum.is_some()) + usize::from(centered)
+            }
+            Rule::Adagrad { .. } => 1,
+        }
+    }
+
+    /// The parameter, its gradient and its states, in the order in which PyTorch makes them.
+    ///
+    /// # Errors
+    /// When one is missing, of another shape or shared, or when the graph does not say that it is
+    /// written.
+    pub fn views<'a>(&self, call: &'a Call<'_>) -> Result<Vec<&'a View>, KernelError> {
+        let count = self.states() + 2;
+        if call.args.len() != count {
+            return Err(invalid!(
+                "a parameter, a gradient and {} states are needed, not {} arguments",
+                count - 2,
+                call.args.len()
+            ));
+        }
+        let views: Vec<&View> = (0..count).map(|at| real(call, at)).collect::<Result<_, _>>()?;
+        for (at, view) in views.iter().enumerate() {
+            expect_shape("a gradient or state", view, &views[0].shape)?;
+            if at == 1 {
+                continue;
+            }
+            let declared =
+                call.outputs.iter().flatten().chain(call.hidden).any(|written| same(written, view));
+            let shared = views.iter().enumerate().any(|(other, v)| other != at && same(v, view));
+            if !declared || shared || !once(view) {
+                return Err(invalid!(
+                    "it cannot update argument {at}: the graph must say that it is written, and \
+                     share none of it"
+                ));
+            }
+        }
+        Ok(views)
+    }
+}
+
+/// Where a rule's numbers come from.
+struct Numbers<'a> {
+    kind: &'a str,
+    group: &'a Group,
+    done: u64,
+}
+
+impl Numbers<'_> {
+    fn needed(&self, name: &str) -> Result<f64, KernelError> {
+        let missing = || invalid!("{} needs the hyperparameter `{name}`", self.kind);
+        self.group.value(name, self.done).ok_or_else(missing)
+    }
+
+    /// A hyperparameter whose absence means that the feature is off.
+    fn maybe(&self, name: &str) -> f64 {
+        self.group.value(name, self.done).unwrap_or(0.0)
+    }
+
+    /// Whether a feature is on. A schedule can change its number, but not switch it: it decides
+    /// which states there are.
+    fn is(&self, name: &str) -> bool {
+        self.group.value(name, 0).is_some_and(|value| value != 0.0)
+    }
+
+    /// The number of this step, from 1.
+    fn step(&self) -> f64 {
+        (self.done + 1) as f64
+    }
+}
+
+fn sgd(of: &Numbers<'_>) -> Result<Rule, KernelError> {
+    let momentum = of.maybe("momentum");
+    let momentum = of.is("momentum").then(|| Momentum {
+        momentum: momentum as f32,
+        fresh: (1.0 - of.maybe("dampening")) as f32,
+        first: of.done == 0,
+        nesterov: of.is("nesterov"),
+    });
+    Ok(Rule::Sgd { minus_lr: -of.needed("lr")? as f32, momentum })
+}
+
+fn adam(of: &Numbers<'_>, decoupled: bool) -> Result<Rule, KernelError> {
+    let (lr, beta1, beta2) = (of.needed("lr")?, of.needed("beta1")?, of.needed("beta2")?);
+    let decay = of.maybe("weight_decay");
+    Ok(Rule::Adam {
+        shrink: (decoupled && decay != 0.0).then_some((1.0 - lr * decay) as f32),
+        weight1: (1.0 - beta1) as f32,
+        keep2: beta2 as f32,
+        weight2: (1.0 - beta2) as f32,
+        step_size: -(lr / (1.0 - beta1.powf(of.step()))) as f32,
+        correction: (1.0 - beta2.powf(of.step())).sqrt() as f32,
+        eps: of.needed("eps")? as f32,
+        amsgrad: of.is("amsgrad"),
+    })
+}
+
+fn rmsprop(of: &Numbers<'_>) -> Result<Rule, KernelError> {
+    let (alpha, momentum) = (of.needed("alpha")?, of.maybe("momentum"));
+    Ok(Rule::RmsProp {
+        keep: alpha as f32,
+        weight: (1.0 - alpha) as f32,
+        minus_lr: -of.needed("lr")? as f32,
+        momentum: of.is("momentum").then_some(momentum as f32),
+        eps: of.needed("eps")? as f32,
+        centered: of.is("centered"),
+    })
+}
+
+fn adagrad(of: &Numbers<'_>) -> Result<Rule, KernelError> {
+    let rate = of.needed("lr")? / (1.0 + (of.step() - 1.0) * of.maybe("lr_decay"));
+    Ok(Rule::Adagrad { minus_rate: -rate as f32, eps: of.needed("eps")? as f32 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_optimizer_is_an_error() {
+        let values = [("lr".to_owned(), 0.1), ("eps".to_owned(), 1e-8)].into();
+        let group = Group { class: "LAMB".to_owned(), values, ..Group::default() };
+        let error = Step::new("neap::lamb", Some(&group), 0).unwrap_err();
+        assert_eq!(error.to_string(), "the optimizer `neap::lamb` is not known");
+    }
+}
