@@ -25,9 +25,12 @@ pub mod weights;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 pub use backend::host::calls::Lookup;
+pub use backend::operators::Listed;
 pub use controller::{Change, Replan};
 pub use support::Missing;
 
@@ -117,6 +120,26 @@ pub struct Settings {
     pub poison: bool,
     /// Sleep up to this long before each copy: for tests that order, not speed, makes results.
     pub jitter: Nanos,
+    /// Set by others to end the run after the iteration that is running.
+    pub stop: Stop,
+}
+
+/// A request to stop. Clones are the same request, so a signal handler can hold one.
+#[derive(Clone, Debug, Default)]
+pub struct Stop(Arc<AtomicBool>);
+
+impl Stop {
+    /// Asks for the run to end after the iteration that is running. What was asked of the run (its
+    /// state, its outcome) is still written.
+    pub fn request(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it has been asked for.
+    #[must_use]
+    pub fn requested(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 impl Default for Settings {
@@ -134,6 +157,7 @@ impl Default for Settings {
             keep_state: false,
             poison: false,
             jitter: Nanos::ZERO,
+            stop: Stop::default(),
         }
     }
 }
@@ -178,6 +202,8 @@ pub struct Value {
 pub struct Outcome {
     /// One for each iteration; empty when the graph has no recognised loss.
     pub losses: Vec<f32>,
+    /// It ended early because it was asked to, after as many iterations as there are times.
+    pub stopped: bool,
     /// SHA-256 in hex over parameters and buffers in order of name: each one's name, a zero byte, its bytes.
     pub checksum: String,
     /// The end of the highest bytes that were touched.
@@ -257,6 +283,19 @@ fn list_missing(missing: &[Missing]) -> String {
 
 fn others(operators: usize) -> String {
     if operators > 1 { format!(" (and {} others)", operators - 1) } else { String::new() }
+}
+
+/// The operators that a device has, with the element types that each works in, sorted by kind.
+/// None where this program was built without that device.
+#[must_use]
+pub fn operators(target: &Target) -> Vec<Listed> {
+    match target {
+        Target::Host => host::kernels::list(),
+        #[cfg(feature = "cuda")]
+        Target::Cuda { .. } => backend::cuda::emit::list(),
+        #[cfg(not(feature = "cuda"))]
+        Target::Cuda { .. } => Vec::new(),
+    }
 }
 
 /// The operator kinds of `graph` that the host device lacks.

@@ -126,6 +126,7 @@ impl<'a> Job<'a> {
     /// What has been done so far.
     pub(super) fn told(&mut self) -> Outcome {
         let record = std::mem::take(&mut self.record);
+        self.notes.extend(not_finite(&record.losses));
         Outcome {
             losses: record.losses,
             peak_bytes: self.high_water,
@@ -179,7 +180,7 @@ impl<'a> Job<'a> {
             let executor = Executor { graph, program, script: &script };
             let mut next = pilot.next(first);
             let mut reached = first;
-            if next == Next::Go {
+            if next == Next::Go && !settings.stop.requested() {
                 let run = executor.run(
                     device,
                     (first, settings.iterations),
@@ -191,7 +192,7 @@ impl<'a> Job<'a> {
                         } else {
                             pilot.next(iteration + 1)
                         };
-                        next != Next::Go
+                        next != Next::Go || settings.stop.requested()
                     },
                 );
                 reached = run.map_err(fail)?;
@@ -213,6 +214,7 @@ impl<'a> Job<'a> {
                 Next::Stop => Ok(End::Stopped(Box::new(self.told()))),
                 Next::Go => {
                     let mut outcome = self.told();
+                    outcome.stopped = reached < settings.iterations;
                     finish(graph, &homes, device, settings, &mut outcome, fail)?;
                     Ok(End::Done(Box::new(outcome)))
                 }
@@ -238,6 +240,17 @@ impl<'a> Job<'a> {
         }
         end
     }
+}
+
+/// A sentence about the first loss that is no number.
+fn not_finite(losses: &[f32]) -> Option<String> {
+    let at = losses.iter().position(|loss| !loss.is_finite())?;
+    let what = if losses[at].is_nan() { "not a number (NaN)" } else { "infinite" };
+    Some(format!(
+        "THE LOSS IS {what} from iteration {} on: nothing that was computed after it means anything; \
+         check the weights, the learning rate and the optimizer's eps",
+        at + 1
+    ))
 }
 
 /// Where a long-lived tensor is between iterations.

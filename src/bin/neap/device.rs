@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use neap::device::profile::{self, Document};
 use neap::device::{Profile, builtin, present};
 use neap::report::table::{Side, Table};
+use neap::run::Target;
 use neap::run::measure::{self, LinkRates, Measurement};
 use neap::units::{Bytes, Nanos};
 use serde::Serialize;
@@ -28,6 +29,10 @@ enum Command {
     Show {
         /// A built-in name or a *.device.json file.
         name: String,
+        /// List the operators that `run` has on it and the element types that each works in;
+        /// `cuda` stands for any GPU.
+        #[arg(long)]
+        operators: bool,
     },
     /// Measure link, memory, arithmetic and overheads, and write a *.device.json.
     Measure {
@@ -48,7 +53,14 @@ enum Command {
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     match &flags.command {
         Command::List => list(as_json),
-        Command::Show { name } => {
+        Command::Show { name, operators: true } => {
+            let host = name != "cuda" && profile::load(name)?.name == "host";
+            let target =
+                if host { Target::Host } else { Target::Cuda { libs: None, tf32: false } };
+            output::report(&Operators { operators: neap::run::operators(&target) }, as_json)?;
+            Ok(Answer::Yes)
+        }
+        Command::Show { name, .. } => {
             output::report(&Shown(profile::load(name)?), as_json)?;
             Ok(Answer::Yes)
         }
@@ -67,6 +79,22 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
             }
             ending.with(Answer::Yes)
         }
+    }
+}
+
+/// The operators that a device has.
+#[derive(Serialize)]
+struct Operators {
+    operators: Vec<neap::run::Listed>,
+}
+
+impl fmt::Display for Operators {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut table = Table::new(&[("operator", Side::Left), ("element types", Side::Left)]);
+        for operator in &self.operators {
+            table.row([operator.kind.clone(), operator.types.to_owned()]);
+        }
+        table.fmt(f)
     }
 }
 

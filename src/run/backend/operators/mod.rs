@@ -43,7 +43,7 @@ pub struct Family<K: 'static> {
 }
 
 /// An operator that a backend has.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 pub struct Listed {
     /// Such as `aten::conv2d`.
     pub kind: String,

@@ -427,7 +427,8 @@ fn an_index_outside_the_image_is_refused() {
         Memory::of(&[1, 2, 2], &[0.0; 4]),
     );
     let index = Memory::new(Dtype::I64, &[1, 1, 1], &[1, 1, 1], &[4.0]);
-    let operator = operator("aten::max_pool2d_with_indices_backward", vec![]);
+    let settings = vec![Arg::None, Arg::None, Arg::Ints(vec![2])];
+    let operator = operator("aten::max_pool2d_with_indices_backward", settings);
     let mut args = vec![Operand::Tensor(g.view.clone()), Operand::Tensor(x.view.clone())];
     args.extend(vec![Operand::Plain; 5]);
     args.push(Operand::Tensor(index.view.clone()));

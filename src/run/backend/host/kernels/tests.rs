@@ -184,8 +184,8 @@ fn refusals_are_errors() {
         "differ",
     );
     refused("_log_softmax", vec![], "not a tensor");
-    let half = Owned::new(Dtype::F16, &[2, 3], &[3, 1], 0);
-    refused("relu", vec![tensor(&half)], "f32 only");
+    let double = Owned::new(Dtype::F64, &[2, 3], &[3, 1], 0);
+    refused("relu", vec![tensor(&double)], "F64");
 
     let indices = Owned::new(Dtype::I64, &[2], &[1], 3);
     refused(
@@ -229,4 +229,57 @@ fn empty_memory_is_zeroed_and_nothing_is_copied_for_nothing() {
     .run()
     .unwrap();
     assert_eq!(out.to_vec(), [0.0; 3]);
+}
+
+#[test]
+fn gradients_are_unscaled_and_the_scale_moves() {
+    let (a, b) = (Owned::floats(&[2], &[8.0, -4.0]), Owned::floats(&[1], &[f32::INFINITY]));
+    let (found, factor) = (Owned::floats(&[1], &[0.0]), Owned::floats(&[1], &[0.25]));
+    let unscale = |list: &[&Owned]| {
+        let views = Operand::Tensors(list.iter().map(|o| Some(o.view.clone())).collect());
+        let args = vec![(Arg::None, views), tensor(&found), tensor(&factor)];
+        let written: Vec<&Owned> = list.iter().copied().chain([&found]).collect();
+        bench("_amp_foreach_non_finite_check_and_unscale_", args, &[], &written).run().unwrap();
+    };
+    let (scale, tracker) = (Owned::floats(&[1], &[16.0]), Owned::new(Dtype::I32, &[1], &[1], 0));
+    let update = || {
+        let numbers = [Arg::Float(2.0), Arg::Float(0.5), Arg::Int(2)].map(plain);
+        let args = [vec![tensor(&scale), tensor(&tracker), tensor(&found)], numbers.into()];
+        bench("_amp_update_scale_", args.concat(), &[&scale], &[&tracker]).run().unwrap();
+        (scale.to_vec()[0], tracker.to_vec()[0])
+    };
+    unscale(&[&a]);
+    assert_eq!((a.to_vec(), found.to_vec()), (vec![2.0, -1.0], vec![0.0]));
+    assert_eq!([update(), update()], [(16.0, 1.0), (32.0, 0.0)]);
+    unscale(&[&a, &b]);
+    assert_eq!(found.to_vec(), [1.0]);
+    assert_eq!(update(), (16.0, 0.0));
+}
+
+#[test]
+fn bernoulli_draws_by_counter() {
+    let p = Owned::floats(&[40, 50], &[0.25; 2000]);
+    let (first, second) = (ramp(&[40, 50], 0.0), ramp(&[40, 50], 0.0));
+    let draw = |out: &Owned, iteration| {
+        let mut call = bench("bernoulli_", vec![tensor(out), tensor(&p)], &[out], &[]);
+        (call.key, call.iteration) = (5, iteration);
+        call.run().unwrap();
+        out.to_vec()
+    };
+    let ones = draw(&first, 1);
+    assert!((420.0..580.0).contains(&ones.iter().sum::<f64>()));
+    assert_eq!(draw(&second, 1), ones, "a replay draws the same");
+    assert_ne!(draw(&second, 2), ones);
+}
+
+#[test]
+fn every_operator_is_listed_once() {
+    let all = super::list();
+    assert!(all.len() > 330, "{}", all.len());
+    for pair in all.windows(2) {
+        assert_ne!(pair[0].kind, pair[1].kind);
+    }
+    for listed in all {
+        assert!(super::find(&listed.kind).is_some(), "{}", listed.kind);
+    }
 }
