@@ -55,8 +55,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         Command::List => list(as_json),
         Command::Show { name, operators: true } => {
             let host = name != "cuda" && profile::load(name)?.name == "host";
-            let target =
-                if host { Target::Host } else { Target::Cuda { libs: None, tf32: false } };
+            let target = if host { Target::Host } else { Target::Cuda { libs: None, tf32: false } };
             output::report(&Operators { operators: neap::run::operators(&target) }, as_json)?;
             Ok(Answer::Yes)
         }

@@ -23,11 +23,7 @@ pub fn find(kind: &str) -> Option<Emit> {
 ///
 /// # Errors
 /// When the job's optimizer lacks a number.
-pub fn scalars(
-    kind: &str,
-    group: Option<&Group>,
-    done: u64,
-) -> Result<Scalars, KernelError> {
+pub fn scalars(kind: &str, group: Option<&Group>, done: u64) -> Result<Scalars, KernelError> {
     Ok(packed(&Step::new(kind, group, done)?))
 }
 
