@@ -256,7 +256,7 @@ class Fit:
         if not schedule.met:
             report.notes.append("the budget can't be met; this is the lowest peak that was found")
         self.runtime.follow(schedule)
-        if schedule.away:
+        if all(map(divisible, self._optimizers)):
             self._move_states(schedule)
         if self.device == "cuda":
             # What the first iterations left in the allocator's cache would count as reserved.
@@ -270,7 +270,7 @@ class Fit:
         )
 
     def _move_states(self, schedule: Schedule) -> None:
-        """States that the plan moves leave with all states of their parameter."""
+        """Steps run in pieces; states that the plan moves leave with all of their parameter's."""
         names = {name.split(":", 1)[-1] for name in schedule.away}
         for optimizer in self._optimizers:
             known = {
@@ -285,10 +285,9 @@ class Fit:
                 for parameter in group["params"]
                 if known.get(parameter) in names
             ]
-            if wanted and divisible(optimizer):
-                states = States(optimizer, self.watch)
-                states.start(wanted)
-                self._states.append(states)
+            states = States(optimizer, self.watch)
+            states.start(wanted)
+            self._states.append(states)
 
 
 def fit(

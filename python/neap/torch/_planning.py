@@ -7,6 +7,7 @@ workspace of the operators during which they stand.
 
 from __future__ import annotations
 
+import bisect
 import json
 import os
 import shutil
@@ -21,7 +22,9 @@ from typing import Any
 from neap.torch import _graph
 from neap.torch._graph import Iteration
 from neap.torch._recorder import Recorder
+from neap.torch._states import PIECE, PIECE_BYTES
 from neap.torch._storage import Saved, Storage, blocks
+from neap.torch._watch import OPTIMIZE
 
 SMALLEST = 64 << 10
 """Storages below this many bytes stay: each copy costs about ten microseconds of the host."""
@@ -121,11 +124,31 @@ def states(found: Iteration) -> dict[Storage, list[int]]:
     }
 
 
+def pieces(found: Iteration, divisible: bool) -> list[list[int]]:
+    """Which updates run in one call, by place: as :mod:`neap.torch._states` divides a step, or all
+    of them.
+    """
+    groups: list[list[int]] = []
+    size = 0
+    for place, node in enumerate(found.nodes):
+        if node.op is not None or node.phase != OPTIMIZE:
+            continue
+        full = bool(groups) and (len(groups[-1]) >= PIECE or size >= PIECE_BYTES)
+        after = bool(groups) and groups[-1][-1] != place - 1
+        if not groups or (divisible and full) or after:
+            groups.append([])
+            size = 0
+        groups[-1].append(place)
+        size += sum(s.bytes for s in node.writes if s.role == "optimizer_state")
+    return groups
+
+
 def reduced(
     found: Iteration,
     movable: Sequence[Activation],
     away: dict[Storage, list[int]],
     durations: dict[str, int],
+    divided: Sequence[Sequence[int]] = (),
 ) -> dict[str, Any]:
     """The graph that is planned: every byte that can't move is workspace."""
     count = len(found.nodes)
@@ -145,8 +168,14 @@ def reduced(
     for storage, places in away.items():
         for place in range(count):
             rest[place] -= blocks(storage.bytes)
-        for place in places:
+        together = {place: group for group in divided for place in group}
+        for place in sorted({p for at in places for p in together.get(at, [at])}):
             touches[place].append(storage)
+    for group in divided:
+        # A multi-tensor call holds the temporaries of all its parameters at once.
+        scratch = sum(blocks(found.nodes[place].workspace) for place in group)
+        for place in group:
+            rest[place] += scratch - blocks(found.nodes[place].workspace)
     constant = min(rest) // 512 * 512
     tensors = [
         {"name": s.name, "role": "optimizer_state", "dtype": "u8", "shape": [s.bytes]} for s in away
@@ -236,14 +265,15 @@ def plan(
     neap = executable()
     movable = activations(recorder, found)
     away = states(found) if move_states else {}
-    unplanned = max(found.resident())
+    unplanned = max(found.peak, max(found.resident()))
     asked = budget(unplanned)
     with tempfile.TemporaryDirectory(prefix="neap-") as folder:
         full = Path(folder) / "full.graph.json"
         _graph.write(_graph.graph(found), full)
         times = durations(full, device, neap)
         path = Path(folder) / "job.graph.json"
-        _graph.write(reduced(found, movable, away, times), path)
+        form = reduced(found, movable, away, times, pieces(found, move_states))
+        _graph.write(form, path)
         output = Path(folder) / "job.plan.json"
         base = [neap, "plan", str(path), "--device", device, "--no-recompute", "--json"]
         code, text, error = _run([*base, "--budget", str(asked), "-o", str(output)])
@@ -254,7 +284,12 @@ def plan(
             raise PlanError(f"neap plan failed: {error.strip()}")
         form = json.loads(output.read_text())
         figures = json.loads(text)
-    schedule = _schedule(recorder, found, movable, away, form, times)
+        drawn = Path(folder) / "timeline.json"
+        code, _, error = _run([neap, "simulate", str(output), "--timeline", str(drawn)])
+        if code != 0:
+            raise PlanError(f"neap simulate failed: {error.strip()}")
+        timeline = _Timeline(drawn, found)
+    schedule = _schedule(recorder, found, movable, away, form, timeline)
     schedule.met = met
     schedule.budget_bytes = asked
     schedule.peak_bytes = figures["peak_bytes"]
@@ -282,7 +317,7 @@ def _schedule(
     movable: Sequence[Activation],
     away: dict[Storage, list[int]],
     form: dict[str, Any],
-    times: dict[str, int],
+    timeline: _Timeline,
 ) -> Schedule:
     place = {node.name: number for number, node in enumerate(found.nodes)}
     points = _points(recorder, found)
@@ -302,15 +337,15 @@ def _schedule(
             ins[name] = after
     moved = [a for a in movable if a.storage.name in outs and a.storage.name in ins]
     number = {a.storage.name: n for n, a in enumerate(moved)}
-    clock = _Clock(found, times, form["device"])
     actions: dict[tuple[str, int], list[tuple[str, int]]] = {}
     for activation in sorted(moved, key=lambda a: outs[a.storage.name]):
         name = activation.storage.name
-        copied = clock.copied(outs[name] + 1, activation.storage.bytes)
+        copied = timeline.left(name, outs[name] + 1)
         # Pack and unpack come one after another; what is due between two waits for the later.
         out = _first(points, max(outs[name] + 1, activation.leaves))
         drop = _first(points, max(copied, activation.leaves))
-        back = _first(points, ins[name] + 1, len(points) - 1)
+        comes = max(ins[name] + 1, timeline.comes(name, 0))
+        back = _first(points, comes, len(points) - 1)
         home = _first(points, activation.returns, len(points) - 1)
         if out is None or drop is None or back is None or home is None or out >= home:
             continue
@@ -352,26 +387,35 @@ def _first(
     return low if low < len(points) else otherwise
 
 
-class _Clock:
-    """When copies to the host end, on the planner's clock."""
+class _Timeline:
+    """What ``neap simulate`` says of a plan: when copies begin and end, in places of operators."""
 
-    def __init__(self, found: Iteration, times: dict[str, int], device: dict[str, Any]) -> None:
-        self.starts = [0]
-        for node in found.nodes:
-            self.starts.append(self.starts[-1] + times.get(node.name, 1000))
-        link = device.get("link", {})
-        self.rate = max(1, int(link.get("d2h") or link.get("d2h_bytes_per_s") or 12_000_000_000))
-        self.free = 0
-
-    def copied(self, place: int, size: int) -> int:
-        """The first operator that starts after the copy, which may begin at ``place``."""
-        begin = max(self.free, self.starts[min(place, len(self.starts) - 1)])
-        self.free = begin + size * 1_000_000_000 // self.rate
-        low, high = place, len(self.starts) - 1
-        while low < high:
-            middle = (low + high) // 2
-            if self.starts[middle] < self.free:
-                low = middle + 1
+    def __init__(self, path: Path, found: Iteration) -> None:
+        form = json.loads(path.read_text())
+        events = form["traceEvents"] if isinstance(form, dict) else form
+        lanes = {
+            event["tid"]: event["args"]["name"]
+            for event in events
+            if event["ph"] == "M" and event["name"] == "thread_name"
+        }
+        starts: dict[str, float] = {}
+        self._copies: dict[tuple[str, str], tuple[float, float]] = {}
+        for event in events:
+            if event["ph"] != "X":
+                continue
+            lane, name = lanes.get(event["tid"], ""), event["name"]
+            if lane == "compute":
+                starts.setdefault(name, event["ts"])
             else:
-                high = middle
-        return low
+                self._copies.setdefault((lane, name), (event["ts"], event["ts"] + event["dur"]))
+        self._starts = [starts.get(node.name, 0.0) for node in found.nodes]
+
+    def left(self, name: str, otherwise: int) -> int:
+        """The first operator that starts after the tensor's copy to the host has ended."""
+        copy = self._copies.get(("d2h", name))
+        return otherwise if copy is None else bisect.bisect_left(self._starts, copy[1] - 1e-3)
+
+    def comes(self, name: str, otherwise: int) -> int:
+        """The first operator that starts after the tensor's copy to the device has begun."""
+        copy = self._copies.get(("h2d", name))
+        return otherwise if copy is None else bisect.bisect_left(self._starts, copy[0] - 1e-3)

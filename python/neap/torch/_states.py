@@ -27,7 +27,7 @@ DIVISIBLE: tuple[type[Optimizer], ...] = (
 )
 PIECE = 16
 """A piece has at least this many parameters or :data:`PIECE_BYTES` of states."""
-PIECE_BYTES = 64 << 20
+PIECE_BYTES = 16 << 20
 
 _KEYS = {
     "exp_avg",
@@ -66,7 +66,9 @@ class States:
         self._wanted: list[torch.Tensor] = []
 
     def start(self, parameters: list[torch.Tensor]) -> None:
-        """From now on the states of these parameters live on the host between steps."""
+        """From now on steps run in pieces, and these parameters' states live on the host
+        between.
+        """
         self._wanted = parameters
         for parameter in parameters:
             self._put_away(parameter)
@@ -167,12 +169,15 @@ class States:
         size = 0
         for parameters in whole:
             for parameter in parameters:
+                if parameter.grad is None:
+                    continue  # The step passes over it.
                 if len(pieces[-1]) >= PIECE or size >= PIECE_BYTES:
                     pieces.append([])
                     size = 0
                 pieces[-1].append(parameter)
-                for host in self._away.get(parameter, {}).values():
-                    size += host.numel() * host.element_size()
+                for key, state in self._states(parameter).items():
+                    if key in _KEYS and isinstance(state, torch.Tensor):
+                        size += state.numel() * state.element_size()
         return pieces
 
     def _send_back(self) -> None:
