@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import neap.torch
@@ -301,3 +305,72 @@ def test_budgets(text: str, size: int) -> None:
 def test_budgets_that_are_none(text: str) -> None:
     with pytest.raises(ValueError, match="budget"):
         neap.torch._fit.parse_budget(text)
+
+
+SCRIPT = """
+import sys
+import torch
+from torch import nn
+
+torch.manual_seed(int(sys.argv[1]))
+model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.ReLU(), nn.Flatten())
+model.append(nn.Linear(32 * 28 * 28, 4))
+optimizer = torch.optim.Adam(model.parameters())
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+for step in range(6):
+    optimizer.zero_grad()
+    loss = model(torch.randn(2, 3, 32, 32)).square().mean()
+    loss.backward()
+    if loss.isfinite():
+        optimizer.step()
+    schedule.step()
+    print(repr(loss.item()), schedule.get_last_lr())
+print(sum(p.double().sum().item() for p in model.parameters()))
+sys.exit(7)
+"""
+
+
+def test_an_unchanged_script_prints_the_same_and_keeps_its_exit_code(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+
+    def run_it(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *command, str(script), "3"],
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+
+    plain = run_it()
+    planned = run_it("-m", "neap.torch", "--budget", "60%", "--device", "host")
+    assert (plain.returncode, planned.returncode) == (7, 7), planned.stderr
+    assert plain.stdout == planned.stdout
+    assert "3 iterations ran by the plan" in planned.stderr, planned.stderr
+    wrong = run_it("-m", "neap.torch", "--budget", "much")
+    assert wrong.returncode == 2
+    assert "give bytes" in wrong.stderr
+
+
+def test_a_step_that_is_skipped_makes_one_iteration_without_the_plan() -> None:
+    def make() -> Job:
+        model = cnn()
+        optimizer = torch.optim.Adam(model.parameters())
+        count = [0]
+
+        def iteration() -> torch.Tensor:
+            count[0] += 1
+            optimizer.zero_grad()
+            loss = model(torch.randn(4, 3, 16, 16)).square().mean()
+            loss.backward()
+            if count[0] != 6:  # As a guard against NaN, or GradScaler, would.
+                optimizer.step()
+            return loss.detach()
+
+        return Job(model, optimizer, iteration)
+
+    expected, _ = run(make, None, 10)
+    found, report = run(make, "60%", 10)
+    assert same(expected, found)
+    assert report.planned == 10 - 3 - 2, report

@@ -133,7 +133,7 @@ class Fit:
             return
         for place, model in enumerate(models):
             self.watch.name_root(model, "" if place == 0 else type(model).__name__)
-        self.device = device_of(models)
+        self.device = device_of(models) if models else "cpu"
         self.runtime = Runtime(self.device)
         self.watch.install()
         self.watch.after_step.append(self._stepped)
@@ -184,7 +184,11 @@ class Fit:
 
     def _stepped(self, optimizer: Optimizer) -> None:
         if not self._optimizers:
+            # A script that was not changed shows its optimizer, and so its device, here.
             self._optimizers.append(optimizer)
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    self.device = self.runtime.device = parameter.device.type
         if optimizer is not self._optimizers[0]:
             return
         self._steps += 1

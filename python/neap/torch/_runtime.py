@@ -90,7 +90,8 @@ class Runtime:
         self.diverged: str | None = None
         self._count = 0
         self._holders: list[Any] = []
-        self._by_storage: dict[int, tuple[StorageWeakRef, Holder]] = {}
+        # Weak: a holder lives as long as autograd's handles, and its bytes no longer.
+        self._by_storage: dict[int, tuple[StorageWeakRef, weakref.ref[Holder]]] = {}
         self._done: set[tuple[str, int]] = set()
         self._waiting: dict[int, list[str]] = {}
         self._slab: torch.Tensor | None = None
@@ -99,8 +100,6 @@ class Runtime:
         self._gone: list[StorageWeakRef] = []
         self._out: Any = None
         self._in: Any = None
-        if device == "cuda":
-            self._out, self._in = torch.cuda.Stream(), torch.cuda.Stream()
 
     # -- iterations
 
@@ -112,6 +111,8 @@ class Runtime:
         """
         self.schedule = schedule
         self._slots, self._slab = [], None
+        if self.device == "cuda" and self._out is None:
+            self._out, self._in = torch.cuda.Stream(), torch.cuda.Stream()
         if schedule is not None and schedule.sizes:
             total = sum(blocks(size) for size in schedule.sizes)
             slab = torch.empty(total, dtype=torch.uint8, pin_memory=self.device == "cuda")
@@ -201,13 +202,13 @@ class Runtime:
         base = tensor.untyped_storage()
         key = base._cdata
         known = self._by_storage.get(key)
-        if known is not None and not known[0].expired():
-            holder = known[1]
+        holder = known[1]() if known is not None and not known[0].expired() else None
+        if holder is not None:
             if holder.base is None:  # It left, and something else kept it alive.
                 holder.base = base
         else:
             holder = Holder(base, tensor.device)
-            self._by_storage[key] = (StorageWeakRef(base), holder)
+            self._by_storage[key] = (StorageWeakRef(base), weakref.ref(holder))
             self._holders[owner] = weakref.ref(holder)
         view = (tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset())
         return Handle(number, holder, None, view, witness(tensor))

@@ -1,0 +1,55 @@
+"""``python -m neap.torch --budget 12GiB [--device NAME] SCRIPT …``: runs a script, unchanged,
+within a budget.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import sys
+
+from neap.torch._fit import Fit, parse_budget
+
+
+def main() -> None:
+    """Runs the script as ``python SCRIPT …`` would; its exit code is the script's."""
+    parser = argparse.ArgumentParser(
+        prog="python -m neap.torch",
+        description="Run a PyTorch training script, unchanged, within a budget of device memory.",
+    )
+    parser.add_argument("--budget", required=True, help="bytes (12GiB), or a share (60%%)")
+    parser.add_argument("--device", default="a6000", help="whose times the plan is made by")
+    parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name")
+    parser.add_argument("script", help="the script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    asked = parser.parse_args()
+    try:
+        parse_budget(asked.budget)
+    except ValueError as error:
+        parser.error(str(error))
+    if not asked.module and not os.path.exists(asked.script):
+        parser.error(f"there is no script {asked.script}")
+    if not {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"} & set(os.environ):
+        # Without it the allocator keeps pieces that fit nothing, and reserves more than it gives
+        # out.
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+    sys.argv = [asked.script, *asked.arguments]
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    fitted = Fit([], [], asked.budget, asked.device, say)
+    try:
+        if asked.module:
+            sys.path[0] = os.getcwd()
+            runpy.run_module(asked.script, run_name="__main__", alter_sys=True)
+        else:
+            sys.path[0] = os.path.dirname(os.path.abspath(asked.script))
+            runpy.run_path(asked.script, run_name="__main__")
+    finally:
+        say(str(fitted.close()))
+
+
+if __name__ == "__main__":
+    main()
