@@ -320,6 +320,20 @@ pub fn contiguous(shape: &[u64]) -> Vec<u64> {
     stride
 }
 
+/// The first operand of each tensor.
+fn distinct<'a>(all: impl Iterator<Item = &'a Operand>) -> impl Iterator<Item = &'a Operand> {
+    let mut first = None;
+    // Most operators write one tensor, for which this stays empty.
+    let mut more = std::collections::BTreeSet::new();
+    all.filter(move |o| match first {
+        None => {
+            first = Some(o.tensor);
+            true
+        }
+        Some(first) => first != o.tensor && more.insert(o.tensor),
+    })
+}
+
 impl Operator {
     /// Every tensor it reads as an argument, in schema order. In-place writes appear where they are arguments.
     pub fn reads(&self) -> impl Iterator<Item = &Operand> {
@@ -338,14 +352,15 @@ impl Operator {
         self.outputs.iter().flatten().chain(&self.hidden)
     }
 
-    /// The tensors it generates.
+    /// The tensors it generates, each once: an operator may return one tensor twice (an LSTM cell's
+    /// backward does).
     pub fn generates(&self) -> impl Iterator<Item = &Operand> {
-        self.writes().filter(|o| o.version == 0)
+        distinct(self.writes().filter(|o| o.version == 0))
     }
 
-    /// The tensors it writes in place.
+    /// The tensors it writes in place, each once.
     pub fn updates(&self) -> impl Iterator<Item = &Operand> {
-        self.writes().filter(|o| o.version > 0)
+        distinct(self.writes().filter(|o| o.version > 0))
     }
 
     /// Each tensor it touches once, in order of first mention: arguments, then writes.

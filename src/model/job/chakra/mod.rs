@@ -137,6 +137,7 @@ pub fn import(path: &Path, options: &Options) -> Result<Imported, ImportError> {
     let mut trace = parse::read(path)?;
     let lives = storage::lives(&mut trace);
     let names = names::find(&trace);
+    refuse_generated(path, &trace, &names)?;
     let declared = select::Declared::of(&trace);
     let chosen = select::choose(&trace, &lives, &names, &declared);
     if chosen.is_empty() {
@@ -155,6 +156,25 @@ pub fn import(path: &Path, options: &Options) -> Result<Imported, ImportError> {
         notes.push(format!("{counters} batch norms count their batches by a number that the trace does not record; it is 1"));
     }
     Ok(Imported { graph, notes })
+}
+
+/// Refuses what a compiler generated: a trace has no operators of such kernels, nor what they allocate.
+fn refuse_generated(
+    path: &Path,
+    trace: &parse::Trace,
+    names: &names::Names,
+) -> Result<(), ImportError> {
+    let generated =
+        |name: &str| name.starts_with("## Call CompiledFxGraph") || name.starts_with("triton_");
+    let mut nodes = trace.nodes.iter().zip(&names.context);
+    let Some((node, _)) = nodes.find(|(n, context)| context.included && generated(&n.name)) else {
+        return Ok(());
+    };
+    Err(ImportError::Node {
+        path: path.to_owned(),
+        place: Place { id: node.id, name: node.name.clone() },
+        problem: "torch.compile generated the kernels here, and a trace does not say what they compute or allocate; record with TORCH_COMPILE_DISABLE=1, or compile with backend=\"aot_eager\"".to_owned(),
+    })
 }
 
 /// Batch norm in training adds one to an integer scalar, its `num_batches_tracked`, right before it runs: where the trace

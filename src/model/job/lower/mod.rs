@@ -63,7 +63,7 @@ impl Step {
 
 /// Replaces the operators of each optimizer step that is known by updates. A note says what is assumed,
 /// and why a step is left as recorded.
-pub(super) fn lower(graph: Graph, step: &Step, early: bool, notes: &mut Vec<String>) -> Graph {
+pub(super) fn lower(mut graph: Graph, step: &Step, early: bool, notes: &mut Vec<String>) -> Graph {
     let mut groups = Groups::default();
     let mut lowered = Vec::new();
     for number in step.numbers() {
@@ -78,6 +78,9 @@ pub(super) fn lower(graph: Graph, step: &Step, early: bool, notes: &mut Vec<Stri
             Err(why) => notes.push(why),
         }
     }
+    for number in step.numbers().into_iter().filter(|n| !lowered.contains(n)) {
+        restore_eps(&mut graph, step, number, notes);
+    }
     if lowered.is_empty() {
         return Graph { optimizer: recorded(step), ..graph };
     }
@@ -87,6 +90,30 @@ pub(super) fn lower(graph: Graph, step: &Step, early: bool, notes: &mut Vec<Stri
             notes.push(not_lowered(step, lowered[0], &why));
             Graph { optimizer: recorded(step), ..graph }
         }
+    }
+}
+
+/// Puts eps back where a step that stays as recorded adds a zero: a trace rounds scalars to six decimals.
+fn restore_eps(graph: &mut Graph, step: &Step, number: u16, notes: &mut Vec<String>) {
+    let said = step.marked.iter().map(|(group, _)| group).chain(&step.recorded);
+    let said = said.filter_map(|group| group.values.get("eps")).copied().next();
+    let eps = said.filter(|eps| *eps > 0.0).unwrap_or(1e-8);
+    let mut restored = 0;
+    for (operator, &of) in graph.operators.iter_mut().zip(&step.operators) {
+        if of == number && columns::base(&operator.kind) == "add" {
+            for arg in operator.args.iter_mut().skip(1).take(1) {
+                if *arg == Arg::Float(0.0) {
+                    *arg = Arg::Float(eps);
+                    restored += 1;
+                }
+            }
+        }
+    }
+    if restored > 0 {
+        let from = if said.is_some() { "as the trace marks it" } else { "the framework's default" };
+        notes.push(format!(
+            "{restored} operators of the optimizer's step add a number that the trace rounded to 0; it is taken for eps, {eps} ({from})"
+        ));
     }
 }
 
