@@ -9,6 +9,7 @@ mod cuda;
 mod estimate;
 mod explain;
 pub mod folder;
+mod idioms;
 mod import;
 mod pages;
 mod profile;

@@ -38,8 +38,11 @@ class Inputs(torch.overrides.TorchFunctionMode):
         self.found = {}
 
     def __torch_function__(self, function, types, arguments=(), keywords=None):
-        if getattr(function, "__name__", "") == "to" and arguments[0].dim() > 0:
-            self.found[record.name_of(arguments[0])] = arguments[0]
+        tensor = arguments[0] if getattr(function, "__name__", "") == "to" else None
+        if tensor is not None and tensor.dim() > 0 and not any(tensor is f for f in self.found.values()):
+            called = record.name_of(tensor)
+            again = sum(key.split("~")[0] == called for key in self.found)
+            self.found[f"{called}~{again + 1}" if again else called] = tensor
         return function(*arguments, **(keywords or {}))
 
 

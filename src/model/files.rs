@@ -116,6 +116,7 @@ pub fn write(
 ) -> Result<(), FileError> {
     let fail = |e| FileError::new(path, "cannot be written", e);
     not_a_folder(path)?;
+    let path = &*behind(path);
     // A device or a pipe (/dev/stdout, /dev/null) can't be replaced by renaming: write through it.
     if std::fs::metadata(path).is_ok_and(|m| !m.is_file()) {
         let file = std::fs::OpenOptions::new().write(true).open(path).map_err(fail)?;
@@ -154,8 +155,19 @@ pub fn writable(path: &Path) -> Result<(), FileError> {
     if std::fs::metadata(path).is_ok_and(|m| !m.is_file()) {
         Ok(())
     } else {
-        temporary(path).map(drop)
+        temporary(&behind(path)).map(drop)
     }
+}
+
+/// The file that a symbolic link leads to, be it there or not, so that writing keeps the link.
+fn behind(path: &Path) -> std::borrow::Cow<'_, Path> {
+    let mut target = std::borrow::Cow::Borrowed(path);
+    // As many links as the operating system follows.
+    for _ in 0..40 {
+        let Ok(next) = std::fs::read_link(&target) else { break };
+        target = target.parent().unwrap_or(Path::new("")).join(next).into();
+    }
+    target
 }
 
 fn not_a_folder(path: &Path) -> Result<(), FileError> {
@@ -208,5 +220,20 @@ mod tests {
         assert_eq!(read(&path, 100).unwrap(), b"{}");
         assert!(read(&path, 1).is_err());
         assert!(open(folder.path()).is_err());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_symbolic_link_is_written_through_and_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = |name: &str| folder.path().join(name);
+        std::fs::create_dir(place("deep")).unwrap();
+        std::os::unix::fs::symlink("deep/x.json", place("link")).unwrap();
+        for text in ["first", "second"] {
+            writable(&place("link")).unwrap();
+            write(&place("link"), |f| f.write_all(text.as_bytes())).unwrap();
+            assert_eq!(std::fs::read_to_string(place("deep/x.json")).unwrap(), text);
+            assert!(std::fs::symlink_metadata(place("link")).unwrap().is_symlink());
+        }
     }
 }

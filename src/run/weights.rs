@@ -1,7 +1,7 @@
 //! What long-lived tensors and batch data start with, from a safetensors file or seeded; and writing them back.
 //!
-//! Keys: `parameter:NAME`, `buffer:NAME`, `optimizer_state:KEY:NAME`; `input:x` and `input:y` are the first and second
-//! host-to-device copy of the iteration, `input:2` and so on what follows. Not for: where tensors lie.
+//! Keys: `parameter:NAME`, `buffer:NAME`, `optimizer_state:KEY:NAME`; `input:NAME` is batch data by the name of the
+//! tensor on the device. A file may say `input:x`, `input:y`, `input:2` … by the order of the copies instead.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,7 +12,7 @@ use safetensors::tensor::Metadata;
 
 use super::{seed, support};
 use crate::files;
-use crate::job::{Dtype, Graph, Role, Tensor};
+use crate::job::{Arg, Dtype, Graph, Role, Tensor};
 use crate::units::TensorId;
 
 /// A header longer than this is refused, as the format's own library does.
@@ -60,12 +60,21 @@ pub fn key(tensor: &Tensor) -> String {
     format!("{role}:{}", tensor.name)
 }
 
-fn batch_key(number: usize) -> String {
+/// The key of batch data by the order of the copies; its seed follows from it.
+fn batch_number(number: usize) -> String {
     match number {
         0 => "input:x".to_owned(),
         1 => "input:y".to_owned(),
         n => format!("input:{n}"),
     }
+}
+
+/// The key of batch data by the name of the tensor that it becomes, where it becomes one.
+fn batch_key(graph: &Graph, number: usize) -> String {
+    let is = |arg: &Arg| matches!(arg, Arg::Host { input: Some(n), .. } if *n as usize == number);
+    let copy = graph.operators.iter().find(|o| o.args.iter().any(is));
+    let made = copy.and_then(|o| o.generates().next());
+    made.map_or_else(|| batch_number(number), |o| format!("input:{}", graph.tensor(o.tensor).name))
 }
 
 /// The tensors that live across iterations: those that nothing generates.
@@ -103,6 +112,7 @@ impl<'a> Values<'a> {
         };
         if let Some(path) = weights {
             let mut wanted = BTreeMap::new();
+            let mut numbered = BTreeMap::new();
             for id in long_lived(graph) {
                 let tensor = graph.tensor(id);
                 let required = matches!(tensor.role, Role::Parameter | Role::Buffer | Role::Input);
@@ -112,12 +122,11 @@ impl<'a> Values<'a> {
                 );
             }
             for (number, (dtype, shape)) in batch.iter().enumerate() {
-                wanted.insert(
-                    batch_key(number),
-                    Wanted { dtype: *dtype, shape: shape.clone(), required: true },
-                );
+                let key = batch_key(graph, number);
+                numbered.insert(key.clone(), batch_number(number));
+                wanted.insert(key, Wanted { dtype: *dtype, shape: shape.clone(), required: true });
             }
-            values.file = read(path, &wanted)?;
+            values.file = read(path, &wanted, &numbered)?;
             let states = |t: &&TensorId| graph.tensor(**t).role == Role::OptimizerState;
             let absent = long_lived(graph)
                 .iter()
@@ -131,8 +140,8 @@ impl<'a> Values<'a> {
             }
         }
         for (number, (dtype, shape)) in batch.iter().enumerate() {
-            let key = batch_key(number);
-            let data = values.file.remove(&key);
+            let data = values.file.remove(&batch_key(graph, number));
+            let key = batch_number(number);
             values.batch.push(
                 data.unwrap_or_else(|| {
                     seed::batch(seed, &key, *dtype, shape.iter().product(), limit)
@@ -180,9 +189,11 @@ fn spell(dtype: Dtype) -> safetensors::Dtype {
 }
 
 /// Reads what is wanted and passes over the rest, so that memory is bounded by the graph and not by the file.
+/// `numbered` has another key for some of it.
 fn read(
     path: &Path,
     wanted: &BTreeMap<String, Wanted>,
+    numbered: &BTreeMap<String, String>,
 ) -> Result<BTreeMap<String, Vec<u8>>, WeightsError> {
     let content = |problem: String| WeightsError::Content { path: path.to_owned(), problem };
     let cut = |e: io::Error| content(format!("is cut off or damaged: {e}; save it again"));
@@ -201,15 +212,20 @@ fn read(
         content(format!("is not a safetensors file: its header can't be read: {e}"))
     })?;
     let names = metadata.offset_keys();
-    check(wanted, &metadata, &names).map_err(content)?;
+    let in_file = |key: &String| match numbered.get(key) {
+        Some(number) if metadata.info(key).is_none() => number.clone(),
+        _ => key.clone(),
+    };
+    let keys: BTreeMap<String, &String> = wanted.keys().map(|key| (in_file(key), key)).collect();
+    check(wanted, &keys, &metadata, &names).map_err(content)?;
     let mut found = BTreeMap::new();
     for name in names {
         let Some(info) = metadata.info(&name) else { continue };
         let bytes = info.data_offsets.1 - info.data_offsets.0;
-        if wanted.contains_key(&name) {
+        if let Some(&key) = keys.get(&name) {
             let mut data = vec![0; bytes];
             file.read_exact(&mut data).map_err(cut)?;
-            found.insert(name, data);
+            found.insert(key.clone(), data);
         } else {
             let passed =
                 io::copy(&mut file.by_ref().take(bytes as u64), &mut io::sink()).map_err(cut)?;
@@ -224,15 +240,17 @@ fn read(
     Ok(found)
 }
 
+/// `keys` are those in the file, with what they are wanted for.
 fn check(
     wanted: &BTreeMap<String, Wanted>,
+    keys: &BTreeMap<String, &String>,
     metadata: &Metadata,
     names: &[String],
 ) -> Result<(), String> {
-    let missing: Vec<&str> = wanted
+    let missing: Vec<&str> = keys
         .iter()
-        .filter(|(k, w)| w.required && metadata.info(k).is_none())
-        .map(|(k, _)| k.as_str())
+        .filter(|(in_file, key)| wanted[**key].required && metadata.info(in_file).is_none())
+        .map(|(_, key)| key.as_str())
         .collect();
     if let Some(first) = missing.first() {
         let mut text = format!("has no `{first}`");
@@ -245,8 +263,8 @@ fn check(
         let _ = write!(text, "; it has {} tensors, such as {}", names.len(), some.join(", "));
         return Err(text);
     }
-    for (key, want) in wanted {
-        let Some(info) = metadata.info(key) else { continue };
+    for (key, name) in keys {
+        let (Some(info), Some(want)) = (metadata.info(key), wanted.get(*name)) else { continue };
         let same_shape = info.shape.iter().map(|&x| x as u64).eq(want.shape.iter().copied());
         if info.dtype != spell(want.dtype) || !same_shape {
             let want_dtype = spell(want.dtype);

@@ -5,7 +5,8 @@
 
 use std::collections::BTreeMap;
 
-use super::latency::{Table, key};
+use super::key::key;
+use super::table::Table;
 use crate::job::Graph;
 use crate::units::{Bytes, OpId};
 

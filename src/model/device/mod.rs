@@ -4,12 +4,15 @@
 //! Not for: plans.
 
 pub mod builtin;
+mod figure;
+mod key;
 pub mod latency;
 pub mod library;
 pub mod predictor;
 pub mod present;
 pub mod profile;
 pub mod roofline;
+mod table;
 
 pub use latency::{Latency, Source};
 pub use profile::{DeviceError, Link, Multiprocessors, Profile, Rates};

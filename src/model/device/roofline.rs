@@ -35,7 +35,7 @@
 //! time is the same on every machine. Not for: effects of caches, occupancy or particular kernels.
 
 use super::Profile;
-use super::latency::{LONGEST, Latency};
+use super::figure::{LONGEST, Latency};
 use crate::job::{Arg, Dtype, Operand, Operator};
 use crate::units::Nanos;
 

@@ -32,7 +32,7 @@ pub struct Flags {
     iterations: Vec<u32>,
     #[command(flatten)]
     service: service::Several,
-    /// Initial values: parameter:NAME, buffer:NAME, optimizer_state:KEY:NAME, input:x, input:y.
+    /// Initial values: parameter:NAME, buffer:NAME, optimizer_state:KEY:NAME, input:NAME.
     #[arg(long, value_name = "FILE.safetensors")]
     weights: Option<PathBuf>,
     /// Write parameters, buffers and optimizer states at the end.

@@ -17,7 +17,8 @@ use std::path::{Path, PathBuf};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::latency::{self, LONGEST};
+use super::figure::LONGEST;
+use super::key::key;
 use super::roofline;
 use crate::files::{self, FileError};
 use crate::job::Operator;
@@ -220,7 +221,7 @@ impl Predictor {
     pub fn predict(&self, operator: &Operator, load_percent: u32) -> Option<Nanos> {
         let model = self.model(&operator.kind)?;
         let (flops, bytes) = (roofline::flops(operator), roofline::bytes(operator));
-        model.predict(&Features::of(&latency::key(operator), flops, bytes, load_percent)?)
+        model.predict(&Features::of(&key(operator), flops, bytes, load_percent)?)
     }
 
     /// Reads a `*.predictor.json` file (plain or gzip).

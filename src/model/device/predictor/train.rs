@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::features::{self, Features};
 use super::math::ln;
 use super::{HeldOut, Model, Number, Predictor, network};
-use crate::device::latency::{Row, median};
+use crate::device::table::{Row, median};
 use crate::units::{Nanos, mix};
 
 /// Fewer shapes than this can't both teach and test.

@@ -197,6 +197,18 @@ fn without(path: &Path, hide: &[&str]) -> Imported {
 }
 
 #[test]
+fn generated_kernels_are_refused_with_what_to_do() {
+    let mut trace = read_json(&fixture("tiny_cnn-adam.et.json.gz"));
+    let nodes = trace["nodes"].as_array_mut().unwrap();
+    let conv = nodes.iter_mut().find(|n| n["name"] == "aten::conv2d").unwrap();
+    conv["name"] = "## Call CompiledFxGraph fcmxfkf ##".into();
+    let error = import_json(&trace, &Options::default()).unwrap_err().to_string();
+    for word in ["CompiledFxGraph", "TORCH_COMPILE_DISABLE=1", "aot_eager"] {
+        assert!(error.contains(word), "{error}");
+    }
+}
+
+#[test]
 fn names_are_not_needed() {
     for (name, lr) in [
         ("tiny_cnn-adam.et.json.gz", 0.003),

@@ -1,7 +1,8 @@
 use super::super::builtin;
 use super::*;
-use crate::job::{Dtype, Phase, Replay};
-use crate::units::{Bytes, TensorId};
+use crate::device::latency::{Latency, Source, latencies};
+use crate::job::{Dtype, Graph, Operand, Phase, Replay};
+use crate::units::TensorId;
 
 fn operand(shape: &[u64], stride: &[u64]) -> Operand {
     Operand {
