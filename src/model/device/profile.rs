@@ -355,7 +355,7 @@ mod tests {
     #[test]
     fn bad_devices_are_refused_with_file_place_and_remedy() {
         let unknown = load("rtx9999").unwrap_err().to_string();
-        assert!(unknown.contains("rtx9999") && unknown.contains("rtx4090, a6000"), "{unknown}");
+        assert!(unknown.contains("rtx9999") && unknown.contains("l40s, a6000"), "{unknown}");
 
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.device.json");
