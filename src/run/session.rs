@@ -358,3 +358,16 @@ fn fetch(graph: &Graph, home: &Home, device: &mut dyn Device) -> Result<Vec<u8>,
     device.read(home.last.0, home.last.1, &mut data)?;
     Ok(data)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::not_finite;
+
+    #[test]
+    fn a_loss_that_is_no_number_is_said() {
+        assert_eq!(not_finite(&[1.0, 2.5]), None);
+        let nan = not_finite(&[1.0, f32::NAN, 2.0]).unwrap();
+        assert!(nan.contains("not a number") && nan.contains("iteration 2"), "{nan}");
+        assert!(not_finite(&[f32::NEG_INFINITY]).unwrap().contains("infinite"));
+    }
+}

@@ -598,3 +598,23 @@ fn load_changes_no_result() {
     let loaded = go(&b.graph, &bare, &Settings { load_percent: 50, ..settings(3) }).unwrap();
     assert_eq!(loaded.checksum, go(&b.graph, &bare, &settings(3)).unwrap().checksum);
 }
+
+#[test]
+fn a_stop_ends_the_run_at_the_iteration_boundary() {
+    let b = net();
+    let (job, arena) = plan(&b.graph, Vec::new());
+    let asked = settings(5);
+    let stop = asked.stop.clone();
+    let mut after_two = |done| {
+        if done == 2 {
+            stop.request();
+        }
+    };
+    let stopped =
+        run_with(kernels, &b.graph, &job, arena, &profile(), &asked, &mut after_two).unwrap();
+    assert!(stopped.stopped);
+    assert_eq!(stopped.iteration_ns.len(), 2);
+    let whole = go(&b.graph, &(job, arena), &settings(2)).unwrap();
+    assert!(!whole.stopped);
+    assert_eq!((stopped.checksum, stopped.losses), (whole.checksum, whole.losses));
+}

@@ -2,39 +2,30 @@
 //!
 //! `NEAP_PAGES=write` writes them.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use neap::device::builtin;
-use neap::run::backend::host::kernels;
+use neap::run::{self, Listed, Target};
 
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// All names of operators in the sources below a folder.
-fn names(folder: &Path, all: &mut BTreeSet<String>) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            names(&path, all);
-        } else if path.extension().is_some_and(|e| e == "rs") {
-            let text = fs::read_to_string(path).unwrap();
-            let quoted = text.split('"').filter(|word| {
-                (word.starts_with("aten::") || word.starts_with("neap::"))
-                    && word.bytes().all(|b| b.is_ascii_alphanumeric() || b"_:.".contains(&b))
-            });
-            all.extend(quoted.map(str::to_owned));
+/// The operators that the host runs, with their element types there and on CUDA.
+fn operators(updates: bool) -> String {
+    let cuda = run::operators(&Target::Cuda { libs: None, tf32: false });
+    let cuda: BTreeMap<&str, &str> = cuda.iter().map(|o| (o.kind.as_str(), o.types)).collect();
+    let mut table =
+        String::from("| operator | types on the host | on CUDA |\n| --- | --- | --- |\n");
+    for Listed { kind, types } in run::operators(&Target::Host) {
+        if kind.starts_with("neap::") == updates {
+            let there = cuda.get(kind.as_str()).copied().unwrap_or("");
+            table += &format!("| `{kind}` | {types} | {there} |\n");
         }
     }
-}
-
-/// The operators that the host runs.
-fn operators() -> Vec<String> {
-    let mut all = BTreeSet::new();
-    names(&root().join("src/run/backend"), &mut all);
-    all.into_iter().filter(|name| kernels::find(name).is_some()).collect()
+    table
 }
 
 fn devices() -> String {
@@ -58,16 +49,9 @@ fn with(page: &str, name: &str, table: &str) -> String {
 fn the_tables_are_the_codes() {
     let path = root().join("docs/supported.md");
     let page = fs::read_to_string(&path).unwrap();
-    let all = operators();
-    let list = |kinds: Vec<&String>| {
-        let names: Vec<String> = kinds.iter().map(|k| format!("`{k}`")).collect();
-        format!("{} kinds:\n\n{}\n", names.len(), names.join(",\n"))
-    };
-    let (updates, rest): (Vec<&String>, Vec<&String>) =
-        all.iter().partition(|kind| kind.starts_with("neap::"));
     let made = with(&page, "devices", &devices());
-    let made = with(&made, "optimizers", &list(updates));
-    let made = with(&made, "operators", &list(rest));
+    let made = with(&made, "optimizers", &operators(true));
+    let made = with(&made, "operators", &operators(false));
     if std::env::var("NEAP_PAGES").is_ok_and(|v| v == "write") {
         fs::write(&path, &made).unwrap();
         return;
