@@ -1,6 +1,4 @@
 //! What became of the jobs, kept as it happens.
-//!
-//! Not for: decisions.
 
 use crate::Outcome;
 use crate::sim::share::lanes::JobId;
@@ -224,7 +222,7 @@ impl Records {
         }
     }
 
-    /// Whether nobody knows yet what it waits for.
+    /// Whether it is not known yet what it waits for.
     pub fn must_tell(&mut self, job: JobId) -> bool {
         self.of(job).is_some_and(|(_, report)| !report.entered && report.waited_for.is_none())
     }

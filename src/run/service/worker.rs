@@ -1,6 +1,5 @@
-//! A job's thread: it does what it is told at its iteration boundaries, and says what came of it.
-//!
-//! Not for: decisions ([`super::scheduler`]).
+//! A job's thread: it carries out commands at its iteration boundaries and reports what came of
+//! them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::Receiver;
@@ -18,7 +17,7 @@ use crate::start::Shared;
 use crate::units::{Bytes, Nanos};
 use crate::{Outcome, RunError, Settings};
 
-/// What a worker is told.
+/// A command to a worker.
 #[derive(Clone, Debug)]
 pub enum Command {
     /// Come in here; with another plan from now on, if there is one.
@@ -40,7 +39,7 @@ pub enum Said {
     Ran(Nanos),
     /// It is out.
     Left,
-    /// It has ended: all iterations, or told to stop before.
+    /// It has ended: all iterations, or stopped before.
     Ended(Box<Outcome>, bool),
     /// It can't go on.
     Failed(RunError),
@@ -63,7 +62,7 @@ pub struct Work {
     pub settings: Settings,
 }
 
-/// Does a job, told by `commands`.
+/// Runs a job as `commands` say.
 pub fn work(
     work: &Work,
     arena: Bytes,
