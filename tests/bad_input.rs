@@ -263,7 +263,7 @@ fn settings() {
             &["budget"],
         );
     }
-    room.refuses("plan g.graph.json --budget 1 -o out.plan.json", 1, &["floor"]);
+    room.refuses("plan g.graph.json --budget 1B -o out.plan.json", 1, &["floor"]);
     for share in ["0", "2", "abc", "-1", "nan"] {
         room.refuses(&format!("run p.plan.json --throttle-link={share}"), 2, &["throttle-link"]);
     }
@@ -517,7 +517,7 @@ fn a_closed_pipe_is_no_error_and_changes_no_answer() {
         ("check p.plan.json", 0),
         ("check unsafe.plan.json", 1),
         ("check unsafe.plan.json --json", 1),
-        ("plan g.graph.json --budget 1 --json", 1),
+        ("plan g.graph.json --budget 1B --json", 1),
         ("replay e.csv --device-bytes 1MiB", 1),
         ("diff p.plan.json unsafe.plan.json", 1),
     ] {

@@ -2,4 +2,6 @@
 
 mod outputs;
 mod plans;
+#[cfg(unix)]
+mod signals;
 mod words;

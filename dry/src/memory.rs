@@ -209,6 +209,11 @@ impl Memory {
         let before = self.copied.range(..start).next_back().filter(|&(_, &e)| e > start);
         before.into_iter().chain(self.copied.range(start..end)).map(|(&s, &e)| (s, e)).collect()
     }
+
+    /// The copies that begin at an address, or reach over it.
+    pub fn forget_at(&mut self, at: u64) {
+        self.forget(at, at + 1);
+    }
 }
 
 /// A size in whole pages.

@@ -1,8 +1,8 @@
 //! Memory over time as SVG: step curves, softly filled, with lines for budget and floor.
 //!
 //! Text is left to the viewer's sans-serif font. The same input gives the same bytes. Hundreds of
-//! thousands of points are thinned to what a pixel column can show: where the curve enters it, its lowest and
-//! highest value there, where it leaves. Not for: other kinds of plot.
+//! thousands of points are thinned to what a pixel column can show: its first, lowest, highest and
+//! last value.
 
 use std::fmt::Write as _;
 use std::io;
@@ -19,18 +19,18 @@ use crate::units::{Bytes, Nanos};
 /// A value over time.
 #[derive(Clone, Copy, Debug)]
 pub struct Curve<'a> {
-    /// For the legend.
+    /// Its name in the legend.
     pub name: &'a str,
     /// The value from each instant on, in order of time. The last point is where the curve ends.
     pub points: &'a [(Nanos, Bytes)],
 }
 
-/// A level to hold the curves against.
+/// A level drawn across, such as a budget.
 #[derive(Clone, Copy, Debug)]
 pub struct Line<'a> {
-    /// Written at its end.
+    /// Its name, written at its end.
     pub name: &'a str,
-    /// Where it is.
+    /// The level.
     pub value: Bytes,
 }
 
@@ -147,14 +147,15 @@ fn draw(
     legend(root, title, curves)
 }
 
-/// What an axis of bytes says.
+/// The title of an axis of bytes.
 pub(super) fn device_memory(scale: &Scale) -> String {
     format!("device memory ({})", scale.unit)
 }
 
 pub(super) type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'a>, Cartesian2d<Axis<'b>, Axis<'b>>>;
 
-/// Axes and grid, `above` pixels below the top: `across` and `up` say what the axes count; each has its scale and highest value.
+/// Axes and grid, `above` pixels below the top: `across` and `up` say what the axes count; each has
+/// its scale and highest value.
 pub(super) fn frame<'a, 'b>(
     root: &Area<'a>,
     above: u32,
@@ -207,7 +208,8 @@ pub(super) fn levels(
     names(root, labels)
 }
 
-/// Writes each line's name and value at its right end, moved down where it would cover the one above.
+/// Writes each line's name and value at its right end, moved down where it would cover the one
+/// above.
 fn names(root: &Area<'_>, mut labels: Vec<((i32, i32), &Line<'_>)>) -> Drawn {
     const HEIGHT: i32 = 30;
     labels.sort_by_key(|((_, y), _)| *y);
@@ -272,7 +274,7 @@ pub(super) fn cut(text: &str, longest: usize) -> String {
     text.chars().take(longest - 1).chain(['…']).collect()
 }
 
-/// Keeps of each pixel column where the curve enters it, its lowest, its highest and its last value.
+/// Keeps of each pixel column its first, lowest, highest and last value.
 fn thin(points: &[(Nanos, Bytes)], end: u64) -> Vec<(Nanos, Bytes)> {
     let column = |t: Nanos| u128::from(t.0) * u128::from(COLUMNS) / u128::from(end);
     let mut kept = Vec::new();
@@ -319,11 +321,13 @@ pub(super) struct Scale {
 }
 
 impl Scale {
-    /// For values up to `highest` in the largest unit of which it has two, with at most `most` ticks above zero.
+    /// For values up to `highest`, in the largest unit of which that is at least two, with at most
+    /// `most` ticks above zero.
     pub fn of(highest: u64, units: &[(&'static str, u64)], most: u128) -> Self {
         let fits = units.iter().find(|(_, one)| highest / 2 >= *one).or(units.last());
         let (unit, one) = fits.copied().unwrap_or(("", 1));
-        // From a hundredth of a unit up; nothing is finer, since there are two units at least or the unit is indivisible.
+        // From a hundredth of a unit up; nothing is finer, since there are two units at least or
+        // the unit is indivisible.
         let finest: u32 = if one == 1 { 0 } else { 2 };
         let mut steps = (0..18).flat_map(|power| [1, 2, 5].map(|m| m * 10u64.pow(power)));
         let few = |step: &u64| {

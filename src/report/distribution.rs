@@ -1,6 +1,4 @@
 //! Shares of a whole done by a time, as SVG: one rising line for each series.
-//!
-//! Not for: memory ([`super::curve`]).
 
 use std::io;
 

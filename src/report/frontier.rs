@@ -1,8 +1,8 @@
 //! Time against memory as SVG: a curve for each way to plan, and below them all the bound.
 //!
-//! One panel for each device, one below the other, with the same colours. Time is the ratio to the unplanned iteration; what
-//! is above [`HIGHEST`] stands as a triangle at the upper edge, with its value, and the line to it ends where it leaves the picture. The same input gives the same bytes.
-//! Not for: memory over time ([`super::curve`]).
+//! One panel for each device, one below the other, with the same colours. Time is the ratio to the
+//! unplanned iteration. A point above [`HIGHEST`] is a triangle at the upper edge, with its value;
+//! the line to it ends where it leaves the picture. The same input gives the same bytes.
 
 use std::io;
 
@@ -15,7 +15,7 @@ use crate::units::{Bytes, Nanos};
 /// A way to plan: its name, and the memory and time of each of its plans, by memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Curve {
-    /// For the legend.
+    /// Its name in the legend.
     pub name: String,
     /// Peak and iteration.
     pub points: Vec<(Bytes, Nanos)>,
@@ -24,13 +24,13 @@ pub struct Curve {
 /// One device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Panel {
-    /// Above it.
+    /// Its title.
     pub title: String,
     /// The iteration without a plan.
     pub unplanned: (Bytes, Nanos),
     /// In the order of their colours.
     pub curves: Vec<Curve>,
-    /// What no plan can beat, by memory.
+    /// The bound, which no plan can beat, by memory.
     pub bound: Vec<(Bytes, Nanos)>,
 }
 
@@ -160,7 +160,7 @@ struct Entry {
 /// How far apart the legend's lines are.
 const LINE: i32 = 18;
 
-/// Each curve's name, then what is drawn in ink, on as many lines as it takes.
+/// Each curve's name, then the marks that are drawn in ink, on as many lines as needed.
 fn entries(panel: &Panel) -> Vec<Entry> {
     let name = |curve: &Curve| {
         if curve.points.is_empty() {

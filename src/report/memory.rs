@@ -1,7 +1,8 @@
-//! What holds memory over time, as SVG: layers on top of each other, and above them what is reserved.
+//! What holds memory over time, as SVG: layers on top of each other, and above them what is
+//! reserved.
 //!
-//! Points are thinned while they come, so that a sequence of millions costs no more than its picture. Not for: curves
-//! beside each other ([`super::curve`]).
+//! Points are thinned while they come, so that a sequence of millions costs no more than its
+//! picture.
 
 use std::io;
 
@@ -28,7 +29,7 @@ const COLOURS: [RGBColor; LAYERS] = [
     RGBColor(150, 150, 150),
 ];
 
-/// Stretches of time that are told apart: two pixels each.
+/// How many stretches of time the drawing separates: two pixels each.
 const STEPS: u64 = COLUMNS / 2;
 
 /// Bytes at an instant.
@@ -38,7 +39,7 @@ pub struct Instant {
     pub time: Nanos,
     /// By layer.
     pub layers: [u64; LAYERS],
-    /// What is reserved.
+    /// Reserved bytes.
     pub reserved: u64,
 }
 
@@ -48,7 +49,8 @@ impl Instant {
     }
 }
 
-/// Layers over time, being thinned: of each stretch of two pixels the first, highest, lowest and last instants.
+/// Layers over time, being thinned: of each stretch of two pixels the first, highest, lowest and
+/// last instants.
 #[derive(Clone, Debug)]
 pub struct Stack {
     end: u64,
@@ -66,7 +68,7 @@ impl Stack {
         Self { end: end.0.max(1), column: None, kept: Vec::new(), peaks: [0; LAYERS], reserved: 0 }
     }
 
-    /// Adds what is so from an instant on; instants come in order of time.
+    /// Adds the bytes from an instant on; instants come in order of time.
     pub fn add(&mut self, now: Instant) {
         let column = (u128::from(now.time.0) * u128::from(STEPS) / u128::from(self.end)) as u64;
         for (peak, layer) in self.peaks.iter_mut().zip(now.layers) {
@@ -100,7 +102,8 @@ impl Stack {
         }
     }
 
-    /// Draws it below a title, with a line for each of `lines` and a mark where each iteration of `starts` begins.
+    /// Draws it below a title, with a line for each of `lines` and a mark where each iteration of
+    /// `starts` begins.
     ///
     /// # Errors
     /// When the drawing library fails, which drawing into memory gives no reason for.
@@ -145,7 +148,8 @@ impl Stack {
             let points: Vec<_> = self.kept.iter().map(|i| (i.time, Bytes(value(i)))).collect();
             steps(&points).into_iter().map(|(t, v)| (time.units(t.0), memory.units(v.0))).collect()
         };
-        // The highest sum first: each smaller one covers what is below it, and what stays to be seen is the layer.
+        // The highest sum first: each smaller one covers what is below it, and what stays to be
+        // seen is the layer.
         for layer in (0..LAYERS).rev().filter(|&l| self.peaks[l] > 0) {
             let sum = corners(&|i| i.layers[..=layer].iter().fold(0, |a, &b| a.saturating_add(b)));
             chart.draw_series(AreaSeries::new(

@@ -1,6 +1,4 @@
-//! What people read: tables, curves, timelines.
-//!
-//! For: turning plain figures into text, SVG and Chrome traces. Not for: computing any of them.
+//! What people read: plain figures as tables, SVG drawings and Chrome traces.
 
 pub mod curve;
 pub mod distribution;
@@ -13,7 +11,8 @@ pub mod timeline;
 
 use std::borrow::Cow;
 
-/// `text` on one line and harmless to a terminal or an XML document: what neither may hold becomes `\u{fffd}`.
+/// `text` on one line and harmless to a terminal or an XML document: characters that these can't
+/// hold become `\u{fffd}`.
 #[must_use]
 pub fn plain(text: &str) -> Cow<'_, str> {
     let harmful = |c: char| {

@@ -1,8 +1,10 @@
-//! The xMem paper's four-quadrant plot as SVG: how often estimates fail against how far they are off.
+//! The xMem paper's four-quadrant plot as SVG: how often estimates fail against how far they are
+//! off.
 //!
-//! One point a model: across, the share of its runs that failed; up, the median of its relative errors. Lines at 20 % make the
-//! quadrants: left below is optimal, right below accurate but failing (underestimates), left above safe but wasteful
-//! (overestimates), right above neither. The same input gives the same bytes. Not for: computing either.
+//! One point a model: across, the share of its runs that failed; up, the median of its relative
+//! errors. Lines at 20 % make the quadrants: left below is optimal, right below accurate but
+//! failing (underestimates), left above safe but wasteful (overestimates), right above neither. The
+//! same input gives the same bytes.
 
 use std::fmt::Write as _;
 

@@ -1,6 +1,7 @@
 //! The published JSON Schemas of neap's files, made from the types that read them.
 //!
-//! For: the files in `schemas/`, compared with these in the tests. Not for: validating a file; reading it does, and says more.
+//! A test compares them with the files in `schemas/`. Reading a file validates it, with better
+//! errors.
 
 use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
@@ -22,7 +23,7 @@ pub fn all() -> Vec<(&'static str, String)> {
     ]
 }
 
-/// What files of a type may hold to be read.
+/// The schema of the files that are read as `T`.
 fn text<T: JsonSchema>(format: &str) -> String {
     let mut schema = SchemaSettings::draft2020_12()
         .for_deserialize()

@@ -1,7 +1,7 @@
 //! Aligned tables of plain text: columns of words to the left, columns of numbers to the right.
 //!
-//! No colours, no frame, no trailing blanks, so that they read the same on a terminal, in a file and
-//! in a README. Not for: data that programs read, which is CSV or JSON.
+//! No colours, no frame, no trailing blanks, so that they read the same on a terminal, in a file
+//! and in a README.
 
 use std::fmt;
 
@@ -35,7 +35,8 @@ impl Table {
         }
     }
 
-    /// Adds a row: a cell for each column, in their order. Missing cells stay empty, further ones are left out.
+    /// Adds a row: a cell for each column, in their order. Missing cells stay empty, further ones
+    /// are left out.
     pub fn row<T: fmt::Display>(&mut self, cells: impl IntoIterator<Item = T>) -> &mut Self {
         let mut row: Vec<_> = cells
             .into_iter()

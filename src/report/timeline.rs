@@ -1,7 +1,7 @@
 //! Timelines in Chrome's trace format, which <https://ui.perfetto.dev> opens.
 //!
-//! A job is a process; its compute stream and each direction of its link are tracks of it; memory is a
-//! counter. Written as it comes, so a million events need no memory. Not for: anything read back.
+//! A job is a process; its compute stream and each direction of its link are tracks of it; memory
+//! is a counter. Written as it comes, so a million events need no memory.
 
 use std::io::{self, Write};
 
@@ -17,13 +17,13 @@ pub struct Track {
 /// What happens on a track from an instant on for a while.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span<'a> {
-    /// What is written on it.
+    /// Its label.
     pub name: &'a str,
     /// When it begins.
     pub start: Nanos,
     /// How long it takes.
     pub duration: Nanos,
-    /// What is shown when it is clicked.
+    /// Details, shown when it is clicked.
     pub args: &'a [(&'a str, Value<'a>)],
 }
 
@@ -101,7 +101,8 @@ impl<W: Write> Writer<W> {
         self.args(span.args)
     }
 
-    /// Says what a process's counter holds from `at` on: one value for each series, such as resident bytes and budget.
+    /// Sets a process's counter from `at` on: one value for each series, such as resident bytes and
+    /// budget.
     ///
     /// # Errors
     /// When writing fails.

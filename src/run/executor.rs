@@ -1,6 +1,6 @@
 //! From a placed program to a device's script, and the loop that runs it.
 //!
-//! What waits for what is worked out once, in [`script`]; [`Executor::run`] only enqueues.
+//! What waits for what is worked out once, in [`script`]; [`Executor::run`] only enqueues. Not for: devices.
 
 use super::RunError;
 use super::backend::{
@@ -282,8 +282,8 @@ pub struct Executor<'a> {
 }
 
 impl Executor<'_> {
-    /// Runs iterations `from..to`, adding to the record; after each `boundary` gets its
-    /// measurements and says whether to stop there. Gives how far it came.
+    /// Runs iterations `from..to`, adding to the record; after each `boundary` is told how it went and says whether to stop
+    /// there. Gives how far it came.
     ///
     /// # Errors
     /// The first failure of the device.

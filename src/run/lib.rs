@@ -1,8 +1,9 @@
 //! Making it happen: executor, swap executor, and the devices behind one trait.
 //!
-//! [`run`] executes a checked plan on the host device and says what it was like; [`run_replanning`]
-//! has it planned anew while it runs, when latencies drift ([`controller`]).
-//! [`profile`](mod@profile) and [`measure`] find out how fast operators and devices are.
+//! [`run`] executes a checked plan on the host device and says what it was like; [`run_replanning`] has it planned anew while
+//! it runs, when latencies drift ([`controller`]). [`profile`](mod@profile) and [`measure`] find out how fast operators and devices are. Not for: how plans are found,
+//! nor proving them ([`crate::contract::check`]): a plan that was not checked gives an error or wrong numbers,
+//! but touches no byte outside its memories.
 
 use neap_model::{contract, device, files, job, units};
 use neap_plan as plan;
@@ -92,7 +93,7 @@ impl Target {
     }
 }
 
-/// Settings of a run besides the plan.
+/// What a run is told besides the plan.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// What it runs on; rates, throttling and jitter are the host device's alone.
@@ -115,8 +116,7 @@ pub struct Settings {
     pub save: Option<PathBuf>,
     /// Keep parameters and buffers in the outcome.
     pub keep_state: bool,
-    /// Fill memory with a pattern wherever something begins that holds nothing yet, so that reading
-    /// it shows.
+    /// Fill memory with a pattern wherever something begins that holds nothing yet, so that reading it shows.
     pub poison: bool,
     /// Sleep up to this long before each copy: for tests that order, not speed, makes results.
     pub jitter: Nanos,
@@ -133,6 +133,12 @@ impl Stop {
     /// state, its outcome) is still written.
     pub fn request(&self) {
         self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// What a signal handler sets to ask for it.
+    #[must_use]
+    pub fn flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.0)
     }
 
     /// Whether it has been asked for.
@@ -163,7 +169,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// The host device's options, for a profile.
+    /// What the host device is told, for a profile.
     fn host(&self, profile: &Profile) -> host::Options {
         host::Options {
             link: match self.link_rate {
@@ -204,8 +210,7 @@ pub struct Outcome {
     pub losses: Vec<f32>,
     /// It ended early because it was asked to, after as many iterations as there are times.
     pub stopped: bool,
-    /// SHA-256 in hex over parameters and buffers in order of name: each one's name, a zero byte,
-    /// its bytes.
+    /// SHA-256 in hex over parameters and buffers in order of name: each one's name, a zero byte, its bytes.
     pub checksum: String,
     /// The end of the highest bytes that were touched.
     pub peak_bytes: Bytes,
@@ -221,8 +226,7 @@ pub struct Outcome {
     pub operator_ns: Vec<Vec<Nanos>>,
     /// What libraries chose for operators for which they have several algorithms.
     pub libraries: BTreeMap<OpId, Chosen>,
-    /// Parameters and buffers at the end by their keys (`parameter:NAME`), when they were to be
-    /// kept.
+    /// Parameters and buffers at the end by their keys (`parameter:NAME`), when they were to be kept.
     pub state: Option<BTreeMap<String, Value>>,
     /// What should be said about it.
     pub notes: Vec<String>,
@@ -308,7 +312,7 @@ pub fn supported(graph: &Graph) -> Vec<Missing> {
 
 /// Runs `job`, a checked plan of `graph`, on its device with an arena of exactly `arena_bytes`.
 ///
-/// `progress` gets the number of finished iterations after each one.
+/// `progress` is told after each iteration how many are done.
 ///
 /// # Errors
 /// Before anything runs: missing operators, unrecorded numbers, weights that don't fit, a plan that makes no sense.
@@ -346,8 +350,8 @@ pub fn run_with(
     )
 }
 
-/// Runs `plan`, checked and of one job, and has it planned anew when measured latencies drift. A
-/// new plan takes over between two iterations and changes no result.
+/// Runs `plan`, checked and of one job, and has it planned anew when measured latencies drift. A new plan takes over between
+/// two iterations and changes no result.
 ///
 /// # Errors
 /// As [`run`]; and when the plan has no job.
@@ -363,7 +367,7 @@ pub fn run_replanning(
     follow(run, &plan.device, (job, plan.budget), Some(replan), progress)
 }
 
-/// Runs a job alone, from plan to plan where there is a planner.
+/// Runs a job alone, from plan to plan if there is somebody to make them.
 fn follow(
     mut run: Job<'_>,
     profile: &Profile,

@@ -1,4 +1,6 @@
 //! The device of a target, made for a script, whether or not this build has CUDA.
+//!
+//! Not for: what is done with it.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -24,8 +26,7 @@ pub enum Shared {
 }
 
 impl Shared {
-    /// An arena of exactly so many bytes on the device of `target`. For a GPU it is given back on
-    /// this thread.
+    /// An arena of exactly so many bytes on the device of `target`. For a GPU it is given back on this thread.
     ///
     /// # Errors
     /// When there is no such device, or it has not got them.
@@ -42,9 +43,8 @@ impl Shared {
     }
 }
 
-/// Makes the device of `target` for `script`, in memory of its own unless there is a shared one,
-/// with these algorithms of libraries, and runs `work` with it; what came of that, and what the
-/// device says of itself.
+/// Makes the device of `target` for `script`, in memory of its own unless there is a shared one, with these algorithms of libraries, and runs `work` with it; what came of that, and
+/// what the device says of itself.
 ///
 /// # Errors
 /// When there is no such device, or it can't be made ready.

@@ -1,8 +1,7 @@
-//! Operators of one kind over many shapes, as graphs of one operator each: what a predictor learns
-//! from.
+//! Operators of one kind over many shapes, as graphs of one operator each: what a predictor learns from.
 //!
-//! Shapes are drawn evenly by their logarithm from a seed, the same on every machine, and passed
-//! over when they are more than [`MOST_FLOPS`] or [`MOST_BYTES`].
+//! Shapes are drawn evenly by their logarithm from a seed, the same on every machine, and passed over when they are more than
+//! [`MOST_FLOPS`] or [`MOST_BYTES`]. Not for: measuring them ([`super::profile`]).
 
 use crate::device::roofline;
 use crate::job::graph::contiguous;
@@ -42,8 +41,7 @@ pub fn names() -> Vec<&'static str> {
     KINDS.iter().map(|k| k.0).collect()
 }
 
-/// `count` graphs of one operator of a kind, by a name of [`names`] or the framework's own; `None`
-/// for others.
+/// `count` graphs of one operator of a kind, by a name of [`names`] or the framework's own; `None` for others.
 #[must_use]
 pub fn samples(kind: &str, count: u32, seed: u64) -> Option<Vec<Graph>> {
     let (name, kind, draw) = KINDS.iter().find(|(name, full, _)| *name == kind || *full == kind)?;
@@ -196,7 +194,7 @@ impl Parts {
         self.replay = Replay::SkipUpdates;
     }
 
-    /// Of parts that are known to fit: otherwise an empty graph, which a run refuses.
+    /// Of parts that are known to fit: an empty graph otherwise, which whoever runs it refuses.
     fn sure(self, kind: &str) -> Graph {
         let nothing = || Graph {
             name: String::new(),

@@ -79,7 +79,7 @@ fn two_jobs_share_bytes_and_wait_for_each_other() {
     assert!(folder.neap(&["simulate", "two.plan.json"]).stdout.contains("held in turn:"));
     assert_eq!(folder.neap(&["diff", "two.plan.json", "two.plan.json"]).code, Some(0));
 
-    // Somebody else's window.
+    // Another job's window.
     let text = folder.text("two.plan.json").replacen(
         &format!("\"bytes\":{window}"),
         &format!("\"bytes\":{}", window + 512),
@@ -100,7 +100,7 @@ fn two_jobs_share_bytes_and_wait_for_each_other() {
     );
     let alone = folder.neap(&["plan", &mlp, "--overlap"]);
     assert!(
-        alone.code == Some(2) && alone.stderr.contains("nobody to share bytes with"),
+        alone.code == Some(2) && alone.stderr.contains("no other to share bytes with"),
         "{}",
         alone.stderr
     );

@@ -40,10 +40,7 @@ def user_line(depth: int = 1) -> Line | None:
 
     Nothing in threads that run no such code, such as autograd's.
     """
-    try:
-        frame: FrameType | None = sys._getframe(depth)
-    except ValueError:
-        return None
+    frame: FrameType | None = sys._getframe(depth)
     package: Line | None = None
     while frame is not None:
         file = frame.f_code.co_filename

@@ -4,7 +4,6 @@ peak.
 
 from __future__ import annotations
 
-import atexit
 import bisect
 import ctypes
 import gzip
@@ -54,7 +53,7 @@ class Memory:
         self._phase = ""
         self._began = False
         self._modules: list[tuple[int, str]] = []
-        self._callback: Any = None
+        self._device: Callable[[int], None] | None = None
         self._peaks: dict[int, list[int]] = {}
         self._frozen_peaks: dict[int, list[int]] | None = None
 
@@ -66,18 +65,14 @@ class Memory:
             "all", context="all" if snapshot else None, stacks="python", max_entries=20_000_000
         )
         library = ctypes.CDLL(None)
-        if hasattr(library, "neap_dry_watch_allocations"):
-            kind = ctypes.CFUNCTYPE(None, ctypes.c_uint64)
-            self._callback = kind(self._allocated)
-            library.neap_dry_watch_allocations(self._callback)
-            atexit.register(library.neap_dry_watch_allocations, None)
-        else:
-            # On another device PyTorch's own trace tells. It breaks scripts that free memory while
-            # an exception is on its way, as gradient checkpointing does.
-            import torch.cuda._gpu_trace as trace
+        if hasattr(library, "neap_dry_on_alloc"):
+            call = library.neap_dry_on_alloc
+            call.argtypes, call.restype = [ctypes.c_uint64], None
+            self._device = call
+        import torch.cuda._gpu_trace as trace
 
-            torch._C._activate_gpu_trace()
-            trace.register_callback_for_memory_allocation(self._allocated)
+        torch._C._activate_gpu_trace()
+        trace.register_callback_for_memory_allocation(self._allocated)
         reset = torch._C._cuda_resetPeakMemoryStats
 
         def reset_and_keep(device: int) -> None:
@@ -96,6 +91,8 @@ class Memory:
     # -- as it happens
 
     def _allocated(self, address: int) -> None:
+        if self._device is not None:
+            self._device(address)
         self._live[address] = len(self.places)
         watch = self.watch
         module = watch.module
@@ -151,10 +148,7 @@ class Memory:
         for plain in plain_tensors(tensor):
             if plain.device.type != "cuda":
                 continue
-            try:
-                number = self._live.get(plain.untyped_storage().data_ptr())
-            except (NotImplementedError, RuntimeError):
-                continue  # Sparse and other tensors without a storage of their own.
+            number = self._live.get(plain.untyped_storage().data_ptr())
             if number is not None:
                 known = self.names.get(number)
                 self.names[number] = (category, name or (known[1] if known else ""))

@@ -1,4 +1,5 @@
-//! Shares of memory and time as the papers define them, and their accounting beside the physical one.
+//! Shares of memory and time as the papers define them, and their accounting beside the physical
+//! one.
 
 use std::fmt;
 
@@ -6,13 +7,15 @@ use neap::sim::accounting::{Extra, Paper};
 use neap::units::{Bytes, Nanos};
 use serde::Serialize;
 
-/// How memory and time are counted in reports. Plans are made and proved by physical accounting in either case.
+/// How memory and time are counted in reports. Plans are made and proved by physical accounting in
+/// either case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Accounting {
-    /// As the device has it: bytes count from a copy's or an operator's start, and the link's directions are apart.
+    /// As the device has it: bytes count from a copy's or an operator's start, and the link's
+    /// directions are apart.
     Physical,
-    /// The papers' figures too: swap-ins and outputs count from their end, workspaces not at all, and the link carries
-    /// one copy at a time.
+    /// The papers' figures too: swap-ins and outputs count from their end, workspaces not at all,
+    /// and the link carries one copy at a time.
     Paper,
 }
 

@@ -38,7 +38,8 @@ enum Command {
     Measure {
         #[command(flatten)]
         on: TargetFlags,
-        /// The device that gives what can't be measured, such as the memory a job may have: a built-in name or a file.
+        /// The device that gives what can't be measured, such as the memory a job may have: a
+        /// built-in name or a file.
         #[arg(long, value_name = "NAME|FILE", default_value = "host")]
         device: String,
         /// The name of the measured device.

@@ -13,8 +13,8 @@ use serde::Serialize;
 use crate::output::{self, Answer};
 use crate::settings;
 
-/// Say why each of the largest tensors at the planned peak is swapped, recomputed or kept, and what speaks against
-/// the other ways.
+/// Say why each of the largest tensors at the planned peak is swapped, recomputed or kept, and what
+/// speaks against the other ways.
 #[derive(clap::Args)]
 pub struct Flags {
     /// The plan.
@@ -202,7 +202,8 @@ fn named(graph: &Graph, name: &str) -> anyhow::Result<TensorId> {
     bail!("no tensor is named `{name}`; {near}")
 }
 
-/// How many characters must change to make one word of the other (Levenshtein), looking at the first hundred.
+/// How many characters must change to make one word of the other (Levenshtein), looking at the
+/// first hundred.
 fn edits(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().take(100).collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();

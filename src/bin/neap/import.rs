@@ -22,7 +22,8 @@ pub struct Flags {
     /// Keep the framework's operators exactly, multi-tensor optimizer steps included.
     #[arg(long)]
     as_recorded: bool,
-    /// Where lowered updates go: all at the optimizer's step, or each as early as its gradient allows.
+    /// Where lowered updates go: all at the optimizer's step, or each as early as its gradient
+    /// allows.
     #[arg(long, value_enum, default_value_t = Updates::Step, conflicts_with = "as_recorded")]
     updates: Updates,
 }

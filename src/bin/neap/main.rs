@@ -24,6 +24,7 @@ mod score;
 mod settings;
 mod share;
 mod shell;
+mod signals;
 mod simulate;
 mod train;
 

@@ -9,6 +9,8 @@ use anyhow::Context;
 use neap::report::plain;
 use serde::Serialize;
 
+use crate::signals;
+
 /// How a command ended, bad input aside.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
@@ -16,6 +18,8 @@ pub enum Answer {
     Yes,
     /// The answer is no (does not fit, check failed, differs): exit code 1.
     No,
+    /// A signal ended it early: exit code 130.
+    Stopped,
     /// What was to be judged failed by itself, so that there is no answer: exit 3.
     Failed,
 }
@@ -32,6 +36,7 @@ impl Answer {
             Ok(Self::Yes) => ExitCode::SUCCESS,
             Ok(Self::No) => ExitCode::from(1),
             Ok(Self::Failed) => ExitCode::from(3),
+            Ok(Self::Stopped) => ExitCode::from(signals::STOPPED),
             Err(error) => {
                 note(&format!("error: {}", chain(&error)));
                 ExitCode::from(2)

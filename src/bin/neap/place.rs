@@ -28,8 +28,9 @@ pub struct Flags {
     /// The largest number of steps of the search; a million take a few milliseconds.
     #[arg(long, value_name = "STEPS", default_value_t = 1_000_000_000)]
     effort: u64,
-    /// Search techniques to leave out, to see what each is worth: partition, decompose, sections, monotone, support, dominance,
-    /// lowest, free, twins, jump, portfolio, restarts, weights, shuffle.
+    /// Search techniques to leave out, to see what each is worth: partition, decompose, sections,
+    /// monotone, support, dominance, lowest, free, twins, jump, portfolio, restarts, weights,
+    /// shuffle.
     #[arg(long, value_name = "TECHNIQUE,...", value_delimiter = ',')]
     without: Vec<Named>,
 }

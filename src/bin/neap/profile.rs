@@ -31,24 +31,31 @@ pub struct Flags {
     #[arg(long, value_name = "KIND,…", value_delimiter = ',')]
     sweep: Vec<String>,
     /// How many shapes of each kind.
-    #[arg(long, value_name = "N", default_value_t = 500, requires = "sweep", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    #[arg(long, value_name = "N", default_value_t = 500, requires = "sweep",
+          value_parser = clap::value_parser!(u32).range(1..=100_000))]
     samples: u32,
     #[command(flatten)]
     on: TargetFlags,
-    /// A built-in device or a *.device.json file: the roofline to compare with, and the memory of a job. `host` by
-    /// default.
+    /// A built-in device or a *.device.json file: the roofline to compare with, and the memory of a
+    /// job. `host` by default.
     #[arg(long, value_name = "NAME|FILE")]
     device: Option<String>,
-    /// Measure while other threads compute and copy for this share of the time; several shares are measured in turn.
-    #[arg(long, value_name = "PERCENT,…", value_delimiter = ',', default_value = "0", value_parser = clap::value_parser!(u32).range(0..=100))]
+    /// Measure while other threads compute and copy for this share of the time; several shares are
+    /// measured in turn.
+    #[arg(long, value_name = "PERCENT,…", value_delimiter = ',', default_value = "0",
+          value_parser = clap::value_parser!(u32).range(0..=100))]
     load: Vec<u32>,
     /// How often each operator is measured; the median is reported.
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    #[arg(long, value_name = "N", default_value_t = 5,
+          value_parser = clap::value_parser!(u32).range(1..=100_000))]
     repeats: u32,
-    /// How often a sweep measures all its shapes; the best round of each counts, because other programs only slow it down.
-    #[arg(long, value_name = "N", default_value_t = 3, requires = "sweep", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    /// How often a sweep measures all its shapes; the best round of each counts, because other
+    /// programs only slow it down.
+    #[arg(long, value_name = "N", default_value_t = 3, requires = "sweep",
+          value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
-    /// The largest workspace of a convolution on the GPU, 256MiB by default; the table says what was used.
+    /// The largest workspace of a convolution on the GPU, 256MiB by default; the table says what
+    /// was used.
     #[arg(long, value_name = "BYTES")]
     conv_workspace: Option<Bytes>,
     /// The seed of shapes and numbers.

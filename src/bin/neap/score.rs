@@ -20,10 +20,11 @@ use crate::settings::{self, Outputs};
 /// Compare the estimates of a folder of traces with their truths.
 ///
 /// A job is NAME.profile.json[.gz] beside NAME.truth.json and, for failures and conservation,
-/// NAME.truth.events.csv[.gz]. Truths are runs on a device that is never full. Each job is tried on devices of 8, 12
-/// and 40 GB (rtx4060, rtx3060, a100-40g). Round one compares the forecast's verdict with the job's; round two caps
-/// the job at its own estimate, without and with the margin. Neither estimate nor cap includes the context: a device
-/// offers the memory that its context leaves.
+/// NAME.truth.events.csv[.gz]. Truths are runs on a device that is never full. Each job is tried on
+/// devices of 8, 12 and 40 GB (rtx4060, rtx3060, a100-40g). Round one compares the forecast's
+/// verdict with the job's; round two caps the job at its own estimate, without and with the margin.
+/// Neither estimate nor cap includes the context: a device offers the memory that its context
+/// leaves.
 #[derive(clap::Args)]
 pub struct Flags {
     /// The folder.
@@ -32,7 +33,8 @@ pub struct Flags {
     /// The rules that make the estimates.
     #[arg(long, value_name = "RULES", default_value = "neap")]
     rules: settings::Rules,
-    /// The GPU that the truths were made on: a built-in device (`neap device list`) or a *.device.json file.
+    /// The GPU that the truths were made on: a built-in device (`neap device list`) or a
+    /// *.device.json file.
     #[arg(long, value_name = "NAME|FILE", default_value = "h100")]
     device: String,
     /// PyTorch's PYTORCH_CUDA_ALLOC_CONF, in place of each truth's own.
@@ -41,8 +43,9 @@ pub struct Flags {
     /// Write a row for every job, with the time its estimate took.
     #[arg(long, value_name = "FILE.csv")]
     csv: Option<PathBuf>,
-    /// Draw the four-quadrant plot: the share of a model's runs that fail across, its median error up. Lines at 20 %
-    /// separate optimal, accurate but failing (too low), safe but wasteful (too high), and neither.
+    /// Draw the four-quadrant plot: the share of a model's runs that fail across, its median error
+    /// up. Lines at 20 % separate optimal, accurate but failing (too low), safe but wasteful (too
+    /// high), and neither.
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
 }
@@ -269,7 +272,8 @@ fn errors(scores: &[Score]) -> (Spread, Spread) {
     )
 }
 
-/// The optimizer, or where gradients are cleared, of a job that is named model-optimizer-batch-size-zero_grad.
+/// The optimizer, or where gradients are cleared, of a job that is named
+/// model-optimizer-batch-size-zero_grad.
 fn part(score: &Score, from_end: usize) -> String {
     let parts: Vec<&str> = score.name.rsplit('-').collect();
     parts

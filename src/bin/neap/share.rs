@@ -25,17 +25,20 @@ use crate::settings::values::seconds;
 
 /// Simulate many jobs on one device.
 ///
-/// JOBS.csv has a row for each job: job, submit_s, and duration_s (alone) or iterations; by workload (looked up in --memory),
-/// graph (a *.graph.json), estimate (what `neap estimate --json` wrote), or persistent_bytes and ephemeral_bytes. Optional: iteration_s,
-/// utilisation, priority, kill_s (after its submission), rate_per_s (an inference job's requests); error_percent (how far an estimate may
-/// be too low, asked for as a margin), actual_persistent_bytes and actual_ephemeral_bytes (what the job turns out to need at the end of its
-/// iteration grows_after). Jobs slow each other down by a calibrated contention model.
+/// JOBS.csv has a row for each job: job, submit_s, and duration_s (alone) or iterations; by
+/// workload (looked up in --memory), graph (a *.graph.json), estimate (what `neap estimate --json`
+/// wrote), or persistent_bytes and ephemeral_bytes. Optional: iteration_s, utilisation, priority,
+/// kill_s (after its submission), rate_per_s (an inference job's requests); error_percent (how far
+/// an estimate may be too low, asked for as a margin), actual_persistent_bytes and
+/// actual_ephemeral_bytes (what the job turns out to need at the end of its iteration grows_after).
+/// Jobs slow each other down by a calibrated contention model.
 #[derive(clap::Args)]
 pub struct Flags {
     /// The trace of jobs.
     #[arg(value_name = "JOBS.csv")]
     jobs: PathBuf,
-    /// What workloads take: workload, persistent_bytes, ephemeral_bytes; or the columns that Salus published.
+    /// What workloads take: workload, persistent_bytes, ephemeral_bytes; or the columns that Salus
+    /// published.
     #[arg(long, value_name = "MEMORY.csv")]
     memory: Option<PathBuf>,
     /// A built-in device (`neap device list`) or a *.device.json file, for memory and link.
@@ -45,10 +48,12 @@ pub struct Flags {
     #[arg(long, value_name = "SIZE")]
     memory_bytes: Option<Bytes>,
     /// The policies: which job goes first.
-    #[arg(long, value_delimiter = ',', default_value = "fifo,srtf,pack,fair,neap", value_parser = policy::NAMES)]
+    #[arg(long, value_delimiter = ',', default_value = "fifo,srtf,pack,fair,neap",
+          value_parser = policy::NAMES)]
     policies: Vec<String>,
     /// The mechanisms by which jobs share; several are tried in turn.
-    #[arg(long, value_delimiter = ',', default_value = "lanes", value_parser = ["exclusive", "static", "mps", "mps-oc", "checkpoint", "lanes"])]
+    #[arg(long, value_delimiter = ',', default_value = "lanes",
+          value_parser = ["exclusive", "static", "mps", "mps-oc", "checkpoint", "lanes"])]
     mechanism: Vec<String>,
     /// The rules for lanes: the paper's algorithm (corrected), the released code's, or neap's.
     #[arg(long, default_value = "neap", value_parser = ["paper", "as-released", "neap"])]
@@ -56,28 +61,35 @@ pub struct Flags {
     /// The memory of a process's context (static, mps, mps-oc).
     #[arg(long, value_name = "SIZE", default_value = "300MiB")]
     context: Bytes,
-    /// How far the given memory may be too low, in per cent: the margin for every job without an error of its own.
-    #[arg(long, value_name = "PERCENT", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1000))]
+    /// How far the given memory may be too low, in per cent: the margin for every job without an
+    /// error of its own.
+    #[arg(long, value_name = "PERCENT", default_value_t = 0,
+          value_parser = clap::value_parser!(u32).range(0..=1000))]
     margin: u32,
     /// Equal partitions (static).
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=48))]
+    #[arg(long, value_name = "N", default_value_t = 2,
+          value_parser = clap::value_parser!(u32).range(1..=48))]
     partitions: u32,
     /// The memory that is promised, in per cent of the device (mps-oc).
-    #[arg(long, value_name = "PERCENT", default_value_t = 200, value_parser = clap::value_parser!(u32).range(100..=1000))]
+    #[arg(long, value_name = "PERCENT", default_value_t = 200,
+          value_parser = clap::value_parser!(u32).range(100..=1000))]
     overcommit: u32,
     /// The length of a turn where turns move persistent memory (fair).
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     turn: Nanos,
-    /// After how long a waiting job is overdue: no job passes it any more, and under policy neap it goes first.
+    /// After how long a waiting job is overdue: no job passes it any more, and under policy neap it
+    /// goes first.
     #[arg(long, value_name = "SECONDS", default_value = "28800", value_parser = seconds)]
     patience: Nanos,
     /// Write a row for each job, policy and mechanism.
     #[arg(long, value_name = "FILE.csv")]
     csv: Option<PathBuf>,
-    /// Draw the share of jobs that ended by a time; and as FILE.POLICY.svg the memory of each policy over time.
+    /// Draw the share of jobs that ended by a time; and as FILE.POLICY.svg the memory of each
+    /// policy over time.
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
-    /// Prove after every change that no byte is promised twice (lanes), by a checker that shares no code with the policies.
+    /// Prove after every change that no byte is promised twice (lanes), by a checker that shares no
+    /// code with the policies.
     #[arg(long)]
     check: bool,
     /// Say why a job waited.

@@ -9,7 +9,8 @@ use clap_complete::Shell;
 use crate::Cli;
 use crate::output::{self, Answer};
 
-/// Print completions for a shell: `neap completions bash > ~/.local/share/bash-completion/completions/neap`.
+/// Print completions for a shell: `neap completions bash >
+/// ~/.local/share/bash-completion/completions/neap`.
 #[derive(clap::Args)]
 pub struct Completions {
     /// The shell.

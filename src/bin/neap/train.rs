@@ -13,7 +13,8 @@ use serde::Serialize;
 use crate::output::{self, Answer, Ending, note};
 use crate::settings::Outputs;
 
-/// Train a predictor of latencies on measured ones, and say how good it is on shapes that it did not see.
+/// Train a predictor of latencies on measured ones, and say how good it is on shapes that it did
+/// not see.
 #[derive(clap::Args)]
 pub struct Flags {
     /// Tables that `neap profile` wrote.

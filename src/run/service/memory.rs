@@ -1,9 +1,7 @@
-//! A device's memory under the service: lanes with addresses, changed only where nobody is
-//! disturbed.
+//! A device's memory under the service: lanes with addresses, changed only where nobody is disturbed.
 //!
-//! Lanes decide whether a job may come in, the layout where. A change that would move somebody is
-//! made in two steps: those concerned leave at their next iteration boundaries, then everything is
-//! put where it goes.
+//! Lanes decide whether a job may come in, the layout where. A change that would move somebody is made in two steps: those concerned
+//! leave at their next iteration boundaries, then everything is put where it goes. Not for: who should come in.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,8 +15,7 @@ use crate::units::Bytes;
 pub struct Spot {
     /// What it keeps.
     pub persistent: Bytes,
-    /// What its iterations need: the upper end of its lane, so that a lane that shrinks from below
-    /// leaves it where it is.
+    /// What its iterations need: the upper end of its lane, so that a lane that shrinks from below leaves it where it is.
     pub ephemeral: Bytes,
     /// The lane.
     pub lane: LaneId,
@@ -61,7 +58,7 @@ impl Memory {
         self.lanes.capacity()
     }
 
-    /// Bytes that no job has.
+    /// Bytes that nobody has.
     #[must_use]
     pub fn free(&self) -> Bytes {
         self.lanes.free()
@@ -79,7 +76,7 @@ impl Memory {
         self.needs.contains_key(&job)
     }
 
-    /// Lets a job in, unless a job that is not `out` would have to move for it.
+    /// Lets a job in, unless somebody who is not `out` would have to move for it.
     pub fn admit(
         &mut self,
         job: JobId,
@@ -113,7 +110,7 @@ impl Memory {
         }
     }
 
-    /// Where each job is.
+    /// Where everybody is.
     #[must_use]
     pub fn spots(&self) -> BTreeMap<JobId, Spot> {
         let places: BTreeMap<Item, (Bytes, Bytes)> =

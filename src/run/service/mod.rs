@@ -1,10 +1,9 @@
 //! Several jobs on one device at once: one process, one arena, scheduled at iteration boundaries.
 //!
-//! For: running plans as lanes and policies would have it ([`crate::sim::share`] decides and
-//! simulates the same). Each job has a thread and streams of its own on a part of the shared arena
-//! ([`split`], [`memory`]); [`scheduler`] says who runs next. Jobs may come and go meanwhile, and
-//! be planned anew together. A job's numbers are what they are when it runs alone, since it sees
-//! nothing of the others but time.
+//! For: running plans as lanes and policies would have it ([`crate::sim::share`] decides and simulates the same). Each job has a thread
+//! and streams of its own on a part of the shared arena ([`split`], [`memory`]); [`scheduler`] says who runs next. Jobs may come and go meanwhile, and be planned
+//! anew together. A job's numbers are what they are when it runs alone, since it sees nothing of the others but time. Not for: one job by
+//! itself ([`crate`]), several devices, jobs of other processes.
 
 pub mod memory;
 pub mod record;
@@ -59,18 +58,18 @@ pub enum Request {
     Close,
 }
 
-/// An event that is reported at once.
+/// Something that whoever watches is told at once.
 #[derive(Debug)]
 pub enum Notice<'a> {
     /// It came, and waits for this.
     Queued(&'a str, String),
     /// It is in, after so long.
     Admitted(&'a str, Nanos),
-    /// An iteration of a job has ended.
+    /// An iteration of somebody has ended.
     Iteration,
     /// It has ended.
     Ended(&'a str, &'a Verdict),
-    /// There is no job of this name.
+    /// Nobody of this name is there.
     Unknown(&'a str),
     /// The jobs were planned anew together, or why not.
     Planned(Result<usize, String>),
@@ -135,7 +134,7 @@ enum Message {
 pub struct Mailbox {
     sender: Sender<Message>,
     messages: Receiver<Message>,
-    /// Whether requests may still come.
+    /// Whether somebody may still ask.
     open: bool,
 }
 
@@ -193,7 +192,7 @@ pub fn needs(work: &Work) -> Result<Needs, RunError> {
     coming(work, &work.plan, 0).map(|c| c.needs)
 }
 
-/// Runs `tenants`, and jobs that come later, until all have ended and nothing more is asked.
+/// Runs `tenants`, and whoever else comes, until all have ended and nothing more is asked.
 ///
 /// # Errors
 /// Before anything runs: a job that was there from the start and can't run or has no room, a device that is not there. Later, a job
@@ -418,7 +417,7 @@ impl<'env> Service<'_, 'env> {
     fn gone(&mut self, id: JobId, verdict: Verdict, notice: &mut dyn FnMut(Notice<'_>)) {
         let now = self.now();
         let seat = &mut self.seats[id as usize];
-        // A thread that has not ended ends when no command can reach it.
+        // A thread that has not ended ends when nobody can tell it anything.
         (seat.stage, seat.commands) = (Stage::Gone, channel().0);
         self.scheduler.ended(id);
         notice(Notice::Ended(&seat.name, &verdict));
@@ -464,8 +463,7 @@ impl<'env> Service<'_, 'env> {
         }
     }
 
-    /// The jobs there are others than before: they are planned anew, if somebody can, in the
-    /// background.
+    /// The jobs there are others than before: they are planned anew, if somebody can, in the background.
     fn changed(&mut self) {
         self.asked += 1;
         self.plan();

@@ -1,4 +1,6 @@
 //! What became of the jobs, kept as it happens.
+//!
+//! Not for: decisions.
 
 use crate::Outcome;
 use crate::sim::share::lanes::JobId;
@@ -222,7 +224,7 @@ impl Records {
         }
     }
 
-    /// Whether it is not known yet what it waits for.
+    /// Whether nobody knows yet what it waits for.
     pub fn must_tell(&mut self, job: JobId) -> bool {
         self.of(job).is_some_and(|(_, report)| !report.entered && report.waited_for.is_none())
     }

@@ -1,5 +1,6 @@
-//! A job's thread: it carries out commands at its iteration boundaries and reports what came of
-//! them.
+//! A job's thread: it does what it is told at its iteration boundaries, and says what came of it.
+//!
+//! Not for: decisions ([`super::scheduler`]).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::Receiver;
@@ -17,7 +18,7 @@ use crate::start::Shared;
 use crate::units::{Bytes, Nanos};
 use crate::{Outcome, RunError, Settings};
 
-/// A command to a worker.
+/// What a worker is told.
 #[derive(Clone, Debug)]
 pub enum Command {
     /// Come in here; with another plan from now on, if there is one.
@@ -39,7 +40,7 @@ pub enum Said {
     Ran(Nanos),
     /// It is out.
     Left,
-    /// It has ended: all iterations, or stopped before.
+    /// It has ended: all iterations, or told to stop before.
     Ended(Box<Outcome>, bool),
     /// It can't go on.
     Failed(RunError),
@@ -62,7 +63,7 @@ pub struct Work {
     pub settings: Settings,
 }
 
-/// Runs a job as `commands` say.
+/// Does a job, told by `commands`.
 pub fn work(
     work: &Work,
     arena: Bytes,

@@ -29,16 +29,16 @@ use crate::settings::{Asked, Budget, DeviceFlags, JobArg, Outputs};
 /// Exits 0 when every budget was met by a planner, 1 when one was met by none.
 #[derive(clap::Args)]
 pub struct Flags {
-    /// The job, or several that share the device. FILE@0.5 swaps at most that share of a job's tensors, and lets the
-    /// other jobs give way first.
+    /// The job, or several that share the device. FILE@0.5 swaps at most that share of a job's
+    /// tensors, and lets the other jobs give way first.
     #[arg(required = true, value_name = "FILE.graph.json[@SHARE]",
           value_parser = OsStringValueParser::new().try_map(JobArg::read))]
     graphs: Vec<JobArg>,
     /// The planners by name; all by default.
     #[arg(long, value_name = "NAME,…", value_delimiter = ',', value_parser = method)]
     planners: Vec<Method>,
-    /// Bytes (12GiB), shares of the unplanned peak (60%; of several jobs, of the sum of theirs), or `min`. Budgets that
-    /// the device cuts down to the same bytes are tried once.
+    /// Bytes (12GiB), shares of the unplanned peak (60%; of several jobs, of the sum of theirs), or
+    /// `min`. Budgets that the device cuts down to the same bytes are tried once.
     #[arg(
         long,
         value_name = "BUDGET,…",
@@ -46,7 +46,8 @@ pub struct Flags {
         default_value = "80%,70%,60%,50%,40%"
     )]
     budget: Vec<Budget>,
-    /// A built-in device (`neap device list`) or a *.device.json file; may be repeated. `host` by default.
+    /// A built-in device (`neap device list`) or a *.device.json file; may be repeated. `host` by
+    /// default.
     #[arg(long, value_name = "NAME|FILE")]
     device: Vec<String>,
     /// A table of measured latencies, used before the roofline.
@@ -102,7 +103,8 @@ impl Flags {
             .collect()
     }
 
-    /// The planners, each once for every job with the job's limit; those without such a limit are left out.
+    /// The planners, each once for every job with the job's limit; those without such a limit are
+    /// left out.
     fn methods(&self) -> anyhow::Result<Vec<Vec<Method>>> {
         let asked = if self.planners.is_empty() { Method::all() } else { self.planners.clone() };
         let mut able = Vec::with_capacity(asked.len());

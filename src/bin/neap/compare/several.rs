@@ -1,4 +1,5 @@
-//! `neap compare` of several jobs: each planner plans all of them together, and they run side by side.
+//! `neap compare` of several jobs: each planner plans all of them together, and they run side by
+//! side.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -219,7 +220,8 @@ impl Case for Scene<'_> {
         bar: &ProgressBar,
     ) -> anyhow::Result<Vec<Row<Base, Figures>>> {
         let column = |method: usize| {
-            // Budgets share what a planner plans on the way down, except where its time is asked for.
+            // Budgets share what a planner plans on the way down, except where its time is asked
+            // for.
             let mut memo = Memo::default();
             let mut next = |&budget: &(Budget, Option<Bytes>)| {
                 if flags.timing {

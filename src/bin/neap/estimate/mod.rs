@@ -19,17 +19,19 @@ use neap::sim::allocator::replay::LARGEST_DEVICE;
 use neap::units::Bytes;
 use serde_json::json;
 
-use crate::output::{self, Answer};
+use crate::output::{self, Answer, Ending};
 use crate::settings::{self, Outputs};
 
 /// Estimate the GPU memory of a job from PyTorch's profile of it on a CPU.
 #[derive(clap::Args)]
 pub struct Flags {
-    /// What torch.profiler's export_chrome_trace wrote (profile_memory, record_shapes and with_stack on; may be gzipped).
+    /// What torch.profiler's export_chrome_trace wrote (profile_memory, record_shapes and
+    /// with_stack on; may be gzipped).
     #[arg(required = true)]
     traces: Vec<PathBuf>,
-    /// A built-in device or a *.device.json file, less its context's reserve; several may be named. The first decides the figures.
-    /// Without one: figures of h100, and a verdict for each built-in GPU.
+    /// A built-in device or a *.device.json file, less its context's reserve; several may be named.
+    /// The first decides the figures. Without one: figures of h100, and a verdict for each built-in
+    /// GPU.
     #[arg(long, value_name = "NAME|FILE")]
     device: Vec<String>,
     /// The allocator's settings, as in PYTORCH_CUDA_ALLOC_CONF.
@@ -44,7 +46,8 @@ pub struct Flags {
     /// Whose rules make the estimate.
     #[arg(long, value_name = "RULES", default_value = "neap")]
     rules: settings::Rules,
-    /// What would be if: zero-grad=start|backward, dtype=bf16. How well that was seen to work is printed.
+    /// What would be if: zero-grad=start|backward, dtype=bf16. How well that was seen to work is
+    /// printed.
     #[arg(long, value_name = "WHAT=VALUE,...")]
     what_if: Option<WhatIf>,
     /// Draw what holds memory over time.
@@ -53,13 +56,15 @@ pub struct Flags {
     /// Write requested, allocated and reserved bytes after every change.
     #[arg(long, value_name = "FILE.csv")]
     curve: Option<PathBuf>,
-    /// Write the forecast as a memory snapshot of PyTorch, to open with memory_viz (pytorch.org/memory_viz).
+    /// Write the forecast as a memory snapshot of PyTorch, to open with memory_viz
+    /// (pytorch.org/memory_viz).
     #[arg(long, value_name = "FILE.pickle")]
     snapshot: Option<PathBuf>,
     /// Print the memory of each module in place of the rest, as CSV.
     #[arg(long, value_name = "WHAT")]
     by: Option<By>,
-    /// Compare with what the job really took: a *.truth.json, or a folder that has NAME.truth.json for NAME.profile.json.gz.
+    /// Compare with what the job really took: a *.truth.json, or a folder that has NAME.truth.json
+    /// for NAME.profile.json.gz.
     #[arg(long, value_name = "TRUTH.json|FOLDER")]
     against: Option<PathBuf>,
     /// How many of the largest blocks at the peak to print.
@@ -142,13 +147,13 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         bail!("--by module: prints one table; name one trace, or add --json");
     }
     if flags.by.is_some() && flags.against.is_some() && !as_json {
-        bail!("--by module: prints nothing else; leave --against away, or add --json");
+        bail!("--by module: prints nothing else; leave --against out, or add --json");
     }
     if flags.rules == settings::Rules::Xmem
         && (flags.what_if.is_some() || !flags.without.is_empty() || flags.cudnn_workspace.0 > 0)
     {
         bail!(
-            "--rules xmem: the original has no --what-if, --without or --cudnn-workspace; leave them away"
+            "--rules xmem: the original has no --what-if, --without or --cudnn-workspace; leave them out"
         );
     }
     let config: Config = flags.alloc_conf.parse().context("--alloc-conf")?;
@@ -169,30 +174,39 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         fits &= flags.device.is_empty()
             || estimate.judged.iter().all(|j| j.verdict != Verdict::DoesNotFit);
         let places = Places::of(&estimate.job);
-        if let Some(path) = &flags.curve {
-            files::curve(path, &estimate.forecast, &config)?;
-        }
-        if let Some(path) = &flags.plot {
-            files::plot(path, &estimate, &config, !flags.device.is_empty())?;
-        }
-        if let Some(path) = &flags.snapshot {
-            files::snapshot(path, &estimate, &places, &config, &flags.alloc_conf)?;
-        }
+        let mut ending = Ending::default();
         if as_json {
-            objects.push(tell::object(&estimate, &places, flags.top, flags.by.is_some()));
+            let by_module = flags.by.is_some();
+            let report = tell::Report::of(&estimate, &places, flags.top, by_module);
+            let object = serde_json::to_value(report)?;
+            if several {
+                objects.push(object);
+            } else {
+                ending.then(|| output::json(&object));
+            }
         } else if flags.by.is_some() {
-            output::data(&files::by_module(
-                &places.by_module(&estimate.forecast, &estimate.answer),
-            )?)?;
+            let usages = places.by_module(&estimate.forecast, &estimate.answer);
+            ending.then(|| output::data(&files::by_module(&usages)?));
         } else {
             let gap = if index > 0 { "\n" } else { "" };
-            output::data(&format!("{gap}{}", tell::text(&estimate, &places, flags.top)))?;
+            let text = tell::text(&estimate, &places, flags.top);
+            ending.then(|| output::data(&format!("{gap}{text}")));
         }
+        if let Some(path) = &flags.curve {
+            ending.then(|| files::curve(path, &estimate.forecast, &config));
+        }
+        if let Some(path) = &flags.plot {
+            ending.then(|| files::plot(path, &estimate, &config, !flags.device.is_empty()));
+        }
+        if let Some(path) = &flags.snapshot {
+            ending.then(|| files::snapshot(path, &estimate, &places, &config, &flags.alloc_conf));
+        }
+        ending.with(Answer::Yes)?;
     }
-    if as_json {
-        output::json(&if several { json!({ "traces": objects }) } else { objects.remove(0) })?;
+    if several && as_json {
+        output::json(&json!({ "traces": objects }))?;
     }
-    Ok(if fits { Answer::Yes } else { Answer::No })
+    Ok(Answer::yes_if(fits))
 }
 
 fn workspace(text: &str) -> Result<Bytes, String> {

@@ -1,13 +1,15 @@
 //! An estimate as text and as JSON.
 
+use std::collections::BTreeMap;
+
 use neap::estimate::answer::MARGIN_PER_MILLE;
-use neap::estimate::attribution::Places;
+use neap::estimate::attribution::{Places, Usage};
 use neap::estimate::gpu::Rule;
 use neap::estimate::roles::Role;
 use neap::estimate::truth::error_percent;
 use neap::report::table::{Side, Table};
 use neap::units::Bytes;
-use serde_json::{Value, json};
+use serde::Serialize;
 
 use super::{Estimate, HEADLINE, Judged};
 
@@ -134,66 +136,154 @@ fn top_blocks<'a>(estimate: &'a Estimate<'_>, places: &Places<'a>, count: usize)
     largest.into_iter().map(top).collect()
 }
 
-pub fn object(estimate: &Estimate<'_>, places: &Places<'_>, top: usize, by_module: bool) -> Value {
-    let Estimate { answer, forecast, .. } = estimate;
-    let at_peak: serde_json::Map<String, Value> = at_peak(estimate)
-        .into_iter()
-        .map(|(name, bytes)| (format!("{name}_bytes"), json!(bytes)))
-        .collect();
-    let blocks = top_blocks(estimate, places, top)
-        .into_iter()
-        .map(|b| json!({ "bytes": b.bytes, "role": b.role.name(), "operator": b.operator, "module": b.module, "rule": b.rule }));
-    let assumed = assumptions(estimate)
-        .into_iter()
-        .map(|a| json!({ "rule": a.rule, "text": a.text, "blocks": a.blocks, "added_bytes": a.added, "removed_bytes": a.removed }));
-    let verdicts = estimate
-        .judged
-        .iter()
-        .map(|j| json!({ "device": j.device, "available_bytes": j.available, "verdict": j.verdict.name(), "spare_bytes": j.spare() }));
-    let iterations = answer
-        .iterations
-        .iter()
-        .skip(1)
-        .map(|(reserved, allocated)| json!({ "peak_reserved_bytes": reserved, "peak_allocated_bytes": allocated }));
-    let mut object = json!({
-        "file": estimate.file.display().to_string(),
-        "device": estimate.target.profile.name,
-        "peak_reserved_bytes": answer.stats.peak_reserved,
-        "peak_allocated_bytes": answer.stats.peak_allocated,
-        "margin_bytes": answer.margin(),
-        "smallest_device_bytes": answer.smallest,
-        "peak_iteration": answer.peak_iteration(forecast),
-        "peak_phase": places.phase(forecast, answer),
-        "at_peak": at_peak,
-        "verdicts": verdicts.collect::<Vec<_>>(),
-        "top_blocks": blocks.collect::<Vec<_>>(),
-        "assumptions": assumed.collect::<Vec<_>>(),
-        "iterations": iterations.collect::<Vec<_>>(),
-        "recorded_iterations": answer.recorded,
-        "steady": answer.steady,
-    });
-    if let Some(truth) = &estimate.truth {
-        object["truth"] = json!({
-            "peak_reserved_bytes": truth.reserved,
-            "peak_allocated_bytes": truth.allocated,
-            "reserved_error_percent": error_percent(answer.stats.peak_reserved, truth.reserved),
-            "allocated_error_percent": error_percent(answer.stats.peak_allocated, truth.allocated),
+/// A job's forecast.
+#[derive(Serialize)]
+pub struct Report<'a> {
+    file: String,
+    device: &'a str,
+    peak_reserved_bytes: Bytes,
+    peak_allocated_bytes: Bytes,
+    margin_bytes: Bytes,
+    smallest_device_bytes: Option<Bytes>,
+    peak_iteration: usize,
+    peak_phase: &'static str,
+    /// By role, what stands at the allocated peak.
+    at_peak: BTreeMap<String, u64>,
+    verdicts: Vec<VerdictReport<'a>>,
+    top_blocks: Vec<BlockReport<'a>>,
+    assumptions: Vec<AssumptionReport>,
+    iterations: Vec<IterationReport>,
+    recorded_iterations: usize,
+    steady: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    truth: Option<TruthReport>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    modules: Option<Vec<ModuleReport>>,
+}
+
+#[derive(Serialize)]
+struct VerdictReport<'a> {
+    device: &'a str,
+    available_bytes: Bytes,
+    verdict: &'static str,
+    /// Negative where memory is missing.
+    spare_bytes: i64,
+}
+
+#[derive(Serialize)]
+struct BlockReport<'a> {
+    bytes: u64,
+    role: &'static str,
+    operator: &'a str,
+    module: String,
+    rule: Option<&'static str>,
+}
+
+#[derive(Serialize)]
+struct AssumptionReport {
+    rule: &'static str,
+    text: String,
+    blocks: u64,
+    added_bytes: u64,
+    removed_bytes: u64,
+}
+
+#[derive(Serialize)]
+struct IterationReport {
+    peak_reserved_bytes: Bytes,
+    peak_allocated_bytes: Bytes,
+}
+
+#[derive(Serialize)]
+struct TruthReport {
+    peak_reserved_bytes: Bytes,
+    peak_allocated_bytes: Bytes,
+    reserved_error_percent: f64,
+    allocated_error_percent: f64,
+}
+
+#[derive(Serialize)]
+struct ModuleReport {
+    module: String,
+    calls: u64,
+    activation_bytes: u64,
+    temporary_bytes: u64,
+    gradient_bytes: u64,
+    at_peak_bytes: u64,
+}
+impl<'a> Report<'a> {
+    pub fn of(
+        estimate: &'a Estimate<'_>,
+        places: &Places<'a>,
+        top: usize,
+        by_module: bool,
+    ) -> Self {
+        let Estimate { answer, forecast, .. } = estimate;
+        let block = |b: Top<'a>| BlockReport {
+            bytes: b.bytes,
+            role: b.role.name(),
+            operator: b.operator,
+            module: b.module,
+            rule: b.rule,
+        };
+        let assumption = |a: Assumption| AssumptionReport {
+            rule: a.rule,
+            text: a.text,
+            blocks: a.blocks,
+            added_bytes: a.added,
+            removed_bytes: a.removed,
+        };
+        let verdict = |j: &'a Judged| VerdictReport {
+            device: &j.device,
+            available_bytes: j.available,
+            verdict: j.verdict.name(),
+            spare_bytes: j.spare(),
+        };
+        let iteration = |&(peak_reserved_bytes, peak_allocated_bytes): &(Bytes, Bytes)| {
+            IterationReport { peak_reserved_bytes, peak_allocated_bytes }
+        };
+        let (reserved, allocated) = (answer.stats.peak_reserved, answer.stats.peak_allocated);
+        let truth = estimate.truth.as_ref().map(|truth| TruthReport {
+            peak_reserved_bytes: truth.reserved,
+            peak_allocated_bytes: truth.allocated,
+            reserved_error_percent: error_percent(reserved, truth.reserved),
+            allocated_error_percent: error_percent(allocated, truth.allocated),
         });
+        let at_peak = at_peak(estimate).into_iter();
+        let modules = || places.by_module(forecast, answer).into_iter().map(ModuleReport::of);
+        Self {
+            file: estimate.file.display().to_string(),
+            device: &estimate.target.profile.name,
+            peak_reserved_bytes: reserved,
+            peak_allocated_bytes: allocated,
+            margin_bytes: answer.margin(),
+            smallest_device_bytes: answer.smallest,
+            peak_iteration: answer.peak_iteration(forecast),
+            peak_phase: places.phase(forecast, answer),
+            at_peak: at_peak.map(|(name, bytes)| (format!("{name}_bytes"), bytes)).collect(),
+            verdicts: estimate.judged.iter().map(verdict).collect(),
+            top_blocks: top_blocks(estimate, places, top).into_iter().map(block).collect(),
+            assumptions: assumptions(estimate).into_iter().map(assumption).collect(),
+            iterations: answer.iterations.iter().skip(1).map(iteration).collect(),
+            recorded_iterations: answer.recorded,
+            steady: answer.steady,
+            truth,
+            modules: by_module.then(|| modules().collect()),
+        }
     }
-    if by_module {
-        let modules = places.by_module(forecast, answer).into_iter().map(|u| {
-            json!({
-                "module": u.module,
-                "calls": u.calls,
-                "activation_bytes": u.activations,
-                "temporary_bytes": u.largest_temporary,
-                "gradient_bytes": u.gradients,
-                "at_peak_bytes": u.at_peak,
-            })
-        });
-        object["modules"] = modules.collect();
+}
+
+impl ModuleReport {
+    fn of(usage: Usage) -> Self {
+        Self {
+            module: usage.module,
+            calls: usage.calls,
+            activation_bytes: usage.activations,
+            temporary_bytes: usage.largest_temporary,
+            gradient_bytes: usage.gradients,
+            at_peak_bytes: usage.at_peak,
+        }
     }
-    object
 }
 
 /// The end of a path that is too long for a table.

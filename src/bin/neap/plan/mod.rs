@@ -23,21 +23,23 @@ use crate::settings::{self, Budget, DeviceFlags, JobArg, Outputs};
 /// Find a plan that keeps a job, or several on one device, within a memory budget.
 #[derive(clap::Args)]
 pub struct Flags {
-    /// The job, or several that share the device. FILE@0.5 swaps at most that share of a job's tensors, and lets the
-    /// other jobs give way first.
+    /// The job, or several that share the device. FILE@0.5 swaps at most that share of a job's
+    /// tensors, and lets the other jobs give way first.
     #[arg(required = true, value_name = "FILE.graph.json[@SHARE]",
           value_parser = OsStringValueParser::new().try_map(JobArg::read))]
     graphs: Vec<JobArg>,
     #[command(flatten)]
     device: DeviceFlags,
-    /// Bytes (12GiB), a share of the unplanned peak (60%), or `min`; by default all that the device offers.
+    /// Bytes (12GiB), a share of the unplanned peak (60%), or `min`; by default all that the device
+    /// offers.
     #[arg(long)]
     budget: Option<Budget>,
     /// Write the plan to this file; without it the plan is only reported.
     #[arg(short, long, value_name = "FILE.plan.json")]
     output: Option<PathBuf>,
-    /// Several jobs: let them share bytes that no job holds at the boundary of its iteration. A job waits for them at an
-    /// operator boundary. Used where it is quicker or the only way to meet the budget.
+    /// Several jobs: let them share bytes that no job holds at the boundary of its iteration. A job
+    /// waits for them at an operator boundary. Used where it is quicker or the only way to meet the
+    /// budget.
     #[arg(long)]
     overlap: bool,
     /// The planner.
@@ -46,7 +48,8 @@ pub struct Flags {
     /// Give the papers' peak and time beside the physical ones, which alone bind the plan.
     #[arg(long, value_enum, default_value_t = Accounting::Physical)]
     accounting: Accounting,
-    /// Plan for the 95th percentile of the iteration's time while every latency varies by up to this share, such as 20%.
+    /// Plan for the 95th percentile of the iteration's time while every latency varies by up to
+    /// this share, such as 20%.
     #[arg(long, value_name = "P", value_parser = settings::values::deviation)]
     noise: Option<u64>,
     /// With `pytorch` the budget binds the bytes that PyTorch's allocator reserves.

@@ -22,14 +22,14 @@ use points::Points;
 /// Replay a framework's allocator requests, to the byte.
 #[derive(clap::Args)]
 pub struct Flags {
-    /// A table of events (CSV with op,id,bytes,stream) or a snapshot of torch.cuda.memory._dump_snapshot (pickle; nothing in it is
-    /// executed); may be gzipped.
+    /// A table of events (CSV with op,id,bytes,stream) or a snapshot of
+    /// torch.cuda.memory._dump_snapshot (pickle; nothing in it is executed); may be gzipped.
     events: PathBuf,
     /// The allocator's settings, as in PYTORCH_CUDA_ALLOC_CONF; several with --sweep.
     #[arg(long, value_name = "CONF", allow_hyphen_values = true)]
     alloc_conf: Vec<String>,
-    /// A built-in device or a *.device.json file, without its context's reserve; by default memory never runs out. Several
-    /// with --sweep.
+    /// A built-in device or a *.device.json file, without its context's reserve; by default memory
+    /// never runs out. Several with --sweep.
     #[arg(long, value_name = "NAME|FILE")]
     device: Vec<String>,
     /// The device's memory in bytes, in place of --device; several with --sweep.
@@ -41,10 +41,12 @@ pub struct Flags {
     /// The share of the device that the process may reserve, from 0 to 1.
     #[arg(long, value_name = "F", value_parser = fraction)]
     memory_fraction: Option<f64>,
-    /// Compare with the table's result, allocated, reserved and segments; stop at the first row that differs.
+    /// Compare with the table's result, allocated, reserved and segments; stop at the first row
+    /// that differs.
     #[arg(long, conflicts_with_all = ["sweep", "smallest_device"])]
     check: bool,
-    /// Try every --alloc-conf (a few usual ones if none is given) on every device and say which fit.
+    /// Try every --alloc-conf (a few usual ones if none is given) on every device and say which
+    /// fit.
     #[arg(long, conflicts_with_all = ["curve", "plot"])]
     sweep: bool,
     /// Find the least device memory at which nothing fails.

@@ -11,11 +11,13 @@ use neap::units::Nanos;
 
 use crate::output::Answer;
 use crate::settings::{DeviceFlags, TargetFlags, values};
+use crate::signals;
 
 /// Run a plan, or a job without one; or several at once.
 #[derive(clap::Args)]
 pub struct Flags {
-    /// A *.plan.json, or a *.graph.json to run without a plan. Several share the device, as --policy says.
+    /// A *.plan.json, or a *.graph.json to run without a plan. Several share the device, as
+    /// --policy says.
     #[arg(value_name = "PLAN", required_unless_present_any = ["listen", "watch"])]
     subjects: Vec<PathBuf>,
     /// The plan's graph, in place of the path that the plan records.
@@ -41,8 +43,8 @@ pub struct Flags {
     /// The seed of initial values and batches that no file gives.
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Slow the link to this share of its speed, such as 0.05; with @N from iteration N on, counted from 0, such as
-    /// 0.05@3,1@8.
+    /// Slow the link to this share of its speed, such as 0.05; with @N from iteration N on, counted
+    /// from 0, such as 0.05@3,1@8.
     #[arg(long, value_name = "SHARE[@N],…", value_delimiter = ',', value_parser = throttle)]
     throttle_link: Vec<(u64, u32)>,
     /// Copy as fast as memory allows instead of at the device's link rate.
@@ -51,11 +53,13 @@ pub struct Flags {
     /// Write each operator's measured time (the median over iterations).
     #[arg(long, value_name = "FILE.csv")]
     latencies_out: Option<PathBuf>,
-    /// Plan anew in the background when measured latencies drift, and follow the new plan from the next iteration on;
-    /// with several jobs, plan all of them anew together whenever one comes or ends.
+    /// Plan anew in the background when measured latencies drift, and follow the new plan from the
+    /// next iteration on; with several jobs, plan all of them anew together whenever one comes or
+    /// ends.
     #[arg(long)]
     replan: bool,
-    /// How far the summed latency of operators, or of a direction's copies, has to move for that; 0.3 by default.
+    /// How far the summed latency of operators, or of a direction's copies, has to move for that;
+    /// 0.3 by default.
     #[arg(long, value_name = "SHARE", value_parser = threshold, requires = "replan")]
     replan_threshold: Option<u64>,
 }
@@ -113,6 +117,7 @@ impl Flags {
 
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let settings = flags.settings()?;
+    signals::request_at_signals(&settings.stop)?;
     match &flags.subjects[..] {
         [subject] if !flags.service.asked() => match one::main(flags, subject, &settings, as_json)?
         {
@@ -123,7 +128,8 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     }
 }
 
-/// The median of measured times; the first iteration, which warms up, counts only when it is the only one.
+/// The median of measured times; the first iteration, which warms up, counts only when it is the
+/// only one.
 fn median(times: &[Nanos]) -> Nanos {
     let mut sorted = if times.len() > 1 { times[1..].to_vec() } else { times.to_vec() };
     sorted.sort_unstable();

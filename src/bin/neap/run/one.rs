@@ -73,12 +73,17 @@ pub fn main(
         note(&format!("note: {text}"));
     }
     ran.outcome.changes.iter().for_each(tell);
+    let stopped = ran.outcome.stopped;
+    if stopped {
+        let (ran, all) = (ran.outcome.iteration_ns.len(), settings.iterations);
+        note(&format!("stopped by a signal after {ran} of {all} iterations"));
+    }
     let mut ending = Ending::default();
     ending.then(|| output::report(&Report::of(&ran, flags.replan), as_json));
     if let Some(path) = &flags.latencies_out {
         ending.then(|| latencies(path, &ran, &settings));
     }
-    ending.with(Answer::Yes).map(Ended::Answered)
+    ending.with(if stopped { Answer::Stopped } else { Answer::Yes }).map(Ended::Answered)
 }
 
 fn planned(
@@ -213,6 +218,8 @@ fn with_file(subject: &Path, error: RunError) -> anyhow::Error {
 struct Report<'a> {
     name: &'a str,
     planned: bool,
+    /// A signal ended it before all iterations had run.
+    stopped: bool,
     losses: &'a [f32],
     checksum: &'a str,
     arena_bytes: Bytes,
@@ -269,6 +276,7 @@ impl<'a> Report<'a> {
         Self {
             name: &ran.graph.name,
             planned: ran.planned,
+            stopped: outcome.stopped,
             losses: &outcome.losses,
             checksum: &outcome.checksum,
             arena_bytes: ran.arena,

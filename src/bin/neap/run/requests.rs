@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, Read};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
 use neap::plan::{Method, Share};
-use neap::run::Settings;
 use neap::run::service::{Remote, Request, Tenant, Work};
+use neap::run::{Settings, Stop};
 use neap::units::Nanos;
 
 use crate::making;
@@ -95,13 +96,33 @@ pub fn apart(name: &str, names: &mut BTreeSet<String>) -> String {
     free
 }
 
+/// All names that jobs have had.
+pub type Names = Arc<Mutex<BTreeSet<String>>>;
+
+/// The names, whatever became of threads that held them.
+pub fn names(of: &Names) -> MutexGuard<'_, BTreeSet<String>> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Ends every job and the service once `stop` is requested.
+pub fn end_at(stop: &Stop, remote: &Remote, of: &Names) {
+    while !stop.requested() {
+        thread::sleep(LOOK);
+    }
+    for name in names(of).iter() {
+        if !remote.ask(Request::End(name.clone())) {
+            return;
+        }
+    }
+    let _ = remote.ask(Request::Close);
+}
+
 /// Requests from outside.
 pub struct Asking {
     pub reader: Reader,
     pub iterations: u32,
     pub remote: Remote,
-    /// All names that jobs have had.
-    pub names: BTreeSet<String>,
+    pub names: Names,
 }
 
 /// The longest request, in bytes.
@@ -158,8 +179,8 @@ impl Asking {
         let _ = self.remote.ask(Request::Close);
     }
 
-    /// Reads a plan and submits its jobs. Gives their names, or `None` once the service is gone. A file
-    /// that can't be read is said, and passed over.
+    /// Reads a plan and submits its jobs. Gives their names, or `None` once the service is gone. A
+    /// file that can't be read is said, and passed over.
     fn run(&mut self, path: &Path, iterations: u32) -> Option<Vec<String>> {
         let tenants = match self.reader.read(path, iterations) {
             Ok(Ok(tenants)) => tenants,
@@ -171,7 +192,7 @@ impl Asking {
         };
         let mut submitted = Vec::with_capacity(tenants.len());
         for mut tenant in tenants {
-            tenant.name = apart(&tenant.name, &mut self.names);
+            tenant.name = apart(&tenant.name, &mut names(&self.names));
             submitted.push(tenant.name.clone());
             if !self.remote.ask(Request::Submit(Box::new(tenant))) {
                 return None;
@@ -180,7 +201,8 @@ impl Asking {
         Some(submitted)
     }
 
-    /// Takes the plans that come to a folder and go. One that can't be read is tried again when it changes.
+    /// Takes the plans that come to a folder and go. One that can't be read is tried again when it
+    /// changes.
     pub fn watch(&mut self, folder: &Path) {
         let mut taken: BTreeMap<PathBuf, Vec<String>> = BTreeMap::new();
         let mut failed: BTreeMap<PathBuf, (u64, Option<SystemTime>)> = BTreeMap::new();

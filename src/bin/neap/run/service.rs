@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use anyhow::{Context, bail};
@@ -12,12 +13,12 @@ use neap::device::Profile;
 use neap::plan::global::{self, Job, Jobs};
 use neap::report::table::{Side, Table};
 use neap::run::Settings;
-use neap::run::service::{self, Mailbox, Notice, Options, Tenant, Verdict, Work};
+use neap::run::service::{self, Mailbox, Notice, Options, Request, Tenant, Verdict, Work};
 use neap::sim::share::policy;
 use neap::units::{Bytes, Nanos};
 use serde::Serialize;
 
-use super::requests::{Asking, Reader, Refused, apart};
+use super::requests::{Asking, Names, Reader, Refused, apart, end_at};
 use super::{Flags, median};
 use crate::output::{self, Answer, Ending, note};
 use crate::progress;
@@ -30,7 +31,8 @@ pub struct Several {
     /// Which job's turn it is when several share the device; `neap` by default.
     #[arg(long, value_parser = policy::NAMES)]
     policy: Option<String>,
-    /// The memory that the jobs share; by default what all of them need together, and at most what the device has.
+    /// The memory that the jobs share; by default what all of them need together, and at most what
+    /// the device has.
     #[arg(long, value_name = "SIZE")]
     memory: Option<Bytes>,
     /// When each job comes, in seconds from the start; 0 for jobs without a number.
@@ -42,10 +44,12 @@ pub struct Several {
     /// The shortest turn for which memory is moved (policy fair); 10 by default.
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     turn: Option<Nanos>,
-    /// Take requests from stdin while it runs, a line each: `run PLAN [ITERATIONS]`, `end JOB`, `quit`.
+    /// Take requests from stdin while it runs, a line each: `run PLAN [ITERATIONS]`, `end JOB`,
+    /// `quit`.
     #[arg(long)]
     listen: bool,
-    /// Run every plan that appears in this folder, end a job whose plan disappears, and end for good when a file `stop` lies there.
+    /// Run every plan that appears in this folder, end a job whose plan disappears, and end for
+    /// good when a file `stop` lies there.
     #[arg(long, value_name = "DIR", conflicts_with = "listen")]
     watch: Option<PathBuf>,
     /// Write what happened to which job, a row for each event.
@@ -113,9 +117,11 @@ pub fn main(flags: &Flags, mut settings: Settings, as_json: bool) -> anyhow::Res
         planner: if flags.replan { Some(&together) } else { None },
     };
     let mut mailbox = Mailbox::default();
+    let names: Names = Arc::new(Mutex::new(tenants.iter().map(|t| t.name.clone()).collect()));
+    let (remote, stop, of) = (mailbox.remote(), settings.stop.clone(), Arc::clone(&names));
+    thread::spawn(move || end_at(&stop, &remote, &of));
     if asked.listen || asked.watch.is_some() {
         let reader = Reader { device: flags.device.clone(), settings: settings.clone() };
-        let names = tenants.iter().map(|t| t.name.clone()).collect();
         let mut asking =
             Asking { reader, iterations: flags.iterations[0], remote: mailbox.remote(), names };
         // It ends with the process at the latest: reading stdin can't be broken off.
@@ -123,10 +129,18 @@ pub fn main(flags: &Flags, mut settings: Settings, as_json: bool) -> anyhow::Res
             Some(folder) => drop(thread::spawn(move || asking.watch(&folder))),
             None => drop(thread::spawn(move || asking.listen())),
         }
+    } else {
+        // Only a signal may ask anything.
+        let _ = mailbox.remote().ask(Request::Close);
     }
     let all = tenants.iter().map(|t| u64::from(t.work.settings.iterations)).sum();
     let bar = progress::bar(all, "iterations");
-    let report = service::serve(&options, tenants, mailbox, &mut |notice| say(&bar, &notice));
+    let mut told = |notice: Notice<'_>| match notice {
+        // The jobs that had ended before the signal came.
+        Notice::Unknown(_) if settings.stop.requested() => {}
+        notice => say(&bar, &notice),
+    };
+    let report = service::serve(&options, tenants, mailbox, &mut told);
     bar.finish_and_clear();
     let report = match report {
         Ok(report) => report,
@@ -142,6 +156,10 @@ pub fn main(flags: &Flags, mut settings: Settings, as_json: bool) -> anyhow::Res
         ending.then(|| log(path, &report));
     }
     let good = |v: &Verdict| matches!(v, Verdict::Done | Verdict::Stopped);
+    if settings.stop.requested() {
+        note("stopped by a signal");
+        return ending.with(Answer::Stopped);
+    }
     ending.with(Answer::yes_if(report.jobs.iter().all(|j| good(&j.verdict))))
 }
 

@@ -26,8 +26,8 @@ pub struct AllocatorFlags {
     /// The settings of PyTorch's allocator, as in PYTORCH_CUDA_ALLOC_CONF.
     #[arg(long, value_name = "CONF", allow_hyphen_values = true)]
     alloc_conf: Option<String>,
-    /// The bytes that each of PyTorch's two threads requests at its first matrix multiplication; by default
-    /// those of the device's generation.
+    /// The bytes that each of PyTorch's two threads requests at its first matrix multiplication; by
+    /// default those of the device's generation.
     #[arg(long, value_name = "BYTES")]
     library_workspace: Option<Bytes>,
 }

@@ -39,7 +39,8 @@ pub struct DeviceFlags {
     /// A predictor (`neap train`), for the operators that the table lacks.
     #[arg(long, value_name = "FILE.predictor.json")]
     pub predictor: Option<PathBuf>,
-    /// How busy other programs keep the device: latencies are those measured or learned at the nearest load.
+    /// How busy other programs keep the device: latencies are those measured or learned at the
+    /// nearest load.
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(0..=100))]
     pub load: Option<u32>,
 }

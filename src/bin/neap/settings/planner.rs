@@ -40,7 +40,8 @@ pub struct Switches {
     /// neap, tensile: Never swap.
     #[arg(long)]
     no_swap: bool,
-    /// neap, tensile: Keep parameters and optimizer states on the device round the end of the iteration.
+    /// neap, tensile: Keep parameters and optimizer states on the device round the end of the
+    /// iteration.
     #[arg(long)]
     no_across: bool,
     /// neap, tensile: Never recompute.
@@ -82,7 +83,8 @@ pub struct Switches {
     /// tensile: The largest share of tensors that may be swapped, in percent; 100 by default.
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(0..=100))]
     max_swap_rate: Option<u32>,
-    /// neap, tensile: Leave tensors below this size on the device while anything else helps; 64KiB by default.
+    /// neap, tensile: Leave tensors below this size on the device while anything else helps; 64KiB
+    /// by default.
     #[arg(long, value_name = "BYTES")]
     min_swap: Option<Bytes>,
 }

@@ -22,14 +22,14 @@ pub struct Flags {
     /// A *.plan.json, or a *.graph.json to simulate without a plan.
     #[arg(required_unless_present = "arrivals", conflicts_with = "arrivals")]
     subject: Option<PathBuf>,
-    /// Simulate jobs that come and go, planned anew together at each launch and end. The table has the columns graph,
-    /// submit_s, iterations.
+    /// Simulate jobs that come and go, planned anew together at each launch and end. The table has
+    /// the columns graph, submit_s, iterations.
     #[arg(long, value_name = "JOBS.csv", conflicts_with_all = [
         "graph", "allocator", "accounting", "real", "passive", "noise", "timeline", "latencies_out", "snapshot"
     ])]
     arrivals: Option<PathBuf>,
-    /// With --arrivals: the budget of all jobs together, as bytes or a share of the sum of their peaks; by default the
-    /// whole device.
+    /// With --arrivals: the budget of all jobs together, as bytes or a share of the sum of their
+    /// peaks; by default the whole device.
     #[arg(long, requires = "arrivals")]
     budget: Option<Budget>,
     /// The plan's graph, in place of the path that the plan records.
@@ -43,10 +43,12 @@ pub struct Flags {
     /// Give the papers' peak and time beside the physical ones.
     #[arg(long, value_enum, default_value_t = Accounting::Physical)]
     accounting: Accounting,
-    /// The latencies that operators really have, as a table: the plan runs at these, not at those it was made for.
+    /// The latencies that operators really have, as a table: the plan runs at these, not at those
+    /// it was made for.
     #[arg(long, value_name = "FILE.csv")]
     real: Option<PathBuf>,
-    /// For a graph: also one iteration within this budget that evicts the least recently used on demand, blocking.
+    /// For a graph: also one iteration within this budget that evicts the least recently used on
+    /// demand, blocking.
     #[arg(long, value_name = "BUDGET")]
     passive: Option<Budget>,
     /// Let every latency vary by up to this share, such as 20%.
@@ -59,7 +61,8 @@ pub struct Flags {
     #[arg(long, value_name = "N", default_value_t = 1000, requires = "noise",
           value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     runs: u32,
-    /// For a plan of several jobs, which run side by side: how many iterations of each; 10 by default.
+    /// For a plan of several jobs, which run side by side: how many iterations of each; 10 by
+    /// default.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     iterations: Option<u32>,
     /// Draw memory over time, without and with the plan.
@@ -68,8 +71,8 @@ pub struct Flags {
     /// Write compute, copies and memory for ui.perfetto.dev.
     #[arg(long, value_name = "FILE.json")]
     timeline: Option<PathBuf>,
-    /// Write what PyTorch's allocator would do as a memory snapshot of PyTorch, to open with memory_viz
-    /// (pytorch.org/memory_viz).
+    /// Write what PyTorch's allocator would do as a memory snapshot of PyTorch, to open with
+    /// memory_viz (pytorch.org/memory_viz).
     #[arg(long, value_name = "FILE.pickle")]
     snapshot: Option<PathBuf>,
     /// Write the latencies that were used, as a table for --latencies.

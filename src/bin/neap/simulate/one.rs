@@ -162,7 +162,8 @@ fn noisy(
     })
 }
 
-/// One iteration in passive mode; `None`, and the reason said, where one operator alone exceeds the budget.
+/// One iteration in passive mode; `None`, and the reason said, where one operator alone exceeds the
+/// budget.
 fn on_demand(
     case: &Case,
     budget: Budget,

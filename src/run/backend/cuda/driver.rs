@@ -1,7 +1,7 @@
 //! The driver, as little of it as the device needs: context, memories, streams, events, modules.
 //!
-//! Raw addresses throughout; each wrapper gives its handle back once. Everything is used from the
-//! thread that made it. Nothing is tracked: what waits for what is the script's.
+//! Raw addresses throughout; each wrapper gives its handle back once. Everything is used from the thread that made it.
+//! Nothing is tracked: what waits for what is the script's. Not for: what is put on the streams.
 
 use std::ffi::{CString, c_int, c_void};
 use std::marker::PhantomData;
@@ -194,7 +194,7 @@ pub struct DeviceMemory {
     here: Here,
 }
 
-/// An arena for threads that did not make it; its maker outlives their use of it.
+/// An arena for threads that did not make it; whoever did outlives their use of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Lent {
     start: sys::CUdeviceptr,

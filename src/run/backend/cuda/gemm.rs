@@ -1,5 +1,6 @@
-//! Matrix products by cuBLASLt, without workspace and without split sums: the same bits at every
-//! run.
+//! Matrix products by cuBLASLt, without workspace and without split sums: the same bits at every run.
+//!
+//! Not for: operands that are neither by rows nor by columns ([`super::emit`] sends those to the plain kernel).
 
 use std::ffi::{c_int, c_void};
 
@@ -90,8 +91,8 @@ pub struct Stored {
     pub transposed: bool,
 }
 
-/// The library's A, B and C for a product. What is stored by rows is by columns its transpose, so
-/// it computes c' = b' a': A is b, B is a.
+/// The library's A, B and C for a product. What is stored by rows is by columns its transpose, so it computes
+/// c' = b' a': A is b, B is a.
 #[must_use]
 pub fn stored(g: &Gemm) -> Option<[Stored; 3]> {
     let factor = |rows: i64, columns: i64, steps: [i64; 2]| {

@@ -1,7 +1,7 @@
 //! What a step is on CUDA: kernel launches, copies and library calls with all their arguments.
 //!
-//! Actions hold addresses and no handles, so they can be made, read and checked without a GPU. The
-//! structures mirror those of kernels/*.cu, which take one of them by value.
+//! Actions hold addresses and no handles, so they can be made, read and checked without a GPU. The structures mirror
+//! those of kernels/*.cu, which take one of them by value. Not for: how they are made ([`super::emit`]) or run.
 
 use crate::backend::operators::KernelError;
 use crate::backend::operators::error::unsupported;

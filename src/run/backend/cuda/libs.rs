@@ -1,7 +1,7 @@
 //! NVIDIA's libraries, found at run time: given folders, Python environments, the loader's path.
 //!
-//! Each is opened by its absolute path where one is found, asked for its version, and kept for
-//! good, so that its functions may be called from anywhere.
+//! Each is opened by its absolute path where one is found, asked for its version, and kept for good, so that its
+//! functions may be called from anywhere. Not for: the driver's own library ([`crate::device::present`]).
 
 use std::env;
 use std::ffi::{CStr, c_char, c_int};
@@ -224,8 +224,7 @@ fn checked(which: Which, library: Library, place: PathBuf) -> Result<Opened, Lib
     Ok(Opened { version, ..opened })
 }
 
-/// Where to look: the given folder, then those of Python environments and of CUDA's own
-/// installation.
+/// Where to look: the given folder, then those of Python environments and of CUDA's own installation.
 #[must_use]
 pub fn folders(given: Option<&Path>) -> Vec<PathBuf> {
     let mut roots: Vec<PathBuf> = Vec::new();

@@ -1,10 +1,10 @@
 //! The CUDA device: one arena, one pinned slab, three streams, and libraries found at run time.
 //!
-//! Everything is made once for a script: descriptors, launches with their parameters, an event for
-//! each item. An iteration then only records and launches. Each item has one event, at its end; it
-//! starts when the last of what it follows has ended, on its stream or by a wait. A copy goes as
-//! soon as what it waits for has ended: delays by the clock are the host device's alone, and
-//! nothing but time depends on them.
+//! Everything is made once for a script: descriptors, launches with their parameters, an event for each item. An
+//! iteration then only records and launches. Each item has one event, at its end; it starts when the last of what it
+//! follows has ended, on its stream or by a wait. A copy goes as soon as what it waits for has ended: delays by the clock
+//! are the host device's alone, and nothing but time depends on them. Not for: plans; nor for what an operator means, which
+//! is the host device's to say.
 
 pub mod conv;
 pub(crate) mod driver;
@@ -38,8 +38,7 @@ pub struct Options {
     pub tf32: bool,
     /// Fill memory with a pattern wherever something begins that holds nothing yet.
     pub poison: bool,
-    /// Algorithms that convolutions must use, in the order of an operator's passes; another is
-    /// refused.
+    /// Algorithms that convolutions must use, in the order of an operator's passes; another is refused.
     pub algorithms: BTreeMap<OpId, Vec<i32>>,
 }
 
@@ -53,8 +52,7 @@ pub struct Cuda<'a> {
     graph: &'a Graph,
     script: &'a Script,
     poison: bool,
-    // In the order in which they must go: what was made from a library, then memories and events,
-    // the context last.
+    // In the order in which they must go: what was made from a library, then memories and events, the context last.
     prepared: Prepared,
     arena: driver::DeviceMemory,
     slab: driver::PinnedMemory,
@@ -75,8 +73,7 @@ fn fail(fault: Fault) -> Failure {
     Failure::Device(fault.0)
 }
 
-/// An arena that devices of several jobs may use at once, each its own part on streams of its own.
-/// Given back by the thread that made it.
+/// An arena that devices of several jobs may use at once, each its own part on streams of its own. Given back by the thread that made it.
 pub struct Shared {
     lent: driver::Lent,
     _owner: Owner,

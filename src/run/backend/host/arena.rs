@@ -1,11 +1,12 @@
 //! Bytes at a fixed address that several threads reach by raw pointers.
+//!
+//! Not for: who may touch what and when; the plan's waits say that.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 
 use crate::units::{BLOCK, Bytes};
 
-/// What fills memory that holds nothing yet, when that is asked for: as f32 a small negative
-/// number, as an index far out of range.
+/// What fills memory that holds nothing yet, when that is asked for: as f32 a small negative number, as an index far out of range.
 pub const POISON: u8 = 0xA5;
 
 /// Memory of exactly the size asked for, aligned to [`BLOCK`].

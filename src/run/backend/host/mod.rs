@@ -1,6 +1,6 @@
 //! The embedded host device: two memories, threads for streams, real copies, real arithmetic.
 //!
-//! [`with_device`] runs a function with a device whose threads end with it.
+//! [`with_device`] runs a function with a device whose threads end with it. Not for: plans.
 
 pub mod arena;
 pub mod calls;
@@ -60,8 +60,7 @@ impl Drop for Home<'_> {
     }
 }
 
-/// An arena that devices of several jobs may use at once, each its own part, and the link between
-/// the two memories.
+/// An arena that devices of several jobs may use at once, each its own part, and the link between the two memories.
 pub struct Shared {
     arena: Arena,
     pace: Pace,

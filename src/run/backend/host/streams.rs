@@ -1,4 +1,6 @@
 //! The host device's three streams: a thread each, and the state they meet in.
+//!
+//! Not for: what an item does; the thread is given a function for that.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -39,7 +41,7 @@ pub struct Streams<'a> {
     /// Each item's position on its stream.
     position: Vec<usize>,
     state: Mutex<State>,
-    /// One for each stream, and one for the thread that waits for the end.
+    /// One for each stream, and one for whoever waits for the end.
     changed: [Condvar; 4],
     /// Set once, when threads are to go home.
     pub stop: AtomicBool,
@@ -174,8 +176,7 @@ impl<'a> Streams<'a> {
         Ok(())
     }
 
-    /// Runs a stream until the device stops: `run` is given each item, when its waits are over,
-    /// with the iteration.
+    /// Runs a stream until the device stops: `run` is given each item, when its waits are over, with the iteration.
     pub fn serve(
         &self,
         stream: Stream,

@@ -2,7 +2,7 @@
 //! recomputing and going backward repeat what going forward drew.
 //!
 //! Philox-4x32-10 (Salmon et al., SC 2011) with key = the operator's random key and counter =
-//! (element / 4, iteration); element i takes word i mod 4.
+//! (element / 4, iteration); element i takes word i mod 4. Not for: anything secret.
 
 /// The key and the iteration.
 #[derive(Clone, Copy, Debug)]
@@ -28,8 +28,7 @@ pub fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
 }
 
 impl Random {
-    /// Sets `keep[i]` to whether element `first + i` survives dropout with probability `p` of being
-    /// dropped.
+    /// Sets `keep[i]` to whether element `first + i` survives dropout with probability `p` of being dropped.
     pub fn keep(self, p: f64, first: u64, keep: &mut [bool]) {
         let threshold = threshold(p);
         let (mut words, mut block) = ([0; 4], u64::MAX);
@@ -68,8 +67,7 @@ pub fn survivors(p: f64) -> f32 {
     if p >= 1.0 { 0.0 } else { (1.0 / (1.0 - p)) as f32 }
 }
 
-/// The factor in full precision where `scale` is what a trace keeps of one over a round share: six
-/// decimals.
+/// The factor in full precision where `scale` is what a trace keeps of one over a round share: six decimals.
 #[must_use]
 pub fn unrounded(scale: f64) -> f32 {
     if scale <= 1.0 {

@@ -1,4 +1,6 @@
 //! Scaled dot-product attention and its gradient.
+//!
+//! Not for: paths that a framework takes apart itself, whose pieces are ordinary operators.
 
 use crate::backend::operators::attention::{self, Attention as Of};
 use crate::backend::operators::error::unsupported;

@@ -1,6 +1,6 @@
 //! Looking rows up by number, and adding gradients back to them.
 //!
-//! Numbers are checked on the device, which reports a bad one after the iteration.
+//! Numbers are checked on the device, which reports a bad one after the iteration. Not for: masks.
 
 use crate::backend::operators::arguments::{is_floating, output, tensor};
 use crate::backend::operators::error::{data_error, unsupported};

@@ -1,4 +1,6 @@
 //! Softmax, its logarithm and gradients, and losses.
+//!
+//! Not for: the arithmetic (kernels/softmax.cu).
 
 use crate::backend::operators::arguments::{Input, floating, int_or, output, result, tensor};
 use crate::backend::operators::loss::{

@@ -1,4 +1,6 @@
 //! Elementwise launches: operands broadcast, dimensions joined, dense ones recognised.
+//!
+//! Not for: which kernel.
 
 use crate::backend::operators::KernelError;
 use crate::backend::operators::arguments::{Input, is_floating};
@@ -9,8 +11,7 @@ use crate::job::Dtype;
 
 use super::super::launch::{Action, Actions, Family, Map, Operand, RANK, Random};
 
-/// Extents, and the strides of each of several operands, with neighbours joined where all operands
-/// allow it.
+/// Extents, and the strides of each of several operands, with neighbours joined where all operands allow it.
 pub fn join(
     shape: &[usize],
     strides: &[Vec<i64>],
@@ -58,7 +59,7 @@ pub fn signed(strides: &[usize]) -> Vec<i64> {
     strides.iter().map(|&s| s as i64).collect()
 }
 
-/// Parameters of a map besides operands.
+/// What a map is told besides operands.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Extra {
     /// Floating scalars.

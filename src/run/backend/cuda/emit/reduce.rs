@@ -1,4 +1,6 @@
 //! Reductions over dimensions, extremes with places, and running sums.
+//!
+//! Not for: losses and norms.
 
 use crate::backend::operators::arguments::{Input, int_or, is_floating, output, result, tensor};
 use crate::backend::operators::error::{invalid, unsupported};

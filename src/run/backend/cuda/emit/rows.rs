@@ -1,4 +1,6 @@
 //! Rows of tensors as kernels take them: outer dimensions, and a run of evenly spaced elements.
+//!
+//! Not for: which kernel.
 
 use crate::backend::operators::KernelError;
 use crate::backend::operators::arguments::floating;

@@ -1,8 +1,8 @@
 //! Convolutions in two dimensions, forward and backward, as matrix products over unfolded tiles.
 //!
-//! A *column* is one output position of one image; a tile is a range of columns by a range of
-//! kernel elements, unfolded into a fixed scratch ([`with_tiles`]). Pointwise convolutions multiply
-//! the images themselves.
+//! A *column* is one output position of one image; a tile is a range of columns by a range of kernel
+//! elements, unfolded into a fixed scratch ([`with_tiles`]). Pointwise convolutions
+//! multiply the images themselves.
 
 use crate::backend::operators::arguments::{
     expect_shape, flag, mask, maybe_real, real, result, shaped,
@@ -54,8 +54,7 @@ struct Shape {
     /// Input and output channels of one group.
     channels: [usize; 2],
     unfold: Unfold,
-    /// Walks the weights of one output channel in the order in which kernel elements are unfolded,
-    /// where one step does.
+    /// Walks the weights of one output channel in the order in which kernel elements are unfolded, where one step does.
     kernel_step: Option<usize>,
 }
 
@@ -91,8 +90,7 @@ impl Shape {
         })
     }
 
-    /// Tiles of columns; none crosses the end of an image if the images are large and can be
-    /// addressed in place.
+    /// Tiles of columns; none crosses the end of an image if the images are large and can be addressed in place.
     fn tiles(&self, in_place: bool, rows: usize) -> impl Iterator<Item = Tile> + use<> {
         let positions = self.unfold.out[0] * self.unfold.out[1];
         let (spans, span, most) = if in_place {
@@ -112,8 +110,7 @@ impl Shape {
             .map(|(first, to)| Tile { first, count: to - first })
     }
 
-    /// Whether the columns of an output can be multiplied where they lie, and the step between
-    /// them.
+    /// Whether the columns of an output can be multiplied where they lie, and the step between them.
     fn column_step(&self, output: &[usize; 4]) -> Option<usize> {
         let step = collapse(&self.unfold.out, &output[2..])?;
         (self.unfold.out[0] * self.unfold.out[1] >= SMALL_IMAGE || self.images == 1).then_some(step)
@@ -140,8 +137,7 @@ impl Shape {
 }
 
 impl Group<'_> {
-    /// The weights of a range of kernel elements: pieces of (first kernel element, count, matrix of
-    /// output channels by kernel elements).
+    /// The weights of a range of kernel elements: pieces of (first kernel element, count, matrix of output channels by kernel elements).
     fn weights(&self, range: std::ops::Range<usize>) -> Vec<(usize, usize, Matrix)> {
         let (data, [out_step, in_step, row_step, column_step]) = self.weight;
         if let Some(step) = self.shape.kernel_step {
@@ -174,7 +170,7 @@ impl Group<'_> {
     }
 
     /// # Safety
-    /// The views behind the group are inside live memory, the output apart from all others.
+    /// The views behind the group are inside live memory, the output nobody else's.
     unsafe fn forward(
         &self,
         bias: Option<(*mut f32, usize)>,
@@ -254,7 +250,7 @@ impl Group<'_> {
                 }
             }
             if in_place.is_none() {
-                // SAFETY: the output's columns are inside live memory and apart from all others.
+                // SAFETY: the output's columns are inside live memory and nobody else's.
                 unsafe {
                     copy_columns::<true>(
                         &shape.unfold.out,
@@ -294,7 +290,7 @@ impl Group<'_> {
     /// Adds to an input gradient that starts as zeros.
     ///
     /// # Safety
-    /// As [`Group::forward`], with the input's place taken by its gradient, which is apart from all others.
+    /// As [`Group::forward`], with the input's place taken by its gradient, which is nobody else's.
     unsafe fn backward_input(&self, columns: &mut [f32], rows: &mut [f32]) {
         let (shape, out_channels) = (self.shape, self.shape.channels[1]);
         let in_place = shape.column_step(&self.output.1);
@@ -339,7 +335,7 @@ impl Group<'_> {
                         )
                     };
                 }
-                // SAFETY: the input gradient is inside live memory and apart from all others.
+                // SAFETY: the input gradient is inside live memory and nobody else's.
                 unsafe {
                     fold_tile(
                         &shape.unfold,
@@ -358,7 +354,7 @@ impl Group<'_> {
     /// Adds to a weight gradient that starts as zeros.
     ///
     /// # Safety
-    /// As [`Group::forward`], with the weights' place taken by their gradient, which is apart from all others.
+    /// As [`Group::forward`], with the weights' place taken by their gradient, which is nobody else's.
     unsafe fn backward_weight(&self, columns: &mut [f32], rows: &mut [f32]) {
         let (shape, out_channels) = (self.shape, self.shape.channels[1]);
         let in_place = shape.column_step(&self.output.1);
@@ -422,8 +418,7 @@ impl Group<'_> {
     }
 }
 
-/// Runs `work` for each group of a convolution between `input`, `weight` and `output`, whose shapes
-/// have been checked.
+/// Runs `work` for each group of a convolution between `input`, `weight` and `output`, whose shapes have been checked.
 fn each_group(
     shape: &Shape,
     [input, weight, output]: [&View; 3],
@@ -570,7 +565,7 @@ fn backward(call: &Call<'_>) -> Result<(), KernelError> {
 /// The sum of `length` floats, in double precision and a fixed order.
 ///
 /// # Safety
-/// They lie inside live memory that is not written meanwhile.
+/// They lie inside live memory that nobody writes.
 pub unsafe fn total(start: *const f32, step: usize, length: usize) -> f64 {
     if step != 1 {
         // SAFETY: the caller's promise.

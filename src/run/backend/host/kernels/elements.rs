@@ -1,8 +1,8 @@
 //! What all kernels share: element access through strided views of mixed types.
 //!
-//! Work goes in blocks of [`BLOCK`] elements: each operand's block is loaded (and converted) into a
-//! small array, the arithmetic runs over arrays and vectorises, the result is stored. So strides,
-//! broadcasting, type mixes and in-place operands cost nothing in the arithmetic's code.
+//! Work goes in blocks of [`BLOCK`] elements: each operand's block is loaded (and converted) into a small
+//! array, the arithmetic runs over arrays and vectorises, the result is stored. So strides, broadcasting,
+//! type mixes and in-place operands cost nothing in the arithmetic's code. Not for: the arithmetic.
 
 use crate::backend::operators::KernelError;
 use crate::backend::operators::arguments::{Input, floating, is_floating};

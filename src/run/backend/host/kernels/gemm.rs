@@ -39,8 +39,7 @@ pub unsafe fn product_of(
     beta: f32,
     c: Matrix,
 ) {
-    // A step between the rows of a single row is arbitrary; all others lie inside memory and so
-    // fit.
+    // A step between the rows of a single row is arbitrary; all others lie inside memory and so fit.
     let step = |n: usize| isize::try_from(n).unwrap_or(0);
     // SAFETY: the caller's promise is what `sgemm` asks for.
     unsafe {

@@ -1,6 +1,6 @@
 //! Losses: negative log likelihood, cross entropy, squared error.
 //!
-//! Sums are kept in double precision.
+//! Sums are kept in double precision. Not for: the logarithm of softmax itself.
 
 use crate::backend::operators::arguments::{output, result};
 use crate::backend::operators::error::{data_error, invalid};
@@ -29,8 +29,7 @@ impl Classes<'_> {
         self.scores.stride[self.dim]
     }
 
-    /// `visit(class offset in scores, other offset, weight)` for each target that counts; a `None`
-    /// class is ignored.
+    /// `visit(class offset in scores, other offset, weight)` for each target that counts; a `None` class is ignored.
     fn each(
         &self,
         other: Vec<usize>,

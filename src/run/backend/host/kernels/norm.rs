@@ -1,7 +1,7 @@
 //! Batch normalisation, forward and backward, under all the names it is recorded by.
 //!
-//! Statistics are summed in double precision in a fixed order; the mean first, then the squared
-//! distances from it.
+//! Statistics are summed in double precision in a fixed order; the mean first, then the squared distances
+//! from it. Not for: layer normalisation.
 
 use crate::backend::operators::norm::{BatchNorm, BatchNormBackward, without_channels};
 use crate::backend::operators::view::{Call, View};
@@ -37,7 +37,7 @@ impl PerChannel<'_> {
 
 fn set(view: Option<&View>, channel: usize, value: f64) {
     if let Some(view) = view {
-        // SAFETY: callers checked that the view has one element for each channel and is apart from all others.
+        // SAFETY: callers checked that the view has one element for each channel and is nobody else's.
         unsafe {
             *base(view).wrapping_add(channel * view.stride[0]) = value as f32;
         }
@@ -137,7 +137,7 @@ fn moments(start: *const f32, shape: &[usize], steps: &[usize], elements: f64) -
 /// The sum of `(a - a0) * (b - b0)` in double precision and a fixed order.
 ///
 /// # Safety
-/// Both runs lie inside live memory that is not written meanwhile.
+/// Both runs lie inside live memory that nobody writes.
 unsafe fn sum_of(
     a: *const f32,
     b: *const f32,
