@@ -45,24 +45,9 @@ const TORCH: [&str; 7] = [
 ];
 
 /// How the names of all those functions begin.
-const PREFIXES: [&str; 17] = [
-    "cuda",
-    "__cuda",
-    "cublas",
-    "cudnn",
-    "cufft",
-    "curand",
-    "cusolver",
-    "cusparse",
-    "cupti",
-    "cuFile",
-    "nccl",
-    "pnccl",
-    "nvshmem",
-    "nvml",
-    "cu",
-    "__nccl",
-    "nvtxNever",
+const PREFIXES: [&str; 16] = [
+    "cuda", "__cuda", "cublas", "cudnn", "cufft", "curand", "cusolver", "cusparse", "cupti",
+    "cuFile", "nccl", "pnccl", "nvshmem", "nvml", "cu", "__nccl",
 ];
 
 /// What the environment of a process under the dry device must have for one PyTorch.
@@ -100,7 +85,9 @@ pub fn prepare(torch: &Path, unpacked: &Unpacked) -> anyhow::Result<Prepared> {
         super::unpack::folder_by_rename(&folder, |new| {
             fs::write(new.join("libcuda.so.1"), &bytes)?;
             // One file under two names is one library to the loader.
-            fs::hard_link(new.join("libcuda.so.1"), new.join("libnvidia-ml.so.1"))
+            fs::hard_link(new.join("libcuda.so.1"), new.join("libnvidia-ml.so.1"))?;
+            // Triton in PyTorch 2.6 links its launcher against libcuda.so: any library with symbols in sections does.
+            std::os::unix::fs::symlink(&unpacked.device, new.join("libcuda.so"))
         })?;
     }
     Ok(Prepared {
