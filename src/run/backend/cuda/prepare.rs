@@ -292,7 +292,6 @@ pub fn emitted(
         position: u64::from(work.operator.0),
         steps_done: 0,
         random_key: work.random_key,
-        rounding: None,
         replay: work.replay,
         optimizer: graph.group(operator),
         batch,

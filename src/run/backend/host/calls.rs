@@ -88,7 +88,6 @@ impl<'a> Prepared<'a> {
             position: u64::from(self.work.operator.0),
             steps_done: iteration,
             random_key: self.work.random_key,
-            rounding: None,
             replay: self.work.replay,
             optimizer: graph.group(graph.operator(self.work.operator)),
             batch,

@@ -48,8 +48,7 @@ pub fn run(kernel: Kernel, call: &Call<'_>) -> Result<(), KernelError> {
     let outputs: Vec<Option<View>> =
         call.outputs.iter().map(|v| v.as_ref().map(|v| widened(&mut ranges, v))).collect();
     let hidden: Vec<View> = call.hidden.iter().map(|v| widened(&mut ranges, v)).collect();
-    let rounding = call.writes().find(|view| is_narrow(view)).map(|view| view.dtype);
-    kernel(&Call { args: &args, outputs: &outputs, hidden: &hidden, rounding, ..*call })?;
+    kernel(&Call { args: &args, outputs: &outputs, hidden: &hidden, ..*call })?;
     for (narrow, wide) in call.writes().zip(outputs.iter().flatten().chain(&hidden)) {
         if is_narrow(narrow) && !narrow.data.is_null() {
             copy(narrow, wide)?;

@@ -51,8 +51,6 @@ pub struct Call<'a> {
     pub steps_done: u64,
     /// The position of the forward operator whose random numbers a backward one repeats (same key).
     pub random_key: u64,
-    /// The narrower type that results are rounded to after the call, which computes in f32.
-    pub rounding: Option<Dtype>,
     /// A recompute: in-place writes on long-lived tensors are left out where the operator says so.
     pub replay: bool,
     /// For an optimizer's update: its parameter group.

@@ -132,7 +132,6 @@ fn call<'a>(
         position: 0,
         steps_done: 0,
         random_key: 0,
-        rounding: None,
         replay: false,
         optimizer: None,
         batch: &[],

@@ -159,7 +159,6 @@ impl Bench {
             position: 0,
             steps_done: 0,
             random_key: self.key,
-            rounding: None,
             replay: false,
             optimizer: None,
             batch: &self.batch,
