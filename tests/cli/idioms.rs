@@ -12,7 +12,9 @@ fn import(folder: &Folder, idiom: &str) -> String {
 }
 
 fn plan(folder: &Folder) {
-    folder.json(&["plan", "job.graph.json", "--device", "h100", "--budget", "80%"]);
+    let device = ["--device", "h100", "--budget", "80%"];
+    let output = ["-o", "job.plan.json"];
+    folder.json(&[&["plan", "job.graph.json"], &device[..], &output[..]].concat());
 }
 
 fn losses(idiom: &str) -> Vec<f64> {
