@@ -259,7 +259,7 @@ fn the_command_places_proves_and_refuses() {
     let split = "id,lower,upper,size,offset\na,0,4,1,1\nb,1,3,2,\n";
     std::fs::write(at.join("s.csv"), split).expect("written");
     let no = neap(at, &["place", "s.csv", "--capacity", "3", "-o", "none.csv"]);
-    assert!(no.code == Some(1) && no.err.contains("looked at every case"), "{}", no.err);
+    assert!(no.code == Some(1) && no.err.contains("tried every case"), "{}", no.err);
     let idle = neap(at, &["place", "s.csv", "--capacity", "3", "--effort", "0"]);
     assert!(idle.code == Some(1) && idle.err.contains("nor proved impossible"), "{}", idle.err);
 

@@ -110,6 +110,10 @@ const FEW: usize = 2;
 /// Where waiting takes no more than this part of the unplanned time, no other planner is asked.
 const WAITING: u64 = 16;
 
+/// Tighter budgets are looked at in these parts of the unplanned peak, and so many of them.
+const RUNGS: u128 = 50;
+const LOOKED_AT: usize = 3;
+
 /// Makes a plan within the budget.
 ///
 /// # Errors
@@ -129,6 +133,7 @@ pub fn make_for(
     let liveness = Liveness::of(request.graph);
     let mut no = match within(request, framework) {
         Err(PlanError::Infeasible(no)) => no,
+        Ok(planned) if framework.is_none() => return tighter(request, &liveness, planned),
         answered => return answered,
     };
     // What is met at the least budget that is found is met at this one too.
@@ -145,6 +150,39 @@ pub fn make_for(
     }
 }
 
+/// The quicker of a plan and those for somewhat tighter budgets: where operators wait for the link,
+/// a greedy choice at a tighter target is sometimes the better one.
+fn tighter(
+    request: &Request<'_>,
+    liveness: &Liveness,
+    mut best: Planned,
+) -> Result<Planned, PlanError> {
+    let rung = |number: u128| u128::from(liveness.peak.0) * number / RUNGS;
+    let below = u128::from(request.budget.0) * RUNGS / u128::from(liveness.peak.0.max(1));
+    let rungs = (1..=below).rev().map(rung).filter(|&rung| rung < request.budget.0.into());
+    for rung in rungs.take(LOOKED_AT) {
+        if !waits(&best) {
+            break;
+        }
+        let asked =
+            Request { budget: Bytes(u64::try_from(rung).unwrap_or(u64::MAX)), ..request.clone() };
+        match alone(&asked, liveness, None, Some(best.run.iteration), &mut None) {
+            Ok(planned) => best = planned,
+            Err(PlanError::Infeasible(_)) => {}
+            Err(defect) => return Err(defect),
+        }
+    }
+    best.plan.budget = request.budget;
+    Ok(best)
+}
+
+/// Operators wait long for the link.
+fn waits(planned: &Planned) -> bool {
+    let stalls = planned.run.stalls;
+    (stalls.swap_in + stalls.swap_out + stalls.tail).0
+        > planned.plan.figures.unplanned_iteration_ns.0 / WAITING
+}
+
 /// As [`make_for`], for one of many plans: refused without looking for the lowest plan.
 ///
 /// # Errors
@@ -156,12 +194,8 @@ pub(super) fn within(
     let liveness = Liveness::of(request.graph);
     let own = alone(request, &liveness, framework, None, &mut None);
     let worth = match &own {
-        Ok(planned) => {
-            let stalls = planned.run.stalls;
-            // Who hardly waits for the link does better than those who think of the link alone.
-            (stalls.swap_in + stalls.swap_out + stalls.tail).0
-                > planned.plan.figures.unplanned_iteration_ns.0 / WAITING
-        }
+        // Where hardly anything waits, planners that think of the link alone do no better.
+        Ok(planned) => waits(planned),
         Err(PlanError::Infeasible(_)) => true,
         Err(PlanError::Defect(_)) => false,
     };
