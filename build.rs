@@ -1,6 +1,6 @@
-//! Builds what `neap dry` carries inside the executable: the device library (one call of rustc, no dependencies) and
-//! the Python package. Elsewhere than on Linux the command only says so, and both are left out. And tells the binary
-//! which commit it is built from.
+//! Builds what `neap dry` carries inside the executable: the device library (one call of rustc, no
+//! dependencies) and the Python package. Elsewhere than on Linux the command only says so, and both
+//! are left out. And tells the binary which commit it is built from.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,8 @@ fn main() {
     fs::write(out.join("python_files.rs"), text).expect("OUT_DIR is writable");
 }
 
-/// Sets NEAP_VERSION, for `neap --version`. A release archive has no repository: there the version stands alone.
+/// Sets NEAP_VERSION, for `neap --version`. A release archive has no repository: there the version
+/// stands alone.
 fn version() {
     let git = |arguments: &[&str]| {
         let output = Command::new("git").args(arguments).output().ok()?;

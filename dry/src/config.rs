@@ -33,7 +33,8 @@ pub fn config() -> &'static Config {
     static CONFIG: OnceLock<Config> = OnceLock::new();
     CONFIG.get_or_init(|| {
         let total_bytes = number("NEAP_DRY_TOTAL_BYTES", 80u64 << 30);
-        // As on a real machine, an empty CUDA_VISIBLE_DEVICES hides every device and a list shows those it names.
+        // As on a real machine, an empty CUDA_VISIBLE_DEVICES hides every device and a list shows
+        // those it names.
         let asked: i32 = number("NEAP_DRY_DEVICES", 1);
         let devices = match std::env::var("CUDA_VISIBLE_DEVICES") {
             Ok(list) => {

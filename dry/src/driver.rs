@@ -1,5 +1,5 @@
-//! The driver's functions, for Triton, for PyTorch's lazily bound calls, and for libraries that bring a runtime of
-//! their own.
+//! The driver's functions, for Triton, for PyTorch's lazily bound calls, and for libraries that
+//! bring a runtime of their own.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,8 @@ use crate::transfer::{copy, cudaFree, cudaHostAlloc, cudaMalloc, fill};
 
 type Handle = *mut c_void;
 
-/// The function that a caller means by `name`: the newest version of it, as the driver itself would answer.
+/// The function that a caller means by `name`: the newest version of it, as the driver itself would
+/// answer.
 pub unsafe fn find(name: &CStr) -> *mut c_void {
     let plain = name.to_string_lossy();
     for suffix in ["_v2", ""] {
@@ -53,8 +54,8 @@ pub unsafe extern "C" fn cuGetProcAddress(
     unsafe { cuGetProcAddress_v2(name, out, version, flags, std::ptr::null_mut()) }
 }
 
-/// Private tables of the driver. Only a CUDA runtime asks for them, and the one under PyTorch is this library: so
-/// here is a library that brings its own, which the report names.
+/// Private tables of the driver. Only a CUDA runtime asks for them, and the one under PyTorch is
+/// this library: so here is a library that brings its own, which the report names.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuGetExportTable(_out: *mut *const c_void, _id: *const c_void) -> Status {
     static ONCE: AtomicBool = AtomicBool::new(false);

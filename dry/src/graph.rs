@@ -71,8 +71,9 @@ pub unsafe extern "C" fn cuStreamIsCapturing(stream: Handle, out: *mut c_int) ->
     unsafe { cudaStreamIsCapturing(stream, out) }
 }
 
-/// Status, number, graph and dependencies of a capture. Later versions have one more out-parameter (edges) before
-/// the last; all behind the graph are pointers that a caller may leave null, and there is nothing to put there.
+/// Status, number, graph and dependencies of a capture. Later versions have one more out-parameter
+/// (edges) before the last; all behind the graph are pointers that a caller may leave null, and
+/// there is nothing to put there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaStreamGetCaptureInfo(
     stream: Handle,

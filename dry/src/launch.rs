@@ -40,7 +40,8 @@ launches! {
     cuLaunchKernel cuLaunchKernelEx cuLaunchCooperativeKernel cudaGraphLaunch cuGraphLaunch
 }
 
-/// The caller falls back on what the launch itself gives: a grid and a block of one, no shared memory.
+/// The caller falls back on what the launch itself gives: a grid and a block of one, no shared
+/// memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __cudaPopCallConfiguration(
     grid: *mut [c_uint; 3],

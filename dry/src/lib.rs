@@ -1,14 +1,16 @@
 //! A CUDA device that owns memory and computes nothing.
 //!
-//! Preloaded under an unmodified PyTorch, it lets the real dispatcher, autograd, optimizers and caching allocator
-//! run on a machine without a GPU. Every allocation is PyTorch's own and every kernel launch succeeds without
-//! doing anything, so a job's memory is exact; its results and its speed are not.
+//! Preloaded under an unmodified PyTorch, it lets the real dispatcher, autograd, optimizers and
+//! caching allocator run on a machine without a GPU. Every allocation is PyTorch's own and every
+//! kernel launch succeeds without doing anything, so a job's memory is exact; its results and its
+//! speed are not.
 //!
-//! This library holds the functions that must answer something. Every other function that the installed NVIDIA
-//! libraries export is a stub that counts its calls and returns 0; `neap dry` generates those at run time.
+//! This library holds the functions that must answer something. Every other function that the
+//! installed NVIDIA libraries export is a stub that counts its calls and returns 0; `neap dry`
+//! generates those at run time.
 //!
-//! Copies of at most [`memory::BACKED`] bytes are real, so that what a script sends to the device it can read
-//! back. Larger copies only cost address space.
+//! Copies of at most [`memory::BACKED`] bytes are real, so that what a script sends to the device
+//! it can read back. Larger copies only cost address space.
 #![allow(non_snake_case)]
 #![cfg(target_os = "linux")]
 

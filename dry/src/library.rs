@@ -1,5 +1,5 @@
-//! cuBLAS, cuDNN's graph interface and the rest of the libraries: handles, versions, and sizes that callers read.
-//! Structures behind handles are one page of zeros that all share.
+//! cuBLAS, cuDNN's graph interface and the rest of the libraries: handles, versions, and sizes that
+//! callers read. Structures behind handles are one page of zeros that all share.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -19,7 +19,8 @@ pub fn dummy() -> Handle {
     PAGE.0.get().cast()
 }
 
-/// Defines functions whose first argument takes a handle of its own: PyTorch keeps a workspace for each handle.
+/// Defines functions whose first argument takes a handle of its own: PyTorch keeps a workspace for
+/// each handle.
 macro_rules! contexts {
     ($($create:ident $destroy:ident;)*) => { $(
         #[unsafe(no_mangle)]
@@ -74,7 +75,8 @@ handles! {
     curandCreateGenerator
 }
 
-/// Defines functions that write one value through one of their arguments. Every argument is as wide as a register.
+/// Defines functions that write one value through one of their arguments. Every argument is as wide
+/// as a register.
 macro_rules! answers {
     ($($name:ident ( $($before:ident)* => $out:ident : $t:ty = $value:expr ) )*) => { $(
         #[unsafe(no_mangle)]
@@ -282,7 +284,8 @@ pub unsafe extern "C" fn cudnnBackendGetAttribute(
     SUCCESS
 }
 
-/// One algorithm that needs the set workspace: algorithm, status, time, memory, determinism, mode, reserved.
+/// One algorithm that needs the set workspace: algorithm, status, time, memory, determinism, mode,
+/// reserved.
 #[repr(C)]
 pub struct Performance {
     algorithm: c_int,

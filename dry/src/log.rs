@@ -14,8 +14,8 @@ use std::io::Write;
 use crate::config::config;
 use crate::sys;
 
-/// Appends lines in one write, so that a process which is killed loses nothing before it, and without a lock, so
-/// that a fork leaves none behind.
+/// Appends lines in one write, so that a process which is killed loses nothing before it, and
+/// without a lock, so that a fork leaves none behind.
 fn append(text: &str) {
     let Some(folder) = &config().folder else { return };
     let path = folder.join(format!("device-{}.log", std::process::id()));
@@ -39,8 +39,8 @@ pub unsafe extern "C" fn neap_dry_note(text: *const c_char) {
     }
 }
 
-/// Writes how often each generated stub was called. Runs when the process ends; the Python side calls it as well,
-/// for processes that end by `_exit`.
+/// Writes how often each generated stub was called. Runs when the process ends; the Python side
+/// calls it as well, for processes that end by `_exit`.
 #[unsafe(no_mangle)]
 pub extern "C" fn neap_dry_flush() {
     let counts = sys::symbol(c"neap_stub_counts") as *const u64;

@@ -14,7 +14,8 @@ pub const PAGE: u64 = 2 << 20;
 const PIECE: u64 = 512;
 /// Mappings are multiples of this.
 const SYSTEM_PAGE: u64 = 1 << 16;
-/// Where device addresses begin, and where none is any more: a stretch that Linux gives to nothing by itself.
+/// Where device addresses begin, and where none is any more: a stretch that Linux gives to nothing
+/// by itself.
 const FIRST: u64 = 0x2000_0000_0000;
 const LAST: u64 = 0x5000_0000_0000;
 /// Address space between two allocations: segments never touch.
@@ -101,8 +102,8 @@ impl Memory {
         Some(at)
     }
 
-    /// Memory of the driver's own pool (`cudaMallocAsync`), which cuts pages into pieces. How it does that is not
-    /// known: here it wastes nothing.
+    /// Memory of the driver's own pool (`cudaMallocAsync`), which cuts pages into pieces. How it
+    /// does that is not known: here it wastes nothing.
     pub fn allocate_pooled(&mut self, device: i32, bytes: u64) -> Option<u64> {
         let charged = bytes.max(1).div_ceil(PIECE) * PIECE;
         if charged > self.free(device) {

@@ -1,7 +1,7 @@
 //! NCCL: collectives whose small operands are really exchanged, through files in the run's folder.
 //!
-//! A rank writes what it gives to a file that appears by renaming, and waits for the others' files. Operands above
-//! [`BACKED`] bytes are address space only, and so nothing is exchanged for them.
+//! A rank writes what it gives to a file that appears by renaming, and waits for the others' files.
+//! Operands above [`BACKED`] bytes are address space only, and so nothing is exchanged for them.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

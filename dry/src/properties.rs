@@ -4,8 +4,9 @@ use std::ffi::c_int;
 
 use crate::config::config;
 
-/// What a device of a given compute capability can hold, from the CUDA programming guide's table of technical
-/// specifications: shared memory a multiprocessor and a block (bytes), resident threads and blocks.
+/// What a device of a given compute capability can hold, from the CUDA programming guide's table of
+/// technical specifications: shared memory a multiprocessor and a block (bytes), resident threads
+/// and blocks.
 struct Limits {
     shared_per_multiprocessor: i32,
     shared_per_block: i32,
@@ -78,7 +79,8 @@ pub fn attribute(which: c_int, device: c_int) -> c_int {
         81 => limits.shared_per_multiprocessor,
         82 => 65536,
         87 => 2,
-        // Pageable memory is not the device's, nor is another GPU on the board; multicast and GPUDirect are absent.
+        // Pageable memory is not the device's, nor is another GPU on the board; multicast and
+        // GPUDirect are absent.
         84 | 88 | 100 | 101 | 116 | 117 | 118 | 132 => 0,
         97 => limits.shared_per_block,
         106 => limits.blocks,

@@ -1,4 +1,5 @@
-//! cuDNN's recurrent networks: descriptors that remember, because their sizes decide how PyTorch lays weights out.
+//! cuDNN's recurrent networks: descriptors that remember, because their sizes decide how PyTorch
+//! lays weights out.
 
 use std::ffi::{c_int, c_void};
 
@@ -210,7 +211,8 @@ impl Network {
         }
     }
 
-    /// Rows and columns of each matrix of one layer in one direction: input gates, recurrent gates, projection.
+    /// Rows and columns of each matrix of one layer in one direction: input gates, recurrent gates,
+    /// projection.
     fn matrices(&self, pseudo_layer: usize) -> Vec<(usize, usize)> {
         let first = pseudo_layer < self.directions();
         let input = if first { self.input } else { self.output() * self.directions() };
@@ -255,7 +257,8 @@ pub unsafe extern "C" fn cudnnGetRNNWeightSpaceSize(
     SUCCESS
 }
 
-/// Where a matrix and its bias lie in the weight space: all matrices by layer, then all biases by layer.
+/// Where a matrix and its bias lie in the weight space: all matrices by layer, then all biases by
+/// layer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudnnGetRNNWeightParams(
     _handle: Handle,
@@ -308,8 +311,9 @@ pub unsafe extern "C" fn cudnnGetRNNWeightParams(
     SUCCESS
 }
 
-/// Workspace and reserve. cuDNN does not say how it counts: here the reserve holds, for each step, layer and
-/// direction, every gate, the cell state and the output; the workspace holds the gates of one layer. An estimate.
+/// Workspace and reserve. cuDNN does not say how it counts: here the reserve holds, for each step,
+/// layer and direction, every gate, the cell state and the output; the workspace holds the gates of
+/// one layer. An estimate.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudnnGetRNNTempSpaceSizes(
     _handle: Handle,

@@ -1,5 +1,6 @@
-//! cuSOLVER's workspaces. Their true sizes are the library's secret: what stands here is an estimate of the order
-//! that the algorithms need (blocked panels of 64 columns; a second matrix where eigenvectors are made).
+//! cuSOLVER's workspaces. Their true sizes are the library's secret: what stands here is an
+//! estimate of the order that the algorithms need (blocked panels of 64 columns; a second matrix
+//! where eigenvectors are made).
 
 use std::ffi::c_int;
 

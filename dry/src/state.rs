@@ -16,7 +16,8 @@ static STATE: Mutex<Option<State>> = Mutex::new(None);
 static FORK: Once = Once::new();
 
 struct Held(UnsafeCell<Option<MutexGuard<'static, Option<State>>>>);
-// SAFETY: only fork handlers touch it, and only between `prepare` and the handler after it, in one thread.
+// SAFETY: only fork handlers touch it, and only between `prepare` and the handler after it, in one
+// thread.
 unsafe impl Sync for Held {}
 static HELD: Held = Held(UnsafeCell::new(None));
 

@@ -1,5 +1,5 @@
-//! Streams and events. Work is done when it is asked for, so that only events can be unfinished, and only where the
-//! run asks for late ones.
+//! Streams and events. Work is done when it is asked for, so that only events can be unfinished,
+//! and only where the run asks for late ones.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,7 +21,8 @@ pub struct Event {
     pending: AtomicBool,
 }
 
-/// Waits that the host made, for late events: a synchronisation finishes all that was recorded before it.
+/// Waits that the host made, for late events: a synchronisation finishes all that was recorded
+/// before it.
 static SYNCHRONISED: AtomicU64 = AtomicU64::new(0);
 
 fn synchronise() -> Status {

@@ -84,7 +84,8 @@ pub fn real(library: &CStr, name: &CStr) -> Option<*mut c_void> {
     (!found.is_null()).then_some(found)
 }
 
-/// Copies `text` with its terminating zero into a buffer of `room` bytes, cut where it does not fit.
+/// Copies `text` with its terminating zero into a buffer of `room` bytes, cut where it does not
+/// fit.
 pub unsafe fn put_text(out: *mut c_char, room: usize, text: &str) {
     if out.is_null() || room == 0 {
         return;

@@ -1,4 +1,5 @@
-//! The driver's virtual memory functions, for PyTorch's expandable segments: addresses and pages apart.
+//! The driver's virtual memory functions, for PyTorch's expandable segments: addresses and pages
+//! apart.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
@@ -90,7 +91,8 @@ pub extern "C" fn cuMemMap(
     handle: u64,
     _flags: c_ulonglong,
 ) -> Status {
-    // Mapped pages live until they are unmapped, even where their handle is released first; PyTorch unmaps first.
+    // Mapped pages live until they are unmapped, even where their handle is released first; PyTorch
+    // unmaps first.
     if pages(|p| p.contains_key(&handle)) { SUCCESS } else { INVALID_VALUE }
 }
 

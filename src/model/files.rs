@@ -106,7 +106,8 @@ pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, FileError> {
     Ok(all)
 }
 
-/// Writes `path` by renaming a finished temporary file over it; on any error nothing is left behind.
+/// Writes `path` by renaming a finished temporary file over it; on any error nothing is left
+/// behind.
 ///
 /// # Errors
 /// When the folder can't be written, or `fill` fails.
@@ -146,7 +147,8 @@ impl Write for Pipe {
     }
 }
 
-/// Whether [`write()`] could write `path` now, so that no work is done for a file that can't be kept.
+/// Whether [`write()`] could write `path` now, so that no work is done for a file that can't be
+/// kept.
 ///
 /// # Errors
 /// When it couldn't.
@@ -193,7 +195,7 @@ fn temporary(path: &Path) -> Result<tempfile::NamedTempFile, FileError> {
         builder.permissions(std::fs::Permissions::from_mode(0o644));
     }
     builder.prefix(".neap-").tempfile_in(folder).map_err(|e| {
-        // tempfile's own text names a file that nobody knows.
+        // tempfile's own text names its temporary file, which the user does not know.
         let problem = match e.kind() {
             io::ErrorKind::NotFound => "there is no such folder; make it first".to_owned(),
             io::ErrorKind::NotADirectory => "its folder is a file; name another".to_owned(),

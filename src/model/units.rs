@@ -157,7 +157,8 @@ impl FromStr for Bytes {
     }
 }
 
-/// Splitmix64: one step from `x`, and the finaliser. Where numbers are to look random and be the same everywhere.
+/// Splitmix64: one step from `x`, and the finaliser. Where numbers are to look random and be the
+/// same everywhere.
 #[must_use]
 pub const fn mix(x: u64) -> u64 {
     let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);

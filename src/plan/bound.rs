@@ -1,40 +1,52 @@
-//! What no plan can beat: a lower bound on the peak at a given added time, and on the time at a given budget.
+//! What no plan can beat: a lower bound on the peak at a given added time, and on the time at a
+//! given budget.
 //!
-//! For: saying how far a plan is from the best possible. Not for: finding plans; the bounds need not be reachable.
+//! For: saying how far a plan is from the best possible. Not for: finding plans; the bounds need
+//! not be reachable.
 //!
 //! # The bound and its proof
 //!
-//! Let T be the sum of the operators' latencies and take any plan whose iteration takes at most T + D. All waiting and all
-//! recomputing together then take at most D. Look at the instant τ that lies θ into operator q, 0 ≤ θ < its latency. By the meaning of plans
-//! ([`crate::contract::plan`]) everything q touches and its workspace hold bytes at τ. Every other tensor X that is
-//! used both before and after (round the end of the iteration, if nothing generates it) holds its bytes too unless it is *away*. To be away it must
-//! come back before its next use n, in one of two ways:
+//! Let T be the sum of the operators' latencies and take any plan whose iteration takes at most T +
+//! D. All waiting and all recomputing together then take at most D. Look at the instant τ that lies
+//! θ into operator q, 0 ≤ θ < its latency. By the meaning of plans ([`crate::contract::plan`])
+//! everything q touches and its workspace hold bytes at τ. Every other tensor X that is used both
+//! before and after (round the end of the iteration, if nothing generates it) holds its bytes too
+//! unless it is *away*. To be away it must come back before its next use n, in one of two ways:
 //!
-//! 1. *By the link.* Its copy in starts after τ and ends by the start of n. From τ until then operators take tₙ − t_q − θ (t: nominal starts, plus T
-//!    where n lies in the next iteration), so at most D more passes. What it copies was copied out after the end of the last write w
-//!    before τ (a write costs the host copy its validity) and by τ: within t_q + θ − end_w + D. A tensor that no operator writes may have been on the
-//!    host for ever. A direction carries one copy at a time, and none is faster than alone. So for the set S of tensors away
-//!    by the link and for every next use n: the copies in of those of S wanted by n, together, take at most n's window; and likewise for
-//!    copies out and every last write. A plan is steady, so windows that reach over the end of the iteration are as good as any. A tensor whose
-//!    own copy exceeds its own window is not in S.
-//! 2. *By recomputing.* Then every operator that has written X up to τ runs again, the first because it generates X and the others because
-//!    a version is only made from the one before. Each takes its latency, once for all it writes: the sum over these operators is at most D.
-//!    An operator that may never run again rules its tensors out.
+//! 1. *By the link.* Its copy in starts after τ and ends by the start of n. From τ until then
+//!    operators take tₙ − t_q − θ (t: nominal starts, plus T where n lies in the next iteration),
+//!    so at most D more passes. What it copies was copied out after the end of the last write w
+//!    before τ (a write costs the host copy its validity) and by τ: within t_q + θ − end_w + D. A
+//!    tensor that no operator writes may have been on the host for ever. A direction carries one
+//!    copy at a time, and none is faster than alone. So for the set S of tensors away by the link
+//!    and for every next use n: the copies in of those of S wanted by n, together, take at most n's
+//!    window; and likewise for copies out and every last write. A plan is steady, so windows that
+//!    reach over the end of the iteration are as good as any. A tensor whose own copy exceeds its
+//!    own window is not in S.
+//! 2. *By recomputing.* Then every operator that has written X up to τ runs again, the first
+//!    because it generates X and the others because a version is only made from the one before.
+//!    Each takes its latency, once for all it writes: the sum over these operators is at most D. An
+//!    operator that may never run again rules its tensors out.
 //!
 //! Let every X be away to a fraction from 0 to 1; that only allows more. Then
-//! - the bytes of S are at most what the copies in allow, and at most what the copies out allow: each a linear program whose
-//!   constraints are nested windows, which is solved exactly by going through the windows from the shortest and throwing out
-//!   the least bytes per nanosecond whenever one overflows;
-//! - an operator's latency is at least the sum of its parts if each tensor that wants it bears a part by its bytes, and
-//!   with such parts (rounded down) the bytes recomputed are at most those of a fractional knapsack of size D.
+//! - the bytes of S are at most what the copies in allow, and at most what the copies out allow:
+//!   each a linear program whose constraints are nested windows, which is solved exactly by going
+//!   through the windows from the shortest and throwing out the least bytes per nanosecond whenever
+//!   one overflows;
+//! - an operator's latency is at least the sum of its parts if each tensor that wants it bears a
+//!   part by its bytes, and with such parts (rounded down) the bytes recomputed are at most those
+//!   of a fractional knapsack of size D.
 //!
-//! What stands at τ without a plan, less both, is therefore a lower bound on the peak. It is taken at the start, the middle and the end
-//! of operators, and never below the floor. Any choice of operators gives a bound; of a long job the highest in each of
-//! `PARTS` parts are looked at, then all in the `CLOSE` parts that bind most; of very long ones so many fewer that it takes no
-//! longer (`LOOKS`). Bytes that are away are rounded up, times of copies are the link's own. It
-//! falls as D grows: so the least D at which it is within a budget is a lower bound on the added time at that budget.
+//! What stands at τ without a plan, less both, is therefore a lower bound on the peak. It is taken
+//! at the start, the middle and the end of operators, and never below the floor. Any choice of
+//! operators gives a bound; of a long job the highest in each of `PARTS` parts are looked at, then
+//! all in the `CLOSE` parts that bind most; of very long ones so many fewer that it takes no longer
+//! (`LOOKS`). Bytes that are away are rounded up, times of copies are the link's own. It falls as D
+//! grows: so the least D at which it is within a budget is a lower bound on the added time at that
+//! budget.
 //!
-//! Cost: O(tensors · log) an operator that is looked at, a few dozen times that for a bound on time.
+//! Cost: O(tensors · log) an operator that is looked at, a few dozen times that for a bound on
+//! time.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -51,7 +63,8 @@ use crate::units::{Bytes, Nanos, TensorId};
 const PARTS: u32 = 96;
 const CLOSE: usize = 4;
 
-/// Operators that are looked at in such a part, times the operators of the job: all of the part up to about twenty thousand operators.
+/// Operators that are looked at in such a part, times the operators of the job: all of the part up
+/// to about twenty thousand operators.
 const LOOKS: usize = 4_000_000;
 
 /// The bounds of one job on one link.
@@ -138,7 +151,8 @@ impl<'a> Bounds<'a> {
         Bytes(self.floor)
     }
 
-    /// No plan whose iteration takes at most `added` longer than the unplanned one has a lower peak.
+    /// No plan whose iteration takes at most `added` longer than the unplanned one has a lower
+    /// peak.
     #[must_use]
     pub fn peak(&self, added: Nanos) -> Bytes {
         let mut best = self.floor;
@@ -168,7 +182,8 @@ impl<'a> Bounds<'a> {
         Bytes(best)
     }
 
-    /// No plan with a peak of at most `budget` has a shorter iteration; `None` where there is no such plan.
+    /// No plan with a peak of at most `budget` has a shorter iteration; `None` where there is no
+    /// such plan.
     #[must_use]
     pub fn iteration(&self, budget: Bytes) -> Option<Nanos> {
         if budget.0 < self.floor {
@@ -187,7 +202,8 @@ impl<'a> Bounds<'a> {
             }
             added > before
         };
-        // Each that proves more than those before it is above them: the last ones are worth a closer look.
+        // Each that proves more than those before it is above them: the last ones are worth a
+        // closer look.
         let mut proving: Vec<usize> =
             (0..self.parts.len()).filter(|&s| look(self.parts[s].highest)).collect();
         proving.reverse();
@@ -235,7 +251,7 @@ impl<'a> Bounds<'a> {
                     // Round the end of the iteration the next use is the next iteration's.
                     if n > now { n } else { n + total }
                 }
-                // Nobody uses it: it may come and go at any time.
+                // No operator uses it: it may come and go at any time.
                 None if lifetime.uses.is_empty() && lifetime.long_lived => now + total,
                 None => continue,
             };
@@ -295,7 +311,8 @@ impl<'a> Bounds<'a> {
     }
 }
 
-/// The least value from `from` on of which `enough` holds, which it does for all above it; at most 2^62.
+/// The least value from `from` on of which `enough` holds, which it does for all above it; at most
+/// 2^62.
 fn least_at(from: u64, enough: impl Fn(u64) -> bool) -> u64 {
     if enough(from) {
         return from;
@@ -363,7 +380,8 @@ struct Moment {
 }
 
 impl Moment {
-    /// The most bytes that can be away `offset` into the operator if the iteration takes `added` longer.
+    /// The most bytes that can be away `offset` into the operator if the iteration takes `added`
+    /// longer.
     fn away(&self, added: u64, offset: u64) -> u64 {
         // Time passes from the windows of copies in to those of copies out.
         let room_back = |window: u64| (window - offset).saturating_add(added);

@@ -1,10 +1,11 @@
-//! The budget loop: decide, write down, place, and again with a tighter target until the arena fits.
+//! The budget loop: decide, write down, place, and again with a tighter target until the arena
+//! fits.
 //!
 //! Where the planner fails, or operators wait long for the link, quick planners are asked too
 //! ([`Method::portfolio`]); a plan that can't be quicker even without addresses is not placed. A
 //! plan that another planner made says so in its options. Before a budget is refused, the lowest
-//! plan is looked for over the whole range of targets ([`minimum`]), so every budget is met from the
-//! least one found on, and a refusal says what was found.
+//! plan is looked for over the whole range of targets ([`minimum`]), so every budget is met from
+//! the least one found on, and a refusal says what was found.
 
 mod minimum;
 mod reserve;
@@ -59,7 +60,8 @@ pub struct Planned {
 }
 
 impl Planned {
-    /// What the budget binds: the arena, and where it was planned for a framework's allocator what that reserves too.
+    /// What the budget binds: the arena, and where it was planned for a framework's allocator what
+    /// that reserves too.
     #[must_use]
     pub fn bound(&self) -> Bytes {
         let reserved = self.reserved.as_ref().map_or(Bytes::ZERO, |r| r.at_peak.reserved);
@@ -122,7 +124,8 @@ pub fn make(request: &Request<'_>) -> Result<Planned, PlanError> {
     make_for(request, None)
 }
 
-/// As [`make`]; with a framework the budget binds what its allocator would reserve, beside the arena.
+/// As [`make`]; with a framework the budget binds what its allocator would reserve, beside the
+/// arena.
 ///
 /// # Errors
 /// As [`make`].
@@ -266,15 +269,16 @@ fn alone(
             Attempt::TooHigh(height) => height,
             Attempt::Blocked => break,
         };
-        // What is decided then is placed differently, so some more than what was too much; ever more.
+        // What is decided then is placed differently, so some more than what was too much; ever
+        // more.
         let step = (height - budget) + ((budget / 1024) << attempt.min(6)).max(512);
         if step >= target {
             break;
         }
         target = (target - step) / 512 * 512;
     }
-    // What can't be placed at one target often can at a lower one, and more easily when nothing lingers or comes back
-    // early: other tensors leave, other holes open.
+    // What can't be placed at one target often can at a lower one, and more easily when nothing
+    // lingers or comes back early: other tensors leave, other holes open.
     let narrow = request.method.narrow().filter(|_| rival.is_none());
     let spread = budget.saturating_sub(liveness.floor.0);
     if let Some(narrow) = narrow.filter(|_| spread > 0) {
@@ -288,7 +292,8 @@ fn alone(
     Err(search.refusal())
 }
 
-/// As [`make`] with little effort, for one of many plans: the planner by itself, and a few targets only.
+/// As [`make`] with little effort, for one of many plans: the planner by itself, and a few targets
+/// only.
 ///
 /// # Errors
 /// As [`make`].
@@ -433,7 +438,8 @@ pub fn written(request: &Request<'_>, emitted: Emitted) -> Result<Planned, PlanE
     Ok(planned)
 }
 
-/// The same events at the same addresses on the request's device: what differs is time, and with it where host copies lie.
+/// The same events at the same addresses on the request's device: what differs is time, and with it
+/// where host copies lie.
 ///
 /// # Errors
 /// [`PlanError::Defect`] only.

@@ -1,25 +1,31 @@
 //! The planner `capuchin`: Capuchin (Peng et al., ASPLOS 2020), its policy maker.
 //!
-//! What the paper defines (sections 4.2 "Design Overview" to 4.5 "Selecting Memory Optimization"; read from others' notes on it that
-//! go section by section, not from the paper itself):
-//! - A first iteration in passive mode (4.2: evict on demand; [`crate::sim::passive`]) measures when each tensor is accessed. Two
-//!   successive accesses are an *evicted-access* and its *back-access*.
-//! - A swap's *free time* (4.3) is FT = swap-in start − swap-out end, where the copy out starts at the evicted-access's end and
-//!   the copy in ends at the back-access; a copy takes size over bandwidth, and (4.4) one copy waits for the one before it.
-//!   A recomputation's value is MSPS = memory saving / recomputation time.
-//! - A copy in is triggered (4.4) by the access nearest before back-access − copy time, not while memory is at its peak; a late one is triggered
-//!   earlier by 5 % of its time in the next iteration. Recomputation is on demand, from the nearest inputs that are there (lineage).
-//! - Candidates (4.5) have more than one access and rest while memory is at its peak. They are taken by falling FT while their copies
-//!   hide wholly; only what can't hide is compared with recomputing it, and the lesser overhead wins. What is to be recomputed changes the others' MSPS, which
-//!   are taken anew after each choice.
-//! - It goes on until the memory that passive mode had to evict is saved. What it misses is fetched on demand.
+//! What the paper defines (sections 4.2 "Design Overview" to 4.5 "Selecting Memory Optimization";
+//! read from others' notes on it that go section by section, not from the paper itself):
+//! - A first iteration in passive mode (4.2: evict on demand; [`crate::sim::passive`]) measures
+//!   when each tensor is accessed. Two successive accesses are an *evicted-access* and its
+//!   *back-access*.
+//! - A swap's *free time* (4.3) is FT = swap-in start − swap-out end, where the copy out starts at
+//!   the evicted-access's end and the copy in ends at the back-access; a copy takes size over
+//!   bandwidth, and (4.4) one copy waits for the one before it. A recomputation's value is MSPS =
+//!   memory saving / recomputation time.
+//! - A copy in is triggered (4.4) by the access nearest before back-access − copy time, not while
+//!   memory is at its peak; a late one is triggered earlier by 5 % of its time in the next
+//!   iteration. Recomputation is on demand, from the nearest inputs that are there (lineage).
+//! - Candidates (4.5) have more than one access and rest while memory is at its peak. They are
+//!   taken by falling FT while their copies hide wholly; only what can't hide is compared with
+//!   recomputing it, and the lesser overhead wins. What is to be recomputed changes the others'
+//!   MSPS, which are taken anew after each choice.
+//! - It goes on until the memory that passive mode had to evict is saved. What it misses is fetched
+//!   on demand.
 //!
-//! Departures: the measured pattern is the given latencies' (a measured table where there is one); it stops where every
-//! slot is within the target, not at a sum of bytes, so that a plan's safety doesn't rest on timing; one value, bytes saved per
-//! nanosecond of overhead, ranks swaps that stick out beside recomputations; lineage goes back over in-place writes, but not to what
-//! nobody holds any more; a copy in gets the latest place that the link has free, and the feedback is left out, as a plan is
-//! made once. Nothing goes round the end of the iteration.
-//! Cost: O(candidates · slots). Not for: the passive iteration's own time ([`crate::sim::passive`]).
+//! Departures: the measured pattern is the given latencies' (a measured table where there is one);
+//! it stops where every slot is within the target, not at a sum of bytes, so that a plan's safety
+//! doesn't rest on timing; one value, bytes saved per nanosecond of overhead, ranks swaps that
+//! stick out beside recomputations; lineage goes back over in-place writes, but not to what no
+//! operator holds any more; a copy in gets the latest place that the link has free, and the
+//! feedback is left out, as a plan is made once. Nothing goes round the end of the iteration. Cost:
+//! O(candidates · slots). Not for: the passive iteration's own time ([`crate::sim::passive`]).
 
 use std::cmp::Reverse;
 
@@ -78,7 +84,8 @@ struct PolicyMaker<'a> {
 }
 
 impl PolicyMaker<'_> {
-    /// End of the evicted-access, start of the back-access, and how long the copies out and in take.
+    /// End of the evicted-access, start of the back-access, and how long the copies out and in
+    /// take.
     fn pair(&self, tensor: TensorId, gap: usize) -> (u64, u64, u64, u64) {
         let (p, n, _) = self.residencies.operators(tensor, gap);
         let bytes = self.given.graph.tensor(tensor).bytes;
@@ -188,7 +195,8 @@ impl PolicyMaker<'_> {
                 Reverse(u128::from(lifetime.bytes) * 1_000_000_000 / u128::from(overhead.max(1)))
             };
             if self.may_swap(tensor) {
-                // What the link has no place for is fetched on demand: the copy in sticks out whole.
+                // What the link has no place for is fetched on demand: the copy in sticks out
+                // whole.
                 let (_, _, _, back) = self.pair(tensor, gap);
                 let late = u64::try_from(-self.free_time(tensor, gap)).unwrap_or(0);
                 ranked.push((value(late.max(back)), Means::Swap, tensor, gap));
@@ -217,7 +225,8 @@ impl PolicyMaker<'_> {
         self.hurry(slot)
     }
 
-    /// The largest swap whose copies hold bytes in the slot leaves at once and comes back on demand.
+    /// The largest swap whose copies hold bytes in the slot leaves at once and comes back on
+    /// demand.
     fn hurry(&mut self, slot: u32) -> bool {
         let mut lingering: Option<(u64, TensorId, usize)> = None;
         for (index, lifetime) in self.residencies.lifetimes.iter().enumerate() {

@@ -1,19 +1,24 @@
-//! The planner `checkpoint`: training with sublinear memory (Chen et al., 2016), segments kept by their boundaries.
+//! The planner `checkpoint`: training with sublinear memory (Chen et al., 2016), segments kept by
+//! their boundaries.
 //!
-//! What the paper defines (section 4.1 and Algorithm 1 on segments, 4.3 and Algorithm 3 on choosing them by memory; read from its text):
-//! - The forward is cut into segments. What crosses from one segment into a later one is kept, what a segment
-//!   only needs itself is dropped after its last use in the forward.
-//! - Before a segment's backward its forward runs again from what was kept, and the results stay until the
-//!   backward has used them. With √n segments of an n layer network memory is O(√n) for one more forward.
-//! - Algorithm 3 cuts where the bytes since the last cut exceed a budget, and searches over that budget.
+//! What the paper defines (section 4.1 and Algorithm 1 on segments, 4.3 and Algorithm 3 on choosing
+//! them by memory; read from its text):
+//! - The forward is cut into segments. What crosses from one segment into a later one is kept, what
+//!   a segment only needs itself is dropped after its last use in the forward.
+//! - Before a segment's backward its forward runs again from what was kept, and the results stay
+//!   until the backward has used them. With √n segments of an n layer network memory is O(√n) for
+//!   one more forward.
+//! - Algorithm 3 cuts where the bytes since the last cut exceed a budget, and searches over that
+//!   budget.
 //! - The last segment's results are wanted at once, and so are not dropped.
 //!
-//! Here the segments have equal shares of the bytes that the backward wants from the forward, and their number is the smallest from 1 to
-//! 2·√n (n forward operators) that is within the target: fewer segments leave more in the last, which costs
-//! nothing. Departures: an operator that may not run again, or whose input was overwritten since, keeps its result; what is made beside a
-//! sixteen times larger tensor (batch norm's statistics) is kept, as it costs more to make than to keep; what only the
-//! second forward needs between its operators is counted as if it all were there at once.
-//! Cost: O(√n · tensors · slots). Not for: swapping.
+//! Here the segments have equal shares of the bytes that the backward wants from the forward, and
+//! their number is the smallest from 1 to 2·√n (n forward operators) that is within the target:
+//! fewer segments leave more in the last, which costs nothing. Departures: an operator that may not
+//! run again, or whose input was overwritten since, keeps its result; what is made beside a sixteen
+//! times larger tensor (batch norm's statistics) is kept, as it costs more to make than to keep;
+//! what only the second forward needs between its operators is counted as if it all were there at
+//! once. Cost: O(√n · tensors · slots). Not for: swapping.
 
 use std::collections::BTreeSet;
 
@@ -150,7 +155,8 @@ fn want(residencies: &mut Residencies<'_>, tensor: TensorId, before: u32) {
     }
 }
 
-/// What has to be there before operator `before` to make `dropped` again, itself included, in the order of making.
+/// What has to be there before operator `before` to make `dropped` again, itself included, in the
+/// order of making.
 fn again(residencies: &Residencies<'_>, dropped: &[&Saved], before: u32) -> Vec<TensorId> {
     let mut needed: BTreeSet<TensorId> = dropped.iter().map(|s| s.tensor).collect();
     let mut open: Vec<TensorId> = needed.iter().copied().collect();

@@ -1,8 +1,9 @@
 //! What the decisions cost in time: steps and both queues, before anything has an address.
 //!
-//! As [`crate::sim::engine`], except that bytes pass from hand to hand by slot: whatever begins in a slot waits for all
-//! swap-outs that may not last until then. Placement can only relax that. Copies start in the order of [`super::write`].
-//! Cost: O((operators + copies) · log). Not for: figures of a plan.
+//! As [`crate::sim::engine`], except that bytes pass from hand to hand by slot: whatever begins in
+//! a slot waits for all swap-outs that may not last until then. Placement can only relax that.
+//! Copies start in the order of [`super::write`]. Cost: O((operators + copies) · log). Not for:
+//! figures of a plan.
 
 use super::residency::{Gap, Residencies};
 use crate::contract::Latency;
@@ -216,7 +217,8 @@ pub fn run(residencies: &Residencies<'_>, latencies: &[Latency], link: &Link) ->
             ready_at = now;
         }
     }
-    // What never ran (there is no such thing unless decisions contradict each other) is as bad as can be.
+    // What never ran (there is no such thing unless decisions contradict each other) is as bad as
+    // can be.
     let stuck = clock.end.len() < n || queues.iter().any(|q| q.next < q.items.len());
     clock.total = if stuck { u64::MAX } else { now };
     clock.start.resize(n + 1, now);

@@ -1,15 +1,18 @@
 //! Several jobs planned against one memory and one link.
 //!
-//! Each job gets a part of the budget that is its own (its *sub-arena*), so the plan is safe at every alignment of the jobs'
-//! iterations (TENSILE, section on the multi-job scheduler, plans against the sum of the jobs' peaks for the same reason). Whose
-//! memory shrinks is decided among all jobs: from everybody's unplanned need downwards, the next step is taken by the job that loses the least
-//! time for the bytes it gives up, so long as the sum exceeds the budget. A job's time counts relative to its own, and a job of
-//! priority p gives way p times as late. What is left over at the end goes to the job that gains most by it.
+//! Each job gets a part of the budget that is its own (its *sub-arena*), so the plan is safe at
+//! every alignment of the jobs' iterations (TENSILE, section on the multi-job scheduler, plans
+//! against the sum of the jobs' peaks for the same reason). Whose memory shrinks is decided among
+//! all jobs: from the jobs' unplanned needs downwards, the next step is taken by the job that loses
+//! the least time for the bytes it gives up, so long as the sum exceeds the budget. A job's time
+//! counts relative to its own, and a job of priority p gives way p times as late. What is left over
+//! at the end goes to the job that gains most by it.
 //!
-//! A planner of one job knows nothing of the others, and each is given the full rate of device and link. The planner `neap` looks at several
-//! ways to plan all jobs, and simulates them side by side to choose ([`mod@aware`]). Cost of a way: one plan of a job a step, about
-//! `STEPS` steps a job, equal jobs together; who plans again and again keeps a [`Memo`]. Not for: when jobs run ([`super::live`]), single
-//! plans ([`super::budget`]).
+//! A planner of one job knows nothing of the others, and each is given the full rate of device and
+//! link. The planner `neap` looks at several ways to plan all jobs, and simulates them side by side
+//! to choose ([`mod@aware`]). Cost of a way: one plan of a job a step, about `STEPS` steps a job,
+//! equal jobs together; who plans again and again keeps a [`Memo`]. Not for: when jobs run
+//! ([`super::live`]), single plans ([`super::budget`]).
 
 pub mod aware;
 
@@ -39,7 +42,8 @@ pub struct Job<'a> {
     pub latencies: &'a [Latency],
     /// The planner and its switches, which may differ from job to job.
     pub method: Method,
-    /// In thousandths: 2,000 loses time only where a job of 1,000 would lose twice as much. At least 1.
+    /// In thousandths: 2,000 loses time only where a job of 1,000 would lose twice as much. At
+    /// least 1.
     pub priority: u64,
 }
 
@@ -88,7 +92,8 @@ pub struct Together {
     pub parts: Vec<Planned>,
 }
 
-/// Steps that were planned before, by graph, planner, host memory and target. Looking one up gives what planning it anew would.
+/// Steps that were planned before, by graph, planner, host memory and target. Looking one up gives
+/// what planning it anew would.
 #[derive(Clone, Debug, Default)]
 pub struct Memo(BTreeMap<Key, Shared>);
 
@@ -253,7 +258,8 @@ impl Rung<'_> {
         self.now.plan.figures.arena_bytes.0
     }
 
-    /// Plans the next step, once, a larger one while much is in excess: a sketch where one can be made.
+    /// Plans the next step, once, a larger one while much is in excess: a sketch where one can be
+    /// made.
     fn look(&mut self, excess: u64, memo: &mut Memo) -> Result<(), PlanError> {
         if self.next.is_some() {
             return Ok(());
@@ -319,7 +325,8 @@ impl Rung<'_> {
         Ok(true)
     }
 
-    /// Time lost by the next step, in parts of the job's own time, for each byte given up: as a fraction.
+    /// Time lost by the next step, in parts of the job's own time, for each byte given up: as a
+    /// fraction.
     fn price(&self, index: usize) -> Option<Price> {
         let next = self.next.as_ref()?.as_ref()?;
         let lost =

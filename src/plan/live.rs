@@ -1,20 +1,27 @@
-//! Jobs that come and go: planned anew together at each launch and end, the new plans taken up at the jobs' own iteration boundaries.
+//! Jobs that come and go: planned anew together at each launch and end, the new plans taken up at
+//! the jobs' own iteration boundaries.
 //!
-//! The papers' parts (TENSILE, its architecture figure): the *controller* is [`Live::run`], which sees launches and ends; the *scheduler* is
-//! [`super::global`]; executors and the swap executor are [`crate::sim::together`]. What is resident of a job at the end of its iteration is its persistent memory.
-//! A new plan moves a job to its new sub-arena between two iterations, which costs what moving its persistent memory on the device takes,
-//! and the copies of what the plans keep in different memories.
+//! The papers' parts (TENSILE, its architecture figure): the *controller* is [`Live::run`], which
+//! sees launches and ends; the *scheduler* is [`super::global`]; executors and the swap executor
+//! are [`crate::sim::together`]. What is resident of a job at the end of its iteration is its
+//! persistent memory. A new plan moves a job to its new sub-arena between two iterations, which
+//! costs what moving its persistent memory on the device takes, and the copies of what the plans
+//! keep in different memories.
 //!
-//! # Why nobody waits for ever
+//! # Why no job waits for ever
 //!
-//! Sub-arenas lie in the order of launch, before and after. A job takes up its new plan at the first boundary at which its new sub-arena
-//! touches nobody's present one. A job that must wait for a later one wants to end beyond that one's present start; if the later one waited for the earlier
-//! in turn, it would want to start before the earlier one's present end. But new sub-arenas are apart and in the same order, present ones
-//! too: the first says new end of i > present start of j ≥ present end of i, the second new start of j < present end of i, so new end
-//! of i > new start of j, which contradicts them being apart. So waits never close a circle, and each job's iterations end.
+//! Sub-arenas lie in the order of launch, before and after. A job takes up its new plan at the
+//! first boundary at which its new sub-arena touches no other job's present one. A job that must
+//! wait for a later one wants to end beyond that one's present start; if the later one waited for
+//! the earlier in turn, it would want to start before the earlier one's present end. But new
+//! sub-arenas are apart and in the same order, present ones too: the first says new end of i >
+//! present start of j ≥ present end of i, the second new start of j < present end of i, so new end
+//! of i > new start of j, which contradicts them being apart. So waits never close a circle, and
+//! each job's iterations end.
 //!
-//! Launching loads what starts on the device, alone on the link; host slots are taken anew at the same boundary. A job that can't be planned beside the others
-//! waits in line, first come first served, and the answer says what it waits for. Cost: one [`super::global`] plan a launch or end.
+//! Launching loads what starts on the device, alone on the link; host slots are taken anew at the
+//! same boundary. A job that can't be planned beside the others waits in line, first come first
+//! served, and the answer says what it waits for. Cost: one [`super::global`] plan a launch or end.
 //! Not for: lanes and policies.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -107,7 +114,8 @@ impl Seat {
 /// A job that has been let in.
 struct Member {
     arrival: usize,
-    /// Its number on the device: numbers of those who have left are taken again, so that an instant costs what those who are in cost.
+    /// Its number on the device: numbers of those who have left are taken again, so that an instant
+    /// costs what those who are in cost.
     number: usize,
     /// Where it is; `None` until its first plan is taken up.
     seat: Option<Seat>,
@@ -140,7 +148,7 @@ pub struct Live<'a> {
     unplanned: BTreeMap<&'a str, Part>,
     members: Vec<Member>,
     waiting: VecDeque<usize>,
-    /// The first in line can't come in before somebody leaves.
+    /// The first in line can't come in before another job leaves.
     blocked: bool,
     outcome: Outcome,
     /// Copies that name their jobs by arrival, of those carried.
@@ -264,8 +272,9 @@ impl<'a> Live<'a> {
         Ok(last)
     }
 
-    /// Lets in the jobs that wait and can be planned beside the others, in order. A job that can't come in
-    /// is tried again only after another has left: until then the plan would fail in the same way.
+    /// Lets in the jobs that wait and can be planned beside the others, in order. A job that can't
+    /// come in is tried again only after another has left: until then the plan would fail in the
+    /// same way.
     fn admit(&mut self, now: Nanos) -> Result<(), LiveError> {
         while !self.blocked
             && let Some(&first) = self.waiting.front()
@@ -322,8 +331,8 @@ impl<'a> Live<'a> {
         Ok(None)
     }
 
-    /// All jobs without any event, where that fits and they are too many to be planned for each other: what
-    /// [`global::make_with`] would give, without asking it at each launch and end.
+    /// All jobs without any event, where that fits and they are too many to be planned for each
+    /// other: what [`global::make_with`] would give, without asking it at each launch and end.
     fn all_unplanned(&mut self, indices: &[usize]) -> Result<Option<Vec<Part>>, LiveError> {
         if indices.len() <= global::aware::FEW {
             return Ok(None);
@@ -394,7 +403,8 @@ impl<'a> Live<'a> {
         }
     }
 
-    /// Lets jobs between iterations take up their new plans where nobody is in the way, and go on.
+    /// Lets jobs between iterations take up their new plans where no other job is in the way, and
+    /// go on.
     fn settle(&mut self, now: Nanos) {
         let mut changed = true;
         while changed {

@@ -7,7 +7,8 @@
 pub struct Load {
     slots: usize,
     leaves: usize,
-    /// Largest sum below each node, additions pending at it included, those above it not; so it may be negative for a while.
+    /// Largest sum below each node, additions pending at it included, those above it not; so it may
+    /// be negative for a while.
     most: Vec<i64>,
     /// What was added to a whole node.
     add: Vec<i64>,

@@ -1,9 +1,10 @@
 //! Addresses of host copies in the pinned slab, found the same way as those on the device.
 //!
-//! A tensor that starts the iteration on the host holds its place always, another from its first copy to its last by their place in the
-//! plan, so that what shares bytes does so at any timing. Sharing has a price that addresses on the device have too: the later copy waits for the
-//! earlier. So bytes are shared only where the iteration takes no longer for it, or where the slab would not fit otherwise.
-//! Not for: which tensors are copied, or when.
+//! A tensor that starts the iteration on the host holds its place always, another from its first
+//! copy to its last by their place in the plan, so that what shares bytes does so at any timing.
+//! Sharing has a price that addresses on the device have too: the later copy waits for the earlier.
+//! So bytes are shared only where the iteration takes no longer for it, or where the slab would not
+//! fit otherwise. Not for: which tensors are copied, or when.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +32,7 @@ struct Life {
     triggers: (u32, u32),
 }
 
-/// Places the host copies of a program, which is told about what they share, and runs it.
+/// Places the host copies of a program, which then knows what they share, and runs it.
 ///
 /// # Errors
 /// When the program deadlocks, which planners exclude.
@@ -65,8 +66,9 @@ pub fn place(program: &mut Program, link: &Link, pinned: Bytes) -> Result<Pool, 
         apart.offsets.insert(tensor, apart.bytes);
         apart.bytes += Bytes(life.bytes);
     }
-    // A swap-in whose address another leaves by a swap-out with the same trigger waits for that. If the swap-out took over the swap-in's place, they would
-    // wait for each other: then only what is triggered apart shares.
+    // A swap-in whose address another leaves by a swap-out with the same trigger waits for that. If
+    // the swap-out took over the swap-in's place, they would wait for each other: then only what is
+    // triggered apart shares.
     for spans in [|life: &Life| life.copies, |life: &Life| life.triggers] {
         // What has no bytes needs no place of its own.
         let (tensors, items): (Vec<TensorId>, Vec<Item>) = lives

@@ -1,8 +1,8 @@
 //! Recomputes made of recomputes: what must run again, and what must come back early, to make a
 //! tensor anew.
 //!
-//! Where an operator's inputs are gone, they are recomputed too, up to [`Reach::depth`]. So a run of
-//! cheap operators (normalisation, activation, concatenation, dropout) is dropped as a whole and
+//! Where an operator's inputs are gone, they are recomputed too, up to [`Reach::depth`]. So a run
+//! of cheap operators (normalisation, activation, concatenation, dropout) is dropped as a whole and
 //! recomputed once, from what is kept. A tensor that is recomputed for another's sake stays for its
 //! own next use where the peak allows. A swapped input comes back for a recompute.
 //!
@@ -69,7 +69,8 @@ pub struct Recomputer<'b, 'a> {
 }
 
 impl Residencies<'_> {
-    /// What it takes to make `tensor` anew at the end of `gap`; `None` where that is impossible or too deep.
+    /// What it takes to make `tensor` anew at the end of `gap`; `None` where that is impossible or
+    /// too deep.
     #[must_use]
     pub fn recompute_of(
         &self,
@@ -233,7 +234,8 @@ impl Residencies<'_> {
         writes.get(1).is_none_or(|&w| 2 * w + 1 >= slot).then_some(OpId(first))
     }
 
-    /// What the chain's generator makes besides, and would be made again later, stays from here where there is room.
+    /// What the chain's generator makes besides, and would be made again later, stays from here
+    /// where there is room.
     fn take_along(&mut self, made: TensorId, generator: OpId, slot: u32, limit: u64) {
         let siblings: Vec<TensorId> =
             self.generates(generator).iter().copied().filter(|&t| t != made).collect();
@@ -313,8 +315,8 @@ impl<'b, 'a> Recomputer<'b, 'a> {
         }
     }
 
-    /// The time that it takes to make `tensor` anew at the end of `gap`; `None` where that is impossible or too deep. What else it takes is left
-    /// in the maker.
+    /// The time that it takes to make `tensor` anew at the end of `gap`; `None` where that is
+    /// impossible or too deep. What else it takes is left in the maker.
     pub fn cost(&mut self, tensor: TensorId, gap: usize) -> Option<u64> {
         let (_, b, round) = self.residencies.ends(tensor, gap);
         if round {

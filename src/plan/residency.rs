@@ -58,7 +58,8 @@ pub struct Lifetime {
 /// What operators touch, side by side: planning asks for little else of them, and often.
 #[derive(Debug)]
 struct Touched {
-    /// What is read, with repetitions, then what is generated, then what is updated, operator by operator.
+    /// What is read, with repetitions, then what is generated, then what is updated, operator by
+    /// operator.
     tensors: Vec<TensorId>,
     /// By operator, where each of these begins; and the end.
     at: Vec<[u32; 3]>,
@@ -232,7 +233,8 @@ impl<'a> Residencies<'a> {
         self.lifetime(tensor).gaps[gap]
     }
 
-    /// The slots of the uses at the ends of a gap, and whether it goes round the end of the iteration.
+    /// The slots of the uses at the ends of a gap, and whether it goes round the end of the
+    /// iteration.
     #[must_use]
     pub fn ends(&self, tensor: TensorId, gap: usize) -> (u32, u32, bool) {
         let uses = &self.lifetime(tensor).uses;
@@ -333,7 +335,8 @@ impl<'a> Residencies<'a> {
         Arc::make_mut(&mut self.lifetimes[tensor.index()].gaps)[gap] = decision;
     }
 
-    /// Whether the tensor is surely there in a slot: a swapped one counts as gone as soon as it may leave.
+    /// Whether the tensor is surely there in a slot: a swapped one counts as gone as soon as it may
+    /// leave.
     #[must_use]
     pub fn held(&self, tensor: TensorId, slot: u32) -> bool {
         let lifetime = self.lifetime(tensor);
@@ -356,7 +359,8 @@ impl<'a> Residencies<'a> {
         !inside.into_iter().chain(round).any(gone)
     }
 
-    /// Whether the host holds the tensor's version when the gap starts, so that leaving costs no copy.
+    /// Whether the host holds the tensor's version when the gap starts, so that leaving costs no
+    /// copy.
     #[must_use]
     pub fn clean(&self, tensor: TensorId, gap: usize) -> bool {
         let lifetime = self.lifetime(tensor);
@@ -368,7 +372,8 @@ impl<'a> Residencies<'a> {
         let round = lifetime.long_lived && swapped(last);
         // What was on the host at the start is right until it is written.
         let from_start = round && written.is_none();
-        // A gap that starts at or after the last write and is swapped made the copy, unless a recompute wrote since.
+        // A gap that starts at or after the last write and is swapped made the copy, unless a
+        // recompute wrote since.
         let recomputed =
             (0..gap).rev().find(|&g| lifetime.gaps[g] == Gap::Recompute).map_or(0, |g| g + 1);
         let made = (recomputed..gap).any(|g| lifetime.uses[g] >= since && swapped(g));
@@ -376,7 +381,8 @@ impl<'a> Residencies<'a> {
         from_start || made || untouched
     }
 
-    /// What an operator needs besides `tensor` to run again: its inputs, without the statistics that a recompute leaves out.
+    /// What an operator needs besides `tensor` to run again: its inputs, without the statistics
+    /// that a recompute leaves out.
     pub fn needs(&self, id: OpId, tensor: TensorId) -> impl Iterator<Item = TensorId> {
         self.reads(id).iter().copied().filter(move |&t| t != tensor && !self.left_out(id, t))
     }
@@ -413,10 +419,12 @@ impl<'a> Residencies<'a> {
         if last == 0 {
             gaps.extend(lifetime.long_lived.then_some(Gap::Keep));
         } else if at == last {
-            // After the last use of a long-lived tensor: kept up to here; the round gap starts here.
+            // After the last use of a long-lived tensor: kept up to here; the round gap starts
+            // here.
             gaps.insert(at - 1, Gap::Keep);
         } else {
-            // What brings it lies before: the part after is kept. Before the first use, that is the round gap.
+            // What brings it lies before: the part after is kept. Before the first use, that is the
+            // round gap.
             gaps.insert(at, Gap::Keep);
         }
     }

@@ -1,15 +1,18 @@
-//! Plans for noisy latencies: the 95th percentile of the iteration's time counts, not its noiseless value.
+//! Plans for noisy latencies: the 95th percentile of the iteration's time counts, not its noiseless
+//! value.
 //!
-//! A planner only knows one clock. So it plans several times against a link that is slower than the real one by multiples of
-//! the noise ([`SLOWER`]; only the ratio of copies to operators matters, so operators stay as they are). Copies that are in time on such a link
-//! leave slack on the real one, for which waiting elsewhere or recomputing may be the price. Each plan is put back on the real link, run
-//! [`RUNS`] times under noise from [`SEED`], and the one with the least 95th percentile wins: ties go to the lesser noiseless time, then to
-//! the link nearest the real one. The same runs for all, so differences are the plans' and not the noise's. The real link is among them: by
-//! this measure the result is never worse than the plan without noise. What fits does so at any timing, so a noisy run neither
-//! exceeds the budget nor changes a result.
+//! A planner only knows one clock. So it plans several times against a link that is slower than the
+//! real one by multiples of the noise ([`SLOWER`]; only the ratio of copies to operators matters,
+//! so operators stay as they are). Copies that are in time on such a link leave slack on the real
+//! one, for which waiting elsewhere or recomputing may be the price. Each plan is put back on the
+//! real link, run [`RUNS`] times under noise from [`SEED`], and the one with the least 95th
+//! percentile wins: ties go to the lesser noiseless time, then to the link nearest the real one.
+//! The same runs for all, so differences are the plans' and not the noise's. The real link is among
+//! them: by this measure the result is never worse than the plan without noise. What fits does so
+//! at any timing, so a noisy run neither exceeds the budget nor changes a result.
 //!
-//! Works with every planner. Deterministic. Cost: a planning and [`RUNS`] simulated iterations for each distinct candidate.
-//! Not for: noise itself ([`crate::sim::noise`]).
+//! Works with every planner. Deterministic. Cost: a planning and [`RUNS`] simulated iterations for
+//! each distinct candidate. Not for: noise itself ([`crate::sim::noise`]).
 
 use super::budget::{self, PlanError, Planned, Request, first_load};
 use crate::device::{Link, Profile};
@@ -24,7 +27,8 @@ pub const SLOWER: [u64; 5] = [0, 1, 2, 4, 6];
 /// Noisy iterations that judge a plan.
 pub const RUNS: u64 = 100;
 
-/// Where their noise starts. Not what `neap simulate` starts from, so that its runs are new to the plan.
+/// Where their noise starts. Not what `neap simulate` starts from, so that its runs are new to the
+/// plan.
 pub const SEED: u64 = 95;
 
 /// A plan and what it takes under noise.
@@ -38,7 +42,8 @@ pub struct Robust {
     pub before: Option<Nanos>,
 }
 
-/// Makes the plan within the budget that is quickest in 95 of 100 noisy iterations. `share` is the largest deviation, as in [`Noise`].
+/// Makes the plan within the budget that is quickest in 95 of 100 noisy iterations. `share` is the
+/// largest deviation, as in [`Noise`].
 ///
 /// # Errors
 /// As [`budget::make_for`], when no candidate meets the budget.

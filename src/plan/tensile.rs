@@ -1,18 +1,21 @@
 //! The planner `tensile`: TENSILE (Zhang et al., 2023), Algorithms 1 to 3, for one job.
 //!
-//! Round by round it finds the peak, takes the largest tensor there that rests between two uses, and
-//! looks for a free interval of the link to take it out before the peak (as early as can be) and one to
-//! bring it back before its next use (as late as can be). Its remaining gaps follow greedily. Parameters and
-//! optimizer states rest round the end of the iteration: out in the optimize phase, back before their
-//! first use in the next. Where nothing at the peak can be swapped in time, the tensor that frees most bytes
-//! per second of recomputing (MSPS) is recomputed from inputs that were never released. The paper's fallback,
-//! passive swapping, comes last: a copy that the compute stream may have to wait for.
+//! Round by round it finds the peak, takes the largest tensor there that rests between two uses,
+//! and looks for a free interval of the link to take it out before the peak (as early as can be)
+//! and one to bring it back before its next use (as late as can be). Its remaining gaps follow
+//! greedily. Parameters and optimizer states rest round the end of the iteration: out in the
+//! optimize phase, back before their first use in the next. Where nothing at the peak can be
+//! swapped in time, the tensor that frees most bytes per second of recomputing (MSPS) is recomputed
+//! from inputs that were never released. The paper's fallback, passive swapping, comes last: a copy
+//! that the compute stream may have to wait for.
 //!
-//! The algorithms' numbers and the published code's constants are from notes on the paper; sections are not verified.
+//! The algorithms' numbers and the published code's constants are from notes on the paper; sections
+//! are not verified.
 //!
-//! Departures from the paper: lifetimeing is physical and in program order, so a plan stays safe when latencies
-//! are wrong; rounds go on until the budget is met. Each part is a switch in [`Options`].
-//! Cost: O(rounds · (slots + tensors at the peak)). Not for: other planners, several jobs.
+//! Departures from the paper: lifetimeing is physical and in program order, so a plan stays safe
+//! when latencies are wrong; rounds go on until the budget is met. Each part is a switch in
+//! [`Options`]. Cost: O(rounds · (slots + tensors at the peak)). Not for: other planners, several
+//! jobs.
 
 use serde::{Deserialize, Serialize};
 
@@ -38,9 +41,11 @@ pub struct Options {
     pub passive: bool,
     /// Let passive swaps start early and end late where bytes allow.
     pub prefetch: bool,
-    /// No more swaps in time once the last three rounds gained less than 0.05 % and more than 100 ran.
+    /// No more swaps in time once the last three rounds gained less than 0.05 % and more than 100
+    /// ran.
     pub stop_rule: bool,
-    /// The largest share of tensors that may be swapped, in percent (the paper's max swapping rate).
+    /// The largest share of tensors that may be swapped, in percent (the paper's max swapping
+    /// rate).
     pub max_swap_rate: u32,
     /// Leave smaller tensors alone while there is anything else.
     pub min_swap: Bytes,
@@ -108,8 +113,9 @@ struct Search<'a, 'o> {
     pinned_left: u64,
 }
 
-/// The stop rule of the paper's published code: rounds before it applies, rounds it looks back over. What it
-/// compares here is the excess over the target in all slots, since a round lowers one of many equal peaks.
+/// The stop rule of the paper's published code: rounds before it applies, rounds it looks back
+/// over. What it compares here is the excess over the target in all slots, since a round lowers one
+/// of many equal peaks.
 const STOP_AFTER: usize = 100;
 const STOP_WINDOW: usize = 3;
 
@@ -157,7 +163,8 @@ impl<'a, 'o> Search<'a, 'o> {
             if in_time && self.swap_in_time(slot, &candidates, target) {
                 continue;
             }
-            // The small ones, of which there are many, are looked at only where the large ones are of no help.
+            // The small ones, of which there are many, are looked at only where the large ones are
+            // of no help.
             if !self.relieve(slot, load, &candidates) {
                 let small = self.at_peak(slot, &self.small);
                 if !self.relieve(slot, load, &small) {
@@ -179,7 +186,8 @@ impl<'a, 'o> Search<'a, 'o> {
             || self.options.passive && self.options.swap && self.swap_passively(slot, candidates)
     }
 
-    /// Tensors that rest over the slot, largest first: the paper's memory peak tensors less those in use.
+    /// Tensors that rest over the slot, largest first: the paper's memory peak tensors less those
+    /// in use.
     fn at_peak(&self, slot: u32, among: &[TensorId]) -> Vec<(TensorId, usize)> {
         let mut found: Vec<(TensorId, usize)> = Vec::new();
         for &tensor in among {
@@ -214,8 +222,8 @@ impl<'a, 'o> Search<'a, 'o> {
         }
     }
 
-    /// One round: the largest candidates first, those that the link can take out before the peak and bring back in time,
-    /// until the peak is within the target. Says whether there was any.
+    /// One round: the largest candidates first, those that the link can take out before the peak
+    /// and bring back in time, until the peak is within the target. Says whether there was any.
     fn swap_in_time(&mut self, slot: u32, candidates: &[(TensorId, usize)], target: u64) -> bool {
         let mut any = false;
         for &(tensor, gap) in candidates {
@@ -242,14 +250,16 @@ impl<'a, 'o> Search<'a, 'o> {
         }
     }
 
-    /// Looks for intervals on the link that relieve `slot` (or the gap at all), and decides the swap if there are.
+    /// Looks for intervals on the link that relieve `slot` (or the gap at all), and decides the
+    /// swap if there are.
     fn try_swap(&mut self, tensor: TensorId, gap: usize, slot: Option<u32>) -> bool {
         let (p, n, round) = self.residencies.operators(tensor, gap);
         let bytes = self.residencies.graph.tensor(tensor).bytes;
         let clean = self.residencies.clean(tensor, gap);
         let end = self.clock.total;
         let (leaves, wanted) = (self.clock.end(p), self.clock.start(n));
-        // The peak lies after the departure in this iteration, or (round the end only) before the return in the next.
+        // The peak lies after the departure in this iteration, or (round the end only) before the
+        // return in the next.
         let in_head = round && slot.is_some_and(|q| q < 2 * n);
         let peak_start = slot.map(|q| self.clock.slot(q & !1));
         let peak_end = slot.map(|q| self.clock.slot((q + 1) & !1));
@@ -327,7 +337,8 @@ impl<'a, 'o> Search<'a, 'o> {
         false
     }
 
-    /// Frees bytes at the slot whatever it costs: first swaps that linger there leave at once, then the largest rest is swapped.
+    /// Frees bytes at the slot whatever it costs: first swaps that linger there leave at once, then
+    /// the largest rest is swapped.
     fn swap_passively(&mut self, slot: u32, candidates: &[(TensorId, usize)]) -> bool {
         let mut lingering: Option<(u64, TensorId, usize)> = None;
         for (index, lifetime) in self.residencies.lifetimes.iter().enumerate() {
@@ -352,7 +363,8 @@ impl<'a, 'o> Search<'a, 'o> {
         true
     }
 
-    /// Passive swaps linger and come back as early as the target leaves bytes for, so that fewer operators wait.
+    /// Passive swaps linger and come back as early as the target leaves bytes for, so that fewer
+    /// operators wait.
     fn widen_passive(&mut self, target: u64) {
         let passive = |(tensor, gap, decision)| match decision {
             Gap::Swap(swap) if swap.passive => {

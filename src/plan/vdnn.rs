@@ -1,23 +1,30 @@
 //! The planners `vdnn-all` and `vdnn-conv`: vDNN (Rhu et al., MICRO 2016), its two static policies.
 //!
-//! What the paper defines (section III-B, "Core Operations And Its Design", and III-C, "vDNN Memory Transfer Policy"; read from
-//! others' notes and implementations of it, where headings and the listing of `findPrefetchLayer` are quoted, not from the paper itself):
-//! - A layer's input feature maps X are offloaded while its forward runs, by the last layer that uses them (a
-//!   reference count settles that at forks). The stream waits for the offload at the layer's end, then X is released.
-//! - `vDNN_all` offloads the X of every feature extraction layer, `vDNN_conv` only that of convolutions. The
-//!   classification layers (everything from the first fully connected layer on) are left alone.
+//! What the paper defines (section III-B, "Core Operations And Its Design", and III-C, "vDNN Memory
+//! Transfer Policy"; read from others' notes and implementations of it, where headings and the
+//! listing of `findPrefetchLayer` are quoted, not from the paper itself):
+//! - A layer's input feature maps X are offloaded while its forward runs, by the last layer that
+//!   uses them (a reference count settles that at forks). The stream waits for the offload at the
+//!   layer's end, then X is released.
+//! - `vDNN_all` offloads the X of every feature extraction layer, `vDNN_conv` only that of
+//!   convolutions. The classification layers (everything from the first fully connected layer on)
+//!   are left alone.
 //! - An activation layer works in place: its X is its Y and is not offloaded by it.
-//! - Before each layer's backward, `findPrefetchLayer` looks at the layers before it, nearest first, for one
-//!   whose X was offloaded and not yet fetched; the search ends with the nearest convolution, so that nothing comes
-//!   back far too early. What is found is fetched during that backward, which ends when the copy has ended.
-//! - Nothing is recomputed, and nothing but feature maps leaves. The policies are static: they know no budget.
+//! - Before each layer's backward, `findPrefetchLayer` looks at the layers before it, nearest
+//!   first, for one whose X was offloaded and not yet fetched; the search ends with the nearest
+//!   convolution, so that nothing comes back far too early. What is found is fetched during that
+//!   backward, which ends when the copy has ended.
+//! - Nothing is recomputed, and nothing but feature maps leaves. The policies are static: they know
+//!   no budget.
 //!
-//! Here a layer is a forward operator, and its backward starts with the first operator after the forward that uses an X
-//! of its. Departures: the engine waits for an offload where its bytes are wanted and for a prefetch where its
-//! tensor is used, not at every layer's end, which can only be to the paper's advantage; workspaces are what the graph says, so
-//! the choice of convolution algorithms (`m`, `p`, and the dynamic policy) has no counterpart. A network without any convolution, of which
-//! the paper says nothing, has its matrix multiplications for convolutions and no classifier.
-//! Cost: O(accesses + decisions · slots). Not for: meeting a budget; one that it doesn't meet is refused.
+//! Here a layer is a forward operator, and its backward starts with the first operator after the
+//! forward that uses an X of its. Departures: the engine waits for an offload where its bytes are
+//! wanted and for a prefetch where its tensor is used, not at every layer's end, which can only be
+//! to the paper's advantage; workspaces are what the graph says, so the choice of convolution
+//! algorithms (`m`, `p`, and the dynamic policy) has no counterpart. A network without any
+//! convolution, of which the paper says nothing, has its matrix multiplications for convolutions
+//! and no classifier. Cost: O(accesses + decisions · slots). Not for: meeting a budget; one that it
+//! doesn't meet is refused.
 
 use serde::{Deserialize, Serialize};
 
@@ -106,7 +113,8 @@ fn offload(given: &Given<'_>, policy: impl Fn(&Layers, TensorId) -> bool) -> Dec
     Decision::of(&residencies, given.target)
 }
 
-/// For each layer that offloads, the operator before which its feature maps are fetched; `None` where no search finds it.
+/// For each layer that offloads, the operator before which its feature maps are fetched; `None`
+/// where no search finds it.
 fn prefetch(
     layers: &Layers,
     offloads: &[Vec<&Offload>],

@@ -1,11 +1,12 @@
 //! The loop that makes a plan follow reality: measure, average, compare, plan anew, take over.
 //!
-//! After each iteration an exponentially weighted mean of each operator's latency, and of how slow each direction of the link is,
-//! moves towards what was measured (the newest counts nine tenths). When the operators' sum, or a direction's copies,
-//! have moved by more than the threshold since the last planning, the job is planned anew in a thread of its own, on the means
-//! as latencies and on the link as it is. A plan that passes the checker and is predicted to gain enough takes over at the end of
-//! the iteration in which it is ready. Weight and threshold are those of TENSILE's published code. Not for: how plans are found; the
-//! caller brings a function for that.
+//! After each iteration an exponentially weighted mean of each operator's latency, and of how slow
+//! each direction of the link is, moves towards what was measured (the newest counts nine tenths).
+//! When the operators' sum, or a direction's copies, have moved by more than the threshold since
+//! the last planning, the job is planned anew in a thread of its own, on the means as latencies and
+//! on the link as it is. A plan that passes the checker and is predicted to gain enough takes over
+//! at the end of the iteration in which it is ready. Weight and threshold are those of TENSILE's
+//! published code. Not for: how plans are found; the caller brings a function for that.
 
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::Instant;
@@ -25,7 +26,8 @@ pub type Planner<'a> = dyn Fn(&Profile, &[Latency]) -> Result<Plan, String> + Sy
 /// How far the summed latency may move before the job is planned anew, in thousandths.
 pub const THRESHOLD: u64 = 300;
 
-/// What a new plan must be predicted to gain, in thousandths of an iteration, to be worth the change: less is noise.
+/// What a new plan must be predicted to gain, in thousandths of an iteration, to be worth the
+/// change: less is noise.
 const WORTH: u64 = 20;
 
 /// When and how to plan anew.
@@ -93,7 +95,8 @@ pub struct Controller<'scope, 'env> {
     /// Mean latencies of operators, in nanoseconds, and their sum when the job was last planned.
     means: Vec<u64>,
     planned: u64,
-    /// How long copies take in thousandths of what the plan's link says, by direction, and what that was at the last planning.
+    /// How long copies take in thousandths of what the plan's link says, by direction, and what
+    /// that was at the last planning.
     slow: [u64; 2],
     slow_then: [u64; 2],
     /// By the engine: how long each copy of the program should take.
@@ -197,7 +200,8 @@ impl<'scope, 'env> Controller<'scope, 'env> {
     pub fn take(&mut self) -> Option<Plan> {
         let plan = self.next.take()?;
         self.job = plan.jobs.first()?.clone();
-        // What has been learned of the link since it was planned stays known, now by the new plan's link.
+        // What has been learned of the link since it was planned stays known, now by the new plan's
+        // link.
         for (slow, then) in self.slow.iter_mut().zip(&mut self.slow_then) {
             *slow = (*slow * 1000 / (*then).max(1)).max(1);
             *then = 1000;

@@ -1,6 +1,7 @@
 //! From a placed program to a device's script, and the loop that runs it.
 //!
-//! What waits for what is worked out once, in [`script`]; [`Executor::run`] only enqueues. Not for: devices.
+//! What waits for what is worked out once, in [`script`]; [`Executor::run`] only enqueues. Not for:
+//! devices.
 
 use super::RunError;
 use super::backend::{
@@ -15,7 +16,8 @@ use crate::units::{Bytes, Nanos, TensorId};
 /// Reads a program into what a device does in each iteration.
 ///
 /// # Errors
-/// When something lies outside the arena, has no slot, or waits for what never ends: a plan that was not checked.
+/// When something lies outside the arena, has no slot, or waits for what never ends: a plan that
+/// was not checked.
 pub fn script(
     graph: &Graph,
     job: &JobPlan,
@@ -282,8 +284,8 @@ pub struct Executor<'a> {
 }
 
 impl Executor<'_> {
-    /// Runs iterations `from..to`, adding to the record; after each `boundary` is told how it went and says whether to stop
-    /// there. Gives how far it came.
+    /// Runs iterations `from..to`, adding to the record; after each `boundary` is told how it went
+    /// and says whether to stop there. Gives how far it came.
     ///
     /// # Errors
     /// The first failure of the device.

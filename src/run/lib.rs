@@ -1,9 +1,10 @@
 //! Making it happen: executor, swap executor, and the devices behind one trait.
 //!
-//! [`run`] executes a checked plan on the host device and says what it was like; [`run_replanning`] has it planned anew while
-//! it runs, when latencies drift ([`controller`]). [`profile`](mod@profile) and [`measure`] find out how fast operators and devices are. Not for: how plans are found,
-//! nor proving them ([`crate::contract::check`]): a plan that was not checked gives an error or wrong numbers,
-//! but touches no byte outside its memories.
+//! [`run`] executes a checked plan on the host device and says what it was like; [`run_replanning`]
+//! has it planned anew while it runs, when latencies drift ([`controller`]).
+//! [`profile`](mod@profile) and [`measure`] find out how fast operators and devices are. Not for:
+//! how plans are found, nor proving them ([`crate::contract::check`]): a plan that was not checked
+//! gives an error or wrong numbers, but touches no byte outside its memories.
 
 use neap_model::{contract, device, files, job, units};
 use neap_plan as plan;
@@ -116,7 +117,8 @@ pub struct Settings {
     pub save: Option<PathBuf>,
     /// Keep parameters and buffers in the outcome.
     pub keep_state: bool,
-    /// Fill memory with a pattern wherever something begins that holds nothing yet, so that reading it shows.
+    /// Fill memory with a pattern wherever something begins that holds nothing yet, so that reading
+    /// it shows.
     pub poison: bool,
     /// Sleep up to this long before each copy: for tests that order, not speed, makes results.
     pub jitter: Nanos,
@@ -210,7 +212,8 @@ pub struct Outcome {
     pub losses: Vec<f32>,
     /// It ended early because it was asked to, after as many iterations as there are times.
     pub stopped: bool,
-    /// SHA-256 in hex over parameters and buffers in order of name: each one's name, a zero byte, its bytes.
+    /// SHA-256 in hex over parameters and buffers in order of name: each one's name, a zero byte,
+    /// its bytes.
     pub checksum: String,
     /// The end of the highest bytes that were touched.
     pub peak_bytes: Bytes,
@@ -226,7 +229,8 @@ pub struct Outcome {
     pub operator_ns: Vec<Vec<Nanos>>,
     /// What libraries chose for operators for which they have several algorithms.
     pub libraries: BTreeMap<OpId, Chosen>,
-    /// Parameters and buffers at the end by their keys (`parameter:NAME`), when they were to be kept.
+    /// Parameters and buffers at the end by their keys (`parameter:NAME`), when they were to be
+    /// kept.
     pub state: Option<BTreeMap<String, Value>>,
     /// What should be said about it.
     pub notes: Vec<String>,
@@ -315,8 +319,8 @@ pub fn supported(graph: &Graph) -> Vec<Missing> {
 /// `progress` is told after each iteration how many are done.
 ///
 /// # Errors
-/// Before anything runs: missing operators, unrecorded numbers, weights that don't fit, a plan that makes no sense.
-/// Later: an operator that fails, a file that can't be written.
+/// Before anything runs: missing operators, unrecorded numbers, weights that don't fit, a plan that
+/// makes no sense. Later: an operator that fails, a file that can't be written.
 pub fn run(
     graph: &Graph,
     job: &JobPlan,
@@ -350,8 +354,8 @@ pub fn run_with(
     )
 }
 
-/// Runs `plan`, checked and of one job, and has it planned anew when measured latencies drift. A new plan takes over between
-/// two iterations and changes no result.
+/// Runs `plan`, checked and of one job, and has it planned anew when measured latencies drift. A
+/// new plan takes over between two iterations and changes no result.
 ///
 /// # Errors
 /// As [`run`]; and when the plan has no job.

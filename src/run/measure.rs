@@ -1,8 +1,10 @@
-//! How fast a device is: its link over sizes, both ways and under load, its memory, its matrix products, its overheads.
+//! How fast a device is: its link over sizes, both ways and under load, its memory, its matrix
+//! products, its overheads.
 //!
-//! On the host device the link is a copy through memory, as fast as it goes, and others are put to work for the figures under load; on a GPU
-//! nobody is. Every rate is that of the quickest repeat or round:
-//! what the device can do, on a machine where others may be at work. Not for: figures from data sheets ([`crate::device::builtin`]).
+//! On the host device the link is a copy through memory, as fast as it goes, and others are put to
+//! work for the figures under load; on a GPU nobody is. Every rate is that of the quickest repeat
+//! or round: what the device can do, on a machine where others may be at work. Not for: figures
+//! from data sheets ([`crate::device::builtin`]).
 
 use std::collections::BTreeMap;
 
@@ -182,7 +184,8 @@ fn rates(target: &Target, bytes: Bytes, loaded: bool) -> Result<LinkRates, Failu
     })
 }
 
-/// The quickest copy's rate on one stream; on two that copy at the same time the middle one's, as the last go alone.
+/// The quickest copy's rate on one stream; on two that copy at the same time the middle one's, as
+/// the last go alone.
 fn copies(
     target: &Target,
     bytes: Bytes,

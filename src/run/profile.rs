@@ -1,6 +1,7 @@
 //! How long operators take on a device: each in its place in a job, or one alone again and again.
 //!
-//! Times are medians of repeats after a warm-up. Not for: predicting what was never measured ([`crate::device::predictor`]).
+//! Times are medians of repeats after a warm-up. Not for: predicting what was never measured
+//! ([`crate::device::predictor`]).
 
 use std::collections::BTreeMap;
 
@@ -20,8 +21,8 @@ pub const WARM_UP: u32 = 2;
 /// How much of a tensor is made up before it repeats.
 const PIECE: u64 = 64 << 10;
 
-/// Lets the libraries of the CUDA device have up to `workspace` of scratch for each operator for which they have several
-/// algorithms, so that a profile shows which they would choose.
+/// Lets the libraries of the CUDA device have up to `workspace` of scratch for each operator for
+/// which they have several algorithms, so that a profile shows which they would choose.
 ///
 /// # Errors
 /// When sizes overflow.
@@ -36,8 +37,9 @@ pub fn allow(graph: &mut Graph, workspace: Bytes) -> Result<(), GraphError> {
     graph.reserve(wanted)
 }
 
-/// Runs `job`, a checked plan of `graph`, for `settings.iterations` iterations after a warm-up of [`WARM_UP`], and gives
-/// each operator's latency, under `settings.load_percent`, beside the roofline of `profile`.
+/// Runs `job`, a checked plan of `graph`, for `settings.iterations` iterations after a warm-up of
+/// [`WARM_UP`], and gives each operator's latency, under `settings.load_percent`, beside the
+/// roofline of `profile`.
 ///
 /// # Errors
 /// As [`super::run`].
@@ -67,7 +69,8 @@ pub fn job(
 /// Starts and ends.
 pub type Spans = Vec<(Nanos, Nanos)>;
 
-/// Runs the first operator of `graph` again and again, `settings.iterations` times after a warm-up, and gives its latency.
+/// Runs the first operator of `graph` again and again, `settings.iterations` times after a warm-up,
+/// and gives its latency.
 ///
 /// # Errors
 /// When the device lacks it, or it fails.
@@ -87,7 +90,8 @@ pub fn alone(graph: &Graph, profile: &Profile, settings: &Settings) -> Result<Ro
     .by(chosen.as_ref()))
 }
 
-/// Starts and ends of the first operator of `graph`, run `repeats` times in one go, and what a library chose for it.
+/// Starts and ends of the first operator of `graph`, run `repeats` times in one go, and what a
+/// library chose for it.
 ///
 /// # Errors
 /// As [`alone`].

@@ -1,7 +1,7 @@
 //! Numbers made from a seed, a name and a position: the same on every machine and in every order.
 //!
-//! Element i of tensor NAME is `mix(mix(seed ^ fnv1a(NAME)) + i·G)`, with splitmix64's finaliser and increment G.
-//! Not for: random operators (dropout), whose kernels have counters of their own.
+//! Element i of tensor NAME is `mix(mix(seed ^ fnv1a(NAME)) + i·G)`, with splitmix64's finaliser
+//! and increment G. Not for: random operators (dropout), whose kernels have counters of their own.
 
 use crate::job::{Dtype, Role, Tensor};
 pub use crate::units::mix;
@@ -49,9 +49,9 @@ impl Source {
 
 /// What a long-lived tensor starts with when no file says: `elements` of its storage type.
 ///
-/// Parameters: even within ±1/√fan-in (the product of all extents but the first), norm weights (one dimension, called
-/// `…weight`) 1, other vectors within ±0.01. Buffers: variances 1, the rest 0. Optimizer states: `state`. Batch data as
-/// [`batch`]. Whatever else nothing generates: 0.
+/// Parameters: even within ±1/√fan-in (the product of all extents but the first), norm weights (one
+/// dimension, called `…weight`) 1, other vectors within ±0.01. Buffers: variances 1, the rest 0.
+/// Optimizer states: `state`. Batch data as [`batch`]. Whatever else nothing generates: 0.
 #[must_use]
 pub fn initial(seed: u64, tensor: &Tensor, state: f64, limit: u64) -> Vec<u8> {
     let elements = tensor.bytes.0 / tensor.dtype.size();

@@ -1,7 +1,8 @@
 //! A job's way through its iterations, wherever its memory is and whichever plan it follows.
 //!
-//! A [`Job`] is made once; a session of it follows one plan at one place in a device's memory, asking its [`Pilot`] before each
-//! iteration whether to go on, to leave the device with all that lives across iterations, or to stop. Not for: who decides that.
+//! A [`Job`] is made once; a session of it follows one plan at one place in a device's memory,
+//! asking its [`Pilot`] before each iteration whether to go on, to leave the device with all that
+//! lives across iterations, or to stop. Not for: who decides that.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -67,7 +68,8 @@ pub(super) enum End {
 }
 
 impl<'a> Job<'a> {
-    /// Finds out whether it can run at all, and what it starts with. Runs in memory of its own unless there is a `shared` one.
+    /// Finds out whether it can run at all, and what it starts with. Runs in memory of its own
+    /// unless there is a `shared` one.
     ///
     /// # Errors
     /// Missing operators, unrecorded numbers, weights that don't fit.
@@ -140,10 +142,12 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Follows one plan from iteration `first` on, in an arena of exactly `arena` bytes where it has one of its own.
+    /// Follows one plan from iteration `first` on, in an arena of exactly `arena` bytes where it
+    /// has one of its own.
     ///
     /// # Errors
-    /// A plan that makes no sense, an operator or a device that fails, a file that can't be written.
+    /// A plan that makes no sense, an operator or a device that fails, a file that can't be
+    /// written.
     pub(super) fn session(
         &mut self,
         plan: &JobPlan,

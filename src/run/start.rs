@@ -26,7 +26,8 @@ pub enum Shared {
 }
 
 impl Shared {
-    /// An arena of exactly so many bytes on the device of `target`. For a GPU it is given back on this thread.
+    /// An arena of exactly so many bytes on the device of `target`. For a GPU it is given back on
+    /// this thread.
     ///
     /// # Errors
     /// When there is no such device, or it has not got them.
@@ -43,8 +44,9 @@ impl Shared {
     }
 }
 
-/// Makes the device of `target` for `script`, in memory of its own unless there is a shared one, with these algorithms of libraries, and runs `work` with it; what came of that, and
-/// what the device says of itself.
+/// Makes the device of `target` for `script`, in memory of its own unless there is a shared one,
+/// with these algorithms of libraries, and runs `work` with it; what came of that, and what the
+/// device says of itself.
 ///
 /// # Errors
 /// When there is no such device, or it can't be made ready.

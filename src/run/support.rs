@@ -1,4 +1,5 @@
-//! What can be said about a graph before anything of it runs: what is missing, unknown, frozen or random.
+//! What can be said about a graph before anything of it runs: what is missing, unknown, frozen or
+//! random.
 //!
 //! Not for: plans.
 
@@ -37,8 +38,8 @@ pub fn missing(graph: &Graph, knows: impl Fn(&str) -> bool) -> Vec<Missing> {
 
 /// Names of the operators that want a number which the trace has not recorded.
 ///
-/// The state of the framework's random generator, which attention and dropout hand to their backward, is not wanted:
-/// here a counter stands for it.
+/// The state of the framework's random generator, which attention and dropout hand to their
+/// backward, is not wanted: here a counter stands for it.
 #[must_use]
 pub fn unknown_numbers(graph: &Graph) -> Vec<&str> {
     let unknown = |o: &Operator| {
@@ -78,7 +79,8 @@ pub fn batch(graph: &Graph) -> Result<Vec<(Dtype, Vec<u64>)>, String> {
     Ok(found.into_values().collect())
 }
 
-/// The smallest bound of an index among the operators that look something up: rows of embeddings, classes of losses.
+/// The smallest bound of an index among the operators that look something up: rows of embeddings,
+/// classes of losses.
 #[must_use]
 pub fn index_limit(graph: &Graph) -> Option<u64> {
     let extent = |operator: &Operator| {
@@ -120,8 +122,8 @@ pub fn random_keys(graph: &Graph) -> Vec<u64> {
     keys
 }
 
-/// A kind without the words that tell forward from backward: `native_dropout_backward` undoes `native_dropout`,
-/// `_efficient_attention_backward` undoes `_efficient_attention_forward`.
+/// A kind without the words that tell forward from backward: `native_dropout_backward` undoes
+/// `native_dropout`, `_efficient_attention_backward` undoes `_efficient_attention_forward`.
 fn base(kind: &str) -> String {
     kind.replace("_backward", "").replace("_forward", "")
 }

@@ -1,7 +1,9 @@
-//! Operators of one kind over many shapes, as graphs of one operator each: what a predictor learns from.
+//! Operators of one kind over many shapes, as graphs of one operator each: what a predictor learns
+//! from.
 //!
-//! Shapes are drawn evenly by their logarithm from a seed, the same on every machine, and passed over when they are more than
-//! [`MOST_FLOPS`] or [`MOST_BYTES`]. Not for: measuring them ([`super::profile`]).
+//! Shapes are drawn evenly by their logarithm from a seed, the same on every machine, and passed
+//! over when they are more than [`MOST_FLOPS`] or [`MOST_BYTES`]. Not for: measuring them
+//! ([`super::profile`]).
 
 use crate::device::roofline;
 use crate::job::graph::contiguous;
@@ -41,7 +43,8 @@ pub fn names() -> Vec<&'static str> {
     KINDS.iter().map(|k| k.0).collect()
 }
 
-/// `count` graphs of one operator of a kind, by a name of [`names`] or the framework's own; `None` for others.
+/// `count` graphs of one operator of a kind, by a name of [`names`] or the framework's own; `None`
+/// for others.
 #[must_use]
 pub fn samples(kind: &str, count: u32, seed: u64) -> Option<Vec<Graph>> {
     let (name, kind, draw) = KINDS.iter().find(|(name, full, _)| *name == kind || *full == kind)?;

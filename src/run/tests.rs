@@ -200,7 +200,8 @@ impl Build {
         }
     }
 
-    /// `writes` are made, or updated when they are among `reads`; a star before a name makes it a hidden write.
+    /// `writes` are made, or updated when they are among `reads`; a star before a name makes it a
+    /// hidden write.
     fn op(&mut self, kind: &str, reads: &[&str], writes: &[&str]) -> &mut Operator {
         let mut args: Vec<Arg> = reads.iter().map(|r| Arg::Tensor(self.see(r))).collect();
         if kind == "t::input" {
@@ -317,7 +318,8 @@ fn go(
     run_with(kernels, graph, job, *arena, &profile(), settings, &mut |_| {})
 }
 
-/// Swaps, a recomputed in-place chain, a recomputed random operator, statistics replayed, a parameter that lives on the host.
+/// Swaps, a recomputed in-place chain, a recomputed random operator, statistics replayed, a
+/// parameter that lives on the host.
 fn events(b: &Build, delay: u64) -> Vec<Event> {
     let id = |name| b.id(name);
     vec![
@@ -493,7 +495,8 @@ fn weights_come_in_and_go_out() {
     };
     write(&state);
     let continued = go(&b.graph, &plan(&b.graph, events(&b, 0)), &again).unwrap();
-    // Dropout starts from iteration 0 again, so only a run without it would go on as if uninterrupted; but it differs from a fresh one.
+    // Dropout starts from iteration 0 again, so only a run without it would go on as if
+    // uninterrupted; but it differs from a fresh one.
     assert_ne!(bits(&continued.losses), bits(&first.losses[..2]));
     let same = go(&b.graph, &bare, &again).unwrap();
     assert_eq!(same.checksum, continued.checksum);
@@ -529,7 +532,8 @@ fn indices_stay_below_every_table() {
     assert_eq!(support::index_limit(&b.graph), Some(N));
 }
 
-/// A random chain of blends, each tensor swapped out after a use and back before the next at random places.
+/// A random chain of blends, each tensor swapped out after a use and back before the next at random
+/// places.
 fn random_job(case: u64) -> (Build, Vec<Event>) {
     let mut turn = case << 20;
     let mut random = |below: u64| {

@@ -1,7 +1,9 @@
-//! What long-lived tensors and batch data start with, from a safetensors file or seeded; and writing them back.
+//! What long-lived tensors and batch data start with, from a safetensors file or seeded; and
+//! writing them back.
 //!
-//! Keys: `parameter:NAME`, `buffer:NAME`, `optimizer_state:KEY:NAME`; `input:NAME` is batch data by the name of the
-//! tensor on the device. A file may say `input:x`, `input:y`, `input:2` … by the order of the copies instead.
+//! Keys: `parameter:NAME`, `buffer:NAME`, `optimizer_state:KEY:NAME`; `input:NAME` is batch data by
+//! the name of the tensor on the device. A file may say `input:x`, `input:y`, `input:2` … by the
+//! order of the copies instead.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -94,7 +96,8 @@ impl<'a> Values<'a> {
     /// Reads `weights`, or notes the seed.
     ///
     /// # Errors
-    /// When the file can't be read, lacks a parameter, buffer or batch input, or has one in another type or shape.
+    /// When the file can't be read, lacks a parameter, buffer or batch input, or has one in another
+    /// type or shape.
     pub fn new(
         graph: &'a Graph,
         batch: &[(Dtype, Vec<u64>)],
@@ -188,8 +191,8 @@ fn spell(dtype: Dtype) -> safetensors::Dtype {
     }
 }
 
-/// Reads what is wanted and passes over the rest, so that memory is bounded by the graph and not by the file.
-/// `numbered` has another key for some of it.
+/// Reads what is wanted and passes over the rest, so that memory is bounded by the graph and not by
+/// the file. `numbered` has another key for some of it.
 fn read(
     path: &Path,
     wanted: &BTreeMap<String, Wanted>,

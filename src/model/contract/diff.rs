@@ -1,7 +1,8 @@
 //! What differs between two plans, by meaning: names, not positions or text.
 //!
-//! For: golden plans, and seeing what an option changed. Not for: which of the two is better, nor whether
-//! either is safe ([`super::check`]). Where the plans' files lie, and their graphs, is not compared.
+//! For: golden plans, and seeing what an option changed. Not for: which of the two is better, nor
+//! whether either is safe ([`super::check`]). Where the plans' files lie, and their graphs, is not
+//! compared.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -32,7 +33,8 @@ impl fmt::Display for Difference {
 /// How many of many are named.
 const NAMED: usize = 5;
 
-/// Everything in which plan `a` of its graphs and plan `b` of its graphs differ; empty when they mean the same.
+/// Everything in which plan `a` of its graphs and plan `b` of its graphs differ; empty when they
+/// mean the same.
 ///
 /// # Panics
 /// When graphs are not the plans' graphs, one for each job in order.
@@ -181,7 +183,8 @@ impl<'a> Side<'a> {
 
     fn placements(&self) -> Vec<(Key, String)> {
         let steps = steps(&self.job.events, self.graph.operators.len());
-        // A step's number changes with every recompute before it: count the runs of its operator instead.
+        // A step's number changes with every recompute before it: count the runs of its operator
+        // instead.
         let mut runs = BTreeMap::new();
         let run: Vec<_> = steps
             .iter()
@@ -272,7 +275,8 @@ fn treatments(a: &Side<'_>, b: &Side<'_>, note: &mut impl FnMut(String)) {
     }
 }
 
-/// Notes what is in one list only, what has another value, and, where nothing else differs, another order.
+/// Notes what is in one list only, what has another value, and, where nothing else differs, another
+/// order.
 fn lists(
     what: &str,
     changed: &str,
@@ -464,7 +468,8 @@ mod tests {
                 "job 0 (`mlp`): 2 events only in the first plan: swap-out of `z1` after `gelu1`; swap-in of `z1` after `linear2` + 1000 ns",
             ]
         );
-        // Without the recompute all later steps have other numbers; their workspaces have not moved.
+        // Without the recompute all later steps have other numbers; their workspaces have not
+        // moved.
         let without = lines(|b| {
             drop(b.jobs[0].events.remove(4));
             if let Placement { place: Place::Workspace { step }, .. } = &mut b.jobs[0].placements[2]

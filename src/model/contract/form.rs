@@ -74,12 +74,13 @@ pub struct WindowForm<'a> {
     pub offset_bytes: Bytes,
     /// How many.
     pub bytes: Bytes,
-    /// Operators after whose end, in program order, the job has nothing in it and another may hold it.
+    /// Operators after whose end, in program order, the job has nothing in it and another may hold
+    /// it.
     pub hands_over_after: Vec<Cow<'a, str>>,
 }
 
-/// Something the plan does besides running the operators. It becomes due `delay_ns` after the end of operator `after`, or after the
-/// start of the iteration where that is null.
+/// Something the plan does besides running the operators. It becomes due `delay_ns` after the end
+/// of operator `after`, or after the start of the iteration where that is null.
 #[derive(Serialize, JsonSchema)]
 #[serde(tag = "event", rename_all = "snake_case", deny_unknown_fields)]
 #[schemars(rename = "Event")]
@@ -182,7 +183,8 @@ pub struct LatencyForm<'a> {
     pub ns: Nanos,
     /// Where the figure is from.
     pub source: Source,
-    /// The library's algorithm for each of the operator's passes, in order, that takes so long; -1 for a plain kernel.
+    /// The library's algorithm for each of the operator's passes, in order, that takes so long; -1
+    /// for a plain kernel.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub algorithm: Vec<i32>,
     /// Scratch that these work in: the operator's workspace in this plan is no smaller.
@@ -204,7 +206,8 @@ enum EventName {
     Recompute,
 }
 
-/// An event with any fields. Reading all into one type and then telling apart gives errors with their place.
+/// An event with any fields. Reading all into one type and then telling apart gives errors with
+/// their place.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct AnyEvent {

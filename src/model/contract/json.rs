@@ -1,7 +1,8 @@
 //! A plan's file form, `*.plan.json`: tensors and operators by name, graphs by path and hash.
 //!
-//! For: reading, writing, finding a plan's graphs. Not for: whether a plan is safe ([`super::check`]): what is
-//! read here may still be any nonsense that the types can say. The serde types are in `form`.
+//! For: reading, writing, finding a plan's graphs. Not for: whether a plan is safe
+//! ([`super::check`]): what is read here may still be any nonsense that the types can say. The
+//! serde types are in `form`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
@@ -41,11 +42,13 @@ pub fn read(path: &Path) -> Result<PlanFile<'static>, ReadError> {
     json::parse(path)
 }
 
-/// Reads a plan and its graphs, each by its path relative to the plan's folder or, where `graphs` is not empty, by the path
-/// given there for each job in turn. The graphs have the workspaces that the plan reserves for libraries.
+/// Reads a plan and its graphs, each by its path relative to the plan's folder or, where `graphs`
+/// is not empty, by the path given there for each job in turn. The graphs have the workspaces that
+/// the plan reserves for libraries.
 ///
 /// # Errors
-/// When a file can't be read, contradicts another, or a graph is not the one that the plan was made for.
+/// When a file can't be read, contradicts another, or a graph is not the one that the plan was made
+/// for.
 pub fn load(path: &Path, graphs: &[PathBuf]) -> Result<(Plan, Vec<Graph>), ReadError> {
     let file = read(path)?;
     if !graphs.is_empty() && graphs.len() != file.jobs.len() {
@@ -96,7 +99,8 @@ pub fn graph_path(plan: &Path, recorded: &str) -> PathBuf {
 /// Names to ids: the plan that a file says, for these graphs (one for each job, in order).
 ///
 /// # Errors
-/// When a name does not exist, an operator's latency is missing or given twice, or a value is impossible.
+/// When a name does not exist, an operator's latency is missing or given twice, or a value is
+/// impossible.
 pub fn resolve(file: PlanFile<'_>, graphs: &[Graph]) -> Result<Plan, ResolveError> {
     if file.jobs.len() != graphs.len() {
         return Err(ResolveError::plan(format!(
@@ -482,10 +486,12 @@ fn job_form<'a>(job: &'a JobPlan, graph: &'a Graph) -> JobForm<'a> {
     }
 }
 
-/// The path by which a plan at `plan` names a graph at `graph`: relative to the plan's folder, with `/` between parts.
+/// The path by which a plan at `plan` names a graph at `graph`: relative to the plan's folder, with
+/// `/` between parts.
 ///
 /// # Errors
-/// When the current folder can't be found, a folder on the way does not exist, or a name on it is not UTF-8.
+/// When the current folder can't be found, a folder on the way does not exist, or a name on it is
+/// not UTF-8.
 pub fn relative(plan: &Path, graph: &Path) -> io::Result<String> {
     let whole = |path: &Path| -> io::Result<PathBuf> {
         let path = std::path::absolute(path)?;

@@ -1,7 +1,7 @@
 //! A plan: for each job its events with their triggers, and an address for every residency.
 //!
-//! `docs/plan-semantics.md` is the specification of what they mean. [`super::check`], the engine (`sim`)
-//! and the executor (`run`) each implement it on their own.
+//! `docs/plan-semantics.md` is the specification of what they mean. [`super::check`], the engine
+//! (`sim`) and the executor (`run`) each implement it on their own.
 
 use std::collections::BTreeMap;
 
@@ -39,7 +39,8 @@ pub enum Event {
         /// When.
         trigger: Trigger,
     },
-    /// Give the bytes back without a copy: the host copy is valid, or the tensor is recomputed, or not wanted again.
+    /// Give the bytes back without a copy: the host copy is valid, or the tensor is recomputed, or
+    /// not wanted again.
     Release {
         /// What.
         tensor: TensorId,
@@ -73,15 +74,17 @@ impl Event {
 /// What is placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Place {
-    /// The `residency`-th residency of a tensor in the iteration, in program order, from 0. A tensor that starts the
-    /// iteration on the device, leaves and comes back has its first and its last listed apart, at the same offset.
+    /// The `residency`-th residency of a tensor in the iteration, in program order, from 0. A
+    /// tensor that starts the iteration on the device, leaves and comes back has its first and its
+    /// last listed apart, at the same offset.
     Tensor {
         /// Which tensor.
         tensor: TensorId,
         /// Which of its residencies, in program order.
         residency: u32,
     },
-    /// The workspace of a step (its position among the steps in program order), scratch outputs of a recompute included.
+    /// The workspace of a step (its position among the steps in program order), scratch outputs of
+    /// a recompute included.
     Workspace {
         /// Which step, from 0.
         step: u32,
@@ -123,7 +126,8 @@ pub struct Window {
     pub offset: Bytes,
     /// How many.
     pub bytes: Bytes,
-    /// Operators after whose end, in program order, the job has nothing in the window and another may hold it. Ascending.
+    /// Operators after whose end, in program order, the job has nothing in the window and another
+    /// may hold it. Ascending.
     pub hands_over_after: Vec<OpId>,
 }
 
@@ -136,8 +140,8 @@ pub struct JobPlan {
     pub graph_sha256: String,
     /// One for each operator.
     pub latencies: Vec<Latency>,
-    /// For operators whose latency is that of certain algorithms: a run uses these and no others. Workspaces in the plan's graph are at
-    /// least theirs.
+    /// For operators whose latency is that of certain algorithms: a run uses these and no others.
+    /// Workspaces in the plan's graph are at least theirs.
     pub libraries: BTreeMap<OpId, Chosen>,
     /// In program order.
     pub events: Vec<Event>,

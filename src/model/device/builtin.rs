@@ -1,9 +1,9 @@
 //! The devices neap knows by name, with where each figure is from.
 //!
-//! Rates, bandwidth and memory size are the vendor's published ones. Published memory sizes are read
-//! as GiB; what a driver withholds of them is in the reserve. Links are what others measured with
-//! pinned memory, by PCIe generation. Overheads, reserve, efficiency and pinned budget are round
-//! figures until someone measures them (`neap device measure`), and every `source` says so.
+//! Rates, bandwidth and memory size are the vendor's published ones. Published memory sizes are
+//! read as GiB; what a driver withholds of them is in the reserve. Links are what others measured
+//! with pinned memory, by PCIe generation. Overheads, reserve, efficiency and pinned budget are
+//! round figures until someone measures them (`neap device measure`), and every `source` says so.
 
 use super::{Link, Multiprocessors, Profile, Rates};
 use crate::units::Bytes;
@@ -384,7 +384,8 @@ pub fn names() -> &'static [&'static str] {
     &NAMES
 }
 
-/// The built-in device of that name, in any case and spelling: `rtx4090`, `RTX 4090`, `NVIDIA A100-80GB`.
+/// The built-in device of that name, in any case and spelling: `rtx4090`, `RTX 4090`,
+/// `NVIDIA A100-80GB`.
 #[must_use]
 pub fn find(name: &str) -> Option<Profile> {
     let wanted = plain(name);

@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::units::Nanos;
 
-/// The longest an operator may take: an hour. With it, the times of a million operators still add up
-/// far below 2^64 nanoseconds.
+/// The longest an operator may take: an hour. With it, the times of a million operators still add
+/// up far below 2^64 nanoseconds.
 pub const LONGEST: Nanos = Nanos(3_600_000_000_000);
 
 /// Where a latency came from.

@@ -4,9 +4,10 @@ use std::fmt::Write as _;
 
 use crate::job::{Arg, Operand, Operator};
 
-/// What an operator does and on which shapes: its kind, then each argument in schema order. A tensor is
-/// its type and shape, `f32[16,64,7,7]`, with its strides behind when it is not contiguous. Values of
-/// numbers that arrive as tensors on the host are left out; scalar arguments are in.
+/// What an operator does and on which shapes: its kind, then each argument in schema order. A
+/// tensor is its type and shape, `f32[16,64,7,7]`, with its strides behind when it is not
+/// contiguous. Values of numbers that arrive as tensors on the host are left out; scalar arguments
+/// are in.
 #[must_use]
 pub fn key(operator: &Operator) -> String {
     let mut key = format!("{}(", operator.kind);

@@ -1,9 +1,9 @@
 //! How long each operator takes, from the best source there is.
 //!
 //! In this order: what the graph's author wrote (`duration_ns`), a measured table
-//! (`--latencies FILE.csv`), a learned [`super::predictor`] (`--predictor FILE`), the [`super::roofline`].
-//! A table's rows are found by [`key`], which names what an operator does and on which shapes, so that a
-//! table measured on one graph serves every other.
+//! (`--latencies FILE.csv`), a learned [`super::predictor`] (`--predictor FILE`), the
+//! [`super::roofline`]. A table's rows are found by [`key`], which names what an operator does and
+//! on which shapes, so that a table measured on one graph serves every other.
 
 pub use super::figure::{LONGEST, Latency, Source};
 pub use super::key::key;

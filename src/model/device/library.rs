@@ -1,7 +1,8 @@
-//! Which algorithm a library chose for an operator where it has several, and the scratch that it works in.
+//! Which algorithm a library chose for an operator where it has several, and the scratch that it
+//! works in.
 //!
-//! Chosen while profiling, carried by the table of latencies, reserved by the plan, and used by the run or refused.
-//! Not for: choosing (the device asks the library).
+//! Chosen while profiling, carried by the table of latencies, reserved by the plan, and used by the
+//! run or refused. Not for: choosing (the device asks the library).
 
 use std::collections::BTreeMap;
 

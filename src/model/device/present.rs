@@ -30,7 +30,8 @@ pub fn cuda_devices() -> Result<Vec<Present>, String> {
             format!("the NVIDIA driver cannot {what}: {}", code(error))
         }
     };
-    // Checked on the raw code: asking the driver for an error's text may itself need it initialised.
+    // Checked on the raw code: asking the driver for an error's text may itself need it
+    // initialised.
     match result::init() {
         Ok(()) => {}
         Err(error) if error.0 == sys::CUresult::CUDA_ERROR_NO_DEVICE => {

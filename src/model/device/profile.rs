@@ -1,7 +1,7 @@
 //! A device as the planner sees it: memory, peak rates, link, overheads.
 //!
-//! Its file form (`*.device.json`, [`Document`]) is this type's own keys behind a format and a version.
-//! Not for: figures of particular devices ([`super::builtin`]).
+//! Its file form (`*.device.json`, [`Document`]) is this type's own keys behind a format and a
+//! version. Not for: figures of particular devices ([`super::builtin`]).
 
 use std::path::{Path, PathBuf};
 
@@ -83,7 +83,8 @@ pub struct Profile {
     pub launch_overhead_ns: u64,
     /// How much pinned host memory may be used.
     pub pinned_bytes: Bytes,
-    /// A GPU's multiprocessors; absent for what is no GPU, or where nobody said.
+    /// A GPU's multiprocessors; absent where the device is not a GPU, or where its description
+    /// lacks them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multiprocessors: Option<Multiprocessors>,
 }
@@ -242,7 +243,8 @@ pub struct Document {
     pub launch_overhead_ns: u64,
     /// How much pinned host memory may be used.
     pub pinned_bytes: Bytes,
-    /// A GPU's multiprocessors; absent for what is no GPU, or where nobody said.
+    /// A GPU's multiprocessors; absent where the device is not a GPU, or where its description
+    /// lacks them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multiprocessors: Option<Multiprocessors>,
 }
@@ -298,10 +300,12 @@ impl From<Document> for Profile {
     }
 }
 
-/// The built-in device of that name, or the one that a `*.device.json` file (plain or gzip) describes.
+/// The built-in device of that name, or the one that a `*.device.json` file (plain or gzip)
+/// describes.
 ///
 /// # Errors
-/// When there is neither, or the file is not a valid profile: which file, where in it, and what to do.
+/// When there is neither, or the file is not a valid profile: which file, where in it, and what to
+/// do.
 pub fn load(name_or_path: &str) -> Result<Profile, DeviceError> {
     if let Some(profile) = builtin::find(name_or_path) {
         return Ok(profile);

@@ -7,11 +7,11 @@
 //! link       = submitting the copy + bytes from the host / host-to-device rate
 //! ```
 //!
-//! **Bytes.** Each distinct view that is read counts once, and each that is written once; a view counts
-//! the elements it can reach (those that `expand` repeats once), not its storage. An in-place write
-//! counts as both, unless the operator overwrites without looking (`zero_`, `fill_`, `copy_`).
-//! Lookups (`embedding`, `index_select`, `gather`) read as much of the table as they put out.
-//! Workspace is not counted. Batch data comes over the link.
+//! **Bytes.** Each distinct view that is read counts once, and each that is written once; a view
+//! counts the elements it can reach (those that `expand` repeats once), not its storage. An
+//! in-place write counts as both, unless the operator overwrites without looking (`zero_`, `fill_`,
+//! `copy_`). Lookups (`embedding`, `index_select`, `gather`) read as much of the table as they put
+//! out. Workspace is not counted. Batch data comes over the link.
 //!
 //! **Flops**, a multiply-add being two:
 //!
@@ -68,8 +68,9 @@ fn on_device(operator: &Operator, device: &Profile, efficiency_percent: u32) -> 
         .max(share(bytes(operator), device.memory_bandwidth))
 }
 
-/// The part of the device that a job keeps busy while it computes, in thousandths, 1 to 1,000: what its operators would take at
-/// the peak rates, over what they do take. What is left of the device others can use at the same time.
+/// The part of the device that a job keeps busy while it computes, in thousandths, 1 to 1,000: what
+/// its operators would take at the peak rates, over what they do take. What is left of the device
+/// others can use at the same time.
 #[must_use]
 pub fn utilisation(operators: &[Operator], latencies: &[Latency], device: &Profile) -> u32 {
     let (mut busy, mut all) = (0u128, 0u128);
@@ -169,7 +170,8 @@ fn products(operator: &Operator) -> Option<u128> {
         | "_convolution"
         | "cudnn_convolution"
         | "convolution_overrideable" => {
-            // Only the general form can be transposed; its flag stands after stride, padding and dilation.
+            // Only the general form can be transposed; its flag stands after stride, padding and
+            // dilation.
             let transposed = base(&operator.kind).ends_with("convolution")
                 && matches!(operator.args.get(6), Some(Arg::Bool(true)));
             times(2, times(if transposed { input(0) } else { output() }, filter(operator, 1)))
@@ -286,7 +288,8 @@ fn element_by_element(operator: &Operator) -> u128 {
     }
 }
 
-/// Flops per written element of elementwise kinds, in place or not, for single tensors or lists; 0 for what only moves.
+/// Flops per written element of elementwise kinds, in place or not, for single tensors or lists; 0
+/// for what only moves.
 fn per_element(kind: &str) -> u128 {
     let kind = kind.strip_prefix("_foreach_").unwrap_or(kind);
     match kind.strip_suffix('_').unwrap_or(kind) {
@@ -372,8 +375,8 @@ fn tensor(operator: &Operator, index: usize) -> Option<&Operand> {
     }
 }
 
-/// Weights that meet one element: all but the weight's first extent (output channels, or for a transposed
-/// convolution input channels).
+/// Weights that meet one element: all but the weight's first extent (output channels, or for a
+/// transposed convolution input channels).
 fn filter(operator: &Operator, weight: usize) -> u128 {
     tensor(operator, weight).map_or(0, |w| product(w.shape.get(1..).unwrap_or_default()))
 }
@@ -383,8 +386,8 @@ fn inner(operator: &Operator, left: usize) -> u128 {
     tensor(operator, left).and_then(|o| o.shape.last()).map_or(0, |&n| u128::from(n))
 }
 
-/// `heads · queries · keys · (a·e + b·v) · 2`, the query being argument `first` and then key and value;
-/// `sequence` is the dimension of the sequence, from behind.
+/// `heads · queries · keys · (a·e + b·v) · 2`, the query being argument `first` and then key and
+/// value; `sequence` is the dimension of the sequence, from behind.
 fn attention(operator: &Operator, first: usize, sequence: isize, a: u128, b: u128) -> u128 {
     let (Some(query), Some(key), Some(value)) =
         (tensor(operator, first), tensor(operator, first + 1), tensor(operator, first + 2))
@@ -414,7 +417,8 @@ fn window(operator: &Operator, argument: usize) -> u128 {
     }
 }
 
-/// Elements of an update's parameters: its first argument where that is a list, else the first tensor.
+/// Elements of an update's parameters: its first argument where that is a list, else the first
+/// tensor.
 fn parameters(operator: &Operator) -> u128 {
     match operator.args.first() {
         Some(Arg::Tensors(all)) => all.iter().flatten().map(elements).fold(0, u128::saturating_add),

@@ -1,4 +1,5 @@
-//! Measured latencies: a CSV table whose rows are found by what an operator does and on which shapes.
+//! Measured latencies: a CSV table whose rows are found by what an operator does and on which
+//! shapes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -39,7 +40,8 @@ pub struct Row {
     pub bytes: Option<u64>,
     /// What the roofline of the profile said, to compare with.
     pub roofline_ns: Option<u64>,
-    /// The library's algorithms that were measured, one for each pass ([`Chosen::text`]), where it has several to choose from.
+    /// The library's algorithms that were measured, one for each pass ([`Chosen::text`]), where it
+    /// has several to choose from.
     pub algorithm: String,
     /// Scratch that the algorithm takes.
     pub workspace_bytes: Option<u64>,
@@ -48,7 +50,8 @@ pub struct Row {
 }
 
 impl Row {
-    /// The row that says `operator` took `time` on the device named `device` under no load; no time is less than 1 ns.
+    /// The row that says `operator` took `time` on the device named `device` under no load; no time
+    /// is less than 1 ns.
     #[must_use]
     pub fn of(operator: &Operator, device: &str, time: Nanos) -> Self {
         let some = |tensors: bool| {
@@ -105,7 +108,8 @@ impl Row {
 struct Known {
     /// For each load the median of its rows.
     times: BTreeMap<u32, Nanos>,
-    /// The same for rows of one operator's name: operators of one key differ by what lies in the caches before them.
+    /// The same for rows of one operator's name: operators of one key differ by what lies in the
+    /// caches before them.
     named: BTreeMap<(String, u32), Nanos>,
     /// The first row's that names one.
     chosen: Option<Chosen>,
@@ -135,8 +139,8 @@ pub enum LatencyError {
     },
 }
 
-/// The rows of a table (plain or gzip): comma-separated, with a header that has at least the columns `key` and `ns`; what
-/// else [`Row`] has may be missing or empty.
+/// The rows of a table (plain or gzip): comma-separated, with a header that has at least the
+/// columns `key` and `ns`; what else [`Row`] has may be missing or empty.
 ///
 /// # Errors
 /// Naming file, line and column, when the file can't be read, a row is malformed, a time is not a
@@ -247,8 +251,8 @@ fn row(columns: &BTreeMap<&'static str, usize>, record: &csv::StringRecord) -> R
 }
 
 impl Table {
-    /// Reads a table as [`rows`] does. Where a key has several rows under one load their median counts, rounded down
-    /// between the middle two.
+    /// Reads a table as [`rows`] does. Where a key has several rows under one load their median
+    /// counts, rounded down between the middle two.
     ///
     /// # Errors
     /// As [`rows`].
@@ -309,8 +313,8 @@ impl Table {
         self.known.get(key)?.times.values().next().copied()
     }
 
-    /// The time of an operator at the measured load nearest to `load`, the lower of two that are as near: by its name
-    /// where the table has its key under that name, else by its key alone.
+    /// The time of an operator at the measured load nearest to `load`, the lower of two that are as
+    /// near: by its name where the table has its key under that name, else by its key alone.
     #[must_use]
     pub fn of(&self, operator: &Operator, load: u32) -> Option<Nanos> {
         let known = self.known.get(&key(operator))?;
@@ -328,7 +332,8 @@ impl Table {
         self.known.get(key)?.chosen.as_ref()
     }
 
-    /// The devices that its rows name, sorted, so that a command can say when they are not the planned one.
+    /// The devices that its rows name, sorted, so that a command can say when they are not the
+    /// planned one.
     pub fn devices(&self) -> impl Iterator<Item = &str> {
         self.devices.iter().map(String::as_str)
     }

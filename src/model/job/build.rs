@@ -13,12 +13,13 @@ use crate::units::{Bytes, OpId, TensorId};
 const LIMIT: u64 = 1 << 62;
 
 impl Graph {
-    /// A graph of these parts: checked, workspaces rounded up to blocks, and operators put into one deterministic order of execution
-    /// ([`super::order`]; a listing that is already in a valid order is kept exactly). `kept_until` refers to the operators as given.
+    /// A graph of these parts: checked, workspaces rounded up to blocks, and operators put into one
+    /// deterministic order of execution ([`super::order`]; a listing that is already in a valid
+    /// order is kept exactly). `kept_until` refers to the operators as given.
     ///
     /// # Errors
-    /// When names repeat, an id or version does not exist, a version is written twice or never, a view reaches outside its storage,
-    /// sizes or times overflow, or operators wait for each other.
+    /// When names repeat, an id or version does not exist, a version is written twice or never, a
+    /// view reaches outside its storage, sizes or times overflow, or operators wait for each other.
     pub fn new(
         name: String,
         mut tensors: Vec<Tensor>,
@@ -60,8 +61,8 @@ impl Graph {
         Ok(Self { name, tensors, operators, optimizer, loss, recorded_peak })
     }
 
-    /// Gives operators at least these workspaces, rounded up to blocks: what a library's algorithms want beyond what was
-    /// recorded. The graph's file and hash are those without.
+    /// Gives operators at least these workspaces, rounded up to blocks: what a library's algorithms
+    /// want beyond what was recorded. The graph's file and hash are those without.
     ///
     /// # Errors
     /// When sizes overflow; the graph may then have some of them.
@@ -88,7 +89,8 @@ fn unique<'a>(what: &'static str, names: impl Iterator<Item = &'a str>) -> Resul
     Ok(())
 }
 
-/// The product of a shape's extents, zeros counted as one so that every order of multiplying is safe; `None` above the limit.
+/// The product of a shape's extents, zeros counted as one so that every order of multiplying is
+/// safe; `None` above the limit.
 fn volume(shape: &[u64]) -> Option<u64> {
     shape.iter().try_fold(1u64, |all, &n| all.checked_mul(n.max(1)).filter(|&x| x <= LIMIT / 16))
 }
@@ -491,7 +493,8 @@ mod tests {
         assert!(make(1, vec![operator("split", &[], &[(0, 0), (0, 0)])]).is_ok());
     }
 
-    /// A job in a valid order: each operator reads some earlier results, updates some tensor or not, and makes one.
+    /// A job in a valid order: each operator reads some earlier results, updates some tensor or
+    /// not, and makes one.
     fn jobs() -> impl Strategy<Value = Vec<Operator>> {
         let step = (
             prop::collection::vec(any::<prop::sample::Index>(), 0..4),
@@ -552,7 +555,8 @@ mod tests {
             let n = listing.len() + 1;
             let Err(GraphError::Cycle { operators }) = make(n, listing.clone()) else { return Err(TestCaseError::fail("no cycle")) };
             prop_assert!(operators.len() > 1);
-            // Each waits for the one before: it reads what that makes, or replaces what that reads or makes.
+            // Each waits for the one before: it reads what that makes, or replaces what that reads
+            // or makes.
             let by_name = |name: &str| listing.iter().find(|o| o.name == name).unwrap();
             for (first, then) in operators.iter().zip(operators.iter().cycle().skip(1)) {
                 let (first, then) = (by_name(first), by_name(then));

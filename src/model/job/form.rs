@@ -38,7 +38,8 @@ pub struct GraphFile<'a> {
     pub recorded_peak_bytes: Option<Bytes>,
     /// Storages, in order of first appearance.
     pub tensors: Vec<TensorForm<'a>>,
-    /// Operators. Any order will do: what reads a version runs after what writes it; between equals the listing decides.
+    /// Operators. Any order will do: what reads a version runs after what writes it; between equals
+    /// the listing decides.
     pub operators: Vec<OperatorForm<'a>>,
 }
 
@@ -74,7 +75,8 @@ pub struct TensorForm<'a> {
     /// Size of the storage; by default that of its elements.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<Bytes>,
-    /// The framework keeps it past its last use, round the end of the iteration, and frees it before this operator.
+    /// The framework keeps it past its last use, round the end of the iteration, and frees it
+    /// before this operator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept_until: Option<Cow<'a, str>>,
 }
@@ -110,7 +112,8 @@ pub struct OperandForm<'a> {
 pub struct OperatorForm<'a> {
     /// Unique among the operators.
     pub name: Cow<'a, str>,
-    /// The framework's operator, such as `aten::conv2d`; anything for a job that is only planned and simulated.
+    /// The framework's operator, such as `aten::conv2d`; anything for a job that is only planned
+    /// and simulated.
     #[serde(default = "custom")]
     pub kind: Cow<'a, str>,
     /// Its phase.
@@ -137,7 +140,8 @@ pub struct OperatorForm<'a> {
     /// How long it takes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub duration_ns: Option<u64>,
-    /// For an update operator, the position of its parameter group; the first by default (version 2).
+    /// For an update operator, the position of its parameter group; the first by default (version
+    /// 2).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<u32>,
     /// The path of the framework's module that called it (version 2).

@@ -78,14 +78,17 @@ pub enum Phase {
     Optimize,
 }
 
-/// Whether running an operator a second time in one iteration gives the same values and harms nothing.
+/// Whether running an operator a second time in one iteration gives the same values and harms
+/// nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Replay {
-    /// Yes: it writes nothing that outlives the iteration. In-place writes on activations replay as a chain.
+    /// Yes: it writes nothing that outlives the iteration. In-place writes on activations replay as
+    /// a chain.
     #[default]
     Pure,
-    /// Yes, when its in-place writes on long-lived tensors are left out (batch norm's running statistics).
+    /// Yes, when its in-place writes on long-lived tensors are left out (batch norm's running
+    /// statistics).
     SkipUpdates,
     /// No.
     Never,
@@ -104,8 +107,9 @@ pub struct Tensor {
     pub dtype: Dtype,
     /// Shape as first seen (the parameter's, the output's).
     pub shape: Vec<u64>,
-    /// The framework keeps it past its last use, round the end of the iteration, and frees it before
-    /// this operator (a gradient that waits for `zero_grad`). Its contents are not read then.
+    /// The framework keeps it past its last use, round the end of the iteration, and frees it
+    /// before this operator (a gradient that waits for `zero_grad`). Its contents are not read
+    /// then.
     pub kept_until: Option<OpId>,
 }
 
@@ -114,8 +118,9 @@ pub struct Tensor {
 pub struct Operand {
     /// The storage.
     pub tensor: TensorId,
-    /// How many in-place writes came before. Version 0 is what the generating operator wrote, or for a
-    /// long-lived tensor what the iteration started with. In an output: the version that is written.
+    /// How many in-place writes came before. Version 0 is what the generating operator wrote, or
+    /// for a long-lived tensor what the iteration started with. In an output: the version that is
+    /// written.
     pub version: u32,
     /// Type of the elements of this view.
     pub dtype: Dtype,
@@ -168,16 +173,18 @@ pub enum Arg {
 pub struct Operator {
     /// Unique in the graph.
     pub name: String,
-    /// The framework's operator, such as `aten::conv2d`, or one of neap's own, such as `neap::adamw`.
+    /// The framework's operator, such as `aten::conv2d`, or one of neap's own, such as
+    /// `neap::adamw`.
     pub kind: String,
     /// Its phase.
     pub phase: Phase,
     /// Arguments in schema order.
     pub args: Vec<Arg>,
-    /// Declared outputs in schema order; `None` where undefined. Version 0 generates the tensor, a later
-    /// version is an in-place write and reads the version before.
+    /// Declared outputs in schema order; `None` where undefined. Version 0 generates the tensor, a
+    /// later version is an in-place write and reads the version before.
     pub outputs: Vec<Option<Operand>>,
-    /// Written too, but not declared: outputs kept for backward, unannotated in-place writes, list writes.
+    /// Written too, but not declared: outputs kept for backward, unannotated in-place writes, list
+    /// writes.
     pub hidden: Vec<Operand>,
     /// Scratch that it allocates and drops, rounded to blocks.
     pub workspace: Bytes,
@@ -187,7 +194,8 @@ pub struct Operator {
     pub random: bool,
     /// How long it takes, when the graph's author says so (hand-written graphs).
     pub duration_ns: Option<u64>,
-    /// For an update operator, which parameter group of [`Graph::optimizer`] it steps; the first by default.
+    /// For an update operator, which parameter group of [`Graph::optimizer`] it steps; the first by
+    /// default.
     pub group: Option<u32>,
     /// The path of the framework's module that called it, such as `encoder.layer.3.attention`.
     pub module: Option<String>,
@@ -335,7 +343,8 @@ fn distinct<'a>(all: impl Iterator<Item = &'a Operand>) -> impl Iterator<Item = 
 }
 
 impl Operator {
-    /// Every tensor it reads as an argument, in schema order. In-place writes appear where they are arguments.
+    /// Every tensor it reads as an argument, in schema order. In-place writes appear where they are
+    /// arguments.
     pub fn reads(&self) -> impl Iterator<Item = &Operand> {
         self.args.iter().flat_map(|arg| {
             let (one, more): (_, &[Option<Operand>]) = match arg {

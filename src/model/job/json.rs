@@ -1,7 +1,8 @@
 //! A graph's file form, `*.graph.json`: easy to write by hand, exact to read back.
 //!
-//! For: reading, writing, and the hash by which plans know their graph. Not for: what must hold in a graph
-//! ([`Graph::new`] checks that) nor for other formats ([`super::chakra`]). The serde types are in `form`.
+//! For: reading, writing, and the hash by which plans know their graph. Not for: what must hold in
+//! a graph ([`Graph::new`] checks that) nor for other formats ([`super::chakra`]). The serde types
+//! are in `form`.
 
 use std::collections::HashMap;
 use std::io::{self, BufReader, Read, Write};
@@ -19,8 +20,9 @@ use super::graph::{Arg, Graph, GraphError, Operand, Operator, Tensor, contiguous
 use crate::files::{self, FileError};
 use crate::units::{Bytes, OpId, TensorId};
 
-/// The largest file that is read, once decompressed. Graphs of thousands of operators have some MiB; a parsed file takes up to about
-/// twenty times its text, so that a small hostile gzip stays within a few GiB of memory.
+/// The largest file that is read, once decompressed. Graphs of thousands of operators have some
+/// MiB; a parsed file takes up to about twenty times its text, so that a small hostile gzip stays
+/// within a few GiB of memory.
 pub const LARGEST: u64 = 128 << 20;
 
 /// A file that could not be understood.
@@ -55,7 +57,8 @@ pub fn read(path: &Path) -> Result<Graph, ReadError> {
     resolve(file).map_err(|e| ReadError::content(path, e))
 }
 
-/// Reads any JSON file into its serde type, streaming, so that what is not that type fails early and in little memory.
+/// Reads any JSON file into its serde type, streaming, so that what is not that type fails early
+/// and in little memory.
 ///
 /// # Errors
 /// Naming the file, the line and column, and what was found.
@@ -101,7 +104,8 @@ pub fn sha256(graph: &Graph) -> String {
     Sha256::digest(canonical(graph)).iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// Writes with a line for each tensor and operator, so that files can be read and compared line by line.
+/// Writes with a line for each tensor and operator, so that files can be read and compared line by
+/// line.
 fn emit(out: &mut dyn Write, graph: &Graph) -> io::Result<()> {
     let mut out = io::BufWriter::with_capacity(1 << 16, out);
     let file = GraphFile {

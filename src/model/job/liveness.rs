@@ -1,7 +1,7 @@
 //! Residency without a plan: every tensor from its generation to its last use.
 //!
-//! For: the peak that plans are measured against, what stands at it, the floor that no plan can go below,
-//! and bytes by role. Not for: planned residency ([`crate::contract`]) or time.
+//! For: the peak that plans are measured against, what stands at it, the floor that no plan can go
+//! below, and bytes by role. Not for: planned residency ([`crate::contract`]) or time.
 
 use std::collections::BTreeMap;
 
@@ -32,7 +32,8 @@ pub struct Liveness {
     pub at_peak: Vec<Standing>,
     /// The workspace of the operator at the peak.
     pub workspace_at_peak: Bytes,
-    /// The largest working set of one operator: what it touches, and its workspace. Everything else can leave.
+    /// The largest working set of one operator: what it touches, and its workspace. Everything else
+    /// can leave.
     pub floor: Bytes,
     /// The first operator with that working set.
     pub floor_at: Option<OpId>,
@@ -54,7 +55,8 @@ pub enum Span {
         /// The last that touches it.
         last: OpId,
     },
-    /// From its generation to the end, and from the start of the next iteration until the operator before `until`.
+    /// From its generation to the end, and from the start of the next iteration until the operator
+    /// before `until`.
     Wraps {
         /// The operator that generates it.
         first: OpId,
@@ -253,7 +255,8 @@ mod tests {
         ];
         let graph = Graph::new("g".to_owned(), tensors, operators, None, None, None).unwrap();
         let live = Liveness::of(&graph);
-        // Always: w 1024, never touched 512. Then a 2048, b 512, g 1024 (and the last iteration's g during "make a").
+        // Always: w 1024, never touched 512. Then a 2048, b 512, g 1024 (and the last iteration's g
+        // during "make a").
         assert_eq!(
             live.resident,
             [1536 + 2048 + 1024, 1536 + 2048 + 512 + 512, 1536 + 512 + 1024, 1536 + 1024]

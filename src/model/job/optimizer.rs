@@ -1,7 +1,7 @@
 //! Optimizers and their parameter groups, and one row for each optimizer that neap steps itself.
 //!
-//! [`RULES`] is what the importer and the runner share: the class, the update operator, its states and
-//! its hyperparameters. An optimizer that has no row keeps the operators that were recorded.
+//! [`RULES`] is what the importer and the runner share: the class, the update operator, its states
+//! and its hyperparameters. An optimizer that has no row keeps the operators that were recorded.
 
 use std::collections::BTreeMap;
 
@@ -23,8 +23,8 @@ pub struct Group {
     pub class: String,
     /// Hyperparameters by the framework's names; betas are `beta1` and `beta2`, flags are 0 or 1.
     pub values: BTreeMap<String, f64>,
-    /// Hyperparameters that change from step to step: the value of each step from the first. The last
-    /// one stays. What is not here has its value of `values` in all steps.
+    /// Hyperparameters that change from step to step: the value of each step from the first. The
+    /// last one stays. What is not here has its value of `values` in all steps.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub schedules: BTreeMap<String, Vec<f64>>,
     /// Values were recovered from rounded scalars rather than recorded.

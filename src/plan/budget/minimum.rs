@@ -21,7 +21,8 @@ pub fn minimum(request: &Request<'_>) -> Result<Planned, PlanError> {
     minimum_for(request, None)
 }
 
-/// As [`minimum`]; with a framework the budget binds what its allocator would reserve, beside the arena.
+/// As [`minimum`]; with a framework the budget binds what its allocator would reserve, beside the
+/// arena.
 ///
 /// # Errors
 /// As [`minimum`].
@@ -83,8 +84,8 @@ fn feasible(made: Result<Planned, PlanError>) -> Result<Option<Planned>, PlanErr
 }
 
 /// The lowest plan that is found with little effort, whatever the request's budget: what a planner
-/// reaches does not fall steadily with its target, so targets all the way from the unplanned peak to
-/// the floor are tried, then others around the best.
+/// reaches does not fall steadily with its target, so targets all the way from the unplanned peak
+/// to the floor are tried, then others around the best.
 fn lowest(
     request: &Request<'_>,
     liveness: &Liveness,
@@ -130,8 +131,8 @@ fn lowest(
     Ok(best)
 }
 
-/// What a planner comes to at a target, be it above the target; `None` where a framework's allocator
-/// refuses a request.
+/// What a planner comes to at a target, be it above the target; `None` where a framework's
+/// allocator refuses a request.
 fn reached(
     request: &Request<'_>,
     liveness: &Liveness,

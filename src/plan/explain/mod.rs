@@ -1,9 +1,12 @@
-//! Why a plan treats a tensor as it does: what it does between any two uses and what that costs, what stands against doing otherwise.
+//! Why a plan treats a tensor as it does: what it does between any two uses and what that costs,
+//! what stands against doing otherwise.
 //!
-//! For: people who ask why a tensor is in the way. Everything is read off the plan's own program and its noiseless run, so it holds for
-//! plans of any planner: gaps between uses, when copies run and who waits for them, which links are busy, what is resident. A verdict is one
-//! of: what the plan does, what could be done instead at a price, or what is ruled out and by what. A price is what the change
-//! alone costs by these clocks: the rest of the plan is taken to stay as it is. Not for: finding a better plan.
+//! For: people who ask why a tensor is in the way. Everything is read off the plan's own program
+//! and its noiseless run, so it holds for plans of any planner: gaps between uses, when copies run
+//! and who waits for them, which links are busy, what is resident. A verdict is one of: what the
+//! plan does, what could be done instead at a price, or what is ruled out and by what. A price is
+//! what the change alone costs by these clocks: the rest of the plan is taken to stay as it is. Not
+//! for: finding a better plan.
 
 mod verdict;
 
@@ -72,7 +75,8 @@ pub enum Choice {
         /// Back.
         back: Copied,
     },
-    /// It is dropped and made again by these steps' operators, others' recomputes for its sake included.
+    /// It is dropped and made again by these steps' operators, others' recomputes for its sake
+    /// included.
     Recompute {
         /// In order.
         operators: Vec<OpId>,
@@ -331,7 +335,8 @@ impl<'a> Explained<'a> {
         }
         match residencies[to.1].begin {
             Begin::Copy(back) => {
-                // Round the end it may leave after the end, in the residency that the iteration starts with.
+                // Round the end it may leave after the end, in the residency that the iteration
+                // starts with.
                 let head = mine
                     .iter()
                     .copied()
@@ -354,12 +359,14 @@ impl<'a> Explained<'a> {
         }
     }
 
-    /// The recomputes that a recompute of a tensor needs before the next operator has its turn, itself included.
+    /// The recomputes that a recompute of a tensor needs before the next operator has its turn,
+    /// itself included.
     fn remake(&self, tensor: TensorId, step: usize) -> Vec<usize> {
         let steps = &self.program.steps;
         let first = (0..step).rev().find(|&s| steps[s].event.is_none()).map_or(0, |s| s + 1);
         let last = (step..steps.len()).find(|&s| steps[s].event.is_none()).unwrap_or(steps.len());
-        // What writes the tensor again after it is made, then backwards whatever makes what these read.
+        // What writes the tensor again after it is made, then backwards whatever makes what these
+        // read.
         let mut wanted = vec![false; steps.len()];
         wanted[step] = true;
         for s in step + 1..last {
@@ -382,7 +389,8 @@ impl<'a> Explained<'a> {
         (first..last).filter(|&s| wanted[s]).collect()
     }
 
-    /// A copy and how long the compute stream waits for it: from when the step could have started otherwise to the copy's end.
+    /// A copy and how long the compute stream waits for it: from when the step could have started
+    /// otherwise to the copy's end.
     fn copied(&self, copy: usize) -> Copied {
         let (start, end) = self.run.copies[copy];
         let ready = |step: usize| step.checked_sub(1).map_or(Nanos::ZERO, |s| self.run.steps[s].1);

@@ -1,4 +1,5 @@
-//! Figures by hand: five operators of 1,000 ns, tensors of 1,024 bytes, a link of a byte a nanosecond.
+//! Figures by hand: five operators of 1,000 ns, tensors of 1,024 bytes, a link of a byte a
+//! nanosecond.
 
 use std::collections::BTreeMap;
 
@@ -44,7 +45,8 @@ fn operator(index: usize, reads: &[u32], writes: &[(u32, u32)]) -> Operator {
     }
 }
 
-/// op0 makes a, op1 makes b, op2 makes c from b, op3 reads a, op4 reads b and c, changing b; p is read by op0 and op4.
+/// op0 makes a, op1 makes b, op2 makes c from b, op3 reads a, op4 reads b and c, changing b; p is
+/// read by op0 and op4.
 fn graph() -> Graph {
     let tensor = |name: &str, role| Tensor {
         name: name.to_owned(),
@@ -122,7 +124,8 @@ fn what_is_swapped_and_what_is_not() {
     let graph = graph();
     let plan = plan(&graph, swapped(), 4096);
     let explained = Explained::new(&plan, &graph).unwrap();
-    // a leaves from 1,000 to 2,024, for which b's op1 waits: they share bytes. It comes back from 3,024 to 4,048, 24 after op2 has ended.
+    // a leaves from 1,000 to 2,024, for which b's op1 waits: they share bytes. It comes back from
+    // 3,024 to 4,048, 24 after op2 has ended.
     let a = explained.story(TensorId(0));
     assert_eq!(a.residencies, [(Nanos(0), Nanos(2024)), (Nanos(3024), Nanos(5048))]);
     assert_eq!(a.gaps.len(), 1);

@@ -1,4 +1,5 @@
-//! What stands against each way of treating a gap, or what it would cost. Not for: what the plan does.
+//! What stands against each way of treating a gap, or what it would cost. Not for: what the plan
+//! does.
 
 use std::fmt;
 
@@ -277,7 +278,8 @@ impl Explained<'_> {
     /// Of a gap's parts what lies before the peak, or after it.
     fn between(&self, parts: &[(Nanos, Nanos)], gap: &Gap, before: bool) -> Vec<(Nanos, Nanos)> {
         let (from, until) = self.peak;
-        // Round the end the first part comes first in the life of the tensor, whatever the clock says.
+        // Round the end the first part comes first in the life of the tensor, whatever the clock
+        // says.
         let holder = parts.iter().position(|p| p.0 <= from && from < p.1).unwrap_or(0);
         let mut all = Vec::new();
         for (index, &(start, end)) in parts.iter().enumerate() {
@@ -307,7 +309,8 @@ impl Explained<'_> {
         copies.map(|(_, life)| within(life)).sum()
     }
 
-    /// Whether the host has the tensor's version when the gap begins: copied since it was last written, or never written.
+    /// Whether the host has the tensor's version when the gap begins: copied since it was last
+    /// written, or never written.
     fn clean(&self, tensor: TensorId, gap: &Gap) -> bool {
         let writes = |s: usize| {
             let step = &self.program.steps[s];

@@ -1,14 +1,20 @@
 //! Several jobs planned in several ways, and what they come to side by side.
 //!
-//! A job's own plan promises what it would take alone. Beside others its copies wait for theirs, and its waits are hidden by their compute: a plan
-//! that is the best alone need not be the best among others. So with the planner `neap` all jobs are planned in several ways (`Way`), all within the
-//! budget, and the one is taken that costs least in a simulated [`joint::Round`]: its time, and each job's mean iteration in it, relative to what they are unplanned
-//! and alone; of equals the first. Then jobs take over what another way made of them, one after the other, where that fits and costs less.
+//! A job's own plan promises what it would take alone. Beside others its copies wait for theirs,
+//! and its waits are hidden by their compute: a plan that is the best alone need not be the best
+//! among others. So with the planner `neap` all jobs are planned in several ways (`Way`), all
+//! within the budget, and the one is taken that costs least in a simulated [`joint::Round`]: its
+//! time, and each job's mean iteration in it, relative to what they are unplanned and alone; of
+//! equals the first. Then jobs take over what another way made of them, one after the other, where
+//! that fits and costs less.
 //!
-//! Who gets how much memory is decided once, by steps down in the first way, which plans each job for its part of the link; the others, with less
-//! effort, plan for that and for even parts. Equal jobs of many operators get even parts at once. Other planners know one way, theirs.
-//! Switches: `joint`, `link-share`, `portfolio` in [`neap::Options`]. Cost: one descent of all jobs where they differ, a plan of each
-//! different job a way, and some milliseconds a round. More than `FEW` jobs are planned as if alone. Few huge tensors are dear: each part that can't be placed is searched for.
+//! Who gets how much memory is decided once, by steps down in the first way, which plans each job
+//! for its part of the link; the others, with less effort, plan for that and for even parts. Equal
+//! jobs of many operators get even parts at once. Other planners know one way, theirs. Switches:
+//! `joint`, `link-share`, `portfolio` in [`neap::Options`]. Cost: one descent of all jobs where
+//! they differ, a plan of each different job a way, and some milliseconds a round. More than `FEW`
+//! jobs are planned as if alone. Few huge tensors are dear: each part that can't be placed is
+//! searched for.
 
 use super::{Jobs, Memo, Together, join, parts, shares};
 use crate::budget::{self, Infeasible, PlanError, Planned};
@@ -61,7 +67,8 @@ pub(super) fn make(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanErr
     let large = jobs.jobs.iter().any(|job| job.graph.operators.len() > SMALL);
     let equal = several && alike && large && trial.plan(0, Some((&even, false)), memo)?;
     if !equal {
-        // Who gets how much is decided once, in the first way, or as if alone if that does not meet the budget.
+        // Who gets how much is decided once, in the first way, or as if alone if that does not meet
+        // the budget.
         for index in (0..ways.len()).filter(|&index| index == 0 || ways[index] == Way::Alone) {
             if trial.plan(index, None, memo)? {
                 break;
@@ -74,7 +81,8 @@ pub(super) fn make(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanErr
     {
         let (base, arenas) =
             (*base, parts.iter().map(|part| part.plan.figures.arena_bytes).collect::<Vec<Bytes>>());
-        // On small graphs whoever stands in has been asked, and what fails to be placed takes long.
+        // On small graphs the planners that stand in have been asked, and what fails to be placed
+        // takes long.
         for index in
             (0..ways.len()).filter(|&index| large && index != base && ways[index] != Way::Alone)
         {
@@ -128,7 +136,8 @@ impl Trial<'_, '_> {
         match planned(self.jobs, &self.ways[index], arenas, memo) {
             Ok(parts) => {
                 let all: Vec<&Planned> = parts.iter().collect();
-                // Where there is no choice there is nothing to compare, and nothing is quicker than what runs as if unplanned.
+                // Where there is no choice there is nothing to compare, and nothing is quicker than
+                // what runs as if unplanned.
                 let known = || {
                     self.found.iter().find(|(_, _, known)| {
                         known.iter().zip(&parts).all(|(a, b)| a.plan.jobs == b.plan.jobs)
@@ -213,12 +222,14 @@ fn ways(jobs: &Jobs<'_>) -> Vec<Way> {
 
 const FULL: u64 = 1000;
 
-/// How much of its part of the link a job is planned for, in percent: bursts of the others get in the way, and their waits leave room.
+/// How much of its part of the link a job is planned for, in percent: bursts of the others get in
+/// the way, and their waits leave room.
 const SHARES: [(&str, u64); 3] =
     [("link-share", 100), ("link-share-80", 80), ("link-share-125", 125)];
 
-/// The link's rate as each job sees it in its own time, in thousandths. While all compute, all are slowed by what they want of the device
-/// together; the link is shared among all, by priority. Copies of a slowed job have more time.
+/// The link's rate as each job sees it in its own time, in thousandths. While all compute, all are
+/// slowed by what they want of the device together; the link is shared among all, by priority.
+/// Copies of a slowed job have more time.
 fn link_parts(jobs: &Jobs<'_>, percent: u64) -> Vec<u64> {
     let wanted: u64 = jobs
         .jobs
@@ -236,7 +247,8 @@ fn link_parts(jobs: &Jobs<'_>, percent: u64) -> Vec<u64> {
     jobs.jobs.iter().map(|job| part(job.priority).clamp(1, FULL)).collect()
 }
 
-/// All jobs planned in one way, on the device as it is, each in its arena where these are given, with little effort if said so.
+/// All jobs planned in one way, on the device as it is, each in its arena where these are given,
+/// with little effort if said so.
 fn planned(
     jobs: &Jobs<'_>,
     way: &Way,
@@ -356,8 +368,9 @@ fn side_by_side(
     joint::round(&parties, link).map_err(|e| PlanError::Defect(e.to_string()))
 }
 
-/// How much longer a round is than the longest job unplanned and alone, and how much longer the jobs' iterations are in it, the mean of all by
-/// priority: both count alike, in millionths. The first alone would sacrifice short jobs to the longest, the second is blind to who ends last.
+/// How much longer a round is than the longest job unplanned and alone, and how much longer the
+/// jobs' iterations are in it, the mean of all by priority: both count alike, in millionths. The
+/// first alone would sacrifice short jobs to the longest, the second is blind to who ends last.
 fn cost(jobs: &Jobs<'_>, sights: &[Sight], parts: &[&Planned]) -> Result<u128, PlanError> {
     let programs: Vec<&Program> = parts.iter().map(|part| &part.program).collect();
     let round = side_by_side(jobs, sights, &programs)?;
@@ -374,7 +387,8 @@ fn cost(jobs: &Jobs<'_>, sights: &[Sight], parts: &[&Planned]) -> Result<u128, P
     Ok(each / priorities + u128::from(round.time.0) * 1_000_000 / u128::from(longest))
 }
 
-/// From so many other ways jobs may take over plans, the best first, which cost at most this part more.
+/// From so many other ways jobs may take over plans, the best first, which cost at most this part
+/// more.
 const OTHERS: usize = 3;
 const NEAR: u128 = 10;
 

@@ -1,9 +1,10 @@
 //! The greedy choice: which gaps leave over the link, and which are made again.
 //!
-//! At the highest slot, the link goes first to what is dearest to make again per byte, as far as copies fit in time
-//! (a weighted matching of copies to link time: the opportunity cost of a swap is the recompute it saves); what then is missing
-//! is made again, cheapest first per byte and slot over the target that it relieves; only then does a copy that somebody
-//! has to wait for. Not for: when copies run in the end ([`super::windows`]).
+//! At the highest slot, the link goes first to what is dearest to make again per byte, as far as
+//! copies fit in time (a weighted matching of copies to link time: the opportunity cost of a swap
+//! is the recompute it saves); what then is missing is made again, cheapest first per byte and slot
+//! over the target that it relieves; only then does a copy that an operator has to wait for. Not
+//! for: when copies run in the end ([`super::windows`]).
 
 use super::{Ban, Options, Variant};
 use crate::clock::Clock;
@@ -168,7 +169,8 @@ impl<'a, 'o> Chooser<'a, 'o> {
         self.residencies.load.at(slot as usize) < before
     }
 
-    /// The price below which what is at the slot is left to recomputing: so much of what must go is cheaper.
+    /// The price below which what is at the slot is left to recomputing: so much of what must go is
+    /// cheaper.
     fn cheap_below(&self, slot: u32, candidates: &[Candidate]) -> u128 {
         let missing = self.residencies.load.at(slot as usize) - self.setting.target;
         let share = u128::from(missing) * u128::from(self.setting.variant.recomputed) / 100;
@@ -377,7 +379,8 @@ impl<'a, 'o> Chooser<'a, 'o> {
             .sum()
     }
 
-    /// Frees bytes at the slot whatever it costs: first swaps that linger there leave at once, then others are swapped.
+    /// Frees bytes at the slot whatever it costs: first swaps that linger there leave at once, then
+    /// others are swapped.
     fn swap_passively(&mut self, slot: u32, candidates: &[Candidate]) {
         let mut lingering: Option<(u64, TensorId, usize)> = None;
         for (index, lifetime) in self.residencies.lifetimes.iter().enumerate() {

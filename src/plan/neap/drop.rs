@@ -1,7 +1,7 @@
 //! What turned out not to be needed is taken back: the dearest recomputes first, then swaps.
 //!
-//! Greedy choices for one slot make earlier choices for another superfluous. Not for: exchanging one choice for another
-//! ([`super::improve`]).
+//! Greedy choices for one slot make earlier choices for another superfluous. Not for: exchanging
+//! one choice for another ([`super::improve`]).
 
 use crate::contract::Latency;
 use crate::residency::{Gap, Residencies};
@@ -23,7 +23,8 @@ pub fn drop(residencies: &mut Residencies<'_>, latencies: &[Latency], target: u6
             continue;
         }
         let lifetime = residencies.lifetime(tensor);
-        // The gap that ends with this chain: its next use is in the slot or in the operator after it.
+        // The gap that ends with this chain: its next use is in the slot or in the operator after
+        // it.
         let Some(gap) = lifetime.gaps.iter().enumerate().position(|(g, d)| {
             *d == Gap::Recompute && lifetime.uses.get(g + 1).is_some_and(|u| u & !1 == slot)
         }) else {

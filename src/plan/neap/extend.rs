@@ -1,8 +1,10 @@
-//! Small tensors live longer so that large ones need not: inputs that are dead by the time their products could be made again.
+//! Small tensors live longer so that large ones need not: inputs that are dead by the time their
+//! products could be made again.
 //!
-//! A concatenation's inputs die with it, and then nothing can make it again but the operators that made them. Where
-//! several large tensors share small dead inputs (DenseNet's cats over the same features), keeping the inputs frees more than it costs.
-//! The choice is a closure problem (products to drop, inputs to keep); by shared inputs it falls into parts, each taken where it
+//! A concatenation's inputs die with it, and then nothing can make it again but the operators that
+//! made them. Where several large tensors share small dead inputs (DenseNet's cats over the same
+//! features), keeping the inputs frees more than it costs. The choice is a closure problem
+//! (products to drop, inputs to keep); by shared inputs it falls into parts, each taken where it
 //! pays as a whole. Not for: deciding the recomputes themselves.
 
 use crate::job::Replay;
@@ -16,7 +18,8 @@ struct Product {
     dead: Vec<TensorId>,
 }
 
-/// Extends lives where that frees bytes in the highest slot. Tensors below `least` are not worth it.
+/// Extends lives where that frees bytes in the highest slot. Tensors below `least` are not worth
+/// it.
 pub fn extend(residencies: &mut Residencies<'_>, least: u64) {
     let slot = u32::try_from(residencies.load.peak().0).unwrap_or(u32::MAX);
     let mut products: Vec<Product> = Vec::new();

@@ -1,14 +1,17 @@
-//! Better decisions than the first ones: from start to start, then by exchange, until the effort is spent.
+//! Better decisions than the first ones: from start to start, then by exchange, until the effort is
+//! spent.
 //!
-//! A step chooses all over again with one thing changed, and runs what came of it on [`super::clock`]; the best stays,
-//! so no effort makes a plan worse than the first choice. First the greedy's own parameters are changed ([`super::Variant`]), one at a time, from
-//! the best so far (coordinate descent); then single tensors are excluded from what they were chosen for, those
-//! first that cost most: swaps that somebody waited for, recomputes that take longest. The greedy exchanges them for
-//! something else, and takes back what is not needed then. Where steps wait for the link whatever one does, the choice is made
-//! once more on the clock of the best run, on which the link has the time that the waiting gives it.
-//! Where hardly anybody waits, a quarter of the effort finds what there is to find; large graphs get less of it
-//! (`OPERATORS`). When the budget loop tightens the target, the search goes on from where it ended ([`Warm`]).
-//! Not for: a measure of seconds. Effort counts steps, so that plans do not depend on the machine.
+//! A step chooses all over again with one thing changed, and runs what came of it on
+//! [`super::clock`]; the best stays, so no effort makes a plan worse than the first choice. First
+//! the greedy's own parameters are changed ([`super::Variant`]), one at a time, from the best so
+//! far (coordinate descent); then single tensors are excluded from what they were chosen for, those
+//! first that cost most: swaps that an operator waited for, recomputes that take longest. The
+//! greedy exchanges them for something else, and takes back what is not needed then. Where steps
+//! wait for the link whatever one does, the choice is made once more on the clock of the best run,
+//! on which the link has the time that the waiting gives it. Where operators hardly wait, a quarter
+//! of the effort finds what there is to find; large graphs get less of it (`OPERATORS`). When the
+//! budget loop tightens the target, the search goes on from where it ended ([`Warm`]). Not for: a
+//! measure of seconds. Effort counts steps, so that plans do not depend on the machine.
 
 use std::cmp::Reverse;
 use std::rc::Rc;
@@ -47,14 +50,15 @@ pub struct Warm {
     clock: Rc<Clock>,
 }
 
-/// Where steps wait for no more than this part of the unplanned time, a quarter of the effort is made.
+/// Where steps wait for no more than this part of the unplanned time, a quarter of the effort is
+/// made.
 const CALM: u64 = 64;
 
 /// And where they wait for no more than this part of it, half on all but small graphs.
 const BUSY: u64 = 2;
 
-/// Up to so many operators the whole effort is made, and where little is waited for up to so many; beyond, so much less that
-/// what it takes stays about the same.
+/// Up to so many operators the whole effort is made, and where little is waited for up to so many;
+/// beyond, so much less that what it takes stays about the same.
 const OPERATORS: (u64, u64) = (2500, 400);
 
 /// A share of the effort for a graph of `operators`, from a quarter to all of it.
@@ -74,7 +78,8 @@ struct Found<'a> {
     bans: Vec<Ban>,
 }
 
-/// The best decisions found, and where that ended. From where another search ended a quarter of the effort is enough.
+/// The best decisions found, and where that ended. From where another search ended a quarter of the
+/// effort is enough.
 #[must_use]
 pub fn search<'a>(
     given: &Given<'a>,
@@ -121,14 +126,16 @@ pub fn search<'a>(
     }
     let mut best = search.choose(Variant::FIRST, &none);
     if best.key.0 {
-        // Recomputes want their inputs at one time; near the floor everything must be able to leave.
+        // Recomputes want their inputs at one time; near the floor everything must be able to
+        // leave.
         let swaps: Vec<Ban> = none.iter().map(|ban| Ban { recompute: true, ..*ban }).collect();
         let found = search.choose(Variant::FIRST, &swaps);
         if found.key < best.key {
             best = Found { bans: none.clone(), ..found };
         }
     }
-    // Half of it from the clock without waiting, so that a plan without any is found where there is one.
+    // Half of it from the clock without waiting, so that a plan without any is found where there is
+    // one.
     let rest = search.left / 4 * 3;
     search.vary(&mut best, &none, rest);
     search.rechoose(&mut best);
@@ -142,7 +149,7 @@ pub fn search<'a>(
     search.done(best)
 }
 
-/// Bans the swapping of all but the largest tensors, so many as may be.
+/// Bans the swapping of all but the largest tensors, as many as the limit allows.
 fn unswappable(graph: &Graph, share_per_mille: u32) -> Vec<Ban> {
     let mut order: Vec<usize> = (0..graph.tensors.len()).collect();
     order.sort_by_key(|&t| (Reverse(graph.tensors[t].bytes), t));
@@ -233,7 +240,8 @@ impl<'a> Search<'a, '_> {
         }
     }
 
-    /// One parameter at a time, from the best so far, until none helps or no more than `rest` steps are left.
+    /// One parameter at a time, from the best so far, until none helps or no more than `rest` steps
+    /// are left.
     fn vary(&mut self, best: &mut Found<'a>, none: &[Ban], rest: u32) {
         let mut tried = vec![best.variant];
         loop {

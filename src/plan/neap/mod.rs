@@ -1,21 +1,21 @@
 //! The planner `neap`: swap, recompute or keep, decided together for every gap of every tensor.
 //!
-//! 1. **Greedy** ([`choose`]). In the slot with the highest load, the link's time goes to the largest
-//!    tensors that are not cheap to recompute, as far as their copies fit in time both ways. What is
-//!    still over the target is recomputed, cheapest per byte first. Last come swaps that an operator
-//!    waits for. Capuchin swaps first and compares with recomputation only what does not hide;
-//!    here a tensor that is cheap to recompute never takes link time from one that is dear. What
-//!    counts as cheap is searched.
+//! 1. **Greedy** ([`choose`]). In the slot with the highest load, the link's time goes to the
+//!    largest tensors that are not cheap to recompute, as far as their copies fit in time both
+//!    ways. What is still over the target is recomputed, cheapest per byte first. Last come swaps
+//!    that an operator waits for. Capuchin swaps first and compares with recomputation only what
+//!    does not hide; here a tensor that is cheap to recompute never takes link time from one that
+//!    is dear. What counts as cheap is searched.
 //! 2. **Chains** ([`super::recompute`]). What a recompute needs and is gone is recomputed too, or
 //!    comes back early.
-//! 3. **Longer lives** ([`extend`]). Small inputs live on where large tensors can be recomputed from
-//!    them.
+//! 3. **Longer lives** ([`extend`]). Small inputs live on where large tensors can be recomputed
+//!    from them.
 //! 4. **Taking back** ([`mod@drop`]). What later choices made superfluous is undone.
 //! 5. **Prefetch** ([`prefetch`]). Once it is decided which tensors move, their copies get their
 //!    order and times.
-//! 6. **Improvement** ([`improve`]). Each step chooses again with one thing changed, runs the result
-//!    on a clock with both directions of the link ([`super::clock`]), and keeps it if it is better.
-//!    Effort counts steps, so plans do not depend on the machine.
+//! 6. **Improvement** ([`improve`]). Each step chooses again with one thing changed, runs the
+//!    result on a clock with both directions of the link ([`super::clock`]), and keeps it if it is
+//!    better. Effort counts steps, so plans do not depend on the machine.
 //!
 //! Each part is a switch in [`Options`]; `bench/ablation` measures what each is worth. A step looks
 //! at every tensor once for each slot that is the highest in turn, so planning takes O(effort ·
@@ -74,7 +74,8 @@ pub struct Options {
     pub effort: u32,
     /// Fall back on another planner's plan where that is quicker, or the only one.
     pub portfolio: bool,
-    /// Of several jobs: plan them in several ways, and choose by what they come to side by side ([`super::global`]).
+    /// Of several jobs: plan them in several ways, and choose by what they come to side by side
+    /// ([`super::global`]).
     pub joint: bool,
     /// Of several jobs: plan them also for the part of the link that each gets.
     pub link_share: bool,
@@ -84,7 +85,8 @@ pub struct Options {
 /// five, and beyond this a recompute is as good as none.
 const DEPTH: usize = 16;
 
-/// Enough to try each of the greedy's parameters once; twice as much gains less than half a percent on what waits for the link.
+/// Enough to try each of the greedy's parameters once; twice as much gains less than half a percent
+/// on what waits for the link.
 pub const EFFORT: u32 = 16;
 
 impl Default for Options {
@@ -114,7 +116,8 @@ impl Default for Options {
 pub struct Variant {
     /// Copies are taken to last so much longer than alone, in percent.
     pub slack: u64,
-    /// What is cheapest to make again is not swapped at first: this share of what must go, in percent.
+    /// What is cheapest to make again is not swapped at first: this share of what must go, in
+    /// percent.
     pub recomputed: u64,
     /// The dearest to make again go first, rather than the largest.
     pub dearest: bool,

@@ -1,9 +1,11 @@
-//! When swapped tensors leave and come back, once it is decided which: as late and as early as the bytes allow.
+//! When swapped tensors leave and come back, once it is decided which: as late and as early as the
+//! bytes allow.
 //!
-//! Outs run first come, first served, which keeps that direction as busy as can be; ins as late as is in time for all of
-//! them (earliest deadline first, seen from the end), so that what is wanted soonest comes first and nothing comes sooner than
-//! it has to. Both widen only into bytes that the target leaves free, against the clock of the run before, stalls included:
-//! a second pass sees the time that the first one's waiting gives the link. Not for: which tensors leave.
+//! Outs run first come, first served, which keeps that direction as busy as can be; ins as late as
+//! is in time for all of them (earliest deadline first, seen from the end), so that what is wanted
+//! soonest comes first and nothing comes sooner than it has to. Both widen only into bytes that the
+//! target leaves free, against the clock of the run before, stalls included: a second pass sees the
+//! time that the first one's waiting gives the link. Not for: which tensors leave.
 
 use super::Variant;
 use crate::clock::Clock;
@@ -85,7 +87,7 @@ pub fn fit(
     for &i in &order {
         back(residencies, clock, &mut swaps[i], 0, target);
     }
-    // Where there is room still, copies may be late by a little without anybody's waiting.
+    // Where there is room still, copies may be late by a little without making an operator wait.
     let margin = clock.total / 64;
     for &i in &leaving {
         let (tensor, gap, mut w) = swaps[i];

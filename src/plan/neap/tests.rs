@@ -45,7 +45,8 @@ fn operator(name: String, phase: Phase, reads: &[usize], makes: usize) -> Operat
     }
 }
 
-/// Tensor i + 1 is made from tensor i (0 is the input); backward reads them from the last to the first.
+/// Tensor i + 1 is made from tensor i (0 is the input); backward reads them from the last to the
+/// first.
 fn graph() -> Graph {
     let mut operators: Vec<Operator> =
         (0..LAYERS).map(|i| operator(format!("f{i}"), Phase::Forward, &[i], i + 1)).collect();

@@ -1,17 +1,23 @@
-//! Several jobs that share bytes: each has a part of the arena of its own and all have a window together, which they hold in turn
-//! ([`crate::contract::plan`], "The window").
+//! Several jobs that share bytes: each has a part of the arena of its own and all have a window
+//! together, which they hold in turn ([`crate::contract::plan`], "The window").
 //!
-//! What a job has resident round its iteration's boundary is its own for good; most of the rest is there for a part of the iteration only, and other jobs may
-//! use the same bytes meanwhile: what is saved are bytes of all jobs but one, what is paid is waiting. (Salus, its GPU lanes, lets whole ephemeral regions
-//! pass from job to job at iteration boundaries; here it is the stretch about the peak, and it passes at operator boundaries.)
+//! What a job has resident round its iteration's boundary is its own for good; most of the rest is
+//! there for a part of the iteration only, and other jobs may use the same bytes meanwhile: what is
+//! saved are bytes of all jobs but one, what is paid is waiting. (Salus, its GPU lanes, lets whole
+//! ephemeral regions pass from job to job at iteration boundaries; here it is the stretch about the
+//! peak, and it passes at operator boundaries.)
 //!
-//! The search: each job is planned for some arenas of its own, from what it needs unplanned to the least. Each of these plans is divided at some heights: the window is held
-//! where its load is higher, and as much longer as it takes to find enough that begins and ends while it is held. Then, for some sizes of the window, every job takes the
-//! quickest plan and division, and gives way to one with a smaller part where that costs least, until parts and window fit ([`super::global`] does the same without a
-//! window); once counting the time for which the window is held, for which others may have to wait, and once not. What fits is simulated side by side with everybody's waiting, and the
-//! quickest is taken, be it the plan without a window. A job's timeline alone does not change by sharing: lives are those of its noiseless run, so bytes pass from hand to
-//! hand in an order that this run keeps to, and that can therefore not be a circle.
-//! Cost: `LEVELS` plans of each job, and some hundred simulations of some iterations.
+//! The search: each job is planned for some arenas of its own, from what it needs unplanned to the
+//! least. Each of these plans is divided at some heights: the window is held where its load is
+//! higher, and as much longer as it takes to find enough that begins and ends while it is held.
+//! Then, for some sizes of the window, every job takes the quickest plan and division, and gives
+//! way to one with a smaller part where that costs least, until parts and window fit
+//! ([`super::global`] does the same without a window); once counting the time for which the window
+//! is held, for which others may have to wait, and once not. What fits is simulated side by side
+//! with the waiting of all jobs, and the quickest is taken, be it the plan without a window. A
+//! job's timeline alone does not change by sharing: lives are those of its noiseless run, so bytes
+//! pass from hand to hand in an order that this run keeps to, and that can therefore not be a
+//! circle. Cost: `LEVELS` plans of each job, and some hundred simulations of some iterations.
 //!
 //! Not for: deciding what is swapped; lanes and policies ([`super::lane`]).
 
@@ -58,7 +64,8 @@ impl Overlapped {
     }
 }
 
-/// Makes one plan of all jobs within the budget, in which they share bytes where that is quicker than not to, or the only way.
+/// Makes one plan of all jobs within the budget, in which they share bytes where that is quicker
+/// than not to, or the only way.
 ///
 /// # Errors
 /// [`PlanError::Infeasible`] when there is none to be found.
@@ -170,7 +177,7 @@ fn beside(jobs: &Jobs<'_>, plan: &Plan) -> Result<Vec<Nanos>, PlanError> {
             device.begin(job, work(job));
         }
     }
-    // The first finds everybody at the start, which is rare.
+    // The first finds all jobs at the start, which is rare.
     let mean = |times: &Vec<u64>| {
         let counted = &times[times.len().min(1)..];
         let sum: u128 = counted.iter().map(|&t| u128::from(t)).sum();

@@ -145,8 +145,9 @@ impl Choice {
             .collect()
     }
 
-    /// Keeps the load of its own part at or below a target: the window is held where the load is higher, and as much longer as it takes to
-    /// have enough in it that begins and ends while it is held. `None` if nothing does.
+    /// Keeps the load of its own part at or below a target: the window is held where the load is
+    /// higher, and as much longer as it takes to have enough in it that begins and ends while it is
+    /// held. `None` if nothing does.
     fn offer(&self, pick: usize, target: u64) -> Option<Offer> {
         let count = self.times.len();
         let mut inside: Vec<bool> = self.load.iter().map(|&load| load > target).collect();
@@ -165,7 +166,7 @@ impl Choice {
             if load <= target {
                 break fits;
             }
-            // Whoever takes the least time more for the bytes that are too many.
+            // The job that takes the least additional time for the bytes that are too many.
             let mut best: Option<(u128, u128, usize)> = None;
             for (i, shape) in self
                 .shapes

@@ -20,13 +20,15 @@ use crate::units::{Bytes, Nanos, OpId};
 /// How many sizes of the window are tried.
 const SIZES: usize = 10;
 
-/// How much of the time for which a plan holds the window counts as lost to others, in parts of four.
+/// How much of the time for which a plan holds the window counts as lost to others, in parts of
+/// four.
 const HOLDING: [u64; 2] = [0, 2];
 
 /// How often parts are made smaller because placing them took more than their loads.
 const RETRIES: usize = 4;
 
-/// For what part of an iteration the window has to be empty to be handed over within it, one over this; not at all, where there is none.
+/// For what part of an iteration the window has to be empty to be handed over within it, one over
+/// this; not at all, where there is none.
 const GAPS: [Option<u64>; 3] = [None, Some(64), Some(u64::MAX)];
 
 /// Addresses of a choice's shapes, and how high its own part and what it has in the window are.
@@ -58,7 +60,7 @@ struct Laid {
 type Timed = (Plan, Vec<(Program, Run)>);
 
 impl<'a> Options<'a> {
-    /// With everybody's least plan, which takes longest to find, or without.
+    /// With the least plan of every job, which takes longest to find, or without.
     pub(super) fn new(
         jobs: &'a Jobs<'a>,
         devices: &[Profile],
@@ -113,7 +115,7 @@ impl<'a> Options<'a> {
         (0..offers.len()).filter(move |&i| offers[i].window <= size)
     }
 
-    /// Everybody's smallest part.
+    /// The smallest part of every job.
     fn smallest(&self, size: u64) -> Division {
         (0..self.of.len())
             .map(|job| {
@@ -122,7 +124,8 @@ impl<'a> Options<'a> {
             .collect()
     }
 
-    /// The quickest plans, and then smaller ones where that costs least, until they fit. `None` if they don't.
+    /// The quickest plans, and then smaller ones where that costs least, until they fit. `None` if
+    /// they don't.
     fn quickest(&self, size: u64, budget: u64, holding: u64) -> Option<Division> {
         let cost = |job: usize, i: usize| {
             let (choice, asked) = (self.choice(job, i), &self.jobs.jobs[job]);
@@ -178,7 +181,8 @@ impl<'a> Options<'a> {
         Ok(least)
     }
 
-    /// Looks for what is quicker than the best so far; whether the host's memory was in the way of anything.
+    /// Looks for what is quicker than the best so far; whether the host's memory was in the way of
+    /// anything.
     pub(super) fn search(
         &self,
         best: &mut Option<Overlapped>,
@@ -214,7 +218,7 @@ impl<'a> Options<'a> {
                             pinned = true;
                             continue;
                         }
-                        // Beside others nobody is quicker than alone.
+                        // Beside others no job is quicker than alone.
                         let alone: Vec<Nanos> = runs.iter().map(|(_, run)| run.iteration).collect();
                         if best.as_ref().is_some_and(|b| {
                             cost(jobs, &plan, &alone) >= cost(jobs, &plan, &b.beside)
@@ -290,7 +294,8 @@ impl<'a> Options<'a> {
         Ok(Some(laid))
     }
 
-    /// The plan with a window at an offset, of a size; `None` if handing it over makes a job slower alone.
+    /// The plan with a window at an offset, of a size; `None` if handing it over makes a job slower
+    /// alone.
     fn plan(
         &self,
         division: &Division,

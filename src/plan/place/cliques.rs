@@ -1,8 +1,8 @@
 //! The cliques of a problem: the largest sets of items that are all alive at once.
 //!
-//! In the order of time every item belongs to consecutive cliques, once for each of its spans, and two items overlap
-//! in time exactly when they share a clique: whatever must be said about instants needs to be said about cliques only.
-//! Not for: addresses.
+//! In the order of time every item belongs to consecutive cliques, once for each of its spans, and
+//! two items overlap in time exactly when they share a clique: whatever must be said about instants
+//! needs to be said about cliques only. Not for: addresses.
 
 use super::Item;
 

@@ -1,8 +1,9 @@
 //! First fit and best fit: for each item in turn the lowest free offset, or the smallest hole.
 //!
-//! Items that stand already are found by the stretch of time in which they are alive, so that short lives, which most are, look at what
-//! begins or ends in the same stretch and at the holes in what is there for all of it. Cost: that; for lives of several stretches, all that
-//! stands below. Not for: orders.
+//! Items that stand already are found by the stretch of time in which they are alive, so that short
+//! lives, which most are, look at what begins or ends in the same stretch and at the holes in what
+//! is there for all of it. Cost: that; for lives of several stretches, all that stands below. Not
+//! for: orders.
 
 use super::{Item, Layout};
 
@@ -87,7 +88,7 @@ impl Chunks {
         }
     }
 
-    /// The lowest offset from `offset` on at which the item is in nobody's way.
+    /// The lowest offset from `offset` on at which the item overlaps no other.
     fn lowest(&self, item: &Item, mut offset: u64) -> u64 {
         for chunk in &self.0 {
             if chunk.standing[0].offset >= offset + item.bytes {
@@ -215,7 +216,7 @@ impl Index {
         }
     }
 
-    /// The lowest offset from `bottom` on at which the item is in nobody's way.
+    /// The lowest offset from `bottom` on at which the item overlaps no other.
     fn lowest(&self, item: &Item, bottom: u64) -> u64 {
         let bottom = bottom.next_multiple_of(item.align);
         match item.spans[..] {

@@ -1,8 +1,9 @@
 //! Layouts of a plan's items: the large ones first, the small ones fill the holes by first fit.
 //!
-//! A plan has thousands of items of which a few hundred hold nearly all bytes; what is tried is tried on those. First lowest
-//! first ([`super::skyline`]), then first fit by size, in which what ends up on top moves to the front, then the exact search.
-//! Not for: proofs, as what the large items' search refutes may be the fault of the small ones' share; given offsets.
+//! A plan has thousands of items of which a few hundred hold nearly all bytes; what is tried is
+//! tried on those. First lowest first ([`super::skyline`]), then first fit by size, in which what
+//! ends up on top moves to the front, then the exact search. Not for: proofs, as what the large
+//! items' search refutes may be the fault of the small ones' share; given offsets.
 
 use super::cliques::Cliques;
 use super::fit::{Start, first_fit};
@@ -13,7 +14,8 @@ use super::{Item, Layout};
 /// The small items together hold at most this part of the load at any moment.
 const SMALL: u64 = 100;
 
-/// How many pairs of items the tries of first fit may compare, and the most tries whatever that takes.
+/// How many pairs of items the tries of first fit may compare, and the most tries whatever that
+/// takes.
 const PAIRS: usize = 1_000_000;
 const TRIES: usize = 32;
 
@@ -32,7 +34,8 @@ const CLOSE: u64 = 128;
 /// Above the capacity by more than this part of it, the exact search is not tried.
 const FAR: u64 = 16;
 
-/// The lowest layout found, or the first within `capacity`. The exact search takes `effort` steps over the number of large items.
+/// The lowest layout found, or the first within `capacity`. The exact search takes `effort` steps
+/// over the number of large items.
 pub(super) fn place(items: &[Item], capacity: u64, effort: u64) -> Layout {
     let last = items.iter().flat_map(|i| &i.spans).map(|s| s.1).max().unwrap_or(0);
     let (always, others): (Vec<usize>, Vec<usize>) =
@@ -137,7 +140,7 @@ fn quick(items: &[Item], floor: &Layout, enough: &mut dyn FnMut(Layout) -> bool)
             }
         }
         let Some(top) = top.filter(|&at| at > 0) else { break };
-        // Whoever ended up on top goes first in the next try.
+        // The item that ended up on top goes first in the next try.
         let item = order.remove(top);
         order.insert(0, item);
     }
@@ -169,7 +172,8 @@ fn split(
         most.cast_unsigned()
     };
     let all = bottom + load(&others);
-    // The most items such that all of them together are small; equal sizes fall on one side, as that is what tells them apart.
+    // The most items such that all of them together are small; equal sizes fall on one side, as
+    // that is what tells them apart.
     let (mut few, mut many) = (0, others.len() + 1);
     while few + 1 < many {
         let middle = usize::midpoint(few, many);

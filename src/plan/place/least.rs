@@ -1,7 +1,7 @@
 //! A layout within a capacity, or as low as the effort allows, with what is proved about it.
 //!
-//! It starts from quick layouts: first fit, lowest first, and best fit over several orders, in which
-//! the item that ends up on top moves to the front. Then the exact search goes on.
+//! It starts from quick layouts: first fit, lowest first, and best fit over several orders, in
+//! which the item that ends up on top moves to the front. Then the exact search goes on.
 
 use std::cmp::Reverse;
 
@@ -58,8 +58,8 @@ pub fn within(items: &[Item], capacity: u64, options: &Options) -> Within {
     Within { outcome, spent }
 }
 
-/// Looks for the lowest layout: at the load first, then by halving what lies between the highest capacity that was
-/// not met and the lowest that was.
+/// Looks for the lowest layout: at the load first, then by halving what lies between the highest
+/// capacity that was not met and the lowest that was.
 #[must_use]
 pub fn least(items: &[Item], options: &Options) -> Least {
     let mut bound = load(items);
@@ -67,7 +67,8 @@ pub fn least(items: &[Item], options: &Options) -> Least {
     if items.len() > MANY && layout.height <= bound + bound / CLOSE {
         return Least { layout, bound, spent };
     }
-    // Offsets in a layout that is pushed down are sums of sizes, raised to alignments and given offsets.
+    // Offsets in a layout that is pushed down are sums of sizes, raised to alignments and given
+    // offsets.
     let unit = items
         .iter()
         .fold(0, |unit, i| {

@@ -1,9 +1,11 @@
-//! Addresses: every item of known size and life gets an offset in one arena, so that planned bytes are real bytes.
+//! Addresses: every item of known size and life gets an offset in one arena, so that planned bytes
+//! are real bytes.
 //!
-//! [`place`] is quick: it tries what it tries on the few hundred items that hold nearly all bytes, a small exact search
-//! ([`search`]) last, and lets the others fill the holes. [`heuristic`] is first fit and lowest first over all items.
-//! [`least()`] and [`within()`] take the effort they are given and say what is proved. [`problem`] reads bare problems, [`check`]
-//! knows nothing of how a layout was found, [`program`] says what of a plan must be placed. Not for: deciding what is
+//! [`place`] is quick: it tries what it tries on the few hundred items that hold nearly all bytes,
+//! a small exact search ([`search`]) last, and lets the others fill the holes. [`heuristic`] is
+//! first fit and lowest first over all items. [`least()`] and [`within()`] take the effort they are
+//! given and say what is proved. [`problem`] reads bare problems, [`check`] knows nothing of how a
+//! layout was found, [`program`] says what of a plan must be placed. Not for: deciding what is
 //! resident when.
 
 pub mod check;
@@ -28,8 +30,8 @@ pub use program::{items, placements};
 pub struct Item {
     /// Its size, at least 1.
     pub bytes: u64,
-    /// When it holds bytes: half-open ranges of positions, ascending. Two for a tensor that leaves and
-    /// comes back to stay round the end.
+    /// When it holds bytes: half-open ranges of positions, ascending. Two for a tensor that leaves
+    /// and comes back to stay round the end.
     pub spans: Vec<(u32, u32)>,
     /// Its offset is a multiple of this, at least 1.
     pub align: u64,
@@ -76,7 +78,8 @@ pub fn load(items: &[Item]) -> u64 {
 /// What the exact search may take for a plan's items, over their number: some milliseconds.
 const STEPS: u64 = 60_000_000;
 
-/// Places a plan's items quickly, aiming for `capacity`; the lowest layout found, which may be higher.
+/// Places a plan's items quickly, aiming for `capacity`; the lowest layout found, which may be
+/// higher.
 #[must_use]
 pub fn place(items: &[Item], capacity: u64) -> Layout {
     if items.iter().any(|i| i.fixed.is_some()) {

@@ -1,8 +1,8 @@
 //! Bare placement problems: reading them from CSV, and writing the answer.
 //!
-//! A problem has a header and a row for each item: `id`, `lower` and `upper` (alive during the half-open `lower..upper`),
-//! `size`; optionally `alignment` (its offset is a multiple of it) and `offset` (its offset is given; empty where not).
-//! Other columns are not read. Not for: solving.
+//! A problem has a header and a row for each item: `id`, `lower` and `upper` (alive during the
+//! half-open `lower..upper`), `size`; optionally `alignment` (its offset is a multiple of it) and
+//! `offset` (its offset is given; empty where not). Other columns are not read. Not for: solving.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -105,7 +105,8 @@ impl Problem {
     /// Reads `path`, which may be gzipped.
     ///
     /// # Errors
-    /// When it can't be read, has no items or too many, or a line names the place and what would do.
+    /// When it can't be read, has no items or too many, or a line names the place and what would
+    /// do.
     pub fn read(path: &Path) -> Result<Self, ProblemError> {
         let bytes = files::read(path, LARGEST_FILE)?;
         let fail = |line: u64, problem: String| ProblemError::Line {
@@ -196,7 +197,8 @@ impl Problem {
         Ok(problem)
     }
 
-    /// Its items, at their own moments where these are below 2^32, else at moments numbered in order.
+    /// Its items, at their own moments where these are below 2^32, else at moments numbered in
+    /// order.
     #[must_use]
     pub fn items(&self) -> Vec<Item> {
         let all_small = self.entries.iter().all(|e| u32::try_from(e.upper).is_ok());

@@ -1,7 +1,8 @@
 //! What of a program must be placed, and the layout written as a plan's placements.
 //!
-//! A program's residencies become items with spans of positions in program order (position 2s+1 is step s, 2s+2 the
-//! moment after it). The spans hold at any timing, so no order of copies can deadlock on them. Not for: addresses.
+//! A program's residencies become items with spans of positions in program order (position 2s+1 is
+//! step s, 2s+2 the moment after it). The spans hold at any timing, so no order of copies can
+//! deadlock on them. Not for: addresses.
 
 use std::collections::BTreeMap;
 
@@ -69,7 +70,8 @@ pub fn placements(
 ) -> Vec<Placement> {
     let mut all: Vec<(u32, Place, u64)> = Vec::with_capacity(program.residencies.len());
     for ((item, residencies), &offset) in items.iter().zip(&layout.offsets) {
-        // Of a tensor that leaves and comes back to stay, the return is what takes its turn in the list.
+        // Of a tensor that leaves and comes back to stay, the return is what takes its turn in the
+        // list.
         if let (Some(&(from, _)), Some(&r)) = (item.spans.last(), residencies.last()) {
             all.push((from, program.residencies[r].place, offset));
         }

@@ -1,16 +1,20 @@
-//! Exact placement by branch and bound, after M. Moffitt, "MiniMalloc: A Lightweight Memory Allocator for
-//! Hardware-Accelerated Machine Learning" (ASPLOS 2023, volume 4), from the published ideas.
+//! Exact placement by branch and bound, after M. Moffitt, "MiniMalloc: A Lightweight Memory
+//! Allocator for Hardware-Accelerated Machine Learning" (ASPLOS 2023, volume 4), from the published
+//! ideas.
 //!
-//! A layout that fits can be pushed down until every item lies at 0 or on another one: a *canonical* layout. Written down
-//! by rising offset (ties by a fixed rank), each item lies at its *offset so far*, the highest end of those before it that
-//! it overlaps. So the search places, one after the other, some item at its offset so far, never below the item before
-//! ([`Technique::Monotone`]), and loses no layout that fits. An item whose turn is over is *passed*: something must still
-//! come under it. What is known of an item at a node is a lower bound on its final offset: its offset so far, or if
-//! passed the lowest end of what may come under it ([`Technique::Support`]).
-//! The *cliques*, the largest sets of items alive at once, then say whether a node is hopeless ([`Technique::Sections`]).
+//! A layout that fits can be pushed down until every item lies at 0 or on another one: a
+//! *canonical* layout. Written down by rising offset (ties by a fixed rank), each item lies at its
+//! *offset so far*, the highest end of those before it that it overlaps. So the search places, one
+//! after the other, some item at its offset so far, never below the item before
+//! ([`Technique::Monotone`]), and loses no layout that fits. An item whose turn is over is
+//! *passed*: something must still come under it. What is known of an item at a node is a lower
+//! bound on its final offset: its offset so far, or if passed the lowest end of what may come under
+//! it ([`Technique::Support`]). The *cliques*, the largest sets of items alive at once, then say
+//! whether a node is hopeless ([`Technique::Sections`]).
 //!
-//! Effort is counted in steps, so that answers are the same on every machine. No recursion: depth is bounded by memory,
-//! not by the stack. Not for: finding the least capacity (that is [`mod@super::least`]).
+//! Effort is counted in steps, so that answers are the same on every machine. No recursion: depth
+//! is bounded by memory, not by the stack. Not for: finding the least capacity (that is
+//! [`mod@super::least`]).
 
 use rand_core::Rng as _;
 use rand_pcg::Pcg64Mcg;
@@ -56,7 +60,8 @@ const GROWTH: u64 = 16;
 /// Where the shuffling begins, so that it is the same everywhere.
 const SEED: u128 = 0x6e65_6170;
 
-/// Looks for a layout within `capacity`; also what that took. Given offsets must not clash with one another.
+/// Looks for a layout within `capacity`; also what that took. Given offsets must not clash with one
+/// another.
 #[must_use]
 pub fn search(items: &[Item], capacity: u64, options: &Options) -> (Outcome, Spent) {
     let cliques = Cliques::of(items);
@@ -241,7 +246,8 @@ impl<'a> Search<'a> {
         if self.on.partition { self.split(all.0, all.1) } else { vec![all] }
     }
 
-    /// Orders `order[from..until]` so that unconnected parts stand apart; the parts, small ones first.
+    /// Orders `order[from..until]` so that unconnected parts stand apart; the parts, small ones
+    /// first.
     fn split(&mut self, from: usize, until: usize) -> Vec<(usize, usize)> {
         let mut parts = parts::split(self.cliques, &mut self.order[from..until]);
         for part in &mut parts {
@@ -288,7 +294,8 @@ impl<'a> Search<'a> {
         None
     }
 
-    /// Moves items of cliques that failed often forward, in classes so coarse that the rank still counts.
+    /// Moves items of cliques that failed often forward, in classes so coarse that the rank still
+    /// counts.
     fn heavy_first(&self, by: &mut [u32]) {
         let weight = |i: u32| {
             let mut sum = 0u128;
@@ -427,8 +434,8 @@ impl<'a> Search<'a> {
         None
     }
 
-    /// Bounds every final offset at a node; the lowest end that any item could have now, or a clique in which the node is
-    /// hopeless.
+    /// Bounds every final offset at a node; the lowest end that any item could have now, or a
+    /// clique in which the node is hopeless.
     fn bounds(&mut self, from: usize, until: usize, last: Key) -> Result<u64, usize> {
         let Self { items, cliques, offset, bound, rank, order, low, sums, on, spent, .. } = self;
         let part = &order[from..until];
@@ -487,7 +494,8 @@ impl<'a> Search<'a> {
                 let item = &items[i as usize];
                 let at = align(bound[i as usize].max(end.min(self.capacity)), item);
                 bound[i as usize] = at;
-                // Nothing comes in its way where it could have lain, or what does lifts it too high.
+                // Nothing comes in its way where it could have lain, or what does lifts it too
+                // high.
                 if other >= offset[i as usize] + item.bytes || at + item.bytes > self.capacity {
                     cliques.each(i, |c| self.weight[c] += 1);
                     return Err(cliques.first(i));
@@ -532,8 +540,8 @@ impl<'a> Search<'a> {
         self.blame = blame;
     }
 
-    /// Places an item of `order[from..until]` at its offset so far and moves it to the end of that range. Whether it was in
-    /// nobody's way, or nothing when it is in the way of a fixed one.
+    /// Places an item of `order[from..until]` at its offset so far and moves it to the end of that
+    /// range. Whether it was in no other's way, or nothing when it is in the way of a fixed one.
     fn place(&mut self, item: u32, from: usize, until: usize) -> Option<bool> {
         let at = (from..until).find(|&at| self.order[at] == item)?;
         self.order.swap(at, until - 1);
@@ -550,7 +558,8 @@ impl<'a> Search<'a> {
             let before = self.offset[other as usize];
             if before < end && self.cliques.overlap(item, other) {
                 if self.items[other as usize].fixed.is_some() {
-                    // Below a fixed one is room, too, if it ends early enough; its offset is never raised.
+                    // Below a fixed one is room, too, if it ends early enough; its offset is never
+                    // raised.
                     if end > before {
                         return None;
                     }

@@ -1,10 +1,12 @@
 //! Lowest first: of the unplaced items, the one that can lie lowest comes next, ties by a rank.
 //!
-//! What one dive of the exact search does, without its bounds: where lives nest, as a training iteration's do, it often
-//! reaches the load at once. Nothing is ever placed below what was placed before, so the height from which on space is free only
-//! rises, clique by clique: at each height, the cliques that are free there make *runs*, and the first rank that lies within a run
-//! comes next. A placement splits its run, and its end gives the cliques back. Cost: O(n) questions for the first rank within a run, each
-//! answered by a tree over the ends of lives ([`super::within_run`]). Not for: given offsets.
+//! What one dive of the exact search does, without its bounds: where lives nest, as a training
+//! iteration's do, it often reaches the load at once. Nothing is ever placed below what was placed
+//! before, so the height from which on space is free only rises, clique by clique: at each height,
+//! the cliques that are free there make *runs*, and the first rank that lies within a run comes
+//! next. A placement splits its run, and its end gives the cliques back. Cost: O(n) questions for
+//! the first rank within a run, each answered by a tree over the ends of lives
+//! ([`super::within_run`]). Not for: given offsets.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -16,7 +18,8 @@ use super::{Item, Layout};
 /// How many orders there are.
 pub(super) const ORDERS: usize = 4;
 
-/// Orders in which to prefer items, by what falls: the most alive with an item, its life, its size and products of these.
+/// Orders in which to prefer items, by what falls: the most alive with an item, its life, its size
+/// and products of these.
 pub(super) struct Orders {
     which: Vec<u32>,
     /// For each of them: the most alive with it, its life, its size.
@@ -148,7 +151,7 @@ struct Field {
     count: u32,
     /// Runs of free cliques, apart: end by start.
     runs: BTreeMap<u32, u32>,
-    /// Starts of runs of which nobody has been asked for yet.
+    /// Starts of runs of which no item has been asked for yet.
     new: Vec<u32>,
     /// Items of one range each, and items of two that together go round the end.
     within: WithinRun,
@@ -213,7 +216,8 @@ impl Field {
         self.new.push(from);
     }
 
-    /// Has the first rank within each new run come next, and the first that goes round the end if that changed.
+    /// Has the first rank within each new run come next, and the first that goes round the end if
+    /// that changed.
     fn ask(&mut self) {
         let mut ends = false;
         while let Some(start) = self.new.pop() {
@@ -248,7 +252,7 @@ impl Field {
                 .map(|&(from, until)| (self.free_until(from), until))
                 .find(|&(free, until)| free < until);
             if let Some((clique, _)) = taken {
-                // Whoever lies within a run is asked for again when it is.
+                // An item that lies within a run is asked for again when it is.
                 if ranges.len() > 1 && goes_round(ranges, self.count).is_none() {
                     self.waiting.insert((clique, rank));
                 }

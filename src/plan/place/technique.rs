@@ -1,6 +1,7 @@
 //! The parts of the exact search, each of which can be left out to see what it is worth.
 //!
-//! Leaving one out never makes a wrong answer, only a slower one. Not for: the search ([`super::search`]).
+//! Leaving one out never makes a wrong answer, only a slower one. Not for: the search
+//! ([`super::search`]).
 
 /// A part of the search that can be left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -9,27 +10,30 @@ pub enum Technique {
     Partition,
     /// The same again after every placement, for what is left.
     Decompose,
-    /// A node is given up when, in some clique, what is unplaced and at least so high does not fit above that height.
+    /// A node is given up when, in some clique, what is unplaced and at least so high does not fit
+    /// above that height.
     Sections,
     /// The next item never lies below the one before, and not at the same height with a lower rank.
     Monotone,
-    /// An item that is passed lies on something unplaced, and something unplaced must come in its way.
+    /// An item that is passed lies on something unplaced, and something unplaced must come in its
+    /// way.
     Support,
     /// No item is placed where another would fit beneath it.
     Dominance,
     /// Lowest first among the choices; else by rank alone.
     Lowest,
-    /// A placement in nobody's way has no alternatives.
+    /// A placement that is in no other item's way has no alternatives.
     Free,
     /// Of items with equal size and life the first comes first.
     Twins,
     /// Several ranks in turn; else the first only.
     Portfolio,
-    /// A try of a rank is given up after some nodes, a few more in every round, and the next begins; else the first try
-    /// goes on to the end.
+    /// A try of a rank is given up after some nodes, a few more in every round, and the next
+    /// begins; else the first try goes on to the end.
     Restarts,
-    /// When no failure below a placement has to do with its item's time, its alternatives are skipped. That may skip a layout,
-    /// too: what fails so proves nothing and is tried again without.
+    /// When no failure below a placement has to do with its item's time, its alternatives are
+    /// skipped. That may skip a layout, too: what fails so proves nothing and is tried again
+    /// without.
     Jump,
     /// In two rounds of three, items of cliques that failed often move forward.
     Weights,

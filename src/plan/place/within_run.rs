@@ -1,8 +1,10 @@
-//! The first rank among lives that lie within a stretch of time, as lives are taken away one by one.
+//! The first rank among lives that lie within a stretch of time, as lives are taken away one by
+//! one.
 //!
-//! A life is a point (start, end); those within a stretch are those that start no earlier and end no later. The points are halved by start
-//! and by end in turn; every node knows its box and its first rank. Cost: O(√n) a question at worst, O(log n) where lives
-//! nest or are short; O(log n) a removal. Not for: lives of several stretches.
+//! A life is a point (start, end); those within a stretch are those that start no earlier and end
+//! no later. The points are halved by start and by end in turn; every node knows its box and its
+//! first rank. Cost: O(√n) a question at worst, O(log n) where lives nest or are short; O(log n) a
+//! removal. Not for: lives of several stretches.
 
 /// Points in a leaf, at most.
 const LEAF: usize = 4;

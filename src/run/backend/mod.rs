@@ -1,10 +1,11 @@
 //! Devices that can run a job: the embedded host, and CUDA where there is a GPU.
 //!
-//! The seam is [`Device`]: one arena, one pinned host store, three in-order streams, and items whose waits are
-//! fixed once per plan in a [`Script`]. An item maps to CUDA calls one to one: a wait on an item of another
-//! stream is `cuStreamWaitEvent`, a copy `cuMemcpyAsync`, an end `cuEventRecord` with timing. Items are enqueued
-//! in an order in which each stands after all it waits for, so every event is recorded before it is waited on.
-//! Not for: what a plan means (the executor reads it into a script).
+//! The seam is [`Device`]: one arena, one pinned host store, three in-order streams, and items
+//! whose waits are fixed once per plan in a [`Script`]. An item maps to CUDA calls one to one: a
+//! wait on an item of another stream is `cuStreamWaitEvent`, a copy `cuMemcpyAsync`, an end
+//! `cuEventRecord` with timing. Items are enqueued in an order in which each stands after all it
+//! waits for, so every event is recorded before it is waited on. Not for: what a plan means (the
+//! executor reads it into a script).
 
 #[cfg(feature = "cuda")]
 pub mod cuda;
@@ -63,8 +64,8 @@ pub struct Capture {
 pub struct StepWork {
     /// Which operator.
     pub operator: OpId,
-    /// Where the storage of each tensor it touches begins, sorted by tensor. A tensor that is missing is one that a
-    /// replay leaves out.
+    /// Where the storage of each tensor it touches begins, sorted by tensor. A tensor that is
+    /// missing is one that a replay leaves out.
     pub addresses: Vec<(TensorId, Bytes)>,
     /// It repeats an operator of the same iteration.
     pub replay: bool,
@@ -103,15 +104,16 @@ pub struct Due {
     pub delay: Nanos,
 }
 
-/// Something that a stream does once in each iteration. Items are known by their position in [`Script::items`].
+/// Something that a stream does once in each iteration. Items are known by their position in
+/// [`Script::items`].
 #[derive(Clone, Debug)]
 pub struct Item {
     /// Where it runs.
     pub stream: Stream,
     /// Items of other streams that must have ended.
     pub waits: Vec<usize>,
-    /// Those of `waits` that bring what a step reads: when the step has to wait for one, the delays before it on its
-    /// stream are cut short.
+    /// Those of `waits` that bring what a step reads: when the step has to wait for one, the delays
+    /// before it on its stream are cut short.
     pub fetches: Vec<usize>,
     /// For copies.
     pub due: Option<Due>,

@@ -1,7 +1,9 @@
-//! A device's memory under the service: lanes with addresses, changed only where nobody is disturbed.
+//! A device's memory under the service: lanes with addresses, changed only where nobody is
+//! disturbed.
 //!
-//! Lanes decide whether a job may come in, the layout where. A change that would move somebody is made in two steps: those concerned
-//! leave at their next iteration boundaries, then everything is put where it goes. Not for: who should come in.
+//! Lanes decide whether a job may come in, the layout where. A change that would move somebody is
+//! made in two steps: those concerned leave at their next iteration boundaries, then everything is
+//! put where it goes. Not for: who should come in.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +17,8 @@ use crate::units::Bytes;
 pub struct Spot {
     /// What it keeps.
     pub persistent: Bytes,
-    /// What its iterations need: the upper end of its lane, so that a lane that shrinks from below leaves it where it is.
+    /// What its iterations need: the upper end of its lane, so that a lane that shrinks from below
+    /// leaves it where it is.
     pub ephemeral: Bytes,
     /// The lane.
     pub lane: LaneId,

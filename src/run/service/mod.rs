@@ -1,9 +1,11 @@
 //! Several jobs on one device at once: one process, one arena, scheduled at iteration boundaries.
 //!
-//! For: running plans as lanes and policies would have it ([`crate::sim::share`] decides and simulates the same). Each job has a thread
-//! and streams of its own on a part of the shared arena ([`split`], [`memory`]); [`scheduler`] says who runs next. Jobs may come and go meanwhile, and be planned
-//! anew together. A job's numbers are what they are when it runs alone, since it sees nothing of the others but time. Not for: one job by
-//! itself ([`crate`]), several devices, jobs of other processes.
+//! For: running plans as lanes and policies would have it ([`crate::sim::share`] decides and
+//! simulates the same). Each job has a thread and streams of its own on a part of the shared arena
+//! ([`split`], [`memory`]); [`scheduler`] says who runs next. Jobs may come and go meanwhile, and
+//! be planned anew together. A job's numbers are what they are when it runs alone, since it sees
+//! nothing of the others but time. Not for: one job by itself ([`crate`]), several devices, jobs of
+//! other processes.
 
 pub mod memory;
 pub mod record;
@@ -195,8 +197,8 @@ pub fn needs(work: &Work) -> Result<Needs, RunError> {
 /// Runs `tenants`, and whoever else comes, until all have ended and nothing more is asked.
 ///
 /// # Errors
-/// Before anything runs: a job that was there from the start and can't run or has no room, a device that is not there. Later, a job
-/// that fails is reported, and the others go on.
+/// Before anything runs: a job that was there from the start and can't run or has no room, a device
+/// that is not there. Later, a job that fails is reported, and the others go on.
 pub fn serve(
     options: &Options<'_>,
     tenants: Vec<Tenant>,
@@ -463,7 +465,8 @@ impl<'env> Service<'_, 'env> {
         }
     }
 
-    /// The jobs there are others than before: they are planned anew, if somebody can, in the background.
+    /// The jobs there are others than before: they are planned anew, if somebody can, in the
+    /// background.
     fn changed(&mut self) {
         self.asked += 1;
         self.plan();

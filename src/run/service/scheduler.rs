@@ -1,8 +1,11 @@
-//! Who is let in, who runs its next iteration, who leaves: decisions over events, without threads or clocks of its own.
+//! Who is let in, who runs its next iteration, who leaves: decisions over events, without threads
+//! or clocks of its own.
 //!
-//! The same policies and lanes as the simulator's ([`crate::sim::share`]), asked at real iteration boundaries. A running job is never
-//! interrupted within an iteration; who is not asked to go on is *idle*, with its memory where it was. An idle job's memory leaves the device only when another's turn needs the room
-//! and the policy moves memory. Not for: carrying decisions out ([`super::worker`]).
+//! The same policies and lanes as the simulator's ([`crate::sim::share`]), asked at real iteration
+//! boundaries. A running job is never interrupted within an iteration; who is not asked to go on is
+//! *idle*, with its memory where it was. An idle job's memory leaves the device only when another's
+//! turn needs the room and the policy moves memory. Not for: carrying decisions out
+//! ([`super::worker`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +21,8 @@ pub struct Needs {
     pub persistent: Bytes,
     /// While an iteration runs.
     pub ephemeral: Bytes,
-    /// It was planned to share bytes with others: its iterations may take turns with theirs in one lane.
+    /// It was planned to share bytes with others: its iterations may take turns with theirs in one
+    /// lane.
     pub shares: bool,
     /// Which of its plans that is.
     pub plan: usize,
@@ -101,7 +105,8 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// An empty device. From `patience` on a job is overdue; `turn` is the least service for which memory is moved between turns.
+    /// An empty device. From `patience` on a job is overdue; `turn` is the least service for which
+    /// memory is moved between turns.
     #[must_use]
     pub fn new(policy: &'static dyn Policy, arena: Bytes, patience: Nanos, turn: Nanos) -> Self {
         let most =
@@ -313,7 +318,8 @@ impl Scheduler {
         }
     }
 
-    /// Lets a waiting job in, if that goes at once; otherwise begins to make room for it by moving others together.
+    /// Lets a waiting job in, if that goes at once; otherwise begins to make room for it by moving
+    /// others together.
     fn bring_in(&mut self, job: JobId, orders: &mut Vec<Order>) -> bool {
         if self.room_for.is_some()
             || self.jobs.get(&job).is_none_or(|t| t.state != State::Waiting || t.stopping)
@@ -334,7 +340,8 @@ impl Scheduler {
         }
     }
 
-    /// Begins to make room for a job by sending others out, the last of `order` first, if that is enough.
+    /// Begins to make room for a job by sending others out, the last of `order` first, if that is
+    /// enough.
     fn send_out(&mut self, job: JobId, keep: &[JobId], order: &[JobId], orders: &mut Vec<Order>) {
         let Some(needs) =
             self.jobs.get(&job).filter(|t| t.state == State::Waiting).map(|t| t.needs)
@@ -433,7 +440,8 @@ impl Scheduler {
         order.iter().copied().filter(|j| self.jobs.get(j).is_some_and(Tenant::inside)).collect()
     }
 
-    /// One at a time, whoever has had least. Who waits outside comes in once it is behind by more than a turn.
+    /// One at a time, whoever has had least. Who waits outside comes in once it is behind by more
+    /// than a turn.
     fn least_served(&mut self, order: &[JobId], orders: &mut Vec<Order>) -> Vec<JobId> {
         let turns =
             |jobs: &BTreeMap<JobId, Tenant>, j: &JobId| jobs.get(j).map_or(u64::MAX, |t| t.turns);

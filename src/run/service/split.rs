@@ -1,9 +1,12 @@
-//! A plan's arena cut in two: what a job keeps between iterations, and what only an iteration needs.
+//! A plan's arena cut in two: what a job keeps between iterations, and what only an iteration
+//! needs.
 //!
-//! The first part must stay the job's own while it is resident, the second may be another job's between its iterations (Salus: persistent
-//! and ephemeral memory). No tensor moves within its part, so the plan is what it was: the two together are as large as the arena, and
-//! bytes that were shared still are. Whatever lies across the edge between what is kept and what is not (it takes over bytes of a parameter that
-//! is out, and others) makes its stretch kept as a whole. Not for: where the two parts lie.
+//! The first part must stay the job's own while it is resident, the second may be another job's
+//! between its iterations (Salus: persistent and ephemeral memory). No tensor moves within its
+//! part, so the plan is what it was: the two together are as large as the arena, and bytes that
+//! were shared still are. Whatever lies across the edge between what is kept and what is not (it
+//! takes over bytes of a parameter that is out, and others) makes its stretch kept as a whole. Not
+//! for: where the two parts lie.
 
 use crate::sim::program::{Begin, Program};
 use crate::units::Bytes;
@@ -52,7 +55,8 @@ impl Split {
             }
             kept = union(kept.into_iter().chain(more).collect());
         }
-        // Bytes that the job never uses, such as others' between its own and a window, are nobody's here.
+        // Bytes that the job never uses, such as others' between its own and a window, are nobody's
+        // here.
         let used = union(all.iter().map(|r| (r.0, r.1)).collect());
         let mut pieces = Vec::with_capacity(2 * kept.len() + used.len());
         let (mut persistent, mut ephemeral) = (0, 0);

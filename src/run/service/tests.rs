@@ -1,5 +1,5 @@
-//! Random jobs through the scheduler, in a world that carries its orders out at random times and keeps its own books of memory; and
-//! real jobs through the whole service.
+//! Random jobs through the scheduler, in a world that carries its orders out at random times and
+//! keeps its own books of memory; and real jobs through the whole service.
 
 use std::collections::BTreeMap;
 

@@ -1,11 +1,14 @@
-//! Plans that take over between iterations: the results stay, and what goes wrong with a planner harms nothing.
+//! Plans that take over between iterations: the results stay, and what goes wrong with a planner
+//! harms nothing.
 
 use super::*;
 
-/// A link of 10 MB/s until iteration 4, then of a fiftieth: what a controller makes of it, with a planner of the test's own.
+/// A link of 10 MB/s until iteration 4, then of a fiftieth: what a controller makes of it, with a
+/// planner of the test's own.
 fn throttled(b: &Build, planner: &controller::Planner<'_>, iterations: u32) -> Outcome {
     let (mut job, arena) = plan(&b.graph, events(b, 0));
-    // Only the link shall drift: operators are quicker than this, and no sum falls by more than all of it.
+    // Only the link shall drift: operators are quicker than this, and no sum falls by more than all
+    // of it.
     job.latencies.iter_mut().for_each(|l| l.time = Nanos(10_000_000));
     let slow = 10_000_000;
     let link =

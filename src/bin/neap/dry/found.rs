@@ -150,7 +150,8 @@ pub struct Found {
 }
 
 impl Found {
-    /// Reads the scratch folder. What is damaged or absent is left out: the processes may have been killed.
+    /// Reads the scratch folder. What is damaged or absent is left out: the processes may have been
+    /// killed.
     pub fn read(scratch: &Path) -> Self {
         let mut found = Self { scratch: scratch.to_owned(), ..Self::default() };
         let entries = fs::read_dir(scratch).into_iter().flatten().flatten();

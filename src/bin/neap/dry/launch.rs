@@ -22,8 +22,8 @@ const OFFLINE: [(&str, &str); 5] = [
     ("SWANLAB_MODE", "disabled"),
 ];
 
-/// The compute capability, major × 10 + minor. A profile has the major number; the minor one follows from how many
-/// threads a multiprocessor of that generation holds.
+/// The compute capability, major × 10 + minor. A profile has the major number; the minor one
+/// follows from how many threads a multiprocessor of that generation holds.
 fn capability(profile: &Profile) -> u32 {
     let Some(m) = &profile.multiprocessors else { return 90 };
     let minor = match (m.capability, m.threads) {
@@ -129,8 +129,8 @@ extern "C" fn forward(signal: libc::c_int) {
 
 extern "C" fn ignore(_signal: libc::c_int) {}
 
-/// Starts the command and waits for it. Ctrl-C reaches the command from the terminal by itself: here it only must not
-/// end this process, which has a report to make.
+/// Starts the command and waits for it. Ctrl-C reaches the command from the terminal by itself:
+/// here it only must not end this process, which has a report to make.
 ///
 /// # Errors
 /// When the command can't be started.

@@ -23,8 +23,9 @@ use crate::output::Answer;
 
 /// Run a PyTorch script without a GPU and report the GPU memory that it takes, to the byte.
 ///
-/// PyTorch's own dispatcher, autograd, optimizer and caching allocator run; only the device is neap's: it owns memory
-/// and computes nothing. Exits 0 when the script fits the device, 1 when it does not, 3 when it failed otherwise.
+/// PyTorch's own dispatcher, autograd, optimizer and caching allocator run; only the device is
+/// neap's: it owns memory and computes nothing. Exits 0 when the script fits the device, 1 when it
+/// does not, 3 when it failed otherwise.
 #[derive(clap::Args)]
 pub struct Flags {
     /// The device to be: a built-in name or a *.device.json file.
@@ -57,13 +58,15 @@ pub struct Flags {
     /// Sizes that depend on values (nonzero, boolean masks): as large as they can be, or empty.
     #[arg(long, value_enum, default_value_t)]
     pub data_dependent: DataDependent,
-    /// CUDA events finish only when the host waits for them, which keeps blocks that another stream uses longest.
+    /// CUDA events finish only when the host waits for them, which keeps blocks that another stream
+    /// uses longest.
     #[arg(long)]
     pub late: bool,
     /// Let the script save files where it says, and loggers go online.
     #[arg(long)]
     pub allow_writes: bool,
-    /// After an out-of-memory error, do not run the script again to find the smallest device that would do.
+    /// After an out-of-memory error, do not run the script again to find the smallest device that
+    /// would do.
     #[arg(long)]
     pub no_second_run: bool,
     /// Make the stubs for the PyTorch in this folder and print the environment that they need.

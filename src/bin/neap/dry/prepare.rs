@@ -1,5 +1,5 @@
-//! Makes the stubs for one installation of PyTorch: which functions its NVIDIA libraries export and its own
-//! libraries ask for, less those that the device library answers.
+//! Makes the stubs for one installation of PyTorch: which functions its NVIDIA libraries export and
+//! its own libraries ask for, less those that the device library answers.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -15,7 +15,8 @@ use sha2::{Digest, Sha256};
 use super::stubs::{self, Stub};
 use super::unpack::Unpacked;
 
-/// NVIDIA's libraries that get stubs, by how their file names begin. What compiles code (nvrtc, nvJitLink) stays.
+/// NVIDIA's libraries that get stubs, by how their file names begin. What compiles code (nvrtc,
+/// nvJitLink) stays.
 const LIBRARIES: [&str; 14] = [
     "libcudart.so",
     "libcublas.so",
@@ -86,7 +87,8 @@ pub fn prepare(torch: &Path, unpacked: &Unpacked) -> anyhow::Result<Prepared> {
             fs::write(new.join("libcuda.so.1"), &bytes)?;
             // One file under two names is one library to the loader.
             fs::hard_link(new.join("libcuda.so.1"), new.join("libnvidia-ml.so.1"))?;
-            // Triton in PyTorch 2.6 links its launcher against libcuda.so: any library with symbols in sections does.
+            // Triton in PyTorch 2.6 links its launcher against libcuda.so: any library with symbols
+            // in sections does.
             std::os::unix::fs::symlink(&unpacked.device, new.join("libcuda.so"))
         })?;
     }
@@ -116,7 +118,8 @@ fn fingerprint(torch: &Path, version: &str) -> anyhow::Result<String> {
     Ok(digest.iter().take(8).map(|b| format!("{b:02x}")).collect())
 }
 
-/// Folders in which the NVIDIA libraries of a PyTorch lie: its wheels', its own, and the environment's (conda).
+/// Folders in which the NVIDIA libraries of a PyTorch lie: its wheels', its own, and the
+/// environment's (conda).
 fn folders(torch: &Path) -> Vec<PathBuf> {
     let mut all = vec![torch.join("lib")];
     let Some(site) = torch.parent() else { return all };
@@ -167,7 +170,8 @@ fn names(torch: &Path, device: &Path) -> anyhow::Result<BTreeSet<String>> {
 
 fn map(path: &Path) -> Option<Mmap> {
     let file = File::open(path).ok()?;
-    // SAFETY: installed libraries are not changed while they are read; if one is, the stubs are wrong, not memory.
+    // SAFETY: installed libraries are not changed while they are read; if one is, the stubs are
+    // wrong, not memory.
     unsafe { Mmap::map(&file) }.ok()
 }
 
@@ -234,7 +238,8 @@ const DRIVER: [&str; 33] = [
     "UserObject",
 ];
 
-/// Adds the names of driver and NVML functions that a library holds as text: it looks them up at run time.
+/// Adds the names of driver and NVML functions that a library holds as text: it looks them up at
+/// run time.
 fn driver_names(path: &Path, names: &mut BTreeSet<String>) {
     let Some(bytes) = map(path) else { return };
     let Some(text) = read_only_data(&bytes) else { return };

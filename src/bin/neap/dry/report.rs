@@ -158,7 +158,8 @@ fn smallest(requests: &[Request]) -> Option<Bytes> {
     smallest_capacity(requests, &settings_of_allocator(), None).map(|s| s.capacity)
 }
 
-/// What cuBLAS takes for each handle and stream, through PyTorch's allocator: before Hopper, and since.
+/// What cuBLAS takes for each handle and stream, through PyTorch's allocator: before Hopper, and
+/// since.
 const WORKSPACE_BEFORE: Bytes = Bytes((8 << 20) + (128 << 10));
 const WORKSPACE_HOPPER: Bytes = Bytes(32 << 20);
 
@@ -381,7 +382,8 @@ fn times(count: u64) -> String {
     if count == 1 { "once".to_owned() } else { format!("{count} times") }
 }
 
-/// Whether a function that did nothing should have answered something that a caller reads: its name asks.
+/// Whether a function that did nothing should have answered something that a caller reads: its name
+/// asks.
 fn matters(name: &str) -> bool {
     const ASKING: [&str; 4] = ["bufferSize", "WorkspaceSize", "GetSize", "Query"];
     let library = !name.starts_with("cu") || name.starts_with("cuda") || name.starts_with("cub");

@@ -48,8 +48,9 @@ fn code(at: u64, counter: u64, returns: u8) -> [u8; CODE] {
     out
 }
 
-/// The shared object: `soname`, the libraries that it needs, and its functions, in order. It also exports
-/// `neap_stub_counts`, `neap_stub_names` and `neap_stub_many`, which the device's log reads.
+/// The shared object: `soname`, the libraries that it needs, and its functions, in order. It also
+/// exports `neap_stub_counts`, `neap_stub_names` and `neap_stub_many`, which the device's log
+/// reads.
 ///
 /// # Errors
 /// When the object would be too large for ELF.

@@ -1,4 +1,5 @@
-//! Puts what the executable carries into a cache folder: the device library, the Python package, the start-up hook.
+//! Puts what the executable carries into a cache folder: the device library, the Python package,
+//! the start-up hook.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};

@@ -11,7 +11,8 @@ use crate::device::Link;
 use crate::job::Graph;
 use crate::units::{Bytes, TensorId};
 
-/// Checks the pinned slab and adds the waits that shared bytes of it cause; the stretches of its slots.
+/// Checks the pinned slab and adds the waits that shared bytes of it cause; the stretches of its
+/// slots.
 pub(super) fn slots(
     job: &JobPlan,
     program: &mut Program,
@@ -42,8 +43,8 @@ pub(super) fn slots(
     all
 }
 
-/// Walks the slots in the order of their first copies over a map of whose the bytes are. A tensor's are its own from its first
-/// task to its last; whoever starts on the host owns them always.
+/// Walks the slots in the order of their first copies over a map of whose the bytes are. A tensor's
+/// are its own from its first task to its last; a tensor that starts on the host owns them always.
 fn share(job: &JobPlan, program: &mut Program, refusals: &mut Refusals) {
     // First task and all tasks of each tensor's copies, in order.
     let mut copies: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
@@ -110,7 +111,8 @@ struct Owner {
     holder: Result<usize, usize>,
 }
 
-/// Checks the placements and adds the waits that they cause to the tasks; what is placed, and the end of the arena.
+/// Checks the placements and adds the waits that they cause to the tasks; what is placed, and the
+/// end of the arena.
 pub(super) fn places(
     job: &JobPlan,
     program: &mut Program,
@@ -182,8 +184,8 @@ fn expected(program: &Program) -> BTreeMap<Place, Spot> {
     spots
 }
 
-/// Walks the placements in their order over a map of who held which bytes last. Whoever held them
-/// before has waited in turn, so only the last holders matter.
+/// Walks the placements in their order over a map of which residency held which bytes last. The one
+/// that held them before has waited in turn, so only the last holders matter.
 fn hand_over(
     job: &JobPlan,
     program: &mut Program,
@@ -258,7 +260,8 @@ fn take(owners: &mut BTreeMap<u128, Owner>, start: u128, owner: Owner) -> Vec<(u
     old
 }
 
-/// Largest sum of bytes held at any instant of the timeline, of some residencies and of the workspaces of some steps.
+/// Largest sum of bytes held at any instant of the timeline, of some residencies and of the
+/// workspaces of some steps.
 pub(super) fn peak(
     program: &Program,
     clock: &Clock,

@@ -1,11 +1,11 @@
 //! The independent proof that a plan is safe.
 //!
-//! From the meaning of a plan alone ([`super::plan`]): its own reading of the events, its own order of
-//! waits, its own clock. Shares no code with planners or engine, so that a mistake there can't hide here.
-//! Safe means: whatever the operators and copies take, every step finds what it reads, in the right
-//! version, at addresses that nothing else holds, of its own job or another; nothing waits for ever; and the iteration can repeat.
-//! Not for: finding plans, mending them, or judging their speed; nor the hash of the graph
-//! (who loads the files compares it).
+//! From the meaning of a plan alone ([`super::plan`]): its own reading of the events, its own order
+//! of waits, its own clock. Shares no code with planners or engine, so that a mistake there can't
+//! hide here. Safe means: whatever the operators and copies take, every step finds what it reads,
+//! in the right version, at addresses that nothing else holds, of its own job or another; nothing
+//! waits for ever; and the iteration can repeat. Not for: finding plans, mending them, or judging
+//! their speed; nor the hash of the graph (who loads the files compares it).
 
 mod memory;
 mod order;
@@ -40,7 +40,8 @@ const MOST: usize = 64;
 /// Proves a plan safe and its figures right. `graphs` holds the graph of each job.
 ///
 /// # Errors
-/// Every reason found to refuse it. Plans are untrusted; graphs are as [`Graph`]'s maker checks them.
+/// Every reason found to refuse it. Plans are untrusted; graphs are as [`Graph`]'s maker checks
+/// them.
 pub fn check(plan: &Plan, graphs: &[Graph]) -> Result<Proof, Vec<Refusal>> {
     let proof = check_safety(plan, graphs)?;
     let (claimed, found) = (plan.figures, proof.figures);
@@ -166,7 +167,8 @@ fn prove(
     Ok(Proved { figures, arena: inside.own, pinned, window: inside.window, peaks })
 }
 
-/// What was found of one job: its figures, and the stretches of both memories that are ever its own.
+/// What was found of one job: its figures, and the stretches of both memories that are ever its
+/// own.
 struct Proved {
     figures: Figures,
     arena: Vec<(u128, u128)>,

@@ -1,5 +1,5 @@
-//! Nothing waits for ever, whatever anything takes: every wait is for all of a fixed set of starts and
-//! ends, so it is enough that tasks do not wait in a circle.
+//! Nothing waits for ever, whatever anything takes: every wait is for all of a fixed set of starts
+//! and ends, so it is enough that tasks do not wait in a circle.
 
 use super::Refusals;
 use super::program::{Program, Why};

@@ -194,7 +194,8 @@ impl<'a> Program<'a> {
         }
     }
 
-    /// The end of the iteration: who stays, whether that is the start, and how placements count residencies.
+    /// The end of the iteration: who stays, whether that is the start, and how placements count
+    /// residencies.
     fn close(&mut self, state: &[State], refusals: &mut Refusals) {
         let mut last_version = vec![0; self.graph.tensors.len()];
         for operand in self.graph.operators.iter().flat_map(Operator::updates) {

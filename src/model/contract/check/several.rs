@@ -1,4 +1,5 @@
-//! Several jobs on one device: nothing is known of their phases, so nothing may be shared but the window, which they hold in turn.
+//! Several jobs on one device: nothing is known of their phases, so nothing may be shared but the
+//! window, which they hold in turn.
 
 use super::refusal::Refusal;
 use super::{Proved, Refusals};
@@ -17,7 +18,8 @@ pub(super) fn apart(graphs: &[Graph], jobs: &[Proved], refusals: &mut Refusals) 
     for (memory, of_arena) in [("the arena", true), ("the pinned slab", false)] {
         let mut all: Vec<(u128, u128, usize)> = Vec::new();
         for (job, found) in jobs.iter().enumerate() {
-            // Somebody else's bytes in a window are as wrong as in a part of its own; one job stands for all that share it.
+            // Another job's bytes in a window are as wrong as in a part of its own. One job stands
+            // for all that share the window.
             if of_arena && windows.first().is_some_and(|first| first.0 == job) {
                 all.extend(found.window.map(|(start, end)| (start, end, job)));
             }

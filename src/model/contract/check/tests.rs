@@ -40,7 +40,8 @@ fn operator(
     }
 }
 
-/// w, s long-lived; make: w -> x; relu: x in place; norm: x, s -> y, s updated; use: x, y -> g (kept); update: g -> w.
+/// w, s long-lived; make: w -> x; relu: x in place; norm: x, s -> y, s updated; use: x, y -> g
+/// (kept); update: g -> w.
 fn graph() -> Graph {
     let tensor = |name: &str, role, kept_until| Tensor {
         name: name.to_owned(),
@@ -175,11 +176,11 @@ macro_rules! refused {
     ($plan:expr, $pattern:pat) => {{
         let refusals = refusals(&$plan);
         assert!(refusals.iter().any(|r| matches!(r, $pattern)), "{refusals:?}");
-        told(&refusals)
+        refused(&refusals)
     }};
 }
 
-fn told(refusals: &[Refusal]) -> Vec<String> {
+fn refused(refusals: &[Refusal]) -> Vec<String> {
     refusals.iter().map(ToString::to_string).collect()
 }
 
@@ -266,8 +267,9 @@ fn several_jobs_have_bytes_of_their_own() {
     assert_eq!(both.figures.pinned_bytes, figures.pinned_bytes + Bytes(1 << 14));
     assert_eq!(both.jobs[0], figures);
 
-    let refused =
-        |change: fn(&mut Plan)| told(&check_safety(&two(change), &[graph(), graph()]).unwrap_err());
+    let refused = |change: fn(&mut Plan)| {
+        refused(&check_safety(&two(change), &[graph(), graph()]).unwrap_err())
+    };
     let same = refused(|p| p.jobs[1].placements = p.jobs[0].placements.clone());
     assert_eq!(
         same[0],
@@ -318,10 +320,11 @@ fn a_window_is_shared_and_nothing_else() {
         "the window counts once: {}",
         shared.figures.peak_bytes
     );
-    // X leaves after operator 1 and comes back after operator 2: handed over between, the copy back waits for the copy out.
+    // X leaves after operator 1 and comes back after operator 2: handed over between, the copy back
+    // waits for the copy out.
     assert!(check(|p| p.jobs[0].window.as_mut().unwrap().hands_over_after = vec![OpId(1)]).is_ok());
 
-    let refused = |change: fn(&mut Plan)| told(&check(change).unwrap_err());
+    let refused = |change: fn(&mut Plan)| refused(&check(change).unwrap_err());
     let differ = refused(|p| p.jobs[1].window.as_mut().unwrap().bytes += Bytes(512));
     assert_eq!(
         differ[0],
@@ -405,9 +408,9 @@ fn recomputes_that_can_not_be() {
         Refusal::RecomputeTooEarly { event: 0, .. }
     );
     refused!(plan(&[again(3, 4, &[])]), Refusal::NeverReplayed { event: 0, .. });
-    let told = refused!(plan(&[again(4, 4, &[])]), Refusal::UpdatesTwice { .. });
+    let refused = refused!(plan(&[again(4, 4, &[])]), Refusal::UpdatesTwice { .. });
     assert_eq!(
-        told[0],
+        refused[0],
         "event 0 recomputes operator `update`, which would update `w` a second time"
     );
     refused!(plan(&[again(0, 3, &[Y])]), Refusal::KeepsOther { .. });
@@ -418,8 +421,8 @@ fn recomputes_that_can_not_be() {
 
 #[test]
 fn what_steps_need() {
-    let told = refused!(plan(&[release(X, 1)]), Refusal::NotResident { .. });
-    assert_eq!(told[0], "operator `norm` needs `x`, which is not on the device then");
+    let refused = refused!(plan(&[release(X, 1)]), Refusal::NotResident { .. });
+    assert_eq!(refused[0], "operator `norm` needs `x`, which is not on the device then");
     // Made again without its in-place write.
     refused!(
         plan(&[release(X, 2), again(0, 2, &[X])]),
@@ -434,9 +437,9 @@ fn what_steps_need() {
     refused!(plan(&[out(X, 2), release(X, 2)]), Refusal::EndedTwice { event: 1, earlier: 0, .. });
     refused!(plan(&[release(X, 2), inward(X, 2)]), Refusal::NoHostCopy { event: 1, .. });
     let stale = plan(&[inward(S, 0), release(S, 2), inward(S, 3), out(S, 4)]);
-    let told = refused!(stale, Refusal::StaleHostCopy { event: 2, .. });
+    let refused = refused!(stale, Refusal::StaleHostCopy { event: 2, .. });
     assert_eq!(
-        told[0],
+        refused[0],
         "event 2 swaps `s` in, but operator `norm` wrote the tensor after it was copied to the host"
     );
 }
@@ -502,19 +505,19 @@ fn placements() {
     refused!(changed(|p| p.budget = Bytes(9 * 1024 - 1)), Refusal::BeyondBudget { .. });
     refused!(changed(|p| offset(p, X, 0).0 = u64::MAX - 511), Refusal::BeyondBudget { .. });
     // A parameter never leaves.
-    let told =
+    let refused =
         refused!(changed(|p| *offset(p, X, 0) = Bytes(0)), Refusal::Overlap { offset: 0, .. });
     assert_eq!(
-        told[0],
+        refused[0],
         "residency 0 of `w` and residency 0 of `x` share bytes from offset 0, and the first is there until the end of the iteration"
     );
     refused!(changed(|p| *offset(p, S, 0) = Bytes(512)), Refusal::Overlap { offset: 512, .. });
     // norm reads x and writes y.
-    let told =
+    let refused =
         refused!(changed(|p| *offset(p, Y, 0) = Bytes(2 * 2048 + 512)), Refusal::Deadlock { .. });
     assert!(
-        told[0].contains("operator `norm` waits for the bytes from offset 4608 of residency 0 of `x`, held to the end of operator `use`"),
-        "{told:?}"
+        refused[0].contains("operator `norm` waits for the bytes from offset 4608 of residency 0 of `x`, held to the end of operator `use`"),
+        "{refused:?}"
     );
     // What a recompute generates and does not keep has its place in the workspace.
     let mut scratch = plan(&[again(0, 3, &[])]);

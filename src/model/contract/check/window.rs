@@ -1,9 +1,10 @@
-//! The window that jobs hold in turn: what lies in it, and that whoever holds it lets go of it.
+//! The window that jobs hold in turn: what lies in it, and that the job that holds it releases it.
 //!
-//! A job's part of the proof: nothing lies in the window at the iteration's boundary, nothing lies across its border, and every stretch
-//! waits for the one before. With these waits among the others, [`super::order`] shows that what a stretch needs to end never needs a later stretch to
-//! begin; so the holder lets go, whatever anything takes, and a line of first come, first served moves on. Not for: what the jobs are to each other
-//! ([`super::several`]).
+//! A job's part of the proof: nothing lies in the window at the iteration's boundary, nothing lies
+//! across its border, and every stretch waits for the one before. With these waits among the
+//! others, [`super::order`] shows that what a stretch needs to end never needs a later stretch to
+//! begin; so the holder lets go, whatever anything takes, and a line of first come, first served
+//! moves on. Not for: what the jobs are to each other ([`super::several`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -57,7 +58,8 @@ pub(super) fn read(
     if high > budget {
         refusals.add(Refusal::WindowBeyondBudget { end: high, budget: budget as u64 });
     }
-    // By part of the iteration between two hand-overs: the tasks that begin something in the window, and those whose end they last for.
+    // By part of the iteration between two hand-overs: the tasks that begin something in the
+    // window, and those whose end they last for.
     let mut parts: BTreeMap<usize, (BTreeSet<usize>, BTreeSet<usize>)> = BTreeMap::new();
     for placement in &job.placements {
         let Some(spot) = spots.get(&placement.place) else { continue };

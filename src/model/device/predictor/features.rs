@@ -1,10 +1,12 @@
-//! What a predictor sees of an operator: numbers and words, read from its [`key`](crate::device::latency::key).
+//! What a predictor sees of an operator: numbers and words, read from its
+//! [`key`](crate::device::latency::key).
 //!
-//! Training knows operators only by the rows of a table, so both sides read the key. Arguments are named `a0`, `a1`, … in
-//! schema order. A *number* is an extent (`a0.1`), a whole-number argument (`a6`, `a3.0`), or how much there is of a list
-//! (`a0.count`, `a0.elements`), as its logarithm. A *word* says what is not a matter of degree: a tensor's type, rank and order of
-//! strides (`a1:f32r2/10`), a flag (`a5=true`), an absent argument (`a2-`). Floating-point arguments change results, not
-//! work, and are left out. Not for: weights.
+//! Training knows operators only by the rows of a table, so both sides read the key. Arguments are
+//! named `a0`, `a1`, … in schema order. A *number* is an extent (`a0.1`), a whole-number argument
+//! (`a6`, `a3.0`), or how much there is of a list (`a0.count`, `a0.elements`), as its logarithm. A
+//! *word* says what is not a matter of degree: a tensor's type, rank and order of strides
+//! (`a1:f32r2/10`), a flag (`a5=true`), an absent argument (`a2-`). Floating-point arguments change
+//! results, not work, and are left out. Not for: weights.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,7 +25,8 @@ pub struct Features {
 }
 
 impl Features {
-    /// Reads a key; `flops` and `bytes` are the roofline's counts. `None` when the key is none of ours.
+    /// Reads a key; `flops` and `bytes` are the roofline's counts. `None` when the key is none of
+    /// ours.
     #[must_use]
     pub fn of(key: &str, flops: u128, bytes: u128, load_percent: u32) -> Option<Self> {
         let (_, arguments) = key.split_once('(')?;
@@ -166,7 +169,8 @@ impl<'a> Reader<'a> {
         None
     }
 
-    /// Whether what follows is a type and a shape: letters and digits, beginning with a letter, then a bracket.
+    /// Whether what follows is a type and a shape: letters and digits, beginning with a letter,
+    /// then a bracket.
     fn is_typed(&self) -> bool {
         let end = self.left.find(|c: char| !c.is_ascii_alphanumeric()).unwrap_or(self.left.len());
         self.left.starts_with(|c: char| c.is_ascii_lowercase()) && self.left[end..].starts_with('[')

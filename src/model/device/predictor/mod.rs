@@ -1,10 +1,12 @@
-//! A learned predictor of latencies: TENSILE's cold start (section IV-C of the paper), for operators that no table covers.
+//! A learned predictor of latencies: TENSILE's cold start (section IV-C of the paper), for
+//! operators that no table covers.
 //!
-//! For each kind of operator a network of four layers ([`network`]) on the logarithms of extents, arguments and the roofline's
-//! counts ([`features`]), and on the load. It answers only for what resembles its rows: every word of the operator was seen,
-//! every number lies within the rows' range, or at most a factor of two beyond. Predictions are rounded to whole nanoseconds,
-//! and nothing on the way to them depends on the machine's maths library ([`math`]), so that plans made with them are the same
-//! everywhere. Not for: measuring.
+//! For each kind of operator a network of four layers ([`network`]) on the logarithms of extents,
+//! arguments and the roofline's counts ([`features`]), and on the load. It answers only for what
+//! resembles its rows: every word of the operator was seen, every number lies within the rows'
+//! range, or at most a factor of two beyond. Predictions are rounded to whole nanoseconds, and
+//! nothing on the way to them depends on the machine's maths library ([`math`]), so that plans made
+//! with them are the same everywhere. Not for: measuring.
 
 pub mod features;
 pub mod math;
@@ -87,8 +89,8 @@ pub struct Number {
     pub high: f64,
 }
 
-/// Errors on shapes that were kept out of training, as shares of the measured times. What the model does not cover is
-/// answered by the roofline, there as in use.
+/// Errors on shapes that were kept out of training, as shares of the measured times. What the model
+/// does not cover is answered by the roofline, there as in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct HeldOut {
@@ -216,7 +218,8 @@ impl Predictor {
         self.models.binary_search_by(|m| m.kind.as_str().cmp(kind)).ok().map(|at| &self.models[at])
     }
 
-    /// The time of an operator while others keep the device busy for `load_percent`; `None` where no model covers it.
+    /// The time of an operator while others keep the device busy for `load_percent`; `None` where
+    /// no model covers it.
     #[must_use]
     pub fn predict(&self, operator: &Operator, load_percent: u32) -> Option<Nanos> {
         let model = self.model(&operator.kind)?;
@@ -227,7 +230,8 @@ impl Predictor {
     /// Reads a `*.predictor.json` file (plain or gzip).
     ///
     /// # Errors
-    /// When the file can't be read or is not a valid predictor: which file, where in it, and what to do.
+    /// When the file can't be read or is not a valid predictor: which file, where in it, and what
+    /// to do.
     pub fn read(path: &Path) -> Result<Self, PredictorError> {
         let invalid = |problem: String| PredictorError::Invalid { path: path.to_owned(), problem };
         let json = |source| PredictorError::Json { path: path.to_owned(), source };

@@ -1,8 +1,8 @@
 //! A small network of four layers and its trainer.
 //!
-//! Additions, multiplications, divisions and square roots in one fixed order on seeded numbers: the same rows give the same
-//! weights on every machine. Hidden units are leaky rectifiers, which suit laws that are straight in logarithms. Not for:
-//! what inputs mean.
+//! Additions, multiplications, divisions and square roots in one fixed order on seeded numbers: the
+//! same rows give the same weights on every machine. Hidden units are leaky rectifiers, which suit
+//! laws that are straight in logarithms. Not for: what inputs mean.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -21,10 +21,12 @@ const BATCH: usize = 16;
 /// The first steps' length; it falls to nothing in a straight line.
 const RATE: f64 = 0.003;
 
-/// What each step takes off the weights, as a share of its length: a few hundred rows can't hold the network otherwise.
+/// What each step takes off the weights, as a share of its length: a few hundred rows can't hold
+/// the network otherwise.
 const DECAY: f64 = 0.3;
 
-/// Errors beyond this, in standard deviations of the target, pull no harder: a few wild measurements shall not bend the fit.
+/// Errors beyond this, in standard deviations of the target, pull no harder: a few wild
+/// measurements shall not bend the fit.
 const HUBER: f64 = 0.05;
 
 /// One layer: an output is its bias plus its weights times the inputs.

@@ -1,7 +1,7 @@
 //! From a table of measurements to a predictor, with its error on shapes that it did not see.
 //!
-//! One shape in five, chosen by the hash of its key, is kept out of training under every load. Not for: gathering
-//! measurements (`neap profile --sweep`).
+//! One shape in five, chosen by the hash of its key, is kept out of training under every load. Not
+//! for: gathering measurements (`neap profile --sweep`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -39,7 +39,7 @@ pub struct Trained {
     pub predictor: Predictor,
     /// The other kinds, with how many shapes they have.
     pub too_few: Vec<(String, usize)>,
-    /// Rows without the roofline's counts, or with a key that is none of ours.
+    /// Rows without the roofline's counts, or with a key of another form.
     pub unread: usize,
 }
 

@@ -1,7 +1,8 @@
 //! From chosen calls to operators and tensors.
 //!
-//! For: operands with versions, generated and hidden outputs, in-place writes, workspaces, host operands,
-//! phases. Not for: what long-lived tensors are ([`super::roles`] decides and names them).
+//! For: operands with versions, generated and hidden outputs, in-place writes, workspaces, host
+//! operands, phases. Not for: what long-lived tensors are ([`super::roles`] decides and names
+//! them).
 
 use std::collections::{HashMap, HashSet};
 
@@ -253,7 +254,8 @@ impl Builder<'_> {
             Value::None => Arg::None,
             Value::Tensor(view) if view.end == 0 => Arg::None,
             Value::Tensor(view) if view.host => {
-                // A number of the call itself, or the one its forward call saved at the same address.
+                // A number of the call itself, or the one its forward call saved at the same
+                // address.
                 let number = context
                     .scalar
                     .or_else(|| self.names.saved.get(&(context.sequence, view.storage)).copied());
@@ -279,8 +281,8 @@ impl Builder<'_> {
         }
     }
 
-    /// When the call copies batch data from the host: the life it comes from, and which copy this is.
-    /// A 0-dim number is no batch.
+    /// When the call copies batch data from the host: the life it comes from, and which copy this
+    /// is. A 0-dim number is no batch.
     fn host_copy(&mut self, at: usize) -> Option<(u32, u32)> {
         let copies = |n: usize| {
             let node = &self.trace.nodes[n];

@@ -1,9 +1,10 @@
 //! PyTorch's Chakra execution traces become job graphs.
 //!
-//! [`import`] reads what `torch.profiler.ExecutionTraceObserver` wrote (schema 1.1.1-chakra.0.0.4, plain or
-//! gzip, with or without the `neap.*` names that say what the long-lived tensors are): `parse` reads it,
-//! `storage` tells the lives behind recycled ids apart, `select` chooses the operators, `build` makes the
-//! graph and `roles` says what each tensor is. Not for: lowering optimizer steps (`lower`).
+//! [`import`] reads what `torch.profiler.ExecutionTraceObserver` wrote (schema 1.1.1-chakra.0.0.4,
+//! plain or gzip, with or without the `neap.*` names that say what the long-lived tensors are):
+//! `parse` reads it, `storage` tells the lives behind recycled ids apart, `select` chooses the
+//! operators, `build` makes the graph and `roles` says what each tensor is. Not for: lowering
+//! optimizer steps (`lower`).
 
 mod build;
 mod names;
@@ -24,13 +25,14 @@ use super::{Arg, Dtype, Graph, GraphError};
 /// How to import.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
-    /// Keep the framework's optimizer operators instead of lowering them to one update per parameter.
+    /// Keep the framework's optimizer operators instead of lowering them to one update per
+    /// parameter.
     pub as_recorded: bool,
     /// Place each lowered update as early as its gradient allows.
     pub updates_early: bool,
 }
 
-/// A graph and what its reader should be told.
+/// A graph, and notes for its reader.
 #[derive(Debug)]
 pub struct Imported {
     /// The job.
@@ -132,7 +134,8 @@ impl ImportError {
 /// Reads a trace and makes the graph of its iteration.
 ///
 /// # Errors
-/// When the file can't be read, is not a trace, contradicts itself, or holds no operator that touches the device.
+/// When the file can't be read, is not a trace, contradicts itself, or holds no operator that
+/// touches the device.
 pub fn import(path: &Path, options: &Options) -> Result<Imported, ImportError> {
     let mut trace = parse::read(path)?;
     let lives = storage::lives(&mut trace);
@@ -158,7 +161,8 @@ pub fn import(path: &Path, options: &Options) -> Result<Imported, ImportError> {
     Ok(Imported { graph, notes })
 }
 
-/// Refuses what a compiler generated: a trace has no operators of such kernels, nor what they allocate.
+/// Refuses what a compiler generated: a trace has no operators of such kernels, nor what they
+/// allocate.
 fn refuse_generated(
     path: &Path,
     trace: &parse::Trace,
@@ -177,8 +181,8 @@ fn refuse_generated(
     })
 }
 
-/// Batch norm in training adds one to an integer scalar, its `num_batches_tracked`, right before it runs: where the trace
-/// left that number out, it is known all the same. Says how many there were.
+/// Batch norm in training adds one to an integer scalar, its `num_batches_tracked`, right before it
+/// runs: where the trace left that number out, it is known all the same. Says how many there were.
 fn count_batches(graph: &mut Graph) -> usize {
     let generators = graph.generators();
     let mut counters = Vec::new();

@@ -1,7 +1,9 @@
-//! What annotations in a trace say: long-lived tensors, the iteration, the optimizer, phases, scalars.
+//! What annotations in a trace say: long-lived tensors, the iteration, the optimizer, phases,
+//! scalars.
 //!
-//! For: the `neap.*` names and the marks PyTorch itself leaves (`Optimizer.step#…`, `Optimizer.zero_grad#…`,
-//! `autograd::engine::evaluate_function: …`). Not for: judging what has no name ([`super::roles`]).
+//! For: the `neap.*` names and the marks PyTorch itself leaves (`Optimizer.step#…`,
+//! `Optimizer.zero_grad#…`, `autograd::engine::evaluate_function: …`). Not for: judging what has no
+//! name ([`super::roles`]).
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -204,7 +206,8 @@ fn subject(trace: &Trace, mark: usize) -> Option<u32> {
     views.next().filter(|v| !v.host && v.end > 0).map(|v| v.life)
 }
 
-/// The iteration is what stands inside its mark, with what other threads do until the mark's thread goes on.
+/// The iteration is what stands inside its mark, with what other threads do until the mark's thread
+/// goes on.
 fn include(trace: &Trace, mark: Option<usize>, context: &mut [Context]) {
     let Some(mark) = mark else {
         context.iter_mut().for_each(|c| c.included = true);
@@ -223,7 +226,8 @@ fn include(trace: &Trace, mark: Option<usize>, context: &mut [Context]) {
     }
 }
 
-/// Reads `CLASS:key=value,…`. Flags are 0 or 1, `betas=a/b` is `beta1` and `beta2`, `None` is left out.
+/// Reads `CLASS:key=value,…`. Flags are 0 or 1, `betas=a/b` is `beta1` and `beta2`, `None` is left
+/// out.
 fn group(text: &str) -> Group {
     let (class, list) = text.split_once(':').unwrap_or((text, ""));
     let mut values = BTreeMap::new();

@@ -1,7 +1,7 @@
 //! Reading a Chakra execution trace, one node at a time and in bounded memory.
 //!
-//! For: from bytes to [`Trace`]: nodes in the order they started, each with its parent. Not for: what
-//! they do.
+//! For: from bytes to [`Trace`]: nodes in the order they started, each with its parent. Not for:
+//! what they do.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -253,8 +253,8 @@ fn order(path: &Path, mut all: Vec<Start>, mut notes: Vec<String>) -> Result<Tra
     Ok(Trace { nodes, notes })
 }
 
-/// What encloses a call that an exception ended, so that it was not recorded: the parent of the next call of the
-/// thread that began before it did.
+/// What encloses a call that an exception ended, so that it was not recorded: the parent of the
+/// next call of the thread that began before it did.
 fn around_missing(all: &[Start], ids: &[u64], at: usize) -> Option<usize> {
     let Start { node, parent: missing, thread } = &all[at];
     if *missing >= node.id || *missing <= ids[0] {
@@ -375,7 +375,8 @@ impl Reader {
                     .clone(),
             )
         } else if raw.name.starts_with("aten::") || !outputs.is_empty() {
-            // Without a schema the convention has to do: a trailing underscore writes the first argument.
+            // Without a schema the convention has to do: a trailing underscore writes the first
+            // argument.
             let writes = raw.name.ends_with('_') && !raw.name.ends_with("__");
             let arguments = (0..inputs.len()).map(|i| (String::new(), writes && i == 0)).collect();
             Some(Rc::new(Signature { arguments }))

@@ -1,7 +1,7 @@
 //! What each tensor is, and the finished graph.
 //!
-//! For: roles and names of tensors, gradients that wait for `zero_grad`, and lowering or not. By the
-//! trace's names where it has them, else by what reads and writes a tensor in which phase.
+//! For: roles and names of tensors, gradients that wait for `zero_grad`, and lowering or not. By
+//! the trace's names where it has them, else by what reads and writes a tensor in which phase.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -85,7 +85,8 @@ fn has_updates(graph: &Graph) -> bool {
     graph.operators.iter().any(|o| o.group.is_some() || o.kind.starts_with("neap::"))
 }
 
-/// What a graph takes for granted is checked here; operators already stand in a valid order, which is kept.
+/// What a graph takes for granted is checked here; operators already stand in a valid order, which
+/// is kept.
 fn check(parts: Graph) -> Result<Graph, GraphError> {
     let Graph { name, tensors, operators, optimizer, loss, recorded_peak } = parts;
     Graph::new(name, tensors, operators, optimizer, loss, recorded_peak)
@@ -111,7 +112,8 @@ fn uses(built: &Built) -> Vec<Use> {
     uses
 }
 
-/// Finds each parameter's gradient and states by how the step pairs them; gives them roles and names.
+/// Finds each parameter's gradient and states by how the step pairs them; gives them roles and
+/// names.
 fn pair(built: &mut Built, uses: &[Use], classes: &[String]) -> Vec<Column> {
     let keys = lower::state_keys(&built.operators, &built.step, classes);
     let mut found = Vec::new();
@@ -233,8 +235,8 @@ fn unique(tensors: &mut [Tensor]) {
     }
 }
 
-/// Gradients made in the iteration live until the next `zero_grad`. One that stands behind a gradient's making in the
-/// same iteration ends it there, not across iterations.
+/// Gradients made in the iteration live until the next `zero_grad`. One that stands behind a
+/// gradient's making in the same iteration ends it there, not across iterations.
 fn keep(built: &mut Built, until: OpId) {
     let made = built.operators.iter().take(until.index()).flat_map(Operator::generates);
     let before: HashSet<TensorId> = made.map(|o| o.tensor).collect();

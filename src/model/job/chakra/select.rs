@@ -1,9 +1,9 @@
 //! Choosing which calls become operators.
 //!
-//! The outermost call whose declared outputs account for everything made inside it that is read after
-//! it; else its children, but never below a call that allocates or writes something itself. A call
-//! without effect on device memory vanishes, with all it contains. Calls are classified by effect,
-//! never by name: `aten::to` may be nothing or a copy.
+//! The outermost call whose declared outputs account for everything made inside it that is read
+//! after it; else its children, but never below a call that allocates or writes something itself. A
+//! call without effect on device memory vanishes, with all it contains. Calls are classified by
+//! effect, never by name: `aten::to` may be nothing or a copy.
 
 use std::collections::HashSet;
 

@@ -1,11 +1,12 @@
 //! Lives of storages: ids in a trace name addresses, which the framework uses again and again.
 //!
-//! For: giving every mention of a tensor the life it belongs to. Not for: which lives become tensors.
+//! For: giving every mention of a tensor the life it belongs to. Not for: which lives become
+//! tensors.
 //!
-//! A life begins at the start of the outermost call that outputs the storage without reading it, or at
-//! the start of the innermost of the nested calls that do; that call is its maker. A child of the maker
-//! that reads it does not mean that it existed before. A storage read before any call output it is older
-//! than the trace and has no maker.
+//! A life begins at the start of the outermost call that outputs the storage without reading it, or
+//! at the start of the innermost of the nested calls that do; that call is its maker. A child of
+//! the maker that reads it does not mean that it existed before. A storage read before any call
+//! output it is older than the trace and has no maker.
 
 use std::collections::{HashMap, HashSet};
 
@@ -103,7 +104,8 @@ fn start(trace: &mut Trace, at: usize, all: &mut Vec<Life>, current: &mut HashMa
             match life.maker {
                 // Twice among its own outputs.
                 Some(maker) if maker == at => continue,
-                // A call around this one promised it, and nothing has used it since: this is where it is made.
+                // A call around this one promised it, and nothing has used it since: this is where
+                // it is made.
                 Some(maker) if life.last_read.is_none() && trace.inside(at, maker) => {
                     life.maker = Some(at);
                     continue;

@@ -302,7 +302,8 @@ fn batch_norm_writes_what_its_schema_hides() {
     assert!(matches!(input.args[0], Arg::Host { input: Some(0), .. }));
 }
 
-/// A call for a hand-made trace: id, parent, name, schema, storages read, storages written; each of 100 floats on the device.
+/// A call for a hand-made trace: id, parent, name, schema, storages read, storages written; each of
+/// 100 floats on the device.
 fn call(
     id: u64,
     parent: u64,
@@ -337,7 +338,8 @@ fn recycled_ids_are_told_apart() {
         call(1, 1, "root", "", &[], &[]),
         call(2, 1, "aten::relu", unary, &[50], &[60]),
         call(3, 1, "aten::relu", unary, &[60], &[70]),
-        // The address of the first result again; its maker's child reads it before anything shows it made.
+        // The address of the first result again; its maker's child reads it before anything shows
+        // it made.
         call(4, 1, "aten::sum", "aten::sum(Tensor self) -> Tensor", &[70], &[60]),
         call(
             5,
@@ -369,7 +371,8 @@ fn operators_keep_hidden_results_and_count_scratch() {
         // Composite: its child returns a mask that is read later, so the child is the operator.
         call(2, 1, "aten::outer", schema, &[50], &[60]),
         call(3, 2, "aten::inner", "aten::inner(Tensor self) -> (Tensor, Tensor)", &[50], &[60, 61]),
-        // Allocates its own result, and a child makes what is read later: stays whole. Scratch of 400 bytes besides.
+        // Allocates its own result, and a child makes what is read later: stays whole. Scratch of
+        // 400 bytes besides.
         call(4, 1, "aten::outer", schema, &[60], &[70]),
         call(5, 4, "aten::inner", schema, &[60], &[71]),
         call(6, 4, "aten::inner", schema, &[71], &[72]),
@@ -409,7 +412,8 @@ fn every_form_of_a_step_is_lowered() {
             "{name}"
         );
     }
-    // Two groups with different rates, which the trace does not mark: told apart by their scalars.
+    // Two groups with different rates, which the trace does not mark: distinguished by their
+    // scalars.
     let path = fixture("tiny_cnn-groups.et.json.gz");
     for hide in [&["neap.scalar"][..], &["neap."]] {
         let groups = without(&path, hide);

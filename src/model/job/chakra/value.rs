@@ -68,7 +68,8 @@ impl<'de> Deserialize<'de> for Raw {
     }
 }
 
-/// Any JSON value, dropped while it is read. (`IgnoredAny` has no depth limit and keeps a byte a level.)
+/// Any JSON value, dropped while it is read. (`IgnoredAny` has no depth limit and keeps a byte a
+/// level.)
 pub(super) struct Skip;
 
 impl<'de> Deserialize<'de> for Skip {
@@ -163,7 +164,8 @@ impl Value {
     }
 }
 
-/// Types, shapes and values of one side of a node. `is_host` says of a device's name whether it is the host.
+/// Types, shapes and values of one side of a node. `is_host` says of a device's name whether it is
+/// the host.
 pub(super) fn values(raw: super::parse::Side) -> Result<Vec<Value>, String> {
     let n = raw.values.len();
     if raw.types.len() != n
@@ -234,7 +236,8 @@ fn list(items: Vec<Raw>, shape: Raw, stride: Option<Raw>, kind: &str) -> Result<
         .collect();
     Ok(match numbers {
         Some(numbers) => Value::Floats(numbers),
-        // Lists of lists and of texts: nothing that computes takes them but lists of absent tensors.
+        // Lists of lists and of texts: nothing that computes takes them but lists of absent
+        // tensors.
         None if items.iter().all(|i| matches!(i, Raw::Text(t) if t == "<None>")) => {
             Value::Tensors(vec![None; items.len()])
         }

@@ -68,7 +68,7 @@ impl Serialize for ArgForm<'_> {
     }
 }
 
-/// Every object that may stand as an argument, told apart by its fields.
+/// Every object that may stand as an argument, distinguished by its fields.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct AnyObject {

@@ -112,7 +112,8 @@ impl JsonSchema for Version {
     }
 }
 
-/// A floating-point number; one that JSON lacks is written `{"float": "inf"}`, `{"float": "-inf"}` or `{"float": "nan"}`.
+/// A floating-point number; one that JSON lacks is written `{"float": "inf"}`, `{"float": "-inf"}`
+/// or `{"float": "nan"}`.
 #[derive(Clone, Copy)]
 pub struct Real(pub f64);
 

@@ -1,7 +1,7 @@
 //! Which gradient and states belong to which parameter.
 //!
-//! Lists of a multi-tensor operator pair by position, operands of a single-tensor one with each other;
-//! what is so connected within the step is one parameter's column.
+//! Lists of a multi-tensor operator pair by position, operands of a single-tensor one with each
+//! other; what is so connected within the step is one parameter's column.
 
 use std::collections::BTreeMap;
 
@@ -55,7 +55,8 @@ fn rows(operator: &Operator) -> Vec<Vec<TensorId>> {
     if length == 0 {
         let all: Vec<&Operand> = operator.reads().chain(operator.writes()).collect();
         let largest = all.iter().map(|o| o.elements()).max().unwrap_or(0);
-        // A single number beside larger tensors is shared by all parameters: a rate, a step, a flag.
+        // A single number beside larger tensors is shared by all parameters: a rate, a step, a
+        // flag.
         return vec![
             all.iter().filter(|o| o.elements() > 1 || largest == 1).map(|o| o.tensor).collect(),
         ];
@@ -75,7 +76,8 @@ fn rows(operator: &Operator) -> Vec<Vec<TensorId>> {
         .collect()
 }
 
-/// For each tensor that the step writes in place or takes in a fused list, the name of the state it seems to be.
+/// For each tensor that the step writes in place or takes in a fused list, the name of the state it
+/// seems to be.
 pub(in crate::job) fn state_keys(
     operators: &[Operator],
     step: &[u16],

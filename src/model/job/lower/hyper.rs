@@ -78,8 +78,8 @@ fn from_scalars(
     Ok(of)
 }
 
-/// Recorded values of the whole optimizer are its defaults. Where the step's scalars show several groups,
-/// each has the values that its own scalars show; with one group the recorded values stay.
+/// Recorded values of the whole optimizer are its defaults. Where the step's scalars show several
+/// groups, each has the values that its own scalars show; with one group the recorded values stay.
 fn adjusted(
     recorded: &Group,
     recovered: &[Recovered],

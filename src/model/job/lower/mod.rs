@@ -1,16 +1,16 @@
 //! Lowering: operators over many tensors become one operator for each.
 //!
-//! Multi-tensor operators touch every parameter, gradient and state at once, so nothing of it can leave
-//! the device meanwhile. Element i of their lists depends only on element i of the others, so one
-//! operator for each element computes the same.
+//! Multi-tensor operators touch every parameter, gradient and state at once, so nothing of it can
+//! leave the device meanwhile. Element i of their lists depends only on element i of the others, so
+//! one operator for each element computes the same.
 //!
-//! - The step of an optimizer that [`RULES`](super::optimizer::RULES) knows becomes one update operator
-//!   for each parameter ([`lower`]). Updates know the step; recorded scalars do not.
+//! - The step of an optimizer that [`RULES`](super::optimizer::RULES) knows becomes one update
+//!   operator for each parameter ([`lower`]). Updates know the step; recorded scalars do not.
 //! - Other multi-tensor operators (clipping, averages of weights, unknown optimizers) are split
 //!   ([`split`]): the same operator with lists of one.
 //!
-//! An update's arguments are the parameter, its gradient and its states; it writes the parameter and the
-//! states in place (`hidden`).
+//! An update's arguments are the parameter, its gradient and its states; it writes the parameter
+//! and the states in place (`hidden`).
 
 mod columns;
 mod hyper;
@@ -61,8 +61,8 @@ impl Step {
     }
 }
 
-/// Replaces the operators of each optimizer step that is known by updates. A note says what is assumed,
-/// and why a step is left as recorded.
+/// Replaces the operators of each optimizer step that is known by updates. A note says what is
+/// assumed, and why a step is left as recorded.
 pub(super) fn lower(mut graph: Graph, step: &Step, early: bool, notes: &mut Vec<String>) -> Graph {
     let mut groups = Groups::default();
     let mut lowered = Vec::new();
@@ -93,7 +93,8 @@ pub(super) fn lower(mut graph: Graph, step: &Step, early: bool, notes: &mut Vec<
     }
 }
 
-/// Puts eps back where a step that stays as recorded adds a zero: a trace rounds scalars to six decimals.
+/// Puts eps back where a step that stays as recorded adds a zero: a trace rounds scalars to six
+/// decimals.
 fn restore_eps(graph: &mut Graph, step: &Step, number: u16, notes: &mut Vec<String>) {
     let said = step.marked.iter().map(|(group, _)| group).chain(&step.recorded);
     let said = said.filter_map(|group| group.values.get("eps")).copied().next();

@@ -50,8 +50,8 @@ impl Outside {
         outside
     }
 
-    /// The operator that an update must follow: what last writes its gradient, or touches its parameter
-    /// or states, before the step does.
+    /// The operator that an update must follow: what last writes its gradient, or touches its
+    /// parameter or states, before the step does.
     pub(super) fn ready(&self, column: &Column, seen: &Seen<'_>) -> usize {
         let begin = [column.parameter, column.gradient]
             .iter()
@@ -72,8 +72,8 @@ impl Outside {
     }
 }
 
-/// Operators that stay and updates in their new order, and tensors without those that only the replaced
-/// operators used.
+/// Operators that stay and updates in their new order, and tensors without those that only the
+/// replaced operators used.
 ///
 /// # Errors
 /// When an operator that stays reads something that only the replaced ones made.
@@ -147,8 +147,8 @@ fn arguments(args: &mut [Arg]) -> impl Iterator<Item = &mut Operand> {
     })
 }
 
-/// Counts versions again, where some writes became one or one became several: what reads a version that
-/// is still written reads it under its new number.
+/// Counts versions again, where some writes became one or one became several: what reads a version
+/// that is still written reads it under its new number.
 ///
 /// # Errors
 /// When something reads a version that is no longer written.

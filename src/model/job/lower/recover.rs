@@ -1,7 +1,7 @@
 //! Hyperparameters out of the scalars of a recorded step.
 //!
-//! Scalars are recorded with six decimals and belong to the recorded iteration, so what comes out is
-//! the least precise number that agrees with them; a caller says that it was recovered.
+//! Scalars are recorded with six decimals and belong to the recorded iteration, so what comes out
+//! is the least precise number that agrees with them; a caller says that it was recovered.
 
 use std::collections::BTreeMap;
 
@@ -23,12 +23,12 @@ enum Part {
     Scratch,
 }
 
-/// Parameters that are stepped together, in ascending order, and their hyperparameters; or why there are
-/// none, for people.
+/// Parameters that are stepped together, in ascending order, and their hyperparameters; or why
+/// there are none, for people.
 pub(super) type Recovered = (Vec<TensorId>, Result<Group, String>);
 
-/// Recognises the class, where the trace does not say it, and the values of each set of parameters that
-/// the operators of step `number` treat alike.
+/// Recognises the class, where the trace does not say it, and the values of each set of parameters
+/// that the operators of step `number` treat alike.
 pub(super) fn recover(graph: &Graph, step: &Step, number: u16) -> Vec<Recovered> {
     let mut parts: BTreeMap<TensorId, Part> = BTreeMap::new();
     for column in step.columns.iter().filter(|c| c.step == number) {
@@ -58,7 +58,8 @@ pub(super) fn recover(graph: &Graph, step: &Step, number: u16) -> Vec<Recovered>
 fn groups<'a>(graph: &'a Graph, step: &Step, number: u16) -> Vec<Vec<&'a Operator>> {
     let inside = graph.operators.iter().zip(&step.operators).filter(|(_, of)| **of == number);
     let operators: Vec<&Operator> = inside.map(|(o, _)| o).collect();
-    // Tensors of more than one element connect operators; a single number may be shared by all groups.
+    // Tensors of more than one element connect operators; a single number may be shared by all
+    // groups.
     let mut sets = petgraph::unionfind::UnionFind::<usize>::new(operators.len());
     let mut first: BTreeMap<TensorId, usize> = BTreeMap::new();
     let singles = |o: &Operator| o.reads().chain(o.writes()).all(|x| x.elements() == 1);

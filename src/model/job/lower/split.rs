@@ -1,4 +1,5 @@
-//! Multi-tensor operators outside a lowered step become one operator for each tensor of their lists.
+//! Multi-tensor operators outside a lowered step become one operator for each tensor of their
+//! lists.
 
 use std::collections::{HashMap, HashSet};
 
@@ -6,14 +7,15 @@ use super::place::renumber;
 use crate::job::{Arg, Graph, Operand, Operator};
 use crate::units::{OpId, TensorId};
 
-/// Splits every multi-tensor operator whose elements depend only on each other, and puts the pieces of
-/// neighbours that concern one tensor together.
+/// Splits every multi-tensor operator whose elements depend only on each other, and puts the pieces
+/// of neighbours that concern one tensor together.
 pub(in crate::job) fn split(graph: Graph) -> Graph {
     let whole = graph.clone();
     let Graph { name, mut tensors, operators, optimizer, mut loss, recorded_peak } = graph;
     let mut pieces: Vec<Operator> = Vec::with_capacity(operators.len());
     let mut new_place = Vec::with_capacity(operators.len());
-    // Neighbours that were split into as many pieces: where they begin, and how many pieces each has.
+    // Neighbours that were split into as many pieces: where they begin, and how many pieces each
+    // has.
     let mut run: Option<(usize, usize)> = None;
     for operator in operators {
         new_place.push(OpId::of(pieces.len()));
@@ -43,7 +45,8 @@ pub(in crate::job) fn split(graph: Graph) -> Graph {
     Graph { name, tensors, operators: pieces, optimizer, loss, recorded_peak }
 }
 
-/// The pieces of a multi-tensor operator; `None` for others, and where they would not compute the same.
+/// The pieces of a multi-tensor operator; `None` for others, and where they would not compute the
+/// same.
 fn parts(operator: &Operator) -> Option<Vec<Operator>> {
     if !operator.kind.contains("_foreach_") {
         return None;
@@ -104,8 +107,8 @@ fn element(arg: &Arg, at: usize, count: usize) -> Arg {
     }
 }
 
-/// Orders the pieces of several operators, `length` each, by tensor, unless one piece writes what a piece
-/// for another tensor touches.
+/// Orders the pieces of several operators, `length` each, by tensor, unless one piece writes what a
+/// piece for another tensor touches.
 fn interleave(pieces: &mut [Operator], length: usize) {
     let written: HashSet<TensorId> =
         pieces.iter().flat_map(Operator::writes).map(|o| o.tensor).collect();

@@ -1,7 +1,7 @@
 //! Convolutions by cuDNN: deterministic algorithms only, in the workspace that the plan reserves.
 //!
-//! Where the library has no such algorithm for the workspace at hand, the plain kernels do it. Not for: profiling, which
-//! asks [`Cudnn::plan`] what a larger workspace would allow.
+//! Where the library has no such algorithm for the workspace at hand, the plain kernels do it. Not
+//! for: profiling, which asks [`Cudnn::plan`] what a larger workspace would allow.
 
 use std::ffi::{c_int, c_void};
 
@@ -13,7 +13,8 @@ use crate::job::Dtype;
 
 type Handle = *mut c_void;
 
-/// What the library expects of an algorithm: `cudnnConvolution…AlgoPerf_t`, the same for all three passes.
+/// What the library expects of an algorithm: `cudnnConvolution…AlgoPerf_t`, the same for all three
+/// passes.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 struct Expected {
@@ -176,8 +177,8 @@ impl Cudnn {
         }
     }
 
-    /// The library's first choice among deterministic algorithms that work in at most `workspace` bytes: of all, or
-    /// `wanted` alone. `None` when it has none, or can't take these strides.
+    /// The library's first choice among deterministic algorithms that work in at most `workspace`
+    /// bytes: of all, or `wanted` alone. `None` when it has none, or can't take these strides.
     ///
     /// # Errors
     /// When the library fails.
@@ -331,7 +332,8 @@ impl Cudnn {
         Ok(true)
     }
 
-    /// Index of the pass, and its descriptors in the library's order: two operands, then what is written.
+    /// Index of the pass, and its descriptors in the library's order: two operands, then what is
+    /// written.
     fn order(&self, plan: &Plan) -> (usize, Handle, Handle, Handle) {
         let [x, y, w, _] = plan.descriptors;
         match plan.conv.pass {

@@ -1,7 +1,8 @@
 //! The driver, as little of it as the device needs: context, memories, streams, events, modules.
 //!
-//! Raw addresses throughout; each wrapper gives its handle back once. Everything is used from the thread that made it.
-//! Nothing is tracked: what waits for what is the script's. Not for: what is put on the streams.
+//! Raw addresses throughout; each wrapper gives its handle back once. Everything is used from the
+//! thread that made it. Nothing is tracked: what waits for what is the script's. Not for: what is
+//! put on the streams.
 
 use std::ffi::{CString, c_int, c_void};
 use std::marker::PhantomData;
@@ -146,7 +147,8 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: retained in `new`; all that was made in it is gone by the order of the device's fields.
+        // SAFETY: retained in `new`; all that was made in it is gone by the order of the device's
+        // fields.
         let _ = unsafe { result::primary_ctx::release(self.device) };
     }
 }
@@ -405,7 +407,8 @@ impl Queue {
     /// # Errors
     /// When the driver refuses.
     pub fn copy_in(&self, to: u64, from: *mut c_void, bytes: usize) -> Result<(), Fault> {
-        // SAFETY: the stretches are inside slab and arena, checked, and stay until the stream is done.
+        // SAFETY: the stretches are inside slab and arena, checked, and stay until the stream is
+        // done.
         unsafe { sys::cuMemcpyHtoDAsync_v2(to, from, bytes, self.stream) }
             .result()
             .map_err(fault("does not copy to the device"))
@@ -442,8 +445,8 @@ impl Queue {
     pub fn launch(&self, function: sys::CUfunction, launch: &mut Launch) -> Result<(), Fault> {
         let mut parameters = [launch.params.as_mut_ptr().cast::<c_void>()];
         let [x, y] = launch.block;
-        // SAFETY: the kernel takes one structure of this size, whose mirror the parameters were made from; the driver
-        // copies it before it returns.
+        // SAFETY: the kernel takes one structure of this size, whose mirror the parameters were
+        // made from; the driver copies it before it returns.
         unsafe {
             result::launch_kernel(
                 function,

@@ -1,6 +1,8 @@
-//! Matrix products by cuBLASLt, without workspace and without split sums: the same bits at every run.
+//! Matrix products by cuBLASLt, without workspace and without split sums: the same bits at every
+//! run.
 //!
-//! Not for: operands that are neither by rows nor by columns ([`super::emit`] sends those to the plain kernel).
+//! Not for: operands that are neither by rows nor by columns ([`super::emit`] sends those to the
+//! plain kernel).
 
 use std::ffi::{c_int, c_void};
 
@@ -91,8 +93,8 @@ pub struct Stored {
     pub transposed: bool,
 }
 
-/// The library's A, B and C for a product. What is stored by rows is by columns its transpose, so it computes
-/// c' = b' a': A is b, B is a.
+/// The library's A, B and C for a product. What is stored by rows is by columns its transpose, so
+/// it computes c' = b' a': A is b, B is a.
 #[must_use]
 pub fn stored(g: &Gemm) -> Option<[Stored; 3]> {
     let factor = |rows: i64, columns: i64, steps: [i64; 2]| {
@@ -220,7 +222,8 @@ impl CublasLt {
         let number = |function: Set, of: Handle, attribute: i32, value: i32| {
             set(function, of, attribute, (&raw const value).cast(), 4)
         };
-        // SAFETY: descriptors are created into places that outlive the calls, and dropped by `forget`.
+        // SAFETY: descriptors are created into places that outlive the calls, and dropped by
+        // `forget`.
         unsafe {
             check(
                 "describes no product",
@@ -299,7 +302,8 @@ impl CublasLt {
     /// When the library refuses.
     ///
     /// # Safety
-    /// The stream is of the current context; the operands lie on the device and belong to this step.
+    /// The stream is of the current context; the operands lie on the device and belong to this
+    /// step.
     pub unsafe fn run(&self, plan: &Plan, stream: *mut c_void) -> Result<(), KernelError> {
         let (g, [a, b, c]) = (&plan.gemm, plan.layouts);
         // SAFETY: descriptors are alive; the caller vouches for the operands.

@@ -39,7 +39,8 @@ impl Nvrtc {
     /// # Errors
     /// When one is missing.
     pub fn new(library: &Opened) -> Result<Self, LibError> {
-        // SAFETY: the types are those of nvrtc.h of CUDA 13; both kinds of getters take a program and a pointer.
+        // SAFETY: the types are those of nvrtc.h of CUDA 13; both kinds of getters take a program
+        // and a pointer.
         unsafe {
             Ok(Self {
                 create: library.function(c"nvrtcCreateProgram")?,

@@ -1,7 +1,8 @@
 //! What a step is on CUDA: kernel launches, copies and library calls with all their arguments.
 //!
-//! Actions hold addresses and no handles, so they can be made, read and checked without a GPU. The structures mirror
-//! those of kernels/*.cu, which take one of them by value. Not for: how they are made ([`super::emit`]) or run.
+//! Actions hold addresses and no handles, so they can be made, read and checked without a GPU. The
+//! structures mirror those of kernels/*.cu, which take one of them by value. Not for: how they are
+//! made ([`super::emit`]) or run.
 
 use crate::backend::operators::KernelError;
 use crate::backend::operators::error::unsupported;
@@ -110,7 +111,8 @@ pub fn code(dtype: Dtype) -> Result<i32, KernelError> {
 /// Marks structures that may be handed to a kernel as bytes.
 ///
 /// # Safety
-/// `repr(C)`, without padding that could be read uninitialised, and the same as the kernel's own declaration.
+/// `repr(C)`, without padding that could be read uninitialised, and the same as the kernel's own
+/// declaration.
 pub unsafe trait Params: Copy {}
 
 /// A strided tensor or a number.
@@ -412,7 +414,8 @@ pub struct Attention {
 macro_rules! params {
     ($($name:ty),*) => {
         $(
-            // SAFETY: `repr(C)` with fields ordered so that none is padded; the shim refuses another size.
+            // SAFETY: `repr(C)` with fields ordered so that none is padded; the shim refuses
+            // another size.
             unsafe impl Params for $name {}
         )*
     };

@@ -1,7 +1,8 @@
 //! NVIDIA's libraries, found at run time: given folders, Python environments, the loader's path.
 //!
-//! Each is opened by its absolute path where one is found, asked for its version, and kept for good, so that its
-//! functions may be called from anywhere. Not for: the driver's own library ([`crate::device::present`]).
+//! Each is opened by its absolute path where one is found, asked for its version, and kept for
+//! good, so that its functions may be called from anywhere. Not for: the driver's own library
+//! ([`crate::device::present`]).
 
 use std::env;
 use std::ffi::{CStr, c_char, c_int};
@@ -199,7 +200,8 @@ fn other_major(which: Which, folder: &Path) -> Option<(PathBuf, u64)> {
 fn checked(which: Which, library: Library, place: PathBuf) -> Result<Opened, LibError> {
     let opened = Opened { which, library: Box::leak(Box::new(library)), version: 0 };
     let mut parts: [c_int; 2] = [0; 2];
-    // SAFETY: each function has the type that its library documents; the two numbers outlive the call.
+    // SAFETY: each function has the type that its library documents; the two numbers outlive the
+    // call.
     let version = unsafe {
         match which {
             Which::Nvrtc => {
@@ -224,7 +226,8 @@ fn checked(which: Which, library: Library, place: PathBuf) -> Result<Opened, Lib
     Ok(Opened { version, ..opened })
 }
 
-/// Where to look: the given folder, then those of Python environments and of CUDA's own installation.
+/// Where to look: the given folder, then those of Python environments and of CUDA's own
+/// installation.
 #[must_use]
 pub fn folders(given: Option<&Path>) -> Vec<PathBuf> {
     let mut roots: Vec<PathBuf> = Vec::new();

@@ -1,10 +1,11 @@
 //! The CUDA device: one arena, one pinned slab, three streams, and libraries found at run time.
 //!
-//! Everything is made once for a script: descriptors, launches with their parameters, an event for each item. An
-//! iteration then only records and launches. Each item has one event, at its end; it starts when the last of what it
-//! follows has ended, on its stream or by a wait. A copy goes as soon as what it waits for has ended: delays by the clock
-//! are the host device's alone, and nothing but time depends on them. Not for: plans; nor for what an operator means, which
-//! is the host device's to say.
+//! Everything is made once for a script: descriptors, launches with their parameters, an event for
+//! each item. An iteration then only records and launches. Each item has one event, at its end; it
+//! starts when the last of what it follows has ended, on its stream or by a wait. A copy goes as
+//! soon as what it waits for has ended: delays by the clock are the host device's alone, and
+//! nothing but time depends on them. Not for: plans; nor for what an operator means, which is the
+//! host device's to say.
 
 pub mod conv;
 pub(crate) mod driver;
@@ -38,7 +39,8 @@ pub struct Options {
     pub tf32: bool,
     /// Fill memory with a pattern wherever something begins that holds nothing yet.
     pub poison: bool,
-    /// Algorithms that convolutions must use, in the order of an operator's passes; another is refused.
+    /// Algorithms that convolutions must use, in the order of an operator's passes; another is
+    /// refused.
     pub algorithms: BTreeMap<OpId, Vec<i32>>,
 }
 
@@ -52,7 +54,8 @@ pub struct Cuda<'a> {
     graph: &'a Graph,
     script: &'a Script,
     poison: bool,
-    // In the order in which they must go: what was made from a library, then memories and events, the context last.
+    // In the order in which they must go: what was made from a library, then memories and events,
+    // the context last.
     prepared: Prepared,
     arena: driver::DeviceMemory,
     slab: driver::PinnedMemory,
@@ -73,7 +76,8 @@ fn fail(fault: Fault) -> Failure {
     Failure::Device(fault.0)
 }
 
-/// An arena that devices of several jobs may use at once, each its own part on streams of its own. Given back by the thread that made it.
+/// An arena that devices of several jobs may use at once, each its own part on streams of its own.
+/// Given back by the thread that made it.
 pub struct Shared {
     lent: driver::Lent,
     _owner: Owner,
@@ -85,7 +89,8 @@ struct Owner {
     _context: Context,
 }
 
-// SAFETY: other threads see only the address and size in `lent`; the owner is made and dropped on one thread, since `Shared` is not `Send`.
+// SAFETY: other threads see only the address and size in `lent`; the owner is made and dropped on
+// one thread, since `Shared` is not `Send`.
 unsafe impl Sync for Shared {}
 
 impl Shared {
@@ -104,8 +109,8 @@ impl Shared {
 /// Makes a CUDA device for `script`, in `shared` memory if there is one, and runs `body` with it.
 ///
 /// # Errors
-/// No driver, no device, a library that is missing or of another version, too little memory, an operator that can't be
-/// prepared. What happens in `body` is `body`'s own.
+/// No driver, no device, a library that is missing or of another version, too little memory, an
+/// operator that can't be prepared. What happens in `body` is `body`'s own.
 pub fn with_device<R>(
     graph: &Graph,
     script: &Script,
@@ -179,8 +184,8 @@ impl<'a> Cuda<'a> {
         })
     }
 
-    /// Algorithms and workspaces of the convolutions, by operator and in the order of its passes: the library's number, or
-    /// -1 for the plain kernels.
+    /// Algorithms and workspaces of the convolutions, by operator and in the order of its passes:
+    /// the library's number, or -1 for the plain kernels.
     #[must_use]
     pub fn algorithms(&self) -> &BTreeMap<OpId, Vec<(i32, Bytes)>> {
         &self.prepared.algorithms
@@ -348,7 +353,8 @@ impl Device for Cuda<'_> {
             measured.late += u64::from(late);
             previous = self.times[index].1;
         }
-        // SAFETY: eight bytes were copied out of the pinned words, of which the capture filled its type's size.
+        // SAFETY: eight bytes were copied out of the pinned words, of which the capture filled its
+        // type's size.
         measured.loss = self.captured.map(|dtype| unsafe { number(words[LOSS..].as_ptr(), dtype) });
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! Everything that can be made before the first iteration: libraries, modules, launches, descriptors, fused updates.
+//! Everything that can be made before the first iteration: libraries, modules, launches,
+//! descriptors, fused updates.
 //!
 //! Not for: running.
 
@@ -300,8 +301,8 @@ pub fn emitted(
     Ok(actions.list)
 }
 
-/// Moves updates that follow each other, and that nothing comes between, to the first of them. The later ones wait for
-/// nothing and begin nothing, so all they need is there when the first runs.
+/// Moves updates that follow each other, and that nothing comes between, to the first of them. The
+/// later ones wait for nothing and begin nothing, so all they need is there when the first runs.
 fn fuse(script: &Script, lists: &mut [Vec<Action>]) -> Vec<Vec<(usize, u64)>> {
     let elements = |list: &[Action]| match list {
         [Action::Launch(l)]

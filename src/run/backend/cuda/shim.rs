@@ -1,9 +1,11 @@
-//! Runs actions on the host with the kernels compiled as C++: their arithmetic, indices and barriers, without a GPU.
+//! Runs actions on the host with the kernels compiled as C++: their arithmetic, indices and
+//! barriers, without a GPU.
 //!
-//! Each launch runs three times from the same memory, its threads in three orders, and must give the same bits: a missing
-//! barrier between threads of a block would show. What this leaves unchecked: concurrency between blocks, real memory
-//! models, the GPU's own mathematical functions and fused multiplications, and the two libraries (matrix products are the
-//! host's here, convolutions the plain kernels).
+//! Each launch runs three times from the same memory, its threads in three orders, and must give
+//! the same bits: a missing barrier between threads of a block would show. What this leaves
+//! unchecked: concurrency between blocks, real memory models, the GPU's own mathematical functions
+//! and fused multiplications, and the two libraries (matrix products are the host's here,
+//! convolutions the plain kernels).
 
 use std::path::Path;
 use std::process::Command;
@@ -29,7 +31,8 @@ struct Dim {
 
 type Entry = unsafe extern "C" fn(*const u8, u32, Dim, Dim, i32);
 
-/// One library for each family; `None` where there is no C++ compiler. Held by whoever runs: kernels keep their block in statics.
+/// One library for each family; `None` where there is no C++ compiler. Held by whoever runs:
+/// kernels keep their block in statics.
 fn libraries() -> Option<&'static Mutex<Vec<Library>>> {
     static ALL: OnceLock<Option<Mutex<Vec<Library>>>> = OnceLock::new();
     ALL.get_or_init(|| {
@@ -93,7 +96,8 @@ fn launch(libraries: &[Library], launch: &Launch, order: i32) {
     // SAFETY: every kernel is exported with this signature, and refuses parameters of another size.
     let entry: Symbol<'_, Entry> = unsafe { libraries[at].get(launch.kernel.as_bytes()) }
         .unwrap_or_else(|_| panic!("{}: no {}", launch.family.name(), launch.kernel));
-    // SAFETY: as above; the parameters' addresses are those of the test's own tensors. `u64` words align the copy.
+    // SAFETY: as above; the parameters' addresses are those of the test's own tensors. `u64` words
+    // align the copy.
     unsafe {
         let mut params = vec![0u64; launch.params.len().div_ceil(8)];
         params
@@ -117,7 +121,8 @@ fn to_bf16(x: f32) -> u16 {
     ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16
 }
 
-/// As the library does by its definition: matrices stored by columns, turned where said, sums in f32 or better.
+/// As the library does by its definition: matrices stored by columns, turned where said, sums in
+/// f32 or better.
 fn gemm(g: &Gemm) {
     let [a, b, c] = stored(g).expect("what is sent to the library can be stored its way");
     let [m, n, k] = [c.rows, c.columns, if a.transposed { a.rows } else { a.columns }];
@@ -226,8 +231,8 @@ fn once(call: &Call<'_>) -> Result<(), KernelError> {
     if status == 0 { Ok(()) } else { Err("a number out of range".into()) }
 }
 
-/// Two iterations of a recorded job, every operator by its CUDA actions, against PyTorch's losses (where the fixtures hold
-/// them) and, within `limit` of each tensor's norm, the host's state.
+/// Two iterations of a recorded job, every operator by its CUDA actions, against PyTorch's losses
+/// (where the fixtures hold them) and, within `limit` of each tensor's norm, the host's state.
 fn train(base: &str, limit: f64) {
     use crate::device::{builtin, latency};
     use crate::{Rate, Settings, plan::budget, run_with};
@@ -305,7 +310,8 @@ fn train(base: &str, limit: f64) {
 fn whole_trainings_agree_with_pytorch() {
     if present() {
         train("tiny_cnn-sgd-maximize", 1e-5);
-        // Adam divides by the gradient's own size: where that is hardly more than rounding, a step may go either way.
+        // Adam divides by the gradient's own size: where that is hardly more than rounding, a step
+        // may go either way.
         train("tiny_cnn-adam", 2e-2);
         train("tiny_gpt2-adamw", 2e-2);
     }
@@ -329,7 +335,8 @@ fn dense_operators_agree_with_pytorch() {
     }
 }
 
-/// The host has no bf16: each operator's result in bf16 is its result in f32, of the same numbers, rounded once.
+/// The host has no bf16: each operator's result in bf16 is its result in f32, of the same numbers,
+/// rounded once.
 #[test]
 fn bf16_is_f32_rounded() {
     use crate::backend::host::kernels::pytorch::{Bench, Owned};

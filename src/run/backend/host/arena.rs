@@ -6,7 +6,8 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 
 use crate::units::{BLOCK, Bytes};
 
-/// What fills memory that holds nothing yet, when that is asked for: as f32 a small negative number, as an index far out of range.
+/// What fills memory that holds nothing yet, when that is asked for: as f32 a small negative
+/// number, as an index far out of range.
 pub const POISON: u8 = 0xA5;
 
 /// Memory of exactly the size asked for, aligned to [`BLOCK`].
@@ -16,8 +17,8 @@ pub struct Arena {
     bytes: usize,
 }
 
-// SAFETY: the memory belongs to the arena until it is dropped, and all access is by raw pointer under the
-// waits between streams, which are mutex hand-overs.
+// SAFETY: the memory belongs to the arena until it is dropped, and all access is by raw pointer
+// under the waits between streams, which are mutex hand-overs.
 unsafe impl Send for Arena {}
 // SAFETY: as above; `&Arena` only gives away the address.
 unsafe impl Sync for Arena {}

@@ -47,7 +47,8 @@ impl Pace {
         self.throttle.store(u64::from(throttle).max(1), Ordering::Relaxed);
     }
 
-    /// Copies `bytes` and returns when that many would have arrived. Gives up early when `stop` is set.
+    /// Copies `bytes` and returns when that many would have arrived. Gives up early when `stop` is
+    /// set.
     ///
     /// # Safety
     /// Both stretches are valid for `bytes`, don't overlap, and nobody writes either meanwhile.
@@ -101,7 +102,8 @@ pub fn after(start: Instant, nanos: u64) -> Instant {
         .unwrap_or_else(|| start + Duration::from_secs(100 * 365 * 86_400))
 }
 
-/// Sleeps until `instant`, or until soon after `stop` is set. Spins at the end, so as not to come late.
+/// Sleeps until `instant`, or until soon after `stop` is set. Spins at the end, so as not to come
+/// late.
 pub fn sleep_until(instant: Instant, stop: &AtomicBool) {
     loop {
         let left = instant.saturating_duration_since(Instant::now());

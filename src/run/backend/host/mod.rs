@@ -60,7 +60,8 @@ impl Drop for Home<'_> {
     }
 }
 
-/// An arena that devices of several jobs may use at once, each its own part, and the link between the two memories.
+/// An arena that devices of several jobs may use at once, each its own part, and the link between
+/// the two memories.
 pub struct Shared {
     arena: Arena,
     pace: Pace,
@@ -180,7 +181,8 @@ fn copy(
             Direction::D2h => (device, host),
         };
         let bytes = usize::try_from(bytes.0).map_err(|_| outside())?;
-        // SAFETY: both stretches are inside different allocations; the plan's waits keep writers away meanwhile.
+        // SAFETY: both stretches are inside different allocations; the plan's waits keep writers
+        // away meanwhile.
         unsafe { pace.copy(direction, from, to, bytes, &streams.stop) };
         Ok(None)
     });

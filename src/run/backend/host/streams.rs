@@ -176,7 +176,8 @@ impl<'a> Streams<'a> {
         Ok(())
     }
 
-    /// Runs a stream until the device stops: `run` is given each item, when its waits are over, with the iteration.
+    /// Runs a stream until the device stops: `run` is given each item, when its waits are over,
+    /// with the iteration.
     pub fn serve(
         &self,
         stream: Stream,

@@ -117,7 +117,8 @@ impl<'a> EmbeddingBackward<'a> {
     }
 }
 
-/// Checks an operator that picks elements along `dim` of `from` by `indices`, as many as `picked` has.
+/// Checks an operator that picks elements along `dim` of `from` by `indices`, as many as `picked`
+/// has.
 fn along(from: &View, picked: &View, indices: &View, dim: usize) -> Result<(), KernelError> {
     same_shape(picked, whole(indices)?)?;
     let fits = picked.shape.len() == from.shape.len()

@@ -152,7 +152,8 @@ impl<'a> Product<'a> {
         Ok(product)
     }
 
-    /// Makes one taller matrix of batches that share the right factor and whose rows follow each other.
+    /// Makes one taller matrix of batches that share the right factor and whose rows follow each
+    /// other.
     fn join_rows(&mut self) {
         let [a_steps, b_steps, out_steps] = &self.batch_steps;
         let shared = b_steps.iter().zip(&self.batch).all(|(&s, &n)| s == 0 || n == 1);

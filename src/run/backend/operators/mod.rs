@@ -64,7 +64,8 @@ pub fn find<K: Copy>(families: &[Family<K>], kind: &str) -> Option<K> {
     families.iter().find_map(of)
 }
 
-/// All operators of `families`, sorted; forms in place are listed where they have rows of their own.
+/// All operators of `families`, sorted; forms in place are listed where they have rows of their
+/// own.
 #[must_use]
 pub fn list<K>(families: &[Family<K>]) -> Vec<Listed> {
     let mut all: Vec<Listed> = families

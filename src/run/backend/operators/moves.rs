@@ -71,7 +71,8 @@ pub fn move_from(by: &mut dyn Moves, call: &Call<'_>, index: usize) -> Result<()
         return by.copy(out, from);
     }
     if count(out) == count(from) {
-        // Another shape on the same row-major order: one of the two must be dense to wear the other's shape.
+        // Another shape on the same row-major order: one of the two must be dense to wear the
+        // other's shape.
         if is_contiguous(out) {
             return by.copy(
                 &View { shape: from.shape.clone(), stride: row_major(&from.shape), ..out.clone() },

@@ -28,7 +28,8 @@ pub fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
 }
 
 impl Random {
-    /// Sets `keep[i]` to whether element `first + i` survives dropout with probability `p` of being dropped.
+    /// Sets `keep[i]` to whether element `first + i` survives dropout with probability `p` of being
+    /// dropped.
     pub fn keep(self, p: f64, first: u64, keep: &mut [bool]) {
         let threshold = threshold(p);
         let (mut words, mut block) = ([0; 4], u64::MAX);
@@ -67,7 +68,8 @@ pub fn survivors(p: f64) -> f32 {
     if p >= 1.0 { 0.0 } else { (1.0 / (1.0 - p)) as f32 }
 }
 
-/// The factor in full precision where `scale` is what a trace keeps of one over a round share: six decimals.
+/// The factor in full precision where `scale` is what a trace keeps of one over a round share: six
+/// decimals.
 #[must_use]
 pub fn unrounded(scale: f64) -> f32 {
     if scale <= 1.0 {

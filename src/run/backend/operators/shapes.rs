@@ -100,8 +100,8 @@ pub fn select(view: &View, dim: usize, index: usize) -> Result<View, KernelError
     Ok(part)
 }
 
-/// `out` and `from` by the same extents, where dimension d of `out` is `times[d]` times `from`'s, the repeats outside (`tiled`) or inside: a copy
-/// from the second view to the first repeats.
+/// `out` and `from` by the same extents, where dimension d of `out` is `times[d]` times `from`'s,
+/// the repeats outside (`tiled`) or inside: a copy from the second view to the first repeats.
 ///
 /// # Errors
 /// When the extents are others.
@@ -144,9 +144,9 @@ pub fn at(view: &View, offset: usize) -> *mut u8 {
     view.data.wrapping_add(offset * view.dtype.size() as usize)
 }
 
-/// Calls `row(offsets, length, strides)` for runs that together cover `shape` once, where `offsets` and
-/// `strides` count elements of each of `N` operands. Dimensions are taken in order of operand 0's strides
-/// when `reorder`, and joined where all operands allow it.
+/// Calls `row(offsets, length, strides)` for runs that together cover `shape` once, where `offsets`
+/// and `strides` count elements of each of `N` operands. Dimensions are taken in order of operand
+/// 0's strides when `reorder`, and joined where all operands allow it.
 pub fn walk<const N: usize>(
     shape: &[usize],
     strides: &[impl AsRef<[usize]>; N],
@@ -156,7 +156,8 @@ pub fn walk<const N: usize>(
     walk_dyn(shape, std::array::from_fn(|k| strides[k].as_ref()), reorder, &mut row);
 }
 
-/// One instance for each number of operands: a call for each run costs nothing, code for each kernel would.
+/// One instance for each number of operands: a call for each run costs nothing, code for each
+/// kernel would.
 fn walk_dyn<const N: usize>(
     shape: &[usize],
     strides: [&[usize]; N],
@@ -239,7 +240,8 @@ pub fn same(a: &View, b: &View) -> bool {
     a.data == b.data && a.dtype == b.dtype && a.shape == b.shape && a.stride == b.stride
 }
 
-/// Whether each index of a view is an element of its own (sufficient, and true of every sliced or permuted tensor).
+/// Whether each index of a view is an element of its own (sufficient, and true of every sliced or
+/// permuted tensor).
 pub fn once(view: &View) -> bool {
     let mut dims: Vec<(usize, usize)> = view
         .shape

@@ -1,18 +1,20 @@
 //! How a kernel sees its operands: strided views of raw arena bytes.
 //!
-//! Not for: deciding where anything lies; the executor has done that, and the plan checker has proved
-//! that what is read is there and what is written is nobody else's.
+//! Not for: deciding where anything lies; the executor has done that, and the plan checker has
+//! proved that what is read is there and what is written is nobody else's.
 
 use crate::job::{Dtype, Group, Operator};
 
-/// The most memory a kernel may take for itself (packing and im2col tiles), however large the operator.
+/// The most memory a kernel may take for itself (packing and im2col tiles), however large the
+/// operator.
 pub const TILE_BYTES: usize = 8 << 20;
 
 /// A strided view of an arena's bytes.
 #[derive(Clone, Debug)]
 pub struct View {
-    /// First byte of the storage's element 0 plus the view's offset: the address of the view's first element.
-    /// Null for a tensor that a replay leaves out ([`crate::job::Replay::SkipUpdates`]).
+    /// First byte of the storage's element 0 plus the view's offset: the address of the view's
+    /// first element. Null for a tensor that a replay leaves out
+    /// ([`crate::job::Replay::SkipUpdates`]).
     pub data: *mut u8,
     /// Element type.
     pub dtype: Dtype,
@@ -55,7 +57,8 @@ pub struct Call<'a> {
     pub replay: bool,
     /// For an optimizer's update: its parameter group.
     pub optimizer: Option<&'a Group>,
-    /// Batch data by number of host-to-device copy, as raw little-endian bytes in the dtype of the copy.
+    /// Batch data by number of host-to-device copy, as raw little-endian bytes in the dtype of the
+    /// copy.
     pub batch: &'a [Vec<u8>],
 }
 

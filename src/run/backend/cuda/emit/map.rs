@@ -11,7 +11,8 @@ use crate::job::Dtype;
 
 use super::super::launch::{Action, Actions, Family, Map, Operand, RANK, Random};
 
-/// Extents, and the strides of each of several operands, with neighbours joined where all operands allow it.
+/// Extents, and the strides of each of several operands, with neighbours joined where all operands
+/// allow it.
 pub fn join(
     shape: &[usize],
     strides: &[Vec<i64>],

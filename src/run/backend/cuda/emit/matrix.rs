@@ -33,7 +33,8 @@ fn affine(actions: &mut Actions, of: &Affine<'_>, call: &Call<'_>) -> Result<(),
     emit(actions, &product, of.alpha, 1.0, None)
 }
 
-/// How the library sees a matrix of `rows` by `columns`: (it is stored by columns, step between them), if it can.
+/// How the library sees a matrix of `rows` by `columns`: (it is stored by columns, step between
+/// them), if it can.
 pub fn layout(rows: i64, columns: i64, [row, column]: [i64; 2]) -> Option<(bool, i64)> {
     if (column == 1 || columns == 1) && (row >= columns || rows == 1) {
         Some((false, if rows == 1 { columns } else { row }))

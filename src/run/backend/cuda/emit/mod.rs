@@ -1,7 +1,8 @@
-//! From an operator's call to the CUDA actions that carry it out, one file per family, as on the host.
+//! From an operator's call to the CUDA actions that carry it out, one file per family, as on the
+//! host.
 //!
-//! What a call must be is checked here as the host's kernels check it, before anything runs; views hold device
-//! addresses, which nothing here reads. Not for: running.
+//! What a call must be is checked here as the host's kernels check it, before anything runs; views
+//! hold device addresses, which nothing here reads. Not for: running.
 
 mod attention;
 mod conv;
@@ -79,7 +80,8 @@ mod tests {
         }
     }
 
-    /// All operators of a recorded job as actions: how many, and of the products and convolutions how many go to a library.
+    /// All operators of a recorded job as actions: how many, and of the products and convolutions
+    /// how many go to a library.
     fn actions_of(trace: &std::path::Path) -> (usize, usize, usize) {
         use super::super::launch::Action;
         use super::super::prepare::emitted;

@@ -126,7 +126,8 @@ fn step(call: &Call<'_>, actions: &mut Actions) -> Result<(), KernelError> {
     Ok(())
 }
 
-/// Joins dense updates of one rule into as few launches as their parameters fit in; `None` where one of them isn't such.
+/// Joins dense updates of one rule into as few launches as their parameters fit in; `None` where
+/// one of them isn't such.
 #[must_use]
 pub fn fuse(launches: &[&Launch]) -> Option<Vec<Launch>> {
     let first = launches.first()?;
@@ -143,7 +144,8 @@ pub fn fuse(launches: &[&Launch]) -> Option<Vec<Launch>> {
         let mut all: Option<Update> = None;
         let mut blocks = 0;
         for (at, launch) in some.iter().enumerate() {
-            // SAFETY: an `update_` launch of this size was made of an `Update`, whose every byte pattern is one.
+            // SAFETY: an `update_` launch of this size was made of an `Update`, whose every byte
+            // pattern is one.
             let own = unsafe { launch.params.as_ptr().cast::<Update>().read_unaligned() };
             let all = all.get_or_insert(own);
             all.of[at] = One { first: blocks, ..own.of[0] };

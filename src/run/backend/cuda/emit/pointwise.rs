@@ -1,7 +1,7 @@
 //! Arithmetic, comparisons, activations and dropout, element by element.
 //!
-//! In-place kinds are the same kernels: their output is the memory of argument 0. Not for: the arithmetic
-//! (kernels/pointwise.cu).
+//! In-place kinds are the same kernels: their output is the memory of argument 0. Not for: the
+//! arithmetic (kernels/pointwise.cu).
 
 use crate::backend::operators::arguments::{
     Input, flag, floating, input, is_floating, maybe_input, number, number_or, output,

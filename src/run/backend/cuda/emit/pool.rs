@@ -97,7 +97,8 @@ fn max_backward(call: &Call<'_>, actions: &mut Actions) -> Result<(), KernelErro
     Ok(())
 }
 
-/// Forward from argument 0 to output 0, or backward from the gradient in argument `gradient` to output 0.
+/// Forward from argument 0 to output 0, or backward from the gradient in argument `gradient` to
+/// output 0.
 fn average(
     call: &Call<'_>,
     actions: &mut Actions,

@@ -1,4 +1,5 @@
-//! The dense operators against what PyTorch answered (`fixtures/kernels-dense.py`), and against plain loops.
+//! The dense operators against what PyTorch answered (`fixtures/kernels-dense.py`), and against
+//! plain loops.
 
 use serde_json::Value;
 
@@ -248,7 +249,8 @@ fn noise(count: usize, seed: u64) -> Vec<f64> {
         .collect()
 }
 
-/// Convolution by definition, and its two gradients, of images [n, c, h, w] with square odd kernels, stride 1 and "same" padding.
+/// Convolution by definition, and its two gradients, of images [n, c, h, w] with square odd
+/// kernels, stride 1 and "same" padding.
 fn plain(x: &[f64], w: &[f64], g: &[f64], [n, c, size, o, k]: [usize; 5]) -> [Vec<f64>; 3] {
     let (mut y, mut dx, mut dw) =
         (vec![0.0; n * o * size * size], vec![0.0; x.len()], vec![0.0; w.len()]);

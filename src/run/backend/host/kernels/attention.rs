@@ -1,8 +1,8 @@
 //! Scaled dot-product attention and its gradient, tile by tile.
 //!
-//! Nothing of the size of the attention matrix is kept: forward leaves the logarithm of each row's sum,
-//! backward computes the probabilities again from it, and draws the same dropout mask. Not for: paths
-//! that a framework takes apart itself, whose pieces are ordinary operators.
+//! Nothing of the size of the attention matrix is kept: forward leaves the logarithm of each row's
+//! sum, backward computes the probabilities again from it, and draws the same dropout mask. Not
+//! for: paths that a framework takes apart itself, whose pieces are ordinary operators.
 
 use crate::backend::operators::arguments::is_floating;
 use crate::backend::operators::attention::{self, Attention};

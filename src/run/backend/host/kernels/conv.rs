@@ -1,8 +1,8 @@
 //! Convolutions in two dimensions, forward and backward, as matrix products over unfolded tiles.
 //!
-//! A *column* is one output position of one image; a tile is a range of columns by a range of kernel
-//! elements, unfolded into a fixed scratch ([`with_tiles`]). Pointwise convolutions
-//! multiply the images themselves.
+//! A *column* is one output position of one image; a tile is a range of columns by a range of
+//! kernel elements, unfolded into a fixed scratch ([`with_tiles`]). Pointwise convolutions multiply
+//! the images themselves.
 
 use crate::backend::operators::arguments::{
     expect_shape, flag, mask, maybe_real, real, result, shaped,
@@ -54,7 +54,8 @@ struct Shape {
     /// Input and output channels of one group.
     channels: [usize; 2],
     unfold: Unfold,
-    /// Walks the weights of one output channel in the order in which kernel elements are unfolded, where one step does.
+    /// Walks the weights of one output channel in the order in which kernel elements are unfolded,
+    /// where one step does.
     kernel_step: Option<usize>,
 }
 
@@ -90,7 +91,8 @@ impl Shape {
         })
     }
 
-    /// Tiles of columns; none crosses the end of an image if the images are large and can be addressed in place.
+    /// Tiles of columns; none crosses the end of an image if the images are large and can be
+    /// addressed in place.
     fn tiles(&self, in_place: bool, rows: usize) -> impl Iterator<Item = Tile> + use<> {
         let positions = self.unfold.out[0] * self.unfold.out[1];
         let (spans, span, most) = if in_place {
@@ -110,7 +112,8 @@ impl Shape {
             .map(|(first, to)| Tile { first, count: to - first })
     }
 
-    /// Whether the columns of an output can be multiplied where they lie, and the step between them.
+    /// Whether the columns of an output can be multiplied where they lie, and the step between
+    /// them.
     fn column_step(&self, output: &[usize; 4]) -> Option<usize> {
         let step = collapse(&self.unfold.out, &output[2..])?;
         (self.unfold.out[0] * self.unfold.out[1] >= SMALL_IMAGE || self.images == 1).then_some(step)
@@ -137,7 +140,8 @@ impl Shape {
 }
 
 impl Group<'_> {
-    /// The weights of a range of kernel elements: pieces of (first kernel element, count, matrix of output channels by kernel elements).
+    /// The weights of a range of kernel elements: pieces of (first kernel element, count, matrix of
+    /// output channels by kernel elements).
     fn weights(&self, range: std::ops::Range<usize>) -> Vec<(usize, usize, Matrix)> {
         let (data, [out_step, in_step, row_step, column_step]) = self.weight;
         if let Some(step) = self.shape.kernel_step {
@@ -190,7 +194,8 @@ impl Group<'_> {
                 for (first, count, weight) in self.weights(0..shape.kernel_elements()) {
                     let mut pixels = self.place(self.input, step, &tile);
                     pixels.data = pixels.data.wrapping_add(first * pixels.row);
-                    // SAFETY: the tile's columns lie inside input and output, the pieces inside the weights.
+                    // SAFETY: the tile's columns lie inside input and output, the pieces inside the
+                    // weights.
                     unsafe {
                         product_of(
                             [out_channels, count, tile.count],
@@ -304,7 +309,8 @@ impl Group<'_> {
                 for (first, count, weight) in self.weights(0..shape.kernel_elements()) {
                     let mut pixels = self.place(self.input, step, &tile);
                     pixels.data = pixels.data.wrapping_add(first * pixels.row);
-                    // SAFETY: the tile's columns lie inside input and output, the pieces inside the weights.
+                    // SAFETY: the tile's columns lie inside input and output, the pieces inside the
+                    // weights.
                     unsafe {
                         product_of(
                             [count, out_channels, tile.count],
@@ -323,7 +329,8 @@ impl Group<'_> {
                     let data =
                         columns.as_mut_ptr().wrapping_add((first - chunk.start) * tile.count);
                     let unfolded = Matrix { data, row: tile.count, column: 1 };
-                    // SAFETY: the chunk fits the scratch; gradient and weights are inside live memory.
+                    // SAFETY: the chunk fits the scratch; gradient and weights are inside live
+                    // memory.
                     unsafe {
                         product_of(
                             [count, out_channels, tile.count],
@@ -354,7 +361,8 @@ impl Group<'_> {
     /// Adds to a weight gradient that starts as zeros.
     ///
     /// # Safety
-    /// As [`Group::forward`], with the weights' place taken by their gradient, which is nobody else's.
+    /// As [`Group::forward`], with the weights' place taken by their gradient, which is nobody
+    /// else's.
     unsafe fn backward_weight(&self, columns: &mut [f32], rows: &mut [f32]) {
         let (shape, out_channels) = (self.shape, self.shape.channels[1]);
         let in_place = shape.column_step(&self.output.1);
@@ -370,7 +378,8 @@ impl Group<'_> {
                         row: pixels.column,
                         column: pixels.row,
                     };
-                    // SAFETY: the tile's columns lie inside input and output, the pieces inside the weights.
+                    // SAFETY: the tile's columns lie inside input and output, the pieces inside the
+                    // weights.
                     unsafe {
                         product_of(
                             [out_channels, tile.count, count],
@@ -401,7 +410,8 @@ impl Group<'_> {
                     let data =
                         columns.as_mut_ptr().wrapping_add((first - chunk.start) * tile.count);
                     let turned = Matrix { data, row: 1, column: tile.count };
-                    // SAFETY: the chunk fits the scratch; gradient and weights are inside live memory.
+                    // SAFETY: the chunk fits the scratch; gradient and weights are inside live
+                    // memory.
                     unsafe {
                         product_of(
                             [out_channels, tile.count, count],
@@ -418,7 +428,8 @@ impl Group<'_> {
     }
 }
 
-/// Runs `work` for each group of a convolution between `input`, `weight` and `output`, whose shapes have been checked.
+/// Runs `work` for each group of a convolution between `input`, `weight` and `output`, whose shapes
+/// have been checked.
 fn each_group(
     shape: &Shape,
     [input, weight, output]: [&View; 3],

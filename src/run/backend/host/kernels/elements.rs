@@ -1,8 +1,9 @@
 //! What all kernels share: element access through strided views of mixed types.
 //!
-//! Work goes in blocks of [`BLOCK`] elements: each operand's block is loaded (and converted) into a small
-//! array, the arithmetic runs over arrays and vectorises, the result is stored. So strides, broadcasting,
-//! type mixes and in-place operands cost nothing in the arithmetic's code. Not for: the arithmetic.
+//! Work goes in blocks of [`BLOCK`] elements: each operand's block is loaded (and converted) into a
+//! small array, the arithmetic runs over arrays and vectorises, the result is stored. So strides,
+//! broadcasting, type mixes and in-place operands cost nothing in the arithmetic's code. Not for:
+//! the arithmetic.
 
 use crate::backend::operators::KernelError;
 use crate::backend::operators::arguments::{Input, floating, is_floating};
@@ -179,7 +180,8 @@ pub fn blocks<T: Lane, const N: usize>(
             for (k, operand) in inputs.iter().enumerate() {
                 if let Input::View(view) = operand {
                     let from = at(view, start[k + 1] + done * step[k + 1]);
-                    // SAFETY: the walk stays inside the broadcast view, and views lie inside their storage.
+                    // SAFETY: the walk stays inside the broadcast view, and views lie inside their
+                    // storage.
                     unsafe { T::load(view.dtype, from, step[k + 1], &mut loaded[k][..n]) };
                 }
             }
@@ -253,7 +255,8 @@ pub fn copy(out: &View, from: &View) -> Result<(), KernelError> {
         walk(&out.shape, &strides, true, |_, _, step| dense = step == [1, 1]);
         if dense {
             walk(&out.shape, &strides, true, |start, length, _| {
-                // SAFETY: the walk stays inside both views; copying an operand onto itself is allowed.
+                // SAFETY: the walk stays inside both views; copying an operand onto itself is
+                // allowed.
                 unsafe { std::ptr::copy(at(from, start[1]), at(out, start[0]), length * size) };
             });
             return Ok(());

@@ -81,7 +81,8 @@ fn embedding_backward(call: &Call<'_>) -> Result<(), KernelError> {
         }
         for (first, n) in parts(out.shape[1]) {
             let slot = at(out, index * out.stride[0] + first * step);
-            // SAFETY: the index is checked against the table, the part lies inside its row and the gradient's.
+            // SAFETY: the index is checked against the table, the part lies inside its row and the
+            // gradient's.
             unsafe {
                 f32::load(out.dtype, slot, step, &mut sums[..n]);
                 f32::load(

@@ -30,7 +30,8 @@ pub struct Matrix {
 /// `c = alpha * a (m by k) * b (k by n) + beta * c`; with beta 0, `c` is not read.
 ///
 /// # Safety
-/// The three matrices lie inside live memory of f32, each element of `c` is its own and none is in `a` or `b`.
+/// The three matrices lie inside live memory of f32, each element of `c` is its own and none is in
+/// `a` or `b`.
 pub unsafe fn product_of(
     [m, k, n]: [usize; 3],
     alpha: f32,
@@ -39,7 +40,8 @@ pub unsafe fn product_of(
     beta: f32,
     c: Matrix,
 ) {
-    // A step between the rows of a single row is arbitrary; all others lie inside memory and so fit.
+    // A step between the rows of a single row is arbitrary; all others lie inside memory and so
+    // fit.
     let step = |n: usize| isize::try_from(n).unwrap_or(0);
     // SAFETY: the caller's promise is what `sgemm` asks for.
     unsafe {

@@ -1,4 +1,5 @@
-//! Layer normalisation over the last dimensions, root-mean-square normalisation, and their gradients.
+//! Layer normalisation over the last dimensions, root-mean-square normalisation, and their
+//! gradients.
 //!
 //! Means and variances are kept in double precision. Not for: batch normalisation.
 

@@ -29,7 +29,8 @@ impl Classes<'_> {
         self.scores.stride[self.dim]
     }
 
-    /// `visit(class offset in scores, other offset, weight)` for each target that counts; a `None` class is ignored.
+    /// `visit(class offset in scores, other offset, weight)` for each target that counts; a `None`
+    /// class is ignored.
     fn each(
         &self,
         other: Vec<usize>,

@@ -1,8 +1,9 @@
 //! The operators of the host device, one file per family.
 //!
-//! [`find`] names the function for an operator's kind. Every kernel is deterministic: the same views and
-//! the same [`Call`] give the same bits, whatever the addresses. Kernels take no memory of their own
-//! beyond fixed-size tiles (see [`crate::backend::operators::view::TILE_BYTES`]). Not for: graphs, plans, threads.
+//! [`find`] names the function for an operator's kind. Every kernel is deterministic: the same
+//! views and the same [`Call`] give the same bits, whatever the addresses. Kernels take no memory
+//! of their own beyond fixed-size tiles (see [`crate::backend::operators::view::TILE_BYTES`]). Not
+//! for: graphs, plans, threads.
 
 mod activation;
 mod attention;

@@ -1,7 +1,7 @@
 //! Batch normalisation, forward and backward, under all the names it is recorded by.
 //!
-//! Statistics are summed in double precision in a fixed order; the mean first, then the squared distances
-//! from it. Not for: layer normalisation.
+//! Statistics are summed in double precision in a fixed order; the mean first, then the squared
+//! distances from it. Not for: layer normalisation.
 
 use crate::backend::operators::norm::{BatchNorm, BatchNormBackward, without_channels};
 use crate::backend::operators::view::{Call, View};
@@ -37,7 +37,8 @@ impl PerChannel<'_> {
 
 fn set(view: Option<&View>, channel: usize, value: f64) {
     if let Some(view) = view {
-        // SAFETY: callers checked that the view has one element for each channel and is nobody else's.
+        // SAFETY: callers checked that the view has one element for each channel and is nobody
+        // else's.
         unsafe {
             *base(view).wrapping_add(channel * view.stride[0]) = value as f32;
         }
@@ -94,7 +95,8 @@ fn forward(call: &Call<'_>) -> Result<(), KernelError> {
         runs(&shape, [&steps, &out_steps], |[from, to], [from_step, to_step], length| {
             let (from, to) = (start.wrapping_add(from), into.wrapping_add(to));
             if (from_step, to_step) == (1, 1) {
-                // SAFETY: runs stay inside the views; `result` checked that the output is apart from the input.
+                // SAFETY: runs stay inside the views; `result` checked that the output is apart
+                // from the input.
                 let (from, to) = unsafe {
                     (
                         std::slice::from_raw_parts(from, length),
@@ -216,7 +218,8 @@ fn backward(call: &Call<'_>, of: &BatchNormBackward<'_>) -> Result<(), KernelErr
             |[x, g, d], [x_step, g_step, d_step], length| {
                 let (x, g, d) = (xs.wrapping_add(x), gs.wrapping_add(g), ds.wrapping_add(d));
                 if (x_step, g_step, d_step) == (1, 1, 1) {
-                    // SAFETY: runs stay inside the views; `writable` checked that the output is apart from the inputs.
+                    // SAFETY: runs stay inside the views; `writable` checked that the output is
+                    // apart from the inputs.
                     let (x, g) = unsafe {
                         (
                             std::slice::from_raw_parts(x, length),

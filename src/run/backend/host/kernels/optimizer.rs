@@ -27,7 +27,8 @@ fn each<const S: usize>(
     let (p, g, s) = (base(parameter), base(gradient), states.map(base));
     let strides = [&parameter.stride[..], &gradient.stride[..]];
     let one = |p: *mut f32, g: *mut f32, s: [*mut f32; S]| {
-        // SAFETY: the addresses are those of one element of each view; every one written is its own.
+        // SAFETY: the addresses are those of one element of each view; every one written is its
+        // own.
         unsafe {
             let (parameter, written) = update(*p, *g, s.map(|s| *s));
             *p = parameter;

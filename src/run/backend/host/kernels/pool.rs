@@ -30,13 +30,15 @@ fn steps(view: &View) -> [usize; 4] {
 }
 
 impl Windows {
-    /// The pixels under window `o` in dimension `i`: first, end (exclusive), with holes of the dilation.
+    /// The pixels under window `o` in dimension `i`: first, end (exclusive), with holes of the
+    /// dilation.
     fn span(&self, i: usize, o: usize) -> (usize, usize) {
         let (start, step) = (o * self.stride[i], self.dilation[i]);
         let end = (start + (self.kernel[i] - 1) * step + 1)
             .saturating_sub(self.padding[i])
             .min(self.size[i]);
-        // Steps inside the padding are skipped, not cut, so that dilated pixels stay where they are.
+        // Steps inside the padding are skipped, not cut, so that dilated pixels stay where they
+        // are.
         let first = if start >= self.padding[i] {
             start - self.padding[i]
         } else {
@@ -143,7 +145,8 @@ fn max_backward(call: &Call<'_>) -> Result<(), KernelError> {
     Ok(())
 }
 
-/// Forward from argument 0 to output 0, or backward from the gradient in argument `gradient` to output 0.
+/// Forward from argument 0 to output 0, or backward from the gradient in argument `gradient` to
+/// output 0.
 fn average(call: &Call<'_>, x: usize, gradient: Option<usize>) -> Result<(), KernelError> {
     let x = real(call, x)?;
     let first = if gradient.is_some() { 2 } else { 1 };
@@ -186,7 +189,8 @@ fn averages(
     f32_operands(call)?;
     let [batch, channels, ..] = images(&x.shape)?;
     let shape = resized(&x.shape, out);
-    // Pooled values on one side, pixels on the other; which of them is written depends on the direction.
+    // Pooled values on one side, pixels on the other; which of them is written depends on the
+    // direction.
     let (pooled, pixels) = if let Some(at) = gradient {
         let gradient = real(call, at)?;
         expect_shape("its output gradient", gradient, &shape)?;

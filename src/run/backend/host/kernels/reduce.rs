@@ -1,7 +1,7 @@
 //! Reductions over dimensions, and running sums.
 //!
-//! Floating sums are kept in double precision, in an order that depends on shapes and strides alone.
-//! Not for: losses and norms, which have files of their own.
+//! Floating sums are kept in double precision, in an order that depends on shapes and strides
+//! alone. Not for: losses and norms, which have files of their own.
 
 use crate::backend::operators::arguments::{
     Input, floating, int_or, is_floating, number_or, output, result, tensor,
@@ -51,7 +51,8 @@ fn smaller(a: f64, b: f64) -> f64 {
     if a.is_nan() || a < b { a } else { b }
 }
 
-/// Reduces `of` each element of `from` over the dimensions `gone` into `out`, whose shape may keep them as 1 or leave them out.
+/// Reduces `of` each element of `from` over the dimensions `gone` into `out`, whose shape may keep
+/// them as 1 or leave them out.
 fn reduce<T: Lane>(
     out: &View,
     from: &View,

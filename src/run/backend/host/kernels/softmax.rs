@@ -1,7 +1,7 @@
 //! Softmax and its logarithm along one dimension, and their gradients.
 //!
-//! Each row is passed over three times, a block at a time; denominators are kept in double precision.
-//! Not for: attention, which fuses its own.
+//! Each row is passed over three times, a block at a time; denominators are kept in double
+//! precision. Not for: attention, which fuses its own.
 
 use crate::backend::operators::arguments::{int_or, output, tensor};
 use crate::backend::operators::shapes::{dimension, each, same_shape};
@@ -42,7 +42,8 @@ pub fn extent_of(rows: &Rows<'_>, offset: usize) -> (f32, f64) {
     (most, sum)
 }
 
-/// Writes softmax (or its logarithm) of `from` along `dim`; a row of nothing but minus infinities gives zeros.
+/// Writes softmax (or its logarithm) of `from` along `dim`; a row of nothing but minus infinities
+/// gives zeros.
 pub fn apply(
     out: &View,
     from: &View,

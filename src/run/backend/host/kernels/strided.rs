@@ -11,14 +11,16 @@ use crate::job::Dtype;
 
 /// Floats in the tile that holds unfolded columns.
 pub const COLUMN_FLOATS: usize = TILE_BYTES / 2 / 4;
-/// Floats in the tile that holds gathered or not yet scattered rows. A quarter of the allowance stays for packing.
+/// Floats in the tile that holds gathered or not yet scattered rows. A quarter of the allowance
+/// stays for packing.
 pub const ROW_FLOATS: usize = TILE_BYTES / 4 / 4;
 
 thread_local! {
     static TILES: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Lends this thread's two tiles, of [`COLUMN_FLOATS`] and [`ROW_FLOATS`], with whatever they last held.
+/// Lends this thread's two tiles, of [`COLUMN_FLOATS`] and [`ROW_FLOATS`], with whatever they last
+/// held.
 pub fn with_tiles<R>(work: impl FnOnce(&mut [f32], &mut [f32]) -> R) -> R {
     TILES.with(|tiles| {
         let mut tiles = tiles.take();
@@ -41,7 +43,8 @@ pub fn f32_operands(call: &Call<'_>) -> Result<(), KernelError> {
     }
 }
 
-/// Visits the elements of views of one shape, row-major, in runs: `visit(offsets, steps, length)`, in elements.
+/// Visits the elements of views of one shape, row-major, in runs: `visit(offsets, steps, length)`,
+/// in elements.
 pub fn runs<const N: usize>(
     shape: &[usize],
     strides: [&[usize]; N],

@@ -69,7 +69,8 @@ fn dropout_scales_what_it_keeps_and_its_gradient_uses_the_same_mask() {
 
 #[test]
 fn attention_dropout_is_repeated_backward() {
-    // With dropout the output is linear in v, so <grad, out> = <dv, v>; q and k by finite differences.
+    // With dropout the output is linear in v, so <grad, out> = <dv, v>; q and k by finite
+    // differences.
     let shape = [1, 2, 7, 4];
     let (q, k, v, grad) =
         (ramp(&shape, 1.0), ramp(&shape, 0.7), ramp(&shape, 1.3), ramp(&shape, 0.9));

@@ -37,7 +37,8 @@ impl Unfold {
         }
     }
 
-    /// The input row or column under kernel offset `k` at output `o`, in dimension `i`; `None` in the padding.
+    /// The input row or column under kernel offset `k` at output `o`, in dimension `i`; `None` in
+    /// the padding.
     fn pixel(&self, i: usize, o: usize, k: usize) -> Option<usize> {
         (o * self.stride[i] + k * self.dilation[i])
             .checked_sub(self.padding[i])
@@ -53,7 +54,8 @@ impl Unfold {
     }
 }
 
-/// Cuts a range of columns into stretches of one output row: (image, output row, output columns, place in the tile).
+/// Cuts a range of columns into stretches of one output row: (image, output row, output columns,
+/// place in the tile).
 fn stretches(
     out: &[usize; 2],
     first: usize,
@@ -70,7 +72,8 @@ fn stretches(
     }
 }
 
-/// Visits each stretch of each kernel element's row of a tile: (place in the tile, stretch of zeros before, pixels, first pixel or none).
+/// Visits each stretch of each kernel element's row of a tile: (place in the tile, stretch of zeros
+/// before, pixels, first pixel or none).
 fn walk(
     shape: &Unfold,
     stride: &[usize; 4],
@@ -103,7 +106,8 @@ fn walk(
     }
 }
 
-/// Writes the tile of kernel elements `elements` by columns `first..first + count`, one row per kernel element.
+/// Writes the tile of kernel elements `elements` by columns `first..first + count`, one row per
+/// kernel element.
 ///
 /// # Safety
 /// `data` with `stride` addresses the input that `shape` describes, in memory that nobody writes.
@@ -137,7 +141,8 @@ pub unsafe fn unfold_tile(
 /// Adds the tile's elements to the pixels that they were unfolded from.
 ///
 /// # Safety
-/// `data` with `stride` addresses the input that `shape` describes, in memory that nobody else uses.
+/// `data` with `stride` addresses the input that `shape` describes, in memory that nobody else
+/// uses.
 pub unsafe fn fold_tile(
     shape: &Unfold,
     data: *mut f32,
@@ -166,10 +171,12 @@ pub unsafe fn fold_tile(
     });
 }
 
-/// Moves columns of `channels` rows between a tile and the tensor `(data, strides)`: out of the tile or into it.
+/// Moves columns of `channels` rows between a tile and the tensor `(data, strides)`: out of the
+/// tile or into it.
 ///
 /// # Safety
-/// The address and strides are those of a tensor of `channels` and outputs `out`; out of the tile, nobody else uses it.
+/// The address and strides are those of a tensor of `channels` and outputs `out`; out of the tile,
+/// nobody else uses it.
 pub unsafe fn copy_columns<const OUT: bool>(
     out: &[usize; 2],
     (data, stride): (*mut f32, [usize; 4]),
