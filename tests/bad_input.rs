@@ -432,7 +432,7 @@ fn traces_of_incredible_numbers_are_answered() {
     std::fs::copy(&fixture, room.path("t.profile.json.gz")).unwrap();
     let mut text = String::new();
     std::io::Read::read_to_string(&mut neap::files::open(&fixture).unwrap(), &mut text).unwrap();
-    // The number that was there goes to a key that nobody reads.
+    // The number that was there goes to a key that no reader knows.
     for (key, value) in [
         ("Bytes", "4611686018427387904"),
         ("Bytes", "1099511627776"),
@@ -470,7 +470,7 @@ fn traces_of_incredible_numbers_are_answered() {
     );
 }
 
-/// Endless and not JSON: told from the first byte.
+/// Endless and not JSON: seen from the first byte.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_file_of_zeros_is_no_trace() {
@@ -536,7 +536,7 @@ fn a_closed_pipe_is_no_error_and_changes_no_answer() {
     }
 }
 
-/// A device that is full is named, whoever writes to it.
+/// A device that is full is named, by every command that writes to it.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_full_disk_is_named() {

@@ -97,7 +97,7 @@ fn side_by_side(
     Seen { iterations, waited: shared.waited }
 }
 
-/// How often two residencies hold the same byte at once, whosever they are.
+/// How often two residencies hold the same byte at once, of any job.
 fn conflicts(programs: &[Program], seen: &Seen) -> usize {
     let mut held: Vec<[u64; 4]> = Vec::new();
     for (job, start, run) in &seen.iterations {
@@ -128,7 +128,7 @@ fn placed(graphs: &[Graph], plan: &Plan) -> Vec<Program> {
         .collect()
 }
 
-/// What stays round a job's boundary is its own, and so apart from everybody's at any time: the rest is [`conflicts`].
+/// What stays round a job's boundary is its own, and so apart from all others at any time: the rest is [`conflicts`].
 fn boundaries_are_own(programs: &[Program], plan: &Plan, seed: u64) {
     for (program, job) in programs.iter().zip(&plan.jobs) {
         let Some(window) = &job.window else { continue };

@@ -59,7 +59,7 @@ fn mix(call: &Call<'_>) -> Result<(), KernelError> {
         let (data, length) = bytes(view);
         let mut stream = Random(sum.0 ^ u64::from(operand.tensor.0));
         for i in 0..length {
-            // SAFETY: as above; nobody else touches the view while the step runs.
+            // SAFETY: as above; no other thread touches the view while the step runs.
             unsafe {
                 let before = if operand.version > 0 { *data.add(i) } else { 0 };
                 *data.add(i) = before.rotate_left(3) ^ stream.next() as u8;

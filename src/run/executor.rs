@@ -284,7 +284,7 @@ pub struct Executor<'a> {
 }
 
 impl Executor<'_> {
-    /// Runs iterations `from..to`, adding to the record; after each `boundary` is told how it went
+    /// Runs iterations `from..to`, adding to the record; after each `boundary` gets its record
     /// and says whether to stop there. Gives how far it came.
     ///
     /// # Errors

@@ -94,7 +94,7 @@ impl Target {
     }
 }
 
-/// What a run is told besides the plan.
+/// What a run takes besides the plan.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// What it runs on; rates, throttling and jitter are the host device's alone.
@@ -171,7 +171,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// What the host device is told, for a profile.
+    /// What the host device takes for a profile.
     fn host(&self, profile: &Profile) -> host::Options {
         host::Options {
             link: match self.link_rate {
@@ -316,7 +316,7 @@ pub fn supported(graph: &Graph) -> Vec<Missing> {
 
 /// Runs `job`, a checked plan of `graph`, on its device with an arena of exactly `arena_bytes`.
 ///
-/// `progress` is told after each iteration how many are done.
+/// `progress` gets the number of iterations done, after each.
 ///
 /// # Errors
 /// Before anything runs: missing operators, unrecorded numbers, weights that don't fit, a plan that
@@ -371,7 +371,7 @@ pub fn run_replanning(
     follow(run, &plan.device, (job, plan.budget), Some(replan), progress)
 }
 
-/// Runs a job alone, from plan to plan if there is somebody to make them.
+/// Runs a job alone, from plan to plan if there is a planner to make them.
 fn follow(
     mut run: Job<'_>,
     profile: &Profile,

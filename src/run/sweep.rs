@@ -197,7 +197,7 @@ impl Parts {
         self.replay = Replay::SkipUpdates;
     }
 
-    /// Of parts that are known to fit: an empty graph otherwise, which whoever runs it refuses.
+    /// Of parts that are known to fit: an empty graph otherwise, which every runner refuses.
     fn sure(self, kind: &str) -> Graph {
         let nothing = || Graph {
             name: String::new(),

@@ -387,7 +387,7 @@ fn late_and_passive_copies_cost_time_only() {
 fn a_delay_is_kept() {
     let b = net();
     let mut events = events(&b, 0);
-    // Nobody waits for this one, so it goes when its time has come.
+    // No step waits for this one, so it goes when its time has come.
     *events.last_mut().unwrap() =
         Event::SwapOut { tensor: b.id("w1"), trigger: after(Some(12), 20_000_000) };
     let outcome = go(&b.graph, &plan(&b.graph, events), &settings(2)).unwrap();

@@ -1,4 +1,4 @@
-//! `run --on cuda` without a GPU: what is missing is named; and the whole device over a driver that is none (`tests/cuda`).
+//! `run --on cuda` without a GPU: what is missing is named; and the whole device over a test driver (`tests/cuda`).
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -30,7 +30,7 @@ fn compile(folder: &Folder, file: &str, library: &str, flags: &[&str]) -> bool {
         .args(flags);
     let Ok(output) = compiler.output() else {
         assert!(std::env::var_os("NEAP_REQUIRE_NVRTC").is_none(), "there is no C++ compiler");
-        println!("skipped: a driver that is none: there is no C++ compiler");
+        println!("skipped: the test driver: there is no C++ compiler");
         return false;
     };
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

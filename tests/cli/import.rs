@@ -56,8 +56,8 @@ fn inspect_has_the_keys_that_others_build_on() {
         number(&seen, "peak_bytes") <= number(&seen, "recorded_peak_bytes"),
         "lowering never adds memory"
     );
-    let told = folder.neap(&["inspect", "job.graph.json", "--top", "3"]).stdout;
-    assert!(told.contains("The peak is at"), "{told}");
+    let shown = folder.neap(&["inspect", "job.graph.json", "--top", "3"]).stdout;
+    assert!(shown.contains("The peak is at"), "{shown}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
-//! A device's memory under the service: lanes with addresses, changed only where nobody is
+//! A device's memory under the service: lanes with addresses, changed only where no job is
 //! disturbed.
 //!
-//! Lanes decide whether a job may come in, the layout where. A change that would move somebody is
+//! Lanes decide whether a job may come in, the layout where. A change that would move a job is
 //! made in two steps: those concerned leave at their next iteration boundaries, then everything is
 //! put where it goes. Not for: who should come in.
 
@@ -61,7 +61,7 @@ impl Memory {
         self.lanes.capacity()
     }
 
-    /// Bytes that nobody has.
+    /// Bytes that no job has.
     #[must_use]
     pub fn free(&self) -> Bytes {
         self.lanes.free()
@@ -79,7 +79,7 @@ impl Memory {
         self.needs.contains_key(&job)
     }
 
-    /// Lets a job in, unless somebody who is not `out` would have to move for it.
+    /// Lets a job in, unless a job that is not `out` would have to move for it.
     pub fn admit(
         &mut self,
         job: JobId,
@@ -113,7 +113,7 @@ impl Memory {
         }
     }
 
-    /// Where everybody is.
+    /// Where every job is.
     #[must_use]
     pub fn spots(&self) -> BTreeMap<JobId, Spot> {
         let places: BTreeMap<Item, (Bytes, Bytes)> =

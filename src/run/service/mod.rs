@@ -60,18 +60,18 @@ pub enum Request {
     Close,
 }
 
-/// Something that whoever watches is told at once.
+/// An event, for those who watch.
 #[derive(Debug)]
 pub enum Notice<'a> {
     /// It came, and waits for this.
     Queued(&'a str, String),
     /// It is in, after so long.
     Admitted(&'a str, Nanos),
-    /// An iteration of somebody has ended.
+    /// An iteration of a job has ended.
     Iteration,
     /// It has ended.
     Ended(&'a str, &'a Verdict),
-    /// Nobody of this name is there.
+    /// No job of this name is there.
     Unknown(&'a str),
     /// The jobs were planned anew together, or why not.
     Planned(Result<usize, String>),
@@ -136,7 +136,7 @@ enum Message {
 pub struct Mailbox {
     sender: Sender<Message>,
     messages: Receiver<Message>,
-    /// Whether somebody may still ask.
+    /// Whether a request may still come.
     open: bool,
 }
 
@@ -194,7 +194,7 @@ pub fn needs(work: &Work) -> Result<Needs, RunError> {
     coming(work, &work.plan, 0).map(|c| c.needs)
 }
 
-/// Runs `tenants`, and whoever else comes, until all have ended and nothing more is asked.
+/// Runs `tenants`, and the jobs that come later, until all have ended and nothing more is asked.
 ///
 /// # Errors
 /// Before anything runs: a job that was there from the start and can't run or has no room, a device
@@ -419,7 +419,7 @@ impl<'env> Service<'_, 'env> {
     fn gone(&mut self, id: JobId, verdict: Verdict, notice: &mut dyn FnMut(Notice<'_>)) {
         let now = self.now();
         let seat = &mut self.seats[id as usize];
-        // A thread that has not ended ends when nobody can tell it anything.
+        // A thread that has not ended ends when its channel of commands is closed.
         (seat.stage, seat.commands) = (Stage::Gone, channel().0);
         self.scheduler.ended(id);
         notice(Notice::Ended(&seat.name, &verdict));
@@ -465,7 +465,7 @@ impl<'env> Service<'_, 'env> {
         }
     }
 
-    /// The jobs there are others than before: they are planned anew, if somebody can, in the
+    /// The jobs there are others than before: they are planned anew, if there is a planner, in the
     /// background.
     fn changed(&mut self) {
         self.asked += 1;

@@ -224,7 +224,7 @@ impl Records {
         }
     }
 
-    /// Whether nobody knows yet what it waits for.
+    /// Whether it is not known yet what it waits for.
     pub fn must_tell(&mut self, job: JobId) -> bool {
         self.of(job).is_some_and(|(_, report)| !report.entered && report.waited_for.is_none())
     }

@@ -41,7 +41,7 @@ pub struct Coming {
     pub iteration: Nanos,
 }
 
-/// What a job is told.
+/// A command to a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// Come in, following this plan.
@@ -248,7 +248,7 @@ impl Scheduler {
     }
 
     fn leave(&mut self, job: JobId, orders: &mut Vec<Order>) {
-        // Whoever has run its last iteration ends by itself.
+        // A job that has run its last iteration ends by itself.
         if let Some(tenant) =
             self.jobs.get_mut(&job).filter(|t| t.state == State::Idle && t.left > 0)
         {
@@ -267,7 +267,7 @@ impl Scheduler {
         }
     }
 
-    /// Goes on with making room for somebody by moving others.
+    /// Goes on with making room for a job by moving others.
     fn moving(&mut self, orders: &mut Vec<Order>) {
         let Some((newcomer, mut moving)) = self.room_for.take() else { return };
         moving.retain(|job| self.jobs.get(job).is_some_and(|t| !t.stopping));
@@ -440,7 +440,7 @@ impl Scheduler {
         order.iter().copied().filter(|j| self.jobs.get(j).is_some_and(Tenant::inside)).collect()
     }
 
-    /// One at a time, whoever has had least. Who waits outside comes in once it is behind by more
+    /// One at a time, the job that has had least. A job outside comes in once it is behind by more
     /// than a turn.
     fn least_served(&mut self, order: &[JobId], orders: &mut Vec<Order>) -> Vec<JobId> {
         let turns =
@@ -462,7 +462,7 @@ impl Scheduler {
                 turns(&self.jobs, &job).saturating_add(self.turn.0) < turns(&self.jobs, &i)
             };
             if inside(&self.jobs).is_none_or(behind) {
-                // Until it is in nobody else comes in, and nobody runs.
+                // Until it is in, no other job comes in, and none runs.
                 self.send_out(job, &[], &by_turns, orders);
                 return Vec::new();
             }

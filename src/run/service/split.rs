@@ -55,8 +55,8 @@ impl Split {
             }
             kept = union(kept.into_iter().chain(more).collect());
         }
-        // Bytes that the job never uses, such as others' between its own and a window, are nobody's
-        // here.
+        // Bytes that the job never uses, such as others' between its own and a window, belong to no
+        // residency here.
         let used = union(all.iter().map(|r| (r.0, r.1)).collect());
         let mut pieces = Vec::with_capacity(2 * kept.len() + used.len());
         let (mut persistent, mut ephemeral) = (0, 0);

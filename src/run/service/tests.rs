@@ -89,7 +89,7 @@ impl World {
             match order {
                 Order::Enter(job, spot, plan) => {
                     let body = self.bodies.get_mut(&job).unwrap();
-                    assert_eq!(body.doing, Doing::Outside, "{job} is told to come in");
+                    assert_eq!(body.doing, Doing::Outside, "{job} is asked to come in");
                     if let Some(next) = body.next.take_if(|n| n.plan == plan) {
                         body.needs = next;
                     }
@@ -98,20 +98,20 @@ impl World {
                 }
                 Order::Go(job) => {
                     let body = self.bodies.get_mut(&job).unwrap();
-                    assert_eq!(body.doing, Doing::Inside, "{job} is told to go on");
+                    assert_eq!(body.doing, Doing::Inside, "{job} is asked to go on");
                     assert!(body.left > 0);
                     body.doing = Doing::Running;
                 }
                 Order::Leave(job) => {
                     let body = self.bodies.get_mut(&job).unwrap();
-                    assert_eq!(body.doing, Doing::Inside, "{job} is told to leave");
+                    assert_eq!(body.doing, Doing::Inside, "{job} is asked to leave");
                     body.doing = Doing::Leaving;
                 }
                 Order::Stop(job) => {
                     let body = self.bodies.get_mut(&job).unwrap();
                     assert!(
                         matches!(body.doing, Doing::Inside | Doing::Outside),
-                        "{job} is told to stop"
+                        "{job} is asked to stop"
                     );
                     body.doing = Doing::Ending;
                 }
@@ -121,7 +121,7 @@ impl World {
         check::check(&self.scheduler.memory().picture()).unwrap();
     }
 
-    /// Nobody's bytes are anybody else's.
+    /// No two jobs have a byte in common.
     fn look(&self) {
         let mut held: Vec<(u64, u64, u32)> = Vec::new();
         for (job, body) in &self.bodies {

@@ -1,4 +1,4 @@
-//! A job's thread: it does what it is told at its iteration boundaries, and says what came of it.
+//! A job's thread: it carries out commands at its iteration boundaries, and says what came of it.
 //!
 //! Not for: decisions ([`super::scheduler`]).
 
@@ -18,7 +18,7 @@ use crate::start::Shared;
 use crate::units::{Bytes, Nanos};
 use crate::{Outcome, RunError, Settings};
 
-/// What a worker is told.
+/// Commands to a worker.
 #[derive(Clone, Debug)]
 pub enum Command {
     /// Come in here; with another plan from now on, if there is one.
@@ -40,7 +40,7 @@ pub enum Said {
     Ran(Nanos),
     /// It is out.
     Left,
-    /// It has ended: all iterations, or told to stop before.
+    /// It has ended: all iterations, or asked to stop before.
     Ended(Box<Outcome>, bool),
     /// It can't go on.
     Failed(RunError),
@@ -63,7 +63,7 @@ pub struct Work {
     pub settings: Settings,
 }
 
-/// Does a job, told by `commands`.
+/// Runs a job as `commands` say.
 pub fn work(
     work: &Work,
     arena: Bytes,

@@ -196,7 +196,7 @@ pub struct DeviceMemory {
     here: Here,
 }
 
-/// An arena for threads that did not make it; whoever did outlives their use of it.
+/// An arena for threads that did not make it; the one that did outlives their use of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Lent {
     start: sys::CUdeviceptr,

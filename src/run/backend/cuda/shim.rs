@@ -31,7 +31,7 @@ struct Dim {
 
 type Entry = unsafe extern "C" fn(*const u8, u32, Dim, Dim, i32);
 
-/// One library for each family; `None` where there is no C++ compiler. Held by whoever runs:
+/// One library for each family; `None` where there is no C++ compiler. Held by the test that runs:
 /// kernels keep their block in statics.
 fn libraries() -> Option<&'static Mutex<Vec<Library>>> {
     static ALL: OnceLock<Option<Mutex<Vec<Library>>>> = OnceLock::new();

@@ -75,8 +75,8 @@ impl<'a> Prepared<'a> {
     ) -> Result<Option<f32>, KernelError> {
         if poison {
             for &(data, bytes) in &self.begins {
-                // SAFETY: inside the arena (checked in `new`), and begins with this step, so nobody
-                // else holds it.
+                // SAFETY: inside the arena (checked in `new`), and begins with this step, so
+                // nothing else holds it.
                 unsafe { data.write_bytes(POISON, bytes) };
             }
         }

@@ -51,7 +51,8 @@ impl Pace {
     /// set.
     ///
     /// # Safety
-    /// Both stretches are valid for `bytes`, don't overlap, and nobody writes either meanwhile.
+    /// Both stretches are valid for `bytes`, don't overlap, and no other thread writes either
+    /// meanwhile.
     pub unsafe fn copy(
         &self,
         direction: Direction,

@@ -2,7 +2,7 @@
 //! measured under load.
 //!
 //! One thread multiplies and adds within the caches, one copies through memory. Not for: results;
-//! nobody reads them.
+//! no operator reads them.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering};

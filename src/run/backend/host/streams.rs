@@ -41,7 +41,7 @@ pub struct Streams<'a> {
     /// Each item's position on its stream.
     position: Vec<usize>,
     state: Mutex<State>,
-    /// One for each stream, and one for whoever waits for the end.
+    /// One for each stream, and one for the thread that waits for the end.
     changed: [Condvar; 4],
     /// Set once, when threads are to go home.
     pub stop: AtomicBool,

@@ -148,7 +148,7 @@ pub struct CrossEntropy<'a> {
     pub total: Option<&'a View>,
 }
 
-/// Reads the arguments of `cross_entropy_loss`. Hidden results are told apart by shape.
+/// Reads the arguments of `cross_entropy_loss`. Hidden results are distinguished by shape.
 ///
 /// # Errors
 /// When shapes or types don't fit, and for label smoothing.

@@ -20,7 +20,7 @@ impl Engine<'_> {
         let need = self.needs[job as usize];
         let name = |j: u32| &self.jobs[j as usize].name;
         let ahead = || match self.running.len() {
-            0 => "nobody".to_owned(),
+            0 => "no job".to_owned(),
             1 => format!("`{}`", self.running.first().map_or("", |r| name(r.1))),
             n => format!("`{}` and {} more", self.running.first().map_or("", |r| name(r.1)), n - 1),
         };

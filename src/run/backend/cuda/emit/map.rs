@@ -60,7 +60,7 @@ pub fn signed(strides: &[usize]) -> Vec<i64> {
     strides.iter().map(|&s| s as i64).collect()
 }
 
-/// What a map is told besides operands.
+/// What a map takes besides operands.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Extra {
     /// Floating scalars.

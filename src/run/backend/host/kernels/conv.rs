@@ -174,7 +174,7 @@ impl Group<'_> {
     }
 
     /// # Safety
-    /// The views behind the group are inside live memory, the output nobody else's.
+    /// The views behind the group are inside live memory, the output used by this call alone.
     unsafe fn forward(
         &self,
         bias: Option<(*mut f32, usize)>,
@@ -255,7 +255,7 @@ impl Group<'_> {
                 }
             }
             if in_place.is_none() {
-                // SAFETY: the output's columns are inside live memory and nobody else's.
+                // SAFETY: the output's columns are inside live memory and used by this call alone.
                 unsafe {
                     copy_columns::<true>(
                         &shape.unfold.out,
@@ -295,7 +295,8 @@ impl Group<'_> {
     /// Adds to an input gradient that starts as zeros.
     ///
     /// # Safety
-    /// As [`Group::forward`], with the input's place taken by its gradient, which is nobody else's.
+    /// As [`Group::forward`], with the input's place taken by its gradient, which this call alone
+    /// uses.
     unsafe fn backward_input(&self, columns: &mut [f32], rows: &mut [f32]) {
         let (shape, out_channels) = (self.shape, self.shape.channels[1]);
         let in_place = shape.column_step(&self.output.1);
@@ -342,7 +343,7 @@ impl Group<'_> {
                         )
                     };
                 }
-                // SAFETY: the input gradient is inside live memory and nobody else's.
+                // SAFETY: the input gradient is inside live memory and used by this call alone.
                 unsafe {
                     fold_tile(
                         &shape.unfold,
@@ -361,8 +362,8 @@ impl Group<'_> {
     /// Adds to a weight gradient that starts as zeros.
     ///
     /// # Safety
-    /// As [`Group::forward`], with the weights' place taken by their gradient, which is nobody
-    /// else's.
+    /// As [`Group::forward`], with the weights' place taken by their gradient, which this call
+    /// alone uses.
     unsafe fn backward_weight(&self, columns: &mut [f32], rows: &mut [f32]) {
         let (shape, out_channels) = (self.shape, self.shape.channels[1]);
         let in_place = shape.column_step(&self.output.1);
@@ -576,7 +577,7 @@ fn backward(call: &Call<'_>) -> Result<(), KernelError> {
 /// The sum of `length` floats, in double precision and a fixed order.
 ///
 /// # Safety
-/// They lie inside live memory that nobody writes.
+/// They lie inside live memory that no thread writes.
 pub unsafe fn total(start: *const f32, step: usize, length: usize) -> f64 {
     if step != 1 {
         // SAFETY: the caller's promise.

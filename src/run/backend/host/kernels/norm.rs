@@ -37,8 +37,8 @@ impl PerChannel<'_> {
 
 fn set(view: Option<&View>, channel: usize, value: f64) {
     if let Some(view) = view {
-        // SAFETY: callers checked that the view has one element for each channel and is nobody
-        // else's.
+        // SAFETY: callers checked that the view has one element for each channel and is used by
+        // this call alone.
         unsafe {
             *base(view).wrapping_add(channel * view.stride[0]) = value as f32;
         }
@@ -139,7 +139,7 @@ fn moments(start: *const f32, shape: &[usize], steps: &[usize], elements: f64) -
 /// The sum of `(a - a0) * (b - b0)` in double precision and a fixed order.
 ///
 /// # Safety
-/// Both runs lie inside live memory that nobody writes.
+/// Both runs lie inside live memory that no thread writes.
 unsafe fn sum_of(
     a: *const f32,
     b: *const f32,

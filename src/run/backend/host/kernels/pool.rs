@@ -114,7 +114,7 @@ fn max_backward(call: &Call<'_>) -> Result<(), KernelError> {
     expect_shape("its output gradient", gradient, &shape)?;
     pool::expect_indices(indices, &shape)?;
     let into = shaped(call, 0, &x.shape)?;
-    // SAFETY: `result` checked that the output is of f32 and nobody else's.
+    // SAFETY: `result` checked that the output is of f32 and used by this call alone.
     unsafe { fill(into, 0.0) };
     let (gs, is, ds) = (steps(gradient), steps(indices), steps(into));
     for plane in 0..batch * channels {

@@ -110,7 +110,8 @@ fn walk(
 /// kernel element.
 ///
 /// # Safety
-/// `data` with `stride` addresses the input that `shape` describes, in memory that nobody writes.
+/// `data` with `stride` addresses the input that `shape` describes, in memory that no thread
+/// writes.
 pub unsafe fn unfold_tile(
     shape: &Unfold,
     data: *const f32,
@@ -141,7 +142,7 @@ pub unsafe fn unfold_tile(
 /// Adds the tile's elements to the pixels that they were unfolded from.
 ///
 /// # Safety
-/// `data` with `stride` addresses the input that `shape` describes, in memory that nobody else
+/// `data` with `stride` addresses the input that `shape` describes, in memory that no other call
 /// uses.
 pub unsafe fn fold_tile(
     shape: &Unfold,
@@ -176,7 +177,7 @@ pub unsafe fn fold_tile(
 ///
 /// # Safety
 /// The address and strides are those of a tensor of `channels` and outputs `out`; out of the tile,
-/// nobody else uses it.
+/// no other call uses it.
 pub unsafe fn copy_columns<const OUT: bool>(
     out: &[usize; 2],
     (data, stride): (*mut f32, [usize; 4]),
