@@ -3,7 +3,7 @@
 //!     segment + DEVICE BYTES USED      device memory taken, and what is taken after it
 //!     segment - DEVICE BYTES USED
 //!     refused DEVICE BYTES USED        an allocation that the device has no room for
-//!     stub NAME COUNT                  at exit: a function that did nothing, and how often it was called
+//!     stub NAME COUNT                  at exit: a function that did nothing, and its calls
 //!     foreign LIBRARY                  a library that brings a CUDA runtime of its own
 //!     note TEXT
 

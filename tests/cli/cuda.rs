@@ -350,7 +350,7 @@ fn algorithms_that_were_profiled_are_reserved_and_used() {
     assert!(table.contains(",-1;-1,0,") && table.contains(",1,1000,"), "{table}");
     folder.refuses(
         2,
-        &["--conv-workspace: for --on cuda"],
+        &["--conv-workspace: is for --on cuda"],
         &["profile", "job.graph.json", "--on", "host", "--conv-workspace", "1"],
     );
     std::fs::write(folder.path("t.csv"), table.replace(",1,1000,", ",1,1152921504606846976,"))

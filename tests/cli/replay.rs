@@ -171,7 +171,7 @@ fn contradictions_between_flags_are_bad_input() {
                 "--device-bytes",
                 "1GiB",
             ],
-            &["leave one away"],
+            &["leave one out"],
         ),
         (&["--smallest-device", "--device-bytes", "1GiB"], &["leave --device"]),
         (&["--check", "--sweep"], &["--sweep"]),
