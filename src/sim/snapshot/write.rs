@@ -226,7 +226,7 @@ impl Trace<'_> {
         category: Option<&str>,
     ) -> io::Result<()> {
         let pen = &mut self.pen;
-        if self.entries % BATCH == 0 {
+        if self.entries.is_multiple_of(BATCH) {
             pen.op(b"(")?;
         }
         pen.op(b"}(")?;
@@ -242,7 +242,7 @@ impl Trace<'_> {
         pen.stack(event.stack, event.request == Request::EmptyCache)?;
         pen.op(b"u")?;
         self.entries += 1;
-        if self.entries % BATCH == 0 { pen.op(b"e") } else { Ok(()) }
+        if self.entries.is_multiple_of(BATCH) { pen.op(b"e") } else { Ok(()) }
     }
 }
 
