@@ -108,9 +108,13 @@ impl Context {
     pub fn allocate(&self, size: Bytes) -> Result<DeviceMemory, Fault> {
         let none = |_| Fault(format!("{} has no {size} to give", self.name));
         let bytes = usize::try_from(size.0).map_err(|_| Fault(format!("an arena of {size}")))?;
-        // SAFETY: given back in `drop`; nothing is read before it is written, as the plan proves.
-        let start =
-            if bytes == 0 { 0 } else { unsafe { result::malloc_sync(bytes) }.map_err(none)? };
+        let start = if bytes == 0 {
+            0
+        } else {
+            // SAFETY: given back in `drop`; the plan proves that no byte is read before it is
+            // written.
+            unsafe { result::malloc_sync(bytes) }.map_err(none)?
+        };
         Ok(DeviceMemory { start, bytes, lent: false, here: PhantomData })
     }
 
@@ -120,10 +124,10 @@ impl Context {
     /// When they can't be had.
     pub fn pin(&self, bytes: usize) -> Result<PinnedMemory, Fault> {
         let none = |_| Fault(format!("the machine pins no {}", Bytes(bytes as u64)));
-        // SAFETY: given back in `drop`.
         let start = if bytes == 0 {
             std::ptr::null_mut()
         } else {
+            // SAFETY: given back in `drop`.
             unsafe { result::malloc_host(bytes, 0) }.map_err(none)?
         };
         if !start.is_null() {

@@ -199,12 +199,10 @@ pub fn call(call: &Call<'_>) -> Result<(), KernelError> {
     let mut actions = Actions::new(&raw mut status, 7);
     emit::find(&call.operator.kind).ok_or("CUDA has no such operator")?(call, &mut actions)?;
     let written: Vec<&View> = call.outputs.iter().flatten().chain(call.hidden).collect();
-    // SAFETY: spans lie inside the tests' tensors.
     let read = || {
-        written
-            .iter()
-            .map(|v| unsafe { std::slice::from_raw_parts(v.data, span(v)) }.to_vec())
-            .collect::<Vec<_>>()
+        // SAFETY: spans lie inside the tests' tensors.
+        let bytes = |v: &View| unsafe { std::slice::from_raw_parts(v.data, span(v)) }.to_vec();
+        written.iter().map(|v| bytes(v)).collect::<Vec<_>>()
     };
     let before = read();
     run(&actions.list, 0);

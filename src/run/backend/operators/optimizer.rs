@@ -10,8 +10,11 @@ use super::shapes::{once, same};
 use super::view::{Call, View};
 use crate::job::Group;
 
+/// Reads one optimizer's numbers for one step.
+type Read = fn(&Numbers<'_>) -> Result<Rule, KernelError>;
+
 /// The optimizers: operator kind, and what reads its numbers.
-const RULES: &[(&str, fn(&Numbers<'_>) -> Result<Rule, KernelError>)] = &[
+const RULES: &[(&str, Read)] = &[
     ("neap::sgd", sgd),
     ("neap::adam", |of| adam(of, of.is("decoupled_weight_decay"))),
     ("neap::adamw", |of| adam(of, true)),

@@ -563,8 +563,8 @@ fn backward(call: &Call<'_>) -> Result<(), KernelError> {
         for channel in 0..gradient.shape[1] {
             let start = base(gradient).wrapping_add(channel * gradient.stride[1]);
             let mut sum = 0.0;
-            // SAFETY: runs stay inside the gradient.
             runs(&plane, [&steps], |[at], [step], length| {
+                // SAFETY: runs stay inside the gradient.
                 sum += unsafe { total(start.wrapping_add(at), step, length) }
             });
             // SAFETY: one element for each channel, checked by `shaped`.

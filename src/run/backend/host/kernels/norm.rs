@@ -122,8 +122,8 @@ fn forward(call: &Call<'_>) -> Result<(), KernelError> {
 /// The mean of one channel and the sum of the squared distances from it.
 fn moments(start: *const f32, shape: &[usize], steps: &[usize], elements: f64) -> (f64, f64) {
     let mut sum = 0.0;
-    // SAFETY: runs stay inside the channel.
     runs(shape, [steps], |[at], [step], length| {
+        // SAFETY: runs stay inside the channel.
         sum += unsafe { total(start.wrapping_add(at), step, length) }
     });
     let mean = sum / elements;

@@ -210,8 +210,8 @@ fn averages(
                 let ([top, bottom, left, right], count) = window(oh, ow);
                 let value =
                     base(pooled).wrapping_add(n * ps[0] + c * ps[1] + oh * ps[2] + ow * ps[3]);
-                // SAFETY: inside the pooled view, whose shape was checked.
                 let share = if gradient.is_some() {
+                    // SAFETY: inside the pooled view, whose shape was checked.
                     (f64::from(unsafe { *value }) / count) as f32
                 } else {
                     0.0
