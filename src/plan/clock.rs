@@ -2,7 +2,7 @@
 //!
 //! As [`crate::sim::engine`], except that bytes pass from hand to hand by slot: whatever begins in
 //! a slot waits for all swap-outs that may not last until then. Placement can only relax that.
-//! Copies start in the order of [`super::write`]. Cost: O((operators + copies) · log). Not for:
+//! Copies start in the order of [`crate::emit`]. Cost: O((operators + copies) · log). Not for:
 //! figures of a plan.
 
 use super::residency::{Gap, Residencies};

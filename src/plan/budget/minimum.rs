@@ -16,7 +16,7 @@ const CLOSER: u32 = 5;
 /// The plan with the smallest budget that is found.
 ///
 /// # Errors
-/// As [`make`], when nothing is found within the request's budget.
+/// As [`super::make`], when nothing is found within the request's budget.
 pub fn minimum(request: &Request<'_>) -> Result<Planned, PlanError> {
     minimum_for(request, None)
 }

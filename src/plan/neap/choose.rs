@@ -4,7 +4,7 @@
 //! copies fit in time (a weighted matching of copies to link time: the opportunity cost of a swap
 //! is the recompute it saves); what then is missing is made again, cheapest first per byte and slot
 //! over the target that it relieves; only then does a copy that an operator has to wait for. Not
-//! for: when copies run in the end ([`super::windows`]).
+//! for: when copies run in the end ([`super::prefetch`]).
 
 use super::{Ban, Options, Variant};
 use crate::clock::Clock;

@@ -2,7 +2,7 @@
 //! spent.
 //!
 //! A step chooses all over again with one thing changed, and runs what came of it on
-//! [`super::clock`]; the best stays, so no effort makes a plan worse than the first choice. First
+//! [`crate::clock`]; the best stays, so no effort makes a plan worse than the first choice. First
 //! the greedy's own parameters are changed ([`super::Variant`]), one at a time, from the best so
 //! far (coordinate descent); then single tensors are excluded from what they were chosen for, those
 //! first that cost most: swaps that an operator waited for, recomputes that take longest. The

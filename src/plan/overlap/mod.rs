@@ -19,7 +19,7 @@
 //! pass from hand to hand in an order that this run keeps to, and that can therefore not be a
 //! circle. Cost: `LEVELS` plans of each job, and some hundred simulations of some iterations.
 //!
-//! Not for: deciding what is swapped; lanes and policies ([`super::lane`]).
+//! Not for: deciding what is swapped; lanes and policies (`sim::share`).
 
 mod offers;
 mod search;
