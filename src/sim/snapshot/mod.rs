@@ -2,7 +2,8 @@
 //! and written from one.
 //!
 //! Reading keeps what a real job asked its allocator for, from the state in which its recording
-//! began; stacks and names are left out. [`mod@write`] makes the file that PyTorch would have recorded.
+//! began; stacks and names are left out. [`mod@write`] makes the file that PyTorch would have
+//! recorded.
 
 mod pickle;
 mod sequence;
