@@ -206,18 +206,19 @@ pub unsafe extern "C" fn cudaMemPoolCreate(out: *mut *mut c_void, _: *const c_vo
     SUCCESS
 }
 
-/// Used and reserved bytes, now and at most, are all what the device has given out.
+/// Used and reserved bytes are all what the device has given out.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaMemPoolGetAttribute(
     _pool: *mut c_void,
     which: c_int,
     out: *mut u64,
 ) -> Status {
-    let used = with(|s| s.memory.used(current()));
-    // 1..=3 are switches (int), 4 the release threshold, 5..=8 bytes.
+    let (used, peak) = with(|s| (s.memory.used(current()), s.memory.peak(current())));
+    // 1..=3 are switches (int), 4 the release threshold; then reserved and used, now and at most.
     unsafe {
         match which {
-            5..=8 => put(out, used),
+            5 | 7 => put(out, used),
+            6 | 8 => put(out, peak),
             4 => put(out, u64::MAX),
             _ => put(out.cast::<c_int>(), 1),
         }

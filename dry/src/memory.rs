@@ -38,6 +38,8 @@ pub struct Memory {
     next: u64,
     blocks: BTreeMap<u64, Block>,
     used: Vec<u64>,
+    /// The most of `used` since the caller last asked.
+    peaks: Vec<u64>,
     /// Pinned host memory: address to bytes, and whether it is ours to unmap.
     pinned: BTreeMap<u64, (u64, bool)>,
     /// What was copied to the device: start to end, disjoint. All other device bytes are 0.
@@ -51,6 +53,7 @@ impl Memory {
             next: FIRST,
             blocks: BTreeMap::new(),
             used: vec![0; devices],
+            peaks: vec![0; devices],
             pinned: BTreeMap::new(),
             copied: BTreeMap::new(),
         }
@@ -58,6 +61,23 @@ impl Memory {
 
     pub fn used(&self, device: i32) -> u64 {
         self.used.get(device as usize).copied().unwrap_or(0)
+    }
+
+    /// The most that a device had given out since this was last asked.
+    pub fn take_peak(&mut self, device: i32) -> u64 {
+        let used = self.used(device);
+        self.peaks.get_mut(device as usize).map_or(0, |peak| std::mem::replace(peak, used))
+    }
+
+    /// The same, without asking.
+    pub fn peak(&self, device: i32) -> u64 {
+        self.peaks.get(device as usize).copied().unwrap_or(0)
+    }
+
+    fn set_used(&mut self, device: i32, used: u64) {
+        self.used[device as usize] = used;
+        let peak = &mut self.peaks[device as usize];
+        *peak = used.max(*peak);
     }
 
     pub fn free(&self, device: i32) -> u64 {
@@ -71,7 +91,7 @@ impl Memory {
             log::line(format_args!("refused {device} {bytes} {used}"));
             return false;
         }
-        self.used[device as usize] = used + bytes;
+        self.set_used(device, used + bytes);
         log::line(format_args!("segment + {device} {bytes} {}", used + bytes));
         true
     }
@@ -112,7 +132,7 @@ impl Memory {
             return None;
         }
         let at = self.reserve_anywhere(device, bytes.max(1).div_ceil(SYSTEM_PAGE) * SYSTEM_PAGE)?;
-        self.used[device as usize] += charged;
+        self.set_used(device, self.used(device) + charged);
         if let Some(block) = self.blocks.get_mut(&at) {
             block.charged = charged;
             block.pooled = true;
@@ -209,11 +229,6 @@ impl Memory {
     fn touching(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
         let before = self.copied.range(..start).next_back().filter(|&(_, &e)| e > start);
         before.into_iter().chain(self.copied.range(start..end)).map(|(&s, &e)| (s, e)).collect()
-    }
-
-    /// The copies that begin at an address, or reach over it.
-    pub fn forget_at(&mut self, at: u64) {
-        self.forget(at, at + 1);
     }
 }
 

@@ -24,6 +24,6 @@ pub fn tell(exact: bool, at: u64, bytes: u64) {
     if callback != 0 {
         // SAFETY: only `neap_dry_on_read` stores here.
         let callback: Callback = unsafe { std::mem::transmute(callback) };
-        callback(if exact { COPIED } else { COMPUTED }, at, bytes);
+        crate::python::call(|| callback(if exact { COPIED } else { COMPUTED }, at, bytes));
     }
 }

@@ -5,11 +5,13 @@ use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use crate::graph::Captures;
 use crate::memory::Memory;
+use crate::watch::Allocations;
 
 /// Everything that the device remembers.
 pub struct State {
     pub memory: Memory,
     pub captures: Captures,
+    pub allocations: Allocations,
 }
 
 static STATE: Mutex<Option<State>> = Mutex::new(None);
@@ -39,7 +41,10 @@ pub fn with<T>(f: impl FnOnce(&mut State) -> T) -> T {
         unsafe { crate::sys::pthread_atfork(prepare, release, release) };
     });
     let mut guard = STATE.lock().unwrap_or_else(PoisonError::into_inner);
-    let state =
-        guard.get_or_insert_with(|| State { memory: Memory::new(), captures: Captures::default() });
+    let state = guard.get_or_insert_with(|| State {
+        memory: Memory::new(),
+        captures: Captures::default(),
+        allocations: Allocations::default(),
+    });
     f(state)
 }

@@ -287,13 +287,6 @@ pub unsafe extern "C" fn cudaPointerGetAttributes(
     SUCCESS
 }
 
-/// A new tensor begins here: what an earlier one left behind is gone. The Python side calls this
-/// for every block that PyTorch's caching allocator hands out.
-#[unsafe(no_mangle)]
-pub extern "C" fn neap_dry_on_alloc(at: u64) {
-    with(|s| s.memory.forget_at(at));
-}
-
 /// Bytes that a device has given out.
 #[unsafe(no_mangle)]
 pub extern "C" fn neap_dry_reserved(device: c_int) -> u64 {

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from neap.dry import _memory
+from neap.dry import _curve, _guard, _memory
 from neap.torch._watch import Watch
 
 SCRIPT = """
@@ -124,22 +124,23 @@ def test_the_peak_and_what_stands_at_it() -> None:
     memory = _memory.Memory(Watch())
     memory.places = [
         (0, "other", "", ("train.py", 3)),
-        (0, "forward", "layer", ("train.py", 9)),
         (1, "forward", "layer", ("train.py", 9)),
         (1, "backward", "layer", None),
     ]
     memory.names = {0: ("parameter", "layer.weight")}
     memory.marks = [(0, 0, "other"), (1, 0, "forward"), (3, 1, "backward")]
-    events: list[tuple[int, dict[str, Any]]] = [
-        (0, {"action": "segment_alloc", "addr": 0, "size": 2 << 20}),
-        (0, {"action": "alloc", "addr": 0, "size": 1000, "stream": 0}),
-        (0, {"action": "alloc", "addr": 4096, "size": 600, "stream": 0}),
-        (0, {"action": "free_completed", "addr": 4096, "size": 600}),
-        (0, {"action": "alloc", "addr": 4096, "size": 512, "stream": 0}),
-        (0, {"action": "alloc", "addr": 8192, "size": 2000, "stream": 0}),
+    trace: list[dict[str, Any]] = [
+        {"action": "segment_alloc", "addr": 0, "size": 2 << 20},
+        {"action": "alloc", "addr": 0, "size": 1000, "stream": 0},
+        {"action": "alloc", "addr": 4096, "size": 600, "stream": 0},
+        {"action": "free_completed", "addr": 4096, "size": 600},
+        {"action": "alloc", "addr": 4096, "size": 512, "stream": 0},
+        {"action": "alloc", "addr": 8192, "size": 2000, "stream": 0},
     ]
-    curve = _memory._Curve(memory, events)
-    rows = [row for device, event in events for row in curve.take(device, event)]
+    records = [(0, 0), (1, 0), (1, 0), (2, 0)]
+    events = list(_curve.merged([trace], [0, 0, 0, 0]))
+    curve = _curve.Curve(memory, records)
+    rows = [row for event in events if (row := curve.take(*event))]
     assert rows == [
         "a,0,1000,0,0\n",
         "a,1,600,0,0\n",
@@ -157,6 +158,32 @@ def test_the_peak_and_what_stands_at_it() -> None:
     peaks = {phase["name"]: phase["peak_allocated_bytes"] for phase in form["phases"]}
     assert peaks == {"other": 1024, "forward": 2048, "backward": 3584}
     assert all(phase["peak_reserved_bytes"] == 2 << 20 for phase in form["phases"])
+
+
+def test_events_of_several_devices_come_in_the_order_of_their_allocations() -> None:
+    def event(action: str, address: int) -> dict[str, Any]:
+        return {"action": action, "addr": address, "size": 512}
+
+    first = [event("alloc", 1), event("free_completed", 1), event("alloc", 2)]
+    second = [event("alloc", 3)]
+    order = list(_curve.merged([first, second], [0, 1, 0]))
+    assert [(device, entry["addr"], number) for device, entry, number in order] == [
+        (0, 1, 0),
+        (1, 3, 1),
+        (0, 1, -1),
+        (0, 2, 2),
+    ]
+    # The first allocation came before the history.
+    order = list(_curve.merged([first[2:], second], [0, 1, 0]))
+    assert [(entry["addr"], number) for _, entry, number in order] == [(3, 1), (2, 2)]
+
+
+def test_a_failure_of_neaps_own_is_noted_and_ends_nothing() -> None:
+    def fails() -> int:
+        raise ValueError("mine")
+
+    assert _guard.guarded(fails, 7)() == 7
+    assert _guard.problems.pop() == "fails: ValueError: mine"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, dry or real")

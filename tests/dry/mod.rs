@@ -137,3 +137,23 @@ fn bad_use_is_said_in_one_line() {
     assert_eq!(nothing.status.code(), Some(3));
     assert!(stderr(&nothing).contains("no Python"), "{}", stderr(&nothing));
 }
+
+/// The device may not take Python's lock while the allocator holds its own.
+#[test]
+fn threads_that_allocate_do_not_wait_for_each_other() {
+    let Some(python) = python("threads_that_allocate_do_not_wait_for_each_other") else { return };
+    let script = script("threads.py");
+    let command = ["timeout".as_ref(), "60".as_ref(), python.as_os_str(), script.as_os_str()];
+    let output = neap(&["--json"], &command);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+}
+
+#[test]
+fn sparse_gradients_and_checkpoints_run() {
+    let Some(python) = python("sparse_gradients_and_checkpoints_run") else { return };
+    let output = run(&python, &["--json"], "traps.py", &[]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let report = report(&output);
+    assert_eq!(report["processes"][0]["steps"], 3);
+    assert_eq!(report["processes"][0]["problems"], serde_json::json!([]));
+}

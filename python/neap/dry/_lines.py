@@ -40,7 +40,10 @@ def user_line(depth: int = 1) -> Line | None:
 
     Nothing in threads that run no such code, such as autograd's.
     """
-    frame: FrameType | None = sys._getframe(depth)
+    try:
+        frame: FrameType | None = sys._getframe(depth)
+    except ValueError:
+        return None
     package: Line | None = None
     while frame is not None:
         file = frame.f_code.co_filename

@@ -15,6 +15,8 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from neap.dry import _data_dependent, _ranks
+from neap.dry._guard import guarded, note, problems
+from neap.dry._library import Library
 from neap.dry._lines import _kind
 from neap.dry._memory import Memory
 from neap.dry._reads import Reads
@@ -42,8 +44,9 @@ class Session:
         self.asked = asked
         self.process = os.getpid()
         self.watch = Watch()
-        self.memory = Memory(self.watch)
-        self.reads = Reads()
+        library = Library.found()
+        self.memory = Memory(self.watch, library)
+        self.reads = Reads(library)
         self.scratch = Scratch(asked.folder)
         self.steps = 0
         self.ended_by = "exit"
@@ -57,7 +60,7 @@ class Session:
     def attach(self) -> None:
         """Installs every hook. The device's part waits until the script uses the device."""
         self.watch.install()
-        torch.cuda._lazy_call(self._device_used)
+        torch.cuda._lazy_call(guarded(self._device_used))
         if self.asked.record is not None:
             self._recording = ScriptRecording(
                 self.watch,
@@ -184,16 +187,37 @@ class Session:
             "recorded": self.recorded,
         }
         if self._device:
-            form["devices"] = self.memory.devices()
-            form.update(self.memory.replay(self.asked.folder / f"events-{self.process}.csv.gz"))
-            if self.asked.snapshot is not None:
-                self._snapshot(self.asked.snapshot)
+            for part in (self._devices, self._events, self._snapshot):
+                try:
+                    form.update(part())
+                except Exception as error:
+                    note(f"report {part.__name__.strip('_')}", error)
+        form["problems"] = problems
         path = self.asked.folder / f"report-{self.process}.json"
         partial = path.with_suffix(".tmp")
         partial.write_text(json.dumps(form), encoding="utf-8")
         os.replace(partial, path)
 
-    def _snapshot(self, path: str) -> None:
+    def _devices(self) -> dict[str, Any]:
+        return {
+            "devices": self.memory.devices(),
+            "allocator": torch.cuda.get_allocator_backend(),
+            "history": self.memory.history,
+        }
+
+    def _events(self) -> dict[str, Any]:
+        return self.memory.replay(self.asked.folder, self.process)
+
+    def _snapshot(self) -> dict[str, Any]:
+        """Writes the memory snapshot where it was asked for; each rank but the first beside it."""
+        path = self.asked.snapshot
+        if path is None or not self.memory.history:
+            return {}
+        rank = int(os.environ.get("RANK", "0") or 0)
+        if rank:
+            root, extension = os.path.splitext(path)
+            path = f"{root}.rank{rank}{extension}"
         partial = f"{path}.{self.process}.tmp"
         torch.cuda.memory._dump_snapshot(partial)
         os.replace(partial, path)
+        return {"snapshot": path}

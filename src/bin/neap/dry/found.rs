@@ -25,6 +25,12 @@ pub struct Process {
     pub data_dependent: Vec<DataDependent>,
     pub redirected_writes: Vec<String>,
     pub recorded: Option<Recorded>,
+    /// What went wrong in neap's own code inside the script.
+    pub problems: Vec<String>,
+    /// PyTorch's name of its allocator.
+    pub allocator: String,
+    /// Whether PyTorch kept a history of its allocator; if not, the figures are the device's own.
+    pub history: bool,
 }
 
 /// An exception that ended the script.

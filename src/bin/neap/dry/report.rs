@@ -406,6 +406,7 @@ fn object(
                 "pid": p.pid, "rank": p.rank, "torch": p.torch, "ended_by": p.ended_by, "exception": p.exception,
                 "steps": p.steps, "devices": p.devices, "phases": p.phases, "peak": p.peak, "reads": p.reads,
                 "data_dependent": p.data_dependent, "redirected_writes": p.redirected_writes, "recorded": p.recorded,
+                "problems": p.problems, "allocator": p.allocator, "history": p.history,
             })
         })
         .collect();

@@ -1,0 +1,17 @@
+"""What once broke under the device: sparse gradients, and exceptions on their way while memory is freed."""
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+table = torch.nn.Embedding(1000, 64, sparse=True).cuda()
+layers = [torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()).cuda() for _ in range(4)]
+sparse = torch.optim.SparseAdam(list(table.parameters()))
+dense = torch.optim.AdamW([p for layer in layers for p in layer.parameters()])
+for _ in range(3):
+    x = table(torch.arange(10).cuda())
+    for layer in layers:
+        x = checkpoint(layer, x, use_reentrant=False)
+    x.sum().backward()
+    for optimizer in (sparse, dense):
+        optimizer.step()
+        optimizer.zero_grad()
