@@ -1,6 +1,6 @@
 //! Reading files that may be gzipped, and writing files that appear whole or not at all.
 //!
-//! For: every path a user names. Not for: what is inside the files.
+//! Every path that a user names goes through here.
 
 use std::collections::BTreeSet;
 use std::fs::File;

@@ -1,8 +1,7 @@
 //! Bytes, nanoseconds and ids as integer newtypes, with parsing and display.
 //!
-//! For: keeping units apart in signatures, and one spelling of sizes and times for people.
-//! Not for: arithmetic that may wrap silently (sums of validated quantities stay below 2^63, which
-//! [`crate::job`] checks when a graph is built) nor for floating point.
+//! Keeps units apart in signatures, and gives one spelling of sizes and times for people.
+//! Sums of validated quantities stay below 2^63: [`crate::job`] checks that when a graph is built.
 
 use std::fmt;
 use std::iter::Sum;

@@ -1,8 +1,7 @@
 //! What no plan can beat: a lower bound on the peak at a given added time, and on the time at a
 //! given budget.
 //!
-//! For: saying how far a plan is from the best possible. Not for: finding plans; the bounds need
-//! not be reachable.
+//! Says how far a plan is from the best possible. The bounds need not be reachable.
 //!
 //! # The bound and its proof
 //!

@@ -25,7 +25,7 @@
 //! stick out beside recomputations; lineage goes back over in-place writes, but not to what no
 //! operator holds any more; a copy in gets the latest place that the link has free, and the
 //! feedback is left out, as a plan is made once. Nothing goes round the end of the iteration. Cost:
-//! O(candidates · slots). Not for: the passive iteration's own time ([`crate::sim::passive`]).
+//! O(candidates · slots).
 
 use std::cmp::Reverse;
 

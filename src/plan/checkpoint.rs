@@ -18,7 +18,7 @@
 //! run again, or whose input was overwritten since, keeps its result; what is made beside a sixteen
 //! times larger tensor (batch norm's statistics) is kept, as it costs more to make than to keep;
 //! what only the second forward needs between its operators is counted as if it all were there at
-//! once. Cost: O(√n · tensors · slots). Not for: swapping.
+//! once. Cost: O(√n · tensors · slots).
 
 use std::collections::BTreeSet;
 

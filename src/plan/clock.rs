@@ -2,8 +2,7 @@
 //!
 //! As [`crate::sim::engine`], except that bytes pass from hand to hand by slot: whatever begins in
 //! a slot waits for all swap-outs that may not last until then. Placement can only relax that.
-//! Copies start in the order of [`crate::emit`]. Cost: O((operators + copies) · log). Not for:
-//! figures of a plan.
+//! Copies start in the order of [`crate::emit`]. Cost: O((operators + copies) · log).
 
 use super::residency::{Gap, Residencies};
 use crate::contract::Latency;

@@ -11,8 +11,7 @@
 //! A planner of one job knows nothing of the others, and each is given the full rate of device and
 //! link. The planner `neap` looks at several ways to plan all jobs, and simulates them side by side
 //! to choose ([`mod@aware`]). Cost of a way: one plan of a job a step, about `STEPS` steps a job,
-//! equal jobs together; who plans again and again keeps a [`Memo`]. Not for: when jobs run
-//! ([`super::live`]), single plans ([`super::budget`]).
+//! equal jobs together; who plans again and again keeps a [`Memo`].
 
 pub mod aware;
 

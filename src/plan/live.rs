@@ -22,7 +22,6 @@
 //! Launching loads what starts on the device, alone on the link; host slots are taken anew at the
 //! same boundary. A job that can't be planned beside the others waits in line, first come first
 //! served, and the answer says what it waits for. Cost: one [`super::global`] plan a launch or end.
-//! Not for: lanes and policies.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;

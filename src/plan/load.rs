@@ -1,6 +1,4 @@
 //! Bytes by slot, with ranges added to and the largest found in logarithmic time.
-//!
-//! Not for: who holds the bytes ([`crate::residency`]).
 
 /// A segment tree over slots: range add, range maximum, first slot of the maximum.
 #[derive(Clone, Debug)]

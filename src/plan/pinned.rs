@@ -4,7 +4,7 @@
 //! copy to its last by their place in the plan, so that what shares bytes does so at any timing.
 //! Sharing has a price that addresses on the device have too: the later copy waits for the earlier.
 //! So bytes are shared only where the iteration takes no longer for it, or where the slab would not
-//! fit otherwise. Not for: which tensors are copied, or when.
+//! fit otherwise.
 
 use std::collections::BTreeMap;
 

@@ -12,7 +12,7 @@
 //! at any timing, so a noisy run neither exceeds the budget nor changes a result.
 //!
 //! Works with every planner. Deterministic. Cost: a planning and [`RUNS`] simulated iterations for
-//! each distinct candidate. Not for: noise itself ([`crate::sim::noise`]).
+//! each distinct candidate.
 
 use super::budget::{self, PlanError, Planned, Request, first_load};
 use crate::device::{Link, Profile};

@@ -14,8 +14,7 @@
 //!
 //! Departures from the paper: lifetimeing is physical and in program order, so a plan stays safe
 //! when latencies are wrong; rounds go on until the budget is met. Each part is a switch in
-//! [`Options`]. Cost: O(rounds · (slots + tensors at the peak)). Not for: other planners, several
-//! jobs.
+//! [`Options`]. Cost: O(rounds · (slots + tensors at the peak)).
 
 use serde::{Deserialize, Serialize};
 

@@ -1,8 +1,7 @@
 //! One direction of the link as a list of busy intervals: feasible intervals for copies.
 //!
 //! TENSILE's swap scheduling (its Algorithm 2; section not verified) looks for the earliest
-//! interval for a swap-out and the latest for a swap-in. Not for: what the link really does
-//! ([`crate::sim::engine`]).
+//! interval for a swap-out and the latest for a swap-in.
 
 /// Busy intervals of one direction, sorted, disjoint, half-open, in nanoseconds.
 #[derive(Clone, Debug, Default)]

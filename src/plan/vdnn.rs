@@ -23,8 +23,8 @@
 //! to the paper's advantage; workspaces are what the graph says, so the choice of convolution
 //! algorithms (`m`, `p`, and the dynamic policy) has no counterpart. A network without any
 //! convolution, of which the paper says nothing, has its matrix multiplications for convolutions
-//! and no classifier. Cost: O(accesses + decisions · slots). Not for: meeting a budget; one that it
-//! doesn't meet is refused.
+//! and no classifier. Cost: O(accesses + decisions · slots). A budget that this planner does not
+//! meet is refused.
 
 use serde::{Deserialize, Serialize};
 

@@ -6,7 +6,7 @@
 //! the last planning, the job is planned anew in a thread of its own, on the means as latencies and
 //! on the link as it is. A plan that passes the checker and is predicted to gain enough takes over
 //! at the end of the iteration in which it is ready. Weight and threshold are those of TENSILE's
-//! published code. Not for: how plans are found; the caller brings a function for that.
+//! published code. The caller brings the function that makes plans.
 
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::Instant;

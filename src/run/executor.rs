@@ -1,7 +1,6 @@
 //! From a placed program to a device's script, and the loop that runs it.
 //!
-//! What waits for what is worked out once, in [`script`]; [`Executor::run`] only enqueues. Not for:
-//! devices.
+//! What waits for what is worked out once, in [`script`]; [`Executor::run`] only enqueues.
 
 use super::RunError;
 use super::backend::{

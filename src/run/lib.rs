@@ -2,9 +2,8 @@
 //!
 //! [`run`] executes a checked plan on the host device and says what it was like; [`run_replanning`]
 //! has it planned anew while it runs, when latencies drift ([`controller`]).
-//! [`profile`](mod@profile) and [`measure`] find out how fast operators and devices are. Not for:
-//! how plans are found, nor proving them ([`crate::contract::check`]): a plan that was not checked
-//! gives an error or wrong numbers, but touches no byte outside its memories.
+//! [`profile`](mod@profile) and [`measure`] find out how fast operators and devices are. A plan
+//! that was not checked gives an error or wrong numbers, but touches no byte outside its memories.
 
 use neap_model::{contract, device, files, job, units};
 use neap_plan as plan;

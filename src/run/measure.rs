@@ -3,8 +3,7 @@
 //!
 //! On the host device the link is a copy through memory, as fast as it goes, and others are put to
 //! work for the figures under load; on a GPU nothing is. Every rate is that of the quickest repeat
-//! or round: what the device can do, on a machine where others may be at work. Not for: figures
-//! from data sheets ([`crate::device::builtin`]).
+//! or round: what the device can do, on a machine where others may be at work.
 
 use std::collections::BTreeMap;
 

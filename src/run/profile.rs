@@ -1,7 +1,6 @@
 //! How long operators take on a device: each in its place in a job, or one alone again and again.
 //!
-//! Times are medians of repeats after a warm-up. Not for: predicting what was never measured
-//! ([`crate::device::predictor`]).
+//! Times are medians of repeats after a warm-up.
 
 use std::collections::BTreeMap;
 

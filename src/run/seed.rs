@@ -1,7 +1,7 @@
 //! Numbers made from a seed, a name and a position: the same on every machine and in every order.
 //!
 //! Element i of tensor NAME is `mix(mix(seed ^ fnv1a(NAME)) + i·G)`, with splitmix64's finaliser
-//! and increment G. Not for: random operators (dropout), whose kernels have counters of their own.
+//! and increment G.
 
 use crate::job::{Dtype, Role, Tensor};
 pub use crate::units::mix;

@@ -2,7 +2,7 @@
 //!
 //! A [`Job`] is made once; a session of it follows one plan at one place in a device's memory,
 //! asking its [`Pilot`] before each iteration whether to go on, to leave the device with all that
-//! lives across iterations, or to stop. Not for: who decides that.
+//! lives across iterations, or to stop.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -1,6 +1,4 @@
 //! The device of a target, made for a script, whether or not this build has CUDA.
-//!
-//! Not for: what is done with it.
 
 use std::collections::BTreeMap;
 use std::path::Path;

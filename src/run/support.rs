@@ -1,7 +1,5 @@
 //! What can be said about a graph before anything of it runs: what is missing, unknown, frozen or
 //! random.
-//!
-//! Not for: plans.
 
 use std::collections::BTreeMap;
 

@@ -2,8 +2,7 @@
 //! from.
 //!
 //! Shapes are drawn evenly by their logarithm from a seed, the same on every machine, and passed
-//! over when they are more than [`MOST_FLOPS`] or [`MOST_BYTES`]. Not for: measuring them
-//! ([`super::profile`]).
+//! over when they are more than [`MOST_FLOPS`] or [`MOST_BYTES`].
 
 use crate::device::roofline;
 use crate::job::graph::contiguous;

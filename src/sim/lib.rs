@@ -1,6 +1,6 @@
 //! What would happen: the event engine, the host link and the framework's allocator.
 //!
-//! For: simulated time and memory under a plan. Not for: how plans are found.
+//! Simulates time and memory under a plan.
 
 use neap_model::{contract, device, files, job, units};
 

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use neap::device::profile::{self, Profile};
 use neap::report::curve::Line;
 use neap::report::distribution;
 use neap::report::memory::{Instant, LAYERS, Stack};
@@ -118,21 +119,14 @@ impl Run {
 }
 
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
+    let several = flags.mechanism.len() > 1;
+    let plots = plots(flags, several);
     let mut inputs = vec![flags.jobs.as_path(), Path::new(&flags.device)];
     inputs.extend(flags.memory.as_deref());
-    let several = flags.mechanism.len() > 1;
-    let plots: Vec<PathBuf> = match &flags.plot {
-        Some(plot) => flags
-            .mechanism
-            .iter()
-            .flat_map(|m| flags.policies.iter().map(move |p| beside(plot, p, m, several)))
-            .collect(),
-        None => Vec::new(),
-    };
     let mut outputs = vec![flags.csv.as_deref(), flags.plot.as_deref()];
     outputs.extend(plots.iter().map(|p| Some(p.as_path())));
     let outputs = Outputs::new(&inputs, &outputs)?;
-    let device = neap::device::profile::load(&flags.device)?;
+    let device = profile::load(&flags.device)?;
     let capacity = flags.memory_bytes.unwrap_or(device.memory_bytes);
     if capacity == Bytes::ZERO || capacity.0 > 1 << 50 {
         bail!("--memory-bytes: {capacity} is no device; give a size up to 1PiB, such as 16GiB");
@@ -159,6 +153,51 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
             })?)
         }
     };
+    let runs = simulate(flags, all, &device, capacity, explained)?;
+    let never = runs
+        .iter()
+        .flat_map(|r| &r.outcome.jobs)
+        .any(|j| matches!(j.verdict, Verdict::NeverFits | Verdict::Outgrew))
+        || runs.iter().any(|r| r.outcome.harm.is_some());
+    let report = Report {
+        jobs: all.len(),
+        capacity_bytes: capacity,
+        policies: runs.iter().map(|run| PolicyReport::of(run, all, explained)).collect(),
+        text: text(&runs, all, explained, several),
+    };
+    let mut ending = Ending::default();
+    ending.then(|| output::report(&report, as_json));
+    if let Some(path) = &flags.csv {
+        ending.then(|| {
+            neap::files::write(path, |out| rows(&runs, all, out))?;
+            output::written(path);
+            Ok(())
+        });
+    }
+    if let Some(path) = &flags.plot {
+        ending.then(|| draw(path, &plots, &runs, all, several));
+    }
+    ending.with(Answer::yes_if(!never))
+}
+
+/// The files that `--plot` writes: one for each mechanism and policy.
+fn plots(flags: &Flags, several: bool) -> Vec<PathBuf> {
+    let Some(plot) = &flags.plot else { return Vec::new() };
+    flags
+        .mechanism
+        .iter()
+        .flat_map(|m| flags.policies.iter().map(move |p| beside(plot, p, m, several)))
+        .collect()
+}
+
+/// Each policy under each mechanism that the flags name.
+fn simulate(
+    flags: &Flags,
+    jobs: &[Job],
+    device: &Profile,
+    capacity: Bytes,
+    explained: Option<usize>,
+) -> anyhow::Result<Vec<Run>> {
     let mode = match flags.mode.as_str() {
         "paper" => Mode::Paper,
         "as-released" => Mode::AsReleased,
@@ -191,36 +230,13 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
             let Some(policy) = policy::find(wanted) else {
                 bail!("--policies: there is no `{wanted}`")
             };
-            let outcome = engine::simulate(all, policy, &settings, keep);
-            let figures = outcome.figures(all);
-            let latencies = latencies(all, &outcome.jobs, *mechanism);
+            let outcome = engine::simulate(jobs, policy, &settings, keep);
+            let figures = outcome.figures(jobs);
+            let latencies = latencies(jobs, &outcome.jobs, *mechanism);
             runs.push(Run { policy, mechanism: name, settings, outcome, figures, latencies });
         }
     }
-    let never = runs
-        .iter()
-        .flat_map(|r| &r.outcome.jobs)
-        .any(|j| matches!(j.verdict, Verdict::NeverFits | Verdict::Outgrew))
-        || runs.iter().any(|r| r.outcome.harm.is_some());
-    let report = Report {
-        jobs: all.len(),
-        capacity_bytes: capacity,
-        policies: runs.iter().map(|run| PolicyReport::of(run, all, explained)).collect(),
-        text: text(&runs, all, explained, several),
-    };
-    let mut ending = Ending::default();
-    ending.then(|| output::report(&report, as_json));
-    if let Some(path) = &flags.csv {
-        ending.then(|| {
-            neap::files::write(path, |out| rows(&runs, all, out))?;
-            output::written(path);
-            Ok(())
-        });
-    }
-    if let Some(path) = &flags.plot {
-        ending.then(|| draw(path, &plots, &runs, all, several));
-    }
-    ending.with(Answer::yes_if(!never))
+    Ok(runs)
 }
 
 /// FILE.POLICY.svg for FILE.svg.

@@ -1,8 +1,7 @@
 //! What differs between two plans, by meaning: names, not positions or text.
 //!
-//! For: golden plans, and seeing what an option changed. Not for: which of the two is better, nor
-//! whether either is safe ([`super::check`]). Where the plans' files lie, and their graphs, is not
-//! compared.
+//! Serves golden plans, and shows what an option changed. Where the plans' files lie, and their
+//! graphs, is not compared.
 
 use std::collections::BTreeMap;
 use std::fmt;

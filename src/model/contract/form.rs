@@ -1,6 +1,4 @@
 //! The serde types of `*.plan.json`, from which its JSON Schema is made as well.
-//!
-//! Not for: names to ids, and what values are possible ([`super::json`] does those).
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

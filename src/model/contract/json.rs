@@ -1,8 +1,7 @@
 //! A plan's file form, `*.plan.json`: tensors and operators by name, graphs by path and hash.
 //!
-//! For: reading, writing, finding a plan's graphs. Not for: whether a plan is safe
-//! ([`super::check`]): what is read here may still be any nonsense that the types can say. The
-//! serde types are in `form`.
+//! Reads and writes plans, and finds their graphs. What is read may still be an unsafe plan:
+//! [`super::check`] decides. The serde types are in `form`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};

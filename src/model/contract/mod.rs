@@ -1,7 +1,6 @@
 //! What a plan says, its file form, and the independent proof that it is safe.
 //!
-//! For: events, triggers, placements; [`check`].
-//! Not for: how plans are found (`plan`) or what they cost (`sim`).
+//! Events, triggers and placements; [`check`] proves them.
 
 pub mod check;
 pub mod diff;

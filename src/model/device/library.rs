@@ -2,7 +2,7 @@
 //! works in.
 //!
 //! Chosen while profiling, carried by the table of latencies, reserved by the plan, and used by the
-//! run or refused. Not for: choosing (the device asks the library).
+//! run or refused.
 
 use std::collections::BTreeMap;
 

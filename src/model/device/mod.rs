@@ -1,7 +1,6 @@
 //! What a job runs on: memory, link and rates; and where latencies come from.
 //!
-//! For: built-in and user-given profiles, measured tables, learned predictors, the roofline.
-//! Not for: plans.
+//! Built-in and user-given profiles, measured tables, learned predictors, the roofline.
 
 pub mod builtin;
 mod figure;

@@ -1,6 +1,6 @@
 //! Which CUDA devices this machine has, without needing any to build or to start.
 //!
-//! For: telling people, and choosing a device to run on. Not for: running on one.
+//! For messages, and for the choice of a device to run on.
 
 use crate::units::Bytes;
 

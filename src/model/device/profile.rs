@@ -1,7 +1,7 @@
 //! A device as the planner sees it: memory, peak rates, link, overheads.
 //!
 //! Its file form (`*.device.json`, [`Document`]) is this type's own keys behind a format and a
-//! version. Not for: figures of particular devices ([`super::builtin`]).
+//! version.
 
 use std::path::{Path, PathBuf};
 

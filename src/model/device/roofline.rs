@@ -32,7 +32,7 @@
 //! | copies, concatenation, fills, lookups, and every kind not named here | 0: bytes only |
 //!
 //! Small counts matter little: those operators wait for memory. Integer arithmetic throughout, so a
-//! time is the same on every machine. Not for: effects of caches, occupancy or particular kernels.
+//! time is the same on every machine.
 
 use super::Profile;
 use super::figure::{LONGEST, Latency};

@@ -1,6 +1,6 @@
 //! Making a graph: everything that later code takes for granted is checked here, once.
 //!
-//! For: [`Graph::new`], the only way from parts to a graph. Not for: files.
+//! [`Graph::new`] is the only way from parts to a graph.
 
 use std::collections::HashSet;
 

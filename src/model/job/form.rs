@@ -1,6 +1,4 @@
 //! The serde types of `*.graph.json`, from which its JSON Schema is made as well.
-//!
-//! Not for: names to ids and defaults that depend on the tensor ([`super::json`] does those).
 
 mod argument;
 mod scalars;

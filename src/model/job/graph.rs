@@ -3,7 +3,6 @@
 //! A *tensor* is one storage with a life. Views are part of how an operator reads it ([`Operand`]).
 //! Writing in place makes the next *version* of the same tensor on the same bytes.
 //! Operators stand in the order of execution ([`super::order`] finds it and proves it).
-//! Not for: reading files ([`super::json`], [`super::chakra`]).
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -1,8 +1,7 @@
 //! A graph's file form, `*.graph.json`: easy to write by hand, exact to read back.
 //!
-//! For: reading, writing, and the hash by which plans know their graph. Not for: what must hold in
-//! a graph ([`Graph::new`] checks that) nor for other formats ([`super::chakra`]). The serde types
-//! are in `form`.
+//! Reading, writing, and the hash by which plans know their graph. [`Graph::new`] checks what
+//! must hold in a graph. The serde types are in `form`.
 
 use std::collections::HashMap;
 use std::io::{self, BufReader, Read, Write};

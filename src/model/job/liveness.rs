@@ -1,7 +1,7 @@
 //! Residency without a plan: every tensor from its generation to its last use.
 //!
-//! For: the peak that plans are measured against, what stands at it, the floor that no plan can go
-//! below, and bytes by role. Not for: planned residency ([`crate::contract`]) or time.
+//! Computes the peak that plans are measured against, what stands at it, the floor that no plan can
+//! go below, and bytes by role.
 
 use std::collections::BTreeMap;
 

@@ -1,8 +1,7 @@
 //! What is to be computed: one training or inference iteration, repeated.
 //!
-//! For: the graph (tensors, operators, phases), its file form, importers of what frameworks record,
+//! The graph (tensors, operators, phases), its file form, importers of what frameworks record,
 //! and what follows from the graph alone: order, liveness, floor.
-//! Not for: devices, plans, or time.
 
 mod build;
 pub mod chakra;

@@ -2,8 +2,7 @@
 //!
 //! A reader of a version comes after its writer; the writer of the next version after the writer
 //! and all readers of the one before; a kept tensor is generated after the operator that frees the
-//! last iteration's. Among operators that may run, the one listed first does. Not for: what an
-//! order costs in memory or time.
+//! last iteration's. Among operators that may run, the one listed first does.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};

@@ -1,7 +1,7 @@
 //! Why a plan treats a tensor as it does: what it does between any two uses and what that costs,
 //! what stands against doing otherwise.
 //!
-//! For: people who ask why a tensor is in the way. Everything is read off the plan's own program
+//! Answers why a tensor is in the way. Everything is read off the plan's own program
 //! and its noiseless run, so it holds for plans of any planner: gaps between uses, when copies run
 //! and who waits for them, which links are busy, what is resident. A verdict is one of: what the
 //! plan does, what could be done instead at a price, or what is ruled out and by what. A price is

@@ -1,5 +1,4 @@
-//! What stands against each way of treating a gap, or what it would cost. Not for: what the plan
-//! does.
+//! What stands against each way of treating a gap, or what it would cost.
 
 use std::fmt;
 

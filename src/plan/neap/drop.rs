@@ -1,7 +1,6 @@
 //! What turned out not to be needed is taken back: the dearest recomputes first, then swaps.
 //!
-//! Greedy choices for one slot make earlier choices for another superfluous. Not for: exchanging
-//! one choice for another ([`super::improve`]).
+//! Greedy choices for one slot make earlier choices for another superfluous.
 
 use crate::contract::Latency;
 use crate::residency::{Gap, Residencies};

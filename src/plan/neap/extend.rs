@@ -5,7 +5,7 @@
 //! made them. Where several large tensors share small dead inputs (DenseNet's cats over the same
 //! features), keeping the inputs frees more than it costs. The choice is a closure problem
 //! (products to drop, inputs to keep); by shared inputs it falls into parts, each taken where it
-//! pays as a whole. Not for: deciding the recomputes themselves.
+//! pays as a whole.
 
 use crate::job::Replay;
 use crate::residency::Residencies;

@@ -10,8 +10,8 @@
 //! wait for the link whatever one does, the choice is made once more on the clock of the best run,
 //! on which the link has the time that the waiting gives it. Where operators hardly wait, a quarter
 //! of the effort finds what there is to find; large graphs get less of it (`OPERATORS`). When the
-//! budget loop tightens the target, the search goes on from where it ended ([`Warm`]). Not for: a
-//! measure of seconds. Effort counts steps, so that plans do not depend on the machine.
+//! budget loop tightens the target, the search goes on from where it ended ([`Warm`]). Effort
+//! counts steps, so that plans do not depend on the machine.
 
 use std::cmp::Reverse;
 use std::rc::Rc;

@@ -5,7 +5,7 @@
 //! is in time for all of them (earliest deadline first, seen from the end), so that what is wanted
 //! soonest comes first and nothing comes sooner than it has to. Both widen only into bytes that the
 //! target leaves free, against the clock of the run before, stalls included: a second pass sees the
-//! time that the first one's waiting gives the link. Not for: which tensors leave.
+//! time that the first one's waiting gives the link.
 
 use super::Variant;
 use crate::clock::Clock;

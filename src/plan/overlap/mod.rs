@@ -18,8 +18,6 @@
 //! job's timeline alone does not change by sharing: lives are those of its noiseless run, so bytes
 //! pass from hand to hand in an order that this run keeps to, and that can therefore not be a
 //! circle. Cost: `LEVELS` plans of each job, and some hundred simulations of some iterations.
-//!
-//! Not for: deciding what is swapped; lanes and policies (`sim::share`).
 
 mod offers;
 mod search;

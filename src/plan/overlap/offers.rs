@@ -1,6 +1,4 @@
 //! What a job may have of its own and in the window: its plans, and the ways to divide each.
-//!
-//! Not for: which of them is taken, or where it lies ([`super::search`]).
 
 use std::collections::BTreeMap;
 

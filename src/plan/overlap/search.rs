@@ -1,6 +1,4 @@
 //! Which plan and division each job takes: addresses for it, and the quickest of what fits.
-//!
-//! Not for: what there is to choose from ([`super::offers`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,7 +1,7 @@
 //! Whether a layout is sound, by a sweep over time that shares nothing with how layouts are found.
 //!
 //! At each moment the boxes alive stand in a map by address, in which a newcomer is compared with
-//! its two neighbours only: O(n log n). Not for: plans, which [`crate::contract::check`] proves.
+//! its two neighbours only: O(n log n).
 
 use std::collections::BTreeMap;
 

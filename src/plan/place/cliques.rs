@@ -2,7 +2,7 @@
 //!
 //! In the order of time every item belongs to consecutive cliques, once for each of its spans, and
 //! two items overlap in time exactly when they share a clique: whatever must be said about instants
-//! needs to be said about cliques only. Not for: addresses.
+//! needs to be said about cliques only.
 
 use super::Item;
 

@@ -3,8 +3,7 @@
 //! up on top moves to the front and all are placed again. What is always there goes to the bottom,
 //! unless something has a given offset.
 //!
-//! Cost of first fit: O(items²) a pass in the worst case, far less where spans are short. Not for:
-//! exact optima ([`super::search`]).
+//! Cost of first fit: O(items²) a pass in the worst case, far less where spans are short.
 
 use super::cliques::Cliques;
 use super::fit::{Start, first_fit};

@@ -2,8 +2,8 @@
 //!
 //! A plan has thousands of items of which a few hundred hold nearly all bytes; what is tried is
 //! tried on those. First lowest first ([`super::skyline`]), then first fit by size, in which what
-//! ends up on top moves to the front, then the exact search. Not for: proofs, as what the large
-//! items' search refutes may be the fault of the small ones' share; given offsets.
+//! ends up on top moves to the front, then the exact search. A refusal here proves nothing: the
+//! share of the small items may be at fault.
 
 use super::cliques::Cliques;
 use super::fit::{Start, first_fit};

@@ -5,8 +5,7 @@
 //! a small exact search ([`search`]) last, and lets the others fill the holes. [`heuristic`] is
 //! first fit and lowest first over all items. [`least()`] and [`within()`] take the effort they are
 //! given and say what is proved. [`problem`] reads bare problems, [`check`] knows nothing of how a
-//! layout was found, [`program`] says what of a plan must be placed. Not for: deciding what is
-//! resident when.
+//! layout was found, [`program`] says what of a plan must be placed.
 
 pub mod check;
 mod cliques;

@@ -1,6 +1,4 @@
 //! Which items no chain of overlaps connects: they can be placed apart from one another.
-//!
-//! Not for: placing them.
 
 use super::cliques::Cliques;
 

@@ -2,7 +2,7 @@
 //!
 //! A problem has a header and a row for each item: `id`, `lower` and `upper` (alive during the
 //! half-open `lower..upper`), `size`; optionally `alignment` (its offset is a multiple of it) and
-//! `offset` (its offset is given; empty where not). Other columns are not read. Not for: solving.
+//! `offset` (its offset is given; empty where not). Other columns are not read.
 
 use std::collections::HashMap;
 use std::io::Write;

@@ -2,7 +2,7 @@
 //!
 //! A program's residencies become items with spans of positions in program order (position 2s+1 is
 //! step s, 2s+2 the moment after it). The spans hold at any timing, so no order of copies can
-//! deadlock on them. Not for: addresses.
+//! deadlock on them.
 
 use std::collections::BTreeMap;
 

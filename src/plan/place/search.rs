@@ -13,8 +13,7 @@
 //! whether a node is hopeless ([`Technique::Sections`]).
 //!
 //! Effort is counted in steps, so that answers are the same on every machine. No recursion: depth
-//! is bounded by memory, not by the stack. Not for: finding the least capacity (that is
-//! [`mod@super::least`]).
+//! is bounded by memory, not by the stack. [`mod@super::least`] finds the least capacity.
 
 use rand_core::Rng as _;
 use rand_pcg::Pcg64Mcg;
@@ -116,8 +115,7 @@ struct Frame {
     blame: (u32, u32),
 }
 
-/// No cliques.
-const NOBODY: (u32, u32) = (u32::MAX, 0);
+const NO_CLIQUES: (u32, u32) = (u32::MAX, 0);
 
 fn join(a: (u32, u32), b: (u32, u32)) -> (u32, u32) {
     (a.0.min(b.0), a.1.max(b.1))
@@ -232,7 +230,7 @@ impl<'a> Search<'a> {
             crossing,
             trail: Vec::new(),
             weight: vec![0; cliques.count],
-            blame: NOBODY,
+            blame: NO_CLIQUES,
             may_jump: false,
             jumped: false,
             sums: vec![0; cliques.count],
@@ -429,7 +427,7 @@ impl<'a> Search<'a> {
             rest: Vec::new(),
             next: last,
             placed: None,
-            blame: NOBODY,
+            blame: NO_CLIQUES,
         });
         None
     }
@@ -530,7 +528,7 @@ impl<'a> Search<'a> {
 
     /// Blames the time of all unplaced items of a clique.
     fn blame(&mut self, from: usize, until: usize, clique: usize) {
-        let mut blame = NOBODY;
+        let mut blame = NO_CLIQUES;
         for &i in &self.order[from..until] {
             let ranges = &self.cliques.ranges[i as usize];
             if ranges.iter().any(|r| (r.0 as usize..r.1 as usize).contains(&clique)) {

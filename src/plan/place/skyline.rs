@@ -6,7 +6,7 @@
 //! the cliques that are free there make *runs*, and the first rank that lies within a run comes
 //! next. A placement splits its run, and its end gives the cliques back. Cost: O(n) questions for
 //! the first rank within a run, each answered by a tree over the ends of lives
-//! ([`super::within_run`]). Not for: given offsets.
+//! ([`super::within_run`]).
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};

@@ -1,7 +1,6 @@
 //! The parts of the exact search, each of which can be left out to see what it is worth.
 //!
-//! Leaving one out never makes a wrong answer, only a slower one. Not for: the search
-//! ([`super::search`]).
+//! Leaving one out never makes a wrong answer, only a slower one.
 
 /// A part of the search that can be left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

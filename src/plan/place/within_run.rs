@@ -4,7 +4,7 @@
 //! A life is a point (start, end); those within a stretch are those that start no earlier and end
 //! no later. The points are halved by start and by end in turn; every node knows its box and its
 //! first rank. Cost: O(√n) a question at worst, O(log n) where lives nest or are short; O(log n) a
-//! removal. Not for: lives of several stretches.
+//! removal.
 
 /// Points in a leaf, at most.
 const LEAF: usize = 4;

@@ -4,8 +4,7 @@
 //! whose waits are fixed once per plan in a [`Script`]. An item maps to CUDA calls one to one: a
 //! wait on an item of another stream is `cuStreamWaitEvent`, a copy `cuMemcpyAsync`, an end
 //! `cuEventRecord` with timing. Items are enqueued in an order in which each stands after all it
-//! waits for, so every event is recorded before it is waited on. Not for: what a plan means (the
-//! executor reads it into a script).
+//! waits for, so every event is recorded before it is waited on.
 
 #[cfg(feature = "cuda")]
 pub mod cuda;

@@ -3,7 +3,7 @@
 //!
 //! Lanes decide whether a job may come in, the layout where. A change that would move a job is
 //! made in two steps: those concerned leave at their next iteration boundaries, then everything is
-//! put where it goes. Not for: who should come in.
+//! put where it goes.
 
 use std::collections::{BTreeMap, BTreeSet};
 

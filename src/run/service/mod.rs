@@ -1,11 +1,10 @@
 //! Several jobs on one device at once: one process, one arena, scheduled at iteration boundaries.
 //!
-//! For: running plans as lanes and policies would have it ([`crate::sim::share`] decides and
+//! Runs plans as lanes and policies would have it ([`crate::sim::share`] decides and
 //! simulates the same). Each job has a thread and streams of its own on a part of the shared arena
 //! ([`split`], [`memory`]); [`scheduler`] says who runs next. Jobs may come and go meanwhile, and
 //! be planned anew together. A job's numbers are what they are when it runs alone, since it sees
-//! nothing of the others but time. Not for: one job by itself ([`crate`]), several devices, jobs of
-//! other processes.
+//! nothing of the others but time.
 
 pub mod memory;
 pub mod record;

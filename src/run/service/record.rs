@@ -1,6 +1,4 @@
 //! What became of the jobs, kept as it happens.
-//!
-//! Not for: decisions.
 
 use crate::Outcome;
 use crate::sim::share::lanes::JobId;

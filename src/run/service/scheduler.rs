@@ -4,8 +4,7 @@
 //! The same policies and lanes as the simulator's ([`crate::sim::share`]), asked at real iteration
 //! boundaries. A running job is never interrupted within an iteration; who is not asked to go on is
 //! *idle*, with its memory where it was. An idle job's memory leaves the device only when another's
-//! turn needs the room and the policy moves memory. Not for: carrying decisions out
-//! ([`super::worker`]).
+//! turn needs the room and the policy moves memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 

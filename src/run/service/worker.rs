@@ -1,6 +1,4 @@
 //! A job's thread: it carries out commands at its iteration boundaries, and says what came of it.
-//!
-//! Not for: decisions ([`super::scheduler`]).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::Receiver;

@@ -303,19 +303,12 @@ impl<'a> Reader<'a> {
             }
             if !bound.contains(&operand.tensor) {
                 bound.push(operand.tensor);
-                let Some(open) = self.states[t].open else {
+                if !self.bind(&mut step, index, operand.tensor) {
                     return Err(fail(&format!(
                         "needs `{}`, which is not resident",
                         self.graph.tensors[t].name
                     )));
-                };
-                let residency = &mut self.program.residencies[open];
-                residency.first_step.get_or_insert(index);
-                residency.last_step = Some(index);
-                if let Begin::Copy(copy) = residency.begin {
-                    step.reads_copies.push(copy);
                 }
-                step.binds.push((operand.tensor, open));
             }
             if written {
                 if self.states[t].leaving {
@@ -335,6 +328,19 @@ impl<'a> Reader<'a> {
         }
         self.program.steps.push(step);
         Ok(())
+    }
+
+    /// Binds a step to the residency that a tensor has now; false where it has none.
+    fn bind(&mut self, step: &mut Step, index: usize, tensor: TensorId) -> bool {
+        let Some(open) = self.states[tensor.index()].open else { return false };
+        let residency = &mut self.program.residencies[open];
+        residency.first_step.get_or_insert(index);
+        residency.last_step = Some(index);
+        if let Begin::Copy(copy) = residency.begin {
+            step.reads_copies.push(copy);
+        }
+        step.binds.push((tensor, open));
+        true
     }
 
     /// The residency of a step's workspace.

@@ -73,21 +73,7 @@ impl Machine<'_> {
             let code = self.source.byte()?;
             match code {
                 b'h' | b'j' | b'g' | 0x94 | b'q' | b'r' | b'p' => self.memo(code)?,
-                b'N' => self.push(Value::None)?,
-                0x88 => self.push(Value::Bool(true))?,
-                0x89 => self.push(Value::Bool(false))?,
-                b'K' => {
-                    let n = self.source.byte()?;
-                    self.push(Value::Int(i64::from(n)))?;
-                }
-                b'M' => {
-                    let n = u16::from_le_bytes(self.source.array()?);
-                    self.push(Value::Int(i64::from(n)))?;
-                }
-                b'J' => {
-                    let n = i32::from_le_bytes(self.source.array()?);
-                    self.push(Value::Int(i64::from(n)))?;
-                }
+                b'N' | 0x88 | 0x89 | b'K' | b'M' | b'J' | b'G' => self.scalar(code)?,
                 0x8a => {
                     let n = self.source.byte()?;
                     self.long(u64::from(n))?;
@@ -97,10 +83,6 @@ impl Machine<'_> {
                     self.long(n)?;
                 }
                 b'I' | b'L' | b'F' => self.number(code)?,
-                b'G' => {
-                    let n = f64::from_be_bytes(self.source.array()?);
-                    self.push(Value::Float(n))?;
-                }
                 0x8c | b'U' | b'X' | b'T' | 0x8d => self.text(code)?,
                 b'S' | b'V' => self.string_line(code)?,
                 b'C' | b'B' | 0x8e => {
@@ -176,6 +158,20 @@ impl Machine<'_> {
                 _ => return Err(self.refused(code)),
             }
         }
+    }
+
+    /// None, booleans and numbers of fixed width.
+    #[inline]
+    fn scalar(&mut self, code: u8) -> Result<(), Problem> {
+        let value = match code {
+            b'N' => Value::None,
+            0x88 | 0x89 => Value::Bool(code == 0x88),
+            b'K' => Value::Int(i64::from(self.source.byte()?)),
+            b'M' => Value::Int(i64::from(u16::from_le_bytes(self.source.array()?))),
+            b'J' => Value::Int(i64::from(i32::from_le_bytes(self.source.array()?))),
+            _ => Value::Float(f64::from_be_bytes(self.source.array()?)),
+        };
+        self.push(value)
     }
 
     /// Memo entries, recalled and made.

@@ -1,6 +1,6 @@
 //! From a decoded snapshot to requests: what was live before, then what happened, in order.
 //!
-//! For: one device's events. Not for: choosing the device, nor decoding.
+//! One device's events.
 //!
 //! A snapshot tells allocations with their requested bytes, when a free was asked for and when it
 //! was done (later, if another stream still used the block), and the segments taken and given back.

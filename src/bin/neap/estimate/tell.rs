@@ -6,7 +6,7 @@ use neap::estimate::answer::MARGIN_PER_MILLE;
 use neap::estimate::attribution::{Places, Usage};
 use neap::estimate::gpu::Rule;
 use neap::estimate::roles::Role;
-use neap::estimate::truth::error_percent;
+use neap::estimate::truth::{Truth, error_percent};
 use neap::report::table::{Side, Table};
 use neap::units::Bytes;
 use serde::Serialize;
@@ -297,10 +297,35 @@ fn tail(path: &str) -> String {
     }
 }
 
+/// The tables of an estimate, one below the other.
 pub fn text(estimate: &Estimate<'_>, places: &Places<'_>, top: usize) -> String {
-    let Estimate { answer, forecast, target, .. } = estimate;
-    let mut parts = Vec::new();
+    let mut parts = vec![figures(estimate).to_string()];
+    if let Some(truth) = &estimate.truth {
+        parts.push(against(truth, estimate).to_string());
+    }
+    parts.push(format!(
+        "{}left: beside the peak and its margin; tight: runs without all of it\n",
+        verdicts(estimate)
+    ));
+    parts.push(roles_at_peak(estimate, places).to_string());
+    let blocks = largest(estimate, places, top);
+    if !blocks.is_empty() {
+        parts.push(blocks.to_string());
+    }
+    parts.push(format!(
+        "{}added and left out: summed over blocks, which are not all there at once\n",
+        assumed(estimate)
+    ));
+    if estimate.target.profile.name == HEADLINE && estimate.judged.len() > 1 {
+        parts.push(format!(
+            "figures of {HEADLINE}; each device's verdict is of a forecast for its own kernels\n"
+        ));
+    }
+    parts.join("\n").trim_end().to_owned()
+}
 
+fn figures(estimate: &Estimate<'_>) -> Table {
+    let Estimate { answer, target, .. } = estimate;
     let mut figures = Table::new(&[
         (&format!("{} on {}", estimate.file.display(), target.profile.name), Side::Left),
         ("", Side::Right),
@@ -315,27 +340,30 @@ pub fn text(estimate: &Estimate<'_>, places: &Places<'_>, top: usize) -> String 
         Some(bytes) => figures.row(figure("smallest device, for the job alone", bytes)),
         None => figures.row(["smallest device, for the job alone", "none"]),
     };
-    parts.push(figures.to_string());
+    figures
+}
 
-    if let Some(truth) = &estimate.truth {
-        let mut table = Table::new(&[
-            ("against the truth", Side::Left),
-            ("really", Side::Right),
-            ("error", Side::Right),
+fn against(truth: &Truth, estimate: &Estimate<'_>) -> Table {
+    let answer = &estimate.answer;
+    let mut table = Table::new(&[
+        ("against the truth", Side::Left),
+        ("really", Side::Right),
+        ("error", Side::Right),
+    ]);
+    for (name, estimate, truth) in [
+        ("peak reserved", answer.stats.peak_reserved, truth.reserved),
+        ("peak allocated", answer.stats.peak_allocated, truth.allocated),
+    ] {
+        table.row([
+            name.to_owned(),
+            truth.0.to_string(),
+            format!("{:+.2} %", error_percent(estimate, truth)),
         ]);
-        for (name, estimate, truth) in [
-            ("peak reserved", answer.stats.peak_reserved, truth.reserved),
-            ("peak allocated", answer.stats.peak_allocated, truth.allocated),
-        ] {
-            table.row([
-                name.to_owned(),
-                truth.0.to_string(),
-                format!("{:+.2} %", error_percent(estimate, truth)),
-            ]);
-        }
-        parts.push(table.to_string());
     }
+    table
+}
 
+fn verdicts(estimate: &Estimate<'_>) -> Table {
     let mut verdicts = Table::new(&[
         ("device", Side::Left),
         ("available", Side::Right),
@@ -352,10 +380,11 @@ pub fn text(estimate: &Estimate<'_>, places: &Places<'_>, top: usize) -> String 
             left,
         ]);
     }
-    parts.push(format!(
-        "{verdicts}left: beside the peak and its margin; tight: runs without all of it\n"
-    ));
+    verdicts
+}
 
+fn roles_at_peak(estimate: &Estimate<'_>, places: &Places<'_>) -> Table {
+    let Estimate { answer, forecast, .. } = estimate;
     let (iteration, of) = (answer.peak_iteration(forecast), forecast.starts.len());
     let phase = places.phase(forecast, answer);
     let when = if iteration == 0 {
@@ -369,8 +398,10 @@ pub fn text(estimate: &Estimate<'_>, places: &Places<'_>, top: usize) -> String 
         let name = if name == "cached" { "cached and not in use".to_owned() } else { words(name) };
         roles.row([name, Bytes(bytes).to_string()]);
     }
-    parts.push(roles.to_string());
+    roles
+}
 
+fn largest(estimate: &Estimate<'_>, places: &Places<'_>, top: usize) -> Table {
     let mut blocks = Table::new(&[
         ("largest blocks", Side::Right),
         ("for", Side::Left),
@@ -386,10 +417,10 @@ pub fn text(estimate: &Estimate<'_>, places: &Places<'_>, top: usize) -> String 
             tail(&block.module),
         ]);
     }
-    if !blocks.is_empty() {
-        parts.push(blocks.to_string());
-    }
+    blocks
+}
 
+fn assumed(estimate: &Estimate<'_>) -> Table {
     let mut assumed = Table::new(&[
         ("assumed", Side::Left),
         ("blocks", Side::Right),
@@ -402,13 +433,5 @@ pub fn text(estimate: &Estimate<'_>, places: &Places<'_>, top: usize) -> String 
         let blocks = if a.blocks == 0 { "-".to_owned() } else { a.blocks.to_string() };
         assumed.row([a.rule.to_owned(), blocks, bytes(a.added), bytes(a.removed), a.text]);
     }
-    parts.push(format!(
-        "{assumed}added and left out: summed over blocks, which are not all there at once\n"
-    ));
-    if target.profile.name == HEADLINE && estimate.judged.len() > 1 {
-        parts.push(format!(
-            "figures of {HEADLINE}; each device's verdict is of a forecast for its own kernels\n"
-        ));
-    }
-    parts.join("\n").trim_end().to_owned()
+    assumed
 }

@@ -4,8 +4,8 @@
 //! of waits, its own clock. Shares no code with planners or engine, so that a mistake there can't
 //! hide here. Safe means: whatever the operators and copies take, every step finds what it reads,
 //! in the right version, at addresses that nothing else holds, of its own job or another; nothing
-//! waits for ever; and the iteration can repeat. Not for: finding plans, mending them, or judging
-//! their speed; nor the hash of the graph (who loads the files compares it).
+//! waits for ever; and the iteration can repeat. The code that loads the files compares the hash of
+//! the graph.
 
 mod memory;
 mod order;

@@ -1,5 +1,5 @@
 //! The checker's own reading of the events: steps, copies and residencies in program order, which
-//! version is where, and who waits for whom. Not for: addresses ([`super::memory`]) or time.
+//! version is where, and who waits for whom.
 
 use super::refusal::Refusal;
 pub(super) use super::task::{Kind, Residency, Task, Wait, Why};

@@ -4,7 +4,7 @@
 //! across its border, and every stretch waits for the one before. With these waits among the
 //! others, [`super::order`] shows that what a stretch needs to end never needs a later stretch to
 //! begin; so the holder lets go, whatever anything takes, and a line of first come, first served
-//! moves on. Not for: what the jobs are to each other ([`super::several`]).
+//! moves on.
 
 use std::collections::{BTreeMap, BTreeSet};
 

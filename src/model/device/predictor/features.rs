@@ -6,7 +6,7 @@
 //! (`a6`, `a3.0`), or how much there is of a list (`a0.count`, `a0.elements`), as its logarithm. A
 //! *word* says what is not a matter of degree: a tensor's type, rank and order of strides
 //! (`a1:f32r2/10`), a flag (`a5=true`), an absent argument (`a2-`). Floating-point arguments change
-//! results, not work, and are left out. Not for: weights.
+//! results, not work, and are left out.
 
 use std::collections::{BTreeMap, BTreeSet};
 

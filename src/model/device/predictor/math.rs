@@ -1,7 +1,7 @@
 //! Logarithm and exponential from additions, multiplications and divisions alone.
 //!
 //! The machine's maths library may differ by a bit from the next machine's; these don't, so that a
-//! predictor is the same, and says the same, everywhere. Not for: speed.
+//! predictor is the same, and says the same, everywhere.
 
 /// ln 2, to the nearest double.
 const LN_2: f64 = std::f64::consts::LN_2;

@@ -6,7 +6,7 @@
 //! resembles its rows: every word of the operator was seen, every number lies within the rows'
 //! range, or at most a factor of two beyond. Predictions are rounded to whole nanoseconds, and
 //! nothing on the way to them depends on the machine's maths library ([`math`]), so that plans made
-//! with them are the same everywhere. Not for: measuring.
+//! with them are the same everywhere.
 
 pub mod features;
 pub mod math;

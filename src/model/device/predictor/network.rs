@@ -2,7 +2,7 @@
 //!
 //! Additions, multiplications, divisions and square roots in one fixed order on seeded numbers: the
 //! same rows give the same weights on every machine. Hidden units are leaky rectifiers, which suit
-//! laws that are straight in logarithms. Not for: what inputs mean.
+//! laws that are straight in logarithms.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

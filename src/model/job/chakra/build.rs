@@ -1,8 +1,7 @@
 //! From chosen calls to operators and tensors.
 //!
-//! For: operands with versions, generated and hidden outputs, in-place writes, workspaces, host
-//! operands, phases. Not for: what long-lived tensors are ([`super::roles`] decides and names
-//! them).
+//! Makes operands with versions, generated and hidden outputs, in-place writes, workspaces, host
+//! operands, phases.
 
 use std::collections::{HashMap, HashSet};
 

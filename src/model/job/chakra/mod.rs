@@ -3,8 +3,7 @@
 //! [`import`] reads what `torch.profiler.ExecutionTraceObserver` wrote (schema 1.1.1-chakra.0.0.4,
 //! plain or gzip, with or without the `neap.*` names that say what the long-lived tensors are):
 //! `parse` reads it, `storage` tells the lives behind recycled ids apart, `select` chooses the
-//! operators, `build` makes the graph and `roles` says what each tensor is. Not for: lowering
-//! optimizer steps (`lower`).
+//! operators, `build` makes the graph and `roles` says what each tensor is.
 
 mod build;
 mod names;

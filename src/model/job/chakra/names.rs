@@ -1,9 +1,8 @@
 //! What annotations in a trace say: long-lived tensors, the iteration, the optimizer, phases,
 //! scalars.
 //!
-//! For: the `neap.*` names and the marks PyTorch itself leaves (`Optimizer.step#…`,
-//! `Optimizer.zero_grad#…`, `autograd::engine::evaluate_function: …`). Not for: judging what has no
-//! name ([`super::roles`]).
+//! Reads the `neap.*` names and the marks PyTorch itself leaves (`Optimizer.step#…`,
+//! `Optimizer.zero_grad#…`, `autograd::engine::evaluate_function: …`).
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 

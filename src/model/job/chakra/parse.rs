@@ -1,7 +1,6 @@
 //! Reading a Chakra execution trace, one node at a time and in bounded memory.
 //!
-//! For: from bytes to [`Trace`]: nodes in the order they started, each with its parent. Not for:
-//! what they do.
+//! From bytes to [`Trace`]: nodes in the order they started, each with its parent.
 
 use std::cell::Cell;
 use std::collections::HashMap;

@@ -1,6 +1,6 @@
 //! What each tensor is, and the finished graph.
 //!
-//! For: roles and names of tensors, gradients that wait for `zero_grad`, and lowering or not. By
+//! Decides roles and names of tensors, gradients that wait for `zero_grad`, and lowering or not. By
 //! the trace's names where it has them, else by what reads and writes a tensor in which phase.
 
 use std::collections::{BTreeMap, HashSet};

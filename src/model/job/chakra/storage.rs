@@ -1,7 +1,6 @@
 //! Lives of storages: ids in a trace name addresses, which the framework uses again and again.
 //!
-//! For: giving every mention of a tensor the life it belongs to. Not for: which lives become
-//! tensors.
+//! Gives every mention of a tensor the life that it belongs to.
 //!
 //! A life begins at the start of the outermost call that outputs the storage without reading it, or
 //! at the start of the innermost of the nested calls that do; that call is its maker. A child of

@@ -1,7 +1,7 @@
 //! Values as a Chakra trace writes them, made typed.
 //!
-//! For: turning a node's parallel `values`, `shapes`, `types` and `strides` into [`Value`]s, and an
-//! operator's schema into a [`Signature`]. Not for: what the values mean to the job.
+//! Turns a node's parallel `values`, `shapes`, `types` and `strides` into [`Value`]s, and an
+//! operator's schema into a [`Signature`].
 
 use std::fmt;
 

@@ -5,8 +5,9 @@
 
 use std::ffi::{c_int, c_void};
 
-use super::launch::{Conv, Operand, Pass};
+use super::launch::{Conv, Pass};
 use super::libs::{LibError, Opened};
+use super::params::Operand;
 use crate::backend::operators::KernelError;
 use crate::backend::operators::error::device_error;
 use crate::job::Dtype;
@@ -213,85 +214,71 @@ impl Cudnn {
         workspace: u64,
         wanted: Option<i32>,
     ) -> Result<bool, KernelError> {
-        let p = &plan.conv.params;
-        // cudnnDataType_t
-        let kind = if plan.conv.dtype == Dtype::Bf16 { 9 } else { 0 };
-        let Some(format) = filter_format(
-            &p.w,
-            [p.groups * p.channels_out, p.channels_in, p.kernel[0], p.kernel[1]],
-        ) else {
-            return Ok(false);
-        };
-        let (Ok(images), Some(x), Some(y)) =
-            (c_int::try_from(p.images), strides(&p.x), strides(&p.y))
-        else {
-            return Ok(false);
-        };
         let kinds = [TENSOR, TENSOR, FILTER, CONVOLUTION];
         for (slot, kind) in plan.descriptors.iter_mut().zip(kinds) {
             // SAFETY: the slot outlives the call.
             check("makes no descriptor", unsafe { self.make[kind](slot) })?;
         }
-        let [dx, dy, dw, dc] = plan.descriptors;
-        // SAFETY: descriptors were made just above.
-        let set = unsafe {
-            [
-                (self.set_tensor)(
-                    dx,
-                    kind,
-                    images,
-                    p.groups * p.channels_in,
-                    p.size[0],
-                    p.size[1],
-                    x[0],
-                    x[1],
-                    x[2],
-                    x[3],
-                ),
-                (self.set_tensor)(
-                    dy,
-                    kind,
-                    images,
-                    p.groups * p.channels_out,
-                    p.out[0],
-                    p.out[1],
-                    y[0],
-                    y[1],
-                    y[2],
-                    y[3],
-                ),
-                (self.set_filter)(
-                    dw,
-                    kind,
-                    format,
-                    p.groups * p.channels_out,
-                    p.channels_in,
-                    p.kernel[0],
-                    p.kernel[1],
-                ),
-                // Cross-correlation, summed in f32.
-                (self.set_convolution)(
-                    dc,
-                    p.padding[0],
-                    p.padding[1],
-                    p.stride[0],
-                    p.stride[1],
-                    p.dilation[0],
-                    p.dilation[1],
-                    1,
-                    0,
-                ),
-                (self.set_groups)(dc, p.groups),
-                // CUDNN_FMA_MATH keeps f32 as it is; the default rounds its factors to TF32.
-                (self.set_mathematics)(
-                    dc,
-                    if plan.conv.dtype == Dtype::F32 && !self.tf32 { 3 } else { 0 },
-                ),
-            ]
-        };
-        if set.iter().any(|&status| status != 0) {
+        if !self.describe(plan) {
             return Ok(false);
         }
+        let fits = |e: &&Expected| {
+            e.status == 0
+                && e.determinism == 1
+                && e.memory as u64 <= workspace
+                && wanted.is_none_or(|wanted| wanted == e.algorithm)
+        };
+        let (found, count) = self.expected(plan);
+        let Some(best) = found.iter().take(count).find(fits) else {
+            return Ok(false);
+        };
+        (plan.algorithm, plan.workspace) = (best.algorithm, best.memory as u64);
+        Ok(true)
+    }
+
+    /// Sets a plan's descriptors; false where the library can't take its shape or strides.
+    fn describe(&self, plan: &Plan) -> bool {
+        let p = &plan.conv.params;
+        // cudnnDataType_t
+        let kind = if plan.conv.dtype == Dtype::Bf16 { 9 } else { 0 };
+        let filter = [p.groups * p.channels_out, p.channels_in, p.kernel[0], p.kernel[1]];
+        let Some(format) = filter_format(&p.w, filter) else { return false };
+        let (Ok(images), Some(x), Some(y)) =
+            (c_int::try_from(p.images), strides(&p.x), strides(&p.y))
+        else {
+            return false;
+        };
+        let [dx, dy, dw, dc] = plan.descriptors;
+        // `channels` of all groups, height and width, then four strides.
+        let set_tensor = |at: Handle, channels: c_int, size: [c_int; 2], s: [c_int; 4]| {
+            let [height, width] = size;
+            // SAFETY: the descriptor was made by this library for a tensor.
+            unsafe {
+                (self.set_tensor)(at, kind, images, channels, height, width, s[0], s[1], s[2], s[3])
+            }
+        };
+        let [out, input, height, width] = filter;
+        let ([above, left], [down, right], [apart, beside]) = (p.padding, p.stride, p.dilation);
+        // CUDNN_FMA_MATH keeps f32 as it is; the default rounds its factors to TF32.
+        let mathematics = if plan.conv.dtype == Dtype::F32 && !self.tf32 { 3 } else { 0 };
+        // Cross-correlation, summed in f32.
+        let (mode, sums) = (1, 0);
+        // SAFETY: the descriptors were made by this library for a filter and a convolution.
+        let others = unsafe {
+            [
+                (self.set_filter)(dw, kind, format, out, input, height, width),
+                (self.set_convolution)(dc, above, left, down, right, apart, beside, mode, sums),
+                (self.set_groups)(dc, p.groups),
+                (self.set_mathematics)(dc, mathematics),
+            ]
+        };
+        set_tensor(dx, p.groups * p.channels_in, p.size, x) == 0
+            && set_tensor(dy, p.groups * p.channels_out, p.out, y) == 0
+            && others.iter().all(|&status| status == 0)
+    }
+
+    /// The library's algorithms for a plan, best first, and how many there are.
+    fn expected(&self, plan: &Plan) -> ([Expected; MOST], usize) {
         let blank = Expected {
             algorithm: 0,
             status: 0,
@@ -303,33 +290,14 @@ impl Cudnn {
         };
         let (mut found, mut count) = ([blank; MOST], 0);
         let (pass, first, second, last) = self.order(plan);
+        let [.., dc] = plan.descriptors;
+        let (most, into) = (MOST as c_int, found.as_mut_ptr());
         // SAFETY: there is room for `MOST` answers.
         let status = unsafe {
-            self.ask[pass](
-                self.handle,
-                first,
-                second,
-                dc,
-                last,
-                MOST as c_int,
-                &raw mut count,
-                found.as_mut_ptr(),
-            )
+            self.ask[pass](self.handle, first, second, dc, last, most, &raw mut count, into)
         };
-        if status != 0 {
-            return Ok(false);
-        }
-        let fits = |e: &&Expected| {
-            e.status == 0
-                && e.determinism == 1
-                && e.memory as u64 <= workspace
-                && wanted.is_none_or(|wanted| wanted == e.algorithm)
-        };
-        let Some(best) = found.iter().take(usize::try_from(count).unwrap_or(0)).find(fits) else {
-            return Ok(false);
-        };
-        (plan.algorithm, plan.workspace) = (best.algorithm, best.memory as u64);
-        Ok(true)
+        let count = if status == 0 { usize::try_from(count).unwrap_or(0) } else { 0 };
+        (found, count)
     }
 
     /// Index of the pass, and its descriptors in the library's order: two operands, then what is

@@ -1,8 +1,7 @@
 //! The driver, as little of it as the device needs: context, memories, streams, events, modules.
 //!
 //! Raw addresses throughout; each wrapper gives its handle back once. Everything is used from the
-//! thread that made it. Nothing is tracked: what waits for what is the script's. Not for: what is
-//! put on the streams.
+//! thread that made it. Nothing is tracked: what waits for what is the script's.
 
 use std::ffi::{CString, c_int, c_void};
 use std::marker::PhantomData;

@@ -1,8 +1,7 @@
 //! Matrix products by cuBLASLt, without workspace and without split sums: the same bits at every
 //! run.
 //!
-//! Not for: operands that are neither by rows nor by columns ([`super::emit`] sends those to the
-//! plain kernel).
+//! Operands that are neither by rows nor by columns go to the plain kernel ([`super::emit`]).
 
 use std::ffi::{c_int, c_void};
 

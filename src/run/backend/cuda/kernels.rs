@@ -1,6 +1,4 @@
 //! Kernels compiled by NVRTC, and kept on disk so that it happens once.
-//!
-//! Not for: launching them.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 

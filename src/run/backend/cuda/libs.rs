@@ -1,8 +1,7 @@
 //! NVIDIA's libraries, found at run time: given folders, Python environments, the loader's path.
 //!
 //! Each is opened by its absolute path where one is found, asked for its version, and kept for
-//! good, so that its functions may be called from anywhere. Not for: the driver's own library
-//! ([`crate::device::present`]).
+//! good, so that its functions may be called from anywhere.
 
 use std::env;
 use std::ffi::{CStr, c_char, c_int};

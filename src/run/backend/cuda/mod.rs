@@ -4,8 +4,7 @@
 //! each item. An iteration then only records and launches. Each item has one event, at its end; it
 //! starts when the last of what it follows has ended, on its stream or by a wait. A copy goes as
 //! soon as what it waits for has ended: delays by the clock are the host device's alone, and
-//! nothing but time depends on them. Not for: plans; nor for what an operator means, which is the
-//! host device's to say.
+//! nothing but time depends on them.
 
 pub mod conv;
 pub(crate) mod driver;
@@ -14,6 +13,7 @@ pub mod gemm;
 pub mod kernels;
 pub mod launch;
 pub mod libs;
+pub mod params;
 pub(crate) mod prepare;
 #[cfg(test)]
 mod shim;

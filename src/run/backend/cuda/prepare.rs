@@ -1,7 +1,5 @@
 //! Everything that can be made before the first iteration: libraries, modules, launches,
 //! descriptors, fused updates.
-//!
-//! Not for: running.
 
 use std::collections::BTreeMap;
 
@@ -15,8 +13,9 @@ use super::driver::{Context, DeviceMemory, Module, PinnedMemory, Queue};
 use super::emit;
 use super::gemm::CublasLt;
 use super::kernels::Nvrtc;
-use super::launch::{Action, Actions, Family, Launch, One, Update};
+use super::launch::{Action, Actions, Family, Launch};
 use super::libs::{self, Opened, Which};
+use super::params::{One, Update};
 use crate::backend::operators::KernelError;
 use crate::backend::operators::error::{device_error, unsupported};
 use crate::backend::operators::view::Call;

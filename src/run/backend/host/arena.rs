@@ -1,6 +1,6 @@
 //! Bytes at a fixed address that several threads reach by raw pointers.
 //!
-//! Not for: who may touch what and when; the plan's waits say that.
+//! The plan's waits decide which step may touch which bytes, and when.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 

@@ -1,8 +1,7 @@
 //! Others at work: threads that compute and copy for a share of the time, so that latencies can be
 //! measured under load.
 //!
-//! One thread multiplies and adds within the caches, one copies through memory. Not for: results;
-//! no operator reads them.
+//! One thread multiplies and adds within the caches, one copies through memory.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering};

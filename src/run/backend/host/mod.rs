@@ -1,6 +1,6 @@
 //! The embedded host device: two memories, threads for streams, real copies, real arithmetic.
 //!
-//! [`with_device`] runs a function with a device whose threads end with it. Not for: plans.
+//! [`with_device`] runs a function with a device whose threads end with it.
 
 pub mod arena;
 pub mod calls;

@@ -1,6 +1,4 @@
 //! The host device's three streams: a thread each, and the state they meet in.
-//!
-//! Not for: what an item does; the thread is given a function for that.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};

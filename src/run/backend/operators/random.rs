@@ -2,7 +2,7 @@
 //! recomputing and going backward repeat what going forward drew.
 //!
 //! Philox-4x32-10 (Salmon et al., SC 2011) with key = the operator's random key and counter =
-//! (element / 4, iteration); element i takes word i mod 4. Not for: anything secret.
+//! (element / 4, iteration); element i takes word i mod 4.
 
 /// The key and the iteration.
 #[derive(Clone, Copy, Debug)]

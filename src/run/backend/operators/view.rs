@@ -1,7 +1,7 @@
 //! How a kernel sees its operands: strided views of raw arena bytes.
 //!
-//! Not for: deciding where anything lies; the executor has done that, and the plan checker has
-//! proved that what is read is there and what is written belongs to this call alone.
+//! The executor has decided where everything lies, and the plan checker has proved that what is
+//! read is there and that what is written belongs to this call alone.
 
 use crate::job::{Dtype, Group, Operator};
 

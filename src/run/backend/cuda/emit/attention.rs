@@ -1,6 +1,4 @@
 //! Scaled dot-product attention and its gradient.
-//!
-//! Not for: paths that a framework takes apart itself, whose pieces are ordinary operators.
 
 use crate::backend::operators::attention::{self, Attention as Of};
 use crate::backend::operators::error::unsupported;
@@ -8,7 +6,8 @@ use crate::backend::operators::random::{survivors, threshold};
 use crate::backend::operators::view::Call;
 use crate::backend::operators::{KernelError, Table, table};
 
-use super::super::launch::{Actions, Attention, Family, Operand, Random, Vary};
+use super::super::launch::{Actions, Family, Vary};
+use super::super::params::{Attention, Operand, Random};
 use super::Emit;
 use super::map::{fill, signed};
 

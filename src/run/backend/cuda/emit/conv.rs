@@ -10,7 +10,8 @@ use crate::backend::operators::error::unsupported;
 use crate::backend::operators::view::{Call, View};
 use crate::backend::operators::{KernelError, Table, table};
 
-use super::super::launch::{Action, Actions, Conv, Convolution, Operand, Pass};
+use super::super::launch::{Action, Actions, Conv, Pass};
+use super::super::params::{Convolution, Operand};
 use super::Emit;
 use super::map::{Extra, map};
 use super::reduce::sum;

@@ -1,6 +1,6 @@
 //! Looking rows up by number, and adding gradients back to them.
 //!
-//! Numbers are checked on the device, which reports a bad one after the iteration. Not for: masks.
+//! Numbers are checked on the device, which reports a bad one after the iteration.
 
 use crate::backend::operators::arguments::{is_floating, output, tensor};
 use crate::backend::operators::error::{data_error, unsupported};
@@ -9,7 +9,8 @@ use crate::backend::operators::shapes::count;
 use crate::backend::operators::view::{Call, View};
 use crate::backend::operators::{KernelError, Table, table};
 
-use super::super::launch::{Actions, Family, Index, Operand, RANK, Rows};
+use super::super::launch::{Actions, Family};
+use super::super::params::{Index, Operand, RANK, Rows};
 use super::Emit;
 use super::map::{copy, join, signed};
 use super::rows::{Row, params};

@@ -1,6 +1,4 @@
 //! Softmax, its logarithm and gradients, and losses.
-//!
-//! Not for: the arithmetic (kernels/softmax.cu).
 
 use crate::backend::operators::arguments::{Input, floating, int_or, output, result, tensor};
 use crate::backend::operators::loss::{
@@ -10,7 +8,8 @@ use crate::backend::operators::shapes::{count, dimension, same_shape};
 use crate::backend::operators::view::{Call, View};
 use crate::backend::operators::{KernelError, Table, table};
 
-use super::super::launch::{Actions, Family, Rows};
+use super::super::launch::{Actions, Family};
+use super::super::params::Rows;
 use super::Emit;
 use super::map::{Extra, fill, map};
 use super::reduce::threads;

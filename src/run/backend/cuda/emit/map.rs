@@ -1,6 +1,4 @@
 //! Elementwise launches: operands broadcast, dimensions joined, dense ones recognised.
-//!
-//! Not for: which kernel.
 
 use crate::backend::operators::KernelError;
 use crate::backend::operators::arguments::{Input, is_floating};
@@ -9,7 +7,8 @@ use crate::backend::operators::shapes::{broadcast, count, is_contiguous};
 use crate::backend::operators::view::View;
 use crate::job::Dtype;
 
-use super::super::launch::{Action, Actions, Family, Map, Operand, RANK, Random};
+use super::super::launch::{Action, Actions, Family};
+use super::super::params::{Map, Operand, RANK, Random};
 
 /// Extents, and the strides of each of several operands, with neighbours joined where all operands
 /// allow it.

@@ -6,7 +6,8 @@ use crate::backend::operators::matrix::{Affine, Product};
 use crate::backend::operators::view::{Call, View};
 use crate::backend::operators::{KernelError, Table, table};
 
-use super::super::launch::{Action, Actions, Family, Gemm, Matrix, MatrixProduct, Operand};
+use super::super::launch::{Action, Actions, Family, Gemm, Matrix};
+use super::super::params::{MatrixProduct, Operand};
 use super::Emit;
 use super::map::{Extra, fill, join, map, signed};
 

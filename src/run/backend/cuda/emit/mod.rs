@@ -2,7 +2,7 @@
 //! host.
 //!
 //! What a call must be is checked here as the host's kernels check it, before anything runs; views
-//! hold device addresses, which nothing here reads. Not for: running.
+//! hold device addresses, which nothing here reads.
 
 mod attention;
 mod conv;

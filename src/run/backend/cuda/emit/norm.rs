@@ -7,7 +7,8 @@ use crate::backend::operators::norm::{
 use crate::backend::operators::view::{Call, View};
 use crate::backend::operators::{KernelError, Table, table};
 
-use super::super::launch::{Actions, BatchNorm, Family, Operand, RANK};
+use super::super::launch::{Actions, Family};
+use super::super::params::{BatchNorm, Operand, RANK};
 use super::Emit;
 use super::map::{join, signed};
 use super::reduce::threads;

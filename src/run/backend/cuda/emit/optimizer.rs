@@ -7,10 +7,8 @@ use crate::backend::operators::shapes::count;
 use crate::backend::operators::view::Call;
 use crate::job::{Dtype, Group};
 
-use super::super::launch::{
-    Actions, CHUNK, Family, Launch, One, Operand, RANK, Scalars, TENSORS, Update, UpdateStrided,
-    Vary,
-};
+use super::super::launch::{Actions, Family, Launch, Vary};
+use super::super::params::{CHUNK, One, Operand, RANK, Scalars, TENSORS, Update, UpdateStrided};
 use super::Emit;
 use super::map::{join, signed};
 

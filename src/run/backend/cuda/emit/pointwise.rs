@@ -1,7 +1,6 @@
 //! Arithmetic, comparisons, activations and dropout, element by element.
 //!
-//! In-place kinds are the same kernels: their output is the memory of argument 0. Not for: the
-//! arithmetic (kernels/pointwise.cu).
+//! In-place kinds are the same kernels: their output is the memory of argument 0.
 
 use crate::backend::operators::arguments::{
     Input, flag, floating, input, is_floating, maybe_input, number, number_or, output,
@@ -15,7 +14,8 @@ use crate::backend::operators::view::{Call, View};
 use crate::backend::operators::{KernelError, Table, table};
 use crate::job::{Arg, Dtype};
 
-use super::super::launch::{Actions, Family, Map, Random, Vary};
+use super::super::launch::{Actions, Family, Vary};
+use super::super::params::{Map, Random};
 use super::Emit;
 use super::map::{Extra, blocks, copy, fill, map, params};
 

@@ -6,7 +6,8 @@ use crate::backend::operators::shapes::{count, distinct};
 use crate::backend::operators::view::{Call, View};
 use crate::backend::operators::{KernelError, Table, table};
 
-use super::super::launch::{Actions, Family, Operand, Pool};
+use super::super::launch::{Actions, Family};
+use super::super::params::{Operand, Pool};
 use super::Emit;
 
 pub const TABLE: Table<Emit> = table! {

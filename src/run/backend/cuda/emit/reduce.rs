@@ -1,6 +1,4 @@
 //! Reductions over dimensions, extremes with places, and running sums.
-//!
-//! Not for: losses and norms.
 
 use crate::backend::operators::arguments::{Input, int_or, is_floating, output, result, tensor};
 use crate::backend::operators::error::{invalid, unsupported};
@@ -12,7 +10,8 @@ use crate::backend::operators::view::{Call, View};
 use crate::backend::operators::{KernelError, Table, table};
 use crate::job::Arg;
 
-use super::super::launch::{Actions, Family, Operand, RANK, Reduce};
+use super::super::launch::{Actions, Family};
+use super::super::params::{Operand, RANK, Reduce};
 use super::Emit;
 use super::map::{Extra, copy, join, map, signed};
 

@@ -1,13 +1,12 @@
 //! Rows of tensors as kernels take them: outer dimensions, and a run of evenly spaced elements.
-//!
-//! Not for: which kernel.
 
 use crate::backend::operators::KernelError;
 use crate::backend::operators::arguments::floating;
 use crate::backend::operators::error::unsupported;
 use crate::backend::operators::view::View;
 
-use super::super::launch::{Actions, Operand, RANK, Rows};
+use super::super::launch::Actions;
+use super::super::params::{Operand, RANK, Rows};
 use super::map::{join, signed};
 
 /// One operand of a rows kernel before its dimensions are joined.

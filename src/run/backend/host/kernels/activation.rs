@@ -1,7 +1,7 @@
 //! Activation functions and their gradients.
 //!
 //! Argument orders are the framework's, which differ: some gradients read the input, some the
-//! output. Not for: softmax and dropout.
+//! output.
 
 use super::Kernel;
 use super::elements::{map1, map2, map3};

@@ -1,7 +1,7 @@
 //! Dropout and its gradient.
 //!
 //! Masks come from [`crate::backend::operators::random`], numbered by an element's place in
-//! row-major order whatever the strides. Not for: dropout inside attention.
+//! row-major order whatever the strides.
 
 use crate::backend::operators::arguments::{
     Input, flag, floating, input, maybe_input, number, number_or, output, real, result, tensor,

@@ -2,8 +2,7 @@
 //!
 //! Work goes in blocks of [`BLOCK`] elements: each operand's block is loaded (and converted) into a
 //! small array, the arithmetic runs over arrays and vectorises, the result is stored. So strides,
-//! broadcasting, type mixes and in-place operands cost nothing in the arithmetic's code. Not for:
-//! the arithmetic.
+//! broadcasting, type mixes and in-place operands cost nothing in the arithmetic's code.
 
 use crate::backend::operators::KernelError;
 use crate::backend::operators::arguments::{Input, floating, is_floating};

@@ -1,6 +1,6 @@
 //! Looking rows up by number, and adding gradients back to them.
 //!
-//! Every number is checked against the table; a bad one is an error. Not for: masks.
+//! Every number is checked against the table; a bad one is an error.
 
 use crate::backend::operators::arguments::{output, tensor};
 use crate::backend::operators::error::data_error;

@@ -1,7 +1,7 @@
 //! Layer normalisation over the last dimensions, root-mean-square normalisation, and their
 //! gradients.
 //!
-//! Means and variances are kept in double precision. Not for: batch normalisation.
+//! Means and variances are kept in double precision.
 
 use crate::backend::operators::norm::{LayerNorm, LayerNormBackward};
 use crate::backend::operators::view::{Call, View};

@@ -1,6 +1,6 @@
 //! Losses: negative log likelihood, cross entropy, squared error.
 //!
-//! Sums are kept in double precision. Not for: the logarithm of softmax itself.
+//! Sums are kept in double precision.
 
 use crate::backend::operators::arguments::{output, result};
 use crate::backend::operators::error::{data_error, invalid};

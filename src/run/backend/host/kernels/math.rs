@@ -1,7 +1,6 @@
 //! Single-precision functions without branches, so that loops over them vectorise.
 //!
 //! Coefficients are Cephes' (S. Moshier); errors are within about two units in the last place.
-//! Not for: double precision.
 
 /// e to the `x`.
 #[inline(always)]

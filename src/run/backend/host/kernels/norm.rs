@@ -1,7 +1,7 @@
 //! Batch normalisation, forward and backward, under all the names it is recorded by.
 //!
 //! Statistics are summed in double precision in a fixed order; the mean first, then the squared
-//! distances from it. Not for: layer normalisation.
+//! distances from it.
 
 use crate::backend::operators::norm::{BatchNorm, BatchNormBackward, without_channels};
 use crate::backend::operators::view::{Call, View};

@@ -1,7 +1,6 @@
 //! Arithmetic element by element, with broadcasting and mixed types; comparisons and selection.
 //!
-//! In-place kinds are the same kernels: their output is the memory of argument 0. Not for:
-//! activations.
+//! In-place kinds are the same kernels: their output is the memory of argument 0.
 
 use crate::backend::operators::arguments::{
     Input, floating, input, is_floating as is_float, maybe_input, number_or, output, text,

@@ -1,7 +1,7 @@
 //! Reductions over dimensions, and running sums.
 //!
 //! Floating sums are kept in double precision, in an order that depends on shapes and strides
-//! alone. Not for: losses and norms, which have files of their own.
+//! alone.
 
 use crate::backend::operators::arguments::{
     Input, floating, int_or, is_floating, number_or, output, result, tensor,

@@ -1,7 +1,7 @@
 //! Softmax and its logarithm along one dimension, and their gradients.
 //!
 //! Each row is passed over three times, a block at a time; denominators are kept in double
-//! precision. Not for: attention, which fuses its own.
+//! precision.
 
 use crate::backend::operators::arguments::{int_or, output, tensor};
 use crate::backend::operators::shapes::{dimension, each, same_shape};

@@ -1,6 +1,4 @@
 //! Unfolding images into columns, folding columns back, and moving columns in and out of a tile.
-//!
-//! Not for: arithmetic beyond the additions of folding.
 
 use std::ops::Range;
 
