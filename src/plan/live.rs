@@ -40,7 +40,7 @@ use crate::units::{Bytes, Nanos, TensorId};
 pub struct Arrival<'a> {
     /// The job.
     pub job: Job<'a>,
-    /// When it comes.
+    /// When the job is submitted.
     pub submitted: Nanos,
     /// After so many iterations it ends. At least 1.
     pub iterations: u32,
@@ -63,7 +63,7 @@ pub struct Story {
     pub late: u64,
 }
 
-/// What happened.
+/// The outcome of a simulation.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
     /// One for each job.

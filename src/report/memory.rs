@@ -35,7 +35,7 @@ const STEPS: u64 = COLUMNS / 2;
 /// Bytes at an instant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Instant {
-    /// When.
+    /// The instant.
     pub time: Nanos,
     /// By layer.
     pub layers: [u64; LAYERS],

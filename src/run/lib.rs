@@ -251,7 +251,7 @@ pub enum RunError {
     UnknownNumber {
         /// The first operator's name.
         first: String,
-        /// How many there are.
+        /// Number of operators.
         operators: usize,
     },
     /// The graph contradicts itself in a way that matters only here.

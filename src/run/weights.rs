@@ -29,7 +29,7 @@ pub enum WeightsError {
     /// The file is not what it should be.
     #[error("{}: {problem}", path.display())]
     Content {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// What is wrong, and what to do.
         problem: String,

@@ -33,7 +33,7 @@ impl<'a> Side<'a> {
     }
 }
 
-/// What happened.
+/// The outcome of a simulation.
 #[derive(Clone, Debug, Default)]
 pub struct Course {
     /// For each job, start and course of its iterations.

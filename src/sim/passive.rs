@@ -50,7 +50,7 @@ pub struct Passive {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("operator {} needs {needed} ({} bytes) at once", operator.0, needed.0)]
 pub struct TooSmall {
-    /// Which.
+    /// The operator.
     pub operator: OpId,
     /// Its working set.
     pub needed: Bytes,

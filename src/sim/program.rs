@@ -63,7 +63,7 @@ pub struct Residency {
 /// One item of the compute stream.
 #[derive(Clone, Debug)]
 pub struct Step {
-    /// Which operator.
+    /// The operator.
     pub operator: OpId,
     /// The recompute event that makes it run again, if it is not the operator's own turn.
     pub event: Option<usize>,

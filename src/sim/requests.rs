@@ -20,7 +20,7 @@ pub enum Request {
     },
     /// Gives the block back. Freeing an id whose allocation failed does nothing.
     Free {
-        /// Which block.
+        /// The block.
         id: u32,
     },
     /// Gives all cached memory back to the device (`torch.cuda.empty_cache`).

@@ -38,9 +38,9 @@ pub struct Work<P, D> {
 /// A copy that has been made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Carried {
-    /// Whose.
+    /// The job.
     pub job: usize,
-    /// Which way.
+    /// The direction of the copy.
     pub direction: Direction,
     /// From when on.
     pub start: Nanos,
@@ -51,7 +51,7 @@ pub struct Carried {
 /// A wait for the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Waited {
-    /// Who waited.
+    /// The job.
     pub job: usize,
     /// For whom, first.
     pub holder: usize,

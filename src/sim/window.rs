@@ -76,7 +76,7 @@ impl Stretches {
         all
     }
 
-    /// How many there are.
+    /// Number of parts of the window.
     #[must_use]
     pub const fn count(&self) -> usize {
         self.lasts.len()

@@ -52,7 +52,7 @@ pub enum ScoreError {
     /// The truth or the folder is not as it must be.
     #[error("{}: {problem}", path.display())]
     Bad {
-        /// Which.
+        /// The file.
         path: PathBuf,
         /// What, and what would do.
         problem: String,

@@ -52,7 +52,7 @@ pub struct Op {
     pub end: u64,
     /// `aten::add`, …
     pub name: Text,
-    /// Where.
+    /// The thread it ran on.
     pub thread: Thread,
     /// Position in [`Trace::args`].
     pub args: u32,
@@ -64,13 +64,13 @@ pub struct Op {
 /// A `[memory]` instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// When.
+    /// The instant.
     pub time: u64,
     /// The address; reused after a free.
     pub address: u64,
     /// Bytes taken, negative when given back.
     pub bytes: i64,
-    /// Where.
+    /// The thread it ran on.
     pub thread: Thread,
     /// Whether it is the host's memory (`Device Type` 0); a GPU's otherwise.
     pub host: bool,
@@ -84,9 +84,9 @@ pub struct Mark {
     pub start: u64,
     /// When it ended.
     pub end: u64,
-    /// What it says.
+    /// The name.
     pub name: Text,
-    /// Where.
+    /// The thread it ran on.
     pub thread: Thread,
 }
 
@@ -100,7 +100,7 @@ pub struct Module {
     pub end: u64,
     /// `Conv2d_3`.
     pub name: Text,
-    /// Where.
+    /// The thread it ran on.
     pub thread: Thread,
 }
 

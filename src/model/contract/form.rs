@@ -70,7 +70,7 @@ pub struct JobForm<'a> {
 pub struct WindowForm<'a> {
     /// First byte.
     pub offset_bytes: Bytes,
-    /// How many.
+    /// Its size.
     pub bytes: Bytes,
     /// Operators after whose end, in program order, the job has nothing in it and another may hold
     /// it.
@@ -85,7 +85,7 @@ pub struct WindowForm<'a> {
 pub enum EventForm<'a> {
     /// Copy to the host, then give the bytes back.
     SwapOut {
-        /// What.
+        /// The tensor.
         tensor: Cow<'a, str>,
         /// After which operator.
         #[schemars(schema_with = "name_or_null")]
@@ -96,7 +96,7 @@ pub enum EventForm<'a> {
     },
     /// Take bytes and copy from the host.
     SwapIn {
-        /// What.
+        /// The tensor.
         tensor: Cow<'a, str>,
         /// After which operator.
         #[schemars(schema_with = "name_or_null")]
@@ -107,7 +107,7 @@ pub enum EventForm<'a> {
     },
     /// Give the bytes back without a copy.
     Release {
-        /// What.
+        /// The tensor.
         tensor: Cow<'a, str>,
         /// After which operator.
         #[schemars(schema_with = "name_or_null")]
@@ -115,7 +115,7 @@ pub enum EventForm<'a> {
     },
     /// Run an operator again.
     Recompute {
-        /// Which.
+        /// The operator.
         operator: Cow<'a, str>,
         /// After which operator.
         #[schemars(schema_with = "name_or_null")]
@@ -141,7 +141,7 @@ fn is_zero(time: &Nanos) -> bool {
 pub enum PlacementForm<'a> {
     /// The `residency`-th residency of a tensor.
     Tensor {
-        /// Which tensor.
+        /// The tensor.
         tensor: Cow<'a, str>,
         /// Which of its residencies in the iteration, from 0.
         residency: u32,
@@ -164,7 +164,7 @@ pub enum PlacementForm<'a> {
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "HostSlot")]
 pub struct SlotForm<'a> {
-    /// Which tensor.
+    /// The tensor.
     pub tensor: Cow<'a, str>,
     /// First byte; a multiple of 512.
     pub offset_bytes: Bytes,
@@ -175,7 +175,7 @@ pub struct SlotForm<'a> {
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "Latency")]
 pub struct LatencyForm<'a> {
-    /// Which operator.
+    /// The operator.
     pub operator: Cow<'a, str>,
     /// Nanoseconds, at least one.
     pub ns: Nanos,

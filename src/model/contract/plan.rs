@@ -27,31 +27,31 @@ pub struct Trigger {
 pub enum Event {
     /// Copy to the host, then give the bytes back.
     SwapOut {
-        /// What.
+        /// The tensor.
         tensor: TensorId,
-        /// When.
+        /// When it happens.
         trigger: Trigger,
     },
     /// Take bytes and copy from the host.
     SwapIn {
-        /// What.
+        /// The tensor.
         tensor: TensorId,
-        /// When.
+        /// When it happens.
         trigger: Trigger,
     },
     /// Give the bytes back without a copy: the host copy is valid, or the tensor is recomputed, or
     /// not wanted again.
     Release {
-        /// What.
+        /// The tensor.
         tensor: TensorId,
-        /// When.
+        /// When it happens.
         trigger: Trigger,
     },
     /// Run an operator again.
     Recompute {
-        /// Which.
+        /// The operator.
         operator: OpId,
-        /// When.
+        /// When it happens.
         trigger: Trigger,
         /// What of its generated tensors becomes resident; the rest is scratch.
         keep: Vec<TensorId>,
@@ -78,7 +78,7 @@ pub enum Place {
     /// tensor that starts the iteration on the device, leaves and comes back has its first and its
     /// last listed apart, at the same offset.
     Tensor {
-        /// Which tensor.
+        /// The tensor.
         tensor: TensorId,
         /// Which of its residencies, in program order.
         residency: u32,
@@ -124,7 +124,7 @@ pub struct Figures {
 pub struct Window {
     /// First byte in the arena.
     pub offset: Bytes,
-    /// How many.
+    /// Its size.
     pub bytes: Bytes,
     /// Operators after whose end, in program order, the job has nothing in the window and another
     /// may hold it. Ascending.

@@ -53,7 +53,7 @@ pub struct Link {
 pub struct Multiprocessors {
     /// The major number of its compute capability.
     pub capability: u32,
-    /// How many there are.
+    /// Number of multiprocessors.
     pub count: u32,
     /// Threads that one holds at once.
     pub threads: u32,
@@ -185,7 +185,7 @@ pub enum DeviceError {
     Json {
         /// The file.
         path: PathBuf,
-        /// What and where.
+        /// The JSON error, with line and column.
         source: serde_json::Error,
     },
     /// Some other format or version.

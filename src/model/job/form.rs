@@ -64,7 +64,7 @@ impl<'a> GraphFile<'a> {
 pub struct TensorForm<'a> {
     /// Unique among the tensors.
     pub name: Cow<'a, str>,
-    /// What it is.
+    /// Its role.
     pub role: Role,
     /// Type of its elements.
     pub dtype: Dtype,

@@ -100,7 +100,7 @@ pub struct Tensor {
     pub name: String,
     /// Unrounded size of the storage.
     pub bytes: Bytes,
-    /// What it is.
+    /// Its role.
     pub role: Role,
     /// Element type of the storage as first seen.
     pub dtype: Dtype,

@@ -11,7 +11,7 @@ use crate::units::{Bytes, OpId, TensorId};
 /// A tensor that stands at the peak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Standing {
-    /// Which.
+    /// The tensor.
     pub tensor: TensorId,
     /// What it occupies, rounded to blocks.
     pub bytes: Bytes,

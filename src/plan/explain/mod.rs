@@ -123,7 +123,7 @@ pub struct Gap {
 /// All about one tensor.
 #[derive(Clone, Debug)]
 pub struct Story {
-    /// Which.
+    /// The tensor.
     pub tensor: TensorId,
     /// Rounded to blocks.
     pub bytes: Bytes,

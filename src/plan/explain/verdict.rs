@@ -56,7 +56,7 @@ pub enum Reason {
     },
     /// The link has other copies in that time.
     Busy {
-        /// Which way.
+        /// `swap` or `recompute`.
         way: &'static str,
         /// It takes.
         needed: Nanos,

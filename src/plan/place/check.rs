@@ -16,7 +16,7 @@ pub struct Held {
     pub until: u64,
     /// The first byte.
     pub offset: u64,
-    /// How many.
+    /// Number of units.
     pub size: u64,
 }
 

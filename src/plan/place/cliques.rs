@@ -8,7 +8,7 @@ use super::Item;
 
 /// The cliques, numbered in the order of time.
 pub(super) struct Cliques {
-    /// How many.
+    /// Number of them.
     pub count: usize,
     /// For each item the half-open ranges of cliques that it belongs to, ascending and apart.
     pub ranges: Vec<Vec<(u32, u32)>>,

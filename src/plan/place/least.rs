@@ -25,7 +25,7 @@ const CLOSE: u64 = 128;
 pub struct Within {
     /// A layout, a proof that there is none, or neither.
     pub outcome: Outcome,
-    /// What it took.
+    /// Steps of the search.
     pub spent: Spent,
 }
 
@@ -36,7 +36,7 @@ pub struct Least {
     pub layout: Layout,
     /// Proved: no layout is lower than this. At least the load.
     pub bound: u64,
-    /// What it took.
+    /// Steps of the search.
     pub spent: Spent,
 }
 

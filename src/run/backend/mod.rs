@@ -61,7 +61,7 @@ pub struct Capture {
 /// One execution of an operator, by addresses.
 #[derive(Clone, Debug)]
 pub struct StepWork {
-    /// Which operator.
+    /// The operator.
     pub operator: OpId,
     /// Where the storage of each tensor it touches begins, sorted by tensor. A tensor that is
     /// missing is one that a replay leaves out.
@@ -116,7 +116,7 @@ pub struct Item {
     pub fetches: Vec<usize>,
     /// For copies.
     pub due: Option<Due>,
-    /// What it does.
+    /// The work.
     pub work: Work,
     /// The end of the highest bytes that it touches.
     pub top: Bytes,
@@ -158,7 +158,7 @@ pub enum Failure {
     /// An operator could not be run.
     #[error("{problem}")]
     Operator {
-        /// Which.
+        /// The operator.
         operator: OpId,
         /// What its kernel said.
         problem: operators::KernelError,

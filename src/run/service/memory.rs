@@ -15,7 +15,7 @@ use crate::units::Bytes;
 /// Where a job's two parts lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spot {
-    /// What it keeps.
+    /// Bytes that it holds between iterations.
     pub persistent: Bytes,
     /// What its iterations need: the upper end of its lane, so that a lane that shrinks from below
     /// leaves it where it is.

@@ -42,7 +42,7 @@ use worker::{Command, Said};
 pub struct Tenant {
     /// What it is called; unlike all others that are there.
     pub name: String,
-    /// What it does.
+    /// The work.
     pub work: Work,
     /// When it comes, from the start on.
     pub submit: Nanos,
@@ -82,7 +82,7 @@ pub type Planner<'a> = dyn Fn(&[&Work], Bytes) -> Result<Vec<JobPlan>, String> +
 /// How the service goes.
 #[derive(Clone, Copy)]
 pub struct Options<'a> {
-    /// Whose turn it is.
+    /// The policy that picks the next job.
     pub policy: &'static dyn Policy,
     /// Size of the arena.
     pub arena: Bytes,
@@ -107,9 +107,9 @@ pub enum ServiceError {
     /// A job that was there from the start has no room even alone.
     #[error("`{name}` never fits: it keeps {persistent} ({} bytes) and its iterations need {ephemeral} ({} bytes), of {arena} ({} bytes); plan it with a lower --budget, or give more --memory", .persistent.0, .ephemeral.0, .arena.0)]
     NeverFits {
-        /// Which.
+        /// The name.
         name: String,
-        /// What it keeps.
+        /// Bytes that it holds between iterations.
         persistent: Bytes,
         /// What its iterations need.
         ephemeral: Bytes,

@@ -79,7 +79,7 @@ pub struct JobReport {
 /// Something that happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {
-    /// When.
+    /// The instant.
     pub at: Nanos,
     /// To whom, by position in the report.
     pub job: usize,

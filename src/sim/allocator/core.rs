@@ -24,7 +24,7 @@ pub struct Want {
     pub segment: u64,
     /// Which pool; below [`Rules::POOLS`].
     pub pool: usize,
-    /// Which stream.
+    /// The stream.
     pub stream: u32,
 }
 

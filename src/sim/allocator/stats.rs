@@ -91,13 +91,13 @@ pub enum Change {
 /// Memory taken from the device or given back to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentChange {
-    /// What happened.
+    /// What was changed.
     pub change: Change,
     /// Where the bytes begin.
     pub address: u64,
     /// How many bytes.
     pub bytes: Bytes,
-    /// Whose stream.
+    /// The stream.
     pub stream: u32,
 }
 
@@ -110,7 +110,7 @@ pub struct BlockView {
     pub bytes: Bytes,
     /// What was asked for, if it is in use.
     pub requested: Bytes,
-    /// What it is.
+    /// Its state.
     pub state: State,
 }
 
@@ -119,7 +119,7 @@ pub struct BlockView {
 pub struct SegmentView {
     /// Where it begins.
     pub address: u64,
-    /// Whose.
+    /// The stream.
     pub stream: u32,
     /// Which pool of the stream; for `PyTorch` 0 small, 1 large.
     pub pool: usize,

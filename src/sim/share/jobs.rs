@@ -23,7 +23,7 @@ use crate::units::{Bytes, Nanos};
 pub struct Job {
     /// Its name, unique in the trace.
     pub name: Box<str>,
-    /// When it comes.
+    /// When the job is submitted.
     pub submit: Nanos,
     /// Its time on the device alone; an inference job's time of service.
     pub work: Nanos,

@@ -84,7 +84,7 @@ pub enum SnapshotError {
     /// Its content won't do.
     #[error("{}: {problem}", path.display())]
     Content {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// Why.
         problem: Problem,
@@ -125,13 +125,13 @@ pub enum Problem {
     Unknown {
         /// What stands there.
         code: u8,
-        /// Where.
+        /// Offset in the file, in bytes.
         offset: u64,
     },
     /// Opcodes that don't fit together.
     #[error("the pickle is malformed at byte {offset}: {what}")]
     Malformed {
-        /// Where.
+        /// Offset in the file, in bytes.
         offset: u64,
         /// What is wrong.
         what: &'static str,

@@ -75,7 +75,7 @@ pub struct Event<'a> {
     pub request: Request,
     /// When, from the recording's start.
     pub time: Nanos,
-    /// Who asks.
+    /// The call stack of the request.
     pub stack: StackId,
     /// What an allocated block is for, which PyTorch's viewer colours by; `None` where it is not
     /// known.

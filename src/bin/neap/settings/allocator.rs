@@ -8,7 +8,7 @@ use neap::sim::reserved::{Framework, Reserved};
 use neap::units::Bytes;
 use serde::Serialize;
 
-/// Whose allocator.
+/// The allocator that serves a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Kind {
     /// One arena with placed addresses, as `neap run` has it.

@@ -89,7 +89,7 @@ fn share(job: &JobPlan, program: &mut Program, refusals: &mut Refusals) {
     }
 }
 
-/// Who must be placed.
+/// What must have a place.
 #[derive(Default)]
 pub(super) struct Spot {
     pub size: u128,

@@ -118,7 +118,7 @@ pub enum PredictorError {
     Json {
         /// The file.
         path: PathBuf,
-        /// What and where.
+        /// The JSON error, with line and column.
         source: serde_json::Error,
     },
     /// Some other format or version, or a model that contradicts itself.

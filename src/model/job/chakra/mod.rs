@@ -74,7 +74,7 @@ pub enum ImportError {
     Schema {
         /// The file.
         path: PathBuf,
-        /// What it says.
+        /// The text found.
         found: String,
     },
     /// Something about one node.
@@ -82,7 +82,7 @@ pub enum ImportError {
     Node {
         /// The file.
         path: PathBuf,
-        /// Which node.
+        /// The node.
         place: Place,
         /// What is wrong and what to do.
         problem: String,

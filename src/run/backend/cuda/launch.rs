@@ -238,7 +238,7 @@ pub enum Pass {
 /// A convolution, by the library or the plain kernels.
 #[derive(Clone, Copy, Debug)]
 pub struct Conv {
-    /// Which way.
+    /// The pass.
     pub pass: Pass,
     /// Element type of all three.
     pub dtype: Dtype,
@@ -307,7 +307,7 @@ pub enum Action {
     Upload {
         /// To there.
         to: *mut u8,
-        /// What.
+        /// The bytes.
         data: Vec<u8>,
     },
     /// A matrix product.

@@ -75,7 +75,7 @@ pub enum LibError {
     Version {
         /// Its name.
         name: &'static str,
-        /// Where.
+        /// The library or folder that was tried.
         place: PathBuf,
         /// Its major version.
         found: u64,
@@ -87,7 +87,7 @@ pub enum LibError {
     Broken {
         /// Its name.
         name: &'static str,
-        /// Where.
+        /// The library or folder that was tried.
         place: PathBuf,
         /// What the loader said.
         problem: String,
@@ -97,7 +97,7 @@ pub enum LibError {
 /// An open library of the right version.
 #[derive(Clone, Copy, Debug)]
 pub struct Opened {
-    /// Which.
+    /// The library.
     pub which: Which,
     /// It.
     pub library: &'static Library,

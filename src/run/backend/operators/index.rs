@@ -25,7 +25,7 @@ pub struct Rows<'a> {
     pub out: &'a View,
     /// Where rows are looked up.
     pub table: &'a View,
-    /// Which rows.
+    /// Row numbers.
     pub indices: &'a View,
     /// Along which dimension of the table.
     pub dim: usize,

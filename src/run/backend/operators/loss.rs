@@ -43,7 +43,7 @@ pub struct Classes<'a> {
     pub ignored: i64,
     /// Which dimension of the scores the classes are.
     pub dim: usize,
-    /// How many there are.
+    /// Number of classes.
     pub classes: usize,
 }
 
