@@ -198,7 +198,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn agrees_with_a_list(changes in proptest::collection::vec((0usize..30, 0usize..30, 1u64..100), 1..40), slots in 1usize..30) {
+        fn agrees_with_a_list(
+            changes in proptest::collection::vec((0usize..30, 0usize..30, 1u64..100), 1..40),
+            slots in 1usize..30,
+        ) {
             let mut list = vec![0u64; slots];
             let mut load = Load::new(&list);
             let mut undo = Vec::new();
@@ -212,7 +215,10 @@ mod tests {
                 prop_assert_eq!(&load.all(), &list);
                 let most = *list.iter().max().unwrap();
                 prop_assert_eq!(load.peak(), (list.iter().position(|&l| l == most).unwrap(), most));
-                prop_assert_eq!(load.most(from, until), list[from..until.max(from)].iter().copied().max().unwrap_or(0));
+                prop_assert_eq!(
+                    load.most(from, until),
+                    list[from..until.max(from)].iter().copied().max().unwrap_or(0)
+                );
                 prop_assert_eq!(load.at(slots - 1), list[slots - 1]);
                 let over = |slot: &usize| (from..until).contains(slot) && list[*slot] > 150;
                 prop_assert_eq!(load.first_over(from, until, 150), (0..slots).find(over));
@@ -226,7 +232,10 @@ mod tests {
                     *slot -= bytes;
                 }
                 prop_assert_eq!(load.peak().1, *list.iter().max().unwrap());
-                prop_assert_eq!(load.most(from, until), list[from..until.max(from)].iter().copied().max().unwrap_or(0));
+                prop_assert_eq!(
+                    load.most(from, until),
+                    list[from..until.max(from)].iter().copied().max().unwrap_or(0)
+                );
             }
             for (from, until, bytes) in undo {
                 load.subtract(usize::midpoint(from, until).max(from), until, bytes);

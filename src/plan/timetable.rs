@@ -99,7 +99,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn agrees_with_trying_every_start(taken in proptest::collection::vec((0u64..60, 1u64..8), 0..8), from in 0u64..60, width in 0u64..60, length in 1u64..10) {
+        fn agrees_with_trying_every_start(
+            taken in proptest::collection::vec((0u64..60, 1u64..8), 0..8),
+            from in 0u64..60,
+            width in 0u64..60,
+            length in 1u64..10,
+        ) {
             let mut lane = Timetable::default();
             for (start, len) in taken {
                 if lane.earliest(start, start + len, len) == Some(start) {
@@ -108,7 +113,8 @@ mod tests {
             }
             let until = from + width;
             let free = |s: u64| lane.busy.iter().all(|&(a, b)| s + length <= a || s >= b);
-            let fits: Vec<u64> = (from..=until).filter(|&s| s + length <= until && free(s)).collect();
+            let fits: Vec<u64> =
+                (from..=until).filter(|&s| s + length <= until && free(s)).collect();
             prop_assert_eq!(lane.earliest(from, until, length), fits.first().copied());
             prop_assert_eq!(lane.latest(from, until, length), fits.last().copied());
         }

@@ -17,7 +17,9 @@ use std::borrow::Cow;
 pub fn plain(text: &str) -> Cow<'_, str> {
     let harmful = |c: char| {
         c.is_control()
-            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{fffe}' | '\u{ffff}')
+            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{fffe}' | '\u{ffff}')
+            || ('\u{2028}'..='\u{202e}').contains(&c)
+            || ('\u{2066}'..='\u{2069}').contains(&c)
     };
     if text.contains(harmful) {
         Cow::Owned(text.replace(harmful, "\u{fffd}"))

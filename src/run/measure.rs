@@ -100,7 +100,8 @@ pub fn measure(target: &Target, base: &Profile, name: &str) -> Result<Measuremen
         name: name.to_owned(),
         source: format!(
             "Measured by `neap device measure` on the {} device: copies of {} between its two memories; matrix products up to 1024, f16 and f64 taken as f32 and \
-             half of it; an addition of 48 MiB in all; efficiency is what {} convolutions reach of the products' rate. \
+             half of it; an addition of 48 MiB in all; efficiency is what {} convolutions reach of \
+             the products' rate. \
              Memory, reserve and pinned memory are those of {}.",
             target.name(),
             largest.bytes,

@@ -458,7 +458,10 @@ mod tests {
         );
         assert_eq!(lines(|b| b.jobs[0].events.swap(3, 4)).len(), 1);
         let kept = lines(|b| {
-            b.jobs[0].events.retain(|e| !matches!(e, Event::SwapIn { tensor, .. } | Event::SwapOut { tensor, .. } if tensor.0 == 14))
+            b.jobs[0].events.retain(|event| match event {
+                Event::SwapIn { tensor, .. } | Event::SwapOut { tensor, .. } => tensor.0 != 14,
+                _ => true,
+            });
         });
         assert_eq!(
             kept,

@@ -94,9 +94,16 @@ mod tests {
 
     proptest! {
         #[test]
-        fn says_what_comparing_all_pairs_says(raw in proptest::collection::vec((0u64..20, 1u64..8, 0u64..20, 1u64..4), 0..8)) {
+        fn says_what_comparing_all_pairs_says(
+            raw in proptest::collection::vec((0u64..20, 1u64..8, 0u64..20, 1u64..4), 0..8),
+        ) {
             let all = boxes(&raw);
-            let meet = |a: &Held, b: &Held| a.from < b.until && b.from < a.until && a.offset < b.offset + b.size && b.offset < a.offset + a.size;
+            let meet = |a: &Held, b: &Held| {
+                a.from < b.until
+                    && b.from < a.until
+                    && a.offset < b.offset + b.size
+                    && b.offset < a.offset + a.size
+            };
             let clash = (0..all.len()).any(|i| (0..i).any(|j| meet(&all[i], &all[j])));
             prop_assert_eq!(check(&all, 100).is_err(), clash);
         }

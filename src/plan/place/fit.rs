@@ -274,7 +274,16 @@ mod tests {
     proptest! {
         #[test]
         fn agrees_with_trying_every_offset(
-            raw in proptest::collection::vec((1u64..9, 0u32..90, prop_oneof![3 => 0u32..6, 1 => 0u32..60], 0u32..3, any::<bool>()), 0..120),
+            raw in proptest::collection::vec(
+                (
+                    1u64..9,
+                    0u32..90,
+                    prop_oneof![3 => 0u32..6, 1 => 0u32..60],
+                    0u32..3,
+                    any::<bool>(),
+                ),
+                0..120,
+            ),
             width in 1u32..40,
         ) {
             let mut index = Index { width, all: Chunks::default(), stretches: Vec::new() };
@@ -287,10 +296,16 @@ mod tests {
                 }
                 let item = Item { align: 1 << align, ..Item::new(bytes, spans) };
                 let free = |offset: u64| {
-                    let apart = |other: &Item, at: u64| offset + bytes <= at || at + other.bytes <= offset;
-                    let meet = |a: &(u32, u32), b: &(u32, u32)| a.0 < a.1 && b.0 < b.1 && a.0 < b.1 && b.0 < a.1;
-                    let never = |other: &Item| !other.spans.iter().any(|a| item.spans.iter().any(|b| meet(a, b)));
-                    offset.is_multiple_of(item.align) && standing.iter().all(|(other, at)| apart(other, *at) || never(other))
+                    let apart =
+                        |other: &Item, at: u64| offset + bytes <= at || at + other.bytes <= offset;
+                    let meet = |a: &(u32, u32), b: &(u32, u32)| {
+                        a.0 < a.1 && b.0 < b.1 && a.0 < b.1 && b.0 < a.1
+                    };
+                    let never = |other: &Item| {
+                        !other.spans.iter().any(|a| item.spans.iter().any(|b| meet(a, b)))
+                    };
+                    offset.is_multiple_of(item.align)
+                        && standing.iter().all(|(other, at)| apart(other, *at) || never(other))
                 };
                 let wanted = (3..).find(|&o| free(o)).unwrap();
                 // An empty life is in the way of what is alive around it, which costs nothing.

@@ -327,8 +327,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn agrees_with_looking_at_all(raw in proptest::collection::vec((1u64..6, spans(), 0u32..3), 0..40), turn in 0usize..40) {
-            let items: Vec<Item> = raw.into_iter().map(|(bytes, spans, align)| Item { align: 1 << align, ..Item::new(bytes, spans) }).collect();
+        fn agrees_with_looking_at_all(
+            raw in proptest::collection::vec((1u64..6, spans(), 0u32..3), 0..40),
+            turn in 0usize..40,
+        ) {
+            let items: Vec<Item> = raw
+                .into_iter()
+                .map(|(bytes, spans, align)| Item { align: 1 << align, ..Item::new(bytes, spans) })
+                .collect();
             let cliques = Cliques::of(&items);
             let mut order: Vec<u32> = (0..items.len() as u32).collect();
             order.rotate_left(turn % items.len().max(1));
@@ -336,7 +342,10 @@ mod tests {
             let found = skyline(&items, &cliques, &order, &floor, u64::MAX).unwrap();
             let wanted = slowly(&items, &order);
             prop_assert_eq!(&found, &wanted);
-            prop_assert_eq!(skyline(&items, &cliques, &order, &floor, wanted.height - 1).is_none(), wanted.height > 7);
+            prop_assert_eq!(
+                skyline(&items, &cliques, &order, &floor, wanted.height - 1).is_none(),
+                wanted.height > 7
+            );
         }
     }
 }

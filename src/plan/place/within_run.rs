@@ -148,7 +148,11 @@ mod tests {
             asked in proptest::collection::vec((0u32..50, 0u32..50), 0..20),
             gone in proptest::collection::vec(0u32..60, 0..60),
         ) {
-            let mut left: Vec<Life> = lives.iter().zip(0u32..).map(|(&(start, width), rank)| ((start, start + width), rank)).collect();
+            let mut left: Vec<Life> = lives
+                .iter()
+                .zip(0u32..)
+                .map(|(&(start, width), rank)| ((start, start + width), rank))
+                .collect();
             let mut tree = WithinRun::new(left.clone(), left.len());
             for rank in [None].into_iter().chain(gone.into_iter().map(Some)) {
                 if let Some(rank) = rank {
@@ -156,7 +160,8 @@ mod tests {
                     left.retain(|l| l.1 != rank);
                 }
                 for &(from, until) in &asked {
-                    let first = left.iter().filter(|l| l.0.0 >= from && l.0.1 <= until).map(|l| l.1).min();
+                    let first =
+                        left.iter().filter(|l| l.0.0 >= from && l.0.1 <= until).map(|l| l.1).min();
                     prop_assert_eq!(tree.first(from, until), first);
                 }
             }

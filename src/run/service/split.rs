@@ -182,20 +182,26 @@ mod tests {
     proptest! {
         #[test]
         fn what_shared_bytes_shares_the_same_bytes_and_nothing_else_does(
-            stretches in proptest::collection::vec((0u64..64, 0u64..16, any::<bool>()), 0..20)
+            stretches in proptest::collection::vec((0u64..64, 0u64..16, any::<bool>()), 0..20),
         ) {
             let p = program(&stretches);
             let split = Split::of(&p);
             let (low, high) = (1000, 1000 + split.persistent.0);
             let moved = split.moved(&p, Bytes(low), Bytes(high));
-            let all: Vec<(u64, u64)> = moved.residencies.iter().map(|r| (r.offset.unwrap().0, r.bytes.0)).collect();
+            let all: Vec<(u64, u64)> =
+                moved.residencies.iter().map(|r| (r.offset.unwrap().0, r.bytes.0)).collect();
             for (&(at, bytes), &(was, _, kept)) in all.iter().zip(&stretches) {
                 if bytes > 0 {
                     prop_assert!(low <= at && at + bytes <= high + split.ephemeral.0);
                     prop_assert!(at >= high || at + bytes <= high, "it lies across both parts");
                     prop_assert!(!kept || at < high);
-                    for (&(other, size), &(before, ..)) in all.iter().zip(&stretches).filter(|o| o.0.1 > 0) {
-                        let (meet, met) = (at < other + size && other < at + bytes, was < before + size && before < was + bytes);
+                    for (&(other, size), &(before, ..)) in
+                        all.iter().zip(&stretches).filter(|o| o.0.1 > 0)
+                    {
+                        let (meet, met) = (
+                            at < other + size && other < at + bytes,
+                            was < before + size && before < was + bytes,
+                        );
                         prop_assert_eq!(meet, met);
                         prop_assert!(!meet || at.wrapping_sub(other) == was.wrapping_sub(before));
                     }

@@ -210,7 +210,8 @@ enum Act {
 
 fn act() -> impl Strategy<Value = Act> {
     prop_oneof![
-        2 => (0u64..60, 0u64..60, 1u32..6, 1u64..200, 1u32..1001).prop_map(|(p, e, n, t, u)| Act::Submit(p, e, n, t, u)),
+        2 => (0u64..60, 0u64..60, 1u32..6, 1u64..200, 1u32..1001)
+            .prop_map(|(p, e, n, t, u)| Act::Submit(p, e, n, t, u)),
         6 => any::<u64>().prop_map(Act::Happen),
         1 => (0u32..12).prop_map(Act::Stop),
         1 => (0u32..12, 0u64..60, 0u64..60).prop_map(|(job, p, e)| Act::Replan(job, p, e)),
@@ -218,10 +219,17 @@ fn act() -> impl Strategy<Value = Act> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 3000, max_shrink_iters: 400, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 3000,
+        max_shrink_iters: 400,
+        ..ProptestConfig::default()
+    })]
     #[test]
     fn whatever_comes_and_goes_bytes_are_one_jobs_and_everyone_ends(
-        acts in proptest::collection::vec(act(), 1..60), which in 0usize..5, turn in 0u64..300, seed in any::<u64>()
+        acts in proptest::collection::vec(act(), 1..60),
+        which in 0usize..5,
+        turn in 0u64..300,
+        seed in any::<u64>(),
     ) {
         let mut world = World::new(NAMES[which], 100, turn);
         let mut next = 0;
@@ -249,7 +257,12 @@ proptest! {
             prop_assert!(steps < 3_000, "it goes on for ever");
         }
         for (job, body) in &world.bodies {
-            prop_assert!(body.ended.is_some(), "{job} never ends under {}: {:?}", NAMES[which], body.doing);
+            prop_assert!(
+                body.ended.is_some(),
+                "{job} never ends under {}: {:?}",
+                NAMES[which],
+                body.doing
+            );
         }
         prop_assert_eq!(world.scheduler.memory().used(), Bytes::ZERO);
     }

@@ -135,7 +135,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_a_sorted_map(changes in proptest::collection::vec((0u64..40, 0u64..40, any::<bool>()), 1..2000)) {
+        fn it_is_a_sorted_map(
+            changes in proptest::collection::vec((0u64..40, 0u64..40, any::<bool>()), 1..2000),
+        ) {
             let (mut set, mut map) = (FreeSet::default(), BTreeMap::new());
             for (i, (size, address, add)) in (0..).zip(changes) {
                 if !add {

@@ -151,6 +151,7 @@ impl Editor<'_> {
             return false;
         }
         let inputs = self.inputs(op);
-        matches!(inputs.list.first(), Some(crate::inputs::Input::List(all)) if all.first().is_some_and(|t| t.count() == 0))
+        let Some(crate::inputs::Input::List(all)) = inputs.list.first() else { return false };
+        all.first().is_some_and(|tensor| tensor.count() == 0)
     }
 }

@@ -209,11 +209,11 @@ impl<'a> Program<'a> {
                 false
             } else {
                 let name = || self.graph.tensors[tensor].name.clone();
+                let valid = matches!(state.host, Host::Valid(v) if v == last_version[tensor]);
                 match (self.on_host[tensor], open) {
                     (false, None) => refusals.add(Refusal::LeavesDevice { tensor: name() }),
                     (true, Some(_)) => refusals.add(Refusal::StaysOnDevice { tensor: name() }),
-                    (true, None) if !matches!(state.host, Host::Valid(v) if v == last_version[tensor]) =>
-                    {
+                    (true, None) if !valid => {
                         refusals.add(Refusal::HostCopyLost { tensor: name() });
                     }
                     _ => {}

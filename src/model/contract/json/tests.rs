@@ -245,31 +245,63 @@ fn steps_are_operators_and_recomputes_in_program_order() {
 proptest! {
     #[test]
     fn what_is_written_reads_back_exactly(
-        events in prop::collection::vec((0u8..4, 0u32..31, 0u32..23, prop::option::of(0u32..23), 0u64..1 << 62, prop::collection::vec(0u32..31, 0..3)), 0..20),
-        places in prop::collection::vec((any::<bool>(), 0u32..31, any::<u32>(), 0u64..=1 << 62), 0..20),
+        events in prop::collection::vec(
+            (
+                0u8..4,
+                0u32..31,
+                0u32..23,
+                prop::option::of(0u32..23),
+                0u64..1 << 62,
+                prop::collection::vec(0u32..31, 0..3),
+            ),
+            0..20,
+        ),
+        places in
+            prop::collection::vec((any::<bool>(), 0u32..31, any::<u32>(), 0u64..=1 << 62), 0..20),
         text in any::<String>(),
     ) {
         let (mut plan, graphs) = sample();
         let job = &mut plan.jobs[0];
-        job.events = events.into_iter().map(|(kind, tensor, operator, after, delay, keep)| {
-            let trigger = Trigger { after: after.map(OpId), delay: Nanos(if kind < 2 { delay } else { 0 }) };
-            let tensor = TensorId(tensor);
-            match kind {
-                0 => Event::SwapOut { tensor, trigger },
-                1 => Event::SwapIn { tensor, trigger },
-                2 => Event::Release { tensor, trigger },
-                _ => Event::Recompute { operator: OpId(operator), trigger, keep: keep.into_iter().map(TensorId).collect() },
-            }
-        }).collect();
+        job.events = events
+            .into_iter()
+            .map(|(kind, tensor, operator, after, delay, keep)| {
+                let trigger = Trigger {
+                    after: after.map(OpId),
+                    delay: Nanos(if kind < 2 { delay } else { 0 }),
+                };
+                let tensor = TensorId(tensor);
+                match kind {
+                    0 => Event::SwapOut { tensor, trigger },
+                    1 => Event::SwapIn { tensor, trigger },
+                    2 => Event::Release { tensor, trigger },
+                    _ => Event::Recompute {
+                        operator: OpId(operator),
+                        trigger,
+                        keep: keep.into_iter().map(TensorId).collect(),
+                    },
+                }
+            })
+            .collect();
         let steps = u32::try_from(steps(&job.events, graphs[0].operators.len()).len()).unwrap();
-        job.placements = places.into_iter().map(|(workspace, tensor, n, offset)| Placement {
-            place: if workspace { Place::Workspace { step: n % steps } } else { Place::Tensor { tensor: TensorId(tensor), residency: n } },
-            offset: Bytes(offset),
-        }).collect();
-        job.host_slots = job.placements.iter().filter_map(|p| match p.place {
-            Place::Tensor { tensor, .. } => Some((tensor, p.offset)),
-            Place::Workspace { .. } => None,
-        }).collect();
+        job.placements = places
+            .into_iter()
+            .map(|(workspace, tensor, n, offset)| Placement {
+                place: if workspace {
+                    Place::Workspace { step: n % steps }
+                } else {
+                    Place::Tensor { tensor: TensorId(tensor), residency: n }
+                },
+                offset: Bytes(offset),
+            })
+            .collect();
+        job.host_slots = job
+            .placements
+            .iter()
+            .filter_map(|p| match p.place {
+                Place::Tensor { tensor, .. } => Some((tensor, p.offset)),
+                Place::Workspace { .. } => None,
+            })
+            .collect();
         (plan.planner, plan.jobs[0].graph) = (text.clone(), text);
         let bytes = to_bytes(&plan, &graphs);
         let again = back(std::str::from_utf8(&bytes).unwrap(), &graphs).unwrap();

@@ -85,10 +85,15 @@ pub const TABLE: Table<Kernel> = table! {
         })
     },
     "nan_to_num" => |c| {
-        let number = |at, otherwise: f32| Ok::<_, KernelError>(number_or(c, at, f64::from(otherwise))? as f32);
+        let number = |at, otherwise: f32| {
+            Ok::<_, KernelError>(number_or(c, at, f64::from(otherwise))? as f32)
+        };
         let (nan, high, low) = (number(1, 0.0)?, number(2, f32::MAX)?, number(3, f32::MIN)?);
-        real(c, |a| {
-            if a.is_nan() { nan } else if a == f32::INFINITY { high } else if a == f32::NEG_INFINITY { low } else { a }
+        real(c, |a| match a {
+            a if a.is_nan() => nan,
+            f32::INFINITY => high,
+            f32::NEG_INFINITY => low,
+            a => a,
         })
     },
     "log2" => |c| real(c, f32::log2),
