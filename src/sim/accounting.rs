@@ -1,5 +1,5 @@
-//! The papers' accounting: what their tables would print for a plan, and where a plan's extra time
-//! comes from.
+//! The papers' accounting: the figures that their tables would print for a plan, and the causes of
+//! a plan's extra time.
 //!
 //! A plan is always made, proved and run by physical accounting ([`crate::contract::plan`]). This
 //! is a second *reading* of the same plan. It counts as TENSILE's paper (Zhang et al.) does:
@@ -10,15 +10,14 @@
 //!   there. Only tensors count: no workspace, no scratch of a recompute. Sizes are rounded to
 //!   blocks, as everywhere.
 //! - **Link.** It carries one copy at a time in either direction, at the direction's uncontended
-//!   rate ([`engine::run_one_way_at_a_time`]). All else waits as the plan says, for addresses too.
-//!   So this time can be longer than the physical one, where copies in both directions take turns,
-//!   or shorter, where none is slowed by another.
-//! - **Without a plan.** Liveness by the same rule: what is resident during an operator, without
-//!   what it generates and without its workspace. The papers' "vanilla" frees nothing: the sum of
-//!   all tensors.
+//!   rate ([`engine::run_one_way_at_a_time`]). Everything else waits as the plan says, also for
+//!   addresses. So an iteration can take longer than on the physical link, because copies in
+//!   opposite directions take turns. It can also be shorter, because no copy slows another.
+//! - **Without a plan.** Liveness by the same rule: an operator's outputs and its workspace do not
+//!   count while it runs. The papers' "vanilla" frees nothing: its peak is the sum of all tensors.
 //!
-//! On the same timeline the papers' peak is never above the physical one. With their link the
-//! timeline may differ.
+//! For the same start and end times, the papers' peak is never above the physical one. The papers'
+//! link may change those times.
 
 use super::engine::{self, Deadlock, Durations, Run};
 use super::program::{Begin, Program};
@@ -32,11 +31,11 @@ use crate::units::{Bytes, Nanos};
 pub struct Paper {
     /// The largest sum of resident bytes.
     pub peak: Bytes,
-    /// The iteration, on one link for both directions.
+    /// The iteration's time on one link for both directions.
     pub iteration: Nanos,
-    /// The same peak where every tensor goes after its last use, without a plan.
+    /// The same peak without a plan, when every tensor is freed after its last use.
     pub unplanned_peak: Bytes,
-    /// Where none goes.
+    /// The same peak without a plan, when no tensor is freed.
     pub no_free: Bytes,
     /// Where the extra time comes from.
     pub extra: Extra,
@@ -45,7 +44,7 @@ pub struct Paper {
 /// Reads a program as the papers would.
 ///
 /// # Errors
-/// As [`engine::run`].
+/// When the program deadlocks, as [`engine::run`].
 pub fn paper(
     graph: &Graph,
     liveness: &Liveness,
@@ -102,25 +101,25 @@ fn unplanned_peak(graph: &Graph, liveness: &Liveness) -> Bytes {
 }
 
 /// An iteration's time beyond the sum of the operators' latencies, by cause. The parts add up to
-/// it.
+/// that time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Extra {
-    /// Operators that run again.
+    /// Time of the operators that run again.
     pub recompute: Nanos,
-    /// The compute stream waits for a swap-in, on a link whose directions don't slow each other.
+    /// Waits for a swap-in, on a link whose directions do not slow each other.
     pub swap_in: Nanos,
-    /// It waits for bytes that are still leaving, on such a link.
+    /// Waits for bytes that are still being swapped out, on such a link.
     pub swap_out: Nanos,
-    /// Copies after the last operator, on such a link.
+    /// Time of copies after the last operator, on such a link.
     pub tail: Nanos,
-    /// What the directions cost each other: how much sooner the iteration ends on such a link, in
-    /// nanoseconds. Below zero where the order of things happened to be better with them in each
-    /// other's way.
+    /// Nanoseconds that the iteration takes longer because the two directions slow each other. It
+    /// is
+    /// negative where the slower link happens to give a better order.
     pub contention: i128,
 }
 
 impl Extra {
-    /// Of an iteration that took so long.
+    /// Splits the extra time of an iteration that took `iteration`.
     ///
     /// # Errors
     /// As [`engine::run`].
@@ -141,7 +140,7 @@ impl Extra {
         })
     }
 
-    /// All of it.
+    /// The sum of all causes, in nanoseconds.
     #[must_use]
     pub fn total(&self) -> i128 {
         i128::from((self.recompute + self.swap_in + self.swap_out + self.tail).0) + self.contention

@@ -1,4 +1,5 @@
-//! The event engine: when each step and copy of a program runs, and how much memory is resident.
+//! The event engine: when each step and copy of a program runs, and how much memory is resident
+//! when.
 //!
 //! It follows the rules of [`crate::contract::plan`], "What a plan means". Time is counted in
 //! integer nanoseconds and a copy's progress in exact work units. At one instant, ends come before
@@ -12,7 +13,7 @@ use super::timing::{NEVER, Wires};
 use crate::device::Link;
 use crate::units::{Bytes, Nanos};
 
-/// Runs one iteration, alone on the device.
+/// Runs one iteration of a job that is alone on the device.
 ///
 /// # Errors
 /// When items wait for each other in a circle, which [`crate::contract::check`] excludes.
@@ -30,6 +31,7 @@ pub fn nominal(program: &Program, link: &Link) -> Result<Run, Deadlock> {
 
 /// As [`run`], on a link that carries one copy at a time in either direction, at that direction's
 /// uncontended rate. The directions keep separate queues. Of two copies that could start, the one
+/// that the plan names first starts. Only [`super::accounting`] uses this.
 /// that stands first in the plan does. Only [`super::accounting`] uses this.
 ///
 /// # Errors
@@ -55,7 +57,7 @@ fn alone(
         let mut started = true;
         while started {
             started = false;
-            // Copies stand in the plan's order.
+            // Copies are numbered in the plan's order.
             for direction in
                 if one && player.next_copy(1) < player.next_copy(0) { [1, 0] } else { [0, 1] }
             {
@@ -83,8 +85,9 @@ fn alone(
     if player.done() { Ok(player.run(now)) } else { Err(Deadlock { at: now, step: player.step() }) }
 }
 
-/// Resident bytes over time: the value from each instant on, first at zero. Ends count before
-/// begins.
+/// Resident bytes over time: the value from each instant on, the first at zero. At one instant,
+/// ends
+/// count before begins.
 #[must_use]
 pub fn memory(program: &Program, run: &Run) -> Vec<(Nanos, Bytes)> {
     let mut changes: Vec<(Nanos, bool, u64)> = Vec::with_capacity(program.residencies.len() * 2);
@@ -108,7 +111,7 @@ pub fn memory(program: &Program, run: &Run) -> Vec<(Nanos, Bytes)> {
     curve
 }
 
-/// When a residency begins and ends, in a run.
+/// When a residency begins and ends in a run.
 #[must_use]
 pub fn life(r: &Residency, run: &Run) -> (Nanos, Nanos) {
     let (begin, brought) = match r.begin {
@@ -138,7 +141,7 @@ pub(super) mod tests {
     use crate::job::{Arg, Dtype, Graph, Operand, Operator, Phase, Replay, Role, Tensor};
     use crate::units::{OpId, TensorId};
 
-    /// One gigabyte a second alone, half of that contended, no overhead: a byte is a nanosecond.
+    /// 1 GB/s alone, half of that contended, no overhead: a byte takes a nanosecond.
     pub const LINK: Link = Link {
         h2d: 1_000_000_000,
         d2h: 1_000_000_000,

@@ -1,10 +1,10 @@
 //! Several jobs side by side on one device for some iterations each, and how long a round of them
 //! takes.
 //!
-//! This is what a plan of several jobs comes to. Each job runs on its own clock and their alignment
-//! is not known, so a [`Round`] takes the mean of two alignments: all at once, and evenly
-//! staggered. Jobs with shorter iterations run more of them, so that all are busy for about as
-//! long. [`super::together`] is the device.
+//! Plans for several jobs are compared by such rounds. Each job runs on its own clock and their
+//! alignment is not known, so a [`Round`] takes the mean of two alignments: all jobs start at once,
+//! or their starts are evenly staggered. Jobs with shorter iterations run more of them, so that all
+//! jobs are busy for about as long. [`super::together`] simulates the device.
 
 use super::engine::{self, Deadlock, Durations, Run};
 use super::program::{Direction, Program};
@@ -12,18 +12,18 @@ use super::together::{Carried, Shared, WHOLE, Work};
 use crate::device::Link;
 use crate::units::{Bytes, Nanos};
 
-/// A job and what it does.
+/// A job, when it starts and how many iterations it runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Side<'a> {
     /// Its iteration under its plan.
     pub program: &'a Program,
-    /// How long things take alone.
+    /// How long its steps and copies take alone.
     pub durations: &'a Durations,
     /// The part of the device's compute that it uses, in thousandths.
     pub utilisation: u32,
     /// When it starts.
     pub start: Nanos,
-    /// After so many iterations it ends.
+    /// How many iterations it runs.
     pub iterations: u32,
 }
 
@@ -33,18 +33,18 @@ impl<'a> Side<'a> {
     }
 }
 
-/// The outcome of a simulation.
+/// What happened in a simulation.
 #[derive(Clone, Debug, Default)]
 pub struct Course {
-    /// For each job, start and course of its iterations.
+    /// For each job, the start and the run of each iteration.
     pub runs: Vec<Vec<(Nanos, Run)>>,
     /// Every copy, in order of its end.
     pub carried: Vec<Carried>,
-    /// When the last one ended.
+    /// When the last job ended.
     pub end: Nanos,
 }
 
-/// Lets all jobs run.
+/// Runs all jobs to their ends.
 ///
 /// # Errors
 /// When a job's items wait for each other in a circle, which the checker excludes.
@@ -52,7 +52,7 @@ pub fn run(sides: &[Side<'_>], link: &Link) -> Result<Course, Deadlock> {
     let mut device = Shared::new(link);
     let mut runs: Vec<Vec<(Nanos, Run)>> = vec![Vec::new(); sides.len()];
     let mut coming: Vec<usize> = (0..sides.len()).filter(|&j| sides[j].iterations > 0).collect();
-    // The next to come is the last one.
+    // Popped from the back: the job that starts first is last.
     coming.sort_by_key(|&job| std::cmp::Reverse((sides[job].start, job)));
     loop {
         while let Some(&job) = coming.last()
@@ -77,8 +77,9 @@ pub fn run(sides: &[Side<'_>], link: &Link) -> Result<Course, Deadlock> {
     Ok(Course { runs, carried: device.carried, end })
 }
 
-/// Resident bytes of all jobs together over time. Between its iterations a job keeps what stays
-/// round their end; after its last, nothing.
+/// Resident bytes of all jobs together over time. Between its iterations a job keeps the tensors
+/// that
+/// stay round their end. After its last iteration it holds nothing.
 #[must_use]
 pub fn memory(programs: &[&Program], runs: &[&[(Nanos, Run)]]) -> Vec<(Nanos, Bytes)> {
     let mut changes: Vec<(Nanos, i128)> = Vec::new();
@@ -109,8 +110,9 @@ pub fn memory(programs: &[&Program], runs: &[&[(Nanos, Run)]]) -> Vec<(Nanos, By
     curve
 }
 
-/// How many pairs of copies share an instant of one direction of the link: none, ever. Looks at
-/// start and end alone.
+/// The number of pairs of copies that use the same direction of the link at the same time. It must
+/// be
+/// 0: this checks a simulation by the start and end of each copy alone.
 #[must_use]
 pub fn overlaps(carried: &[Carried]) -> usize {
     let mut found = 0;
@@ -129,10 +131,10 @@ pub fn overlaps(carried: &[Carried]) -> usize {
     found
 }
 
-/// Iterations of the job whose are the longest.
+/// How many iterations the job with the longest iteration runs.
 pub const ROUNDS: u32 = 4;
 
-/// No job runs more than so many times as often.
+/// The most iterations that a job runs for one iteration of the longest job.
 const OFTEN: u64 = 4;
 
 /// A job of a round.
@@ -140,33 +142,34 @@ const OFTEN: u64 = 4;
 pub struct Party<'a> {
     /// Its iteration under its plan.
     pub program: &'a Program,
-    /// How long things take alone.
+    /// How long its steps and copies take alone.
     pub durations: &'a Durations,
     /// The part of the device's compute that it uses, in thousandths.
     pub utilisation: u32,
-    /// Its iteration without a plan, alone: rounds of different plans of the same jobs have the
-    /// same iterations and starts.
+    /// Time of its iteration alone and without a plan. It fixes how many iterations run and when
+    /// they
+    /// start, so that rounds of different plans of the same jobs are comparable.
     pub own: Nanos,
 }
 
 /// Some iterations of every job, under both alignments.
 #[derive(Clone, Debug)]
 pub struct Round {
-    /// For one iteration of the longest job, and as many of the others as take about as long: mean
-    /// of both.
+    /// Time for one iteration of the longest job and those of the other jobs beside it: the mean of
+    /// both alignments.
     pub time: Nanos,
-    /// All at once, and staggered.
+    /// The course of each alignment: all at once, and staggered.
     pub courses: [Course; 2],
 }
 
-/// Runs rounds.
+/// Simulates a round under both alignments.
 ///
 /// # Errors
 /// As [`run`].
 pub fn round(parties: &[Party<'_>], link: &Link) -> Result<Round, Deadlock> {
     let longest = parties.iter().map(|p| p.own.0).max().unwrap_or(0);
     let wanted: u64 = parties.iter().map(|p| u64::from(p.utilisation)).sum();
-    // By so much all are slowed while all compute, and over so much their starts are spread.
+    // All jobs are slowed by this ratio while all compute; their starts are spread over that time.
     let slowed = u128::from(wanted.max(u64::from(WHOLE)));
     let spread = u128::from(WHOLE) * parties.len().max(1) as u128;
     let mut sides = Vec::with_capacity(parties.len());

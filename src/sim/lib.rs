@@ -1,6 +1,5 @@
-//! What would happen: the event engine, the host link and the framework's allocator.
-//!
-//! Simulates time and memory under a plan.
+//! Simulation of time and memory under a plan: the event engine, the host link and the framework's
+//! allocator.
 
 use neap_model::{contract, device, files, job, units};
 

@@ -9,20 +9,20 @@ use rand_pcg::Pcg64;
 use super::engine::Durations;
 use crate::units::Nanos;
 
-/// How much jitter.
+/// The size and the seed of the jitter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Noise {
     /// The largest deviation, in thousandths of a percent (20 % is 20,000).
     pub share: u64,
-    /// Where the generator starts.
+    /// Seed of the generator.
     pub seed: u64,
 }
 
-/// A whole, in thousandths of a percent.
+/// 100 %, in thousandths of a percent.
 pub const WHOLE: u64 = 100_000;
 
 impl Noise {
-    /// Durations of the `run`-th run.
+    /// The durations of run number `run`.
     #[must_use]
     pub fn apply(&self, nominal: &Durations, run: u64) -> Durations {
         let mut generator = Pcg64::new(u128::from(self.seed), u128::from(run));
@@ -45,7 +45,7 @@ impl Noise {
     }
 }
 
-/// The value below which `percent` of the sorted values lie, by nearest rank.
+/// The value at or below which `percent` per cent of the sorted values lie, by nearest rank.
 #[must_use]
 pub fn percentile(sorted: &[Nanos], percent: usize) -> Nanos {
     let rank = (sorted.len() * percent).div_ceil(100).max(1);

@@ -2,21 +2,21 @@
 //!
 //! This is what Capuchin (Peng et al., ASPLOS 2020, section 4.2) does in its first iteration, while
 //! it measures when tensors are accessed. Where the next operator's tensors have no room, the least
-//! recently used tensors leave until there is room; a tensor that is missing is fetched. Both
-//! *block*: nothing runs meanwhile, and a copy is alone on the link. What the notes on the paper
-//! leave open is settled as follows:
+//! recently used tensors leave until there is room. A tensor that is missing is fetched. Both
+//! *block*: no operator runs meanwhile, and a copy is alone on the link. Questions that the paper
+//! leaves open are settled as follows:
 //!
 //! - Any tensor that the operator does not touch may leave, parameters and optimizer states
-//!   included. Of those used by the same operator the first by number leaves. A tensor that an
-//!   operator of the iteration generates goes for good after its last use.
+//!   included. Of tensors last used by the same operator, the one with the lowest number leaves
+//!   first. A tensor that an operator of the iteration generates is freed after its last use.
 //! - A host copy is valid until the tensor is written, as in plans, so a clean tensor leaves
 //!   without a copy.
-//! - What nothing generates is on the device at the start as far as there is room, in order of
-//!   first use. The rest is on the host.
+//! - A tensor that no operator generates starts on the device as long as there is room, in order of
+//!   first use. The others start on the host.
 //! - Room is counted in bytes, every tensor and workspace rounded to blocks. Fragmentation is left
 //!   out, which favours passive mode.
 //!
-//! The cost is O(accesses · log). What follows the first iteration is in `plan::capuchin`.
+//! The cost is O(accesses · log). `plan::capuchin` models the iterations after the first.
 
 use std::collections::BTreeSet;
 
@@ -27,14 +27,14 @@ use crate::device::latency::Latency;
 use crate::job::Graph;
 use crate::units::{Bytes, Nanos, OpId, TensorId};
 
-/// What became of the iteration.
+/// The outcome of the iteration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Passive {
-    /// All of it, waiting included.
+    /// Time of the iteration, waits included.
     pub iteration: Nanos,
-    /// Of that, waiting for what leaves.
+    /// The part of it that waited for tensors to leave.
     pub out: Nanos,
-    /// And for what is fetched.
+    /// The part of it that waited for tensors to be fetched.
     pub back: Nanos,
     /// How many tensors left, with or without a copy.
     pub evictions: u64,
@@ -56,7 +56,7 @@ pub struct TooSmall {
     pub needed: Bytes,
 }
 
-/// Runs one iteration within `budget`.
+/// Runs one iteration within `budget` bytes.
 ///
 /// # Errors
 /// When an operator alone exceeds it.
@@ -81,7 +81,7 @@ pub fn run(
         if needed > budget {
             return Err(TooSmall { operator: OpId::of(index), needed });
         }
-        // What is there is not to leave now.
+        // The operator's tensors that are resident may not be evicted now.
         for &tensor in &touched {
             memory.take_out(tensor);
         }
@@ -119,14 +119,15 @@ struct Memory<'a> {
     link: &'a Link,
     budget: Bytes,
     used: Bytes,
-    /// Rounded to blocks, by tensor.
+    /// Size of each tensor, rounded to blocks.
     bytes: Vec<Bytes>,
     resident: Vec<bool>,
-    /// The host holds the current version.
+    /// Whether the host holds the current version of each tensor.
     on_host: Vec<bool>,
-    /// When each was used last, from 1; 0 for not in this iteration.
+    /// When each tensor was used last: the operator's position plus 1, or 0 if not in this
+    /// iteration.
     used_at: Vec<usize>,
-    /// What may leave, the least recently used first.
+    /// The tensors that may leave, the least recently used first.
     idle: BTreeSet<(usize, TensorId)>,
     done: Passive,
 }
@@ -179,7 +180,7 @@ impl<'a> Memory<'a> {
         self.idle.insert((at, tensor));
     }
 
-    /// Evicts until so many more bytes fit, or nothing is left to leave.
+    /// Evicts tensors until `more` bytes fit, or until no tensor may leave.
     fn room(&mut self, more: Bytes) {
         while self.used + more > self.budget {
             let Some((_, tensor)) = self.idle.pop_first() else { return };
@@ -226,8 +227,9 @@ mod tests {
 
     #[test]
     fn the_least_recently_used_leaves_and_its_next_use_waits() {
-        // op2 makes c beside b: a leaves. op3 wants a: b, used at op2 like c and before it by
-        // number, leaves. op4 wants b: a is dead by then.
+        // op2 makes c while b is resident: a leaves. op3 needs a: b leaves, which op2 used like c,
+        // but has
+        // the lower number. op4 needs b: a is dead by then.
         let expected = Passive {
             iteration: Nanos(5000 + 4 * 1024),
             out: Nanos(2048),

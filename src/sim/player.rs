@@ -1,8 +1,8 @@
-//! One job on a device: which of its steps and copies may start, and what became of them.
+//! One job on a device: which of its steps and copies may start, and when each ran.
 //!
-//! The rules are those of [`crate::contract::plan`], "What a plan means". The clock and the link's
-//! rates belong to the device: [`super::engine`] gives a job a device to itself,
-//! [`super::together`] lets it share one.
+//! The rules are those of [`crate::contract::plan`], "What a plan means". Time and the link's rates
+//! belong to the device: [`super::engine`] runs one job alone on a device, [`super::together`]
+//! several jobs on one.
 
 use std::ops::Deref;
 
@@ -18,21 +18,21 @@ struct Queue {
     copies: Vec<usize>,
     next: usize,
     running: bool,
-    /// Delays of the copies before this position are cut short.
+    /// Copies before this position start without their delay.
     cut: usize,
 }
 
-/// The step that runs.
+/// The step that is running.
 #[derive(Clone, Copy)]
 struct Running {
-    /// Units left at `since`.
+    /// Units of work left at `since`.
     left: u128,
     since: Nanos,
     speed: u64,
     ends: Nanos,
 }
 
-/// A job within an iteration. Times are absolute.
+/// A job within an iteration. All times are absolute.
 pub(super) struct Player<P, D> {
     program: P,
     durations: D,
@@ -48,7 +48,7 @@ pub(super) struct Player<P, D> {
     late: u32,
     /// Whether other jobs use the window too.
     shares: bool,
-    /// The stretch for which it holds the window.
+    /// The stretch for which this job holds the window.
     held: Option<usize>,
 }
 
@@ -88,13 +88,14 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
         }
     }
 
-    /// From now on other jobs use the window too, so this job must hold it.
+    /// Says that other jobs use the window from now on, so this job must hold it where it needs it.
     pub const fn share_window(&mut self) {
         self.shares = true;
     }
 
-    /// The stretch for which this job needs the window and does not hold it, if nothing else except
-    /// a busy link keeps it from going on.
+    /// The stretch for which this job needs the window and does not hold it. `None` if anything
+    /// other
+    /// than a busy link also keeps the job from going on.
     pub fn wants_window(&self, now: Nanos) -> Option<usize> {
         if self.program.stretches.count() == 0 {
             return None;
@@ -110,7 +111,7 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
         copy.filter(|&k| self.lacks(Some(k))).or_else(step).filter(|&k| self.lacks(Some(k)))
     }
 
-    /// Gives it the window for a stretch.
+    /// Gives the job the window for `stretch`.
     pub const fn hold_window(&mut self, stretch: usize) {
         self.held = Some(stretch);
     }
@@ -130,12 +131,12 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
         self.shares && stretch.is_some() && stretch != self.held
     }
 
-    /// Whether all of the iteration has ended.
+    /// Whether the whole iteration has ended.
     pub fn done(&self) -> bool {
         self.step == self.steps.len() && self.queues.iter().all(|q| q.next == q.copies.len())
     }
 
-    /// The next step to start or to end.
+    /// The step that runs, or that starts next.
     pub const fn step(&self) -> usize {
         self.step
     }
@@ -145,7 +146,8 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
         self.running.is_some()
     }
 
-    /// What the iteration that ends `now` was like, counted from its start.
+    /// The record of the iteration that ends at `now`, with times counted from the iteration's
+    /// start.
     pub fn run(mut self, now: Nanos) -> Run {
         self.stalls.tail = now - self.steps.last().map_or(self.began, |s| s.1);
         let began = self.began;
@@ -163,8 +165,8 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
         }
     }
 
-    /// The position of its next copy in a direction among all its copies; after all others if there
-    /// is none.
+    /// The index of its next copy in a direction, among its copies of both directions. If there is
+    /// none, the number of all copies.
     pub fn next_copy(&self, direction: usize) -> usize {
         let queue = &self.queues[direction];
         queue.copies.get(queue.next).copied().unwrap_or(usize::MAX)
@@ -176,7 +178,7 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
         (!self.lacks(self.program.stretches.copy(copy))).then(|| self.durations.copies[copy].max(1))
     }
 
-    /// Its next copy in a direction, if that copy may start `now`, the window left aside.
+    /// Its next copy in a direction, if that copy may start at `now` apart from the window.
     fn copy_due(&self, direction: usize, now: Nanos) -> Option<usize> {
         let queue = &self.queues[direction];
         let &copy = queue.copies.get(queue.next).filter(|_| !queue.running)?;
@@ -204,8 +206,9 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
         queue.next += 1;
     }
 
-    /// Starts the next step if it may, or cuts short the delays of the copies that it waits for.
-    /// Returns whether anything changed.
+    /// Starts the next step if it may start. Otherwise it removes the delays of the copies that the
+    /// step
+    /// waits for. Returns whether anything changed.
     pub fn start_step(&mut self, now: Nanos, speed: u64) -> bool {
         let Some(step) = self.program.steps.get(self.step).filter(|_| self.running.is_none())
         else {
@@ -215,7 +218,8 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
         if let Some(reach) =
             step.reads_copies.iter().filter(missing).map(|&copy| self.position[copy] + 1).max()
         {
-            // The step waits already, so the copies that it waits for, and all queued before them,
+            // The step already waits. So the copies that it waits for, and all copies queued before
+            // them,
             // start without their delay.
             let cut = &mut self.queues[0].cut;
             let cuts = *cut < reach;
@@ -247,7 +251,7 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
         true
     }
 
-    /// Lets the running step go on at another speed.
+    /// Changes the speed of the running step.
     pub fn pace(&mut self, now: Nanos, speed: u64) {
         let Some(running) = self.running.as_mut().filter(|r| r.speed != speed) else { return };
         let done = u128::from((now - running.since).0) * u128::from(running.speed);
@@ -256,7 +260,7 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
         *running = Running { left, since: now, speed, ends: Nanos(now.0.saturating_add(takes)) };
     }
 
-    /// Ends the step if it ends `now`. Returns whether it does.
+    /// Ends the step if its work is done at `now`. Returns whether it did.
     pub fn end_step(&mut self, now: Nanos) -> bool {
         if self.running.is_none_or(|r| r.ends > now) {
             return false;
@@ -299,7 +303,7 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
         r.previous.iter().chain(&r.after).all(|&other| self.ended(other, now))
     }
 
-    /// Whether the residency's bytes are free by `now`.
+    /// Whether the residency has ended by `now`, so that its bytes are free.
     fn ended(&self, index: usize, now: Nanos) -> bool {
         let r = &self.program.residencies[index];
         if r.stays {

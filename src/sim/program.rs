@@ -1,7 +1,8 @@
-//! A plan's events read into what runs: steps, copies and residencies, and what each waits for.
+//! A plan's events read into steps, copies and residencies, and what each of them waits for.
 //!
-//! The engine and the executor both run programs, so both follow the meaning fixed in
-//! [`crate::contract::plan`]. The checker ([`crate::contract::check`]) has a reading of its own.
+//! The engine and the executor both run programs. The meaning of a plan is fixed in
+//! [`crate::contract::plan`]; the checker ([`crate::contract::check`]) reads plans with code of its
+//! own.
 
 mod read;
 
@@ -22,7 +23,7 @@ pub enum Direction {
     D2h,
 }
 
-/// What a residency begins with.
+/// The item whose start begins a residency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Begin {
     /// The start of the iteration.
@@ -33,28 +34,28 @@ pub enum Begin {
     Copy(usize),
 }
 
-/// Device bytes with a lifetime: a residency of a tensor, or a step's workspace.
+/// An interval in which a tensor or a step's workspace holds device bytes.
 #[derive(Clone, Debug)]
 pub struct Residency {
     /// The tensor; `None` for a workspace.
     pub tensor: Option<TensorId>,
-    /// What the plan calls it.
+    /// Its name in the plan.
     pub place: Place,
-    /// Rounded to blocks.
+    /// Size in bytes, rounded to blocks.
     pub bytes: Bytes,
-    /// What it begins with.
+    /// The item with which it begins.
     pub begin: Begin,
-    /// The first step that belongs to it.
+    /// The first step that uses it.
     pub first_step: Option<usize>,
-    /// The last step that belongs to it.
+    /// The last step that uses it.
     pub last_step: Option<usize>,
     /// The swap-out that ends it.
     pub out: Option<usize>,
-    /// It stays round the end of the iteration.
+    /// Whether it stays resident round the end of the iteration.
     pub stays: bool,
-    /// Address, once placed.
+    /// Its address in the arena, in bytes, once placed.
     pub offset: Option<Bytes>,
-    /// The tensor's residency before, which must have ended before this one begins.
+    /// The tensor's residency before this one, which must have ended before this one begins.
     pub previous: Option<usize>,
     /// Residencies that must have ended before this one begins, because they share bytes.
     pub after: Vec<usize>,
@@ -65,19 +66,19 @@ pub struct Residency {
 pub struct Step {
     /// The operator.
     pub operator: OpId,
-    /// The recompute event that makes it run again, if it is not the operator's own turn.
+    /// The recompute event that runs the operator again; `None` for its first run.
     pub event: Option<usize>,
-    /// How long it takes.
+    /// Its planned time.
     pub time: Nanos,
-    /// The residency of every tensor it touches, by tensor.
+    /// Every tensor that it touches and that tensor's residency, sorted by tensor.
     pub binds: Vec<(TensorId, usize)>,
     /// Generated tensors that live only in the workspace, with their offset in it.
     pub scratch: Vec<(TensorId, Bytes)>,
     /// Its workspace, scratch outputs included; `None` when empty.
     pub workspace: Option<usize>,
-    /// Swap-ins it reads from.
+    /// The swap-ins whose tensors it reads.
     pub reads_copies: Vec<usize>,
-    /// Residencies it begins (outputs, kept recomputes, workspace).
+    /// Residencies that it begins: outputs, tensors that a recompute keeps, the workspace.
     pub begins: Vec<usize>,
 }
 
@@ -86,40 +87,42 @@ pub struct Step {
 pub struct Copy {
     /// Its direction.
     pub direction: Direction,
-    /// What it moves.
+    /// The tensor that it copies.
     pub tensor: TensorId,
-    /// How much: the tensor's unrounded bytes.
+    /// The tensor's unrounded bytes.
     pub bytes: Bytes,
-    /// The device side.
+    /// The residency on the device that it copies from or to.
     pub residency: usize,
     /// The step after whose end it becomes due; `None` for the start of the iteration.
     pub trigger: Option<usize>,
-    /// And how long after that.
+    /// The delay after that.
     pub delay: Nanos,
     /// The step that wrote what a swap-out copies.
     pub written_by: Option<usize>,
-    /// The copy that made what this one reads: the swap-in that brought it, or the swap-out that
-    /// wrote the host copy.
+    /// The copy that this one needs: for a swap-out, the swap-in that brought the tensor; for a
+    /// swap-in, the swap-out that wrote the host copy.
     pub source: Option<usize>,
-    /// Its event.
+    /// The position of its event in the plan.
     pub event: usize,
-    /// The last copies, of either direction, of tensors whose slots in the pinned slab share bytes
-    /// with this one's: a tensor's first copy waits for them.
+    /// The copies that this one waits for because they used the same bytes of the pinned pool: for
+    /// each earlier tensor in those bytes, its last copies of either direction. Only a tensor's
+    /// first
+    /// copy has any.
     pub slab: Vec<usize>,
 }
 
 /// A job's iteration under a plan.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// In order.
+    /// In the order in which they run.
     pub steps: Vec<Step>,
     /// In event order; each direction's queue is its copies in this order.
     pub copies: Vec<Copy>,
-    /// Of tensors in program order of beginning, then workspaces.
+    /// Residencies of tensors in the order in which they begin, then workspaces.
     pub residencies: Vec<Residency>,
-    /// Bytes that are on the device at the start of the iteration, unrounded, for the first load.
+    /// Unrounded bytes of the tensors that are on the device at the start of the iteration.
     pub loaded: Bytes,
-    /// What needs the window that several jobs have together.
+    /// The steps and swap-ins that need the window that several jobs share.
     pub stretches: Stretches,
 }
 
@@ -128,7 +131,7 @@ pub struct Program {
 #[derive(Debug, thiserror::Error)]
 #[error("event {event:?}: {problem}")]
 pub struct ProgramError {
-    /// Position of the event at fault, if one is.
+    /// Position of the event at fault, if there is one.
     pub event: Option<usize>,
     /// What is wrong.
     pub problem: String,
@@ -138,7 +141,7 @@ impl Program {
     /// Reads `events` over `graph`. Residencies are not placed yet.
     ///
     /// # Errors
-    /// When events contradict the graph or each other in a way that leaves no meaning.
+    /// When events contradict the graph or each other, so that the plan has no meaning.
     pub fn new(
         graph: &Graph,
         latencies: &[Latency],
@@ -167,13 +170,14 @@ impl Program {
         Ok(program)
     }
 
-    /// Gives residencies their addresses, in the order in which shared bytes pass from hand to
-    /// hand: what is there at the start of the iteration before the list, then the list.
+    /// Gives residencies their addresses. Residencies that share bytes follow each other in this
+    /// order:
+    /// those that exist at the start of the iteration, then those of the list.
     ///
     /// # Errors
-    /// When a placement is of nothing that is ever resident.
+    /// When a placement names a residency that the program doesn't have.
     pub fn place(&mut self, placements: &[Placement]) -> Result<(), ProgramError> {
-        // A tensor that leaves and comes back to stay has one place for its first and its last
+        // A tensor that leaves and comes back to stay has one placement for its first and its last
         // residency.
         let mut starters: BTreeMap<Place, usize> = BTreeMap::new();
         let mut later: BTreeMap<Place, usize> = BTreeMap::new();
@@ -200,8 +204,9 @@ impl Program {
     }
 
     fn hand_over(&mut self, order: &[(usize, Bytes)]) {
-        // Earlier holders of the same bytes have ended by then, since those that the newcomer
-        // overlaps waited in turn.
+        // The last holders are enough: earlier holders of the same bytes have ended by then,
+        // because
+        // later ones waited for them.
         let mut holders = Holders::default();
         for &(index, offset) in order {
             let residency = &mut self.residencies[index];
@@ -210,8 +215,9 @@ impl Program {
         }
     }
 
-    /// Reads who needs the window that several jobs have together, once everything has its address.
-    /// Residencies wait for the stretch before theirs.
+    /// Finds the steps and swap-ins that need the window that several jobs share. All residencies
+    /// must
+    /// have their addresses. They then wait for the stretch before theirs.
     pub fn enter(&mut self, window: &Window) {
         self.stretches = Stretches::of(self, window);
         for r in &mut self.residencies {
@@ -220,7 +226,8 @@ impl Program {
                 Begin::Step(s) => self.stretches.step(s),
                 Begin::Copy(c) => self.stretches.copy(c),
             };
-            // What a step begins outside the window starts with it, and so waits as well.
+            // Residencies outside the window that such a step begins also wait, because they start
+            // with it.
             if let Some(before) = stretch.and_then(|k| k.checked_sub(1)) {
                 r.after.extend(self.stretches.lasts(before));
                 r.after.sort_unstable();
@@ -229,9 +236,10 @@ impl Program {
         }
     }
 
-    /// Makes first copies wait for those whose bytes in the pinned slab they take over.
+    /// Makes a tensor's first copy wait for the copies that used the same bytes of the pinned pool
+    /// before.
     pub fn share(&mut self, slots: &BTreeMap<TensorId, Bytes>) {
-        // By tensor in order of the first copy: the last one out and in.
+        // Tensors in order of their first copy; each tensor's last copy in each direction.
         let mut lasts: BTreeMap<TensorId, [Option<usize>; 2]> = BTreeMap::new();
         let mut holders = Holders::default();
         let mut order = Vec::new();
@@ -256,15 +264,15 @@ impl Program {
     }
 }
 
-/// Which copy last held each range of bytes.
+/// Which item (a residency or a tensor) last held each range of bytes.
 #[derive(Default)]
 struct Holders {
-    /// By start: end and holder.
+    /// By start of the range: its end and its holder.
     map: BTreeMap<u64, (u64, usize)>,
 }
 
 impl Holders {
-    /// Gives `start..end` to a newcomer; those who held any of it, sorted.
+    /// Gives `start..end` to a newcomer. Returns the holders of any of these bytes, sorted.
     fn take(&mut self, start: u64, end: u64, newcomer: usize) -> Vec<usize> {
         let mut after = Vec::new();
         let mut kept = Vec::new();

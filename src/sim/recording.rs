@@ -1,6 +1,6 @@
-//! A job's requests as the memory snapshot that PyTorch would have recorded of it.
+//! Writes a job's requests as the memory snapshot that PyTorch would have recorded.
 //!
-//! A block's stack says what it is for: the tensor, the operator that generates it and the phase.
+//! A block's stack names the tensor, the operator that generates it and the phase.
 
 use std::io::{self, Write};
 
@@ -10,11 +10,11 @@ use super::snapshot::write::{self, Event, Frame, StackId, Stacks, Target};
 use crate::job::{Graph, Operator, Phase, Role};
 use crate::units::OpId;
 
-/// Writes the snapshot of `iterations` iterations. `alloc_conf` is the text that the framework's
-/// settings were read from.
+/// Writes the snapshot of `iterations` iterations. `alloc_conf` is the text of the framework's
+/// settings.
 ///
 /// # Errors
-/// When `out` fails.
+/// When writing to `out` fails.
 pub fn write(
     out: &mut dyn Write,
     graph: &Graph,

@@ -1,10 +1,10 @@
-//! What a job's residencies make a framework's allocator reserve.
+//! How much memory a framework's allocator reserves for a job's residencies.
 //!
-//! Every residency is a request and its end a free, in the order of simulated time, iteration after
-//! iteration until nothing changes any more. All requests are on one stream. Besides the tensors
-//! and workspaces of the graph, the two threads of a training iteration each allocate a workspace
-//! for the matrix library at their first multiplication and keep it ([`library_workspace`]). `neap
-//! run` does not use this: it has one arena with planned addresses.
+//! Each residency is an allocation and a free. They are replayed in the order of simulated time,
+//! iteration after iteration, until an iteration changes nothing more. All requests are on one
+//! stream. Besides the tensors and workspaces of the graph, the two threads of a training iteration
+//! each allocate a workspace for the matrix library at their first multiplication and keep it
+//! ([`library_workspace`]). `neap run` does not use this: it has one arena with planned addresses.
 
 use super::allocator::replay::{LARGEST_DEVICE, Replay};
 use super::allocator::{Config, Stats};
@@ -16,14 +16,15 @@ use crate::job::liveness::{Span, spans};
 use crate::job::{Graph, Operator, Phase, Role};
 use crate::units::{Bytes, Nanos, OpId, TensorId};
 
-/// The framework whose allocator is meant.
+/// The framework's allocator settings and its device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Framework {
-    /// Its settings.
+    /// The allocator's settings.
     pub config: Config,
-    /// What each of its threads asks for at its first matrix multiplication.
+    /// Bytes that each of its threads allocates at its first matrix multiplication.
     pub library: Bytes,
-    /// The device; what a memory fraction is of. Without a fraction nothing depends on it.
+    /// The device's bytes, of which a memory fraction is taken. Without a fraction this has no
+    /// effect.
     pub capacity: Bytes,
 }
 
@@ -39,7 +40,7 @@ impl Framework {
 }
 
 /// The workspace that `PyTorch` allocates for cuBLAS in each thread: 8 MiB + 128 KiB before Hopper,
-/// 32 MiB from Hopper on. A device of unknown generation is taken for one of the later.
+/// 32 MiB from Hopper on. A device of unknown generation counts as Hopper.
 #[must_use]
 pub fn library_workspace(device: &Profile) -> Bytes {
     const BEFORE_HOPPER: [&str; 8] =
@@ -51,25 +52,27 @@ pub fn library_workspace(device: &Profile) -> Bytes {
     }
 }
 
-/// What a job makes an allocator do.
+/// What an allocator did for a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reserved {
-    /// When most was reserved, over all iterations, and most of it in use.
+    /// The counters when most was reserved over all iterations; of several such states the one with
+    /// most
+    /// bytes in use.
     pub at_peak: Stats,
     /// Counters at the end of the last iteration, and each one's own peak.
     pub stats: Stats,
-    /// Iterations simulated: until one reserved at every instant what the one before did.
+    /// Iterations simulated, until one reserved the same bytes at every instant as the one before.
     pub iterations: u32,
-    /// Whether that came about.
+    /// Whether the simulation reached that state.
     pub settled: bool,
     /// The last iteration: reserved and allocated bytes from each instant on.
     pub curve: Vec<(Nanos, Bytes, Bytes)>,
 }
 
-/// A job that has not settled after this many iterations is taken as it is.
+/// The most iterations that are simulated, settled or not.
 const ITERATIONS: u32 = 24;
 
-/// Names a block, of which there is at most one at a time.
+/// A block's number. There is at most one block of a number at a time.
 type BlockId = u32;
 
 /// What a block of a [`Timeline`] is for.
@@ -77,22 +80,22 @@ type BlockId = u32;
 pub enum Holder {
     /// A tensor.
     Tensor(TensorId),
-    /// What an operator needs while it runs.
+    /// An operator's workspace.
     Workspace(OpId),
     /// A workspace of the matrix library.
     Library,
 }
 
-/// The requests of a job: what stands before the first iteration, and what happens in each one.
+/// The requests of a job: the blocks before the first iteration, and the changes in each iteration.
 #[derive(Clone, Debug)]
 pub struct Timeline {
-    /// Blocks there before the first iteration.
+    /// Blocks that exist before the first iteration.
     initial: Vec<(BlockId, Bytes)>,
     /// In time order, ends before begins.
     changes: Vec<(Nanos, Change)>,
-    /// How many tensors there are; their ids come first.
+    /// Number of tensors. Their blocks have the lowest ids.
     tensors: usize,
-    /// The operators whose workspaces have the ids behind them.
+    /// The operators whose workspaces have the next ids.
     operators: Vec<OpId>,
     /// How long an iteration takes.
     iteration: Nanos,
@@ -107,7 +110,7 @@ enum Change {
 }
 
 impl Change {
-    /// The request that this is in an iteration, counted from 0.
+    /// The request that this change makes in an iteration, counted from 0.
     const fn request(self, iteration: u32) -> Option<Request> {
         match self {
             Self::End(id) => Some(Request::Free { id }),
@@ -133,7 +136,7 @@ impl Timeline {
         }
     }
 
-    /// What the block with a request's id is for.
+    /// What the block with this id holds.
     #[must_use]
     pub fn holder(&self, id: u32) -> Holder {
         let id = id as usize;
@@ -143,7 +146,8 @@ impl Timeline {
         self.operators.get(id - self.tensors).map_or(Holder::Library, |o| Holder::Workspace(*o))
     }
 
-    /// All requests of the first `iterations` iterations, each with its time since the first began.
+    /// All requests of the first `iterations` iterations, each with its time since the first one
+    /// began.
     pub fn requests(&self, iterations: u32) -> impl Iterator<Item = (Nanos, Request)> + '_ {
         let before = self.initial.iter().map(|&(id, b)| (Nanos::ZERO, allocate(id, b)));
         let each = move |iteration: u32| {
@@ -155,14 +159,15 @@ impl Timeline {
         before.chain((0..iterations).flat_map(each))
     }
 
-    /// Ends before begins at the same instant; otherwise as they were added.
+    /// Sorts changes by time, ends before begins; otherwise the order stays.
     fn sorted(mut self) -> Self {
         self.changes.sort_by_key(|(at, change)| (*at, !matches!(change, Change::End(_))));
         self
     }
 
-    /// Replays iteration after iteration until one reserves at every instant what the one before
-    /// did.
+    /// Replays iteration after iteration until one reserves the same bytes at every instant as the
+    /// one
+    /// before.
     #[must_use]
     pub fn settle(&self, framework: &Framework) -> Reserved {
         let mut replay = Replay::new(&framework.config, framework.capacity, None);
@@ -252,7 +257,7 @@ pub fn unplanned(graph: &Graph, run: &Run, framework: &Framework) -> Timeline {
     let (tensors, operators) = (graph.tensors.len(), graph.operators.len());
     let stepped = graph.operators.iter().position(|o| o.phase == Phase::Optimize);
     let mut library = Library::new(small(tensors + operators), framework);
-    // Tensors that begin with, and that end before, each operator.
+    // For each operator, the tensors that begin with it and those that end before it.
     let (mut begins, mut ends) = (vec![Vec::new(); operators], vec![Vec::new(); operators + 1]);
     let mut states = Vec::new();
     for (index, span) in spans(graph).into_iter().enumerate() {
@@ -320,7 +325,7 @@ pub fn planned(graph: &Graph, program: &Program, run: &Run, framework: &Framewor
         if starts {
             timeline.initial.push((id, bytes));
         }
-        // A residency that takes no time takes no bytes.
+        // A residency of no duration takes no bytes.
         if !residency.stays && begin >= end && !starts {
             continue;
         }

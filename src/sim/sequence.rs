@@ -1,7 +1,7 @@
 //! Files that hold allocator requests: event tables.
 //!
-//! A table is read in one pass in bounded memory. Ids become small numbers, and mistakes are named
-//! by line. It is CSV with a header: `op` (a allocates, f frees, e empties the cache), `id`,
+//! A table is read in one pass in bounded memory. Ids become small numbers, and errors name the
+//! line. A table is CSV with a header: `op` (a allocates, f frees, e empties the cache), `id`,
 //! `bytes`, `stream`, and optionally what an allocator answered: `result` (ok or oom), and
 //! `allocated`, `reserved` and `segments` after the request.
 
@@ -14,13 +14,13 @@ use super::snapshot::{self, Snapshot, SnapshotError};
 use crate::files::{self, FileError, LineError};
 use crate::units::Bytes;
 
-/// No request is larger; far above any device.
+/// The largest request, far above any device.
 const LARGEST_REQUEST: u64 = 1 << 60;
 
-/// A longer line is no event.
+/// The longest line of a table, in bytes.
 const LONGEST_LINE: u64 = 4096;
 
-/// A row's columns beyond this are not looked at.
+/// Columns beyond this many are ignored.
 const COLUMNS: usize = 16;
 
 /// A sequence that could not be read.
@@ -32,12 +32,12 @@ pub enum SequenceError {
     /// The file could not be read.
     #[error(transparent)]
     File(#[from] FileError),
-    /// A line says something impossible.
+    /// A line that contradicts the lines before it, or cannot be read.
     #[error(transparent)]
     Line(#[from] LineError),
 }
 
-/// What a table says an allocator answered, as far as it has the columns.
+/// What a table says that an allocator answered. `None` where it lacks the column.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Expected {
     /// Whether the request was served.
@@ -55,7 +55,7 @@ pub struct Expected {
 pub struct Sequence {
     /// In order. Ids may be used again after their free.
     pub requests: Vec<Request>,
-    /// What was reserved after each request, where a file that is no table says so.
+    /// Bytes reserved after each request, where the file is a snapshot that says so.
     pub reserved: Option<Vec<u64>>,
 }
 
@@ -68,7 +68,7 @@ impl Sequence {
         Self::rest(&mut Reader::open(path)?)
     }
 
-    /// Reads what is left of `reader`.
+    /// Reads the remaining requests of `reader`.
     ///
     /// # Errors
     /// As [`Reader::request`].
@@ -86,24 +86,24 @@ pub struct Reader {
     path: PathBuf,
     file: Box<dyn BufRead>,
     line: u64,
-    /// All of it, where it is no table.
+    /// All requests, where the file is not a table.
     whole: Option<Whole>,
     columns: Columns,
     ids: Ids,
     streams: HashMap<u64, u32>,
-    /// The stream of the row before, which the next one mostly has too.
+    /// The id and the number of the last row's stream, since the next row mostly has the same.
     recent: (u64, u32),
     expected: Expected,
     text: Vec<u8>,
 }
 
-/// A sequence that is in memory, being handed out.
+/// A sequence in memory and how much of it was read.
 struct Whole {
     requests: std::vec::IntoIter<Request>,
     reserved: Option<std::vec::IntoIter<u64>>,
 }
 
-/// Where each column stands.
+/// The position of each column in a row.
 #[derive(Clone, Copy, Debug, Default)]
 struct Columns {
     op: usize,
@@ -114,25 +114,25 @@ struct Columns {
     allocated: Option<usize>,
     reserved: Option<usize>,
     segments: Option<usize>,
-    /// The last of these.
+    /// The last of these positions.
     last: usize,
-    /// Whether they are op, id, bytes, stream and nothing else.
+    /// Whether the columns are op, id, bytes, stream and no others.
     plain: bool,
 }
 
-/// A line of the simplest form, `a,1,512,0` or `f,1,,`, read in place: nearly every line of a large
-/// table.
+/// A line of the simplest form, `a,1,512,0` or `f,1,,`. Nearly every line of a large table has it,
+/// so it is parsed in place.
 struct Row {
     allocates: bool,
     id: u64,
     bytes: u64,
     stream: u64,
-    /// The line's bytes with its end.
+    /// The line's length in bytes, with its newline.
     used: usize,
 }
 
 impl Row {
-    /// The line that `text` begins with; none if it has any other form or isn't all there.
+    /// Parses the line at the start of `text`. `None` if it has another form or is incomplete.
     fn plain(text: &[u8]) -> Option<Self> {
         let allocates = *text.first()? == b'a';
         if !allocates && text[0] != b'f' || *text.get(1)? != b',' {
@@ -150,13 +150,13 @@ impl Row {
     }
 }
 
-/// The place after `byte`, if it is there.
+/// The position after `byte`, if `byte` is at `at`.
 fn expect(text: &[u8], at: usize, byte: u8) -> Option<usize> {
     (*text.get(at)? == byte).then_some(at + 1)
 }
 
-/// A number of at most 19 digits, which can't overflow, that ends before the text does; and where
-/// it ends.
+/// A number of at most 19 digits, which can't overflow, and the position after it. `None` if the
+/// text ends within it.
 fn digits(text: &[u8], from: usize) -> Option<(u64, usize)> {
     let (mut value, mut at) = (0, from);
     loop {
@@ -174,7 +174,8 @@ fn digits(text: &[u8], from: usize) -> Option<(u64, usize)> {
 }
 
 impl Reader {
-    /// Opens a file of requests, plain or gzip; what it is, its content says.
+    /// Opens a file of requests, plain or gzip. Its content decides whether it is a table or a
+    /// snapshot.
     ///
     /// # Errors
     /// When it can't be read, or its first line is not a header with the columns op, id, bytes and
@@ -187,7 +188,7 @@ impl Reader {
         Self::over(path, file)
     }
 
-    /// A snapshot's requests, with what PyTorch had reserved after each where the snapshot tells.
+    /// A snapshot's requests, and what PyTorch had reserved after each where the snapshot says so.
     #[must_use]
     pub fn snapshot(path: &Path, snapshot: Snapshot) -> Self {
         Self::of(
@@ -234,7 +235,7 @@ impl Reader {
         }
     }
 
-    /// Whether the file has a column of what was answered.
+    /// Whether the table has columns with an allocator's answers.
     #[must_use]
     pub const fn answered(&self) -> bool {
         if let Some(whole) = &self.whole {
@@ -244,27 +245,29 @@ impl Reader {
         c.result.is_some() || c.allocated.is_some() || c.reserved.is_some() || c.segments.is_some()
     }
 
-    /// The line last read, from 1 with the header; in a file that is no table the request's
-    /// position, from 1.
+    /// The number of the line last read, from 1 with the header. For a file that is not a table,
+    /// the
+    /// number of the request, from 1.
     #[must_use]
     pub const fn line(&self) -> u64 {
         self.line
     }
 
-    /// What the file says was answered to the request last read.
+    /// The answer that the file gives for the request last read.
     #[must_use]
     pub const fn expected(&self) -> &Expected {
         &self.expected
     }
 
-    /// The row last read, as it stands in a file that says what was answered.
+    /// The text of the row last read, in a file with answers.
     #[must_use]
     pub fn row(&self) -> String {
         String::from_utf8_lossy(&self.text).into_owned()
     }
 
-    /// The next request; none at the end. Ids are used again after their free, so that they stay as
-    /// small as the most blocks alive at once.
+    /// The next request, or `None` at the end. Ids are used again after their free, so that they
+    /// stay
+    /// below the largest number of blocks that are alive at once.
     ///
     /// # Errors
     /// When the file can't be read further, or its next line is not an event or contradicts those
@@ -291,7 +294,7 @@ impl Reader {
         request.map(Some).map_err(|problem| self.error(problem))
     }
 
-    /// Reads the next line that isn't empty into `text`; false at the end.
+    /// Reads the next non-empty line into `text`. Returns false at the end.
     fn next_line(&mut self) -> Result<bool, SequenceError> {
         loop {
             self.text.clear();
@@ -299,9 +302,8 @@ impl Reader {
             let read = self.file.as_mut().take(LONGEST_LINE).read_until(b'\n', &mut self.text);
             match read {
                 Err(e) => {
-                    return Err(
-                        self.error(format!("cannot be read further: {e}; the file may be cut off"))
-                    );
+                    return Err(self
+                        .error(format!("cannot be read further: {e}; the file may be truncated")));
                 }
                 Ok(0) => return Ok(false),
                 Ok(_) => {}
@@ -465,18 +467,18 @@ fn shown(text: &[u8]) -> String {
     format!("`{short}{}`", if short.len() < text.len() { "…" } else { "" })
 }
 
-/// The file's ids of blocks alive, each with a small number.
+/// Maps the file's ids of live blocks to small numbers.
 #[derive(Default)]
 struct Ids {
-    /// By id, for ids about as small as the file has events: the number plus one, 0 for none.
+    /// By id, for ids up to about the number of events: the small number plus one, or 0 for none.
     near: Vec<u32>,
-    /// All others.
+    /// All other ids.
     far: HashMap<u64, u32>,
     /// Ids whose allocation the file says failed: they may be allocated again without a free.
     failed: HashMap<u64, ()>,
     /// Numbers that may be used again.
     vacant: Vec<u32>,
-    /// How many were ever in use at once.
+    /// The largest number of blocks alive at once so far.
     count: u32,
     /// Allocations seen.
     seen: u64,
@@ -522,7 +524,7 @@ impl Ids {
     fn free(&mut self, id: u64) -> Result<u32, String> {
         let Some(number) = self.take(id) else {
             return Err(format!(
-                "frees block {id}, which is not allocated; allocate it first, or leave this line away"
+                "frees block {id}, which is not allocated; allocate it first, or remove this line"
             ));
         };
         if !self.failed.is_empty() {

@@ -1,4 +1,4 @@
-//! What one run takes: durations in, times and waits out, and the rates of the host link.
+//! The times of one run: durations in, start, end and waiting times out, and the link's rates.
 //!
 //! The event loops ([`super::engine`], [`super::together`]) and the job that they drive
 //! ([`super::player`]) share these types.
@@ -10,20 +10,20 @@ use crate::units::{Bytes, Nanos};
 /// Later than anything.
 pub(super) const NEVER: Nanos = Nanos(u64::MAX);
 
-/// The two directions of the link, in the order of the queues and wires that are indexed by them.
+/// The link's two directions, in the order in which queues and wires are indexed.
 pub(super) const DIRECTIONS: [Direction; 2] = [Direction::H2d, Direction::D2h];
 
-/// How long things take in one run.
+/// How long steps and copies take in one run.
 #[derive(Clone, Debug)]
 pub struct Durations {
-    /// Of each step, at least 1 ns.
+    /// Time of each step, at least 1 ns.
     pub steps: Vec<Nanos>,
-    /// Work of each copy, in bytes times 10^9 (see the link's rule).
+    /// Work of each copy, in bytes times 10^9 (see [`work`]).
     pub copies: Vec<u128>,
 }
 
 impl Durations {
-    /// As planned: no noise.
+    /// The planned durations, without noise.
     #[must_use]
     pub fn nominal(program: &Program, link: &Link) -> Self {
         Self {
@@ -59,21 +59,21 @@ pub fn wait(work: u128, rate: u64) -> u128 {
         .map_or_else(|_| work.div_ceil(u128::from(rate)), |work| u128::from(work.div_ceil(rate)))
 }
 
-/// How long a copy takes alone, or contended from start to end.
+/// How long a copy takes alone, or contended all the time.
 #[must_use]
 pub fn copy_time(link: &Link, direction: Direction, bytes: Bytes, contended: bool) -> Nanos {
     let whole = wait(work(link, direction, bytes), rate(link, direction, contended));
     Nanos(u64::try_from(whole).unwrap_or(u64::MAX / 4).max(1))
 }
 
-/// Why the compute stream stood still.
+/// How long the compute stream waited, by cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stalls {
     /// Waiting for a swap-in to arrive.
     pub swap_in: Nanos,
-    /// Waiting for bytes that were still being copied out, or that another job held.
+    /// Waiting for bytes that were still being swapped out, or that another job held.
     pub swap_out: Nanos,
-    /// After the last step, for copies to end.
+    /// Waiting after the last step for copies to end.
     pub tail: Nanos,
 }
 
@@ -84,11 +84,11 @@ pub struct Run {
     pub steps: Vec<(Nanos, Nanos)>,
     /// Start and end of each copy.
     pub copies: Vec<(Nanos, Nanos)>,
-    /// When all of it had ended.
+    /// When everything had ended.
     pub iteration: Nanos,
     /// Waiting, by cause.
     pub stalls: Stalls,
-    /// Steps that waited for a copy: the executor would say "late".
+    /// Number of steps that waited for a copy; the executor calls such copies late.
     pub late_copies: u32,
 }
 
@@ -96,18 +96,18 @@ pub struct Run {
 #[derive(Debug, thiserror::Error)]
 #[error("the plan deadlocks at {at}: step {step} never starts")]
 pub struct Deadlock {
-    /// When nothing moved any more.
+    /// The time from which on nothing could start.
     pub at: Nanos,
-    /// The next step.
+    /// The step that could not start.
     pub step: usize,
 }
 
-/// The link's two directions, each with at most one copy.
+/// The copy in progress in each direction of the link, as its work left.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Wires([Option<u128>; 2]);
 
 impl Wires {
-    /// Nothing is copied in this direction.
+    /// Whether no copy is in progress in this direction.
     pub const fn free(&self, direction: usize) -> bool {
         self.0[direction].is_none()
     }
@@ -121,7 +121,7 @@ impl Wires {
         rate(link, DIRECTIONS[direction], self.0.iter().all(Option::is_some))
     }
 
-    /// When the first copy ends if nothing starts before.
+    /// When the first copy ends if no other copy starts before.
     pub fn next(&self, now: Nanos, link: &Link) -> Nanos {
         let end = |direction: usize| {
             let wait = wait(self.0[direction]?, self.rate(direction, link));
@@ -130,7 +130,7 @@ impl Wires {
         (0..2).filter_map(end).min().unwrap_or(NEVER)
     }
 
-    /// Lets time pass; the directions whose copies end with it.
+    /// Lets `passed` nanoseconds pass. Returns the directions whose copies end.
     pub fn advance(&mut self, passed: Nanos, link: &Link) -> impl Iterator<Item = usize> + use<> {
         let rates = [0, 1].map(|direction| self.rate(direction, link));
         let mut ended = [false; 2];

@@ -1,12 +1,15 @@
-//! Several jobs on one device: one link that carries one copy per direction, and compute that slows
-//! down where the jobs want more than the device has.
+//! Several jobs on one device. The link carries one copy per direction. Compute slows down while
+//! the
+//! jobs want more than the device has.
 //!
 //! Each job runs its iterations on its own clock. The caller launches, replaces and ends jobs at
-//! any instant ([`Shared::until`] stops there). A direction of the link takes the copy that became
-//! ready first, and of two the one of the lower job. A job takes part of the device's compute, its
-//! *utilisation*. While the running jobs want more than all of it, every step is slowed by the same
-//! ratio. (Salus measures such parts per workload; a constant slowdown would be wrong for both idle
-//! and busy jobs.) One job alone runs exactly as in [`super::engine`].
+//! any instant ([`Shared::until`] stops there). Each direction of the link takes the copy that
+//! became ready first; of two such copies, the one of the job with the lower number. A job uses
+//! part
+//! of the device's compute, its *utilisation*. While the running jobs want more than all of it,
+//! every step is slowed by the same ratio. (Salus measures such parts per workload; a constant
+//! slowdown would be wrong for both idle and busy jobs.) One job alone runs exactly as in
+//! [`super::engine`].
 //!
 //! Jobs whose plans have a window hold it in turn ([`super::window`]). A copy that waits for the
 //! window does not wait in the link's queue, so no job waits for ever. An instant costs O(jobs).
@@ -24,59 +27,59 @@ use crate::units::Nanos;
 /// Utilisation is counted in thousandths of the device.
 pub const WHOLE: u32 = 1000;
 
-/// What a job runs, and what it wants of the device.
+/// What a job runs, and the part of the device that it uses.
 #[derive(Clone, Debug)]
 pub struct Work<P, D> {
     /// Its iteration under its plan.
     pub program: P,
-    /// How long things take alone.
+    /// How long its steps and copies take alone.
     pub durations: D,
     /// The part of the device's compute that its operators use, in thousandths, 1 to [`WHOLE`].
     pub utilisation: u32,
 }
 
-/// A copy that has been made.
+/// A copy that was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Carried {
     /// The job.
     pub job: usize,
     /// The direction of the copy.
     pub direction: Direction,
-    /// From when on.
+    /// When it started.
     pub start: Nanos,
-    /// And until when.
+    /// When it ended.
     pub end: Nanos,
 }
 
-/// A wait for the window.
+/// One wait of a job for the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Waited {
     /// The job.
     pub job: usize,
-    /// For whom, first.
+    /// The job that held the window when the wait began.
     pub holder: usize,
-    /// From when on.
+    /// When the wait began.
     pub from: Nanos,
-    /// Until it had its turn.
+    /// When it got the window.
     pub until: Nanos,
 }
 
 struct Seat<P, D> {
     player: Player<P, D>,
     utilisation: u32,
-    /// Since when its next copy of each direction has been ready.
+    /// Since when its next copy in each direction has been ready.
     ready: [Option<Nanos>; 2],
-    /// Since when it has waited for the window, and whom it found there.
+    /// Since when it has waited for the window, and which job held it then.
     asked: Option<(Nanos, usize)>,
 }
 
-/// The device.
+/// A device that several jobs share.
 pub struct Shared<'a, P, D> {
     link: &'a Link,
     now: Nanos,
     seats: Vec<Option<Seat<P, D>>>,
     wires: Wires,
-    /// Whose copy is on each wire, since when.
+    /// The job whose copy is on each wire, and when that copy started.
     carrying: [Option<(usize, Nanos)>; 2],
     /// Every copy so far, in order of its end.
     pub carried: Vec<Carried>,
@@ -101,14 +104,15 @@ impl<'a, P: Deref<Target = Program>, D: Deref<Target = Durations>> Shared<'a, P,
         }
     }
 
-    /// What time it is.
+    /// The present time.
     #[must_use]
     pub const fn now(&self) -> Nanos {
         self.now
     }
 
-    /// Lets `job` begin an iteration now. No other running job may have its number. Any number will
-    /// do; small ones are cheap.
+    /// Begins an iteration of `job` now. Each running job needs its own number; small numbers take
+    /// the
+    /// least memory.
     ///
     /// # Panics
     /// When the job is within an iteration.
@@ -127,7 +131,8 @@ impl<'a, P: Deref<Target = Program>, D: Deref<Target = Durations>> Shared<'a, P,
         });
     }
 
-    /// Runs until an iteration ends, or until `limit`; whose it was, and what it was like.
+    /// Runs until an iteration ends, or until `limit`. Returns the job and the record of its
+    /// iteration.
     ///
     /// # Errors
     /// When a job's items wait for each other in a circle, which [`crate::contract::check`]
@@ -217,7 +222,7 @@ impl<'a, P: Deref<Target = Program>, D: Deref<Target = Durations>> Shared<'a, P,
         }
     }
 
-    /// Jobs that can't go on without the window ask for it, and the one whose turn it is holds it.
+    /// Jobs that can't go on without the window ask for it. The first in line gets it.
     fn take_turns(&mut self) {
         let (turns, waited, now) = (&mut self.turns, &mut self.waited, self.now);
         for (job, seat) in self.seats.iter_mut().enumerate() {

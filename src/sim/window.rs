@@ -1,27 +1,28 @@
-//! The window that jobs hold in turn: which steps and swap-ins of a job need it, when it may be let
-//! go, and whose turn it is.
+//! The window that jobs hold in turn: which steps and swap-ins of a job need it, when the job may
+//! let
+//! go of it, and which job holds it next.
 //!
-//! The simulator ([`super::together`]) and the executor of several jobs use this, so that both read
-//! a plan alike ([`crate::contract::plan`], "The window"). A program made by
-//! [`super::program::Program::placed`] has its [`Stretches`]; its residencies wait for those of the
-//! stretch before. The caller has to do this:
+//! The simulator ([`super::together`]) and the executor of several jobs both use this, so that they
+//! read a plan alike ([`crate::contract::plan`], "The window"). A program made by
+//! [`super::program::Program::placed`] has its [`Stretches`]: the parts of an iteration that need
+//! the window. Its residencies wait for those of the stretch before. The caller must do this:
 //!
 //! - When a step or swap-in for which [`Stretches::step`] or [`Stretches::copy`] names a stretch
-//!   waits for nothing but the link, and the job does not hold that stretch, call [`Turns::ask`].
-//!   It starts once that returns true. Until then a copy must not stand in a queue that copies of
-//!   other jobs go through: the holder of the window may need the link to let go of it.
+//!   waits for nothing but the link, and the job does not hold the window for that stretch, call
+//!   [`Turns::ask`]. The item starts once that returns true. Until then a copy must not stand in a
+//!   queue that other jobs' copies use: the holder of the window may need the link to let go of it.
 //! - When all residencies in [`Stretches::lasts`] of the stretch held have ended, call
 //!   [`Turns::let_go`].
 //! - When a job is ended from outside, call [`Turns::leave`] once nothing of it runs any more.
 //!
-//! The checker proves with a reading of its own that no job waits for ever.
+//! The checker proves with code of its own that no job waits for ever.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use super::program::{Begin, Program};
 use crate::contract::Window;
 
-/// A job's stretches in the window, in order; none where it has no window.
+/// A job's stretches in the window, in order; empty if it has no window.
 #[derive(Clone, Debug, Default)]
 pub struct Stretches {
     steps: Vec<Option<usize>>,
@@ -30,12 +31,12 @@ pub struct Stretches {
 }
 
 impl Stretches {
-    /// Reads them off a program whose residencies have their addresses.
+    /// Reads the stretches from a program whose residencies have their addresses.
     #[must_use]
     pub fn of(program: &Program, window: &Window) -> Self {
         let stretch = |place: usize| window.hands_over_after.partition_point(|k| k.index() < place);
         let end = window.offset.0.saturating_add(window.bytes.0);
-        // Part of the window, beginning, residency.
+        // For each residency: its part of the window, what begins it, and its index.
         let mut inside: Vec<(usize, Begin, usize)> = Vec::new();
         for (index, (r, place)) in program.residencies.iter().zip(places(program)).enumerate() {
             let Some(place) = place else { continue };
@@ -51,14 +52,14 @@ impl Stretches {
         };
         let mut last: Vec<Option<usize>> = vec![None; used.len()];
         for (part, begin, index) in inside {
-            // Parts in which nothing begins are none.
+            // Parts in which no residency begins don't count as stretches.
             let number = used.range(..part).count();
             match begin {
                 Begin::Iteration => {}
                 Begin::Step(s) => all.steps[s] = Some(number),
                 Begin::Copy(c) => all.copies[c] = Some(number),
             }
-            // Steps end in order: of residencies that end with one, only the last matters.
+            // Steps end in order, so of the residencies that end with a step only the last matters.
             let r = &program.residencies[index];
             let latest = last[number].and_then(|l: usize| program.residencies[l].last_step);
             if r.last_step > latest {
@@ -76,33 +77,34 @@ impl Stretches {
         all
     }
 
-    /// Number of parts of the window.
+    /// The number of stretches.
     #[must_use]
     pub const fn count(&self) -> usize {
         self.lasts.len()
     }
 
-    /// The stretch that a step needs to hold at its start.
+    /// The stretch that a step must hold at its start.
     #[must_use]
     pub fn step(&self, step: usize) -> Option<usize> {
         self.steps.get(step).copied().flatten()
     }
 
-    /// The stretch that a swap-in needs to hold at its start.
+    /// The stretch that a swap-in must hold at its start.
     #[must_use]
     pub fn copy(&self, copy: usize) -> Option<usize> {
         self.copies.get(copy).copied().flatten()
     }
 
-    /// Residencies of a stretch: once they have ended, all of it has.
+    /// The residencies that end last: once they have ended, the stretch has.
     #[must_use]
     pub fn lasts(&self, stretch: usize) -> &[usize] {
         self.lasts.get(stretch).map_or(&[], Vec::as_slice)
     }
 }
 
-/// For each residency that begins within the iteration, how many operators stand before what begins
-/// it, in program order.
+/// For each residency that begins within the iteration, how many operators come before the item
+/// that
+/// begins it, in program order.
 pub fn places(program: &Program) -> Vec<Option<usize>> {
     let mut before = 0;
     let mut steps = Vec::with_capacity(program.steps.len());
@@ -120,7 +122,7 @@ pub fn places(program: &Program) -> Vec<Option<usize>> {
     program.residencies.iter().map(|r| place(r.begin)).collect()
 }
 
-/// Whose turn it is: first come, first served.
+/// The line of jobs for the window: first come, first served.
 #[derive(Clone, Debug, Default)]
 pub struct Turns {
     /// The holder of the window, then the jobs that wait.
@@ -128,13 +130,14 @@ pub struct Turns {
 }
 
 impl Turns {
-    /// The holder of the window.
+    /// The job that holds the window.
     #[must_use]
     pub fn holder(&self) -> Option<usize> {
         self.line.front().copied()
     }
 
-    /// Asks for the window; whether the job holds it now. Asking again keeps its place in the line.
+    /// Asks for the window. Returns whether the job holds it now. Asking again keeps its place in
+    /// line.
     pub fn ask(&mut self, job: usize) -> bool {
         if !self.line.contains(&job) {
             self.line.push_back(job);
@@ -142,7 +145,8 @@ impl Turns {
         self.holder() == Some(job)
     }
 
-    /// The holder lets go; who holds it now. Nothing happens where `job` does not hold it.
+    /// The holder lets go. Returns the next holder. Nothing happens if `job` does not hold the
+    /// window.
     pub fn let_go(&mut self, job: usize) -> Option<usize> {
         if self.holder() == Some(job) {
             self.line.pop_front();
@@ -150,7 +154,7 @@ impl Turns {
         self.holder()
     }
 
-    /// A job goes for good, whether it holds the window or waits for it.
+    /// Removes a job that ends, whether it holds the window or waits for it.
     pub fn leave(&mut self, job: usize) {
         self.line.retain(|&other| other != job);
     }

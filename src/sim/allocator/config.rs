@@ -1,7 +1,7 @@
 //! The caching allocator's settings, as `PYTORCH_CUDA_ALLOC_CONF` spells them.
 //!
-//! The text is read as `PyTorch` 2.11 reads it; what `PyTorch` would ignore or crash on is refused.
-//! The settings act in [`super::pytorch`].
+//! The text is read as `PyTorch` 2.11 reads it. Text that `PyTorch` would ignore or crash on is an
+//! error. The settings act in [`super::pytorch`].
 
 use std::str::FromStr;
 
@@ -20,7 +20,7 @@ const SIZING: [&str; 7] = [
     "roundup_power2_divisions",
 ];
 
-/// Options that `PyTorch` knows and that change nothing a GPU's memory shows.
+/// Options that `PyTorch` knows and that do not change how much memory a GPU holds.
 const HARMLESS: [&str; 9] = [
     "backend",
     "graph_capture_record_stream_reuse",
@@ -42,22 +42,21 @@ const INTERVALS: usize = 16;
 pub struct Config {
     /// `expandable_segments`: segments grow page by page instead of being many.
     pub expandable: bool,
-    /// `garbage_collection_threshold`: the share of the allowed memory above which old free
-    /// segments are given back; in (0, 1). Without a memory fraction it does nothing, as in
-    /// `PyTorch`.
+    /// `garbage_collection_threshold`, in (0, 1): above this share of the allowed memory, old free
+    /// segments are given back. As in `PyTorch`, it does nothing without a memory fraction.
     pub gc_threshold: Option<f64>,
     /// `large_segment_size_mb`: the segment for requests above 1 MiB and below 10 MiB.
     pub large_segment: Bytes,
     /// `max_non_split_rounding_mb`: by how much a block that may not be split may exceed the
-    /// request; none: by the large segments' size.
+    /// request. `None`: by the size of a large segment.
     pub max_non_split_rounding: Option<Bytes>,
-    /// `max_split_size_mb`: blocks of at least this size are never split; none: all may be.
+    /// `max_split_size_mb`: blocks of at least this size are never split. `None`: all may be split.
     pub max_split: Option<Bytes>,
-    /// `per_process_memory_fraction`: the share of the device that may be reserved, in [0, 1]; 1 is
-    /// no limit at all.
+    /// `per_process_memory_fraction`: the share of the device that may be reserved, in [0, 1]. 1 is
+    /// no limit.
     pub memory_fraction: Option<f64>,
     /// `roundup_power2_divisions`: into how many steps each doubling is divided, by size interval;
-    /// 0 or 1: none.
+    /// 0 or 1: sizes are not rounded this way.
     pub divisions: [u64; INTERVALS],
 }
 
@@ -85,8 +84,9 @@ pub struct ConfigError {
 impl FromStr for Config {
     type Err = ConfigError;
 
-    /// Reads `max_split_size_mb:64,roundup_power2_divisions:[256:1,>:8]`. Empty is the default;
-    /// white space is nothing and a comma may end it, as in `PyTorch`.
+    /// Reads text such as `max_split_size_mb:64,roundup_power2_divisions:[256:1,>:8]`. Empty text
+    /// is the
+    /// default. As in `PyTorch`, white space is ignored and a comma may end the text.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         read(text).map_err(|problem| ConfigError { problem })
     }
@@ -99,7 +99,7 @@ fn read(text: &str) -> Result<Config, String> {
     let mut rest = text.as_str();
     while !rest.is_empty() {
         let Some((key, after)) = rest.split_once(':') else {
-            return Err(format!("`{rest}` is no option:value"));
+            return Err(format!("`{rest}` is not of the form option:value"));
         };
         let value;
         if let Some(list) = after.strip_prefix('[') {
@@ -116,7 +116,9 @@ fn read(text: &str) -> Result<Config, String> {
             Some(next) => next,
             None if rest.is_empty() => rest,
             None => {
-                return Err(format!("after the value of {key} a comma must come, not `{rest}`"));
+                return Err(format!(
+                    "the value of {key} must be followed by a comma, not by `{rest}`"
+                ));
             }
         };
         if seen.contains(&key) {
@@ -171,7 +173,7 @@ fn option(config: &mut Config, key: &str, value: &str) -> Result<(), String> {
                     "{key}:{value} leaves memory to the driver's own pool, whose rules are not public and not modelled"
                 ));
             }
-            _ => return Err(format!("{key} is `{value}`; the only one modelled is native")),
+            _ => return Err(format!("{key} is `{value}`; only native is modelled")),
         },
         "graph_capture_record_stream_reuse"
         | "pinned_use_background_threads"
@@ -218,8 +220,8 @@ fn share(_: &str, value: &str) -> Option<f64> {
     value.parse().ok().filter(|v: &f64| v.is_finite())
 }
 
-/// One number for all intervals, or a list `[256:1,512:2,>:8]`: from 256 MiB (and below) one, from
-/// 512 MiB two, above eight. Intervals between listed ones stay without, as in `PyTorch`.
+/// Reads one number for all intervals, or a list such as `[256:1,512:2,>:8]`: one step up to
+/// 256 MiB, two at 512 MiB, eight above. As in `PyTorch`, intervals between listed ones get none.
 fn divisions(key: &str, value: &str) -> Result<[u64; INTERVALS], String> {
     let steps = |text: &str, least: u64| match whole(key, text)? {
         n if n >= least && (n == 0 || n.is_power_of_two()) => Ok(n),
@@ -235,7 +237,7 @@ fn divisions(key: &str, value: &str) -> Result<[u64; INTERVALS], String> {
     let mut last: Option<usize> = None;
     for entry in list.split(',').filter(|e| !e.is_empty()) {
         let Some((from, count)) = entry.split_once(':') else {
-            return Err(format!("{key}: `{entry}` is no interval:steps"));
+            return Err(format!("{key}: `{entry}` is not of the form interval:steps"));
         };
         let count = steps(count, 0)?;
         if from == ">" {

@@ -1,7 +1,7 @@
-//! Best fit with coalescing: what caching allocators have in common.
+//! Best fit with coalescing: the part that caching allocators of all frameworks have in common.
 //!
-//! Here are blocks, segments, free lists and the order in which a request tries them. The numbers
-//! of a framework's own rules are in a [`Rules`], one file each ([`super::pytorch`]).
+//! This module keeps blocks, segments and free lists, and fixes the order in which a request tries
+//! them. The rules of one framework implement [`Rules`], one file each ([`super::pytorch`]).
 
 mod growing;
 
@@ -12,17 +12,17 @@ use super::free::FreeSet;
 use super::stats::{BlockView, Change, SegmentChange, SegmentView, State, Stats};
 use crate::units::Bytes;
 
-/// No block, no segment.
+/// Stands for "no block" or "no segment".
 pub(super) const NONE: u32 = u32::MAX;
 
 /// A request as a framework's rules have rounded it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Want {
-    /// What the block must hold.
+    /// Least size of the block, in bytes.
     pub size: u64,
-    /// The segment that would be taken for it.
+    /// Size of the segment that would be taken for it, in bytes.
     pub segment: u64,
-    /// Which pool; below [`Rules::POOLS`].
+    /// The pool's number, below [`Rules::POOLS`].
     pub pool: usize,
     /// The stream.
     pub stream: u32,
@@ -31,12 +31,12 @@ pub struct Want {
 /// What a framework does before its next attempt to get memory from the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Ask the device; `retry`: this counts as a retry.
+    /// Ask the device.
     Ask {
-        /// Whether it counts.
+        /// Whether this counts as a retry.
         retry: bool,
     },
-    /// Nothing came of this step; go to the next.
+    /// This step gained nothing; go to the next one.
     Next,
     /// Out of memory.
     GiveUp,
@@ -56,13 +56,13 @@ pub trait Rules: Sized {
     /// Whether a block of `block` bytes that serves the request is split.
     fn splits(&self, want: &Want, block: u64) -> bool;
 
-    /// The pages by which this pool's segments grow, if they grow.
+    /// The page size by which this pool's segments grow, or `None` if they have a fixed size.
     fn page(&self, pool: usize) -> Option<u64>;
 
-    /// Whether a segment may be added to what is reserved.
+    /// Whether a segment of `segment` bytes may be added to the `reserved` bytes.
     fn allows(&self, reserved: u64, segment: u64) -> bool;
 
-    /// Does the `step`th thing (from 0) that comes before asking the device.
+    /// Does step number `step` (from 0) of what comes before asking the device.
     fn before_asking(core: &mut Core<Self>, want: &Want, step: u32) -> Step;
 }
 
@@ -70,20 +70,20 @@ pub trait Rules: Sized {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("out of memory: {requested} ({} bytes) asked for, {reserved} reserved of {capacity}", requested.0)]
 pub struct OutOfMemory {
-    /// As asked for.
+    /// Bytes that were asked for.
     pub requested: Bytes,
-    /// Held by the framework when it gave up.
+    /// Bytes that the framework held when it gave up.
     pub reserved: Bytes,
-    /// The device.
+    /// Bytes of the device.
     pub capacity: Bytes,
 }
 
-/// A block in use. Good until it is freed, for the allocator that gave it.
+/// A block in use. It is valid until the block is freed, and only for the allocator that gave it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockHandle(u32);
 
 impl BlockHandle {
-    /// What a request for no bytes gets.
+    /// The handle of a request for zero bytes.
     pub const NOTHING: Self = Self(NONE);
 }
 
@@ -91,13 +91,13 @@ impl BlockHandle {
 pub(super) struct Block {
     pub address: u64,
     pub size: u64,
-    /// As asked for, while in use.
+    /// Bytes that were asked for, while the block is in use.
     requested: u64,
     /// The pool's count of searches when the block became free.
     since: u64,
     pub prev: u32,
     pub next: u32,
-    /// stream × pools + pool
+    /// Stream × pools + pool.
     list: u32,
     /// The growing segment, if it is in one.
     growing: u32,
@@ -141,19 +141,19 @@ pub struct Core<R> {
     pub(super) rules: R,
     device: Device,
     blocks: Vec<Block>,
-    /// Places in `blocks` that may be used again.
+    /// Entries of `blocks` that may be used again.
     vacant: Vec<u32>,
     lists: Vec<List>,
     growing: Vec<Growing>,
     /// Searches for a free block so far, by pool.
     searches: Vec<u64>,
     stats: Stats,
-    /// What was taken from the device and given back, while someone records it.
+    /// Segments taken and given back, while recording is on.
     recorded: Option<Vec<SegmentChange>>,
 }
 
 impl<R: Rules> Core<R> {
-    /// An allocator that has nothing, over an empty device.
+    /// An allocator that holds nothing, over an empty device.
     #[must_use]
     pub fn over(rules: R, device: Device) -> Self {
         Self {
@@ -169,14 +169,14 @@ impl<R: Rules> Core<R> {
         }
     }
 
-    /// Records from now on what is taken from the device and given back, for
+    /// Starts to record which segments are taken from the device and given back, for
     /// [`Core::take_changes`].
     pub fn record(&mut self) {
         self.recorded.get_or_insert_default();
     }
 
-    /// What was taken from the device and given back since the last call, in order; empty unless it
-    /// is recorded.
+    /// Segments taken from the device and given back since the last call, in order. Empty unless
+    /// [`Core::record`] was called.
     pub fn take_changes(&mut self) -> Vec<SegmentChange> {
         self.recorded.as_mut().map(std::mem::take).unwrap_or_default()
     }
@@ -195,15 +195,17 @@ impl<R: Rules> Core<R> {
         }
     }
 
-    /// Asks for `bytes` on `stream` (a small number; streams share nothing).
+    /// Asks for `bytes` on `stream`, a small number. Streams share no blocks.
     ///
     /// # Errors
-    /// When cached blocks and the device can't serve it, whatever is given back first.
+    /// When neither cached blocks nor the device can serve the request, even after all that can be
+    /// given
+    /// back was given back.
     pub fn allocate(&mut self, bytes: Bytes, stream: u32) -> Result<BlockHandle, OutOfMemory> {
         if bytes == Bytes::ZERO {
             return Ok(BlockHandle::NOTHING);
         }
-        // Far above any device, and no rounding overflows.
+        // This limit is far above any device, and below it no rounding overflows.
         let want = self.rules.want(bytes.0.min(1 << 61), stream);
         let list = self.list(&want);
         self.searches[want.pool] += 1;
@@ -224,8 +226,9 @@ impl<R: Rules> Core<R> {
         Ok(BlockHandle(block))
     }
 
-    /// Gives a block back to its pool, merged with its free neighbours. A handle that is not of a
-    /// block in use is ignored.
+    /// Gives a block back to its pool and merges it with its free neighbours. A handle of a block
+    /// that
+    /// is not in use is ignored.
     pub fn free(&mut self, handle: BlockHandle) {
         let block = handle.0;
         let Some(b) = self.blocks.get_mut(block as usize).filter(|b| b.state == State::Used) else {
@@ -239,7 +242,7 @@ impl<R: Rules> Core<R> {
         self.insert_free(block);
     }
 
-    /// Gives every cached segment that nothing uses back to the device.
+    /// Gives every cached segment without a block in use back to the device.
     pub fn empty_cache(&mut self) {
         for list in 0..self.lists.len() {
             let free: Vec<u32> = self.lists[list].free.iter().collect();
@@ -265,7 +268,7 @@ impl<R: Rules> Core<R> {
         &self.device
     }
 
-    /// Every segment with its blocks, by address: what a picture needs. A pass over all blocks.
+    /// Every segment with its blocks, by address, for drawing. Takes one pass over all blocks.
     #[must_use]
     pub fn segments(&self) -> Vec<SegmentView> {
         let heads = self.blocks.iter().filter(|b| b.prev == NONE && b.state != State::Gone);
@@ -277,7 +280,8 @@ impl<R: Rules> Core<R> {
                     blocks.push(b.view());
                     next = self.blocks.get(b.next as usize);
                 }
-                // The tail without memory is addresses, not memory.
+                // The last block of a growing segment may be addresses without memory, which is not
+                // shown.
                 if blocks.len() > 1 {
                     blocks.pop_if(|b| b.state == State::Unmapped);
                 }
@@ -295,7 +299,7 @@ impl<R: Rules> Core<R> {
         all
     }
 
-    /// The pool of the request on its stream.
+    /// The free list of the request's pool on its stream.
     fn list(&mut self, want: &Want) -> u32 {
         let list = want.stream as usize * R::POOLS + want.pool;
         if list >= self.lists.len() {
@@ -309,7 +313,7 @@ impl<R: Rules> Core<R> {
         let free = &self.lists[list as usize].free;
         let mut place = free.seek(want.size)?;
         let mut best = free.at(place);
-        // A block that can grow counts as what it can become.
+        // A block that can grow counts with the size that it can grow to.
         if self.blocks[best as usize].growing != NONE {
             let becomes = |b: u32| {
                 let b = &self.blocks[b as usize];
@@ -331,7 +335,9 @@ impl<R: Rules> Core<R> {
         Some(best)
     }
 
-    /// A block on new memory, not in its list. What the rules say is done before each attempt.
+    /// Takes new memory for a block, which is not put in its list. Before each attempt the
+    /// framework's
+    /// rules do their next step.
     fn fresh_block(&mut self, list: u32, want: &Want) -> Option<u32> {
         for step in 0.. {
             match R::before_asking(self, want, step) {
@@ -372,7 +378,7 @@ impl<R: Rules> Core<R> {
         }))
     }
 
-    /// Splits what the request doesn't need off the end, when the rules say so.
+    /// Splits off the end that the request doesn't need, if the rules say so.
     fn cut(&mut self, found: u32, want: &Want) -> u32 {
         if !self.rules.splits(want, self.blocks[found as usize].size) {
             return found;
@@ -395,8 +401,9 @@ impl<R: Rules> Core<R> {
         found
     }
 
-    /// Merges the neighbour `other` into `block` (which is in no list) when both are free and
-    /// alike. Gives whether it did.
+    /// Merges the neighbour `other` into `block` (which is in no list) if both are free and of the
+    /// same
+    /// kind. Returns whether it did.
     fn merge(&mut self, block: u32, other: u32) {
         let state = self.blocks[block as usize].state;
         let Some(o) = self.blocks.get(other as usize).filter(|o| o.state == state) else { return };
@@ -452,9 +459,9 @@ impl<R: Rules> Core<R> {
     }
 }
 
-/// What rules may look at and do before the device is asked.
+/// What the framework's rules may look at and do before the device is asked.
 impl<R: Rules> Core<R> {
-    /// The pool's free blocks of this stream that are at least `size`, smallest first, then the
+    /// Among the pool's free blocks on this stream: the smallest of at least `size` bytes, and the
     /// largest of all.
     pub(super) fn at_least(&self, want: &Want, size: u64) -> (Option<u32>, Option<u32>) {
         let free = &self.lists[want.stream as usize * R::POOLS + want.pool].free;

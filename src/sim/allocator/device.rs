@@ -1,8 +1,8 @@
 //! The device under a framework's allocator: whole pages out of a capacity, at addresses that never
 //! adjoin.
 //!
-//! It decides what `cudaMalloc` and the virtual-memory calls take and refuse, and knows nothing of
-//! what is inside a segment.
+//! It decides which calls of `cudaMalloc` and of the virtual-memory functions succeed. It does not
+//! know how a segment is divided.
 
 use crate::units::Bytes;
 
@@ -12,48 +12,50 @@ pub const GRANULE: u64 = 2 << 20;
 /// Addresses left between two segments, so that no two ever adjoin.
 const GAP: u64 = GRANULE;
 
-/// Where addresses end. They are never reused, so a long enough sequence on a large enough device
-/// gets there.
+/// The end of all addresses. Addresses are never reused, so a very long sequence on a very large
+/// device can reach it.
 const END: u64 = 1 << 63;
 
-/// A device's memory. Virtual addresses only grow; what fails is the sum of what is held, never its
-/// place.
+/// A device's memory. Virtual addresses only grow. A call fails when the sum of the memory held
+/// would
+/// exceed the capacity, never for want of a contiguous place.
 #[derive(Clone, Debug)]
 pub struct Device {
     capacity: u64,
     used: u64,
     next: u64,
-    /// The least capacity at which a call refused so far would not have been.
+    /// The least capacity at which one of the calls refused so far would have succeeded.
     wanted: u64,
 }
 
 impl Device {
-    /// A device with nothing on it.
+    /// A device of `capacity` bytes with nothing on it.
     #[must_use]
     pub const fn new(capacity: Bytes) -> Self {
         Self { capacity: capacity.0, used: 0, next: GAP, wanted: u64::MAX }
     }
 
-    /// All of it.
+    /// The capacity in bytes.
     #[must_use]
     pub const fn capacity(&self) -> Bytes {
         Bytes(self.capacity)
     }
 
-    /// What is held, in whole granules.
+    /// The bytes held, in whole granules.
     #[must_use]
     pub const fn used(&self) -> Bytes {
         Bytes(self.used)
     }
 
-    /// The least capacity at which one of the calls refused so far would not have been refused, if
-    /// any was.
+    /// The least capacity at which one of the calls refused so far would have succeeded; `None` if
+    /// no
+    /// call was refused.
     #[must_use]
     pub const fn refused(&self) -> Option<Bytes> {
         if self.wanted == u64::MAX { None } else { Some(Bytes(self.wanted)) }
     }
 
-    /// Takes `bytes` in whole granules (`cudaMalloc`); gives the address.
+    /// Takes `bytes` in whole granules (`cudaMalloc`). Returns the address.
     pub fn take(&mut self, bytes: u64) -> Option<u64> {
         let bytes = bytes.next_multiple_of(GRANULE);
         if !self.map(bytes) {
@@ -71,7 +73,7 @@ impl Device {
         self.used -= bytes.next_multiple_of(GRANULE);
     }
 
-    /// Addresses without memory behind them, unless none are left.
+    /// Reserves addresses without memory behind them; `None` when no addresses are left.
     pub fn reserve(&mut self, bytes: u64) -> Option<u64> {
         let address = self.next;
         let next =
@@ -80,7 +82,7 @@ impl Device {
         Some(address)
     }
 
-    /// Takes memory for addresses already reserved.
+    /// Takes memory for addresses already reserved. Returns whether there was enough.
     pub fn map(&mut self, bytes: u64) -> bool {
         let after = self.used + bytes;
         if after > self.capacity {

@@ -1,11 +1,12 @@
 //! Free blocks by size, then address, for best fit: the smallest block that is large enough, and
 //! the lowest of those.
 //!
-//! Keys are in sorted runs of at most [`FULL`] entries, found by a binary search over each run's
-//! first key. A lookup and a change touch two short arrays. For the hundreds of blocks that are
-//! usual this is twice as fast as a B-tree, and for millions no slower.
+//! Keys are kept in sorted runs of at most [`FULL`] entries. A binary search over each run's first
+//! key finds the run. A lookup and a change touch two short arrays. For the usual hundreds of
+//! blocks
+//! this is twice as fast as a B-tree, and for millions it is no slower.
 
-/// A run that would grow longer is halved.
+/// The longest run; a run that would grow longer is split into two halves.
 const FULL: usize = 64;
 
 /// The free blocks of one pool on one stream.
@@ -18,12 +19,12 @@ pub struct FreeSet {
 
 #[derive(Clone, Debug, Default)]
 struct Run {
-    /// Size, then address.
+    /// Each key is the size, then the address.
     keys: Vec<u128>,
     blocks: Vec<u32>,
 }
 
-/// A place in a set; good until the set changes.
+/// A position in a set; valid until the set changes.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
     run: usize,

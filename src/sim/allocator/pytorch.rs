@@ -1,9 +1,9 @@
-//! `PyTorch`'s rules, as its CUDA caching allocator has them in 2.11: rounding, pools, splitting,
-//! and what is given back before the device is asked again.
+//! The rules of `PyTorch`'s CUDA caching allocator in version 2.11: rounding, pools, splitting, and
+//! which memory is given back before the device is asked again.
 //!
-//! Events of streams are left out, because a sequence says when a free completed, and so are the
-//! private pools of CUDA graphs. Source: `PyTorch`'s public source, checked against the allocator
-//! itself row by row.
+//! Stream events are not modelled, because a sequence says when a free completed. Private pools of
+//! CUDA graphs are not modelled either. Source: `PyTorch`'s public source, compared with the
+//! allocator itself request by request.
 
 use super::config::Config;
 use super::core::{Core, Rules, Step, Want};
@@ -29,25 +29,25 @@ pub type Allocator = Core<PyTorch>;
 /// A configuration on a device.
 #[derive(Clone, Debug)]
 pub struct PyTorch {
-    /// None: everything may be split.
+    /// Blocks of at least this size are not split; `u64::MAX` where all may be split.
     max_split: u64,
     max_non_split_rounding: u64,
     large_segment: u64,
     divisions: [u64; 16],
     expandable: bool,
-    /// What may be reserved, with a memory fraction.
+    /// The most bytes that may be reserved, where a memory fraction is set.
     allowed: Option<u64>,
     /// Reserved bytes above which old segments are given back.
     collect_above: Option<u64>,
 }
 
 impl Allocator {
-    /// An empty allocator on a device of `capacity`. `memory_fraction` (in [0, 1]) is
-    /// `set_per_process_memory_fraction`; none: as the configuration says.
+    /// An empty allocator on a device of `capacity` bytes. `memory_fraction` (in [0, 1]) is
+    /// `set_per_process_memory_fraction`; `None` takes the configuration's.
     #[must_use]
     pub fn new(config: &Config, capacity: Bytes, memory_fraction: Option<f64>) -> Self {
         let share = |whole: u64, part: f64| (part * whole as f64) as u64;
-        // The whole device is no limit, and then nothing is collected either.
+        // A fraction of 1 is no limit, and without a limit there is no garbage collection.
         let fraction = memory_fraction.or(config.memory_fraction).filter(|f| *f < 1.0);
         let allowed = fraction.map(|f| share(capacity.0, f));
         let rules = PyTorch {
@@ -144,8 +144,8 @@ impl Rules for PyTorch {
     }
 }
 
-/// Above the threshold, gives back the large pool's unsplit segments that are older than average,
-/// until it is met.
+/// While more than the threshold is reserved, gives back the large pool's unsplit segments that are
+/// older than average.
 fn collect_garbage(core: &mut Allocator) {
     let Some(threshold) = core.rules.collect_above else { return };
     let Some(target) = core.stats().reserved.0.checked_sub(threshold).filter(|t| *t > 0) else {
@@ -155,7 +155,7 @@ fn collect_garbage(core: &mut Allocator) {
     let mut age: u64 = left.iter().map(|(_, age)| age).sum();
     let mut reclaimed = 0;
     while reclaimed < target && !left.is_empty() {
-        // PyTorch's own arithmetic: one correctly rounded division, the same everywhere.
+        // One correctly rounded division, as in PyTorch: the same on every machine.
         let mean = age as f64 / left.len() as f64;
         let before = left.len();
         left.retain(|&(block, its)| {
@@ -173,8 +173,8 @@ fn collect_garbage(core: &mut Allocator) {
     }
 }
 
-/// With a largest splittable size: gives back one block that is large enough, or the largest
-/// unsplittable ones until they are. Whether that was enough.
+/// Used where a largest splittable size is set: gives back one block that is large enough, or the
+/// largest unsplittable blocks until their sum is. Returns whether that was enough.
 fn release_available(core: &mut Allocator, want: &Want) -> bool {
     let least = core.rules.max_split;
     if least == u64::MAX {

@@ -9,7 +9,7 @@ use super::{Allocator, BlockHandle, BlockView, Config, GRANULE, SegmentChange, S
 use crate::requests::Request;
 use crate::units::Bytes;
 
-/// The largest device that is modelled, 64 TiB: what stands for one that is never full.
+/// The largest device that is modelled, 64 TiB. It also stands for a device that is never full.
 pub const LARGEST_DEVICE: Bytes = Bytes(1 << 46);
 
 /// What a sequence did to an allocator.
@@ -17,13 +17,15 @@ pub const LARGEST_DEVICE: Bytes = Bytes(1 << 46);
 pub struct Report {
     /// Requests replayed.
     pub events: u64,
-    /// Counters at the end, and the peaks of each of them by itself. Peaks are over the states
-    /// between requests.
+    /// Counters at the end, and the peak of each counter on its own. Peaks are over the states
+    /// between
+    /// requests.
     pub stats: Stats,
-    /// The counters when `reserved` was at its peak; where it was more than once, when most of it
-    /// was in use.
+    /// The counters when `reserved` was at its peak; of several such states the one with most bytes
+    /// in
+    /// use.
     pub at_peak: Stats,
-    /// The index of the request after which that was first so.
+    /// The index of the request after which this state first occurred.
     pub peak_index: u64,
     /// The index of the first request that failed.
     pub first_oom: Option<u64>,
@@ -33,13 +35,13 @@ pub struct Report {
 #[derive(Clone, Debug)]
 pub struct Replay {
     allocator: Allocator,
-    /// By id; `NOTHING` when it holds none.
+    /// Block handles by id; `NOTHING` for an id without a block.
     handles: Vec<BlockHandle>,
     report: Report,
 }
 
 impl Replay {
-    /// Before the first request. `memory_fraction` as in [`Allocator::new`].
+    /// A replay before its first request. `memory_fraction` as in [`Allocator::new`].
     #[must_use]
     pub fn new(config: &Config, capacity: Bytes, memory_fraction: Option<f64>) -> Self {
         Self {
@@ -49,7 +51,7 @@ impl Replay {
         }
     }
 
-    /// Answers one request; false when it was out of memory.
+    /// Answers one request. Returns false if it was out of memory.
     pub fn step(&mut self, request: Request) -> bool {
         let mut ok = true;
         match request {
@@ -85,7 +87,7 @@ impl Replay {
         ok
     }
 
-    /// The allocator as it stands.
+    /// The allocator in its current state.
     #[must_use]
     pub const fn allocator(&self) -> &Allocator {
         &self.allocator
@@ -107,7 +109,7 @@ impl Replay {
         self.allocator.take_changes()
     }
 
-    /// What has happened so far.
+    /// The report over the requests so far.
     #[must_use]
     pub fn report(&self) -> Report {
         let mut stats = *self.allocator.stats();
@@ -127,8 +129,9 @@ pub fn replay(
     observe(requests, config, capacity, memory_fraction, |_, _, _| {})
 }
 
-/// Replays all requests; after each, `seen` gets its index, whether it was served, and the
-/// allocator.
+/// Replays all requests. After each it calls `seen` with the request's index, whether it was
+/// served,
+/// and the allocator.
 pub fn observe(
     requests: &[Request],
     config: &Config,
@@ -147,11 +150,11 @@ pub fn observe(
 /// One setting of a sweep.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setting {
-    /// The allocator's.
+    /// The allocator's settings.
     pub config: Config,
-    /// The device's.
+    /// The device's capacity in bytes.
     pub capacity: Bytes,
-    /// As in [`Allocator::new`].
+    /// The memory fraction, as in [`Allocator::new`].
     pub memory_fraction: Option<f64>,
 }
 
@@ -164,7 +167,7 @@ pub fn sweep(requests: &[Request], settings: &[Setting]) -> Vec<Report> {
     })
 }
 
-/// `work(0)`, … `work(count - 1)` on all cores.
+/// Runs `work(0)` to `work(count - 1)` on all cores. Results are in that order.
 pub fn in_parallel<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let workers = thread::available_parallelism().map_or(1, NonZero::get).min(count);
     let next = AtomicUsize::new(0);
@@ -193,27 +196,28 @@ pub fn in_parallel<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> V
     all.into_iter().map(|(_, t)| t).collect()
 }
 
-/// A capacity at which a sequence has no failure.
+/// A capacity at which no request of a sequence fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Smallest {
-    /// In whole granules. The sequence has been replayed on exactly this.
+    /// Bytes, in whole granules. The sequence has been replayed on exactly this capacity.
     pub capacity: Bytes,
-    /// Whether every smaller capacity is known to fail. Survival need not be monotone in the
-    /// capacity, so otherwise a smaller one may do.
+    /// Whether every smaller capacity is known to fail. A sequence can survive on one capacity and
+    /// fail
+    /// on a larger one, so without this proof a smaller capacity may do.
     pub proven: bool,
 }
 
-/// How many requests a search may replay before it settles for what it has.
+/// How many requests a search may replay before it stops with the best capacity found.
 const EFFORT: u64 = 200_000_000;
 
-/// The least capacity, in whole granules, at which the requests have no failure; none if there is
-/// none up to [`LARGEST_DEVICE`].
+/// The least capacity, in whole granules, at which no request fails; `None` if there is none up to
+/// [`LARGEST_DEVICE`].
 ///
-/// A bisection finds a capacity that survives. Then every smaller one is excluded from below: a
-/// replay that fails does the same on every capacity up to the least that would have answered one
-/// of the device's refusals differently, so the search goes from one of these to the next. With a
-/// memory fraction or growing segments behaviour depends on the capacity in more ways, and every
-/// granule is tried. [`Smallest::proven`] says whether the search got through.
+/// A bisection finds a capacity that survives. Then smaller ones are excluded from below. A replay
+/// that fails does the same on every capacity up to the least one at which the device would have
+/// granted a call that it refused, so the search jumps from one such capacity to the next. With a
+/// memory fraction or growing segments, behaviour depends on the capacity in more ways, and every
+/// granule is tried. [`Smallest::proven`] says whether the search was completed.
 #[must_use]
 pub fn smallest_capacity(
     requests: &[Request],
@@ -235,7 +239,7 @@ pub fn smallest_capacity(
         (survives, next, replay.report.events)
     };
     let mut effort = free.events;
-    // Below what is asked for at once nothing survives, however blocks are cut.
+    // No smaller capacity survives: these bytes are requested at the same time.
     let least = granules(free.stats.peak_requested.0).max(GRANULE);
     let mut low = least;
     let mut high = granules(free.at_peak.reserved.0).max(low);
@@ -245,7 +249,9 @@ pub fn smallest_capacity(
         if survives {
             break;
         }
-        // A fraction, or segments rounded up to granules, need more than was reserved.
+        // With a memory fraction or segments rounded up to granules, the device must have more than
+        // was
+        // reserved.
         low = high;
         high *= 2;
         if high > LARGEST_DEVICE.0 {

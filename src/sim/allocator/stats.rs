@@ -2,17 +2,18 @@
 
 use crate::units::Bytes;
 
-/// Counters and peaks. A peak is over the states between requests, as a row-by-row observer sees
-/// them.
+/// Counters and peaks. A peak is over the states between requests, as an observer sees them who
+/// looks
+/// after each request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// In blocks in use, rounded.
+    /// Bytes of blocks in use, rounded.
     pub allocated: Bytes,
-    /// In blocks in use, as asked for.
+    /// Bytes of blocks in use, as requested.
     pub requested: Bytes,
-    /// Taken from the device.
+    /// Bytes taken from the device.
     pub reserved: Bytes,
-    /// Segments taken from the device; growing ones don't count, as in `PyTorch`.
+    /// Segments taken from the device. As in `PyTorch`, growing segments don't count.
     pub segments: u64,
     /// The largest `allocated` so far.
     pub peak_allocated: Bytes,
@@ -24,12 +25,12 @@ pub struct Stats {
     pub peak_segments: u64,
     /// Requests that failed.
     pub ooms: u64,
-    /// Requests that asked the device again after all cached segments had been given back.
+    /// Requests that asked the device again after all cached segments were given back.
     pub retries: u64,
 }
 
 impl Stats {
-    /// Reserved and not in use.
+    /// Bytes reserved and not in use.
     #[must_use]
     pub const fn fragmentation(&self) -> Bytes {
         self.reserved.saturating_sub(self.allocated)
@@ -71,11 +72,11 @@ pub enum State {
     Used,
     /// Addresses of a growing segment without memory behind them.
     Unmapped,
-    /// Merged into another or given back; never in a picture.
+    /// Merged into another block or given back. No [`BlockView`] has this state.
     Gone,
 }
 
-/// What happened to memory of the device.
+/// What happened to a segment or its pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// A segment was allocated.
@@ -88,49 +89,49 @@ pub enum Change {
     Unmapped,
 }
 
-/// Memory taken from the device or given back to it.
+/// One change of the memory taken from the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentChange {
-    /// What was changed.
+    /// The kind of change.
     pub change: Change,
-    /// Where the bytes begin.
+    /// The first address.
     pub address: u64,
-    /// How many bytes.
+    /// The number of bytes.
     pub bytes: Bytes,
     /// The stream.
     pub stream: u32,
 }
 
-/// A block in a picture.
+/// A block, for drawing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockView {
-    /// Where it begins.
+    /// Its first address.
     pub address: u64,
-    /// Its size.
+    /// Its size in bytes.
     pub bytes: Bytes,
-    /// What was asked for, if it is in use.
+    /// The bytes requested, if it is in use.
     pub requested: Bytes,
     /// Its state.
     pub state: State,
 }
 
-/// A segment in a picture.
+/// A segment, for drawing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SegmentView {
-    /// Where it begins.
+    /// Its first address.
     pub address: u64,
     /// The stream.
     pub stream: u32,
-    /// Which pool of the stream; for `PyTorch` 0 small, 1 large.
+    /// The number of the pool in its stream; for `PyTorch` 0 is small and 1 is large.
     pub pool: usize,
     /// Whether it grows page by page.
     pub growing: bool,
-    /// By address, without gaps, less a growing segment's unmapped end.
+    /// By address, without gaps. The unmapped end of a growing segment is left out.
     pub blocks: Vec<BlockView>,
 }
 
 impl SegmentView {
-    /// What it takes of the device.
+    /// The bytes that it takes from the device.
     #[must_use]
     pub fn bytes(&self) -> Bytes {
         self.blocks.iter().filter(|b| b.state != State::Unmapped).map(|b| b.bytes).sum()

@@ -5,11 +5,11 @@ use super::*;
 /// Where a tensor is while events are read in program order.
 #[derive(Clone, Copy, Default)]
 struct State {
-    /// Its open residency.
+    /// Its current residency, if it is on the device.
     open: Option<usize>,
-    /// A swap-out of the open residency has been met.
+    /// Whether a swap-out of the current residency was read.
     leaving: bool,
-    /// The latest swap-out's copy, which made what the host holds.
+    /// The copy of its latest swap-out, which wrote the host's version.
     host: Option<usize>,
     /// How many residencies it has had.
     count: u32,
@@ -78,8 +78,8 @@ impl<'a> Reader<'a> {
         Ok(self.program)
     }
 
-    /// What nothing generates and nothing ended stays round the end, under the name of the tensor's
-    /// first residency.
+    /// A tensor that no operator generates and that is still resident stays round the end. Its
+    /// residency then gets the name of the tensor's first one.
     fn go_round(&mut self) {
         for (state, generated) in self.states.iter().zip(&self.generated) {
             if let (Some(open), false, false) = (state.open, state.leaving, *generated) {
@@ -92,8 +92,9 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Tensors that nothing generates start on the device, unless their first event is a swap-in
-    /// before any use.
+    /// Tensors that no operator generates start on the device, unless their first event is a
+    /// swap-in
+    /// that comes before any use.
     fn begin_iteration(&mut self, events: &[Event]) {
         let mut on_host = vec![false; self.graph.tensors.len()];
         let mut first_use = vec![usize::MAX; self.graph.tensors.len()];
@@ -330,7 +331,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Binds a step to the residency that a tensor has now; false where it has none.
+    /// Binds a step to the tensor's current residency. Returns false if it has none.
     fn bind(&mut self, step: &mut Step, index: usize, tensor: TensorId) -> bool {
         let Some(open) = self.states[tensor.index()].open else { return false };
         let residency = &mut self.program.residencies[open];
@@ -343,7 +344,7 @@ impl<'a> Reader<'a> {
         true
     }
 
-    /// The residency of a step's workspace.
+    /// Adds the residency of a step's workspace.
     fn workspace(&mut self, step: u32, bytes: Bytes) -> usize {
         let index = step as usize;
         self.program.residencies.push(Residency {

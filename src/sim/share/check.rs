@@ -1,15 +1,15 @@
-//! Whether a device's memory is safe: an independent proof over plain figures. It shares no code
-//! with lanes, layout or engine.
+//! Checks that a device's memory is safe, from plain figures. This is an independent proof: it
+//! shares
+//! no code with lanes, layout or engine.
 
 /// A device's memory at an iteration boundary.
 #[derive(Clone, Debug, Default)]
 pub struct Picture {
     /// Bytes of the device.
     pub capacity: u64,
-    /// Each resident: persistent bytes and where they lie, if addresses are asked about; what an
-    /// iteration of it needs; its lane.
+    /// The resident jobs.
     pub residents: Vec<Resident>,
-    /// Each lane: its number, bytes, and where it lies.
+    /// Each lane: its number, its bytes, and its address where addresses are checked.
     pub lanes: Vec<(u32, u64, Option<u64>)>,
 }
 
@@ -18,18 +18,18 @@ pub struct Picture {
 pub struct Resident {
     /// Persistent bytes.
     pub persistent: u64,
-    /// Where they lie.
+    /// Their address, where addresses are checked.
     pub at: Option<u64>,
-    /// Ephemeral bytes.
+    /// Bytes that an iteration needs in its lane.
     pub ephemeral: u64,
     /// Its lane, if it has one now.
     pub lane: Option<u32>,
 }
 
-/// Why it is not safe.
+/// Checks that the picture is safe.
 ///
 /// # Errors
-/// The first reason found.
+/// The first reason found why it is not.
 pub fn check(picture: &Picture) -> Result<(), String> {
     let mut total: u128 = 0;
     let mut ranges: Vec<(u64, u128, String)> = Vec::new();
@@ -45,10 +45,10 @@ pub fn check(picture: &Picture) -> Result<(), String> {
         if let Some(lane) = resident.lane {
             let mut found = picture.lanes.iter().filter(|l| l.0 == lane);
             let Some((_, size, _)) = found.next() else {
-                return Err(format!("resident {number} is in lane {lane}, which is not there"));
+                return Err(format!("resident {number} is in lane {lane}, which does not exist"));
             };
             if found.next().is_some() {
-                return Err(format!("lane {lane} is there twice"));
+                return Err(format!("lane {lane} is listed twice"));
             }
             if resident.ephemeral > *size {
                 return Err(format!(
@@ -65,7 +65,7 @@ pub fn check(picture: &Picture) -> Result<(), String> {
         }
     }
     if total > u128::from(picture.capacity) {
-        return Err(format!("{total} bytes are promised of {}", picture.capacity));
+        return Err(format!("{total} bytes are promised, but the device has {}", picture.capacity));
     }
     ranges.retain(|(from, to, _)| u128::from(*from) < *to);
     ranges.sort();

@@ -10,16 +10,17 @@
 //! measured iterations, and its 420 is set from the published ×2.38. A workload without
 //! measurements is taken to keep the device busy: no gain is claimed.
 
-/// A device kept wholly busy, in its units.
+/// The whole of a device's compute, per mille.
 pub const WHOLE: u32 = 1000;
 
-/// Of an iteration's fixed time, the part (per mille) in which the device idles: calibrated.
+/// The part of an iteration's fixed time (per mille) in which the device idles. Calibrated.
 const IDLE: u64 = 560;
 
-/// `superres` at a batch of 128, and taken for smaller batches too: calibrated.
+/// Utilisation of `superres` at a batch of 128, used for smaller batches too. Calibrated.
 const SUPERRES: u32 = 420;
 
-/// A net: fixed microseconds of an iteration, and nanoseconds for each sample of its batch.
+/// A net's name, the fixed microseconds of an iteration, and nanoseconds for each sample of a
+/// batch.
 const NETS: [(&str, u64, u64); 11] = [
     ("vgg11", 31_600, 3_031_000),
     ("vgg16", 39_300, 6_200_000),
@@ -34,18 +35,18 @@ const NETS: [(&str, u64, u64); 11] = [
     ("inception4", 92_300, 12_625_000),
 ];
 
-/// What is known of a workload's speed.
+/// A workload's speed alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Speed {
-    /// An iteration alone, in nanoseconds, where it was measured.
+    /// Time of an iteration alone in nanoseconds, where it was measured.
     pub iteration_ns: Option<u64>,
-    /// What it keeps busy alone, per mille.
+    /// The share of the device that it keeps busy alone, per mille.
     pub utilisation: u32,
-    /// Where that is from.
+    /// Where the figures come from.
     pub source: &'static str,
 }
 
-/// A workload, named net_batch.
+/// The speed of a workload, whose name is net_batch.
 #[must_use]
 pub fn speed(workload: &str) -> Speed {
     let unknown = Speed {
@@ -66,7 +67,7 @@ pub fn speed(workload: &str) -> Speed {
         return unknown;
     };
     let (fixed, whole) = (fixed * 1000, fixed * 1000 + each * batch);
-    // Rounded up: at most the whole, and never nothing.
+    // Rounded up, so that it is at least 1 and at most the whole.
     let utilisation = (whole - fixed * IDLE / 1000).saturating_mul(1000).div_ceil(whole) as u32;
     Speed {
         iteration_ns: Some(whole),
@@ -84,7 +85,7 @@ mod tests {
         assert_eq!(speed("superres_128").utilisation, 420);
         assert_eq!(speed("resnet50_50").utilisation, 937);
         assert_eq!(speed("resnet50_50").iteration_ns, Some(225_350_000));
-        // Not used in calibrating: the measured 21 ms.
+        // The calibration did not use this measured time of 21 ms.
         assert_eq!(speed("alexnet_25").iteration_ns, Some(21_350_000));
         assert!(speed("alexnet_25").utilisation < speed("alexnet_100").utilisation);
         for unknown in [

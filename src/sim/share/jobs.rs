@@ -1,13 +1,17 @@
-//! A trace of jobs: what each takes, when it comes, and how much it has to do.
+//! A trace of jobs: the memory that each needs, when it is submitted, and how long it runs.
 //!
-//! A CSV with one row per job: `job`, `submit_s`, and `duration_s` (alone) or `iterations`. What
-//! the job takes is given by `workload` (looked up in a [`Memory`] table), by `graph` (a
-//! *.graph.json: what its liveness keeps across iterations and inside them), by `estimate` (what
-//! `neap estimate --json` wrote), or by `persistent_bytes` and `ephemeral_bytes`. Optional:
-//! `iteration_s`, `utilisation` (0.001 to 1), `priority` (larger first), `kill_s` (after
-//! submission), `rate_per_s` (requests to an inference job). For estimates: `error_percent`, by
-//! which all of it may be too low; and `actual_persistent_bytes` and `actual_ephemeral_bytes`, what
-//! the job turns out to need once `grows_after` iterations (1) ran.
+//! The file is CSV with one row per job: `job`, `submit_s`, and `duration_s` (alone) or
+//! `iterations`. The job's memory is given by one of:
+//!
+//! - `workload`, looked up in a [`Memory`] table;
+//! - `graph`, a *.graph.json, whose liveness gives persistent and ephemeral bytes;
+//! - `estimate`, a file that `neap estimate --json` wrote;
+//! - `persistent_bytes` and `ephemeral_bytes`.
+//!
+//! Optional columns: `iteration_s`, `utilisation` (0.001 to 1), `priority` (larger first), `kill_s`
+//! (after submission), `rate_per_s` (requests to an inference job). For needs that may be wrong:
+//! `error_percent`, by how much the given bytes may be too low; and `actual_persistent_bytes` and
+//! `actual_ephemeral_bytes`, what the job needs once `grows_after` iterations (default 1) ran.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -18,30 +22,30 @@ use super::weigh::{Weighed, estimate, graph};
 use crate::files::{self, FileError};
 use crate::units::{Bytes, Nanos};
 
-/// A job.
+/// A job of a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
     /// Its name, unique in the trace.
     pub name: Box<str>,
     /// When the job is submitted.
     pub submit: Nanos,
-    /// Its time on the device alone; an inference job's time of service.
+    /// Its work: its time on the device alone. For an inference job, how long it is served.
     pub work: Nanos,
-    /// One iteration alone.
+    /// Time of one iteration alone.
     pub iteration: Nanos,
-    /// Bytes it holds across iterations.
+    /// Bytes that it holds across iterations.
     pub persistent: Bytes,
-    /// Bytes it needs on top inside an iteration.
+    /// Bytes that it needs besides within an iteration.
     pub ephemeral: Bytes,
-    /// What it keeps busy alone, per mille.
+    /// The share of the device that it keeps busy alone, per mille.
     pub utilisation: u32,
-    /// Larger goes first.
+    /// Its priority: larger goes first.
     pub priority: i32,
-    /// When it is ended whether done or not.
+    /// When it is killed, unless it is done before.
     pub kill: Option<Nanos>,
-    /// Requests in a thousand seconds, for an inference job.
+    /// Requests per thousand seconds, for an inference job.
     pub rate: Option<u64>,
-    /// What it turns out to need, where that is more.
+    /// What it needs later, if that is more than it was admitted with.
     pub growth: Option<Box<Growth>>,
 }
 
@@ -50,12 +54,12 @@ pub struct Job {
 pub struct Growth {
     /// Persistent and ephemeral bytes, neither less than it was admitted with.
     pub need: Need,
-    /// At the end of this iteration, from 1.
+    /// The iteration at whose end it grows, counted from 1.
     pub after: u64,
 }
 
 impl Job {
-    /// What it is admitted with: persistent and ephemeral bytes.
+    /// The persistent and ephemeral bytes that it is admitted with.
     #[must_use]
     pub fn need(&self) -> Need {
         (self.persistent, self.ephemeral)
@@ -68,14 +72,14 @@ pub enum JobsError {
     /// A file could not be read.
     #[error(transparent)]
     File(#[from] FileError),
-    /// A row says what cannot be.
+    /// A row is wrong.
     #[error("{}: line {line}: {problem}", path.display())]
     Content {
         /// The file.
         path: PathBuf,
-        /// From 1.
+        /// The line, from 1.
         line: u64,
-        /// With the remedy.
+        /// What is wrong, and the remedy.
         problem: String,
     },
 }
@@ -83,20 +87,20 @@ pub enum JobsError {
 /// The trace, in order of submission.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trace {
-    /// Rows of equal times keep their order.
+    /// Jobs with equal submission times keep the order of their rows.
     pub jobs: Vec<Job>,
-    /// Whether rows came in another order.
+    /// Whether the rows were out of order and had to be sorted.
     pub sorted: bool,
 }
 
-/// A job without a known iteration time is taken to iterate this often.
+/// The iteration time of a job for which none is given.
 pub const ITERATION: Nanos = Nanos(100_000_000);
 
 const LARGEST: u64 = 1 << 30;
 const MOST: usize = 4_000_000;
-/// Times above this many seconds (some 30 years) are refused.
+/// The longest time that is accepted: about 30 years, in seconds.
 const LONGEST_S: u128 = 1_000_000_000;
-/// All work together: below it, no simulated time overflows.
+/// The most work of all jobs together, in nanoseconds. Below it no simulated time overflows.
 const ALL_WORK: u128 = 1 << 59;
 
 const COLUMNS: [&str; 18] = [
@@ -120,12 +124,11 @@ const COLUMNS: [&str; 18] = [
     "rate_per_s",
 ];
 
-/// Reads a trace; `memory` is where its workloads are looked up, and `margin` by how many per cent
-/// what is given may be too low where nothing nearer says so: a row's `error_percent`, else an
-/// estimate's own margin.
+/// Reads a trace. Workloads are looked up in `memory`. `margin` is by how many per cent the given
+/// bytes may be too low; a row's `error_percent` or an estimate's own margin comes before it.
 ///
 /// # Errors
-/// Naming file, line and remedy.
+/// An error that names file, line and remedy.
 pub fn read(path: &Path, memory: &Memory, margin: u32) -> Result<Trace, JobsError> {
     let content = files::read(path, LARGEST)?;
     let fail =
@@ -145,7 +148,7 @@ pub fn read(path: &Path, memory: &Memory, margin: u32) -> Result<Trace, JobsErro
     {
         return Err(fail(1, format!("the column `{twice}` stands there twice; keep one")));
     }
-    for (needed, why) in [("job", "a name for each"), ("submit_s", "when each comes")] {
+    for (needed, why) in [("job", "each job's name"), ("submit_s", "when each job is submitted")] {
         if !headers.iter().any(|h| h == needed) {
             return Err(fail(1, format!("the column `{needed}` is missing: {why}")));
         }
@@ -186,7 +189,7 @@ pub fn read(path: &Path, memory: &Memory, margin: u32) -> Result<Trace, JobsErro
     Ok(Trace { jobs, sorted })
 }
 
-/// What a csv error says, without its own idea of the place.
+/// The text of a csv error, without the position that the csv crate adds.
 pub(super) fn plain_csv(error: &csv::Error) -> String {
     match error.kind() {
         csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
@@ -197,8 +200,8 @@ pub(super) fn plain_csv(error: &csv::Error) -> String {
     }
 }
 
-/// A decimal without sign or exponent, in billionths; further digits only round up. Below 2^64
-/// whole ones.
+/// Reads a decimal without sign or exponent, in billionths; further digits round up. The whole part
+/// must be below 2^64.
 #[must_use]
 pub fn decimal(text: &str) -> Option<u128> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
@@ -242,7 +245,7 @@ impl Row<'_> {
         })
     }
 
-    /// What the row says of memory, whichever way it does.
+    /// The job's memory, from the columns that give it.
     fn weigh(
         &self,
         memory: &Memory,
@@ -252,14 +255,14 @@ impl Row<'_> {
         let sizes = (self.size("persistent_bytes")?, self.size("ephemeral_bytes")?);
         let file = match (self.cell("graph"), self.cell("estimate")) {
             (Some(_), Some(_)) => {
-                return Err("gives a graph and an estimate; keep one of them".into());
+                return Err("gives both a graph and an estimate; keep one of them".into());
             }
             (file, None) => file.map(|f| (f, graph as fn(&Path) -> Result<Weighed, String>)),
             (None, file) => file.map(|f| (f, estimate as _)),
         };
         if let Some((file, weigh)) = file {
             if sizes.0.or(sizes.1).is_some() {
-                return Err("gives a file and sizes; keep one of them".into());
+                return Err("gives both a file and sizes; keep one of them".into());
             }
             let file = path.parent().unwrap_or(Path::new(".")).join(file);
             return match known.get(&file) {
@@ -273,14 +276,14 @@ impl Row<'_> {
                 memory.get(workload).ok_or_else(|| format!("the workload `{workload}` is not in the memory table; add it there (--memory), or give persistent_bytes and ephemeral_bytes"))?
             }
             ((None, None), None) => {
-                return Err("says nothing of memory; fill workload, graph, estimate, or persistent_bytes and ephemeral_bytes".into());
+                return Err("gives no memory; fill in workload, graph, estimate, or persistent_bytes and ephemeral_bytes".into());
             }
-            _ => return Err("gives one of persistent_bytes and ephemeral_bytes; give both".into()),
+            _ => return Err("gives only one of persistent_bytes and ephemeral_bytes; give both".into()),
         };
         Ok(Weighed { need, margin: None, iteration: None })
     }
 
-    /// What it is admitted with, and what it then turns out to need.
+    /// The need that it is admitted with, and its growth if it needs more later.
     fn admission(
         &self,
         weighed: &Weighed,
@@ -325,7 +328,7 @@ impl Row<'_> {
             };
         }
         if self.cell("rate_per_s").is_some() {
-            return Err("an inference job's need is what is given; leave actual_persistent_bytes and actual_ephemeral_bytes empty".into());
+            return Err("an inference job cannot grow; leave actual_persistent_bytes and actual_ephemeral_bytes empty".into());
         }
         let true_need =
             (actual.0.unwrap_or(need.0).max(need.0), actual.1.unwrap_or(need.1).max(need.1));
@@ -361,7 +364,7 @@ impl Row<'_> {
         }
         let work = match (self.time("duration_s")?, self.cell("iterations")) {
             (Some(_), Some(_)) => {
-                return Err("gives duration_s and iterations; keep one of them".into());
+                return Err("gives both duration_s and iterations; keep one of them".into());
             }
             (Some(work), None) => work,
             (None, Some(text)) => {
@@ -370,7 +373,7 @@ impl Row<'_> {
                 Nanos(work.ok_or_else(|| format!("iterations: `{text}` is not a number of iterations that end within {LONGEST_S} s"))?)
             }
             (None, None) => {
-                return Err("says not how long it runs; fill duration_s or iterations".into());
+                return Err("gives no run time; fill in duration_s or iterations".into());
             }
         };
         let priority = match self.cell("priority") {

@@ -13,24 +13,25 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::units::Bytes;
 
-/// Which rules for lanes apply.
+/// The rules for lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// The paper's algorithm with its gaps closed: lanes stay as they are until empty, persistent
-    /// memory never moves.
+    /// The paper's algorithm with its gaps closed. A lane keeps its size until it is empty, and
+    /// persistent memory never moves.
     Paper,
-    /// The released code: a lane holds its job's persistent memory too and is never shared, with
-    /// its margins and reserve.
+    /// Salus's released code, with its margins and reserve. A lane also holds its job's persistent
+    /// memory and is never shared.
     AsReleased,
-    /// neap's own: lanes shrink, and persistent memory may move to the host for policies that want
-    /// it.
+    /// neap's own rules. Lanes shrink, and persistent memory may move to the host if the policy
+    /// says
+    /// so.
     Neap,
 }
 
 /// The bytes that the released code keeps in reserve.
 const RESERVED: u64 = 300 << 20;
 
-/// Lanes at once at most: as many kernels as a device of compute capability 6 to 9 runs at once.
+/// The most lanes at once: as many as devices of compute capability 6 to 9 run kernels at once.
 pub const MOST: usize = 128;
 
 /// A lane's number, never used again.
@@ -42,9 +43,9 @@ pub type JobId = u32;
 /// A lane.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lane {
-    /// Its bytes.
+    /// Size in bytes.
     pub size: Bytes,
-    /// Its members with what they need, smallest first.
+    /// Its members and the bytes that each needs, smallest first.
     pub members: BTreeSet<(Bytes, JobId)>,
 }
 
@@ -54,14 +55,15 @@ impl Lane {
     }
 }
 
-/// Whether a job may join a lane that others are in.
+/// Whether a job may join a lane that has members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Join {
-    /// A lane of its own, or none.
+    /// It gets a lane of its own, or is not admitted.
     Own,
-    /// A new lane while there may be more, else one with others.
+    /// It gets a new lane while the limit allows one, otherwise it joins another lane.
     Share,
-    /// One with others, widened if need be; a new lane only as the first.
+    /// It joins another lane, which is widened if necessary. It gets a new lane only if there is
+    /// none.
     Serve,
 }
 
@@ -79,7 +81,7 @@ pub struct Lanes {
 }
 
 impl Lanes {
-    /// An empty device with `most` lanes at most.
+    /// An empty device with at most `most` lanes.
     #[must_use]
     pub fn new(capacity: Bytes, mode: Mode, most: usize) -> Self {
         let capacity = if mode == Mode::AsReleased {
@@ -87,7 +89,7 @@ impl Lanes {
         } else {
             capacity
         };
-        // The released code's lanes can't be shared, so that one of them would be one job.
+        // The released code's lanes can't be shared, so a limit of one lane would mean one job.
         let most = if mode == Mode::AsReleased { MOST } else { most.min(MOST) };
         Self {
             capacity,
@@ -101,7 +103,7 @@ impl Lanes {
         }
     }
 
-    /// What a job is charged: persistent, and in a lane.
+    /// The bytes charged for a job: persistent, and in its lane.
     #[must_use]
     pub fn charge(&self, persistent: Bytes, ephemeral: Bytes) -> (Bytes, Bytes) {
         if self.mode != Mode::AsReleased {
@@ -114,54 +116,54 @@ impl Lanes {
         (Bytes::ZERO, Bytes(total.max(with_margin)))
     }
 
-    /// Whether a job of this need could be alone on the device.
+    /// Whether a job with this need fits on the empty device.
     #[must_use]
     pub fn ever(&self, persistent: Bytes, ephemeral: Bytes) -> bool {
         let (persistent, ephemeral) = self.charge(persistent, ephemeral);
         persistent + ephemeral <= self.capacity
     }
 
-    /// Bytes neither held nor in a lane.
+    /// Bytes that are neither persistent nor in a lane.
     #[must_use]
     pub fn free(&self) -> Bytes {
         self.capacity.saturating_sub(self.persistent + self.sizes)
     }
 
-    /// Persistent bytes of all residents.
+    /// Sum of the persistent bytes of all residents.
     #[must_use]
     pub fn persistent(&self) -> Bytes {
         self.persistent
     }
 
-    /// What lanes may use in all.
+    /// The bytes that persistent memory and lanes may use together.
     #[must_use]
     pub fn capacity(&self) -> Bytes {
         self.capacity
     }
 
-    /// The lanes.
+    /// The lanes with their numbers.
     pub fn lanes(&self) -> impl Iterator<Item = (LaneId, &Lane)> {
         self.lanes.iter().map(|(id, lane)| (*id, lane))
     }
 
-    /// The residents: persistent bytes, and their lane where they are in one.
+    /// The residents: their persistent bytes, and their lane if they have one.
     pub fn residents(&self) -> impl Iterator<Item = (JobId, Bytes, Option<LaneId>)> {
         self.jobs.iter().map(|(id, (p, lane))| (*id, *p, lane.map(|l| l.0)))
     }
 
-    /// A resident's persistent bytes, and its lane where it is in one.
+    /// A resident's persistent bytes, and its lane if it has one.
     #[must_use]
     pub fn resident(&self, job: JobId) -> Option<(Bytes, Option<LaneId>)> {
         self.jobs.get(&job).map(|(p, lane)| (*p, lane.map(|l| l.0)))
     }
 
-    /// A lane.
+    /// The lane with this number.
     #[must_use]
     pub fn lane(&self, id: LaneId) -> Option<&Lane> {
         self.lanes.get(&id)
     }
 
-    /// Takes a job in, or gives a lane to a resident without one. Returns the lane.
+    /// Admits a job, or gives a lane to a resident without one. Returns the lane.
     pub fn admit(
         &mut self,
         job: JobId,
@@ -190,7 +192,8 @@ impl Lanes {
                 .iter()
                 .filter(|(_, l)| l.size >= ephemeral)
                 .min_by_key(|(id, l)| (l.size, **id));
-            // A lane replaced grows to what the newcomer needs; the largest needs least.
+            // A lane that is replaced grows to the newcomer's need. Replacing the largest adds the
+            // fewest bytes.
             let grown = || {
                 let largest =
                     self.lanes.iter().max_by_key(|(id, l)| (l.size, std::cmp::Reverse(**id)))?;
@@ -224,7 +227,7 @@ impl Lanes {
         }
     }
 
-    /// A job ends, or its persistent bytes go to the host.
+    /// Frees a job's memory: it ended, or its persistent bytes go to the host.
     pub fn leave(&mut self, job: JobId) {
         self.park(job);
         if let Some((persistent, _)) = self.jobs.remove(&job) {
@@ -232,8 +235,9 @@ impl Lanes {
         }
     }
 
-    /// A resident turns out to need more than it was admitted with. Returns whether it may have it;
-    /// if not, everything stays as it was, and the job must leave before its next iteration.
+    /// A resident needs more than it was admitted with. Returns whether it gets that. If not,
+    /// nothing
+    /// changes, and the job must leave before its next iteration.
     pub fn grow(&mut self, job: JobId, persistent: Bytes, ephemeral: Bytes) -> bool {
         let (persistent, ephemeral) = self.charge(persistent, ephemeral);
         let Some(&(held, lane)) = self.jobs.get(&job) else { return false };

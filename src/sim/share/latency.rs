@@ -1,9 +1,10 @@
 //! How long requests to inference jobs take. Each request is one iteration, and a lane runs one at
 //! a time.
 //!
-//! Requests come at gaps drawn uniformly from 0 to twice the mean, by a seeded generator in
-//! integers, so that runs repeat anywhere. An iteration is slowed by as much as the device was in
-//! the job's time.
+//! The gaps between requests are drawn uniformly from 0 to twice the mean, in integers from a
+//! seeded
+//! generator, so that runs repeat on any machine. Iterations are slowed by the mean slowdown of the
+//! device while the job was served.
 
 use rand_core::Rng;
 use rand_pcg::Pcg64;
@@ -13,23 +14,23 @@ use super::mechanism::Mechanism;
 use super::result::{JobResult, Verdict};
 use crate::units::Nanos;
 
-/// What requests to one job took.
+/// The latencies of the requests to one job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Latency {
     /// The job's position in the trace.
     pub job: usize,
-    /// Requests.
+    /// Number of requests.
     pub requests: usize,
-    /// Their mean.
+    /// Mean latency.
     pub mean: Nanos,
-    /// The 99th of 100, by nearest rank.
+    /// 99th percentile, by nearest rank.
     pub p99: Nanos,
 }
 
-/// Requests that are simulated of a trace at most; those of each job are cut to its share.
+/// The most requests that are simulated for a trace. Each job gets its share of them.
 const MOST: usize = 4_000_000;
 
-/// The latencies of every inference job that was served.
+/// The latencies of all inference jobs that were served.
 #[must_use]
 pub fn latencies(jobs: &[Job], results: &[JobResult], mechanism: Mechanism) -> Vec<Latency> {
     let served = |(index, (job, result)): (usize, (&Job, &JobResult))| {
@@ -46,7 +47,7 @@ pub fn latencies(jobs: &[Job], results: &[JobResult], mechanism: Mechanism) -> V
     let mut requests: Vec<(u64, usize)> = Vec::new();
     for &(index, start, end) in &served {
         let mut random = Pcg64::new(index as u128, 7);
-        // rate is in thousandths a second.
+        // The rate is in requests per thousand seconds.
         let gap = 1_000_000_000_000 / jobs[index].rate.unwrap_or(1).max(1);
         let mut at = start;
         for _ in 0..share {
@@ -58,7 +59,7 @@ pub fn latencies(jobs: &[Job], results: &[JobResult], mechanism: Mechanism) -> V
         }
     }
     requests.sort_unstable();
-    // One lane for all, or a process for each.
+    // When each server is free: one lane for all jobs, or one process each.
     let mut free = vec![0u64; jobs.len()];
     let mut times: Vec<Vec<u64>> = vec![Vec::new(); jobs.len()];
     for (at, index) in requests {

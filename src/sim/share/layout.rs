@@ -1,7 +1,7 @@
 //! Where persistent memory and lanes lie: addresses for what [`super::lanes`] decided.
 //!
 //! Persistent memory is placed from the bottom and lanes from the top, each in the smallest hole
-//! that fits. When no hole fits though the sums allow it, everything is packed. That happens only
+//! that fits. When the sums allow an item but no hole fits, everything is packed. That happens only
 //! at iteration boundaries, when no ephemeral bytes are in use. So the safety condition on sums is
 //! enough for addresses too. A change costs O(log n), packing O(n).
 
@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::lanes::{JobId, LaneId, Lanes};
 use crate::units::Bytes;
 
-/// What lies somewhere.
+/// Something with an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Item {
     /// A job's persistent memory.
@@ -19,14 +19,14 @@ pub enum Item {
     Lane(LaneId),
 }
 
-/// Addresses: offset and size of each.
+/// The addresses of all items.
 #[derive(Clone, Debug, Default)]
 pub struct Layout {
     capacity: u64,
     items: BTreeMap<Item, (u64, u64)>,
-    /// Where items of any bytes begin and end.
+    /// Start and end of each non-empty item.
     ends: BTreeMap<u64, u64>,
-    /// Size and offset of what lies between them.
+    /// Size and offset of each hole between them.
     holes: BTreeSet<(u64, u64)>,
     shifted: Vec<Item>,
 }
@@ -34,14 +34,14 @@ pub struct Layout {
 /// What a change of layout cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
-    /// Times that everything was packed.
+    /// How many times everything was packed.
     pub defragmentations: u64,
     /// Persistent bytes copied within the device.
     pub bytes: Bytes,
 }
 
 impl Layout {
-    /// An empty device.
+    /// An empty device of `capacity` bytes.
     #[must_use]
     pub fn new(capacity: Bytes) -> Self {
         let mut empty = Self { capacity: capacity.0, ..Self::default() };
@@ -49,25 +49,24 @@ impl Layout {
         empty
     }
 
-    /// The items with offset and size.
+    /// All items, each with offset and size.
     pub fn items(&self) -> impl Iterator<Item = (Item, Bytes, Bytes)> {
         self.items.iter().map(|(item, (at, size))| (*item, Bytes(*at), Bytes(*size)))
     }
 
-    /// Where an item lies.
+    /// An item's offset.
     #[must_use]
     pub fn at(&self, item: Item) -> Option<Bytes> {
         self.items.get(&item).map(|place| Bytes(place.0))
     }
 
-    /// What lay elsewhere before the last change. The jobs that use it must be between two
-    /// iterations.
+    /// The items that the last change moved. The jobs that use them must be between two iterations.
     #[must_use]
     pub fn shifted(&self) -> &[Item] {
         &self.shifted
     }
 
-    /// Follows the lanes, at an iteration boundary.
+    /// Brings the layout up to date with `lanes`, at an iteration boundary.
     pub fn follow(&mut self, lanes: &Lanes) -> Moved {
         let mut all: Vec<Item> = lanes.residents().map(|(job, ..)| Item::Persistent(job)).collect();
         all.extend(lanes.lanes().map(|(id, _)| Item::Lane(id)));
@@ -75,7 +74,7 @@ impl Layout {
         self.update(lanes, &mut all)
     }
 
-    /// As [`Layout::follow`], where only these items may have changed since.
+    /// As [`Layout::follow`], where only the items in `changed` may have changed.
     pub fn update(&mut self, lanes: &Lanes, changed: &mut Vec<Item>) -> Moved {
         changed.sort_unstable();
         changed.dedup();
@@ -84,8 +83,9 @@ impl Layout {
             Item::Persistent(job) => lanes.resident(job).map(|r| r.0.0),
             Item::Lane(id) => lanes.lane(id).map(|l| l.size.0),
         };
-        // What goes and what shrinks makes room first: a lane keeps its upper end, persistent
-        // memory its lower.
+        // Items that leave or shrink make room first. A lane keeps its upper end, persistent memory
+        // its
+        // lower end.
         for &item in &*changed {
             match (self.items.get(&item).copied(), wanted(item)) {
                 (Some(_), None) => self.remove(item),
@@ -116,7 +116,7 @@ impl Layout {
                 None => {
                     moved.defragmentations += 1;
                     moved.bytes += self.pack();
-                    // The sums fit, so that after packing the one hole does.
+                    // The sums fit, so after packing the only hole is large enough.
                     match self.hole(item, size) {
                         Some(at) => at,
                         None => continue,
@@ -135,7 +135,7 @@ impl Layout {
         moved
     }
 
-    /// Where an item that lay at `was` grows without moving.
+    /// The offset at which an item that lay at `was` can grow without moving its bytes.
     fn wider(&self, item: Item, was: (u64, u64), size: u64) -> Option<u64> {
         let low = self.ends.range(..=was.0).next_back().map_or(0, |e| *e.1);
         let high = self.ends.range(was.0..).next().map_or(self.capacity, |e| *e.0);
@@ -145,8 +145,9 @@ impl Layout {
         }
     }
 
-    /// The smallest hole that is large enough: its bottom for persistent memory, its top for a
-    /// lane.
+    /// The offset in the smallest hole that is large enough: at its bottom for persistent memory,
+    /// at
+    /// its top for a lane.
     fn hole(&self, item: Item, size: u64) -> Option<u64> {
         if size == 0 {
             return Some(0);
@@ -184,8 +185,8 @@ impl Layout {
         self.open(low, high);
     }
 
-    /// Packs persistent memory to the bottom and lanes to the top, in the order in which they lie.
-    /// Returns the persistent bytes moved.
+    /// Packs persistent memory to the bottom and lanes to the top, keeping their order. Returns the
+    /// persistent bytes moved.
     fn pack(&mut self) -> Bytes {
         let mut order: Vec<Item> = self.items.keys().copied().collect();
         order.sort_by_key(|item| (self.items[item].0, *item));

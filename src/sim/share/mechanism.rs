@@ -1,4 +1,4 @@
-//! The means by which jobs share a device, and what room each leaves.
+//! The mechanisms by which jobs share a device, and the room that each has.
 
 use super::jobs::Job;
 use super::lanes::{Join, Lanes, MOST, Mode};
@@ -6,26 +6,27 @@ use super::memory::Need;
 use super::policy::Style;
 use crate::units::{Bytes, Nanos};
 
-/// The means.
+/// How jobs share a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mechanism {
-    /// One job has the device to its end.
+    /// One job has the device until it ends.
     Exclusive,
-    /// Equal partitions of memory and compute, a process in each.
+    /// Equal partitions of memory and compute, one process in each.
     Static,
-    /// A process for each job, with its own memory and context; kernels side by side. No job gives
-    /// way.
+    /// A process for each job, with its own memory and context. Kernels run side by side, and no
+    /// job
+    /// gives way.
     Mps,
-    /// As `Mps`, with more memory promised than there is: what exceeds it is paged in and out in
+    /// As `Mps`, but more memory is promised than the device has. The excess is paged in and out in
     /// every iteration.
     MpsOc,
-    /// One job on the device; at a switch persistent memory is copied out and in.
+    /// One job on the device. At a switch, persistent memory is copied out and in.
     Checkpoint,
     /// Salus's lanes.
     Lanes,
 }
 
-/// Their names.
+/// The mechanisms by name.
 pub const NAMES: [(&str, Mechanism); 6] = [
     ("exclusive", Mechanism::Exclusive),
     ("static", Mechanism::Static),
@@ -35,33 +36,33 @@ pub const NAMES: [(&str, Mechanism); 6] = [
     ("lanes", Mechanism::Lanes),
 ];
 
-/// Processes at once at most (as MPS has it from Volta on).
+/// The most processes at once: the limit of MPS from Volta on.
 const PROCESSES: u64 = 48;
 
 /// The device and how it is shared.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// Bytes that jobs may have.
+    /// Bytes that all jobs together may use.
     pub capacity: Bytes,
-    /// Link, bytes a second.
+    /// Link from host to device, bytes per second.
     pub h2d: u64,
-    /// Link, bytes a second.
+    /// Link from device to host, bytes per second.
     pub d2h: u64,
-    /// The device's own memory, bytes a second, read and written together.
+    /// Bandwidth of the device's memory, bytes per second, reads and writes together.
     pub memory_bandwidth: u64,
-    /// The means.
+    /// How jobs share the device.
     pub mechanism: Mechanism,
-    /// Which rules for lanes.
+    /// The rules for lanes.
     pub mode: Mode,
-    /// What a process's context takes.
+    /// Bytes of one process's context.
     pub context: Bytes,
-    /// Static partitions, 1 to 48.
+    /// Number of static partitions, 1 to 48.
     pub partitions: u32,
-    /// What `MpsOc` promises, in per cent of the device.
+    /// The memory that `MpsOc` promises, in per cent of the device.
     pub overcommit: u32,
-    /// How long a turn is where jobs take turns by moving their persistent memory.
+    /// Length of a turn, where jobs take turns by moving their persistent memory.
     pub turn: Nanos,
-    /// How long a job waits before it is overdue.
+    /// How long after its submission a job is overdue.
     pub patience: Nanos,
 }
 
@@ -85,7 +86,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Nanoseconds to copy bytes out of and into the device.
+    /// Nanoseconds to copy `out` bytes to the host and `into` bytes to the device.
     #[must_use]
     pub fn copies(&self, out: Bytes, into: Bytes) -> u64 {
         let one = |bytes: Bytes, rate: u64| {
@@ -96,7 +97,7 @@ impl Settings {
             .min(u64::MAX / 16)
     }
 
-    /// Nanoseconds to copy bytes within the device: each is read and written.
+    /// Nanoseconds to copy bytes within the device, which reads and writes each.
     #[must_use]
     pub fn packing(&self, bytes: Bytes) -> u64 {
         let time = (u128::from(bytes.0) * 2_000_000_000)
@@ -104,7 +105,7 @@ impl Settings {
         u64::try_from(time).unwrap_or(u64::MAX / 16).min(u64::MAX / 16)
     }
 
-    /// What of a policy's style the mechanism can do.
+    /// The nearest style to a policy's that the mechanism can do.
     #[must_use]
     pub fn style(&self, style: Style) -> Style {
         match (self.mechanism, style) {
@@ -115,13 +116,13 @@ impl Settings {
             }
             (Mechanism::Checkpoint, style) => style,
             (_, Style::One { .. }) => Style::One { preempts: false },
-            // Processes that run at once have the device's own turns.
+            // The device itself switches between processes that run at once.
             (_, Style::Rotating | Style::All) => Style::All,
             (_, Style::UntilBusy { .. }) => Style::UntilBusy { preempts: false },
         }
     }
 
-    /// How much longer a job takes for having a part of the device, per mille.
+    /// How much longer a job takes in a part of the device, per mille.
     #[must_use]
     pub fn slowdown(&self, utilisation: u32) -> u32 {
         if self.mechanism == Mechanism::Static {
@@ -131,7 +132,7 @@ impl Settings {
         }
     }
 
-    /// An empty device.
+    /// The room of an empty device.
     #[must_use]
     pub fn room(&self, style: Style) -> Room {
         let (limit, each, most, context) = match self.mechanism {
@@ -160,11 +161,11 @@ impl Settings {
         Room::Processes(Processes { limit, each, most, context, used: Bytes::ZERO, count: 0 })
     }
 
-    /// Devices that hold all `jobs` at once, first fit in their order; `None` where one of them
-    /// fits nowhere.
+    /// The number of devices that hold all `jobs` at once, each job on the first device with room.
+    /// `None` if a job fits on no device.
     #[must_use]
     pub fn devices<'a>(&self, jobs: impl Iterator<Item = &'a Job>) -> Option<usize> {
-        // Partitions of the sizes asked for, rather than equal ones.
+        // Partitions have the sizes that the jobs need, rather than equal sizes.
         let like = Self {
             mechanism: if self.mechanism == Mechanism::Static {
                 Mechanism::Mps
@@ -188,16 +189,16 @@ impl Settings {
     }
 }
 
-/// What is taken of a device.
+/// The memory in use on a device.
 #[derive(Clone, Debug)]
 pub enum Room {
-    /// In lanes.
+    /// Divided into lanes.
     Lanes(Lanes),
-    /// By processes.
+    /// Divided among processes.
     Processes(Processes),
 }
 
-/// Memory by process.
+/// Memory in use by each process.
 #[derive(Clone, Debug)]
 pub struct Processes {
     limit: Bytes,
@@ -209,7 +210,7 @@ pub struct Processes {
 }
 
 impl Room {
-    /// Whether a job of such a need could be alone here.
+    /// Whether a job with this need fits on the empty device.
     #[must_use]
     pub fn ever(&self, need: Need) -> bool {
         match self {
@@ -218,7 +219,7 @@ impl Room {
         }
     }
 
-    /// Takes a job in, if there is room.
+    /// Admits a job. Returns false if there is no room.
     pub fn admit(&mut self, id: u32, need: Need, join: Join) -> bool {
         match self {
             Self::Lanes(lanes) => lanes.admit(id, need.0, need.1, join).is_some(),
@@ -234,8 +235,9 @@ impl Room {
         }
     }
 
-    /// A job that is in needs `to` instead of `from`, which is no more. Whether there is room; if
-    /// not, everything stays as it was.
+    /// Changes an admitted job's need from `from` to the larger `to`. Returns whether there is
+    /// room; if
+    /// not, nothing changes.
     pub fn grow(&mut self, id: u32, from: Need, to: Need) -> bool {
         match self {
             Self::Lanes(lanes) => lanes.grow(id, to.0, to.1),
@@ -250,7 +252,7 @@ impl Room {
         }
     }
 
-    /// A job that is in goes.
+    /// Removes an admitted job.
     pub fn leave(&mut self, id: u32, need: Need) {
         match self {
             Self::Lanes(lanes) => lanes.leave(id),
@@ -261,7 +263,7 @@ impl Room {
         }
     }
 
-    /// Bytes that no job has.
+    /// Free bytes.
     #[must_use]
     pub fn free(&self) -> Bytes {
         match self {

@@ -1,8 +1,8 @@
-//! What workloads take, by name: a table of persistent and ephemeral megabytes.
+//! The memory needs of workloads by name: a table of persistent and ephemeral bytes.
 //!
 //! The columns are those of the table published with Salus: `Network`, `Persistent Mem (MB)` and
-//! `Peak` (the ephemeral part), in units of 2^20 bytes; or `workload`, `persistent_bytes`,
-//! `ephemeral_bytes`. Other columns are ignored.
+//! `Peak` (the ephemeral part), in units of 2^20 bytes. Or they are `workload`, `persistent_bytes`
+//! and `ephemeral_bytes`. Other columns are ignored.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,18 +14,18 @@ use crate::units::Bytes;
 /// Persistent and ephemeral bytes of a workload.
 pub type Need = (Bytes, Bytes);
 
-/// The table.
+/// The needs by workload.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Memory(BTreeMap<String, Need>);
 
-/// Larger tables are refused.
+/// The largest table that is read, in bytes.
 const LARGEST: u64 = 64 << 20;
 
 impl Memory {
     /// Reads a table.
     ///
     /// # Errors
-    /// Naming file, line and remedy.
+    /// An error that names file, line and remedy.
     pub fn read(path: &Path) -> Result<Self, JobsError> {
         let content = files::read(path, LARGEST)?;
         let fail = |line: u64, problem: String| JobsError::Content {
@@ -86,19 +86,19 @@ impl Memory {
         Ok(Self(all))
     }
 
-    /// What a workload takes.
+    /// The need of a workload.
     #[must_use]
     pub fn get(&self, workload: &str) -> Option<Need> {
         self.0.get(workload).copied()
     }
 
-    /// The workloads, by name.
+    /// The names of the workloads.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.0.keys().map(String::as_str)
     }
 }
 
-/// A decimal number of units, rounded up to bytes; at most 2^50.
+/// Reads a decimal number of units, rounded up to bytes; at most 2^50.
 fn bytes(text: &str, unit: u64) -> Option<Bytes> {
     let billionths = decimal(text)?;
     let bytes = (billionths * u128::from(unit)).div_ceil(1_000_000_000);

@@ -1,6 +1,6 @@
-//! Jobs that take their memory bit by bit, as frameworks do. With lanes they end; without lanes
-//! they may wait for each other for ever. This shows the deadlock of Salus's Fig. 6 and its
-//! absence, without times.
+//! Jobs that take their memory bit by bit, as frameworks do. Without lanes they may wait for each
+//! other for ever, with lanes they always end. This reproduces the deadlock of Salus's Fig. 6,
+//! without times.
 
 use super::lanes::{Join, Lanes, Mode};
 use crate::units::Bytes;
@@ -8,17 +8,18 @@ use crate::units::Bytes;
 /// Persistent and ephemeral bytes of a job, and its iterations.
 pub type Job = (Bytes, Bytes, u32);
 
-/// How it went.
+/// How a run ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
     /// All jobs ended.
     Done,
-    /// These jobs (their positions) hold memory and wait for each other's.
+    /// These jobs (by position) hold memory and wait for each other's.
     Deadlock(Vec<usize>),
 }
 
-/// Runs jobs that take `step` bytes in turn; with `lanes`, none starts an iteration that the safety
-/// condition doesn't cover.
+/// Runs jobs that take `step` bytes at a time, in turn. With `lanes`, no job starts an iteration
+/// that
+/// would break the safety condition.
 #[must_use]
 pub fn run(capacity: Bytes, jobs: &[Job], step: Bytes, lanes: bool) -> End {
     let step = step.0.max(1);
@@ -50,8 +51,9 @@ pub fn run(capacity: Bytes, jobs: &[Job], step: Bytes, lanes: bool) -> End {
             held[at] += want;
             moved = true;
             if held[at] == persistent.0 + ephemeral.0 {
-                // The iteration ends: what is ephemeral is given back, and with the last one the
-                // rest.
+                // The iteration ends: the job gives its ephemeral bytes back, and after its last
+                // iteration all
+                // its bytes.
                 left[at] -= 1;
                 held[at] = if left[at] == 0 { 0 } else { persistent.0 };
                 runner = None;

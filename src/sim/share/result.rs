@@ -1,5 +1,5 @@
-//! What became of a trace: each job's times and verdict, and the figures that policies are compared
-//! by.
+//! The outcome of a trace: each job's times and verdict, and the figures by which policies are
+//! compared.
 
 use super::jobs::Job;
 use crate::units::{Bytes, Nanos};
@@ -7,20 +7,20 @@ use crate::units::{Bytes, Nanos};
 /// How a job ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It did all it had to do.
+    /// It did all its work.
     Done,
-    /// It had nothing to do.
+    /// It had no work.
     Empty,
-    /// Its time to be killed came first.
+    /// It was killed before it was done.
     Killed,
-    /// It needs more memory than it could ever have.
+    /// It needs more memory than the device could ever give it.
     NeverFits,
-    /// It turned out, once it ran, to need more memory than it could ever have.
+    /// It was admitted and then needed more memory than the device could ever give it.
     Outgrew,
 }
 
 impl Verdict {
-    /// In a word or two.
+    /// The verdict in a word or two.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
@@ -40,13 +40,13 @@ pub struct JobResult {
     pub start: Option<Nanos>,
     /// When it ended.
     pub end: Nanos,
-    /// How.
+    /// How it ended.
     pub verdict: Verdict,
-    /// Work that it did, as time alone; of an inference job, time of service.
+    /// Work done, as time alone; for an inference job, how long it was served.
     pub served: Nanos,
-    /// How often it gave way.
+    /// How many times it gave way.
     pub switches: u32,
-    /// For an inference job: how much slower than alone the device was in its time, per mille.
+    /// For an inference job: the mean slowdown of the device while it was served, per mille.
     pub dilation: u32,
 }
 
@@ -55,76 +55,76 @@ pub struct JobResult {
 pub struct Span {
     /// Its position in the trace.
     pub job: u32,
-    /// From.
+    /// The start.
     pub from: Nanos,
-    /// Until.
+    /// The end.
     pub to: Nanos,
 }
 
-/// A moment's memory: persistent bytes of residents, and each lane's or process's size.
+/// The memory in use from an instant on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Moment {
-    /// From when on.
+    /// The instant.
     pub at: Nanos,
-    /// Persistent bytes, all residents.
+    /// Sum of the persistent bytes of all residents.
     pub persistent: Bytes,
-    /// Lanes with their numbers; processes are one.
+    /// Numbers and bytes of the lanes. Processes count as one lane.
     pub lanes: Vec<(u32, Bytes)>,
 }
 
-/// All of it.
+/// The outcome of a simulation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// In the order of the trace.
     pub jobs: Vec<JobResult>,
-    /// Times at which one job gave way to another.
+    /// How many times a job gave way to another.
     pub switches: u64,
     /// Persistent bytes copied to the host and back.
     pub moved: u128,
-    /// Times that the device's memory was packed, to make one hole of several.
+    /// How many times the device's memory was packed to join its holes.
     pub packs: u64,
     /// Persistent bytes copied within the device.
     pub packed: u128,
-    /// Jobs that outgrew what they were admitted with: they grew where they were, or left and
-    /// waited anew.
+    /// How many times a job outgrew what it was admitted with. It grew where it was, or left and
+    /// waited again.
     pub grew: u64,
-    /// Of these, those who left.
+    /// How many of these left.
     pub outgrown: u64,
-    /// Where asked for: changes that were proved safe.
+    /// Number of changes that were proved safe, if proofs were asked for.
     pub proved: u64,
-    /// Where asked for: the first one that was not, and why.
+    /// The first change that was not safe, and why.
     pub harm: Option<(Nanos, String)>,
-    /// Compute in use: per mille times nanoseconds.
+    /// Compute in use, in per mille times nanoseconds.
     pub busy: u128,
-    /// Where asked for: memory over time.
+    /// Memory over time, if asked for.
     pub moments: Vec<Moment>,
-    /// Where asked for: who ran when.
+    /// Which job ran when, if asked for.
     pub spans: Vec<Span>,
-    /// Where asked for: what one job waited for, from when on.
+    /// What one job waited for from each time on, if asked for.
     pub reasons: Vec<(Nanos, String)>,
 }
 
-/// What policies are compared by, in nanoseconds.
+/// The figures by which policies are compared. Times are in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Figures {
-    /// From the first submission to the last end.
+    /// Time from the first submission to the last end.
     pub makespan: u64,
-    /// Mean time to the first iteration.
+    /// Mean time from submission to the first iteration.
     pub queuing: u64,
-    /// Mean time to the end.
+    /// Mean time from submission to the end.
     pub completion: u64,
-    /// The 95th of 100, by nearest rank.
+    /// 95th percentile of the time to the end, by nearest rank.
     pub p95: u64,
-    /// Compute in use over the makespan.
+    /// Mean share of the compute in use over the makespan.
     pub utilisation: f64,
-    /// Jain's index of work over time to the end.
+    /// Jain's index over each job's work divided by its time to the end.
     pub fairness: f64,
-    /// Jobs that did all they had to do.
+    /// Number of jobs that did all their work.
     pub done: usize,
 }
 
 impl Outcome {
-    /// The figures, over jobs that did all they had to do.
+    /// The figures over the jobs that did all their work.
     #[must_use]
     pub fn figures(&self, jobs: &[Job]) -> Figures {
         let all = || {

@@ -1,4 +1,4 @@
-//! What a job takes, from a file: its graph, or the estimate of it.
+//! A job's memory need from a file: its graph, or an estimate of it.
 
 use std::path::Path;
 
@@ -11,24 +11,24 @@ use crate::job::json;
 use crate::job::liveness::{Liveness, Span, spans};
 use crate::units::{Bytes, Nanos};
 
-/// What is known of a job by its file.
+/// What a file says about a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Weighed {
     /// Persistent and ephemeral bytes.
     pub need: Need,
-    /// What an estimate says it may be too low by.
+    /// The estimate's margin: by how many bytes it may be too low.
     pub margin: Option<Bytes>,
-    /// An iteration alone.
+    /// Time of an iteration alone.
     pub iteration: Option<Nanos>,
 }
 
-/// The largest estimate that is read.
+/// The largest estimate that is read, in bytes.
 const LARGEST: u64 = 256 << 20;
 
-/// Of a *.graph.json.
+/// Reads the need of a *.graph.json.
 ///
 /// # Errors
-/// When it can't be used, naming it.
+/// When the file can't be used; the error names it.
 pub fn graph(file: &Path) -> Result<Weighed, String> {
     let graph = json::read(file).map_err(|e| e.to_string())?;
     let durations: Option<u64> = graph.operators.iter().map(|o| o.duration_ns).sum();
@@ -39,8 +39,8 @@ pub fn graph(file: &Path) -> Result<Weighed, String> {
     })
 }
 
-/// Persistent and ephemeral bytes of a graph: what is resident at its iteration boundary, and what
-/// its peak adds.
+/// Persistent and ephemeral bytes of a graph: the bytes resident at the iteration boundary, and how
+/// much its peak adds.
 #[must_use]
 pub fn need(graph: &Graph) -> Need {
     let at_boundary = |span: &Span| !matches!(span, Span::Within { .. });
@@ -53,7 +53,7 @@ pub fn need(graph: &Graph) -> Need {
     (kept, Liveness::of(graph).peak.saturating_sub(kept))
 }
 
-/// What is read of an estimate.
+/// The part of an estimate that is read.
 #[derive(Deserialize)]
 struct Estimate {
     peak_reserved_bytes: u64,
@@ -61,7 +61,7 @@ struct Estimate {
     at_peak: Roles,
 }
 
-/// What stays across iterations.
+/// The parts that stay across iterations.
 #[derive(Deserialize)]
 struct Roles {
     parameters_bytes: u64,
@@ -70,11 +70,12 @@ struct Roles {
     workspaces_bytes: u64,
 }
 
-/// Of what `neap estimate --json` wrote: parameters, buffers, the optimizer's states and libraries'
-/// workspaces persist, and all else that the allocator reserves is ephemeral.
+/// Reads the need of a file that `neap estimate --json` wrote. Parameters, buffers, optimizer
+/// states
+/// and library workspaces persist. All other bytes that the allocator reserves are ephemeral.
 ///
 /// # Errors
-/// When it can't be used, naming it.
+/// When the file can't be used; the error names it.
 pub fn estimate(file: &Path) -> Result<Weighed, String> {
     let content = files::read(file, LARGEST).map_err(|e| e.to_string())?;
     let wrong = |problem: String| {

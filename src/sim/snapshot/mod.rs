@@ -1,9 +1,9 @@
 //! PyTorch memory snapshots (`torch.cuda.memory._dump_snapshot`): read as a sequence of requests,
 //! and written from one.
 //!
-//! Reading keeps what a real job asked its allocator for, from the state in which its recording
-//! began; stacks and names are left out. [`mod@write`] makes the file that PyTorch would have
-//! recorded.
+//! Reading gives the requests of a real job's allocator, from the state in which the recording
+//! began.
+//! Stacks and names are left out. [`mod@write`] makes the file that PyTorch would have recorded.
 
 mod pickle;
 mod sequence;
@@ -28,17 +28,19 @@ use words::Word;
 /// mebibyte. An event takes about 110 bytes, so ten million of them fit; its stack takes nothing.
 pub const MEMORY_LIMIT: Bytes = Bytes(1 << 30);
 
-/// What one device was asked for, and what its allocator held.
+/// The requests to one device's allocator, and what it held.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
-    /// Which device's.
+    /// The device's number.
     pub device: u32,
-    /// Every request in order. A request that failed when it was recorded is freed at once; both
-    /// stay in.
+    /// Every request in order. A request that failed when it was recorded is in the list, followed
+    /// by
+    /// its free.
     pub requests: Vec<Request>,
-    /// The bytes that PyTorch held in segments after each request, which a replay with `settings`
-    /// on `capacity` bytes reaches too; none when the recording contradicts itself, or began with
-    /// segments whose layout it doesn't tell.
+    /// Bytes that PyTorch held in segments after each request. A replay with `settings` on
+    /// `capacity`
+    /// bytes reaches the same. `None` when the recording contradicts itself, or began with segments
+    /// whose layout it doesn't say.
     pub expected_reserved: Option<Vec<u64>>,
     /// How many of `requests`, at the front, stand for blocks that were live before the recording
     /// began.
@@ -49,12 +51,12 @@ pub struct Snapshot {
     pub streams: Vec<i64>,
     /// The ids whose allocation failed when it was recorded, in ascending order.
     pub failed: Vec<u32>,
-    /// What the device had for the job: held plus free bytes at the last failure; none without
-    /// failures. A memory fraction may have set a lower limit, of which a snapshot tells nothing.
+    /// The device's memory for the job: held plus free bytes at the last failure; `None` without
+    /// failures. A snapshot does not say whether a memory fraction set a lower limit.
     pub capacity: Option<Bytes>,
     /// The allocator's settings; all unset in snapshots of old versions.
     pub settings: Settings,
-    /// What a reader of results should know, a sentence each.
+    /// Sentences about what the result leaves out or assumes.
     pub notes: Vec<String>,
 }
 
@@ -81,25 +83,25 @@ pub enum SnapshotError {
     /// The file can't be opened.
     #[error(transparent)]
     File(#[from] files::FileError),
-    /// Its content won't do.
+    /// The content is not a usable snapshot.
     #[error("{}: {problem}", path.display())]
     Content {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// What is wrong.
         problem: Problem,
     },
 }
 
-/// Why a snapshot's content won't do. Offsets are in the decompressed file.
+/// What is wrong with a snapshot's content. Offsets are in the decompressed file.
 #[derive(Debug, thiserror::Error)]
 pub enum Problem {
     /// Reading or decompressing failed.
     #[error("cannot be read beyond byte {offset} of its content: {cause}; record or copy it again")]
     Unreadable {
-        /// How far it went.
+        /// The offset up to which it could be read.
         offset: u64,
-        /// Why.
+        /// The error of the read.
         cause: std::io::Error,
     },
     /// The file ends inside the pickle.
@@ -108,27 +110,27 @@ pub enum Problem {
         /// The file's length.
         offset: u64,
     },
-    /// An opcode that could run code, or holds what no snapshot holds.
+    /// An opcode that could run code, or that no snapshot contains.
     #[error(
         "the pickle's opcode {name} at byte {offset} is refused: only plain data is read and nothing is run; save the snapshot with torch.cuda.memory._dump_snapshot"
     )]
     Refused {
         /// The opcode's name in Python's `pickletools`.
         name: &'static str,
-        /// Where it stands.
+        /// Its offset.
         offset: u64,
     },
-    /// No opcode at all.
+    /// A byte that is not an opcode.
     #[error(
         "byte {offset} of the pickle, 0x{code:02x}, is no opcode; save the snapshot with torch.cuda.memory._dump_snapshot"
     )]
     Unknown {
-        /// What stands there.
+        /// The byte.
         code: u8,
         /// Offset in the file, in bytes.
         offset: u64,
     },
-    /// Opcodes that don't fit together.
+    /// A sequence of opcodes that makes no value.
     #[error("the pickle is malformed at byte {offset}: {what}")]
     Malformed {
         /// Offset in the file, in bytes.
@@ -136,7 +138,7 @@ pub enum Problem {
         /// What is wrong.
         what: &'static str,
     },
-    /// More than the memory limit.
+    /// It needs more than the memory limit.
     #[error(
         "reading it takes more than {limit} of memory; record fewer events (max_entries of _record_memory_history)"
     )]
@@ -144,10 +146,10 @@ pub enum Problem {
         /// The limit.
         limit: Bytes,
     },
-    /// A pickle, but no memory snapshot.
+    /// A pickle that is not a memory snapshot.
     #[error("it is no memory snapshot: {0}; save one with torch.cuda.memory._dump_snapshot")]
     NoSnapshot(String),
-    /// No events of the device, or events of several and none was named.
+    /// The device has no events, or several devices have events and none was chosen.
     #[error("{problem}; it has {}", devices(present))]
     Device {
         /// What is wrong.
@@ -160,7 +162,7 @@ pub enum Problem {
     Contradiction(String),
 }
 
-/// The devices of an error, not all when they are many.
+/// The number of events of each device, for an error. A long list is cut.
 fn devices(present: &[(usize, usize)]) -> String {
     let mut all: Vec<_> =
         present.iter().take(16).map(|(d, n)| format!("{n} events of device {d}")).collect();
@@ -173,7 +175,7 @@ fn devices(present: &[(usize, usize)]) -> String {
     all.join(", ")
 }
 
-/// Whether a file with this beginning (once decompressed) is a pickle rather than text.
+/// Whether the first bytes of a file (once decompressed) are those of a pickle.
 #[must_use]
 pub fn looks_like_pickle(first_bytes: &[u8]) -> bool {
     match first_bytes {
@@ -184,8 +186,8 @@ pub fn looks_like_pickle(first_bytes: &[u8]) -> bool {
     }
 }
 
-/// Reads the snapshot in `path` (perhaps gzipped): the requests of `device`, or of the only one
-/// that has events.
+/// Reads the snapshot in `path`, which may be gzipped: the requests of `device`, or of the only
+/// device that has events.
 ///
 /// # Errors
 /// When the file can't be read, isn't a pickle of plain data in the form of a snapshot, takes more
@@ -234,13 +236,13 @@ fn snapshot(
     Ok(snapshot)
 }
 
-/// The device to read and its events.
+/// The device to read, and its events.
 fn choose<'a>(
     pickle: &'a Pickle,
     traces: &[Value],
     device: Option<u32>,
 ) -> Result<(u32, &'a [Value]), Problem> {
-    // Few are listed, so that one list shared by a million devices makes no long error.
+    // The list is short, so that a list shared by a million devices makes no long error.
     let present = || -> Vec<(usize, usize)> {
         let counts =
             traces.iter().enumerate().map(|(d, t)| (d, pickle.list(*t).map_or(0, <[_]>::len)));

@@ -1,13 +1,13 @@
 //! A reader of pickles that hold plain data, made for PyTorch's memory snapshots.
 //!
 //! It reads dictionaries, lists, tuples, strings, bytes, numbers, booleans and `None` of protocols
-//! 0 to 5, in bounded memory. Nothing is ever imported, called or built: every opcode that would is
-//! refused by name.
+//! 0 to 5, in bounded memory. It imports, calls and builds nothing: it refuses every opcode that
+//! would, and names it.
 //!
-//! A snapshot is mostly stack frames and names that no replay needs, so only what [`Word`] names is
-//! kept. Entries of a dictionary under other keys are dropped, and so are other strings. Values are
-//! small and are copied by reference: what a pickle shares stays shared, and what refers to itself
-//! is a reference and no more. Nothing recurses.
+//! Most of a snapshot is stack frames and names that no replay needs. So only strings that are a
+//! [`Word`] are kept, and only dictionary entries under such keys. Values are small and copied by
+//! reference. A value that a pickle shares stays shared, and a value that contains itself is only a
+//! reference. Nothing recurses.
 
 use std::collections::HashMap;
 
@@ -19,8 +19,8 @@ use super::words::Word;
 /// How many collections may be open at once; snapshots need six.
 const DEPTH: usize = 1000;
 
-/// What a memo entry out of order is taken to cost: a hash table's entry, its slack, and the table
-/// it moved from.
+/// Bytes counted for a memo entry out of order: a hash table's entry, its slack, and the smaller
+/// table that it moved from.
 const SPARSE: usize = 128;
 
 impl Pickle {
@@ -55,14 +55,14 @@ struct Machine<'a> {
     budget: &'a mut Budget,
     stack: Vec<Value>,
     marks: Vec<usize>,
-    /// Memo entries 0, 1, 2, …, as all picklers number them; others are in `sparse`.
+    /// Memo entries 0, 1, 2, …, as all picklers number them. Other entries are in `sparse`.
     memo: Vec<Value>,
     sparse: HashMap<u32, Value>,
     nodes: Vec<Node>,
     texts: Vec<Box<[u8]>>,
-    /// Dictionaries that are the stack frame of `torch.cuda.empty_cache`: a handful.
+    /// Dictionaries that are the stack frame of `torch.cuda.empty_cache`. There are few.
     empty_cache: Vec<u32>,
-    /// Where the present opcode stands.
+    /// The offset of the present opcode.
     at: u64,
 }
 
@@ -152,7 +152,7 @@ impl Machine<'_> {
                         ));
                     }
                 }
-                // A frame only says how much to read at once.
+                // A frame's length is only a hint how much to read at once.
                 0x95 => drop(self.source.array::<8>()?),
                 b'.' => return self.pop(),
                 _ => return Err(self.refused(code)),
@@ -160,7 +160,7 @@ impl Machine<'_> {
         }
     }
 
-    /// None, booleans and numbers of fixed width.
+    /// Reads `None`, a boolean, or a number of fixed width.
     #[inline]
     fn scalar(&mut self, code: u8) -> Result<(), Problem> {
         let value = match code {
@@ -174,7 +174,7 @@ impl Machine<'_> {
         self.push(value)
     }
 
-    /// Memo entries, recalled and made.
+    /// Recalls or makes a memo entry.
     #[inline]
     fn memo(&mut self, code: u8) -> Result<(), Problem> {
         match code {
@@ -214,7 +214,7 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// Strings with their length before them.
+    /// Reads a string whose length precedes it.
     #[inline]
     fn text(&mut self, code: u8) -> Result<(), Problem> {
         let length = match code {
@@ -241,7 +241,7 @@ impl Machine<'_> {
         self.budget.push(&mut self.stack, value)
     }
 
-    /// The position of the topmost `n` values, none of which lies under the last mark.
+    /// The position of the topmost `n` values. It is an error if a mark lies among them.
     fn below(&self, n: usize) -> Result<usize, Problem> {
         let floor = self.marks.last().copied().unwrap_or(0);
         match self.stack.len().checked_sub(n) {
@@ -282,8 +282,8 @@ impl Machine<'_> {
         self.push(value)
     }
 
-    /// Goes through the recalls that follow, of which stacks consist, as long as nothing is special
-    /// about them.
+    /// Reads the run of recalls that follows, as stacks consist of them, while none of them is
+    /// special.
     fn recall_more(&mut self) {
         let (rest, mut taken) = (self.source.rest(), 0);
         while self.stack.len() < self.stack.capacity() {
@@ -310,8 +310,8 @@ impl Machine<'_> {
                 self.budget.push(&mut self.memo, value)?;
             }
             std::cmp::Ordering::Greater => {
-                // An entry that moved out is not given back: it may be counted twice, never too
-                // little.
+                // A moved entry's old place is not given back: it may be counted twice, but never
+                // too little.
                 if !self.sparse.contains_key(&n) {
                     self.budget.charge(SPARSE as u64, 0)?;
                 }
@@ -328,7 +328,8 @@ impl Machine<'_> {
         self.push(Value::Node(n))
     }
 
-    /// A new list; under the key `frames` it keeps nothing, since stacks are most of a snapshot.
+    /// Makes a list. A list under the key `frames` keeps nothing, since stacks are most of a
+    /// snapshot.
     fn empty_list(&mut self) -> Result<(), Problem> {
         let frames = self.top().is_ok_and(|top| top == Value::Word(Word::Frames));
         self.node(if frames { Node::Frames(Stack::Other) } else { Node::List(Vec::new()) })
@@ -342,7 +343,7 @@ impl Machine<'_> {
         self.node(if tuple { Node::Tuple(all) } else { Node::List(all) })
     }
 
-    /// Moves what lies from `from` up into the list under it.
+    /// Appends the values from position `from` up to the list below them.
     fn append(&mut self, from: usize) -> Result<(), Problem> {
         let under = from.checked_sub(1).map(|at| self.stack[at]);
         let Some(Value::Node(n)) = under else {
@@ -368,8 +369,8 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// Puts the pairs from `from` up into the dictionary under them, or into the new one `fresh`,
-    /// which is pushed.
+    /// Puts the pairs from position `from` up into the dictionary below them, or into the new
+    /// dictionary `fresh`, which is pushed.
     fn set_items(&mut self, fresh: Option<u32>, from: usize) -> Result<(), Problem> {
         if !(self.stack.len() - from).is_multiple_of(2) {
             return Err(self.wrong("a dictionary's key lacks its value"));
@@ -432,7 +433,7 @@ impl Machine<'_> {
         self.push(value)
     }
 
-    /// A number written out.
+    /// Reads a number written as text.
     fn number(&mut self, code: u8) -> Result<(), Problem> {
         let text = self.source.line()?.and_then(|t| std::str::from_utf8(t).ok()).map(str::trim);
         let value = match (code, text) {
@@ -454,7 +455,7 @@ impl Machine<'_> {
         self.push(value)
     }
 
-    /// A string of `n` bytes.
+    /// Reads a string of `n` bytes.
     fn string(&mut self, n: u64) -> Result<(), Problem> {
         let keep = matches!(self.stack.last(), Some(Value::Word(Word::Conf)));
         let text = self.source.text(n)?;
@@ -462,8 +463,8 @@ impl Machine<'_> {
         self.push(value)
     }
 
-    /// A string on a line: quoted, as Python 2 did, or not. Escapes are left alone: no word has
-    /// any.
+    /// Reads a string on a line, quoted as by Python 2 or not. Escapes are not decoded, because no
+    /// [`Word`] has any.
     fn string_line(&mut self, code: u8) -> Result<(), Problem> {
         let keep = matches!(self.stack.last(), Some(Value::Word(Word::Conf)));
         let mut text = self.source.line()?;
@@ -478,7 +479,7 @@ impl Machine<'_> {
     }
 }
 
-/// What is kept of a string: which word it is, or all of it when it is to be kept.
+/// What is kept of a string: the word that it is, or its text if the caller wants it.
 fn string(
     text: Option<&[u8]>,
     keep: bool,
@@ -495,7 +496,7 @@ fn string(
     Ok(Value::Text(n))
 }
 
-/// An event's entries as a dictionary's again.
+/// An event's fields as the entries of a dictionary.
 fn unpacked(event: &Event, budget: &mut Budget) -> Result<Vec<(Word, Value)>, Problem> {
     let mut all = Vec::new();
     budget.reserve(&mut all, 4)?;
@@ -509,7 +510,7 @@ fn unpacked(event: &Event, budget: &mut Budget) -> Result<Vec<(Word, Value)>, Pr
     Ok(all)
 }
 
-/// Opcodes that import, call, build, or hold what no snapshot holds.
+/// Opcodes that import, call or build, or that no snapshot contains.
 const REFUSED: &[(u8, &str)] = &[
     (b'c', "GLOBAL"),
     (b'R', "REDUCE"),

@@ -1,21 +1,22 @@
-//! From a decoded snapshot to requests: what was live before, then what happened, in order.
+//! Turns one device's events of a decoded snapshot into requests: first the blocks that were live
+//! before the recording, then the events in order.
 //!
-//! One device's events.
+//! A snapshot records allocations with their requested bytes, when a free was requested and when it
+//! completed (later, if another stream still used the block), and the segments taken and given
+//! back.
+//! Only `free_completed` counts as a free: a replay could not predict when it came.
 //!
-//! A snapshot tells allocations with their requested bytes, when a free was asked for and when it
-//! was done (later, if another stream still used the block), and the segments taken and given back.
-//! Only `free_completed` frees: when it came is timing, which no replay can find again.
+//! `torch.cuda.empty_cache` itself leaves no event, only the segments that it gives back. But an
+//! allocation that fails and is tried again gives segments back too. A run of segments given back
+//! becomes [`Request::EmptyCache`] in these cases:
 //!
-//! `torch.cuda.empty_cache` itself leaves no event, only the segments it gives back; but so does an
-//! allocation that fails and is tried again. A run of segments given back is an
-//! [`Request::EmptyCache`] when
-//! - a stack was recorded with it and holds `empty_cache` of `torch/cuda/memory.py`; or
-//! - no stacks were recorded, the run leaves no segment idle, and what follows it can't be the rest
-//!   of an allocation that took a new segment or failed: another event, or the end; or
-//! - as before, but an allocation with new segments follows, and the recording shows that it can't
-//!   have been for want of memory: at another time PyTorch held as much as it would have held
-//!   without the run, and neither `max_split_size_mb` nor garbage collection, which also give back
-//!   segments, is set.
+//! - A stack was recorded with it and contains `empty_cache` of `torch/cuda/memory.py`.
+//! - No stacks were recorded, the run leaves no segment idle, and the next event can't be the rest
+//!   of an allocation that took a new segment or failed.
+//! - As before, but an allocation with new segments follows, and it can't have been short of
+//!   memory:
+//!   at another time PyTorch held as much as it would have held without the run. Besides, neither
+//!   `max_split_size_mb` nor garbage collection is set, which also give back segments.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -26,10 +27,10 @@ use super::{Problem, Settings, Snapshot};
 use crate::requests::Request;
 use crate::units::Bytes;
 
-/// What an entry of a tree is taken to cost, its share of half-empty tree nodes included.
+/// Bytes counted for an entry of a tree, its share of half-empty nodes included.
 const TREE_ENTRY: u64 = 96;
 
-/// No block: its id after it was freed.
+/// The id of a freed block.
 const GONE: u32 = u32::MAX;
 
 /// A block that was live before the recording began.
@@ -49,17 +50,17 @@ struct Segment {
 #[derive(Default)]
 struct Past {
     blocks: Vec<Start>,
-    /// Segments that were there before, by address.
+    /// Segments that existed before the recording, by address and size.
     segments: Vec<(i64, i64)>,
-    /// Bytes held before, negative when the events contradict the segments.
+    /// Bytes held before the recording; negative when the events contradict the segments.
     reserved: i128,
     /// The most bytes held at any time.
     most: i128,
     /// Bytes held and free at the last failure.
     capacity: Option<i128>,
-    /// Every address that ever had a block, all [`GONE`].
+    /// Every address that ever had a block; all ids are [`GONE`].
     ids: HashMap<i64, u32>,
-    /// Whether the trace has only requests for frees.
+    /// Whether the trace has `free_requested` events only.
     by_request: bool,
     /// Whether the events contradict each other or the segments.
     contradicted: bool,
@@ -71,24 +72,24 @@ fn contradiction(at: usize, what: &str) -> Problem {
     Problem::Contradiction(format!("event {at} of the trace {what}; record the snapshot again"))
 }
 
-/// The event at position `at`: `Ok(None)` when its action is none that matters here.
+/// The event at position `at`; `Ok(None)` when its action has no meaning here.
 fn event(pickle: &Pickle, events: &[Value], at: usize) -> Result<Option<Event>, Problem> {
     match pickle.event(events[at]) {
         Some(e) if !(0..=1 << 62).contains(&e.size) => {
             Err(contradiction(at, "has a negative or enormous size"))
         }
         Some(e) => Ok(Some(e)),
-        // Later versions may add actions; an entry of a known one must be whole.
+        // Later versions may add actions. An event with a known action must be complete.
         None if pickle.get(events[at], Word::Action) == Some(Value::Other) => Ok(None),
         None => Err(contradiction(at, "lacks its action, address, size or stream")),
     }
 }
 
-/// Makes room for one more entry and counts it.
+/// Makes room for one more entry and counts its memory.
 fn room<V>(map: &mut HashMap<i64, V>, budget: &mut Budget) -> Result<(), Problem> {
     if map.len() == map.capacity() {
-        // The standard table fills seven in eight of its buckets (all but one of a few) and doubles
-        // them.
+        // The standard table fills seven eighths of its buckets (a tiny one all but one) and then
+        // doubles.
         let buckets = map.capacity() + map.capacity().div_ceil(7);
         let bytes = |n: usize| (n * (size_of::<(i64, V)>() + 1) + 64) as u64;
         budget.charge(bytes((buckets * 2).max(16)) - bytes(buckets), bytes(buckets))?;
@@ -163,7 +164,7 @@ fn past(
     past.capacity = past.capacity.map(|c| c + past.reserved);
     past.contradicted = stray > 0 || odd > 0;
     past.blocks.sort_unstable_by_key(|b| b.addr);
-    // Every id is given anew in the second pass.
+    // The second pass assigns all ids anew.
     past.ids.values_mut().for_each(|id| *id = GONE);
     let mut note = |n: u64, what: &str| {
         if n > 0 {
@@ -179,8 +180,8 @@ fn past(
     Ok(past)
 }
 
-/// Reads the segments that stand at the snapshot: adds the live blocks and the segments that the
-/// trace never names to `past`; returns the bytes held and how many blocks contradict the trace.
+/// Reads the segments of the snapshot. Adds the live blocks and the segments that the trace never
+/// names to `past`. Returns the bytes held and how many blocks contradict the trace.
 fn standing(
     pickle: &Pickle,
     device: u32,
@@ -224,8 +225,8 @@ fn standing(
             .get(*segment, Word::Blocks)
             .and_then(|b| pickle.list(b))
             .ok_or_else(|| wrong("a segment has no blocks"))?;
-        // Each block is a dictionary of its own: more of them than dictionaries means a list that
-        // is shared.
+        // Each block is a dictionary of its own. More blocks than dictionaries means that a list is
+        // shared.
         seen = seen.saturating_add(blocks.len()).saturating_add(1);
         if seen > pickle.nodes.len() {
             return Err(wrong("segments share blocks"));
@@ -235,7 +236,7 @@ fn standing(
             let size = number(*block, Word::Size)
                 .filter(|n| (0..=1 << 62).contains(n))
                 .ok_or_else(|| wrong("a block lacks its size"))?;
-            // Old versions write no addresses: blocks follow each other.
+            // Old versions write no block addresses: each block follows the one before.
             let addr = number(*block, Word::Address).unwrap_or(next);
             next = addr.saturating_add(size);
             match pickle.get(*block, Word::State) {
@@ -259,7 +260,7 @@ fn standing(
     Ok((total, odd))
 }
 
-/// Segments given back without a request between.
+/// Segments given back without a request between them.
 struct Run {
     /// How many requests came before.
     at: usize,
@@ -268,9 +269,9 @@ struct Run {
     after: i128,
     /// Bytes taken since.
     grown: i128,
-    /// Whether idle segments were left.
+    /// Whether it left idle segments.
     idle: bool,
-    /// Whether something came between its parts.
+    /// Whether other events came between its parts.
     mixed: bool,
     stack: Stack,
 }
@@ -451,13 +452,14 @@ impl Builder<'_> {
         }
         let (id, stream) = (self.id()?, self.stream(stream)?);
         self.request(Request::Allocate { id, bytes: Bytes(size), stream })?;
-        // The first pass has seen every address: this never grows.
+        // The first pass inserted every address, so the table never grows.
         self.ids.insert(addr, id);
         self.count(addr, true);
         Ok(())
     }
 
-    /// An allocation that failed when it was recorded: freed at once, so that a replay in which it
+    /// Adds an allocation that failed when it was recorded, and its free, so that a replay in which
+    /// it
     /// succeeds doesn't keep it.
     fn fail(&mut self, size: u64, stream: i64) -> Result<(), Problem> {
         let (id, stream) = (self.id()?, self.stream(stream)?);
@@ -477,7 +479,7 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// Counts a block of the segment around `addr`, if that is of a fixed size.
+    /// Updates the count of live blocks of the segment around `addr`, if it is of fixed size.
     fn count(&mut self, addr: i64, live: bool) {
         let Some((start, segment)) = self.segments.range_mut(..=addr).next_back() else { return };
         if addr.wrapping_sub(*start) >= segment.size {
@@ -531,8 +533,8 @@ impl Builder<'_> {
         }
     }
 
-    /// Settles what the last run of segments given back was, now that an event follows: an
-    /// allocation, or another.
+    /// Decides what the last run of segments given back was, given that the next event is an
+    /// allocation or not.
     fn decide(&mut self, allocation: bool) -> Result<(), Problem> {
         let Some(run) = self.run.take() else { return Ok(()) };
         let retry = allocation && run.grown > 0;
@@ -547,7 +549,7 @@ impl Builder<'_> {
         };
         if emptied {
             self.emptied += 1;
-            // Only frees came since, and each is moved once.
+            // Only frees came since, and each request is moved once.
             self.budget.reserve(&mut self.requests, 1)?;
             self.requests.insert(run.at, Request::EmptyCache);
             self.budget.reserve(&mut self.expected, 1)?;

@@ -5,18 +5,18 @@ use std::io::{BufRead, Read};
 use super::Problem;
 use crate::units::Bytes;
 
-/// Strings above this are passed over rather than kept.
+/// Strings longer than this are skipped, not kept.
 pub(super) const TEXT: usize = 4096;
 
 const CHUNK: usize = 1 << 16;
 
-/// A stream read in chunks that knows how far it has come.
+/// A stream read in chunks, and the offset reached.
 pub(super) struct Source {
     reader: Box<dyn BufRead>,
     chunk: Box<[u8]>,
     at: usize,
     end: usize,
-    /// Where `chunk` begins in the decompressed file.
+    /// Offset of `chunk` in the decompressed file.
     base: u64,
     text: Vec<u8>,
 }
@@ -38,7 +38,8 @@ impl Source {
         self.base + self.at as u64
     }
 
-    /// Fetches the next chunk; `false` at the end. Only called when all of this one is taken.
+    /// Reads the next chunk; `false` at the end. Only called when all of the present chunk is
+    /// taken.
     #[cold]
     fn refill(&mut self) -> Result<bool, Problem> {
         self.base += self.end as u64;
@@ -55,12 +56,12 @@ impl Source {
         }
     }
 
-    /// Whether nothing is left (which also makes a gzip file prove its checksum).
+    /// Whether the stream is at its end. Reaching the end also checks a gzip file's checksum.
     pub(super) fn at_end(&mut self) -> Result<bool, Problem> {
         Ok(self.at == self.end && !self.refill()?)
     }
 
-    /// What of the present chunk is not taken, perhaps nothing.
+    /// The bytes of the present chunk that are not taken yet; may be empty.
     pub(super) fn rest(&self) -> &[u8] {
         &self.chunk[self.at..self.end]
     }
@@ -97,7 +98,7 @@ impl Source {
     pub(super) fn skip(&mut self, mut n: u64) -> Result<(), Problem> {
         loop {
             let here = n.min((self.end - self.at) as u64);
-            // Fits: it is at most the chunk's length.
+            // This fits, because it is at most the chunk's length.
             self.at += here as usize;
             n -= here;
             if n == 0 {
@@ -109,7 +110,7 @@ impl Source {
         }
     }
 
-    /// The next `n` bytes, or nothing when they are more than [`TEXT`]; taken either way.
+    /// Takes the next `n` bytes. Returns them, or `None` when they are longer than [`TEXT`].
     #[inline]
     pub(super) fn text(&mut self, n: u64) -> Result<Option<&[u8]>, Problem> {
         if n > TEXT as u64 {
@@ -129,8 +130,9 @@ impl Source {
         Ok(Some(&self.text))
     }
 
-    /// The bytes up to the next newline, which is taken too, or nothing when they are more than
-    /// [`TEXT`].
+    /// Takes the bytes up to the next newline, and the newline. Returns the bytes, or `None` when
+    /// they
+    /// are longer than [`TEXT`].
     pub(super) fn line(&mut self) -> Result<Option<&[u8]>, Problem> {
         self.text.clear();
         let mut fits = true;
@@ -144,7 +146,7 @@ impl Source {
     }
 }
 
-/// How much memory may be taken, counted before it is.
+/// An account of the memory that the reader may take, charged before memory is taken.
 pub(super) struct Budget {
     used: u64,
     limit: u64,
@@ -155,7 +157,7 @@ impl Budget {
         Self { used: 0, limit: limit.0 }
     }
 
-    /// Counts `more` bytes that stay and checks that `passing` more fit for now.
+    /// Charges `more` bytes that stay, and checks that `passing` more bytes fit for now.
     pub(super) fn charge(&mut self, more: u64, passing: u64) -> Result<(), Problem> {
         let used = self.used.saturating_add(more);
         if used.saturating_add(passing) > self.limit {
@@ -165,12 +167,12 @@ impl Budget {
         Ok(())
     }
 
-    /// Counts `bytes` as given back.
+    /// Takes `bytes` off the account.
     pub(super) fn release(&mut self, bytes: u64) {
         self.used = self.used.saturating_sub(bytes);
     }
 
-    /// Makes room for `more` entries; while a table moves to a larger place both count.
+    /// Makes room for `more` entries. While a table moves to a larger place, both count.
     #[inline]
     pub(super) fn reserve<T>(&mut self, all: &mut Vec<T>, more: usize) -> Result<(), Problem> {
         if all.capacity() - all.len() >= more { Ok(()) } else { self.grow(all, more) }
@@ -180,7 +182,7 @@ impl Budget {
     fn grow<T>(&mut self, all: &mut Vec<T>, more: usize) -> Result<(), Problem> {
         let size = size_of::<T>() as u64;
         let old = all.capacity();
-        // A first reservation is taken at its word: most lists of a snapshot are filled once.
+        // A first reservation is exact: most lists of a snapshot are filled once.
         let new = if old == 0 { more } else { (all.len() + more).max(old * 2) };
         self.charge((new - old) as u64 * size, old as u64 * size)?;
         all.reserve_exact(new - all.len());

@@ -1,8 +1,8 @@
-//! What a pickle's values are kept as, and how they are looked up.
+//! The values of a pickle, and how they are looked up.
 
 use super::words::Word;
 
-/// A value; collections and texts are references into [`Pickle`].
+/// A value. Collections and texts are references into [`Pickle`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Value {
     None,
@@ -10,15 +10,15 @@ pub(super) enum Value {
     Int(i64),
     Float(f64),
     Word(Word),
-    /// Into [`Pickle::texts`].
+    /// An index into [`Pickle::texts`].
     Text(u32),
-    /// Into [`Pickle::nodes`].
+    /// An index into [`Pickle::nodes`].
     Node(u32),
-    /// Something that is not kept: another string, bytes, or a number beyond 64 bits.
+    /// A value that is not kept: another string, bytes, or a number beyond 64 bits.
     Other,
 }
 
-/// What an entry of a device's trace says.
+/// An event of a device's trace.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Event {
     /// The device's free bytes when `action` is [`Word::Oom`], which has no address.
@@ -29,14 +29,14 @@ pub(super) struct Event {
     pub(super) stack: Stack,
 }
 
-/// What is kept of a stack.
+/// What is kept of an event's stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stack {
-    /// None was recorded: there is no `frames` entry.
+    /// No stack was recorded: there is no `frames` entry.
     Unknown,
-    /// One without `torch.cuda.empty_cache`; perhaps empty, as in a thread without Python.
+    /// A stack without `torch.cuda.empty_cache`; may be empty, as in a thread without Python.
     Other,
-    /// One with it.
+    /// A stack with `torch.cuda.empty_cache`.
     EmptyCache,
 }
 
@@ -45,11 +45,11 @@ pub(super) enum Stack {
 pub(super) enum Node {
     List(Vec<Value>),
     Tuple(Vec<Value>),
-    /// Only entries whose key is a word, each key once.
+    /// Only the entries whose key is a word, each key once.
     Dict(Vec<(Word, Value)>),
-    /// A dictionary with an event's entries, made small: snapshots hold millions.
+    /// A dictionary with an event's entries, stored compactly: snapshots hold millions of them.
     Event(Event),
-    /// The list under a `frames` key.
+    /// The list under a `frames` key, reduced to its kind.
     Frames(Stack),
 }
 
@@ -74,13 +74,13 @@ impl Event {
         }
         let action = action?;
         let addr = if action == Word::Oom { free } else { addr };
-        // `snapshot` marks have nothing but a time.
+        // `snapshot` events have no fields but a time.
         let n = |x: Option<i64>| if action == Word::Taken { Some(x.unwrap_or(0)) } else { x };
         Some(Self { addr: n(addr)?, size: n(size)?, stream: n(stream)?, action, stack })
     }
 }
 
-/// A pickle's content: one value and what it refers to.
+/// A pickle's content: its value and everything that the value refers to.
 #[derive(Debug)]
 pub(super) struct Pickle {
     pub(super) root: Value,
@@ -107,7 +107,7 @@ impl Pickle {
         }
     }
 
-    /// What dictionary `value` says as an entry of a trace.
+    /// The event that dictionary `value` describes.
     pub(super) fn event(&self, value: Value) -> Option<Event> {
         let Value::Node(n) = value else { return None };
         match self.nodes.get(n as usize)? {
@@ -117,7 +117,7 @@ impl Pickle {
         }
     }
 
-    /// The string that is the value of the settings' configuration.
+    /// The text of a string value.
     pub(super) fn text(&self, value: Value) -> Option<String> {
         if value == Value::Word(Word::Empty) {
             return Some(String::new());

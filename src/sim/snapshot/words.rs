@@ -1,9 +1,9 @@
-//! The strings that mean something in a memory snapshot. All others are dropped while reading.
+//! The strings that have a meaning in a memory snapshot. All others are dropped while reading.
 
-/// A string that a snapshot's meaning depends on.
+/// A string that has a meaning in a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Word {
-    /// A power of two, as the keys of `roundup_power2_divisions` are (its exponent).
+    /// A power of two, by its exponent: the keys of `roundup_power2_divisions`.
     Power(u8),
     // The snapshot's own keys.
     DeviceTraces,
@@ -37,13 +37,14 @@ pub(super) enum Word {
     ActiveAllocated,
     ActivePendingFree,
     Inactive,
-    // What shows that a stack frame is `torch.cuda.empty_cache`.
+    // Parts of the stack frame of `torch.cuda.empty_cache`.
     Name,
     Filename,
     EmptyCache,
     MemoryPy,
-    // Keys of the settings; Python keeps one empty string, so an empty configuration is often a
-    // shared one.
+    // Keys of the settings. Python keeps one empty string, so an empty configuration is often a
+    // shared
+    // string.
     Empty,
     Conf,
     MaxSplitSize,

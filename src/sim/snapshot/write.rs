@@ -2,8 +2,8 @@
 //!
 //! The requests are replayed through the allocator, so the file has what a recording of the same
 //! job has: every allocation and free with its stack, every segment taken and given back, and the
-//! segments and blocks that stand at the end. PyTorch's viewer (`memory_viz`),
-//! `torch.cuda._memory_viz` and [`super::read`] open it. Addresses are the simulated device's.
+//! final segments and blocks. PyTorch's viewer (`memory_viz`), `torch.cuda._memory_viz` and
+//! [`super::read`] open it. Addresses are those of the simulated device.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -16,15 +16,15 @@ use crate::units::{Bytes, Nanos};
 /// One line of a stack.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Frame {
-    /// The source file, or what stands for one.
+    /// The source file, or a text in its place.
     pub filename: String,
-    /// The function, or what stands for one.
+    /// The function, or a text in its place.
     pub name: String,
-    /// The line in the file, from 1; 0 where there is none.
+    /// The line in the file, from 1; 0 if there is none.
     pub line: u32,
 }
 
-/// A stack that is written once and named wherever it occurs.
+/// The number of a stack in [`Stacks`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct StackId(u32);
 
@@ -49,7 +49,7 @@ impl Default for Stacks {
 }
 
 impl Stacks {
-    /// Adds a stack, innermost frame first as PyTorch lists them, or finds it.
+    /// Adds a stack, or finds it. The innermost frame comes first, as PyTorch lists them.
     pub fn add(&mut self, frames: impl IntoIterator<Item = Frame>) -> StackId {
         let mut stack = Vec::new();
         for frame in frames {
@@ -68,17 +68,16 @@ impl Stacks {
     }
 }
 
-/// A request as the recording shows it.
+/// A request as the recording contains it.
 #[derive(Clone, Copy, Debug)]
 pub struct Event<'a> {
-    /// What is asked for.
+    /// The request.
     pub request: Request,
-    /// When, from the recording's start.
+    /// Time since the recording's start.
     pub time: Nanos,
     /// The call stack of the request.
     pub stack: StackId,
-    /// What an allocated block is for, which PyTorch's viewer colours by; `None` where it is not
-    /// known.
+    /// What an allocated block is for; PyTorch's viewer colours blocks by it. `None` if not known.
     pub category: Option<&'a str>,
 }
 
@@ -144,13 +143,13 @@ pub fn write<'a>(
     pen.op(b"]u.")
 }
 
-/// How many elements of a list are appended at once, as Python's own pickler does.
+/// How many elements of a list are appended at once; Python's own pickler uses the same number.
 const BATCH: usize = 1000;
 
 /// The category of a block without one.
 const UNKNOWN: &str = "unknown";
 
-/// The frame that says that `torch.cuda.empty_cache` gave segments back.
+/// File and function of the frame that marks segments given back by `torch.cuda.empty_cache`.
 const EMPTY_CACHE: (&str, &str) = ("torch/cuda/memory.py", "empty_cache");
 
 /// A block in use.
@@ -160,13 +159,13 @@ struct Live {
     stream: u32,
 }
 
-/// The events of a device being written.
+/// The events of a device, while they are written.
 struct Trace<'a> {
     pen: Pen<'a>,
     replay: Replay,
-    /// By address.
+    /// Blocks in use, by address.
     live: HashMap<u64, Live>,
-    /// How many were written.
+    /// How many events were written.
     entries: usize,
 }
 
@@ -211,7 +210,9 @@ impl Trace<'_> {
             Change::Mapped => "segment_map",
             Change::Unmapped => "segment_unmap",
         };
-        // PyTorch's viewer fails on categories that lack `unknown`, so segments have it.
+        // PyTorch's viewer fails on an event without a category when others have one, so segments
+        // get
+        // `unknown`.
         let category = event.category.map(|_| UNKNOWN);
         self.entry(action, change.address, change.bytes, change.stream, event, category)
     }
@@ -246,10 +247,10 @@ impl Trace<'_> {
     }
 }
 
-/// Writes opcodes. What occurs again is memoised at its first occurrence.
+/// Writes opcodes. Values that occur again are memoised when they first occur.
 struct Pen<'a> {
     out: &'a mut dyn Write,
-    /// How many memo entries there are.
+    /// Number of memo entries.
     memo: u32,
     texts: HashMap<String, u32>,
     stacks: &'a Stacks,
@@ -257,7 +258,7 @@ struct Pen<'a> {
     written: HashMap<Kept, u32>,
 }
 
-/// What is memoised besides texts.
+/// A memoised value that is not a text.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Kept {
     Frame(u32),
@@ -320,7 +321,7 @@ impl Pen<'_> {
         }
     }
 
-    /// An entry of a dictionary. Sizes and addresses are below 2^63.
+    /// Writes a number under a key. Sizes and addresses are below 2^63.
     fn number(&mut self, key: &str, number: u64) -> io::Result<()> {
         self.text(key)?;
         self.int(i64::try_from(number).unwrap_or(i64::MAX))
@@ -336,7 +337,7 @@ impl Pen<'_> {
         self.op(&[if value { 0x88 } else { 0x89 }])
     }
 
-    /// Writes something once and recalls it from then on.
+    /// Writes a value the first time, and recalls it from then on.
     fn once(
         &mut self,
         what: Kept,
@@ -359,7 +360,7 @@ impl Pen<'_> {
         self.op(b"u")
     }
 
-    /// A list of frames, under `torch.cuda.empty_cache` where that gave memory back.
+    /// Writes a list of frames. If `emptied`, the frame of `torch.cuda.empty_cache` is added.
     fn stack(&mut self, stack: StackId, emptied: bool) -> io::Result<()> {
         let stacks = self.stacks;
         self.once(Kept::Stack(stack, emptied), |pen| {
@@ -378,7 +379,7 @@ impl Pen<'_> {
         })
     }
 
-    /// A segment, or the part of a growing one that lies between pages without memory.
+    /// Writes a segment, or the part of a growing segment between two unmapped ranges.
     fn segment(
         &mut self,
         segment: &SegmentView,

@@ -3,8 +3,9 @@
 use super::*;
 
 impl<R: Rules> Core<R> {
-    /// A block of at least `size` made of free and newly mapped memory at the lowest address there
-    /// is, in no list.
+    /// Makes a block of at least `size` bytes from free and newly mapped memory, at the lowest
+    /// address
+    /// possible. The block is in no list.
     pub(super) fn grow(&mut self, list: u32, size: u64, page: u64) -> Option<u32> {
         let mut block = self.expandable(list, size, page)?;
         if self.blocks[block as usize].state == State::Unmapped {
@@ -22,8 +23,9 @@ impl<R: Rules> Core<R> {
         Some(block)
     }
 
-    /// The first block, free or unmapped, of a run of such with room for `size`; a new segment's
-    /// when there is none.
+    /// The first block of a run of free or unmapped blocks with room for `size` bytes. If there is
+    /// no
+    /// such run, the first block of a new segment.
     fn expandable(&mut self, list: u32, size: u64, page: u64) -> Option<u32> {
         let blocks = &self.blocks;
         let usable = |b: u32| {
@@ -41,11 +43,11 @@ impl<R: Rules> Core<R> {
                 return Some(first);
             }
         }
-        // Room for an eighth more than the device has, as holes may stay.
+        // Reserves addresses for an eighth more than the device has, because holes may stay.
         let capacity = self.device.capacity().0;
         let room = (capacity + capacity / 8).div_ceil(page) * page;
         if size > room {
-            // More than the device; only what it would have taken is noted.
+            // This exceeds the device, so the call only records how much it would have taken.
             self.device.map(size.next_multiple_of(page));
             return None;
         }
@@ -138,7 +140,7 @@ impl<R: Rules> Core<R> {
         }
     }
 
-    /// Makes `from..to`, one end of `block`, a free block of its own.
+    /// Splits `from..to`, one end of `block`, off as a free block of its own.
     fn set_apart(&mut self, block: u32, from: u64, to: u64) {
         let b = &self.blocks[block as usize];
         let before = from == b.address;

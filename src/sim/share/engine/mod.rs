@@ -1,12 +1,15 @@
-//! A trace of jobs through a policy and a mechanism: what happens when, on one device.
+//! Simulates a trace of jobs under a policy and a mechanism on one device.
 //!
 //! Between two events (a job comes, ends, is killed, gives way or falls overdue) all running jobs
-//! go at one speed, so time advances in closed form: a clock of progress, in 2^-20 ns of a job's
-//! time alone, and for each running job the reading at which it ends. A job gives way at the end of
-//! an iteration. Events at the same time go by kind, then by job. Turns (policy `fair`) are
-//! modelled as their limit: all jobs progress alike, which is true to within a turn.
+//! progress at one speed, so time advances in closed form. A *clock* counts progress, in 2^-20 ns
+//! of
+//! a job's time alone, and each running job ends at a known reading of the clock. A job gives way
+//! at
+//! the end of an iteration. Events at the same time are ordered by kind, then by job. Turns (policy
+//! `fair`) are modelled as their limit: all jobs progress alike, which is true to within a turn.
 //!
-//! In lanes everything has an address ([`super::layout`]). Where no hole is large enough, memory is
+//! In lanes, all memory has an address ([`super::layout`]). Where no hole is large enough, memory
+//! is
 //! packed once the jobs whose memory moves are between two iterations, and packing takes time.
 
 mod room;
@@ -27,25 +30,26 @@ use super::policy::{Facts, Policy, Style};
 use super::result::{JobResult, Outcome, Span, Verdict};
 use crate::units::{Bytes, Nanos};
 
-/// How many waiting jobs are looked at when room is free, in the policy's order.
+/// How many waiting jobs are tried when room is free, in the policy's order.
 const LOOK: usize = 64;
-/// Bits of a nanosecond on the clock of progress.
+/// Fractional bits of the clock's nanoseconds.
 const FINE: u32 = 20;
 const NEVER: u64 = u64::MAX;
 
-/// What is kept beside the figures.
+/// What an outcome records besides the figures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Keep {
     /// Memory over time, and which job ran when.
     pub moments: bool,
-    /// Why this job waited.
+    /// Records why this job waited.
     pub reasons: Option<u32>,
-    /// Whether every change of memory is proved safe ([`super::check`]); for lanes, whose sums are
-    /// all there is to see elsewhere.
+    /// Whether every change of memory is proved safe ([`super::check`]). Only lanes are checked,
+    /// since
+    /// other mechanisms keep only sums.
     pub proof: bool,
 }
 
-/// Runs the trace, whose jobs are in order of submission.
+/// Simulates the trace, whose jobs are in order of submission.
 #[must_use]
 pub fn simulate(jobs: &[Job], policy: &dyn Policy, settings: &Settings, keep: Keep) -> Outcome {
     let mut engine = Engine::new(jobs, policy, settings, keep);
@@ -55,7 +59,7 @@ pub fn simulate(jobs: &[Job], policy: &dyn Policy, settings: &Settings, keep: Ke
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Not submitted yet, or gone.
+    /// Not submitted yet, or ended.
     Away,
     /// Submitted, without a byte on the device.
     Waiting,
@@ -69,7 +73,7 @@ enum State {
 /// Priority, rank and position: smaller goes first.
 type Key = (i64, u64, u32);
 
-/// What several jobs need together.
+/// The memory needs of several jobs, by size.
 #[derive(Clone, Debug, Default)]
 struct Group {
     persistent: u128,
@@ -98,12 +102,12 @@ impl Group {
         self.by_sum.is_empty()
     }
 
-    /// The largest sum of both.
+    /// The largest sum of persistent and ephemeral bytes of one job.
     fn largest_sum(&self) -> Bytes {
         self.by_sum.last().map_or(Bytes::ZERO, |l| l.0)
     }
 
-    /// The largest of each.
+    /// The largest persistent and the largest ephemeral bytes, perhaps of different jobs.
     fn largest(&self) -> Need {
         let last = |of: &BTreeSet<(Bytes, u32)>| of.last().map_or(Bytes::ZERO, |l| l.0);
         (last(&self.by_persistent), last(&self.by_ephemeral))
@@ -117,13 +121,13 @@ struct Engine<'a> {
     keep: Keep,
     style: Style,
     room: Room,
-    /// Addresses, in lanes; the released code leaves them to the framework's allocator.
+    /// Addresses, in lanes. Salus's released code leaves them to the framework's allocator.
     layout: Option<Layout>,
-    /// What may have changed in the room since the layout followed it.
+    /// Items of the room that may have changed since the layout was last updated.
     touched: Vec<Item>,
-    /// What each job is taken to need: more than at first once it outgrew that.
+    /// What each job needs. It rises when a job outgrows what it was admitted with.
     needs: Vec<Need>,
-    /// Jobs that will outgrow what they were admitted with, by the clock's reading when they do.
+    /// Jobs that will outgrow what they were admitted with, by the clock's reading at that time.
     growths: BTreeSet<(u128, u32)>,
     /// Jobs that have outgrown what they were admitted with.
     grown: BTreeSet<u32>,
@@ -131,15 +135,16 @@ struct Engine<'a> {
     moves: bool,
     now: u64,
     clock: u128,
-    /// Progress in a nanosecond, as a fraction.
+    /// Progress per nanosecond, as a fraction.
     speed: (u128, u128),
     utilised: u64,
     serving: u64,
-    /// Sum over running jobs of need and of iteration, for paging.
+    /// Sum over running jobs of bytes needed and of iteration times, for the cost of paging.
     iterations: u128,
     state: Vec<State>,
     remaining: Vec<u64>,
-    /// Reading of the clock when the work of a running job begins, and when it was put on the
+    /// The clock's reading when the work of a running job began, and the time when it was put on
+    /// the
     /// device.
     base: Vec<u128>,
     since: Vec<u64>,
@@ -149,26 +154,27 @@ struct Engine<'a> {
     waiting: BTreeSet<Key>,
     idle: BTreeSet<Key>,
     services: BTreeSet<u32>,
-    /// Trace jobs that are submitted and not done, oldest first.
+    /// Jobs that are submitted and not done, oldest first.
     there: BTreeSet<u32>,
     timers: BinaryHeap<Reverse<(u64, u32)>>,
     next: usize,
-    /// The job that has the device to itself, if one has; its memory goes out at a switch.
+    /// The job that last had the device to itself; its memory is copied out at a switch.
     last: Option<u32>,
-    /// The jobs that take turns, and whether their memory moves with the turns.
+    /// The jobs that take turns, and which of them have memory on the device.
     sharers: Group,
     seated: turns::Seated,
-    /// What the job whose turn it is may need.
+    /// The memory that any of them may need in its turn.
     turn: Need,
-    /// Whether room came free since the waiting jobs were looked at.
+    /// Whether room was freed since the waiting jobs were last tried.
     freed: bool,
     came: Vec<u32>,
-    /// Integral of slowness over time, per mille nanoseconds; and its value when a service began.
+    /// Integral of slowness over time, in per mille nanoseconds, and its value when each service
+    /// began.
     slow: u128,
     slow_at: BTreeMap<u32, u128>,
-    /// Inference jobs that are served.
+    /// Inference jobs that are being served.
     served: Group,
-    /// Bytes that a turn moves, and the turn with its copies.
+    /// The bytes that a turn moves, and the time of a turn with its copies.
     turning: Option<(u128, u128)>,
     outcome: Outcome,
 }
@@ -267,7 +273,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// When the clock reads `target` at the present speed.
+    /// The time at which the clock reads `target` at the present speed.
     fn reached(&self, target: u128) -> u64 {
         let wait =
             (target.saturating_sub(self.clock) * self.speed.1).div_ceil(self.speed.0 << FINE);
@@ -286,7 +292,7 @@ impl<'a> Engine<'a> {
         self.now = at;
     }
 
-    /// Compute asked for, per mille.
+    /// Sum of the utilisations of the running jobs, per mille.
     fn load(&self) -> u64 {
         match (self.style, self.running.len() as u64) {
             (Style::Rotating, n) if n > 0 => self.utilised / n + self.serving,
@@ -300,7 +306,7 @@ impl<'a> Engine<'a> {
         let whole = u128::from(WHOLE);
         let (mut num, mut den) = (whole, u128::from(self.load()).max(whole));
         match self.settings.mechanism {
-            // Partitions are slow by themselves.
+            // A partition's job is slower by itself, so partitions do not slow each other.
             Mechanism::Static => den = whole,
             Mechanism::MpsOc if n > 0 => {
                 let over = self.room.used().saturating_sub(self.settings.capacity);
@@ -334,7 +340,7 @@ impl<'a> Engine<'a> {
         (-i64::from(it.priority), self.policy.rank(&facts), job)
     }
 
-    /// Work left of a job now.
+    /// The work that a job has left now, in nanoseconds alone.
     fn left(&self, job: u32) -> u64 {
         let index = job as usize;
         if self.state[index] != State::Running {
@@ -454,7 +460,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Stops a running job; its memory stays where it is.
+    /// Stops a running job. Its memory stays where it is.
     fn take_off(&mut self, job: u32) {
         let index = job as usize;
         let length = self.length(job);
@@ -516,8 +522,9 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Puts a job that has its memory on the device, after moving `out` to the host, and its own
-    /// persistent memory back if it is there.
+    /// Starts a job that is resident, after `out` bytes are moved to the host and its own
+    /// persistent
+    /// memory, if it is on the host, is moved back.
     fn start(&mut self, job: u32, out: Bytes) {
         let index = job as usize;
         let back = std::mem::take(&mut self.on_host[index]);
@@ -538,18 +545,19 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// What a running job had to do when it started, on the clock.
+    /// The work that a running job had left when it started, in units of the clock.
     fn length(&self, job: u32) -> u128 {
         (u128::from(self.remaining[job as usize]) * self.slowdown(job) / 1000) << FINE
     }
 
-    /// An iteration of a job, on the clock.
+    /// The length of a job's iteration, in units of the clock.
     fn boundary(&self, job: u32) -> u128 {
         (u128::from(self.jobs[job as usize].iteration.0) * self.slowdown(job) / 1000) << FINE
     }
 
-    /// What the clock reads when a running job is going to outgrow what it was admitted with,
-    /// unless it ends before.
+    /// The clock's reading at which a running job will outgrow what it was admitted with; `None` if
+    /// it
+    /// ends before.
     fn growth(&self, job: u32) -> Option<u128> {
         let it = &self.jobs[job as usize];
         let after = it.growth.as_ref().filter(|_| !self.grown.contains(&job))?.after;
@@ -559,7 +567,7 @@ impl<'a> Engine<'a> {
         Some(self.base[job as usize].saturating_add(until))
     }
 
-    /// What a service keeps busy, per mille.
+    /// The share of the device that a service keeps busy, per mille.
     fn demand(&self, job: u32) -> u32 {
         let it = &self.jobs[job as usize];
         let asked = u128::from(it.rate.unwrap_or(0))

@@ -1,5 +1,6 @@
-//! Memory in the engine: which jobs are let in and sent away, which outgrow what they were admitted
-//! with, and where everything lies.
+//! The engine's memory: which jobs are admitted and sent away, which outgrow what they were
+//! admitted
+//! with, and where their memory lies.
 
 use super::super::check::{Picture, Resident, check};
 use super::super::lanes::{Join, Mode};
@@ -12,13 +13,13 @@ use super::{Engine, State};
 use crate::units::{Bytes, Nanos};
 
 impl Engine<'_> {
-    /// A job is let in, if there is room.
+    /// Admits a training job. Returns false if there is no room.
     pub(super) fn let_in(&mut self, job: u32, join: Join) -> bool {
         let need = self.needs[job as usize];
         if self.turns_move() { self.take_turns(job, need) } else { self.take(job, need, join) }
     }
 
-    /// As [`Engine::let_in`], of an inference job.
+    /// Admits an inference job, as [`Engine::let_in`].
     pub(super) fn let_in_service(&mut self, job: u32) -> bool {
         let need = self.needs[job as usize];
         let taken = self.beside_turns(job, need) && self.take(job, need, Join::Serve);
@@ -58,7 +59,7 @@ impl Engine<'_> {
         }
     }
 
-    /// Gives up the memory of a job that is in.
+    /// Frees the memory of an admitted job.
     pub(super) fn release(&mut self, job: u32) {
         let need = self.needs[job as usize];
         self.freed = true;
@@ -73,12 +74,12 @@ impl Engine<'_> {
         self.give(job, need);
     }
 
-    /// An idle job whose persistent memory may go to the host, the last in the policy's order.
+    /// The idle job that comes last in the policy's order among those that `may` go to the host.
     pub(super) fn victim(&self, may: impl Fn(u32) -> bool) -> Option<u32> {
         self.idle.iter().rev().map(|k| k.2).find(|&job| may(job)).filter(|_| self.moves)
     }
 
-    /// Sends an idle job's persistent memory to the host; its bytes.
+    /// Sends an idle job's persistent memory to the host. Returns its bytes.
     pub(super) fn send_away(&mut self, job: u32) -> Bytes {
         let key = self.key(job);
         self.idle.remove(&key);
@@ -89,8 +90,9 @@ impl Engine<'_> {
         self.needs[job as usize].0
     }
 
-    /// At the end of an iteration, when the clock read `at`, a running job turns out to need more
-    /// than it was admitted with: it grows where it is, or leaves and waits with its true need.
+    /// At the end of an iteration, when the clock reads `at`, a running job needs more memory than
+    /// it
+    /// was admitted with. It grows where it is, or leaves and waits with its true need.
     pub(super) fn outgrow(&mut self, job: u32, at: u128) {
         let Some(growth) = self.jobs[job as usize].growth.as_deref().copied() else { return };
         self.grown.insert(job);
@@ -117,11 +119,13 @@ impl Engine<'_> {
         } else if self.settings.mechanism != Mechanism::Checkpoint {
             self.outcome.moved += u128::from(from.0.0);
         }
-        // Ranks have nothing to do with needs, so that it stays where it is in line.
+        // Ranks do not depend on needs, so the job keeps its place in line.
         self.needs[job as usize] = to;
     }
 
-    /// Whether a job that is in may have more, with the room that idle jobs lend.
+    /// Gives an admitted job more memory, if there is room or idle jobs can lend it. Returns
+    /// whether it
+    /// did.
     fn widen(&mut self, job: u32, from: Need, to: Need) -> bool {
         if self.turns_move() {
             return self.widen_turns(job, from, to);
@@ -146,9 +150,11 @@ impl Engine<'_> {
         }
     }
 
-    /// Gives everything that changed an address. A job's memory moves between two of its
-    /// iterations. A job that starts into room that others leave waits for them and for the copies,
-    /// and running jobs lose the copies' time.
+    /// Gives every changed item an address. A job's memory moves between two of its iterations. A
+    /// job
+    /// that starts in room that other jobs leave waits for them and for the copies. Running jobs
+    /// lose
+    /// the copies' time.
     pub(super) fn lie(&mut self) {
         let (Some(layout), Room::Lanes(lanes)) = (&mut self.layout, &self.room) else {
             return self.prove();
@@ -178,13 +184,14 @@ impl Engine<'_> {
         self.prove();
     }
 
-    /// Lets time pass for packing: `shifted` are the running jobs whose memory moved.
+    /// Adds the time for packing: `shifted` are the running jobs whose memory moved.
     fn pause(&mut self, shifted: &[u32], nanos: u64) {
         let copies = u128::from(nanos) << super::FINE;
         let running: Vec<u32> = self.running.iter().map(|r| r.1).collect();
         if self.style == Style::Rotating {
-            // One iteration at a time, so that only one of them is in one; the others are between
-            // two as it is.
+            // One iteration runs at a time, so at most one job is within an iteration. The other
+            // jobs are
+            // between two.
             let each = copies / running.len().max(1) as u128;
             running.iter().for_each(|&job| self.shift(job, each));
             return;
@@ -209,7 +216,7 @@ impl Engine<'_> {
         }
     }
 
-    /// A running job does nothing for a while.
+    /// Delays a running job by `by` units of the clock.
     fn shift(&mut self, job: u32, by: u128) {
         let index = job as usize;
         let drain = self.drains.iter().find(|d| d.1 == job).map(|d| d.0);
@@ -228,7 +235,7 @@ impl Engine<'_> {
         self.base[index] += by;
     }
 
-    /// Has the state of the device proved safe, where that is asked for.
+    /// Proves the device's memory safe, where the caller asked for proofs.
     fn prove(&mut self) {
         let Room::Lanes(lanes) = &self.room else { return };
         if !self.keep.proof || self.outcome.harm.is_some() {
@@ -236,7 +243,7 @@ impl Engine<'_> {
         }
         let at = |item: Item| self.layout.as_ref().and_then(|l| l.at(item)).map(|at| at.0);
         let resident = |(id, held, lane): (u32, Bytes, Option<u32>)| {
-            // It may be the turn of any of them.
+            // Any of the jobs that take turns may hold this seat.
             let need = self.needs.get(id as usize).copied().unwrap_or(self.turn);
             let (persistent, ephemeral) = if self.settings.mode == Mode::AsReleased {
                 (Bytes::ZERO, need.0 + need.1)

@@ -1,4 +1,4 @@
-//! Which jobs are let in and which run next, after the events of an instant: one way for each
+//! Decides after each event which jobs are admitted and which run next, one function for each
 //! style.
 
 use std::cmp::Reverse;
@@ -24,7 +24,7 @@ impl Engine<'_> {
         self.came.clear();
     }
 
-    /// Lets in some of the waiting inference jobs. Returns whether there may be more.
+    /// Admits some of the waiting inference jobs. Returns whether there may be more.
     fn serve(&mut self) -> bool {
         let asking: Vec<u32> = self.services.iter().copied().take(LOOK).collect();
         let (asked, mut came) = (asking.len(), 0);
@@ -45,14 +45,14 @@ impl Engine<'_> {
         asked == LOOK && came > 0
     }
 
-    /// The oldest job, if it has been there for longer than the patience.
+    /// The oldest job, if it was submitted longer ago than the patience.
     fn overdue(&self) -> Option<u32> {
         let oldest = *self.there.first()?;
         (self.jobs[oldest as usize].submit.0.saturating_add(self.settings.patience.0) <= self.now)
             .then_some(oldest)
     }
 
-    /// When the oldest falls overdue, if that changes anything.
+    /// When the oldest job becomes overdue, if the policy cares.
     pub(super) fn falls_overdue(&self) -> u64 {
         let oldest = self
             .there
@@ -61,7 +61,7 @@ impl Engine<'_> {
         oldest.filter(|at| *at > self.now && self.policy.ages()).unwrap_or(NEVER)
     }
 
-    /// Lets in waiting jobs, in the policy's order, as far as there is room.
+    /// Admits waiting jobs in the policy's order, as far as there is room.
     fn admit(&mut self, join: Join, mut then: impl FnMut(&mut Self, u32)) {
         loop {
             let closed = self.overdue().filter(|&j| self.state[j as usize] == State::Waiting);
@@ -70,7 +70,7 @@ impl Engine<'_> {
                 None if self.freed || !self.policy.skips() => {
                     self.waiting.iter().take(LOOK).map(|k| k.2).collect()
                 }
-                // What didn't fit before still doesn't.
+                // No room was freed, so a job that did not fit before does not fit now.
                 None => {
                     let came =
                         self.came.iter().filter(|&&j| self.state[j as usize] == State::Waiting);
@@ -95,7 +95,7 @@ impl Engine<'_> {
             if !again {
                 return;
             }
-            // The overdue job is in: the jobs behind it are looked at anew.
+            // The overdue job was admitted, so the jobs behind it are tried again.
             self.freed |= closed.is_some();
         }
     }
@@ -185,7 +185,7 @@ impl Engine<'_> {
         }
     }
 
-    /// Which jobs shall run: the policy's decision over running, resident and waiting jobs.
+    /// Which jobs should run: the policy's decision over running, resident and waiting jobs.
     fn wanted(&self) -> Vec<u32> {
         let Room::Lanes(lanes) = &self.room else { return Vec::new() };
         let mut run: Vec<Key> = self.running.iter().map(|r| self.key(r.1)).collect();
@@ -201,11 +201,11 @@ impl Engine<'_> {
         });
         let head = self.overdue();
         let ranked = head.into_iter().chain(merged.filter(|j| Some(*j) != head)).take(LOOK);
-        // Services stay, and where nothing moves so does what is persistent.
+        // Services stay. Persistent memory stays too where the policy does not move it.
         let served = u64::try_from(self.served.persistent).unwrap_or(u64::MAX / 4);
         let mut taken =
             self.served.largest().1.0 + if self.moves { served } else { lanes.persistent().0 };
-        // Behind an overdue job that does not fit yet no job comes in.
+        // While an overdue job does not fit, no job behind it is admitted.
         let mut closed = head.is_some_and(|h| self.state[h as usize] == State::Waiting);
         let fits = |job: u32| {
             let need = self.needs[job as usize];
@@ -224,13 +224,14 @@ impl Engine<'_> {
         choose(ranked.map(|j| (j, self.jobs[j as usize].utilisation)), MOST, head.is_some(), fits)
     }
 
-    /// Gives a job a lane of its own and starts it, moving idle jobs' persistent memory out of the
-    /// way if that is allowed.
+    /// Gives a job a lane of its own and starts it. Moves the persistent memory of idle jobs out of
+    /// the
+    /// way, if that is allowed.
     fn place(&mut self, job: u32, wanted: &[u32]) -> bool {
         let key = self.key(job);
         let mut out = Bytes::ZERO;
         while !self.let_in(job, Join::Own) {
-            // A job that runs and shall not run stops at the end of its iteration.
+            // A running job that should not run stops at the end of its iteration.
             let Some(victim) = self.victim(|j| j != job && !wanted.contains(&j)) else {
                 return self.paid(out);
             };
@@ -242,14 +243,15 @@ impl Engine<'_> {
         true
     }
 
-    /// Copies out after which no job starts: they overlap with what runs on.
+    /// Accounts for copies to the host after which no job starts: they overlap with the running
+    /// jobs.
     fn paid(&mut self, out: Bytes) -> bool {
         self.outcome.moved += u128::from(out.0);
         false
     }
 }
 
-/// Passes over the front if it is a key.
+/// Skips the first element if it is this key.
 trait PeekNext {
     fn skip_if(&mut self, key: &Key);
 }

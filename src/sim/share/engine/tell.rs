@@ -1,4 +1,4 @@
-//! What is kept of a run beside its figures: memory over time, and what one job waited for.
+//! What an outcome records besides the figures: memory over time, and why one job waited.
 
 use super::super::mechanism::Room;
 use super::super::result::Moment;

@@ -1,10 +1,11 @@
-//! Turns whose persistent memory comes and goes (policy `fair`): all jobs are in while all fit,
-//! otherwise only the one that has the turn.
+//! Turns in which persistent memory moves (policy `fair`).
 //!
-//! While the sums allow it each job has its own persistent memory on the device and runs its
-//! iterations in the one lane, beside inference jobs. Otherwise there is room for the persistent
-//! memory of one job. Each turn moves one job's memory out and another's in. Between turns the lane
-//! is cut to the next job's need, so that both together are as large as the job that needs most.
+//! While all jobs fit, each has its own persistent memory on the device and runs its iterations in
+//! the one lane, beside inference jobs. Otherwise there is room for the persistent memory of only
+//! one job, and each turn moves one job's memory out and another's in. Between turns the lane is
+//! cut
+//! to the next job's need, so that persistent memory and lane together are as large as the job that
+//! needs most.
 
 use super::super::lanes::Join;
 use super::super::mechanism::Mechanism;
@@ -12,10 +13,10 @@ use super::super::memory::Need;
 use super::super::policy::Style;
 use super::Engine;
 
-/// Which of the jobs that take turns have memory on the device.
+/// Which of the jobs that take turns have their memory on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Seated {
-    /// No job is seated.
+    /// None of them.
     Empty,
     /// All of them.
     All,
@@ -23,18 +24,19 @@ pub(super) enum Seated {
     One,
 }
 
-/// The job whose turn it is, as one resident.
+/// The job number that stands for the job whose turn it is.
 const TURN: u32 = u32::MAX;
 
 impl Engine<'_> {
-    /// Whether persistent memory comes and goes with the turns where not all fit.
+    /// Whether persistent memory moves with the turns where not all jobs fit.
     pub(super) fn turns_move(&self) -> bool {
         self.style == Style::Rotating
             && (self.moves || self.settings.mechanism == Mechanism::Checkpoint)
     }
 
-    /// How the jobs that take turns can be seated beside what is served, if they and `more` were
-    /// what they need.
+    /// How the jobs that take turns, and one more with the need `more`, can be seated beside the
+    /// services.
+    /// `None` if not even one job fits.
     fn seats(&self, more: Need) -> Option<Seated> {
         if self.settings.mechanism == Mechanism::Checkpoint {
             return self.served.is_empty().then_some(Seated::One);
@@ -51,7 +53,8 @@ impl Engine<'_> {
         fits(u128::from(one.0)).then_some(Seated::One)
     }
 
-    /// A job joins, unless what is served leaves too little for its turn.
+    /// Adds a job to those that take turns. Returns false if the services leave too little for its
+    /// turn.
     pub(super) fn take_turns(&mut self, job: u32, need: Need) -> bool {
         let Some(seats) = self.seats(need) else { return false };
         if seats == Seated::All && self.seated != Seated::One {
@@ -64,7 +67,7 @@ impl Engine<'_> {
         true
     }
 
-    /// One of the jobs needs more. Returns whether its turn still fits.
+    /// A job that takes turns needs more. Returns whether its turn still fits.
     pub(super) fn widen_turns(&mut self, job: u32, from: Need, to: Need) -> bool {
         self.leave_turns(job, from);
         self.needs[job as usize] = to;
@@ -83,7 +86,7 @@ impl Engine<'_> {
         self.reseat();
     }
 
-    /// Makes room for an inference job where turns can give way. Returns whether they can.
+    /// Makes room for an inference job by seating fewer jobs. Returns whether that was possible.
     pub(super) fn beside_turns(&mut self, job: u32, need: Need) -> bool {
         if !self.turns_move() || self.sharers.is_empty() {
             return true;
@@ -97,7 +100,7 @@ impl Engine<'_> {
         seats.is_some()
     }
 
-    /// Brings the seats to what the jobs that take turns need now.
+    /// Seats as many jobs as their present needs allow.
     pub(super) fn reseat(&mut self) {
         if !self.turns_move() {
             return;

@@ -1,8 +1,7 @@
-//! Whose turn it is: policies as pure decisions over jobs and time.
+//! Which job runs next: policies as pure decisions over jobs and time.
 //!
-//! A policy ranks jobs and says how many go at once; [`choose`] turns that into which run next.
-//! Both the simulator and the service ask at iteration boundaries, and both check memory
-//! themselves.
+//! A policy ranks jobs and says how many run at once; [`choose`] picks the jobs that run next. Both
+//! the simulator and the service ask at iteration boundaries, and both check memory themselves.
 
 mod fair;
 mod fifo;
@@ -18,7 +17,7 @@ use crate::units::Nanos;
 pub struct Facts {
     /// When it was submitted.
     pub submit: Nanos,
-    /// Its time alone that is still to do.
+    /// Work that is left, as time alone.
     pub remaining: Nanos,
     /// The share of the device that it keeps busy alone, per mille.
     pub utilisation: u32,
@@ -38,7 +37,7 @@ pub enum Style {
     Rotating,
     /// Jobs in order until the device is busy.
     UntilBusy {
-        /// Whether a better one takes over.
+        /// Whether a better job takes over at the next iteration boundary.
         preempts: bool,
     },
 }
@@ -51,22 +50,23 @@ pub trait Policy: Sync {
     fn rank(&self, job: &Facts) -> u64;
     /// How many jobs run at once.
     fn style(&self) -> Style;
-    /// Whether a job that can't be admitted lets those behind it pass (until it is overdue).
+    /// Whether later jobs pass a job that can't be admitted, until that job is overdue.
     fn skips(&self) -> bool {
         false
     }
-    /// Whether persistent memory of waiting jobs goes to the host when another job's turn needs
-    /// the room (mode neap).
+    /// Whether the persistent memory of waiting jobs goes to the host when another job's turn needs
+    /// the
+    /// room (mode `neap`).
     fn moves(&self) -> bool {
         false
     }
-    /// Whether the oldest job goes before all once it is overdue.
+    /// Whether the oldest job goes first once it is overdue.
     fn ages(&self) -> bool {
         false
     }
 }
 
-/// Their names, in the order of the paper, neap's own last.
+/// The names of the policies: the paper's in its order, then neap's own.
 pub const NAMES: [&str; 5] = ["fifo", "srtf", "pack", "fair", "neap"];
 
 /// A policy by its name.
@@ -83,8 +83,8 @@ pub fn find(name: &str) -> Option<&'static dyn Policy> {
 }
 
 /// Which of `ranked` (best first, with utilisations) run: the first that fits, and more until the
-/// device is busy. `fits` is asked once for each, in order, and counts whom it agreed to. No job
-/// whose utilisation is above what is left joins an `overdue` head.
+/// device is busy. `fits` is called once for each job, in order, and must count the jobs that it
+/// accepted. An `overdue` first job is joined only by jobs that fit in the utilisation left.
 pub fn choose<T: Copy>(
     ranked: impl Iterator<Item = (T, u32)>,
     most: usize,

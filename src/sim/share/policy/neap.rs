@@ -1,11 +1,11 @@
-//! neap's own policy: shortest remaining time first, and beside that job the next ones in that
-//! order until the device is busy.
+//! neap's own policy: the job with the shortest remaining time runs first, and beside it the next
+//! jobs in that order until the device is busy.
 //!
 //! A job that waits lends its room: its persistent memory goes to the host if the next job's turn
-//! needs it. A job that has been there for longer than the patience goes first, the oldest of all,
-//! with company only as far as that costs it nothing. So after its patience P a job waits at most
-//! for the work left of the jobs submitted before it, for one iteration of each job that runs, and
-//! for moving.
+//! needs the room. The oldest job goes first once it was submitted longer ago than the patience.
+//! Other jobs then run beside it only if they do not slow it. So after its patience a job waits at
+//! most for the work left of the jobs submitted before it, for one iteration of each running job,
+//! and for copies.
 
 use super::{Facts, Policy, Style};
 
