@@ -13,8 +13,9 @@ from typing import Any
 import neap.torch
 import pytest
 import torch
+from fitted import everything, same
 from jobs import Job, Transformer, classify, cnn, language
-from neap.torch import _planning
+from neap.torch import _world
 from torch import nn
 
 ITERATIONS = 7
@@ -160,19 +161,9 @@ JOBS: list[Make] = [
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch, neap: str) -> None:
     """Tests' tensors are small, and all of them may be moved."""
-    monkeypatch.setattr(_planning, "SMALLEST", 1)
+    monkeypatch.setattr(_world, "SMALLEST", 1)
     monkeypatch.setenv("NEAP", neap)
     torch.set_num_threads(1)
-
-
-def everything(job: Job) -> list[torch.Tensor]:
-    optimizer = job.optimizer.state_dict()["state"]
-    return [
-        *(p.detach() for p in job.model.parameters()),
-        *job.model.buffers(),
-        *(v for s in optimizer.values() for v in s.values() if isinstance(v, torch.Tensor)),
-        torch.get_rng_state(),
-    ]
 
 
 def run(make: Make, budget: str | None, iterations: int = ITERATIONS) -> tuple[Any, ...]:
@@ -184,10 +175,6 @@ def run(make: Make, budget: str | None, iterations: int = ITERATIONS) -> tuple[A
     losses = [job.iteration().clone() for _ in range(iterations)]
     report = None if fitted is None else fitted.close()
     return losses + everything(job), report
-
-
-def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
-    return len(a) == len(b) and all(map(torch.equal, a, b))
 
 
 @pytest.mark.parametrize("make", JOBS, ids=lambda make: make.__name__)
@@ -298,13 +285,13 @@ def test_neap_off_turns_all_of_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     [("12GiB", 12 << 30), ("50%", 500), ("1.5 MiB", 3 << 19), ("7", 7), ("2GB", 2 * 10**9)],
 )
 def test_budgets(text: str, size: int) -> None:
-    assert neap.torch._fit.parse_budget(text)(1000) == size
+    assert neap.torch._report.parse_budget(text)(1000) == size
 
 
 @pytest.mark.parametrize("text", ["", "-3", "12 parsecs", "0%"])
 def test_budgets_that_are_none(text: str) -> None:
     with pytest.raises(ValueError, match="budget"):
-        neap.torch._fit.parse_budget(text)
+        neap.torch._report.parse_budget(text)
 
 
 SCRIPT = """

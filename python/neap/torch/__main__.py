@@ -9,7 +9,8 @@ import os
 import runpy
 import sys
 
-from neap.torch._fit import Fit, parse_budget
+from neap.torch._fit import Fit
+from neap.torch._report import parse_budget
 
 
 def main() -> None:

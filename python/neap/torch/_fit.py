@@ -3,103 +3,28 @@
 from __future__ import annotations
 
 import os
-import re
+import statistics
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch.optim.optimizer import Optimizer
 
 from neap.torch import _graph
-from neap.torch._planning import PlanError, Schedule, plan
+from neap.torch._enforce import Enforcement
+from neap.torch._planning import PlanError, Planner
 from neap.torch._record import device_of
 from neap.torch._recorder import Recorder
+from neap.torch._report import Report, parse_budget
 from neap.torch._runtime import Runtime
+from neap.torch._schedule import Schedule
 from neap.torch._states import States, divisible
-from neap.torch._watch import Watch
+from neap.torch._watch import Watch, named_tensors
 
-_UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-
-
-def parse_budget(budget: str | int) -> Callable[[int], int]:
-    """A budget as users write it: bytes (``12GiB``), or a share of the unplanned peak (``60%``).
-
-    Raises:
-        ValueError: if it is neither.
-    """
-    if isinstance(budget, int):
-        size = budget
-        if size <= 0:
-            raise ValueError(f"the budget is {budget}; give bytes above 0, such as 12GiB, or 60%")
-        return lambda peak: size
-    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(%|[KMGT]?i?B?)\s*", budget)
-    if found is None or float(found[1]) <= 0:
-        raise ValueError(f"the budget is {budget!r}; give bytes, such as 12GiB, or a share, 60%")
-    number, unit = float(found[1]), found[2]
-    if unit == "%":
-        return lambda peak: int(peak * number / 100)
-    scale = _UNITS[unit.rstrip("B").rstrip("i")]
-    if "i" not in unit and unit not in ("", "B"):
-        scale = 1000 ** (["K", "M", "G", "T"].index(unit[0]) + 1)
-    return lambda peak: int(number * scale)
-
-
-@dataclass
-class Report:
-    """What happened so far. Bytes and nanoseconds are whole numbers.
-
-    Attributes:
-        planned: iterations that ran by the plan from beginning to end.
-        unplanned: iterations that ran without it, by reason.
-        peak_allocated_bytes, peak_reserved_bytes: measured since the plan acts; 0 on the CPU.
-    """
-
-    budget_bytes: int = 0
-    predicted_peak_bytes: int = 0
-    unplanned_peak_bytes: int = 0
-    predicted_iteration_ns: int = 0
-    unplanned_iteration_ns: int = 0
-    met: bool = False
-    planned: int = 0
-    unplanned: dict[str, int] = field(default_factory=dict)
-    peak_allocated_bytes: int = 0
-    peak_reserved_bytes: int = 0
-    allocator_retries: int = 0
-    swapped_out: int = 0
-    swapped_in: int = 0
-    swapped_bytes: int = 0
-    freed: int = 0
-    kept: int = 0
-    late: int = 0
-    state_bytes: int = 0
-    notes: list[str] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        def size(count: int) -> str:
-            return f"{count / (1 << 20):,.1f} MiB"
-
-        lines = [
-            f"neap: {self.planned} iterations ran by the plan, "
-            f"{sum(self.unplanned.values())} without it",
-            *(f"  {count} because: {why}" for why, count in sorted(self.unplanned.items())),
-        ]
-        if self.predicted_peak_bytes:
-            lines.append(
-                f"  peak predicted {size(self.predicted_peak_bytes)}, without the plan "
-                f"{size(self.unplanned_peak_bytes)}, budget {size(self.budget_bytes)}"
-            )
-        if self.peak_allocated_bytes:
-            lines.append(
-                f"  peak measured: allocated {size(self.peak_allocated_bytes)}, reserved "
-                f"{size(self.peak_reserved_bytes)}; {self.allocator_retries} allocator retries"
-            )
-        lines.append(
-            f"  {self.swapped_out} swap-outs ({size(self.swapped_bytes)}), {self.swapped_in} "
-            f"swap-ins, {self.late} of them late; {self.kept} left out; optimizer states moved "
-            f"{size(self.state_bytes)}"
-        )
-        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+_REPLANS = 4
+"""A plan is made anew at most so often because of what its first iterations showed."""
 
 
 class Fit:
@@ -113,20 +38,31 @@ class Fit:
         profile: str,
         say: Callable[[str], None],
         attempts: int = 3,
+        recompute: bool = True,
+        enforce: bool = True,
+        schedule: Schedule | None = None,
+        save_plan: str | os.PathLike[str] | None = None,
     ) -> None:
         self.watch = Watch()
         self.schedule: Schedule | None = None
+        self.planner: Planner | None = None
         self._budget = parse_budget(budget)
         self._profile = profile
         self._say = say
         self._attempts = attempts
+        self._recompute = recompute
         self._models = models
         self._optimizers = list(optimizers)
+        self._save_plan = save_plan
         self._steps = 0
         self._recorder: Recorder | None = None
         self._report = Report()
         self._states: list[States] = []
+        self._times: list[float] = []
+        self._began = 0.0
+        self._banned: set[tuple[str, int]] = set()
         self._closed = False
+        self._by_hand = False
         self._off = os.environ.get("NEAP_OFF") == "1"
         self._planning_ended = False
         if self._off:
@@ -134,8 +70,12 @@ class Fit:
         for place, model in enumerate(models):
             self.watch.name_root(model, "" if place == 0 else type(model).__name__)
         self.device = device_of(models) if models else "cpu"
-        self.runtime = Runtime(self.device)
+        self.enforcement = Enforcement(self.device, enforce)
+        self.runtime = Runtime(self.device, self.watch.module_of)
+        self.runtime.differs = self.enforcement.lift
+        self.watch.named.append(self.runtime.recompute.resolve)
         self.watch.install()
+        self.watch.before_step.append(self._before_step)
         self.watch.after_step.append(self._stepped)
         # Once, before anything of the script's own: a hook that is pushed inside another's block
         # would be popped with it.
@@ -143,6 +83,9 @@ class Fit:
             self.runtime.pack, self.runtime.unpack
         )
         self._hooks.__enter__()
+        if schedule is not None:
+            self._planning_ended = True
+            self._act(schedule)
 
     def __enter__(self) -> Fit:
         return self
@@ -150,55 +93,81 @@ class Fit:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    @contextmanager
+    def iteration(self) -> Iterator[None]:
+        """One iteration, for loops whose optimizer is not PyTorch's: its end is the iteration's."""
+        self._by_hand = True
+        try:
+            yield
+        finally:
+            if not self._off and not self._closed:
+                self._ended()
+
     def close(self) -> Report:
         """Takes everything away again; states come back to the device. The report stays."""
         if not self._closed and not self._off:
             self._closed = True
+            self.report()
             if self._recorder is not None:
                 self._recorder.stop()
                 self._recorder = None
             self.runtime.schedule = None
+            self.runtime.recompute.stop()
             self._hooks.__exit__(None, None, None)
             self.watch.remove()
             for states in self._states:
                 states.stop()
-        return self.report()
+            self.enforcement.close()
+        return self._report
 
     def report(self) -> Report:
         """What happened so far."""
         if self._off:
             return self._report
-        counts, report = self.runtime.counts, self._report
+        counts, report, recompute = self.runtime.counts, self._report, self.runtime.recompute
         report.swapped_out, report.swapped_in = counts.swapped_out, counts.swapped_in
         report.swapped_bytes = counts.bytes_out
         report.freed, report.kept, report.late = counts.deaths, counts.kept, counts.late
         report.state_bytes = sum(s.bytes_in + s.bytes_out for s in self._states)
-        if self.device == "cuda":
-            statistics = torch.cuda.memory_stats()
-            report.peak_allocated_bytes = statistics.get("allocated_bytes.all.peak", 0)
-            report.peak_reserved_bytes = statistics.get("reserved_bytes.all.peak", 0)
-            report.allocator_retries = statistics.get("num_alloc_retries", 0)
+        report.recomputed, report.recomputed_deaths = recompute.ran, recompute.deaths
+        report.compared = recompute.compared
+        report.iteration_s = statistics.median(self._times) if self._times else 0.0
+        report.peak_allocated_bytes = self.enforcement.peak_allocated()
+        report.peak_reserved_bytes = self.enforcement.peak_reserved()
+        report.allocator_retries = self.enforcement.retries()
         return report
 
     # -- iterations
 
-    def _stepped(self, optimizer: Optimizer) -> None:
+    def _before_step(self, optimizer: Optimizer) -> None:
         if not self._optimizers:
             # A script that was not changed shows its optimizer, and so its device, here.
             self._optimizers.append(optimizer)
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     self.device = self.runtime.device = parameter.device.type
-        if optimizer is not self._optimizers[0]:
-            return
+                    self.enforcement.device = self.device
+            if self.schedule is not None:
+                self._move_states(self.schedule)
+
+    def _stepped(self, optimizer: Optimizer) -> None:
+        if optimizer is self._optimizers[0] and not self._by_hand:
+            self._ended()
+
+    def _ended(self) -> None:
         self._steps += 1
         if self.schedule is not None:
             why = self.runtime.end()
             if why is None:
                 self._report.planned += 1
+                self._times.append(time.perf_counter() - self._began)
+                if self._report.planned <= _REPLANS + 2:
+                    self._look(self.schedule)
             else:
                 self._count(why)
             self.runtime.begin()
+            self.enforcement.apply()
+            self._began = time.perf_counter()
             return
         if self._planning_ended:
             self._count("there is no plan")
@@ -220,6 +189,8 @@ class Fit:
         self._report.notes.append(why)
         self._say(f"neap: the script runs without a plan: {why}")
 
+    # -- planning
+
     def _watch_on(self) -> None:
         """The first step makes the states; the next iterations are recorded until two are alike."""
         if self._recorder is None:
@@ -240,16 +211,53 @@ class Fit:
                 self._give_up("no two iterations in a row were alike")
             return
         self._say("neap: planning")
+        self._report.margin_bytes = self.enforcement.learn(found.peak)
         try:
-            self.schedule = plan(
-                recorder, found, self._budget, self._profile, all(map(divisible, self._optimizers))
+            self.planner = Planner(
+                recorder,
+                found,
+                self._profile,
+                all(map(divisible, self._optimizers)),
+                self._recompute,
             )
+            schedule = self.planner.plan(self._budget, self._report.margin_bytes)
         except PlanError as error:
             self._give_up(str(error))
             return
-        self._act(self.schedule, recorder)
+        self._act(schedule)
 
-    def _act(self, schedule: Schedule, recorder: Recorder) -> None:
+    def _look(self, schedule: Schedule) -> None:
+        """What the first planned iterations showed, and whether the plan must be made anew."""
+        differing = dict(self.runtime.recompute.differing)
+        self.runtime.recompute.differing.clear()
+        over = self.enforcement.peak_reserved() - schedule.budget_bytes
+        if self._report.planned < 2 and not differing:
+            return  # The first one grows into what the allocator keeps.
+        if not differing and (over <= 0 or not schedule.met):
+            self.enforcement.begin(schedule.budget_bytes)
+            return
+        if len(self._report.replans) >= _REPLANS or self.planner is None:
+            return
+        for (module, number), why in differing.items():
+            self._banned.add((module, number))
+            self._report.notes.append(
+                f"{module} (call {number + 1}) did not come back as it was and is kept: {why}"
+            )
+        why = "calls that did not give the same again are kept"
+        if not differing:
+            self._report.margin_bytes += over + (2 << 20)
+            why = f"the allocator reserved {over} bytes more than the budget"
+        self._report.replans.append(why)
+        self._say(f"neap: planning anew: {why}")
+        try:
+            made = self.planner.plan(self._budget, self._report.margin_bytes, self._banned)
+        except PlanError as error:
+            self._report.notes.append(str(error))
+            return
+        self._act(made)
+
+    def _act(self, schedule: Schedule) -> None:
+        self.schedule = schedule
         report = self._report
         report.budget_bytes = schedule.budget_bytes
         report.predicted_peak_bytes = schedule.peak_bytes
@@ -257,31 +265,39 @@ class Fit:
         report.predicted_iteration_ns = schedule.iteration_ns
         report.unplanned_iteration_ns = schedule.unplanned_iteration_ns
         report.met = schedule.met
-        if not schedule.met:
-            report.notes.append("the budget can't be met; this is the lowest peak that was found")
+        report.excluded = schedule.excluded
+        note = "the budget can't be met; this is the lowest peak that was found"
+        if not schedule.met and note not in report.notes:
+            report.notes.append(note)
+        self.runtime.recompute.compare = self.enforcement.computes()
         self.runtime.follow(schedule)
-        if all(map(divisible, self._optimizers)):
-            self._move_states(schedule)
-        if self.device == "cuda":
-            # What the first iterations left in the allocator's cache would count as reserved.
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
+        self._move_states(schedule)
+        self.enforcement.restart()
+        self._times = []
+        self._began = time.perf_counter()
+        if self._save_plan is not None:
+            schedule.save(self._save_plan)
         self._say(
             f"neap: the plan acts: peak {schedule.peak_bytes} of {schedule.unplanned_peak_bytes} "
             f"bytes, budget {schedule.budget_bytes}; {len(schedule.sizes)} activations and "
-            f"{len(schedule.away)} states are swapped"
+            f"{len(schedule.away)} states are swapped, {len(schedule.again)} calls run again; "
+            f"{schedule.iteration_ns / 1e6:.1f} ms an iteration, "
+            f"{schedule.unplanned_iteration_ns / 1e6:.1f} without the plan"
         )
 
     def _move_states(self, schedule: Schedule) -> None:
         """Steps run in pieces; states that the plan moves leave with all of their parameter's."""
+        for states in self._states:
+            states.stop()
+        self._states = []
+        if not all(map(divisible, self._optimizers)):
+            return
         names = {name.split(":", 1)[-1] for name in schedule.away}
         for optimizer in self._optimizers:
             known = {
-                parameter: path
-                for root in self.watch.roots.values()
-                if (module := root()) is not None
-                for path, parameter in module.named_parameters()
+                tensor: name
+                for role, name, tensor in named_tensors(self.watch, [optimizer])
+                if role == "parameter"
             }
             wanted = [
                 parameter
@@ -300,6 +316,8 @@ def fit(
     budget: str | int,
     device: str = "a6000",
     verbose: bool = True,
+    recompute: bool = True,
+    enforce: bool = True,
 ) -> Fit:
     """Lets a training loop run within ``budget`` bytes of device memory. Call it once, before the
     loop.
@@ -312,19 +330,61 @@ def fit(
     Args:
         model: the model, or several.
         optimizer: the optimizer that ends an iteration by its step, or several, that one first.
-        budget: bytes (``12GiB``), or a share of the unplanned peak (``60%``).
+        budget: bytes (``12GiB``) that PyTorch may reserve, or a share of the unplanned peak
+            (``60%``).
         device: the profile by whose times and link the plan is made: a name that
             ``neap device list`` shows, or a ``*.device.json``.
         verbose: whether to say on stderr when planning begins and when the plan acts.
+        recompute: whether calls of modules may run again in backward.
+        enforce: whether PyTorch may not reserve more than the budget while the plan acts.
 
     Raises:
         ValueError: if the budget can't be understood.
     """
-    models = [model] if isinstance(model, torch.nn.Module) else list(model)
-    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    return Fit(
+        _models(model), _optimizers(optimizer), budget, device, _say(verbose), 3, recompute, enforce
+    )
 
+
+def apply(
+    model: torch.nn.Module | Sequence[torch.nn.Module],
+    optimizer: Optimizer | Sequence[Optimizer],
+    plan: str | os.PathLike[str] | Schedule,
+    verbose: bool = True,
+    enforce: bool = True,
+) -> Fit:
+    """Lets a training loop run by a plan that was made before, from the first iteration on.
+
+    Args:
+        model, optimizer, verbose, enforce: as for :func:`fit`.
+        plan: what ``neap torch --save-plan FILE`` wrote, or a schedule.
+
+    Raises:
+        ValueError: if the file is no plan.
+    """
+    schedule = plan if isinstance(plan, Schedule) else Schedule.load(plan)
+    return Fit(
+        _models(model),
+        _optimizers(optimizer),
+        max(schedule.budget_bytes, 1),
+        "",
+        _say(verbose),
+        enforce=enforce,
+        schedule=schedule,
+    )
+
+
+def _models(model: torch.nn.Module | Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
+    return [model] if isinstance(model, torch.nn.Module) else list(model)
+
+
+def _optimizers(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
+    return [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+
+
+def _say(verbose: bool) -> Callable[[str], None]:
     def say(text: str) -> None:
         if verbose:
             print(text, file=sys.stderr, flush=True)
 
-    return Fit(models, optimizers, budget, device, say)
+    return say

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,7 +68,7 @@ class Iteration:
     lives: dict[Storage, Life]
     always: list[Storage]
     base: int
-    """Bytes that the allocator had given out at the start, beyond all storages that were seen."""
+    """Bytes that the allocator has given out beyond all storages that were seen."""
     peak: int
     """The framework's own peak, before lowering: measured where there is a device."""
     steady: bool
@@ -394,19 +395,19 @@ def _names(found: Iteration) -> None:
 
 
 def _base(recorder: Recorder, found: Iteration, which: int) -> None:
-    """What the allocator had given out beyond what was seen, and the framework's own peak."""
+    """What the allocator has given out beyond what was seen, and the framework's own peak."""
     found.base = 0
     resident = found.resident()
     if which >= len(recorder.allocated):
         found.peak = _recorded_peak(recorder, found)
         return
-    known = sum(blocks(s.bytes) for s in found.always)
-    known += sum(
-        blocks(life.storage.bytes) for life in found.lives.values() if life.until is not None
-    )
-    first = found.nodes[0]
-    known += first.held
-    found.base = max(0, recorder.allocated[which] - known)
+    # By most operators: autograd's sums of gradients take more while anything records.
+    beyond = [
+        node.op.allocated[2] - there
+        for node, there in zip(found.nodes, resident)
+        if node.op is not None and node.op.allocated is not None
+    ]
+    found.base = max(0, int(statistics.median_low(beyond))) if beyond else 0
     found.peak = recorder.peaks[which] if which < len(recorder.peaks) else max(resident)
 
 

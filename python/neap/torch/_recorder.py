@@ -15,6 +15,7 @@ from torch.optim.optimizer import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
+from neap.torch._calls import Call, Calls, view_of
 from neap.torch._storage import (
     DTYPES,
     Op,
@@ -90,8 +91,13 @@ class Recorder(TorchDispatchMode):
         self.steps: list[tuple[int, int, Optimizer]] = []
         """First operator, operator after the last, and optimizer of each step."""
         self.gradients: list[dict[Storage, list[torch.Tensor]]] = []
+        self.calls: list[Call] = []
+        """Calls of modules, where saved tensors are recorded too."""
         self._saved = saved
         self._hooks: Any = None
+        self._calls = Calls(self._now, watch.path_of, self._called)
+        self._packed = 0
+        self._unpacked = 0
         self._anchors: dict[Storage, torch.UntypedStorage] = {}
         self._nodes: dict[int, str] = {}
         self._step_began: int | None = None
@@ -110,6 +116,7 @@ class Recorder(TorchDispatchMode):
         if self._saved:
             self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
             self._hooks.__enter__()
+            self._calls.start()
         self.__enter__()
         self._entered = True
         self.cut()
@@ -120,6 +127,7 @@ class Recorder(TorchDispatchMode):
         self._loneliness(now)
         self.storages.bury(now)
         self.cuts.append(now)
+        self._packed = self._unpacked = 0
         if self._statistics:
             statistics = torch.cuda.memory_stats()
             self.allocated.append(statistics["allocated_bytes.all.current"])
@@ -138,6 +146,8 @@ class Recorder(TorchDispatchMode):
         if self._hooks is not None:
             self._hooks.__exit__(None, None, None)
             self._hooks = None
+            self._calls.stop()
+            self.calls = self._calls.all
         self.watch.before_step.remove(self._before_step)
         self.watch.after_step.remove(self._after_step)
         self._anchors.clear()
@@ -187,7 +197,20 @@ class Recorder(TorchDispatchMode):
             self._step_began = None
             self._name()
 
-    # -- saved tensors
+    # -- calls and saved tensors
+
+    def _now(self) -> tuple[int, int, int]:
+        return len(self.ops), self._packed, len(self.cuts) - 1
+
+    def _called(self, call: Call) -> None:
+        def known(tensor: torch.Tensor) -> Storage | None:
+            if is_subclass(tensor):
+                return None
+            return self.storages.intern(tensor, len(self.ops))
+
+        call.storages = [known(tensor) for tensor in call.inputs]
+        call.views = [view_of(tensor) for tensor in call.inputs]
+        call.norm_storages = [known(tensor) for tensor in call.norms]
 
     def _pack(self, tensor: torch.Tensor) -> Any:
         now = len(self.ops)
@@ -195,15 +218,16 @@ class Recorder(TorchDispatchMode):
         if not is_subclass(tensor):
             storage = self.storages.intern(tensor, now)
         saved = Saved(
-            place=0,
+            place=self._packed,
             storage=storage,
             packed=now - 1,
             view=(tensor.dtype, tuple(tensor.shape), strides(tensor), offset(tensor)),
             node=node_name(tensor),
             module=self.watch.module,
             iteration=len(self.cuts) - 1,
+            subclass=is_subclass(tensor),
         )
-        saved.place = sum(1 for other in self.packs if other.iteration == saved.iteration)
+        self._packed += 1
         self.packs.append(saved)
         kept = tensor.detach()  # Comes by the dispatch mode, so before it is counted.
         if storage is None or storage.persistent:
@@ -219,6 +243,9 @@ class Recorder(TorchDispatchMode):
         now = len(self.ops)
         if saved.unpacked is None:
             saved.unpacked = now
+            saved.order = self._unpacked
+        self._unpacked += 1
+        saved.unpacks += 1
         saved.last_unpacked = now
         return tensor
 

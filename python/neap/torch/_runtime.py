@@ -9,14 +9,17 @@ streams of their own.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from neap.torch._planning import Schedule
+from neap.torch._recompute import Recompute
 from neap.torch._recorder import is_subclass, node_name
+from neap.torch._schedule import Schedule
 from neap.torch._storage import blocks
+from neap.torch._versions import changed, witness
 
 
 class Holder:
@@ -81,14 +84,22 @@ class Runtime:
 
     Args:
         device: the type of the device that the model is on.
+        find: the module of a path, for calls that run again.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(
+        self,
+        device: str,
+        find: Callable[[str], torch.nn.Module | None] = lambda path: None,
+    ) -> None:
         self.device = device
         self.counts = Counts()
+        self.recompute = Recompute(self, find)
         self.schedule: Schedule | None = None
         self.diverged: str | None = None
-        self._count = 0
+        self.differs: Callable[[], None] = lambda: None
+        """Called when an iteration turns out not to be as planned."""
+        self.count = 0
         self._holders: list[Any] = []
         # Weak: a holder lives as long as autograd's handles, and its bytes no longer.
         self._by_storage: dict[int, tuple[StorageWeakRef, weakref.ref[Holder]]] = {}
@@ -122,12 +133,14 @@ class Runtime:
                 start += blocks(size)
             self._slab = slab
         self._guests = [None] * len(self._slots)
+        self.recompute.follow(schedule)
         self.begin()
 
     def begin(self) -> None:
         """An iteration begins."""
-        self._count = 0
+        self.count = 0
         self.diverged = None
+        self.recompute.begin()
         self._done = set()
         self._waiting = {}
         self._by_storage = {}
@@ -140,40 +153,56 @@ class Runtime:
         """An iteration ends: nothing, or what made it differ from the one that was planned."""
         if self.schedule is not None and self.diverged is None:
             expected = len(self.schedule.expected)
-            if self._count < expected:
-                self.diverged = f"{self._count} saved tensors instead of {expected}"
+            if self.count < expected:
+                self.diverge(f"{self.count} saved tensors instead of {expected}")
         return self.diverged
 
     # -- hooks
 
+    def counted(self, tensor: torch.Tensor) -> int:
+        """The number of a saved tensor; notes the first that is not as planned."""
+        number = self.count
+        self.count += 1
+        if self.schedule is not None and self.diverged is None:
+            why = self._differs(self.schedule, number, tensor)
+            if why is not None:
+                self.diverge(why)
+        return number
+
+    def diverge(self, why: str) -> None:
+        """The rest of the iteration runs with everything kept."""
+        if self.diverged is None:
+            self.diverged = why
+            self.differs()
+
     def pack(self, tensor: torch.Tensor) -> Any:
         """Called by autograd for each tensor that it saves."""
-        number = self._count
-        self._count += 1
+        entering = self.recompute.entering
+        if entering is not None:
+            owner = entering.owner()
+            return plain(tensor) if owner is None else self._hold(-1, owner, tensor)
+        number = self.counted(tensor)
         schedule = self.schedule
         if schedule is None or self.diverged is not None:
             return plain(tensor)
-        why = self._differs(schedule, number, tensor)
-        if why is not None:
-            self.diverged = why
-            return plain(tensor)
         owner = schedule.owner[number]
         packed = plain(tensor, number) if owner is None else self._hold(number, owner, tensor)
-        self._act("pack", number)
+        self.act("pack", number)
         return packed
 
     def unpack(self, packed: Any) -> torch.Tensor:
         """Called by autograd when backward needs a saved tensor."""
         handle: Handle = packed
         if handle.witness._version != handle.version:
-            raise RuntimeError(changed(handle))
+            shape = handle.tensor.shape if handle.tensor is not None else handle.view[1]
+            raise RuntimeError(changed(handle.witness, handle.version, list(shape)))
         if handle.tensor is not None:
             if handle.number >= 0:
-                self._act("unpack", handle.number)
+                self.act("unpack", handle.number)
             return handle.tensor
         holder = handle.holder
         assert holder is not None
-        self._act("unpack", handle.number)
+        self.act("unpack", handle.number)
         base = self._resident(holder)
         dtype, shape, stride, offset = handle.view
         with torch.no_grad():
@@ -215,7 +244,8 @@ class Runtime:
 
     # -- actions
 
-    def _act(self, kind: str, number: int) -> None:
+    def act(self, kind: str, number: int) -> None:
+        """Does what is due at a point."""
         schedule = self.schedule
         if schedule is None or self.diverged is not None:
             return
@@ -328,27 +358,7 @@ def flat(base: torch.UntypedStorage, device: torch.device) -> torch.Tensor:
         return torch.empty(0, dtype=torch.uint8, device=device).set_(base)
 
 
-def witness(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor that shares the version counter and holds no storage."""
-    with torch.no_grad():
-        seen = tensor.detach()
-        seen.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    return seen
-
-
 def plain(tensor: torch.Tensor, number: int = -1) -> Handle:
     """A handle that keeps the tensor. A tensor that keeps itself would never be freed."""
     kept = tensor.detach()
     return Handle(number, None, kept, None, kept)
-
-
-def changed(handle: Handle) -> str:
-    """PyTorch's own message for a saved tensor that was changed in place."""
-    seen = handle.witness if handle.tensor is None else handle.tensor
-    shape = list(handle.view[1]) if handle.tensor is None else list(seen.shape)
-    return (
-        "one of the variables needed for gradient computation has been modified by an inplace "
-        f"operation: [{seen.type()} {shape}] is at version {handle.witness._version}; expected "
-        f"version {handle.version} instead. Hint: enable anomaly detection to find the operation "
-        "that failed to compute its gradient, with torch.autograd.set_detect_anomaly(True)."
-    )

@@ -101,6 +101,11 @@ class Saved:
     iteration: int
     unpacked: int | None = None
     last_unpacked: int | None = None
+    order: int = 0
+    """How many unpackings of the iteration came before the first of this one."""
+    unpacks: int = 0
+    subclass: bool = False
+    """It dispatches by itself."""
 
 
 @dataclass(eq=False)

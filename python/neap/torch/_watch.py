@@ -42,6 +42,8 @@ class Watch:
         self.leave_module: list[Callable[[torch.nn.Module, str], None]] = []
         self.before_backward: list[Callable[[], None]] = []
         self.after_backward: list[Callable[[], None]] = []
+        self.named: list[Callable[[], None]] = []
+        """Called when modules have got paths."""
         self.roots: dict[str, weakref.ref[torch.nn.Module]] = {}
         self.optimizers: list[weakref.ref[Optimizer]] = []
         self.stepping: Optimizer | None = None
@@ -117,10 +119,27 @@ class Watch:
         self.roots[name] = weakref.ref(module)
         for path, child in module.named_modules():
             self._paths.setdefault(child, ".".join(part for part in (name, path) if part))
+        for call in list(self.named):
+            call()
 
     def path_of(self, module: torch.nn.Module) -> str | None:
         """The path of a module that is known."""
         return self._paths.get(module)
+
+    def module_of(self, path: str) -> torch.nn.Module | None:
+        """The module of a path that is known."""
+        for name, reference in self.roots.items():
+            root = reference()
+            if root is None or not f"{path}.".startswith(f"{name}." if name else ""):
+                continue
+            rest = path[len(name) :].lstrip(".") if name else path
+            try:
+                found = root.get_submodule(rest)
+            except AttributeError:
+                continue
+            if self._paths.get(found) == path:
+                return found
+        return None
 
     # -- hooks
 

@@ -1,0 +1,92 @@
+"""The budget binds what PyTorch's allocator reserves: measured, learnt from, and enforced."""
+
+from __future__ import annotations
+
+import torch
+
+
+class Enforcement:
+    """One device's allocator.
+
+    Args:
+        device: the type of the device; nothing happens on the CPU.
+        enforce: whether reserving more than the budget is refused while a plan acts.
+    """
+
+    def __init__(self, device: str, enforce: bool) -> None:
+        self.device = device
+        self._enforce = enforce
+        self._budget: int | None = None
+        self._capped = False
+        self._retries = 0
+
+    @property
+    def _on(self) -> bool:
+        return self.device == "cuda" and torch.cuda.is_available()
+
+    def _statistic(self, name: str) -> int:
+        return int(torch.cuda.memory_stats().get(name, 0)) if self._on else 0
+
+    def peak_allocated(self) -> int:
+        """The most bytes given out since :meth:`restart`."""
+        return self._statistic("allocated_bytes.all.peak")
+
+    def peak_reserved(self) -> int:
+        """The most bytes reserved since :meth:`restart`."""
+        return self._statistic("reserved_bytes.all.peak")
+
+    def retries(self) -> int:
+        """How often the allocator gave back all that it kept and tried again, since
+        :meth:`restart`.
+        """
+        return max(0, self._statistic("num_alloc_retries") - self._retries)
+
+    def learn(self, peak: int) -> int:
+        """What the watched iterations reserved beyond ``peak`` bytes given out. The first ones
+        keep what initialisation left, so no more than a twentieth counts.
+        """
+        if not self._on:
+            return 0
+        beyond = self._statistic("reserved_bytes.all.current") - peak
+        return min(max(beyond, 0), peak // 20)
+
+    def computes(self) -> bool:
+        """Whether the device computes: a dry one does not, and comparing results says nothing."""
+        if not self._on:
+            return True
+        return float(torch.full((3,), 2.0, device="cuda").sum().item()) == 6.0
+
+    def restart(self) -> None:
+        """Gives back what the allocator keeps, and measures anew: a plan acts from now on."""
+        self.lift()
+        self._budget = None
+        if self._on:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            self._retries = self._statistic("num_alloc_retries")
+
+    def begin(self, budget: int) -> None:
+        """From now on no more than ``budget`` bytes may be reserved."""
+        self._budget = budget
+        self.apply()
+
+    def apply(self) -> None:
+        """Enforces the budget, if one acts."""
+        if self._capped or self._budget is None or not self._enforce or not self._on:
+            return
+        total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+        if self._budget < total and self._statistic("reserved_bytes.all.current") <= self._budget:
+            torch.cuda.set_per_process_memory_fraction((self._budget + 1) / total)
+            self._capped = True
+
+    def lift(self) -> None:
+        """Enforces nothing until :meth:`apply`: an iteration that is not as planned needs more."""
+        if self._capped:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+            self._capped = False
+
+    def close(self) -> None:
+        """Ends for good."""
+        self.lift()
+        self._budget = None

@@ -1,0 +1,123 @@
+"""Budgets as users write them, and what a fitted script reports at its end."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+_UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def parse_budget(budget: str | int) -> Callable[[int], int]:
+    """A budget as users write it: bytes (``12GiB``), or a share of the unplanned peak (``60%``).
+
+    Raises:
+        ValueError: if it is neither.
+    """
+    if isinstance(budget, int):
+        size = budget
+        if size <= 0:
+            raise ValueError(f"the budget is {budget}; give bytes above 0, such as 12GiB, or 60%")
+        return lambda peak: size
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(%|[KMGT]?i?B?)\s*", budget)
+    if found is None or float(found[1]) <= 0:
+        raise ValueError(f"the budget is {budget!r}; give bytes, such as 12GiB, or a share, 60%")
+    number, unit = float(found[1]), found[2]
+    if unit == "%":
+        return lambda peak: int(peak * number / 100)
+    scale = _UNITS[unit.rstrip("B").rstrip("i")]
+    if "i" not in unit and unit not in ("", "B"):
+        scale = 1000 ** (["K", "M", "G", "T"].index(unit[0]) + 1)
+    return lambda peak: int(number * scale)
+
+
+@dataclass
+class Report:
+    """What happened so far. Bytes and nanoseconds are whole numbers.
+
+    Attributes:
+        planned: iterations that ran by the plan from beginning to end.
+        unplanned: iterations that ran without it, by reason.
+        met: whether the plan's peak and what the allocator reserves beyond it fit the budget.
+        margin_bytes: what the plan leaves of the budget for what the allocator reserves beyond
+            what it gives out.
+        peak_allocated_bytes, peak_reserved_bytes: measured since the plan acts; 0 on the CPU.
+        swapped_out, swapped_in: copies of activations; ``late`` of those back were waited for.
+        freed: storages of swapped activations that were seen to be gone from the device.
+        kept: swap-outs left out because something else held the storage.
+        recomputed: calls of modules that were run again; ``recomputed_deaths`` storages of what
+            they had saved were gone in between; ``compared`` saved tensors were compared with
+            what came back.
+        iteration_s: measured seconds of a planned iteration, the median.
+        replans: how often the plan was made anew, and why.
+        excluded: calls that can't be run again, by reason.
+    """
+
+    budget_bytes: int = 0
+    predicted_peak_bytes: int = 0
+    unplanned_peak_bytes: int = 0
+    predicted_iteration_ns: int = 0
+    unplanned_iteration_ns: int = 0
+    margin_bytes: int = 0
+    met: bool = False
+    planned: int = 0
+    unplanned: dict[str, int] = field(default_factory=dict)
+    peak_allocated_bytes: int = 0
+    peak_reserved_bytes: int = 0
+    allocator_retries: int = 0
+    swapped_out: int = 0
+    swapped_in: int = 0
+    swapped_bytes: int = 0
+    freed: int = 0
+    kept: int = 0
+    late: int = 0
+    state_bytes: int = 0
+    recomputed: int = 0
+    recomputed_deaths: int = 0
+    compared: int = 0
+    iteration_s: float = 0.0
+    replans: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    excluded: dict[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lines = [
+            f"neap: {self.planned} iterations ran by the plan, "
+            f"{sum(self.unplanned.values())} without it",
+            *(f"  {count} because: {why}" for why, count in sorted(self.unplanned.items())),
+        ]
+        if self.predicted_peak_bytes:
+            lines.append(
+                f"  peak predicted {size(self.predicted_peak_bytes)}, without the plan "
+                f"{size(self.unplanned_peak_bytes)}, budget {size(self.budget_bytes)}, "
+                f"of which {size(self.margin_bytes)} are left to the allocator"
+            )
+        if self.peak_allocated_bytes:
+            lines.append(
+                f"  peak measured: allocated {size(self.peak_allocated_bytes)}, reserved "
+                f"{size(self.peak_reserved_bytes)}; {self.allocator_retries} allocator retries"
+            )
+        if self.predicted_iteration_ns:
+            lines.append(
+                f"  iteration predicted {self.predicted_iteration_ns / 1e6:,.1f} ms, without the "
+                f"plan {self.unplanned_iteration_ns / 1e6:,.1f} ms; measured "
+                f"{self.iteration_s * 1e3:,.1f} ms"
+            )
+        lines.append(
+            f"  {self.swapped_out} swap-outs ({size(self.swapped_bytes)}), {self.swapped_in} "
+            f"swap-ins, {self.late} of them late; {self.kept} left out; optimizer states moved "
+            f"{size(self.state_bytes)}"
+        )
+        if self.recomputed:
+            lines.append(
+                f"  {self.recomputed} calls of modules ran again; {self.compared} saved tensors "
+                "were compared with what came back"
+            )
+        lines += [f"  planned anew: {why}" for why in self.replans]
+        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+
+
+def size(count: int) -> str:
+    """Bytes in MiB."""
+    return f"{count / (1 << 20):,.1f} MiB"

@@ -1,0 +1,303 @@
+"""What is done when: a plan in the terms of PyTorch's hooks, and how it is made from a planner's
+answer and kept in a file.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from neap.torch._calls import View
+from neap.torch._world import World
+
+FORMAT = "neap.torch.schedule"
+VERSION = 1
+
+Point = tuple[str, int]
+
+
+@dataclass
+class Again:
+    """A call of a module that is run again in backward.
+
+    Attributes:
+        module: the module's path.
+        number: which call of it in the iteration.
+        first_pack, after_pack: its saved tensors, by place in the iteration.
+        stays: those of them that parameters and buffers keep anyway.
+        inputs: for each tensor among its arguments its view, and the number of the activation
+            that it belongs to, if that is moved.
+        nanoseconds: how long running it again takes, predicted.
+        bytes: what it gives back meanwhile.
+    """
+
+    module: str
+    number: int
+    first_pack: int
+    after_pack: int
+    stays: list[int]
+    inputs: list[tuple[View | None, int | None]]
+    nanoseconds: int = 0
+    bytes: int = 0
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """The module's path and which call of it."""
+        return self.module, self.number
+
+
+@dataclass
+class Schedule:
+    """What is done when. Points are ``("pack", n)`` and ``("unpack", n)``: the n-th saved tensor.
+
+    Attributes:
+        expected: for each saved tensor of an iteration its view and the function that made it.
+        owner: the number of the activation that each saved tensor belongs to, if that is moved.
+        sizes: bytes of each activation that is moved.
+        actions: at each point what to do, in order: ``("out", a)`` copies an activation to the
+            host, ``("drop", a)`` gives its bytes back, ``("in", a)`` brings it back.
+        again: calls that are run again.
+        away: names of the optimizer states that stay on the host between steps.
+        excluded: why calls of modules can't be run again, with how many.
+    """
+
+    expected: list[tuple[View, str]]
+    owner: list[int | None]
+    sizes: list[int]
+    actions: dict[Point, list[tuple[str, int]]]
+    again: list[Again] = field(default_factory=list)
+    away: set[str] = field(default_factory=set)
+    peak_bytes: int = 0
+    unplanned_peak_bytes: int = 0
+    iteration_ns: int = 0
+    unplanned_iteration_ns: int = 0
+    budget_bytes: int = 0
+    swap_bytes: int = 0
+    met: bool = True
+    excluded: dict[str, int] = field(default_factory=dict)
+
+    def save(self, path: str | os.PathLike[str], key: str = "") -> None:
+        """Writes it as JSON; the file appears whole or not at all. ``key`` says what it is for."""
+        form = asdict(self)
+        form["expected"] = [[_written(view), node] for view, node in self.expected]
+        form["actions"] = [[*point, things] for point, things in self.actions.items()]
+        for one in form["again"]:
+            one["inputs"] = [[_written(view), owner] for view, owner in one["inputs"]]
+        form["away"] = sorted(self.away)
+        partial = f"{os.fspath(path)}.{os.getpid()}.tmp"
+        Path(partial).write_text(
+            json.dumps({"format": FORMAT, "version": VERSION, "key": key, **form}), "utf-8"
+        )
+        os.replace(partial, path)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Schedule:
+        """Reads what :meth:`save` wrote.
+
+        Raises:
+            ValueError: if the file is none, with what to do.
+        """
+        name = os.fspath(path)
+        try:
+            form = json.loads(Path(name).read_text("utf-8"))
+        except OSError as error:
+            raise ValueError(f"{name}: {error.strerror}") from None
+        except ValueError as error:
+            raise ValueError(f"{name} is not JSON: {error}") from None
+        if not isinstance(form, dict) or form.get("format") != FORMAT:
+            raise ValueError(f"{name} is no {FORMAT}; `neap torch --save-plan FILE` writes one")
+        if form.get("version") != VERSION:
+            raise ValueError(
+                f"{name} has version {form.get('version')} of {FORMAT}, this neap reads {VERSION}"
+            )
+        try:
+            return _read(form)
+        except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
+            raise ValueError(
+                f"{name} is damaged ({type(error).__name__}: {error}); plan again"
+            ) from None
+
+
+def _read(form: dict[str, Any]) -> Schedule:
+    known = {k: v for k, v in form.items() if k not in ("format", "version", "key")}
+    known["expected"] = [(_view(view), node) for view, node in form["expected"]]
+    known["actions"] = {
+        (kind, number): [(what, one) for what, one in things]
+        for kind, number, things in form["actions"]
+    }
+    known["again"] = [
+        Again(**{**one, "inputs": [(None if v is None else _view(v), o) for v, o in one["inputs"]]})
+        for one in form["again"]
+    ]
+    known["away"] = set(form["away"])
+    schedule = Schedule(**known)
+    activations, saved = len(schedule.sizes), len(schedule.expected)
+    numbers = [o for o in schedule.owner if o is not None]
+    numbers += [one for things in schedule.actions.values() for _, one in things]
+    if len(schedule.owner) != saved or any(not 0 <= n < activations for n in numbers):
+        raise ValueError("a number is out of range")
+    return schedule
+
+
+def _written(view: View | None) -> Any:
+    if view is None:
+        return None
+    dtype, shape, stride, offset = view
+    return [str(dtype).removeprefix("torch."), list(shape), list(stride), offset]
+
+
+def _view(form: Any) -> View:
+    dtype = getattr(torch, form[0])
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{form[0]} is no type of elements")
+    return dtype, tuple(form[1]), tuple(form[2]), int(form[3])
+
+
+# -- from a planner's answer
+
+
+class Timeline:
+    """What ``neap simulate`` says of a plan: when copies begin and end, in places of operators."""
+
+    def __init__(self, path: Path, world: World) -> None:
+        form = json.loads(path.read_text())
+        events = form["traceEvents"] if isinstance(form, dict) else form
+        lanes = {
+            event["tid"]: event["args"]["name"]
+            for event in events
+            if event["ph"] == "M" and event["name"] == "thread_name"
+        }
+        starts: dict[str, float] = {}
+        self._copies: dict[tuple[str, str], tuple[float, float]] = {}
+        for event in events:
+            if event["ph"] != "X":
+                continue
+            lane, name = lanes.get(event["tid"], ""), event["name"]
+            if lane == "compute":
+                starts.setdefault(name, event["ts"])
+            else:
+                self._copies.setdefault((lane, name), (event["ts"], event["ts"] + event["dur"]))
+        self._starts = [starts.get(step.name, 0.0) for step in world.steps]
+
+    def left(self, name: str, otherwise: int) -> int:
+        """The first operator that starts after the tensor's copy to the host has ended."""
+        copy = self._copies.get(("d2h", name))
+        return otherwise if copy is None else bisect.bisect_left(self._starts, copy[1] - 1e-3)
+
+    def comes(self, name: str, otherwise: int) -> int:
+        """The first operator that starts after the tensor's copy to the device has begun."""
+        copy = self._copies.get(("h2d", name))
+        return otherwise if copy is None else bisect.bisect_left(self._starts, copy[0] - 1e-3)
+
+
+def points(world: World) -> list[tuple[int, Point]]:
+    """Moments at which PyTorch calls us, in order: the place that follows, and the point."""
+    last = world.found.end
+    triggers: dict[int, int] = {}
+    for one in world.ranges:
+        order = triggers.get(one.again, one.trigger.order)
+        triggers[one.again] = min(order, one.trigger.order)
+    found: list[tuple[int, int, Point]] = []
+    for saved in world.packs:
+        found.append((world.new(saved.packed + 1), -1, ("pack", saved.place)))
+        if saved.unpacked is None or saved.unpacked > last:
+            continue
+        trigger = triggers.get(world.found.place[saved.unpacked])
+        ahead = trigger is not None and saved.order <= trigger
+        place = world.new(saved.unpacked, before=ahead)
+        found.append((place, saved.order, ("unpack", saved.place)))
+    found.sort(key=lambda point: point[:2])
+    return [(place, point) for place, _, point in found]
+
+
+def schedule(world: World, form: dict[str, Any], timeline: Timeline) -> Schedule:
+    """The actions that carry a plan of ``world.graph`` out."""
+    place = {step.name: number for number, step in enumerate(world.steps)}
+    moments = points(world)
+    on_host = {s.name for s in world.away}
+    outs: dict[str, int] = {}
+    ins: dict[str, int] = {}
+    moved_states = set()
+    for event in form["jobs"][0]["events"]:
+        name = event.get("tensor")
+        after = -1 if event["after"] is None else place[event["after"]]
+        if name in on_host:
+            moved_states.add(name)
+        elif event["event"] == "swap_out":
+            outs[name] = after
+        elif event["event"] == "swap_in":
+            ins[name] = after
+    moved = [a for a in world.movable if a.storage.name in outs and a.storage.name in ins]
+    number = {a.storage.name: n for n, a in enumerate(moved)}
+    actions: dict[Point, list[tuple[str, int]]] = {}
+    for activation in sorted(moved, key=lambda a: outs[a.storage.name]):
+        name = activation.storage.name
+        copied = timeline.left(name, outs[name] + 1)
+        # Pack and unpack come one after another; what is due between two waits for the later.
+        out = _first(moments, max(outs[name] + 1, activation.leaves))
+        drop = _first(moments, max(copied, activation.leaves))
+        comes = max(ins[name] + 1, timeline.comes(name, 0))
+        back = _first(moments, comes, len(moments) - 1)
+        home = _first(moments, activation.returns, len(moments) - 1)
+        if out is None or drop is None or back is None or home is None or out >= home:
+            continue
+        drop, back = max(drop, out), min(back, home)
+        if drop >= back:
+            continue
+        one = number[name]
+        actions.setdefault(moments[out][1], []).append(("out", one))
+        actions.setdefault(moments[drop][1], []).append(("drop", one))
+        actions.setdefault(moments[back][1], []).append(("in", one))
+    acted = {one for things in actions.values() for _, one in things}
+
+    def owner(storage: Any) -> int | None:
+        one = None if storage is None else number.get(storage.name)
+        return one if one in acted else None
+
+    within = {s for r in world.ranges for s in r.saved}
+    return Schedule(
+        expected=[(s.view, s.node) for s in world.packs],
+        owner=[None if s in within else owner(s.storage) for s in world.packs],
+        sizes=[a.storage.bytes for a in moved],
+        actions=actions,
+        again=[
+            Again(
+                module=r.call.path,
+                number=r.call.number,
+                first_pack=r.call.first_pack,
+                after_pack=r.call.after_pack,
+                stays=_stays(r.call.first_pack, r.call.after_pack, {s.place for s in r.saved}),
+                inputs=list(zip(r.call.views, map(owner, r.call.storages))),
+                nanoseconds=r.nanoseconds,
+                bytes=r.bytes,
+            )
+            for r in world.ranges
+        ],
+        away=moved_states,
+        swap_bytes=sum(moved[one].storage.bytes for one in acted),
+    )
+
+
+def _stays(first: int, after: int, saved: set[int]) -> list[int]:
+    return [n for n in range(first, after) if n not in saved]
+
+
+def _first(
+    moments: Sequence[tuple[int, Any]], place: int, otherwise: int | None = None
+) -> int | None:
+    """The first point at or after the operator at ``place``."""
+    low, high = 0, len(moments)
+    while low < high:
+        middle = (low + high) // 2
+        if moments[middle][0] < place:
+            low = middle + 1
+        else:
+            high = middle
+    return low if low < len(moments) else otherwise

@@ -1,0 +1,23 @@
+"""PyTorch's check that no saved tensor was changed, which is lost under hooks, done again."""
+
+from __future__ import annotations
+
+import torch
+
+
+def witness(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that shares the version counter and holds no storage."""
+    with torch.no_grad():
+        seen = tensor.detach()
+        seen.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return seen
+
+
+def changed(seen: torch.Tensor, version: int, shape: list[int]) -> str:
+    """PyTorch's own message for a saved tensor that was changed in place."""
+    return (
+        "one of the variables needed for gradient computation has been modified by an inplace "
+        f"operation: [{seen.type()} {shape}] is at version {seen._version}; expected "
+        f"version {version} instead. Hint: enable anomaly detection to find the operation "
+        "that failed to compute its gradient, with torch.autograd.set_detect_anomaly(True)."
+    )

@@ -1,0 +1,337 @@
+"""An iteration as it would be if some calls were run again in backward: the operators in that
+order, the bytes that stand during each, and what can be moved to the host meanwhile.
+
+The planner gets this as a graph in which only what PyTorch can carry out is a tensor: activations
+that nothing but autograd holds between forward and backward, and optimizer states. All other bytes
+are workspace of the operators during which they stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from neap.torch._graph import Iteration, Life, Node
+from neap.torch._ranges import Range
+from neap.torch._recorder import Recorder
+from neap.torch._states import PIECE, PIECE_BYTES
+from neap.torch._storage import Storage, blocks
+from neap.torch._watch import BACKWARD, OPTIMIZE
+
+SMALLEST = 64 << 10
+"""Storages below this many bytes stay: each copy costs about ten microseconds of the host."""
+
+
+@dataclass(eq=False)
+class Activation:
+    """A storage that can leave between its last use in forward and its first in backward.
+
+    ``leaves`` is the first place at whose start nothing but autograd holds it, ``returns`` the
+    place before which backward asks for it, ``gone`` the place at which it is freed.
+    """
+
+    storage: Storage
+    born: int
+    leaves: int
+    returns: int
+    gone: int
+
+
+@dataclass(eq=False)
+class Step:
+    """An operator of the planned iteration: one of the recorded, or one that runs again."""
+
+    name: str
+    phase: str
+    node: Node
+    origin: int
+    """Its place among the recorded operators."""
+    again: bool = False
+
+
+class World:
+    """One iteration with ``ranges`` run again.
+
+    Attributes:
+        steps: the operators in their new order.
+        resident: bytes that stand during each, when nothing is moved.
+        movable: activations that can leave, in order of birth.
+        away: optimizer states that can stay on the host, with the places of their updates.
+        at: from places of the recording to new places.
+        before: the same, ahead of what runs again just before that place.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        found: Iteration,
+        ranges: Sequence[Range] = (),
+        move_states: bool = True,
+    ) -> None:
+        self.recorder = recorder
+        self.found = found
+        self.ranges = list(ranges)
+        self.packs = [s for s in recorder.packs if s.iteration == len(recorder.cuts) - 2]
+        self._within = {s for r in self.ranges for s in r.saved}
+        self._lay_out()
+        self._spans: dict[Storage, tuple[int, int]] = {}
+        self._account()
+        self.movable = self._movable()
+        self.away = self._states() if move_states else {}
+
+    @property
+    def peak(self) -> int:
+        """The most bytes that stand when nothing is moved."""
+        return max(self.resident)
+
+    # -- order
+
+    def _lay_out(self) -> None:
+        waiting: dict[int, list[Range]] = {}
+        for one in self.ranges:
+            waiting.setdefault(one.again, []).append(one)
+        self.steps: list[Step] = []
+        self.at: list[int] = []
+        self.before: list[int] = []
+        self.rerun: dict[int, dict[int, int]] = {}
+        """For each range, by number, the new place of each of its operators that run again."""
+        number = {id(one): n for n, one in enumerate(self.ranges)}
+        for place, node in enumerate(self.found.nodes):
+            self.before.append(len(self.steps))
+            for one in sorted(waiting.get(place, []), key=lambda r: r.trigger.order):
+                places = self.rerun.setdefault(number[id(one)], {})
+                for origin in range(one.first, one.cut):
+                    places[origin] = len(self.steps)
+                    again = self.found.nodes[origin]
+                    name = f"again:{again.name}"
+                    self.steps.append(Step(name, BACKWARD, again, origin, True))
+            self.at.append(len(self.steps))
+            self.steps.append(Step(node.name, node.phase, node, place))
+        self.before.append(len(self.steps))
+        self.at.append(len(self.steps))
+
+    def new(self, op: int, before: bool = False) -> int:
+        """The new place of a recorded operator."""
+        place = self.found.place.get(op, len(self.found.nodes))
+        return self.before[place] if before else self.at[place]
+
+    # -- bytes
+
+    def _end(self, life: Life) -> int:
+        return len(self.found.nodes) if life.until is not None else life.death
+
+    def _let_go(self, life: Life) -> int:
+        """The place at which nothing but autograd holds a storage."""
+        known = life.storage.alone
+        if known is not None and self.found.start < known <= self.found.end:
+            return min(self.found.place[known], self._end(life))
+        return self._end(life)
+
+    def _account(self) -> None:
+        found, count = self.found, len(self.steps)
+        fixed = found.resident()
+        for life in found.lives.values():
+            size = blocks(life.storage.bytes)
+            for place in range(life.born or 0, self._end(life)):
+                fixed[place] -= size
+        resident = []
+        for place, step in enumerate(self.steps):
+            if step.again:  # What stands at the place where it runs, and its own scratch.
+                follower = place
+                while self.steps[follower].again:
+                    follower += 1
+                origin = self.steps[follower].origin
+                scratch = blocks(step.node.workspace) - blocks(found.nodes[origin].workspace)
+                resident.append(fixed[origin] + scratch)
+            else:
+                resident.append(fixed[step.origin])
+        change = [0] * (count + 1)
+
+        def stand(size: int, first: int, end: int) -> None:
+            if end > first:
+                change[first] += size
+                change[end] -= size
+
+        inputs: dict[Storage, int] = {}
+        for one in self.ranges:
+            for storage in one.inputs:
+                inputs[storage] = max(inputs.get(storage, 0), one.over)
+        freed = self._only_within()
+        for life in found.lives.values():
+            storage = life.storage
+            end = self._let_go(life) if storage in freed else self._end(life)
+            end = max(end, inputs.get(storage, 0))
+            first = self.at[life.born or 0]
+            # What is freed before an operator is freed before what runs again ahead of it.
+            self._spans[storage] = (first, self.before[min(end, len(found.nodes))])
+            stand(blocks(storage.bytes), *self._spans[storage])
+        for number, one in enumerate(self.ranges):
+            places = self.rerun[number]
+            last = max(places.values()) + 1
+            brings = set(one.brings)
+            for origin in range(one.first, one.cut):
+                for storage in found.nodes[origin].makes:
+                    known = found.lives.get(storage)
+                    if known is None:
+                        continue
+                    if storage in brings:
+                        asked = known.death if storage in freed else self._asked(storage, one)
+                        end = self.before[min(max(asked, one.again + 1), len(found.nodes))]
+                    else:
+                        end = min(places.get(self._let_go(known), last), last)
+                    stand(blocks(storage.bytes), places[origin], max(end, places[origin] + 1))
+        standing = 0
+        self.resident = []
+        for place in range(count):
+            standing += change[place]
+            self.resident.append(resident[place] + standing)
+
+    def _asked(self, storage: Storage, one: Range) -> int:
+        """The place after backward's last use of what a range saved of a storage."""
+        last = max((s.last_unpacked or 0) for s in one.saved if s.storage is storage)
+        return self.found.place.get(last, 0) + 1 if last else one.over
+
+    def _only_within(self) -> set[Storage]:
+        """Storages that only ranges that run again have saved."""
+        within = {s.storage for s in self._within if s.storage is not None}
+        outside = {s.storage for s in self.packs if s not in self._within}
+        return {s for s in within if s not in outside}
+
+    # -- what can move
+
+    def _movable(self) -> list[Activation]:
+        kept: dict[Storage, list[int]] = {}
+        for saved in self.packs:
+            if saved.storage is None or saved in self._within or saved.unpacked is None:
+                continue
+            if saved.unpacked <= self.found.end:
+                kept.setdefault(saved.storage, []).append(self.new(saved.unpacked, before=True))
+        for one in self.ranges:
+            for storage in one.inputs:
+                kept.setdefault(storage, []).append(self.before[one.again])
+        movable = []
+        for storage, asked in kept.items():
+            life = self.found.lives.get(storage)
+            if life is None or storage.bytes < SMALLEST:
+                continue
+            if life.born is None or life.until is not None:
+                continue
+            if storage.saved and storage.alone is None:
+                continue
+            first, gone = self._spans[storage]
+            leaves, returns = self.at[self._let_go(life)], min(asked)
+            # A swap needs an operator between that neither makes nor uses it.
+            if first < leaves < returns < len(self.steps):
+                movable.append(Activation(storage, first, leaves, returns, gone))
+        movable.sort(key=lambda a: (a.born, a.storage.number))
+        return movable
+
+    def _states(self) -> dict[Storage, list[int]]:
+        """Optimizer states that only updates of single parameters use."""
+        uses: dict[Storage, list[int]] = {}
+        for place, step in enumerate(self.steps):
+            for storage in dict.fromkeys([*step.node.reads, *step.node.writes]):
+                if storage.role == "optimizer_state" and storage.bytes >= SMALLEST:
+                    uses.setdefault(storage, []).append(place)
+        return {
+            storage: places
+            for storage, places in uses.items()
+            if all(self.steps[place].node.op is None for place in places)
+        }
+
+    def pieces(self, divisible: bool) -> list[list[int]]:
+        """Which updates run in one call, by place: as :mod:`neap.torch._states` divides a step, or
+        all of them.
+        """
+        groups: list[list[int]] = []
+        size = 0
+        for place, step in enumerate(self.steps):
+            if step.node.op is not None or step.node.phase != OPTIMIZE or step.again:
+                continue
+            full = bool(groups) and (len(groups[-1]) >= PIECE or size >= PIECE_BYTES)
+            after = bool(groups) and groups[-1][-1] != place - 1
+            if not groups or (divisible and full) or after:
+                groups.append([])
+                size = 0
+            groups[-1].append(place)
+            size += sum(s.bytes for s in step.node.writes if s.role == "optimizer_state")
+        return groups
+
+    # -- the planner's graph
+
+    def graph(self, durations: Mapping[str, int], divisible: bool) -> dict[str, Any]:
+        """The ``neap.graph`` that is planned: every byte that can't move is workspace."""
+        count, rest = len(self.steps), list(self.resident)
+        touches: list[list[Storage]] = [[] for _ in range(count)]
+        for activation in self.movable:
+            size = blocks(activation.storage.bytes)
+            for place in range(activation.born, activation.gone):
+                rest[place] -= size
+            for place in range(activation.born + 1, activation.leaves):
+                touches[place].append(activation.storage)
+            for place in range(activation.returns, activation.gone):
+                touches[place].append(activation.storage)
+        groups = self.pieces(divisible)
+        together = {place: group for group in groups for place in group}
+        for storage, places in self.away.items():
+            for place in range(count):
+                rest[place] -= blocks(storage.bytes)
+            for place in sorted({p for at in places for p in together.get(at, [at])}):
+                touches[place].append(storage)
+        for group in groups:
+            # A multi-tensor call holds the temporaries of all its parameters at once.
+            scratch = sum(blocks(self.steps[place].node.workspace) for place in group)
+            for place in group:
+                rest[place] += scratch - blocks(self.steps[place].node.workspace)
+        constant = max(min(rest) // 512 * 512, 0)
+        tensors = [_tensor(s.name, "optimizer_state", s.bytes) for s in self.away]
+        tensors.append(_tensor("held", "buffer", constant))
+        tensors += [_tensor(a.storage.name, "activation", a.storage.bytes) for a in self.movable]
+        return {
+            "format": "neap.graph",
+            "version": 1,
+            "name": self.found.name,
+            "tensors": tensors,
+            "operators": list(self._operators(touches, rest, constant, durations)),
+        }
+
+    def _operators(
+        self,
+        touches: Sequence[Sequence[Storage]],
+        rest: Sequence[int],
+        constant: int,
+        durations: Mapping[str, int],
+    ) -> Iterable[dict[str, Any]]:
+        made: dict[int, list[Storage]] = {}
+        for activation in self.movable:
+            made.setdefault(activation.born, []).append(activation.storage)
+        version: dict[Storage, int] = {}
+        for place, step in enumerate(self.steps):
+            reads: list[dict[str, Any]] = [{"tensor": "held", "shape": [0]}]
+            writes = []
+            for storage in touches[place]:
+                seen = version.get(storage, 0)
+                reads.append({"tensor": storage.name, "shape": [0], **_version(seen)})
+                if storage in step.node.writes and not step.again:
+                    version[storage] = seen + 1
+                    writes.append({"tensor": storage.name, "shape": [0], **_version(seen + 1)})
+            yield {
+                "name": step.name,
+                "kind": "custom",
+                "phase": step.phase,
+                "args": reads,
+                "outputs": [{"tensor": s.name} for s in made.get(place, [])],
+                **({"hidden": writes} if writes else {}),
+                "workspace_bytes": max(0, rest[place] - constant),
+                "replay": "never",
+                "duration_ns": durations.get(step.node.name, 1000),
+            }
+
+
+def _tensor(name: str, role: str, size: int) -> dict[str, Any]:
+    return {"name": name, "role": role, "dtype": "u8", "shape": [size]}
+
+
+def _version(number: int) -> dict[str, int]:
+    return {"version": number} if number else {}
