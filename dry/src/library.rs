@@ -87,7 +87,20 @@ macro_rules! answers {
         }
     )* };
 }
-pub(crate) use answers;
+
+/// As `answers`, for values that only the vendor's library knows.
+macro_rules! estimates {
+    ($($name:ident ( $($before:ident)* => $out:ident : $t:ty = $value:expr ) )*) => { $(
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($before: usize,)* $out: *mut $t) -> Status {
+            $(let _ = $before;)*
+            crate::log::estimated(stringify!($name));
+            unsafe { put($out, $value) };
+            SUCCESS
+        }
+    )* };
+}
+pub(crate) use estimates;
 
 answers! {
     cublasGetMathMode(_h => out: c_int = 0)
@@ -102,6 +115,11 @@ answers! {
     cufftGetVersion(=> out: c_int = config().cuda / 1000 * 1000)
     cufftCreate(=> out: c_int = 1)
     cudnnGetStream(_h => out: usize = 0)
+    cusparseXbsrsm2_zeroPivot(_h _i => out: c_int = -1)
+    cusparseXbsrsv2_zeroPivot(_h _i => out: c_int = -1)
+}
+
+estimates! {
     cudnnDropoutGetStatesSize(_h => out: usize = dropout_states())
     cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(_h _m _o _x _z _y _s _a => out: usize = 0)
     cudnnGetBatchNormalizationTrainingExReserveSpaceSize(_h _m _o _a _x => out: usize = 0)
@@ -118,8 +136,6 @@ answers! {
     cusparseSpSM_bufferSize(_h _oa _ob _al _a _b _c _t _alg _d => out: usize = 0)
     cusparseXcoosort_bufferSizeExt(_h _m _n _nnz _r _c => out: usize = 0)
     cusparseXcsrsort_bufferSizeExt(_h _m _n _nnz _r _c => out: usize = 0)
-    cusparseXbsrsm2_zeroPivot(_h _i => out: c_int = -1)
-    cusparseXbsrsv2_zeroPivot(_h _i => out: c_int = -1)
     cusparseLtMatmulGetWorkspace(_h _p => out: usize = 0)
 }
 
@@ -141,6 +157,7 @@ pub unsafe extern "C" fn cufftXtMakePlanMany(
     work: *mut usize,
     _execution: c_int,
 ) -> Status {
+    crate::log::estimated("cufftXtMakePlanMany");
     unsafe { put(work, 0) };
     SUCCESS
 }
@@ -274,7 +291,10 @@ pub unsafe extern "C" fn cudnnBackendGetAttribute(
             // The caller's own descriptor stands for the one result.
             HEURISTIC_RESULTS | CONFIG_ENGINE => {}
             CONFIG_SHARED_MEMORY => put(out.cast::<c_int>(), 0),
-            PLAN_WORKSPACE => put(out.cast::<i64>(), config().cudnn_workspace_bytes),
+            PLAN_WORKSPACE => {
+                crate::log::estimated("cudnnBackendGetAttribute");
+                put(out.cast::<i64>(), config().cudnn_workspace_bytes);
+            }
             ENGINE_COUNT => put(out.cast::<i64>(), 1),
             ENGINE_INDEX => put(out.cast::<i64>(), 0),
             _ => elements = 0,
@@ -320,6 +340,7 @@ macro_rules! algorithms {
                 mode: 0,
                 reserved: [0; 3],
             };
+            crate::log::estimated(stringify!($name));
             unsafe {
                 put(results, answer);
                 put(found, 1);

@@ -4,6 +4,7 @@
 //!     segment - DEVICE BYTES USED
 //!     refused DEVICE BYTES USED        an allocation that the device has no room for
 //!     stub NAME COUNT                  at exit: a function that did nothing, and its calls
+//!     estimate NAME COUNT              at exit: a size that the vendor's library alone knows
 //!     foreign LIBRARY                  a library that brings a CUDA runtime of its own
 //!     note TEXT
 
@@ -12,6 +13,7 @@ use std::fs::OpenOptions;
 use std::io::Write;
 
 use crate::config::config;
+use crate::state::with;
 use crate::sys;
 
 /// Appends lines in one write, so that a process which is killed loses nothing before it, and
@@ -39,7 +41,17 @@ pub unsafe extern "C" fn neap_dry_note(text: *const c_char) {
     }
 }
 
-/// Writes how often each generated stub was called. Runs when the process ends; the Python side
+/// Counts an answer that is an estimate: the library that knows it needs a device.
+pub fn estimated(name: &'static str) {
+    with(|s| *s.estimated.entry(name).or_default() += 1);
+}
+
+fn estimates() -> String {
+    let all = with(|s| s.estimated.clone());
+    all.iter().map(|(name, count)| format!("estimate {name} {count}\n")).collect()
+}
+
+/// Writes how often each generated stub was called, and each estimate given. Runs when the process ends; the Python side
 /// calls it as well, for processes that end by `_exit`.
 #[unsafe(no_mangle)]
 pub extern "C" fn neap_dry_flush() {
@@ -49,7 +61,7 @@ pub extern "C" fn neap_dry_flush() {
     if counts.is_null() || names.is_null() || many.is_null() || config().folder.is_none() {
         return;
     }
-    let mut lines = String::new();
+    let mut lines = estimates();
     // SAFETY: the generator writes `many` counters and as many names, each closed by a zero byte.
     unsafe {
         let mut name = names;

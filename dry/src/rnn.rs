@@ -327,6 +327,7 @@ pub unsafe extern "C" fn cudnnGetRNNTempSpaceSizes(
     let (network, data) = unsafe { (&*network, &*data) };
     let layer = data.steps * data.batch * network.hidden * network.element();
     let held = network.gates() + 2;
+    crate::log::estimated("cudnnGetRNNTempSpaceSizes");
     unsafe {
         put(workspace, layer * network.directions() * network.gates());
         put(reserve, if training == 1 { layer * network.pseudo_layers() * held } else { 0 });

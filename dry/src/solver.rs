@@ -4,7 +4,7 @@
 
 use std::ffi::c_int;
 
-use crate::library::answers;
+use crate::library::estimates;
 use crate::sys::{SUCCESS, Status, put};
 
 /// Columns of a blocked panel.
@@ -19,7 +19,7 @@ fn square(n: usize) -> c_int {
     n.saturating_mul(n).saturating_mul(2).saturating_add(n.saturating_mul(PANEL)).max(1)
 }
 
-answers! {
+estimates! {
     cusolverDnSgetrf_bufferSize(_h m n _a _l => out: c_int = panel(m.max(n)))
     cusolverDnDgetrf_bufferSize(_h m n _a _l => out: c_int = panel(m.max(n)))
     cusolverDnCgetrf_bufferSize(_h m n _a _l => out: c_int = panel(m.max(n)))
@@ -97,6 +97,7 @@ macro_rules! sizes {
             host: *mut usize,
         ) -> Status {
             $(let _ = $before;)*
+            crate::log::estimated(stringify!($name));
             unsafe {
                 put(device, $bytes);
                 put(host, 0);

@@ -1,6 +1,7 @@
 //! The one lock, and what it guards. It is never held over a fork or while foreign code runs.
 
 use std::cell::UnsafeCell;
+use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use crate::graph::Captures;
@@ -12,6 +13,8 @@ pub struct State {
     pub memory: Memory,
     pub captures: Captures,
     pub allocations: Allocations,
+    /// Functions whose answers are estimates, and how often each was asked.
+    pub estimated: BTreeMap<&'static str, u64>,
 }
 
 static STATE: Mutex<Option<State>> = Mutex::new(None);
@@ -45,6 +48,7 @@ pub fn with<T>(f: impl FnOnce(&mut State) -> T) -> T {
         memory: Memory::new(),
         captures: Captures::default(),
         allocations: Allocations::default(),
+        estimated: BTreeMap::new(),
     });
     f(state)
 }

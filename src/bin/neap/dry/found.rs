@@ -25,6 +25,8 @@ pub struct Process {
     pub data_dependent: Vec<DataDependent>,
     pub redirected_writes: Vec<String>,
     pub recorded: Option<Recorded>,
+    /// The memory snapshot that it wrote.
+    pub snapshot: Option<String>,
     /// What went wrong in neap's own code inside the script.
     pub problems: Vec<String>,
     /// PyTorch's name of its allocator.
@@ -134,6 +136,8 @@ pub struct DeviceLog {
     pub refused: Vec<(u32, u64, u64)>,
     /// Functions that did nothing, and how often they were called.
     pub stubs: BTreeMap<String, u64>,
+    /// Functions whose answers were estimates, and how often they were asked.
+    pub estimated: BTreeMap<String, u64>,
     pub foreign: bool,
 }
 
@@ -201,6 +205,11 @@ impl Found {
         self.processes.first()
     }
 
+    /// What the device library logged of a process; nothing where it wrote nothing.
+    pub fn log(&self, process: &Process) -> DeviceLog {
+        self.logs.get(&process.pid).cloned().unwrap_or_default()
+    }
+
     /// The requests to the allocator of a process, if it wrote them.
     pub fn events(&self, pid: u32) -> Option<PathBuf> {
         let names = [format!("events-{pid}.csv.gz"), format!("events-{pid}.csv")];
@@ -221,8 +230,9 @@ fn log(text: &str) -> DeviceLog {
             (Some("refused"), Some(device), Some(bytes), Some(used), _) => {
                 log.refused.push((device as u32, bytes, used));
             }
-            (Some("stub"), _, Some(count), ..) => {
-                let entry = log.stubs.entry(words[1].to_owned()).or_default();
+            (Some(kind @ ("stub" | "estimate")), _, Some(count), ..) => {
+                let all = if kind == "stub" { &mut log.stubs } else { &mut log.estimated };
+                let entry = all.entry(words[1].to_owned()).or_default();
                 *entry = count.max(*entry);
             }
             (Some("foreign"), ..) => log.foreign = true,

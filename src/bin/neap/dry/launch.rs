@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::{env, io};
 
 use anyhow::{Context, bail};
@@ -118,32 +118,48 @@ pub fn command(
 
 /// The child that signals go on to; 0 for none.
 static CHILD: AtomicI32 = AtomicI32::new(0);
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-extern "C" fn forward(signal: libc::c_int) {
+/// Whether a signal asked this process to end.
+pub fn interrupted() -> bool {
+    INTERRUPTED.load(Ordering::SeqCst)
+}
+
+/// Passes a signal on to the child. One that a terminal sent has reached the child by itself.
+extern "C" fn forward(signal: libc::c_int, about: *const libc::siginfo_t, _: *mut libc::c_void) {
+    /// The kernel sent it, not a process.
+    const KERNEL: libc::c_int = 0x80;
+    INTERRUPTED.store(true, Ordering::SeqCst);
     let child = CHILD.load(Ordering::SeqCst);
-    if child > 0 {
+    // SAFETY: the kernel gives a valid structure, since the handler asks for one.
+    let by_terminal = unsafe { (*about).si_code } == KERNEL;
+    if child > 0 && !by_terminal {
         // SAFETY: kill is safe in a signal handler, and the child has not been waited for.
         unsafe { libc::kill(child, signal) };
     }
 }
 
-extern "C" fn ignore(_signal: libc::c_int) {}
+fn forward_signals() {
+    let handler: extern "C" fn(libc::c_int, *const libc::siginfo_t, *mut libc::c_void) = forward;
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        // SAFETY: a zeroed action is a valid one, and the handler does nothing but what a signal
+        // handler may.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = handler as usize;
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
+            libc::sigaction(signal, &action, std::ptr::null_mut());
+        }
+    }
+}
 
-/// Starts the command and waits for it. Ctrl-C reaches the command from the terminal by itself:
-/// here it only must not end this process, which has a report to make.
+/// Starts the command and waits for it. Signals go on to it: this process has a report to make.
 ///
 /// # Errors
 /// When the command can't be started.
 pub fn run(mut command: Command) -> anyhow::Result<ExitStatus> {
     let program = PathBuf::from(command.get_program());
-    for (signal, handler) in [
-        (libc::SIGINT, ignore as extern "C" fn(libc::c_int)),
-        (libc::SIGTERM, forward),
-        (libc::SIGHUP, forward),
-    ] {
-        // SAFETY: the handlers do nothing but what a signal handler may.
-        unsafe { libc::signal(signal, handler as libc::sighandler_t) };
-    }
+    forward_signals();
     let mut child: Child = match command.spawn() {
         Ok(child) => child,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {

@@ -39,8 +39,10 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     }
     let status = launch::run(command)?;
     let found = Found::read(scratch.path());
-    let ending = Ending { code: status.code(), signal: status.signal() };
-    let again = if found.out_of_memory() && !flags.no_second_run && ending.signal.is_none() {
+    let ending =
+        Ending { code: status.code(), signal: status.signal(), interrupted: launch::interrupted() };
+    let ended = ending.signal.is_some() || ending.interrupted;
+    let again = if found.out_of_memory() && !flags.no_second_run && !ended {
         second_run(flags, &profile, &unpacked)?
     } else {
         None
@@ -87,4 +89,6 @@ fn scratch() -> anyhow::Result<TempDir> {
 pub struct Ending {
     pub code: Option<i32>,
     pub signal: Option<i32>,
+    /// Whether a signal asked this process to end.
+    pub interrupted: bool,
 }

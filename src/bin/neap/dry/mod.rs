@@ -7,6 +7,8 @@ mod launch;
 #[cfg(target_os = "linux")]
 mod linux;
 #[cfg(target_os = "linux")]
+mod notes;
+#[cfg(target_os = "linux")]
 mod prepare;
 #[cfg(target_os = "linux")]
 mod report;

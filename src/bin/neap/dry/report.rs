@@ -13,8 +13,9 @@ use neap::units::Bytes;
 use serde_json::{Value, json};
 
 use super::Flags;
-use super::found::{Exception, Found, Peak, Process, Python};
+use super::found::{Found, Peak, Process, Python};
 use super::linux::{Again, Ending};
+use super::notes::{self, Certainty};
 use crate::output::{self, Answer, note};
 
 /// A verdict for one device.
@@ -25,18 +26,18 @@ struct Verdict {
     reserved: Bytes,
 }
 
-/// The largest blocks that are printed, and the lines of the script.
+/// The largest blocks that are printed.
 const BLOCKS: usize = 10;
-const LINES: usize = 12;
 /// No file of requests is larger.
 const LARGEST_EVENTS: u64 = 8 << 30;
 
 /// How the run is to be judged.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Outcome {
+pub enum Outcome {
     Fits,
     OutOfMemory,
     Failed,
+    Stopped,
 }
 
 impl Outcome {
@@ -45,6 +46,7 @@ impl Outcome {
             Self::Fits => "fits",
             Self::OutOfMemory => "out of memory",
             Self::Failed => "failed",
+            Self::Stopped => "interrupted",
         }
     }
 }
@@ -75,10 +77,13 @@ pub fn report(
         Some((found, process))
     };
     let requests = whole.and_then(|(found, process)| requests(found, process));
-    let smallest = requests.as_ref().and_then(|r| smallest(r));
+    let smallest = match &requests {
+        Some(requests) => smallest(requests),
+        None => whole.and_then(|(_, process)| without_history(process)),
+    };
     let verdicts = requests.as_ref().map(|r| verdicts(r, profile)).unwrap_or_default();
     if as_json {
-        output::json(&object(profile, found, outcome, smallest, &verdicts))?;
+        output::json(&object(flags, profile, found, outcome, smallest, &verdicts))?;
     } else {
         for process in &found.processes {
             output::data(&peaks(profile, process, found.processes.len() > 1))?;
@@ -88,11 +93,12 @@ pub fn report(
             output::data(&verdict_table(&verdicts))?;
         }
     }
-    notes(found, process, outcome, ending, smallest);
+    notes::notes(flags, found, process, outcome, ending, smallest);
     Ok(match outcome {
         Outcome::Fits => Answer::Yes,
         Outcome::OutOfMemory => Answer::No,
         Outcome::Failed => Answer::Failed,
+        Outcome::Stopped => Answer::Stopped,
     })
 }
 
@@ -100,6 +106,10 @@ pub fn report(
 fn without_python(found: &Found, ending: Ending) -> Answer {
     let states: Vec<Python> = found.pythons.iter().map(|(state, _)| *state).collect();
     let python = found.pythons.first().map_or("", |(_, path)| path.as_str());
+    if ending.interrupted {
+        note("error: interrupted before the script used the device");
+        return Answer::Stopped;
+    }
     if let Some(signal) = ending.signal {
         note(&format!("error: the command was ended by signal {signal} before it reported"));
     } else if states.contains(&Python::Ready) {
@@ -123,6 +133,9 @@ fn without_python(found: &Found, ending: Ending) -> Answer {
 }
 
 fn outcome(found: &Found, ending: Ending) -> Outcome {
+    if ending.interrupted {
+        return Outcome::Stopped;
+    }
     if found.out_of_memory() {
         return Outcome::OutOfMemory;
     }
@@ -156,6 +169,12 @@ fn settings_of_allocator() -> Config {
 /// The least device on which no request fails.
 fn smallest(requests: &[Request]) -> Option<Bytes> {
     smallest_capacity(requests, &settings_of_allocator(), None).map(|s| s.capacity)
+}
+
+/// The least device where PyTorch kept no history: what the device gave out at most.
+fn without_history(process: &Process) -> Option<Bytes> {
+    let most = process.devices.iter().map(|d| d.peak_reserved_bytes).max()?;
+    (!process.history && most > 0).then_some(Bytes(most))
 }
 
 /// What cuBLAS takes for each handle and stream, through PyTorch's allocator: before Hopper, and
@@ -288,110 +307,9 @@ fn verdict_table(verdicts: &[Verdict]) -> String {
     format!("\n{table}")
 }
 
-/// How far the figures hold, given that every value on the device is 0.
-fn certainty(process: &Process) -> &'static str {
-    if process.data_dependent.iter().any(|d| d.treatment == "max") {
-        "bound"
-    } else if !process.data_dependent.is_empty() {
-        "estimate"
-    } else if process.reads.iter().any(|r| r.kind == "computed") {
-        "exact, if no line listed above decides what runs"
-    } else {
-        "exact"
-    }
-}
-
-/// What else to know, and the answer in one line.
-fn notes(found: &Found, process: &Process, outcome: Outcome, ending: Ending, least: Option<Bytes>) {
-    for read in process.reads.iter().filter(|r| r.kind == "computed").take(LINES) {
-        let times = times(read.count);
-        note(&format!(
-            "note: {}:{} reads a result of the device {times}: it reads 0 here",
-            read.file, read.line
-        ));
-    }
-    for line in process.data_dependent.iter().take(LINES) {
-        let taken = if line.treatment == "max" { "as large as it can be" } else { "empty" };
-        let times = times(line.count);
-        note(&format!(
-            "note: {}:{} calls {} {times}, whose size depends on values: it is taken {taken}",
-            line.file, line.line, line.op
-        ));
-    }
-    if !process.redirected_writes.is_empty() {
-        let files = process.redirected_writes.join(", ");
-        note(&format!(
-            "note: not saved, since values are not real here (--allow-writes saves): {files}"
-        ));
-    }
-    let logs = found.logs.get(&process.pid);
-    for (name, count) in logs.iter().flat_map(|l| &l.stubs).filter(|(n, _)| matters(n)).take(LINES)
-    {
-        let times = times(*count);
-        note(&format!(
-            "note: {name} was called {times} and did nothing; what it should have answered may count"
-        ));
-    }
-    if logs.is_some_and(|l| l.foreign) {
-        note("note: a library brings a CUDA runtime of its own, whose memory is not seen here");
-    }
-    match process.recorded.as_ref().map(|r| (&r.path, &r.error)) {
-        Some((_, Some(error))) => note(&format!("error: no job graph was recorded: {error}")),
-        Some((Some(path), _)) => note(&format!("written: {path}")),
-        _ => {}
-    }
-    let exact = certainty(process);
-    let least = least.map_or(String::new(), |b| {
-        format!("; the smallest device that would do offers {b} ({} bytes)", b.0)
-    });
-    let ooms: u64 = process.devices.iter().map(|d| d.ooms).sum();
-    if outcome == Outcome::Fits && ooms > 0 {
-        let times = times(ooms);
-        note(&format!("note: the script met an OutOfMemoryError {times} and went on"));
-    }
-    match outcome {
-        Outcome::Fits => note(&format!("{exact}: fits{least}")),
-        Outcome::OutOfMemory => {
-            let place = process.exception.as_ref().map_or(String::new(), place);
-            note(&format!("{exact}: out of memory{place}{least}"));
-        }
-        Outcome::Failed => {
-            let why = match (&process.exception, ending.code, ending.signal) {
-                (Some(e), ..) => format!("{}{}: {}", e.kind, place(e), first_line(&e.message)),
-                (None, Some(code), _) => format!("exit code {code}"),
-                (None, None, Some(signal)) => format!("ended by signal {signal}"),
-                _ => "no exit code".to_owned(),
-            };
-            note(&format!("error: the script failed by itself: {why}"));
-        }
-    }
-}
-
-fn first_line(text: &str) -> &str {
-    text.lines().next().unwrap_or_default()
-}
-
-fn place(exception: &Exception) -> String {
-    match (&exception.file, exception.line) {
-        (Some(file), Some(line)) => format!(" at {file}:{line}"),
-        _ => String::new(),
-    }
-}
-
-fn times(count: u64) -> String {
-    if count == 1 { "once".to_owned() } else { format!("{count} times") }
-}
-
-/// Whether a function that did nothing should have answered something that a caller reads: its name
-/// asks.
-fn matters(name: &str) -> bool {
-    const ASKING: [&str; 4] = ["bufferSize", "WorkspaceSize", "GetSize", "Query"];
-    let library = !name.starts_with("cu") || name.starts_with("cuda") || name.starts_with("cub");
-    library && ASKING.iter().any(|a| name.contains(a)) || name.contains("bufferSize")
-}
-
 /// The report for programs.
 fn object(
+    flags: &Flags,
     profile: &Profile,
     found: &Found,
     outcome: Outcome,
@@ -407,6 +325,7 @@ fn object(
                 "steps": p.steps, "devices": p.devices, "phases": p.phases, "peak": p.peak, "reads": p.reads,
                 "data_dependent": p.data_dependent, "redirected_writes": p.redirected_writes, "recorded": p.recorded,
                 "problems": p.problems, "allocator": p.allocator, "history": p.history,
+                "estimated": found.log(p).estimated, "did_nothing": notes::did_nothing(&found.log(p)),
             })
         })
         .collect();
@@ -415,7 +334,7 @@ fn object(
     json!({
         "device": profile.name,
         "outcome": outcome.name(),
-        "certainty": main.map(certainty),
+        "certainty": main.map(|p| Certainty::of(flags, found, p).to_string()),
         "peak_reserved_bytes": all().map(|d| d.peak_reserved_bytes).max(),
         "peak_allocated_bytes": all().map(|d| d.peak_allocated_bytes).max(),
         "smallest_device_bytes": least.map(|b| b.0),

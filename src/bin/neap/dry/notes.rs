@@ -1,0 +1,218 @@
+//! What else to know about a run, and how far its figures hold.
+
+use std::fmt;
+
+use neap::units::Bytes;
+
+use super::Flags;
+use super::found::{DeviceLog, Exception, Found, Process};
+use super::linux::Ending;
+use super::report::Outcome;
+use crate::output::note;
+
+/// The lines of the script, or functions, that are printed of each kind.
+const LINES: usize = 12;
+
+/// How far the figures hold, given that every value on the device is 0.
+pub struct Certainty {
+    word: &'static str,
+    /// Lines of the script read results, and might decide by them what runs.
+    reads: bool,
+    /// cuDNN's workspaces are not known, and were taken as nothing.
+    without_workspaces: bool,
+}
+
+impl Certainty {
+    /// That of one process.
+    pub fn of(flags: &Flags, found: &Found, process: &Process) -> Self {
+        let log = found.log(process);
+        let most =
+            |treatment: &str| process.data_dependent.iter().any(|d| d.treatment == treatment);
+        let estimated = log.estimated.keys().any(|name| !is_plan(name))
+            || did_nothing(&log).iter().any(|(name, _)| asks(name));
+        let word = if estimated || most("zero") || !process.history && !process.devices.is_empty() {
+            "estimate"
+        } else if most("max") {
+            "bound"
+        } else {
+            "exact"
+        };
+        Self {
+            word,
+            reads: process.reads.iter().any(|r| r.kind == "computed"),
+            without_workspaces: flags.cudnn_workspace.is_none()
+                && log.estimated.keys().any(|name| is_plan(name)),
+        }
+    }
+}
+
+impl fmt::Display for Certainty {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.word)?;
+        if self.without_workspaces {
+            f.write_str(", cuDNN's workspaces aside")?;
+        }
+        if self.reads {
+            f.write_str(", if no line listed above decides what runs")?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether a function asks for the workspace of a cuDNN plan, which `--cudnn-workspace` sets.
+fn is_plan(name: &str) -> bool {
+    name == "cudnnBackendGetAttribute" || name.starts_with("cudnnGetConvolution")
+}
+
+/// What else to know, and the answer in one line.
+pub fn notes(
+    flags: &Flags,
+    found: &Found,
+    process: &Process,
+    outcome: Outcome,
+    ending: Ending,
+    least: Option<Bytes>,
+) {
+    script(process);
+    device(flags, &found.log(process), process);
+    match process.recorded.as_ref().map(|r| (&r.path, &r.error)) {
+        Some((_, Some(error))) => note(&format!("error: no job graph was recorded: {error}")),
+        Some((Some(path), _)) => note(&format!("written: {path}")),
+        _ => {}
+    }
+    if let Some(path) = &process.snapshot {
+        note(&format!("written: {path}"));
+    }
+    let exact = Certainty::of(flags, found, process);
+    let least = least.map_or(String::new(), |b| {
+        format!("; the smallest device that would do offers {b} ({} bytes)", b.0)
+    });
+    match outcome {
+        Outcome::Fits => note(&format!("{exact}: fits{least}")),
+        Outcome::OutOfMemory => {
+            let place = process.exception.as_ref().map_or(String::new(), place);
+            note(&format!("{exact}: out of memory{place}{least}"));
+        }
+        Outcome::Failed => {
+            let why = match (&process.exception, ending.code, ending.signal) {
+                (Some(e), ..) => format!("{}{}: {}", e.kind, place(e), first_line(&e.message)),
+                (None, Some(code), _) => format!("exit code {code}"),
+                (None, None, Some(signal)) => format!("ended by signal {signal}"),
+                _ => "no exit code".to_owned(),
+            };
+            note(&format!("error: the script failed by itself: {why}"));
+        }
+        Outcome::Stopped => note("error: interrupted before the script ended"),
+    }
+}
+
+/// Notes on the script's own lines.
+fn script(process: &Process) {
+    let reads: Vec<_> = process.reads.iter().filter(|r| r.kind == "computed").collect();
+    for read in reads.iter().take(LINES) {
+        let times = times(read.count);
+        let place = format!("{}:{}", read.file, read.line);
+        note(&format!("note: {place} reads a result of the device {times}: it reads 0 here"));
+    }
+    more(reads.len(), "lines that read a result");
+    for line in process.data_dependent.iter().take(LINES) {
+        let taken = if line.treatment == "max" { "as large as it can be" } else { "empty" };
+        let times = times(line.count);
+        note(&format!(
+            "note: {}:{} calls {} {times}, whose size depends on values: it is taken {taken}",
+            line.file, line.line, line.op
+        ));
+    }
+    more(process.data_dependent.len(), "calls whose size depends on values");
+    if !process.redirected_writes.is_empty() {
+        let files = process.redirected_writes.join(", ");
+        note(&format!(
+            "note: not saved, since values are not real here (--allow-writes saves): {files}"
+        ));
+    }
+    let ooms: u64 = process.devices.iter().map(|d| d.ooms).sum();
+    if process.ended_by != "oom" && ooms > 0 {
+        let times = times(ooms);
+        note(&format!("note: the script met an OutOfMemoryError {times} and went on"));
+    }
+    for problem in process.problems.iter().take(LINES) {
+        note(&format!(
+            "note: names and lines may be missing, since neap's own hook failed: {problem}"
+        ));
+    }
+}
+
+/// Notes on what the device could not know.
+fn device(flags: &Flags, log: &DeviceLog, process: &Process) {
+    let plans: u64 = log.estimated.iter().filter(|(n, _)| is_plan(n)).map(|(_, c)| c).sum();
+    if plans > 0 && flags.cudnn_workspace.is_none() {
+        let times = times(plans);
+        note(&format!(
+            "note: cuDNN was asked {times} for a plan's workspace, which only a real GPU knows: \
+             taken as 0 bytes (--cudnn-workspace sets another size)"
+        ));
+    }
+    for (name, count) in log.estimated.iter().filter(|(n, _)| !is_plan(n)).take(LINES) {
+        let times = times(*count);
+        note(&format!(
+            "note: {name} was asked {times} for a size that only a real GPU knows: estimated"
+        ));
+    }
+    let idle = did_nothing(log);
+    for (name, count) in idle.iter().take(LINES) {
+        let times = times(*count);
+        note(&format!("note: {name} was called {times} and did nothing"));
+    }
+    more(idle.len(), "functions that did nothing");
+    if log.foreign {
+        note("note: a library brings a CUDA runtime of its own, whose memory is not seen here");
+    }
+    if !process.history && !process.devices.is_empty() {
+        note(&format!(
+            "note: PyTorch keeps no history of its allocator here ({}): the figures are what the \
+             device gave out, and no block is listed",
+            process.allocator
+        ));
+    }
+}
+
+fn more(count: usize, what: &str) {
+    if count > LINES {
+        note(&format!("note: and {} more {what}; --json has all", count - LINES));
+    }
+}
+
+fn first_line(text: &str) -> &str {
+    text.lines().next().unwrap_or_default()
+}
+
+fn place(exception: &Exception) -> String {
+    match (&exception.file, exception.line) {
+        (Some(file), Some(line)) => format!(" at {file}:{line}"),
+        _ => String::new(),
+    }
+}
+
+fn times(count: u64) -> String {
+    if count == 1 { "once".to_owned() } else { format!("{count} times") }
+}
+
+/// Libraries whose results scripts look at on the host: decompositions, transforms, storage. That
+/// kernels, cuBLAS and cuDNN compute nothing is what the device is.
+const LOOKED_AT: [&str; 6] = ["cusolver", "cusparse", "cufft", "curand", "cuFile", "nvshmem"];
+
+/// Whether a function asks for a size.
+fn asks(name: &str) -> bool {
+    ["bufferSize", "WorkspaceSize", "GetSize", "SpaceSize"].iter().any(|a| name.contains(a))
+}
+
+/// Functions that did nothing although a caller may have counted on them, and their calls.
+pub fn did_nothing(log: &DeviceLog) -> Vec<(String, u64)> {
+    const ARRANGING: [&str; 6] = ["Create", "Destroy", "Set", "Stream", "Version", "Init"];
+    let matters = |name: &str| {
+        let works = LOOKED_AT.iter().any(|l| name.starts_with(l))
+            && !ARRANGING.iter().any(|a| name.contains(a));
+        works || asks(name)
+    };
+    log.stubs.iter().filter(|(n, _)| matters(n)).map(|(n, c)| (n.clone(), *c)).collect()
+}
