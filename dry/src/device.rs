@@ -213,7 +213,7 @@ pub unsafe extern "C" fn cudaMemPoolGetAttribute(
     which: c_int,
     out: *mut u64,
 ) -> Status {
-    let (used, peak) = with(|s| (s.memory.used(current()), s.memory.peak(current())));
+    let (used, peak) = with(|s| (s.memory.used(current()), s.memory.highest(current())));
     // 1..=3 are switches (int), 4 the release threshold; then reserved and used, now and at most.
     unsafe {
         match which {

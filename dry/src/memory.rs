@@ -40,6 +40,7 @@ pub struct Memory {
     used: Vec<u64>,
     /// The most of `used` since the caller last asked.
     peaks: Vec<u64>,
+    highest: Vec<u64>,
     /// Pinned host memory: address to bytes, and whether it is ours to unmap.
     pinned: BTreeMap<u64, (u64, bool)>,
     /// What was copied to the device: start to end, disjoint. All other device bytes are 0.
@@ -54,6 +55,7 @@ impl Memory {
             blocks: BTreeMap::new(),
             used: vec![0; devices],
             peaks: vec![0; devices],
+            highest: vec![0; devices],
             pinned: BTreeMap::new(),
             copied: BTreeMap::new(),
         }
@@ -69,15 +71,17 @@ impl Memory {
         self.peaks.get_mut(device as usize).map_or(0, |peak| std::mem::replace(peak, used))
     }
 
-    /// The same, without asking.
-    pub fn peak(&self, device: i32) -> u64 {
-        self.peaks.get(device as usize).copied().unwrap_or(0)
+    /// The most that a device ever had given out.
+    pub fn highest(&self, device: i32) -> u64 {
+        self.highest.get(device as usize).copied().unwrap_or(0)
     }
 
     fn set_used(&mut self, device: i32, used: u64) {
         self.used[device as usize] = used;
-        let peak = &mut self.peaks[device as usize];
-        *peak = used.max(*peak);
+        for peaks in [&mut self.peaks, &mut self.highest] {
+            let peak = &mut peaks[device as usize];
+            *peak = used.max(*peak);
+        }
     }
 
     pub fn free(&self, device: i32) -> u64 {

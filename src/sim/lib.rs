@@ -5,6 +5,7 @@ use neap_model::{contract, device, files, job, units};
 
 pub mod accounting;
 pub mod allocator;
+pub mod difference;
 pub mod engine;
 pub mod joint;
 pub mod noise;

@@ -90,6 +90,7 @@ class Curve:
         self._next_mark = 0
         self._event = 0
         self._numbers = 0
+        self._emptying = False
         self._forever: set[int] = set()
 
     def write_events(self, order: Iterable[Event], path: Path) -> None:
@@ -103,10 +104,17 @@ class Curve:
     def take(self, device: int, entry: dict[str, Any], number: int) -> str:
         """Plays one event; its row, or nothing for what is no request."""
         action = entry["action"]
+        if action not in ("segment_free", "segment_unmap"):
+            self._emptying = False
         if action in ("segment_alloc", "segment_map"):
             self.reserved[device] = self.reserved.get(device, 0) + entry["size"]
         elif action in ("segment_free", "segment_unmap"):
             self.reserved[device] = self.reserved.get(device, 0) - entry["size"]
+            if self._numbers in self.memory.emptied and not self._emptying:
+                self._emptying = True
+                self._event += 1
+                return f"e,,,,{device}\n"
+            return ""
         elif action == "alloc":
             self._marks(number)
             self._numbers = number + 1

@@ -40,6 +40,8 @@ class Memory:
         """Category and name of allocations that hold what has one, by their number."""
         self.marks: list[tuple[int, int, str]] = []
         """Where phases begin: allocations before it, steps, phase."""
+        self.emptied: set[int] = set()
+        """Allocations before each call of ``torch.cuda.empty_cache``."""
         self.frozen: int | None = None
         """Allocations from this one on are recording's, not the script's."""
         self.history = False
@@ -67,6 +69,13 @@ class Memory:
             reset(device)
 
         torch._C._cuda_resetPeakMemoryStats = reset_and_keep
+        empty = torch._C._cuda_emptyCache
+
+        def note_and_empty() -> None:
+            self.emptied.add(self._count())
+            empty()
+
+        torch._C._cuda_emptyCache = note_and_empty
         watch = self.watch
         watch.enter_module.append(guarded(self._entered))
         watch.leave_module.append(guarded(self._left))
@@ -186,6 +195,12 @@ class Memory:
             given = self.library.take_peak(0)
             self._given[phase] = max(given, self._given.get(phase, 0))
 
+    def _most_given(self, device: int) -> int:
+        if device == 0:
+            self._take_given()
+            return max(self._given.values(), default=0)
+        return self.library.take_peak(device) if self.library is not None else 0
+
     def keep_peaks(self) -> None:
         """Keeps the allocator's peaks, which a script may reset."""
         for device in range(torch.cuda.device_count()):
@@ -197,12 +212,8 @@ class Memory:
                 statistics.get("reserved_bytes.all.peak", 0),
                 statistics.get("allocated_bytes.all.peak", 0),
             ]
-            if not self.history and not found[0] and self.library is not None:
-                if device == 0:
-                    self._take_given()
-                    given = max(self._given.values())
-                else:
-                    given = self.library.take_peak(device)
+            given = self._most_given(device)
+            if not self.history:
                 found = [given, given]
             kept = self._peaks.setdefault(device, [0, 0])
             self._peaks[device] = [max(a, b) for a, b in zip(kept, found)]
@@ -219,6 +230,10 @@ class Memory:
     def devices(self) -> list[dict[str, int]]:
         """The allocator's own figures, by device."""
         self.keep_peaks()
+        if not any(reserved for reserved, _ in self._peaks.values()) and self._most_given(0):
+            # PyTorch goes around its own allocator (PYTORCH_NO_CUDA_MEMORY_CACHING).
+            self.history = False
+            self.keep_peaks()
         peaks = self._frozen_peaks if self._frozen_peaks is not None else self._peaks
         found = []
         for device, (reserved, allocated) in sorted(peaks.items()):

@@ -199,8 +199,9 @@ class Session:
         os.replace(partial, path)
 
     def _devices(self) -> dict[str, Any]:
+        devices = self.memory.devices()
         return {
-            "devices": self.memory.devices(),
+            "devices": devices,
             "allocator": torch.cuda.get_allocator_backend(),
             "history": self.memory.history,
         }

@@ -1,0 +1,300 @@
+//! Where a run's requests and a recording's part ways.
+//!
+//! A recording may begin after the job did and end before it: then its requests are looked for
+//! inside the run's. Beyond the first difference the two are brought together again where they
+//! agree for a while, so that one extra block does not make all that follows differ.
+
+use std::collections::{HashMap, VecDeque};
+
+use crate::requests::Request;
+use crate::units::Bytes;
+
+/// The allocator's unit of what it gives out.
+const GRANULE: u64 = 512;
+/// Requests that must agree where two sequences come together again.
+const AGREE: usize = 8;
+/// Requests that may be skipped to get there, on both sides together.
+const SKIP: usize = 256;
+/// Requests that are tried at each place where a recording may begin.
+const TRIED: usize = 20_000;
+/// Places that are tried, where the live blocks don't tell.
+const PLACES: usize = 1 << 20;
+
+/// A request whose ids and streams are independent of the sequence that it stands in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// Allocates rather than frees.
+    pub allocates: bool,
+    /// As asked for.
+    pub bytes: Bytes,
+    /// For an allocation its stream, numbered as they come; for a free how many allocations ago the
+    /// block was made. None where that was before the comparison begins.
+    pub relation: Option<u64>,
+    /// The index of the request.
+    pub index: usize,
+}
+
+impl Step {
+    fn is_like(&self, other: &Self) -> bool {
+        (self.allocates, self.bytes) == (other.allocates, other.bytes)
+    }
+
+    fn equals(&self, other: &Self) -> bool {
+        self.is_like(other) && self.relation == other.relation
+    }
+}
+
+/// What a comparison found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Comparison {
+    /// The index in the run at which the recording begins.
+    pub begins: usize,
+    /// Whether exactly what lived when the recording began lives there.
+    pub begins_exactly: bool,
+    /// Requests that agree.
+    pub agree: u64,
+    /// Requests that only the run has, up to the recording's end.
+    pub only_run: u64,
+    /// Requests that only the recording has.
+    pub only_recorded: u64,
+    /// Requests that the recording has beyond the run's end.
+    pub beyond: u64,
+    /// The first requests that differ, of the run and of the recording; none at an end.
+    pub first: Option<(Option<Step>, Option<Step>)>,
+}
+
+/// Compares a run with a recording whose first `at_start` requests stand for what lived when it
+/// began.
+#[must_use]
+pub fn compare(run: &[Request], recorded: &[Request], at_start: usize) -> Comparison {
+    let there = steps(recorded, at_start);
+    let (begins, begins_exactly) = beginning(run, &recorded[..at_start], &there);
+    let here = steps(run, begins);
+    let mut found = Comparison {
+        begins,
+        begins_exactly,
+        agree: 0,
+        only_run: 0,
+        only_recorded: 0,
+        beyond: 0,
+        first: None,
+    };
+    let (mut i, mut j) = (0, 0);
+    while i < here.len() && j < there.len() {
+        let same = if found.first.is_none() {
+            here[i].equals(&there[j])
+        } else {
+            here[i].is_like(&there[j])
+        };
+        if same {
+            found.agree += 1;
+            (i, j) = (i + 1, j + 1);
+            continue;
+        }
+        found.first.get_or_insert((Some(here[i]), Some(there[j])));
+        let (skip_here, skip_there) = together_again(&here[i..], &there[j..]);
+        found.only_run += skip_here as u64;
+        found.only_recorded += skip_there as u64;
+        (i, j) = (i + skip_here, j + skip_there);
+    }
+    found.beyond = (there.len() - j) as u64;
+    found
+}
+
+/// How many to skip on each side until both agree for a while; one on each where they never do.
+fn together_again(here: &[Step], there: &[Step]) -> (usize, usize) {
+    let agree = |i: usize, j: usize| {
+        let (a, b) = (&here[i.min(here.len())..], &there[j.min(there.len())..]);
+        let many = AGREE.min(a.len()).min(b.len());
+        many > 0 && a[..many].iter().zip(b).all(|(a, b)| a.is_like(b))
+    };
+    for both in 0..=SKIP {
+        for skip_here in 0..=both {
+            if agree(skip_here, both - skip_here) {
+                return (skip_here, both - skip_here);
+            }
+        }
+    }
+    (1, 1)
+}
+
+/// The steps from a request on. The cache's emptying is no step: snapshots tell it only at times.
+fn steps(requests: &[Request], from: usize) -> Vec<Step> {
+    let mut made: HashMap<u32, (Bytes, Option<u64>)> = HashMap::new();
+    let mut streams: HashMap<u32, u64> = HashMap::new();
+    let mut count = 0;
+    let mut all = Vec::with_capacity(requests.len().saturating_sub(from));
+    for (index, request) in requests.iter().enumerate() {
+        let inside = index >= from;
+        match *request {
+            Request::Allocate { id, bytes, stream } => {
+                made.insert(id, (bytes, inside.then_some(count)));
+                if inside {
+                    count += 1;
+                    let next = streams.len() as u64;
+                    let relation = Some(*streams.entry(stream).or_insert(next));
+                    all.push(Step { allocates: true, bytes, relation, index });
+                }
+            }
+            Request::Free { id } => {
+                if let Some((bytes, at)) = made.remove(&id)
+                    && inside
+                {
+                    let relation = at.map(|at| count - at);
+                    all.push(Step { allocates: false, bytes, relation, index });
+                }
+            }
+            Request::EmptyCache => {}
+        }
+    }
+    all
+}
+
+/// The index in `run` at which a recording begins: where just what it began with is live, and what
+/// follows agrees longest. False with it where no place has just those blocks.
+fn beginning(run: &[Request], living: &[Request], there: &[Step]) -> (usize, bool) {
+    if living.is_empty() {
+        return (0, true);
+    }
+    let size = |bytes: Bytes| bytes.0.div_ceil(GRANULE);
+    let wanted = living.iter().fold(Mix::default(), |mix, request| match *request {
+        Request::Allocate { bytes, .. } => mix.with(size(bytes)),
+        _ => mix,
+    });
+    let mut mix = Mix::default();
+    let mut sizes: HashMap<u32, u64> = HashMap::new();
+    let mut places = Vec::new();
+    let mut anywhere = VecDeque::new();
+    for (index, request) in run.iter().enumerate() {
+        if mix == wanted {
+            places.push(index);
+        }
+        match *request {
+            Request::Allocate { id, bytes, .. } => {
+                if there.first().is_some_and(|t| t.allocates && t.bytes == bytes)
+                    && anywhere.len() < PLACES
+                {
+                    anywhere.push_back(index);
+                }
+                sizes.insert(id, size(bytes));
+                mix = mix.with(size(bytes));
+            }
+            Request::Free { id } => {
+                if let Some(size) = sizes.remove(&id) {
+                    mix = mix.without(size);
+                }
+            }
+            Request::EmptyCache => {}
+        }
+    }
+    let exactly = !places.is_empty();
+    if !exactly {
+        places = anywhere.into();
+    }
+    let all = steps(run, 0);
+    let longest = |&place: &usize| {
+        let from = all.partition_point(|s| s.index < place);
+        let pairs = all[from..].iter().zip(there).take(TRIED);
+        (pairs.take_while(|(a, b)| a.is_like(b)).count(), std::cmp::Reverse(place))
+    };
+    (places.iter().copied().max_by_key(|p| longest(p)).unwrap_or(0), exactly)
+}
+
+/// A set of sizes, each counted, by sums that tell sets apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Mix {
+    blocks: u64,
+    granules: u64,
+    scattered: u64,
+}
+
+impl Mix {
+    /// Spreads a size over all bits (Steele, Lea and Flood's SplitMix64).
+    const fn scatter(size: u64) -> u64 {
+        let z = size.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    const fn with(self, size: u64) -> Self {
+        Self {
+            blocks: self.blocks + 1,
+            granules: self.granules.wrapping_add(size),
+            scattered: self.scattered.wrapping_add(Self::scatter(size)),
+        }
+    }
+
+    const fn without(self, size: u64) -> Self {
+        Self {
+            blocks: self.blocks - 1,
+            granules: self.granules.wrapping_sub(size),
+            scattered: self.scattered.wrapping_sub(Self::scatter(size)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn take(id: u32, bytes: u64) -> Request {
+        Request::Allocate { id, bytes: Bytes(bytes), stream: 0 }
+    }
+
+    const fn free(id: u32) -> Request {
+        Request::Free { id }
+    }
+
+    /// A parameter, then iterations of an activation, a gradient and their frees.
+    fn job(iterations: u32) -> Vec<Request> {
+        let mut all = vec![take(0, 5000), take(1, 700)];
+        for i in 0..iterations {
+            let id = 2 + 2 * i;
+            all.extend([take(id, 9000 + u64::from(i)), take(id + 1, 700), free(id), free(id + 1)]);
+        }
+        all
+    }
+
+    #[test]
+    fn equal_sequences_agree_to_the_end() {
+        let found = compare(&job(5), &job(3), 0);
+        assert_eq!((found.agree, found.first, found.beyond), (14, None, 0));
+    }
+
+    #[test]
+    fn a_recording_that_began_later_is_found_inside_the_run() {
+        let run = job(5);
+        // It began with the two long-lived blocks, in another order, as iteration 2 began.
+        let mut recorded = vec![take(0, 700), take(1, 5000)];
+        recorded.extend([take(2, 9002), take(3, 700), free(2), free(3), take(4, 9003)]);
+        let found = compare(&run, &recorded, 2);
+        assert_eq!((found.begins, found.begins_exactly), (10, true));
+        assert_eq!((found.agree, found.first), (5, None));
+    }
+
+    #[test]
+    fn one_extra_block_is_the_first_difference_and_the_only_one() {
+        let mut recorded = job(6);
+        recorded.splice(6..6, [take(100, 1 << 20), free(100)]);
+        let found = compare(&job(6), &recorded, 0);
+        assert_eq!((found.only_run, found.only_recorded, found.agree), (0, 2, 26));
+        let (here, there) = found.first.expect("they differ");
+        assert_eq!(here.expect("the run goes on").bytes, Bytes(9001));
+        assert_eq!(there.expect("so does the recording").bytes, Bytes(1 << 20));
+    }
+
+    #[test]
+    fn frees_of_another_block_of_the_same_size_differ() {
+        let run = [take(0, 512), take(1, 512), free(0)];
+        let recorded = [take(0, 512), take(1, 512), free(1)];
+        assert_eq!(compare(&run, &run, 0).first, None);
+        assert!(compare(&run, &recorded, 0).first.is_some());
+    }
+
+    #[test]
+    fn a_run_that_ends_early_lacks_the_rest() {
+        let found = compare(&job(1), &job(3), 0);
+        assert_eq!((found.agree, found.beyond), (6, 8));
+    }
+}
