@@ -51,8 +51,8 @@ fn estimates() -> String {
     all.iter().map(|(name, count)| format!("estimate {name} {count}\n")).collect()
 }
 
-/// Writes how often each generated stub was called, and each estimate given. Runs when the process ends; the Python side
-/// calls it as well, for processes that end by `_exit`.
+/// Writes how often each generated stub was called, and each estimate given. Runs when the process
+/// ends; the Python side calls it as well, for processes that end by `_exit`.
 #[unsafe(no_mangle)]
 pub extern "C" fn neap_dry_flush() {
     let counts = sys::symbol(c"neap_stub_counts") as *const u64;

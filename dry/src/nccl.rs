@@ -494,36 +494,30 @@ fn later(one: Waiting) -> Status {
     carry_out(now)
 }
 
-#[unsafe(no_mangle)]
-pub extern "C" fn ncclSend(
-    at: usize,
-    count: usize,
-    kind: c_int,
-    peer: c_int,
-    communicator: Handle,
-    _stream: *mut c_void,
-) -> Status {
-    let bytes = count * Kind::of(kind).bytes();
-    if !small(bytes) {
-        return SUCCESS;
-    }
-    later(Waiting::Send(communicator, at, bytes, peer as usize))
+/// Defines sends and receives, which wait alike.
+macro_rules! messages {
+    ($($name:ident $waiting:ident)*) => { $(
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name(
+            at: usize,
+            count: usize,
+            kind: c_int,
+            peer: c_int,
+            communicator: Handle,
+            _stream: *mut c_void,
+        ) -> Status {
+            let bytes = count * Kind::of(kind).bytes();
+            if !small(bytes) {
+                return SUCCESS;
+            }
+            later(Waiting::$waiting(communicator, at, bytes, peer as usize))
+        }
+    )* };
 }
 
-#[unsafe(no_mangle)]
-pub extern "C" fn ncclRecv(
-    at: usize,
-    count: usize,
-    kind: c_int,
-    peer: c_int,
-    communicator: Handle,
-    _stream: *mut c_void,
-) -> Status {
-    let bytes = count * Kind::of(kind).bytes();
-    if !small(bytes) {
-        return SUCCESS;
-    }
-    later(Waiting::Receive(communicator, at, bytes, peer as usize))
+messages! {
+    ncclSend Send
+    ncclRecv Receive
 }
 
 #[unsafe(no_mangle)]

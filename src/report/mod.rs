@@ -1,5 +1,6 @@
 //! What people read: plain figures as tables, SVG drawings and Chrome traces.
 
+pub mod categories;
 pub mod curve;
 pub mod distribution;
 pub mod frontier;

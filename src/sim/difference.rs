@@ -49,6 +49,8 @@ impl Step {
 pub struct Comparison {
     /// The index in the run at which the recording begins.
     pub begins: usize,
+    /// The index in the run behind the last request that was compared.
+    pub ends: usize,
     /// Whether exactly what lived when the recording began lives there.
     pub begins_exactly: bool,
     /// Requests that agree.
@@ -72,6 +74,7 @@ pub fn compare(run: &[Request], recorded: &[Request], at_start: usize) -> Compar
     let here = steps(run, begins);
     let mut found = Comparison {
         begins,
+        ends: begins,
         begins_exactly,
         agree: 0,
         only_run: 0,
@@ -95,9 +98,10 @@ pub fn compare(run: &[Request], recorded: &[Request], at_start: usize) -> Compar
         let (skip_here, skip_there) = together_again(&here[i..], &there[j..]);
         found.only_run += skip_here as u64;
         found.only_recorded += skip_there as u64;
-        (i, j) = (i + skip_here, j + skip_there);
+        (i, j) = ((i + skip_here).min(here.len()), (j + skip_there).min(there.len()));
     }
     found.beyond = (there.len() - j) as u64;
+    found.ends = here[..i].last().map_or(begins, |step| step.index + 1);
     found
 }
 

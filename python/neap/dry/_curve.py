@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -191,13 +192,22 @@ class Curve:
             }
         return result
 
-    def write_categories(self, path: Path) -> None:
-        """Writes one digit for each allocation, in order: its place in :data:`CATEGORIES`."""
+    def write_allocations(self, path: Path) -> None:
+        """Writes category and place of each allocation, in order, as JSON."""
         digits = {category: str(place) for place, category in enumerate(CATEGORIES)}
-        path.write_text(
-            "".join(digits[self.category(number)] for number in range(self._numbers)),
-            encoding="ascii",
-        )
+        numbers = range(self._numbers)
+        known = len(self.memory.places)
+        places = [place for place, _ in self.records[: self._numbers]]
+        form = {
+            "categories": CATEGORIES,
+            "category_of": "".join(digits[self.category(number)] for number in numbers),
+            "places": [
+                {"step": step, "phase": phase, "module": module or None, "line": text(line)}
+                for step, phase, module, line in self.memory.places
+            ],
+            "place_of": [place if place < known else None for place in places],
+        }
+        path.write_text(json.dumps(form), encoding="utf-8")
 
     def category(self, number: int) -> str:
         """What an allocation is."""

@@ -254,8 +254,10 @@ class Memory:
             )
         return found
 
-    def replay(self, folder: Path, process: int) -> dict[str, Any]:
-        """Writes the allocator's events as CSV and finds peaks by phase, and what stood at them."""
+    def replay(self, folder: Path, process: int, detail: bool) -> dict[str, Any]:
+        """Writes the allocator's events as CSV and finds peaks by phase, and what stood at them;
+        with ``detail`` also writes what each allocation is.
+        """
         if not self.history:
             return {
                 "phases": [
@@ -269,7 +271,8 @@ class Memory:
         order = list(merged(traces, [device for _, device in records]))
         curve.write_events(order, folder / f"events-{process}.csv.gz")
         form = curve.report(order)
-        curve.write_categories(folder / f"categories-{process}.txt")
+        if detail:
+            curve.write_allocations(folder / f"allocations-{process}.json")
         # The allocator counts blocks that it could not split whole.
         peak = form.get("peak")
         for figures in self.devices():

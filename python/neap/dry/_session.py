@@ -207,7 +207,7 @@ class Session:
         }
 
     def _events(self) -> dict[str, Any]:
-        return self.memory.replay(self.asked.folder, self.process)
+        return self.memory.replay(self.asked.folder, self.process, self.asked.detail)
 
     def _snapshot(self) -> dict[str, Any]:
         """Writes the memory snapshot where it was asked for; each rank but the first beside it."""

@@ -19,6 +19,7 @@ class Settings:
         data_dependent: what operators whose result's size depends on values give: ``max`` or
             ``zero`` rows.
         allow_writes: whether files that the script saves go where it says.
+        detail: whether to write what each allocation is.
         ranks: of how many ranks this process plays the first, or nothing.
     """
 
@@ -28,6 +29,7 @@ class Settings:
     snapshot: str | None
     data_dependent: str
     allow_writes: bool
+    detail: bool
     ranks: int | None
 
 
@@ -45,6 +47,7 @@ def settings() -> Settings:
         snapshot=os.environ.get("NEAP_DRY_SNAPSHOT") or None,
         data_dependent=os.environ.get("NEAP_DRY_DATA_DEPENDENT") or "max",
         allow_writes=os.environ.get("NEAP_DRY_ALLOW_WRITES") == "1",
+        detail=os.environ.get("NEAP_DRY_DETAIL") == "1",
         ranks=number("NEAP_DRY_RANKS"),
     )
 

@@ -19,6 +19,8 @@ pub struct Process {
     pub steps: u64,
     pub devices: Vec<DeviceUse>,
     pub phases: Vec<Phase>,
+    /// Where phases begin.
+    pub marks: Vec<PhaseMark>,
     pub peak: Option<Peak>,
     pub categories_at_phase: Vec<PhaseCategories>,
     pub reads: Vec<Read>,
@@ -33,6 +35,14 @@ pub struct Process {
     pub allocator: String,
     /// Whether PyTorch kept a history of its allocator; if not, the figures are the device's own.
     pub history: bool,
+}
+
+impl Process {
+    /// The device of which it reserved most.
+    pub fn main_device(&self) -> u32 {
+        let most = |d: &&DeviceUse| (d.peak_reserved_bytes, std::cmp::Reverse(d.index));
+        self.devices.iter().max_by_key(most).map_or(0, |d| d.index)
+    }
 }
 
 /// An exception that ended the script.
@@ -64,6 +74,16 @@ pub struct Phase {
     pub name: String,
     pub peak_allocated_bytes: u64,
     pub peak_reserved_bytes: u64,
+}
+
+/// Where a phase begins.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct PhaseMark {
+    /// Events before it.
+    pub event: u64,
+    pub step: u64,
+    pub phase: String,
 }
 
 /// What stands at the peak of what is allocated.
@@ -208,6 +228,11 @@ impl Found {
     /// What the device library logged of a process; nothing where it wrote nothing.
     pub fn log(&self, process: &Process) -> DeviceLog {
         self.logs.get(&process.pid).cloned().unwrap_or_default()
+    }
+
+    /// What each allocation of a process is, if it wrote that.
+    pub fn allocations(&self, pid: u32) -> Option<PathBuf> {
+        Some(self.scratch.join(format!("allocations-{pid}.json"))).filter(|p| p.exists())
     }
 
     /// The requests to the allocator of a process, if it wrote them.

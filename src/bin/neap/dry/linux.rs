@@ -1,14 +1,16 @@
 //! The command itself: unpack, run, gather, answer.
 
+use std::env;
 use std::io;
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use anyhow::Context;
 use neap::device::{Profile, profile};
 use tempfile::TempDir;
 
+use super::against::Recorded;
 use super::found::Found;
 use super::launch::Memory;
 use super::unpack::Unpacked;
@@ -22,15 +24,20 @@ use crate::settings::Outputs;
 /// Bad use.
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     if let Some(torch) = &flags.prepare {
-        let prepared = prepare::prepare(torch, &unpack::unpack()?)?;
+        let scratch = env::var_os("NEAP_DRY_DIR").map_or_else(env::temp_dir, PathBuf::from);
+        let unpacked = unpack::unpack(&scratch)?;
+        let prepared = prepare::prepare(torch, &unpacked, &scratch)?;
         output::data(&launch::environment(&prepared))?;
         return Ok(Answer::Yes);
     }
-    let outputs = [flags.record.as_deref(), flags.snapshot.as_deref(), flags.events.as_deref()];
-    Outputs::new(&[Path::new(&flags.device)], &outputs)?;
+    let outputs = [&flags.record, &flags.snapshot, &flags.events, &flags.plot];
+    let mut inputs = vec![Path::new(&flags.device)];
+    inputs.extend(flags.check_against.as_deref());
+    Outputs::new(&inputs, &outputs.map(|path| path.as_deref()))?;
+    let recorded = flags.check_against.as_deref().map(Recorded::read).transpose()?;
     let profile = profile::load(&flags.device)?;
-    let unpacked = unpack::unpack()?;
     let scratch = scratch()?;
+    let unpacked = unpack::unpack(scratch.path())?;
     let memory = Memory::asked(flags, &profile);
     let mut command = launch::command(flags, &profile, memory, &unpacked, scratch.path())?;
     if as_json {
@@ -47,7 +54,8 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     } else {
         None
     };
-    report::report(flags, &profile, &found, ending, again.as_ref(), as_json)
+    let run = report::Run { flags, profile: &profile, found: &found, ending };
+    report::report(&run, again.as_ref(), recorded.as_ref(), as_json)
 }
 
 /// What a second run left, and the folder that it is in.

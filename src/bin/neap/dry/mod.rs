@@ -1,6 +1,10 @@
 //! `neap dry`: runs a training script on a device that owns memory and computes nothing.
 
 #[cfg(target_os = "linux")]
+mod against;
+#[cfg(target_os = "linux")]
+mod events;
+#[cfg(target_os = "linux")]
 mod found;
 #[cfg(target_os = "linux")]
 mod launch;
@@ -8,6 +12,8 @@ mod launch;
 mod linux;
 #[cfg(target_os = "linux")]
 mod notes;
+#[cfg(target_os = "linux")]
+mod plot;
 #[cfg(target_os = "linux")]
 mod prepare;
 #[cfg(target_os = "linux")]
@@ -54,6 +60,13 @@ pub struct Flags {
     /// Write every request to PyTorch's allocator, in order (op,id,bytes,stream).
     #[arg(long, value_name = "FILE.csv")]
     pub events: Option<PathBuf>,
+    /// Compare every request with a memory snapshot, of a real GPU or of another run; exit 1 where
+    /// they differ.
+    #[arg(long, value_name = "FILE.pickle")]
+    pub check_against: Option<PathBuf>,
+    /// Draw memory over the first iterations by category.
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
     /// What each cuDNN convolution asks for as its workspace.
     #[arg(long, value_name = "BYTES")]
     pub cudnn_workspace: Option<Bytes>,

@@ -6,8 +6,7 @@ use neap::units::Bytes;
 
 use super::Flags;
 use super::found::{DeviceLog, Exception, Found, Process};
-use super::linux::Ending;
-use super::report::Outcome;
+use super::report::{Outcome, Run};
 use crate::output::note;
 
 /// The lines of the script, or functions, that are printed of each kind.
@@ -65,14 +64,8 @@ fn is_plan(name: &str) -> bool {
 }
 
 /// What else to know, and the answer in one line.
-pub fn notes(
-    flags: &Flags,
-    found: &Found,
-    process: &Process,
-    outcome: Outcome,
-    ending: Ending,
-    least: Option<Bytes>,
-) {
+pub fn notes(run: &Run<'_>, process: &Process, outcome: Outcome, least: Option<Bytes>) {
+    let Run { flags, found, ending, .. } = *run;
     script(process);
     device(flags, &found.log(process), process);
     match process.recorded.as_ref().map(|r| (&r.path, &r.error)) {

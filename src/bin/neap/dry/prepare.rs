@@ -64,8 +64,9 @@ pub struct Prepared {
 /// Makes the stubs for the PyTorch in folder `torch`, or finds them in the cache.
 ///
 /// # Errors
-/// When the folder holds no PyTorch built for CUDA 12 or later, or the cache can't be written.
-pub fn prepare(torch: &Path, unpacked: &Unpacked) -> anyhow::Result<Prepared> {
+/// When the folder holds no PyTorch built for CUDA 12 or later, or neither the cache nor the run's
+/// folder `scratch` can be written.
+pub fn prepare(torch: &Path, unpacked: &Unpacked, scratch: &Path) -> anyhow::Result<Prepared> {
     let version = fs::read_to_string(torch.join("version.py"))
         .with_context(|| format!("{}: version.py cannot be read", torch.display()))?;
     let Some(cuda) = cuda_version(&version) else {
@@ -74,28 +75,42 @@ pub fn prepare(torch: &Path, unpacked: &Unpacked) -> anyhow::Result<Prepared> {
             torch.display()
         );
     };
-    let folder = unpacked.root.join(format!("stubs-{}", fingerprint(torch, &version)?));
+    let name = format!("stubs-{}", fingerprint(torch, &version)?);
+    let mut folder = unpacked.root.join(&name);
     if !folder.join("libnvidia-ml.so.1").exists() {
-        let names = names(torch, &unpacked.device)?;
-        let all: Vec<Stub> = names
-            .into_iter()
-            // An answer of NVML that says nothing would be read: those functions are not supported.
-            .map(|name| Stub { returns: if name.starts_with("nvml") { 3 } else { 0 }, name })
-            .collect();
-        let bytes = stubs::write("libcuda.so.1", &["libneap_dry.so"], &all)?;
-        super::unpack::folder_by_rename(&folder, |new| {
-            fs::write(new.join("libcuda.so.1"), &bytes)?;
-            // One file under two names is one library to the loader.
-            fs::hard_link(new.join("libcuda.so.1"), new.join("libnvidia-ml.so.1"))?;
-            // Triton in PyTorch 2.6 links its launcher against libcuda.so: any library with symbols
-            // in sections does.
-            std::os::unix::fs::symlink(&unpacked.device, new.join("libcuda.so"))
-        })?;
+        let bytes = stubs(torch, unpacked)?;
+        if write(&folder, &bytes, unpacked).is_err() {
+            // The cache was filled by another user, or became full.
+            folder = scratch.join(&name);
+            write(&folder, &bytes, unpacked)?;
+        }
     }
     Ok(Prepared {
         preload: vec![unpacked.device.clone(), folder.join("libcuda.so.1")],
         libraries: folder,
         cuda,
+    })
+}
+
+/// The stubs as a shared object.
+fn stubs(torch: &Path, unpacked: &Unpacked) -> anyhow::Result<Vec<u8>> {
+    let names = names(torch, &unpacked.device)?;
+    let all: Vec<Stub> = names
+        .into_iter()
+        // An answer of NVML that says nothing would be read: those functions are not supported.
+        .map(|name| Stub { returns: if name.starts_with("nvml") { 3 } else { 0 }, name })
+        .collect();
+    stubs::write("libcuda.so.1", &["libneap_dry.so"], &all)
+}
+
+fn write(folder: &Path, bytes: &[u8], unpacked: &Unpacked) -> anyhow::Result<()> {
+    super::unpack::folder_by_rename(folder, |new| {
+        fs::write(new.join("libcuda.so.1"), bytes)?;
+        // One file under two names is one library to the loader.
+        fs::hard_link(new.join("libcuda.so.1"), new.join("libnvidia-ml.so.1"))?;
+        // Triton in PyTorch 2.6 links its launcher against libcuda.so: any library with symbols in
+        // sections does.
+        std::os::unix::fs::symlink(&unpacked.device, new.join("libcuda.so"))
     })
 }
 

@@ -8,14 +8,15 @@ use neap::report::table::{Side, Table};
 use neap::sim::allocator::Config;
 use neap::sim::allocator::replay::{Replay, smallest_capacity};
 use neap::sim::requests::Request;
-use neap::sim::sequence::Sequence;
 use neap::units::Bytes;
 use serde_json::{Value, json};
 
-use super::Flags;
+use super::against::{Against, Recorded};
+use super::events::{self, Allocations, Event};
 use super::found::{Found, Peak, Process, Python};
 use super::linux::{Again, Ending};
 use super::notes::{self, Certainty};
+use super::{Flags, plot};
 use crate::output::{self, Answer, note};
 
 /// A verdict for one device.
@@ -28,8 +29,6 @@ struct Verdict {
 
 /// The largest blocks that are printed.
 const BLOCKS: usize = 10;
-/// No file of requests is larger.
-const LARGEST_EVENTS: u64 = 8 << 30;
 
 /// How the run is to be judged.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -51,18 +50,25 @@ impl Outcome {
     }
 }
 
+/// A run to report.
+pub struct Run<'a> {
+    pub flags: &'a Flags,
+    pub profile: &'a Profile,
+    pub found: &'a Found,
+    pub ending: Ending,
+}
+
 /// Writes the files that were asked for, prints the report, and answers.
 ///
 /// # Errors
 /// When a file can't be written.
 pub fn report(
-    flags: &Flags,
-    profile: &Profile,
-    found: &Found,
-    ending: Ending,
+    run: &Run<'_>,
     again: Option<&Again>,
+    recorded: Option<&Recorded>,
     as_json: bool,
 ) -> anyhow::Result<Answer> {
+    let Run { flags, profile, found, ending } = *run;
     let Some(process) = found.main() else {
         return Ok(without_python(found, ending));
     };
@@ -82,8 +88,22 @@ pub fn report(
         None => whole.and_then(|(_, process)| without_history(process)),
     };
     let verdicts = requests.as_ref().map(|r| verdicts(r, profile)).unwrap_or_default();
+    let (events, allocations) = detail(found, process)?;
+    if let Some(to) = &flags.plot {
+        let script = flags.command.last().map(|c| c.to_string_lossy().into_owned());
+        let title = format!("{} on {}", script.unwrap_or_default(), profile.name);
+        plot::plot(&title, process, &events, &allocations, to)?;
+    }
+    let own = events::of_device(&events, process.main_device());
+    let early = process.ended_by == "steps";
+    let config = settings_of_allocator();
+    let against = recorded.map(|r| Against::of(r, &own, &config, &allocations, early));
     if as_json {
-        output::json(&object(flags, profile, found, outcome, smallest, &verdicts))?;
+        let mut form = object(run, outcome, smallest, &verdicts);
+        if let Some(against) = &against {
+            form["against"] = against.json();
+        }
+        output::json(&form)?;
     } else {
         for process in &found.processes {
             output::data(&peaks(profile, process, found.processes.len() > 1))?;
@@ -92,14 +112,27 @@ pub fn report(
         if !verdicts.is_empty() {
             output::data(&verdict_table(&verdicts))?;
         }
+        if let Some(against) = &against {
+            output::data(&against.table())?;
+        }
     }
-    notes::notes(flags, found, process, outcome, ending, smallest);
+    notes::notes(run, process, outcome, smallest);
+    if let Some(against) = &against {
+        against.notes();
+    }
     Ok(match outcome {
-        Outcome::Fits => Answer::Yes,
+        Outcome::Fits => Answer::yes_if(against.is_none_or(|a| a.is_equal())),
         Outcome::OutOfMemory => Answer::No,
         Outcome::Failed => Answer::Failed,
         Outcome::Stopped => Answer::Stopped,
     })
+}
+
+/// The events of a process, and what its allocations are where that was asked for.
+fn detail(found: &Found, process: &Process) -> anyhow::Result<(Vec<Event>, Allocations)> {
+    let Some(path) = found.allocations(process.pid) else { return Ok(Default::default()) };
+    let events = found.events(process.pid).map(|p| events::read(&p)).transpose()?;
+    Ok((events.unwrap_or_default(), Allocations::read(&path)?))
 }
 
 /// The command ended and no Python process reported: says why.
@@ -145,17 +178,17 @@ fn outcome(found: &Found, ending: Ending) -> Outcome {
 
 fn write_events(found: &Found, process: &Process, to: &Path) -> anyhow::Result<()> {
     let from = found.events(process.pid).context("the script left no requests to write")?;
-    let bytes = neap::files::read(&from, LARGEST_EVENTS)?;
+    let bytes = neap::files::read(&from, events::LARGEST)?;
     neap::files::write(to, |file| file.write_all(&bytes))?;
     note(&format!("written: {}", to.display()));
     Ok(())
 }
 
-/// The main process's requests on its first device.
+/// A process's requests on the device of which it reserved most.
 fn requests(found: &Found, process: &Process) -> Option<Vec<Request>> {
-    let path = found.events(process.pid)?;
-    let sequence = Sequence::read(&path).ok()?;
-    (!sequence.requests.is_empty()).then_some(sequence.requests)
+    let events = events::read(&found.events(process.pid)?).ok()?;
+    let requests = events::of_device(&events, process.main_device());
+    (!requests.is_empty()).then_some(requests)
 }
 
 fn settings_of_allocator() -> Config {
@@ -308,14 +341,8 @@ fn verdict_table(verdicts: &[Verdict]) -> String {
 }
 
 /// The report for programs.
-fn object(
-    flags: &Flags,
-    profile: &Profile,
-    found: &Found,
-    outcome: Outcome,
-    least: Option<Bytes>,
-    verdicts: &[Verdict],
-) -> Value {
+fn object(run: &Run<'_>, outcome: Outcome, least: Option<Bytes>, verdicts: &[Verdict]) -> Value {
+    let Run { flags, profile, found, .. } = *run;
     let processes: Vec<Value> = found
         .processes
         .iter()

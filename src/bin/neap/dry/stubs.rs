@@ -3,6 +3,7 @@
 use anyhow::Context;
 use object::elf;
 use object::endian::Endianness;
+use object::write::StringId;
 use object::write::elf::{FileHeader, ProgramHeader, Sym, Writer};
 
 /// A function to write: its name, and what it returns.
@@ -48,51 +49,72 @@ fn code(at: u64, counter: u64, returns: u8) -> [u8; CODE] {
     out
 }
 
-/// The shared object: `soname`, the libraries that it needs, and its functions, in order. It also
-/// exports `neap_stub_counts`, `neap_stub_names` and `neap_stub_many`, which the device's log
-/// reads.
-///
-/// # Errors
-/// When the object would be too large for ELF.
-pub fn write(soname: &str, needed: &[&str], stubs: &[Stub]) -> anyhow::Result<Vec<u8>> {
-    let mut out = Vec::new();
-    let mut w = Writer::new(Endianness::Little, true, &mut out);
-    let mut names = Vec::new();
-    for stub in stubs {
-        names.extend_from_slice(stub.name.as_bytes());
-        names.push(0);
-    }
-    let soname = w.add_dynamic_string(soname.as_bytes());
-    let needed: Vec<_> = needed.iter().map(|n| w.add_dynamic_string(n.as_bytes())).collect();
-    let data = ["neap_stub_counts", "neap_stub_names", "neap_stub_many"];
-    let all: Vec<&str> = stubs.iter().map(|s| s.name.as_str()).chain(data).collect();
-    let ids: Vec<_> = all.iter().map(|n| w.add_dynamic_string(n.as_bytes())).collect();
-    let chains = all.len() as u32 + 1;
-    let buckets = chains.next_power_of_two() / 2;
+/// Where the parts of the object lie, as offsets in the file and addresses at once.
+struct Layout {
+    hash: usize,
+    dynsym: usize,
+    dynstr: usize,
+    dynstr_bytes: usize,
+    names: usize,
+    names_bytes: usize,
+    many: usize,
+    read_end: usize,
+    text: usize,
+    text_end: usize,
+    dynamic: usize,
+    write_end: usize,
+    /// Behind the file's end, in memory alone.
+    counts: usize,
+    buckets: u32,
+}
 
-    // Read-only data, then code, then what the loader and the counters write to.
+/// What the object exports besides its functions: their counters, their names, and how many there
+/// are.
+const DATA: [&str; 3] = ["neap_stub_counts", "neap_stub_names", "neap_stub_many"];
+
+/// Reserves read-only data, then code, then what the loader and the counters write to.
+fn reserve(w: &mut Writer<'_>, functions: usize, names_bytes: usize, needed: usize) -> Layout {
+    let symbols = functions + DATA.len();
+    let chains = symbols as u32 + 1;
+    let buckets = (chains.next_power_of_two() / 2).max(1);
     w.reserve_file_header();
     w.reserve_program_headers(5);
-    let hash = w.reserve_hash(buckets.max(1), chains);
+    let hash = w.reserve_hash(buckets, chains);
     w.reserve_null_dynamic_symbol_index();
-    for _ in &all {
+    for _ in 0..symbols {
         w.reserve_dynamic_symbol_index();
     }
     let dynsym = w.reserve_dynsym();
     let dynstr = w.reserve_dynstr();
     let dynstr_bytes = w.dynstr_len();
-    let names_at = w.reserve(names.len(), 1);
-    let many_at = w.reserve(8, 8);
+    let names = w.reserve(names_bytes, 1);
+    let many = w.reserve(8, 8);
     let read_end = w.reserved_len();
-    let text = w.reserve(stubs.len() * CODE, PAGE);
+    let text = w.reserve(functions * CODE, PAGE);
     let text_end = w.reserved_len();
     w.reserve(0, PAGE);
-    let dynamics = needed.len() + 7;
-    let dynamic = w.reserve_dynamic(dynamics);
+    let dynamic = w.reserve_dynamic(needed + 7);
     let write_end = w.reserved_len();
     let counts = write_end.next_multiple_of(8);
-    let memory_end = counts + 8 * stubs.len();
+    Layout {
+        hash,
+        dynsym,
+        dynstr,
+        dynstr_bytes,
+        names,
+        names_bytes,
+        many,
+        read_end,
+        text,
+        text_end,
+        dynamic,
+        write_end,
+        counts,
+        buckets,
+    }
+}
 
+fn write_headers(w: &mut Writer<'_>, at: &Layout, functions: usize) -> anyhow::Result<()> {
     let machine = if cfg!(target_arch = "aarch64") { elf::EM_AARCH64 } else { elf::EM_X86_64 };
     w.write_file_header(&FileHeader {
         os_abi: elf::ELFOSABI_SYSV,
@@ -104,28 +126,16 @@ pub fn write(soname: &str, needed: &[&str], stubs: &[Stub]) -> anyhow::Result<Ve
     })
     .context("the stub library cannot be written")?;
     w.write_align_program_headers();
-    let load = elf::PT_LOAD;
-    let bytes = |from: usize, to: usize| (to - from) as u64;
-    for (kind, flags, start, file, memory, align) in [
-        (load, elf::PF_R, 0, bytes(0, read_end), bytes(0, read_end), PAGE),
-        (load, elf::PF_R | elf::PF_X, text, bytes(text, text_end), bytes(text, text_end), PAGE),
-        (
-            load,
-            elf::PF_R | elf::PF_W,
-            dynamic / PAGE * PAGE,
-            bytes(dynamic / PAGE * PAGE, write_end),
-            bytes(dynamic / PAGE * PAGE, memory_end),
-            PAGE,
-        ),
-        (
-            elf::PT_DYNAMIC,
-            elf::PF_R | elf::PF_W,
-            dynamic,
-            bytes(dynamic, write_end),
-            bytes(dynamic, write_end),
-            8,
-        ),
-        (elf::PT_GNU_STACK, elf::PF_R | elf::PF_W, 0, 0, 0, 16),
+    let (load, read, written) = (elf::PT_LOAD, elf::PF_R, elf::PF_R | elf::PF_W);
+    let memory_end = at.counts + 8 * functions;
+    let page = at.dynamic / PAGE * PAGE;
+    // Kind, flags, where it starts and ends in the file, where it ends in memory, alignment.
+    for (kind, flags, start, end, memory, align) in [
+        (load, read, 0, at.read_end, at.read_end, PAGE),
+        (load, read | elf::PF_X, at.text, at.text_end, at.text_end, PAGE),
+        (load, written, page, at.write_end, memory_end, PAGE),
+        (elf::PT_DYNAMIC, written, at.dynamic, at.write_end, at.write_end, 8),
+        (elf::PT_GNU_STACK, written, 0, 0, 0, 16),
     ] {
         w.write_program_header(&ProgramHeader {
             p_type: kind,
@@ -133,21 +143,26 @@ pub fn write(soname: &str, needed: &[&str], stubs: &[Stub]) -> anyhow::Result<Ve
             p_offset: start as u64,
             p_vaddr: start as u64,
             p_paddr: start as u64,
-            p_filesz: file,
-            p_memsz: memory,
+            p_filesz: (end - start) as u64,
+            p_memsz: (memory - start) as u64,
             p_align: align as u64,
         });
     }
-    w.write_hash(buckets.max(1), chains, |i| {
+    Ok(())
+}
+
+fn write_symbols(w: &mut Writer<'_>, at: &Layout, all: &[&str], ids: &[StringId]) {
+    let functions = all.len() - DATA.len();
+    w.write_hash(at.buckets, all.len() as u32 + 1, |i| {
         (i > 0).then(|| elf::hash(all[i as usize - 1].as_bytes()))
     });
     w.write_null_dynamic_symbol();
     for (i, id) in ids.iter().enumerate() {
-        let (kind, section, value, size) = match i.checked_sub(stubs.len()) {
-            None => (elf::STT_FUNC, 2, text + i * CODE, CODE),
-            Some(0) => (elf::STT_OBJECT, 3, counts, 8 * stubs.len()),
-            Some(1) => (elf::STT_OBJECT, 1, names_at, names.len()),
-            Some(_) => (elf::STT_OBJECT, 1, many_at, 8),
+        let (kind, section, value, size) = match i.checked_sub(functions) {
+            None => (elf::STT_FUNC, 2, at.text + i * CODE, CODE),
+            Some(0) => (elf::STT_OBJECT, 3, at.counts, 8 * functions),
+            Some(1) => (elf::STT_OBJECT, 1, at.names, at.names_bytes),
+            Some(_) => (elf::STT_OBJECT, 1, at.many, 8),
         };
         w.write_dynamic_symbol(&Sym {
             name: Some(*id),
@@ -160,22 +175,41 @@ pub fn write(soname: &str, needed: &[&str], stubs: &[Stub]) -> anyhow::Result<Ve
         });
     }
     w.write_dynstr();
+}
+
+/// The shared object: `soname`, the libraries that it needs, and its functions, in order. It also
+/// exports [`DATA`], which the device's log reads.
+///
+/// # Errors
+/// When the object would be too large for ELF.
+pub fn write(soname: &str, needed: &[&str], stubs: &[Stub]) -> anyhow::Result<Vec<u8>> {
+    let mut out = Vec::new();
+    let mut w = Writer::new(Endianness::Little, true, &mut out);
+    let names: Vec<u8> = stubs.iter().flat_map(|s| s.name.bytes().chain([0])).collect();
+    let soname = w.add_dynamic_string(soname.as_bytes());
+    let needed: Vec<_> = needed.iter().map(|n| w.add_dynamic_string(n.as_bytes())).collect();
+    let all: Vec<&str> = stubs.iter().map(|s| s.name.as_str()).chain(DATA).collect();
+    let ids: Vec<_> = all.iter().map(|n| w.add_dynamic_string(n.as_bytes())).collect();
+    let at = reserve(&mut w, stubs.len(), names.len(), needed.len());
+
+    write_headers(&mut w, &at, stubs.len())?;
+    write_symbols(&mut w, &at, &all, &ids);
     w.write(&names);
-    w.pad_until(many_at);
+    w.pad_until(at.many);
     w.write(&(stubs.len() as u64).to_le_bytes());
-    w.pad_until(text);
+    w.pad_until(at.text);
     for (i, stub) in stubs.iter().enumerate() {
-        w.write(&code((text + i * CODE) as u64, (counts + 8 * i) as u64, stub.returns));
+        w.write(&code((at.text + i * CODE) as u64, (at.counts + 8 * i) as u64, stub.returns));
     }
-    w.pad_until(dynamic);
+    w.pad_until(at.dynamic);
     for id in needed {
         w.write_dynamic_string(elf::DT_NEEDED, id)?;
     }
     w.write_dynamic_string(elf::DT_SONAME, soname)?;
-    w.write_dynamic(elf::DT_HASH, hash as u64)?;
-    w.write_dynamic(elf::DT_SYMTAB, dynsym as u64)?;
-    w.write_dynamic(elf::DT_STRTAB, dynstr as u64)?;
-    w.write_dynamic(elf::DT_STRSZ, dynstr_bytes as u64)?;
+    w.write_dynamic(elf::DT_HASH, at.hash as u64)?;
+    w.write_dynamic(elf::DT_SYMTAB, at.dynsym as u64)?;
+    w.write_dynamic(elf::DT_STRTAB, at.dynstr as u64)?;
+    w.write_dynamic(elf::DT_STRSZ, at.dynstr_bytes as u64)?;
     w.write_dynamic(elf::DT_SYMENT, 24)?;
     w.write_dynamic(elf::DT_NULL, 0)?;
     Ok(out)

@@ -22,25 +22,54 @@ pub struct Unpacked {
     pub python: PathBuf,
 }
 
-/// Unpacks, or finds what an earlier run unpacked: the folder is named by a hash of its content.
+/// Unpacks, or finds what an earlier run unpacked: the folder is named by a hash of its content. A
+/// cache that can't be used gives way to the run's own folder.
 ///
 /// # Errors
-/// When the cache can't be written.
-pub fn unpack() -> anyhow::Result<Unpacked> {
-    let root = cache()?.join(format!("dry-{}", hash()));
-    if !root.exists() {
-        folder_by_rename(&root, |new| {
+/// When neither can be written.
+pub fn unpack(scratch: &Path) -> anyhow::Result<Unpacked> {
+    let named = |name: &str| env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let own = named("XDG_CACHE_HOME").or_else(|| Some(named("HOME")?.join(".cache")));
+    if let Some(cache) = own.filter(|path| can_be_preloaded(path))
+        && let Ok(unpacked) = unpack_in(&cache.join("neap"))
+    {
+        return Ok(unpacked);
+    }
+    if !can_be_preloaded(scratch) {
+        anyhow::bail!(
+            "{}: the loader takes no library from a path with a space or a colon; TMPDIR or \
+             XDG_CACHE_HOME names another place",
+            scratch.display()
+        );
+    }
+    unpack_in(&scratch.join("cache"))
+}
+
+/// Whether LD_PRELOAD, which is cut at spaces and colons, can name a library in this folder.
+fn can_be_preloaded(folder: &Path) -> bool {
+    folder.to_str().is_some_and(|text| !text.contains([' ', ':', '\t', '\n']))
+}
+
+fn unpack_in(cache: &Path) -> anyhow::Result<Unpacked> {
+    let root = cache.join(format!("dry-{}", hash()));
+    let unpacked = Unpacked {
+        device: root.join("libneap_dry.so"),
+        hook: root.join("site"),
+        python: root.join("python"),
+        root,
+    };
+    let root = &unpacked.root;
+    let last = PYTHON.last().map_or("", |(name, _)| *name);
+    if !unpacked.device.exists() || !unpacked.python.join(last).exists() {
+        // What stands there was damaged: a folder appears whole.
+        let _ = fs::remove_dir_all(root);
+        folder_by_rename(root, |new| {
             put(&new.join("libneap_dry.so"), DEVICE)?;
             put(&new.join("site/sitecustomize.py"), HOOK)?;
             PYTHON.iter().try_for_each(|(name, bytes)| put(&new.join("python").join(name), bytes))
         })?;
     }
-    Ok(Unpacked {
-        device: root.join("libneap_dry.so"),
-        hook: root.join("site"),
-        python: root.join("python"),
-        root,
-    })
+    Ok(unpacked)
 }
 
 fn put(path: &Path, bytes: &[u8]) -> io::Result<()> {
@@ -85,11 +114,4 @@ fn hash() -> String {
         all.update(bytes);
     }
     all.finalize().iter().take(8).map(|b| format!("{b:02x}")).collect()
-}
-
-fn cache() -> anyhow::Result<PathBuf> {
-    let named = env::var_os("XDG_CACHE_HOME").filter(|v| !v.is_empty()).map(PathBuf::from);
-    let home = || env::var_os("HOME").map(|h| PathBuf::from(h).join(".cache"));
-    let cache = named.or_else(home).context("neither XDG_CACHE_HOME nor HOME is set")?;
-    Ok(cache.join("neap"))
 }
