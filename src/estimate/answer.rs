@@ -1,5 +1,5 @@
-//! What the allocator makes of one forecast: its peaks, the smallest device that is enough, and the
-//! blocks that stand at the peak.
+//! Replays a forecast through the allocator: its peaks, the smallest device that is enough, and the
+//! blocks alive at the peak.
 
 use std::collections::BTreeMap;
 
@@ -10,52 +10,53 @@ use crate::sim::allocator::{Config, Stats};
 use crate::sim::requests::Request;
 use crate::units::Bytes;
 
-/// Iterations that are replayed even where a trace has fewer.
+/// The fewest iterations that are replayed; the last one is repeated if a trace has fewer.
 const ITERATIONS: usize = 3;
-/// Iterations more, at most, until what is reserved no longer grows.
+/// The most iterations that are added until the reserved bytes no longer grow.
 const MORE: usize = 5;
 
-/// The margin that covers what estimates were seen to miss, in thousandths of the peak. See the
-/// README for the jobs.
+/// The margin added to an estimate, in thousandths of the peak. It covers the errors that were
+/// measured; the README names the jobs.
 pub const MARGIN_PER_MILLE: u64 = 30;
 
-/// The answer for one configuration, on a device that is never full.
+/// The answer for one allocator configuration, on a device that is never full.
 #[derive(Clone, Debug)]
 pub struct Answer {
-    /// Counters and peaks.
+    /// Counters at the end, and peaks.
     pub stats: Stats,
-    /// Counters when what is allocated was first at its peak.
+    /// Counters when the allocated bytes first reached their peak.
     pub at_peak: Stats,
-    /// The request after which that was.
+    /// The index of the request after which that was.
     pub peak_index: usize,
-    /// Ids alive then, in order.
+    /// Ids of the blocks alive then, in order.
     pub alive: Vec<u32>,
-    /// Bytes alive then, by role, as requested.
+    /// Requested bytes of the blocks alive then, by role.
     pub by_role: BTreeMap<Role, u64>,
-    /// What is reserved and allocated at most, by iteration; the first entry is what stood before.
+    /// The largest reserved and allocated bytes of each iteration. The first entry is the time
+    /// before the first iteration.
     pub iterations: Vec<(Bytes, Bytes)>,
-    /// Of those, how many the trace itself has.
+    /// How many of these iterations the trace itself contains.
     pub recorded: usize,
-    /// Whether the last iteration reserved no more than the one before.
+    /// Whether the last iteration reserved no more than the one before it.
     pub steady: bool,
-    /// The least capacity with which no request fails; none where no device is large enough, or
-    /// where it was not searched for ([`peaks`]).
+    /// The least capacity at which no request fails. `None` if no device is large enough, or if it
+    /// was not searched for ([`peaks`]).
     pub smallest: Option<Bytes>,
 }
 
 /// Whether a job runs on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verdict {
-    /// With the margin.
+    /// It fits, with the margin.
     Fits,
-    /// Without the margin, or only because the allocator gives cached memory back.
+    /// It fits only without the margin, or only because the allocator gives cached memory back.
     Tight,
-    /// A request fails.
+    /// It does not fit: a request fails.
     DoesNotFit,
 }
 
 impl Verdict {
-    /// For people and for programs.
+    /// The verdict as text, for tables and `--json`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -67,19 +68,20 @@ impl Verdict {
 }
 
 impl Answer {
-    /// The peak and its margin.
+    /// The peak plus its margin.
     #[must_use]
     pub fn wanted(&self) -> Bytes {
         self.stats.peak_reserved + self.margin()
     }
 
-    /// Whether the forecast that this is the answer to runs where `available` bytes are to be had.
+    /// The verdict for a device with `available` bytes. `forecast` must be the one that this
+    /// answers.
     #[must_use]
     pub fn verdict(&self, forecast: &Forecast, config: &Config, available: Bytes) -> Verdict {
         if self.stats.ooms > 0 {
             return Verdict::DoesNotFit;
         }
-        // A fraction is never above 1.
+        // A memory fraction is at most 1.
         let limit =
             config.memory_fraction.map_or(available, |f| Bytes((available.0 as f64 * f) as u64));
         if self.wanted() <= limit {
@@ -91,13 +93,13 @@ impl Answer {
         }
     }
 
-    /// The iteration in which what is allocated was at its peak, from 1; 0 before the first.
+    /// The iteration of the allocated peak, from 1; 0 before the first iteration.
     #[must_use]
     pub fn peak_iteration(&self, forecast: &Forecast) -> usize {
         forecast.starts.partition_point(|&s| s <= self.peak_index)
     }
 
-    /// What to add to the peak for safety.
+    /// The bytes to add to the peak for safety.
     #[must_use]
     pub fn margin(&self) -> Bytes {
         const MIB: u64 = 1 << 20;
@@ -105,7 +107,7 @@ impl Answer {
     }
 }
 
-/// Replays `forecast`, adding iterations like the last until what is reserved no longer grows.
+/// Replays `forecast`, and repeats its last iteration until the reserved bytes no longer grow.
 #[must_use]
 pub fn answer(job: &Job, forecast: &mut Forecast, config: &Config) -> Answer {
     let mut answer = peaks(job, forecast, config);
@@ -113,7 +115,7 @@ pub fn answer(job: &Job, forecast: &mut Forecast, config: &Config) -> Answer {
     answer
 }
 
-/// As [`answer()`], without the search for the smallest capacity, which takes most of its time.
+/// As [`answer()`], without the search for the smallest capacity, which takes most of the time.
 #[must_use]
 pub fn peaks(job: &Job, forecast: &mut Forecast, config: &Config) -> Answer {
     let recorded = forecast.starts.len();

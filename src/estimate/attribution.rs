@@ -1,9 +1,8 @@
-//! Which operator and which module a block is for, and what each module takes.
+//! Finds the operator and the module of each block, and the memory that each module uses.
 //!
-//! A block belongs to the innermost module call around the operator that asked for it. In backward
-//! it belongs to the module around the forward operator that made the node; the two share a
-//! sequence number. This explains a forecast (largest blocks, memory of each layer) and changes
-//! nothing in it.
+//! A block belongs to the innermost module call around the operator that requested it. In backward
+//! it belongs to the module around the forward operator with the same sequence number. This
+//! explains a forecast (largest blocks, memory of each layer) and changes nothing in it.
 
 use std::collections::HashMap;
 
@@ -15,30 +14,32 @@ use super::roles::Role;
 use super::trace::Text;
 use crate::sim::requests::Request;
 
-/// What no module owns: the optimizer's, the input, what stood before the trace.
+/// The name for blocks that belong to no module: those of the optimizer, the input, and blocks from
+/// before the trace.
 pub const NO_MODULE: &str = "(none)";
 
-/// How far back a gradient's accumulation looks for the node that made it, in operators.
+/// How many operators before a gradient's accumulation are searched for the node that made the
+/// gradient.
 const BACK: usize = 4096;
 
-/// Operators' places in the tree of module calls.
+/// The module calls around each operator.
 #[derive(Debug)]
 pub struct Places<'a> {
     job: &'a Job,
-    /// The enclosing call of each module call, or [`NONE`].
+    /// The enclosing module call of each module call, or [`NONE`].
     parent: Vec<u32>,
     /// Each thread's module calls, in order.
     threads: Vec<Vec<u32>>,
     /// The path of each module call, an index into `paths`.
     path: Vec<u32>,
-    /// Enclosing path and name. Those around come first.
+    /// The enclosing path and the name. Enclosing paths come first.
     paths: Vec<(u32, Text)>,
-    /// The forward operator of each sequence number. Never iterated.
+    /// The forward operator of each sequence number. This map is never iterated.
     forward: HashMap<i64, u32>,
 }
 
 impl<'a> Places<'a> {
-    /// Nests the module calls of `job`.
+    /// Nests the module calls of a job.
     #[must_use]
     pub fn of(job: &'a Job) -> Self {
         let Job { trace, calls, .. } = job;
@@ -74,8 +75,8 @@ impl<'a> Places<'a> {
             stack.push(index as u32);
         }
         if !trace.modules.is_empty() {
-            // The number is counted up when a node is made: the last operator that begins with it
-            // made the node.
+            // PyTorch counts the number up when it makes a node, so the last operator that starts
+            // with a number made the node.
             let mut backward = vec![false; trace.ops.len()];
             for (index, op) in trace.ops.iter().enumerate() {
                 let parent = calls.parent[index];
@@ -92,7 +93,7 @@ impl<'a> Places<'a> {
         places
     }
 
-    /// The innermost module call that an operator is for, an index into the trace's modules.
+    /// The innermost module call to which an operator belongs, an index into the trace's modules.
     #[must_use]
     pub fn module(&self, op: u32) -> Option<u32> {
         let Job { trace, calls, .. } = self.job;
@@ -103,7 +104,7 @@ impl<'a> Places<'a> {
         if let Some(&forward) = self.forward.get(&trace.ops[outermost as usize].sequence) {
             return self.around(forward);
         }
-        // A gradient's accumulation has no number; it follows the node that made the gradient.
+        // A gradient's accumulation has no number. It follows the node that made the gradient.
         let list = &calls.threads()[usize::from(trace.ops[outermost as usize].thread.0)];
         let here = list.partition_point(|&o| o < outermost);
         let nodes =
@@ -129,7 +130,7 @@ impl<'a> Places<'a> {
         Some(at)
     }
 
-    /// Names of a module call and those around it, outermost first, as `GPT2Model_0/GPT2Block_3`.
+    /// The names of a module call and those around it, outermost first: `GPT2Model_0/GPT2Block_3`.
     #[must_use]
     pub fn path(&self, module: u32) -> String {
         self.spell(self.path[module as usize])
@@ -146,7 +147,7 @@ impl<'a> Places<'a> {
         names.join("/")
     }
 
-    /// The outermost operator around `op`; of a backward node its name alone.
+    /// The outermost operator around `op`. For a backward node, its name without the prefix.
     #[must_use]
     pub fn operator(&self, op: u32) -> &'a str {
         let trace = &self.job.trace;
@@ -158,7 +159,7 @@ impl<'a> Places<'a> {
         block.op.and_then(|op| self.module(op)).map_or(NONE, |m| self.path[m as usize])
     }
 
-    /// When within an iteration the peak is, in a word.
+    /// The phase of the iteration in which the peak is.
     #[must_use]
     pub fn phase(&self, forecast: &Forecast, answer: &Answer) -> &'static str {
         if forecast.starts.first().is_none_or(|&s| answer.peak_index < s) {
@@ -168,7 +169,7 @@ impl<'a> Places<'a> {
             Some(&Request::Allocate { id, .. }) => forecast.blocks[id as usize],
             _ => return "outside any phase",
         };
-        // A repeated iteration's times are its own; its operators' are the recorded one's.
+        // Repeated iterations have times of their own, but the operators of the recorded iteration.
         let time = block
             .op
             .map_or(forecast.times[answer.peak_index], |op| self.job.trace.ops[op as usize].start);
@@ -184,9 +185,9 @@ impl<'a> Places<'a> {
         }
     }
 
-    /// What each module takes in the iteration of the peak (all there is, without iterations), as
-    /// requested. Modules in the order of their first call, [`NO_MODULE`] last; what a module takes
-    /// is not counted again for those around it.
+    /// The memory of each module in the iteration of the peak (in everything, if there are no
+    /// iterations), as requested. Modules are in the order of their first call, [`NO_MODULE`] last.
+    /// Memory of a module does not count again for the modules around it.
     #[must_use]
     pub fn by_module(&self, forecast: &Forecast, answer: &Answer) -> Vec<Usage> {
         let none = self.paths.len();
@@ -230,20 +231,20 @@ impl<'a> Places<'a> {
     }
 }
 
-/// What a module takes by itself, in bytes as requested.
+/// The memory of one module without the modules inside it, in requested bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Its path, or [`NO_MODULE`].
+    /// The module's path, or [`NO_MODULE`].
     pub module: String,
-    /// How often it is called in the iteration.
+    /// How many times it is called in the iteration.
     pub calls: u64,
-    /// Kept for backward, summed.
+    /// Sum of the blocks that it keeps for backward.
     pub activations: u64,
-    /// The largest block that is given back in the phase that took it.
+    /// Its largest block that is freed in the same phase.
     pub largest_temporary: u64,
-    /// Left for the optimizer, summed.
+    /// Sum of the gradients that it leaves for the optimizer.
     pub gradients: u64,
-    /// In use when most is.
+    /// Its bytes at the peak.
     pub at_peak: u64,
 }
 
@@ -287,7 +288,7 @@ mod tests {
         let events = [
             event("python_function", "nn.Module: Outer_0", 1, 10, 90, ""),
             event("python_function", "nn.Module: Inner_0", 1, 20, 50, ""),
-            // Its number is 7 too, but it makes no node.
+            // It has number 7 too, but makes no node.
             op("aten::empty_like", 1, 12, 14, 7),
             op("aten::relu", 1, 30, 40, 7),
             op("aten::clamp_min", 1, 31, 39, 7),
@@ -366,7 +367,8 @@ mod tests {
         let job = Job::read(&path, &Limits::default()).unwrap();
         let rows = check_sums(&job);
         let row = |name: &str| rows.iter().find(|r| r.module.ends_with(name)).unwrap();
-        // 3 × 16 kernels of 3 × 3; the output of 8 × 16 × 32 × 32 kept; called once an iteration.
+        // 3 × 16 kernels of 3 × 3; the output of 8 × 16 × 32 × 32 is kept; one call in each
+        // iteration.
         let first = row("Sequential_0/Conv2d_0");
         assert_eq!(
             (first.gradients, first.activations, first.calls),

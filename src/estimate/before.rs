@@ -1,10 +1,10 @@
-//! What stood in memory before the trace began: parameters, buffers, optimizer states.
+//! Finds the blocks from before the trace: parameters, buffers, optimizer states.
 //!
-//! A profiler that starts after the model was made never shows them. Parameters are what the
-//! optimizer's step updates, in its order, or what gradients accumulate into. Buffers are what
-//! batch norms are called with. States from before the trace are those that the optimizer's class
-//! keeps and that the first step does not make. A block whose free the trace shows is in
-//! [`super::lives`] already.
+//! A profiler that starts after the model was made never records them. Parameters are the tensors
+//! that the optimizer's step updates, in its order, or into which gradients accumulate. Buffers are
+//! the statistics with which batch norms are called. States from before the trace are those that
+//! the optimizer's class keeps and the first step does not make. A block whose free is in the trace
+//! is in [`super::lives`] already.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,21 +15,21 @@ use super::lives::Lives;
 use super::roles::Role;
 use super::trace::Trace;
 
-/// Sizes of the blocks from before, in the order in which they were made.
+/// Sizes in bytes of the blocks from before the trace, in the order in which they were made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Before {
     /// Parameters.
     pub parameters: Vec<u64>,
-    /// Buffers, with the number of parameters that come before each.
+    /// Buffers, each with the number of parameters before it.
     pub buffers: Vec<(usize, u64)>,
     /// Optimizer states.
     pub states: Vec<u64>,
-    /// How they were found, in whole sentences.
+    /// Sentences about how they were found.
     pub notes: Vec<String>,
 }
 
 impl Before {
-    /// Works them out.
+    /// Finds the blocks from before `trace`.
     #[must_use]
     pub fn of(trace: &Trace, calls: &Calls, edited: &Edited) -> Self {
         let mut before = Self::default();
@@ -56,7 +56,8 @@ impl Before {
         before
     }
 
-    /// Sizes and roles in the order of making, parameters and buffers as modules hold them.
+    /// Sizes and roles in the order in which they were made: parameters and buffers as modules hold
+    /// them.
     #[must_use]
     pub fn roles(&self) -> Vec<(u64, Role)> {
         let mut buffers = self.buffers.iter().peekable();
@@ -72,9 +73,10 @@ impl Before {
         all
     }
 
-    /// A module's children are moved to the device before its own parameters, and optimizers list
-    /// them the other way round. Of PyTorch's modules that have both, `MultiheadAttention` has
-    /// weights: an input projection of three times its child's.
+    /// Moving a model to a device moves a module's children before its own parameters, but
+    /// optimizers list them the other way round. Of PyTorch's modules with both, only
+    /// `MultiheadAttention` has weights: its input projection is three times as large as its
+    /// child's.
     fn move_projections(&mut self) {
         let mut at = 0;
         while let Some(&[weight, bias, child_weight, child_bias]) = self.parameters.get(at..at + 4)
@@ -92,7 +94,7 @@ impl Before {
         }
     }
 
-    /// A batch norm in training is called with its running statistics; each has a counter too.
+    /// Buffers of batch norms: running statistics, which a call in training takes, and a counter.
     fn find_buffers(&mut self, trace: &Trace) {
         let first_end = first_step_end(trace);
         let mut at = 0;
@@ -116,7 +118,7 @@ impl Before {
             if statistics.is_empty() {
                 continue;
             }
-            // The layer's weight and bias are two parameters of one size, side by side.
+            // The layer's weight and bias are two parameters of the same size next to each other.
             let weight = inputs.tensor(1).map_or(0, |t| t.bytes());
             let place = (at..self.parameters.len().saturating_sub(1))
                 .find(|&i| self.parameters[i] == weight && self.parameters[i + 1] == weight);
@@ -125,8 +127,9 @@ impl Before {
         }
     }
 
-    /// Masks, positions and other tables of integers that a module holds: a contiguous tensor that
-    /// forward takes a part of while no block of its size is there. One for each module that does.
+    /// Masks, positions and other tables of integers that modules hold. Such a table is a
+    /// contiguous tensor that forward takes a part of while no block of its size is alive. Each
+    /// module that does that has one.
     fn find_tables(&mut self, trace: &Trace, calls: &Calls, lives: &Lives) {
         let first_end = first_step_end(trace);
         let mut alive: HashMap<u64, i64> = HashMap::new();
@@ -176,7 +179,8 @@ impl Before {
     }
 
     fn find_states(&mut self, step: &Step, edited: &Edited) {
-        // Adagrad makes its sums when it is constructed; the others at their first step.
+        // Adagrad makes its sums when it is constructed. The others make theirs at their first
+        // step.
         let lists = match step.class.as_str() {
             "Adagrad" => 1,
             "Adam" | "AdamW" | "NAdam" | "RAdam" | "Adadelta" | "Adamax" => 2,
@@ -209,7 +213,7 @@ impl Before {
     }
 }
 
-/// When the first optimizer step ends.
+/// The end of the first optimizer step.
 fn first_step_end(trace: &Trace) -> u64 {
     trace
         .marks
@@ -218,7 +222,7 @@ fn first_step_end(trace: &Trace) -> u64 {
         .map_or(u64::MAX, |m| m.end)
 }
 
-/// Gradients that the first backward pass accumulates, last first.
+/// Sizes of the gradients that the first backward pass accumulates, the last one first.
 fn accumulated(trace: &Trace, calls: &Calls) -> Vec<u64> {
     let mut sizes = Vec::new();
     for (index, op) in trace.ops.iter().enumerate() {

@@ -1,11 +1,11 @@
-//! Which operator called which, and which memory event happened inside which.
+//! Which operator called which, and in which operator each memory event happened.
 //!
-//! The flat lists of a [`Trace`] become calls, thread by thread, by the nesting of times. This
-//! takes one pass over operators and memory events.
+//! The flat lists of a [`Trace`] are nested by time, thread by thread, in one pass over operators
+//! and memory events.
 
 use super::trace::Trace;
 
-/// No operator.
+/// Stands for "no operator".
 pub const NONE: u32 = u32::MAX;
 
 /// The call forest of a trace, in indexes into [`Trace::ops`] and [`Trace::memory`].
@@ -21,12 +21,12 @@ pub struct Calls {
     events: Vec<Vec<u32>>,
     /// Position of each operator in its thread.
     position: Vec<u32>,
-    /// Position, in its thread, after the last operator that each one encloses.
+    /// For each operator, the position in its thread after the last operator inside it.
     after: Vec<u32>,
 }
 
 impl Calls {
-    /// Nests `trace`.
+    /// Nests the operators of a trace.
     #[must_use]
     pub fn of(trace: &Trace) -> Self {
         let count = trace
@@ -93,7 +93,7 @@ impl Calls {
         }
     }
 
-    /// The threads' operators, in order of their times.
+    /// The operators of each thread, by time.
     #[must_use]
     pub fn threads(&self) -> &[Vec<u32>] {
         &self.threads
@@ -106,13 +106,13 @@ impl Calls {
         &list[self.position[op as usize] as usize + 1..self.after[op as usize] as usize]
     }
 
-    /// The position, in its thread, of the operator after `op` and all it encloses.
+    /// The position in its thread after `op` and the operators inside it.
     #[must_use]
     pub fn after(&self, op: u32) -> usize {
         self.after[op as usize] as usize
     }
 
-    /// The operators after `op` and what it encloses, on its thread.
+    /// The operators of the same thread that come after `op` and the operators inside it.
     #[must_use]
     pub fn following(&self, trace: &Trace, op: u32) -> &[u32] {
         &self.threads[usize::from(trace.ops[op as usize].thread.0)]

@@ -1,6 +1,6 @@
-//! The requests that a job will make, and what each block is for.
+//! The requests that a job will make on a GPU, and what each block is for.
 //!
-//! One trace becomes one sequence of requests, extended by as many iterations as the caller wants.
+//! One trace becomes one sequence of requests, which can be extended by any number of iterations.
 //! [`super::answer`] replays the sequence through the allocator.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -15,12 +15,12 @@ use super::sequence::Sequence;
 use super::trace::{self, Limits, Trace, TraceError};
 use crate::sim::requests::Request;
 
-/// A trace, read and nested.
+/// A trace with its calls and iterations.
 #[derive(Clone, Debug)]
 pub struct Job {
-    /// As read.
+    /// The trace as read.
     pub trace: Trace,
-    /// Its calls.
+    /// The nesting of its operators.
     pub calls: Calls,
     /// Its iterations.
     pub phases: Phases,
@@ -30,12 +30,12 @@ impl Job {
     /// Reads a profiler's trace.
     ///
     /// # Errors
-    /// As [`trace::read`].
+    /// When the trace can't be used, as [`trace::read`].
     pub fn read(path: &Path, limits: &Limits) -> Result<Self, TraceError> {
         Ok(Self::of(trace::read(path, limits)?))
     }
 
-    /// Nests a trace.
+    /// Nests a trace's operators and finds its iterations.
     #[must_use]
     pub fn of(trace: Trace) -> Self {
         let calls = Calls::of(&trace);
@@ -44,42 +44,43 @@ impl Job {
     }
 }
 
-/// One block that will be asked for.
+/// A block that will be requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// As requested.
+    /// The requested bytes.
     pub bytes: u64,
-    /// What it is for.
+    /// The purpose of the block.
     pub role: Role,
-    /// The innermost operator that asks for it, an index into [`Trace::ops`].
+    /// The innermost operator that requests it, an index into [`Trace::ops`].
     pub op: Option<u32>,
-    /// The rule that added it.
+    /// The rule that added it; `None` for a block of the trace.
     pub rule: Option<&'static str>,
-    /// Whether it stood before the trace began.
+    /// Whether it exists before the trace begins.
     pub before: bool,
 }
 
-/// What a job will ask for.
+/// The requests of a job.
 #[derive(Clone, Debug)]
 pub struct Forecast {
     /// In order.
     pub requests: Vec<Request>,
-    /// When each happens, in nanoseconds since the trace's first event.
+    /// The time of each request, in nanoseconds since the trace's first event.
     pub times: Vec<u64>,
-    /// By id.
+    /// Blocks by id.
     pub blocks: Vec<Block>,
-    /// Where each iteration begins in `requests`; the first entry ends what stood before.
+    /// Where each iteration begins in `requests`. The first entry is the end of the blocks from
+    /// before.
     pub starts: Vec<usize>,
-    /// What the rules did.
+    /// What each rule changed.
     pub effects: BTreeMap<Rule, Effect>,
-    /// Parameters, buffers and states from before the trace, in bytes.
+    /// Bytes of parameters, buffers and states from before the trace.
     pub before: BTreeMap<Role, u64>,
-    /// What a reader should know, in whole sentences.
+    /// Sentences about assumptions and omissions.
     pub notes: Vec<String>,
 }
 
 impl Forecast {
-    /// Works it out.
+    /// Makes the forecast of a job.
     #[must_use]
     pub fn of(job: &Job, settings: &Settings) -> Self {
         let Job { trace, calls, phases } = job;
@@ -132,8 +133,8 @@ impl Forecast {
         }
     }
 
-    /// Adds `count` iterations like the last whole one, in place of what follows that one in the
-    /// trace. Does nothing when the trace has none.
+    /// Replaces what follows the last whole iteration by `count` iterations like it. Does nothing
+    /// when the trace has no whole iteration.
     pub fn repeat(&mut self, phases: &Phases, count: usize) {
         let last = self.times.last().copied().unwrap_or(0);
         let stepped = phases.iterations.iter().any(|i| !i.steps.is_empty());
@@ -163,15 +164,15 @@ impl Forecast {
     }
 }
 
-/// What repeating an iteration has to know.
+/// State for repeating an iteration.
 struct Pass {
-    /// The ids that the pattern takes and leaves to the next iteration.
+    /// Ids of the blocks that the repeated iteration allocates and leaves to the next one.
     left: HashSet<u32>,
     /// Blocks of the iteration before, by bytes and role, in order.
     previous: BTreeMap<(u64, Role), VecDeque<u32>>,
-    /// When gradients are cleared, where the pattern doesn't show it.
+    /// When gradients are cleared, if the repeated iteration doesn't show that.
     clear_at: Option<u64>,
-    /// Whether gradients stay for good.
+    /// Whether gradients are never freed.
     gradients_stay: bool,
 }
 

@@ -1,5 +1,5 @@
-//! What an operator was called with, read from the trace's texts: shapes, strides, element sizes
-//! and plain arguments. In a trace without `record_shapes` all fields are empty.
+//! The arguments of an operator, parsed from the trace's texts: shapes, strides, element sizes and
+//! plain arguments. In a trace without `record_shapes` all fields are empty.
 
 use serde_json::Value;
 
@@ -19,27 +19,27 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Whether it could be one: none has more than [`LARGEST_BLOCK`], so that sums and products of
-    /// a few stay far from overflow.
+    /// Whether the sizes are possible: at most [`LARGEST_BLOCK`] bytes, so that sums and products
+    /// of a few sizes do not overflow.
     fn is_credible(&self) -> bool {
         let product = self.dims.iter().try_fold(self.element, |all, &d| all.checked_mul(d.max(1)));
         let strides = self.dims.iter().zip(&self.strides).map(|(&d, &s)| d.max(1).checked_mul(s));
         std::iter::once(product).chain(strides).all(|n| n.is_some_and(|n| n <= LARGEST_BLOCK))
     }
 
-    /// How many elements.
+    /// The number of elements.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.dims.iter().fold(1, |a, &d| a.saturating_mul(d))
     }
 
-    /// How many bytes its elements take, packed.
+    /// The bytes of its elements, packed.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.count().saturating_mul(self.element)
     }
 
-    /// How many bytes its strides span when the storage holds whole rows of the largest stride.
+    /// The bytes that its strides span, when the storage holds whole rows of the largest stride.
     #[must_use]
     pub fn span(&self) -> u64 {
         let whole = self
@@ -52,7 +52,7 @@ impl Tensor {
         whole.max(1).saturating_mul(self.element)
     }
 
-    /// Whether its elements lie packed in the order of its dimensions.
+    /// Whether its elements are packed in the order of its dimensions.
     #[must_use]
     pub fn is_contiguous(&self) -> bool {
         let mut expected = 1;
@@ -73,7 +73,7 @@ pub enum Input {
     Tensor(Tensor),
     /// A list of tensors.
     List(Vec<Tensor>),
-    /// A number, a list of numbers, a missing optional, …
+    /// Anything else: a number, a list of numbers, a missing optional argument.
     Other,
 }
 
@@ -82,12 +82,12 @@ pub enum Input {
 pub struct Inputs {
     /// In order.
     pub list: Vec<Input>,
-    /// The plain ones as text, `""` for tensors and what was left out.
+    /// The plain arguments as text; `""` for tensors and missing arguments.
     pub plain: Vec<String>,
 }
 
 impl Inputs {
-    /// Reads the texts of `args`; what can't be read is left out.
+    /// Parses the texts of `args`. Texts that can't be parsed are left out.
     #[must_use]
     pub fn of(trace: &Trace, args: Args) -> Self {
         let column = |text: Option<Text>| -> Vec<Value> {
@@ -112,8 +112,8 @@ impl Inputs {
                 if nested {
                     let each = d.as_array().map(Vec::as_slice).unwrap_or_default();
                     let strides = strides.get(i).and_then(Value::as_array);
-                    // A list's element type is not recorded in older traces; single precision is
-                    // what training uses.
+                    // Older traces don't record a list's element type; single precision is usual in
+                    // training.
                     let element = element(kind).unwrap_or((4, false));
                     let each = each
                         .iter()
@@ -175,8 +175,8 @@ fn numbers(value: &Value) -> Vec<u64> {
     value.as_array().map(|a| a.iter().filter_map(Value::as_u64).collect()).unwrap_or_default()
 }
 
-/// Bytes of one element of a profiler's type name, and whether it is integral; `None` for what is
-/// no tensor.
+/// Bytes of an element of a type that the profiler names, and whether it is integral. `None` for
+/// names that are no tensor type.
 fn element(kind: &str) -> Option<(u64, bool)> {
     Some(match kind {
         "float" | "c10::complex<c10::Half>" => (4, false),

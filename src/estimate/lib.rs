@@ -1,9 +1,9 @@
-//! From a framework's CPU trace to the memory that the same job takes on a GPU.
+//! Estimates from a framework's CPU trace how much memory the same job uses on a GPU.
 //!
-//! [`trace`] reads a profiler's trace, [`forecast`] works out the request sequence that the job
-//! makes on a GPU, and [`answer`] replays that sequence through PyTorch's allocator. Every memory
-//! event of the trace is kept unless a rule of the GPU model ([`gpu`]) knows what the GPU does
-//! instead. The roles of blocks ([`roles`]) explain the answer and do not change it.
+//! [`trace`] reads a profiler's trace, [`forecast`] computes the requests that the job makes on a
+//! GPU, and [`answer`] replays them through PyTorch's allocator. Every memory event of the trace is
+//! kept unless a rule of the GPU model ([`gpu`]) replaces it. The roles of blocks ([`roles`])
+//! explain the answer and do not change it.
 
 use neap_model::{files, units};
 use neap_sim as sim;

@@ -1,52 +1,51 @@
 //! The blocks of memory in a trace, each with its lifetime.
 //!
-//! The rules of [`super::gpu`] edit this table from what the CPU took and gave back into what a GPU
-//! would.
+//! The rules of [`super::gpu`] change this table from the CPU's blocks into a GPU's.
 
 use super::calls::{Calls, NONE};
 use super::trace::Trace;
 
-/// A place in the order of events: a time, and an order among what happens at that time.
+/// A position in the order of events: a time, and a rank among the events of that time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
     /// Nanoseconds since the trace's first event.
     pub time: u64,
-    /// 0 before, 1 at (the trace's own events), 2 after.
+    /// 0: before the trace's own events of that time; 1: one of them; 2: after them.
     pub side: u8,
-    /// Order within.
+    /// Rank among the keys of the same time and side.
     pub order: u32,
 }
 
-/// One block.
+/// A block.
 #[derive(Clone, Copy, Debug)]
 pub struct Life {
-    /// As requested.
+    /// The requested bytes.
     pub bytes: u64,
-    /// When it is asked for.
+    /// When it is allocated.
     pub start: Key,
-    /// When it is given back; `None` when the trace ends first.
+    /// When it is freed; `None` when the trace ends first.
     pub end: Option<Key>,
-    /// The innermost operator that asked for it, or [`NONE`].
+    /// The innermost operator that allocates it, or [`NONE`].
     pub op: u32,
     /// Whether the GPU has no such block.
     pub dropped: bool,
-    /// Whether it was there before the trace began.
+    /// Whether it existed before the trace began.
     pub before: bool,
-    /// The rule that added it; `None` for the trace's own.
+    /// The rule that added it; `None` for a block of the trace.
     pub rule: Option<&'static str>,
 }
 
-/// No block.
+/// Stands for "no block".
 pub const NO_LIFE: u32 = u32::MAX;
 
-/// All blocks of a trace, in order of their first event, then what rules add.
+/// All blocks of a trace in the order of their first event, then those that rules add.
 #[derive(Clone, Debug)]
 pub struct Lives {
     /// The blocks.
     pub list: Vec<Life>,
     /// The block of each memory event, or [`NO_LIFE`] (a GPU's event, a free of nothing).
     pub of_event: Vec<u32>,
-    /// For ordering what rules add.
+    /// The rank of the next key that a rule makes.
     next: u32,
 }
 
@@ -59,7 +58,7 @@ impl Lives {
             of_event: vec![NO_LIFE; trace.memory.len()],
             next: 0,
         };
-        // Never iterated: only looked up, so that its order can't reach a result.
+        // This map is only looked up and never iterated, so its order can't affect a result.
         let mut at = std::collections::HashMap::<u64, u32>::new();
         for (index, memory) in trace.memory.iter().enumerate() {
             if !memory.host || memory.bytes == 0 {
@@ -76,7 +75,7 @@ impl Lives {
                     before: false,
                     rule: None,
                 });
-                // An address that comes again without a free was freed unseen.
+                // The same address is allocated again without a free, so the trace lacks that free.
                 if let Some(lost) = at.insert(memory.address, id) {
                     lives.list[lost as usize].end = Some(key);
                 }
@@ -105,8 +104,8 @@ impl Lives {
         (self.list.len() - 1) as u32
     }
 
-    /// A key right before (`side` 0) or after (2) the trace's events at `time`, after all such keys
-    /// given so far.
+    /// A key just before (`side` 0) or just after (2) the trace's events at `time`, and after all
+    /// such keys made so far.
     pub fn key(&mut self, time: u64, side: u8) -> Key {
         self.next += 1;
         Key { time, side, order: self.next }

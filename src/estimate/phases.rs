@@ -1,8 +1,8 @@
-//! When a trace's iterations, backward passes and optimizer steps were.
+//! The times of a trace's iterations, backward passes and optimizer steps.
 //!
-//! Marks say it where the trace has them. Without `ProfilerStep` marks an iteration ends with its
-//! optimizer step. This explains blocks and repeats iterations; it does not decide what is
-//! requested.
+//! They come from the trace's marks. Without `ProfilerStep` marks an iteration ends with its
+//! optimizer step. They serve to explain blocks and to repeat iterations. They do not decide what
+//! is requested.
 
 use super::calls::{Calls, NONE};
 use super::gpu::{NODE, step_class};
@@ -13,26 +13,26 @@ use super::trace::Trace;
 pub struct Span {
     /// Its first nanosecond.
     pub start: u64,
-    /// Its last.
+    /// Its last nanosecond.
     pub end: u64,
 }
 
 impl Span {
-    /// Whether `time` is in it.
+    /// Whether `time` is within the span.
     #[must_use]
     pub const fn holds(self, time: u64) -> bool {
         self.start <= time && time <= self.end
     }
 }
 
-/// What an iteration is made of.
+/// The parts of an iteration.
 #[derive(Clone, Debug)]
 pub struct Iteration {
-    /// All of it.
+    /// The whole iteration.
     pub span: Span,
-    /// From the first backward node to the last; `None` without any.
+    /// From the first backward node to the last; `None` if there is none.
     pub backward: Option<Span>,
-    /// When the model is first called; the iteration's start where the trace does not say.
+    /// When the model is first called; the iteration's start if the trace does not say.
     pub called: u64,
     /// Optimizer steps.
     pub steps: Vec<Span>,
@@ -45,12 +45,12 @@ pub struct Iteration {
 pub struct Phases {
     /// In order, without overlap.
     pub iterations: Vec<Iteration>,
-    /// Whether `ProfilerStep` marks say so.
+    /// Whether `ProfilerStep` marks delimit them.
     pub marked: bool,
 }
 
 impl Phases {
-    /// Finds them.
+    /// Finds the iterations of a trace.
     #[must_use]
     pub fn of(trace: &Trace, calls: &Calls) -> Self {
         let spans = |wanted: &dyn Fn(&str) -> bool| -> Vec<Span> {
@@ -82,7 +82,7 @@ impl Phases {
                 whole.push(Span { start: 0, end });
             }
         }
-        // A cut-off file may keep the marks of iterations whose memory events are lost.
+        // A file that is cut off may have the marks of iterations without their memory events.
         let last = trace.memory.last().map_or(0, |m| m.time);
         whole.retain(|s| s.start <= last);
         let mut iterations: Vec<Iteration> = whole
@@ -116,7 +116,7 @@ impl Phases {
         Self { iterations, marked }
     }
 
-    /// The iteration in which `time` is.
+    /// The index of the iteration that contains `time`.
     #[must_use]
     pub fn at(&self, time: u64) -> Option<usize> {
         let after = self.iterations.partition_point(|i| i.span.start <= time);

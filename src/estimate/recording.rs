@@ -1,6 +1,6 @@
-//! A forecast as the memory snapshot that PyTorch would have recorded of the job on a GPU.
+//! Writes a forecast as the memory snapshot that PyTorch would have recorded of the job on a GPU.
 //!
-//! A block's stack has the operators that ask for it, innermost first, and then the modules around
+//! A block's stack has the operators that allocate it, innermost first, then the modules around
 //! them. A profile has no Python lines for its operators, so files and lines are left out.
 
 use std::collections::HashMap;
@@ -17,7 +17,7 @@ use crate::units::Nanos;
 /// Writes the snapshot of a forecast's requests, replayed on `target`.
 ///
 /// # Errors
-/// When `out` fails.
+/// When writing to `out` fails.
 pub fn write(
     out: &mut dyn Write,
     job: &Job,

@@ -1,6 +1,6 @@
-//! What blocks are for.
+//! The purpose of each block.
 //!
-//! Roles explain a peak, and tell which blocks an iteration leaves to the next. No block is left
+//! Roles explain a peak, and decide which blocks an iteration leaves to the next. No block is left
 //! out because of its role.
 
 use super::calls::NONE;
@@ -8,29 +8,29 @@ use super::lives::Life;
 use super::phases::Phases;
 use super::trace::Trace;
 
-/// What a block is for.
+/// The purpose of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
     /// A weight or bias.
     Parameter,
-    /// A running statistic, a table.
+    /// A running statistic or a table.
     Buffer,
-    /// What the optimizer keeps for each parameter.
+    /// A tensor that the optimizer keeps for a parameter.
     OptimizerState,
-    /// What backward leaves for the optimizer.
+    /// A gradient that backward leaves for the optimizer.
     Gradient,
-    /// What forward keeps for backward.
+    /// A tensor that forward keeps for backward.
     Activation,
     /// The iteration's input.
     BatchData,
-    /// Given back in the phase that took it.
+    /// A block that is freed in the phase that allocated it.
     Temporary,
     /// Held by a library.
     Workspace,
 }
 
 impl Role {
-    /// All, in the order in which people read them.
+    /// All roles, in the order of tables.
     pub const ALL: [Self; 8] = [
         Self::Parameter,
         Self::Buffer,
@@ -42,7 +42,7 @@ impl Role {
         Self::Workspace,
     ];
 
-    /// As a key and in tables.
+    /// The name in tables and `--json`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -58,7 +58,7 @@ impl Role {
     }
 }
 
-/// What a block of the trace, or one that a rule added, is for.
+/// The role of a block of the trace, or of one that a rule added.
 #[must_use]
 pub fn role(trace: &Trace, phases: &Phases, life: &Life) -> Role {
     if life.rule == Some("workspaces") {
@@ -66,7 +66,7 @@ pub fn role(trace: &Trace, phases: &Phases, life: &Life) -> Role {
     }
     let ends_after = |time: u64| life.end.is_none_or(|k| k.time > time);
     if life.before {
-        // Given back by the first zero_grad, or wherever the first iteration replaced it.
+        // Freed by the first zero_grad, or where the first iteration replaced it.
         let cleared = life.end.is_some_and(|k| {
             phases.iterations.iter().any(|i| i.clears.iter().any(|c| c.holds(k.time)))
         });
@@ -94,7 +94,7 @@ pub fn role(trace: &Trace, phases: &Phases, life: &Life) -> Role {
     if backward.holds(time) && ends_after(backward.end) { Role::Gradient } else { Role::Temporary }
 }
 
-/// Gradients that an old `zero_grad` makes anew are no input.
+/// Whether `op` makes zero gradients, as an old `zero_grad` does; those are no input.
 fn is_zeros(trace: &Trace, op: u32) -> bool {
     trace.text(trace.ops[op as usize].name) == "aten::zeros_like"
 }

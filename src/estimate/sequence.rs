@@ -1,25 +1,26 @@
-//! From edited blocks to the requests that the GPU's allocator gets, in one order.
+//! Puts the edited blocks into the one order of requests that the GPU's allocator gets.
 
 use super::before::Before;
 use super::lives::{Key, Lives};
 use crate::sim::requests::Request;
 use crate::units::Bytes;
 
-/// The requests, and when each happens.
+/// The requests and their times.
 #[derive(Clone, Debug, Default)]
 pub struct Sequence {
-    /// In order, on one stream.
+    /// Requests in order, all on one stream.
     pub requests: Vec<Request>,
-    /// Nanoseconds since the trace's first event, by request.
+    /// The time of each request, in nanoseconds since the trace's first event.
     pub times: Vec<u64>,
-    /// How many of them come before the trace.
+    /// How many of the requests come before the trace.
     pub before: usize,
-    /// The block of each id, an index into [`Lives::list`]; `u32::MAX` for what stood before.
+    /// The block of each id, an index into [`Lives::list`]; `u32::MAX` for blocks from before the
+    /// trace.
     pub lives: Vec<u32>,
 }
 
 impl Sequence {
-    /// Orders everything.
+    /// Orders the requests of all blocks.
     #[must_use]
     pub fn of(before: &Before, lives: &Lives) -> Self {
         let mut sequence = Self::default();

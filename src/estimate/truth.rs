@@ -1,4 +1,4 @@
-//! What a job really took, as the file beside a trace says, and how far an estimate is from it.
+//! The memory that a job really used, from the file beside its trace, and the error of an estimate.
 
 use std::path::{Path, PathBuf};
 
@@ -7,34 +7,34 @@ use serde::Deserialize;
 use crate::files::{self, FileError};
 use crate::units::Bytes;
 
-/// Far above any truth; a larger file is something else.
+/// The largest file that is read, far above any truth.
 const LARGEST_FILE: u64 = 1 << 24;
 
-/// What a job took: the largest peaks over its iterations, and how it was run.
+/// The memory that a job used: the largest peaks over its iterations, and how it was run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Truth {
-    /// Taken from the device.
+    /// Bytes taken from the device.
     pub reserved: Bytes,
-    /// In blocks in use.
+    /// Bytes of blocks in use.
     pub allocated: Bytes,
-    /// What describes the job, its model first: `resnet50:adam:…`.
+    /// A description of the job, its model first: `resnet50:adam:…`.
     pub job: Option<String>,
-    /// The allocator's configuration, as PYTORCH_CUDA_ALLOC_CONF takes it.
+    /// The allocator's configuration, in the form of PYTORCH_CUDA_ALLOC_CONF.
     pub alloc_conf: String,
 }
 
-/// A truth that can't be used.
+/// Why a truth can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TruthError {
     /// It can't be read.
     #[error(transparent)]
     File(#[from] FileError),
-    /// It is something else.
+    /// It is not a truth.
     #[error("{}: is no truth: {problem}; wanted is {{\"peaks\": [{{\"peak_reserved_bytes\": N, \"peak_allocated_bytes\": N}}, …]}}", path.display())]
     Content {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// What is wrong.
         problem: String,
     },
 }
@@ -54,10 +54,10 @@ struct Peak {
 }
 
 impl Truth {
-    /// Reads it.
+    /// Reads a truth.
     ///
     /// # Errors
-    /// Naming the file and what is wrong with it.
+    /// The error names the file and what is wrong with it.
     pub fn read(path: &Path) -> Result<Self, TruthError> {
         let bad = |problem: String| TruthError::Content { path: path.to_owned(), problem };
         let Document { job, alloc_conf, peaks } =
@@ -72,7 +72,7 @@ impl Truth {
     }
 }
 
-/// `estimated` relative to `actual`: 0.01 is one percent too much.
+/// The relative error of `estimated`: 0.01 means one percent too much.
 #[must_use]
 pub fn relative(estimated: Bytes, actual: Bytes) -> f64 {
     match (estimated.0, actual.0) {
@@ -82,7 +82,7 @@ pub fn relative(estimated: Bytes, actual: Bytes) -> f64 {
     }
 }
 
-/// How far `estimate` is above (or, negative, below) `truth`, in percent of it.
+/// The error of `estimate` in percent of `truth`; negative when it is too low.
 #[must_use]
 pub fn error_percent(estimate: Bytes, truth: Bytes) -> f64 {
     relative(estimate, truth) * 100.0

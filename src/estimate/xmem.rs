@@ -4,7 +4,7 @@
 //! Source: xMem ("A CPU-Based Approach for Accurate Estimation of GPU Memory in Deep Learning
 //! Training Workloads", arXiv 2510.21048) and its published code, Stone-ResearchLife/xMem:
 //! `perf_estimator/estimator.py` at a417ce9 (class `Estimator`) and
-//! `perf_estimator/profiler/analyser.py` at 95eaa45. What is done here as there:
+//! `perf_estimator/profiler/analyser.py` at 95eaa45. These rules are the same as there:
 //! - Blocks are the CPU's, paired by address, seen up to the end of the second iteration; the
 //!   answer is for two iterations.
 //! - A layer is a call of a module that calls no other. Its forward blocks are those taken while it
@@ -17,15 +17,18 @@
 //! - The optimizer's state is every block taken during the step whose size is some parameter's. In
 //!   the first iteration all of these stay for good, temporaries included; in the second they live
 //!   as recorded.
-//! - Nothing is known of buffers, cuBLAS workspaces, multi-tensor optimizers or GPU kernels.
+//! - It does not know buffers, cuBLAS workspaces, multi-tensor optimizers or GPU kernels.
 //!
-//! What is read differently here: batch data are read from the training script's loader there, and
-//! are the blocks here that are taken before the model is first called and last until backward;
-//! they end with the iteration. Of several layers of one name the original drops an enclosing one
-//! by its name, this by its nesting. Of operators that begin in the same instant it loses all but
-//! one, this none. Frees of nothing are ignored (it stops there); without `ProfilerStep` marks or a
-//! second iteration the best iterations known are used (it stops there too). The allocator is the
-//! exact one, not its own.
+//! These things differ:
+//! - The original reads batch data from the training script's loader. Here batch data are the
+//!   blocks that are allocated before the model is first called and live until backward; they end
+//!   with the iteration.
+//! - Of several layers of one name the original drops an enclosing one by its name; here it is
+//!   dropped by its nesting.
+//! - Of operators that begin in the same instant the original loses all but one; here none is lost.
+//! - The original stops at a free of an unknown block, and without `ProfilerStep` marks or a second
+//!   iteration. Here such frees are ignored, and the best iterations known are used.
+//! - The allocator is neap's exact one, not the original's.
 //!
 //! The published code was measured elsewhere on 17 jobs: median error of peak reserved 14.6 %,
 //! worst 22.8 %. This, on 46: 15.4 % and 149.1 %, the worst with Adafactor, whose temporaries it
@@ -42,10 +45,10 @@ use super::trace::Module;
 use crate::sim::requests::Request;
 use crate::units::Bytes;
 
-/// Iterations that count.
+/// Number of iterations that count.
 const ITERATIONS: usize = 2;
 
-/// A block that some rule claims.
+/// A block that a rule includes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Claim {
     block: Block,
@@ -53,7 +56,7 @@ struct Claim {
     end: Option<u64>,
 }
 
-/// What the original would replay. [`super::answer`] adds no iterations to it.
+/// The requests that the original would replay. [`super::answer`] adds no iterations to them.
 #[must_use]
 pub fn forecast(job: &Job) -> Forecast {
     let iterations = &job.phases.iterations[..job.phases.iterations.len().min(ITERATIONS)];
@@ -78,7 +81,7 @@ struct Analyzer<'a> {
     until: u64,
 }
 
-/// One layer's share.
+/// The blocks of one layer.
 struct Layer {
     forward: Vec<u32>,
     backward: Vec<u32>,
@@ -131,7 +134,7 @@ impl<'a> Analyzer<'a> {
             for claim in self.batch_data(iteration) {
                 claims.push(Claim { end: first_of_two.then_some(iteration.span.end), ..claim });
             }
-            // A zero_grad after the step is trusted to show the frees itself.
+            // The trace itself shows the frees of a zero_grad after the step.
             let stepped = iteration.steps.last().map(|s| s.end);
             let cleared_last =
                 iteration.clears.last().is_some_and(|c| stepped.is_some_and(|s| c.start > s));
@@ -165,7 +168,7 @@ impl<'a> Analyzer<'a> {
         claims
     }
 
-    /// The blocks taken in `span`, on any thread.
+    /// The blocks allocated within `span`, on any thread.
     fn taken(&self, span: Span) -> impl Iterator<Item = u32> + '_ {
         let list = &self.lives.list;
         let from = self.order.partition_point(|&l| list[l as usize].start.time < span.start);
@@ -236,7 +239,7 @@ impl<'a> Analyzer<'a> {
         spans.extend(sequences.iter().filter_map(|s| by_sequence.get(s)).flatten());
         let finished = spans.iter().map(|s| s.end).max();
         let mut forward: Vec<u32> = self.taken(own).collect();
-        // Each span once, however many operators cover it.
+        // Each span once, even if several operators cover it.
         spans.sort_unstable_by_key(|s| s.start);
         spans.dedup_by(|next, before| {
             let meet = next.start <= before.end;
@@ -251,7 +254,7 @@ impl<'a> Analyzer<'a> {
         if name.contains("loss") || name.contains("cross") {
             return Layer { forward, backward: backward.into_iter().collect() };
         }
-        // Without operators nothing is known to outlast the layer.
+        // Without backward operators no block is known to outlast the layer.
         let Some(finished) = finished else {
             return Layer { forward: Vec::new(), backward: Vec::new() };
         };
@@ -264,7 +267,7 @@ impl<'a> Analyzer<'a> {
     }
 }
 
-/// Puts claims in order: at one time allocations come before frees.
+/// Sorts claims by time; at the same time allocations come before frees.
 fn assemble(claims: Vec<Claim>, iterations: &[Iteration], notes: Vec<String>) -> Forecast {
     let mut events: Vec<(u64, bool, usize)> = Vec::with_capacity(claims.len() * 2);
     let mut before = BTreeMap::new();
@@ -300,8 +303,8 @@ fn assemble(claims: Vec<Claim>, iterations: &[Iteration], notes: Vec<String>) ->
         .iter()
         .map(|i| times.partition_point(|&t| t < i.span.start).max(model))
         .collect();
-    // Empty iterations after the second: the original replays no more, and what is steady isn't
-    // repeated.
+    // Adds empty iterations after the second: the original replays no more, and steady iterations
+    // are not repeated.
     starts.resize(starts.len().max(ITERATIONS + 1), requests.len());
     Forecast { requests, times, blocks, starts, effects: BTreeMap::new(), before, notes }
 }
@@ -379,7 +382,7 @@ mod tests {
             .iter()
             .filter_map(|r| if let Request::Free { id } = r { Some(*id) } else { None })
             .collect();
-        // Both activations, the first gradient at the second zero_grad, the second iteration's
+        // Both activations, the first gradient at the second zero_grad, and the second iteration's
         // state but not the first's.
         assert_eq!(freed, [1, 2, 4, 6]);
         assert_eq!(forecast.before, BTreeMap::from([(Role::Parameter, 512)]));

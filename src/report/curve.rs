@@ -1,8 +1,8 @@
-//! Memory over time as SVG: step curves, softly filled, with lines for budget and floor.
+//! Memory over time as SVG: filled step curves, with lines for budget and floor.
 //!
-//! Text is left to the viewer's sans-serif font. The same input gives the same bytes. Hundreds of
-//! thousands of points are thinned to what a pixel column can show: its first, lowest, highest and
-//! last value.
+//! The viewer's sans-serif font draws the text. The same input gives the same bytes. Of hundreds of
+//! thousands of points only those that a pixel column can show are kept: its first, lowest, highest
+//! and last value.
 
 use std::fmt::Write as _;
 use std::io;
@@ -25,25 +25,25 @@ pub struct Curve<'a> {
     pub points: &'a [(Nanos, Bytes)],
 }
 
-/// A level drawn across, such as a budget.
+/// A horizontal line, such as a budget.
 #[derive(Clone, Copy, Debug)]
 pub struct Line<'a> {
-    /// Its name, written at its end.
+    /// Its name, written at its right end.
     pub name: &'a str,
     /// The level.
     pub value: Bytes,
 }
 
 pub(super) const SIZE: (u32, u32) = (960, 480);
-/// Room around the plot: for title and legend, for the names of lines, and for the axes.
+/// Pixels around the plot: for title and legend, for the names of lines, and for the axes.
 pub(super) const TOP: u32 = 72;
 const RIGHT: u32 = 118;
 pub(super) const LEFT: u32 = 76;
 const BOTTOM: u32 = 52;
-/// Of that, what axes and their titles take.
+/// The part of it that the axes and their titles take.
 const AXIS_LEFT: u32 = 58;
 const AXIS_BOTTOM: u32 = 42;
-/// Pixel columns that curves are thinned to; each keeps at most four points.
+/// Number of pixel columns. Each keeps at most four points of a curve.
 pub(super) const COLUMNS: u64 = (SIZE.0 - LEFT - RIGHT) as u64;
 
 /// Okabe and Ito's colours, which the colour-blind can tell apart; vermilion and blue first.
@@ -59,19 +59,19 @@ pub(super) const INK: RGBColor = RGBColor(38, 38, 38);
 pub(super) const FAINT: RGBColor = RGBColor(110, 110, 110);
 pub(super) const GRID: RGBColor = RGBColor(228, 228, 228);
 
-/// What the horizontal axis counts.
+/// The unit of the horizontal axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Across {
     /// Time.
     Time,
-    /// A sequence's events: an instant of n ns is the nth.
+    /// Events of a sequence: an instant of n ns is event number n.
     Events,
 }
 
 /// Draws curves and lines over time below a title, as an SVG document.
 ///
 /// # Errors
-/// When the drawing library fails, which drawing into memory gives no reason for.
+/// When the drawing library fails. It gives no reason when it draws into memory.
 pub fn svg(title: &str, curves: &[Curve<'_>], lines: &[Line<'_>]) -> io::Result<String> {
     svg_across(Across::Time, title, curves, lines)
 }
@@ -89,7 +89,7 @@ pub fn svg_across(
     document(|root| draw(root, across, title, curves, lines))
 }
 
-/// What `draw` draws on white, as an SVG document.
+/// Runs `draw` on a white area and returns the SVG document.
 pub(super) fn document(draw: impl FnOnce(&Area<'_>) -> Drawn) -> io::Result<String> {
     let mut out = String::new();
     {
@@ -118,7 +118,7 @@ fn draw(
     let (units, what): (&[_], _) =
         if across == Across::Time { (&TIMES, "time") } else { (&COUNTS, "event") };
     let (time, memory) = (Scale::of(end, units, 8), Scale::of(highest, &SIZES, 6));
-    // A little air above the highest value.
+    // Some room above the highest value.
     let top = highest.saturating_add(highest / 16);
 
     let across =
@@ -135,7 +135,7 @@ fn draw(
                 .collect()
         })
         .collect();
-    // Every area before any outline, so that none dulls another.
+    // All areas are drawn before any outline, so that no area covers an outline.
     for (corners, colour) in drawn.iter().zip(COLOURS.iter().cycle()) {
         chart.draw_series(AreaSeries::new(corners.iter().copied(), 0.0, colour.mix(0.14)))?;
     }
@@ -154,8 +154,8 @@ pub(super) fn device_memory(scale: &Scale) -> String {
 
 pub(super) type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'a>, Cartesian2d<Axis<'b>, Axis<'b>>>;
 
-/// Axes and grid, `above` pixels below the top: `across` and `up` say what the axes count; each has
-/// its scale and highest value.
+/// Draws axes and grid, `above` pixels below the top. `across` and `up` are the titles of the axes;
+/// each axis has a scale and a highest value.
 pub(super) fn frame<'a, 'b>(
     root: &Area<'a>,
     above: u32,
@@ -190,7 +190,7 @@ pub(super) fn frame<'a, 'b>(
     Ok(chart)
 }
 
-/// Draws each line across, up to `end`, and names it.
+/// Draws each line across, up to `end`, and writes its name.
 pub(super) fn levels(
     root: &Area<'_>,
     chart: &mut Chart<'_, '_>,
@@ -217,7 +217,7 @@ fn names(root: &Area<'_>, mut labels: Vec<((i32, i32), &Line<'_>)>) -> Drawn {
     let mut free = i32::MIN;
     let count = labels.len() as i32;
     for (index, ((x, y), line)) in labels.into_iter().enumerate() {
-        // Not below the plot either, with those still to come.
+        // The names must not go below the plot, so room is kept for those that follow.
         let y = (y - HEIGHT / 2).min(bottom - HEIGHT * (count - index as i32)).max(free);
         free = y + HEIGHT;
         let at = |dy| (x + 8, y + dy);
@@ -237,7 +237,7 @@ fn legend(root: &Area<'_>, title: &str, curves: &[Curve<'_>]) -> Drawn {
         let text = format!("{}, peak {}", cut(curve.name, 40), size(peak));
         root.draw(&Rectangle::new([(x, 44), (x + 14, 54)], colour.mix(0.25).filled()))?;
         root.draw(&Rectangle::new([(x, 44), (x + 14, 54)], colour.stroke_width(2)))?;
-        // About as wide as sans-serif letters of this size are.
+        // The approximate width of sans-serif letters of this size.
         let width = text.chars().count() as i32 * 13 / 2;
         root.draw(&Text::new(text, (x + 21, 43), font(12, &INK)))?;
         x += 21 + width + 26;
@@ -245,7 +245,7 @@ fn legend(root: &Area<'_>, title: &str, curves: &[Curve<'_>]) -> Drawn {
     Ok(())
 }
 
-/// A size with two decimals, rounded down, in the unit an axis up to it would have.
+/// A size with two decimals, rounded down, in the unit of an axis that ends there.
 pub(super) fn size(value: Bytes) -> String {
     let scale = Scale::of(value.0, &SIZES, 8);
     let (whole, rest) = (value.0 / scale.one, value.0 % scale.one);
@@ -265,7 +265,7 @@ pub(super) fn font(pixels: u32, colour: &RGBColor) -> TextStyle<'static> {
         .pos(Pos::new(HPos::Left, VPos::Top))
 }
 
-/// At most `longest` characters on one line.
+/// Cuts a text to one line of at most `longest` characters.
 pub(super) fn cut(text: &str, longest: usize) -> String {
     let text = plain(text);
     if text.chars().count() <= longest {
@@ -311,23 +311,23 @@ const COUNTS: [(&str, u64); 3] = [("millions", 1_000_000), ("thousands", 1_000),
 pub(super) const SIZES: [(&str, u64); 5] =
     [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("bytes", 1)];
 
-/// An axis: its unit, and ticks 1, 2 or 5 times a power of ten apart.
+/// The unit of an axis and its ticks, which are 1, 2 or 5 times a power of ten apart.
 pub(super) struct Scale {
     pub unit: &'static str,
     one: u64,
-    /// Distance of ticks: `step` · 10^-`decimals` units.
+    /// Distance between ticks: `step` · 10^-`decimals` units.
     step: u64,
     decimals: u32,
 }
 
 impl Scale {
-    /// For values up to `highest`, in the largest unit of which that is at least two, with at most
-    /// `most` ticks above zero.
+    /// A scale for values up to `highest`: the largest unit of which that is at least two, and at
+    /// most `most` ticks above zero.
     pub fn of(highest: u64, units: &[(&'static str, u64)], most: u128) -> Self {
         let fits = units.iter().find(|(_, one)| highest / 2 >= *one).or(units.last());
         let (unit, one) = fits.copied().unwrap_or(("", 1));
-        // From a hundredth of a unit up; nothing is finer, since there are two units at least or
-        // the unit is indivisible.
+        // Ticks are at least a hundredth of a unit apart, or a whole unit if the unit is
+        // indivisible.
         let finest: u32 = if one == 1 { 0 } else { 2 };
         let mut steps = (0..18).flat_map(|power| [1, 2, 5].map(|m| m * 10u64.pow(power)));
         let few = |step: &u64| {
@@ -362,7 +362,7 @@ impl Scale {
     }
 }
 
-/// A scale from zero to `highest`, as the drawing library wants it.
+/// A scale from zero to `highest`, in the drawing library's form.
 pub(super) struct Axis<'a> {
     pub(super) scale: &'a Scale,
     pub(super) highest: u64,

@@ -1,4 +1,4 @@
-//! Shares of a whole done by a time, as SVG: one rising line for each series.
+//! The share of items done by each time, as SVG: one rising line for each series.
 
 use std::io;
 
@@ -24,7 +24,7 @@ const PERCENT: [(&str, u64); 1] = [("%", 1)];
 /// Draws, for each named series of sorted times, the share of them up to each instant.
 ///
 /// # Errors
-/// When the drawing library fails, which drawing into memory gives no reason for.
+/// When the drawing library fails. It gives no reason when it draws into memory.
 pub fn svg(title: &str, what: &str, series: &[(&str, &[Nanos])]) -> io::Result<String> {
     document(|root| draw(root, title, what, series))
 }
@@ -40,7 +40,7 @@ fn draw(root: &Area<'_>, title: &str, what: &str, series: &[(&str, &[Nanos])]) -
         let mut corners = vec![(0.0, 0.0)];
         let mut shown = None;
         for (done, at) in times.iter().enumerate() {
-            // Of each pixel column the last is enough; the corner before it keeps the step.
+            // One point for each pixel column, the last; the corner before it keeps the step.
             let column = u128::from(at.0) * u128::from(COLUMNS) * 2 / u128::from(end);
             let next = times
                 .get(done + 1)

@@ -1,8 +1,8 @@
-//! Time against memory as SVG: a curve for each way to plan, and below them all the bound.
+//! Time against memory as SVG: a curve for each planner, and the lower bound.
 //!
-//! One panel for each device, one below the other, with the same colours. Time is the ratio to the
-//! unplanned iteration. A point above [`HIGHEST`] is a triangle at the upper edge, with its value;
-//! the line to it ends where it leaves the picture. The same input gives the same bytes.
+//! Each device has a panel, one below the other, with the same colours. Time is the ratio to the
+//! unplanned iteration. A point above [`HIGHEST`] is a triangle at the upper edge, with its value.
+//! The line to it ends at the edge. The same input gives the same bytes.
 
 use std::io;
 
@@ -12,12 +12,12 @@ use plotters::prelude::*;
 use super::curve::{Axis, COLOURS, FAINT, GRID, INK, SIZES, Scale, cut, font};
 use crate::units::{Bytes, Nanos};
 
-/// A way to plan: its name, and the memory and time of each of its plans, by memory.
+/// A planner: its name, and the memory and time of each of its plans, by memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Curve {
     /// Its name in the legend.
     pub name: String,
-    /// Peak and iteration.
+    /// Peak and iteration time of each plan.
     pub points: Vec<(Bytes, Nanos)>,
 }
 
@@ -26,11 +26,11 @@ pub struct Curve {
 pub struct Panel {
     /// Its title.
     pub title: String,
-    /// The iteration without a plan.
+    /// Peak and iteration time without a plan.
     pub unplanned: (Bytes, Nanos),
-    /// In the order of their colours.
+    /// The curves, in the order of their colours.
     pub curves: Vec<Curve>,
-    /// The bound, which no plan can beat, by memory.
+    /// The bound by memory. No plan is below it.
     pub bound: Vec<(Bytes, Nanos)>,
 }
 
@@ -44,7 +44,7 @@ type Drawn = Result<(), DrawingAreaErrorKind<io::Error>>;
 /// Draws the panels as one SVG document.
 ///
 /// # Errors
-/// When the drawing library fails, which drawing into memory gives no reason for.
+/// When the drawing library fails. It gives no reason when it draws into memory.
 pub fn svg(panels: &[Panel]) -> io::Result<String> {
     let mut out = String::new();
     {
@@ -69,7 +69,7 @@ fn draw(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel) -> Drawn {
     let widest = all().map(|p| p.0.0).max().unwrap_or(0).max(panel.unplanned.0.0).max(1);
     let slowest = all().map(|p| ratio(p.1)).fold(1.0, f64::max);
     let memory = Scale::of(widest, &SIZES, 8);
-    // A little air, so that nothing hides behind the edges.
+    // Some room above, so that the edge hides nothing.
     let top = if slowest > HIGHEST { HIGHEST } else { (slowest - 1.0).mul_add(1.1, 1.02) };
     let bottom = 1.0 - (top - 1.0) * 0.03;
 
@@ -149,7 +149,7 @@ fn below(points: &[(f64, f64)], top: f64) -> Vec<Vec<(f64, f64)>> {
     parts
 }
 
-/// A name in the legend, its colour and where it stands.
+/// A name in the legend, its colour and its place.
 struct Entry {
     text: String,
     colour: RGBColor,
@@ -157,10 +157,10 @@ struct Entry {
     y: i32,
 }
 
-/// How far apart the legend's lines are.
+/// Distance between the legend's lines in pixels.
 const LINE: i32 = 18;
 
-/// Each curve's name, then the marks that are drawn in ink, on as many lines as needed.
+/// The entries for the curves and then for the black marks, on as many lines as needed.
 fn entries(panel: &Panel) -> Vec<Entry> {
     let name = |curve: &Curve| {
         if curve.points.is_empty() {
@@ -177,7 +177,7 @@ fn entries(panel: &Panel) -> Vec<Entry> {
     let (mut x, mut y) = (76, 43);
     let place = |(name, colour): (String, RGBColor)| {
         let text = cut(&name, 40);
-        // About as wide as sans-serif letters of this size are.
+        // The approximate width of sans-serif letters of this size.
         let width = 21 + text.chars().count() as i32 * 13 / 2;
         if x + width > WIDTH as i32 - 24 {
             (x, y) = (76, y + LINE);

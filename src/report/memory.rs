@@ -1,7 +1,7 @@
-//! What holds memory over time, as SVG: layers on top of each other, and above them what is
-//! reserved.
+//! The use of memory over time, as SVG: layers on top of each other, and above them the reserved
+//! bytes.
 //!
-//! Points are thinned while they come, so that a sequence of millions costs no more than its
+//! Points are thinned as they arrive, so that millions of them take no more memory than the
 //! picture.
 
 use std::io;
@@ -14,7 +14,7 @@ use super::curve::{
 };
 use crate::units::{Bytes, Nanos};
 
-/// Layers at most: one for each colour.
+/// The most layers: one for each colour.
 pub const LAYERS: usize = 8;
 
 /// Okabe and Ito's colours, which the colour-blind can tell apart, and grey.
@@ -29,15 +29,15 @@ const COLOURS: [RGBColor; LAYERS] = [
     RGBColor(150, 150, 150),
 ];
 
-/// How many stretches of time the drawing separates: two pixels each.
+/// The time steps that the drawing separates: two pixels each.
 const STEPS: u64 = COLUMNS / 2;
 
 /// Bytes at an instant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Instant {
-    /// The instant.
+    /// The time.
     pub time: Nanos,
-    /// By layer.
+    /// Bytes of each layer.
     pub layers: [u64; LAYERS],
     /// Reserved bytes.
     pub reserved: u64,
@@ -49,8 +49,8 @@ impl Instant {
     }
 }
 
-/// Layers over time, being thinned: of each stretch of two pixels the first, highest, lowest and
-/// last instants.
+/// Layers over time, thinned: of each step of two pixels the first, highest, lowest and last
+/// instants are kept.
 #[derive(Clone, Debug)]
 pub struct Stack {
     end: u64,
@@ -62,7 +62,7 @@ pub struct Stack {
 }
 
 impl Stack {
-    /// For instants from 0 to `end`.
+    /// A stack for instants from 0 to `end`.
     #[must_use]
     pub fn new(end: Nanos) -> Self {
         Self { end: end.0.max(1), column: None, kept: Vec::new(), peaks: [0; LAYERS], reserved: 0 }
@@ -102,11 +102,11 @@ impl Stack {
         }
     }
 
-    /// Draws it below a title, with a line for each of `lines` and a mark where each iteration of
-    /// `starts` begins.
+    /// Draws the stack below a title, with a line for each of `lines` and a mark at the beginning
+    /// of each iteration of `starts`.
     ///
     /// # Errors
-    /// When the drawing library fails, which drawing into memory gives no reason for.
+    /// When the drawing library fails. It gives no reason when it draws into memory.
     pub fn svg(
         mut self,
         title: &str,
@@ -148,8 +148,8 @@ impl Stack {
             let points: Vec<_> = self.kept.iter().map(|i| (i.time, Bytes(value(i)))).collect();
             steps(&points).into_iter().map(|(t, v)| (time.units(t.0), memory.units(v.0))).collect()
         };
-        // The highest sum first: each smaller one covers what is below it, and what stays to be
-        // seen is the layer.
+        // The highest sum is drawn first. Each smaller one covers it from below, so that the
+        // visible part is the layer.
         for layer in (0..LAYERS).rev().filter(|&l| self.peaks[l] > 0) {
             let sum = corners(&|i| i.layers[..=layer].iter().fold(0, |a, &b| a.saturating_add(b)));
             chart.draw_series(AreaSeries::new(
@@ -174,7 +174,7 @@ impl Stack {
         self.legend(root, title, layers)
     }
 
-    /// The title, and below it each layer's name and peak in two rows at most.
+    /// Draws the title, and below it each layer's name and peak in at most two rows.
     fn legend(&self, root: &Area<'_>, title: &str, layers: &[&str]) -> Drawn {
         let left = LEFT as i32;
         root.draw(&Text::new(cut(title, 90), (left, 14), font(17, &INK)))?;
@@ -188,7 +188,7 @@ impl Stack {
         )]);
         for (name, peak, colour, filled) in entries {
             let text = format!("{} {}", cut(name, 24), size(Bytes(peak)));
-            // About as wide as sans-serif letters of this size are.
+            // The approximate width of sans-serif letters of this size.
             let width = text.chars().count() as i32 * 13 / 2;
             if x > left && x + 21 + width > SIZE.0 as i32 - 16 {
                 (x, y) = (left, y + 18);

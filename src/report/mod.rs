@@ -1,4 +1,4 @@
-//! What people read: plain figures as tables, SVG drawings and Chrome traces.
+//! Output for people: tables, SVG drawings and Chrome traces, from plain figures.
 
 pub mod categories;
 pub mod curve;
@@ -12,8 +12,8 @@ pub mod timeline;
 
 use std::borrow::Cow;
 
-/// `text` on one line and harmless to a terminal or an XML document: characters that these can't
-/// hold become `\u{fffd}`.
+/// `text` on one line, safe for a terminal or an XML document: characters that these can't hold
+/// become `\u{fffd}`.
 #[must_use]
 pub fn plain(text: &str) -> Cow<'_, str> {
     let harmful = |c: char| {

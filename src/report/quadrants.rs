@@ -1,10 +1,9 @@
-//! The xMem paper's four-quadrant plot as SVG: how often estimates fail against how far they are
-//! off.
+//! The xMem paper's four-quadrant plot as SVG: the rate of failures against the error of estimates.
 //!
-//! One point a model: across, the share of its runs that failed; up, the median of its relative
-//! errors. Lines at 20 % make the quadrants: left below is optimal, right below accurate but
-//! failing (underestimates), left above safe but wasteful (overestimates), right above neither. The
-//! same input gives the same bytes.
+//! Each model is a point: horizontally the share of its runs that failed, vertically the median of
+//! its relative errors. Lines at 20 % separate the quadrants: lower left is optimal, lower right
+//! accurate but failing (underestimates), upper left safe but wasteful (overestimates), upper right
+//! neither. The same input gives the same bytes.
 
 use std::fmt::Write as _;
 
@@ -27,7 +26,7 @@ const LEFT: f64 = 70.0;
 const RIGHT: f64 = 24.0;
 const TOP: f64 = 74.0;
 const BOTTOM: f64 = 56.0;
-/// Where the quadrants meet, in percent, as in the paper.
+/// The line between quadrants, in percent, as in the paper.
 const EDGE: f64 = 20.0;
 /// Errors above this are drawn at the top.
 const MOST: f64 = 1000.0;
@@ -137,7 +136,8 @@ pub fn svg(title: &str, points: &[Point<'_>], published: &[Point<'_>]) -> String
     out
 }
 
-/// Writes names beside their points, from the lowest up, each above those that it would cover.
+/// Writes names beside their points, from the lowest up. A name that would cover another is moved
+/// up.
 fn names(out: &mut String, mut labels: Vec<(f64, f64, &str, &str)>) {
     labels.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.total_cmp(&b.0)).then(a.3.cmp(b.3)));
     let mut taken: Vec<(f64, f64)> = Vec::new();
@@ -147,7 +147,7 @@ fn names(out: &mut String, mut labels: Vec<(f64, f64, &str, &str)>) {
             y -= 1.0;
         }
         taken.push((x, y));
-        // Not over the right edge.
+        // Names near the right edge are written to the left of their point.
         let (x, anchor) = if x > WIDTH * 0.7 { (x - 9.0, "end") } else { (x + 9.0, "start") };
         text(out, x, y + 4.0, anchor, colour, name);
     }

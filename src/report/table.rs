@@ -1,7 +1,7 @@
-//! Aligned tables of plain text: columns of words to the left, columns of numbers to the right.
+//! Aligned tables of plain text: words are left-aligned, numbers right-aligned.
 //!
-//! No colours, no frame, no trailing blanks, so that they read the same on a terminal, in a file
-//! and in a README.
+//! They have no colours, no frame and no trailing blanks, so that they look the same in a terminal,
+//! in a file and in a README.
 
 use std::fmt;
 
@@ -9,14 +9,14 @@ use comfy_table::{CellAlignment, TableStyle};
 
 use super::plain;
 
-/// A table being filled; its `Display` is the finished text, ending in a newline.
+/// A table to which rows are added. Its `Display` is the finished text, ending in a newline.
 #[derive(Clone, Debug)]
 pub struct Table {
     columns: Vec<(String, Side)>,
     rows: Vec<Vec<String>>,
 }
 
-/// Which side a column's cells stand at.
+/// The alignment of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// For words.
@@ -35,8 +35,7 @@ impl Table {
         }
     }
 
-    /// Adds a row: a cell for each column, in their order. Missing cells stay empty, further ones
-    /// are left out.
+    /// Adds a row with a cell for each column. Missing cells stay empty, surplus cells are dropped.
     pub fn row<T: fmt::Display>(&mut self, cells: impl IntoIterator<Item = T>) -> &mut Self {
         let mut row: Vec<_> = cells
             .into_iter()
@@ -87,7 +86,7 @@ impl fmt::Display for Table {
     }
 }
 
-/// Close enough for the rule below a heading: every character is taken to be one cell wide.
+/// Every character counts as one cell wide, which is close enough for the rule below a heading.
 fn width(text: &str) -> usize {
     text.chars().count()
 }

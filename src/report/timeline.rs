@@ -1,7 +1,7 @@
 //! Timelines in Chrome's trace format, which <https://ui.perfetto.dev> opens.
 //!
-//! A job is a process; its compute stream and each direction of its link are tracks of it; memory
-//! is a counter. Written as it comes, so a million events need no memory.
+//! A job is a process. Its compute stream and each direction of its link are tracks, its memory is
+//! a counter. Events are written as they come, so a million of them take no memory.
 
 use std::io::{self, Write};
 
@@ -14,7 +14,7 @@ pub struct Track {
     thread: u32,
 }
 
-/// What happens on a track from an instant on for a while.
+/// An activity on a track.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span<'a> {
     /// Its label.
@@ -23,20 +23,20 @@ pub struct Span<'a> {
     pub start: Nanos,
     /// How long it takes.
     pub duration: Nanos,
-    /// Details, shown when it is clicked.
+    /// Details, shown when the span is clicked.
     pub args: &'a [(&'a str, Value<'a>)],
 }
 
 /// A detail of a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Value<'a> {
-    /// Words.
+    /// A text.
     Text(&'a str),
     /// A count, such as bytes.
     Number(u64),
 }
 
-/// Writes one timeline; [`Writer::finish`] makes it whole.
+/// Writes one timeline. Call [`Writer::finish`] at the end.
 #[derive(Debug)]
 pub struct Writer<W: Write> {
     out: W,
@@ -49,7 +49,7 @@ impl<W: Write> Writer<W> {
     /// Starts a timeline. Give it a buffered writer.
     ///
     /// # Errors
-    /// When writing fails, here and in all that follows.
+    /// When writing fails, here and in the other methods.
     pub fn new(mut out: W) -> io::Result<Self> {
         out.write_all(b"{\"displayTimeUnit\":\"ns\",\"traceEvents\":[")?;
         Ok(Self { out, first: true, processes: 0, threads: 0 })
@@ -151,7 +151,7 @@ impl<W: Write> Writer<W> {
         serde_json::to_writer(&mut self.out, name).map_err(io::Error::from)
     }
 
-    /// The format counts in microseconds; their fraction is the nanoseconds.
+    /// Writes a time: the format counts in microseconds, with nanoseconds as decimals.
     fn time(&mut self, key: &str, time: Nanos) -> io::Result<()> {
         write!(self.out, ",\"{key}\":{}.{:03}", time.0 / 1_000, time.0 % 1_000)
     }

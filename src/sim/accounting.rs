@@ -113,8 +113,7 @@ pub struct Extra {
     /// Time of copies after the last operator, on such a link.
     pub tail: Nanos,
     /// Nanoseconds that the iteration takes longer because the two directions slow each other. It
-    /// is
-    /// negative where the slower link happens to give a better order.
+    /// is negative where the slower link happens to give a better order.
     pub contention: i128,
 }
 

@@ -31,8 +31,8 @@ pub fn nominal(program: &Program, link: &Link) -> Result<Run, Deadlock> {
 
 /// As [`run`], on a link that carries one copy at a time in either direction, at that direction's
 /// uncontended rate. The directions keep separate queues. Of two copies that could start, the one
-/// that the plan names first starts. Only [`super::accounting`] uses this.
-/// that stands first in the plan does. Only [`super::accounting`] uses this.
+/// that the plan names first starts. Only [`super::accounting`] uses this. that stands first in the
+/// plan does. Only [`super::accounting`] uses this.
 ///
 /// # Errors
 /// As [`run`].
@@ -86,8 +86,7 @@ fn alone(
 }
 
 /// Resident bytes over time: the value from each instant on, the first at zero. At one instant,
-/// ends
-/// count before begins.
+/// ends count before begins.
 #[must_use]
 pub fn memory(program: &Program, run: &Run) -> Vec<(Nanos, Bytes)> {
     let mut changes: Vec<(Nanos, bool, u64)> = Vec::with_capacity(program.residencies.len() * 2);

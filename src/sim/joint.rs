@@ -78,8 +78,7 @@ pub fn run(sides: &[Side<'_>], link: &Link) -> Result<Course, Deadlock> {
 }
 
 /// Resident bytes of all jobs together over time. Between its iterations a job keeps the tensors
-/// that
-/// stay round their end. After its last iteration it holds nothing.
+/// that stay round their end. After its last iteration it holds nothing.
 #[must_use]
 pub fn memory(programs: &[&Program], runs: &[&[(Nanos, Run)]]) -> Vec<(Nanos, Bytes)> {
     let mut changes: Vec<(Nanos, i128)> = Vec::new();
@@ -111,8 +110,7 @@ pub fn memory(programs: &[&Program], runs: &[&[(Nanos, Run)]]) -> Vec<(Nanos, By
 }
 
 /// The number of pairs of copies that use the same direction of the link at the same time. It must
-/// be
-/// 0: this checks a simulation by the start and end of each copy alone.
+/// be 0: this checks a simulation by the start and end of each copy alone.
 #[must_use]
 pub fn overlaps(carried: &[Carried]) -> usize {
     let mut found = 0;
@@ -147,8 +145,7 @@ pub struct Party<'a> {
     /// The part of the device's compute that it uses, in thousandths.
     pub utilisation: u32,
     /// Time of its iteration alone and without a plan. It fixes how many iterations run and when
-    /// they
-    /// start, so that rounds of different plans of the same jobs are comparable.
+    /// they start, so that rounds of different plans of the same jobs are comparable.
     pub own: Nanos,
 }
 

@@ -228,8 +228,7 @@ mod tests {
     #[test]
     fn the_least_recently_used_leaves_and_its_next_use_waits() {
         // op2 makes c while b is resident: a leaves. op3 needs a: b leaves, which op2 used like c,
-        // but has
-        // the lower number. op4 needs b: a is dead by then.
+        // but has the lower number. op4 needs b: a is dead by then.
         let expected = Passive {
             iteration: Nanos(5000 + 4 * 1024),
             out: Nanos(2048),

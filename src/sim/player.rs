@@ -94,8 +94,7 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
     }
 
     /// The stretch for which this job needs the window and does not hold it. `None` if anything
-    /// other
-    /// than a busy link also keeps the job from going on.
+    /// other than a busy link also keeps the job from going on.
     pub fn wants_window(&self, now: Nanos) -> Option<usize> {
         if self.program.stretches.count() == 0 {
             return None;
@@ -207,8 +206,7 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
     }
 
     /// Starts the next step if it may start. Otherwise it removes the delays of the copies that the
-    /// step
-    /// waits for. Returns whether anything changed.
+    /// step waits for. Returns whether anything changed.
     pub fn start_step(&mut self, now: Nanos, speed: u64) -> bool {
         let Some(step) = self.program.steps.get(self.step).filter(|_| self.running.is_none())
         else {
@@ -219,8 +217,7 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
             step.reads_copies.iter().filter(missing).map(|&copy| self.position[copy] + 1).max()
         {
             // The step already waits. So the copies that it waits for, and all copies queued before
-            // them,
-            // start without their delay.
+            // them, start without their delay.
             let cut = &mut self.queues[0].cut;
             let cuts = *cut < reach;
             *cut = reach.max(*cut);

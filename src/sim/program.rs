@@ -106,8 +106,7 @@ pub struct Copy {
     pub event: usize,
     /// The copies that this one waits for because they used the same bytes of the pinned pool: for
     /// each earlier tensor in those bytes, its last copies of either direction. Only a tensor's
-    /// first
-    /// copy has any.
+    /// first copy has any.
     pub slab: Vec<usize>,
 }
 
@@ -171,8 +170,7 @@ impl Program {
     }
 
     /// Gives residencies their addresses. Residencies that share bytes follow each other in this
-    /// order:
-    /// those that exist at the start of the iteration, then those of the list.
+    /// order: those that exist at the start of the iteration, then those of the list.
     ///
     /// # Errors
     /// When a placement names a residency that the program doesn't have.
@@ -205,8 +203,7 @@ impl Program {
 
     fn hand_over(&mut self, order: &[(usize, Bytes)]) {
         // The last holders are enough: earlier holders of the same bytes have ended by then,
-        // because
-        // later ones waited for them.
+        // because later ones waited for them.
         let mut holders = Holders::default();
         for &(index, offset) in order {
             let residency = &mut self.residencies[index];
@@ -216,8 +213,7 @@ impl Program {
     }
 
     /// Finds the steps and swap-ins that need the window that several jobs share. All residencies
-    /// must
-    /// have their addresses. They then wait for the stretch before theirs.
+    /// must have their addresses. They then wait for the stretch before theirs.
     pub fn enter(&mut self, window: &Window) {
         self.stretches = Stretches::of(self, window);
         for r in &mut self.residencies {

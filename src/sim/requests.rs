@@ -1,6 +1,5 @@
 //! What a job asks its framework's allocator for, in order. Event tables, memory snapshots,
-//! estimates
-//! and plans are all turned into these requests for the allocator ([`super::allocator`]).
+//! estimates and plans are all turned into these requests for the allocator ([`super::allocator`]).
 
 use crate::units::Bytes;
 

@@ -56,8 +56,7 @@ pub fn library_workspace(device: &Profile) -> Bytes {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reserved {
     /// The counters when most was reserved over all iterations; of several such states the one with
-    /// most
-    /// bytes in use.
+    /// most bytes in use.
     pub at_peak: Stats,
     /// Counters at the end of the last iteration, and each one's own peak.
     pub stats: Stats,
@@ -166,8 +165,7 @@ impl Timeline {
     }
 
     /// Replays iteration after iteration until one reserves the same bytes at every instant as the
-    /// one
-    /// before.
+    /// one before.
     #[must_use]
     pub fn settle(&self, framework: &Framework) -> Reserved {
         let mut replay = Replay::new(&framework.config, framework.capacity, None);

@@ -246,8 +246,7 @@ impl Reader {
     }
 
     /// The number of the line last read, from 1 with the header. For a file that is not a table,
-    /// the
-    /// number of the request, from 1.
+    /// the number of the request, from 1.
     #[must_use]
     pub const fn line(&self) -> u64 {
         self.line
@@ -266,8 +265,7 @@ impl Reader {
     }
 
     /// The next request, or `None` at the end. Ids are used again after their free, so that they
-    /// stay
-    /// below the largest number of blocks that are alive at once.
+    /// stay below the largest number of blocks that are alive at once.
     ///
     /// # Errors
     /// When the file can't be read further, or its next line is not an event or contradicts those
@@ -302,8 +300,9 @@ impl Reader {
             let read = self.file.as_mut().take(LONGEST_LINE).read_until(b'\n', &mut self.text);
             match read {
                 Err(e) => {
-                    return Err(self
-                        .error(format!("cannot be read further: {e}; the file may be truncated")));
+                    return Err(
+                        self.error(format!("cannot be read further: {e}; the file may be cut off"))
+                    );
                 }
                 Ok(0) => return Ok(false),
                 Ok(_) => {}

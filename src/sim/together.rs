@@ -1,13 +1,11 @@
 //! Several jobs on one device. The link carries one copy per direction. Compute slows down while
-//! the
-//! jobs want more than the device has.
+//! the jobs want more than the device has.
 //!
 //! Each job runs its iterations on its own clock. The caller launches, replaces and ends jobs at
 //! any instant ([`Shared::until`] stops there). Each direction of the link takes the copy that
 //! became ready first; of two such copies, the one of the job with the lower number. A job uses
-//! part
-//! of the device's compute, its *utilisation*. While the running jobs want more than all of it,
-//! every step is slowed by the same ratio. (Salus measures such parts per workload; a constant
+//! part of the device's compute, its *utilisation*. While the running jobs want more than all of
+//! it, every step is slowed by the same ratio. (Salus measures such parts per workload; a constant
 //! slowdown would be wrong for both idle and busy jobs.) One job alone runs exactly as in
 //! [`super::engine`].
 //!
@@ -111,8 +109,7 @@ impl<'a, P: Deref<Target = Program>, D: Deref<Target = Durations>> Shared<'a, P,
     }
 
     /// Begins an iteration of `job` now. Each running job needs its own number; small numbers take
-    /// the
-    /// least memory.
+    /// the least memory.
     ///
     /// # Panics
     /// When the job is within an iteration.

@@ -1,6 +1,5 @@
 //! The window that jobs hold in turn: which steps and swap-ins of a job need it, when the job may
-//! let
-//! go of it, and which job holds it next.
+//! let go of it, and which job holds it next.
 //!
 //! The simulator ([`super::together`]) and the executor of several jobs both use this, so that they
 //! read a plan alike ([`crate::contract::plan`], "The window"). A program made by
@@ -103,8 +102,7 @@ impl Stretches {
 }
 
 /// For each residency that begins within the iteration, how many operators come before the item
-/// that
-/// begins it, in program order.
+/// that begins it, in program order.
 pub fn places(program: &Program) -> Vec<Option<usize>> {
     let mut before = 0;
     let mut steps = Vec::with_capacity(program.steps.len());

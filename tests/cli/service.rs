@@ -233,8 +233,8 @@ fn jobs_come_and_go_while_it_runs() {
     for word in [
         "nothing.plan.json",
         "`many` is not a number",
-        "`dance` is no request",
-        "no job `nobody` is there",
+        "`dance` is not a request",
+        "there is no job `nobody`",
     ] {
         assert!(stderr.contains(word), "{word}: {stderr}");
     }

@@ -1,5 +1,5 @@
-//! Shares of memory and time as the papers define them, and their accounting beside the physical
-//! one.
+//! Shares of memory and time as the papers define them, and the papers' accounting beside the
+//! physical one.
 
 use std::fmt;
 
@@ -11,11 +11,11 @@ use serde::Serialize;
 /// either case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Accounting {
-    /// As the device has it: bytes count from a copy's or an operator's start, and the link's
-    /// directions are apart.
+    /// As on the device: bytes count from the start of a copy or an operator, and the link's
+    /// directions have separate queues.
     Physical,
-    /// The papers' figures too: swap-ins and outputs count from their end, workspaces not at all,
-    /// and the link carries one copy at a time.
+    /// The papers' figures as well: swap-ins and outputs count from their end, workspaces don't
+    /// count, and the link carries one copy at a time.
     Paper,
 }
 
@@ -29,7 +29,7 @@ pub fn ratio(part: u64, whole: u64) -> f64 {
 pub struct Shares {
     /// Memory saving ratio against liveness: the share of the peak that is saved.
     pub msr: f64,
-    /// The same against a run that frees nothing.
+    /// The same against a run that never frees a tensor.
     pub msr_no_free: f64,
     /// Extra overhead ratio: planned time over unplanned time.
     pub eor: f64,
@@ -40,7 +40,7 @@ pub struct Shares {
 }
 
 impl Shares {
-    /// Of a planned peak and time against two baselines and an unplanned time.
+    /// The shares of a planned peak and time, against two baselines and an unplanned time.
     pub fn of(
         (peak, time): (Bytes, Nanos),
         (liveness, no_free): (Bytes, Bytes),
@@ -53,7 +53,7 @@ impl Shares {
     }
 }
 
-/// Saving over time ratio, to four decimals.
+/// Saving ratio divided by time ratio, to four decimals.
 fn cbr(msr: f64, eor: f64) -> f64 {
     if eor > 0.0 { (msr / eor * 10_000.0).round() / 10_000.0 } else { 0.0 }
 }

@@ -14,7 +14,7 @@ use crate::output::{self, Answer};
 
 /// List or clear what neap keeps on this machine: CUDA kernels that it has compiled.
 ///
-/// They lie in the folder NEAP_CACHE, or else in `neap` under XDG_CACHE_HOME or ~/.cache.
+/// They are in the folder NEAP_CACHE, or else in `neap` under XDG_CACHE_HOME or ~/.cache.
 #[derive(clap::Args)]
 pub struct Flags {
     #[command(subcommand)]
@@ -25,7 +25,7 @@ pub struct Flags {
 enum Command {
     /// List the folder's compiled kernels.
     List,
-    /// Delete them; they are compiled again when a run needs them.
+    /// Delete them. A run that needs them compiles them again.
     Clear,
 }
 
@@ -38,7 +38,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         for kernel in &kept.kernels {
             let path = folder.join(&kernel.file);
             match fs::remove_file(&path) {
-                // Another process may have cleared it meanwhile.
+                // Another process may have deleted it since the listing.
                 Err(e) if e.kind() == ErrorKind::NotFound => {}
                 done => done.with_context(|| format!("{}: cannot be deleted", path.display()))?,
             }

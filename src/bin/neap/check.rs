@@ -10,12 +10,12 @@ use serde::Serialize;
 use crate::output::{self, Answer};
 use crate::settings;
 
-/// Prove that a plan is safe, or say why it is not.
+/// Prove that a plan is safe, or print why it is not.
 #[derive(clap::Args)]
 pub struct Flags {
     /// The plan.
     plan: PathBuf,
-    /// Its graph, in place of the path that the plan records.
+    /// The graph of the plan; by default at the path that the plan records.
     #[arg(long, value_name = "FILE.graph.json")]
     graph: Vec<PathBuf>,
 }
@@ -85,7 +85,7 @@ struct Refused {
 
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // A name in a reason can't begin a line of its own.
+        // `plain` keeps a name in a reason from starting a line of its own.
         self.reasons.iter().try_for_each(|r| writeln!(f, "refused: {}", neap::report::plain(r)))
     }
 }

@@ -32,10 +32,10 @@ pub enum Command {
 }
 
 impl Command {
-    /// Carries it out.
+    /// Runs the subcommand.
     ///
     /// # Errors
-    /// Bad input, with a remedy.
+    /// On bad input; the error names the remedy.
     pub fn run(&self, json: bool) -> anyhow::Result<Answer> {
         match self {
             Self::Import(flags) => import::main(flags, json),

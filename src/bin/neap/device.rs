@@ -14,7 +14,7 @@ use serde::Serialize;
 use crate::output::{self, Answer, Ending, note};
 use crate::settings::{Outputs, TargetFlags};
 
-/// List the built-in devices, show one, or measure this machine's.
+/// List the built-in devices, show one, or measure this machine's device.
 #[derive(clap::Args)]
 pub struct Flags {
     #[command(subcommand)]
@@ -25,12 +25,12 @@ pub struct Flags {
 enum Command {
     /// List the built-in devices, and the CUDA devices of this machine.
     List,
-    /// Show one device's figures and their sources; with --json a *.device.json to start from.
+    /// Show one device's figures and their sources. With --json the output is a *.device.json file.
     Show {
         /// A built-in name or a *.device.json file.
         name: String,
-        /// List the operators that `run` has on it and the element types that each works in;
-        /// `cuda` stands for any GPU.
+        /// List the operators that `run` can execute on it, and the element types that each
+        /// supports; `cuda` stands for any GPU.
         #[arg(long)]
         operators: bool,
     },
@@ -38,14 +38,14 @@ enum Command {
     Measure {
         #[command(flatten)]
         on: TargetFlags,
-        /// The device that gives what can't be measured, such as the memory a job may have: a
-        /// built-in name or a file.
+        /// The device whose figures stand for those that can't be measured, such as the memory of a
+        /// job: a built-in name or a file.
         #[arg(long, value_name = "NAME|FILE", default_value = "host")]
         device: String,
         /// The name of the measured device.
         #[arg(long, default_value = "host")]
         name: String,
-        /// Where to write it; without it the figures are only reported.
+        /// The output file; without it the figures are only reported.
         #[arg(short, long, value_name = "FILE.device.json")]
         output: Option<PathBuf>,
     },
@@ -82,7 +82,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     }
 }
 
-/// The operators that a device has.
+/// The operators that a device can run.
 #[derive(Serialize)]
 struct Operators {
     operators: Vec<neap::run::Listed>,
@@ -192,7 +192,7 @@ impl fmt::Display for Shown {
     }
 }
 
-/// A device as it was measured.
+/// The result of a measurement.
 #[derive(Serialize)]
 struct Measured {
     device: Document,
@@ -200,7 +200,7 @@ struct Measured {
     products: Vec<Products>,
 }
 
-/// How fast copies of one size go.
+/// The rate of copies of one size.
 #[derive(Serialize)]
 struct Copies {
     bytes: Bytes,
@@ -212,7 +212,7 @@ struct Copies {
     d2h_both_bytes_per_s: u64,
 }
 
-/// How fast products of square matrices go.
+/// The rate of products of square matrices.
 #[derive(Serialize)]
 struct Products {
     extent: u64,

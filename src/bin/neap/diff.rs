@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::output::{self, Answer};
 use crate::settings;
 
-/// Compare two plans by meaning and name what changed; exit code 1 when they differ.
+/// Compare two plans by meaning and print the differences; the exit code is 1 if there are any.
 #[derive(clap::Args)]
 pub struct Flags {
     /// The first plan.

@@ -1,4 +1,4 @@
-//! `neap explain`: why a plan treats tensors as it does.
+//! `neap explain`: why a plan swaps, recomputes or keeps each tensor.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -13,18 +13,18 @@ use serde::Serialize;
 use crate::output::{self, Answer};
 use crate::settings;
 
-/// Say why each of the largest tensors at the planned peak is swapped, recomputed or kept, and what
-/// speaks against the other ways.
+/// Explain why each of the largest tensors at the planned peak is swapped, recomputed or kept, and
+/// why it is not treated otherwise.
 #[derive(clap::Args)]
 pub struct Flags {
     /// The plan.
     plan: PathBuf,
-    /// Only this tensor, with all decisions about it.
+    /// Explain only this tensor, with all decisions about it.
     tensor: Option<String>,
-    /// Its graph, in place of the path that the plan records.
+    /// The graph of the plan; by default at the path that the plan records.
     #[arg(long, value_name = "FILE.graph.json")]
     graph: Vec<PathBuf>,
-    /// How many of the tensors at the peak.
+    /// How many of the largest tensors at the peak to explain.
     #[arg(long, value_name = "N", default_value_t = 10)]
     top: usize,
 }
@@ -64,7 +64,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     Ok(Answer::Yes)
 }
 
-/// Why a plan treats tensors as it does.
+/// The explanations of a plan's decisions.
 #[derive(Serialize)]
 struct Report<'a> {
     planner: &'a str,
@@ -102,7 +102,7 @@ struct ResidencyReport {
 struct GapReport<'a> {
     after: Option<&'a str>,
     before: Option<&'a str>,
-    /// It goes over the end of the iteration.
+    /// Whether it goes over the end of the iteration.
     round: bool,
     over_peak: bool,
     length_ns: Nanos,
@@ -114,7 +114,7 @@ struct GapReport<'a> {
     choice: ChoiceReport<'a>,
 }
 
-/// What the plan does there.
+/// The plan's decision for a gap.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum ChoiceReport<'a> {
@@ -131,7 +131,7 @@ enum ChoiceReport<'a> {
     },
 }
 
-/// What speaks for or against one way of treating a tensor.
+/// A reason for or against one way to treat a tensor.
 #[derive(Serialize)]
 #[serde(tag = "verdict", rename_all = "snake_case")]
 enum VerdictReport {
@@ -182,7 +182,7 @@ impl fmt::Display for Report<'_> {
     }
 }
 
-/// The tensor of a name, or an error with those that are nearest.
+/// The tensor with this name, or an error that lists the nearest names.
 fn named(graph: &Graph, name: &str) -> anyhow::Result<TensorId> {
     if let Some(at) = graph.tensors.iter().position(|t| t.name == name) {
         return Ok(TensorId::of(at));
@@ -202,8 +202,8 @@ fn named(graph: &Graph, name: &str) -> anyhow::Result<TensorId> {
     bail!("no tensor is named `{name}`; {near}")
 }
 
-/// How many characters must change to make one word of the other (Levenshtein), looking at the
-/// first hundred.
+/// The Levenshtein distance: how many characters must change to turn one word into the other. Only
+/// the first hundred characters count.
 fn edits(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().take(100).collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();
@@ -303,7 +303,8 @@ impl<'a> Words<'a> {
         format!("{table}\n")
     }
 
-    /// All tensors in a table and why each stands at the peak; of one alone, everything.
+    /// All tensors in a table, each with the reason why it is resident at the peak. For one tensor,
+    /// everything.
     fn text(&self, stories: &[Story], alone: bool) -> String {
         if alone {
             return stories.iter().map(|story| self.all(story)).collect();
@@ -312,7 +313,7 @@ impl<'a> Words<'a> {
         self.table(stories) + &why
     }
 
-    /// Why a tensor stands at the peak.
+    /// Why a tensor is resident at the peak.
     fn why(&self, story: &Story) -> String {
         let name = &self.graph.tensor(story.tensor).name;
         match story.gaps.iter().find(|g| g.at_peak) {

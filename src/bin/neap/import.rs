@@ -1,4 +1,4 @@
-//! `neap import`: what PyTorch recorded becomes a job.
+//! `neap import`: turns a recorded PyTorch trace into a job graph.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -16,13 +16,13 @@ use crate::settings::{self, Outputs};
 pub struct Flags {
     /// The trace.
     trace: PathBuf,
-    /// Where to write the graph; by default in this folder, under TRACE's name with .graph.json.
+    /// The output file; by default TRACE's name with .graph.json, in the current folder.
     #[arg(short, long, value_name = "FILE.graph.json")]
     output: Option<PathBuf>,
-    /// Keep the framework's operators exactly, multi-tensor optimizer steps included.
+    /// Keep the framework's operators exactly, including multi-tensor optimizer steps.
     #[arg(long)]
     as_recorded: bool,
-    /// Where lowered updates go: all at the optimizer's step, or each as early as its gradient
+    /// Where to put lowered updates: all at the optimizer's step, or each as early as its gradient
     /// allows.
     #[arg(long, value_enum, default_value_t = Updates::Step, conflicts_with = "as_recorded")]
     updates: Updates,
@@ -53,14 +53,14 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
 
 #[derive(Serialize)]
 struct Report {
-    /// The file that was written.
+    /// The path of the file written.
     graph: String,
     operators: usize,
     tensors: usize,
     parameter_bytes: Bytes,
     buffer_bytes: Bytes,
     peak_bytes: Bytes,
-    /// Before the optimizer's steps were lowered.
+    /// The liveness peak before the optimizer's steps were lowered.
     recorded_peak_bytes: Bytes,
     notes: Vec<String>,
 }

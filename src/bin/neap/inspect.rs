@@ -13,7 +13,7 @@ use serde::Serialize;
 use crate::output::{self, Answer};
 use crate::settings;
 
-/// Show a job: counts, bytes by role, the liveness peak and the tensors that make it.
+/// Show a job: counts, bytes by role, the liveness peak and the tensors resident at it.
 #[derive(clap::Args)]
 pub struct Flags {
     /// The job.
@@ -43,7 +43,7 @@ struct Report {
     roles: Roles,
     peak_bytes: Bytes,
     peak_at: Option<String>,
-    /// Before the optimizer's steps were lowered.
+    /// The liveness peak before the optimizer's steps were lowered.
     recorded_peak_bytes: Bytes,
     floor_bytes: Bytes,
     floor_at: Option<String>,

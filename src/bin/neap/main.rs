@@ -34,11 +34,11 @@ use clap::Parser;
 
 use output::Answer;
 
-/// Plans, proves, simulates and runs deep-learning training in less GPU memory.
+/// Plan, prove, simulate and run deep-learning training in less GPU memory.
 #[derive(Parser)]
 #[command(name = "neap", version = env!("NEAP_VERSION"), propagate_version = true, max_term_width = 100)]
 struct Cli {
-    /// Print one JSON object on stdout.
+    /// Print the result as one JSON object on stdout.
     #[arg(long, global = true)]
     json: bool,
     #[command(subcommand)]

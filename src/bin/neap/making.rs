@@ -1,4 +1,4 @@
-//! Plans that are made on the way to a run or a measurement and never written.
+//! Plans that a run or a measurement makes for itself and never writes.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use neap::units::Bytes;
 /// The plan of a job that moves and recomputes nothing, and the bytes of its arena.
 ///
 /// # Errors
-/// A defect of neap.
+/// Only through a defect of neap.
 pub fn unplanned(
     graph: &Graph,
     device: &Profile,
@@ -26,7 +26,7 @@ pub fn unplanned(
 /// A plan within a budget. The caller checks it.
 ///
 /// # Errors
-/// When there is none.
+/// When there is no such plan.
 pub fn within(
     graph: &Graph,
     device: &Profile,

@@ -1,4 +1,4 @@
-//! What a command answers with: an exit code, its report on stdout, everything else on stderr.
+//! The output of a command: an exit code, its report on stdout, everything else on stderr.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::signals;
 
-/// How a command ended, bad input aside.
+/// How a command ended, if its input was good.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
     /// Done: exit code 0.
@@ -20,7 +20,7 @@ pub enum Answer {
     No,
     /// A signal ended it early: exit code 130.
     Stopped,
-    /// What was to be judged failed by itself, so that there is no answer: exit 3.
+    /// The program to be judged failed by itself, so there is no answer: exit code 3.
     Failed,
 }
 
@@ -45,13 +45,13 @@ impl Answer {
     }
 }
 
-/// The last steps of a command, when its work is done: each is tried, whatever became of those
-/// before it, so that one output that can't be written loses neither the answer nor the others.
+/// The last steps of a command, after its work. Each step runs even if the ones before it failed,
+/// so that one output that can't be written loses neither the answer nor the other outputs.
 #[derive(Default)]
 pub struct Ending(Option<anyhow::Error>);
 
 impl Ending {
-    /// Takes a step.
+    /// Runs a step.
     pub fn then(&mut self, step: impl FnOnce() -> anyhow::Result<()>) {
         match (step(), &self.0) {
             (Ok(()), _) => {}
@@ -86,9 +86,9 @@ fn chain(error: &anyhow::Error) -> String {
 /// The longest message, in characters.
 const LONGEST: usize = 1200;
 
-/// Makes one printable line of `text`: names out of files can neither forge a second line nor
-/// drown the message. Too long a text loses its middle, because the place stands at the beginning
-/// and the remedy at the end.
+/// Turns `text` into one printable line, so that names from files can't start a line of their own.
+/// A text that is too long loses its middle: the place is at its beginning and the remedy at its
+/// end.
 fn one_line(text: &str) -> String {
     let text = plain(text);
     let count = text.chars().count();
@@ -108,7 +108,7 @@ pub fn report(report: &(impl Serialize + Display), as_json: bool) -> anyhow::Res
     if as_json { json(&serde_json::to_value(report)?) } else { data(&report.to_string()) }
 }
 
-/// Prints data, without control characters. A reader that stops early (`| head`) is no error.
+/// Prints data without control characters. It is no error if the reader stops early (`| head`).
 ///
 /// # Errors
 /// When stdout can't be written.
@@ -143,12 +143,12 @@ pub fn note(text: &str) {
     let _ = writeln!(io::stderr().lock(), "{}", one_line(text));
 }
 
-/// Says that a file was written.
+/// Prints that a file was written.
 pub fn written(path: &Path) {
     note(&format!("written: {}", path.display()));
 }
 
-/// Writes a text file, whole or not at all, and says so.
+/// Writes a text file, whole or not at all, and prints that it was written.
 ///
 /// # Errors
 /// When it can't be written.

@@ -1,4 +1,4 @@
-//! `neap place`: addresses for a bare problem.
+//! `neap place`: addresses for items with given sizes and lifetimes.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -14,21 +14,23 @@ use crate::output::{self, Answer, Ending, note};
 use crate::progress;
 use crate::settings::Outputs;
 
-/// Give every item of known size and lifetime an offset, so that items alive at once never overlap.
+/// Give every item of known size and lifetime an offset, so that items alive at the same time never
+/// overlap.
 #[derive(clap::Args)]
 pub struct Flags {
     /// The items (CSV with id,lower,upper,size and optionally alignment,offset; may be gzipped).
     problem: PathBuf,
-    /// The size that everything must fit into; by default the least that can be found.
+    /// The size into which everything must fit; by default the smallest that can be found.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     capacity: Option<u64>,
-    /// Where to write id,lower,upper,size,offset; without it the layout is only reported.
+    /// The output file, with columns id,lower,upper,size,offset; without it the layout is only
+    /// reported.
     #[arg(short, long, value_name = "FILE.csv")]
     output: Option<PathBuf>,
     /// The largest number of steps of the search; a million take a few milliseconds.
     #[arg(long, value_name = "STEPS", default_value_t = 1_000_000_000)]
     effort: u64,
-    /// Search techniques to leave out, to see what each is worth: partition, decompose, sections,
+    /// Search techniques to switch off, to see what each is worth: partition, decompose, sections,
     /// monotone, support, dominance, lowest, free, twins, jump, portfolio, restarts, weights,
     /// shuffle.
     #[arg(long, value_name = "TECHNIQUE,...", value_delimiter = ',')]
@@ -51,10 +53,10 @@ impl FromStr for Named {
     }
 }
 
-/// What was found.
+/// The result of a search.
 struct Found {
     layout: Option<Layout>,
-    /// Nothing lower is possible, or the capacity can't be met.
+    /// Whether a lower height, or any layout within the capacity, is proved impossible.
     proved: bool,
     bound: u64,
     spent: Spent,
@@ -116,7 +118,7 @@ fn search(items: &[Item], capacity: Option<u64>, load: u64, options: &Options) -
     Found { layout, proved, bound: if proved { capacity + 1 } else { load }, spent: within.spent }
 }
 
-/// Says why there is no layout.
+/// Prints why there is no layout.
 fn refuse(flags: &Flags, found: &Found, load: u64, moment: u64) {
     let capacity = flags.capacity.unwrap_or_default();
     let file = flags.problem.display();
@@ -141,7 +143,7 @@ struct Report {
     proved: bool,
     capacity_bytes: Option<u64>,
     height_bytes: Option<u64>,
-    /// The largest sum of sizes that are alive at once.
+    /// The largest sum of the sizes of items alive at the same time.
     load_bytes: u64,
     bound_bytes: u64,
     gap_bytes: Option<u64>,

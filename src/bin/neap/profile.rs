@@ -1,4 +1,4 @@
-//! `neap profile`: how long operators take on a machine.
+//! `neap profile`: measures how long operators take on a machine.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,56 +18,56 @@ use crate::output::{self, Answer, Ending, note};
 use crate::progress::bar;
 use crate::settings::{self, Outputs, TargetFlags};
 
-/// Enough for nearly all that cuDNN would like.
+/// Large enough for nearly all workspaces that cuDNN asks for.
 const CONV_WORKSPACE: Bytes = Bytes(256 << 20);
 
-/// Measure operators: a job's in their order, or one kind over many shapes.
+/// Measure operators: those of a job in their order, or one kind over many shapes.
 #[derive(clap::Args)]
 pub struct Flags {
-    /// The job of the operators.
+    /// The job whose operators are measured.
     #[arg(required_unless_present = "sweep", conflicts_with = "sweep")]
     graph: Option<PathBuf>,
-    /// Measure these kinds over many shapes instead, for `neap train`.
+    /// Measure these kinds of operators over many shapes instead, for `neap train`.
     #[arg(long, value_name = "KIND,…", value_delimiter = ',')]
     sweep: Vec<String>,
-    /// How many shapes of each kind.
+    /// Number of shapes of each kind.
     #[arg(long, value_name = "N", default_value_t = 500, requires = "sweep",
           value_parser = clap::value_parser!(u32).range(1..=100_000))]
     samples: u32,
     #[command(flatten)]
     on: TargetFlags,
-    /// A built-in device or a *.device.json file: the roofline to compare with, and the memory of a
-    /// job. `host` by default.
+    /// A built-in device or a *.device.json file: its roofline is compared, and its memory is the
+    /// job's. `host` by default.
     #[arg(long, value_name = "NAME|FILE")]
     device: Option<String>,
-    /// Measure while other threads compute and copy for this share of the time; several shares are
-    /// measured in turn.
+    /// Measure while other threads compute and copy for this share of the time. Several shares are
+    /// measured one after the other.
     #[arg(long, value_name = "PERCENT,…", value_delimiter = ',', default_value = "0",
           value_parser = clap::value_parser!(u32).range(0..=100))]
     load: Vec<u32>,
-    /// How often each operator is measured; the median is reported.
+    /// How many times each operator is measured; the median is reported.
     #[arg(long, value_name = "N", default_value_t = 5,
           value_parser = clap::value_parser!(u32).range(1..=100_000))]
     repeats: u32,
-    /// How often a sweep measures all its shapes; the best round of each counts, because other
-    /// programs only slow it down.
+    /// How many times a sweep measures all its shapes. The fastest time of each counts, because
+    /// other programs only slow it down.
     #[arg(long, value_name = "N", default_value_t = 3, requires = "sweep",
           value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
-    /// The largest workspace of a convolution on the GPU, 256MiB by default; the table says what
-    /// was used.
+    /// The largest workspace of a convolution on the GPU, 256MiB by default. The table contains the
+    /// workspaces used.
     #[arg(long, value_name = "BYTES")]
     conv_workspace: Option<Bytes>,
-    /// The seed of shapes and numbers.
+    /// Seed of the shapes and of the data.
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Where to write the table; without it the times are only reported.
+    /// The table's file; without it the times are only reported.
     #[arg(short, long, value_name = "FILE.latency.csv")]
     output: Option<PathBuf>,
 }
 
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
-    // A load can only be made on the host.
+    // Only the host can make a load.
     let target = flags.on.choose(flags.load.iter().any(|load| *load > 0).then_some("--load"))?;
     let inputs: Vec<_> = flags
         .graph
@@ -108,7 +108,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     ending.with(Answer::Yes)
 }
 
-/// Gives convolutions their scratch on the GPU.
+/// Lets convolutions on the GPU use workspaces.
 fn allow(flags: &Flags, target: &Target, graph: &mut Graph) -> anyhow::Result<()> {
     if *target != Target::Host {
         profile::allow(graph, flags.conv_workspace.unwrap_or(CONV_WORKSPACE))
@@ -207,7 +207,7 @@ fn of_kinds(
     Ok(best)
 }
 
-/// How long operators took.
+/// The measured times.
 #[derive(Serialize)]
 struct Report {
     device: String,

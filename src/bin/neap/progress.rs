@@ -1,15 +1,15 @@
-//! How far a slow command has come, on stderr and only where that is a terminal.
+//! Progress of a slow command, on stderr if that is a terminal.
 
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// A bar of `length` units, which `what` names, with the time that is left.
+/// A bar of `length` units named `what`, with the time that is left.
 pub fn bar(length: u64, what: &str) -> ProgressBar {
     styled(Some(length), &format!("{{bar:30}} {{pos}}/{{len}} {what}, {{eta}} left"))
 }
 
-/// A bar that also says what is being worked on, and shows seconds while one unit takes long.
+/// A bar that also shows the present unit, and the seconds elapsed while a unit takes long.
 pub fn steps(length: u64, what: &str) -> ProgressBar {
     let style = format!("{{bar:30}} {{pos}}/{{len}} {what}, {{elapsed}}: {{msg}}");
     let bar = styled(Some(length), &style);
@@ -17,7 +17,7 @@ pub fn steps(length: u64, what: &str) -> ProgressBar {
     bar
 }
 
-/// The seconds that one thing takes whose length nothing can tell.
+/// A spinner with the seconds elapsed, for work of unknown length.
 pub fn working(on: &str) -> ProgressBar {
     let bar = styled(None, "{spinner} {msg}, {elapsed}");
     bar.set_message(on.to_owned());

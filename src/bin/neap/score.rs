@@ -19,38 +19,38 @@ use crate::settings::{self, Outputs};
 
 /// Compare the estimates of a folder of traces with their truths.
 ///
-/// A job is NAME.profile.json[.gz] beside NAME.truth.json and, for failures and conservation,
+/// A job is NAME.profile.json[.gz] beside NAME.truth.json. Failures and conserved memory also need
 /// NAME.truth.events.csv[.gz]. Truths are runs on a device that is never full. Each job is tried on
 /// devices of 8, 12 and 40 GB (rtx4060, rtx3060, a100-40g). Round one compares the forecast's
-/// verdict with the job's; round two caps the job at its own estimate, without and with the margin.
+/// verdict with the job's. Round two caps the job at its own estimate, without and with the margin.
 /// Neither estimate nor cap includes the context: a device offers the memory that its context
 /// leaves.
 #[derive(clap::Args)]
 pub struct Flags {
-    /// The folder.
+    /// The folder with the jobs' files.
     #[arg(value_name = "FOLDER")]
     folder: PathBuf,
     /// The rules that make the estimates.
     #[arg(long, value_name = "RULES", default_value = "neap")]
     rules: settings::Rules,
-    /// The GPU that the truths were made on: a built-in device (`neap device list`) or a
+    /// The GPU on which the truths were made: a built-in device (`neap device list`) or a
     /// *.device.json file.
     #[arg(long, value_name = "NAME|FILE", default_value = "h100")]
     device: String,
-    /// PyTorch's PYTORCH_CUDA_ALLOC_CONF, in place of each truth's own.
+    /// The value of PYTORCH_CUDA_ALLOC_CONF, in place of each truth's own.
     #[arg(long, value_name = "CONF", allow_hyphen_values = true)]
     alloc_conf: Option<String>,
-    /// Write a row for every job, with the time its estimate took.
+    /// Write a row for every job, with the time that its estimate took.
     #[arg(long, value_name = "FILE.csv")]
     csv: Option<PathBuf>,
-    /// Draw the four-quadrant plot: the share of a model's runs that fail across, its median error
-    /// up. Lines at 20 % separate optimal, accurate but failing (too low), safe but wasteful (too
-    /// high), and neither.
+    /// Draw the four-quadrant plot: horizontally the share of a model's runs that fail, vertically
+    /// its median error. Lines at 20 % separate optimal, accurate but failing (too low), safe but
+    /// wasteful (too high), and neither.
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
 }
 
-/// The devices that jobs are tried on: the paper's sizes.
+/// The devices on which jobs are tried, with the memory sizes of the paper.
 const TRIED: [&str; 3] = ["rtx4060", "rtx3060", "a100-40g"];
 
 /// Figures that the xMem paper prints. Its truths were capped at the estimate and read from NVML.
@@ -131,7 +131,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     ending.with(Answer::Yes)
 }
 
-/// The properties of a device that decide how much memory its kernels take.
+/// The properties of a device on which the scratch of its kernels depends.
 fn class(profile: &Profile) -> anyhow::Result<Class> {
     let Some(sm) = profile.multiprocessors else {
         bail!(
@@ -151,7 +151,7 @@ fn percent(share: f64) -> String {
 }
 
 fn signed(share: f64) -> String {
-    // A rounded zero has no sign.
+    // A value that rounds to zero has no sign.
     let text = format!("{:+.2} %", share * 100.0);
     if text.trim_start_matches(['+', '-']) == "0.00 %" { "0.00 %".to_owned() } else { text }
 }
@@ -162,7 +162,7 @@ fn gib(bytes: i64) -> String {
 }
 
 fn word(runs: &[neap::estimate::score::Run], with: usize) -> &'static str {
-    // The cap is the same on every device that is not smaller than it.
+    // The cap is the same on every device that is at least as large as the cap.
     match runs.iter().max_by_key(|r| r.available) {
         None => "-",
         Some(run) if run.survives[with] => "survives",
@@ -272,7 +272,7 @@ fn errors(scores: &[Score]) -> (Spread, Spread) {
     )
 }
 
-/// The optimizer, or where gradients are cleared, of a job that is named
+/// The optimizer, or where gradients are cleared, from a job's name of the form
 /// model-optimizer-batch-size-zero_grad.
 fn part(score: &Score, from_end: usize) -> String {
     let parts: Vec<&str> = score.name.rsplit('-').collect();
@@ -282,7 +282,7 @@ fn part(score: &Score, from_end: usize) -> String {
         .map_or_else(|| "?".to_owned(), |p| (*p).to_owned())
 }
 
-/// How good estimates were.
+/// The accuracy of estimates.
 #[derive(Serialize)]
 struct Report<'a> {
     reserved_error: SpreadReport,
@@ -515,7 +515,7 @@ fn plot(title: &str, scores: &[Score]) -> String {
     let groups = score::by(scores, |s| s.model.clone());
     let point = |g: &'_ Group| (g.name.clone(), g.fate.failure(BARE), g.error.median);
     let ours: Vec<(String, Option<f64>, f64)> = groups.iter().map(point).collect();
-    // A model without events has no place across.
+    // A model without events has no horizontal position.
     let points: Vec<Point<'_>> = ours
         .iter()
         .filter_map(|(name, failure, error)| {

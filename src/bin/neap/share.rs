@@ -26,20 +26,20 @@ use crate::settings::values::seconds;
 
 /// Simulate many jobs on one device.
 ///
-/// JOBS.csv has a row for each job: job, submit_s, and duration_s (alone) or iterations; by
-/// workload (looked up in --memory), graph (a *.graph.json), estimate (what `neap estimate --json`
-/// wrote), or persistent_bytes and ephemeral_bytes. Optional: iteration_s, utilisation, priority,
-/// kill_s (after its submission), rate_per_s (an inference job's requests); error_percent (how far
-/// an estimate may be too low, asked for as a margin), actual_persistent_bytes and
-/// actual_ephemeral_bytes (what the job turns out to need at the end of its iteration grows_after).
-/// Jobs slow each other down by a calibrated contention model.
+/// JOBS.csv has a row for each job: its name (job), submit_s, and duration_s (alone) or iterations.
+/// Its memory is given by workload (looked up in --memory), by graph (a *.graph.json), by estimate
+/// (a file that `neap estimate --json` wrote), or by persistent_bytes and ephemeral_bytes. Optional
+/// columns: iteration_s, utilisation, priority, kill_s (after submission), rate_per_s (requests to
+/// an inference job); error_percent (by how much an estimate may be too low, added as a margin),
+/// actual_persistent_bytes and actual_ephemeral_bytes (the job's need from the end of iteration
+/// grows_after on). Jobs slow each other down by a calibrated contention model.
 #[derive(clap::Args)]
 pub struct Flags {
     /// The trace of jobs.
     #[arg(value_name = "JOBS.csv")]
     jobs: PathBuf,
-    /// What workloads take: workload, persistent_bytes, ephemeral_bytes; or the columns that Salus
-    /// published.
+    /// The memory of workloads: columns workload, persistent_bytes, ephemeral_bytes; or the columns
+    /// that Salus published.
     #[arg(long, value_name = "MEMORY.csv")]
     memory: Option<PathBuf>,
     /// A built-in device (`neap device list`) or a *.device.json file, for memory and link.
@@ -48,26 +48,27 @@ pub struct Flags {
     /// The memory that jobs share, in place of the device's whole memory.
     #[arg(long, value_name = "SIZE")]
     memory_bytes: Option<Bytes>,
-    /// The policies: which job goes first.
+    /// The policies that decide which job goes first; several are simulated one after the other.
     #[arg(long, value_delimiter = ',', default_value = "fifo,srtf,pack,fair,neap",
           value_parser = policy::NAMES)]
     policies: Vec<String>,
-    /// The mechanisms by which jobs share; several are tried in turn.
+    /// The mechanisms by which jobs share the device; several are simulated one after the other.
     #[arg(long, value_delimiter = ',', default_value = "lanes",
           value_parser = ["exclusive", "static", "mps", "mps-oc", "checkpoint", "lanes"])]
     mechanism: Vec<String>,
-    /// The rules for lanes: the paper's algorithm (corrected), the released code's, or neap's.
+    /// The rules for lanes: the paper's algorithm with its gaps closed, the released code's, or
+    /// neap's.
     #[arg(long, default_value = "neap", value_parser = ["paper", "as-released", "neap"])]
     mode: String,
     /// The memory of a process's context (static, mps, mps-oc).
     #[arg(long, value_name = "SIZE", default_value = "300MiB")]
     context: Bytes,
-    /// How far the given memory may be too low, in per cent: the margin for every job without an
+    /// By how many per cent the given memory may be too low: a margin for every job that has no
     /// error of its own.
     #[arg(long, value_name = "PERCENT", default_value_t = 0,
           value_parser = clap::value_parser!(u32).range(0..=1000))]
     margin: u32,
-    /// Equal partitions (static).
+    /// Number of equal partitions (static).
     #[arg(long, value_name = "N", default_value_t = 2,
           value_parser = clap::value_parser!(u32).range(1..=48))]
     partitions: u32,
@@ -75,30 +76,30 @@ pub struct Flags {
     #[arg(long, value_name = "PERCENT", default_value_t = 200,
           value_parser = clap::value_parser!(u32).range(100..=1000))]
     overcommit: u32,
-    /// The length of a turn where turns move persistent memory (fair).
+    /// Length of a turn where turns move persistent memory (fair).
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     turn: Nanos,
-    /// After how long a waiting job is overdue: no job passes it any more, and under policy neap it
+    /// How long a job waits until it is overdue. Then no job passes it, and under policy neap it
     /// goes first.
     #[arg(long, value_name = "SECONDS", default_value = "28800", value_parser = seconds)]
     patience: Nanos,
     /// Write a row for each job, policy and mechanism.
     #[arg(long, value_name = "FILE.csv")]
     csv: Option<PathBuf>,
-    /// Draw the share of jobs that ended by a time; and as FILE.POLICY.svg the memory of each
-    /// policy over time.
+    /// Draw the share of jobs that have ended by each time, and as FILE.POLICY.svg each policy's
+    /// memory over time.
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
-    /// Prove after every change that no byte is promised twice (lanes), by a checker that shares no
-    /// code with the policies.
+    /// Prove after every change that no byte is promised twice (lanes). The checker shares no code
+    /// with the policies.
     #[arg(long)]
     check: bool,
-    /// Say why a job waited.
+    /// Print why a job waited.
     #[arg(long, value_name = "JOB")]
     explain: Option<String>,
 }
 
-/// One policy under one mechanism.
+/// A simulation of one policy under one mechanism.
 struct Run {
     policy: &'static dyn Policy,
     mechanism: &'static str,
@@ -129,7 +130,9 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let device = profile::load(&flags.device)?;
     let capacity = flags.memory_bytes.unwrap_or(device.memory_bytes);
     if capacity == Bytes::ZERO || capacity.0 > 1 << 50 {
-        bail!("--memory-bytes: {capacity} is no device; give a size up to 1PiB, such as 16GiB");
+        bail!(
+            "--memory-bytes: {capacity} is not a device's memory; give a size up to 1PiB, such as 16GiB"
+        );
     }
     let memory = flags.memory.as_deref().map(Memory::read).transpose()?.unwrap_or_default();
     let trace = jobs::read(&flags.jobs, &memory, flags.margin)?;
@@ -147,7 +150,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
             let at = all.iter().position(|j| *j.name == **name);
             Some(at.with_context(|| {
                 format!(
-                    "--explain: {} has no job `{name}`; name one of its column `job`",
+                    "--explain: {} has no job `{name}`; give a name from its column `job`",
                     flags.jobs.display()
                 )
             })?)
@@ -190,7 +193,7 @@ fn plots(flags: &Flags, several: bool) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Each policy under each mechanism that the flags name.
+/// Simulates each policy under each mechanism that the flags name.
 fn simulate(
     flags: &Flags,
     jobs: &[Job],
@@ -348,7 +351,7 @@ fn text(runs: &[Run], jobs: &[Job], explained: Option<usize>, several: bool) -> 
     text
 }
 
-/// The mean over all requests, and the worst job's 99th.
+/// The mean over all requests, and the highest 99th percentile of a job.
 fn worst(all: &[Latency]) -> Option<(Nanos, Nanos)> {
     let requests: u128 = all.iter().map(|l| l.requests as u128).sum();
     let sum: u128 = all.iter().map(|l| l.requests as u128 * u128::from(l.mean.0)).sum();
@@ -359,7 +362,7 @@ fn devices(run: &Run, jobs: &[Job]) -> Option<usize> {
     run.settings.devices(jobs.iter().filter(|j| j.rate.is_some()))
 }
 
-/// How a trace of jobs went.
+/// The results of a trace of jobs.
 #[derive(Serialize)]
 struct Report<'a> {
     jobs: usize,
@@ -375,7 +378,7 @@ impl fmt::Display for Report<'_> {
     }
 }
 
-/// How it went under one policy and one mechanism.
+/// The result under one policy and one mechanism.
 #[derive(Serialize)]
 struct PolicyReport<'a> {
     policy: &'a str,
@@ -405,7 +408,7 @@ struct PolicyReport<'a> {
     explained: Option<ExplainedReport<'a>>,
 }
 
-/// What `--check` found.
+/// The result of `--check`.
 #[derive(Serialize)]
 struct ProofReport<'a> {
     proved_changes: u64,
@@ -418,12 +421,12 @@ struct HarmReport<'a> {
     why: &'a str,
 }
 
-/// Requests of inference jobs.
+/// Latencies of requests to inference jobs.
 #[derive(Serialize)]
 struct InferenceReport<'a> {
     mean_s: f64,
     worst_p99_s: f64,
-    /// The devices that hold all inference jobs at once.
+    /// The number of devices that hold all inference jobs at once.
     devices: Option<usize>,
     jobs: Vec<RequestsReport<'a>>,
 }
@@ -566,7 +569,7 @@ fn draw(
         for moment in &run.outcome.moments {
             let mut layers = [0; LAYERS];
             layers[0] = moment.persistent.0;
-            // Lanes by rank of their number: the longest-lived lowest.
+            // Lanes by rank of their number, the longest-lived lowest.
             for (rank, (_, size)) in moment.lanes.iter().enumerate() {
                 layers[(rank + 1).min(LAYERS - 1)] += size.0;
             }

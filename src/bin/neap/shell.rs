@@ -1,4 +1,4 @@
-//! `neap completions` and `neap man`: what shells and `man` want to know of the command line.
+//! `neap completions` and `neap man`: shell completions and manual pages.
 
 use std::path::{Path, PathBuf};
 
@@ -41,7 +41,7 @@ pub fn manual(flags: &Manual) -> anyhow::Result<Answer> {
     Ok(Answer::Yes)
 }
 
-/// Writes the page of a command and of those below it.
+/// Writes the page of a command and those of its subcommands.
 fn page(folder: &Path, command: &clap::Command) -> anyhow::Result<()> {
     let page = clap_mangen::Man::new(command.clone());
     let path = folder.join(page.get_filename());

@@ -1,4 +1,5 @@
-//! INT, TERM and HUP: the first asks a run to end after its iteration, the second ends the process.
+//! INT, TERM and HUP: the first one lets a run end after its iteration, the second ends the
+//! process.
 
 use std::sync::Arc;
 
@@ -15,17 +16,18 @@ const SIGNALS: [i32; 2] = [signal::SIGINT, signal::SIGTERM];
 /// The exit code of a run that a signal ended.
 pub const STOPPED: u8 = 130;
 
-/// From now on the first signal requests `stop` and a second one ends the process at once.
+/// From now on the first signal requests `stop`, and a second one ends the process at once.
 ///
 /// # Errors
-/// When the system lets no handler be set.
+/// When the system refuses a signal handler.
 pub fn request_at_signals(stop: &Stop) -> anyhow::Result<()> {
     let requested = stop.flag();
     for signal in SIGNALS {
-        // In this order: a signal looks whether there was one before, and then says that it came.
+        // The order matters: on a signal, the first handler checks whether there was one before,
+        // and the second records this one.
         flag::register_conditional_shutdown(signal, i32::from(STOPPED), Arc::clone(&requested))
             .and_then(|_| flag::register(signal, Arc::clone(&requested)))
-            .context("no handler for signals can be set")?;
+            .context("a signal handler cannot be set")?;
     }
     Ok(())
 }

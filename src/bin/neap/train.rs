@@ -1,4 +1,4 @@
-//! `neap train`: a table of measured latencies becomes a predictor.
+//! `neap train`: trains a predictor from a table of measured latencies.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -13,21 +13,21 @@ use serde::Serialize;
 use crate::output::{self, Answer, Ending, note};
 use crate::settings::Outputs;
 
-/// Train a predictor of latencies on measured ones, and say how good it is on shapes that it did
-/// not see.
+/// Train a predictor of latencies on measured ones, and report its errors on shapes that it did not
+/// see.
 #[derive(clap::Args)]
 pub struct Flags {
     /// Tables that `neap profile` wrote.
     #[arg(required = true, value_name = "LATENCIES.csv")]
     tables: Vec<PathBuf>,
-    /// Where to write the predictor; without it the errors are only reported.
+    /// The predictor's file; without it the errors are only reported.
     #[arg(short, long, value_name = "FILE.predictor.json")]
     output: Option<PathBuf>,
-    /// How many steps to train each kind for.
+    /// Number of training steps for each kind.
     #[arg(long, value_name = "N", default_value_t = Options::default().steps,
           value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     steps: u32,
-    /// The seed of the first weights.
+    /// Seed of the first weights.
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
 }
@@ -77,7 +77,7 @@ struct Report {
     models: Vec<ModelReport>,
 }
 
-/// What was learned of one kind of operator, and how good it is on shapes held out.
+/// What was learned about one kind of operator, and its errors on shapes kept out of training.
 #[derive(Serialize)]
 struct ModelReport {
     kind: String,

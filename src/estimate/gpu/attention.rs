@@ -1,11 +1,11 @@
-//! Scaled dot-product attention: which kernel a GPU takes, and what that kernel takes.
+//! Scaled dot-product attention: the kernel that a GPU chooses, and the memory that it uses.
 //!
 //! The CPU runs its own flash kernel or, with dropout or a mask, the plain sequence of products
-//! ("math"). In single precision a GPU takes the memory-efficient kernel, or math where heads are
-//! grouped; in half precision it takes the flash kernel. The fused kernels keep query, key, value,
-//! result and one logarithm per row; math keeps scaled copies and the whole score matrix. The rules
-//! follow what PyTorch 2.11 was seen to request. Attention that a model spells out is made of
-//! ordinary operators and is not handled here.
+//! ("math"). In single precision a GPU runs the memory-efficient kernel, or math where heads are
+//! grouped; in half precision it runs the flash kernel. The fused kernels keep query, key, value,
+//! result and one logarithm per row. Math keeps scaled copies and the whole score matrix. The rules
+//! reproduce the requests of PyTorch 2.11. Attention that a model writes out consists of ordinary
+//! operators and is not handled here.
 
 mod math;
 
@@ -17,7 +17,7 @@ use super::super::lives::Key;
 use super::super::trace::LARGEST_BLOCK;
 use super::{Editor, Rule};
 
-/// Columns of a mask come in whole vectors of this many.
+/// The columns of a mask are rounded up to a multiple of this.
 const MASK_COLUMNS: u64 = 8;
 
 /// Strides of a packed tensor.
@@ -32,7 +32,7 @@ pub(super) struct Group {
     nodes: Vec<u32>,
 }
 
-/// A way to compute attention.
+/// The ways to compute attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kernel {
     Math,
@@ -59,7 +59,7 @@ impl Shape {
         let (query, key) = (inputs.tensor(0)?, inputs.tensor(1)?);
         let [batch, heads, rows, width] = query.dims[..] else { return None };
         let [_, key_heads, columns, _] = key.dims[..] else { return None };
-        // Its products are no more credible above that than a tensor is.
+        // The products of these sizes must be as credible as a tensor of that size.
         for sides in [[batch, heads, rows, columns], [batch, heads, columns, width]] {
             sides
                 .iter()
@@ -96,12 +96,12 @@ impl Shape {
         self.batch * self.heads * self.rows * self.columns
     }
 
-    /// Keys or values once every head has its own.
+    /// Bytes of keys or values after they are repeated for every head.
     fn repeated(&self) -> u64 {
         self.batch * self.heads * self.columns * self.width * self.element
     }
 
-    /// The logarithms that a fused kernel keeps.
+    /// Bytes of the logarithms that a fused kernel keeps.
     fn logarithms(&self, kernel: Kernel) -> u64 {
         let rows =
             if kernel == Kernel::Efficient { self.rows.next_multiple_of(32) } else { self.rows };
@@ -110,7 +110,7 @@ impl Shape {
 }
 
 impl Editor<'_> {
-    /// Every call, with the backward nodes that carry its operators' sequence numbers.
+    /// Every call, with the backward nodes that have the sequence numbers of its operators.
     pub(super) fn attention_groups(&self) -> HashMap<u32, Group> {
         let trace = self.trace;
         let mut groups: HashMap<u32, Group> = HashMap::new();
@@ -136,7 +136,8 @@ impl Editor<'_> {
         groups
     }
 
-    /// Rewrites one call and its backward nodes; true when nothing inside it needs another look.
+    /// Rewrites one call and its backward nodes. Returns true when the rules need not look inside
+    /// it.
     pub(super) fn attention(&mut self, op: u32, group: &Group) -> bool {
         let inputs = self.inputs(op);
         let Some(shape) = Shape::of(&inputs) else { return false };
@@ -150,7 +151,7 @@ impl Editor<'_> {
             return false;
         };
         match (on_cpu, shape.on_gpu()) {
-            // Without backward nodes it is not known which of math's blocks stay.
+            // Without backward nodes it is not known which of math's blocks are kept.
             (Kernel::Math, _) if group.nodes.is_empty() => false,
             (Kernel::Math, Kernel::Math) => false,
             (_, Kernel::Math) => self.as_math(op, &shape, group),
@@ -158,7 +159,7 @@ impl Editor<'_> {
         }
     }
 
-    /// The last moment of the group's backward nodes, or `None` without any.
+    /// The end of the group's last backward node; `None` if there is none.
     fn backward_end(&mut self, group: &Group) -> Option<Key> {
         let last = group.nodes.iter().map(|&n| self.op(n).end).max()?;
         Some(self.edited.lives.key(last, 2))
@@ -175,7 +176,8 @@ impl Editor<'_> {
     ) -> bool {
         let taken = self.taken(op);
         let kept: Vec<u32> = taken.iter().copied().filter(|&l| !self.is_transient(l, op)).collect();
-        // The flash kernel's result is its first block, math's the last that survives.
+        // The flash kernel's result is its first block; math's result is the last block that
+        // survives.
         let result = if on_cpu == Kernel::Flash { kept.first() } else { kept.last() };
         let Some(&result) =
             result.filter(|&&l| self.edited.lives.list[l as usize].bytes == shape.query())
@@ -196,7 +198,7 @@ impl Editor<'_> {
         };
         let relaid = self.relaid(op, shape, laid_out);
         match (on_cpu, relaid) {
-            // The fused result already lies as the model wants it: the copy that follows is not
+            // The fused result has the layout that the model wants, so the copy that follows is not
             // made.
             (Kernel::Math, Some((_, false)) | None) => {
                 if let Some(copy) = self.copy_after(op, shape.query()) {
@@ -205,7 +207,8 @@ impl Editor<'_> {
                     self.outlive(result, end);
                 }
             }
-            // It doesn't, where the CPU's does: a copy more, until the projection's backward.
+            // It doesn't have it, while the CPU's result does: one more copy, until the
+            // projection's backward.
             (Kernel::Flash, Some((next, true))) => {
                 let start = self.edited.lives.key(self.op(next).end, 0);
                 let until = group.nodes.first().map(|&n| self.op(n).start);
@@ -230,9 +233,9 @@ impl Editor<'_> {
         true
     }
 
-    /// The first operator after `op` that wants its result contiguous in some order of dimensions,
-    /// and whether a fused kernel's result (row by row, all heads of a row together) has to be
-    /// copied for it. `strides` are the CPU's, by batch, head, row and column.
+    /// The first operator after `op` that needs its result contiguous in some order of dimensions,
+    /// and whether a fused kernel's result (row by row, all heads of a row together) must be copied
+    /// for it. `strides` are those of the CPU's result: batch, head, row and column.
     fn relaid(&mut self, op: u32, shape: &Shape, strides: [u64; 4]) -> Option<(u32, bool)> {
         let dims = [shape.batch, shape.heads, shape.rows, shape.width];
         let fused =
@@ -243,8 +246,8 @@ impl Editor<'_> {
             if matches!(self.kind(next), super::Kind::Multiplication) {
                 return None;
             }
-            // A tensor that is contiguous already is not recorded as made so: the view that wants
-            // it is.
+            // If a tensor is contiguous already, the trace has no `contiguous` call, but the view
+            // that needs it.
             if !matches!(self.name(next), "aten::contiguous" | "aten::view") {
                 continue;
             }
@@ -275,7 +278,7 @@ impl Editor<'_> {
         None
     }
 
-    /// A block of `bytes` taken by the first operators after `op`, before anything is multiplied.
+    /// A block of `bytes` that the first operators after `op` allocate, before any multiplication.
     fn copy_after(&self, op: u32, bytes: u64) -> Option<u32> {
         let following = self.calls.following(self.trace, op);
         for &next in following.iter().take(12) {
@@ -300,9 +303,9 @@ impl Editor<'_> {
         };
     }
 
-    /// Query, key, value and mask stay until backward: finds their blocks by what their strides
-    /// span. A mask of booleans becomes one of numbers first, and one whose rows are not a whole
-    /// number of vectors is copied into one whose are.
+    /// Keeps query, key, value and mask until backward. Their blocks are found by the bytes that
+    /// their strides span. A boolean mask first becomes one of numbers. A mask whose rows are not a
+    /// whole number of vectors is copied into one whose rows are.
     fn hold_inputs(&mut self, op: u32, inputs: &Inputs, until: Key) {
         let mut held: Vec<u32> = Vec::new();
         for index in [3, 2, 1, 0] {
@@ -329,8 +332,8 @@ impl Editor<'_> {
         }
     }
 
-    /// The latest block alive at `op` that `tensor` can be a view of; packed tensors share one,
-    /// others have one each.
+    /// The latest block alive at `op` of which `tensor` can be a view. Packed tensors share one
+    /// block, other tensors have one each.
     fn block_of(&self, op: u32, tensor: &Tensor, others: &[u32]) -> Option<u32> {
         let varying: Tensor = Tensor {
             dims: tensor.dims.iter().copied().filter(|&d| d > 1).collect(),
@@ -370,7 +373,7 @@ impl Editor<'_> {
         let time = self.op(first).start;
         let survivors = self.survivors(group);
         let [query, key, value] = [0, 1, 2].map(|i| inputs.tensor(i).map_or(0, Tensor::bytes));
-        // Math computes the value's gradient first, the query's last.
+        // Math computes the value's gradient first and the query's last.
         let order = if on_cpu == Kernel::Math { [value, key, query] } else { [query, key, value] };
         let mut ends: Vec<(u64, Option<Key>)> = Vec::new();
         let mut rest = Vec::new();
@@ -392,8 +395,8 @@ impl Editor<'_> {
             self.add(bytes, start, end, first, Rule::Attention);
         }
         self.backward_transients(inputs, shape, fused, time, first);
-        // What else survives is the mask's gradient, summed over what was broadcast, from one of
-        // the whole score matrix.
+        // The other surviving block is the mask's gradient: the gradient of the whole score matrix,
+        // summed over the broadcast dimensions.
         let after = self.op(last).end;
         for life in rest {
             let start = self.edited.lives.key(time, 0);
@@ -404,7 +407,7 @@ impl Editor<'_> {
         }
     }
 
-    /// What the fused backward kernels take for themselves.
+    /// Temporary blocks of the fused backward kernels.
     fn backward_transients(
         &mut self,
         inputs: &Inputs,
@@ -416,7 +419,7 @@ impl Editor<'_> {
         let sizes = if fused == Kernel::Efficient {
             let rows_of_tiles = shape.rows.div_ceil(64);
             let tiles = rows_of_tiles * shape.width.div_ceil(64);
-            // Sixteen bytes of locks a row of tiles, and 64 x 64 partial sums a tile.
+            // Sixteen bytes of locks for each row of tiles, and 64 x 64 partial sums for each tile.
             let workspace = shape.batch * shape.heads * (rows_of_tiles * 16 + tiles * 64 * 64 * 4);
             let sums = shape.batch * shape.heads * shape.rows * 4;
             let packed = if self.gradient_is_packed(op, shape) { 0 } else { shape.query() };
@@ -447,7 +450,7 @@ impl Editor<'_> {
     }
 
     /// Whether the gradient that reaches backward lies row by row, all heads of a row together, as
-    /// the kernel wants it.
+    /// the kernel needs it.
     fn gradient_is_packed(&mut self, node: u32, shape: &Shape) -> bool {
         let inner = self.calls.inside(self.trace, node).first().copied();
         let Some(inputs) = inner.map(|op| self.inputs(op)) else { return true };
@@ -461,8 +464,8 @@ impl Editor<'_> {
             && (rows == shape.heads * gradient.dims[3] || shape.rows == 1)
     }
 
-    /// Drops what the group's nodes take for each other and returns what others use of it, in
-    /// order.
+    /// Drops the blocks that the group's nodes allocate for each other. Returns the blocks that
+    /// other operators use, in order.
     fn survivors(&mut self, group: &Group) -> Vec<u32> {
         let last = group.nodes.iter().map(|&n| self.op(n).end).max().unwrap_or(0);
         let mut survivors = Vec::new();
@@ -486,8 +489,8 @@ impl Editor<'_> {
         survivors
     }
 
-    /// When a gradient ends if the nodes that copy it into another layout don't have to; leaves
-    /// those copies out.
+    /// When a gradient ends if the nodes that copy it into another layout are not needed. Drops
+    /// those copies.
     fn through_copies(&mut self, life: u32) -> Option<Key> {
         let (mut end, bytes) = {
             let l = self.edited.lives.list[life as usize];
@@ -526,7 +529,7 @@ impl Editor<'_> {
         (key.side == 1).then(|| self.calls.owner[key.order as usize]).filter(|&o| o != NONE)
     }
 
-    /// When the module that calls `op` directly returns; without modules in the trace, when `op`
+    /// When the module that calls `op` directly returns; if the trace has no modules, when `op`
     /// does.
     fn module_end(&self, op: u32) -> u64 {
         let o = self.op(op);

@@ -1,17 +1,17 @@
-//! Operators whose CPU and GPU kernels take different scratch, or keep different things.
+//! Operators whose CPU and GPU kernels use different scratch, or keep different blocks.
 
 use super::super::calls::NONE;
 use super::super::inputs::Tensor;
 use super::{Editor, Rule, Step};
 
-/// A number that Python hands to an operator becomes a tensor of at most this size, on the host.
+/// A number that Python passes to an operator becomes a host tensor of at most this many bytes.
 const NUMBER: u64 = 8;
 
 /// The workspace that PyTorch gives cuBLASLt by default.
 const CUBLASLT_WORKSPACE: u64 = 1 << 20;
 
 impl Editor<'_> {
-    /// oneDNN copies input, weight and output into its own layouts; cuDNN needs none of that.
+    /// oneDNN copies input, weight and output into its own layouts; cuDNN makes no such copies.
     pub(super) fn convolution(&mut self, op: u32) -> bool {
         if self.applies(Rule::Convolutions) {
             self.drop_transients(op, Rule::Convolutions);
@@ -25,8 +25,8 @@ impl Editor<'_> {
         true
     }
 
-    /// cuDNN wants all tensors of a convolution in one layout, channels last where input or weight
-    /// has it: what lies otherwise is copied. Depthwise convolutions are PyTorch's own.
+    /// cuDNN needs all tensors of a convolution in one layout: channels last if input or weight has
+    /// it. Tensors in another layout are copied. Depthwise convolutions use PyTorch's own kernels.
     fn layout_copies(
         &mut self,
         op: u32,
@@ -50,7 +50,7 @@ impl Editor<'_> {
         self.add_transients_at(time, &sizes, op, Rule::Convolutions);
     }
 
-    /// As [`Self::convolution`]; and the bias's gradient is a reduction of its own, inside.
+    /// As [`Self::convolution`]. The bias's gradient is a reduction inside the operator.
     pub(super) fn convolution_backward(&mut self, op: u32) -> bool {
         let inputs = self.inputs(op);
         if self.applies(Rule::Convolutions) {
@@ -81,7 +81,8 @@ impl Editor<'_> {
         }
     }
 
-    /// The CPU's normalisations keep per-channel sums and a packed gradient beside their results.
+    /// The CPU's normalisations allocate per-channel sums and a packed gradient beside their
+    /// results.
     pub(super) fn norm(&mut self, op: u32) -> bool {
         if self.applies(Rule::Convolutions) {
             self.drop_transients(op, Rule::Convolutions);
@@ -95,7 +96,7 @@ impl Editor<'_> {
         true
     }
 
-    /// Puts the surviving results of `op` into the order in which the GPU's kernel asks for them:
+    /// Sorts the surviving results of `op` into the order in which the GPU's kernel allocates them:
     /// those of `sizes` first, then the others.
     fn order_results(&mut self, op: u32, sizes: &[u64]) -> Vec<u32> {
         let mut results: Vec<u32> =
@@ -117,8 +118,8 @@ impl Editor<'_> {
         ordered
     }
 
-    /// The CPU multiplies by a tensor of random numbers, which backward needs again; the GPU's
-    /// fused kernel keeps a mask of one byte an element.
+    /// The CPU multiplies by a tensor of random numbers, which backward needs again. The GPU's
+    /// fused kernel keeps a mask of one byte for each element.
     pub(super) fn dropout(&mut self, op: u32) -> bool {
         if !self.applies(Rule::Dropout) {
             return false;
@@ -158,8 +159,9 @@ impl Editor<'_> {
         false
     }
 
-    /// Each thread's first multiplication gives its cuBLAS handle a workspace, for good, after the
-    /// result's block. The first that adds a bias goes through cuBLASLt, which has one of its own.
+    /// Each thread's first multiplication allocates a workspace for its cuBLAS handle, which is
+    /// never freed, after the result's block. The first one that adds a bias uses cuBLASLt, which
+    /// has a workspace of its own.
     pub(super) fn multiplication(&mut self, op: u32) -> bool {
         if !self.applies(Rule::Workspaces) {
             return false;
@@ -183,9 +185,8 @@ impl Editor<'_> {
         false
     }
 
-    /// What a kernel takes for itself and gives back before it ends belongs to the CPU's kernel;
-    /// the GPU's own scratch is added by the rules that know it. Numbers never reach the GPU's
-    /// allocator.
+    /// Blocks that a kernel frees before it ends are scratch of the CPU's kernel. The rules that
+    /// know the GPU's own scratch add it. Numbers never reach the GPU's allocator.
     pub(super) fn scratch_and_numbers(&mut self, steps: &[Step]) {
         for life in 0..self.edited.lives.list.len() as u32 {
             let l = self.edited.lives.list[life as usize];

@@ -1,9 +1,9 @@
-//! The GPU model: what the same job does differently on a GPU, as edits of the CPU trace's blocks.
+//! The GPU model: edits the blocks of the CPU trace into those that the same job uses on a GPU.
 //!
-//! Every block of the CPU trace is kept unless one of the [`Rule`]s knows better: kernels that make
-//! scratch on only one of the two, memory that a GPU library holds, the multi-tensor form of the
-//! optimizer. Each rule is a switch and reports what it changed ([`Effect`]). No rule knows a
-//! model.
+//! Every block of the CPU trace is kept unless one of the [`Rule`]s changes it: kernels whose
+//! scratch exists on only one of the two, memory that a GPU library holds, the multi-tensor form of
+//! the optimizer. Each rule is a switch and reports what it changed ([`Effect`]). No rule depends
+//! on a model's name.
 
 mod attention;
 mod kernels;
@@ -20,14 +20,14 @@ use super::trace::{Op, Trace};
 
 pub use optimizer::{Step, step_class};
 
-/// What decides how much scratch a GPU's kernels take.
+/// The properties of a GPU on which the scratch of its kernels depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Class {
     /// The major number of its compute capability.
     pub capability: u32,
     /// Streaming multiprocessors.
     pub multiprocessors: u64,
-    /// Threads that one of them holds.
+    /// Threads that one multiprocessor runs at once.
     pub threads: u64,
 }
 
@@ -51,7 +51,7 @@ macro_rules! rules {
             /// All of them.
             pub const ALL: &'static [Self] = &[$(Self::$rule),*];
 
-            /// What users call it.
+            /// Its name on the command line.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$rule => $name),* }
@@ -67,7 +67,7 @@ macro_rules! rules {
 }
 
 rules! {
-    /// Parameters, buffers and optimizer states that stood before the trace began.
+    /// Parameters, buffers and optimizer states from before the trace began.
     Before = "before", "parameters, buffers and states from before the trace";
     /// cuBLAS workspaces.
     Workspaces = "workspaces", "a cuBLAS workspace for each thread that multiplies";
@@ -91,10 +91,10 @@ rules! {
     Cudnn = "cudnn", "an allowance for cuDNN around every convolution";
 }
 
-/// What a rule did, all in all.
+/// What a rule changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Effect {
-    /// How many blocks it touched.
+    /// Number of blocks changed.
     pub blocks: u64,
     /// Bytes left out, summed over blocks.
     pub removed: u64,
@@ -104,31 +104,31 @@ pub struct Effect {
     pub largest: u64,
 }
 
-/// Which rules apply, and their figures.
+/// The rules that apply, and their figures.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The GPU.
     pub class: Class,
-    /// Rules left out.
+    /// Rules that are switched off.
     pub without: Vec<Rule>,
-    /// cuDNN's workspace around each convolution call; 0 for none.
+    /// Bytes of cuDNN's workspace around each convolution call; 0 for none.
     pub cudnn_workspace: u64,
 }
 
-/// The edited blocks and what was done to them.
+/// The edited blocks, and what the rules did.
 #[derive(Debug)]
 pub struct Edited {
     /// The blocks.
     pub lives: Lives,
-    /// By rule.
+    /// What each rule changed.
     pub effects: BTreeMap<Rule, Effect>,
     /// Optimizer steps that were recognised, in order.
     pub steps: Vec<Step>,
-    /// What could not be found out, in whole sentences.
+    /// Sentences about what could not be found out.
     pub notes: Vec<String>,
 }
 
-/// Edits the blocks of `trace` into those that the job takes on a GPU.
+/// Edits the blocks of `trace` into those that the job uses on a GPU.
 #[must_use]
 pub fn edit(trace: &Trace, calls: &Calls, settings: &Settings) -> Edited {
     let lives = Lives::of(trace, calls);
@@ -146,10 +146,10 @@ pub fn edit(trace: &Trace, calls: &Calls, settings: &Settings) -> Edited {
     editor.edited
 }
 
-/// How the operator that runs a backward node is named.
+/// The prefix of the name of an operator that runs a backward node.
 pub const NODE: &str = "autograd::engine::evaluate_function: ";
 
-/// Operators that some rule knows.
+/// Kinds of operators that rules handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Other,
@@ -190,13 +190,13 @@ struct Editor<'a> {
     trace: &'a Trace,
     calls: &'a Calls,
     settings: &'a Settings,
-    /// By text.
+    /// Kinds by text id.
     kinds: Vec<Kind>,
-    /// Parsed arguments, by their position in the trace. Never iterated.
+    /// Parsed arguments, by their position in the trace. This map is never iterated.
     inputs: HashMap<u32, Rc<Inputs>>,
-    /// Whether the forward and the backward thread have their workspace.
+    /// Whether the forward and the backward thread have a cuBLAS workspace.
     multiplied: [bool; 2],
-    /// Whether cuBLASLt has its own.
+    /// Whether cuBLASLt has its workspace.
     biased: bool,
     edited: Edited,
 }
@@ -222,7 +222,7 @@ impl Editor<'_> {
         self.edited.steps = steps;
     }
 
-    /// Applies what is known about one operator; true when nothing inside it needs another look.
+    /// Applies the rules to one operator. Returns true when they need not look inside it.
     fn rule(&mut self, op: u32, groups: &HashMap<u32, attention::Group>) -> bool {
         match self.kind(op) {
             Kind::Other => false,
@@ -263,12 +263,12 @@ impl Editor<'_> {
         )
     }
 
-    /// Whether the operator runs for a backward node.
+    /// Whether the operator runs a backward node.
     fn is_backward(&self, op: u32) -> bool {
         self.name(self.calls.outermost(op)).starts_with(NODE)
     }
 
-    /// The blocks taken inside `op`, in order.
+    /// The blocks allocated inside `op`, in order.
     fn taken(&self, op: u32) -> Vec<u32> {
         let (trace, lives) = (self.trace, &self.edited.lives);
         self.calls
@@ -279,7 +279,7 @@ impl Editor<'_> {
             .collect()
     }
 
-    /// Whether a block taken inside `op` is given back inside it.
+    /// Whether a block allocated inside `op` is freed inside it.
     fn is_transient(&self, life: u32, op: u32) -> bool {
         self.edited.lives.list[life as usize].end.is_some_and(|k| k.time <= self.op(op).end)
     }
@@ -307,12 +307,12 @@ impl Editor<'_> {
         self.edited.lives.add(bytes, start, end, op, rule.name())
     }
 
-    /// Adds blocks that are all there at once right before `op` ends, and given back in reverse.
+    /// Adds blocks that are all alive just before `op` ends, and are freed in reverse.
     fn add_transients(&mut self, sizes: &[u64], op: u32, rule: Rule) {
         self.add_transients_at(self.op(op).end, sizes, op, rule);
     }
 
-    /// As [`Self::add_transients`], right before what happens at `time`.
+    /// As [`Self::add_transients`], just before the events at `time`.
     fn add_transients_at(&mut self, time: u64, sizes: &[u64], op: u32, rule: Rule) {
         let starts: Vec<Key> = sizes.iter().map(|_| self.edited.lives.key(time, 0)).collect();
         for (&bytes, &start) in sizes.iter().zip(&starts).rev() {

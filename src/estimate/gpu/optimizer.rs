@@ -1,10 +1,10 @@
-//! Optimizers: on a GPU PyTorch takes their multi-tensor form, which holds its temporaries for all
+//! Optimizers: on a GPU PyTorch uses their multi-tensor form, which holds its temporaries for all
 //! parameters at once.
 //!
-//! The CPU trace shows the single-tensor form, one parameter at a time. Which lists of temporaries
-//! the other form makes follows from the algorithm (torch/optim, `_multi_tensor_*` of each class).
-//! States are the same in both. A step that already runs `_foreach_` or `_fused_` operators, or a
-//! custom optimizer, is kept as it was recorded.
+//! The CPU trace has the single-tensor form, one parameter at a time. The lists of temporaries of
+//! the other form follow from the algorithm (torch/optim, `_multi_tensor_*` of each class). States
+//! are the same in both. A step that already runs `_foreach_` or `_fused_` operators stays as
+//! recorded, and so does the step of a custom optimizer.
 
 use super::super::calls::NONE;
 use super::{Editor, Rule};
@@ -12,28 +12,28 @@ use super::{Editor, Rule};
 /// One recognised optimizer step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// `Adam`, `SGD`, …
+    /// The class, such as `Adam`.
     pub class: String,
-    /// On which thread.
+    /// Its thread.
     pub thread: u16,
     /// When it began.
     pub start: u64,
     /// When it ended.
     pub end: u64,
-    /// Bytes of each parameter it updated, in order; empty where its operators don't say.
+    /// Bytes of each parameter that it updates, in order; empty if its operators don't say.
     pub parameters: Vec<u64>,
     /// Whether it scales a momentum buffer first (SGD).
     pub momentum: bool,
-    /// Whether it is to be rewritten.
+    /// Whether it is rewritten.
     multi_tensor: bool,
-    /// Lists of temporaries made before anything else and held until the end.
+    /// Number of lists of temporaries that are made first and held until the end.
     early: u64,
-    /// Lists of temporaries made at the end.
+    /// Number of lists of temporaries that are made at the end.
     late: u64,
 }
 
 impl Step {
-    /// Whether `op` belongs to it and nothing but its own rule may touch what it took.
+    /// Whether `op` belongs to the step, so that no other rule may change its blocks.
     pub(super) fn holds(&self, op: &super::Op) -> bool {
         self.multi_tensor
             && op.thread.0 == self.thread
@@ -42,13 +42,13 @@ impl Step {
     }
 }
 
-/// The class that a mark names, if it is an optimizer's step.
+/// The optimizer class of a mark; `None` if the mark is not an optimizer's step.
 pub fn step_class(mark: &str) -> Option<&str> {
     mark.strip_prefix("Optimizer.step#")?.strip_suffix(".step")
 }
 
-/// How each of PyTorch's multi-tensor optimizers updates a parameter (the operator, its argument)
-/// and how many lists of temporaries it makes, without weight decay.
+/// For each of PyTorch's multi-tensor optimizers: the operator that updates a parameter, the
+/// argument with the parameter, and the number of lists of temporaries without weight decay.
 fn algorithm(class: &str) -> Option<(&'static str, u64)> {
     Some(match class {
         "SGD" => ("aten::add_", 0),
@@ -62,7 +62,7 @@ fn algorithm(class: &str) -> Option<(&'static str, u64)> {
 }
 
 impl Editor<'_> {
-    /// Every step that is marked, in order.
+    /// All marked steps, in order.
     pub(super) fn optimizer_steps(&mut self) -> Vec<Step> {
         let trace = self.trace;
         let mut steps = Vec::new();
@@ -109,12 +109,12 @@ impl Editor<'_> {
         let (scaled, summed) = (count("aten::mul_"), count("aten::add"));
         if step.class == "SGD" && scaled > 0 && updates.len() == 2 * scaled {
             step.momentum = true;
-            // Momentum adds to its buffer first, then to the parameter.
+            // Momentum first adds to its buffer, then to the parameter.
             updates = updates.into_iter().skip(1).step_by(2).collect();
         }
         for op in updates {
             if let Some(parameter) = self.inputs(op).tensor(0) {
-                // Steps count themselves in a tensor of no dimensions.
+                // Steps are counted in a tensor without dimensions.
                 if !parameter.dims.is_empty() || step.class == "SGD" {
                     step.parameters.push(parameter.bytes());
                 }
@@ -122,15 +122,15 @@ impl Editor<'_> {
         }
         step.multi_tensor = !step.parameters.is_empty() && self.applies(Rule::Optimizer);
         step.late = late;
-        // Weight decay added to the gradients makes a list of its own; in Adagrad that list serves
-        // as the numerator too.
+        // Weight decay that is added to the gradients makes a list of its own. In Adagrad that list
+        // also serves as the numerator.
         if summed >= step.parameters.len() && !step.parameters.is_empty() && step.class != "AdamW" {
             step.early = 1;
             step.late -= u64::from(step.class == "Adagrad");
         }
     }
 
-    /// Leaves the single-tensor form's temporaries out and puts the multi-tensor form's in.
+    /// Replaces the temporaries of the single-tensor form by those of the multi-tensor form.
     pub(super) fn optimizer(&mut self, step: &Step) {
         if !step.multi_tensor {
             return;
@@ -156,7 +156,7 @@ impl Editor<'_> {
                 );
             }
         }
-        // Python gives a list's elements back from its end.
+        // Python frees a list's elements from its end.
         for (bytes, start) in lists.into_iter().flat_map(|list| list.into_iter().rev()) {
             let end = self.edited.lives.key(step.end, 0);
             self.add(bytes, start, Some(end), NONE, Rule::Optimizer);

@@ -9,10 +9,10 @@
 use super::super::inputs::Tensor;
 use super::{Class, Editor, Rule};
 
-/// Threads of a block.
+/// The most threads of a block.
 const MOST_THREADS: u64 = 512;
 const WARP: u64 = 32;
-/// Values a load.
+/// Values that a thread loads at once.
 const VECTOR: u64 = 4;
 const FEWEST_VALUES: u64 = 16;
 const MOST_VALUES: u64 = 256;
@@ -157,7 +157,7 @@ fn axes(input: &Tensor, reduced: &[usize]) -> Vec<Axis> {
     merged
 }
 
-/// How many outputs one thread handles at once: what divides every stride that matters.
+/// How many outputs one thread handles at once: a divisor of all strides that matter.
 fn output_vector(axes: &[Axis], first_output: usize) -> u64 {
     let mut vector = VECTOR;
     let mut divide = |n: u64| {
@@ -189,7 +189,7 @@ mod tests {
         Tensor { dims: dims.to_vec(), strides, element: 4, integral: false }
     }
 
-    /// Requests that PyTorch 2.11 made on a Hopper-class device.
+    /// Requests of PyTorch 2.11 on a Hopper-class device.
     #[test]
     fn sizes_are_pytorchs() {
         assert_eq!(scratch(&packed(&[1024, 768]), &[0], H100), Some((6_291_456, 24)));

@@ -1,13 +1,13 @@
-//! How good estimates are: a folder of traces held against what PyTorch's allocator really did.
+//! The accuracy of estimates: compares a folder of traces with what PyTorch's allocator really did.
 //!
-//! Scores are errors of the peaks, the two-round check of the xMem paper (arXiv 2510.21048) and the
-//! memory that estimates conserve (its Eq. 7).
+//! Scores are the errors of the peaks, the two-round check of the xMem paper (arXiv 2510.21048),
+//! and the memory that estimates conserve (its Eq. 7).
 //!
-//! A truth is a run on a device that is never full. The paper's own truths are runs capped at the
-//! estimate, where PyTorch gives cached memory back and so moves toward the estimate, and they are
-//! read from NVML with the context included. Its figures and these differ in that. Context (the
-//! paper's "init" and "framework" memory) is in neither estimate nor truth here: a device offers
-//! what its context leaves, and the estimate is of the allocator alone.
+//! A truth is the record of a run on a device that is never full. The paper's truths differ in two
+//! ways. They are runs capped at the estimate, where PyTorch gives cached memory back and so comes
+//! closer to the estimate. And they are read from NVML, which includes the context. Here neither
+//! estimate nor truth includes the context (the paper's "init" and "framework" memory): a device
+//! offers the memory that its context leaves, and the estimate is of the allocator alone.
 
 mod pairs;
 mod tally;
@@ -29,117 +29,117 @@ use crate::units::Bytes;
 pub use pairs::{Pair, pairs};
 pub use tally::{Fate, Group, Spread, by};
 
-/// A pair that could not be scored.
+/// Why a pair could not be scored.
 #[derive(Debug, thiserror::Error)]
 pub enum ScoreError {
-    /// The trace is none.
+    /// The trace can't be used.
     #[error(transparent)]
     Trace(#[from] TraceError),
-    /// The truth is none.
+    /// The truth can't be used.
     #[error(transparent)]
     Truth(#[from] TruthError),
-    /// The events are none.
+    /// The events can't be used.
     #[error(transparent)]
     Events(#[from] SequenceError),
-    /// The truth's allocator configuration is none.
+    /// The truth's allocator configuration can't be used.
     #[error("{}: alloc_conf: {cause}", path.display())]
     Config {
         /// The truth.
         path: PathBuf,
-        /// Why.
+        /// What is wrong.
         cause: ConfigError,
     },
-    /// The truth or the folder is not as it must be.
+    /// The truth or the folder is not as required.
     #[error("{}: {problem}", path.display())]
     Bad {
         /// The file.
         path: PathBuf,
-        /// What, and what would do.
+        /// What is wrong, and the remedy.
         problem: String,
     },
 }
 
-/// Rules that make an estimate.
+/// A function that makes a forecast of a job.
 pub type Rules = fn(&Job, &Settings) -> Forecast;
 
 /// A device that jobs are tried on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
-    /// What users call it.
+    /// Its name.
     pub name: String,
-    /// All of its memory.
+    /// Its memory in bytes.
     pub memory: Bytes,
-    /// What its context leaves.
+    /// Bytes that its context leaves.
     pub available: Bytes,
 }
 
-/// How estimates are made and tried.
+/// How estimates are made and checked.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Whose rules; [`Forecast::of`] are this project's.
+    /// The rules of the estimate; [`Forecast::of`] are neap's own.
     pub rules: Rules,
     /// The class of GPU that the truths were made on.
     pub settings: Settings,
-    /// The allocator's configuration; none: the one each truth was made with.
+    /// The allocator's configuration; `None`: the one with which each truth was made.
     pub config: Option<Config>,
-    /// What jobs are tried on.
+    /// The devices on which jobs are tried.
     pub devices: Vec<Device>,
 }
 
 /// Peaks over all iterations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Peaks {
-    /// What the allocator holds of the device.
+    /// Bytes that the allocator takes from the device.
     pub reserved: Bytes,
-    /// What tensors hold of that.
+    /// Bytes of blocks in use.
     pub allocated: Bytes,
 }
 
 /// One job tried on one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// All of the device.
+    /// The device's memory in bytes.
     pub memory: Bytes,
-    /// What its context leaves.
+    /// Bytes that its context leaves.
     pub available: Bytes,
     /// Whether the forecast runs out of memory on it.
     pub predicted_oom: bool,
-    /// Whether the job does.
+    /// Whether the job itself runs out of memory on it.
     pub oom: bool,
-    /// The job's cap in round two, without and with the margin: the estimate, or the device where
-    /// that is less.
+    /// The job's cap in round two, without and with the margin: the estimate, or the device's bytes
+    /// if these are fewer.
     pub caps: [Bytes; 2],
-    /// Whether the job survives that cap.
+    /// Whether the job survives each cap.
     pub survives: [bool; 2],
 }
 
-/// Without the margin, in the pairs of figures here.
+/// Index of the figures without the margin.
 pub const BARE: usize = 0;
-/// With it.
+/// Index of the figures with the margin.
 pub const MARGIN: usize = 1;
 
 impl Run {
-    /// Whether the estimate failed: in round one by a wrong verdict for the device; in round two,
-    /// where the job fits, because it dies when capped at context + estimate. `with` is [`BARE`] or
-    /// [`MARGIN`].
+    /// Whether the estimate failed. In round one it fails by a wrong verdict for the device. In
+    /// round two, if the job fits, it fails when the job runs out of memory under its cap. `with`
+    /// is [`BARE`] or [`MARGIN`].
     #[must_use]
     pub const fn fails(&self, with: usize) -> bool {
         self.predicted_oom != self.oom || !self.oom && !self.survives[with]
     }
 
-    /// What using the estimate conserves, in bytes: the paper's saved memory, whose mean over runs
-    /// is its MCP, as Eq. 7 is printed.
+    /// The bytes that using the estimate conserves: the paper's saved memory by Eq. 7 as printed,
+    /// whose mean over runs is its MCP.
     ///
-    /// A job that fits and survives its cap leaves the device less context and cap to others. A job
-    /// rightly turned away leaves the whole device. Any failure ([`Run::fails`]) costs the whole
-    /// device.
+    /// A job that fits and survives its cap leaves the rest of the device, less context and cap, to
+    /// other jobs. A job that is rightly turned away leaves the whole device. Any failure
+    /// ([`Run::fails`]) costs the whole device.
     #[must_use]
     pub const fn conserved(&self, with: usize) -> i64 {
         if self.fails(with) { -(self.memory.0 as i64) } else { self.conserved_leniently(with) }
     }
 
-    /// As [`Run::conserved`], except that a job that dies at its cap costs nothing. The paper's
-    /// published analysis can be read this way too.
+    /// As [`Run::conserved`], except that a job that dies under its cap costs nothing. The paper's
+    /// published analysis can also be read this way.
     #[must_use]
     pub const fn conserved_leniently(&self, with: usize) -> i64 {
         match (self.predicted_oom == self.oom, self.oom) {
@@ -153,35 +153,35 @@ impl Run {
     }
 }
 
-/// How good one estimate is.
+/// The accuracy of one estimate.
 #[derive(Clone, Debug)]
 pub struct Score {
-    /// The pair's.
+    /// The name of the pair.
     pub name: String,
-    /// As the truth says; the name where it doesn't.
+    /// The model that the truth names, or else the pair's name.
     pub model: String,
-    /// What the job took.
+    /// The job's real peaks.
     pub actual: Peaks,
-    /// What it was thought to take.
+    /// The estimated peaks.
     pub estimated: Peaks,
-    /// What a careful user adds to the reserved peak.
+    /// The margin that is added to the reserved peak.
     pub margin: Bytes,
-    /// By device, in the options' order; empty without events.
+    /// The tries, one for each device in the options' order; empty without events.
     pub runs: Vec<Run>,
-    /// Reading the trace and estimating, in nanoseconds of this machine.
+    /// Time to read the trace and estimate, in nanoseconds of this machine.
     pub elapsed_ns: u64,
-    /// What is odd about the files, in whole sentences.
+    /// Sentences about problems in the files.
     pub notes: Vec<String>,
 }
 
 impl Score {
-    /// Of the reserved peak; negative when the estimate is too low.
+    /// Relative error of the reserved peak; negative when the estimate is too low.
     #[must_use]
     pub fn reserved_error(&self) -> f64 {
         relative(self.estimated.reserved, self.actual.reserved)
     }
 
-    /// Of the allocated peak.
+    /// Relative error of the allocated peak.
     #[must_use]
     pub fn allocated_error(&self) -> f64 {
         relative(self.estimated.allocated, self.actual.allocated)
@@ -219,7 +219,7 @@ pub fn score(pair: &Pair, options: &Options) -> Result<Score, ScoreError> {
             ));
         }
     } else if *config != its {
-        return Err(bad("was made with another --alloc-conf and has no events to replay; leave --alloc-conf away".to_owned()));
+        return Err(bad("was made with another --alloc-conf and has no events to replay; leave --alloc-conf out".to_owned()));
     }
 
     let start = Instant::now();
@@ -283,7 +283,7 @@ fn tries(
 /// Scores all pairs on all cores, in their order.
 ///
 /// # Errors
-/// The first pair's that can't be read.
+/// The error of the first pair that can't be read.
 pub fn score_all(pairs: &[Pair], options: &Options) -> Result<Vec<Score>, ScoreError> {
     in_parallel(pairs.len(), |i| score(&pairs[i], options)).into_iter().collect()
 }
@@ -310,7 +310,7 @@ mod tests {
             .collect()
     }
 
-    /// A forecast of one block against a job of one block, on 8 and 12 GiB less 1 GiB of context.
+    /// A forecast of one block and a job of one block, on 8 and 12 GiB less 1 GiB of context.
     fn one(forecast: u64, actual: u64, margin: u64) -> Vec<Run> {
         let devices = [device(8), device(12)];
         tries(
@@ -350,11 +350,11 @@ mod tests {
 
     #[test]
     fn a_wrong_verdict_costs_the_device_and_a_right_refusal_frees_it() {
-        // 9 GiB thought, 3 needed: refused by the small device for nothing.
+        // 9 GiB estimated, 3 needed: the small device is refused without need.
         let runs = one(9 * GIB, 3 * GIB, 0);
         assert_eq!((runs[0].fails(BARE), runs[0].conserved(BARE)), (true, -(8 * GIB as i64)));
         assert_eq!((runs[1].fails(BARE), runs[1].conserved(BARE)), (false, 2 * GIB as i64));
-        // 3 thought, 9 needed: dies where it was let in.
+        // 3 GiB estimated, 9 needed: the job dies where it was admitted.
         let runs = one(3 * GIB, 9 * GIB, 0);
         assert_eq!((runs[0].fails(MARGIN), runs[0].conserved(MARGIN)), (true, -(8 * GIB as i64)));
         // Both too large for the small device.

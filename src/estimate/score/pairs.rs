@@ -1,4 +1,4 @@
-//! Which files of a folder belong to one job.
+//! Finds the files of a folder that belong to one job.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use super::ScoreError;
 /// The files of one job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pair {
-    /// What they are called, without endings.
+    /// Their common name, without endings.
     pub name: String,
     /// NAME.profile.json or NAME.profile.json.gz.
     pub trace: PathBuf,
@@ -21,7 +21,7 @@ pub struct Pair {
 /// The pairs of `folder` by name, and a sentence for each file that lacks its partner.
 ///
 /// # Errors
-/// When it can't be listed or has no pair.
+/// When the folder can't be listed or has no pair.
 pub fn pairs(folder: &Path) -> Result<(Vec<Pair>, Vec<String>), ScoreError> {
     const KINDS: [&str; 3] = [".profile.json", ".truth.json", ".truth.events.csv"];
     let bad = |problem: String| ScoreError::Bad { path: folder.to_owned(), problem };
@@ -34,7 +34,7 @@ pub fn pairs(folder: &Path) -> Result<(Vec<Pair>, Vec<String>), ScoreError> {
         for (kind, ending) in KINDS.iter().enumerate() {
             if let Some(name) = plain.strip_suffix(ending).filter(|n| !n.is_empty()) {
                 let slot = &mut found.entry(name.to_owned()).or_default()[kind];
-                // Where both are there, the one that needs no unpacking.
+                // If both exist, the uncompressed one.
                 if slot.as_ref().is_none_or(|old| *old > path) {
                     *slot = Some(path.clone());
                 }

@@ -1,22 +1,22 @@
-//! Scores summed up: how errors are spread, how often estimates fail, what they conserve.
+//! Sums over scores: the spread of errors, the rate of failures, and the memory conserved.
 
 use std::collections::BTreeMap;
 
 use super::{BARE, MARGIN, Run, Score};
 
-/// How absolute values are spread; zeros without any.
+/// The spread of absolute values; all zero if there are none.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Spread {
-    /// The middle one, or the mean of the middle two. Of relative errors it is the paper's MRE.
+    /// The median, or the mean of the middle two. For relative errors this is the paper's MRE.
     pub median: f64,
-    /// The least that nine tenths don't exceed.
+    /// The 90th percentile: the least value that nine tenths of the values don't exceed.
     pub p90: f64,
     /// The largest.
     pub worst: f64,
 }
 
 impl Spread {
-    /// Of `values`.
+    /// The spread of `values`.
     #[must_use]
     pub fn of(values: impl IntoIterator<Item = f64>) -> Self {
         let mut all: Vec<f64> = values.into_iter().map(f64::abs).collect();
@@ -31,21 +31,21 @@ impl Spread {
     }
 }
 
-/// How estimates fared over runs.
+/// The outcome of estimates over runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Fate {
-    /// How many runs: jobs times devices.
+    /// Number of runs: jobs times devices.
     pub runs: u64,
     /// How many of them failed, without and with the margin.
     pub failed: [u64; 2],
-    /// What they conserved, summed, in bytes ([`Run::conserved`]).
+    /// Sum of the bytes conserved ([`Run::conserved`]).
     pub conserved: [i128; 2],
-    /// The same by [`Run::conserved_leniently`].
+    /// The same sum by [`Run::conserved_leniently`].
     pub lenient: [i128; 2],
 }
 
 impl Fate {
-    /// Of `runs`.
+    /// The outcome of `runs`.
     #[must_use]
     pub fn of<'a>(runs: impl IntoIterator<Item = &'a Run>) -> Self {
         let mut fate = Self::default();
@@ -60,19 +60,20 @@ impl Fate {
         fate
     }
 
-    /// PEF: the share that failed; none without runs.
+    /// PEF: the share of runs that failed; `None` without runs.
     #[must_use]
     pub fn failure(&self, with: usize) -> Option<f64> {
         (self.runs > 0).then(|| self.failed[with] as f64 / self.runs as f64)
     }
 
-    /// MCP as Eq. 7 is printed: bytes conserved per run, rounded toward zero; none without runs.
+    /// MCP by Eq. 7 as printed: bytes conserved for each run, rounded toward zero; `None` without
+    /// runs.
     #[must_use]
     pub fn mcp(&self, with: usize) -> Option<i64> {
         self.mean(self.conserved[with])
     }
 
-    /// As [`Fate::mcp`], where a job that dies at its cap costs nothing.
+    /// As [`Fate::mcp`], except that a job that dies under its cap costs nothing.
     #[must_use]
     pub fn lenient_mcp(&self, with: usize) -> Option<i64> {
         self.mean(self.lenient[with])
@@ -88,15 +89,15 @@ impl Fate {
 pub struct Group {
     /// The model.
     pub name: String,
-    /// How many jobs.
+    /// Number of jobs.
     pub jobs: usize,
     /// Errors of the reserved peak.
     pub error: Spread,
-    /// Its runs.
+    /// The outcome of its runs.
     pub fate: Fate,
 }
 
-/// Scores by what `key` says, in its order.
+/// Groups scores by `key`, in the order of the keys.
 #[must_use]
 pub fn by(scores: &[Score], key: impl Fn(&Score) -> String) -> Vec<Group> {
     let mut groups: BTreeMap<String, Vec<&Score>> = BTreeMap::new();

@@ -1,6 +1,6 @@
-//! A moving view of a stream, and a second thread that reads and decompresses ahead of it.
+//! A moving window on a stream, and a thread that reads and decompresses ahead of it.
 //!
-//! The trace reader needs a whole event in one piece and never the whole file.
+//! The trace reader needs each event in one piece, but never the whole file.
 
 use std::io::{self, Read};
 use std::path::Path;
@@ -12,31 +12,31 @@ use crate::files;
 
 /// The buffer's first size; it grows when one event needs more.
 const FIRST: usize = 1 << 20;
-/// What the reading thread hands over at once.
+/// Bytes that the reading thread hands over at once.
 const CHUNK: usize = 1 << 18;
 
-/// Some bytes of a stream.
+/// A window on a stream.
 pub(super) struct Buffer<R> {
     source: R,
     buffer: Vec<u8>,
     start: usize,
     end: usize,
-    /// The stream's bytes before `buffer`.
+    /// Bytes of the stream before `buffer`.
     passed: u64,
     limit: usize,
     ended: bool,
-    /// Why the stream ended early, where it did.
+    /// Why the stream ended early, if it did.
     pub broken: Option<io::Error>,
 }
 
-/// What came of asking for more bytes.
+/// The result of asking for more bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum More {
-    /// There are more now.
+    /// There are more bytes now.
     Yes,
     /// The stream is at its end.
     Ended,
-    /// The buffer is as large as it may be.
+    /// The buffer has reached its largest size.
     Full,
 }
 
@@ -55,22 +55,22 @@ impl<R: Read> Buffer<R> {
         }
     }
 
-    /// What is in the buffer.
+    /// The bytes in the buffer.
     pub fn bytes(&self) -> &[u8] {
         &self.buffer[self.start..self.end]
     }
 
-    /// Where in the stream the buffer begins.
+    /// Offset in the stream at which the buffer begins.
     pub fn offset(&self) -> u64 {
         self.passed + self.start as u64
     }
 
-    /// Moves the buffer's start on.
+    /// Drops `bytes` bytes from the buffer's start.
     pub fn advance(&mut self, bytes: usize) {
         self.start += bytes.min(self.end - self.start);
     }
 
-    /// Fills the buffer up. A stream that fails is at its end, and `broken` says why.
+    /// Fills the buffer up. A stream that fails counts as ended, and `broken` says why.
     pub fn more(&mut self) -> More {
         if self.ended {
             return More::Ended;
@@ -118,7 +118,7 @@ impl Ahead {
         let (full, chunks) = sync_channel(4);
         let (empty, recycled) = sync_channel(8);
         let file = path.to_owned();
-        // It ends by itself when either channel's other end is gone.
+        // The thread ends by itself when the other end of either channel is gone.
         let reading = move || {
             let mut reader = match files::open(&file) {
                 Ok(reader) => reader,

@@ -1,11 +1,11 @@
-//! One event of a Chrome trace, picked out of its bytes without copying.
+//! Parses one event of a Chrome trace without copying.
 //!
-//! Only the fields that the estimator uses are read. An event that it cannot use is read no further
-//! than is needed to see that.
+//! Only the fields that the estimator uses are read. Reading stops as soon as it is clear that the
+//! event is of no use.
 
 use super::scan::{Cursor, Stop};
 
-/// What kind of event it may be, from its category.
+/// The kind of an event, from its category.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Category {
     /// `cpu_op`, or `Operator` as PyTorch before 1.11 wrote.
@@ -14,17 +14,16 @@ pub(super) enum Category {
     Annotation,
     /// `python_function`.
     Python,
-    /// Anything else, or none.
+    /// Another category, or none.
     #[default]
     Other,
 }
 
-/// An event's fields as they stand: strings' insides with their escapes, numbers' texts; empty
-/// where absent.
+/// An event's fields as they are in the file: strings with their escapes, numbers as text. A
+/// missing field is empty.
 #[derive(Debug, Default)]
 pub(super) struct Event<'a> {
-    /// `X`, `i`, …; 0 where there is none. The only field of an event that is no use, which isn't
-    /// read on.
+    /// `X`, `i`, …; 0 if there is none. It is the only field that is set in an event of no use.
     pub phase: u8,
     pub category: Category,
     pub name: &'a [u8],
@@ -40,13 +39,13 @@ pub(super) struct Event<'a> {
     pub device_type: &'a [u8],
 }
 
-/// How a module call's name begins.
+/// The prefix of a module call's name.
 pub(super) const MODULE: &[u8] = b"nn.Module: ";
-/// A memory event's name.
+/// The name of a memory event.
 pub(super) const MEMORY: &[u8] = b"[memory]";
 
 impl<'a> Event<'a> {
-    /// Reads the object that `bytes` begins with; also its length.
+    /// Parses the object at the start of `bytes`. Returns it and its length.
     pub fn parse(bytes: &'a [u8]) -> Result<(Self, usize), Stop> {
         let mut cursor = Cursor::new(bytes);
         let mut event = Self::default();
@@ -81,12 +80,13 @@ impl<'a> Event<'a> {
         Ok((event, cursor.at))
     }
 
-    /// Whether what is known already rules the event out, in the order of keys that PyTorch writes.
+    /// Whether the fields read so far show that the event is of no use. PyTorch writes them in an
+    /// order that allows this.
     fn useless(&self) -> bool {
         match (self.phase, self.category) {
             (b'X', Category::Python) => !self.name.starts_with(MODULE),
             (b'X', Category::Operator | Category::Annotation) => false,
-            // The category may come later.
+            // The category may still follow.
             (b'X' | b'B' | b'E' | 0, _) => false,
             (b'i' | b'I', _) => self.name != MEMORY,
             _ => true,
@@ -113,8 +113,7 @@ impl<'a> Event<'a> {
     }
 }
 
-/// The next member's key, stepped over with its colon; none at the object's end, which is stepped
-/// over too.
+/// Reads the next member's key and its colon. `None` at the end of the object, which is read too.
 fn key<'a>(cursor: &mut Cursor<'a>) -> Result<Option<&'a [u8]>, Stop> {
     loop {
         match cursor.token()? {
@@ -133,7 +132,7 @@ fn key<'a>(cursor: &mut Cursor<'a>) -> Result<Option<&'a [u8]>, Stop> {
     }
 }
 
-/// After a value: a comma, which is stepped over, or the object's end, which isn't.
+/// After a value: reads a comma, or stops before the object's end.
 fn end_of_member(cursor: &mut Cursor<'_>) -> Result<(), Stop> {
     match cursor.token()? {
         b',' => cursor.at += 1,

@@ -1,22 +1,23 @@
-//! Texts and argument lists kept once, numbered in order of first appearance: a trace's million
-//! events share a few thousand texts.
+//! Keeps each text and each argument list once, numbered in order of first appearance: the million
+//! events of a trace share a few thousand texts.
 
 use std::borrow::Cow;
 use std::hash::{BuildHasher, RandomState};
 
-/// A table of texts that counts the memory it takes.
+/// A table of texts, and the memory that it uses.
 #[derive(Default)]
 pub(super) struct Interner {
     pub texts: Vec<Box<str>>,
-    /// Open addressing, a power of two: the upper half of the hash and the id plus one; 0 is free.
+    /// Open addressing over a power of two of slots: the upper half of the hash, and the id plus
+    /// one; 0 is a free slot.
     slots: Vec<(u32, u32)>,
-    // Seeded anew each time, so that no file can be made to collide; the ids don't depend on it.
+    // A random seed, so that no file can force collisions. The ids don't depend on it.
     hasher: RandomState,
     pub bytes: u64,
 }
 
 impl Interner {
-    /// The id of `raw`, whose invalid UTF-8 is replaced.
+    /// The id of `raw`. Invalid UTF-8 is replaced.
     pub fn id(&mut self, raw: &[u8]) -> u32 {
         let hash = self.hasher.hash_one(raw);
         match self.find(raw, hash) {
@@ -28,7 +29,7 @@ impl Interner {
         }
     }
 
-    /// The id, or the free slot where it would stand.
+    /// The id, or the free slot for it.
     fn find(&mut self, raw: &[u8], hash: u64) -> Result<u32, usize> {
         if self.slots.len() <= self.texts.len() * 2 {
             self.grow();
@@ -50,7 +51,7 @@ impl Interner {
     }
 
     fn insert(&mut self, slot: usize, hash: u64, text: Box<str>) -> u32 {
-        // The slots and the table's entry, while both double, and what an allocator adds.
+        // The slots and the table's entry while both double, and the allocator's overhead.
         self.bytes += text.len() as u64 + 128;
         let id = self.texts.len() as u32;
         self.texts.push(text);
@@ -72,7 +73,7 @@ impl Interner {
     }
 }
 
-/// A JSON string's inside without its escapes; a broken escape stays as it stands.
+/// The content of a JSON string without its escapes. A broken escape stays as it is.
 pub(super) fn unescape(raw: &[u8]) -> Cow<'_, [u8]> {
     if !raw.contains(&b'\\') {
         return Cow::Borrowed(raw);
@@ -118,7 +119,7 @@ pub(super) fn unescape(raw: &[u8]) -> Cow<'_, [u8]> {
     Cow::Owned(plain)
 }
 
-/// Four hexadecimal digits, and what follows them.
+/// Four hexadecimal digits, and the text after them.
 fn code_unit(text: &[u8]) -> (Option<u16>, &[u8]) {
     let Some((digits, after)) =
         text.split_first_chunk::<4>().filter(|(d, _)| d.iter().all(u8::is_ascii_hexdigit))

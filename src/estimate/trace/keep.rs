@@ -1,5 +1,5 @@
-//! What is kept of a trace's events, within a limit: records, interned texts, and a count of what
-//! was not kept. This turns [`Event`]s into a [`Trace`].
+//! Turns [`Event`]s into a [`Trace`] within a limit: records, interned texts, and counts of what
+//! was left out.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -11,10 +11,10 @@ use super::read::Limits;
 use super::{Args, LARGEST_BLOCK, Mark, Memory, Module, Op, Text, Thread, Trace};
 use crate::units::{Bytes, Nanos};
 
-/// Begun events (`B`) that wait for their end (`E`), at most.
+/// The most begin events (`B`) that wait for their end event (`E`).
 const OPEN: usize = 10_000;
 
-/// A begun event, or one that isn't kept.
+/// An event that has begun: its record, or that it is not kept.
 #[derive(Clone, Copy)]
 enum Record {
     Op(Op),
@@ -23,31 +23,31 @@ enum Record {
     Nothing,
 }
 
-/// The records so far. Times are nanoseconds biased by 2^63, so that they sort as they are, until
-/// [`Keeper::finish`].
+/// The records so far. Until [`Keeper::finish`], times are nanoseconds biased by 2^63, so that they
+/// sort as unsigned numbers.
 pub(super) struct Keeper {
     limits: Limits,
     names: Interner,
     args: Vec<Args>,
     args_ids: HashMap<Args, u32>,
     threads: Interner,
-    /// The last event's process and thread, which is mostly the next one's too.
+    /// The process and thread of the last event; the next event mostly has the same.
     last_thread: (Vec<u8>, Thread),
     ops: Vec<Op>,
     memory: Vec<Memory>,
     marks: Vec<Mark>,
     modules: Vec<Module>,
-    /// By thread; none is empty.
+    /// Open events by thread; no list is empty.
     open: BTreeMap<Thread, Vec<Record>>,
     opened: usize,
-    /// Records that begin here or later are not kept.
+    /// Records that begin at this time or later are not kept.
     until: u64,
     latest: u64,
-    /// Events with a `ph`.
+    /// Number of events with a `ph` field.
     pub events: u64,
     left_out: u64,
     unreadable: u64,
-    /// Where the first unreadable event stands.
+    /// Offset of the first unreadable event.
     unreadable_at: u64,
     unpaired: u64,
     has_memory: bool,
@@ -79,8 +79,8 @@ impl Keeper {
         }
     }
 
-    /// Keeps what `event`, which stands at `offset`, says. The error is a limit that is passed, and
-    /// the remedy.
+    /// Records `event`, which is at `offset`. The error names the limit that is exceeded, and the
+    /// remedy.
     pub fn add(&mut self, event: &Event<'_>, offset: u64) -> Result<(), String> {
         self.events += u64::from(event.phase != 0);
         match event.phase {
@@ -91,7 +91,7 @@ impl Keeper {
         }
     }
 
-    /// Whether any memory event was seen, kept or not.
+    /// Whether there was any memory event, kept or not.
     pub const fn has_memory(&self) -> bool {
         self.has_memory
     }
@@ -277,7 +277,7 @@ impl Keeper {
     }
 
     fn texts_within_limit(&self) -> Result<(), String> {
-        // The argument list itself, and its place in the table, while both double.
+        // The argument lists and their places in the table, while both double.
         let lists = self.args.len() as u64 * (size_of::<Args>() as u64 * 8);
         if self.names.bytes + self.threads.bytes + lists <= self.limits.texts_bytes {
             return Ok(());
@@ -295,8 +295,8 @@ impl Keeper {
             + self.modules.len() * size_of::<Module>()) as u64
     }
 
-    /// Leaves out the latest records when there are too many: those from the start of the latest
-    /// iteration before which they take no more than half the limit.
+    /// Drops the latest records when there are too many: those from the start of the latest
+    /// iteration before which the records take at most half the limit.
     fn within_limit(&mut self) -> Result<(), String> {
         if self.records_bytes() <= self.limits.records_bytes {
             return Ok(());
@@ -338,7 +338,7 @@ impl Keeper {
             as u64
     }
 
-    /// Sorted, times from the first record on.
+    /// Sorts the records, and counts times from the first one.
     pub fn finish(mut self, mut notes: Vec<String>, bytes: Bytes) -> Result<Trace, String> {
         for record in std::mem::take(&mut self.open).into_values().flatten() {
             self.unpaired += u64::from(!matches!(record, Record::Nothing));
@@ -399,10 +399,10 @@ impl Keeper {
     }
 }
 
-/// How an iteration's mark begins.
+/// The prefix of an iteration's mark.
 const STEP: &str = "ProfilerStep#";
 
-/// Whether an operator's name is a mark's: before PyTorch 1.11 both had one category.
+/// Whether an operator's name is that of a mark: before PyTorch 1.11 both had the same category.
 fn is_mark(name: &[u8]) -> bool {
     name.starts_with(STEP.as_bytes()) || name.starts_with(b"Optimizer.")
 }
@@ -411,16 +411,15 @@ const fn biased(ns: i64) -> u64 {
     ns.cast_unsigned() ^ 1 << 63
 }
 
-/// Room for one more, an eighth at a time: doubling would pass the limit on memory by as much
-/// again.
+/// Reserves room for one more, growing by an eighth: doubling could exceed the memory limit by as
+/// much again.
 fn grow<T>(list: &mut Vec<T>) {
     if list.len() == list.capacity() {
         list.reserve_exact((list.len() / 8).max(1024));
     }
 }
 
-/// Sorted by key, keeping the order of equal ones; a list in order, as PyTorch writes them, costs
-/// no memory.
+/// Sorts stably by key. A list that is sorted already, as PyTorch writes them, takes no memory.
 fn sort<T, K: Ord>(list: &mut Vec<T>, key: impl Fn(&T) -> K) {
     if !list.is_sorted_by_key(&key) {
         list.sort_by_key(key);

@@ -1,7 +1,7 @@
-//! A profiler's CPU trace, as the estimator keeps it: small records in time order, texts interned.
+//! A profiler's CPU trace in the estimator's form: small records in time order, interned texts.
 //!
-//! It holds what a Kineto Chrome trace says about operators, memory events, marks and modules. It
-//! is read in one pass in bounded memory.
+//! It has the operators, memory events, marks and modules of a Kineto Chrome trace, which is read
+//! in one pass in bounded memory.
 
 mod buffer;
 mod event;
@@ -17,11 +17,11 @@ pub use read::{Limits, TraceError, parse, read};
 
 use crate::units::Bytes;
 
-/// No block or tensor has more bytes: 1 TiB, far above any GPU's, while millions of them still add
-/// up below 2^63.
+/// The largest block or tensor: 1 TiB. That is far above any GPU's memory, and millions of such
+/// sizes still add up to less than 2^63.
 pub const LARGEST_BLOCK: u64 = 1 << 40;
 
-/// An interned text (an operator's name, a JSON value as it stood in the file).
+/// The id of an interned text: an operator's name, or a JSON value as it is in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Text(pub u32);
 
@@ -29,8 +29,8 @@ pub struct Text(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Thread(pub u16);
 
-/// What an operator was called with: four columns of the event's `args`, each the JSON text as it
-/// stood in the file, `None` where the trace has none (`record_shapes` off). Interned whole.
+/// The arguments of a call: four columns of the event's `args`, each with its JSON text as it is in
+/// the file. `None` where the trace has none (`record_shapes` off). All four are interned together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Args {
     /// `Input Dims`.
@@ -50,29 +50,29 @@ pub struct Op {
     pub start: u64,
     /// When it ended; equal starts nest by the later end.
     pub end: u64,
-    /// `aten::add`, …
+    /// The name, such as `aten::add`.
     pub name: Text,
     /// The thread it ran on.
     pub thread: Thread,
     /// Position in [`Trace::args`].
     pub args: u32,
-    /// `Sequence number`, which ties a backward operator to its forward one; -1 where there is
-    /// none.
+    /// `Sequence number`, which a backward operator shares with its forward operator; -1 if there
+    /// is none.
     pub sequence: i64,
 }
 
 /// A `[memory]` instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// The instant.
+    /// Its time.
     pub time: u64,
-    /// The address; reused after a free.
+    /// The address, which may be reused after a free.
     pub address: u64,
-    /// Bytes taken, negative when given back.
+    /// Bytes allocated; negative for a free.
     pub bytes: i64,
-    /// The thread it ran on.
+    /// The thread in which it happened.
     pub thread: Thread,
-    /// Whether it is the host's memory (`Device Type` 0); a GPU's otherwise.
+    /// Whether it is host memory (`Device Type` 0) rather than a GPU's.
     pub host: bool,
 }
 
@@ -90,15 +90,15 @@ pub struct Mark {
     pub thread: Thread,
 }
 
-/// A call of a module: a `python_function` named `nn.Module: Conv2d_3`. All other Python events are
-/// skipped.
+/// A call of a module: a `python_function` named `nn.Module: Conv2d_3`. Other Python events are not
+/// kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Module {
     /// When it began.
     pub start: u64,
     /// When it ended.
     pub end: u64,
-    /// `Conv2d_3`.
+    /// The name, such as `Conv2d_3`.
     pub name: Text,
     /// The thread it ran on.
     pub thread: Thread,
@@ -119,15 +119,15 @@ pub struct Trace {
     pub marks: Vec<Mark>,
     /// Module calls, by start, enclosing before enclosed.
     pub modules: Vec<Module>,
-    /// What a reader of the estimate should know about the file: it was cut off, events were left
-    /// out, … Whole sentences.
+    /// Sentences about the file that a user of the estimate should know, such as that it was cut
+    /// off or that events were left out.
     pub notes: Vec<String>,
-    /// The file's bytes, decompressed, as far as they were read.
+    /// Bytes of the file that were read, after decompression.
     pub bytes: Bytes,
 }
 
 impl Trace {
-    /// The text behind an id.
+    /// The text of an id.
     #[must_use]
     pub fn text(&self, id: Text) -> &str {
         &self.texts[id.0 as usize]

@@ -1,7 +1,7 @@
-//! Exact numbers from a trace's texts: microseconds to nanoseconds, addresses, byte counts. A text
+//! Parses numbers of a trace exactly: microseconds to nanoseconds, addresses, byte counts. A text
 //! that is not such a number gives `None`.
 
-/// Microseconds with any number of decimals, or an exponent, as nanoseconds; more than three
+/// Parses microseconds, with any number of decimals or an exponent, as nanoseconds. More than three
 /// decimals are rounded.
 pub(super) fn nanos(text: &[u8]) -> Option<i64> {
     let (negative, digits) = match text {
@@ -15,8 +15,8 @@ pub(super) fn nanos(text: &[u8]) -> Option<i64> {
         match byte {
             b'0'..=b'9' => {
                 seen = true;
-                // 19 digits always fit; what they leave out is far below a nanosecond, or makes the
-                // number too large.
+                // 19 digits always fit. Further digits are far below a nanosecond, or the number is
+                // too large.
                 if significant < 19 {
                     mantissa = mantissa * 10 + u64::from(byte - b'0');
                     significant += u32::from(mantissa != 0);
@@ -58,7 +58,7 @@ pub(super) fn whole(text: &[u8]) -> Option<i64> {
     std::str::from_utf8(text).ok()?.parse().ok()
 }
 
-/// An address: decimal, `0x` and hexadecimal digits, or negative where a tool took it for signed.
+/// Parses an address: decimal, hexadecimal with `0x`, or negative if a tool wrote it as signed.
 pub(super) fn address(text: &[u8]) -> Option<u64> {
     let text = std::str::from_utf8(text).ok()?;
     match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {

@@ -1,8 +1,7 @@
-//! Reading a Kineto Chrome trace, plain or gzipped, in one pass and bounded memory.
+//! Reads a Kineto Chrome trace, plain or gzipped, in one pass and bounded memory.
 //!
-//! Files are taken as profilers and other tools really write them: damaged, cut off, with keys in
-//! any order. GPU events are passed over. Chakra execution traces are read by
-//! [`crate::job::chakra`].
+//! It accepts the files that profilers and other tools really write: damaged, cut off, with keys in
+//! any order. GPU events are skipped. Chakra execution traces are read by [`crate::job::chakra`].
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -18,26 +17,26 @@ use crate::units::Bytes;
 /// How much of a trace is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of records (operators, memory events, marks, modules). The latest iterations of a
-    /// longer trace are left out, with a note.
+    /// Bytes of records (operators, memory events, marks, modules). If a trace has more, its latest
+    /// iterations are left out, with a note.
     pub records_bytes: u64,
-    /// Bytes of names and arguments, each different one counted once, with what their tables take.
-    /// More is an error.
+    /// Bytes of names and arguments, each different one counted once, and of their tables. More is
+    /// an error.
     pub texts_bytes: u64,
-    /// The longest event. Longer ones are left out, with a note.
+    /// Bytes of the longest event. Longer events are left out, with a note.
     pub event_bytes: usize,
 }
 
 impl Default for Limits {
-    /// Enough for some fifty iterations of a model of 25,000 operators an iteration.
+    /// Enough for about fifty iterations of a model with 25,000 operators in each.
     fn default() -> Self {
         Self { records_bytes: 96 << 20, texts_bytes: 48 << 20, event_bytes: 4 << 20 }
     }
 }
 
 impl Limits {
-    /// The most memory that reading any file takes: the records and room to sort them, the texts,
-    /// an event in the buffer and its copies, and the reading thread's chunks.
+    /// The most memory that reading a file takes: the records and room to sort them, the texts, an
+    /// event in the buffer and its copies, and the reading thread's chunks.
     #[must_use]
     pub const fn memory(&self) -> Bytes {
         Bytes(
@@ -50,38 +49,38 @@ impl Limits {
     }
 }
 
-/// A trace that can't be used.
+/// Why a trace can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// It can't be opened.
     #[error(transparent)]
     File(#[from] FileError),
-    /// It can't be read on.
+    /// Reading it failed.
     #[error("{}: byte {offset}: cannot be read: {cause}; copy the file elsewhere and try again", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// Where, once decompressed.
+        /// Offset in the decompressed file.
         offset: u64,
-        /// What the system says.
+        /// The system's error.
         cause: io::Error,
     },
-    /// No thread could be started to read it.
+    /// The reading thread could not be started.
     #[error("{}: no thread to read it with: {cause}; end other programs and try again", path.display())]
     Thread {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         cause: io::Error,
     },
-    /// It is no trace, or one without what an estimate needs.
+    /// It is not a trace, or lacks what an estimate needs.
     #[error("{}: byte {offset}: {problem}", path.display())]
     Content {
         /// The file.
         path: PathBuf,
-        /// Where, once decompressed.
+        /// Offset in the decompressed file.
         offset: u64,
-        /// What, and what to do.
+        /// What is wrong, and the remedy.
         problem: String,
     },
 }
@@ -89,7 +88,7 @@ pub enum TraceError {
 /// Reads the trace in `path`.
 ///
 /// # Errors
-/// Naming the file, the offset once decompressed, and what to do.
+/// The error names the file, the offset in the decompressed file, and the remedy.
 pub fn read(path: &Path, limits: &Limits) -> Result<Trace, TraceError> {
     parse(Ahead::open(path)?, path, limits)
 }
@@ -113,7 +112,7 @@ pub fn parse(source: impl Read, path: &Path, limits: &Limits) -> Result<Trace, T
     reader.finish()
 }
 
-/// Damaged events that are left out before the file is refused, if they are also more than one in a
+/// The number of damaged events above which a file is refused, if they are also more than one in a
 /// hundred.
 const DAMAGED: u64 = 100;
 
@@ -122,7 +121,7 @@ struct Reader<'p, R> {
     keeper: Keeper,
     path: &'p Path,
     limits: &'p Limits,
-    /// Where the file ends before its JSON does.
+    /// Where the file ends, if it ends inside its JSON.
     cut: Option<u64>,
     damaged: u64,
     damaged_at: u64,
@@ -135,7 +134,7 @@ impl<R: Read> Reader<'_, R> {
     }
 
     /// The next byte that is neither white space nor a comma; the buffer then begins with it. A
-    /// zero is neither: a file of nothing else may never end.
+    /// zero byte is neither, because a file of only zeros may never end.
     fn token(&mut self) -> Option<u8> {
         loop {
             let bytes = self.buffer.bytes();
@@ -173,7 +172,7 @@ impl<R: Read> Reader<'_, R> {
         Err(self.error(self.buffer.offset(), format!("the file {found}; {problem}")))
     }
 
-    /// The members of the outermost object, up to the events.
+    /// Reads the members of the outermost object, up to the events.
     fn members(&mut self) -> Result<(), TraceError> {
         loop {
             let offset = self.buffer.offset();
@@ -237,12 +236,12 @@ impl<R: Read> Reader<'_, R> {
         Ok(())
     }
 
-    /// The stream's end, once it has been read to it.
+    /// The length of the stream, once it was read to its end.
     fn end(&self) -> u64 {
         self.buffer.offset() + self.buffer.bytes().len() as u64
     }
 
-    /// The events up to the end of their array.
+    /// Reads the events, up to the end of their array.
     fn events(&mut self) -> Result<(), TraceError> {
         loop {
             match self.token() {
@@ -292,8 +291,8 @@ impl<R: Read> Reader<'_, R> {
         }
     }
 
-    /// Goes on at the next thing that looks like an event, after one that is damaged `at` bytes
-    /// from its start.
+    /// Continues with the next object that looks like an event, after an event that is damaged `at`
+    /// bytes from its start.
     fn damage(&mut self, at: u64) -> Result<(), TraceError> {
         let offset = self.buffer.offset() + at;
         if self.damaged == 0 {
@@ -336,8 +335,8 @@ impl<R: Read> Reader<'_, R> {
         }
     }
 
-    /// Steps over the value that the buffer begins with, however long; false when the file ends in
-    /// it.
+    /// Skips the value at the start of the buffer, whatever its length. Returns false when the file
+    /// ends within it.
     fn skip(&mut self) -> bool {
         let (mut depth, mut inside, mut escaped, mut first) = (0u64, false, false, true);
         loop {
@@ -387,8 +386,8 @@ impl<R: Read> Reader<'_, R> {
         let mut notes = Vec::new();
         let end = self.end();
         if let Some(cause) = self.buffer.broken.take() {
-            // gzip's reader gives these when its data is cut off or damaged; anything else is the
-            // file system's.
+            // gzip's reader gives these errors when its data is cut off or damaged; others come
+            // from the file system.
             match cause.kind() {
                 io::ErrorKind::UnexpectedEof => self.cut = Some(end),
                 io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData => {

@@ -1,19 +1,19 @@
-//! Finding where JSON strings, numbers and nested values end, in bytes that may stop anywhere.
+//! Finds where JSON strings, numbers and nested values end, in bytes that may stop anywhere.
 //!
-//! This is the trace reader's inner loop. It is lenient about what strings hold (control
-//! characters, line ends, invalid UTF-8) and strict about structure. It decodes no values and
-//! builds no tree.
+//! This is the trace reader's inner loop. It accepts anything inside strings (control characters,
+//! line ends, invalid UTF-8) and is strict about structure. It decodes no values and builds no
+//! tree.
 
 /// Why scanning stopped before the end of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stop {
     /// The bytes ran out.
     More,
-    /// The byte at this position can't stand there.
+    /// The byte at this position is not allowed there.
     Bad(usize),
 }
 
-/// How deep a value may nest.
+/// The deepest nesting of a value.
 pub(super) const DEPTH: u32 = 128;
 
 /// A position in some bytes.
@@ -27,7 +27,7 @@ const QUOTE: u8 = 1;
 const OPEN: u8 = 2;
 const CLOSE: u8 = 3;
 
-/// What each byte means inside a nested value.
+/// The meaning of each byte inside a nested value.
 const NESTED: [u8; 256] = {
     let mut class = [PLAIN; 256];
     class[b'"' as usize] = QUOTE;
@@ -43,7 +43,7 @@ impl<'a> Cursor<'a> {
         Self { bytes, at: 0 }
     }
 
-    /// The next byte that is no white space; the cursor stays on it.
+    /// The next byte that is not white space; the cursor stays on it.
     pub fn token(&mut self) -> Result<u8, Stop> {
         while let Some(&byte) = self.bytes.get(self.at) {
             if byte > b' ' {
@@ -63,7 +63,7 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    /// A string's inside, escapes as they stand; the cursor is on its first quote.
+    /// A string's content with its escapes; the cursor is on its first quote.
     pub fn string(&mut self) -> Result<&'a [u8], Stop> {
         let from = self.at + 1;
         let to = string_end(self.bytes, from).ok_or(Stop::More)?;
@@ -71,7 +71,7 @@ impl<'a> Cursor<'a> {
         Ok(&self.bytes[from..to])
     }
 
-    /// A string's inside, or a number or word; nothing for a nested value, which is stepped over.
+    /// A string's content, or a number or word. A nested value is skipped and gives nothing.
     pub fn plain(&mut self) -> Result<&'a [u8], Stop> {
         match self.token()? {
             b'"' => self.string(),
@@ -92,7 +92,7 @@ impl<'a> Cursor<'a> {
         Ok(&self.bytes[from..self.at])
     }
 
-    /// A number, `true`, `null`, `NaN`: whatever runs to the next delimiter.
+    /// A number, `true`, `null`, `NaN`: everything up to the next delimiter.
     fn word(&mut self) -> Result<&'a [u8], Stop> {
         let from = self.at;
         while let Some(&byte) = self.bytes.get(self.at) {
@@ -111,12 +111,12 @@ impl<'a> Cursor<'a> {
         Err(Stop::More)
     }
 
-    /// Steps over the rest of an object whose inside the cursor is in.
+    /// Skips the rest of an object; the cursor is inside it.
     pub fn rest_of_object(&mut self) -> Result<(), Stop> {
         self.nested(1, 1)
     }
 
-    /// Steps on until `depth` brackets are closed; the low bits of `braces` say which of them are
+    /// Skips until `depth` brackets are closed. The low bits of `braces` say which of them are
     /// braces.
     fn nested(&mut self, mut depth: u32, mut braces: u128) -> Result<(), Stop> {
         while let Some(&byte) = self.bytes.get(self.at) {
@@ -151,8 +151,8 @@ impl<'a> Cursor<'a> {
 /// The position of the quote that ends the string whose inside begins at `at`.
 fn string_end(bytes: &[u8], mut at: usize) -> Option<usize> {
     loop {
-        // Eight bytes at once: a byte equal to the one looked for becomes zero, whose top bit the
-        // subtraction sets. The lowest such bit is always right, and only that is used.
+        // Eight bytes at once: a byte equal to the one sought becomes zero, whose top bit the
+        // subtraction sets. The lowest such bit is always right, and only that one is used.
         const LOW: u64 = 0x0101_0101_0101_0101;
         while let Some(eight) = bytes.get(at..).and_then(<[u8]>::first_chunk::<8>) {
             let word = u64::from_le_bytes(*eight);

@@ -1,4 +1,4 @@
-//! Small traces, each with an oddity that real ones have.
+//! Small traces, each with one irregularity of real traces.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ fn parsed(text: impl AsRef<[u8]>) -> Result<Trace, TraceError> {
     parse(text.as_ref(), Path::new("t.json"), &Limits::default())
 }
 
-/// The trace of some events between a header like Kineto's and its end.
+/// Parses a trace of some events between a header like Kineto's and its end.
 fn of(events: &str) -> Result<Trace, TraceError> {
     parsed(format!(
         "\n  {{\n \"schemaVersion\": 1,\n \"deviceProperties\": [\n ],\n \"traceEvents\": [\n{events}\n ],\n \"traceName\": \"x\"\n}}"
@@ -208,7 +208,7 @@ fn a_cut_or_damaged_gzip_too() {
     let path = folder.path().join("t.json.gz");
     let mut coder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     write!(coder, "[{TAKE}").unwrap();
-    // Names that don't compress, so that the cut falls into events.
+    // Random names, which don't compress, so that the cut is within events.
     let mut state = 1u64;
     for i in 0..2_000 {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);

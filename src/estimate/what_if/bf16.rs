@@ -1,16 +1,21 @@
-//! Pure bf16 instead of single precision.
+//! Pure bf16 in place of single precision.
 //!
-//! `dtype=bf16` is pure bf16 training, `model.to(torch.bfloat16)` with inputs to match, recorded in
-//! single precision. Halved: parameters, batch norms' statistics, gradients, optimizer states,
-//! every block that an operator makes of single precision, attention's outputs and gradients, the
-//! multi-tensor optimizer's temporaries. Not halved: integers and booleans (token ids, labels,
-//! indices of pooling, counters, tables), masks, what norms save besides their output (GPUs keep
-//! means and deviations in single precision), attention's log-sum-exp, the scratch of reductions
-//! (it accumulates in single precision), workspaces, the cuDNN allowance, and what a loss makes of
-//! logits that are turned to single precision right before it (`logits.float()`): the copy, which
-//! single precision doesn't show, is added, and so is that of its gradient. What else a script
-//! turns back into single precision (the inside of an RMS norm, Adafactor's own arithmetic) is
-//! halved too, which it shouldn't be.
+//! `dtype=bf16` means pure bf16 training, `model.to(torch.bfloat16)` with inputs to match,
+//! estimated from a trace in single precision.
+//!
+//! - Halved: parameters, batch norms' statistics, gradients, optimizer states, every
+//!   single-precision block that an operator makes, attention's outputs and gradients, the
+//!   multi-tensor optimizer's temporaries.
+//! - Not halved: integers and booleans (token ids, labels, indices of pooling, counters, tables),
+//!   masks, what norms save besides their output (GPUs keep means and deviations in single
+//!   precision), attention's log-sum-exp, the scratch of reductions (which accumulate in single
+//!   precision), workspaces, the cuDNN allowance.
+//! - Logits that a script converts to single precision right before the loss (`logits.float()`):
+//!   the loss's blocks stay. The copy, which a single-precision trace doesn't have, is added, and
+//!   so is the copy of its gradient.
+//!
+//! Other conversions back to single precision (inside an RMS norm, in Adafactor's own arithmetic)
+//! are halved too, which is an error of this model.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -23,8 +28,7 @@ use super::splice;
 use crate::sim::requests::Request;
 use crate::units::Bytes;
 
-/// The forecast with everything that holds single precision halved, and the copies that conversions
-/// then make.
+/// The forecast with all single-precision blocks halved, and with the copies that conversions make.
 pub(super) fn halved(job: &Job, mut forecast: Forecast) -> Forecast {
     if job.trace.marks.iter().any(|m| step_class(job.trace.text(m.name)) == Some("Adafactor")) {
         forecast.notes.push("Adafactor computes and keeps its states in single precision even for bf16; here they are halved".to_owned());
@@ -35,12 +39,12 @@ pub(super) fn halved(job: &Job, mut forecast: Forecast) -> Forecast {
     forecast
 }
 
-/// A conversion of logits to single precision, which copies nothing in single precision and does in
-/// bf16.
+/// A conversion of logits to single precision. It copies nothing in single precision, but it does
+/// in bf16.
 struct Upcast {
-    /// When it is over.
+    /// When it ends.
     time: u64,
-    /// When its result isn't needed any more.
+    /// When its result is no longer needed.
     end: u64,
     /// The converting operator.
     op: u32,
@@ -48,8 +52,8 @@ struct Upcast {
     bytes: u64,
 }
 
-/// Conversions right before a log_softmax of a tensor of that size, with nothing of that size made
-/// in between.
+/// Conversions right before a log_softmax of a tensor of the same size, if no operator makes a
+/// block of that size in between.
 fn upcasts(job: &Job) -> Vec<Upcast> {
     let Job { trace, calls, .. } = job;
     let mut found = Vec::new();
@@ -60,7 +64,7 @@ fn upcasts(job: &Job) -> Vec<Upcast> {
                 "aten::to" => {
                     let inputs =
                         Inputs::of(trace, trace.args[trace.ops[op as usize].args as usize]);
-                    // The form that takes a type and nothing else.
+                    // The overload that takes a type and no other argument.
                     if let Some(tensor) = inputs
                         .tensor(0)
                         .filter(|t| is_single(t) && t.dims.len() > 1 && inputs.plain.len() == 5)
@@ -96,8 +100,7 @@ fn upcasts(job: &Job) -> Vec<Upcast> {
     found
 }
 
-/// Adds the copies that such conversions make in bf16, and those of their gradients on the way
-/// back.
+/// Adds the copies that such conversions make in bf16, and the copies of their gradients.
 fn raise(job: &Job, forecast: &Forecast, upcasts: &[Upcast]) -> Forecast {
     let mut gone = vec![false; forecast.requests.len()];
     let mut inserts: BTreeMap<usize, Vec<Request>> = BTreeMap::new();
@@ -114,7 +117,7 @@ fn raise(job: &Job, forecast: &Forecast, upcasts: &[Upcast]) -> Forecast {
         inserts.entry(times.partition_point(|&t| t < upcast.time)).or_default().push(take);
         inserts.entry(times.partition_point(|&t| t <= upcast.end)).or_default().push(give);
     }
-    // The gradient in single precision makes room for its bf16 copy at once.
+    // The gradient in single precision is replaced by its bf16 copy at once.
     let mut copies: HashMap<u32, Request> = HashMap::new();
     for (index, &request) in forecast.requests.iter().enumerate() {
         match request {
@@ -145,8 +148,8 @@ fn raise(job: &Job, forecast: &Forecast, upcasts: &[Upcast]) -> Forecast {
     Forecast { blocks, ..splice(forecast, &gone, &inserts) }
 }
 
-/// Whether a block stays in single precision behind a conversion of logits; `Some(true)` for the
-/// gradient that goes back through it.
+/// Whether a block stays in single precision after a conversion of logits; `Some(true)` for the
+/// gradient that goes back through the conversion.
 fn raised(job: &Job, op: u32, bytes: u64, upcasts: &[Upcast]) -> Option<bool> {
     if !upcasts.iter().any(|u| u.bytes == bytes) {
         return None;
@@ -164,7 +167,7 @@ fn raised(job: &Job, op: u32, bytes: u64, upcasts: &[Upcast]) -> Option<bool> {
     None
 }
 
-/// Halves what holds single precision.
+/// Halves the blocks that hold single precision.
 fn halve(job: &Job, forecast: &mut Forecast, upcasts: &[Upcast]) {
     let mut precision = Precision::of(job, forecast);
     let mut bytes: Vec<u64> = Vec::with_capacity(forecast.blocks.len());
@@ -190,7 +193,7 @@ fn halve(job: &Job, forecast: &mut Forecast, upcasts: &[Upcast]) {
     }
 }
 
-/// Operators whose first block is the result and whose others aren't of its type.
+/// Operators whose first block is the result and whose other blocks have another type.
 const FIRST_ONLY: [&str; 12] = [
     "aten::native_layer_norm",
     "aten::native_group_norm",
@@ -206,7 +209,7 @@ const FIRST_ONLY: [&str; 12] = [
     "aten::median",
 ];
 
-/// Operators that make booleans or indices of numbers.
+/// Operators that make booleans or indices from numbers.
 const INTEGRAL: [&str; 18] = [
     "eq",
     "ne",
@@ -228,14 +231,14 @@ const INTEGRAL: [&str; 18] = [
     "nonzero",
 ];
 
-/// Tells which blocks hold single precision.
+/// Decides which blocks hold single precision.
 struct Precision<'a> {
     job: &'a Job,
-    /// Sizes of batch norms' statistics.
+    /// Sizes of batch norms' statistics in bytes.
     statistics: Vec<u64>,
-    /// The largest block that the attention rule gives each operator. Only looked up.
+    /// The largest block that the attention rule gives each operator. This map is never iterated.
     attention: HashMap<Option<u32>, u64>,
-    /// Calls of [`FIRST_ONLY`] whose first block was seen. Only looked up.
+    /// Calls of [`FIRST_ONLY`] whose first block was seen. This map is never iterated.
     first: HashMap<u32, ()>,
     inputs: HashMap<u32, Inputs>,
 }
@@ -274,7 +277,7 @@ impl<'a> Precision<'a> {
     fn is_single(&mut self, block: &Block) -> bool {
         match block.rule {
             Some("optimizer" | "softmax" | "convolutions") => return true,
-            // A log-sum-exp is smaller by the size of a head.
+            // A log-sum-exp is smaller than the result by the factor of a head's size.
             Some("attention") => {
                 return block.bytes * 8 > self.attention.get(&block.op).copied().unwrap_or(0);
             }
@@ -305,12 +308,12 @@ impl<'a> Precision<'a> {
         self.job.trace.text(self.job.trace.ops[op as usize].name)
     }
 
-    /// Whether what `op` makes is of single precision.
+    /// Whether the blocks that `op` makes hold single precision.
     fn makes_single(&mut self, op: u32) -> bool {
         let name = self.name(op);
         let inputs = self.inputs(op);
         let own = inputs.tensor(0).is_none_or(is_single);
-        // The argument in which a factory operator takes the type; 6 is single precision.
+        // The argument that gives a factory operator's type; 6 is single precision.
         let single_at = |index: usize| {
             inputs.plain.get(index).map(|t| t.trim()).filter(|t| !t.is_empty()).map(|t| t == "6")
         };

@@ -1,8 +1,8 @@
-//! What a job would take if its script said something else: an edited forecast (`--what-if
-//! zero-grad=start|backward,dtype=bf16`). Nothing here changes shapes or which operators run.
+//! Forecasts of an edited script (`--what-if zero-grad=start|backward,dtype=bf16`). No edit changes
+//! shapes or which operators run.
 //!
-//! Accuracy ([`WhatIf::accuracy`]) was measured on real traces: edited forecasts against what
-//! PyTorch 2.11's allocator did for the edited script, on models of torchvision and transformers
+//! Accuracy ([`WhatIf::accuracy`]) was measured on real traces: edited forecasts were compared with
+//! PyTorch 2.11's allocator running the edited script, on models of torchvision and transformers
 //! with SGD, Adam, AdamW, RMSprop, Adagrad and Adafactor.
 
 mod bf16;
@@ -14,7 +14,7 @@ use std::str::FromStr;
 use super::forecast::{Forecast, Job};
 use crate::sim::requests::Request;
 
-/// Where gradients are cleared.
+/// Where a script clears gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ZeroGrad {
     /// Before the model is called.
@@ -31,15 +31,15 @@ struct Measured {
     allocated: [u32; 2],
 }
 
-/// Jobs: 14 recorded with `start`, 8 with `backward`, each asked for the other.
+/// 14 jobs recorded with `start` and 8 with `backward`, each estimated for the other.
 const ZERO_GRAD: Measured =
     Measured { edit: "zero-grad", jobs: 22, reserved: [0, 97], allocated: [0, 156] };
 /// Jobs without Adafactor: 9 convolutional models, 2 vision transformers, 9 language models.
-/// Attention ran by the flash kernel. The worst, T5 in reserved and GPT-Neo in allocated, are
-/// under: probably their own arithmetic in single precision (RMS norms, attention).
+/// Attention used the flash kernel. The worst, T5 in reserved and GPT-Neo in allocated, are too
+/// low, probably because they compute some parts in single precision (RMS norms, attention).
 const BF16: Measured =
     Measured { edit: "dtype=bf16", jobs: 20, reserved: [0, 561], allocated: [15, 641] };
-/// The two with Adafactor, ResNet-18 and T5, both under.
+/// The two jobs with Adafactor, ResNet-18 and T5, both too low.
 const BF16_ADAFACTOR: Measured = Measured {
     edit: "dtype=bf16 with Adafactor",
     jobs: 2,
@@ -61,13 +61,13 @@ impl Measured {
 /// The edits to make.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WhatIf {
-    /// Where gradients are cleared, where that is to change.
+    /// Where gradients are cleared, if that changes.
     pub zero_grad: Option<ZeroGrad>,
-    /// Whether everything is bf16.
+    /// Whether the job runs in bf16.
     pub bf16: bool,
 }
 
-/// An edit that does not exist.
+/// An edit that neap does not know.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error(
     "'{0}' is no edit of a forecast, or comes twice; known are zero-grad=start, zero-grad=backward and dtype=bf16, separated by commas"
@@ -96,7 +96,7 @@ impl FromStr for WhatIf {
 }
 
 impl WhatIf {
-    /// The forecast of `job`, edited. Before [`super::answer::answer`], which repeats its
+    /// The edited forecast of `job`. Call it before [`super::answer::answer`], which repeats
     /// iterations.
     #[must_use]
     pub fn apply(&self, job: &Job, mut forecast: Forecast) -> Forecast {
@@ -109,7 +109,7 @@ impl WhatIf {
         forecast
     }
 
-    /// How far such edits were off, a sentence each.
+    /// The measured errors of these edits, one sentence each.
     #[must_use]
     pub fn accuracy(&self) -> Vec<String> {
         let edits = [
@@ -121,8 +121,8 @@ impl WhatIf {
     }
 }
 
-/// The forecast without the requests that `gone` names, and with `inserts` before those at their
-/// places.
+/// The forecast without the requests marked in `gone`, and with each of `inserts` before the
+/// request at its position.
 fn splice(forecast: &Forecast, gone: &[bool], inserts: &BTreeMap<usize, Vec<Request>>) -> Forecast {
     let Forecast { requests, times, starts, .. } = forecast;
     let mut result = Forecast {
@@ -173,8 +173,8 @@ mod tests {
         )
     }
 
-    /// Two iterations: ids and an activation, a gradient that the second iteration clears where
-    /// `cleared` says (30 or 50).
+    /// Two iterations: ids and an activation, and a gradient that the second iteration clears at
+    /// `cleared` (30 or 50).
     fn job(cleared: u64) -> Job {
         let mut events = Vec::new();
         for round in 0..2_u64 {

@@ -1,4 +1,4 @@
-//! Clearing gradients elsewhere.
+//! Clears gradients at another point of the iteration.
 //!
 //! `zero-grad` moves the point at which an iteration frees the gradients of the iteration before:
 //! right before the model is first called (`start`), or right before `backward()` (`backward`).
@@ -17,7 +17,7 @@ pub(super) fn moved(job: &Job, forecast: &Forecast, zero_grad: ZeroGrad) -> Fore
     let iterations = &job.phases.iterations[..job.phases.iterations.len().min(starts.len())];
     let mut made = vec![0; blocks.len()];
     let mut moved = vec![false; requests.len()];
-    // By iteration, in the order in which they were given back.
+    // The frees of each iteration, in their order.
     let mut cleared: Vec<Vec<Request>> = vec![Vec::new(); iterations.len()];
     let mut at = 0;
     for (index, &request) in requests.iter().enumerate() {
@@ -30,10 +30,10 @@ pub(super) fn moved(job: &Job, forecast: &Forecast, zero_grad: ZeroGrad) -> Fore
                 let iteration = &iterations[at - 1];
                 let now = times[index];
                 let target = if made[id as usize] < at {
-                    // Cleared before this iteration's own gradients come.
+                    // Cleared before this iteration makes its own gradients.
                     iteration.backward.is_none_or(|b| now < b.start).then_some(at - 1)
                 } else {
-                    // Cleared after the step; the next iteration will, as the edit says.
+                    // Cleared after the step; the edit lets the next iteration clear them.
                     iteration.steps.last().is_some_and(|s| now > s.end).then_some(at)
                 };
                 if let Some(target) = target {

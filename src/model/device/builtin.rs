@@ -1,9 +1,9 @@
-//! The devices neap knows by name, with where each figure is from.
+//! The built-in device profiles, and the source of each figure.
 //!
 //! Rates, bandwidth and memory size are the vendor's published ones. Published memory sizes are
-//! read as GiB; what a driver withholds of them is in the reserve. Links are what others measured
-//! with pinned memory, by PCIe generation. Overheads, reserve, efficiency and pinned budget are
-//! round figures until someone measures them (`neap device measure`), and every `source` says so.
+//! read as GiB; the part that a driver withholds is in the reserve. Link rates are published
+//! measurements with pinned memory, by PCIe generation. Overheads, reserve, efficiency and pinned
+//! budget are round figures until measured with `neap device measure`; every `source` says so.
 
 use super::{Link, Multiprocessors, Profile, Rates};
 use crate::units::Bytes;
@@ -11,7 +11,8 @@ use crate::units::Bytes;
 const GIB: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
 
-/// A link as measured: one way alone, and each way while both are busy, in units of 100 MB/s.
+/// Measured link rates in units of 100 MB/s: one direction alone, and each direction while both are
+/// busy.
 struct Measured {
     h2d: u64,
     d2h: u64,
@@ -20,7 +21,7 @@ struct Measured {
     source: &'static str,
 }
 
-/// 12.2 up and 12.9 down alone. Contended: PCIe 4's ratio, 19.0 / 25.4.
+/// 12.2 GB/s up and 12.9 GB/s down alone. Contended: scaled by PCIe 4's ratio, 19.0 / 25.4.
 const PCIE3: Measured = Measured {
     h2d: 122,
     d2h: 129,
@@ -28,7 +29,7 @@ const PCIE3: Measured = Measured {
     d2h_contended: 96,
     source: "PCIe 3 x16: one way measured by others (12.2 and 12.9 GB/s, pinned), contended scaled by PCIe 4's ratio of 0.75",
 };
-/// The middle of 24.8–26.0 alone and of 18.4–19.6 contended.
+/// The middle of 24.8–26.0 GB/s alone and of 18.4–19.6 GB/s contended.
 const PCIE4: Measured = Measured {
     h2d: 254,
     d2h: 254,
@@ -44,7 +45,7 @@ const PCIE4_X8: Measured = Measured {
     d2h_contended: 95,
     source: "PCIe 4 x8: half of what others measured for x16 (24.8-26.0 GB/s one way, 18.4-19.6 each when both are busy, pinned)",
 };
-/// 55.6 alone. Contended: PCIe 4's ratio, 19.0 / 25.4.
+/// 55.6 GB/s alone. Contended: scaled by PCIe 4's ratio, 19.0 / 25.4.
 const PCIE5: Measured = Measured {
     h2d: 556,
     d2h: 556,
@@ -53,7 +54,7 @@ const PCIE5: Measured = Measured {
     source: "PCIe 5 x16: one way measured by others (55.6 GB/s, pinned), contended scaled by PCIe 4's ratio of 0.75",
 };
 
-/// NVLink-C2C, which reaches at most what the host's memory gives both ways together.
+/// NVLink-C2C, whose two directions together reach at most the bandwidth of the host's memory.
 const C2C: Measured = Measured {
     h2d: 3750,
     d2h: 2970,
@@ -62,7 +63,7 @@ const C2C: Measured = Measured {
     source: "NVLink-C2C: one way measured by others (375 and 297 GB/s, Schieffer et al. 2024), contended scaled by PCIe 4's ratio of 0.75",
 };
 
-/// One line of the catalogue: rates in GFLOP/s, bandwidth in GB/s.
+/// A GPU of the catalogue: rates in GFLOP/s, bandwidth in GB/s.
 struct Gpu {
     name: &'static str,
     /// Other names for it, in [`plain`] spelling.
@@ -74,7 +75,7 @@ struct Gpu {
     f16: u64,
     f64: u64,
     bandwidth: u64,
-    /// Major compute capability, multiprocessors, threads of one.
+    /// Major compute capability, number of multiprocessors, and threads of one multiprocessor.
     sm: (u32, u32, u32),
     link: Measured,
 }
@@ -378,14 +379,14 @@ const NAMES: [&str; GPUS.len() + 1] = {
     names
 };
 
-/// Every built-in device, the oldest first and `host` last.
+/// The names of the built-in devices, the oldest first and `host` last.
 #[must_use]
 pub fn names() -> &'static [&'static str] {
     &NAMES
 }
 
-/// The built-in device of that name, in any case and spelling: `rtx4090`, `RTX 4090`,
-/// `NVIDIA A100-80GB`.
+/// The built-in device with this name, in any case and spelling: `rtx4090`, `RTX 4090`, `NVIDIA
+/// A100-80GB`.
 #[must_use]
 pub fn find(name: &str) -> Option<Profile> {
     let wanted = plain(name);
@@ -396,7 +397,7 @@ pub fn find(name: &str) -> Option<Profile> {
     GPUS.iter().find(is).map(profile)
 }
 
-/// Lower-case letters and digits, without the maker's words and with `g` for `gb`.
+/// Lower-case letters and digits, without the vendor's words and with `g` for `gb`.
 fn plain(name: &str) -> String {
     let mut text: String = name.to_ascii_lowercase();
     text.retain(|c| c.is_ascii_alphanumeric());
@@ -441,7 +442,7 @@ fn profile(gpu: &Gpu) -> Profile {
     }
 }
 
-/// Between what large convolutions reach of a peak rate (more) and what small kernels do (less).
+/// In percent: less than large convolutions reach of a peak rate, more than small kernels do.
 const EFFICIENCY: u32 = 60;
 
 fn host() -> Profile {

@@ -1,12 +1,12 @@
-//! How long an operator takes, and where that figure is from.
+//! An operator's latency and the source of that figure.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::units::Nanos;
 
-/// The longest an operator may take: an hour. With it, the times of a million operators still add
-/// up far below 2^64 nanoseconds.
+/// The longest latency of an operator: one hour. So the latencies of a million operators add up to
+/// far less than 2^64 nanoseconds.
 pub const LONGEST: Nanos = Nanos(3_600_000_000_000);
 
 /// Where a latency came from.
@@ -15,17 +15,17 @@ pub const LONGEST: Nanos = Nanos(3_600_000_000_000);
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
-    /// The graph's author wrote it down.
+    /// The graph gives it (`duration_ns`).
     Graph,
     /// A row of the table given with `--latencies`.
     Measured,
-    /// Learned from other shapes of the same kind.
+    /// A predictor that learned from other shapes of the same kind.
     Predicted,
-    /// Arithmetic and bytes against the device's peaks.
+    /// The roofline: arithmetic and bytes against the device's peak rates.
     Roofline,
 }
 
-/// How long an operator takes.
+/// An operator's latency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Latency {
     /// At least one nanosecond, at most [`LONGEST`].

@@ -1,13 +1,13 @@
-//! What finds an operator's row in a table of latencies.
+//! The key under which an operator's latency stands in a table.
 
 use std::fmt::Write as _;
 
 use crate::job::{Arg, Operand, Operator};
 
-/// What an operator does and on which shapes: its kind, then each argument in schema order. A
-/// tensor is its type and shape, `f32[16,64,7,7]`, with its strides behind when it is not
-/// contiguous. Values of numbers that arrive as tensors on the host are left out; scalar arguments
-/// are in.
+/// The operator's kind and shapes: its kind, then each argument in schema order. A tensor is
+/// written as its type and shape, `f32[16,64,7,7]`, followed by its strides when it is not
+/// contiguous. Scalar arguments are included. Values of numbers that arrive as tensors on the host
+/// are left out.
 #[must_use]
 pub fn key(operator: &Operator) -> String {
     let mut key = format!("{}(", operator.kind);

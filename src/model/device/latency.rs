@@ -1,9 +1,9 @@
-//! How long each operator takes, from the best source there is.
+//! The latency of each operator, from the best source available.
 //!
-//! In this order: what the graph's author wrote (`duration_ns`), a measured table
-//! (`--latencies FILE.csv`), a learned [`super::predictor`] (`--predictor FILE`), the
-//! [`super::roofline`]. A table's rows are found by [`key`], which names what an operator does and
-//! on which shapes, so that a table measured on one graph serves every other.
+//! Sources in this order: the graph itself (`duration_ns`), a measured table (`--latencies
+//! FILE.csv`), a learned [`super::predictor`] (`--predictor FILE`), the [`super::roofline`]. A
+//! table's rows are found by [`key`], which names an operator's kind and shapes. So a table
+//! measured on one graph serves every other.
 
 pub use super::figure::{LONGEST, Latency, Source};
 pub use super::key::key;
@@ -13,14 +13,14 @@ use super::{Profile, roofline};
 use crate::job::{Graph, Operator};
 use crate::units::Nanos;
 
-/// Where latencies are looked for before the roofline.
+/// The sources that come before the roofline.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sources<'a> {
-    /// Measured ones.
+    /// Measured latencies.
     pub table: Option<&'a Table>,
-    /// Learned ones, for what the table lacks.
+    /// A predictor for operators that the table lacks.
     pub predictor: Option<&'a Predictor>,
-    /// How busy others keep the device meanwhile, in percent.
+    /// How busy other jobs keep the device meanwhile, in percent.
     pub load_percent: u32,
 }
 

@@ -1,8 +1,7 @@
-//! Which algorithm a library chose for an operator where it has several, and the scratch that it
-//! works in.
+//! The algorithm that a library chose for an operator, where it has several, and its workspace.
 //!
-//! Chosen while profiling, carried by the table of latencies, reserved by the plan, and used by the
-//! run or refused.
+//! `neap profile` records the choice, the table of latencies keeps it, the plan reserves the
+//! workspace, and the run uses the same algorithm or stops with an error.
 
 use std::collections::BTreeMap;
 
@@ -14,23 +13,23 @@ use crate::units::{Bytes, OpId};
 /// More passes than any operator has.
 const MOST: usize = 16;
 
-/// What a library chose for an operator.
+/// A library's choice for an operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Chosen {
     /// The library's number for each of the operator's passes, in order; -1 for a plain kernel.
     pub algorithms: Vec<i32>,
-    /// Scratch that they work in, one after the other.
+    /// Bytes of the workspace, which the passes use one after the other.
     pub workspace: Bytes,
 }
 
 impl Chosen {
-    /// The algorithms as tables have them: `1;-1`.
+    /// The algorithms as a table writes them: `1;-1`.
     #[must_use]
     pub fn text(&self) -> String {
         self.algorithms.iter().map(i32::to_string).collect::<Vec<_>>().join(";")
     }
 
-    /// What [`Chosen::text`] said, in this much scratch; `None` where it says nothing of the kind.
+    /// Reads what [`Chosen::text`] wrote; `None` where the text has another form.
     #[must_use]
     pub fn read(text: &str, workspace: Bytes) -> Option<Self> {
         let algorithms =
@@ -39,14 +38,14 @@ impl Chosen {
         chosen.is_possible().then_some(chosen)
     }
 
-    /// Whether there can be such a choice.
+    /// Whether a library can make such a choice.
     #[must_use]
     pub fn is_possible(&self) -> bool {
         (1..=MOST).contains(&self.algorithms.len()) && self.algorithms.iter().all(|&a| a >= -1)
     }
 }
 
-/// What `table` says was chosen for the operators of `graph`.
+/// The choices in `table` for the operators of `graph`.
 #[must_use]
 pub fn chosen(graph: &Graph, table: &Table) -> BTreeMap<OpId, Chosen> {
     let of = |(index, operator)| Some((OpId::of(index), table.chosen(&key(operator))?.clone()));

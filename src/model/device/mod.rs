@@ -1,6 +1,5 @@
-//! What a job runs on: memory, link and rates; and where latencies come from.
-//!
-//! Built-in and user-given profiles, measured tables, learned predictors, the roofline.
+//! The device that a job runs on: memory, link and rates. Also the sources of latencies: measured
+//! tables, learned predictors, and the roofline.
 
 pub mod builtin;
 mod figure;

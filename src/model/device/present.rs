@@ -1,27 +1,26 @@
-//! Which CUDA devices this machine has, without needing any to build or to start.
-//!
-//! For messages, and for the choice of a device to run on.
+//! The CUDA devices of this machine, for messages and for the choice of a device to run on.
+//! Building and starting neap needs none.
 
 use crate::units::Bytes;
 
 /// A CUDA device of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Present {
-    /// As its driver names it.
+    /// Its name, from the driver.
     pub name: String,
-    /// All of its memory, as its driver counts it.
+    /// Its memory in bytes, from the driver.
     pub memory_bytes: Bytes,
 }
 
 /// Every CUDA device, in the driver's order.
 ///
 /// # Errors
-/// One sentence for people, when there is no driver, no device, or the driver fails.
+/// One sentence for the user, when there is no driver, no device, or the driver fails.
 #[cfg(feature = "cuda")]
 pub fn cuda_devices() -> Result<Vec<Present>, String> {
     use cudarc::driver::{result, sys};
 
-    // SAFETY: it only looks whether the driver's library can be opened.
+    // SAFETY: the call only checks whether the driver's library can be opened.
     if !unsafe { sys::is_culib_present() } {
         return Err("no NVIDIA driver on this machine (libcuda is not found)".to_owned());
     }
@@ -30,7 +29,7 @@ pub fn cuda_devices() -> Result<Vec<Present>, String> {
             format!("the NVIDIA driver cannot {what}: {}", code(error))
         }
     };
-    // Checked on the raw code: asking the driver for an error's text may itself need it
+    // Compares the raw code, because the driver may be unable to give an error's text before it is
     // initialised.
     match result::init() {
         Ok(()) => {}
@@ -49,7 +48,7 @@ pub fn cuda_devices() -> Result<Vec<Present>, String> {
             let name = result::device::get_name(device).map_err(fail("name a device"))?;
             // SAFETY: `device` was returned by `get` just above.
             let memory = unsafe { result::device::total_mem(device) }
-                .map_err(fail("tell a device's memory"))?;
+                .map_err(fail("read a device's memory size"))?;
             Ok(Present { name, memory_bytes: Bytes(memory as u64) })
         })
         .collect()

@@ -1,7 +1,6 @@
 //! A device as the planner sees it: memory, peak rates, link, overheads.
 //!
-//! Its file form (`*.device.json`, [`Document`]) is this type's own keys behind a format and a
-//! version.
+//! Its file form (`*.device.json`, [`Document`]) has the same keys after a format and a version.
 
 use std::path::{Path, PathBuf};
 
@@ -16,10 +15,10 @@ use crate::units::Bytes;
 const FORMAT: &str = "neap.device";
 const VERSION: u32 = 1;
 
-/// Far above any profile; a larger file is something else.
+/// The largest file that is read, far above any profile.
 const LARGEST_FILE: u64 = 1 << 20;
 
-/// Peak arithmetic rates, in floating-point operations a second.
+/// Peak arithmetic rates, in floating-point operations per second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Rates {
@@ -31,7 +30,7 @@ pub struct Rates {
     pub f64: u64,
 }
 
-/// The host–device link, in bytes a second for one direction.
+/// The host–device link. Rates are in bytes per second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Link {
@@ -43,11 +42,11 @@ pub struct Link {
     pub h2d_contended: u64,
     /// Device to host while the other direction is busy too.
     pub d2h_contended: u64,
-    /// Submitting one copy, in nanoseconds.
+    /// Time to submit one copy, in nanoseconds.
     pub overhead_ns: u64,
 }
 
-/// What decides how much scratch a GPU's kernels and libraries take.
+/// The properties on which the workspace of a GPU's kernels and libraries depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Multiprocessors {
@@ -55,7 +54,7 @@ pub struct Multiprocessors {
     pub capability: u32,
     /// Number of multiprocessors.
     pub count: u32,
-    /// Threads that one holds at once.
+    /// Threads that one multiprocessor runs at once.
     pub threads: u32,
 }
 
@@ -63,34 +62,33 @@ pub struct Multiprocessors {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
-    /// What users call it.
+    /// Its name.
     pub name: String,
-    /// Where its figures are from.
+    /// The sources of its figures.
     pub source: String,
-    /// All of its memory.
+    /// Its memory in bytes.
     pub memory_bytes: Bytes,
-    /// What the context takes before a job gets any; outside every budget.
+    /// Bytes that the context takes before a job gets any; outside every budget.
     pub reserve_bytes: Bytes,
     /// Peak arithmetic rates.
     pub flops: Rates,
-    /// Memory bandwidth in bytes a second.
+    /// Memory bandwidth in bytes per second.
     pub memory_bandwidth: u64,
     /// The share of the peak rates that a real operator reaches, in percent.
     pub efficiency_percent: u32,
-    /// The link.
+    /// The link between host and device.
     pub link: Link,
-    /// Launching one kernel, in nanoseconds.
+    /// Time to launch one kernel, in nanoseconds.
     pub launch_overhead_ns: u64,
-    /// How much pinned host memory may be used.
+    /// Bytes of pinned host memory that may be used.
     pub pinned_bytes: Bytes,
-    /// A GPU's multiprocessors; absent where the device is not a GPU, or where its description
-    /// lacks them.
+    /// A GPU's multiprocessors; absent where the device is not a GPU, or where they are not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multiprocessors: Option<Multiprocessors>,
 }
 
 impl Profile {
-    /// What a job can have: memory without the context's reserve.
+    /// The memory that jobs can use: without the context's reserve.
     #[must_use]
     pub const fn available(&self) -> Bytes {
         self.memory_bytes.saturating_sub(self.reserve_bytes)
@@ -109,7 +107,7 @@ impl Profile {
     /// Checks that every figure is possible.
     ///
     /// # Errors
-    /// One sentence naming the key at fault and what it must be.
+    /// One sentence that names the key at fault and its allowed values.
     pub fn validate(&self) -> Result<(), String> {
         let positive = [
             ("memory_bytes", self.memory_bytes.0),
@@ -168,13 +166,13 @@ impl Profile {
     }
 }
 
-/// A device that could not be had.
+/// Why a device profile could not be found, read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
-    /// Neither a built-in name nor a file.
+    /// The name is neither a built-in device nor a file.
     #[error("no device is named `{name}`, and there is no such file; built in are {}; others come from a *.device.json file", builtin::names().join(", "))]
     Unknown {
-        /// As given.
+        /// The name as given.
         name: String,
     },
     /// The file could not be read or written.
@@ -188,12 +186,12 @@ pub enum DeviceError {
         /// The JSON error, with line and column.
         source: serde_json::Error,
     },
-    /// Some other format or version.
+    /// Another format or version.
     #[error("{}: this is {found}; wanted is \"format\": \"{FORMAT}\", \"version\": 1 or 2", path.display())]
     Format {
         /// The file.
         path: PathBuf,
-        /// What it says it is.
+        /// The format and version found.
         found: String,
     },
     /// A figure is impossible.
@@ -201,12 +199,12 @@ pub enum DeviceError {
     Invalid {
         /// The file.
         path: PathBuf,
-        /// Which figure, and what it must be.
+        /// The figure and its allowed values.
         problem: String,
     },
 }
 
-/// What every neap file starts with.
+/// The fields with which every neap file starts.
 #[derive(Deserialize)]
 struct Header {
     #[serde(default)]
@@ -221,30 +219,29 @@ struct Header {
 pub struct Document {
     /// `neap.device`.
     pub format: String,
-    /// 1, which is what is written, or 2, which says the same of a device.
+    /// 1 or 2, which are alike for a device; 1 is written.
     pub version: u32,
-    /// What users call it.
+    /// Its name.
     pub name: String,
-    /// Where its figures are from.
+    /// The sources of its figures.
     pub source: String,
-    /// All of its memory.
+    /// Its memory in bytes.
     pub memory_bytes: Bytes,
-    /// What the context takes before a job gets any; outside every budget.
+    /// Bytes that the context takes before a job gets any; outside every budget.
     pub reserve_bytes: Bytes,
     /// Peak arithmetic rates.
     pub flops: Rates,
-    /// Memory bandwidth in bytes a second.
+    /// Memory bandwidth in bytes per second.
     pub memory_bandwidth: u64,
     /// The share of the peak rates that a real operator reaches, in percent.
     pub efficiency_percent: u32,
-    /// The link.
+    /// The link between host and device.
     pub link: Link,
-    /// Launching one kernel, in nanoseconds.
+    /// Time to launch one kernel, in nanoseconds.
     pub launch_overhead_ns: u64,
-    /// How much pinned host memory may be used.
+    /// Bytes of pinned host memory that may be used.
     pub pinned_bytes: Bytes,
-    /// A GPU's multiprocessors; absent where the device is not a GPU, or where its description
-    /// lacks them.
+    /// A GPU's multiprocessors; absent where the device is not a GPU, or where they are not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multiprocessors: Option<Multiprocessors>,
 }
@@ -304,8 +301,8 @@ impl From<Document> for Profile {
 /// describes.
 ///
 /// # Errors
-/// When there is neither, or the file is not a valid profile: which file, where in it, and what to
-/// do.
+/// When there is neither, or the file is not a valid profile. The error names the file, the place
+/// in it, and the remedy.
 pub fn load(name_or_path: &str) -> Result<Profile, DeviceError> {
     if let Some(profile) = builtin::find(name_or_path) {
         return Ok(profile);

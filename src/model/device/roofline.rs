@@ -1,19 +1,20 @@
-//! How long an operator would take if it ran as fast as its arithmetic and its bytes allow.
+//! An operator's time if it runs as fast as its arithmetic and its memory traffic allow.
 //!
 //! ```text
 //! time = launch overhead + max(arithmetic, memory, link), at least 1 ns, rounded up
 //! arithmetic = flops / (peak rate of the element type · efficiency)
 //! memory     = bytes read and written / (memory bandwidth · efficiency)
-//! link       = submitting the copy + bytes from the host / host-to-device rate
+//! link       = overhead of a copy + bytes from the host / host-to-device rate
 //! ```
 //!
-//! **Bytes.** Each distinct view that is read counts once, and each that is written once; a view
-//! counts the elements it can reach (those that `expand` repeats once), not its storage. An
-//! in-place write counts as both, unless the operator overwrites without looking (`zero_`, `fill_`,
-//! `copy_`). Lookups (`embedding`, `index_select`, `gather`) read as much of the table as they put
-//! out. Workspace is not counted. Batch data comes over the link.
+//! **Bytes.** Each distinct view that is read counts once, and each view that is written counts
+//! once. A view counts the distinct elements that it can reach, not its whole storage; an element
+//! that `expand` repeats counts once. An in-place write counts as a read and a write, unless the
+//! operator ignores the old values (`zero_`, `fill_`, `copy_`). Lookups (`embedding`,
+//! `index_select`, `gather`) read as many bytes of the table as they write. Workspace is not
+//! counted. Batch data comes over the link.
 //!
-//! **Flops**, a multiply-add being two:
+//! **Flops.** A multiply-add counts as two:
 //!
 //! | kind | flops |
 //! | --- | --- |
@@ -31,8 +32,8 @@
 //! | elementwise | 1 an element written, 10 for transcendental functions |
 //! | copies, concatenation, fills, lookups, and every kind not named here | 0: bytes only |
 //!
-//! Small counts matter little: those operators wait for memory. Integer arithmetic throughout, so a
-//! time is the same on every machine.
+//! Errors in small counts matter little, because those operators are limited by memory. All
+//! arithmetic is on integers, so a time is the same on every machine.
 
 use super::Profile;
 use super::figure::{LONGEST, Latency};
@@ -58,7 +59,7 @@ pub fn time(operator: &Operator, device: &Profile) -> Nanos {
     Nanos(total.clamp(1, LONGEST.0))
 }
 
-/// Arithmetic or memory, whichever takes longer, at this part of the peak rates.
+/// The longer of arithmetic and memory time, in nanoseconds, at this share of the peak rates.
 fn on_device(operator: &Operator, device: &Profile, efficiency_percent: u32) -> u128 {
     let share = |work: u128, rate: u64| {
         let rate = (u128::from(rate) * u128::from(efficiency_percent)).max(1);
@@ -68,9 +69,9 @@ fn on_device(operator: &Operator, device: &Profile, efficiency_percent: u32) -> 
         .max(share(bytes(operator), device.memory_bandwidth))
 }
 
-/// The part of the device that a job keeps busy while it computes, in thousandths, 1 to 1,000: what
-/// its operators would take at the peak rates, over what they do take. What is left of the device
-/// others can use at the same time.
+/// The share of the device that a job keeps busy while it computes, in thousandths, 1 to 1,000: the
+/// time of its operators at the peak rates, divided by their latencies. Other jobs can use the rest
+/// of the device at the same time.
 #[must_use]
 pub fn utilisation(operators: &[Operator], latencies: &[Latency], device: &Profile) -> u32 {
     let (mut busy, mut all) = (0u128, 0u128);
@@ -82,7 +83,8 @@ pub fn utilisation(operators: &[Operator], latencies: &[Latency], device: &Profi
     u32::try_from(busy.saturating_mul(1000) / all.max(1)).unwrap_or(1000).clamp(1, 1000)
 }
 
-/// The element type that it computes in: of the first floating-point view written, else read.
+/// The element type that it computes in: that of the first floating-point view written, or else
+/// read.
 fn element(operator: &Operator) -> Dtype {
     let floating = |o: &&Operand| {
         matches!(
@@ -97,12 +99,13 @@ fn product(extents: &[u64]) -> u128 {
     extents.iter().fold(1, |all, &n| all.saturating_mul(u128::from(n)))
 }
 
-/// A view's elements, those that `expand` repeats as often as they are repeated.
+/// The number of elements of a view. An element that `expand` repeats counts each time.
 fn elements(operand: &Operand) -> u128 {
     product(&operand.shape)
 }
 
-/// Bytes that a view reaches, those that `expand` repeats once.
+/// Bytes of the distinct elements that a view reaches. An element that `expand` repeats counts
+/// once.
 fn reached(operand: &Operand) -> u128 {
     if operand.shape.contains(&0) {
         return 0;
@@ -135,7 +138,7 @@ fn distinct<'a>(all: impl Iterator<Item = &'a Operand>) -> impl Iterator<Item = 
     all.filter(move |o| seen.insert((o.tensor, o.dtype, o.offset, &o.shape, &o.stride)))
 }
 
-/// Bytes that come from the host: arrays, not single numbers, which travel with the launch.
+/// Bytes of arrays that come from the host. Single numbers are passed with the launch.
 fn host_bytes(operator: &Operator) -> u128 {
     let of = |arg: &Arg| match arg {
         Arg::Host { dtype, shape, .. } if !shape.is_empty() => {
@@ -157,7 +160,7 @@ pub fn flops(operator: &Operator) -> u128 {
     products(operator).unwrap_or_else(|| element_by_element(operator))
 }
 
-/// Of convolutions, matrix products and attention; none for another kind.
+/// Flops of convolutions, matrix products and attention; `None` for another kind.
 fn products(operator: &Operator) -> Option<u128> {
     let output = || operator.writes().next().map_or(0, elements);
     let input = |index: usize| tensor(operator, index).map_or(0, elements);
@@ -170,7 +173,7 @@ fn products(operator: &Operator) -> Option<u128> {
         | "_convolution"
         | "cudnn_convolution"
         | "convolution_overrideable" => {
-            // Only the general form can be transposed; its flag stands after stride, padding and
+            // Only the general form can be transposed. Its flag comes after stride, padding and
             // dilation.
             let transposed = base(&operator.kind).ends_with("convolution")
                 && matches!(operator.args.get(6), Some(Arg::Bool(true)));
@@ -205,7 +208,7 @@ fn products(operator: &Operator) -> Option<u128> {
         | "_scaled_dot_product_fused_attention_overrideable_backward" => {
             attention(operator, 1, -2, 3, 2)
         }
-        // These have the sequence before the heads.
+        // In these kinds the sequence dimension comes before the heads.
         "_efficient_attention_forward" | "_flash_attention_forward" => {
             attention(operator, 0, -3, 1, 1)
         }
@@ -216,7 +219,7 @@ fn products(operator: &Operator) -> Option<u128> {
     })
 }
 
-/// Of everything else: a number for each element read or written.
+/// Flops of all other kinds: a number for each element read or written.
 fn element_by_element(operator: &Operator) -> u128 {
     let written = || operator.writes().map(elements).fold(0, u128::saturating_add);
     let output = || operator.writes().next().map_or(0, elements);
@@ -288,8 +291,8 @@ fn element_by_element(operator: &Operator) -> u128 {
     }
 }
 
-/// Flops per written element of elementwise kinds, in place or not, for single tensors or lists; 0
-/// for what only moves.
+/// Flops per written element of elementwise kinds, in place or not, for single tensors or lists. 0
+/// for kinds that only move data.
 fn per_element(kind: &str) -> u128 {
     let kind = kind.strip_prefix("_foreach_").unwrap_or(kind);
     match kind.strip_suffix('_').unwrap_or(kind) {
@@ -375,19 +378,19 @@ fn tensor(operator: &Operator, index: usize) -> Option<&Operand> {
     }
 }
 
-/// Weights that meet one element: all but the weight's first extent (output channels, or for a
-/// transposed convolution input channels).
+/// Weights per output element: the extents of the weight except the first one (output channels, or
+/// input channels for a transposed convolution).
 fn filter(operator: &Operator, weight: usize) -> u128 {
     tensor(operator, weight).map_or(0, |w| product(w.shape.get(1..).unwrap_or_default()))
 }
 
-/// The extent that a matrix product sums over: the left factor's last.
+/// The extent that a matrix product sums over: the left factor's last extent.
 fn inner(operator: &Operator, left: usize) -> u128 {
     tensor(operator, left).and_then(|o| o.shape.last()).map_or(0, |&n| u128::from(n))
 }
 
-/// `heads · queries · keys · (a·e + b·v) · 2`, the query being argument `first` and then key and
-/// value; `sequence` is the dimension of the sequence, from behind.
+/// `heads · queries · keys · (a·e + b·v) · 2`. Query, key and value are the arguments from number
+/// `first` on; `sequence` is the dimension of the sequence, counted from the end.
 fn attention(operator: &Operator, first: usize, sequence: isize, a: u128, b: u128) -> u128 {
     let (Some(query), Some(key), Some(value)) =
         (tensor(operator, first), tensor(operator, first + 1), tensor(operator, first + 2))
@@ -404,7 +407,7 @@ fn attention(operator: &Operator, first: usize, sequence: isize, a: u128, b: u12
     rows.saturating_mul(extent(key, sequence)).saturating_mul(each).saturating_mul(2)
 }
 
-/// Elements of a pooling window; one number stands for a square.
+/// Number of elements of a pooling window; a single number is the side of a square.
 fn window(operator: &Operator, argument: usize) -> u128 {
     let side = |&n: &i64| u128::try_from(n).unwrap_or(0);
     match operator.args.get(argument) {
@@ -417,8 +420,8 @@ fn window(operator: &Operator, argument: usize) -> u128 {
     }
 }
 
-/// Elements of an update's parameters: its first argument where that is a list, else the first
-/// tensor.
+/// Number of elements of the parameters that an update steps: all of its first argument if that is
+/// a list, else those of its first tensor.
 fn parameters(operator: &Operator) -> u128 {
     match operator.args.first() {
         Some(Arg::Tensors(all)) => all.iter().flatten().map(elements).fold(0, u128::saturating_add),

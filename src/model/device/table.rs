@@ -1,5 +1,4 @@
-//! Measured latencies: a CSV table whose rows are found by what an operator does and on which
-//! shapes.
+//! Measured latencies: a CSV table whose rows are found by an operator's kind and shapes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -14,7 +13,7 @@ use crate::files::{self, FileError, LineError};
 use crate::job::{Arg, Operator};
 use crate::units::{Bytes, Nanos};
 
-/// Larger than any table of operators; a larger file is something else.
+/// The largest file that is read, far above any table of operators.
 const LARGEST_FILE: u64 = 256 << 20;
 
 /// One measurement, as a line of the file.
@@ -24,34 +23,34 @@ pub struct Row {
     pub operator: String,
     /// Its kind.
     pub kind: String,
-    /// Types and shapes of its tensors, for people.
+    /// Types and shapes of its tensors, for readers.
     pub shapes: String,
-    /// Its other arguments, for people.
+    /// Its other arguments, for readers.
     pub arguments: String,
     /// The device it ran on.
     pub device: String,
-    /// How busy others kept the device meanwhile, in percent.
+    /// How busy other jobs kept the device meanwhile, in percent.
     pub load_percent: u32,
-    /// How long it took.
+    /// Its latency in nanoseconds.
     pub ns: u64,
     /// Floating-point operations, as the roofline counts them.
     pub flops: Option<u64>,
-    /// Device memory read and written, as the roofline counts it.
+    /// Bytes of device memory read and written, as the roofline counts them.
     pub bytes: Option<u64>,
-    /// What the roofline of the profile said, to compare with.
+    /// The roofline's time for the profile, for comparison.
     pub roofline_ns: Option<u64>,
-    /// The library's algorithms that were measured, one for each pass ([`Chosen::text`]), where it
-    /// has several to choose from.
+    /// The library's algorithms that were measured, one for each pass ([`Chosen::text`]). Empty
+    /// where the library has no choice.
     pub algorithm: String,
-    /// Scratch that the algorithm takes.
+    /// Bytes of the algorithms' workspace.
     pub workspace_bytes: Option<u64>,
-    /// What finds the row: [`key`].
+    /// The [`key`] by which the row is found.
     pub key: String,
 }
 
 impl Row {
-    /// The row that says `operator` took `time` on the device named `device` under no load; no time
-    /// is less than 1 ns.
+    /// The row of a measurement: `operator` took `time` on the device named `device` under no load.
+    /// A time below 1 ns counts as 1 ns.
     #[must_use]
     pub fn of(operator: &Operator, device: &str, time: Nanos) -> Self {
         let some = |tensors: bool| {
@@ -86,14 +85,14 @@ impl Row {
         }
     }
 
-    /// The same with what `profile`'s roofline says beside it.
+    /// The same row with the time of `profile`'s roofline.
     #[must_use]
     pub fn beside(mut self, operator: &Operator, profile: &Profile) -> Self {
         self.roofline_ns = Some(roofline::time(operator, profile).0);
         self
     }
 
-    /// The same with what the library chose, where it did.
+    /// The same row with the library's choice, if there was one.
     #[must_use]
     pub fn by(mut self, chosen: Option<&Chosen>) -> Self {
         if let Some(chosen) = chosen {
@@ -103,15 +102,15 @@ impl Row {
     }
 }
 
-/// What a table knows of one key.
+/// What a table knows about one key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Known {
-    /// For each load the median of its rows.
+    /// The median of its rows for each load.
     times: BTreeMap<u32, Nanos>,
-    /// The same for rows of one operator's name: operators of one key differ by what lies in the
-    /// caches before them.
+    /// The same for each operator's name. Operators with the same key differ in time because the
+    /// caches hold different data before them.
     named: BTreeMap<(String, u32), Nanos>,
-    /// The first row's that names one.
+    /// The choice of the first row that names one.
     chosen: Option<Chosen>,
 }
 
@@ -122,7 +121,7 @@ pub struct Table {
     devices: BTreeSet<String>,
 }
 
-/// A table that could not be read or written.
+/// Why a table could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum LatencyError {
     /// The file could not be read or written.
@@ -139,12 +138,12 @@ pub enum LatencyError {
     },
 }
 
-/// The rows of a table (plain or gzip): comma-separated, with a header that has at least the
-/// columns `key` and `ns`; what else [`Row`] has may be missing or empty.
+/// Reads the rows of a table, plain or gzip. The table is CSV with a header that has at least the
+/// columns `key` and `ns`. The other fields of [`Row`] may be missing or empty.
 ///
 /// # Errors
-/// Naming file, line and column, when the file can't be read, a row is malformed, a time is not a
-/// whole number from 1 to [`LONGEST`], or there is no row.
+/// When the file can't be read, a row is malformed, a time is not a whole number from 1 to
+/// [`LONGEST`], or there is no row. The error names file, line and column.
 pub fn rows(path: &Path) -> Result<Vec<Row>, LatencyError> {
     let at = |line, problem| LatencyError::from(LineError { path: path.to_owned(), line, problem });
     let broken = |error: csv::Error| {
@@ -177,7 +176,7 @@ pub fn rows(path: &Path) -> Result<Vec<Row>, LatencyError> {
     Ok(rows)
 }
 
-/// Every column that [`Row`] has, with its position in the header. An error says what is wrong.
+/// The position in the header of every column that [`Row`] has. An error says what is wrong.
 fn columns(header: &csv::StringRecord) -> Result<BTreeMap<&'static str, usize>, String> {
     let column = |name: &str| header.iter().position(|h| h.trim() == name);
     for name in ["key", "ns"] {
@@ -207,7 +206,7 @@ fn columns(header: &csv::StringRecord) -> Result<BTreeMap<&'static str, usize>, 
     Ok(NAMES.into_iter().filter_map(|name| Some((name, column(name)?))).collect())
 }
 
-/// One row. An error names the column.
+/// Parses one row. An error names the column.
 fn row(columns: &BTreeMap<&'static str, usize>, record: &csv::StringRecord) -> Result<Row, String> {
     let field =
         |name: &str| columns.get(name).and_then(|&index| record.get(index)).unwrap_or_default();
@@ -251,8 +250,8 @@ fn row(columns: &BTreeMap<&'static str, usize>, record: &csv::StringRecord) -> R
 }
 
 impl Table {
-    /// Reads a table as [`rows`] does. Where a key has several rows under one load their median
-    /// counts, rounded down between the middle two.
+    /// Reads a table as [`rows`] does. Several rows of one key under one load count as their
+    /// median; between the middle two it is rounded down.
     ///
     /// # Errors
     /// As [`rows`].
@@ -260,7 +259,7 @@ impl Table {
         Ok(Self::of_rows(&rows(path)?))
     }
 
-    /// The table that these rows make.
+    /// The table of these rows.
     #[must_use]
     pub fn of_rows(rows: &[Row]) -> Self {
         let mut times: BTreeMap<(&str, u32), Vec<u64>> = BTreeMap::new();
@@ -313,8 +312,9 @@ impl Table {
         self.known.get(key)?.times.values().next().copied()
     }
 
-    /// The time of an operator at the measured load nearest to `load`, the lower of two that are as
-    /// near: by its name where the table has its key under that name, else by its key alone.
+    /// The time of an operator at the measured load nearest to `load`; of two loads that are as
+    /// near, the lower one. Rows with the operator's name and key come before rows with its key
+    /// only.
     #[must_use]
     pub fn of(&self, operator: &Operator, load: u32) -> Option<Nanos> {
         let known = self.known.get(&key(operator))?;
@@ -332,14 +332,14 @@ impl Table {
         self.known.get(key)?.chosen.as_ref()
     }
 
-    /// The devices that its rows name, sorted, so that a command can say when they are not the
+    /// The devices that its rows name, sorted, so that a command can warn when they are not the
     /// planned one.
     pub fn devices(&self) -> impl Iterator<Item = &str> {
         self.devices.iter().map(String::as_str)
     }
 }
 
-/// Of at least one number.
+/// The median of at least one number.
 pub(super) fn median(mut all: Vec<u64>) -> u64 {
     all.sort_unstable();
     let upper = all.len() / 2;

@@ -1,6 +1,5 @@
-//! Making a graph: everything that later code takes for granted is checked here, once.
-//!
-//! [`Graph::new`] is the only way from parts to a graph.
+//! Making a graph. [`Graph::new`] is the only way to make one, and checks everything that later
+//! code relies on.
 
 use std::collections::HashSet;
 
@@ -9,13 +8,13 @@ use super::optimizer::Optimizer;
 use super::order;
 use crate::units::{Bytes, OpId, TensorId};
 
-/// Sizes and sums of sizes, and sums of durations, stay at or below this.
+/// Upper limit of sizes, of sums of sizes, and of sums of durations.
 const LIMIT: u64 = 1 << 62;
 
 impl Graph {
-    /// A graph of these parts: checked, workspaces rounded up to blocks, and operators put into one
-    /// deterministic order of execution ([`super::order`]; a listing that is already in a valid
-    /// order is kept exactly). `kept_until` refers to the operators as given.
+    /// Makes a graph of these parts. It checks them, rounds workspaces up to blocks, and sorts
+    /// operators into one deterministic order of execution ([`super::order`]). A listing that is
+    /// already in a valid order is kept. `kept_until` refers to the operators as given.
     ///
     /// # Errors
     /// When names repeat, an id or version does not exist, a version is written twice or never, a
@@ -61,8 +60,9 @@ impl Graph {
         Ok(Self { name, tensors, operators, optimizer, loss, recorded_peak })
     }
 
-    /// Gives operators at least these workspaces, rounded up to blocks: what a library's algorithms
-    /// want beyond what was recorded. The graph's file and hash are those without.
+    /// Raises the workspaces of operators to at least these sizes, rounded up to blocks: the
+    /// algorithms of a library may need more than was recorded. The graph's file and hash keep the
+    /// recorded sizes.
     ///
     /// # Errors
     /// When sizes overflow; the graph may then have some of them.
@@ -89,13 +89,13 @@ fn unique<'a>(what: &'static str, names: impl Iterator<Item = &'a str>) -> Resul
     Ok(())
 }
 
-/// The product of a shape's extents, zeros counted as one so that every order of multiplying is
-/// safe; `None` above the limit.
+/// The product of a shape's extents, with zeros counted as one so that the product may be taken in
+/// any order; `None` above the limit.
 fn volume(shape: &[u64]) -> Option<u64> {
     shape.iter().try_fold(1u64, |all, &n| all.checked_mul(n.max(1)).filter(|&x| x <= LIMIT / 16))
 }
 
-/// The parameter group that it names must be there.
+/// Checks that the parameter group that the operator names exists.
 fn group(operator: &Operator, groups: usize) -> Result<(), String> {
     match operator.group {
         Some(group) if group as usize >= groups => {
@@ -197,11 +197,11 @@ fn kept(
     Ok(())
 }
 
-/// Who writes which version of each tensor.
+/// The operators that write the versions of each tensor.
 pub(super) struct Versions {
     /// Tensor, version, operator; sorted. The versions of each tensor are consecutive, from 0 or 1.
     writes: Vec<(u32, u32, u32)>,
-    /// Where each tensor's part of `writes` begins, and one end.
+    /// Where each tensor's part of `writes` begins, followed by the end of `writes`.
     starts: Vec<usize>,
 }
 
@@ -212,7 +212,7 @@ impl Versions {
             writes.extend(operator.writes().map(|o| (o.tensor.0, o.version, OpId::of(index).0)));
         }
         writes.sort_unstable();
-        // One operator may mention what it writes several times, through several views.
+        // One operator may name a tensor that it writes several times, through several views.
         writes.dedup();
         let mut starts = vec![writes.len(); tensors.len() + 1];
         for (position, &(tensor, ..)) in writes.iter().enumerate().rev() {
@@ -244,14 +244,14 @@ impl Versions {
         self.slice(tensor).iter().map(|&(_, version, operator)| (version, operator))
     }
 
-    /// Who writes a version, if anyone.
+    /// The operator that writes a version, if there is one.
     pub(super) fn writer(&self, tensor: TensorId, version: u32) -> Option<u32> {
         let all = self.slice(tensor);
         let first = all.first()?.1;
         all.get(version.checked_sub(first)? as usize).map(|w| w.2)
     }
 
-    /// Who generates a tensor, if anyone.
+    /// The operator that generates a tensor, if there is one.
     pub(super) fn generator(&self, tensor: TensorId) -> Option<u32> {
         self.writer(tensor, 0)
     }
@@ -284,7 +284,8 @@ impl Versions {
                 }
                 _ => {}
             }
-            // Cannot wrap: versions are consecutive so far, and there are fewer writes than 2^32.
+            // This cannot wrap: versions are consecutive so far, and there are fewer writes than
+            // 2^32.
             next = version.checked_add(1);
         }
         Ok(())
@@ -299,7 +300,7 @@ impl Versions {
     }
 }
 
-/// Puts operators into the order `listed`, and what refers to them along.
+/// Sorts operators into the order `listed`, and adapts `kept_until`.
 fn reorder(tensors: &mut [Tensor], operators: &mut Vec<Operator>, listed: &[u32]) {
     if listed.is_sorted() {
         return;

@@ -1,4 +1,4 @@
-//! The serde types of `*.graph.json`, from which its JSON Schema is made as well.
+//! The serde types of `*.graph.json`. Its JSON Schema is made from them too.
 
 mod argument;
 mod scalars;
@@ -21,23 +21,23 @@ pub use scalars::{FormatName, GraphTag, Real, Tag, Version};
 pub struct GraphFile<'a> {
     /// `neap.graph`.
     pub format: Tag<GraphTag>,
-    /// 1, or 2 where the graph says what version 1 has no words for.
+    /// 1, or 2 where the graph has fields that version 1 lacks.
     pub version: Version,
-    /// For people.
+    /// A name for people to read.
     pub name: Cow<'a, str>,
-    /// The optimizer, where one was recognised.
+    /// The optimizer, if the importer recognised one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub optimizer: Option<OptimizerForm>,
-    /// The loss, where one was recognised.
+    /// The loss, if the importer recognised one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss: Option<OperandForm<'a>>,
-    /// Liveness peak of the framework's own operators, before lowering.
+    /// Liveness peak of the recorded operators, before optimizer steps were lowered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recorded_peak_bytes: Option<Bytes>,
     /// Storages, in order of first appearance.
     pub tensors: Vec<TensorForm<'a>>,
-    /// Operators. Any order will do: what reads a version runs after what writes it; between equals
-    /// the listing decides.
+    /// Operators in any order. An operator that reads a version runs after the one that writes it.
+    /// Of operators that may run next, the one listed first runs.
     pub operators: Vec<OperatorForm<'a>>,
 }
 
@@ -57,12 +57,12 @@ impl<'a> GraphFile<'a> {
     }
 }
 
-/// One storage with a life.
+/// One storage from its allocation to its free.
 #[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "Tensor")]
 pub struct TensorForm<'a> {
-    /// Unique among the tensors.
+    /// Its name, unique among the tensors.
     pub name: Cow<'a, str>,
     /// Its role.
     pub role: Role,
@@ -70,29 +70,29 @@ pub struct TensorForm<'a> {
     pub dtype: Dtype,
     /// Its shape.
     pub shape: Cow<'a, [u64]>,
-    /// Size of the storage; by default that of its elements.
+    /// Size of the storage in bytes; by default that of its elements.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<Bytes>,
-    /// The framework keeps it past its last use, round the end of the iteration, and frees it
-    /// before this operator.
+    /// The operator before which the framework frees it, if the framework keeps it past its last
+    /// use and round the end of the iteration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept_until: Option<Cow<'a, str>>,
 }
 
-/// How an operator sees a tensor.
+/// The version of a tensor that an operator uses, and the view through which it does.
 #[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "Operand")]
 pub struct OperandForm<'a> {
     /// The tensor's name.
     pub tensor: Cow<'a, str>,
-    /// How many in-place writes came before; in an output, the version that is written.
+    /// How many in-place writes came before. In an output: the version that is written.
     #[serde(default, skip_serializing_if = "is_zero_u32")]
     pub version: u32,
     /// Type of the elements; by default the tensor's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dtype: Option<Dtype>,
-    /// First element.
+    /// Offset of the first element, in elements.
     #[serde(default, skip_serializing_if = "is_zero_u64")]
     pub offset: u64,
     /// Extent of each dimension; by default the tensor's shape.
@@ -108,10 +108,10 @@ pub struct OperandForm<'a> {
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "Operator")]
 pub struct OperatorForm<'a> {
-    /// Unique among the operators.
+    /// Its name, unique among the operators.
     pub name: Cow<'a, str>,
-    /// The framework's operator, such as `aten::conv2d`; anything for a job that is only planned
-    /// and simulated.
+    /// The framework's operator, such as `aten::conv2d`. Any text in a job that is only planned and
+    /// simulated.
     #[serde(default = "custom")]
     pub kind: Cow<'a, str>,
     /// Its phase.
@@ -123,23 +123,23 @@ pub struct OperatorForm<'a> {
     /// Declared outputs in schema order; null where undefined.
     #[serde(default)]
     pub outputs: Vec<Option<OperandForm<'a>>>,
-    /// Written too, but not declared.
+    /// Tensors that it writes without declaring them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hidden: Vec<OperandForm<'a>>,
-    /// Scratch that it allocates and drops.
+    /// Bytes of scratch memory that it allocates and frees.
     #[serde(default, skip_serializing_if = "is_zero_bytes")]
     pub workspace_bytes: Bytes,
     /// Whether it may be run again.
     #[serde(default, skip_serializing_if = "is_pure")]
     pub replay: Replay,
-    /// Draws random numbers.
+    /// Whether it draws random numbers.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub random: bool,
-    /// How long it takes.
+    /// Its time in nanoseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub duration_ns: Option<u64>,
-    /// For an update operator, the position of its parameter group; the first by default (version
-    /// 2).
+    /// The position of the parameter group that an update operator steps; by default the first
+    /// (version 2).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<u32>,
     /// The path of the framework's module that called it (version 2).
@@ -161,12 +161,12 @@ pub struct OptimizerForm {
     /// The hyperparameters of the only group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub values: Option<BTreeMap<String, Real>>,
-    /// The values of the only group were recovered from rounded scalars rather than recorded.
+    /// Whether the values of the only group were recovered from rounded scalars.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub recovered: bool,
 }
 
-/// Parameters that are stepped with the same hyperparameters.
+/// Parameters that share their hyperparameters.
 #[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "Group")]
@@ -175,16 +175,17 @@ pub struct GroupForm {
     pub class: String,
     /// Hyperparameters by the framework's names; betas are `beta1` and `beta2`, flags are 0 or 1.
     pub values: BTreeMap<String, Real>,
-    /// Hyperparameters that change: the value of each step from the first; the last one stays.
+    /// The values of hyperparameters that change, for each step from the first. The last value
+    /// stays.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub schedules: BTreeMap<String, Vec<Real>>,
-    /// Values were recovered from rounded scalars rather than recorded.
+    /// Whether values were recovered from rounded scalars.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub recovered: bool,
 }
 
 impl OptimizerForm {
-    /// The form that version 1 has where it suffices.
+    /// The form of an optimizer: that of version 1 where it suffices.
     pub fn of(optimizer: &Optimizer) -> Self {
         let mut groups: Vec<GroupForm> = optimizer.groups.iter().map(GroupForm::of).collect();
         match &mut groups[..] {
@@ -198,7 +199,7 @@ impl OptimizerForm {
         }
     }
 
-    /// What the form says; `None` where it says too little or contradicts itself.
+    /// The optimizer of this form; `None` where the form is incomplete or contradicts itself.
     pub fn optimizer(self) -> Option<Optimizer> {
         let groups = match (self.class, self.values) {
             (Some(class), Some(values)) if self.groups.is_empty() => {
@@ -256,7 +257,7 @@ pub struct HostForm<'a> {
     /// Its value, for a number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value: Option<Real>,
-    /// For batch data: which host-to-device copy of the iteration this is, from 0.
+    /// For batch data: the number of the host-to-device copy in the iteration, from 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input: Option<u32>,
 }

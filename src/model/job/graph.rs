@@ -1,8 +1,8 @@
-//! The job graph: tensors, operators and how they read and write each other.
+//! The job graph: tensors, operators and how operators read and write tensors.
 //!
-//! A *tensor* is one storage with a life. Views are part of how an operator reads it ([`Operand`]).
-//! Writing in place makes the next *version* of the same tensor on the same bytes.
-//! Operators stand in the order of execution ([`super::order`] finds it and proves it).
+//! A *tensor* is one storage, from its allocation to its free. A view is part of how an operator
+//! reads it ([`Operand`]). An in-place write makes the next *version* of the same tensor on the
+//! same bytes. Operators are in the order of execution ([`super::order`] finds and checks it).
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -51,17 +51,17 @@ impl Dtype {
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// Batch data.
+    /// A batch of data.
     Input,
     /// A trained weight.
     Parameter,
-    /// Long-lived but not trained, such as a running mean.
+    /// A tensor that stays but is not trained, such as a running mean.
     Buffer,
-    /// What the optimizer keeps for a parameter.
+    /// A tensor that the optimizer keeps for a parameter.
     OptimizerState,
     /// The gradient of a parameter.
     Gradient,
-    /// Everything else.
+    /// Any other tensor.
     Activation,
 }
 
@@ -77,57 +77,57 @@ pub enum Phase {
     Optimize,
 }
 
-/// Whether running an operator a second time in one iteration gives the same values and harms
-/// nothing.
+/// Whether an operator may run a second time in one iteration: it then gives the same values and
+/// changes nothing else.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Replay {
-    /// Yes: it writes nothing that outlives the iteration. In-place writes on activations replay as
-    /// a chain.
+    /// Yes: it writes nothing that outlives the iteration. In-place writes on activations are run
+    /// again as a chain.
     #[default]
     Pure,
-    /// Yes, when its in-place writes on long-lived tensors are left out (batch norm's running
+    /// Yes, if its in-place writes on long-lived tensors are left out (batch norm's running
     /// statistics).
     SkipUpdates,
     /// No.
     Never,
 }
 
-/// One storage with a life inside the iteration, or across iterations when nothing generates it.
+/// One storage. It lives within the iteration, or across iterations if no operator generates it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tensor {
     /// Unique in the graph.
     pub name: String,
-    /// Unrounded size of the storage.
+    /// Unrounded size of the storage in bytes.
     pub bytes: Bytes,
     /// Its role.
     pub role: Role,
     /// Element type of the storage as first seen.
     pub dtype: Dtype,
-    /// Shape as first seen (the parameter's, the output's).
+    /// Shape of the first view of it.
     pub shape: Vec<u64>,
-    /// The framework keeps it past its last use, round the end of the iteration, and frees it
-    /// before this operator (a gradient that waits for `zero_grad`). Its contents are not read
-    /// then.
+    /// The operator before which the framework frees it, if the framework keeps it past its last
+    /// use and round the end of the iteration (a gradient that waits for `zero_grad`). No operator
+    /// reads it in between.
     pub kept_until: Option<OpId>,
 }
 
-/// How an operator sees a tensor: which version, and through which view.
+/// The version of a tensor that an operator uses, and the view through which it does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Operand {
-    /// The storage.
+    /// The tensor.
     pub tensor: TensorId,
-    /// How many in-place writes came before. Version 0 is what the generating operator wrote, or
-    /// for a long-lived tensor what the iteration started with. In an output: the version that is
+    /// How many in-place writes came before. Version 0 is written by the generating operator; a
+    /// long-lived tensor has it at the start of the iteration. In an output: the version that is
     /// written.
     pub version: u32,
     /// Type of the elements of this view.
     pub dtype: Dtype,
-    /// First element, counted in elements of `dtype`.
+    /// Offset of the first element, in elements of `dtype`.
     pub offset: u64,
     /// Extent of each dimension; empty for a scalar.
     pub shape: Vec<u64>,
-    /// Step of each dimension in elements; 0 where `expand` repeats.
+    /// Step of each dimension in elements; 0 in dimensions that `expand` repeats.
     pub stride: Vec<u64>,
 }
 
@@ -140,26 +140,26 @@ pub enum Arg {
     Tensor(Operand),
     /// A list of tensors; `None` where one is undefined, empty or on the host.
     Tensors(Vec<Option<Operand>>),
-    /// A tensor on the host: type, shape, and its value where a 0-dim number was recorded with one.
+    /// A tensor on the host: type, shape, and the value of a 0-dim tensor if it was recorded.
     Host {
         /// Type of its elements.
         dtype: Dtype,
         /// Its shape.
         shape: Vec<u64>,
-        /// Its value, for a number; never guessed.
+        /// The recorded value of a 0-dim tensor; never guessed.
         value: Option<f64>,
-        /// For batch data: which host-to-device copy of the iteration this is, from 0.
+        /// For batch data: the number of the host-to-device copy in the iteration, from 0.
         input: Option<u32>,
     },
-    /// A number.
+    /// A whole number.
     Int(i64),
-    /// A number.
+    /// A floating-point number.
     Float(f64),
     /// A flag.
     Bool(bool),
-    /// Numbers.
+    /// Whole numbers.
     Ints(Vec<i64>),
-    /// Numbers.
+    /// Floating-point numbers.
     Floats(Vec<f64>),
     /// Flags.
     Bools(Vec<bool>),
@@ -179,29 +179,30 @@ pub struct Operator {
     pub phase: Phase,
     /// Arguments in schema order.
     pub args: Vec<Arg>,
-    /// Declared outputs in schema order; `None` where undefined. Version 0 generates the tensor, a
-    /// later version is an in-place write and reads the version before.
+    /// Declared outputs in schema order; `None` where undefined. Version 0 generates the tensor. A
+    /// later version is an in-place write, which also reads the version before.
     pub outputs: Vec<Option<Operand>>,
-    /// Written too, but not declared: outputs kept for backward, unannotated in-place writes, list
-    /// writes.
+    /// Tensors that it writes without declaring them: outputs kept for backward, in-place writes
+    /// that the schema lacks, writes to lists.
     pub hidden: Vec<Operand>,
-    /// Scratch that it allocates and drops, rounded to blocks.
+    /// Bytes of scratch memory that it allocates and frees, rounded to blocks.
     pub workspace: Bytes,
     /// Whether it may be run again.
     pub replay: Replay,
-    /// Draws random numbers (from a counter keyed by operator and iteration).
+    /// Whether it draws random numbers (from a counter keyed by operator and iteration).
     pub random: bool,
-    /// How long it takes, when the graph's author says so (hand-written graphs).
+    /// Its time in nanoseconds, if the graph gives it (hand-written graphs).
     pub duration_ns: Option<u64>,
-    /// For an update operator, which parameter group of [`Graph::optimizer`] it steps; the first by
-    /// default.
+    /// The parameter group of [`Graph::optimizer`] that an update operator steps; `None`: the
+    /// first.
     pub group: Option<u32>,
     /// The path of the framework's module that called it, such as `encoder.layer.3.attention`.
     pub module: Option<String>,
 }
 
 impl Default for Operator {
-    /// An operator that does nothing, for what only some operators have.
+    /// An operator without arguments and outputs. Use it to leave out fields that few operators
+    /// have.
     fn default() -> Self {
         Self {
             name: String::new(),
@@ -223,21 +224,21 @@ impl Default for Operator {
 /// A job: one iteration. Make one with [`Graph::new`], which checks it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Graph {
-    /// For people.
+    /// A name for people to read.
     pub name: String,
-    /// Storages, in order of first appearance.
+    /// Tensors in order of first appearance.
     pub tensors: Vec<Tensor>,
     /// Operators in the order of execution.
     pub operators: Vec<Operator>,
-    /// Where an optimizer was recognised.
+    /// The optimizer, if the importer recognised one.
     pub optimizer: Option<Optimizer>,
-    /// The loss, where one was recognised.
+    /// The loss, if the importer recognised one.
     pub loss: Option<Operand>,
-    /// Liveness peak of the framework's own operators, before lowering.
+    /// Liveness peak of the recorded operators, before optimizer steps were lowered.
     pub recorded_peak: Option<Bytes>,
 }
 
-/// A graph that contradicts itself.
+/// Why parts do not make a graph.
 #[derive(Debug, thiserror::Error)]
 pub enum GraphError {
     /// Two tensors or operators share a name.
@@ -250,7 +251,7 @@ pub enum GraphError {
         /// The name.
         name: String,
     },
-    /// An operator refers to something the graph does not have, or that is out of range.
+    /// An operator names something that the graph does not have, or a number is out of range.
     #[error("operator `{operator}`: {problem}")]
     Operator {
         /// Its name.
@@ -258,7 +259,7 @@ pub enum GraphError {
         /// What is wrong.
         problem: String,
     },
-    /// A tensor is impossible.
+    /// A tensor's figures are impossible.
     #[error("tensor `{tensor}`: {problem}")]
     Tensor {
         /// Its name.
@@ -266,19 +267,19 @@ pub enum GraphError {
         /// What is wrong.
         problem: String,
     },
-    /// The loss is not something the graph has.
+    /// The loss is not in the graph.
     #[error("`loss`: {0}")]
     Loss(String),
-    /// The optimizer has no groups, or says too little.
+    /// The optimizer has no groups, or lacks fields.
     #[error("`optimizer`: {0}")]
     Optimizer(String),
-    /// Operators wait for each other.
+    /// Operators depend on each other in a circle.
     #[error("these operators wait for each other in a circle: {}; break it where an output is read before it is made", operators.join(" -> "))]
     Cycle {
         /// Their names.
         operators: Vec<String>,
     },
-    /// All tensors together are beyond what is counted.
+    /// The sum of all tensors is larger than the largest size that is counted.
     #[error("all tensors together are larger than 2^62 bytes; check the shapes")]
     TooLarge,
 }
@@ -297,13 +298,13 @@ impl Operand {
         last.checked_add(1)?.checked_mul(self.dtype.size())
     }
 
-    /// How many elements the view shows.
+    /// The number of elements that the view shows.
     #[must_use]
     pub fn elements(&self) -> u64 {
         self.shape.iter().product()
     }
 
-    /// Whether its elements lie one after another in row-major order.
+    /// Whether its elements lie one after the other in row-major order.
     #[must_use]
     pub fn is_contiguous(&self) -> bool {
         self.stride == contiguous(&self.shape) || {
@@ -330,7 +331,7 @@ pub fn contiguous(shape: &[u64]) -> Vec<u64> {
 /// The first operand of each tensor.
 fn distinct<'a>(all: impl Iterator<Item = &'a Operand>) -> impl Iterator<Item = &'a Operand> {
     let mut first = None;
-    // Most operators write one tensor, for which this stays empty.
+    // Most operators write one tensor; then this stays empty.
     let mut more = std::collections::BTreeSet::new();
     all.filter(move |o| match first {
         None => {
@@ -342,8 +343,8 @@ fn distinct<'a>(all: impl Iterator<Item = &'a Operand>) -> impl Iterator<Item = 
 }
 
 impl Operator {
-    /// Every tensor it reads as an argument, in schema order. In-place writes appear where they are
-    /// arguments.
+    /// Every operand that it reads as an argument, in schema order. A tensor that it writes in
+    /// place is included where it is an argument.
     pub fn reads(&self) -> impl Iterator<Item = &Operand> {
         self.args.iter().flat_map(|arg| {
             let (one, more): (_, &[Option<Operand>]) = match arg {
@@ -360,8 +361,8 @@ impl Operator {
         self.outputs.iter().flatten().chain(&self.hidden)
     }
 
-    /// The tensors it generates, each once: an operator may return one tensor twice (an LSTM cell's
-    /// backward does).
+    /// The tensors that it generates, each once. (An operator may return one tensor twice, as an
+    /// LSTM cell's backward does.)
     pub fn generates(&self) -> impl Iterator<Item = &Operand> {
         distinct(self.writes().filter(|o| o.version == 0))
     }
@@ -375,7 +376,8 @@ impl Operator {
     #[must_use]
     pub fn touches(&self) -> Vec<TensorId> {
         let mut seen = Vec::new();
-        // A multi-tensor step touches thousands: beyond a few, looking through a list is quadratic.
+        // A multi-tensor step touches thousands of tensors, for which searching a list would be
+        // quadratic.
         let mut set = std::collections::HashSet::new();
         for operand in self.reads().chain(self.writes()) {
             let new = if seen.len() < 32 {
@@ -413,7 +415,7 @@ impl Graph {
         self.optimizer.as_ref().and_then(|o| o.group(operator.group))
     }
 
-    /// For each tensor the operator that generates it; `None` for what exists before the iteration.
+    /// For each tensor the operator that generates it; `None` for tensors older than the iteration.
     #[must_use]
     pub fn generators(&self) -> Vec<Option<OpId>> {
         let mut of = vec![None; self.tensors.len()];
@@ -426,7 +428,7 @@ impl Graph {
     }
 
     /// For each tensor the operators that touch it, in order: the paper's tensor access sequence
-    /// (TENSILE section IV-B), the first being the generating access where there is one.
+    /// (TENSILE section IV-B). The generating access is the first, if there is one.
     #[must_use]
     pub fn accesses(&self) -> Vec<Vec<OpId>> {
         let mut of = vec![Vec::new(); self.tensors.len()];

@@ -1,7 +1,7 @@
-//! A graph's file form, `*.graph.json`: easy to write by hand, exact to read back.
+//! A graph's file form, `*.graph.json`: easy to write by hand, and exact when read back.
 //!
-//! Reading, writing, and the hash by which plans know their graph. [`Graph::new`] checks what
-//! must hold in a graph. The serde types are in `form`.
+//! This module reads and writes it, and computes the hash by which plans identify their graph.
+//! [`Graph::new`] checks the content. The serde types are in `form`.
 
 use std::collections::HashMap;
 use std::io::{self, BufReader, Read, Write};
@@ -19,23 +19,23 @@ use super::graph::{Arg, Graph, GraphError, Operand, Operator, Tensor, contiguous
 use crate::files::{self, FileError};
 use crate::units::{Bytes, OpId, TensorId};
 
-/// The largest file that is read, once decompressed. Graphs of thousands of operators have some
-/// MiB; a parsed file takes up to about twenty times its text, so that a small hostile gzip stays
-/// within a few GiB of memory.
+/// The largest file that is read, in bytes after decompression. Graphs of thousands of operators
+/// have a few MiB. A parsed file takes up to about twenty times its text, so this limit keeps a
+/// hostile gzip within a few GiB of memory.
 pub const LARGEST: u64 = 128 << 20;
 
-/// A file that could not be understood.
+/// Why a file could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// It can't be read at all.
+    /// The file can't be opened or read.
     #[error(transparent)]
     File(#[from] FileError),
-    /// It is not what it should be.
+    /// The content is wrong.
     #[error("{}: {problem}", path.display())]
     Content {
         /// The file.
         path: PathBuf,
-        /// Where in it, what, and what to do.
+        /// The place, what is wrong, and the remedy.
         problem: String,
     },
 }
@@ -50,17 +50,17 @@ impl ReadError {
 /// Reads the graph of a `*.graph.json`, gzipped or not.
 ///
 /// # Errors
-/// Naming the file, the line and column or the tensor or operator, and what to do.
+/// An error that names the file, the line and column or the tensor or operator, and the remedy.
 pub fn read(path: &Path) -> Result<Graph, ReadError> {
     let file: GraphFile<'_> = parse(path)?;
     resolve(file).map_err(|e| ReadError::content(path, e))
 }
 
-/// Reads any JSON file into its serde type, streaming, so that what is not that type fails early
-/// and in little memory.
+/// Reads any JSON file into its serde type as a stream, so that a file of another form fails early
+/// and takes little memory.
 ///
 /// # Errors
-/// Naming the file, the line and column, and what was found.
+/// An error that names the file, the line and column, and what was found.
 pub fn parse<T: DeserializeOwned>(path: &Path) -> Result<T, ReadError> {
     let mut reader = BufReader::with_capacity(1 << 16, files::open(path)?.take(LARGEST));
     let result = serde_json::from_reader(&mut reader);
@@ -97,13 +97,13 @@ pub fn canonical(graph: &Graph) -> Vec<u8> {
     all
 }
 
-/// SHA-256 of [`canonical`], in hex: the same for two files that say the same.
+/// SHA-256 of [`canonical`] in hex: the same for two files with the same content.
 #[must_use]
 pub fn sha256(graph: &Graph) -> String {
     Sha256::digest(canonical(graph)).iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// Writes with a line for each tensor and operator, so that files can be read and compared line by
+/// Writes one line for each tensor and operator, so that files can be read and compared line by
 /// line.
 fn emit(out: &mut dyn Write, graph: &Graph) -> io::Result<()> {
     let mut out = io::BufWriter::with_capacity(1 << 16, out);
@@ -140,11 +140,11 @@ fn emit(out: &mut dyn Write, graph: &Graph) -> io::Result<()> {
     out.flush()
 }
 
-/// What an `optimizer` must be.
+/// What an `optimizer` must have.
 const OPTIMIZER: &str =
     "it has either one group's `class` and `values`, or `groups`, which may not be empty";
 
-/// Whether only version 2 has words for the graph: parameter groups, schedules, modules.
+/// Whether the graph needs version 2: it has parameter groups, schedules or modules.
 fn is_second(graph: &Graph) -> bool {
     graph.operators.iter().any(|o| o.group.is_some() || o.module.is_some())
         || graph
@@ -153,7 +153,7 @@ fn is_second(graph: &Graph) -> bool {
             .is_some_and(|o| o.groups.len() > 1 || o.groups.iter().any(|g| !g.schedules.is_empty()))
 }
 
-/// The JSON of a small value.
+/// A small value as JSON.
 pub(crate) fn text(value: &impl serde::Serialize) -> io::Result<String> {
     serde_json::to_string(value).map_err(io::Error::from)
 }
@@ -179,7 +179,7 @@ fn tensor_form<'a>(graph: &'a Graph, tensor: &'a Tensor) -> TensorForm<'a> {
     }
 }
 
-/// The bytes of a tensor whose storage is just its elements.
+/// The bytes of a tensor whose storage holds just its elements.
 fn natural_bytes(dtype: super::Dtype, shape: &[u64]) -> Option<u64> {
     shape.iter().try_fold(dtype.size(), |all, &n| all.checked_mul(n))
 }
@@ -248,7 +248,7 @@ fn arg_form<'a>(graph: &'a Graph, arg: &'a Arg) -> ArgForm<'a> {
     }
 }
 
-/// Names to positions, while a file is resolved.
+/// The positions of names, while a file is resolved.
 struct Names {
     tensors: HashMap<String, TensorId>,
     list: Vec<Tensor>,
@@ -258,7 +258,7 @@ fn resolve(file: GraphFile<'_>) -> Result<Graph, GraphError> {
     if u32::try_from(file.tensors.len()).is_err() || u32::try_from(file.operators.len()).is_err() {
         return Err(GraphError::TooLarge);
     }
-    // Of two with one name either may be found here: Graph::new refuses both.
+    // If two operators have one name, either is found here; Graph::new refuses both.
     let operators: HashMap<_, _> = file
         .operators
         .iter()
@@ -376,7 +376,7 @@ impl Names {
         })
     }
 
-    /// A list, by what its entries are. Numbers of which one has a point are floats.
+    /// The kind of a list, from its entries. Numbers of which one has a point are floats.
     fn list_arg(&self, items: Vec<Item<'_>>) -> Result<Arg, String> {
         let all = |test: fn(&Item<'_>) -> bool| items.iter().all(test);
         if all(|i| matches!(i, Item::Int(_))) {

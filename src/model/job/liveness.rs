@@ -1,30 +1,30 @@
 //! Residency without a plan: every tensor from its generation to its last use.
 //!
-//! Computes the peak that plans are measured against, what stands at it, the floor that no plan can
-//! go below, and bytes by role.
+//! It gives the peak that plans are measured against, the tensors resident at it, the floor below
+//! which no plan can go, and bytes by role.
 
 use std::collections::BTreeMap;
 
 use super::graph::{Graph, Role};
 use crate::units::{Bytes, OpId, TensorId};
 
-/// A tensor that stands at the peak.
+/// A tensor that is resident at the peak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Standing {
     /// The tensor.
     pub tensor: TensorId,
-    /// What it occupies, rounded to blocks.
+    /// Its bytes, rounded to blocks.
     pub bytes: Bytes,
-    /// Who made it; `None` for what exists before the iteration.
+    /// The operator that generates it; `None` for tensors older than the iteration.
     pub made_by: Option<OpId>,
 }
 
-/// What follows from last-use lives. All sizes rounded to blocks unless said otherwise.
+/// The memory of a job under liveness. Sizes are rounded to blocks unless a field says otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Liveness {
     /// Bytes resident during each operator, its outputs and workspace included.
     pub resident: Vec<Bytes>,
-    /// The largest of them; what always stays, where there are no operators.
+    /// The largest of them. Without operators: the bytes that are always resident.
     pub peak: Bytes,
     /// The operator during which the peak is first reached.
     pub peak_at: Option<OpId>,
@@ -32,8 +32,8 @@ pub struct Liveness {
     pub at_peak: Vec<Standing>,
     /// The workspace of the operator at the peak.
     pub workspace_at_peak: Bytes,
-    /// The largest working set of one operator: what it touches, and its workspace. Everything else
-    /// can leave.
+    /// The largest working set of one operator: the tensors that it touches and its workspace. All
+    /// other tensors can leave meanwhile.
     pub floor: Bytes,
     /// The first operator with that working set.
     pub floor_at: Option<OpId>,
@@ -43,20 +43,20 @@ pub struct Liveness {
     pub by_role: BTreeMap<Role, Bytes>,
 }
 
-/// When a tensor is resident, in operators, both ends included.
+/// The operators during which a tensor is resident, first and last included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Span {
-    /// All the time: nothing generates it.
+    /// All the time, because no operator generates it.
     Always,
     /// From its generation to its last use.
     Within {
         /// The operator that generates it.
         first: OpId,
-        /// The last that touches it.
+        /// The last operator that touches it.
         last: OpId,
     },
-    /// From its generation to the end, and from the start of the next iteration until the operator
-    /// before `until`.
+    /// From its generation to the end of the iteration, and from the start of the next one until
+    /// the operator before `until`.
     Wraps {
         /// The operator that generates it.
         first: OpId,
@@ -99,13 +99,13 @@ impl Span {
 }
 
 impl Liveness {
-    /// Finds it, in time linear in the graph.
+    /// Computes the figures of a graph, in linear time.
     #[must_use]
     pub fn of(graph: &Graph) -> Self {
         let spans = spans(graph);
         let size = |tensor: TensorId| graph.tensor(tensor).bytes.in_blocks();
         let mut always = Bytes::ZERO;
-        // What begins at and what ends before each operator.
+        // Bytes that begin at each operator, and bytes that end before it.
         let mut begins = vec![Bytes::ZERO; graph.operators.len() + 1];
         let mut ends = begins.clone();
         for (index, span) in spans.iter().enumerate() {
@@ -255,8 +255,8 @@ mod tests {
         ];
         let graph = Graph::new("g".to_owned(), tensors, operators, None, None, None).unwrap();
         let live = Liveness::of(&graph);
-        // Always: w 1024, never touched 512. Then a 2048, b 512, g 1024 (and the last iteration's g
-        // during "make a").
+        // Always resident: w 1024, never touched 512. Then a 2048, b 512, g 1024; g of the last
+        // iteration also during "make a".
         assert_eq!(
             live.resident,
             [1536 + 2048 + 1024, 1536 + 2048 + 512 + 512, 1536 + 512 + 1024, 1536 + 1024]

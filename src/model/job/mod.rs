@@ -1,7 +1,7 @@
-//! What is to be computed: one training or inference iteration, repeated.
+//! The job: one training or inference iteration, repeated.
 //!
-//! The graph (tensors, operators, phases), its file form, importers of what frameworks record,
-//! and what follows from the graph alone: order, liveness, floor.
+//! This is the graph (tensors, operators, phases), its file form, importers of recorded traces, and
+//! what follows from the graph alone: order, liveness, floor.
 
 mod build;
 pub mod chakra;

@@ -1,33 +1,33 @@
-//! Optimizers and their parameter groups, and one row for each optimizer that neap steps itself.
+//! Optimizers, their parameter groups, and the optimizers that neap steps itself.
 //!
-//! [`RULES`] is what the importer and the runner share: the class, the update operator, its states
-//! and its hyperparameters. An optimizer that has no row keeps the operators that were recorded.
+//! [`RULES`] has a row for each optimizer that neap steps itself: class, update operator, states
+//! and hyperparameters. Importer and runner share it. Other optimizers keep the recorded operators.
 
 use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The parameter groups of all optimizers of a job. An update operator names its group by position.
+/// The parameter groups of all optimizers of a job. An update operator gives its group's position.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Optimizer {
-    /// At least one.
+    /// The groups; at least one.
     pub groups: Vec<Group>,
 }
 
-/// Parameters that are stepped with the same hyperparameters.
+/// Parameters that share their hyperparameters.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Group {
-    /// The framework's class: one of [`RULES`], or another.
+    /// The framework's class: one of [`RULES`], or another class.
     pub class: String,
     /// Hyperparameters by the framework's names; betas are `beta1` and `beta2`, flags are 0 or 1.
     pub values: BTreeMap<String, f64>,
-    /// Hyperparameters that change from step to step: the value of each step from the first. The
-    /// last one stays. What is not here has its value of `values` in all steps.
+    /// The values of hyperparameters that change, for each step from the first. The last value
+    /// stays. A hyperparameter without a schedule has its value in `values` in all steps.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub schedules: BTreeMap<String, Vec<f64>>,
-    /// Values were recovered from rounded scalars rather than recorded.
+    /// Whether values were recovered from rounded scalars.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub recovered: bool,
 }
@@ -41,7 +41,7 @@ impl Group {
         schedule.and_then(|s| s.get(at).or(s.last())).or_else(|| self.values.get(name)).copied()
     }
 
-    /// Whether a flag is set or a number is other than 0.
+    /// Whether the hyperparameter is present and not 0.
     #[must_use]
     pub fn on(&self, name: &str) -> bool {
         self.values.get(name).is_some_and(|v| *v != 0.0)
@@ -49,13 +49,13 @@ impl Group {
 }
 
 impl Optimizer {
-    /// One group of all parameters.
+    /// An optimizer with one group of all parameters.
     #[must_use]
     pub fn of(group: Group) -> Self {
         Self { groups: vec![group] }
     }
 
-    /// The group that an update operator names; the first when it names none.
+    /// The group that an update operator steps; the first when it gives none.
     #[must_use]
     pub fn group(&self, named: Option<u32>) -> Option<&Group> {
         self.groups.get(named.unwrap_or(0) as usize)
@@ -68,21 +68,21 @@ impl Optimizer {
     }
 }
 
-/// An optimizer that neap steps itself, one update operator for each parameter.
+/// An optimizer that neap steps itself, with one update operator for each parameter.
 #[derive(Debug)]
 pub struct Rule {
-    /// The framework's class.
+    /// The framework's class name.
     pub class: &'static str,
     /// The update operator. Its arguments are the parameter, its gradient and the states.
     pub kind: &'static str,
     /// States by the framework's names, in the order of the update's arguments, each with the
-    /// hyperparameter that turns it on; `""`: it is always there.
+    /// hyperparameter that turns it on; `""` if the state is always there.
     pub states: &'static [(&'static str, &'static str)],
-    /// Hyperparameters without which there is no step.
+    /// Hyperparameters that a step cannot do without.
     pub needs: &'static [&'static str],
-    /// What the framework adds under a root where nothing else is known.
+    /// The framework's default for `eps`.
     pub eps: f64,
-    /// The framework's fused operator, without `_fused_` and the last `_`; `""`: it has none.
+    /// The short name of the fused operator: `adam` for `_fused_adam_`; `""` if there is none.
     pub fused: &'static str,
     /// The fused operator's lists after parameters and gradients.
     pub fused_lists: &'static [&'static str],
@@ -138,25 +138,25 @@ pub const RULES: [Rule; 5] = [
 ];
 
 impl Rule {
-    /// The row of a framework's class.
+    /// The rule of a framework's class.
     #[must_use]
     pub fn of_class(class: &str) -> Option<&'static Self> {
         RULES.iter().find(|r| r.class == class)
     }
 
-    /// The row of an update operator.
+    /// The rule of an update operator.
     #[must_use]
     pub fn of_kind(kind: &str) -> Option<&'static Self> {
         RULES.iter().find(|r| r.kind == kind)
     }
 
-    /// The row of a fused operator of the framework, by its short name.
+    /// The rule of a fused operator of the framework, by its short name.
     #[must_use]
     pub fn of_fused(base: &str) -> Option<&'static Self> {
         RULES.iter().find(|r| !base.is_empty() && r.fused == base)
     }
 
-    /// The states that a group's updates have, in the order of their arguments.
+    /// The states of a group's updates, in the order of the update's arguments.
     pub fn states_of(&self, group: &Group) -> impl Iterator<Item = &'static str> {
         let is_on = |flag: &str| flag.is_empty() || group.on(flag);
         self.states.iter().filter(move |(_, flag)| is_on(flag)).map(|(key, _)| *key)

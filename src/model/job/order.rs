@@ -1,8 +1,9 @@
-//! The order of execution: from what reads what, deterministically.
+//! The order of execution, which follows from reads and writes and is deterministic.
 //!
-//! A reader of a version comes after its writer; the writer of the next version after the writer
-//! and all readers of the one before; a kept tensor is generated after the operator that frees the
-//! last iteration's. Among operators that may run, the one listed first does.
+//! An operator that reads a version runs after the one that writes it. The operator that writes the
+//! next version runs after all that write or read the version before. A tensor that is kept round
+//! the end of the iteration is generated after the operator that frees the last iteration's. Of the
+//! operators that may run next, the one listed first runs.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -14,10 +15,10 @@ use super::build::Versions;
 use super::graph::{GraphError, Operator, Tensor};
 use crate::units::TensorId;
 
-/// Who must run before whom; nodes are positions in the listing.
+/// Which operator must run before which; nodes are positions in the listing.
 pub(super) type Dependencies = DiGraph<(), (), u32>;
 
-/// The dependencies of a listing. Linear in the number of operands.
+/// The dependencies of a listing, in time linear in the number of operands.
 pub(super) fn dependencies(
     tensors: &[Tensor],
     operators: &[Operator],
@@ -45,7 +46,7 @@ pub(super) fn dependencies(
             if let Some(writer) = versions.writer(operand.tensor, operand.version) {
                 edge(&mut before, writer, then);
             }
-            // An update may read what it replaces.
+            // An update may read the version that it replaces.
             if let Some(next) =
                 operand.version.checked_add(1).and_then(|v| versions.writer(operand.tensor, v))
                 && next != then
@@ -110,7 +111,7 @@ pub(super) fn order(operators: &[Operator], before: &Dependencies) -> Result<Vec
     Err(GraphError::Cycle { operators: names })
 }
 
-/// A shortest circle through the earliest listed operator that is on one.
+/// A shortest circle through the operator that is listed first among those on circles.
 fn circle(before: &Dependencies) -> Vec<NodeIndex> {
     let components = kosaraju_scc(before);
     let mut component = vec![0; before.node_count()];

@@ -85,8 +85,7 @@ impl FromStr for Config {
     type Err = ConfigError;
 
     /// Reads text such as `max_split_size_mb:64,roundup_power2_divisions:[256:1,>:8]`. Empty text
-    /// is the
-    /// default. As in `PyTorch`, white space is ignored and a comma may end the text.
+    /// is the default. As in `PyTorch`, white space is ignored and a comma may end the text.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         read(text).map_err(|problem| ConfigError { problem })
     }
@@ -220,8 +219,8 @@ fn share(_: &str, value: &str) -> Option<f64> {
     value.parse().ok().filter(|v: &f64| v.is_finite())
 }
 
-/// Reads one number for all intervals, or a list such as `[256:1,512:2,>:8]`: one step up to
-/// 256 MiB, two at 512 MiB, eight above. As in `PyTorch`, intervals between listed ones get none.
+/// Reads one number for all intervals, or a list such as `[256:1,512:2,>:8]`: one step up to 256
+/// MiB, two at 512 MiB, eight above. As in `PyTorch`, intervals between listed ones get none.
 fn divisions(key: &str, value: &str) -> Result<[u64; INTERVALS], String> {
     let steps = |text: &str, least: u64| match whole(key, text)? {
         n if n >= least && (n == 0 || n.is_power_of_two()) => Ok(n),

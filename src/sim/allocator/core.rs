@@ -199,8 +199,7 @@ impl<R: Rules> Core<R> {
     ///
     /// # Errors
     /// When neither cached blocks nor the device can serve the request, even after all that can be
-    /// given
-    /// back was given back.
+    /// given back was given back.
     pub fn allocate(&mut self, bytes: Bytes, stream: u32) -> Result<BlockHandle, OutOfMemory> {
         if bytes == Bytes::ZERO {
             return Ok(BlockHandle::NOTHING);
@@ -227,8 +226,7 @@ impl<R: Rules> Core<R> {
     }
 
     /// Gives a block back to its pool and merges it with its free neighbours. A handle of a block
-    /// that
-    /// is not in use is ignored.
+    /// that is not in use is ignored.
     pub fn free(&mut self, handle: BlockHandle) {
         let block = handle.0;
         let Some(b) = self.blocks.get_mut(block as usize).filter(|b| b.state == State::Used) else {
@@ -336,8 +334,7 @@ impl<R: Rules> Core<R> {
     }
 
     /// Takes new memory for a block, which is not put in its list. Before each attempt the
-    /// framework's
-    /// rules do their next step.
+    /// framework's rules do their next step.
     fn fresh_block(&mut self, list: u32, want: &Want) -> Option<u32> {
         for step in 0.. {
             match R::before_asking(self, want, step) {
@@ -402,8 +399,7 @@ impl<R: Rules> Core<R> {
     }
 
     /// Merges the neighbour `other` into `block` (which is in no list) if both are free and of the
-    /// same
-    /// kind. Returns whether it did.
+    /// same kind. Returns whether it did.
     fn merge(&mut self, block: u32, other: u32) {
         let state = self.blocks[block as usize].state;
         let Some(o) = self.blocks.get(other as usize).filter(|o| o.state == state) else { return };

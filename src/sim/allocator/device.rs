@@ -17,8 +17,7 @@ const GAP: u64 = GRANULE;
 const END: u64 = 1 << 63;
 
 /// A device's memory. Virtual addresses only grow. A call fails when the sum of the memory held
-/// would
-/// exceed the capacity, never for want of a contiguous place.
+/// would exceed the capacity, never for want of a contiguous place.
 #[derive(Clone, Debug)]
 pub struct Device {
     capacity: u64,
@@ -48,8 +47,7 @@ impl Device {
     }
 
     /// The least capacity at which one of the calls refused so far would have succeeded; `None` if
-    /// no
-    /// call was refused.
+    /// no call was refused.
     #[must_use]
     pub const fn refused(&self) -> Option<Bytes> {
         if self.wanted == u64::MAX { None } else { Some(Bytes(self.wanted)) }

@@ -3,8 +3,7 @@
 //!
 //! Keys are kept in sorted runs of at most [`FULL`] entries. A binary search over each run's first
 //! key finds the run. A lookup and a change touch two short arrays. For the usual hundreds of
-//! blocks
-//! this is twice as fast as a B-tree, and for millions it is no slower.
+//! blocks this is twice as fast as a B-tree, and for millions it is no slower.
 
 /// The longest run; a run that would grow longer is split into two halves.
 const FULL: usize = 64;

@@ -18,12 +18,10 @@ pub struct Report {
     /// Requests replayed.
     pub events: u64,
     /// Counters at the end, and the peak of each counter on its own. Peaks are over the states
-    /// between
-    /// requests.
+    /// between requests.
     pub stats: Stats,
     /// The counters when `reserved` was at its peak; of several such states the one with most bytes
-    /// in
-    /// use.
+    /// in use.
     pub at_peak: Stats,
     /// The index of the request after which this state first occurred.
     pub peak_index: u64,
@@ -130,8 +128,7 @@ pub fn replay(
 }
 
 /// Replays all requests. After each it calls `seen` with the request's index, whether it was
-/// served,
-/// and the allocator.
+/// served, and the allocator.
 pub fn observe(
     requests: &[Request],
     config: &Config,
@@ -202,8 +199,7 @@ pub struct Smallest {
     /// Bytes, in whole granules. The sequence has been replayed on exactly this capacity.
     pub capacity: Bytes,
     /// Whether every smaller capacity is known to fail. A sequence can survive on one capacity and
-    /// fail
-    /// on a larger one, so without this proof a smaller capacity may do.
+    /// fail on a larger one, so without this proof a smaller capacity may do.
     pub proven: bool,
 }
 
@@ -250,8 +246,7 @@ pub fn smallest_capacity(
             break;
         }
         // With a memory fraction or segments rounded up to granules, the device must have more than
-        // was
-        // reserved.
+        // was reserved.
         low = high;
         high *= 2;
         if high > LARGEST_DEVICE.0 {

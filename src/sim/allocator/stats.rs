@@ -3,8 +3,7 @@
 use crate::units::Bytes;
 
 /// Counters and peaks. A peak is over the states between requests, as an observer sees them who
-/// looks
-/// after each request.
+/// looks after each request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Bytes of blocks in use, rounded.

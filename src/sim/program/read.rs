@@ -93,8 +93,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Tensors that no operator generates start on the device, unless their first event is a
-    /// swap-in
-    /// that comes before any use.
+    /// swap-in that comes before any use.
     fn begin_iteration(&mut self, events: &[Event]) {
         let mut on_host = vec![false; self.graph.tensors.len()];
         let mut first_use = vec![usize::MAX; self.graph.tensors.len()];

@@ -1,6 +1,5 @@
 //! Checks that a device's memory is safe, from plain figures. This is an independent proof: it
-//! shares
-//! no code with lanes, layout or engine.
+//! shares no code with lanes, layout or engine.
 
 /// A device's memory at an iteration boundary.
 #[derive(Clone, Debug, Default)]

@@ -23,8 +23,7 @@ pub enum Mode {
     /// memory and is never shared.
     AsReleased,
     /// neap's own rules. Lanes shrink, and persistent memory may move to the host if the policy
-    /// says
-    /// so.
+    /// says so.
     Neap,
 }
 
@@ -236,8 +235,7 @@ impl Lanes {
     }
 
     /// A resident needs more than it was admitted with. Returns whether it gets that. If not,
-    /// nothing
-    /// changes, and the job must leave before its next iteration.
+    /// nothing changes, and the job must leave before its next iteration.
     pub fn grow(&mut self, job: JobId, persistent: Bytes, ephemeral: Bytes) -> bool {
         let (persistent, ephemeral) = self.charge(persistent, ephemeral);
         let Some(&(held, lane)) = self.jobs.get(&job) else { return false };

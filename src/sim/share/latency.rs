@@ -2,9 +2,8 @@
 //! a time.
 //!
 //! The gaps between requests are drawn uniformly from 0 to twice the mean, in integers from a
-//! seeded
-//! generator, so that runs repeat on any machine. Iterations are slowed by the mean slowdown of the
-//! device while the job was served.
+//! seeded generator, so that runs repeat on any machine. Iterations are slowed by the mean slowdown
+//! of the device while the job was served.
 
 use rand_core::Rng;
 use rand_pcg::Pcg64;

@@ -84,8 +84,7 @@ impl Layout {
             Item::Lane(id) => lanes.lane(id).map(|l| l.size.0),
         };
         // Items that leave or shrink make room first. A lane keeps its upper end, persistent memory
-        // its
-        // lower end.
+        // its lower end.
         for &item in &*changed {
             match (self.items.get(&item).copied(), wanted(item)) {
                 (Some(_), None) => self.remove(item),
@@ -146,8 +145,7 @@ impl Layout {
     }
 
     /// The offset in the smallest hole that is large enough: at its bottom for persistent memory,
-    /// at
-    /// its top for a lane.
+    /// at its top for a lane.
     fn hole(&self, item: Item, size: u64) -> Option<u64> {
         if size == 0 {
             return Some(0);

@@ -14,8 +14,7 @@ pub enum Mechanism {
     /// Equal partitions of memory and compute, one process in each.
     Static,
     /// A process for each job, with its own memory and context. Kernels run side by side, and no
-    /// job
-    /// gives way.
+    /// job gives way.
     Mps,
     /// As `Mps`, but more memory is promised than the device has. The excess is paged in and out in
     /// every iteration.
@@ -236,8 +235,7 @@ impl Room {
     }
 
     /// Changes an admitted job's need from `from` to the larger `to`. Returns whether there is
-    /// room; if
-    /// not, nothing changes.
+    /// room; if not, nothing changes.
     pub fn grow(&mut self, id: u32, from: Need, to: Need) -> bool {
         match self {
             Self::Lanes(lanes) => lanes.grow(id, to.0, to.1),

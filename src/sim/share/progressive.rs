@@ -18,8 +18,7 @@ pub enum End {
 }
 
 /// Runs jobs that take `step` bytes at a time, in turn. With `lanes`, no job starts an iteration
-/// that
-/// would break the safety condition.
+/// that would break the safety condition.
 #[must_use]
 pub fn run(capacity: Bytes, jobs: &[Job], step: Bytes, lanes: bool) -> End {
     let step = step.0.max(1);
@@ -52,8 +51,7 @@ pub fn run(capacity: Bytes, jobs: &[Job], step: Bytes, lanes: bool) -> End {
             moved = true;
             if held[at] == persistent.0 + ephemeral.0 {
                 // The iteration ends: the job gives its ephemeral bytes back, and after its last
-                // iteration all
-                // its bytes.
+                // iteration all its bytes.
                 left[at] -= 1;
                 held[at] = if left[at] == 0 { 0 } else { persistent.0 };
                 runner = None;

@@ -71,8 +71,8 @@ struct Roles {
 }
 
 /// Reads the need of a file that `neap estimate --json` wrote. Parameters, buffers, optimizer
-/// states
-/// and library workspaces persist. All other bytes that the allocator reserves are ephemeral.
+/// states and library workspaces persist. All other bytes that the allocator reserves are
+/// ephemeral.
 ///
 /// # Errors
 /// When the file can't be used; the error names it.

@@ -2,8 +2,8 @@
 //! and written from one.
 //!
 //! Reading gives the requests of a real job's allocator, from the state in which the recording
-//! began.
-//! Stacks and names are left out. [`mod@write`] makes the file that PyTorch would have recorded.
+//! began. Stacks and names are left out. [`mod@write`] makes the file that PyTorch would have
+//! recorded.
 
 mod pickle;
 mod sequence;
@@ -34,13 +34,11 @@ pub struct Snapshot {
     /// The device's number.
     pub device: u32,
     /// Every request in order. A request that failed when it was recorded is in the list, followed
-    /// by
-    /// its free.
+    /// by its free.
     pub requests: Vec<Request>,
     /// Bytes that PyTorch held in segments after each request. A replay with `settings` on
-    /// `capacity`
-    /// bytes reaches the same. `None` when the recording contradicts itself, or began with segments
-    /// whose layout it doesn't say.
+    /// `capacity` bytes reaches the same. `None` when the recording contradicts itself, or began
+    /// with segments whose layout it doesn't say.
     pub expected_reserved: Option<Vec<u64>>,
     /// How many of `requests`, at the front, stand for blocks that were live before the recording
     /// began.

@@ -3,8 +3,7 @@
 //!
 //! A snapshot records allocations with their requested bytes, when a free was requested and when it
 //! completed (later, if another stream still used the block), and the segments taken and given
-//! back.
-//! Only `free_completed` counts as a free: a replay could not predict when it came.
+//! back. Only `free_completed` counts as a free: a replay could not predict when it came.
 //!
 //! `torch.cuda.empty_cache` itself leaves no event, only the segments that it gives back. But an
 //! allocation that fails and is tried again gives segments back too. A run of segments given back
@@ -14,9 +13,8 @@
 //! - No stacks were recorded, the run leaves no segment idle, and the next event can't be the rest
 //!   of an allocation that took a new segment or failed.
 //! - As before, but an allocation with new segments follows, and it can't have been short of
-//!   memory:
-//!   at another time PyTorch held as much as it would have held without the run. Besides, neither
-//!   `max_split_size_mb` nor garbage collection is set, which also give back segments.
+//!   memory: at another time PyTorch held as much as it would have held without the run. Besides,
+//!   neither `max_split_size_mb` nor garbage collection is set, which also give back segments.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -459,8 +457,7 @@ impl Builder<'_> {
     }
 
     /// Adds an allocation that failed when it was recorded, and its free, so that a replay in which
-    /// it
-    /// succeeds doesn't keep it.
+    /// it succeeds doesn't keep it.
     fn fail(&mut self, size: u64, stream: i64) -> Result<(), Problem> {
         let (id, stream) = (self.id()?, self.stream(stream)?);
         self.request(Request::Allocate { id, bytes: Bytes(size), stream })?;

@@ -131,8 +131,7 @@ impl Source {
     }
 
     /// Takes the bytes up to the next newline, and the newline. Returns the bytes, or `None` when
-    /// they
-    /// are longer than [`TEXT`].
+    /// they are longer than [`TEXT`].
     pub(super) fn line(&mut self) -> Result<Option<&[u8]>, Problem> {
         self.text.clear();
         let mut fits = true;

@@ -43,8 +43,7 @@ pub(super) enum Word {
     EmptyCache,
     MemoryPy,
     // Keys of the settings. Python keeps one empty string, so an empty configuration is often a
-    // shared
-    // string.
+    // shared string.
     Empty,
     Conf,
     MaxSplitSize,

@@ -211,8 +211,7 @@ impl Trace<'_> {
             Change::Unmapped => "segment_unmap",
         };
         // PyTorch's viewer fails on an event without a category when others have one, so segments
-        // get
-        // `unknown`.
+        // get `unknown`.
         let category = event.category.map(|_| UNKNOWN);
         self.entry(action, change.address, change.bytes, change.stream, event, category)
     }

@@ -22,23 +22,23 @@ use crate::output::{self, Answer, Ending, note};
 use crate::progress;
 use crate::settings::{Asked, Budget, DeviceFlags, JobArg, Outputs};
 
-/// Compare planners: what each makes of every budget on every device, beside what no plan can beat.
+/// Compare the plans of several planners for each budget and device with the best that is possible.
 ///
-/// Several jobs are planned together, against one memory and one link, and compared side by side.
+/// Several jobs are planned together for one memory and one link, and run side by side.
 ///
-/// Exits 0 when every budget was met by a planner, 1 when one was met by none.
+/// The exit code is 0 if some planner met each budget, and 1 if no planner met one of them.
 #[derive(clap::Args)]
 pub struct Flags {
-    /// The job, or several that share the device. FILE@0.5 swaps at most that share of a job's
-    /// tensors, and lets the other jobs give way first.
+    /// The job, or several jobs that share the device. In FILE@0.5 at most that share of a job's
+    /// tensors is swapped, and the other jobs give way first.
     #[arg(required = true, value_name = "FILE.graph.json[@SHARE]",
           value_parser = OsStringValueParser::new().try_map(JobArg::read))]
     graphs: Vec<JobArg>,
     /// The planners by name; all by default.
     #[arg(long, value_name = "NAME,…", value_delimiter = ',', value_parser = method)]
     planners: Vec<Method>,
-    /// Bytes (12GiB), shares of the unplanned peak (60%; of several jobs, of the sum of theirs), or
-    /// `min`. Budgets that the device cuts down to the same bytes are tried once.
+    /// Budgets: bytes (12GiB), shares of the unplanned peak (60%; for several jobs, of the sum of
+    /// their peaks), or `min`. A budget above the device's memory becomes the device's memory.
     #[arg(
         long,
         value_name = "BUDGET,…",
@@ -53,16 +53,16 @@ pub struct Flags {
     /// A table of measured latencies, used before the roofline.
     #[arg(long, value_name = "FILE.csv")]
     latencies: Option<PathBuf>,
-    /// Give the papers' peak and time beside the physical ones.
+    /// Also give peak and time by the papers' accounting.
     #[arg(long, value_enum, default_value_t = Accounting::Physical)]
     accounting: Accounting,
-    /// Write the table for sorting and plotting.
+    /// Write the table as CSV.
     #[arg(long, value_name = "FILE.csv")]
     csv: Option<PathBuf>,
     /// Draw time against memory.
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
-    /// Say how long planning took too, which differs from run to run.
+    /// Also report the time that planning took, which differs from run to run.
     #[arg(long)]
     timing: bool,
 }
@@ -103,8 +103,8 @@ impl Flags {
             .collect()
     }
 
-    /// The planners, each once for every job with the job's limit; those without such a limit are
-    /// left out.
+    /// The planners for each job, with the job's limit on swapping. Planners without such a limit
+    /// are left out.
     fn methods(&self) -> anyhow::Result<Vec<Vec<Method>>> {
         let asked = if self.planners.is_empty() { Method::all() } else { self.planners.clone() };
         let mut able = Vec::with_capacity(asked.len());
@@ -128,7 +128,7 @@ impl Flags {
         Ok(able)
     }
 
-    /// The budgets in bytes, `None` for the minimum, none twice.
+    /// The budgets in bytes without duplicates; `None` for the minimum.
     fn budgets(
         &self,
         peak: Bytes,
@@ -145,17 +145,17 @@ impl Flags {
     }
 }
 
-/// The jobs on one device.
+/// The job or jobs on one device.
 trait Case {
-    /// What holds for the jobs at any budget.
+    /// Figures of the jobs that do not depend on the budget.
     type Base: Serialize;
-    /// What a plan comes to.
+    /// Figures of a plan.
     type Figures: Serialize;
 
     fn device(&self) -> &Profile;
-    /// The unplanned peak, which budgets are shares of.
+    /// The unplanned peak, of which a budget may be a share.
     fn peak(&self) -> Bytes;
-    /// A row for each planner at each budget, budget by budget.
+    /// A row for each planner at each budget, sorted by budget.
     fn rows(
         &self,
         flags: &Flags,
@@ -172,7 +172,7 @@ struct Row<B, F> {
     device: String,
     planner: &'static str,
     budget: String,
-    /// Of a minimum, the bytes that were reached.
+    /// The budget in bytes. For `min`, the bytes that were reached.
     budget_bytes: Bytes,
     fits: bool,
     unplanned_peak_bytes: Bytes,
@@ -180,7 +180,7 @@ struct Row<B, F> {
     base: B,
     #[serde(flatten)]
     figures: Option<F>,
-    /// The least that was reached, where the budget was not met.
+    /// The lowest bytes that the planner reached, if it did not meet the budget.
     #[serde(skip_serializing_if = "Option::is_none")]
     lowest_bytes: Option<Bytes>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -214,7 +214,8 @@ impl<B, F> Row<B, F> {
         }
     }
 
-    /// The cells before the figures, and after them; a plan that does not fit has `width` cells.
+    /// The cells around the figures. For a plan that does not fit, the figures are `width` empty
+    /// cells.
     fn cells(&self, figures: Option<Vec<String>>, width: usize) -> Vec<String> {
         let mut cells = vec![self.device.clone(), self.budget.clone(), self.planner.to_owned()];
         let lowest = self.lowest_bytes.map(|lowest| format!("no: {lowest}"));
@@ -225,7 +226,7 @@ impl<B, F> Row<B, F> {
     }
 }
 
-/// All rows with their drawing, and whether each budget was met by a planner.
+/// All rows, their drawing, and whether some planner met each budget.
 struct Compared<B, F> {
     rows: Vec<Row<B, F>>,
     panels: Vec<Panel>,
@@ -260,7 +261,8 @@ fn compare<C: Case>(
     Ok(done)
 }
 
-/// `work(0)`, … `work(count - 1)` on all cores, or one after the other where planning is timed.
+/// Runs `work(0)` to `work(count - 1)` on all cores, or one after the other where planning is
+/// timed.
 fn each<T: Send>(
     flags: &Flags,
     count: usize,
@@ -290,7 +292,7 @@ fn write(
     }
 }
 
-/// Rows as a table with these columns; a dot in a column's name leads into an object.
+/// Writes rows as a table with these columns. A dot in a column's name leads into a nested object.
 fn write_csv(path: &Path, columns: &[&str], rows: &[impl Serialize]) -> anyhow::Result<()> {
     let mut writer = csv::Writer::from_writer(Vec::new());
     writer.write_record(columns.iter().map(|c| c.replace('.', "_")))?;

@@ -62,7 +62,7 @@ pub fn main(flags: &Flags, job: &JobArg, as_json: bool) -> anyhow::Result<Answer
     ending.with(Answer::yes_if(compared.all_met))
 }
 
-/// The job on a device, and what holds for all plans of it there.
+/// The job on a device, and figures that hold for all of its plans there.
 struct Site<'a> {
     graph: &'a Graph,
     liveness: &'a Liveness,
@@ -76,11 +76,11 @@ struct Site<'a> {
 #[derive(Serialize)]
 struct Base {
     unplanned_iteration_ns: Nanos,
-    /// No plan within the budget is quicker; `None` below the floor.
+    /// The lower bound of the iteration's time within the budget; `None` below the floor.
     bound_ns: Option<Nanos>,
 }
 
-/// What a plan comes to.
+/// Figures of a plan.
 #[derive(Serialize)]
 struct Figures {
     peak_bytes: Bytes,
@@ -91,7 +91,7 @@ struct Figures {
     stall_ns: Nanos,
     moved_bytes: Bytes,
     recomputed_bytes: Bytes,
-    /// No plan that takes as long has a lower peak.
+    /// The lower bound of the peak of plans with this iteration time.
     bound_bytes: Bytes,
     extra: ExtraReport,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -173,7 +173,7 @@ impl Site<'_> {
     }
 }
 
-/// Points of the bound's curve.
+/// Number of points of the bound's curve.
 const LEVELS: u64 = 24;
 
 impl Case for Site<'_> {
@@ -207,7 +207,7 @@ impl Case for Site<'_> {
     }
 
     fn panel(&self, rows: &[Row<Base, Figures>], methods: &[Vec<Method>]) -> Panel {
-        // From the lowest of the plans to the unplanned peak.
+        // From the lowest peak of the plans to the unplanned peak.
         let peaks = rows.iter().filter_map(|r| r.figures.as_ref()).map(|f| f.peak_bytes.0);
         let highest = self.liveness.peak.0;
         let lowest = peaks.min().unwrap_or(highest).min(highest);
@@ -224,7 +224,7 @@ impl Case for Site<'_> {
     }
 }
 
-/// How planners compare on one job.
+/// The comparison of planners on one job.
 #[derive(Serialize)]
 struct Report {
     graph: String,
@@ -310,7 +310,7 @@ const CSV: [&str; 26] = [
     "extra.contention_ns",
 ];
 
-/// With `--accounting paper`, these too.
+/// Further columns with `--accounting paper`.
 const PAPER: [&str; 14] = [
     "paper.peak_bytes",
     "paper.iteration_ns",

@@ -1,5 +1,5 @@
-//! `neap compare` of several jobs: each planner plans all of them together, and they run side by
-//! side.
+//! `neap compare` of several jobs: each planner plans all of them together, and the jobs run side
+//! by side.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -54,7 +54,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     ending.with(Answer::yes_if(compared.all_met))
 }
 
-/// All jobs on a device, and what holds for all plans of them.
+/// All jobs on a device, and figures that hold for all of their plans.
 struct Scene<'a> {
     args: &'a [JobArg],
     graphs: &'a [Graph],
@@ -69,16 +69,16 @@ struct Base {
     unplanned_round_ns: Nanos,
 }
 
-/// What a plan comes to.
+/// Figures of a plan.
 #[derive(Serialize)]
 struct Figures {
-    /// Each job's own peak, summed: no alignment of their iterations has more.
+    /// Sum of the jobs' own peaks. No alignment of their iterations has a higher peak.
     peak_bytes: Bytes,
-    /// The most that the simulation saw at once.
+    /// The largest sum of resident bytes in the simulation.
     seen_peak_bytes: Bytes,
     arena_bytes: Bytes,
     round_ns: Nanos,
-    /// Iterations alone, summed.
+    /// Sum of the iterations' times alone.
     in_turn_ns: Nanos,
     #[serde(flatten)]
     shares: Shares,
@@ -88,7 +88,7 @@ struct Figures {
     h2d_busy: f64,
     d2h_busy: f64,
     overlapping_copies: usize,
-    /// How the planner planned, where it had a choice.
+    /// The way in which the planner planned, where it has several.
     way: String,
 }
 
@@ -220,8 +220,7 @@ impl Case for Scene<'_> {
         bar: &ProgressBar,
     ) -> anyhow::Result<Vec<Row<Base, Figures>>> {
         let column = |method: usize| {
-            // Budgets share what a planner plans on the way down, except where its time is asked
-            // for.
+            // Budgets share what a planner plans for higher budgets, unless its time is measured.
             let mut memo = Memo::default();
             let mut next = |&budget: &(Budget, Option<Bytes>)| {
                 if flags.timing {
@@ -255,7 +254,7 @@ impl Case for Scene<'_> {
     }
 }
 
-/// How planners compare on several jobs.
+/// The comparison of planners on several jobs.
 #[derive(Serialize)]
 struct Report {
     graphs: Vec<String>,

@@ -1,4 +1,4 @@
-//! What an estimate is written to: curves, a picture, a table of modules.
+//! The files of an estimate: curves, a picture, a table of modules.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ use neap::units::Nanos;
 use super::Estimate;
 use crate::output;
 
-/// A layer for each role.
+/// There is a layer for each role.
 const _: () = assert!(Role::ALL.len() == LAYERS);
 
 pub fn curve(path: &Path, forecast: &Forecast, config: &Config) -> anyhow::Result<()> {
@@ -65,7 +65,7 @@ pub fn plot(
     observe(&forecast.requests, config, LARGEST_DEVICE, None, |index, ok, allocator| {
         match forecast.requests[index] {
             Request::Allocate { id, bytes, .. } if ok => now.layers[layer(id)] += bytes.0,
-            // Freeing what was never given counts nothing.
+            // Freeing an id whose allocation failed changes nothing.
             Request::Free { id } => {
                 let sum = &mut now.layers[layer(id)];
                 *sum = sum.saturating_sub(forecast.blocks[id as usize].bytes);
@@ -78,7 +78,7 @@ pub fn plot(
     });
     let names = Role::ALL.map(|r| r.name().replace('_', " "));
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    // A device far above the curve would only flatten it.
+    // A line for a device far above the curve would flatten the curve.
     let reserved = estimate.answer.stats.peak_reserved.0;
     let near = estimate.judged.iter().filter(|j| limited && j.available.0 / 2 <= reserved);
     let lines: Vec<Line<'_>> = near.map(|j| Line { name: &j.device, value: j.available }).collect();
@@ -97,7 +97,7 @@ pub fn plot(
     Ok(())
 }
 
-/// The modules that take anything, as CSV.
+/// The modules that use any memory, as CSV.
 pub fn by_module(usages: &[Usage]) -> anyhow::Result<String> {
     let mut table = csv::Writer::from_writer(Vec::new());
     table.write_record([

@@ -1,4 +1,4 @@
-//! `neap estimate`: the GPU memory that a job will take, from a trace of it on a CPU.
+//! `neap estimate`: the GPU memory that a job needs, from a trace of the job on a CPU.
 
 mod files;
 mod tell;
@@ -25,46 +25,46 @@ use crate::settings::{self, Outputs};
 /// Estimate the GPU memory of a job from PyTorch's profile of it on a CPU.
 #[derive(clap::Args)]
 pub struct Flags {
-    /// What torch.profiler's export_chrome_trace wrote (profile_memory, record_shapes and
-    /// with_stack on; may be gzipped).
+    /// The file that torch.profiler's export_chrome_trace wrote, with profile_memory, record_shapes
+    /// and with_stack on; may be gzipped.
     #[arg(required = true)]
     traces: Vec<PathBuf>,
-    /// A built-in device or a *.device.json file, less its context's reserve; several may be named.
-    /// The first decides the figures. Without one: figures of h100, and a verdict for each built-in
-    /// GPU.
+    /// A built-in device or a *.device.json file. Its memory counts less the context's reserve. The
+    /// figures are for the first device named. By default they are for h100, and each built-in GPU
+    /// gets a verdict.
     #[arg(long, value_name = "NAME|FILE")]
     device: Vec<String>,
     /// The allocator's settings, as in PYTORCH_CUDA_ALLOC_CONF.
     #[arg(long, value_name = "CONF", allow_hyphen_values = true, default_value = "")]
     alloc_conf: String,
-    /// What cuDNN takes around each convolution. Not in the trace; none if not given.
+    /// The workspace of cuDNN around each convolution, which the trace does not have.
     #[arg(long, value_name = "BYTES", default_value = "0", value_parser = workspace)]
     cudnn_workspace: Bytes,
-    /// Rules to leave out, to see what each does.
+    /// Rules to switch off, to see what each does.
     #[arg(long, value_name = "RULE,...", value_delimiter = ',', value_parser = rule)]
     without: Vec<Rule>,
-    /// Whose rules make the estimate.
+    /// The rules that make the estimate.
     #[arg(long, value_name = "RULES", default_value = "neap")]
     rules: settings::Rules,
-    /// What would be if: zero-grad=start|backward, dtype=bf16. How well that was seen to work is
+    /// Edit the job: zero-grad=start|backward, dtype=bf16. The measured accuracy of such edits is
     /// printed.
     #[arg(long, value_name = "WHAT=VALUE,...")]
     what_if: Option<WhatIf>,
-    /// Draw what holds memory over time.
+    /// Draw memory over time by the role of blocks.
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
     /// Write requested, allocated and reserved bytes after every change.
     #[arg(long, value_name = "FILE.csv")]
     curve: Option<PathBuf>,
-    /// Write the forecast as a memory snapshot of PyTorch, to open with memory_viz
+    /// Write the forecast as a PyTorch memory snapshot, which memory_viz opens
     /// (pytorch.org/memory_viz).
     #[arg(long, value_name = "FILE.pickle")]
     snapshot: Option<PathBuf>,
-    /// Print the memory of each module in place of the rest, as CSV.
+    /// Print only the memory of each module, as CSV.
     #[arg(long, value_name = "WHAT")]
     by: Option<By>,
-    /// Compare with what the job really took: a *.truth.json, or a folder that has NAME.truth.json
-    /// for NAME.profile.json.gz.
+    /// Compare with the memory that the job really used: a *.truth.json, or a folder that has
+    /// NAME.truth.json for NAME.profile.json.gz.
     #[arg(long, value_name = "TRUTH.json|FOLDER")]
     against: Option<PathBuf>,
     /// How many of the largest blocks at the peak to print.
@@ -74,7 +74,7 @@ pub struct Flags {
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum By {
-    /// Each nn.Module, and what none owns.
+    /// By nn.Module, with a row for blocks of no module.
     Module,
 }
 
@@ -87,16 +87,16 @@ fn rule(name: &str) -> Result<Rule, String> {
         .ok_or_else(|| format!("there is no rule `{name}`; there are {}", names()))
 }
 
-/// What stands for a device that doesn't say what it is: the A100.
+/// The class of a device whose profile lacks it: the A100's.
 const USUAL: Class = Class { capability: 8, multiprocessors: 108, threads: 2048 };
 /// The device of the figures when none is named.
 const HEADLINE: &str = "h100";
 
-/// A device to judge.
+/// A device that gets a verdict.
 struct Target {
     profile: Profile,
     class: Class,
-    /// Whether its profile says its class.
+    /// Whether its profile gives its class.
     said: bool,
 }
 
@@ -119,7 +119,7 @@ struct Judged {
     wanted: Bytes,
 }
 
-/// One trace, worked out for the first device.
+/// The estimate of one trace for the first device.
 struct Estimate<'a> {
     file: &'a Path,
     target: &'a Target,
@@ -259,7 +259,7 @@ fn truth(flags: &Flags, trace: &Path) -> anyhow::Result<Option<Truth>> {
     Ok(Some(Truth::read(&path.join(format!("{stem}.truth.json")))?))
 }
 
-/// What the GPU will be asked for: the one place where rules are chosen.
+/// The requests of the job on a GPU. This is the only place that chooses the rules.
 fn forecast(flags: &Flags, job: &Job, settings: &Settings) -> Forecast {
     let forecast = flags.rules.rules()(job, settings);
     let Some(what_if) = &flags.what_if else { return forecast };

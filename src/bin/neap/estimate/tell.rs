@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::{Estimate, HEADLINE, Judged};
 
-/// Something that was taken to be so.
+/// An assumption of the estimate.
 struct Assumption {
     rule: &'static str,
     text: String,
@@ -23,13 +23,13 @@ struct Assumption {
 }
 
 impl Judged {
-    /// What is left beside the peak and its margin; negative when it is missing.
+    /// Bytes left on the device beside the peak and its margin; negative when memory is missing.
     fn spare(&self) -> i64 {
         self.available.0 as i64 - self.wanted.0 as i64
     }
 }
 
-/// Bytes at the allocated peak by name, which sum up to what is then reserved.
+/// Bytes at the allocated peak by role. They add up to the bytes that are reserved then.
 fn at_peak(estimate: &Estimate<'_>) -> Vec<(&'static str, u64)> {
     let answer = &estimate.answer;
     let mut all: Vec<_> =
@@ -147,7 +147,7 @@ pub struct Report<'a> {
     smallest_device_bytes: Option<Bytes>,
     peak_iteration: usize,
     peak_phase: &'static str,
-    /// By role, what stands at the allocated peak.
+    /// Bytes at the allocated peak by role.
     at_peak: BTreeMap<String, u64>,
     verdicts: Vec<VerdictReport<'a>>,
     top_blocks: Vec<BlockReport<'a>>,
@@ -286,7 +286,7 @@ impl ModuleReport {
     }
 }
 
-/// The end of a path that is too long for a table.
+/// The end of a path, which may be too long for a table.
 fn tail(path: &str) -> String {
     const LONGEST: usize = 60;
     let count = path.chars().count();

@@ -20,39 +20,40 @@ use crate::settings::allocator::AllocatorFlags;
 use crate::settings::planner::{Planner, Switches};
 use crate::settings::{self, Budget, DeviceFlags, JobArg, Outputs};
 
-/// Find a plan that keeps a job, or several on one device, within a memory budget.
+/// Find a plan that keeps a job, or several jobs on one device, within a memory budget.
 #[derive(clap::Args)]
 pub struct Flags {
-    /// The job, or several that share the device. FILE@0.5 swaps at most that share of a job's
-    /// tensors, and lets the other jobs give way first.
+    /// The job, or several jobs that share the device. In FILE@0.5 at most that share of a job's
+    /// tensors is swapped, and the other jobs give way first.
     #[arg(required = true, value_name = "FILE.graph.json[@SHARE]",
           value_parser = OsStringValueParser::new().try_map(JobArg::read))]
     graphs: Vec<JobArg>,
     #[command(flatten)]
     device: DeviceFlags,
-    /// Bytes (12GiB), a share of the unplanned peak (60%), or `min`; by default all that the device
-    /// offers.
+    /// The budget: bytes (12GiB), a share of the unplanned peak (60%), or `min`; by default all
+    /// memory that the device offers.
     #[arg(long)]
     budget: Option<Budget>,
-    /// Write the plan to this file; without it the plan is only reported.
+    /// The plan's file; without it the plan is only reported.
     #[arg(short, long, value_name = "FILE.plan.json")]
     output: Option<PathBuf>,
-    /// Several jobs: let them share bytes that no job holds at the boundary of its iteration. A job
-    /// waits for them at an operator boundary. Used where it is quicker or the only way to meet the
-    /// budget.
+    /// For several jobs: let them share bytes that no job holds at the boundary of its iteration. A
+    /// job waits for these bytes at an operator boundary. The plan does this only if it is faster
+    /// or the only way to meet the budget.
     #[arg(long)]
     overlap: bool,
     /// The planner.
     #[arg(long, value_enum, default_value_t = Planner::Neap)]
     planner: Planner,
-    /// Give the papers' peak and time beside the physical ones, which alone bind the plan.
+    /// Also give peak and time by the papers' accounting. The plan is bound by the physical
+    /// figures.
     #[arg(long, value_enum, default_value_t = Accounting::Physical)]
     accounting: Accounting,
     /// Plan for the 95th percentile of the iteration's time while every latency varies by up to
     /// this share, such as 20%.
     #[arg(long, value_name = "P", value_parser = settings::values::deviation)]
     noise: Option<u64>,
-    /// With `pytorch` the budget binds the bytes that PyTorch's allocator reserves.
+    /// With `pytorch` the budget limits the bytes that PyTorch's allocator reserves.
     #[command(flatten)]
     allocator: AllocatorFlags,
     #[command(flatten)]
@@ -82,7 +83,7 @@ struct Refusal {
     blocked: String,
 }
 
-/// Says that no plan was found, if that is the error.
+/// Prints that no plan was found, if that is the error.
 ///
 /// # Errors
 /// Any other error, which is a defect.
@@ -107,10 +108,10 @@ fn does_not_fit(
     Ok(Answer::No)
 }
 
-/// Proves a plan and writes it where it is wanted: a refused plan is never written.
+/// Proves a plan and writes it. A plan that fails the proof is never written.
 ///
 /// # Errors
-/// When it is refused, or can't be written.
+/// When the proof fails, or the file can't be written.
 fn prove_and_write(flags: &Flags, plan: &Plan, graphs: &[Graph]) -> anyhow::Result<()> {
     if let Err(refusals) = neap::contract::check::check(plan, graphs) {
         let reasons: Vec<String> = refusals.iter().take(5).map(ToString::to_string).collect();
@@ -126,7 +127,7 @@ fn prove_and_write(flags: &Flags, plan: &Plan, graphs: &[Graph]) -> anyhow::Resu
     Ok(())
 }
 
-/// The graph's path as the plan records it: relative to the plan's folder.
+/// The graph's path in the plan: relative to the plan's folder.
 fn graph_path(flags: &Flags, graph: &Path) -> anyhow::Result<String> {
     let plan = flags.output.as_deref().unwrap_or(Path::new("job.plan.json"));
     plan_json::relative(plan, graph).with_context(|| {
@@ -134,7 +135,7 @@ fn graph_path(flags: &Flags, graph: &Path) -> anyhow::Result<String> {
     })
 }
 
-/// How many events of each kind a job's plan has.
+/// The number of events of each kind in a job's plan.
 #[derive(Serialize)]
 struct Events {
     swap_outs: usize,

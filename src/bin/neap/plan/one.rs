@@ -99,11 +99,11 @@ struct NoiseReport {
     runs: u64,
     seed: u64,
     p95_ns: Nanos,
-    /// Of the plan that was made without regard to noise.
+    /// The 95th percentile of a plan that was made without noise.
     p95_without_ns: Option<Nanos>,
 }
 
-/// Where operators' latencies come from: how many from each source.
+/// How many operators' latencies come from each source.
 #[derive(Serialize)]
 struct LatencySources {
     graph: usize,
@@ -112,7 +112,7 @@ struct LatencySources {
     roofline: usize,
 }
 
-/// What a plan of one job comes to.
+/// Figures of a plan of one job.
 #[derive(Serialize)]
 struct Report {
     fits: bool,
@@ -123,9 +123,9 @@ struct Report {
     budget_bytes: Bytes,
     floor_bytes: Bytes,
     no_free_bytes: Bytes,
-    /// No plan that takes no longer than the unplanned iteration has a lower peak.
+    /// The lower bound of the peak of plans that are as fast as the unplanned iteration.
     bound_bytes: Bytes,
-    /// No plan within the budget is quicker.
+    /// The lower bound of the iteration's time within the budget.
     bound_ns: Nanos,
     #[serde(flatten)]
     events: Events,
@@ -133,7 +133,7 @@ struct Report {
     swap_out_stall_ns: Nanos,
     tail_stall_ns: Nanos,
     latency_sources: LatencySources,
-    /// What PyTorch's allocator, with its default settings, would hold for it.
+    /// What PyTorch's allocator, with its default settings, would reserve for it.
     pytorch: BesideReport,
     #[serde(skip_serializing_if = "Option::is_none")]
     paper: Option<PaperReport>,

@@ -84,7 +84,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     Ok(Answer::Yes)
 }
 
-/// What a plan of several jobs comes to.
+/// Figures of a plan of several jobs.
 #[derive(Serialize)]
 struct Report {
     fits: bool,
@@ -96,7 +96,7 @@ struct Report {
     jobs: Vec<JobReport>,
     #[serde(flatten)]
     overlap: Option<OverlapReport>,
-    /// The jobs' unplanned peaks, summed.
+    /// Sum of the jobs' unplanned peaks.
     #[serde(skip)]
     unplanned_peak: Bytes,
 }
@@ -119,7 +119,7 @@ struct BesideReport {
     /// How long it holds the window in an iteration alone.
     window_held_ns: Nanos,
     beside_ns: Nanos,
-    /// The same with a sub-arena for each job; `None` where they don't fit.
+    /// Its time beside the others if each job has a sub-arena; `None` where these don't fit.
     beside_apart_ns: Option<Nanos>,
 }
 
@@ -174,7 +174,7 @@ impl Report {
         beside.filter_map(of).map(|t| t.to_string()).collect::<Vec<_>>().join(", ")
     }
 
-    /// What sharing bytes comes to.
+    /// The effect of sharing bytes, as text.
     fn shared(&self, overlap: &OverlapReport) -> String {
         let beside = self.times(|b| Some(b.beside_ns));
         if overlap.window_bytes == Bytes::ZERO {

@@ -1,4 +1,4 @@
-//! `neap replay`: allocator requests through the framework's allocator.
+//! `neap replay`: replays allocator requests through the framework's allocator.
 
 mod points;
 mod sweep;
@@ -19,7 +19,7 @@ use crate::output::{self, Answer, Ending, note};
 use crate::settings::Outputs;
 use points::Points;
 
-/// Replay a framework's allocator requests, to the byte.
+/// Replay the requests to a framework's allocator, exactly to the byte.
 #[derive(clap::Args)]
 pub struct Flags {
     /// A table of events (CSV with op,id,bytes,stream) or a snapshot of
@@ -28,14 +28,14 @@ pub struct Flags {
     /// The allocator's settings, as in PYTORCH_CUDA_ALLOC_CONF; several with --sweep.
     #[arg(long, value_name = "CONF", allow_hyphen_values = true)]
     alloc_conf: Vec<String>,
-    /// A built-in device or a *.device.json file, without its context's reserve; by default memory
-    /// never runs out. Several with --sweep.
+    /// A built-in device or a *.device.json file; the context's reserve is not available. By
+    /// default memory never runs out. With --sweep several may be given.
     #[arg(long, value_name = "NAME|FILE")]
     device: Vec<String>,
     /// The device's memory in bytes, in place of --device; several with --sweep.
     #[arg(long, value_name = "BYTES")]
     device_bytes: Vec<Bytes>,
-    /// The GPU of a snapshot; needed where several have events.
+    /// The GPU of a snapshot; needed if several GPUs have events.
     #[arg(long, value_name = "N")]
     gpu: Option<u32>,
     /// The share of the device that the process may reserve, from 0 to 1.
@@ -45,11 +45,11 @@ pub struct Flags {
     /// that differs.
     #[arg(long, conflicts_with_all = ["sweep", "smallest_device"])]
     check: bool,
-    /// Try every --alloc-conf (a few usual ones if none is given) on every device and say which
+    /// Try every --alloc-conf (a few usual ones if none is given) on every device, and report which
     /// fit.
     #[arg(long, conflicts_with_all = ["curve", "plot"])]
     sweep: bool,
-    /// Find the least device memory at which nothing fails.
+    /// Find the smallest device memory at which no request fails.
     #[arg(long)]
     smallest_device: bool,
     /// Write allocated and reserved bytes and segments after every event.
@@ -75,7 +75,7 @@ fn fraction(text: &str) -> Result<f64, String> {
     value.ok_or_else(|| format!("`{text}` is not a fraction; give a number from 0 to 1"))
 }
 
-/// A device under its name.
+/// A device and its name.
 struct Target {
     name: String,
     capacity: Bytes,
@@ -102,7 +102,7 @@ fn targets(flags: &Flags) -> anyhow::Result<Vec<Target>> {
     Ok(all)
 }
 
-/// Each configuration with the text it was read from.
+/// Each configuration with its text.
 fn configs(flags: &Flags) -> anyhow::Result<Vec<(String, Config)>> {
     let texts: Vec<&str> = match flags.alloc_conf.as_slice() {
         [] if flags.sweep => USUAL.to_vec(),
@@ -198,7 +198,7 @@ fn recorded(flags: &Flags) -> anyhow::Result<Option<Snapshot>> {
     Ok(if is_snapshot { Some(snapshot::read(&flags.events, flags.gpu)?) } else { None })
 }
 
-/// The first row that an answer differs in.
+/// The first row whose answer differs.
 struct Difference {
     line: u64,
     row: String,
@@ -298,7 +298,7 @@ fn one(
     let mut reader = input.reader()?;
     if flags.check && !reader.answered() {
         bail!(
-            "{}: --check needs a column result, allocated, reserved or segments, or a snapshot recorded from the job's start; there is none",
+            "{}: --check needs a column result, allocated, reserved or segments, or a snapshot recorded from the job's start",
             flags.events.display()
         );
     }
@@ -335,7 +335,7 @@ fn one(
         Ok(())
     };
     if let Some(path) = &flags.curve {
-        // An error of the events is not one of the curve's file.
+        // Errors of the events must not be reported as errors of the curve's file.
         let mut failed = None;
         let written = neap::files::write(path, |out| {
             run(Some(out)).map_err(|e| {
@@ -367,7 +367,7 @@ fn one(
     ending.with(Answer::yes_if(good))
 }
 
-/// What a replay came to.
+/// The result of a replay.
 #[derive(Serialize)]
 struct Summary {
     file: String,

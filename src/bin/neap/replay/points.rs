@@ -1,4 +1,4 @@
-//! A curve over events that stays small however many there are.
+//! A curve over any number of events, in bounded memory.
 
 use std::path::Path;
 
@@ -10,8 +10,8 @@ use neap::units::{Bytes, Nanos};
 use super::Target;
 use crate::output;
 
-/// A curve that is thinned while it grows: a bounded number of stretches of events, each with its
-/// first, highest, lowest and last values of allocated and reserved bytes.
+/// A curve that is thinned while it grows. It has a bounded number of ranges of events, each with
+/// its first, highest, lowest and last values of allocated and reserved bytes.
 pub struct Points {
     pub wanted: bool,
     stride: u64,
@@ -94,7 +94,7 @@ impl Points {
             Curve { name: "reserved", points: &reserved },
             Curve { name: "allocated", points: &allocated },
         ];
-        // A device far above the curve would only flatten it.
+        // A line for a device far above the curve would flatten the curve.
         let near = target.filter(|t| t.capacity.0 / 2 <= report.at_peak.reserved.0);
         let lines: Vec<_> =
             near.map(|t| Line { name: &t.name, value: t.capacity }).into_iter().collect();

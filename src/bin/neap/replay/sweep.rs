@@ -76,7 +76,7 @@ struct SettingReport {
     segments: u64,
     ooms: u64,
     retries: u64,
-    /// With --smallest-device; `None` inside where no device serves every request.
+    /// With --smallest-device; the inner `None` means that no device serves every request.
     #[serde(skip_serializing_if = "Option::is_none")]
     smallest_device_bytes: Option<Option<Bytes>>,
 }
@@ -137,7 +137,7 @@ impl fmt::Display for SweepReport {
     }
 }
 
-/// Finds the least device memory at which nothing fails.
+/// Finds the smallest device memory at which no request fails.
 pub fn smallest(
     flags: &Flags,
     input: Input<'_>,
@@ -179,7 +179,7 @@ pub fn smallest(
 struct SmallestReport {
     file: String,
     smallest_device_bytes: Bytes,
-    /// Every smaller device fails.
+    /// Whether every smaller device is known to fail.
     proven: bool,
     peak_reserved_bytes: Bytes,
     peak_allocated_bytes: Bytes,

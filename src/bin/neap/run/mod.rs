@@ -1,4 +1,4 @@
-//! `neap run`: plans, or jobs without one, executed for real.
+//! `neap run`: executes plans, or jobs without a plan.
 
 mod one;
 mod requests;
@@ -13,14 +13,14 @@ use crate::output::Answer;
 use crate::settings::{DeviceFlags, TargetFlags, values};
 use crate::signals;
 
-/// Run a plan, or a job without one; or several at once.
+/// Run a plan, or a job without a plan, or several of them at once.
 #[derive(clap::Args)]
 pub struct Flags {
-    /// A *.plan.json, or a *.graph.json to run without a plan. Several share the device, as
-    /// --policy says.
+    /// A *.plan.json, or a *.graph.json to run without a plan. Several share the device according
+    /// to --policy.
     #[arg(value_name = "PLAN", required_unless_present_any = ["listen", "watch"])]
     subjects: Vec<PathBuf>,
-    /// The plan's graph, in place of the path that the plan records.
+    /// The graph of the plan; by default at the path that the plan records.
     #[arg(long, value_name = "FILE.graph.json")]
     graph: Vec<PathBuf>,
     /// For a graph without a plan.
@@ -28,7 +28,7 @@ pub struct Flags {
     device: DeviceFlags,
     #[command(flatten)]
     on: TargetFlags,
-    /// How many iterations; of several jobs one number for all, or one for each.
+    /// Number of iterations; for several jobs one number for all, or one for each.
     #[arg(long, value_name = "N,…", default_value = "1", value_delimiter = ',',
           value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     iterations: Vec<u32>,
@@ -37,13 +37,13 @@ pub struct Flags {
     /// Initial values: parameter:NAME, buffer:NAME, optimizer_state:KEY:NAME, input:NAME.
     #[arg(long, value_name = "FILE.safetensors")]
     weights: Option<PathBuf>,
-    /// Write parameters, buffers and optimizer states at the end.
+    /// Write parameters, buffers and optimizer states at the end of the run.
     #[arg(long, value_name = "FILE.safetensors")]
     save: Option<PathBuf>,
-    /// The seed of initial values and batches that no file gives.
+    /// Seed of the initial values and batches that no file provides.
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Slow the link to this share of its speed, such as 0.05; with @N from iteration N on, counted
+    /// Slow the link to this share of its speed, such as 0.05. With @N from iteration N on, counted
     /// from 0, such as 0.05@3,1@8.
     #[arg(long, value_name = "SHARE[@N],…", value_delimiter = ',', value_parser = throttle)]
     throttle_link: Vec<(u64, u32)>,
@@ -53,18 +53,18 @@ pub struct Flags {
     /// Write each operator's measured time (the median over iterations).
     #[arg(long, value_name = "FILE.csv")]
     latencies_out: Option<PathBuf>,
-    /// Plan anew in the background when measured latencies drift, and follow the new plan from the
-    /// next iteration on; with several jobs, plan all of them anew together whenever one comes or
-    /// ends.
+    /// Plan again in the background when measured latencies drift, and use the new plan from the
+    /// next iteration on. With several jobs, plan all of them together again whenever a job comes
+    /// or ends.
     #[arg(long)]
     replan: bool,
-    /// How far the summed latency of operators, or of a direction's copies, has to move for that;
-    /// 0.3 by default.
+    /// By which share the summed latency of operators, or of one direction's copies, must change
+    /// for that; 0.3 by default.
     #[arg(long, value_name = "SHARE", value_parser = threshold, requires = "replan")]
     replan_threshold: Option<u64>,
 }
 
-/// From which iteration on, and thousandths.
+/// The iteration from which it holds, and the share in thousandths.
 fn throttle(text: &str) -> Result<(u64, u32), String> {
     let problem = || {
         format!(
@@ -91,7 +91,7 @@ fn threshold(text: &str) -> Result<u64, String> {
 }
 
 impl Flags {
-    /// What every job is run with.
+    /// The settings of every job.
     fn settings(&self) -> anyhow::Result<Settings> {
         // A GPU's link can't be slowed.
         let host_only = !self.throttle_link.is_empty() || self.unlimited_link;
@@ -109,7 +109,7 @@ impl Flags {
         })
     }
 
-    /// All files to be written.
+    /// All files that the command writes.
     fn outputs(&self) -> [Option<&Path>; 3] {
         [self.save.as_deref(), self.latencies_out.as_deref(), self.service.log.as_deref()]
     }
@@ -128,7 +128,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     }
 }
 
-/// The median of measured times; the first iteration, which warms up, counts only when it is the
+/// The median of measured times. The first iteration warms up and is left out, unless it is the
 /// only one.
 fn median(times: &[Nanos]) -> Nanos {
     let mut sorted = if times.len() > 1 { times[1..].to_vec() } else { times.to_vec() };

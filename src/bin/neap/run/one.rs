@@ -20,10 +20,10 @@ use crate::output::{self, Answer, Ending, note};
 use crate::settings::{self, Outputs, Site, Subject};
 use crate::{making, progress};
 
-/// What came of a subject.
+/// The result of running a file.
 pub enum Ended {
     Answered(Answer),
-    /// It is a plan of several jobs.
+    /// The file is a plan of several jobs.
     HasSeveralJobs,
 }
 
@@ -150,7 +150,7 @@ fn latencies(path: &Path, ran: &Ran, settings: &Settings) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Runs a plan that may be replaced by others of the same planner, within the same budget.
+/// Runs a plan that a newer plan may replace: by the same planner, within the same budget.
 fn replanning(
     flags: &Flags,
     subject: &Path,
@@ -178,7 +178,7 @@ fn replanning(
     Ok(neap::run::run_replanning(graph, plan, settings, &replan, progress))
 }
 
-/// Says what came of planning anew.
+/// Prints the result of planning again.
 fn tell(change: &Change) {
     let sums = change.drift;
     let percent = |per_mille: u64| format!("{} %", per_mille / 10);
@@ -213,12 +213,12 @@ fn with_file(subject: &Path, error: RunError) -> anyhow::Error {
     anyhow::Error::new(error).context(subject.display().to_string())
 }
 
-/// What a run of one job was like.
+/// Figures of a run of one job.
 #[derive(Serialize)]
 struct Report<'a> {
     name: &'a str,
     planned: bool,
-    /// A signal ended it before all iterations had run.
+    /// Whether a signal ended it before the last iteration.
     stopped: bool,
     losses: &'a [f32],
     checksum: &'a str,
@@ -234,7 +234,7 @@ struct Report<'a> {
     changes: Option<Vec<ChangeReport<'a>>>,
 }
 
-/// What planning anew changed.
+/// What a new plan changed.
 #[derive(Serialize)]
 struct ChangeReport<'a> {
     seen_after_iteration: u32,

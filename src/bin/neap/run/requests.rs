@@ -1,4 +1,5 @@
-//! Jobs that a service is given: files read into tenants, from the command line, stdin or a folder.
+//! Requests to a service: reads the files of jobs named on the command line, on stdin or in a
+//! folder.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, Read};
@@ -22,7 +23,7 @@ pub struct Reader {
     pub settings: Settings,
 }
 
-/// The checker refused a plan, and its reasons were printed.
+/// The checker refused a plan; its reasons were printed.
 pub struct Refused;
 
 impl Reader {
@@ -85,7 +86,7 @@ impl Reader {
     }
 }
 
-/// A name that no other job has.
+/// Makes a name that no other job has.
 pub fn apart(name: &str, names: &mut BTreeSet<String>) -> String {
     let numbered = (2..).map(|n: u64| format!("{name}-{n}"));
     let free = std::iter::once(name.to_owned())
@@ -96,15 +97,15 @@ pub fn apart(name: &str, names: &mut BTreeSet<String>) -> String {
     free
 }
 
-/// All names that jobs have had.
+/// The names that all jobs so far have had.
 pub type Names = Arc<Mutex<BTreeSet<String>>>;
 
-/// The names, whatever became of threads that held them.
+/// Locks the names, even if a thread panicked while it held them.
 pub fn names(of: &Names) -> MutexGuard<'_, BTreeSet<String>> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Ends every job and the service once `stop` is requested.
+/// Ends every job and the service when `stop` is requested.
 pub fn end_at(stop: &Stop, remote: &Remote, of: &Names) {
     while !stop.requested() {
         thread::sleep(LOOK);
@@ -117,7 +118,7 @@ pub fn end_at(stop: &Stop, remote: &Remote, of: &Names) {
     let _ = remote.ask(Request::Close);
 }
 
-/// Requests from outside.
+/// Reads requests from stdin or a folder.
 pub struct Asking {
     pub reader: Reader,
     pub iterations: u32,
@@ -128,11 +129,11 @@ pub struct Asking {
 /// The longest request, in bytes.
 const LINE: u64 = 1 << 16;
 
-/// How often a folder is looked at.
+/// The interval at which a folder is checked.
 const LOOK: Duration = Duration::from_millis(200);
 
 impl Asking {
-    /// Takes lines of stdin; its end is the end of requests.
+    /// Reads requests from stdin until its end.
     pub fn listen(&mut self) {
         let mut stdin = std::io::stdin().lock();
         loop {
@@ -145,7 +146,7 @@ impl Asking {
             let line = String::from_utf8_lossy(&line).trim().to_owned();
             if !whole {
                 note(&format!(
-                    "stdin: a line of more than {LINE} bytes is no request; nothing more is read"
+                    "stdin: a line of more than {LINE} bytes is too long; nothing more is read"
                 ));
                 break;
             }
@@ -166,7 +167,7 @@ impl Asking {
                 },
                 _ => {
                     note(&format!(
-                        "stdin: `{line}` is no request; ask `run PLAN [ITERATIONS]` (a path without \
+                        "stdin: `{line}` is not a request; write `run PLAN [ITERATIONS]` (a path without \
                          spaces), `end JOB` or `quit`"
                     ));
                     true
@@ -179,8 +180,8 @@ impl Asking {
         let _ = self.remote.ask(Request::Close);
     }
 
-    /// Reads a plan and submits its jobs. Gives their names, or `None` once the service is gone. A
-    /// file that can't be read is said, and passed over.
+    /// Reads a plan and submits its jobs. Returns their names, or `None` if the service has ended.
+    /// A file that can't be read is reported and skipped.
     fn run(&mut self, path: &Path, iterations: u32) -> Option<Vec<String>> {
         let tenants = match self.reader.read(path, iterations) {
             Ok(Ok(tenants)) => tenants,
@@ -201,8 +202,8 @@ impl Asking {
         Some(submitted)
     }
 
-    /// Takes the plans that come to a folder and go. One that can't be read is tried again when it
-    /// changes.
+    /// Runs the plans that appear in a folder, and ends those that disappear. A plan that can't be
+    /// read is tried again when it changes.
     pub fn watch(&mut self, folder: &Path) {
         let mut taken: BTreeMap<PathBuf, Vec<String>> = BTreeMap::new();
         let mut failed: BTreeMap<PathBuf, (u64, Option<SystemTime>)> = BTreeMap::new();
@@ -245,13 +246,14 @@ impl Asking {
     }
 }
 
-/// A plain file's size and time of change.
+/// A plain file's path, its size and its time of change.
 fn look(path: &Path) -> Option<(PathBuf, (u64, Option<SystemTime>))> {
     let of = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file)?;
     Some((path.to_owned(), (of.len(), of.modified().ok())))
 }
 
-/// A name that begins with a dot is a file that is still being written.
+/// Whether a file may be a plan. A name that begins with a dot is a file that is still being
+/// written.
 fn is_plan(path: &Path) -> bool {
     let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
     !name.starts_with('.') && (name.ends_with(".plan.json") || name.ends_with(".plan.json.gz"))

@@ -1,4 +1,4 @@
-//! `neap run` of several jobs: flags, files and requests into a service, and its report.
+//! `neap run` of several jobs: passes flags, files and requests to a service, and reports.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -28,37 +28,37 @@ use crate::settings::values::{instant, seconds};
 /// Several jobs at once.
 #[derive(clap::Args)]
 pub struct Several {
-    /// Which job's turn it is when several share the device; `neap` by default.
+    /// The policy that decides which job runs when several share the device; `neap` by default.
     #[arg(long, value_parser = policy::NAMES)]
     policy: Option<String>,
-    /// The memory that the jobs share; by default what all of them need together, and at most what
-    /// the device has.
+    /// The memory that the jobs share; by default the sum of their needs, at most the device's
+    /// memory.
     #[arg(long, value_name = "SIZE")]
     memory: Option<Bytes>,
-    /// When each job comes, in seconds from the start; 0 for jobs without a number.
+    /// When each job is submitted, in seconds from the start; 0 for jobs without a number.
     #[arg(long, value_name = "SECONDS,…", value_delimiter = ',', value_parser = instant)]
     submit: Vec<Nanos>,
-    /// After how long a job that waits goes first (policy neap); 28800 by default.
+    /// How long a job waits before it goes first (policy neap); 28800 by default.
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     patience: Option<Nanos>,
-    /// The shortest turn for which memory is moved (policy fair); 10 by default.
+    /// The shortest turn after which memory is moved (policy fair); 10 by default.
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     turn: Option<Nanos>,
-    /// Take requests from stdin while it runs, a line each: `run PLAN [ITERATIONS]`, `end JOB`,
-    /// `quit`.
+    /// Read requests from stdin during the run, one in each line: `run PLAN [ITERATIONS]`, `end
+    /// JOB`, `quit`.
     #[arg(long)]
     listen: bool,
-    /// Run every plan that appears in this folder, end a job whose plan disappears, and end for
-    /// good when a file `stop` lies there.
+    /// Run every plan that appears in this folder, end a job whose plan disappears, and end the
+    /// service when a file named `stop` appears.
     #[arg(long, value_name = "DIR", conflicts_with = "listen")]
     watch: Option<PathBuf>,
-    /// Write what happened to which job, a row for each event.
+    /// Write the events of all jobs, a row for each.
     #[arg(long, value_name = "FILE.csv")]
     pub log: Option<PathBuf>,
 }
 
 impl Several {
-    /// Whether any of these is given.
+    /// Whether any of these flags is given.
     pub fn asked(&self) -> bool {
         let Self { policy, memory, submit, patience, turn, listen, watch, log } = self;
         let times = patience.is_some() || turn.is_some() || !submit.is_empty();
@@ -67,7 +67,7 @@ impl Several {
 }
 
 impl Flags {
-    /// Refuses flags that are for one job.
+    /// Returns an error for flags that are for one job.
     fn only_several(&self, settings: &Settings) -> anyhow::Result<()> {
         for (given, flag) in [
             (self.weights.is_some(), "--weights"),
@@ -124,19 +124,19 @@ pub fn main(flags: &Flags, mut settings: Settings, as_json: bool) -> anyhow::Res
         let reader = Reader { device: flags.device.clone(), settings: settings.clone() };
         let mut asking =
             Asking { reader, iterations: flags.iterations[0], remote: mailbox.remote(), names };
-        // It ends with the process at the latest: reading stdin can't be broken off.
+        // The thread ends with the process: reading stdin can't be interrupted.
         match asked.watch.clone() {
             Some(folder) => drop(thread::spawn(move || asking.watch(&folder))),
             None => drop(thread::spawn(move || asking.listen())),
         }
     } else {
-        // Only a signal may ask anything.
+        // Only a signal may end the service.
         let _ = mailbox.remote().ask(Request::Close);
     }
     let all = tenants.iter().map(|t| u64::from(t.work.settings.iterations)).sum();
     let bar = progress::bar(all, "iterations");
     let mut told = |notice: Notice<'_>| match notice {
-        // The jobs that had ended before the signal came.
+        // The job had ended before the signal came.
         Notice::Unknown(_) if settings.stop.requested() => {}
         notice => say(&bar, &notice),
     };
@@ -163,7 +163,7 @@ pub fn main(flags: &Flags, mut settings: Settings, as_json: bool) -> anyhow::Res
     ending.with(Answer::yes_if(report.jobs.iter().all(|j| good(&j.verdict))))
 }
 
-/// Says what happened, above the bar.
+/// Prints an event above the progress bar.
 fn say(bar: &ProgressBar, notice: &Notice<'_>) {
     let said = match notice {
         Notice::Iteration => return bar.inc(1),
@@ -174,7 +174,7 @@ fn say(bar: &ProgressBar, notice: &Notice<'_>) {
             Some(why) => format!("`{job}` {}: {why}", verdict.word()),
             None => format!("`{job}` {}", verdict.word()),
         },
-        Notice::Unknown(job) => format!("no job `{job}` is there to end"),
+        Notice::Unknown(job) => format!("there is no job `{job}`"),
         Notice::Planned(Ok(0)) => "planned anew together: nothing changes".to_owned(),
         Notice::Planned(Ok(jobs)) => format!("planned anew together: {jobs} of the plans are new"),
         Notice::Planned(Err(why)) => format!("the plans stay: {why}"),
@@ -182,7 +182,7 @@ fn say(bar: &ProgressBar, notice: &Notice<'_>) {
     bar.suspend(|| note(&said));
 }
 
-/// The jobs that are there from the start; `None` when the checker refused one.
+/// The jobs that are submitted at the start; `None` if the checker refused one.
 fn tenants(flags: &Flags, settings: &Settings) -> anyhow::Result<Option<Vec<Tenant>>> {
     let reader = Reader { device: flags.device.clone(), settings: settings.clone() };
     let mut all: Vec<Tenant> = Vec::new();
@@ -227,7 +227,7 @@ fn arena(flags: &Several, tenants: &[Tenant], device: &Profile) -> anyhow::Resul
             for tenant in tenants {
                 let needs =
                     service::needs(&tenant.work).with_context(|| format!("`{}`", tenant.name))?;
-                // A window is there once.
+                // A window counts only once.
                 let shared = tenant
                     .work
                     .plan
@@ -242,7 +242,7 @@ fn arena(flags: &Several, tenants: &[Tenant], device: &Profile) -> anyhow::Resul
     }
 }
 
-/// Plans all jobs within the arena.
+/// Plans all jobs together within the arena.
 fn together(works: &[&Work], arena: Bytes) -> Result<Vec<JobPlan>, String> {
     let Some(device) = works.first().map(|w| &w.profile) else { return Ok(Vec::new()) };
     let mut jobs = Vec::with_capacity(works.len());
@@ -270,7 +270,7 @@ fn together(works: &[&Work], arena: Bytes) -> Result<Vec<JobPlan>, String> {
     Ok(plans)
 }
 
-/// Writes what happened to which job.
+/// Writes the events of all jobs.
 fn log(path: &Path, report: &service::Report) -> anyhow::Result<()> {
     neap::files::write(path, |out| {
         let mut rows = csv::Writer::from_writer(out);
@@ -285,7 +285,7 @@ fn log(path: &Path, report: &service::Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What running several jobs was like.
+/// Figures of a run of several jobs.
 #[derive(Serialize)]
 struct Report<'a> {
     policy: &'a str,
@@ -297,7 +297,7 @@ struct Report<'a> {
     stretches: Vec<StretchReport<'a>>,
 }
 
-/// What became of a job.
+/// Figures of one job.
 #[derive(Serialize)]
 struct JobReport<'a> {
     name: &'a str,
@@ -309,7 +309,7 @@ struct JobReport<'a> {
     waited_for: &'a Option<String>,
     service_ns: Nanos,
     iterations: u32,
-    /// How often its memory left the device.
+    /// How many times its memory was copied to the host to make room.
     sent_out: u32,
     persistent_bytes: Bytes,
     ephemeral_bytes: Bytes,
@@ -321,7 +321,7 @@ struct JobReport<'a> {
     notes: &'a [String],
 }
 
-/// A stretch of time in which the same jobs were there, and how long each was served.
+/// A span of time in which the same jobs were admitted, and how long each of them ran.
 #[derive(Serialize)]
 struct StretchReport<'a> {
     from_ns: Nanos,

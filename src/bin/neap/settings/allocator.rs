@@ -1,4 +1,4 @@
-//! Whose allocator memory is counted with, and what that allocator reserves.
+//! The allocator by which memory is counted, and the bytes that it reserves.
 
 use std::fmt;
 
@@ -17,28 +17,28 @@ pub enum Kind {
     Pytorch,
 }
 
-/// Whose allocator counts, and its settings.
+/// The allocator by which memory counts, and its settings.
 #[derive(clap::Args, Clone, Debug)]
 pub struct AllocatorFlags {
-    /// The allocator that memory is counted with.
+    /// The allocator by which memory is counted.
     #[arg(long, value_enum, default_value_t = Kind::Arena)]
     allocator: Kind,
     /// The settings of PyTorch's allocator, as in PYTORCH_CUDA_ALLOC_CONF.
     #[arg(long, value_name = "CONF", allow_hyphen_values = true)]
     alloc_conf: Option<String>,
     /// The bytes that each of PyTorch's two threads requests at its first matrix multiplication; by
-    /// default those of the device's generation.
+    /// default as on the device's generation of GPUs.
     #[arg(long, value_name = "BYTES")]
     library_workspace: Option<Bytes>,
 }
 
 impl AllocatorFlags {
-    /// Whether PyTorch's allocator is meant.
+    /// Whether memory is counted by PyTorch's allocator.
     pub fn is_pytorch(&self) -> bool {
         self.allocator == Kind::Pytorch
     }
 
-    /// The framework, if its allocator is meant.
+    /// The framework, if memory is counted by its allocator.
     ///
     /// # Errors
     /// When the settings can't be read, or are given without the allocator.
@@ -60,7 +60,7 @@ impl AllocatorFlags {
         Ok(Some(framework))
     }
 
-    /// The settings' text, as in `PYTORCH_CUDA_ALLOC_CONF`.
+    /// The settings as text in the form of `PYTORCH_CUDA_ALLOC_CONF`.
     pub fn alloc_conf(&self) -> &str {
         self.alloc_conf.as_deref().unwrap_or_default()
     }
@@ -76,7 +76,7 @@ impl AllocatorFlags {
     }
 }
 
-/// What PyTorch's allocator reserves for a plan's requests.
+/// The bytes that PyTorch's allocator reserves for a plan's requests.
 #[derive(Serialize)]
 pub struct ReservedReport {
     peak_reserved_bytes: Bytes,
@@ -122,7 +122,7 @@ impl fmt::Display for ReservedReport {
     }
 }
 
-/// What PyTorch's allocator would hold for a plan that was made for an arena.
+/// The bytes that PyTorch's allocator would reserve for a plan made for an arena.
 #[derive(Default, Serialize)]
 pub struct BesideReport {
     reserved_bytes: Bytes,

@@ -1,27 +1,27 @@
-//! `FILE.graph.json@0.5`: a job with the largest share of its tensors that may be swapped.
+//! `FILE.graph.json@0.5`: a job, and the largest share of its tensors that may be swapped.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use neap::plan::{Method, Share};
 
-/// A graph, and how much of the job may be swapped.
+/// A graph's file and the share of the job that may be swapped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JobArg {
     /// Its file.
     pub path: PathBuf,
-    /// How much of it may be swapped.
+    /// The share of its tensors that may be swapped.
     pub share: Share,
 }
 
 impl JobArg {
-    /// Reads a file's name, which may end in `@` and a share. A file that has the whole text as
-    /// its name is that file.
+    /// Reads a file's name, which may end in `@` and a share. If a file has the whole text as its
+    /// name, that file is meant.
     ///
     /// # Errors
-    /// When the text after the `@` is a number but no share.
+    /// When the text after the `@` is a number but not a share.
     pub fn read(text: OsString) -> Result<Self, String> {
-        // A name may hold an @ itself, or bytes that are not UTF-8.
+        // A name may contain an @, or bytes that are not UTF-8.
         let number =
             |tail: &str| tail.starts_with(|c: char| c.is_ascii_digit() || c == '-' || c == '.');
         let parts = text
@@ -40,7 +40,7 @@ impl JobArg {
         Ok(Self { path: PathBuf::from(path), share })
     }
 
-    /// The planner, bound to swap no more than the job allows.
+    /// The planner, limited to the job's share.
     ///
     /// # Errors
     /// When the planner has no such limit.

@@ -1,4 +1,5 @@
-//! Flags that several commands share, and what they resolve to. Nothing deeper knows clap.
+//! Flags that several commands share, and the settings made from them. Only this module and the
+//! commands know clap.
 
 pub mod allocator;
 mod job;
@@ -27,7 +28,7 @@ pub use outputs::Outputs;
 pub use target::TargetFlags;
 pub use values::{Asked, Budget};
 
-/// The device, and where latencies come from.
+/// The device, and the sources of latencies.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct DeviceFlags {
     /// A built-in device (`neap device list`) or a *.device.json file; `host` by default.
@@ -36,10 +37,10 @@ pub struct DeviceFlags {
     /// A table of measured latencies, used before the roofline.
     #[arg(long, value_name = "FILE.csv")]
     pub latencies: Option<PathBuf>,
-    /// A predictor (`neap train`), for the operators that the table lacks.
+    /// A predictor from `neap train`, for operators that the table lacks.
     #[arg(long, value_name = "FILE.predictor.json")]
     pub predictor: Option<PathBuf>,
-    /// How busy other programs keep the device: latencies are those measured or learned at the
+    /// How busy other programs keep the device. Latencies are those measured or learned at the
     /// nearest load.
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(0..=100))]
     pub load: Option<u32>,
@@ -55,7 +56,8 @@ impl DeviceFlags {
         all
     }
 
-    /// Refuses these flags beside a plan, which records its own device and latencies.
+    /// Returns an error if one of these flags is given with a plan, which records its own device
+    /// and latencies.
     ///
     /// # Errors
     /// When one is given.
@@ -74,8 +76,8 @@ impl DeviceFlags {
         Ok(())
     }
 
-    /// Loads the profile and gives every operator its latency. Operators whose algorithms were
-    /// measured get the workspace that these need.
+    /// Loads the profile and the latency of every operator. Operators whose algorithms were
+    /// measured get the workspace of these algorithms.
     ///
     /// # Errors
     /// When a file can't be read or the name is unknown.
@@ -111,19 +113,19 @@ impl DeviceFlags {
     }
 }
 
-/// A job where it is to run.
+/// A job on its device.
 pub struct Site {
     /// The device.
     pub device: Profile,
-    /// One for each operator.
+    /// The latency of each operator.
     pub latencies: Vec<Latency>,
     /// The algorithms that were measured.
     pub libraries: BTreeMap<OpId, Chosen>,
-    /// Of the graph as its file has it.
+    /// SHA-256 of the graph as it is in the file.
     pub sha256: String,
 }
 
-/// Gives every operator its latency, from a table of measured ones where it is in one.
+/// The latency of every operator, from a table of measured ones if it is there.
 ///
 /// # Errors
 /// When the table can't be read.
@@ -146,7 +148,7 @@ pub fn latencies(
     Ok(latency::latencies(graph, device, table.as_ref()))
 }
 
-/// Reads a graph, saying what to do when the file is a trace.
+/// Reads a graph. The error for a trace says how to import it.
 ///
 /// # Errors
 /// When it can't be read.
@@ -163,7 +165,7 @@ pub fn graph(path: &Path) -> anyhow::Result<Graph> {
     })
 }
 
-/// The files that name a [`subject`].
+/// The files that a command with a [`subject`] reads.
 pub fn subject_files<'a>(path: &'a Path, graphs: &'a [PathBuf]) -> Vec<&'a Path> {
     std::iter::once(path).chain(graphs.iter().map(PathBuf::as_path)).collect()
 }
@@ -204,10 +206,7 @@ pub fn plan(path: &Path, graphs: &[PathBuf]) -> anyhow::Result<(Plan, Vec<Graph>
     Ok((plan, graphs))
 }
 
-/// Checks a plan before it is used, and says what is wrong with it.
-///
-/// # Errors
-/// When the plan is refused.
+/// Checks a plan before it is used, and prints what is wrong with it. Returns whether it is safe.
 pub fn checked(path: &Path, plan: &Plan, graphs: &[Graph]) -> anyhow::Result<bool> {
     match neap::contract::check::check(plan, graphs) {
         Ok(_) => Ok(true),
@@ -223,7 +222,7 @@ pub fn checked(path: &Path, plan: &Plan, graphs: &[Graph]) -> anyhow::Result<boo
     }
 }
 
-/// The file's name without folders and endings, for messages and outputs.
+/// A file's name without folders and endings, for messages and outputs.
 pub fn stem(path: &Path) -> anyhow::Result<String> {
     let name = path.file_name().context("names no file")?.to_string_lossy().into_owned();
     let name = name.strip_suffix(".gz").unwrap_or(&name);
@@ -238,14 +237,14 @@ pub fn stem(path: &Path) -> anyhow::Result<String> {
 /// The rules that make an estimate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Rules {
-    /// This project's.
+    /// neap's own.
     Neap,
     /// xMem's, as a baseline.
     Xmem,
 }
 
 impl Rules {
-    /// How they turn a job into requests.
+    /// The function that makes a forecast of a job by these rules.
     pub fn rules(self) -> neap::estimate::score::Rules {
         match self {
             Self::Neap => Forecast::of,

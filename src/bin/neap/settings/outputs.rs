@@ -1,4 +1,4 @@
-//! Outputs never replace inputs: the one place that compares them.
+//! Keeps outputs from replacing inputs. This is the only place that compares their paths.
 
 use std::path::{Path, PathBuf};
 
@@ -8,11 +8,11 @@ use anyhow::bail;
 pub struct Outputs(Vec<PathBuf>);
 
 impl Outputs {
-    /// Refuses files that can't be written, that are named twice, or that are one of `inputs`,
-    /// before any work is done for them.
+    /// Returns an error, before any work is done, if a file can't be written, is named twice, or is
+    /// one of `inputs`.
     ///
     /// # Errors
-    /// Naming the file.
+    /// The error names the file.
     pub fn new(inputs: &[&Path], outputs: &[Option<&Path>]) -> anyhow::Result<Self> {
         let mut taken: Vec<(PathBuf, &str)> =
             inputs.iter().filter_map(|path| Some((file(path)?, READ))).collect();
@@ -31,11 +31,11 @@ impl Outputs {
         Ok(Self(outputs.iter().flatten().map(|path| path.to_path_buf()).collect()))
     }
 
-    /// Refuses outputs that this process has read meanwhile: files whose names stand inside other
-    /// inputs. To be called when all inputs have been read and nothing is computed yet.
+    /// Returns an error if an output is a file that this process has read: other inputs may name
+    /// further files. Call it when all inputs have been read and nothing is computed yet.
     ///
     /// # Errors
-    /// Naming the file.
+    /// The error names the file.
     pub fn apart_from_what_was_read(&self) -> anyhow::Result<()> {
         match self.0.iter().find(|path| neap::files::was_read(path)) {
             Some(path) => bail!("{}: {READ}; name another output", path.display()),
@@ -46,7 +46,8 @@ impl Outputs {
 
 const READ: &str = "is read by this command too";
 
-/// The file behind a path; `None` for devices and pipes, which may be read and written at once.
+/// The file behind a path; `None` for devices and pipes, which may be read and written at the same
+/// time.
 fn file(path: &Path) -> Option<PathBuf> {
     path.canonicalize().ok().filter(|p| p.is_file())
 }

@@ -10,13 +10,14 @@ use serde_json::Value;
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Planner {
-    /// Swap, recompute or keep, decided together and improved step by step.
+    /// Decides for each tensor whether to swap, recompute or keep it, and improves the plan step by
+    /// step.
     Neap,
-    /// vDNN: every layer's feature maps leave during the forward, whatever the budget.
+    /// vDNN: every layer's feature maps are swapped out during the forward, whatever the budget.
     VdnnAll,
-    /// vDNN: convolutions' feature maps only.
+    /// vDNN: only the feature maps of convolutions are swapped out.
     VdnnConv,
-    /// Segments of the forward are run again before their backward.
+    /// Gradient checkpointing: segments of the forward run again before their backward.
     Checkpoint,
     /// Capuchin: swaps by free time, recomputation by memory saved per second.
     Capuchin,
@@ -25,14 +26,14 @@ pub enum Planner {
 }
 
 impl Planner {
-    /// With its default switches.
+    /// The method with its default switches.
     fn method(self) -> Method {
         self.to_possible_value().and_then(|v| Method::named(v.get_name())).unwrap_or_default()
     }
 }
 
-/// The planner's heuristics, each of which can be left out. A field's name is the switch's in the
-/// planner's options, behind `no-` where it switches something off.
+/// The planner's heuristics, which can be switched off one by one. A field's name is the switch's
+/// name in the planner's options, with `no-` before it if it switches something off.
 #[derive(clap::Args, serde::Serialize)]
 #[command(next_help_heading = "Planner switches")]
 #[serde(rename_all = "kebab-case")]
@@ -47,53 +48,53 @@ pub struct Switches {
     /// neap, tensile: Never recompute.
     #[arg(long)]
     no_recompute: bool,
-    /// neap, tensile: Never swap what an operator would have to wait for.
+    /// neap, tensile: Never swap a tensor for which an operator would have to wait.
     #[arg(long)]
     no_passive: bool,
-    /// neap, tensile: Copies run at the last moment even where there is room earlier.
+    /// neap, tensile: Start copies as late as possible even if there is room earlier.
     #[arg(long)]
     no_prefetch: bool,
-    /// neap: Recompute only from what is on the device.
+    /// neap: Recompute only from tensors on the device, not from other recomputed ones.
     #[arg(long)]
     no_chains: bool,
-    /// neap: Each recompute makes one tensor.
+    /// neap: Let each recompute make only one tensor.
     #[arg(long)]
     no_share: bool,
-    /// neap: No tensor lives longer for the sake of recomputes.
+    /// neap: Never keep a tensor longer so that recomputes can read it.
     #[arg(long)]
     no_extend: bool,
-    /// neap: Never take a choice back.
+    /// neap: Never undo a choice.
     #[arg(long)]
     no_drop: bool,
-    /// neap: Never fall back on another planner's plan.
+    /// neap: Never use another planner's plan, even if it is better.
     #[arg(long)]
     no_portfolio: bool,
-    /// neap, several jobs: Plan them in one way only, however they go side by side.
+    /// neap, several jobs: Plan them in only one way, however they run side by side.
     #[arg(long)]
     no_joint: bool,
-    /// neap, several jobs: Never plan for the part of the link that each gets.
+    /// neap, several jobs: Never plan for the share of the link that each job gets.
     #[arg(long)]
     no_link_share: bool,
     /// neap: How many steps of improvement to make; 16 by default.
     #[arg(long, value_name = "STEPS")]
     effort: Option<u32>,
-    /// tensile: Look for swaps in time for as long as there are any.
+    /// tensile: Search for in-time swaps as long as there are any.
     #[arg(long)]
     no_stop_rule: bool,
     /// tensile: The largest share of tensors that may be swapped, in percent; 100 by default.
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(0..=100))]
     max_swap_rate: Option<u32>,
-    /// neap, tensile: Leave tensors below this size on the device while anything else helps; 64KiB
+    /// neap, tensile: Keep tensors below this size on the device while anything else helps; 64KiB
     /// by default.
     #[arg(long, value_name = "BYTES")]
     min_swap: Option<Bytes>,
 }
 
 impl Switches {
-    /// The planner with its switches, and those that differ from their defaults.
+    /// The planner with its switches, and the switches that differ from their defaults.
     ///
     /// # Errors
-    /// When a switch is given that the planner does not have.
+    /// When the planner does not have a switch that is given.
     pub fn resolve(&self, planner: Planner) -> anyhow::Result<(Method, BTreeMap<String, String>)> {
         let given: BTreeMap<String, Value> = serde_json::from_value(serde_json::to_value(self)?)?;
         let mut switches = Vec::new();

@@ -16,22 +16,23 @@ enum On {
     Cuda,
 }
 
-/// Where operators run.
+/// The machine on which operators run.
 #[derive(clap::Args)]
 pub struct TargetFlags {
-    /// Where to run: by default on the GPU if there is one that can, else on the host.
+    /// Where to run; by default on the GPU if there is a usable one, else on the host.
     #[arg(long, value_enum)]
     on: Option<On>,
-    /// The folder of NVIDIA's libraries, searched before Python environments and the loader's path.
+    /// The folder of NVIDIA's libraries, searched before Python environments and the loader's
+    /// paths.
     #[arg(long, value_name = "DIR")]
     cuda_libs: Option<PathBuf>,
-    /// Let the GPU round the factors of f32 products to TF32: faster and less exact.
+    /// Let the GPU round the factors of f32 products to TF32: faster but less accurate.
     #[arg(long)]
     tf32: bool,
 }
 
 impl TargetFlags {
-    /// The device that is meant; `host_only` names flags that only the host device has, if given.
+    /// The device to run on; `host_only` names a flag that only the host has, if one is given.
     ///
     /// # Errors
     /// When flags contradict each other, or there is no GPU.

@@ -10,14 +10,14 @@ use neap::units::{Bytes, Nanos};
 
 use crate::output::note;
 
-/// A budget as the user gives it.
+/// A budget as the user writes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Budget {
     /// A number of bytes.
     Bytes(Bytes),
     /// A share of the unplanned peak, in thousandths of a percent.
     Share(u64),
-    /// The lowest that can be met.
+    /// The lowest budget that can be met.
     Minimum,
 }
 
@@ -60,7 +60,8 @@ impl FromStr for Budget {
 }
 
 impl Budget {
-    /// In bytes, for a job with this unplanned peak on this device; `None` for the minimum.
+    /// The budget in bytes, for a job with this unplanned peak on this device; `None` for the
+    /// minimum.
     ///
     /// # Errors
     /// When explicit bytes are more than the device offers.
@@ -93,7 +94,7 @@ impl Budget {
     }
 }
 
-/// A budget that was asked for and its bytes: the share as given, `min`, or the bytes.
+/// A budget as the user wrote it, and its bytes.
 pub struct Asked(pub Budget, pub Bytes);
 
 impl fmt::Display for Asked {
@@ -131,7 +132,7 @@ pub fn deviation(text: &str) -> Result<u64, String> {
     if share > 100_000 { Err(problem()) } else { Ok(share) }
 }
 
-/// Writes a share in thousandths of a percent as a flag takes it, such as `12.5%`.
+/// Writes a share in thousandths of a percent in the form of a flag, such as `12.5%`.
 pub fn percent(share: u64) -> String {
     let decimals = format!("{}.{:03}", share / 1000, share % 1000);
     format!("{}%", decimals.trim_end_matches('0').trim_end_matches('.'))

@@ -1,5 +1,5 @@
-//! `neap simulate --arrivals`: jobs that come and go on one device, planned anew together at each
-//! launch and end.
+//! `neap simulate --arrivals`: jobs that come and go on one device. At each launch and each end all
+//! jobs are planned again together.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -30,14 +30,15 @@ const LARGEST: u64 = 64 << 20;
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Row {
-    /// A graph's file, from the table's folder, with a share behind an @ as `neap plan` takes it.
+    /// A graph's file relative to the table's folder, which may end in @ and a share as for `neap
+    /// plan`.
     graph: String,
-    /// When it comes, in seconds.
+    /// When it is submitted, in seconds.
     submit_s: String,
     iterations: u32,
 }
 
-/// A row, read.
+/// A parsed row.
 struct Coming {
     job: JobArg,
     submitted: Nanos,
@@ -116,7 +117,7 @@ fn cause(error: &csv::Error) -> String {
     }
 }
 
-/// A decimal number of seconds.
+/// Reads a decimal number of seconds.
 fn seconds(text: &str) -> Option<Nanos> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
     if whole.is_empty()
@@ -130,10 +131,10 @@ fn seconds(text: &str) -> Option<Nanos> {
     Some(Nanos(whole * 1_000_000_000 + fraction))
 }
 
-/// Reads, simulates and reports.
+/// Reads the table, simulates and reports.
 ///
 /// # Errors
-/// Bad input, with what would do.
+/// On bad input; the error names the remedy.
 pub fn main(
     table: &Path,
     flags: &DeviceFlags,
@@ -143,7 +144,7 @@ pub fn main(
 ) -> anyhow::Result<Answer> {
     let outputs = Outputs::new(&flags.inputs(&[table]), &[plot])?;
     let coming = read(table)?;
-    // Every graph once.
+    // Each graph is read once.
     let mut graphs: BTreeMap<PathBuf, (Graph, Vec<Latency>, String)> = BTreeMap::new();
     let mut device = None;
     for (index, job) in coming.iter().enumerate() {
@@ -197,7 +198,7 @@ pub fn main(
     ending.with(Answer::yes_if(outcome.jobs.iter().all(|job| job.ended.is_some())))
 }
 
-/// The sub-arenas of all jobs together over time.
+/// The sum of all jobs' sub-arenas over time.
 fn drawing(
     arrivals: &[Arrival<'_>],
     outcome: &Outcome,
@@ -225,14 +226,14 @@ fn drawing(
     Ok(svg_across(Across::Time, &title, &curves, &[Line { name: "budget", value: budget }])?)
 }
 
-/// The middle of a job's iterations.
+/// The median of a job's iteration times.
 fn median(job: &Story) -> Nanos {
     let mut times: Vec<Nanos> = job.iterations.iter().map(|i| i.1).collect();
     times.sort_unstable();
     times.get(times.len() / 2).copied().unwrap_or_default()
 }
 
-/// Jobs that came and went.
+/// Figures of jobs that came and went.
 #[derive(Serialize)]
 struct Report {
     device: String,
@@ -244,7 +245,7 @@ struct Report {
     jobs: Vec<JobReport>,
 }
 
-/// What became of a job.
+/// Figures of one job.
 #[derive(Serialize)]
 struct JobReport {
     name: String,
@@ -258,7 +259,7 @@ struct JobReport {
     late_copies: u64,
 }
 
-/// A sub-arena and the instant from which on the job has it.
+/// A sub-arena, and the time from which the job has it.
 #[derive(Serialize)]
 struct ArenaReport {
     at_ns: Nanos,

@@ -1,4 +1,5 @@
-//! `neap simulate` of a plan of several jobs: side by side on one device, for some iterations.
+//! `neap simulate` of a plan of several jobs, which run side by side on one device for some
+//! iterations.
 
 use std::fmt;
 use std::path::Path;
@@ -18,21 +19,21 @@ use serde::Serialize;
 use crate::accounting::ratio;
 use crate::output::{self, Answer, Ending};
 
-/// A job among others.
+/// A job's simulation beside the others.
 struct Seen {
     name: String,
     utilisation: u32,
     arena: Bytes,
-    /// Its iteration when it has the device to itself.
+    /// Time of its iteration alone on the device.
     alone: Nanos,
-    /// Start and course of each iteration beside the others.
+    /// Start and run of each iteration beside the others.
     runs: Vec<(Nanos, Run)>,
-    /// How long each wait for the window took.
+    /// Length of each wait for the window.
     waits: Vec<Nanos>,
 }
 
 impl Seen {
-    /// The middle of its iterations' times.
+    /// The median of its iteration times.
     fn median(&self) -> Nanos {
         let mut times: Vec<Nanos> = self.runs.iter().map(|(_, run)| run.iteration).collect();
         times.sort_unstable();
@@ -48,7 +49,7 @@ impl Seen {
     }
 }
 
-/// Simulates and reports. Every job runs `iterations` and leaves.
+/// Simulates and reports. Every job runs `iterations` iterations and ends.
 ///
 /// # Errors
 /// When a picture can't be written.
@@ -154,7 +155,7 @@ struct Report {
     arena_bytes: Bytes,
     window_bytes: Bytes,
     end_ns: Nanos,
-    /// The same iterations one after another.
+    /// The time of the same iterations one after the other.
     in_turn_ns: Nanos,
     h2d_busy: f64,
     d2h_busy: f64,

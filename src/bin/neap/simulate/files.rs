@@ -1,4 +1,4 @@
-//! What a simulation of one job is written to: a drawing, a timeline, a table of latencies.
+//! The files of a simulation of one job: a drawing, a timeline, a table of latencies.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ use neap::units::{Bytes, Nanos, OpId};
 use super::one::Case;
 use crate::output::{self, note};
 
-/// The unplanned curve over the operators' nominal times, from liveness.
+/// Unplanned memory over the operators' nominal times, from liveness.
 fn unplanned_curve(case: &Case) -> Vec<(Nanos, Bytes)> {
     let liveness = &case.liveness;
     let mut points = Vec::with_capacity(liveness.resident.len() + 1);
@@ -28,7 +28,7 @@ fn unplanned_curve(case: &Case) -> Vec<(Nanos, Bytes)> {
     points
 }
 
-/// Draws memory over time; `of` is the file that was simulated.
+/// Draws memory over time; `of` names the simulated file.
 pub fn plot(
     path: &Path,
     of: &Path,
@@ -50,7 +50,7 @@ pub fn plot(
     }
     lines.push(Line { name: "floor", value: case.liveness.floor });
     if let Some(reserved) = reserved {
-        // What lies between the two is fragmentation.
+        // The difference between the two curves is fragmentation.
         held = reserved.curve.iter().map(|(at, reserved, _)| (*at, *reserved)).collect();
         used = reserved.curve.iter().map(|(at, _, allocated)| (*at, *allocated)).collect();
         name = format!("reserved, {} segments", reserved.at_peak.segments);
@@ -102,7 +102,7 @@ pub fn timeline(
     Ok(())
 }
 
-/// Writes what PyTorch's allocator would do as a memory snapshot.
+/// Writes the requests to PyTorch's allocator as a memory snapshot.
 pub fn snapshot(
     path: &Path,
     case: &Case,

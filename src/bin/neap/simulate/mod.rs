@@ -1,4 +1,4 @@
-//! `neap simulate`: what a plan does to time and memory, without running it.
+//! `neap simulate`: the time and memory of a plan, without running it.
 
 mod arrivals;
 mod beside;
@@ -16,14 +16,14 @@ use crate::output::Answer;
 use crate::settings::allocator::AllocatorFlags;
 use crate::settings::{self, Budget, DeviceFlags, Outputs, Subject};
 
-/// Simulate a plan, or a job without one.
+/// Simulate a plan, or a job without a plan.
 #[derive(clap::Args)]
 pub struct Flags {
     /// A *.plan.json, or a *.graph.json to simulate without a plan.
     #[arg(required_unless_present = "arrivals", conflicts_with = "arrivals")]
     subject: Option<PathBuf>,
-    /// Simulate jobs that come and go, planned anew together at each launch and end. The table has
-    /// the columns graph, submit_s, iterations.
+    /// Simulate jobs that come and go. At each launch and each end all jobs are planned again
+    /// together. The table has the columns graph, submit_s, iterations.
     #[arg(long, value_name = "JOBS.csv", conflicts_with_all = [
         "graph", "allocator", "accounting", "real", "passive", "noise", "timeline", "latencies_out", "snapshot"
     ])]
@@ -32,7 +32,7 @@ pub struct Flags {
     /// peaks; by default the whole device.
     #[arg(long, requires = "arrivals")]
     budget: Option<Budget>,
-    /// The plan's graph, in place of the path that the plan records.
+    /// The graph of the plan; by default at the path that the plan records.
     #[arg(long, value_name = "FILE.graph.json")]
     graph: Vec<PathBuf>,
     /// For a graph without a plan.
@@ -40,28 +40,28 @@ pub struct Flags {
     device: DeviceFlags,
     #[command(flatten)]
     allocator: AllocatorFlags,
-    /// Give the papers' peak and time beside the physical ones.
+    /// Also give peak and time by the papers' accounting.
     #[arg(long, value_enum, default_value_t = Accounting::Physical)]
     accounting: Accounting,
-    /// The latencies that operators really have, as a table: the plan runs at these, not at those
-    /// it was made for.
+    /// A table of the operators' real latencies. The plan runs at these instead of those for which
+    /// it was made.
     #[arg(long, value_name = "FILE.csv")]
     real: Option<PathBuf>,
-    /// For a graph: also one iteration within this budget that evicts the least recently used on
-    /// demand, blocking.
+    /// For a graph: also simulate one iteration in passive mode within this budget. It evicts the
+    /// least recently used tensors on demand, and operators wait for it.
     #[arg(long, value_name = "BUDGET")]
     passive: Option<Budget>,
     /// Let every latency vary by up to this share, such as 20%.
     #[arg(long, value_name = "P", value_parser = settings::values::deviation)]
     noise: Option<u64>,
-    /// The seed of the noise.
+    /// Seed of the noise.
     #[arg(long, value_name = "N", default_value_t = 0, requires = "noise")]
     seed: u64,
-    /// How many noisy iterations.
+    /// Number of noisy iterations.
     #[arg(long, value_name = "N", default_value_t = 1000, requires = "noise",
           value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     runs: u32,
-    /// For a plan of several jobs, which run side by side: how many iterations of each; 10 by
+    /// For a plan of several jobs, which run side by side: the iterations of each job; 10 by
     /// default.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     iterations: Option<u32>,
@@ -71,17 +71,17 @@ pub struct Flags {
     /// Write compute, copies and memory for ui.perfetto.dev.
     #[arg(long, value_name = "FILE.json")]
     timeline: Option<PathBuf>,
-    /// Write what PyTorch's allocator would do as a memory snapshot of PyTorch, to open with
-    /// memory_viz (pytorch.org/memory_viz).
+    /// Write the requests to PyTorch's allocator as a PyTorch memory snapshot, which memory_viz
+    /// opens (pytorch.org/memory_viz).
     #[arg(long, value_name = "FILE.pickle")]
     snapshot: Option<PathBuf>,
-    /// Write the latencies that were used, as a table for --latencies.
+    /// Write the latencies used, as a table for --latencies.
     #[arg(long, value_name = "FILE.csv")]
     latencies_out: Option<PathBuf>,
 }
 
 impl Flags {
-    /// Refuses flags that are for another kind of subject.
+    /// Returns an error for flags that are for another kind of input.
     fn validate(&self) -> anyhow::Result<()> {
         if self.iterations.is_some() && self.arrivals.is_some() {
             bail!("--iterations: the table says how many iterations each job runs; leave it out");
@@ -92,12 +92,12 @@ impl Flags {
         Ok(())
     }
 
-    /// What is simulated.
+    /// The file that is simulated.
     fn subject(&self) -> &Path {
         self.subject.as_deref().unwrap_or(Path::new(""))
     }
 
-    /// Refuses flags that are for one job.
+    /// Returns an error for flags that are for one job.
     fn only_side_by_side(&self, jobs: usize) -> anyhow::Result<()> {
         for (given, flag) in [
             (self.noise.is_some(), "--noise"),
@@ -118,7 +118,7 @@ impl Flags {
         Ok(())
     }
 
-    /// Refuses flags that are for a graph, and a plan that is not safe (`false`).
+    /// Returns an error for flags that are for a graph, and `false` for a plan that is not safe.
     fn plan(&self, plan: &Plan, graphs: &[Graph]) -> anyhow::Result<bool> {
         self.device.not_with_a_plan(self.subject())?;
         if self.passive.is_some() {

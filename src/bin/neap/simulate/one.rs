@@ -26,7 +26,7 @@ use crate::output::{self, Answer, Ending, note};
 use crate::settings::allocator::{BesideReport, ReservedReport};
 use crate::settings::{self, Budget, Site};
 
-/// What is simulated, with everything the reports need.
+/// The job to simulate, with everything that the reports need.
 pub struct Case {
     pub graph: Graph,
     pub device: Profile,
@@ -58,7 +58,7 @@ pub fn plan(
 ) -> anyhow::Result<Answer> {
     let graph = graphs.remove(0);
     if flags.real.is_some() {
-        // Its proof holds at any latencies.
+        // The plan's proof holds for any latencies.
         plan.jobs[0].latencies = settings::latencies(&graph, &plan.device, flags.real.as_deref())?;
     }
     let case = Case {
@@ -82,7 +82,7 @@ fn simulate(flags: &Flags, case: &Case, as_json: bool) -> anyhow::Result<Answer>
     let nominal = Durations::nominal(&program, link);
     let run = engine::run(&program, link, &nominal)?;
     let mut curve = engine::memory(&program, &run);
-    // At the end every residency ends; in the next iteration they go on.
+    // Residencies that end with the iteration continue in the next one.
     curve.retain(|point| point.0 < run.iteration);
     let mut report = Report::of(case, &run, &curve);
     report.extra = ExtraReport::of(&Extra::of(&program, link, run.iteration)?);
@@ -162,8 +162,8 @@ fn noisy(
     })
 }
 
-/// One iteration in passive mode; `None`, and the reason said, where one operator alone exceeds the
-/// budget.
+/// One iteration in passive mode. `None` if one operator alone exceeds the budget, which is then
+/// printed.
 fn on_demand(
     case: &Case,
     budget: Budget,
@@ -194,7 +194,7 @@ struct NoiseReport {
     late_copies: u64,
 }
 
-/// An iteration that evicts on demand.
+/// An iteration in passive mode.
 #[derive(Serialize)]
 struct PassiveReport {
     budget_bytes: Bytes,
@@ -224,7 +224,7 @@ impl PassiveReport {
     }
 }
 
-/// The figures that only a plan has.
+/// The figures of a plan.
 #[derive(Serialize)]
 struct PlanReport {
     budget_bytes: Bytes,
@@ -233,7 +233,7 @@ struct PlanReport {
     first_iteration_ns: Nanos,
 }
 
-/// What a simulation of one job saw.
+/// Figures of a simulation of one job.
 #[derive(Serialize)]
 struct Report {
     peak_bytes: Bytes,
@@ -249,7 +249,7 @@ struct Report {
     #[serde(flatten)]
     shares: Shares,
     extra: ExtraReport,
-    /// What PyTorch's allocator would hold for it.
+    /// The bytes that PyTorch's allocator would reserve for it.
     pytorch: BesideReport,
     #[serde(skip_serializing_if = "Option::is_none")]
     paper: Option<PaperReport>,

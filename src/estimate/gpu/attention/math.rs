@@ -1,10 +1,10 @@
-//! Attention by the plain sequence of products ("math"): what a GPU without a fused kernel for the
-//! call keeps and frees.
+//! Attention by the plain sequence of products ("math"): the blocks that a GPU keeps and frees when
+//! it has no fused kernel for the call.
 
 use super::*;
 
 impl Editor<'_> {
-    /// A GPU that has no fused kernel for this call computes it plainly.
+    /// Rewrites a call for which the GPU has no fused kernel.
     pub(super) fn as_math(&mut self, op: u32, shape: &Shape, group: &Group) -> bool {
         let kept: Vec<u32> =
             self.taken(op).into_iter().filter(|&l| !self.is_transient(l, op)).collect();
@@ -25,7 +25,7 @@ impl Editor<'_> {
         let rule = Rule::Attention;
         let key = |e: &mut Self, time: u64| e.edited.lives.key(time, 0);
 
-        // Forward, in the order of the kernel's own code.
+        // Forward, in the order of PyTorch's code.
         let keep = |e: &mut Self, bytes: u64| {
             let from = key(e, end);
             e.add(
@@ -72,8 +72,8 @@ impl Editor<'_> {
             let to = key(self, end);
             self.add(bytes, from, Some(to), op, rule);
         }
-        // The product lies head by head; the model copies it row by row. The trace's own block
-        // stands for the copy.
+        // The product lies head by head, and the model copies it row by row. The trace's own block
+        // stands for that copy.
         let copied = key(self, end);
         let output_end = key(self, end);
         self.add(query, output, Some(output_end), op, rule);
@@ -87,7 +87,7 @@ impl Editor<'_> {
     fn math_backward(&mut self, call: u32, shape: &Shape, group: &Group) {
         let &[node] = &group.nodes[..] else { return };
         let (time, after) = (self.op(node).start, self.op(node).end);
-        // Inputs that only the CPU's fused kernel kept: free once the module that called it
+        // Inputs that only the CPU's fused kernel kept are free once the module that called it
         // returns.
         let called = *self.op(call);
         let returned = self.module_end(call);
@@ -144,7 +144,7 @@ impl Editor<'_> {
         self.add(query, query_out, query_end, node, rule);
     }
 
-    /// Whether a block is a cache of keys or values: appended to nothing so far.
+    /// Whether a block is a cache of keys or values to which nothing was appended yet.
     fn is_cached(&mut self, life: u32) -> bool {
         let op = self.edited.lives.list[life as usize].op;
         if op == NONE || self.name(op) != "aten::cat" {

@@ -1,32 +1,32 @@
-//! What a predictor sees of an operator: numbers and words, read from its
+//! The features from which a predictor tells an operator's time, read from the operator's
 //! [`key`](crate::device::latency::key).
 //!
-//! Training knows operators only by the rows of a table, so both sides read the key. Arguments are
-//! named `a0`, `a1`, … in schema order. A *number* is an extent (`a0.1`), a whole-number argument
-//! (`a6`, `a3.0`), or how much there is of a list (`a0.count`, `a0.elements`), as its logarithm. A
-//! *word* says what is not a matter of degree: a tensor's type, rank and order of strides
+//! Training has only the rows of a table, so prediction reads the key as well. Arguments are named
+//! `a0`, `a1`, … in schema order. A *number* is the logarithm of an extent (`a0.1`), of a
+//! whole-number argument (`a6`, `a3.0`), or of the size of a list (`a0.count`, `a0.elements`). A
+//! *word* is a property without degrees: a tensor's type, rank and order of strides
 //! (`a1:f32r2/10`), a flag (`a5=true`), an absent argument (`a2-`). Floating-point arguments change
-//! results, not work, and are left out.
+//! results but not the work, and are left out.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::math::ln;
 
-/// More arguments, list entries or dimensions than any operator has; a key with more is not read.
+/// The most arguments, list entries or dimensions of a key that is read.
 const MOST: usize = 100_000;
 
-/// Numbers and words of one operator under one load.
+/// The features of one operator under one load.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Features {
-    /// By name, mostly logarithms.
+    /// Numbers by name, mostly logarithms.
     pub numbers: BTreeMap<String, f64>,
-    /// Names that apply.
+    /// The words that apply.
     pub words: BTreeSet<String>,
 }
 
 impl Features {
-    /// Reads a key; `flops` and `bytes` are the roofline's counts. `None` when the key is none of
-    /// ours.
+    /// Reads a key. `flops` and `bytes` are the roofline's counts. `None` when the key has another
+    /// form.
     #[must_use]
     pub fn of(key: &str, flops: u128, bytes: u128, load_percent: u32) -> Option<Self> {
         let (_, arguments) = key.split_once('(')?;
@@ -64,7 +64,7 @@ struct Reader<'a> {
     features: Features,
 }
 
-/// A type and a shape, and the strides where they are not those of the shape.
+/// A type and a shape, and the strides where they are not those of a contiguous tensor.
 struct Typed<'a> {
     dtype: &'a str,
     shape: Vec<f64>,
@@ -155,7 +155,7 @@ impl<'a> Reader<'a> {
         self.take("]").then_some(())
     }
 
-    /// A quoted word; what is quoted in it stays as it is written.
+    /// A quoted word, with its escapes as written.
     fn text(&mut self) -> Option<&'a str> {
         let inside = self.left.strip_prefix('"')?;
         let mut escaped = false;
@@ -169,8 +169,7 @@ impl<'a> Reader<'a> {
         None
     }
 
-    /// Whether what follows is a type and a shape: letters and digits, beginning with a letter,
-    /// then a bracket.
+    /// Whether a type and a shape follow: a letter, then letters and digits, then a bracket.
     fn is_typed(&self) -> bool {
         let end = self.left.find(|c: char| !c.is_ascii_alphanumeric()).unwrap_or(self.left.len());
         self.left.starts_with(|c: char| c.is_ascii_lowercase()) && self.left[end..].starts_with('[')
@@ -183,7 +182,8 @@ impl<'a> Reader<'a> {
         let mut order = String::new();
         if self.take("/[") {
             let stride = self.extents()?;
-            // Which dimension is the innermost, which the next; what `expand` repeats has none.
+            // The dimensions from the innermost outwards. A dimension that `expand` repeats has no
+            // place.
             let mut by: Vec<usize> = (0..stride.len()).collect();
             by.sort_by(|&a, &b| stride[a].total_cmp(&stride[b]).then(b.cmp(&a)));
             order = by.iter().fold("/".to_owned(), |all, &d| {

@@ -1,7 +1,7 @@
-//! Logarithm and exponential from additions, multiplications and divisions alone.
+//! Logarithm and exponential computed with additions, multiplications and divisions only.
 //!
-//! The machine's maths library may differ by a bit from the next machine's; these don't, so that a
-//! predictor is the same, and says the same, everywhere.
+//! Maths libraries may differ in the last bit from machine to machine. These functions do not, so a
+//! trained predictor and its predictions are the same on every machine.
 
 /// ln 2, to the nearest double.
 const LN_2: f64 = std::f64::consts::LN_2;
@@ -29,8 +29,7 @@ pub fn ln(x: f64) -> f64 {
     exponent * LN_2 + 2.0 * s * sum
 }
 
-/// e to the power of `x`, to about 1e-15; `x` is held within ±700, and what is no number counts as
-/// 0.
+/// e to the power of `x`, to about 1e-15. `x` is clamped to ±700; NaN counts as 0.
 #[must_use]
 pub fn exp(x: f64) -> f64 {
     let x = if x.is_nan() { 0.0 } else { x.clamp(-700.0, 700.0) };

@@ -1,12 +1,12 @@
-//! A learned predictor of latencies: TENSILE's cold start (section IV-C of the paper), for
-//! operators that no table covers.
+//! A learned predictor of latencies for operators that no table covers: TENSILE's cold start
+//! (section IV-C of the paper).
 //!
-//! For each kind of operator a network of four layers ([`network`]) on the logarithms of extents,
-//! arguments and the roofline's counts ([`features`]), and on the load. It answers only for what
-//! resembles its rows: every word of the operator was seen, every number lies within the rows'
-//! range, or at most a factor of two beyond. Predictions are rounded to whole nanoseconds, and
-//! nothing on the way to them depends on the machine's maths library ([`math`]), so that plans made
-//! with them are the same everywhere.
+//! Each kind of operator has a network of four layers ([`network`]). Its inputs are the load and
+//! the logarithms of extents, arguments and the roofline's counts ([`features`]). A model answers
+//! only for operators like its rows: every word of the operator was seen, and every number lies
+//! within the rows' range or at most a factor of two beyond. Predictions are rounded to whole
+//! nanoseconds and do not depend on the machine's maths library ([`math`]), so plans made with them
+//! are the same on every machine.
 
 pub mod features;
 pub mod math;
@@ -31,7 +31,7 @@ use network::Layer;
 const FORMAT: &str = "neap.predictor";
 const VERSION: u32 = 1;
 
-/// Far above any predictor; a larger file is something else.
+/// The largest file that is read, far above any predictor.
 const LARGEST_FILE: u64 = 64 << 20;
 
 /// How far beyond the rows' range a number may lie, as a logarithm: a factor of two.
@@ -47,33 +47,33 @@ pub struct Predictor {
     pub version: u32,
     /// The device whose measurements it learned.
     pub device: String,
-    /// One for each kind, sorted by kind.
+    /// One model for each kind, sorted by kind.
     pub models: Vec<Model>,
 }
 
-/// What was learned of one kind.
+/// A model of one kind of operator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Model {
-    /// Such as `aten::conv2d`.
+    /// The operator's kind, such as `aten::conv2d`.
     pub kind: String,
-    /// How many shapes and loads it learned from.
+    /// How many pairs of shape and load it learned from.
     pub rows: u64,
-    /// How well it does on shapes that it did not see.
+    /// Its errors on shapes that it did not learn from.
     pub held_out: HeldOut,
     /// Words that every row had; an operator without one of them is not covered.
     pub always: BTreeSet<String>,
-    /// Words that some rows had: inputs, after the numbers.
+    /// Words that some rows had. They are inputs that follow the numbers.
     pub sometimes: Vec<String>,
-    /// Numbers that the rows had: inputs, where they vary.
+    /// Numbers that the rows had. Those that vary are inputs.
     pub numbers: Vec<Number>,
-    /// The answer's scale: the logarithm of nanoseconds.
+    /// The scale of the network's output, the logarithm of nanoseconds.
     pub answer: Number,
     /// The network.
     pub layers: Vec<Layer>,
 }
 
-/// How a number is scaled to become an input, and the range that it had.
+/// How a number is scaled to become an input, and its range in the rows.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Number {
@@ -81,33 +81,33 @@ pub struct Number {
     pub name: String,
     /// The rows' mean.
     pub mean: f64,
-    /// Their standard deviation; 0 for what never varied, which is no input.
+    /// Their standard deviation; 0 for a number that never varied, which is not an input.
     pub scale: f64,
-    /// The least.
+    /// The least value.
     pub low: f64,
-    /// The greatest.
+    /// The greatest value.
     pub high: f64,
 }
 
-/// Errors on shapes that were kept out of training, as shares of the measured times. What the model
-/// does not cover is answered by the roofline, there as in use.
+/// Errors on shapes that were kept out of training, as shares of the measured times. The roofline
+/// answers for shapes that the model does not cover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct HeldOut {
-    /// How many shapes and loads.
+    /// How many pairs of shape and load.
     pub rows: u64,
     /// How many of them the model covers.
     pub covered: u64,
-    /// The middle one of the predictor's errors.
+    /// The median of the predictor's errors.
     pub median_error_per_mille: u64,
-    /// Nine in ten are at most this.
+    /// The 90th percentile of the predictor's errors.
     pub p90_error_per_mille: u64,
-    /// The middle one of the roofline's errors, where the table has the roofline's times.
+    /// The median of the roofline's errors, where the table has the roofline's times.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub roofline_median_error_per_mille: Option<u64>,
 }
 
-/// A predictor that could not be had.
+/// Why a predictor could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum PredictorError {
     /// The file could not be read or written.
@@ -121,18 +121,18 @@ pub enum PredictorError {
         /// The JSON error, with line and column.
         source: serde_json::Error,
     },
-    /// Some other format or version, or a model that contradicts itself.
+    /// Another format or version, or a model that contradicts itself.
     #[error("{}: {problem}", path.display())]
     Invalid {
         /// The file.
         path: PathBuf,
-        /// Where, and what it must be.
+        /// The place in the file, and what must be there.
         problem: String,
     },
 }
 
 impl Number {
-    /// Whether a value lies where the rows' did, or near enough.
+    /// Whether a value lies within the rows' range or close enough.
     fn covers(&self, value: f64) -> bool {
         if self.scale == 0.0 {
             (value - self.low).abs() < 1e-9
@@ -149,7 +149,7 @@ impl Number {
 }
 
 impl Model {
-    /// The network's inputs; `None` when the model does not cover such an operator.
+    /// The network's inputs; `None` when the model does not cover the operator.
     fn inputs(&self, features: &Features) -> Option<Vec<f64>> {
         let known = |word: &String| self.always.contains(word) || self.sometimes.contains(word);
         if !self.always.is_subset(&features.words) || !features.words.iter().all(known) {
@@ -196,7 +196,7 @@ impl Model {
     fn check(&self) -> Result<(), String> {
         let varying = self.numbers.iter().filter(|n| n.scale > 0.0).count();
         if !self.numbers.is_sorted_by(|a, b| a.name < b.name) {
-            return Err("its `numbers` must be sorted by name, each there once".to_owned());
+            return Err("its `numbers` must be sorted by name, each name once".to_owned());
         }
         if let Some(number) = self.numbers.iter().chain([&self.answer]).find(|n| !n.possible()) {
             return Err(format!("the range or scale of `{}` is impossible", number.name));
@@ -206,7 +206,7 @@ impl Model {
 }
 
 impl Predictor {
-    /// Of these models.
+    /// A predictor of these models.
     #[must_use]
     pub fn new(device: String, models: Vec<Model>) -> Self {
         Self { format: FORMAT.to_owned(), version: VERSION, device, models }
@@ -247,12 +247,12 @@ impl Predictor {
         let predictor: Self = serde_json::from_slice(&content).map_err(json)?;
         if !predictor.models.is_sorted_by(|a, b| a.kind < b.kind) {
             return Err(invalid(
-                "`models` must be sorted by kind, each there once; train it anew".to_owned(),
+                "`models` must be sorted by kind, each kind once; train it again".to_owned(),
             ));
         }
         for model in &predictor.models {
             model.check().map_err(|problem| {
-                invalid(format!("the model of `{}`: {problem}; train it anew", model.kind))
+                invalid(format!("the model of `{}`: {problem}; train it again", model.kind))
             })?;
         }
         Ok(predictor)
@@ -271,7 +271,7 @@ impl Predictor {
     }
 }
 
-/// What every neap file starts with.
+/// The fields with which every neap file starts.
 #[derive(Deserialize)]
 struct Header {
     #[serde(default)]

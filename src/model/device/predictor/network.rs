@@ -1,45 +1,45 @@
 //! A small network of four layers and its trainer.
 //!
-//! Additions, multiplications, divisions and square roots in one fixed order on seeded numbers: the
-//! same rows give the same weights on every machine. Hidden units are leaky rectifiers, which suit
-//! laws that are straight in logarithms.
+//! It adds, multiplies, divides and takes square roots in one fixed order, from seeded numbers. So
+//! the same rows give the same weights on every machine. Hidden units are leaky rectifiers, which
+//! fit laws that are linear in logarithms.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::units::mix;
 
-/// Units of the three hidden layers; the fourth layer gives the one answer.
+/// Units of the three hidden layers. The fourth layer has one output.
 const HIDDEN: [usize; 3] = [64, 64, 32];
 
-/// What a hidden unit lets through of what is below zero.
+/// Slope of a hidden unit for inputs below zero.
 const LEAK: f64 = 0.1;
 
-/// Rows that a step of training looks at.
+/// Rows in one training step.
 const BATCH: usize = 16;
 
-/// The first steps' length; it falls to nothing in a straight line.
+/// The learning rate of the first step. It falls linearly to zero.
 const RATE: f64 = 0.003;
 
-/// What each step takes off the weights, as a share of its length: a few hundred rows can't hold
-/// the network otherwise.
+/// Weight decay, as a share of the learning rate. Without it, a few hundred rows do not determine
+/// the network.
 const DECAY: f64 = 0.3;
 
-/// Errors beyond this, in standard deviations of the target, pull no harder: a few wild
-/// measurements shall not bend the fit.
+/// Errors beyond this, in standard deviations of the target, have a constant gradient, so that a
+/// few wild measurements do not bend the fit.
 const HUBER: f64 = 0.05;
 
 /// One layer: an output is its bias plus its weights times the inputs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Layer {
-    /// For each output its weight of each input.
+    /// For each output, its weight of each input.
     pub weights: Vec<Vec<f32>>,
-    /// For each output.
+    /// The bias of each output.
     pub bias: Vec<f32>,
 }
 
-/// What the network says to these inputs; inputs beyond the first layer's are ignored.
+/// The network's output for these inputs. Inputs beyond the first layer's are ignored.
 #[must_use]
 pub fn answer(layers: &[Layer], inputs: &[f64]) -> f64 {
     let mut values = inputs.to_vec();
@@ -57,10 +57,10 @@ pub fn answer(layers: &[Layer], inputs: &[f64]) -> f64 {
     values.first().copied().unwrap_or(0.0)
 }
 
-/// Checks that layers fit together, take `inputs` numbers and give one.
+/// Checks that the layers fit together, take `inputs` numbers and have one output.
 ///
 /// # Errors
-/// One sentence.
+/// One sentence that names the layer.
 pub fn check(layers: &[Layer], inputs: usize) -> Result<(), String> {
     let mut width = inputs;
     for (depth, layer) in layers.iter().enumerate() {
@@ -74,7 +74,7 @@ pub fn check(layers: &[Layer], inputs: usize) -> Result<(), String> {
             ));
         }
         if !layer.weights.iter().flatten().chain(&layer.bias).all(|w| w.is_finite()) {
-            return problem("a weight is no finite number");
+            return problem("a weight is not finite");
         }
         width = layer.weights.len();
     }
@@ -89,7 +89,7 @@ fn leaky(x: f64) -> f64 {
     if x > 0.0 { x } else { LEAK * x }
 }
 
-/// One layer in training: its weights, then its biases, with Adam's two moments of each.
+/// A layer in training: its weights followed by its biases, with Adam's two moments of each.
 struct Trained {
     inputs: usize,
     outputs: usize,
@@ -100,7 +100,7 @@ struct Trained {
 }
 
 impl Trained {
-    /// Weights spread evenly within ±√(6 / inputs), biases zero.
+    /// Random weights, uniform within ±√(6 / inputs), and biases of zero.
     fn new(inputs: usize, outputs: usize, seed: u64) -> Self {
         let count = inputs * outputs;
         let spread = (6.0 / inputs.max(1) as f64).sqrt();
@@ -124,7 +124,7 @@ impl Trained {
         }
     }
 
-    /// Adds to the gradients, and gives what flows back to the inputs.
+    /// Adds to the gradients, and writes the gradient of the inputs to `back`.
     fn backward(&mut self, from: &[f64], flow: &[f64], back: &mut [f64]) {
         back.fill(0.0);
         for (o, &flow) in flow.iter().enumerate() {
@@ -141,7 +141,7 @@ impl Trained {
         }
     }
 
-    /// Adam's step. `decay` holds what is left of each moment's first value.
+    /// A step of Adam. `decay` holds beta1 and beta2 to the power of the number of steps.
     fn step(&mut self, rate: f64, decay: [f64; 2]) {
         for (((weight, gradient), first), second) in self
             .weights
@@ -170,7 +170,7 @@ impl Trained {
     }
 }
 
-/// Fits a network to rows of inputs and what it shall say to each, in `steps` steps.
+/// Fits a network to rows of inputs and their targets, in `steps` steps.
 #[must_use]
 pub fn train(inputs: &[Vec<f64>], targets: &[f64], steps: u32, seed: u64) -> Vec<Layer> {
     let width = inputs.first().map_or(0, Vec::len);
@@ -218,7 +218,7 @@ pub fn train(inputs: &[Vec<f64>], targets: &[f64], steps: u32, seed: u64) -> Vec
     layers.iter().map(Trained::layer).collect()
 }
 
-/// Fisher and Yates's.
+/// The Fisher–Yates shuffle.
 fn shuffle(order: &mut [usize], seed: u64) {
     for i in (1..order.len()).rev() {
         let with = mix(seed ^ (i as u64) << 20) % (i as u64 + 1);

@@ -1,7 +1,7 @@
-//! From a table of measurements to a predictor, with its error on shapes that it did not see.
+//! Trains a predictor from a table of measurements, and measures its error on shapes that it did
+//! not see.
 //!
-//! One shape in five, chosen by the hash of its key, is kept out of training under every load. Not
-//! for: gathering measurements (`neap profile --sweep`).
+//! One shape in five, chosen by the hash of its key, is kept out of training under every load.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,18 +11,18 @@ use super::{HeldOut, Model, Number, Predictor, network};
 use crate::device::table::{Row, median};
 use crate::units::{Nanos, mix};
 
-/// Fewer shapes than this can't both teach and test.
+/// The fewest shapes of a kind for a model: fewer are not enough both to train and to test.
 pub const FEWEST: usize = 20;
 
-/// One shape in so many is kept out of training.
+/// One shape in this many is kept out of training.
 const HELD_OUT: u64 = 5;
 
 /// How to train.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Steps of 16 rows.
+    /// Training steps, of 16 rows each.
     pub steps: u32,
-    /// Where the first weights and the order of rows come from.
+    /// Seed of the first weights and of the order of rows.
     pub seed: u64,
 }
 
@@ -32,24 +32,24 @@ impl Default for Options {
     }
 }
 
-/// What came of it.
+/// The result of training.
 #[derive(Clone, Debug)]
 pub struct Trained {
     /// The models of the kinds that have enough shapes.
     pub predictor: Predictor,
-    /// The other kinds, with how many shapes they have.
+    /// Kinds that have too few shapes, and how many they have.
     pub too_few: Vec<(String, usize)>,
-    /// Rows without the roofline's counts, or with a key of another form.
+    /// Number of rows without the roofline's counts, or with a key of another form.
     pub unread: usize,
 }
 
 /// Why there is no predictor.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TrainError {
-    /// Measured here and there.
+    /// The rows were measured on several devices.
     #[error("its rows are of several devices ({}); a predictor is of one: keep one device's rows", .0.join(", "))]
     Devices(Vec<String>),
-    /// Nothing to learn from.
+    /// No kind has enough rows.
     #[error("no kind of operator has {FEWEST} shapes with `flops` and `bytes`{}; `neap profile --sweep KIND` gathers them", most(.0))]
     TooFew(Option<(String, usize)>),
 }
@@ -127,7 +127,7 @@ pub fn fit(rows: &[Row], options: &Options) -> Result<Trained, TrainError> {
     Ok(Trained { predictor: Predictor::new(device, models), too_few, unread })
 }
 
-/// A shape's number among all, the same on every machine.
+/// A shape's hash, the same on every machine.
 fn hash(key: &str) -> u64 {
     key.bytes().fold(0, |hash, byte| mix(hash ^ u64::from(byte)))
 }
@@ -172,7 +172,7 @@ fn model(kind: &str, samples: &[Sample<'_>], options: &Options) -> Option<Model>
         answer,
         layers: Vec::new(),
     };
-    // What varies among the rows is never beyond their own range.
+    // An input that varies among the rows is always within the range of the same rows.
     let inputs: Vec<Vec<f64>> = seen.iter().filter_map(|s| model.inputs(&s.features)).collect();
     let targets: Vec<f64> =
         logarithms.iter().map(|x| (x - model.answer.mean) / model.answer.scale).collect();
@@ -248,7 +248,7 @@ mod tests {
         }
     }
 
-    /// A machine that is slower at thin products than any roofline says.
+    /// A machine that is slower at thin products than any roofline predicts.
     fn table() -> Vec<Row> {
         let mut rows = Vec::new();
         for i in 0..60u64 {

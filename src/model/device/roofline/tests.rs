@@ -61,7 +61,7 @@ fn flops_by_kind() {
     let q = &[2, 3, 10, 4];
     let kv = &[2, 3, 20, 4];
     let cases = [
-        // Two groups: 18 weights an output channel.
+        // Two groups: 18 weights for each output channel.
         (
             operator(
                 "aten::conv2d",
@@ -172,8 +172,8 @@ fn time_is_the_slowest_of_arithmetic_memory_and_link() {
     (device.efficiency_percent, device.launch_overhead_ns) = (50, 100);
     (device.flops.f32, device.memory_bandwidth) = (1_000_000_000_000, 100_000_000_000);
     (device.link.h2d, device.link.overhead_ns) = (10_000_000_000, 7);
-    // 2·300·100·200 flops at 0.5 per ps; (20,000 + 60,000 + 30,000 elements)·4 bytes at 50 bytes a
-    // ns.
+    // 2·300·100·200 flops at 0.5 flops per ps; (20,000 + 60,000 + 30,000 elements)·4 bytes at 50
+    // bytes per ns.
     let mm = operator(
         "aten::mm",
         vec![arg(0, &[100, 200]), arg(1, &[200, 300])],

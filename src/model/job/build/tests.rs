@@ -170,8 +170,8 @@ fn one_call_may_write_one_tensor_through_two_views() {
     assert!(make(1, vec![operator("split", &[], &[(0, 0), (0, 0)])]).is_ok());
 }
 
-/// A job in a valid order: each operator reads some earlier results, updates some tensor or
-/// not, and makes one.
+/// A job in a valid order: each operator reads some earlier results, updates some tensor or not,
+/// and makes one.
 fn jobs() -> impl Strategy<Value = Vec<Operator>> {
     let step = (
         prop::collection::vec(any::<prop::sample::Index>(), 0..4),
@@ -243,8 +243,8 @@ proptest! {
             return Err(TestCaseError::fail("no cycle"));
         };
         prop_assert!(operators.len() > 1);
-        // Each waits for the one before: it reads what that makes, or replaces what that reads
-        // or makes.
+        // Each waits for the one before: it reads what that makes, or replaces what that reads or
+        // makes.
         let by_name = |name: &str| listing.iter().find(|o| o.name == name).unwrap();
         for (first, then) in operators.iter().zip(operators.iter().cycle().skip(1)) {
             let (first, then) = (by_name(first), by_name(then));

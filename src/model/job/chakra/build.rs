@@ -1,7 +1,5 @@
-//! From chosen calls to operators and tensors.
-//!
-//! Makes operands with versions, generated and hidden outputs, in-place writes, workspaces, host
-//! operands, phases.
+//! Makes operators and tensors from the chosen calls: operands with versions, generated and hidden
+//! outputs, in-place writes, workspaces, host operands, phases.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,20 +11,20 @@ use super::value::{Value, View};
 use crate::job::{Arg, Operand, Operator, Phase, Replay, Role, Tensor};
 use crate::units::{Bytes, OpId, TensorId};
 
-/// A graph in the making, with what the trace knows beyond it.
+/// A graph under construction, and facts that the trace adds to it.
 #[derive(Debug, Default)]
 pub(super) struct Built {
     pub name: String,
     pub tensors: Vec<Tensor>,
     pub operators: Vec<Operator>,
     pub loss: Option<Operand>,
-    /// For each operator, which optimizer step it stands inside, from 1; 0: none.
+    /// For each operator, the number of the optimizer step around it, from 1; 0 if there is none.
     pub step: Vec<u16>,
-    /// For each tensor, how much is known of it.
+    /// For each tensor, what the trace shows of it.
     pub facts: Vec<Facts>,
-    /// For each life that is a tensor, which.
+    /// The tensor of each life that became one.
     pub tensor_of: HashMap<u32, TensorId>,
-    /// The first operator after `zero_grad`, or 0 when none follows.
+    /// The first operator after `zero_grad`, or 0 when no operator follows.
     pub zero_grad: Option<OpId>,
     pub notes: Vec<String>,
 }
@@ -34,7 +32,7 @@ pub(super) struct Built {
 /// What the trace shows of one tensor.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Facts {
-    /// An operator of the iteration makes it.
+    /// An operator of the iteration generates it.
     pub generated: bool,
     /// The trace names it.
     pub named: bool,
@@ -49,7 +47,7 @@ struct Builder<'a> {
     lives: &'a [Life],
     names: &'a Names,
     declared: &'a Declared,
-    /// Lives by the call that makes them.
+    /// The lives that each call makes.
     made_by: HashMap<usize, Vec<u32>>,
     tensor_of: HashMap<u32, TensorId>,
     version: Vec<u32>,
@@ -95,7 +93,7 @@ pub(super) fn build(
 }
 
 impl Builder<'_> {
-    /// The tensor of a life, made on first sight.
+    /// The tensor of a life, which is added when first seen.
     fn tensor(&mut self, life: u32, generated: bool) -> TensorId {
         if let Some(&id) = self.tensor_of.get(&life) {
             return id;
@@ -131,13 +129,13 @@ impl Builder<'_> {
         }
     }
 
-    /// Everything from a call on, itself first.
+    /// A call and all calls inside it.
     fn inside(&self, at: usize) -> impl Iterator<Item = usize> + use<'_> {
         (at..=self.trace.nodes[at].end).filter(move |&n| self.trace.inside(n, at))
     }
 
-    /// What a call writes in place and does not make: views in order of the writing, one a life,
-    /// and whether they are running statistics.
+    /// The storages that a call writes in place and does not make: one view for each life in the
+    /// order of writing, and whether they are running statistics.
     fn written_in_place(&self, at: usize, made: &HashSet<u32>) -> Vec<(View, bool)> {
         let mut written: Vec<(View, bool)> = Vec::new();
         let mut lives: HashSet<u32> = HashSet::new();
@@ -166,7 +164,8 @@ impl Builder<'_> {
         self.gradients(at, &context, node);
         self.statistics(node);
 
-        // What it makes: declared, hidden (read later, or undeclared), or scratch.
+        // The storages that it makes: declared outputs, hidden outputs (read later, or not
+        // declared), or scratch.
         let all_made: Vec<u32> =
             self.inside(at).filter_map(|n| self.made_by.get(&n)).flatten().copied().collect();
         let escapes =
@@ -199,7 +198,7 @@ impl Builder<'_> {
             let views: Vec<Option<&View>> = match value {
                 Value::Tensors(list) => list.iter().map(Option::as_ref).collect(),
                 Value::Tensor(view) => vec![Some(view)],
-                // Numbers are results too, and keep their place.
+                // A number among the results keeps its place.
                 _ => vec![None],
             };
             for view in views {
@@ -209,9 +208,9 @@ impl Builder<'_> {
                 };
                 let generated = made.contains(&view.life);
                 outputs.push(match (generated, written_lives.contains(&view.life)) {
-                    // A view of something it was given and leaves as it is.
+                    // A view of an argument that the call does not write.
                     (false, false) => None,
-                    // A second view of one result.
+                    // A second view of a result that has an output already.
                     _ if !done.insert(view.life) => Some(self.operand(view)),
                     (true, _) => Some(self.generate(at, view, &name, &mut made_here, input)),
                     (false, true) => Some(self.update(view)),
@@ -253,7 +252,7 @@ impl Builder<'_> {
             Value::None => Arg::None,
             Value::Tensor(view) if view.end == 0 => Arg::None,
             Value::Tensor(view) if view.host => {
-                // A number of the call itself, or the one its forward call saved at the same
+                // The number is the call's own, or the one that its forward call saved at the same
                 // address.
                 let number = context
                     .scalar
@@ -280,8 +279,8 @@ impl Builder<'_> {
         }
     }
 
-    /// When the call copies batch data from the host: the life it comes from, and which copy this
-    /// is. A 0-dim number is no batch.
+    /// When the call copies batch data from the host: the life that it copies, and the number of
+    /// the copy. A 0-dim number is no batch data.
     fn host_copy(&mut self, at: usize) -> Option<(u32, u32)> {
         let copies = |n: usize| {
             let node = &self.trace.nodes[n];
@@ -309,10 +308,11 @@ impl Builder<'_> {
         Some((life, self.copies - 1))
     }
 
-    /// Notes that autograd hands a tensor to a parameter.
+    /// Records that autograd hands a tensor to a parameter.
     fn gradients(&mut self, at: usize, context: &Context, node: &Node) {
         if context.accumulate {
-            // A copy or a sum of what arrives: what is made or written is the gradient.
+            // A copy or a sum of the arriving gradient: the tensor that is made or written is the
+            // gradient.
             let made: Vec<u32> = node
                 .outputs
                 .iter()
@@ -350,7 +350,7 @@ impl Builder<'_> {
             changes.push((life.maker.unwrap_or(0), true, bytes));
             changes.push((life.last_seen + 1, false, bytes));
         }
-        // At one position what ends goes first.
+        // At one position, ends come before starts.
         changes.sort_unstable();
         let (mut now, mut most) = (0u64, 0);
         for (_, grows, bytes) in changes {
@@ -360,7 +360,7 @@ impl Builder<'_> {
         Bytes(most)
     }
 
-    /// How the life is seen where it is made.
+    /// The view through which the life is first seen where it is made.
     fn mention(&self, at: usize, life: u32) -> View {
         let views =
             self.inside(at).flat_map(|n| self.trace.nodes[n].outputs.iter().flat_map(Value::views));
@@ -381,7 +381,7 @@ impl Builder<'_> {
         })
     }
 
-    /// What an annotation says after `prefix`.
+    /// The text of an annotation after `prefix`.
     fn annotated(&self, mark: u32, prefix: &str) -> Option<String> {
         self.trace.nodes[mark as usize].name.strip_prefix(prefix).map(str::to_owned)
     }
@@ -423,7 +423,7 @@ impl Builder<'_> {
     }
 
     fn finish(mut self, chosen: &[usize]) -> Built {
-        // What autograd's accumulation reads without copying it is the gradient itself.
+        // A tensor that autograd's accumulation reads without copying is itself the gradient.
         for (at, node) in self.trace.nodes.iter().enumerate() {
             let context = self.names.context[at];
             if node.name != "torch::autograd::AccumulateGrad" || !context.included {
@@ -452,7 +452,8 @@ impl Builder<'_> {
         self.out
     }
 
-    /// Without a step's mark, what follows the last backward operator optimizes.
+    /// If no step is marked, operators after the last backward operator belong to the optimize
+    /// phase.
     fn phases(&mut self) {
         let last = self.out.operators.iter().rposition(|o| o.phase == Phase::Backward);
         for operator in last.map_or(&mut [][..], |last| &mut self.out.operators[last + 1..]) {
@@ -460,7 +461,7 @@ impl Builder<'_> {
         }
     }
 
-    /// The loss is what `ones_like` reads just before backward starts.
+    /// The loss is the tensor that `ones_like` reads just before backward starts.
     fn loss(&mut self) {
         let first = self.out.operators.iter().position(|o| o.phase == Phase::Backward);
         let seed = first.and_then(|f| f.checked_sub(1)).map(|at| &self.out.operators[at]);

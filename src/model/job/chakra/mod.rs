@@ -1,9 +1,9 @@
 //! PyTorch's Chakra execution traces become job graphs.
 //!
-//! [`import`] reads what `torch.profiler.ExecutionTraceObserver` wrote (schema 1.1.1-chakra.0.0.4,
-//! plain or gzip, with or without the `neap.*` names that say what the long-lived tensors are):
-//! `parse` reads it, `storage` tells the lives behind recycled ids apart, `select` chooses the
-//! operators, `build` makes the graph and `roles` says what each tensor is.
+//! [`import`] reads the file of `torch.profiler.ExecutionTraceObserver` (schema 1.1.1-chakra.0.0.4,
+//! plain or gzip), with or without the `neap.*` names of long-lived tensors. `parse` reads it,
+//! `storage` separates the lives behind recycled ids, `select` chooses the operators, `build` makes
+//! the graph and `roles` finds out what each tensor is.
 
 mod build;
 mod names;
@@ -31,16 +31,16 @@ pub struct Options {
     pub updates_early: bool,
 }
 
-/// A graph, and notes for its reader.
+/// A graph, and notes for the user.
 #[derive(Debug)]
 pub struct Imported {
     /// The job.
     pub graph: Graph,
-    /// For people: assumptions, recoveries, things left out.
+    /// Sentences about assumptions, recovered values and omissions.
     pub notes: Vec<String>,
 }
 
-/// A node of the trace, for messages.
+/// A node of the trace, named in error messages.
 #[derive(Clone, Debug)]
 pub struct Place {
     /// Its id in the file.
@@ -55,21 +55,21 @@ impl fmt::Display for Place {
     }
 }
 
-/// A trace that can't be imported.
+/// Why a trace can't be imported.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
     /// The file can't be opened or read.
     #[error(transparent)]
     File(#[from] crate::files::FileError),
-    /// It is not JSON, or ends too early, or is not shaped like a trace.
+    /// It is not JSON, is truncated, or does not have the form of a trace.
     #[error("{}: {problem}", path.display())]
     Json {
         /// The file.
         path: PathBuf,
-        /// What and where, and what to do.
+        /// What is wrong and where, and the remedy.
         problem: String,
     },
-    /// Another schema.
+    /// The schema is not known.
     #[error("{}: schema `{found}` is not known; known are 1.1.1-chakra.0.0.4 and, with a note, other 1.x Chakra schemas: record the trace with a PyTorch that writes one", path.display())]
     Schema {
         /// The file.
@@ -77,7 +77,7 @@ pub enum ImportError {
         /// The text found.
         found: String,
     },
-    /// Something about one node.
+    /// One node is wrong.
     #[error("{}: {place}: {problem}", path.display())]
     Node {
         /// The file.
@@ -87,7 +87,7 @@ pub enum ImportError {
         /// What is wrong and what to do.
         problem: String,
     },
-    /// Something about the trace as a whole.
+    /// The trace as a whole is wrong.
     #[error("{}: {problem}", path.display())]
     Trace {
         /// The file.
@@ -95,12 +95,12 @@ pub enum ImportError {
         /// What is wrong and what to do.
         problem: String,
     },
-    /// What came out contradicts itself.
+    /// The resulting graph contradicts itself.
     #[error("{}: {source}", path.display())]
     Graph {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The contradiction.
         source: GraphError,
     },
 }
@@ -160,8 +160,8 @@ pub fn import(path: &Path, options: &Options) -> Result<Imported, ImportError> {
     Ok(Imported { graph, notes })
 }
 
-/// Refuses what a compiler generated: a trace has no operators of such kernels, nor what they
-/// allocate.
+/// Returns an error if a compiler generated kernels: a trace says neither what they compute nor
+/// what they allocate.
 fn refuse_generated(
     path: &Path,
     trace: &parse::Trace,
@@ -181,7 +181,7 @@ fn refuse_generated(
 }
 
 /// Batch norm in training adds one to an integer scalar, its `num_batches_tracked`, right before it
-/// runs: where the trace left that number out, it is known all the same. Says how many there were.
+/// runs. If the trace leaves that number out, this fills it in. Returns how many were filled in.
 fn count_batches(graph: &mut Graph) -> usize {
     let generators = graph.generators();
     let mut counters = Vec::new();

@@ -1,7 +1,7 @@
-//! What annotations in a trace say: long-lived tensors, the iteration, the optimizer, phases,
-//! scalars.
+//! What annotations in a trace say about long-lived tensors, the iteration, the optimizer, phases
+//! and scalars.
 //!
-//! Reads the `neap.*` names and the marks PyTorch itself leaves (`Optimizer.step#…`,
+//! Annotations are the `neap.*` names and the marks that PyTorch leaves (`Optimizer.step#…`,
 //! `Optimizer.zero_grad#…`, `autograd::engine::evaluate_function: …`).
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -10,28 +10,28 @@ use super::parse::Trace;
 use super::value::Value;
 use crate::job::{Group, Phase, Role};
 
-/// Where a call stands.
+/// What surrounds a call.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Context {
-    /// Part of the iteration.
+    /// Whether it belongs to the iteration.
     pub included: bool,
     pub backward: bool,
-    /// Which optimizer step it is inside, from 1; 0: none.
+    /// The number of the optimizer step around it, from 1; 0 if there is none.
     pub step: u16,
-    /// Inside the node that hands a parameter its gradient.
+    /// Whether it is inside the node that hands a parameter its gradient.
     pub accumulate: bool,
     /// The Python number that the call combines with a tensor.
     pub scalar: Option<f64>,
-    /// The forward call that this one helps to differentiate.
+    /// The sequence number of the forward call whose backward this is part of.
     pub sequence: i64,
-    /// The mark of the module around it.
+    /// Position of the mark of the module around it.
     pub module: Option<u32>,
-    /// The mark of the batch data that it copies.
+    /// Position of the mark of the batch data that it copies.
     pub input: Option<u32>,
 }
 
 impl Context {
-    /// The phase of an operator there.
+    /// The phase of an operator at this place.
     pub fn phase(&self) -> Phase {
         match (self.step > 0, self.backward) {
             (true, _) => Phase::Optimize,
@@ -41,12 +41,12 @@ impl Context {
     }
 }
 
-/// A long-lived tensor with its name.
+/// A long-lived tensor and its name.
 #[derive(Debug)]
 pub(super) struct Named {
     pub life: u32,
     pub role: Role,
-    /// For an optimizer's state `KEY:NAME`.
+    /// The name; for an optimizer state `KEY:NAME`.
     pub name: String,
 }
 
@@ -58,19 +58,19 @@ pub(super) struct MarkedGroup {
     pub lives: Vec<u32>,
 }
 
-/// All that annotations say.
+/// Everything that the annotations say.
 #[derive(Debug, Default)]
 pub(super) struct Names {
     pub context: Vec<Context>,
     pub named: Vec<Named>,
-    /// From `neap.optimizer:`, for all parameters.
+    /// The group of all parameters, from `neap.optimizer:`.
     pub optimizer: Option<Group>,
-    /// From `neap.group:`.
+    /// The marked groups, from `neap.group:`.
     pub groups: Vec<MarkedGroup>,
-    /// From `Optimizer.step#CLASS.step`, one for each step of the iteration.
+    /// The optimizer's class in each step of the iteration, from `Optimizer.step#CLASS.step`.
     pub classes: Vec<String>,
     pub zero_grad: Option<usize>,
-    /// How many steps the optimizer had taken by the end of this one.
+    /// How many steps the optimizer had taken by the end of the last step.
     pub steps: Option<f64>,
     /// Numbers that autograd saves for backward, by forward call and address.
     pub saved: HashMap<(i64, u64), f64>,
@@ -136,7 +136,7 @@ pub(super) fn find(trace: &Trace) -> Names {
     names
 }
 
-/// For each optimizer step, where it begins to step: after what its closure computes.
+/// For each optimizer step, the position where it begins to step: after its closure.
 fn step_starts(trace: &Trace) -> HashMap<usize, usize> {
     let is_step = |at: &usize| trace.nodes[*at].name.starts_with("Optimizer.step#");
     let steps = (0..trace.nodes.len()).filter(is_step);
@@ -145,14 +145,15 @@ fn step_starts(trace: &Trace) -> HashMap<usize, usize> {
             let name = &trace.nodes[n].name;
             name.starts_with("autograd::engine::evaluate_function")
         });
-        // Where backward runs on the step's own thread, its last node may hold others.
+        // If backward runs on the step's own thread, its last node may contain others.
         (at, last_backward.map_or(at, |n| trace.nodes[n].end.min(trace.nodes[at].end) + 1))
     });
     begins.filter(|(at, from)| *from <= trace.nodes[*at].end).collect()
 }
 
 impl Names {
-    /// Reads `neap.schedule:GROUP:KEY:VALUE/VALUE…`; marks of one group and key follow each other.
+    /// Reads `neap.schedule:GROUP:KEY:VALUE/VALUE…`. Marks of one group and key continue each
+    /// other.
     fn schedule(&mut self, text: &str) -> Option<()> {
         let mut parts = text.strip_prefix("neap.schedule:")?.splitn(3, ':');
         let number: usize = parts.next()?.parse().ok()?;
@@ -164,7 +165,7 @@ impl Names {
         Some(())
     }
 
-    /// What one of neap's own annotations says.
+    /// Reads one of neap's own annotations.
     fn mark(&mut self, trace: &Trace, at: usize, seen: &mut HashSet<u32>) {
         let text = trace.nodes[at].name.as_str();
         if let Some(text) = text.strip_prefix("neap.optimizer:") {
@@ -191,7 +192,7 @@ impl Names {
     }
 }
 
-/// The device tensors that the calls right inside an annotation read first.
+/// The device tensors that the calls directly inside an annotation read first.
 fn subjects(trace: &Trace, mark: usize) -> impl Iterator<Item = u32> + '_ {
     let inside = (mark + 1..=trace.nodes[mark].end).filter(move |&n| trace.nodes[n].parent == mark);
     let first = |n: usize| trace.nodes[n].inputs.iter().flat_map(Value::views).next();
@@ -205,14 +206,14 @@ fn subject(trace: &Trace, mark: usize) -> Option<u32> {
     views.next().filter(|v| !v.host && v.end > 0).map(|v| v.life)
 }
 
-/// The iteration is what stands inside its mark, with what other threads do until the mark's thread
+/// The iteration is everything inside its mark, and what other threads do until the mark's thread
 /// goes on.
 fn include(trace: &Trace, mark: Option<usize>, context: &mut [Context]) {
     let Some(mark) = mark else {
         context.iter_mut().for_each(|c| c.included = true);
         return;
     };
-    // The thread: the outermost node around a call but for the root.
+    // A call's thread is the outermost node around it below the root.
     let thread = |node: usize| {
         trace.around(node).filter(|&n| trace.nodes[n].parent != n).last().unwrap_or(node)
     };

@@ -1,6 +1,6 @@
-//! Reading a Chakra execution trace, one node at a time and in bounded memory.
+//! Reads a Chakra execution trace one node at a time, in bounded memory.
 //!
-//! From bytes to [`Trace`]: nodes in the order they started, each with its parent.
+//! The result is a [`Trace`]: nodes in the order of their start, each with its parent.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -15,15 +15,15 @@ use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess,
 use super::value::{Raw, Signature, Skip, Value, values};
 use super::{ImportError, Place};
 
-/// More bytes than any one node of a real trace has, lists of thousands of tensors included.
+/// The most bytes of one node, far above real traces with lists of thousands of tensors.
 const NODE_BYTES: u64 = 64 << 20;
-/// More nodes than one iteration of any model has.
+/// The most nodes, far above one iteration of any model.
 const MOST_NODES: usize = 4_000_000;
-/// More than any program nests calls.
+/// The deepest nesting of calls.
 const MOST_DEPTH: u32 = 1000;
-/// More calls than exceptions end in one iteration.
+/// The most calls that exceptions may end in one iteration.
 const MOST_UNFINISHED: usize = 10_000;
-/// The schema this was written for.
+/// The schema for which the importer was written.
 const SCHEMA: &str = "1.1.1-chakra.0.0.4";
 
 /// One call.
@@ -32,15 +32,15 @@ pub(super) struct Node {
     /// The recorder's id, in order of start.
     pub id: u64,
     pub name: String,
-    /// Position of the parent; of itself for a root.
+    /// Position of the parent; a root is its own parent.
     pub parent: usize,
-    /// Position of the last node inside it (of any depth).
+    /// Position of the last node inside it, at any depth.
     pub end: usize,
     /// Euler tour: the nodes inside are those with a number in `tour.0..tour.1`.
     pub tour: (usize, usize),
     pub inputs: Vec<Value>,
     pub outputs: Vec<Value>,
-    /// Pairs a backward node with the forward call it differentiates; negative for most.
+    /// Matches a backward node with its forward call; negative for most nodes.
     pub sequence: i64,
     /// Absent for annotations, which are not calls of operators.
     pub signature: Option<Rc<Signature>>,
@@ -59,13 +59,13 @@ impl Trace {
         (from..to).contains(&self.nodes[inner].tour.0)
     }
 
-    /// The node and those around it, from the inside out.
+    /// The node and the nodes around it, from the inside out.
     pub(super) fn around(&self, node: usize) -> impl Iterator<Item = usize> {
         std::iter::successors(Some(node), |&n| Some(self.nodes[n].parent).filter(|&p| p != n))
     }
 }
 
-/// One side of a node, as written.
+/// The inputs or the outputs of a node, as written.
 #[derive(Deserialize, Default)]
 #[serde(default)]
 pub(super) struct Side {
@@ -95,7 +95,7 @@ struct RawAttribute {
     value: Raw,
 }
 
-/// Stops a reader that has given more than the limit since the last reset.
+/// A reader that fails after more than the limit since the last reset.
 struct Bounded<R> {
     inner: R,
     since: Rc<Cell<u64>>,
@@ -115,14 +115,14 @@ impl<R: Read> Read for Bounded<R> {
     }
 }
 
-/// A node with what places it in the tree.
+/// A node and its place in the tree.
 struct Start {
     node: Node,
     parent: u64,
     thread: i64,
 }
 
-/// What the visitor gathers.
+/// The nodes and notes that the visitor gathers.
 struct Reader {
     since: Rc<Cell<u64>>,
     schema: Option<String>,
@@ -208,7 +208,7 @@ fn order(path: &Path, mut all: Vec<Start>, mut notes: Vec<String>) -> Result<Tra
                 })?
             }
         };
-        // A parent starts before its children, so this refuses circles as well.
+        // A parent starts before its children, so this also refuses circles.
         if parent_at > at {
             let name = all[parent_at].node.name.clone();
             let problem = format!(
@@ -238,7 +238,7 @@ fn order(path: &Path, mut all: Vec<Start>, mut notes: Vec<String>) -> Result<Tra
             size[parent] += size[at];
         }
     }
-    // Children take their places in the tour in the order of their start.
+    // Children get their places in the tour in the order of their start.
     let mut next = vec![0usize; nodes.len()];
     let mut roots = 0;
     for at in 0..nodes.len() {
@@ -252,8 +252,8 @@ fn order(path: &Path, mut all: Vec<Start>, mut notes: Vec<String>) -> Result<Tra
     Ok(Trace { nodes, notes })
 }
 
-/// What encloses a call that an exception ended, so that it was not recorded: the parent of the
-/// next call of the thread that began before it did.
+/// The call around a call that an exception ended, which was not recorded: the parent of the
+/// thread's next call that began before that call did.
 fn around_missing(all: &[Start], ids: &[u64], at: usize) -> Option<usize> {
     let Start { node, parent: missing, thread } = &all[at];
     if *missing >= node.id || *missing <= ids[0] {
@@ -374,8 +374,8 @@ impl Reader {
                     .clone(),
             )
         } else if raw.name.starts_with("aten::") || !outputs.is_empty() {
-            // Without a schema the convention has to do: a trailing underscore writes the first
-            // argument.
+            // Without a schema, PyTorch's naming convention decides: an operator whose name ends in
+            // one underscore writes its first argument.
             let writes = raw.name.ends_with('_') && !raw.name.ends_with("__");
             let arguments = (0..inputs.len()).map(|i| (String::new(), writes && i == 0)).collect();
             Some(Rc::new(Signature { arguments }))

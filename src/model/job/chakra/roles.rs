@@ -1,7 +1,8 @@
-//! What each tensor is, and the finished graph.
+//! Finds the role and name of each tensor, and finishes the graph.
 //!
-//! Decides roles and names of tensors, gradients that wait for `zero_grad`, and lowering or not. By
-//! the trace's names where it has them, else by what reads and writes a tensor in which phase.
+//! It decides roles and names, gradients that wait for `zero_grad`, and whether to lower. Names in
+//! the trace come first. Without them it decides by the operators and phases that read and write a
+//! tensor.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -13,7 +14,7 @@ use crate::job::lower::{self, Column, Step};
 use crate::job::{Dtype, Graph, GraphError, Operator, Phase, Role, Tensor};
 use crate::units::{OpId, TensorId};
 
-/// How the operators outside the optimizer's step use a tensor.
+/// How operators outside the optimizer's step use a tensor.
 #[derive(Clone, Copy, Debug, Default)]
 struct Use {
     read_outside: bool,
@@ -80,13 +81,12 @@ pub(super) fn finish(
     check(Graph { recorded_peak: changed.then_some(peak), ..lowered })
 }
 
-/// Whether a step was lowered.
+/// Whether any step was lowered.
 fn has_updates(graph: &Graph) -> bool {
     graph.operators.iter().any(|o| o.group.is_some() || o.kind.starts_with("neap::"))
 }
 
-/// What a graph takes for granted is checked here; operators already stand in a valid order, which
-/// is kept.
+/// Checks the graph. The operators are already in a valid order, which stays.
 fn check(parts: Graph) -> Result<Graph, GraphError> {
     let Graph { name, tensors, operators, optimizer, loss, recorded_peak } = parts;
     Graph::new(name, tensors, operators, optimizer, loss, recorded_peak)
@@ -112,8 +112,8 @@ fn uses(built: &Built) -> Vec<Use> {
     uses
 }
 
-/// Finds each parameter's gradient and states by how the step pairs them; gives them roles and
-/// names.
+/// Finds each parameter's gradient and states by the operands that the step combines, and gives
+/// them roles and names.
 fn pair(built: &mut Built, uses: &[Use], classes: &[String]) -> Vec<Column> {
     let keys = lower::state_keys(&built.operators, &built.step, classes);
     let mut found = Vec::new();
@@ -191,7 +191,7 @@ fn pair(built: &mut Built, uses: &[Use], classes: &[String]) -> Vec<Column> {
     columns
 }
 
-/// Roles and names of what neither names nor the optimizer explain.
+/// Roles and names of the tensors that neither names nor the optimizer explain.
 fn remaining(built: &mut Built, uses: &[Use]) {
     let explained = built.facts.iter().any(|f| f.named)
         || built.tensors.iter().any(|t| t.role == Role::Parameter);
@@ -221,7 +221,7 @@ fn number(kind: &str, next: &mut usize) -> String {
     format!("{kind}_{}", *next - 1)
 }
 
-/// Makes every name unique, whatever the trace called things.
+/// Makes every name unique.
 fn unique(tensors: &mut [Tensor]) {
     let mut seen = HashSet::new();
     for tensor in tensors {
@@ -235,8 +235,8 @@ fn unique(tensors: &mut [Tensor]) {
     }
 }
 
-/// Gradients made in the iteration live until the next `zero_grad`. One that stands behind a
-/// gradient's making in the same iteration ends it there, not across iterations.
+/// Gradients of the iteration live until the next `zero_grad`. A `zero_grad` that comes after a
+/// gradient is made in the same iteration ends it there, not in the next iteration.
 fn keep(built: &mut Built, until: OpId) {
     let made = built.operators.iter().take(until.index()).flat_map(Operator::generates);
     let before: HashSet<TensorId> = made.map(|o| o.tensor).collect();

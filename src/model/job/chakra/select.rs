@@ -1,9 +1,10 @@
-//! Choosing which calls become operators.
+//! Chooses which calls become operators.
 //!
-//! The outermost call whose declared outputs account for everything made inside it that is read
-//! after it; else its children, but never below a call that allocates or writes something itself. A
-//! call without effect on device memory vanishes, with all it contains. Calls are classified by
-//! effect, never by name: `aten::to` may be nothing or a copy.
+//! A call becomes an operator if its declared outputs include everything that is made inside it and
+//! read after it. Otherwise its children are considered, except where the call itself allocates or
+//! writes something. The outermost such call is chosen. A call without effect on device memory is
+//! dropped with all that it contains. Calls are classified by their effect, never by name:
+//! `aten::to` may do nothing or copy.
 
 use std::collections::HashSet;
 
@@ -12,7 +13,7 @@ use super::parse::{Node, Trace};
 use super::storage::Life;
 use super::value::{Value, View};
 
-/// In-place by their schema, but they change how a tensor is seen and not what it holds.
+/// In-place by their schema, but they change a tensor's metadata and not its data.
 const METADATA: [&str; 15] = [
     "aten::_resize_output_",
     "aten::as_strided_",
@@ -31,7 +32,7 @@ const METADATA: [&str; 15] = [
     "aten::retain_grad_",
 ];
 
-/// Device views that a call itself writes in place, with whether its schema leaves it unsaid.
+/// Device views that a call itself writes in place, and whether its schema leaves that out.
 pub(super) fn writes(node: &Node) -> Vec<(&View, bool)> {
     let Some(signature) = &node.signature else { return Vec::new() };
     if METADATA.contains(&node.name.as_str()) {
@@ -63,9 +64,9 @@ fn updates_statistics(node: &Node) -> bool {
     flag.is_some_and(|at| matches!(node.inputs.get(at), Some(Value::Bool(true))))
 }
 
-/// The lives that each call says it returns.
+/// The lives that each call declares as results.
 pub(super) struct Declared {
-    /// Sorted, one stretch for each call.
+    /// Sorted, one range for each call.
     lives: Vec<u32>,
     ends: Vec<usize>,
 }
@@ -90,14 +91,14 @@ impl Declared {
     }
 }
 
-/// What is known of a call.
+/// The effect of a call.
 #[derive(Clone, Copy, Default)]
 struct Effect {
-    /// It makes something that it returns or that is read after it.
+    /// It makes a storage that it returns or that is read after it.
     makes: bool,
-    /// It makes something that is read after it without returning it.
+    /// It makes a storage that is read after it and does not return it.
     undeclared: bool,
-    /// It writes into something that existed before it.
+    /// It writes a storage that existed before it.
     writes: bool,
     /// It allocates a result itself.
     allocates: bool,
@@ -165,7 +166,7 @@ fn effects(trace: &Trace, lives: &[Life], declared: &Declared) -> Vec<Effect> {
     effects
 }
 
-/// Whether a call writes something that none of the calls inside it writes.
+/// Whether a call writes a storage that no call inside it writes.
 fn writes_itself(trace: &Trace, at: usize) -> bool {
     let inside = (at + 1..=trace.nodes[at].end).filter(|&n| trace.inside(n, at));
     let by_children: HashSet<u32> =

@@ -1,11 +1,10 @@
-//! Lives of storages: ids in a trace name addresses, which the framework uses again and again.
-//!
-//! Gives every mention of a tensor the life that it belongs to.
+//! Lives of storages. The ids in a trace are addresses, which the framework uses again and again.
+//! This gives every mention of a tensor the life that it belongs to.
 //!
 //! A life begins at the start of the outermost call that outputs the storage without reading it, or
-//! at the start of the innermost of the nested calls that do; that call is its maker. A child of
-//! the maker that reads it does not mean that it existed before. A storage read before any call
-//! output it is older than the trace and has no maker.
+//! of the innermost of nested calls that do. That call is the life's maker. If a child of the maker
+//! reads the storage, it need not have existed before the maker. A storage that is read before any
+//! call outputs it is older than the trace and has no maker.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,13 +12,13 @@ use super::parse::Trace;
 use super::value::Value;
 use crate::job::Dtype;
 
-/// One storage from one allocation to the next at the same address.
+/// One storage, from its allocation to the next allocation at the same address.
 #[derive(Debug)]
 pub(super) struct Life {
     /// The call that allocates it.
     pub maker: Option<usize>,
     pub host: bool,
-    /// The largest extent seen of it.
+    /// The largest end of any view of it, in bytes.
     pub bytes: u64,
     pub dtype: Dtype,
     pub shape: Vec<u64>,
@@ -37,7 +36,7 @@ pub(super) fn lives(trace: &mut Trace) -> Vec<Life> {
     let mut all: Vec<Life> = Vec::new();
     let mut current: HashMap<u64, u32> = HashMap::new();
     let count = trace.nodes.len();
-    // Nodes that end at a position, innermost first: a list threaded through `below`.
+    // The nodes that end at each position, innermost first: a linked list through `below`.
     let mut ending = vec![NONE; count];
     let mut below = vec![NONE; count];
     for (at, below) in below.iter_mut().enumerate() {
@@ -63,7 +62,8 @@ pub(super) fn lives(trace: &mut Trace) -> Vec<Life> {
     all
 }
 
-/// The start of a call: what it reads exists; what it outputs without reading it is new.
+/// The start of a call. Storages that it reads exist; storages that it outputs without reading are
+/// new.
 fn start(trace: &mut Trace, at: usize, all: &mut Vec<Life>, current: &mut HashMap<u64, u32>) {
     let mut inputs = std::mem::take(&mut trace.nodes[at].inputs);
     let add = |view: &super::value::View,
@@ -101,10 +101,10 @@ fn start(trace: &mut Trace, at: usize, all: &mut Vec<Life>, current: &mut HashMa
         if let Some(&id) = current.get(&view.storage) {
             let life = &mut all[id as usize];
             match life.maker {
-                // Twice among its own outputs.
+                // The storage is twice among its own outputs.
                 Some(maker) if maker == at => continue,
-                // A call around this one promised it, and nothing has used it since: this is where
-                // it is made.
+                // An enclosing call also outputs it, and no call has used it since: this call makes
+                // it.
                 Some(maker) if life.last_read.is_none() && trace.inside(at, maker) => {
                     life.maker = Some(at);
                     continue;
@@ -117,7 +117,7 @@ fn start(trace: &mut Trace, at: usize, all: &mut Vec<Life>, current: &mut HashMa
     trace.nodes[at].inputs = inputs;
 }
 
-/// A trace of a run on the CPU alone is read as if the CPU were the device.
+/// In a trace of a run on the CPU alone, the CPU counts as the device.
 fn on_host_only(trace: &mut Trace) {
     let views = |n: &super::parse::Node| {
         n.inputs.iter().chain(&n.outputs).flat_map(Value::views).any(|v| !v.host)

@@ -185,7 +185,7 @@ const FIXTURES: [(&str, u64, u64, u64); 3] = [
 /// What cuBLAS and cuDNN keep for good.
 const WORKSPACES: u64 = 65 << 20;
 
-/// What a trace says without any of the `neap.*` names and with fewer of the framework's own marks.
+/// Imports a trace without its `neap.*` names and without the marks of the framework in `hide`.
 fn without(path: &Path, hide: &[&str]) -> Imported {
     let mut trace = read_json(path);
     for node in trace["nodes"].as_array_mut().unwrap() {
@@ -277,7 +277,7 @@ fn inference_imports() {
     assert_eq!((bytes(&graph, Role::Parameter), bytes(&graph, Role::Buffer)), (41896, 272));
     assert_eq!(graph.tensors.iter().filter(|t| t.role == Role::Input).count(), 1);
     let bare = without(&fixture("tiny_cnn-inference.et.json.gz"), &["neap."]).graph;
-    // The counters of batches are touched by nothing and known by name alone.
+    // No operator uses the counters of batches, so they are known by name only.
     assert_eq!((bytes(&bare, Role::Parameter), bytes(&bare, Role::Buffer)), (41896, 256));
 }
 
@@ -338,8 +338,8 @@ fn recycled_ids_are_told_apart() {
         call(1, 1, "root", "", &[], &[]),
         call(2, 1, "aten::relu", unary, &[50], &[60]),
         call(3, 1, "aten::relu", unary, &[60], &[70]),
-        // The address of the first result again; its maker's child reads it before anything shows
-        // it made.
+        // The address of the first result again. A child of its maker reads it before anything
+        // shows that it was made.
         call(4, 1, "aten::sum", "aten::sum(Tensor self) -> Tensor", &[70], &[60]),
         call(
             5,
@@ -368,11 +368,11 @@ fn operators_keep_hidden_results_and_count_scratch() {
     let schema = "aten::outer(Tensor self) -> Tensor";
     let graph = hand_made(&[
         call(1, 1, "root", "", &[], &[]),
-        // Composite: its child returns a mask that is read later, so the child is the operator.
+        // A composite whose child returns a mask that is read later, so the child is the operator.
         call(2, 1, "aten::outer", schema, &[50], &[60]),
         call(3, 2, "aten::inner", "aten::inner(Tensor self) -> (Tensor, Tensor)", &[50], &[60, 61]),
-        // Allocates its own result, and a child makes what is read later: stays whole. Scratch of
-        // 400 bytes besides.
+        // It allocates its own result, and a child makes a tensor that is read later, so it stays
+        // one operator. It also has 400 bytes of scratch.
         call(4, 1, "aten::outer", schema, &[60], &[70]),
         call(5, 4, "aten::inner", schema, &[60], &[71]),
         call(6, 4, "aten::inner", schema, &[71], &[72]),
@@ -392,7 +392,7 @@ fn traces_that_touch_no_device_are_refused() {
 
 #[test]
 fn every_form_of_a_step_is_lowered() {
-    // For-loop and fused forms, lists with all that RMSprop has, and a gradient that is negated.
+    // For-loop and fused forms, lists with all states of RMSprop, and a gradient that is negated.
     let updates =
         |graph: &Graph| graph.operators.iter().filter(|o| o.kind.starts_with("neap::")).count();
     for (name, class, key, value) in [
@@ -412,8 +412,7 @@ fn every_form_of_a_step_is_lowered() {
             "{name}"
         );
     }
-    // Two groups with different rates, which the trace does not mark: distinguished by their
-    // scalars.
+    // Two groups with different rates that the trace does not mark: they differ by their scalars.
     let path = fixture("tiny_cnn-groups.et.json.gz");
     for hide in [&["neap.scalar"][..], &["neap."]] {
         let groups = without(&path, hide);

@@ -1,7 +1,7 @@
-//! Values as a Chakra trace writes them, made typed.
+//! Typed values of a Chakra trace.
 //!
-//! Turns a node's parallel `values`, `shapes`, `types` and `strides` into [`Value`]s, and an
-//! operator's schema into a [`Signature`].
+//! A node's parallel `values`, `shapes`, `types` and `strides` become [`Value`]s, and an operator's
+//! schema becomes a [`Signature`].
 
 use std::fmt;
 
@@ -10,10 +10,10 @@ use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use crate::job::Dtype;
 use crate::job::graph::contiguous;
 
-/// No storage is believed to be larger: 1 PiB.
+/// The largest storage that is accepted: 1 PiB.
 const LARGEST: u64 = 1 << 50;
 
-/// A JSON value, as small as a trace needs. Its nesting is bounded by the JSON reader's own limit.
+/// A JSON value in little memory. The JSON reader limits its nesting.
 #[derive(Debug, Default)]
 pub(super) enum Raw {
     #[default]
@@ -43,7 +43,7 @@ impl<'de> Deserialize<'de> for Raw {
                 Ok(Raw::Int(v))
             }
             fn visit_u64<E>(self, v: u64) -> Result<Raw, E> {
-                // Above 2^63 only addresses occur, whose value nothing uses.
+                // Numbers above 2^63 are addresses, whose value is not used.
                 Ok(i64::try_from(v).map_or(Raw::Float(v as f64), Raw::Int))
             }
             fn visit_f64<E>(self, v: f64) -> Result<Raw, E> {
@@ -68,8 +68,8 @@ impl<'de> Deserialize<'de> for Raw {
     }
 }
 
-/// Any JSON value, dropped while it is read. (`IgnoredAny` has no depth limit and keeps a byte a
-/// level.)
+/// Any JSON value, dropped while it is read. (`IgnoredAny` has no depth limit and keeps a byte for
+/// each level.)
 pub(super) struct Skip;
 
 impl<'de> Deserialize<'de> for Skip {
@@ -114,14 +114,14 @@ impl<'de> Deserialize<'de> for Skip {
 /// One mention of a tensor.
 #[derive(Clone, Debug)]
 pub(super) struct View {
-    /// The storage's id in the file: an address, not a life.
+    /// The storage's id in the file: an address that several lives share.
     pub storage: u64,
-    /// Which life of that storage; filled in by [`super::storage`].
+    /// The life of that storage; filled in by [`super::storage`].
     pub life: u32,
-    /// It is in host memory.
+    /// Whether it is in host memory.
     pub host: bool,
     pub dtype: Dtype,
-    /// Bytes per element as recorded.
+    /// Offset of the first element, in recorded elements.
     pub offset: u64,
     pub shape: Vec<u64>,
     pub stride: Vec<u64>,
@@ -164,8 +164,7 @@ impl Value {
     }
 }
 
-/// Types, shapes and values of one side of a node. `is_host` says of a device's name whether it is
-/// the host.
+/// The values of one side of a node. `is_host` says whether a device of this name is the host.
 pub(super) fn values(raw: super::parse::Side) -> Result<Vec<Value>, String> {
     let n = raw.values.len();
     if raw.types.len() != n
@@ -236,8 +235,8 @@ fn list(items: Vec<Raw>, shape: Raw, stride: Option<Raw>, kind: &str) -> Result<
         .collect();
     Ok(match numbers {
         Some(numbers) => Value::Floats(numbers),
-        // Lists of lists and of texts: nothing that computes takes them but lists of absent
-        // tensors.
+        // Lists of lists and lists of texts. No operator that computes takes them, except lists of
+        // absent tensors.
         None if items.iter().all(|i| matches!(i, Raw::Text(t) if t == "<None>")) => {
             Value::Tensors(vec![None; items.len()])
         }
@@ -358,7 +357,7 @@ fn dtype(kind: &str, item: u64) -> Option<Dtype> {
         "bool" => Dtype::Bool,
         "c10::complex<float>" => Dtype::C64,
         "c10::complex<double>" => Dtype::C128,
-        // Float8, quantised and unsigned types: only their size matters to memory.
+        // Float8, quantised and unsigned types: only their size matters for memory.
         _ => match item {
             1 => Dtype::U8,
             2 => Dtype::I16,
@@ -370,10 +369,10 @@ fn dtype(kind: &str, item: u64) -> Option<Dtype> {
     (known.size() == item).then_some(known)
 }
 
-/// What an operator's schema says of its arguments.
+/// What an operator's schema says about its arguments.
 #[derive(Debug, Default)]
 pub(super) struct Signature {
-    /// For each argument its name and whether it is written in place.
+    /// The name of each argument and whether it is written in place.
     pub arguments: Vec<(String, bool)>,
 }
 

@@ -1,4 +1,4 @@
-//! Arguments of operators as they stand in a file.
+//! Arguments of operators in their file form.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -20,7 +20,8 @@ pub enum Item<'a> {
     Int(i64),
     Float(Real),
     Text(Cow<'a, str>),
-    /// Boxed, as lists of millions of numbers would otherwise take an operand's room for each.
+    /// Boxed, because a list of millions of numbers would otherwise use an operand's memory for
+    /// each.
     Operand(Box<OperandForm<'a>>),
 }
 
@@ -68,7 +69,7 @@ impl Serialize for ArgForm<'_> {
     }
 }
 
-/// Every object that may stand as an argument, distinguished by its fields.
+/// Every object that may be an argument; its fields decide which one it is.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct AnyObject {
@@ -181,7 +182,7 @@ impl<'de> Visitor<'de> for ArgReader {
     }
 }
 
-/// Reads an entry of a list: an argument that is not a list itself, so that nesting ends here.
+/// Reads an entry of a list. An entry is never a list itself, so nesting ends here.
 struct ItemReader;
 
 impl<'de> Visitor<'de> for ItemReader {

@@ -1,4 +1,4 @@
-//! Fields that JSON has no type of its own for: a file's format and version, and every f64.
+//! Fields for which JSON has no type: a file's format and version, and every f64.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,9 +10,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// The name of a format.
 pub trait FormatName {
-    /// Such as `neap.graph`.
+    /// The name, such as `neap.graph`.
     const NAME: &'static str;
-    /// What to do with a file that is something else.
+    /// What to do with a file of another format.
     const REMEDY: &'static str;
 }
 
@@ -25,7 +25,7 @@ impl FormatName for GraphTag {
     const REMEDY: &'static str = "`neap import` makes a graph of what a framework recorded";
 }
 
-/// The `format` field of a file: its presence says that the file is what it should be.
+/// The `format` field of a file. Reading fails if it names another format.
 #[derive(Default)]
 pub struct Tag<F>(std::marker::PhantomData<F>);
 
@@ -61,15 +61,16 @@ impl<F: FormatName> JsonSchema for Tag<F> {
     }
 }
 
-/// The `version` field of a file: 1 or 2. A file says the lowest that has words for what it holds.
+/// The `version` field of a file: 1 or 2. Files are written with the lowest version that has all
+/// their fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Version(u32);
 
 impl Version {
-    /// The newest that this neap reads and writes.
+    /// The newest version that this neap reads and writes.
     pub const NEWEST: u32 = 2;
 
-    /// 2 where the content needs it, else 1.
+    /// Version 2 if the content needs it, else version 1.
     pub const fn needed(second: bool) -> Self {
         Self(if second { 2 } else { 1 })
     }
@@ -112,8 +113,8 @@ impl JsonSchema for Version {
     }
 }
 
-/// A floating-point number; one that JSON lacks is written `{"float": "inf"}`, `{"float": "-inf"}`
-/// or `{"float": "nan"}`.
+/// A floating-point number. A number that JSON lacks is written `{"float": "inf"}`, `{"float":
+/// "-inf"}` or `{"float": "nan"}`.
 #[derive(Clone, Copy)]
 pub struct Real(pub f64);
 
@@ -133,7 +134,7 @@ impl Serialize for Real {
     }
 }
 
-/// The word of a number that JSON lacks.
+/// The name of a number that JSON lacks.
 #[derive(Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Word {

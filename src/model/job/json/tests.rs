@@ -99,7 +99,7 @@ fn hostile_gzip_fails_before_it_is_unpacked() {
     let mut bytes = gzip.finish().unwrap();
     std::fs::write(&path, &bytes).unwrap();
     assert!(read(&path).unwrap_err().to_string().contains("line 1 column 2"));
-    // And one that is cut in the middle.
+    // A gzip file that is truncated in the middle.
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::none());
     gzip.write_all(SHORT.as_bytes()).unwrap();
     bytes = gzip.finish().unwrap();
@@ -108,7 +108,7 @@ fn hostile_gzip_fails_before_it_is_unpacked() {
 }
 
 fn floats() -> impl Strategy<Value = f64> {
-    // Not-a-number is not equal to itself; a_nan_survives has it.
+    // NaN is not equal to itself; a_nan_survives covers it.
     any::<f64>().prop_filter("a number", |x| !x.is_nan())
 }
 

@@ -1,7 +1,8 @@
-//! Which gradient and states belong to which parameter.
+//! Finds the gradient and the states that belong to each parameter.
 //!
-//! Lists of a multi-tensor operator pair by position, operands of a single-tensor one with each
-//! other; what is so connected within the step is one parameter's column.
+//! The lists of a multi-tensor operator belong together by position, the operands of a
+//! single-tensor operator with each other. All tensors that are so connected within a step belong
+//! to one parameter, its column.
 
 use std::collections::BTreeMap;
 
@@ -9,14 +10,14 @@ use crate::job::optimizer::Rule;
 use crate::job::{Arg, Operand, Operator};
 use crate::units::TensorId;
 
-/// One parameter with all that its update needs.
+/// A parameter, its gradient and its optimizer states.
 #[derive(Clone, Debug)]
 pub(in crate::job) struct Column {
-    /// Which optimizer step it belongs to, from 1.
+    /// The number of its optimizer step, from 1.
     pub step: u16,
     pub parameter: TensorId,
     pub gradient: TensorId,
-    /// By the framework's names.
+    /// Its states by the framework's names.
     pub states: BTreeMap<String, TensorId>,
 }
 
@@ -55,8 +56,8 @@ fn rows(operator: &Operator) -> Vec<Vec<TensorId>> {
     if length == 0 {
         let all: Vec<&Operand> = operator.reads().chain(operator.writes()).collect();
         let largest = all.iter().map(|o| o.elements()).max().unwrap_or(0);
-        // A single number beside larger tensors is shared by all parameters: a rate, a step, a
-        // flag.
+        // A single number beside larger tensors is shared by all parameters: a rate, a step count,
+        // a flag.
         return vec![
             all.iter().filter(|o| o.elements() > 1 || largest == 1).map(|o| o.tensor).collect(),
         ];
@@ -76,8 +77,7 @@ fn rows(operator: &Operator) -> Vec<Vec<TensorId>> {
         .collect()
 }
 
-/// For each tensor that the step writes in place or takes in a fused list, the name of the state it
-/// seems to be.
+/// A name for the state in each tensor that the step writes in place or takes in a fused list.
 pub(in crate::job) fn state_keys(
     operators: &[Operator],
     step: &[u16],
@@ -118,7 +118,7 @@ pub(in crate::job) fn state_keys(
     keys
 }
 
-/// `aten::_foreach_add_` is `add`.
+/// The short name of a kind: `add` for `aten::_foreach_add_`.
 pub(super) fn base(kind: &str) -> &str {
     let short = kind.rsplit("::").next().unwrap_or(kind);
     let short =

@@ -1,4 +1,4 @@
-//! The hyperparameters of each parameter: as the trace marks them, else out of the step's scalars.
+//! The hyperparameters of each parameter, from the trace's marks or from the scalars of the step.
 
 use std::collections::BTreeMap;
 
@@ -8,13 +8,13 @@ use crate::job::Graph;
 use crate::job::optimizer::{Group, Rule};
 use crate::units::TensorId;
 
-/// Marked and recovered rates further apart than this share, and 2e-6, are different ones.
+/// A marked and a recovered rate are different if they differ by more than this share and 2e-6.
 const APART: f64 = 0.05;
 
 /// The group of each parameter of step `number`. Notes say what is assumed.
 ///
 /// # Errors
-/// With the reason, for people, when the step must stay as recorded.
+/// When the step must stay as recorded; the error says why.
 pub(super) fn groups(
     graph: &Graph,
     step: &Step,
@@ -53,7 +53,7 @@ pub(super) fn groups(
     }
 }
 
-/// All parameters by what the step's scalars show.
+/// The groups of all parameters, from the step's scalars only.
 fn from_scalars(
     recovered: Vec<Recovered>,
     notes: &mut Vec<String>,
@@ -78,8 +78,8 @@ fn from_scalars(
     Ok(of)
 }
 
-/// Recorded values of the whole optimizer are its defaults. Where the step's scalars show several
-/// groups, each has the values that its own scalars show; with one group the recorded values stay.
+/// The values recorded for the whole optimizer are its defaults. If the step's scalars show several
+/// groups, each group takes the values of its own scalars. With one group the recorded values stay.
 fn adjusted(
     recorded: &Group,
     recovered: &[Recovered],
@@ -106,7 +106,7 @@ fn adjusted(
         let mut group = recorded.clone();
         for (key, used) in own(parameter).into_iter().flat_map(|g| &g.values) {
             let said = group.values.get(key).copied();
-            // A small eps is not in the scalars.
+            // A small eps cannot be seen in rounded scalars.
             if key != "eps" && said.is_none_or(|said| apart(said, *used)) {
                 group.values.insert(key.clone(), *used);
                 group.recovered = true;
@@ -121,7 +121,7 @@ fn apart(said: f64, used: f64) -> bool {
     (said - used).abs() > APART * said.abs() + 2e-6
 }
 
-/// Why an optimizer of this class stays as recorded.
+/// The reason why an optimizer of this class stays as recorded.
 pub(super) fn unknown(class: &str) -> String {
     format!(
         "optimizer {class} is not recognised; its operators stay as recorded and its scalars are frozen at the recorded step"

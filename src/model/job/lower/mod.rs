@@ -1,8 +1,8 @@
-//! Lowering: operators over many tensors become one operator for each.
+//! Lowering: operators over many tensors become one operator for each tensor.
 //!
-//! Multi-tensor operators touch every parameter, gradient and state at once, so nothing of it can
-//! leave the device meanwhile. Element i of their lists depends only on element i of the others, so
-//! one operator for each element computes the same.
+//! Multi-tensor operators touch every parameter, gradient and state at once, so none of these can
+//! leave the device meanwhile. Element i of their lists depends only on element i of the other
+//! lists, so one operator for each element computes the same.
 //!
 //! - The step of an optimizer that [`RULES`](super::optimizer::RULES) knows becomes one update
 //!   operator for each parameter ([`lower`]). Updates know the step; recorded scalars do not.
@@ -28,25 +28,26 @@ use super::{Arg, Graph, Operand, Operator, Phase, Replay, Role, Tensor};
 use crate::units::TensorId;
 use place::Outside;
 
-/// What the importer knows beyond the graph.
+/// What the importer knows about the optimizer beyond the graph.
 #[derive(Debug, Default)]
 pub(super) struct Step {
-    /// For each operator, which of the optimizer steps it belongs to, from 1; 0: none.
+    /// For each operator, the number of its optimizer step, from 1; 0 if it belongs to none.
     pub operators: Vec<u16>,
-    /// One for each parameter that a step updates.
+    /// The column of each parameter that a step updates.
     pub columns: Vec<Column>,
-    /// Hyperparameters of all parameters, where the trace records them so.
+    /// Hyperparameters of all parameters, if the trace records them for the whole optimizer.
     pub recorded: Option<Group>,
-    /// Parameter groups with their parameters, where the trace marks them.
+    /// Parameter groups with their parameters, if the trace marks them.
     pub marked: Vec<(Group, Vec<TensorId>)>,
-    /// The optimizer's class in each step; empty where the trace does not say it.
+    /// The optimizer's class in each step; empty if the trace does not say.
     pub classes: Vec<String>,
-    /// How many steps it had taken by the end of this one, where the trace shows a counter.
+    /// How many steps the optimizer had taken by the end of the last step, if the trace has a
+    /// counter.
     pub steps: Option<f64>,
 }
 
 impl Step {
-    /// The class of a step, where the trace says it.
+    /// The optimizer's class in a step, if the trace says.
     fn class(&self, number: u16) -> Option<&str> {
         let class = self.classes.get(usize::from(number).checked_sub(1)?)?;
         (!class.is_empty()).then_some(class)
@@ -61,8 +62,8 @@ impl Step {
     }
 }
 
-/// Replaces the operators of each optimizer step that is known by updates. A note says what is
-/// assumed, and why a step is left as recorded.
+/// Replaces the operators of each recognised optimizer step by updates. Notes say what is assumed,
+/// and why a step stays as recorded.
 pub(super) fn lower(mut graph: Graph, step: &Step, early: bool, notes: &mut Vec<String>) -> Graph {
     let mut groups = Groups::default();
     let mut lowered = Vec::new();
@@ -93,8 +94,8 @@ pub(super) fn lower(mut graph: Graph, step: &Step, early: bool, notes: &mut Vec<
     }
 }
 
-/// Puts eps back where a step that stays as recorded adds a zero: a trace rounds scalars to six
-/// decimals.
+/// Restores eps in a step that stays as recorded: a trace rounds scalars to six decimals, so it
+/// shows the addition of zero.
 fn restore_eps(graph: &mut Graph, step: &Step, number: u16, notes: &mut Vec<String>) {
     let said = step.marked.iter().map(|(group, _)| group).chain(&step.recorded);
     let said = said.filter_map(|group| group.values.get("eps")).copied().next();
@@ -118,7 +119,7 @@ fn restore_eps(graph: &mut Graph, step: &Step, number: u16, notes: &mut Vec<Stri
     }
 }
 
-/// The optimizer of a step that stays as recorded, as far as it is known.
+/// The optimizer of a step that stays as recorded, as far as its values are known.
 pub(super) fn as_recorded(
     graph: &Graph,
     step: &Step,
@@ -137,7 +138,7 @@ pub(super) fn as_recorded(
     (!groups.all.is_empty()).then_some(Optimizer { groups: groups.all })
 }
 
-/// What the trace itself says of the optimizer.
+/// The optimizer as the trace itself describes it.
 fn recorded(step: &Step) -> Option<Optimizer> {
     let mut groups: Vec<Group> = step.marked.iter().map(|(group, _)| group.clone()).collect();
     groups.extend(step.recorded.clone().filter(|_| step.marked.is_empty()));
@@ -149,7 +150,7 @@ fn not_lowered(step: &Step, number: u16, why: &str) -> String {
     format!("optimizer {class} is not lowered: {why}; its scalars are frozen at the recorded step")
 }
 
-/// Distinct parameter groups, and the one of each parameter.
+/// The distinct parameter groups, and the group of each parameter.
 #[derive(Default)]
 struct Groups {
     all: Vec<Group>,
@@ -168,12 +169,12 @@ impl Groups {
     }
 }
 
-/// Refuses a step that updates can't stand for.
+/// Returns an error for a step that updates can't replace.
 fn check(graph: &Graph, step: &Step, number: u16) -> Result<(), String> {
     let mut made = vec![false; graph.tensors.len()];
     for (operator, &of) in graph.operators.iter().zip(&step.operators) {
         if of == number {
-            // Its last two arguments are a GradScaler's scale and flag.
+            // The last two arguments are a GradScaler's scale and flag.
             let scaled = operator.args.iter().rev().take(2).any(|a| matches!(a, Arg::Tensor(_)));
             if operator.kind.contains("_fused_") && scaled {
                 return Err("its fused operator also unscales gradients (GradScaler); build the optimizer with foreach=True".into());
@@ -210,7 +211,7 @@ fn check(graph: &Graph, step: &Step, number: u16) -> Result<(), String> {
     })
 }
 
-/// The graph with updates in place of the operators of the steps `lowered`.
+/// The graph with updates in place of the operators of the steps in `lowered`.
 fn updates(
     graph: &Graph,
     step: &Step,
@@ -233,7 +234,7 @@ fn updates(
         else {
             continue;
         };
-        // A parameter that the step reads but never writes is frozen by the framework.
+        // The step reads this parameter but never writes it: the framework has frozen it.
         let Some(&(place, _)) = seen.last_write.get(&column.parameter) else { continue };
         let Some(&group) = groups.of.get(&column.parameter) else { continue };
         let Some(rule) = Rule::of_class(&groups.all[group].class) else { continue };
@@ -285,7 +286,7 @@ fn updates(
     place::assemble(graph, &inside, tensors, updates, optimizer)
 }
 
-/// A state the first step has yet to make.
+/// Adds a state that the recorded step, the optimizer's first, has yet to make.
 fn new_state(tensors: &mut Vec<Tensor>, key: &str, parameter: TensorId) -> Operand {
     let Tensor { name, bytes, dtype, shape, .. } = tensors[parameter.index()].clone();
     let (id, stride) = (TensorId::of(tensors.len()), super::graph::contiguous(&shape));

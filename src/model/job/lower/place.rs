@@ -1,4 +1,4 @@
-//! Where updates stand among the operators that stay, and which versions all of them then see.
+//! Places updates among the operators that stay, and counts the versions of tensors again.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -7,14 +7,14 @@ use crate::job::optimizer::Optimizer;
 use crate::job::{Arg, Graph, Operand, Operator, Role, Tensor};
 use crate::units::{OpId, TensorId};
 
-/// What the operators that are replaced do with each tensor.
+/// How the replaced operators use each tensor.
 #[derive(Default)]
 pub(super) struct Seen<'a> {
-    /// How they first read it.
+    /// Their first read of it.
     pub first: BTreeMap<TensorId, &'a Operand>,
-    /// The first of them that touches it.
+    /// The position of the first of them that touches it.
     first_at: BTreeMap<TensorId, usize>,
-    /// The last of them that writes it in place, and the version written.
+    /// The position of the last of them that writes it in place, and the version written.
     pub last_write: BTreeMap<TensorId, (usize, u32)>,
 }
 
@@ -32,7 +32,8 @@ pub(super) fn seen<'a>(graph: &'a Graph, inside: &[bool]) -> Seen<'a> {
     seen
 }
 
-/// For each tensor the positions of the operators that stay and write it, and that touch it at all.
+/// For each tensor, the positions of the operators that stay and write it, and of those that touch
+/// it.
 pub(super) struct Outside {
     writes: Vec<Vec<usize>>,
     touches: Vec<Vec<usize>>,
@@ -50,8 +51,8 @@ impl Outside {
         outside
     }
 
-    /// The operator that an update must follow: what last writes its gradient, or touches its
-    /// parameter or states, before the step does.
+    /// The operator after which an update may run: the last one before the step that writes the
+    /// gradient or touches the parameter or its states.
     pub(super) fn ready(&self, column: &Column, seen: &Seen<'_>) -> usize {
         let begin = [column.parameter, column.gradient]
             .iter()
@@ -72,11 +73,11 @@ impl Outside {
     }
 }
 
-/// Operators that stay and updates in their new order, and tensors without those that only the
-/// replaced operators used.
+/// The operators that stay and the updates in their new order, and the tensors without those that
+/// only replaced operators used.
 ///
 /// # Errors
-/// When an operator that stays reads something that only the replaced ones made.
+/// When an operator that stays reads a tensor that only replaced operators made.
 pub(super) fn assemble(
     graph: &Graph,
     inside: &[bool],
@@ -106,7 +107,7 @@ pub(super) fn assemble(
     let mut new_id = vec![None; tensors.len()];
     let mut kept = Vec::new();
     for (at, mut tensor) in tensors.into_iter().enumerate() {
-        // A tensor that nothing ever touched is there by its name.
+        // A tensor that no operator touches is kept if it has a name.
         if touched[at] || !of_step[at] || tensor.role != Role::Activation {
             new_id[at] = Some(TensorId::of(kept.len()));
             tensor.kept_until = tensor.kept_until.map(|o| new_place[o.index()]);
@@ -130,7 +131,7 @@ pub(super) fn assemble(
     })
 }
 
-/// All operands of an operator: arguments, then what it writes.
+/// All operands of an operator: arguments, then writes.
 fn operands(operator: &mut Operator) -> impl Iterator<Item = &mut Operand> {
     arguments(&mut operator.args)
         .chain(operator.outputs.iter_mut().flatten().chain(&mut operator.hidden))
@@ -147,11 +148,11 @@ fn arguments(args: &mut [Arg]) -> impl Iterator<Item = &mut Operand> {
     })
 }
 
-/// Counts versions again, where some writes became one or one became several: what reads a version
-/// that is still written reads it under its new number.
+/// Numbers the versions again, after several writes became one or one became several. Operands that
+/// read a version that is still written get its new number.
 ///
 /// # Errors
-/// When something reads a version that is no longer written.
+/// When an operand reads a version that is no longer written.
 pub(super) fn renumber(
     operators: &mut [Operator],
     loss: &mut Option<Operand>,

@@ -1,7 +1,7 @@
-//! Hyperparameters out of the scalars of a recorded step.
+//! Recovers hyperparameters from the scalars of a recorded step.
 //!
-//! Scalars are recorded with six decimals and belong to the recorded iteration, so what comes out
-//! is the least precise number that agrees with them; a caller says that it was recovered.
+//! Scalars are recorded with six decimals and belong to the recorded iteration. So a recovered
+//! value is the number with the fewest digits that agrees with them, and is marked as recovered.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::units::TensorId;
 /// Half of the last recorded decimal.
 const ROUNDING: f64 = 5e-7;
 
-/// What an operand is to the step.
+/// The part that an operand plays in the step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Part {
     Parameter,
@@ -23,12 +23,12 @@ enum Part {
     Scratch,
 }
 
-/// Parameters that are stepped together, in ascending order, and their hyperparameters; or why
-/// there are none, for people.
+/// Parameters that are stepped together, in ascending order, and their hyperparameters, or the
+/// reason why these are unknown.
 pub(super) type Recovered = (Vec<TensorId>, Result<Group, String>);
 
-/// Recognises the class, where the trace does not say it, and the values of each set of parameters
-/// that the operators of step `number` treat alike.
+/// Recovers the values of each set of parameters that the operators of step `number` treat alike.
+/// It also recognises the class, if the trace does not say it.
 pub(super) fn recover(graph: &Graph, step: &Step, number: u16) -> Vec<Recovered> {
     let mut parts: BTreeMap<TensorId, Part> = BTreeMap::new();
     for column in step.columns.iter().filter(|c| c.step == number) {
@@ -54,11 +54,11 @@ pub(super) fn recover(graph: &Graph, step: &Step, number: u16) -> Vec<Recovered>
         .collect()
 }
 
-/// The step's operators by the parameters that they step together.
+/// The step's operators, grouped by the parameters that they step together.
 fn groups<'a>(graph: &'a Graph, step: &Step, number: u16) -> Vec<Vec<&'a Operator>> {
     let inside = graph.operators.iter().zip(&step.operators).filter(|(_, of)| **of == number);
     let operators: Vec<&Operator> = inside.map(|(o, _)| o).collect();
-    // Tensors of more than one element connect operators; a single number may be shared by all
+    // Tensors of more than one element connect operators. A single number may be shared by all
     // groups.
     let mut sets = petgraph::unionfind::UnionFind::<usize>::new(operators.len());
     let mut first: BTreeMap<TensorId, usize> = BTreeMap::new();
@@ -110,14 +110,14 @@ fn group(
     if values.get("lr").is_none_or(|lr| *lr <= 0.0) {
         return Err(lacks("learning rate"));
     }
-    // Rounded away: what the framework starts with is the best guess.
+    // The value was rounded away; the framework's default is the best guess.
     if let Some(eps) = values.get_mut("eps").filter(|e| **e == 0.0) {
         *eps = rule.eps;
     }
     Ok(Group { class, values, recovered: true, ..Group::default() })
 }
 
-/// One operator of the step, for matching.
+/// One operator of the step, in a form for matching.
 struct Call<'a> {
     base: &'a str,
     first: Part,
@@ -137,7 +137,7 @@ impl<'a> Call<'a> {
                 .map(|o| parts.get(&o.tensor).copied().unwrap_or(Part::Scratch)),
             _ => None,
         };
-        // A number that became a host tensor is the one that matters; `alpha` after it is 1.
+        // A number that became a host tensor is the relevant scalar; the `alpha` after it is 1.
         let host = operator
             .args
             .iter()
@@ -190,7 +190,7 @@ fn classify(calls: &[Call]) -> Option<String> {
 
 type Values = BTreeMap<String, f64>;
 
-/// The first scalar of a call that fits.
+/// The first scalar among the calls that fit.
 fn scalar(calls: &[Call], fits: impl Fn(&Call) -> bool) -> Option<f64> {
     calls.iter().filter(|c| fits(c)).find_map(|c| c.scalar)
 }
@@ -199,17 +199,17 @@ fn set(values: &mut Values, key: &str, value: Option<f64>) {
     values.extend(value.filter(|v| v.is_finite()).map(|v| (key.to_owned(), v)));
 }
 
-/// Weight decay as a term of the gradient.
+/// Weight decay that is added to the gradient.
 fn decay(calls: &[Call]) -> f64 {
     scalar(calls, |c| c.base == "add" && c.second == Some(Part::Parameter))
         .map_or(0.0, |v| neat(v, ROUNDING))
 }
 
-/// `None` when there is momentum whose value is not recorded.
+/// Values of SGD; `None` if there is momentum whose value is not recorded.
 fn sgd(calls: &[Call]) -> Option<Values> {
     let mut values = Values::new();
     let state = |c: &Call| c.in_place && matches!(c.first, Part::State(_));
-    // In the first step the momentum buffers are made, and its momentum is not used.
+    // The first step makes the momentum buffers and does not use the momentum.
     let buffers =
         calls.iter().any(|c| state(c) || (c.base == "clone" && c.first != Part::Parameter));
     let momentum = scalar(calls, |c| c.base == "mul" && state(c));
@@ -256,7 +256,8 @@ fn adam(calls: &[Call], steps: Option<f64>) -> Values {
         "amsgrad",
         Some(f64::from(u8::from(calls.iter().any(|c| c.base == "maximum")))),
     );
-    // The rate follows from the step, which a counter shows, or else sqrt(1 - beta2^t).
+    // The rate follows from the number of steps, which a counter shows, or else from sqrt(1 -
+    // beta2^t).
     let correction = scalar(calls, |c| c.base == "div" && matches!(c.first, Part::Scratch));
     let t = steps
         .filter(|t| *t >= 1.0)
@@ -276,7 +277,7 @@ fn adam(calls: &[Call], steps: Option<f64>) -> Values {
     values
 }
 
-/// `None` when there is momentum whose value is not recorded.
+/// Values of RMSprop; `None` if there is momentum whose value is not recorded.
 fn rmsprop(calls: &[Call]) -> Option<Values> {
     let mut values = Values::new();
     let square = |c: &Call| c.base == "addcmul" && c.in_place;
@@ -299,7 +300,7 @@ fn rmsprop(calls: &[Call]) -> Option<Values> {
 
 fn adagrad(calls: &[Call]) -> Values {
     let mut values = Values::new();
-    // Either the gradient is scaled by the rate first, or the quotient is.
+    // The rate scales either the gradient first, or the quotient.
     let scaled =
         scalar(calls, |c| c.base == "mul" && matches!(c.first, Part::Gradient | Part::Scratch));
     let rate = scaled.or_else(|| scalar(calls, |c| c.base == "addcdiv" && c.updates_parameter()));
@@ -311,11 +312,11 @@ fn adagrad(calls: &[Call]) -> Values {
     values
 }
 
-/// The scalars of a fused operator stand in its arguments.
+/// The values of a fused operator, which are its arguments.
 fn fused_values(operator: &Operator) -> Values {
     let mut values = Values::new();
     let Some(rule) = Rule::of_fused(base(&operator.kind)) else { return values };
-    // Parameters and gradients come before its lists.
+    // Parameters and gradients come before the rule's lists.
     let scalars = operator.args.iter().skip(2 + rule.fused_lists.len());
     for (name, arg) in rule.fused_values.iter().zip(scalars) {
         let value = match arg {

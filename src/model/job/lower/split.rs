@@ -1,4 +1,4 @@
-//! Multi-tensor operators outside a lowered step become one operator for each tensor of their
+//! Splits multi-tensor operators outside a lowered step into one operator for each tensor of their
 //! lists.
 
 use std::collections::{HashMap, HashSet};
@@ -7,15 +7,14 @@ use super::place::renumber;
 use crate::job::{Arg, Graph, Operand, Operator};
 use crate::units::{OpId, TensorId};
 
-/// Splits every multi-tensor operator whose elements depend only on each other, and puts the pieces
-/// of neighbours that concern one tensor together.
+/// Splits every multi-tensor operator whose elements depend only on each other. Of neighbouring
+/// operators, the pieces for one tensor are put together.
 pub(in crate::job) fn split(graph: Graph) -> Graph {
     let whole = graph.clone();
     let Graph { name, mut tensors, operators, optimizer, mut loss, recorded_peak } = graph;
     let mut pieces: Vec<Operator> = Vec::with_capacity(operators.len());
     let mut new_place = Vec::with_capacity(operators.len());
-    // Neighbours that were split into as many pieces: where they begin, and how many pieces each
-    // has.
+    // Neighbours that were split into the same number of pieces: where they begin, and that number.
     let mut run: Option<(usize, usize)> = None;
     for operator in operators {
         new_place.push(OpId::of(pieces.len()));
@@ -45,8 +44,8 @@ pub(in crate::job) fn split(graph: Graph) -> Graph {
     Graph { name, tensors, operators: pieces, optimizer, loss, recorded_peak }
 }
 
-/// The pieces of a multi-tensor operator; `None` for others, and where they would not compute the
-/// same.
+/// The pieces of a multi-tensor operator; `None` for other operators, and where the pieces would
+/// not compute the same.
 fn parts(operator: &Operator) -> Option<Vec<Operator>> {
     if !operator.kind.contains("_foreach_") {
         return None;
@@ -54,7 +53,7 @@ fn parts(operator: &Operator) -> Option<Vec<Operator>> {
     let length = |arg: &Arg| if let Arg::Tensors(list) = arg { Some(list.len()) } else { None };
     let count = operator.args.iter().filter_map(length).max().filter(|n| *n > 1)?;
     let lists_agree = operator.args.iter().filter_map(length).all(|n| n == count || n == 0);
-    // A host tensor of several numbers holds one for each element, and they are not recorded.
+    // A host tensor of several numbers has one for each element, and they are not recorded.
     let held = |arg: &Arg| matches!(arg, Arg::Host { shape, .. } if !shape.is_empty());
     let outputs = operator.outputs.len();
     if !lists_agree || operator.args.iter().any(held) || (outputs > 0 && outputs != count) {
@@ -69,7 +68,8 @@ fn parts(operator: &Operator) -> Option<Vec<Operator>> {
             ..operator.clone()
         })
         .collect();
-    // Which piece each tensor of the lists belongs to; what stands outside lists belongs to all.
+    // The piece to which each tensor of the lists belongs. Arguments outside lists belong to all
+    // pieces.
     let mut owner: HashMap<TensorId, usize> = HashMap::new();
     for (at, part) in parts.iter().enumerate() {
         let listed =
@@ -83,7 +83,7 @@ fn parts(operator: &Operator) -> Option<Vec<Operator>> {
     for operand in &operator.hidden {
         match owner.get(&operand.tensor) {
             Some(&at) => parts[at].hidden.push(operand.clone()),
-            // A flag that all elements raise is written by each of the pieces in turn.
+            // All elements set this flag: the pieces write it in turn.
             None if operand.version > 0 => {
                 parts.iter_mut().for_each(|part| part.hidden.push(operand.clone()));
             }
@@ -97,7 +97,7 @@ fn is_written(operator: &Operator, operand: &Operand) -> bool {
     operator.writes().any(|w| w.tensor == operand.tensor)
 }
 
-/// One element of the lists among `count`; what is no list stays.
+/// The argument for one element of the lists, of which there are `count`; other arguments stay.
 fn element(arg: &Arg, at: usize, count: usize) -> Arg {
     match arg {
         Arg::Tensors(list) => Arg::Tensors(list.get(at).cloned().into_iter().collect()),
@@ -107,8 +107,8 @@ fn element(arg: &Arg, at: usize, count: usize) -> Arg {
     }
 }
 
-/// Orders the pieces of several operators, `length` each, by tensor, unless one piece writes what a
-/// piece for another tensor touches.
+/// Sorts the pieces of several operators (`length` pieces each) by tensor, unless one piece writes
+/// a tensor that a piece for another tensor touches.
 fn interleave(pieces: &mut [Operator], length: usize) {
     let written: HashSet<TensorId> =
         pieces.iter().flat_map(Operator::writes).map(|o| o.tensor).collect();

@@ -4,8 +4,7 @@ use super::*;
 
 impl<R: Rules> Core<R> {
     /// Makes a block of at least `size` bytes from free and newly mapped memory, at the lowest
-    /// address
-    /// possible. The block is in no list.
+    /// address possible. The block is in no list.
     pub(super) fn grow(&mut self, list: u32, size: u64, page: u64) -> Option<u32> {
         let mut block = self.expandable(list, size, page)?;
         if self.blocks[block as usize].state == State::Unmapped {
@@ -24,8 +23,7 @@ impl<R: Rules> Core<R> {
     }
 
     /// The first block of a run of free or unmapped blocks with room for `size` bytes. If there is
-    /// no
-    /// such run, the first block of a new segment.
+    /// no such run, the first block of a new segment.
     fn expandable(&mut self, list: u32, size: u64, page: u64) -> Option<u32> {
         let blocks = &self.blocks;
         let usable = |b: u32| {

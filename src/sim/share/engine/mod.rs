@@ -2,15 +2,13 @@
 //!
 //! Between two events (a job comes, ends, is killed, gives way or falls overdue) all running jobs
 //! progress at one speed, so time advances in closed form. A *clock* counts progress, in 2^-20 ns
-//! of
-//! a job's time alone, and each running job ends at a known reading of the clock. A job gives way
-//! at
-//! the end of an iteration. Events at the same time are ordered by kind, then by job. Turns (policy
-//! `fair`) are modelled as their limit: all jobs progress alike, which is true to within a turn.
+//! of a job's time alone, and each running job ends at a known reading of the clock. A job gives
+//! way at the end of an iteration. Events at the same time are ordered by kind, then by job. Turns
+//! (policy `fair`) are modelled as their limit: all jobs progress alike, which is true to within a
+//! turn.
 //!
 //! In lanes, all memory has an address ([`super::layout`]). Where no hole is large enough, memory
-//! is
-//! packed once the jobs whose memory moves are between two iterations, and packing takes time.
+//! is packed once the jobs whose memory moves are between two iterations, and packing takes time.
 
 mod room;
 mod schedule;
@@ -44,8 +42,7 @@ pub struct Keep {
     /// Records why this job waited.
     pub reasons: Option<u32>,
     /// Whether every change of memory is proved safe ([`super::check`]). Only lanes are checked,
-    /// since
-    /// other mechanisms keep only sums.
+    /// since other mechanisms keep only sums.
     pub proof: bool,
 }
 
@@ -144,8 +141,7 @@ struct Engine<'a> {
     state: Vec<State>,
     remaining: Vec<u64>,
     /// The clock's reading when the work of a running job began, and the time when it was put on
-    /// the
-    /// device.
+    /// the device.
     base: Vec<u128>,
     since: Vec<u64>,
     on_host: Vec<bool>,
@@ -523,8 +519,7 @@ impl<'a> Engine<'a> {
     }
 
     /// Starts a job that is resident, after `out` bytes are moved to the host and its own
-    /// persistent
-    /// memory, if it is on the host, is moved back.
+    /// persistent memory, if it is on the host, is moved back.
     fn start(&mut self, job: u32, out: Bytes) {
         let index = job as usize;
         let back = std::mem::take(&mut self.on_host[index]);
@@ -556,8 +551,7 @@ impl<'a> Engine<'a> {
     }
 
     /// The clock's reading at which a running job will outgrow what it was admitted with; `None` if
-    /// it
-    /// ends before.
+    /// it ends before.
     fn growth(&self, job: u32) -> Option<u128> {
         let it = &self.jobs[job as usize];
         let after = it.growth.as_ref().filter(|_| !self.grown.contains(&job))?.after;

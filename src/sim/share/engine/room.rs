@@ -1,6 +1,5 @@
 //! The engine's memory: which jobs are admitted and sent away, which outgrow what they were
-//! admitted
-//! with, and where their memory lies.
+//! admitted with, and where their memory lies.
 
 use super::super::check::{Picture, Resident, check};
 use super::super::lanes::{Join, Mode};
@@ -91,8 +90,7 @@ impl Engine<'_> {
     }
 
     /// At the end of an iteration, when the clock reads `at`, a running job needs more memory than
-    /// it
-    /// was admitted with. It grows where it is, or leaves and waits with its true need.
+    /// it was admitted with. It grows where it is, or leaves and waits with its true need.
     pub(super) fn outgrow(&mut self, job: u32, at: u128) {
         let Some(growth) = self.jobs[job as usize].growth.as_deref().copied() else { return };
         self.grown.insert(job);
@@ -124,8 +122,7 @@ impl Engine<'_> {
     }
 
     /// Gives an admitted job more memory, if there is room or idle jobs can lend it. Returns
-    /// whether it
-    /// did.
+    /// whether it did.
     fn widen(&mut self, job: u32, from: Need, to: Need) -> bool {
         if self.turns_move() {
             return self.widen_turns(job, from, to);
@@ -151,10 +148,8 @@ impl Engine<'_> {
     }
 
     /// Gives every changed item an address. A job's memory moves between two of its iterations. A
-    /// job
-    /// that starts in room that other jobs leave waits for them and for the copies. Running jobs
-    /// lose
-    /// the copies' time.
+    /// job that starts in room that other jobs leave waits for them and for the copies. Running
+    /// jobs lose the copies' time.
     pub(super) fn lie(&mut self) {
         let (Some(layout), Room::Lanes(lanes)) = (&mut self.layout, &self.room) else {
             return self.prove();
@@ -190,8 +185,7 @@ impl Engine<'_> {
         let running: Vec<u32> = self.running.iter().map(|r| r.1).collect();
         if self.style == Style::Rotating {
             // One iteration runs at a time, so at most one job is within an iteration. The other
-            // jobs are
-            // between two.
+            // jobs are between two.
             let each = copies / running.len().max(1) as u128;
             running.iter().for_each(|&job| self.shift(job, each));
             return;

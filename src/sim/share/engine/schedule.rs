@@ -225,8 +225,7 @@ impl Engine<'_> {
     }
 
     /// Gives a job a lane of its own and starts it. Moves the persistent memory of idle jobs out of
-    /// the
-    /// way, if that is allowed.
+    /// the way, if that is allowed.
     fn place(&mut self, job: u32, wanted: &[u32]) -> bool {
         let key = self.key(job);
         let mut out = Bytes::ZERO;

@@ -3,9 +3,8 @@
 //! While all jobs fit, each has its own persistent memory on the device and runs its iterations in
 //! the one lane, beside inference jobs. Otherwise there is room for the persistent memory of only
 //! one job, and each turn moves one job's memory out and another's in. Between turns the lane is
-//! cut
-//! to the next job's need, so that persistent memory and lane together are as large as the job that
-//! needs most.
+//! cut to the next job's need, so that persistent memory and lane together are as large as the job
+//! that needs most.
 
 use super::super::lanes::Join;
 use super::super::mechanism::Mechanism;
@@ -35,8 +34,7 @@ impl Engine<'_> {
     }
 
     /// How the jobs that take turns, and one more with the need `more`, can be seated beside the
-    /// services.
-    /// `None` if not even one job fits.
+    /// services. `None` if not even one job fits.
     fn seats(&self, more: Need) -> Option<Seated> {
         if self.settings.mechanism == Mechanism::Checkpoint {
             return self.served.is_empty().then_some(Seated::One);

@@ -1,8 +1,7 @@
 //! The same service for all jobs: they take turns, and all progress alike.
 //!
 //! Salus's code compares the service since each job's birth, so a newcomer keeps the device until
-//! it
-//! has caught up. Here all jobs share equally from the moment they are admitted.
+//! it has caught up. Here all jobs share equally from the moment they are admitted.
 
 use super::{Facts, Policy, Style};
 

@@ -55,8 +55,7 @@ pub trait Policy: Sync {
         false
     }
     /// Whether the persistent memory of waiting jobs goes to the host when another job's turn needs
-    /// the
-    /// room (mode `neap`).
+    /// the room (mode `neap`).
     fn moves(&self) -> bool {
         false
     }

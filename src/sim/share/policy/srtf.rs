@@ -1,7 +1,6 @@
 //! Shortest remaining time first: the job with the least work left runs alone, and gives way at an
 //! iteration boundary. Jobs are admitted in that order too, as far as memory allows. An admitted
-//! job
-//! keeps its persistent memory on the device.
+//! job keeps its persistent memory on the device.
 
 use super::{Facts, Policy, Style};
 
