@@ -159,7 +159,7 @@ def record(path, model, optimizer, iteration, inputs=None, steps=2, buffers=None
     def note(*_):
         history.append(settings_now(optimizers))
 
-    handle = optimizers[0].register_step_pre_hook(note)
+    handle = optimizers[0].register_step_pre_hook(note) if optimizers else None
     iteration()
     raw = tempfile.NamedTemporaryFile(suffix=".json", delete=False).name
     observer = ExecutionTraceObserver().register_callback(raw)
@@ -174,7 +174,8 @@ def record(path, model, optimizer, iteration, inputs=None, steps=2, buffers=None
     observer.unregister_callback()
     for _ in range(steps - 2):
         iteration()
-    handle.remove()
+    if handle:
+        handle.remove()
     with open(raw) as plain:
         trace = json.load(plain)
     os.unlink(raw)

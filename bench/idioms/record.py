@@ -16,7 +16,11 @@ from safetensors.torch import save_file
 
 sys.path[:0] = [str(Path(__file__).parents[2] / "docs"), str(Path(__file__).parent)]
 import record  # noqa: E402
-from idioms import IDIOMS  # noqa: E402
+import idioms  # noqa: E402
+from layers import LAYERS  # noqa: E402
+from steps import STEPS as MORE  # noqa: E402
+
+IDIOMS = idioms.IDIOMS | MORE | LAYERS
 
 STEPS = 6
 
@@ -27,6 +31,7 @@ def initial(model, inputs):
     state |= {f"buffer:{k}": b.clone() for k, b in model.named_buffers()}
     averages = getattr(model, "average", [])
     state |= {f"buffer:average.{k}": a.clone() for k, a in enumerate(averages)}
+    state |= {f"buffer:{k}": c.clone() for k, c in getattr(model, "counts", {}).items()}
     return state | {f"input:{k}": t.clone() for k, t in inputs.items()}
 
 
@@ -57,6 +62,7 @@ def one(name, folder, device):
     (folder / f"{name}.json").write_text(json.dumps({"torch": torch.__version__, "losses": losses}) + "\n")
     model, optimizers, iteration = IDIOMS[name](device)
     averages = {f"average.{k}": a for k, a in enumerate(getattr(model, "average", []))}
+    averages |= getattr(model, "counts", {})
     on_device = inputs.found if device == "cpu" else {}
     record.record(folder / f"{name}.et.json.gz", model, optimizers, iteration, on_device, STEPS, averages)
 
