@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import tempfile
+import types as kinds
 
 import torch
 from torch import nn
@@ -38,11 +39,44 @@ def name_of(tensor):
     return None
 
 
+# What PyTorch's own Python code combines tensors with numbers by: `F.kl_div` divides by the batch.
+OPERATORS = [f"__{way}{name}__" for way in ("", "r", "i") for name in ("add", "sub", "mul", "truediv", "pow")]
+OPERATORS += [name + end for end in ("", "_") for name in ("add", "sub", "mul", "div")]
+
+
+def marked(method):
+    """A method of a tensor that marks the number that it is given."""
+
+    def call(self, *arguments, **keywords):
+        number = number_in(method, arguments, keywords)
+        if number is None:
+            return method(self, *arguments, **keywords)
+        with record_function(f"neap.scalar:{number!r}"):
+            return method(self, *arguments, **keywords)
+
+    return call
+
+
 class Annotate(TorchFunctionMode):
     """Marks numbers and batch data, neither of which a trace names.
 
     A Python number that meets a tensor becomes a tensor on the host whose value is not recorded.
+    A function of Python may have numbers of its own that meet no tensor; its operators are marked.
     """
+
+    def __enter__(self):
+        self.kept = {}
+        for name in OPERATORS:
+            method = getattr(torch.Tensor, name, None)
+            if method is not None:
+                self.kept[name] = vars(torch.Tensor).get(name)
+                setattr(torch.Tensor, name, marked(method))
+        return super().__enter__()
+
+    def __exit__(self, *failure):
+        for name, method in self.kept.items():
+            setattr(torch.Tensor, name, method) if method else delattr(torch.Tensor, name)
+        return super().__exit__(*failure)
 
     def __torch_function__(self, function, types, arguments=(), keywords=None):
         keywords = keywords or {}
@@ -53,7 +87,8 @@ class Annotate(TorchFunctionMode):
             if torch.is_tensor(source) and source.device.type == "cpu" and source.dim() > 0:
                 called = name_of(source)
                 mark = called and f"neap.input:{called}"
-        number = number_in(function, arguments, keywords)
+        python = isinstance(function, kinds.FunctionType)
+        number = None if python else number_in(function, arguments, keywords)
         if mark is None and number is not None:
             mark = f"neap.scalar:{number!r}"
         if mark is None:

@@ -104,6 +104,82 @@ struct Adagrad {
     }
 };
 
+// Moments as Adam keeps them. flag: 2 shrinks; s: 1 shrink, 2 1 - beta1, 3 beta2, 4 1 - beta2, 5 eps.
+template <class P> DEVICE void moments(const P& p, float& x, float g, float* state) {
+    x = p.flag[2] ? x * p.s[1] : x;
+    state[0] = lerp(state[0], g, p.s[2]);
+    state[1] = state[1] * p.s[3] + p.s[4] * g * g;
+}
+
+// s: 6 second correction, 7 and 8 factors of gradient and mean.
+struct Nadam {
+    enum { states = 2 };
+    template <class P> static DEVICE void step(const P& p, float& x, float g, float* state) {
+        g = decayed(p, x, g);
+        moments(p, x, g, state);
+        float root = sqrtf(state[1] / p.s[6]) + p.s[5];
+        x = x + p.s[7] * g / root + p.s[8] * state[0] / root;
+    }
+};
+
+// flag: 3 rectified; s: 6 -step size, 7 rectification.
+struct Radam {
+    enum { states = 2 };
+    template <class P> static DEVICE void step(const P& p, float& x, float g, float* state) {
+        g = decayed(p, x, g);
+        moments(p, x, g, state);
+        x = x + p.s[6] * state[0] * (p.flag[3] ? p.s[7] / (sqrtf(state[1]) + p.s[5]) : 1.0f);
+    }
+};
+
+// s: 6 -step size.
+struct Adamax {
+    enum { states = 2 };
+    template <class P> static DEVICE void step(const P& p, float& x, float g, float* state) {
+        g = decayed(p, x, g);
+        state[0] = lerp(state[0], g, p.s[2]);
+        float old = state[1] * p.s[3], now = fabsf(g) + p.s[5];
+        state[1] = old > now || is_nan(old) ? old : now;
+        x = x + p.s[6] * state[0] / state[1];
+    }
+};
+
+// s: 1 rho, 2 1 - rho, 3 -lr, 4 eps.
+struct Adadelta {
+    enum { states = 2 };
+    template <class P> static DEVICE void step(const P& p, float& x, float g, float* state) {
+        g = decayed(p, x, g);
+        state[0] = state[0] * p.s[1] + p.s[2] * g * g;
+        float delta = sqrtf(state[1] + p.s[4]) / sqrtf(state[0] + p.s[4]) * g;
+        x = x + p.s[3] * delta;
+        state[1] = state[1] * p.s[1] + p.s[2] * delta * delta;
+    }
+};
+
+// s: 1 shrink, 2 -rate, 3 share of the parameter in the average.
+struct Asgd {
+    enum { states = 1 };
+    template <class P> static DEVICE void step(const P& p, float& x, float g, float* state) {
+        g = decayed(p, x, g);
+        x = x * p.s[1] + p.s[2] * g;
+        state[0] = p.s[3] == 1.0f ? x : state[0] + (x - state[0]) * p.s[3];
+    }
+};
+
+// flag: 2 first step; s: 1 and 2 factors, 3 and 4 limits, 5 the first step's size. States: gradient, size.
+struct Rprop {
+    enum { states = 2 };
+    template <class P> static DEVICE void step(const P& p, float& x, float g, float* state) {
+        g = decayed(p, x, g);
+        float turn = g * state[0], factor = turn > 0.0f ? p.s[2] : turn < 0.0f ? p.s[1] : 1.0f;
+        float size = (p.flag[2] ? p.s[5] : state[1]) * factor;
+        state[1] = size < p.s[3] ? p.s[3] : size > p.s[4] ? p.s[4] : size;
+        state[0] = turn < 0.0f ? 0.0f : g;
+        float sign = state[0] > 0.0f ? 1.0f : state[0] < 0.0f ? -1.0f : state[0] * 0.0f;
+        x = x - sign * state[1];
+    }
+};
+
 template <class S> DEVICE void update(const Update& p) {
     int low = 0, high = (int)p.tensors - 1;
     while (low < high) {
@@ -148,6 +224,18 @@ KERNEL(update_sgd, Update, 256) { update<Sgd>(p); }
 KERNEL(update_adam, Update, 256) { update<Adam>(p); }
 KERNEL(update_rmsprop, Update, 256) { update<Rmsprop>(p); }
 KERNEL(update_adagrad, Update, 256) { update<Adagrad>(p); }
+KERNEL(update_nadam, Update, 256) { update<Nadam>(p); }
+KERNEL(update_radam, Update, 256) { update<Radam>(p); }
+KERNEL(update_adamax, Update, 256) { update<Adamax>(p); }
+KERNEL(update_adadelta, Update, 256) { update<Adadelta>(p); }
+KERNEL(update_asgd, Update, 256) { update<Asgd>(p); }
+KERNEL(update_rprop, Update, 256) { update<Rprop>(p); }
+KERNEL(strided_nadam, UpdateStrided, 256) { update_strided<Nadam>(p); }
+KERNEL(strided_radam, UpdateStrided, 256) { update_strided<Radam>(p); }
+KERNEL(strided_adamax, UpdateStrided, 256) { update_strided<Adamax>(p); }
+KERNEL(strided_adadelta, UpdateStrided, 256) { update_strided<Adadelta>(p); }
+KERNEL(strided_asgd, UpdateStrided, 256) { update_strided<Asgd>(p); }
+KERNEL(strided_rprop, UpdateStrided, 256) { update_strided<Rprop>(p); }
 KERNEL(strided_sgd, UpdateStrided, 256) { update_strided<Sgd>(p); }
 KERNEL(strided_adam, UpdateStrided, 256) { update_strided<Adam>(p); }
 KERNEL(strided_rmsprop, UpdateStrided, 256) { update_strided<Rmsprop>(p); }

@@ -101,8 +101,13 @@ const ADAM: Rule = Rule {
     fused_values: &["lr", "beta1", "beta2", "weight_decay", "eps", "amsgrad", "maximize"],
 };
 
+const MOMENTS: [(&str, &str); 2] = [("exp_avg", ""), ("exp_avg_sq", "")];
+
+/// An optimizer of Adam's family for which the framework has no fused operator.
+const UNFUSED: Rule = Rule { fused: "", fused_lists: &[], fused_values: &[], ..ADAM };
+
 /// One row for each optimizer that neap steps itself.
-pub const RULES: [Rule; 5] = [
+pub const RULES: [Rule; 11] = [
     ADAM,
     Rule { class: "AdamW", kind: "neap::adamw", fused: "adamw", ..ADAM },
     Rule {
@@ -134,6 +139,38 @@ pub const RULES: [Rule; 5] = [
         fused: "adagrad",
         fused_lists: &["sum", "step"],
         fused_values: &["lr", "lr_decay", "weight_decay", "eps", "maximize"],
+    },
+    Rule { class: "NAdam", kind: "neap::nadam", states: &MOMENTS, ..UNFUSED },
+    Rule { class: "RAdam", kind: "neap::radam", states: &MOMENTS, ..UNFUSED },
+    Rule {
+        class: "Adamax",
+        kind: "neap::adamax",
+        states: &[("exp_avg", ""), ("exp_inf", "")],
+        ..UNFUSED
+    },
+    Rule {
+        class: "Adadelta",
+        kind: "neap::adadelta",
+        states: &[("square_avg", ""), ("acc_delta", "")],
+        needs: &["lr", "rho", "eps"],
+        eps: 1e-6,
+        ..UNFUSED
+    },
+    Rule {
+        class: "ASGD",
+        kind: "neap::asgd",
+        states: &[("ax", "")],
+        needs: &["lr", "lambd", "alpha", "t0"],
+        eps: 0.0,
+        ..UNFUSED
+    },
+    Rule {
+        class: "Rprop",
+        kind: "neap::rprop",
+        states: &[("prev", ""), ("step_size", "")],
+        needs: &["lr", "eta1", "eta2", "step_size1", "step_size2"],
+        eps: 0.0,
+        ..UNFUSED
     },
 ];
 

@@ -29,6 +29,9 @@ pub(super) struct Built {
     pub notes: Vec<String>,
 }
 
+/// What a gradient scaler does at the end of a step; its first arguments are its two states.
+pub(super) const SCALER: &str = "aten::_amp_update_scale_";
+
 /// What the trace shows of one tensor.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Facts {
@@ -461,14 +464,44 @@ impl Builder<'_> {
         }
     }
 
-    /// The loss is the tensor that `ones_like` reads just before backward starts.
+    /// The loss is what `ones_like` reads just before the first backward that accumulates
+    /// gradients. A backward before it, whose gradients are part of the loss, accumulates none.
     fn loss(&mut self) {
-        let first = self.out.operators.iter().position(|o| o.phase == Phase::Backward);
-        let seed = first.and_then(|f| f.checked_sub(1)).map(|at| &self.out.operators[at]);
-        if let Some(seed) = seed.filter(|o| o.kind == "aten::ones_like")
-            && let Some(Arg::Tensor(loss)) = seed.args.first()
-        {
-            self.out.loss = Some(loss.clone());
+        let operators = &self.out.operators;
+        let starts = |at: usize| {
+            operators[at].kind == "aten::ones_like"
+                && operators[at].phase != Phase::Backward
+                && operators.get(at + 1).is_some_and(|next| next.phase == Phase::Backward)
+        };
+        let seeds: Vec<usize> = (0..operators.len()).filter(|&at| starts(at)).collect();
+        let accumulates = |at: usize| {
+            let end = seeds.iter().find(|next| **next > at).copied().unwrap_or(operators.len());
+            let made = operators[at..end].iter().flat_map(Operator::writes);
+            made.into_iter().any(|o| self.out.facts[o.tensor.index()].accumulated)
+        };
+        let seed = seeds.iter().find(|at| accumulates(**at)).or(seeds.first());
+        if let Some(Arg::Tensor(loss)) = seed.and_then(|at| operators[*at].args.first()) {
+            self.out.loss = Some(self.unscaled(loss).clone());
+        }
+    }
+
+    /// The loss before a gradient scaler scaled it.
+    fn unscaled<'b>(&'b self, loss: &'b Operand) -> &'b Operand {
+        let tensor = |arg: Option<&'b Arg>| match arg {
+            Some(Arg::Tensor(operand)) => Some(operand),
+            _ => None,
+        };
+        let operators = &self.out.operators;
+        let scales = |scale: &Operand| {
+            operators.iter().any(|o| {
+                o.kind == SCALER && tensor(o.args.first()).is_some_and(|s| s.tensor == scale.tensor)
+            })
+        };
+        let maker = operators.iter().find(|o| o.generates().any(|g| g.tensor == loss.tensor));
+        let parts = maker.filter(|o| o.kind == "aten::mul");
+        match parts.map(|o| (tensor(o.args.first()), tensor(o.args.get(1)))) {
+            Some((Some(own), Some(scale))) if scales(scale) => own,
+            _ => loss,
         }
     }
 }

@@ -7,11 +7,11 @@
 use std::collections::{BTreeMap, HashSet};
 
 use super::Options;
-use super::build::{Built, Facts};
+use super::build::{Built, Facts, SCALER};
 use super::names::Names;
 use crate::job::liveness::Liveness;
 use crate::job::lower::{self, Column, Step};
-use crate::job::{Dtype, Graph, GraphError, Operator, Phase, Role, Tensor};
+use crate::job::{Arg, Dtype, Graph, GraphError, Operator, Phase, Role, Tensor};
 use crate::units::{OpId, TensorId};
 
 /// How operators outside the optimizer's step use a tensor.
@@ -193,6 +193,7 @@ fn pair(built: &mut Built, uses: &[Use], classes: &[String]) -> Vec<Column> {
 
 /// Roles and names of the tensors that neither names nor the optimizer explain.
 fn remaining(built: &mut Built, uses: &[Use]) {
+    let scaler = scaler(&built.operators);
     let explained = built.facts.iter().any(|f| f.named)
         || built.tensors.iter().any(|t| t.role == Role::Parameter);
     let (mut gradients, mut parameters, mut buffers) =
@@ -206,6 +207,8 @@ fn remaining(built: &mut Built, uses: &[Use]) {
         if accumulated && !named && tensor.role == Role::Activation {
             tensor.role = Role::Gradient;
             tensor.name = number("grad", &mut gradients);
+        } else if let Some(name) = scaler.get(&TensorId::of(at)) {
+            (tensor.role, tensor.name) = (Role::Buffer, (*name).to_owned());
         } else if !generated && !named && tensor.role == Role::Activation {
             let lasting = statistics || uses[at].written_forward || !floating || explained;
             (tensor.role, tensor.name) = match lasting {
@@ -214,6 +217,17 @@ fn remaining(built: &mut Built, uses: &[Use]) {
             };
         }
     }
+}
+
+/// The states of a gradient scaler.
+fn scaler(operators: &[Operator]) -> BTreeMap<TensorId, &'static str> {
+    let updates = operators.iter().filter(|o| o.kind == SCALER);
+    let states = updates.flat_map(|o| o.args.iter().zip(["scaler.scale", "scaler.growth_tracker"]));
+    let states = states.filter_map(|(arg, name)| match arg {
+        Arg::Tensor(state) => Some((state.tensor, name)),
+        _ => None,
+    });
+    states.collect()
 }
 
 fn number(kind: &str, next: &mut usize) -> String {

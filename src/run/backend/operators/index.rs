@@ -140,6 +140,21 @@ pub fn gather(call: &Call<'_>) -> Result<usize, KernelError> {
     Ok(dim)
 }
 
+/// The mask that is the only index of `tensor[mask]`, and how many dimensions stand before it.
+///
+/// # Errors
+/// When argument 1 is no list of tensors.
+pub fn mask(call: &Call<'_>) -> Result<Option<(View, usize)>, KernelError> {
+    let list = tensors(call, 1)?;
+    let mut given = list.iter().enumerate().filter_map(|(d, v)| Some((d, v.as_ref()?)));
+    match (given.next(), given.next()) {
+        (Some((first, mask)), None) if matches!(mask.dtype, Dtype::Bool | Dtype::U8) => {
+            Ok(Some((mask.clone(), first)))
+        }
+        _ => Ok(None),
+    }
+}
+
 /// `tensor[i, j, …]`: whole-number tensors for neighbouring dimensions, broadcast together.
 pub struct Places<'a> {
     /// The first dimension that is indexed.

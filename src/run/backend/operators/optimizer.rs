@@ -20,6 +20,12 @@ const RULES: &[(&str, Read)] = &[
     ("neap::adamw", |of| adam(of, true)),
     ("neap::rmsprop", rmsprop),
     ("neap::adagrad", adagrad),
+    ("neap::nadam", nadam),
+    ("neap::radam", radam),
+    ("neap::adamax", adamax),
+    ("neap::adadelta", adadelta),
+    ("neap::asgd", asgd),
+    ("neap::rprop", rprop),
 ];
 
 /// The kinds of all optimizers.
@@ -82,6 +88,63 @@ pub enum Rule {
         /// The mean gradient is subtracted from the second moment.
         centered: bool,
     },
+    /// Adam with Nesterov's momentum (Dozat, 2016).
+    Nadam {
+        /// The moments.
+        of: Moments,
+        /// The second moment's bias correction.
+        correction2: f32,
+        /// Factor of the gradient over the root, minus the rate included.
+        fresh: f32,
+        /// Factor of the first moment over the root, minus the rate included.
+        mean: f32,
+    },
+    /// Adam with a rectified variance (Liu et al., 2020).
+    Radam {
+        /// The moments.
+        of: Moments,
+        /// Minus the learning rate over the first moment's bias correction.
+        step_size: f32,
+        /// Rectification times the root of the second bias correction; `None` while the variance
+        /// can't be told.
+        rectified: Option<f32>,
+    },
+    /// Adam with the infinity norm (Kingma and Ba, 2015, section 7.1).
+    Adamax {
+        /// The moments; the second is the norm.
+        of: Moments,
+        /// Minus the learning rate over the first moment's bias correction.
+        step_size: f32,
+    },
+    /// Adadelta (Zeiler, 2012).
+    Adadelta {
+        /// rho.
+        keep: f32,
+        /// 1 - rho.
+        weight: f32,
+        /// Minus the learning rate.
+        minus_lr: f32,
+        /// Added under the roots.
+        eps: f32,
+    },
+    /// Averaged stochastic gradient descent (Polyak and Juditsky, 1992).
+    Asgd {
+        /// Factor of the parameter.
+        shrink: f32,
+        /// Minus the decayed learning rate.
+        minus_rate: f32,
+        /// Share of the parameter in the average.
+        share: f32,
+    },
+    /// Resilient backpropagation (Riedmiller and Braun, 1993).
+    Rprop {
+        /// Factors of the step's size where the gradient's sign changes, and where it stays.
+        factors: [f32; 2],
+        /// The least and the largest step.
+        limits: [f32; 2],
+        /// The step's size in the first step; later it is a state.
+        start: Option<f32>,
+    },
     /// Adagrad.
     Adagrad {
         /// Minus the decayed learning rate.
@@ -89,6 +152,21 @@ pub enum Rule {
         /// Added to the denominator.
         eps: f32,
     },
+}
+
+/// The running means of gradients and their squares, as Adam keeps them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Moments {
+    /// Factor of the parameter where weight decay is decoupled.
+    pub shrink: Option<f32>,
+    /// 1 - beta1.
+    pub weight1: f32,
+    /// beta2.
+    pub keep2: f32,
+    /// 1 - beta2.
+    pub weight2: f32,
+    /// Added to the denominator.
+    pub eps: f32,
 }
 
 /// The momentum of stochastic gradient descent.
@@ -134,7 +212,12 @@ impl Step {
             Rule::RmsProp { momentum, centered, .. } => {
                 1 + usize::from(momentum.is_some()) + usize::from(centered)
             }
-            Rule::Adagrad { .. } => 1,
+            Rule::Adagrad { .. } | Rule::Asgd { .. } => 1,
+            Rule::Nadam { .. }
+            | Rule::Radam { .. }
+            | Rule::Adamax { .. }
+            | Rule::Adadelta { .. }
+            | Rule::Rprop { .. } => 2,
         }
     }
 
@@ -225,6 +308,95 @@ fn adam(of: &Numbers<'_>, decoupled: bool) -> Result<Rule, KernelError> {
         correction: (1.0 - beta2.powf(of.step())).sqrt() as f32,
         eps: of.needed("eps")? as f32,
         amsgrad: of.is("amsgrad"),
+    })
+}
+
+/// The moments of Adam's family.
+fn moments(of: &Numbers<'_>) -> Result<Moments, KernelError> {
+    let (lr, decay) = (of.needed("lr")?, of.maybe("weight_decay"));
+    let (beta1, beta2) = (of.needed("beta1")?, of.needed("beta2")?);
+    let decoupled = of.is("decoupled_weight_decay") && decay != 0.0;
+    Ok(Moments {
+        shrink: decoupled.then_some((1.0 - lr * decay) as f32),
+        weight1: (1.0 - beta1) as f32,
+        keep2: beta2 as f32,
+        weight2: (1.0 - beta2) as f32,
+        eps: of.needed("eps")? as f32,
+    })
+}
+
+fn nadam(of: &Numbers<'_>) -> Result<Rule, KernelError> {
+    // A product of so many factors is 0 beside 1, whatever follows.
+    const FACTORS: f64 = 4096.0;
+    let (lr, beta1, beta2) = (of.needed("lr")?, of.needed("beta1")?, of.needed("beta2")?);
+    let psi = of.needed("momentum_decay")?;
+    let mu = |step: f64| beta1 * (1.0 - 0.5 * 0.96f64.powf(step * psi));
+    let mut product = 1.0;
+    let mut step = 0.0;
+    while step < of.step().min(FACTORS) {
+        step += 1.0;
+        product *= mu(step);
+    }
+    let (now, next) = (mu(of.step()), mu(of.step() + 1.0));
+    Ok(Rule::Nadam {
+        of: moments(of)?,
+        correction2: (1.0 - beta2.powf(of.step())) as f32,
+        fresh: (-lr * (1.0 - now) / (1.0 - product)) as f32,
+        mean: (-lr * next / (1.0 - product * next)) as f32,
+    })
+}
+
+fn radam(of: &Numbers<'_>) -> Result<Rule, KernelError> {
+    let (lr, beta1, beta2) = (of.needed("lr")?, of.needed("beta1")?, of.needed("beta2")?);
+    let correction2 = 1.0 - beta2.powf(of.step());
+    let longest = 2.0 / (1.0 - beta2) - 1.0;
+    let length = longest - 2.0 * of.step() * beta2.powf(of.step()) / correction2;
+    let rectified = || {
+        let above = (length - 4.0) * (length - 2.0) * longest;
+        let below = (longest - 4.0) * (longest - 2.0) * length;
+        ((above / below).sqrt() * correction2.sqrt()) as f32
+    };
+    Ok(Rule::Radam {
+        of: moments(of)?,
+        step_size: -(lr / (1.0 - beta1.powf(of.step()))) as f32,
+        rectified: (length > 5.0).then(rectified),
+    })
+}
+
+fn adamax(of: &Numbers<'_>) -> Result<Rule, KernelError> {
+    let rate = of.needed("lr")? / (1.0 - of.needed("beta1")?.powf(of.step()));
+    Ok(Rule::Adamax { of: moments(of)?, step_size: -rate as f32 })
+}
+
+fn adadelta(of: &Numbers<'_>) -> Result<Rule, KernelError> {
+    let (rho, lr) = (of.needed("rho")?, of.needed("lr")?);
+    Ok(Rule::Adadelta {
+        keep: rho as f32,
+        weight: (1.0 - rho) as f32,
+        minus_lr: -lr as f32,
+        eps: of.needed("eps")? as f32,
+    })
+}
+
+fn asgd(of: &Numbers<'_>) -> Result<Rule, KernelError> {
+    let (lr, lambd, alpha) = (of.needed("lr")?, of.needed("lambd")?, of.needed("alpha")?);
+    // Rate and share are those that the step before has left behind.
+    let before = of.step() - 1.0;
+    let rate = lr / (1.0 + lambd * lr * before).powf(alpha);
+    let share = 1.0 / (before - of.needed("t0")?).max(1.0);
+    Ok(Rule::Asgd {
+        shrink: (1.0 - lambd * rate) as f32,
+        minus_rate: -rate as f32,
+        share: share as f32,
+    })
+}
+
+fn rprop(of: &Numbers<'_>) -> Result<Rule, KernelError> {
+    let number = |name: &str| of.needed(name).map(|value| value as f32);
+    Ok(Rule::Rprop {
+        factors: [number("eta1")?, number("eta2")?],
+        limits: [number("step_size1")?, number("step_size2")?],
+        start: (of.done == 0).then_some(number("lr")?),
     })
 }
 

@@ -2,7 +2,7 @@
 
 use crate::backend::operators::KernelError;
 use crate::backend::operators::error::unsupported;
-use crate::backend::operators::optimizer::{Rule, Step, kinds};
+use crate::backend::operators::optimizer::{Moments, Rule, Step, kinds};
 use crate::backend::operators::shapes::count;
 use crate::backend::operators::view::Call;
 use crate::job::{Dtype, Group};
@@ -49,9 +49,40 @@ fn packed(step: &Step) -> Scalars {
             let momentum = momentum.unwrap_or(0.0);
             of.s[1..6].copy_from_slice(&[keep, weight, minus_lr, momentum, eps]);
         }
+        Rule::Nadam { of: moments, correction2, fresh, mean } => {
+            put_moments(&mut of, &moments);
+            of.s[6..9].copy_from_slice(&[correction2, fresh, mean]);
+        }
+        Rule::Radam { of: moments, step_size, rectified } => {
+            put_moments(&mut of, &moments);
+            of.flag[3] = i32::from(rectified.is_some());
+            of.s[6..8].copy_from_slice(&[step_size, rectified.unwrap_or(1.0)]);
+        }
+        Rule::Adamax { of: moments, step_size } => {
+            put_moments(&mut of, &moments);
+            of.s[6] = step_size;
+        }
+        Rule::Adadelta { keep, weight, minus_lr, eps } => {
+            of.s[1..5].copy_from_slice(&[keep, weight, minus_lr, eps]);
+        }
+        Rule::Asgd { shrink, minus_rate, share } => {
+            of.s[1..4].copy_from_slice(&[shrink, minus_rate, share]);
+        }
+        Rule::Rprop { factors, limits, start } => {
+            of.flag[2] = i32::from(start.is_some());
+            of.s[1..3].copy_from_slice(&factors);
+            of.s[3..5].copy_from_slice(&limits);
+            of.s[5] = start.unwrap_or(0.0);
+        }
         Rule::Adagrad { minus_rate, eps } => of.s[1..3].copy_from_slice(&[minus_rate, eps]),
     }
     of
+}
+
+fn put_moments(of: &mut Scalars, moments: &Moments) {
+    of.flag[2] = i32::from(moments.shrink.is_some());
+    let Moments { shrink, weight1, keep2, weight2, eps } = *moments;
+    of.s[1..6].copy_from_slice(&[shrink.unwrap_or(1.0), weight1, keep2, weight2, eps]);
 }
 
 fn rule(of: &Rule) -> &'static str {
@@ -60,6 +91,12 @@ fn rule(of: &Rule) -> &'static str {
         Rule::Adam { .. } => "adam",
         Rule::RmsProp { .. } => "rmsprop",
         Rule::Adagrad { .. } => "adagrad",
+        Rule::Nadam { .. } => "nadam",
+        Rule::Radam { .. } => "radam",
+        Rule::Adamax { .. } => "adamax",
+        Rule::Adadelta { .. } => "adadelta",
+        Rule::Asgd { .. } => "asgd",
+        Rule::Rprop { .. } => "rprop",
     }
 }
 

@@ -7,7 +7,7 @@ use super::Kernel;
 use super::elements::{map1, map2, map3};
 use super::math::{erf, exp, sigmoid, tanh};
 use crate::backend::operators::arguments::{
-    Input, flag, floating, input, int_or, number_or, output, real, text,
+    Input, flag, floating, input, int_or, number_or, output, real, result, text,
 };
 use crate::backend::operators::error::{invalid, unsupported};
 use crate::backend::operators::shapes::{dimension, narrow};
@@ -64,10 +64,42 @@ pub const TABLE: Table<Kernel> = table! {
         let t = tanh(softplus_of(x));
         g * (t + x * sigmoid(x) * (1.0 - t * t))
     }),
+    "hardshrink" => |c| {
+            let edge = number_or(c, 1, 0.5)? as f32;
+            unary(c, |x| if x.abs() <= edge { 0.0 } else { x })
+        },
+    "softshrink" => |c| {
+            let edge = number_or(c, 1, 0.5)? as f32;
+            unary(c, |x| {
+                if x > edge {
+                    x - edge
+                } else if x < -edge {
+                    x + edge
+                } else {
+                    x * 0.0
+                }
+            })
+        },
+    "hardshrink_backward" | "softshrink_backward" => |c| {
+            let edge = number_or(c, 2, 0.5)? as f32;
+            gradient(c, |g, x| if x.abs() <= edge { 0.0 } else { g })
+        },
+    "celu" => |c| {
+            let alpha = number_or(c, 1, 1.0)? as f32;
+            unary(c, |x| if x > 0.0 { x } else { alpha * (x / alpha).exp_m1() })
+        },
+    "selu" => |c| {
+            unary(c, |x| SELU_SCALE * if x > 0.0 { x } else { SELU_ALPHA * x.exp_m1() })
+        },
+    "prelu" | "_prelu_kernel" => prelu,
+    "_prelu_kernel_backward" => prelu_backward,
     "glu" => glu,
     "glu_backward" => glu_backward,
 };
 
+/// The two constants of self-normalising networks (Klambauer et al., 2017).
+const SELU_ALPHA: f32 = 1.673_263_2;
+const SELU_SCALE: f32 = 1.050_701;
 const SQRT_2_OVER_PI: f32 = 0.797_884_6;
 const CUBIC: f32 = 0.044_715;
 
@@ -181,6 +213,33 @@ fn elu_backward(call: &Call<'_>) -> Result<(), KernelError> {
             g * rate * alpha * scale * (y * rate).exp()
         }
     })
+}
+
+/// The slopes of a parametric rectifier, one for all or one for each channel, as a view that
+/// broadcasts to `x`.
+fn slopes(call: &Call<'_>, x: &View) -> Result<View, KernelError> {
+    let mut slopes = real(call, 1)?.clone();
+    if slopes.shape.len() == 1 && x.shape.len() > 2 {
+        slopes.shape.extend(vec![1; x.shape.len() - 2]);
+        slopes.stride.extend(vec![0; x.shape.len() - 2]);
+    }
+    Ok(slopes)
+}
+
+fn prelu(call: &Call<'_>) -> Result<(), KernelError> {
+    let (out, x) = (floating(output(call)?)?, real(call, 0)?);
+    let slopes = slopes(call, x)?;
+    map2::<f32>(out, &Input::View(x), &Input::View(&slopes), |x, a| if x > 0.0 { x } else { a * x })
+}
+
+/// `(grad, x, slopes)` to the gradients of both; the slopes' is not summed yet.
+fn prelu_backward(call: &Call<'_>) -> Result<(), KernelError> {
+    let [grad, x, slopes] = [input(call, 0)?, input(call, 1)?, input(call, 2)?];
+    let (to_x, to_slopes) = (floating(output(call)?)?, result(call, 1)?);
+    if let Some(view) = to_slopes {
+        map2::<f32>(view, &grad, &x, |g, x| if x > 0.0 { 0.0 } else { g * x })?;
+    }
+    map3::<f32>(to_x, &grad, &x, &slopes, |g, x, a| if x > 0.0 { g } else { a * g })
 }
 
 /// The two halves of a tensor along the dimension that argument `at` names.

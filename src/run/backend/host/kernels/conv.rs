@@ -11,25 +11,11 @@ use crate::backend::operators::conv::{Convolution, Places};
 use crate::backend::operators::error::unsupported;
 use crate::backend::operators::shapes::collapse;
 use crate::backend::operators::view::{Call, View};
-use crate::backend::operators::{KernelError, Table, table};
+use crate::backend::operators::KernelError;
 
-use super::Kernel;
 use super::gemm::{Matrix, product_of};
 use super::strided::{COLUMN_FLOATS, ROW_FLOATS, base, f32_operands, fill, runs, with_tiles};
 use super::unfold::{Unfold, copy_columns, fold_tile, unfold_tile};
-
-pub const TABLE: Table<Kernel> = table! {
-    "conv2d" => |call| forward(call, Some(2), Places::CONV2D),
-    "cudnn_convolution" => |call| forward(call, None, Places::CUDNN),
-    "convolution" | "_convolution" => |call| {
-            if flag(call, 6)? {
-                return transposed(call, Places::CONVOLUTION);
-            }
-            forward(call, Some(2), Places::CONVOLUTION)
-        },
-    "conv_transpose2d" => |call| transposed(call, Places::TRANSPOSED),
-    "convolution_backward" => backward,
-};
 
 /// Columns in a tile: enough to amortise the packing of the weights.
 const TILE_COLUMNS: usize = 1024;
@@ -452,7 +438,11 @@ fn each_group(
     });
 }
 
-fn forward(call: &Call<'_>, bias: Option<usize>, places: Places) -> Result<(), KernelError> {
+/// The convolution of argument 0 by argument 1, with the bias in argument `bias`.
+///
+/// # Errors
+/// When shapes and arguments contradict each other.
+pub fn forward(call: &Call<'_>, bias: Option<usize>, places: Places) -> Result<(), KernelError> {
     f32_operands(call)?;
     let (input, weight) = (real(call, 0)?, real(call, 1)?);
     let of = Convolution::new(call, &input.shape, weight, places)?;
@@ -508,7 +498,10 @@ unsafe fn weights_backward(shape: &Shape, views: [&View; 3]) {
 }
 
 /// A transposed convolution is the gradient of the convolution from its output to its input.
-fn transposed(call: &Call<'_>, places: Places) -> Result<(), KernelError> {
+///
+/// # Errors
+/// As [`forward`].
+pub fn transposed(call: &Call<'_>, places: Places) -> Result<(), KernelError> {
     f32_operands(call)?;
     let (input, weight) = (real(call, 0)?, real(call, 1)?);
     let output = result(call, 0)?.ok_or("it has no output 0")?;
@@ -531,7 +524,9 @@ fn transposed(call: &Call<'_>, places: Places) -> Result<(), KernelError> {
     Ok(())
 }
 
-fn backward(call: &Call<'_>) -> Result<(), KernelError> {
+/// # Errors
+/// As [`forward`].
+pub fn backward(call: &Call<'_>) -> Result<(), KernelError> {
     f32_operands(call)?;
     let (gradient, input, weight) = (real(call, 0)?, real(call, 1)?, real(call, 2)?);
     let (transposed, wanted) = (flag(call, 7)?, mask(call, 10)?);

@@ -310,6 +310,21 @@ pub fn write(view: &View, offset: usize, value: f32) {
     unsafe { f32::store(view.dtype, at(view, offset), 1, &[value]) };
 }
 
+/// Writes one whole number.
+pub fn write_int(view: &View, offset: usize, value: i64) {
+    // SAFETY: callers pass offsets inside the view.
+    unsafe { i64::store(view.dtype, at(view, offset), 1, &[value]) };
+}
+
+/// Copies one element, converted.
+pub fn copy_element(out: &View, to: usize, from: &View, at: usize) {
+    if is_floating(out) {
+        write(out, to, read(from, at) as f32);
+    } else {
+        write_int(out, to, read_int(from, at));
+    }
+}
+
 /// Rows of `f32` elements: the last `inner` dimensions as one run, the others as an index.
 pub struct Rows<'a> {
     view: &'a View,

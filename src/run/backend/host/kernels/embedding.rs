@@ -11,6 +11,7 @@ use crate::backend::operators::{KernelError, Table, table};
 
 use super::Kernel;
 use super::elements::{BLOCK, Lane, copy, fill, parts, read_int};
+use super::scatter::marked;
 
 pub const TABLE: Table<Kernel> = table! {
     "embedding" => |call| look_up(&Rows::embedding(call)?),
@@ -156,6 +157,27 @@ pub fn each_place(
 /// `self[i, j, …]`.
 fn index_places(call: &Call<'_>) -> Result<(), KernelError> {
     let (out, table) = (output(call)?, tensor(call, 0)?);
+    if let Some((mask, first)) = index::mask(call)? {
+        let places = marked(table, &mask, first)?;
+        let before: usize = table.shape[..first].iter().product();
+        if out.shape.get(first).is_none_or(|n| n * before != places.len()) {
+            return Err(data_error!(
+                "a mask picks {} elements where {:?} were recorded; how many it picks is part of the recording",
+                places.len(),
+                out.shape
+            ));
+        }
+        let rows = out.shape[..=first].to_vec();
+        let mut at = 0;
+        let mut outcome = Ok(());
+        each(&rows, &[&out.stride[..=first]], |[to]| {
+            if outcome.is_ok() {
+                outcome = copy(&row(out, to, first + 1), &places[at]);
+            }
+            at += 1;
+        });
+        return outcome;
+    }
     match Places::new(call, table, &out.shape)? {
         None => copy(out, table),
         Some(places) => each_place(&places, out, table, copy),

@@ -7,9 +7,13 @@
 
 mod activation;
 mod attention;
+mod bag;
 mod conv;
+mod conv_rank;
+mod conv_volume;
 mod distance;
 mod dropout;
+mod edge;
 pub(in crate::backend) mod elements;
 mod embedding;
 mod foreach;
@@ -21,17 +25,23 @@ mod loss;
 mod math;
 pub(in crate::backend) mod norm;
 pub(in crate::backend) mod optimizer;
+mod order;
+mod patches;
 mod pointwise;
 mod pool;
+mod product;
 mod recurrent;
 pub(in crate::backend) mod reduce;
+mod reparametrized;
 mod resize;
+mod sample;
 mod scaler;
 mod scatter;
 mod shape;
 mod softmax;
 pub(in crate::backend) mod strided;
 mod unfold;
+mod volume;
 
 #[cfg(test)]
 pub(in crate::backend) mod against_pytorch;
@@ -58,13 +68,21 @@ const fn family(table: Table<Kernel>, types: &'static str) -> Family<Kernel> {
 
 /// All families of operators.
 const FAMILIES: &[Family<Kernel>] = &[
-    family(conv::TABLE, REAL),
+    family(conv_rank::TABLE, REAL),
     family(gemm::TABLE, REAL),
     family(norm::TABLE, REAL),
     family(group_norm::TABLE, REAL),
     family(layer_norm::TABLE, REAL),
     family(pool::TABLE, REAL),
     family(resize::TABLE, REAL),
+    family(volume::TABLE, REAL),
+    family(edge::TABLE, REAL),
+    family(order::TABLE, ALL),
+    family(product::TABLE, REAL),
+    family(patches::TABLE, REAL),
+    family(reparametrized::TABLE, REAL),
+    family(bag::TABLE, REAL),
+    family(sample::TABLE, REAL),
     family(foreach::TABLE, REAL),
     family(scaler::TABLE, REAL),
     Family { table: pointwise::TABLE, in_place: true, types: ALL },

@@ -3,7 +3,7 @@
 //! The arithmetic is in f32, in the order of PyTorch's multi-tensor steps.
 
 use crate::backend::operators::KernelError;
-use crate::backend::operators::optimizer::{Momentum, Rule, Step, kinds};
+use crate::backend::operators::optimizer::{Moments, Momentum, Rule, Step, kinds};
 use crate::backend::operators::view::Call;
 
 use super::Kernel;
@@ -90,6 +90,52 @@ fn step(call: &Call<'_>) -> Result<(), KernelError> {
             })
         }
         Rule::Adam { .. } => adam(call, &step, gradient),
+        Rule::Nadam { of, correction2, fresh, mean: share } => {
+            each(call, &step, |p, g, [mean, square]| {
+                let (p, g, mean, square) = moments(&of, p, gradient(p, g), mean, square);
+                let root = (square / correction2).sqrt() + of.eps;
+                (p + fresh * g / root + share * mean / root, [mean, square])
+            })
+        }
+        Rule::Radam { of, step_size, rectified } => each(call, &step, |p, g, [mean, square]| {
+            let (p, _, mean, square) = moments(&of, p, gradient(p, g), mean, square);
+            let factor = rectified.map_or(1.0, |factor| factor / (square.sqrt() + of.eps));
+            (p + step_size * mean * factor, [mean, square])
+        }),
+        Rule::Adamax { of, step_size } => each(call, &step, |p, g, [mean, norm]| {
+            let g = gradient(p, g);
+            let mean = lerp(mean, g, of.weight1);
+            let (old, new) = (norm * of.keep2, g.abs() + of.eps);
+            let norm = if old > new || old.is_nan() { old } else { new };
+            (p + step_size * mean / norm, [mean, norm])
+        }),
+        Rule::Adadelta { keep, weight, minus_lr, eps } => {
+            each(call, &step, |p, g, [square, moved]| {
+                let g = gradient(p, g);
+                let square = square * keep + weight * g * g;
+                let delta = (moved + eps).sqrt() / (square + eps).sqrt() * g;
+                (p + minus_lr * delta, [square, moved * keep + weight * delta * delta])
+            })
+        }
+        Rule::Asgd { shrink, minus_rate, share } => each(call, &step, |p, g, [average]| {
+            let g = gradient(p, g);
+            let p = p * shrink + minus_rate * g;
+            (p, [if share == 1.0 { p } else { average + (p - average) * share }])
+        }),
+        Rule::Rprop { factors, limits, start } => each(call, &step, |p, g, [before, size]| {
+            let g = gradient(p, g);
+            let turn = g * before;
+            let factor = if turn > 0.0 {
+                factors[1]
+            } else if turn < 0.0 {
+                factors[0]
+            } else {
+                1.0
+            };
+            let size = (start.unwrap_or(size) * factor).clamp(limits[0], limits[1]);
+            let g = if turn < 0.0 { 0.0 } else { g };
+            (p - super::pointwise::sign(g) * size, [g, size])
+        }),
         Rule::RmsProp { .. } => rmsprop(call, &step, gradient),
         Rule::Adagrad { minus_rate, eps } => each(call, &step, |p, g, [sum]| {
             let g = gradient(p, g);
@@ -97,6 +143,12 @@ fn step(call: &Call<'_>) -> Result<(), KernelError> {
             (p + g * minus_rate / (sum.sqrt() + eps), [sum])
         }),
     }
+}
+
+/// Parameter, gradient and moments of Adam's family after this gradient.
+fn moments(of: &Moments, p: f32, g: f32, mean: f32, square: f32) -> (f32, f32, f32, f32) {
+    let p = of.shrink.map_or(p, |shrink| p * shrink);
+    (p, g, lerp(mean, g, of.weight1), square * of.keep2 + of.weight2 * g * g)
 }
 
 fn adam(

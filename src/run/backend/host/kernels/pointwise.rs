@@ -36,7 +36,7 @@ pub const TABLE: Table<Kernel> = table! {
     "neg" | "negative" => |c| unary(c, |a| -a, i64::wrapping_neg),
     "abs" => |c| unary(c, f32::abs, i64::wrapping_abs),
     "square" => |c| unary(c, |a| a * a, |a| a.wrapping_mul(a)),
-    "sign" => |c| unary(c, sign, i64::signum),
+    "sign" | "sgn" => |c| unary(c, sign, i64::signum),
     "sqrt" => |c| real(c, f32::sqrt),
     "rsqrt" => |c| real(c, |a| 1.0 / a.sqrt()),
     "reciprocal" => |c| real(c, |a| 1.0 / a),
@@ -103,6 +103,32 @@ pub const TABLE: Table<Kernel> = table! {
     "atan" => |c| real(c, f32::atan),
     "sinh" => |c| real(c, f32::sinh),
     "cosh" => |c| real(c, f32::cosh),
+    "asin" => |c| real(c, f32::asin),
+    "acos" => |c| real(c, f32::acos),
+    "asinh" => |c| real(c, f32::asinh),
+    "acosh" => |c| real(c, f32::acosh),
+    "atanh" => |c| real(c, f32::atanh),
+    "atan2" => |c| map2::<f32>(floating(output(c)?)?, &input(c, 0)?, &input(c, 1)?, f32::atan2),
+    "hypot" => |c| map2::<f32>(floating(output(c)?)?, &input(c, 0)?, &input(c, 1)?, f32::hypot),
+    "copysign" => {
+            |c| map2::<f32>(floating(output(c)?)?, &input(c, 0)?, &input(c, 1)?, f32::copysign)
+        },
+    "fmod" => |c| binary(c, |a, b| a % b, |a, b| if b == 0 { 0 } else { a.wrapping_rem(b) }),
+    "fmax" => |c| binary(c, f32::max, i64::max),
+    "fmin" => |c| binary(c, f32::min, i64::min),
+    "logaddexp" => |c| {
+            map2::<f32>(floating(output(c)?)?, &input(c, 0)?, &input(c, 1)?, |a, b| {
+                let high = a.max(b);
+                if high.is_infinite() { high } else { high + (-(a - b).abs()).exp().ln_1p() }
+            })
+        },
+    "frac" => |c| real(c, f32::fract),
+    "threshold" => |c| {
+            let (edge, value) = (number_or(c, 1, 0.0)? as f32, number_or(c, 2, 0.0)?);
+            unary(c, |a| if a <= edge { value as f32 } else { a }, |a| {
+                if a as f32 <= edge { value as i64 } else { a }
+            })
+        },
     "round" => |c| unary(c, f32::round_ties_even, |a| a),
     "trunc" => |c| unary(c, f32::trunc, |a| a),
 };

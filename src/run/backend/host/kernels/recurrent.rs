@@ -16,6 +16,12 @@ use super::math::{sigmoid, tanh};
 pub const TABLE: Table<Kernel> = table! {
     "_thnn_fused_lstm_cell" => lstm,
     "_thnn_fused_lstm_cell_backward_impl" => lstm_backward,
+    "_thnn_fused_lstm_cell_backward" => |call| {
+            // The gradients of both products are one tensor, and so are those of both biases.
+            let outputs: Vec<_> =
+                [0, 2, 3].iter().map(|&at| call.outputs.get(at).cloned().flatten()).collect();
+            lstm_backward(&Call { outputs: &outputs, ..*call })
+        },
     "_thnn_fused_gru_cell" => gru,
     "_thnn_fused_gru_cell_backward" => gru_backward,
 };

@@ -113,7 +113,11 @@ fn reduce<T: Lane>(
     Ok(())
 }
 
-fn sum_over(out: &View, from: &View, gone: &[bool], divisor: f64) -> Result<(), KernelError> {
+/// The sum over the dimensions `gone`, divided by `divisor`.
+///
+/// # Errors
+/// When the shapes do not fit.
+pub fn sum_over(out: &View, from: &View, gone: &[bool], divisor: f64) -> Result<(), KernelError> {
     if is_floating(from) || is_floating(out) {
         reduce::<f32>(out, from, gone, (0.0, |x| x), |a, b| a + b, |total| (total / divisor) as f32)
     } else {

@@ -1,136 +1,182 @@
-//! Images made larger or smaller: nearest pixels and bilinear interpolation, and their gradients.
+//! Images made larger or smaller: nearest pixels, linear and cubic interpolation, and their
+//! gradients, in one to three dimensions.
+//!
+//! Every image is seen as (batch, channels, depth, height, width): what is missing has extent 1.
 
 use crate::backend::operators::KernelError;
 use crate::backend::operators::arguments::{flag, maybe_number, output, real, shaped};
-use crate::backend::operators::error::{invalid, unsupported};
-use crate::backend::operators::view::{Call, View};
+use crate::backend::operators::error::invalid;
+use crate::backend::operators::view::Call;
 use crate::backend::operators::{Table, table};
+use crate::job::Arg;
 
 use super::Kernel;
 use super::elements::{fill, read, write};
+use super::volume::{lifted, place};
 
 pub const TABLE: Table<Kernel> = table! {
-    "upsample_nearest2d" => |c| resize(c, Scales::new(c, 2)?, false, Sampling::Nearest),
-    "upsample_nearest2d_backward" => |c| resize(c, Scales::new(c, 3)?, true, Sampling::Nearest),
-    "upsample_bilinear2d" => |c| {
-        let aligned = flag(c, 2)?;
-        resize(c, Scales::new(c, 3)?, false, Sampling::Bilinear { aligned })
-    },
-    "upsample_bilinear2d_backward" => |c| {
-        let aligned = flag(c, 3)?;
-        resize(c, Scales::new(c, 4)?, true, Sampling::Bilinear { aligned })
-    },
+    "upsample_nearest1d" | "upsample_nearest2d" | "upsample_nearest3d" => {
+            |c| resize(c, false, Sampling::Nearest)
+        },
+    "upsample_nearest1d_backward" | "upsample_nearest2d_backward" | "upsample_nearest3d_backward" => {
+            |c| resize(c, true, Sampling::Nearest)
+        },
+    "_upsample_nearest_exact1d" | "_upsample_nearest_exact2d" | "_upsample_nearest_exact3d" => {
+            |c| resize(c, false, Sampling::NearestExact)
+        },
+    "_upsample_nearest_exact1d_backward" | "_upsample_nearest_exact2d_backward" | "_upsample_nearest_exact3d_backward" => {
+            |c| resize(c, true, Sampling::NearestExact)
+        },
+    "upsample_linear1d" | "upsample_bilinear2d" | "upsample_trilinear3d" => {
+            |c| resize(c, false, Sampling::Linear { aligned: flag(c, 2)? })
+        },
+    "upsample_linear1d_backward" | "upsample_bilinear2d_backward" | "upsample_trilinear3d_backward" => {
+            |c| resize(c, true, Sampling::Linear { aligned: flag(c, 3)? })
+        },
+    "upsample_bicubic2d" => |c| resize(c, false, Sampling::Cubic { aligned: flag(c, 2)? }),
+    "upsample_bicubic2d_backward" => {
+            |c| resize(c, true, Sampling::Cubic { aligned: flag(c, 3)? })
+        },
 };
 
+/// Aligned: the corners' pixels stay where they are; else the corners themselves do.
 #[derive(Clone, Copy)]
 enum Sampling {
     Nearest,
-    /// The corners' pixels stay where they are, or the corners themselves.
-    Bilinear {
-        aligned: bool,
-    },
+    NearestExact,
+    Linear { aligned: bool },
+    Cubic { aligned: bool },
 }
 
-/// How much larger the result is in height and width, where the call says so.
-struct Scales([Option<f64>; 2]);
-
-impl Scales {
-    fn new(call: &Call<'_>, at: usize) -> Result<Self, KernelError> {
-        // A list of both is the form that interpolation in Python calls.
-        if matches!(call.operator.args.get(at), Some(crate::job::Arg::Floats(_))) {
-            return Err(unsupported!("scales in a list are not supported"));
-        }
-        Ok(Self([maybe_number(call, at)?, maybe_number(call, at + 1)?]))
+impl Sampling {
+    fn is_nearest(self) -> bool {
+        matches!(self, Self::Nearest | Self::NearestExact)
     }
 }
 
-/// For each pixel along one dimension of the result, pixels of the input and their weights.
-fn samples(from: usize, to: usize, scale: Option<f64>, how: Sampling) -> Vec<[(usize, f32); 2]> {
+/// How much larger the result is in each of `rank` dimensions, where the call says so: a list, as
+/// interpolation in Python calls, or one argument each.
+fn scales(call: &Call<'_>, at: usize, rank: usize) -> Result<[Option<f64>; 3], KernelError> {
+    let mut all = [None; 3];
+    match call.operator.args.get(at) {
+        Some(Arg::Floats(list)) => {
+            for (slot, scale) in all[3 - rank..].iter_mut().zip(list) {
+                *slot = Some(*scale);
+            }
+        }
+        _ => {
+            for (i, slot) in all[3 - rank..].iter_mut().enumerate() {
+                *slot = maybe_number(call, at + i)?;
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// Pixels of the input and their weights, for one pixel of the result along one dimension.
+type Taps = Vec<(usize, f32)>;
+
+fn samples(from: usize, to: usize, scale: Option<f64>, how: Sampling) -> Vec<Taps> {
     let ratio = match scale {
         Some(scale) if scale > 0.0 => (1.0 / scale) as f32,
         _ => from as f32 / to as f32,
     };
     let last = from.saturating_sub(1);
+    let place = |i: usize, aligned: bool| {
+        if aligned {
+            i as f32 * if to > 1 { last as f32 / (to - 1) as f32 } else { 0.0 }
+        } else {
+            (i as f32 + 0.5) * ratio - 0.5
+        }
+    };
     (0..to)
         .map(|i| match how {
-            Sampling::Nearest => {
-                let at = ((i as f32 * ratio) as usize).min(last);
-                [(at, 1.0), (at, 0.0)]
+            Sampling::Nearest => vec![(((i as f32 * ratio) as usize).min(last), 1.0)],
+            Sampling::NearestExact => {
+                vec![((((i as f32 + 0.5) * ratio) as usize).min(last), 1.0)]
             }
-            Sampling::Bilinear { aligned } => {
-                let place = if aligned {
-                    let ratio = if to > 1 { last as f32 / (to - 1) as f32 } else { 0.0 };
-                    i as f32 * ratio
-                } else {
-                    ((i as f32 + 0.5) * ratio - 0.5).max(0.0)
-                };
+            Sampling::Linear { aligned } => {
+                let place = place(i, aligned).max(0.0);
                 let first = (place as usize).min(last);
                 let share = (place - first as f32).clamp(0.0, 1.0);
-                [(first, 1.0 - share), ((first + 1).min(last), share)]
+                vec![(first, 1.0 - share), ((first + 1).min(last), share)]
+            }
+            Sampling::Cubic { aligned } => {
+                let place = place(i, aligned);
+                let (low, t) = (place.floor() as i64, place - place.floor());
+                let taps = cubic(t).into_iter().enumerate();
+                taps.map(|(k, w)| ((low - 1 + k as i64).clamp(0, last as i64) as usize, w)).collect()
             }
         })
+        .map(|taps: Taps| taps.into_iter().filter(|(_, weight)| *weight != 0.0).collect())
         .collect()
 }
 
-/// Forward from argument 0 to the output, or backward.
-fn resize(
-    call: &Call<'_>,
-    scales: Scales,
-    backward: bool,
-    how: Sampling,
-) -> Result<(), KernelError> {
+/// The weights of four neighbours at `t` between the middle two (Keys, 1981, with a = -0.75).
+fn cubic(t: f32) -> [f32; 4] {
+    const A: f32 = -0.75;
+    let near = |x: f32| ((A + 2.0) * x - (A + 3.0)) * x * x + 1.0;
+    let far = |x: f32| ((A * x - 5.0 * A) * x + 8.0 * A) * x - 4.0 * A;
+    [far(t + 1.0), near(t), near(1.0 - t), far(2.0 - t)]
+}
+
+/// Forward from argument 0 to the output, or backward. The size, and backward the input's size too,
+/// come before the flag of alignment, then the scales.
+fn resize(call: &Call<'_>, backward: bool, how: Sampling) -> Result<(), KernelError> {
     let (given, out) = (real(call, 0)?, shaped(call, 0, &output(call)?.shape)?);
-    let (small, large) = if backward { (out, given) } else { (given, out) };
-    let (&[n, c, height, width], &[n_too, c_too, tall, wide]) =
-        (&small.shape[..], &large.shape[..])
-    else {
-        return Err(invalid!("images of four dimensions are resized, not {:?}", given.shape));
+    let Some(rank) = given.shape.len().checked_sub(2).filter(|rank| (1..=3).contains(rank)) else {
+        return Err(invalid!("an image of shape {:?}", given.shape));
     };
-    if (n, c) != (n_too, c_too) || height * width == 0 {
+    let after = 2 + usize::from(backward) + usize::from(!how.is_nearest());
+    let scales = scales(call, after, rank)?;
+    let (small, large) = if backward { (out, given) } else { (given, out) };
+    let (small, large) = (lifted(small, rank)?, lifted(large, rank)?);
+    if small.shape[..2] != large.shape[..2] || small.shape.contains(&0) {
         return Err(invalid!("resizing {:?} to {:?}", small.shape, large.shape));
     }
-    let (rows, columns) =
-        (samples(height, tall, scales.0[0], how), samples(width, wide, scales.0[1], how));
+    let taps: [Vec<Taps>; 3] = std::array::from_fn(|i| match (rank, i) {
+        // Extents that are not there.
+        _ if i < 3 - rank => vec![vec![(0, 1.0)]],
+        _ => samples(small.shape[2 + i], large.shape[2 + i], scales[i], how),
+    });
     if backward {
         fill(out, 0.0)?;
     }
-    let place = |v: &View, at: [usize; 4]| (0..4).map(|d| at[d] * v.stride[d]).sum::<usize>();
-    let mut sums = vec![0.0f64; height * width];
-    for plane in 0..n * c {
-        let (image, channel) = (plane / c, plane % c);
+    let [height, width] = [small.shape[3], small.shape[4]];
+    let mut sums = vec![0.0f64; small.shape[2] * height * width];
+    for plane in 0..small.shape[0] * small.shape[1] {
+        let (n, c) = (plane / small.shape[1], plane % small.shape[1]);
         sums.fill(0.0);
-        for (i, row) in rows.iter().enumerate() {
-            for (j, column) in columns.iter().enumerate() {
-                let at = place(large, [image, channel, i, j]);
-                if backward {
-                    let g = read(large, at);
-                    for (&(r, a), &(q, b)) in pairs(row, column) {
-                        sums[r * width + q] += g * f64::from(a) * f64::from(b);
+        for (i, depths) in taps[0].iter().enumerate() {
+            for (j, rows) in taps[1].iter().enumerate() {
+                for (k, columns) in taps[2].iter().enumerate() {
+                    let at = place(&large, [n, c, i, j, k]);
+                    let g = if backward { read(&large, at) } else { 0.0 };
+                    let mut sum = 0.0f32;
+                    for &(z, a) in depths {
+                        for &(y, b) in rows {
+                            for &(x, w) in columns {
+                                let weight = a * b * w;
+                                if backward {
+                                    sums[(z * height + y) * width + x] += g * f64::from(weight);
+                                } else {
+                                    sum += weight * read(&small, place(&small, [n, c, z, y, x])) as f32;
+                                }
+                            }
+                        }
                     }
-                } else {
-                    let mut sum = 0.0;
-                    for (&(r, a), &(q, b)) in pairs(row, column) {
-                        sum += a * b * read(small, place(small, [image, channel, r, q])) as f32;
+                    if !backward {
+                        write(&large, at, sum);
                     }
-                    write(large, at, sum);
                 }
             }
         }
         if backward {
             for (at, sum) in sums.iter().enumerate() {
-                let [i, j] = [at / width, at % width];
-                write(small, place(small, [image, channel, i, j]), *sum as f32);
+                let pixel = [n, c, at / width / height, at / width % height, at % width];
+                write(&small, place(&small, pixel), *sum as f32);
             }
         }
     }
     Ok(())
-}
-
-/// The pixels that weigh anything.
-fn pairs<'a>(
-    row: &'a [(usize, f32); 2],
-    column: &'a [(usize, f32); 2],
-) -> impl Iterator<Item = (&'a (usize, f32), &'a (usize, f32))> {
-    let weighs = |s: &&(usize, f32)| s.1 != 0.0;
-    row.iter().filter(weighs).flat_map(move |a| column.iter().filter(weighs).map(move |b| (a, b)))
 }

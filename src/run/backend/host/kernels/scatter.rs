@@ -8,7 +8,7 @@ use crate::backend::operators::arguments::{
     Input, flag, input, int_or, is_floating, number_or, output, tensor, text,
 };
 use crate::backend::operators::error::{data_error, invalid, unsupported};
-use crate::backend::operators::index::{Places, whole};
+use crate::backend::operators::index::{self, Places, whole};
 use crate::backend::operators::shapes::{at, broadcast, dimension, each, same_shape, select};
 use crate::backend::operators::view::{Call, View};
 use crate::backend::operators::{Table, table};
@@ -130,8 +130,11 @@ fn one_hot(call: &Call<'_>) -> Result<(), KernelError> {
 
 /// `self[i, j, …] = values`, or `+=`; or where a mask is true, one value.
 fn index_put(call: &Call<'_>) -> Result<(), KernelError> {
-    let (out, values) = (start(call)?, tensor(call, 2)?);
-    let adds = flag(call, 3)?;
+    let (out, adds) = (start(call)?, flag(call, 3)?);
+    if let Some((mask, first)) = index::mask(call)? {
+        return masked_put(call, out, &mask, first, adds);
+    }
+    let values = tensor(call, 2)?;
     let picked = Places::shape_of(call, out)?;
     let values = View { stride: broadcast(values, &picked)?, shape: picked, ..values.clone() };
     match Places::new(call, out, &values.shape)? {
@@ -148,6 +151,72 @@ fn index_put(call: &Call<'_>) -> Result<(), KernelError> {
             )
         }
     }
+}
+
+/// Writes at the places where a mask of the dimensions from `first` on is true: one value, or as
+/// many as there are.
+fn masked_put(
+    call: &Call<'_>,
+    out: &View,
+    mask: &View,
+    first: usize,
+    adds: bool,
+) -> Result<(), KernelError> {
+    let value = input(call, 2)?;
+    let many = matches!(value, Input::View(v) if !v.shape.is_empty() && v.shape != [1]);
+    if many && first != 0 {
+        return Err(unsupported!("many values at the places of a mask after other dimensions"));
+    }
+    let places = marked(out, mask, first)?;
+    for (at, place) in places.iter().enumerate() {
+        let from = match value {
+            Input::Number { value, .. } if adds => {
+                let (a, b) = (Input::View(place), Input::Number { value, float: true });
+                map2::<f32>(place, &a, &b, |a, b| a + b)?;
+                continue;
+            }
+            Input::Number { value, .. } => {
+                fill(place, value)?;
+                continue;
+            }
+            Input::View(view) if many => {
+                if view.shape[0] != places.len() {
+                    return Err(data_error!(
+                        "{} values for {} places of a mask; how many there are is part of the recording",
+                        view.shape[0],
+                        places.len()
+                    ));
+                }
+                select(view, 0, at)?
+            }
+            Input::View(view) => view.clone(),
+        };
+        if adds { add(place, &from)? } else { copy(place, &from)? }
+    }
+    Ok(())
+}
+
+/// The parts of `table` at which a mask of its dimensions from `first` on is true, in row-major
+/// order; with dimensions before, a part for each of their places.
+pub fn marked(table: &View, mask: &View, first: usize) -> Result<Vec<View>, KernelError> {
+    let end = first + mask.shape.len();
+    if table.shape.get(first..end) != Some(&mask.shape[..]) {
+        return Err(invalid!("a mask of {:?} for {:?}", mask.shape, table.shape));
+    }
+    let mut outer = vec![0; first];
+    outer.extend(&mask.stride);
+    let mut places = Vec::new();
+    each(&table.shape[..end], &[&outer, &table.stride[..end]], |[flag, at_place]| {
+        if read_int(mask, flag) != 0 {
+            places.push(View {
+                data: at(table, at_place),
+                dtype: table.dtype,
+                shape: table.shape[end..].to_vec(),
+                stride: table.stride[end..].to_vec(),
+            });
+        }
+    });
+    Ok(places)
 }
 
 /// `out[… index …] += alpha * source`, whole slices of dimension `dim`.

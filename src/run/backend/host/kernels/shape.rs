@@ -2,7 +2,7 @@
 //!
 //! Memory from `empty` kinds is zeroed, so that results never depend on what lay there.
 
-use crate::backend::operators::arguments::{number_or, output, tensor};
+use crate::backend::operators::arguments::{number, number_or, output, tensor};
 use crate::backend::operators::moves::{self, Moves};
 use crate::backend::operators::shapes::narrow;
 use crate::backend::operators::view::{Call, View};
@@ -24,9 +24,16 @@ pub const TABLE: Table<Kernel> = table! {
     "new_full" => |c| moves::fill_from(&mut Host, c, 2),
     "scalar_tensor" => |c| moves::fill_from(&mut Host, c, 0),
     "arange" => arange,
+    "linspace" => linspace,
+    "eye" => |c| {
+            let out = output(c)?;
+            fill(out, 0.0)?;
+            let steps = out.stride.iter().sum();
+            let shape = out.shape.iter().min().copied().into_iter().collect();
+            fill(&View { shape, stride: vec![steps], ..out.clone() }, 1.0)
+        },
     "cat" | "concat" => |c| moves::cat(&mut Host, c),
     "stack" => |c| moves::stack(&mut Host, c),
-    "pad" => |c| moves::pad(&mut Host, c),
     "constant_pad_nd" => |c| moves::padded(&mut Host, c, number_or(c, 2, 0.0)?),
     "slice_backward" => |c| moves::slice_backward(&mut Host, c),
     "select_backward" => |c| moves::select_backward(&mut Host, c),
@@ -60,6 +67,18 @@ impl Moves for Host {
 fn arange(call: &Call<'_>) -> Result<(), KernelError> {
     let (out, (start, step)) = (output(call)?, moves::arange(call)?);
     (0..out.shape[0]).try_for_each(|i| fill(&narrow(out, 0, i..i + 1)?, start + i as f64 * step))
+}
+
+/// `(start, end, steps)`: evenly spaced numbers, from both ends to the middle as PyTorch counts.
+fn linspace(call: &Call<'_>) -> Result<(), KernelError> {
+    let (out, start, end) = (output(call)?, number(call, 0)?, number(call, 1)?);
+    let steps = out.shape.first().copied().unwrap_or(1);
+    let step = if steps > 1 { (end - start) / (steps - 1) as f64 } else { 0.0 };
+    (0..steps).try_for_each(|i| {
+        let from_start = start + step * i as f64;
+        let value = if i < steps / 2 { from_start } else { end - step * (steps - 1 - i) as f64 };
+        fill(&narrow(out, 0, i..i + 1)?, if steps == 1 { start } else { value })
+    })
 }
 
 fn flip(call: &Call<'_>) -> Result<(), KernelError> {
