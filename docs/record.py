@@ -84,9 +84,11 @@ class Annotate(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         if name in ("cuda", "to", "copy_") and any(torch.is_tensor(a) for a in arguments):
             source = arguments[1 if name == "copy_" and len(arguments) > 1 else 0]
-            if torch.is_tensor(source) and source.device.type == "cpu" and source.dim() > 0:
-                called = name_of(source)
+            if torch.is_tensor(source) and source.device.type == "cpu":
+                called = name_of(source) if source.dim() > 0 else None
                 mark = called and f"neap.input:{called}"
+                if source.dim() == 0:
+                    mark = f"neap.scalar:{float(source)!r}"
         python = isinstance(function, kinds.FunctionType)
         number = None if python else number_in(function, arguments, keywords)
         if mark is None and number is not None:

@@ -31,7 +31,7 @@ def initial(model, inputs):
     state |= {f"buffer:{k}": b.clone() for k, b in model.named_buffers()}
     averages = getattr(model, "average", [])
     state |= {f"buffer:average.{k}": a.clone() for k, a in enumerate(averages)}
-    state |= {f"buffer:{k}": c.clone() for k, c in getattr(model, "counts", {}).items()}
+    state |= {f"buffer:{k}": c.clone() for k, c in getattr(model, "lasting", {}).items()}
     return state | {f"input:{k}": t.clone() for k, t in inputs.items()}
 
 
@@ -44,8 +44,9 @@ class Inputs(torch.overrides.TorchFunctionMode):
 
     def __torch_function__(self, function, types, arguments=(), keywords=None):
         tensor = arguments[0] if getattr(function, "__name__", "") == "to" else None
-        if tensor is not None and tensor.dim() > 0 and not any(tensor is f for f in self.found.values()):
-            called = record.name_of(tensor)
+        new = tensor is not None and tensor.dim() > 0 and not any(tensor is f for f in self.found.values())
+        called = record.name_of(tensor) if new else None
+        if called:
             again = sum(key.split("~")[0] == called for key in self.found)
             self.found[f"{called}~{again + 1}" if again else called] = tensor
         return function(*arguments, **(keywords or {}))
@@ -62,7 +63,7 @@ def one(name, folder, device):
     (folder / f"{name}.json").write_text(json.dumps({"torch": torch.__version__, "losses": losses}) + "\n")
     model, optimizers, iteration = IDIOMS[name](device)
     averages = {f"average.{k}": a for k, a in enumerate(getattr(model, "average", []))}
-    averages |= getattr(model, "counts", {})
+    averages |= {k: t for k, t in getattr(model, "lasting", {}).items() if "scaler" not in k}
     on_device = inputs.found if device == "cpu" else {}
     record.record(folder / f"{name}.et.json.gz", model, optimizers, iteration, on_device, STEPS, averages)
 

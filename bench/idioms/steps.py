@@ -104,7 +104,7 @@ def averaged(device):
     model = mlp(device)
     follow = swa_utils.AveragedModel(model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9))
     model.average = [*follow.module.parameters()]
-    model.counts = {"n_averaged": follow.n_averaged}
+    model.lasting = {"n_averaged": follow.n_averaged}
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     return loop(device, model, optimizer, after=lambda: follow.update_parameters(model))
 

@@ -1,7 +1,8 @@
-//! Operators on bf16 and f16: their operands are widened to f32, the kernel computes in f32, and
-//! each result is rounded once, to the nearest, as PyTorch's kernels on the CPU do.
+//! Operators on bf16, f16 and f64: their operands are converted to f32, the kernel computes in f32,
+//! and each result is rounded once, to the nearest. For bf16 and f16 PyTorch's kernels on the CPU do
+//! the same; f64 is less exact here than there.
 //!
-//! The widened copies lie outside the arena and live as long as the call.
+//! The converted copies lie outside the arena and live as long as the call.
 
 use super::kernels::Kernel;
 use super::kernels::elements::{Lane, copy};
@@ -11,7 +12,7 @@ use crate::backend::operators::shapes::span;
 use crate::backend::operators::view::{Call, Operand, View};
 use crate::job::Dtype;
 
-/// Bytes that operands of one narrow type cover, and the same elements as f32.
+/// Bytes that operands of one other type cover, and the same elements as f32.
 struct Range {
     start: usize,
     end: usize,
@@ -21,16 +22,21 @@ struct Range {
     wide: Vec<f32>,
 }
 
-fn is_narrow(view: &View) -> bool {
-    matches!(view.dtype, Dtype::Bf16 | Dtype::F16)
+/// Of a floating type that kernels do not work in.
+fn is_other(view: &View) -> bool {
+    matches!(view.dtype, Dtype::Bf16 | Dtype::F16 | Dtype::F64)
 }
 
-/// Runs `kernel`, in f32 where operands are bf16 or f16.
+fn size(dtype: Dtype) -> usize {
+    usize::try_from(dtype.size()).unwrap_or(8)
+}
+
+/// Runs `kernel`, in f32 where operands are of another floating type.
 ///
 /// # Errors
 /// What the kernel says; and when operands of different types share bytes.
 pub fn run(kernel: Kernel, call: &Call<'_>) -> Result<(), KernelError> {
-    if !call.views().any(is_narrow) {
+    if !call.views().any(is_other) {
         return kernel(call);
     }
     let mut ranges = ranges(call)?;
@@ -50,19 +56,19 @@ pub fn run(kernel: Kernel, call: &Call<'_>) -> Result<(), KernelError> {
     let hidden: Vec<View> = call.hidden.iter().map(|v| widened(&mut ranges, v)).collect();
     kernel(&Call { args: &args, outputs: &outputs, hidden: &hidden, ..*call })?;
     for (narrow, wide) in call.writes().zip(outputs.iter().flatten().chain(&hidden)) {
-        if is_narrow(narrow) && !narrow.data.is_null() {
+        if is_other(narrow) && !narrow.data.is_null() {
             copy(narrow, wide)?;
         }
     }
     Ok(())
 }
 
-/// The bytes that narrow operands cover, those that overlap as one.
+/// The bytes that operands of other floating types cover, those that overlap as one.
 fn ranges(call: &Call<'_>) -> Result<Vec<Range>, KernelError> {
     let mut ranges: Vec<Range> = Vec::new();
     let reads = call.reads().map(|view| (view, true));
     for (view, read) in reads.chain(call.writes().map(|view| (view, false))) {
-        if let (true, Some((start, end))) = (is_narrow(view) && !view.data.is_null(), span(view)) {
+        if let (true, Some((start, end))) = (is_other(view) && !view.data.is_null(), span(view)) {
             ranges.push(Range { start, end, dtype: view.dtype, read, wide: Vec::new() });
         }
     }
@@ -71,7 +77,8 @@ fn ranges(call: &Call<'_>) -> Result<Vec<Range>, KernelError> {
     for range in ranges {
         match joined.last_mut() {
             Some(last) if range.start < last.end => {
-                if last.dtype != range.dtype || (range.start - last.start) % 2 != 0 {
+                if last.dtype != range.dtype || (range.start - last.start) % size(range.dtype) != 0
+                {
                     return Err(shared());
                 }
                 last.end = last.end.max(range.end);
@@ -80,18 +87,18 @@ fn ranges(call: &Call<'_>) -> Result<Vec<Range>, KernelError> {
             _ => joined.push(range),
         }
     }
-    let others = call.views().filter(|view| !is_narrow(view) && !view.data.is_null());
+    let others = call.views().filter(|view| !is_other(view) && !view.data.is_null());
     for (start, end) in others.filter_map(span) {
         if joined.iter().any(|range| range.start < end && start < range.end) {
             return Err(shared());
         }
     }
     for range in &mut joined {
-        range.wide = vec![0.0; (range.end - range.start) / 2];
+        range.wide = vec![0.0; (range.end - range.start) / size(range.dtype)];
         if range.read {
             let from = call.views().find_map(|view| {
                 let at = range.start.checked_sub(view.data.addr())?;
-                (is_narrow(view) && at == 0).then_some(view.data)
+                (is_other(view) && at == 0).then_some(view.data)
             });
             let Some(from) = from else { continue };
             // SAFETY: the range is joined of views, which lie inside one storage.
@@ -109,11 +116,15 @@ fn shared() -> KernelError {
 fn widened(ranges: &mut [Range], view: &View) -> View {
     let start = view.data.addr();
     let range = ranges.iter_mut().find(|r| (r.start..r.end).contains(&start));
-    match range.filter(|_| is_narrow(view)) {
-        None if is_narrow(view) => View { dtype: Dtype::F32, ..view.clone() },
+    match range.filter(|_| is_other(view)) {
+        None if is_other(view) => View { dtype: Dtype::F32, ..view.clone() },
         None => view.clone(),
         Some(range) => View {
-            data: range.wide.as_mut_ptr().wrapping_add((start - range.start) / 2).cast(),
+            data: range
+                .wide
+                .as_mut_ptr()
+                .wrapping_add((start - range.start) / size(range.dtype))
+                .cast(),
             dtype: Dtype::F32,
             ..view.clone()
         },

@@ -1,7 +1,9 @@
 //! Sums, means and maxima of rows of a table, bag by bag, and the table's gradient.
 
 use crate::backend::operators::KernelError;
-use crate::backend::operators::arguments::{flag, int_or, maybe_real, real, result, shaped, tensor};
+use crate::backend::operators::arguments::{
+    flag, int_or, maybe_real, real, result, shaped, tensor,
+};
 use crate::backend::operators::error::{data_error, invalid, unsupported};
 use crate::backend::operators::index::whole;
 use crate::backend::operators::view::{Call, View};
@@ -34,7 +36,11 @@ impl Bags {
         };
         let bags = if with_end { starts.saturating_sub(1) } else { starts };
         let start = |bag: usize| {
-            let at = if bag < starts { read_int(offsets, bag * offsets.stride[0]) } else { count as i64 };
+            let at = if bag < starts {
+                read_int(offsets, bag * offsets.stride[0])
+            } else {
+                count as i64
+            };
             usize::try_from(at).ok().filter(|&at| at <= count)
         };
         let mut members = Vec::with_capacity(bags);
@@ -118,6 +124,15 @@ fn forward(call: &Call<'_>) -> Result<(), KernelError> {
     Ok(())
 }
 
+/// Whether a bag has no index.
+fn is_empty(offsets: &View, bag: usize, count: usize) -> bool {
+    let start = |bag: usize| {
+        let inside = offsets.shape.first().is_some_and(|&starts| bag < starts);
+        if inside { read_int(offsets, bag * offsets.stride[0]) } else { count as i64 }
+    };
+    start(bag) == start(bag + 1)
+}
+
 /// `(grad, indices, offsets, bags, sizes, largest, rows, scale, mode, …, weights, padding)`; the
 /// dense form lacks the offsets, and `sparse` before the weights.
 fn backward(call: &Call<'_>) -> Result<(), KernelError> {
@@ -130,7 +145,8 @@ fn backward(call: &Call<'_>) -> Result<(), KernelError> {
     }
     let weights = maybe_real(call, 8 + last)?;
     let padding = int_or(call, 9 + last, -1)?;
-    let out = shaped(call, 0, &[usize::try_from(int_or(call, at + 4, 0)?).unwrap_or(0), grad.shape[1]])?;
+    let out =
+        shaped(call, 0, &[usize::try_from(int_or(call, at + 4, 0)?).unwrap_or(0), grad.shape[1]])?;
     fill(out, 0.0)?;
     let add = |r: usize, column: usize, value: f64| {
         let to = row(out, r) + column * out.stride[1];
@@ -146,6 +162,10 @@ fn backward(call: &Call<'_>) -> Result<(), KernelError> {
     if mode == 2 {
         let most = tensor(call, at + 3)?;
         for bag in 0..grad.shape[0] {
+            // What stands for the largest of an empty bag is not said; its bounds are.
+            if !dense && is_empty(tensor(call, 2)?, bag, indices.shape[0]) {
+                continue;
+            }
             for column in 0..width {
                 let index = read_int(most, bag * most.stride[0] + column * most.stride[1]);
                 let value = read(grad, row(grad, bag) + column * grad.stride[1]);

@@ -4,6 +4,7 @@
 //! kernel elements, unfolded into a fixed scratch ([`with_tiles`]). Pointwise convolutions multiply
 //! the images themselves.
 
+use crate::backend::operators::KernelError;
 use crate::backend::operators::arguments::{
     expect_shape, flag, mask, maybe_real, real, result, shaped,
 };
@@ -11,7 +12,6 @@ use crate::backend::operators::conv::{Convolution, Places};
 use crate::backend::operators::error::unsupported;
 use crate::backend::operators::shapes::collapse;
 use crate::backend::operators::view::{Call, View};
-use crate::backend::operators::KernelError;
 
 use super::gemm::{Matrix, product_of};
 use super::strided::{COLUMN_FLOATS, ROW_FLOATS, base, f32_operands, fill, runs, with_tiles};

@@ -4,15 +4,17 @@
 
 use crate::backend::operators::KernelError;
 use crate::backend::operators::arguments::{
-    Input, flag, floating, maybe_real, number_or, output, real,
+    Input, flag, floating, maybe_real, number_or, output, real, tensor,
 };
+use crate::backend::operators::error::{data_error, invalid};
+use crate::backend::operators::index::whole;
 use crate::backend::operators::loss::{Reduction, reduction};
 use crate::backend::operators::shapes::{broadcast, count, each, same_shape};
 use crate::backend::operators::view::{Call, View};
 use crate::backend::operators::{Table, table};
 
 use super::Kernel;
-use super::elements::{map2, map3, read, write};
+use super::elements::{map2, map3, read, read_int, write};
 
 pub const TABLE: Table<Kernel> = table! {
     "mse_loss" => |c| loss(c, 2, |a, b| (a - b) * (a - b)),
@@ -56,6 +58,8 @@ pub const TABLE: Table<Kernel> = table! {
             (t - 1.0) * (-x).ln_1p().max(-100.0) - t * x.ln().max(-100.0)
         })
     },
+    "multi_margin_loss" => |c| margins(c, false),
+    "multi_margin_loss_backward" => |c| margins(c, true),
     "binary_cross_entropy_backward" => binary_cross_entropy_backward,
     "binary_cross_entropy_with_logits" => |c| {
         weighted(c, 4, |positive, x, t| {
@@ -138,6 +142,64 @@ fn weighted(
     });
     if how != Reduction::None {
         reduced(out, how, sum, count(a));
+    }
+    Ok(())
+}
+
+/// `(scores, targets, p, margin, weights, reduction)`, with the gradient before them backward: by
+/// how much each other class comes nearer to the target's score than the margin.
+fn margins(call: &Call<'_>, backward: bool) -> Result<(), KernelError> {
+    let at = usize::from(backward);
+    let (scores, targets) = (real(call, at)?, whole(tensor(call, at + 1)?)?);
+    let (power, margin) = (number_or(call, at + 2, 1.0)?, number_or(call, at + 3, 1.0)?);
+    let (weights, how) = (maybe_real(call, at + 4)?, reduction(call, at + 5)?);
+    let out = floating(output(call)?)?;
+    let (&[n, classes], &[n_too]) = (&scores.shape[..], &targets.shape[..]) else {
+        return Err(invalid!("margins of {:?} for {:?}", scores.shape, targets.shape));
+    };
+    let shape = if backward {
+        &scores.shape[..]
+    } else if how == Reduction::None {
+        &[n][..]
+    } else {
+        &[]
+    };
+    if n != n_too || classes == 0 || out.shape != shape {
+        return Err(invalid!("margins of {:?} for {:?}", scores.shape, targets.shape));
+    }
+    let share = 1.0 / classes as f64 / if how == Reduction::Mean { n as f64 } else { 1.0 };
+    let mut sum = 0.0;
+    for i in 0..n {
+        let class = read_int(targets, i * targets.stride[0]);
+        let target = usize::try_from(class).ok().filter(|&c| c < classes);
+        let target = target.ok_or_else(|| data_error!("target {class} is not one of {classes}"))?;
+        let score = |c: usize| read(scores, i * scores.stride[0] + c * scores.stride[1]);
+        let weight = weights.map_or(1.0, |w| read(w, target * w.stride[0]));
+        let over = |c: usize| (margin - score(target) + score(c)).max(0.0);
+        let others = (0..classes).filter(|&c| c != target);
+        if backward {
+            let grad = real(call, 0)?;
+            let step = if how == Reduction::None { grad.stride[0] } else { 0 };
+            let factor = read(grad, i * step) * weight * share;
+            let slope = |c: usize| match over(c) {
+                0.0 => 0.0,
+                z => factor * power * z.powf(power - 1.0),
+            };
+            let total: f64 = others.map(slope).sum();
+            for c in 0..classes {
+                let value = if c == target { -total } else { slope(c) };
+                write(out, i * out.stride[0] + c * out.stride[1], value as f32);
+            }
+        } else {
+            let loss = share * weight * others.map(|c| over(c).powf(power)).sum::<f64>();
+            sum += loss;
+            if how == Reduction::None {
+                write(out, i * out.stride[0], loss as f32);
+            }
+        }
+    }
+    if !backward && how != Reduction::None {
+        write(out, 0, sum as f32);
     }
     Ok(())
 }

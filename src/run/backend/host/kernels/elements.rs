@@ -110,6 +110,7 @@ macro_rules! lane {
                         Dtype::F16 => {
                             gather(from, stride, into, |x: u16| half::from_f16(x) as $lane)
                         }
+                        Dtype::F64 => gather(from, stride, into, |x: f64| x as $lane),
                         Dtype::I64 => gather(from, stride, into, |x: i64| x as $lane),
                         Dtype::I32 => gather(from, stride, into, |x: i32| x as $lane),
                         Dtype::U8 => gather(from, stride, into, |x: u8| <$lane>::from(x)),
@@ -126,6 +127,7 @@ macro_rules! lane {
                         Dtype::F32 => scatter(to, stride, from, |x| x as f32),
                         Dtype::Bf16 => scatter(to, stride, from, |x| half::to_bf16(x as f32)),
                         Dtype::F16 => scatter(to, stride, from, |x| half::to_f16(x as f32)),
+                        Dtype::F64 => scatter(to, stride, from, |x| x as f64),
                         Dtype::I64 => scatter(to, stride, from, |x| x as i64),
                         Dtype::I32 => scatter(to, stride, from, |x| x as i32),
                         Dtype::U8 => scatter(to, stride, from, |x| x as i64 as u8),

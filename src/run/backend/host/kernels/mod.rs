@@ -26,6 +26,7 @@ mod math;
 pub(in crate::backend) mod norm;
 pub(in crate::backend) mod optimizer;
 mod order;
+mod pairs;
 mod patches;
 mod pointwise;
 mod pool;
@@ -56,11 +57,11 @@ use crate::backend::operators::{self, Family, KernelError, Listed, Table};
 /// A kernel. An error is one sentence saying what about the call it can't do.
 pub type Kernel = fn(&Call<'_>) -> Result<(), KernelError>;
 
-/// Types of operators that compute in f32 alone; bf16 and f16 are widened.
-const REAL: &str = "f32, bf16, f16";
+/// Types of operators that compute in f32 alone; the others are converted.
+const REAL: &str = "f32, bf16, f16, f64";
 
 /// Types of operators that take whole numbers and flags too.
-const ALL: &str = "f32, bf16, f16, i64, i32, u8, bool";
+const ALL: &str = "f32, bf16, f16, f64, i64, i32, u8, bool";
 
 const fn family(table: Table<Kernel>, types: &'static str) -> Family<Kernel> {
     Family { table, in_place: false, types }
@@ -79,6 +80,7 @@ const FAMILIES: &[Family<Kernel>] = &[
     family(edge::TABLE, REAL),
     family(order::TABLE, ALL),
     family(product::TABLE, REAL),
+    family(pairs::TABLE, REAL),
     family(patches::TABLE, REAL),
     family(reparametrized::TABLE, REAL),
     family(bag::TABLE, REAL),

@@ -46,7 +46,9 @@ fn columns(
         return Err(invalid!("windows of {:?} as {:?}", image.shape, matrix.shape));
     };
     let windows = |size: usize, i: usize| {
-        (size + 2 * padding[i]).checked_sub(dilation[i] * (kernel[i] - 1) + 1).map(|room| room / stride[i] + 1)
+        (size + 2 * padding[i])
+            .checked_sub(dilation[i] * (kernel[i] - 1) + 1)
+            .map(|room| room / stride[i] + 1)
     };
     let (Some(tall), Some(wide)) = (windows(height, 0), windows(width, 1)) else {
         return Err(invalid!("windows of {kernel:?} in {:?}", image.shape));
@@ -69,7 +71,8 @@ fn columns(
             let index = [image_at, channel, y, x];
             (0..4).map(|d| index[d] * image.stride[d]).sum::<usize>()
         });
-        let other = image_at * matrix.stride[0] + row * matrix.stride[1] + window * matrix.stride[2];
+        let other =
+            image_at * matrix.stride[0] + row * matrix.stride[1] + window * matrix.stride[2];
         match place {
             Some(at) if fold => write(image, at, (read(image, at) + read(matrix, other)) as f32),
             Some(at) => write(matrix, other, read(image, at) as f32),

@@ -197,6 +197,7 @@ fn plain(value: &Value, owned: &mut Vec<Owned>) -> (Arg, Operand) {
         "text" => Arg::Text(v.as_str().unwrap().into()),
         "ints" => Arg::Ints(list(v)),
         "bools" => Arg::Bools(v.as_array().unwrap().iter().map(|x| x.as_bool().unwrap()).collect()),
+        "floats" => Arg::Floats(v.as_array().unwrap().iter().map(value_of).collect()),
         other => panic!("{other}"),
     };
     (arg, Operand::Plain)

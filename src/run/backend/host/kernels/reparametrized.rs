@@ -67,11 +67,8 @@ fn backward(call: &Call<'_>) -> Result<(), KernelError> {
     if grad.shape != v.shape {
         return Err(invalid!("gradients of {:?} for {:?}", grad.shape, v.shape));
     }
-    let [g_step, norm_step, out_step] = [
-        length_step(g, v, dim)?,
-        length_step(norms, v, dim)?,
-        length_step(g_out, v, dim)?,
-    ];
+    let [g_step, norm_step, out_step] =
+        [length_step(g, v, dim)?, length_step(norms, v, dim)?, length_step(g_out, v, dim)?];
     let (count, step, shape, stride) = slices(v, dim);
     let part = |view: &View| {
         let mut stride = view.stride.clone();

@@ -105,7 +105,8 @@ fn samples(from: usize, to: usize, scale: Option<f64>, how: Sampling) -> Vec<Tap
                 let place = place(i, aligned);
                 let (low, t) = (place.floor() as i64, place - place.floor());
                 let taps = cubic(t).into_iter().enumerate();
-                taps.map(|(k, w)| ((low - 1 + k as i64).clamp(0, last as i64) as usize, w)).collect()
+                taps.map(|(k, w)| ((low - 1 + k as i64).clamp(0, last as i64) as usize, w))
+                    .collect()
             }
         })
         .map(|taps: Taps| taps.into_iter().filter(|(_, weight)| *weight != 0.0).collect())
@@ -160,7 +161,8 @@ fn resize(call: &Call<'_>, backward: bool, how: Sampling) -> Result<(), KernelEr
                                 if backward {
                                     sums[(z * height + y) * width + x] += g * f64::from(weight);
                                 } else {
-                                    sum += weight * read(&small, place(&small, [n, c, z, y, x])) as f32;
+                                    sum += weight
+                                        * read(&small, place(&small, [n, c, z, y, x])) as f32;
                                 }
                             }
                         }

@@ -43,7 +43,8 @@ impl Sampling {
         } else {
             (((x + 1.0) * n - 1.0) / 2.0, n / 2.0)
         };
-        if !self.border || (0.0..=n - 1.0).contains(&at) {
+        // As PyTorch: at the border itself nothing moves any more.
+        if !self.border || (at > 0.0 && at < n - 1.0) {
             (at, slope)
         } else {
             (at.clamp(0.0, n - 1.0), 0.0)
@@ -86,7 +87,8 @@ fn each(
         let (y, y_slope) = how.pixel(read(grid, place(grid, [b, i, j, 1])), height);
         for (row, wy, dy) in how.taps(y) {
             for (column, wx, dx) in how.taps(x) {
-                let inside = (0..height as i64).contains(&row) && (0..width as i64).contains(&column);
+                let inside =
+                    (0..height as i64).contains(&row) && (0..width as i64).contains(&column);
                 if !inside || (wx == 0.0 && dx == 0.0) || (wy == 0.0 && dy == 0.0) {
                     continue;
                 }

@@ -119,10 +119,7 @@ impl Windows {
             rank,
             spans,
             divisor: if with_padding { maybe_int(call, image + 6)? } else { None },
-            padding_counts: !matches!(
-                call.operator.args.get(image + 5),
-                Some(Arg::Bool(false))
-            ),
+            padding_counts: !matches!(call.operator.args.get(image + 5), Some(Arg::Bool(false))),
         })
     }
 
