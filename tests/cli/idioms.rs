@@ -80,6 +80,45 @@ fn capturable_and_tensor_rates_are_lowered() {
 }
 
 #[test]
+fn six_more_optimizers_step_as_pytorch_does() {
+    for idiom in ["nadam", "radam", "adamax", "adadelta_decay", "asgd", "rprop"] {
+        trains_as_pytorch(idiom);
+    }
+}
+
+#[test]
+fn losses_know_the_numbers_inside_pytorch_s_own_python() {
+    for idiom in ["loss_kl", "loss_gaussian", "loss_l1", "distilled"] {
+        trains_as_pytorch(idiom);
+    }
+}
+
+#[test]
+fn a_backward_of_a_backward_and_two_backwards_run() {
+    for idiom in ["gradient_penalty", "sharpness_aware", "adversarial", "checkpointed"] {
+        trains_as_pytorch(idiom);
+    }
+}
+
+#[test]
+fn a_gradient_scaler_runs_with_weights() {
+    trains_as_pytorch("scaler");
+}
+
+#[test]
+fn averaged_models_and_steps_by_hand_run() {
+    trains_as_pytorch("averaged");
+    trains_as_pytorch("by_hand");
+}
+
+#[test]
+fn layers_of_other_kinds_run() {
+    for idiom in ["lstm", "conv1d", "conv3d", "spectral_norm", "embedding_bag", "experts"] {
+        trains_as_pytorch(idiom);
+    }
+}
+
+#[test]
 fn an_optimizer_of_the_script_s_own_runs_as_recorded() {
     trains_as_pytorch("lion");
 }

@@ -1,5 +1,5 @@
-//! Operators on bf16, f16 and f64: their operands are converted to f32, the kernel computes in f32,
-//! and each result is rounded once, to the nearest. For bf16 and f16 PyTorch's kernels on the CPU do
+//! Operators on bf16, f16 and f64: their operands are converted, the kernel computes in f32, and
+//! each result is rounded once, to the nearest. For bf16 and f16 PyTorch's kernels on the CPU do
 //! the same; f64 is less exact here than there.
 //!
 //! The converted copies lie outside the arena and live as long as the call.

@@ -105,8 +105,8 @@ pub enum Rule {
         of: Moments,
         /// Minus the learning rate over the first moment's bias correction.
         step_size: f32,
-        /// Rectification times the root of the second bias correction; `None` while the variance
-        /// can't be told.
+        /// Rectification times the root of the second bias correction; `None` in the first steps,
+        /// whose variance is not known.
         rectified: Option<f32>,
     },
     /// Adam with the infinity norm (Kingma and Ba, 2015, section 7.1).
