@@ -1,17 +1,16 @@
-//! What no plan can beat: a lower bound on the peak at a given added time, and on the time at a
+//! Lower bounds that hold for every plan: on the peak at a given added time, and on the time at a
 //! given budget.
 //!
-//! Says how far a plan is from the best possible. The bounds need not be reachable.
+//! They show how far a plan can be from the best one. No plan need reach them.
 //!
 //! # The bound and its proof
 //!
 //! Let T be the sum of the operators' latencies and take any plan whose iteration takes at most T +
 //! D. All waiting and all recomputing together then take at most D. Look at the instant τ that lies
-//! θ into operator q, 0 ≤ θ < its latency. By the meaning of plans ([`crate::contract::plan`])
-//! everything q touches and its workspace hold bytes at τ. Every other tensor X that is used both
-//! before and after (round the end of the iteration, if nothing generates it) holds its bytes too
+//! θ into operator q, 0 ≤ θ < its latency. By the meaning of plans ([`crate::contract::plan`]) the
+//! workspace of q and everything that q touches hold bytes at τ. So does every other tensor X that
+//! is used both before and after τ (round the end of the iteration, if no operator generates it),
 //! unless it is *away*. To be away it must come back before its next use n, in one of two ways:
-//!
 //! 1. *By the link.* Its copy in starts after τ and ends by the start of n. From τ until then
 //!    operators take tₙ − t_q − θ (t: nominal starts, plus T where n lies in the next iteration),
 //!    so at most D more passes. What it copies was copied out after the end of the last write w
@@ -27,7 +26,7 @@
 //!    Each takes its latency, once for all it writes: the sum over these operators is at most D. An
 //!    operator that may never run again rules its tensors out.
 //!
-//! Let every X be away to a fraction from 0 to 1; that only allows more. Then
+//! Let every X be away to a fraction from 0 to 1, which only allows more. Then
 //! - the bytes of S are at most what the copies in allow, and at most what the copies out allow:
 //!   each a linear program whose constraints are nested windows, which is solved exactly by going
 //!   through the windows from the shortest and throwing out the least bytes per nanosecond whenever
@@ -36,16 +35,16 @@
 //!   part by its bytes, and with such parts (rounded down) the bytes recomputed are at most those
 //!   of a fractional knapsack of size D.
 //!
-//! What stands at τ without a plan, less both, is therefore a lower bound on the peak. It is taken
-//! at the start, the middle and the end of operators, and never below the floor. Any choice of
-//! operators gives a bound; of a long job the highest in each of `PARTS` parts are looked at, then
-//! all in the `CLOSE` parts that bind most; of very long ones so many fewer that it takes no longer
-//! (`LOOKS`). Bytes that are away are rounded up, times of copies are the link's own. It falls as D
-//! grows: so the least D at which it is within a budget is a lower bound on the added time at that
-//! budget.
+//! So the bytes resident at τ without a plan, less both, are a lower bound on the peak. It is
+//! computed at the start, the middle and the end of operators, and it is never below the floor. Any
+//! set of operators gives a valid bound. Of a long job, the highest operator in each of `PARTS`
+//! parts is tried, then all operators in the `CLOSE` parts with the highest bounds. Of a very long
+//! job fewer are tried, so that the time stays the same (`LOOKS`). Bytes that are away are rounded
+//! up; copies take the link's own times. The bound falls as D grows, so the least D at which it is
+//! within a budget is a lower bound on the added time at that budget.
 //!
-//! Cost: O(tensors · log) an operator that is looked at, a few dozen times that for a bound on
-//! time.
+//! Cost: O(tensors · log) for each operator that is tried, and a few dozen times that for a bound
+//! on time.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -58,30 +57,30 @@ use crate::sim::engine::{rate, work};
 use crate::sim::program::Direction;
 use crate::units::{Bytes, Nanos, TensorId};
 
-/// Into how many parts a job is cut, and how many of them are looked at closely.
+/// How many parts a job is cut into, and in how many of them all operators are tried.
 const PARTS: u32 = 96;
 const CLOSE: usize = 4;
 
-/// Operators that are looked at in such a part, times the operators of the job: all of the part up
-/// to about twenty thousand operators.
+/// The number of operators tried in such a part, times the operators of the job. All of the part is
+/// tried up to about twenty thousand operators.
 const LOOKS: usize = 4_000_000;
 
 /// The bounds of one job on one link.
 #[derive(Clone, Debug)]
 pub struct Bounds<'a> {
     residencies: Residencies<'a>,
-    /// By operator: the bytes that stand during it without a plan.
+    /// For each operator, the bytes resident during it without a plan.
     standing: Vec<u64>,
     /// Nominal start of each operator, and the end of the last.
     starts: Vec<u64>,
-    /// By tensor: how long its copies take at the least.
+    /// For each tensor, the shortest time of its copies.
     back: Vec<u64>,
     out: Vec<u64>,
-    /// By operator: running it again takes so long at the least; `None` where that is ruled out.
+    /// For each operator, the shortest time to run it again; `None` if it may not run again.
     again: Vec<Option<u64>>,
-    /// By tensor: outside of these slots nothing of it can be away.
+    /// For each tensor, the slots outside of which it can't be away.
     within: Vec<(u32, u32)>,
-    /// Of the operators of a part that is looked at closely, one in so many is.
+    /// Of the operators of a part, one in this many is tried.
     stride: usize,
     parts: Vec<Part>,
     floor: u64,
@@ -144,14 +143,14 @@ impl<'a> Bounds<'a> {
         }
     }
 
-    /// No plan is below this: the largest working set of an operator.
+    /// The floor: the largest working set of an operator.
     #[must_use]
     pub const fn floor(&self) -> Bytes {
         Bytes(self.floor)
     }
 
-    /// No plan whose iteration takes at most `added` longer than the unplanned one has a lower
-    /// peak.
+    /// A lower bound on the peak of every plan whose iteration takes at most `added` longer than
+    /// the unplanned one.
     #[must_use]
     pub fn peak(&self, added: Nanos) -> Bytes {
         let mut best = self.floor;
@@ -181,15 +180,15 @@ impl<'a> Bounds<'a> {
         Bytes(best)
     }
 
-    /// No plan with a peak of at most `budget` has a shorter iteration; `None` where there is no
-    /// such plan.
+    /// A lower bound on the iteration's time of every plan with a peak of at most `budget`; `None`
+    /// if there is no such plan.
     #[must_use]
     pub fn iteration(&self, budget: Bytes) -> Option<Nanos> {
         if budget.0 < self.floor {
             return None;
         }
         let mut added = 0;
-        // Says whether the operator proves more.
+        // Returns whether the operator raises the bound.
         let mut look = |q: u32| -> bool {
             let standing = self.standing(q);
             if standing <= budget.0 {
@@ -201,8 +200,8 @@ impl<'a> Bounds<'a> {
             }
             added > before
         };
-        // Each that proves more than those before it is above them: the last ones are worth a
-        // closer look.
+        // Each part that raises the bound is higher than those before it, so the last ones are
+        // worth a closer look.
         let mut proving: Vec<usize> =
             (0..self.parts.len()).filter(|&s| look(self.parts[s].highest)).collect();
         proving.reverse();
@@ -218,12 +217,12 @@ impl<'a> Bounds<'a> {
         self.starts.last().copied().unwrap_or(0)
     }
 
-    /// What stands during an operator without a plan.
+    /// The bytes resident during an operator without a plan.
     fn standing(&self, q: u32) -> u64 {
         self.standing[q as usize]
     }
 
-    /// The instants at which an operator is looked at.
+    /// The instants within an operator for which the bound is computed.
     fn offsets(&self, q: u32) -> Vec<u64> {
         let length = self.starts[q as usize + 1] - self.starts[q as usize];
         let mut offsets = vec![0, (length - 1) / 2, length - 1];
@@ -231,12 +230,12 @@ impl<'a> Bounds<'a> {
         offsets
     }
 
-    /// What may be away during operator `q`, and what that takes.
+    /// The tensors that may be away during operator `q`, and the time that this takes.
     fn moment(&self, q: u32) -> Moment {
         let (now, total) = (self.starts[q as usize], self.total());
         let slot = 2 * q + 1;
         let mut moment = Moment::default();
-        // For recomputing: who writes what, to share the writers' time.
+        // For recomputing: the writers of each tensor, whose time is shared among their tensors.
         let mut shared: Vec<(u64, &[u32])> = Vec::new();
         let mut wanted = vec![0u64; self.again.len()];
         for (index, lifetime) in self.residencies.lifetimes.iter().enumerate() {
@@ -247,10 +246,10 @@ impl<'a> Bounds<'a> {
             let until = match self.residencies.gap_over(tensor, slot) {
                 Some(gap) => {
                     let n = self.starts[self.residencies.operators(tensor, gap).1 as usize];
-                    // Round the end of the iteration the next use is the next iteration's.
+                    // The next use is in the next iteration.
                     if n > now { n } else { n + total }
                 }
-                // No operator uses it: it may come and go at any time.
+                // No operator uses it, so it may leave and come back at any time.
                 None if lifetime.uses.is_empty() && lifetime.long_lived => now + total,
                 None => continue,
             };
@@ -310,13 +309,13 @@ impl<'a> Bounds<'a> {
     }
 }
 
-/// The least value from `from` on of which `enough` holds, which it does for all above it; at most
-/// 2^62.
+/// The least value from `from` on for which `enough` holds, if it also holds for all greater
+/// values; at most 2^62.
 fn least_at(from: u64, enough: impl Fn(u64) -> bool) -> u64 {
     if enough(from) {
         return from;
     }
-    // `low` is not enough, `high` is.
+    // `enough` is false for `low` and true for `high`.
     let (mut low, mut high) = (from, from.max(1_000) * 2);
     while high < 1 << 62 && !enough(high) {
         low = high;
@@ -329,7 +328,7 @@ fn least_at(from: u64, enough: impl Fn(u64) -> bool) -> u64 {
     high
 }
 
-/// Operators one after the other, and the one of them with most bytes.
+/// Consecutive operators, and the one of them with most bytes.
 #[derive(Clone, Copy, Debug)]
 struct Part {
     from: u32,
@@ -343,20 +342,21 @@ impl Part {
     }
 }
 
-/// A copy that may be made for a tensor to be away.
+/// A copy that lets a tensor be away.
 #[derive(Clone, Copy, Debug)]
 struct Copied {
-    /// How many densities are higher: bytes a nanosecond.
+    /// Its rank by density (bytes per nanosecond); 0 is the densest.
     rank: u32,
     bytes: u64,
-    /// How long it takes, and its window at the operator's start without any waiting.
+    /// Its time, and its window at the operator's start without any waiting.
     time: u64,
     window: u64,
-    /// Window and time of the copy the other way that belongs to it.
+    /// Window and time of the copy of the same tensor in the other direction.
     other: Option<(u64, u64)>,
 }
 
-/// A tensor that may be recomputed: its part of the operators' time, and the longest of them.
+/// A tensor that may be recomputed: its share of its writers' time, and the longest of these
+/// operators.
 #[derive(Clone, Copy, Debug)]
 struct Recomputed {
     bytes: u64,
@@ -364,17 +364,17 @@ struct Recomputed {
     longest: u64,
 }
 
-/// What may be away during an operator.
+/// The tensors that may be away during an operator.
 #[derive(Clone, Debug, Default)]
 struct Moment {
-    /// Copies in, and copies out of what needs one, each by window.
+    /// Copies in, and copies out of the tensors that need one, each sorted by window.
     back: Vec<Copied>,
     out: Vec<Copied>,
-    /// Copies in of what needs none out.
+    /// Copies in of the tensors that need no copy out.
     clean: Vec<Copied>,
-    /// Most bytes a nanosecond first.
+    /// Tensors that may be recomputed, by falling bytes per nanosecond.
     recompute: Vec<Recomputed>,
-    /// All that may be away.
+    /// Sum of the bytes that may be away.
     all: u64,
 }
 
@@ -382,7 +382,7 @@ impl Moment {
     /// The most bytes that can be away `offset` into the operator if the iteration takes `added`
     /// longer.
     fn away(&self, added: u64, offset: u64) -> u64 {
-        // Time passes from the windows of copies in to those of copies out.
+        // Later instants leave less of the window to copies in and more to copies out.
         let room_back = |window: u64| (window - offset).saturating_add(added);
         let room_out = |window: u64| (window + offset).saturating_add(added);
         let in_time = |c: &Copied| {
@@ -418,12 +418,12 @@ fn share(bytes: u64, part: u64, whole: u64) -> u64 {
         .unwrap_or(bytes)
 }
 
-/// Compares bytes a nanosecond.
+/// Compares densities in bytes per nanosecond.
 fn denser(bytes_a: u64, time_a: u64, bytes_b: u64, time_b: u64) -> Ordering {
     (u128::from(bytes_a) * u128::from(time_b)).cmp(&(u128::from(bytes_b) * u128::from(time_a)))
 }
 
-/// Orders copies by window, and ranks them by density.
+/// Sorts copies by window, and ranks them by density.
 fn rank(copies: &mut [Copied]) {
     copies.sort_unstable_by_key(|c| c.window);
     let mut order: Vec<(u64, u64, u32)> =
@@ -437,7 +437,7 @@ fn rank(copies: &mut [Copied]) {
     }
 }
 
-/// A copy that is in, by rank and position; a heap gives the least dense first.
+/// A chosen copy by rank and position. The heap's first is the least dense.
 struct LeastDense(u32, u32);
 
 impl Ord for LeastDense {
@@ -457,10 +457,10 @@ impl PartialEq for LeastDense {
 }
 impl Eq for LeastDense {}
 
-/// The most bytes of which the copies, given by window, fit into their nested windows, rounded up.
+/// The most bytes of copies, sorted by window, that fit into their nested windows; rounded up.
 fn most(copies: &[Copied], fits: impl Fn(&Copied) -> bool, room: impl Fn(u64) -> u64) -> u64 {
     let mut chosen: BinaryHeap<LeastDense> = BinaryHeap::with_capacity(copies.len());
-    // Of each, what is still in.
+    // The part of each copy that is still chosen.
     let mut left: Vec<u64> = copies.iter().map(|c| c.time).collect();
     let mut taken: u128 = 0;
     for (position, copy) in (0u32..).zip(copies).filter(|(_, copy)| fits(copy)) {

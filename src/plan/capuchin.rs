@@ -1,4 +1,4 @@
-//! The planner `capuchin`: Capuchin (Peng et al., ASPLOS 2020), its policy maker.
+//! The planner `capuchin`: the policy maker of Capuchin (Peng et al., ASPLOS 2020).
 //!
 //! What the paper defines (sections 4.2 "Design Overview" to 4.5 "Selecting Memory Optimization";
 //! read from others' notes on it that go section by section, not from the paper itself):
@@ -12,20 +12,20 @@
 //! - A copy in is triggered (4.4) by the access nearest before back-access − copy time, not while
 //!   memory is at its peak; a late one is triggered earlier by 5 % of its time in the next
 //!   iteration. Recomputation is on demand, from the nearest inputs that are there (lineage).
-//! - Candidates (4.5) have more than one access and rest while memory is at its peak. They are
-//!   taken by falling FT while their copies hide wholly; only what can't hide is compared with
-//!   recomputing it, and the lesser overhead wins. What is to be recomputed changes the others'
-//!   MSPS, which are taken anew after each choice.
-//! - It goes on until the memory that passive mode had to evict is saved. What it misses is fetched
-//!   on demand.
+//! - Candidates (4.5) have more than one access and are idle while memory is at its peak. They are
+//!   chosen by falling FT as long as their copies are hidden completely. A swap that can't be
+//!   hidden is compared with recomputing its tensor, and the smaller overhead wins. A tensor to be
+//!   recomputed changes the MSPS of others, so all MSPS are computed again after each choice.
+//! - This continues until the memory that passive mode had to evict is saved. A tensor that is
+//!   still missing is fetched on demand.
 //!
-//! Departures: the measured pattern is the given latencies' (a measured table where there is one);
-//! it stops where every slot is within the target, not at a sum of bytes, so that a plan's safety
-//! doesn't rest on timing; one value, bytes saved per nanosecond of overhead, ranks swaps that
-//! stick out beside recomputations; lineage goes back over in-place writes, but not to what no
-//! operator holds any more; a copy in gets the latest place that the link has free, and the
-//! feedback is left out, as a plan is made once. Nothing goes round the end of the iteration. Cost:
-//! O(candidates · slots).
+//! Departures. The measured pattern is that of the given latencies (a measured table if there is
+//! one). The planner stops when every slot is within the target, not at a sum of bytes, so that a
+//! plan's safety doesn't depend on timing. One value, bytes saved per nanosecond of overhead, ranks
+//! swaps that are not hidden beside recomputations. Lineage goes back over in-place writes, but not
+//! to tensors that no longer exist. A copy in gets the latest free interval of the link, and there
+//! is no feedback, because a plan is made once. No tensor leaves round the end of the iteration.
+//! Cost: O(candidates · slots).
 
 use std::cmp::Reverse;
 
@@ -39,7 +39,7 @@ use crate::sim::engine::copy_time;
 use crate::sim::program::Direction;
 use crate::units::TensorId;
 
-/// The planner; the paper leaves nothing to choose.
+/// The planner. It has no options, because the paper leaves no choice.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Capuchin {}
@@ -63,10 +63,10 @@ impl Planner for Capuchin {
     }
 }
 
-/// A copy's nominal start, and how long it takes.
+/// A copy's nominal start and its time, in nanoseconds.
 type Copied = (u64, u64);
 
-/// What can be done with a candidate.
+/// The ways to free a candidate's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Means {
     Swap,
@@ -84,8 +84,7 @@ struct PolicyMaker<'a> {
 }
 
 impl PolicyMaker<'_> {
-    /// End of the evicted-access, start of the back-access, and how long the copies out and in
-    /// take.
+    /// End of the evicted-access, start of the back-access, and the times of the copies out and in.
     fn pair(&self, tensor: TensorId, gap: usize) -> (u64, u64, u64, u64) {
         let (p, n, _) = self.residencies.operators(tensor, gap);
         let bytes = self.given.graph.tensor(tensor).bytes;
@@ -98,7 +97,7 @@ impl PolicyMaker<'_> {
         (self.clock.end(p), self.clock.start(n), out, back)
     }
 
-    /// Negative where the two copies don't fit between the accesses.
+    /// The free time of a swap; negative if the two copies don't fit between the accesses.
     fn free_time(&self, tensor: TensorId, gap: usize) -> i128 {
         let (leaves, wanted, out, back) = self.pair(tensor, gap);
         i128::from(wanted) - i128::from(back) - i128::from(leaves) - i128::from(out)
@@ -116,7 +115,7 @@ impl PolicyMaker<'_> {
         self.residencies.decide(tensor, gap, Gap::Swap(decision));
     }
 
-    /// Swaps that hide wholly, by falling free time.
+    /// Chooses swaps that are hidden completely, by falling free time.
     fn hidden(&mut self) {
         let mut candidates: Vec<(Reverse<i128>, TensorId, usize)> = Vec::new();
         for (index, lifetime) in self.residencies.lifetimes.iter().enumerate() {
@@ -151,7 +150,7 @@ impl PolicyMaker<'_> {
         self.residencies.load.first_over(from, until, self.given.target).is_some()
     }
 
-    /// Places on both directions of the link that hide the copies: start and length of each.
+    /// Intervals on both directions of the link that hide the copies: start and length of each.
     fn on_the_link(&self, tensor: TensorId, gap: usize) -> Option<(Swap, Copied, Copied)> {
         let tight = self.residencies.tightest(tensor, gap);
         let (leaves, wanted, out, back) = self.pair(tensor, gap);
@@ -169,14 +168,15 @@ impl PolicyMaker<'_> {
         (back_from > out_until).then_some((swap, (out_at, out), (back_at, back)))
     }
 
-    /// A swap that leaves at once and that its next access waits for.
+    /// A swap that leaves at once, and for whose return the next access waits.
     fn on_demand(&self, tensor: TensorId, gap: usize) -> Swap {
         let (leaves, wanted, _, _) = self.pair(tensor, gap);
         let starts = (leaves, wanted);
         Swap { starts, passive: true, ..self.residencies.tightest(tensor, gap) }
     }
 
-    /// One choice at the peak among what has an overhead. Says whether there was one.
+    /// Makes one choice at the peak among candidates with an overhead. Returns whether there was
+    /// one.
     fn exposed(&mut self) -> bool {
         let (peak, load) = self.residencies.load.peak();
         let slot = u32::try_from(peak).unwrap_or(u32::MAX);
@@ -195,8 +195,8 @@ impl PolicyMaker<'_> {
                 Reverse(u128::from(lifetime.bytes) * 1_000_000_000 / u128::from(overhead.max(1)))
             };
             if self.may_swap(tensor) {
-                // What the link has no place for is fetched on demand: the copy in sticks out
-                // whole.
+                // A copy in without a free interval of the link is fetched on demand: no part of it
+                // is hidden.
                 let (_, _, _, back) = self.pair(tensor, gap);
                 let late = u64::try_from(-self.free_time(tensor, gap)).unwrap_or(0);
                 ranked.push((value(late.max(back)), Means::Swap, tensor, gap));
@@ -225,7 +225,7 @@ impl PolicyMaker<'_> {
         self.hurry(slot)
     }
 
-    /// The largest swap whose copies hold bytes in the slot leaves at once and comes back on
+    /// Lets the largest swap whose copies hold bytes in the slot leave at once and come back on
     /// demand.
     fn hurry(&mut self, slot: u32) -> bool {
         let mut lingering: Option<(u64, TensorId, usize)> = None;

@@ -1,8 +1,8 @@
-//! What the decisions cost in time: steps and both queues, before anything has an address.
+//! The time that decisions cost: simulates operators and copies before anything has an address.
 //!
-//! As [`crate::sim::engine`], except that bytes pass from hand to hand by slot: whatever begins in
-//! a slot waits for all swap-outs that may not last until then. Placement can only relax that.
-//! Copies start in the order of [`crate::emit`]. Cost: O((operators + copies) · log).
+//! It works as [`crate::sim::engine`], except that bytes change owner by slot: a residency that
+//! begins in a slot waits for all swap-outs that must have ended by then. Placement can only relax
+//! that. Copies start in the order of [`crate::emit`]. Cost: O((operators + copies) · log).
 
 use super::residency::{Gap, Residencies};
 use crate::contract::Latency;
@@ -11,21 +11,21 @@ use crate::sim::engine::{rate, wait, work};
 use crate::sim::program::Direction;
 use crate::units::{Bytes, TensorId};
 
-/// When operators run.
+/// The times of a job's operators.
 #[derive(Clone, Debug)]
 pub struct Clock {
     /// Start of each operator, and the end of the iteration.
     pub start: Vec<u64>,
-    /// End of each operator; the place after it begins there.
+    /// End of each operator, which is the start of the place after it.
     pub end: Vec<u64>,
-    /// When all has ended.
+    /// When all operators and copies have ended.
     pub total: u64,
-    /// Copies that steps waited for, with how long.
+    /// Copies that steps waited for: tensor, gap and nanoseconds waited.
     pub late: Vec<(TensorId, usize, u64)>,
 }
 
 impl Clock {
-    /// Without a plan.
+    /// The times without a plan.
     #[must_use]
     pub fn nominal(latencies: &[Latency]) -> Self {
         let mut now = 0;
@@ -58,31 +58,33 @@ impl Clock {
         place.checked_sub(1).map_or(0, |op| self.end[op as usize])
     }
 
-    /// When a slot begins to be wanted: a recompute's place, or the operator's start.
+    /// The time from which on a slot is needed: the beginning of a recompute's place, or the
+    /// operator's start.
     #[must_use]
     pub fn slot(&self, slot: u32) -> u64 {
         if slot.is_multiple_of(2) { self.place(slot / 2) } else { self.start[slot as usize / 2] }
     }
 
-    /// The slot of the last operator that starts before an instant; at least `least`.
+    /// The slot of the last operator that starts before `instant`, but at least `least`.
     #[must_use]
     pub fn slot_before(&self, instant: u64, least: u32) -> u32 {
         let started = self.start[..self.end.len()].partition_point(|&t| t < instant);
         u32::try_from((2 * started).saturating_sub(1)).unwrap_or(u32::MAX).max(least)
     }
 
-    /// The last place that begins by an instant.
+    /// The last place that begins at or before `instant`.
     #[must_use]
     pub fn place_by(&self, instant: u64) -> u32 {
         u32::try_from(self.end.partition_point(|&t| t <= instant)).unwrap_or(u32::MAX)
     }
 }
 
-/// A copy of the decisions.
+/// A copy that was decided.
 struct Item {
-    /// Its turn in the queue.
+    /// Its position in the queue.
     rank: (u32, u64, u32),
-    /// Out: the last slot it may take. In: the slot of the use it is for.
+    /// For a copy out, the last slot that it may take. For a copy in, the slot of the use that
+    /// needs it.
     bound: u32,
     bytes: Bytes,
     of: (TensorId, usize),
@@ -96,7 +98,7 @@ struct Queue {
     left: u128,
 }
 
-/// Runs the decisions of a residencies.
+/// Simulates the decisions in `residencies`.
 #[must_use]
 pub fn run(residencies: &Residencies<'_>, latencies: &[Latency], link: &Link) -> Clock {
     let n = latencies.len();
@@ -115,7 +117,7 @@ pub fn run(residencies: &Residencies<'_>, latencies: &[Latency], link: &Link) ->
     }
     outs.sort_unstable_by_key(|i| i.rank);
     backs.sort_unstable_by_key(|i| i.rank);
-    // By slot: how many of each queue must have ended before it.
+    // For each slot, how many copies of each queue must have ended before it.
     let slots = 2 * n + 2;
     let (mut gone, mut here) = (vec![0usize; slots], vec![0usize; slots]);
     for (position, item) in outs.iter().enumerate() {
@@ -144,7 +146,7 @@ pub fn run(residencies: &Residencies<'_>, latencies: &[Latency], link: &Link) ->
     };
     let (mut now, mut slot, mut ready_at, mut busy_until) = (0u64, 0usize, 0u64, None::<u64>);
     loop {
-        // Start what can start.
+        // Start every item that can start.
         while busy_until.is_none() && slot < 2 * n {
             let recompute = slot % 2 == 0;
             if recompute && remade[slot / 2] == 0 {
@@ -156,7 +158,7 @@ pub fn run(residencies: &Residencies<'_>, latencies: &[Latency], link: &Link) ->
             }
             if now > ready_at {
                 let waited = now - ready_at;
-                // The copy that ended now is what it waited for.
+                // The step waited for the copy that has just ended.
                 let q = usize::from(here[slot] == 0 || queues[0].next != here[slot]);
                 if let Some(item) = queues[q].next.checked_sub(1).map(|i| &queues[q].items[i]) {
                     clock.late.push((item.of.0, item.of.1, waited));
@@ -183,7 +185,7 @@ pub fn run(residencies: &Residencies<'_>, latencies: &[Latency], link: &Link) ->
                 queue.left = work(link, queue.direction, item.bytes).max(1);
             }
         }
-        // Go to the next end.
+        // Advance to the next end.
         let both = queues.iter().all(|q| q.running);
         let mut next = busy_until;
         for queue in &queues {
@@ -216,8 +218,8 @@ pub fn run(residencies: &Residencies<'_>, latencies: &[Latency], link: &Link) ->
             ready_at = now;
         }
     }
-    // What never ran (there is no such thing unless decisions contradict each other) is as bad as
-    // can be.
+    // Items that never ran make the time infinite. This happens only if decisions contradict each
+    // other.
     let stuck = clock.end.len() < n || queues.iter().any(|q| q.next < q.items.len());
     clock.total = if stuck { u64::MAX } else { now };
     clock.start.resize(n + 1, now);

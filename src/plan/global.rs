@@ -1,17 +1,16 @@
-//! Several jobs planned against one memory and one link.
+//! Plans several jobs for one memory and one link.
 //!
-//! Each job gets a part of the budget that is its own (its *sub-arena*), so the plan is safe at
-//! every alignment of the jobs' iterations (TENSILE, section on the multi-job scheduler, plans
-//! against the sum of the jobs' peaks for the same reason). Whose memory shrinks is decided among
-//! all jobs: from the jobs' unplanned needs downwards, the next step is taken by the job that loses
-//! the least time for the bytes it gives up, so long as the sum exceeds the budget. A job's time
-//! counts relative to its own, and a job of priority p gives way p times as late. What is left over
-//! at the end goes to the job that gains most by it.
+//! Each job gets a part of the budget, its *sub-arena*, so the plan is safe at every alignment of
+//! the jobs' iterations. (TENSILE's multi-job scheduler plans against the sum of the jobs' peaks
+//! for the same reason.) The jobs start with their unplanned needs. While the sum exceeds the
+//! budget, one job takes a step down: the one that loses the least time for the bytes that it gives
+//! up. A job's lost time counts relative to its own iteration. A job of priority p counts p times
+//! as much. Bytes left over at the end go to the job that gains most by them.
 //!
-//! A planner of one job knows nothing of the others, and each is given the full rate of device and
-//! link. The planner `neap` looks at several ways to plan all jobs, and simulates them side by side
-//! to choose ([`mod@aware`]). Cost of a way: one plan of a job a step, about `STEPS` steps a job,
-//! equal jobs together; who plans again and again keeps a [`Memo`].
+//! A planner of one job does not see the others: it plans for the full rate of device and link. So
+//! the planner `neap` plans all jobs in several ways, simulates each way side by side and chooses
+//! the best ([`mod@aware`]). Cost of a way: one plan of a job for each step, about `STEPS` steps
+//! for each job; equal jobs are planned once. A caller who plans many times keeps a [`Memo`].
 
 pub mod aware;
 
@@ -27,27 +26,27 @@ use crate::job::Graph;
 use crate::job::liveness::Liveness;
 use crate::units::{Bytes, Nanos};
 
-/// Into how many steps a job's unplanned need is cut.
+/// The number of steps from a job's unplanned need down to zero.
 const STEPS: u64 = 32;
 
-/// A job of several.
+/// One of the jobs.
 #[derive(Clone, Debug)]
 pub struct Job<'a> {
     /// The job.
     pub graph: &'a Graph,
-    /// Its file, as the plan shall name it, and its hash.
+    /// The path of its file in the plan, and the file's hash.
     pub file: (String, String),
-    /// One for each operator.
+    /// The latency of each operator.
     pub latencies: &'a [Latency],
     /// The planner and its switches, which may differ from job to job.
     pub method: Method,
-    /// In thousandths: 2,000 loses time only where a job of 1,000 would lose twice as much. At
-    /// least 1.
+    /// Weight of its lost time, in thousandths, at least 1: a job of 2,000 loses time only where a
+    /// job of 1,000 would lose twice as much.
     pub priority: u64,
 }
 
 impl<'a> Job<'a> {
-    /// To plan it alone.
+    /// The request to plan it alone.
     pub(super) fn request<'b>(
         &self,
         device: &'b Profile,
@@ -69,30 +68,30 @@ impl<'a> Job<'a> {
     }
 }
 
-/// What to plan.
+/// The jobs to plan.
 #[derive(Clone, Debug)]
 pub struct Jobs<'a> {
     /// At least one.
     pub jobs: Vec<Job<'a>>,
     /// The device.
     pub device: &'a Profile,
-    /// What the arena, all jobs together, may not exceed.
+    /// The largest arena for all jobs together.
     pub budget: Bytes,
-    /// For the plan's record.
+    /// Options to record in the plan.
     pub recorded_options: BTreeMap<String, String>,
 }
 
-/// One plan for all, and what it is made of.
+/// One plan for all jobs, and the plans that it consists of.
 #[derive(Clone, Debug)]
 pub struct Together {
-    /// The plan, with a sub-arena for each job in turn.
+    /// The plan, with the jobs' sub-arenas one after the other.
     pub plan: Plan,
     /// Each job's own plan, from address 0.
     pub parts: Vec<Planned>,
 }
 
-/// Steps that were planned before, by graph, planner, host memory and target. Looking one up gives
-/// what planning it anew would.
+/// Plans made before, by graph, planner, host memory and target. A lookup gives the same as
+/// planning again.
 #[derive(Clone, Debug, Default)]
 pub struct Memo(BTreeMap<Key, Shared>);
 
@@ -102,7 +101,7 @@ type Key = (String, String, [u64; 5], u64);
 /// A plan, or why there is none.
 pub(super) type Step = Result<Planned, Box<Infeasible>>;
 
-/// The same, shared by all who stand there.
+/// The same, shared by equal jobs.
 type Shared = Result<Arc<Planned>, Box<Infeasible>>;
 
 fn own(step: Shared) -> Step {
@@ -110,7 +109,7 @@ fn own(step: Shared) -> Step {
 }
 
 impl Memo {
-    /// A plan within the request's budget.
+    /// The plan within the request's budget.
     pub(super) fn plan(&mut self, request: &Request<'_>) -> Result<Step, PlanError> {
         self.plan_shared(request).map(own)
     }
@@ -119,7 +118,7 @@ impl Memo {
         self.keep(request, "", |request| budget::within(request, None))
     }
 
-    /// One made with little effort.
+    /// The plan made with little effort.
     pub(super) fn once(&mut self, request: &Request<'_>) -> Result<Step, PlanError> {
         self.once_shared(request).map(own)
     }
@@ -128,7 +127,7 @@ impl Memo {
         self.keep(request, "once", budget::once)
     }
 
-    /// The job without any event.
+    /// The plan without events.
     pub(super) fn unplanned(&mut self, request: &Request<'_>) -> Result<Planned, PlanError> {
         self.unplanned_shared(request).map(Arc::unwrap_or_clone)
     }
@@ -138,7 +137,7 @@ impl Memo {
         self.keep(&request, "unplanned", budget::unplanned)?.map_err(PlanError::Infeasible)
     }
 
-    /// The least that is found below `most`, on which it depends.
+    /// The plan with the smallest arena found below `most`; the result depends on `most`.
     pub(super) fn least(&mut self, request: &Request<'_>, most: Bytes) -> Result<Step, PlanError> {
         self.least_shared(request, most).map(own)
     }
@@ -147,7 +146,7 @@ impl Memo {
         self.keep(&Request { budget: most, ..request.clone() }, "least", budget::minimum)
     }
 
-    /// What `make` makes of a request, once.
+    /// Returns the result of `make` for a request, which is called once.
     fn keep(
         &mut self,
         request: &Request<'_>,
@@ -180,12 +179,12 @@ impl Memo {
 /// Makes one plan of all jobs within the budget.
 ///
 /// # Errors
-/// [`PlanError::Infeasible`] when there is none to be found.
+/// [`PlanError::Infeasible`] when no plan is found.
 pub fn make(jobs: &Jobs<'_>) -> Result<Together, PlanError> {
     make_with(jobs, &mut Memo::default())
 }
 
-/// As [`make`], with what was planned before.
+/// As [`make`], with plans made before.
 ///
 /// # Errors
 /// As [`make`].
@@ -193,14 +192,14 @@ pub fn make_with(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanError
     aware::make(jobs, memo)
 }
 
-/// Plans of all jobs within the budget, each as if alone on its device.
+/// Plans of all jobs within the budget, each as if it were alone on its device.
 fn parts(jobs: &Jobs<'_>, devices: &[Profile], memo: &mut Memo) -> Result<Vec<Planned>, PlanError> {
     let mut ladder = Ladder::new(jobs, devices, memo)?;
     ladder.descend()?;
     Ok(ladder.parts())
 }
 
-/// Makes the plan with the least arena that each job by itself gets down to.
+/// Makes the plan in which each job has the smallest arena found for it.
 ///
 /// # Errors
 /// [`PlanError::Infeasible`] when a job can't even be placed unplanned within the budget.
@@ -208,7 +207,7 @@ pub fn minimum(jobs: &Jobs<'_>) -> Result<Together, PlanError> {
     minimum_with(jobs, &mut Memo::default())
 }
 
-/// As [`minimum`], with what was planned before.
+/// As [`minimum`], with plans made before.
 ///
 /// # Errors
 /// As [`minimum`].
@@ -226,7 +225,7 @@ pub fn minimum_with(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanEr
     Ok(together)
 }
 
-/// The device as each job sees it: with its part of host memory, by the bytes that it works on.
+/// The device of each job: host memory is divided in proportion to the bytes that jobs use.
 pub(super) fn shares(jobs: &Jobs<'_>) -> Vec<Profile> {
     let peaks: Vec<u64> = jobs.jobs.iter().map(|job| Liveness::of(job.graph).peak.0).collect();
     let all: u128 = peaks.iter().map(|&p| u128::from(p)).sum::<u128>().max(1);
@@ -240,12 +239,12 @@ pub(super) fn shares(jobs: &Jobs<'_>) -> Vec<Profile> {
         .collect()
 }
 
-/// Where a job stands, and where it would stand a step further down.
+/// A job's present plan, and its plan a step further down.
 struct Rung<'a> {
     request: Request<'a>,
     priority: u64,
     now: Arc<Planned>,
-    /// `None` before it was looked for; `Some(None)` where there is no further down.
+    /// `None` before it was searched for; `Some(None)` if there is no smaller plan.
     next: Option<Option<Arc<Planned>>>,
     step: u64,
     floor: u64,
@@ -257,15 +256,15 @@ impl Rung<'_> {
         self.now.plan.figures.arena_bytes.0
     }
 
-    /// Plans the next step, once, a larger one while much is in excess: a sketch where one can be
-    /// made.
+    /// Plans the next step once; a larger step while the excess is large. The plan is made with
+    /// little effort if the planner allows that.
     fn look(&mut self, excess: u64, memo: &mut Memo) -> Result<(), PlanError> {
         if self.next.is_some() {
             return Ok(());
         }
         let (method, sketch) = (self.request.method.clone(), self.request.method.sketch());
         let step = if excess > 8 * self.step { 2 * self.step } else { self.step };
-        // A step that can't be met may be met a little lower: placements differ.
+        // A target that can't be met may be met a little lower, because placements differ.
         let arena = self.arena();
         let targets = (1..=3).map(|steps| arena.saturating_sub(steps * step) / 512 * 512);
         let targets: Vec<u64> = targets.take_while(|&target| target >= self.floor).collect();
@@ -293,7 +292,7 @@ impl Rung<'_> {
         Ok(())
     }
 
-    /// Plans properly where it stands, if it ever stepped.
+    /// Plans the present step with full effort, if the job has taken a step.
     fn settle(&mut self, memo: &mut Memo) -> Result<(), PlanError> {
         if !self.now.plan.jobs[0].events.is_empty()
             && let Ok(proper) = self.plan(&self.request.method, self.arena(), memo)?
@@ -312,7 +311,8 @@ impl Rung<'_> {
         })
     }
 
-    /// Goes to the least it gets down to; whether that is less.
+    /// Takes the smallest arena found for the job. Returns whether that is smaller than the present
+    /// one.
     fn sink(&mut self, memo: &mut Memo) -> Result<bool, PlanError> {
         let least = memo.least_shared(&self.request, self.now.plan.figures.arena_bytes)?;
         let Some(least) =
@@ -324,7 +324,7 @@ impl Rung<'_> {
         Ok(true)
     }
 
-    /// Time lost by the next step, in parts of the job's own time, for each byte given up: as a
+    /// The time lost by the next step relative to the job's own time, for each byte given up, as a
     /// fraction.
     fn price(&self, index: usize) -> Option<Price> {
         let next = self.next.as_ref()?.as_ref()?;
@@ -339,7 +339,7 @@ impl Rung<'_> {
         })
     }
 
-    /// Whether this job stands where `other` does in every respect.
+    /// Whether this job and `other` are equal in every respect.
     fn is_like(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.now, &other.now)
             && self.priority == other.priority
@@ -349,7 +349,7 @@ impl Rung<'_> {
     }
 }
 
-/// What the next step of a job costs: `lost / of`. Of equal prices the first job's is the lower.
+/// The price of a job's next step, `lost / of`. Of equal prices the first job's is lower.
 #[derive(Clone, Copy, Debug)]
 struct Price {
     lost: u128,
@@ -414,7 +414,7 @@ impl<'a> Ladder<'a> {
         self.rungs.iter().map(Rung::arena).fold(0, u64::saturating_add)
     }
 
-    /// Steps down until all fit.
+    /// Takes steps down until all jobs fit.
     fn descend(&mut self) -> Result<(), PlanError> {
         let budget = self.jobs.budget.0 / 512 * 512;
         let mut sum = self.sum();
@@ -427,7 +427,7 @@ impl<'a> Ladder<'a> {
                 prices.extend(self.rungs[index].price(index));
             }
             let Some(Price { index, .. }) = prices.pop_first() else {
-                // Steps have missed what each gets down to by itself.
+                // Steps may have missed the smallest arena of a job.
                 let mut sank = false;
                 for rung in &mut self.rungs {
                     sank |= rung.sink(self.memo)?;
@@ -457,7 +457,7 @@ impl<'a> Ladder<'a> {
         Ok(())
     }
 
-    /// Gives what is left over to the job that gains most; whether any does.
+    /// Gives bytes left over to the job that gains most. Returns whether any job gains.
     fn spread(&mut self, budget: u64) -> Result<bool, PlanError> {
         let left = budget - self.sum();
         let mut best: Option<(u128, usize, Arc<Planned>)> = None;
@@ -467,7 +467,7 @@ impl<'a> Ladder<'a> {
             if left < 512 || figures.iteration_ns <= figures.unplanned_iteration_ns {
                 continue;
             }
-            // Of equal jobs only the first can be the best.
+            // Of equal jobs only the first is tried.
             if seen.iter().any(|other| rung.is_like(other)) {
                 continue;
             }
@@ -477,7 +477,7 @@ impl<'a> Ladder<'a> {
             };
             let gained = figures.iteration_ns.saturating_sub(wider.plan.figures.iteration_ns);
             let own = figures.unplanned_iteration_ns.0.max(1);
-            // Parts of a billion of its own time.
+            // The gain, in billionths of the job's own time.
             let gain =
                 u128::from(gained.0) * u128::from(rung.priority) * 1_000_000_000 / u128::from(own);
             if gain > best.as_ref().map_or(0, |b| b.0) {
@@ -516,12 +516,12 @@ impl<'a> Ladder<'a> {
     }
 }
 
-/// One plan of the jobs' own plans.
+/// One plan from the jobs' own plans.
 fn join(asked: &Jobs<'_>, parts: Vec<Planned>) -> Together {
     Together { plan: joined(asked, &parts), parts }
 }
 
-/// One plan of the jobs' own, each behind those before it.
+/// One plan from the jobs' own plans, each placed behind those before it.
 pub(super) fn joined(asked: &Jobs<'_>, parts: &[Planned]) -> Plan {
     let mut jobs = Vec::with_capacity(parts.len());
     let mut figures = Figures::default();
@@ -549,7 +549,7 @@ pub(super) fn joined(asked: &Jobs<'_>, parts: &[Planned]) -> Plan {
     }
 }
 
-/// A job's plan with its sub-arena and its slots in the slab behind those before it.
+/// A job's plan with its sub-arena and its pinned slots moved behind those before it.
 fn moved(job: &JobPlan, arena: Bytes, pinned: Bytes) -> JobPlan {
     let mut job = job.clone();
     for placement in &mut job.placements {
@@ -561,7 +561,7 @@ fn moved(job: &JobPlan, arena: Bytes, pinned: Bytes) -> JobPlan {
     job
 }
 
-/// The sum of the jobs' unplanned peaks: what a share of the budget is a share of.
+/// The sum of the jobs' unplanned peaks, of which a budget may be a share.
 #[must_use]
 pub fn unplanned_peak(graphs: &[&Graph]) -> Bytes {
     graphs
@@ -570,7 +570,7 @@ pub fn unplanned_peak(graphs: &[&Graph]) -> Bytes {
         .fold(Bytes::ZERO, |sum, peak| Bytes(sum.0.saturating_add(peak.0)))
 }
 
-/// How much longer all jobs take than unplanned, each alone.
+/// How much longer all jobs take than without a plan, each alone.
 #[must_use]
 pub fn added(figures: &Figures) -> Nanos {
     figures.iteration_ns.saturating_sub(figures.unplanned_iteration_ns)

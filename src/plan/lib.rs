@@ -1,9 +1,9 @@
-//! How plans are found.
+//! Planners, and the loop that makes their decisions fit a budget.
 //!
 //! A planner decides, for each gap between two uses of a tensor, whether the tensor stays, is
-//! swapped or is recomputed. [`residency`] keeps account of what is resident when, [`clock`] of
-//! what that costs in time, [`emit`] writes the decisions down as events, [`place`] finds
-//! addresses, and [`budget`] repeats that until the arena fits. [`method`] lists the planners.
+//! swapped or is recomputed. [`residency`] keeps account of the resident bytes, [`clock`] of the
+//! time, [`emit`] turns the decisions into events, [`place`] finds addresses, and [`budget`]
+//! repeats that until the arena fits. [`method`] lists the planners.
 
 use neap_model::{contract, device, files, job, units};
 use neap_sim as sim;

@@ -1,27 +1,26 @@
-//! Jobs that come and go: planned anew together at each launch and end, the new plans taken up at
-//! the jobs' own iteration boundaries.
+//! Jobs that come and go: all are planned again together at each launch and each end, and each job
+//! takes up its new plan at an iteration boundary.
 //!
-//! The papers' parts (TENSILE, its architecture figure): the *controller* is [`Live::run`], which
-//! sees launches and ends; the *scheduler* is [`super::global`]; executors and the swap executor
-//! are [`crate::sim::together`]. What is resident of a job at the end of its iteration is its
-//! persistent memory. A new plan moves a job to its new sub-arena between two iterations, which
-//! costs what moving its persistent memory on the device takes, and the copies of what the plans
-//! keep in different memories.
+//! In the paper's terms (TENSILE, its architecture figure), the *controller* is [`Live::run`],
+//! which sees launches and ends. The *scheduler* is [`super::global`]. Executors and the swap
+//! executor are [`crate::sim::together`]. The persistent memory of a job is what is resident at the
+//! end of its iteration. A new plan moves a job to its new sub-arena between two iterations. That
+//! takes the time to move its persistent memory within the device, and the time of the copies of
+//! tensors that the two plans keep in different memories.
 //!
 //! # Why no job waits for ever
 //!
-//! Sub-arenas lie in the order of launch, before and after. A job takes up its new plan at the
-//! first boundary at which its new sub-arena touches no other job's present one. A job that must
-//! wait for a later one wants to end beyond that one's present start; if the later one waited for
-//! the earlier in turn, it would want to start before the earlier one's present end. But new
-//! sub-arenas are apart and in the same order, present ones too: the first says new end of i >
-//! present start of j ≥ present end of i, the second new start of j < present end of i, so new end
-//! of i > new start of j, which contradicts them being apart. So waits never close a circle, and
-//! each job's iterations end.
+//! Sub-arenas lie in the order of launch, before and after planning. A job takes up its new plan at
+//! the first boundary at which its new sub-arena touches no other job's present one. Suppose that
+//! job i waits for a later job j, and j for i. Then the new end of i is above the present start of
+//! j, which is at or above the present end of i. And the new start of j is below the present end of
+//! i. So the new end of i is above the new start of j, which contradicts that new sub-arenas are
+//! apart. So waits never form a circle, and each job's iterations end.
 //!
-//! Launching loads what starts on the device, alone on the link; host slots are taken anew at the
-//! same boundary. A job that can't be planned beside the others waits in line, first come first
-//! served, and the answer says what it waits for. Cost: one [`super::global`] plan a launch or end.
+//! A launch loads the tensors that start on the device, alone on the link. Host slots change at the
+//! same boundary as the sub-arena. A job that can't be planned beside the others waits in line,
+//! first come first served, and the result says what it waits for. Cost: one [`super::global`] plan
+//! for each launch or end.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
@@ -35,46 +34,46 @@ use crate::sim::program::{Begin, Direction, Program};
 use crate::sim::together::{Carried, Shared, Work};
 use crate::units::{Bytes, Nanos, TensorId};
 
-/// A job, when it comes and how long it stays.
+/// A job, when it is submitted and how many iterations it runs.
 #[derive(Clone, Debug)]
 pub struct Arrival<'a> {
     /// The job.
     pub job: Job<'a>,
     /// When the job is submitted.
     pub submitted: Nanos,
-    /// After so many iterations it ends. At least 1.
+    /// How many iterations it runs; at least 1.
     pub iterations: u32,
 }
 
-/// What became of a job.
+/// The history of a job.
 #[derive(Clone, Debug, Default)]
 pub struct Story {
     /// Start and length of each iteration.
     pub iterations: Vec<(Nanos, Nanos)>,
-    /// When it was let in, and when it ended; `None` where it never was.
+    /// When it was admitted; `None` if it never was.
     pub admitted: Option<Nanos>,
-    /// Its end.
+    /// When it ended.
     pub ended: Option<Nanos>,
-    /// What its first wait was for.
+    /// The reason for its first wait.
     pub waited_for: Option<String>,
-    /// Its sub-arenas: from when on, first byte and bytes.
+    /// Its sub-arenas: from which time on, address and size.
     pub arenas: Vec<(Nanos, Bytes, Bytes)>,
-    /// Copies that came late.
+    /// Number of late copies.
     pub late: u64,
 }
 
 /// The outcome of a simulation.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// One for each job.
+    /// The history of each job.
     pub jobs: Vec<Story>,
-    /// How often all were planned anew.
+    /// How many times all jobs were planned again.
     pub replans: u32,
     /// Every copy.
     pub carried: Vec<Carried>,
 }
 
-/// Why there is no outcome.
+/// Why a simulation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LiveError {
     /// A defect in planning.
@@ -85,7 +84,7 @@ pub enum LiveError {
     Deadlock(#[from] Deadlock),
 }
 
-/// A plan of a job as it stands in the arena.
+/// A job's plan at its place in the arena.
 #[derive(Clone)]
 struct Seat {
     program: Rc<Program>,
@@ -99,7 +98,7 @@ impl Seat {
         self.base < other.base + other.bytes && other.base < self.base + self.bytes
     }
 
-    /// What is on the device between iterations.
+    /// The tensors on the device between iterations.
     fn persistent(&self) -> BTreeSet<TensorId> {
         self.program
             .residencies
@@ -110,26 +109,26 @@ impl Seat {
     }
 }
 
-/// A job that has been let in.
+/// A job that was admitted.
 struct Member {
     arrival: usize,
-    /// Its number on the device: numbers of those who have left are taken again, so that an instant
-    /// costs what those who are in cost.
+    /// Its number on the device. Numbers of jobs that have left are used again, so that an instant
+    /// costs only as much as the present jobs.
     number: usize,
-    /// Where it is; `None` until its first plan is taken up.
+    /// Its present place; `None` until it takes up its first plan.
     seat: Option<Seat>,
-    /// Where it is to be.
+    /// Its next place.
     next: Option<Seat>,
     left: u32,
     /// The part of the device's compute that it uses, in thousandths.
     utilisation: u32,
-    /// It is within an iteration.
+    /// Whether it is within an iteration.
     running: bool,
-    /// It begins its next iteration then.
+    /// When it begins its next iteration.
     starts: Option<Nanos>,
 }
 
-/// A job's iteration without any event, by itself.
+/// A job's iteration alone and without events.
 #[derive(Clone)]
 struct Part {
     program: Rc<Program>,
@@ -143,19 +142,19 @@ pub struct Live<'a> {
     device: &'a Profile,
     budget: Bytes,
     memo: Memo,
-    /// By the graph's hash.
+    /// Unplanned iterations by the graph's hash.
     unplanned: BTreeMap<&'a str, Part>,
     members: Vec<Member>,
     waiting: VecDeque<usize>,
-    /// The first in line can't come in before another job leaves.
+    /// Whether the first job in line must wait until another job leaves.
     blocked: bool,
     outcome: Outcome,
-    /// Copies that name their jobs by arrival, of those carried.
+    /// How many of the copies carried name their job by its arrival.
     named: usize,
 }
 
 impl<'a> Live<'a> {
-    /// Jobs, in order of their coming, on a device of which they may have `budget`.
+    /// Jobs in the order of their arrival, on a device with `budget` bytes for them.
     #[must_use]
     pub fn new(arrivals: &'a [Arrival<'a>], device: &'a Profile, budget: Bytes) -> Self {
         let outcome =
@@ -174,15 +173,15 @@ impl<'a> Live<'a> {
         }
     }
 
-    /// Lets them come, run and go.
+    /// Simulates the jobs until all have ended.
     ///
     /// # Errors
-    /// Only defects; the story of a job that never fits says so.
+    /// Only through a defect. A job that never fits is no error; its story says so.
     pub fn run(self) -> Result<Outcome, LiveError> {
         self.run_with(|_| {})
     }
 
-    /// As [`Live::run`]; `ended` gets the number of jobs that have ended whenever it changes.
+    /// As [`Live::run`]. It calls `ended` with the number of ended jobs whenever that changes.
     ///
     /// # Errors
     /// As [`Live::run`].
@@ -231,7 +230,7 @@ impl<'a> Live<'a> {
         Ok(self.outcome)
     }
 
-    /// Copies since the last iteration's end name whose number it was then.
+    /// Replaces device numbers by arrivals in the copies since the last iteration's end.
     fn name(&mut self, carried: &mut [Carried]) {
         for copy in &mut carried[self.named..] {
             copy.job =
@@ -271,9 +270,9 @@ impl<'a> Live<'a> {
         Ok(last)
     }
 
-    /// Lets in the jobs that wait and can be planned beside the others, in order. A job that can't
-    /// come in is tried again only after another has left: until then the plan would fail in the
-    /// same way.
+    /// Admits waiting jobs, in order, that can be planned beside the others. A job that can't be
+    /// admitted is tried again only after another job has left: until then planning would fail in
+    /// the same way.
     fn admit(&mut self, now: Nanos) -> Result<(), LiveError> {
         while !self.blocked
             && let Some(&first) = self.waiting.front()
@@ -281,7 +280,7 @@ impl<'a> Live<'a> {
             if let Some(why) = self.plan(Some(first))? {
                 self.outcome.jobs[first].waited_for.get_or_insert(why);
                 if self.members.is_empty() {
-                    // Alone on the device and still too large: it never fits.
+                    // It is alone on the device and still too large, so it never fits.
                     self.waiting.pop_front();
                     continue;
                 }
@@ -294,7 +293,7 @@ impl<'a> Live<'a> {
         Ok(())
     }
 
-    /// Plans all that are in, and one more; why that one can't come in, if it can't.
+    /// Plans all admitted jobs and one more. Returns why that one can't be admitted, if it can't.
     fn plan(&mut self, more: Option<usize>) -> Result<Option<String>, LiveError> {
         let indices: Vec<usize> = self.members.iter().map(|m| m.arrival).chain(more).collect();
         if let Some(all) = self.all_unplanned(&indices)? {
@@ -330,8 +329,9 @@ impl<'a> Live<'a> {
         Ok(None)
     }
 
-    /// All jobs without any event, where that fits and they are too many to be planned for each
-    /// other: what [`global::make_with`] would give, without asking it at each launch and end.
+    /// All jobs without events, if they fit so and are too many to be planned for each other. This
+    /// is the result of [`global::make_with`], without the cost of calling it at each launch and
+    /// end.
     fn all_unplanned(&mut self, indices: &[usize]) -> Result<Option<Vec<Part>>, LiveError> {
         if indices.len() <= global::aware::FEW {
             return Ok(None);
@@ -364,7 +364,7 @@ impl<'a> Live<'a> {
         Ok((sum <= self.budget.0 / 512 * 512).then_some(all))
     }
 
-    /// Counts a new plan of all, and lets one more job in.
+    /// Counts a new plan of all jobs, and admits one more.
     fn enter(&mut self, more: Option<usize>) {
         self.outcome.replans += 1;
         if let Some(arrival) = more {
@@ -403,7 +403,7 @@ impl<'a> Live<'a> {
     }
 
     /// Lets jobs between iterations take up their new plans where no other job is in the way, and
-    /// go on.
+    /// continue.
     fn settle(&mut self, now: Nanos) {
         let mut changed = true;
         while changed {
@@ -443,7 +443,7 @@ impl<'a> Live<'a> {
     }
 }
 
-/// What it takes to go from one plan's boundary to another's.
+/// The time to change from one plan's boundary to another's.
 fn moving(graph: &Graph, device: &Profile, from: Option<&Seat>, to: &Seat) -> Nanos {
     let alone = |direction, tensor: &TensorId| {
         engine::copy_time(&device.link, direction, graph.tensor(*tensor).bytes, false)
@@ -453,7 +453,7 @@ fn moving(graph: &Graph, device: &Profile, from: Option<&Seat>, to: &Seat) -> Na
         return there.iter().map(|tensor| alone(Direction::H2d, tensor)).sum();
     };
     let here = from.persistent();
-    // What stays on the device is read and written once.
+    // Bytes that stay on the device are read and written once.
     let moved: u128 =
         here.intersection(&there).map(|t| 2 * u128::from(graph.tensor(*t).bytes.0)).sum();
     let on_device = (moved * 1_000_000_000).div_ceil(u128::from(device.memory_bandwidth.max(1)));

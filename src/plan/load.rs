@@ -1,19 +1,19 @@
-//! Bytes by slot, with ranges added to and the largest found in logarithmic time.
+//! Bytes in each slot. Ranges are added and the largest sum is found in logarithmic time.
 
 /// A segment tree over slots: range add, range maximum, first slot of the maximum.
 #[derive(Clone, Debug)]
 pub struct Load {
     slots: usize,
     leaves: usize,
-    /// Largest sum below each node, additions pending at it included, those above it not; so it may
-    /// be negative for a while.
+    /// The largest sum below each node. It includes additions pending at the node but not those
+    /// above it, so it may be negative for a while.
     most: Vec<i64>,
-    /// What was added to a whole node.
+    /// Bytes added to all slots of a node.
     add: Vec<i64>,
 }
 
 impl Load {
-    /// From the bytes of each slot; sums stay below 2^62.
+    /// A tree over the bytes of each slot. Sums must stay below 2^62.
     #[must_use]
     pub fn new(bytes: &[u64]) -> Self {
         let leaves = bytes.len().next_power_of_two().max(1);
@@ -38,7 +38,7 @@ impl Load {
         self.change(from, until, bytes.cast_signed());
     }
 
-    /// Takes from every slot of `from..until`, which hold at least as much.
+    /// Subtracts from every slot of `from..until`, which must hold at least that much.
     pub fn subtract(&mut self, from: usize, until: usize, bytes: u64) {
         self.change(from, until, bytes.cast_signed().wrapping_neg());
     }
@@ -80,7 +80,7 @@ impl Load {
         self.add[node] = self.add[node].wrapping_add(by);
     }
 
-    /// What is pending above a node.
+    /// Bytes pending in the nodes above a node.
     fn above(&self, mut node: usize) -> i64 {
         let mut bytes: i64 = 0;
         while node > 1 {
@@ -97,7 +97,7 @@ impl Load {
         self.most[node].wrapping_add(self.above(node)).cast_unsigned()
     }
 
-    /// The first slot with the most bytes, and these.
+    /// The first slot with the most bytes, and its bytes.
     #[must_use]
     pub fn peak(&self) -> (usize, u64) {
         let mut node = 1;
@@ -110,7 +110,7 @@ impl Load {
         (node - self.leaves, self.most[1].cast_unsigned())
     }
 
-    /// The most bytes in `from..until`; zero where that is empty.
+    /// The most bytes in a slot of `from..until`; zero if the range is empty.
     #[must_use]
     pub fn most(&self, from: usize, until: usize) -> u64 {
         if from >= until {
@@ -152,7 +152,7 @@ impl Load {
         }
     }
 
-    /// `limit` is what is left of it below what is pending above the node.
+    /// `limit` is relative to the bytes pending above the node.
     fn over(
         &self,
         node: usize,
@@ -224,7 +224,7 @@ mod tests {
                 prop_assert_eq!(load.first_over(from, until, 150), (0..slots).find(over));
                 prop_assert_eq!(load.last_over(from, until, 150), (0..slots).rev().find(over));
             }
-            // Parts of it first, so that nodes are below what is pending above them.
+            // Subtract parts of it first, so that nodes are below the bytes pending above them.
             for &(from, until, bytes) in &undo {
                 let middle = usize::midpoint(from, until);
                 load.subtract(from, middle, bytes);

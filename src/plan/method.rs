@@ -1,4 +1,4 @@
-//! The planners by name, each with its switches: one place where a name becomes a way to decide.
+//! The planners by name, and their switches. Only this module turns a name into a planner.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use super::{capuchin, checkpoint, neap, tensile, vdnn};
 use crate::contract::Plan;
 use crate::units::Bytes;
 
-/// A graph of at most this many operators is planned in next to no time.
+/// A graph of at most this many operators is planned almost at once.
 pub(super) const SMALL: usize = 400;
 
 /// What planners remember from one target to the next.
@@ -21,11 +21,11 @@ pub type Memory = <neap::Options as Planner>::Memory;
 /// A planner and its switches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Method {
-    /// vDNN, all feature maps.
+    /// vDNN, which swaps all feature maps.
     VdnnAll(vdnn::All),
-    /// vDNN, feature maps of convolutions.
+    /// vDNN, which swaps the feature maps of convolutions.
     VdnnConv(vdnn::Conv),
-    /// Segments that are run again.
+    /// Gradient checkpointing: segments of the forward run again.
     Checkpoint(checkpoint::Checkpoint),
     /// Capuchin.
     Capuchin(capuchin::Capuchin),
@@ -35,7 +35,8 @@ pub enum Method {
     Neap(neap::Options),
 }
 
-/// Does the same with the planner of every variant; `$wrap` makes a [`Method`] of one.
+/// Runs the same expression for the planner of every variant; `$wrap` makes a [`Method`] of a
+/// planner.
 macro_rules! each {
     ($method:expr, |$planner:ident, $wrap:ident| $do:expr) => {
         match $method {
@@ -74,7 +75,7 @@ impl Method {
         ]
     }
 
-    /// As `--planner` and the plan's record say it.
+    /// Its name for `--planner` and in a plan's record.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
@@ -87,7 +88,7 @@ impl Method {
         }
     }
 
-    /// The planner of a name, with its default switches.
+    /// The planner with this name and its default switches.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Self::all().into_iter().find(|m| m.name() == name)
@@ -96,7 +97,7 @@ impl Method {
     /// The same planner with some switches set, by name and value as text.
     ///
     /// # Errors
-    /// Names the first switch that this planner does not have, or that has no such value.
+    /// The first switch that this planner does not have, or whose value is not allowed.
     pub fn with<'s>(
         &self,
         switches: impl IntoIterator<Item = (&'s str, &'s str)>,
@@ -120,14 +121,14 @@ impl Method {
     /// The planner of a job of a plan, with its switches and its limit on swapping as recorded.
     ///
     /// # Errors
-    /// When there is no such planner, or a switch has no such value.
+    /// When there is no such planner, or a switch's value is not allowed.
     pub fn recorded(plan: &Plan, job: usize) -> Result<Self, String> {
         let method = Self::named(&plan.planner).ok_or_else(|| {
             format!("the plan was made by `{}`, which is no planner", plan.planner)
         })?;
         let known = method.values();
-        // Other records (the allocator, noise) are no switches; neither is the planner's name that
-        // stands under `portfolio` where another planner's plan was the better one.
+        // Other records (the allocator, noise) are no switches. Nor is `portfolio`, the name of the
+        // planner whose plan was used in place of this planner's.
         let switch = |(key, value): &(&str, &str)| {
             known.contains_key(*key) && (*key != "portfolio" || Self::named(value).is_none())
         };
@@ -172,7 +173,8 @@ impl Method {
         each!(self, |planner, wrap| planner.narrow().map(wrap))
     }
 
-    /// The planner with one heuristic less each: other plans at the same target.
+    /// Variants of the planner, each with one heuristic switched off: other plans for the same
+    /// target.
     #[must_use]
     pub fn variants(&self) -> Vec<Self> {
         let mut all = Vec::new();
@@ -197,7 +199,7 @@ impl Method {
         each!(self, |planner, wrap| planner.limited(share.thousandths()).map(wrap))
     }
 
-    /// The same planner for one of many plans: quick, and no other planner stands in.
+    /// The same planner with little effort and without other planners' plans, for one plan of many.
     #[must_use]
     pub fn sketch(&self) -> Self {
         match self {
@@ -208,8 +210,8 @@ impl Method {
         }
     }
 
-    /// The planners whose plans stand in where this planner's is slow or missing: quick ones that
-    /// keep to its switches.
+    /// Planners whose plans are used if this planner's is slow or missing: fast ones that respect
+    /// its switches.
     #[must_use]
     pub fn portfolio(&self) -> Vec<Self> {
         let Self::Neap(options) = self else { return Vec::new() };
@@ -217,7 +219,7 @@ impl Method {
             return Vec::new();
         }
         let mut all = Vec::new();
-        // These two have no switches, and swap nothing round the end of the iteration.
+        // These two have no switches, and swap no tensor round the end of the iteration.
         if options.swap {
             all.push(Self::VdnnAll(vdnn::All::default()));
         }
@@ -229,7 +231,7 @@ impl Method {
     }
 }
 
-/// A switch that can't be set.
+/// Why a switch can't be set.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SwitchError {
     /// The planner has no such switch.

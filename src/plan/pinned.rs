@@ -1,10 +1,9 @@
-//! Addresses of host copies in the pinned slab, found the same way as those on the device.
+//! Addresses of host copies in the pinned pool, found in the same way as those on the device.
 //!
-//! A tensor that starts the iteration on the host holds its place always, another from its first
-//! copy to its last by their place in the plan, so that what shares bytes does so at any timing.
-//! Sharing has a price that addresses on the device have too: the later copy waits for the earlier.
-//! So bytes are shared only where the iteration takes no longer for it, or where the slab would not
-//! fit otherwise.
+//! A tensor that starts the iteration on the host holds its bytes always. Another tensor holds them
+//! from its first copy to its last, in the order of the plan, so sharing is safe at any timing. As
+//! on the device, sharing has a price: the later copy waits for the earlier. So bytes are shared
+//! only if the iteration takes no longer, or if the pool would not fit otherwise.
 
 use std::collections::BTreeMap;
 
@@ -14,25 +13,26 @@ use crate::sim::engine::{self, Deadlock, Durations, Run};
 use crate::sim::program::{Direction, Program};
 use crate::units::{Bytes, TensorId};
 
-/// Slots in the slab, and the run with them.
+/// The addresses in the pinned pool, and the run with them.
 #[derive(Clone, Debug)]
 pub struct Pool {
-    /// By tensor.
+    /// The offset of each tensor.
     pub offsets: BTreeMap<TensorId, Bytes>,
-    /// The highest end.
+    /// The size of the pool.
     pub bytes: Bytes,
-    /// The noiseless iteration.
+    /// The run without noise.
     pub run: Run,
 }
 
-/// When a tensor holds its place: in copies, and in triggers.
+/// When a tensor holds its bytes, counted in copies and in triggers.
 struct Life {
     bytes: u64,
     copies: (u32, u32),
     triggers: (u32, u32),
 }
 
-/// Places the host copies of a program, which then knows what they share, and runs it.
+/// Places the host copies of a program, tells the program which of them share bytes, and simulates
+/// it.
 ///
 /// # Errors
 /// When the program deadlocks, which planners exclude.
@@ -66,11 +66,11 @@ pub fn place(program: &mut Program, link: &Link, pinned: Bytes) -> Result<Pool, 
         apart.offsets.insert(tensor, apart.bytes);
         apart.bytes += Bytes(life.bytes);
     }
-    // A swap-in whose address another leaves by a swap-out with the same trigger waits for that. If
-    // the swap-out took over the swap-in's place, they would wait for each other: then only what is
-    // triggered apart shares.
+    // A swap-in waits for a swap-out with the same trigger that frees its address. If that swap-out
+    // used the swap-in's host bytes, each would wait for the other. In that case only tensors whose
+    // triggers differ share host bytes.
     for spans in [|life: &Life| life.copies, |life: &Life| life.triggers] {
-        // What has no bytes needs no place of its own.
+        // A tensor of no bytes needs no address.
         let (tensors, items): (Vec<TensorId>, Vec<Item>) = lives
             .iter()
             .filter(|l| l.1.bytes > 0)

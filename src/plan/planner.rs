@@ -1,4 +1,4 @@
-//! What every planner is given, and what it decides.
+//! The input of every planner, and its decision.
 
 use super::emit::{self, Emitted};
 use super::residency::Residencies;
@@ -7,34 +7,34 @@ use crate::device::Link;
 use crate::job::Graph;
 use crate::units::Bytes;
 
-/// A job, what it runs on, and the load that no slot may exceed.
+/// A job, its device, and the load that no slot may exceed.
 #[derive(Clone, Copy, Debug)]
 pub struct Given<'a> {
     /// The job.
     pub graph: &'a Graph,
-    /// One for each operator.
+    /// The latency of each operator.
     pub latencies: &'a [Latency],
     /// The link.
     pub link: &'a Link,
-    /// Host memory for copies.
+    /// Bytes of host memory for copies.
     pub pinned: Bytes,
-    /// The load to aim at, in bytes.
+    /// The largest load that is allowed, in bytes.
     pub target: u64,
 }
 
-/// What a planner decided, written down as events.
+/// The decisions of a planner, as events.
 #[derive(Clone, Debug)]
 pub struct Decision {
     /// The events.
     pub emitted: Emitted,
     /// The slot with the highest load, and that load in bytes.
     pub peak: (usize, u64),
-    /// The load is within the target.
+    /// Whether the load is within the target.
     pub reached: bool,
 }
 
 impl Decision {
-    /// What `residencies` come to.
+    /// The decision that `residencies` describe.
     #[must_use]
     pub fn of(residencies: &Residencies<'_>, target: u64) -> Self {
         let peak = residencies.load.peak();
@@ -42,26 +42,26 @@ impl Decision {
     }
 }
 
-/// A way to decide for every gap of every tensor whether it stays, is swapped or is recomputed.
+/// Decides for every gap of every tensor whether the tensor stays, is swapped or is recomputed.
 ///
 /// A planner is the value of its options, which `serde` reads and writes: each field is a switch by
 /// the field's name in kebab-case. To add a planner, implement this trait and add a variant to
 /// [`super::method::Method`].
 pub trait Planner: Clone {
-    /// What it learns while it decides, and uses the next time for nearly the same target.
+    /// What the planner learns, for use with the next, similar target.
     type Memory;
 
-    /// Decides until no slot's load exceeds the target, or nothing is left to do.
+    /// Decides until no slot's load exceeds the target, or nothing more can be done.
     fn decide(&self, given: &Given<'_>, memory: &mut Self::Memory) -> Decision;
 
-    /// The same planner with little effort, to see whether a budget can be met at all.
+    /// The same planner with little effort, to find out whether a budget can be met at all.
     #[must_use]
     fn quick(&self) -> Self {
         self.clone()
     }
 
-    /// The same planner with plans that are easier to place, for targets that could not be placed:
-    /// no copy runs earlier or later than it must.
+    /// The same planner with plans that are easier to place, for targets whose plans could not be
+    /// placed: no copy runs earlier or later than necessary.
     #[must_use]
     fn narrow(&self) -> Option<Self> {
         None

@@ -1,10 +1,10 @@
-//! Recomputes made of recomputes: what must run again, and what must come back early, to make a
-//! tensor anew.
+//! Recomputes that need other recomputes: what must run again, and what must come back early, to
+//! recompute a tensor.
 //!
-//! Where an operator's inputs are gone, they are recomputed too, up to [`Reach::depth`]. So a run
-//! of cheap operators (normalisation, activation, concatenation, dropout) is dropped as a whole and
-//! recomputed once, from what is kept. A tensor that is recomputed for another's sake stays for its
-//! own next use where the peak allows. A swapped input comes back for a recompute.
+//! If an operator's inputs are gone, they are recomputed too, up to [`Reach::depth`]. So a run of
+//! cheap operators (normalisation, activation, concatenation, dropout) is dropped as a whole and
+//! recomputed once, from the tensors that are kept. A tensor that is recomputed for another one
+//! stays for its own next use if the peak allows. A swapped input comes back for a recompute.
 //!
 //! Sources: Chen et al., "Training deep nets with sublinear memory cost" (segments); Kirisame et
 //! al., "Dynamic tensor rematerialization" (cost of a tensor with its evicted neighbourhood); Peng
@@ -15,51 +15,51 @@ use crate::contract::Latency;
 use crate::job::Replay;
 use crate::units::{OpId, TensorId};
 
-/// How far recomputes go.
+/// How far a recompute may go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reach {
-    /// How many tensors one recompute may make or bring back besides its own; with 0 every input
-    /// must be there.
+    /// The most tensors that one recompute may make or bring back besides its own. With 0 every
+    /// input must be on the device.
     pub depth: usize,
-    /// What else a recompute generates is kept where it would be recomputed later.
+    /// Whether other outputs of a recompute are kept if they would be recomputed later.
     pub share: bool,
 }
 
 impl Reach {
-    /// From inputs that are there (TENSILE's never-released accesses).
+    /// Recomputes from inputs on the device only (TENSILE's never-released accesses).
     pub const DIRECT: Self = Self { depth: 0, share: false };
 }
 
 /// One tensor of a recompute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// Made by so many of the operators that write it, from the first.
+    /// Recomputed by the first `usize` of the operators that write it.
     Made(TensorId, usize),
-    /// Brought back by its swap-in by then, and kept to its next use.
+    /// Swapped in at the end of this gap, and kept to its next use.
     Fetched(TensorId, usize),
-    /// Kept from what another tensor's chain generates in an earlier slot.
+    /// Kept from an earlier slot, in which another tensor's chain generates it.
     Shared(TensorId, u32, TensorId),
 }
 
-/// All that a recompute takes; the last part makes the tensor itself.
+/// Everything that a recompute does. The last part makes the tensor itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recompute {
-    /// In order.
+    /// The parts, in order.
     pub parts: Vec<Part>,
-    /// The time of all operators.
+    /// The sum of the operators' times.
     pub cost: u64,
-    /// What the slot holds more while it runs.
+    /// Bytes that the slot holds in addition while it runs.
     pub extra: u64,
 }
 
-/// Finds out what recomputes take, one after the other.
+/// Finds out what recomputes need.
 pub struct Recomputer<'b, 'a> {
     residencies: &'b Residencies<'a>,
     latencies: &'b [Latency],
     reach: Reach,
     slot: u32,
     target: TensorId,
-    /// Other chains in the slot may read the target.
+    /// Whether other chains in the slot may read the target.
     wanted_here: bool,
     visiting: Vec<TensorId>,
     parts: Vec<Part>,
@@ -69,8 +69,8 @@ pub struct Recomputer<'b, 'a> {
 }
 
 impl Residencies<'_> {
-    /// What it takes to make `tensor` anew at the end of `gap`; `None` where that is impossible or
-    /// too deep.
+    /// The recompute that makes `tensor` at the end of `gap`; `None` if that is impossible or too
+    /// deep.
     #[must_use]
     pub fn recompute_of(
         &self,
@@ -84,7 +84,8 @@ impl Residencies<'_> {
         Some(Recompute { parts: recomputer.parts, cost, extra: recomputer.extra })
     }
 
-    /// Decides a gap so. `limit` is the load below which what was made stays for its own next use.
+    /// Decides to recompute in a gap. A tensor that is made stays for its own next use if the load
+    /// is below `limit`.
     pub fn apply(
         &mut self,
         tensor: TensorId,
@@ -115,7 +116,7 @@ impl Residencies<'_> {
                     self.decide(tensor, gap, Gap::Recompute);
                     self.shared.insert((at, tensor), maker);
                 }
-                // A part before it took this one along.
+                // An earlier part kept this one as well.
                 Part::Made(made, _) if index != last && self.made_by(slot, made).is_some() => {}
                 Part::Made(made, count) => {
                     let operators: Vec<OpId> =
@@ -144,8 +145,8 @@ impl Residencies<'_> {
         self.scratch[place] = scratch;
     }
 
-    /// Decides a gap to be recomputed by `operators`, whose inputs are there, and count as used by
-    /// the operator that the recompute runs for.
+    /// Decides that `operators` recompute the tensor in a gap. Their inputs must be on the device,
+    /// and count as used by the operator for which the recompute runs.
     pub fn recompute(&mut self, tensor: TensorId, gap: usize, operators: Vec<OpId>) {
         let slot = self.ends(tensor, gap).1 & !1;
         let place = slot as usize / 2;
@@ -162,8 +163,8 @@ impl Residencies<'_> {
         self.chains.insert((slot, tensor), Chain { operators, turn });
     }
 
-    /// The operators that make `tensor` anew at the end of `gap` from inputs that are there, with
-    /// the load of the slot in which they run; `None` where that is impossible.
+    /// The operators that make `tensor` at the end of `gap` from inputs on the device, and the load
+    /// of the slot in which they run; `None` if that is impossible.
     #[must_use]
     pub fn direct(
         &self,
@@ -178,7 +179,7 @@ impl Residencies<'_> {
         Some((operators, self.load.at(slot as usize) + recompute.extra))
     }
 
-    /// A tensor that is dropped or dead in `slot` is made there for another's sake.
+    /// Makes a tensor, which is dropped or dead in `slot`, because another one needs it.
     fn make_in_passing(&mut self, tensor: TensorId, slot: u32, limit: u64) {
         let Some(gap) = self.gap_over(tensor, slot) else {
             self.live_on(tensor, slot);
@@ -205,7 +206,8 @@ impl Residencies<'_> {
         }
     }
 
-    /// An earlier chain in the gap that runs what generates the tensor, and may keep it.
+    /// An earlier chain in the gap that runs the tensor's generating operator, and may keep the
+    /// tensor.
     fn sibling(&self, tensor: TensorId, gap: usize) -> Option<(u32, TensorId)> {
         if self.chains.is_empty() {
             return None;
@@ -224,7 +226,7 @@ impl Residencies<'_> {
             .max()
     }
 
-    /// The operator that generates a tensor, if no other has written it before `slot`.
+    /// The operator that generates a tensor, if no other operator writes it before `slot`.
     fn only_writer(&self, tensor: TensorId, slot: u32) -> Option<OpId> {
         if self.lifetime(tensor).long_lived {
             return None;
@@ -234,8 +236,8 @@ impl Residencies<'_> {
         writes.get(1).is_none_or(|&w| 2 * w + 1 >= slot).then_some(OpId(first))
     }
 
-    /// What the chain's generator makes besides, and would be made again later, stays from here
-    /// where there is room.
+    /// Other outputs of the chain's generating operator that would be recomputed later stay from
+    /// here on, if there is room.
     fn take_along(&mut self, made: TensorId, generator: OpId, slot: u32, limit: u64) {
         let siblings: Vec<TensorId> =
             self.generates(generator).iter().copied().filter(|&t| t != made).collect();
@@ -267,12 +269,13 @@ impl Residencies<'_> {
         }
     }
 
-    /// Scratch of a chain: the largest of its steps, each with what it generates without keeping.
+    /// Scratch bytes of a chain: the largest of its steps, each with the outputs that it doesn't
+    /// keep.
     fn chain_scratch(&self, tensor: TensorId, chain: &[OpId]) -> u64 {
         chain.iter().map(|&id| self.scratch_without(id, tensor)).max().unwrap_or(0)
     }
 
-    /// Whether the making of `made` in `slot` reads `from`, directly or not.
+    /// Whether the recompute of `made` in `slot` reads `from`, directly or through others.
     fn made_from(&self, slot: u32, made: TensorId, from: TensorId) -> bool {
         let mut stack = vec![made];
         let mut seen = Vec::new();
@@ -297,7 +300,7 @@ impl Residencies<'_> {
 }
 
 impl<'b, 'a> Recomputer<'b, 'a> {
-    /// Nothing found out yet.
+    /// A recomputer that has found out nothing yet.
     #[must_use]
     pub fn new(residencies: &'b Residencies<'a>, latencies: &'b [Latency], reach: Reach) -> Self {
         Self {
@@ -315,8 +318,8 @@ impl<'b, 'a> Recomputer<'b, 'a> {
         }
     }
 
-    /// The time that it takes to make `tensor` anew at the end of `gap`; `None` where that is
-    /// impossible or too deep. What else it takes is left in the maker.
+    /// The time to make `tensor` at the end of `gap`; `None` if that is impossible or too deep. The
+    /// other results stay in the recomputer.
     pub fn cost(&mut self, tensor: TensorId, gap: usize) -> Option<u64> {
         let (_, b, round) = self.residencies.ends(tensor, gap);
         if round {
@@ -403,7 +406,7 @@ impl<'b, 'a> Recomputer<'b, 'a> {
         if let Some(gap) = residencies.gap_over(tensor, self.slot)
             && let Gap::Swap(w) = residencies.gap(tensor, gap)
         {
-            // It may come back early, once it has left.
+            // It may come back early, after it has left.
             let (_, _, round) = residencies.ends(tensor, gap);
             if self.reach.depth == 0 || round || w.out_until + 2 >= self.slot {
                 return None;

@@ -1,18 +1,18 @@
-//! Plans for noisy latencies: the 95th percentile of the iteration's time counts, not its noiseless
-//! value.
+//! Plans for noisy latencies: the best plan is the one with the lowest 95th percentile of the
+//! iteration's time.
 //!
-//! A planner only knows one clock. So it plans several times against a link that is slower than the
-//! real one by multiples of the noise ([`SLOWER`]; only the ratio of copies to operators matters,
-//! so operators stay as they are). Copies that are in time on such a link leave slack on the real
-//! one, for which waiting elsewhere or recomputing may be the price. Each plan is put back on the
-//! real link, run [`RUNS`] times under noise from [`SEED`], and the one with the least 95th
-//! percentile wins: ties go to the lesser noiseless time, then to the link nearest the real one.
-//! The same runs for all, so differences are the plans' and not the noise's. The real link is among
-//! them: by this measure the result is never worse than the plan without noise. What fits does so
-//! at any timing, so a noisy run neither exceeds the budget nor changes a result.
+//! A planner knows only one set of latencies. So it plans several times for a link that is slower
+//! than the real one by multiples of the noise ([`SLOWER`]). Only the ratio of copies to operators
+//! matters, so operators stay as they are. Copies that are in time on a slower link have slack on
+//! the real one; the price may be other waits or recomputes. Each plan is put back on the real link
+//! and simulated [`RUNS`] times under noise from [`SEED`]. The plan with the lowest 95th percentile
+//! wins. Ties go to the shorter time without noise, then to the link nearest to the real one. All
+//! plans get the same noise, so differences come from the plans. The real link is one of the
+//! candidates, so by this measure the result is never worse than the plan without noise. A plan
+//! fits at any timing, so a noisy run neither exceeds the budget nor changes a result.
 //!
-//! Works with every planner. Deterministic. Cost: a planning and [`RUNS`] simulated iterations for
-//! each distinct candidate.
+//! This works with every planner and is deterministic. Cost: a planning and [`RUNS`] simulated
+//! iterations for each distinct candidate.
 
 use super::budget::{self, PlanError, Planned, Request, first_load};
 use crate::device::{Link, Profile};
@@ -21,29 +21,29 @@ use crate::sim::noise::{Noise, WHOLE, percentile};
 use crate::sim::reserved::{self, Framework};
 use crate::units::Nanos;
 
-/// By how many halves of the noise the link is taken to be slower.
+/// How much slower the link is assumed to be, in halves of the noise.
 pub const SLOWER: [u64; 5] = [0, 1, 2, 4, 6];
 
-/// Noisy iterations that judge a plan.
+/// The number of noisy iterations by which a plan is judged.
 pub const RUNS: u64 = 100;
 
-/// Where their noise starts. Not what `neap simulate` starts from, so that its runs are new to the
-/// plan.
+/// The seed of their noise. It differs from `neap simulate`'s default, so that a plan is not judged
+/// by the runs for which it was chosen.
 pub const SEED: u64 = 95;
 
-/// A plan and what it takes under noise.
+/// A plan and its time under noise.
 #[derive(Clone, Debug)]
 pub struct Robust {
     /// The plan, with the figures of its noiseless run on the real link.
     pub planned: Planned,
     /// The 95th percentile of its iteration's time over [`RUNS`] runs from [`SEED`].
     pub p95: Nanos,
-    /// The same for the plan made without regard to noise; `None` if that does not meet the budget.
+    /// The same for the plan made without noise; `None` if that plan does not meet the budget.
     pub before: Option<Nanos>,
 }
 
-/// Makes the plan within the budget that is quickest in 95 of 100 noisy iterations. `share` is the
-/// largest deviation, as in [`Noise`].
+/// Makes the plan within the budget with the lowest 95th percentile of noisy iterations. `share` is
+/// the largest deviation, as in [`Noise`].
 ///
 /// # Errors
 /// As [`budget::make_for`], when no candidate meets the budget.
@@ -55,7 +55,7 @@ pub fn make_for(
     choose(request, None, share, framework)
 }
 
-/// As [`make_for`] at the lowest budget that is found without regard to noise.
+/// As [`make_for`], at the lowest budget that is found without noise.
 ///
 /// # Errors
 /// As [`budget::minimum_for`].
@@ -101,7 +101,8 @@ fn choose(
                 }
             }
         };
-        // What a framework reserves depends on the order of requests, which the link changes.
+        // The bytes that a framework's allocator reserves depend on the order of requests, which
+        // the link changes.
         let fits = planned.bound() <= request.budget
             && planned.reserved.as_ref().is_none_or(|r| r.stats.ooms == 0);
         if !fits || seen.iter().any(|other| other.plan.jobs == planned.plan.jobs) {
@@ -126,7 +127,7 @@ fn choose(
     }
 }
 
-/// A link on which every copy takes `by` more, in thousandths of a percent.
+/// A link on which every copy takes longer by `by`, in thousandths of a percent.
 fn slower(link: &Link, by: u64) -> Link {
     let slowed = |rate: u64| {
         u64::try_from(u128::from(rate) * u128::from(WHOLE) / u128::from(WHOLE + by))
@@ -143,7 +144,7 @@ fn slower(link: &Link, by: u64) -> Link {
     }
 }
 
-/// The same events and addresses with the figures of the device that is meant.
+/// The same events and addresses, with the figures of the real device.
 fn on_the_real_link(
     planned: Planned,
     request: &Request<'_>,

@@ -1,4 +1,4 @@
-//! How much of a job may be swapped: the number behind the `@` of a job's file.
+//! The share of a job that may be swapped: the number behind the `@` of a job's file.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,28 +10,28 @@ use crate::contract::Plan;
 pub struct Share(u32);
 
 impl Share {
-    /// All of them.
+    /// All tensors may be swapped.
     pub const ALL: Self = Self(1000);
 
-    /// In thousandths.
+    /// The share in thousandths.
     #[must_use]
     pub const fn thousandths(self) -> u32 {
         self.0
     }
 
-    /// How much a loss of the job's time counts, in thousandths: a job that may swap half as much
-    /// gives way twice as late.
+    /// Weight of the job's lost time, in thousandths: a job that may swap half as much counts
+    /// twice.
     #[must_use]
     pub fn priority(self) -> u64 {
         1_000_000 / u64::from(self.0.max(1))
     }
 
-    /// The key in a plan's record: with the job's number where the plan has several jobs.
+    /// The key in a plan's record; it contains the job's number if the plan has several jobs.
     fn key(job: Option<usize>) -> String {
         job.map_or_else(|| "swap-share".to_owned(), |job| format!("swap-share-{job}"))
     }
 
-    /// For a plan's record; `None` where there is no limit.
+    /// The entry in a plan's record; `None` if there is no limit.
     #[must_use]
     pub fn record(self, job: Option<usize>) -> Option<(String, String)> {
         (self != Self::ALL).then(|| (Self::key(job), self.to_string()))
@@ -40,7 +40,7 @@ impl Share {
     /// The share of a job of a plan, as recorded.
     ///
     /// # Errors
-    /// When what is recorded is no share.
+    /// When the recorded text is not a share.
     pub fn recorded(plan: &Plan, job: usize) -> Result<Self, String> {
         let key = Self::key((plan.jobs.len() > 1).then_some(job));
         let Some(text) = plan.options.get(&key) else { return Ok(Self::ALL) };

@@ -1,19 +1,19 @@
 //! The planner `tensile`: TENSILE (Zhang et al., 2023), Algorithms 1 to 3, for one job.
 //!
-//! Round by round it finds the peak, takes the largest tensor there that rests between two uses,
-//! and looks for a free interval of the link to take it out before the peak (as early as can be)
-//! and one to bring it back before its next use (as late as can be). Its remaining gaps follow
-//! greedily. Parameters and optimizer states rest round the end of the iteration: out in the
-//! optimize phase, back before their first use in the next. Where nothing at the peak can be
-//! swapped in time, the tensor that frees most bytes per second of recomputing (MSPS) is recomputed
-//! from inputs that were never released. The paper's fallback, passive swapping, comes last: a copy
-//! that the compute stream may have to wait for.
+//! Round by round it finds the peak, takes the largest tensor there that is idle between two uses,
+//! and searches the link for two free intervals: one to swap the tensor out before the peak (as
+//! early as possible) and one to swap it in before its next use (as late as possible). Then its
+//! other gaps are tried greedily. Parameters and optimizer states are idle round the end of the
+//! iteration: they leave in the optimize phase and come back before their first use in the next
+//! iteration. If no tensor at the peak can be swapped in time, the one that frees most bytes per
+//! second of recomputing (MSPS) is recomputed from inputs that were never released. The paper's
+//! fallback, passive swapping, comes last: a copy for which the compute stream may have to wait.
 //!
-//! The algorithms' numbers and the published code's constants are from notes on the paper; sections
-//! are not verified.
+//! The algorithms' numbers and the published code's constants are from notes on the paper. Section
+//! numbers are not verified.
 //!
-//! Departures from the paper: lifetimeing is physical and in program order, so a plan stays safe
-//! when latencies are wrong; rounds go on until the budget is met. Each part is a switch in
+//! Departures from the paper: lifetimes are physical and in program order, so a plan stays safe
+//! when latencies are wrong. Rounds continue until the budget is met. Each part is a switch in
 //! [`Options`]. Cost: O(rounds · (slots + tensors at the peak)).
 
 use serde::{Deserialize, Serialize};
@@ -36,17 +36,17 @@ pub struct Options {
     pub across: bool,
     /// Recompute by MSPS (Algorithm 3).
     pub recompute: bool,
-    /// Swap with waiting where nothing else is left.
+    /// Swap with waiting if nothing else is left.
     pub passive: bool,
     /// Let passive swaps start early and end late where bytes allow.
     pub prefetch: bool,
-    /// No more swaps in time once the last three rounds gained less than 0.05 % and more than 100
-    /// ran.
+    /// Stop swapping in time after 100 rounds, once the last three rounds together gained less than
+    /// 0.05 %.
     pub stop_rule: bool,
     /// The largest share of tensors that may be swapped, in percent (the paper's max swapping
     /// rate).
     pub max_swap_rate: u32,
-    /// Leave smaller tensors alone while there is anything else.
+    /// Keep smaller tensors on the device while anything else helps.
     pub min_swap: Bytes,
 }
 
@@ -65,7 +65,7 @@ impl Default for Options {
     }
 }
 
-/// TENSILE's planner with what it has of neap's switches.
+/// TENSILE's planner with the switches that it shares with neap's.
 impl From<&super::neap::Options> for Options {
     fn from(options: &super::neap::Options) -> Self {
         let &super::neap::Options { swap, across, recompute, passive, prefetch, min_swap, .. } =
@@ -99,11 +99,11 @@ struct Search<'a, 'o> {
     given: &'o Given<'a>,
     options: &'o Options,
     residencies: Residencies<'a>,
-    /// Without a plan.
+    /// The times without a plan.
     clock: Clock,
-    /// Tensors worth swapping in time.
+    /// Tensors large enough to be swapped in time.
     large: Vec<TensorId>,
-    /// The rest.
+    /// The other tensors.
     small: Vec<TensorId>,
     out: Timetable,
     back: Timetable,
@@ -112,9 +112,9 @@ struct Search<'a, 'o> {
     pinned_left: u64,
 }
 
-/// The stop rule of the paper's published code: rounds before it applies, rounds it looks back
-/// over. What it compares here is the excess over the target in all slots, since a round lowers one
-/// of many equal peaks.
+/// The stop rule of the paper's published code: the rounds before it applies, and the rounds that
+/// it compares. Here it compares the bytes above the target in all slots, since a round may lower
+/// only one of many equal peaks.
 const STOP_AFTER: usize = 100;
 const STOP_WINDOW: usize = 3;
 
@@ -162,8 +162,7 @@ impl<'a, 'o> Search<'a, 'o> {
             if in_time && self.swap_in_time(slot, &candidates, target) {
                 continue;
             }
-            // The small ones, of which there are many, are looked at only where the large ones are
-            // of no help.
+            // The many small tensors are tried only if the large ones can't help.
             if !self.relieve(slot, load, &candidates) {
                 let small = self.at_peak(slot, &self.small);
                 if !self.relieve(slot, load, &small) {
@@ -179,14 +178,14 @@ impl<'a, 'o> Search<'a, 'o> {
         loads.into_iter().map(|load| u128::from(load.saturating_sub(target))).sum()
     }
 
-    /// What frees bytes where no swap in time does: recomputing, then swapping passively.
+    /// Frees bytes if no swap in time does: recomputes, then swaps passively.
     fn relieve(&mut self, slot: u32, load: u64, candidates: &[(TensorId, usize)]) -> bool {
         self.options.recompute && self.recompute(slot, load, candidates)
             || self.options.passive && self.options.swap && self.swap_passively(slot, candidates)
     }
 
-    /// Tensors that rest over the slot, largest first: the paper's memory peak tensors less those
-    /// in use.
+    /// Tensors that are idle in the slot, the largest first: the paper's memory peak tensors
+    /// without those in use.
     fn at_peak(&self, slot: u32, among: &[TensorId]) -> Vec<(TensorId, usize)> {
         let mut found: Vec<(TensorId, usize)> = Vec::new();
         for &tensor in among {
@@ -221,8 +220,8 @@ impl<'a, 'o> Search<'a, 'o> {
         }
     }
 
-    /// One round: the largest candidates first, those that the link can take out before the peak
-    /// and bring back in time, until the peak is within the target. Says whether there was any.
+    /// One round: tries candidates, the largest first, that the link can take out before the peak
+    /// and bring back in time, until the peak is within the target. Returns whether there was any.
     fn swap_in_time(&mut self, slot: u32, candidates: &[(TensorId, usize)], target: u64) -> bool {
         let mut any = false;
         for &(tensor, gap) in candidates {
@@ -237,7 +236,7 @@ impl<'a, 'o> Search<'a, 'o> {
         any
     }
 
-    /// The other gaps of a tensor that has a host copy now, as far as the link has room.
+    /// Swaps in the other gaps of a tensor that now has a host copy, as far as the link has room.
     fn remaining_gaps(&mut self, tensor: TensorId, done: usize) {
         for gap in 0..self.residencies.lifetimes[tensor.index()].gaps.len() {
             if gap != done
@@ -249,16 +248,16 @@ impl<'a, 'o> Search<'a, 'o> {
         }
     }
 
-    /// Looks for intervals on the link that relieve `slot` (or the gap at all), and decides the
-    /// swap if there are.
+    /// Searches for intervals on the link that free bytes in `slot` (or anywhere in the gap), and
+    /// decides the swap if there are any.
     fn try_swap(&mut self, tensor: TensorId, gap: usize, slot: Option<u32>) -> bool {
         let (p, n, round) = self.residencies.operators(tensor, gap);
         let bytes = self.residencies.graph.tensor(tensor).bytes;
         let clean = self.residencies.clean(tensor, gap);
         let end = self.clock.total;
         let (leaves, wanted) = (self.clock.end(p), self.clock.start(n));
-        // The peak lies after the departure in this iteration, or (round the end only) before the
-        // return in the next.
+        // The peak is after the departure in this iteration, or (only round the end) before the
+        // return in the next one.
         let in_head = round && slot.is_some_and(|q| q < 2 * n);
         let peak_start = slot.map(|q| self.clock.slot(q & !1));
         let peak_end = slot.map(|q| self.clock.slot((q + 1) & !1));
@@ -282,7 +281,7 @@ impl<'a, 'o> Search<'a, 'o> {
             (false, _) => peak_end.unwrap_or(0).max(gone),
         };
         let Some(back_at) = self.back.latest(earliest, wanted, back_length) else { return false };
-        // Without a peak to relieve, a swap must at least free one whole operator.
+        // Without a peak to lower, a swap must at least free its bytes for one whole operator.
         let tight = self.residencies.tightest(tensor, gap);
         let out_until =
             if clean { tight.out_until } else { self.clock.slot_before(gone, tight.out_until) };
@@ -336,8 +335,8 @@ impl<'a, 'o> Search<'a, 'o> {
         false
     }
 
-    /// Frees bytes at the slot whatever it costs: first swaps that linger there leave at once, then
-    /// the largest rest is swapped.
+    /// Frees bytes in the slot at any cost: first swaps that are still leaving there leave at once,
+    /// then the largest idle tensor is swapped.
     fn swap_passively(&mut self, slot: u32, candidates: &[(TensorId, usize)]) -> bool {
         let mut lingering: Option<(u64, TensorId, usize)> = None;
         for (index, lifetime) in self.residencies.lifetimes.iter().enumerate() {
@@ -362,8 +361,8 @@ impl<'a, 'o> Search<'a, 'o> {
         true
     }
 
-    /// Passive swaps linger and come back as early as the target leaves bytes for, so that fewer
-    /// operators wait.
+    /// Lets passive swaps leave later and come back earlier where the target has room, so that
+    /// fewer operators wait.
     fn widen_passive(&mut self, target: u64) {
         let passive = |(tensor, gap, decision)| match decision {
             Gap::Swap(swap) if swap.passive => {

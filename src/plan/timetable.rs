@@ -1,4 +1,4 @@
-//! One direction of the link as a list of busy intervals: feasible intervals for copies.
+//! The busy intervals of one direction of the link, and free intervals for copies.
 //!
 //! TENSILE's swap scheduling (its Algorithm 2; section not verified) looks for the earliest
 //! interval for a swap-out and the latest for a swap-in.
@@ -49,16 +49,16 @@ impl Timetable {
         }
     }
 
-    /// Whether anything is taken in `from..until`.
+    /// Whether any part of `from..until` is busy.
     #[must_use]
     pub fn busy(&self, from: u64, until: u64) -> bool {
         self.busy.get(self.busy.partition_point(|b| b.1 <= from)).is_some_and(|b| b.0 < until)
     }
 
-    /// Takes `start..start + length`, which must be free.
+    /// Makes `start..start + length`, which must be free, busy.
     pub fn take(&mut self, start: u64, length: u64) {
         let (at, end) = (self.busy.partition_point(|b| b.0 < start), start + length);
-        // What touches becomes one, so that a busy link is a short list.
+        // Adjacent intervals become one, so that a busy link is a short list.
         let before = at.checked_sub(1).filter(|&b| self.busy[b].1 == start);
         let after = self.busy.get(at).filter(|b| b.0 == end).map(|b| b.1);
         match (before, after) {

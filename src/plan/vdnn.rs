@@ -18,13 +18,13 @@
 //!   no budget.
 //!
 //! Here a layer is a forward operator, and its backward starts with the first operator after the
-//! forward that uses an X of its. Departures: the engine waits for an offload where its bytes are
-//! wanted and for a prefetch where its tensor is used, not at every layer's end, which can only be
-//! to the paper's advantage; workspaces are what the graph says, so the choice of convolution
-//! algorithms (`m`, `p`, and the dynamic policy) has no counterpart. A network without any
-//! convolution, of which the paper says nothing, has its matrix multiplications for convolutions
-//! and no classifier. Cost: O(accesses + decisions · slots). A budget that this planner does not
-//! meet is refused.
+//! forward that uses one of its X. Departures: the engine waits for an offload where its bytes are
+//! needed, and for a prefetch where its tensor is used, not at every layer's end. That can only
+//! help the paper's planner. Workspaces are those of the graph, so the choice of convolution
+//! algorithms (`m`, `p`, and the dynamic policy) has no counterpart. The paper does not treat
+//! networks without convolutions: here their matrix multiplications count as convolutions, and they
+//! have no classifier. Cost: O(accesses + decisions · slots). If this planner does not meet a
+//! budget, the answer is that the budget is infeasible.
 
 use serde::{Deserialize, Serialize};
 
@@ -34,12 +34,12 @@ use super::residency::{Gap, Residencies, Swap};
 use crate::job::{Graph, Operator, Phase, Role};
 use crate::units::TensorId;
 
-/// `vdnn-all`: the feature maps of all feature extraction layers leave.
+/// `vdnn-all`: the feature maps of all feature extraction layers are swapped out.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct All {}
 
-/// `vdnn-conv`: those of convolutions leave.
+/// `vdnn-conv`: the feature maps of convolutions are swapped out.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Conv {}
@@ -64,18 +64,18 @@ impl Planner for Conv {
 struct Offload {
     tensor: TensorId,
     gap: usize,
-    /// The layer that uses it last, and the first operator after the forward that wants it.
+    /// The layer that uses it last, and the first operator after the forward that uses it.
     layer: u32,
     wanted: u32,
 }
 
-/// Decides as the policy says, whatever the target.
+/// Decides by the policy, whatever the target.
 fn offload(given: &Given<'_>, policy: impl Fn(&Layers, TensorId) -> bool) -> Decision {
     let mut residencies = Residencies::new(given.graph);
     let clock = Clock::nominal(given.latencies);
     let layers = Layers::of(given.graph);
     let saved = saved(&residencies, &layers);
-    // By layer: what it offloads, and when its backward starts.
+    // For each layer, its offloads and the start of its backward.
     let mut offloads: Vec<Vec<&Offload>> =
         (0..given.graph.operators.len()).map(|_| Vec::new()).collect();
     let mut backward: Vec<Option<u32>> = vec![None; given.graph.operators.len()];
@@ -96,7 +96,8 @@ fn offload(given: &Given<'_>, policy: impl Fn(&Layers, TensorId) -> bool) -> Dec
             let last_use = offload.layer;
             let written =
                 residencies.lifetime(offload.tensor).writes.iter().rev().find(|&&w| w <= last_use);
-            // The copy begins with the layer; a layer that writes what it reads has to end first.
+            // The copy begins with the layer. If the layer writes the tensor, the layer must end
+            // first.
             let out_after = written.map_or(0, |&w| w).max(last_use.saturating_sub(1));
             let back =
                 fetched[layer].map_or(offload.wanted, |b| b.min(offload.wanted)).max(last_use + 1);
@@ -113,8 +114,8 @@ fn offload(given: &Given<'_>, policy: impl Fn(&Layers, TensorId) -> bool) -> Dec
     Decision::of(&residencies, given.target)
 }
 
-/// For each layer that offloads, the operator before which its feature maps are fetched; `None`
-/// where no search finds it.
+/// For each layer that offloads, the operator before which its feature maps are fetched; `None` if
+/// no search finds it.
 fn prefetch(
     layers: &Layers,
     offloads: &[Vec<&Offload>],
@@ -136,7 +137,7 @@ fn prefetch(
     fetched
 }
 
-/// Feature maps with a use in the forward and one after it, in order of their last layer.
+/// Feature maps that are used in the forward and after it, sorted by their last layer.
 fn saved(residencies: &Residencies<'_>, layers: &Layers) -> Vec<Offload> {
     let mut found = Vec::new();
     for (index, lifetime) in residencies.lifetimes.iter().enumerate() {
@@ -152,7 +153,7 @@ fn saved(residencies: &Residencies<'_>, layers: &Layers) -> Vec<Offload> {
             .position(|u| layers.forward[u[0] as usize / 2] && !layers.forward[u[1] as usize / 2]);
         let Some(gap) = ends else { continue };
         let (layer, wanted) = (lifetime.uses[gap] / 2, lifetime.uses[gap + 1] / 2);
-        // Only inputs: what a layer makes for its own backward alone stays.
+        // Only inputs. A tensor that a layer makes for its own backward stays.
         if layers.reads(residencies.graph, layer, tensor) {
             found.push(Offload { tensor, gap, layer, wanted });
         }
@@ -165,7 +166,7 @@ fn saved(residencies: &Residencies<'_>, layers: &Layers) -> Vec<Offload> {
 struct Layers {
     forward: Vec<bool>,
     convolution: Vec<bool>,
-    /// By tensor: a convolution reads it.
+    /// For each tensor, whether a convolution reads it.
     convolved: Vec<bool>,
     /// The first layer of the classifier.
     classifier: u32,

@@ -1,12 +1,12 @@
-//! The loop that makes a plan follow reality: measure, average, compare, plan anew, take over.
+//! Plans a job again while it runs, when measured latencies drift from those of the plan.
 //!
-//! After each iteration an exponentially weighted mean of each operator's latency, and of how slow
-//! each direction of the link is, moves towards what was measured (the newest counts nine tenths).
-//! When the operators' sum, or a direction's copies, have moved by more than the threshold since
-//! the last planning, the job is planned anew in a thread of its own, on the means as latencies and
-//! on the link as it is. A plan that passes the checker and is predicted to gain enough takes over
-//! at the end of the iteration in which it is ready. Weight and threshold are those of TENSILE's
-//! published code. The caller brings the function that makes plans.
+//! After each iteration, a mean latency of each operator and a mean slowdown of each direction of
+//! the link are updated with the measured values (exponentially, the newest with weight 0.9). When
+//! the sum of the operators' latencies, or of a direction's copies, has changed by more than the
+//! threshold since the last planning, a thread plans the job again. It uses the mean latencies and
+//! the link as measured. A new plan is used from the end of the iteration in which it is ready, if
+//! it passes the checker and is predicted to gain enough. Weight and threshold are those of
+//! TENSILE's published code. The caller supplies the function that makes plans.
 
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::Instant;
@@ -20,62 +20,62 @@ use crate::sim::engine;
 use crate::sim::program::{Direction, Program};
 use crate::units::Nanos;
 
-/// Finds a plan for a device and its operators' latencies, or says why there is none.
+/// Makes a plan for a device and the latencies of its operators, or says why there is none.
 pub type Planner<'a> = dyn Fn(&Profile, &[Latency]) -> Result<Plan, String> + Sync + 'a;
 
-/// How far the summed latency may move before the job is planned anew, in thousandths.
+/// By how much the sum of latencies must change before the job is planned again, in thousandths.
 pub const THRESHOLD: u64 = 300;
 
-/// What a new plan must be predicted to gain, in thousandths of an iteration, to be worth the
-/// change: less is noise.
+/// The predicted gain, in thousandths of an iteration, below which a new plan is not used: smaller
+/// gains are noise.
 const WORTH: u64 = 20;
 
-/// When and how to plan anew.
+/// When and how to plan again.
 #[derive(Clone, Copy)]
 pub struct Replan<'a> {
-    /// Finds the new plan.
+    /// Makes the new plan.
     pub planner: &'a Planner<'a>,
-    /// In thousandths of the sum at the last planning.
+    /// The threshold, in thousandths of the sum at the last planning.
     pub threshold_per_mille: u64,
 }
 
-/// Sums of latencies now, in thousandths of what they were when the job was last planned.
+/// Sums of latencies now, in thousandths of the sums when the job was last planned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drift {
-    /// All operators.
+    /// The sum of all operators.
     pub operators_per_mille: u64,
-    /// Copies to the device, for what they move.
+    /// The sum of copies to the device, relative to the bytes copied.
     pub h2d_per_mille: u64,
-    /// Copies from the device.
+    /// The same of copies from the device.
     pub d2h_per_mille: u64,
 }
 
-/// One time that the job was planned anew.
+/// One time that the job was planned again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
     /// The iteration after which the drift was seen.
     pub seen: u32,
-    /// What had moved.
+    /// The drift.
     pub drift: Drift,
     /// The first iteration under the new plan; `None` when it was not applied.
     pub applied: Option<u32>,
     /// Why it was not applied.
     pub kept_because: Option<String>,
-    /// What an iteration takes under the old plan by the new latencies.
+    /// Predicted time of an iteration under the old plan with the new latencies.
     pub predicted_before: Option<Nanos>,
-    /// And under the new one.
+    /// Predicted time of an iteration under the new plan.
     pub predicted_after: Option<Nanos>,
-    /// The middle one of the last three iterations before the drift.
+    /// Median of the last three iterations before the drift.
     pub measured_undisturbed: Option<Nanos>,
-    /// The middle one of the iterations under the old plan since the drift.
+    /// Median of the iterations under the old plan since the drift.
     pub measured_before: Option<Nanos>,
-    /// The middle one of the first three iterations under the new plan.
+    /// Median of the first three iterations under the new plan.
     pub measured_after: Option<Nanos>,
     /// How long planning took, in the background.
     pub planning: Nanos,
 }
 
-/// A plan that would take over.
+/// A new plan that may be used.
 struct Proposal {
     plan: Plan,
     before: Nanos,
@@ -84,25 +84,25 @@ struct Proposal {
 
 type Answer = (Result<Proposal, String>, Nanos);
 
-/// Watches a run.
+/// Observes a run and plans again when necessary.
 pub struct Controller<'scope, 'env> {
     scope: &'scope Scope<'scope, 'env>,
     graph: &'env Graph,
     replan: Replan<'env>,
-    /// What is followed, and the device as it was known when that was planned.
+    /// The plan in use, and the device as it was known when that plan was made.
     job: JobPlan,
     device: Profile,
-    /// Mean latencies of operators, in nanoseconds, and their sum when the job was last planned.
+    /// Mean latencies of operators in nanoseconds, and their sum when the job was last planned.
     means: Vec<u64>,
     planned: u64,
-    /// How long copies take in thousandths of what the plan's link says, by direction, and what
-    /// that was at the last planning.
+    /// The time of copies in each direction, in thousandths of the time by the plan's link, and the
+    /// same at the last planning.
     slow: [u64; 2],
     slow_then: [u64; 2],
-    /// By the engine: how long each copy of the program should take.
+    /// For each copy of the program, the time that the engine predicts.
     steps: Vec<Option<usize>>,
     copies: Vec<(Direction, u64)>,
-    /// No iteration of this plan has been seen yet.
+    /// Whether no iteration of this plan has ended yet.
     fresh: bool,
     pending: Option<ScopedJoinHandle<'scope, Answer>>,
     next: Option<Plan>,
@@ -110,7 +110,7 @@ pub struct Controller<'scope, 'env> {
 }
 
 impl<'scope, 'env> Controller<'scope, 'env> {
-    /// Of a run that starts with `job` on `device`.
+    /// A controller for a run that starts with `job` on `device`.
     #[must_use]
     pub fn new(
         scope: &'scope Scope<'scope, 'env>,
@@ -139,7 +139,7 @@ impl<'scope, 'env> Controller<'scope, 'env> {
         }
     }
 
-    /// From now on `program` runs, planned for `link`.
+    /// From now on `program` runs, which was planned for `link`.
     pub fn follow(&mut self, program: &Program, link: &Link) {
         self.fresh = true;
         self.steps =
@@ -153,9 +153,10 @@ impl<'scope, 'env> Controller<'scope, 'env> {
             .collect();
     }
 
-    /// Takes an iteration in; true when a new plan is ready to take over.
+    /// Records an iteration. Returns true when a new plan is ready to be used.
     pub fn boundary(&mut self, iteration: u32, measured: &Measured) -> bool {
-        // The first iteration of a plan touches its memory for the first time.
+        // The first iteration of a plan is slower, because it touches its memory for the first
+        // time.
         if !std::mem::take(&mut self.fresh) {
             self.learn(measured);
         }
@@ -176,7 +177,7 @@ impl<'scope, 'env> Controller<'scope, 'env> {
         }
         let (answer, planning) = pending
             .join()
-            .unwrap_or_else(|_| (Err("the planner broke off".to_owned()), Nanos::ZERO));
+            .unwrap_or_else(|_| (Err("the planner panicked".to_owned()), Nanos::ZERO));
         let Some(change) = self.changes.last_mut() else { return false };
         change.planning = planning;
         match answer {
@@ -196,12 +197,11 @@ impl<'scope, 'env> Controller<'scope, 'env> {
         false
     }
 
-    /// The plan that takes over.
+    /// Returns the new plan, which is then the plan in use.
     pub fn take(&mut self) -> Option<Plan> {
         let plan = self.next.take()?;
         self.job = plan.jobs.first()?.clone();
-        // What has been learned of the link since it was planned stays known, now by the new plan's
-        // link.
+        // The measured slowdown of the link is kept, now relative to the new plan's link.
         for (slow, then) in self.slow.iter_mut().zip(&mut self.slow_then) {
             *slow = (*slow * 1000 / (*then).max(1)).max(1);
             *then = 1000;
@@ -210,7 +210,7 @@ impl<'scope, 'env> Controller<'scope, 'env> {
         Some(plan)
     }
 
-    /// What was planned anew, with what `iterations` say about it.
+    /// What was planned again, with the measured times from `iterations`.
     #[must_use]
     pub fn changes(mut self, iterations: &[Nanos]) -> Vec<Change> {
         let middle = |from: u32, to: u32| {
@@ -300,12 +300,12 @@ impl<'scope, 'env> Controller<'scope, 'env> {
     }
 }
 
-/// Nine tenths of the new value and a tenth of the old.
+/// The mean with weight 0.9 for the new value and 0.1 for the old one.
 fn mean(old: u64, new: u64) -> u64 {
     u64::try_from((u128::from(new) * 9 + u128::from(old)) / 10).unwrap_or(u64::MAX)
 }
 
-/// The link when copies take `slow` thousandths of their time.
+/// The link on which copies take `slow` thousandths of their time.
 fn slowed(link: &Link, slow: [u64; 2]) -> Link {
     let rate = |rate: u64, slow: u64| {
         u64::try_from(u128::from(rate) * 1000 / u128::from(slow.max(1)))

@@ -1,6 +1,6 @@
-//! From a placed program to a device's script, and the loop that runs it.
+//! Turns a placed program into a device's script, and runs it.
 //!
-//! What waits for what is worked out once, in [`script`]; [`Executor::run`] only enqueues.
+//! [`script`] computes once which items wait for which. [`Executor::run`] only enqueues them.
 
 use super::RunError;
 use super::backend::{
@@ -12,11 +12,11 @@ use crate::sim::engine;
 use crate::sim::program::{Begin, Direction, Program};
 use crate::units::{Bytes, Nanos, TensorId};
 
-/// Reads a program into what a device does in each iteration.
+/// Turns a program into the items that a device runs in each iteration.
 ///
 /// # Errors
-/// When something lies outside the arena, has no slot, or waits for what never ends: a plan that
-/// was not checked.
+/// When an address is outside the arena, a copy has no slot in the pinned pool, or an item waits
+/// for one that never ends. Plans that passed the checker never give an error.
 pub fn script(
     graph: &Graph,
     job: &JobPlan,
@@ -59,7 +59,7 @@ impl Builder<'_> {
         Ok(script)
     }
 
-    /// Where a residency begins and ends in the arena.
+    /// The range of addresses of a residency in the arena.
     fn range(&self, residency: usize) -> Result<(Bytes, Bytes), RunError> {
         let r = &self.program.residencies[residency];
         let offset =
@@ -73,13 +73,13 @@ impl Builder<'_> {
         }
     }
 
-    /// The items after which a residency may begin.
+    /// The items that must have ended before a residency may begin.
     fn free(&self, residency: usize, waits: &mut Vec<usize>) -> Result<(), RunError> {
         let r = &self.program.residencies[residency];
         r.previous.iter().chain(&r.after).try_for_each(|&earlier| self.end(earlier, waits))
     }
 
-    /// The items after which a residency's bytes are given back.
+    /// The items after which a residency's bytes are free.
     fn end(&self, residency: usize, waits: &mut Vec<usize>) -> Result<(), RunError> {
         let r = &self.program.residencies[residency];
         if r.stays {
@@ -123,11 +123,11 @@ impl Builder<'_> {
             let (offset, _) = self.range(workspace)?;
             addresses.extend(step.scratch.iter().map(|&(tensor, at)| (tensor, offset + at)));
         } else {
-            // Scratch without a workspace has no bytes at all.
+            // Scratch outputs without a workspace have no bytes.
             addresses.extend(step.scratch.iter().map(|&(tensor, _)| (tensor, Bytes::ZERO)));
         }
         addresses.sort_unstable();
-        // Scratch outputs follow the operator's own workspace in the same stretch.
+        // Scratch outputs follow the operator's own workspace in the same range.
         let own = operator.workspace.in_blocks();
         let workspace = step
             .workspace
@@ -161,7 +161,7 @@ impl Builder<'_> {
         Ok(Item { stream: Stream::Compute, waits, fetches, due: None, work: Work::Step(work), top })
     }
 
-    /// The loss, if this step is the one that writes it.
+    /// Where to read the loss, if this step writes it.
     fn capture(&self, index: usize, addresses: &[(TensorId, Bytes)]) -> Option<Capture> {
         let loss = self.graph.loss.as_ref()?;
         let step = &self.program.steps[index];
@@ -208,7 +208,7 @@ impl Builder<'_> {
         Ok(Item { stream, waits, fetches: Vec::new(), due, work, top })
     }
 
-    /// An order of enqueueing in which each item stands after all it waits for.
+    /// An order of enqueueing in which each item comes after all items that it waits for.
     fn order(&self, items: &[Item], streams: &[Vec<usize>; 3]) -> Result<Vec<usize>, RunError> {
         let mut placed = vec![false; items.len()];
         let mut next = [0; 3];
@@ -243,7 +243,7 @@ impl Builder<'_> {
     }
 }
 
-/// Drops waits that a stream's order gives anyway, and doubles.
+/// Removes duplicate waits, and waits that the order of a stream implies.
 fn prune(script: &mut Script) {
     let stream: Vec<Stream> = script.items.iter().map(|i| i.stream).collect();
     for item in &mut script.items {
@@ -255,36 +255,36 @@ fn prune(script: &mut Script) {
     }
 }
 
-/// What the loop has seen.
+/// The measurements of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Record {
-    /// The loss of each iteration, where there is one.
+    /// The loss of each iteration, if the graph has a loss.
     pub losses: Vec<f32>,
-    /// How long each iteration took.
+    /// The time of each iteration.
     pub iteration_ns: Vec<Nanos>,
-    /// By operator, how long its own turn took in each iteration.
+    /// For each operator, the time of its own run (not its recomputes) in each iteration.
     pub operator_ns: Vec<Vec<Nanos>>,
-    /// Steps that found what they read still on its way.
+    /// How many steps had to wait for a copy that they read.
     pub late: u64,
-    /// Copies whose delay was cut short.
+    /// How many copies started without their delay because a step waited for them.
     pub passive: u64,
-    /// Largest sum of resident bytes at any instant, by the measured times.
+    /// The largest sum of resident bytes, from the measured times.
     pub resident_peak: Bytes,
 }
 
 /// Runs iterations on a device.
 pub struct Executor<'a> {
-    /// How many operators there are.
+    /// The graph, for the number of its operators.
     pub graph: &'a Graph,
-    /// What runs.
+    /// The program that runs.
     pub program: &'a Program,
-    /// The same for the device.
+    /// The program as the device's script.
     pub script: &'a Script,
 }
 
 impl Executor<'_> {
-    /// Runs iterations `from..to`, adding to the record; after each `boundary` gets its record
-    /// and says whether to stop there. Gives how far it came.
+    /// Runs iterations `from..to` and adds to the record. After each one it calls `boundary` with
+    /// the record, which says whether to stop there. Returns the number of the next iteration.
     ///
     /// # Errors
     /// The first failure of the device.

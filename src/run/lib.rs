@@ -1,9 +1,9 @@
-//! Making it happen: executor, swap executor, and the devices behind one trait.
+//! Runs plans: the executor, the controller, and the devices behind one trait.
 //!
-//! [`run`] executes a checked plan on the host device and says what it was like; [`run_replanning`]
-//! has it planned anew while it runs, when latencies drift ([`controller`]).
-//! [`profile`](mod@profile) and [`measure`] find out how fast operators and devices are. A plan
-//! that was not checked gives an error or wrong numbers, but touches no byte outside its memories.
+//! [`run`] executes a checked plan on a device and returns its measurements. [`run_replanning`]
+//! also plans again during the run when latencies drift ([`controller`]). [`profile`](mod@profile)
+//! and [`measure`] measure operators and devices. A plan that was not checked gives an error or
+//! wrong numbers, but touches no byte outside its memories.
 
 use neap_model::{contract, device, files, job, units};
 use neap_plan as plan;
@@ -46,19 +46,19 @@ use controller::Controller;
 use session::{End, Job, Next, Pilot};
 use start::{has_algorithms, open};
 
-/// How fast the host device's copies go.
+/// The rate of the host device's copies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Rate {
-    /// As the device's profile says, contention and overhead included.
+    /// The rates of the device's profile, with contention and overhead.
     #[default]
     Profile,
-    /// So many bytes a second in each direction.
+    /// This many bytes per second in each direction.
     BytesPerSecond(u64),
     /// As fast as memory can be copied.
     Unlimited,
 }
 
-/// What a job runs on.
+/// The kind of device that a job runs on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Target {
     /// The embedded host device.
@@ -66,15 +66,15 @@ pub enum Target {
     Host,
     /// The first NVIDIA GPU.
     Cuda {
-        /// Where to look for NVIDIA's libraries first.
+        /// The folder to search first for NVIDIA's libraries.
         libs: Option<PathBuf>,
-        /// Round the factors of f32 products to TF32.
+        /// Whether to round the factors of f32 products to TF32.
         tf32: bool,
     },
 }
 
 impl Target {
-    /// As tables of latencies call it, for a profile of this name.
+    /// The device's name in tables of latencies, for a profile of this name.
     #[must_use]
     pub fn key<'n>(&self, profile: &'n str) -> &'n str {
         match self {
@@ -83,7 +83,7 @@ impl Target {
         }
     }
 
-    /// As errors call it.
+    /// The device's name in errors.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
@@ -93,35 +93,36 @@ impl Target {
     }
 }
 
-/// What a run takes besides the plan.
+/// The settings of a run besides its plan.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// What it runs on; rates, throttling and jitter are the host device's alone.
+    /// The kind of device. Rates, throttling and jitter apply to the host device only.
     pub target: Target,
-    /// How many iterations.
+    /// Number of iterations.
     pub iterations: u32,
-    /// How fast copies go.
+    /// The rate of copies.
     pub link_rate: Rate,
-    /// Thousandths of that; 1000 for all of it.
+    /// The share of that rate, in thousandths; 1000 for all of it.
     pub throttle_per_mille: u32,
-    /// From these iterations on, other thousandths; in order.
+    /// Other shares from these iterations on, in order.
     pub throttle_later: Vec<(u64, u32)>,
-    /// How busy others shall keep the device meanwhile, in percent of the time.
+    /// How busy other threads keep the device meanwhile, in percent of the time.
     pub load_percent: u32,
-    /// For whatever no weights file gives.
+    /// Seed of the initial values that no weights file provides.
     pub seed: u64,
     /// A safetensors file with initial values.
     pub weights: Option<PathBuf>,
-    /// A safetensors file to write parameters, buffers and optimizer states to at the end.
+    /// A safetensors file for parameters, buffers and optimizer states at the end.
     pub save: Option<PathBuf>,
-    /// Keep parameters and buffers in the outcome.
+    /// Whether to return parameters and buffers in the outcome.
     pub keep_state: bool,
-    /// Fill memory with a pattern wherever something begins that holds nothing yet, so that reading
-    /// it shows.
+    /// Whether to fill memory with a pattern where a residency begins without content, so that
+    /// reading such bytes is noticed.
     pub poison: bool,
-    /// Sleep up to this long before each copy: for tests that order, not speed, makes results.
+    /// The longest random sleep before each copy. Tests use it to prove that timing changes no
+    /// result.
     pub jitter: Nanos,
-    /// Set by others to end the run after the iteration that is running.
+    /// Lets others end the run after the running iteration.
     pub stop: Stop,
 }
 
@@ -130,19 +131,18 @@ pub struct Settings {
 pub struct Stop(Arc<AtomicBool>);
 
 impl Stop {
-    /// Asks for the run to end after the iteration that is running. What was asked of the run (its
-    /// state, its outcome) is still written.
+    /// Ends the run after the running iteration. Its state and its outcome are still written.
     pub fn request(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// What a signal handler sets to ask for it.
+    /// The flag that a signal handler sets to request the stop.
     #[must_use]
     pub fn flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.0)
     }
 
-    /// Whether it has been asked for.
+    /// Whether the stop was requested.
     #[must_use]
     pub fn requested(&self) -> bool {
         self.0.load(Ordering::Relaxed)
@@ -170,7 +170,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// What the host device takes for a profile.
+    /// The host device's options for a profile.
     fn host(&self, profile: &Profile) -> host::Options {
         host::Options {
             link: match self.link_rate {
@@ -204,12 +204,12 @@ pub struct Value {
     pub data: Vec<u8>,
 }
 
-/// What a run was like.
+/// The results and measurements of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// One for each iteration; empty when the graph has no recognised loss.
+    /// The loss of each iteration; empty when the graph has no recognised loss.
     pub losses: Vec<f32>,
-    /// It ended early because it was asked to, after as many iterations as there are times.
+    /// Whether it ended early because it was asked to. `iteration_ns` has the iterations that ran.
     pub stopped: bool,
     /// SHA-256 in hex over parameters and buffers in order of name: each one's name, a zero byte,
     /// its bytes.
@@ -218,32 +218,32 @@ pub struct Outcome {
     pub peak_bytes: Bytes,
     /// Largest sum of resident bytes at any instant, by the measured times.
     pub resident_peak_bytes: Bytes,
-    /// How long each iteration took.
+    /// The time of each iteration.
     pub iteration_ns: Vec<Nanos>,
-    /// How often a step found what it reads still on its way.
+    /// How many times a step had to wait for a copy that it reads.
     pub late_copies: u64,
-    /// How often a swap-in's delay was cut short because a step waited for it.
+    /// How many swap-ins started without their delay because a step waited for them.
     pub passive_copies: u64,
-    /// By operator, how long its own turn (not its recomputes) took in each iteration.
+    /// For each operator, the time of its own run (not its recomputes) in each iteration.
     pub operator_ns: Vec<Vec<Nanos>>,
-    /// What libraries chose for operators for which they have several algorithms.
+    /// The libraries' choices for operators for which they have several algorithms.
     pub libraries: BTreeMap<OpId, Chosen>,
-    /// Parameters and buffers at the end by their keys (`parameter:NAME`), when they were to be
-    /// kept.
+    /// Parameters and buffers at the end by their keys (`parameter:NAME`), if they were to be
+    /// returned.
     pub state: Option<BTreeMap<String, Value>>,
-    /// What should be said about it.
+    /// Sentences for the user.
     pub notes: Vec<String>,
-    /// What was planned anew meanwhile, in order.
+    /// What was planned again during the run, in order.
     pub changes: Vec<Change>,
 }
 
 /// Why a job did not run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// Operators that the device does not have.
+    /// The device lacks kernels for some operators.
     #[error("the {0} device lacks {list}", list = list_missing(.1))]
     Unsupported(&'static str, Vec<Missing>),
-    /// Numbers that were never recorded.
+    /// The graph needs numbers that were not recorded.
     #[error(
         "operator `{first}`{} uses a number that the trace does not record; record it with neap.scalar, see README",
         others(*.operators)
@@ -254,7 +254,7 @@ pub enum RunError {
         /// Number of operators.
         operators: usize,
     },
-    /// The graph contradicts itself in a way that matters only here.
+    /// The graph contradicts itself in a way that matters only for a run.
     #[error("{0}")]
     Graph(String),
     /// The plan can't be read as a program.
@@ -263,7 +263,7 @@ pub enum RunError {
     /// The plan can't be run.
     #[error("the plan can't be run: {0}; `neap check` says more")]
     Plan(String),
-    /// Initial values.
+    /// The initial values can't be used.
     #[error(transparent)]
     Weights(#[from] weights::WeightsError),
     /// The final state could not be written.
@@ -276,7 +276,7 @@ pub enum RunError {
         name: String,
         /// Its kind.
         kind: String,
-        /// What its kernel said.
+        /// The kernel's error.
         problem: backend::operators::KernelError,
     },
     /// The device failed.
@@ -294,8 +294,8 @@ fn others(operators: usize) -> String {
     if operators > 1 { format!(" (and {} others)", operators - 1) } else { String::new() }
 }
 
-/// The operators that a device has, with the element types that each works in, sorted by kind.
-/// None where this program was built without that device.
+/// The operators of a device, with the element types that each supports, sorted by kind. Empty if
+/// this program was built without the device.
 #[must_use]
 pub fn operators(target: &Target) -> Vec<Listed> {
     match target {
@@ -313,13 +313,12 @@ pub fn supported(graph: &Graph) -> Vec<Missing> {
     support::missing(graph, |kind| host::kernels::find(kind).is_some())
 }
 
-/// Runs `job`, a checked plan of `graph`, on its device with an arena of exactly `arena_bytes`.
-///
-/// `progress` gets the number of iterations done, after each.
+/// Runs `job`, a checked plan of `graph`, on its device with an arena of `arena_bytes`. After each
+/// iteration it calls `progress` with the number of iterations done.
 ///
 /// # Errors
-/// Before anything runs: missing operators, unrecorded numbers, weights that don't fit, a plan that
-/// makes no sense. Later: an operator that fails, a file that can't be written.
+/// Before the run: missing operators, unrecorded numbers, weights that don't fit, a plan that can't
+/// be read. During the run: an operator that fails, a file that can't be written.
 pub fn run(
     graph: &Graph,
     job: &JobPlan,
@@ -353,11 +352,11 @@ pub fn run_with(
     )
 }
 
-/// Runs `plan`, checked and of one job, and has it planned anew when measured latencies drift. A
-/// new plan takes over between two iterations and changes no result.
+/// Runs `plan`, a checked plan of one job, and plans it again when measured latencies drift. A new
+/// plan is used from the next iteration on and changes no result.
 ///
 /// # Errors
-/// As [`run`]; and when the plan has no job.
+/// As [`run`], and when the plan has no job.
 pub fn run_replanning(
     graph: &Graph,
     plan: &Plan,
@@ -370,7 +369,7 @@ pub fn run_replanning(
     follow(run, &plan.device, (job, plan.budget), Some(replan), progress)
 }
 
-/// Runs a job alone, from plan to plan if there is a planner to make them.
+/// Runs a job alone, and changes its plan if there is a planner.
 fn follow(
     mut run: Job<'_>,
     profile: &Profile,
@@ -417,7 +416,7 @@ fn follow(
     })
 }
 
-/// The pilot of a job that has the device for itself.
+/// The pilot of a job that is alone on the device.
 struct Alone<'scope, 'env, 'p> {
     controller: Option<Controller<'scope, 'env>>,
     switch: bool,

@@ -1,9 +1,9 @@
-//! How fast a device is: its link over sizes, both ways and under load, its memory, its matrix
-//! products, its overheads.
+//! Measures how fast a device is: its link for several sizes, in both directions and under load,
+//! its memory, its matrix products, its overheads.
 //!
-//! On the host device the link is a copy through memory, as fast as it goes, and others are put to
-//! work for the figures under load; on a GPU nothing is. Every rate is that of the quickest repeat
-//! or round: what the device can do, on a machine where others may be at work.
+//! On the host device the link is a copy through memory without throttling, and threads make the
+//! load. On a GPU no load is made. Every rate is that of the fastest repeat or round, because other
+//! programs may slow the machine down.
 
 use std::collections::BTreeMap;
 
@@ -15,25 +15,25 @@ use crate::device::{Link, Profile, Rates, roofline};
 use crate::job::Graph;
 use crate::units::{Bytes, Nanos};
 
-/// The sizes that are copied, in KiB.
+/// The sizes of copies, in KiB.
 const SIZES_KIB: [u64; 6] = [4, 64, 256, 1024, 8 * 1024, 32 * 1024];
 
-/// How busy others are for the figures under load.
+/// The load in percent for the figures under load.
 const LOAD: u32 = 100;
 
-/// How often each figure is gone for, at different times.
+/// How many times each figure is measured, at different times.
 const ROUNDS: usize = 3;
 
-/// Rates of copies of one size, in bytes a second, overhead included.
+/// Rates of copies of one size in bytes per second, overhead included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkRates {
-    /// What is copied at once.
+    /// Bytes of one copy.
     pub bytes: Bytes,
-    /// Others kept the device busy.
+    /// Whether other threads kept the device busy.
     pub loaded: bool,
-    /// To the device alone.
+    /// To the device, alone.
     pub h2d: u64,
-    /// From the device alone.
+    /// From the device, alone.
     pub d2h: u64,
     /// To the device while the other direction copies too.
     pub h2d_both: u64,
@@ -41,18 +41,18 @@ pub struct LinkRates {
     pub d2h_both: u64,
 }
 
-/// Everything that was measured.
+/// The results of a measurement.
 #[derive(Clone, Debug)]
 pub struct Measurement {
-    /// For `--device`.
+    /// The profile, for `--device`.
     pub profile: Profile,
-    /// The link over sizes, idle and under load.
+    /// The link's rates by size, idle and under load.
     pub link: Vec<LinkRates>,
-    /// Matrix products by extent, in floating-point operations a second.
+    /// Matrix products: the extent, and floating-point operations per second.
     pub products: Vec<(u64, u64)>,
 }
 
-/// Measures a device. What can't be measured, memory sizes above all, is `base`'s.
+/// Measures a device. Figures that can't be measured, such as memory sizes, are taken from `base`.
 ///
 /// # Errors
 /// When the device fails.
@@ -124,7 +124,8 @@ pub fn measure(target: &Target, base: &Profile, name: &str) -> Result<Measuremen
     Ok(Measurement { profile, link, products })
 }
 
-/// Large enough that what is measured is arithmetic, and not so large that it takes long.
+/// Whether a graph's operator is large enough to measure arithmetic, and small enough to run
+/// quickly.
 fn is_substantial(graph: &Graph) -> bool {
     graph
         .operators
@@ -132,7 +133,7 @@ fn is_substantial(graph: &Graph) -> bool {
         .is_some_and(|o| (100_000_000..400_000_000).contains(&roofline::flops(o)))
 }
 
-/// Work of all graphs' operators a second, each at its quickest.
+/// The flops of all graphs' operators per second, each at its fastest.
 fn work_rate(
     target: &Target,
     graphs: &[Graph],
@@ -154,7 +155,7 @@ fn work_rate(
     Ok(u64::try_from(total * 1_000_000_000 / time.max(1)).unwrap_or(u64::MAX))
 }
 
-/// What a step costs that does next to nothing: the middle distance from one start to the next.
+/// The time of a step that does next to nothing: the median distance from one start to the next.
 fn launch(target: &Target, base: &Profile) -> Result<Nanos, RunError> {
     let settings = Settings { target: target.clone(), ..Settings::default() };
     let (times, _) = again(&sweep::smallest(), base, &settings, 1000)?;
@@ -184,8 +185,8 @@ fn rates(target: &Target, bytes: Bytes, loaded: bool) -> Result<LinkRates, Failu
     })
 }
 
-/// The quickest copy's rate on one stream; on two that copy at the same time the middle one's, as
-/// the last go alone.
+/// The fastest copy's rate on one stream. On two streams that copy at the same time the median,
+/// because the last copies run alone.
 fn copies(
     target: &Target,
     bytes: Bytes,
@@ -235,7 +236,7 @@ fn copies(
         &[],
         &options,
         |device| {
-            // Untouched pages would be what is measured.
+            // Otherwise the first access to each page would be measured.
             let ones = vec![1; usize::try_from(memory.0).unwrap_or(0)];
             device.write(super::backend::Memory::Device, Bytes::ZERO, &ones)?;
             device.write(super::backend::Memory::Host, Bytes::ZERO, &ones)?;

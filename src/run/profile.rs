@@ -1,4 +1,4 @@
-//! How long operators take on a device: each in its place in a job, or one alone again and again.
+//! Measures operators on a device: each at its place in a job, or one alone many times.
 //!
 //! Times are medians of repeats after a warm-up.
 
@@ -14,14 +14,14 @@ use crate::device::latency::Row;
 use crate::job::{Graph, GraphError, Tensor};
 use crate::units::{Bytes, Nanos, OpId, TensorId};
 
-/// What is run before anything counts: memory is touched for the first time, caches fill.
+/// Iterations before the measurement: memory is touched for the first time, and caches fill.
 pub const WARM_UP: u32 = 2;
 
-/// How much of a tensor is made up before it repeats.
+/// The bytes of random data after which a tensor's content repeats.
 const PIECE: u64 = 64 << 10;
 
-/// Lets the libraries of the CUDA device have up to `workspace` of scratch for each operator for
-/// which they have several algorithms, so that a profile shows which they would choose.
+/// Lets the CUDA device's libraries use up to `workspace` bytes for each operator for which they
+/// have several algorithms, so that a profile shows their choice.
 ///
 /// # Errors
 /// When sizes overflow.
@@ -37,8 +37,8 @@ pub fn allow(graph: &mut Graph, workspace: Bytes) -> Result<(), GraphError> {
 }
 
 /// Runs `job`, a checked plan of `graph`, for `settings.iterations` iterations after a warm-up of
-/// [`WARM_UP`], and gives each operator's latency, under `settings.load_percent`, beside the
-/// roofline of `profile`.
+/// [`WARM_UP`]. Returns each operator's latency under `settings.load_percent`, and beside it the
+/// time by the roofline of `profile`.
 ///
 /// # Errors
 /// As [`super::run`].
@@ -65,11 +65,11 @@ pub fn job(
     Ok(graph.operators.iter().zip(&outcome.operator_ns).enumerate().map(row).collect())
 }
 
-/// Starts and ends.
+/// Start and end of each run.
 pub type Spans = Vec<(Nanos, Nanos)>;
 
-/// Runs the first operator of `graph` again and again, `settings.iterations` times after a warm-up,
-/// and gives its latency.
+/// Runs the first operator of `graph` `settings.iterations` times after a warm-up, and returns its
+/// latency.
 ///
 /// # Errors
 /// When the device lacks it, or it fails.
@@ -89,8 +89,8 @@ pub fn alone(graph: &Graph, profile: &Profile, settings: &Settings) -> Result<Ro
     .by(chosen.as_ref()))
 }
 
-/// Starts and ends of the first operator of `graph`, run `repeats` times in one go, and what a
-/// library chose for it.
+/// Start and end of each of `repeats` runs of the first operator of `graph`, and the library's
+/// choice for it.
 ///
 /// # Errors
 /// As [`alone`].
@@ -156,7 +156,8 @@ pub fn again(
     Ok((measured.items, chosen))
 }
 
-/// Numbers that repeat: what they are costs no time, but finding so many would.
+/// Fills a tensor with numbers that repeat: their values don't affect the time, and making so many
+/// different ones would take long.
 fn fill(device: &mut dyn Device, tensor: &Tensor, at: Bytes, seed: u64) -> Result<(), Failure> {
     let piece = Tensor { bytes: Bytes(tensor.bytes.0.min(PIECE)), ..tensor.clone() };
     let numbers = seed::initial(seed, &piece, 0.0, 2);
@@ -169,7 +170,7 @@ fn fill(device: &mut dyn Device, tensor: &Tensor, at: Bytes, seed: u64) -> Resul
     Ok(())
 }
 
-/// A script of items that wait for nothing but their streams.
+/// A script of items that wait only for the item before on their stream.
 #[must_use]
 pub fn alike(items: Vec<Item>, arena: Bytes, store: Bytes) -> Script {
     let mut streams = [Vec::new(), Vec::new(), Vec::new()];
@@ -192,7 +193,7 @@ pub fn once(device: &mut dyn Device, script: &Script) -> Result<Measured, Failur
     Ok(measured)
 }
 
-/// The middle one, the later of two; at least 1 ns.
+/// The median, of an even number the later one; at least 1 ns.
 #[must_use]
 pub fn middle(times: &[Nanos]) -> Nanos {
     let mut sorted = times.to_vec();

@@ -8,12 +8,12 @@ pub use crate::units::mix;
 
 const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Where the numbers of one tensor come from.
+/// The random numbers of one tensor.
 #[derive(Clone, Copy, Debug)]
 pub struct Source(u64);
 
 impl Source {
-    /// Of the tensor called `name`.
+    /// The numbers of the tensor called `name`.
     #[must_use]
     pub fn new(seed: u64, name: &str) -> Self {
         let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325, |h: u64, b| {
@@ -26,13 +26,14 @@ impl Source {
         mix(self.0.wrapping_add(index.wrapping_mul(GAMMA)))
     }
 
-    /// Evenly from 0 to 1, in steps of 2^-24.
+    /// Uniform from 0 to 1, in steps of 2^-24.
     #[must_use]
     pub fn uniform(self, index: u64) -> f64 {
         (self.bits(index) >> 40) as f64 / 16_777_216.0
     }
 
-    /// Like a normal distribution: the sum of four even ones, mean 0, variance 1, within ±3.5.
+    /// Approximately normal: the sum of four uniform numbers, with mean 0 and variance 1, within
+    /// ±3.5.
     #[must_use]
     pub fn normal(self, index: u64) -> f64 {
         let bits = self.bits(index);
@@ -47,11 +48,12 @@ impl Source {
     }
 }
 
-/// What a long-lived tensor starts with when no file says: `elements` of its storage type.
+/// The initial value of a long-lived tensor that no file provides: `elements` of its storage type.
 ///
-/// Parameters: even within ±1/√fan-in (the product of all extents but the first), norm weights (one
-/// dimension, called `…weight`) 1, other vectors within ±0.01. Buffers: variances 1, the rest 0.
-/// Optimizer states: `state`. Batch data as [`batch`]. Whatever else nothing generates: 0.
+/// Parameters are uniform within ±1/√fan-in (the product of all extents but the first). Norm
+/// weights (one dimension, called `…weight`) are 1, other vectors are within ±0.01. Buffers:
+/// variances are 1, the rest 0. Optimizer states are `state`. Batch data is as in [`batch`]. Other
+/// tensors are 0.
 #[must_use]
 pub fn initial(seed: u64, tensor: &Tensor, state: f64, limit: u64) -> Vec<u8> {
     let elements = tensor.bytes.0 / tensor.dtype.size();
@@ -77,7 +79,7 @@ fn fill(tensor: &Tensor, elements: u64, value: impl Fn(u64) -> f64) -> Vec<u8> {
     all
 }
 
-/// Batch data: floats like a normal distribution, whole numbers below `limit`, flags even.
+/// Batch data: floats approximately normal, whole numbers below `limit`, flags uniform.
 #[must_use]
 pub fn batch(seed: u64, name: &str, dtype: Dtype, elements: u64, limit: u64) -> Vec<u8> {
     let source = Source::new(seed, name);
@@ -94,7 +96,8 @@ pub fn batch(seed: u64, name: &str, dtype: Dtype, elements: u64, limit: u64) -> 
     all
 }
 
-/// Appends `value` as one little-endian element of `dtype`; complex ones get no imaginary part.
+/// Appends `value` as one little-endian element of `dtype`. A complex element gets imaginary part
+/// 0.
 fn encode(value: f64, dtype: Dtype, to: &mut Vec<u8>) {
     match dtype {
         Dtype::F32 => to.extend((value as f32).to_le_bytes()),
@@ -111,7 +114,7 @@ fn encode(value: f64, dtype: Dtype, to: &mut Vec<u8>) {
     }
 }
 
-/// Single to IEEE half, towards zero; what is too large becomes the largest.
+/// Converts to IEEE half, rounding towards zero. Values that are too large become the largest half.
 fn half(value: f32) -> u16 {
     let sign = u16::from(value.is_sign_negative()) << 15;
     let size = value.abs();

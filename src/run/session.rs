@@ -1,8 +1,8 @@
-//! A job's way through its iterations, wherever its memory is and whichever plan it follows.
+//! Runs a job's iterations, with any plan and at any place in a device's memory.
 //!
-//! A [`Job`] is made once; a session of it follows one plan at one place in a device's memory,
-//! asking its [`Pilot`] before each iteration whether to go on, to leave the device with all that
-//! lives across iterations, or to stop.
+//! A [`Job`] is made once. Each of its sessions uses one plan at one place. Before each iteration
+//! the session asks its [`Pilot`] whether to continue, to leave the device with all long-lived
+//! tensors, or to stop.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,26 +19,26 @@ use crate::job::{Graph, Role};
 use crate::sim::program::{Begin, Program};
 use crate::units::{Bytes, OpId, TensorId};
 
-/// Says at each iteration boundary what comes next.
+/// Decides at each iteration boundary what comes next.
 pub(super) trait Pilot {
-    /// Whether iteration `next` shall run now.
+    /// What to do before iteration `next`.
     fn next(&mut self, next: u32) -> Next;
     /// An iteration has ended.
     fn ended(&mut self, iteration: u32, measured: &Measured);
 }
 
-/// What comes next.
+/// The pilot's decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// The next iteration.
+    /// Run the next iteration.
     Go,
-    /// The device's memory is needed otherwise: what lives across iterations is carried out.
+    /// Leave the device: other jobs need its memory, so long-lived tensors are copied out.
     Leave,
-    /// Nothing more.
+    /// Stop the job.
     Stop,
 }
 
-/// A job that can run: what stays the same whichever plan is followed, wherever its memory is.
+/// A job that can run. It does not depend on the plan or on the place of its memory.
 pub(super) struct Job<'a> {
     kernels: Lookup,
     pub(super) graph: &'a Graph,
@@ -48,10 +48,10 @@ pub(super) struct Job<'a> {
     values: weights::Values<'a>,
     pub(super) batch: Vec<Vec<u8>>,
     random_keys: Vec<u64>,
-    /// What libraries must use.
+    /// The algorithms that libraries must use.
     pub(super) libraries: BTreeMap<OpId, Chosen>,
     notes: Vec<String>,
-    /// What long-lived tensors hold while one plan hands over to the next.
+    /// The bytes of long-lived tensors between one session and the next.
     carried: BTreeMap<TensorId, Vec<u8>>,
     record: Record,
     high_water: Bytes,
@@ -61,14 +61,14 @@ pub(super) struct Job<'a> {
 pub(super) enum End {
     /// All iterations have run.
     Done(Box<Outcome>),
-    /// What lives across iterations has been carried out; this iteration is next.
+    /// Long-lived tensors were copied out; this iteration is next.
     Left(u32),
-    /// It was stopped; what it had done by then, without a checksum.
+    /// It was stopped. The outcome so far has no checksum.
     Stopped(Box<Outcome>),
 }
 
 impl<'a> Job<'a> {
-    /// Finds out whether it can run at all, and what it starts with. Runs in memory of its own
+    /// Checks whether the job can run, and finds its initial values. It uses memory of its own
     /// unless there is a `shared` one.
     ///
     /// # Errors
@@ -117,7 +117,7 @@ impl<'a> Job<'a> {
         })
     }
 
-    /// Makes all initial values now rather than when they are first needed on the device.
+    /// Computes all initial values now, rather than when the device first needs them.
     pub(super) fn fill(&mut self) {
         for tensor in weights::long_lived(self.graph) {
             let data = self.values.take(tensor);
@@ -125,8 +125,8 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// What has been done so far.
-    pub(super) fn told(&mut self) -> Outcome {
+    /// Returns the outcome so far.
+    pub(super) fn outcome_so_far(&mut self) -> Outcome {
         let record = std::mem::take(&mut self.record);
         self.notes.extend(not_finite(&record.losses));
         Outcome {
@@ -142,12 +142,11 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Follows one plan from iteration `first` on, in an arena of exactly `arena` bytes where it
-    /// has one of its own.
+    /// Runs one plan from iteration `first` on, in an arena of `arena` bytes unless memory is
+    /// shared.
     ///
     /// # Errors
-    /// A plan that makes no sense, an operator or a device that fails, a file that can't be
-    /// written.
+    /// When the plan can't be read, an operator or the device fails, or a file can't be written.
     pub(super) fn session(
         &mut self,
         plan: &JobPlan,
@@ -215,9 +214,9 @@ impl<'a> Job<'a> {
                     }
                     Ok(End::Left(reached))
                 }
-                Next::Stop => Ok(End::Stopped(Box::new(self.told()))),
+                Next::Stop => Ok(End::Stopped(Box::new(self.outcome_so_far()))),
                 Next::Go => {
-                    let mut outcome = self.told();
+                    let mut outcome = self.outcome_so_far();
                     outcome.stopped = reached < settings.iterations;
                     finish(graph, &homes, device, settings, &mut outcome, fail)?;
                     Ok(End::Done(Box::new(outcome)))
@@ -246,7 +245,7 @@ impl<'a> Job<'a> {
     }
 }
 
-/// A sentence about the first loss that is no number.
+/// A sentence about the first loss that is not finite.
 fn not_finite(losses: &[f32]) -> Option<String> {
     let at = losses.iter().position(|loss| !loss.is_finite())?;
     let what = if losses[at].is_nan() { "not a number (NaN)" } else { "infinite" };
@@ -257,12 +256,12 @@ fn not_finite(losses: &[f32]) -> Option<String> {
     ))
 }
 
-/// Where a long-lived tensor is between iterations.
+/// The place of a long-lived tensor between iterations.
 struct Home {
     tensor: TensorId,
-    /// Before the first iteration.
+    /// Its place before the first iteration.
     first: (Memory, Bytes),
-    /// After the last: the same place in a plan whose steady state closes.
+    /// Its place after the last iteration. In a plan for repeated iterations it is the same.
     last: (Memory, Bytes),
 }
 
@@ -301,7 +300,7 @@ fn homes(graph: &Graph, job: &JobPlan, program: &Program) -> Result<Vec<Home>, R
     Ok(homes)
 }
 
-/// Reads parameters and buffers back: checksum, the state to keep, the file to save.
+/// Reads parameters and buffers back, for the checksum, the outcome and the file.
 fn finish(
     graph: &Graph,
     homes: &[Home],
@@ -350,7 +349,8 @@ fn finish(
     Ok(())
 }
 
-/// A long-lived tensor's elements after the last iteration: its first shape's worth of the storage.
+/// A long-lived tensor's elements after the last iteration: as many of the storage as its shape
+/// has.
 fn fetch(graph: &Graph, home: &Home, device: &mut dyn Device) -> Result<Vec<u8>, Failure> {
     let tensor = graph.tensor(home.tensor);
     let shown = tensor

@@ -1,4 +1,4 @@
-//! The device of a target, made for a script, whether or not this build has CUDA.
+//! Opens the device of a target for a script, whether or not this build has CUDA.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,14 +9,14 @@ use crate::contract::Chosen;
 use crate::job::Graph;
 use crate::units::{Bytes, OpId};
 
-/// What a device says of itself.
+/// A device's own report.
 #[derive(Default)]
-pub struct Said {
+pub struct DeviceNotes {
     pub notes: Vec<String>,
     pub libraries: BTreeMap<OpId, Chosen>,
 }
 
-/// A device's memory that several jobs share, and its link.
+/// An arena that several jobs share, and the link.
 pub enum Shared {
     Host(host::Shared),
     #[cfg(feature = "cuda")]
@@ -24,11 +24,11 @@ pub enum Shared {
 }
 
 impl Shared {
-    /// An arena of exactly so many bytes on the device of `target`. For a GPU it is given back on
-    /// this thread.
+    /// An arena of `arena` bytes on the device of `target`. A GPU's arena must be freed on this
+    /// thread.
     ///
     /// # Errors
-    /// When there is no such device, or it has not got them.
+    /// When there is no such device, or it has too little memory.
     pub fn new(target: &Target, arena: Bytes, options: &host::Options) -> Result<Self, Failure> {
         match target {
             Target::Host => host::Shared::new(arena, options).map(Self::Host),
@@ -42,12 +42,12 @@ impl Shared {
     }
 }
 
-/// Makes the device of `target` for `script`, in memory of its own unless there is a shared one,
-/// with these algorithms of libraries, and runs `work` with it; what came of that, and what the
-/// device says of itself.
+/// Opens the device of `target` for `script` and runs `work` with it. The device has memory of its
+/// own unless there is a shared one, and its libraries use these algorithms. Returns the result of
+/// `work` and the device's report.
 ///
 /// # Errors
-/// When there is no such device, or it can't be made ready.
+/// When there is no such device, or it can't be prepared.
 pub fn open<R>(
     (target, shared): (&Target, Option<&Shared>),
     graph: &Graph,
@@ -56,7 +56,7 @@ pub fn open<R>(
     batch: &[Vec<u8>],
     options: &host::Options,
     work: impl FnOnce(&mut dyn Device) -> R,
-) -> Result<(R, Said), Failure> {
+) -> Result<(R, DeviceNotes), Failure> {
     match target {
         Target::Host => {
             let shared = match shared {
@@ -64,10 +64,10 @@ pub fn open<R>(
                 _ => None,
             };
             host::with_device(graph, script, kernels, batch, options, shared, work)
-                .map(|result| (result, Said::default()))
+                .map(|result| (result, DeviceNotes::default()))
         }
         Target::Cuda { .. } if options.load_percent > 0 => Err(Failure::Device(
-            "others at work are made on the host only; leave --load away".to_owned(),
+            "only the host device can make a load; leave --load out".to_owned(),
         )),
         Target::Cuda { libs, tf32 } => on_gpu(
             graph,
@@ -99,7 +99,7 @@ pub fn on_cuda(_: &str) -> bool {
     true
 }
 
-/// Runs `work` with the CUDA device; what came of it, and what the device says of itself.
+/// Runs `work` with the CUDA device. Returns its result and the device's report.
 #[cfg(feature = "cuda")]
 fn on_gpu<R>(
     graph: &Graph,
@@ -109,7 +109,7 @@ fn on_gpu<R>(
     poison: bool,
     shared: Option<&Shared>,
     work: impl FnOnce(&mut dyn Device) -> R,
-) -> Result<(R, Said), Failure> {
+) -> Result<(R, DeviceNotes), Failure> {
     let algorithms =
         libraries.iter().map(|(id, chosen)| (*id, chosen.algorithms.clone())).collect();
     let options =
@@ -125,7 +125,7 @@ fn on_gpu<R>(
             (*id, Chosen { algorithms: passes.iter().map(|p| p.0).collect(), workspace })
         };
         let libraries = device.algorithms().iter().map(chosen).collect();
-        (result, Said { notes: std::mem::take(&mut device.notes), libraries })
+        (result, DeviceNotes { notes: std::mem::take(&mut device.notes), libraries })
     })
 }
 
@@ -138,6 +138,6 @@ fn on_gpu<R>(
     _: bool,
     _: Option<&Shared>,
     _: impl FnOnce(&mut dyn Device) -> R,
-) -> Result<(R, Said), Failure> {
+) -> Result<(R, DeviceNotes), Failure> {
     Err(Failure::Device("built without the cuda feature".to_owned()))
 }

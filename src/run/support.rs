@@ -1,5 +1,5 @@
-//! What can be said about a graph before anything of it runs: what is missing, unknown, frozen or
-//! random.
+//! Properties of a graph that are known before a run: missing kernels, unrecorded numbers, frozen
+//! scalars, random operators.
 
 use std::collections::BTreeMap;
 
@@ -8,11 +8,11 @@ use crate::job::{Arg, Dtype, Graph, Operator, Phase, Role};
 /// An operator kind for which a device has no kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Missing {
-    /// Such as `aten::conv3d`.
+    /// The kind, such as `aten::conv3d`.
     pub kind: String,
-    /// How many operators are of this kind.
+    /// Number of operators of this kind.
     pub operators: usize,
-    /// The first one's name.
+    /// Name of the first one.
     pub first: String,
 }
 
@@ -34,10 +34,10 @@ pub fn missing(graph: &Graph, knows: impl Fn(&str) -> bool) -> Vec<Missing> {
     of.into_values().collect()
 }
 
-/// Names of the operators that want a number which the trace has not recorded.
+/// Names of the operators that need a number which the trace has not recorded.
 ///
-/// The state of the framework's random generator, which attention and dropout hand to their
-/// backward, is not wanted: here a counter stands for it.
+/// The state of the framework's random generator, which attention and dropout pass to their
+/// backward, is not needed: a counter replaces it.
 #[must_use]
 pub fn unknown_numbers(graph: &Graph) -> Vec<&str> {
     let unknown = |o: &Operator| {
@@ -52,10 +52,10 @@ pub fn unknown_numbers(graph: &Graph) -> Vec<&str> {
     graph.operators.iter().filter(|o| unknown(o)).map(|o| o.name.as_str()).collect()
 }
 
-/// Batch data by number: type and shape of each host-to-device copy.
+/// Type and shape of each batch input, by the number of its host-to-device copy.
 ///
 /// # Errors
-/// When the numbers have gaps, or one is given two shapes.
+/// When the numbers have gaps, or one number has two shapes.
 pub fn batch(graph: &Graph) -> Result<Vec<(Dtype, Vec<u64>)>, String> {
     let mut found: BTreeMap<u32, (Dtype, Vec<u64>)> = BTreeMap::new();
     for operator in &graph.operators {
@@ -77,7 +77,7 @@ pub fn batch(graph: &Graph) -> Result<Vec<(Dtype, Vec<u64>)>, String> {
     Ok(found.into_values().collect())
 }
 
-/// The smallest bound of an index among the operators that look something up: rows of embeddings,
+/// The smallest bound of an index among the operators that look up rows: rows of embeddings,
 /// classes of losses.
 #[must_use]
 pub fn index_limit(graph: &Graph) -> Option<u64> {
@@ -97,7 +97,8 @@ pub fn index_limit(graph: &Graph) -> Option<u64> {
     graph.operators.iter().filter_map(extent).min()
 }
 
-/// The operator whose random numbers each operator draws: its own, unless it undoes a random one.
+/// The operator whose random numbers each operator uses: its own, or those of the forward operator
+/// that it differentiates.
 #[must_use]
 pub fn random_keys(graph: &Graph) -> Vec<u64> {
     let mut writers = BTreeMap::new();
@@ -120,13 +121,13 @@ pub fn random_keys(graph: &Graph) -> Vec<u64> {
     keys
 }
 
-/// A kind without the words that tell forward from backward: `native_dropout_backward` undoes
-/// `native_dropout`, `_efficient_attention_backward` undoes `_efficient_attention_forward`.
+/// A kind without the words for forward and backward: `native_dropout_backward` belongs to
+/// `native_dropout`, `_efficient_attention_backward` to `_efficient_attention_forward`.
 fn base(kind: &str) -> String {
     kind.replace("_backward", "").replace("_forward", "")
 }
 
-/// Sentences about what a run of `graph` can't do as the framework would.
+/// Sentences about how a run of `graph` differs from the framework's.
 #[must_use]
 pub fn notes(graph: &Graph) -> Vec<String> {
     let mut notes = Vec::new();

@@ -1,21 +1,20 @@
-//! Operators of one kind over many shapes, as graphs of one operator each: what a predictor learns
-//! from.
+//! Graphs of one operator each, of one kind and many shapes, from which a predictor learns.
 //!
-//! Shapes are drawn evenly by their logarithm from a seed, the same on every machine, and passed
-//! over when they are more than [`MOST_FLOPS`] or [`MOST_BYTES`].
+//! Shapes are drawn uniformly by their logarithm from a seed, the same on every machine. Shapes
+//! with more than [`MOST_FLOPS`] or [`MOST_BYTES`] are skipped.
 
 use crate::device::roofline;
 use crate::job::graph::contiguous;
 use crate::job::{Arg, Dtype, Graph, Operand, Operator, Phase, Replay, Role, Tensor};
 use crate::units::{Bytes, TensorId, mix};
 
-/// Larger operators would take the sweep's whole time.
+/// The most flops of a sample: larger operators would take most of the sweep's time.
 pub const MOST_FLOPS: u128 = 2_000_000_000;
 
-/// All tensors of one sample.
+/// The most bytes of all tensors of a sample.
 pub const MOST_BYTES: u64 = 64 << 20;
 
-/// A name, what it stands for, and how to draw one.
+/// A short name, the operator's kind, and a function that draws a sample.
 type Kind = (&'static str, &'static str, fn(&mut Draw) -> Parts);
 
 /// The kinds that can be swept.
@@ -42,15 +41,15 @@ pub fn names() -> Vec<&'static str> {
     KINDS.iter().map(|k| k.0).collect()
 }
 
-/// `count` graphs of one operator of a kind, by a name of [`names`] or the framework's own; `None`
-/// for others.
+/// `count` graphs of one operator of a kind, which is a name of [`names`] or the framework's;
+/// `None` for other kinds.
 #[must_use]
 pub fn samples(kind: &str, count: u32, seed: u64) -> Option<Vec<Graph>> {
     let (name, kind, draw) = KINDS.iter().find(|(name, full, _)| *name == kind || *full == kind)?;
     let mut draws =
         Draw(mix(name.bytes().fold(mix(seed), |hash, byte| mix(hash ^ u64::from(byte)))));
     let mut graphs = Vec::new();
-    // Most draws are small enough; the bound is for a kind whose draws never are.
+    // Most draws are small enough. The bound ends the loop for a kind whose draws never are.
     for _ in 0..count.saturating_mul(50) {
         if graphs.len() == count as usize {
             break;
@@ -77,13 +76,13 @@ pub fn product(extent: u64) -> Graph {
     p.sure("aten::mm")
 }
 
-/// An addition that waits for memory: 16 MiB a tensor.
+/// An addition limited by memory bandwidth: 16 MiB for each tensor.
 #[must_use]
 pub fn large_add() -> Graph {
     addition(4 << 20)
 }
 
-/// Next to nothing.
+/// An operator that does next to nothing.
 #[must_use]
 pub fn smallest() -> Graph {
     addition(1)
@@ -98,7 +97,7 @@ fn addition(elements: u64) -> Graph {
     p.sure("aten::add")
 }
 
-/// Numbers in a fixed order.
+/// A deterministic sequence of random numbers.
 struct Draw(u64);
 
 impl Draw {
@@ -115,7 +114,7 @@ impl Draw {
         all[usize::try_from(self.below(all.len() as u64)).unwrap_or(0)]
     }
 
-    /// From `low` to `high`, evenly by octaves and in eighths of one.
+    /// A number from `low` to `high`, uniform by octaves and in steps of an eighth of one.
     fn log(&mut self, low: u64, high: u64) -> u64 {
         let octaves = u64::from((high / low.max(1)).max(1).ilog2()) + 1;
         let octave = low << self.below(octaves);
@@ -123,7 +122,7 @@ impl Draw {
     }
 }
 
-/// What an operator is made of.
+/// The parts of an operator.
 #[derive(Default)]
 struct Parts {
     tensors: Vec<Tensor>,
@@ -155,7 +154,7 @@ impl Parts {
         }
     }
 
-    /// An argument of its own.
+    /// Adds a tensor argument.
     fn input(&mut self, shape: &[u64]) -> Operand {
         let name = format!("in{}", self.tensors.len());
         let operand = self.tensor(&name, Role::Input, Dtype::F32, shape);
@@ -163,7 +162,7 @@ impl Parts {
         operand
     }
 
-    /// A matrix, at times seen through its transpose.
+    /// Adds a matrix argument, if `transposed` as a view of its transpose.
     fn matrix(&mut self, rows: u64, columns: u64, transposed: bool) {
         if transposed {
             let mut operand = self.input(&[columns, rows]);
@@ -186,7 +185,7 @@ impl Parts {
             .push(Arg::Ints(all.iter().map(|&x| i64::try_from(x).unwrap_or(i64::MAX)).collect()));
     }
 
-    /// Running statistics, which the operator updates.
+    /// Adds running statistics, which the operator updates.
     fn running(&mut self, channels: u64) {
         for name in ["running_mean", "running_var"] {
             let operand = self.tensor(name, Role::Buffer, Dtype::F32, &[channels]);
@@ -196,7 +195,8 @@ impl Parts {
         self.replay = Replay::SkipUpdates;
     }
 
-    /// Of parts that are known to fit: an empty graph otherwise, which every runner refuses.
+    /// The graph of parts that are known to be valid. If they were not, an empty graph, which every
+    /// runner refuses.
     fn sure(self, kind: &str) -> Graph {
         let nothing = || Graph {
             name: String::new(),
@@ -329,7 +329,7 @@ fn bmm(d: &mut Draw) -> Parts {
     p
 }
 
-/// A batch of images: batch, channels, side.
+/// Draws a batch of images: batch, channels, side.
 fn images(d: &mut Draw) -> (u64, u64, u64) {
     (d.log(1, 32), d.log(8, 512), d.log(4, 112))
 }
@@ -429,7 +429,7 @@ mod tests {
             graphs.sort_by_key(|g| {
                 roofline::flops(&g.operators[0]).max(roofline::bytes(&g.operators[0]))
             });
-            // Without optimisation only small ones are quick.
+            // In an unoptimised build only small ones are quick.
             for graph in &graphs[..3] {
                 let row = profile::alone(graph, &device, &Settings::default())
                     .unwrap_or_else(|e| panic!("{name}: {e}"));

@@ -1,4 +1,5 @@
-//! Small graphs with kernels of their own: planned runs equal unplanned ones, whatever copies do.
+//! Small graphs with kernels of their own: planned runs equal unplanned ones, whatever the copies
+//! do.
 
 use std::collections::BTreeMap;
 
@@ -51,9 +52,9 @@ fn late_and_passive_copies_cost_time_only() {
     let late = go(&b.graph, &plan(&b.graph, events(&b, 0)), &slow).unwrap();
     assert!(late.late_copies >= 3, "{}", late.late_copies);
     assert_eq!(late.checksum, plain.checksum);
-    // 12 kB at 5 MB/s takes 2.4 ms, and several such stand one behind the other.
+    // 12 kB at 5 MB/s take 2.4 ms, and several such copies wait for each other.
     assert!(late.iteration_ns.iter().all(|t| *t > Nanos(6_000_000)), "{:?}", late.iteration_ns);
-    // A delay of an hour is cut short at once.
+    // A delay of an hour is removed at once.
     let passive =
         go(&b.graph, &plan(&b.graph, events(&b, 3_600_000_000_000)), &settings(3)).unwrap();
     assert_eq!(passive.passive_copies, 6);
@@ -64,7 +65,7 @@ fn late_and_passive_copies_cost_time_only() {
 fn a_delay_is_kept() {
     let b = net();
     let mut events = events(&b, 0);
-    // No step waits for this one, so it goes when its time has come.
+    // No step waits for this copy, so it starts after its delay.
     *events.last_mut().unwrap() =
         Event::SwapOut { tensor: b.id("w1"), trigger: after(Some(12), 20_000_000) };
     let outcome = go(&b.graph, &plan(&b.graph, events), &settings(2)).unwrap();
@@ -126,7 +127,7 @@ fn what_cannot_run_is_said_first() {
 fn a_plan_that_would_deadlock_is_refused() {
     let b = net();
     let (mut job, arena) = plan(&b.graph, events(&b, 0));
-    // Handing bytes on in the opposite order makes early residencies wait for later ones.
+    // In the opposite order of placements early residencies would wait for later ones.
     job.placements.reverse();
     let text = go(&b.graph, &(job, arena), &settings(1)).unwrap_err().to_string();
     assert!(text.contains("deadlocks") || text.contains("stays"), "{text}");
@@ -160,7 +161,7 @@ fn weights_come_in_and_go_out() {
     for (key, value) in &state {
         assert_eq!(tensors.tensor(key).unwrap().data(), value.data);
     }
-    // Without the batch they can't be used.
+    // Without batch data in the file they can't be used.
     let again = Settings { weights: Some(path.clone()), ..settings(2) };
     let text = go(&b.graph, &bare, &again).unwrap_err().to_string();
     assert!(text.contains("has no `input:x`") && text.contains("buffer:mean"), "{text}");
@@ -172,8 +173,8 @@ fn weights_come_in_and_go_out() {
     };
     write(&state);
     let continued = go(&b.graph, &plan(&b.graph, events(&b, 0)), &again).unwrap();
-    // Dropout starts from iteration 0 again, so only a run without it would go on as if
-    // uninterrupted; but it differs from a fresh one.
+    // Dropout starts from iteration 0 again, so only a run without it would continue exactly; but
+    // it differs from a fresh run.
     assert_ne!(bits(&continued.losses), bits(&first.losses[..2]));
     let same = go(&b.graph, &bare, &again).unwrap();
     assert_eq!(same.checksum, continued.checksum);

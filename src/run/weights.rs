@@ -1,9 +1,9 @@
-//! What long-lived tensors and batch data start with, from a safetensors file or seeded; and
+//! Initial values of long-lived tensors and batch data, from a safetensors file or a seed, and
 //! writing them back.
 //!
-//! Keys: `parameter:NAME`, `buffer:NAME`, `optimizer_state:KEY:NAME`; `input:NAME` is batch data by
-//! the name of the tensor on the device. A file may say `input:x`, `input:y`, `input:2` … by the
-//! order of the copies instead.
+//! Keys are `parameter:NAME`, `buffer:NAME`, `optimizer_state:KEY:NAME`, and `input:NAME` for batch
+//! data, by the name of the tensor on the device. A file may use `input:x`, `input:y`, `input:2` …
+//! instead, by the order of the copies.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -17,21 +17,21 @@ use crate::files;
 use crate::job::{Arg, Dtype, Graph, Role, Tensor};
 use crate::units::TensorId;
 
-/// A header longer than this is refused, as the format's own library does.
+/// The longest header that is accepted, in bytes, as in the format's own library.
 const HEADER_LIMIT: u64 = 100_000_000;
 
-/// Why initial values can't be had.
+/// Why initial values can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum WeightsError {
     /// The file can't be opened.
     #[error(transparent)]
     File(#[from] files::FileError),
-    /// The file is not what it should be.
+    /// The file's content is wrong.
     #[error("{}: {problem}", path.display())]
     Content {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and what to do.
+        /// What is wrong, and the remedy.
         problem: String,
     },
 }
@@ -40,12 +40,12 @@ pub enum WeightsError {
 pub struct Values<'a> {
     graph: &'a Graph,
     seed: u64,
-    /// Whole numbers in batch data stay below this.
+    /// The limit of whole numbers in batch data.
     limit: u64,
     file: BTreeMap<String, Vec<u8>>,
-    /// Batch data by number of host-to-device copy.
+    /// Batch data, by the number of the host-to-device copy.
     pub batch: Vec<Vec<u8>>,
-    /// What should be said about them.
+    /// Sentences for the user.
     pub notes: Vec<String>,
 }
 
@@ -62,7 +62,7 @@ pub fn key(tensor: &Tensor) -> String {
     format!("{role}:{}", tensor.name)
 }
 
-/// The key of batch data by the order of the copies; its seed follows from it.
+/// The key of batch data by the order of the copies, which also gives its seed.
 fn batch_number(number: usize) -> String {
     match number {
         0 => "input:x".to_owned(),
@@ -71,7 +71,7 @@ fn batch_number(number: usize) -> String {
     }
 }
 
-/// The key of batch data by the name of the tensor that it becomes, where it becomes one.
+/// The key of batch data by the name of the tensor that it becomes, if it becomes one.
 fn batch_key(graph: &Graph, number: usize) -> String {
     let is = |arg: &Arg| matches!(arg, Arg::Host { input: Some(n), .. } if *n as usize == number);
     let copy = graph.operators.iter().find(|o| o.args.iter().any(is));
@@ -79,7 +79,7 @@ fn batch_key(graph: &Graph, number: usize) -> String {
     made.map_or_else(|| batch_number(number), |o| format!("input:{}", graph.tensor(o.tensor).name))
 }
 
-/// The tensors that live across iterations: those that nothing generates.
+/// The tensors that live across iterations: those that no operator generates.
 #[must_use]
 pub fn long_lived(graph: &Graph) -> Vec<TensorId> {
     let generators = graph.generators();
@@ -93,7 +93,7 @@ struct Wanted {
 }
 
 impl<'a> Values<'a> {
-    /// Reads `weights`, or notes the seed.
+    /// Reads the file `weights`, or notes the seed.
     ///
     /// # Errors
     /// When the file can't be read, lacks a parameter, buffer or batch input, or has one in another
@@ -154,7 +154,7 @@ impl<'a> Values<'a> {
         Ok(values)
     }
 
-    /// The bytes that a long-lived tensor starts with, as many as its storage has.
+    /// The initial bytes of a long-lived tensor, as many as its storage has.
     pub fn take(&mut self, id: TensorId) -> Vec<u8> {
         let tensor = self.graph.tensor(id);
         let bytes = usize::try_from(tensor.bytes.0).unwrap_or(usize::MAX);
@@ -166,7 +166,7 @@ impl<'a> Values<'a> {
         data
     }
 
-    /// What an optimizer state starts with: zero, but for Adagrad's sum.
+    /// The initial value of an optimizer state: 0, except for Adagrad's sum.
     fn state(&self, tensor: &Tensor) -> f64 {
         let mut groups = self.graph.optimizer.iter().flat_map(|o| &o.groups);
         let adagrad = groups.find(|g| g.class == "Adagrad" && tensor.name.starts_with("sum:"));
@@ -186,13 +186,13 @@ fn spell(dtype: Dtype) -> safetensors::Dtype {
         Dtype::I8 => safetensors::Dtype::I8,
         Dtype::U8 => safetensors::Dtype::U8,
         Dtype::Bool => safetensors::Dtype::BOOL,
-        // The format has no double complex: two doubles each.
+        // The format has no double complex, so each is written as two doubles.
         Dtype::C64 | Dtype::C128 => safetensors::Dtype::C64,
     }
 }
 
-/// Reads what is wanted and passes over the rest, so that memory is bounded by the graph and not by
-/// the file. `numbered` has another key for some of it.
+/// Reads the tensors that are wanted and skips the rest, so that memory is limited by the graph and
+/// not by the file. `numbered` has other keys for some of them.
 fn read(
     path: &Path,
     wanted: &BTreeMap<String, Wanted>,
@@ -243,7 +243,7 @@ fn read(
     Ok(found)
 }
 
-/// `keys` are those in the file, with what they are wanted for.
+/// Checks that all wanted tensors are in the file; `keys` are the keys found.
 fn check(
     wanted: &BTreeMap<String, Wanted>,
     keys: &BTreeMap<String, &String>,
@@ -280,7 +280,7 @@ fn check(
     Ok(())
 }
 
-/// Writes tensors as a safetensors file, asking `data` for each one's bytes in turn.
+/// Writes tensors as a safetensors file. It asks `data` for the bytes of one after the other.
 ///
 /// # Errors
 /// When the file can't be written, or `data` fails.

@@ -1,12 +1,11 @@
-//! Why a plan treats a tensor as it does: what it does between any two uses and what that costs,
-//! what stands against doing otherwise.
+//! Why a plan treats a tensor as it does: what it does between two uses, what that costs, and why
+//! it does not do otherwise.
 //!
-//! Answers why a tensor is in the way. Everything is read off the plan's own program
-//! and its noiseless run, so it holds for plans of any planner: gaps between uses, when copies run
-//! and who waits for them, which links are busy, what is resident. A verdict is one of: what the
-//! plan does, what could be done instead at a price, or what is ruled out and by what. A price is
-//! what the change alone costs by these clocks: the rest of the plan is taken to stay as it is. Not
-//! for: finding a better plan.
+//! Everything is derived from the plan's own program and its run without noise, so it holds for
+//! plans of any planner: gaps between uses, when copies run and who waits for them, when the link
+//! is busy, what is resident. A verdict says that the plan does this, or that this would be
+//! possible at a price, or that it is ruled out and why. A price is the cost of this one change by
+//! these times, while the rest of the plan stays.
 
 mod verdict;
 
@@ -18,7 +17,7 @@ use crate::units::{Bytes, Nanos, OpId, TensorId};
 
 pub use verdict::{Reason, Verdict};
 
-/// A plan's program with its noiseless run, ready to be asked.
+/// A plan's program and its run without noise.
 #[derive(Debug)]
 pub struct Explained<'a> {
     graph: &'a Graph,
@@ -27,39 +26,39 @@ pub struct Explained<'a> {
     run: Run,
     /// Resident bytes from each instant on.
     memory: Vec<(Nanos, Bytes)>,
-    /// The position of each operator's own turn among the steps.
+    /// For each operator, the step that is its own run (not a recompute).
     turns: Vec<usize>,
-    /// The first instant at which most is resident, and until when.
+    /// Start and end of the first time at which the most bytes are resident.
     pub peak: (Nanos, Nanos),
-    /// What is resident then.
+    /// The resident bytes then.
     pub peak_bytes: Bytes,
-    /// The step that runs then, or the one that is waited for.
+    /// The step that runs then, or the one that waits.
     pub peak_step: usize,
 }
 
 /// Why a tensor holds bytes at the peak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
-    /// It does not.
+    /// It holds none.
     Away,
     /// The step at the peak works on it.
     InUse,
-    /// Its copy to the host runs or is waited for.
+    /// Its copy to the host runs, or waits to start.
     Leaving,
     /// Its copy from the host runs.
     Arriving,
-    /// It has come back, or was made again, and waits for its next use.
+    /// It has come back, or was recomputed, and waits for its next use.
     Early,
-    /// Between two uses it stays.
+    /// It stays between two uses.
     Kept,
 }
 
 /// A copy in the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Copied {
-    /// How long it takes.
+    /// The copy's time.
     pub time: Nanos,
-    /// How much of that the compute stream waits for it.
+    /// The part of it for which the compute stream waits.
     pub exposed: Nanos,
 }
 
@@ -68,25 +67,25 @@ pub struct Copied {
 pub enum Choice {
     /// It stays.
     Keep,
-    /// It leaves over the link and comes back; without a copy out where the host's is still valid.
+    /// It is swapped out and in. `out` is `None` if the host's copy is still valid.
     Swap {
-        /// Out.
+        /// The copy to the host.
         out: Option<Copied>,
-        /// Back.
+        /// The copy back.
         back: Copied,
     },
-    /// It is dropped and made again by these steps' operators, others' recomputes for its sake
+    /// It is dropped, and these operators recompute it. Other tensors recomputed for it are
     /// included.
     Recompute {
-        /// In order.
+        /// The operators, in order.
         operators: Vec<OpId>,
-        /// All of them together.
+        /// The sum of their times.
         time: Nanos,
     },
 }
 
 impl Choice {
-    /// In one word.
+    /// The choice in one word.
     #[must_use]
     pub const fn word(&self) -> &'static str {
         match self {
@@ -100,46 +99,47 @@ impl Choice {
 /// The time between two uses of a tensor.
 #[derive(Clone, Debug)]
 pub struct Gap {
-    /// The step it begins after.
+    /// The step after which it begins.
     pub after: usize,
-    /// The step it ends before.
+    /// The step before which it ends.
     pub before: usize,
-    /// It goes round the end of the iteration.
+    /// Whether it goes round the end of the iteration.
     pub round: bool,
-    /// The peak lies in it.
+    /// Whether the peak is within it.
     pub at_peak: bool,
-    /// From the end of one to the start of the other; round the end both parts together.
+    /// From the end of the first step to the start of the second. Round the end, both parts
+    /// together.
     pub length: Nanos,
-    /// What the plan does.
+    /// What the plan does in it.
     pub choice: Choice,
-    /// What is to be said of each way, the chosen one included.
+    /// Whether the tensor is, could be or can't be kept.
     pub keep: Verdict,
-    /// The same.
+    /// The same for swapping.
     pub swap: Verdict,
-    /// The same.
+    /// The same for recomputing.
     pub recompute: Verdict,
 }
 
-/// All about one tensor.
+/// The explanation of one tensor.
 #[derive(Clone, Debug)]
 pub struct Story {
     /// The tensor.
     pub tensor: TensorId,
-    /// Rounded to blocks.
+    /// Its bytes, rounded to blocks.
     pub bytes: Bytes,
-    /// At the peak.
+    /// Why it holds bytes at the peak.
     pub presence: Presence,
-    /// When it holds device bytes.
+    /// The times at which it holds device bytes.
     pub residencies: Vec<(Nanos, Nanos)>,
-    /// Between its uses, in order.
+    /// The gaps between its uses, in order.
     pub gaps: Vec<Gap>,
 }
 
 impl<'a> Explained<'a> {
-    /// Reads and runs a plan that [`crate::contract::check`] has passed.
+    /// Reads and simulates a plan that [`crate::contract::check`] has accepted.
     ///
     /// # Errors
-    /// One sentence, for a plan that has not.
+    /// One sentence, if the plan was not checked and can't be read.
     pub fn new(plan: &'a Plan, graph: &'a Graph) -> Result<Self, String> {
         let job = plan.jobs.first().ok_or("the plan has no job")?;
         let program = Program::placed(graph, job).map_err(|e| e.to_string())?;
@@ -194,7 +194,7 @@ impl<'a> Explained<'a> {
             .sum()
     }
 
-    /// The operator of a step, and whether it is run again there.
+    /// The operator of a step, and whether the step is a recompute.
     #[must_use]
     pub fn step(&self, step: usize) -> Option<(OpId, bool)> {
         self.program.steps.get(step).map(|s| (s.operator, s.event.is_some()))
@@ -205,7 +205,7 @@ impl<'a> Explained<'a> {
         begin <= self.peak.0 && self.peak.0 < end
     }
 
-    /// Everything about a tensor.
+    /// The explanation of a tensor.
     #[must_use]
     pub fn story(&self, tensor: TensorId) -> Story {
         let mine: Vec<usize> = (0..self.program.residencies.len())
@@ -262,7 +262,7 @@ impl<'a> Explained<'a> {
         match (used(false), used(true)) {
             (_, false) if r.out.is_some() => Presence::Leaving,
             (false, true) if matches!(r.begin, Begin::Copy(_)) => Presence::Early,
-            // Made again: the step that made it is no use.
+            // The tensor is recomputed: the step that makes it is not a use.
             (true, true)
                 if uses
                     .iter()
@@ -335,8 +335,8 @@ impl<'a> Explained<'a> {
         }
         match residencies[to.1].begin {
             Begin::Copy(back) => {
-                // Round the end it may leave after the end, in the residency that the iteration
-                // starts with.
+                // Round the end it may leave after the end, in the residency with which the
+                // iteration starts.
                 let head = mine
                     .iter()
                     .copied()
@@ -359,14 +359,14 @@ impl<'a> Explained<'a> {
         }
     }
 
-    /// The recomputes that a recompute of a tensor needs before the next operator has its turn,
-    /// itself included.
+    /// The recomputes that a recompute of a tensor needs before the next operator's own run, itself
+    /// included.
     fn remake(&self, tensor: TensorId, step: usize) -> Vec<usize> {
         let steps = &self.program.steps;
         let first = (0..step).rev().find(|&s| steps[s].event.is_none()).map_or(0, |s| s + 1);
         let last = (step..steps.len()).find(|&s| steps[s].event.is_none()).unwrap_or(steps.len());
-        // What writes the tensor again after it is made, then backwards whatever makes what these
-        // read.
+        // First the operators that write the tensor after it is generated, then, backwards, the
+        // operators that make their inputs.
         let mut wanted = vec![false; steps.len()];
         wanted[step] = true;
         for s in step + 1..last {
@@ -389,8 +389,8 @@ impl<'a> Explained<'a> {
         (first..last).filter(|&s| wanted[s]).collect()
     }
 
-    /// A copy and how long the compute stream waits for it: from when the step could have started
-    /// otherwise to the copy's end.
+    /// A copy and how long the compute stream waits for it: from the time at which the step could
+    /// otherwise have started to the copy's end.
     fn copied(&self, copy: usize) -> Copied {
         let (start, end) = self.run.copies[copy];
         let ready = |step: usize| step.checked_sub(1).map_or(Nanos::ZERO, |s| self.run.steps[s].1);
@@ -413,7 +413,7 @@ impl<'a> Explained<'a> {
         Copied { time, exposed: exposed.min(time) }
     }
 
-    /// Whether a tensor is on the device just before a step, whole.
+    /// Whether a tensor is completely on the device just before a step.
     fn there(&self, tensor: TensorId, step: usize) -> bool {
         let start = self.run.steps[step].0;
         self.program.residencies.iter().filter(|r| r.tensor == Some(tensor)).any(|r| {

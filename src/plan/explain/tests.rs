@@ -1,5 +1,5 @@
-//! Figures by hand: five operators of 1,000 ns, tensors of 1,024 bytes, a link of a byte a
-//! nanosecond.
+//! Figures computed by hand: five operators of 1,000 ns, tensors of 1,024 bytes, a link of one byte
+//! per nanosecond.
 
 use std::collections::BTreeMap;
 
@@ -124,8 +124,8 @@ fn what_is_swapped_and_what_is_not() {
     let graph = graph();
     let plan = plan(&graph, swapped(), 4096);
     let explained = Explained::new(&plan, &graph).unwrap();
-    // a leaves from 1,000 to 2,024, for which b's op1 waits: they share bytes. It comes back from
-    // 3,024 to 4,048, 24 after op2 has ended.
+    // a leaves from 1,000 to 2,024. b's op1 waits for it, because they share bytes. a comes back
+    // from 3,024 to 4,048, that is, 24 after op2 has ended.
     let a = explained.story(TensorId(0));
     assert_eq!(a.residencies, [(Nanos(0), Nanos(2024)), (Nanos(3024), Nanos(5048))]);
     assert_eq!(a.gaps.len(), 1);
@@ -134,7 +134,7 @@ fn what_is_swapped_and_what_is_not() {
     assert_eq!((a.gaps[0].length, a.gaps[0].round), (Nanos(3048), false));
     assert_eq!(a.gaps[0].keep, Verdict::Possible(Nanos::ZERO));
     assert_eq!(a.gaps[0].recompute, Verdict::Possible(Nanos(1000)));
-    // All four stand from when c begins and a's copy does.
+    // All four are resident from when c begins and a's copy starts.
     assert_eq!(
         (explained.peak, explained.peak_bytes, explained.peak_step),
         ((Nanos(3024), Nanos(5048)), Bytes(4096), 2)
@@ -144,7 +144,7 @@ fn what_is_swapped_and_what_is_not() {
         [0, 1, 2, 3].map(presence),
         [Presence::Arriving, Presence::InUse, Presence::InUse, Presence::Kept]
     );
-    // The slab is full with a's copy.
+    // The pinned pool is full with a's copy.
     let b = explained.story(TensorId(1));
     assert!(b.gaps.iter().all(|g| g.choice == Choice::Keep));
     assert_eq!(
@@ -206,7 +206,7 @@ fn what_is_made_again_and_what_cannot_be() {
     assert_eq!(b.gaps[1].choice, Choice::Recompute { operators: vec![OpId(1)], time: Nanos(1000) });
     // Without b, c can't be made again.
     let c = Explained::new(&made, &graph).unwrap().story(TensorId(2));
-    assert_eq!(c.gaps[0].recompute, Verdict::Possible(Nanos(1000)), "b is there again by then");
+    assert_eq!(c.gaps[0].recompute, Verdict::Possible(Nanos(1000)), "b is recomputed by then");
     graph.operators[3].args.clear();
     graph.operators[3].args.push(Arg::Tensor(see(2, 0)));
     graph.operators[1].replay = Replay::Never;
@@ -217,7 +217,7 @@ fn what_is_made_again_and_what_cannot_be() {
         explained.story(TensorId(1)).gaps[1].recompute,
         Verdict::Against(Reason::Never("op1".to_owned()))
     );
-    // a is not used any more: nothing to decide.
+    // a has no further use: there is nothing to decide.
     assert!(explained.story(TensorId(0)).gaps.is_empty());
 }
 

@@ -1,4 +1,4 @@
-//! What stands against each way of treating a gap, or what it would cost.
+//! Why each way of treating a gap is ruled out, or what it would cost.
 
 use std::fmt;
 
@@ -8,64 +8,64 @@ use crate::sim::engine::copy_time;
 use crate::sim::program::Direction;
 use crate::units::{Bytes, Nanos, OpId, TensorId};
 
-/// What is to be said of one way.
+/// The verdict on one way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The plan does it.
     Chosen,
-    /// Possible; it would add at least so much time. Nothing if the budget is met without it.
+    /// Possible. It would add at least this time; zero if the budget is met without it.
     Possible(Nanos),
     /// Ruled out.
     Against(Reason),
 }
 
-/// What forbids it.
+/// Why a way is ruled out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// A step works on it at the peak, so nothing else helps there.
+    /// This operator uses the tensor at the peak, so its bytes can't be freed then.
     InUse(String),
-    /// Kept, it would stand beside so many bytes, together above the budget.
+    /// If it were kept, more bytes would be resident than the budget allows.
     AboveBudget {
-        /// Together.
+        /// The bytes that would be resident.
         bytes: Bytes,
-        /// What may be.
+        /// The budget.
         budget: Bytes,
     },
-    /// A planner's switch.
+    /// A switch of the planner forbids it.
     Switch(String),
-    /// Smaller than the planner's least swap.
+    /// It is smaller than the smallest tensor that the planner swaps.
     Small {
-        /// That least.
+        /// That size.
         least: Bytes,
     },
-    /// Host memory for copies is used up.
+    /// The pinned host memory is used up.
     Pinned {
-        /// What it would take.
+        /// The bytes that it needs.
         wanted: Bytes,
-        /// What is left.
+        /// The bytes that are left.
         left: Bytes,
     },
-    /// The copies alone last longer than there is time, by at least this much.
+    /// The copies take longer than the time available.
     Short {
-        /// Which way: `out`, `back`, or both.
+        /// The direction: `out`, `back`, or both.
         way: &'static str,
-        /// They take.
+        /// The time that the copies take.
         needed: Nanos,
-        /// There are.
+        /// The time available.
         available: Nanos,
     },
-    /// The link has other copies in that time.
+    /// Other copies keep the link busy during that time.
     Busy {
         /// `swap` or `recompute`.
         way: &'static str,
-        /// It takes.
+        /// The time that the copies take.
         needed: Nanos,
-        /// So much is left by other copies.
+        /// The time that other copies leave.
         free: Nanos,
     },
-    /// Nothing in the iteration makes it.
+    /// No operator of the iteration generates it.
     NoProducer,
-    /// An operator that made it must never run twice.
+    /// This operator, which made it, may not run twice.
     Never(String),
     /// Running the operator again would change another tensor a second time.
     Changes {
@@ -74,19 +74,19 @@ pub enum Reason {
         /// The tensor.
         tensor: String,
     },
-    /// An input has been overwritten in place since.
+    /// An input was overwritten in place since then.
     Overwritten {
         /// The input.
         input: String,
-        /// By.
+        /// The operator that overwrote it.
         by: String,
     },
-    /// Inputs are not on the device then.
+    /// These inputs are not on the device then.
     InputsGone(Vec<String>),
 }
 
 impl Reason {
-    /// In one word, for scripts.
+    /// The reason in one word, for scripts.
     #[must_use]
     pub const fn word(&self) -> &'static str {
         match self {
@@ -105,7 +105,7 @@ impl Reason {
         }
     }
 
-    /// What copies need and what there is, where that is the reason.
+    /// The time that copies need and the time available, if that is the reason.
     #[must_use]
     pub const fn times(&self) -> Option<(Nanos, Nanos)> {
         match self {
@@ -187,7 +187,7 @@ impl Explained<'_> {
         self.plan.options.get(switch).is_some_and(|v| v == "false")
     }
 
-    /// Kept all the time: what would stand where it is away now.
+    /// If the tensor were kept: compares the bytes resident while it is now away with the budget.
     pub(super) fn keep(&self, tensor: TensorId, gap: &Gap) -> Verdict {
         let bytes = self.graph.tensor(tensor).bytes.in_blocks();
         let mine: Vec<(Nanos, Nanos)> = self
@@ -214,7 +214,7 @@ impl Explained<'_> {
         Verdict::Possible(Nanos::ZERO)
     }
 
-    /// Swapped instead.
+    /// If the tensor were swapped.
     pub(super) fn swap(&self, tensor: TensorId, gap: &Gap) -> Verdict {
         if let Some(reason) = self.swap_ruled_out(tensor, gap) {
             return Verdict::Against(reason);
@@ -232,7 +232,7 @@ impl Explained<'_> {
         if out + back > gap.length {
             return short("out and back", out + back, gap.length);
         }
-        // At the peak it must be gone in time and may not be back before.
+        // It must be gone before the peak and may not be back before its end.
         let parts = self.parts(gap);
         let (mut outs, mut backs) = (parts.clone(), parts);
         if gap.at_peak {
@@ -274,11 +274,11 @@ impl Explained<'_> {
             .then_some(Reason::Pinned { wanted: bytes, left })
     }
 
-    /// Of a gap's parts what lies before the peak, or after it.
+    /// The part of a gap's intervals that is before the peak, or after it.
     fn between(&self, parts: &[(Nanos, Nanos)], gap: &Gap, before: bool) -> Vec<(Nanos, Nanos)> {
         let (from, until) = self.peak;
-        // Round the end the first part comes first in the life of the tensor, whatever the clock
-        // says.
+        // Round the end, the first interval comes first in the tensor's life, although its clock
+        // time is later.
         let holder = parts.iter().position(|p| p.0 <= from && from < p.1).unwrap_or(0);
         let mut all = Vec::new();
         for (index, &(start, end)) in parts.iter().enumerate() {
@@ -308,8 +308,8 @@ impl Explained<'_> {
         copies.map(|(_, life)| within(life)).sum()
     }
 
-    /// Whether the host has the tensor's version when the gap begins: copied since it was last
-    /// written, or never written.
+    /// Whether the host has the tensor's version when the gap begins: it was copied since it was
+    /// last written, or it was never written.
     fn clean(&self, tensor: TensorId, gap: &Gap) -> bool {
         let writes = |s: usize| {
             let step = &self.program.steps[s];
@@ -328,7 +328,7 @@ impl Explained<'_> {
         }
     }
 
-    /// Made again instead, from what is there before the step that ends the gap.
+    /// If the tensor were recomputed from the tensors present before the step that ends the gap.
     pub(super) fn recompute(&self, tensor: TensorId, gap: &Gap) -> Verdict {
         if self.off("recompute") {
             return Verdict::Against(Reason::Switch("recompute".to_owned()));
@@ -390,7 +390,7 @@ impl Explained<'_> {
         )
     }
 
-    /// Why nothing can be done about a tensor at the peak that is in use there.
+    /// The reason why a tensor in use at the peak can't be freed.
     #[must_use]
     pub fn in_use(&self) -> Reason {
         Reason::InUse(self.step(self.peak_step).map_or_else(String::new, |(op, _)| self.name(op)))

@@ -1,23 +1,24 @@
-//! Several jobs that share bytes: each has a part of the arena of its own and all have a window
-//! together, which they hold in turn ([`crate::contract::plan`], "The window").
+//! Several jobs that share bytes: each has a part of the arena of its own, and all have a window in
+//! common, which they hold in turn ([`crate::contract::plan`], "The window").
 //!
-//! What a job has resident round its iteration's boundary is its own for good; most of the rest is
-//! there for a part of the iteration only, and other jobs may use the same bytes meanwhile: what is
-//! saved are bytes of all jobs but one, what is paid is waiting. (Salus, its GPU lanes, lets whole
-//! ephemeral regions pass from job to job at iteration boundaries; here it is the stretch about the
-//! peak, and it passes at operator boundaries.)
+//! The tensors that a job has resident round its iteration's boundary stay in its own part. Most
+//! others are resident for only a part of the iteration, and other jobs may use the same bytes
+//! meanwhile. That saves bytes of all jobs but one, and costs waiting. (In Salus's GPU lanes, whole
+//! ephemeral regions pass from job to job at iteration boundaries. Here it is the bytes around the
+//! peak, and they pass at operator boundaries.)
 //!
-//! The search: each job is planned for some arenas of its own, from what it needs unplanned to the
-//! least. Each of these plans is divided at some heights: the window is held where its load is
-//! higher, and as much longer as it takes to find enough that begins and ends while it is held.
-//! Then, for some sizes of the window, every job takes the quickest plan and division, and gives
-//! way to one with a smaller part where that costs least, until parts and window fit
-//! ([`super::global`] does the same without a window); once counting the time for which the window
-//! is held, for which others may have to wait, and once not. What fits is simulated side by side
-//! with the waiting of all jobs, and the quickest is taken, be it the plan without a window. A
-//! job's timeline alone does not change by sharing: lives are those of its noiseless run, so bytes
-//! pass from hand to hand in an order that this run keeps to, and that can therefore not be a
-//! circle. Cost: `LEVELS` plans of each job, and some hundred simulations of some iterations.
+//! The search: each job is planned for several arenas of its own, from its unplanned need down to
+//! the smallest. Each of these plans is divided at several heights. The job holds the window while
+//! its load is above the height, and longer if that is necessary to find enough tensors that begin
+//! and end while it holds the window. Then, for several sizes of the window, every job takes its
+//! fastest plan and division. While parts and window do not fit, the job for which it costs least
+//! takes one with a smaller part ([`super::global`] does the same without a window). This is done
+//! twice: once the time for which the window is held counts as lost to other jobs, and once it does
+//! not. The results that fit are simulated side by side, including all waits, and the fastest is
+//! chosen; it may be the plan without a window. Sharing does not change a job's timeline alone:
+//! lives are those of its run without noise, so bytes change owner in the order of that run, which
+//! has no circle. Cost: `LEVELS` plans of each job, and some hundred simulations of some
+//! iterations.
 
 mod offers;
 mod search;
@@ -35,38 +36,38 @@ use crate::sim::together::{Shared, Work};
 use crate::units::{Bytes, Nanos};
 use search::Options;
 
-/// How many iterations every job runs in a simulation.
+/// Iterations of every job in a simulation.
 const ROUNDS: usize = 5;
 
-/// And how many at most, waiting for slower ones.
+/// The most iterations of a job that waits for slower ones to finish theirs.
 const MOST: usize = 64;
 
 /// A plan of several jobs, with or without a window.
 #[derive(Clone, Debug)]
 pub struct Overlapped {
-    /// The plan. Arenas of the jobs' own plans are what they have of their own.
+    /// The plan. The arenas of the jobs' own plans are their own parts.
     pub together: Together,
     /// Mean iteration of each job side by side with the others, all busy.
     pub beside: Vec<Nanos>,
-    /// The same with a sub-arena for each; `None` where the budget is too small for that.
+    /// The same times if each job has a sub-arena; `None` if the budget is too small for that.
     pub apart: Option<Vec<Nanos>>,
-    /// For how long each job holds the window in an iteration alone.
+    /// How long each job holds the window in an iteration alone.
     pub held: Vec<Nanos>,
 }
 
 impl Overlapped {
-    /// What the jobs share, if anything.
+    /// The window that the jobs share, if they share one.
     #[must_use]
     pub fn window(&self) -> Option<&Window> {
         self.together.plan.jobs.iter().find_map(|job| job.window.as_ref())
     }
 }
 
-/// Makes one plan of all jobs within the budget, in which they share bytes where that is quicker
-/// than not to, or the only way.
+/// Makes one plan of all jobs within the budget. They share bytes if that is faster than without,
+/// or the only way to meet the budget.
 ///
 /// # Errors
-/// [`PlanError::Infeasible`] when there is none to be found.
+/// [`PlanError::Infeasible`] when no plan is found.
 pub fn make(jobs: &Jobs<'_>) -> Result<Overlapped, PlanError> {
     make_with(jobs, &mut Memo::default())
 }
@@ -81,7 +82,7 @@ fn make_with(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Overlapped, PlanError> 
         Err(PlanError::Infeasible(no)) => (None, Some(no)),
         Err(defect) => return Err(defect),
     };
-    // Where nothing is moved or made again, nothing is to be gained.
+    // If no job swaps or recomputes, sharing can gain nothing.
     if best.as_ref().is_some_and(|b| b.together.plan.jobs.iter().all(|job| job.events.is_empty())) {
         return best.ok_or_else(|| none(jobs, None, u64::MAX));
     }
@@ -96,7 +97,7 @@ fn make_with(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Overlapped, PlanError> 
     best.ok_or_else(|| none(jobs, refused, lowest))
 }
 
-/// Makes the plan with the least arena that is found.
+/// Makes the plan with the smallest arena that is found.
 ///
 /// # Errors
 /// [`PlanError::Infeasible`] when a job can't even be placed unplanned within the budget.
@@ -121,7 +122,7 @@ fn none(jobs: &Jobs<'_>, refused: Option<Box<Infeasible>>, lowest: u64) -> PlanE
         blocked: String::new(),
     };
     let mut no = refused.unwrap_or_else(|| Box::new(nothing));
-    // Bytes are shared, so what the jobs need add up no longer; each alone still needs its own.
+    // Bytes are shared, so needs no longer add up. But each job still needs its own floor.
     no.floor = jobs.jobs.iter().map(|job| Liveness::of(job.graph).floor).max().unwrap_or_default();
     no.lowest = no.lowest.min(Bytes(lowest)).max(jobs.budget + Bytes(1));
     no.blocked += "; nor does a window to share make up for it";
@@ -132,7 +133,7 @@ fn defect(error: impl ToString) -> PlanError {
     PlanError::Defect(error.to_string())
 }
 
-/// Times relative to the jobs' own unplanned ones, by priority, in millionths.
+/// The jobs' times relative to their own unplanned times, weighted by priority, in millionths.
 fn cost(jobs: &Jobs<'_>, plan: &Plan, times: &[Nanos]) -> u128 {
     let all = jobs.jobs.iter().zip(&plan.jobs).zip(times).map(|((job, planned), time)| {
         let unplanned: u128 = planned.latencies.iter().map(|l| u128::from(l.time.0)).sum();
@@ -175,7 +176,7 @@ fn beside(jobs: &Jobs<'_>, plan: &Plan) -> Result<Vec<Nanos>, PlanError> {
             device.begin(job, work(job));
         }
     }
-    // The first finds all jobs at the start, which is rare.
+    // The first iteration is left out: all jobs start it together, which is rare.
     let mean = |times: &Vec<u64>| {
         let counted = &times[times.len().min(1)..];
         let sum: u128 = counted.iter().map(|&t| u128::from(t)).sum();
@@ -184,7 +185,7 @@ fn beside(jobs: &Jobs<'_>, plan: &Plan) -> Result<Vec<Nanos>, PlanError> {
     Ok(times.iter().map(mean).collect())
 }
 
-/// How long each job alone holds the window.
+/// How long each job, alone, holds the window in an iteration.
 fn held(jobs: &Jobs<'_>, plan: &Plan) -> Result<Vec<Nanos>, PlanError> {
     let held = |program: &Program| {
         let run = engine::nominal(program, &jobs.device.link).map_err(defect)?;

@@ -1,4 +1,4 @@
-//! What a job may have of its own and in the window: its plans, and the ways to divide each.
+//! The choices of a job: its plans, and the ways to divide each into its own part and the window.
 
 use std::collections::BTreeMap;
 
@@ -11,30 +11,30 @@ use crate::sim::engine;
 use crate::sim::program::Begin;
 use crate::units::{Bytes, Nanos};
 
-/// How many arenas each job is planned for, besides its least.
+/// The number of arenas for which each job is planned, besides its smallest.
 const LEVELS: u64 = 8;
 
-/// Into how many parts what of a plan can be shared is cut.
+/// The number of heights at which a plan is divided.
 const PARTS: u64 = 10;
 
-/// Something of a job that gets an offset, with its life in the noiseless run.
+/// An item of a job that gets an offset, with its lifetime in the run without noise.
 pub(super) struct Shape {
     pub(super) item: Item,
     pub(super) residencies: Vec<usize>,
-    /// How long it lives.
+    /// Its lifetime in nanoseconds.
     pub(super) life: u64,
-    /// It begins and ends within the iteration.
+    /// Whether it begins and ends within the iteration.
     pub(super) passes: bool,
 }
 
 impl Shape {
-    /// Its first span, which is the only one of what passes.
+    /// Its first span. An item that begins and ends within the iteration has only this one.
     pub(super) fn span(&self) -> (usize, usize) {
         self.item.spans.first().map_or((0, 0), |&(from, until)| (from as usize, until as usize))
     }
 }
 
-/// What there is to place of a job.
+/// The items of a job's plan that get an offset.
 fn shapes(part: &Planned) -> (Vec<Shape>, Vec<Nanos>) {
     let lives: Vec<(Nanos, Nanos)> =
         part.program.residencies.iter().map(|r| engine::life(r, &part.run)).collect();
@@ -50,7 +50,7 @@ fn shapes(part: &Planned) -> (Vec<Shape>, Vec<Nanos>) {
         let from = rank(begin);
         let until = if r.stays { last } else { rank(end).max(from + 1) };
         match starts.get(&r.place) {
-            // A tensor that leaves and comes back to stay has one place.
+            // A tensor that leaves and comes back to stay has one address for both residencies.
             Some(&first) if r.stays => {
                 shapes[first].item.spans.push((from, until));
                 shapes[first].residencies.push(index);
@@ -71,9 +71,10 @@ fn shapes(part: &Planned) -> (Vec<Shape>, Vec<Nanos>) {
     (shapes, times)
 }
 
-/// Which shapes of a plan go into the window, the loads of both, and for how long it is held.
+/// The items of a plan that go into the window, the loads of window and own part, and how long the
+/// window is held.
 pub(super) struct Offer {
-    /// Which of the job's plans.
+    /// The number of the job's plan.
     pub(super) pick: usize,
     pub(super) shared: Vec<bool>,
     pub(super) own: u64,
@@ -81,13 +82,13 @@ pub(super) struct Offer {
     pub(super) held: u64,
 }
 
-/// A plan that a job may have.
+/// A plan of a job.
 pub(super) struct Choice {
     pub(super) planned: Planned,
     pub(super) shapes: Vec<Shape>,
-    /// The instants that spans count.
+    /// The instants to which the positions in spans refer.
     pub(super) times: Vec<Nanos>,
-    /// Bytes from each instant on.
+    /// The load from each instant on.
     pub(super) load: Vec<u64>,
 }
 
@@ -103,7 +104,7 @@ impl Choice {
         self.planned.run.iteration.0
     }
 
-    /// Bytes of some shapes from each instant on.
+    /// The load of some items from each instant on.
     fn loads(&self, of: impl Fn(usize) -> bool) -> Vec<u64> {
         let (mut begins, mut ends) =
             (vec![0u64; self.times.len() + 1], vec![0u64; self.times.len() + 1]);
@@ -122,12 +123,12 @@ impl Choice {
             .collect()
     }
 
-    /// From an instant to the next, in nanoseconds.
+    /// The time from an instant to the next, in nanoseconds.
     fn length(&self, t: usize) -> u64 {
         self.times.get(t + 1).map_or(0, |next| (*next - self.times[t]).0)
     }
 
-    /// Ways to divide it, the first of which needs no window.
+    /// The ways to divide the plan. The first one needs no window.
     pub(super) fn offers(&self, pick: usize) -> Vec<Offer> {
         let most = |loads: Vec<u64>| loads.into_iter().max().unwrap_or(0);
         let (all, least) = (most(self.load.clone()), most(self.loads(|i| !self.shapes[i].passes)));
@@ -143,9 +144,9 @@ impl Choice {
             .collect()
     }
 
-    /// Keeps the load of its own part at or below a target: the window is held where the load is
-    /// higher, and as much longer as it takes to have enough in it that begins and ends while it is
-    /// held. `None` if nothing does.
+    /// Divides the plan so that the load of its own part is at most `target`. The job holds the
+    /// window while its load is above that, and longer if that is necessary to find enough items
+    /// that begin and end while it holds the window. `None` if there are not enough.
     fn offer(&self, pick: usize, target: u64) -> Option<Offer> {
         let count = self.times.len();
         let mut inside: Vec<bool> = self.load.iter().map(|&load| load > target).collect();
@@ -164,7 +165,7 @@ impl Choice {
             if load <= target {
                 break fits;
             }
-            // The job that takes the least additional time for the bytes that are too many.
+            // The choice that costs the least additional time for the bytes above the target.
             let mut best: Option<(u128, u128, usize)> = None;
             for (i, shape) in self
                 .shapes
@@ -187,7 +188,8 @@ impl Choice {
             let (from, until) = self.shapes[best?.2].span();
             inside[from..until].fill(true);
         };
-        // Of what could be in the window only as much as is needed, the shortest lives first.
+        // Only as many items as necessary go into the window, those with the shortest lifetimes
+        // first.
         let mut order: Vec<usize> =
             (0..self.shapes.len()).filter(|&i| fits[i] && self.shapes[i].item.bytes > 0).collect();
         order.sort_by_key(|&i| {
@@ -219,7 +221,7 @@ fn highest(loads: &[u64]) -> (usize, u64) {
         .fold((0, 0), |most, (t, &load)| if load > most.1 { (t, load) } else { most })
 }
 
-/// A job's plans, from that which needs most to that which needs least.
+/// A job's plans, from the largest arena to the smallest.
 pub(super) fn choices(
     request: &Request<'_>,
     least: bool,

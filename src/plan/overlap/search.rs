@@ -1,4 +1,4 @@
-//! Which plan and division each job takes: addresses for it, and the quickest of what fits.
+//! Chooses a plan and division for each job, places them, and takes the fastest result that fits.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,50 +15,50 @@ use crate::sim::program::Program;
 use crate::sim::window;
 use crate::units::{Bytes, Nanos, OpId};
 
-/// How many sizes of the window are tried.
+/// The number of sizes of the window that are tried.
 const SIZES: usize = 10;
 
-/// How much of the time for which a plan holds the window counts as lost to others, in parts of
-/// four.
+/// How much of the time for which a plan holds the window counts as lost to other jobs, in
+/// quarters.
 const HOLDING: [u64; 2] = [0, 2];
 
-/// How often parts are made smaller because placing them took more than their loads.
+/// How many times parts are made smaller because their layout is larger than their load.
 const RETRIES: usize = 4;
 
-/// For what part of an iteration the window has to be empty to be handed over within it, one over
-/// this; not at all, where there is none.
+/// A job hands the window over within an iteration where it does not need it for at least the
+/// iteration's time divided by this number. `None`: it never does.
 const GAPS: [Option<u64>; 3] = [None, Some(64), Some(u64::MAX)];
 
-/// Addresses of a choice's shapes, and how high its own part and what it has in the window are.
+/// Addresses of a plan's items, and the heights of its own part and of its items in the window.
 type Layout = (Vec<u64>, [u64; 2]);
 
-/// What each job may choose from.
+/// The choices of each job.
 pub(super) struct Options<'a> {
     jobs: &'a Jobs<'a>,
-    /// Of each job its entry in `choices`: copies of a job choose from the same.
+    /// For each job its entry in `choices`. Copies of a job share an entry.
     of: Vec<usize>,
     choices: Vec<Vec<Choice>>,
     offers: Vec<Vec<Offer>>,
 }
 
-/// Which of its offers each job takes.
+/// For each job the number of its offer.
 type Division = Vec<usize>;
 
 /// A division with addresses.
 struct Laid {
     bytes: u64,
-    /// Of each job.
+    /// The bytes of each job's own part.
     own: Vec<u64>,
     parts: Vec<Planned>,
-    /// They differ in when the window is handed over.
+    /// Its plans, which differ in when the window is handed over.
     plans: Vec<Timed>,
 }
 
-/// A plan, and every job's program and run alone.
+/// A plan, and each job's program and its run alone.
 type Timed = (Plan, Vec<(Program, Run)>);
 
 impl<'a> Options<'a> {
-    /// With the least plan of every job, which takes longest to find, or without.
+    /// The choices with or without the smallest plan of every job, which takes longest to find.
     pub(super) fn new(
         jobs: &'a Jobs<'a>,
         devices: &[Profile],
@@ -92,7 +92,7 @@ impl<'a> Options<'a> {
         &self.choices[self.of[job]][self.offer(job, offer).pick]
     }
 
-    /// Sizes of the window to try.
+    /// The sizes of the window to try.
     fn sizes(&self) -> Vec<u64> {
         let mut all: Vec<u64> = self
             .offers
@@ -107,13 +107,13 @@ impl<'a> Options<'a> {
         (1..=SIZES.min(count)).map(|k| all[count * k / SIZES.min(count) - 1]).collect()
     }
 
-    /// A job's offers that do with a window.
+    /// A job's offers that fit in a window of this size.
     fn within(&self, job: usize, size: u64) -> impl Iterator<Item = usize> {
         let offers = &self.offers[self.of[job]];
         (0..offers.len()).filter(move |&i| offers[i].window <= size)
     }
 
-    /// The smallest part of every job.
+    /// For every job the offer with the smallest own part.
     fn smallest(&self, size: u64) -> Division {
         (0..self.of.len())
             .map(|job| {
@@ -122,8 +122,8 @@ impl<'a> Options<'a> {
             .collect()
     }
 
-    /// The quickest plans, and then smaller ones where that costs least, until they fit. `None` if
-    /// they don't.
+    /// Starts with the fastest offers, and takes smaller ones where that costs least until they
+    /// fit. `None` if they never fit.
     fn quickest(&self, size: u64, budget: u64, holding: u64) -> Option<Division> {
         let cost = |job: usize, i: usize| {
             let (choice, asked) = (self.choice(job, i), &self.jobs.jobs[job]);
@@ -158,7 +158,7 @@ impl<'a> Options<'a> {
         Some(division)
     }
 
-    /// By loads; placed it may take more.
+    /// The bytes of a division by its loads. Its layout may be larger.
     fn bytes(&self, division: &Division) -> u64 {
         let offers = || division.iter().enumerate().map(|(job, &i)| self.offer(job, i));
         offers()
@@ -179,8 +179,8 @@ impl<'a> Options<'a> {
         Ok(least)
     }
 
-    /// Looks for what is quicker than the best so far; whether the host's memory was in the way of
-    /// anything.
+    /// Searches for divisions that are faster than the best so far. Returns whether the host's
+    /// memory was too small for one of them.
     pub(super) fn search(
         &self,
         best: &mut Option<Overlapped>,
@@ -216,7 +216,7 @@ impl<'a> Options<'a> {
                             pinned = true;
                             continue;
                         }
-                        // Beside others no job is quicker than alone.
+                        // No job is faster beside others than alone.
                         let alone: Vec<Nanos> = runs.iter().map(|(_, run)| run.iteration).collect();
                         if best.as_ref().is_some_and(|b| {
                             cost(jobs, &plan, &alone) >= cost(jobs, &plan, &b.beside)
@@ -257,7 +257,7 @@ impl<'a> Options<'a> {
         Ok(pinned)
     }
 
-    /// Addresses for a division; `None` where nothing lies in the window.
+    /// Places a division; `None` if no item is in the window.
     fn lay(
         &self,
         division: &Division,
@@ -292,8 +292,8 @@ impl<'a> Options<'a> {
         Ok(Some(laid))
     }
 
-    /// The plan with a window at an offset, of a size; `None` if handing it over makes a job slower
-    /// alone.
+    /// The plan with a window of this offset and size; `None` if handing the window over makes a
+    /// job slower alone.
     fn plan(
         &self,
         division: &Division,
@@ -338,7 +338,7 @@ impl<'a> Options<'a> {
             let Ok(run) = engine::nominal(&program, &self.jobs.device.link) else {
                 return Ok(None);
             };
-            // It may well be quicker: other bytes are shared.
+            // It may be faster, because other bytes are shared.
             if run.iteration > choice.planned.run.iteration {
                 return Ok(None);
             }
@@ -366,7 +366,7 @@ impl<'a> Options<'a> {
     }
 }
 
-/// Addresses from 0 of a choice's own part, and from 0 of what it has in the window.
+/// Addresses of the items of a plan's own part, and of those in the window, both from 0.
 fn place_both(choice: &Choice, offer: &Offer) -> Layout {
     let mut offsets = vec![0; choice.shapes.len()];
     let mut heights = [0, 0];
@@ -385,7 +385,8 @@ fn place_both(choice: &Choice, offer: &Offer) -> Layout {
     (offsets, heights)
 }
 
-/// Operators after which a job has nothing in the window for long enough, by its noiseless run.
+/// The operators after which a job has no items in the window for long enough, in its run without
+/// noise.
 fn hand_overs(part: &Planned, inside: &BTreeSet<usize>, gap: Option<u64>) -> Vec<OpId> {
     let Some(gap) = gap else { return Vec::new() };
     let least = part.run.iteration.0 / gap;

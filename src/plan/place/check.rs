@@ -1,42 +1,42 @@
-//! Whether a layout is sound, by a sweep over time that shares nothing with how layouts are found.
+//! Checks a layout by a sweep over time, with code that the search for layouts does not share.
 //!
-//! At each moment the boxes alive stand in a map by address, in which a newcomer is compared with
-//! its two neighbours only: O(n log n).
+//! At each moment a map by address has the items that are alive. A new item is compared with its
+//! two neighbours only. Cost: O(n log n).
 
 use std::collections::BTreeMap;
 
 /// Bytes `offset..offset + size`, held during the half-open `from..until`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// Whose they are, for the message.
+    /// The owner, for the message.
     pub owner: usize,
-    /// When they begin to be held.
+    /// The first moment.
     pub from: u64,
-    /// When they are given back.
+    /// The first moment after.
     pub until: u64,
     /// The first byte.
     pub offset: u64,
-    /// Number of units.
+    /// The number of bytes.
     pub size: u64,
 }
 
 /// What is wrong with a layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
-    /// Two hold the same bytes at the same time.
+    /// Two items hold the same bytes at the same time.
     #[error("items {0} and {1} share bytes while both are alive")]
     Overlap(usize, usize),
-    /// One ends above the capacity.
+    /// An item ends above the capacity.
     #[error("item {0} ends above the capacity")]
     TooHigh(usize),
 }
 
-/// The highest end of a sound layout.
+/// The highest end of a layout that is correct.
 ///
 /// # Errors
-/// The first fault in the order of time.
+/// The fault that comes first in time.
 pub fn check(all: &[Held], capacity: u64) -> Result<u64, Fault> {
-    // At the same moment what ends goes first.
+    // At the same moment, ends come before beginnings.
     let mut events: Vec<(u64, bool, usize)> = Vec::with_capacity(2 * all.len());
     for (index, held) in all.iter().enumerate() {
         if held.offset.checked_add(held.size).is_none_or(|end| end > capacity) {

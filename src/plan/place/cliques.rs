@@ -1,23 +1,23 @@
-//! The cliques of a problem: the largest sets of items that are all alive at once.
+//! The cliques of a problem: the largest sets of items that are all alive at the same time.
 //!
-//! In the order of time every item belongs to consecutive cliques, once for each of its spans, and
-//! two items overlap in time exactly when they share a clique: whatever must be said about instants
-//! needs to be said about cliques only.
+//! In the order of time, every item belongs to a range of consecutive cliques for each of its
+//! spans. Two items overlap in time exactly if they share a clique. So any statement about instants
+//! is equivalent to one about cliques.
 
 use super::Item;
 
 /// The cliques, numbered in the order of time.
 pub(super) struct Cliques {
-    /// Number of them.
+    /// Number of cliques.
     pub count: usize,
-    /// For each item the half-open ranges of cliques that it belongs to, ascending and apart.
+    /// For each item the half-open ranges of cliques to which it belongs, ascending and disjoint.
     pub ranges: Vec<Vec<(u32, u32)>>,
-    /// In how many each item is.
+    /// For each item the number of its cliques.
     pub width: Vec<u32>,
 }
 
 impl Cliques {
-    /// Of all items. Cost: sorting.
+    /// The cliques of all items. Cost: that of sorting.
     pub fn of(items: &[Item]) -> Self {
         // Ends before beginnings: spans are half-open.
         let mut events: Vec<(u32, bool, usize)> = Vec::new();
@@ -29,7 +29,7 @@ impl Cliques {
         }
         events.sort_unstable();
         let mut ranges: Vec<Vec<(u32, u32)>> = vec![Vec::new(); items.len()];
-        // A clique is complete when, after something began, something ends.
+        // A clique is complete when an item ends after another one began.
         let (mut count, mut began) = (0u32, false);
         for (_, begins, index) in events {
             if begins {
@@ -45,7 +45,7 @@ impl Cliques {
             }
         }
         for range in &mut ranges {
-            // Spans that meet are one.
+            // Adjacent spans become one range.
             range.dedup_by(|b, a| {
                 let meet = b.0 <= a.1;
                 if meet {
@@ -68,19 +68,19 @@ impl Cliques {
         }
     }
 
-    /// The first clique of an item that is ever alive.
+    /// The first clique of an item that has at least one.
     pub fn first(&self, item: u32) -> usize {
         self.ranges[item as usize].first().map_or(0, |r| r.0 as usize)
     }
 
-    /// Whether two items are alive at once.
+    /// Whether two items are alive at the same time.
     #[inline]
     pub fn overlap(&self, a: u32, b: u32) -> bool {
         let (a, b) = (&self.ranges[a as usize], &self.ranges[b as usize]);
         a.iter().any(|x| b.iter().any(|y| x.0 < y.1 && y.0 < x.1))
     }
 
-    /// The largest sum of sizes in a clique: no layout is lower.
+    /// The largest sum of sizes in a clique, below which no layout can be.
     pub fn load(&self, items: &[Item]) -> u64 {
         let mut sums = vec![0u64; self.count];
         for (index, item) in items.iter().enumerate() {

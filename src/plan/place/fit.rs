@@ -1,26 +1,26 @@
 //! First fit and best fit: for each item in turn the lowest free offset, or the smallest hole.
 //!
-//! Items that stand already are found by the stretch of time in which they are alive, so that short
-//! lives, which most are, look at what begins or ends in the same stretch and at the holes in what
-//! is there for all of it. Cost: that; for lives of several stretches, all that stands below. Not
-//! for: orders.
+//! Placed items are indexed by intervals of time. Most items have short lives within one interval.
+//! For these, only items that begin or end in the same interval are compared, and the holes between
+//! those that are alive during all of it. For an item with a longer life, all placed items below
+//! the answer are compared.
 
 use super::{Item, Layout};
 
-/// Stretches of time that the index distinguishes, and of how many items each should hold, about.
+/// The most intervals of the index, and about how many items each should have.
 const STRETCHES: usize = 256;
 const EACH: usize = 48;
 
-/// What lies where before the first item is placed.
+/// The layout before the first item is placed.
 pub(super) struct Start {
-    /// What is always there, at the bottom.
+    /// Items that are always alive, placed at the bottom.
     pub layout: Layout,
     /// Items with a given offset.
     pub given: Vec<usize>,
 }
 
 impl Start {
-    /// `always` one on another, and `given` where they must.
+    /// Stacks the items `always` at the bottom, and puts the items `given` at their offsets.
     pub fn new(items: &[Item], always: &[usize], given: Vec<usize>) -> Self {
         let mut layout = Layout { offsets: vec![0; items.len()], height: 0 };
         for &i in always {
@@ -39,19 +39,20 @@ struct Standing {
     span: (u32, u32),
 }
 
-/// Standing spans by offset, in chunks, so that there is not much to move when one is added.
+/// Spans of placed items by offset, in chunks, so that an insertion moves few entries.
 #[derive(Default)]
 struct Chunks(Vec<Chunk>);
 
-/// Neighbours by offset.
+/// Spans with neighbouring offsets.
 struct Chunk {
     standing: Vec<Standing>,
-    /// From when until when anything of it is alive, and its highest end.
+    /// The start of the earliest span and the end of the latest one. With them, the highest end of
+    /// an item.
     life: (u32, u32),
     top: u64,
 }
 
-/// The most in a chunk.
+/// The most spans in a chunk.
 const CHUNK: usize = 512;
 
 impl Chunk {
@@ -79,7 +80,7 @@ impl Chunks {
         chunk.note(&standing);
         chunk.standing.insert(place, standing);
         if chunk.standing.len() > CHUNK {
-            // What is added in order leaves full chunks behind.
+            // When spans are added in order, full chunks stay behind.
             let half = if place + 1 == chunk.standing.len() { CHUNK } else { CHUNK / 2 };
             let upper = chunk.standing.split_off(half);
             let lower = std::mem::take(&mut chunk.standing);
@@ -115,8 +116,8 @@ impl Chunks {
 }
 
 impl Chunks {
-    /// The smallest hole from `bottom` on that the item fits into; the lowest of equal ones, and
-    /// above all that is in its way where there is none.
+    /// The smallest hole from `bottom` on into which the item fits; of equal holes the lowest. If
+    /// there is none, the offset above all items that are in the way.
     fn tightest(&self, item: &Item, bottom: u64) -> u64 {
         let (mut top, mut best) = (bottom, None::<(u64, u64)>);
         for chunk in &self.0 {
@@ -138,12 +139,12 @@ impl Chunks {
     }
 }
 
-/// What is alive in a stretch of time.
+/// The items alive in an interval of time.
 #[derive(Default)]
 struct Stretch {
-    /// Bytes that are taken during all of it, as ranges that are apart, by offset.
+    /// Bytes in use during all of it, as disjoint ranges by offset.
     solid: Vec<(u64, u64)>,
-    /// What begins or ends in it, by offset.
+    /// Spans that begin or end in it, by offset.
     parts: Vec<Standing>,
 }
 
@@ -158,7 +159,7 @@ impl Stretch {
         self.solid.splice(low..high, [(from, until)]);
     }
 
-    /// As [`Chunks::lowest`], for what lives in the stretch only.
+    /// As [`Chunks::lowest`], for a life within the interval.
     fn lowest(&self, bytes: u64, align: u64, (from, until): (u32, u32), mut offset: u64) -> u64 {
         let mut solid =
             self.solid[self.solid.partition_point(|s| s.1 <= offset)..].iter().peekable();
@@ -182,7 +183,7 @@ impl Stretch {
     }
 }
 
-/// What stands: all of it, and what is alive in each stretch of time.
+/// All placed items, and those alive in each interval of time.
 struct Index {
     width: u32,
     all: Chunks,
@@ -228,12 +229,12 @@ impl Index {
     }
 }
 
-/// The lowest free offset for each item in turn, above the bottom.
+/// Puts each item in turn at the lowest free offset above the bottom.
 pub(super) fn first_fit(items: &[Item], order: &[usize], start: &Start) -> Layout {
     fit(items, order, start, Index::lowest)
 }
 
-/// The smallest hole for each item in turn, above the bottom.
+/// Puts each item in turn into the smallest hole above the bottom.
 pub(super) fn best_fit(items: &[Item], order: &[usize], start: &Start) -> Layout {
     fit(items, order, start, |index, item, bottom| {
         index.all.tightest(item, bottom.next_multiple_of(item.align))
@@ -308,7 +309,8 @@ mod tests {
                         && standing.iter().all(|(other, at)| apart(other, *at) || never(other))
                 };
                 let wanted = (3..).find(|&o| free(o)).unwrap();
-                // An empty life is in the way of what is alive around it, which costs nothing.
+                // An item with an empty life blocks the bytes of items alive around it, which is
+                // harmless.
                 if item.spans.iter().all(|s| s.0 < s.1) {
                     prop_assert_eq!(index.lowest(&item, 3), wanted);
                 }

@@ -1,36 +1,38 @@
-//! Quick layouts: first fit by size, lowest first (`super::skyline`), and where that is not enough
-//! first fit over a few orders (by size, by size times life, by life), in which the item that ends
-//! up on top moves to the front and all are placed again. What is always there goes to the bottom,
-//! unless something has a given offset.
+//! Fast layouts for all items.
 //!
-//! Cost of first fit: O(items²) a pass in the worst case, far less where spans are short.
+//! First `super::skyline`, then, if that is not low enough, first fit in several orders (by size,
+//! by size times life, by life). After each try of first fit, the item with the highest end moves
+//! to the front of the order. Items that are always alive go to the bottom, unless some item has a
+//! given offset.
+//!
+//! Cost of first fit: O(items²) for each try in the worst case, far less if lives are short.
 
 use super::cliques::Cliques;
 use super::fit::{Start, first_fit};
 use super::skyline::{Orders, skyline};
 use super::{Item, Layout, load};
 
-/// How many pairs of items the tries of one order may compare, and the fewest and most tries
-/// whatever that takes.
+/// How many pairs of items the tries of one order may compare together.
 const PAIRS: usize = 4_000_000;
+/// The fewest and the most tries of one order, whatever the number of pairs.
 const TRIES: (usize, usize) = (2, 128);
 
-/// With more items than this, one try an order.
+/// With more items than this, each order is tried once.
 const MANY: usize = 20_000;
 
-/// Within a 128th of the load nothing lower is looked for.
+/// A layout within this part of the load (one in 128) is low enough.
 const CLOSE: u64 = 128;
 
-/// Places items, aiming for `capacity` and for the load; the lowest layout found, which may be
-/// higher than both.
+/// Places items, aiming for `capacity` and for the load. Returns the lowest layout found, which may
+/// be higher than both.
 #[must_use]
 pub fn place(items: &[Item], capacity: u64) -> Layout {
     let last = items.iter().flat_map(|i| &i.spans).map(|s| s.1).max().unwrap_or(0);
     let length = |i: usize| -> u64 { items[i].spans.iter().map(|s| u64::from(s.1 - s.0)).sum() };
     let (given, free): (Vec<usize>, Vec<usize>) =
         (0..items.len()).partition(|&i| items[i].fixed.is_some());
-    // What is always there is in the way of all others wherever it lies: it goes to the bottom,
-    // once and for all.
+    // An item that is always alive blocks its bytes for all others. So these items go to the
+    // bottom, and stay there.
     let (always, others): (Vec<usize>, Vec<usize>) =
         free.into_iter().partition(|&i| given.is_empty() && length(i) == u64::from(last));
     let start = Start::new(items, &always, given);
@@ -80,7 +82,7 @@ pub fn place(items: &[Item], capacity: u64) -> Layout {
             if height <= capacity {
                 return best;
             }
-            // The item that ended up on top goes first in the next try.
+            // The item with the highest end goes first in the next try.
             let Some(worst) = top.filter(|&at| at > 0) else { break };
             let item = order.remove(worst);
             order.insert(0, item);

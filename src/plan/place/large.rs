@@ -1,9 +1,10 @@
-//! Layouts of a plan's items: the large ones first, the small ones fill the holes by first fit.
+//! Fast layouts of a plan's items: the large items first, then the small ones in the holes by first
+//! fit.
 //!
-//! A plan has thousands of items of which a few hundred hold nearly all bytes; what is tried is
-//! tried on those. First lowest first ([`super::skyline`]), then first fit by size, in which what
-//! ends up on top moves to the front, then the exact search. A refusal here proves nothing: the
-//! share of the small items may be at fault.
+//! Of a plan's thousands of items a few hundred hold nearly all bytes, so only these are tried in
+//! several ways: [`super::skyline`], then first fit by size, in which the item with the highest end
+//! moves to the front, then the exact search. A failure here proves nothing, because the small
+//! items may be the cause.
 
 use super::cliques::Cliques;
 use super::fit::{Start, first_fit};
@@ -11,31 +12,33 @@ use super::search::{self, Options, Outcome};
 use super::skyline::{ORDERS, Orders, skyline};
 use super::{Item, Layout};
 
-/// The small items together hold at most this part of the load at any moment.
+/// The small items together hold at most this part of the load (one in 100) at any moment.
 const SMALL: u64 = 100;
 
-/// How many pairs of items the tries of first fit may compare, and the most tries whatever that
-/// takes.
+/// How many pairs of items the tries of first fit may compare together.
 const PAIRS: usize = 1_000_000;
+/// The most tries, whatever the number of pairs.
 const TRIES: usize = 32;
 
-/// Steps of the exact search, however many items there are.
+/// The fewest steps of the exact search, however many items there are.
 const LEAST: u64 = 100_000;
 
-/// With more items than this, only two orders are tried lowest first.
+/// With more items than this, only two orders are tried by skyline.
 const FEW: usize = 256;
 
-/// With more items than this, one order is, and neither first fit nor the exact search.
+/// With more items than this, one order is tried by skyline, and neither first fit nor the exact
+/// search.
 const MANY: usize = 5_000;
 
-/// Within a 128th of the load nothing lower is looked for where the capacity can't be met.
+/// If the capacity can't be met, a layout within this part of the load (one in 128) is low enough.
 const CLOSE: u64 = 128;
 
-/// Above the capacity by more than this part of it, the exact search is not tried.
+/// The exact search is not tried if the layout exceeds the capacity by more than this part of it
+/// (one in 16).
 const FAR: u64 = 16;
 
-/// The lowest layout found, or the first within `capacity`. The exact search takes `effort` steps
-/// over the number of large items.
+/// Returns the first layout found within `capacity`, or else the lowest. The exact search takes
+/// `effort` steps divided by the number of large items.
 pub(super) fn place(items: &[Item], capacity: u64, effort: u64) -> Layout {
     let last = items.iter().flat_map(|i| &i.spans).map(|s| s.1).max().unwrap_or(0);
     let (always, others): (Vec<usize>, Vec<usize>) =
@@ -43,10 +46,10 @@ pub(super) fn place(items: &[Item], capacity: u64, effort: u64) -> Layout {
     let start = Start::new(items, &always, Vec::new());
     let bottom = start.layout.height;
     let (large, small, load) = split(items, others, last, bottom);
-    // Where it can't be met, anything close to the load is as good.
+    // If the capacity can't be met, any layout close to the load is good enough.
     let goal = if capacity < load { load + load / CLOSE } else { capacity };
     let chosen: Vec<Item> = large.iter().map(|&i| items[i].clone()).collect();
-    // The large ones stand; the small ones go where there is room.
+    // The large items are fixed, and the small ones go where there is room.
     let mut standing = items.to_vec();
     let mut whole = |found: &Layout| {
         for (&i, &offset) in large.iter().zip(&found.offsets) {
@@ -79,17 +82,17 @@ pub(super) fn place(items: &[Item], capacity: u64, effort: u64) -> Layout {
     best.unwrap_or_else(|| whole(&lowest))
 }
 
-/// What came of the layouts of the large items.
+/// Layouts of the large items that were tried.
 struct Tried<'w> {
     goal: u64,
     lowest: Layout,
-    /// The lowest with the small items.
+    /// The lowest layout, with the small items.
     best: Option<Layout>,
     whole: &'w mut dyn FnMut(&Layout) -> Layout,
 }
 
 impl Tried<'_> {
-    /// Whether that will do.
+    /// Adds the small items to a layout. Returns whether the result is low enough.
     fn enough(&mut self, found: Layout) -> bool {
         if found.height <= self.goal {
             let all = (self.whole)(&found);
@@ -104,7 +107,7 @@ impl Tried<'_> {
     }
 }
 
-/// Layouts of the large items, one after the other until one will do: lowest first, then first fit.
+/// Tries layouts of the large items until one is low enough: by skyline, then by first fit.
 fn quick(items: &[Item], floor: &Layout, enough: &mut dyn FnMut(Layout) -> bool) -> bool {
     let cliques = Cliques::of(items);
     let which: Vec<u32> = (0..u32::try_from(items.len()).unwrap_or(u32::MAX)).collect();
@@ -140,14 +143,14 @@ fn quick(items: &[Item], floor: &Layout, enough: &mut dyn FnMut(Layout) -> bool)
             }
         }
         let Some(top) = top.filter(|&at| at > 0) else { break };
-        // The item that ended up on top goes first in the next try.
+        // The item with the highest end goes first in the next try.
         let item = order.remove(top);
         order.insert(0, item);
     }
     false
 }
 
-/// Large and small items, the small ones by falling size; and the load.
+/// The large items, the small ones by falling size, and the load.
 fn split(
     items: &[Item],
     mut others: Vec<usize>,
@@ -172,8 +175,8 @@ fn split(
         most.cast_unsigned()
     };
     let all = bottom + load(&others);
-    // The most items such that all of them together are small; equal sizes fall on one side, as
-    // that is what tells them apart.
+    // The most items that are small together. Items of equal size are all small or all large, since
+    // only the size distinguishes them.
     let (mut few, mut many) = (0, others.len() + 1);
     while few + 1 < many {
         let middle = usize::midpoint(few, many);

@@ -1,7 +1,8 @@
-//! A layout within a capacity, or as low as the effort allows, with what is proved about it.
+//! Finds a layout within a capacity, or the lowest that the effort allows, and what is proved about
+//! it.
 //!
-//! It starts from quick layouts: first fit, lowest first, and best fit over several orders, in
-//! which the item that ends up on top moves to the front. Then the exact search goes on.
+//! It starts with fast layouts: first fit, skyline, and best fit over several orders, in which the
+//! item with the highest end moves to the front. Then the exact search continues.
 
 use std::cmp::Reverse;
 
@@ -9,18 +10,18 @@ use super::fit::{Start, best_fit};
 use super::search::{self, Options, Outcome, Spent};
 use super::{Item, Layout, heuristic, load};
 
-/// The part of the effort that best fit may take: a try compares every pair of items about once.
+/// The part of the effort (one in 2) for best fit. A try compares every pair of items about once.
 const PART: u64 = 2;
 
-/// How often best fit goes through its orders.
+/// How many times best fit goes through its orders.
 const ROUNDS: usize = 5;
 
-/// With more items than this, a layout within a 128th of the load is low enough: the exact search
-/// never finds a lower one.
+/// With more items than this, a layout within 1/128 of the load is low enough: for so many items
+/// the exact search never finds a lower one.
 const MANY: usize = 5_000;
 const CLOSE: u64 = 128;
 
-/// What came of placing within a capacity.
+/// The result of placing within a capacity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Within {
     /// A layout, a proof that there is none, or neither.
@@ -34,7 +35,7 @@ pub struct Within {
 pub struct Least {
     /// The layout.
     pub layout: Layout,
-    /// Proved: no layout is lower than this. At least the load.
+    /// A proved lower bound on the height of any layout; at least the load.
     pub bound: u64,
     /// Steps of the search.
     pub spent: Spent,
@@ -58,7 +59,7 @@ pub fn within(items: &[Item], capacity: u64, options: &Options) -> Within {
     Within { outcome, spent }
 }
 
-/// Looks for the lowest layout: at the load first, then by halving what lies between the highest
+/// Searches for the lowest layout: first at the load, then by bisection between the highest
 /// capacity that was not met and the lowest that was.
 #[must_use]
 pub fn least(items: &[Item], options: &Options) -> Least {
@@ -67,7 +68,7 @@ pub fn least(items: &[Item], options: &Options) -> Least {
     if items.len() > MANY && layout.height <= bound + bound / CLOSE {
         return Least { layout, bound, spent };
     }
-    // Offsets in a layout that is pushed down are sums of sizes, raised to alignments and given
+    // Offsets in a layout that is pushed down are sums of sizes, rounded up to alignments and given
     // offsets.
     let unit = items
         .iter()
@@ -78,7 +79,7 @@ pub fn least(items: &[Item], options: &Options) -> Least {
             )
         })
         .max(1);
-    // The least that is not known to be out of reach, and what to try next.
+    // The least height that may still be possible, and the next one to try.
     let mut unmet = bound;
     let mut target = bound;
     while bound < layout.height {
@@ -107,7 +108,7 @@ pub fn least(items: &[Item], options: &Options) -> Least {
     Least { bound: bound.min(layout.height), layout, spent }
 }
 
-/// A quick layout that aims for `capacity`, or for what is close to the load where that is more.
+/// A fast layout that aims for `capacity`, or for a height close to the load if that is more.
 fn start(items: &[Item], capacity: u64, effort: u64) -> (Layout, Spent) {
     let mut best = heuristic::place(items, capacity);
     let mut spent = Spent::default();

@@ -1,11 +1,12 @@
-//! Addresses: every item of known size and life gets an offset in one arena, so that planned bytes
-//! are real bytes.
+//! Addresses: every item of known size and lifetime gets an offset in one arena, so that planned
+//! bytes are real bytes.
 //!
-//! [`place`] is quick: it tries what it tries on the few hundred items that hold nearly all bytes,
-//! a small exact search ([`search`]) last, and lets the others fill the holes. [`heuristic`] is
-//! first fit and lowest first over all items. [`least()`] and [`within()`] take the effort they are
-//! given and say what is proved. [`problem`] reads bare problems, [`check`] knows nothing of how a
-//! layout was found, [`program`] says what of a plan must be placed.
+//! - [`place`] is fast: it tries several ways on the few hundred items that hold nearly all bytes,
+//!   the last one a short exact search ([`search`]), and puts the others into the holes.
+//! - [`heuristic`] uses first fit and skyline over all items.
+//! - [`least()`] and [`within()`] use the effort that they are given and return what is proved.
+//! - [`problem`] reads problems from CSV. [`check`] proves a layout on its own. [`program`] lists
+//!   the items of a plan.
 
 pub mod check;
 mod cliques;
@@ -24,22 +25,22 @@ mod within_run;
 pub use least::{Least, Within, least, within};
 pub use program::{items, placements};
 
-/// Something to place.
+/// An item that needs an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item {
-    /// Its size, at least 1.
+    /// Its size in bytes, at least 1.
     pub bytes: u64,
-    /// When it holds bytes: half-open ranges of positions, ascending. Two for a tensor that leaves
-    /// and comes back to stay round the end.
+    /// When it is alive: half-open ranges of positions, ascending. A tensor that leaves and comes
+    /// back to stay round the end has two.
     pub spans: Vec<(u32, u32)>,
-    /// Its offset is a multiple of this, at least 1.
+    /// Its alignment: its offset is a multiple of this, at least 1.
     pub align: u64,
-    /// Its offset, where that is given.
+    /// Its offset, if that is given.
     pub fixed: Option<u64>,
 }
 
 impl Item {
-    /// An item that may lie anywhere.
+    /// An item without a given offset.
     #[must_use]
     pub const fn new(bytes: u64, spans: Vec<(u32, u32)>) -> Self {
         Self { bytes, spans, align: 1, fixed: None }
@@ -49,13 +50,13 @@ impl Item {
 /// An arena layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// By item.
+    /// The offset of each item.
     pub offsets: Vec<u64>,
     /// The highest end.
     pub height: u64,
 }
 
-/// The largest sum of sizes at any position: no layout is lower.
+/// The largest sum of sizes at any position, below which no layout can be.
 #[must_use]
 pub fn load(items: &[Item]) -> u64 {
     let mut changes: Vec<(u32, bool, u64)> = Vec::with_capacity(items.len() * 2);
@@ -74,10 +75,10 @@ pub fn load(items: &[Item]) -> u64 {
     most
 }
 
-/// What the exact search may take for a plan's items, over their number: some milliseconds.
+/// The steps of the exact search for a plan's items, divided by their number: some milliseconds.
 const STEPS: u64 = 60_000_000;
 
-/// Places a plan's items quickly, aiming for `capacity`; the lowest layout found, which may be
+/// Places a plan's items fast, aiming for `capacity`. Returns the lowest layout found, which may be
 /// higher.
 #[must_use]
 pub fn place(items: &[Item], capacity: u64) -> Layout {

@@ -1,8 +1,8 @@
-//! Which items no chain of overlaps connects: they can be placed apart from one another.
+//! Splits items into parts that no chain of overlaps connects. Each part can be placed on its own.
 
 use super::cliques::Cliques;
 
-/// Orders items so that unconnected parts stand apart; the parts as ranges, small ones first.
+/// Sorts `order` so that each part is contiguous. Returns the parts as ranges, small ones first.
 pub(super) fn split(cliques: &Cliques, order: &mut [u32]) -> Vec<(usize, usize)> {
     let ranges = &cliques.ranges;
     let mut parts: Vec<(usize, usize)> = Vec::new();
@@ -33,7 +33,7 @@ pub(super) fn split(cliques: &Cliques, order: &mut [u32]) -> Vec<(usize, usize)>
     parts
 }
 
-/// For each item the number of its part, where items that live more than once tie times together.
+/// For each item the number of its part. Items with several spans connect the times of these spans.
 fn groups(cliques: &Cliques, order: &[u32]) -> Vec<usize> {
     let mut runs: Vec<(u32, u32, usize)> = Vec::new();
     for (at, &i) in order.iter().enumerate() {

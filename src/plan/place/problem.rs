@@ -1,8 +1,8 @@
-//! Bare placement problems: reading them from CSV, and writing the answer.
+//! Placement problems: reads them from CSV, and writes the answer.
 //!
 //! A problem has a header and a row for each item: `id`, `lower` and `upper` (alive during the
-//! half-open `lower..upper`), `size`; optionally `alignment` (its offset is a multiple of it) and
-//! `offset` (its offset is given; empty where not). Other columns are not read.
+//! half-open `lower..upper`) and `size`. Optional are `alignment` (the offset is a multiple of it)
+//! and `offset` (a given offset, or empty). Other columns are ignored.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -12,13 +12,13 @@ use super::check::{self, Held};
 use super::{Item, Layout};
 use crate::files::{self, FileError};
 
-/// More rows are refused: first fit alone would take minutes.
+/// The most rows that are read: with more, first fit alone would take minutes.
 pub const ROWS: usize = 100_000;
 
-/// The largest file, decompressed.
+/// The largest file in bytes, decompressed.
 const LARGEST_FILE: u64 = 1 << 26;
 
-/// Sizes, offsets and alignments are at most this, so that no sum of them wraps.
+/// The largest size, offset and alignment, so that no sum of them wraps.
 const LARGEST: u64 = 1 << 44;
 
 /// A problem that could not be read.
@@ -27,14 +27,14 @@ pub enum ProblemError {
     /// The file could not be read.
     #[error(transparent)]
     File(#[from] FileError),
-    /// A line says something impossible.
+    /// A line is wrong.
     #[error("{}: line {line}: {problem}", path.display())]
     Line {
         /// The file.
         path: PathBuf,
-        /// From 1, the header included.
+        /// The line, from 1 with the header.
         line: u64,
-        /// What, and what would do.
+        /// What is wrong, and the remedy.
         problem: String,
     },
 }
@@ -46,13 +46,13 @@ pub struct Entry {
     pub id: String,
     /// The first moment at which it is alive.
     pub lower: u64,
-    /// The moment from which it is no longer.
+    /// The first moment at which it is no longer alive.
     pub upper: u64,
     /// Its size.
     pub size: u64,
-    /// Its offset is a multiple of this.
+    /// Its alignment: its offset is a multiple of this.
     pub alignment: u64,
-    /// Its offset, where given.
+    /// Its offset, if that is given.
     pub offset: Option<u64>,
 }
 
@@ -63,7 +63,7 @@ pub struct Problem {
     pub entries: Vec<Entry>,
 }
 
-/// Where the columns stand.
+/// The position of each column.
 struct Columns {
     id: usize,
     lower: usize,
@@ -79,9 +79,7 @@ impl Columns {
             let mut found =
                 header.iter().enumerate().filter(|(_, h)| h.trim() == name).map(|(at, _)| at);
             match (found.next(), found.next()) {
-                (_, Some(_)) => {
-                    Err(format!("the column `{name}` stands there twice; leave one away"))
-                }
+                (_, Some(_)) => Err(format!("the column `{name}` is there twice; remove one")),
                 (found, None) => Ok(found),
             }
         };
@@ -105,8 +103,8 @@ impl Problem {
     /// Reads `path`, which may be gzipped.
     ///
     /// # Errors
-    /// When it can't be read, has no items or too many, or a line names the place and what would
-    /// do.
+    /// When it can't be read, has no items or too many, or a line is wrong. The error names the
+    /// line and the remedy.
     pub fn read(path: &Path) -> Result<Self, ProblemError> {
         let bytes = files::read(path, LARGEST_FILE)?;
         let fail = |line: u64, problem: String| ProblemError::Line {
@@ -177,7 +175,7 @@ impl Problem {
                 "there are no items; write a row id,lower,upper,size for each".to_owned(),
             ));
         }
-        // Given offsets are the file's to get right.
+        // Given offsets that overlap are an error of the file.
         let given: Vec<Held> = problem
             .entries
             .iter()
@@ -197,8 +195,7 @@ impl Problem {
         Ok(problem)
     }
 
-    /// Its items, at their own moments where these are below 2^32, else at moments numbered in
-    /// order.
+    /// Its items. Moments at or above 2^32 are replaced by their rank among all moments.
     #[must_use]
     pub fn items(&self) -> Vec<Item> {
         let all_small = self.entries.iter().all(|e| u32::try_from(e.upper).is_ok());
@@ -219,7 +216,7 @@ impl Problem {
         self.entries.iter().map(item).collect()
     }
 
-    /// The moment from which the most is alive, and how much that is.
+    /// The moment from which the most bytes are alive, and how many these are.
     #[must_use]
     pub fn fullest(&self) -> (u64, u64) {
         let mut changes: Vec<(u64, bool, u64)> = self
@@ -238,10 +235,10 @@ impl Problem {
         most
     }
 
-    /// Proves a layout of this problem; its height.
+    /// Proves a layout of this problem. Returns its height.
     ///
     /// # Errors
-    /// What is wrong with it, by row.
+    /// What is wrong, and in which rows.
     pub fn check(&self, layout: &Layout, capacity: u64) -> Result<u64, String> {
         if layout.offsets.len() != self.entries.len() {
             return Err("there is not one offset for each item".to_owned());
@@ -249,7 +246,7 @@ impl Problem {
         for (entry, &offset) in self.entries.iter().zip(&layout.offsets) {
             if !offset.is_multiple_of(entry.alignment) || entry.offset.is_some_and(|o| o != offset)
             {
-                return Err(format!("item `{}` does not lie where it must", entry.id));
+                return Err(format!("item `{}` is not at its given offset or alignment", entry.id));
             }
         }
         let all: Vec<Held> = self

@@ -1,8 +1,7 @@
-//! What of a program must be placed, and the layout written as a plan's placements.
+//! The items of a program that need addresses, and a layout written as a plan's placements.
 //!
-//! A program's residencies become items with spans of positions in program order (position 2s+1 is
-//! step s, 2s+2 the moment after it). The spans hold at any timing, so no order of copies can
-//! deadlock on them.
+//! The spans of items are positions in program order: position 2s+1 is step s, and 2s+2 the moment
+//! after it. They hold at any timing, so no order of copies can deadlock on them.
 
 use std::collections::BTreeMap;
 
@@ -61,7 +60,7 @@ pub fn items(program: &Program, emitted: &Emitted) -> Vec<(Item, Vec<usize>)> {
     items
 }
 
-/// The placements of a layout in the order in which shared bytes pass from hand to hand.
+/// The placements of a layout, in the order in which residencies take over shared bytes.
 #[must_use]
 pub fn placements(
     program: &Program,
@@ -70,8 +69,8 @@ pub fn placements(
 ) -> Vec<Placement> {
     let mut all: Vec<(u32, Place, u64)> = Vec::with_capacity(program.residencies.len());
     for ((item, residencies), &offset) in items.iter().zip(&layout.offsets) {
-        // Of a tensor that leaves and comes back to stay, the return is what takes its turn in the
-        // list.
+        // For a tensor that leaves and comes back to stay, its place in the list is that of its
+        // return.
         if let (Some(&(from, _)), Some(&r)) = (item.spans.last(), residencies.last()) {
             all.push((from, program.residencies[r].place, offset));
         }

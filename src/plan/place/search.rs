@@ -1,19 +1,18 @@
-//! Exact placement by branch and bound, after M. Moffitt, "MiniMalloc: A Lightweight Memory
-//! Allocator for Hardware-Accelerated Machine Learning" (ASPLOS 2023, volume 4), from the published
-//! ideas.
+//! Exact placement by branch and bound, after the published ideas of M. Moffitt, "MiniMalloc: A
+//! Lightweight Memory Allocator for Hardware-Accelerated Machine Learning" (ASPLOS 2023, volume 4).
 //!
-//! A layout that fits can be pushed down until every item lies at 0 or on another one: a
-//! *canonical* layout. Written down by rising offset (ties by a fixed rank), each item lies at its
-//! *offset so far*, the highest end of those before it that it overlaps. So the search places, one
-//! after the other, some item at its offset so far, never below the item before
-//! ([`Technique::Monotone`]), and loses no layout that fits. An item whose turn is over is
-//! *passed*: something must still come under it. What is known of an item at a node is a lower
-//! bound on its final offset: its offset so far, or if passed the lowest end of what may come under
-//! it ([`Technique::Support`]). The *cliques*, the largest sets of items alive at once, then say
-//! whether a node is hopeless ([`Technique::Sections`]).
+//! A layout that fits can be pushed down until every item lies at 0 or on another item: a
+//! *canonical* layout. In the order of rising offset (ties by a fixed rank), each item then lies at
+//! its *offset so far*: the highest end of the items before it that overlap it in time. So the
+//! search places one item after the other at its offset so far, never below the item before
+//! ([`Technique::Monotone`]), and misses no layout that fits. An item that could have been placed
+//! and was not is *passed*: another item must still come under it. At a node, each item has a lower
+//! bound on its final offset. It is its offset so far, or, if it is passed, the lowest end of an
+//! item that may come under it ([`Technique::Support`]). The *cliques*, the largest sets of items
+//! alive at the same time, then show whether a node is hopeless ([`Technique::Sections`]).
 //!
-//! Effort is counted in steps, so that answers are the same on every machine. No recursion: depth
-//! is bounded by memory, not by the stack. [`mod@super::least`] finds the least capacity.
+//! Effort is counted in steps, so that answers are the same on every machine. There is no
+//! recursion, so only memory limits the depth. [`mod@super::least`] finds the least capacity.
 
 use rand_core::Rng as _;
 use rand_pcg::Pcg64Mcg;
@@ -25,12 +24,12 @@ use super::technique::On;
 pub use super::technique::{Options, Technique};
 use super::{Item, Layout};
 
-/// What a search took.
+/// The effort of a search.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Spent {
-    /// Nodes looked at.
+    /// Number of nodes.
     pub nodes: u64,
-    /// Looks at an item's clique, which is what takes time.
+    /// Number of times that an item's clique was examined, which takes most of the time.
     pub steps: u64,
 }
 
@@ -41,26 +40,26 @@ impl std::ops::AddAssign for Spent {
     }
 }
 
-/// What came of a search.
+/// The result of a search.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// A layout within the capacity.
     Placed(Layout),
-    /// There is none: every case was looked at.
+    /// There is none: every case was examined.
     Impossible,
-    /// None was found within the effort.
+    /// Neither was found within the effort.
     GaveUp,
 }
 
-/// The nodes of a try in the first round; each round has a `GROWTH`th more.
+/// The nodes of a try in the first round. Each round has a `GROWTH`th more.
 const FIRST: u64 = 1024;
 const GROWTH: u64 = 16;
 
-/// Where the shuffling begins, so that it is the same everywhere.
+/// The seed of the shuffling.
 const SEED: u128 = 0x6e65_6170;
 
-/// Looks for a layout within `capacity`; also what that took. Given offsets must not clash with one
-/// another.
+/// Searches for a layout within `capacity`. Returns the outcome and the effort. Given offsets must
+/// not overlap.
 #[must_use]
 pub fn search(items: &[Item], capacity: u64, options: &Options) -> (Outcome, Spent) {
     let cliques = Cliques::of(items);
@@ -76,7 +75,7 @@ pub fn search(items: &[Item], capacity: u64, options: &Options) -> (Outcome, Spe
         match search.part(from, until) {
             Some(true) => {}
             Some(false) => return (Outcome::Impossible, search.spent),
-            // Another part may yet prove that there is no layout, but the effort is spent.
+            // Another part could still prove that there is no layout, but the effort is spent.
             None => {
                 gave_up = true;
                 break;
@@ -92,26 +91,27 @@ pub fn search(items: &[Item], capacity: u64, options: &Options) -> (Outcome, Spe
     (Outcome::Placed(Layout { offsets, height }), spent)
 }
 
-/// The last placement: what comes later is not before it. Ranks start at 1.
+/// Offset and rank of the last placement. Later placements come after it. Ranks start at 1.
 type Key = (u64, u32);
 
-/// A node: a set of unplaced items, the choices among them, and how far it is.
+/// A node: a set of unplaced items, the choices among them, and the progress.
 struct Frame {
     /// The items are `order[from..until]`.
     from: usize,
     until: usize,
     last: Key,
-    /// Items to place next, the best last.
+    /// The items that may be placed next, the best last.
     choices: Vec<u32>,
-    /// Where the trail stood before the current choice.
+    /// The length of the trail before the current choice.
     mark: usize,
-    /// What the current choice leaves to be solved, as ranges of `order`, the first last.
+    /// The parts that the current choice leaves to be solved, as ranges of `order`, the first part
+    /// last.
     rest: Vec<(usize, usize)>,
-    /// The last placement, for those.
+    /// The last placement, from which these parts start.
     next: Key,
-    /// The item of the current choice.
+    /// The item that the current choice places.
     placed: Option<u32>,
-    /// The cliques that failures below have to do with.
+    /// The range of cliques that caused the failures below.
     blame: (u32, u32),
 }
 
@@ -121,15 +121,15 @@ fn join(a: (u32, u32), b: (u32, u32)) -> (u32, u32) {
     (a.0.min(b.0), a.1.max(b.1))
 }
 
-/// What to undo.
+/// A change that can be undone.
 enum Change {
-    /// The item's offset so far was this.
+    /// The item's offset so far was raised; this is the old value.
     Raised(u32, u64),
     /// The item was placed.
     Placed(u32),
 }
 
-/// The lowest bound in a clique, whose it is, and the second lowest; the lowest end.
+/// The lowest bound in a clique, its item, and the second lowest bound; also the lowest end.
 #[derive(Clone, Copy)]
 struct Low {
     first: u64,
@@ -147,21 +147,21 @@ struct Search<'a> {
     on: On,
     effort: u64,
     spent: Spent,
-    /// The offset so far; the final one once placed.
+    /// The offset so far; the final offset once the item is placed.
     offset: Vec<u64>,
-    /// Lower bound on the final offset, at the current node.
+    /// The lower bound on the final offset at the current node.
     bound: Vec<u64>,
     rank: Vec<u32>,
     twin: Vec<Option<u32>>,
     unplaced: Vec<bool>,
-    /// Permutation; a node owns a range of it.
+    /// A permutation of the items; each node owns a range of it.
     order: Vec<u32>,
     /// How many unplaced items span the border before each clique.
     crossing: Vec<u32>,
     trail: Vec<Change>,
-    /// How often each clique was why a node failed.
+    /// How many times each clique caused a node to fail.
     weight: Vec<u64>,
-    /// What the last failure had to do with.
+    /// The range of cliques that caused the last failure.
     blame: (u32, u32),
     /// Whether alternatives may be skipped in this try, and whether any were.
     may_jump: bool,
@@ -172,7 +172,7 @@ struct Search<'a> {
     sorted: Vec<(u64, u32)>,
 }
 
-/// Moves every item by up to a fifth of the length.
+/// Moves every item at random by up to a fifth of the length.
 fn shuffle(by: &mut [u32], random: &mut Pcg64Mcg) {
     let reach = by.len() as u64 * 100 / 5 + 1;
     let mut keyed: Vec<(u64, u32)> = by
@@ -200,7 +200,7 @@ impl<'a> Search<'a> {
                 crossing[c as usize] += 1;
             }
         }
-        // The twin before an item: same size, same life.
+        // Twins: items of the same size and life. For each item the twin before it.
         let mut alike: Vec<u32> = (0..count).collect();
         let key = |i: u32| {
             (items[i as usize].bytes, items[i as usize].align, &cliques.ranges[i as usize], i)
@@ -244,8 +244,8 @@ impl<'a> Search<'a> {
         if self.on.partition { self.split(all.0, all.1) } else { vec![all] }
     }
 
-    /// Orders `order[from..until]` so that unconnected parts stand apart; the parts, small ones
-    /// first.
+    /// Sorts `order[from..until]` so that unconnected parts are contiguous. Returns the parts,
+    /// small ones first.
     fn split(&mut self, from: usize, until: usize) -> Vec<(usize, usize)> {
         let mut parts = parts::split(self.cliques, &mut self.order[from..until]);
         for part in &mut parts {
@@ -292,8 +292,8 @@ impl<'a> Search<'a> {
         None
     }
 
-    /// Moves items of cliques that failed often forward, in classes so coarse that the rank still
-    /// counts.
+    /// Moves items of cliques that failed often to the front, in a few coarse classes within which
+    /// the rank decides.
     fn heavy_first(&self, by: &mut [u32]) {
         let weight = |i: u32| {
             let mut sum = 0u128;
@@ -304,7 +304,8 @@ impl<'a> Search<'a> {
         by.sort_by_cached_key(|&i| std::cmp::Reverse((weight(i) * 2 / mean).min(64)));
     }
 
-    /// Depth first from a fresh start until solved, refuted, or `limit` nodes were seen.
+    /// Searches depth first from the root until the part is solved, refuted, or `limit` nodes were
+    /// visited.
     fn run(&mut self, from: usize, until: usize, limit: u64) -> Option<bool> {
         let until_nodes = self.spent.nodes.saturating_add(limit);
         let base = self.trail.len();
@@ -313,7 +314,8 @@ impl<'a> Search<'a> {
         loop {
             let Some(frame) = frames.last_mut() else { return answer };
             match answer {
-                // A part of the rest is solved: on to the next, or this node is solved too.
+                // A part of the rest is solved: continue with the next one, or this node is solved
+                // too.
                 Some(true) => match frame.rest.pop() {
                     Some((a, b)) => {
                         let next = frame.next;
@@ -323,7 +325,7 @@ impl<'a> Search<'a> {
                         frames.pop();
                     }
                 },
-                // A part failed: take the choice back.
+                // A part failed: undo the choice.
                 Some(false) => {
                     self.undo(frame.mark);
                     frame.rest.clear();
@@ -384,7 +386,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Opens a node; the answer, where there is one at once.
+    /// Opens a node. Returns the answer if it is known at once.
     fn enter(
         &mut self,
         from: usize,
@@ -432,8 +434,8 @@ impl<'a> Search<'a> {
         None
     }
 
-    /// Bounds every final offset at a node; the lowest end that any item could have now, or a
-    /// clique in which the node is hopeless.
+    /// Bounds every final offset at a node. Returns the lowest end that any item can have now, or
+    /// the clique that makes the node hopeless.
     fn bounds(&mut self, from: usize, until: usize, last: Key) -> Result<u64, usize> {
         let Self { items, cliques, offset, bound, rank, order, low, sums, on, spent, .. } = self;
         let part = &order[from..until];
@@ -492,8 +494,7 @@ impl<'a> Search<'a> {
                 let item = &items[i as usize];
                 let at = align(bound[i as usize].max(end.min(self.capacity)), item);
                 bound[i as usize] = at;
-                // Nothing comes in its way where it could have lain, or what does lifts it too
-                // high.
+                // No other item can come under it, or every item that can lifts it too high.
                 if other >= offset[i as usize] + item.bytes || at + item.bytes > self.capacity {
                     cliques.each(i, |c| self.weight[c] += 1);
                     return Err(cliques.first(i));
@@ -526,7 +527,7 @@ impl<'a> Search<'a> {
         Ok(least_end)
     }
 
-    /// Blames the time of all unplaced items of a clique.
+    /// Blames the cliques of all unplaced items of a clique.
     fn blame(&mut self, from: usize, until: usize, clique: usize) {
         let mut blame = NO_CLIQUES;
         for &i in &self.order[from..until] {
@@ -539,7 +540,7 @@ impl<'a> Search<'a> {
     }
 
     /// Places an item of `order[from..until]` at its offset so far and moves it to the end of that
-    /// range. Whether it was in no other's way, or nothing when it is in the way of a fixed one.
+    /// range. Returns whether it raised no other item, or `None` if it overlaps a fixed item.
     fn place(&mut self, item: u32, from: usize, until: usize) -> Option<bool> {
         let at = (from..until).find(|&at| self.order[at] == item)?;
         self.order.swap(at, until - 1);
@@ -556,8 +557,8 @@ impl<'a> Search<'a> {
             let before = self.offset[other as usize];
             if before < end && self.cliques.overlap(item, other) {
                 if self.items[other as usize].fixed.is_some() {
-                    // Below a fixed one is room, too, if it ends early enough; its offset is never
-                    // raised.
+                    // An item may also come below a fixed item if it ends low enough. The fixed
+                    // item's offset never rises.
                     if end > before {
                         return None;
                     }
@@ -571,7 +572,7 @@ impl<'a> Search<'a> {
         Some(free)
     }
 
-    /// Whether placing this item may have left unconnected parts.
+    /// Whether placing this item may have split the others into unconnected parts.
     fn parted(&self, item: u32) -> bool {
         let ranges = &self.cliques.ranges[item as usize];
         ranges.len() > 1

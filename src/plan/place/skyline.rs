@@ -1,11 +1,11 @@
-//! Lowest first: of the unplaced items, the one that can lie lowest comes next, ties by a rank.
+//! Skyline: of the unplaced items, the one that can be placed lowest comes next; ties go by a rank.
 //!
-//! What one dive of the exact search does, without its bounds: where lives nest, as a training
-//! iteration's do, it often reaches the load at once. Nothing is ever placed below what was placed
-//! before, so the height from which on space is free only rises, clique by clique: at each height,
-//! the cliques that are free there make *runs*, and the first rank that lies within a run comes
-//! next. A placement splits its run, and its end gives the cliques back. Cost: O(n) questions for
-//! the first rank within a run, each answered by a tree over the ends of lives
+//! This is one dive of the exact search without its bounds. If lives nest, as in a training
+//! iteration, it often reaches the load at once. No item is ever placed below an item placed
+//! before, so the height from which on space is free only rises, clique by clique. At each height,
+//! the cliques that are free there form *runs*, and the first item by rank that fits within a run
+//! comes next. A placement splits its run, and the item's end frees the cliques again. Cost: O(n)
+//! queries for the first rank within a run, each answered by a tree over the ends of lives
 //! ([`super::within_run`]).
 
 use std::cmp::Reverse;
@@ -15,19 +15,19 @@ use super::cliques::Cliques;
 use super::within_run::WithinRun;
 use super::{Item, Layout};
 
-/// How many orders there are.
+/// The number of orders.
 pub(super) const ORDERS: usize = 4;
 
-/// Orders in which to prefer items, by what falls: the most alive with an item, its life, its size
-/// and products of these.
+/// Orders of items by falling load during an item's life, by life, by size, and by products of
+/// these.
 pub(super) struct Orders {
     which: Vec<u32>,
-    /// For each of them: the most alive with it, its life, its size.
+    /// For each item: the load during its life, its life, its size.
     of: Vec<[u128; 3]>,
 }
 
 impl Orders {
-    /// Of these items.
+    /// The orders of these items.
     pub fn of(items: &[Item], cliques: &Cliques, which: &[u32]) -> Self {
         let most = most_alive(items, cliques, which);
         let of = which.iter().zip(most).map(|(&i, most)| {
@@ -38,7 +38,7 @@ impl Orders {
         Self { which: which.to_vec(), of: of.collect() }
     }
 
-    /// The order of this number below [`ORDERS`].
+    /// The order with this number, below [`ORDERS`].
     pub fn order(&self, number: usize) -> Vec<u32> {
         let key = |&[total, width, size]: &[u128; 3]| match number {
             0 => [total, width, size],
@@ -53,7 +53,7 @@ impl Orders {
     }
 }
 
-/// For each of `which`, the most that is alive at once in its time.
+/// For each of `which`, the largest load during its life.
 fn most_alive(items: &[Item], cliques: &Cliques, which: &[u32]) -> Vec<u64> {
     let mut change = vec![0i64; cliques.count + 1];
     for &i in which {
@@ -63,7 +63,7 @@ fn most_alive(items: &[Item], cliques: &Cliques, which: &[u32]) -> Vec<u64> {
             change[until as usize] -= items[i as usize].bytes.cast_signed();
         }
     }
-    // A tree of maxima.
+    // A tree of maxima over the cliques.
     let leaves = cliques.count.max(1);
     let mut highest = vec![0u64; 2 * leaves];
     let mut level = 0i64;
@@ -94,7 +94,7 @@ fn most_alive(items: &[Item], cliques: &Cliques, which: &[u32]) -> Vec<u64> {
     which.iter().map(|&i| cliques.ranges[i as usize].iter().map(most).max().unwrap_or(0)).collect()
 }
 
-/// Places all items, none below `bottom`; stops where it would rise above `limit`.
+/// Places all items, none below `bottom`. Stops when one would end above `limit`.
 pub(super) fn skyline(
     items: &[Item],
     cliques: &Cliques,
@@ -106,7 +106,7 @@ pub(super) fn skyline(
     let mut layout = bottom.clone();
     let mut left = order.len();
     for &i in order.iter().filter(|&&i| cliques.ranges[i as usize].is_empty()) {
-        // Never alive.
+        // This item is never alive.
         layout.offsets[i as usize] = 0;
         left -= 1;
     }
@@ -114,7 +114,7 @@ pub(super) fn skyline(
         return Some(layout);
     }
     let mut field = Field::new(cliques, order, count);
-    // What ends where: heights at which cliques are free again.
+    // The heights at which cliques become free again.
     let mut ends: BinaryHeap<Reverse<(u64, (u32, u32))>> = BinaryHeap::new();
     let mut height = bottom.height;
     field.free((0, count));
@@ -133,7 +133,7 @@ pub(super) fn skyline(
             left -= 1;
             field.ask();
         }
-        // Nothing waits for what never ends.
+        // No item waits for cliques that never become free.
         let Some(&Reverse((next, _))) = ends.peek().filter(|_| left > 0) else {
             return Some(layout);
         };
@@ -146,25 +146,25 @@ pub(super) fn skyline(
     }
 }
 
-/// What is free at a height, and who may come next there.
+/// The free cliques at a height, and the items that may come next there.
 struct Field {
     count: u32,
-    /// Runs of free cliques, apart: end by start.
+    /// Disjoint runs of free cliques: the end of each by its start.
     runs: BTreeMap<u32, u32>,
-    /// Starts of runs of which no item has been asked for yet.
+    /// Starts of runs for which no item was chosen yet.
     new: Vec<u32>,
-    /// Items of one range each, and items of two that together go round the end.
+    /// Items with one range, and items with two ranges that together go round the end.
     within: WithinRun,
     around: WithinRun,
-    /// Other items of several ranges wait at a clique that is not free: clique and rank.
+    /// Other items with several ranges. Each waits at a clique that is not free: clique and rank.
     waiting: BTreeSet<(u32, u32)>,
-    /// Ranks that may come next, some of them in vain.
+    /// Ranks that may come next; some of them turn out not to fit.
     next: BinaryHeap<Reverse<u32>>,
-    /// By rank.
+    /// Whether each item is placed, by rank.
     placed: Vec<bool>,
 }
 
-/// Whether the ranges are one that goes round the end.
+/// The range that goes round the end, if these ranges form one.
 fn goes_round(ranges: &[(u32, u32)], count: u32) -> Option<(u32, u32)> {
     match *ranges {
         [(0, until), (from, end)] if end == count => Some((from, until)),
@@ -198,7 +198,7 @@ impl Field {
         }
     }
 
-    /// Frees a range that is taken.
+    /// Frees a range that was taken.
     fn free(&mut self, (mut from, mut until): (u32, u32)) {
         while let Some(&(clique, rank)) = self.waiting.range((from, 0)..(until, 0)).next() {
             self.waiting.remove(&(clique, rank));
@@ -216,12 +216,12 @@ impl Field {
         self.new.push(from);
     }
 
-    /// Has the first rank within each new run come next, and the first that goes round the end if
-    /// that changed.
+    /// Proposes the first rank within each new run, and the first rank that goes round the end if
+    /// its run changed.
     fn ask(&mut self) {
         let mut ends = false;
         while let Some(start) = self.new.pop() {
-            // It may have become part of another since.
+            // The run may have become part of another one since.
             let Some(&end) = self.runs.get(&start) else { continue };
             ends |= start == 0 || end == self.count;
             self.next.extend(self.within.first(start, end).map(Reverse));
@@ -235,12 +235,12 @@ impl Field {
         }
     }
 
-    /// The end of the run that a clique is in; the clique itself where it is not free.
+    /// The end of the run that contains a clique; the clique itself if it is not free.
     fn free_until(&self, clique: u32) -> u32 {
         self.runs.range(..=clique).next_back().map_or(clique, |(_, &end)| end.max(clique))
     }
 
-    /// The next rank whose ranges are free, which takes them.
+    /// The next rank whose ranges are free. Takes these ranges.
     fn take(&mut self, cliques: &Cliques, order: &[u32]) -> Option<u32> {
         while let Some(Reverse(rank)) = self.next.pop() {
             if self.placed[rank as usize] {
@@ -252,7 +252,7 @@ impl Field {
                 .map(|&(from, until)| (self.free_until(from), until))
                 .find(|&(free, until)| free < until);
             if let Some((clique, _)) = taken {
-                // An item that lies within a run is asked for again when it is.
+                // An item within a run is proposed again when a run contains it.
                 if ranges.len() > 1 && goes_round(ranges, self.count).is_none() {
                     self.waiting.insert((clique, rank));
                 }
@@ -269,7 +269,7 @@ impl Field {
         None
     }
 
-    /// Takes a range out of the run that it lies in.
+    /// Takes a range out of the run that contains it.
     fn split(&mut self, (from, until): (u32, u32)) {
         let Some((&start, &end)) = self.runs.range(..=from).next_back() else { return };
         self.runs.remove(&start);
@@ -287,7 +287,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The same by looking at every item every time.
+    /// The same result by examining every item every time.
     fn slowly(items: &[Item], order: &[u32]) -> Layout {
         let mut layout = Layout { offsets: vec![0; items.len()], height: 7 };
         let mut floors = vec![7u64; 64];

@@ -1,47 +1,46 @@
-//! The parts of the exact search, each of which can be left out to see what it is worth.
+//! The techniques of the exact search. Each can be switched off to measure its worth.
 //!
-//! Leaving one out never makes a wrong answer, only a slower one.
+//! Without a technique the search is slower, but never wrong.
 
-/// A part of the search that can be left out.
+/// A technique of the search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Technique {
-    /// Items that no chain of overlaps connects are solved apart from one another, from the start.
+    /// Items that no chain of overlaps connects are solved separately, from the start.
     Partition,
-    /// The same again after every placement, for what is left.
+    /// The same again after every placement, for the remaining items.
     Decompose,
-    /// A node is given up when, in some clique, what is unplaced and at least so high does not fit
-    /// above that height.
+    /// A node is given up if, in some clique, the unplaced items whose bounds are at or above some
+    /// height do not fit between that height and the capacity.
     Sections,
     /// The next item never lies below the one before, and not at the same height with a lower rank.
     Monotone,
-    /// An item that is passed lies on something unplaced, and something unplaced must come in its
-    /// way.
+    /// A passed item must lie on an unplaced item, so an unplaced item must come under it.
     Support,
     /// No item is placed where another would fit beneath it.
     Dominance,
-    /// Lowest first among the choices; else by rank alone.
+    /// Of the choices, the lowest comes first; otherwise only the rank decides.
     Lowest,
-    /// A placement that is in no other item's way has no alternatives.
+    /// A placement that raises no other item has no alternatives.
     Free,
-    /// Of items with equal size and life the first comes first.
+    /// Of items with equal size and life, the first comes first.
     Twins,
-    /// Several ranks in turn; else the first only.
+    /// Several ranks are tried in turn; otherwise only the first.
     Portfolio,
-    /// A try of a rank is given up after some nodes, a few more in every round, and the next
-    /// begins; else the first try goes on to the end.
+    /// A try with a rank is given up after some nodes, more in every round, and the next one
+    /// begins. Otherwise the first try continues to the end.
     Restarts,
-    /// When no failure below a placement has to do with its item's time, its alternatives are
-    /// skipped. That may skip a layout, too: what fails so proves nothing and is tried again
-    /// without.
+    /// If no failure below a placement involves the item's cliques, its alternatives are skipped.
+    /// That may skip a layout, so a failure then proves nothing, and the search is repeated without
+    /// skipping.
     Jump,
-    /// In two rounds of three, items of cliques that failed often move forward.
+    /// In two rounds of three, items of cliques that failed often move to the front.
     Weights,
-    /// In the other rounds every rank is shuffled a little, but for the first.
+    /// In the other rounds every rank except the first is shuffled a little.
     Shuffle,
 }
 
 impl Technique {
-    /// All, with their names on the command line.
+    /// All techniques, with their names on the command line.
     pub const ALL: [(Self, &'static str); 14] = [
         (Self::Partition, "partition"),
         (Self::Decompose, "decompose"),
@@ -60,12 +59,12 @@ impl Technique {
     ];
 }
 
-/// How to search.
+/// Options of the search.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// How many steps at most: looks at an item's clique.
+    /// The most steps; a step examines an item's clique.
     pub effort: u64,
-    /// What to leave out.
+    /// The techniques to switch off.
     pub without: Vec<Technique>,
 }
 
@@ -75,7 +74,7 @@ impl Options {
     }
 }
 
-/// The techniques, unpacked.
+/// The techniques as separate flags.
 #[allow(clippy::struct_excessive_bools, reason = "switches")]
 pub(super) struct On {
     pub partition: bool,

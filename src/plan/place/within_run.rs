@@ -1,26 +1,26 @@
-//! The first rank among lives that lie within a stretch of time, as lives are taken away one by
+//! Finds the first rank among lives that lie within a range of time, while lives are removed one by
 //! one.
 //!
-//! A life is a point (start, end); those within a stretch are those that start no earlier and end
-//! no later. The points are halved by start and by end in turn; every node knows its box and its
-//! first rank. Cost: O(√n) a question at worst, O(log n) where lives nest or are short; O(log n) a
-//! removal.
+//! A life is a point (start, end). A life is within a range if it starts no earlier and ends no
+//! later. The points are halved by start and by end alternately. Every node has its bounding box
+//! and its first rank. Cost of a query: O(√n) in the worst case, O(log n) if lives nest or are
+//! short. Cost of a removal: O(log n).
 
-/// Points in a leaf, at most.
+/// The most points in a leaf.
 const LEAF: usize = 4;
 
-/// No rank.
+/// Stands for "no rank".
 const NONE: u32 = u32::MAX;
 
-/// A start, an end and a rank; the rank is [`NONE`] once the life is gone.
+/// Start, end and rank of a life. The rank is [`NONE`] once the life is removed.
 type Life = ((u32, u32), u32);
 
 #[derive(Clone, Copy)]
 struct Node {
-    /// Earliest and latest start, earliest and latest end.
+    /// Earliest and latest start; earliest and latest end.
     starts: (u32, u32),
     ends: (u32, u32),
-    /// The first rank, or [`NONE`].
+    /// The first rank below the node, or [`NONE`].
     first: u32,
 }
 
@@ -29,14 +29,14 @@ pub(super) struct WithinRun {
     leaves: usize,
     nodes: Vec<Node>,
     lives: Vec<Life>,
-    /// By leaf, where its lives begin; and the end.
+    /// Where each leaf's lives begin, followed by the number of lives.
     begins: Vec<u32>,
-    /// By rank, the leaf and the position among the lives.
+    /// For each rank, its leaf and its position among the lives.
     places: Vec<(u32, u32)>,
 }
 
 impl WithinRun {
-    /// Lives with ranks below `ranks`, each its own.
+    /// A set of lives with distinct ranks below `ranks`.
     pub fn new(lives: Vec<Life>, ranks: usize) -> Self {
         let leaves = lives.len().div_ceil(LEAF).next_power_of_two();
         let empty = Node { starts: (u32::MAX, 0), ends: (u32::MAX, 0), first: NONE };
@@ -84,7 +84,7 @@ impl WithinRun {
         };
     }
 
-    /// The first rank of what starts at `from` or later and ends by `until`.
+    /// The first rank of a life that starts at or after `from` and ends at or before `until`.
     pub fn first(&self, from: u32, until: u32) -> Option<u32> {
         let mut best = NONE;
         self.below(1, from, until, &mut best);
@@ -117,7 +117,7 @@ impl WithinRun {
         &self.lives[self.begins[leaf] as usize..self.begins[leaf + 1] as usize]
     }
 
-    /// Takes a life away, if it is here.
+    /// Removes a life, if it is in the set.
     pub fn remove(&mut self, rank: u32) {
         let Some(&(leaf, at)) = self.places.get(rank as usize).filter(|p| p.0 != NONE) else {
             return;

@@ -1,10 +1,10 @@
 //! Devices that can run a job: the embedded host, and CUDA where there is a GPU.
 //!
-//! The seam is [`Device`]: one arena, one pinned host store, three in-order streams, and items
-//! whose waits are fixed once per plan in a [`Script`]. An item maps to CUDA calls one to one: a
-//! wait on an item of another stream is `cuStreamWaitEvent`, a copy `cuMemcpyAsync`, an end
-//! `cuEventRecord` with timing. Items are enqueued in an order in which each stands after all it
-//! waits for, so every event is recorded before it is waited on.
+//! The interface is [`Device`]: one arena, one pinned host store, three in-order streams, and items
+//! whose waits are fixed once for each plan in a [`Script`]. Items correspond to CUDA calls: a wait
+//! for an item of another stream is `cuStreamWaitEvent`, a copy `cuMemcpyAsync`, an end
+//! `cuEventRecord` with timing. Each item is enqueued after all items that it waits for, so every
+//! event is recorded before it is waited for.
 
 #[cfg(feature = "cuda")]
 pub mod cuda;
@@ -14,7 +14,7 @@ pub mod operators;
 use crate::job::Dtype;
 use crate::units::{Bytes, Nanos, OpId, TensorId};
 
-/// A queue of a device; what is on it runs in order, one item at a time.
+/// A queue of a device. Its items run in order, one at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stream {
     /// Operators.
@@ -26,7 +26,7 @@ pub enum Stream {
 }
 
 impl Stream {
-    /// All of them, by index.
+    /// All streams, by index.
     pub const ALL: [Self; 3] = [Self::Compute, Self::H2d, Self::D2h];
 
     /// Its position in [`Stream::ALL`].
@@ -40,7 +40,7 @@ impl Stream {
     }
 }
 
-/// A memory of a device.
+/// The memories of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Memory {
     /// The arena.
@@ -49,32 +49,32 @@ pub enum Memory {
     Host,
 }
 
-/// A number to keep right after the step that wrote it, before its bytes are used again.
+/// A number that is read right after the step that wrote it, before its bytes are reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capture {
-    /// Where it lies in the arena.
+    /// Its address in the arena.
     pub offset: Bytes,
-    /// Its type; a floating one.
+    /// Its type, a floating-point one.
     pub dtype: Dtype,
 }
 
-/// One execution of an operator, by addresses.
+/// One execution of an operator, with addresses.
 #[derive(Clone, Debug)]
 pub struct StepWork {
     /// The operator.
     pub operator: OpId,
-    /// Where the storage of each tensor it touches begins, sorted by tensor. A tensor that is
-    /// missing is one that a replay leaves out.
+    /// The address of the storage of each tensor that it touches, sorted by tensor. A tensor that
+    /// is not in the list is left out by a replay.
     pub addresses: Vec<(TensorId, Bytes)>,
-    /// It repeats an operator of the same iteration.
+    /// Whether it repeats an operator of the same iteration.
     pub replay: bool,
     /// The operator whose random numbers it draws.
     pub random_key: u64,
-    /// Address and size of what begins with it: outputs and workspace.
+    /// Address and size of each residency that begins with it: outputs and workspace.
     pub begins: Vec<(Bytes, Bytes)>,
-    /// Address and size of the operator's own workspace, where it has one.
+    /// Address and size of the operator's own workspace, if it has one.
     pub workspace: Option<(Bytes, Bytes)>,
-    /// The loss, when it writes it.
+    /// Where to read the loss, if it writes the loss.
     pub capture: Option<Capture>,
 }
 
@@ -85,74 +85,74 @@ pub enum Work {
     Step(StepWork),
     /// Copy between arena and store, in the direction of its stream.
     Copy {
-        /// First byte in the arena.
+        /// Address in the arena.
         device: Bytes,
-        /// First byte in the store.
+        /// Address in the store.
         host: Bytes,
-        /// How much.
+        /// Number of bytes.
         bytes: Bytes,
     },
 }
 
-/// When an item may start by the clock.
+/// The earliest time at which an item may start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Due {
-    /// The item after whose end; `None` for the start of the iteration.
+    /// The item from whose end the delay counts; `None` for the start of the iteration.
     pub after: Option<usize>,
-    /// How long after it.
+    /// The delay.
     pub delay: Nanos,
 }
 
-/// Something that a stream does once in each iteration. Items are known by their position in
+/// Something that a stream does once in each iteration. Items are identified by their position in
 /// [`Script::items`].
 #[derive(Clone, Debug)]
 pub struct Item {
-    /// Where it runs.
+    /// The stream that runs it.
     pub stream: Stream,
     /// Items of other streams that must have ended.
     pub waits: Vec<usize>,
-    /// Those of `waits` that bring what a step reads: when the step has to wait for one, the delays
-    /// before it on its stream are cut short.
+    /// The copies among `waits` whose tensors a step reads. If the step has to wait for one of
+    /// them, the delays before that copy on its stream are removed.
     pub fetches: Vec<usize>,
-    /// For copies.
+    /// The earliest start of a copy; `None` for steps.
     pub due: Option<Due>,
     /// The work.
     pub work: Work,
-    /// The end of the highest bytes that it touches.
+    /// The end of the highest bytes of the arena that it touches.
     pub top: Bytes,
 }
 
-/// An iteration as a device sees it.
+/// An iteration in the form that a device runs.
 #[derive(Clone, Debug)]
 pub struct Script {
     /// Steps, then copies.
     pub items: Vec<Item>,
     /// The items of each stream, in order.
     pub streams: [Vec<usize>; 3],
-    /// All items in an order in which each stands after what it waits for.
+    /// All items, each after those that it waits for.
     pub order: Vec<usize>,
-    /// Size of the arena.
+    /// Bytes of the arena.
     pub arena: Bytes,
-    /// Size of the pinned store.
+    /// Bytes of the pinned store.
     pub store: Bytes,
 }
 
-/// What one iteration was like.
+/// The measurements of one iteration.
 #[derive(Clone, Debug, Default)]
 pub struct Measured {
     /// Start and end of each item, from the start of the iteration.
     pub items: Vec<(Nanos, Nanos)>,
-    /// When all had ended.
+    /// When all items had ended.
     pub iteration: Nanos,
-    /// Steps that found what they read still on its way.
+    /// How many steps had to wait for a copy that they read.
     pub late: u64,
-    /// Copies whose delay was cut short.
+    /// How many copies started without their delay.
     pub passive: u64,
     /// The captured loss.
     pub loss: Option<f32>,
 }
 
-/// A device that stopped.
+/// Why a device stopped.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Failure {
     /// An operator could not be run.
@@ -160,15 +160,15 @@ pub enum Failure {
     Operator {
         /// The operator.
         operator: OpId,
-        /// What its kernel said.
+        /// The kernel's error.
         problem: operators::KernelError,
     },
-    /// The device itself.
+    /// The device itself failed.
     #[error("{0}")]
     Device(String),
 }
 
-/// A device with a script loaded. Nothing here allocates once the first iteration has begun.
+/// A device with a script loaded. No method allocates after the first iteration has begun.
 pub trait Device {
     /// Writes bytes while no iteration runs.
     ///
@@ -194,12 +194,12 @@ pub trait Device {
     /// When the device has failed.
     fn enqueue(&mut self, item: usize) -> Result<(), Failure>;
 
-    /// Waits until all that was enqueued has ended, and says how it went.
+    /// Waits until all enqueued items have ended, and returns their measurements.
     ///
     /// # Errors
     /// The first failure of an item.
     fn finish(&mut self, measured: &mut Measured) -> Result<(), Failure>;
 
-    /// The end of the highest bytes of the arena that anything has touched so far.
+    /// The end of the highest bytes of the arena touched so far.
     fn high_water(&self) -> Bytes;
 }

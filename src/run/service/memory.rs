@@ -1,9 +1,9 @@
-//! A device's memory under the service: lanes with addresses, changed only where no job is
+//! A device's memory under the service: lanes with addresses, which change only where no job is
 //! disturbed.
 //!
-//! Lanes decide whether a job may come in, the layout where. A change that would move a job is
-//! made in two steps: those concerned leave at their next iteration boundaries, then everything is
-//! put where it goes.
+//! Lanes decide whether a job is admitted, the layout decides its addresses. A change that would
+//! move a job's memory takes two steps. First the jobs concerned leave at their next iteration
+//! boundaries. Then all items get their new addresses.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,40 +12,40 @@ use crate::sim::share::lanes::{JobId, Join, LaneId, Lanes, Mode};
 use crate::sim::share::layout::{Item, Layout};
 use crate::units::Bytes;
 
-/// Where a job's two parts lie.
+/// The addresses of a job's two parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spot {
-    /// Bytes that it holds between iterations.
+    /// Address of the bytes that it holds between iterations.
     pub persistent: Bytes,
-    /// What its iterations need: the upper end of its lane, so that a lane that shrinks from below
-    /// leaves it where it is.
+    /// Address of the bytes that its iterations need, at the upper end of its lane. So a lane that
+    /// shrinks from below leaves them in place.
     pub ephemeral: Bytes,
     /// The lane.
     pub lane: LaneId,
 }
 
-/// What became of an attempt to let a job in.
+/// The result of an attempt to admit a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Entry {
-    /// It is in.
+    /// It is admitted.
     In,
-    /// It would be, if these were out at the time.
+    /// It could be admitted if these jobs were out.
     Moves(BTreeSet<JobId>),
     /// There is no room.
     Full,
 }
 
-/// Lanes and where they lie.
+/// Lanes and their addresses.
 #[derive(Clone, Debug)]
 pub struct Memory {
     lanes: Lanes,
     layout: Layout,
-    /// What each resident's iterations need.
+    /// Bytes that the iterations of each resident need.
     needs: BTreeMap<JobId, Bytes>,
 }
 
 impl Memory {
-    /// An empty arena, with `most` lanes at most.
+    /// An empty arena with at most `most` lanes.
     #[must_use]
     pub fn new(arena: Bytes, most: usize) -> Self {
         Self {
@@ -55,31 +55,31 @@ impl Memory {
         }
     }
 
-    /// The arena.
+    /// The size of the arena.
     #[must_use]
     pub fn arena(&self) -> Bytes {
         self.lanes.capacity()
     }
 
-    /// Bytes that no job has.
+    /// Free bytes.
     #[must_use]
     pub fn free(&self) -> Bytes {
         self.lanes.free()
     }
 
-    /// Whether a job could ever be here.
+    /// Whether a job with this need fits in the empty arena.
     #[must_use]
     pub fn ever(&self, persistent: Bytes, ephemeral: Bytes) -> bool {
         self.lanes.ever(persistent, ephemeral)
     }
 
-    /// Whether it is in.
+    /// Whether a job is admitted.
     #[must_use]
     pub fn holds(&self, job: JobId) -> bool {
         self.needs.contains_key(&job)
     }
 
-    /// Lets a job in, unless a job that is not `out` would have to move for it.
+    /// Admits a job, unless the memory of a job that is not in `out` would have to move.
     pub fn admit(
         &mut self,
         job: JobId,
@@ -105,7 +105,7 @@ impl Memory {
         Entry::In
     }
 
-    /// What a job held is free.
+    /// Frees a job's memory.
     pub fn leave(&mut self, job: JobId) {
         if self.needs.remove(&job).is_some() {
             self.lanes.leave(job);
@@ -113,7 +113,7 @@ impl Memory {
         }
     }
 
-    /// Where every job is.
+    /// The addresses of every job.
     #[must_use]
     pub fn spots(&self) -> BTreeMap<JobId, Spot> {
         let places: BTreeMap<Item, (Bytes, Bytes)> =
@@ -128,13 +128,13 @@ impl Memory {
         self.lanes.residents().filter_map(spot).collect()
     }
 
-    /// What is promised now: persistent memory and lanes.
+    /// The bytes in use: persistent memory and lanes.
     #[must_use]
     pub fn used(&self) -> Bytes {
         self.arena() - self.free()
     }
 
-    /// For the checker.
+    /// The state of the memory, for the checker.
     #[must_use]
     pub fn picture(&self) -> Picture {
         let mut picture = Picture { capacity: self.arena().0, ..Picture::default() };

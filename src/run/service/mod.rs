@@ -1,10 +1,10 @@
 //! Several jobs on one device at once: one process, one arena, scheduled at iteration boundaries.
 //!
-//! Runs plans as lanes and policies would have it ([`crate::sim::share`] decides and
-//! simulates the same). Each job has a thread and streams of its own on a part of the shared arena
-//! ([`split`], [`memory`]); [`scheduler`] says who runs next. Jobs may come and go meanwhile, and
-//! be planned anew together. A job's numbers are what they are when it runs alone, since it sees
-//! nothing of the others but time.
+//! The service runs plans in lanes under a policy; [`crate::sim::share`] simulates the same
+//! decisions. Each job has its own thread and streams, and a part of the shared arena ([`split`],
+//! [`memory`]). [`scheduler`] decides which job runs next. Jobs may come and go during the run, and
+//! are then planned again together. A job computes the same numbers as when it runs alone, because
+//! other jobs affect only its timing.
 
 pub mod memory;
 pub mod record;
@@ -35,103 +35,103 @@ use crate::units::{BLOCK, Bytes, Nanos};
 use record::Records;
 use scheduler::{Coming, Needs, Order, Scheduler};
 use split::Split;
-use worker::{Command, Said};
+use worker::{Command, Progress};
 
-/// A job that wants to run.
+/// A job to be run.
 #[derive(Clone, Debug)]
 pub struct Tenant {
-    /// What it is called; unlike all others that are there.
+    /// Its name, which no other present job has.
     pub name: String,
-    /// The work.
+    /// The job and its plan.
     pub work: Work,
-    /// When it comes, from the start on.
+    /// When it is submitted, from the service's start.
     pub submit: Nanos,
 }
 
-/// What may be asked while the service runs.
+/// A request to the running service.
 #[derive(Debug)]
 pub enum Request {
-    /// A job comes now.
+    /// Submit a job now.
     Submit(Box<Tenant>),
-    /// A job shall end at its next iteration boundary.
+    /// End the job of this name at its next iteration boundary.
     End(String),
-    /// Nothing more will be asked.
+    /// There will be no more requests.
     Close,
 }
 
-/// An event, for those who watch.
+/// An event, for observers.
 #[derive(Debug)]
 pub enum Notice<'a> {
-    /// It came, and waits for this.
+    /// A job was submitted and waits; the reason.
     Queued(&'a str, String),
-    /// It is in, after so long.
+    /// A job was admitted, after this time.
     Admitted(&'a str, Nanos),
     /// An iteration of a job has ended.
     Iteration,
-    /// It has ended.
+    /// A job has ended.
     Ended(&'a str, &'a Verdict),
-    /// No job of this name is there.
+    /// There is no job of this name.
     Unknown(&'a str),
-    /// The jobs were planned anew together, or why not.
+    /// The number of new plans after planning all jobs again, or why there are none.
     Planned(Result<usize, String>),
 }
 
-/// Plans all jobs anew against the arena: a checked plan for each, or why there is none.
+/// Plans all jobs again within an arena: a checked plan for each, or why there is none.
 pub type Planner<'a> = dyn Fn(&[&Work], Bytes) -> Result<Vec<JobPlan>, String> + Sync + 'a;
 
-/// How the service goes.
+/// The settings of the service.
 #[derive(Clone, Copy)]
 pub struct Options<'a> {
     /// The policy that picks the next job.
     pub policy: &'static dyn Policy,
     /// Size of the arena.
     pub arena: Bytes,
-    /// From when on a job is overdue, where the policy minds.
+    /// How long after its submission a job is overdue, if the policy cares.
     pub patience: Nanos,
-    /// The least service for which memory is moved between turns.
+    /// The shortest service after which memory is moved for a turn.
     pub turn: Nanos,
-    /// The device, and how fast copies go; seeds and iterations are each job's own.
+    /// The device and the rate of copies. Seeds and iterations are each job's own.
     pub settings: &'a Settings,
-    /// Its profile.
+    /// The device's profile.
     pub device: &'a Profile,
-    /// Plans anew whenever a job comes or ends.
+    /// Plans all jobs again whenever a job comes or ends, if given.
     pub planner: Option<&'a Planner<'a>>,
 }
 
-/// Why the service did not start, or broke off.
+/// Why the service did not start, or stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum ServiceError {
-    /// A job that was there from the start can't run.
+    /// A job that was submitted at the start can't run.
     #[error("`{0}`: {1}")]
     Job(String, RunError),
-    /// A job that was there from the start has no room even alone.
+    /// A job that was submitted at the start does not fit even alone.
     #[error("`{name}` never fits: it keeps {persistent} ({} bytes) and its iterations need {ephemeral} ({} bytes), of {arena} ({} bytes); plan it with a lower --budget, or give more --memory", .persistent.0, .ephemeral.0, .arena.0)]
     NeverFits {
         /// The name.
         name: String,
         /// Bytes that it holds between iterations.
         persistent: Bytes,
-        /// What its iterations need.
+        /// Bytes that its iterations need.
         ephemeral: Bytes,
-        /// What there is.
+        /// Bytes of the arena.
         arena: Bytes,
     },
-    /// Two of the same name.
+    /// Two jobs have the same name.
     #[error("there are two jobs called `{0}`; name them apart")]
     Twice(String),
-    /// The device.
+    /// The device failed.
     #[error(transparent)]
     Device(RunError),
 }
 
-/// What reaches the service.
+/// A message to the service.
 enum Message {
-    Said(JobId, Said),
+    Progress(JobId, Progress),
     Asked(Request),
     Planned(u64, Result<Vec<JobPlan>, String>),
 }
 
-/// Where the service hears from its jobs, and from others.
+/// The messages to the service, from its jobs and from other threads.
 pub struct Mailbox {
     sender: Sender<Message>,
     messages: Receiver<Message>,
@@ -146,7 +146,7 @@ impl Default for Mailbox {
     }
 }
 
-/// A way to ask the service, for other threads.
+/// Sends requests to the service from other threads.
 #[derive(Clone)]
 pub struct Remote(Sender<Message>);
 
@@ -159,14 +159,14 @@ impl Mailbox {
 }
 
 impl Remote {
-    /// Whether the service is still there to be asked.
+    /// Sends a request. Returns whether the service is still running.
     #[must_use]
     pub fn ask(&self, request: Request) -> bool {
         self.0.send(Message::Asked(request)).is_ok()
     }
 }
 
-/// What a job needs and how fast it should be, by its plan.
+/// A job's needs and expected times, from its plan.
 fn coming(work: &Work, plan: &JobPlan, index: usize) -> Result<Coming, RunError> {
     let program = Program::placed(&work.graph, plan)?;
     let split = Split::of(&program);
@@ -185,19 +185,20 @@ fn coming(work: &Work, plan: &JobPlan, index: usize) -> Result<Coming, RunError>
     })
 }
 
-/// What a job's plan needs: kept, and while an iteration runs.
+/// The persistent and ephemeral bytes of a job's plan.
 ///
 /// # Errors
-/// A plan that makes no sense.
+/// When the plan can't be read.
 pub fn needs(work: &Work) -> Result<Needs, RunError> {
     coming(work, &work.plan, 0).map(|c| c.needs)
 }
 
-/// Runs `tenants`, and the jobs that come later, until all have ended and nothing more is asked.
+/// Runs `tenants`, and the jobs that are submitted later, until all have ended and no more requests
+/// can come.
 ///
 /// # Errors
-/// Before anything runs: a job that was there from the start and can't run or has no room, a device
-/// that is not there. Later, a job that fails is reported, and the others go on.
+/// Before the run: a job of the start that can't run or does not fit, or a missing device. During
+/// the run, a job that fails is reported and the others continue.
 pub fn serve(
     options: &Options<'_>,
     tenants: Vec<Tenant>,
@@ -253,9 +254,9 @@ struct Service<'scope, 'env> {
     seats: Vec<Seat>,
     started: Instant,
     records: Records,
-    /// Which planning runs in the background, if one does, and for whom.
+    /// The planning that runs in the background: its number and the jobs that it plans.
     planning: Option<(u64, Vec<JobId>)>,
-    /// How often the jobs there have changed.
+    /// How many times the set of jobs has changed.
     asked: u64,
 }
 
@@ -264,7 +265,7 @@ impl<'env> Service<'_, 'env> {
         Nanos(u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }
 
-    /// Gives a job its thread.
+    /// Starts a job's thread.
     fn seat(&mut self, tenant: Tenant, coming: Coming) -> Result<(), ServiceError> {
         if self.seats.iter().any(|s| s.stage != Stage::Gone && s.name == tenant.name) {
             return Err(ServiceError::Twice(tenant.name));
@@ -272,14 +273,15 @@ impl<'env> Service<'_, 'env> {
         let id = JobId::try_from(self.seats.len())
             .map_err(|_| ServiceError::Twice(tenant.name.clone()))?;
         let (commands, told) = channel();
-        let (arena, shared, said) = (self.options.arena, self.shared, self.mailbox.sender.clone());
+        let (arena, shared, messages) =
+            (self.options.arena, self.shared, self.mailbox.sender.clone());
         let work = Arc::new(tenant.work);
         self.records.came(&tenant.name, tenant.submit, &coming);
         let plans = vec![work.plan.clone()];
         let mine = Arc::clone(&work);
         self.scope.spawn(move || {
             worker::work(&mine, arena, shared, &told, &|what| {
-                drop(said.send(Message::Said(id, what)))
+                drop(messages.send(Message::Progress(id, what)))
             })
         });
         self.seats.push(Seat {
@@ -295,20 +297,20 @@ impl<'env> Service<'_, 'env> {
         Ok(())
     }
 
-    /// Waits until all who were there from the start can run.
+    /// Waits until all jobs of the start can run.
     fn ready(&mut self) -> Result<(), ServiceError> {
         let mut early = Vec::new();
         while self.seats.iter().any(|s| s.stage == Stage::Coming) {
             match self.mailbox.messages.recv() {
-                Ok(Message::Said(id, Said::Failed(error))) => {
+                Ok(Message::Progress(id, Progress::Failed(error))) => {
                     return Err(ServiceError::Job(self.seats[id as usize].name.clone(), error));
                 }
-                Ok(Message::Said(id, _)) => self.seats[id as usize].stage = Stage::Early,
+                Ok(Message::Progress(id, _)) => self.seats[id as usize].stage = Stage::Early,
                 Ok(asked) => early.push(asked),
                 Err(_) => break,
             }
         }
-        // What was asked before anything runs keeps.
+        // Requests that came too early are sent again.
         early.into_iter().for_each(|asked| drop(self.mailbox.sender.send(asked)));
         self.started = Instant::now();
         Ok(())
@@ -339,7 +341,7 @@ impl<'env> Service<'_, 'env> {
         }
     }
 
-    /// Lets the scheduler know of those whose time has come.
+    /// Submits the jobs whose time has come to the scheduler.
     fn due(&mut self, notice: &mut dyn FnMut(Notice<'_>)) {
         let now = self.now();
         let mut due: Vec<(Nanos, usize)> = self
@@ -370,24 +372,24 @@ impl<'env> Service<'_, 'env> {
     fn hear(&mut self, message: Message, notice: &mut dyn FnMut(Notice<'_>)) {
         let now = self.now();
         match message {
-            // It was turned away: its thread only follows.
-            Message::Said(id, _) if self.seats[id as usize].stage == Stage::Gone => {}
-            Message::Said(id, Said::Ready) => self.seats[id as usize].stage = Stage::Early,
-            Message::Said(id, Said::Ran(took)) => {
+            // The job was refused, and its thread is still ending.
+            Message::Progress(id, _) if self.seats[id as usize].stage == Stage::Gone => {}
+            Message::Progress(id, Progress::Ready) => self.seats[id as usize].stage = Stage::Early,
+            Message::Progress(id, Progress::Ran(took)) => {
                 self.scheduler.ran(id, took);
                 self.records.ran(id, took, now);
                 notice(Notice::Iteration);
             }
-            Message::Said(id, Said::Left) => {
+            Message::Progress(id, Progress::Left) => {
                 self.scheduler.left(id);
                 self.records.left(id, now);
             }
-            Message::Said(id, Said::Ended(outcome, whole)) => {
+            Message::Progress(id, Progress::Ended(outcome, whole)) => {
                 let verdict = if whole { Verdict::Done } else { Verdict::Stopped };
                 self.records.outcome(id, *outcome);
                 self.gone(id, verdict, notice);
             }
-            Message::Said(id, Said::Failed(error)) => {
+            Message::Progress(id, Progress::Failed(error)) => {
                 self.gone(id, Verdict::Failed(error.to_string()), notice)
             }
             Message::Asked(Request::Close) => self.mailbox.open = false,
@@ -418,7 +420,7 @@ impl<'env> Service<'_, 'env> {
     fn gone(&mut self, id: JobId, verdict: Verdict, notice: &mut dyn FnMut(Notice<'_>)) {
         let now = self.now();
         let seat = &mut self.seats[id as usize];
-        // A thread that has not ended ends when its channel of commands is closed.
+        // A thread that is still running ends when its channel of commands is closed.
         (seat.stage, seat.commands) = (Stage::Gone, channel().0);
         self.scheduler.ended(id);
         notice(Notice::Ended(&seat.name, &verdict));
@@ -426,7 +428,7 @@ impl<'env> Service<'_, 'env> {
         self.changed();
     }
 
-    /// Has the scheduler decide, and passes its orders on.
+    /// Asks the scheduler for decisions, and sends its orders to the jobs.
     fn decide(&mut self, notice: &mut dyn FnMut(Notice<'_>)) {
         let now = self.now();
         for order in self.scheduler.decide(now) {
@@ -447,7 +449,7 @@ impl<'env> Service<'_, 'env> {
                 Order::Leave(id) => (id, Command::Leave),
                 Order::Stop(id) => (id, Command::Stop),
             };
-            // A thread that has ended has said so.
+            // A thread that has ended has sent a message before.
             let _ = self.seats[id as usize].commands.send(command);
         }
         self.records.used(self.scheduler.memory().used());
@@ -464,8 +466,8 @@ impl<'env> Service<'_, 'env> {
         }
     }
 
-    /// The jobs there are others than before: they are planned anew, if there is a planner, in the
-    /// background.
+    /// The set of jobs has changed: plans all of them again in the background, if there is a
+    /// planner.
     fn changed(&mut self) {
         self.asked += 1;
         self.plan();
@@ -501,7 +503,7 @@ impl<'env> Service<'_, 'env> {
     ) {
         let Some((_, jobs)) = self.planning.take() else { return };
         if number != self.asked {
-            // Others are there by now.
+            // The set of jobs has changed meanwhile.
             return self.plan();
         }
         let mut changed = 0;
@@ -524,7 +526,7 @@ impl<'env> Service<'_, 'env> {
     }
 }
 
-/// A job's side of the service.
+/// The service's side of a job.
 struct Seat {
     name: String,
     work: Arc<Work>,
@@ -532,19 +534,19 @@ struct Seat {
     coming: Coming,
     submit: Nanos,
     stage: Stage,
-    /// All plans that it has had, and the one that it follows.
+    /// All plans that it has had, and the one in use.
     plans: Vec<JobPlan>,
     follows: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// Making ready.
+    /// Its thread is preparing it.
     Coming,
-    /// Ready before its time.
+    /// Prepared, but its time of submission has not come.
     Early,
-    /// With the scheduler.
+    /// Submitted to the scheduler.
     There,
-    /// Gone.
+    /// Ended.
     Gone,
 }

@@ -1,4 +1,4 @@
-//! What became of the jobs, kept as it happens.
+//! Records what happens to the jobs.
 
 use crate::Outcome;
 use crate::sim::share::lanes::JobId;
@@ -9,21 +9,21 @@ use super::scheduler::Coming;
 /// How a job ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Verdict {
-    /// It has not yet.
+    /// It has not ended.
     #[default]
     Unfinished,
     /// All its iterations have run.
     Done,
-    /// It was asked to end before.
+    /// It ended early because it was asked to.
     Stopped,
-    /// It could not go on.
+    /// It failed.
     Failed(String),
-    /// It was not let in.
+    /// It was not admitted.
     Refused(String),
 }
 
 impl Verdict {
-    /// As tables have it.
+    /// The verdict's name in tables.
     #[must_use]
     pub const fn word(&self) -> &'static str {
         match self {
@@ -35,7 +35,7 @@ impl Verdict {
         }
     }
 
-    /// Why, where there is more to say.
+    /// The reason, if there is one.
     #[must_use]
     pub fn reason(&self) -> Option<&str> {
         match self {
@@ -45,12 +45,12 @@ impl Verdict {
     }
 }
 
-/// What became of a job. Instants count from the start of the service.
+/// The record of a job. Times count from the start of the service.
 #[derive(Clone, Debug, Default)]
 pub struct JobReport {
-    /// What it is called.
+    /// Its name.
     pub name: String,
-    /// When it came.
+    /// When it was submitted.
     pub submitted: Nanos,
     /// When its first iteration began.
     pub started: Option<Nanos>,
@@ -58,72 +58,72 @@ pub struct JobReport {
     pub ended: Nanos,
     /// How it ended.
     pub verdict: Verdict,
-    /// What it waited for first, if it did.
+    /// The reason for its first wait, if it had to wait.
     pub waited_for: Option<String>,
     /// The sum of its iterations' times.
     pub service: Nanos,
-    /// How many it has run.
+    /// How many iterations it has run.
     pub iterations: u32,
-    /// How often it was sent out, for others or to move.
+    /// How many times it left the device, for other jobs or to be moved.
     pub left: u32,
-    /// What it keeps, and what its iterations need, by its first plan.
+    /// Bytes that it keeps between iterations, by its first plan.
     pub persistent: Bytes,
-    /// See `persistent`.
+    /// Bytes that its iterations need, by its first plan.
     pub ephemeral: Bytes,
-    /// What running it was like. A job that ended early has no checksum.
+    /// The results of its run. A job that ended early has no checksum.
     pub outcome: Outcome,
-    /// It is in for the first time, and has said so.
+    /// Whether its first admission was reported.
     entered: bool,
 }
 
-/// Something that happened.
+/// An event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {
     /// The instant.
     pub at: Nanos,
-    /// To whom, by position in the report.
+    /// The job, by position in the report.
     pub job: usize,
     /// `submit`, `enter`, `go`, `ran`, `leave` or `end`.
     pub what: &'static str,
 }
 
-/// A time during which the same jobs were there.
+/// A span of time with the same jobs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stretch {
     /// From when.
     pub from: Nanos,
     /// Until when.
     pub to: Nanos,
-    /// Service of each job that was there, by position in the report.
+    /// Service of each job in it, by position in the report.
     pub service: Vec<(usize, Nanos)>,
 }
 
-/// What became of everything.
+/// The record of the whole service.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// In order of coming.
+    /// In order of submission.
     pub jobs: Vec<JobReport>,
     /// Size of the arena.
     pub arena: Bytes,
-    /// The most that was promised at once: persistent memory and lanes.
+    /// The most bytes in use at once: persistent memory and lanes.
     pub reserved_peak: Bytes,
     /// The end of the highest bytes that were touched.
     pub touched_peak: Bytes,
     /// When the last job ended.
     pub makespan: Nanos,
-    /// What happened, in order.
+    /// The events, in order.
     pub moments: Vec<Moment>,
-    /// Times during which the same jobs were there, in order.
+    /// The spans with the same jobs, in order.
     pub stretches: Vec<Stretch>,
 }
 
-/// The report in the making.
+/// The report while it is being made.
 #[derive(Default)]
 pub struct Records {
     report: Report,
-    /// By job, its position in the report.
+    /// Each job's position in the report.
     places: Vec<usize>,
-    /// Who is there, with the service it had when that last changed.
+    /// The present jobs, with their service when the set of jobs last changed.
     there: Vec<(usize, Nanos)>,
     since: Nanos,
 }
@@ -138,7 +138,7 @@ impl Records {
         self.report.moments.push(Moment { at, job, what });
     }
 
-    /// A job has a seat; jobs are numbered in this order.
+    /// A job gets its number; jobs are numbered in this order.
     pub fn came(&mut self, name: &str, submitted: Nanos, coming: &Coming) {
         self.places.push(self.report.jobs.len());
         self.report.jobs.push(JobReport {
@@ -150,7 +150,7 @@ impl Records {
         });
     }
 
-    /// A job has no seat.
+    /// A job is refused before it gets a number.
     pub fn refused(&mut self, name: &str, now: Nanos, verdict: Verdict) {
         self.report.jobs.push(JobReport {
             name: name.to_owned(),
@@ -161,7 +161,7 @@ impl Records {
         });
     }
 
-    /// It is the scheduler's.
+    /// A job was submitted to the scheduler.
     pub fn submitted(&mut self, job: JobId, now: Nanos) {
         if let Some((place, report)) = self.of(job) {
             let had = report.service;
@@ -171,7 +171,7 @@ impl Records {
         }
     }
 
-    /// A time with the same jobs is over.
+    /// Ends the span with the present set of jobs.
     fn turn_over(&mut self, now: Nanos) {
         let (jobs, from) = (&self.report.jobs, self.since);
         let service: Vec<(usize, Nanos)> = self
@@ -188,7 +188,7 @@ impl Records {
         self.since = now;
     }
 
-    /// It is in; how long it took, the first time.
+    /// A job was admitted. Returns how long it waited, the first time.
     pub fn entered(&mut self, job: JobId, now: Nanos) -> Option<Nanos> {
         let (place, report) = self.of(job)?;
         let first = !std::mem::replace(&mut report.entered, true);
@@ -197,7 +197,7 @@ impl Records {
         first.then_some(waited)
     }
 
-    /// It runs an iteration.
+    /// A job starts an iteration.
     pub fn went(&mut self, job: JobId, now: Nanos) {
         if let Some((place, report)) = self.of(job) {
             report.started.get_or_insert(now);
@@ -205,7 +205,7 @@ impl Records {
         }
     }
 
-    /// It has run one.
+    /// A job has run an iteration.
     pub fn ran(&mut self, job: JobId, took: Nanos, now: Nanos) {
         if let Some((place, report)) = self.of(job) {
             report.iterations += 1;
@@ -214,7 +214,7 @@ impl Records {
         }
     }
 
-    /// It is out.
+    /// A job has left the device.
     pub fn left(&mut self, job: JobId, now: Nanos) {
         if let Some((place, report)) = self.of(job) {
             report.left += 1;
@@ -222,19 +222,19 @@ impl Records {
         }
     }
 
-    /// Whether it is not known yet what it waits for.
+    /// Whether the reason for a job's wait was not reported yet.
     pub fn must_tell(&mut self, job: JobId) -> bool {
         self.of(job).is_some_and(|(_, report)| !report.entered && report.waited_for.is_none())
     }
 
-    /// It waits.
+    /// Records what a job waits for.
     pub fn waits(&mut self, job: JobId, why: String) {
         if let Some((_, report)) = self.of(job) {
             report.waited_for = Some(why);
         }
     }
 
-    /// What it was like.
+    /// Records the results of a job's run.
     pub fn outcome(&mut self, job: JobId, outcome: Outcome) {
         if let Some((_, report)) = self.of(job) {
             let touched = outcome.peak_bytes;
@@ -243,7 +243,7 @@ impl Records {
         }
     }
 
-    /// It has ended.
+    /// A job has ended.
     pub fn ended(&mut self, job: JobId, verdict: Verdict, now: Nanos) {
         if let Some((place, report)) = self.of(job) {
             (report.verdict, report.ended) = (verdict, now);
@@ -254,12 +254,12 @@ impl Records {
         }
     }
 
-    /// So many bytes are promised.
+    /// Records the bytes in use.
     pub fn used(&mut self, bytes: Bytes) {
         self.report.reserved_peak = self.report.reserved_peak.max(bytes);
     }
 
-    /// The whole of it.
+    /// The finished report.
     pub fn report(&mut self, arena: Bytes) -> Report {
         Report { arena, ..std::mem::take(&mut self.report) }
     }

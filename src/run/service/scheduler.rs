@@ -1,10 +1,10 @@
-//! Who is let in, who runs its next iteration, who leaves: decisions over events, without threads
-//! or clocks of its own.
+//! Decides which jobs are admitted, which run their next iteration, and which leave. It reacts to
+//! events and has no threads or clocks of its own.
 //!
-//! The same policies and lanes as the simulator's ([`crate::sim::share`]), asked at real iteration
-//! boundaries. A running job is never interrupted within an iteration; who is not asked to go on is
-//! *idle*, with its memory where it was. An idle job's memory leaves the device only when another's
-//! turn needs the room and the policy moves memory.
+//! It uses the simulator's policies and lanes ([`crate::sim::share`]) at real iteration boundaries.
+//! A running job is never interrupted within an iteration. A job without the order to run its next
+//! iteration is *idle*, and its memory stays. An idle job's memory leaves the device only when
+//! another job's turn needs the room and the policy moves memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,65 +13,65 @@ use crate::sim::share::lanes::{JobId, Join, MOST};
 use crate::sim::share::policy::{Facts, Policy, Style, choose};
 use crate::units::{Bytes, Nanos};
 
-/// What a job needs.
+/// A job's needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Needs {
-    /// Kept between iterations.
+    /// Bytes kept between iterations.
     pub persistent: Bytes,
-    /// While an iteration runs.
+    /// Bytes needed while an iteration runs.
     pub ephemeral: Bytes,
-    /// It was planned to share bytes with others: its iterations may take turns with theirs in one
-    /// lane.
+    /// Whether it was planned to share bytes with other jobs: its iterations may take turns with
+    /// theirs in one lane.
     pub shares: bool,
-    /// Which of its plans that is.
+    /// The number of the plan with these needs.
     pub plan: usize,
 }
 
-/// A job as it comes.
+/// A job that is being submitted.
 #[derive(Clone, Copy, Debug)]
 pub struct Coming {
     /// What it needs.
     pub needs: Needs,
-    /// The part of the device that it keeps busy, per mille.
+    /// The share of the device that it keeps busy, per mille.
     pub utilisation: u32,
-    /// How many iterations it has. At least 1.
+    /// Number of iterations, at least 1.
     pub iterations: u32,
-    /// How long one is thought to take.
+    /// Expected time of an iteration.
     pub iteration: Nanos,
 }
 
 /// A command to a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Come in, following this plan.
+    /// Enter the device at these addresses, with the plan of this number.
     Enter(JobId, Spot, usize),
     /// Run an iteration.
     Go(JobId),
-    /// Go out, with all that is kept.
+    /// Leave the device, with everything that is kept between iterations.
     Leave(JobId),
-    /// End before the next iteration.
+    /// End before its next iteration.
     Stop(JobId),
 }
 
-/// Where a job stands.
+/// The state of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Outside, without memory.
+    /// Not on the device.
     Waiting,
-    /// Inside, between iterations.
+    /// On the device, between iterations.
     Idle,
-    /// In an iteration.
+    /// On the device, in an iteration.
     Running,
-    /// On its way out.
+    /// Leaving the device.
     Leaving,
-    /// Outside for a moment; its memory is kept.
+    /// Off the device for a moment; its room is kept.
     Out,
 }
 
 #[derive(Clone, Debug)]
 struct Tenant {
     needs: Needs,
-    /// What it will need once it follows its next plan.
+    /// Its needs under its next plan, until it uses that plan.
     next: Option<Needs>,
     utilisation: u32,
     submit: Nanos,
@@ -79,10 +79,11 @@ struct Tenant {
     begun: bool,
     stopping: bool,
     left: u32,
-    /// How long an iteration was thought to take, and how long the last one took.
+    /// The expected time of an iteration, and the time of the last one.
     expected: Nanos,
     measured: Option<Nanos>,
-    /// Its turns, as `fair` counts them: who comes starts with the least of those who are there.
+    /// Its service as `fair` counts it. A new job starts with the least service of the present
+    /// jobs.
     turns: u64,
 }
 
@@ -92,20 +93,20 @@ impl Tenant {
     }
 }
 
-/// Decides.
+/// The scheduler's state.
 pub struct Scheduler {
     policy: &'static dyn Policy,
     patience: Nanos,
     turn: Nanos,
     memory: Memory,
     jobs: BTreeMap<JobId, Tenant>,
-    /// Who comes in once all of these are out.
+    /// The job that will be admitted once all of these are out.
     room_for: Option<(JobId, BTreeSet<JobId>)>,
 }
 
 impl Scheduler {
-    /// An empty device. From `patience` on a job is overdue; `turn` is the least service for which
-    /// memory is moved between turns.
+    /// An empty device. `patience` after its submission a job is overdue; `turn` is the shortest
+    /// service after which memory is moved for a turn.
     #[must_use]
     pub fn new(policy: &'static dyn Policy, arena: Bytes, patience: Nanos, turn: Nanos) -> Self {
         let most =
@@ -120,7 +121,7 @@ impl Scheduler {
         &self.memory
     }
 
-    /// A job comes. False when it could never be in, and is not taken.
+    /// Submits a job. Returns false if it could never fit; then it is not accepted.
     pub fn submit(&mut self, job: JobId, coming: &Coming, now: Nanos) -> bool {
         if !self.memory.ever(coming.needs.persistent, coming.needs.ephemeral) {
             return false;
@@ -142,7 +143,7 @@ impl Scheduler {
         true
     }
 
-    /// A job has another plan, which it follows as soon as there is room for that.
+    /// A job has a new plan, which it uses as soon as there is room.
     pub fn replanned(&mut self, job: JobId, needs: Needs) {
         if let Some(tenant) =
             self.jobs.get_mut(&job).filter(|_| self.memory.ever(needs.persistent, needs.ephemeral))
@@ -165,7 +166,7 @@ impl Scheduler {
         }
     }
 
-    /// A job is out.
+    /// A job has left the device.
     pub fn left(&mut self, job: JobId) {
         let kept = self.room_for.as_ref().is_some_and(|(_, moving)| moving.contains(&job));
         let Some(tenant) = self.jobs.get_mut(&job) else { return };
@@ -178,20 +179,20 @@ impl Scheduler {
         }
     }
 
-    /// A job has ended, whichever way.
+    /// A job has ended.
     pub fn ended(&mut self, job: JobId) {
         self.jobs.remove(&job);
         self.memory.leave(job);
     }
 
-    /// A job shall end before its next iteration.
+    /// A job should end before its next iteration.
     pub fn stop(&mut self, job: JobId) {
         if let Some(tenant) = self.jobs.get_mut(&job) {
             tenant.stopping = true;
         }
     }
 
-    /// What a job that is not in waits for.
+    /// The reason why a job that is not admitted waits.
     #[must_use]
     pub fn waits_for(&self, job: JobId) -> Option<String> {
         let tenant = self.jobs.get(&job).filter(|t| t.state == State::Waiting)?;
@@ -218,7 +219,7 @@ impl Scheduler {
         })
     }
 
-    /// What is to be done now.
+    /// The orders for now.
     pub fn decide(&mut self, now: Nanos) -> Vec<Order> {
         let mut orders = Vec::new();
         self.stops(&mut orders);
@@ -247,7 +248,7 @@ impl Scheduler {
     }
 
     fn leave(&mut self, job: JobId, orders: &mut Vec<Order>) {
-        // A job that has run its last iteration ends by itself.
+        // A job that has run its last iteration ends without an order.
         if let Some(tenant) =
             self.jobs.get_mut(&job).filter(|t| t.state == State::Idle && t.left > 0)
         {
@@ -266,7 +267,7 @@ impl Scheduler {
         }
     }
 
-    /// Goes on with making room for a job by moving others.
+    /// Continues to make room for a job by moving others.
     fn moving(&mut self, orders: &mut Vec<Order>) {
         let Some((newcomer, mut moving)) = self.room_for.take() else { return };
         moving.retain(|job| self.jobs.get(job).is_some_and(|t| !t.stopping));
@@ -287,7 +288,7 @@ impl Scheduler {
                 if entry == Entry::In {
                     self.enter(newcomer, orders);
                 }
-                // Who was still on its way out is then simply out.
+                // Jobs that were still leaving are then simply out.
                 return;
             }
         }
@@ -295,7 +296,8 @@ impl Scheduler {
         self.room_for = Some((newcomer, moving));
     }
 
-    /// Those who may run at once don't share a lane unless they were planned so; others share one.
+    /// Jobs that may run at the same time share a lane only if they were planned to. Other jobs
+    /// share one.
     fn join(&self, needs: &Needs) -> Join {
         if needs.shares || matches!(self.policy.style(), Style::One { .. } | Style::Rotating) {
             Join::Share
@@ -317,8 +319,8 @@ impl Scheduler {
         }
     }
 
-    /// Lets a waiting job in, if that goes at once; otherwise begins to make room for it by moving
-    /// others together.
+    /// Admits a waiting job if that is possible at once. Otherwise it begins to make room by moving
+    /// other jobs together.
     fn bring_in(&mut self, job: JobId, orders: &mut Vec<Order>) -> bool {
         if self.room_for.is_some()
             || self.jobs.get(&job).is_none_or(|t| t.state != State::Waiting || t.stopping)
@@ -339,8 +341,8 @@ impl Scheduler {
         }
     }
 
-    /// Begins to make room for a job by sending others out, the last of `order` first, if that is
-    /// enough.
+    /// Begins to make room for a job by sending other jobs out, the last of `order` first, if that
+    /// is enough.
     fn send_out(&mut self, job: JobId, keep: &[JobId], order: &[JobId], orders: &mut Vec<Order>) {
         let Some(needs) =
             self.jobs.get(&job).filter(|t| t.state == State::Waiting).map(|t| t.needs)
@@ -374,9 +376,9 @@ impl Scheduler {
         }
     }
 
-    /// All who are there, best first.
+    /// All present jobs, the best first.
     fn ranked(&self, now: Nanos) -> Vec<JobId> {
-        // Those that have run say by how much expectations are wrong on this device.
+        // The jobs that have run show how wrong expected times are on this device.
         let ran = self
             .jobs
             .values()
@@ -408,7 +410,7 @@ impl Scheduler {
         (oldest.submit.0.saturating_add(self.patience.0) <= now.0).then_some(*job)
     }
 
-    /// One at a time, to its end.
+    /// Runs one job at a time until it ends.
     fn next_in_line(&mut self, order: &[JobId], orders: &mut Vec<Order>) -> Vec<JobId> {
         let begun = order.iter().find(|j| self.jobs.get(j).is_some_and(|t| t.begun));
         let Some(&job) = begun.or(order.first()) else { return Vec::new() };
@@ -416,7 +418,7 @@ impl Scheduler {
         vec![job]
     }
 
-    /// One at a time, the best of those who are in.
+    /// Runs one job at a time, the best of those on the device.
     fn best(&mut self, order: &[JobId], orders: &mut Vec<Order>) -> Vec<JobId> {
         for &job in order {
             self.bring_in(job, orders);
@@ -429,7 +431,7 @@ impl Scheduler {
             .collect()
     }
 
-    /// Everyone who fits, in order.
+    /// Runs all jobs that fit, in order.
     fn all(&mut self, order: &[JobId], orders: &mut Vec<Order>) -> Vec<JobId> {
         for &job in order {
             if self.state(job) == Some(State::Waiting) && !self.bring_in(job, orders) {
@@ -439,8 +441,8 @@ impl Scheduler {
         order.iter().copied().filter(|j| self.jobs.get(j).is_some_and(Tenant::inside)).collect()
     }
 
-    /// One at a time, the job that has had least. A job outside comes in once it is behind by more
-    /// than a turn.
+    /// Runs one job at a time, the one with the least service. A job that is not on the device
+    /// enters once it is behind by more than a turn.
     fn least_served(&mut self, order: &[JobId], orders: &mut Vec<Order>) -> Vec<JobId> {
         let turns =
             |jobs: &BTreeMap<JobId, Tenant>, j: &JobId| jobs.get(j).map_or(u64::MAX, |t| t.turns);
@@ -461,7 +463,7 @@ impl Scheduler {
                 turns(&self.jobs, &job).saturating_add(self.turn.0) < turns(&self.jobs, &i)
             };
             if inside(&self.jobs).is_none_or(behind) {
-                // Until it is in, no other job comes in, and none runs.
+                // Until it is admitted, no other job is admitted and none runs.
                 self.send_out(job, &[], &by_turns, orders);
                 return Vec::new();
             }
@@ -469,12 +471,12 @@ impl Scheduler {
         inside(&self.jobs).into_iter().collect()
     }
 
-    /// The best until the device is busy.
+    /// Runs the best jobs until the device is busy.
     fn until_busy(&mut self, order: &[JobId], now: Nanos, orders: &mut Vec<Order>) -> Vec<JobId> {
         let ranked: Vec<(JobId, u32)> =
             order.iter().filter_map(|j| Some((*j, self.jobs.get(j)?.utilisation))).collect();
         let overdue = self.overdue(now).is_some_and(|j| self.state(j) == Some(State::Waiting));
-        // Those planned to share need one lane among them.
+        // Jobs that were planned to share need one lane together.
         let (mut taken, mut lane) = (Bytes::ZERO, Bytes::ZERO);
         let wanted = choose(ranked.into_iter(), MOST, overdue, |job| {
             let Some(needs) = self.jobs.get(&job).map(|t| t.needs) else { return false };
@@ -500,7 +502,7 @@ impl Scheduler {
         wanted
     }
 
-    /// Who has a new plan and would fit with it goes out to come in again.
+    /// A job with a new plan that would fit leaves the device, to enter again with that plan.
     fn adopt(&mut self, orders: &mut Vec<Order>) {
         if self.room_for.is_some() {
             return;

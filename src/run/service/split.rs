@@ -1,39 +1,38 @@
-//! A plan's arena cut in two: what a job keeps between iterations, and what only an iteration
-//! needs.
+//! Splits a plan's arena into two parts: bytes that a job keeps between iterations, and bytes that
+//! only an iteration needs.
 //!
-//! The first part must stay the job's own while it is resident, the second may be another job's
-//! between its iterations (Salus: persistent and ephemeral memory). No tensor moves within its
-//! part, so the plan is what it was: the two together are as large as the arena, and bytes that
-//! were shared still are. Whatever lies across the edge between what is kept and what is not (it
-//! takes over bytes of a parameter that is out, and others) makes its stretch kept as a whole. Not
-//! for: where the two parts lie.
+//! The first part belongs to the job while it is resident. The second part may belong to another
+//! job between iterations (Salus: persistent and ephemeral memory). Addresses keep their order
+//! within each part, so residencies that shared bytes still do, and the two parts together are as
+//! large as the arena. If a residency lies across the edge between kept and other bytes (it takes
+//! over the bytes of a parameter that is out, and more), its whole range is kept.
 
 use crate::sim::program::{Begin, Program};
 use crate::units::Bytes;
 
-/// Where a part of the arena went.
+/// A range of the arena and its place in a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Piece {
-    /// Its stretch of the plan's arena.
+    /// The range in the plan's arena.
     from: u64,
     until: u64,
     kept: bool,
-    /// Where it begins in its part.
+    /// Its first byte in its part.
     at: u64,
 }
 
 /// The two parts of an arena.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Split {
-    /// Kept between iterations.
+    /// Bytes kept between iterations.
     pub persistent: Bytes,
-    /// Needed while an iteration runs.
+    /// Bytes needed while an iteration runs.
     pub ephemeral: Bytes,
     pieces: Vec<Piece>,
 }
 
 impl Split {
-    /// Cuts the stretches of the arena that a placed program uses.
+    /// Splits the ranges of the arena that a placed program uses.
     #[must_use]
     pub fn of(program: &Program) -> Self {
         let mut all: Vec<(u64, u64, bool)> = Vec::with_capacity(program.residencies.len());
@@ -42,7 +41,7 @@ impl Split {
                 all.push((offset.0, offset.0 + r.bytes.0, r.begin == Begin::Iteration || r.stays));
             }
         }
-        // Stretches that are kept grow by whatever lies across their edges, until nothing does.
+        // Kept ranges grow by residencies that cross their edges, until none does.
         let mut kept = union(all.iter().filter(|r| r.2).map(|r| (r.0, r.1)).collect());
         loop {
             let crosses = |&&(from, until, _): &&(u64, u64, bool)| {
@@ -55,8 +54,8 @@ impl Split {
             }
             kept = union(kept.into_iter().chain(more).collect());
         }
-        // Bytes that the job never uses, such as others' between its own and a window, belong to no
-        // residency here.
+        // Bytes that the job never uses, such as other jobs' bytes between its own and a window,
+        // belong to no residency here.
         let used = union(all.iter().map(|r| (r.0, r.1)).collect());
         let mut pieces = Vec::with_capacity(2 * kept.len() + used.len());
         let (mut persistent, mut ephemeral) = (0, 0);
@@ -79,14 +78,14 @@ impl Split {
         Self { persistent: Bytes(persistent), ephemeral: Bytes(ephemeral), pieces }
     }
 
-    /// The program with its parts at these addresses.
+    /// The program with its two parts at these addresses.
     #[must_use]
     pub fn moved(&self, program: &Program, persistent: Bytes, ephemeral: Bytes) -> Program {
         let mut moved = program.clone();
         for r in &mut moved.residencies {
             r.offset = r.offset.map(|offset| {
                 let at = self.pieces.partition_point(|p| p.until <= offset.0);
-                // What has no bytes may lie anywhere.
+                // A residency of no bytes may have any address.
                 self.pieces.get(at).filter(|p| p.from <= offset.0).map_or(persistent, |p| {
                     let base = if p.kept { persistent } else { ephemeral };
                     base + Bytes(p.at + offset.0 - p.from)
@@ -97,7 +96,7 @@ impl Split {
     }
 }
 
-/// Stretches that touch no other, in order.
+/// The union of ranges, as ranges that don't touch, in order.
 fn union(mut all: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
     all.sort_unstable();
     let mut union: Vec<(u64, u64)> = Vec::with_capacity(all.len());

@@ -1,5 +1,5 @@
-//! Random jobs through the scheduler, in a world that carries its orders out at random times and
-//! keeps its own books of memory; and real jobs through the whole service.
+//! Random jobs through the scheduler, with simulated workers that obey its orders after random
+//! times and check memory on their own; and real jobs through the whole service.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::sim::share::check;
 use crate::sim::share::policy::{self, NAMES};
 use crate::units::{Bytes, Nanos};
 
-/// What a world's worker is doing.
+/// What a simulated worker is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Doing {
     Outside,
@@ -32,7 +32,7 @@ struct Body {
     ended: Option<u64>,
 }
 
-/// Carries out orders, and looks after bytes by itself.
+/// Simulated workers, which obey orders and check memory.
 struct World {
     scheduler: Scheduler,
     bodies: BTreeMap<u32, Body>,
@@ -121,7 +121,7 @@ impl World {
         check::check(&self.scheduler.memory().picture()).unwrap();
     }
 
-    /// No two jobs have a byte in common.
+    /// Checks that no two jobs share a byte.
     fn look(&self) {
         let mut held: Vec<(u64, u64, u32)> = Vec::new();
         for (job, body) in &self.bodies {
@@ -141,7 +141,7 @@ impl World {
         assert!(!self.one || running <= 1);
     }
 
-    /// Something that can happen does, chosen by a number; false when nothing can.
+    /// Makes one possible event happen, chosen by a number. Returns false if none is possible.
     fn happen(&mut self, choice: u64) -> bool {
         let busy = |b: &Body| matches!(b.doing, Doing::Running | Doing::Leaving | Doing::Ending);
         let can: Vec<u32> =
@@ -159,7 +159,7 @@ impl World {
                 body.doing = Doing::Inside;
                 self.scheduler.ran(job, Nanos(body.time));
                 if body.left == 0 {
-                    // It is heard of as ended later.
+                    // The service learns of its end later.
                     self.obey();
                     self.end(job);
                 }
@@ -274,7 +274,7 @@ fn shortest_remaining_time_goes_first_and_gives_way() {
     world.submit(0, (10, 20, 10, 10, 1000));
     world.obey();
     world.happen(0);
-    // Comes later with less to do, and has done it before the first goes on.
+    // It comes later with less work, and finishes before the first job continues.
     world.submit(1, (10, 20, 2, 10, 1000));
     world.submit(2, (10, 20, 4, 10, 1000));
     while world.happen(0) {}
@@ -318,14 +318,14 @@ fn a_preempting_arrival_that_fits_only_alone_sends_out_what_is_kept() {
     world.happen(0);
     world.submit(1, (50, 45, 2, 10, 1000));
     world.obey();
-    // The running iteration ends, its job goes out, the other comes in.
+    // The running iteration ends, its job leaves, and the other one enters.
     while world.bodies[&1].doing != Doing::Running {
         assert!(world.happen(0));
     }
     assert_eq!((world.bodies[&0].doing, world.bodies[&0].spot), (Doing::Outside, None));
     while world.happen(0) {}
     assert!(world.bodies[&1].ended < world.bodies[&0].ended);
-    // Under srtf nothing moves: it waits until the other ends.
+    // Under srtf no memory moves: the job waits until the other one ends.
     let mut world = World::new("srtf", 100, 0);
     world.submit(0, (40, 30, 50, 10, 1000));
     world.obey();

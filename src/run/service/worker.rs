@@ -1,4 +1,4 @@
-//! A job's thread: it carries out commands at its iteration boundaries, and says what came of it.
+//! A job's thread. It obeys commands at iteration boundaries and reports the results.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::Receiver;
@@ -16,35 +16,35 @@ use crate::start::Shared;
 use crate::units::{Bytes, Nanos};
 use crate::{Outcome, RunError, Settings};
 
-/// Commands to a worker.
+/// A command to a worker.
 #[derive(Clone, Debug)]
 pub enum Command {
-    /// Come in here; with another plan from now on, if there is one.
+    /// Enter the device at these addresses, with this plan if one is given.
     Enter(Spot, Option<Box<JobPlan>>),
     /// Run an iteration.
     Go,
-    /// Go out with all that is kept.
+    /// Leave the device with everything that is kept between iterations.
     Leave,
     /// End.
     Stop,
 }
 
-/// What a worker says.
+/// A report from a worker.
 #[derive(Debug)]
-pub enum Said {
-    /// It can run, once it may.
+pub enum Progress {
+    /// The job is ready to run.
     Ready,
     /// It has run an iteration.
     Ran(Nanos),
-    /// It is out.
+    /// It has left the device.
     Left,
-    /// It has ended: all iterations, or asked to stop before.
+    /// It has ended: its outcome, and whether all iterations ran.
     Ended(Box<Outcome>, bool),
-    /// It can't go on.
+    /// It failed.
     Failed(RunError),
 }
 
-/// A job with all that it needs.
+/// A job with its plan and settings.
 #[derive(Clone, Debug)]
 pub struct Work {
     /// The job.
@@ -53,32 +53,32 @@ pub struct Work {
     pub plan: JobPlan,
     /// The device that it was planned for.
     pub profile: Profile,
-    /// Who planned it, and so plans it anew.
+    /// The planner that made the plan, and that plans it again.
     pub method: Method,
-    /// How much a loss of its time counts when all are planned anew, in thousandths.
+    /// The weight of its lost time when all jobs are planned again, in thousandths.
     pub priority: u64,
     /// Iterations, seed and initial values.
     pub settings: Settings,
 }
 
-/// Runs a job as `commands` say.
+/// Runs a job under the commands of the service.
 pub fn work(
     work: &Work,
     arena: Bytes,
     shared: &Shared,
     commands: &Receiver<Command>,
-    said: &dyn Fn(Said),
+    report: &dyn Fn(Progress),
 ) {
-    let result = catch_unwind(AssertUnwindSafe(|| go(work, arena, shared, commands, said)));
+    let result = catch_unwind(AssertUnwindSafe(|| go(work, arena, shared, commands, report)));
     let last = match result {
-        Ok(Ok((outcome, whole))) => Said::Ended(outcome, whole),
-        Ok(Err(error)) => Said::Failed(error),
-        Err(_) => Said::Failed(RunError::Device(
+        Ok(Ok((outcome, whole))) => Progress::Ended(outcome, whole),
+        Ok(Err(error)) => Progress::Failed(error),
+        Err(_) => Progress::Failed(RunError::Device(
             work.settings.target.name(),
-            "the job's thread broke off".to_owned(),
+            "the job's thread panicked".to_owned(),
         )),
     };
-    said(last);
+    report(last);
 }
 
 fn go(
@@ -86,7 +86,7 @@ fn go(
     arena: Bytes,
     shared: &Shared,
     commands: &Receiver<Command>,
-    said: &dyn Fn(Said),
+    report: &dyn Fn(Progress),
 ) -> Result<(Box<Outcome>, bool), RunError> {
     let mut job =
         Job::new(host::kernels::find, &work.graph, &work.profile, &work.settings, Some(shared))?;
@@ -95,7 +95,7 @@ fn go(
     let mut program = Program::placed(&work.graph, &plan)?;
     let mut split = Split::of(&program);
     job.fill();
-    said(Said::Ready);
+    report(Progress::Ready);
     let mut first = 0;
     while let Ok(command) = commands.recv() {
         let Command::Enter(spot, newer) = command else { break };
@@ -105,24 +105,24 @@ fn go(
             split = Split::of(&program);
         }
         let here = split.moved(&program, spot.persistent, spot.ephemeral);
-        match job.session(&plan, arena, &here, first, &mut Told { commands, said })? {
+        match job.session(&plan, arena, &here, first, &mut Commanded { commands, report })? {
             End::Done(outcome) => return Ok((outcome, true)),
             End::Stopped(outcome) => return Ok((outcome, false)),
             End::Left(next) => {
                 first = next;
-                said(Said::Left);
+                report(Progress::Left);
             }
         }
     }
-    Ok((Box::new(job.told()), false))
+    Ok((Box::new(job.outcome_so_far()), false))
 }
 
-struct Told<'a> {
+struct Commanded<'a> {
     commands: &'a Receiver<Command>,
-    said: &'a dyn Fn(Said),
+    report: &'a dyn Fn(Progress),
 }
 
-impl Pilot for Told<'_> {
+impl Pilot for Commanded<'_> {
     fn next(&mut self, _: u32) -> Next {
         match self.commands.recv() {
             Ok(Command::Go) => Next::Go,
@@ -132,6 +132,6 @@ impl Pilot for Told<'_> {
     }
 
     fn ended(&mut self, _: u32, measured: &Measured) {
-        (self.said)(Said::Ran(measured.iteration));
+        (self.report)(Progress::Ran(measured.iteration));
     }
 }

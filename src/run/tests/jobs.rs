@@ -138,7 +138,7 @@ pub fn kernels(kind: &str) -> Option<Kernel> {
     })
 }
 
-/// Builds graphs; tensors go by name, with the version they are at.
+/// Builds graphs. Tensors are named; each has a current version.
 pub struct Build {
     pub graph: Graph,
     versions: Vec<u32>,
@@ -187,8 +187,8 @@ impl Build {
         }
     }
 
-    /// `writes` are made, or updated when they are among `reads`; a star before a name makes it a
-    /// hidden write.
+    /// Adds an operator. `writes` are generated, or updated when they are among `reads`. A star
+    /// before a name makes it a hidden write.
     pub fn op(&mut self, kind: &str, reads: &[&str], writes: &[&str]) -> &mut Operator {
         let mut args: Vec<Arg> = reads.iter().map(|r| Arg::Tensor(self.see(r))).collect();
         if kind == "t::input" {
@@ -262,7 +262,7 @@ pub fn first_fit(program: &Program) -> (Vec<crate::contract::Placement>, Bytes) 
     (place::placements(program, &tied, &layout), Bytes(layout.height))
 }
 
-/// A plan with first-fit addresses and a slot for everything that is ever copied.
+/// A plan with first-fit addresses and a slot in host memory for every tensor that is copied.
 pub fn plan(graph: &Graph, events: Vec<Event>) -> (JobPlan, Bytes) {
     let latencies = latencies(graph);
     let (placements, arena) = first_fit(&Program::new(graph, &latencies, &events).unwrap());
@@ -305,7 +305,7 @@ pub fn go(
     run_with(kernels, graph, job, *arena, &profile(), settings, &mut |_| {})
 }
 
-/// Swaps, a recomputed in-place chain, a recomputed random operator, statistics replayed, a
+/// Swaps, a recomputed in-place chain, a recomputed random operator, replayed statistics, a
 /// parameter that lives on the host.
 pub fn events(b: &Build, delay: u64) -> Vec<Event> {
     let id = |name| b.id(name);
@@ -328,8 +328,8 @@ pub fn events(b: &Build, delay: u64) -> Vec<Event> {
     ]
 }
 
-/// A random chain of blends, each tensor swapped out after a use and back before the next at random
-/// places.
+/// A random chain of blends. Each tensor is swapped out after a use and back before the next one,
+/// at random places.
 pub fn random_job(case: u64) -> (Build, Vec<Event>) {
     let mut turn = case << 20;
     let mut random = |below: u64| {
@@ -354,7 +354,7 @@ pub fn random_job(case: u64) -> (Build, Vec<Event>) {
             names.push(made);
         }
     }
-    // Every parameter ends changed, so that the checksum sees everything.
+    // Every parameter is changed at the end, so that the checksum covers everything.
     for p in 0..parameters {
         let last = names.last().unwrap().clone();
         b.op("t::update", &[&format!("p{p}"), &last], &[&format!("*p{p}")]);

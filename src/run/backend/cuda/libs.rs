@@ -1,7 +1,8 @@
-//! NVIDIA's libraries, found at run time: given folders, Python environments, the loader's path.
+//! Finds and opens NVIDIA's libraries at run time: in given folders, in Python environments, on the
+//! loader's path.
 //!
-//! Each is opened by its absolute path where one is found, asked for its version, and kept for
-//! good, so that its functions may be called from anywhere.
+//! Each library is opened by its absolute path where one is found. Its version is read, and it is
+//! never closed, so that its functions may be called at any time.
 
 use std::env;
 use std::ffi::{CStr, c_char, c_int};
@@ -21,7 +22,7 @@ pub enum Which {
 }
 
 impl Which {
-    /// As people call it.
+    /// Its name in messages.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -31,7 +32,7 @@ impl Which {
         }
     }
 
-    /// The major version that this program speaks to.
+    /// The major version that neap supports.
     #[must_use]
     pub const fn major(self) -> u64 {
         match self {
@@ -56,7 +57,7 @@ impl Which {
 /// Why a library can't be used.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum LibError {
-    /// It is nowhere.
+    /// It was not found.
     #[error(
         "{name} {major} ({file}) is not found in {folders} folders nor on the loader's path; name its folder with --cuda-libs"
     )]
@@ -65,12 +66,12 @@ pub enum LibError {
         name: &'static str,
         /// The version that is needed.
         major: u64,
-        /// Its file's name.
+        /// The name of its file.
         file: String,
-        /// How many folders were looked at.
+        /// How many folders were searched.
         folders: usize,
     },
-    /// Only another version is there.
+    /// Only another version was found.
     #[error("{name} at {} is version {found}; version {needed} is needed: name its folder with --cuda-libs", place.display())]
     Version {
         /// Its name.
@@ -89,7 +90,7 @@ pub enum LibError {
         name: &'static str,
         /// The library or folder that was tried.
         place: PathBuf,
-        /// What the loader said.
+        /// The loader's error.
         problem: String,
     },
 }
@@ -99,9 +100,9 @@ pub enum LibError {
 pub struct Opened {
     /// The library.
     pub which: Which,
-    /// It.
+    /// The handle.
     pub library: &'static Library,
-    /// Its version in full.
+    /// Its full version.
     pub version: u64,
 }
 
@@ -109,12 +110,12 @@ impl Opened {
     /// One of its functions.
     ///
     /// # Errors
-    /// When it has none of that name.
+    /// When it has no function of that name.
     ///
     /// # Safety
-    /// `F` is the function's type.
+    /// `F` must be the function's type.
     pub unsafe fn function<F: Copy>(&self, name: &CStr) -> Result<F, LibError> {
-        // SAFETY: the caller vouches for the type; the library stays open for good.
+        // SAFETY: the caller guarantees the type; the library is never closed.
         unsafe { self.library.get::<F>(name.to_bytes_with_nul()) }.map(|f| *f).map_err(|_| {
             LibError::Broken {
                 name: self.which.name(),
@@ -125,10 +126,10 @@ impl Opened {
     }
 }
 
-/// Opens a library from the first of `folders` that has it, else from the loader's path.
+/// Opens a library from the first of `folders` that has it, or else from the loader's path.
 ///
 /// # Errors
-/// Missing, of another major version, or broken; each says which library.
+/// When it is missing, has another major version, or can't be opened. Each error names the library.
 pub fn open(which: Which, folders: &[PathBuf]) -> Result<Opened, LibError> {
     let broken = |place: &Path, problem: String| LibError::Broken {
         name: which.name(),
@@ -140,7 +141,7 @@ pub fn open(which: Which, folders: &[PathBuf]) -> Result<Opened, LibError> {
         let path = folder.join(which.file());
         if path.exists() {
             companions(which, folder);
-            // SAFETY: NVIDIA's libraries have no initialisers with demands of their own.
+            // SAFETY: the initialisers of NVIDIA's libraries have no requirements.
             let library =
                 unsafe { Library::new(&path) }.map_err(|e| broken(&path, e.to_string()))?;
             return checked(which, library, path);
@@ -164,7 +165,7 @@ pub fn open(which: Which, folders: &[PathBuf]) -> Result<Opened, LibError> {
     }
 }
 
-/// Opens what a library looks for by bare name: it finds what is open already.
+/// Opens the libraries that `which` loads by bare name, so that it finds them.
 fn companions(which: Which, folder: &Path) {
     let prefixes: &[&str] = match which {
         Which::Nvrtc => &["libnvrtc-builtins.so.13"],
@@ -225,7 +226,7 @@ fn checked(which: Which, library: Library, place: PathBuf) -> Result<Opened, Lib
     Ok(Opened { version, ..opened })
 }
 
-/// Where to look: the given folder, then those of Python environments and of CUDA's own
+/// The folders to search: the given one, then those of Python environments and of CUDA's own
 /// installation.
 #[must_use]
 pub fn folders(given: Option<&Path>) -> Vec<PathBuf> {
@@ -271,7 +272,7 @@ fn starts(path: &Path, prefix: &str) -> bool {
     path.file_name().and_then(|n| n.to_str()).is_some_and(|n| n.starts_with(prefix))
 }
 
-/// What a folder holds, in order of name; nothing when it isn't there.
+/// The entries of a folder in order of name; none if the folder doesn't exist.
 fn sorted(folder: &Path) -> Vec<PathBuf> {
     let mut paths: Vec<PathBuf> =
         std::fs::read_dir(folder).into_iter().flatten().flatten().map(|e| e.path()).collect();
@@ -279,16 +280,16 @@ fn sorted(folder: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// A message that a library keeps.
+/// A message that belongs to a library.
 ///
 /// # Safety
-/// `text` is null or a C string that stays.
+/// `text` must be null or a C string that is never freed.
 #[must_use]
 pub unsafe fn words(text: *const c_char) -> String {
     if text.is_null() {
         return "no reason given".to_owned();
     }
-    // SAFETY: the caller vouches for the string.
+    // SAFETY: the caller guarantees the string.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
@@ -301,7 +302,7 @@ mod tests {
     fn what_is_missing_is_named() {
         let empty = tempfile::tempdir().unwrap();
         let error = open(Which::Cudnn, &[empty.path().to_path_buf()]);
-        // A machine may have it on the loader's path; then there is nothing to miss.
+        // If the machine has it on the loader's path, it can't be missing.
         if let Err(error) = error {
             assert!(
                 error.to_string().starts_with("cuDNN 9 (libcudnn.so.9) is not found in 1 folders"),

@@ -1,10 +1,10 @@
-//! The CUDA device: one arena, one pinned slab, three streams, and libraries found at run time.
+//! The CUDA device: one arena, one pinned pool, three streams, and libraries found at run time.
 //!
-//! Everything is made once for a script: descriptors, launches with their parameters, an event for
-//! each item. An iteration then only records and launches. Each item has one event, at its end; it
-//! starts when the last of what it follows has ended, on its stream or by a wait. A copy goes as
-//! soon as what it waits for has ended: delays by the clock are the host device's alone, and
-//! nothing but time depends on them.
+//! Everything is made once for each script: descriptors, launches with their parameters, an event
+//! for each item. An iteration then only records and launches. Each item has one event, at its end.
+//! Its start is the latest end of the items before it on its stream and of those that it waits for.
+//! A copy starts as soon as the items that it waits for have ended. Only the host device has delays
+//! by the clock, and these affect nothing but time.
 
 pub mod conv;
 pub(crate) mod driver;
@@ -30,23 +30,24 @@ use crate::units::{Bytes, Nanos, OpId};
 use driver::{Context, Event, Fault, Queue};
 use prepare::{Prepared, Ready};
 
-/// How the CUDA device behaves.
+/// Options of the CUDA device.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Where to look for libraries first.
+    /// The folder to search first for libraries.
     pub libs: Option<PathBuf>,
-    /// Round the factors of f32 products to TF32.
+    /// Whether to round the factors of f32 products to TF32.
     pub tf32: bool,
-    /// Fill memory with a pattern wherever something begins that holds nothing yet.
+    /// Whether to fill memory with a pattern where a residency begins without content.
     pub poison: bool,
-    /// Algorithms that convolutions must use, in the order of an operator's passes; another is
-    /// refused.
+    /// Algorithms that convolutions must use, in the order of an operator's passes; any other is an
+    /// error.
     pub algorithms: BTreeMap<OpId, Vec<i32>>,
 }
 
-/// Reads a captured loss and the word in which kernels report.
+/// Bytes of the pinned buffer for the captured loss and for the word in which kernels report
+/// errors.
 const WORDS: usize = 64;
-/// Where the loss lands among them.
+/// The loss's position in that buffer.
 const LOSS: usize = 8;
 
 /// A CUDA device with a script loaded.
@@ -54,8 +55,8 @@ pub struct Cuda<'a> {
     graph: &'a Graph,
     script: &'a Script,
     poison: bool,
-    // In the order in which they must go: what was made from a library, then memories and events,
-    // the context last.
+    // The order of the fields is the order in which they are dropped: first objects of a library,
+    // then memories and events, the context last.
     prepared: Prepared,
     arena: driver::DeviceMemory,
     slab: driver::PinnedMemory,
@@ -67,7 +68,7 @@ pub struct Cuda<'a> {
     high: Bytes,
     captured: Option<crate::job::Dtype>,
     times: Vec<(Nanos, Nanos)>,
-    /// What the device is called and how its libraries are versioned, for people.
+    /// The device's name and its libraries' versions, for the user.
     pub notes: Vec<String>,
     _context: Context,
 }
@@ -76,14 +77,15 @@ fn fail(fault: Fault) -> Failure {
     Failure::Device(fault.0)
 }
 
-/// An arena that devices of several jobs may use at once, each its own part on streams of its own.
-/// Given back by the thread that made it.
+/// An arena that the devices of several jobs may use at once, each with its own part and streams.
+/// It is freed by the thread that made it.
 pub struct Shared {
     lent: driver::Lent,
     _owner: Owner,
 }
 
-/// What the maker's thread keeps: the memory before its context.
+/// Fields that stay on the maker's thread. The memory comes before its context, so it is dropped
+/// first.
 struct Owner {
     _arena: driver::DeviceMemory,
     _context: Context,
@@ -94,10 +96,10 @@ struct Owner {
 unsafe impl Sync for Shared {}
 
 impl Shared {
-    /// An arena of exactly so many bytes.
+    /// An arena of `bytes` bytes.
     ///
     /// # Errors
-    /// No driver, no device, or too little memory.
+    /// When there is no driver or no device, or too little memory.
     pub fn new(bytes: Bytes) -> Result<Self, Failure> {
         crate::device::present::cuda_devices().map_err(Failure::Device)?;
         let context = Context::new(0).map_err(fail)?;
@@ -109,8 +111,8 @@ impl Shared {
 /// Makes a CUDA device for `script`, in `shared` memory if there is one, and runs `body` with it.
 ///
 /// # Errors
-/// No driver, no device, a library that is missing or of another version, too little memory, an
-/// operator that can't be prepared. What happens in `body` is `body`'s own.
+/// When there is no driver or no device, a library is missing or of another version, there is too
+/// little memory, or an operator can't be prepared. Errors of `body` are part of its result.
 pub fn with_device<R>(
     graph: &Graph,
     script: &Script,
@@ -184,8 +186,8 @@ impl<'a> Cuda<'a> {
         })
     }
 
-    /// Algorithms and workspaces of the convolutions, by operator and in the order of its passes:
-    /// the library's number, or -1 for the plain kernels.
+    /// The algorithm and workspace of each pass of the convolutions, by operator: the library's
+    /// number of the algorithm, or -1 for the plain kernels.
     #[must_use]
     pub fn algorithms(&self) -> &BTreeMap<OpId, Vec<(i32, Bytes)>> {
         &self.prepared.algorithms
@@ -219,12 +221,13 @@ impl<'a> Cuda<'a> {
                         .map_err(KernelError::from)
                 }
                 Ready::Gemm(plan) => match &self.prepared.cublaslt {
-                    // SAFETY: the stream is of this context; the plan's operands are the script's.
+                    // SAFETY: the stream belongs to this context, and the plan's operands to the
+                    // script.
                     Some(library) => unsafe { library.run(plan, queue.raw()) },
                     None => Err("cuBLASLt is not open".into()),
                 },
                 Ready::Conv(plan, workspace) => match &self.prepared.cudnn {
-                    // SAFETY: as above; the workspace is the step's own, and has the plan's size.
+                    // SAFETY: as above; the workspace belongs to the step and has the plan's size.
                     Some(library) => unsafe {
                         library.run(plan, *workspace as *mut std::ffi::c_void)
                     },
@@ -242,7 +245,7 @@ impl<'a> Cuda<'a> {
         Ok(())
     }
 
-    /// When each item ended by its event, and started by what it followed.
+    /// The start and end of each item: its end by its event, its start by the items before it.
     fn clock(&mut self) -> Result<(), Fault> {
         let mut previous = [Nanos::ZERO; 3];
         for &index in &self.script.order {
@@ -255,7 +258,7 @@ impl<'a> Cuda<'a> {
             self.times[index] = (start, end);
             previous[stream] = end;
         }
-        // A fused update ran at its first item: its time is shared by elements.
+        // A fused update ran at its first item; its time is divided in proportion to the elements.
         for group in &self.prepared.fused {
             let (Some(first), Some(last)) = (group.first(), group.last()) else { continue };
             let (start, end) = (self.times[first.0].0, self.times[last.0].1);
@@ -338,14 +341,14 @@ impl Device for Cuda<'_> {
         self.words.read(0, &mut words).map_err(fail)?;
         let status = i64::from_ne_bytes(std::array::from_fn(|i| words[i]));
         if let Some(operator) = u32::try_from(status).ok().and_then(|s| s.checked_sub(1)) {
-            let problem = data_error!("an index or class number is outside of what it counts");
+            let problem = data_error!("an index or class number is out of range");
             return Err(Failure::Operator { operator: OpId(operator), problem });
         }
         self.clock().map_err(fail)?;
         measured.items.clear();
         measured.items.extend_from_slice(&self.times);
         measured.iteration = self.times.iter().map(|t| t.1).max().unwrap_or_default();
-        // Late is a step that would have started sooner, had what it reads been there.
+        // A step is late if it would have started earlier without the wait for what it reads.
         let mut previous = Nanos::ZERO;
         (measured.late, measured.passive) = (0, 0);
         for &index in &self.script.streams[Stream::Compute.index()] {
@@ -353,8 +356,8 @@ impl Device for Cuda<'_> {
             measured.late += u64::from(late);
             previous = self.times[index].1;
         }
-        // SAFETY: eight bytes were copied out of the pinned words, of which the capture filled its
-        // type's size.
+        // SAFETY: eight bytes were copied out of the pinned words, of which the capture filled the
+        // size of its type.
         measured.loss = self.captured.map(|dtype| unsafe { number(words[LOSS..].as_ptr(), dtype) });
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! The embedded host device: two memories, threads for streams, real copies, real arithmetic.
 //!
-//! [`with_device`] runs a function with a device whose threads end with it.
+//! [`with_device`] runs a function with a device whose threads end with the function.
 
 pub mod arena;
 pub mod calls;
@@ -25,20 +25,20 @@ use crate::job::Graph;
 use crate::sim::program::Direction;
 use crate::units::{Bytes, Nanos};
 
-/// How the host device behaves.
+/// Options of the host device.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How fast copies go.
+    /// The rate of copies.
     pub link: LinkRate,
-    /// Thousandths of that.
+    /// The share of that rate, in thousandths.
     pub throttle_per_mille: u32,
-    /// From these iterations on, other thousandths; in order.
+    /// Other shares from these iterations on, in order.
     pub throttle_later: Vec<(u64, u32)>,
-    /// Compute and copy on the side for this share of the time, in percent.
+    /// Threads that compute and copy besides, for this share of the time in percent.
     pub load_percent: u32,
-    /// Fill memory with [`arena::POISON`] wherever something begins that holds nothing yet.
+    /// Whether to fill memory with [`arena::POISON`] where a residency begins without content.
     pub poison: bool,
-    /// Sleep up to this long before each copy, to shake the order of things.
+    /// The longest random sleep before each copy, to vary the order of events.
     pub jitter: Nanos,
 }
 
@@ -51,7 +51,7 @@ struct Host<'a> {
     options: &'a Options,
 }
 
-/// Sends the threads home however the function ends.
+/// Ends the threads however the function ends.
 struct Home<'a>(&'a Streams<'a>);
 
 impl Drop for Home<'_> {
@@ -60,18 +60,18 @@ impl Drop for Home<'_> {
     }
 }
 
-/// An arena that devices of several jobs may use at once, each its own part, and the link between
-/// the two memories.
+/// An arena that the devices of several jobs may use at once, each a part of its own, and the link
+/// between the two memories.
 pub struct Shared {
     arena: Arena,
     pace: Pace,
 }
 
 impl Shared {
-    /// An arena of exactly so many bytes.
+    /// An arena of `bytes` bytes.
     ///
     /// # Errors
-    /// When the machine has not got them.
+    /// When the machine has too little memory.
     pub fn new(bytes: Bytes, options: &Options) -> Result<Self, Failure> {
         let arena = take("arena", bytes, options.poison)?;
         Ok(Self { arena, pace: Pace::new(options.link.clone(), options.throttle_per_mille) })
@@ -86,7 +86,7 @@ fn take(what: &str, bytes: Bytes, poison: bool) -> Result<Arena, Failure> {
 /// Makes a host device for `script`, in `shared` memory if there is one, and runs `body` with it.
 ///
 /// # Errors
-/// When the machine has not got the memory. What happens in `body` is `body`'s own.
+/// When the machine has too little memory. Errors of `body` are part of its result.
 pub fn with_device<R>(
     graph: &Graph,
     script: &Script,
@@ -121,7 +121,7 @@ fn compute(
     batch: &[Vec<u8>],
     poison: bool,
 ) {
-    // One for each item, so that an item finds its own; copies have none.
+    // One for each item, found by the item's position; copies have none.
     let mut prepared = Vec::with_capacity(script.items.len());
     for item in &script.items {
         prepared.push(match &item.work {
@@ -138,9 +138,7 @@ fn compute(
         let problem = match result {
             Ok(Ok(loss)) => return Ok(loss),
             Ok(Err(problem)) => problem,
-            Err(panic) => {
-                KernelError::Device(format!("its kernel broke off: {}", message(&*panic)))
-            }
+            Err(panic) => KernelError::Device(format!("its kernel panicked: {}", message(&*panic))),
         };
         Err(Failure::Operator { operator: *operator, problem })
     });
@@ -181,8 +179,8 @@ fn copy(
             Direction::D2h => (device, host),
         };
         let bytes = usize::try_from(bytes.0).map_err(|_| outside())?;
-        // SAFETY: both stretches are inside different allocations; the plan's waits keep writers
-        // away meanwhile.
+        // SAFETY: both ranges are inside their allocations, which differ; the plan's waits keep
+        // writers away meanwhile.
         unsafe { pace.copy(direction, from, to, bytes, &streams.stop) };
         Ok(None)
     });
@@ -203,7 +201,7 @@ impl Host<'_> {
 impl Device for Host<'_> {
     fn write(&mut self, memory: Memory, offset: Bytes, data: &[u8]) -> Result<(), Failure> {
         let to = self.at(memory, offset, data.len())?;
-        // SAFETY: inside the memory; no iteration runs, so no thread touches it.
+        // SAFETY: the range is inside the memory; no iteration runs, so no thread touches it.
         unsafe { to.copy_from_nonoverlapping(data.as_ptr(), data.len()) };
         if memory == Memory::Device {
             self.streams.touch(offset + Bytes(data.len() as u64).in_blocks());
@@ -213,7 +211,7 @@ impl Device for Host<'_> {
 
     fn read(&mut self, memory: Memory, offset: Bytes, into: &mut [u8]) -> Result<(), Failure> {
         let from = self.at(memory, offset, into.len())?;
-        // SAFETY: inside the memory; no iteration runs, so no thread touches it.
+        // SAFETY: the range is inside the memory; no iteration runs, so no thread touches it.
         unsafe { into.as_mut_ptr().copy_from_nonoverlapping(from, into.len()) };
         Ok(())
     }

@@ -1,6 +1,6 @@
-//! Operators as every backend sees them: a call's views and arguments, and what must hold of them.
+//! The part of operators that all backends share: a call's views and arguments, and their checks.
 //!
-//! A call is checked here once. The backends ([`super::host::kernels`] and `cuda::emit`) carry out
+//! A call is checked here once. The backends ([`super::host::kernels`] and `cuda::emit`) execute
 //! what the checks return.
 
 pub mod arguments;
@@ -22,10 +22,10 @@ pub mod view;
 
 pub use error::KernelError;
 
-/// Operators of one family: their kinds without `aten::`, and what carries them out.
+/// The operators of a family: their kinds without `aten::`, and the function that executes them.
 pub type Table<K> = &'static [(&'static [&'static str], K)];
 
-/// A [`Table`], a row an operator: `"kind" | "other kind" => function,`.
+/// A [`Table`] with a row for each operator: `"kind" | "other kind" => function,`.
 macro_rules! table {
     ($($($kind:literal)|+ => $run:expr,)*) => { &[$((&[$($kind),+], $run)),*] };
 }
@@ -36,22 +36,22 @@ pub(in crate::backend) use table;
 pub struct Family<K: 'static> {
     /// Its operators.
     pub table: Table<K>,
-    /// Each operator has a form in place too, whose name ends in `_`.
+    /// Whether each operator also has an in-place form, whose name ends in `_`.
     pub in_place: bool,
-    /// The types that it works in.
+    /// The element types that it supports.
     pub types: &'static str,
 }
 
-/// An operator that a backend has.
+/// An operator that a backend supports.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 pub struct Listed {
-    /// Such as `aten::conv2d`.
+    /// The kind, such as `aten::conv2d`.
     pub kind: String,
-    /// The element types that it works in.
+    /// The element types that it supports.
     pub types: &'static str,
 }
 
-/// What carries out operators of `kind`, such as `aten::conv2d`.
+/// The function that executes operators of `kind`, such as `aten::conv2d`.
 pub fn find<K: Copy>(families: &[Family<K>], kind: &str) -> Option<K> {
     let name = kind.strip_prefix("aten::")?;
     let has = |family: &Family<K>, name: &str| {
@@ -64,7 +64,7 @@ pub fn find<K: Copy>(families: &[Family<K>], kind: &str) -> Option<K> {
     families.iter().find_map(of)
 }
 
-/// All operators of `families`, sorted; forms in place are listed where they have rows of their
+/// All operators of `families`, sorted. In-place forms are listed only if they have rows of their
 /// own.
 #[must_use]
 pub fn list<K>(families: &[Family<K>]) -> Vec<Listed> {

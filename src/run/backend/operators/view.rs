@@ -1,37 +1,36 @@
-//! How a kernel sees its operands: strided views of raw arena bytes.
+//! A kernel's operands: strided views of bytes in the arena.
 //!
-//! The executor has decided where everything lies, and the plan checker has proved that what is
-//! read is there and that what is written belongs to this call alone.
+//! The executor has set all addresses. The plan checker has proved that operands are resident and
+//! that no other call writes the bytes that this call writes.
 
 use crate::job::{Dtype, Group, Operator};
 
-/// The most memory a kernel may take for itself (packing and im2col tiles), however large the
-/// operator.
+/// The most memory that a kernel may allocate for itself (tiles for packing and im2col), whatever
+/// the size of the operator.
 pub const TILE_BYTES: usize = 8 << 20;
 
 /// A strided view of an arena's bytes.
 #[derive(Clone, Debug)]
 pub struct View {
-    /// First byte of the storage's element 0 plus the view's offset: the address of the view's
-    /// first element. Null for a tensor that a replay leaves out
+    /// The address of the view's first element. Null for a tensor that a replay leaves out
     /// ([`crate::job::Replay::SkipUpdates`]).
     pub data: *mut u8,
     /// Element type.
     pub dtype: Dtype,
-    /// Extents.
+    /// Extent of each dimension.
     pub shape: Vec<usize>,
-    /// Steps in elements.
+    /// Step of each dimension in elements.
     pub stride: Vec<usize>,
 }
 
-/// One argument as the kernel sees it.
+/// An argument in the form that a kernel uses.
 #[derive(Clone, Debug)]
 pub enum Operand {
     /// A tensor, or a tensor of a list.
     Tensor(View),
     /// A list of tensors.
     Tensors(Vec<Option<View>>),
-    /// Anything else: look it up in the operator's own arguments.
+    /// Any other argument; the operator's own arguments have it.
     Plain,
 }
 
@@ -45,25 +44,28 @@ pub struct Call<'a> {
     pub outputs: &'a [Option<View>],
     /// One for each of the operator's hidden outputs.
     pub hidden: &'a [View],
-    /// The iteration, from 0: with the operator's position it keys random numbers.
+    /// The iteration, from 0. Together with the operator's position it is the key of random
+    /// numbers.
     pub iteration: u64,
     /// The operator's position in the graph.
     pub position: u64,
-    /// Optimizer steps done before this one (the first step is step 1, so this is 0 then).
+    /// Number of optimizer steps before this one; 0 in the first step.
     pub steps_done: u64,
-    /// The position of the forward operator whose random numbers a backward one repeats (same key).
+    /// The position of the operator whose random numbers this one uses: for a backward operator,
+    /// that of its forward operator.
     pub random_key: u64,
-    /// A recompute: in-place writes on long-lived tensors are left out where the operator says so.
+    /// Whether this is a recompute, in which some operators leave out in-place writes on long-lived
+    /// tensors.
     pub replay: bool,
     /// For an optimizer's update: its parameter group.
     pub optimizer: Option<&'a Group>,
-    /// Batch data by number of host-to-device copy, as raw little-endian bytes in the dtype of the
-    /// copy.
+    /// Batch data by the number of the host-to-device copy, as little-endian bytes in the copy's
+    /// dtype.
     pub batch: &'a [Vec<u8>],
 }
 
 impl Call<'_> {
-    /// All tensors that are read.
+    /// All tensors that it reads.
     pub fn reads(&self) -> impl Iterator<Item = &View> {
         self.args.iter().flat_map(|operand| {
             let (one, list): (_, &[Option<View>]) = match operand {
@@ -75,12 +77,12 @@ impl Call<'_> {
         })
     }
 
-    /// All tensors that are written.
+    /// All tensors that it writes.
     pub fn writes(&self) -> impl Iterator<Item = &View> {
         self.outputs.iter().flatten().chain(self.hidden)
     }
 
-    /// All tensors.
+    /// All tensors that it reads or writes.
     pub fn views(&self) -> impl Iterator<Item = &View> {
         self.reads().chain(self.writes())
     }

@@ -1,8 +1,8 @@
-//! From an operator's call to the CUDA actions that carry it out, one file per family, as on the
+//! Turns an operator's call into CUDA actions, one file for each family of operators, as on the
 //! host.
 //!
-//! What a call must be is checked here as the host's kernels check it, before anything runs; views
-//! hold device addresses, which nothing here reads.
+//! The call is checked here, before anything runs, as the host's kernels check it. Views hold
+//! device addresses, which this code never reads through.
 
 mod attention;
 mod conv;
@@ -24,10 +24,10 @@ use super::launch::Actions;
 use crate::backend::operators::view::Call;
 use crate::backend::operators::{self, Family, KernelError, Listed, Table};
 
-/// Adds an operator's actions. An error is one sentence saying what about the call can't be done.
+/// Adds an operator's actions. An error is one sentence about what can't be done.
 pub type Emit = fn(&Call<'_>, &mut Actions) -> Result<(), KernelError>;
 
-/// Whether a library has several algorithms for operators of this kind, which take scratch.
+/// Whether a library has several algorithms, with workspaces, for operators of this kind.
 #[must_use]
 pub fn has_algorithms(kind: &str) -> bool {
     operators::find(&FAMILIES[..1], kind).is_some()
@@ -40,7 +40,7 @@ const fn family(table: Table<Emit>, types: &'static str) -> Family<Emit> {
     Family { table, in_place: false, types }
 }
 
-/// All families of operators; the first is that of the convolutions.
+/// All families of operators; the first one is the convolutions.
 const FAMILIES: &[Family<Emit>] = &[
     family(conv::TABLE, REAL),
     family(matrix::TABLE, REAL),
@@ -55,13 +55,14 @@ const FAMILIES: &[Family<Emit>] = &[
     family(index::TABLE, ALL),
 ];
 
-/// What makes the actions of an operator kind such as `aten::conv2d`, if CUDA has it.
+/// The function that makes the actions of an operator kind such as `aten::conv2d`; `None` if CUDA
+/// does not support it.
 #[must_use]
 pub fn find(kind: &str) -> Option<Emit> {
     operators::find(FAMILIES, kind).or_else(|| optimizer::find(kind))
 }
 
-/// All operators, with the types that they work in.
+/// All operators, with the element types that each supports.
 #[must_use]
 pub fn list() -> Vec<Listed> {
     let optimizers = operators::optimizer::kinds();
@@ -80,8 +81,8 @@ mod tests {
         }
     }
 
-    /// All operators of a recorded job as actions: how many, and of the products and convolutions
-    /// how many go to a library.
+    /// Turns all operators of a recorded job into actions. Returns how many there are, how many
+    /// products and convolutions use a library, and how many don't.
     fn actions_of(trace: &std::path::Path) -> (usize, usize, usize) {
         use super::super::launch::Action;
         use super::super::prepare::emitted;
@@ -119,7 +120,7 @@ mod tests {
         let (mut all, mut library, mut plain) = (0, 0, 0);
         for item in &script.items {
             let Work::Step(work) = &item.work else { continue };
-            // Addresses that nothing is read through.
+            // Addresses through which nothing is read.
             let at = |offset: Bytes, _: Bytes| {
                 Some(std::ptr::without_provenance_mut((1 << 40) + offset.0 as usize))
             };
