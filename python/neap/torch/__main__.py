@@ -9,8 +9,8 @@ import os
 import runpy
 import sys
 
-from neap.torch._fit import Fit
 from neap.torch._report import parse_budget
+from neap.torch._script import install
 
 
 def main() -> None:
@@ -37,19 +37,15 @@ def main() -> None:
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     sys.argv = [asked.script, *asked.arguments]
 
-    def say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
-    fitted = Fit([], [], asked.budget, asked.device, say)
-    try:
-        if asked.module:
-            sys.path[0] = os.getcwd()
-            runpy.run_module(asked.script, run_name="__main__", alter_sys=True)
-        else:
-            sys.path[0] = os.path.dirname(os.path.abspath(asked.script))
-            runpy.run_path(asked.script, run_name="__main__")
-    finally:
-        say(str(fitted.close()))
+    os.environ["NEAP_TORCH_BUDGET"] = asked.budget
+    os.environ["NEAP_TORCH_DEVICE"] = asked.device
+    install()
+    if asked.module:
+        sys.path[0] = os.getcwd()
+        runpy.run_module(asked.script, run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = os.path.dirname(os.path.abspath(asked.script))
+        runpy.run_path(asked.script, run_name="__main__")
 
 
 if __name__ == "__main__":

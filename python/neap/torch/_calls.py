@@ -180,6 +180,11 @@ class Calls:
         for call in self.all:
             call.inputs, call.norms = [], []
 
+    def forbid(self, why: str) -> None:
+        """What goes on just now can't be run again."""
+        for call in self._open:
+            call.why_not = why
+
     def _call(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         # In backward a module runs only because something recomputes.
         if (
@@ -220,7 +225,7 @@ class Calls:
             call.after, call.after_pack, ended = self._now()
             if ended != iteration:
                 call.why_not = "it spans two iterations"
-            if call.why_not is None:
+            if call.why_not is None and before:
                 name = _changed(before, _attributes(module))
                 if name is not None:
                     call.why_not = f"its forward changes the attribute {name}"

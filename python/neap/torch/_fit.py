@@ -14,6 +14,7 @@ from torch.optim.optimizer import Optimizer
 
 from neap.torch import _graph
 from neap.torch._enforce import Enforcement
+from neap.torch._lift import Lift
 from neap.torch._planning import PlanError, Planner
 from neap.torch._record import device_of
 from neap.torch._recorder import Recorder
@@ -21,6 +22,7 @@ from neap.torch._report import Report, parse_budget
 from neap.torch._runtime import Runtime
 from neap.torch._schedule import Schedule
 from neap.torch._states import States, divisible
+from neap.torch._timeline import Timeline
 from neap.torch._watch import Watch, named_tensors
 
 _REPLANS = 4
@@ -42,6 +44,8 @@ class Fit:
         enforce: bool = True,
         schedule: Schedule | None = None,
         save_plan: str | os.PathLike[str] | None = None,
+        timeline: str | os.PathLike[str] | None = None,
+        cache: bool = False,
     ) -> None:
         self.watch = Watch()
         self.schedule: Schedule | None = None
@@ -54,6 +58,7 @@ class Fit:
         self._models = models
         self._optimizers = list(optimizers)
         self._save_plan = save_plan
+        self._cache = cache
         self._steps = 0
         self._recorder: Recorder | None = None
         self._report = Report()
@@ -73,6 +78,8 @@ class Fit:
         self.enforcement = Enforcement(self.device, enforce)
         self.runtime = Runtime(self.device, self.watch.module_of)
         self.runtime.differs = self.enforcement.lift
+        if timeline is not None:
+            self._draw(Timeline(timeline))
         self.watch.named.append(self.runtime.recompute.resolve)
         self.watch.install()
         self.watch.before_step.append(self._before_step)
@@ -83,6 +90,8 @@ class Fit:
             self.runtime.pack, self.runtime.unpack
         )
         self._hooks.__enter__()
+        self._lift = Lift(lambda: [self.runtime, self._recorder], self._lifted)
+        self._lift.install()
         if schedule is not None:
             self._planning_ended = True
             self._act(schedule)
@@ -114,6 +123,7 @@ class Fit:
             self.runtime.schedule = None
             self.runtime.recompute.stop()
             self._hooks.__exit__(None, None, None)
+            self._lift.remove()
             self.watch.remove()
             for states in self._states:
                 states.stop()
@@ -165,6 +175,7 @@ class Fit:
                     self._look(self.schedule)
             else:
                 self._count(why)
+            self._on_timeline(why is None)
             self.runtime.begin()
             self.enforcement.apply()
             self._began = time.perf_counter()
@@ -177,6 +188,28 @@ class Fit:
             self._watch_on()
         except Exception as error:  # Planning must never fail the script.
             self._give_up(f"{type(error).__name__}: {error}")
+
+    def _draw(self, timeline: Timeline) -> None:
+        self.runtime.timeline = timeline
+        self.watch.enter_module.append(lambda module, path: timeline.enter(path))
+        self.watch.leave_module.append(lambda module, path: timeline.leave(path))
+        self.watch.before_backward.append(lambda: timeline.enter("backward"))
+        self.watch.after_backward.append(lambda: timeline.leave("backward"))
+        self.watch.before_step.append(lambda optimizer: timeline.enter("optimizer step"))
+
+    def _on_timeline(self, as_planned: bool) -> None:
+        """Draws the fourth iteration that runs by the plan, when the allocator has settled."""
+        timeline = self.runtime.timeline
+        if timeline is None or timeline.done:
+            return
+        if timeline.on and as_planned:
+            timeline.stop()
+        elif self._report.planned >= 3:
+            timeline.start(self.device)
+
+    def _lifted(self) -> None:
+        if self._recorder is not None:
+            self._recorder.forbid("it uses torch.func, which allows no hooks")
 
     def _count(self, why: str) -> None:
         self._report.unplanned[why] = self._report.unplanned.get(why, 0) + 1
@@ -219,6 +252,7 @@ class Fit:
                 self._profile,
                 all(map(divisible, self._optimizers)),
                 self._recompute,
+                cache=self._cache,
             )
             schedule = self.planner.plan(self._budget, self._report.margin_bytes)
         except PlanError as error:

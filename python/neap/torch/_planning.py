@@ -7,6 +7,8 @@ here: from none to all, in the order in which they help, keeping the quickest pl
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -16,6 +18,8 @@ import tempfile
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from neap.torch import _graph, _world
 from neap.torch._graph import Iteration
@@ -92,6 +96,7 @@ class Planner:
         device: the profile whose times and link count.
         move_states: whether optimizer states may stay on the host between steps.
         recompute: whether calls may be run again.
+        cache: whether plans are kept between runs, and taken from there.
     """
 
     def __init__(
@@ -101,7 +106,7 @@ class Planner:
         device: str,
         move_states: bool = True,
         recompute: bool = True,
-        measured: dict[str, int] | None = None,
+        cache: bool = False,
     ) -> None:
         self.recorder = recorder
         self.found = found
@@ -111,8 +116,8 @@ class Planner:
         with tempfile.TemporaryDirectory(prefix="neap-") as folder:
             full = Path(folder) / "full.graph.json"
             _graph.write(_graph.graph(found), full)
+            self._key = hashlib.sha256(full.read_bytes()) if cache else None
             self.durations = durations(full, device, self.neap)
-        self.durations.update(measured or {})
         self.ranges: list[Range] = []
         self.excluded: dict[str, int] = {}
         if recompute:
@@ -139,6 +144,12 @@ class Planner:
         asked = budget(self.unplanned)
         bound = max(asked - less, 1)
         usable = [r for r in self.ranges if r.key not in set(banned)]
+        kept = self._kept(bound, usable)
+        if kept is not None and kept.exists():
+            with contextlib.suppress(ValueError):  # From another version: it is written anew.
+                made = Schedule.load(kept)
+                made.budget_bytes = asked
+                return made
         with tempfile.TemporaryDirectory(prefix="neap-") as folder:
             best = self._search(Path(folder), bound, usable)
             form = json.loads(best.plan.read_text())
@@ -155,7 +166,26 @@ class Planner:
         made.iteration_ns = best.ns
         made.unplanned_iteration_ns = self.unplanned_ns
         made.excluded = self.excluded
+        if kept is not None:
+            with contextlib.suppress(OSError):
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                made.save(kept)
         return made
+
+    def _kept(self, bound: int, usable: Sequence[Range]) -> Path | None:
+        """Where the plan for these bytes is kept between runs: its name says what it is for."""
+        if self._key is None:
+            return None
+        key = self._key.copy()
+        about = Path(self.neap).stat()
+        profile = Path(self.device)
+        key.update(profile.read_bytes() if profile.is_file() else self.device.encode())
+        saved = [(str(s.view), s.node) for s in self.recorder.packs]
+        ranges = [(r.key, r.first, r.after, r.trigger.place) for r in usable]
+        rest = [torch.__version__, bound, self.move_states, _world.SMALLEST, ranges, saved]
+        key.update(repr([*rest, about.st_size, about.st_mtime_ns]).encode())
+        home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        return Path(home) / "neap" / "torch" / f"{key.hexdigest()[:32]}.json"
 
     # -- which calls run again
 

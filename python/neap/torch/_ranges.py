@@ -130,6 +130,8 @@ def _judge(
     if last > found.end or (trigger.unpacked or 0) < call.after:
         return where + "its backward is not in the same iteration, after it"
     again, over = found.place[trigger.unpacked or 0], found.place[last] + 1
+    if again >= len(found.nodes):
+        return where + "backward asks for nothing of it"
     inputs = list(dict.fromkeys(s for s in call.storages if s is not None))
     norms = {s for s in call.norm_storages if s is not None}
     why = _impure(found, first, after, again, set(inputs), norms)

@@ -241,6 +241,10 @@ class _Run:
     def again(self) -> Iterator[None]:
         """Around the second forward."""
         now = _randoms()
+        timeline = self.owner.runtime.timeline
+        name = f"again: {self.description.module}"
+        if timeline is not None:
+            timeline.enter(name)
         _LOCAL.within = getattr(_LOCAL, "within", 0) + 1
         changed: list[tuple[dict[str, Any], dict[str, Any]]] = []
         try:
@@ -256,6 +260,8 @@ class _Run:
                 buffers.update(before)
             _set_randoms(now)
             _LOCAL.within -= 1
+            if timeline is not None:
+                timeline.leave(name)
             self.owner.ran += 1
             self.owner.ran_ns += self.description.nanoseconds
 

@@ -202,6 +202,10 @@ class Recorder(TorchDispatchMode):
     def _now(self) -> tuple[int, int, int]:
         return len(self.ops), self._packed, len(self.cuts) - 1
 
+    def forbid(self, why: str) -> None:
+        """The calls of modules that go on just now can't be run again."""
+        self._calls.forbid(why)
+
     def _called(self, call: Call) -> None:
         def known(tensor: torch.Tensor) -> Storage | None:
             if is_subclass(tensor):

@@ -19,6 +19,7 @@ from neap.torch._recompute import Recompute
 from neap.torch._recorder import is_subclass, node_name
 from neap.torch._schedule import Schedule
 from neap.torch._storage import blocks
+from neap.torch._timeline import Timeline
 from neap.torch._versions import changed, witness
 
 
@@ -29,14 +30,16 @@ class Holder:
         base: the storage on the device, while it is there.
         host: its bytes in the slab, from the copy on.
         left, came: events after the copies to the host and back.
+        number: the activation's, in the schedule.
     """
 
-    __slots__ = ("__weakref__", "base", "came", "device", "host", "left", "nbytes")
+    __slots__ = ("__weakref__", "base", "came", "device", "host", "left", "nbytes", "number")
 
-    def __init__(self, base: torch.UntypedStorage, device: torch.device) -> None:
+    def __init__(self, base: torch.UntypedStorage, device: torch.device, number: int) -> None:
         self.base: torch.UntypedStorage | None = base
         self.device = device
         self.nbytes = base.nbytes()
+        self.number = number
         self.host: torch.Tensor | None = None
         self.left: Any = None
         self.came: Any = None
@@ -95,6 +98,7 @@ class Runtime:
         self.device = device
         self.counts = Counts()
         self.recompute = Recompute(self, find)
+        self.timeline: Timeline | None = None
         self.schedule: Schedule | None = None
         self.diverged: str | None = None
         self.differs: Callable[[], None] = lambda: None
@@ -236,7 +240,7 @@ class Runtime:
             if holder.base is None:  # It left, and something else kept it alive.
                 holder.base = base
         else:
-            holder = Holder(base, tensor.device)
+            holder = Holder(base, tensor.device, owner)
             self._by_storage[key] = (StorageWeakRef(base), weakref.ref(holder))
             self._holders[owner] = weakref.ref(holder)
         view = (tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset())
@@ -301,10 +305,10 @@ class Runtime:
         if self._out is not None:
             self._out.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._out):
-                slot.copy_(whole, non_blocking=True)
+                self._copy(slot, whole, "to host", one)
                 holder.left = self._out.record_event()
         else:
-            slot.copy_(whole)
+            self._copy(slot, whole, "to host", one)
         self._guests[one] = weakref.ref(holder)
         holder.host = slot
         self.counts.swapped_out += 1
@@ -333,13 +337,22 @@ class Runtime:
                 if holder.left is not None:
                     self._in.wait_event(holder.left)
                 with torch.cuda.stream(self._in):
-                    whole.copy_(holder.host, non_blocking=True)
+                    self._copy(whole, holder.host, "to device", holder.number)
                     holder.came = self._in.record_event()
             else:
-                whole.copy_(holder.host)
+                self._copy(whole, holder.host, "to device", holder.number)
         holder.base = whole.untyped_storage()
         self.counts.swapped_in += 1
         self.counts.bytes_in += holder.nbytes
+
+    def _copy(self, to: torch.Tensor, source: torch.Tensor, lane: str, one: int) -> None:
+        timeline = self.timeline
+        if timeline is None or not timeline.on:
+            to.copy_(source, non_blocking=True)
+            return
+        began = timeline.event()
+        to.copy_(source, non_blocking=True)
+        timeline.copied(lane, f"activation {one}", to.numel(), began, timeline.event())
 
     def _resident(self, holder: Holder) -> torch.UntypedStorage:
         if holder.base is None:

@@ -279,7 +279,7 @@ class World:
                 rest[place] -= blocks(storage.bytes)
             for place in sorted({p for at in places for p in together.get(at, [at])}):
                 touches[place].append(storage)
-        for group in groups:
+        for group in groups if self._together() else ():
             # A multi-tensor call holds the temporaries of all its parameters at once.
             scratch = sum(blocks(self.steps[place].node.workspace) for place in group)
             for place in group:
@@ -295,6 +295,11 @@ class World:
             "tensors": tensors,
             "operators": list(self._operators(touches, rest, constant, durations)),
         }
+
+    def _together(self) -> bool:
+        """Whether optimizer steps update many parameters by one operator."""
+        steps = (self.recorder.ops[first:after] for first, after, _ in self.recorder.steps)
+        return any("_foreach" in op.kind for ops in steps for op in ops)
 
     def _operators(
         self,

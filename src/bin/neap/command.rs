@@ -3,7 +3,7 @@
 use super::output::Answer;
 use super::{
     cache, check, compare, device, diff, dry, estimate, explain, import, inspect, place, plan,
-    profile, replay, run, score, share, shell, simulate, train,
+    profile, replay, run, score, share, shell, simulate, torch, train,
 };
 
 #[derive(clap::Subcommand)]
@@ -18,6 +18,7 @@ pub enum Command {
     Profile(profile::Flags),
     Train(train::Flags),
     Dry(Box<dry::Flags>),
+    Torch(Box<torch::Flags>),
     Estimate(Box<estimate::Flags>),
     Replay(replay::Flags),
     Score(score::Flags),
@@ -48,6 +49,7 @@ impl Command {
             Self::Profile(flags) => profile::main(flags, json),
             Self::Train(flags) => train::main(flags, json),
             Self::Dry(flags) => dry::main(flags, json),
+            Self::Torch(flags) => torch::main(flags, json),
             Self::Estimate(flags) => estimate::main(flags, json),
             Self::Replay(flags) => replay::main(flags, json),
             Self::Score(flags) => score::main(flags, json),

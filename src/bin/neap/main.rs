@@ -26,6 +26,7 @@ mod share;
 mod shell;
 mod signals;
 mod simulate;
+mod torch;
 mod train;
 
 use std::process::ExitCode;

@@ -22,6 +22,8 @@ pub enum Answer {
     Stopped,
     /// The program to be judged failed by itself, so there is no answer: exit code 3.
     Failed,
+    /// The exit code of a command that this one ran.
+    Code(u8),
 }
 
 impl Answer {
@@ -36,6 +38,7 @@ impl Answer {
             Ok(Self::Yes) => ExitCode::SUCCESS,
             Ok(Self::No) => ExitCode::from(1),
             Ok(Self::Failed) => ExitCode::from(3),
+            Ok(Self::Code(code)) => ExitCode::from(code),
             Ok(Self::Stopped) => ExitCode::from(signals::STOPPED),
             Err(error) => {
                 note(&format!("error: {}", chain(&error)));

@@ -7,7 +7,7 @@ mod events;
 #[cfg(target_os = "linux")]
 mod found;
 #[cfg(target_os = "linux")]
-mod launch;
+pub mod launch;
 #[cfg(target_os = "linux")]
 mod linux;
 #[cfg(target_os = "linux")]
@@ -21,7 +21,7 @@ mod report;
 #[cfg(target_os = "linux")]
 mod stubs;
 #[cfg(target_os = "linux")]
-mod unpack;
+pub mod unpack;
 
 use std::path::PathBuf;
 

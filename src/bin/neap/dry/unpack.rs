@@ -9,6 +9,7 @@ use sha2::{Digest, Sha256};
 
 const DEVICE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libneap_dry.so"));
 const HOOK: &[u8] = include_bytes!("sitecustomize.py");
+const TORCH_HOOK: &[u8] = include_bytes!("../torch/sitecustomize.py");
 const PYTHON: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/python_files.rs"));
 
 /// Where everything lies.
@@ -18,6 +19,8 @@ pub struct Unpacked {
     pub device: PathBuf,
     /// The folder with the start-up hook, for PYTHONPATH.
     pub hook: PathBuf,
+    /// The same for `neap torch`.
+    pub torch_hook: PathBuf,
     /// The folder with the package `neap`, for PYTHONPATH.
     pub python: PathBuf,
 }
@@ -55,6 +58,7 @@ fn unpack_in(cache: &Path) -> anyhow::Result<Unpacked> {
     let unpacked = Unpacked {
         device: root.join("libneap_dry.so"),
         hook: root.join("site"),
+        torch_hook: root.join("site-torch"),
         python: root.join("python"),
         root,
     };
@@ -66,6 +70,7 @@ fn unpack_in(cache: &Path) -> anyhow::Result<Unpacked> {
         folder_by_rename(root, |new| {
             put(&new.join("libneap_dry.so"), DEVICE)?;
             put(&new.join("site/sitecustomize.py"), HOOK)?;
+            put(&new.join("site-torch/sitecustomize.py"), TORCH_HOOK)?;
             PYTHON.iter().try_for_each(|(name, bytes)| put(&new.join("python").join(name), bytes))
         })?;
     }
@@ -107,7 +112,11 @@ pub fn folder_by_rename(
 
 fn hash() -> String {
     let mut all = Sha256::new();
-    for (name, bytes) in PYTHON.iter().copied().chain([("hook", HOOK), ("device", DEVICE)]) {
+    for (name, bytes) in PYTHON.iter().copied().chain([
+        ("hook", HOOK),
+        ("hook of neap torch", TORCH_HOOK),
+        ("device", DEVICE),
+    ]) {
         all.update((name.len() as u64).to_le_bytes());
         all.update(name);
         all.update((bytes.len() as u64).to_le_bytes());

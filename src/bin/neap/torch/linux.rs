@@ -1,0 +1,240 @@
+//! The command itself: unpack, run, and where the first iterations do not fit, plan on the dry
+//! device and run again.
+
+use std::ffi::OsString;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::{env, fs, io};
+
+use anyhow::{Context, bail};
+use clap::Parser;
+use neap::device::profile;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::Flags;
+use crate::dry;
+use crate::dry::launch::{self, Memory};
+use crate::dry::unpack::{self, Unpacked};
+use crate::output::{self, Answer, note};
+use crate::settings::{Budget, Outputs};
+
+/// The format of what `--save-plan` writes, and its version.
+const FORMAT: &str = "neap.torch.schedule";
+const VERSION: u64 = 1;
+/// A dry run ends after so many optimizer steps: three to watch, the others to learn what the
+/// allocator reserves under the plan.
+const DRY_STEPS: u64 = 9;
+/// PyTorch reads the settings of its allocator from one of these.
+const ALLOCATOR: [&str; 2] = ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"];
+
+/// `neap dry` as a command line of its own.
+#[derive(clap::Parser)]
+struct Dry {
+    #[command(flatten)]
+    flags: dry::Flags,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// Bad use.
+pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
+    if let Some(Budget::Minimum) = flags.budget {
+        bail!("`min` is not a budget to run in; give bytes (12GiB) or a share (60%)");
+    }
+    let outputs = [flags.save_plan.as_deref(), flags.timeline.as_deref()];
+    let inputs: Vec<&Path> =
+        flags.plan.as_deref().into_iter().chain([Path::new(&flags.device)]).collect();
+    Outputs::new(&inputs, &outputs)?;
+    profile::load(&flags.device)?;
+    if let Some(plan) = &flags.plan {
+        judge(plan)?;
+    }
+    let scratch = scratch()?;
+    let unpacked = unpack::unpack(scratch.path())?;
+    let mut status = run(flags, flags.plan.as_deref(), &unpacked, scratch.path(), as_json)?;
+    let mut reports = Reports::read(scratch.path());
+    if !status.success() && reports.out_of_memory && flags.plan.is_none() && !flags.no_second_run {
+        let plan = scratch.path().join("dry.plan.json");
+        dry_plan(flags, &unpacked, &plan)?;
+        if plan.exists() {
+            note("note: starting the command again, with that plan from the first iteration on");
+            let again = self::scratch()?;
+            status = run(flags, Some(&plan), &unpacked, again.path(), as_json)?;
+            reports = Reports::read(again.path());
+        }
+    }
+    if as_json {
+        output::json(&Value::Array(reports.reports))?;
+    } else if reports.reports.is_empty() {
+        note(
+            "note: no Python process of this command took an optimizer step of PyTorch, so there \
+             was nothing to plan",
+        );
+    }
+    Ok(Answer::Code(code(status)))
+}
+
+/// The command's exit code; of one that a signal ended, what a shell gives.
+fn code(status: ExitStatus) -> u8 {
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+    u8::try_from(code.unwrap_or(1) & 0xff).unwrap_or(1)
+}
+
+/// Refuses a file that is no plan before anything runs.
+fn judge(plan: &Path) -> anyhow::Result<()> {
+    let text =
+        fs::read_to_string(plan).with_context(|| format!("{}: cannot be read", plan.display()))?;
+    let form: Value = serde_json::from_str(&text)
+        .with_context(|| format!("{}: is not JSON; --save-plan writes plans", plan.display()))?;
+    if form["format"] != FORMAT {
+        bail!("{}: is no {FORMAT}; `neap torch --save-plan FILE` writes one", plan.display());
+    }
+    if form["version"] != VERSION {
+        bail!(
+            "{}: has version {} of {FORMAT}, this neap reads {VERSION}; plan again",
+            plan.display(),
+            form["version"]
+        );
+    }
+    Ok(())
+}
+
+fn scratch() -> anyhow::Result<TempDir> {
+    tempfile::Builder::new()
+        .prefix("neap-torch-")
+        .tempdir()
+        .context("no scratch folder can be made; TMPDIR names another place")
+}
+
+fn run(
+    flags: &Flags,
+    plan: Option<&Path>,
+    unpacked: &Unpacked,
+    scratch: &Path,
+    as_json: bool,
+) -> anyhow::Result<ExitStatus> {
+    let (program, arguments) = flags.command.split_first().context("a command is needed")?;
+    let mut command = Command::new(program);
+    command.args(arguments);
+    environment(&mut command, flags, plan, scratch)?;
+    paths(&mut command, &[&unpacked.torch_hook, &unpacked.python])?;
+    if let Some(path) = &flags.save_plan {
+        command.env("NEAP_TORCH_SAVE_PLAN", std::path::absolute(path)?);
+    }
+    if let Some(path) = &flags.timeline {
+        command.env("NEAP_TORCH_TIMELINE", std::path::absolute(path)?);
+    }
+    if as_json {
+        // The report alone is data.
+        command.stdout(Stdio::from(io::stderr()));
+    }
+    launch::run(command)
+}
+
+/// What `neap.torch` reads inside the script.
+fn environment(
+    command: &mut Command,
+    flags: &Flags,
+    plan: Option<&Path>,
+    scratch: &Path,
+) -> anyhow::Result<()> {
+    match flags.budget {
+        Some(Budget::Bytes(bytes)) => {
+            command.env("NEAP_TORCH_BUDGET", bytes.0.to_string());
+        }
+        Some(Budget::Share(share)) => {
+            let text = format!("{}.{:03}%", share / 1000, share % 1000);
+            command.env("NEAP_TORCH_BUDGET", text);
+        }
+        _ => {}
+    }
+    let device = if Path::new(&flags.device).exists() {
+        std::path::absolute(&flags.device)?.into_os_string()
+    } else {
+        OsString::from(&flags.device)
+    };
+    command.env("NEAP_TORCH_DEVICE", device);
+    command.env("NEAP_TORCH_DIR", scratch);
+    command.env("NEAP_TORCH_RECOMPUTE", if flags.no_recompute { "0" } else { "1" });
+    command.env("NEAP_TORCH_ENFORCE", if flags.no_enforce { "0" } else { "1" });
+    command.env("NEAP_TORCH_CACHE", if flags.no_cache { "0" } else { "1" });
+    if env::var_os("NEAP").is_none() {
+        command.env("NEAP", env::current_exe().context("this executable cannot be found")?);
+    }
+    match plan {
+        Some(plan) => command.env("NEAP_TORCH_PLAN", std::path::absolute(plan)?),
+        None => command.env_remove("NEAP_TORCH_PLAN"),
+    };
+    if ALLOCATOR.iter().all(|name| env::var_os(name).is_none()) {
+        // Without it the allocator keeps pieces that fit nothing, and reserves more than it gives
+        // out.
+        command.env(ALLOCATOR[0], "expandable_segments:True");
+    }
+    Ok(())
+}
+
+/// PYTHONPATH: these folders, then the user's own.
+fn paths(command: &mut Command, folders: &[&PathBuf]) -> anyhow::Result<()> {
+    let own = env::var_os("PYTHONPATH").unwrap_or_default();
+    let own = env::split_paths(&own).filter(|p| !p.as_os_str().is_empty());
+    let all: Vec<PathBuf> = folders.iter().map(|p| p.to_path_buf()).chain(own).collect();
+    command.env("PYTHONPATH", env::join_paths(all)?);
+    Ok(())
+}
+
+/// Runs the script silently on a device that is never full and computes nothing, until it has a
+/// plan.
+fn dry_plan(flags: &Flags, unpacked: &Unpacked, plan: &Path) -> anyhow::Result<()> {
+    note(
+        "note: the first iterations do not fit; planning on the dry device (--no-second-run skips this)",
+    );
+    let scratch = scratch()?;
+    let steps = DRY_STEPS.to_string();
+    let asked = ["dry", "--steps", &steps, "--no-second-run", "--"].map(OsString::from);
+    let Dry { flags: dry } = Dry::try_parse_from(asked.iter().chain(&flags.command))?;
+    let device = profile::load(&dry.device)?;
+    let mut command = launch::command(&dry, &device, Memory::UNLIMITED, unpacked, scratch.path())?;
+    environment(&mut command, flags, None, scratch.path())?;
+    paths(&mut command, &[&unpacked.hook, &unpacked.torch_hook, &unpacked.python])?;
+    command.env("NEAP_TORCH_SAVE_PLAN", plan);
+    let log = scratch.path().join("log");
+    let file = fs::File::create(&log).context("the log cannot be written")?;
+    command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+    launch::run(command)?;
+    if !plan.exists() {
+        let text = fs::read_to_string(&log).unwrap_or_default();
+        let last = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
+        note(&format!("note: the dry run made no plan; it ended with: {last}"));
+    }
+    Ok(())
+}
+
+/// What the processes of the script left.
+struct Reports {
+    reports: Vec<Value>,
+    /// One ran out of memory before any plan acted.
+    out_of_memory: bool,
+}
+
+impl Reports {
+    fn read(scratch: &Path) -> Self {
+        let mut found = Self { reports: Vec::new(), out_of_memory: false };
+        let entries = fs::read_dir(scratch).into_iter().flatten().flatten();
+        let mut paths: Vec<PathBuf> = entries.map(|e| e.path()).collect();
+        paths.sort();
+        for path in paths {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            found.out_of_memory |= name.starts_with("oom-");
+            if name.starts_with("report-")
+                && let Some(report) =
+                    fs::read_to_string(&path).ok().and_then(|text| serde_json::from_str(&text).ok())
+            {
+                found.reports.push(report);
+            }
+        }
+        found
+    }
+}

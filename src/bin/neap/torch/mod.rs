@@ -1,0 +1,67 @@
+//! `neap torch`: runs a PyTorch training script, unchanged, within a budget of device memory.
+
+#[cfg(target_os = "linux")]
+mod linux;
+
+use std::path::PathBuf;
+
+use crate::output::Answer;
+use crate::settings::Budget;
+
+/// Run a PyTorch training script, unchanged, within a budget of device memory.
+///
+/// The first iterations are watched; then a plan is made and carried out inside PyTorch: saved
+/// activations and optimizer states are swapped to the host, calls of modules run again in
+/// backward. Every number stays what it is without neap, bit for bit. Exits with the command's own
+/// exit code.
+#[derive(clap::Args)]
+pub struct Flags {
+    /// What PyTorch may reserve: bytes (12GiB), or a share of the unplanned peak (60%).
+    #[arg(long, value_name = "BUDGET", required_unless_present = "plan")]
+    pub budget: Option<Budget>,
+    /// Whose times and link the plan is made by: a built-in name or a *.device.json file.
+    #[arg(long, value_name = "NAME|FILE", default_value = "a6000")]
+    pub device: String,
+    /// Act by this plan from the first iteration on: a file that --save-plan wrote.
+    #[arg(long, value_name = "FILE", conflicts_with = "budget")]
+    pub plan: Option<PathBuf>,
+    /// Write the plan, for --plan.
+    #[arg(long, value_name = "FILE")]
+    pub save_plan: Option<PathBuf>,
+    /// Write one planned iteration as a timeline for Perfetto.
+    #[arg(long, value_name = "FILE.json")]
+    pub timeline: Option<PathBuf>,
+    /// Swap only: no module runs twice.
+    #[arg(long)]
+    pub no_recompute: bool,
+    /// Let PyTorch reserve more than the budget where the plan falls short.
+    #[arg(long)]
+    pub no_enforce: bool,
+    /// Make every plan anew in place of taking it from the cache.
+    #[arg(long)]
+    pub no_cache: bool,
+    /// When the first iterations do not fit, do not plan on the dry device and start again.
+    #[arg(long)]
+    pub no_second_run: bool,
+    /// The command that runs the script, after `--`.
+    #[arg(last = true, value_name = "COMMAND", required = true)]
+    pub command: Vec<std::ffi::OsString>,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// Bad use.
+#[cfg(target_os = "linux")]
+pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
+    linux::main(flags, as_json)
+}
+
+/// Says that there is no such thing here.
+///
+/// # Errors
+/// Always.
+#[cfg(not(target_os = "linux"))]
+pub fn main(_flags: &Flags, _as_json: bool) -> anyhow::Result<Answer> {
+    anyhow::bail!("`neap torch` runs on Linux only; in the script, use neap.torch.fit")
+}
