@@ -196,3 +196,36 @@ def test_data_dependent_sizes_are_the_most() -> None:
     assert x[x > 5].shape == (12,)
     assert torch.unique(x).shape == (12,)
     assert {row["op"] for row in _data_dependent.rows()} == {"aten::nonzero", "aten::_unique2"}
+
+
+def test_checkpoints_may_be_opened_renamed_and_removed(tmp_path: Path) -> None:
+    script = """
+import os, pathlib, torch
+open("old.pt", "rb").read()
+with open("new.pt", "wb") as file:
+    torch.save({"x": torch.ones(2)}, file)
+torch.save({"x": torch.ones(3)}, "last.tmp")
+os.replace("last.tmp", "last.pt")
+assert os.path.exists("last.pt") and not os.path.exists("last.tmp")
+assert torch.load("last.pt")["x"].shape == (3,) and torch.load("new.pt")["x"].shape == (2,)
+pathlib.Path("last.pt").unlink()
+assert not os.path.exists("last.pt")
+with open("log.txt", "w") as file:
+    file.write("kept")
+print("done")
+raise ValueError("so that there is a report")
+"""
+    (tmp_path / "old.pt").write_bytes(b"the user's own")
+    done, report = run(tmp_path, script)
+    assert done.stdout == "done\n", done.stderr
+    assert (tmp_path / "old.pt").read_bytes() == b"the user's own"
+    assert (tmp_path / "log.txt").read_text() == "kept"
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "log.txt",
+        "old.pt",
+        "scratch",
+        "site",
+        "train.py",
+    }
+    assert report is not None
+    assert report["redirected_writes"] == ["new.pt", "last.tmp", "last.pt"]

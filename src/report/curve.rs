@@ -307,7 +307,8 @@ pub(super) fn steps(points: &[(Nanos, Bytes)]) -> Vec<(Nanos, Bytes)> {
 
 pub(super) const TIMES: [(&str, u64); 4] =
     [("s", 1_000_000_000), ("ms", 1_000_000), ("µs", 1_000), ("ns", 1)];
-const COUNTS: [(&str, u64); 3] = [("millions", 1_000_000), ("thousands", 1_000), ("", 1)];
+pub(super) const COUNTS: [(&str, u64); 3] =
+    [("millions", 1_000_000), ("thousands", 1_000), ("", 1)];
 pub(super) const SIZES: [(&str, u64); 5] =
     [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("bytes", 1)];
 

@@ -9,8 +9,8 @@ use std::io;
 use plotters::prelude::*;
 
 use super::curve::{
-    Area, COLUMNS, Drawn, FAINT, INK, LEFT, Line, SIZE, SIZES, Scale, TIMES, TOP, cut,
-    device_memory, document, font, frame, levels, size, steps,
+    Across, Area, COLUMNS, COUNTS, Drawn, FAINT, INK, LEFT, Line, SIZE, SIZES, Scale, TIMES, TOP,
+    cut, device_memory, document, font, frame, levels, size, steps,
 };
 use crate::units::{Bytes, Nanos};
 
@@ -53,6 +53,7 @@ impl Instant {
 /// instants are kept.
 #[derive(Clone, Debug)]
 pub struct Stack {
+    across: Across,
     end: u64,
     column: Option<(u64, [Instant; 4])>,
     kept: Vec<Instant>,
@@ -65,7 +66,20 @@ impl Stack {
     /// A stack for instants from 0 to `end`.
     #[must_use]
     pub fn new(end: Nanos) -> Self {
-        Self { end: end.0.max(1), column: None, kept: Vec::new(), peaks: [0; LAYERS], reserved: 0 }
+        Self::over(Across::Time, end)
+    }
+
+    /// As [`new`](Self::new), over time or events.
+    #[must_use]
+    pub fn over(across: Across, end: Nanos) -> Self {
+        Self {
+            across,
+            end: end.0.max(1),
+            column: None,
+            kept: Vec::new(),
+            peaks: [0; LAYERS],
+            reserved: 0,
+        }
     }
 
     /// Adds the bytes from an instant on; instants come in order of time.
@@ -133,9 +147,16 @@ impl Stack {
             .max()
             .unwrap_or(0)
             .max(1);
-        let (time, memory) = (Scale::of(self.end, &TIMES, 8), Scale::of(highest, &SIZES, 6));
+        let (units, what): (&[_], _) = match self.across {
+            Across::Time => (&TIMES, "time of the trace"),
+            Across::Events => (&COUNTS, "allocator request"),
+        };
+        let (time, memory) = (Scale::of(self.end, units, 8), Scale::of(highest, &SIZES, 6));
         let top = highest.saturating_add(highest / 12);
-        let across = format!("time of the trace ({})", time.unit);
+        let across = match time.unit {
+            "" => what.to_owned(),
+            unit => format!("{what} ({unit})"),
+        };
         let mut chart = frame(
             root,
             TOP + 16,

@@ -1,6 +1,5 @@
 //! Output for people: tables, SVG drawings and Chrome traces, from plain figures.
 
-pub mod categories;
 pub mod curve;
 pub mod distribution;
 pub mod frontier;

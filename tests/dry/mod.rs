@@ -3,8 +3,9 @@
 //! These tests need a Python with a CUDA build of PyTorch, named by NEAP_TORCH_PYTHON, and the truth (NEAP_TRUTH, or
 //! `../shared/truth`). Without them each says that it was skipped.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
@@ -12,7 +13,7 @@ use serde_json::Value;
 fn python(test: &str) -> Option<PathBuf> {
     let python = std::env::var_os("NEAP_TORCH_PYTHON").map(PathBuf::from);
     if python.is_none() {
-        println!("{test}: skipped, since NEAP_TORCH_PYTHON names no Python with PyTorch");
+        println!("skipped: {test}: NEAP_TORCH_PYTHON names no Python with PyTorch");
     }
     python
 }
@@ -72,7 +73,7 @@ fn requests(path: &Path) -> Vec<String> {
 fn equals_the_truth() {
     let Some(python) = python("equals_the_truth") else { return };
     let Some(truth) = truth() else {
-        println!("equals_the_truth: skipped, since there is no truth (NEAP_TRUTH)");
+        println!("skipped: equals_the_truth: there is no truth (NEAP_TRUTH)");
         return;
     };
     let named = std::env::var("NEAP_DRY_JOBS").unwrap_or("jobs/vgg16-sgd-32-86-backward".into());
@@ -156,4 +157,81 @@ fn sparse_gradients_and_checkpoints_run() {
     let report = report(&output);
     assert_eq!(report["processes"][0]["steps"], 3);
     assert_eq!(report["processes"][0]["problems"], serde_json::json!([]));
+}
+
+/// A path below a folder, as text.
+fn below(folder: &tempfile::TempDir, name: &str) -> String {
+    folder.path().join(name).to_str().expect("a path is text").to_owned()
+}
+
+#[test]
+fn a_run_equals_its_own_snapshot_and_another_script_does_not() {
+    let name = "a_run_equals_its_own_snapshot_and_another_script_does_not";
+    let Some(python) = python(name) else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let (snapshot, picture) = (below(&folder, "own.pickle"), below(&folder, "picture.svg"));
+    let written = run(&python, &["--snapshot", &snapshot, "--plot", &picture], "small.py", &[]);
+    assert_eq!(written.status.code(), Some(0), "{}", stderr(&written));
+    let drawn = std::fs::read_to_string(&picture).expect("the picture is there");
+    assert!(drawn.contains("parameter") && drawn.contains("iteration 3"), "{drawn}");
+    let page = below(&folder, "page.html");
+    let mut viewer = Command::new(&python);
+    viewer.args(["-m", "torch.cuda._memory_viz", "trace_plot", &snapshot, "-o", &page]);
+    assert!(viewer.status().expect("Python starts").success(), "PyTorch's viewer opens it");
+    let mut replay = Command::new(env!("CARGO_BIN_EXE_neap"));
+    assert!(replay.args(["replay", &snapshot, "--check"]).status().expect("it starts").success());
+
+    let same = run(&python, &["--json", "--check-against", &snapshot], "small.py", &[]);
+    assert_eq!(same.status.code(), Some(0), "{}", stderr(&same));
+    assert_eq!(report(&same)["against"]["equal"], true);
+    let other = run(&python, &["--json", "--check-against", &snapshot], "small.py", &["wider"]);
+    assert_eq!(other.status.code(), Some(1), "{}", stderr(&other));
+    let against = &report(&other)["against"];
+    let first = against["first_difference"].as_str().expect("a difference");
+    assert!(first.contains("small.py:"), "{first}");
+    assert!(against["run_peak_allocated_bytes"] != against["recorded_peak_allocated_bytes"]);
+}
+
+#[test]
+fn what_the_device_cannot_know_is_no_exact_answer() {
+    let Some(python) = python("what_the_device_cannot_know_is_no_exact_answer") else { return };
+    let lines = "import torch; torch.linalg.inv(torch.eye(8).cuda())";
+    let command = [python.as_os_str(), "-c".as_ref(), lines.as_ref()];
+    let form = report(&neap(&["--json"], &command));
+    assert!(form["certainty"].as_str().expect("a word").starts_with("estimate"), "{form}");
+    let idle = &form["processes"][0]["did_nothing"];
+    assert!(idle.to_string().contains("cusolver"), "{idle}");
+
+    let mut pool = Command::new(env!("CARGO_BIN_EXE_neap"));
+    pool.env("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync").args(["dry", "--json", "--"]);
+    let output = pool.arg(&python).arg(script("small.py")).output().expect("neap starts");
+    let form = report(&output);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(form["certainty"].as_str().expect("a word").starts_with("estimate"), "{form}");
+    // Parameters, gradients and two states of 8 × 4 MiB each.
+    assert!(form["peak_reserved_bytes"].as_u64() > Some(128 << 20), "{form}");
+}
+
+#[test]
+fn an_interrupt_ends_the_run_and_leaves_nothing_behind() {
+    let Some(python) = python("an_interrupt_ends_the_run_and_leaves_nothing_behind") else {
+        return;
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let lines =
+        "import torch, time; torch.ones(9, device='cuda'); print('up', flush=True); time.sleep(60)";
+    let mut command = Command::new(env!("CARGO_BIN_EXE_neap"));
+    // Without a home the cache is in the run's own folder.
+    command.env("TMPDIR", folder.path()).env_remove("HOME").env_remove("XDG_CACHE_HOME");
+    command.arg("dry").arg("--").arg(&python).args(["-c", lines]);
+    let mut child =
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("neap starts");
+    let mut up = [0; 2];
+    child.stdout.as_mut().expect("piped").read_exact(&mut up).expect("the script comes up");
+    let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+    assert!(killed.expect("kill starts").success());
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
+    assert!(stderr(&output).contains("interrupted"), "{}", stderr(&output));
+    assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 0);
 }

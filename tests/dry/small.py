@@ -1,10 +1,13 @@
-"""Three steps of a small network; with `crash` as the argument an exception after the first."""
+"""Three steps of a small network; `crash` raises after the first, `wider` makes the fourth layer wider."""
 
 import sys
 
 import torch
 
-model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(8))).cuda()
+sizes = [1024] * 9
+if "wider" in sys.argv:
+    sizes[4] = 2048
+model = torch.nn.Sequential(*(torch.nn.Linear(a, b) for a, b in zip(sizes, sizes[1:]))).cuda()
 optimizer = torch.optim.Adam(model.parameters())
 for _ in range(3):
     optimizer.zero_grad()

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer
 
-from neap.dry import _data_dependent, _ranks
+from neap.dry import _counters, _data_dependent, _ranks
 from neap.dry._guard import guarded, note, problems
 from neap.dry._library import Library
 from neap.dry._lines import _kind
@@ -83,6 +83,7 @@ class Session:
         self._device = True
         self.memory.start(self.asked.snapshot is not None)
         self.reads.start()
+        guarded(_counters.start)(self.watch.enter_module)
         _data_dependent.override(self.asked.data_dependent)
 
     # -- steps

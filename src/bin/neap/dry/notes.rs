@@ -27,7 +27,7 @@ impl Certainty {
         let log = found.log(process);
         let most =
             |treatment: &str| process.data_dependent.iter().any(|d| d.treatment == treatment);
-        let estimated = log.estimated.keys().any(|name| !is_plan(name))
+        let estimated = log.estimated.keys().any(|name| !is_workspace(name))
             || did_nothing(&log).iter().any(|(name, _)| asks(name));
         let word = if estimated || most("zero") || !process.history && !process.devices.is_empty() {
             "estimate"
@@ -39,8 +39,7 @@ impl Certainty {
         Self {
             word,
             reads: process.reads.iter().any(|r| r.kind == "computed"),
-            without_workspaces: flags.cudnn_workspace.is_none()
-                && log.estimated.keys().any(|name| is_plan(name)),
+            without_workspaces: unknown_workspaces(flags, &log) > 0,
         }
     }
 }
@@ -58,9 +57,23 @@ impl fmt::Display for Certainty {
     }
 }
 
-/// Whether a function asks for the workspace of a cuDNN plan, which `--cudnn-workspace` sets.
+/// Whether a function asks for one of cuDNN's workspaces, which are taken as nothing.
+fn is_workspace(name: &str) -> bool {
+    is_plan(name)
+        || name.starts_with("cudnnGetBatchNormalization")
+        || name.starts_with("cudnnGetCTCLoss")
+}
+
+/// Whether it asks for that of a convolution or an attention, which `--cudnn-workspace` sets.
 fn is_plan(name: &str) -> bool {
     name == "cudnnBackendGetAttribute" || name.starts_with("cudnnGetConvolution")
+}
+
+/// How often cuDNN was asked for a workspace that neither this device nor a flag knows.
+fn unknown_workspaces(flags: &Flags, log: &DeviceLog) -> u64 {
+    let known = |name: &str| flags.cudnn_workspace.is_some() && is_plan(name);
+    let asked = log.estimated.iter().filter(|(name, _)| is_workspace(name) && !known(name));
+    asked.map(|(_, count)| count).sum()
 }
 
 /// What else to know, and the answer in one line.
@@ -93,7 +106,9 @@ pub fn notes(run: &Run<'_>, process: &Process, outcome: Outcome, least: Option<B
                 (None, None, Some(signal)) => format!("ended by signal {signal}"),
                 _ => "no exit code".to_owned(),
             };
-            note(&format!("error: the script failed by itself: {why}"));
+            let reads = process.reads.iter().any(|r| r.kind == "computed");
+            let zero = if reads { "; what it reads from the device is 0 here" } else { "" };
+            note(&format!("error: the script failed by itself: {why}{zero}"));
         }
         Outcome::Stopped => note("error: interrupted before the script ended"),
     }
@@ -137,15 +152,15 @@ fn script(process: &Process) {
 
 /// Notes on what the device could not know.
 fn device(flags: &Flags, log: &DeviceLog, process: &Process) {
-    let plans: u64 = log.estimated.iter().filter(|(n, _)| is_plan(n)).map(|(_, c)| c).sum();
-    if plans > 0 && flags.cudnn_workspace.is_none() {
-        let times = times(plans);
+    let unknown = unknown_workspaces(flags, log);
+    if unknown > 0 {
+        let times = times(unknown);
         note(&format!(
-            "note: cuDNN was asked {times} for a plan's workspace, which only a real GPU knows: \
-             taken as 0 bytes (--cudnn-workspace sets another size)"
+            "note: cuDNN was asked {times} for a workspace's size, which only a real GPU knows: \
+             taken as 0 bytes (--cudnn-workspace sets that of convolutions)"
         ));
     }
-    for (name, count) in log.estimated.iter().filter(|(n, _)| !is_plan(n)).take(LINES) {
+    for (name, count) in log.estimated.iter().filter(|(n, _)| !is_workspace(n)).take(LINES) {
         let times = times(*count);
         note(&format!(
             "note: {name} was asked {times} for a size that only a real GPU knows: estimated"

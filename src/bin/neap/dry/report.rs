@@ -89,14 +89,14 @@ pub fn report(
     };
     let verdicts = requests.as_ref().map(|r| verdicts(r, profile)).unwrap_or_default();
     let (events, allocations) = detail(found, process)?;
+    let config = settings_of_allocator();
     if let Some(to) = &flags.plot {
-        let script = flags.command.last().map(|c| c.to_string_lossy().into_owned());
-        let title = format!("{} on {}", script.unwrap_or_default(), profile.name);
-        plot::plot(&title, process, &events, &allocations, to)?;
+        let command: Vec<_> = flags.command.iter().map(|c| c.to_string_lossy()).collect();
+        let title = format!("{} on {}", command.join(" "), profile.name);
+        plot::plot(&title, process, (&events, &allocations), &config, to)?;
     }
     let own = events::of_device(&events, process.main_device());
     let early = process.ended_by == "steps";
-    let config = settings_of_allocator();
     let against = recorded.map(|r| Against::of(r, &own, &config, &allocations, early));
     if as_json {
         let mut form = object(run, outcome, smallest, &verdicts);
