@@ -6,11 +6,11 @@ import sys
 from typing import Any
 
 import torch
+from torch.optim.optimizer import _get_value as real
 
 
 def start(enter_module: list[Any]) -> None:
     """Lets optimizers and batch norm read at least 1."""
-    real = torch.optim.optimizer._get_value  # type: ignore[attr-defined]
 
     def at_least_one(value: Any) -> Any:
         found = real(value)
