@@ -15,6 +15,10 @@ const GRANULE: u64 = 512;
 const AGREE: usize = 8;
 /// Requests that may be skipped to get there, on both sides together.
 const SKIP: usize = 256;
+/// Searches of that length that may fail before shorter ones do, and how long those are: what has
+/// nothing in common is not worth the time.
+const FAILURES: usize = 500;
+const SHORT_SKIP: usize = 8;
 /// Requests that are tried at each place where a recording may begin.
 const TRIED: usize = 20_000;
 /// Places that are tried, where the live blocks don't tell.
@@ -82,7 +86,7 @@ pub fn compare(run: &[Request], recorded: &[Request], at_start: usize) -> Compar
         beyond: 0,
         first: None,
     };
-    let (mut i, mut j) = (0, 0);
+    let (mut i, mut j, mut failures) = (0, 0, 0);
     while i < here.len() && j < there.len() {
         let same = if found.first.is_none() {
             here[i].equals(&there[j])
@@ -95,7 +99,14 @@ pub fn compare(run: &[Request], recorded: &[Request], at_start: usize) -> Compar
             continue;
         }
         found.first.get_or_insert((Some(here[i]), Some(there[j])));
-        let (skip_here, skip_there) = together_again(&here[i..], &there[j..]);
+        let most = if failures < FAILURES { SKIP } else { SHORT_SKIP };
+        let (skip_here, skip_there) = match together_again(&here[i..], &there[j..], most) {
+            Some(skipped) => skipped,
+            None => {
+                failures += 1;
+                (1, 1)
+            }
+        };
         found.only_run += skip_here as u64;
         found.only_recorded += skip_there as u64;
         (i, j) = ((i + skip_here).min(here.len()), (j + skip_there).min(there.len()));
@@ -105,21 +116,16 @@ pub fn compare(run: &[Request], recorded: &[Request], at_start: usize) -> Compar
     found
 }
 
-/// How many to skip on each side until both agree for a while; one on each where they never do.
-fn together_again(here: &[Step], there: &[Step]) -> (usize, usize) {
+/// How many to skip on each side, `most` together, until both agree for a while.
+fn together_again(here: &[Step], there: &[Step], most: usize) -> Option<(usize, usize)> {
     let agree = |i: usize, j: usize| {
         let (a, b) = (&here[i.min(here.len())..], &there[j.min(there.len())..]);
         let many = AGREE.min(a.len()).min(b.len());
         many > 0 && a[..many].iter().zip(b).all(|(a, b)| a.is_like(b))
     };
-    for both in 0..=SKIP {
-        for skip_here in 0..=both {
-            if agree(skip_here, both - skip_here) {
-                return (skip_here, both - skip_here);
-            }
-        }
-    }
-    (1, 1)
+    let all = (0..=most).flat_map(|both| (0..=both).map(move |here| (here, both - here)));
+    let mut all = all;
+    all.find(|&(i, j)| agree(i, j))
 }
 
 /// The steps from a request on. The cache's emptying is no step: snapshots tell it only at times.
@@ -294,6 +300,14 @@ mod tests {
         let recorded = [take(0, 512), take(1, 512), free(1)];
         assert_eq!(compare(&run, &run, 0).first, None);
         assert!(compare(&run, &recorded, 0).first.is_some());
+    }
+
+    #[test]
+    fn sequences_with_nothing_in_common_are_told_apart_quickly() {
+        let odd: Vec<_> = (0..200_000).map(|i| take(i, 1 + 2 * u64::from(i))).collect();
+        let even: Vec<_> = (0..200_000).map(|i| take(i, 2 + 2 * u64::from(i))).collect();
+        let found = compare(&odd, &even, 0);
+        assert_eq!((found.agree, found.only_run, found.only_recorded), (0, 200_000, 200_000));
     }
 
     #[test]
