@@ -123,8 +123,7 @@ fn together_again(here: &[Step], there: &[Step], most: usize) -> Option<(usize, 
         let many = AGREE.min(a.len()).min(b.len());
         many > 0 && a[..many].iter().zip(b).all(|(a, b)| a.is_like(b))
     };
-    let all = (0..=most).flat_map(|both| (0..=both).map(move |here| (here, both - here)));
-    let mut all = all;
+    let mut all = (0..=most).flat_map(|both| (0..=both).map(move |here| (here, both - here)));
     all.find(|&(i, j)| agree(i, j))
 }
 
