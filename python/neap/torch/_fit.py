@@ -25,6 +25,8 @@ from neap.torch._states import States, divisible
 from neap.torch._timeline import Timeline
 from neap.torch._watch import Watch, named_tensors
 
+_ATTEMPTS = 12
+"""So many iterations are watched for two in a row that are alike."""
 _REPLANS = 4
 """A plan is made anew at most so often because of what its first iterations showed."""
 
@@ -39,7 +41,7 @@ class Fit:
         budget: str | int,
         profile: str,
         say: Callable[[str], None],
-        attempts: int = 3,
+        attempts: int = _ATTEMPTS,
         recompute: bool = True,
         enforce: bool = True,
         schedule: Schedule | None = None,
@@ -230,7 +232,8 @@ class Fit:
             self._recorder = Recorder(self.device, self.watch, saved=True)
             self._recorder.start(self._optimizers)
             return
-        if len(self._recorder.cuts) < 2:
+        recorded = len(self._recorder.cuts)
+        if recorded < 2 or (recorded < self._attempts and not _graph.repeats(self._recorder)):
             self._recorder.cut()
             return
         self._recorder.stop()
@@ -239,9 +242,7 @@ class Fit:
             recorder, type(self._models[0]).__name__ if self._models else "job"
         )
         if not found.steady:
-            self._attempts -= 1
-            if self._attempts == 0:
-                self._give_up("no two iterations in a row were alike")
+            self._give_up("no two iterations in a row were alike")
             return
         self._say("neap: planning")
         self._report.margin_bytes = self.enforcement.learn(found.peak)
@@ -376,7 +377,14 @@ def fit(
         ValueError: if the budget can't be understood.
     """
     return Fit(
-        _models(model), _optimizers(optimizer), budget, device, _say(verbose), 3, recompute, enforce
+        _models(model),
+        _optimizers(optimizer),
+        budget,
+        device,
+        _say(verbose),
+        _ATTEMPTS,
+        recompute,
+        enforce,
     )
 
 

@@ -144,6 +144,13 @@ def iteration(recorder: Recorder, name: str, which: int | None = None) -> Iterat
     return found
 
 
+def repeats(recorder: Recorder) -> bool:
+    """Whether the operators since the last cut are those of the iteration before it."""
+    before, start = recorder.cuts[-2:]
+    last = [_signature(op) for op in recorder.ops[start:]]
+    return [_signature(op) for op in recorder.ops[before:start]] == last
+
+
 def _signature(op: Op) -> tuple[Any, ...]:
     return op.kind, op.phase, tuple(s.bytes for s in op.makes), len(op.reads)
 

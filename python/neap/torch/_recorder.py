@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.optimizer import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
@@ -272,6 +273,9 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if any(issubclass(kind, FakeTensor) for kind in types):
+            # Shapes being worked out, as DTensor does: nothing is computed.
+            return func(*args, **kwargs)
         if any(is_subclass_type(kind) for kind in types):
             return NotImplemented
         index = len(self.ops)
