@@ -128,6 +128,7 @@ fn with_graph<R>(graph: &Graph, share: u64, f: impl FnOnce(&Request<'_>) -> R) -
         latencies: &latencies,
         budget: Bytes(peak.0 * share / 100),
         method: plan::Method::default(),
+        whole: BTreeMap::new(),
         recorded_options: BTreeMap::new(),
     })
 }

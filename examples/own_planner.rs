@@ -43,7 +43,16 @@ fn main() -> Result<(), Box<dyn Error>> {
     let file = ("resnet18.graph.json".to_owned(), json::sha256(graph));
     let (method, recorded_options) = (Method::default(), BTreeMap::new());
     let budget = Bytes::ZERO; // `written` takes what the arena needs.
-    let request = Request { graph, file, device, latencies, budget, method, recorded_options };
+    let request = Request {
+        graph,
+        file,
+        device,
+        latencies,
+        whole: BTreeMap::new(),
+        budget,
+        method,
+        recorded_options,
+    };
     let plan = written(&request, decision.emitted)?.plan;
     match check(&plan, std::slice::from_ref(graph)) {
         Ok(proof) => println!("safe: {:?}", proof.figures),

@@ -31,6 +31,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         latencies: &latencies,
         budget: Bytes(peak.0 * 6 / 10),
         method: Method::default(),
+        whole: BTreeMap::new(),
         recorded_options: BTreeMap::new(),
     })?;
 

@@ -49,6 +49,7 @@ fn request(graph: &Graph, method: Method, then: impl FnOnce(&Request<'_>) -> Pla
         latencies: &latencies,
         budget: Liveness::of(graph).peak,
         method,
+        whole: BTreeMap::new(),
         recorded_options: BTreeMap::new(),
     })
 }

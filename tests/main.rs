@@ -2,6 +2,7 @@
 //! they link once. `fuzz_pickle` and `fuzz_trace` count memory and stand alone.
 
 mod allocator;
+mod arranged;
 mod bad_input;
 mod bounds;
 mod check;

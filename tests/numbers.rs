@@ -79,6 +79,7 @@ fn check(folder: &Path, base: &str) {
         latencies: &latencies,
         budget: Bytes::ZERO,
         method: Default::default(),
+        whole: Default::default(),
         recorded_options: Default::default(),
     };
     let unplanned = budget::unplanned(&request).unwrap().plan;

@@ -153,6 +153,7 @@ fn planned_checked_simulated_and_run() {
             latencies: &latencies,
             budget: Bytes::ZERO,
             method: Method::default(),
+            whole: BTreeMap::new(),
             recorded_options: BTreeMap::new(),
         };
         let unplanned = plan::unplanned(&request).expect("unplanned");

@@ -43,6 +43,18 @@
 //! up; copies take the link's own times. The bound falls as D grows, so the least D at which it is
 //! within a budget is a lower bound on the added time at that budget.
 //!
+//! # Other orders and pieces
+//!
+//! [`Bounds::any_order`] also holds for plans that run updates at any other place and in pieces. It
+//! looks at the job with each update as early as its dependences allow, and only at operators that
+//! are no updates. During those no order has fewer tensors alive: a gradient dies sooner in none.
+//! Windows are as long as in the order that makes them longest. A use by an update may be as late
+//! as the end of the next iteration, and the last write by one as early as the start of the
+//! iteration before. Any other window grows by the updates that may fall into it: those before the
+//! operator that is looked at, or all where it goes round the end. What an update touches may leave
+//! in pieces, so its own copy need not fit its window; nor need its states fit beside each other,
+//! so the floor counts its parameter and gradient alone.
+//!
 //! Cost: O(tensors · log) for each operator that is tried, and a few dozen times that for a bound
 //! on time.
 
@@ -52,7 +64,8 @@ use std::collections::BinaryHeap;
 use super::residency::{Lifetime, Residencies};
 use crate::contract::Latency;
 use crate::device::Link;
-use crate::job::{Graph, Replay};
+use crate::job::optimizer::Rule;
+use crate::job::{Graph, Operator, Replay, Role};
 use crate::sim::engine::{rate, work};
 use crate::sim::program::Direction;
 use crate::units::{Bytes, Nanos, TensorId};
@@ -84,14 +97,81 @@ pub struct Bounds<'a> {
     stride: usize,
     parts: Vec<Part>,
     floor: u64,
+    loose: Option<Loose>,
+}
+
+/// Updates that may run elsewhere.
+#[derive(Clone, Debug)]
+struct Loose {
+    /// By operator: it is an update.
+    updates: Vec<bool>,
+    /// By operator: what the updates before it take.
+    before: Vec<u64>,
+    /// What all updates take.
+    all: u64,
+    /// By tensor: an update touches it.
+    touched: Vec<bool>,
+    /// By tensor: an update writes it.
+    written: Vec<bool>,
+}
+
+impl Loose {
+    fn of(graph: &Graph, latencies: &[Latency]) -> Self {
+        let mut loose = Self {
+            updates: Vec::with_capacity(graph.operators.len()),
+            before: Vec::with_capacity(graph.operators.len()),
+            all: 0,
+            touched: vec![false; graph.tensors.len()],
+            written: vec![false; graph.tensors.len()],
+        };
+        for (operator, latency) in graph.operators.iter().zip(latencies) {
+            let update = Rule::of_kind(&operator.kind).is_some();
+            loose.updates.push(update);
+            loose.before.push(loose.all);
+            if update {
+                loose.all += latency.time.0.max(1);
+                operator.touches().into_iter().for_each(|t| loose.touched[t.index()] = true);
+                operator.writes().for_each(|o| loose.written[o.tensor.index()] = true);
+            }
+        }
+        loose
+    }
+
+    /// The largest working set of an operator; of an update without its states.
+    fn floor(&self, graph: &Graph) -> u64 {
+        let of = |(operator, update): (&Operator, &bool)| {
+            let held = |t: &TensorId| !update || graph.tensor(*t).role != Role::OptimizerState;
+            let touched = operator.touches().into_iter().filter(held);
+            let bytes: Bytes = touched.map(|t| graph.tensor(t).bytes.in_blocks()).sum();
+            bytes.0 + operator.workspace.in_blocks().0
+        };
+        graph.operators.iter().zip(&self.updates).map(of).max().unwrap_or(0)
+    }
 }
 
 impl<'a> Bounds<'a> {
-    /// The bounds of a job with these latencies on this link.
+    /// The bounds of a job with these latencies on this link, for plans that keep its order.
     #[must_use]
     pub fn new(graph: &'a Graph, latencies: &[Latency], link: &Link) -> Self {
+        Self::of(graph, latencies, link, None)
+    }
+
+    /// The bounds for plans that may also run updates at other places and in pieces. `graph` has
+    /// its updates as early as they may run ([`crate::arrange::early_job`]).
+    #[must_use]
+    pub fn any_order(graph: &'a Graph, latencies: &[Latency], link: &Link) -> Self {
+        Self::of(graph, latencies, link, Some(Loose::of(graph, latencies)))
+    }
+
+    fn of(graph: &'a Graph, latencies: &[Latency], link: &Link, loose: Option<Loose>) -> Self {
         let residencies = Residencies::new(graph);
-        let standing: Vec<u64> = residencies.load.all().into_iter().skip(1).step_by(2).collect();
+        let mut standing: Vec<u64> =
+            residencies.load.all().into_iter().skip(1).step_by(2).collect();
+        if let Some(loose) = &loose {
+            // Where an update runs nothing is known.
+            let updates = standing.iter_mut().zip(&loose.updates).filter(|(_, update)| **update);
+            updates.for_each(|(standing, _)| *standing = 0);
+        }
         let mut starts = vec![0];
         let mut now = 0;
         for latency in latencies {
@@ -120,7 +200,10 @@ impl<'a> Bounds<'a> {
             Part { from, until, highest: highest.unwrap_or(from) }
         };
         let parts = (0..operators).step_by(width as usize).map(part).collect();
-        let floor = crate::job::liveness::Liveness::of(graph).floor.0;
+        let floor = match &loose {
+            Some(loose) => loose.floor(graph),
+            None => crate::job::liveness::Liveness::of(graph).floor.0,
+        };
         let within = |lifetime: &Lifetime| match (lifetime.uses.first(), lifetime.uses.last()) {
             _ if lifetime.bytes == 0 => (1, 0),
             _ if lifetime.long_lived => (0, u32::MAX),
@@ -140,6 +223,7 @@ impl<'a> Bounds<'a> {
             again,
             parts,
             floor,
+            loose,
         }
     }
 
@@ -230,6 +314,14 @@ impl<'a> Bounds<'a> {
         offsets
     }
 
+    /// Whether an update touches a tensor, and by how much windows grow that end in this iteration
+    /// and that go round its end.
+    fn loosened(&self, tensor: usize, q: u32) -> (bool, (u64, u64)) {
+        self.loose.as_ref().map_or((false, (0, 0)), |loose| {
+            (loose.touched[tensor], (loose.before[q as usize], loose.all))
+        })
+    }
+
     /// The tensors that may be away during operator `q`, and the time that this takes.
     fn moment(&self, q: u32) -> Moment {
         let (now, total) = (self.starts[q as usize], self.total());
@@ -243,11 +335,19 @@ impl<'a> Bounds<'a> {
                 continue;
             }
             let tensor = TensorId::of(index);
+            let (loose, more) = self.loosened(index, q);
             let until = match self.residencies.gap_over(tensor, slot) {
                 Some(gap) => {
-                    let n = self.starts[self.residencies.operators(tensor, gap).1 as usize];
-                    // The next use is in the next iteration.
-                    if n > now { n } else { n + total }
+                    let next = self.residencies.operators(tensor, gap).1 as usize;
+                    let n = self.starts[next];
+                    if self.loose.as_ref().is_some_and(|loose| loose.updates[next]) {
+                        2 * total + more.0
+                    } else if n > now {
+                        n + more.0
+                    } else {
+                        // The next use is in the next iteration.
+                        n + total + more.1
+                    }
                 }
                 // No operator uses it, so it may leave and come back at any time.
                 None if lifetime.uses.is_empty() && lifetime.long_lived => now + total,
@@ -256,8 +356,11 @@ impl<'a> Bounds<'a> {
             let ended = |w: u32| self.starts[w as usize + 1];
             let written = lifetime.writes.partition_point(|&w| w < q);
             let since = match (written.checked_sub(1), lifetime.writes.last()) {
-                (Some(last), _) => Some(now - ended(lifetime.writes[last])),
-                (None, Some(&last)) => Some(now + total - ended(last)),
+                _ if self.loose.as_ref().is_some_and(|loose| loose.written[index]) => {
+                    Some(now + total)
+                }
+                (Some(last), _) => Some(now - ended(lifetime.writes[last]) + more.0),
+                (None, Some(&last)) => Some(now + total - ended(last) + more.1),
                 (None, None) => None,
             };
             let (bytes, back, out) = (lifetime.bytes, self.back[index], self.out[index]);
@@ -267,6 +370,7 @@ impl<'a> Bounds<'a> {
                 bytes,
                 time: back,
                 window: until - now,
+                loose,
                 other: since.map(|window| (window, out)),
             });
             match since {
@@ -275,6 +379,7 @@ impl<'a> Bounds<'a> {
                     bytes,
                     time: out,
                     window,
+                    loose,
                     other: Some((until - now, back)),
                 }),
                 None => moment.clean.push(Copied {
@@ -282,6 +387,7 @@ impl<'a> Bounds<'a> {
                     bytes,
                     time: back,
                     window: until - now,
+                    loose,
                     other: None,
                 }),
             }
@@ -351,6 +457,8 @@ struct Copied {
     /// Its time, and its window at the operator's start without any waiting.
     time: u64,
     window: u64,
+    /// It may leave in pieces.
+    loose: bool,
     /// Window and time of the copy of the same tensor in the other direction.
     other: Option<(u64, u64)>,
 }
@@ -386,12 +494,14 @@ impl Moment {
         let room_back = |window: u64| (window - offset).saturating_add(added);
         let room_out = |window: u64| (window + offset).saturating_add(added);
         let in_time = |c: &Copied| {
-            c.time <= room_back(c.window)
-                && c.other.is_none_or(|(window, time)| time <= room_out(window))
+            c.loose
+                || c.time <= room_back(c.window)
+                    && c.other.is_none_or(|(window, time)| time <= room_out(window))
         };
         let out_in_time = |c: &Copied| {
-            c.time <= room_out(c.window)
-                && c.other.is_none_or(|(window, time)| time <= room_back(window))
+            c.loose
+                || c.time <= room_out(c.window)
+                    && c.other.is_none_or(|(window, time)| time <= room_back(window))
         };
         let back = most(&self.back, in_time, room_back);
         let clean: u64 = self.clean.iter().filter(|c| in_time(c)).map(|c| c.bytes).sum();

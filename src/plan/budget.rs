@@ -25,7 +25,7 @@ use crate::job::liveness::Liveness;
 use crate::sim::engine::{self, Run};
 use crate::sim::program::{Direction, Program};
 use crate::sim::reserved::{self, Framework, Reserved};
-use crate::units::{Bytes, Nanos, TensorId};
+use crate::units::{Bytes, Nanos, OpId, TensorId};
 
 /// What to plan.
 #[derive(Clone, Debug)]
@@ -38,6 +38,9 @@ pub struct Request<'a> {
     pub device: &'a Profile,
     /// One for each operator.
     pub latencies: &'a [Latency],
+    /// Of an arranged graph: what operators of its file that run in pieces take as a whole. Where
+    /// it is not known it is the sum of the pieces.
+    pub whole: BTreeMap<OpId, Latency>,
     /// What the arena may not exceed.
     pub budget: Bytes,
     /// The planner and its switches.
@@ -490,24 +493,35 @@ fn finish(
     let pool = pinned::place(&mut program, link, request.device.pinned_bytes)
         .map_err(|e| PlanError::Defect(e.to_string()))?;
     let (host_slots, pinned, run) = (pool.offsets, pool.bytes, pool.run);
+    let framework = request.graph.framework();
+    let unplanned_peak =
+        if request.graph.origin.is_some() { Liveness::of(framework).peak } else { liveness.peak };
+    let job = JobPlan {
+        graph: request.file.0.clone(),
+        graph_sha256: request.file.1.clone(),
+        arrangement: request
+            .graph
+            .origin
+            .as_ref()
+            .map(|o| o.arrangement.clone())
+            .unwrap_or_default(),
+        whole: whole(request),
+        latencies: request.latencies.to_vec(),
+        libraries: BTreeMap::new(),
+        events: emitted.events,
+        placements,
+        host_slots,
+        window: None,
+    };
+    let unplanned = job.framework_latencies(request.graph).iter().map(|l| l.time).sum();
     let figures = Figures {
         peak_bytes: engine::peak(&engine::memory(&program, &run)),
         arena_bytes: Bytes(height),
         pinned_bytes: pinned,
         iteration_ns: run.iteration,
         first_iteration_ns: first_load(request.graph, &program, request.device) + run.iteration,
-        unplanned_peak_bytes: liveness.peak,
-        unplanned_iteration_ns: request.latencies.iter().map(|l| l.time).sum(),
-    };
-    let job = JobPlan {
-        graph: request.file.0.clone(),
-        graph_sha256: request.file.1.clone(),
-        latencies: request.latencies.to_vec(),
-        libraries: std::collections::BTreeMap::new(),
-        events: emitted.events,
-        placements,
-        host_slots,
-        window: None,
+        unplanned_peak_bytes: unplanned_peak,
+        unplanned_iteration_ns: unplanned,
     };
     let plan = Plan {
         planner: request.method.name().to_owned(),
@@ -518,6 +532,22 @@ fn finish(
         figures,
     };
     Ok(Planned { plan, program, run, reserved: None })
+}
+
+/// What operators of the file that run in pieces take as a whole.
+fn whole(request: &Request<'_>) -> BTreeMap<OpId, Latency> {
+    let Some(origin) = &request.graph.origin else { return BTreeMap::new() };
+    let mut whole: BTreeMap<OpId, Latency> = BTreeMap::new();
+    for (&(id, piece), latency) in origin.operators.iter().zip(request.latencies) {
+        if piece.is_some() {
+            let none = Latency { time: Nanos::ZERO, source: latency.source };
+            whole.entry(id).or_insert(none).time += latency.time;
+        }
+    }
+    for (id, of) in &mut whole {
+        *of = request.whole.get(id).copied().unwrap_or(*of);
+    }
+    whole
 }
 
 /// Loading what starts on the device, one tensor after the other.

@@ -63,6 +63,7 @@ impl<'a> Job<'a> {
             latencies: self.latencies,
             budget,
             method: self.method.clone(),
+            whole: BTreeMap::new(),
             recorded_options: jobs.recorded_options.clone(),
         }
     }

@@ -8,6 +8,7 @@
 use neap_model::{contract, device, files, job, units};
 use neap_sim as sim;
 
+pub mod arrange;
 pub mod bound;
 pub mod budget;
 pub mod capuchin;

@@ -348,6 +348,7 @@ impl<'a> Live<'a> {
                     latencies: job.latencies,
                     budget: Bytes::ZERO,
                     method: job.method.clone(),
+                    whole: BTreeMap::new(),
                     recorded_options: BTreeMap::new(),
                 })?;
                 let unplanned = Part {

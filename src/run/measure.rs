@@ -219,6 +219,7 @@ fn copies(
         optimizer: None,
         loss: None,
         recorded_peak: None,
+        origin: None,
     };
     let options = host::Options {
         link: LinkRate::Unlimited,

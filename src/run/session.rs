@@ -15,7 +15,7 @@ use super::start::{Shared, on_cuda, open};
 use super::{Lookup, Outcome, RunError, Settings, Target, Value, support, weights};
 use crate::contract::{Chosen, JobPlan};
 use crate::device::Profile;
-use crate::job::{Graph, Role};
+use crate::job::{Graph, Role, Tensor};
 use crate::sim::program::{Begin, Program};
 use crate::units::{Bytes, OpId, TensorId};
 
@@ -300,6 +300,23 @@ fn homes(graph: &Graph, job: &JobPlan, program: &Program) -> Result<Vec<Home>, R
     Ok(homes)
 }
 
+/// A long-lived tensor of the graph's file, and where it is: in one piece or in several.
+struct Kept<'a> {
+    tensor: &'a Tensor,
+    parts: Vec<(&'a Home, Bytes)>,
+}
+
+fn kept<'a>(graph: &'a Graph, homes: &'a [Home]) -> Vec<Kept<'a>> {
+    let mut all: BTreeMap<TensorId, Kept<'a>> = BTreeMap::new();
+    for home in homes {
+        let (of, _) = graph.framework_tensor(home.tensor);
+        let tensor = graph.framework().tensor(of);
+        let kept = all.entry(of).or_insert(Kept { tensor, parts: Vec::new() });
+        kept.parts.push((home, graph.tensor(home.tensor).bytes));
+    }
+    all.into_values().collect()
+}
+
 /// Reads parameters and buffers back, for the checksum, the outcome and the file.
 fn finish(
     graph: &Graph,
@@ -309,16 +326,15 @@ fn finish(
     outcome: &mut Outcome,
     fail: impl Fn(Failure) -> RunError,
 ) -> Result<(), RunError> {
-    let mut named: Vec<&Home> = homes
-        .iter()
-        .filter(|h| matches!(graph.tensor(h.tensor).role, Role::Parameter | Role::Buffer))
-        .collect();
-    named.sort_by_key(|h| &graph.tensor(h.tensor).name);
+    let all = kept(graph, homes);
+    let mut named: Vec<&Kept<'_>> =
+        all.iter().filter(|k| matches!(k.tensor.role, Role::Parameter | Role::Buffer)).collect();
+    named.sort_by_key(|kept| &kept.tensor.name);
     let mut hash = Sha256::new();
     let mut state = BTreeMap::new();
-    for home in named {
-        let tensor = graph.tensor(home.tensor);
-        let data = fetch(graph, home, device).map_err(&fail)?;
+    for kept in named {
+        let tensor = kept.tensor;
+        let data = fetch(kept, device).map_err(&fail)?;
         hash.update(tensor.name.as_bytes());
         hash.update([0]);
         hash.update(&data);
@@ -333,17 +349,17 @@ fn finish(
     outcome.state = settings.keep_state.then_some(state);
     if let Some(path) = &settings.save {
         let saved = |r: Role| matches!(r, Role::Parameter | Role::Buffer | Role::OptimizerState);
-        let by_key: BTreeMap<String, &Home> = homes
+        let by_key: BTreeMap<String, &Kept<'_>> = all
             .iter()
-            .filter(|h| saved(graph.tensor(h.tensor).role))
-            .map(|h| (weights::key(graph.tensor(h.tensor)), h))
+            .filter(|kept| saved(kept.tensor.role))
+            .map(|kept| (weights::key(kept.tensor), kept))
             .collect();
-        let shapes = by_key.iter().map(|(k, h)| {
-            (k.clone(), (graph.tensor(h.tensor).dtype, graph.tensor(h.tensor).shape.clone()))
-        });
+        let shapes = by_key
+            .iter()
+            .map(|(k, kept)| (k.clone(), (kept.tensor.dtype, kept.tensor.shape.clone())));
         weights::save(path, &shapes.collect(), |key| {
-            let home = by_key.get(key).ok_or(io::ErrorKind::NotFound)?;
-            fetch(graph, home, device).map_err(|f| io::Error::other(f.to_string()))
+            let kept = by_key.get(key).ok_or(io::ErrorKind::NotFound)?;
+            fetch(kept, device).map_err(|f| io::Error::other(f.to_string()))
         })?;
     }
     Ok(())
@@ -351,15 +367,21 @@ fn finish(
 
 /// A long-lived tensor's elements after the last iteration: as many of the storage as its shape
 /// has.
-fn fetch(graph: &Graph, home: &Home, device: &mut dyn Device) -> Result<Vec<u8>, Failure> {
-    let tensor = graph.tensor(home.tensor);
+fn fetch(kept: &Kept<'_>, device: &mut dyn Device) -> Result<Vec<u8>, Failure> {
+    let tensor = kept.tensor;
     let shown = tensor
         .shape
         .iter()
         .try_fold(tensor.dtype.size(), |n, &x| n.checked_mul(x))
         .unwrap_or(u64::MAX);
     let mut data = vec![0; usize::try_from(shown.min(tensor.bytes.0)).unwrap_or(0)];
-    device.read(home.last.0, home.last.1, &mut data)?;
+    let mut rest = &mut data[..];
+    for (home, bytes) in &kept.parts {
+        let size = usize::try_from(bytes.0).unwrap_or(usize::MAX).min(rest.len());
+        let (part, after) = rest.split_at_mut(size);
+        device.read(home.last.0, home.last.1, part)?;
+        rest = after;
+    }
     Ok(data)
 }
 

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use crate::job::{Arg, Dtype, Graph, Operator, Phase, Role};
+use crate::units::OpId;
 
 /// An operator kind for which a device has no kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,6 +102,13 @@ pub fn index_limit(graph: &Graph) -> Option<u64> {
 /// that it differentiates.
 #[must_use]
 pub fn random_keys(graph: &Graph) -> Vec<u64> {
+    let file = file_keys(graph.framework());
+    let of = |index: usize| file[graph.framework_operator(OpId::of(index)).index()];
+    (0..graph.operators.len()).map(of).collect()
+}
+
+/// The keys of a graph as its file has it.
+fn file_keys(graph: &Graph) -> Vec<u64> {
     let mut writers = BTreeMap::new();
     let mut keys = Vec::with_capacity(graph.operators.len());
     for (index, operator) in graph.operators.iter().enumerate() {

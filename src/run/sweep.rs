@@ -205,6 +205,7 @@ impl Parts {
             optimizer: None,
             loss: None,
             recorded_peak: None,
+            origin: None,
         };
         self.graph(kind, 0).unwrap_or_else(nothing)
     }

@@ -39,6 +39,8 @@ pub enum WeightsError {
 /// Initial values of one run.
 pub struct Values<'a> {
     graph: &'a Graph,
+    /// Tensors of the file that lie in pieces, until the last piece is taken.
+    split: BTreeMap<TensorId, Vec<u8>>,
     seed: u64,
     /// The limit of whole numbers in batch data.
     limit: u64,
@@ -104,9 +106,10 @@ impl<'a> Values<'a> {
         weights: Option<&Path>,
         seed: u64,
     ) -> Result<Self, WeightsError> {
-        let limit = support::index_limit(graph).unwrap_or(2);
+        let (limit, file) = (support::index_limit(graph).unwrap_or(2), graph.framework());
         let mut values = Self {
             graph,
+            split: BTreeMap::new(),
             seed,
             limit,
             file: BTreeMap::new(),
@@ -116,8 +119,8 @@ impl<'a> Values<'a> {
         if let Some(path) = weights {
             let mut wanted = BTreeMap::new();
             let mut numbered = BTreeMap::new();
-            for id in long_lived(graph) {
-                let tensor = graph.tensor(id);
+            for id in long_lived(file) {
+                let tensor = file.tensor(id);
                 let required = matches!(tensor.role, Role::Parameter | Role::Buffer | Role::Input);
                 wanted.insert(
                     key(tensor),
@@ -130,11 +133,11 @@ impl<'a> Values<'a> {
                 wanted.insert(key, Wanted { dtype: *dtype, shape: shape.clone(), required: true });
             }
             values.file = read(path, &wanted, &numbered)?;
-            let states = |t: &&TensorId| graph.tensor(**t).role == Role::OptimizerState;
-            let absent = long_lived(graph)
+            let states = |t: &&TensorId| file.tensor(**t).role == Role::OptimizerState;
+            let absent = long_lived(file)
                 .iter()
                 .filter(states)
-                .filter(|t| !values.file.contains_key(&key(graph.tensor(**t))))
+                .filter(|t| !values.file.contains_key(&key(file.tensor(**t))))
                 .count();
             if absent > 0 {
                 values.notes.push(format!(
@@ -156,7 +159,24 @@ impl<'a> Values<'a> {
 
     /// The initial bytes of a long-lived tensor, as many as its storage has.
     pub fn take(&mut self, id: TensorId) -> Vec<u8> {
-        let tensor = self.graph.tensor(id);
+        let ((of, begin), file) = (self.graph.framework_tensor(id), self.graph.framework());
+        let (tensor, bytes) = (file.tensor(of), self.graph.tensor(id).bytes);
+        if bytes == tensor.bytes {
+            return self.whole(tensor);
+        }
+        let whole = match self.split.remove(&of) {
+            Some(whole) => whole,
+            None => self.whole(tensor),
+        };
+        let place = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(whole.len());
+        let piece = whole[place(begin.0)..place(begin.0 + bytes.0)].to_vec();
+        if begin + bytes < tensor.bytes {
+            self.split.insert(of, whole);
+        }
+        piece
+    }
+
+    fn whole(&mut self, tensor: &Tensor) -> Vec<u8> {
         let bytes = usize::try_from(tensor.bytes.0).unwrap_or(usize::MAX);
         let mut data = self
             .file

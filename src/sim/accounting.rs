@@ -41,7 +41,7 @@ pub struct Paper {
     pub extra: Extra,
 }
 
-/// Reads a program as the papers would.
+/// Reads a program as the papers would. `liveness` is that of the graph as its file has it.
 ///
 /// # Errors
 /// When the program deadlocks, as [`engine::run`].
@@ -55,8 +55,8 @@ pub fn paper(
     Ok(Paper {
         peak: peak(program, &run),
         iteration: run.iteration,
-        unplanned_peak: unplanned_peak(graph, liveness),
-        no_free: graph.tensors.iter().map(|t| t.bytes.in_blocks()).sum(),
+        unplanned_peak: unplanned_peak(graph.framework(), liveness),
+        no_free: graph.framework().tensors.iter().map(|t| t.bytes.in_blocks()).sum(),
         extra: Extra::of(program, link, run.iteration)?,
     })
 }

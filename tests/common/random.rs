@@ -180,5 +180,6 @@ pub fn graph(random: &mut Random) -> Graph {
         optimizer: None,
         loss: None,
         recorded_peak: None,
+        origin: None,
     }
 }

@@ -43,6 +43,8 @@ pub fn empty(random: &mut Random, graph: &Graph) -> Plan {
     let job = JobPlan {
         graph: String::new(),
         graph_sha256: String::new(),
+        arrangement: Default::default(),
+        whole: Default::default(),
         latencies,
         libraries: std::collections::BTreeMap::new(),
         events: Vec::new(),

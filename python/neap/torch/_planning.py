@@ -32,6 +32,8 @@ _FEW = 16
 """Up to so many ranges are ordered by how much each lowers the peak."""
 _PRUNED = 2
 """So many of the last ranges are tried without."""
+_AS_LISTED = ["--no-reorder", "--no-split"]
+"""A script runs its operators in its own order, and each of them as a whole."""
 
 Bans = Collection[tuple[str, int]]
 
@@ -63,7 +65,7 @@ def _run(command: list[str]) -> tuple[int, str, str]:
 def durations(graph: Path, device: str, neap: str) -> dict[str, int]:
     """Each operator's time in nanoseconds by the device's roofline."""
     plan = graph.with_name("times.plan.json")
-    peak = ["--budget", "100%", "--effort", "0", "--no-portfolio"]
+    peak = ["--budget", "100%", "--effort", "0", "--no-portfolio", *_AS_LISTED]
     code, _, error = _run([neap, "plan", str(graph), "--device", device, *peak, "-o", str(plan)])
     if code != 0:
         raise PlanError(f"neap plan failed: {error.strip()}")
@@ -250,6 +252,7 @@ class Planner:
         _graph.write(world.graph(self.durations, self.move_states), path)
         output = path.with_suffix(".plan")
         base = [self.neap, "plan", str(path), "--device", self.device, "--no-recompute", "--json"]
+        base += _AS_LISTED
         code, text, error = _run([*base, "--budget", str(budget), "-o", str(output)])
         met = code == 0
         if code == 1:

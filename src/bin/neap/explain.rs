@@ -4,10 +4,12 @@ use std::fmt;
 use std::path::PathBuf;
 
 use anyhow::bail;
-use neap::job::{Graph, Role};
+use neap::job::optimizer::Rule;
+use neap::job::{Graph, Operator, Role};
+use neap::plan::arrange;
 use neap::plan::explain::{Choice, Copied, Explained, Gap, Presence, Story, Verdict};
 use neap::report::table::{Side, Table};
-use neap::units::{Bytes, Nanos, TensorId};
+use neap::units::{Bytes, Nanos, OpId, TensorId};
 use serde::Serialize;
 
 use crate::output::{self, Answer};
@@ -89,6 +91,20 @@ struct TensorReport<'a> {
     at_peak: String,
     residencies: Vec<ResidencyReport>,
     gaps: Vec<GapReport<'a>>,
+    /// The update that works on it, and what that waits for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    update: Option<UpdateReport<'a>>,
+}
+
+/// An update, and why it runs no earlier.
+#[derive(Serialize)]
+struct UpdateReport<'a> {
+    operator: &'a str,
+    /// The last operator that it depends on, and over which tensor.
+    waits_for: Option<&'a str>,
+    over: Option<&'a str>,
+    /// The framework runs it elsewhere.
+    moved: bool,
 }
 
 #[derive(Serialize)]
@@ -360,6 +376,14 @@ impl<'a> Words<'a> {
             let peak = if gap.at_peak { ", over the peak" } else { "" };
             text += &format!("\n{}{peak}\n{}", self.between(gap), self.ways(gap));
         }
+        if let Some(update) = self.update(story.tensor) {
+            let place = if update.moved { "earlier than in the framework" } else { "where listed" };
+            text += &format!("\nits update `{}` runs {place}", update.operator);
+            if let (Some(operator), Some(over)) = (update.waits_for, update.over) {
+                text += &format!("; it can't run before `{operator}`, because of `{over}`");
+            }
+            text += "\n";
+        }
         text
     }
 
@@ -374,7 +398,25 @@ impl<'a> Words<'a> {
             at_peak: word(story.presence).replace(' ', "_"),
             residencies: story.residencies.iter().map(residency).collect(),
             gaps: story.gaps.iter().map(|g| self.gap(g)).collect(),
+            update: self.update(story.tensor),
         }
+    }
+
+    /// The first update that works on a tensor.
+    fn update(&self, tensor: TensorId) -> Option<UpdateReport<'a>> {
+        let is = |operator: &Operator| Rule::of_kind(&operator.kind).is_some();
+        let touches = |operator: &Operator| is(operator) && operator.touches().contains(&tensor);
+        let update = OpId::of(self.graph.operators.iter().position(touches)?);
+        let held = arrange::held_back(self.graph, update);
+        let origin = self.graph.origin.as_ref();
+        let of = self.graph.framework_operator(update);
+        Some(UpdateReport {
+            operator: &self.graph.operator(update).name,
+            waits_for: held.map(|(operator, _)| self.graph.operator(operator).name.as_str()),
+            over: held.map(|(_, tensor)| self.graph.tensor(tensor).name.as_str()),
+            moved: origin
+                .is_some_and(|o| o.arrangement.order.iter().any(|moved| moved.operator == of)),
+        })
     }
 
     fn gap(&self, gap: &Gap) -> GapReport<'a> {

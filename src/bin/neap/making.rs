@@ -48,5 +48,14 @@ fn request<'a>(
     recorded_options: BTreeMap<String, String>,
 ) -> Request<'a> {
     let file = (String::new(), String::new());
-    Request { graph, file, device, latencies, budget, method, recorded_options }
+    Request {
+        graph,
+        file,
+        device,
+        latencies,
+        whole: BTreeMap::new(),
+        budget,
+        method,
+        recorded_options,
+    }
 }

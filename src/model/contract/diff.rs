@@ -155,6 +155,24 @@ impl<'a> Side<'a> {
         all
     }
 
+    fn order(&self) -> Vec<(Key, String)> {
+        let name = |id: OpId| &self.graph.framework().operator(id).name;
+        numbered(self.job.arrangement.order.iter().map(|moved| {
+            let behind = moved
+                .after
+                .map_or("at the start".to_owned(), |after| format!("behind `{}`", name(after)));
+            (format!("move of `{}`", name(moved.operator)), behind)
+        }))
+    }
+
+    fn pieces(&self) -> Vec<(Key, String)> {
+        let name = |id: OpId| &self.graph.framework().operator(id).name;
+        numbered(self.job.arrangement.pieces.iter().map(|pieces| {
+            let size = format!("{} elements each", pieces.elements);
+            (format!("pieces of `{}`", name(pieces.operator)), size)
+        }))
+    }
+
     fn events(&self) -> Vec<(Key, String)> {
         numbered(self.job.events.iter().map(|event| {
             let due = self.due(event.trigger());
@@ -249,6 +267,8 @@ fn job(a: &Side<'_>, b: &Side<'_>, note: &mut impl FnMut(String)) {
     if a.job.graph_sha256 != b.job.graph_sha256 {
         note(format!("the graph's SHA-256 {}", was(&a.job.graph_sha256, &b.job.graph_sha256)));
     }
+    lists("order", "moved", &a.order(), &b.order(), note);
+    lists("pieces", "resized", &a.pieces(), &b.pieces(), note);
     treatments(a, b, note);
     lists("events", "retimed", &a.events(), &b.events(), note);
     lists("placements", "moved", &a.placements(), &b.placements(), note);

@@ -50,17 +50,54 @@ pub struct JobForm<'a> {
     pub graph: Cow<'a, str>,
     /// SHA-256 of the graph's canonical JSON, in hex.
     pub graph_sha256: Cow<'a, str>,
+    /// Operators that run elsewhere than the graph lists them; those behind one operator run in
+    /// this order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub order: Vec<MovedForm<'a>>,
+    /// Operators that run as several, each over consecutive elements. The pieces of operator `NAME`
+    /// are called `NAME#0`, `NAME#1` …, and so are those of a tensor that nothing generates and
+    /// that only operators in pieces of one size touch.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pieces: Vec<PiecesForm<'a>>,
     /// In program order.
     pub events: Vec<EventForm<'a>>,
     /// In the order in which shared bytes pass from hand to hand.
     pub placements: Vec<PlacementForm<'a>>,
     /// For each tensor that is ever on the host, its place in the pinned slab.
     pub host_slots: Vec<SlotForm<'a>>,
-    /// One for each operator.
+    /// One for each operator, pieces included.
     pub latencies: Vec<LatencyForm<'a>>,
     /// Bytes of the arena that it has together with other jobs, which hold them in turn.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<WindowForm<'a>>,
+}
+
+/// An operator that runs elsewhere than the graph lists it.
+#[derive(Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "Moved")]
+pub struct MovedForm<'a> {
+    /// Which.
+    pub operator: Cow<'a, str>,
+    /// The operator behind which it runs, one that does not move; null for the start.
+    #[schemars(schema_with = "name_or_null")]
+    #[serde(deserialize_with = "Option::deserialize")]
+    pub after: Option<Cow<'a, str>>,
+}
+
+/// An operator that runs in pieces.
+#[derive(Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "Pieces")]
+pub struct PiecesForm<'a> {
+    /// Which.
+    pub operator: Cow<'a, str>,
+    /// How many elements each piece has; the last one has the rest.
+    pub elements: u64,
+    /// What it takes as a whole, in nanoseconds.
+    pub ns: Nanos,
+    /// Where that figure is from.
+    pub source: Source,
 }
 
 /// Bytes of the arena that jobs hold in turn; the same for every job that has any.

@@ -3,9 +3,14 @@
 //! Reads and writes plans, and finds their graphs. What is read may still be an unsafe plan:
 //! [`super::check`] decides. The serde types are in `form`.
 
+mod arranged;
+
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 use std::path::{Component, Path, PathBuf};
+
+pub use arranged::arranged;
+use arranged::{arrangement, moved_form, pieces_form, reserve};
 
 pub use super::form::PlanFile;
 use super::form::{EventForm, JobForm, LatencyForm, PlacementForm, SlotForm, WindowForm};
@@ -79,14 +84,17 @@ pub fn load(path: &Path, graphs: &[PathBuf]) -> Result<(Plan, Vec<Graph>), ReadE
         }
         all.push(graph);
     }
+    let all = arranged(&file, all).map_err(|e| ReadError::content(path, e))?;
     let plan = resolve(file, &all).map_err(|e| ReadError::content(path, e))?;
-    for (job, graph) in plan.jobs.iter().zip(&mut all) {
-        let wanted = job.libraries.iter().map(|(id, chosen)| (*id, chosen.workspace));
-        graph
-            .reserve(wanted)
-            .map_err(|e| ReadError::content(path, format!("with its `workspace_bytes`, {e}")))?;
+    let mut reserved = Vec::with_capacity(all.len());
+    for (job, graph) in plan.jobs.iter().zip(all) {
+        reserved.push(
+            reserve(job, graph).map_err(|e| {
+                ReadError::content(path, format!("with its `workspace_bytes`, {e}"))
+            })?,
+        );
     }
-    Ok((plan, all))
+    Ok((plan, reserved))
 }
 
 /// Where the plan at `plan` says that a graph is.
@@ -95,7 +103,8 @@ pub fn graph_path(plan: &Path, recorded: &str) -> PathBuf {
     plan.parent().unwrap_or(Path::new("")).join(recorded)
 }
 
-/// Names to ids: the plan that a file says, for these graphs (one for each job, in order).
+/// Names to ids: the plan that a file says, for these graphs (one for each job, in order, as
+/// [`arranged()`] gives them).
 ///
 /// # Errors
 /// When a name does not exist, an operator's latency is missing or given twice, or a value is
@@ -268,6 +277,7 @@ pub(super) fn steps(events: &[Event], operators: usize) -> Vec<OpId> {
 
 fn job(form: JobForm<'_>, graph: &Graph) -> Result<JobPlan, String> {
     let names = Names::of(graph);
+    let (arrangement, whole) = arrangement(&form, graph)?;
     let mut events = Vec::with_capacity(form.events.len());
     for (index, event) in form.events.iter().enumerate() {
         events.push(names.event(event).map_err(|e| format!("event {index}: {e}"))?);
@@ -337,6 +347,8 @@ fn job(form: JobForm<'_>, graph: &Graph) -> Result<JobPlan, String> {
     Ok(JobPlan {
         graph,
         graph_sha256,
+        arrangement,
+        whole,
         latencies,
         libraries,
         events,
@@ -364,7 +376,7 @@ pub fn to_bytes(plan: &Plan, graphs: &[Graph]) -> Vec<u8> {
     assert_eq!(plan.jobs.len(), graphs.len(), "one graph for each job");
     let file = PlanFile {
         format: Tag::default(),
-        version: Version::default(),
+        version: Version::needed(plan.jobs.iter().any(|job| !job.arrangement.is_empty())),
         planner: (&*plan.planner).into(),
         options: plan.options.clone(),
         budget_bytes: plan.budget,
@@ -405,6 +417,14 @@ fn emit(out: &mut Vec<u8>, file: &PlanFile<'_>) -> io::Result<()> {
             json::text(&job.graph)?,
             json::text(&job.graph_sha256)?
         )?;
+        if !job.order.is_empty() {
+            write!(out, ",\n\"order\":")?;
+            json::lines(out, &job.order)?;
+        }
+        if !job.pieces.is_empty() {
+            write!(out, ",\n\"pieces\":")?;
+            json::lines(out, &job.pieces)?;
+        }
         write!(out, ",\n\"events\":")?;
         json::lines(out, &job.events)?;
         write!(out, ",\n\"placements\":")?;
@@ -456,6 +476,13 @@ fn job_form<'a>(job: &'a JobPlan, graph: &'a Graph) -> JobForm<'a> {
     JobForm {
         graph: (&*job.graph).into(),
         graph_sha256: (&*job.graph_sha256).into(),
+        order: job.arrangement.order.iter().map(|moved| moved_form(moved, graph)).collect(),
+        pieces: job
+            .arrangement
+            .pieces
+            .iter()
+            .map(|pieces| pieces_form(pieces, job, graph))
+            .collect(),
         events: job.events.iter().map(event).collect(),
         placements: job.placements.iter().map(placement).collect(),
         host_slots: job

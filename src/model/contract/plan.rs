@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::device::Profile;
 pub use crate::device::latency::{Latency, Source};
 pub use crate::device::library::Chosen;
+use crate::job::{Arrangement, Graph};
 use crate::units::{Bytes, Nanos, OpId, TensorId};
 
 /// When an event becomes due.
@@ -138,6 +139,11 @@ pub struct JobPlan {
     pub graph: String,
     /// SHA-256 of the graph's canonical JSON, in hex.
     pub graph_sha256: String,
+    /// What it changes in the graph's list of operators. Everything else here refers to the
+    /// arranged graph ([`crate::job::arrange()`]).
+    pub arrangement: Arrangement,
+    /// For each operator of the graph's file that runs in pieces, what it takes as a whole.
+    pub whole: BTreeMap<OpId, Latency>,
     /// One for each operator.
     pub latencies: Vec<Latency>,
     /// For operators whose latency is that of certain algorithms: a run uses these and no others.
@@ -151,6 +157,26 @@ pub struct JobPlan {
     pub host_slots: BTreeMap<TensorId, Bytes>,
     /// What it shares with other jobs, if it does.
     pub window: Option<Window>,
+}
+
+impl JobPlan {
+    /// What the operators of the graph's file take, in its order; `graph` is the plan's, arranged
+    /// or not.
+    #[must_use]
+    pub fn framework_latencies(&self, graph: &Graph) -> Vec<Latency> {
+        let Some(origin) = &graph.origin else { return self.latencies.clone() };
+        let none = Latency { time: Nanos::ZERO, source: Source::Graph };
+        let mut all = vec![none; origin.graph.operators.len()];
+        for (&(id, piece), latency) in origin.operators.iter().zip(&self.latencies) {
+            if piece.is_none() {
+                all[id.index()] = *latency;
+            }
+        }
+        for (id, latency) in &self.whole {
+            all[id.index()] = *latency;
+        }
+        all
+    }
 }
 
 /// A plan for all jobs of one device.

@@ -57,7 +57,7 @@ impl Graph {
         let before = order::dependencies(&tensors, &operators, &versions)?;
         let listed = order::order(&operators, &before)?;
         reorder(&mut tensors, &mut operators, &listed);
-        Ok(Self { name, tensors, operators, optimizer, loss, recorded_peak })
+        Ok(Self { name, tensors, operators, optimizer, loss, recorded_peak, origin: None })
     }
 
     /// Raises the workspaces of operators to at least these sizes, rounded up to blocks: the

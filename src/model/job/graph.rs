@@ -4,9 +4,12 @@
 //! reads it ([`Operand`]). An in-place write makes the next *version* of the same tensor on the
 //! same bytes. Operators are in the order of execution ([`super::order`] finds and checks it).
 
+use std::sync::Arc;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::arrange::Origin;
 use super::optimizer::{Group, Optimizer};
 use crate::units::{Bytes, OpId, TensorId};
 
@@ -236,6 +239,8 @@ pub struct Graph {
     pub loss: Option<Operand>,
     /// Liveness peak of the recorded operators, before optimizer steps were lowered.
     pub recorded_peak: Option<Bytes>,
+    /// What it was arranged from ([`super::arrange()`]); `None` for a graph as its file has it.
+    pub origin: Option<Arc<Origin>>,
 }
 
 /// Why parts do not make a graph.

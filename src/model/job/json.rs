@@ -97,10 +97,11 @@ pub fn canonical(graph: &Graph) -> Vec<u8> {
     all
 }
 
-/// SHA-256 of [`canonical`] in hex: the same for two files with the same content.
+/// SHA-256 of [`canonical`] in hex: the same for two files with the same content. Of an arranged
+/// graph it is that of the graph in the file.
 #[must_use]
 pub fn sha256(graph: &Graph) -> String {
-    Sha256::digest(canonical(graph)).iter().map(|b| format!("{b:02x}")).collect()
+    Sha256::digest(canonical(graph.framework())).iter().map(|b| format!("{b:02x}")).collect()
 }
 
 /// Writes one line for each tensor and operator, so that files can be read and compared line by

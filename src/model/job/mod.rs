@@ -3,6 +3,7 @@
 //! This is the graph (tensors, operators, phases), its file form, importers of recorded traces, and
 //! what follows from the graph alone: order, liveness, floor.
 
+pub mod arrange;
 mod build;
 pub mod chakra;
 mod form;
@@ -13,5 +14,6 @@ mod lower;
 pub mod optimizer;
 pub mod order;
 
+pub use arrange::{Arrangement, Moved, Origin, Pieces, arrange};
 pub use graph::{Arg, Dtype, Graph, GraphError, Operand, Operator, Phase, Replay, Role, Tensor};
 pub use optimizer::{Group, Optimizer};

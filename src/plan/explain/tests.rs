@@ -92,6 +92,7 @@ fn plan(graph: &Graph, events: Vec<Event>, budget: u64) -> Plan {
         latencies: &latencies,
         budget: Bytes(budget),
         method: Method::default(),
+        whole: BTreeMap::new(),
         recorded_options: BTreeMap::new(),
     };
     let mut plan = crate::unplanned(&request).unwrap().plan;

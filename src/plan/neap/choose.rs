@@ -6,6 +6,7 @@
 //! over the target that it relieves; only then does a copy that an operator has to wait for. Not
 //! for: when copies run in the end ([`super::prefetch`]).
 
+use super::stream::{Streamed, streamable};
 use super::{Ban, Options, Variant};
 use crate::clock::Clock;
 use crate::contract::Latency;
@@ -53,6 +54,8 @@ pub struct Chooser<'a, 'o> {
     pinned_left: u64,
     /// Slots over the target, summed from the first.
     over: Vec<u64>,
+    /// What may be streamed, where the variant streams anything.
+    streamable: Vec<TensorId>,
 }
 
 /// A gap at the peak.
@@ -88,7 +91,63 @@ impl<'a, 'o> Chooser<'a, 'o> {
             back: Timetable::default(),
             pinned_left: setting.pinned.0,
             over: Vec::new(),
+            streamable: Vec::new(),
         }
+    }
+
+    /// Streams the variant's share of what is over the target.
+    pub fn stream(&mut self) {
+        let Setting { options, target, variant, .. } = self.setting;
+        let (slot, load) = self.residencies.load.peak();
+        let missing = u128::from(load.saturating_sub(target)) * u128::from(variant.streamed) / 100;
+        self.streamable = streamable(&self.residencies, options.min_swap.0, variant.parameters);
+        self.stream_more(
+            u32::try_from(slot).unwrap_or(u32::MAX),
+            u64::try_from(missing).unwrap_or(u64::MAX),
+        );
+    }
+
+    /// Streams so many bytes more at a slot; whether there was anything to stream.
+    fn stream_more(&mut self, slot: u32, wanted: u64) -> bool {
+        let Setting { clock, link, bans, .. } = self.setting;
+        let from = clock.slot(slot);
+        let mut all = Vec::new();
+        for &tensor in &self.streamable {
+            let lifetime = self.residencies.lifetime(tensor);
+            let gap = lifetime.gaps.len() - 1;
+            let is = matches!(self.residencies.gap(tensor, gap), Gap::Swap(_));
+            let tight = Gap::Swap(self.residencies.tightest(tensor, gap));
+            let may = !bans[tensor.index()].swap
+                && self.residencies.gap(tensor, gap) == Gap::Keep
+                && self.may_swap(tensor, gap)
+                && self.residencies.relieves(tensor, gap, tight, slot as usize);
+            if is || may {
+                let at = clock.slot(lifetime.uses[0]);
+                let after = if at >= from { at - from } else { at + clock.total - from };
+                let bytes = self.residencies.graph.tensor(tensor).bytes;
+                let time = copy_time(link, Direction::H2d, bytes, true).0;
+                all.push(Streamed { tensor, bytes: lifetime.bytes, time, after, is });
+            }
+        }
+        all.sort_by_key(|of| (of.after, of.tensor));
+        let chosen = super::stream::spread(&all, wanted);
+        for &at in &chosen {
+            let Streamed { tensor, time, .. } = all[at];
+            let gap = self.residencies.lifetime(tensor).gaps.len() - 1;
+            // Pinned memory may have run out meanwhile.
+            if !self.may_swap(tensor, gap) {
+                continue;
+            }
+            self.leave_at_once(tensor, gap);
+            let (a, b, _) = self.residencies.ends(tensor, gap);
+            if let Some(out) = self.out.earliest(clock.place(a.div_ceil(2)), clock.total, time) {
+                self.out.take(out, time);
+            }
+            if let Some(back) = self.back.latest(0, clock.slot(b), time) {
+                self.back.take(back, time);
+            }
+        }
+        !chosen.is_empty()
     }
 
     /// Decides until no slot is over the target, or nothing helps.
@@ -403,8 +462,11 @@ impl<'a, 'o> Chooser<'a, 'o> {
             self.leave_at_once(tensor, gap);
             return;
         }
-        self.count_over();
         let missing = self.residencies.load.at(slot as usize) - self.setting.target;
+        if !self.streamable.is_empty() && self.stream_more(slot, missing) {
+            return;
+        }
+        self.count_over();
         let mut worth: Vec<(u128, TensorId, usize)> = Vec::new();
         for c in candidates.iter().filter(|c| self.still(c, slot)) {
             let swap = self.residencies.tightest(c.tensor, c.gap);

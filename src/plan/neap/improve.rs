@@ -17,7 +17,7 @@ use std::cmp::Reverse;
 use std::rc::Rc;
 
 use super::choose::{Chooser, Setting};
-use super::{Ban, Options, Variant, drop, extend, prefetch};
+use super::{Ban, Options, Variant, drop, extend, prefetch, stream};
 use crate::clock::{self, Clock};
 use crate::job::Graph;
 use crate::planner::Given;
@@ -56,6 +56,15 @@ const CALM: u64 = 64;
 
 /// And where they wait for no more than this part of it, half on all but small graphs.
 const BUSY: u64 = 2;
+
+/// Streaming is tried where operators wait longer than this part of the unplanned time, with these
+/// shares of what is over the target, in percent, without and with parameters.
+const LONG: u64 = 32;
+const STREAMED: [(u64, bool); 6] =
+    [(40, false), (70, false), (95, false), (40, true), (70, true), (95, true)];
+
+/// Where tensors are streamed, so much of the target stays free for what comes and goes.
+const ROOM: u64 = 32;
 
 /// Up to so many operators the whole effort is made, and where little is waited for up to so many;
 /// beyond, so much less that what it takes stays about the same.
@@ -134,6 +143,7 @@ pub fn search<'a>(
             best = Found { bans: none.clone(), ..found };
         }
     }
+    search.stream(&mut best, &none);
     // Half of it from the clock without waiting, so that a plan without any is found where there is
     // one.
     let rest = search.left / 4 * 3;
@@ -202,10 +212,15 @@ impl<'a> Search<'a, '_> {
             large: &self.large,
         };
         let mut chooser = Chooser::new(residencies, setting);
+        if variant.streamed > 0 {
+            chooser.stream();
+        }
         chooser.rounds();
         let mut residencies = chooser.residencies;
         if self.options.drop {
-            drop::drop(&mut residencies, latencies, target);
+            // What is streamed needs room to come while others leave.
+            let room = if variant.streamed > 0 { target / ROOM } else { 0 };
+            drop::drop(&mut residencies, latencies, target - room);
         }
         let mut clock = clock::run(&residencies, latencies, link);
         let peak = residencies.load.peak().1;
@@ -237,6 +252,24 @@ impl<'a> Search<'a, '_> {
             clock,
             variant,
             bans: bans.to_vec(),
+        }
+    }
+
+    /// Streams some of what one operator alone uses, where operators wait long.
+    fn stream(&mut self, best: &mut Found<'a>, none: &[Ban]) {
+        let all = stream::streamable(&self.fresh, self.options.min_swap.0, true);
+        let bytes: u64 = all.iter().map(|&t| self.fresh.lifetime(t).bytes).sum();
+        let missing = self.fresh.load.peak().1.saturating_sub(self.given.target);
+        let waits = best.key.0 || best.key.1 > self.nominal.total + self.nominal.total / LONG;
+        if !waits || !self.options.streams() || missing == 0 || bytes < missing / 4 {
+            return;
+        }
+        for (streamed, parameters) in STREAMED {
+            let variant = Variant { streamed, parameters, ..Variant::FIRST };
+            let found = self.choose(variant, none);
+            if found.key < best.key {
+                *best = found;
+            }
         }
     }
 

@@ -28,6 +28,7 @@ pub mod drop;
 pub mod extend;
 pub mod improve;
 pub mod prefetch;
+pub mod stream;
 #[cfg(test)]
 mod tests;
 
@@ -70,6 +71,12 @@ pub struct Options {
     /// [`super::share`], which records it.
     #[serde(skip, default = "all")]
     pub swap_share: u32,
+    /// Run updates as early as their gradients allow.
+    pub reorder: bool,
+    /// Run updates of large states in pieces.
+    pub split: bool,
+    /// Where operators wait long for the link, stream what one operator alone uses ([`stream`]).
+    pub stream: bool,
     /// Steps of improvement.
     pub effort: u32,
     /// Fall back on another planner's plan where that is quicker, or the only one.
@@ -103,6 +110,9 @@ impl Default for Options {
             prefetch: true,
             min_swap: Bytes(64 << 10),
             swap_share: all(),
+            reorder: true,
+            split: true,
+            stream: true,
             effort: EFFORT,
             portfolio: true,
             joint: true,
@@ -123,11 +133,22 @@ pub struct Variant {
     pub dearest: bool,
     /// Dead inputs live on where that frees more than it costs.
     pub extend: bool,
+    /// Of what is over the target, this share is streamed, in percent ([`stream`]).
+    pub streamed: u64,
+    /// Parameters are streamed too.
+    pub parameters: bool,
 }
 
 impl Variant {
     /// The first start.
-    const FIRST: Self = Self { slack: 0, recomputed: 50, dearest: false, extend: false };
+    const FIRST: Self = Self {
+        slack: 0,
+        recomputed: 50,
+        dearest: false,
+        extend: false,
+        streamed: 0,
+        parameters: false,
+    };
 
     /// The same but for one thing: what a step of improvement tries, the most promising first.
     fn neighbours(self) -> [Self; 11] {
@@ -167,6 +188,10 @@ const fn all() -> u32 {
 }
 
 impl Options {
+    const fn streams(&self) -> bool {
+        self.stream && self.swap && self.across && self.passive
+    }
+
     const fn reach(&self) -> Reach {
         Reach { depth: if self.chains { DEPTH } else { 0 }, share: self.share }
     }

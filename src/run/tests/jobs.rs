@@ -153,6 +153,7 @@ impl Build {
             optimizer: None,
             loss: None,
             recorded_peak: None,
+            origin: None,
         };
         Self { graph, versions: Vec::new() }
     }
@@ -282,6 +283,8 @@ pub fn plan(graph: &Graph, events: Vec<Event>) -> (JobPlan, Bytes) {
         JobPlan {
             graph,
             graph_sha256,
+            arrangement: Default::default(),
+            whole: Default::default(),
             latencies,
             libraries,
             events,

@@ -35,6 +35,7 @@ fn without_copies(b: &Build, device: &Profile, latencies: &[Latency]) -> Plan {
         latencies,
         budget: Bytes::ZERO,
         method: crate::plan::Method::default(),
+        whole: BTreeMap::new(),
         recorded_options: BTreeMap::new(),
     };
     crate::plan::unplanned(&request).unwrap().plan

@@ -10,8 +10,9 @@ use neap::contract::{Event, Latency};
 use neap::device::Profile;
 use neap::job::Graph;
 use neap::job::liveness::Liveness;
+use neap::plan::arrange::{self, Arranged};
 use neap::plan::bound::Bounds;
-use neap::plan::{self, Method, PlanError, Planned, Request};
+use neap::plan::{Method, PlanError, Planned, Request};
 use neap::report::frontier::Panel;
 use neap::report::table::{Side, Table};
 use neap::sim::accounting::{Extra, paper};
@@ -32,8 +33,12 @@ pub fn main(flags: &Flags, job: &JobArg, as_json: bool) -> anyhow::Result<Answer
         .collect::<anyhow::Result<Vec<_>>>()?;
     let methods = flags.methods()?;
     let liveness = Liveness::of(&graph);
-    let bounds: Vec<Bounds<'_>> =
-        resolved.iter().map(|s| Bounds::new(&graph, &s.latencies, &s.device.link)).collect();
+    let early: Vec<_> = resolved.iter().map(|s| arrange::early_job(&graph, &s.latencies)).collect();
+    let bounds: Vec<Bounds<'_>> = resolved
+        .iter()
+        .zip(&early)
+        .map(|(s, (graph, latencies))| Bounds::any_order(graph, latencies, &s.device.link))
+        .collect();
     let sites: Vec<Site<'_>> = resolved
         .iter()
         .zip(&bounds)
@@ -52,7 +57,7 @@ pub fn main(flags: &Flags, job: &JobArg, as_json: bool) -> anyhow::Result<Answer
     let compared = compare(flags, &sites, &methods)?;
     let report = Report {
         graph: graph.name.clone(),
-        floor_bytes: liveness.floor,
+        floor_bytes: bounds.first().map_or(liveness.floor, Bounds::floor),
         no_free_bytes: liveness.no_free,
         rows: compared.rows,
     };
@@ -115,14 +120,20 @@ impl Site<'_> {
             budget: budget
                 .unwrap_or_else(|| self.device.available().min(Bytes(peak.0.saturating_mul(2)))),
             method: method.clone(),
+            whole: BTreeMap::new(),
             recorded_options: BTreeMap::new(),
         };
         let started = Instant::now();
-        let planned = if budget.is_some() { plan::make(&request) } else { plan::minimum(&request) };
+        let planned = if budget.is_some() {
+            arrange::make_for(&request, None)
+        } else {
+            arrange::minimum_for(&request, None)
+        };
         let took = started.elapsed();
         let (plan, reached) = match planned {
-            Ok(planned) => {
-                let graphs = std::slice::from_ref(self.graph);
+            Ok(Arranged { planned, graph }) => {
+                let graph = graph.as_ref().unwrap_or(self.graph);
+                let graphs = std::slice::from_ref(graph);
                 if let Err(refusals) = neap::contract::check::check(&planned.plan, graphs) {
                     bail!(
                         "{name}'s plan did not pass the checker; this is a defect of neap, please \
@@ -130,7 +141,7 @@ impl Site<'_> {
                         refusals[0]
                     );
                 }
-                (Ok(self.figures(&planned)?), planned.plan.budget)
+                (Ok(self.figures(graph, &planned)?), planned.plan.budget)
             }
             Err(PlanError::Infeasible(no)) => (Err(no.lowest), no.budget),
             Err(defect) => return Err(defect.into()),
@@ -142,7 +153,7 @@ impl Site<'_> {
         Ok(Row::of(self, name, (asked, reached), plan, took, base))
     }
 
-    fn figures(&self, planned: &Planned) -> anyhow::Result<Figures> {
+    fn figures(&self, graph: &Graph, planned: &Planned) -> anyhow::Result<Figures> {
         let of = &planned.plan.figures;
         let again = planned.plan.jobs[0]
             .events
@@ -151,7 +162,7 @@ impl Site<'_> {
         let link = &self.device.link;
         let papers = match self.accounting {
             Accounting::Physical => None,
-            Accounting::Paper => Some(paper(self.graph, self.liveness, &planned.program, link)?),
+            Accounting::Paper => Some(paper(graph, self.liveness, &planned.program, link)?),
         };
         let stalls = &planned.run.stalls;
         Ok(Figures {
@@ -165,7 +176,7 @@ impl Site<'_> {
             ),
             stall_ns: stalls.swap_in + stalls.swap_out + stalls.tail,
             moved_bytes: planned.program.copies.iter().map(|c| c.bytes).sum(),
-            recomputed_bytes: again.map(|t| self.graph.tensor(*t).bytes).sum(),
+            recomputed_bytes: again.map(|t| graph.tensor(*t).bytes).sum(),
             bound_bytes: self.bounds.peak(of.iteration_ns.saturating_sub(self.unplanned)),
             extra: ExtraReport::of(&Extra::of(&planned.program, link, of.iteration_ns)?),
             paper: papers.map(|papers| PaperReport::of(&papers, self.unplanned)),

@@ -1,18 +1,21 @@
 //! `neap plan` of one job.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Instant;
 
-use neap::contract::{Figures, Source};
+use neap::contract::{Chosen, Figures, Source};
+use neap::job::Graph;
 use neap::job::liveness::Liveness;
+use neap::plan::arrange::{self, Arranged};
 use neap::plan::bound::Bounds;
 use neap::plan::robust::{self, Robust};
-use neap::plan::{self, Planned, Request};
+use neap::plan::{PlanError, Planned, Request};
 use neap::report::table::{Side, Table};
 use neap::sim::accounting::paper;
 use neap::sim::allocator::Config;
 use neap::sim::reserved::{self, Framework};
-use neap::units::{Bytes, Nanos};
+use neap::units::{Bytes, Nanos, OpId};
 use serde::Serialize;
 
 use super::{Events, Flags, does_not_fit, graph_path, prove_and_write};
@@ -42,6 +45,7 @@ pub fn main(flags: &Flags, job: &JobArg, as_json: bool) -> anyhow::Result<Answer
         file: (graph_path(flags, &job.path)?, sha256),
         device: &device,
         latencies: &latencies,
+        whole: BTreeMap::new(),
         budget: budget
             .unwrap_or_else(|| device.available().min(Bytes(liveness.peak.0.saturating_mul(2)))),
         method,
@@ -49,13 +53,15 @@ pub fn main(flags: &Flags, job: &JobArg, as_json: bool) -> anyhow::Result<Answer
     };
     let started = Instant::now();
     let framework = framework.as_ref();
-    let made = match (flags.noise, budget) {
-        (None, Some(_)) => plan::make_for(&request, framework).map(|p| (p, None)),
-        (None, None) => plan::minimum_for(&request, framework).map(|p| (p, None)),
-        (Some(share), Some(_)) => robust::make_for(&request, share, framework).map(apart),
-        (Some(share), None) => robust::minimum_for(&request, share, framework).map(apart),
+    let made = match budget {
+        Some(_) => arrange::make_for(&request, framework),
+        None => arrange::minimum_for(&request, framework),
     };
-    let (mut planned, noise) = match made {
+    let made = match flags.noise {
+        None => made.map(|arranged| (arranged, None)),
+        Some(share) => made.and_then(|arranged| noisy(&request, arranged, share, framework)),
+    };
+    let (Arranged { mut planned, graph: arranged }, noise) = match made {
         Ok(made) => made,
         Err(error) => {
             let of = format!("{}: ", job.path.display());
@@ -63,11 +69,12 @@ pub fn main(flags: &Flags, job: &JobArg, as_json: bool) -> anyhow::Result<Answer
         }
     };
     let took = started.elapsed();
-    planned.plan.jobs[0].libraries = libraries;
-    let graphs = [graph];
+    let graphs = [arranged.unwrap_or(graph)];
+    planned.plan.jobs[0].libraries = of_arranged(libraries, &graphs[0]);
     prove_and_write(flags, &planned.plan, &graphs)?;
     note(&format!("planned in {took:.1?}"));
-    let bounds = Bounds::new(&graphs[0], &latencies, &device.link);
+    let (early, of_early) = arrange::early_job(graphs[0].framework(), &latencies);
+    let bounds = Bounds::any_order(&early, &of_early, &device.link);
     let mut report = Report::of(&planned, &liveness, &bounds);
     report.noise = noise;
     let pytorch = Framework::on(&device, Config::default());
@@ -81,6 +88,32 @@ pub fn main(flags: &Flags, job: &JobArg, as_json: bool) -> anyhow::Result<Answer
     output::report(&report, as_json)?;
     flags.output.iter().for_each(|path| output::written(path));
     Ok(Answer::Yes)
+}
+
+/// Plans the chosen order again, for the 95th percentile.
+fn noisy(
+    request: &Request<'_>,
+    arranged: Arranged,
+    share: u64,
+    framework: Option<&Framework>,
+) -> Result<(Arranged, Option<NoiseReport>), PlanError> {
+    let job = &arranged.planned.plan.jobs[0];
+    let asked = Request {
+        graph: arranged.graph.as_ref().unwrap_or(request.graph),
+        latencies: &job.latencies,
+        whole: job.whole.clone(),
+        budget: arranged.planned.plan.budget,
+        ..request.clone()
+    };
+    let (planned, noise) = apart(robust::make_for(&asked, share, framework)?);
+    Ok((Arranged { planned, graph: arranged.graph }, noise))
+}
+
+/// Algorithms by operator of the arranged graph.
+fn of_arranged(libraries: BTreeMap<OpId, Chosen>, graph: &Graph) -> BTreeMap<OpId, Chosen> {
+    let Some(origin) = &graph.origin else { return libraries };
+    let operators = (0..).map(OpId).zip(&origin.operators);
+    operators.filter_map(|(id, (of, _))| Some((id, libraries.get(of)?.clone()))).collect()
 }
 
 fn apart(robust: Robust) -> (Planned, Option<NoiseReport>) {
@@ -154,7 +187,7 @@ impl Report {
             device: plan.device.name.clone(),
             figures: plan.figures,
             budget_bytes: plan.budget,
-            floor_bytes: liveness.floor,
+            floor_bytes: bounds.floor(),
             no_free_bytes: liveness.no_free,
             bound_bytes: bounds.peak(Nanos::ZERO),
             bound_ns: bounds.iteration(plan.budget).unwrap_or_default(),

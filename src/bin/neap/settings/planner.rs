@@ -66,6 +66,15 @@ pub struct Switches {
     /// neap: Never undo a choice.
     #[arg(long)]
     no_drop: bool,
+    /// neap, one job: Keep the framework's order of operators.
+    #[arg(long)]
+    no_reorder: bool,
+    /// neap, one job: Keep operators and tensors whole.
+    #[arg(long)]
+    no_split: bool,
+    /// neap: Never choose what is streamed over the link before all else.
+    #[arg(long)]
+    no_stream: bool,
     /// neap: Never use another planner's plan, even if it is better.
     #[arg(long)]
     no_portfolio: bool,

@@ -62,7 +62,7 @@ pub fn plan(
         plan.jobs[0].latencies = settings::latencies(&graph, &plan.device, flags.real.as_deref())?;
     }
     let case = Case {
-        liveness: Liveness::of(&graph),
+        liveness: Liveness::of(graph.framework()),
         graph,
         device: plan.device.clone(),
         latencies: plan.jobs[0].latencies.clone(),
@@ -267,7 +267,13 @@ impl Report {
     fn of(case: &Case, run: &Run, curve: &[(Nanos, Bytes)]) -> Self {
         let liveness = &case.liveness;
         let peak = if case.plan.is_some() { engine::peak(curve) } else { liveness.peak };
-        let unplanned: Nanos = case.latencies.iter().map(|l| l.time).sum();
+        let unplanned: Nanos = match &case.plan {
+            Some(plan) => plan.jobs[0].framework_latencies(&case.graph),
+            None => case.latencies.clone(),
+        }
+        .iter()
+        .map(|l| l.time)
+        .sum();
         Self {
             peak_bytes: peak,
             iteration_ns: run.iteration,

@@ -7,6 +7,7 @@
 //! waits for ever; and the iteration can repeat. The code that loads the files compares the hash of
 //! the graph.
 
+mod arrangement;
 mod memory;
 mod order;
 mod program;
@@ -22,7 +23,7 @@ pub use refusal::Refusal;
 
 use super::plan::{Figures, JobPlan, Plan};
 use crate::job::Graph;
-use crate::units::{Bytes, Nanos};
+use crate::units::{Bytes, Nanos, OpId};
 use program::Program;
 
 /// What a safe plan was found to need.
@@ -122,6 +123,8 @@ fn prove(
             refusals.add(Refusal::LatencyZero { operator: operator.name.clone() });
         }
     }
+    arrangement::prove(job, graph, &mut refusals);
+    refusals.so_far()?;
     // Every later part relies on what the ones before have proved.
     program::ids(job, graph, &mut refusals);
     window::ids(job, graph, &mut refusals);
@@ -138,7 +141,7 @@ fn prove(
     let Some(clock) = timeline::run(job, &program, &plan.device.link) else {
         return Err(vec![Refusal::TooLong]);
     };
-    let unplanned_time: u128 = job.latencies.iter().map(|l| u128::from(l.time.0)).sum();
+    let unplanned_time = unplanned_time(job, graph);
     let loading = memory::loading(&program, &plan.device.link);
     let narrow = |value: u128| u64::try_from(value).map_err(|_| vec![Refusal::TooLong]);
     let extent = |ranges: &[(u128, u128)]| ranges.iter().map(|r| r.1).max().unwrap_or(0);
@@ -160,11 +163,21 @@ fn prove(
         pinned_bytes: Bytes(narrow(extent(&pinned))?),
         iteration_ns: Nanos(narrow(clock.end)?),
         first_iteration_ns: Nanos(narrow(clock.end.saturating_add(loading))?),
-        unplanned_peak_bytes: Bytes(narrow(memory::unplanned_peak(graph))?),
+        unplanned_peak_bytes: Bytes(narrow(memory::unplanned_peak(graph.framework()))?),
         unplanned_iteration_ns: Nanos(narrow(unplanned_time)?),
     };
     let peaks = [Bytes(narrow(own)?), Bytes(narrow(in_window)?)];
     Ok(Proved { figures, arena: inside.own, pinned, window: inside.window, peaks })
+}
+
+/// What the operators of the graph's file take one after the other.
+fn unplanned_time(job: &JobPlan, graph: &Graph) -> u128 {
+    let times = job.latencies.iter().map(|l| u128::from(l.time.0));
+    let Some(origin) = &graph.origin else { return times.sum() };
+    let runs_whole = |(_, piece): &(OpId, Option<u32>)| piece.is_none();
+    let whole = origin.operators.iter().map(runs_whole).zip(times);
+    whole.filter(|(whole, _)| *whole).map(|(_, time)| time).sum::<u128>()
+        + job.whole.values().map(|l| u128::from(l.time.0)).sum::<u128>()
 }
 
 /// What was found of one job: its figures, and the stretches of both memories that are ever its

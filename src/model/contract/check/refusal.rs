@@ -22,6 +22,8 @@ pub enum Refusal {
     BudgetBeyondDevice { budget: u64, available: u64 },
     #[error("the plan has {latencies} latencies for {operators} operators; each operator has one")]
     Latencies { latencies: usize, operators: usize },
+    #[error("`order` and `pieces`: {0}")]
+    Arrangement(String),
     #[error("the latency of operator `{operator}` is zero; it must be at least 1 ns")]
     LatencyZero { operator: String },
     #[error("event {event} refers to operator {id}, but the graph has {operators} operators")]

@@ -70,6 +70,7 @@ fn graph() -> Graph {
         optimizer: None,
         loss: None,
         recorded_peak: None,
+        origin: None,
     }
 }
 
@@ -124,6 +125,8 @@ fn plan(events: &[Event]) -> Plan {
     let job = JobPlan {
         graph: String::new(),
         graph_sha256: String::new(),
+        arrangement: Default::default(),
+        whole: Default::default(),
         latencies,
         libraries: BTreeMap::new(),
         events: events.to_vec(),

@@ -65,6 +65,8 @@ pub fn sample() -> (Plan, Vec<Graph>) {
     let job = JobPlan {
         graph: "mlp.graph.json".to_owned(),
         graph_sha256: json::sha256(&graph),
+        arrangement: Default::default(),
+        whole: Default::default(),
         latencies: graph
             .operators
             .iter()

@@ -304,6 +304,7 @@ mod tests {
             optimizer: None,
             loss: None,
             recorded_peak: None,
+            origin: None,
         };
         let device = crate::device::builtin::find("host").unwrap();
         let sources = Sources { predictor: Some(&read), ..Sources::default() };

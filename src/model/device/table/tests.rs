@@ -114,6 +114,7 @@ fn the_order_of_sources() {
         optimizer: None,
         loss: None,
         recorded_peak: None,
+        origin: None,
     };
     let device = builtin::find("h100").unwrap();
     let found = latencies(&graph, &device, Some(&table));

@@ -68,6 +68,7 @@ pub(super) fn finish(
         optimizer: None,
         loss: built.loss,
         recorded_peak: None,
+        origin: None,
     };
     let mut recorded = check(parts)?;
     if options.as_recorded {
@@ -88,7 +89,7 @@ fn has_updates(graph: &Graph) -> bool {
 
 /// Checks the graph. The operators are already in a valid order, which stays.
 fn check(parts: Graph) -> Result<Graph, GraphError> {
-    let Graph { name, tensors, operators, optimizer, loss, recorded_peak } = parts;
+    let Graph { name, tensors, operators, optimizer, loss, recorded_peak, .. } = parts;
     Graph::new(name, tensors, operators, optimizer, loss, recorded_peak)
 }
 

@@ -128,6 +128,7 @@ pub(super) fn assemble(
         optimizer,
         loss,
         recorded_peak: graph.recorded_peak,
+        origin: None,
     })
 }
 

@@ -11,7 +11,7 @@ use crate::units::{OpId, TensorId};
 /// operators, the pieces for one tensor are put together.
 pub(in crate::job) fn split(graph: Graph) -> Graph {
     let whole = graph.clone();
-    let Graph { name, mut tensors, operators, optimizer, mut loss, recorded_peak } = graph;
+    let Graph { name, mut tensors, operators, optimizer, mut loss, recorded_peak, .. } = graph;
     let mut pieces: Vec<Operator> = Vec::with_capacity(operators.len());
     let mut new_place = Vec::with_capacity(operators.len());
     // Neighbours that were split into the same number of pieces: where they begin, and that number.
@@ -41,7 +41,7 @@ pub(in crate::job) fn split(graph: Graph) -> Graph {
     for until in tensors.iter_mut().filter_map(|t| t.kept_until.as_mut()) {
         *until = new_place[until.index()];
     }
-    Graph { name, tensors, operators: pieces, optimizer, loss, recorded_peak }
+    Graph { name, tensors, operators: pieces, optimizer, loss, recorded_peak, origin: None }
 }
 
 /// The pieces of a multi-tensor operator; `None` for other operators, and where the pieces would

@@ -248,6 +248,7 @@ fn train(base: &str, limit: f64) {
         latencies: &latencies,
         budget: crate::units::Bytes::ZERO,
         method: Default::default(),
+        whole: Default::default(),
         recorded_options: Default::default(),
     };
     let unplanned = budget::unplanned(&request).unwrap().plan;

@@ -101,6 +101,7 @@ mod tests {
             latencies: &latencies,
             budget: Bytes::ZERO,
             method: Default::default(),
+            whole: Default::default(),
             recorded_options: Default::default(),
         };
         let plan = crate::plan::budget::unplanned(&request).unwrap().plan;

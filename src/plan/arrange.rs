@@ -1,0 +1,269 @@
+//! Which order and which pieces a plan gives the job's updates.
+//!
+//! A model that is mostly parameters peaks when all gradients wait for the optimizer's step beside
+//! all states, and a large state needs room for all of itself at once. So each update may run as
+//! soon as its gradient and its parameter's last reader allow, and in pieces. What is planned is
+//! the arranged graph ([`crate::job::arrange()`]); the quickest plan wins, the framework's order
+//! first among equals. Not for: what an arranged graph means, and when tensors leave.
+
+use std::collections::BTreeMap;
+
+use super::bound::Bounds;
+use super::budget::{self, PlanError, Planned, Request};
+use super::method::Method;
+use crate::contract::Latency;
+use crate::job::arrange::{Arrangement, Moved, Pieces, arrange, splittable};
+use crate::job::liveness::Liveness;
+use crate::job::optimizer::Rule;
+use crate::job::{Graph, Operator, Role};
+use crate::sim::reserved::Framework;
+use crate::units::{Nanos, OpId, TensorId};
+
+/// States are in pieces of about so many bytes: the copy of one takes about a millisecond, and a
+/// hundred times the overhead of a copy.
+const PIECE: u64 = 32 << 20;
+
+/// A plan, and the graph that it refers to where that is not the request's.
+#[derive(Clone, Debug)]
+pub struct Arranged {
+    /// The plan.
+    pub planned: Planned,
+    /// The arranged graph; `None` where the plan keeps the framework's order.
+    pub graph: Option<Graph>,
+}
+
+/// An arranged job to plan.
+#[derive(Clone, Debug)]
+pub struct Candidate {
+    /// The arranged graph.
+    pub graph: Graph,
+    /// One for each of its operators.
+    pub latencies: Vec<Latency>,
+    /// What operators that run in pieces take as a whole.
+    pub whole: BTreeMap<OpId, Latency>,
+}
+
+impl Candidate {
+    /// The request's job, arranged; `None` where the graph does not allow it.
+    #[must_use]
+    pub fn new(request: &Request<'_>, arrangement: &Arrangement) -> Option<Self> {
+        let graph = arrange(request.graph, arrangement).ok()?;
+        let origin = graph.origin.as_ref()?;
+        let overhead = request.device.launch_overhead_ns;
+        let mut latencies = Vec::with_capacity(graph.operators.len());
+        let mut whole = BTreeMap::new();
+        for (operator, &(id, piece)) in graph.operators.iter().zip(&origin.operators) {
+            let latency = request.latencies[id.index()];
+            latencies.push(if piece.is_some() {
+                whole.insert(id, latency);
+                let all = origin.graph.operator(id);
+                Latency {
+                    time: part(latency.time, elements(operator), elements(all), overhead),
+                    ..latency
+                }
+            } else {
+                latency
+            });
+        }
+        Some(Self { graph, latencies, whole })
+    }
+
+    /// To plan it as `request` asks.
+    #[must_use]
+    pub fn request<'b>(&'b self, request: &Request<'b>) -> Request<'b> {
+        Request {
+            graph: &self.graph,
+            latencies: &self.latencies,
+            whole: self.whole.clone(),
+            ..request.clone()
+        }
+    }
+}
+
+fn elements(operator: &Operator) -> u64 {
+    operator.reads().next().map_or(1, |o| o.elements().max(1))
+}
+
+/// The time of a piece: a launch, and its part of the rest.
+fn part(whole: Nanos, elements: u64, all: u64, overhead: u64) -> Nanos {
+    let launch = overhead.min(whole.0);
+    let rest = u128::from(whole.0 - launch) * u128::from(elements);
+    let rest = u64::try_from(rest.div_ceil(u128::from(all.max(1)))).unwrap_or(whole.0);
+    Nanos((launch + rest).max(1))
+}
+
+/// Plans the job in the framework's order and in another, as far as the planner's switches allow;
+/// otherwise as [`budget::make_for`]. An order that can't be the quicker one is not planned.
+///
+/// # Errors
+/// As [`budget::make_for`], for the framework's order, when no order can be planned.
+pub fn make_for(
+    request: &Request<'_>,
+    framework: Option<&Framework>,
+) -> Result<Arranged, PlanError> {
+    let Some(candidate) = candidate(request) else {
+        return budget::make_for(request, framework).map(alone);
+    };
+    let own = || budget::make_for(request, framework).map(alone);
+    let other = || {
+        let planned = budget::make_for(&candidate.request(request), framework)?;
+        Ok(Arranged { planned, graph: Some(candidate.graph.clone()) })
+    };
+    if much_lower(&candidate.graph, request.graph) {
+        let bounds = Bounds::new(request.graph, request.latencies, &request.device.link);
+        let least = bounds.iteration(request.budget).unwrap_or(Nanos(u64::MAX));
+        return match other() {
+            Ok(other) if other.planned.run.iteration <= least => Ok(other),
+            other => quicker(own(), other),
+        };
+    }
+    let own = own();
+    let unplanned: Nanos = request.latencies.iter().map(|l| l.time).sum();
+    if own.as_ref().is_ok_and(|own| close(own.planned.run.iteration, unplanned)) {
+        return own;
+    }
+    quicker(own, other())
+}
+
+/// The other order's peak is lower by more than a tenth: it is likely to be the quicker one.
+fn much_lower(other: &Graph, own: &Graph) -> bool {
+    Liveness::of(other).peak.0 < Liveness::of(own).peak.0 / 10 * 9
+}
+
+/// The quicker one; of equals the first, and of two refusals.
+fn quicker(
+    own: Result<Arranged, PlanError>,
+    other: Result<Arranged, PlanError>,
+) -> Result<Arranged, PlanError> {
+    match (own, other) {
+        (Ok(own), Ok(other)) if other.planned.run.iteration < own.planned.run.iteration => {
+            Ok(other)
+        }
+        (Err(PlanError::Infeasible(_)), Ok(other)) => Ok(other),
+        (_, Err(defect @ PlanError::Defect(_))) => Err(defect),
+        (own, _) => own,
+    }
+}
+
+/// Less than a thousandth above the unplanned time: there is nothing to gain.
+const fn close(time: Nanos, unplanned: Nanos) -> bool {
+    time.0 <= unplanned.0 + unplanned.0 / 1000
+}
+
+/// As [`budget::minimum_for`], in the order with the lowest plan.
+///
+/// # Errors
+/// As [`budget::minimum_for`].
+pub fn minimum_for(
+    request: &Request<'_>,
+    framework: Option<&Framework>,
+) -> Result<Arranged, PlanError> {
+    let mut best = alone(budget::minimum_for(request, framework)?);
+    if let Some(candidate) = candidate(request) {
+        let lower = budget::minimum_for(&candidate.request(request), framework);
+        match lower {
+            Ok(planned) if planned.bound() < best.planned.bound() => {
+                best = Arranged { planned, graph: Some(candidate.graph) };
+            }
+            Ok(_) | Err(PlanError::Infeasible(_)) => {}
+            Err(defect) => return Err(defect),
+        }
+    }
+    Ok(best)
+}
+
+const fn alone(planned: Planned) -> Arranged {
+    Arranged { planned, graph: None }
+}
+
+/// The job with its updates early and in pieces, as far as there is anything to change.
+fn candidate(request: &Request<'_>) -> Option<Candidate> {
+    let Method::Neap(options) = &request.method else { return None };
+    if request.graph.origin.is_some() || !options.swap {
+        return None;
+    }
+    let order = if options.reorder { early(request.graph) } else { Vec::new() };
+    let pieces = if options.split { pieces(request.graph, PIECE) } else { Vec::new() };
+    let arrangement = Arrangement { order, pieces };
+    if arrangement.is_empty() { None } else { Candidate::new(request, &arrangement) }
+}
+
+/// The job with each update as early as it may run, and whole: what [`Bounds::any_order`] is of.
+#[must_use]
+pub fn early_job(graph: &Graph, latencies: &[Latency]) -> (Graph, Vec<Latency>) {
+    let arrangement = Arrangement { order: early(graph), pieces: Vec::new() };
+    match arrange(graph, &arrangement) {
+        Ok(arranged) => {
+            let of = |id| latencies[arranged.framework_operator(id).index()];
+            let latencies = (0..latencies.len()).map(|at| of(OpId::of(at))).collect();
+            (arranged, latencies)
+        }
+        Err(_) => (graph.clone(), latencies.to_vec()),
+    }
+}
+
+/// The operator that holds an update back, and the tensor that it waits for: what it reads is
+/// written there last, or what it writes is used there last. `None` where nothing does.
+#[must_use]
+pub fn held_back(graph: &Graph, update: OpId) -> Option<(OpId, TensorId)> {
+    let of = graph.operator(update);
+    let written: Vec<TensorId> = of.writes().map(|o| o.tensor).collect();
+    let touched = of.touches();
+    graph.operators[..update.index()].iter().enumerate().rev().find_map(|(at, operator)| {
+        let writes: Vec<TensorId> = operator.writes().map(|o| o.tensor).collect();
+        let uses = operator.touches();
+        let tensor = touched
+            .iter()
+            .find(|t| writes.contains(t) || (written.contains(t) && uses.contains(t)))?;
+        Some((OpId::of(at), *tensor))
+    })
+}
+
+/// Each update behind the last operator that it depends on.
+#[must_use]
+pub fn early(graph: &Graph) -> Vec<Moved> {
+    let mut moved = Vec::new();
+    // By tensor, behind which operator its last write and its last use stand.
+    let none = vec![None::<usize>; graph.tensors.len()];
+    let (mut writes, mut uses) = (none.clone(), none);
+    let mut stays = None;
+    for (at, operator) in graph.operators.iter().enumerate() {
+        let written: Vec<usize> = operator.writes().map(|o| o.tensor.index()).collect();
+        let mut place = at;
+        if Rule::of_kind(&operator.kind).is_some() {
+            let read = operator.reads().filter_map(|o| writes[o.tensor.index()]);
+            let behind = read.chain(written.iter().filter_map(|t| uses[*t])).max();
+            if let Some(behind) = behind.filter(|behind| stays > Some(*behind)) {
+                moved.push(Moved { operator: OpId::of(at), after: Some(OpId::of(behind)) });
+                place = behind;
+            }
+        }
+        if place == at {
+            stays = Some(at);
+        }
+        for tensor in operator.touches() {
+            let last = &mut uses[tensor.index()];
+            *last = (*last).max(Some(place));
+        }
+        for tensor in written {
+            writes[tensor] = writes[tensor].max(Some(place));
+        }
+    }
+    moved
+}
+
+/// Updates of large states in pieces of about `bytes`.
+#[must_use]
+pub fn pieces(graph: &Graph, bytes: u64) -> Vec<Pieces> {
+    let of = |(index, operator): (usize, &Operator)| {
+        let id = OpId::of(index);
+        let states = operator.reads().map(|o| graph.tensor(o.tensor));
+        let largest = states.filter(|t| t.role == Role::OptimizerState).map(|t| t.bytes).max()?;
+        let count = largest.0.div_ceil(bytes);
+        let all = splittable(graph, id).ok().filter(|_| count > 1)?;
+        // Whole blocks, whatever the type.
+        let elements = all.div_ceil(count).next_multiple_of(512);
+        (elements < all).then_some(Pieces { operator: id, elements })
+    };
+    graph.operators.iter().enumerate().filter_map(of).collect()
+}

@@ -1,0 +1,278 @@
+//! Random small jobs with operators moved and updates in pieces: planned, checked, run on the host.
+//! Results are equal to those of the job as listed; damaged orders and pieces are refused.
+//!
+//! Run with `NEAP_DEEP=1`, `NEAP_CASES=N` or `NEAP_FIRST=SEED` (see `crate::common::cases`).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::common::random::{self, Random, operand};
+use neap::contract::check::check;
+use neap::contract::json;
+use neap::device::{builtin, latency};
+use neap::job::json::sha256;
+use neap::job::{Arg, Arrangement, Graph, Moved, Phase, Pieces, Replay, Role, arrange};
+use neap::plan::arrange::{Candidate, early_job};
+use neap::plan::bound::Bounds;
+use neap::plan::method::Method;
+use neap::plan::{self, PlanError, Planned, Request};
+use neap::run::backend::host::kernels::Kernel;
+use neap::run::backend::operators::KernelError;
+use neap::run::backend::operators::view::{Call, Operand, View};
+use neap::run::{Rate, Settings, run_with};
+use neap::units::{Bytes, OpId};
+
+fn bytes(view: &View) -> (*mut u8, usize) {
+    (view.data, view.shape.iter().product())
+}
+
+/// Any operator: every output is a mix of all inputs.
+fn mix(call: &Call<'_>) -> Result<(), KernelError> {
+    let name = call.operator.name.bytes().fold(7u64, |h, b| h.wrapping_mul(31) ^ u64::from(b));
+    let mut sum = Random(name);
+    let skips = |tensor| {
+        call.operator.replay == Replay::SkipUpdates
+            && call.operator.updates().any(|u| u.tensor == tensor)
+    };
+    for (arg, operand) in call.args.iter().zip(&call.operator.args) {
+        if let (Operand::Tensor(view), Arg::Tensor(of)) = (arg, operand)
+            && !skips(of.tensor)
+        {
+            let (data, length) = bytes(view);
+            for i in 0..length {
+                // SAFETY: the executor gives views inside its arena.
+                sum.0 ^= u64::from(unsafe { *data.add(i) }) << (i % 8 * 8);
+                sum.next();
+            }
+        }
+    }
+    let written = call.operator.outputs.iter().flatten().zip(call.outputs.iter().flatten());
+    let written = written.chain(call.operator.hidden.iter().zip(call.hidden));
+    for (number, (operand, view)) in written.enumerate() {
+        if call.replay && operand.version > 0 && call.operator.replay == Replay::SkipUpdates {
+            continue;
+        }
+        let (data, length) = bytes(view);
+        let mut stream = Random(sum.0 ^ number as u64);
+        for i in 0..length {
+            // SAFETY: as above; no other thread touches the view while the step runs.
+            unsafe {
+                let before = if operand.version > 0 { *data.add(i) } else { 0 };
+                *data.add(i) = before.rotate_left(3) ^ stream.next() as u8;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// An update: element i of all depends on element i of all.
+fn update(call: &Call<'_>) -> Result<(), KernelError> {
+    let views: Vec<(*mut u8, usize)> = call
+        .args
+        .iter()
+        .filter_map(|a| if let Operand::Tensor(view) = a { Some(bytes(view)) } else { None })
+        .collect();
+    for i in 0..views[0].1 {
+        // SAFETY: the executor gives views inside its arena, all of one length.
+        let old: Vec<u8> = views.iter().map(|(data, _)| unsafe { *data.add(i) }).collect();
+        let sum = old.iter().fold(1u8, |s, b| s.rotate_left(1).wrapping_mul(5) ^ b);
+        for (at, (data, _)) in views.iter().enumerate().filter(|(at, _)| *at != 1) {
+            // SAFETY: as above.
+            unsafe { *data.add(i) = old[at].wrapping_add(sum).rotate_left(at as u32) };
+        }
+    }
+    Ok(())
+}
+
+fn kernels(kind: &str) -> Option<Kernel> {
+    Some(if kind == "neap::adamw" { update } else { mix })
+}
+
+/// A random job with some parameters that have gradients, states and an update each.
+fn job(random: &mut Random) -> Graph {
+    let mut graph = random::graph(random);
+    let last = graph.operators.len();
+    for number in 0..random.between(1, 4) {
+        let size = random.between(2, 4096) as u64;
+        let mut add = |name: &str, role| {
+            graph.tensors.push(random::tensor(format!("{name}{number}"), size, role));
+            graph.tensors.len() - 1
+        };
+        let p = add("p", Role::Parameter);
+        let g = add("g", Role::Gradient);
+        let states = [add("m", Role::OptimizerState), add("v", Role::OptimizerState)];
+        let reads = random.below(last);
+        let makes = random.below(last);
+        let tensors = &graph.tensors;
+        let of = |t: usize, version: u32| operand(tensors, t, version);
+        graph.operators[reads].args.push(Arg::Tensor(of(p, 0)));
+        graph.operators[makes].hidden.push(of(g, 0));
+        let mut step = random::operator(format!("step{number}"), Phase::Optimize);
+        step.kind = "neap::adamw".to_owned();
+        step.args = [p, g, states[0], states[1]].map(|t| Arg::Tensor(of(t, 0))).to_vec();
+        step.hidden = [p, states[0], states[1]].map(|t| of(t, 1)).to_vec();
+        step.replay = Replay::Never;
+        graph.operators.push(step);
+    }
+    graph
+}
+
+/// Random moves that the job allows, and pieces of any size.
+fn arrangement(random: &mut Random, graph: &Graph, updates: bool) -> (Arrangement, usize) {
+    let mut arrangement = Arrangement::default();
+    let mut refused = 0;
+    let moves = |operator: OpId| !updates || graph.operator(operator).kind == "neap::adamw";
+    for (index, operator) in graph.operators.iter().enumerate() {
+        if operator.kind == "neap::adamw" && !random.once_in(3) {
+            let all = operator.reads().next().expect("reads").elements();
+            let elements = random.between(1, all as usize - 1).max(all as usize / 9) as u64;
+            arrangement.pieces.push(Pieces { operator: OpId::of(index), elements });
+        }
+    }
+    for _ in 0..12 {
+        let operator = OpId::of(random.below(graph.operators.len()));
+        let after = random.below(graph.operators.len() + 1).checked_sub(1).map(OpId::of);
+        if !moves(operator) {
+            continue;
+        }
+        let mut tried = arrangement.clone();
+        tried.order.push(Moved { operator, after });
+        match arrange(graph, &tried) {
+            Ok(_) => arrangement = tried,
+            Err(_) => refused += 1,
+        }
+    }
+    (arrangement, refused)
+}
+
+fn settings() -> Settings {
+    Settings {
+        iterations: 2,
+        link_rate: Rate::Unlimited,
+        poison: true,
+        keep_state: true,
+        ..Settings::default()
+    }
+}
+
+#[test]
+fn moved_and_split_operators_compute_the_same() {
+    let (mut met, mut moved, mut split, mut refused) = (0, 0, 0, 0);
+    let first = crate::common::first();
+    for seed in first..first + crate::common::cases(10_000) {
+        let mut random = Random(seed);
+        let graph = job(&mut random);
+        let device = builtin::find("host").expect("built in");
+        let latencies = latency::latencies(&graph, &device, None);
+        let request = Request {
+            graph: &graph,
+            file: ("x.graph.json".to_owned(), sha256(&graph)),
+            device: &device,
+            latencies: &latencies,
+            whole: BTreeMap::new(),
+            budget: Bytes::ZERO,
+            method: Method::default(),
+            recorded_options: BTreeMap::new(),
+        };
+        let unplanned = plan::unplanned(&request).expect("unplanned");
+        let arena = unplanned.plan.figures.arena_bytes;
+        let run = |graph: &Graph, of: &Planned, bytes: Bytes| {
+            let job = &of.plan.jobs[0];
+            run_with(kernels, graph, job, bytes, &device, &settings(), &mut |_| {})
+                .unwrap_or_else(|e| panic!("seed {seed}: {e}"))
+        };
+        let without = run(&graph, &unplanned, arena);
+        let updates = random.once_in(2);
+        let (arrangement, no) = arrangement(&mut random, &graph, updates);
+        refused += no;
+        if arrangement.is_empty() {
+            continue;
+        }
+        let candidate = Candidate::new(&request, &arrangement)
+            .unwrap_or_else(|| panic!("seed {seed}: the arrangement is refused"));
+        let budget = Bytes(arena.0 * random.between(60, 110) as u64 / 100);
+        let asked = Request { budget, ..candidate.request(&request) };
+        let planned = match plan::make(&asked) {
+            Ok(planned) => planned,
+            Err(PlanError::Infeasible(_)) => continue,
+            Err(defect) => panic!("seed {seed}: {defect}"),
+        };
+        let graphs = [candidate.graph];
+        let proof =
+            check(&planned.plan, &graphs).unwrap_or_else(|r| panic!("seed {seed}: {}", r[0]));
+        assert_eq!(proof.figures.unplanned_peak_bytes, unplanned.plan.figures.unplanned_peak_bytes);
+        assert_eq!(
+            proof.figures.unplanned_iteration_ns, unplanned.plan.figures.unplanned_iteration_ns,
+            "seed {seed}"
+        );
+        if updates {
+            let (early, of_early) = early_job(&graph, &latencies);
+            let bounds = Bounds::any_order(&early, &of_early, &device.link);
+            let bound = bounds.iteration(proof.figures.peak_bytes);
+            assert!(
+                bound.is_some_and(|bound| bound <= proof.figures.iteration_ns),
+                "seed {seed}: {bound:?} is no bound"
+            );
+        }
+        let with = run(&graphs[0], &planned, planned.plan.budget);
+        assert_eq!(without.checksum, with.checksum, "seed {seed}");
+        assert_eq!(without.state, with.state, "seed {seed}");
+        round_trip(seed, &graph, &planned, &graphs);
+        damaged(seed, &mut random, &planned, &graphs);
+        met += 1;
+        moved += usize::from(!arrangement.order.is_empty());
+        split += usize::from(!arrangement.pieces.is_empty());
+    }
+    println!(
+        "{met} run, {moved} with moved operators, {split} with pieces; {refused} moves refused"
+    );
+    assert!(moved * 2 > met && split * 2 > met && refused > met, "the jobs are too easy");
+}
+
+/// The file says the same.
+fn round_trip(seed: u64, graph: &Graph, planned: &Planned, graphs: &[Graph]) {
+    let bytes = json::to_bytes(&planned.plan, graphs);
+    let file: json::PlanFile<'_> = serde_json::from_slice(&bytes).expect("JSON");
+    let again = json::arranged(&file, vec![graph.clone()]).expect("arranged");
+    let plan = json::resolve(file, &again).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+    assert_eq!(plan, planned.plan, "seed {seed}");
+    check(&plan, &again).unwrap_or_else(|r| panic!("seed {seed}: {}", r[0]));
+}
+
+/// An order or pieces that the arranged graph has not, and an arranged graph that is wrong, are
+/// refused.
+fn damaged(seed: u64, random: &mut Random, planned: &Planned, graphs: &[Graph]) {
+    let refused = |plan: &neap::contract::Plan, graph: &Graph, what: &str| {
+        let answer = check(plan, std::slice::from_ref(graph));
+        assert!(answer.is_err(), "seed {seed}: {what} passes");
+    };
+    let mut plan = planned.plan.clone();
+    let arrangement = &mut plan.jobs[0].arrangement;
+    if let Some(pieces) = arrangement.pieces.first_mut() {
+        pieces.elements += 1;
+    } else {
+        arrangement.order.pop();
+    }
+    refused(&plan, &graphs[0], "another arrangement");
+    let mut graph = graphs[0].clone();
+    let origin = Arc::clone(graph.origin.as_ref().expect("arranged"));
+    // Two operators change places, the arranged graph and its record alike.
+    let at = random.below(graph.operators.len() - 1);
+    graph.operators.swap(at, at + 1);
+    let mut swapped = (*origin).clone();
+    swapped.operators.swap(at, at + 1);
+    graph.origin = Some(Arc::new(swapped));
+    refused(&planned.plan, &graph, "operators out of place");
+    // An operand sees something else.
+    let mut graph = graphs[0].clone();
+    let at = random.below(graph.operators.len());
+    let operator = &mut graph.operators[at];
+    if let Some(Arg::Tensor(operand)) = operator.args.first_mut() {
+        match random.below(3) {
+            0 => operand.version += 1,
+            1 => operand.offset += 1,
+            _ => operand.shape = vec![operand.elements() + 1],
+        }
+        refused(&planned.plan, &graph, "another operand");
+    }
+}
