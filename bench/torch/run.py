@@ -1,0 +1,246 @@
+"""What fits into a budget inside PyTorch, and at what time: neap beside what users do otherwise.
+
+    neap dry -- python bench/torch/run.py          # on any machine: exact bytes, predicted times
+    python bench/torch/run.py                      # on a GPU: measured bytes and times
+
+Prints one Markdown table. Each line is a training job of Adam; peaks are those of the last
+iterations, when everything has settled. Predicted times are roofline times of the profile that
+--device names: the operators, what runs again, and for copies that nothing hides their bytes over
+the link.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import neap.torch
+import torch
+from neap.torch._planning import executable
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+ITERATIONS = 8
+
+
+class Block(nn.Module):
+    """A block of GPT-2."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        """Width of the stream, and heads of its attention."""
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Batch x length x width in and out."""
+        batch, length, width = x.shape
+        parts = (
+            self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        )
+        y = functional.scaled_dot_product_attention(*parts, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(batch, length, width))
+        return x + self.down(functional.gelu(self.up(self.norm2(x))))
+
+
+class Gpt(nn.Module):
+    """GPT-2 small by default, weights of the words tied."""
+
+    def __init__(self, depth: int = 12, width: int = 768, heads: int = 12) -> None:
+        """So many blocks of that width."""
+        super().__init__()
+        self.words, self.places = nn.Embedding(50257, width), nn.Embedding(1024, width)
+        self.blocks = nn.ModuleList([Block(width, heads) for _ in range(depth)])
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, 50257, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Batch x length of tokens in, logits out."""
+        x = self.words(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def gpt2() -> tuple[nn.Module, Callable[[nn.Module], torch.Tensor], list[nn.Module]]:
+    """GPT-2 small, 4 x 512 tokens."""
+    model = Gpt()
+    tokens = torch.zeros(4, 512, dtype=torch.long, device="cuda")
+
+    def loss_of(m: nn.Module) -> torch.Tensor:
+        return functional.cross_entropy(m(tokens).flatten(0, 1), tokens.flatten())
+
+    return model, loss_of, list(model.blocks)
+
+
+def resnet50() -> tuple[nn.Module, Callable[[nn.Module], torch.Tensor], list[nn.Module]]:
+    """ResNet-50, 16 images of 224 x 224."""
+    from torchvision.models import resnet
+
+    model = resnet.resnet50()
+    images = torch.randn(16, 3, 224, 224, device="cuda")
+    labels = torch.zeros(16, dtype=torch.long, device="cuda")
+    blocks = [m for m in model.modules() if isinstance(m, resnet.Bottleneck)]
+    return model, lambda m: functional.cross_entropy(m(images), labels), blocks
+
+
+def link(profile: str) -> tuple[int, int]:
+    """Bytes a second to the host and back."""
+    shown = subprocess.run([executable(), "device", "show", profile, "--json"], capture_output=True)
+    rates = json.loads(shown.stdout)["link"]
+    return rates["d2h"], rates["h2d"]
+
+
+def checkpointed(blocks: list[nn.Module]) -> None:
+    """Each block keeps its input only."""
+    for block in blocks:
+        plain = block.forward
+        block.forward = lambda x, plain=plain: checkpoint(plain, x, use_reentrant=False)
+
+
+class Offloaded(torch.optim.Adam):
+    """Adam whose states are on the host between steps, one parameter's at a time on the device."""
+
+    def step(self, closure: Any = None) -> None:
+        """An update of each parameter by itself."""
+        groups = [list(group["params"]) for group in self.param_groups]
+        for number, group in enumerate(self.param_groups):
+            for parameter in groups[number]:
+                group["params"] = [parameter]
+                state = self.state[parameter]
+                for key in ("exp_avg", "exp_avg_sq"):
+                    if key in state:
+                        state[key] = state[key].to("cuda")
+                super().step()
+                for key in ("exp_avg", "exp_avg_sq"):
+                    state[key] = state[key].to("cpu")
+            group["params"] = []
+        for group, parameters in zip(self.param_groups, groups):
+            group["params"] = parameters
+
+
+WAYS = ("nothing", "checkpoint every block", "save_on_cpu", "checkpoint, states on the host")
+
+
+def measured(make: Callable[[], Any], way: str, budget: int | None, profile: str) -> dict[str, Any]:
+    """Trains by one way and measures the last iterations."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    model, loss_of, blocks = make()
+    model.cuda()
+    if "checkpoint" in way:
+        checkpointed(blocks)
+    kind = Offloaded if "states" in way else torch.optim.Adam
+    optimizer = kind(model.parameters())
+    fitted = None
+    if budget is not None:
+        fitted = neap.torch.fit(model, optimizer, budget, profile, verbose=False)
+    began = 0.0
+    for step in range(ITERATIONS + (6 if fitted else 0)):
+        if fitted is None and step == ITERATIONS - 3:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            began = time.perf_counter()
+        optimizer.zero_grad()
+        with torch.autograd.graph.save_on_cpu(True) if way == "save_on_cpu" else nullcontext():
+            loss = loss_of(model)
+        loss.backward()
+        optimizer.step()
+        del loss
+    torch.cuda.synchronize()
+    statistics = torch.cuda.memory_stats()
+    found: dict[str, Any] = {
+        "allocated": statistics["allocated_bytes.all.peak"],
+        "reserved": statistics["reserved_bytes.all.peak"],
+        "s": (time.perf_counter() - began) / 3,
+        "report": None,
+    }
+    if fitted is not None:
+        found["report"] = fitted.report()
+        found["s"] = fitted.report().iteration_s
+        found["ranges"] = fitted.planner.ranges if fitted.planner else []
+        fitted.close()
+    return found
+
+
+def saved_bytes(make: Callable[[], Any]) -> int:
+    """What autograd keeps of an iteration, as ``save_on_cpu`` counts it."""
+    model, loss_of, _ = make()
+    model.cuda()
+    total = [0]
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        total[0] += tensor.numel() * tensor.element_size()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept):
+        loss_of(model)
+    return total[0]
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="a6000", help="whose times are predicted")
+    parser.add_argument("--budgets", default="60,50", help="shares of the reserved peak, percent")
+    parser.add_argument("--models", default="resnet50,gpt2")
+    asked = parser.parse_args()
+    dry = float(torch.ones(3, device="cuda").sum().item()) != 3.0
+    out, back = link(asked.device)
+    kind = "predicted" if dry else "measured"
+    print(f"| model | way | peak allocated MiB | peak reserved MiB | {kind} ms |")
+    print("| --- | --- | ---: | ---: | ---: |")
+    for name in asked.models.split(","):
+        make = {"resnet50": resnet50, "gpt2": gpt2}[name]
+        rows = {way: measured(make, way, None, asked.device) for way in WAYS}
+        fits = {
+            share: measured(
+                make, "neap", rows["nothing"]["reserved"] * int(share) // 100, asked.device
+            )
+            for share in asked.budgets.split(",")
+        }
+        first = next(iter(fits.values()))
+        plain = first["report"].unplanned_iteration_ns / 1e6
+        blocks = _again(first["ranges"])
+        states = 2 * sum(p.numel() * 4 for p in make()[0].parameters())
+        times = {
+            "nothing": plain,
+            "checkpoint every block": plain + blocks,
+            "save_on_cpu": plain + saved_bytes(make) * (1 / out + 1 / back) * 1e3,
+            "checkpoint, states on the host": plain + blocks + states * (1 / out + 1 / back) * 1e3,
+        }
+        for way in WAYS:
+            row(name, way, rows[way], times[way] if dry else rows[way]["s"] * 1e3)
+        for share, found in fits.items():
+            report = found["report"]
+            way = f"neap, {share} % of reserved"
+            row(name, way, found, report.predicted_iteration_ns / 1e6 if dry else found["s"] * 1e3)
+        sys.stdout.flush()
+
+
+def _again(ranges: list[Any]) -> float:
+    """Milliseconds that all blocks take once more, by the plan's own times."""
+    blocks = [r for r in ranges if r.call.kind in ("Bottleneck", "Block")]
+    return sum(r.nanoseconds for r in blocks) / 1e6
+
+
+def row(name: str, way: str, found: dict[str, Any], milliseconds: float) -> None:
+    """A line of the table."""
+    sizes = f"{found['allocated'] / 2**20:,.0f} | {found['reserved'] / 2**20:,.0f}"
+    print(f"| {name} | {way} | {sizes} | {milliseconds:,.1f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
