@@ -1,6 +1,6 @@
-//! Builds what `neap dry` carries inside the executable: the device library (one call of rustc, no
-//! dependencies) and the Python package. Elsewhere than on Linux the command only says so, and both
-//! are left out. And tells the binary which commit it is built from.
+//! Builds the parts of `neap dry` that the executable contains: the device library (one call of
+//! rustc, no dependencies) and the Python package. On other systems than Linux both are left out,
+//! and the command says so. It also gives the binary the commit from which it is built.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -27,8 +27,8 @@ fn main() {
     fs::write(out.join("python_files.rs"), text).expect("OUT_DIR is writable");
 }
 
-/// Sets NEAP_VERSION, for `neap --version`. A release archive has no repository: there the version
-/// stands alone.
+/// Sets NEAP_VERSION for `neap --version`. A release archive has no repository; then it is the
+/// version alone.
 fn version() {
     let git = |arguments: &[&str]| {
         let output = Command::new("git").args(arguments).output().ok()?;

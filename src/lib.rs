@@ -1,9 +1,9 @@
 //! neap lowers the high-water mark of GPU memory in deep-learning training.
 //!
-//! It reads what a framework already writes, decides offline which tensors to move, drop and
-//! recompute and when, proves the decision safe, simulates it, and runs it. Each module below is
-//! a crate of its own, so that a change recompiles little; a module imports only from those above
-//! it in this list.
+//! It reads a recorded training iteration, decides offline which tensors to swap, drop and
+//! recompute and when, proves the plan safe, simulates it, and runs it. Each module below is a
+//! crate of its own, so that a change recompiles little. A module imports only from those above it
+//! in this list.
 
 pub use neap_model::{contract, device, files, job, units};
 

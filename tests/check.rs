@@ -240,7 +240,7 @@ fn right_plans_are_accepted_and_take_what_a_clock_says() {
         assert!(matches!(refusals[..], [Refusal::Figure { figure: "peak_bytes", .. }]));
     }
     assert!(lively * 2 > cases() / 50, "only {lively} plans do something");
-    assert!(shared * 50 > cases() / 50, "only {shared} plans share bytes of the slab");
+    assert!(shared * 50 > cases() / 50, "only {shared} plans share bytes of the pool");
 }
 
 fn show(plan: &Plan, graph: &Graph) -> String {

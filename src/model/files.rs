@@ -25,19 +25,19 @@ impl FileError {
     }
 }
 
-/// A line of a table that can't be.
+/// A line of a table that is wrong.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: line {line}: {problem}", path.display())]
 pub struct LineError {
     /// The file.
     pub path: PathBuf,
-    /// From 1, the header included.
+    /// The line, from 1 with the header.
     pub line: u64,
-    /// What is wrong, and what would do.
+    /// What is wrong, and the remedy.
     pub problem: String,
 }
 
-/// Opens `path` for reading, decompressing when its content starts as gzip does.
+/// Opens `path` for reading. Content that starts like gzip is decompressed.
 ///
 /// # Errors
 /// When it can't be opened, is a directory, or its first bytes can't be read.
@@ -72,15 +72,15 @@ fn remember(path: &Path) {
     }
 }
 
-/// Whether this process has read the file that `path` leads to, so that no output replaces an
-/// input whose name stood inside another one.
+/// Whether this process has read the file behind `path`, so that no output replaces an input that
+/// another input named.
 #[must_use]
 pub fn was_read(path: &Path) -> bool {
     let read = READ.lock().unwrap_or_else(PoisonError::into_inner);
     path.canonicalize().is_ok_and(|path| read.contains(&path))
 }
 
-/// The folder for what may be made again: NEAP_CACHE, or `neap` under XDG_CACHE_HOME or ~/.cache.
+/// The cache folder: NEAP_CACHE, or `neap` under XDG_CACHE_HOME or ~/.cache.
 #[must_use]
 pub fn cache() -> Option<PathBuf> {
     let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
@@ -89,7 +89,7 @@ pub fn cache() -> Option<PathBuf> {
     })
 }
 
-/// Reads all of `path`, decompressed, refusing more than `limit` bytes.
+/// Reads all of `path`, decompressed. More than `limit` bytes are an error.
 ///
 /// # Errors
 /// As [`open`], when the content is cut off, or larger than `limit`.
@@ -106,7 +106,7 @@ pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, FileError> {
     Ok(all)
 }
 
-/// Writes `path` by renaming a finished temporary file over it; on any error nothing is left
+/// Writes `path` by renaming a finished temporary file to it. After an error nothing is left
 /// behind.
 ///
 /// # Errors
@@ -131,7 +131,7 @@ pub fn write(
     Ok(())
 }
 
-/// What may have a reader who has seen enough (`| head`); that is no error.
+/// An output whose reader may stop early (`| head`), which is no error.
 struct Pipe(File);
 
 impl Write for Pipe {
@@ -147,11 +147,10 @@ impl Write for Pipe {
     }
 }
 
-/// Whether [`write()`] could write `path` now, so that no work is done for a file that can't be
-/// kept.
+/// Checks that [`write()`] can write `path`, so that no work is done for a file that can't be kept.
 ///
 /// # Errors
-/// When it couldn't.
+/// When it can't.
 pub fn writable(path: &Path) -> Result<(), FileError> {
     not_a_folder(path)?;
     if std::fs::metadata(path).is_ok_and(|m| !m.is_file()) {
@@ -161,10 +160,11 @@ pub fn writable(path: &Path) -> Result<(), FileError> {
     }
 }
 
-/// The file that a symbolic link leads to, be it there or not, so that writing keeps the link.
+/// The file to which a symbolic link leads, whether it exists or not, so that writing keeps the
+/// link.
 fn behind(path: &Path) -> std::borrow::Cow<'_, Path> {
     let mut target = std::borrow::Cow::Borrowed(path);
-    // As many links as the operating system follows.
+    // The operating system follows as many links.
     for _ in 0..40 {
         let Ok(next) = std::fs::read_link(&target) else { break };
         target = target.parent().unwrap_or(Path::new("")).join(next).into();
@@ -195,7 +195,7 @@ fn temporary(path: &Path) -> Result<tempfile::NamedTempFile, FileError> {
         builder.permissions(std::fs::Permissions::from_mode(0o644));
     }
     builder.prefix(".neap-").tempfile_in(folder).map_err(|e| {
-        // tempfile's own text names its temporary file, which the user does not know.
+        // tempfile's own error names its temporary file, which the user does not know.
         let problem = match e.kind() {
             io::ErrorKind::NotFound => "there is no such folder; make it first".to_owned(),
             io::ErrorKind::NotADirectory => "its folder is a file; name another".to_owned(),

@@ -1,4 +1,4 @@
-//! What neap works on: jobs, devices, and the plans that join them.
+//! Jobs, devices, and plans of jobs for devices.
 //!
 //! Each module imports only from those above it in the list below.
 

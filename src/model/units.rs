@@ -1,7 +1,7 @@
 //! Bytes, nanoseconds and ids as integer newtypes, with parsing and display.
 //!
-//! Keeps units apart in signatures, and gives one spelling of sizes and times for people.
-//! Sums of validated quantities stay below 2^63: [`crate::job`] checks that when a graph is built.
+//! The types keep units apart in signatures, and give sizes and times one spelling in output. Sums
+//! of validated quantities stay below 2^63: [`crate::job`] checks that when a graph is built.
 
 use std::fmt;
 use std::iter::Sum;
@@ -11,8 +11,7 @@ use std::str::FromStr;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The block size every tensor and workspace is rounded up to when it is counted (`PyTorch`'s
-/// `kMinBlockSize`, 512 bytes).
+/// The block size to which every tensor and workspace is rounded up (`PyTorch`'s `kMinBlockSize`).
 pub const BLOCK: u64 = 512;
 
 /// A number of bytes.
@@ -52,10 +51,10 @@ pub struct Bytes(pub u64);
 pub struct Nanos(pub u64);
 
 impl Bytes {
-    /// No bytes.
+    /// Zero bytes.
     pub const ZERO: Self = Self(0);
 
-    /// Rounded up to a multiple of [`BLOCK`]: what a tensor of this size occupies.
+    /// Rounded up to a multiple of [`BLOCK`]: the bytes that a tensor of this size occupies.
     #[must_use]
     pub const fn in_blocks(self) -> Self {
         Self(self.0.div_ceil(BLOCK) * BLOCK)
@@ -69,7 +68,7 @@ impl Bytes {
 }
 
 impl Nanos {
-    /// The start of the iteration, or no time at all.
+    /// The start of the iteration, or a duration of zero.
     pub const ZERO: Self = Self(0);
 
     /// `self - other`, or zero when `other` is later.
@@ -134,7 +133,7 @@ impl fmt::Display for Nanos {
     }
 }
 
-/// A size that could not be read.
+/// A text that is not a size.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "`{0}` is not a size: write bytes as a number with an optional unit, such as 12GiB, 500MB or 1048576"
@@ -144,7 +143,7 @@ pub struct ParseBytesError(String);
 impl FromStr for Bytes {
     type Err = ParseBytesError;
 
-    /// Reads `12GiB`, `500 MB`, `1048576`. Signs, not-a-number and sizes above 2^62 are refused.
+    /// Reads `12GiB`, `500 MB`, `1048576`. Signs, NaN and sizes above 2^62 are errors.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let error = || ParseBytesError(text.to_owned());
         let trimmed = text.trim();
@@ -156,8 +155,8 @@ impl FromStr for Bytes {
     }
 }
 
-/// Splitmix64: one step from `x`, and the finaliser. Where numbers are to look random and be the
-/// same everywhere.
+/// Splitmix64: one step from `x` and the finaliser, for pseudorandom numbers that are the same on
+/// every machine.
 #[must_use]
 pub const fn mix(x: u64) -> u64 {
     let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -179,10 +178,10 @@ macro_rules! id {
                 self.0 as usize
             }
 
-            /// The id of position `index`.
+            /// The id with position `index`.
             ///
             /// # Panics
-            /// Above `u32::MAX` entries, which the graph's own limits exclude.
+            /// When `index` is above `u32::MAX`, which the graph's limits exclude.
             #[must_use]
             pub fn of(index: usize) -> Self {
                 Self(u32::try_from(index).expect("fewer than 2^32 entries"))

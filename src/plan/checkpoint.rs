@@ -12,13 +12,13 @@
 //!   budget.
 //! - The last segment's results are wanted at once, and so are not dropped.
 //!
-//! Here the segments have equal shares of the bytes that the backward wants from the forward, and
-//! their number is the smallest from 1 to 2·√n (n forward operators) that is within the target:
-//! fewer segments leave more in the last, which costs nothing. Departures: an operator that may not
-//! run again, or whose input was overwritten since, keeps its result; what is made beside a sixteen
-//! times larger tensor (batch norm's statistics) is kept, as it costs more to make than to keep;
-//! what only the second forward needs between its operators is counted as if it all were there at
-//! once. Cost: O(√n · tensors · slots).
+//! Here the segments have equal shares of the bytes that the backward needs from the forward. Their
+//! number is the smallest from 1 to 2·√n (n forward operators) that is within the target: with
+//! fewer segments the last one keeps more, which costs no time. Departures: an operator that may
+//! not run again, or whose input was overwritten since, keeps its result. A tensor made beside one
+//! that is sixteen times larger (batch norm's statistics) is kept, because it costs more to
+//! recompute than to keep. Tensors that only the second forward needs between its operators count
+//! as if all were resident at once. Cost: O(√n · tensors · slots).
 
 use std::collections::BTreeSet;
 
@@ -30,7 +30,7 @@ use crate::contract::Latency;
 use crate::job::Phase;
 use crate::units::TensorId;
 
-/// The planner; the target alone says how many segments there are.
+/// The planner. Only the target decides how many segments there are.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Checkpoint {}
@@ -38,8 +38,8 @@ pub struct Checkpoint {}
 impl Planner for Checkpoint {
     type Memory = ();
 
-    /// Decides for the smallest number of segments within the target, or for the one that comes
-    /// nearest to it.
+    /// Decides for the smallest number of segments within the target, or else for the number that
+    /// comes nearest to it.
     fn decide(&self, given: &Given<'_>, (): &mut ()) -> Decision {
         let forward: Vec<bool> =
             given.graph.operators.iter().map(|o| o.phase == Phase::Forward).collect();
@@ -61,14 +61,14 @@ impl Planner for Checkpoint {
     }
 }
 
-/// What the backward wants from the forward.
+/// A tensor that the backward needs from the forward.
 struct Saved {
     tensor: TensorId,
     made: u32,
     last: u32,
     wanted: u32,
     bytes: u64,
-    /// Large enough beside what its operator makes with it.
+    /// Whether it is large enough relative to the other outputs of its operator.
     main: bool,
 }
 
@@ -133,7 +133,7 @@ fn segmented<'a>(
             let here = lifetime.writes.first().is_some_and(|&w| segment_of(w) == segment)
                 && segment_of(lifetime.uses[last] / 2) == segment;
             want(&mut residencies, tensor, before);
-            // What comes from an earlier segment is a boundary: it is kept.
+            // A tensor from an earlier segment is a boundary, which is kept.
             if here && let Some((operators, _)) = residencies.direct(latencies, tensor, last) {
                 residencies.recompute(tensor, last, operators);
             }
@@ -142,8 +142,8 @@ fn segmented<'a>(
     residencies
 }
 
-/// Has the tensor there just before operator `before`. One whose last use is earlier lives on until
-/// then, and no longer.
+/// Makes the tensor resident just before operator `before`. A tensor whose last use is earlier
+/// stays until then and no longer.
 fn want(residencies: &mut Residencies<'_>, tensor: TensorId, before: u32) {
     let lifetime = residencies.lifetime(tensor);
     let (slot, bytes) = (2 * before + 1, lifetime.bytes);
@@ -155,8 +155,8 @@ fn want(residencies: &mut Residencies<'_>, tensor: TensorId, before: u32) {
     }
 }
 
-/// What has to be there before operator `before` to make `dropped` again, itself included, in the
-/// order of making.
+/// The tensors that must be resident before operator `before` to recompute `dropped`, including
+/// those, in the order of their making.
 fn again(residencies: &Residencies<'_>, dropped: &[&Saved], before: u32) -> Vec<TensorId> {
     let mut needed: BTreeSet<TensorId> = dropped.iter().map(|s| s.tensor).collect();
     let mut open: Vec<TensorId> = needed.iter().copied().collect();
@@ -164,7 +164,7 @@ fn again(residencies: &Residencies<'_>, dropped: &[&Saved], before: u32) -> Vec<
         for &write in residencies.lifetimes[tensor.index()].writes.iter().filter(|&&w| w < before) {
             for read in residencies.graph.operators[write as usize].reads() {
                 let lifetime = &residencies.lifetimes[read.tensor.index()];
-                // What is there anyway need not be asked for.
+                // A tensor that is resident anyway needs no action.
                 if !lifetime.long_lived
                     && !residencies.held(read.tensor, 2 * before)
                     && needed.insert(read.tensor)

@@ -195,7 +195,7 @@ impl Builder<'_> {
         let mut waits = Vec::new();
         waits.extend(copy.written_by);
         waits.extend(copy.source.map(|c| copies + c));
-        waits.extend(copy.slab.iter().map(|c| copies + c));
+        waits.extend(copy.pool_waits.iter().map(|c| copies + c));
         if copy.direction == Direction::H2d {
             self.free(copy.residency, &mut waits)?;
         }
@@ -284,7 +284,8 @@ pub struct Executor<'a> {
 
 impl Executor<'_> {
     /// Runs iterations `from..to` and adds to the record. After each one it calls `boundary` with
-    /// the record, which says whether to stop there. Returns the number of the next iteration.
+    /// the iteration and its measurements, which returns whether to stop there. Returns the number
+    /// of the next iteration.
     ///
     /// # Errors
     /// The first failure of the device.

@@ -185,7 +185,7 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
         let ready = self.due(copy, queue.next < queue.cut, now) <= now
             && c.written_by.is_none_or(|s| self.steps[s].1 <= now)
             && c.source.is_none_or(|s| self.copies[s].1 <= now)
-            && c.slab.iter().all(|&s| self.copies[s].1 <= now)
+            && c.pool_waits.iter().all(|&s| self.copies[s].1 <= now)
             && (c.direction == Direction::D2h || self.bytes_free(c.residency, now));
         ready.then_some(copy)
     }

@@ -107,7 +107,7 @@ pub struct Copy {
     /// The copies that this one waits for because they used the same bytes of the pinned pool: for
     /// each earlier tensor in those bytes, its last copies of either direction. Only a tensor's
     /// first copy has any.
-    pub slab: Vec<usize>,
+    pub pool_waits: Vec<usize>,
 }
 
 /// A job's iteration under a plan.
@@ -240,7 +240,7 @@ impl Program {
         let mut holders = Holders::default();
         let mut order = Vec::new();
         for (index, copy) in self.copies.iter_mut().enumerate() {
-            copy.slab.clear();
+            copy.pool_waits.clear();
             let last = lasts.entry(copy.tensor).or_insert_with(|| {
                 order.push((index, copy.tensor));
                 [None, None]
@@ -255,7 +255,7 @@ impl Program {
                 waits.extend(lasts[&self.copies[earlier].tensor].iter().flatten());
             }
             waits.sort_unstable();
-            self.copies[first].slab = waits;
+            self.copies[first].pool_waits = waits;
         }
     }
 }

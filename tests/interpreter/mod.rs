@@ -71,8 +71,8 @@ pub struct Machine<'a> {
     layout: Layout,
     contents: Vec<Vec<u64>>,
     memory: Vec<Block>,
-    slab: Vec<Block>,
-    /// For each task the copies that its slot in the slab makes it wait for.
+    pool: Vec<Block>,
+    /// For each task the copies that its slot in the pool makes it wait for.
     slot_after: Vec<Vec<usize>>,
     valid: Vec<bool>,
     started: Vec<bool>,
@@ -104,7 +104,7 @@ impl<'a> Machine<'a> {
             contents: unplanned(graph, &start),
             memory: vec![(0, 0); layout.blocks],
             slot_after: slot_after(plan, graph, &reading),
-            slab: vec![(0, 0); (plan.device.pinned_bytes.0 / 512) as usize],
+            pool: vec![(0, 0); (plan.device.pinned_bytes.0 / 512) as usize],
             valid: vec![false; graph.tensors.len()],
             started: vec![false; tasks],
             ended: vec![false; tasks],
@@ -407,8 +407,8 @@ impl<'a> Machine<'a> {
             .0;
         let (start, count) =
             ((offset / 512) as usize, self.graph.tensors[tensor].bytes.0.div_ceil(512) as usize);
-        if start.saturating_add(count) > self.slab.len() {
-            Err("bytes outside the pinned slab".to_owned())
+        if start.saturating_add(count) > self.pool.len() {
+            Err("bytes outside the pinned pool".to_owned())
         } else {
             Ok(start..start + count)
         }
@@ -416,14 +416,14 @@ impl<'a> Machine<'a> {
 
     fn store_host(&mut self, tensor: usize, content: u64) -> Outcome<()> {
         let range = self.slot(tensor)?;
-        for (i, block) in self.slab[range].iter_mut().enumerate() {
+        for (i, block) in self.pool[range].iter_mut().enumerate() {
             *block = (content, i);
         }
         Ok(())
     }
 
     fn load_host(&self, tensor: usize) -> Outcome<u64> {
-        whole(&self.slab[self.slot(tensor)?])
+        whole(&self.pool[self.slot(tensor)?])
     }
 }
 

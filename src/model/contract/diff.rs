@@ -1,7 +1,6 @@
-//! What differs between two plans, by meaning: names, not positions or text.
+//! The differences between two plans by meaning: by names, not by positions or text.
 //!
-//! Serves golden plans, and shows what an option changed. Where the plans' files lie, and their
-//! graphs, is not compared.
+//! Golden plans and `neap diff` use it. Paths of plans and graphs are not compared.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,12 +13,12 @@ use super::plan::{Event, JobPlan, Latency, Place, Plan, Trigger};
 use crate::job::Graph;
 use crate::units::{Nanos, OpId, TensorId};
 
-/// One thing that differs.
+/// One difference.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Difference {
-    /// What it concerns: `plan`, `device`, or a job by number and name.
+    /// What differs: `plan`, `device`, or a job by number and name.
     pub subject: String,
-    /// What the first plan has and what the second, in words.
+    /// The value in the first plan and in the second, in words.
     pub text: String,
 }
 
@@ -29,14 +28,14 @@ impl fmt::Display for Difference {
     }
 }
 
-/// How many of many are named.
+/// How many of a long list are named.
 const NAMED: usize = 5;
 
-/// Everything in which plan `a` of its graphs and plan `b` of its graphs differ; empty when they
-/// mean the same.
+/// All differences between plan `a` of its graphs and plan `b` of its graphs; empty if they mean
+/// the same.
 ///
 /// # Panics
-/// When graphs are not the plans' graphs, one for each job in order.
+/// When the graphs are not those of the plans, one for each job in order.
 #[must_use]
 pub fn diff(a: &Plan, a_graphs: &[Graph], b: &Plan, b_graphs: &[Graph]) -> Vec<Difference> {
     let mut all = Vec::new();
@@ -63,7 +62,7 @@ fn json(value: &impl Serialize) -> Value {
     serde_json::to_value(value).unwrap_or(Value::Null)
 }
 
-/// Notes each number or text that differs, by its path.
+/// Reports each number or text that differs, by its path.
 fn leaves(path: &str, a: &Value, b: &Value, note: &mut impl FnMut(String)) {
     let (Value::Object(x), Value::Object(y)) = (a, b) else {
         if a != b {
@@ -88,14 +87,14 @@ fn was(a: impl fmt::Display, b: impl fmt::Display) -> String {
     format!("was {a}, is {b}")
 }
 
-/// One of the two jobs, with what is looked up often.
+/// One of the two jobs, with tables for lookups.
 struct Side<'a> {
     job: &'a JobPlan,
     graph: &'a Graph,
     accesses: Vec<Vec<OpId>>,
 }
 
-/// An event or placement in names: what it is, and its number among those that are called the same.
+/// An event or placement by name, and its number among those of the same name.
 type Key = (String, usize);
 
 impl<'a> Side<'a> {
@@ -131,7 +130,7 @@ impl<'a> Side<'a> {
         }
     }
 
-    /// How each tensor that has events is treated, in words and without delays.
+    /// What happens to each tensor that has events, in words and without delays.
     fn treatments(&self) -> BTreeMap<&'a str, Vec<String>> {
         let mut all: BTreeMap<&str, Vec<String>> = BTreeMap::new();
         let mut add =
@@ -200,8 +199,8 @@ impl<'a> Side<'a> {
 
     fn placements(&self) -> Vec<(Key, String)> {
         let steps = steps(&self.job.events, self.graph.operators.len());
-        // A step's number changes with every recompute before it: count the runs of its operator
-        // instead.
+        // A step's number changes with every recompute before it, so the runs of its operator are
+        // counted instead.
         let mut runs = BTreeMap::new();
         let run: Vec<_> = steps
             .iter()
@@ -294,8 +293,8 @@ fn treatments(a: &Side<'_>, b: &Side<'_>, note: &mut impl FnMut(String)) {
     }
 }
 
-/// Notes what is in one list only, what has another value, and, where nothing else differs, another
-/// order.
+/// Reports entries of only one list, entries with another value, and, if nothing else differs,
+/// another order.
 fn lists(
     what: &str,
     changed: &str,
@@ -490,7 +489,7 @@ mod tests {
                 "job 0 (`mlp`): 2 events only in the first plan: swap-out of `z1` after `gelu1`; swap-in of `z1` after `linear2` + 1000 ns",
             ]
         );
-        // Without the recompute all later steps have other numbers; their workspaces have not
+        // Without the recompute all later steps have other numbers, but their workspaces have not
         // moved.
         let without = lines(|b| {
             drop(b.jobs[0].events.remove(4));

@@ -1,4 +1,4 @@
-//! The serde types of `*.plan.json`, from which its JSON Schema is made as well.
+//! The serde types of `*.plan.json`. Its JSON Schema is made from them too.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -21,23 +21,23 @@ impl FormatName for PlanTag {
     const REMEDY: &'static str = "`neap plan` makes a plan of a graph";
 }
 
-/// A plan as its file has it: tensors and operators by name, graphs by path.
+/// A plan in its file form: tensors and operators by name, graphs by path.
 #[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlanFile<'a> {
     pub(super) format: Tag<PlanTag>,
     pub(super) version: Version,
-    /// Which planner made it.
+    /// The planner that made it.
     pub planner: Cow<'a, str>,
-    /// Its switches, as given.
+    /// The planner's switches, as given.
     pub options: BTreeMap<String, String>,
-    /// What `arena_bytes` may not exceed.
+    /// The largest allowed value of `arena_bytes`.
     pub budget_bytes: Bytes,
-    /// What the plan promises without noise.
+    /// The figures that the plan promises without noise.
     pub figures: Figures,
-    /// The device it was made for, whole.
+    /// The complete profile of the device for which it was made.
     pub device: Profile,
-    /// One for each job.
+    /// The plan of each job.
     pub jobs: Vec<JobForm<'a>>,
 }
 
@@ -46,7 +46,7 @@ pub struct PlanFile<'a> {
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "Job")]
 pub struct JobForm<'a> {
-    /// Where its graph is, relative to the plan's file.
+    /// The path of its graph, relative to the plan's file.
     pub graph: Cow<'a, str>,
     /// SHA-256 of the graph's canonical JSON, in hex.
     pub graph_sha256: Cow<'a, str>,
@@ -61,13 +61,13 @@ pub struct JobForm<'a> {
     pub pieces: Vec<PiecesForm<'a>>,
     /// In program order.
     pub events: Vec<EventForm<'a>>,
-    /// In the order in which shared bytes pass from hand to hand.
+    /// Placements in the order in which residencies take over shared bytes.
     pub placements: Vec<PlacementForm<'a>>,
-    /// For each tensor that is ever on the host, its place in the pinned slab.
+    /// The slot in the pinned pool of each tensor that is ever on the host.
     pub host_slots: Vec<SlotForm<'a>>,
-    /// One for each operator, pieces included.
+    /// The latency of each operator.
     pub latencies: Vec<LatencyForm<'a>>,
-    /// Bytes of the arena that it has together with other jobs, which hold them in turn.
+    /// The window: bytes of the arena that it shares with other jobs, which hold them in turn.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<WindowForm<'a>>,
 }
@@ -105,48 +105,48 @@ pub struct PiecesForm<'a> {
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "Window")]
 pub struct WindowForm<'a> {
-    /// First byte.
+    /// Its first byte in the arena.
     pub offset_bytes: Bytes,
     /// Its size.
     pub bytes: Bytes,
-    /// Operators after whose end, in program order, the job has nothing in it and another may hold
-    /// it.
+    /// Operators after which, in program order, the job has nothing in the window, so that another
+    /// job may hold it.
     pub hands_over_after: Vec<Cow<'a, str>>,
 }
 
-/// Something the plan does besides running the operators. It becomes due `delay_ns` after the end
-/// of operator `after`, or after the start of the iteration where that is null.
+/// An action of the plan besides running the operators. It becomes due `delay_ns` after the end of
+/// operator `after`, or after the start of the iteration if `after` is null.
 #[derive(Serialize, JsonSchema)]
 #[serde(tag = "event", rename_all = "snake_case", deny_unknown_fields)]
 #[schemars(rename = "Event")]
 pub enum EventForm<'a> {
-    /// Copy to the host, then give the bytes back.
+    /// Copy the tensor to the host, then free its device bytes.
     SwapOut {
         /// The tensor.
         tensor: Cow<'a, str>,
-        /// After which operator.
+        /// The operator after which it becomes due.
         #[schemars(schema_with = "name_or_null")]
         after: Option<Cow<'a, str>>,
-        /// And how long after.
+        /// The delay after that, in nanoseconds.
         #[serde(default, skip_serializing_if = "is_zero")]
         delay_ns: Nanos,
     },
-    /// Take bytes and copy from the host.
+    /// Take device bytes and copy the tensor from the host.
     SwapIn {
         /// The tensor.
         tensor: Cow<'a, str>,
-        /// After which operator.
+        /// The operator after which it becomes due.
         #[schemars(schema_with = "name_or_null")]
         after: Option<Cow<'a, str>>,
-        /// And how long after.
+        /// The delay after that, in nanoseconds.
         #[serde(default, skip_serializing_if = "is_zero")]
         delay_ns: Nanos,
     },
-    /// Give the bytes back without a copy.
+    /// Free the device bytes without a copy.
     Release {
         /// The tensor.
         tensor: Cow<'a, str>,
-        /// After which operator.
+        /// The operator after which it becomes due.
         #[schemars(schema_with = "name_or_null")]
         after: Option<Cow<'a, str>>,
     },
@@ -154,15 +154,15 @@ pub enum EventForm<'a> {
     Recompute {
         /// The operator.
         operator: Cow<'a, str>,
-        /// After which operator.
+        /// The operator after which it becomes due.
         #[schemars(schema_with = "name_or_null")]
         after: Option<Cow<'a, str>>,
-        /// What of its generated tensors becomes resident; the rest is scratch.
+        /// Which of the tensors that it generates become resident; the others are scratch.
         keep: Vec<Cow<'a, str>>,
     },
 }
 
-/// An optional name that must be there, be it null.
+/// An optional name whose field must be present, even if it is null.
 fn name_or_null(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": ["string", "null"] })
 }
@@ -176,13 +176,13 @@ fn is_zero(time: &Nanos) -> bool {
 #[serde(untagged, deny_unknown_fields)]
 #[schemars(rename = "Placement")]
 pub enum PlacementForm<'a> {
-    /// The `residency`-th residency of a tensor.
+    /// A residency of a tensor.
     Tensor {
         /// The tensor.
         tensor: Cow<'a, str>,
-        /// Which of its residencies in the iteration, from 0.
+        /// The number of the tensor's residency in the iteration, from 0.
         residency: u32,
-        /// First byte; a multiple of 512.
+        /// Its first byte in the arena; a multiple of 512.
         offset_bytes: Bytes,
     },
     /// The workspace of a step.
@@ -191,38 +191,39 @@ pub enum PlacementForm<'a> {
         step: u32,
         /// The operator it runs.
         operator: Cow<'a, str>,
-        /// First byte; a multiple of 512.
+        /// Its first byte in the arena; a multiple of 512.
         offset_bytes: Bytes,
     },
 }
 
-/// A tensor's place in the pinned slab.
+/// A tensor's slot in the pinned pool.
 #[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "HostSlot")]
 pub struct SlotForm<'a> {
     /// The tensor.
     pub tensor: Cow<'a, str>,
-    /// First byte; a multiple of 512.
+    /// Its first byte in the pool; a multiple of 512.
     pub offset_bytes: Bytes,
 }
 
-/// How long an operator takes.
+/// An operator's latency.
 #[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "Latency")]
 pub struct LatencyForm<'a> {
     /// The operator.
     pub operator: Cow<'a, str>,
-    /// Nanoseconds, at least one.
+    /// The latency in nanoseconds, at least 1.
     pub ns: Nanos,
-    /// Where the figure is from.
+    /// The source of the latency.
     pub source: Source,
-    /// The library's algorithm for each of the operator's passes, in order, that takes so long; -1
+    /// The library's algorithm with that latency for each of the operator's passes, in order; -1
     /// for a plain kernel.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub algorithm: Vec<i32>,
-    /// Scratch that these work in: the operator's workspace in this plan is no smaller.
+    /// Bytes of these algorithms' workspace. The operator's workspace in this plan is at least as
+    /// large.
     #[serde(default, skip_serializing_if = "is_empty")]
     pub workspace_bytes: Bytes,
 }
@@ -241,8 +242,8 @@ enum EventName {
     Recompute,
 }
 
-/// An event with any fields. Reading all into one type and then telling apart gives errors with
-/// their place.
+/// An event with any fields. All events are read into this type first, so that errors give their
+/// place.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct AnyEvent {
@@ -255,7 +256,7 @@ struct AnyEvent {
     keep: Option<Vec<Cow<'static, str>>>,
 }
 
-/// Tells a null from a field that is missing.
+/// Distinguishes a null from a missing field.
 fn present<'de, D: Deserializer<'de>>(
     from: D,
 ) -> Result<Option<Option<Cow<'static, str>>>, D::Error> {

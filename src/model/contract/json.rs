@@ -1,6 +1,6 @@
 //! A plan's file form, `*.plan.json`: tensors and operators by name, graphs by path and hash.
 //!
-//! Reads and writes plans, and finds their graphs. What is read may still be an unsafe plan:
+//! Reads and writes plans, and finds their graphs. A plan that was read may be unsafe:
 //! [`super::check`] decides. The serde types are in `form`.
 
 mod arranged;
@@ -20,14 +20,14 @@ use crate::job::Graph;
 use crate::job::json::{self, ReadError, Tag, Version};
 use crate::units::{Bytes, Nanos, OpId, TensorId};
 
-/// Offsets, sizes and times stay at or below this, so that sums of two don't overflow.
+/// The largest offset, size and time, so that sums of two don't overflow.
 const LIMIT: u64 = 1 << 62;
 
-/// A plan that its graphs contradict, or with impossible values.
+/// Why a plan file does not describe a plan: its graphs contradict it, or a value is impossible.
 #[derive(Debug, thiserror::Error)]
 #[error("{place}{problem}")]
 pub struct ResolveError {
-    /// Which job, followed by a colon; empty for the plan itself.
+    /// The job, followed by a colon; empty for the plan itself.
     place: String,
     problem: String,
 }
@@ -38,17 +38,17 @@ impl ResolveError {
     }
 }
 
-/// Reads a `*.plan.json` as it stands; [`resolve`] makes it a plan.
+/// Reads a `*.plan.json` into its file form. [`resolve`] turns it into a plan.
 ///
 /// # Errors
-/// Naming the file, line, column and what was found.
+/// An error that names the file, the line and column, and what was found.
 pub fn read(path: &Path) -> Result<PlanFile<'static>, ReadError> {
     json::parse(path)
 }
 
-/// Reads a plan and its graphs, each by its path relative to the plan's folder or, where `graphs`
-/// is not empty, by the path given there for each job in turn. The graphs have the workspaces that
-/// the plan reserves for libraries.
+/// Reads a plan and its graphs. Each graph is at its path relative to the plan's folder or, if
+/// `graphs` is not empty, at the path given there for each job in turn. The graphs get the
+/// workspaces that the plan reserves for libraries.
 ///
 /// # Errors
 /// When a file can't be read, contradicts another, or a graph is not the one that the plan was made
@@ -97,14 +97,13 @@ pub fn load(path: &Path, graphs: &[PathBuf]) -> Result<(Plan, Vec<Graph>), ReadE
     Ok((plan, reserved))
 }
 
-/// Where the plan at `plan` says that a graph is.
+/// The path of a graph that the plan at `plan` records.
 #[must_use]
 pub fn graph_path(plan: &Path, recorded: &str) -> PathBuf {
     plan.parent().unwrap_or(Path::new("")).join(recorded)
 }
 
-/// Names to ids: the plan that a file says, for these graphs (one for each job, in order, as
-/// [`arranged()`] gives them).
+/// Turns names into ids: the plan that a file describes, for the graph of each job in order.
 ///
 /// # Errors
 /// When a name does not exist, an operator's latency is missing or given twice, or a value is
@@ -154,7 +153,7 @@ fn within(what: &str, value: u64) -> Result<u64, String> {
     }
 }
 
-/// The ids of a graph's names.
+/// The ids of a graph's tensors and operators by name.
 struct Names<'a> {
     tensors: HashMap<&'a str, TensorId>,
     operators: HashMap<&'a str, OpId>,

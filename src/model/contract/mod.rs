@@ -1,6 +1,5 @@
-//! What a plan says, its file form, and the independent proof that it is safe.
-//!
-//! Events, triggers and placements; [`check`] proves them.
+//! A plan (events, triggers, placements), its file form, and the independent proof that it is safe
+//! ([`check`]).
 
 pub mod check;
 pub mod diff;

@@ -1,7 +1,7 @@
 //! A plan: for each job its events with their triggers, and an address for every residency.
 //!
-//! `docs/plan-semantics.md` is the specification of what they mean. [`super::check`], the engine
-//! (`sim`) and the executor (`run`) each implement it on their own.
+//! `docs/plan-semantics.md` specifies their meaning. [`super::check`], the engine (`sim`) and the
+//! executor (`run`) each implement it on their own.
 
 use std::collections::BTreeMap;
 
@@ -17,31 +17,31 @@ use crate::units::{Bytes, Nanos, OpId, TensorId};
 /// When an event becomes due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Trigger {
-    /// The operator after whose end; `None` for the start of the iteration.
+    /// The operator at whose end it starts; `None` for the start of the iteration.
     pub after: Option<OpId>,
-    /// And how long after that. Zero for releases and recomputes.
+    /// The delay after that. Zero for releases and recomputes.
     pub delay: Nanos,
 }
 
-/// Something a plan does besides running the operators.
+/// An action of the plan besides running the operators.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Event {
-    /// Copy to the host, then give the bytes back.
+    /// Copy the tensor to the host, then free its device bytes.
     SwapOut {
         /// The tensor.
         tensor: TensorId,
         /// When it happens.
         trigger: Trigger,
     },
-    /// Take bytes and copy from the host.
+    /// Take device bytes and copy the tensor from the host.
     SwapIn {
         /// The tensor.
         tensor: TensorId,
         /// When it happens.
         trigger: Trigger,
     },
-    /// Give the bytes back without a copy: the host copy is valid, or the tensor is recomputed, or
-    /// not wanted again.
+    /// Free the device bytes without a copy: the host copy is valid, the tensor will be recomputed,
+    /// or it is not needed again.
     Release {
         /// The tensor.
         tensor: TensorId,
@@ -54,7 +54,7 @@ pub enum Event {
         operator: OpId,
         /// When it happens.
         trigger: Trigger,
-        /// What of its generated tensors becomes resident; the rest is scratch.
+        /// Which of the tensors that it generates become resident; the others are scratch.
         keep: Vec<TensorId>,
     },
 }
@@ -72,70 +72,69 @@ impl Event {
     }
 }
 
-/// What is placed.
+/// Something with an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Place {
-    /// The `residency`-th residency of a tensor in the iteration, in program order, from 0. A
-    /// tensor that starts the iteration on the device, leaves and comes back has its first and its
-    /// last listed apart, at the same offset.
+    /// A residency of a tensor. Residencies of the iteration are numbered in program order, from 0.
+    /// A tensor that starts the iteration on the device, leaves and comes back has its first and
+    /// its last listed separately, at the same offset.
     Tensor {
         /// The tensor.
         tensor: TensorId,
-        /// Which of its residencies, in program order.
+        /// The number of the residency.
         residency: u32,
     },
-    /// The workspace of a step (its position among the steps in program order), scratch outputs of
-    /// a recompute included.
+    /// The workspace of a step, scratch outputs of a recompute included.
     Workspace {
-        /// Which step, from 0.
+        /// The step's position in program order, from 0.
         step: u32,
     },
 }
 
-/// An address.
+/// The address of a residency or workspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Placement {
-    /// Of what.
+    /// The residency or workspace.
     pub place: Place,
-    /// First byte in the arena; a multiple of 512.
+    /// Its first byte in the arena; a multiple of 512.
     pub offset: Bytes,
 }
 
-/// What a plan promises without noise; [`super::check`] recomputes them.
+/// The figures that a plan promises without noise; [`super::check`] computes them again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub struct Figures {
-    /// Largest sum of resident bytes at any instant.
+    /// The largest sum of resident bytes at any instant.
     pub peak_bytes: Bytes,
-    /// Highest placed address.
+    /// The highest end of a placement.
     pub arena_bytes: Bytes,
-    /// Bytes of the pinned slab.
+    /// The bytes of the pinned pool.
     pub pinned_bytes: Bytes,
-    /// Duration of a steady iteration.
+    /// The time of a steady iteration.
     pub iteration_ns: Nanos,
-    /// Loading what starts on the device, then a steady iteration.
+    /// The time to load the tensors that start on the device, plus a steady iteration.
     pub first_iteration_ns: Nanos,
-    /// Liveness peak without a plan.
+    /// The liveness peak without a plan.
     pub unplanned_peak_bytes: Bytes,
-    /// Duration of an iteration without a plan.
+    /// The time of an iteration without a plan.
     pub unplanned_iteration_ns: Nanos,
 }
 
-/// Bytes of the arena that jobs have together and hold in turn.
+/// The window: bytes of the arena that jobs share and hold in turn.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// First byte in the arena.
+    /// Its first byte in the arena.
     pub offset: Bytes,
     /// Its size.
     pub bytes: Bytes,
-    /// Operators after whose end, in program order, the job has nothing in the window and another
-    /// may hold it. Ascending.
+    /// Operators after which, in program order, the job has nothing in the window, so that another
+    /// job may hold it. Ascending.
     pub hands_over_after: Vec<OpId>,
 }
 
 /// The plan of one job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JobPlan {
-    /// Where its graph is, relative to the plan's file.
+    /// The path of its graph, relative to the plan's file.
     pub graph: String,
     /// SHA-256 of the graph's canonical JSON, in hex.
     pub graph_sha256: String,
@@ -146,16 +145,16 @@ pub struct JobPlan {
     pub whole: BTreeMap<OpId, Latency>,
     /// One for each operator.
     pub latencies: Vec<Latency>,
-    /// For operators whose latency is that of certain algorithms: a run uses these and no others.
-    /// Workspaces in the plan's graph are at least theirs.
+    /// The algorithms for operators whose latency is that of certain algorithms. A run uses these
+    /// and no others. Workspaces in the plan's graph are at least as large as theirs.
     pub libraries: BTreeMap<OpId, Chosen>,
-    /// In program order.
+    /// Events in program order.
     pub events: Vec<Event>,
-    /// In the order in which shared bytes pass from hand to hand.
+    /// Placements in the order in which residencies take over shared bytes.
     pub placements: Vec<Placement>,
-    /// For each tensor that is ever copied, its offset in the pinned slab (a multiple of 512).
+    /// For each tensor that is ever copied, its offset in the pinned pool (a multiple of 512).
     pub host_slots: BTreeMap<TensorId, Bytes>,
-    /// What it shares with other jobs, if it does.
+    /// The window that it shares with other jobs, if it has one.
     pub window: Option<Window>,
 }
 
@@ -182,16 +181,16 @@ impl JobPlan {
 /// A plan for all jobs of one device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// Which planner made it.
+    /// The planner that made it.
     pub planner: String,
-    /// Its switches, as given.
+    /// The planner's switches, as given.
     pub options: BTreeMap<String, String>,
-    /// The device it was made for, whole.
+    /// The complete profile of the device for which it was made.
     pub device: Profile,
-    /// What `arena_bytes` may not exceed.
+    /// The largest allowed value of `arena_bytes`.
     pub budget: Bytes,
-    /// One for each job.
+    /// The plan of each job.
     pub jobs: Vec<JobPlan>,
-    /// Without noise.
+    /// The figures that the plan promises, without noise.
     pub figures: Figures,
 }

@@ -46,9 +46,9 @@ struct Chunks(Vec<Chunk>);
 /// Spans with neighbouring offsets.
 struct Chunk {
     standing: Vec<Standing>,
-    /// The start of the earliest span and the end of the latest one. With them, the highest end of
-    /// an item.
+    /// The start of the earliest span and the end of the latest one.
     life: (u32, u32),
+    /// The highest address, one past the last byte.
     top: u64,
 }
 

@@ -205,7 +205,7 @@ impl<'a> Reader<'a> {
                     written_by,
                     source,
                     event: index,
-                    slab: Vec::new(),
+                    pool_waits: Vec::new(),
                 });
                 let state = &mut self.states[t];
                 state.leaving = true;
@@ -227,7 +227,7 @@ impl<'a> Reader<'a> {
                     written_by: None,
                     source: state.host,
                     event: index,
-                    slab: Vec::new(),
+                    pool_waits: Vec::new(),
                 });
             }
             Event::Recompute { .. } => unreachable!("returned above"),

@@ -191,8 +191,8 @@ impl Lanes {
                 .iter()
                 .filter(|(_, l)| l.size >= ephemeral)
                 .min_by_key(|(id, l)| (l.size, **id));
-            // A lane that is replaced grows to the newcomer's need. Replacing the largest adds the
-            // fewest bytes.
+            // If no lane is large enough, the largest grows, because it needs the fewest additional
+            // bytes.
             let grown = || {
                 let largest =
                     self.lanes.iter().max_by_key(|(id, l)| (l.size, std::cmp::Reverse(**id)))?;

@@ -1,4 +1,4 @@
-//! Addresses, the pinned slab, and how many bytes are held when.
+//! Addresses, the pinned pool, and the bytes held at each instant.
 
 use std::collections::BTreeMap;
 
@@ -11,8 +11,8 @@ use crate::device::Link;
 use crate::job::Graph;
 use crate::units::{Bytes, TensorId};
 
-/// Checks the pinned slab and adds the waits that shared bytes of it cause; the stretches of its
-/// slots.
+/// Checks the slots in the pinned pool, and adds the waits that shared bytes cause. Returns the
+/// ranges of the slots.
 pub(super) fn slots(
     job: &JobPlan,
     program: &mut Program,
@@ -43,10 +43,11 @@ pub(super) fn slots(
     all
 }
 
-/// Walks the slots in the order of their first copies over a map of whose the bytes are. A tensor's
-/// are its own from its first task to its last; a tensor that starts on the host owns them always.
+/// Goes through the slots in the order of their first copies, with a map of the owner of each byte.
+/// A tensor owns its bytes from its first copy to its last; a tensor that starts on the host always
+/// owns them.
 fn share(job: &JobPlan, program: &mut Program, refusals: &mut Refusals) {
-    // First task and all tasks of each tensor's copies, in order.
+    // The first copy and all copies of each tensor, in order.
     let mut copies: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     for (task, what) in program.tasks.iter().enumerate() {
         if let Kind::Out { tensor, .. } | Kind::In { tensor, .. } = what.kind {
@@ -84,16 +85,16 @@ fn share(job: &JobPlan, program: &mut Program, refusals: &mut Refusals) {
             }
             program.tasks[first]
                 .waits
-                .extend(theirs.iter().map(|&task| Wait { task, why: Why::Slab(other) }));
+                .extend(theirs.iter().map(|&task| Wait { task, why: Why::Pool(other) }));
         }
     }
 }
 
-/// What must have a place.
+/// A residency or workspace that needs an address.
 #[derive(Default)]
 pub(super) struct Spot {
     pub size: u128,
-    /// The residency that is there at the start of the iteration.
+    /// The residency that exists at the start of the iteration.
     pub head: Option<usize>,
     /// The residency that begins in the iteration.
     pub body: Option<usize>,
@@ -102,17 +103,17 @@ pub(super) struct Spot {
     placed: Option<u64>,
 }
 
-/// Who holds a stretch of the arena last.
+/// The last owner of a range of the arena.
 #[derive(Clone, Copy)]
 struct Owner {
     end: u128,
     place: Place,
-    /// The residency, or the step of a workspace.
+    /// `Ok`: the residency. `Err`: the step of a workspace.
     holder: Result<usize, usize>,
 }
 
-/// Checks the placements and adds the waits that they cause to the tasks; what is placed, and the
-/// end of the arena.
+/// Checks the placements and adds the waits that they cause. Returns the placed ranges and the end
+/// of the arena.
 pub(super) fn places(
     job: &JobPlan,
     program: &mut Program,
@@ -184,8 +185,8 @@ fn expected(program: &Program) -> BTreeMap<Place, Spot> {
     spots
 }
 
-/// Walks the placements in their order over a map of which residency held which bytes last. The one
-/// that held them before has waited in turn, so only the last holders matter.
+/// Goes through the placements in their order, with a map of the last owner of each byte. Each
+/// owner has waited for the one before, so only the last owners matter.
 fn hand_over(
     job: &JobPlan,
     program: &mut Program,
@@ -236,7 +237,7 @@ fn hand_over(
     }
 }
 
-/// Gives a stretch to a new owner; the old ones and where theirs started.
+/// Gives a range to a new owner. Returns the old owners and where their ranges started.
 fn take(owners: &mut BTreeMap<u128, Owner>, start: u128, owner: Owner) -> Vec<(u128, Owner)> {
     if start >= owner.end {
         return Vec::new();
@@ -260,7 +261,7 @@ fn take(owners: &mut BTreeMap<u128, Owner>, start: u128, owner: Owner) -> Vec<(u
     old
 }
 
-/// Largest sum of bytes held at any instant of the timeline, of some residencies and of the
+/// The largest sum of bytes at any instant of the timeline, over some residencies and the
 /// workspaces of some steps.
 pub(super) fn peak(
     program: &Program,
@@ -288,7 +289,7 @@ pub(super) fn peak(
     for &task in program.steps.iter().filter(|task| workspaces(**task)) {
         hold(clock.start[task], clock.stop[task], program.tasks[task].workspace);
     }
-    // Ends before starts at the same instant.
+    // At the same instant, ends come before starts.
     changes.sort_unstable();
     let (mut held, mut peak) = (0u128, 0);
     for (_, start, size) in changes {
@@ -306,7 +307,7 @@ fn end(residency: &Residency, program: &Program, clock: &Clock) -> u128 {
     ends.max().unwrap_or(0)
 }
 
-/// Nanoseconds to load what starts on the device, one copy after another.
+/// Nanoseconds to load the tensors that start on the device, one copy after the other.
 pub(super) fn loading(program: &Program, link: &Link) -> u128 {
     let start =
         (0..program.graph.tensors.len()).filter(|t| !program.generated[*t] && !program.on_host[*t]);
@@ -317,10 +318,10 @@ pub(super) fn loading(program: &Program, link: &Link) -> u128 {
         .sum()
 }
 
-/// Liveness peak: every tensor freed after its last use, kept ones round the end.
+/// The liveness peak: every tensor is freed after its last use; kept tensors stay round the end.
 pub(super) fn unplanned_peak(graph: &Graph) -> u128 {
     let operators = graph.operators.len();
-    // For each tensor the operators that generate and last touch it.
+    // For each tensor the operator that generates it and the last one that touches it.
     let mut lives: Vec<(Option<usize>, usize)> = vec![(None, 0); graph.tensors.len()];
     for (position, operator) in graph.operators.iter().enumerate() {
         for operand in operator.reads().chain(operator.writes()) {
@@ -330,7 +331,7 @@ pub(super) fn unplanned_peak(graph: &Graph) -> u128 {
             lives[operand.tensor.index()].0 = Some(position);
         }
     }
-    // Bytes that begin with an operator, and bytes gone when it starts.
+    // Bytes that begin with each operator, and bytes freed before it starts.
     let (mut begins, mut ends) = (vec![0u128; operators + 1], vec![0u128; operators + 1]);
     for (tensor, (generator, last)) in graph.tensors.iter().zip(lives) {
         let size = blocks(tensor.bytes);
@@ -342,7 +343,8 @@ pub(super) fn unplanned_peak(graph: &Graph) -> u128 {
         match tensor.kept_until {
             None => ends[last + 1] += size,
             Some(until) => {
-                // Held at the start, too, and not twice should it be made before it is freed.
+                // It is also held at the start; if it is generated before it is freed, it counts
+                // once.
                 begins[0] += size;
                 ends[until.index().min(generator)] += size;
             }

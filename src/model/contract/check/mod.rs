@@ -1,11 +1,11 @@
 //! The independent proof that a plan is safe.
 //!
-//! From the meaning of a plan alone ([`super::plan`]): its own reading of the events, its own order
-//! of waits, its own clock. Shares no code with planners or engine, so that a mistake there can't
-//! hide here. Safe means: whatever the operators and copies take, every step finds what it reads,
-//! in the right version, at addresses that nothing else holds, of its own job or another; nothing
-//! waits for ever; and the iteration can repeat. The code that loads the files compares the hash of
-//! the graph.
+//! The checker implements the meaning of a plan ([`super::plan`]) on its own: it reads the events,
+//! derives the waits and keeps the time with code of its own. It shares no code with planners or
+//! engine, so that a mistake there can't hide here. A plan is safe if, whatever time operators and
+//! copies take, every step finds its inputs, in the right version, at addresses that no other
+//! residency of any job holds; if nothing waits for ever; and if the iteration can repeat. The code
+//! that loads the files compares the hash of the graph.
 
 mod arrangement;
 mod memory;
@@ -26,23 +26,22 @@ use crate::job::Graph;
 use crate::units::{Bytes, Nanos, OpId};
 use program::Program;
 
-/// What a safe plan was found to need.
+/// The figures of a plan that was proved safe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proof {
-    /// Recomputed without a look at the plan's own.
+    /// Figures of the plan, computed without those that the plan claims.
     pub figures: Figures,
-    /// The same of each job, alone.
+    /// The same figures for each job alone.
     pub jobs: Vec<Figures>,
 }
 
-/// How many reasons are collected before the rest is left out.
+/// The most reasons that are collected.
 const MOST: usize = 64;
 
-/// Proves a plan safe and its figures right. `graphs` holds the graph of each job.
+/// Proves a plan safe and its figures right. `graphs` has the graph of each job.
 ///
 /// # Errors
-/// Every reason found to refuse it. Plans are untrusted; graphs are as [`Graph`]'s maker checks
-/// them.
+/// All reasons to refuse the plan. Plans are untrusted; graphs were checked by [`Graph::new`].
 pub fn check(plan: &Plan, graphs: &[Graph]) -> Result<Proof, Vec<Refusal>> {
     let proof = check_safety(plan, graphs)?;
     let (claimed, found) = (plan.figures, proof.figures);
@@ -67,10 +66,10 @@ pub fn check(plan: &Plan, graphs: &[Graph]) -> Result<Proof, Vec<Refusal>> {
     if refusals.is_empty() { Ok(proof) } else { Err(refusals) }
 }
 
-/// Proves a plan safe, whatever figures it claims; the proof holds the right ones.
+/// Proves a plan safe, whatever figures it claims. The proof has the right figures.
 ///
 /// # Errors
-/// Every reason found to refuse it.
+/// All reasons to refuse the plan.
 pub fn check_safety(plan: &Plan, graphs: &[Graph]) -> Result<Proof, Vec<Refusal>> {
     if plan.jobs.is_empty() || plan.jobs.len() != graphs.len() {
         return Err(vec![Refusal::Jobs { jobs: plan.jobs.len(), graphs: graphs.len() }]);
@@ -105,7 +104,7 @@ pub fn check_safety(plan: &Plan, graphs: &[Graph]) -> Result<Proof, Vec<Refusal>
     Ok(Proof { figures, jobs: proved.into_iter().map(|job| job.figures).collect() })
 }
 
-/// Proves one job safe, as if it were alone. `refusals` holds what is wrong already.
+/// Proves one job safe, as if it were alone. `refusals` has the reasons found so far.
 fn prove(
     plan: &Plan,
     job: &JobPlan,
@@ -186,13 +185,13 @@ struct Proved {
     figures: Figures,
     arena: Vec<(u128, u128)>,
     pinned: Vec<(u128, u128)>,
-    /// What it shares of the arena.
+    /// Its window in the arena.
     window: Option<(u128, u128)>,
-    /// The largest sums of bytes that it holds of its own, and in the window.
+    /// Its largest sums of bytes outside the window, and in the window.
     peaks: [Bytes; 2],
 }
 
-/// Reasons so far, not more than are worth reading.
+/// The reasons so far; beyond a limit they are dropped.
 #[derive(Default)]
 struct Refusals(Vec<Refusal>);
 
@@ -210,7 +209,7 @@ impl Refusals {
     }
 }
 
-/// What a tensor or a workspace of `bytes` occupies.
+/// The bytes that a tensor or workspace of `bytes` occupies.
 fn blocks(bytes: Bytes) -> u128 {
     u128::from(bytes.0).div_ceil(512) * 512
 }

@@ -1,11 +1,11 @@
-//! Nothing waits for ever, whatever anything takes: every wait is for all of a fixed set of starts
-//! and ends, so it is enough that tasks do not wait in a circle.
+//! Proves that no task waits for ever. Every wait is for a fixed set of starts and ends, so it is
+//! enough that tasks do not wait for each other in a circle.
 
 use super::Refusals;
 use super::program::{Program, Why};
 use super::refusal::Refusal;
 
-/// Refuses a circle, naming it.
+/// Refuses a plan with a circle, and names the tasks in it.
 pub(super) fn prove(program: &Program, refusals: &mut Refusals) {
     let tasks = &program.tasks;
     let mut followers = vec![Vec::new(); tasks.len()];
@@ -24,7 +24,8 @@ pub(super) fn prove(program: &Program, refusals: &mut Refusals) {
             }
         }
     }
-    // Whatever is left waits for something that is left too: following that runs into a circle.
+    // Each remaining task waits for another remaining one, so following the waits leads into a
+    // circle.
     let Some(mut at) = (0..tasks.len()).find(|t| pending[*t] > 0) else { return };
     let mut seen = vec![usize::MAX; tasks.len()];
     let mut path = Vec::new();
@@ -43,8 +44,8 @@ pub(super) fn prove(program: &Program, refusals: &mut Refusals) {
             Why::Trigger => format!("{one} is triggered by the end of {other}"),
             Why::Data(tensor) => format!("{one} needs `{}` from {other}", program.tensor(tensor)),
             Why::Earlier(tensor) => format!("{one} waits for `{}` to leave, at the end of {other}", program.tensor(tensor)),
-            Why::Slab(tensor) => {
-                format!("{one} waits for the slot of `{}` in the pinned slab, held to the end of {other}", program.tensor(tensor))
+            Why::Pool(tensor) => {
+                format!("{one} waits for the slot of `{}` in the pinned pool, held to the end of {other}", program.tensor(tensor))
             }
             Why::Window => format!("{one} waits for the window, held to the end of {other}"),
             Why::Address(place, offset) => {

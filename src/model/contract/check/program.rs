@@ -1,5 +1,5 @@
-//! The checker's own reading of the events: steps, copies and residencies in program order, which
-//! version is where, and who waits for whom.
+//! The checker's reading of the events: steps, copies and residencies in program order, the
+//! versions of tensors, and the waits of each task.
 
 use super::refusal::Refusal;
 pub(super) use super::task::{Kind, Residency, Task, Wait, Why};
@@ -8,12 +8,12 @@ use crate::contract::plan::{Event, JobPlan, Place, Trigger};
 use crate::job::{Graph, Operator, Replay};
 use crate::units::TensorId;
 
-/// The iteration.
+/// A job's iteration.
 pub(super) struct Program<'a> {
     pub graph: &'a Graph,
     pub tasks: Vec<Task>,
     pub residencies: Vec<Residency>,
-    /// Steps, in order, by task.
+    /// The task of each step, in order.
     pub steps: Vec<usize>,
     /// For each operator the task that runs it.
     pub runs: Vec<usize>,
@@ -25,12 +25,12 @@ pub(super) struct Program<'a> {
     pub generated: Vec<bool>,
 }
 
-/// What the walk knows of a tensor.
+/// The state of a tensor while events are read.
 #[derive(Clone, Copy, Default)]
 struct State {
     open: Option<usize>,
     version: u32,
-    /// What last wrote the residency's bytes.
+    /// The task that last wrote the residency's bytes.
     written: Option<usize>,
     /// The swap-in that brought the residency.
     brought: Option<usize>,
@@ -43,11 +43,11 @@ enum Host {
     #[default]
     Nothing,
     Valid(u32),
-    /// Written since, by this task.
+    /// It was written since the copy, by this task.
     Stale(usize),
 }
 
-/// Ids in range, triggers in order, delays where they may be.
+/// Checks that ids are in range, triggers in order, and delays only where they are allowed.
 pub(super) fn ids(job: &JobPlan, graph: &Graph, refusals: &mut Refusals) {
     let (tensors, operators) = (graph.tensors.len(), graph.operators.len());
     let mut before = None;
@@ -89,7 +89,7 @@ pub(super) fn ids(job: &JobPlan, graph: &Graph, refusals: &mut Refusals) {
     }
     for id in job.host_slots.keys().filter(|id| id.index() >= tensors) {
         refusals.add(Refusal::UnknownTensor {
-            place: "a slot of the pinned slab".to_owned(),
+            place: "a slot of the pinned pool".to_owned(),
             id: id.0,
             tensors,
         });
@@ -108,7 +108,7 @@ pub(super) fn ids(job: &JobPlan, graph: &Graph, refusals: &mut Refusals) {
 }
 
 impl<'a> Program<'a> {
-    /// Reads a plan whose [`ids`] are good.
+    /// Reads a plan that passed [`ids`].
     pub fn read(job: &JobPlan, graph: &'a Graph, refusals: &mut Refusals) -> Self {
         let mut generated = vec![false; graph.tensors.len()];
         for operand in graph.operators.iter().flat_map(Operator::generates) {
@@ -139,7 +139,7 @@ impl<'a> Program<'a> {
         }
         let mut events = job.events.iter().enumerate().peekable();
         for position in 0..=graph.operators.len() {
-            // Before operator `position` stand the events after the one before it.
+            // The events after the operator before `position` come before operator `position`.
             while let Some((event, what)) =
                 events.next_if(|(_, e)| e.trigger().after.map_or(0, |k| k.index() + 1) <= position)
             {
@@ -159,7 +159,7 @@ impl<'a> Program<'a> {
         self.graph.tensors[tensor].name.clone()
     }
 
-    /// A task in words.
+    /// The description of a task.
     pub fn task(&self, task: usize) -> String {
         match self.tasks[task].kind {
             Kind::Step { operator, event: None } => {
@@ -180,7 +180,7 @@ impl<'a> Program<'a> {
         }
     }
 
-    /// A place in words; its ids need not exist.
+    /// The description of a place; its ids need not exist.
     pub fn place(&self, place: Place) -> String {
         match place {
             Place::Tensor { tensor, residency } => {
@@ -194,8 +194,8 @@ impl<'a> Program<'a> {
         }
     }
 
-    /// The end of the iteration: who stays, whether that is the start, and how placements count
-    /// residencies.
+    /// The end of the iteration: checks that its residencies are those of the start, and numbers
+    /// residencies as placements do.
     fn close(&mut self, state: &[State], refusals: &mut Refusals) {
         let mut last_version = vec![0; self.graph.tensors.len()];
         for operand in self.graph.operators.iter().flat_map(Operator::updates) {
@@ -222,7 +222,7 @@ impl<'a> Program<'a> {
             };
             if let (true, Some(open)) = (stays, open) {
                 self.residencies[open].stays = true;
-                // The part that was there at the start is its first.
+                // The residency at the start is its first one.
                 count[tensor] = 1;
             }
         }
@@ -238,7 +238,7 @@ impl<'a> Program<'a> {
     }
 }
 
-/// Tensors that nothing generates and whose first event is a swap-in before any use.
+/// The tensors that no operator generates and whose first event is a swap-in before any use.
 fn starts_on_host(job: &JobPlan, graph: &Graph, generated: &[bool]) -> Vec<bool> {
     let mut first_use = vec![usize::MAX; graph.tensors.len()];
     for (position, operator) in graph.operators.iter().enumerate().rev() {
@@ -265,7 +265,7 @@ fn starts_on_host(job: &JobPlan, graph: &Graph, generated: &[bool]) -> Vec<bool>
 
 struct Walk<'r> {
     state: Vec<State>,
-    /// The last copy in each queue.
+    /// The last copy in each direction.
     out: Option<usize>,
     inward: Option<usize>,
     refusals: &'r mut Refusals,
@@ -292,7 +292,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Begins a residency with a task (or the iteration).
+    /// Begins a residency with a task, or with the iteration.
     fn begin(&mut self, program: &mut Program, tensor: usize, task: Option<usize>) {
         let state = &mut self.state[tensor];
         if let (Some(task), Some(earlier)) = (task, state.latest) {
@@ -385,7 +385,7 @@ impl Walk<'_> {
         self.state[tensor].brought = Some(task);
     }
 
-    /// Nothing of the tensor is on the device that no event has ended.
+    /// Checks that every residency of the tensor was ended by an event.
     fn vacant(&mut self, program: &Program, tensor: usize, task: usize) {
         if self.state[tensor].open.is_some_and(|r| program.residencies[r].out.is_none()) {
             self.refusals.add(Refusal::StillResident {
@@ -436,7 +436,7 @@ impl Walk<'_> {
         self.step(program, operator, Some(event), &keep);
     }
 
-    /// A step: an operator, or its recompute with what that keeps (sorted).
+    /// Reads a step: an operator, or a recompute with the tensors that it keeps (sorted).
     fn step(
         &mut self,
         program: &mut Program,
@@ -456,7 +456,7 @@ impl Walk<'_> {
             workspace: blocks(what.workspace),
         });
         program.steps.push(task);
-        // What the recompute leaves out.
+        // The writes that the recompute leaves out.
         let mut skipped: Vec<TensorId> = match (event, what.replay) {
             (Some(_), Replay::SkipUpdates) => {
                 what.updates().map(|o| o.tensor).filter(|t| !program.generated[t.index()]).collect()
@@ -504,7 +504,7 @@ impl Walk<'_> {
         }
     }
 
-    /// A step needs a tensor in a version.
+    /// A step reads a version of a tensor.
     fn touch(&mut self, program: &mut Program, task: usize, tensor: usize, wanted: u32) {
         let state = self.state[tensor];
         let Some(open) = state.open else {
@@ -530,7 +530,7 @@ impl Walk<'_> {
 }
 
 impl Host {
-    /// After a task has written the tensor.
+    /// The state of a host copy after a task has written the tensor.
     const fn spoil(self, task: usize) -> Self {
         match self {
             Self::Valid(_) => Self::Stale(task),

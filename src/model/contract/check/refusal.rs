@@ -1,4 +1,4 @@
-//! Why a plan is refused, one clear sentence each.
+//! The reasons to refuse a plan, each one clear sentence.
 
 /// One reason to refuse a plan. Event numbers count from 0 in the plan's list; offsets are bytes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -86,20 +86,20 @@ pub enum Refusal {
         "`{tensor}` starts the iteration on the host and ends it without a valid host copy of its last version: the steady state does not close"
     )]
     HostCopyLost { tensor: String },
-    #[error("`{tensor}` is on the host but has no slot in the pinned slab")]
+    #[error("`{tensor}` is on the host but has no slot in the pinned pool")]
     SlotMissing { tensor: String },
-    #[error("`{tensor}` has a slot in the pinned slab but is never on the host")]
+    #[error("`{tensor}` has a slot in the pinned pool but is never on the host")]
     SlotUnused { tensor: String },
     #[error(
-        "the slot of `{tensor}` in the pinned slab starts at {offset}, which is not a multiple of 512"
+        "the slot of `{tensor}` in the pinned pool starts at {offset}, which is not a multiple of 512"
     )]
     SlotMisaligned { tensor: String, offset: u64 },
     #[error(
-        "the slots of `{first}` and `{second}` in the pinned slab share bytes from offset {offset}, and both are on the host at once"
+        "the slots of `{first}` and `{second}` in the pinned pool share bytes from offset {offset}, and both are on the host at once"
     )]
     SlotsOverlap { first: String, second: String, offset: u64 },
     #[error(
-        "the slot of `{tensor}` ends at {end} bytes in the pinned slab, but the device's pinned budget is {pinned} bytes"
+        "the slot of `{tensor}` ends at {end} bytes in the pinned pool, but the device's pinned budget is {pinned} bytes"
     )]
     BeyondPinned { tensor: String, end: u128, pinned: u64 },
     #[error("{place} has no placement")]

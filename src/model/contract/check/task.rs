@@ -1,29 +1,29 @@
-//! What the checker reads out of the events: tasks, what they wait for, and residencies.
+//! The result of reading the events: tasks, their waits, and residencies.
 
 use crate::contract::plan::Place;
 
-/// What runs: a step of the compute stream or a copy. Tasks are numbered in program order.
+/// A task: a step of the compute stream or a copy. Tasks are numbered in program order.
 pub(super) struct Task {
     pub kind: Kind,
-    /// Before it starts.
+    /// The waits before it starts.
     pub waits: Vec<Wait>,
-    /// A step: the latest swap-in that brings something it touches.
+    /// For a step: the latest swap-in of a tensor that it touches.
     pub cuts: Option<usize>,
-    /// A step: its workspace, scratch included, in blocks.
+    /// For a step: the bytes of its workspace, scratch outputs included, in blocks.
     pub workspace: u128,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Operator, and the event when it is a recompute.
+    /// The operator, and the event if it is a recompute.
     Step { operator: usize, event: Option<usize> },
-    /// Tensor and event.
+    /// The tensor and the event.
     Out { tensor: usize, event: usize },
-    /// Tensor and event.
+    /// The tensor and the event.
     In { tensor: usize, event: usize },
 }
 
-/// The start of a task waits for another's end.
+/// The start of a task waits for the end of another task.
 #[derive(Clone, Copy)]
 pub(super) struct Wait {
     pub task: usize,
@@ -32,28 +32,28 @@ pub(super) struct Wait {
 
 #[derive(Clone, Copy)]
 pub(super) enum Why {
-    /// One step after another.
+    /// The step before it.
     Program,
-    /// One copy after another.
+    /// The copy before it in the same direction.
     Queue,
     /// The operator of its trigger.
     Trigger,
-    /// A tensor that this task brings or writes.
+    /// A tensor that the other task brings or writes.
     Data(usize),
     /// The end of the tensor's earlier residency.
     Earlier(usize),
-    /// Bytes at an offset, held until then.
+    /// Bytes of this place, at this offset, are held until then.
     Address(Place, u64),
-    /// Bytes of the pinned slab that are this tensor's until then.
-    Slab(usize),
-    /// The stretch before in the window that jobs hold in turn.
+    /// Bytes of the pinned pool belong to this tensor until then.
+    Pool(usize),
+    /// The stretch before, in the window that jobs hold in turn.
     Window,
 }
 
-/// A stay on the device.
+/// A residency of a tensor.
 pub(super) struct Residency {
     pub tensor: usize,
-    /// As placements count them.
+    /// Its number in placements.
     pub number: u32,
     /// The task whose start begins it; `None` at the start of the iteration.
     pub begin: Option<usize>,
@@ -61,14 +61,14 @@ pub(super) struct Residency {
     pub last: Option<usize>,
     /// The copy that ends it.
     pub out: Option<usize>,
-    /// To the end of the iteration.
+    /// Whether it stays to the end of the iteration.
     pub stays: bool,
     /// The event that ends it.
     pub ended_by: Option<usize>,
 }
 
 impl Residency {
-    /// The tasks whose end it lasts for.
+    /// The tasks at whose end it may end.
     pub fn ends(&self, tasks: &[Task]) -> impl Iterator<Item = usize> {
         let copy = match self.begin {
             Some(begin)

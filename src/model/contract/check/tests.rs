@@ -1,4 +1,4 @@
-//! Each refusal from the smallest plan that earns it.
+//! The smallest plan for each reason to refuse one.
 
 use std::collections::BTreeMap;
 
@@ -117,7 +117,7 @@ fn at(after: u32) -> Trigger {
     Trigger { after: Some(OpId(after)), delay: Nanos::ZERO }
 }
 
-/// A plan with these events, everything at its own address and slot.
+/// A plan with these events, with an address and a slot of its own for each tensor.
 fn plan(events: &[Event]) -> Plan {
     let graph = graph();
     let latencies =
@@ -174,7 +174,7 @@ fn refusals(plan: &Plan) -> Vec<Refusal> {
     check_safety(plan, &[graph()]).expect_err("a plan to refuse")
 }
 
-/// The plan is refused for one reason of this kind.
+/// Asserts that the plan is refused for one reason, of this kind.
 macro_rules! refused {
     ($plan:expr, $pattern:pat) => {{
         let refusals = refusals(&$plan);
@@ -230,13 +230,13 @@ fn swaps_recomputes_and_parameters_on_the_host_pass() {
         vec![out(W, 0), inward(W, 1)],
         vec![release(G, 4)],
         vec![out(G, 3), inward(G, 3)],
-        // Read once more while it is copied.
+        // Read once more while it is being copied.
         vec![out(Y, 2)],
     ] {
         let plan = plan(&events);
         assert!(check_safety(&plan, &[graph()]).is_ok(), "{events:?}: {:?}", refusals(&plan));
     }
-    // The delay of a swap-in that the first operator waits for is cut.
+    // The delay of a swap-in for which the first operator waits is removed.
     let early = plan(&[Event::SwapIn { tensor: W, trigger: none }, out(W, 4)]);
     let figures = check_safety(&early, &[graph()]).unwrap().figures;
     assert_eq!(
@@ -248,7 +248,7 @@ fn swaps_recomputes_and_parameters_on_the_host_pass() {
     assert_eq!(check_safety(&both, &[graph()]).unwrap().figures.iteration_ns, Nanos(5000 + 220));
 }
 
-/// The small job twice, the second one behind the first in both memories.
+/// Two copies of the small job, the second behind the first in both memories.
 fn two(change: impl FnOnce(&mut Plan)) -> Plan {
     let mut plan = plan(&[out(X, 1), inward(X, 2)]);
     let mut second = plan.jobs[0].clone();
@@ -278,8 +278,8 @@ fn several_jobs_have_bytes_of_their_own() {
         same[0],
         "job 0 (`small`) and job 1 (`small`) both use byte 0 of the arena; every job has bytes of its own"
     );
-    let slab = refused(|p| p.jobs[1].host_slots = p.jobs[0].host_slots.clone());
-    assert!(slab[0].ends_with("of the pinned slab; every job has bytes of its own"), "{slab:?}");
+    let pool = refused(|p| p.jobs[1].host_slots = p.jobs[0].host_slots.clone());
+    assert!(pool[0].ends_with("of the pinned pool; every job has bytes of its own"), "{pool:?}");
     let inside = refused(|p| p.jobs[1].latencies[0].time = Nanos::ZERO);
     assert_eq!(
         inside,
@@ -291,7 +291,7 @@ fn several_jobs_have_bytes_of_their_own() {
     ));
 }
 
-/// Both jobs have X, wherever it is, in a window above all else.
+/// Both jobs have X in a window above all other bytes.
 fn window(change: impl FnOnce(&mut Plan)) -> Plan {
     two(|plan| {
         let (low, bytes) = (Bytes(1 << 15) + Bytes(1 << 14), Bytes(4096));
@@ -323,8 +323,8 @@ fn a_window_is_shared_and_nothing_else() {
         "the window counts once: {}",
         shared.figures.peak_bytes
     );
-    // X leaves after operator 1 and comes back after operator 2: handed over between, the copy back
-    // waits for the copy out.
+    // X leaves after operator 1 and comes back after operator 2. If the window is handed over in
+    // between, the copy back waits for the copy out.
     assert!(check(|p| p.jobs[0].window.as_mut().unwrap().hands_over_after = vec![OpId(1)]).is_ok());
 
     let refused = |change: fn(&mut Plan)| refused(&check(change).unwrap_err());
@@ -355,7 +355,7 @@ fn a_window_is_shared_and_nothing_else() {
         boundary.iter().any(|b| b.contains("is there at the iteration's boundary")),
         "{boundary:?}"
     );
-    // Operator 2 uses X, so it can't wait for X to go before it makes Y.
+    // Operator 2 reads X, so it can't wait for X to leave before it makes Y.
     let circle = refused(|p| {
         let low = p.jobs[0].window.as_ref().unwrap().offset;
         p.jobs.iter_mut().for_each(|job| job.window.as_mut().unwrap().bytes = Bytes(8192));
@@ -426,7 +426,7 @@ fn recomputes_that_can_not_be() {
 fn what_steps_need() {
     let refused = refused!(plan(&[release(X, 1)]), Refusal::NotResident { .. });
     assert_eq!(refused[0], "operator `norm` needs `x`, which is not on the device then");
-    // Made again without its in-place write.
+    // Recomputed without its in-place write.
     refused!(
         plan(&[release(X, 2), again(0, 2, &[X])]),
         Refusal::WrongVersion { wanted: 1, found: 0, .. }
@@ -455,7 +455,7 @@ fn a_steady_state_closes() {
 }
 
 #[test]
-fn the_pinned_slab() {
+fn the_pinned_pool() {
     let swapped = |change: &dyn Fn(&mut BTreeMap<TensorId, Bytes>)| {
         let mut plan = plan(&[out(X, 1), out(Y, 2), inward(X, 2), inward(Y, 2)]);
         change(&mut plan.jobs[0].host_slots);
@@ -475,7 +475,7 @@ fn the_pinned_slab() {
         swapped(&|s| _ = s.insert(X, Bytes(5 * 512))),
         Refusal::SlotsOverlap { offset: 3072, .. }
     );
-    // One after the other they may share, and the second waits for the first.
+    // They may share bytes one after the other, and the second waits for the first.
     let turns = |shared: bool| {
         let mut plan = plan(&[out(X, 1), inward(X, 1), out(Y, 2), inward(Y, 2)]);
         if shared {
@@ -522,7 +522,7 @@ fn placements() {
         refused[0].contains("operator `norm` waits for the bytes from offset 4608 of residency 0 of `x`, held to the end of operator `use`"),
         "{refused:?}"
     );
-    // What a recompute generates and does not keep has its place in the workspace.
+    // A tensor that a recompute generates and does not keep is in the workspace.
     let mut scratch = plan(&[again(0, 3, &[])]);
     assert!(check_safety(&scratch, &[graph()]).is_ok());
     scratch.jobs[0].placements.retain(|p| matches!(p.place, Place::Tensor { .. }));
@@ -531,7 +531,7 @@ fn placements() {
 
 #[test]
 fn bytes_pass_from_hand_to_hand() {
-    // x leaves, y takes its place, x comes back elsewhere: fine in this order only.
+    // x leaves, y takes its address, x comes back elsewhere: valid only in this order.
     let mut swapped = plan(&[out(X, 2), inward(X, 2)]);
     let first = *offset(&mut swapped, X, 0);
     *offset(&mut swapped, X, 1) = first;

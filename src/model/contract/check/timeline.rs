@@ -1,27 +1,27 @@
-//! The checker's own clock: when every task starts and ends without noise, in whole nanoseconds.
+//! The checker's clock: start and end of every task without noise, in whole nanoseconds.
 
 use super::program::{Kind, Program};
 use crate::contract::plan::JobPlan;
 use crate::device::Link;
 
-/// When tasks start and end, and the iteration.
+/// Start and end of each task, and of the iteration.
 pub(super) struct Clock {
     pub start: Vec<u128>,
     pub stop: Vec<u128>,
     pub end: u128,
 }
 
-/// A copy in flight.
+/// A copy in progress.
 struct Flight {
     task: usize,
-    /// Units of work left; never zero at its start.
+    /// Units of work left; not zero when it starts.
     left: u128,
 }
 
-/// Units of work of a copy of `bytes` at `rate` bytes a second; a unit is a billionth of a byte.
+/// Units of work of a copy of `bytes` at `rate` bytes per second; a unit is a billionth of a byte.
 pub(super) fn work(bytes: u64, rate: u64, link: &Link) -> u128 {
     let units = u128::from(bytes) * 1_000_000_000 + u128::from(link.overhead_ns) * u128::from(rate);
-    // What takes no time takes a nanosecond.
+    // A copy takes at least a nanosecond.
     units.max(1)
 }
 
@@ -40,11 +40,11 @@ struct Run<'a> {
     clock: Clock,
     job: &'a JobPlan,
     program: &'a Program<'a>,
-    /// Swap-ins up to this task are due.
+    /// Swap-ins up to this task start without their delay.
     cut: Option<usize>,
 }
 
-/// Runs one iteration. `None` if it can't end, or not within what is counted.
+/// Simulates one iteration. `None` if it can't end, or takes longer than can be counted.
 pub(super) fn run(job: &JobPlan, program: &Program, link: &Link) -> Option<Clock> {
     let tasks = &program.tasks;
     let mut followers = vec![Vec::new(); tasks.len()];
@@ -68,7 +68,7 @@ pub(super) fn run(job: &JobPlan, program: &Program, link: &Link) -> Option<Clock
     let mut running: Option<(usize, u128)> = None;
     let mut now = 0u128;
     loop {
-        // All that can start at this instant.
+        // Start every task that can start at this instant.
         loop {
             let mut started = false;
             if running.is_none()
@@ -129,7 +129,7 @@ pub(super) fn run(job: &JobPlan, program: &Program, link: &Link) -> Option<Clock
             running = None;
         }
         now = next;
-        // Far from overflow in every product above, and beyond what figures can say.
+        // Larger times could overflow in the products above, and do not fit in the figures.
         if now > u128::from(u64::MAX) {
             return None;
         }
@@ -158,7 +158,7 @@ impl Run<'_> {
         }
     }
 
-    /// When a copy whose waits are over is due.
+    /// The time at which a copy whose waits are over may start.
     fn due(&self, copy: usize) -> u128 {
         let (event, inward) = match self.program.tasks[copy].kind {
             Kind::Out { event, .. } => (event, false),

@@ -1,10 +1,10 @@
-//! The window that jobs hold in turn: what lies in it, and that the job that holds it releases it.
+//! Checks the window that jobs hold in turn: what is placed in it, and that each holder releases
+//! it.
 //!
-//! A job's part of the proof: nothing lies in the window at the iteration's boundary, nothing lies
-//! across its border, and every stretch waits for the one before. With these waits among the
-//! others, [`super::order`] shows that what a stretch needs to end never needs a later stretch to
-//! begin; so the holder lets go, whatever anything takes, and a line of first come, first served
-//! moves on.
+//! For one job it proves that no residency is in the window at the iteration's boundary, that none
+//! lies across its border, and that every stretch waits for the one before. With these waits,
+//! [`super::order`] shows that a stretch can end without a later stretch having begun. So the
+//! holder lets go of the window whatever time anything takes, and the line of jobs moves on.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,20 +15,20 @@ use super::refusal::Refusal;
 use crate::contract::plan::{JobPlan, Place};
 use crate::job::Graph;
 
-/// What of a job lies where.
+/// The placements of a job in and outside the window.
 #[derive(Default)]
 pub(super) struct Inside {
-    /// Its window's first byte and the one after its last.
+    /// The window's first byte and the one after its last.
     pub window: Option<(u128, u128)>,
-    /// The stretches of the arena that are its own.
+    /// The ranges of the arena outside the window.
     pub own: Vec<(u128, u128)>,
     /// Residencies in the window.
     pub residencies: BTreeSet<usize>,
-    /// Steps, by task, whose workspace is in the window.
+    /// Steps (by task) whose workspace is in the window.
     pub workspaces: BTreeSet<usize>,
 }
 
-/// The operators at which the window is handed over exist and stand in order.
+/// Checks that the operators after which the window is handed over exist and are in order.
 pub(super) fn ids(job: &JobPlan, graph: &Graph, refusals: &mut Refusals) {
     let Some(window) = &job.window else { return };
     let operators = graph.operators.len();
@@ -40,7 +40,7 @@ pub(super) fn ids(job: &JobPlan, graph: &Graph, refusals: &mut Refusals) {
     }
 }
 
-/// Tells what lies in the window from what does not, and lets each stretch wait for the one before.
+/// Separates placements in the window from others, and lets each stretch wait for the one before.
 pub(super) fn read(
     job: &JobPlan,
     program: &mut Program,
@@ -58,8 +58,8 @@ pub(super) fn read(
     if high > budget {
         refusals.add(Refusal::WindowBeyondBudget { end: high, budget: budget as u64 });
     }
-    // By part of the iteration between two hand-overs: the tasks that begin something in the
-    // window, and those whose end they last for.
+    // For each part of the iteration between two hand-overs: the tasks that begin a residency in
+    // the window, and the tasks at whose end these residencies end.
     let mut parts: BTreeMap<usize, (BTreeSet<usize>, BTreeSet<usize>)> = BTreeMap::new();
     for placement in &job.placements {
         let Some(spot) = spots.get(&placement.place) else { continue };
@@ -99,12 +99,12 @@ pub(super) fn read(
     let mut before: Option<BTreeSet<usize>> = None;
     for (begins, mut ends) in parts.into_values() {
         for task in begins {
-            // A step that ends the one and begins the next would wait for itself: a circle.
+            // A step that ends one stretch and begins the next would wait for itself: a circle.
             program.tasks[task]
                 .waits
                 .extend(before.iter().flatten().map(|&task| Wait { task, why: Why::Window }));
         }
-        // Steps run in order, so the last says all.
+        // Steps run in order, so waiting for the last one is enough.
         let steps: Vec<usize> = ends
             .iter()
             .copied()
@@ -118,7 +118,7 @@ pub(super) fn read(
     inside
 }
 
-/// In which part of the iteration a task stands.
+/// The number of the stretch to which a task belongs.
 fn stretch(job: &JobPlan, kind: Kind) -> usize {
     let after = |event: usize| job.events[event].trigger().after;
     let handed = |over: &dyn Fn(u32) -> bool| {

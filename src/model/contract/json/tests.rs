@@ -31,7 +31,7 @@ pub fn device() -> Profile {
     }
 }
 
-/// A plan of the hand-written graph that says a bit of everything; it need not be safe.
+/// A plan of the hand-written graph with an example of everything; it need not be safe.
 pub fn sample() -> (Plan, Vec<Graph>) {
     let graph = json::read(&fixtures().join("mlp.graph.json")).unwrap();
     let names = Names::of(&graph);

@@ -410,8 +410,8 @@ impl Queue {
     /// # Errors
     /// When the driver refuses.
     pub fn copy_in(&self, to: u64, from: *mut c_void, bytes: usize) -> Result<(), Fault> {
-        // SAFETY: the stretches are inside slab and arena, checked, and stay until the stream is
-        // done.
+        // SAFETY: the ranges are inside pinned memory and arena, checked, and stay until the stream
+        // is done.
         unsafe { sys::cuMemcpyHtoDAsync_v2(to, from, bytes, self.stream) }
             .result()
             .map_err(fault("does not copy to the device"))

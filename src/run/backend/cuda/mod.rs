@@ -59,7 +59,7 @@ pub struct Cuda<'a> {
     // then memories and events, the context last.
     prepared: Prepared,
     arena: driver::DeviceMemory,
-    slab: driver::PinnedMemory,
+    pinned: driver::PinnedMemory,
     words: driver::PinnedMemory,
     base: Event,
     ends: Vec<Event>,
@@ -161,8 +161,8 @@ impl<'a> Cuda<'a> {
         )?;
         let store = usize::try_from(script.store.0)
             .map_err(|_| Failure::Device(format!("a host store of {}", script.store)))?;
-        let slab = context.pin(store + prepared.uploads.len()).map_err(fail)?;
-        slab.write(store, &prepared.uploads).map_err(fail)?;
+        let pinned = context.pin(store + prepared.uploads.len()).map_err(fail)?;
+        pinned.write(store, &prepared.uploads).map_err(fail)?;
         let ends =
             script.items.iter().map(|_| context.event()).collect::<Result<_, _>>().map_err(fail)?;
         let notes = vec![format!("on {}; {}", context.name, prepared.versions)];
@@ -172,7 +172,7 @@ impl<'a> Cuda<'a> {
             poison: options.poison,
             prepared,
             arena,
-            slab,
+            pinned,
             words,
             base: context.event().map_err(fail)?,
             ends,
@@ -215,7 +215,7 @@ impl<'a> Cuda<'a> {
                 Ready::Zero { to, bytes } => queue.fill(*to, 0, *bytes).map_err(KernelError::from),
                 Ready::Upload { to, at, bytes } => {
                     let from = Bytes(self.script.store.0 + *at as u64);
-                    self.slab
+                    self.pinned
                         .at(from, Bytes(*bytes as u64))
                         .and_then(|from| queue.copy_in(*to, from, *bytes))
                         .map_err(KernelError::from)
@@ -288,14 +288,14 @@ impl Device for Cuda<'_> {
                 self.high = self.high.max(offset + size.in_blocks());
                 Ok(())
             }
-            Memory::Host => self.slab.write(offset.0 as usize, data).map_err(fail),
+            Memory::Host => self.pinned.write(offset.0 as usize, data).map_err(fail),
         }
     }
 
     fn read(&mut self, memory: Memory, offset: Bytes, into: &mut [u8]) -> Result<(), Failure> {
         match memory {
             Memory::Device => self.arena.read(offset, into).map_err(fail),
-            Memory::Host => self.slab.read(offset.0 as usize, into).map_err(fail),
+            Memory::Host => self.pinned.read(offset.0 as usize, into).map_err(fail),
         }
     }
 
@@ -320,7 +320,7 @@ impl Device for Cuda<'_> {
             Work::Copy { device, host, bytes } => {
                 let (device, host) = (
                     self.arena.at(device, bytes).map_err(fail)?,
-                    self.slab.at(host, bytes).map_err(fail)?,
+                    self.pinned.at(host, bytes).map_err(fail)?,
                 );
                 let size = usize::try_from(bytes.0)
                     .map_err(|_| Failure::Device(format!("a copy of {bytes}")))?;
