@@ -127,7 +127,7 @@ pub enum ServiceError {
 /// A message to the service.
 enum Message {
     Progress(JobId, Progress),
-    Asked(Request),
+    Request(Request),
     Planned(u64, Result<Vec<JobPlan>, String>),
 }
 
@@ -162,7 +162,7 @@ impl Remote {
     /// Sends a request. Returns whether the service is still running.
     #[must_use]
     pub fn ask(&self, request: Request) -> bool {
-        self.0.send(Message::Asked(request)).is_ok()
+        self.0.send(Message::Request(request)).is_ok()
     }
 }
 
@@ -334,7 +334,7 @@ impl<'env> Service<'_, 'env> {
                 None => self.mailbox.messages.recv().map_err(|_| RecvTimeoutError::Disconnected),
             };
             match message {
-                Ok(message) => self.hear(message, notice),
+                Ok(message) => self.handle(message, notice),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
@@ -369,7 +369,7 @@ impl<'env> Service<'_, 'env> {
         }
     }
 
-    fn hear(&mut self, message: Message, notice: &mut dyn FnMut(Notice<'_>)) {
+    fn handle(&mut self, message: Message, notice: &mut dyn FnMut(Notice<'_>)) {
         let now = self.now();
         match message {
             // The job was refused, and its thread is still ending.
@@ -392,8 +392,8 @@ impl<'env> Service<'_, 'env> {
             Message::Progress(id, Progress::Failed(error)) => {
                 self.gone(id, Verdict::Failed(error.to_string()), notice)
             }
-            Message::Asked(Request::Close) => self.mailbox.open = false,
-            Message::Asked(Request::Submit(mut tenant)) => {
+            Message::Request(Request::Close) => self.mailbox.open = false,
+            Message::Request(Request::Submit(mut tenant)) => {
                 tenant.submit = now;
                 let name = tenant.name.clone();
                 let seated = coming(&tenant.work, &tenant.work.plan, 0)
@@ -404,7 +404,7 @@ impl<'env> Service<'_, 'env> {
                     self.records.refused(&name, now, verdict);
                 }
             }
-            Message::Asked(Request::End(name)) => {
+            Message::Request(Request::End(name)) => {
                 match self.seats.iter().position(|s| s.stage != Stage::Gone && s.name == name) {
                     Some(id) if self.seats[id].stage == Stage::There => {
                         self.scheduler.stop(id as JobId)

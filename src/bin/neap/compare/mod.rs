@@ -20,7 +20,7 @@ use serde_json::Value;
 use crate::accounting::Accounting;
 use crate::output::{self, Answer, Ending, note};
 use crate::progress;
-use crate::settings::{Asked, Budget, DeviceFlags, JobArg, Outputs};
+use crate::settings::{Budget, DeviceFlags, JobArg, NamedBudget, Outputs};
 
 /// Compare the plans of several planners for each budget and device with the best that is possible.
 ///
@@ -202,7 +202,7 @@ impl<B, F> Row<B, F> {
         Self {
             device: case.device().name.clone(),
             planner,
-            budget: Asked(asked, budget).to_string(),
+            budget: NamedBudget(asked, budget).to_string(),
             budget_bytes: budget,
             fits,
             unplanned_peak_bytes: case.peak(),

@@ -1,7 +1,7 @@
 //! `neap estimate`: the GPU memory that a job needs, from a trace of the job on a CPU.
 
 mod files;
-mod tell;
+mod report;
 
 use std::path::{Path, PathBuf};
 
@@ -177,7 +177,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         let mut ending = Ending::default();
         if as_json {
             let by_module = flags.by.is_some();
-            let report = tell::Report::of(&estimate, &places, flags.top, by_module);
+            let report = report::Report::of(&estimate, &places, flags.top, by_module);
             let object = serde_json::to_value(report)?;
             if several {
                 objects.push(object);
@@ -189,7 +189,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
             ending.then(|| output::data(&files::by_module(&usages)?));
         } else {
             let gap = if index > 0 { "\n" } else { "" };
-            let text = tell::text(&estimate, &places, flags.top);
+            let text = report::text(&estimate, &places, flags.top);
             ending.then(|| output::data(&format!("{gap}{text}")));
         }
         if let Some(path) = &flags.curve {

@@ -26,7 +26,7 @@ use crate::output::note;
 pub use job::JobArg;
 pub use outputs::Outputs;
 pub use target::TargetFlags;
-pub use values::{Asked, Budget};
+pub use values::{Budget, NamedBudget};
 
 /// The device, and the sources of latencies.
 #[derive(clap::Args, Clone, Debug, Default)]

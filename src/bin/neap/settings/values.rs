@@ -95,9 +95,9 @@ impl Budget {
 }
 
 /// A budget as the user wrote it, and its bytes.
-pub struct Asked(pub Budget, pub Bytes);
+pub struct NamedBudget(pub Budget, pub Bytes);
 
-impl fmt::Display for Asked {
+impl fmt::Display for NamedBudget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Budget::Share(share) if share % 1000 == 0 => write!(f, "{}%", share / 1000),

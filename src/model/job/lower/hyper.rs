@@ -59,15 +59,15 @@ fn from_scalars(
     notes: &mut Vec<String>,
 ) -> Result<Vec<(TensorId, Group)>, String> {
     let mut of = Vec::new();
-    let mut said: Vec<Group> = Vec::new();
+    let mut distinct: Vec<Group> = Vec::new();
     for (parameters, group) in recovered {
         let group = group?;
-        if !said.contains(&group) {
-            said.push(group.clone());
+        if !distinct.contains(&group) {
+            distinct.push(group.clone());
         }
         of.extend(parameters.into_iter().map(|p| (p, group.clone())));
     }
-    for group in said {
+    for group in distinct {
         let values: Vec<String> = group.values.iter().map(|(k, v)| format!("{k} {v}")).collect();
         notes.push(format!(
             "the optimizer's hyperparameters are not recorded; recovered from scalars rounded to six decimals (a smaller eps is the framework's default): {} with {}",
@@ -90,10 +90,10 @@ fn adjusted(
     let several = seen.windows(2).any(|pair| pair[0].values != pair[1].values);
     if !several {
         let rate = seen.first().and_then(|g| g.values.get("lr"));
-        if let (Some(said), Some(used)) = (recorded.values.get("lr"), rate)
-            && apart(*said, *used)
+        if let (Some(stated), Some(used)) = (recorded.values.get("lr"), rate)
+            && apart(*stated, *used)
         {
-            notes.push(format!("the optimizer is recorded with lr {said}, but its step used about {used}; lr {said} is kept"));
+            notes.push(format!("the optimizer is recorded with lr {stated}, but its step used about {used}; lr {stated} is kept"));
         }
         return parameters.map(|p| (p, recorded.clone())).collect();
     }
@@ -105,9 +105,9 @@ fn adjusted(
     let adjust = |parameter: TensorId| {
         let mut group = recorded.clone();
         for (key, used) in own(parameter).into_iter().flat_map(|g| &g.values) {
-            let said = group.values.get(key).copied();
+            let stated = group.values.get(key).copied();
             // A small eps cannot be seen in rounded scalars.
-            if key != "eps" && said.is_none_or(|said| apart(said, *used)) {
+            if key != "eps" && stated.is_none_or(|stated| apart(stated, *used)) {
                 group.values.insert(key.clone(), *used);
                 group.recovered = true;
             }
@@ -117,8 +117,8 @@ fn adjusted(
     parameters.map(adjust).collect()
 }
 
-fn apart(said: f64, used: f64) -> bool {
-    (said - used).abs() > APART * said.abs() + 2e-6
+fn apart(stated: f64, used: f64) -> bool {
+    (stated - used).abs() > APART * stated.abs() + 2e-6
 }
 
 /// The reason why an optimizer of this class stays as recorded.

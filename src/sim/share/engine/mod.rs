@@ -10,9 +10,9 @@
 //! In lanes, all memory has an address ([`super::layout`]). Where no hole is large enough, memory
 //! is packed once the jobs whose memory moves are between two iterations, and packing takes time.
 
+mod record;
 mod room;
 mod schedule;
-mod tell;
 mod turns;
 
 use std::cmp::Reverse;
@@ -265,7 +265,7 @@ impl<'a> Engine<'a> {
             self.schedule();
             self.lie();
             self.set_speed();
-            self.tell();
+            self.record();
         }
     }
 

@@ -6,7 +6,7 @@ use super::{Engine, State};
 use crate::units::{Bytes, Nanos};
 
 impl Engine<'_> {
-    pub(super) fn tell(&mut self) {
+    pub(super) fn record(&mut self) {
         if self.keep.moments {
             let (persistent, lanes) = match &self.room {
                 Room::Lanes(lanes) => {
