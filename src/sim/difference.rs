@@ -1,38 +1,38 @@
-//! Where a run's requests and a recording's part ways.
+//! Finds the differences between a run's requests and a recording's.
 //!
-//! A recording may begin after the job did and end before it: then its requests are looked for
-//! inside the run's. Beyond the first difference the two are brought together again where they
-//! agree for a while, so that one extra block does not make all that follows differ.
+//! A recording may begin after the job began and end before it ended, so the recording's requests
+//! are searched for within the run's. After a difference the comparison continues where both agree
+//! again for a while, so that one extra block does not make all later requests differ.
 
 use std::collections::{HashMap, VecDeque};
 
 use crate::requests::Request;
 use crate::units::Bytes;
 
-/// The allocator's unit of what it gives out.
+/// The allocator's unit of block sizes, in bytes.
 const GRANULE: u64 = 512;
-/// Requests that must agree where two sequences come together again.
+/// How many requests must agree for the comparison to continue after a difference.
 const AGREE: usize = 8;
-/// Requests that may be skipped to get there, on both sides together.
+/// The most requests that may be skipped for that, on both sides together.
 const SKIP: usize = 256;
 /// Searches of that length that may fail before shorter ones do, and how long those are: what has
 /// nothing in common is not worth the time.
 const FAILURES: usize = 500;
 const SHORT_SKIP: usize = 8;
-/// Requests that are tried at each place where a recording may begin.
+/// How many requests are compared at each place where the recording may begin.
 const TRIED: usize = 20_000;
-/// Places that are tried, where the live blocks don't tell.
+/// The most places that are tried, if the live blocks don't determine the place.
 const PLACES: usize = 1 << 20;
 
-/// A request whose ids and streams are independent of the sequence that it stands in.
+/// A request in a form that does not depend on the ids and streams of its sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// Allocates rather than frees.
+    /// Whether it allocates rather than frees.
     pub allocates: bool,
-    /// As asked for.
+    /// The requested bytes.
     pub bytes: Bytes,
-    /// For an allocation its stream, numbered as they come; for a free how many allocations ago the
-    /// block was made. None where that was before the comparison begins.
+    /// For an allocation its stream, numbered by first use. For a free, how many allocations ago
+    /// the block was allocated; `None` if that was before the comparison.
     pub relation: Option<u64>,
     /// The index of the request.
     pub index: usize,
@@ -48,29 +48,29 @@ impl Step {
     }
 }
 
-/// What a comparison found.
+/// The result of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Comparison {
     /// The index in the run at which the recording begins.
     pub begins: usize,
-    /// The index in the run behind the last request that was compared.
+    /// The index in the run after the last request that was compared.
     pub ends: usize,
-    /// Whether exactly what lived when the recording began lives there.
+    /// Whether exactly the recording's first live blocks are live there.
     pub begins_exactly: bool,
-    /// Requests that agree.
+    /// Number of requests that agree.
     pub agree: u64,
-    /// Requests that only the run has, up to the recording's end.
+    /// Number of requests that only the run has, up to the recording's end.
     pub only_run: u64,
-    /// Requests that only the recording has.
+    /// Number of requests that only the recording has.
     pub only_recorded: u64,
-    /// Requests that the recording has beyond the run's end.
+    /// Number of the recording's requests after the run's end.
     pub beyond: u64,
-    /// The first requests that differ, of the run and of the recording; none at an end.
+    /// The first requests that differ, of the run and of the recording; `None` at an end.
     pub first: Option<(Option<Step>, Option<Step>)>,
 }
 
-/// Compares a run with a recording whose first `at_start` requests stand for what lived when it
-/// began.
+/// Compares a run with a recording. The recording's first `at_start` requests stand for the blocks
+/// that were live when it began.
 #[must_use]
 pub fn compare(run: &[Request], recorded: &[Request], at_start: usize) -> Comparison {
     let there = steps(recorded, at_start);
@@ -127,7 +127,8 @@ fn together_again(here: &[Step], there: &[Step], most: usize) -> Option<(usize, 
     all.find(|&(i, j)| agree(i, j))
 }
 
-/// The steps from a request on. The cache's emptying is no step: snapshots tell it only at times.
+/// The steps from a request on. Emptying the cache is left out, because snapshots don't always
+/// record it.
 fn steps(requests: &[Request], from: usize) -> Vec<Step> {
     let mut made: HashMap<u32, (Bytes, Option<u64>)> = HashMap::new();
     let mut streams: HashMap<u32, u64> = HashMap::new();
@@ -159,8 +160,9 @@ fn steps(requests: &[Request], from: usize) -> Vec<Step> {
     all
 }
 
-/// The index in `run` at which a recording begins: where just what it began with is live, and what
-/// follows agrees longest. False with it where no place has just those blocks.
+/// The index in `run` at which the recording begins: exactly the recording's first blocks are live
+/// there, and the requests after it agree longest. With it, false if no place has exactly these
+/// blocks.
 fn beginning(run: &[Request], living: &[Request], there: &[Step]) -> (usize, bool) {
     if living.is_empty() {
         return (0, true);
@@ -209,7 +211,7 @@ fn beginning(run: &[Request], living: &[Request], there: &[Step]) -> (usize, boo
     (places.iter().copied().max_by_key(|p| longest(p)).unwrap_or(0), exactly)
 }
 
-/// A set of sizes, each counted, by sums that tell sets apart.
+/// A hash of a multiset of sizes, as sums of the sizes' hashes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Mix {
     blocks: u64,

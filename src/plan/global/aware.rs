@@ -1,20 +1,20 @@
-//! Several jobs planned in several ways, and what they come to side by side.
+//! Plans several jobs in several ways, and compares how they run side by side.
 //!
-//! A job's own plan promises what it would take alone. Beside others its copies wait for theirs,
-//! and its waits are hidden by their compute: a plan that is the best alone need not be the best
-//! among others. So with the planner `neap` all jobs are planned in several ways (`Way`), all
-//! within the budget, and the one is taken that costs least in a simulated [`joint::Round`]: its
-//! time, and each job's mean iteration in it, relative to what they are unplanned and alone; of
-//! equals the first. Then jobs take over what another way made of them, one after the other, where
-//! that fits and costs less.
+//! A job's own plan is made for the job alone. Beside other jobs its copies wait for theirs, and
+//! their computation fills its waits. So the best plan alone need not be the best beside others.
+//! The planner `neap` therefore plans all jobs in several ways (`Way`), each within the budget, and
+//! simulates a [`joint::Round`] of each way. The cost of a way is the round's time and each job's
+//! mean iteration in it, relative to the unplanned jobs alone. The cheapest way is chosen; of equal
+//! ways the first. Then one job after the other takes its plan from another way, if that fits and
+//! lowers the cost.
 //!
-//! Who gets how much memory is decided once, by steps down in the first way, which plans each job
-//! for its part of the link; the others, with less effort, plan for that and for even parts. Equal
-//! jobs of many operators get even parts at once. Other planners know one way, theirs. Switches:
-//! `joint`, `link-share`, `portfolio` in [`neap::Options`]. Cost: one descent of all jobs where
-//! they differ, a plan of each different job a way, and some milliseconds a round. More than `FEW`
-//! jobs are planned as if alone. Few huge tensors are dear: each part that can't be placed is
-//! searched for.
+//! The first way decides how much memory each job gets, by the steps of [`super::make`], with each
+//! job planned for its part of the link. The other ways plan with less effort for the same parts
+//! and for even parts. Equal jobs of many operators get even parts at once. Other planners have
+//! only one way. Switches: `joint`, `link-share`, `portfolio` in [`neap::Options`]. Cost: one
+//! descent of all jobs if they differ, a plan of each different job for each way, and some
+//! milliseconds for each round. More than `FEW` jobs are planned as if alone. Jobs with few huge
+//! tensors take long, because each part whose tensors can't be placed is searched for.
 
 use super::{Jobs, Memo, Together, join, parts, shares};
 use crate::budget::{self, Infeasible, PlanError, Planned};
@@ -30,16 +30,16 @@ use crate::{neap, tensile};
 /// A way to plan all jobs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Way {
-    /// As if each were alone.
+    /// Each job as if it were alone.
     Alone,
-    /// At another rate of the link, in thousandths of its own for each job.
+    /// Each job for a slower link: its name, and for each job the rate in thousandths.
     Link(&'static str, Vec<u64>),
-    /// By another planner.
+    /// All jobs by another planner.
     Planner(Box<Method>),
 }
 
 impl Way {
-    /// For the plan's record; `None` for the first.
+    /// Its name in the plan's record; `None` for [`Way::Alone`].
     fn name(&self) -> Option<&str> {
         match self {
             Self::Alone => None,
@@ -49,7 +49,7 @@ impl Way {
     }
 }
 
-/// Makes the plan.
+/// Makes one plan of all jobs.
 ///
 /// # Errors
 /// As [`super::make`].
@@ -58,7 +58,7 @@ pub(super) fn make(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanErr
     let several = ways.len() > 1;
     let sights = jobs.jobs.iter().map(|job| Sight::of(jobs, job)).collect();
     let mut trial = Trial { jobs, ways: &ways, sights, found: Vec::new(), why: None };
-    // Equal jobs get equal parts. Where few huge tensors decide, other parts are other luck.
+    // Equal jobs get equal parts. With few huge tensors, other parts may happen to be better.
     let even = even(jobs);
     let alike = jobs
         .jobs
@@ -67,8 +67,8 @@ pub(super) fn make(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanErr
     let large = jobs.jobs.iter().any(|job| job.graph.operators.len() > SMALL);
     let equal = several && alike && large && trial.plan(0, Some((&even, false)), memo)?;
     if !equal {
-        // Who gets how much is decided once, in the first way, or as if alone if that does not meet
-        // the budget.
+        // The first way decides how much memory each job gets; if it does not meet the budget,
+        // planning each job alone decides.
         for index in (0..ways.len()).filter(|&index| index == 0 || ways[index] == Way::Alone) {
             if trial.plan(index, None, memo)? {
                 break;
@@ -81,8 +81,7 @@ pub(super) fn make(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanErr
     {
         let (base, arenas) =
             (*base, parts.iter().map(|part| part.plan.figures.arena_bytes).collect::<Vec<Bytes>>());
-        // On small graphs the planners that stand in have been asked, and what fails to be placed
-        // takes long.
+        // Small graphs have tried the other planners already, and a failed placement takes long.
         for index in
             (0..ways.len()).filter(|&index| large && index != base && ways[index] != Way::Alone)
         {
@@ -121,12 +120,13 @@ struct Trial<'t, 'a> {
     ways: &'t [Way],
     sights: Vec<Sight>,
     found: Vec<(u128, usize, Vec<Planned>)>,
-    /// Why the first that failed did.
+    /// Why the first way that failed did so.
     why: Option<Box<Infeasible>>,
 }
 
 impl Trial<'_, '_> {
-    /// Plans in a way, within these arenas or within the budget; whether that can be met.
+    /// Plans in one way, within these arenas or else within the budget. Returns whether that was
+    /// possible.
     fn plan(
         &mut self,
         index: usize,
@@ -136,8 +136,8 @@ impl Trial<'_, '_> {
         match planned(self.jobs, &self.ways[index], arenas, memo) {
             Ok(parts) => {
                 let all: Vec<&Planned> = parts.iter().collect();
-                // Where there is no choice there is nothing to compare, and nothing is quicker than
-                // what runs as if unplanned.
+                // With only one way there is nothing to compare, and no plan is faster than one
+                // without events. The cost of equal plans is known.
                 let known = || {
                     self.found.iter().find(|(_, _, known)| {
                         known.iter().zip(&parts).all(|(a, b)| a.plan.jobs == b.plan.jobs)
@@ -152,7 +152,7 @@ impl Trial<'_, '_> {
                 Ok(true)
             }
             Err(PlanError::Infeasible(no)) => {
-                // Of parts it says nothing about the whole.
+                // A failure with given arenas says nothing about the whole budget.
                 self.why = self.why.take().or(arenas.is_none().then_some(no));
                 Ok(false)
             }
@@ -161,12 +161,12 @@ impl Trial<'_, '_> {
     }
 }
 
-/// Nothing is moved or made again.
+/// Whether no job swaps or recomputes.
 fn untouched(parts: &[Planned]) -> bool {
     parts.iter().all(|part| part.plan.jobs.iter().all(|job| job.events.is_empty()))
 }
 
-/// The budget divided by the jobs' unplanned peaks.
+/// The budget, divided in proportion to the jobs' unplanned peaks.
 fn even(jobs: &Jobs<'_>) -> Vec<Bytes> {
     let peaks: Vec<u128> =
         jobs.jobs.iter().map(|job| u128::from(Liveness::of(job.graph).peak.0)).collect();
@@ -179,7 +179,7 @@ fn even(jobs: &Jobs<'_>) -> Vec<Bytes> {
         .collect()
 }
 
-/// Of more jobs than this a round takes too long to be simulated for every way and every exchange.
+/// The most jobs for which rounds are simulated: with more, the simulations take too long.
 pub(crate) const FEW: usize = 8;
 
 /// The ways to plan these jobs, at least one.
@@ -193,7 +193,7 @@ fn ways(jobs: &Jobs<'_>) -> Vec<Way> {
             |job| if let Method::Neap(options) = &job.method { Some(options) } else { None },
         )
         .collect();
-    // One switch for all.
+    // A switch counts only if all jobs have it on.
     let [first, ..] = options[..] else { return alone() };
     if !(2..=FEW).contains(&jobs.jobs.len())
         || options.len() < jobs.jobs.len()
@@ -222,14 +222,14 @@ fn ways(jobs: &Jobs<'_>) -> Vec<Way> {
 
 const FULL: u64 = 1000;
 
-/// How much of its part of the link a job is planned for, in percent: bursts of the others get in
-/// the way, and their waits leave room.
+/// The names of ways, and the percentage of its part of the link for which each job is planned.
+/// Bursts of other jobs leave less, their waits leave more.
 const SHARES: [(&str, u64); 3] =
     [("link-share", 100), ("link-share-80", 80), ("link-share-125", 125)];
 
-/// The link's rate as each job sees it in its own time, in thousandths. While all compute, all are
-/// slowed by what they want of the device together; the link is shared among all, by priority.
-/// Copies of a slowed job have more time.
+/// For each job the link's rate relative to the job's own speed, in thousandths. While all jobs
+/// compute, all are slowed by the sum of their utilisations, so their copies have more time. The
+/// link is divided by priority.
 fn link_parts(jobs: &Jobs<'_>, percent: u64) -> Vec<u64> {
     let wanted: u64 = jobs
         .jobs
@@ -247,8 +247,8 @@ fn link_parts(jobs: &Jobs<'_>, percent: u64) -> Vec<u64> {
     jobs.jobs.iter().map(|job| part(job.priority).clamp(1, FULL)).collect()
 }
 
-/// All jobs planned in one way, on the device as it is, each in its arena where these are given,
-/// with little effort if said so.
+/// Plans all jobs in one way, with the figures of the real device. With `arenas` each job is
+/// planned within its arena, with little effort if the flag beside them is set.
 fn planned(
     jobs: &Jobs<'_>,
     way: &Way,
@@ -306,7 +306,7 @@ fn planned(
     if pinned(&made) <= jobs.device.pinned_bytes {
         return Ok(made);
     }
-    // Together they take more of the host than there is: each gets its part.
+    // Together they need more pinned memory than there is, so each job gets its part.
     attempt(shares(jobs))
 }
 
@@ -329,7 +329,7 @@ fn at_rate(link: &Link, part: u64) -> Link {
     }
 }
 
-/// What of a job its rounds have in common.
+/// The figures of a job that are the same in all rounds.
 struct Sight {
     utilisation: u32,
     own: Nanos,
@@ -344,10 +344,10 @@ impl Sight {
     }
 }
 
-/// A round of all jobs under these plans, which are of one job each, in order.
+/// Simulates a round of all jobs with these programs, one for each job in order.
 ///
 /// # Errors
-/// [`PlanError::Defect`] only.
+/// Only [`PlanError::Defect`].
 pub fn round(jobs: &Jobs<'_>, programs: &[&Program]) -> Result<Round, PlanError> {
     let sights: Vec<Sight> = jobs.jobs.iter().map(|job| Sight::of(jobs, job)).collect();
     side_by_side(jobs, &sights, programs)
@@ -368,9 +368,10 @@ fn side_by_side(
     joint::round(&parties, link).map_err(|e| PlanError::Defect(e.to_string()))
 }
 
-/// How much longer a round is than the longest job unplanned and alone, and how much longer the
-/// jobs' iterations are in it, the mean of all by priority: both count alike, in millionths. The
-/// first alone would sacrifice short jobs to the longest, the second is blind to who ends last.
+/// The sum of two ratios, in millionths: the time of a round to that of the longest job unplanned
+/// and alone, and the mean (weighted by priority) of each job's iteration in the round to its own
+/// unplanned one. The first ratio alone would sacrifice short jobs to the longest one, the second
+/// alone would ignore which job ends last.
 fn cost(jobs: &Jobs<'_>, sights: &[Sight], parts: &[&Planned]) -> Result<u128, PlanError> {
     let programs: Vec<&Program> = parts.iter().map(|part| &part.program).collect();
     let round = side_by_side(jobs, sights, &programs)?;
@@ -387,12 +388,12 @@ fn cost(jobs: &Jobs<'_>, sights: &[Sight], parts: &[&Planned]) -> Result<u128, P
     Ok(each / priorities + u128::from(round.time.0) * 1_000_000 / u128::from(longest))
 }
 
-/// From so many other ways jobs may take over plans, the best first, which cost at most this part
-/// more.
+/// The number of other ways from which jobs may take plans, the best first.
 const OTHERS: usize = 3;
+/// Such a way costs at most this part (one in 10) more than the best way.
 const NEAR: u128 = 10;
 
-/// Takes over from other ways, job by job, what costs less.
+/// Job by job, takes plans from other ways if that lowers the cost.
 fn mix<'p>(
     jobs: &Jobs<'_>,
     sights: &[Sight],

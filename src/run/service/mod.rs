@@ -250,7 +250,7 @@ struct Service<'scope, 'env> {
     shared: &'env Shared,
     mailbox: Mailbox,
     scheduler: Scheduler,
-    /// By job.
+    /// Seats by job number.
     seats: Vec<Seat>,
     started: Instant,
     records: Records,

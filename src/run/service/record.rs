@@ -90,9 +90,9 @@ pub struct Moment {
 /// A span of time with the same jobs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stretch {
-    /// From when.
+    /// When it begins.
     pub from: Nanos,
-    /// Until when.
+    /// When it ends.
     pub to: Nanos,
     /// Service of each job in it, by position in the report.
     pub service: Vec<(usize, Nanos)>,
