@@ -100,6 +100,20 @@ class Encoder(nn.Module):
         return self.layer(self.embed(ids), src_mask=mask, src_key_padding_mask=padded)
 
 
+class Biased(nn.Module):
+    """Attention with a learned bias for each distance, as T5 and Swin have."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.bias = nn.Linear(8, 24), nn.Embedding(9, 2)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).view(2, 5, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        at = torch.arange(5, device=x.device)
+        bias = self.bias(at[:, None] - at[None, :] + 4).permute(2, 0, 1)[None].contiguous()
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).reshape(2, 5, 8)
+
+
 class Experts(nn.Module):
     """A gate that chooses two of three experts, all of which are computed."""
 
@@ -282,6 +296,10 @@ LAYERS = {
     "bilinear": net(flat(lambda: Through(lambda x: x[:, :4] * x[:, 4:]), lambda: nn.Linear(4, 6), nn.GLU), (8,)),
     "activations": net(flat(lambda: nn.Linear(8, 8), nn.LogSigmoid, nn.Tanhshrink, nn.Softsign, nn.Hardshrink,
                             nn.Softshrink, lambda: nn.Threshold(0.1, 0.2)), (8,)),
+    "activations_in_place": net(flat(lambda: nn.Linear(8, 8), lambda: nn.SiLU(inplace=True), lambda: nn.Linear(8, 8),
+                                     lambda: nn.Hardswish(inplace=True), lambda: nn.Linear(8, 8),
+                                     lambda: nn.ELU(inplace=True)), (8,)),
+    "attention_biased": net(flat(Biased, lambda: nn.Linear(8, 32), nn.ReLU, lambda: nn.Linear(32, 32)), (5, 8)),
     "sorted": net(flat(lambda: nn.Linear(8, 8), lambda: Through(lambda x: x.sort(dim=-1)[0])), (8,)),
     "cumulated": net(flat(lambda: nn.Linear(8, 8), lambda: Through(lambda x: x.cumsum(-1) * 0.1)), (8,)),
     "split_sizes": net(flat(lambda: nn.Linear(8, 8), lambda: Through(

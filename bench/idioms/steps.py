@@ -293,6 +293,35 @@ def accumulated_three(device):
     return model, [optimizer], iteration
 
 
+def in_half(make, dtype=torch.bfloat16):
+    """Parameters of a half type, whose gradients the batch gives exactly: losses show every rounding."""
+
+    class Weighed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.weight = nn.Parameter(torch.randn(16).to(dtype))
+
+        def forward(self, x):
+            return (self.weight.float() * x).sum()
+
+    def build(device):
+        model = Weighed().to(device)
+        optimizer = make(model.parameters())
+        x = torch.randn(16).to(dtype).float()
+
+        def iteration():
+            optimizer.zero_grad()
+            loss = model(x.to(device))
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return model, [optimizer], iteration
+
+    return build
+
+
 class Lamb(torch.optim.Optimizer):
     """Adam whose step each layer scales by its trust ratio (You et al., 2020)."""
 
@@ -342,6 +371,8 @@ STEPS = {
     "rprop": with_optimizer(lambda p: torch.optim.Rprop(p, lr=1e-2)),
     "adafactor": with_optimizer(lambda p: torch.optim.Adafactor(p, lr=1e-2)),
     "lamb": with_optimizer(Lamb),
+    "bf16_adamw": in_half(lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1, foreach=False)),
+    "f16_adam": in_half(lambda p: torch.optim.Adam(p, lr=1e-2, weight_decay=0.1), torch.float16),
     "schedule_lambda": scheduled(rates(), lambda o: lr_scheduler.LambdaLR(o, lambda n: 0.9**n)),
     "schedule_steps": scheduled(rates(momentum=0.9), lambda o: lr_scheduler.MultiStepLR(o, [2, 4])),
     "schedule_sequence": scheduled(lambda p: torch.optim.AdamW(p, lr=1e-2), sequential),

@@ -284,6 +284,14 @@ pub enum RunError {
     Device(&'static str, String),
 }
 
+impl RunError {
+    /// An operator met values that it can't work with, such as an index beyond a table.
+    #[must_use]
+    pub fn is_about_data(&self) -> bool {
+        matches!(self, Self::Operator { problem: backend::operators::KernelError::Data(_), .. })
+    }
+}
+
 fn list_missing(missing: &[Missing]) -> String {
     let one =
         |m: &Missing| format!("`{}` ({} operators, first `{}`)", m.kind, m.operators, m.first);

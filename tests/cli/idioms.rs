@@ -101,6 +101,18 @@ fn a_backward_of_a_backward_and_two_backwards_run() {
 }
 
 #[test]
+fn an_activation_in_place_keeps_its_input_for_backward() {
+    trains_as_pytorch("activations_in_place");
+}
+
+#[test]
+fn halves_are_rounded_after_each_operation_of_a_step() {
+    for idiom in ["bf16_adamw", "f16_adam"] {
+        trains_as_pytorch(idiom);
+    }
+}
+
+#[test]
 fn a_gradient_scaler_runs_with_weights() {
     trains_as_pytorch("scaler");
 }
@@ -113,7 +125,15 @@ fn averaged_models_and_steps_by_hand_run() {
 
 #[test]
 fn layers_of_other_kinds_run() {
-    for idiom in ["lstm", "conv1d", "conv3d", "spectral_norm", "embedding_bag", "experts"] {
+    for idiom in [
+        "lstm",
+        "conv1d",
+        "conv3d",
+        "spectral_norm",
+        "embedding_bag",
+        "experts",
+        "attention_biased",
+    ] {
         trains_as_pytorch(idiom);
     }
 }

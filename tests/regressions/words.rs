@@ -62,3 +62,19 @@ fn the_cache_is_listed_and_cleared() {
         folder.path("cache/mine.txt").exists() && !folder.path("cache/pool-sm_90-1.cubin").exists()
     );
 }
+
+#[test]
+fn a_bad_target_in_the_weights_names_their_file() {
+    let folder = Folder::new();
+    let trace = fixture("idioms/groups_three.et.json.gz");
+    folder.neap(&["import", &trace, "-o", "job.graph.json"]);
+    let mut bytes = std::fs::read(fixture("idioms/groups_three.safetensors")).unwrap();
+    // Every number of the batch's targets becomes far too large.
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let text: serde_json::Value = serde_json::from_slice(&bytes[8..8 + header]).unwrap();
+    let at = |i: usize| text["input:y"]["data_offsets"][i].as_u64().unwrap() as usize;
+    bytes[8 + header + at(0)..8 + header + at(1)].fill(99);
+    std::fs::write(folder.path("bad.safetensors"), bytes).unwrap();
+    let run = ["run", "job.graph.json", "--on", "host", "--weights", "bad.safetensors"];
+    folder.refuses(2, &["bad.safetensors", "target"], &run);
+}

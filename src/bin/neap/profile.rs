@@ -149,7 +149,8 @@ fn of_job(
             device.available(),
             neap::plan::Method::default(),
             BTreeMap::new(),
-        )?;
+        )
+        .with_context(|| path.display().to_string())?;
         (arena, job) = (planned.budget, planned.jobs.into_iter().next().unwrap_or(job));
     }
     let bar = bar(

@@ -51,13 +51,13 @@ pub(super) fn least(
     let (mut part, mut memory) = (64, None);
     loop {
         let step = (best.bound().0 / part).max(512);
-        let budget = Bytes((best.bound().0.saturating_sub(step)) / 512 * 512);
+        let floor = liveness.floor.0.div_ceil(512) * 512;
+        let budget = Bytes((best.bound().0.saturating_sub(step) / 512 * 512).max(floor));
+        if budget >= best.bound() {
+            break;
+        }
         let probe = Request { budget, ..request.clone() };
-        let made = if budget < liveness.floor {
-            None
-        } else {
-            feasible(alone(&probe, liveness, framework, None, &mut memory))?
-        };
+        let made = feasible(alone(&probe, liveness, framework, None, &mut memory))?;
         match made {
             Some(planned) => (best, part) = (planned, (part / 2).max(8)),
             None if part >= 256 || step == 512 => break,

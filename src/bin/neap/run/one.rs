@@ -104,7 +104,7 @@ fn planned(
         neap::run::run(&graph, job, plan.budget, device, settings, &mut progress)
     };
     bar.finish_and_clear();
-    let outcome = outcome.map_err(|e| with_file(subject, e))?;
+    let outcome = outcome.map_err(|e| with_file(subject, settings, e))?;
     Ok(Ran { graph, device: plan.device, arena: plan.budget, planned: true, outcome })
 }
 
@@ -124,7 +124,7 @@ fn unplanned(
     let mut progress = |done: u32| bar.set_position(u64::from(done));
     let outcome = neap::run::run(&graph, &job, arena, &device, settings, &mut progress);
     bar.finish_and_clear();
-    let outcome = outcome.map_err(|e| with_file(subject, e))?;
+    let outcome = outcome.map_err(|e| with_file(subject, settings, e))?;
     Ok(Ran { graph, device, arena, planned: false, outcome })
 }
 
@@ -209,8 +209,11 @@ fn tell(change: &Change) {
     }
 }
 
-fn with_file(subject: &Path, error: RunError) -> anyhow::Error {
-    anyhow::Error::new(error).context(subject.display().to_string())
+/// Names the file that the error is about: what the data say is the weights', if there are any.
+fn with_file(subject: &Path, settings: &Settings, error: RunError) -> anyhow::Error {
+    let weights = settings.weights.as_deref().filter(|_| error.is_about_data());
+    let file = weights.unwrap_or(subject).display().to_string();
+    anyhow::Error::new(error).context(file)
 }
 
 /// Figures of a run of one job.

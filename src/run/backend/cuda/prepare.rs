@@ -16,9 +16,10 @@ use super::kernels::Nvrtc;
 use super::launch::{Action, Actions, Family, Launch};
 use super::libs::{self, Opened, Which};
 use super::params::{One, Update};
-use crate::backend::operators::KernelError;
 use crate::backend::operators::error::{device_error, unsupported};
+use crate::backend::operators::moves::Moves;
 use crate::backend::operators::view::Call;
+use crate::backend::operators::{KernelError, kept_input};
 use crate::job::Graph;
 use crate::units::{Bytes, OpId};
 
@@ -296,6 +297,9 @@ pub fn emitted(
         optimizer: graph.group(operator),
         batch,
     };
+    if let Some((kept, input)) = kept_input(&call) {
+        actions.copy(kept, input).map_err(fail)?;
+    }
     emit(&call, &mut actions).map_err(fail)?;
     Ok(actions.list)
 }

@@ -6,10 +6,10 @@
 
 use super::kernels::Kernel;
 use super::kernels::elements::{Lane, copy};
-use crate::backend::operators::KernelError;
 use crate::backend::operators::error::unsupported;
 use crate::backend::operators::shapes::span;
 use crate::backend::operators::view::{Call, Operand, View};
+use crate::backend::operators::{KernelError, kept_input};
 use crate::job::Dtype;
 
 /// Bytes that operands of one other type cover, and the same elements as f32.
@@ -36,6 +36,9 @@ fn size(dtype: Dtype) -> usize {
 /// # Errors
 /// What the kernel says; and when operands of different types share bytes.
 pub fn run(kernel: Kernel, call: &Call<'_>) -> Result<(), KernelError> {
+    if let Some((kept, input)) = kept_input(call) {
+        copy(kept, input)?;
+    }
     if !call.views().any(is_other) {
         return kernel(call);
     }

@@ -171,12 +171,14 @@ pub struct Backward<'a> {
     pub sums: &'a View,
     /// Where the gradients of queries, keys and values go.
     pub results: [Option<&'a View>; 3],
+    /// Where the gradient of the bias goes, with its steps by batch, head, query and key.
+    pub bias: Option<(&'a View, [usize; 4])>,
 }
 
 /// Reads the arguments of a backward operator.
 ///
 /// # Errors
-/// When the shapes don't fit, and for the gradient of a bias.
+/// When the shapes don't fit.
 pub fn backward<'a>(call: &'a Call<'_>) -> Result<Backward<'a>, KernelError> {
     let efficient = call.operator.kind == "aten::_scaled_dot_product_efficient_attention_backward";
     let (places, saved) = if efficient {
@@ -188,9 +190,6 @@ pub fn backward<'a>(call: &'a Call<'_>) -> Result<Backward<'a>, KernelError> {
         Some(Arg::Bools(mask)) if efficient => mask.get(k).copied().unwrap_or(false),
         _ => true,
     };
-    if efficient && wanted(3) && result(call, 3)?.is_some() {
-        return Err(unsupported!("the gradient of an attention bias is not supported"));
-    }
     let of = Attention::new(call, 1, &places)?;
     let (gradient, out, sums) = (tensor(call, 0)?, tensor(call, saved)?, tensor(call, saved + 1)?);
     same_shape(matrices(gradient)?, out)?;
@@ -203,5 +202,12 @@ pub fn backward<'a>(call: &'a Call<'_>) -> Result<Backward<'a>, KernelError> {
             same_shape(matrices(view)?, of.operands[i])?;
         }
     }
-    Ok(Backward { of, gradient, out, sums, results })
+    let bias = match result(call, 3)?.filter(|_| efficient && wanted(3)) {
+        Some(view) => {
+            let steps = broadcast(view, &[of.batch, of.heads, of.queries, of.keys])?;
+            Some((view, [steps[0], steps[1], steps[2], steps[3]]))
+        }
+        None => None,
+    };
+    Ok(Backward { of, gradient, out, sums, results, bias })
 }

@@ -64,6 +64,18 @@ pub fn find<K: Copy>(families: &[Family<K>], kind: &str) -> Option<K> {
     families.iter().find_map(of)
 }
 
+/// What an operator in place keeps of its input for backward: a result that the recording has
+/// beside the declared ones, of the shape and type of argument 0; and argument 0.
+pub fn kept_input<'a>(call: &view::Call<'a>) -> Option<(&'a view::View, &'a view::View)> {
+    let (Some(view::Operand::Tensor(input)), [kept]) = (call.args.first(), call.hidden) else {
+        return None;
+    };
+    let in_place = call.operator.kind.ends_with('_') && !call.operator.kind.contains("_foreach_");
+    let apart = call.reads().chain(call.outputs.iter().flatten()).all(|v| v.data != kept.data);
+    let like = kept.shape == input.shape && kept.dtype == input.dtype;
+    (in_place && apart && like && !kept.data.is_null()).then_some((kept, input))
+}
+
 /// All operators of `families`, sorted. In-place forms are listed only if they have rows of their
 /// own.
 #[must_use]

@@ -90,7 +90,10 @@ fn forward(call: &Call<'_>, actions: &mut Actions) -> Result<(), KernelError> {
 }
 
 fn backward(call: &Call<'_>, actions: &mut Actions) -> Result<(), KernelError> {
-    let attention::Backward { of, gradient, out, sums, results } = attention::backward(call)?;
+    let attention::Backward { of, gradient, out, sums, results, bias } = attention::backward(call)?;
+    if bias.is_some() {
+        return Err(unsupported!("the gradient of an attention bias is not supported"));
+    }
     let mut p = params(&of)?;
     (p.out, p.gradient, p.sums) = (Operand::of(out)?, Operand::of(gradient)?, Operand::of(sums)?);
     if p.queries == 0 || p.keys == 0 {

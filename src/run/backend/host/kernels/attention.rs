@@ -207,9 +207,10 @@ fn forward(call: &Call<'_>) -> Result<(), KernelError> {
 }
 
 fn backward(call: &Call<'_>) -> Result<(), KernelError> {
-    let attention::Backward { of, gradient: grad, out, sums, results } = attention::backward(call)?;
+    let attention::Backward { of, gradient: grad, out, sums, results, bias } =
+        attention::backward(call)?;
     let shape = Shape::new(call, of, 2)?;
-    for view in results.into_iter().flatten() {
+    for view in results.into_iter().chain([bias.map(|(view, _)| view)]).flatten() {
         fill(view, 0.0)?;
     }
     let [dq, dk, dv] = results;
@@ -249,16 +250,24 @@ fn backward(call: &Call<'_>) -> Result<(), KernelError> {
             }) as f32;
             if share > 0.0 {
                 shape.keep(b, h, first + i, &mut keep[..keys]);
-                for ((p, d), &k) in p.iter_mut().zip(d).zip(&keep) {
+                for ((p, d), &k) in p.iter_mut().zip(d.iter_mut()).zip(&keep) {
                     let kept = if k { factor } else { 0.0 };
-                    *d = *p * (*d * kept - delta) * shape.scale;
+                    *d = *p * (*d * kept - delta);
                     *p *= kept;
                 }
             } else {
-                for (&mut p, d) in p.iter_mut().zip(d) {
-                    *d = p * (*d - delta) * shape.scale;
+                for (&mut p, d) in p.iter_mut().zip(d.iter_mut()) {
+                    *d = p * (*d - delta);
                 }
             }
+            if let Some((view, steps)) = bias {
+                let start = b * steps[0] + h * steps[1] + (first + i) * steps[2];
+                for (j, &d) in d.iter().enumerate() {
+                    let to = start + j * steps[3];
+                    write(view, to, read(view, to) as f32 + d);
+                }
+            }
+            d.iter_mut().for_each(|d| *d *= shape.scale);
         }
         let (p, d) = (Matrix::tile(&mut p, width), Matrix::tile(&mut d, width));
         if let Some(dq) = dq {

@@ -4,7 +4,8 @@
 //! row-major order whatever the strides.
 
 use crate::backend::operators::arguments::{
-    Input, flag, floating, input, maybe_input, number, number_or, output, real, result, tensor,
+    Input, flag, floating, input, int_or, is_floating, maybe_input, number, number_or, output,
+    real, result, tensor,
 };
 use crate::backend::operators::random::{Random, survivors, unrounded};
 use crate::backend::operators::shapes::{at, broadcast, each, same_shape, walk};
@@ -13,13 +14,32 @@ use crate::backend::operators::{KernelError, Table, table};
 use crate::job::Arg;
 
 use super::Kernel;
-use super::elements::{BLOCK, Lane, copy, fill, map2, read, write};
+use super::elements::{BLOCK, Lane, copy, fill, map2, read, write, write_int};
 
 pub const TABLE: Table<Kernel> = table! {
     "dropout" | "dropout_" | "native_dropout" => dropout,
     "native_dropout_backward" => dropout_backward,
     "bernoulli" | "bernoulli_" => bernoulli,
     "rand" | "rand_like" => |c| uniform(c, [0.0, 1.0]),
+    "randn" | "randn_like" => |c| normal(c, [0.0, 1.0]),
+    "normal_" => |c| normal(c, [number_or(c, 1, 0.0)?, number_or(c, 2, 1.0)?]),
+    "randint" | "randint_like" => |c| {
+            let at = usize::from(c.operator.kind.ends_with("like"));
+            let (low, high) = match c.operator.args.get(at + 1) {
+                Some(Arg::Int(high)) => (int_or(c, at, 0)?, *high),
+                _ => (0, int_or(c, at, 1)?),
+            };
+            let (out, wide) = (output(c)?, (high - low).max(1) as f64);
+            each_random(c, out, |at, share| {
+                let value = low + (share * wide) as i64;
+                if is_floating(out) {
+                    write(out, at, value as f32);
+                } else {
+                    write_int(out, at, value);
+                }
+            });
+            Ok(())
+        },
     "uniform_" | "uniform" => |c| uniform(c, [number_or(c, 1, 0.0)?, number_or(c, 2, 1.0)?]),
 };
 
@@ -109,6 +129,21 @@ fn bernoulli(call: &Call<'_>) -> Result<(), KernelError> {
         };
         let one = f64::from(random.word(element) >> 8) / 16_777_216.0 < p;
         write(out, to, f32::from(u8::from(one)));
+        element += 1;
+    });
+    Ok(())
+}
+
+/// Normally distributed numbers, two words each (Box and Muller, 1958).
+fn normal(call: &Call<'_>, [mean, deviation]: [f64; 2]) -> Result<(), KernelError> {
+    let out = floating(output(call)?)?;
+    let random = Random { key: call.random_key, iteration: call.iteration };
+    let share = |word: u32| (f64::from(word) + 0.5) / 4_294_967_296.0;
+    let mut element = 0;
+    each(&out.shape, &[&out.stride], |[at]| {
+        let [a, b] = [2 * element, 2 * element + 1].map(|i| share(random.word(i)));
+        let value = (-2.0 * a.ln()).sqrt() * (std::f64::consts::TAU * b).cos();
+        write(out, at, (mean + deviation * value) as f32);
         element += 1;
     });
     Ok(())

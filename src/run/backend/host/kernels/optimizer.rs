@@ -5,9 +5,10 @@
 use crate::backend::operators::KernelError;
 use crate::backend::operators::optimizer::{Moments, Momentum, Rule, Step, kinds};
 use crate::backend::operators::view::Call;
+use crate::job::{Arg, Dtype};
 
-use super::Kernel;
 use super::strided::{base, f32_operands, runs};
+use super::{Kernel, half};
 
 /// The kernel for a kind, if it is one of this file's.
 pub fn find(kind: &str) -> Option<Kernel> {
@@ -71,11 +72,26 @@ pub fn lerp(a: f32, b: f32, weight: f32) -> f32 {
     if weight.abs() < 0.5 { a + weight * (b - a) } else { b - (b - a) * (1.0 - weight) }
 }
 
+/// What one operation of PyTorch's step makes of its result: parameters of bf16 and f16 are stepped
+/// in their own type, rounded after each operation. The fused steps compute in f32.
 fn step(call: &Call<'_>) -> Result<(), KernelError> {
+    let fused = call.optimizer.is_some_and(|group| group.on("fused"));
+    let dtype = match call.operator.args.first() {
+        Some(Arg::Tensor(parameter)) if !fused => parameter.dtype,
+        _ => Dtype::F32,
+    };
+    match dtype {
+        Dtype::Bf16 => rounded(call, |x| half::from_bf16(half::to_bf16(x))),
+        Dtype::F16 => rounded(call, |x| half::from_f16(half::to_f16(x))),
+        _ => rounded(call, |x| x),
+    }
+}
+
+fn rounded(call: &Call<'_>, r: impl Fn(f32) -> f32 + Copy) -> Result<(), KernelError> {
     let step = Step::new(&call.operator.kind, call.optimizer, call.steps_done)?;
     let gradient = move |p: f32, g: f32| {
         let g = if step.maximize { -g } else { g };
-        step.decay.map_or(g, |decay| g + decay * p)
+        step.decay.map_or(g, |decay| r(g + decay * p))
     };
     match step.rule {
         Rule::Sgd { minus_lr, momentum: None } => {
@@ -84,12 +100,12 @@ fn step(call: &Call<'_>) -> Result<(), KernelError> {
         Rule::Sgd { minus_lr, momentum: Some(Momentum { momentum, fresh, first, nesterov }) } => {
             each(call, &step, |p, g, [buffer]| {
                 let g = gradient(p, g);
-                let buffer = if first { g } else { buffer * momentum + fresh * g };
-                let step = if nesterov { g + momentum * buffer } else { buffer };
+                let buffer = if first { g } else { r(r(buffer * momentum) + fresh * g) };
+                let step = if nesterov { r(g + momentum * buffer) } else { buffer };
                 (p + minus_lr * step, [buffer])
             })
         }
-        Rule::Adam { .. } => adam(call, &step, gradient),
+        Rule::Adam { .. } => adam(call, &step, gradient, r),
         Rule::Nadam { of, correction2, fresh, mean: share } => {
             each(call, &step, |p, g, [mean, square]| {
                 let (p, g, mean, square) = moments(&of, p, gradient(p, g), mean, square);
@@ -155,6 +171,7 @@ fn adam(
     call: &Call<'_>,
     step: &Step,
     gradient: impl Fn(f32, f32) -> f32 + Copy,
+    r: impl Fn(f32) -> f32 + Copy,
 ) -> Result<(), KernelError> {
     let Rule::Adam { shrink, weight1, keep2, weight2, step_size, correction, eps, amsgrad } =
         step.rule
@@ -163,11 +180,12 @@ fn adam(
     };
     let moments = |p: f32, g: f32, mean: f32, square: f32| {
         let g = gradient(p, g);
-        let p = shrink.map_or(p, |shrink| p * shrink);
-        (p, lerp(mean, g, weight1), square * keep2 + weight2 * g * g)
+        let p = shrink.map_or(p, |shrink| r(p * shrink));
+        (p, r(lerp(mean, g, weight1)), r(r(square * keep2) + weight2 * g * g))
     };
-    let moved =
-        |p: f32, mean: f32, square: f32| p + step_size * mean / (square.sqrt() / correction + eps);
+    let moved = |p: f32, mean: f32, square: f32| {
+        p + step_size * mean / r(r(r(square.sqrt()) / correction) + eps)
+    };
     if amsgrad {
         return each(call, step, |p, g, [mean, square, highest]| {
             let (p, mean, square) = moments(p, g, mean, square);
