@@ -1,4 +1,5 @@
-"""What once broke under the device: sparse gradients, and exceptions on their way while memory is freed."""
+"""What once broke under the device: sparse gradients, sizes that depend on values in autograd's thread, and
+exceptions on their way while memory is freed."""
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -15,3 +16,7 @@ for _ in range(3):
     for optimizer in (sparse, dense):
         optimizer.step()
         optimizer.zero_grad()
+
+# Sizes that depend on values, inside autograd's own thread.
+mask = torch.ones(64, device="cuda", requires_grad=True)
+(mask[torch.ones(64, dtype=torch.bool, device="cuda")] * mask[0]).sum().backward()

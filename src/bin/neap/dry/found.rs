@@ -122,8 +122,9 @@ pub struct PhaseCategories {
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub struct Read {
-    pub file: String,
-    pub line: u64,
+    /// None in a thread that runs no Python.
+    pub file: Option<String>,
+    pub line: Option<u64>,
     pub kind: String,
     pub count: u64,
     pub bytes: u64,
@@ -134,8 +135,9 @@ pub struct Read {
 #[serde(default)]
 pub struct DataDependent {
     pub op: String,
-    pub file: String,
-    pub line: u64,
+    /// None in a thread that runs no Python, such as autograd's.
+    pub file: Option<String>,
+    pub line: Option<u64>,
     pub count: u64,
     pub treatment: String,
 }
@@ -176,6 +178,8 @@ pub struct Found {
     pub processes: Vec<Process>,
     pub logs: BTreeMap<u32, DeviceLog>,
     pub pythons: Vec<(Python, String)>,
+    /// Why reports could not be read.
+    pub damaged: Vec<String>,
     pub scratch: PathBuf,
 }
 
@@ -194,8 +198,9 @@ impl Found {
                 name.strip_prefix(prefix)?.strip_suffix(suffix)?.parse().ok()
             };
             if pid("report-", ".json").is_some() {
-                if let Ok(process) = serde_json::from_str(&text) {
-                    found.processes.push(process);
+                match serde_json::from_str(&text) {
+                    Ok(process) => found.processes.push(process),
+                    Err(error) => found.damaged.push(error.to_string()),
                 }
             } else if let Some(pid) = pid("device-", ".log") {
                 found.logs.insert(pid, log(&text));

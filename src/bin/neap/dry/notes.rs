@@ -119,16 +119,16 @@ fn script(process: &Process) {
     let reads: Vec<_> = process.reads.iter().filter(|r| r.kind == "computed").collect();
     for read in reads.iter().take(LINES) {
         let times = times(read.count);
-        let place = format!("{}:{}", read.file, read.line);
+        let place = line(read.file.as_deref(), read.line);
         note(&format!("note: {place} reads a result of the device {times}: it reads 0 here"));
     }
     more(reads.len(), "lines that read a result");
-    for line in process.data_dependent.iter().take(LINES) {
-        let taken = if line.treatment == "max" { "as large as it can be" } else { "empty" };
-        let times = times(line.count);
+    for call in process.data_dependent.iter().take(LINES) {
+        let taken = if call.treatment == "max" { "as large as it can be" } else { "empty" };
+        let (times, place) = (times(call.count), line(call.file.as_deref(), call.line));
         note(&format!(
-            "note: {}:{} calls {} {times}, whose size depends on values: it is taken {taken}",
-            line.file, line.line, line.op
+            "note: {} calls {} {times}, whose size depends on values: it is taken {taken}",
+            place, call.op
         ));
     }
     more(process.data_dependent.len(), "calls whose size depends on values");
@@ -187,6 +187,13 @@ fn device(flags: &Flags, log: &DeviceLog, process: &Process) {
 fn more(count: usize, what: &str) {
     if count > LINES {
         note(&format!("note: and {} more {what}; --json has all", count - LINES));
+    }
+}
+
+fn line(file: Option<&str>, line: Option<u64>) -> String {
+    match (file, line) {
+        (Some(file), Some(line)) => format!("{file}:{line}"),
+        _ => "a thread without Python code".to_owned(),
     }
 }
 

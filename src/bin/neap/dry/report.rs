@@ -145,6 +145,8 @@ fn without_python(found: &Found, ending: Ending) -> Answer {
     }
     if let Some(signal) = ending.signal {
         note(&format!("error: the command was ended by signal {signal} before it reported"));
+    } else if let Some(why) = found.damaged.first() {
+        note(&format!("error: the report of a process cannot be read: {why}"));
     } else if states.contains(&Python::Ready) {
         note(
             "error: the script ended without using the device, so that there is nothing to report",
