@@ -235,3 +235,21 @@ fn an_interrupt_ends_the_run_and_leaves_nothing_behind() {
     assert!(stderr(&output).contains("interrupted"), "{}", stderr(&output));
     assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 0);
 }
+
+#[test]
+fn one_of_two_pretended_ranks_takes_what_one_of_two_real_ranks_does() {
+    let name = "one_of_two_pretended_ranks_takes_what_one_of_two_real_ranks_does";
+    let Some(python) = python(name) else { return };
+    let alone = run(&python, &["--json", "--ranks", "2"], "ddp.py", &[]);
+    assert_eq!(alone.status.code(), Some(0), "{}", stderr(&alone));
+    let script = script("ddp.py");
+    let launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2"];
+    let mut command = vec![python.as_os_str()];
+    command.extend(launcher.iter().map(std::ffi::OsStr::new));
+    command.push(script.as_os_str());
+    let both = neap(&["--json", "--devices", "2"], &command);
+    assert_eq!(both.status.code(), Some(0), "{}", stderr(&both));
+    let (alone, both) = (report(&alone), report(&both));
+    assert_eq!(both["processes"].as_array().map(Vec::len), Some(2));
+    assert_eq!(alone["peak_allocated_bytes"], both["peak_allocated_bytes"]);
+}

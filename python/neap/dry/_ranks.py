@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from neap.dry import when_imported
 
 
@@ -44,3 +46,24 @@ def pretend(ranks: int) -> None:
         when_imported("torch.distributed.device_mesh", mesh)
 
     when_imported("torch.distributed.distributed_c10d", patch)
+    when_imported("torch.nn.parallel.distributed", _buckets)
+
+
+def _buckets(module: ModuleType) -> None:
+    """Lets DDP take its own buckets for reduced ones: the fake group's reductions return none."""
+    parallel = module.DistributedDataParallel
+    initialise, register = parallel.__init__, parallel.register_comm_hook
+
+    def reduced(bucket: Any) -> Any:
+        future: Any = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        initialise(self, *args, **kwargs)
+        # PyTorch looks at the hook's annotations; a lambda has none.
+        register(self, None, lambda state, bucket: reduced(bucket))
+
+    parallel.__init__ = __init__
+    # A hook of the script's would reduce in the group too.
+    parallel.register_comm_hook = lambda self, state, hook: None
