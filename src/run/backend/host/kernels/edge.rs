@@ -77,7 +77,7 @@ fn each(
     mut visit: impl FnMut(usize, usize),
 ) -> Result<(), KernelError> {
     let rank = padded.shape.len();
-    if pads.len() % 2 != 0 || pads.len() / 2 > rank || inner.shape.len() != rank {
+    if !pads.len().is_multiple_of(2) || pads.len() / 2 > rank || inner.shape.len() != rank {
         return Err(invalid!("padding {pads:?} of shape {:?}", inner.shape));
     }
     // For each dimension, the pixel of `inner` that each pixel of `padded` copies.

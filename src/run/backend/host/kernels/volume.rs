@@ -78,11 +78,10 @@ impl Windows {
         let size = lifted(real(call, image)?, rank)?.shape;
         let list = |at: usize, otherwise: [i64; 3]| -> Result<[i64; 3], KernelError> {
             let given = ints(call, image + at)?;
-            let mut all = [otherwise[0]; 3];
-            all.copy_from_slice(&otherwise);
-            for i in 3 - rank..3 {
-                match given.get(if given.len() == 1 { 0 } else { i + rank - 3 }) {
-                    Some(&n) if (0..1 << 24).contains(&n) => all[i] = n,
+            let mut all = otherwise;
+            for (k, slot) in all[3 - rank..].iter_mut().enumerate() {
+                match given.get(if given.len() == 1 { 0 } else { k }) {
+                    Some(&n) if (0..1 << 24).contains(&n) => *slot = n,
                     Some(n) => return Err(invalid!("{n} in a list of extents")),
                     None => {}
                 }
