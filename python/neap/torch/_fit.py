@@ -17,6 +17,7 @@ from neap.torch._enforce import Enforcement
 from neap.torch._lift import Lift
 from neap.torch._planning import PlanError, Planner
 from neap.torch._record import device_of
+from neap.torch._recompute import possible
 from neap.torch._recorder import Recorder
 from neap.torch._report import Report, parse_budget
 from neap.torch._runtime import Runtime
@@ -56,7 +57,7 @@ class Fit:
         self._profile = profile
         self._say = say
         self._attempts = attempts
-        self._recompute = recompute
+        self._recompute = recompute and possible()
         self._models = models
         self._optimizers = list(optimizers)
         self._save_plan = save_plan

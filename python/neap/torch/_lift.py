@@ -39,7 +39,9 @@ class Lift:
     @contextmanager
     def _without(self, error_message: str) -> Iterator[None]:
         taken = []
-        while (top := _C._top_saved_tensors_default_hooks(True)) is not None:
+        while hasattr(_C, "_top_saved_tensors_default_hooks") and (
+            (top := _C._top_saved_tensors_default_hooks(True)) is not None
+        ):
             if not any(getattr(top[0], "__self__", None) is owner for owner in self._owners()):
                 break
             _C._pop_saved_tensors_default_hooks()

@@ -38,6 +38,11 @@ _ACTIVE: list[Recompute] = []
 _LOCAL = threading.local()
 
 
+def possible() -> bool:
+    """Whether this PyTorch shows the hooks of its checkpoint; 2.6 does not."""
+    return hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks")
+
+
 class Recompute:
     """The calls that run again, for one schedule at a time.
 
@@ -72,7 +77,7 @@ class Recompute:
     def follow(self, schedule: Schedule | None) -> None:
         """From the next iteration on runs the calls of ``schedule`` again."""
         self.stop()
-        self._open = list(schedule.again) if schedule is not None else []
+        self._open = list(schedule.again) if schedule is not None and possible() else []
         self.resolve()
 
     def resolve(self) -> None:
