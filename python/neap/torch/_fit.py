@@ -16,8 +16,8 @@ from neap.torch import _graph
 from neap.torch._enforce import Enforcement
 from neap.torch._lift import Lift
 from neap.torch._planning import PlanError, Planner
-from neap.torch._record import device_of
 from neap.torch._recompute import possible
+from neap.torch._record import device_of
 from neap.torch._recorder import Recorder
 from neap.torch._report import Report, parse_budget
 from neap.torch._runtime import Runtime
