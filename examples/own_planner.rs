@@ -17,9 +17,7 @@ use neap::units::Bytes;
 struct Distant;
 
 impl Planner for Distant {
-    type Memory = ();
-
-    fn decide(&self, given: &Given<'_>, (): &mut ()) -> Decision {
+    fn decide(&self, given: &Given<'_>) -> Decision {
         let mut residencies = Residencies::new(given.graph);
         let gaps: Vec<_> = residencies.decisions().map(|(tensor, gap, _)| (tensor, gap)).collect();
         for (tensor, gap) in gaps {
@@ -39,7 +37,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let device = &builtin::find("rtx4090").expect("built in");
     let latencies = &latency::latencies(graph, device, None);
     let (link, pinned) = (&device.link, device.pinned_bytes);
-    let decision = Distant.decide(&Given { graph, latencies, link, pinned, target: 0 }, &mut ());
+    let decision = Distant.decide(&Given { graph, latencies, link, pinned, target: 0 });
     let file = ("resnet18.graph.json".to_owned(), json::sha256(graph));
     let (method, recorded_options) = (Method::default(), BTreeMap::new());
     let budget = Bytes::ZERO; // `written` takes what the arena needs.

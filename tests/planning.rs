@@ -132,9 +132,10 @@ fn methods(random: &mut Random) -> Vec<Method> {
         effort: random.below(12) as u32,
         ..neap::plan::neap::Options::default()
     };
-    let baselines = ["vdnn-all", "vdnn-conv", "checkpoint", "capuchin"];
-    let baseline = Method::named(baselines[random.below(baselines.len())]).expect("a planner");
-    vec![Method::Tensile(Options { min_swap, ..Options::default() }), Method::Neap(neap), baseline]
+    let own = |method: &Method| matches!(method, Method::Tensile(_) | Method::Neap(_));
+    let mut others: Vec<Method> = Method::all().into_iter().filter(|m| !own(m)).collect();
+    let other = others.swap_remove(random.below(others.len()));
+    vec![Method::Tensile(Options { min_swap, ..Options::default() }), Method::Neap(neap), other]
 }
 
 #[test]

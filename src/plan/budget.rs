@@ -13,8 +13,8 @@ mod reserve;
 use std::collections::BTreeMap;
 
 use super::emit::Emitted;
-use super::method::{Memory, Method};
-use super::planner::Given;
+use super::method::Method;
+use super::planner::{Given, Memory};
 use super::{pinned, place};
 pub use minimum::{minimum, minimum_for};
 

@@ -45,9 +45,7 @@ use crate::units::TensorId;
 pub struct Capuchin {}
 
 impl Planner for Capuchin {
-    type Memory = ();
-
-    fn decide(&self, given: &Given<'_>, (): &mut ()) -> Decision {
+    fn decide(&self, given: &Given<'_>) -> Decision {
         let mut maker = PolicyMaker {
             residencies: Residencies::new(given.graph),
             clock: Clock::nominal(given.latencies),

@@ -36,11 +36,9 @@ use crate::units::TensorId;
 pub struct Checkpoint {}
 
 impl Planner for Checkpoint {
-    type Memory = ();
-
     /// Decides for the smallest number of segments within the target, or else for the number that
     /// comes nearest to it.
-    fn decide(&self, given: &Given<'_>, (): &mut ()) -> Decision {
+    fn decide(&self, given: &Given<'_>) -> Decision {
         let forward: Vec<bool> =
             given.graph.operators.iter().map(|o| o.phase == Phase::Forward).collect();
         let whole = Residencies::new(given.graph);

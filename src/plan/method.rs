@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use super::planner::{Decision, Given, Planner};
+use super::planner::{Decision, Given, Memory, Planner};
 use super::share::Share;
 use super::{capuchin, checkpoint, neap, tensile, vdnn};
 use crate::contract::Plan;
@@ -15,44 +15,101 @@ use crate::units::Bytes;
 /// A graph of at most this many operators is planned almost at once.
 pub(super) const SMALL: usize = 400;
 
-/// What planners remember from one target to the next.
-pub type Memory = <neap::Options as Planner>::Memory;
+/// Makes [`Method`] of a row for each planner: its variant, its options, its name, and its line in
+/// the help of `--planner`.
+macro_rules! planners {
+    ($($variant:ident($options:ty) = $name:literal: $about:literal;)*) => {
+        /// A planner and its switches.
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub enum Method {
+            $(#[doc = $about] $variant($options),)*
+        }
 
-/// A planner and its switches.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Method {
-    /// vDNN, which swaps all feature maps.
-    VdnnAll(vdnn::All),
-    /// vDNN, which swaps the feature maps of convolutions.
-    VdnnConv(vdnn::Conv),
-    /// Gradient checkpointing: segments of the forward run again.
-    Checkpoint(checkpoint::Checkpoint),
-    /// Capuchin.
-    Capuchin(capuchin::Capuchin),
-    /// TENSILE.
-    Tensile(tensile::Options),
-    /// neap's own.
-    Neap(neap::Options),
-}
+        $(impl From<$options> for Method {
+            fn from(options: $options) -> Self {
+                Self::$variant(options)
+            }
+        })*
 
-/// Runs the same expression for the planner of every variant; `$wrap` makes a [`Method`] of a
-/// planner.
-macro_rules! each {
-    ($method:expr, |$planner:ident, $wrap:ident| $do:expr) => {
-        match $method {
-            Method::VdnnAll($planner) => each!(@ VdnnAll, $wrap, $do),
-            Method::VdnnConv($planner) => each!(@ VdnnConv, $wrap, $do),
-            Method::Checkpoint($planner) => each!(@ Checkpoint, $wrap, $do),
-            Method::Capuchin($planner) => each!(@ Capuchin, $wrap, $do),
-            Method::Tensile($planner) => each!(@ Tensile, $wrap, $do),
-            Method::Neap($planner) => each!(@ Neap, $wrap, $do),
+        impl Method {
+            /// Every planner with its default switches, in the order in which tables show them.
+            #[must_use]
+            pub fn all() -> Vec<Self> {
+                vec![$(Self::$variant(<$options>::default())),*]
+            }
+
+            /// Its name for `--planner` and in a plan's record.
+            #[must_use]
+            pub const fn name(&self) -> &'static str {
+                match self { $(Self::$variant(_) => $name),* }
+            }
+
+            /// What it does, in one sentence.
+            #[must_use]
+            pub const fn about(&self) -> &'static str {
+                match self { $(Self::$variant(_) => $about),* }
+            }
+
+            fn planner(&self) -> &dyn AnyPlanner {
+                match self { $(Self::$variant(options) => options),* }
+            }
         }
     };
-    (@ $variant:ident, $wrap:ident, $do:expr) => {{
-        #[allow(unused_variables)]
-        let $wrap = Method::$variant;
-        $do
-    }};
+}
+
+planners! {
+    VdnnAll(vdnn::All) = "vdnn-all":
+        "vDNN: every layer's feature maps are swapped out during the forward, whatever the budget";
+    VdnnConv(vdnn::Conv) = "vdnn-conv":
+        "vDNN: only the feature maps of convolutions are swapped out";
+    Checkpoint(checkpoint::Checkpoint) = "checkpoint":
+        "Gradient checkpointing: segments of the forward run again before their backward";
+    Capuchin(capuchin::Capuchin) = "capuchin":
+        "Capuchin: swaps by free time, recomputation by memory saved per second";
+    Tensile(tensile::Options) = "tensile":
+        "TENSILE's algorithms 1 to 3, with passive swapping as the last resort";
+    Neap(neap::Options) = "neap":
+        "Decides for each tensor whether to swap, recompute or keep it, and improves the plan step \
+         by step";
+}
+
+/// A [`Planner`] whose type is hidden, so that [`Method`] asks all planners alike.
+trait AnyPlanner {
+    fn values(&self) -> Map<String, Value>;
+    fn with(&self, name: &'static str, switches: &[(&str, &str)]) -> Result<Method, SwitchError>;
+    fn decide(&self, given: &Given<'_>, memory: &mut Memory) -> Decision;
+    fn quick(&self) -> Method;
+    fn narrow(&self) -> Option<Method>;
+    fn limited(&self, share: u32) -> Option<Method>;
+}
+
+impl<P: Planner + Serialize + DeserializeOwned> AnyPlanner for P
+where
+    Method: From<P>,
+{
+    fn values(&self) -> Map<String, Value> {
+        values(self)
+    }
+
+    fn with(&self, name: &'static str, switches: &[(&str, &str)]) -> Result<Method, SwitchError> {
+        set(self, name, switches).map(Method::from)
+    }
+
+    fn decide(&self, given: &Given<'_>, memory: &mut Memory) -> Decision {
+        self.decide_again(given, memory)
+    }
+
+    fn quick(&self) -> Method {
+        Planner::quick(self).into()
+    }
+
+    fn narrow(&self) -> Option<Method> {
+        Planner::narrow(self).map(Method::from)
+    }
+
+    fn limited(&self, share: u32) -> Option<Method> {
+        Planner::limited(self, share).map(Method::from)
+    }
 }
 
 impl Default for Method {
@@ -62,32 +119,6 @@ impl Default for Method {
 }
 
 impl Method {
-    /// Every planner with its default switches, in the order in which tables show them.
-    #[must_use]
-    pub fn all() -> Vec<Self> {
-        vec![
-            Self::VdnnAll(vdnn::All::default()),
-            Self::VdnnConv(vdnn::Conv::default()),
-            Self::Checkpoint(checkpoint::Checkpoint::default()),
-            Self::Capuchin(capuchin::Capuchin::default()),
-            Self::Tensile(tensile::Options::default()),
-            Self::Neap(neap::Options::default()),
-        ]
-    }
-
-    /// Its name for `--planner` and in a plan's record.
-    #[must_use]
-    pub const fn name(&self) -> &'static str {
-        match self {
-            Self::VdnnAll(_) => "vdnn-all",
-            Self::VdnnConv(_) => "vdnn-conv",
-            Self::Checkpoint(_) => "checkpoint",
-            Self::Capuchin(_) => "capuchin",
-            Self::Tensile(_) => "tensile",
-            Self::Neap(_) => "neap",
-        }
-    }
-
     /// The planner with this name and its default switches.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
@@ -102,7 +133,8 @@ impl Method {
         &self,
         switches: impl IntoIterator<Item = (&'s str, &'s str)>,
     ) -> Result<Self, SwitchError> {
-        each!(self, |planner, wrap| set(planner, self.name(), switches).map(wrap))
+        let switches: Vec<_> = switches.into_iter().collect();
+        self.planner().with(self.name(), &switches)
     }
 
     /// The switches that differ from their defaults, for the plan's record.
@@ -115,7 +147,7 @@ impl Method {
     }
 
     fn values(&self) -> Map<String, Value> {
-        each!(self, |planner, wrap| values(planner))
+        self.planner().values()
     }
 
     /// The planner of a job of a plan, with its switches and its limit on swapping as recorded.
@@ -151,26 +183,19 @@ impl Method {
     /// Decides for every gap of every tensor.
     #[must_use]
     pub fn decide(&self, given: &Given<'_>, memory: &mut Memory) -> Decision {
-        match self {
-            Self::VdnnAll(planner) => planner.decide(given, &mut ()),
-            Self::VdnnConv(planner) => planner.decide(given, &mut ()),
-            Self::Checkpoint(planner) => planner.decide(given, &mut ()),
-            Self::Capuchin(planner) => planner.decide(given, &mut ()),
-            Self::Tensile(planner) => planner.decide(given, &mut ()),
-            Self::Neap(planner) => planner.decide(given, memory),
-        }
+        self.planner().decide(given, memory)
     }
 
     /// See [`Planner::quick`].
     #[must_use]
     pub fn quick(&self) -> Self {
-        each!(self, |planner, wrap| wrap(planner.quick()))
+        self.planner().quick()
     }
 
     /// See [`Planner::narrow`].
     #[must_use]
     pub fn narrow(&self) -> Option<Self> {
-        each!(self, |planner, wrap| planner.narrow().map(wrap))
+        self.planner().narrow()
     }
 
     /// Variants of the planner, each with one heuristic switched off: other plans for the same
@@ -196,7 +221,7 @@ impl Method {
     /// See [`Planner::limited`].
     #[must_use]
     pub fn limited(&self, share: Share) -> Option<Self> {
-        each!(self, |planner, wrap| planner.limited(share.thousandths()).map(wrap))
+        self.planner().limited(share.thousandths())
     }
 
     /// The same planner with little effort and without other planners' plans, for one plan of many.
@@ -204,7 +229,7 @@ impl Method {
     pub fn sketch(&self) -> Self {
         match self {
             Self::Neap(options) => {
-                Self::Neap(neap::Options { portfolio: false, ..options.quick() })
+                Self::Neap(neap::Options { portfolio: false, ..Planner::quick(options) })
             }
             other => other.quick(),
         }
@@ -267,14 +292,14 @@ fn text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
-fn set<'s, P: Serialize + DeserializeOwned>(
+fn set<P: Serialize + DeserializeOwned>(
     planner: &P,
     name: &'static str,
-    switches: impl IntoIterator<Item = (&'s str, &'s str)>,
+    switches: &[(&str, &str)],
 ) -> Result<P, SwitchError> {
     let mut values = values(planner);
     let mut changed: P = read(&values).ok_or_else(|| unknown(name, "", &values))?;
-    for (switch, value) in switches {
+    for &(switch, value) in switches {
         let Some(place) = values.get_mut(switch) else {
             return Err(unknown(name, switch, &values));
         };

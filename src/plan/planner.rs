@@ -1,6 +1,7 @@
 //! The input of every planner, and its decision.
 
 use super::emit::{self, Emitted};
+use super::neap::Warm;
 use super::residency::Residencies;
 use crate::contract::Latency;
 use crate::device::Link;
@@ -42,17 +43,24 @@ impl Decision {
     }
 }
 
+/// What a planner learned while it decided, for the next, similar target. Only neap's own planner
+/// learns something.
+pub type Memory = Option<Warm>;
+
 /// Decides for every gap of every tensor whether the tensor stays, is swapped or is recomputed.
 ///
 /// A planner is the value of its options, which `serde` reads and writes: each field is a switch by
-/// the field's name in kebab-case. To add a planner, implement this trait and add a variant to
-/// [`super::method::Method`].
+/// the field's name in kebab-case. To add a planner, implement this trait and add a row to
+/// `planners!` in [`super::method`].
 pub trait Planner: Clone {
-    /// What the planner learns, for use with the next, similar target.
-    type Memory;
-
     /// Decides until no slot's load exceeds the target, or nothing more can be done.
-    fn decide(&self, given: &Given<'_>, memory: &mut Self::Memory) -> Decision;
+    fn decide(&self, given: &Given<'_>) -> Decision;
+
+    /// The same with what the planner learned from a similar target, which it replaces by what it
+    /// learns from this one.
+    fn decide_again(&self, given: &Given<'_>, _memory: &mut Memory) -> Decision {
+        self.decide(given)
+    }
 
     /// The same planner with little effort, to find out whether a budget can be met at all.
     #[must_use]

@@ -75,9 +75,7 @@ impl From<&super::neap::Options> for Options {
 }
 
 impl Planner for Options {
-    type Memory = ();
-
-    fn decide(&self, given: &Given<'_>, (): &mut ()) -> Decision {
+    fn decide(&self, given: &Given<'_>) -> Decision {
         let mut search = Search::new(given, self);
         search.rounds(given.target);
         if self.prefetch {

@@ -45,17 +45,13 @@ pub struct All {}
 pub struct Conv {}
 
 impl Planner for All {
-    type Memory = ();
-
-    fn decide(&self, given: &Given<'_>, (): &mut ()) -> Decision {
+    fn decide(&self, given: &Given<'_>) -> Decision {
         offload(given, |_, _| true)
     }
 }
 
 impl Planner for Conv {
-    type Memory = ();
-
-    fn decide(&self, given: &Given<'_>, (): &mut ()) -> Decision {
+    fn decide(&self, given: &Given<'_>) -> Decision {
         offload(given, |layers, tensor| layers.convolved[tensor.index()])
     }
 }

@@ -1,5 +1,6 @@
 //! Why plans do what they do: every planner's plans, by what must add up.
 
+use neap::plan::Method;
 use serde_json::Value;
 
 use crate::cli::folder::{Folder, number};
@@ -58,7 +59,7 @@ fn every_planners_plans_add_up() {
     let folder = Folder::new();
     folder.import("tiny_cnn-adam.et.json.gz", &[]);
     let graph: Value = serde_json::from_str(&folder.text("job.graph.json")).unwrap();
-    for planner in ["neap", "tensile", "capuchin", "checkpoint", "vdnn-all", "vdnn-conv"] {
+    for planner in Method::all().iter().map(Method::name) {
         let arguments = [
             "plan",
             "job.graph.json",

@@ -2,8 +2,8 @@
 
 use super::{PlanError, Planned, Request, alone, finish, placed, simulated, stand_in, within};
 use crate::job::liveness::Liveness;
-use crate::method::{Memory, Method};
-use crate::planner::Given;
+use crate::method::Method;
+use crate::planner::{Given, Memory};
 use crate::sim::program::Program;
 use crate::sim::reserved::Framework;
 use crate::units::Bytes;

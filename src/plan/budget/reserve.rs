@@ -1,7 +1,8 @@
 //! Plans for which a framework's allocator reserves no more than the budget.
 
 use super::{Attempt, FEW, PlanError, Planned, Search};
-use crate::method::{Memory, Method};
+use crate::method::Method;
+use crate::planner::Memory;
 
 /// How often the target is lowered until an allocator reserves little enough, and how often it is
 /// raised by halves after that.

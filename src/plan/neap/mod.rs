@@ -36,7 +36,7 @@ pub use improve::Warm;
 
 use serde::{Deserialize, Serialize};
 
-use super::planner::{Decision, Given, Planner};
+use super::planner::{Decision, Given, Memory, Planner};
 use super::recompute::Reach;
 use crate::device::Link;
 use crate::sim::engine::copy_time;
@@ -198,9 +198,11 @@ impl Options {
 }
 
 impl Planner for Options {
-    type Memory = Option<Warm>;
+    fn decide(&self, given: &Given<'_>) -> Decision {
+        self.decide_again(given, &mut None)
+    }
 
-    fn decide(&self, given: &Given<'_>, memory: &mut Self::Memory) -> Decision {
+    fn decide_again(&self, given: &Given<'_>, memory: &mut Memory) -> Decision {
         let (residencies, end) = improve::search(given, self, memory.as_ref());
         *memory = Some(end);
         Decision::of(&residencies, given.target)

@@ -83,7 +83,7 @@ fn given<'a>(graph: &'a Graph, latencies: &'a [Latency], target: u64) -> Given<'
 #[test]
 fn what_is_cheap_is_made_again_and_what_is_dear_swapped() {
     let (graph, latencies) = (graph(), latencies());
-    let decided = Options::default().decide(&given(&graph, &latencies, 9 * SIZE), &mut None);
+    let decided = Options::default().decide(&given(&graph, &latencies, 9 * SIZE));
     assert!(decided.reached);
     let recomputed: Vec<u32> = decided
         .emitted
@@ -108,7 +108,7 @@ fn effort_never_makes_it_worse_and_plans_are_the_same_each_time() {
         };
         let times: Vec<_> = [0, 1, 4, 16, 64].map(time).into();
         assert!(times.iter().all(|t| *t <= times[0]), "{target}: {times:?}");
-        let twice = [(); 2].map(|()| Options::default().decide(&given, &mut None).emitted.events);
+        let twice = [(); 2].map(|()| Options::default().decide(&given).emitted.events);
         assert_eq!(twice[0], twice[1]);
     }
 }

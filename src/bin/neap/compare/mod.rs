@@ -20,6 +20,7 @@ use serde_json::Value;
 use crate::accounting::Accounting;
 use crate::output::{self, Answer, Ending, note};
 use crate::progress;
+use crate::settings::planner::named;
 use crate::settings::{Budget, DeviceFlags, JobArg, NamedBudget, Outputs};
 
 /// Compare the plans of several planners for each budget and device with the best that is possible.
@@ -35,7 +36,7 @@ pub struct Flags {
           value_parser = OsStringValueParser::new().try_map(JobArg::read))]
     graphs: Vec<JobArg>,
     /// The planners by name; all by default.
-    #[arg(long, value_name = "NAME,…", value_delimiter = ',', value_parser = method)]
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',', value_parser = named())]
     planners: Vec<Method>,
     /// Budgets: bytes (12GiB), shares of the unplanned peak (60%; for several jobs, of the sum of
     /// their peaks), or `min`. A budget above the device's memory becomes the device's memory.
@@ -65,13 +66,6 @@ pub struct Flags {
     /// Also report the time that planning took, which differs from run to run.
     #[arg(long)]
     timing: bool,
-}
-
-fn method(name: &str) -> Result<Method, String> {
-    Method::named(name).ok_or_else(|| {
-        let names: Vec<&str> = Method::all().iter().map(Method::name).collect();
-        format!("`{name}` is not a planner; there are {}", names.join(", "))
-    })
 }
 
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {

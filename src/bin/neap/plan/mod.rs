@@ -10,14 +10,14 @@ use anyhow::{Context, bail};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use neap::contract::{Event, JobPlan, Plan, json as plan_json};
 use neap::job::Graph;
-use neap::plan::PlanError;
+use neap::plan::{Method, PlanError};
 use neap::units::Bytes;
 use serde::Serialize;
 
 use crate::accounting::Accounting;
 use crate::output::{self, Answer, note};
 use crate::settings::allocator::AllocatorFlags;
-use crate::settings::planner::{Planner, Switches};
+use crate::settings::planner::{Switches, named};
 use crate::settings::{self, Budget, DeviceFlags, JobArg, Outputs};
 
 /// Find a plan that keeps a job, or several jobs on one device, within a memory budget.
@@ -43,8 +43,8 @@ pub struct Flags {
     #[arg(long)]
     overlap: bool,
     /// The planner.
-    #[arg(long, value_enum, default_value_t = Planner::Neap)]
-    planner: Planner,
+    #[arg(long, value_parser = named(), default_value = "neap")]
+    planner: Method,
     /// Also give peak and time by the papers' accounting. The plan is bound by the physical
     /// figures.
     #[arg(long, value_enum, default_value_t = Accounting::Physical)]

@@ -32,7 +32,7 @@ pub fn main(flags: &Flags, job: &JobArg, as_json: bool) -> anyhow::Result<Answer
         .budget
         .unwrap_or(Budget::Bytes(device.available()))
         .resolve(liveness.peak, &device)?;
-    let (method, mut recorded_options) = flags.switches.resolve(flags.planner)?;
+    let (method, mut recorded_options) = flags.switches.resolve(&flags.planner)?;
     let method = job.limited(method)?;
     recorded_options.extend(job.share.record(None));
     let framework = flags.allocator.resolve(&device)?;

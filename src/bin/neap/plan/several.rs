@@ -39,7 +39,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let peak = global::unplanned_peak(&graphs.iter().collect::<Vec<_>>());
     let budget =
         flags.budget.unwrap_or(Budget::Bytes(device.available())).resolve(peak, &device)?;
-    let (method, mut recorded_options) = flags.switches.resolve(flags.planner)?;
+    let (method, mut recorded_options) = flags.switches.resolve(&flags.planner)?;
     let mut jobs = Vec::with_capacity(graphs.len());
     for (index, ((arg, graph), site)) in flags.graphs.iter().zip(&graphs).zip(&sites).enumerate() {
         recorded_options.extend(arg.share.record(Some(index)));

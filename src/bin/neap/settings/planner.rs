@@ -2,34 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use clap::ValueEnum as _;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use neap::plan::Method;
 use neap::plan::method::SwitchError;
 use neap::units::Bytes;
 use serde_json::Value;
 
-#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum Planner {
-    /// Decides for each tensor whether to swap, recompute or keep it, and improves the plan step by
-    /// step.
-    Neap,
-    /// vDNN: every layer's feature maps are swapped out during the forward, whatever the budget.
-    VdnnAll,
-    /// vDNN: only the feature maps of convolutions are swapped out.
-    VdnnConv,
-    /// Gradient checkpointing: segments of the forward run again before their backward.
-    Checkpoint,
-    /// Capuchin: swaps by free time, recomputation by memory saved per second.
-    Capuchin,
-    /// TENSILE's algorithms 1 to 3, with passive swapping as the last resort.
-    Tensile,
-}
-
-impl Planner {
-    /// The method with its default switches.
-    fn method(self) -> Method {
-        self.to_possible_value().and_then(|v| Method::named(v.get_name())).unwrap_or_default()
-    }
+/// Reads a planner's name; the help shows what each planner does.
+pub fn named() -> impl TypedValueParser<Value = Method> {
+    let all = Method::all();
+    let values = all.iter().map(|m| PossibleValue::new(m.name()).help(m.about()));
+    PossibleValuesParser::new(values).map(|name| Method::named(&name).unwrap_or_default())
 }
 
 /// The planner's heuristics, which can be switched off one by one. A field's name is the switch's
@@ -104,7 +87,7 @@ impl Switches {
     ///
     /// # Errors
     /// When the planner does not have a switch that is given.
-    pub fn resolve(&self, planner: Planner) -> anyhow::Result<(Method, BTreeMap<String, String>)> {
+    pub fn resolve(&self, planner: &Method) -> anyhow::Result<(Method, BTreeMap<String, String>)> {
         let given: BTreeMap<String, Value> = serde_json::from_value(serde_json::to_value(self)?)?;
         let mut switches = Vec::new();
         for (flag, value) in &given {
@@ -116,14 +99,13 @@ impl Switches {
                 _ => {}
             }
         }
-        let method = planner.method();
-        let method = method.with(switches.iter().map(|(k, v)| (*k, v.as_str()))).map_err(|e| {
+        let method = planner.with(switches.iter().map(|(k, v)| (*k, v.as_str()))).map_err(|e| {
             let SwitchError::Unknown { switch, .. } = &e else { return anyhow::Error::new(e) };
             let off = format!("no-{switch}");
             let flag = if given.contains_key(&off) { &off } else { switch };
             anyhow::anyhow!(
                 "--{flag}: --planner {} has no such switch; leave it out or name another planner",
-                method.name()
+                planner.name()
             )
         })?;
         let changed = method.switches();
