@@ -28,7 +28,7 @@
 //! | batch, layer and group norm | 8 an input element, backward 12 |
 //! | softmax, log-softmax | 5 an output element, backward 4 |
 //! | dropout | 10 an output element (the random numbers), backward 1 |
-//! | optimizer update | SGD 4, RMSprop and Adagrad 8, Adam and AdamW 14 a parameter element |
+//! | optimizer update | 4 to 16 a parameter element, by its row in [`job::optimizer`](crate::job::optimizer) |
 //! | elementwise | 1 an element written, 10 for transcendental functions |
 //! | copies, concatenation, fills, lookups, and every kind not named here | 0: bytes only |
 //!
@@ -37,6 +37,7 @@
 
 use super::Profile;
 use super::figure::{LONGEST, Latency};
+use crate::job::optimizer::Rule;
 use crate::job::{Arg, Dtype, Operand, Operator};
 use crate::units::Nanos;
 
@@ -284,10 +285,10 @@ fn element_by_element(operator: &Operator) -> u128 {
         "_softmax_backward_data" | "_log_softmax_backward_data" => times(4, input(0)),
         "native_dropout" | "dropout" | "dropout_" | "_fused_dropout" => times(10, input(0)),
         "native_dropout_backward" => input(0),
-        "sgd" | "_fused_sgd_" => times(4, parameters(operator)),
-        "rmsprop" | "adagrad" | "_fused_adagrad_" => times(8, parameters(operator)),
-        "adam" | "adamw" | "_fused_adam_" | "_fused_adamw_" => times(14, parameters(operator)),
-        kind => times(per_element(kind), written()),
+        kind => match update(operator) {
+            Some(rule) => times(u128::from(rule.flops), parameters(operator)),
+            None => times(per_element(kind), written()),
+        },
     }
 }
 
@@ -418,6 +419,12 @@ fn window(operator: &Operator, argument: usize) -> u128 {
         Some(Arg::Int(n)) => side(n).saturating_mul(side(n)),
         _ => 1,
     }
+}
+
+/// The optimizer whose update or fused step this is, if it is one.
+fn update(operator: &Operator) -> Option<&'static Rule> {
+    let fused = |kind: &str| kind.strip_prefix("_fused_")?.strip_suffix('_').map(Rule::of_fused)?;
+    Rule::of_kind(&operator.kind).or_else(|| fused(base(&operator.kind)))
 }
 
 /// Number of elements of the parameters that an update steps: all of its first argument if that is

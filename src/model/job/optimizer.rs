@@ -82,6 +82,8 @@ pub struct Rule {
     pub needs: &'static [&'static str],
     /// The framework's default for `eps`.
     pub eps: f64,
+    /// Floating-point operations for each element of the parameter.
+    pub flops: u32,
     /// The short name of the fused operator: `adam` for `_fused_adam_`; `""` if there is none.
     pub fused: &'static str,
     /// The fused operator's lists after parameters and gradients.
@@ -96,6 +98,7 @@ const ADAM: Rule = Rule {
     states: &[("exp_avg", ""), ("exp_avg_sq", ""), ("max_exp_avg_sq", "amsgrad")],
     needs: &["lr", "beta1", "beta2", "eps"],
     eps: 1e-8,
+    flops: 14,
     fused: "adam",
     fused_lists: &["exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step"],
     fused_values: &["lr", "beta1", "beta2", "weight_decay", "eps", "amsgrad", "maximize"],
@@ -103,11 +106,11 @@ const ADAM: Rule = Rule {
 
 const MOMENTS: [(&str, &str); 2] = [("exp_avg", ""), ("exp_avg_sq", "")];
 
-/// An optimizer of Adam's family for which the framework has no fused operator.
+/// What rows of optimizers without a fused operator start from; their own fields are Adam's.
 const UNFUSED: Rule = Rule { fused: "", fused_lists: &[], fused_values: &[], ..ADAM };
 
 /// One row for each optimizer that neap steps itself.
-pub const RULES: [Rule; 11] = [
+pub const RULES: &[Rule] = &[
     ADAM,
     Rule { class: "AdamW", kind: "neap::adamw", fused: "adamw", ..ADAM },
     Rule {
@@ -116,6 +119,7 @@ pub const RULES: [Rule; 11] = [
         states: &[("momentum_buffer", "momentum")],
         needs: &["lr"],
         eps: 0.0,
+        flops: 4,
         fused: "sgd",
         fused_lists: &["momentum_buffer"],
         fused_values: &["weight_decay", "momentum", "lr", "dampening", "nesterov", "maximize"],
@@ -125,10 +129,8 @@ pub const RULES: [Rule; 11] = [
         kind: "neap::rmsprop",
         states: &[("square_avg", ""), ("momentum_buffer", "momentum"), ("grad_avg", "centered")],
         needs: &["lr", "alpha", "eps"],
-        eps: 1e-8,
-        fused: "",
-        fused_lists: &[],
-        fused_values: &[],
+        flops: 8,
+        ..UNFUSED
     },
     Rule {
         class: "Adagrad",
@@ -136,16 +138,18 @@ pub const RULES: [Rule; 11] = [
         states: &[("sum", "")],
         needs: &["lr", "eps"],
         eps: 1e-10,
+        flops: 8,
         fused: "adagrad",
         fused_lists: &["sum", "step"],
         fused_values: &["lr", "lr_decay", "weight_decay", "eps", "maximize"],
     },
-    Rule { class: "NAdam", kind: "neap::nadam", states: &MOMENTS, ..UNFUSED },
+    Rule { class: "NAdam", kind: "neap::nadam", states: &MOMENTS, flops: 16, ..UNFUSED },
     Rule { class: "RAdam", kind: "neap::radam", states: &MOMENTS, ..UNFUSED },
     Rule {
         class: "Adamax",
         kind: "neap::adamax",
         states: &[("exp_avg", ""), ("exp_inf", "")],
+        flops: 10,
         ..UNFUSED
     },
     Rule {
@@ -154,6 +158,7 @@ pub const RULES: [Rule; 11] = [
         states: &[("square_avg", ""), ("acc_delta", "")],
         needs: &["lr", "rho", "eps"],
         eps: 1e-6,
+        flops: 16,
         ..UNFUSED
     },
     Rule {
@@ -162,6 +167,7 @@ pub const RULES: [Rule; 11] = [
         states: &[("ax", "")],
         needs: &["lr", "lambd", "alpha", "t0"],
         eps: 0.0,
+        flops: 6,
         ..UNFUSED
     },
     Rule {
@@ -170,6 +176,7 @@ pub const RULES: [Rule; 11] = [
         states: &[("prev", ""), ("step_size", "")],
         needs: &["lr", "eta1", "eta2", "step_size1", "step_size2"],
         eps: 0.0,
+        flops: 10,
         ..UNFUSED
     },
 ];

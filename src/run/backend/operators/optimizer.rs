@@ -9,12 +9,14 @@ use super::error::invalid;
 use super::shapes::{once, same};
 use super::view::{Call, View};
 use crate::job::Group;
+use crate::job::optimizer::RULES;
 
 /// Reads one optimizer's numbers for one step.
 type Read = fn(&Numbers<'_>) -> Result<Rule, KernelError>;
 
-/// The optimizers: operator kind, and what reads its numbers.
-const RULES: &[(&str, Read)] = &[
+/// For each optimizer of [`RULES`], the kind of its updates and the function that reads the numbers
+/// of one step.
+const READERS: &[(&str, Read)] = &[
     ("neap::sgd", sgd),
     ("neap::adam", |of| adam(of, of.is("decoupled_weight_decay"))),
     ("neap::adamw", |of| adam(of, true)),
@@ -30,7 +32,7 @@ const RULES: &[(&str, Read)] = &[
 
 /// The kinds of all optimizers.
 pub fn kinds() -> impl Iterator<Item = &'static str> {
-    RULES.iter().map(|(kind, _)| *kind)
+    READERS.iter().map(|(kind, _)| *kind)
 }
 
 /// The numbers of one step.
@@ -42,6 +44,8 @@ pub struct Step {
     pub decay: Option<f32>,
     /// What is done with it.
     pub rule: Rule,
+    /// How many states each parameter has.
+    states: usize,
 }
 
 /// An optimizer's rule for one step.
@@ -188,7 +192,7 @@ impl Step {
     /// # Errors
     /// For an optimizer that is not known, and when the job's optimizer lacks a number.
     pub fn new(kind: &str, group: Option<&Group>, done: u64) -> Result<Self, KernelError> {
-        let (_, read) = RULES
+        let (_, read) = READERS
             .iter()
             .find(|(known, _)| *known == kind)
             .ok_or_else(|| invalid!("the optimizer `{kind}` is not known"))?;
@@ -196,29 +200,13 @@ impl Step {
         let of = Numbers { kind, group, done };
         let decoupled = kind == "neap::adamw" || of.is("decoupled_weight_decay");
         let decay = of.maybe("weight_decay");
+        let states = RULES.iter().find(|row| row.kind == kind).map_or(&[][..], |row| row.states);
         Ok(Self {
             maximize: of.is("maximize"),
             decay: (decay != 0.0 && !decoupled).then_some(decay as f32),
             rule: read(&of)?,
+            states: states.iter().filter(|(_, flag)| flag.is_empty() || of.is(flag)).count(),
         })
-    }
-
-    /// How many states the rule keeps for each parameter.
-    #[must_use]
-    pub fn states(&self) -> usize {
-        match self.rule {
-            Rule::Sgd { momentum, .. } => usize::from(momentum.is_some()),
-            Rule::Adam { amsgrad, .. } => 2 + usize::from(amsgrad),
-            Rule::RmsProp { momentum, centered, .. } => {
-                1 + usize::from(momentum.is_some()) + usize::from(centered)
-            }
-            Rule::Adagrad { .. } | Rule::Asgd { .. } => 1,
-            Rule::Nadam { .. }
-            | Rule::Radam { .. }
-            | Rule::Adamax { .. }
-            | Rule::Adadelta { .. }
-            | Rule::Rprop { .. } => 2,
-        }
     }
 
     /// The parameter, its gradient and its states, in the order in which PyTorch makes them.
@@ -227,7 +215,7 @@ impl Step {
     /// When one is missing, of another shape or shared, or when the graph does not say that it is
     /// written.
     pub fn views<'a>(&self, call: &'a Call<'_>) -> Result<Vec<&'a View>, KernelError> {
-        let count = self.states() + 2;
+        let count = self.states + 2;
         if call.args.len() != count {
             return Err(invalid!(
                 "a parameter, a gradient and {} states are needed, not {} arguments",
@@ -419,7 +407,15 @@ fn adagrad(of: &Numbers<'_>) -> Result<Rule, KernelError> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
+
+    #[test]
+    fn every_optimizer_has_a_row_for_import_and_one_for_its_numbers() {
+        let imported: BTreeSet<&str> = RULES.iter().map(|row| row.kind).collect();
+        assert_eq!(kinds().collect::<BTreeSet<_>>(), imported);
+    }
 
     #[test]
     fn an_unknown_optimizer_is_an_error() {

@@ -65,8 +65,7 @@ pub fn find(kind: &str) -> Option<Emit> {
 /// All operators, with the element types that each supports.
 #[must_use]
 pub fn list() -> Vec<Listed> {
-    let optimizers = operators::optimizer::kinds();
-    let optimizers = optimizers.map(|kind| Listed { kind: kind.to_owned(), types: "f32" });
+    let optimizers = optimizer::kinds().map(|kind| Listed { kind: kind.to_owned(), types: "f32" });
     operators::list(FAMILIES).into_iter().chain(optimizers).collect()
 }
 

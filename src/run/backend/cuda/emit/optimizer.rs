@@ -2,7 +2,7 @@
 
 use crate::backend::operators::KernelError;
 use crate::backend::operators::error::unsupported;
-use crate::backend::operators::optimizer::{Moments, Rule, Step, kinds};
+use crate::backend::operators::optimizer::{Moments, Rule, Step};
 use crate::backend::operators::shapes::count;
 use crate::backend::operators::view::Call;
 use crate::job::{Dtype, Group};
@@ -11,6 +11,27 @@ use super::super::launch::{Actions, Family, Launch, Vary};
 use super::super::params::{CHUNK, One, Operand, RANK, Scalars, TENSORS, Update, UpdateStrided};
 use super::Emit;
 use super::map::{join, signed};
+
+/// The updates that CUDA has, each with its kernel: `update_` and `strided_` in
+/// kernels/optimizer.cu.
+const KERNELS: &[(&str, &str)] = &[
+    ("neap::sgd", "sgd"),
+    ("neap::adam", "adam"),
+    ("neap::adamw", "adam"),
+    ("neap::rmsprop", "rmsprop"),
+    ("neap::adagrad", "adagrad"),
+    ("neap::nadam", "nadam"),
+    ("neap::radam", "radam"),
+    ("neap::adamax", "adamax"),
+    ("neap::adadelta", "adadelta"),
+    ("neap::asgd", "asgd"),
+    ("neap::rprop", "rprop"),
+];
+
+/// The kinds of these updates.
+pub fn kinds() -> impl Iterator<Item = &'static str> {
+    KERNELS.iter().map(|(kind, _)| *kind)
+}
 
 /// What makes the actions of `kind`.
 pub fn find(kind: &str) -> Option<Emit> {
@@ -22,10 +43,10 @@ pub fn find(kind: &str) -> Option<Emit> {
 /// # Errors
 /// When the job's optimizer lacks a number.
 pub fn scalars(kind: &str, group: Option<&Group>, done: u64) -> Result<Scalars, KernelError> {
-    Ok(packed(&Step::new(kind, group, done)?))
+    packed(&Step::new(kind, group, done)?)
 }
 
-fn packed(step: &Step) -> Scalars {
+fn packed(step: &Step) -> Result<Scalars, KernelError> {
     let mut of = Scalars::default();
     of.flag[0] = i32::from(step.maximize);
     of.flag[1] = i32::from(step.decay.is_some());
@@ -75,29 +96,16 @@ fn packed(step: &Step) -> Scalars {
             of.s[5] = start.unwrap_or(0.0);
         }
         Rule::Adagrad { minus_rate, eps } => of.s[1..3].copy_from_slice(&[minus_rate, eps]),
+        #[allow(unreachable_patterns, reason = "a rule may be the host's alone")]
+        _ => return Err(unsupported!("CUDA has no kernel for this optimizer")),
     }
-    of
+    Ok(of)
 }
 
 fn put_moments(of: &mut Scalars, moments: &Moments) {
     of.flag[2] = i32::from(moments.shrink.is_some());
     let Moments { shrink, weight1, keep2, weight2, eps } = *moments;
     of.s[1..6].copy_from_slice(&[shrink.unwrap_or(1.0), weight1, keep2, weight2, eps]);
-}
-
-fn rule(of: &Rule) -> &'static str {
-    match of {
-        Rule::Sgd { .. } => "sgd",
-        Rule::Adam { .. } => "adam",
-        Rule::RmsProp { .. } => "rmsprop",
-        Rule::Adagrad { .. } => "adagrad",
-        Rule::Nadam { .. } => "nadam",
-        Rule::Radam { .. } => "radam",
-        Rule::Adamax { .. } => "adamax",
-        Rule::Adadelta { .. } => "adadelta",
-        Rule::Asgd { .. } => "asgd",
-        Rule::Rprop { .. } => "rprop",
-    }
 }
 
 const NOTHING: One = One {
@@ -115,7 +123,11 @@ fn step(call: &Call<'_>, actions: &mut Actions) -> Result<(), KernelError> {
     if let Some(view) = views.iter().find(|view| view.dtype != Dtype::F32) {
         return Err(unsupported!("{kind} updates f32 only, not {:?}", view.dtype));
     }
-    let (scalars, elements) = (packed(&step), count(views[0]) as i64);
+    let (_, kernel) = KERNELS
+        .iter()
+        .find(|(known, _)| known == kind)
+        .ok_or_else(|| unsupported!("CUDA has no kernel for `{kind}`"))?;
+    let (scalars, elements) = (packed(&step)?, count(views[0]) as i64);
     let vary = Vary::Scalars(kind.clone(), call.operator.group);
     // Sorted by stride, the elements of all follow each other where one step walks them.
     let (shape, strides) =
@@ -131,7 +143,7 @@ fn step(call: &Call<'_>, actions: &mut Actions) -> Result<(), KernelError> {
         update.of[0] = one;
         actions.vary(
             Family::Optimizer,
-            &format!("update_{}", rule(&step.rule)),
+            &format!("update_{kernel}"),
             (one.count + CHUNK - 1) / CHUNK,
             [256, 1],
             &update,
@@ -152,7 +164,7 @@ fn step(call: &Call<'_>, actions: &mut Actions) -> Result<(), KernelError> {
     }
     actions.vary(
         Family::Optimizer,
-        &format!("strided_{}", rule(&step.rule)),
+        &format!("strided_{kernel}"),
         (p.count + 255) / 256,
         [256, 1],
         &p,

@@ -3,6 +3,7 @@
 //! The arithmetic is in f32, in the order of PyTorch's multi-tensor steps.
 
 use crate::backend::operators::KernelError;
+use crate::backend::operators::error::invalid;
 use crate::backend::operators::optimizer::{Moments, Momentum, Rule, Step, kinds};
 use crate::backend::operators::view::Call;
 use crate::job::{Arg, Dtype};
@@ -24,6 +25,9 @@ fn each<const S: usize>(
     f32_operands(call)?;
     let views = of.views(call)?;
     let [parameter, gradient] = [views[0], views[1]];
+    if views.len() != S + 2 {
+        return Err(invalid!("its rule has {} states and its kernel {S}", views.len() - 2));
+    }
     let states: [_; S] = std::array::from_fn(|at| views[at + 2]);
     let (p, g, s) = (base(parameter), base(gradient), states.map(base));
     let strides = [&parameter.stride[..], &gradient.stride[..]];
