@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use clap::builder::PossibleValuesParser;
 use neap::device::profile::{self, Profile};
 use neap::report::curve::Line;
 use neap::report::distribution;
@@ -49,8 +50,8 @@ pub struct Flags {
     #[arg(long, value_name = "SIZE")]
     memory_bytes: Option<Bytes>,
     /// The policies that decide which job goes first; several are simulated one after the other.
-    #[arg(long, value_delimiter = ',', default_value = "fifo,srtf,pack,fair,neap",
-          value_parser = policy::NAMES)]
+    #[arg(long, value_delimiter = ',', default_values = policy::names(),
+          value_parser = PossibleValuesParser::new(policy::names()))]
     policies: Vec<String>,
     /// The mechanisms by which jobs share the device; several are simulated one after the other.
     #[arg(long, value_delimiter = ',', default_value = "lanes",

@@ -80,7 +80,7 @@ struct Gpu {
     link: Measured,
 }
 
-const GPUS: [Gpu; 22] = [
+const GPUS: &[Gpu] = &[
     Gpu {
         name: "p100",
         also: &["p10016g"],

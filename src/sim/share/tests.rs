@@ -453,7 +453,7 @@ fn priorities_kills_and_verdicts() {
     ];
     jobs[1].priority = 1;
     jobs[0].kill = Some(Nanos(12 * S));
-    for name in policy::NAMES {
+    for name in policy::names() {
         for (_, mechanism) in super::mechanism::NAMES {
             let outcome = run(&jobs, name, &settings(mechanism, Mode::Neap));
             let verdicts: Vec<Verdict> = outcome.jobs.iter().map(|j| j.verdict).collect();
@@ -499,7 +499,7 @@ fn every_job_ends_once_no_time_is_made_up_and_every_change_is_proved() {
             })
             .collect();
         jobs.sort_by_key(|j| j.submit);
-        for name in policy::NAMES {
+        for name in policy::names() {
             for (_, mechanism) in super::mechanism::NAMES {
                 for mode in [Mode::Neap, Mode::Paper, Mode::AsReleased] {
                     let settings =

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use anyhow::{Context, bail};
+use clap::builder::PossibleValuesParser;
 use indicatif::ProgressBar;
 use neap::contract::{JobPlan, check};
 use neap::device::Profile;
@@ -29,7 +30,7 @@ use crate::settings::values::{instant, seconds};
 #[derive(clap::Args)]
 pub struct Several {
     /// The policy that decides which job runs when several share the device; `neap` by default.
-    #[arg(long, value_parser = policy::NAMES)]
+    #[arg(long, value_parser = PossibleValuesParser::new(policy::names()))]
     policy: Option<String>,
     /// The memory that the jobs share; by default the sum of their needs, at most the device's
     /// memory.

@@ -65,20 +65,18 @@ pub trait Policy: Sync {
     }
 }
 
-/// The names of the policies: the paper's in its order, then neap's own.
-pub const NAMES: [&str; 5] = ["fifo", "srtf", "pack", "fair", "neap"];
+/// The policies, in the order of the paper, neap's own last.
+pub const ALL: &[&dyn Policy] = &[&fifo::Fifo, &srtf::Srtf, &pack::Pack, &fair::Fair, &neap::Neap];
 
-/// A policy by its name.
+/// Their names.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    ALL.iter().map(|policy| policy.name())
+}
+
+/// The policy with this name.
 #[must_use]
 pub fn find(name: &str) -> Option<&'static dyn Policy> {
-    Some(match name {
-        "fifo" => &fifo::Fifo,
-        "srtf" => &srtf::Srtf,
-        "pack" => &pack::Pack,
-        "fair" => &fair::Fair,
-        "neap" => &neap::Neap,
-        _ => return None,
-    })
+    ALL.iter().copied().find(|policy| policy.name() == name)
 }
 
 /// Which of `ranked` (best first, with utilisations) run: the first that fits, and more until the
