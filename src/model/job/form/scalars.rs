@@ -135,13 +135,39 @@ impl Serialize for Real {
 }
 
 /// The name of a number that JSON lacks.
-#[derive(Deserialize, JsonSchema)]
+#[derive(JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Word {
     Inf,
     #[serde(rename = "-inf")]
     MinusInf,
     Nan,
+}
+
+// Not derived: serde_json takes a number in place of a variant's name for a syntax error.
+impl<'de> Deserialize<'de> for Word {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Reader;
+
+        impl Visitor<'_> for Reader {
+            type Value = Word;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("`inf`, `-inf` or `nan`; any other number stands alone")
+            }
+
+            fn visit_str<E: de::Error>(self, word: &str) -> Result<Word, E> {
+                match word {
+                    "inf" => Ok(Word::Inf),
+                    "-inf" => Ok(Word::MinusInf),
+                    "nan" => Ok(Word::Nan),
+                    _ => Err(E::invalid_value(de::Unexpected::Str(word), &self)),
+                }
+            }
+        }
+
+        from.deserialize_str(Reader)
+    }
 }
 
 #[derive(Deserialize, JsonSchema)]

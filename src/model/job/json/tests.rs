@@ -77,6 +77,7 @@ fn what_is_wrong_is_named() {
         ("[1,2.5]", "[[[1]]]", "an entry of a list argument"),
         ("{\"float\":\"-inf\"}", "{\"float\":\"-inf\",\"shape\":[]}", "an argument object is"),
         ("{\"float\":\"-inf\"}", "{\"host\":\"f32\"}", "missing field `shape`"),
+        ("{\"float\":\"-inf\"}", "{\"float\":0.5}", "any other number stands alone"),
         ("{\"float\":\"-inf\"}", "9223372036854775808", "beyond 64-bit"),
         ("\"outputs\"", "\"outputs\":[],\"outputs\"", "duplicate field"),
         ("null]}]}", "null]}", "cut off"),
