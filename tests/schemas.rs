@@ -10,7 +10,7 @@ fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The committed schemas; `NEAP_BLESS=1 cargo test --test schemas` writes them anew.
+/// The committed schemas; `NEAP_BLESS=1 cargo test --test suite schemas::` writes them anew.
 #[test]
 fn committed_schemas_are_those_of_the_code() {
     for (name, text) in neap::report::schemas::all() {
@@ -21,7 +21,7 @@ fn committed_schemas_are_those_of_the_code() {
         let committed = std::fs::read_to_string(&path).unwrap_or_default();
         assert!(
             committed == text,
-            "schemas/{name} is not what the code says; NEAP_BLESS=1 cargo test --test schemas writes it anew"
+            "schemas/{name} is not what the code says; NEAP_BLESS=1 cargo test --test suite schemas:: writes it anew"
         );
     }
 }

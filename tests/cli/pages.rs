@@ -1,7 +1,7 @@
 //! README.md and docs/ are true: every console block is run, in order, and its output compared.
 //!
 //! In a block `…` stands for any text, and a line `…` for any lines: what is left out, or differs
-//! from run to run. `NEAP_PAGES=write` writes what the commands print now into the pages.
+//! from run to run. `NEAP_BLESS=1` writes what the commands print now into the pages.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -116,7 +116,7 @@ fn is_true(path: &Path) {
             mended.push((step.lines.clone(), printed));
         }
     }
-    if std::env::var("NEAP_PAGES").is_ok_and(|v| v == "write") {
+    if std::env::var_os("NEAP_BLESS").is_some() {
         let mut lines: Vec<String> = page.lines().map(str::to_owned).collect();
         for (range, printed) in mended.into_iter().rev() {
             lines.splice(range, printed);

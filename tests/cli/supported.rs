@@ -1,6 +1,6 @@
 //! docs/supported.md lists what the code has: its tables are made here and compared.
 //!
-//! `NEAP_PAGES=write` writes them.
+//! `NEAP_BLESS=1` writes them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -52,9 +52,12 @@ fn the_tables_are_the_codes() {
     let made = with(&page, "devices", &devices());
     let made = with(&made, "optimizers", &operators(true));
     let made = with(&made, "operators", &operators(false));
-    if std::env::var("NEAP_PAGES").is_ok_and(|v| v == "write") {
+    if std::env::var_os("NEAP_BLESS").is_some() {
         fs::write(&path, &made).unwrap();
         return;
     }
-    assert!(page == made, "docs/supported.md is stale: run this test with NEAP_PAGES=write");
+    assert!(
+        page == made,
+        "docs/supported.md is stale: NEAP_BLESS=1 cargo test --test suite supported:: writes it anew"
+    );
 }

@@ -1,4 +1,4 @@
-//! Kernels against PyTorch: every call in fixtures/kernels-b.json.gz, with its results.
+//! Kernels against PyTorch: every call in fixtures/kernels.json.gz, with its results.
 
 use std::path::Path;
 
@@ -278,7 +278,7 @@ pub fn every_case(
     device: &dyn Fn(&Call<'_>) -> Result<(), KernelError>,
     has: &dyn Fn(&Value) -> bool,
 ) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/kernels-b.json.gz");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/kernels.json.gz");
     let cases: Vec<Value> =
         serde_json::from_slice(&crate::files::read(&path, 64 << 20).unwrap()).unwrap();
     let mut wrong = Vec::new();
