@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::memory::Spot;
 use super::scheduler::{Coming, Needs, Order, Scheduler};
 use crate::sim::share::check;
-use crate::sim::share::policy::{self, NAMES};
+use crate::sim::share::policy;
 use crate::units::{Bytes, Nanos};
 
 /// What a simulated worker is doing.
@@ -231,7 +231,7 @@ proptest! {
         turn in 0u64..300,
         seed in any::<u64>(),
     ) {
-        let mut world = World::new(NAMES[which], 100, turn);
+        let mut world = World::new(policy::ALL[which].name(), 100, turn);
         let mut next = 0;
         for act in acts {
             match act {
@@ -260,7 +260,7 @@ proptest! {
             prop_assert!(
                 body.ended.is_some(),
                 "{job} never ends under {}: {:?}",
-                NAMES[which],
+                policy::ALL[which].name(),
                 body.doing
             );
         }
