@@ -132,6 +132,7 @@ static void run(void (*kernel)(const void*), const void* with, Dim grid, Dim thr
 #define KERNEL(name, Params, threads)                                                                                                      \
     static void name##_body(const Params& p);                                                                                              \
     static void name##_enter(const void* p) { name##_body(*(const Params*)p); }                                                            \
+    extern "C" const unsigned int name##_bytes = sizeof(Params);                                                                           \
     extern "C" void name(const void* p, unsigned int size, Dim grid, Dim block, int order) {                                               \
         if ((size != 0 && size != sizeof(Params)) || block.x * block.y * block.z > threads) {                                                             \
             fprintf(stderr, "%s: %u bytes of parameters where %zu are declared, or too many threads\n", #name, size, sizeof(Params));       \

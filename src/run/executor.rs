@@ -2,6 +2,8 @@
 //!
 //! [`script`] computes once which items wait for which. [`Executor::run`] only enqueues them.
 
+use std::time::Instant;
+
 use super::RunError;
 use super::backend::{
     Capture, Device, Due, Failure, Item, Measured, Script, StepWork, Stream, Work,
@@ -215,8 +217,11 @@ impl Builder<'_> {
         let mut order = Vec::with_capacity(items.len());
         while order.len() < items.len() {
             let before = order.len();
-            for (stream, next) in streams.iter().zip(&mut next) {
-                while let Some(&item) = stream.get(*next) {
+            for (index, (stream, next)) in streams.iter().zip(&mut next).enumerate() {
+                // One step, then the copies that it lets go: a device's launch queue is limited,
+                // and a copy that stands behind many steps would start late.
+                let most = if index == Stream::Compute.index() { 1 } else { usize::MAX };
+                for &item in stream.iter().skip(*next).take(most) {
                     let trigger = items[item].due.and_then(|d| d.after);
                     if !items[item].waits.iter().chain(&trigger).all(|&w| placed[w]) {
                         break;
@@ -243,15 +248,40 @@ impl Builder<'_> {
     }
 }
 
-/// Removes duplicate waits, and waits that the order of a stream implies.
+/// Drops waits that follow from the order on a stream and from other waits, and doubles: each one
+/// that stays costs the device a call, and none can be left out.
 fn prune(script: &mut Script) {
-    let stream: Vec<Stream> = script.items.iter().map(|i| i.stream).collect();
-    for item in &mut script.items {
-        item.waits.retain(|&w| stream[w] != item.stream);
+    let stream: Vec<usize> = script.items.iter().map(|i| i.stream.index()).collect();
+    let (mut place, mut rank) = (vec![0; stream.len()], vec![0; stream.len()]);
+    for items in &script.streams {
+        items.iter().enumerate().for_each(|(at, &item)| place[item] = at + 1);
+    }
+    script.order.iter().enumerate().for_each(|(at, &item)| rank[item] = at);
+    // How many items of each stream have ended once an item has; and once the last of a stream has.
+    let mut after = vec![[0; 3]; stream.len()];
+    let mut last = [[0; 3]; 3];
+    let join = |into: &mut [usize; 3], from: [usize; 3]| {
+        into.iter_mut().zip(from).for_each(|(a, b)| *a = b.max(*a));
+    };
+    for &index in &script.order {
+        let item = &mut script.items[index];
+        let mut known = last[stream[index]];
+        let trigger = item.due.and_then(|d| d.after);
+        item.waits.extend(trigger);
+        // An item implies only what stands before it in the order.
+        item.waits.sort_unstable_by_key(|&w| std::cmp::Reverse(rank[w]));
+        item.waits.retain(|&w| {
+            let new = stream[w] != stream[index] && known[stream[w]] < place[w];
+            if new {
+                join(&mut known, after[w]);
+            }
+            new
+        });
         item.waits.sort_unstable();
-        item.waits.dedup();
         item.fetches.sort_unstable();
         item.fetches.dedup();
+        known[stream[index]] = place[index];
+        (after[index], last[stream[index]]) = (known, known);
     }
 }
 
@@ -260,9 +290,11 @@ fn prune(script: &mut Script) {
 pub struct Record {
     /// The loss of each iteration, if the graph has a loss.
     pub losses: Vec<f32>,
-    /// The time of each iteration.
+    /// How long each iteration took on the device.
     pub iteration_ns: Vec<Nanos>,
-    /// For each operator, the time of its own run (not its recomputes) in each iteration.
+    /// How long each iteration took by the host's clock, until the next could begin.
+    pub wall_ns: Vec<Nanos>,
+    /// By operator, how long its own turn took in each iteration.
     pub operator_ns: Vec<Vec<Nanos>>,
     /// How many steps had to wait for a copy that they read.
     pub late: u64,
@@ -270,6 +302,8 @@ pub struct Record {
     pub passive: u64,
     /// The largest sum of resident bytes, from the measured times.
     pub resident_peak: Bytes,
+    /// When each step and copy of the last iteration started and ended.
+    pub last: Option<engine::Run>,
 }
 
 /// Runs iterations on a device.
@@ -300,13 +334,16 @@ impl Executor<'_> {
         let mut measured =
             Measured { items: Vec::with_capacity(self.script.items.len()), ..Measured::default() };
         for iteration in from..to {
+            let began = Instant::now();
             device.begin(u64::from(iteration))?;
             for &item in &self.script.order {
                 device.enqueue(item)?;
             }
             device.finish(&mut measured)?;
             self.note(&measured, record);
-            if boundary(iteration, &measured) {
+            let stops = boundary(iteration, &measured);
+            record.wall_ns.push(Nanos(u64::try_from(began.elapsed().as_nanos()).unwrap_or(0)));
+            if stops {
                 return Ok(iteration + 1);
             }
         }
@@ -333,5 +370,6 @@ impl Executor<'_> {
         };
         record.resident_peak =
             record.resident_peak.max(engine::peak(&engine::memory(self.program, &run)));
+        record.last = Some(run);
     }
 }

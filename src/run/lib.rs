@@ -218,23 +218,40 @@ pub struct Outcome {
     pub peak_bytes: Bytes,
     /// Largest sum of resident bytes at any instant, by the measured times.
     pub resident_peak_bytes: Bytes,
-    /// The time of each iteration.
+    /// How long each iteration took on the device.
     pub iteration_ns: Vec<Nanos>,
-    /// How many times a step had to wait for a copy that it reads.
+    /// How long each iteration took by the host's clock, what lies between two included.
+    pub wall_ns: Vec<Nanos>,
+    /// How often a step found what it reads still on its way.
     pub late_copies: u64,
     /// How many swap-ins started without their delay because a step waited for them.
     pub passive_copies: u64,
     /// For each operator, the time of its own run (not its recomputes) in each iteration.
     pub operator_ns: Vec<Vec<Nanos>>,
-    /// The libraries' choices for operators for which they have several algorithms.
+    /// When each step and copy of the last iteration started and ended.
+    pub last: Option<crate::sim::engine::Run>,
+    /// What libraries chose for operators for which they have several algorithms.
     pub libraries: BTreeMap<OpId, Chosen>,
-    /// Parameters and buffers at the end by their keys (`parameter:NAME`), if they were to be
-    /// returned.
+    /// What the device took besides, of the last plan that it followed.
+    pub costs: Costs,
+    /// Parameters and buffers at the end by their keys (`parameter:NAME`), when they were to be
+    /// kept.
     pub state: Option<BTreeMap<String, Value>>,
     /// Sentences for the user.
     pub notes: Vec<String>,
     /// What was planned again during the run, in order.
     pub changes: Vec<Change>,
+}
+
+/// What a GPU takes besides the plan's arena and iterations; nothing on the host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Costs {
+    /// Operators that neap's plain kernels carry out in place of NVIDIA's libraries.
+    pub fallbacks: usize,
+    /// Device memory beside the arena, where libraries work when the plan reserves nothing.
+    pub scratch: Bytes,
+    /// How long it took to pin the host store.
+    pub pinning: Nanos,
 }
 
 /// Why a job did not run.
@@ -313,6 +330,25 @@ pub fn operators(target: &Target) -> Vec<Listed> {
         #[cfg(not(feature = "cuda"))]
         Target::Cuda { .. } => Vec::new(),
     }
+}
+
+/// Compiles all CUDA kernels for an architecture such as `sm_90` into the cache, without a GPU.
+/// `libs` says where to look for NVRTC first.
+///
+/// # Errors
+/// When NVRTC is missing or refuses; or this program was built without CUDA.
+#[cfg(feature = "cuda")]
+pub fn compile_kernels(arch: &str, libs: Option<&std::path::Path>) -> Result<(), String> {
+    backend::cuda::kernels::fill(arch, libs)
+}
+
+/// As the other of this name.
+///
+/// # Errors
+/// Always.
+#[cfg(not(feature = "cuda"))]
+pub fn compile_kernels(_: &str, _: Option<&std::path::Path>) -> Result<(), String> {
+    Err("built without the cuda feature".to_owned())
 }
 
 /// The operator kinds of `graph` that the host device lacks.

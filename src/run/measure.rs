@@ -1,22 +1,46 @@
 //! Measures how fast a device is: its link for several sizes, in both directions and under load,
 //! its memory, its matrix products, its overheads.
 //!
-//! On the host device the link is a copy through memory without throttling, and threads make the
-//! load. On a GPU no load is made. Every rate is that of the fastest repeat or round, because other
-//! programs may slow the machine down.
+//! On the host device the link is a copy through memory, as fast as it goes, and others are put to
+//! work for the figures under load; on a GPU matrix products run meanwhile. Every rate is
+//! that of the fastest repeat or round, because other programs may slow the machine down.
 
 use std::collections::BTreeMap;
 
 use super::backend::host::{self, link::LinkRate};
 use super::backend::{Failure, Item, Stream, Work};
-use super::profile::{again, alike, middle, once};
+use super::profile::{again, alike, first, middle, once};
 use super::{RunError, Settings, Target, open, sweep};
 use crate::device::{Link, Profile, Rates, roofline};
 use crate::job::Graph;
 use crate::units::{Bytes, Nanos};
 
-/// The sizes of copies, in KiB.
-const SIZES_KIB: [u64; 6] = [4, 64, 256, 1024, 8 * 1024, 32 * 1024];
+/// How large what is measured is.
+struct Sizes {
+    /// What is copied, in KiB.
+    copies_kib: &'static [u64],
+    /// Matrices' extents.
+    products: &'static [u64],
+    /// Each tensor of an addition, in MiB: beyond the device's caches.
+    addition_mib: u64,
+}
+
+/// Enough for two cores, and for a quick try of a GPU.
+const SMALL: Sizes = Sizes {
+    copies_kib: &[4, 64, 256, 1024, 8 * 1024, 32 * 1024],
+    products: &[128, 256, 512, 1024],
+    addition_mib: 16,
+};
+
+/// Enough to fill a GPU of 132 multiprocessors and 50 MiB of cache.
+const LARGE: Sizes = Sizes {
+    copies_kib: &[4, 64, 256, 1024, 8 << 10, 32 << 10, 128 << 10, 512 << 10],
+    products: &[1024, 2048, 4096, 8192],
+    addition_mib: 1024,
+};
+
+/// Of the product that runs while a GPU copies.
+const MEANWHILE: u64 = 4096;
 
 /// The load in percent for the figures under load.
 const LOAD: u32 = 100;
@@ -56,12 +80,21 @@ pub struct Measurement {
 ///
 /// # Errors
 /// When the device fails.
-pub fn measure(target: &Target, base: &Profile, name: &str) -> Result<Measurement, RunError> {
+pub fn measure(
+    target: &Target,
+    base: &Profile,
+    name: &str,
+    quick: bool,
+) -> Result<Measurement, RunError> {
+    let small = quick || *target == Target::Host;
+    let sizes = if small { SMALL } else { LARGE };
     let mut link = Vec::new();
-    for loaded in if *target == Target::Host { &[false, true][..] } else { &[false] } {
-        for kib in SIZES_KIB {
+    // A product on a test driver takes minutes.
+    let loads = if quick && *target != Target::Host { &[false][..] } else { &[false, true] };
+    for loaded in loads {
+        for kib in sizes.copies_kib {
             link.push(
-                rates(target, Bytes(kib << 10), *loaded)
+                rates(target, Bytes(*kib << 10), *loaded)
                     .map_err(|f| RunError::Device(target.name(), f.to_string()))?,
             );
         }
@@ -78,7 +111,8 @@ pub fn measure(target: &Target, base: &Profile, name: &str) -> Result<Measuremen
         time(smallest.bytes, smallest.h2d).saturating_sub(time(smallest.bytes, largest.h2d));
 
     let mut products = Vec::new();
-    for extent in [128, 256, 512, 1024] {
+    let most = if quick { 2 } else { sizes.products.len() };
+    for &extent in &sizes.products[..most] {
         products
             .push((extent, work_rate(target, &[sweep::product(extent)], base, roofline::flops)?));
     }
@@ -90,7 +124,8 @@ pub fn measure(target: &Target, base: &Profile, name: &str) -> Result<Measuremen
         .take(4)
         .collect();
     let reached = work_rate(target, &convolutions, base, roofline::flops)?;
-    let memory_bandwidth = work_rate(target, &[sweep::large_add()], base, roofline::bytes)?;
+    let addition = if quick { 1 } else { sizes.addition_mib };
+    let memory_bandwidth = work_rate(target, &[sweep::large_add(addition)], base, roofline::bytes)?;
     let launch = launch(target, base)?;
     let efficiency_percent =
         u32::try_from(u128::from(reached) * 100 / u128::from(f32)).unwrap_or(100).clamp(1, 100);
@@ -99,12 +134,14 @@ pub fn measure(target: &Target, base: &Profile, name: &str) -> Result<Measuremen
     let profile = Profile {
         name: name.to_owned(),
         source: format!(
-            "Measured by `neap device measure` on the {} device: copies of {} between its two memories; matrix products up to 1024, f16 and f64 taken as f32 and \
-             half of it; an addition of 48 MiB in all; efficiency is what {} convolutions reach of \
+            "Measured by `neap device measure` on the {} device: copies of {} between its two memories; matrix products up to {}, f16 and f64 taken as f32 and \
+             half of it; an addition of {} MiB in all; efficiency is what {} convolutions reach of \
              the products' rate. \
              Memory, reserve and pinned memory are those of {}.",
             target.name(),
             largest.bytes,
+            products.iter().map(|p| p.0).max().unwrap_or(0),
+            3 * addition,
             convolutions.len(),
             base.name
         ),
@@ -211,8 +248,8 @@ fn copies(
         }
     }
     let memory = Bytes(bytes.in_blocks().0 * streams.len() as u64);
-    let script = alike(items, memory, memory);
-    let graph = Graph {
+    let mut arena = memory;
+    let mut graph = Graph {
         name: String::new(),
         tensors: Vec::new(),
         operators: Vec::new(),
@@ -221,11 +258,23 @@ fn copies(
         recorded_peak: None,
         origin: None,
     };
+    let copied = items.len();
+    if loaded && *target != Target::Host {
+        graph = sweep::product(MEANWHILE);
+        let (product, _) = first(&graph, memory);
+        arena = product.top;
+        // Some milliseconds each: as long as the copies, at 100 GB/s and more.
+        let enough = (repeats * bytes.0 / (100 << 20)).clamp(4, 200) as usize;
+        items.extend(std::iter::repeat_n(product, enough));
+    }
+    let mut script = alike(items, arena, memory);
+    // Products first: they are there when the first copy goes.
+    script.order.rotate_left(copied);
     let options = host::Options {
         link: LinkRate::Unlimited,
         throttle_per_mille: 1000,
         throttle_later: Vec::new(),
-        load_percent: if loaded { LOAD } else { 0 },
+        load_percent: if loaded && *target == Target::Host { LOAD } else { 0 },
         poison: false,
         jitter: Nanos::ZERO,
     };
@@ -249,6 +298,7 @@ fn copies(
     for &stream in streams {
         let times: Vec<Nanos> = script.streams[stream.index()]
             .iter()
+            .filter(|&&i| i < copied)
             .map(|&i| measured.items[i].1 - measured.items[i].0)
             .collect();
         let time = if streams.len() == 1 {

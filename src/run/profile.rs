@@ -101,33 +101,8 @@ pub fn again(
     repeats: u32,
 ) -> Result<(Spans, Option<Chosen>), RunError> {
     let mut job = Job::new(host::kernels::find, graph, profile, settings, None)?;
-    let mut addresses: BTreeMap<TensorId, Bytes> = BTreeMap::new();
-    let mut arena = Bytes::ZERO;
-    for (index, tensor) in graph.tensors.iter().enumerate() {
-        addresses.insert(TensorId::of(index), arena);
-        arena += tensor.bytes.in_blocks();
-    }
-    let own = graph.operators.first().map_or(Bytes::ZERO, |o| o.workspace.in_blocks());
-    let workspace = (own > Bytes::ZERO).then_some((arena, own));
-    arena += own;
-    let step = StepWork {
-        operator: OpId(0),
-        addresses: addresses.iter().map(|(t, at)| (*t, *at)).collect(),
-        replay: false,
-        random_key: 0,
-        begins: Vec::new(),
-        workspace,
-        capture: None,
-    };
-    let item = Item {
-        stream: Stream::Compute,
-        waits: Vec::new(),
-        fetches: Vec::new(),
-        due: None,
-        work: Work::Step(step),
-        top: arena,
-    };
-    let script = alike(vec![item; repeats as usize], arena, Bytes::ZERO);
+    let (item, addresses) = first(graph, Bytes::ZERO);
+    let script = alike(vec![item.clone(); repeats as usize], item.top, Bytes::ZERO);
     let batch = std::mem::take(&mut job.batch);
     let (nothing, options) = (BTreeMap::new(), settings.host(profile));
     let measured = open(
@@ -156,8 +131,39 @@ pub fn again(
     Ok((measured.items, chosen))
 }
 
-/// Fills a tensor with numbers that repeat: their values don't affect the time, and making so many
-/// different ones would take long.
+/// The first operator of a graph, with its tensors one after another from `start` on; and where
+/// each tensor is.
+#[must_use]
+pub fn first(graph: &Graph, start: Bytes) -> (Item, BTreeMap<TensorId, Bytes>) {
+    let mut addresses: BTreeMap<TensorId, Bytes> = BTreeMap::new();
+    let mut end = start;
+    for (index, tensor) in graph.tensors.iter().enumerate() {
+        addresses.insert(TensorId::of(index), end);
+        end += tensor.bytes.in_blocks();
+    }
+    let own = graph.operators.first().map_or(Bytes::ZERO, |o| o.workspace.in_blocks());
+    let workspace = (own > Bytes::ZERO).then_some((end, own));
+    let step = StepWork {
+        operator: OpId(0),
+        addresses: addresses.iter().map(|(t, at)| (*t, *at)).collect(),
+        replay: false,
+        random_key: 0,
+        begins: Vec::new(),
+        workspace,
+        capture: None,
+    };
+    let item = Item {
+        stream: Stream::Compute,
+        waits: Vec::new(),
+        fetches: Vec::new(),
+        due: None,
+        work: Work::Step(step),
+        top: end + own,
+    };
+    (item, addresses)
+}
+
+/// Numbers that repeat: what they are costs no time, but finding so many would.
 fn fill(device: &mut dyn Device, tensor: &Tensor, at: Bytes, seed: u64) -> Result<(), Failure> {
     let piece = Tensor { bytes: Bytes(tensor.bytes.0.min(PIECE)), ..tensor.clone() };
     let numbers = seed::initial(seed, &piece, 0.0, 2);

@@ -134,6 +134,8 @@ impl<'a> Job<'a> {
             peak_bytes: self.high_water,
             resident_peak_bytes: record.resident_peak,
             iteration_ns: record.iteration_ns,
+            wall_ns: record.wall_ns,
+            last: record.last,
             late_copies: record.late,
             passive_copies: record.passive,
             operator_ns: record.operator_ns,
@@ -238,6 +240,7 @@ impl<'a> Job<'a> {
             Ok(End::Done(outcome)) => {
                 outcome.notes.append(&mut said.notes);
                 outcome.libraries = said.libraries;
+                outcome.costs = said.costs;
             }
             _ => self.notes.append(&mut said.notes),
         }

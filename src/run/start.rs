@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::backend::{self, Device, Failure, host};
-use super::{Lookup, Target};
+use super::{Costs, Lookup, Target};
 use crate::contract::Chosen;
 use crate::job::Graph;
 use crate::units::{Bytes, OpId};
@@ -14,6 +14,7 @@ use crate::units::{Bytes, OpId};
 pub struct DeviceNotes {
     pub notes: Vec<String>,
     pub libraries: BTreeMap<OpId, Chosen>,
+    pub costs: Costs,
 }
 
 /// An arena that several jobs share, and the link.
@@ -125,7 +126,12 @@ fn on_gpu<R>(
             (*id, Chosen { algorithms: passes.iter().map(|p| p.0).collect(), workspace })
         };
         let libraries = device.algorithms().iter().map(chosen).collect();
-        (result, DeviceNotes { notes: std::mem::take(&mut device.notes), libraries })
+        let costs = Costs {
+            fallbacks: device.fallbacks(),
+            scratch: device.scratch(),
+            pinning: device.pinning,
+        };
+        (result, DeviceNotes { notes: std::mem::take(&mut device.notes), libraries, costs })
     })
 }
 

@@ -76,10 +76,10 @@ pub fn product(extent: u64) -> Graph {
     p.sure("aten::mm")
 }
 
-/// An addition limited by memory bandwidth: 16 MiB for each tensor.
+/// An addition that waits for memory: so many MiB a tensor.
 #[must_use]
-pub fn large_add() -> Graph {
-    addition(4 << 20)
+pub fn large_add(mebibytes: u64) -> Graph {
+    addition(mebibytes << 18)
 }
 
 /// An operator that does next to nothing.

@@ -361,3 +361,78 @@ fn algorithms_that_were_profiled_are_reserved_and_used() {
         &["plan", "job.graph.json", "--latencies", "t.csv", "--budget", "min"],
     );
 }
+
+#[test]
+fn operators_without_a_library_are_counted_and_named() {
+    let Some(folder) = faked() else { return };
+    folder.import("tiny_cnn-adam.et.json.gz", &[]);
+    let run = ["--json", "run", "job.graph.json", "--on", "cuda", "--cuda-libs", "."];
+    let report = |more: &[(&str, &str)], flags: &[&str]| -> Value {
+        let answer = with(&folder, more, &[&run[..], flags].concat());
+        assert_eq!(answer.code, Some(0), "{answer:?}");
+        serde_json::from_str(&answer.stdout).unwrap()
+    };
+    let (fast, slow) = (report(&[], &[]), report(&[("FAKE_NO_ALGORITHM", "1")], &[]));
+    assert_eq!((&fast["fallbacks"], &fast["scratch_bytes"]), (&0.into(), &4096.into()));
+    assert!(slow["fallbacks"].as_u64() > Some(5) && slow["scratch_bytes"] == 0, "{slow}");
+    let note = slow["notes"].to_string();
+    assert!(note.contains("run on neap's plain kernels") && note.contains("conv2d"), "{note}");
+    // The test library refuses to run in another type than it said that it computes in.
+    assert_eq!(report(&[], &["--tf32"])["fallbacks"], 0);
+    for times in ["walls_ns", "iterations_ns"] {
+        assert_eq!(fast[times].as_array().unwrap().len(), 1);
+    }
+    assert!(fast["pinning_ns"].as_u64() > Some(0));
+}
+
+/// Waits that protect bytes show when they are left out. Others only keep a copy's time.
+#[test]
+fn a_wait_that_is_left_out_shows() {
+    let Some(folder) = faked() else { return };
+    folder.import("tiny_cnn-adam.et.json.gz", &[]);
+    folder.json(&["plan", "job.graph.json", "--budget", "min", "-o", "job.plan.json"]);
+    let report = folder.path("waits.txt");
+    let run = |left_out: i64| {
+        let left_out = left_out.to_string();
+        let more = [("FAKE_REPORT", report.to_str().unwrap()), ("FAKE_DROP_WAIT", &left_out)];
+        let flags = ["--on", "cuda", "--cuda-libs", ".", "--iterations", "2"];
+        let answer =
+            with(&folder, &more, &[&["--json", "run", "job.plan.json"][..], &flags].concat());
+        let text = std::fs::read_to_string(&report).unwrap_or_default();
+        let result = serde_json::from_str::<Value>(&answer.stdout).ok();
+        (result.map(|r| (r["losses"].clone(), r["checksum"].clone())), text)
+    };
+    let (whole, text) = run(-1);
+    assert!(whole.is_some());
+    let waits: i64 = text.split_whitespace().next().unwrap().parse().unwrap();
+    assert!(waits > 20, "{waits} waits");
+    assert!((2..waits).any(|left_out| run(left_out).0 != whole), "none of {waits} waits shows");
+}
+
+#[test]
+fn a_measured_timeline_has_the_tracks_of_a_simulated_one() {
+    let Some(folder) = faked() else { return };
+    folder.import("tiny_cnn-inference.et.json.gz", &[]);
+    folder.json(&["plan", "job.graph.json", "--budget", "min", "-o", "job.plan.json"]);
+    let flags = ["--on", "cuda", "--cuda-libs", ".", "--timeline", "cuda.json"];
+    json(&folder, &[&["run", "job.plan.json"][..], &flags].concat());
+    folder.json(&["run", "job.plan.json", "--on", "host", "--timeline", "host.json"]);
+    folder.json(&["simulate", "job.plan.json", "--timeline", "simulated.json"]);
+    let spans = |file: &str| {
+        let text = std::fs::read_to_string(folder.path(file)).unwrap();
+        let trace: Value = serde_json::from_str(&text).unwrap();
+        let mut names: Vec<_> = trace["traceEvents"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|e| e["ph"] != "C")
+            .map(|e| (e["ph"].to_string(), e["tid"].to_string(), e["name"].to_string()))
+            .collect();
+        names.sort();
+        names
+    };
+    let simulated = spans("simulated.json");
+    assert!(simulated.len() > 10);
+    assert_eq!(spans("host.json"), simulated);
+    assert_eq!(spans("cuda.json"), simulated);
+}

@@ -1,40 +1,97 @@
-// A CUDA driver without a GPU, for tests: device memory is the host's, everything happens where it is called, and kernels
-// are those that the compiler beside it (compiler.cpp) made for the host. It stops on what a GPU would not forgive quietly:
-// a wait for an event that was never recorded, addresses outside of what was allocated.
+// A CUDA driver without a GPU, for tests. Work waits on its stream until the host synchronises; then streams go on in a
+// random legal order. Kernels are those that the compiler beside it (compiler.cpp) made for the host.
+//
+// Device memory can't be touched by the host except through the driver. A pageable write lands late. The target of a copy
+// is garbage from the moment at which the copy may start. It stops on what a GPU would not forgive quietly: a wait for an
+// event that was never recorded, addresses outside of what was allocated, bytes written beyond an allocation's end.
+//
+// FAKE_SEED chooses the orders. FAKE_DROP_WAIT=N ignores the Nth wait of each iteration and holds back what it waited
+// for; FAKE_REPORT names a file that says how many waits an iteration has, and whether the ignored one follows from others.
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 
+#include <algorithm>
+#include <deque>
+#include <functional>
 #include <map>
 #include <mutex>
+#include <random>
+#include <string>
+#include <vector>
 
 typedef unsigned long long Address;
 typedef int Result;
 struct Dim {
     unsigned int x, y, z;
 };
+struct Stream;
+// By stream, how many of its operations have been ordered before.
+typedef std::map<const Stream*, size_t> Clock;
 struct Event {
-    double at;
-    bool recorded;
+    double at = 0;
+    size_t recorded = 0, passed = 0;
+    const Stream* on = nullptr;
+    Clock clock;
+};
+struct Operation {
+    enum { WORK, WAIT, RECORD } kind;
+    std::function<void()> work;
+    // What a copy writes, for as long as it has not started.
+    void* target = nullptr;
+    size_t bytes = 0;
+    Event* event = nullptr;
+    size_t version = 0;
+};
+struct Stream {
+    std::deque<Operation> queue;
+    size_t enqueued = 0;
+    Clock clock;
+};
+struct Function {
+    void (*entry)(const void*, unsigned int, Dim, Dim, int);
+    unsigned int bytes;
 };
 
-static std::map<Address, size_t> allocated;
+static std::map<Address, size_t> device, pinned;
+static std::vector<Stream*> streams;
+static Stream pageable;
 static int retained = 0;
+static std::mt19937 random_numbers(getenv("FAKE_SEED") ? atoi(getenv("FAKE_SEED")) : 1);
+// What this thread knows to be done.
+static thread_local Clock host;
 // Several jobs' threads call at once; one thing happens at a time.
 static std::recursive_mutex mutex;
 #define ONE_AT_A_TIME std::lock_guard<std::recursive_mutex> one(mutex)
+
+// The wait that is left out, if any, and what it would have waited for.
+static long dropped = getenv("FAKE_DROP_WAIT") ? atol(getenv("FAKE_DROP_WAIT")) : -1;
+static long waits = 0, most_waits = 0;
+static bool needed = false;
+static Event* held = nullptr;
+static size_t held_version = 0;
 
 static void stop(const char* what) {
     fprintf(stderr, "fake driver: %s\n", what);
     abort();
 }
 
-static void inside(Address at, size_t bytes, const char* what) {
-    ONE_AT_A_TIME;
-    auto next = allocated.upper_bound(at);
-    if (next == allocated.begin()) stop(what);
+struct AtExit {
+    ~AtExit() {
+        const char* path = getenv("FAKE_REPORT");
+        FILE* file = path ? fopen(path, "w") : nullptr;
+        if (!file) return;
+        fprintf(file, "%ld %s\n", std::max(most_waits, waits), needed ? "needed" : "redundant");
+        fclose(file);
+    }
+} at_exit;
+
+static void inside(const std::map<Address, size_t>& memory, Address at, size_t bytes, const char* what) {
+    auto next = memory.upper_bound(at);
+    if (next == memory.begin()) stop(what);
     --next;
     if (at + bytes > next->first + next->second) stop(what);
 }
@@ -45,7 +102,119 @@ static double now() {
     return t.tv_sec * 1e3 + t.tv_nsec * 1e-6;
 }
 
+static void merge(Clock& into, const Clock& from) {
+    for (auto& entry : from) into[entry.first] = std::max(into[entry.first], entry.second);
+}
+
+// Memory: whole pages, and behind its end bytes that nobody may write.
+
+const size_t PAGE = 4096;
+const unsigned char GUARD = 0xa5;
+
+static size_t whole(size_t bytes) { return (bytes + 64 + PAGE - 1) / PAGE * PAGE; }
+
+static Address allocate(size_t bytes) {
+    void* memory = mmap(nullptr, whole(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) return 0;
+    memset(memory, 0xff, bytes);
+    memset((char*)memory + bytes, GUARD, whole(bytes) - bytes);
+    return (Address)memory;
+}
+
+static void release(std::map<Address, size_t>& memory, Address at) {
+    auto found = memory.find(at);
+    if (found == memory.end()) stop("memory was given back twice");
+    mprotect((void*)at, whole(found->second), PROT_READ | PROT_WRITE);
+    const unsigned char* end = (const unsigned char*)at + found->second;
+    for (size_t i = 0; i < whole(found->second) - found->second; i++)
+        if (end[i] != GUARD) stop("something wrote beyond the end of an allocation");
+    munmap((void*)at, whole(found->second));
+    memory.erase(found);
+}
+
+// While this lives, device memory can be touched.
+struct OnDevice {
+    static void protect(int flags) {
+        for (auto& one : device) mprotect((void*)one.first, whole(one.second), flags);
+    }
+    OnDevice() { protect(PROT_READ | PROT_WRITE); }
+    ~OnDevice() { protect(PROT_NONE); }
+};
+
+// Streams.
+
+static bool runnable(const Stream& stream) {
+    if (stream.queue.empty()) return false;
+    const Operation& next = stream.queue.front();
+    return next.kind != Operation::WAIT || next.event->passed >= next.version;
+}
+
+static void go_on(Stream& stream) {
+    Operation next = std::move(stream.queue.front());
+    stream.queue.pop_front();
+    if (next.kind == Operation::WORK) next.work();
+    if (next.kind == Operation::RECORD) {
+        next.event->at = now();
+        next.event->passed = std::max(next.event->passed, next.version);
+    }
+}
+
+// A copy that may start has ruined what it will write.
+static void start_copies() {
+    for (Stream* stream : streams)
+        if (runnable(*stream) && stream->queue.front().target) {
+            memset(stream->queue.front().target, 0xff, stream->queue.front().bytes);
+            stream->queue.front().target = nullptr;
+        }
+}
+
+// Runs streams in a random legal order until `done`; what that does not need may stay behind.
+static void run_until(const std::function<bool()>& done) {
+    if (done()) return;
+    OnDevice open;
+    std::vector<Stream*> by_priority = streams;
+    std::shuffle(by_priority.begin(), by_priority.end(), random_numbers);
+    bool any = random_numbers() % 4 == 0;
+    while (!done()) {
+        start_copies();
+        std::vector<Stream*> can;
+        for (Stream* stream : by_priority)
+            if (runnable(*stream)) can.push_back(stream);
+        if (can.empty()) stop("streams wait for each other");
+        if (held && held->passed >= held_version) held = nullptr;
+        if (held && can.size() > 1) can.erase(std::remove(can.begin(), can.end(), held->on), can.end());
+        go_on(*can[any ? random_numbers() % can.size() : 0]);
+    }
+}
+
+static void synchronise(Stream* stream) {
+    run_until([stream] { return stream->queue.empty(); });
+    merge(host, stream->clock);
+    most_waits = std::max(most_waits, waits);
+    waits = 0;
+}
+
+static void synchronise_all() {
+    for (Stream* stream : streams) synchronise(stream);
+}
+
+static void enqueue(Stream* stream, Operation operation) {
+    merge(stream->clock, host);
+    if (operation.kind == Operation::WORK) stream->clock[stream] = ++stream->enqueued;
+    stream->queue.push_back(std::move(operation));
+}
+
+static void work(Stream* stream, std::function<void()> what, void* target = nullptr, size_t bytes = 0) {
+    enqueue(stream, Operation{Operation::WORK, std::move(what), target, bytes});
+}
+
 extern "C" {
+// For the libraries beside it: `what(data)` when the stream comes to it.
+void fake_enqueue(Stream* stream, void (*what)(void*), void* data) {
+    ONE_AT_A_TIME;
+    work(stream, [=] { what(data); });
+}
+
 #ifdef NO_DEVICE
 Result cuInit(unsigned int) { return 100; }
 #else
@@ -78,99 +247,174 @@ Result cuDeviceGetAttribute(int* value, int which, int) {
 }
 Result cuDevicePrimaryCtxRetain(void** context, int) {
     ONE_AT_A_TIME;
+    if (streams.empty()) streams.push_back(&pageable);
     ++retained;
     *context = (void*)1;
     return 0;
 }
 Result cuDevicePrimaryCtxRelease_v2(int) {
     ONE_AT_A_TIME;
-    if (--retained == 0 && !allocated.empty()) stop("memory was not given back");
+    if (--retained > 0) return 0;
+    if (!device.empty() || !pinned.empty()) stop("memory was not given back");
+    if (streams.size() != 1) stop("a stream was not given back");
     return 0;
 }
 Result cuCtxSetCurrent(void*) { return 0; }
-Result cuStreamCreate(void** stream, unsigned int) {
-    *stream = malloc(1);
+Result cuCtxSynchronize() {
+    ONE_AT_A_TIME;
+    synchronise_all();
     return 0;
 }
-Result cuStreamDestroy_v2(void* stream) {
-    free(stream);
+Result cuStreamCreate(Stream** stream, unsigned int flags) {
+    ONE_AT_A_TIME;
+    if (flags != 1) stop("a stream that waits for the default one");
+    *stream = new Stream;
+    streams.push_back(*stream);
     return 0;
 }
-Result cuStreamSynchronize(void*) { return 0; }
-Result cuStreamWaitEvent(void*, Event* event, unsigned int) {
+Result cuStreamDestroy_v2(Stream* stream) {
+    ONE_AT_A_TIME;
+    synchronise(stream);
+    streams.erase(std::remove(streams.begin(), streams.end(), stream), streams.end());
+    delete stream;
+    return 0;
+}
+Result cuStreamSynchronize(Stream* stream) {
+    ONE_AT_A_TIME;
+    synchronise(stream);
+    return 0;
+}
+Result cuStreamWaitEvent(Stream* stream, Event* event, unsigned int) {
+    ONE_AT_A_TIME;
     if (!event->recorded) stop("a stream waits for what was never recorded");
+    if (waits++ == dropped) {
+        merge(stream->clock, host);
+        if (event->clock[event->on] > stream->clock[event->on]) {
+            needed = true;
+            held = event;
+            held_version = event->recorded;
+        }
+        return 0;
+    }
+    enqueue(stream, Operation{Operation::WAIT, {}, nullptr, 0, event, event->recorded});
+    merge(stream->clock, event->clock);
     return 0;
 }
 Result cuEventCreate(Event** event, unsigned int flags) {
     if (flags & 2) stop("an event without the time");
-    *event = new Event{0.0, false};
+    *event = new Event;
     return 0;
 }
-Result cuEventRecord(Event* event, void*) {
-    *event = {now(), true};
+Result cuEventRecord(Event* event, Stream* stream) {
+    ONE_AT_A_TIME;
+    enqueue(stream, Operation{Operation::RECORD, {}, nullptr, 0, event, ++event->recorded});
+    event->on = stream;
+    event->clock = stream->clock;
+    return 0;
+}
+Result cuEventSynchronize(Event* event) {
+    ONE_AT_A_TIME;
+    size_t version = event->recorded;
+    run_until([=] { return event->passed >= version; });
+    merge(host, event->clock);
     return 0;
 }
 Result cuEventElapsedTime(float* milliseconds, Event* from, Event* to) {
-    if (!from->recorded || !to->recorded) return 600;
+    ONE_AT_A_TIME;
+    if (!from->recorded || !to->recorded) return 400;
+    if (from->passed < from->recorded || to->passed < to->recorded) return 600;
     *milliseconds = (float)(to->at - from->at);
     return 0;
 }
 Result cuEventElapsedTime_v2(float* milliseconds, Event* from, Event* to) { return cuEventElapsedTime(milliseconds, from, to); }
 Result cuEventDestroy_v2(Event* event) {
+    ONE_AT_A_TIME;
+    synchronise_all();
     delete event;
     return 0;
 }
 Result cuMemAlloc_v2(Address* at, size_t bytes) {
     ONE_AT_A_TIME;
-    void* memory = aligned_alloc(512, (bytes + 511) / 512 * 512);
-    if (!memory) return 2;
-    memset(memory, 0xff, bytes);
-    *at = (Address)memory;
-    allocated[*at] = bytes;
+    *at = allocate(bytes);
+    if (!*at) return 2;
+    device[*at] = bytes;
+    mprotect((void*)*at, whole(bytes), PROT_NONE);
     return 0;
 }
 Result cuMemFree_v2(Address at) {
     ONE_AT_A_TIME;
-    if (!allocated.erase(at)) stop("memory was given back twice");
-    free((void*)at);
+    synchronise_all();
+    release(device, at);
     return 0;
 }
 Result cuMemHostAlloc(void** at, size_t bytes, unsigned int flags) {
+    ONE_AT_A_TIME;
     if (flags & 4) stop("write-combined memory is slow to read back");
-    return cuMemAlloc_v2((Address*)at, bytes);
-}
-Result cuMemFreeHost(void* at) { return cuMemFree_v2((Address)at); }
-static Result move(Address to, Address from, size_t bytes) {
-    memmove((void*)to, (void*)from, bytes);
+    *at = (void*)allocate(bytes);
+    if (!*at) return 2;
+    pinned[(Address)*at] = bytes;
     return 0;
 }
+Result cuMemFreeHost(void* at) {
+    ONE_AT_A_TIME;
+    synchronise_all();
+    release(pinned, (Address)at);
+    return 0;
+}
+Result cuMemHostRegister_v2(void* at, size_t bytes, unsigned int) {
+    ONE_AT_A_TIME;
+    if ((Address)at % PAGE) return 1;
+    pinned[(Address)at] = bytes;
+    return 0;
+}
+Result cuMemHostUnregister(void* at) {
+    ONE_AT_A_TIME;
+    synchronise_all();
+    if (!pinned.erase((Address)at)) stop("memory that is not pinned was unpinned");
+    return 0;
+}
+// From pageable memory: the bytes are taken at once, and land before anything that comes later on the default stream.
 Result cuMemcpyHtoD_v2(Address to, const void* from, size_t bytes) {
-    inside(to, bytes, "a copy to outside the arena");
-    return move(to, (Address)from, bytes);
+    ONE_AT_A_TIME;
+    inside(device, to, bytes, "a copy to outside the arena");
+    std::string data((const char*)from, bytes);
+    work(&pageable, [=] { memcpy((void*)to, data.data(), data.size()); }, (void*)to, bytes);
+    return 0;
 }
 Result cuMemcpyDtoH_v2(void* to, Address from, size_t bytes) {
-    inside(from, bytes, "a copy from outside the arena");
-    return move((Address)to, from, bytes);
+    ONE_AT_A_TIME;
+    inside(device, from, bytes, "a copy from outside the arena");
+    synchronise(&pageable);
+    OnDevice open;
+    memcpy(to, (void*)from, bytes);
+    return 0;
 }
 // Asynchronous copies must be between allocations: pageable memory would make them wait.
-Result cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, void*) {
-    inside(to, bytes, "a copy to outside the arena");
-    inside((Address)from, bytes, "a copy from memory that is not pinned");
-    return move(to, (Address)from, bytes);
+Result cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, Stream* stream) {
+    ONE_AT_A_TIME;
+    inside(device, to, bytes, "a copy to outside the arena");
+    inside(pinned, (Address)from, bytes, "a copy from memory that is not pinned");
+    work(stream, [=] { memcpy((void*)to, from, bytes); }, (void*)to, bytes);
+    return 0;
 }
-Result cuMemcpyDtoHAsync_v2(void* to, Address from, size_t bytes, void*) {
-    inside(from, bytes, "a copy from outside the arena");
-    inside((Address)to, bytes, "a copy to memory that is not pinned");
-    return move((Address)to, from, bytes);
+Result cuMemcpyDtoHAsync_v2(void* to, Address from, size_t bytes, Stream* stream) {
+    ONE_AT_A_TIME;
+    inside(device, from, bytes, "a copy from outside the arena");
+    inside(pinned, (Address)to, bytes, "a copy to memory that is not pinned");
+    work(stream, [=] { memcpy(to, (void*)from, bytes); }, to, bytes);
+    return 0;
 }
-Result cuMemcpyDtoDAsync_v2(Address to, Address from, size_t bytes, void*) {
-    inside(to, bytes, "a copy to outside the arena");
-    inside(from, bytes, "a copy from outside the arena");
-    return move(to, from, bytes);
+Result cuMemcpyDtoDAsync_v2(Address to, Address from, size_t bytes, Stream* stream) {
+    ONE_AT_A_TIME;
+    inside(device, to, bytes, "a copy to outside the arena");
+    inside(device, from, bytes, "a copy from outside the arena");
+    work(stream, [=] { memmove((void*)to, (void*)from, bytes); });
+    return 0;
 }
-Result cuMemsetD8Async(Address to, unsigned char byte, size_t bytes, void*) {
-    inside(to, bytes, "a fill outside the arena");
-    memset((void*)to, byte, bytes);
+Result cuMemsetD8Async(Address to, unsigned char byte, size_t bytes, Stream* stream) {
+    ONE_AT_A_TIME;
+    inside(device, to, bytes, "a fill outside the arena");
+    work(stream, [=] { memset((void*)to, byte, bytes); });
     return 0;
 }
 // The image is the path of a library.
@@ -179,16 +423,29 @@ Result cuModuleLoadData(void** module, const void* image) {
     if (!*module) fprintf(stderr, "fake driver: %s\n", dlerror());
     return *module ? 0 : 200;
 }
-Result cuModuleUnload(void* module) { return dlclose(module); }
-Result cuModuleGetFunction(void** function, void* module, const char* name) {
-    *function = dlsym(module, name);
-    return *function ? 0 : 500;
-}
-Result cuLaunchKernel(void* function, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz,
-                      unsigned int, void*, void** parameters, void**) {
+Result cuModuleUnload(void* module) {
     ONE_AT_A_TIME;
-    typedef void (*Entry)(const void*, unsigned int, Dim, Dim, int);
-    ((Entry)function)(parameters[0], 0, Dim{gx, gy, gz}, Dim{bx, by, bz}, 0);
+    synchronise_all();
+    return dlclose(module);
+}
+Result cuModuleGetFunction(Function** function, void* module, const char* name) {
+    void* entry = dlsym(module, name);
+    void* bytes = dlsym(module, (std::string(name) + "_bytes").c_str());
+    if (!entry || !bytes) return 500;
+    static std::map<std::string, Function> functions;
+    ONE_AT_A_TIME;
+    *function = &(functions[name] = Function{(void (*)(const void*, unsigned int, Dim, Dim, int))entry, *(unsigned int*)bytes});
+    return 0;
+}
+Result cuLaunchKernel(Function* function, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz,
+                      unsigned int, Stream* stream, void** parameters, void**) {
+    ONE_AT_A_TIME;
+    Function kernel = *function;
+    // Aligned for whatever it holds.
+    std::vector<long double> copy(kernel.bytes / sizeof(long double) + 1);
+    memcpy(copy.data(), parameters[0], kernel.bytes);
+    int order = random_numbers() % 3;
+    work(stream, [=] { kernel.entry(copy.data(), kernel.bytes, Dim{gx, gy, gz}, Dim{bx, by, bz}, order); });
     return 0;
 }
 }

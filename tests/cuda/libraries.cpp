@@ -1,9 +1,26 @@
-// cuBLASLt and cuDNN as libraries that start and know their version. cuBLASLt has no algorithm for anything; cuDNN has one for each pass of a
-// convolution of f32, by its definition, which takes a workspace and ruins what was in it.
+// cuBLASLt and cuDNN by their definitions, summed in f64, one algorithm for each thing that they do. Each takes a workspace and
+// ruins what was in it; work waits on its stream, as the driver beside it (driver.cpp) has them. FAKE_NO_ALGORITHM=1: they
+// have none for anything.
+#include <dlfcn.h>
 #include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include <functional>
 #include <vector>
+
+// Runs `work` when the stream comes to it.
+static void enqueue(void* stream, std::function<void()> work) {
+    typedef void (*Enqueue)(void*, void (*)(void*), void*);
+    static Enqueue put = (Enqueue)dlsym(dlopen("libcuda.so", RTLD_NOW), "fake_enqueue");
+    auto run = [](void* data) {
+        auto* work = (std::function<void()>*)data;
+        (*work)();
+        delete work;
+    };
+    put(stream, run, new std::function<void()>(work));
+}
 
 #define START(name)                                                                                                                        \
     int name(void** handle) {                                                                                                              \
@@ -12,39 +29,154 @@
     }
 #define DONE(name)                                                                                                                         \
     int name(...) { return 0; }
-#define NEVER(name)                                                                                                                        \
-    int name(...) { return 1; }
 
 extern "C" {
 #ifdef CUBLASLT
 size_t cublasLtGetVersion() { return 130000; }
 START(cublasLtCreate)
 DONE(cublasLtDestroy)
-START(cublasLtMatmulDescCreate)
-DONE(cublasLtMatmulDescSetAttribute)
-DONE(cublasLtMatmulDescDestroy)
-START(cublasLtMatrixLayoutCreate)
-DONE(cublasLtMatrixLayoutSetAttribute)
-DONE(cublasLtMatrixLayoutDestroy)
-START(cublasLtMatmulPreferenceCreate)
-DONE(cublasLtMatmulPreferenceSetAttribute)
-DONE(cublasLtMatmulPreferenceDestroy)
-int cublasLtMatmulAlgoGetHeuristic(void*, void*, void*, void*, void*, void*, void*, int, void*, int* count) {
-    *count = 0;
-    return 15;
+
+struct Description {
+    int transposed[2], epilogue;
+    const void* bias;
+};
+struct Layout {
+    int type;
+    int64_t rows, columns, step;
+    int32_t batch;
+    int64_t batch_step;
+};
+struct Preference {
+    uint64_t workspace;
+    uint32_t reductions;
+};
+struct Heuristic {
+    uint64_t algorithm[8];
+    size_t workspace;
+    int state;
+    float waves;
+    int reserved[4];
+};
+const size_t SCRATCH = 4096;
+const uint64_t NUMBER = 7;
+
+int cublasLtMatmulDescCreate(Description** d, int compute, int scale) {
+    *d = new Description{};
+    return (compute == 68 || compute == 77) && scale == 0 ? 0 : 7;
 }
-NEVER(cublasLtMatmul)
+int cublasLtMatmulDescSetAttribute(Description* d, int which, const void* value, size_t bytes) {
+    if (which == 3 || which == 4) return bytes == 4 ? memcpy(&d->transposed[which - 3], value, 4), 0 : 7;
+    if (which == 7) return bytes == 4 ? memcpy(&d->epilogue, value, 4), 0 : 7;
+    if (which == 8) return bytes == 8 ? memcpy(&d->bias, value, 8), 0 : 7;
+    return 7;
+}
+int cublasLtMatmulDescDestroy(Description* d) {
+    delete d;
+    return 0;
+}
+int cublasLtMatrixLayoutCreate(Layout** l, int type, uint64_t rows, uint64_t columns, int64_t step) {
+    *l = new Layout{type, (int64_t)rows, (int64_t)columns, step, 1, 0};
+    return step >= (int64_t)rows ? 0 : 7;
+}
+int cublasLtMatrixLayoutSetAttribute(Layout* l, int which, const void* value, size_t bytes) {
+    if (which == 5) return bytes == 4 ? memcpy(&l->batch, value, 4), 0 : 7;
+    if (which == 6) return bytes == 8 ? memcpy(&l->batch_step, value, 8), 0 : 7;
+    return 7;
+}
+int cublasLtMatrixLayoutDestroy(Layout* l) {
+    delete l;
+    return 0;
+}
+int cublasLtMatmulPreferenceCreate(Preference** p) {
+    *p = new Preference{};
+    return 0;
+}
+int cublasLtMatmulPreferenceSetAttribute(Preference* p, int which, const void* value, size_t) {
+    if (which == 1) memcpy(&p->workspace, value, 8);
+    if (which == 3) memcpy(&p->reductions, value, 4);
+    return 0;
+}
+int cublasLtMatmulPreferenceDestroy(Preference* p) {
+    delete p;
+    return 0;
+}
+int cublasLtMatmulAlgoGetHeuristic(void*, Description*, Layout*, Layout*, Layout*, Layout*, Preference* p, int, Heuristic* found, int* count) {
+    // Sums in the output's place, or rounded in between, would give other bits each time.
+    bool fits = p->workspace >= SCRATCH && (p->reductions & ~2u) == 0 && !getenv("FAKE_NO_ALGORITHM");
+    *count = fits;
+    if (fits) *found = Heuristic{{NUMBER}, SCRATCH, 0, 1, {}};
+    return fits ? 0 : 15;
+}
+static double number(const void* data, int64_t at, int type) {
+    if (type == 0) return ((const float*)data)[at];
+    uint32_t bits = (uint32_t)((const uint16_t*)data)[at] << 16;
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+static void set_number(void* data, int64_t at, int type, float x) {
+    if (type == 0) {
+        ((float*)data)[at] = x;
+        return;
+    }
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    ((uint16_t*)data)[at] = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+// Matrices by columns; a bias has an element for each row of the result.
+static void multiply(const Description& d, float alpha, const void* a, const Layout& la, const void* b, const Layout& lb, float beta, void* c,
+                     const Layout& lc) {
+    auto at = [](const Layout& l, bool turned, int64_t row, int64_t column) { return turned ? column + row * l.step : row + column * l.step; };
+    int64_t sum_over = d.transposed[0] ? la.rows : la.columns;
+    for (int64_t n = 0; n < lc.batch; n++)
+        for (int64_t i = 0; i < lc.rows; i++)
+            for (int64_t j = 0; j < lc.columns; j++) {
+                double sum = 0;
+                for (int64_t k = 0; k < sum_over; k++)
+                    sum += number(a, n * la.batch_step + at(la, d.transposed[0], i, k), la.type) *
+                           number(b, n * lb.batch_step + at(lb, d.transposed[1], k, j), lb.type);
+                int64_t place = n * lc.batch_step + at(lc, false, i, j);
+                double before = beta == 0 ? 0 : beta * number(c, place, lc.type);
+                double bias = d.epilogue == 4 ? number(d.bias, i, lc.type) : 0;
+                set_number(c, place, lc.type, (float)(alpha * sum + before + bias));
+            }
+}
+int cublasLtMatmul(void*, Description* d, const float* alpha, const void* a, Layout* la, const void* b, Layout* lb, const float* beta, const void* c,
+                   Layout* lc, void* to, Layout*, const uint64_t* algorithm, void* workspace, size_t bytes, void* stream) {
+    if (*algorithm != NUMBER || bytes < SCRATCH || !workspace || c != to) return 7;
+    Description description = *d;
+    Layout layouts[3] = {*la, *lb, *lc};
+    float scale[2] = {*alpha, *beta};
+    enqueue(stream, [=] {
+        memset(workspace, 0xff, bytes);
+        multiply(description, scale[0], a, layouts[0], b, layouts[1], scale[1], to, layouts[2]);
+    });
+    return 0;
+}
 #else
 size_t cudnnGetVersion() { return 91300; }
-START(cudnnCreate)
-DONE(cudnnDestroy)
-DONE(cudnnSetStream)
+struct Handle {
+    void* stream;
+};
+int cudnnCreate(Handle** handle) {
+    *handle = new Handle{};
+    return 0;
+}
+int cudnnDestroy(Handle* handle) {
+    delete handle;
+    return 0;
+}
+int cudnnSetStream(Handle* handle, void* stream) {
+    handle->stream = stream;
+    return 0;
+}
 
 // A tensor, a filter or a convolution.
 struct Descriptor {
     int kind, groups;
     int size[4], stride[4];
     int padding[2], step[2], dilation[2];
+    int mathematics;
 };
 // The library's numbers, and what they want, of the passes: forward, back to the input, back to the weights.
 static const int algorithm[3] = {1, 4, 3};
@@ -81,7 +213,12 @@ int cudnnSetConvolutionGroupCount(Descriptor* d, int groups) {
     d->groups = groups;
     return 0;
 }
-DONE(cudnnSetConvolutionMathType)
+int cudnnSetConvolutionMathType(Descriptor* d, int mathematics) {
+    d->mathematics = mathematics;
+    return 0;
+}
+// What algorithms compute in when asked for whatever is quickest (0); the descriptor must say so when they run.
+const int TENSOR_CORES = 1;
 
 struct Expected {
     int algorithm, status;
@@ -89,28 +226,27 @@ struct Expected {
     size_t memory;
     int determinism, mathematics, reserved[3];
 };
-static int ask(int pass, const Descriptor* first, int most, int* count, Expected* found) {
-    if (first->kind != 0 || most < 2) return 9;
+static int ask(int pass, const Descriptor* first, const Descriptor* c, int most, int* count, Expected* found) {
+    if (first->kind != 0 || most < 2 || getenv("FAKE_NO_ALGORITHM")) return 9;
     // A quicker one that gives other bits each time is none.
     found[0] = Expected{0, 0, 1, 0, 0, 0, {}};
-    found[1] = Expected{algorithm[pass], 0, 2, wanted[pass], 1, 0, {}};
+    found[1] = Expected{algorithm[pass], 0, 2, wanted[pass], 1, c->mathematics ? c->mathematics : TENSOR_CORES, {}};
     *count = 2;
     return 0;
 }
-int cudnnGetConvolutionForwardAlgorithm_v7(void*, Descriptor* x, void*, void*, void*, int most, int* count, Expected* found) {
-    return ask(0, x, most, count, found);
+int cudnnGetConvolutionForwardAlgorithm_v7(void*, Descriptor* x, void*, Descriptor* c, void*, int most, int* count, Expected* found) {
+    return ask(0, x, c, most, count, found);
 }
-int cudnnGetConvolutionBackwardDataAlgorithm_v7(void*, Descriptor* w, void*, void*, void*, int most, int* count, Expected* found) {
-    return ask(1, w, most, count, found);
+int cudnnGetConvolutionBackwardDataAlgorithm_v7(void*, Descriptor* w, void*, Descriptor* c, void*, int most, int* count, Expected* found) {
+    return ask(1, w, c, most, count, found);
 }
-int cudnnGetConvolutionBackwardFilterAlgorithm_v7(void*, Descriptor* x, void*, void*, void*, int most, int* count, Expected* found) {
-    return ask(2, x, most, count, found);
+int cudnnGetConvolutionBackwardFilterAlgorithm_v7(void*, Descriptor* x, void*, Descriptor* c, void*, int most, int* count, Expected* found) {
+    return ask(2, x, c, most, count, found);
 }
 
 // All products of one convolution, summed in f64 at what `pass` writes.
-static int convolve(int pass, const Descriptor* dx, const float* x, const Descriptor* dw, const float* w, const Descriptor* c, int chosen,
-                    void* workspace, size_t bytes, const Descriptor* dy, const float* y, float* to) {
-    if (chosen != algorithm[pass] || bytes < wanted[pass]) return 9;
+static void convolve(int pass, const Descriptor* dx, const float* x, const Descriptor* dw, const float* w, const Descriptor* c, void* workspace,
+                     size_t bytes, const Descriptor* dy, const float* y, float* to) {
     memset(workspace, 0xff, bytes);
     const Descriptor* of[3] = {dy, dx, dw};
     const int *size = of[pass]->size, *stride = of[pass]->stride;
@@ -140,19 +276,25 @@ static int convolve(int pass, const Descriptor* dx, const float* x, const Descri
         for (int j = 0; j < size[1]; j++)
             for (int k = 0; k < size[2]; k++)
                 for (int l = 0; l < size[3]; l++) to[i * (long)stride[0] + j * (long)stride[1] + k * (long)stride[2] + l * (long)stride[3]] = (float)sums[next++];
+}
+static int put(const Handle* handle, int pass, const Descriptor* dx, const float* x, const Descriptor* dw, const float* w, const Descriptor* c, int chosen, void* workspace,
+               size_t bytes, const Descriptor* dy, const float* y, float* to) {
+    if (chosen != algorithm[pass] || bytes < wanted[pass] || c->mathematics == 0) return 9;
+    Descriptor x_is = *dx, w_is = *dw, y_is = *dy, is = *c;
+    enqueue(handle->stream, [=] { convolve(pass, &x_is, x, &w_is, w, &is, workspace, bytes, &y_is, y, to); });
     return 0;
 }
-int cudnnConvolutionForward(void*, const void*, Descriptor* dx, const float* x, Descriptor* dw, const float* w, Descriptor* c, int chosen,
+int cudnnConvolutionForward(Handle* handle, const void*, Descriptor* dx, const float* x, Descriptor* dw, const float* w, Descriptor* c, int chosen,
                             void* workspace, size_t bytes, const void*, Descriptor* dy, float* y) {
-    return convolve(0, dx, x, dw, w, c, chosen, workspace, bytes, dy, 0, y);
+    return put(handle, 0, dx, x, dw, w, c, chosen, workspace, bytes, dy, 0, y);
 }
-int cudnnConvolutionBackwardData(void*, const void*, Descriptor* dw, const float* w, Descriptor* dy, const float* y, Descriptor* c, int chosen,
+int cudnnConvolutionBackwardData(Handle* handle, const void*, Descriptor* dw, const float* w, Descriptor* dy, const float* y, Descriptor* c, int chosen,
                                  void* workspace, size_t bytes, const void*, Descriptor* dx, float* x) {
-    return convolve(1, dx, 0, dw, w, c, chosen, workspace, bytes, dy, y, x);
+    return put(handle, 1, dx, 0, dw, w, c, chosen, workspace, bytes, dy, y, x);
 }
-int cudnnConvolutionBackwardFilter(void*, const void*, Descriptor* dx, const float* x, Descriptor* dy, const float* y, Descriptor* c, int chosen,
+int cudnnConvolutionBackwardFilter(Handle* handle, const void*, Descriptor* dx, const float* x, Descriptor* dy, const float* y, Descriptor* c, int chosen,
                                    void* workspace, size_t bytes, const void*, Descriptor* dw, float* w) {
-    return convolve(2, dx, x, dw, 0, c, chosen, workspace, bytes, dy, y, w);
+    return put(handle, 2, dx, x, dw, 0, c, chosen, workspace, bytes, dy, y, w);
 }
 #endif
 }

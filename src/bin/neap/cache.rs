@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::output::{self, Answer};
 
-/// List or clear what neap keeps on this machine: CUDA kernels that it has compiled.
+/// List, clear or make what neap keeps on this machine: CUDA kernels that it has compiled.
 ///
 /// They are in the folder NEAP_CACHE, or else in `neap` under XDG_CACHE_HOME or ~/.cache.
 #[derive(clap::Args)]
@@ -27,12 +27,24 @@ enum Command {
     List,
     /// Delete them. A run that needs them compiles them again.
     Clear,
+    /// Compile all kernels now, without a GPU: about a minute of processor time.
+    Fill {
+        /// The GPU's architecture.
+        #[arg(long, value_name = "ARCH", default_value = "sm_90", value_parser = architecture)]
+        arch: String,
+        /// The folder of NVRTC, searched before Python environments and the loader's path.
+        #[arg(long, value_name = "DIR")]
+        cuda_libs: Option<PathBuf>,
+    },
 }
 
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let Some(folder) = neap::files::cache() else {
         bail!("there is no cache folder: neither NEAP_CACHE, XDG_CACHE_HOME nor HOME is set")
     };
+    if let Command::Fill { arch, cuda_libs } = &flags.command {
+        neap::run::compile_kernels(arch, cuda_libs.as_deref()).map_err(anyhow::Error::msg)?;
+    }
     let mut kept = Kept::read(&folder)?;
     if matches!(flags.command, Command::Clear) {
         for kernel in &kept.kernels {
@@ -47,6 +59,15 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     }
     output::report(&kept, as_json)?;
     Ok(Answer::Yes)
+}
+
+fn architecture(text: &str) -> Result<String, String> {
+    let digits = text.strip_prefix("sm_").unwrap_or_default();
+    if digits.len() >= 2 && digits.bytes().all(|b| b.is_ascii_digit()) {
+        Ok(text.to_owned())
+    } else {
+        Err(format!("`{text}` is no architecture such as sm_90"))
+    }
 }
 
 /// The compiled kernels of a folder.

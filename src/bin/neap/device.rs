@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use anyhow::Context;
 use neap::device::profile::{self, Document};
 use neap::device::{Profile, builtin, present};
 use neap::report::table::{Side, Table};
@@ -40,11 +41,14 @@ enum Command {
         on: TargetFlags,
         /// The device whose figures stand for those that can't be measured, such as the memory of a
         /// job: a built-in name or a file.
-        #[arg(long, value_name = "NAME|FILE", default_value = "host")]
-        device: String,
+        #[arg(long, value_name = "NAME|FILE")]
+        device: Option<String>,
         /// The name of the measured device.
         #[arg(long, default_value = "host")]
         name: String,
+        /// Measure small sizes only: a try, whose figures are too low.
+        #[arg(long)]
+        quick: bool,
         /// The output file; without it the figures are only reported.
         #[arg(short, long, value_name = "FILE.device.json")]
         output: Option<PathBuf>,
@@ -64,10 +68,12 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
             output::report(&Shown(profile::load(name)?), as_json)?;
             Ok(Answer::Yes)
         }
-        Command::Measure { on, device, name, output } => {
+        Command::Measure { on, device, name, quick, output } => {
             let target = on.choose(None)?;
-            Outputs::new(&[Path::new(device)], &[output.as_deref()])?;
-            let measured = measure::measure(&target, &profile::load(device)?, name)?;
+            let inputs: Vec<&Path> = device.iter().map(Path::new).collect();
+            Outputs::new(&inputs, &[output.as_deref()])?;
+            let base = base(&target, device.as_deref())?;
+            let measured = measure::measure(&target, &base, name, *quick)?;
             let mut ending = Ending::default();
             ending.then(|| output::report(&Measured::of(&measured), as_json));
             if let Some(path) = output {
@@ -80,6 +86,23 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
             ending.with(Answer::Yes)
         }
     }
+}
+
+/// What can't be measured: of the named device; else of the built-in one that the GPU's name has in
+/// it. A GPU's memory is its own.
+fn base(target: &Target, device: Option<&str>) -> anyhow::Result<Profile> {
+    let gpu = match target {
+        Target::Host => None,
+        Target::Cuda { .. } => present::cuda_devices().ok().and_then(|all| all.into_iter().next()),
+    };
+    let Some(gpu) = gpu else { return Ok(profile::load(device.unwrap_or("host"))?) };
+    let like = gpu.name.to_lowercase();
+    let name =
+        device.or_else(|| builtin::names().iter().copied().find(|name| like.contains(*name)));
+    let name = name.with_context(|| {
+        format!("--device: name the profile that is most like {} (`neap device list`)", gpu.name)
+    })?;
+    Ok(Profile { memory_bytes: gpu.memory_bytes, ..profile::load(name)? })
 }
 
 /// The operators that a device can run.

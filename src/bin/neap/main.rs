@@ -26,6 +26,7 @@ mod share;
 mod shell;
 mod signals;
 mod simulate;
+mod timeline;
 mod torch;
 mod train;
 

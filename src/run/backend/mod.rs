@@ -109,7 +109,8 @@ pub struct Due {
 pub struct Item {
     /// The stream that runs it.
     pub stream: Stream,
-    /// Items of other streams that must have ended.
+    /// Items of other streams that must have ended, a copy's trigger among them; those that follow
+    /// from others are left out.
     pub waits: Vec<usize>,
     /// The copies among `waits` whose tensors a step reads. If the step has to wait for one of
     /// them, the delays before that copy on its stream are removed.

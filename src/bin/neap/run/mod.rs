@@ -53,6 +53,10 @@ pub struct Flags {
     /// Write each operator's measured time (the median over iterations).
     #[arg(long, value_name = "FILE.csv")]
     latencies_out: Option<PathBuf>,
+    /// Write the last iteration as it was measured, on the tracks of `simulate --timeline`:
+    /// Chrome's trace format, which <https://ui.perfetto.dev> opens.
+    #[arg(long, value_name = "FILE.json", conflicts_with = "replan")]
+    timeline: Option<PathBuf>,
     /// Plan again in the background when measured latencies drift, and use the new plan from the
     /// next iteration on. With several jobs, plan all of them together again whenever a job comes
     /// or ends.
@@ -110,8 +114,8 @@ impl Flags {
     }
 
     /// All files that the command writes.
-    fn outputs(&self) -> [Option<&Path>; 3] {
-        [self.save.as_deref(), self.latencies_out.as_deref(), self.service.log.as_deref()]
+    fn outputs(&self) -> [Option<&Path>; 4] {
+        [&self.save, &self.latencies_out, &self.timeline, &self.service.log].map(Option::as_deref)
     }
 }
 

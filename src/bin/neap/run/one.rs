@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::Path;
 
 use anyhow::bail;
-use neap::contract::Plan;
+use neap::contract::{JobPlan, Plan};
 use neap::device::Profile;
 use neap::device::latency::{Row, Table as LatencyTable};
 use neap::job::Graph;
@@ -12,13 +12,15 @@ use neap::plan::Method;
 use neap::report::table::{Side, Table};
 use neap::run::controller::THRESHOLD;
 use neap::run::{Change, Outcome, Replan, RunError, Settings};
+use neap::sim::engine;
+use neap::sim::program::Program;
 use neap::units::{Bytes, Nanos, OpId};
 use serde::Serialize;
 
 use super::{Flags, median};
 use crate::output::{self, Answer, Ending, note};
 use crate::settings::{self, Outputs, Site, Subject};
-use crate::{making, progress};
+use crate::{making, progress, timeline};
 
 /// The result of running a file.
 pub enum Ended {
@@ -30,6 +32,7 @@ pub enum Ended {
 /// A job that ran.
 struct Ran {
     graph: Graph,
+    job: JobPlan,
     device: Profile,
     arena: Bytes,
     planned: bool,
@@ -83,13 +86,21 @@ pub fn main(
     if let Some(path) = &flags.latencies_out {
         ending.then(|| latencies(path, &ran, &settings));
     }
+    if let (Some(path), Some(last)) = (&flags.timeline, &ran.outcome.last) {
+        ending.then(|| {
+            let program = Program::placed(&ran.graph, &ran.job)?;
+            let curve = engine::memory(&program, last);
+            let budget = ran.planned.then_some(ran.arena);
+            timeline::write(path, &ran.graph, &program, last, &curve, budget)
+        });
+    }
     ending.with(if stopped { Answer::Stopped } else { Answer::Yes }).map(Ended::Answered)
 }
 
 fn planned(
     flags: &Flags,
     subject: &Path,
-    plan: Plan,
+    mut plan: Plan,
     mut graphs: Vec<Graph>,
     settings: &Settings,
 ) -> anyhow::Result<Ran> {
@@ -105,7 +116,8 @@ fn planned(
     };
     bar.finish_and_clear();
     let outcome = outcome.map_err(|e| with_file(subject, settings, e))?;
-    Ok(Ran { graph, device: plan.device, arena: plan.budget, planned: true, outcome })
+    let (job, device, arena) = (plan.jobs.remove(0), plan.device, plan.budget);
+    Ok(Ran { graph, job, device, arena, planned: true, outcome })
 }
 
 fn unplanned(
@@ -125,7 +137,7 @@ fn unplanned(
     let outcome = neap::run::run(&graph, &job, arena, &device, settings, &mut progress);
     bar.finish_and_clear();
     let outcome = outcome.map_err(|e| with_file(subject, settings, e))?;
-    Ok(Ran { graph, device, arena, planned: false, outcome })
+    Ok(Ran { graph, job, device, arena, planned: false, outcome })
 }
 
 impl Flags {
@@ -229,7 +241,15 @@ struct Report<'a> {
     peak_bytes: Bytes,
     resident_peak_bytes: Bytes,
     iteration_ns: Nanos,
+    /// On the device.
     iterations_ns: &'a [Nanos],
+    /// By the host's clock, what lies between two iterations included.
+    walls_ns: &'a [Nanos],
+    /// Operators on neap's plain kernels in place of the GPU's libraries.
+    fallbacks: usize,
+    /// Device memory beside the arena, where the GPU's libraries work.
+    scratch_bytes: Bytes,
+    pinning_ns: Nanos,
     late_copies: u64,
     passive_copies: u64,
     notes: &'a [String],
@@ -287,6 +307,10 @@ impl<'a> Report<'a> {
             resident_peak_bytes: outcome.resident_peak_bytes,
             iteration_ns: median(&outcome.iteration_ns),
             iterations_ns: &outcome.iteration_ns,
+            walls_ns: &outcome.wall_ns,
+            fallbacks: outcome.costs.fallbacks,
+            scratch_bytes: outcome.costs.scratch,
+            pinning_ns: outcome.costs.pinning,
             late_copies: outcome.late_copies,
             passive_copies: outcome.passive_copies,
             notes: &outcome.notes,

@@ -74,6 +74,7 @@ impl Flags {
             (self.weights.is_some(), "--weights"),
             (self.save.is_some(), "--save"),
             (self.latencies_out.is_some(), "--latencies-out"),
+            (self.timeline.is_some(), "--timeline"),
             (!self.graph.is_empty(), "--graph"),
             (self.replan_threshold.is_some(), "--replan-threshold"),
             (settings.throttle_later.iter().any(|t| t.0 > 0), "--throttle-link with @N"),

@@ -5,9 +5,7 @@ use std::path::Path;
 use neap::contract::Latency;
 use neap::device::latency::{Row, Table as LatencyTable};
 use neap::report::curve::{Curve, Line, svg};
-use neap::report::timeline::{Span, Value, Writer};
 use neap::sim::engine::Run;
-use neap::sim::program::{Direction, Program};
 use neap::sim::recording;
 use neap::sim::reserved::{Framework, Reserved, Timeline};
 use neap::units::{Bytes, Nanos, OpId};
@@ -63,42 +61,6 @@ pub fn plot(
     let drawing = svg(&title, &curves, &lines)?;
     neap::files::write(path, |f| f.write_all(drawing.as_bytes()))?;
     note(&format!("written: {} ({})", path.display(), of.display()));
-    Ok(())
-}
-
-/// Writes compute, copies and memory as a Chrome trace.
-pub fn timeline(
-    path: &Path,
-    case: &Case,
-    program: &Program,
-    run: &Run,
-    curve: &[(Nanos, Bytes)],
-) -> anyhow::Result<()> {
-    neap::files::write(path, |f| {
-        let mut writer = Writer::new(f)?;
-        let (process, [compute, h2d, d2h]) =
-            writer.process(&case.graph.name, ["compute", "h2d", "d2h"])?;
-        for (step, &(start, end)) in program.steps.iter().zip(&run.steps) {
-            let operator = case.graph.operator(step.operator);
-            let again = if step.event.is_some() { "recompute" } else { "operator" };
-            let args = [("kind", Value::Text(&operator.kind)), ("as", Value::Text(again))];
-            let span = Span { name: &operator.name, start, duration: end - start, args: &args };
-            writer.span(compute, &span)?;
-        }
-        for (copy, &(start, end)) in program.copies.iter().zip(&run.copies) {
-            let track = if copy.direction == Direction::H2d { h2d } else { d2h };
-            let args = [("bytes", Value::Number(copy.bytes.0))];
-            let name = &case.graph.tensor(copy.tensor).name;
-            writer.span(track, &Span { name, start, duration: end - start, args: &args })?;
-        }
-        for &(at, bytes) in curve {
-            let mut values = vec![("resident_bytes", bytes.0)];
-            values.extend(case.plan.as_ref().map(|plan| ("budget_bytes", plan.budget.0)));
-            writer.counter(process, "memory", at, &values)?;
-        }
-        writer.finish().map(|_| ())
-    })?;
-    output::written(path);
     Ok(())
 }
 

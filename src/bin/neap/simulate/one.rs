@@ -25,6 +25,7 @@ use crate::accounting::{Accounting, ExtraReport, PaperReport, Shares, ratio};
 use crate::output::{self, Answer, Ending, note};
 use crate::settings::allocator::{BesideReport, ReservedReport};
 use crate::settings::{self, Budget, Site};
+use crate::timeline;
 
 /// The job to simulate, with everything that the reports need.
 pub struct Case {
@@ -124,7 +125,8 @@ fn simulate(flags: &Flags, case: &Case, as_json: bool) -> anyhow::Result<Answer>
         ending.then(|| files::snapshot(path, case, &requests, &framework, conf, beside.iterations));
     }
     if let Some(path) = &flags.timeline {
-        ending.then(|| files::timeline(path, case, &program, &run, &curve));
+        let budget = case.plan.as_ref().map(|plan| plan.budget);
+        ending.then(|| timeline::write(path, &case.graph, &program, &run, &curve, budget));
     }
     ending.with(Answer::yes_if(reserved.is_none_or(|r| r.stats.ooms == 0)))
 }

@@ -108,6 +108,9 @@ pub struct Plan {
     pub workspace: u64,
 }
 
+/// `CUDNN_FMA_MATH`; the default rounds the factors of f32 to TF32.
+const EXACT: c_int = 3;
+
 const TENSOR: usize = 0;
 const FILTER: usize = 1;
 const CONVOLUTION: usize = 2;
@@ -233,7 +236,17 @@ impl Cudnn {
             return Ok(false);
         };
         (plan.algorithm, plan.workspace) = (best.algorithm, best.memory as u64);
+        // The algorithm is the library's number together with what it computes in.
+        let mathematics = if self.exact(plan.conv.dtype) { EXACT } else { best.mathematics };
+        // SAFETY: the descriptor was made by this library for a convolution.
+        let status = unsafe { (self.set_mathematics)(plan.descriptors[3], mathematics) };
+        check("refuses what it said that it computes in", status)?;
         Ok(true)
+    }
+
+    /// Factors are kept as they are.
+    fn exact(&self, dtype: Dtype) -> bool {
+        dtype == Dtype::F32 && !self.tf32
     }
 
     /// Sets a plan's descriptors; false where the library can't take its shape or strides.
@@ -259,8 +272,7 @@ impl Cudnn {
         };
         let [out, input, height, width] = filter;
         let ([above, left], [down, right], [apart, beside]) = (p.padding, p.stride, p.dilation);
-        // CUDNN_FMA_MATH keeps f32 as it is; the default rounds its factors to TF32.
-        let mathematics = if plan.conv.dtype == Dtype::F32 && !self.tf32 { 3 } else { 0 };
+        let mathematics = if self.exact(plan.conv.dtype) { EXACT } else { 0 };
         // Cross-correlation, summed in f32.
         let (mode, sums) = (1, 0);
         // SAFETY: the descriptors were made by this library for a filter and a convolution.

@@ -3,6 +3,7 @@
 //! Raw addresses throughout; each wrapper gives its handle back once. Everything is used from the
 //! thread that made it. Nothing is tracked: what waits for what is the script's.
 
+use std::alloc::Layout;
 use std::ffi::{CString, c_int, c_void};
 use std::marker::PhantomData;
 
@@ -34,6 +35,8 @@ pub struct Context {
     device: sys::CUdevice,
     /// The device's name.
     pub name: String,
+    /// Such as 90.
+    pub capability: u32,
     /// Such as `sm_90`.
     pub arch: String,
     here: Here,
@@ -56,7 +59,7 @@ impl Context {
         if version < DRIVER {
             let (major, minor) = (version / 1000, version % 1000 / 10);
             return Err(Fault(format!(
-                "the driver is for CUDA {major}.{minor}; 13.0 (driver 580) or later is needed"
+                "the driver is for CUDA {major}.{minor}; 13.0 is needed: install NVIDIA's driver 580 or later"
             )));
         }
         let device = result::device::get(ordinal).map_err(fault("does not open the device"))?;
@@ -73,7 +76,9 @@ impl Context {
         // SAFETY: the context is given back in `drop`.
         let context =
             unsafe { result::primary_ctx::retain(device) }.map_err(fault("gives no context"))?;
-        let made = Self { device, name, arch: format!("sm_{major}{minor}"), here: PhantomData };
+        let capability = u32::try_from(major * 10 + minor).unwrap_or(0);
+        let made =
+            Self { device, name, capability, arch: format!("sm_{capability}"), here: PhantomData };
         // SAFETY: it was just retained.
         unsafe { result::ctx::set_current(context) }
             .map_err(fault("does not enter its context"))?;
@@ -117,23 +122,43 @@ impl Context {
         Ok(DeviceMemory { start, bytes, lent: false, here: PhantomData })
     }
 
-    /// So many bytes of pinned host memory, cached, that the device sees at the same address.
+    /// Waits on the host until everything that was ever asked of the device has ended. A write from
+    /// pageable memory may return before it has, and streams here do not wait for it.
+    ///
+    /// # Errors
+    /// Of anything that ran.
+    pub fn wait_for_all(&self) -> Result<(), Fault> {
+        result::ctx::synchronize().map_err(fault("reports a failure"))
+    }
+
+    /// Pinned host memory of a size, zeros, cached, that the device sees at the same address.
+    ///
+    /// Several threads touch the pages first: the driver pins touched pages much faster than it
+    /// makes new ones.
     ///
     /// # Errors
     /// When they can't be had.
     pub fn pin(&self, bytes: usize) -> Result<PinnedMemory, Fault> {
-        let none = |_| Fault(format!("the machine pins no {}", Bytes(bytes as u64)));
-        let start = if bytes == 0 {
-            std::ptr::null_mut()
-        } else {
-            // SAFETY: given back in `drop`.
-            unsafe { result::malloc_host(bytes, 0) }.map_err(none)?
-        };
-        if !start.is_null() {
-            // SAFETY: just allocated, of that size.
-            unsafe { start.cast::<u8>().write_bytes(0, bytes) };
+        let none = || Fault(format!("the machine pins no {}", Bytes(bytes as u64)));
+        if bytes == 0 {
+            return Ok(PinnedMemory { start: std::ptr::null_mut(), bytes, here: PhantomData });
         }
-        Ok(PinnedMemory { start: start.cast(), bytes, here: PhantomData })
+        let layout = pages(bytes).ok_or_else(none)?;
+        // SAFETY: the layout has a size above zero; given back below or by `PinnedMemory`.
+        let start = unsafe { std::alloc::alloc(layout) };
+        if start.is_null() {
+            return Err(none());
+        }
+        touch(start, layout.size());
+        let (memory, whole) = (start.cast(), layout.size());
+        // SAFETY: the pages are this allocation's alone, and unregistered before they go.
+        let pinned = unsafe { sys::cuMemHostRegister_v2(memory, whole, 0) }.result();
+        if pinned.is_err() {
+            // SAFETY: allocated above with this layout.
+            unsafe { std::alloc::dealloc(start, layout) };
+            return Err(none());
+        }
+        Ok(PinnedMemory { start, bytes, here: PhantomData })
     }
 
     /// Loads machine code.
@@ -146,6 +171,32 @@ impl Context {
             .map_err(fault("does not load the kernels"))?;
         Ok(Module { module, here: PhantomData })
     }
+}
+
+/// Pages that the driver pins: at least as many bytes, aligned to the processor's large pages where
+/// there are many.
+fn pages(bytes: usize) -> Option<Layout> {
+    const SMALL: usize = 4 << 10;
+    const LARGE: usize = 2 << 20;
+    let page = if bytes >= LARGE { LARGE } else { SMALL };
+    Layout::from_size_align(bytes.checked_next_multiple_of(page)?, page).ok()
+}
+
+/// Writes zeros into new pages, on several threads where there are many.
+fn touch(start: *mut u8, bytes: usize) {
+    const PIECE: usize = 64 << 20;
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(16);
+    let piece = bytes.div_ceil(threads).max(PIECE);
+    std::thread::scope(|scope| {
+        for from in (0..bytes).step_by(piece) {
+            let (at, size) =
+                (start.wrapping_add(from).expose_provenance(), piece.min(bytes - from));
+            // SAFETY: each thread writes its own part of an allocation that outlives them.
+            scope.spawn(move || unsafe {
+                std::ptr::with_exposed_provenance_mut::<u8>(at).write_bytes(0, size);
+            });
+        }
+    });
 }
 
 impl Drop for Context {
@@ -215,6 +266,12 @@ impl Lent {
 }
 
 impl DeviceMemory {
+    /// How much it is.
+    #[must_use]
+    pub const fn size(&self) -> Bytes {
+        Bytes(self.bytes as u64)
+    }
+
     /// For other threads.
     #[must_use]
     pub const fn lend(&self) -> Lent {
@@ -313,9 +370,12 @@ impl PinnedMemory {
 
 impl Drop for PinnedMemory {
     fn drop(&mut self) {
-        if !self.start.is_null() {
-            // SAFETY: allocated once, given back once.
-            let _ = unsafe { result::free_host(self.start.cast()) };
+        if let Some(layout) = pages(self.bytes).filter(|_| !self.start.is_null()) {
+            // SAFETY: registered and allocated once in `Context::pin`, with this layout.
+            unsafe {
+                let _ = sys::cuMemHostUnregister(self.start.cast());
+                std::alloc::dealloc(self.start, layout);
+            }
         }
     }
 }

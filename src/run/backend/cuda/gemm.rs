@@ -1,5 +1,5 @@
-//! Matrix products by cuBLASLt, without workspace and without split sums: the same bits at every
-//! run.
+//! Matrix products by cuBLASLt. A sum may be split over blocks when its parts are added in a fixed
+//! order: the same bits at every run.
 //!
 //! Operands that are neither by rows nor by columns go to the plain kernel ([`super::emit`]).
 
@@ -114,6 +114,8 @@ pub struct Plan {
     /// Of the library's A, B and C.
     layouts: [Handle; 3],
     algorithm: Algorithm,
+    /// How much it works in.
+    pub workspace: u64,
 }
 
 /// Numbers of cublasLt.h.
@@ -132,6 +134,9 @@ mod code {
     pub const REDUCTIONS: i32 = 3;
     pub const ALIGNMENT: i32 = 5;
     pub const EPILOGUE_BIAS: i32 = 4;
+    /// Parts of a sum lie in the workspace and are added by a kernel of its own. The other schemes
+    /// add them in whatever order blocks end, or round each first.
+    pub const REDUCE_IN_WORKSPACE: i32 = 2;
 }
 
 fn check(what: &str, status: c_int) -> Result<(), KernelError> {
@@ -176,11 +181,12 @@ impl CublasLt {
         }
     }
 
-    /// Chooses how to carry out a product; `None` when the library has no way without workspace.
+    /// Chooses how to carry out a product in at most `workspace` bytes; `None` when the library has
+    /// no way.
     ///
     /// # Errors
     /// When the library fails.
-    pub fn plan(&self, gemm: &Gemm) -> Result<Option<Plan>, KernelError> {
+    pub fn plan(&self, gemm: &Gemm, workspace: u64) -> Result<Option<Plan>, KernelError> {
         let (kind, compute) = match gemm.dtype {
             Dtype::Bf16 => (code::BF16, code::COMPUTE_F32),
             _ => (code::F32, if self.tf32 { code::COMPUTE_TF32 } else { code::COMPUTE_F32 }),
@@ -191,6 +197,7 @@ impl CublasLt {
             description: std::ptr::null_mut(),
             layouts: [std::ptr::null_mut(); 3],
             algorithm: Algorithm([0; 8]),
+            workspace,
         };
         let found = self.choose(&mut plan, kind, compute, stored);
         match found {
@@ -262,9 +269,9 @@ impl CublasLt {
         };
         let mut count = 0;
         let asked = (|| {
-            let nothing = 0u64;
-            set(self.set_preference, preference, code::WORKSPACE, (&raw const nothing).cast(), 8)?;
-            number(self.set_preference, preference, code::REDUCTIONS, 0)?;
+            let most = plan.workspace;
+            set(self.set_preference, preference, code::WORKSPACE, (&raw const most).cast(), 8)?;
+            number(self.set_preference, preference, code::REDUCTIONS, code::REDUCE_IN_WORKSPACE)?;
             for (i, data) in (0..).zip([g.b.data, g.a.data, g.c.data, g.c.data]) {
                 let alignment = 1i32 << data.addr().trailing_zeros().min(8);
                 number(self.set_preference, preference, code::ALIGNMENT + i, alignment)?;
@@ -291,8 +298,9 @@ impl CublasLt {
         // SAFETY: made above, used no more.
         unsafe { (self.drop_preference)(preference) };
         asked?;
+        let most = std::mem::replace(&mut plan.workspace, found.workspace as u64);
         plan.algorithm = found.algorithm;
-        Ok(count > 0 && found.state == 0 && found.workspace == 0)
+        Ok(count > 0 && found.state == 0 && plan.workspace <= most)
     }
 
     /// Puts a product on a stream.
@@ -302,8 +310,13 @@ impl CublasLt {
     ///
     /// # Safety
     /// The stream is of the current context; the operands lie on the device and belong to this
-    /// step.
-    pub unsafe fn run(&self, plan: &Plan, stream: *mut c_void) -> Result<(), KernelError> {
+    /// step; `workspace` has the plan's size.
+    pub unsafe fn run(
+        &self,
+        plan: &Plan,
+        workspace: *mut c_void,
+        stream: *mut c_void,
+    ) -> Result<(), KernelError> {
         let (g, [a, b, c]) = (&plan.gemm, plan.layouts);
         // SAFETY: descriptors are alive; the caller vouches for the operands.
         let status = unsafe {
@@ -321,8 +334,8 @@ impl CublasLt {
                 g.c.data.cast(),
                 c,
                 &raw const plan.algorithm,
-                std::ptr::null_mut(),
-                0,
+                workspace,
+                usize::try_from(plan.workspace).unwrap_or(0),
                 stream,
             )
         };

@@ -1,11 +1,13 @@
 //! Kernels compiled by NVRTC, and kept on disk so that it happens once.
 
+use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_int, c_void};
+use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
 use super::launch::Family;
-use super::libs::{LibError, Opened};
+use super::libs::{self, LibError, Opened, Which};
 use crate::files;
 
 type Program = *mut c_void;
@@ -25,13 +27,20 @@ pub struct Nvrtc {
     log: [Getter; 2],
     ptx: [Getter; 2],
     cubin: [Getter; 2],
-    version: u64,
 }
 
 /// Of a program: the size of something, or the thing.
 type Getter = unsafe extern "C" fn(Program, *mut c_void) -> c_int;
 
 impl Nvrtc {
+    /// The compiler in the first of `folders` that has it.
+    ///
+    /// # Errors
+    /// As [`libs::open`].
+    pub fn open(folders: &[PathBuf]) -> Result<Self, LibError> {
+        Self::new(&libs::open(Which::Nvrtc, folders)?)
+    }
+
     /// The functions of an open library.
     ///
     /// # Errors
@@ -53,7 +62,6 @@ impl Nvrtc {
                     library.function(c"nvrtcGetCUBINSize")?,
                     library.function(c"nvrtcGetCUBIN")?,
                 ],
-                version: library.version,
             })
         }
     }
@@ -113,32 +121,73 @@ impl Nvrtc {
             (data(program, all.as_mut_ptr().cast()) == 0).then_some(all)
         }
     }
+}
 
-    /// [`Nvrtc::compile`], from the disk where it was done before.
-    ///
-    /// # Errors
-    /// What the compiler says; a disk that fails only costs time.
-    pub fn cached(&self, family: Family, arch: &str) -> Result<Vec<u8>, String> {
-        let hash = Sha256::digest(format!("{}\0{arch}\0{}", self.version, family.source()));
-        let hash: String = hash.iter().map(|b| format!("{b:02x}")).collect();
-        let path = files::cache()
-            .map(|folder| folder.join(format!("{}-{arch}-{hash}.cubin", family.name())));
-        if let Some(code) =
-            path.as_ref().and_then(|p| std::fs::read(p).ok()).filter(|code| !code.is_empty())
-        {
-            return Ok(code);
+/// Machine code of families for `arch`, from the disk where it was compiled before. What is missing
+/// is compiled, each family on a thread of its own, and kept; without any, the compiler that `open`
+/// would give is not needed.
+///
+/// # Errors
+/// When the compiler can't be opened; what it says. A disk that fails only costs time.
+pub fn code(
+    families: impl IntoIterator<Item = Family>,
+    arch: &str,
+    open: impl FnOnce() -> Result<Nvrtc, String>,
+) -> Result<BTreeMap<Family, Vec<u8>>, String> {
+    let kept = |family| place(family, arch).and_then(|path| std::fs::read(path).ok());
+    let (mut all, mut missing) = (BTreeMap::new(), Vec::new());
+    for family in families {
+        match kept(family).filter(|code| !code.is_empty()) {
+            Some(code) => drop(all.insert(family, code)),
+            None => missing.push(family),
         }
-        let code = self.compile(family, arch)?;
-        if let Some(path) = path {
-            // Appears whole or not at all.
-            let kept = path.parent().and_then(|folder| {
-                std::fs::create_dir_all(folder).ok()?;
-                let mut file = tempfile::NamedTempFile::new_in(folder).ok()?;
-                std::io::Write::write_all(&mut file, &code).ok()?;
-                file.persist(&path).ok()
-            });
-            drop(kept);
-        }
-        Ok(code)
     }
+    if missing.is_empty() {
+        return Ok(all);
+    }
+    let nvrtc = open()?;
+    let compiled: Vec<Result<(Family, Vec<u8>), String>> = std::thread::scope(|scope| {
+        let nvrtc = &nvrtc;
+        let one = move |family| nvrtc.compile(family, arch).map(|code| (family, code));
+        let running: Vec<_> =
+            missing.into_iter().map(|family| scope.spawn(move || one(family))).collect();
+        let ended = running
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|_| Err("NVRTC's thread ended".to_owned())));
+        ended.collect()
+    });
+    for one in compiled {
+        let (family, code) = one?;
+        keep(family, arch, &code);
+        all.insert(family, code);
+    }
+    Ok(all)
+}
+
+/// Where a family's machine code is kept: under a name that changes with its source. The compiler's
+/// version is not in it, so that a machine without the compiler can use what another has made.
+fn place(family: Family, arch: &str) -> Option<PathBuf> {
+    let hash = Sha256::digest(format!("13\0{arch}\0{}", family.source()));
+    let hash: String = hash.iter().map(|b| format!("{b:02x}")).collect();
+    Some(files::cache()?.join(format!("{}-{arch}-{hash}.cubin", family.name())))
+}
+
+/// Appears whole or not at all.
+fn keep(family: Family, arch: &str, code: &[u8]) -> Option<()> {
+    let path = place(family, arch)?;
+    let folder = path.parent()?;
+    std::fs::create_dir_all(folder).ok()?;
+    let mut file = tempfile::NamedTempFile::new_in(folder).ok()?;
+    std::io::Write::write_all(&mut file, code).ok()?;
+    file.persist(&path).ok()?;
+    Some(())
+}
+
+/// Compiles all families for `arch` into the cache, without a GPU.
+///
+/// # Errors
+/// As [`code`].
+pub fn fill(arch: &str, libs: Option<&Path>) -> Result<(), String> {
+    let open = || Nvrtc::open(&libs::folders(libs)).map_err(|e| e.to_string());
+    code(Family::ALL, arch, open).map(drop)
 }

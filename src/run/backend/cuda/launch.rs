@@ -316,6 +316,17 @@ pub enum Action {
     Conv(Box<Conv>),
 }
 
+impl Action {
+    /// The file of its kernel, where it surely launches one.
+    #[must_use]
+    pub const fn family(&self) -> Option<Family> {
+        match self {
+            Self::Launch(launch) => Some(launch.family),
+            _ => None,
+        }
+    }
+}
+
 /// What a step is made of, in order.
 #[derive(Debug)]
 pub struct Actions {

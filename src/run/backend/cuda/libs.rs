@@ -41,6 +41,15 @@ impl Which {
         }
     }
 
+    /// The Python package that has it.
+    const fn wheel(self) -> &'static str {
+        match self {
+            Self::Nvrtc => "nvidia-cuda-nvrtc==13.0.88",
+            Self::CublasLt => "'nvidia-cublas>=13,<14'",
+            Self::Cudnn => "nvidia-cudnn-cu13",
+        }
+    }
+
     const fn stem(self) -> &'static str {
         match self {
             Self::Nvrtc => "libnvrtc.so.",
@@ -59,7 +68,7 @@ impl Which {
 pub enum LibError {
     /// It was not found.
     #[error(
-        "{name} {major} ({file}) is not found in {folders} folders nor on the loader's path; name its folder with --cuda-libs"
+        "{name} {major} ({file}) is not found in {folders} folders nor on the loader's path; name its folder with --cuda-libs, or install it: pip install {wheel}"
     )]
     Missing {
         /// Its name.
@@ -70,9 +79,11 @@ pub enum LibError {
         file: String,
         /// How many folders were searched.
         folders: usize,
+        /// The Python package that has it.
+        wheel: &'static str,
     },
-    /// Only another version was found.
-    #[error("{name} at {} is version {found}; version {needed} is needed: name its folder with --cuda-libs", place.display())]
+    /// Only another version is there.
+    #[error("{name} at {} is version {found}; version {needed} is needed: name its folder with --cuda-libs, or install it: pip install {wheel}", place.display())]
     Version {
         /// Its name.
         name: &'static str,
@@ -82,6 +93,8 @@ pub enum LibError {
         found: u64,
         /// The version that is needed.
         needed: u64,
+        /// The Python package that has it.
+        wheel: &'static str,
     },
     /// It can't be opened, or lacks a function.
     #[error("{name} at {} can't be used: {problem}", place.display())]
@@ -140,8 +153,8 @@ pub fn open(which: Which, folders: &[PathBuf]) -> Result<Opened, LibError> {
     for folder in folders {
         let path = folder.join(which.file());
         if path.exists() {
-            companions(which, folder);
-            // SAFETY: the initialisers of NVIDIA's libraries have no requirements.
+            companions(which, folder, folders);
+            // SAFETY: NVIDIA's libraries have no initialisers with demands of their own.
             let library =
                 unsafe { Library::new(&path) }.map_err(|e| broken(&path, e.to_string()))?;
             return checked(which, library, path);
@@ -152,36 +165,52 @@ pub fn open(which: Which, folders: &[PathBuf]) -> Result<Opened, LibError> {
     match unsafe { Library::new(which.file()) } {
         Ok(library) => checked(which, library, PathBuf::from(which.file())),
         Err(_) => Err(match other {
-            Some((place, found)) => {
-                LibError::Version { name: which.name(), place, found, needed: which.major() }
-            }
+            Some((place, found)) => LibError::Version {
+                name: which.name(),
+                place,
+                found,
+                needed: which.major(),
+                wheel: which.wheel(),
+            },
             None => LibError::Missing {
                 name: which.name(),
                 major: which.major(),
                 file: which.file(),
                 folders: folders.len(),
+                wheel: which.wheel(),
             },
         }),
     }
 }
 
-/// Opens the libraries that `which` loads by bare name, so that it finds them.
-fn companions(which: Which, folder: &Path) {
+/// Opens what a library looks for by bare name, from the library's own folder and those of its
+/// wheels: it finds what is open already, so a loader's path with other versions mixes nothing in.
+fn companions(which: Which, folder: &Path, folders: &[PathBuf]) {
     let prefixes: &[&str] = match which {
         Which::Nvrtc => &["libnvrtc-builtins.so.13"],
         Which::CublasLt => &[],
-        Which::Cudnn => &["libcublas.so.13"],
+        // Each needs those before it.
+        Which::Cudnn => &[
+            "libnvrtc-builtins.so.13",
+            "libnvrtc.so.13",
+            "libcublasLt.so.13",
+            "libcublas.so.13",
+            "libcudnn_graph.so.9",
+            "libcudnn_ops.so.9",
+            "libcudnn_cnn.so.9",
+            "libcudnn_adv.so.9",
+            "libcudnn_heuristic.so.9",
+            "libcudnn_engines_precompiled.so.9",
+            "libcudnn_engines_runtime_compiled.so.9",
+        ],
     };
-    let Ok(entries) = std::fs::read_dir(folder) else { return };
-    let mut paths: Vec<PathBuf> = entries.flatten().map(|e| e.path()).collect();
-    paths.sort();
-    for path in paths {
-        let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
-        if prefixes.iter().any(|p| name.starts_with(p)) {
-            // SAFETY: as in `open`; kept open by forgetting the handle.
-            if let Ok(library) = unsafe { Library::new(&path) } {
-                std::mem::forget(library);
-            }
+    for prefix in prefixes {
+        let mut paths = std::iter::once(folder).chain(folders.iter().map(PathBuf::as_path));
+        let found =
+            paths.find_map(|folder| sorted(folder).into_iter().find(|path| starts(path, prefix)));
+        // SAFETY: as in `open`; kept open by forgetting the handle.
+        if let Some(library) = found.and_then(|path| unsafe { Library::new(path) }.ok()) {
+            std::mem::forget(library);
         }
     }
 }
@@ -221,51 +250,90 @@ fn checked(which: Which, library: Library, place: PathBuf) -> Result<Opened, Lib
     // Until version 9, cuDNN counted majors in thousands.
     let found = if version < 10_000 { version / 1_000 } else { version / 10_000 };
     if found != which.major() {
-        return Err(LibError::Version { name: which.name(), place, found, needed: which.major() });
+        return Err(LibError::Version {
+            name: which.name(),
+            place,
+            found,
+            needed: which.major(),
+            wheel: which.wheel(),
+        });
     }
     Ok(Opened { version, ..opened })
 }
 
-/// The folders to search: the given one, then those of Python environments and of CUDA's own
+/// Where to look: in and around the given folder, then in Python environments and CUDA's own
 /// installation.
+///
+/// NVIDIA's wheels put each library into a folder of its own, `nvidia/cu13/lib` and
+/// `nvidia/cudnn/lib`, so the given folder may be any of them, `nvidia`, `site-packages`, or a
+/// whole environment.
 #[must_use]
 pub fn folders(given: Option<&Path>) -> Vec<PathBuf> {
-    let mut roots: Vec<PathBuf> = Vec::new();
+    let mut all = Vec::new();
+    if let Some(given) = given {
+        all.extend([given.to_path_buf(), given.join("lib"), given.join("lib64")]);
+        wheels(given, &mut all);
+        packages(given, &mut all);
+        // One of the wheels' folders: the others stand beside it.
+        if let Some(nvidia) = given.ancestors().take(3).find(|a| starts(a, "nvidia")) {
+            wheels(nvidia, &mut all);
+        }
+        environment(given, &mut all, 0);
+    }
     for name in ["VIRTUAL_ENV", "CONDA_PREFIX"] {
-        roots.extend(env::var_os(name).map(PathBuf::from));
+        env::var_os(name).iter().for_each(|root| environment(Path::new(root), &mut all, 0));
     }
     // The environment of whichever python3 comes first.
     for folder in env::var_os("PATH").iter().flat_map(env::split_paths) {
         if let Ok(python) = folder.join("python3").canonicalize() {
-            roots.extend(python.parent().and_then(Path::parent).map(Path::to_path_buf));
-            roots.extend(folder.parent().map(Path::to_path_buf));
+            folder.parent().into_iter().for_each(|root| environment(root, &mut all, 0));
+            let root = python.parent().and_then(Path::parent);
+            root.into_iter().for_each(|root| environment(root, &mut all, 0));
             break;
         }
     }
-    roots.extend(env::var_os("HOME").map(|home| PathBuf::from(home).join(".local")));
-    roots.extend(["/usr/local", "/usr", "/opt/conda"].map(PathBuf::from));
-    let mut all: Vec<PathBuf> = given.map(Path::to_path_buf).into_iter().collect();
-    for root in roots {
-        for python in sorted(&root.join("lib")).into_iter().filter(|p| starts(p, "python3")) {
-            for packages in ["site-packages", "dist-packages"] {
-                for package in sorted(&python.join(packages).join("nvidia")) {
-                    all.push(package.join("lib"));
-                }
-            }
-        }
-    }
+    let home = env::var_os("HOME").map(|home| PathBuf::from(home).join(".local"));
+    let fixed = ["/usr/local", "/usr", "/opt/conda"].map(PathBuf::from);
+    home.iter().chain(&fixed).for_each(|root| environment(root, &mut all, 0));
     all.extend(
         ["/usr/local/cuda/lib64", "/usr/local/cuda/targets/x86_64-linux/lib"].map(PathBuf::from),
     );
-    all.retain(|folder| folder.is_dir());
-    let mut seen = Vec::new();
-    all.retain(|folder| {
-        !seen.contains(folder) && {
-            seen.push(folder.clone());
-            true
-        }
-    });
+    let mut seen = std::collections::BTreeSet::new();
+    all.retain(|folder| folder.is_dir() && seen.insert(folder.clone()));
     all
+}
+
+/// The folders of wheels in a folder `nvidia`.
+fn wheels(nvidia: &Path, all: &mut Vec<PathBuf>) {
+    all.extend(sorted(nvidia).into_iter().map(|package| package.join("lib")));
+}
+
+/// The folders of wheels in a folder of Python packages, and in those that its `.pth` files name.
+fn packages(site: &Path, all: &mut Vec<PathBuf>) {
+    wheels(&site.join("nvidia"), all);
+    for path in sorted(site).into_iter().filter(|p| p.extension().is_some_and(|e| e == "pth")) {
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        for line in text.lines().map(str::trim).filter(|line| line.starts_with('/')) {
+            wheels(&Path::new(line).join("nvidia"), all);
+        }
+    }
+}
+
+/// An environment's folders of wheels, and those of the one that it was made from.
+fn environment(root: &Path, all: &mut Vec<PathBuf>, depth: u32) {
+    for python in sorted(&root.join("lib")).into_iter().filter(|p| starts(p, "python3")) {
+        for site in ["site-packages", "dist-packages"] {
+            packages(&python.join(site), all);
+        }
+    }
+    let about = std::fs::read_to_string(root.join("pyvenv.cfg")).unwrap_or_default();
+    let home = about.lines().find_map(|line| line.strip_prefix("home")?.trim().strip_prefix('='));
+    if let Some(base) = home.and_then(|home| Path::new(home.trim()).parent())
+        && depth < 4
+        && base != root
+    {
+        environment(base, all, depth + 1);
+    }
 }
 
 fn starts(path: &Path, prefix: &str) -> bool {
@@ -365,6 +433,47 @@ mod tests {
         // SAFETY: there is no such function to be called.
         let lacks = unsafe { opened.function::<unsafe extern "C" fn()>(c"cublasLtCreate") };
         assert!(lacks.unwrap_err().to_string().contains("it lacks cublasLtCreate"));
+    }
+
+    #[test]
+    fn split_wheels_are_found_from_any_of_their_folders_and_through_chained_environments() {
+        let root = tempfile::tempdir().unwrap();
+        let site = |name: &str| root.path().join(name).join("lib/python3.11/site-packages");
+        let wheel = |name: &str, package: &str| {
+            let folder = site(name).join("nvidia").join(package).join("lib");
+            std::fs::create_dir_all(&folder).unwrap();
+            folder
+        };
+        let (cuda, cudnn) = (wheel("base", "cu13"), wheel("base", "cudnn"));
+        let own = wheel("venv", "cu13");
+        std::fs::write(
+            root.path().join("venv/pyvenv.cfg"),
+            format!(
+                "home = {}\ninclude-system-site-packages = true\n",
+                root.path().join("base/bin").display()
+            ),
+        )
+        .unwrap();
+        // One wheel's folder, the environment, its packages: both libraries' folders come first.
+        for given in
+            [cuda.clone(), root.path().join("base"), site("base"), site("base").join("nvidia")]
+        {
+            let found = folders(Some(&given));
+            let at = |folder: &PathBuf| found.iter().position(|f| f == folder);
+            assert!(at(&cuda).is_some_and(|at| at < 3), "{given:?}: {found:?}");
+            assert!(at(&cudnn).is_some_and(|at| at < 4), "{given:?}: {found:?}");
+        }
+        // An environment made from another; one that names another's packages.
+        let chained = folders(Some(&root.path().join("venv")));
+        assert_eq!(
+            &chained[..4],
+            &[root.path().join("venv"), root.path().join("venv/lib"), own, cuda],
+            "{chained:?}"
+        );
+        wheel("third", "nothing");
+        std::fs::write(site("third").join("more.pth"), format!("{}\n", site("base").display()))
+            .unwrap();
+        assert!(folders(Some(&root.path().join("third"))).contains(&cudnn));
     }
 
     #[test]

@@ -19,7 +19,9 @@ pub(crate) mod prepare;
 mod shim;
 
 use std::collections::BTreeMap;
+use std::ffi::c_void;
 use std::path::PathBuf;
+use std::time::Instant;
 
 use super::host::calls::number;
 use super::{Device, Failure, Measured, Memory, Script, Stream, Work};
@@ -66,11 +68,28 @@ pub struct Cuda<'a> {
     queues: [Queue; 3],
     iteration: u64,
     high: Bytes,
+    /// Something was written from pageable memory, which may still be on its way.
+    written: bool,
     captured: Option<crate::job::Dtype>,
     times: Vec<(Nanos, Nanos)>,
     /// The device's name and its libraries' versions, for the user.
     pub notes: Vec<String>,
-    _context: Context,
+    /// How long it took to pin the host store.
+    pub pinning: Nanos,
+    context: Context,
+}
+
+/// A sentence about operators that the libraries don't carry out.
+fn plain(graph: &Graph, prepared: &Prepared) -> Option<String> {
+    let first = graph.operator(*prepared.fallbacks.first()?);
+    Some(format!(
+        "{} of {} operators run on neap's plain kernels in place of cuBLASLt or cuDNN, which is slow; \
+         the first is `{}` ({})",
+        prepared.fallbacks.len(),
+        graph.operators.len(),
+        first.name,
+        first.kind
+    ))
 }
 
 fn fail(fault: Fault) -> Failure {
@@ -161,11 +180,14 @@ impl<'a> Cuda<'a> {
         )?;
         let store = usize::try_from(script.store.0)
             .map_err(|_| Failure::Device(format!("a host store of {}", script.store)))?;
+        let began = Instant::now();
         let pinned = context.pin(store + prepared.uploads.len()).map_err(fail)?;
+        let pinning = Nanos(u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
         pinned.write(store, &prepared.uploads).map_err(fail)?;
         let ends =
             script.items.iter().map(|_| context.event()).collect::<Result<_, _>>().map_err(fail)?;
-        let notes = vec![format!("on {}; {}", context.name, prepared.versions)];
+        let mut notes = vec![format!("on {}; {}", context.name, prepared.versions)];
+        notes.extend(plain(graph, &prepared));
         Ok(Self {
             graph,
             script,
@@ -179,10 +201,12 @@ impl<'a> Cuda<'a> {
             queues,
             iteration: 0,
             high: Bytes::ZERO,
+            written: false,
             captured: None,
             times: vec![(Nanos::ZERO, Nanos::ZERO); script.items.len()],
             notes,
-            _context: context,
+            pinning,
+            context,
         })
     }
 
@@ -191,6 +215,18 @@ impl<'a> Cuda<'a> {
     #[must_use]
     pub fn algorithms(&self) -> &BTreeMap<OpId, Vec<(i32, Bytes)>> {
         &self.prepared.algorithms
+    }
+
+    /// Operators that neap's plain kernels carry out in the libraries' place.
+    #[must_use]
+    pub fn fallbacks(&self) -> usize {
+        self.prepared.fallbacks.len()
+    }
+
+    /// Device memory that libraries work in, beside the arena.
+    #[must_use]
+    pub fn scratch(&self) -> Bytes {
+        self.prepared.scratch.size()
     }
 
     fn step(&mut self, item: usize) -> Result<(), Failure> {
@@ -203,6 +239,8 @@ impl<'a> Cuda<'a> {
                     .map_err(fail)?;
             }
         }
+        let scratch = self.prepared.scratch.at(Bytes::ZERO, Bytes::ZERO).map_err(fail)?;
+        let scratch = scratch as *mut c_void;
         let outside = |problem: KernelError| Failure::Operator { operator: work.operator, problem };
         for action in &mut self.prepared.items[item] {
             let done = match action {
@@ -221,15 +259,14 @@ impl<'a> Cuda<'a> {
                         .map_err(KernelError::from)
                 }
                 Ready::Gemm(plan) => match &self.prepared.cublaslt {
-                    // SAFETY: the stream belongs to this context, and the plan's operands to the
-                    // script.
-                    Some(library) => unsafe { library.run(plan, queue.raw()) },
+                    // SAFETY: the stream is of this context; the plan's operands are the script's.
+                    Some(library) => unsafe { library.run(plan, scratch, queue.raw()) },
                     None => Err("cuBLASLt is not open".into()),
                 },
                 Ready::Conv(plan, workspace) => match &self.prepared.cudnn {
                     // SAFETY: as above; the workspace belongs to the step and has the plan's size.
                     Some(library) => unsafe {
-                        library.run(plan, *workspace as *mut std::ffi::c_void)
+                        library.run(plan, workspace.map_or(scratch, |w| w as *mut c_void))
                     },
                     None => Err("cuDNN is not open".into()),
                 },
@@ -285,6 +322,7 @@ impl Device for Cuda<'_> {
             Memory::Device => {
                 let size = Bytes(data.len() as u64);
                 self.arena.write(offset, data).map_err(fail)?;
+                self.written = true;
                 self.high = self.high.max(offset + size.in_blocks());
                 Ok(())
             }
@@ -302,6 +340,9 @@ impl Device for Cuda<'_> {
     fn begin(&mut self, iteration: u64) -> Result<(), Failure> {
         (self.iteration, self.captured) = (iteration, None);
         self.words.write(0, &[0; WORDS]).map_err(fail)?;
+        if std::mem::take(&mut self.written) {
+            self.context.wait_for_all().map_err(fail)?;
+        }
         let [compute, others @ ..] = &self.queues;
         compute.record(&self.base).map_err(fail)?;
         others.iter().try_for_each(|queue| queue.wait(&self.base)).map_err(fail)
@@ -312,7 +353,8 @@ impl Device for Cuda<'_> {
             return Err(Failure::Device(format!("item {index} is not in the script")));
         };
         let stream = item.stream.index();
-        for &wait in item.waits.iter().chain(item.due.iter().filter_map(|d| d.after.as_ref())) {
+        // A copy's trigger is among them, unless it follows from others.
+        for &wait in &item.waits {
             self.queues[stream].wait(&self.ends[wait]).map_err(fail)?;
         }
         match item.work {

@@ -1,7 +1,8 @@
 //! Everything that can be made before the first iteration: libraries, modules, launches,
 //! descriptors, fused updates.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 
 use cudarc::driver::sys::CUfunction;
 
@@ -12,7 +13,7 @@ use super::conv::Cudnn;
 use super::driver::{Context, DeviceMemory, Module, PinnedMemory, Queue};
 use super::emit;
 use super::gemm::CublasLt;
-use super::kernels::Nvrtc;
+use super::kernels::{self, Nvrtc};
 use super::launch::{Action, Actions, Family, Launch};
 use super::libs::{self, Opened, Which};
 use super::params::{One, Update};
@@ -29,11 +30,42 @@ const AGAIN: &str = "; profile and plan again with this device's libraries";
 /// An action with its handles.
 pub enum Ready {
     Launch(CUfunction, Launch),
-    Copy { from: u64, to: u64, bytes: usize },
-    Zero { to: u64, bytes: usize },
-    Upload { to: u64, at: usize, bytes: usize },
+    Copy {
+        from: u64,
+        to: u64,
+        bytes: usize,
+    },
+    Zero {
+        to: u64,
+        bytes: usize,
+    },
+    Upload {
+        to: u64,
+        at: usize,
+        bytes: usize,
+    },
     Gemm(super::gemm::Plan),
-    Conv(Box<super::conv::Plan>, u64),
+    /// In the arena at this address; without one, in [`Prepared::scratch`].
+    Conv(Box<super::conv::Plan>, Option<u64>),
+}
+
+/// The most that cuDNN may work in where the plan reserves nothing.
+const CONV_SCRATCH: u64 = 256 << 20;
+
+/// The most that cuBLASLt may work in: what NVIDIA advises for Hopper and later, and for others.
+const fn gemm_scratch(compute_capability: u32) -> u64 {
+    if compute_capability >= 90 { 32 << 20 } else { 8 << 20 }
+}
+
+impl Ready {
+    /// How much it needs of [`Prepared::scratch`].
+    fn beside(&self) -> u64 {
+        match self {
+            Self::Gemm(plan) => plan.workspace,
+            Self::Conv(plan, None) => plan.workspace,
+            _ => 0,
+        }
+    }
 }
 
 /// What a script needs.
@@ -46,6 +78,11 @@ pub struct Prepared {
     pub uploads: Vec<u8>,
     /// As [`super::Cuda::algorithms`].
     pub algorithms: BTreeMap<OpId, Vec<(i32, Bytes)>>,
+    /// Operators that neap's plain kernels carry out in the libraries' place.
+    pub fallbacks: BTreeSet<OpId>,
+    /// Where libraries work when the plan reserves nothing for them, beside the arena: as large as
+    /// the largest of them wants it, since steps follow each other.
+    pub scratch: DeviceMemory,
     /// For people.
     pub versions: String,
     pub cublaslt: Option<CublasLt>,
@@ -109,23 +146,25 @@ impl Prepared {
         } else {
             None
         };
-        let nvrtc = open(Which::Nvrtc)?;
-        opened.push(nvrtc);
         let versions: Vec<String> =
             opened.iter().map(|o| format!("{} {}", o.which.name(), o.version)).collect();
-        let nvrtc = Nvrtc::new(&nvrtc).map_err(|e| device(e.to_string()))?;
+        let families: BTreeSet<Family> =
+            lists.iter().flatten().filter_map(Action::family).collect();
         let mut maker = Maker {
             context,
-            nvrtc,
+            folders: &folders,
             modules: BTreeMap::new(),
             functions: BTreeMap::new(),
             uploads: Vec::new(),
         };
+        maker.load(families).map_err(kernel)?;
         let mut prepared = Self {
             items: Vec::with_capacity(lists.len()),
             fused,
             uploads: Vec::new(),
             algorithms: BTreeMap::new(),
+            fallbacks: BTreeSet::new(),
+            scratch: context.allocate(Bytes::ZERO).map_err(|f| device(f.0))?,
             versions: versions.join(", "),
             cublaslt,
             cudnn,
@@ -149,6 +188,8 @@ impl Prepared {
                 prepared.algorithms.entry(work.operator).or_insert(passes);
             }
         }
+        let scratch = prepared.items.iter().flatten().map(Ready::beside).max().unwrap_or(0);
+        prepared.scratch = context.allocate(Bytes(scratch)).map_err(|f| device(f.0))?;
         (prepared.uploads, prepared._modules) = (maker.uploads, maker.modules);
         Ok(prepared)
     }
@@ -163,7 +204,12 @@ impl Prepared {
         passes: &mut Vec<(i32, Bytes)>,
     ) -> Result<Ready, KernelError> {
         Ok(match action {
-            Action::Launch(launch) => maker.launch(launch)?,
+            Action::Launch(launch) => {
+                if launch.family == Family::Matrix {
+                    self.fallbacks.insert(work.operator);
+                }
+                maker.launch(launch)?
+            }
             Action::Copy { from, to, bytes } => {
                 Ready::Copy { from: from.addr() as u64, to: to.addr() as u64, bytes }
             }
@@ -179,16 +225,19 @@ impl Prepared {
             Action::Gemm(gemm) => match self
                 .cublaslt
                 .as_ref()
-                .map(|library| library.plan(&gemm))
+                .map(|library| library.plan(&gemm, gemm_scratch(maker.context.capability)))
                 .transpose()?
                 .flatten()
             {
                 Some(plan) => Ready::Gemm(plan),
-                None => maker.launch(gemm.plain()?)?,
+                None => {
+                    self.fallbacks.insert(work.operator);
+                    maker.launch(gemm.plain()?)?
+                }
             },
             Action::Conv(conv) => {
-                let (offset, size) = work.workspace.unwrap_or((Bytes::ZERO, Bytes::ZERO));
-                let at = arena.at(offset, size)?;
+                let at = work.workspace.map(|(offset, size)| arena.at(offset, size)).transpose()?;
+                let size = work.workspace.map_or(Bytes(CONV_SCRATCH), |w| w.1);
                 let wanted =
                     match options.algorithms.get(&work.operator).map(|all| all.get(passes.len())) {
                         Some(None) => {
@@ -220,6 +269,7 @@ impl Prepared {
                             ));
                         }
                         passes.push((-1, Bytes::ZERO));
+                        self.fallbacks.insert(work.operator);
                         maker.launch(conv.plain())?
                     }
                 }
@@ -231,23 +281,29 @@ impl Prepared {
 /// Makes functions of launches.
 struct Maker<'a> {
     context: &'a Context,
-    nvrtc: Nvrtc,
+    folders: &'a [PathBuf],
     modules: BTreeMap<Family, Module>,
     functions: BTreeMap<String, CUfunction>,
     uploads: Vec<u8>,
 }
 
 impl Maker<'_> {
+    fn load(&mut self, families: BTreeSet<Family>) -> Result<(), KernelError> {
+        let open = || Nvrtc::open(self.folders).map_err(|e| e.to_string());
+        let code =
+            kernels::code(families, &self.context.arch, open).map_err(KernelError::Device)?;
+        for (family, code) in code {
+            self.modules.insert(family, self.context.load(&code)?);
+        }
+        Ok(())
+    }
+
     fn launch(&mut self, launch: Launch) -> Result<Ready, KernelError> {
         if let Some(&function) = self.functions.get(&launch.kernel) {
             return Ok(Ready::Launch(function, launch));
         }
         if !self.modules.contains_key(&launch.family) {
-            let code = self
-                .nvrtc
-                .cached(launch.family, &self.context.arch)
-                .map_err(KernelError::Device)?;
-            self.modules.insert(launch.family, self.context.load(&code)?);
+            self.load([launch.family].into())?;
         }
         let module = self.modules.get(&launch.family).ok_or("a module that was just loaded")?;
         let function = module.kernel(&launch.kernel)?;
