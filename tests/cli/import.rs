@@ -108,9 +108,9 @@ fn a_device_shown_as_json_is_a_device_file() {
 fn an_optimizer_that_is_not_recognised_stays_as_recorded_and_is_said_to_be_frozen() {
     let folder = Folder::new();
     let imported =
-        folder.neap(&["import", &fixture("small-nadam.et.json.gz"), "-o", "job.graph.json"]);
+        folder.neap(&["import", &fixture("small-adafactor.et.json.gz"), "-o", "job.graph.json"]);
     assert_eq!(imported.code, Some(0));
-    assert!(imported.stderr.contains("NAdam is not recognised"), "{}", imported.stderr);
+    assert!(imported.stderr.contains("Adafactor is not recognised"), "{}", imported.stderr);
     folder.json(&["plan", "job.graph.json", "--budget", "min", "-o", "job.plan.json"]);
     let mut checksums = Vec::new();
     for subject in ["job.graph.json", "job.plan.json"] {
