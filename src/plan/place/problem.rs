@@ -371,7 +371,7 @@ mod tests {
             problem
                 .check(&Layout { offsets: vec![0, 24], height: 26 }, 99)
                 .unwrap_err()
-                .contains("must")
+                .contains("alignment")
         );
         let mut out = Vec::new();
         problem.write(&layout, &mut out).unwrap();

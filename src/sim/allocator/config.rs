@@ -282,7 +282,7 @@ mod tests {
     fn what_cannot_be_is_refused_with_the_known_options() {
         for (bad, want) in [
             ("foo:1", "no option `foo`"),
-            ("max_split_size_mb", "no option:value"),
+            ("max_split_size_mb", "not of the form option:value"),
             ("max_split_size_mb:", "whole number"),
             ("max_split_size_mb:19", "at least"),
             ("max_split_size_mb:-1", "whole number"),
@@ -302,7 +302,7 @@ mod tests {
             ("roundup_power2_divisions:[256:1]x", "comma"),
             ("expandable_segments:true", "True or False"),
             ("backend:cudaMallocAsync", "not modelled"),
-            (",", "no option:value"),
+            (",", "not of the form option:value"),
         ] {
             let error = bad.parse::<Config>().unwrap_err().to_string();
             assert!(

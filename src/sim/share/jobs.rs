@@ -472,7 +472,7 @@ mod tests {
             ("job,submit_s\n", "no job"),
             ("job,submit_s,color\n", "`color`"),
             ("job,submit_s,job\n", "twice"),
-            ("job,submit_s,duration_s\na,0,1\n", "nothing of memory"),
+            ("job,submit_s,duration_s\na,0,1\n", "gives no memory"),
             (&format!("{head}a,1,1,0\n"), "line 2"),
             (&format!("{head}a,1,1,-1,1\n"), "submit_s"),
             (&format!("{head}a,1,1,0,nan\n"), "duration_s"),

@@ -213,7 +213,7 @@ fn the_checker_sees_each_kind_of_harm() {
         ("needs", |p| p.residents[0].ephemeral = 7),
         ("overlap", |p| p.residents[1].at = Some(4)),
         ("behind", |p| p.lanes[0].2 = Some(15)),
-        ("not there", |p| p.residents[0].lane = Some(2)),
+        ("does not exist", |p| p.residents[0].lane = Some(2)),
     ];
     for (word, change) in harm {
         let mut bad = good.clone();
