@@ -478,7 +478,7 @@ mod tests {
             (&format!("{head}a,1,1,0,nan\n"), "duration_s"),
             (&format!("{head}a,1,,0,1\n"), "give both"),
             (&format!("{head}a,x,1,0,1\n"), "persistent_bytes"),
-            (&format!("{head}a,1,1,0,\n"), "how long"),
+            (&format!("{head}a,1,1,0,\n"), "gives no run time"),
             (&format!("{head}a,1,1,0,1\nb,1,1,0,1\na,1,1,0,1\n"), "line 4"),
             (&format!("{head},1,1,0,1\n"), "names no job"),
             ("job,workload,submit_s,duration_s\na,vgg,0,1\n", "`vgg`"),
