@@ -92,7 +92,7 @@ pub enum Vary {
     Nothing,
     /// The iteration's number, as eight bytes at this place.
     Iteration(usize),
-    /// [`Scalars`] at the front, by the update's kind, its parameter group and the steps done.
+    /// [`super::params::Scalars`] at the front, by the update's kind, its parameter group and the steps done.
     Scalars(String, Option<u32>),
 }
 
