@@ -92,7 +92,8 @@ pub enum Vary {
     Nothing,
     /// The iteration's number, as eight bytes at this place.
     Iteration(usize),
-    /// [`super::params::Scalars`] at the front, by the update's kind, its parameter group and the steps done.
+    /// [`super::params::Scalars`] at the front, by the update's kind, its parameter group and the
+    /// steps done.
     Scalars(String, Option<u32>),
 }
 
