@@ -82,8 +82,9 @@ impl Answer {
             return Verdict::DoesNotFit;
         }
         // A memory fraction is at most 1.
-        let limit =
-            config.memory_fraction.map_or(available, |f| Bytes((available.0 as f64 * f) as u64));
+        #[expect(clippy::cast_possible_truncation, reason = "a float saturates")]
+        let share = |f| Bytes((available.0 as f64 * f) as u64);
+        let limit = config.memory_fraction.map_or(available, share);
         if self.wanted() <= limit {
             return Verdict::Fits;
         }

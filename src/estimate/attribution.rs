@@ -4,6 +4,7 @@
 //! it belongs to the module around the forward operator with the same sequence number. This
 //! explains a forecast (largest blocks, memory of each layer) and changes nothing in it.
 
+use neap_model::units::id32;
 use std::collections::HashMap;
 
 use super::answer::Answer;
@@ -68,11 +69,11 @@ impl<'a> Places<'a> {
             let around = places.path.get(outer as usize).copied().unwrap_or(NONE);
             let path = *known.entry((around, module.name)).or_insert_with(|| {
                 places.paths.push((around, module.name));
-                (places.paths.len() - 1) as u32
+                id32(places.paths.len() - 1)
             });
             places.path.push(path);
-            places.threads[usize::from(module.thread.0)].push(index as u32);
-            stack.push(index as u32);
+            places.threads[usize::from(module.thread.0)].push(id32(index));
+            stack.push(id32(index));
         }
         if !trace.modules.is_empty() {
             // PyTorch counts the number up when it makes a node, so the last operator that starts
@@ -86,7 +87,7 @@ impl<'a> Places<'a> {
                     backward[parent as usize]
                 };
                 if op.sequence >= 0 && !backward[index] {
-                    places.forward.insert(op.sequence, index as u32);
+                    places.forward.insert(op.sequence, id32(index));
                 }
             }
         }
@@ -194,8 +195,7 @@ impl<'a> Places<'a> {
         let mut rows = vec![Usage::default(); none + 1];
         let row = |path: u32| if path == NONE { none } else { path as usize };
         for (path, usage) in rows.iter_mut().enumerate() {
-            usage.module =
-                if path == none { NO_MODULE.to_owned() } else { self.spell(path as u32) };
+            usage.module = if path == none { NO_MODULE.to_owned() } else { self.spell(id32(path)) };
         }
         let iteration = answer.peak_iteration(forecast);
         let from = if iteration == 0 { 0 } else { forecast.starts[iteration - 1] };

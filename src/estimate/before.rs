@@ -6,6 +6,7 @@
 //! the optimizer's class keeps and the first step does not make. A block whose free is in the trace
 //! is in [`super::lives`] already.
 
+use neap_model::units::id32;
 use std::collections::{HashMap, HashSet};
 
 use super::calls::{Calls, NONE};
@@ -152,8 +153,7 @@ impl Before {
             ) {
                 continue;
             }
-            if trace.text(trace.ops[calls.outermost(index as u32) as usize].name).starts_with(NODE)
-            {
+            if trace.text(trace.ops[calls.outermost(id32(index)) as usize].name).starts_with(NODE) {
                 continue;
             }
             let inputs: &Inputs = parsed

@@ -4,6 +4,7 @@
 //! and memory events.
 
 use super::trace::Trace;
+use neap_model::units::id32;
 
 /// Stands for "no operator".
 pub const NONE: u32 = u32::MAX;
@@ -54,7 +55,7 @@ impl Calls {
             let thread = usize::from(memory.thread.0);
             calls.leave(&mut stacks[thread], trace, |op| op.end < memory.time);
             calls.owner[event] = stacks[thread].last().copied().unwrap_or(NONE);
-            calls.events[thread].push(event as u32);
+            calls.events[thread].push(id32(event));
         }
         for (index, op) in ops {
             calls.enter(&mut stacks[usize::from(op.thread.0)], trace, index);
@@ -72,9 +73,9 @@ impl Calls {
         });
         self.parent[index] = stack.last().copied().unwrap_or(NONE);
         let list = &mut self.threads[usize::from(op.thread.0)];
-        self.position[index] = list.len() as u32;
-        list.push(index as u32);
-        stack.push(index as u32);
+        self.position[index] = id32(list.len());
+        list.push(id32(index));
+        stack.push(id32(index));
     }
 
     fn leave(
@@ -88,7 +89,7 @@ impl Calls {
             if !gone(op) {
                 break;
             }
-            self.after[top as usize] = self.threads[usize::from(op.thread.0)].len() as u32;
+            self.after[top as usize] = id32(self.threads[usize::from(op.thread.0)].len());
             stack.pop();
         }
     }

@@ -3,6 +3,7 @@
 //! One trace becomes one sequence of requests, which can be extended by any number of iterations.
 //! [`super::answer`] replays the sequence through the allocator.
 
+use neap_model::units::id32;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::path::Path;
 
@@ -235,7 +236,7 @@ impl Pass {
                     {
                         continue;
                     }
-                    let new = forecast.blocks.len() as u32;
+                    let new = id32(forecast.blocks.len());
                     forecast.blocks.push(block);
                     ids.insert(id, new);
                     forecast.push(

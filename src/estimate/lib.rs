@@ -5,6 +5,9 @@
 //! kept unless a rule of the GPU model ([`gpu`]) replaces it. The roles of blocks ([`roles`])
 //! explain the answer and do not change it.
 
+// Bytes, times and ids are never cut off silently.
+#![cfg_attr(not(test), warn(clippy::cast_possible_truncation))]
+
 use neap_model::{files, units};
 use neap_sim as sim;
 

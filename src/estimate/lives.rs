@@ -4,6 +4,7 @@
 
 use super::calls::{Calls, NONE};
 use super::trace::Trace;
+use neap_model::units::id32;
 
 /// A position in the order of events: a time, and a rank among the events of that time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -64,7 +65,7 @@ impl Lives {
             if !memory.host || memory.bytes == 0 {
                 continue;
             }
-            let key = Key { time: memory.time, side: 1, order: index as u32 };
+            let key = Key { time: memory.time, side: 1, order: id32(index) };
             let id = if memory.bytes > 0 {
                 let id = lives.push(Life {
                     bytes: memory.bytes as u64,
@@ -101,7 +102,7 @@ impl Lives {
 
     fn push(&mut self, life: Life) -> u32 {
         self.list.push(life);
-        (self.list.len() - 1) as u32
+        id32(self.list.len() - 1)
     }
 
     /// A key just before (`side` 0) or just after (2) the trace's events at `time`, and after all

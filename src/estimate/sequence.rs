@@ -3,7 +3,7 @@
 use super::before::Before;
 use super::lives::{Key, Lives};
 use crate::sim::requests::Request;
-use crate::units::Bytes;
+use crate::units::{Bytes, id32};
 
 /// The requests and their times.
 #[derive(Clone, Debug, Default)]
@@ -32,8 +32,8 @@ impl Sequence {
             if life.end.is_some_and(|end| end <= life.start) {
                 continue;
             }
-            order.push((life.start, true, index as u32));
-            order.extend(life.end.map(|end| (end, false, index as u32)));
+            order.push((life.start, true, id32(index)));
+            order.extend(life.end.map(|end| (end, false, id32(index))));
         }
         order.sort_unstable();
         sequence.before = sequence.requests.len()
@@ -52,7 +52,7 @@ impl Sequence {
     }
 
     fn allocate(&mut self, time: u64, bytes: u64, life: u32) -> u32 {
-        let id = self.lives.len() as u32;
+        let id = id32(self.lives.len());
         self.lives.push(life);
         self.requests.push(Request::Allocate { id, bytes: Bytes(bytes), stream: 0 });
         self.times.push(time);

@@ -43,7 +43,7 @@ use super::phases::{Iteration, Span};
 use super::roles::{Role, role};
 use super::trace::Module;
 use crate::sim::requests::Request;
-use crate::units::Bytes;
+use crate::units::{Bytes, id32};
 
 /// Number of iterations that count.
 const ITERATIONS: usize = 2;
@@ -91,7 +91,7 @@ impl<'a> Analyzer<'a> {
     fn of(job: &'a Job, until: u64) -> Self {
         let lives = Lives::of(&job.trace, &job.calls);
         let order =
-            (0..lives.list.len() as u32).filter(|&l| !lives.list[l as usize].before).collect();
+            (0..id32(lives.list.len())).filter(|&l| !lives.list[l as usize].before).collect();
         Self { job, lives, order, until }
     }
 
@@ -288,7 +288,7 @@ fn assemble(claims: Vec<Claim>, iterations: &[Iteration], notes: Vec<String>) ->
         if frees {
             requests.push(Request::Free { id: ids[index] });
         } else {
-            let id = blocks.len() as u32;
+            let id = id32(blocks.len());
             ids[index] = id;
             blocks.push(claims[index].block);
             requests.push(Request::Allocate {

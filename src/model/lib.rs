@@ -2,6 +2,9 @@
 //!
 //! Each module imports only from those above it in the list below.
 
+// Bytes, times and ids are never cut off silently.
+#![cfg_attr(not(test), warn(clippy::cast_possible_truncation))]
+
 pub mod units;
 
 pub mod files;

@@ -50,6 +50,21 @@ pub struct Bytes(pub u64);
 #[serde(transparent)]
 pub struct Nanos(pub u64);
 
+/// A list's index as an id of 32 bits.
+///
+/// # Panics
+/// When the list has 2^32 entries or more, which the limits on the size of files exclude.
+#[must_use]
+pub fn id32(index: usize) -> u32 {
+    u32::try_from(index).expect("lists have fewer than 2^32 entries")
+}
+
+/// A sum of 64-bit numbers as one of them; the greatest where it is greater.
+#[must_use]
+pub fn saturated(sum: u128) -> u64 {
+    u64::try_from(sum).unwrap_or(u64::MAX)
+}
+
 impl Bytes {
     /// Zero bytes.
     pub const ZERO: Self = Self(0);

@@ -9,7 +9,7 @@ use crate::contract::Latency;
 use crate::device::Link;
 use crate::sim::engine::{rate, wait, work};
 use crate::sim::program::Direction;
-use crate::units::{Bytes, TensorId};
+use crate::units::{Bytes, TensorId, id32};
 
 /// The times of a job's operators.
 #[derive(Clone, Debug)]
@@ -172,7 +172,7 @@ pub fn run(residencies: &Residencies<'_>, latencies: &[Latency], link: &Link) ->
             };
             busy_until = Some(now + time);
         }
-        let places = clock.end.len() as u32;
+        let places = id32(clock.end.len());
         for q in 0..2 {
             let done = queues[1].next;
             let queue = &mut queues[q];

@@ -5,6 +5,9 @@
 //! time, [`emit`] turns the decisions into events, [`place`] finds addresses, and [`budget`]
 //! repeats that until the arena fits. [`method`] lists the planners.
 
+// Bytes, times and ids are never cut off silently.
+#![cfg_attr(not(test), warn(clippy::cast_possible_truncation))]
+
 use neap_model::{contract, device, files, job, units};
 use neap_sim as sim;
 

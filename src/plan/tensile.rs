@@ -24,7 +24,7 @@ use super::residency::{Gap, Residencies, Swap};
 use super::timetable::Timetable;
 use crate::sim::engine::copy_time;
 use crate::sim::program::Direction;
-use crate::units::{Bytes, TensorId};
+use crate::units::{Bytes, TensorId, id32};
 
 /// The planner's switches.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -402,7 +402,7 @@ impl<'a, 'o> Search<'a, 'o> {
                 self.out.take(at, out_length);
                 swap.starts.0 = at;
                 let last = if round {
-                    self.residencies.load.slots() as u32 - 2
+                    id32(self.residencies.load.slots()) - 2
                 } else {
                     swap.back_from.saturating_sub(1)
                 };

@@ -5,6 +5,9 @@
 //! and [`measure`] measure operators and devices. A plan that was not checked gives an error or
 //! wrong numbers, but touches no byte outside its memories.
 
+// Bytes, times and ids are never cut off silently.
+#![cfg_attr(not(test), warn(clippy::cast_possible_truncation))]
+
 use neap_model::{contract, device, files, job, units};
 use neap_plan as plan;
 use neap_sim as sim;

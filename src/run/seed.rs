@@ -3,6 +3,8 @@
 //! Element i of tensor NAME is `mix(mix(seed ^ fnv1a(NAME)) + i·G)`, with splitmix64's finaliser
 //! and increment G.
 
+#![expect(clippy::cast_possible_truncation, reason = "numbers become those of the tensor's type")]
+
 use crate::job::{Dtype, Role, Tensor};
 pub use crate::units::mix;
 

@@ -1,6 +1,9 @@
 //! Simulation of time and memory under a plan: the event engine, the host link and the framework's
 //! allocator.
 
+// Bytes, times and ids are never cut off silently.
+#![cfg_attr(not(test), warn(clippy::cast_possible_truncation))]
+
 use neap_model::{contract, device, files, job, units};
 
 pub mod accounting;

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use super::requests::Request;
 use super::snapshot::{self, Snapshot, SnapshotError};
 use crate::files::{self, FileError, LineError};
-use crate::units::Bytes;
+use crate::units::{Bytes, id32};
 
 /// The largest request, far above any device.
 const LARGEST_REQUEST: u64 = 1 << 60;
@@ -371,7 +371,7 @@ impl Reader {
         if self.recent.0 == stream && self.recent.1 != u32::MAX {
             return self.recent.1;
         }
-        let next = self.streams.len() as u32;
+        let next = id32(self.streams.len());
         let small = *self.streams.entry(stream).or_insert(next);
         self.recent = (stream, small);
         small
@@ -509,6 +509,7 @@ impl Ids {
         }
         let limit = 4 * self.seen + 4096;
         if id < limit {
+            #[expect(clippy::cast_possible_truncation, reason = "the limit is a list's length")]
             let at = id as usize;
             if at >= self.near.len() {
                 self.near.resize((at + 1).max(self.near.len() * 2), 0);

@@ -9,6 +9,7 @@
 
 mod math;
 
+use neap_model::units::id32;
 use std::collections::HashMap;
 
 use super::super::calls::NONE;
@@ -115,7 +116,7 @@ impl Editor<'_> {
         let trace = self.trace;
         let mut groups: HashMap<u32, Group> = HashMap::new();
         let mut of_sequence: HashMap<i64, u32> = HashMap::new();
-        for op in 0..trace.ops.len() as u32 {
+        for op in 0..id32(trace.ops.len()) {
             let o = self.op(op);
             if self.kind(op) == super::Kind::Attention {
                 groups.insert(op, Group::default());
@@ -352,7 +353,7 @@ impl Editor<'_> {
         let lives = &self.edited.lives;
         let recent =
             lives.list.partition_point(|l| l.start.side == 1 && l.start.time < start || l.before);
-        (0..recent as u32).rev().take(512).find(|id| {
+        (0..id32(recent)).rev().take(512).find(|id| {
             let l = &lives.list[*id as usize];
             !l.dropped
                 && l.bytes == span

@@ -3,6 +3,7 @@
 use super::super::calls::NONE;
 use super::super::inputs::Tensor;
 use super::{Editor, Rule, Step};
+use neap_model::units::id32;
 
 /// A number that Python passes to an operator becomes a host tensor of at most this many bytes.
 const NUMBER: u64 = 8;
@@ -188,7 +189,7 @@ impl Editor<'_> {
     /// Blocks that a kernel frees before it ends are scratch of the CPU's kernel. The rules that
     /// know the GPU's own scratch add it. Numbers never reach the GPU's allocator.
     pub(super) fn scratch_and_numbers(&mut self, steps: &[Step]) {
-        for life in 0..self.edited.lives.list.len() as u32 {
+        for life in 0..id32(self.edited.lives.list.len()) {
             let l = self.edited.lives.list[life as usize];
             if l.dropped || l.start.side != 1 || l.before {
                 continue;

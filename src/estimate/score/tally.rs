@@ -80,7 +80,7 @@ impl Fate {
     }
 
     fn mean(&self, sum: i128) -> Option<i64> {
-        (self.runs > 0).then(|| (sum / i128::from(self.runs)) as i64)
+        (self.runs > 0).then(|| i64::try_from(sum / i128::from(self.runs)).unwrap_or(i64::MAX))
     }
 }
 

@@ -1,6 +1,7 @@
 //! Keeps each text and each argument list once, numbered in order of first appearance: the million
 //! events of a trace share a few thousand texts.
 
+use neap_model::units::id32;
 use std::borrow::Cow;
 use std::hash::{BuildHasher, RandomState};
 
@@ -35,7 +36,7 @@ impl Interner {
             self.grow();
         }
         let mask = self.slots.len() - 1;
-        let mut slot = hash as usize & mask;
+        let mut slot = low(hash) & mask;
         loop {
             match self.slots[slot] {
                 (_, 0) => return Err(slot),
@@ -53,7 +54,7 @@ impl Interner {
     fn insert(&mut self, slot: usize, hash: u64, text: Box<str>) -> u32 {
         // The slots and the table's entry while both double, and the allocator's overhead.
         self.bytes += text.len() as u64 + 128;
-        let id = self.texts.len() as u32;
+        let id = id32(self.texts.len());
         self.texts.push(text);
         self.slots[slot] = ((hash >> 32) as u32, id + 1);
         id
@@ -64,11 +65,11 @@ impl Interner {
         self.slots = vec![(0, 0); size];
         for (id, text) in self.texts.iter().enumerate() {
             let hash = self.hasher.hash_one(text.as_bytes());
-            let mut slot = hash as usize & (size - 1);
+            let mut slot = low(hash) & (size - 1);
             while self.slots[slot].1 != 0 {
                 slot = (slot + 1) & (size - 1);
             }
-            self.slots[slot] = ((hash >> 32) as u32, id as u32 + 1);
+            self.slots[slot] = ((hash >> 32) as u32, id32(id) + 1);
         }
     }
 }
@@ -127,6 +128,12 @@ fn code_unit(text: &[u8]) -> (Option<u16>, &[u8]) {
         return (None, text);
     };
     (std::str::from_utf8(digits).ok().and_then(|d| u16::from_str_radix(d, 16).ok()), after)
+}
+
+/// The lower bits of a hash, as an index.
+#[expect(clippy::cast_possible_truncation, reason = "the lower bits are wanted")]
+fn low(hash: u64) -> usize {
+    hash as usize
 }
 
 #[cfg(test)]

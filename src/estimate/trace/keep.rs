@@ -9,7 +9,7 @@ use super::intern::{Interner, unescape};
 use super::number::{address, nanos, whole};
 use super::read::Limits;
 use super::{Args, LARGEST_BLOCK, Mark, Memory, Module, Op, Text, Thread, Trace};
-use crate::units::{Bytes, Nanos};
+use crate::units::{Bytes, Nanos, id32};
 
 /// The most begin events (`B`) that wait for their end event (`E`).
 const OPEN: usize = 10_000;
@@ -266,7 +266,7 @@ impl Keeper {
         let id = match self.args_ids.get(&args) {
             Some(id) => *id,
             None => {
-                let id = self.args.len() as u32;
+                let id = id32(self.args.len());
                 self.args.push(args);
                 self.args_ids.insert(args, id);
                 id

@@ -26,7 +26,7 @@ use super::super::inputs::{Input, Inputs, Tensor};
 use super::super::roles::Role;
 use super::splice;
 use crate::sim::requests::Request;
-use crate::units::Bytes;
+use crate::units::{Bytes, id32};
 
 /// The forecast with all single-precision blocks halved, and with the copies that conversions make.
 pub(super) fn halved(job: &Job, mut forecast: Forecast) -> Forecast {
@@ -108,7 +108,7 @@ fn raise(job: &Job, forecast: &Forecast, upcasts: &[Upcast]) -> Forecast {
     let (trace, times) = (&job.trace, &forecast.times);
     let last = times.last().copied().unwrap_or(0);
     let mut new = |bytes: u64, role: Role, op: Option<u32>| {
-        let id = blocks.len() as u32;
+        let id = id32(blocks.len());
         blocks.push(Block { bytes, role, op, rule: Some("what-if"), before: false });
         (Request::Allocate { id, bytes: Bytes(bytes), stream: 0 }, Request::Free { id })
     };
@@ -254,7 +254,7 @@ impl<'a> Precision<'a> {
         };
         for (index, op) in job.trace.ops.iter().enumerate() {
             if job.trace.text(op.name) == "aten::batch_norm" {
-                let inputs = precision.inputs(index as u32);
+                let inputs = precision.inputs(id32(index));
                 let sizes = [3, 4].map(|i| inputs.tensor(i).map_or(0, Tensor::bytes));
                 precision.statistics.extend(sizes);
             }

@@ -13,7 +13,7 @@ use petgraph::graph::{DiGraph, NodeIndex};
 
 use super::build::Versions;
 use super::graph::{GraphError, Operator, Tensor};
-use crate::units::TensorId;
+use crate::units::{TensorId, id32};
 
 /// Which operator must run before which; nodes are positions in the listing.
 pub(super) type Dependencies = DiGraph<(), (), u32>;
@@ -99,7 +99,7 @@ pub(super) fn order(operators: &[Operator], before: &Dependencies) -> Result<Vec
             let n = &mut waits[then.index()];
             *n -= 1;
             if *n == 0 {
-                ready.push(Reverse(then.index() as u32));
+                ready.push(Reverse(id32(then.index())));
             }
         }
     }

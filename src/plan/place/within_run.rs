@@ -6,6 +6,8 @@
 //! and its first rank. Cost of a query: O(√n) in the worst case, O(log n) if lives nest or are
 //! short. Cost of a removal: O(log n).
 
+use crate::units::id32;
+
 /// The most points in a leaf.
 const LEAF: usize = 4;
 
@@ -63,7 +65,7 @@ impl WithinRun {
                 n.starts = (n.starts.0.min(start), n.starts.1.max(start));
                 n.ends = (n.ends.0.min(end), n.ends.1.max(end));
                 n.first = n.first.min(rank);
-                self.places[rank as usize] = ((node - self.leaves) as u32, at as u32);
+                self.places[rank as usize] = (id32(node - self.leaves), id32(at));
             }
             return;
         }

@@ -6,6 +6,8 @@
 //! `cuEventRecord` with timing. Each item is enqueued after all items that it waits for, so every
 //! event is recorded before it is waited for.
 
+#![expect(clippy::cast_possible_truncation, reason = "PyTorch's conversions between types")]
+
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod host;

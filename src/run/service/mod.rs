@@ -31,7 +31,7 @@ use crate::sim::engine;
 use crate::sim::program::Program;
 use crate::sim::share::lanes::JobId;
 use crate::sim::share::policy::Policy;
-use crate::units::{BLOCK, Bytes, Nanos};
+use crate::units::{BLOCK, Bytes, Nanos, id32};
 use record::Records;
 use scheduler::{Coming, Needs, Order, Scheduler};
 use split::Split;
@@ -353,7 +353,7 @@ impl<'env> Service<'_, 'env> {
             .collect();
         due.sort_unstable();
         for (_, id) in due {
-            let (job, seat) = (id as JobId, &mut self.seats[id]);
+            let (job, seat) = (id32(id), &mut self.seats[id]);
             seat.stage = Stage::There;
             if self.scheduler.submit(job, &seat.coming, now) {
                 self.records.submitted(job, now);
@@ -407,7 +407,7 @@ impl<'env> Service<'_, 'env> {
             Message::Request(Request::End(name)) => {
                 match self.seats.iter().position(|s| s.stage != Stage::Gone && s.name == name) {
                     Some(id) if self.seats[id].stage == Stage::There => {
-                        self.scheduler.stop(id as JobId)
+                        self.scheduler.stop(id32(id))
                     }
                     Some(id) => drop(self.seats[id].commands.send(Command::Stop)),
                     None => notice(Notice::Unknown(&name)),
@@ -454,14 +454,14 @@ impl<'env> Service<'_, 'env> {
         }
         self.records.used(self.scheduler.memory().used());
         for (id, seat) in self.seats.iter().enumerate().filter(|(_, s)| s.stage == Stage::There) {
-            let why = if self.records.must_tell(id as JobId) {
-                self.scheduler.waits_for(id as JobId)
+            let why = if self.records.must_tell(id32(id)) {
+                self.scheduler.waits_for(id32(id))
             } else {
                 None
             };
             if let Some(why) = why {
                 notice(Notice::Queued(&seat.name, why.clone()));
-                self.records.waits(id as JobId, why);
+                self.records.waits(id32(id), why);
             }
         }
     }

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use super::device::Device;
 use super::free::FreeSet;
 use super::stats::{BlockView, Change, SegmentChange, SegmentView, State, Stats};
-use crate::units::Bytes;
+use crate::units::{Bytes, id32};
 
 /// Stands for "no block" or "no segment".
 pub(super) const NONE: u32 = u32::MAX;
@@ -190,7 +190,7 @@ impl<R: Rules> Core<R> {
 
     fn note(&mut self, change: Change, address: u64, bytes: u64, list: u32) {
         if let Some(recorded) = &mut self.recorded {
-            let stream = (list as usize / R::POOLS) as u32;
+            let stream = id32(list as usize / R::POOLS);
             recorded.push(SegmentChange { change, address, bytes: Bytes(bytes), stream });
         }
     }
@@ -286,7 +286,7 @@ impl<R: Rules> Core<R> {
                 let (stream, pool) = (head.list as usize / R::POOLS, head.list as usize % R::POOLS);
                 SegmentView {
                     address: head.address,
-                    stream: stream as u32,
+                    stream: id32(stream),
                     pool,
                     growing: head.growing != NONE,
                     blocks,
@@ -303,7 +303,7 @@ impl<R: Rules> Core<R> {
         if list >= self.lists.len() {
             self.lists.resize_with((want.stream as usize + 1) * R::POOLS, List::default);
         }
-        list as u32
+        id32(list)
     }
 
     /// The smallest free block that may serve the request, taken out of its list.
@@ -443,7 +443,7 @@ impl<R: Rules> Core<R> {
             return place;
         }
         self.blocks.push(block);
-        (self.blocks.len() - 1) as u32
+        id32(self.blocks.len() - 1)
     }
 
     fn drop_block(&mut self, block: u32) {

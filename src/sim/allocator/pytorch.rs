@@ -46,6 +46,7 @@ impl Allocator {
     /// `set_per_process_memory_fraction`; `None` takes the configuration's.
     #[must_use]
     pub fn new(config: &Config, capacity: Bytes, memory_fraction: Option<f64>) -> Self {
+        #[expect(clippy::cast_possible_truncation, reason = "a float saturates")]
         let share = |whole: u64, part: f64| (part * whole as f64) as u64;
         // A fraction of 1 is no limit, and without a limit there is no garbage collection.
         let fraction = memory_fraction.or(config.memory_fraction).filter(|f| *f < 1.0);

@@ -68,7 +68,8 @@ pub fn speed(workload: &str) -> Speed {
     };
     let (fixed, whole) = (fixed * 1000, fixed * 1000 + each * batch);
     // Rounded up, so that it is at least 1 and at most the whole.
-    let utilisation = (whole - fixed * IDLE / 1000).saturating_mul(1000).div_ceil(whole) as u32;
+    let share = (whole - fixed * IDLE / 1000).saturating_mul(1000).div_ceil(whole);
+    let utilisation = u32::try_from(share).unwrap_or(u32::MAX);
     Speed {
         iteration_ns: Some(whole),
         utilisation,

@@ -20,7 +20,7 @@ use super::contention::{WHOLE, speed};
 use super::memory::{Memory, Need};
 use super::weigh::{Weighed, estimate, graph};
 use crate::files::{self, FileError};
-use crate::units::{Bytes, Nanos};
+use crate::units::{Bytes, Nanos, saturated};
 
 /// A job of a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -234,7 +234,7 @@ impl Row<'_> {
                 "{name}: `{text}` is not a time; write seconds from 0 to {LONGEST_S}, such as 12.5"
             )
         })?;
-        Ok(Some(Nanos(time as u64)))
+        Ok(Some(Nanos(saturated(time))))
     }
 
     fn size(&self, name: &str) -> Result<Option<Bytes>, String> {
@@ -299,7 +299,7 @@ impl Row<'_> {
             }
         };
         let more = |b: Bytes, error: u128| {
-            Bytes(b.0 + (u128::from(b.0) * error).div_ceil(100_000_000_000) as u64)
+            Bytes(b.0 + saturated((u128::from(b.0) * error).div_ceil(100_000_000_000)))
         };
         let (persistent, ephemeral) = weighed.need;
         let need = match (error, weighed.margin) {
@@ -358,9 +358,9 @@ impl Row<'_> {
         }
         if let Some(text) = self.cell("utilisation") {
             let share = decimal(text).filter(|s| (1_000_000..=1_000_000_000).contains(s));
-            utilisation = (share
-                .ok_or_else(|| format!("utilisation: `{text}` is not a share from 0.001 to 1"))?
-                / 1_000_000) as u32;
+            utilisation = share
+                .and_then(|s| u32::try_from(s / 1_000_000).ok())
+                .ok_or_else(|| format!("utilisation: `{text}` is not a share from 0.001 to 1"))?;
         }
         let work = match (self.time("duration_s")?, self.cell("iterations")) {
             (Some(_), Some(_)) => {
@@ -387,10 +387,11 @@ impl Row<'_> {
             Some(text) => {
                 let rate = decimal(text)
                     .map(|r| r / 1_000_000)
-                    .filter(|r| (1..=1_000_000_000).contains(r));
+                    .filter(|r| (1..=1_000_000_000).contains(r))
+                    .map(saturated);
                 Some(rate.ok_or_else(|| {
                     format!("rate_per_s: `{text}` is not a rate from 0.001 to 1000000")
-                })? as u64)
+                })?)
             }
         };
         let kill = self.time("kill_s")?.map(|after| submit + after);

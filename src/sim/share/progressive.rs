@@ -3,7 +3,7 @@
 //! without times.
 
 use super::lanes::{Join, Lanes, Mode};
-use crate::units::Bytes;
+use crate::units::{Bytes, id32};
 
 /// Persistent and ephemeral bytes of a job, and its iterations.
 pub type Job = (Bytes, Bytes, u32);
@@ -36,7 +36,7 @@ pub fn run(capacity: Bytes, jobs: &[Job], step: Bytes, lanes: bool) -> End {
                 continue;
             }
             if lanes {
-                if admission.admit(at as u32, *persistent, *ephemeral, Join::Share).is_none()
+                if admission.admit(id32(at), *persistent, *ephemeral, Join::Share).is_none()
                     || runner.is_some_and(|r| r != at)
                 {
                     continue;
@@ -56,7 +56,7 @@ pub fn run(capacity: Bytes, jobs: &[Job], step: Bytes, lanes: bool) -> End {
                 held[at] = if left[at] == 0 { 0 } else { persistent.0 };
                 runner = None;
                 if left[at] == 0 {
-                    admission.leave(at as u32);
+                    admission.leave(id32(at));
                 }
             }
         }

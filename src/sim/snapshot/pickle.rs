@@ -9,6 +9,7 @@
 //! reference. A value that a pickle shares stays shared, and a value that contains itself is only a
 //! reference. Nothing recurses.
 
+use neap_model::units::id32;
 use std::collections::HashMap;
 
 use super::Problem;
@@ -107,7 +108,7 @@ impl Machine<'_> {
                 b')' => self.node(Node::Tuple(Vec::new()))?,
                 b'd' => {
                     let from = self.mark()?;
-                    let dict = self.nodes.len() as u32;
+                    let dict = id32(self.nodes.len());
                     self.set_items(Some(dict), from)?;
                 }
                 b'l' | b't' => {
@@ -490,7 +491,7 @@ fn string(
     if !keep {
         return Ok(Word::of(text).map_or(Value::Other, Value::Word));
     }
-    let n = texts.len() as u32;
+    let n = id32(texts.len());
     budget.charge(text.len() as u64, 0)?;
     budget.push(texts, text.into())?;
     Ok(Value::Text(n))

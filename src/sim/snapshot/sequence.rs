@@ -23,7 +23,7 @@ use super::value::{Event, Pickle, Stack, Value};
 use super::words::Word;
 use super::{Problem, Settings, Snapshot};
 use crate::requests::Request;
-use crate::units::Bytes;
+use crate::units::{Bytes, id32};
 
 /// Bytes counted for an entry of a tree, its share of half-empty nodes included.
 const TREE_ENTRY: u64 = 96;
@@ -425,7 +425,7 @@ impl Builder<'_> {
         if let Some(n) = self.stream_ids.get(&stream) {
             return Ok(*n);
         }
-        let n = self.streams.len() as u32;
+        let n = id32(self.streams.len());
         room(&mut self.stream_ids, self.budget)?;
         self.stream_ids.insert(stream, n);
         self.budget.push(&mut self.streams, stream)?;

@@ -98,8 +98,9 @@ impl Source {
     pub(super) fn skip(&mut self, mut n: u64) -> Result<(), Problem> {
         loop {
             let here = n.min((self.end - self.at) as u64);
-            // This fits, because it is at most the chunk's length.
-            self.at += here as usize;
+            #[expect(clippy::cast_possible_truncation, reason = "at most the chunk's length")]
+            let taken = here as usize;
+            self.at += taken;
             n -= here;
             if n == 0 {
                 return Ok(());
@@ -117,6 +118,7 @@ impl Source {
             self.skip(n)?;
             return Ok(None);
         }
+        #[expect(clippy::cast_possible_truncation, reason = "at most `TEXT`")]
         let n = n as usize;
         if self.end - self.at >= n {
             self.at += n;

@@ -98,7 +98,7 @@ impl Word {
                 if !n.is_power_of_two() {
                     return None;
                 }
-                Self::Power(n.trailing_zeros() as u8)
+                Self::Power(n.trailing_zeros().try_into().ok()?)
             }
             _ => return None,
         })

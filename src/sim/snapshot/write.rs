@@ -11,7 +11,7 @@ use std::io::{self, Write};
 use crate::allocator::replay::{LARGEST_DEVICE, Replay};
 use crate::allocator::{BlockView, Change, Config, SegmentChange, SegmentView, State};
 use crate::requests::Request;
-use crate::units::{Bytes, Nanos};
+use crate::units::{Bytes, Nanos, id32};
 
 /// One line of a stack.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -53,14 +53,14 @@ impl Stacks {
     pub fn add(&mut self, frames: impl IntoIterator<Item = Frame>) -> StackId {
         let mut stack = Vec::new();
         for frame in frames {
-            let new = self.frames.len() as u32;
+            let new = id32(self.frames.len());
             let id = *self.known_frames.entry(frame).or_insert_with_key(|frame| {
                 self.frames.push(frame.clone());
                 new
             });
             stack.push(id);
         }
-        let new = self.stacks.len() as u32;
+        let new = id32(self.stacks.len());
         StackId(*self.known_stacks.entry(stack).or_insert_with_key(|stack| {
             self.stacks.push(stack.clone());
             new

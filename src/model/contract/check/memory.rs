@@ -9,7 +9,7 @@ use super::{Refusals, blocks};
 use crate::contract::plan::{JobPlan, Place};
 use crate::device::Link;
 use crate::job::Graph;
-use crate::units::{Bytes, TensorId};
+use crate::units::{Bytes, TensorId, saturated};
 
 /// Checks the slots in the pinned pool, and adds the waits that shared bytes cause. Returns the
 /// ranges of the slots.
@@ -79,7 +79,7 @@ fn share(job: &JobPlan, program: &mut Program, refusals: &mut Refusals) {
                 refusals.add(Refusal::SlotsOverlap {
                     first: one,
                     second: two,
-                    offset: start.max(offset) as u64,
+                    offset: saturated(start.max(offset)),
                 });
                 continue;
             }
@@ -207,7 +207,11 @@ fn hand_over(
                 Owner { end: offset + spot.size, place, holder: Ok(head) },
             ) {
                 let (first, second) = (program.place(earlier.place), program.place(place));
-                refusals.add(Refusal::Overlap { first, second, offset: start.max(offset) as u64 });
+                refusals.add(Refusal::Overlap {
+                    first,
+                    second,
+                    offset: saturated(start.max(offset)),
+                });
             }
         }
     }
@@ -221,7 +225,7 @@ fn hand_over(
         for (start, earlier) in
             take(&mut owners, offset, Owner { end: offset + spot.size, place, holder })
         {
-            let at = start.max(offset) as u64;
+            let at = saturated(start.max(offset));
             let ends: Vec<usize> = match earlier.holder {
                 Err(step) => vec![step],
                 Ok(residency) if program.residencies[residency].stays => {

@@ -5,7 +5,7 @@ use super::refusal::Refusal;
 use super::{Proved, Refusals};
 use crate::contract::plan::Figures;
 use crate::job::Graph;
-use crate::units::{Bytes, Nanos};
+use crate::units::{Bytes, Nanos, saturated};
 
 /// Checks that no byte of the arena or the pinned pool belongs to two jobs.
 pub(super) fn apart(graphs: &[Graph], jobs: &[Proved], refusals: &mut Refusals) {
@@ -36,7 +36,7 @@ pub(super) fn apart(graphs: &[Graph], jobs: &[Proved], refusals: &mut Refusals) 
                 first: name(pair[0].2),
                 second: name(pair[1].2),
                 memory,
-                offset: pair[1].0 as u64,
+                offset: saturated(pair[1].0),
             });
         }
     }

@@ -6,6 +6,7 @@
 //! [`super::order`] shows that a stretch can end without a later stretch having begun. So the
 //! holder lets go of the window whatever time anything takes, and the line of jobs moves on.
 
+use crate::units::saturated;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Refusals;
@@ -56,7 +57,7 @@ pub(super) fn read(
         inside.window = Some((low, high));
     }
     if high > budget {
-        refusals.add(Refusal::WindowBeyondBudget { end: high, budget: budget as u64 });
+        refusals.add(Refusal::WindowBeyondBudget { end: high, budget: saturated(budget) });
     }
     // For each part of the iteration between two hand-overs: the tasks that begin a residency in
     // the window, and the tasks at whose end these residencies end.

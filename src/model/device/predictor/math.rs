@@ -39,7 +39,7 @@ pub fn exp(x: f64) -> f64 {
     for n in (1..18).rev() {
         sum = sum * rest / f64::from(n) + 1.0;
     }
-    // Between -1010 and 1010, so the sum is a valid exponent.
+    #[expect(clippy::cast_possible_truncation, reason = "between -1010 and 1010")]
     let exponent = 1023 + halvings as i64;
     sum * f64::from_bits(u64::try_from(exponent).unwrap_or(1023) << 52)
 }

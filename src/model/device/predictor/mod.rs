@@ -189,8 +189,9 @@ impl Model {
             logarithm.clamp(self.answer.low - 2.0 * BEYOND, self.answer.high + 2.0 * BEYOND),
         )
         .round();
-        // Casts of floats to integers saturate.
-        Some(Nanos((time as u64).clamp(1, LONGEST.0)))
+        #[expect(clippy::cast_possible_truncation, reason = "a float saturates")]
+        let time = time as u64;
+        Some(Nanos(time.clamp(1, LONGEST.0)))
     }
 
     fn check(&self) -> Result<(), String> {

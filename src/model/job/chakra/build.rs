@@ -9,7 +9,7 @@ use super::select::{Declared, writes};
 use super::storage::Life;
 use super::value::{Value, View};
 use crate::job::{Arg, Operand, Operator, Phase, Replay, Role, Tensor};
-use crate::units::{Bytes, OpId, TensorId};
+use crate::units::{Bytes, OpId, TensorId, id32};
 
 /// A graph under construction, and facts that the trace adds to it.
 #[derive(Debug, Default)]
@@ -69,7 +69,7 @@ pub(super) fn build(
 ) -> Built {
     let mut made_by: HashMap<usize, Vec<u32>> = HashMap::new();
     for (id, life) in lives.iter().enumerate().filter(|(_, l)| !l.host) {
-        made_by.entry(life.maker.unwrap_or(usize::MAX)).or_default().push(id as u32);
+        made_by.entry(life.maker.unwrap_or(usize::MAX)).or_default().push(id32(id));
     }
     let mut builder = Builder {
         trace,

@@ -4,6 +4,7 @@
 //! Annotations are the `neap.*` names and the marks that PyTorch leaves (`Optimizer.step#…`,
 //! `Optimizer.zero_grad#…`, `autograd::engine::evaluate_function: …`).
 
+use crate::units::id32;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::parse::Trace;
@@ -99,10 +100,10 @@ pub(super) fn find(trace: &Trace) -> Names {
             names.saved.extend(numbers.map(|v| ((node.sequence, v.storage), scalar)));
         }
         if text.starts_with("neap.module:") {
-            context.module = Some(at as u32);
+            context.module = Some(id32(at));
         }
         if text.starts_with("neap.input:") {
-            context.input = Some(at as u32);
+            context.input = Some(id32(at));
         }
         if context.backward && node.sequence >= 0 {
             context.sequence = node.sequence;

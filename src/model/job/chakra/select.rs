@@ -6,6 +6,7 @@
 //! dropped with all that it contains. Calls are classified by their effect, never by name:
 //! `aten::to` may do nothing or copy.
 
+use crate::units::id32;
 use std::collections::HashSet;
 
 use super::names::Names;
@@ -145,7 +146,7 @@ fn effects(trace: &Trace, lives: &[Life], declared: &Declared) -> Vec<Effect> {
         for at in trace.around(maker) {
             let node = &trace.nodes[at];
             let escapes = life.last_read.is_some_and(|read| read > node.end);
-            let declared = declared.has(at, id as u32);
+            let declared = declared.has(at, id32(id));
             effects[at].makes |= escapes || declared;
             effects[at].undeclared |= escapes && !declared;
             if !escapes && !declared {

@@ -6,6 +6,7 @@
 //! reads the storage, it need not have existed before the maker. A storage that is read before any
 //! call outputs it is older than the trace and has no maker.
 
+use crate::units::id32;
 use std::collections::{HashMap, HashSet};
 
 use super::parse::Trace;
@@ -40,7 +41,7 @@ pub(super) fn lives(trace: &mut Trace) -> Vec<Life> {
     let mut ending = vec![NONE; count];
     let mut below = vec![NONE; count];
     for (at, below) in below.iter_mut().enumerate() {
-        *below = std::mem::replace(&mut ending[trace.nodes[at].end], at as u32);
+        *below = std::mem::replace(&mut ending[trace.nodes[at].end], id32(at));
     }
     for (at, &innermost) in ending.iter().enumerate() {
         start(trace, at, &mut all, &mut current);
@@ -70,7 +71,7 @@ fn start(trace: &mut Trace, at: usize, all: &mut Vec<Life>, current: &mut HashMa
                maker: Option<usize>,
                all: &mut Vec<Life>,
                current: &mut HashMap<u64, u32>| {
-        let id = all.len() as u32;
+        let id = id32(all.len());
         let (host, bytes, dtype, shape) = (view.host, view.end, view.dtype, view.shape.clone());
         all.push(Life { maker, host, bytes, dtype, shape, last_read: None, last_seen: at });
         current.insert(view.storage, id);

@@ -25,7 +25,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use super::optimizer::{Group, Optimizer, Rule};
 use super::{Arg, Graph, Operand, Operator, Phase, Replay, Role, Tensor};
-use crate::units::TensorId;
+use crate::units::{TensorId, id32};
 use place::Outside;
 
 /// What the importer knows about the optimizer beyond the graph.
@@ -265,7 +265,7 @@ fn updates(
             args,
             hidden: written,
             replay: Replay::Never,
-            group: (groups.all.len() > 1).then_some(group as u32),
+            group: (groups.all.len() > 1).then_some(id32(group)),
             ..Operator::default()
         };
         updates.push((at, operator));

@@ -1,6 +1,7 @@
 //! Segments that grow page by page (`expandable_segments`).
 
 use super::*;
+use neap_model::units::id32;
 
 impl<R: Rules> Core<R> {
     /// Makes a block of at least `size` bytes from free and newly mapped memory, at the lowest
@@ -59,7 +60,7 @@ impl<R: Rules> Core<R> {
             prev: NONE,
             next: NONE,
             list,
-            growing: (self.growing.len() - 1) as u32,
+            growing: id32(self.growing.len() - 1),
             state: State::Unmapped,
         });
         self.lists[list as usize].unmapped.insert(base, block);

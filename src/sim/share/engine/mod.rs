@@ -26,7 +26,7 @@ use super::mechanism::{Mechanism, Room, Settings};
 use super::memory::Need;
 use super::policy::{Facts, Policy, Style};
 use super::result::{JobResult, Outcome, Span, Verdict};
-use crate::units::{Bytes, Nanos};
+use crate::units::{Bytes, Nanos, id32};
 
 /// How many waiting jobs are tried when room is free, in the policy's order.
 const LOOK: usize = 64;
@@ -383,7 +383,7 @@ impl<'a> Engine<'a> {
         while let Some(job) = self.jobs.get(self.next)
             && job.submit.0 <= self.now
         {
-            let id = self.next as u32;
+            let id = id32(self.next);
             self.next += 1;
             let early = if !self.room.ever(job.need()) {
                 Some(Verdict::NeverFits)
