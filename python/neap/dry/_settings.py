@@ -54,6 +54,10 @@ def settings() -> Settings:
 
 def distributed_environment() -> None:
     """What launchers tell a rank, for scripts that ask before a process group exists."""
+    if os.environ.get("NEAP_DRY_LATE") != "1":
+        # Without it a thread of PyTorch's looks every 100 ms which collectives have finished, and
+        # the next collective frees their tensors: the memory depends on the host's speed.
+        os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
     ranks = os.environ.get("NEAP_DRY_RANKS", "")
     if not ranks.isdigit() or int(ranks) < 1:
         return
