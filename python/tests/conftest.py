@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 try:
-    import torch  # noqa: F401
+    import torch
 except ImportError:
     # `test_package.py` says so; the others can't even be read.
-    needing = ("record", "dry", "fit", "again", "jobs", "loops")
+    needing = ("record", "dry", "fit", "again", "jobs", "loops", "rough", "trainers")
     collect_ignore = [f"test_{name}.py" for name in needing]
 
 ROOT = Path(__file__).parents[2]
@@ -26,3 +28,25 @@ def neap() -> str:
         if found and os.access(found, os.X_OK):
             return str(found)
     pytest.skip("there is no neap executable; build it, or set NEAP")
+
+
+@pytest.fixture(scope="session")
+def slow(neap: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A device whose link is so slow that nearly nothing is worth a copy."""
+    shown = subprocess.run([neap, "device", "show", "host", "--json"], capture_output=True)
+    form = json.loads(shown.stdout)
+    form["name"] = "slow"
+    form["link"] = {**dict.fromkeys(form["link"], 20_000_000), "overhead_ns": 200_000}
+    path = tmp_path_factory.mktemp("device") / "slow.device.json"
+    path.write_text(json.dumps(form))
+    return str(path)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch, neap: str) -> None:
+    """Tests' tensors are small, and all of them may be moved."""
+    from neap.torch import _world
+
+    monkeypatch.setattr(_world, "SMALLEST", 1)
+    monkeypatch.setenv("NEAP", neap)
+    torch.set_num_threads(1)

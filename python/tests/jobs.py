@@ -73,26 +73,48 @@ class Transformer(nn.Module):
         return self.head(x)
 
 
-def classify(model: nn.Module, optimizer: Any, size: int = 8, batch: int = 4) -> Job:
+class LowRank(nn.Module):
+    """A frozen linear layer with a trained product of two small matrices beside it (LoRA)."""
+
+    def __init__(self, inner: nn.Linear) -> None:
+        super().__init__()
+        self.inner = inner.requires_grad_(False)
+        self.a = nn.Parameter(torch.randn(inner.in_features, 2) / 4)
+        self.b = nn.Parameter(torch.zeros(2, inner.out_features))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) + x @ self.a @ self.b
+
+
+def trained(model: nn.Module, optimizer: Any, loss_of: Callable[[], torch.Tensor]) -> Job:
+    """A job whose iteration is the usual one."""
+
     def iteration() -> torch.Tensor:
-        images, labels = torch.randn(batch, 3, size, size), torch.arange(batch) % 4
         optimizer.zero_grad()
-        loss = functional.cross_entropy(model(images), labels)
+        loss = loss_of()
         loss.backward()
         optimizer.step()
         return loss.detach()
 
     return Job(model, optimizer, iteration)
+
+
+def squared(model: nn.Module, optimizer: Any, *shape: int) -> Job:
+    """A job whose loss is the mean square of what the model makes of random numbers."""
+    return trained(model, optimizer, lambda: model(torch.randn(shape)).square().mean())
+
+
+def classify(model: nn.Module, optimizer: Any, size: int = 8, batch: int = 4) -> Job:
+    def loss_of() -> torch.Tensor:
+        images, labels = torch.randn(batch, 3, size, size), torch.arange(batch) % 4
+        return functional.cross_entropy(model(images), labels)
+
+    return trained(model, optimizer, loss_of)
 
 
 def language(model: nn.Module, optimizer: Any, batch: int = 2, length: int = 8) -> Job:
-    def iteration() -> torch.Tensor:
+    def loss_of() -> torch.Tensor:
         tokens = torch.randint(0, 32, (batch, length))
-        optimizer.zero_grad()
-        logits = model(tokens)
-        loss = functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
 
-    return Job(model, optimizer, iteration)
+    return trained(model, optimizer, loss_of)

@@ -5,10 +5,8 @@ behind.
 from __future__ import annotations
 
 import copy
-import json
 import pickle
 import random
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,31 +14,11 @@ import neap.torch
 import pytest
 import torch
 from fitted import everything, same
-from jobs import Block, Job, Transformer, classify, language
-from neap.torch import _world
+from jobs import Block, Job, Transformer, classify, language, squared
 from torch import nn
 
+pytestmark = pytest.mark.usefixtures("small")
 ITERATIONS = 7
-
-
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch, neap: str) -> None:
-    monkeypatch.setattr(_world, "SMALLEST", 1)
-    monkeypatch.setenv("NEAP", neap)
-    torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="module")
-def slow(neap: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A device whose link is so slow that nearly nothing is worth a copy."""
-    shown = subprocess.run([neap, "device", "show", "host", "--json"], capture_output=True)
-    form = json.loads(shown.stdout)
-    form["name"] = "slow"
-    rates = dict.fromkeys(form["link"], 20_000_000)
-    form["link"] = {**rates, "overhead_ns": 200_000}
-    path = tmp_path_factory.mktemp("device") / "slow.device.json"
-    path.write_text(json.dumps(form))
-    return str(path)
 
 
 def run(make: Any, device: str | None, budget: str = "70%", iterations: int = ITERATIONS) -> Any:
@@ -95,14 +73,7 @@ def pythons_own_randomness() -> Job:
     model = nn.Sequential(*[Droppable() for _ in range(6)])
     optimizer = torch.optim.Adam(model.parameters())
 
-    def iteration() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = model(torch.randn(8, 8, 16)).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Job(model, optimizer, iteration)
+    return squared(model, optimizer, 8, 8, 16)
 
 
 def arguments_by_name_and_in_tuples() -> Job:
@@ -132,14 +103,7 @@ def arguments_by_name_and_in_tuples() -> Job:
     model = Model()
     optimizer = torch.optim.Adam(model.parameters())
 
-    def iteration() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = model(torch.randn(64, 16)).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Job(model, optimizer, iteration)
+    return squared(model, optimizer, 64, 16)
 
 
 JOBS = [
@@ -192,14 +156,7 @@ def counting(how: str) -> Job:
             layer.block.mlp.register_forward_hook(lambda m, a, o, layer=layer: layer.seen.append(1))
     optimizer = torch.optim.Adam(model.parameters())
 
-    def iteration() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = model(torch.randn(8, 8, 16)).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Job(model, optimizer, iteration)
+    return squared(model, optimizer, 8, 8, 16)
 
 
 @pytest.mark.parametrize("how", ["attribute", "list", "buffer", "argument", "hook"])

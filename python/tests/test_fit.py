@@ -14,10 +14,10 @@ import neap.torch
 import pytest
 import torch
 from fitted import everything, same
-from jobs import Job, Transformer, classify, cnn, language
-from neap.torch import _world
+from jobs import Job, LowRank, Transformer, classify, cnn, language, squared
 from torch import nn
 
+pytestmark = pytest.mark.usefixtures("small")
 ITERATIONS = 7
 Make = Callable[[], Job]
 
@@ -72,14 +72,7 @@ def lstm() -> Job:
     model = Tagger()
     optimizer = torch.optim.Adagrad(model.parameters())
 
-    def iteration() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = model(torch.randn(4, 12, 8)).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Job(model, optimizer, iteration)
+    return squared(model, optimizer, 4, 12, 8)
 
 
 def unet() -> Job:
@@ -128,19 +121,9 @@ def changing_scalar_and_average() -> Job:
 
 
 def low_rank() -> Job:
-    class Lora(nn.Module):
-        def __init__(self, inner: nn.Linear) -> None:
-            super().__init__()
-            self.inner = inner.requires_grad_(False)
-            self.a = nn.Parameter(torch.randn(inner.in_features, 2) / 4)
-            self.b = nn.Parameter(torch.zeros(2, inner.out_features))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.inner(x) + x @ self.a @ self.b
-
     model = Transformer(tied=False)
     for block in model.blocks:
-        block.mlp[0] = Lora(block.mlp[0])
+        block.mlp[0] = LowRank(block.mlp[0])
     trained = [p for n, p in model.named_parameters() if n.endswith((".a", ".b"))]
     return language(model, torch.optim.Adadelta(trained), batch=4)
 
@@ -156,14 +139,6 @@ JOBS: list[Make] = [
     changing_scalar_and_average,
     low_rank,
 ]
-
-
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch, neap: str) -> None:
-    """Tests' tensors are small, and all of them may be moved."""
-    monkeypatch.setattr(_world, "SMALLEST", 1)
-    monkeypatch.setenv("NEAP", neap)
-    torch.set_num_threads(1)
 
 
 def run(make: Make, budget: str | None, iterations: int = ITERATIONS) -> tuple[Any, ...]:

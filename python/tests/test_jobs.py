@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
-import subprocess
 from collections.abc import Callable
-from pathlib import Path
 
 import neap.torch
 import numpy as np
 import pytest
 import torch
 from fitted import everything, same
-from jobs import Block, Job, Transformer, classify, language
-from neap.torch import _world
+from jobs import Block, Job, LowRank, Transformer, classify, language, squared, trained
 from torch import nn
 from torch.nn import functional
 
+pytestmark = pytest.mark.usefixtures("small")
 ITERATIONS = 6
 JOBS: list[Callable[[], Job]] = []
 
@@ -26,19 +23,6 @@ JOBS: list[Callable[[], Job]] = []
 def job(make: Callable[[], Job]) -> Callable[[], Job]:
     JOBS.append(make)
     return make
-
-
-def trained(
-    model: nn.Module, optimizer: torch.optim.Optimizer, loss_of: Callable[[], torch.Tensor]
-) -> Job:
-    def iteration() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = loss_of()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return Job(model, optimizer, iteration)
 
 
 class Residual(nn.Module):
@@ -170,11 +154,7 @@ def recurrent_two_layers() -> Job:
             return self.head(self.gru(self.lstm(x)[0])[0])
 
     model = Tagger()
-    return trained(
-        model,
-        torch.optim.Adagrad(model.parameters()),
-        lambda: model(torch.randn(12, 4, 8)).square().mean(),
-    )
+    return squared(model, torch.optim.Adagrad(model.parameters()), 12, 4, 8)
 
 
 @job
@@ -203,19 +183,9 @@ def u_net_with_transposed_convolutions() -> Job:
 
 @job
 def low_rank_adapters() -> Job:
-    class Lora(nn.Module):
-        def __init__(self, inner: nn.Linear) -> None:
-            super().__init__()
-            self.inner = inner.requires_grad_(False)
-            self.a = nn.Parameter(torch.randn(inner.in_features, 2) / 4)
-            self.b = nn.Parameter(torch.zeros(2, inner.out_features))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.inner(x) + x @ self.a @ self.b
-
     model = Transformer(depth=3, tied=False).requires_grad_(False)
     for block in model.blocks:
-        block.mlp[0], block.mlp[2] = Lora(block.mlp[0]), Lora(block.mlp[2])
+        block.mlp[0], block.mlp[2] = LowRank(block.mlp[0]), LowRank(block.mlp[2])
     parts = [p for p in model.parameters() if p.requires_grad]
     return language(model, torch.optim.AdamW(parts), batch=4)
 
@@ -360,11 +330,7 @@ def kernel_outside_the_dispatcher() -> Job:
             return torch.tanh(Cube.apply(self.norm(self.linear(x)))) + x
 
     model = nn.Sequential(*[Cubic() for _ in range(4)])
-    return trained(
-        model,
-        torch.optim.Adamax(model.parameters()),
-        lambda: model(torch.randn(32, 32)).square().mean(),
-    )
+    return squared(model, torch.optim.Adamax(model.parameters()), 32, 32)
 
 
 @job
@@ -378,11 +344,7 @@ def waves_in_one_dimension() -> Job:
         for n in range(4)
     ]
     model = nn.Sequential(nn.Conv1d(1, 8, 1), *layers, nn.Conv1d(8, 1, 1))
-    return trained(
-        model,
-        torch.optim.Adadelta(model.parameters()),
-        lambda: model(torch.randn(4, 1, 64)).square().mean(),
-    )
+    return squared(model, torch.optim.Adadelta(model.parameters()), 4, 1, 64)
 
 
 @job
@@ -400,11 +362,7 @@ def experts_with_all_tokens() -> Job:
             return x + sum(share[..., n, None] * e(x) for n, e in enumerate(self.experts))
 
     model = nn.Sequential(*[Experts() for _ in range(3)])
-    return trained(
-        model,
-        torch.optim.AdamW(model.parameters()),
-        lambda: model(torch.randn(16, 16)).square().mean(),
-    )
+    return squared(model, torch.optim.AdamW(model.parameters()), 16, 16)
 
 
 @job
@@ -428,23 +386,10 @@ def frozen_half_and_cumulative_norms() -> Job:
     return classify(model, torch.optim.Adam(parts), size=16)
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch, neap: str) -> None:
-    monkeypatch.setattr(_world, "SMALLEST", 1)
-    monkeypatch.setenv("NEAP", neap)
-    torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="module")
-def devices(neap: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """For each budget a device: one by which copies are quick, one by which running again is."""
-    shown = subprocess.run([neap, "device", "show", "host", "--json"], capture_output=True)
-    form = json.loads(shown.stdout)
-    form["name"] = "slow"
-    form["link"] = {**dict.fromkeys(form["link"], 20_000_000), "overhead_ns": 200_000}
-    path: Path = tmp_path_factory.mktemp("device") / "slow.device.json"
-    path.write_text(json.dumps(form))
-    return {"70%": str(path), "50%": "host"}
+@pytest.fixture
+def devices(slow: str) -> dict[str, str]:
+    """For each budget a device: one by which running again is quick, one by which copies are."""
+    return {"70%": slow, "50%": "host"}
 
 
 @pytest.mark.parametrize("make", JOBS, ids=lambda make: make.__name__)

@@ -18,16 +18,11 @@ import pytest
 import torch
 from fitted import everything, same
 from jobs import Block, Job, Transformer
-from neap.torch import _script, _world
+from neap.torch import _script
 from torch import nn
 from torch.nn import functional
 
-
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch, neap: str) -> None:
-    monkeypatch.setattr(_world, "SMALLEST", 1)
-    monkeypatch.setenv("NEAP", neap)
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("small")
 
 
 def held() -> int:
@@ -260,7 +255,6 @@ import os, sys, torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 import neap.torch
-from neap.torch import _world
 
 _world.SMALLEST = 1
 torch.set_num_threads(1)

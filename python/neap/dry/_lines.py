@@ -13,6 +13,11 @@ _PACKAGES = tuple(
 )
 _LIBRARY = os.path.join(sysconfig.get_paths()["stdlib"], "")
 _HERE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+_MOVES = tuple(
+    os.path.join(_HERE, "torch", f"_{name}.py")
+    for name in ("runtime", "states", "recompute", "enforce")
+)
+"""The parts of neap.torch that copy tensors to the host and back."""
 _kinds: dict[str, int] = {}
 
 Line = tuple[str, int]
@@ -33,6 +38,17 @@ def _kind(file: str) -> int:
             found = 2 if f"{os.sep}site-packages{os.sep}torch{os.sep}" in path else 1
         _kinds[file] = found
     return found
+
+
+def moves_memory(depth: int = 1) -> bool:
+    """Whether neap.torch copies or looks, in place of the script: the innermost frame but for
+    neap.dry's own.
+    """
+    frame: FrameType | None = sys._getframe(depth)
+    dry = os.path.join(_HERE, "dry", "")
+    while frame is not None and frame.f_code.co_filename.startswith(dry):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename in _MOVES
 
 
 def user_line(depth: int = 1) -> Line | None:

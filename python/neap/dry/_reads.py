@@ -6,7 +6,7 @@ from typing import Any
 
 from neap.dry._guard import guarded
 from neap.dry._library import Library
-from neap.dry._lines import Line, user_line
+from neap.dry._lines import Line, moves_memory, user_line
 
 _KINDS = {1: "computed", 2: "copied"}
 
@@ -30,6 +30,8 @@ class Reads:
             self._library = None
 
     def _read(self, kind: int, address: int, size: int) -> None:
+        if moves_memory(1):
+            return  # What neap.torch copies away and back is no result that the script reads.
         key = user_line(1), _KINDS.get(kind, "computed")
         found = self.counts.setdefault(key, [0, 0])
         found[0] += 1

@@ -13,6 +13,7 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from neap.torch import _graph
+from neap.torch._compact import compact
 from neap.torch._enforce import Enforcement
 from neap.torch._lift import Lift
 from neap.torch._planning import PlanError, Planner
@@ -308,6 +309,7 @@ class Fit:
         self.runtime.recompute.compare = self.enforcement.computes()
         self.runtime.follow(schedule)
         self._move_states(schedule)
+        compact(self.watch, self._optimizers)
         self.enforcement.restart()
         self._times = []
         self._began = time.perf_counter()
@@ -382,7 +384,7 @@ def fit(
         _optimizers(optimizer),
         budget,
         device,
-        _say(verbose),
+        say_on_stderr(verbose),
         _ATTEMPTS,
         recompute,
         enforce,
@@ -411,7 +413,7 @@ def apply(
         _optimizers(optimizer),
         max(schedule.budget_bytes, 1),
         "",
-        _say(verbose),
+        say_on_stderr(verbose),
         enforce=enforce,
         schedule=schedule,
     )
@@ -425,7 +427,9 @@ def _optimizers(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
     return [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
 
 
-def _say(verbose: bool) -> Callable[[str], None]:
+def say_on_stderr(verbose: bool) -> Callable[[str], None]:
+    """What prints a line on stderr if ``verbose``, and nothing otherwise."""
+
     def say(text: str) -> None:
         if verbose:
             print(text, file=sys.stderr, flush=True)

@@ -28,7 +28,7 @@ class Holder:
 
     Attributes:
         base: the storage on the device, while it is there.
-        host: its bytes in the slab, from the copy on.
+        host: its bytes in the pinned pool, from the copy on.
         left, came: events after the copies to the host and back.
         number: the activation's, in the schedule.
     """
@@ -109,7 +109,6 @@ class Runtime:
         self._by_storage: dict[int, tuple[StorageWeakRef, weakref.ref[Holder]]] = {}
         self._done: set[tuple[str, int]] = set()
         self._waiting: dict[int, list[str]] = {}
-        self._slab: torch.Tensor | None = None
         self._slots: list[torch.Tensor] = []
         self._guests: list[Any] = []
         self._gone: list[StorageWeakRef] = []
@@ -125,17 +124,16 @@ class Runtime:
             RuntimeError: if there is not enough pinned memory.
         """
         self.schedule = schedule
-        self._slots, self._slab = [], None
+        self._slots = []
         if self.device == "cuda" and self._out is None:
             self._out, self._in = torch.cuda.Stream(), torch.cuda.Stream()
         if schedule is not None and schedule.sizes:
             total = sum(blocks(size) for size in schedule.sizes)
-            slab = torch.empty(total, dtype=torch.uint8, pin_memory=self.device == "cuda")
+            pool = torch.empty(total, dtype=torch.uint8, pin_memory=self.device == "cuda")
             start = 0
             for size in schedule.sizes:
-                self._slots.append(slab[start : start + size])
+                self._slots.append(pool[start : start + size])
                 start += blocks(size)
-            self._slab = slab
         self._guests = [None] * len(self._slots)
         self.recompute.follow(schedule)
         self.begin()

@@ -44,8 +44,14 @@ _KEYS = {
 
 def divisible(optimizer: Optimizer) -> bool:
     """Whether this optimizer's step may run in pieces."""
-    step = getattr(type(optimizer).step, "__wrapped__", None)
-    return type(optimizer) in DIVISIBLE and callable(step) and "step" not in vars(optimizer)
+    plain = type(optimizer).step
+    own = vars(optimizer).get("step")
+    # A learning rate scheduler of PyTorch's puts a function there that calls the class's own.
+    if own is not None and not (
+        getattr(own, "_wrapped_by_lr_sched", False) and getattr(own, "__wrapped__", None) is plain
+    ):
+        return False
+    return type(optimizer) in DIVISIBLE and callable(getattr(plain, "__wrapped__", None))
 
 
 class States:
@@ -61,31 +67,41 @@ class States:
         """For each parameter the host tensors of its states."""
         self._here: list[torch.Tensor] = []
         self._groups: list[list[torch.Tensor]] | None = None
-        self._handle: Any = None
-        self._after: Any = None
-        self._wanted: list[torch.Tensor] = []
+        self._handles: list[Any] = []
 
     def start(self, parameters: list[torch.Tensor]) -> None:
         """From now on steps run in pieces, and these parameters' states live on the host
         between.
         """
-        self._wanted = parameters
         for parameter in parameters:
             self._put_away(parameter)
-        self._handle = self.optimizer.register_step_pre_hook(self._before)
-        self.watch.after_step.insert(0, self._finish)
+        self._handles = [
+            self.optimizer.register_step_pre_hook(self._before),
+            self.optimizer.register_step_post_hook(self._finish),
+        ]
+        self.watch.at_step.append(self._make_room)
 
     def stop(self) -> None:
         """Brings everything back for good."""
-        if self._handle is None:
+        if not self._handles:
             return
-        self._handle.remove()
-        self._handle = None
-        self.watch.after_step.remove(self._finish)
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self.watch.at_step.remove(self._make_room)
         self._restore_groups()
         for parameter in list(self._away):
             self._bring(parameter)
         self._away.clear()
+
+    def _make_room(self, optimizer: Optimizer) -> None:
+        """Around the step but for ours come the hooks of the script's own."""
+        if optimizer is self.optimizer:
+            before, after = self._handles
+            first: Any = optimizer._optimizer_step_pre_hooks
+            last: Any = optimizer._optimizer_step_post_hooks
+            first.move_to_end(before.id)
+            last.move_to_end(after.id, last=False)
 
     def _states(self, parameter: torch.Tensor) -> dict[str, Any]:
         states: dict[str, Any] = self.optimizer.state.get(parameter, {})
@@ -136,33 +152,42 @@ class States:
 
     # -- a step
 
-    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        self._restore_groups()  # A step that raised an exception has no end.
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        whole = [list(group["params"]) for group in optimizer.param_groups]
-        if closure is not None or any(not isinstance(p, list) for p in whole):
-            # The closure computes the loss anew and may ask for anything: everything is there.
+        whole = [group["params"] for group in optimizer.param_groups]
+        if any(not isinstance(p, list) for p in whole):
             for parameter in list(self._away):
                 self._bring(parameter)
             self._here = list(self._away)
-            return
-        pieces = self._divide(whole)
-        self._groups = whole
+            return None
+        if closure is not None:
+            # These classes call it once, before they look at a gradient.
+            with torch.enable_grad():
+                loss = closure()
+            args, kwargs = args[:1], {**kwargs, "closure": lambda: loss}
         step = type(optimizer).step.__wrapped__  # type: ignore[attr-defined]
+        self._groups = [list(parameters) for parameters in whole]
+        pieces = self._divide(self._groups)
         try:
-            for number, piece in enumerate(pieces):
+            for piece in pieces:
                 wanted = {id(p) for p in piece}
-                for group, parameters in zip(optimizer.param_groups, whole):
+                for group, parameters in zip(optimizer.param_groups, self._groups):
                     group["params"] = [p for p in parameters if id(p) in wanted]
                 for parameter in piece:
                     self._bring(parameter)
                 self._here = piece
                 self.pieces += 1
-                if number < len(pieces) - 1:  # The last is the step that PyTorch runs itself.
-                    step(optimizer)
-                    self._send_back()
+                step(optimizer)
+                self._send_back()
         except BaseException:
+            self._send_back()
             self._restore_groups()
             raise
+        # The step that PyTorch runs itself finds nothing left to update.
+        for group in optimizer.param_groups:
+            group["params"] = []
+        return args, kwargs
 
     def _divide(self, whole: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
         pieces: list[list[torch.Tensor]] = [[]]
@@ -186,9 +211,7 @@ class States:
                 self._put_away(parameter)
         self._here = []
 
-    def _finish(self, optimizer: Optimizer) -> None:
-        if optimizer is not self.optimizer:
-            return
+    def _finish(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._restore_groups()
         self._send_back()
 

@@ -30,12 +30,15 @@ class Watch:
     """Follows a script by global hooks between :meth:`install` and :meth:`remove`.
 
     Attributes:
-        before_step, after_step: called with the optimizer around each of its steps.
+        at_step: called with the optimizer when a step is entered, ahead of all its own hooks.
+        before_step, after_step: called with the optimizer around each of its steps; where the step
+            calls a closure for the loss, after the first such call.
         enter_module, leave_module: called with the module and its path.
         roots: the modules that were called from outside any other module, by name.
     """
 
     def __init__(self) -> None:
+        self.at_step: list[StepCallback] = []
         self.before_step: list[StepCallback] = []
         self.after_step: list[StepCallback] = []
         self.enter_module: list[Callable[[torch.nn.Module, str], None]] = []
@@ -154,6 +157,8 @@ class Watch:
         if torch.compiler.is_compiling():
             return
         stack = self._stack()
+        if not stack and torch.is_grad_enabled():
+            self.stepping = None  # A step that raised an exception has no end.
         path = self._paths.get(module)
         if path is None:
             if stack:  # Made on the fly, inside a known one.
@@ -178,12 +183,41 @@ class Watch:
             if found is module:
                 break
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         if not any(known() is optimizer for known in self.optimizers):
             self.optimizers.append(weakref.ref(optimizer))
+        for call in list(self.at_step):
+            call(optimizer)
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None or not callable(closure):
+            self._begin_step(optimizer)
+            return None
+        # Forward and backward run inside the step, which begins where they end.
+        outside = self._outside(optimizer, closure)
+        if len(args) > 1:
+            return (args[0], outside, *args[2:]), kwargs
+        return args, {**kwargs, "closure": outside}
+
+    def _begin_step(self, optimizer: Optimizer) -> None:
         for call in list(self.before_step):
             call(optimizer)
         self.stepping = optimizer
+
+    def _outside(self, optimizer: Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
+        begun = False
+
+        def outside() -> Any:
+            nonlocal begun
+            self.stepping = None
+            found = closure()
+            if begun:
+                self.stepping = optimizer
+            else:
+                begun = True
+                self._begin_step(optimizer)
+            return found
+
+        return outside
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self.stepping = None

@@ -56,11 +56,12 @@ def _begin():
 
 
 def _users_own():
-    """Runs the sitecustomize that would have run without this one."""
+    """Runs the sitecustomize that would have run without this one: the next on the path."""
     from importlib.machinery import PathFinder
 
     here = os.path.dirname(os.path.abspath(__file__))
-    spec = PathFinder.find_spec("sitecustomize", [p for p in sys.path if os.path.abspath(p or ".") != here])
+    paths = [os.path.abspath(p or ".") for p in sys.path]
+    spec = PathFinder.find_spec("sitecustomize", sys.path[paths.index(here) + 1 :])
     if spec is not None and spec.loader is not None:
         import importlib.util
 

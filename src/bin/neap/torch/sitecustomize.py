@@ -18,10 +18,10 @@ class _AfterTorch:
     def find_spec(cls, name, path=None, target=None):
         if name != "torch":
             return None
-        from importlib.util import find_spec
-
+        after = sys.meta_path[sys.meta_path.index(cls) + 1 :]
         sys.meta_path.remove(cls)
-        spec = find_spec(name)
+        found = (finder.find_spec(name, path, target) for finder in after if hasattr(finder, "find_spec"))
+        spec = next((one for one in found if one is not None), None)
         if spec is not None and spec.loader is not None:
             plain = spec.loader.exec_module
 
@@ -34,14 +34,13 @@ class _AfterTorch:
 
 
 def _users_own():
-    """Runs the sitecustomize that would have run without this one."""
+    """Runs the sitecustomize that would have run without this one: the next on the path."""
     from importlib.machinery import PathFinder
 
     here = os.path.dirname(os.path.abspath(__file__))
-    paths = [p for p in sys.path if os.path.abspath(p or ".") != here]
-    spec = PathFinder.find_spec("sitecustomize", paths)
-    # Under the dry device its own comes first, and calls this one.
-    if spec is not None and spec.loader is not None and "NEAP_DRY_DIR" not in os.environ:
+    paths = [os.path.abspath(p or ".") for p in sys.path]
+    spec = PathFinder.find_spec("sitecustomize", sys.path[paths.index(here) + 1 :])
+    if spec is not None and spec.loader is not None:
         import importlib.util
 
         module = importlib.util.module_from_spec(spec)
@@ -49,9 +48,10 @@ def _users_own():
         spec.loader.exec_module(module)
 
 
+_users_own()
 if "NEAP_TORCH_DIR" in os.environ:
+    # After the dry device's own, if there is one: its device comes first, then what acts on it.
     if "torch" in sys.modules:
         _begin()
     else:
         sys.meta_path.insert(0, _AfterTorch)
-_users_own()
