@@ -14,6 +14,7 @@ use neap_sim as sim;
 
 pub mod backend;
 pub mod controller;
+pub mod drift;
 pub mod executor;
 pub mod measure;
 pub mod profile;

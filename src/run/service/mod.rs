@@ -3,10 +3,13 @@
 //! The service runs plans in lanes under a policy; [`crate::sim::share`] simulates the same
 //! decisions. Each job has its own thread and streams, and a part of the shared arena ([`split`],
 //! [`memory`]). [`scheduler`] decides which job runs next. Jobs may come and go during the run, and
-//! are then planned again together. A job computes the same numbers as when it runs alone, because
+//! are then planned again together, and also when measured latencies drift ([`feedback`]). A job
+//! computes the same numbers as when it runs alone, because
 //! other jobs affect only its timing.
 
+pub mod feedback;
 pub mod memory;
+mod planning;
 pub mod record;
 pub mod scheduler;
 pub mod split;
@@ -20,7 +23,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
 
-pub use record::{JobReport, Moment, Report, Stretch, Verdict};
+pub use feedback::Request as Asked;
+pub use record::{JobReport, Moment, Planning, Report, Stretch, Verdict};
 pub use worker::Work;
 
 use super::start::Shared;
@@ -32,6 +36,8 @@ use crate::sim::program::Program;
 use crate::sim::share::lanes::JobId;
 use crate::sim::share::policy::Policy;
 use crate::units::{BLOCK, Bytes, Nanos, id32};
+use feedback::Feedback;
+use planning::Made;
 use record::Records;
 use scheduler::{Coming, Needs, Order, Scheduler};
 use split::Split;
@@ -72,12 +78,14 @@ pub enum Notice<'a> {
     Ended(&'a str, &'a Verdict),
     /// There is no job of this name.
     Unknown(&'a str),
-    /// The number of new plans after planning all jobs again, or why there are none.
-    Planned(Result<usize, String>),
+    /// All jobs were planned again.
+    Planned(&'a Planning),
 }
 
-/// Plans all jobs again within an arena: a checked plan for each, or why there is none.
-pub type Planner<'a> = dyn Fn(&[&Work], Bytes) -> Result<Vec<JobPlan>, String> + Sync + 'a;
+/// Plans all jobs again for a device and within an arena: a checked plan for each, or why there is
+/// none.
+pub type Planner<'a> =
+    dyn Fn(&[Asked<'_>], &Profile, Bytes) -> Result<Vec<JobPlan>, String> + Sync + 'a;
 
 /// The settings of the service.
 #[derive(Clone, Copy)]
@@ -94,8 +102,11 @@ pub struct Options<'a> {
     pub settings: &'a Settings,
     /// The device's profile.
     pub device: &'a Profile,
-    /// Plans all jobs again whenever a job comes or ends, if given.
+    /// Plans all jobs again whenever a job comes, ends or drifts, if given.
     pub planner: Option<&'a Planner<'a>>,
+    /// By how much the sum of a job's operators or of the link's copies must change for that, in
+    /// thousandths.
+    pub threshold_per_mille: u64,
 }
 
 /// Why the service did not start, or stopped.
@@ -128,7 +139,7 @@ pub enum ServiceError {
 enum Message {
     Progress(JobId, Progress),
     Request(Request),
-    Planned(u64, Result<Vec<JobPlan>, String>),
+    Planned(u64, Box<Made>),
 }
 
 /// The messages to the service, from its jobs and from other threads.
@@ -232,8 +243,11 @@ pub fn serve(
             seats: Vec::new(),
             started: Instant::now(),
             records: Records::default(),
+            feedback: Feedback::new(options.device, options.threshold_per_mille),
             planning: None,
+            why: Vec::new(),
             asked: 0,
+            planned_for: 0,
         };
         for (tenant, coming) in seated {
             service.seat(tenant, coming)?;
@@ -254,10 +268,14 @@ struct Service<'scope, 'env> {
     seats: Vec<Seat>,
     started: Instant,
     records: Records,
-    /// The planning that runs in the background: its number and the jobs that it plans.
-    planning: Option<(u64, Vec<JobId>)>,
-    /// How many times the set of jobs has changed.
+    feedback: Feedback,
+    /// The planning that runs in the background: its number, the jobs that it plans, and why.
+    planning: Option<(u64, Vec<JobId>, Vec<String>)>,
+    /// Why jobs are planned next.
+    why: Vec<String>,
+    /// How many times the set of jobs has changed, now and when the plans in use were made.
     asked: u64,
+    planned_for: u64,
 }
 
 impl<'env> Service<'_, 'env> {
@@ -276,7 +294,8 @@ impl<'env> Service<'_, 'env> {
         let (arena, shared, messages) =
             (self.options.arena, self.shared, self.mailbox.sender.clone());
         let work = Arc::new(tenant.work);
-        self.records.came(&tenant.name, tenant.submit, &coming);
+        self.records.came((&tenant.name, &work), tenant.submit, &coming);
+        self.feedback.came(&work.plan);
         let plans = vec![work.plan.clone()];
         let mine = Arc::clone(&work);
         self.scope.spawn(move || {
@@ -357,7 +376,8 @@ impl<'env> Service<'_, 'env> {
             seat.stage = Stage::There;
             if self.scheduler.submit(job, &seat.coming, now) {
                 self.records.submitted(job, now);
-                self.changed();
+                let why = format!("`{}` came", seat.name);
+                self.changed(why);
             } else {
                 let needs = seat.coming.needs;
                 let all = format!(
@@ -375,10 +395,12 @@ impl<'env> Service<'_, 'env> {
             // The job was refused, and its thread is still ending.
             Message::Progress(id, _) if self.seats[id as usize].stage == Stage::Gone => {}
             Message::Progress(id, Progress::Ready) => self.seats[id as usize].stage = Stage::Early,
-            Message::Progress(id, Progress::Ran(took)) => {
+            Message::Progress(id, Progress::Ran(measured)) => {
+                let took = measured.iteration;
                 self.scheduler.ran(id, took);
                 self.records.ran(id, took, now);
                 notice(Notice::Iteration);
+                self.learn(id, &measured);
             }
             Message::Progress(id, Progress::Left) => {
                 self.scheduler.left(id);
@@ -413,7 +435,7 @@ impl<'env> Service<'_, 'env> {
                     None => notice(Notice::Unknown(&name)),
                 }
             }
-            Message::Planned(number, plans) => self.planned(number, plans, notice),
+            Message::Planned(number, made) => self.planned(number, *made, notice),
         }
     }
 
@@ -424,8 +446,9 @@ impl<'env> Service<'_, 'env> {
         (seat.stage, seat.commands) = (Stage::Gone, channel().0);
         self.scheduler.ended(id);
         notice(Notice::Ended(&seat.name, &verdict));
+        let why = format!("`{}` ended", seat.name);
         self.records.ended(id, verdict, now);
-        self.changed();
+        self.changed(why);
     }
 
     /// Asks the scheduler for decisions, and sends its orders to the jobs.
@@ -437,6 +460,9 @@ impl<'env> Service<'_, 'env> {
                     let seat = &mut self.seats[id as usize];
                     let newer = (seat.follows != plan).then(|| Box::new(seat.plans[plan].clone()));
                     seat.follows = plan;
+                    if self.options.planner.is_some() {
+                        self.feedback.follow(id as usize, &seat.work, &seat.plans[plan]);
+                    }
                     if let Some(waited) = self.records.entered(id, now) {
                         notice(Notice::Admitted(&seat.name, waited));
                     }
@@ -464,65 +490,6 @@ impl<'env> Service<'_, 'env> {
                 self.records.waits(id32(id), why);
             }
         }
-    }
-
-    /// The set of jobs has changed: plans all of them again in the background, if there is a
-    /// planner.
-    fn changed(&mut self) {
-        self.asked += 1;
-        self.plan();
-    }
-
-    fn plan(&mut self) {
-        let Some(planner) = self.options.planner.filter(|_| self.planning.is_none()) else {
-            return;
-        };
-        let jobs: Vec<JobId> = (0..)
-            .zip(&self.seats)
-            .filter(|(_, s)| s.stage == Stage::There)
-            .map(|(id, _)| id)
-            .collect();
-        if jobs.is_empty() {
-            return;
-        }
-        let works: Vec<Arc<Work>> =
-            jobs.iter().map(|id| Arc::clone(&self.seats[*id as usize].work)).collect();
-        let (number, arena, sender) = (self.asked, self.options.arena, self.mailbox.sender.clone());
-        self.planning = Some((number, jobs));
-        self.scope.spawn(move || {
-            let plans = planner(&works.iter().map(|w| &**w).collect::<Vec<_>>(), arena);
-            let _ = sender.send(Message::Planned(number, plans));
-        });
-    }
-
-    fn planned(
-        &mut self,
-        number: u64,
-        plans: Result<Vec<JobPlan>, String>,
-        notice: &mut dyn FnMut(Notice<'_>),
-    ) {
-        let Some((_, jobs)) = self.planning.take() else { return };
-        if number != self.asked {
-            // The set of jobs has changed meanwhile.
-            return self.plan();
-        }
-        let mut changed = 0;
-        let plans = plans.and_then(|plans| {
-            for (id, plan) in jobs.into_iter().zip(plans) {
-                let seat = &mut self.seats[id as usize];
-                if seat.plans.last() == Some(&plan) {
-                    continue;
-                }
-                let needs = coming(&seat.work, &plan, seat.plans.len())
-                    .map_err(|e| format!("`{}`: {e}", seat.name))?
-                    .needs;
-                seat.plans.push(plan);
-                self.scheduler.replanned(id, needs);
-                changed += 1;
-            }
-            Ok(changed)
-        });
-        notice(Notice::Planned(plans));
     }
 }
 

@@ -1,10 +1,13 @@
 //! Records what happens to the jobs.
 
+use std::sync::Arc;
+
 use crate::Outcome;
 use crate::sim::share::lanes::JobId;
 use crate::units::{Bytes, Nanos};
 
 use super::scheduler::Coming;
+use super::worker::Work;
 
 /// How a job ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -70,6 +73,8 @@ pub struct JobReport {
     pub persistent: Bytes,
     /// Bytes that its iterations need, by its first plan.
     pub ephemeral: Bytes,
+    /// The job, unless it was refused at once.
+    pub work: Option<Arc<Work>>,
     /// The results of its run. A job that ended early has no checksum.
     pub outcome: Outcome,
     /// Whether its first admission was reported.
@@ -77,14 +82,35 @@ pub struct JobReport {
 }
 
 /// An event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Moment {
     /// The instant.
     pub at: Nanos,
     /// The job, by position in the report.
     pub job: usize,
-    /// `submit`, `enter`, `go`, `ran`, `leave` or `end`.
+    /// `submit`, `enter`, `go`, `ran`, `leave`, `plan` or `end`.
     pub what: &'static str,
+    /// Of `plan`: why all jobs were planned again.
+    pub why: String,
+}
+
+/// One time that all jobs were planned again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Planning {
+    /// When the new plans were ready.
+    pub at: Nanos,
+    /// Which jobs came, ended or drifted.
+    pub why: String,
+    /// The jobs whose plan is new, by position in the report.
+    pub jobs: Vec<usize>,
+    /// Why there are no new plans.
+    pub kept_because: Option<String>,
+    /// Predicted time of one iteration of each job by itself, added up, under the old plans.
+    pub predicted_before: Option<Nanos>,
+    /// The same under the new plans.
+    pub predicted_after: Option<Nanos>,
+    /// How long planning took, in the background.
+    pub took: Nanos,
 }
 
 /// A span of time with the same jobs.
@@ -115,6 +141,8 @@ pub struct Report {
     pub moments: Vec<Moment>,
     /// The spans with the same jobs, in order.
     pub stretches: Vec<Stretch>,
+    /// The times that all jobs were planned again, in order.
+    pub plannings: Vec<Planning>,
 }
 
 /// The report while it is being made.
@@ -135,14 +163,15 @@ impl Records {
     }
 
     fn note(&mut self, at: Nanos, job: usize, what: &'static str) {
-        self.report.moments.push(Moment { at, job, what });
+        self.report.moments.push(Moment { at, job, what, why: String::new() });
     }
 
     /// A job gets its number; jobs are numbered in this order.
-    pub fn came(&mut self, name: &str, submitted: Nanos, coming: &Coming) {
+    pub fn came(&mut self, tenant: (&str, &Arc<Work>), submitted: Nanos, coming: &Coming) {
         self.places.push(self.report.jobs.len());
         self.report.jobs.push(JobReport {
-            name: name.to_owned(),
+            name: tenant.0.to_owned(),
+            work: Some(Arc::clone(tenant.1)),
             submitted,
             persistent: coming.needs.persistent,
             ephemeral: coming.needs.ephemeral,
@@ -212,6 +241,17 @@ impl Records {
             report.service += took;
             self.note(now, place, "ran");
         }
+    }
+
+    /// All jobs were planned again, and these have new plans.
+    pub fn planned(&mut self, mut planning: Planning, jobs: &[JobId]) -> &Planning {
+        planning.jobs = jobs.iter().filter_map(|job| Some(self.of(*job)?.0)).collect();
+        for &job in &planning.jobs {
+            let why = planning.why.clone();
+            self.report.moments.push(Moment { at: planning.at, job, what: "plan", why });
+        }
+        self.report.plannings.push(planning);
+        &self.report.plannings[self.report.plannings.len() - 1]
     }
 
     /// A job has left the device.

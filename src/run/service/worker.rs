@@ -13,7 +13,7 @@ use crate::plan::Method;
 use crate::session::{End, Job, Next, Pilot};
 use crate::sim::program::Program;
 use crate::start::Shared;
-use crate::units::{Bytes, Nanos};
+use crate::units::Bytes;
 use crate::{Outcome, RunError, Settings};
 
 /// A command to a worker.
@@ -34,8 +34,8 @@ pub enum Command {
 pub enum Progress {
     /// The job is ready to run.
     Ready,
-    /// It has run an iteration.
-    Ran(Nanos),
+    /// It has run an iteration: its measurements.
+    Ran(Box<Measured>),
     /// It has left the device.
     Left,
     /// It has ended: its outcome, and whether all iterations ran.
@@ -132,6 +132,6 @@ impl Pilot for Commanded<'_> {
     }
 
     fn ended(&mut self, _: u32, measured: &Measured) {
-        (self.report)(Progress::Ran(measured.iteration));
+        (self.report)(Progress::Ran(Box::new(measured.clone())));
     }
 }

@@ -6,10 +6,13 @@ mod service;
 
 use std::path::{Path, PathBuf};
 
-use neap::run::{Rate, Settings};
-use neap::units::Nanos;
+use neap::device::Profile;
+use neap::device::latency::{Row, Table as LatencyTable};
+use neap::job::Graph;
+use neap::run::{Outcome, Rate, Settings};
+use neap::units::{Nanos, OpId};
 
-use crate::output::Answer;
+use crate::output::{self, Answer};
 use crate::settings::{DeviceFlags, TargetFlags, values};
 use crate::signals;
 
@@ -58,8 +61,8 @@ pub struct Flags {
     #[arg(long, value_name = "FILE.json", conflicts_with = "replan")]
     timeline: Option<PathBuf>,
     /// Plan again in the background when measured latencies drift, and use the new plan from the
-    /// next iteration on. With several jobs, plan all of them together again whenever a job comes
-    /// or ends.
+    /// next iteration on. With several jobs, plan all of them together again whenever one drifts,
+    /// comes or ends.
     #[arg(long)]
     replan: bool,
     /// By which share the summed latency of operators, or of one direction's copies, must change
@@ -130,6 +133,24 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         },
         _ => service::main(flags, settings, as_json),
     }
+}
+
+/// Writes the measured time of each operator of the jobs that ran.
+fn latencies(
+    path: &Path,
+    ran: &[(&Graph, &Profile, &Outcome)],
+    settings: &Settings,
+) -> anyhow::Result<()> {
+    let mut rows = Vec::new();
+    for (graph, device, outcome) in ran {
+        for (index, (o, t)) in graph.operators.iter().zip(&outcome.operator_ns).enumerate() {
+            let row = Row::of(o, settings.target.key(&device.name), median(t));
+            rows.push(row.beside(o, device).by(outcome.libraries.get(&OpId::of(index))));
+        }
+    }
+    LatencyTable::write(path, &rows)?;
+    output::written(path);
+    Ok(())
 }
 
 /// The median of measured times. The first iteration warms up and is left out, unless it is the

@@ -6,18 +6,17 @@ use std::path::Path;
 use anyhow::bail;
 use neap::contract::{JobPlan, Plan};
 use neap::device::Profile;
-use neap::device::latency::{Row, Table as LatencyTable};
 use neap::job::Graph;
 use neap::plan::Method;
 use neap::report::table::{Side, Table};
-use neap::run::controller::THRESHOLD;
+use neap::run::drift::THRESHOLD;
 use neap::run::{Change, Outcome, Replan, RunError, Settings};
 use neap::sim::engine;
 use neap::sim::program::Program;
-use neap::units::{Bytes, Nanos, OpId};
+use neap::units::{Bytes, Nanos};
 use serde::Serialize;
 
-use super::{Flags, median};
+use super::{Flags, latencies, median};
 use crate::output::{self, Answer, Ending, note};
 use crate::settings::{self, Outputs, Site, Subject};
 use crate::{making, progress, timeline};
@@ -84,7 +83,8 @@ pub fn main(
     let mut ending = Ending::default();
     ending.then(|| output::report(&Report::of(&ran, flags.replan), as_json));
     if let Some(path) = &flags.latencies_out {
-        ending.then(|| latencies(path, &ran, &settings));
+        let ran = (&ran.graph, &ran.device, &ran.outcome);
+        ending.then(|| latencies(path, &[ran], &settings));
     }
     if let (Some(path), Some(last)) = (&flags.timeline, &ran.outcome.last) {
         ending.then(|| {
@@ -147,19 +147,6 @@ impl Flags {
         }
         Ok(())
     }
-}
-
-/// Writes each operator's measured time.
-fn latencies(path: &Path, ran: &Ran, settings: &Settings) -> anyhow::Result<()> {
-    let (outcome, device) = (&ran.outcome, &ran.device);
-    let row = |(index, (o, t)): (_, (_, &Vec<Nanos>))| {
-        let chosen = outcome.libraries.get(&OpId::of(index));
-        Row::of(o, settings.target.key(&device.name), median(t)).beside(o, device).by(chosen)
-    };
-    let rows = ran.graph.operators.iter().zip(&outcome.operator_ns).enumerate().map(row);
-    LatencyTable::write(path, &rows.collect::<Vec<Row>>())?;
-    output::written(path);
-    Ok(())
 }
 
 /// Runs a plan that a newer plan may replace: by the same planner, within the same budget.

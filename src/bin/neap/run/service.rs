@@ -14,13 +14,16 @@ use neap::device::Profile;
 use neap::plan::global::{self, Job, Jobs};
 use neap::report::table::{Side, Table};
 use neap::run::Settings;
-use neap::run::service::{self, Mailbox, Notice, Options, Request, Tenant, Verdict, Work};
+use neap::run::drift::THRESHOLD;
+use neap::run::service::{
+    self, Asked, Mailbox, Notice, Options, Planning, Request, Tenant, Verdict,
+};
 use neap::sim::share::policy;
 use neap::units::{Bytes, Nanos};
 use serde::Serialize;
 
 use super::requests::{Asking, Names, Reader, Refused, apart, end_at};
-use super::{Flags, median};
+use super::{Flags, latencies, median};
 use crate::output::{self, Answer, Ending, note};
 use crate::progress;
 use crate::settings::Outputs;
@@ -69,15 +72,12 @@ impl Several {
 
 impl Flags {
     /// Returns an error for flags that are for one job.
-    fn only_several(&self, settings: &Settings) -> anyhow::Result<()> {
+    fn only_several(&self) -> anyhow::Result<()> {
         for (given, flag) in [
             (self.weights.is_some(), "--weights"),
             (self.save.is_some(), "--save"),
-            (self.latencies_out.is_some(), "--latencies-out"),
             (self.timeline.is_some(), "--timeline"),
             (!self.graph.is_empty(), "--graph"),
-            (self.replan_threshold.is_some(), "--replan-threshold"),
-            (settings.throttle_later.iter().any(|t| t.0 > 0), "--throttle-link with @N"),
         ] {
             if given {
                 bail!("{flag}: is for one job; leave it out, or run the job by itself");
@@ -88,11 +88,13 @@ impl Flags {
 }
 
 pub fn main(flags: &Flags, mut settings: Settings, as_json: bool) -> anyhow::Result<Answer> {
-    flags.only_several(&settings)?;
+    flags.only_several()?;
     let files: Vec<&Path> = flags.subjects.iter().map(PathBuf::as_path).collect();
     let outputs = Outputs::new(&flags.device.inputs(&files), &flags.outputs())?;
-    if let Some((_, throttle)) = settings.throttle_later.pop() {
-        settings.throttle_per_mille = throttle;
+    // From the first iteration on, it is the rate with which the link begins.
+    if let Some(at) = settings.throttle_later.iter().rposition(|(from, _)| *from == 0) {
+        settings.throttle_per_mille = settings.throttle_later[at].1;
+        settings.throttle_later.drain(..=at);
     }
     let Some(tenants) = tenants(flags, &settings)? else { return Ok(Answer::No) };
     outputs.apart_from_what_was_read()?;
@@ -117,6 +119,7 @@ pub fn main(flags: &Flags, mut settings: Settings, as_json: bool) -> anyhow::Res
         settings: &settings,
         device: &device,
         planner: if flags.replan { Some(&together) } else { None },
+        threshold_per_mille: flags.replan_threshold.unwrap_or(THRESHOLD),
     };
     let mut mailbox = Mailbox::default();
     let names: Names = Arc::new(Mutex::new(tenants.iter().map(|t| t.name.clone()).collect()));
@@ -154,6 +157,11 @@ pub fn main(flags: &Flags, mut settings: Settings, as_json: bool) -> anyhow::Res
     };
     let mut ending = Ending::default();
     ending.then(|| output::report(&Report::of(name, &report), as_json));
+    if let Some(path) = &flags.latencies_out {
+        let ran = report.jobs.iter().filter_map(|j| Some((j.work.as_ref()?, &j.outcome)));
+        let ran: Vec<_> = ran.map(|(work, o)| (&work.graph, &work.profile, o)).collect();
+        ending.then(|| latencies(path, &ran, &settings));
+    }
     if let Some(path) = &asked.log {
         ending.then(|| log(path, &report));
     }
@@ -177,11 +185,27 @@ fn say(bar: &ProgressBar, notice: &Notice<'_>) {
             None => format!("`{job}` {}", verdict.word()),
         },
         Notice::Unknown(job) => format!("there is no job `{job}`"),
-        Notice::Planned(Ok(0)) => "planned anew together: nothing changes".to_owned(),
-        Notice::Planned(Ok(jobs)) => format!("planned anew together: {jobs} of the plans are new"),
-        Notice::Planned(Err(why)) => format!("the plans stay: {why}"),
+        Notice::Planned(planning) => planned(planning),
     };
     bar.suspend(|| note(&said));
+}
+
+/// What planning all jobs again has changed, and why it was done.
+fn planned(planning: &Planning) -> String {
+    let why = &planning.why;
+    if let Some(problem) = &planning.kept_because {
+        return format!("{why}: the plans stay: {problem}");
+    }
+    let times = match (planning.predicted_before, planning.predicted_after) {
+        (Some(before), Some(after)) => {
+            format!("; an iteration of each is predicted to take {after} instead of {before}")
+        }
+        _ => String::new(),
+    };
+    match planning.jobs.len() {
+        0 => format!("{why}: planned anew together: nothing changes"),
+        new => format!("{why}: planned anew together: {new} of the plans are new{times}"),
+    }
 }
 
 /// The jobs that are submitted at the start; `None` if the checker refused one.
@@ -245,22 +269,21 @@ fn arena(flags: &Several, tenants: &[Tenant], device: &Profile) -> anyhow::Resul
 }
 
 /// Plans all jobs together within the arena.
-fn together(works: &[&Work], arena: Bytes) -> Result<Vec<JobPlan>, String> {
-    let Some(device) = works.first().map(|w| &w.profile) else { return Ok(Vec::new()) };
-    let mut jobs = Vec::with_capacity(works.len());
-    for work in works {
+fn together(asked: &[Asked<'_>], device: &Profile, arena: Bytes) -> Result<Vec<JobPlan>, String> {
+    let mut jobs = Vec::with_capacity(asked.len());
+    for Asked { work, latencies } in asked {
         jobs.push(Job {
             graph: &work.graph,
             file: (String::new(), neap::job::json::sha256(&work.graph)),
-            latencies: &work.plan.latencies,
+            latencies,
             method: work.method.clone(),
             priority: work.priority,
         });
     }
-    let asked = Jobs { jobs, device, budget: arena, recorded_options: BTreeMap::new() };
-    let planned = global::make(&asked).map_err(|e| e.to_string())?;
-    let mut plans = Vec::with_capacity(works.len());
-    for (part, work) in planned.parts.into_iter().zip(works) {
+    let all = Jobs { jobs, device, budget: arena, recorded_options: BTreeMap::new() };
+    let planned = global::make(&all).map_err(|e| e.to_string())?;
+    let mut plans = Vec::with_capacity(asked.len());
+    for (part, Asked { work, .. }) in planned.parts.into_iter().zip(asked) {
         check::check(&part.plan, std::slice::from_ref(&work.graph)).map_err(|r| {
             format!(
                 "a new plan is refused: {}",
@@ -276,10 +299,10 @@ fn together(works: &[&Work], arena: Bytes) -> Result<Vec<JobPlan>, String> {
 fn log(path: &Path, report: &service::Report) -> anyhow::Result<()> {
     neap::files::write(path, |out| {
         let mut rows = csv::Writer::from_writer(out);
-        rows.write_record(["time_ns", "job", "what"])?;
+        rows.write_record(["time_ns", "job", "what", "why"])?;
         for moment in &report.moments {
             let name = report.jobs.get(moment.job).map_or("", |j| &j.name);
-            rows.write_record([&moment.at.0.to_string(), name, moment.what])?;
+            rows.write_record([&moment.at.0.to_string(), name, moment.what, &moment.why])?;
         }
         rows.flush()
     })?;
@@ -297,6 +320,7 @@ struct Report<'a> {
     makespan_ns: Nanos,
     jobs: Vec<JobReport<'a>>,
     stretches: Vec<StretchReport<'a>>,
+    plannings: Vec<PlanningReport<'a>>,
 }
 
 /// Figures of one job.
@@ -329,6 +353,19 @@ struct StretchReport<'a> {
     from_ns: Nanos,
     to_ns: Nanos,
     service_ns: BTreeMap<&'a str, Nanos>,
+}
+
+/// One time that all jobs were planned again.
+#[derive(Serialize)]
+struct PlanningReport<'a> {
+    at_ns: Nanos,
+    why: &'a str,
+    /// The jobs whose plan is new.
+    new_plans: Vec<&'a str>,
+    kept_because: Option<&'a str>,
+    predicted_before_ns: Option<Nanos>,
+    predicted_after_ns: Option<Nanos>,
+    planning_ns: Nanos,
 }
 
 impl<'a> JobReport<'a> {
@@ -367,6 +404,15 @@ impl<'a> Report<'a> {
                 .filter_map(|(job, time)| Some((&*report.jobs.get(*job)?.name, *time)))
                 .collect(),
         };
+        let planning = |p: &'a Planning| PlanningReport {
+            at_ns: p.at,
+            why: &p.why,
+            new_plans: p.jobs.iter().map(|job| &*report.jobs[*job].name).collect(),
+            kept_because: p.kept_because.as_deref(),
+            predicted_before_ns: p.predicted_before,
+            predicted_after_ns: p.predicted_after,
+            planning_ns: p.took,
+        };
         Self {
             policy,
             arena_bytes: report.arena,
@@ -375,6 +421,7 @@ impl<'a> Report<'a> {
             makespan_ns: report.makespan,
             jobs: report.jobs.iter().map(JobReport::of).collect(),
             stretches: report.stretches.iter().map(stretch).collect(),
+            plannings: report.plannings.iter().map(planning).collect(),
         }
     }
 }
