@@ -251,6 +251,11 @@ fn one_of_two_pretended_ranks_takes_what_one_of_two_real_ranks_does() {
     assert_eq!(both.status.code(), Some(0), "{}", stderr(&both));
     let (alone, both) = (report(&alone), report(&both));
     assert_eq!(both["processes"].as_array().map(Vec::len), Some(2));
+    let certainty = alone["certainty"].as_str().expect("a word");
+    let late = alone["processes"][0]["late_bucket_bytes"].as_u64().expect("a number");
+    assert_eq!(certainty.contains("more while DDP replaces its first buckets"), late > 0);
+    // Four layers of 256 × 256 and a bias; PyTorch before 2.8 frees buckets at once.
+    assert!([0, 4 * (256 * 256 + 256) * 4].contains(&late), "{late}");
     for key in ["peak_allocated_bytes", "peak_reserved_bytes"] {
         assert_eq!(alone[key], both[key], "{key}");
         for rank in both["processes"].as_array().into_iter().flatten() {

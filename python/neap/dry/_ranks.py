@@ -49,6 +49,37 @@ def pretend(ranks: int) -> None:
     when_imported("torch.nn.parallel.distributed", _buckets)
 
 
+_second_buckets = 0
+
+
+def watch_buckets() -> None:
+    """Notes the size of the buckets that DDP makes anew in its second iteration."""
+    if tuple(int(n) for n in torch.__version__.split(".")[:2]) < (2, 8):
+        return
+
+    def patch(module: ModuleType) -> None:
+        parallel = module.DistributedDataParallel
+        initialise = parallel.__init__
+
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+            global _second_buckets
+            initialise(self, *args, **kwargs)
+            _second_buckets += sum(
+                p.numel() * p.element_size() for p in self.parameters() if p.requires_grad
+            )
+
+        parallel.__init__ = __init__
+
+    when_imported("torch.nn.parallel.distributed", patch)
+
+
+def late_bucket_bytes() -> int:
+    """What PyTorch 2.8 and later may take beyond the answer, in bytes: DDP's first buckets, when
+    its NCCL watchdog has not yet seen that their reduction is done as DDP makes new ones.
+    """
+    return _second_buckets
+
+
 def _buckets(module: ModuleType) -> None:
     """Lets DDP take its own buckets for reduced ones: the fake group's reductions return none."""
     parallel = module.DistributedDataParallel

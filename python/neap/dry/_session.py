@@ -75,6 +75,7 @@ class Session:
             self.scratch.start()
         if self.asked.ranks is not None:
             _ranks.pretend(self.asked.ranks)
+        _ranks.watch_buckets()
         self._watch_the_end()
 
     def _device_used(self) -> None:
@@ -184,6 +185,7 @@ class Session:
             "devices": [],
             "reads": self.reads.rows(),
             "data_dependent": _data_dependent.rows(),
+            "late_bucket_bytes": _ranks.late_bucket_bytes(),
             "redirected_writes": self.scratch.redirected,
             "recorded": self.recorded,
         }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use neap::units::Bytes;
 use serde::{Deserialize, Serialize};
 
 /// What the Python side says of one process. Bytes everywhere.
@@ -25,6 +26,8 @@ pub struct Process {
     pub categories_at_phase: Vec<PhaseCategories>,
     pub reads: Vec<Read>,
     pub data_dependent: Vec<DataDependent>,
+    /// DDP's first buckets, which PyTorch 2.8 and later may free later than here.
+    pub late_bucket_bytes: Bytes,
     pub redirected_writes: Vec<String>,
     pub recorded: Option<Recorded>,
     /// The memory snapshot that it wrote.

@@ -19,6 +19,8 @@ pub struct Certainty {
     reads: bool,
     /// cuDNN's workspaces are not known, and were taken as nothing.
     without_workspaces: bool,
+    /// DDP's first buckets, which a GPU may free later.
+    late: Bytes,
 }
 
 impl Certainty {
@@ -40,6 +42,7 @@ impl Certainty {
             word,
             reads: process.reads.iter().any(|r| r.kind == "computed"),
             without_workspaces: unknown_workspaces(flags, &log) > 0,
+            late: process.late_bucket_bytes,
         }
     }
 }
@@ -49,6 +52,9 @@ impl fmt::Display for Certainty {
         f.write_str(self.word)?;
         if self.without_workspaces {
             f.write_str(", cuDNN's workspaces aside")?;
+        }
+        if self.late > Bytes::ZERO {
+            write!(f, ", but up to {} more while DDP replaces its first buckets", self.late)?;
         }
         if self.reads {
             f.write_str(", if no line listed above decides what runs")?;

@@ -352,7 +352,8 @@ fn object(run: &Run<'_>, outcome: Outcome, least: Option<Bytes>, verdicts: &[Ver
             json!({
                 "pid": p.pid, "rank": p.rank, "torch": p.torch, "ended_by": p.ended_by, "exception": p.exception,
                 "steps": p.steps, "devices": p.devices, "phases": p.phases, "peak": p.peak, "reads": p.reads,
-                "data_dependent": p.data_dependent, "redirected_writes": p.redirected_writes, "recorded": p.recorded,
+                "data_dependent": p.data_dependent, "late_bucket_bytes": p.late_bucket_bytes,
+                "redirected_writes": p.redirected_writes, "recorded": p.recorded,
                 "problems": p.problems, "allocator": p.allocator, "history": p.history,
                 "estimated": found.log(p).estimated, "did_nothing": notes::did_nothing(&found.log(p)),
             })
