@@ -90,18 +90,66 @@ struct Item {
     of: (TensorId, usize),
 }
 
+/// The copies of one direction, in the order in which they run.
 struct Queue {
     direction: Direction,
     items: Vec<Item>,
+    /// The item that runs or starts next.
     next: usize,
     running: bool,
+    /// Work that is left of the running item.
     left: u128,
+    /// For each slot, how many items must have ended before it begins.
+    ended: Vec<usize>,
 }
 
-/// Simulates the decisions in `residencies`.
-#[must_use]
-pub fn run(residencies: &Residencies<'_>, latencies: &[Latency], link: &Link) -> Clock {
-    let n = latencies.len();
+impl Queue {
+    /// Sorts the items. `slot` says which slot waits for an item.
+    fn new(
+        direction: Direction,
+        mut items: Vec<Item>,
+        slots: usize,
+        slot: impl Fn(&Item) -> usize,
+    ) -> Self {
+        items.sort_unstable_by_key(|i| i.rank);
+        let mut ended = vec![0usize; slots];
+        for (position, item) in items.iter().enumerate() {
+            let slot = slot(item).min(slots - 1);
+            ended[slot] = ended[slot].max(position + 1);
+        }
+        Self { direction, items, next: 0, running: false, left: 0, ended }
+    }
+
+    /// Starts the next item.
+    fn start(&mut self, link: &Link) {
+        self.running = true;
+        self.left = work(link, self.direction, self.items[self.next].bytes).max(1);
+    }
+
+    /// When the running item ends, if nothing else changes.
+    fn end(&self, now: u64, link: &Link, both: bool) -> Option<u64> {
+        self.running.then(|| {
+            let left = wait(self.left, rate(link, self.direction, both));
+            now.saturating_add(u64::try_from(left).unwrap_or(u64::MAX / 2))
+        })
+    }
+
+    /// Lets some nanoseconds pass.
+    fn pass(&mut self, passed: u128, link: &Link, both: bool) {
+        if !self.running {
+            return;
+        }
+        let done = passed * u128::from(rate(link, self.direction, both));
+        self.left = self.left.saturating_sub(done);
+        if self.left == 0 {
+            self.running = false;
+            self.next += 1;
+        }
+    }
+}
+
+/// Copies out and back, in this order.
+fn queues(residencies: &Residencies<'_>, slots: usize) -> [Queue; 2] {
     let (mut outs, mut backs) = (Vec::new(), Vec::new());
     for (tensor, gap, decision) in residencies.decisions() {
         let Gap::Swap(w) = decision else { continue };
@@ -115,114 +163,146 @@ pub fn run(residencies: &Residencies<'_>, latencies: &[Latency], link: &Link) ->
         let rank = (w.back_from / 2, w.starts.1, tensor.0);
         backs.push(Item { rank, bound: b, bytes, of });
     }
-    outs.sort_unstable_by_key(|i| i.rank);
-    backs.sort_unstable_by_key(|i| i.rank);
-    // For each slot, how many copies of each queue must have ended before it.
-    let slots = 2 * n + 2;
-    let (mut gone, mut here) = (vec![0usize; slots], vec![0usize; slots]);
-    for (position, item) in outs.iter().enumerate() {
-        let slot = (item.bound as usize + 1).min(slots - 1);
-        gone[slot] = gone[slot].max(position + 1);
-    }
+    let mut out = Queue::new(Direction::D2h, outs, slots, |item| item.bound as usize + 1);
+    // What had to leave before a slot had to leave before all later ones.
     for slot in 1..slots {
-        gone[slot] = gone[slot].max(gone[slot - 1]);
+        out.ended[slot] = out.ended[slot].max(out.ended[slot - 1]);
     }
-    for (position, item) in backs.iter().enumerate() {
-        let slot = item.bound as usize;
-        here[slot] = here[slot].max(position + 1);
+    [out, Queue::new(Direction::H2d, backs, slots, |item| item.bound as usize)]
+}
+
+/// A simulation under way.
+struct Simulation<'a> {
+    latencies: &'a [Latency],
+    link: &'a Link,
+    out: Queue,
+    back: Queue,
+    /// What each place computes again, in nanoseconds.
+    remade: Vec<u64>,
+    clock: Clock,
+    now: u64,
+    /// The slot that runs or begins next.
+    slot: usize,
+    /// When the slot before it ended.
+    ready_at: u64,
+    busy_until: Option<u64>,
+}
+
+impl Simulation<'_> {
+    /// Starts the next operator or recompute, unless it has to wait for a copy.
+    fn start_step(&mut self) {
+        while self.busy_until.is_none() && self.slot < 2 * self.latencies.len() {
+            let (slot, operator) = (self.slot, self.slot / 2);
+            let recompute = slot.is_multiple_of(2);
+            if recompute && self.remade[operator] == 0 {
+                self.slot += 1;
+                continue;
+            }
+            let (out, back) = (&self.out, &self.back);
+            if out.next < out.ended[slot] || back.next < back.ended[slot] {
+                break;
+            }
+            if self.now > self.ready_at {
+                // The step waited for the copy that has just ended.
+                let comes = back.ended[slot] > 0 && back.next == back.ended[slot];
+                let queue = if comes { back } else { out };
+                if let Some(item) = queue.next.checked_sub(1).map(|i| &queue.items[i]) {
+                    self.clock.late.push((item.of.0, item.of.1, self.now - self.ready_at));
+                }
+            }
+            let time = if recompute {
+                self.remade[operator]
+            } else {
+                self.clock.start.push(self.now);
+                self.latencies[operator].time.0.max(1)
+            };
+            self.busy_until = Some(self.now + time);
+        }
     }
+
+    /// Starts the next copy of each direction, where its place has come and its bytes are free.
+    fn start_copies(&mut self) {
+        let places = id32(self.clock.end.len());
+        let startable = |queue: &Queue, out: Option<&Queue>| {
+            !queue.running
+                && queue.items.get(queue.next).is_some_and(|item| {
+                    let place = item.rank.0;
+                    place <= places && out.is_none_or(|o| o.next >= o.ended[2 * place as usize])
+                })
+        };
+        // A copy back takes bytes, so it waits for what leaves before its place.
+        if startable(&self.back, Some(&self.out)) {
+            self.back.start(self.link);
+        }
+        if startable(&self.out, None) {
+            self.out.start(self.link);
+        }
+    }
+
+    /// Goes on to the next end of a step or copy; false where nothing runs.
+    fn advance(&mut self) -> bool {
+        let Self { link, now, .. } = *self;
+        let both = self.out.running && self.back.running;
+        let ends = [&self.back, &self.out].map(|queue| queue.end(now, link, both));
+        let Some(next) = ends.into_iter().chain([self.busy_until]).flatten().min() else {
+            return false;
+        };
+        for queue in [&mut self.back, &mut self.out] {
+            queue.pass(u128::from(next - now), link, both);
+        }
+        self.now = next;
+        if self.busy_until == Some(next) {
+            if self.slot % 2 == 1 {
+                self.clock.end.push(next);
+            }
+            self.slot += 1;
+            self.busy_until = None;
+            self.ready_at = next;
+        }
+        true
+    }
+
+    /// The times, after the last end.
+    fn finish(self) -> Clock {
+        let (mut clock, n) = (self.clock, self.latencies.len());
+        // Items that never ran make the time infinite. This happens only if decisions contradict
+        // each other.
+        let left = [&self.back, &self.out].iter().any(|q| q.next < q.items.len());
+        clock.total = if clock.end.len() < n || left { u64::MAX } else { self.now };
+        clock.start.resize(n + 1, self.now);
+        clock.end.resize(n, self.now);
+        clock
+    }
+}
+
+/// Simulates the decisions in `residencies`.
+#[must_use]
+pub fn run(residencies: &Residencies<'_>, latencies: &[Latency], link: &Link) -> Clock {
+    let n = latencies.len();
+    let [out, back] = queues(residencies, 2 * n + 2);
     let mut remade = vec![0u64; n + 1];
     for (&(slot, _), chain) in &residencies.chains {
         remade[slot as usize / 2] +=
             chain.operators.iter().map(|id| latencies[id.index()].time.0.max(1)).sum::<u64>();
     }
-    let queue = |direction, items| Queue { direction, items, next: 0, running: false, left: 0 };
-    let mut queues = [queue(Direction::H2d, backs), queue(Direction::D2h, outs)];
-    let mut clock = Clock {
-        start: Vec::with_capacity(n + 1),
-        end: Vec::with_capacity(n),
-        total: 0,
-        late: Vec::new(),
+    let (start, end) = (Vec::with_capacity(n + 1), Vec::with_capacity(n));
+    let mut simulation = Simulation {
+        latencies,
+        link,
+        out,
+        back,
+        remade,
+        clock: Clock { start, end, total: 0, late: Vec::new() },
+        now: 0,
+        slot: 0,
+        ready_at: 0,
+        busy_until: None,
     };
-    let (mut now, mut slot, mut ready_at, mut busy_until) = (0u64, 0usize, 0u64, None::<u64>);
     loop {
-        // Start every item that can start.
-        while busy_until.is_none() && slot < 2 * n {
-            let recompute = slot % 2 == 0;
-            if recompute && remade[slot / 2] == 0 {
-                slot += 1;
-                continue;
-            }
-            if queues[1].next < gone[slot] || queues[0].next < here[slot] {
-                break;
-            }
-            if now > ready_at {
-                let waited = now - ready_at;
-                // The step waited for the copy that has just ended.
-                let q = usize::from(here[slot] == 0 || queues[0].next != here[slot]);
-                if let Some(item) = queues[q].next.checked_sub(1).map(|i| &queues[q].items[i]) {
-                    clock.late.push((item.of.0, item.of.1, waited));
-                }
-            }
-            let time = if recompute {
-                remade[slot / 2]
-            } else {
-                clock.start.push(now);
-                latencies[slot / 2].time.0.max(1)
-            };
-            busy_until = Some(now + time);
-        }
-        let places = id32(clock.end.len());
-        for q in 0..2 {
-            let done = queues[1].next;
-            let queue = &mut queues[q];
-            if !queue.running
-                && let Some(item) = queue.items.get(queue.next)
-                && item.rank.0 <= places
-                && (q == 1 || done >= gone[2 * item.rank.0 as usize])
-            {
-                queue.running = true;
-                queue.left = work(link, queue.direction, item.bytes).max(1);
-            }
-        }
-        // Advance to the next end.
-        let both = queues.iter().all(|q| q.running);
-        let mut next = busy_until;
-        for queue in &queues {
-            if queue.running {
-                let wait = wait(queue.left, rate(link, queue.direction, both));
-                let at = now.saturating_add(u64::try_from(wait).unwrap_or(u64::MAX / 2));
-                next = Some(next.map_or(at, |n| n.min(at)));
-            }
-        }
-        let Some(next) = next else { break };
-        let passed = u128::from(next - now);
-        now = next;
-        for queue in &mut queues {
-            if queue.running {
-                queue.left = queue
-                    .left
-                    .saturating_sub(passed * u128::from(rate(link, queue.direction, both)));
-                if queue.left == 0 {
-                    queue.running = false;
-                    queue.next += 1;
-                }
-            }
-        }
-        if busy_until == Some(now) {
-            if slot % 2 == 1 {
-                clock.end.push(now);
-            }
-            slot += 1;
-            busy_until = None;
-            ready_at = now;
+        simulation.start_step();
+        simulation.start_copies();
+        if !simulation.advance() {
+            return simulation.finish();
         }
     }
-    // Items that never ran make the time infinite. This happens only if decisions contradict each
-    // other.
-    let stuck = clock.end.len() < n || queues.iter().any(|q| q.next < q.items.len());
-    clock.total = if stuck { u64::MAX } else { now };
-    clock.start.resize(n + 1, now);
-    clock.end.resize(n, now);
-    clock
 }

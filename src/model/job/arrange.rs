@@ -357,7 +357,7 @@ impl Writer<'_> {
     /// An operator as it is.
     fn whole(&mut self, id: OpId) -> Result<Operator, ArrangeError> {
         let mut operator = self.graph.operator(id).clone();
-        for operand in arguments(&mut operator.args) {
+        for operand in operator.args.iter_mut().flat_map(Arg::operands_mut) {
             *operand = self.whole_operand(operand).ok_or_else(|| self.early(id, operand))?;
         }
         let written = operator.outputs.iter_mut().flatten().chain(&mut operator.hidden);
@@ -402,7 +402,7 @@ impl Writer<'_> {
                 stride: vec![1],
             })
         };
-        for operand in arguments(&mut operator.args) {
+        for operand in operator.args.iter_mut().flat_map(Arg::operands_mut) {
             *operand = slice(operand).ok_or_else(|| self.early(id, operand))?;
         }
         for operand in operator.outputs.iter_mut().flatten().chain(&mut operator.hidden) {
@@ -422,16 +422,4 @@ impl Writer<'_> {
             self.new.insert((operand.tensor, operand.version), version);
         }
     }
-}
-
-/// The tensors among arguments.
-fn arguments(args: &mut [Arg]) -> impl Iterator<Item = &mut Operand> {
-    args.iter_mut().flat_map(|arg| {
-        let (one, many): (_, &mut [Option<Operand>]) = match arg {
-            Arg::Tensor(operand) => (Some(operand), &mut []),
-            Arg::Tensors(list) => (None, list),
-            _ => (None, &mut []),
-        };
-        one.into_iter().chain(many.iter_mut().flatten())
-    })
 }

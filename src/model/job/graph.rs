@@ -170,6 +170,18 @@ pub enum Arg {
     Text(String),
 }
 
+impl Arg {
+    /// The tensors of one argument, to be changed.
+    pub(crate) fn operands_mut(&mut self) -> impl Iterator<Item = &mut Operand> {
+        let (one, more): (_, &mut [Option<Operand>]) = match self {
+            Self::Tensor(operand) => (Some(operand), &mut []),
+            Self::Tensors(list) => (None, list),
+            _ => (None, &mut []),
+        };
+        one.into_iter().chain(more.iter_mut().flatten())
+    }
+}
+
 /// One call on the compute stream.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Operator {
@@ -359,6 +371,13 @@ impl Operator {
             };
             one.into_iter().chain(more.iter().flatten())
         })
+    }
+
+    /// Every operand, to be changed: arguments, then writes.
+    pub(crate) fn operands_mut(&mut self) -> impl Iterator<Item = &mut Operand> {
+        let Self { args, outputs, hidden, .. } = self;
+        let writes = outputs.iter_mut().flatten().chain(hidden);
+        args.iter_mut().flat_map(Arg::operands_mut).chain(writes)
     }
 
     /// Everything it writes: declared outputs, then hidden ones.

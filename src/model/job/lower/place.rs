@@ -119,7 +119,7 @@ pub(super) fn assemble(
             operand.tensor = id;
         }
     };
-    operators.iter_mut().flat_map(operands).for_each(rename);
+    operators.iter_mut().flat_map(Operator::operands_mut).for_each(rename);
     loss.iter_mut().for_each(rename);
     Ok(Graph {
         name: graph.name.clone(),
@@ -129,23 +129,6 @@ pub(super) fn assemble(
         loss,
         recorded_peak: graph.recorded_peak,
         origin: None,
-    })
-}
-
-/// All operands of an operator: arguments, then writes.
-fn operands(operator: &mut Operator) -> impl Iterator<Item = &mut Operand> {
-    arguments(&mut operator.args)
-        .chain(operator.outputs.iter_mut().flatten().chain(&mut operator.hidden))
-}
-
-fn arguments(args: &mut [Arg]) -> impl Iterator<Item = &mut Operand> {
-    args.iter_mut().flat_map(|arg| {
-        let (one, many): (_, &mut [Option<Operand>]) = match arg {
-            Arg::Tensor(operand) => (Some(operand), &mut []),
-            Arg::Tensors(list) => (None, list),
-            _ => (None, &mut []),
-        };
-        one.into_iter().chain(many.iter_mut().flatten())
     })
 }
 
@@ -167,7 +150,7 @@ pub(super) fn renumber(
             let next = if operand.version == 0 { 0 } else { now[operand.tensor.index()] + 1 };
             written.insert(operand.tensor, next);
         }
-        for operand in arguments(&mut operator.args) {
+        for operand in operator.args.iter_mut().flat_map(Arg::operands_mut) {
             operand.version = if written.contains_key(&operand.tensor) {
                 now[operand.tensor.index()]
             } else {
