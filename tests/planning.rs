@@ -211,3 +211,54 @@ fn planned_checked_simulated_and_run() {
         "the jobs are too easy: {met} met, {moved} with events, {refused} refused"
     );
 }
+
+/// Budgets at whole twentieths of the peak, which are the planner's rungs, and one between two of
+/// them: the next rung is at least as quick.
+#[test]
+fn a_looser_budget_is_never_slower() {
+    let first = crate::common::first();
+    let mut slower_than_unplanned = 0;
+    for seed in first..first + crate::common::cases(300) {
+        let mut random = Random(seed);
+        let graph = random::graph(&mut random);
+        let device = device(&mut random);
+        let latencies = latency::latencies(&graph, &device, None);
+        let request = Request {
+            graph: &graph,
+            file: ("x.graph.json".to_owned(), sha256(&graph)),
+            device: &device,
+            latencies: &latencies,
+            budget: device.available(),
+            method: Method::default(),
+            whole: BTreeMap::new(),
+            recorded_options: BTreeMap::new(),
+        };
+        let unplanned = plan::unplanned(&request).expect("unplanned").plan.figures;
+        let peak = unplanned.unplanned_peak_bytes.0;
+        let rung = |number: u64| Bytes((peak / 20 * number + peak % 20 * number / 20) / 512 * 512);
+        let made = |budget: Bytes| match plan::make(&Request { budget, ..request.clone() }) {
+            Ok(planned) => Some(planned.run.iteration),
+            Err(PlanError::Infeasible(_)) => None,
+            Err(defect) => panic!("seed {seed}: {defect}"),
+        };
+        let mut tighter = None;
+        for number in 6..=20 {
+            let time = made(rung(number));
+            let between = made(Bytes(rung(number).0 + random.below(peak as usize / 20 + 1) as u64));
+            if let Some(tighter) = tighter {
+                assert!(time.is_some_and(|t| t <= tighter), "seed {seed}: rung {number}");
+            }
+            if let Some(time) = time {
+                assert!(between.is_some_and(|t| t <= time), "seed {seed}: above rung {number}");
+                slower_than_unplanned += u64::from(time > unplanned.unplanned_iteration_ns);
+            }
+            tighter = time.or(tighter);
+        }
+        let least = plan::minimum(&request).expect("a least plan").plan.budget;
+        for below in (1..=20).map(rung).chain([Bytes(least.0 - 512)]).filter(|b| *b < least) {
+            assert!(made(below).is_none(), "seed {seed}: {below} below the least, {least}");
+        }
+        assert!(made(least).is_some(), "seed {seed}: the least budget is not met");
+    }
+    assert!(slower_than_unplanned > 0, "the jobs are too easy");
+}

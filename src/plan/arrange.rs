@@ -104,25 +104,31 @@ pub fn make_for(
     let Some(candidate) = candidate(request) else {
         return budget::make_for(request, framework).map(alone);
     };
-    let own = || budget::make_for(request, framework).map(alone);
-    let other = || {
-        let planned = budget::make_for(&candidate.request(request), framework)?;
+    let own = |other| budget::make_against(request, framework, other).map(alone);
+    let other = |own| {
+        let planned = budget::make_against(&candidate.request(request), framework, own)?;
         Ok(Arranged { planned, graph: Some(candidate.graph.clone()) })
     };
     if much_lower(&candidate.graph, request.graph) {
         let bounds = Bounds::new(request.graph, request.latencies, &request.device.link);
         let least = bounds.iteration(request.budget).unwrap_or(Nanos(u64::MAX));
-        return match other() {
+        return match other(None) {
             Ok(other) if other.planned.run.iteration <= least => Ok(other),
-            other => quicker(own(), other),
+            other => quicker(own(time(&other)), other),
         };
     }
-    let own = own();
+    let own = own(None);
     let unplanned: Nanos = request.latencies.iter().map(|l| l.time).sum();
-    if own.as_ref().is_ok_and(|own| close(own.planned.run.iteration, unplanned)) {
+    if time(&own).is_some_and(|own| own <= unplanned) {
         return own;
     }
-    quicker(own, other())
+    let other = other(time(&own));
+    quicker(own, other)
+}
+
+/// The time of a plan, if there is one.
+fn time(planned: &Result<Arranged, PlanError>) -> Option<Nanos> {
+    planned.as_ref().ok().map(|arranged| arranged.planned.run.iteration)
 }
 
 /// The other order's peak is lower by more than a tenth: it is likely to be the quicker one.
@@ -130,7 +136,7 @@ fn much_lower(other: &Graph, own: &Graph) -> bool {
     Liveness::of(other).peak.0 < Liveness::of(own).peak.0 / 10 * 9
 }
 
-/// The quicker one; of equals the first, and of two refusals.
+/// The quicker one, and of equals the first. Of two refusals the first, with the lowest of both.
 fn quicker(
     own: Result<Arranged, PlanError>,
     other: Result<Arranged, PlanError>,
@@ -141,13 +147,12 @@ fn quicker(
         }
         (Err(PlanError::Infeasible(_)), Ok(other)) => Ok(other),
         (_, Err(defect @ PlanError::Defect(_))) => Err(defect),
+        (Err(PlanError::Infeasible(mut own)), Err(PlanError::Infeasible(other))) => {
+            own.lowest = own.lowest.min(other.lowest);
+            Err(PlanError::Infeasible(own))
+        }
         (own, _) => own,
     }
-}
-
-/// Less than a thousandth above the unplanned time: there is nothing to gain.
-const fn close(time: Nanos, unplanned: Nanos) -> bool {
-    time.0 <= unplanned.0 + unplanned.0 / 1000
 }
 
 /// As [`budget::minimum_for`], in the order with the lowest plan.

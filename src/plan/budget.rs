@@ -5,10 +5,12 @@
 //! ([`Method::portfolio`]); a plan that can't be quicker even without addresses is not placed. A
 //! plan that another planner made says so in its options. Before a budget is refused, the lowest
 //! plan is looked for over the whole range of targets ([`minimum`]), so every budget is met from
-//! the least one found on, and a refusal says what was found.
+//! the least one found on, and a refusal says what was found. Plans for tighter budgets count too,
+//! so that no looser budget has a slower plan ([`rungs`]).
 
 mod minimum;
 mod reserve;
+mod rungs;
 
 use std::collections::BTreeMap;
 
@@ -115,10 +117,6 @@ const FEW: usize = 2;
 /// Where waiting takes no more than this part of the unplanned time, no other planner is asked.
 const WAITING: u64 = 16;
 
-/// Tighter budgets are looked at in these parts of the unplanned peak, and so many of them.
-const RUNGS: u128 = 50;
-const LOOKED_AT: usize = 3;
-
 /// Makes a plan within the budget.
 ///
 /// # Errors
@@ -136,19 +134,29 @@ pub fn make_for(
     request: &Request<'_>,
     framework: Option<&Framework>,
 ) -> Result<Planned, PlanError> {
+    make_against(request, framework, None)
+}
+
+/// As [`make_for`]. With the time of a plan that another order of the job has within the same
+/// budget, plans that are proved to be no quicker are not looked for.
+///
+/// # Errors
+/// As [`make`].
+pub(super) fn make_against(
+    request: &Request<'_>,
+    framework: Option<&Framework>,
+    other: Option<Nanos>,
+) -> Result<Planned, PlanError> {
     let liveness = Liveness::of(request.graph);
+    if framework.is_none() {
+        return rungs::make(request, &liveness, other);
+    }
     let mut no = match within(request, framework) {
         Err(PlanError::Infeasible(no)) => no,
-        Ok(planned) if framework.is_none() => return tighter(request, &liveness, planned),
         answered => return answered,
     };
-    // What is met at the least budget that is found is met at this one too.
-    let most = request.device.available().min(Bytes(liveness.peak.0.saturating_mul(2)));
-    match minimum::least(&Request { budget: most, ..request.clone() }, &liveness, framework)? {
-        Some(mut planned) if planned.bound() <= request.budget => {
-            planned.plan.budget = request.budget;
-            Ok(planned)
-        }
+    match minimum::anywhere(request, &liveness, framework)? {
+        Some(planned) if planned.bound() <= request.budget => Ok(bound_by(planned, request.budget)),
         found => {
             no.lowest = found.map_or(no.lowest, |planned| planned.bound().min(no.lowest));
             Err(PlanError::Infeasible(no))
@@ -156,30 +164,10 @@ pub fn make_for(
     }
 }
 
-/// The quicker of a plan and those for somewhat tighter budgets: where operators wait for the link,
-/// a greedy choice at a tighter target is sometimes the better one.
-fn tighter(
-    request: &Request<'_>,
-    liveness: &Liveness,
-    mut best: Planned,
-) -> Result<Planned, PlanError> {
-    let rung = |number: u128| u128::from(liveness.peak.0) * number / RUNGS;
-    let below = u128::from(request.budget.0) * RUNGS / u128::from(liveness.peak.0.max(1));
-    let rungs = (1..=below).rev().map(rung).filter(|&rung| rung < request.budget.0.into());
-    for rung in rungs.take(LOOKED_AT) {
-        if !waits(&best) {
-            break;
-        }
-        let asked =
-            Request { budget: Bytes(u64::try_from(rung).unwrap_or(u64::MAX)), ..request.clone() };
-        match alone(&asked, liveness, None, Some(best.run.iteration), &mut None) {
-            Ok(planned) => best = planned,
-            Err(PlanError::Infeasible(_)) => {}
-            Err(defect) => return Err(defect),
-        }
-    }
-    best.plan.budget = request.budget;
-    Ok(best)
+/// A plan for a tighter budget as one for this budget.
+fn bound_by(mut planned: Planned, budget: Bytes) -> Planned {
+    planned.plan.budget = budget;
+    planned
 }
 
 /// Operators wait long for the link.

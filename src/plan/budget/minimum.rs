@@ -1,6 +1,8 @@
 //! The lowest plan, whatever it costs in time.
 
-use super::{PlanError, Planned, Request, alone, finish, placed, simulated, stand_in, within};
+use super::{
+    PlanError, Planned, Request, alone, finish, placed, rungs, simulated, stand_in, within,
+};
 use crate::job::liveness::Liveness;
 use crate::method::Method;
 use crate::planner::{Given, Memory};
@@ -31,7 +33,7 @@ pub fn minimum_for(
     framework: Option<&Framework>,
 ) -> Result<Planned, PlanError> {
     let liveness = Liveness::of(request.graph);
-    match least(request, &liveness, framework)? {
+    match anywhere(request, &liveness, framework)? {
         Some(mut planned) if planned.bound() <= request.budget => {
             planned.plan.budget = planned.bound();
             Ok(planned)
@@ -40,8 +42,24 @@ pub fn minimum_for(
     }
 }
 
-/// The plan with the smallest budget that is found, be it above the request's.
-pub(super) fn least(
+/// The plan with the smallest budget that is found, be it above the request's: no rung below it
+/// can be met.
+pub(super) fn anywhere(
+    request: &Request<'_>,
+    liveness: &Liveness,
+    framework: Option<&Framework>,
+) -> Result<Option<Planned>, PlanError> {
+    let mut best = least(request, liveness, framework)?;
+    let bound = best.as_ref().map_or(liveness.peak, Planned::bound);
+    for budget in rungs::below(request, bound).take_while(|b| *b >= liveness.floor) {
+        let found = feasible(within(&Request { budget, ..request.clone() }, framework))?;
+        best = found.or(best);
+    }
+    Ok(best)
+}
+
+/// The lowest plan that is found between the unplanned peak and the floor.
+fn least(
     request: &Request<'_>,
     liveness: &Liveness,
     framework: Option<&Framework>,

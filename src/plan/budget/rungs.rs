@@ -1,0 +1,124 @@
+//! Plans for tighter budgets, so that a looser budget is never slower.
+//!
+//! The planners are greedy, so a tighter budget sometimes has the quicker plan. Tighter budgets are
+//! therefore tried too, on *rungs*: fixed shares of the unplanned peak. What is found on a rung
+//! depends on the rung alone, and a rung is passed over only where the lower bound proves that
+//! nothing there is quicker ([`Bounds::peak`]). So
+//! - of two budgets on rungs, the looser one never has the slower plan;
+//! - no budget has a slower plan than the rungs below it;
+//! - a budget that is met on a lower rung, or by the lowest plan, is met.
+//!
+//! Where the plan takes no longer than the unplanned job, nothing is tried.
+
+use super::{PlanError, Planned, Request, alone, bound_by, minimum, waits, within};
+use crate::bound::Bounds;
+use crate::job::liveness::Liveness;
+use crate::units::{Bytes, Nanos};
+
+/// The rungs divide the unplanned peak of the framework's order into so many parts.
+const RUNGS: u64 = 20;
+
+/// Where operators wait long for the link, so many budgets just below a rung count as part of it:
+/// parts of the peak that are finer than the rungs.
+const FINE: u64 = 50;
+const LOOKED_AT: usize = 3;
+
+/// The rungs below a budget, the highest first.
+pub(super) fn below(request: &Request<'_>, budget: Bytes) -> impl Iterator<Item = Bytes> + use<> {
+    parts_below(request, budget, RUNGS)
+}
+
+/// Whole parts of the unplanned peak that are less than a budget, the largest first.
+fn parts_below(
+    request: &Request<'_>,
+    budget: Bytes,
+    parts: u64,
+) -> impl Iterator<Item = Bytes> + use<> {
+    let peak = Liveness::of(request.graph.framework()).peak.0;
+    let part = move |number: u64| {
+        let whole = peak / parts * number;
+        Bytes((whole + peak % parts * number / parts) / 512 * 512)
+    };
+    (1..=parts).rev().map(part).filter(move |part| *part < budget)
+}
+
+/// The plan for a budget by itself. Where operators wait long for the link, a greedy choice at a
+/// somewhat tighter budget is often the better one.
+fn on_rung(request: &Request<'_>, liveness: &Liveness) -> Result<Planned, PlanError> {
+    let mut best = within(request, None)?;
+    for budget in parts_below(request, request.budget, FINE).take(LOOKED_AT) {
+        if !waits(&best) {
+            break;
+        }
+        let tighter = Request { budget, ..request.clone() };
+        match alone(&tighter, liveness, None, Some(best.run.iteration), &mut None) {
+            Ok(planned) => best = planned,
+            Err(PlanError::Infeasible(_)) => {}
+            Err(defect) => return Err(defect),
+        }
+    }
+    Ok(best)
+}
+
+/// The quickest of the plans for the budget and for the rungs below it. With the time of another
+/// plan, what is proved to be no quicker is not looked for.
+pub(super) fn make(
+    request: &Request<'_>,
+    liveness: &Liveness,
+    other: Option<Nanos>,
+) -> Result<Planned, PlanError> {
+    let unplanned: Nanos = request.latencies.iter().map(|l| l.time).sum();
+    let (mut best, mut refusal) = match on_rung(request, liveness) {
+        Ok(planned) => (Some(planned), None),
+        Err(PlanError::Infeasible(no)) => (None, Some(no)),
+        Err(defect) => return Err(defect),
+    };
+    // The lowest plan meets budgets that the planners by themselves do not.
+    let anywhere = |best: &mut Option<Planned>| -> Result<Bytes, PlanError> {
+        let found = minimum::anywhere(request, liveness, None)?;
+        let bound = found.as_ref().map_or(Bytes(u64::MAX), Planned::bound);
+        take(request, best, found);
+        Ok(bound)
+    };
+    let mut reached = None;
+    if let Some(no) = &mut refusal {
+        let bound = anywhere(&mut best)?;
+        no.lowest = no.lowest.min(bound);
+        reached = Some(bound);
+    }
+    let done = |best: &Option<Planned>| best.as_ref().is_some_and(|b| b.run.iteration <= unplanned);
+    let bounds =
+        (!done(&best)).then(|| Bounds::new(request.graph, request.latencies, &request.device.link));
+    // No plan within fewer bytes than these is quicker than the best.
+    let least = |best: &Option<Planned>| {
+        let time = best.as_ref().map(|b| b.run.iteration).into_iter().chain(other).min();
+        let added = time.map(|time| Nanos(time.0.saturating_sub(unplanned.0 + 1)));
+        bounds.as_ref().zip(added).map_or(liveness.floor, |(bounds, added)| bounds.peak(added))
+    };
+    for budget in below(request, request.budget) {
+        if budget < least(&best).max(reached.unwrap_or_default()) || done(&best) {
+            break;
+        }
+        match on_rung(&Request { budget, ..request.clone() }, liveness) {
+            Ok(planned) => take(request, &mut best, Some(planned)),
+            Err(PlanError::Infeasible(_)) if reached.is_none() => {
+                reached = Some(anywhere(&mut best)?);
+            }
+            Err(PlanError::Infeasible(_)) => {}
+            Err(defect) => return Err(defect),
+        }
+    }
+    match (best, refusal) {
+        (Some(best), _) => Ok(bound_by(best, request.budget)),
+        (None, Some(no)) => Err(PlanError::Infeasible(no)),
+        (None, None) => Err(PlanError::Defect("neither a plan nor a refusal".to_owned())),
+    }
+}
+
+/// Keeps a plan that is within the request's budget and quicker than the best.
+fn take(request: &Request<'_>, best: &mut Option<Planned>, found: Option<Planned>) {
+    let quicker = |p: &Planned| best.as_ref().is_none_or(|b| p.run.iteration < b.run.iteration);
+    if let Some(found) = found.filter(|p| p.bound() <= request.budget && quicker(p)) {
+        *best = Some(found);
+    }
+}
