@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The training jobs that a GPU is checked with, in plain PyTorch: the same script is recorded and timed.
 
-    python bench/gpu/models.py resnet50-16 [--iterations 10] [--device cuda]
+    python bench/gpu/models.py resnet50-16 [--iterations 10] [--device cuda] [--snapshot FILE.pickle]
 
 Needs PyTorch alone; inception_v3 needs torchvision. Prints one JSON object: the time of each iteration in nanoseconds by the
 device's clock, losses, and the peak of PyTorch's allocator in bytes. Weights and data come from a seed.
@@ -192,10 +192,16 @@ def main():
     parser.add_argument("job", choices=JOBS)
     parser.add_argument("--iterations", type=int, default=10)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--snapshot", help="write every request to PyTorch's allocator there")
     flags = parser.parse_args()
     # As neap's kernels: factors of f32 products are not rounded to TF32.
     torch.backends.cudnn.allow_tf32 = False
-    print(json.dumps(train(flags.job, flags.iterations, flags.device)))
+    if flags.snapshot:
+        torch.cuda.memory._record_memory_history(max_entries=1_000_000)
+    answer = train(flags.job, flags.iterations, flags.device)
+    if flags.snapshot:
+        torch.cuda.memory._dump_snapshot(flags.snapshot)
+    print(json.dumps(answer))
 
 
 if __name__ == "__main__":

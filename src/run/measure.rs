@@ -23,13 +23,28 @@ struct Sizes {
     products: &'static [u64],
     /// Each tensor of an addition, in MiB: beyond the device's caches.
     addition_mib: u64,
+    /// Batch, channels and side of 3 x 3 convolutions.
+    convolutions: &'static [(u64, u64, u64)],
+    /// How many times each figure is measured, at different times.
+    rounds: usize,
 }
 
-/// Enough for two cores, and for a quick try of a GPU.
+/// For a try of the command: a test driver computes one number at a time.
+const TINY: Sizes = Sizes {
+    copies_kib: &[4, 256, 8 * 1024],
+    products: &[64, 128],
+    addition_mib: 1,
+    convolutions: &[(1, 16, 16)],
+    rounds: 1,
+};
+
+/// Enough for two cores.
 const SMALL: Sizes = Sizes {
     copies_kib: &[4, 64, 256, 1024, 8 * 1024, 32 * 1024],
     products: &[128, 256, 512, 1024],
     addition_mib: 16,
+    convolutions: &[(2, 64, 56), (4, 128, 14), (8, 256, 7)],
+    rounds: 3,
 };
 
 /// Enough to fill a GPU of 132 multiprocessors and 50 MiB of cache.
@@ -37,6 +52,9 @@ const LARGE: Sizes = Sizes {
     copies_kib: &[4, 64, 256, 1024, 8 << 10, 32 << 10, 128 << 10, 512 << 10],
     products: &[1024, 2048, 4096, 8192],
     addition_mib: 1024,
+    // Of ResNet-50 with 64 images.
+    convolutions: &[(64, 64, 56), (64, 128, 28), (64, 256, 14)],
+    rounds: 3,
 };
 
 /// Of the product that runs while a GPU copies.
@@ -45,16 +63,25 @@ const MEANWHILE: u64 = 4096;
 /// The load in percent for the figures under load.
 const LOAD: u32 = 100;
 
-/// How many times each figure is measured, at different times.
-const ROUNDS: usize = 3;
+/// What the device does beside copies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Beside {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// On a GPU matrix products; on the host its other threads.
+    Products,
+    /// Additions, which wait for memory: on a GPU only.
+    Additions,
+}
 
 /// Rates of copies of one size in bytes per second, overhead included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkRates {
     /// Bytes of one copy.
     pub bytes: Bytes,
-    /// Whether other threads kept the device busy.
-    pub loaded: bool,
+    /// What else the device did.
+    pub beside: Beside,
     /// To the device, alone.
     pub h2d: u64,
     /// From the device, alone.
@@ -86,23 +113,24 @@ pub fn measure(
     name: &str,
     quick: bool,
 ) -> Result<Measurement, RunError> {
-    let small = quick || *target == Target::Host;
-    let sizes = if small { SMALL } else { LARGE };
+    let (sizes, loads) = match (quick, *target == Target::Host) {
+        (true, true) => (TINY, &[Beside::Nothing, Beside::Products][..]),
+        (true, false) => (TINY, &[Beside::Nothing][..]),
+        (false, true) => (SMALL, &[Beside::Nothing, Beside::Products][..]),
+        (false, false) => (LARGE, &[Beside::Nothing, Beside::Products, Beside::Additions][..]),
+    };
     let mut link = Vec::new();
-    // A product on a test driver takes minutes.
-    let loads = if quick && *target != Target::Host { &[false][..] } else { &[false, true] };
-    for loaded in loads {
+    for beside in loads {
         for kib in sizes.copies_kib {
             link.push(
-                rates(target, Bytes(*kib << 10), *loaded)
+                rates(target, Bytes(*kib << 10), *beside, sizes.rounds)
                     .map_err(|f| RunError::Device(target.name(), f.to_string()))?,
             );
         }
     }
-    let largest =
-        link.iter().filter(|l| !l.loaded).max_by_key(|l| l.bytes).copied().unwrap_or_default();
-    let smallest =
-        link.iter().filter(|l| !l.loaded).min_by_key(|l| l.bytes).copied().unwrap_or_default();
+    let idle = || link.iter().filter(|l| l.beside == Beside::Nothing);
+    let largest = idle().max_by_key(|l| l.bytes).copied().unwrap_or_default();
+    let smallest = idle().min_by_key(|l| l.bytes).copied().unwrap_or_default();
     let time = |bytes: Bytes, rate: u64| {
         u64::try_from(u128::from(bytes.0) * 1_000_000_000 / u128::from(rate.max(1)))
             .unwrap_or(u64::MAX)
@@ -110,22 +138,19 @@ pub fn measure(
     let overhead =
         time(smallest.bytes, smallest.h2d).saturating_sub(time(smallest.bytes, largest.h2d));
 
+    let work = |graphs: &[Graph], what| work_rate(target, graphs, base, what, sizes.rounds);
     let mut products = Vec::new();
-    let most = if quick { 2 } else { sizes.products.len() };
-    for &extent in &sizes.products[..most] {
-        products
-            .push((extent, work_rate(target, &[sweep::product(extent)], base, roofline::flops)?));
+    for &extent in sizes.products {
+        products.push((extent, work(&[sweep::product(extent)], roofline::flops)?));
     }
     let f32 = products.iter().map(|p| p.1).max().unwrap_or(1).max(1);
-    let convolutions: Vec<Graph> = sweep::samples("conv2d", 40, 0)
-        .unwrap_or_default()
-        .into_iter()
-        .filter(is_substantial)
-        .take(4)
+    let convolutions: Vec<Graph> = sizes
+        .convolutions
+        .iter()
+        .map(|&(n, c, side)| sweep::square_convolution(n, c, side))
         .collect();
-    let reached = work_rate(target, &convolutions, base, roofline::flops)?;
-    let addition = if quick { 1 } else { sizes.addition_mib };
-    let memory_bandwidth = work_rate(target, &[sweep::large_add(addition)], base, roofline::bytes)?;
+    let reached = work(&convolutions, roofline::flops)?;
+    let memory_bandwidth = work(&[sweep::large_add(sizes.addition_mib)], roofline::bytes)?;
     let launch = launch(target, base)?;
     let efficiency_percent =
         u32::try_from(u128::from(reached) * 100 / u128::from(f32)).unwrap_or(100).clamp(1, 100);
@@ -141,7 +166,7 @@ pub fn measure(
             target.name(),
             largest.bytes,
             products.iter().map(|p| p.0).max().unwrap_or(0),
-            3 * addition,
+            3 * sizes.addition_mib,
             convolutions.len(),
             base.name
         ),
@@ -161,27 +186,19 @@ pub fn measure(
     Ok(Measurement { profile, link, products })
 }
 
-/// Whether a graph's operator is large enough to measure arithmetic, and small enough to run
-/// quickly.
-fn is_substantial(graph: &Graph) -> bool {
-    graph
-        .operators
-        .first()
-        .is_some_and(|o| (100_000_000..400_000_000).contains(&roofline::flops(o)))
-}
-
 /// The flops of all graphs' operators per second, each at its fastest.
 fn work_rate(
     target: &Target,
     graphs: &[Graph],
     base: &Profile,
     work: fn(&crate::job::Operator) -> u128,
+    rounds: usize,
 ) -> Result<u64, RunError> {
     let settings = Settings { target: target.clone(), ..Settings::default() };
     let (mut total, mut time) = (0u128, 0u128);
     for graph in graphs {
         let mut least = u64::MAX;
-        for _ in 0..ROUNDS {
+        for _ in 0..rounds {
             for (start, end) in again(graph, base, &settings, 6)?.0 {
                 least = least.min((end - start).0);
             }
@@ -200,11 +217,16 @@ fn launch(target: &Target, base: &Profile) -> Result<Nanos, RunError> {
     Ok(middle(&distances))
 }
 
-fn rates(target: &Target, bytes: Bytes, loaded: bool) -> Result<LinkRates, Failure> {
+fn rates(
+    target: &Target,
+    bytes: Bytes,
+    beside: Beside,
+    rounds: usize,
+) -> Result<LinkRates, Failure> {
     let rate = |streams: &[Stream]| -> Result<[u64; 3], Failure> {
         let mut best = [0; 3];
-        for _ in 0..ROUNDS {
-            let now = copies(target, bytes, loaded, streams)?;
+        for _ in 0..rounds {
+            let now = copies(target, bytes, beside, streams)?;
             best.iter_mut().zip(now).for_each(|(best, now)| *best = now.max(*best));
         }
         Ok(best)
@@ -214,7 +236,7 @@ fn rates(target: &Target, bytes: Bytes, loaded: bool) -> Result<LinkRates, Failu
         (rate(&[Stream::H2d])?, rate(&[Stream::D2h])?, rate(&[Stream::H2d, Stream::D2h])?);
     Ok(LinkRates {
         bytes,
-        loaded,
+        beside,
         h2d: h2d[up],
         d2h: d2h[down],
         h2d_both: both[up],
@@ -223,19 +245,21 @@ fn rates(target: &Target, bytes: Bytes, loaded: bool) -> Result<LinkRates, Failu
 }
 
 /// The fastest copy's rate on one stream. On two streams that copy at the same time the median,
-/// because the last copies run alone.
+/// because the last copies run alone; the second stream begins with half a copy, so that copies
+/// don't start and end together.
 fn copies(
     target: &Target,
     bytes: Bytes,
-    loaded: bool,
+    beside: Beside,
     streams: &[Stream],
 ) -> Result<[u64; 3], Failure> {
     let repeats = (64 << 20) / bytes.0.max(1);
     let repeats = repeats.clamp(8, 200);
     let mut items = Vec::new();
-    for _ in 0..repeats {
+    for round in 0..repeats {
         for (lane, &stream) in streams.iter().enumerate() {
             let at = Bytes(bytes.in_blocks().0 * lane as u64);
+            let bytes = if round == 0 && lane > 0 { Bytes(bytes.0 / 2) } else { bytes };
             let work = Work::Copy { device: at, host: at, bytes };
             items.push(Item {
                 stream,
@@ -259,13 +283,16 @@ fn copies(
         origin: None,
     };
     let copied = items.len();
-    if loaded && *target != Target::Host {
-        graph = sweep::product(MEANWHILE);
-        let (product, _) = first(&graph, memory);
-        arena = product.top;
-        // Some milliseconds each: as long as the copies, at 100 GB/s and more.
+    if beside != Beside::Nothing && *target != Target::Host {
+        graph = match beside {
+            Beside::Additions => sweep::large_add(LARGE.addition_mib),
+            _ => sweep::product(MEANWHILE),
+        };
+        let (step, _) = first(&graph, memory);
+        arena = step.top;
+        // About a millisecond or more each: as long as the copies, at 100 GB/s and more.
         let enough = (repeats * bytes.0 / (100 << 20)).clamp(4, 200) as usize;
-        items.extend(std::iter::repeat_n(product, enough));
+        items.extend(std::iter::repeat_n(step, enough));
     }
     let mut script = alike(items, arena, memory);
     // Products first: they are there when the first copy goes.
@@ -274,7 +301,7 @@ fn copies(
         link: LinkRate::Unlimited,
         throttle_per_mille: 1000,
         throttle_later: Vec::new(),
-        load_percent: if loaded && *target == Target::Host { LOAD } else { 0 },
+        load_percent: if beside == Beside::Nothing || *target != Target::Host { 0 } else { LOAD },
         poison: false,
         jitter: Nanos::ZERO,
     };
@@ -298,7 +325,7 @@ fn copies(
     for &stream in streams {
         let times: Vec<Nanos> = script.streams[stream.index()]
             .iter()
-            .filter(|&&i| i < copied)
+            .filter(|&&i| i < copied && !(streams.len() > 1 && i == 1))
             .map(|&i| measured.items[i].1 - measured.items[i].0)
             .collect();
         let time = if streams.len() == 1 {
@@ -319,7 +346,7 @@ mod tests {
 
     #[test]
     fn copies_are_timed_each_way_and_together() {
-        let one = rates(&Target::Host, Bytes(64 << 10), false).unwrap();
+        let one = rates(&Target::Host, Bytes(64 << 10), Beside::Nothing, 1).unwrap();
         assert!(
             [one.h2d, one.d2h, one.h2d_both, one.d2h_both].iter().all(|&r| r > 1_000_000),
             "{one:?}"

@@ -76,6 +76,21 @@ pub fn product(extent: u64) -> Graph {
     p.sure("aten::mm")
 }
 
+/// A 3 x 3 convolution that keeps the size of its images.
+#[must_use]
+pub fn square_convolution(batch: u64, channels: u64, side: u64) -> Graph {
+    let mut p = Parts::default();
+    p.input(&[batch, channels, side, side]);
+    p.input(&[channels, channels, 3, 3]);
+    p.args.push(Arg::None);
+    for both in [1, 1, 1] {
+        p.ints(&[both, both]);
+    }
+    p.args.push(Arg::Int(1));
+    p.output(Dtype::F32, &[batch, channels, side, side]);
+    p.sure("aten::conv2d")
+}
+
 /// An addition that waits for memory: so many MiB a tensor.
 #[must_use]
 pub fn large_add(mebibytes: u64) -> Graph {

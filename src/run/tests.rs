@@ -15,6 +15,7 @@ use crate::plan::place;
 use crate::units::{OpId, TensorId};
 
 mod jobs;
+mod races;
 mod replan;
 
 use jobs::*;

@@ -1,14 +1,15 @@
-// NVRTC's functions over the host's C++ compiler and kernels/shim.h (FAKE_SHIM): the "machine code" is a library's path.
+// NVRTC's functions over the host's C++ compiler and kernels/shim.h (FAKE_SHIM): the "machine code" is a library of the host.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include <fstream>
+#include <iterator>
 #include <string>
 
 struct Program {
-    std::string source, path;
+    std::string source, code;
 };
 
 extern "C" {
@@ -24,12 +25,15 @@ int nvrtcCreateProgram(Program** program, const char* source, const char*, int, 
 int nvrtcCompileProgram(Program* program, int, const char* const*) {
     char folder[] = "/tmp/fake-nvrtc-XXXXXX";
     if (!mkdtemp(folder)) return 6;
-    std::string base = std::string(folder) + "/kernels";
+    std::string base = std::string(folder) + "/kernels", library = base + ".so";
     std::ofstream(base + ".cpp") << "#include \"" << getenv("FAKE_SHIM") << "\"\n" << program->source;
-    program->path = base + ".so";
-    std::string command = "c++ -std=c++17 -O2 -U_FORTIFY_SOURCE -ffp-contract=off -fPIC -shared -w -o " + program->path + " " + base + ".cpp";
+    std::string command = "c++ -std=c++17 -O2 -U_FORTIFY_SOURCE -ffp-contract=off -fPIC -shared -w -o " + library + " " + base + ".cpp";
     int status = system(command.c_str());
+    std::ifstream made(library, std::ios::binary);
+    program->code.assign(std::istreambuf_iterator<char>(made), {});
+    unlink(library.c_str());
     unlink((base + ".cpp").c_str());
+    rmdir(folder);
     return status == 0 ? 0 : 6;
 }
 int nvrtcDestroyProgram(Program** program) {
@@ -37,11 +41,11 @@ int nvrtcDestroyProgram(Program** program) {
     return 0;
 }
 int nvrtcGetCUBINSize(Program* program, size_t* bytes) {
-    *bytes = program->path.size() + 1;
+    *bytes = program->code.size();
     return 0;
 }
 int nvrtcGetCUBIN(Program* program, char* code) {
-    strcpy(code, program->path.c_str());
+    memcpy(code, program->code.data(), program->code.size());
     return 0;
 }
 int nvrtcGetPTXSize(Program* program, size_t* bytes) { return nvrtcGetCUBINSize(program, bytes); }

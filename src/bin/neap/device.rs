@@ -3,12 +3,12 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use neap::device::profile::{self, Document};
 use neap::device::{Profile, builtin, present};
 use neap::report::table::{Side, Table};
 use neap::run::Target;
-use neap::run::measure::{self, LinkRates, Measurement};
+use neap::run::measure::{self, Beside, LinkRates, Measurement};
 use neap::units::{Bytes, Nanos};
 use serde::Serialize;
 
@@ -88,21 +88,27 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     }
 }
 
-/// What can't be measured: of the named device; else of the built-in one that the GPU's name has in
-/// it. A GPU's memory is its own.
+/// What can't be measured: of the named device; else of the built-in one that the GPU is. A GPU's
+/// memory is its own.
 fn base(target: &Target, device: Option<&str>) -> anyhow::Result<Profile> {
     let gpu = match target {
         Target::Host => None,
         Target::Cuda { .. } => present::cuda_devices().ok().and_then(|all| all.into_iter().next()),
     };
     let Some(gpu) = gpu else { return Ok(profile::load(device.unwrap_or("host"))?) };
-    let like = gpu.name.to_lowercase();
-    let name =
-        device.or_else(|| builtin::names().iter().copied().find(|name| like.contains(*name)));
+    let name = device.or_else(|| builtin::like(&gpu.name));
     let name = name.with_context(|| {
         format!("--device: name the profile that is most like {} (`neap device list`)", gpu.name)
     })?;
-    Ok(Profile { memory_bytes: gpu.memory_bytes, ..profile::load(name)? })
+    let profile = Profile { memory_bytes: gpu.memory_bytes, ..profile::load(name)? };
+    ensure!(
+        profile.reserve_bytes < profile.memory_bytes,
+        "--device: {name} reserves {}, and {} has {}: name a smaller device",
+        profile.reserve_bytes,
+        gpu.name,
+        gpu.memory_bytes
+    );
+    Ok(profile)
 }
 
 /// The operators that a device can run.
@@ -227,8 +233,10 @@ struct Measured {
 #[derive(Serialize)]
 struct Copies {
     bytes: Bytes,
-    /// Whether other programs computed meanwhile.
+    /// Whether the device computed meanwhile.
     loaded: bool,
+    /// What it computed.
+    beside: &'static str,
     h2d_bytes_per_s: u64,
     d2h_bytes_per_s: u64,
     h2d_both_bytes_per_s: u64,
@@ -246,7 +254,12 @@ impl Measured {
     fn of(measured: &Measurement) -> Self {
         let copies = |l: &LinkRates| Copies {
             bytes: l.bytes,
-            loaded: l.loaded,
+            loaded: l.beside != Beside::Nothing,
+            beside: match l.beside {
+                Beside::Nothing => "nothing",
+                Beside::Products => "products",
+                Beside::Additions => "additions",
+            },
             h2d_bytes_per_s: l.h2d,
             d2h_bytes_per_s: l.d2h,
             h2d_both_bytes_per_s: l.h2d_both,
@@ -268,7 +281,7 @@ impl fmt::Display for Measured {
         };
         let mut table = Table::new(&[
             ("copies of", Side::Right),
-            ("others", Side::Left),
+            ("beside", Side::Left),
             ("h2d GB/s", Side::Right),
             ("d2h GB/s", Side::Right),
             ("both: h2d", Side::Right),
@@ -277,7 +290,7 @@ impl fmt::Display for Measured {
         for l in &self.link {
             table.row([
                 l.bytes.to_string(),
-                if l.loaded { "busy" } else { "idle" }.to_owned(),
+                l.beside.to_owned(),
                 giga(l.h2d_bytes_per_s),
                 giga(l.d2h_bytes_per_s),
                 giga(l.h2d_both_bytes_per_s),

@@ -385,6 +385,20 @@ pub fn names() -> &'static [&'static str] {
     &NAMES
 }
 
+/// The name of the built-in device that a GPU is, by the driver's name for it, such as `NVIDIA
+/// A100-SXM4-80GB`: all parts of the built-in name are words of it.
+#[must_use]
+pub fn like(gpu: &str) -> Option<&'static str> {
+    let lower = gpu.to_lowercase();
+    let words: Vec<&str> = lower.split(|c: char| !c.is_ascii_alphanumeric()).collect();
+    let pair = |part: &str| words.windows(2).any(|two| two.concat() == part);
+    let has =
+        |part: &str| pair(part) || words.iter().any(|w| *w == part || *w == format!("{part}b"));
+    let names = NAMES.iter().copied().filter(|name| name.split('-').all(has));
+    // `v100-32g` has more parts than `v100`.
+    names.max_by_key(|name| name.split('-').count())
+}
+
 /// The built-in device with this name, in any case and spelling: `rtx4090`, `RTX 4090`, `NVIDIA
 /// A100-80GB`.
 #[must_use]
@@ -496,6 +510,21 @@ mod tests {
             ("HOST", "host"),
         ] {
             assert_eq!(find(spelling).map(|p| p.name).as_deref(), Some(name), "{spelling}");
+        }
+        for (gpu, name) in [
+            ("NVIDIA H100 80GB HBM3", Some("h100")),
+            ("NVIDIA GH200 480GB", Some("gh200")),
+            ("NVIDIA A100-SXM4-80GB", Some("a100-80g")),
+            ("NVIDIA A100-PCIE-40GB", Some("a100-40g")),
+            ("Tesla V100-SXM2-32GB", Some("v100-32g")),
+            ("Tesla V100-SXM2-16GB", Some("v100")),
+            ("NVIDIA GeForce RTX 4080 SUPER", Some("rtx4080")),
+            ("NVIDIA RTX A6000", Some("a6000")),
+            ("NVIDIA L40S", Some("l40s")),
+            ("NVIDIA T400", None),
+            ("no GPU at all", None),
+        ] {
+            assert_eq!(like(gpu), name, "{gpu}");
         }
         assert_eq!(find("rtx"), None);
         assert_eq!(find(""), None);
