@@ -30,6 +30,8 @@ struct Attention {
     Operand dq;
     Operand dk;
     Operand dv;
+    // Of each query, the dot product of result and its gradient, where gradients of q, k and v are computed.
+    float* delta;
 };
 
 DEVICE float larger_of(float a, float b) { return b > a || is_nan(b) ? b : a; }
@@ -72,10 +74,18 @@ DEVICE float kept(const Attention& p, int b, int h, int query, int key) {
 // Keys that any query before `last` may see.
 DEVICE int seen(const Attention& p, int last) { return p.causal && last < p.keys ? last : p.keys; }
 
-template <int TILE, int WIDTH> DEVICE float dot(const Tile<TILE, WIDTH>& a, int i, const Tile<TILE, WIDTH>& b, int j, int width) {
-    float sum = 0.0f;
-    for (int k = 0; k < width; k++) sum += a.x[i][k] * b.x[j][k];
-    return sum;
+// The dot products of this thread's rows of one tile with its rows of another.
+template <int TILE, int WIDTH>
+DEVICE void dots(float (&out)[TILE / 16][TILE / 16], const Tile<TILE, WIDTH>& a, const Tile<TILE, WIDTH>& b, int width) {
+    const int R = TILE / 16;
+    int i = threadIdx.y * R, j = threadIdx.x * R;
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < R; c++) out[r][c] = 0.0f;
+    for (int k = 0; k < width; k++) {
+        float x[R], y[R];
+        UNROLL for (int r = 0; r < R; r++) x[r] = a.x[i + r][k];
+        UNROLL for (int c = 0; c < R; c++) y[c] = b.x[j + c][k];
+        UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < R; c++) out[r][c] += x[r] * y[c];
+    }
 }
 
 template <int TILE, int WIDTH>
@@ -97,9 +107,11 @@ DEVICE void attend(const Attention& p, Tile<TILE, WIDTH>& q, Tile<TILE, WIDTH>& 
     ONCE for (int key = 0; key < end; key += TILE) {
         fetch(kv, p.k, keys_of, key, p.keys, p.width);
         SYNC();
+        float scores[R][R];
+        dots(scores, q, kv, p.width);
         UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < R; c++) {
             int i = ty * R + r, j = tx * R + c;
-            s.x[i][j] = score(p, b, h, first + i, key + j, dot(q, i, kv, j, p.width));
+            s.x[i][j] = score(p, b, h, first + i, key + j, scores[r][c]);
         }
         SYNC();
         // Each row has 16 threads: its largest element, then its exponentials.
@@ -166,11 +178,28 @@ template <int TILE> DEVICE void row_facts(const Attention& p, int b, int h, int 
     delta[row] = 0.0f;
     if (first + row >= p.queries) return;
     logs[row] = load<float>(p.sums, head_of(p.sums, b, h) + (first + row) * p.sums.stride[2]);
-    i64 g = head_of(p.gradient, b, h) + (first + row) * p.gradient.stride[2], o = head_of(p.out, b, h) + (first + row) * p.out.stride[2];
+    delta[row] = p.delta[((i64)b * p.heads + h) * p.queries + first + row];
+}
+
+// Eight queries a block, each by 32 threads.
+KERNEL(attention_deltas, Attention, 256) {
+    SHARED double slots[8][32];
+    i64 row = (i64)blockIdx.x * 8 + threadIdx.y;
+    bool inside = row < (i64)p.batch * p.heads * p.queries;
     double sum = 0.0;
-    ONCE for (int j = 0; j < p.value_width; j++)
-        sum += (double)load<float>(p.gradient, g + j * p.gradient.stride[3]) * (double)load<float>(p.out, o + j * p.out.stride[3]);
-    delta[row] = (float)sum;
+    if (inside) {
+        int query = (int)(row % p.queries), h = (int)(row / p.queries % p.heads), b = (int)(row / p.queries / p.heads);
+        i64 g = head_of(p.gradient, b, h) + query * p.gradient.stride[2], o = head_of(p.out, b, h) + query * p.out.stride[2];
+        ONCE for (int j = threadIdx.x; j < p.value_width; j += 32)
+            sum += (double)load<float>(p.gradient, g + j * p.gradient.stride[3]) * (double)load<float>(p.out, o + j * p.out.stride[3]);
+    }
+    slots[threadIdx.y][threadIdx.x] = sum;
+    SYNC();
+    for (u32 half = 16; half > 0; half /= 2) {
+        if (threadIdx.x < half) slots[threadIdx.y][threadIdx.x] += slots[threadIdx.y][threadIdx.x + half];
+        SYNC();
+    }
+    if (inside && threadIdx.x == 0) p.delta[row] = (float)slots[threadIdx.y][0];
 }
 
 template <int TILE, int WIDTH>
@@ -190,13 +219,15 @@ DEVICE void back_queries(const Attention& p, Tile<TILE, WIDTH>& q, Tile<TILE, WI
         fetch(kv, p.v, values_of, key, p.keys, p.value_width);
         SYNC();
         float slope[R][R];
-        UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < R; c++) slope[r][c] = dot(g, ty * R + r, kv, tx * R + c, p.value_width);
+        dots(slope, g, kv, p.value_width);
         SYNC();
         fetch(kv, p.k, keys_of, key, p.keys, p.width);
         SYNC();
+        float scores[R][R];
+        dots(scores, q, kv, p.width);
         UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < R; c++) {
             int i = ty * R + r, j = tx * R + c;
-            float x = score(p, b, h, first + i, key + j, dot(q, i, kv, j, p.width));
+            float x = score(p, b, h, first + i, key + j, scores[r][c]);
             float share = logs[i] == -INF ? 0.0f : expf(x - logs[i]);
             s.x[i][j] = share * (slope[r][c] * kept(p, b, h, first + i, key + j) - delta[i]) * p.scale;
         }
@@ -236,11 +267,14 @@ DEVICE void back_keys(const Attention& p, Tile<TILE, WIDTH>& k, Tile<TILE, WIDTH
             fetch(g, p.gradient, head_of(p.gradient, b, h), query, p.queries, p.value_width);
             row_facts<TILE>(p, b, h, query, logs, delta);
             SYNC();
+            float scores[R][R], slopes[R][R];
+            dots(scores, q, k, p.width);
+            dots(slopes, g, v, p.value_width);
             UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < R; c++) {
                 int i = ty * R + r, j = tx * R + c;
-                float x = score(p, b, h, query + i, first + j, dot(q, i, k, j, p.width));
+                float x = score(p, b, h, query + i, first + j, scores[r][c]);
                 float share = logs[i] == -INF ? 0.0f : expf(x - logs[i]), by = kept(p, b, h, query + i, first + j);
-                d.x[i][j] = share * (dot(g, i, v, j, p.value_width) * by - delta[i]) * p.scale;
+                d.x[i][j] = share * (slopes[r][c] * by - delta[i]) * p.scale;
                 s.x[i][j] = share * by;
             }
             SYNC();
@@ -267,19 +301,19 @@ DEVICE void back_keys(const Attention& p, Tile<TILE, WIDTH>& k, Tile<TILE, WIDTH
 }
 
 #define ATTENTION(tile, width)                                                                                                             \
-    KERNEL(attention_##width, Attention, 256) {                                                                                            \
+    KERNEL_HELD(4, attention_##width, Attention, 256) {                                                                                    \
         SHARED Tile<tile, width> q, kv;                                                                                                    \
         SHARED Square<tile> s;                                                                                                             \
         SHARED float part[tile * 16], most[tile], sum[tile], shrink[tile];                                                                 \
         attend<tile, width>(p, q, kv, s, part, most, sum, shrink);                                                                         \
     }                                                                                                                                      \
-    KERNEL(attention_back_queries_##width, Attention, 256) {                                                                               \
+    KERNEL_HELD(4, attention_back_queries_##width, Attention, 256) {                                                                       \
         SHARED Tile<tile, width> q, g, kv;                                                                                                 \
         SHARED Square<tile> s;                                                                                                             \
         SHARED float logs[tile], delta[tile];                                                                                              \
         back_queries<tile, width>(p, q, g, kv, s, logs, delta);                                                                            \
     }                                                                                                                                      \
-    KERNEL(attention_back_keys_##width, Attention, 256) {                                                                                  \
+    KERNEL_HELD(3, attention_back_keys_##width, Attention, 256) {                                                                          \
         SHARED Tile<tile, width> k, v, q, g;                                                                                               \
         SHARED Square<tile> s, d;                                                                                                          \
         SHARED float logs[tile], delta[tile];                                                                                              \

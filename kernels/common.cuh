@@ -11,8 +11,10 @@ typedef unsigned short u16;
 typedef unsigned char u8;
 
 #ifndef SHIM
-#define KERNEL(name, Params, threads)                                                                                                      \
-    extern "C" __global__ void __launch_bounds__(threads, 1) name(const __grid_constant__ Params p)
+#define KERNEL(name, Params, threads) KERNEL_HELD(1, name, Params, threads)
+// Of which a multiprocessor holds at least so many blocks.
+#define KERNEL_HELD(blocks, name, Params, threads)                                                                                         \
+    extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Params p)
 #define SHARED __shared__
 #define SYNC() __syncthreads()
 #define SYNC_OR(flag) __syncthreads_or(flag)
@@ -110,6 +112,23 @@ template <class T, class F> DEVICE T block_reduce(T value, T* slots, F join) {
 
 DEVICE double block_sum(double value, double* slots) {
     return block_reduce(value, slots, [](double a, double b) { return a + b; });
+}
+
+// How a sum is cut over blocks. One part: a launch does it alone. More: a first launch puts the sums of parts into `sums`,
+// and a second one adds them. Which part adds what, and in which order, depends on shapes alone.
+struct Parts {
+    i64 count;
+    int second;
+    int pad;
+    void* sums;
+};
+DEVICE bool gives_parts(const Parts& parts) { return parts.count > 1 && !parts.second; }
+
+// What a block goes through of `whole` things, as one of `parts`.
+DEVICE void part_of(i64 whole, i64 parts, i64 part, i64& begin, i64& end) {
+    i64 size = (whole + parts - 1) / parts;
+    begin = part * size;
+    end = begin + size < whole ? begin + size : whole;
 }
 
 // Philox-4x32-10 (Salmon et al., SC 2011), as the host's.

@@ -1,7 +1,7 @@
 // Reductions over dimensions, extremes with their places, running sums.
 //
 // Floating sums are kept in double precision. `rows`: a block for each result, whose neighbours are reduced. `columns`:
-// 32 results a block, neighbours of which are kept. Both join in an order that depends on shapes alone.
+// 32 results a block, neighbours of which are kept. Where that leaves few blocks, each result is cut in parts.
 
 struct Reduce {
     i64 kept;
@@ -20,6 +20,7 @@ struct Reduce {
     double divisor;
     int columns;
     int most;
+    Parts parts;
 };
 
 DEVICE i64 reduced_place(const Reduce& p, i64 at) {
@@ -40,15 +41,21 @@ DEVICE void kept_place(const Reduce& p, i64 at, i64& from, i64& out, i64& index)
 }
 
 template <class T, class W, class J, class F> DEVICE void reduce(const Reduce& p, W* slots, W start, J join, F finish) {
-    if (p.columns) {
-        ONCE for (i64 first = (i64)blockIdx.x * 32; first < p.kept; first += (i64)gridDim.x * 32) {
-            i64 k = first + threadIdx.x, from = 0, out = 0, index;
-            W total = start;
-            if (k < p.kept) {
-                kept_place(p, k, from, out, index);
-                ONCE for (i64 r = threadIdx.y; r < p.reduced; r += blockDim.y)
-                    total = join(total, (W)load<T>(p.from, from + reduced_place(p, r)));
-            }
+    const bool first = gives_parts(p.parts), second = p.parts.second;
+    const i64 cuts = first ? p.parts.count : 1, among = second ? p.parts.count : p.reduced, width = p.columns ? 32 : 1;
+    const i64 blocks = (p.kept + width - 1) / width * cuts;
+    W* sums = (W*)p.parts.sums;
+    ONCE for (i64 b = blockIdx.x; b < blocks; b += gridDim.x) {
+        i64 k = b / cuts * width + (p.columns ? threadIdx.x : 0), from = 0, out = 0, index, begin, end;
+        part_of(among, cuts, b % cuts, begin, end);
+        W total = start;
+        if (k < p.kept) {
+            kept_place(p, k, from, out, index);
+            i64 step = p.columns ? blockDim.y : blockDim.x;
+            ONCE for (i64 r = begin + (p.columns ? threadIdx.y : threadIdx.x); r < end; r += step)
+                total = join(total, second ? sums[r * p.kept + k] : (W)load<T>(p.from, from + reduced_place(p, r)));
+        }
+        if (p.columns) {
             slots[threadIdx.y * 32 + threadIdx.x] = total;
             SYNC();
             for (u32 half = blockDim.y / 2; half > 0; half /= 2) {
@@ -58,18 +65,15 @@ template <class T, class W, class J, class F> DEVICE void reduce(const Reduce& p
                 }
                 SYNC();
             }
-            if (threadIdx.y == 0 && k < p.kept) store<T>(p.out, out, finish(slots[threadIdx.x]));
+            total = slots[threadIdx.x];
             SYNC();
+        } else {
+            total = block_reduce(total, slots, join);
         }
-        return;
-    }
-    ONCE for (i64 k = blockIdx.x; k < p.kept; k += gridDim.x) {
-        i64 from, out, index;
-        kept_place(p, k, from, out, index);
-        W total = start;
-        ONCE for (i64 r = threadIdx.x; r < p.reduced; r += blockDim.x) total = join(total, (W)load<T>(p.from, from + reduced_place(p, r)));
-        total = block_reduce(total, slots, join);
-        if (threadIdx.x == 0) store<T>(p.out, out, finish(total));
+        if ((p.columns ? threadIdx.y : threadIdx.x) == 0 && k < p.kept) {
+            if (first) sums[b % cuts * p.kept + k] = total;
+            else store<T>(p.out, out, finish(total));
+        }
     }
 }
 

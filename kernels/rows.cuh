@@ -11,6 +11,7 @@ struct Rows {
     // Where a bad number is reported, and as what.
     i64* status;
     i64 item;
+    Parts parts;
 };
 
 DEVICE i64 row_place(const Rows& p, const Operand& o, i64 row) {

@@ -141,6 +141,7 @@ static void run(void (*kernel)(const void*), const void* with, Dim grid, Dim thr
         shim::run(name##_enter, p, grid, block, order);                                                                                    \
     }                                                                                                                                      \
     static void name##_body(const Params& p)
+#define KERNEL_HELD(blocks, name, Params, threads) KERNEL(name, Params, threads)
 #define SHARED static
 #define SYNC() shim::barrier()
 #define SYNC_OR(flag) shim::barrier_or(flag)

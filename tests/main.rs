@@ -15,7 +15,6 @@ mod estimate;
 mod fuzz;
 mod interpreter;
 #[cfg(feature = "cuda")]
-mod kernels;
 mod numbers;
 mod overlap;
 mod place;

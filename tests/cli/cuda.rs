@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 
 use serde_json::Value;
 
@@ -20,23 +21,6 @@ fn source(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cuda").join(name)
 }
 
-/// Compiles one of `tests/cuda` to a library of the folder; false where there is no compiler.
-fn compile(folder: &Folder, file: &str, library: &str, flags: &[&str]) -> bool {
-    let mut compiler = Command::new("c++");
-    compiler
-        .args(["-std=c++17", "-O1", "-shared", "-fPIC", "-o"])
-        .arg(folder.path(library))
-        .arg(source(file))
-        .args(flags);
-    let Ok(output) = compiler.output() else {
-        assert!(std::env::var_os("NEAP_REQUIRE_NVRTC").is_none(), "there is no C++ compiler");
-        println!("skipped: the test driver: there is no C++ compiler");
-        return false;
-    };
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    true
-}
-
 /// Runs `neap` with the folder's libraries as the machine's.
 fn with(folder: &Folder, more: &[(&str, &str)], arguments: &[&str]) -> Answer {
     let here = folder.path("");
@@ -44,7 +28,7 @@ fn with(folder: &Folder, more: &[(&str, &str)], arguments: &[&str]) -> Answer {
         .args(arguments)
         .current_dir(&here)
         .env("LD_LIBRARY_PATH", &here)
-        .env("NEAP_CACHE", folder.path("cache"))
+        .env("NEAP_CACHE", built().path().join("cache"))
         .env("FAKE_SHIM", Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels/shim.h"))
         .envs(more.iter().copied())
         .output()
@@ -80,19 +64,17 @@ fn no_driver_is_one_clear_error_or_the_host() {
 
 #[test]
 fn a_driver_without_a_device_is_one_clear_error_or_the_host() {
-    let folder = Folder::new();
-    if !compile(&folder, "driver.cpp", "libcuda.so", &["-DNO_DEVICE"]) {
-        return;
-    }
+    let Some(folder) = faked() else { return };
+    let none = [("FAKE_NO_DEVICE", "1")];
     folder.import("tiny_cnn-inference.et.json.gz", &[]);
-    let refused = with(&folder, &[], &["run", "job.graph.json", "--on", "cuda"]);
+    let refused = with(&folder, &none, &["run", "job.graph.json", "--on", "cuda"]);
     assert_eq!(refused.code, Some(2), "{refused:?}");
     assert!(
         refused.stderr.contains("--on cuda: the NVIDIA driver finds no device"),
         "{}",
         refused.stderr
     );
-    let host = with(&folder, &[], &["run", "job.graph.json"]);
+    let host = with(&folder, &none, &["run", "job.graph.json"]);
     assert_eq!(host.code, Some(0), "{host:?}");
     assert!(
         host.stderr.contains("running on the host: the NVIDIA driver finds no device"),
@@ -101,14 +83,33 @@ fn a_driver_without_a_device_is_one_clear_error_or_the_host() {
     );
 }
 
-/// The fake driver and libraries; `None` where there is no compiler.
+/// Where the test driver is built once, and its kernels are kept.
+fn built() -> &'static tempfile::TempDir {
+    static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let folder = tempfile::tempdir().unwrap();
+        if Command::new("c++").arg("--version").output().is_ok() {
+            let output =
+                Command::new(source("build")).arg(folder.path().join("lib")).output().unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        }
+        folder
+    })
+}
+
+/// A folder with the test driver and its libraries; `None` where there is no compiler.
 fn faked() -> Option<Folder> {
     let folder = Folder::new();
-    let all = compile(&folder, "driver.cpp", "libcuda.so", &[])
-        && compile(&folder, "compiler.cpp", "libnvrtc.so.13", &[])
-        && compile(&folder, "libraries.cpp", "libcublasLt.so.13", &["-DCUBLASLT"])
-        && compile(&folder, "libraries.cpp", "libcudnn.so.9", &[]);
-    all.then_some(folder)
+    let Ok(libraries) = std::fs::read_dir(built().path().join("lib")) else {
+        assert!(std::env::var_os("NEAP_REQUIRE_NVRTC").is_none(), "there is no C++ compiler");
+        println!("skipped: the test driver: there is no C++ compiler");
+        return None;
+    };
+    for library in libraries {
+        let library = library.unwrap();
+        std::fs::copy(library.path(), folder.path(library.file_name().to_str().unwrap())).unwrap();
+    }
+    Some(folder)
 }
 
 fn json(folder: &Folder, arguments: &[&str]) -> Value {

@@ -5,8 +5,9 @@
 // is garbage from the moment at which the copy may start. It stops on what a GPU would not forgive quietly: a wait for an
 // event that was never recorded, addresses outside of what was allocated, bytes written beyond an allocation's end.
 //
-// FAKE_SEED chooses the orders. FAKE_DROP_WAIT=N ignores the Nth wait of each iteration and holds back what it waited
-// for; FAKE_REPORT names a file that says how many waits an iteration has, and whether the ignored one follows from others.
+// FAKE_SEED chooses the orders. FAKE_NO_DEVICE=1 has no device. FAKE_DROP_WAIT=N ignores the Nth wait of each iteration and
+// holds back what it waited for; FAKE_DROP_SYNC=N the Nth time that the host waits for a stream or for all. FAKE_REPORT names
+// a file that says how many waits an iteration has, whether the ignored one follows from others, and how often the host waits.
 #include <dlfcn.h>
 #include <elf.h>
 #include <stdio.h>
@@ -75,6 +76,9 @@ static long waits = 0, most_waits = 0;
 static bool needed = false;
 static Event* held = nullptr;
 static size_t held_version = 0;
+// The same of the host.
+static const long dropped_sync = getenv("FAKE_DROP_SYNC") ? atol(getenv("FAKE_DROP_SYNC")) : -1;
+static long syncs = 0;
 
 static void stop(const char* what) {
     fprintf(stderr, "fake driver: %s\n", what);
@@ -86,7 +90,7 @@ struct AtExit {
         const char* path = getenv("FAKE_REPORT");
         FILE* file = path ? fopen(path, "w") : nullptr;
         if (!file) return;
-        fprintf(file, "%ld %s\n", std::max(most_waits, waits), needed ? "needed" : "redundant");
+        fprintf(file, "%ld %s %ld\n", std::max(most_waits, waits), needed ? "needed" : "redundant", syncs);
         fclose(file);
     }
 } at_exit;
@@ -217,11 +221,7 @@ void fake_enqueue(Stream* stream, void (*what)(void*), void* data) {
     work(stream, [=] { what(data); });
 }
 
-#ifdef NO_DEVICE
-Result cuInit(unsigned int) { return 100; }
-#else
-Result cuInit(unsigned int) { return 0; }
-#endif
+Result cuInit(unsigned int) { return getenv("FAKE_NO_DEVICE") ? 100 : 0; }
 Result cuDriverGetVersion(int* version) {
     *version = getenv("FAKE_DRIVER_VERSION") ? atoi(getenv("FAKE_DRIVER_VERSION")) : 13000;
     return 0;
@@ -264,7 +264,8 @@ Result cuDevicePrimaryCtxRelease_v2(int) {
 Result cuCtxSetCurrent(void*) { return 0; }
 Result cuCtxSynchronize() {
     ONE_AT_A_TIME;
-    synchronise_all();
+    if (syncs++ != dropped_sync) synchronise_all();
+    else for (Stream* stream : streams) needed |= stream->clock[stream] > host[stream];
     return 0;
 }
 Result cuStreamCreate(Stream** stream, unsigned int flags) {
@@ -283,7 +284,8 @@ Result cuStreamDestroy_v2(Stream* stream) {
 }
 Result cuStreamSynchronize(Stream* stream) {
     ONE_AT_A_TIME;
-    synchronise(stream);
+    if (syncs++ != dropped_sync) synchronise(stream);
+    else needed |= stream->clock[stream] > host[stream];
     return 0;
 }
 Result cuStreamWaitEvent(Stream* stream, Event* event, unsigned int) {

@@ -7,7 +7,7 @@ use crate::backend::operators::KernelError;
 use crate::backend::operators::error::unsupported;
 use crate::job::{Dtype, Optimizer};
 
-use super::params::{Convolution, MatrixProduct, Operand, Params, RANK, bytes, code};
+use super::params::{Convolution, MatrixProduct, Operand, Params, Parts, RANK, bytes, code};
 
 /// A file of kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -112,9 +112,21 @@ pub struct Launch {
     pub params: Vec<u8>,
     /// What of it changes.
     pub vary: Vary,
+    /// Memory beside the arena that it works in: where the structure has its address, and how many
+    /// bytes it is.
+    pub beside: Option<(usize, u64)>,
 }
 
 impl Launch {
+    /// With the address of the memory beside the arena written into the parameters.
+    pub fn place(&mut self, beside: u64) {
+        if let Some((at, _)) = self.beside
+            && let Some(slot) = self.params.get_mut(at..at + 8)
+        {
+            slot.copy_from_slice(&beside.to_ne_bytes());
+        }
+    }
+
     /// With the parameters of an iteration written into them.
     ///
     /// # Errors
@@ -221,6 +233,7 @@ impl Gemm {
             block: [16, 16],
             params,
             vary: Vary::Nothing,
+            beside: None,
         })
     }
 }
@@ -279,6 +292,7 @@ impl Conv {
             block: [256, 1],
             params: bytes(p),
             vary: Vary::Nothing,
+            beside: None,
         }
     }
 }
@@ -370,7 +384,41 @@ impl Actions {
     ) {
         if blocks > 0 {
             let (kernel, grid, params) = (kernel.to_owned(), grid(blocks), bytes(params));
-            self.list.push(Action::Launch(Launch { family, kernel, grid, block, params, vary }));
+            let beside = None;
+            let launch = Launch { family, kernel, grid, block, params, vary, beside };
+            self.list.push(Action::Launch(launch));
+        }
+    }
+
+    /// Lets the last launch work in so many bytes beside the arena, whose address the structure has
+    /// at `at`. What one launch leaves there, the step's later ones find.
+    pub fn beside(&mut self, at: usize, bytes: u64) {
+        if let Some(Action::Launch(launch)) = self.list.last_mut() {
+            launch.beside = Some((at, bytes));
+        }
+    }
+
+    /// Adds the launches of a sum over parts: `blocks` of them for each part, and then `joining`.
+    /// The structure has its [`Parts`] at `at`; the parts' sums take so many `bytes`.
+    pub fn in_parts<P: Params>(
+        &mut self,
+        family: Family,
+        kernel: &str,
+        (blocks, joining): (i64, i64),
+        block: [u32; 2],
+        (params, at): (&P, usize),
+        (count, bytes): (i64, u64),
+    ) {
+        if count <= 1 {
+            return self.launch(family, kernel, blocks, block, params);
+        }
+        for (second, blocks) in [(0i32, blocks * count), (1, joining)] {
+            self.launch(family, kernel, blocks, block, params);
+            if let Some(Action::Launch(launch)) = self.list.last_mut() {
+                let flag = at + std::mem::offset_of!(Parts, second);
+                launch.params[flag..flag + 4].copy_from_slice(&second.to_ne_bytes());
+            }
+            self.beside(at + std::mem::offset_of!(Parts, sums), bytes);
         }
     }
 }

@@ -13,6 +13,8 @@ pub mod gemm;
 pub mod kernels;
 pub mod launch;
 pub mod libs;
+#[cfg(test)]
+mod occupancy;
 pub mod params;
 pub(crate) mod prepare;
 #[cfg(test)]

@@ -80,6 +80,40 @@ impl Operand {
     }
 }
 
+/// How a sum is cut over blocks.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+#[allow(missing_docs, reason = "as in kernels/common.cuh")]
+pub struct Parts {
+    pub count: i64,
+    pub second: i32,
+    pub pad: i32,
+    pub sums: *mut u8,
+}
+
+/// Blocks that fill a GPU: some for each of about 130 multiprocessors. Not those of the GPU that
+/// runs, on which the order of a sum would depend.
+const BLOCKS: i64 = 512;
+
+#[cfg(test)]
+thread_local! {
+    /// Whether to cut even the small sums of tests.
+    pub static SMALL_PARTS: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+impl Parts {
+    /// Of sums that `blocks` blocks would make alone, over `terms` terms each: parts of at least
+    /// `least` terms.
+    #[must_use]
+    pub fn of(blocks: i64, terms: i64, least: i64) -> Self {
+        #[cfg(test)]
+        let least = if SMALL_PARTS.get() { 2 } else { least };
+        let wanted = (BLOCKS + blocks - 1) / blocks.max(1);
+        let count = wanted.min(terms / least).max(1);
+        Self { count, second: 0, pad: 0, sums: std::ptr::null_mut() }
+    }
+}
+
 /// Whose random numbers, and which are dropped.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
@@ -122,6 +156,7 @@ pub struct Rows {
     pub k: [i64; 4],
     pub status: *mut i64,
     pub item: i64,
+    pub parts: Parts,
 }
 
 /// A reduction.
@@ -143,6 +178,7 @@ pub struct Reduce {
     pub divisor: f64,
     pub columns: i32,
     pub most: i32,
+    pub parts: Parts,
 }
 
 /// Batch normalisation.
@@ -156,7 +192,7 @@ pub struct BatchNorm {
     pub rank: i32,
     pub training: i32,
     pub update: i32,
-    pub pad: i32,
+    pub inner_parts: i32,
     pub shape: [u32; RANK],
     pub x: Operand,
     pub y: Operand,
@@ -169,6 +205,7 @@ pub struct BatchNorm {
     pub second: Operand,
     pub momentum: f64,
     pub eps: f64,
+    pub parts: Parts,
 }
 
 /// Pooling.
@@ -329,6 +366,7 @@ pub struct Attention {
     pub dq: Operand,
     pub dk: Operand,
     pub dv: Operand,
+    pub delta: *mut u8,
 }
 
 macro_rules! params {

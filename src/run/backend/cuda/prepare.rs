@@ -63,6 +63,7 @@ impl Ready {
         match self {
             Self::Gemm(plan) => plan.workspace,
             Self::Conv(plan, None) => plan.workspace,
+            Self::Launch(_, launch) => launch.beside.map_or(0, |(_, bytes)| bytes),
             _ => 0,
         }
     }
@@ -80,8 +81,8 @@ pub struct Prepared {
     pub algorithms: BTreeMap<OpId, Vec<(i32, Bytes)>>,
     /// Operators that neap's plain kernels carry out in the libraries' place.
     pub fallbacks: BTreeSet<OpId>,
-    /// Where libraries work when the plan reserves nothing for them, beside the arena: as large as
-    /// the largest of them wants it, since steps follow each other.
+    /// Where kernels work, and libraries for which the plan reserves nothing, beside the arena: as
+    /// large as the largest of them wants it, since steps follow each other.
     pub scratch: DeviceMemory,
     /// For people.
     pub versions: String,
@@ -190,6 +191,12 @@ impl Prepared {
         }
         let scratch = prepared.items.iter().flatten().map(Ready::beside).max().unwrap_or(0);
         prepared.scratch = context.allocate(Bytes(scratch)).map_err(|f| device(f.0))?;
+        let at = prepared.scratch.at(Bytes::ZERO, Bytes::ZERO).map_err(|f| device(f.0))?;
+        for ready in prepared.items.iter_mut().flatten() {
+            if let Ready::Launch(_, launch) = ready {
+                launch.place(at);
+            }
+        }
         (prepared.uploads, prepared._modules) = (maker.uploads, maker.modules);
         Ok(prepared)
     }

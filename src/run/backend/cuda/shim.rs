@@ -16,6 +16,7 @@ use libloading::{Library, Symbol};
 use super::emit;
 use super::gemm::{Stored, stored};
 use super::launch::{Action, Actions, Conv, Family, Gemm, Launch};
+use super::params::SMALL_PARTS;
 use crate::backend::host::kernels::{against_pytorch, pytorch};
 use crate::backend::operators::KernelError;
 use crate::backend::operators::view::{Call, View};
@@ -167,9 +168,20 @@ fn gemm(g: &Gemm) {
 /// Carries out actions, each launch's threads in one of three orders.
 pub fn run(actions: &[Action], order: i32) {
     let libraries = libraries().unwrap().lock().unwrap_or_else(PoisonError::into_inner);
+    let beside = |a: &Action| match a {
+        Action::Launch(one) => one.beside.map_or(0, |(_, bytes)| bytes),
+        _ => 0,
+    };
+    // Between canaries.
+    let most = actions.iter().map(beside).max().unwrap_or(0).div_ceil(8) as usize;
+    let mut scratch = vec![u64::MAX; most + 2];
     for action in actions {
         match action {
-            Action::Launch(one) => launch(&libraries, one, order),
+            Action::Launch(one) => {
+                let mut one = one.clone();
+                one.place(scratch[1..].as_mut_ptr().expose_provenance() as u64);
+                launch(&libraries, &one, order);
+            }
             Action::Conv(conv) => launch(&libraries, &Conv::plain(conv), order),
             Action::Gemm(g) => gemm(g),
             // SAFETY: inside the tensors that the actions were made for.
@@ -182,6 +194,7 @@ pub fn run(actions: &[Action], order: i32) {
             },
         }
     }
+    assert_eq!([scratch[0], scratch[most + 1]], [u64::MAX; 2], "written beside what was asked for");
 }
 
 /// All bytes that a view spans.
@@ -218,6 +231,14 @@ pub fn call(call: &Call<'_>) -> Result<(), KernelError> {
         }
     }
     if status == 0 { Ok(()) } else { Err("a number out of range".into()) }
+}
+
+/// [`call`], with sums cut in parts of two terms or more.
+fn in_parts(call: &Call<'_>) -> Result<(), KernelError> {
+    SMALL_PARTS.set(true);
+    let result = self::call(call);
+    SMALL_PARTS.set(false);
+    result
 }
 
 /// A call's actions, once.
@@ -333,8 +354,13 @@ fn only_on_host(case: &serde_json::Value) -> bool {
 #[test]
 fn elementwise_rows_and_shapes_agree_with_pytorch() {
     if present() {
-        pytorch::every_case(&call, &|case| {
+        let has = |case: &serde_json::Value| {
             emit::find(case["kind"].as_str().unwrap()).is_some() && !only_on_host(case)
+        };
+        pytorch::every_case(&call, &has);
+        let sums = ["sum", "mean", "prod", "amax", "amin", "all", "any", "norm"];
+        pytorch::every_case(&in_parts, &|case| {
+            has(case) && sums.iter().any(|s| case["kind"].as_str().unwrap().contains(s))
         });
     }
 }
@@ -343,6 +369,7 @@ fn elementwise_rows_and_shapes_agree_with_pytorch() {
 fn dense_operators_agree_with_pytorch() {
     if present() {
         against_pytorch::every_case(&call);
+        against_pytorch::every_case(&in_parts);
     }
 }
 

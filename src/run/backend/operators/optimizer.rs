@@ -209,12 +209,13 @@ impl Step {
         })
     }
 
-    /// The parameter, its gradient and its states, in the order in which PyTorch makes them.
+    /// The parameter, its gradient and its states, in the order in which PyTorch makes them, all of
+    /// the parameter's shape. A recorded gradient may have dimensions of extent 1 besides.
     ///
     /// # Errors
     /// When one is missing, of another shape or shared, or when the graph does not say that it is
     /// written.
-    pub fn views<'a>(&self, call: &'a Call<'_>) -> Result<Vec<&'a View>, KernelError> {
+    pub fn views(&self, call: &Call<'_>) -> Result<Vec<View>, KernelError> {
         let count = self.states + 2;
         if call.args.len() != count {
             return Err(invalid!(
@@ -223,15 +224,17 @@ impl Step {
                 call.args.len()
             ));
         }
-        let views: Vec<&View> = (0..count).map(|at| real(call, at)).collect::<Result<_, _>>()?;
-        for (at, view) in views.iter().enumerate() {
-            expect_shape("a gradient or state", view, &views[0].shape)?;
+        let seen: Vec<&View> = (0..count).map(|at| real(call, at)).collect::<Result<_, _>>()?;
+        let parameter = seen[0];
+        let views: Vec<View> = seen.iter().map(|view| alike(view, parameter)).collect();
+        for (at, view) in seen.iter().enumerate() {
+            expect_shape("a gradient or state", &views[at], &parameter.shape)?;
             if at == 1 {
                 continue;
             }
             let declared =
                 call.outputs.iter().flatten().chain(call.hidden).any(|written| same(written, view));
-            let shared = views.iter().enumerate().any(|(other, v)| other != at && same(v, view));
+            let shared = seen.iter().enumerate().any(|(other, v)| other != at && same(v, view));
             if !declared || shared || !once(view) {
                 return Err(invalid!(
                     "it cannot update argument {at}: the graph must say that it is written, and \
@@ -241,6 +244,22 @@ impl Step {
         }
         Ok(views)
     }
+}
+
+/// A view in the shape of another, where they differ in dimensions of extent 1 only.
+fn alike(view: &View, like: &View) -> View {
+    let wide = |v: &View| v.shape.iter().copied().filter(|&n| n != 1).collect::<Vec<_>>();
+    if wide(view) != wide(like) {
+        return view.clone();
+    }
+    let own = view.shape.iter().zip(&view.stride).filter(|(n, _)| **n != 1);
+    let mut steps = own.map(|(_, &step)| step);
+    let stride = like
+        .shape
+        .iter()
+        .zip(&like.stride)
+        .map(|(&n, &step)| if n == 1 { step } else { steps.next().unwrap_or(step) });
+    View { shape: like.shape.clone(), stride: stride.collect(), ..view.clone() }
 }
 
 /// Where a rule's numbers come from.
@@ -423,5 +442,22 @@ mod tests {
         let group = Group { class: "LAMB".to_owned(), values, ..Group::default() };
         let error = Step::new("neap::lamb", Some(&group), 0).unwrap_err();
         assert_eq!(error.to_string(), "the optimizer `neap::lamb` is not known");
+    }
+
+    #[test]
+    fn extents_of_one_are_no_other_shape() {
+        let view = |shape: &[usize], stride: &[usize]| View {
+            data: std::ptr::null_mut(),
+            dtype: crate::job::Dtype::F32,
+            shape: shape.to_vec(),
+            stride: stride.to_vec(),
+        };
+        let is = |of: View, like: &View, shape: &[usize], stride: &[usize]| {
+            let found = alike(&of, like);
+            assert_eq!((&found.shape[..], &found.stride[..]), (shape, stride));
+        };
+        is(view(&[1, 10], &[10, 2]), &view(&[10], &[1]), &[10], &[2]);
+        is(view(&[3, 4], &[1, 3]), &view(&[3, 1, 4], &[4, 4, 1]), &[3, 1, 4], &[1, 4, 3]);
+        is(view(&[4, 3], &[3, 1]), &view(&[3, 4], &[4, 1]), &[4, 3], &[3, 1]);
     }
 }

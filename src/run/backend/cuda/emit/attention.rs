@@ -60,6 +60,7 @@ fn params(of: &Of<'_>) -> Result<Attention, KernelError> {
         dq: none,
         dk: none,
         dv: none,
+        delta: std::ptr::null_mut(),
     })
 }
 
@@ -100,40 +101,31 @@ fn backward(call: &Call<'_>, actions: &mut Actions) -> Result<(), KernelError> {
         return results.into_iter().flatten().try_for_each(|view| fill(actions, view, 0.0));
     }
     let [dq, dk, dv] = results;
+    let rows = i64::from(p.batch) * i64::from(p.heads) * i64::from(p.queries);
+    let beside = (std::mem::offset_of!(Attention, delta), (4 * rows) as u64);
+    actions.launch(Family::Attention, "attention_deltas", (rows + 7) / 8, [32, 8], &p);
+    actions.beside(beside.0, beside.1);
+    let mut back = |kernel, p: &Attention, rows, heads| {
+        launch(actions, kernel, p, rows, heads);
+        actions.beside(beside.0, beside.1);
+    };
     if let Some(dq) = dq {
-        launch(
-            actions,
-            "attention_back_queries",
-            &Attention { dq: Operand::of(dq)?, ..p },
-            p.queries,
-            p.heads,
-        );
+        let p = Attention { dq: Operand::of(dq)?, ..p };
+        back("attention_back_queries", &p, p.queries, p.heads);
     }
     let both = p.group[0] == p.group[1];
     let (dk, dv) = (dk.map(Operand::of).transpose()?, dv.map(Operand::of).transpose()?);
     let none = Operand::number(0.0);
     if both && (dk.is_some() || dv.is_some()) {
         let p = Attention { dk: dk.unwrap_or(none), dv: dv.unwrap_or(none), ..p };
-        launch(actions, "attention_back_keys", &p, p.keys, p.heads / p.group[0]);
+        back("attention_back_keys", &p, p.keys, p.heads / p.group[0]);
         return Ok(());
     }
     if let Some(dk) = dk {
-        launch(
-            actions,
-            "attention_back_keys",
-            &Attention { dk, ..p },
-            p.keys,
-            p.heads / p.group[0],
-        );
+        back("attention_back_keys", &Attention { dk, ..p }, p.keys, p.heads / p.group[0]);
     }
     if let Some(dv) = dv {
-        launch(
-            actions,
-            "attention_back_keys",
-            &Attention { dv, ..p },
-            p.keys,
-            p.heads / p.group[1],
-        );
+        back("attention_back_keys", &Attention { dv, ..p }, p.keys, p.heads / p.group[1]);
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ use crate::backend::operators::view::{Call, View};
 use crate::backend::operators::{KernelError, Table, table};
 
 use super::super::launch::{Actions, Family};
-use super::super::params::{BatchNorm, Operand, RANK};
+use super::super::params::{BatchNorm, Operand, Parts, RANK, Rows};
 use super::Emit;
 use super::map::{join, signed};
 use super::reduce::threads;
@@ -62,6 +62,26 @@ fn planes(p: &mut BatchNorm, x: &View, y: &View, out: Option<&View>) -> Result<(
     Ok(())
 }
 
+/// Launches a kernel of batch normalisation, each channel in as many parts as fill the device; in
+/// one go where nothing is summed.
+fn channels(actions: &mut Actions, kernel: &str, count: usize, mut p: BatchNorm, sums: bool) {
+    let blocks = count as i64;
+    let wanted = Parts::of(blocks, p.elements, 4096).count;
+    let rows = p.outer.max(1);
+    // As many of the outer rows in each part as in any other.
+    let across = rows.div_euclid((rows + wanted - 1) / wanted).max(1);
+    let inner = (wanted / across).max(1);
+    (p.parts.count, p.inner_parts) = (across * inner, inner as i32);
+    let all = p.parts.count * blocks;
+    if sums {
+        let at = std::mem::offset_of!(BatchNorm, parts);
+        let beside = (p.parts.count, (16 * all) as u64);
+        actions.in_parts(Family::Norm, kernel, (blocks, all), block(&p), (&p, at), beside);
+    } else {
+        actions.launch(Family::Norm, kernel, all, block(&p), &p);
+    }
+}
+
 /// Threads along the inner dimension and across the others.
 fn block(p: &BatchNorm) -> [u32; 2] {
     let x = threads(p.inner.min(256), 256);
@@ -77,7 +97,7 @@ fn blank() -> BatchNorm {
         rank: 0,
         training: 0,
         update: 0,
-        pad: 0,
+        inner_parts: 1,
         shape: [1; RANK],
         x: none,
         y: none,
@@ -90,6 +110,7 @@ fn blank() -> BatchNorm {
         second: none,
         momentum: 0.0,
         eps: 0.0,
+        parts: Parts::of(1, 0, 1),
     }
 }
 
@@ -109,7 +130,7 @@ fn batch_norm(call: &Call<'_>, actions: &mut Actions) -> Result<(), KernelError>
         ..blank()
     };
     planes(&mut p, of.x, of.x, Some(of.out))?;
-    actions.launch(Family::Norm, "batch_norm", of.channels as i64, block(&p), &p);
+    channels(actions, "batch_norm", of.channels, p, of.training);
     Ok(())
 }
 
@@ -126,7 +147,7 @@ fn backward(actions: &mut Actions, of: &BatchNormBackward<'_>) -> Result<(), Ker
         ..blank()
     };
     planes(&mut p, of.x, of.gradient, dx)?;
-    actions.launch(Family::Norm, "batch_norm_backward", of.channels as i64, block(&p), &p);
+    channels(actions, "batch_norm_backward", of.channels, p, true);
     Ok(())
 }
 
@@ -178,8 +199,19 @@ fn layer_norm_backward(call: &Call<'_>, actions: &mut Actions) -> Result<(), Ker
     if weight.is_some() || bias.is_some() {
         let operands =
             [row_of(weight, inner, 0.0)?, grad_row, rows, mean, rstd, row_of(bias, inner, 0.0)?];
-        let p = params(actions, outer, length, &operands)?;
-        actions.launch(Family::Norm, "layer_norm_weights", (length + 31) / 32, [32, 16], &p);
+        let mut p = params(actions, outer, length, &operands)?;
+        let blocks = (length + 31) / 32;
+        p.parts = Parts::of(blocks, p.rows, 128);
+        let (at, count) = (std::mem::offset_of!(Rows, parts), p.parts.count);
+        let sums = (count, (16 * count * length) as u64);
+        actions.in_parts(
+            Family::Norm,
+            "layer_norm_weights",
+            (blocks, blocks),
+            [32, 16],
+            (&p, at),
+            sums,
+        );
     }
     Ok(())
 }

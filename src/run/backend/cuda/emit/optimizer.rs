@@ -127,7 +127,7 @@ fn step(call: &Call<'_>, actions: &mut Actions) -> Result<(), KernelError> {
         .iter()
         .find(|(known, _)| known == kind)
         .ok_or_else(|| unsupported!("CUDA has no kernel for `{kind}`"))?;
-    let (scalars, elements) = (packed(&step)?, count(views[0]) as i64);
+    let (scalars, elements) = (packed(&step)?, count(&views[0]) as i64);
     let vary = Vary::Scalars(kind.clone(), call.operator.group);
     // Sorted by stride, the elements of all follow each other where one step walks them.
     let (shape, strides) =

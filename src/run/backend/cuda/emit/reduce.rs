@@ -11,7 +11,7 @@ use crate::backend::operators::{KernelError, Table, table};
 use crate::job::Arg;
 
 use super::super::launch::{Actions, Family};
-use super::super::params::{Operand, RANK, Reduce};
+use super::super::params::{Operand, Parts, RANK, Reduce};
 use super::Emit;
 use super::map::{Extra, copy, join, map, signed};
 
@@ -76,6 +76,7 @@ fn blank() -> Reduce {
         divisor: 1.0,
         columns: 0,
         most: 0,
+        parts: Parts::of(1, 0, 1),
     }
 }
 
@@ -115,11 +116,16 @@ fn launch(
     if kept_count == 0 {
         return Ok(());
     }
-    if columns {
-        actions.launch(Family::Reduce, kernel, (kept_count + 31) / 32, [32, 16], &p);
+    // A thread then adds at least eight terms.
+    let (blocks, block, least) = if columns {
+        ((kept_count + 31) / 32, [32, 16], 128)
     } else {
-        actions.launch(Family::Reduce, kernel, kept_count, [threads(reduced_count, 512), 1], &p);
-    }
+        (kept_count, [threads(reduced_count, 512), 1], 4096)
+    };
+    p.parts = Parts::of(blocks, reduced_count, least);
+    let (at, count) = (std::mem::offset_of!(Reduce, parts), p.parts.count);
+    let sums = (count, (count * kept_count * 8) as u64);
+    actions.in_parts(Family::Reduce, kernel, (blocks, blocks), block, (&p, at), sums);
     Ok(())
 }
 

@@ -6,7 +6,7 @@ use crate::backend::operators::error::unsupported;
 use crate::backend::operators::view::View;
 
 use super::super::launch::Actions;
-use super::super::params::{Operand, RANK, Rows};
+use super::super::params::{Operand, Parts, RANK, Rows};
 use super::map::{join, signed};
 
 /// One operand of a rows kernel before its dimensions are joined.
@@ -96,6 +96,7 @@ pub fn params(
         k: [0; 4],
         status: actions.status,
         item: actions.item,
+        parts: Parts::of(1, 0, 1),
     };
     p.shape[..shape.len()].copy_from_slice(&shape);
     let mut strides = strides.iter();

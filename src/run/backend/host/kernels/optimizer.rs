@@ -24,11 +24,11 @@ fn each<const S: usize>(
 ) -> Result<(), KernelError> {
     f32_operands(call)?;
     let views = of.views(call)?;
-    let [parameter, gradient] = [views[0], views[1]];
+    let [parameter, gradient] = [&views[0], &views[1]];
     if views.len() != S + 2 {
         return Err(invalid!("its rule has {} states and its kernel {S}", views.len() - 2));
     }
-    let states: [_; S] = std::array::from_fn(|at| views[at + 2]);
+    let states: [_; S] = std::array::from_fn(|at| &views[at + 2]);
     let (p, g, s) = (base(parameter), base(gradient), states.map(base));
     let strides = [&parameter.stride[..], &gradient.stride[..]];
     let one = |p: *mut f32, g: *mut f32, s: [*mut f32; S]| {
