@@ -22,3 +22,5 @@ mod service;
 mod share;
 mod supported;
 mod together;
+#[cfg(target_os = "linux")]
+mod torch;

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -109,6 +112,62 @@ def failing(where: str) -> Make:
 def test_an_exception_that_the_script_survives(where: str) -> None:
     report = compared(failing(where), 12, "40%")
     assert 7 <= report.planned <= 8, report
+
+
+def around(inner: Callable[[nn.Module], Any]) -> Make:
+    """A job that does something besides in each iteration."""
+
+    def make() -> Job:
+        model = nn.Sequential(*[Block(16) for _ in range(4)])
+        job = squared(model, torch.optim.AdamW(model.parameters()), 4, 8, 16)
+
+        def iteration() -> torch.Tensor:
+            loss = job.iteration()
+            inner(model)
+            return loss
+
+        return Job(model, job.optimizer, iteration)
+
+    return make
+
+
+def test_copies_of_a_model_in_every_iteration() -> None:
+    def inner(model: nn.Module) -> None:
+        copy.deepcopy(model)(torch.ones(1, 2, 16)).sum().backward()
+        pickle.loads(pickle.dumps(model))
+
+    assert compared(around(inner)).planned == 5
+
+
+def test_iterations_in_threads_run_as_they_are() -> None:
+    def make() -> Job:
+        job = around(lambda model: None)()
+
+        def iteration() -> torch.Tensor:
+            found: list[torch.Tensor] = []
+            thread = threading.Thread(target=lambda: found.append(job.iteration()))
+            thread.start()
+            thread.join()
+            return found[0]
+
+        return Job(job.model, job.optimizer, iteration)
+
+    report = compared(make)
+    assert report.planned == 0 and "another thread" in report.notes[0], report
+
+
+def test_a_second_fit_takes_the_place_of_the_first(capsys: pytest.CaptureFixture[str]) -> None:
+    job = around(lambda model: None)()
+    first = neap.torch.fit(job.model, job.optimizer, "60%", "host")
+    for _ in range(5):
+        job.iteration()
+    second = neap.torch.fit(job.model, job.optimizer, "60%", "host")
+    assert "an earlier fit was still acting" in capsys.readouterr().err
+    for _ in range(6):
+        job.iteration()
+    assert first.close().planned == 2 and second.close().planned == 3
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+    assert not torch.nn.modules.module._global_forward_hooks
 
 
 def test_hooks_of_the_scripts_own_run_around_the_whole_step() -> None:

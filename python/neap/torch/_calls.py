@@ -8,6 +8,7 @@ write is judged later, in :mod:`neap.torch._ranges`; here is judged what only Py
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -161,6 +162,8 @@ class Calls:
         self._began = began
         self._numbers: dict[tuple[int, int], int] = {}
         self._open: list[Call] = []
+        self._thread = 0
+        """The thread of the calls that are open."""
         self._plain: Any = None
 
     def start(self) -> None:
@@ -213,6 +216,11 @@ class Calls:
             call.norms += [b for b in norm.buffers(recurse=False)]
         self._began(call)
         call.inputs, call.norms = [], []  # Keeping them would change when they are freed.
+        if not self._open:
+            self._thread = threading.get_ident()
+        elif self._thread != threading.get_ident():
+            call.why_not = "two threads run modules at once"
+            self.forbid(call.why_not)
         before = _attributes(module) if call.why_not is None else {}
         self._open.append(call)
         try:

@@ -4,6 +4,56 @@ from __future__ import annotations
 
 import torch
 
+from neap.torch._schedule import Schedule
+
+_REFINEMENTS = 2
+"""So often a smaller margin is tried once a plan fits that leaves memory unused."""
+
+
+class Margin:
+    """Finds how many bytes of a budget the allocator needs beyond what it gives out.
+
+    A plan for the budget less a margin is tried for an iteration or two. Where the allocator
+    reserves too much, the margin grows by that. A lower plan leaves smaller gaps, so that the first
+    margin that fits may leave much unused: then margins between it and the last that did not fit
+    are tried.
+    """
+
+    def __init__(self, size: int = 0) -> None:
+        self.bytes = size
+        self._failed: int | None = None
+        self._fitted = 0
+        self._best: Schedule | None = None
+        self._refined = 0
+
+    def judge(self, schedule: Schedule, over: int) -> Schedule | int | None:
+        """What to do after iterations of ``schedule`` that reserved ``over`` bytes more than the
+        budget, or less: plan with another margin, act by an earlier schedule, or nothing.
+        """
+        left = schedule.budget_bytes - schedule.peak_bytes
+        if over > 0:
+            self._failed = left
+            if self._best is None:
+                if not schedule.met:
+                    return None
+                self.bytes += over + (2 << 20)
+                return self.bytes
+        else:
+            if self._best is None or schedule.iteration_ns < self._best.iteration_ns:
+                self._best, self._fitted = schedule, left
+            if self._failed is None or -over < schedule.budget_bytes // 20:
+                return self._back(schedule)
+        span = self._fitted - self._failed
+        if self._refined >= _REFINEMENTS or span < schedule.budget_bytes // 50:
+            return self._back(schedule)
+        self._refined += 1
+        self.bytes = self._failed + span // 2
+        return self.bytes
+
+    def _back(self, schedule: Schedule) -> Schedule | None:
+        self.bytes = self._fitted
+        return None if self._best is schedule else self._best
+
 
 class Enforcement:
     """One device's allocator.

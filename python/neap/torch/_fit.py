@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from torch.optim.optimizer import Optimizer
 
 from neap.torch import _graph
 from neap.torch._compact import compact
-from neap.torch._enforce import Enforcement
+from neap.torch._enforce import Enforcement, Margin
 from neap.torch._lift import Lift
 from neap.torch._planning import PlanError, Planner
 from neap.torch._recompute import possible
@@ -29,8 +30,13 @@ from neap.torch._watch import Watch, named_tensors
 
 _ATTEMPTS = 12
 """So many iterations are watched for two in a row that are alike."""
-_REPLANS = 4
+_REPLANS = 6
 """A plan is made anew at most so often because of what its first iterations showed."""
+_UNMET = "the budget can't be met; this is the lowest peak that was found"
+
+
+_ACTING: list[Fit] = []
+"""The fit that acts: hooks are global, so there is one at a time."""
 
 
 class Fit:
@@ -69,6 +75,11 @@ class Fit:
         self._states: list[States] = []
         self._times: list[float] = []
         self._began = 0.0
+        self._margin = Margin()
+        self._settled = False
+        """Whether the first iterations by the plan showed nothing that calls for another."""
+        self._tried = 0
+        """Iterations that ran by the present plan."""
         self._banned: set[tuple[str, int]] = set()
         self._closed = False
         self._by_hand = False
@@ -76,6 +87,11 @@ class Fit:
         self._planning_ended = False
         if self._off:
             return
+        self._thread = threading.get_ident()
+        if _ACTING:
+            say("neap: an earlier fit was still acting; this one takes its place")
+            _ACTING[0].close()
+        _ACTING.append(self)
         for place, model in enumerate(models):
             self.watch.name_root(model, "" if place == 0 else type(model).__name__)
         self.device = device_of(models) if models else "cpu"
@@ -120,6 +136,7 @@ class Fit:
         """Takes everything away again; states come back to the device. The report stays."""
         if not self._closed and not self._off:
             self._closed = True
+            _ACTING.remove(self)
             self.report()
             if self._recorder is not None:
                 self._recorder.stop()
@@ -151,6 +168,11 @@ class Fit:
         report.allocator_retries = self.enforcement.retries()
         return report
 
+    @property
+    def settled(self) -> bool:
+        """Whether the plan is the final one, or there will be none."""
+        return self._settled or (self.schedule is None and self._planning_ended)
+
     # -- iterations
 
     def _before_step(self, optimizer: Optimizer) -> None:
@@ -175,7 +197,8 @@ class Fit:
             if why is None:
                 self._report.planned += 1
                 self._times.append(time.perf_counter() - self._began)
-                if self._report.planned <= _REPLANS + 2:
+                self._tried += 1
+                if not self._settled:
                     self._look(self.schedule)
             else:
                 self._count(why)
@@ -188,6 +211,9 @@ class Fit:
             self._count("there is no plan")
             return
         self._count("watching")
+        if threading.get_ident() != self._thread:
+            self._give_up("its iterations run in another thread than the one that neap began in")
+            return
         try:
             self._watch_on()
         except Exception as error:  # Planning must never fail the script.
@@ -247,7 +273,8 @@ class Fit:
             self._give_up("no two iterations in a row were alike")
             return
         self._say("neap: planning")
-        self._report.margin_bytes = self.enforcement.learn(found.peak)
+        self._margin = Margin(self.enforcement.learn(found.peak))
+        self._report.margin_bytes = self._margin.bytes
         try:
             self.planner = Planner(
                 recorder,
@@ -268,28 +295,51 @@ class Fit:
         differing = dict(self.runtime.recompute.differing)
         self.runtime.recompute.differing.clear()
         over = self.enforcement.peak_reserved() - schedule.budget_bytes
-        if self._report.planned < 2 and not differing:
+        report = self._report
+        if self._tried < 2 and over <= 0 and not differing:
             return  # The first one grows into what the allocator keeps.
-        if not differing and (over <= 0 or not schedule.met):
-            self.enforcement.begin(schedule.budget_bytes)
+        if differing:
+            for (module, number), why in differing.items():
+                self._banned.add((module, number))
+                report.notes.append(
+                    f"{module} (call {number + 1}) did not come back as it was and is kept: {why}"
+                )
+            self._replan("calls that did not give the same again are kept")
             return
-        if len(self._report.replans) >= _REPLANS or self.planner is None:
+        found = self._margin.judge(schedule, over)
+        report.margin_bytes = self._margin.bytes
+        if isinstance(found, int):
+            if over > 0:
+                self._replan(f"the allocator reserved {over} bytes more than the budget")
+            else:
+                self._replan(f"the allocator left {-over} bytes of the budget unused")
             return
-        for (module, number), why in differing.items():
-            self._banned.add((module, number))
-            self._report.notes.append(
-                f"{module} (call {number + 1}) did not come back as it was and is kept: {why}"
-            )
-        why = "calls that did not give the same again are kept"
-        if not differing:
-            self._report.margin_bytes += over + (2 << 20)
-            why = f"the allocator reserved {over} bytes more than the budget"
-        self._report.replans.append(why)
+        if found is not None:
+            self._say("neap: an earlier plan was better")
+            self._act(found)
+        self._settle(found or schedule, found is not None or over <= 0)
+
+    def _settle(self, schedule: Schedule, fits: bool) -> None:
+        """The plan stays; the budget binds from now on."""
+        self._settled = True
+        report = self._report
+        if fits and _UNMET in report.notes:  # It is met though its margin was not left free.
+            report.met = True
+            report.notes.remove(_UNMET)
+        self.enforcement.begin(schedule.budget_bytes)
+
+    def _replan(self, why: str) -> None:
+        report = self._report
+        if len(report.replans) >= _REPLANS or self.planner is None:
+            self._settled = True
+            return
+        report.replans.append(why)
         self._say(f"neap: planning anew: {why}")
         try:
-            made = self.planner.plan(self._budget, self._report.margin_bytes, self._banned)
+            made = self.planner.plan(self._budget, report.margin_bytes, self._banned)
         except PlanError as error:
-            self._report.notes.append(str(error))
+            report.notes.append(str(error))
+            self._settled = True
             return
         self._act(made)
 
@@ -303,15 +353,16 @@ class Fit:
         report.unplanned_iteration_ns = schedule.unplanned_iteration_ns
         report.met = schedule.met
         report.excluded = schedule.excluded
-        note = "the budget can't be met; this is the lowest peak that was found"
-        if not schedule.met and note not in report.notes:
-            report.notes.append(note)
+        if _UNMET in report.notes:
+            report.notes.remove(_UNMET)
+        if not schedule.met:
+            report.notes.append(_UNMET)
         self.runtime.recompute.compare = self.enforcement.computes()
         self.runtime.follow(schedule)
         self._move_states(schedule)
         compact(self.watch, self._optimizers)
         self.enforcement.restart()
-        self._times = []
+        self._times, self._tried = [], 0
         self._began = time.perf_counter()
         if self._save_plan is not None:
             schedule.save(self._save_plan)

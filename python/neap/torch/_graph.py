@@ -245,6 +245,7 @@ def _nodes(
     nodes: list[Node] = []
     place: dict[int, int] = {}
     met: set[Storage] = set()
+    made: set[Storage] = set()
     for op in ops:
         if op.index in updates:
             first_update = len(nodes)
@@ -270,6 +271,12 @@ def _nodes(
                 storage.role = "input" if recorder.device == "cpu" else storage.role
                 nodes.append(Node(kind, op.phase, op.module, [], [], [storage], 0))
             met.add(storage)
+        # A second `set_` of a storage makes nothing new.
+        again = [storage for storage in op.makes if storage in made]
+        if again:
+            op.makes = [storage for storage in op.makes if storage not in made]
+            op.writes = [*op.writes, *again]
+        made.update(op.makes)
         met.update(op.makes)
         place[op.index] = len(nodes)
         workspace = 0

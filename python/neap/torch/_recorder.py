@@ -338,9 +338,12 @@ class Recorder(TorchDispatchMode):
         on_device = [x for x in returned if x.device.type == self.device]
         if name in _NO_WORK or (not fresh and not written and (on_device or not flat)):
             return  # A view, or nothing of this device.
-        op_args = [self._encode(value, kind) for value, kind in arguments(schema, args, kwargs)]
-        reads = unique(self.storages.intern(x, index) for x in flat)
         makes = unique(self.storages.intern(x, index, born=index) for x in fresh)
+        op_args = [self._encode(value, kind) for value, kind in arguments(schema, args, kwargs)]
+        # After `set_` an argument has the storage that the operator gave it.
+        op_args = [None if isinstance(a, Operand) and a.storage in makes else a for a in op_args]
+        reads = unique(self.storages.intern(x, index) for x in flat)
+        reads = [s for s in reads if s not in makes]
         writes = [
             s for s in unique(self.storages.intern(x, index) for x in written) if s not in makes
         ]

@@ -79,7 +79,7 @@ pub fn main(flags: &Flags, job: &JobArg, as_json: bool) -> anyhow::Result<Answer
     report.noise = noise;
     let pytorch = Framework::on(&device, Config::default());
     let requests = reserved::planned(&graphs[0], &planned.program, &planned.run, &pytorch);
-    report.pytorch = BesideReport::of(&requests.settle(&pytorch));
+    report.pytorch = BesideReport::of(&requests.settle(&pytorch), &requests, &pytorch);
     if flags.accounting == Accounting::Paper {
         let papers = paper(&graphs[0], &liveness, &planned.program, &device.link)?;
         let unplanned = planned.plan.figures.unplanned_iteration_ns;

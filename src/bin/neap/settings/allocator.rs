@@ -4,7 +4,8 @@ use std::fmt;
 
 use anyhow::{Context, bail};
 use neap::device::Profile;
-use neap::sim::reserved::{Framework, Reserved};
+use neap::sim::allocator::Config;
+use neap::sim::reserved::{Framework, Reserved, Timeline};
 use neap::units::Bytes;
 use serde::Serialize;
 
@@ -127,13 +128,27 @@ impl fmt::Display for ReservedReport {
 pub struct BesideReport {
     reserved_bytes: Bytes,
     allocated_bytes: Bytes,
+    /// Whether that is with expandable segments, which were not asked for.
+    #[serde(skip)]
+    expandable: bool,
 }
 
 impl BesideReport {
-    pub fn of(reserved: &Reserved) -> Self {
+    /// For `requests`, which reserve `reserved` under `framework`. Where each iteration reserves
+    /// more than the one before, as with large tensors that come and go among small ones, that
+    /// figure only says when counting stopped: then it is with expandable segments, as `neap torch`
+    /// sets them.
+    pub fn of(reserved: &Reserved, requests: &Timeline, framework: &Framework) -> Self {
+        let expandable = !reserved.settled && !framework.config.expandable;
+        let again = expandable.then(|| {
+            let config = Config { expandable, ..framework.config.clone() };
+            requests.settle(&Framework { config, ..framework.clone() })
+        });
+        let reserved = again.as_ref().unwrap_or(reserved);
         Self {
             reserved_bytes: reserved.at_peak.reserved,
             allocated_bytes: reserved.stats.peak_allocated,
+            expandable,
         }
     }
 }
@@ -143,9 +158,11 @@ impl fmt::Display for BesideReport {
         let (held, used) = (self.reserved_bytes, self.allocated_bytes);
         writeln!(
             f,
-            "under PyTorch's own allocator, cuBLAS workspaces included: {held} ({} bytes) reserved, \
-             {used} ({} bytes) allocated",
-            held.0, used.0
+            "under PyTorch's own allocator{}, cuBLAS workspaces included: {held} ({} bytes) \
+             reserved, {used} ({} bytes) allocated",
+            if self.expandable { " with expandable segments" } else { "" },
+            held.0,
+            used.0
         )
     }
 }

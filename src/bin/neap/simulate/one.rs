@@ -98,7 +98,7 @@ fn simulate(flags: &Flags, case: &Case, as_json: bool) -> anyhow::Result<Answer>
         None => reserved::unplanned(&case.graph, &run, &framework),
     };
     let beside = requests.settle(&framework);
-    report.pytorch = BesideReport::of(&beside);
+    report.pytorch = BesideReport::of(&beside, &requests, &framework);
     let reserved = counted.then_some(&beside);
     report.reserved = reserved.map(ReservedReport::of);
     if flags.accounting == Accounting::Paper {
