@@ -211,6 +211,12 @@ impl Memory {
         at >= end
     }
 
+    /// The parts of a stretch that hold copied bytes.
+    pub fn copied_parts(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
+        let parts = self.touching(start, end).into_iter();
+        parts.map(|(s, e)| (s.max(start), e.min(end))).collect()
+    }
+
     /// Notes that real bytes lie in a stretch.
     pub fn note_copied(&mut self, mut start: u64, mut end: u64) {
         for (s, e) in self.touching(start, end) {

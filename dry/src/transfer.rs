@@ -134,10 +134,19 @@ pub fn copy(to: u64, from: u64, bytes: u64) -> Status {
             unsafe { raw(to, from, bytes) };
             with(|s| s.memory.note_copied(to, to + bytes));
         }
-        (true, true) if small && exact => {
-            unsafe { raw(to, from, bytes) };
-            with(|s| s.memory.note_copied(to, to + bytes));
-        }
+        (true, true) if small => with(|s| {
+            let parts = s.memory.copied_parts(from, from + bytes);
+            // SAFETY: both stretches lie in blocks of ours, which are mapped.
+            let content = unsafe { std::slice::from_raw_parts(from as *const u8, bytes as usize) };
+            let content = content.to_vec();
+            s.memory.forget(to, to + bytes);
+            if !parts.is_empty() {
+                unsafe { raw(to, content.as_ptr() as u64, bytes) };
+            }
+            for (start, end) in parts {
+                s.memory.note_copied(to + (start - from), to + (end - from));
+            }
+        }),
         (_, true) => with(|s| s.memory.forget(to, to + bytes)),
         (true, false) if small => {
             unsafe { raw(to, from, bytes) };

@@ -134,6 +134,9 @@ fn bad_use_is_said_in_one_line() {
     let missing = neap(&[], &["no-such-command-anywhere".as_ref()]);
     assert_eq!(missing.status.code(), Some(2));
     assert!(stderr(&missing).contains("no such command"), "{}", stderr(&missing));
+    let own = script("small.py");
+    let over = neap(&["--record", own.to_str().expect("text")], &["true".as_ref(), own.as_ref()]);
+    assert_eq!(over.status.code(), Some(2), "{}", stderr(&over));
     let nothing = neap(&[], &["true".as_ref()]);
     assert_eq!(nothing.status.code(), Some(3));
     assert!(stderr(&nothing).contains("no Python"), "{}", stderr(&nothing));
@@ -236,20 +239,37 @@ fn an_interrupt_ends_the_run_and_leaves_nothing_behind() {
     assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 0);
 }
 
-#[test]
-fn one_of_two_pretended_ranks_takes_what_one_of_two_real_ranks_does() {
-    let name = "one_of_two_pretended_ranks_takes_what_one_of_two_real_ranks_does";
-    let Some(python) = python(name) else { return };
-    let alone = run(&python, &["--json", "--ranks", "2"], "ddp.py", &[]);
+/// The report of rank 0, pretended.
+fn one_of_two_ranks(python: &Path, name: &str) -> Value {
+    let alone = run(python, &["--json", "--ranks", "2"], name, &[]);
     assert_eq!(alone.status.code(), Some(0), "{}", stderr(&alone));
-    let script = script("ddp.py");
-    let launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2"];
+    report(&alone)
+}
+
+/// The report of two ranks that PyTorch's launcher starts, on a port that is free.
+fn two_ranks(python: &Path, name: &str) -> Value {
+    let script = script(name);
+    let launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"];
     let mut command = vec![python.as_os_str()];
     command.extend(launcher.iter().map(std::ffi::OsStr::new));
     command.push(script.as_os_str());
     let both = neap(&["--json", "--devices", "2"], &command);
     assert_eq!(both.status.code(), Some(0), "{}", stderr(&both));
-    let (alone, both) = (report(&alone), report(&both));
+    report(&both)
+}
+
+#[test]
+fn ranks_exchange_objects() {
+    let Some(python) = python("ranks_exchange_objects") else { return };
+    one_of_two_ranks(&python, "objects.py");
+    two_ranks(&python, "objects.py");
+}
+
+#[test]
+fn one_of_two_pretended_ranks_takes_what_one_of_two_real_ranks_does() {
+    let name = "one_of_two_pretended_ranks_takes_what_one_of_two_real_ranks_does";
+    let Some(python) = python(name) else { return };
+    let (alone, both) = (one_of_two_ranks(&python, "ddp.py"), two_ranks(&python, "ddp.py"));
     assert_eq!(both["processes"].as_array().map(Vec::len), Some(2));
     let certainty = alone["certainty"].as_str().expect("a word");
     let late = alone["processes"][0]["late_bucket_bytes"].as_u64().expect("a number");

@@ -31,11 +31,28 @@ def pretend(ranks: int) -> None:
                 ranks, timeout, "fake", **{k: v for k, v in more.items() if k != "device_id"}
             )
 
+        def gather_object(
+            obj: Any, object_gather_list: list[Any] | None = None, *args: Any, **kwargs: Any
+        ) -> None:
+            if object_gather_list is not None:
+                object_gather_list[:] = [obj] * len(object_gather_list)
+
+        def scatter_object_list(
+            scatter_object_output_list: list[Any],
+            scatter_object_input_list: list[Any] | None = None,
+            *args: Any,
+            **kwargs: Any,
+        ) -> None:
+            if scatter_object_input_list:
+                scatter_object_output_list[0] = scatter_object_input_list[0]
+
         import torch.distributed as distributed
 
         for place in (module, distributed):
             place.init_process_group = init_process_group  # type: ignore[attr-defined]
             place.new_group = new_group  # type: ignore[attr-defined]
+            place.gather_object = gather_object  # type: ignore[attr-defined]
+            place.scatter_object_list = scatter_object_list  # type: ignore[attr-defined]
 
         def mesh(found: ModuleType) -> None:
             if hasattr(found, "init_process_group"):

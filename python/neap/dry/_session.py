@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer
 
-from neap.dry import _counters, _data_dependent, _ranks
+from neap.dry import _counters, _data_dependent, _objects, _ranks, when_imported
 from neap.dry._guard import guarded, note, problems
 from neap.dry._library import Library
 from neap.dry._lines import _kind
@@ -75,6 +75,8 @@ class Session:
             self.scratch.start()
         if self.asked.ranks is not None:
             _ranks.pretend(self.asked.ranks)
+        else:
+            when_imported("torch.distributed.distributed_c10d", _objects.exchange)
         _ranks.watch_buckets()
         self._watch_the_end()
 
@@ -198,8 +200,12 @@ class Session:
         form["problems"] = problems
         path = self.asked.folder / f"report-{self.process}.json"
         partial = path.with_suffix(".tmp")
-        partial.write_text(json.dumps(form), encoding="utf-8")
-        os.replace(partial, path)
+        try:
+            partial.write_text(json.dumps(form), encoding="utf-8")
+            os.replace(partial, path)
+        except FileNotFoundError:
+            # A process that the script left behind: the run has ended, and its folder is gone.
+            return
 
     def _devices(self) -> dict[str, Any]:
         devices = self.memory.devices()

@@ -33,6 +33,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let outputs = [&flags.record, &flags.snapshot, &flags.events, &flags.plot];
     let mut inputs = vec![Path::new(&flags.device)];
     inputs.extend(flags.check_against.as_deref());
+    inputs.extend(flags.command.iter().map(Path::new).filter(|path| path.is_file()));
     Outputs::new(&inputs, &outputs.map(|path| path.as_deref()))?;
     let recorded = flags.check_against.as_deref().map(Recorded::read).transpose()?;
     let profile = profile::load(&flags.device)?;

@@ -114,6 +114,14 @@ pub fn notes(run: &Run<'_>, process: &Process, outcome: Outcome, least: Option<B
             };
             let reads = process.reads.iter().any(|r| r.kind == "computed");
             let zero = if reads { "; what it reads from the device is 0 here" } else { "" };
+            if process.exception.as_ref().is_some_and(|e| e.message.contains("C compiler")) {
+                let place = process.exception.as_ref().map_or(String::new(), place);
+                note(&format!(
+                    "error: torch.compile{place} needs a C compiler for Triton's kernels, and there is none on the \
+                     PATH: install gcc or clang, or run the script without torch.compile"
+                ));
+                return;
+            }
             note(&format!("error: the script failed by itself: {why}{zero}"));
         }
         Outcome::Stopped => note("error: interrupted before the script ended"),

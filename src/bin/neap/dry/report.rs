@@ -147,6 +147,11 @@ fn without_python(found: &Found, ending: Ending) -> Answer {
         note(&format!("error: the command was ended by signal {signal} before it reported"));
     } else if let Some(why) = found.damaged.first() {
         note(&format!("error: the report of a process cannot be read: {why}"));
+    } else if states.contains(&Python::Ready) && ending.code.is_some_and(|code| code != 0) {
+        let code = ending.code.unwrap_or_default();
+        note(&format!(
+            "error: the script failed by itself before it used the device: exit code {code}"
+        ));
     } else if states.contains(&Python::Ready) {
         note(
             "error: the script ended without using the device, so that there is nothing to report",
