@@ -86,12 +86,12 @@ OPTIMIZERS: list[tuple[str, dict[str, Any], str]] = [
     ("AdamW", {"foreach": False}, "neap::adamw"),
     ("RMSprop", {"centered": True, "momentum": 0.9, "foreach": True}, "neap::rmsprop"),
     ("Adagrad", {"foreach": True}, "neap::adagrad"),
-    ("Adadelta", {"foreach": True}, "optimizer::Adadelta"),
-    ("NAdam", {"foreach": True}, "optimizer::NAdam"),
-    ("RAdam", {}, "optimizer::RAdam"),
-    ("ASGD", {"foreach": True}, "optimizer::ASGD"),
-    ("Rprop", {}, "optimizer::Rprop"),
-    ("Adamax", {"foreach": True}, "optimizer::Adamax"),
+    ("Adadelta", {"foreach": True}, "neap::adadelta"),
+    ("NAdam", {"foreach": True}, "neap::nadam"),
+    ("RAdam", {}, "neap::radam"),
+    ("ASGD", {"foreach": True}, "neap::asgd"),
+    ("Rprop", {}, "neap::rprop"),
+    ("Adamax", {"foreach": True}, "neap::adamax"),
 ]
 
 

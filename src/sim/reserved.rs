@@ -43,9 +43,8 @@ impl Framework {
 /// 32 MiB from Hopper on. A device of unknown generation counts as Hopper.
 #[must_use]
 pub fn library_workspace(device: &Profile) -> Bytes {
-    const BEFORE_HOPPER: [&str; 8] =
-        ["p100", "rtx2080ti", "rtx3060", "rtx4060", "rtx4090", "a6000", "a100-40g", "a100-80g"];
-    if BEFORE_HOPPER.contains(&device.name.as_str()) {
+    const HOPPER: u32 = 9;
+    if device.multiprocessors.is_some_and(|m| m.capability < HOPPER) {
         Bytes((8 << 20) + (128 << 10))
     } else {
         Bytes(32 << 20)

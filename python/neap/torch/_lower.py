@@ -31,6 +31,22 @@ _KNOWN: dict[type, tuple[str, list[tuple[str, str | None]]]] = {
         [("square_avg", None), ("momentum_buffer", "momentum"), ("grad_avg", "centered")],
     ),
     torch.optim.Adagrad: ("neap::adagrad", [("sum", None)]),
+    torch.optim.NAdam: ("neap::nadam", [("exp_avg", None), ("exp_avg_sq", None)]),
+    torch.optim.RAdam: ("neap::radam", [("exp_avg", None), ("exp_avg_sq", None)]),
+    torch.optim.Adamax: ("neap::adamax", [("exp_avg", None), ("exp_inf", None)]),
+    torch.optim.Adadelta: ("neap::adadelta", [("square_avg", None), ("acc_delta", None)]),
+    torch.optim.ASGD: ("neap::asgd", [("ax", None)]),
+    torch.optim.Rprop: ("neap::rprop", [("prev", None), ("step_size", None)]),
+}
+
+# States that follow from the number of the step.
+_COUNTERS = ("step", "mu_product", "eta", "mu")
+
+# Settings that are pairs of numbers, and the names of the two in a graph.
+_PAIRS = {
+    "betas": ("beta1", "beta2"),
+    "etas": ("eta1", "eta2"),
+    "step_sizes": ("step_size1", "step_size2"),
 }
 
 
@@ -71,8 +87,8 @@ def settings(optimizer: Optimizer) -> dict[str, float] | None:
         for key, value in group.items():
             if isinstance(value, (bool, int, float)):
                 numbers[key] = float(value)
-            elif key == "betas" and all(isinstance(x, (int, float)) for x in value):
-                numbers["beta1"], numbers["beta2"] = (float(x) for x in value)
+            elif key in _PAIRS and all(isinstance(x, (int, float)) for x in value):
+                numbers.update(zip(_PAIRS[key], map(float, value), strict=True))
         for key in ("foreach", "fused", "initial_lr"):
             numbers.pop(key, None)
         found.append(numbers)
@@ -193,7 +209,8 @@ def _updates(
         if known is not None and values is not None and len(parameters) == 1:
             wanted = [key for key, on in known[1] if on is None or values.get(on)]
             states = {s.name.split(":")[0]: s for s in lasting if s.role == "optimizer_state"}
-            states.pop("step", None)
+            for counter in _COUNTERS:
+                states.pop(counter, None)
             if sorted(states) == sorted(wanted) and [s.role for s in lasting[:2]] == list(order):
                 lasting = [*lasting[:2], *(states[key] for key in wanted)]
                 kind = known[0]

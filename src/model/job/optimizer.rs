@@ -229,4 +229,22 @@ mod tests {
         group.values.insert("centered".into(), 1.0);
         assert_eq!(rule.states_of(&group).collect::<Vec<_>>(), ["square_avg", "grad_avg"]);
     }
+
+    /// `neap.torch` has the same list in Python: a class, its update, and its states with their
+    /// flags.
+    #[test]
+    fn python_knows_every_rule() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../python/neap/torch/_lower.py");
+        let text: String = std::fs::read_to_string(file).unwrap().split_whitespace().collect();
+        for rule in RULES {
+            let state = |(key, on): &(&str, &str)| match *on {
+                "" => format!("(\"{key}\",None)"),
+                on => format!("(\"{key}\",\"{on}\")"),
+            };
+            let states: Vec<String> = rule.states.iter().map(state).collect();
+            let row =
+                format!("torch.optim.{}:(\"{}\",[{}]", rule.class, rule.kind, states.join(","));
+            assert!(text.contains(&row), "{file} lacks {row}");
+        }
+    }
 }
