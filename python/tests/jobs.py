@@ -86,12 +86,18 @@ class LowRank(nn.Module):
         return self.inner(x) + x @ self.a @ self.b
 
 
-def trained(model: nn.Module, optimizer: Any, loss_of: Callable[[], torch.Tensor]) -> Job:
-    """A job whose iteration is the usual one."""
+def trained(
+    model: nn.Module,
+    optimizer: Any,
+    loss_of: Callable[..., torch.Tensor],
+    data: Callable[[], tuple[torch.Tensor, ...]] = tuple,
+) -> Job:
+    """A job whose iteration is the usual one; gradients stay until there is the next data."""
 
     def iteration() -> torch.Tensor:
+        given = data()
         optimizer.zero_grad()
-        loss = loss_of()
+        loss = loss_of(*given)
         loss.backward()
         optimizer.step()
         return loss.detach()
@@ -105,16 +111,17 @@ def squared(model: nn.Module, optimizer: Any, *shape: int) -> Job:
 
 
 def classify(model: nn.Module, optimizer: Any, size: int = 8, batch: int = 4) -> Job:
-    def loss_of() -> torch.Tensor:
-        images, labels = torch.randn(batch, 3, size, size), torch.arange(batch) % 4
+    def loss_of(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy(model(images), labels)
 
-    return trained(model, optimizer, loss_of)
+    def data() -> tuple[torch.Tensor, ...]:
+        return torch.randn(batch, 3, size, size), torch.arange(batch) % 4
+
+    return trained(model, optimizer, loss_of, data)
 
 
 def language(model: nn.Module, optimizer: Any, batch: int = 2, length: int = 8) -> Job:
-    def loss_of() -> torch.Tensor:
-        tokens = torch.randint(0, 32, (batch, length))
+    def loss_of(tokens: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
 
-    return trained(model, optimizer, loss_of)
+    return trained(model, optimizer, loss_of, lambda: (torch.randint(0, 32, (batch, length)),))
