@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::planner::{Decision, Given, Memory, Planner};
 use super::share::Share;
-use super::{capuchin, checkpoint, neap, tensile, vdnn};
+use super::{capuchin, checkpoint, dtr, neap, offload, tensile, vdnn};
 use crate::contract::Plan;
 use crate::units::Bytes;
 
@@ -68,6 +68,11 @@ planners! {
         "Capuchin: swaps by free time, recomputation by memory saved per second";
     Tensile(tensile::Options) = "tensile":
         "TENSILE's algorithms 1 to 3, with passive swapping as the last resort";
+    OffloadOptimizer(offload::Optimizer) = "offload-optimizer":
+        "ZeRO-Offload's residence of states: every optimizer state is on the host and comes for its \
+         update, whatever the budget";
+    Dtr(dtr::Dtr) = "dtr":
+        "Dynamic tensor rematerialization: evicts by cost, neighbourhood, bytes and staleness";
     Neap(neap::Options) = "neap":
         "Decides for each tensor whether to swap, recompute or keep it, and improves the plan step \
          by step";
@@ -235,8 +240,8 @@ impl Method {
         }
     }
 
-    /// Planners whose plans are used if this planner's is slow or missing: fast ones that respect
-    /// its switches.
+    /// Planners whose plans are used where this planner finds none: those that respect its
+    /// switches.
     #[must_use]
     pub fn portfolio(&self) -> Vec<Self> {
         let Self::Neap(options) = self else { return Vec::new() };
@@ -252,6 +257,9 @@ impl Method {
             all.push(Self::Capuchin(capuchin::Capuchin::default()));
         }
         all.push(Self::Tensile(tensile::Options::from(options)));
+        if options.recompute && options.chains {
+            all.push(Self::Dtr(dtr::Dtr::default()));
+        }
         all
     }
 }
