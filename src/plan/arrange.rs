@@ -8,7 +8,6 @@
 
 use std::collections::BTreeMap;
 
-use super::bound::Bounds;
 use super::budget::{self, PlanError, Planned, Request};
 use super::method::Method;
 use crate::contract::Latency;
@@ -17,7 +16,7 @@ use crate::job::liveness::Liveness;
 use crate::job::optimizer::Rule;
 use crate::job::{Graph, Operator, Role};
 use crate::sim::reserved::Framework;
-use crate::units::{Nanos, OpId, TensorId};
+use crate::units::{Bytes, Nanos, OpId, TensorId};
 
 /// States are in pieces of about so many bytes: the copy of one takes about a millisecond, and a
 /// hundred times the overhead of a copy.
@@ -93,7 +92,8 @@ fn part(whole: Nanos, elements: u64, all: u64, overhead: u64) -> Nanos {
 }
 
 /// Plans the job in the framework's order and in another, as far as the planner's switches allow;
-/// otherwise as [`budget::make_for`]. An order that can't be the quicker one is not planned.
+/// otherwise as [`budget::make_for`]. Where the other order's peak is much lower, the framework's
+/// is planned only if the other one can't be.
 ///
 /// # Errors
 /// As [`budget::make_for`], for the framework's order, when no order can be planned.
@@ -109,12 +109,11 @@ pub fn make_for(
         let planned = budget::make_against(&candidate.request(request), framework, own)?;
         Ok(Arranged { planned, graph: Some(candidate.graph.clone()) })
     };
-    if much_lower(&candidate.graph, request.graph) {
-        let bounds = Bounds::new(request.graph, request.latencies, &request.device.link);
-        let least = bounds.iteration(request.budget).unwrap_or(Nanos(u64::MAX));
+    let peak = Liveness::of(request.graph).peak;
+    if much_lower(Liveness::of(&candidate.graph).peak, peak) && request.budget < peak {
         return match other(None) {
-            Ok(other) if other.planned.run.iteration <= least => Ok(other),
-            other => quicker(own(time(&other)), other),
+            Err(PlanError::Infeasible(no)) => quicker(own(None), Err(PlanError::Infeasible(no))),
+            other => other,
         };
     }
     let own = own(None);
@@ -131,9 +130,9 @@ fn time(planned: &Result<Arranged, PlanError>) -> Option<Nanos> {
     planned.as_ref().ok().map(|arranged| arranged.planned.run.iteration)
 }
 
-/// The other order's peak is lower by more than a tenth: it is likely to be the quicker one.
-fn much_lower(other: &Graph, own: &Graph) -> bool {
-    Liveness::of(other).peak.0 < Liveness::of(own).peak.0 / 10 * 9
+/// A peak that is lower by more than a tenth: its order is likely to be the quicker one.
+const fn much_lower(other: Bytes, own: Bytes) -> bool {
+    other.0 < own.0 / 10 * 9
 }
 
 /// The quicker one, and of equals the first. Of two refusals the first, with the lowest of both.

@@ -1,9 +1,9 @@
 //! The budget loop: decide, write down, place, and again with a tighter target until the arena
 //! fits.
 //!
-//! Where the planner fails, or operators wait long for the link, quick planners are asked too
-//! ([`Method::portfolio`]); a plan that can't be quicker even without addresses is not placed. A
-//! plan that another planner made says so in its options. Before a budget is refused, the lowest
+//! Where the planner fails, quick planners are asked too ([`Method::portfolio`]), and a plan that
+//! another planner made says so in its options. Where there is a plan to beat, one that can't be
+//! quicker even without addresses is not placed. Before a budget is refused, the lowest
 //! plan is looked for over the whole range of targets ([`minimum`]), so every budget is met from
 //! the least one found on, and a refusal says what was found. Plans for tighter budgets count too,
 //! so that no looser budget has a slower plan ([`rungs`]).
@@ -114,7 +114,8 @@ const SWEEP: u64 = 8;
 /// How often it is for planners that only stand in.
 const FEW: usize = 2;
 
-/// Where waiting takes no more than this part of the unplanned time, no other planner is asked.
+/// Where waiting takes no more than this part of the unplanned time, tighter budgets are not
+/// looked at.
 const WAITING: u64 = 16;
 
 /// Makes a plan within the budget.
@@ -187,14 +188,9 @@ pub(super) fn within(
 ) -> Result<Planned, PlanError> {
     let liveness = Liveness::of(request.graph);
     let own = alone(request, &liveness, framework, None, &mut None);
-    let worth = match &own {
-        // Where hardly anything waits, planners that think of the link alone do no better.
-        Ok(planned) => waits(planned),
-        Err(PlanError::Infeasible(_)) => true,
-        Err(PlanError::Defect(_)) => false,
-    };
+    let fails = matches!(own, Err(PlanError::Infeasible(_)));
     let mut best = own;
-    for method in if worth { request.method.portfolio() } else { Vec::new() } {
+    for method in if fails { request.method.portfolio() } else { Vec::new() } {
         let asked = method.clone();
         let rival = best.as_ref().map_or(Nanos(u64::MAX), |b| b.plan.figures.iteration_ns);
         let mut other = match alone(

@@ -19,9 +19,11 @@ use crate::units::{Bytes, Nanos};
 const RUNGS: u64 = 20;
 
 /// Where operators wait long for the link, so many budgets just below a rung count as part of it:
-/// parts of the peak that are finer than the rungs.
+/// parts of the peak that are finer than the rungs. On graphs of more operators than these they
+/// take long and gain nothing.
 const FINE: u64 = 50;
 const LOOKED_AT: usize = 3;
+const LOOKED_AT_FOR: usize = 1000;
 
 /// The rungs below a budget, the highest first.
 pub(super) fn below(request: &Request<'_>, budget: Bytes) -> impl Iterator<Item = Bytes> + use<> {
@@ -46,7 +48,9 @@ fn parts_below(
 /// somewhat tighter budget is often the better one.
 fn on_rung(request: &Request<'_>, liveness: &Liveness) -> Result<Planned, PlanError> {
     let mut best = within(request, None)?;
-    for budget in parts_below(request, request.budget, FINE).take(LOOKED_AT) {
+    let few = request.graph.operators.len() <= LOOKED_AT_FOR;
+    let looked_at = if few { LOOKED_AT } else { 0 };
+    for budget in parts_below(request, request.budget, FINE).take(looked_at) {
         if !waits(&best) {
             break;
         }
@@ -95,8 +99,13 @@ pub(super) fn make(
         let added = time.map(|time| Nanos(time.0.saturating_sub(unplanned.0 + 1)));
         bounds.as_ref().zip(added).map_or(liveness.floor, |(bounds, added)| bounds.peak(added))
     };
+    let time = |best: &Option<Planned>| best.as_ref().map(|b| b.run.iteration);
+    let mut proved = (time(&best), least(&best));
     for budget in below(request, request.budget) {
-        if budget < least(&best).max(reached.unwrap_or_default()) || done(&best) {
+        if proved.0 != time(&best) {
+            proved = (time(&best), least(&best));
+        }
+        if budget < proved.1.max(reached.unwrap_or_default()) || done(&best) {
             break;
         }
         match on_rung(&Request { budget, ..request.clone() }, liveness) {

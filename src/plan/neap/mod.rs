@@ -79,7 +79,7 @@ pub struct Options {
     pub stream: bool,
     /// Steps of improvement.
     pub effort: u32,
-    /// Fall back on another planner's plan where that is quicker, or the only one.
+    /// Fall back on another planner's plan where there is no own one.
     pub portfolio: bool,
     /// Of several jobs: plan them in several ways, and choose by what they come to side by side
     /// ([`super::global`]).

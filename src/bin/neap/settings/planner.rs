@@ -58,7 +58,7 @@ pub struct Switches {
     /// neap: Never choose what is streamed over the link before all else.
     #[arg(long)]
     no_stream: bool,
-    /// neap: Never use another planner's plan, even if it is better.
+    /// neap: Never use another planner's plan, even where neap's own search finds none.
     #[arg(long)]
     no_portfolio: bool,
     /// neap, several jobs: Plan them in only one way, however they run side by side.
