@@ -375,7 +375,9 @@ fn operators_without_a_library_are_counted_and_named() {
     };
     let (fast, slow) = (report(&[], &[]), report(&[("FAKE_NO_ALGORITHM", "1")], &[]));
     assert_eq!((&fast["fallbacks"], &fast["scratch_bytes"]), (&0.into(), &4096.into()));
-    assert!(slow["fallbacks"].as_u64() > Some(5) && slow["scratch_bytes"] == 0, "{slow}");
+    // Sums of parts need some too.
+    assert!(slow["fallbacks"].as_u64() > Some(5), "{slow}");
+    assert!(slow["scratch_bytes"].as_u64() < Some(4096), "{slow}");
     let note = slow["notes"].to_string();
     assert!(note.contains("run on neap's plain kernels") && note.contains("conv2d"), "{note}");
     // The test library refuses to run in another type than it said that it computes in.
