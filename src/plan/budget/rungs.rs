@@ -16,30 +16,25 @@ use crate::job::liveness::Liveness;
 use crate::units::{Bytes, Nanos};
 
 /// The rungs divide the unplanned peak of the framework's order into so many parts.
-const RUNGS: u64 = 20;
+const RUNGS: u64 = 10;
 
 /// Where operators wait long for the link, so many budgets just below a rung count as part of it:
-/// parts of the peak that are finer than the rungs. On graphs of more operators than these they
-/// take long and gain nothing.
+/// parts of the planned order's own peak, finer than the rungs. On graphs of more operators than
+/// these they take long and gain nothing.
 const FINE: u64 = 50;
 const LOOKED_AT: usize = 3;
 const LOOKED_AT_FOR: usize = 1000;
 
 /// The rungs below a budget, the highest first.
 pub(super) fn below(request: &Request<'_>, budget: Bytes) -> impl Iterator<Item = Bytes> + use<> {
-    parts_below(request, budget, RUNGS)
+    parts_below(Liveness::of(request.graph.framework()).peak, budget, RUNGS)
 }
 
-/// Whole parts of the unplanned peak that are less than a budget, the largest first.
-fn parts_below(
-    request: &Request<'_>,
-    budget: Bytes,
-    parts: u64,
-) -> impl Iterator<Item = Bytes> + use<> {
-    let peak = Liveness::of(request.graph.framework()).peak.0;
+/// Whole parts of a peak that are less than a budget, the largest first.
+fn parts_below(peak: Bytes, budget: Bytes, parts: u64) -> impl Iterator<Item = Bytes> + use<> {
     let part = move |number: u64| {
-        let whole = peak / parts * number;
-        Bytes((whole + peak % parts * number / parts) / 512 * 512)
+        let whole = peak.0 / parts * number;
+        Bytes((whole + peak.0 % parts * number / parts) / 512 * 512)
     };
     (1..=parts).rev().map(part).filter(move |part| *part < budget)
 }
@@ -50,7 +45,7 @@ fn on_rung(request: &Request<'_>, liveness: &Liveness) -> Result<Planned, PlanEr
     let mut best = within(request, None)?;
     let few = request.graph.operators.len() <= LOOKED_AT_FOR;
     let looked_at = if few { LOOKED_AT } else { 0 };
-    for budget in parts_below(request, request.budget, FINE).take(looked_at) {
+    for budget in parts_below(liveness.peak, request.budget, FINE).take(looked_at) {
         if !waits(&best) {
             break;
         }
