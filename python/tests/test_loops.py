@@ -255,6 +255,7 @@ import os, sys, torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 import neap.torch
+from neap.torch import _world
 
 _world.SMALLEST = 1
 torch.set_num_threads(1)
