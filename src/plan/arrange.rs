@@ -192,7 +192,8 @@ fn candidate(request: &Request<'_>) -> Option<Candidate> {
     if arrangement.is_empty() { None } else { Candidate::new(request, &arrangement) }
 }
 
-/// The job with each update as early as it may run, and whole: what [`Bounds::any_order`] is of.
+/// The job with each update as early as it may run, and whole. Its bound is
+/// [`crate::bound::Bounds::any_order`].
 #[must_use]
 pub fn early_job(graph: &Graph, latencies: &[Latency]) -> (Graph, Vec<Latency>) {
     let arrangement = Arrangement { order: early(graph), pieces: Vec::new() };

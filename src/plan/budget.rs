@@ -6,7 +6,7 @@
 //! quicker even without addresses is not placed. Before a budget is refused, the lowest
 //! plan is looked for over the whole range of targets ([`minimum`]), so every budget is met from
 //! the least one found on, and a refusal says what was found. Plans for tighter budgets count too,
-//! so that no looser budget has a slower plan ([`rungs`]).
+//! so that no looser budget has a slower plan (`rungs`).
 
 mod minimum;
 mod reserve;

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer
 
+from neap.torch._recorder import is_subclass
 from neap.torch._storage import blocks
 from neap.torch._watch import Watch
 
@@ -43,7 +44,11 @@ _KEYS = {
 
 
 def divisible(optimizer: Optimizer) -> bool:
-    """Whether this optimizer's step may run in pieces."""
+    """Whether this optimizer's step may run in pieces and its states may leave: those of sharded
+    parameters (FSDP) may not.
+    """
+    if any(is_subclass(p) for group in optimizer.param_groups for p in group["params"]):
+        return False
     plain = type(optimizer).step
     own = vars(optimizer).get("step")
     # A learning rate scheduler of PyTorch's puts a function there that calls the class's own.
