@@ -442,9 +442,9 @@ Result cuModuleGetFunction(Function** function, void* module, const char* name) 
     void* entry = dlsym(module, name);
     void* bytes = dlsym(module, (std::string(name) + "_bytes").c_str());
     if (!entry || !bytes) return 500;
-    static std::map<std::string, Function> functions;
+    static std::map<std::pair<void*, std::string>, Function> functions;
     ONE_AT_A_TIME;
-    *function = &(functions[name] = Function{(void (*)(const void*, unsigned int, Dim, Dim, int))entry, *(unsigned int*)bytes});
+    *function = &(functions[{module, name}] = Function{(void (*)(const void*, unsigned int, Dim, Dim, int))entry, *(unsigned int*)bytes});
     return 0;
 }
 Result cuLaunchKernel(Function* function, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz,
