@@ -2,7 +2,6 @@
 //!
 //! `cargo bench` uses the fixtures; NEAP_BENCH_GRAPH names another *.graph.json.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use divan::{Bencher, black_box};
@@ -122,14 +121,8 @@ fn with_graph<R>(graph: &Graph, share: u64, f: impl FnOnce(&Request<'_>) -> R) -
     let latencies = latency::latencies(graph, &device, None);
     let peak = neap::job::liveness::Liveness::of(graph).peak;
     f(&Request {
-        graph,
         file: (String::new(), json::sha256(graph)),
-        device: &device,
-        latencies: &latencies,
-        budget: Bytes(peak.0 * share / 100),
-        method: plan::Method::default(),
-        whole: BTreeMap::new(),
-        recorded_options: BTreeMap::new(),
+        ..Request::new(graph, &device, &latencies, Bytes(peak.0 * share / 100))
     })
 }
 

@@ -4,7 +4,6 @@
 //! cargo run --example plan_graph
 //! ```
 
-use std::collections::BTreeMap;
 use std::error::Error;
 use std::path::Path;
 
@@ -12,7 +11,7 @@ use neap::contract::check::check;
 use neap::device::{builtin, latency};
 use neap::job::liveness::Liveness;
 use neap::job::{chakra, json};
-use neap::plan::{Method, Request, make};
+use neap::plan::{Request, make};
 use neap::sim::engine;
 use neap::units::Bytes;
 
@@ -25,14 +24,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let device = builtin::find("rtx4090").expect("built in");
     let latencies = latency::latencies(&graph, &device, None);
     let planned = make(&Request {
-        graph: &graph,
         file: ("resnet18.graph.json".to_owned(), json::sha256(&graph)),
-        device: &device,
-        latencies: &latencies,
-        budget: Bytes(peak.0 * 6 / 10),
-        method: Method::default(),
-        whole: BTreeMap::new(),
-        recorded_options: BTreeMap::new(),
+        ..Request::new(&graph, &device, &latencies, Bytes(peak.0 * 6 / 10))
     })?;
 
     // The checker shares no code with the planner.

@@ -3,7 +3,6 @@
 //!
 //! Run with `NEAP_DEEP=1`, `NEAP_CASES=N` or `NEAP_FIRST=SEED` (see `crate::common::cases`).
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::common::random::{self, Random, operand};
@@ -14,7 +13,6 @@ use neap::job::json::sha256;
 use neap::job::{Arg, Arrangement, Graph, Moved, Phase, Pieces, Replay, Role, arrange};
 use neap::plan::arrange::{Candidate, early_job};
 use neap::plan::bound::Bounds;
-use neap::plan::method::Method;
 use neap::plan::{self, PlanError, Planned, Request};
 use neap::run::backend::host::kernels::Kernel;
 use neap::run::backend::operators::KernelError;
@@ -165,14 +163,8 @@ fn moved_and_split_operators_compute_the_same() {
         let device = builtin::find("host").expect("built in");
         let latencies = latency::latencies(&graph, &device, None);
         let request = Request {
-            graph: &graph,
             file: ("x.graph.json".to_owned(), sha256(&graph)),
-            device: &device,
-            latencies: &latencies,
-            whole: BTreeMap::new(),
-            budget: Bytes::ZERO,
-            method: Method::default(),
-            recorded_options: BTreeMap::new(),
+            ..Request::new(&graph, &device, &latencies, Bytes::ZERO)
         };
         let unplanned = plan::unplanned(&request).expect("unplanned");
         let arena = unplanned.plan.figures.arena_bytes;

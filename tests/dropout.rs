@@ -3,7 +3,6 @@
 //! Each test runs the same plan a second time with kernels that draw anew in every execution, which must show: so they have the power to
 //! fail. One job has dropout with a mask, one drops inside attention, where the backward draws the mask again.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use neap::contract::check::{check, check_safety};
@@ -43,14 +42,9 @@ fn request(graph: &Graph, method: Method, then: impl FnOnce(&Request<'_>) -> Pla
     let device = builtin::find("host").expect("built in");
     let latencies = latency::latencies(graph, &device, None);
     then(&Request {
-        graph,
         file: ("x.graph.json".to_owned(), sha256(graph)),
-        device: &device,
-        latencies: &latencies,
-        budget: Liveness::of(graph).peak,
         method,
-        whole: BTreeMap::new(),
-        recorded_options: BTreeMap::new(),
+        ..Request::new(graph, &device, &latencies, Liveness::of(graph).peak)
     })
 }
 

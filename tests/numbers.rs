@@ -72,16 +72,7 @@ fn check(folder: &Path, base: &str) {
             .graph;
     let device = builtin::find("host").unwrap();
     let latencies = latency::latencies(&graph, &device, None);
-    let request = budget::Request {
-        graph: &graph,
-        file: (String::new(), String::new()),
-        device: &device,
-        latencies: &latencies,
-        budget: Bytes::ZERO,
-        method: Default::default(),
-        whole: Default::default(),
-        recorded_options: Default::default(),
-    };
+    let request = budget::Request::new(&graph, &device, &latencies, Bytes::ZERO);
     let unplanned = budget::unplanned(&request).unwrap().plan;
     let (job, arena) = (&unplanned.jobs[0], unplanned.budget);
     let settings = run::Settings {

@@ -2,8 +2,6 @@
 //!
 //! Run with `NEAP_DEEP=1`, `NEAP_CASES=N` or `NEAP_FIRST=SEED` (see `crate::common::cases`).
 
-use std::collections::BTreeMap;
-
 use crate::common::random::{self, Random};
 use neap::contract::check::check;
 use neap::device::{Profile, builtin, latency};
@@ -148,14 +146,8 @@ fn planned_checked_simulated_and_run() {
         let device = device(&mut random);
         let latencies = latency::latencies(&graph, &device, None);
         let mut request = Request {
-            graph: &graph,
             file: ("x.graph.json".to_owned(), sha256(&graph)),
-            device: &device,
-            latencies: &latencies,
-            budget: Bytes::ZERO,
-            method: Method::default(),
-            whole: BTreeMap::new(),
-            recorded_options: BTreeMap::new(),
+            ..Request::new(&graph, &device, &latencies, Bytes::ZERO)
         };
         let unplanned = plan::unplanned(&request).expect("unplanned");
         agree(seed, &graph, &unplanned);
@@ -224,14 +216,8 @@ fn a_looser_budget_is_never_slower() {
         let device = device(&mut random);
         let latencies = latency::latencies(&graph, &device, None);
         let request = Request {
-            graph: &graph,
             file: ("x.graph.json".to_owned(), sha256(&graph)),
-            device: &device,
-            latencies: &latencies,
-            budget: device.available(),
-            method: Method::default(),
-            whole: BTreeMap::new(),
-            recorded_options: BTreeMap::new(),
+            ..Request::new(&graph, &device, &latencies, device.available())
         };
         let unplanned = plan::unplanned(&request).expect("unplanned").plan.figures;
         let peak = unplanned.unplanned_peak_bytes.0;

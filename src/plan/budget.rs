@@ -51,6 +51,28 @@ pub struct Request<'a> {
     pub recorded_options: BTreeMap<String, String>,
 }
 
+impl<'a> Request<'a> {
+    /// A request for the default planner, for a graph without a file.
+    #[must_use]
+    pub fn new(
+        graph: &'a Graph,
+        device: &'a Profile,
+        latencies: &'a [Latency],
+        budget: Bytes,
+    ) -> Self {
+        Self {
+            graph,
+            file: (String::new(), String::new()),
+            device,
+            latencies,
+            whole: BTreeMap::new(),
+            budget,
+            method: Method::default(),
+            recorded_options: BTreeMap::new(),
+        }
+    }
+}
+
 /// A plan and its noise-free run.
 #[derive(Clone, Debug)]
 pub struct Planned {

@@ -57,14 +57,10 @@ impl<'a> Job<'a> {
         'a: 'b,
     {
         Request {
-            graph: self.graph,
             file: self.file.clone(),
-            device,
-            latencies: self.latencies,
-            budget,
             method: self.method.clone(),
-            whole: BTreeMap::new(),
             recorded_options: jobs.recorded_options.clone(),
+            ..Request::new(self.graph, device, self.latencies, budget)
         }
     }
 }

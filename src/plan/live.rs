@@ -342,14 +342,9 @@ impl<'a> Live<'a> {
             let job = &self.arrivals[index].job;
             if !self.unplanned.contains_key(&*job.file.1) {
                 let made = budget::unplanned(&Request {
-                    graph: job.graph,
                     file: job.file.clone(),
-                    device: self.device,
-                    latencies: job.latencies,
-                    budget: Bytes::ZERO,
                     method: job.method.clone(),
-                    whole: BTreeMap::new(),
-                    recorded_options: BTreeMap::new(),
+                    ..Request::new(job.graph, self.device, job.latencies, Bytes::ZERO)
                 })?;
                 let unplanned = Part {
                     bytes: made.plan.figures.arena_bytes.0,

@@ -32,8 +32,14 @@ impl Drift {
     pub fn exceeds(self, threshold: u64) -> bool {
         [self.operators_per_mille, self.h2d_per_mille, self.d2h_per_mille]
             .into_iter()
-            .any(|now| now.abs_diff(1000) > threshold)
+            .any(|now| exceeds(now, threshold))
     }
+}
+
+/// Whether a sum, in thousandths of what it was, has changed by more than `threshold` thousandths.
+#[must_use]
+pub fn exceeds(now_per_mille: u64, threshold: u64) -> bool {
+    now_per_mille.abs_diff(1000) > threshold
 }
 
 /// Mean latencies of a job's operators and copies.

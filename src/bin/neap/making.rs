@@ -47,15 +47,5 @@ fn request<'a>(
     method: Method,
     recorded_options: BTreeMap<String, String>,
 ) -> Request<'a> {
-    let file = (String::new(), String::new());
-    Request {
-        graph,
-        file,
-        device,
-        latencies,
-        whole: BTreeMap::new(),
-        budget,
-        method,
-        recorded_options,
-    }
+    Request { method, recorded_options, ..Request::new(graph, device, latencies, budget) }
 }

@@ -1,15 +1,13 @@
 //! Figures computed by hand: five operators of 1,000 ns, tensors of 1,024 bytes, a link of one byte
 //! per nanosecond.
 
-use std::collections::BTreeMap;
-
 use super::*;
 use crate::contract::check::{check, check_safety};
 use crate::contract::{Event, Latency, Source, Trigger};
 use crate::device::{Link, builtin};
 use crate::emit::Emitted;
 use crate::job::{Arg, Dtype, Operand, Operator, Phase, Replay, Role, Tensor};
-use crate::{Method, Request, place};
+use crate::{Request, place};
 
 const LINK: Link = Link {
     h2d: 1_000_000_000,
@@ -85,16 +83,7 @@ fn plan(graph: &Graph, events: Vec<Event>, budget: u64) -> Plan {
     };
     let latencies =
         vec![Latency { time: Nanos(1000), source: Source::Graph }; graph.operators.len()];
-    let request = Request {
-        graph,
-        file: (String::new(), String::new()),
-        device: &device,
-        latencies: &latencies,
-        budget: Bytes(budget),
-        method: Method::default(),
-        whole: BTreeMap::new(),
-        recorded_options: BTreeMap::new(),
-    };
+    let request = Request::new(graph, &device, &latencies, Bytes(budget));
     let mut plan = crate::unplanned(&request).unwrap().plan;
     let program = Program::new(graph, &latencies, &events).unwrap();
     let items = place::items(&program, &Emitted::default());

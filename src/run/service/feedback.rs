@@ -9,7 +9,7 @@ use super::worker::Work;
 use crate::backend::Measured;
 use crate::contract::{JobPlan, Latency};
 use crate::device::{Link, Profile};
-use crate::drift::{Means, slowed};
+use crate::drift::{Means, exceeds, slowed};
 use crate::sim::engine;
 use crate::sim::program::Program;
 use crate::units::Nanos;
@@ -60,7 +60,7 @@ impl Feedback {
     ) -> Option<String> {
         self.jobs[id].learn(measured);
         let of_planned = |what: &str, per_mille: u64| {
-            (per_mille.abs_diff(1000) > self.threshold)
+            exceeds(per_mille, self.threshold)
                 .then(|| format!("{what} {} % of their planned time", per_mille / 10))
         };
         let slow = self.slow(present);

@@ -55,21 +55,20 @@ impl Service<'_, '_> {
         }
         let device =
             Profile { link: self.feedback.planning(present), ..self.options.device.clone() };
-        let works: Vec<(Arc<Work>, Vec<Latency>, JobPlan)> = jobs
+        let (works, old): (Vec<(Arc<Work>, Vec<Latency>)>, Vec<JobPlan>) = jobs
             .iter()
             .map(|&id| {
                 let seat = &self.seats[id as usize];
                 let plan = seat.plans[seat.plans.len() - 1].clone();
-                (Arc::clone(&seat.work), self.feedback.latencies(id as usize), plan)
+                ((Arc::clone(&seat.work), self.feedback.latencies(id as usize)), plan)
             })
-            .collect();
+            .unzip();
         let (number, arena, sender) = (self.asked, self.options.arena, self.mailbox.sender.clone());
         self.planning = Some((number, jobs, std::mem::take(&mut self.why)));
         self.scope.spawn(move || {
             let began = Instant::now();
             let asked: Vec<Asked<'_>> =
-                works.iter().map(|(work, latencies, _)| Asked { work, latencies }).collect();
-            let old: Vec<JobPlan> = works.iter().map(|(.., plan)| plan.clone()).collect();
+                works.iter().map(|(work, latencies)| Asked { work, latencies }).collect();
             let plans = planner(&asked, &device, arena);
             let time = |plans: &[JobPlan]| predicted(&asked, plans, &device.link).ok();
             let predicted = plans.as_ref().ok().and_then(|new| Some((time(&old)?, time(new)?)));

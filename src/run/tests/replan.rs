@@ -29,14 +29,8 @@ fn throttled(b: &Build, planner: &controller::Planner<'_>, iterations: u32) -> O
 /// A plan without any copy, with the figures that the checker requires.
 fn without_copies(b: &Build, device: &Profile, latencies: &[Latency]) -> Plan {
     let request = crate::plan::Request {
-        graph: &b.graph,
         file: (String::new(), crate::job::json::sha256(&b.graph)),
-        device,
-        latencies,
-        budget: Bytes::ZERO,
-        method: crate::plan::Method::default(),
-        whole: BTreeMap::new(),
-        recorded_options: BTreeMap::new(),
+        ..crate::plan::Request::new(&b.graph, device, latencies, Bytes::ZERO)
     };
     crate::plan::unplanned(&request).unwrap().plan
 }

@@ -1,6 +1,5 @@
 //! `neap compare` of one job.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Instant;
 
@@ -113,15 +112,16 @@ impl Site<'_> {
         let name = method.name();
         let peak = self.liveness.peak;
         let request = Request {
-            graph: self.graph,
             file: ("job.graph.json".to_owned(), neap::job::json::sha256(self.graph)),
-            device: self.device,
-            latencies: self.latencies,
-            budget: budget
-                .unwrap_or_else(|| self.device.available().min(Bytes(peak.0.saturating_mul(2)))),
             method: method.clone(),
-            whole: BTreeMap::new(),
-            recorded_options: BTreeMap::new(),
+            ..Request::new(
+                self.graph,
+                self.device,
+                self.latencies,
+                budget.unwrap_or_else(|| {
+                    self.device.available().min(Bytes(peak.0.saturating_mul(2)))
+                }),
+            )
         };
         let started = Instant::now();
         let planned = if budget.is_some() {

@@ -262,16 +262,7 @@ fn train(base: &str, limit: f64) {
             .graph;
     let device = builtin::find("host").unwrap();
     let latencies = latency::latencies(&graph, &device, None);
-    let request = budget::Request {
-        graph: &graph,
-        file: (String::new(), String::new()),
-        device: &device,
-        latencies: &latencies,
-        budget: crate::units::Bytes::ZERO,
-        method: Default::default(),
-        whole: Default::default(),
-        recorded_options: Default::default(),
-    };
+    let request = budget::Request::new(&graph, &device, &latencies, crate::units::Bytes::ZERO);
     let unplanned = budget::unplanned(&request).unwrap().plan;
     let settings = Settings {
         iterations: 2,

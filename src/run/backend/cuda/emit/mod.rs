@@ -93,16 +93,7 @@ mod tests {
         let graph = crate::job::chakra::import(trace, &Default::default()).unwrap().graph;
         let device = builtin::find("a100-80g").unwrap();
         let latencies = latency::latencies(&graph, &device, None);
-        let request = crate::plan::budget::Request {
-            graph: &graph,
-            file: (String::new(), String::new()),
-            device: &device,
-            latencies: &latencies,
-            budget: Bytes::ZERO,
-            method: Default::default(),
-            whole: Default::default(),
-            recorded_options: Default::default(),
-        };
+        let request = crate::plan::budget::Request::new(&graph, &device, &latencies, Bytes::ZERO);
         let plan = crate::plan::budget::unplanned(&request).unwrap().plan;
         let program = crate::sim::program::Program::placed(&graph, &plan.jobs[0]).unwrap();
         let script = executor::script(
