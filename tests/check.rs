@@ -32,7 +32,6 @@ fn structural(refusal: &Refusal) -> bool {
             | UnknownOperator { .. }
             | UnknownTensor { .. }
             | Unsorted { .. }
-            | Delayed { .. }
             | RecomputeTooEarly { .. }
             | NeverReplayed { .. }
             | KeepsOther { .. }
@@ -303,19 +302,13 @@ fn hostile_plans_do_not_panic() {
             |random: &mut Random| Latency { time: Nanos(number(random)), source: Source::Roofline };
         job.latencies = graph.operators.iter().map(|_| time(&mut random)).collect();
         for _ in 0..random.below(12) {
-            let trigger =
-                Trigger { after: Some(OpId(id(&mut random))), delay: Nanos(number(&mut random)) };
+            let trigger = Trigger { after: Some(OpId(id(&mut random))) };
             let (tensor, operator) = (TensorId(id(&mut random)), OpId(id(&mut random)));
-            let plain = Trigger { delay: Nanos(0), ..trigger };
             job.events.push(match random.below(4) {
                 0 => Event::SwapOut { tensor, trigger },
                 1 => Event::SwapIn { tensor, trigger },
-                2 => Event::Release { tensor, trigger: plain },
-                _ => Event::Recompute {
-                    operator,
-                    trigger: plain,
-                    keep: vec![tensor; random.below(3)],
-                },
+                2 => Event::Release { tensor, trigger },
+                _ => Event::Recompute { operator, trigger, keep: vec![tensor; random.below(3)] },
             });
             job.host_slots.insert(tensor, Bytes(number(&mut random)));
             let place = Place::Tensor { tensor, residency: id(&mut random) };

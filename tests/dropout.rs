@@ -18,7 +18,7 @@ use neap::run::backend::operators::KernelError;
 use neap::run::backend::operators::view::Call;
 use neap::run::{Lookup, Outcome, Rate, Settings, run_with};
 use neap::sim::program::Program;
-use neap::units::{Bytes, Nanos, OpId, TensorId};
+use neap::units::{Bytes, OpId, TensorId};
 
 const DROPOUT: &str = "aten::native_dropout";
 const ATTENTION: &str = "aten::_scaled_dot_product_efficient_attention";
@@ -190,7 +190,7 @@ fn dropped() -> Graph {
 #[test]
 fn a_mask_is_drawn_again() {
     let graph = dropped();
-    let at = |op: u32| Trigger { after: Some(OpId(op)), delay: Nanos::ZERO };
+    let at = |op: u32| Trigger { after: Some(OpId(op)) };
     let id = |name: &str| see(&graph.tensors, name, 0).tensor;
     // Dropped after the forward, made again before the backward, both outputs.
     let events = vec![

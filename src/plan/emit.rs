@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::residency::{Gap, Residencies};
 use crate::contract::{Event, Trigger};
-use crate::units::{Nanos, OpId, TensorId};
+use crate::units::{OpId, TensorId};
 
 /// Events, and for each swap-out the last operator during which its bytes may still be leaving.
 #[derive(Clone, Debug, Default)]
@@ -23,7 +23,7 @@ type Rank = (u32, u8, u64, u32);
 #[must_use]
 pub fn events(residencies: &Residencies<'_>) -> Emitted {
     let mut ranked: Vec<(Rank, Event, Option<OpId>)> = Vec::new();
-    let at = |place: u32| Trigger { after: place.checked_sub(1).map(OpId), delay: Nanos::ZERO };
+    let at = |place: u32| Trigger { after: place.checked_sub(1).map(OpId) };
     for (tensor, gap, decision) in residencies.decisions() {
         let (a, _, _) = residencies.ends(tensor, gap);
         let (place, late) = (a.div_ceil(2), if a % 2 == 0 { 3 } else { 0 });

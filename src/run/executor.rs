@@ -5,9 +5,7 @@
 use std::time::Instant;
 
 use super::RunError;
-use super::backend::{
-    Capture, Device, Due, Failure, Item, Measured, Script, StepWork, Stream, Work,
-};
+use super::backend::{Capture, Device, Failure, Item, Measured, Script, StepWork, Stream, Work};
 use crate::contract::JobPlan;
 use crate::job::{Dtype, Graph};
 use crate::sim::engine;
@@ -160,7 +158,14 @@ impl Builder<'_> {
                 )));
             }
         }
-        Ok(Item { stream: Stream::Compute, waits, fetches, due: None, work: Work::Step(work), top })
+        Ok(Item {
+            stream: Stream::Compute,
+            waits,
+            fetches,
+            trigger: None,
+            work: Work::Step(work),
+            top,
+        })
     }
 
     /// Where to read the loss, if this step writes it.
@@ -205,9 +210,8 @@ impl Builder<'_> {
             Direction::H2d => Stream::H2d,
             Direction::D2h => Stream::D2h,
         };
-        let due = Some(Due { after: copy.trigger, delay: copy.delay });
         let work = Work::Copy { device, host, bytes: copy.bytes };
-        Ok(Item { stream, waits, fetches: Vec::new(), due, work, top })
+        Ok(Item { stream, waits, fetches: Vec::new(), trigger: copy.trigger, work, top })
     }
 
     /// An order of enqueueing in which each item comes after all items that it waits for.
@@ -222,7 +226,7 @@ impl Builder<'_> {
                 // and a copy that stands behind many steps would start late.
                 let most = if index == Stream::Compute.index() { 1 } else { usize::MAX };
                 for &item in stream.iter().skip(*next).take(most) {
-                    let trigger = items[item].due.and_then(|d| d.after);
+                    let trigger = items[item].trigger;
                     if !items[item].waits.iter().chain(&trigger).all(|&w| placed[w]) {
                         break;
                     }
@@ -266,7 +270,7 @@ fn prune(script: &mut Script) {
     for &index in &script.order {
         let item = &mut script.items[index];
         let mut known = last[stream[index]];
-        let trigger = item.due.and_then(|d| d.after);
+        let trigger = item.trigger;
         item.waits.extend(trigger);
         // An item implies only what stands before it in the order.
         item.waits.sort_unstable_by_key(|&w| std::cmp::Reverse(rank[w]));
@@ -298,8 +302,6 @@ pub struct Record {
     pub operator_ns: Vec<Vec<Nanos>>,
     /// How many steps had to wait for a copy that they read.
     pub late: u64,
-    /// How many copies started without their delay because a step waited for them.
-    pub passive: u64,
     /// The largest sum of resident bytes, from the measured times.
     pub resident_peak: Bytes,
     /// When each step and copy of the last iteration started and ended.
@@ -354,7 +356,6 @@ impl Executor<'_> {
         record.losses.extend(measured.loss);
         record.iteration_ns.push(measured.iteration);
         record.late += measured.late;
-        record.passive += measured.passive;
         let (steps, copies) = measured.items.split_at(self.program.steps.len());
         for (step, (start, end)) in self.program.steps.iter().zip(steps) {
             if step.event.is_none() {

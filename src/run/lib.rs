@@ -228,8 +228,6 @@ pub struct Outcome {
     pub wall_ns: Vec<Nanos>,
     /// How often a step found what it reads still on its way.
     pub late_copies: u64,
-    /// How many swap-ins started without their delay because a step waited for them.
-    pub passive_copies: u64,
     /// For each operator, the time of its own run (not its recomputes) in each iteration.
     pub operator_ns: Vec<Vec<Nanos>>,
     /// When each step and copy of the last iteration started and ended.

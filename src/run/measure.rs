@@ -265,7 +265,7 @@ fn copies(
                 stream,
                 waits: Vec::new(),
                 fetches: Vec::new(),
-                due: None,
+                trigger: None,
                 work,
                 top: Bytes::ZERO,
             });

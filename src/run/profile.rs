@@ -156,7 +156,7 @@ pub fn first(graph: &Graph, start: Bytes) -> (Item, BTreeMap<TensorId, Bytes>) {
         stream: Stream::Compute,
         waits: Vec::new(),
         fetches: Vec::new(),
-        due: None,
+        trigger: None,
         work: Work::Step(step),
         top: end + own,
     };

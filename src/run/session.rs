@@ -137,7 +137,6 @@ impl<'a> Job<'a> {
             wall_ns: record.wall_ns,
             last: record.last,
             late_copies: record.late,
-            passive_copies: record.passive,
             operator_ns: record.operator_ns,
             notes: std::mem::take(&mut self.notes),
             ..Outcome::default()

@@ -30,7 +30,7 @@ fn planned_equals_unplanned() {
     assert_eq!(plain.peak_bytes, bare.1);
     assert_eq!(plain.late_copies, 0);
     assert!(plain.operator_ns.iter().all(|times| times.len() == 4));
-    let planned = plan(&b.graph, events(&b, 0));
+    let planned = plan(&b.graph, events(&b));
     for poison in [false, true] {
         let with = go(&b.graph, &planned, &Settings { poison, ..settings(4) }).unwrap();
         assert_eq!(bits(&with.losses), bits(&plain.losses));
@@ -46,35 +46,15 @@ fn bits(losses: &[f32]) -> Vec<u32> {
 }
 
 #[test]
-fn late_and_passive_copies_cost_time_only() {
+fn late_copies_cost_time_only() {
     let b = net();
     let plain = go(&b.graph, &plan(&b.graph, Vec::new()), &settings(3)).unwrap();
     let slow = Settings { throttle_per_mille: 5, ..settings(3) };
-    let late = go(&b.graph, &plan(&b.graph, events(&b, 0)), &slow).unwrap();
+    let late = go(&b.graph, &plan(&b.graph, events(&b)), &slow).unwrap();
     assert!(late.late_copies >= 3, "{}", late.late_copies);
     assert_eq!(late.checksum, plain.checksum);
     // 12 kB at 5 MB/s take 2.4 ms, and several such copies wait for each other.
     assert!(late.iteration_ns.iter().all(|t| *t > Nanos(6_000_000)), "{:?}", late.iteration_ns);
-    // A delay of an hour is removed at once.
-    let passive =
-        go(&b.graph, &plan(&b.graph, events(&b, 3_600_000_000_000)), &settings(3)).unwrap();
-    assert_eq!(passive.passive_copies, 6);
-    assert_eq!(passive.checksum, plain.checksum);
-}
-
-#[test]
-fn a_delay_is_kept() {
-    let b = net();
-    let mut events = events(&b, 0);
-    // No step waits for this copy, so it starts after its delay.
-    *events.last_mut().unwrap() =
-        Event::SwapOut { tensor: b.id("w1"), trigger: after(Some(12), 20_000_000) };
-    let outcome = go(&b.graph, &plan(&b.graph, events), &settings(2)).unwrap();
-    assert!(
-        outcome.iteration_ns.iter().all(|t| *t >= Nanos(20_000_000)),
-        "{:?}",
-        outcome.iteration_ns
-    );
 }
 
 #[test]
@@ -84,7 +64,7 @@ fn failing_operators_end_the_run_by_name() {
         b.graph.operators[7].kind = kind.into();
         let error = go(
             &b.graph,
-            &plan(&b.graph, events(&b, 1000)),
+            &plan(&b.graph, events(&b)),
             &Settings { throttle_per_mille: 5, ..settings(5) },
         )
         .unwrap_err();
@@ -119,7 +99,7 @@ fn what_cannot_run_is_said_first() {
     let text =
         go(&b.graph, &(bare.0.clone(), Bytes(bare.1.0 - 1)), &settings(1)).unwrap_err().to_string();
     assert!(text.contains("beyond the arena"), "{text}");
-    let mut planned = plan(&b.graph, events(&b, 0));
+    let mut planned = plan(&b.graph, events(&b));
     planned.0.host_slots.remove(&b.id("x"));
     assert!(go(&b.graph, &planned, &settings(1)).unwrap_err().to_string().contains("no slot"));
 }
@@ -127,7 +107,7 @@ fn what_cannot_run_is_said_first() {
 #[test]
 fn a_plan_that_would_deadlock_is_refused() {
     let b = net();
-    let (mut job, arena) = plan(&b.graph, events(&b, 0));
+    let (mut job, arena) = plan(&b.graph, events(&b));
     // In the opposite order of placements early residencies would wait for later ones.
     job.placements.reverse();
     let text = go(&b.graph, &(job, arena), &settings(1)).unwrap_err().to_string();
@@ -137,7 +117,7 @@ fn a_plan_that_would_deadlock_is_refused() {
 #[test]
 fn a_thousand_iterations() {
     let b = net();
-    let planned = plan(&b.graph, events(&b, 5000));
+    let planned = plan(&b.graph, events(&b));
     let quick = Settings { link_rate: Rate::Unlimited, ..settings(1000) };
     let mut told = 0;
     let outcome =
@@ -173,7 +153,7 @@ fn weights_come_in_and_go_out() {
         weights::save(&path, &shapes, |key| Ok(state[key].data.clone())).unwrap();
     };
     write(&state);
-    let continued = go(&b.graph, &plan(&b.graph, events(&b, 0)), &again).unwrap();
+    let continued = go(&b.graph, &plan(&b.graph, events(&b)), &again).unwrap();
     // Dropout starts from iteration 0 again, so only a run without it would continue exactly; but
     // it differs from a fresh run.
     assert_ne!(bits(&continued.losses), bits(&first.losses[..2]));

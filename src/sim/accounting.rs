@@ -161,10 +161,10 @@ mod tests {
     fn both_ways() -> Program {
         let (a, b) = (TensorId(0), TensorId(1));
         program(&[
-            Event::SwapOut { tensor: a, trigger: after(0, 0) },
-            Event::SwapOut { tensor: b, trigger: after(2, 0) },
-            Event::SwapIn { tensor: a, trigger: after(2, 0) },
-            Event::SwapIn { tensor: b, trigger: after(3, 0) },
+            Event::SwapOut { tensor: a, trigger: after(0) },
+            Event::SwapOut { tensor: b, trigger: after(2) },
+            Event::SwapIn { tensor: a, trigger: after(2) },
+            Event::SwapIn { tensor: b, trigger: after(3) },
         ])
     }
 

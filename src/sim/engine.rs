@@ -72,7 +72,7 @@ fn alone(
             }
             started |= player.start_step(now, ALONE);
         }
-        let next = player.next(now).min(wires.next(now, link));
+        let next = player.next().min(wires.next(now, link));
         if next == NEVER {
             break;
         }
@@ -203,8 +203,8 @@ pub(super) mod tests {
         .unwrap()
     }
 
-    pub fn after(op: u32, delay: u64) -> Trigger {
-        Trigger { after: Some(OpId(op)), delay: Nanos(delay) }
+    pub fn after(op: u32) -> Trigger {
+        Trigger { after: Some(OpId(op)) }
     }
 
     fn simulate(events: &[Event]) -> (Run, Bytes) {
@@ -225,8 +225,8 @@ pub(super) mod tests {
     fn a_late_swap_in_is_waited_for_and_counted() {
         let a = TensorId(0);
         let events = [
-            Event::SwapOut { tensor: a, trigger: after(0, 0) },
-            Event::SwapIn { tensor: a, trigger: after(2, 0) },
+            Event::SwapOut { tensor: a, trigger: after(0) },
+            Event::SwapIn { tensor: a, trigger: after(2) },
         ];
         let (run, _) = simulate(&events);
         // Out from 1,000 to 2,024; in from 3,000 to 4,024, which op3 waits for.
@@ -236,24 +236,13 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_delay_ends_when_a_step_waits() {
-        let a = TensorId(0);
-        let events = [
-            Event::SwapOut { tensor: a, trigger: after(0, 0) },
-            Event::SwapIn { tensor: a, trigger: after(1, 700_000) },
-        ];
-        let (run, _) = simulate(&events);
-        assert_eq!(run.copies[1], (Nanos(3000), Nanos(4024)));
-    }
-
-    #[test]
     fn on_one_link_the_directions_take_turns() {
         let (a, b) = (TensorId(0), TensorId(1));
         let events = [
-            Event::SwapOut { tensor: a, trigger: after(0, 0) },
-            Event::SwapOut { tensor: b, trigger: after(2, 0) },
-            Event::SwapIn { tensor: a, trigger: after(2, 0) },
-            Event::SwapIn { tensor: b, trigger: after(3, 0) },
+            Event::SwapOut { tensor: a, trigger: after(0) },
+            Event::SwapOut { tensor: b, trigger: after(2) },
+            Event::SwapIn { tensor: a, trigger: after(2) },
+            Event::SwapIn { tensor: b, trigger: after(3) },
         ];
         let latencies = vec![Latency { time: Nanos(1000), source: Source::Graph }; 5];
         let program = Program::new(&graph(), &latencies, &events).unwrap();
@@ -271,16 +260,16 @@ pub(super) mod tests {
     fn directions_slow_each_other_while_both_are_busy() {
         let (a, b) = (TensorId(0), TensorId(1));
         let events = [
-            Event::SwapOut { tensor: a, trigger: after(0, 0) },
-            Event::SwapIn { tensor: a, trigger: after(1, 500) },
-            Event::SwapOut { tensor: b, trigger: after(2, 0) },
-            Event::SwapIn { tensor: b, trigger: after(3, 0) },
+            Event::SwapOut { tensor: a, trigger: after(0) },
+            Event::SwapIn { tensor: a, trigger: after(1) },
+            Event::SwapOut { tensor: b, trigger: after(2) },
+            Event::SwapIn { tensor: b, trigger: after(3) },
         ];
         let (run, _) = simulate(&events);
-        // a comes back from 2,500 to 3,000 alone and is slowed by b's departure from then on: 524
-        // bytes take 1,048 ns.
-        assert_eq!(run.copies[1], (Nanos(2500), Nanos(4048)));
-        // b: 524 bytes' worth by 4,048, the other 500 alone.
-        assert_eq!(run.copies[2], (Nanos(3000), Nanos(4548)));
+        // a comes back from 2,024 to 3,000 alone and is slowed by b's departure from then on: 48
+        // bytes take 96 ns.
+        assert_eq!(run.copies[1], (Nanos(2024), Nanos(3096)));
+        // b: 48 bytes' worth by 3,096, the other 976 alone.
+        assert_eq!(run.copies[2], (Nanos(3000), Nanos(4072)));
     }
 }

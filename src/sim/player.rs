@@ -18,8 +18,6 @@ struct Queue {
     copies: Vec<usize>,
     next: usize,
     running: bool,
-    /// Copies before this position start without their delay.
-    cut: usize,
 }
 
 /// The step that is running.
@@ -43,7 +41,6 @@ pub(super) struct Player<P, D> {
     steps: Vec<(Nanos, Nanos)>,
     copies: Vec<(Nanos, Nanos)>,
     queues: [Queue; 2],
-    position: Vec<usize>,
     stalls: Stalls,
     late: u32,
     /// Whether other jobs use the window too.
@@ -61,15 +58,8 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
                 .collect(),
             next: 0,
             running: false,
-            cut: 0,
         };
         let queues = DIRECTIONS.map(queue);
-        let mut position = vec![0; program.copies.len()];
-        for q in &queues {
-            for (at, &copy) in q.copies.iter().enumerate() {
-                position[copy] = at;
-            }
-        }
         Self {
             steps: vec![(NEVER, NEVER); program.steps.len()],
             copies: vec![(NEVER, NEVER); program.copies.len()],
@@ -80,7 +70,6 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
             running: None,
             ready_since: began,
             queues,
-            position,
             stalls: Stalls::default(),
             late: 0,
             shares: false,
@@ -182,7 +171,7 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
         let queue = &self.queues[direction];
         let &copy = queue.copies.get(queue.next).filter(|_| !queue.running)?;
         let c = &self.program.copies[copy];
-        let ready = self.due(copy, queue.next < queue.cut, now) <= now
+        let ready = c.trigger.map_or(self.began, |s| self.steps[s].1) <= now
             && c.written_by.is_none_or(|s| self.steps[s].1 <= now)
             && c.source.is_none_or(|s| self.copies[s].1 <= now)
             && c.pool_waits.iter().all(|&s| self.copies[s].1 <= now)
@@ -205,25 +194,14 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
         queue.next += 1;
     }
 
-    /// Starts the next step if it may start. Otherwise it removes the delays of the copies that the
-    /// step waits for. Returns whether anything changed.
+    /// Starts the next step if it may start. Returns whether it did.
     pub fn start_step(&mut self, now: Nanos, speed: u64) -> bool {
         let Some(step) = self.program.steps.get(self.step).filter(|_| self.running.is_none())
         else {
             return false;
         };
-        let missing = |copy: &&usize| self.copies[**copy].1 > now;
-        if let Some(reach) =
-            step.reads_copies.iter().filter(missing).map(|&copy| self.position[copy] + 1).max()
-        {
-            // The step already waits. So the copies that it waits for, and all copies queued before
-            // them, start without their delay.
-            let cut = &mut self.queues[0].cut;
-            let cuts = *cut < reach;
-            *cut = reach.max(*cut);
-            return cuts;
-        }
-        if !step.begins.iter().all(|&r| self.bytes_free(r, now))
+        if step.reads_copies.iter().any(|&copy| self.copies[copy].1 > now)
+            || !step.begins.iter().all(|&r| self.bytes_free(r, now))
             || self.lacks(self.program.stretches.step(self.step))
         {
             return false;
@@ -269,30 +247,9 @@ impl<P: Deref<Target = Program>, D: Deref<Target = Durations>> Player<P, D> {
         true
     }
 
-    /// When its running step ends or its next copies become due, the earlier of the two.
-    pub fn next(&self, now: Nanos) -> Nanos {
-        let mut next = self.running.map_or(NEVER, |r| r.ends);
-        for q in &self.queues {
-            if let Some(&copy) = q.copies.get(q.next).filter(|_| !q.running) {
-                let due = self.due(copy, q.next < q.cut, now);
-                if due > now {
-                    next = next.min(due);
-                }
-            }
-        }
-        next
-    }
-
-    fn due(&self, copy: usize, cut: bool, now: Nanos) -> Nanos {
-        let c = &self.program.copies[copy];
-        let end = c.trigger.map_or(self.began, |s| self.steps[s].1);
-        if end > now {
-            NEVER
-        } else if cut {
-            end
-        } else {
-            Nanos(end.0.saturating_add(c.delay.0))
-        }
+    /// When its running step ends.
+    pub fn next(&self) -> Nanos {
+        self.running.map_or(NEVER, |r| r.ends)
     }
 
     fn bytes_free(&self, residency: usize, now: Nanos) -> bool {

@@ -95,8 +95,6 @@ pub struct Copy {
     pub residency: usize,
     /// The step after whose end it becomes due; `None` for the start of the iteration.
     pub trigger: Option<usize>,
-    /// The delay after that.
-    pub delay: Nanos,
     /// The step that wrote what a swap-out copies.
     pub written_by: Option<usize>,
     /// The copy that this one needs: for a swap-out, the swap-in that brought the tensor; for a

@@ -143,8 +143,7 @@ impl<'a, P: Deref<Target = Program>, D: Deref<Target = Durations>> Shared<'a, P,
             {
                 return Ok(Some((job, seat.player.run(self.now))));
             }
-            let next =
-                self.seats.iter().flatten().map(|s| s.player.next(self.now)).min().unwrap_or(NEVER);
+            let next = self.seats.iter().flatten().map(|s| s.player.next()).min().unwrap_or(NEVER);
             let next = next.min(self.wires.next(self.now, self.link));
             if next == NEVER
                 && let Some(stuck) = self.seats.iter().flatten().next()

@@ -184,11 +184,8 @@ mod tests {
     fn stretches_are_read_off_a_program() {
         let a = TensorId(0);
         let events = [
-            Event::SwapOut { tensor: a, trigger: after(0, 0) },
-            Event::SwapIn {
-                tensor: a,
-                trigger: Trigger { after: Some(OpId(1)), delay: Nanos::ZERO },
-            },
+            Event::SwapOut { tensor: a, trigger: after(0) },
+            Event::SwapIn { tensor: a, trigger: Trigger { after: Some(OpId(1)) } },
         ];
         let latencies = vec![Latency { time: Nanos(1000), source: Source::Graph }; 5];
         let mut program = Program::new(&graph(), &latencies, &events).unwrap();

@@ -18,7 +18,6 @@ impl Machine<'_> {
         let job = &self.plan.jobs[0];
         let rates = [(0, 0), (link.d2h, link.d2h_contended), (link.h2d, link.h2d_contended)];
         let mut stopped = vec![0u64; self.started.len()];
-        let mut cut = vec![false; self.started.len()];
         // What each running task has left: nanoseconds of a step, units of a copy.
         let mut left: Vec<Option<i128>> = vec![None; self.started.len()];
         let (mut now, mut peak) = (0u64, 0);
@@ -38,16 +37,9 @@ impl Machine<'_> {
                         continue;
                     };
                     let what = self.reading.tasks[task].clone();
-                    if lane == 0 {
-                        let latest = what.wants.iter().max().copied();
-                        self.reading.lanes[2]
-                            .iter()
-                            .filter(|c| Some(**c) <= latest)
-                            .for_each(|c| cut[*c] = true);
-                    } else {
+                    if lane != 0 {
                         let begun = what.trigger.map_or(0, |t| stopped[t]);
-                        let delay = job.events[what.event].trigger().delay.0;
-                        if now < begun + if cut[task] { 0 } else { delay } {
+                        if now < begun {
                             continue;
                         }
                     }

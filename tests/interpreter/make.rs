@@ -182,14 +182,9 @@ pub fn place(random: &mut Random, graph: &Graph, plan: &mut Plan) -> bool {
     true
 }
 
-fn trigger(random: &mut Random, before: usize) -> Trigger {
-    // `before` is the position among operators: an event at 0 stands before all.
-    let delay = if random.once_in(2) { 0 } else { random.below(300) as u64 };
-    Trigger { after: before.checked_sub(1).map(OpId::of), delay: Nanos(delay) }
-}
-
+/// The trigger of an event that stands before the operator at this position.
 fn now(position: usize) -> Trigger {
-    Trigger { after: position.checked_sub(1).map(OpId::of), delay: Nanos::ZERO }
+    Trigger { after: position.checked_sub(1).map(OpId::of) }
 }
 
 /// Puts an event among those of its trigger.
@@ -215,7 +210,7 @@ fn propose(random: &mut Random, graph: &Graph, events: &mut Vec<Event>) {
         if random.once_in(4) {
             Event::Release { tensor: id, trigger: now(position) }
         } else {
-            Event::SwapOut { tensor: id, trigger: trigger(random, position) }
+            Event::SwapOut { tensor: id, trigger: now(position) }
         }
     };
     match (random.below(6), next) {
@@ -225,7 +220,7 @@ fn propose(random: &mut Random, graph: &Graph, events: &mut Vec<Event>) {
             let back = random.between(out.max(use_ + 1), next);
             let event = leave(random, out);
             insert(random, events, event);
-            let event = Event::SwapIn { tensor: id, trigger: trigger(random, back) };
+            let event = Event::SwapIn { tensor: id, trigger: now(back) };
             insert(random, events, event);
         }
         (3, Some(next)) => {
@@ -246,10 +241,8 @@ fn propose(random: &mut Random, graph: &Graph, events: &mut Vec<Event>) {
         (0..=3, None) if generator.is_none() => {
             let event = leave(random, random.clone().between(last + 1, count));
             insert(random, events, event);
-            let event = Event::SwapIn {
-                tensor: id,
-                trigger: trigger(random, random.clone().between(0, first)),
-            };
+            let event =
+                Event::SwapIn { tensor: id, trigger: now(random.clone().between(0, first)) };
             insert(random, events, event);
         }
         (4, _) => {
@@ -313,13 +306,10 @@ pub fn damage(random: &mut Random, graph: &Graph, plan: &mut Plan) {
             // Later or earlier, and to its place in the list.
             let mut event = events.remove(at);
             let position = random.below(operators + 1);
-            *trigger_of(&mut event) = Trigger { delay: event.trigger().delay, ..now(position) };
+            *trigger_of(&mut event) = now(position);
             insert(random, events, event);
         }
-        9 if !events.is_empty() => {
-            trigger_of(&mut events[at]).delay = Nanos(random.below(500) as u64)
-        }
-        10 if !events.is_empty() => {
+        9..=10 if !events.is_empty() => {
             trigger_of(&mut events[at]).after = now(random.below(operators + 2)).after
         }
         11 if !events.is_empty() => {
@@ -352,11 +342,10 @@ pub fn damage(random: &mut Random, graph: &Graph, plan: &mut Plan) {
             | Event::SwapOut { tensor, .. }
             | Event::Release { tensor, .. } = events[at]
             {
-                let plain = Trigger { delay: Nanos::ZERO, ..trigger };
                 events[at] = match random.below(3) {
                     0 => Event::SwapOut { tensor, trigger },
                     1 => Event::SwapIn { tensor, trigger },
-                    _ => Event::Release { tensor, trigger: plain },
+                    _ => Event::Release { tensor, trigger },
                 };
             }
         }

@@ -244,7 +244,7 @@ impl<'a> Machine<'a> {
         self.reading.lanes[lane].get(self.fronts[lane]).copied()
     }
 
-    /// Whether what a task waits for is over (a copy's delay aside).
+    /// Whether what a task waits for is over.
     fn may_start(&self, task: usize) -> bool {
         let what = &self.reading.tasks[task];
         let done = |t: &usize| self.ended[*t];

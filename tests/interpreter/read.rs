@@ -15,7 +15,6 @@ pub struct Task {
     pub makes: Vec<(usize, u32)>,
     /// A step: swap-ins that it waits for.
     pub wants: Vec<usize>,
-    pub event: usize,
     /// The operator of its trigger.
     pub trigger: Option<usize>,
 }
@@ -117,13 +116,12 @@ impl Reading {
                     reading.runs[operator] = reading.tasks.len();
                     let made: Vec<usize> =
                         graph.operators[operator].generates().map(|o| o.tensor.index()).collect();
-                    reading.step(graph, operator, usize::MAX, &made)?;
+                    reading.step(graph, operator, false, &made)?;
                 }
-                (None, Some(Event::Recompute { operator, keep, trigger })) => {
+                (None, Some(Event::Recompute { operator, keep, .. })) => {
                     let keep: Vec<usize> = keep.iter().map(|t| t.index()).collect();
                     if graph.operators.len() <= operator.index()
                         || reading.runs[operator.index()] == usize::MAX
-                        || trigger.delay.0 > 0
                     {
                         return Err("structure: a recompute that can't be".to_owned());
                     }
@@ -140,9 +138,9 @@ impl Reading {
                     {
                         return Err("structure: what it keeps".to_owned());
                     }
-                    reading.step(graph, operator.index(), event.unwrap_or(0), &keep)?;
+                    reading.step(graph, operator.index(), true, &keep)?;
                 }
-                (None, Some(other)) => reading.event(other, event.unwrap_or(0), count)?,
+                (None, Some(other)) => reading.event(other, count)?,
                 (None, None) => {}
             }
         }
@@ -194,7 +192,7 @@ impl Reading {
         self.stays.iter().rposition(|s| s.tensor == tensor).filter(|s| !self.stays[*s].released)
     }
 
-    fn task(&mut self, what: What, lane: usize, event: usize) -> usize {
+    fn task(&mut self, what: What, lane: usize) -> usize {
         let before = self.lanes[lane].last().copied().into_iter().collect();
         self.lanes[lane].push(self.tasks.len());
         self.tasks.push(Task {
@@ -204,7 +202,6 @@ impl Reading {
             updates: Vec::new(),
             makes: Vec::new(),
             wants: Vec::new(),
-            event,
             trigger: None,
         });
         self.tasks.len() - 1
@@ -223,14 +220,13 @@ impl Reading {
         &mut self,
         graph: &Graph,
         operator: usize,
-        event: usize,
+        again: bool,
         keep: &[usize],
     ) -> Result<(), String> {
         let op = &graph.operators[operator];
-        let again = event != usize::MAX;
         let scratch =
             op.generates().map(|o| o.tensor.index()).filter(|t| !keep.contains(t)).collect();
-        let task = self.task(What::Step(operator, scratch), 0, event);
+        let task = self.task(What::Step(operator, scratch), 0);
         let touched = |t: usize| !(again && skips(graph, operator, t));
         for o in op.reads().filter(|o| touched(o.tensor.index())) {
             let stay = self.belongs(task, o.tensor.index())?;
@@ -267,7 +263,7 @@ impl Reading {
         Ok(stay)
     }
 
-    fn event(&mut self, event: &Event, number: usize, count: usize) -> Result<(), String> {
+    fn event(&mut self, event: &Event, count: usize) -> Result<(), String> {
         let (Event::SwapOut { tensor, .. }
         | Event::SwapIn { tensor, .. }
         | Event::Release { tensor, .. }) = event
@@ -283,7 +279,7 @@ impl Reading {
         if let Event::SwapIn { .. } = event {
             self.vacant(t)?;
             let begun = self.stays.len();
-            let task = self.task(What::In(t, begun), 2, number);
+            let task = self.task(What::In(t, begun), 2);
             self.stay(t, Some(task));
             let out = self.tasks[..task]
                 .iter()
@@ -299,9 +295,6 @@ impl Reading {
             return Err("structure: nothing to end".to_owned());
         };
         if let Event::Release { .. } = event {
-            if trigger.delay.0 > 0 {
-                return Err("structure: a delayed release".to_owned());
-            }
             self.stays[stay].released = true;
             return Ok(());
         }
@@ -309,7 +302,7 @@ impl Reading {
             self.tasks[*s].updates.iter().chain(&self.tasks[*s].makes).any(|w| w.0 == stay)
         });
         let wrote = wrote.max().or(self.stays[stay].begin);
-        let task = self.task(What::Out(t, stay), 1, number);
+        let task = self.task(What::Out(t, stay), 1);
         self.tasks[task].before.extend(wrote);
         self.stays[stay].out = Some(task);
         self.after(task, trigger.after.map(|o| o.index()));

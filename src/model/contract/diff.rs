@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::json::steps;
 use super::plan::{Event, JobPlan, Latency, Place, Plan, Trigger};
 use crate::job::Graph;
-use crate::units::{Nanos, OpId, TensorId};
+use crate::units::{OpId, TensorId};
 
 /// One difference.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -111,14 +111,9 @@ impl<'a> Side<'a> {
     }
 
     fn due(&self, trigger: Trigger) -> String {
-        let after = trigger
+        trigger
             .after
-            .map_or("at the start".to_owned(), |op| format!("after `{}`", self.operator(op)));
-        if trigger.delay == Nanos::ZERO {
-            after
-        } else {
-            format!("{after} + {} ns", trigger.delay.0)
-        }
+            .map_or("at the start".to_owned(), |op| format!("after `{}`", self.operator(op)))
     }
 
     /// The first operator after a trigger that touches a tensor.
@@ -130,14 +125,14 @@ impl<'a> Side<'a> {
         }
     }
 
-    /// What happens to each tensor that has events, in words and without delays.
+    /// What happens to each tensor that has events, in words.
     fn treatments(&self) -> BTreeMap<&'a str, Vec<String>> {
         let mut all: BTreeMap<&str, Vec<String>> = BTreeMap::new();
         let mut add =
             |tensor: TensorId, text: String| all.entry(self.tensor(tensor)).or_default().push(text);
         for event in &self.job.events {
             let after = event.trigger().after;
-            let then = self.due(Trigger { after, delay: Nanos::ZERO });
+            let then = self.due(Trigger { after });
             match event {
                 Event::SwapOut { tensor, .. } => add(*tensor, format!("swapped out {then}")),
                 Event::SwapIn { tensor, .. } => {
@@ -463,17 +458,18 @@ mod tests {
 
     #[test]
     fn events_are_told_by_tensor_and_by_time() {
-        let delay = |b: &mut Plan| {
+        let earlier = |b: &mut Plan| {
+            let first = b.jobs[0].events[1].trigger().after;
             if let Event::SwapIn { trigger, .. } = &mut b.jobs[0].events[3] {
-                trigger.delay = Nanos(0);
+                trigger.after = first;
             }
         };
         assert_eq!(
-            lines(delay),
+            lines(earlier),
             [
-                "job 0 (`mlp`): 1 events retimed: swap-in of `z1` was after `linear2` + 1000 ns, is after `linear2`"
+                "job 0 (`mlp`): 1 events retimed: swap-in of `z1` was after `linear2`, is after `gelu1`"
             ],
-            "a delay changes no treatment"
+            "an earlier start changes no treatment"
         );
         assert_eq!(lines(|b| b.jobs[0].events.swap(3, 4)).len(), 1);
         let kept = lines(|b| {
@@ -486,7 +482,7 @@ mod tests {
             kept,
             [
                 "job 0 (`mlp`): tensor `z1` was swapped out after `gelu1`, swapped in before `gelu1.backward`; is kept",
-                "job 0 (`mlp`): 2 events only in the first plan: swap-out of `z1` after `gelu1`; swap-in of `z1` after `linear2` + 1000 ns",
+                "job 0 (`mlp`): 2 events only in the first plan: swap-out of `z1` after `gelu1`; swap-in of `z1` after `linear2`",
             ]
         );
         // Without the recompute all later steps have other numbers, but their workspaces have not

@@ -114,8 +114,8 @@ pub struct WindowForm<'a> {
     pub hands_over_after: Vec<Cow<'a, str>>,
 }
 
-/// An action of the plan besides running the operators. It becomes due `delay_ns` after the end of
-/// operator `after`, or after the start of the iteration if `after` is null.
+/// An action of the plan besides running the operators. It becomes due at the end of operator
+/// `after`, or at the start of the iteration if `after` is null.
 #[derive(Serialize, JsonSchema)]
 #[serde(tag = "event", rename_all = "snake_case", deny_unknown_fields)]
 #[schemars(rename = "Event")]
@@ -127,9 +127,6 @@ pub enum EventForm<'a> {
         /// The operator after which it becomes due.
         #[schemars(schema_with = "name_or_null")]
         after: Option<Cow<'a, str>>,
-        /// The delay after that, in nanoseconds.
-        #[serde(default, skip_serializing_if = "is_zero")]
-        delay_ns: Nanos,
     },
     /// Take device bytes and copy the tensor from the host.
     SwapIn {
@@ -138,9 +135,6 @@ pub enum EventForm<'a> {
         /// The operator after which it becomes due.
         #[schemars(schema_with = "name_or_null")]
         after: Option<Cow<'a, str>>,
-        /// The delay after that, in nanoseconds.
-        #[serde(default, skip_serializing_if = "is_zero")]
-        delay_ns: Nanos,
     },
     /// Free the device bytes without a copy.
     Release {
@@ -165,10 +159,6 @@ pub enum EventForm<'a> {
 /// An optional name whose field must be present, even if it is null.
 fn name_or_null(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": ["string", "null"] })
-}
-
-fn is_zero(time: &Nanos) -> bool {
-    time.0 == 0
 }
 
 /// An address in the arena, of a tensor's residency or of a step's workspace.
@@ -252,7 +242,6 @@ struct AnyEvent {
     operator: Option<Cow<'static, str>>,
     #[serde(default, deserialize_with = "present")]
     after: Option<Option<Cow<'static, str>>>,
-    delay_ns: Option<Nanos>,
     keep: Option<Vec<Cow<'static, str>>>,
 }
 
@@ -265,25 +254,17 @@ fn present<'de, D: Deserializer<'de>>(
 
 impl<'de> Deserialize<'de> for EventForm<'_> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let AnyEvent { event, tensor, operator, after, delay_ns, keep } =
-            AnyEvent::deserialize(from)?;
+        let AnyEvent { event, tensor, operator, after, keep } = AnyEvent::deserialize(from)?;
         let after = after.ok_or_else(|| D::Error::missing_field("after"))?;
-        let delay = delay_ns.unwrap_or_default();
         match (event, tensor, operator, keep) {
-            (EventName::SwapOut, Some(tensor), None, None) => {
-                Ok(Self::SwapOut { tensor, after, delay_ns: delay })
-            }
-            (EventName::SwapIn, Some(tensor), None, None) => {
-                Ok(Self::SwapIn { tensor, after, delay_ns: delay })
-            }
-            (EventName::Release, Some(tensor), None, None) if delay_ns.is_none() => {
-                Ok(Self::Release { tensor, after })
-            }
-            (EventName::Recompute, None, Some(operator), Some(keep)) if delay_ns.is_none() => {
+            (EventName::SwapOut, Some(tensor), None, None) => Ok(Self::SwapOut { tensor, after }),
+            (EventName::SwapIn, Some(tensor), None, None) => Ok(Self::SwapIn { tensor, after }),
+            (EventName::Release, Some(tensor), None, None) => Ok(Self::Release { tensor, after }),
+            (EventName::Recompute, None, Some(operator), Some(keep)) => {
                 Ok(Self::Recompute { operator, after, keep })
             }
             _ => Err(D::Error::custom(
-                "swap_out and swap_in have the fields `tensor`, `after` and perhaps `delay_ns`; release `tensor` and `after`; \
+                "swap_out, swap_in and release have the fields `tensor` and `after`; \
                  recompute `operator`, `after` and `keep`",
             )),
         }

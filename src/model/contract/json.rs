@@ -18,7 +18,7 @@ use super::plan::{Chosen, Event, JobPlan, Latency, Place, Placement, Plan, Trigg
 use crate::files::{self, FileError};
 use crate::job::Graph;
 use crate::job::json::{self, ReadError, Tag, Version};
-use crate::units::{Bytes, Nanos, OpId, TensorId};
+use crate::units::{Bytes, OpId, TensorId};
 
 /// The largest offset, size and time, so that sums of two don't overflow.
 const LIMIT: u64 = 1 << 62;
@@ -191,28 +191,27 @@ impl<'a> Names<'a> {
             .ok_or_else(|| format!("the graph has no operator named `{name}`"))
     }
 
-    fn trigger(&self, after: Option<&str>, delay: Nanos) -> Result<Trigger, String> {
-        within("delay_ns", delay.0)?;
-        Ok(Trigger { after: after.map(|name| self.operator(name)).transpose()?, delay })
+    fn trigger(&self, after: Option<&str>) -> Result<Trigger, String> {
+        Ok(Trigger { after: after.map(|name| self.operator(name)).transpose()? })
     }
 
     fn event(&self, form: &EventForm<'_>) -> Result<Event, String> {
         Ok(match form {
-            EventForm::SwapOut { tensor, after, delay_ns } => Event::SwapOut {
+            EventForm::SwapOut { tensor, after } => Event::SwapOut {
                 tensor: self.tensor(tensor)?,
-                trigger: self.trigger(after.as_deref(), *delay_ns)?,
+                trigger: self.trigger(after.as_deref())?,
             },
-            EventForm::SwapIn { tensor, after, delay_ns } => Event::SwapIn {
+            EventForm::SwapIn { tensor, after } => Event::SwapIn {
                 tensor: self.tensor(tensor)?,
-                trigger: self.trigger(after.as_deref(), *delay_ns)?,
+                trigger: self.trigger(after.as_deref())?,
             },
             EventForm::Release { tensor, after } => Event::Release {
                 tensor: self.tensor(tensor)?,
-                trigger: self.trigger(after.as_deref(), Nanos::ZERO)?,
+                trigger: self.trigger(after.as_deref())?,
             },
             EventForm::Recompute { operator, after, keep } => Event::Recompute {
                 operator: self.operator(operator)?,
-                trigger: self.trigger(after.as_deref(), Nanos::ZERO)?,
+                trigger: self.trigger(after.as_deref())?,
                 keep: keep.iter().map(|name| self.tensor(name)).collect::<Result<_, _>>()?,
             },
         })
@@ -445,15 +444,11 @@ fn job_form<'a>(job: &'a JobPlan, graph: &'a Graph) -> JobForm<'a> {
     let operator = |id: OpId| (&*graph.operator(id).name).into();
     let steps = steps(&job.events, graph.operators.len());
     let event = |event: &Event| {
-        let Trigger { after, delay: delay_ns } = event.trigger();
+        let Trigger { after } = event.trigger();
         let after = after.map(operator);
         match event {
-            Event::SwapOut { tensor: t, .. } => {
-                EventForm::SwapOut { tensor: tensor(*t), after, delay_ns }
-            }
-            Event::SwapIn { tensor: t, .. } => {
-                EventForm::SwapIn { tensor: tensor(*t), after, delay_ns }
-            }
+            Event::SwapOut { tensor: t, .. } => EventForm::SwapOut { tensor: tensor(*t), after },
+            Event::SwapIn { tensor: t, .. } => EventForm::SwapIn { tensor: tensor(*t), after },
             Event::Release { tensor: t, .. } => EventForm::Release { tensor: tensor(*t), after },
             Event::Recompute { operator: op, keep, .. } => EventForm::Recompute {
                 operator: operator(*op),

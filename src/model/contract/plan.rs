@@ -19,8 +19,6 @@ use crate::units::{Bytes, Nanos, OpId, TensorId};
 pub struct Trigger {
     /// The operator at whose end it starts; `None` for the start of the iteration.
     pub after: Option<OpId>,
-    /// The delay after that. Zero for releases and recomputes.
-    pub delay: Nanos,
 }
 
 /// An action of the plan besides running the operators.

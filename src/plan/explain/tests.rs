@@ -72,7 +72,7 @@ fn graph() -> Graph {
 }
 
 fn after(op: u32) -> Trigger {
-    Trigger { after: Some(OpId(op)), delay: Nanos::ZERO }
+    Trigger { after: Some(OpId(op)) }
 }
 
 fn plan(graph: &Graph, events: Vec<Event>, budget: u64) -> Plan {

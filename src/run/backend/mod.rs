@@ -96,15 +96,6 @@ pub enum Work {
     },
 }
 
-/// The earliest time at which an item may start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Due {
-    /// The item from whose end the delay counts; `None` for the start of the iteration.
-    pub after: Option<usize>,
-    /// The delay.
-    pub delay: Nanos,
-}
-
 /// Something that a stream does once in each iteration. Items are identified by their position in
 /// [`Script::items`].
 #[derive(Clone, Debug)]
@@ -114,11 +105,12 @@ pub struct Item {
     /// Items of other streams that must have ended, a copy's trigger among them; those that follow
     /// from others are left out.
     pub waits: Vec<usize>,
-    /// The copies among `waits` whose tensors a step reads. If the step has to wait for one of
-    /// them, the delays before that copy on its stream are removed.
+    /// The copies among `waits` whose tensors a step reads. A step that has to
+    /// wait for one of them is late.
     pub fetches: Vec<usize>,
-    /// The earliest start of a copy; `None` for steps.
-    pub due: Option<Due>,
+    /// The step after whose end a copy becomes due; `None` for steps, and for copies that are due
+    /// at the start of the iteration.
+    pub trigger: Option<usize>,
     /// The work.
     pub work: Work,
     /// The end of the highest bytes of the arena that it touches.
@@ -149,8 +141,6 @@ pub struct Measured {
     pub iteration: Nanos,
     /// How many steps had to wait for a copy that they read.
     pub late: u64,
-    /// How many copies started without their delay.
-    pub passive: u64,
     /// The captured loss.
     pub loss: Option<f32>,
 }

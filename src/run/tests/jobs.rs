@@ -253,8 +253,8 @@ pub fn latencies(graph: &Graph) -> Vec<Latency> {
     vec![Latency { time: Nanos(1000), source: Source::Graph }; graph.operators.len()]
 }
 
-pub fn after(operator: Option<usize>, delay: u64) -> Trigger {
-    Trigger { after: operator.map(OpId::of), delay: Nanos(delay) }
+pub fn after(operator: Option<usize>) -> Trigger {
+    Trigger { after: operator.map(OpId::of) }
 }
 
 pub fn first_fit(program: &Program) -> (Vec<crate::contract::Placement>, Bytes) {
@@ -310,24 +310,24 @@ pub fn go(
 
 /// Swaps, a recomputed in-place chain, a recomputed random operator, replayed statistics, a
 /// parameter that lives on the host.
-pub fn events(b: &Build, delay: u64) -> Vec<Event> {
+pub fn events(b: &Build) -> Vec<Event> {
     let id = |name| b.id(name);
     vec![
-        Event::SwapIn { tensor: id("w1"), trigger: after(None, 0) },
-        Event::Release { tensor: id("w1"), trigger: after(Some(2), 0) },
-        Event::Release { tensor: id("h1"), trigger: after(Some(3), 0) },
-        Event::SwapOut { tensor: id("x"), trigger: after(Some(3), 0) },
-        Event::Release { tensor: id("h2"), trigger: after(Some(4), 0) },
-        Event::Release { tensor: id("h4"), trigger: after(Some(5), 0) },
-        Event::Recompute { operator: OpId(5), trigger: after(Some(5), 0), keep: vec![id("h4")] },
-        Event::SwapIn { tensor: id("w1"), trigger: after(Some(6), delay) },
-        Event::SwapIn { tensor: id("x"), trigger: after(Some(6), delay) },
-        Event::Recompute { operator: OpId(1), trigger: after(Some(7), 0), keep: vec![id("h1")] },
-        Event::Recompute { operator: OpId(2), trigger: after(Some(7), 0), keep: vec![] },
-        Event::Recompute { operator: OpId(3), trigger: after(Some(7), 0), keep: vec![id("h2")] },
-        Event::SwapOut { tensor: id("h1"), trigger: after(Some(8), 0) },
-        Event::SwapIn { tensor: id("h1"), trigger: after(Some(9), 0) },
-        Event::SwapOut { tensor: id("w1"), trigger: after(Some(12), 0) },
+        Event::SwapIn { tensor: id("w1"), trigger: after(None) },
+        Event::Release { tensor: id("w1"), trigger: after(Some(2)) },
+        Event::Release { tensor: id("h1"), trigger: after(Some(3)) },
+        Event::SwapOut { tensor: id("x"), trigger: after(Some(3)) },
+        Event::Release { tensor: id("h2"), trigger: after(Some(4)) },
+        Event::Release { tensor: id("h4"), trigger: after(Some(5)) },
+        Event::Recompute { operator: OpId(5), trigger: after(Some(5)), keep: vec![id("h4")] },
+        Event::SwapIn { tensor: id("w1"), trigger: after(Some(6)) },
+        Event::SwapIn { tensor: id("x"), trigger: after(Some(6)) },
+        Event::Recompute { operator: OpId(1), trigger: after(Some(7)), keep: vec![id("h1")] },
+        Event::Recompute { operator: OpId(2), trigger: after(Some(7)), keep: vec![] },
+        Event::Recompute { operator: OpId(3), trigger: after(Some(7)), keep: vec![id("h2")] },
+        Event::SwapOut { tensor: id("h1"), trigger: after(Some(8)) },
+        Event::SwapIn { tensor: id("h1"), trigger: after(Some(9)) },
+        Event::SwapOut { tensor: id("w1"), trigger: after(Some(12)) },
     ]
 }
 
@@ -370,8 +370,8 @@ pub fn random_job(case: u64) -> (Build, Vec<Event>) {
             if to > from + 1 && random(2) == 0 {
                 let out = from + random((to - from - 1) as u64) as usize;
                 let back = out + random((to - out) as u64) as usize;
-                events.push(Event::SwapOut { tensor, trigger: after(Some(out), random(20_000)) });
-                events.push(Event::SwapIn { tensor, trigger: after(Some(back), random(20_000)) });
+                events.push(Event::SwapOut { tensor, trigger: after(Some(out)) });
+                events.push(Event::SwapIn { tensor, trigger: after(Some(back)) });
             }
         }
     }

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use super::*;
-use crate::backend::{Due, Item, Script, Stream, Work};
+use crate::backend::{Item, Script, Stream, Work};
 use crate::plan::pinned;
 
 /// Bytes of the arena (`false`) or the host store that an item touches, and whether it writes them.
@@ -73,11 +73,8 @@ fn waits(graph: &Graph, script: &mut Script, name: &str) -> (usize, usize) {
             if race(script, &pairs).is_some() {
                 needed += 1;
             } else {
-                let due = script.items[item].due;
-                assert!(
-                    matches!(due, Some(Due { after: Some(trigger), .. }) if trigger == wait),
-                    "{name}: item {item} waits for {wait} for nothing"
-                );
+                let trigger = script.items[item].trigger;
+                assert_eq!(trigger, Some(wait), "{name}: item {item} waits for nothing");
                 timed += 1;
             }
             script.items[item].waits.insert(at, wait);
@@ -101,7 +98,7 @@ fn made(graph: &Graph, (job, arena): &(JobPlan, Bytes), tight: bool) -> Script {
 fn every_wait_that_protects_bytes_is_there_and_no_other() {
     let b = net();
     let (mut needed, mut timed) =
-        waits(&b.graph, &mut made(&b.graph, &plan(&b.graph, events(&b, 0)), false), "net");
+        waits(&b.graph, &mut made(&b.graph, &plan(&b.graph, events(&b)), false), "net");
     assert!(needed > 5, "{needed}");
     for case in 0..150 {
         let (b, events) = random_job(case);

@@ -5,7 +5,7 @@ use super::*;
 /// Runs with a link of 10 MB/s until iteration 4 and a fiftieth of that afterwards, and with a
 /// planner of the test's own.
 fn throttled(b: &Build, planner: &controller::Planner<'_>, iterations: u32) -> Outcome {
-    let (mut job, arena) = plan(&b.graph, events(b, 0));
+    let (mut job, arena) = plan(&b.graph, events(b));
     // Only the link should drift: operators are faster than this, and no sum falls by more than all
     // of it.
     job.latencies.iter_mut().for_each(|l| l.time = Nanos(10_000_000));

@@ -174,7 +174,6 @@ impl<'a> Reader<'a> {
         if t >= self.states.len() {
             return Err(error(index, "names a tensor that the graph does not have"));
         }
-        let delay = event.trigger().delay;
         let bytes = self.graph.tensors[t].bytes;
         let state = self.states[t];
         match event {
@@ -201,7 +200,6 @@ impl<'a> Reader<'a> {
                     bytes,
                     residency: open,
                     trigger,
-                    delay,
                     written_by,
                     source,
                     event: index,
@@ -223,7 +221,6 @@ impl<'a> Reader<'a> {
                     bytes,
                     residency,
                     trigger,
-                    delay,
                     written_by: None,
                     source: state.host,
                     event: index,

@@ -238,7 +238,6 @@ struct Report<'a> {
     scratch_bytes: Bytes,
     pinning_ns: Nanos,
     late_copies: u64,
-    passive_copies: u64,
     notes: &'a [String],
     #[serde(skip_serializing_if = "Option::is_none")]
     changes: Option<Vec<ChangeReport<'a>>>,
@@ -299,7 +298,6 @@ impl<'a> Report<'a> {
             scratch_bytes: outcome.costs.scratch,
             pinning_ns: outcome.costs.pinning,
             late_copies: outcome.late_copies,
-            passive_copies: outcome.passive_copies,
             notes: &outcome.notes,
             changes: replan.then(|| outcome.changes.iter().map(ChangeReport::of).collect()),
         }

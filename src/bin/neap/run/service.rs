@@ -343,7 +343,6 @@ struct JobReport<'a> {
     checksum: &'a str,
     iteration_ns: Nanos,
     late_copies: u64,
-    passive_copies: u64,
     notes: &'a [String],
 }
 
@@ -387,7 +386,6 @@ impl<'a> JobReport<'a> {
             checksum: &job.outcome.checksum,
             iteration_ns: median(&job.outcome.iteration_ns),
             late_copies: job.outcome.late_copies,
-            passive_copies: job.outcome.passive_copies,
             notes: &job.outcome.notes,
         }
     }

@@ -47,12 +47,12 @@ enum Host {
     Stale(usize),
 }
 
-/// Checks that ids are in range, triggers in order, and delays only where they are allowed.
+/// Checks that ids are in range and triggers in order.
 pub(super) fn ids(job: &JobPlan, graph: &Graph, refusals: &mut Refusals) {
     let (tensors, operators) = (graph.tensors.len(), graph.operators.len());
     let mut before = None;
     for (event, what) in job.events.iter().enumerate() {
-        let Trigger { after, delay } = what.trigger();
+        let Trigger { after } = what.trigger();
         let mut operator = |id: u32| {
             if id as usize >= operators {
                 refusals.add(Refusal::UnknownOperator { event, id, operators });
@@ -83,9 +83,6 @@ pub(super) fn ids(job: &JobPlan, graph: &Graph, refusals: &mut Refusals) {
             refusals.add(Refusal::Unsorted { event });
         }
         before = after;
-        if matches!(what, Event::Release { .. } | Event::Recompute { .. }) && delay.0 > 0 {
-            refusals.add(Refusal::Delayed { event, delay: delay.0 });
-        }
     }
     for id in job.host_slots.keys().filter(|id| id.index() >= tensors) {
         refusals.add(Refusal::UnknownTensor {
@@ -346,7 +343,7 @@ impl Walk<'_> {
             waits.push(Wait { task: before, why: Why::Queue });
         }
         *queue = Some(program.tasks.len());
-        program.tasks.push(Task { kind, waits, cuts: None, workspace: 0 });
+        program.tasks.push(Task { kind, waits, workspace: 0 });
         program.tasks.len() - 1
     }
 
@@ -452,7 +449,6 @@ impl Walk<'_> {
         program.tasks.push(Task {
             kind: Kind::Step { operator, event },
             waits,
-            cuts: None,
             workspace: blocks(what.workspace),
         });
         program.steps.push(task);
@@ -521,9 +517,7 @@ impl Walk<'_> {
         if program.residencies[open].last != Some(task)
             && let Some(brought) = state.brought
         {
-            let step = &mut program.tasks[task];
-            step.waits.push(Wait { task: brought, why: Why::Data(tensor) });
-            step.cuts = step.cuts.max(Some(brought));
+            program.tasks[task].waits.push(Wait { task: brought, why: Why::Data(tensor) });
         }
         program.residencies[open].last = Some(task);
     }

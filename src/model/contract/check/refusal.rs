@@ -34,10 +34,6 @@ pub enum Refusal {
         "event {event} is due earlier than the event before it; events stand in nondecreasing order of the operator they follow"
     )]
     Unsorted { event: usize },
-    #[error(
-        "event {event} is a release or a recompute with a delay of {delay} ns; only copies can be delayed"
-    )]
-    Delayed { event: usize, delay: u64 },
     #[error("event {event} recomputes operator `{operator}` before it has run")]
     RecomputeTooEarly { event: usize, operator: String },
     #[error("event {event} recomputes operator `{operator}`, which must never run again")]

@@ -7,8 +7,6 @@ pub(super) struct Task {
     pub kind: Kind,
     /// The waits before it starts.
     pub waits: Vec<Wait>,
-    /// For a step: the latest swap-in of a tensor that it touches.
-    pub cuts: Option<usize>,
     /// For a step: the bytes of its workspace, scratch outputs included, in blocks.
     pub workspace: u128,
 }

@@ -114,7 +114,7 @@ fn again(operator: u32, after: u32, keep: &[TensorId]) -> Event {
 }
 
 fn at(after: u32) -> Trigger {
-    Trigger { after: Some(OpId(after)), delay: Nanos::ZERO }
+    Trigger { after: Some(OpId(after)) }
 }
 
 /// A plan with these events, with an address and a slot of its own for each tensor.
@@ -221,7 +221,7 @@ fn figures_are_recomputed_and_compared() {
 
 #[test]
 fn swaps_recomputes_and_parameters_on_the_host_pass() {
-    let none = Trigger { after: None, delay: Nanos(5000) };
+    let none = Trigger { after: None };
     for events in [
         vec![out(X, 1), inward(X, 2)],
         vec![release(X, 2), again(0, 2, &[X]), again(1, 2, &[])],
@@ -236,7 +236,7 @@ fn swaps_recomputes_and_parameters_on_the_host_pass() {
         let plan = plan(&events);
         assert!(check_safety(&plan, &[graph()]).is_ok(), "{events:?}: {:?}", refusals(&plan));
     }
-    // The delay of a swap-in for which the first operator waits is removed.
+    // The first operator waits for the swap-in.
     let early = plan(&[Event::SwapIn { tensor: W, trigger: none }, out(W, 4)]);
     let figures = check_safety(&early, &[graph()]).unwrap().figures;
     assert_eq!(
@@ -383,8 +383,6 @@ fn what_is_given_must_fit_together() {
     );
     refused!(changed(|p| p.jobs[0].latencies[2].time = Nanos(0)), Refusal::LatencyZero { .. });
     refused!(changed(|p| p.jobs[0].latencies[2].time = Nanos(u64::MAX)), Refusal::TooLong);
-    let late = Event::SwapOut { tensor: X, trigger: Trigger { delay: Nanos(u64::MAX), ..at(3) } };
-    refused!(plan(&[late]), Refusal::TooLong);
     let with = |event: Event| changed(|p| p.jobs[0].events.push(event));
     refused!(with(release(X, 5)), Refusal::UnknownOperator { event: 0, id: 5, .. });
     refused!(with(again(9, 1, &[])), Refusal::UnknownOperator { event: 0, id: 9, .. });
@@ -400,8 +398,6 @@ fn what_is_given_must_fit_together() {
         Refusal::UnknownTensor { id: 8, .. }
     );
     refused!(plan(&[release(X, 3), release(Y, 2)]), Refusal::Unsorted { event: 1 });
-    let slow = Event::Release { tensor: X, trigger: Trigger { delay: Nanos(1), ..at(3) } };
-    refused!(plan(&[slow]), Refusal::Delayed { event: 0, delay: 1 });
 }
 
 #[test]

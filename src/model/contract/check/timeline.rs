@@ -38,10 +38,7 @@ struct Run<'a> {
     followers: Vec<Vec<usize>>,
     pending: Vec<usize>,
     clock: Clock,
-    job: &'a JobPlan,
     program: &'a Program<'a>,
-    /// Swap-ins up to this task start without their delay.
-    cut: Option<usize>,
 }
 
 /// Simulates one iteration. `None` if it can't end, or takes longer than can be counted.
@@ -63,7 +60,7 @@ pub(super) fn run(job: &JobPlan, program: &Program, link: &Link) -> Option<Clock
     ];
     let pending = tasks.iter().map(|t| t.waits.len()).collect();
     let clock = Clock { start: vec![0; tasks.len()], stop: vec![0; tasks.len()], end: 0 };
-    let mut run = Run { followers, pending, clock, job, program, cut: None };
+    let mut run = Run { followers, pending, clock, program };
     let mut steps = program.steps.iter().copied().peekable();
     let mut running: Option<(usize, u128)> = None;
     let mut now = 0u128;
@@ -74,7 +71,6 @@ pub(super) fn run(job: &JobPlan, program: &Program, link: &Link) -> Option<Clock
             if running.is_none()
                 && let Some(&step) = steps.peek()
             {
-                run.cut = run.cut.max(tasks[step].cuts);
                 if run.pending[step] == 0 {
                     steps.next();
                     run.begin(step, now);
@@ -86,7 +82,6 @@ pub(super) fn run(job: &JobPlan, program: &Program, link: &Link) -> Option<Clock
             for queue in &mut queues {
                 if let (None, Some(&copy)) = (&queue.flight, queue.copies.get(queue.next))
                     && run.pending[copy] == 0
-                    && run.due(copy) <= now
                 {
                     queue.next += 1;
                     run.begin(copy, now);
@@ -104,11 +99,7 @@ pub(super) fn run(job: &JobPlan, program: &Program, link: &Link) -> Option<Clock
         let mut next = running.map(|(_, end)| end);
         for queue in &queues {
             let rate = u128::from(if both { queue.contended } else { queue.alone });
-            let at = match (&queue.flight, queue.copies.get(queue.next)) {
-                (Some(flight), _) => Some(now + flight.left.div_ceil(rate)),
-                (None, Some(&copy)) if run.pending[copy] == 0 => Some(run.due(copy)),
-                _ => None,
-            };
+            let at = queue.flight.as_ref().map(|flight| now + flight.left.div_ceil(rate));
             next = [next, at].into_iter().flatten().min();
         }
         let Some(next) = next else { break };
@@ -155,22 +146,6 @@ impl Run<'_> {
             Kind::Out { tensor, .. }
             | Kind::In { tensor, .. }
             | Kind::Step { operator: tensor, .. } => tensor,
-        }
-    }
-
-    /// The time at which a copy whose waits are over may start.
-    fn due(&self, copy: usize) -> u128 {
-        let (event, inward) = match self.program.tasks[copy].kind {
-            Kind::Out { event, .. } => (event, false),
-            Kind::In { event, .. } => (event, true),
-            Kind::Step { .. } => return 0,
-        };
-        let trigger = self.job.events[event].trigger();
-        let after = trigger.after.map_or(0, |op| self.clock.stop[self.program.runs[op.index()]]);
-        if inward && self.cut.is_some_and(|cut| copy <= cut) {
-            after
-        } else {
-            after + u128::from(trigger.delay.0)
         }
     }
 }

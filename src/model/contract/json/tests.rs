@@ -1,3 +1,4 @@
+use crate::units::Nanos;
 use proptest::prelude::*;
 
 use super::*;
@@ -36,19 +37,19 @@ pub fn sample() -> (Plan, Vec<Graph>) {
     let graph = json::read(&fixtures().join("mlp.graph.json")).unwrap();
     let names = Names::of(&graph);
     let (tensor, op) = (|n: &str| names.tensor(n).unwrap(), |n: &str| names.operator(n).unwrap());
-    let after = |n: &str, delay: u64| Trigger { after: Some(op(n)), delay: Nanos(delay) };
-    let start = Trigger { after: None, delay: Nanos(7) };
+    let after = |n: &str| Trigger { after: Some(op(n)) };
+    let start = Trigger { after: None };
     let events = vec![
         Event::SwapIn { tensor: tensor("m.w1"), trigger: start },
-        Event::SwapOut { tensor: tensor("z1"), trigger: after("gelu1", 0) },
-        Event::Release { tensor: tensor("h1"), trigger: after("linear2", 0) },
-        Event::SwapIn { tensor: tensor("z1"), trigger: after("linear2", 1000) },
+        Event::SwapOut { tensor: tensor("z1"), trigger: after("gelu1") },
+        Event::Release { tensor: tensor("h1"), trigger: after("linear2") },
+        Event::SwapIn { tensor: tensor("z1"), trigger: after("linear2") },
         Event::Recompute {
             operator: op("gelu1"),
-            trigger: after("linear2", 0),
+            trigger: after("linear2"),
             keep: vec![tensor("h1")],
         },
-        Event::SwapOut { tensor: tensor("m.w1"), trigger: after("update.w1", 0) },
+        Event::SwapOut { tensor: tensor("m.w1"), trigger: after("update.w1") },
     ];
     let placements = vec![
         Placement { place: Place::Tensor { tensor: tensor("z1"), residency: 0 }, offset: Bytes(0) },
@@ -166,7 +167,6 @@ fn hostile_values_are_refused() {
             "\"offset_bytes\":4611686018427387905",
             "host slot of `m.w1`",
         ),
-        ("\"delay_ns\":1000", "\"delay_ns\":9223372036854775808", "event 3: `delay_ns`"),
         ("\"budget_bytes\":1073741824", "\"budget_bytes\":9223372036854775808", "`budget_bytes`"),
         ("\"peak_bytes\":5", "\"peak_bytes\":9223372036854775808", "`figures.peak_bytes`"),
         ("\"efficiency_percent\":60", "\"efficiency_percent\":0", "`device`: `efficiency_percent`"),
@@ -177,11 +177,7 @@ fn hostile_values_are_refused() {
             "event 1: the graph has no operator named `gelu9`",
         ),
         (",\"after\":\"gelu1\"", "", "missing field `after`"),
-        (
-            "\"keep\":[\"h1\"]",
-            "\"delay_ns\":5,\"keep\":[\"h1\"]",
-            "recompute `operator`, `after` and `keep`",
-        ),
+        ("\"keep\":[\"h1\"]", "\"delay_ns\":5,\"keep\":[\"h1\"]", "unknown field `delay_ns`"),
         ("\"step\":8", "\"step\":7", "that step is not this operator"),
         ("\"step\":8", "\"step\":4294967295", "that step is not this operator"),
         ("\"residency\":1", "\"step\":1", "a placement has"),
@@ -237,7 +233,7 @@ fn hostile_values_are_refused() {
 fn steps_are_operators_and_recomputes_in_program_order() {
     let again = |operator, after: Option<u32>| Event::Recompute {
         operator: OpId(operator),
-        trigger: Trigger { after: after.map(OpId), delay: Nanos::ZERO },
+        trigger: Trigger { after: after.map(OpId) },
         keep: vec![],
     };
     let events = [again(5, None), again(0, Some(1)), again(1, Some(1)), again(9, Some(2))];
@@ -253,7 +249,6 @@ proptest! {
                 0u32..31,
                 0u32..23,
                 prop::option::of(0u32..23),
-                0u64..1 << 62,
                 prop::collection::vec(0u32..31, 0..3),
             ),
             0..20,
@@ -266,11 +261,8 @@ proptest! {
         let job = &mut plan.jobs[0];
         job.events = events
             .into_iter()
-            .map(|(kind, tensor, operator, after, delay, keep)| {
-                let trigger = Trigger {
-                    after: after.map(OpId),
-                    delay: Nanos(if kind < 2 { delay } else { 0 }),
-                };
+            .map(|(kind, tensor, operator, after, keep)| {
+                let trigger = Trigger { after: after.map(OpId) };
                 let tensor = TensorId(tensor);
                 match kind {
                     0 => Event::SwapOut { tensor, trigger },

@@ -3,8 +3,7 @@
 //! Everything is made once for each script: descriptors, launches with their parameters, an event
 //! for each item. An iteration then only records and launches. Each item has one event, at its end.
 //! Its start is the latest end of the items before it on its stream and of those that it waits for.
-//! A copy starts as soon as the items that it waits for have ended. Only the host device has delays
-//! by the clock, and these affect nothing but time.
+//! A copy starts as soon as the items that it waits for have ended.
 
 pub mod conv;
 pub(crate) mod driver;
@@ -290,7 +289,7 @@ impl<'a> Cuda<'a> {
         for &index in &self.script.order {
             let item = &self.script.items[index];
             let stream = item.stream.index();
-            let waits = item.waits.iter().chain(item.due.iter().filter_map(|d| d.after.as_ref()));
+            let waits = item.waits.iter().chain(&item.trigger);
             let start =
                 waits.map(|&w| self.times[w].1).max().unwrap_or_default().max(previous[stream]);
             let end = Nanos(self.base.until(&self.ends[index])?).max(Nanos(start.0 + 1));
@@ -394,7 +393,7 @@ impl Device for Cuda<'_> {
         measured.iteration = self.times.iter().map(|t| t.1).max().unwrap_or_default();
         // A step is late if it would have started earlier without the wait for what it reads.
         let mut previous = Nanos::ZERO;
-        (measured.late, measured.passive) = (0, 0);
+        measured.late = 0;
         for &index in &self.script.streams[Stream::Compute.index()] {
             let late = self.script.items[index].fetches.iter().any(|&f| self.times[f].1 > previous);
             measured.late += u64::from(late);

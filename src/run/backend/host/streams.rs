@@ -2,14 +2,10 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use super::link::{after, sleep_until};
 use crate::backend::{Failure, Measured, Script, Stream};
 use crate::units::{Bytes, Nanos};
-
-/// Waiting for an instant under a condition variable ends this early; the rest is slept precisely.
-const MARGIN: Duration = Duration::from_micros(100);
 
 /// What the threads know together.
 struct State {
@@ -24,10 +20,7 @@ struct State {
     times: Vec<(Nanos, Nanos)>,
     /// The item that each stream waits for.
     waiting: [Option<usize>; 3],
-    /// Delays of the copies to the device before this position are cut short.
-    cut: usize,
     late: u64,
-    passive: u64,
     loss: Option<f32>,
     high: Bytes,
     failure: Option<Failure>,
@@ -36,8 +29,6 @@ struct State {
 /// The streams of one device.
 pub struct Streams<'a> {
     script: &'a Script,
-    /// Each item's position on its stream.
-    position: Vec<usize>,
     state: Mutex<State>,
     /// One for each stream, and one for the thread that waits for the end.
     changed: [Condvar; 4],
@@ -51,12 +42,6 @@ impl<'a> Streams<'a> {
     /// Nothing enqueued.
     #[must_use]
     pub fn new(script: &'a Script) -> Self {
-        let mut position = vec![0; script.items.len()];
-        for stream in &script.streams {
-            for (at, &item) in stream.iter().enumerate() {
-                position[item] = at;
-            }
-        }
         let state = State {
             started: Instant::now(),
             iteration: 0,
@@ -65,16 +50,13 @@ impl<'a> Streams<'a> {
             done: vec![false; script.items.len()],
             times: vec![(Nanos::ZERO, Nanos::ZERO); script.items.len()],
             waiting: [None; 3],
-            cut: 0,
             late: 0,
-            passive: 0,
             loss: None,
             high: Bytes::ZERO,
             failure: None,
         };
         Self {
             script,
-            position,
             state: Mutex::new(state),
             changed: Default::default(),
             stop: AtomicBool::new(false),
@@ -126,7 +108,7 @@ impl<'a> Streams<'a> {
         state.queued = [0; 3];
         state.ended = [0; 3];
         state.done.fill(false);
-        (state.cut, state.late, state.passive, state.loss) = (0, 0, 0, None);
+        (state.late, state.loss) = (0, None);
         state.started = Instant::now();
         Ok(())
     }
@@ -170,7 +152,7 @@ impl<'a> Streams<'a> {
         measured.items.clear();
         measured.items.extend_from_slice(&state.times);
         measured.iteration = state.times.iter().map(|t| t.1).max().unwrap_or_default();
-        (measured.late, measured.passive, measured.loss) = (state.late, state.passive, state.loss);
+        (measured.late, measured.loss) = (state.late, state.loss);
         Ok(())
     }
 
@@ -205,20 +187,10 @@ impl<'a> Streams<'a> {
             }
             state = self.wait(s, state);
         }
-        let position = state.ended[s];
-        let index = self.script.streams[s][position];
+        let index = self.script.streams[s][state.ended[s]];
         let item = &self.script.items[index];
-        // Passive: whatever stands before the copies that this step waits for goes without delay.
-        let reach =
-            item.fetches.iter().filter(|&&f| !state.done[f]).map(|&f| self.position[f] + 1).max();
-        if let Some(reach) = reach {
-            state.late += 1;
-            if state.cut < reach {
-                state.cut = reach;
-                self.changed[Stream::H2d.index()].notify_all();
-            }
-        }
-        for &wait in item.waits.iter().chain(item.due.iter().filter_map(|d| d.after.as_ref())) {
+        state.late += u64::from(item.fetches.iter().any(|&f| !state.done[f]));
+        for &wait in item.waits.iter().chain(&item.trigger) {
             while !state.done[wait] {
                 state.waiting[s] = Some(wait);
                 state = self.wait(s, state);
@@ -228,33 +200,6 @@ impl<'a> Streams<'a> {
             }
         }
         state.waiting[s] = None;
-        if let Some(due) = item.due.filter(|d| d.delay > Nanos::ZERO) {
-            let from = due.after.map_or(Nanos::ZERO, |a| state.times[a].1);
-            let instant = after(state.started, from.0.saturating_add(due.delay.0));
-            loop {
-                let left = instant.saturating_duration_since(Instant::now());
-                if left.is_zero() {
-                    break;
-                }
-                if stream == Stream::H2d && position < state.cut {
-                    state.passive += 1;
-                    break;
-                }
-                if left > MARGIN {
-                    let (again, _) = self.changed[s]
-                        .wait_timeout(state, left - MARGIN)
-                        .unwrap_or_else(PoisonError::into_inner);
-                    state = again;
-                } else {
-                    drop(state);
-                    sleep_until(instant, &self.stop);
-                    state = self.lock();
-                }
-                if self.stop.load(Ordering::Relaxed) {
-                    return None;
-                }
-            }
-        }
         state.high = state.high.max(item.top);
         Some((index, state.iteration, state.started))
     }
