@@ -40,16 +40,12 @@ pub fn main(flags: &Flags, job: &JobArg, as_json: bool) -> anyhow::Result<Answer
     if let Some(share) = flags.noise {
         recorded_options.insert("noise".to_owned(), values::percent(share));
     }
+    let most = device.available().min(Bytes(liveness.peak.0.saturating_mul(2)));
     let request = Request {
-        graph: &graph,
         file: (graph_path(flags, &job.path)?, sha256),
-        device: &device,
-        latencies: &latencies,
-        whole: BTreeMap::new(),
-        budget: budget
-            .unwrap_or_else(|| device.available().min(Bytes(liveness.peak.0.saturating_mul(2)))),
         method,
         recorded_options,
+        ..Request::new(&graph, &device, &latencies, budget.unwrap_or(most))
     };
     let started = Instant::now();
     let framework = framework.as_ref();
@@ -77,9 +73,10 @@ pub fn main(flags: &Flags, job: &JobArg, as_json: bool) -> anyhow::Result<Answer
     let bounds = Bounds::any_order(&early, &of_early, &device.link);
     let mut report = Report::of(&planned, &liveness, &bounds);
     report.noise = noise;
-    let pytorch = Framework::on(&device, Config::default());
-    let requests = reserved::planned(&graphs[0], &planned.program, &planned.run, &pytorch);
-    report.pytorch = BesideReport::of(&requests.settle(&pytorch), &requests, &pytorch);
+    let default = Framework::on(&device, Config::default());
+    let pytorch = framework.unwrap_or(&default);
+    let requests = reserved::planned(&graphs[0], &planned.program, &planned.run, pytorch);
+    report.pytorch = BesideReport::of(&requests.settle(pytorch), &requests, pytorch);
     if flags.accounting == Accounting::Paper {
         let papers = paper(&graphs[0], &liveness, &planned.program, &device.link)?;
         let unplanned = planned.plan.figures.unplanned_iteration_ns;

@@ -106,13 +106,16 @@ impl ReservedReport {
 impl fmt::Display for ReservedReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let settled = if self.allocator_settled { "steady after" } else { "not steady after" };
+        let segments = match self.segments {
+            0 => "expandable".to_owned(),
+            count => count.to_string(),
+        };
         write!(
             f,
-            "PyTorch's allocator reserves {} ({} bytes) in {} segments, of which {} are not in \
-             use; {settled} {} iterations",
+            "PyTorch's allocator reserves {} ({} bytes) in {segments} segments, of which {} are \
+             not in use; {settled} {} iterations",
             self.peak_reserved_bytes,
             self.peak_reserved_bytes.0,
-            self.segments,
             self.fragmentation_bytes,
             self.allocator_iterations
         )?;
