@@ -2,7 +2,6 @@
 //! bring a runtime of their own.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_ulonglong, c_void};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::config::config;
 use crate::device::{cudaGetErrorName, cudaGetErrorString, cudaSetDevice, current};
@@ -56,11 +55,28 @@ pub unsafe extern "C" fn cuGetProcAddress(
 
 /// Private tables of the driver. Only a CUDA runtime asks for them, and the one under PyTorch is
 /// this library: so here is a library that brings its own, which the report names.
+#[cfg(target_arch = "x86_64")]
 #[unsafe(no_mangle)]
+#[unsafe(naked)]
 pub extern "C" fn cuGetExportTable(_out: *mut *const c_void, _id: *const c_void) -> Status {
-    static ONCE: AtomicBool = AtomicBool::new(false);
-    if !ONCE.swap(true, Ordering::Relaxed) {
-        crate::log::line(format_args!("foreign runtime"));
+    // The third argument is where the caller goes on, which says what library it is.
+    std::arch::naked_asm!("mov rdx, [rsp]", "jmp {}", sym export_table)
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+#[unsafe(no_mangle)]
+pub extern "C" fn cuGetExportTable(out: *mut *const c_void, id: *const c_void) -> Status {
+    export_table(out, id, std::ptr::null())
+}
+
+extern "C" fn export_table(
+    _out: *mut *const c_void,
+    _id: *const c_void,
+    caller: *const c_void,
+) -> Status {
+    let library = sys::library_at(caller).unwrap_or_else(|| "a library".into());
+    if with(|s| s.foreign.insert(library.clone())) {
+        crate::log::line(format_args!("foreign {library}"));
     }
     NOT_FOUND
 }

@@ -1,7 +1,7 @@
 //! The one lock, and what it guards. It is never held over a fork or while foreign code runs.
 
 use std::cell::UnsafeCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use crate::graph::Captures;
@@ -15,6 +15,8 @@ pub struct State {
     pub allocations: Allocations,
     /// Functions whose answers are estimates, and how often each was asked.
     pub estimated: BTreeMap<&'static str, u64>,
+    /// Libraries that bring a CUDA runtime of their own.
+    pub foreign: BTreeSet<String>,
 }
 
 static STATE: Mutex<Option<State>> = Mutex::new(None);
@@ -49,6 +51,7 @@ pub fn with<T>(f: impl FnOnce(&mut State) -> T) -> T {
         captures: Captures::default(),
         allocations: Allocations::default(),
         estimated: BTreeMap::new(),
+        foreign: BTreeSet::new(),
     });
     f(state)
 }

@@ -36,11 +36,39 @@ unsafe extern "C" {
     pub fn munmap(at: *mut c_void, n: usize) -> c_int;
     pub fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
     pub fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void;
+    fn dladdr(at: *const c_void, about: *mut Place) -> c_int;
     pub fn pthread_atfork(
         prepare: extern "C" fn(),
         parent: extern "C" fn(),
         child: extern "C" fn(),
     ) -> c_int;
+}
+
+/// What the loader knows of an address: `Dl_info`.
+#[repr(C)]
+struct Place {
+    library: *const c_char,
+    base: *mut c_void,
+    symbol: *const c_char,
+    symbol_at: *mut c_void,
+}
+
+/// The path of the library that holds an address.
+pub fn library_at(at: *const c_void) -> Option<String> {
+    let nothing: *mut c_void = std::ptr::null_mut();
+    let mut place = Place {
+        library: nothing.cast(),
+        base: nothing,
+        symbol: nothing.cast(),
+        symbol_at: nothing,
+    };
+    // SAFETY: the loader looks the address up and does not read what is there.
+    if unsafe { dladdr(at, &raw mut place) } == 0 || place.library.is_null() {
+        return None;
+    }
+    // SAFETY: the loader keeps the name while the library is loaded.
+    let name = unsafe { CStr::from_ptr(place.library) };
+    Some(name.to_string_lossy().replace('\n', " "))
 }
 
 /// Maps `bytes` of zeros that cost nothing until they are touched; at `at` where that is free.

@@ -101,21 +101,46 @@ fn equals_the_truth() {
     }
 }
 
+/// What `neap replay --smallest-device` finds for a table of requests, in bytes.
+fn smallest_by_replay(events: &str) -> u64 {
+    let mut replay = Command::new(env!("CARGO_BIN_EXE_neap"));
+    let output = replay.args(["replay", "--smallest-device", "--json", events]).output();
+    let form = report(&output.expect("neap starts"));
+    form["smallest_device_bytes"].as_u64().expect("a smallest device")
+}
+
+/// At the capacity that `neap replay` finds the script fits; a page of 2 MiB below, it ends in PyTorch's own
+/// exception. For a small script, and for the jobs that NEAP_DRY_JOBS names.
 #[test]
 fn the_smallest_device_does_and_one_page_less_does_not() {
     let Some(python) = python("the_smallest_device_does_and_one_page_less_does_not") else {
         return;
     };
-    let whole = report(&run(&python, &["--json"], "small.py", &[]));
-    let least = whole["smallest_device_bytes"].as_u64().expect("a smallest device");
-    let does = run(&python, &["--json", "--device-bytes", &least.to_string()], "small.py", &[]);
-    assert_eq!(does.status.code(), Some(0), "{}", stderr(&does));
-    let less = (least - (2 << 20)).to_string();
-    let fails = run(&python, &["--json", "--device-bytes", &less], "small.py", &[]);
-    assert_eq!(fails.status.code(), Some(1), "{}", stderr(&fails));
-    let report = report(&fails);
-    assert_eq!(report["processes"][0]["exception"]["type"], "OutOfMemoryError");
-    assert_eq!(report["smallest_device_bytes"].as_u64(), Some(least));
+    let named = std::env::var("NEAP_DRY_JOBS").unwrap_or_default();
+    let jobs: Vec<String> = named
+        .split(',')
+        .filter_map(|job| Path::new(job).file_name())
+        .map(|name| name.to_string_lossy().replace('-', ":"))
+        .collect();
+    let mut scripts = vec![("small.py", vec![])];
+    scripts.extend(jobs.iter().map(|job| ("train.py", vec![job.as_str()])));
+    let folder = tempfile::tempdir().expect("a folder");
+    let events = below(&folder, "events.csv");
+    for (name, arguments) in scripts {
+        let whole = report(&run(&python, &["--json", "--events", &events], name, &arguments));
+        let least = smallest_by_replay(&events);
+        assert_eq!(whole["smallest_device_bytes"].as_u64(), Some(least), "{arguments:?}");
+        let at = |bytes: u64| {
+            run(&python, &["--json", "--device-bytes", &bytes.to_string()], name, &arguments)
+        };
+        let does = at(least);
+        assert_eq!(does.status.code(), Some(0), "{}", stderr(&does));
+        let fails = at(least - (2 << 20));
+        assert_eq!(fails.status.code(), Some(1), "{}", stderr(&fails));
+        let report = report(&fails);
+        assert_eq!(report["processes"][0]["exception"]["type"], "OutOfMemoryError");
+        assert_eq!(report["smallest_device_bytes"].as_u64(), Some(least), "{arguments:?}");
+    }
 }
 
 #[test]
@@ -137,6 +162,11 @@ fn bad_use_is_said_in_one_line() {
     let own = script("small.py");
     let over = neap(&["--record", own.to_str().expect("text")], &["true".as_ref(), own.as_ref()]);
     assert_eq!(over.status.code(), Some(2), "{}", stderr(&over));
+    for bytes in ["0", "2097151", "5TiB"] {
+        let size = neap(&["--device-bytes", bytes], &["true".as_ref()]);
+        assert_eq!(size.status.code(), Some(2), "{}", stderr(&size));
+        assert!(stderr(&size).contains("--device-bytes"), "{}", stderr(&size));
+    }
     let nothing = neap(&[], &["true".as_ref()]);
     assert_eq!(nothing.status.code(), Some(3));
     assert!(stderr(&nothing).contains("no Python"), "{}", stderr(&nothing));
@@ -195,6 +225,40 @@ fn a_run_equals_its_own_snapshot_and_another_script_does_not() {
     assert!(against["run_peak_allocated_bytes"] != against["recorded_peak_allocated_bytes"]);
 }
 
+/// `docs/dry.svg` is what this run draws; NEAP_BLESS=1 writes it.
+#[test]
+fn the_picture_of_the_page_is_drawn_by_a_run() {
+    let name = "the_picture_of_the_page_is_drawn_by_a_run";
+    let Some(python) = python(name) else { return };
+    let has = ["-c", "import torch, torchvision; assert torch.__version__ >= '2.11'"];
+    if !Command::new(&python).args(has).output().is_ok_and(|o| o.status.success()) {
+        println!("skipped: {name}: the picture is of PyTorch 2.11 and torchvision");
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let drawn = below(&folder, "dry.svg");
+    // The title names the command as a reader would type it.
+    std::os::unix::fs::symlink(script("train.py"), folder.path().join("train.py")).expect("a link");
+    let starter = folder.path().join("python");
+    let text = format!("#!/bin/sh\nexec '{}' \"$@\"\n", python.display());
+    std::fs::write(&starter, text).expect("it is written");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&starter, mode).expect("it may run");
+    let path = std::env::var("PATH").unwrap_or_default();
+    let mut neap = Command::new(env!("CARGO_BIN_EXE_neap"));
+    neap.current_dir(&folder).env("PATH", format!("{}:{path}", folder.path().display()));
+    neap.args(["dry", "--json", "--plot", &drawn, "--", "python", "train.py"]);
+    let output = neap.arg("resnet50:adam:16:224:start").output().expect("neap starts");
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let drawn = std::fs::read_to_string(drawn).expect("the picture is there");
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/dry.svg");
+    if std::env::var_os("NEAP_BLESS").is_some() {
+        std::fs::write(&page, &drawn).expect("the page can be written");
+    }
+    let kept = std::fs::read_to_string(&page).expect("the page has a picture");
+    assert!(drawn == kept, "docs/dry.svg differs from what a run draws: NEAP_BLESS=1");
+}
+
 #[test]
 fn what_the_device_cannot_know_is_no_exact_answer() {
     let Some(python) = python("what_the_device_cannot_know_is_no_exact_answer") else { return };
@@ -237,6 +301,107 @@ fn an_interrupt_ends_the_run_and_leaves_nothing_behind() {
     assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
     assert!(stderr(&output).contains("interrupted"), "{}", stderr(&output));
     assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 0);
+}
+
+/// A machine with a GPU has a driver on the loader's path. Here that is one which notes that it was loaded.
+#[test]
+fn the_driver_of_a_real_gpu_is_never_loaded() {
+    let Some(python) = python("the_driver_of_a_real_gpu_is_never_loaded") else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let source = below(&folder, "driver.c");
+    let code = "#include <stdio.h>\n#include <stdlib.h>\n\
+        __attribute__((constructor)) static void loaded(void) {\n\
+            FILE *f = fopen(getenv(\"REAL_DRIVER_LOADED\"), \"a\"); fputs(\"loaded\\n\", f); fclose(f);\n}\n\
+        int cuInit(unsigned flags) { abort(); }\nint nvmlInit_v2(void) { abort(); }\n";
+    std::fs::write(&source, code).expect("it is written");
+    for name in ["libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1"] {
+        let mut cc = Command::new("cc");
+        cc.args(["-shared", "-fPIC", "-o", &below(&folder, name), &source]);
+        if !cc.arg(format!("-Wl,-soname,{name}")).status().is_ok_and(|s| s.success()) {
+            println!("skipped: the_driver_of_a_real_gpu_is_never_loaded: there is no C compiler");
+            return;
+        }
+    }
+    let noted = below(&folder, "noted");
+    let with_driver = |program: &Path| {
+        let mut command = Command::new(program);
+        command.env("LD_LIBRARY_PATH", folder.path()).env("REAL_DRIVER_LOADED", &noted);
+        command
+    };
+    let mut dry = with_driver(Path::new(env!("CARGO_BIN_EXE_neap")));
+    let output = dry.args(["dry", "--json", "--"]).arg(&python).arg(script("card.py")).output();
+    let output = output.expect("neap starts");
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(!Path::new(&noted).exists(), "the real driver was loaded");
+    // What the test stands on: without neap it would be.
+    let mut plain = with_driver(&python);
+    plain.args(["-c", "import ctypes; ctypes.CDLL('libcuda.so.1')"]);
+    assert!(plain.status().expect("Python starts").success());
+    assert!(Path::new(&noted).exists(), "the driver notes that it is loaded");
+}
+
+/// Python's flag `-I` keeps the device away: such a process sees no GPU instead of the real one.
+#[test]
+fn a_process_without_the_device_sees_no_real_gpu() {
+    let Some(python) = python("a_process_without_the_device_sees_no_real_gpu") else { return };
+    let prints = "import os; print('sees', os.environ.get('CUDA_VISIBLE_DEVICES'))";
+    for (own, flags, expected) in [
+        (None, vec!["-I", "-c", prints], "sees \n"),
+        (Some("1,0"), vec!["-I", "-c", prints], "sees \n"),
+        (None, vec!["-c", prints], "sees None\n"),
+        (Some("1,0"), vec!["-c", prints], "sees 1,0\n"),
+        (Some(""), vec!["-c", prints], "sees \n"),
+    ] {
+        let mut dry = Command::new(env!("CARGO_BIN_EXE_neap"));
+        dry.args(["dry", "--"]).arg(&python).args(&flags);
+        match own {
+            Some(own) => dry.env("CUDA_VISIBLE_DEVICES", own),
+            None => dry.env_remove("CUDA_VISIBLE_DEVICES"),
+        };
+        let output = dry.output().expect("neap starts");
+        assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{own:?} {flags:?}");
+        assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+    }
+}
+
+/// Where CUDA's runtime lies as an archive, if the wheels under this PyTorch have it.
+fn runtime_archive(python: &Path) -> Option<PathBuf> {
+    let find = "import glob, os, torch; print(*glob.glob(os.path.join(os.path.dirname(torch.__path__[0]), \
+                'nvidia', '*', 'lib', 'libcudart_static.a')))";
+    let output = Command::new(python).args(["-c", find]).output().ok()?;
+    let path = String::from_utf8(output.stdout).ok()?.trim().to_owned();
+    (!path.is_empty() && !path.contains(' ')).then(|| path.into())
+}
+
+#[test]
+fn an_extension_with_a_runtime_of_its_own_is_named() {
+    let name = "an_extension_with_a_runtime_of_its_own_is_named";
+    let Some(python) = python(name) else { return };
+    let Some(archive) = runtime_archive(&python) else {
+        println!("skipped: {name}: there is no libcudart_static.a under this PyTorch");
+        return;
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let (source, library) = (below(&folder, "own.c"), below(&folder, "libown runtime.so"));
+    let code = "int cudaMalloc(void **, unsigned long);\n\
+                int take(void **at) { return cudaMalloc(at, 1 << 20); }\n";
+    std::fs::write(&source, code).expect("it is written");
+    let mut cc = Command::new("cc");
+    cc.args(["-shared", "-fPIC", "-o", &library, &source]).arg(archive);
+    cc.args(["-lrt", "-lpthread", "-ldl", "-Wl,--exclude-libs,ALL"]);
+    if !cc.status().is_ok_and(|s| s.success()) {
+        println!("skipped: {name}: there is no C compiler");
+        return;
+    }
+    let lines = "import ctypes, sys, torch; torch.ones(9, device='cuda'); at = ctypes.c_void_p()\n\
+                 assert ctypes.CDLL(sys.argv[1]).take(ctypes.byref(at)) != 0";
+    let command = [python.as_os_str(), "-c".as_ref(), lines.as_ref(), library.as_ref()];
+    let output = neap(&["--json"], &command);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let form = report(&output);
+    assert_eq!(form["processes"][0]["own_runtimes"], serde_json::json!([library]));
+    assert!(form["certainty"].as_str().expect("a word").contains("of their own"), "{form}");
+    assert!(stderr(&output).contains("libown runtime.so"), "{}", stderr(&output));
 }
 
 /// The report of rank 0, pretended.

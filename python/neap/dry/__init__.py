@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-_hooks: dict[str, Callable[[ModuleType], None]] = {}
+_hooks: dict[str, list[Callable[[ModuleType], None]]] = {}
+"""What waits for each module, in the order of asking."""
 
 
 def install() -> None:
@@ -39,7 +40,7 @@ def when_imported(name: str, call: Callable[[ModuleType], None]) -> None:
     if name in sys.modules:
         call(sys.modules[name])
         return
-    _hooks[name] = call
+    _hooks.setdefault(name, []).append(call)
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
@@ -63,11 +64,12 @@ class _Finder(importlib.abc.MetaPathFinder):
         return None
 
 
-def _wrap(loader: Any, call: Callable[[ModuleType], None]) -> None:
+def _wrap(loader: Any, calls: list[Callable[[ModuleType], None]]) -> None:
     execute = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:
         execute(module)
-        call(module)
+        for call in calls:
+            call(module)
 
     loader.exec_module = exec_module

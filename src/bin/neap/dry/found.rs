@@ -1,6 +1,6 @@
 //! What a run left in its scratch folder: each process's report, requests and device log.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -163,7 +163,8 @@ pub struct DeviceLog {
     pub stubs: BTreeMap<String, u64>,
     /// Functions whose answers were estimates, and how often they were asked.
     pub estimated: BTreeMap<String, u64>,
-    pub foreign: bool,
+    /// Libraries that bring a CUDA runtime of their own, which this device does not serve.
+    pub foreign: BTreeSet<String>,
 }
 
 /// What the start-up hook found in a Python process.
@@ -268,7 +269,9 @@ fn log(text: &str) -> DeviceLog {
                 let entry = all.entry(words[1].to_owned()).or_default();
                 *entry = count.max(*entry);
             }
-            (Some("foreign"), ..) => log.foreign = true,
+            (Some("foreign"), ..) => {
+                log.foreign.extend(line.split_once(' ').map(|(_, library)| library.to_owned()));
+            }
             _ => {}
         }
     }

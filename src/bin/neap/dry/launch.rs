@@ -44,12 +44,28 @@ pub struct Memory {
 
 impl Memory {
     /// What the flags ask for.
-    pub fn asked(flags: &Flags, profile: &Profile) -> Self {
-        match flags.device_bytes {
-            Some(bytes) => Self { total: bytes, capacity: bytes },
-            None => Self { total: profile.memory_bytes, capacity: profile.available() },
+    ///
+    /// # Errors
+    /// When no script could run on so little, or a process has no addresses for so much.
+    pub fn asked(flags: &Flags, profile: &Profile) -> anyhow::Result<Self> {
+        let Some(bytes) = flags.device_bytes else {
+            return Ok(Self { total: profile.memory_bytes, capacity: profile.available() });
+        };
+        if bytes < Self::LEAST {
+            bail!(
+                "--device-bytes {}: PyTorch takes at least {} at a time, so no script fits",
+                bytes.0,
+                Self::LEAST
+            );
         }
+        if bytes > Self::UNLIMITED.total {
+            bail!("--device-bytes {}: at most {} can be asked for", bytes.0, Self::UNLIMITED.total);
+        }
+        Ok(Self { total: bytes, capacity: bytes })
     }
+
+    /// What PyTorch's allocator asks a device for at least: 2 MiB.
+    const LEAST: Bytes = Bytes(2 << 20);
 
     /// More than any job takes: 4 TiB, since PyTorch reserves addresses for all of it.
     pub const UNLIMITED: Self = Self { total: Bytes(4 << 40), capacity: Bytes(4 << 40) };
@@ -111,11 +127,23 @@ pub fn command(
     command.env("NEAP_DRY_DIR", scratch);
     command.env("NEAP_DRY_EXE", env::current_exe().context("this executable cannot be found")?);
     command.env_remove("NEAP_DRY_TORCH");
+    hide_real_gpus(&mut command);
     let mut paths = vec![unpacked.hook.clone(), unpacked.python.clone()];
     let own = env::var_os("PYTHONPATH").unwrap_or_default();
     paths.extend(env::split_paths(&own).filter(|p| !p.as_os_str().is_empty()));
     command.env("PYTHONPATH", env::join_paths(paths)?);
     Ok(command)
+}
+
+/// Hides the machine's own GPUs from processes that the start-up hook does not reach, such as
+/// `python -I`. The hook shows its process what was visible before.
+fn hide_real_gpus(command: &mut Command) {
+    let visible = "CUDA_VISIBLE_DEVICES";
+    match env::var_os(visible) {
+        Some(own) => command.env("NEAP_DRY_USER_VISIBLE", own),
+        None => command.env_remove("NEAP_DRY_USER_VISIBLE"),
+    };
+    command.env("NEAP_DRY_HIDDEN", "1").env(visible, "");
 }
 
 /// The child that signals go on to; 0 for none.

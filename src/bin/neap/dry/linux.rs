@@ -37,9 +37,9 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     Outputs::new(&inputs, &outputs.map(|path| path.as_deref()))?;
     let recorded = flags.check_against.as_deref().map(Recorded::read).transpose()?;
     let profile = profile::load(&flags.device)?;
+    let memory = Memory::asked(flags, &profile)?;
     let scratch = scratch()?;
     let unpacked = unpack::unpack(scratch.path())?;
-    let memory = Memory::asked(flags, &profile);
     let mut command = launch::command(flags, &profile, memory, &unpacked, scratch.path())?;
     if as_json {
         // The report alone is data.

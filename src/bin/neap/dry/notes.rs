@@ -21,6 +21,8 @@ pub struct Certainty {
     without_workspaces: bool,
     /// DDP's first buckets, which a GPU may free later.
     late: Bytes,
+    /// Libraries whose own memory is not seen.
+    unseen: usize,
 }
 
 impl Certainty {
@@ -43,6 +45,7 @@ impl Certainty {
             reads: process.reads.iter().any(|r| r.kind == "computed"),
             without_workspaces: unknown_workspaces(flags, &log) > 0,
             late: process.late_bucket_bytes,
+            unseen: log.foreign.len(),
         }
     }
 }
@@ -52,6 +55,9 @@ impl fmt::Display for Certainty {
         f.write_str(self.word)?;
         if self.without_workspaces {
             f.write_str(", cuDNN's workspaces aside")?;
+        }
+        if self.unseen > 0 {
+            f.write_str(", what the libraries with a CUDA runtime of their own take aside")?;
         }
         if self.late > Bytes::ZERO {
             write!(f, ", but up to {} more while DDP replaces its first buckets", self.late)?;
@@ -186,8 +192,11 @@ fn device(flags: &Flags, log: &DeviceLog, process: &Process) {
         note(&format!("note: {name} was called {times} and did nothing"));
     }
     more(idle.len(), "functions that did nothing");
-    if log.foreign {
-        note("note: a library brings a CUDA runtime of its own, whose memory is not seen here");
+    for library in &log.foreign {
+        note(&format!(
+            "note: {library} brings a CUDA runtime of its own, to which this device does not \
+             answer: the library's calls fail here, and what it takes on a GPU is not counted"
+        ));
     }
     if !process.history && !process.devices.is_empty() {
         note(&format!(

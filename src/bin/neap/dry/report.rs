@@ -361,6 +361,7 @@ fn object(run: &Run<'_>, outcome: Outcome, least: Option<Bytes>, verdicts: &[Ver
                 "redirected_writes": p.redirected_writes, "recorded": p.recorded,
                 "problems": p.problems, "allocator": p.allocator, "history": p.history,
                 "estimated": found.log(p).estimated, "did_nothing": notes::did_nothing(&found.log(p)),
+                "own_runtimes": found.log(p).foreign,
             })
         })
         .collect();

@@ -25,6 +25,17 @@ def _tell(what):
         f.write(f"{what}\n{sys.executable}\n")
 
 
+def _show_devices(environment):
+    """Takes back the empty list that hides real GPUs from processes without the device."""
+    hidden = environment.pop("NEAP_DRY_HIDDEN", None)
+    own = environment.pop("NEAP_DRY_USER_VISIBLE", None)
+    if hidden and environment.get("CUDA_VISIBLE_DEVICES") == "":
+        if own is None:
+            del environment["CUDA_VISIBLE_DEVICES"]
+        else:
+            environment["CUDA_VISIBLE_DEVICES"] = own
+
+
 def _begin():
     torch = _torch_folder()
     if torch is None:
@@ -45,6 +56,7 @@ def _begin():
         _tell("failed")
         return False
     environment = dict(os.environ, NEAP_DRY_TORCH=torch)
+    _show_devices(environment)
     for line in made.stdout.decode().splitlines():
         name, _, value = line.partition("=")
         if name in ("LD_PRELOAD", "LD_LIBRARY_PATH"):
