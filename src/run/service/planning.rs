@@ -55,14 +55,12 @@ impl Service<'_, '_> {
         }
         let device =
             Profile { link: self.feedback.planning(present), ..self.options.device.clone() };
-        let (works, old): (Vec<(Arc<Work>, Vec<Latency>)>, Vec<JobPlan>) = jobs
-            .iter()
-            .map(|&id| {
-                let seat = &self.seats[id as usize];
-                let plan = seat.plans[seat.plans.len() - 1].clone();
-                ((Arc::clone(&seat.work), self.feedback.latencies(id as usize)), plan)
-            })
-            .unzip();
+        let seats = || jobs.iter().map(|&id| &self.seats[id as usize]);
+        let old: Vec<JobPlan> = seats().map(|s| s.plans[s.plans.len() - 1].clone()).collect();
+        let works: Vec<(Arc<Work>, Vec<Latency>)> = seats()
+            .zip(&jobs)
+            .map(|(seat, &id)| (Arc::clone(&seat.work), self.feedback.latencies(id as usize)))
+            .collect();
         let (number, arena, sender) = (self.asked, self.options.arena, self.mailbox.sender.clone());
         self.planning = Some((number, jobs, std::mem::take(&mut self.why)));
         self.scope.spawn(move || {

@@ -70,14 +70,13 @@ pub(super) fn run(job: &JobPlan, program: &Program, link: &Link) -> Option<Clock
             let mut started = false;
             if running.is_none()
                 && let Some(&step) = steps.peek()
+                && run.pending[step] == 0
             {
-                if run.pending[step] == 0 {
-                    steps.next();
-                    run.begin(step, now);
-                    let Kind::Step { operator, .. } = tasks[step].kind else { return None };
-                    running = Some((step, now + u128::from(job.latencies[operator].time.0)));
-                    started = true;
-                }
+                steps.next();
+                run.begin(step, now);
+                let Kind::Step { operator, .. } = tasks[step].kind else { return None };
+                running = Some((step, now + u128::from(job.latencies[operator].time.0)));
+                started = true;
             }
             for queue in &mut queues {
                 if let (None, Some(&copy)) = (&queue.flight, queue.copies.get(queue.next))
