@@ -13,7 +13,7 @@ use neap::job::Graph;
 use neap::job::json::sha256;
 use neap::plan::global::{self, Job, Jobs};
 use neap::plan::overlap;
-use neap::plan::{Method, PlanError};
+use neap::plan::{Method, PlanError, Share};
 use neap::sim::engine::{self, Durations, Run};
 use neap::sim::program::{Begin, Program};
 use neap::sim::together::{Shared, WHOLE, Waited, Work};
@@ -177,6 +177,7 @@ impl Site {
             latencies,
             method: method.clone(),
             priority: 1000,
+            swap_limit: Share::ALL,
         };
         let jobs =
             self.graphs.iter().zip(self.latencies.iter().map(Vec::as_slice)).map(job).collect();

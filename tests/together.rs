@@ -10,9 +10,9 @@ use neap::contract::check::check;
 use neap::device::{builtin, latency};
 use neap::job::Graph;
 use neap::job::json::sha256;
-use neap::plan::global::{self, Job, Jobs, aware};
+use neap::plan::global::{self, Job, Jobs, aware, limits};
 use neap::plan::live::{Arrival, Live};
-use neap::plan::{Method, PlanError};
+use neap::plan::{Method, PlanError, Share};
 use neap::sim::engine::{self, Durations};
 use neap::sim::joint::{self, Party};
 use neap::sim::program::{Direction, Program};
@@ -143,6 +143,7 @@ fn random_jobs_together() {
             latencies,
             method: method.clone(),
             priority: 1000,
+            swap_limit: Share::ALL,
         };
         let jobs: Vec<Job<'_>> =
             graphs.iter().zip(latencies.iter().map(Vec::as_slice)).map(job).collect();
@@ -216,6 +217,7 @@ fn jobs_planned_for_each_other() {
                     latencies,
                     method: method.clone(),
                     priority: 1000,
+                    swap_limit: Share::ALL,
                 };
                 let jobs =
                     graphs.iter().zip(latencies.iter().map(Vec::as_slice)).map(job).collect();
@@ -252,11 +254,71 @@ fn jobs_planned_for_each_other() {
     );
 }
 
+/// A limit on a job's part of all jobs' swaps: half of them have one.
+fn limit(random: &mut Random) -> Share {
+    let limit = Share::of_thousandths(random.between(50, 600) as u32);
+    if random.once_in(2) { limit } else { Share::ALL }
+}
+
+/// The job that swaps most is held to less: no plan lets it make more, and some let it swap.
+#[test]
+fn no_job_makes_more_than_its_part_of_all_swaps() {
+    let first = crate::common::first();
+    let (mut lowered, mut without, mut refused) = (0, 0, 0);
+    for seed in first..first + plans() / 4 {
+        let mut random = Random(seed ^ 0x11a17);
+        let device = builtin::find("host").expect("built in");
+        let graphs: Vec<_> =
+            (0..random.between(2, 3)).map(|_| random::graph(&mut random)).collect();
+        let latencies: Vec<_> =
+            graphs.iter().map(|graph| latency::latencies(graph, &device, None)).collect();
+        let unplanned = global::unplanned_peak(&graphs.iter().collect::<Vec<_>>());
+        let planners = ["neap", "tensile"];
+        let method = Method::named(planners[random.below(2)]).expect("a planner");
+        let job = |(graph, latencies)| Job {
+            graph,
+            file: (String::new(), sha256(graph)),
+            latencies,
+            method: method.clone(),
+            priority: 1000,
+            swap_limit: Share::ALL,
+        };
+        let jobs = graphs.iter().zip(latencies.iter().map(Vec::as_slice)).map(job).collect();
+        let budget = Bytes(unplanned.0 * random.between(60, 95) as u64 / 100);
+        let mut asked = Jobs { jobs, device: &device, budget, recorded_options: BTreeMap::new() };
+        let Ok(free) = global::make(&asked) else { continue };
+        let parts = limits::swap_parts(&free.parts);
+        let Some((most, part)) = parts.iter().enumerate().max_by_key(|(_, part)| **part) else {
+            continue;
+        };
+        if *part == Share::NONE {
+            continue;
+        }
+        let limit = Share::of_thousandths(part.thousandths() * random.between(40, 95) as u32 / 100);
+        asked.jobs[most].swap_limit = limit;
+        match global::make(&asked) {
+            Ok(held) => {
+                check(&held.plan, &graphs).unwrap_or_else(|r| panic!("seed {seed}: {}", r[0]));
+                let now = limits::swap_parts(&held.parts)[most];
+                assert!(now <= limit, "seed {seed}: {now} of all swaps, {limit} allowed");
+                *(if now > Share::NONE { &mut lowered } else { &mut without }) += 1;
+            }
+            Err(PlanError::Infeasible(no)) => {
+                assert!(no.blocked.contains("of all swaps"), "seed {seed}: {}", no.blocked);
+                refused += 1;
+            }
+            Err(defect) => panic!("seed {seed}: {defect}"),
+        }
+    }
+    println!("{lowered} jobs swap less, {without} no more, {refused} sets no longer fit");
+    assert!(lowered > 0 && without > 0, "{lowered}, {without}, {refused}");
+}
+
 /// Jobs that come and go: every one that is let in ends, and at no instant do two hold the same bytes or more than the budget.
 #[test]
 fn random_jobs_come_and_go() {
     let first = crate::common::first();
-    let (mut ran, mut waited, mut moved, mut never) = (0, 0, 0, 0);
+    let (mut ran, mut waited, mut moved, mut never, mut limited) = (0, 0, 0, 0, 0);
     for seed in first..first + plans() / 4 {
         let mut random = Random(seed ^ 0x5eed);
         let device = builtin::find("host").expect("built in");
@@ -278,6 +340,7 @@ fn random_jobs_come_and_go() {
                 latencies,
                 method: Method::named("tensile").expect("a planner"),
                 priority: 1000,
+                swap_limit: limit(&mut random),
             };
             arrivals.push(Arrival {
                 job,
@@ -304,6 +367,9 @@ fn random_jobs_come_and_go() {
                 continue;
             };
             assert_eq!(job.iterations.len(), arrival.iterations as usize, "seed {seed}");
+            assert!(job.swap_part <= arrival.job.swap_limit, "seed {seed}: above its limit");
+            limited +=
+                usize::from(job.swap_part > Share::NONE && arrival.job.swap_limit < Share::ALL);
             assert!(job.admitted.is_some_and(|at| at >= arrival.submitted), "seed {seed}");
             assert!(
                 job.iterations.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0),
@@ -344,9 +410,11 @@ fn random_jobs_come_and_go() {
             );
         }
     }
-    println!("{ran} jobs came and went, {waited} waited, {moved} moved, {never} never fitted");
+    println!(
+        "{ran} jobs came and went, {waited} waited, {moved} moved, {never} never fitted, {limited} swapped within a limit"
+    );
     assert!(
-        crate::common::cases(2_000) < 500 || (waited > 0 && moved > 0 && never > 0),
+        crate::common::cases(2_000) < 500 || (waited > 0 && moved > 0 && never > 0 && limited > 0),
         "too easy: {ran} ran, {waited} waited, {moved} moved, {never} never fitted"
     );
 }

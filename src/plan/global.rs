@@ -13,6 +13,7 @@
 //! for each job; equal jobs are planned once. A caller who plans many times keeps a [`Memo`].
 
 pub mod aware;
+pub mod limits;
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,6 +21,7 @@ use std::sync::Arc;
 
 use super::budget::{self, Infeasible, PlanError, Planned, Request};
 use super::method::Method;
+use super::share::Share;
 use crate::contract::{Figures, JobPlan, Latency, Plan};
 use crate::device::Profile;
 use crate::job::Graph;
@@ -43,6 +45,8 @@ pub struct Job<'a> {
     /// Weight of its lost time, in thousandths, at least 1: a job of 2,000 loses time only where a
     /// job of 1,000 would lose twice as much.
     pub priority: u64,
+    /// The largest part of all jobs' swaps that this job may make ([`limits`]).
+    pub swap_limit: Share,
 }
 
 impl<'a> Job<'a> {
@@ -186,7 +190,7 @@ pub fn make(jobs: &Jobs<'_>) -> Result<Together, PlanError> {
 /// # Errors
 /// As [`make`].
 pub fn make_with(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanError> {
-    aware::make(jobs, memo)
+    limits::within(jobs, memo, aware::make)
 }
 
 /// Plans of all jobs within the budget, each as if it were alone on its device.
@@ -209,6 +213,10 @@ pub fn minimum(jobs: &Jobs<'_>) -> Result<Together, PlanError> {
 /// # Errors
 /// As [`minimum`].
 pub fn minimum_with(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanError> {
+    limits::within(jobs, memo, least)
+}
+
+fn least(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanError> {
     let devices = shares(jobs);
     let mut ladder = Ladder::new(jobs, &devices, memo)?;
     for rung in &mut ladder.rungs {

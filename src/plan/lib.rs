@@ -44,4 +44,4 @@ pub use budget::{
 };
 pub use method::Method;
 pub use planner::{Given, Planner};
-pub use share::Share;
+pub use share::{Of, Share};

@@ -26,7 +26,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
 use super::budget::{self, PlanError, Request};
-use super::global::{self, Job, Jobs, Memo};
+use super::global::{self, Job, Jobs, Memo, limits};
+use super::share::Share;
 use crate::device::{Profile, roofline};
 use crate::job::Graph;
 use crate::sim::engine::{self, Deadlock, Durations};
@@ -60,6 +61,8 @@ pub struct Story {
     pub arenas: Vec<(Nanos, Bytes, Bytes)>,
     /// Number of late copies.
     pub late: u64,
+    /// The largest part of all jobs' swaps that any plan let it make beside others.
+    pub swap_part: Share,
 }
 
 /// The outcome of a simulation.
@@ -319,6 +322,10 @@ impl<'a> Live<'a> {
             Err(defect) => return Err(defect.into()),
         };
         self.enter(more);
+        for (index, part) in indices.into_iter().zip(limits::swap_parts(&together.parts)) {
+            let story = &mut self.outcome.jobs[index];
+            story.swap_part = story.swap_part.max(part);
+        }
         let link = &self.device.link;
         let planned = together.parts.into_iter().map(|part| Part {
             bytes: part.plan.figures.arena_bytes.0,

@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::planner::{Decision, Given, Memory, Planner};
-use super::share::Share;
+use super::share::{Of, Share};
 use super::{capuchin, checkpoint, dtr, neap, offload, tensile, vdnn};
 use crate::contract::Plan;
 use crate::units::Bytes;
@@ -176,7 +176,7 @@ impl Method {
                 format!("the plan records `{switch}` as `{value}`")
             }
         })?;
-        let share = Share::recorded(plan, job)?;
+        let share = Share::recorded(plan, Of::Tensors, job)?;
         if share == Share::ALL {
             return Ok(method);
         }
@@ -398,7 +398,7 @@ mod tests {
         let recorded = plan("neap", &[("swap-share", "0.000")]);
         let Ok(Method::Neap(options)) = Method::recorded(&recorded, 0) else { panic!("neap") };
         assert_eq!((options.swap_share, options.portfolio), (0, false));
-        assert_eq!(Share::recorded(&recorded, 0).map(Share::priority), Ok(1_000_000));
+        assert_eq!(Share::recorded(&recorded, Of::Tensors, 0).map(Share::priority), Ok(1_000_000));
         assert!(Method::recorded(&plan("neap", &[("swap-share", "half")]), 0).is_err());
         assert!(Method::recorded(&plan("capuchin", &[("swap-share", "0.500")]), 0).is_err());
     }

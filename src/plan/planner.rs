@@ -75,8 +75,8 @@ pub trait Planner: Clone {
         None
     }
 
-    /// The same planner that swaps at most this share of the tensors, in thousandths; `None` where
-    /// it has no such limit.
+    /// The same planner that swaps at most this share of the tensors, in thousandths, or less if it
+    /// is limited to less; `None` where it has no such limit.
     #[must_use]
     fn limited(&self, _share: u32) -> Option<Self> {
         None

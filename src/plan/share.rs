@@ -1,17 +1,27 @@
-//! The share of a job that may be swapped: the number behind the `@` of a job's file.
+//! Limits on a job's swaps: the numbers behind the `@` of a job's file.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::contract::Plan;
 
-/// The largest share of a job's tensors that may be swapped, in thousandths: at most 1,000.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A share of a job's tensors that may be swapped, or of all jobs' swaps, in thousandths: at most
+/// 1,000.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Share(u32);
 
 impl Share {
-    /// All tensors may be swapped.
+    /// Nothing of it.
+    pub const NONE: Self = Self(0);
+
+    /// All of it.
     pub const ALL: Self = Self(1000);
+
+    /// So many thousandths, at most 1,000.
+    #[must_use]
+    pub const fn of_thousandths(share: u32) -> Self {
+        Self(if share > 1000 { 1000 } else { share })
+    }
 
     /// The share in thousandths.
     #[must_use]
@@ -27,25 +37,38 @@ impl Share {
     }
 
     /// The key in a plan's record; it contains the job's number if the plan has several jobs.
-    fn key(job: Option<usize>) -> String {
-        job.map_or_else(|| "swap-share".to_owned(), |job| format!("swap-share-{job}"))
+    fn key(of: Of, job: Option<usize>) -> String {
+        let name = match of {
+            Of::Tensors => "swap-share",
+            Of::Swaps => "swap-limit",
+        };
+        job.map_or_else(|| name.to_owned(), |job| format!("{name}-{job}"))
     }
 
     /// The entry in a plan's record; `None` if there is no limit.
     #[must_use]
-    pub fn record(self, job: Option<usize>) -> Option<(String, String)> {
-        (self != Self::ALL).then(|| (Self::key(job), self.to_string()))
+    pub fn record(self, of: Of, job: Option<usize>) -> Option<(String, String)> {
+        (self != Self::ALL).then(|| (Self::key(of, job), self.to_string()))
     }
 
     /// The share of a job of a plan, as recorded.
     ///
     /// # Errors
     /// When the recorded text is not a share.
-    pub fn recorded(plan: &Plan, job: usize) -> Result<Self, String> {
-        let key = Self::key((plan.jobs.len() > 1).then_some(job));
+    pub fn recorded(plan: &Plan, of: Of, job: usize) -> Result<Self, String> {
+        let key = Self::key(of, (plan.jobs.len() > 1).then_some(job));
         let Some(text) = plan.options.get(&key) else { return Ok(Self::ALL) };
         text.parse().map_err(|()| format!("the plan records `{key}` as `{text}`"))
     }
+}
+
+/// What a [`Share`] is a share of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Of {
+    /// The job's tensors.
+    Tensors,
+    /// All jobs' swaps.
+    Swaps,
 }
 
 impl fmt::Display for Share {

@@ -89,7 +89,7 @@ impl Planner for Options {
     }
 
     fn limited(&self, share: u32) -> Option<Self> {
-        Some(Self { max_swap_rate: share / 10, ..self.clone() })
+        Some(Self { max_swap_rate: self.max_swap_rate.min(share / 10), ..self.clone() })
     }
 }
 

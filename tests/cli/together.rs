@@ -140,6 +140,38 @@ fn a_share_of_swapping_is_kept_to() {
 }
 
 #[test]
+fn a_part_of_all_swaps_is_recorded_and_kept_to() {
+    let folder = Folder::new();
+    let mlp = fixture("mlp.graph.json");
+    let limited = format!("{mlp}@1:0.3");
+    let plan =
+        ["plan", &mlp, &limited, "--device", "a6000", "--budget", "70%", "-o", "p.plan.json"];
+    let swaps = |seen: serde_json::Value| {
+        let of = |job: usize| {
+            let job = &seen["jobs"][job];
+            ["swap_ins", "swap_outs"].map(|key| job[key].as_u64().unwrap()).iter().sum::<u64>()
+        };
+        (of(0), of(1))
+    };
+    let (first, second) = swaps(folder.json(&plan));
+    assert!(second < first, "{first}, {second}");
+    let plan = std::fs::read_to_string(folder.path("p.plan.json")).unwrap();
+    let recorded = serde_json::from_str::<serde_json::Value>(&plan).unwrap()["options"].clone();
+    assert_eq!(recorded["swap-limit-1"], "0.300", "{recorded}");
+    for (arguments, what) in [
+        (vec!["plan", &limited], "a job without others makes all swaps"),
+        (vec!["compare", &limited, "--budget", "70%"], "a job without others makes all swaps"),
+        (vec!["plan", &mlp, &limited, "--overlap"], "--overlap has no limit"),
+        (vec!["plan", &mlp, &limited, "--planner", "capuchin"], "has no limit on swapping"),
+        (vec!["plan", &mlp, "x.graph.json@1:3"], "`:3` is not a share of all jobs' swaps"),
+    ] {
+        let refused = folder.neap(&arguments);
+        assert_eq!(refused.code, Some(2), "{arguments:?}");
+        assert!(refused.stderr.contains(what), "{arguments:?}: {}", refused.stderr);
+    }
+}
+
+#[test]
 fn jobs_come_and_go() {
     let folder = Folder::new();
     std::fs::copy(fixture("mlp.graph.json"), folder.path("mlp.graph.json")).unwrap();

@@ -218,6 +218,6 @@ impl Planner for Options {
 
     fn limited(&self, share: u32) -> Option<Self> {
         // The portfolio's planners would not keep to the limit.
-        Some(Self { swap_share: share, portfolio: false, ..self.clone() })
+        Some(Self { swap_share: self.swap_share.min(share), portfolio: false, ..self.clone() })
     }
 }

@@ -9,7 +9,7 @@ use crate::backend::{Measured, host};
 use crate::contract::JobPlan;
 use crate::device::Profile;
 use crate::job::Graph;
-use crate::plan::Method;
+use crate::plan::{Method, Share};
 use crate::session::{End, Job, Next, Pilot};
 use crate::sim::program::Program;
 use crate::start::Shared;
@@ -57,6 +57,8 @@ pub struct Work {
     pub method: Method,
     /// The weight of its lost time when all jobs are planned again, in thousandths.
     pub priority: u64,
+    /// The largest part of all jobs' swaps that it may make, then.
+    pub swap_limit: Share,
     /// Iterations, seed and initial values.
     pub settings: Settings,
 }

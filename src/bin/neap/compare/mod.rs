@@ -32,7 +32,7 @@ use crate::settings::{Budget, DeviceFlags, JobArg, NamedBudget, Outputs};
 pub struct Flags {
     /// The job, or several jobs that share the device. In FILE@0.5 at most that share of a job's
     /// tensors is swapped, and the other jobs give way first.
-    #[arg(required = true, value_name = "FILE.graph.json[@SHARE]",
+    #[arg(required = true, value_name = "FILE.graph.json[@SHARE[:PART]]",
           value_parser = OsStringValueParser::new().try_map(JobArg::read))]
     graphs: Vec<JobArg>,
     /// The planners by name; all by default.
@@ -74,7 +74,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     inputs.extend(flags.latencies.as_deref());
     Outputs::new(&inputs, &[flags.csv.as_deref(), flags.plot.as_deref()])?;
     match &flags.graphs[..] {
-        [job] => one::main(flags, job, as_json),
+        [job] => job.alone().and_then(|()| one::main(flags, job, as_json)),
         _ => several::main(flags, as_json),
     }
 }

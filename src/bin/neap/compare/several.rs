@@ -114,6 +114,7 @@ impl<'a> Scene<'a> {
                 latencies: &site.latencies as &[Latency],
                 method: method.clone(),
                 priority: arg.share.priority(),
+                swap_limit: arg.swap_limit,
             };
         let jobs = self.args.iter().zip(self.graphs).zip(self.sites).zip(methods).map(job);
         let device = &self.sites[0].device;

@@ -24,8 +24,9 @@ use crate::settings::{self, Budget, DeviceFlags, JobArg, Outputs};
 #[derive(clap::Args)]
 pub struct Flags {
     /// The job, or several jobs that share the device. In FILE@0.5 at most that share of a job's
-    /// tensors is swapped, and the other jobs give way first.
-    #[arg(required = true, value_name = "FILE.graph.json[@SHARE]",
+    /// tensors is swapped, and the other jobs give way first. In FILE@1:0.25 the job makes at most
+    /// that part of all jobs' swaps, in bytes per second.
+    #[arg(required = true, value_name = "FILE.graph.json[@SHARE[:PART]]",
           value_parser = OsStringValueParser::new().try_map(JobArg::read))]
     graphs: Vec<JobArg>,
     #[command(flatten)]
@@ -67,7 +68,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         [_] if flags.overlap => {
             bail!("--overlap: one job has no other to share bytes with; leave it out or add jobs")
         }
-        [job] => one::main(flags, job, as_json),
+        [job] => job.alone().and_then(|()| one::main(flags, job, as_json)),
         _ => several::main(flags, as_json),
     }
 }

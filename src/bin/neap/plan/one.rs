@@ -34,7 +34,7 @@ pub fn main(flags: &Flags, job: &JobArg, as_json: bool) -> anyhow::Result<Answer
         .resolve(liveness.peak, &device)?;
     let (method, mut recorded_options) = flags.switches.resolve(&flags.planner)?;
     let method = job.limited(method)?;
-    recorded_options.extend(job.share.record(None));
+    recorded_options.extend(job.record(None));
     let framework = flags.allocator.resolve(&device)?;
     recorded_options.extend(flags.allocator.record());
     if let Some(share) = flags.noise {

@@ -6,9 +6,9 @@ use std::time::Instant;
 use anyhow::bail;
 use neap::contract::{Figures, Window};
 use neap::job::Graph;
-use neap::plan::Planned;
 use neap::plan::global::{self, Job, Jobs, Together};
 use neap::plan::overlap::{self, Overlapped};
+use neap::plan::{Planned, Share};
 use neap::report::table::{Side, Table};
 use neap::units::{Bytes, Nanos};
 use serde::Serialize;
@@ -42,16 +42,26 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let (method, mut recorded_options) = flags.switches.resolve(&flags.planner)?;
     let mut jobs = Vec::with_capacity(graphs.len());
     for (index, ((arg, graph), site)) in flags.graphs.iter().zip(&graphs).zip(&sites).enumerate() {
-        recorded_options.extend(arg.share.record(Some(index)));
+        recorded_options.extend(arg.record(Some(index)));
         jobs.push(Job {
             graph,
             file: (graph_path(flags, &arg.path)?, site.sha256.clone()),
             latencies: &site.latencies,
             method: arg.limited(method.clone())?,
             priority: arg.share.priority(),
+            swap_limit: arg.swap_limit,
         });
     }
     if flags.overlap {
+        if let Some(job) = flags.graphs.iter().find(|job| job.swap_limit != Share::ALL) {
+            bail!(
+                "{}@{}:{}: --overlap has no limit on a job's part of all swaps; leave one of them \
+                 out",
+                job.path.display(),
+                job.share,
+                job.swap_limit
+            );
+        }
         recorded_options.insert("overlap".to_owned(), "true".to_owned());
     }
     let asked = Jobs {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
-use neap::plan::{Method, Share};
+use neap::plan::{Method, Of, Share};
 use neap::run::service::{Remote, Request, Tenant, Work};
 use neap::run::{Settings, Stop};
 use neap::units::Nanos;
@@ -45,12 +45,14 @@ impl Reader {
                 let at = |problem: String| anyhow::anyhow!("{}: {problem}", path.display());
                 let mut planners = Vec::with_capacity(plan.jobs.len());
                 for job in 0..plan.jobs.len() {
-                    let share = Share::recorded(&plan, job).map_err(at)?;
-                    planners.push((Method::recorded(&plan, job).map_err(at)?, share.priority()));
+                    let share = Share::recorded(&plan, Of::Tensors, job).map_err(at)?;
+                    let limit = Share::recorded(&plan, Of::Swaps, job).map_err(at)?;
+                    let method = Method::recorded(&plan, job).map_err(at)?;
+                    planners.push((method, share.priority(), limit));
                 }
                 let several = plan.jobs.len() > 1;
                 let jobs = plan.jobs.into_iter().zip(graphs).zip(planners);
-                let all = jobs.map(|((job, graph), (method, priority))| {
+                let all = jobs.map(|((job, graph), (method, priority, swap_limit))| {
                     let name = if several { graph.name.clone() } else { stem.clone() };
                     tenant(
                         name,
@@ -60,6 +62,7 @@ impl Reader {
                             profile: plan.device.clone(),
                             method,
                             priority,
+                            swap_limit,
                             settings: settings.clone(),
                         },
                     )
@@ -78,6 +81,7 @@ impl Reader {
                         profile: device,
                         method: Method::default(),
                         priority: Share::ALL.priority(),
+                        swap_limit: Share::ALL,
                         settings,
                     },
                 )]))

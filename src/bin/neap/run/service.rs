@@ -278,6 +278,7 @@ fn together(asked: &[Asked<'_>], device: &Profile, arena: Bytes) -> Result<Vec<J
             latencies,
             method: work.method.clone(),
             priority: work.priority,
+            swap_limit: work.swap_limit,
         });
     }
     let all = Jobs { jobs, device, budget: arena, recorded_options: BTreeMap::new() };

@@ -179,6 +179,7 @@ pub fn main(
                 latencies,
                 method: job.job.limited(Method::default())?,
                 priority: job.job.share.priority(),
+                swap_limit: job.job.swap_limit,
             },
             submitted: job.submitted,
             iterations: job.iterations,
@@ -257,6 +258,8 @@ struct JobReport {
     iteration_ns: Nanos,
     arenas: Vec<ArenaReport>,
     late_copies: u64,
+    /// The largest part of all jobs' swaps that any plan let it make beside others.
+    largest_swap_part: String,
 }
 
 /// A sub-arena, and the time from which the job has it.
@@ -292,6 +295,7 @@ impl Report {
                 })
                 .collect(),
             late_copies: job.late,
+            largest_swap_part: job.swap_part.to_string(),
         };
         Self {
             device: device.name.clone(),

@@ -1,0 +1,73 @@
+//! Keeps each job's part of all jobs' swaps within its limit.
+//!
+//! Source: the *max swapping rate* of TENSILE's paper, which keeps one job (of high priority, say)
+//! from paying for the others. A job's swaps are the bytes that it copies in either direction, per
+//! second of its planned iteration alone. A job above its limit may swap a smaller share of its
+//! tensors, step by step down to none, and the others give up memory in its place.
+
+use super::{Job, Jobs, Memo, PlanError, Planned, Share, Together};
+
+/// The shares of its tensors to which a job above its limit is held, one after the other, in
+/// thousandths.
+const STEPS: [u32; 9] = [800, 650, 500, 350, 250, 150, 100, 50, 0];
+
+/// Makes a plan by `make`, in which every job keeps its limit.
+pub(super) fn within(
+    jobs: &Jobs<'_>,
+    memo: &mut Memo,
+    make: impl Fn(&Jobs<'_>, &mut Memo) -> Result<Together, PlanError>,
+) -> Result<Together, PlanError> {
+    let mut asked = jobs.clone();
+    let mut steps = vec![STEPS.iter(); jobs.jobs.len()];
+    loop {
+        let together = make(&asked, memo).map_err(|error| because(error, &asked, jobs))?;
+        let mut held = false;
+        for index in above(&asked.jobs, &together.parts) {
+            let job = &mut asked.jobs[index];
+            let share = steps[index].next().map(|&step| Share::of_thousandths(step));
+            if let Some(method) = share.and_then(|share| job.method.limited(share)) {
+                job.method = method;
+                held = true;
+            }
+        }
+        if !held {
+            return Ok(together);
+        }
+    }
+}
+
+/// Names the jobs whose limit is why there is no plan.
+fn because(error: PlanError, asked: &Jobs<'_>, jobs: &Jobs<'_>) -> PlanError {
+    let PlanError::Infeasible(mut no) = error else { return error };
+    for (held, job) in asked.jobs.iter().zip(&jobs.jobs) {
+        if held.method != job.method {
+            let (name, limit) = (&job.graph.name, job.swap_limit);
+            no.blocked += &format!("; `{name}` may make no more than {limit} of all swaps");
+        }
+    }
+    PlanError::Infeasible(no)
+}
+
+/// The jobs whose part of all swaps is above their limit.
+fn above(jobs: &[Job<'_>], plans: &[Planned]) -> Vec<usize> {
+    let parts = swap_parts(plans).into_iter().zip(jobs).enumerate();
+    let above = parts.filter(|(_, (part, job))| *part > job.swap_limit);
+    above.map(|(index, _)| index).collect()
+}
+
+/// The part of all jobs' swaps that each job makes, rounded up. A job without others makes none,
+/// because there is nothing to share.
+#[must_use]
+pub fn swap_parts(plans: &[Planned]) -> Vec<Share> {
+    let rate = |planned: &Planned| {
+        let bytes: u128 = planned.program.copies.iter().map(|copy| u128::from(copy.bytes.0)).sum();
+        bytes * 1_000_000_000 / u128::from(planned.run.iteration.0.max(1))
+    };
+    let rates: Vec<u128> = plans.iter().map(rate).collect();
+    let all = rates.iter().sum::<u128>().max(1);
+    let part = |rate: u128| match plans.len() {
+        1 => Share::NONE,
+        _ => Share::of_thousandths(u32::try_from((rate * 1000).div_ceil(all)).unwrap_or(1000)),
+    };
+    rates.into_iter().map(part).collect()
+}
