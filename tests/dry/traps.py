@@ -1,5 +1,5 @@
 """What once broke under the device: sparse gradients, sizes that depend on values in autograd's thread, and
-exceptions on their way while memory is freed."""
+exceptions on their way while memory is freed; checks of values, which are all 0."""
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -20,3 +20,9 @@ for _ in range(3):
 # Sizes that depend on values, inside autograd's own thread.
 mask = torch.ones(64, device="cuda", requires_grad=True)
 (mask[torch.ones(64, dtype=torch.bool, device="cuda")] * mask[0]).sum().backward()
+
+# Guards that a value of 0 would trip: everything is valid.
+loss = mask.sum()
+assert torch.isfinite(loss) and torch.isfinite(mask).all() and torch.equal(mask, mask)
+torch.distributions.Categorical(logits=torch.zeros(4, 3, device="cuda")).sample()
+torch.linalg.eigvals(torch.eye(3, device="cuda"))

@@ -24,24 +24,25 @@ def override(treatment: str) -> None:
     global _library, _most
     _most = treatment != "zero"
     _library = torch.library.Library("aten", "IMPL")
+    for name, function in {
+        "nonzero": _nonzero,
+        "masked_select": _masked_select,
+        "_unique2": _unique2,
+        "unique_dim": _unique_dim,
+        "unique_consecutive": _unique_consecutive,
+        "unique_dim_consecutive": _unique_dim_consecutive,
+    }.items():
+        implement(_library, name, function)
+
+
+def implement(library: Any, name: str, function: Any) -> None:
+    """Puts ``function`` in the place of an operator's CUDA kernel, silently."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name, function in {
-            "nonzero": _nonzero,
-            "masked_select": _masked_select,
-            "_unique2": _unique2,
-            "unique_dim": _unique_dim,
-            "unique_consecutive": _unique_consecutive,
-            "unique_dim_consecutive": _unique_dim_consecutive,
-        }.items():
-            _implement(name, function)
-
-
-def _implement(name: str, function: Any) -> None:
-    try:
-        _library.impl(name, function, "CUDA", allow_override=True)
-    except TypeError:  # Before PyTorch 2.9.
-        _library.impl(name, function, "CUDA")
+        try:
+            library.impl(name, function, "CUDA", allow_override=True)
+        except TypeError:  # Before PyTorch 2.9.
+            library.impl(name, function, "CUDA")
 
 
 def rows() -> list[dict[str, Any]]:

@@ -265,12 +265,15 @@ class Memory:
                     for phase, most in self._given.items()
                 ]
             }
-        traces = torch.cuda.memory._snapshot()["device_traces"]
+        snapshot = torch.cuda.memory._snapshot()
+        traces = snapshot["device_traces"]
         records = self.library.all_allocations() if self.library is not None else []
         curve = Curve(self, records)
         order = list(merged(traces, [device for _, device in records]))
         curve.write_events(order, folder / f"events-{process}.csv.gz")
         form = curve.report(order)
+        settings = snapshot.get("allocator_settings", {})
+        form["alloc_conf"] = settings.get("PYTORCH_CUDA_ALLOC_CONF", "")
         if detail:
             curve.write_allocations(folder / f"allocations-{process}.json")
         # The allocator counts blocks that it could not split whole.

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer
 
-from neap.dry import _counters, _data_dependent, _objects, _ranks, when_imported
+from neap.dry import _answers, _counters, _data_dependent, _objects, _ranks, when_imported
 from neap.dry._guard import guarded, note, problems
 from neap.dry._library import Library
 from neap.dry._lines import _kind
@@ -78,6 +78,7 @@ class Session:
         else:
             when_imported("torch.distributed.distributed_c10d", _objects.exchange)
         _ranks.watch_buckets()
+        when_imported("transformers.generation.utils", guarded(_answers.generation))
         self._watch_the_end()
 
     def _device_used(self) -> None:
@@ -87,6 +88,7 @@ class Session:
         self.memory.start(self.asked.snapshot is not None)
         self.reads.start()
         guarded(_counters.start)(self.watch.enter_module)
+        guarded(_answers.start)()
         _data_dependent.override(self.asked.data_dependent)
 
     # -- steps

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use neap::sim::allocator::Config;
 use neap::units::Bytes;
 use serde::{Deserialize, Serialize};
 
@@ -34,6 +35,8 @@ pub struct Process {
     pub snapshot: Option<String>,
     /// What went wrong in neap's own code inside the script.
     pub problems: Vec<String>,
+    /// The allocator's settings as PyTorch had them, in the form of PYTORCH_CUDA_ALLOC_CONF.
+    pub alloc_conf: String,
     /// PyTorch's name of its allocator.
     pub allocator: String,
     /// Whether PyTorch kept a history of its allocator; if not, the figures are the device's own.
@@ -41,6 +44,12 @@ pub struct Process {
 }
 
 impl Process {
+    /// The settings of its allocator, which the script may have set itself; PyTorch's own where
+    /// they are none that neap knows.
+    pub fn allocator_settings(&self) -> Config {
+        self.alloc_conf.parse().unwrap_or_default()
+    }
+
     /// The device of which it reserved most.
     pub fn main_device(&self) -> u32 {
         let most = |d: &&DeviceUse| (d.peak_reserved_bytes, std::cmp::Reverse(d.index));

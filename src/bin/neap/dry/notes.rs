@@ -118,8 +118,7 @@ pub fn notes(run: &Run<'_>, process: &Process, outcome: Outcome, least: Option<B
                 (None, None, Some(signal)) => format!("ended by signal {signal}"),
                 _ => "no exit code".to_owned(),
             };
-            let reads = process.reads.iter().any(|r| r.kind == "computed");
-            let zero = if reads { "; what it reads from the device is 0 here" } else { "" };
+            let zero = zero(process);
             if process.exception.as_ref().is_some_and(|e| e.message.contains("C compiler")) {
                 let place = process.exception.as_ref().map_or(String::new(), place);
                 note(&format!(
@@ -130,8 +129,17 @@ pub fn notes(run: &Run<'_>, process: &Process, outcome: Outcome, least: Option<B
             }
             note(&format!("error: the script failed by itself: {why}{zero}"));
         }
-        Outcome::Stopped => note("error: interrupted before the script ended"),
+        Outcome::Stopped => {
+            let place = process.exception.as_ref().map_or(String::new(), place);
+            note(&format!("error: interrupted{place} before the script ended{}", zero(process)));
+        }
     }
+}
+
+/// What to know of a script that failed, or waited for a result without end.
+fn zero(process: &Process) -> &'static str {
+    let reads = process.reads.iter().any(|r| r.kind == "computed");
+    if reads { "; what it reads from the device is 0 here" } else { "" }
 }
 
 /// Notes on the script's own lines.

@@ -83,13 +83,13 @@ pub fn report(
         Some((found, process))
     };
     let requests = whole.and_then(|(found, process)| requests(found, process));
+    let config = process.allocator_settings();
     let smallest = match &requests {
-        Some(requests) => smallest(requests),
+        Some(requests) => smallest_capacity(requests, &config, None).map(|s| s.capacity),
         None => whole.and_then(|(_, process)| without_history(process)),
     };
-    let verdicts = requests.as_ref().map(|r| verdicts(r, profile)).unwrap_or_default();
+    let verdicts = requests.as_ref().map(|r| verdicts(r, &config, profile)).unwrap_or_default();
     let (events, allocations) = detail(found, process)?;
-    let config = settings_of_allocator();
     if let Some(to) = &flags.plot {
         let command: Vec<_> = flags.command.iter().map(|c| c.to_string_lossy()).collect();
         let title = format!("{} on {}", command.join(" "), profile.name);
@@ -140,7 +140,8 @@ fn without_python(found: &Found, ending: Ending) -> Answer {
     let states: Vec<Python> = found.pythons.iter().map(|(state, _)| *state).collect();
     let python = found.pythons.first().map_or("", |(_, path)| path.as_str());
     if ending.interrupted {
-        note("error: interrupted before the script used the device");
+        let used = if found.logs.is_empty() { "used the device" } else { "reported" };
+        note(&format!("error: interrupted before the script {used}"));
         return Answer::Stopped;
     }
     if let Some(signal) = ending.signal {
@@ -198,19 +199,6 @@ fn requests(found: &Found, process: &Process) -> Option<Vec<Request>> {
     (!requests.is_empty()).then_some(requests)
 }
 
-fn settings_of_allocator() -> Config {
-    ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"]
-        .iter()
-        .find_map(|name| std::env::var(name).ok())
-        .and_then(|text| text.parse().ok())
-        .unwrap_or_default()
-}
-
-/// The least device on which no request fails.
-fn smallest(requests: &[Request]) -> Option<Bytes> {
-    smallest_capacity(requests, &settings_of_allocator(), None).map(|s| s.capacity)
-}
-
 /// The least device where PyTorch kept no history: what the device gave out at most.
 fn without_history(process: &Process) -> Option<Bytes> {
     let most = process.devices.iter().map(|d| d.peak_reserved_bytes).max()?;
@@ -228,14 +216,13 @@ fn workspace(profile: &Profile) -> Bytes {
 }
 
 /// Whether the requests would be served on each built-in GPU, with that GPU's cuBLAS workspaces.
-fn verdicts(requests: &[Request], ran_on: &Profile) -> Vec<Verdict> {
-    let config = settings_of_allocator();
+fn verdicts(requests: &[Request], config: &Config, ran_on: &Profile) -> Vec<Verdict> {
     let profiles = builtin::names().iter().filter_map(|name| builtin::find(name));
     let mut all: Vec<Verdict> = profiles
         .filter(|p| p.multiprocessors.is_some())
         .map(|profile| {
             let (from, to) = (workspace(ran_on), workspace(&profile));
-            let mut replay = Replay::new(&config, profile.available(), None);
+            let mut replay = Replay::new(config, profile.available(), None);
             let fits = requests.iter().all(|request| {
                 replay.step(match *request {
                     Request::Allocate { id, bytes, stream } if bytes == from => {
