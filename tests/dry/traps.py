@@ -26,3 +26,5 @@ loss = mask.sum()
 assert torch.isfinite(loss) and torch.isfinite(mask).all() and torch.equal(mask, mask)
 torch.distributions.Categorical(logits=torch.zeros(4, 3, device="cuda")).sample()
 torch.linalg.eigvals(torch.eye(3, device="cuda"))
+assert torch.isin(mask, mask).shape == mask.shape
+assert torch.ones(4, device="cuda").repeat_interleave(torch.arange(1, 5).cuda()).shape == (10,)

@@ -27,10 +27,12 @@ def override(treatment: str) -> None:
     for name, function in {
         "nonzero": _nonzero,
         "masked_select": _masked_select,
+        "_unique": _unique1,
         "_unique2": _unique2,
         "unique_dim": _unique_dim,
         "unique_consecutive": _unique_consecutive,
         "unique_dim_consecutive": _unique_dim_consecutive,
+        "repeat_interleave.Tensor": _repeat_interleave,
     }.items():
         implement(_library, name, function)
 
@@ -96,6 +98,12 @@ def _unique(
     )
 
 
+def _unique1(
+    self: torch.Tensor, sorted: bool = True, return_inverse: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _unique("_unique", self, return_inverse, False)[:2]
+
+
 def _unique2(
     self: torch.Tensor,
     sorted: bool = True,
@@ -143,3 +151,16 @@ def _unique_dim_consecutive(
     self: torch.Tensor, dim: int, return_inverse: bool = False, return_counts: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return _along("unique_dim_consecutive", self, dim, return_inverse, return_counts)
+
+
+def _repeat_interleave(repeats: torch.Tensor, output_size: int | None = None) -> torch.Tensor:
+    # What the script copied to the device can be read back; what was computed there is 0.
+    if repeats.numel() == 0:
+        return torch.empty_like(repeats)
+    sums = repeats.contiguous().cumsum(0)
+    if output_size is None:
+        (repeats >= 0).all()
+        output_size = int(repeats.cpu().sum())
+    result = repeats.new_empty(output_size)
+    del sums
+    return result
