@@ -196,6 +196,13 @@ impl Memory {
         self.pinned.range(..=at).next_back().is_some_and(|(&s, &(n, _))| at < s + n)
     }
 
+    /// Whether a stretch lies in memory that this library mapped: a device's or pinned.
+    pub fn is_ours(&self, at: u64, bytes: u64) -> bool {
+        let found = self.pinned.range(..=at).next_back();
+        found.is_some_and(|(&s, &(n, ours))| ours && at + bytes <= s + n)
+            || self.block_of(at).is_some_and(|(s, block)| at + bytes <= s + block.mapped)
+    }
+
     /// Whether all, some or none of a stretch was copied to the device.
     pub fn copied(&self, start: u64, end: u64) -> bool {
         let mut at = start;
@@ -231,8 +238,7 @@ impl Memory {
     pub fn forget(&mut self, start: u64, end: u64) {
         for (s, e) in self.touching(start, end) {
             self.copied.remove(&s);
-            // SAFETY: copied stretches lie in mapped blocks.
-            unsafe { std::ptr::write_bytes(s as *mut u8, 0, (e - s) as usize) };
+            sys::zero_lazily(s, e - s);
         }
     }
 

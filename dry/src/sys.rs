@@ -21,6 +21,10 @@ pub const PROT_READ_WRITE: c_int = 3;
 pub const MAP_PRIVATE_ANONYMOUS: c_int = 0x22;
 pub const MAP_NORESERVE: c_int = 0x4000;
 pub const MAP_FIXED_NOREPLACE: c_int = 0x10_0000;
+/// The pages of anonymous private memory are given back: they read 0 when they are touched again.
+const MADV_DONTNEED: c_int = 4;
+const PAGE: u64 = 4096;
+const O_RDONLY_CLOEXEC: c_int = 0x8_0000;
 pub const RTLD_LAZY: c_int = 1;
 pub const RTLD_NOLOAD: c_int = 4;
 
@@ -34,6 +38,10 @@ unsafe extern "C" {
         off: c_long,
     ) -> *mut c_void;
     pub fn munmap(at: *mut c_void, n: usize) -> c_int;
+    fn open(path: *const c_char, flags: c_int, ...) -> c_int;
+    fn pread(file: c_int, to: *mut c_void, n: usize, at: c_long) -> isize;
+    fn close(file: c_int) -> c_int;
+    fn madvise(at: *mut c_void, n: usize, advice: c_int) -> c_int;
     pub fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
     pub fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void;
     fn dladdr(at: *const c_void, about: *mut Place) -> c_int;
@@ -86,6 +94,55 @@ pub fn map_lazily(at: u64, bytes: usize) -> Option<u64> {
         return None;
     }
     Some(p)
+}
+
+/// Where the first page that lies wholly in a stretch begins, and where the last one ends.
+pub fn whole_pages(at: u64, bytes: u64) -> (u64, u64) {
+    (at.next_multiple_of(PAGE), (at + bytes) / PAGE * PAGE)
+}
+
+/// Makes bytes of a mapping of [`map_lazily`] read 0. Whole pages that were never touched cost
+/// nothing.
+pub fn zero_lazily(at: u64, bytes: u64) {
+    let end = at + bytes;
+    let (first, last) = whole_pages(at, bytes);
+    // SAFETY: callers pass a stretch of such a mapping; it is private and anonymous.
+    unsafe {
+        if first >= last
+            || madvise(first as *mut c_void, (last - first) as usize, MADV_DONTNEED) != 0
+        {
+            std::ptr::write_bytes(at as *mut u8, 0, bytes as usize);
+            return;
+        }
+        // The pages at both ends may hold something else, too.
+        std::ptr::write_bytes(at as *mut u8, 0, (first - at) as usize);
+        std::ptr::write_bytes(last as *mut u8, 0, (end - last) as usize);
+    }
+}
+
+/// Whether no page that lies wholly in a stretch was ever touched, so that these read 0; false
+/// where Linux does not say.
+pub fn is_untouched(at: u64, bytes: u64) -> bool {
+    let (first, last) = whole_pages(at, bytes);
+    let (first, last) = (first / PAGE, last / PAGE);
+    let mut entries = [0_u64; 256];
+    if first >= last || last - first > entries.len() as u64 {
+        return false;
+    }
+    let room = 8 * (last - first) as usize;
+    // SAFETY: `entries` has room for one word a page. A parent's descriptor would show the
+    // parent's memory, so that the file is opened each time.
+    let read = unsafe {
+        let file = open(c"/proc/self/pagemap".as_ptr(), O_RDONLY_CLOEXEC);
+        if file < 0 {
+            return false;
+        }
+        let read = pread(file, entries.as_mut_ptr().cast(), room, (8 * first) as c_long);
+        close(file);
+        read
+    };
+    const PRESENT_OR_SWAPPED: u64 = 3 << 62;
+    read == room as isize && entries.iter().all(|entry| entry & PRESENT_OR_SWAPPED == 0)
 }
 
 /// Gives a mapping back.

@@ -121,11 +121,12 @@ pub fn copy(to: u64, from: u64, bytes: u64) -> Status {
         return SUCCESS;
     }
     tick();
-    let (to_device, from_device, exact) = with(|s| {
+    let (to_device, from_device, exact, computed) = with(|s| {
         let m = &s.memory;
         let from_device = m.block_of(from).is_some();
         let exact = from_device && m.copied(from, from + bytes);
-        (m.block_of(to).is_some(), from_device, exact)
+        let computed = from_device && !exact && m.copied_parts(from, from + bytes).is_empty();
+        (m.block_of(to).is_some(), from_device, exact, computed)
     });
     let small = bytes <= BACKED;
     match (from_device, to_device) {
@@ -141,27 +142,54 @@ pub fn copy(to: u64, from: u64, bytes: u64) -> Status {
             let content = content.to_vec();
             s.memory.forget(to, to + bytes);
             if !parts.is_empty() {
-                unsafe { raw(to, content.as_ptr() as u64, bytes) };
+                // SAFETY: as above; `content` is a copy.
+                unsafe { std::ptr::copy(content.as_ptr(), to as *mut u8, bytes as usize) };
             }
             for (start, end) in parts {
                 s.memory.note_copied(to + (start - from), to + (end - from));
             }
         }),
         (_, true) => with(|s| s.memory.forget(to, to + bytes)),
-        (true, false) if small => {
+        (true, false) if small && !computed => {
             unsafe { raw(to, from, bytes) };
             read::tell(exact, from, bytes);
         }
         (true, false) => {
-            unsafe { std::ptr::write_bytes(to as *mut u8, 0, bytes as usize) };
+            if with(|s| s.memory.is_ours(to, bytes)) {
+                sys::zero_lazily(to, bytes);
+            } else {
+                // SAFETY: host memory that the caller answers for.
+                unsafe { std::ptr::write_bytes(to as *mut u8, 0, bytes as usize) };
+            }
             read::tell(false, from, bytes);
         }
     }
     SUCCESS
 }
 
+/// From so many bytes on it pays to ask whether they are zeros that nothing has touched.
+const LARGE: u64 = 32 << 10;
+
+/// Copies; the state must not be locked.
+///
 /// SAFETY: the caller of the CUDA function answers for its host addresses; ours are mapped.
 unsafe fn raw(to: u64, from: u64, bytes: u64) {
+    let ours = |at| with(|s| s.memory.is_ours(at, bytes));
+    if bytes >= LARGE && ours(to) && ours(from) && sys::is_untouched(from, bytes) {
+        sys::zero_lazily(to, bytes);
+        // The pages at both ends may hold something else, too.
+        let (first, last) = sys::whole_pages(from, bytes);
+        for (start, end) in [(from, first), (last, from + bytes)] {
+            let length = (end - start) as usize;
+            // SAFETY: inside the stretch that is copied.
+            let edge = unsafe { std::slice::from_raw_parts(start as *const u8, length) };
+            if edge.iter().any(|&byte| byte != 0) {
+                let at = to + (start - from);
+                unsafe { std::ptr::copy(edge.as_ptr(), at as *mut u8, length) };
+            }
+        }
+        return;
+    }
     unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes as usize) };
 }
 
@@ -246,8 +274,12 @@ pub fn fill(at: u64, byte: u8, bytes: u64) -> Status {
         }
         s.memory.forget(at, at + bytes);
         if bytes <= BACKED && bytes > 0 {
-            // SAFETY: inside one of our blocks.
-            unsafe { std::ptr::write_bytes(at as *mut u8, byte, bytes as usize) };
+            if byte == 0 {
+                sys::zero_lazily(at, bytes);
+            } else {
+                // SAFETY: inside one of our blocks.
+                unsafe { std::ptr::write_bytes(at as *mut u8, byte, bytes as usize) };
+            }
             s.memory.note_copied(at, at + bytes);
         }
     });

@@ -13,9 +13,10 @@ _PACKAGES = tuple(
 )
 _LIBRARY = os.path.join(sysconfig.get_paths()["stdlib"], "")
 _HERE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+_DRY = os.path.join(_HERE, "dry", "")
 _MOVES = tuple(
     os.path.join(_HERE, "torch", f"_{name}.py")
-    for name in ("runtime", "states", "recompute", "enforce")
+    for name in ("runtime", "states", "recompute", "enforce", "compact")
 )
 """The parts of neap.torch that copy tensors to the host and back."""
 _kinds: dict[str, int] = {}
@@ -25,18 +26,16 @@ Line = tuple[str, int]
 
 def _kind(file: str) -> int:
     """0 for the user's code, 1 for an installed package, 2 for PyTorch, Python itself and neap."""
-    found = _kinds.get(file)
-    if found is None:
-        path = os.path.abspath(file)
-        found = 0
-        if file.startswith("<") or path.startswith((_HERE, _LIBRARY)):
-            found = 2
-        for folder in _PACKAGES:
-            if path.startswith(folder):
-                found = 2 if path.startswith(os.path.join(folder, "torch", "")) else 1
-        if f"{os.sep}site-packages{os.sep}" in path and found == 0:
-            found = 2 if f"{os.sep}site-packages{os.sep}torch{os.sep}" in path else 1
-        _kinds[file] = found
+    path = os.path.abspath(file)
+    found = 0
+    if file.startswith("<") or path.startswith((_HERE, _LIBRARY)):
+        found = 2
+    for folder in _PACKAGES:
+        if path.startswith(folder):
+            found = 2 if path.startswith(os.path.join(folder, "torch", "")) else 1
+    if f"{os.sep}site-packages{os.sep}" in path and found == 0:
+        found = 2 if f"{os.sep}site-packages{os.sep}torch{os.sep}" in path else 1
+    _kinds[file] = found
     return found
 
 
@@ -45,8 +44,7 @@ def moves_memory(depth: int = 1) -> bool:
     neap.dry's own.
     """
     frame: FrameType | None = sys._getframe(depth)
-    dry = os.path.join(_HERE, "dry", "")
-    while frame is not None and frame.f_code.co_filename.startswith(dry):
+    while frame is not None and frame.f_code.co_filename.startswith(_DRY):
         frame = frame.f_back
     return frame is not None and frame.f_code.co_filename in _MOVES
 
@@ -63,7 +61,9 @@ def user_line(depth: int = 1) -> Line | None:
     package: Line | None = None
     while frame is not None:
         file = frame.f_code.co_filename
-        kind = _kind(file)
+        kind = _kinds.get(file)
+        if kind is None:
+            kind = _kind(file)
         if kind == 0:
             return file, frame.f_lineno
         if kind == 1 and package is None:
