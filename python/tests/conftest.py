@@ -44,9 +44,10 @@ def slow(neap: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, neap: str) -> None:
-    """Tests' tensors are small, and all of them may be moved."""
-    from neap.torch import _world
+    """Tests' tensors are small, and all of them may be moved, in small pieces."""
+    from neap.torch import _states, _world
 
     monkeypatch.setattr(_world, "SMALLEST", 1)
+    monkeypatch.setattr(_states, "PIECE", 8)
     monkeypatch.setenv("NEAP", neap)
     torch.set_num_threads(1)

@@ -132,8 +132,12 @@ class Fit:
             if not self._off and not self._closed:
                 self._ended()
 
-    def close(self) -> Report:
-        """Takes everything away again; states come back to the device. The report stays."""
+    def close(self, bring_back: bool = True) -> Report:
+        """Takes everything away again. The report stays.
+
+        Args:
+            bring_back: whether optimizer states come back to the device, for steps without neap.
+        """
         if not self._closed and not self._off:
             self._closed = True
             _ACTING.remove(self)
@@ -146,9 +150,9 @@ class Fit:
             self._hooks.__exit__(None, None, None)
             self._lift.remove()
             self.watch.remove()
-            for states in self._states:
-                states.stop()
             self.enforcement.close()
+            for states in self._states if bring_back else ():
+                states.stop()
         return self._report
 
     def report(self) -> Report:
@@ -358,6 +362,7 @@ class Fit:
         if not schedule.met:
             report.notes.append(_UNMET)
         self.runtime.recompute.compare = self.enforcement.computes()
+        self.enforcement.lift()
         self.runtime.follow(schedule)
         self._move_states(schedule)
         compact(self.watch, self._optimizers)
@@ -394,7 +399,7 @@ class Fit:
                 for parameter in group["params"]
                 if known.get(parameter) in names
             ]
-            states = States(optimizer, self.watch)
+            states = States(optimizer, self.watch, schedule.ahead)
             states.start(wanted)
             self._states.append(states)
 

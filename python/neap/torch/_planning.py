@@ -125,11 +125,12 @@ class Planner:
         if recompute:
             self.ranges, reasons = candidates(recorder, found, self.durations, _world.SMALLEST)
             self.excluded = dict(reasons)
+        self.ahead = False
         self.unplanned = max(found.peak, self._world(()).peak)
         self.unplanned_ns = sum(self.durations.get(n.name, 1000) for n in found.nodes)
 
     def _world(self, ranges: Sequence[Range]) -> World:
-        return World(self.recorder, self.found, ranges, self.move_states)
+        return World(self.recorder, self.found, ranges, self.move_states, self.ahead)
 
     def plan(self, budget: Callable[[int], int], less: int = 0, banned: Bans = ()) -> Schedule:
         """The schedule for a budget.
@@ -145,6 +146,7 @@ class Planner:
         """
         asked = budget(self.unplanned)
         bound = max(asked - less, 1)
+        self.ahead = World(self.recorder, self.found, (), True, True).step_peak() <= bound
         usable = [r for r in self.ranges if r.key not in set(banned)]
         kept = self._kept(bound, usable)
         if kept is not None and kept.exists():

@@ -9,12 +9,14 @@ streams of their own.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from neap.torch._calls import View
+from neap.torch._lane import Lane
 from neap.torch._recompute import Recompute
 from neap.torch._recorder import is_subclass, node_name
 from neap.torch._schedule import Schedule
@@ -29,11 +31,12 @@ class Holder:
     Attributes:
         base: the storage on the device, while it is there.
         host: its bytes in the pinned pool, from the copy on.
-        left, came: events after the copies to the host and back.
+        left: whether its copy to the host was asked for on a stream of its own.
+        coming: whether its copy back may not have ended yet.
         number: the activation's, in the schedule.
     """
 
-    __slots__ = ("__weakref__", "base", "came", "device", "host", "left", "nbytes", "number")
+    __slots__ = ("__weakref__", "base", "coming", "device", "host", "left", "nbytes", "number")
 
     def __init__(self, base: torch.UntypedStorage, device: torch.device, number: int) -> None:
         self.base: torch.UntypedStorage | None = base
@@ -41,8 +44,8 @@ class Holder:
         self.nbytes = base.nbytes()
         self.number = number
         self.host: torch.Tensor | None = None
-        self.left: Any = None
-        self.came: Any = None
+        self.left = False
+        self.coming = False
 
 
 class Handle:
@@ -104,16 +107,17 @@ class Runtime:
         self.differs: Callable[[], None] = lambda: None
         """Called when an iteration turns out not to be as planned."""
         self.count = 0
-        self._holders: list[Any] = []
+        self._holders: list[weakref.ref[Holder] | None] = []
         # Weak: a holder lives as long as autograd's handles, and its bytes no longer.
         self._by_storage: dict[int, tuple[StorageWeakRef, weakref.ref[Holder]]] = {}
-        self._done: set[tuple[str, int]] = set()
+        self._due: dict[str, list[list[tuple[str, int]] | None]] = {"pack": [], "unpack": []}
+        """What is yet to be done at each point of this iteration."""
         self._waiting: dict[int, list[str]] = {}
         self._slots: list[torch.Tensor] = []
-        self._guests: list[Any] = []
+        self._guests: list[weakref.ref[Holder] | None] = []
         self._gone: list[StorageWeakRef] = []
-        self._out: Any = None
-        self._in: Any = None
+        self._out: Lane | None = None
+        self._in: Lane | None = None
 
     # -- iterations
 
@@ -126,7 +130,10 @@ class Runtime:
         self.schedule = schedule
         self._slots = []
         if self.device == "cuda" and self._out is None:
-            self._out, self._in = torch.cuda.Stream(), torch.cuda.Stream()
+            self._out, self._in = Lane(), Lane()
+        for lane in (self._out, self._in):
+            if lane is not None and schedule is not None:
+                lane.ends = [torch.cuda.Event() for _ in schedule.sizes]
         if schedule is not None and schedule.sizes:
             total = sum(blocks(size) for size in schedule.sizes)
             pool = torch.empty(total, dtype=torch.uint8, pin_memory=self.device == "cuda")
@@ -143,11 +150,12 @@ class Runtime:
         self.count = 0
         self.diverged = None
         self.recompute.begin()
-        self._done = set()
         self._waiting = {}
         self._by_storage = {}
-        if self.schedule is not None:
-            self._holders = [None] * len(self.schedule.sizes)
+        schedule = self.schedule
+        if schedule is not None:
+            self._holders = [None] * len(schedule.sizes)
+            self._due = {kind: schedule.at(kind) for kind in ("pack", "unpack")}
         self.counts.deaths += sum(reference.expired() for reference in self._gone)
         self._gone = []
 
@@ -164,9 +172,10 @@ class Runtime:
     def counted(self, tensor: torch.Tensor) -> int:
         """The number of a saved tensor; notes the first that is not as planned."""
         number = self.count
-        self.count += 1
-        if self.schedule is not None and self.diverged is None:
-            why = self._differs(self.schedule, number, tensor)
+        self.count = number + 1
+        schedule = self.schedule
+        if schedule is not None and self.diverged is None:
+            why = differs(schedule.expected, number, tensor)
             if why is not None:
                 self.diverge(why)
         return number
@@ -195,9 +204,10 @@ class Runtime:
     def unpack(self, packed: Any) -> torch.Tensor:
         """Called by autograd when backward needs a saved tensor."""
         handle: Handle = packed
-        if handle.witness._version != handle.version:
+        seen = handle.witness
+        if seen._version != handle.version:
             shape = handle.tensor.shape if handle.tensor is not None else handle.view[1]
-            raise RuntimeError(changed(handle.witness, handle.version, list(shape)))
+            raise RuntimeError(changed(seen, handle.version, list(shape)))
         if handle.tensor is not None:
             if handle.number >= 0:
                 self.act("unpack", handle.number)
@@ -207,25 +217,8 @@ class Runtime:
         self.act("unpack", handle.number)
         base = self._resident(holder)
         dtype, shape, stride, offset = handle.view
-        with torch.no_grad():
-            found = torch.empty(0, dtype=dtype, device=holder.device)
-            found.set_(base, offset, shape, stride)
-        return found
-
-    def _differs(self, schedule: Schedule, number: int, tensor: torch.Tensor) -> str | None:
-        if number >= len(schedule.expected):
-            return f"more than {len(schedule.expected)} saved tensors"
-        if is_subclass(tensor) or tensor.layout != torch.strided:
-            found: Any = None
-        else:
-            found = (tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
-        view, node = schedule.expected[number]
-        if found is not None and found != view:
-            return f"saved tensor {number} is {found[1]} instead of {view[1]}"
-        name = node_name(tensor)
-        if name != node:
-            return f"saved tensor {number} is of {name or 'a leaf'} instead of {node or 'a leaf'}"
-        return None
+        # Needs no gradient, so that autograd does not see it.
+        return torch.empty(0, dtype=dtype, device=holder.device).set_(base, offset, shape, stride)
 
     def _hold(self, number: int, owner: int, tensor: torch.Tensor) -> Any:
         if tensor.is_conj() or tensor.is_neg() or tensor.device.type != self.device:
@@ -239,8 +232,9 @@ class Runtime:
                 holder.base = base
         else:
             holder = Holder(base, tensor.device, owner)
-            self._by_storage[key] = (StorageWeakRef(base), weakref.ref(holder))
-            self._holders[owner] = weakref.ref(holder)
+            mine = weakref.ref(holder)
+            self._by_storage[key] = (StorageWeakRef(base), mine)
+            self._holders[owner] = mine
         view = (tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset())
         return Handle(number, holder, None, view, witness(tensor))
 
@@ -248,97 +242,110 @@ class Runtime:
 
     def act(self, kind: str, number: int) -> None:
         """Does what is due at a point."""
-        schedule = self.schedule
-        if schedule is None or self.diverged is not None:
+        if self.schedule is None or self.diverged is not None:
             return
-        if self._waiting:
-            self._try_again()
-        point = (kind, number)
-        actions = schedule.actions.get(point)
-        if actions is None or point in self._done:
+        waiting = self._waiting
+        due = self._due[kind]
+        actions = due[number] if number < len(due) else None
+        if actions is None:
+            if waiting:
+                self._try_again()
             return
-        self._done.add(point)
+        due[number] = None
         for what, one in actions:
-            holder = self._holder(one)
             if what == "in":
-                if self._waiting.pop(one, None) is not None:
+                if waiting.pop(one, None) is not None:
                     self.counts.kept += 1
+                holder = self._holder(one)
                 if holder is not None:
                     self._swap_in(holder)
-            elif holder is not None:
-                self._waiting.setdefault(one, []).append(what)
-        self._try_again()
+            elif one in waiting:
+                waiting[one].append(what)
+            elif self._holders[one] is not None:
+                waiting[one] = [what]
+        if waiting:
+            self._try_again()
 
     def _holder(self, one: int) -> Holder | None:
         reference = self._holders[one]
-        found: Holder | None = None if reference is None else reference()
-        return found
+        return None if reference is None else reference()
 
     def _try_again(self) -> None:
         """Copies and drops what is due, as soon as nothing else holds it any more."""
-        for one, stages in list(self._waiting.items()):
+        over = []
+        leaving = []
+        for one, stages in self._waiting.items():
             holder = self._holder(one)
-            while holder is not None and stages:
-                done = self._swap_out(one, holder) if stages[0] == "out" else self._drop(holder)
-                if not done:
-                    break
+            if holder is None or holder.base is None:
+                over.append(one)
+                continue
+            # One of the storage's owners is `base` itself.
+            if torch._C._storage_Use_Count(holder.base._cdata) > 1:
+                continue
+            if stages[0] == "out":
                 stages.pop(0)
-            if holder is None or not stages:
-                del self._waiting[one]
+                if self._may_leave(one, holder):
+                    leaving.append((one, holder, holder.base))
+                if stages:
+                    continue  # It is dropped below, after its copy was asked for.
+            else:
+                self._drop(holder)
+                stages.pop(0)
+            if not stages:
+                over.append(one)
+        for one in over:
+            del self._waiting[one]
+        if leaving:
+            self._send(leaving)
+            self._try_again()
 
-    def _swap_out(self, one: int, holder: Holder) -> bool:
-        base = holder.base
-        if base is None or holder.host is not None:
-            return True
-        # One of the storage's owners is `base` itself.
-        if torch._C._storage_Use_Count(base._cdata) > 1:
+    def _may_leave(self, one: int, holder: Holder) -> bool:
+        if holder.host is not None or self._slots[one].numel() != holder.nbytes:
             return False
-        guest = None if self._guests[one] is None else self._guests[one]()
-        slot = self._slots[one]
-        if slot.numel() != holder.nbytes:
-            return True
-        if guest is not None and guest is not holder and guest.base is None:
-            return True  # An older graph is still alive and needs the slot.
-        whole = flat(base, holder.device)
-        if self._out is not None:
-            self._out.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._out):
+        reference = self._guests[one]
+        guest = None if reference is None else reference()
+        # An older graph may still be alive and need the slot.
+        return guest is None or guest is holder or guest.base is not None
+
+    def _send(self, leaving: list[tuple[int, Holder, torch.UntypedStorage]]) -> None:
+        """Asks for copies to the host."""
+        copies = [(one, self._slots[one], flat(base, h.device)) for one, h, base in leaving]
+        if self._out is None:
+            for one, slot, whole in copies:
                 self._copy(slot, whole, "to host", one)
-                holder.left = self._out.record_event()
         else:
-            self._copy(slot, whole, "to host", one)
-        self._guests[one] = weakref.ref(holder)
-        holder.host = slot
-        self.counts.swapped_out += 1
-        self.counts.bytes_out += holder.nbytes
-        return True
+            with self._out.after_compute():
+                for one, slot, whole in copies:
+                    self._copy(slot, whole, "to host", one)
+                    self._out.ended(one)
+        for one, holder, _ in leaving:
+            holder.left = self._out is not None
+            holder.host = self._slots[one]
+            self._guests[one] = weakref.ref(holder)
+            self.counts.swapped_out += 1
+            self.counts.bytes_out += holder.nbytes
 
-    def _drop(self, holder: Holder) -> bool:
+    def _drop(self, holder: Holder) -> None:
         if holder.host is None or holder.base is None:
-            return True
-        if torch._C._storage_Use_Count(holder.base._cdata) > 1:
-            return False
-        if holder.left is not None:
-            torch.cuda.current_stream().wait_event(holder.left)
+            return
+        if holder.left and self._out is not None:
+            self._out.wait(holder.number)
         self._gone.append(StorageWeakRef(holder.base))
         holder.base = None
-        return True
 
     def _swap_in(self, holder: Holder) -> None:
         if holder.base is not None or holder.host is None:
             return
-        with torch.no_grad():
-            # On the compute stream: a side stream would have memory of its own.
-            whole = torch.empty(holder.nbytes, dtype=torch.uint8, device=holder.device)
-            if self._in is not None:
-                self._in.wait_stream(torch.cuda.current_stream())
-                if holder.left is not None:
-                    self._in.wait_event(holder.left)
-                with torch.cuda.stream(self._in):
-                    self._copy(whole, holder.host, "to device", holder.number)
-                    holder.came = self._in.record_event()
-            else:
+        # On the compute stream: a side stream would have memory of its own.
+        whole = torch.empty(holder.nbytes, dtype=torch.uint8, device=holder.device)
+        if self._in is None:
+            self._copy(whole, holder.host, "to device", holder.number)
+        else:
+            # The compute stream waited for the copy to the host before the bytes were dropped.
+            with self._in.after_compute():
                 self._copy(whole, holder.host, "to device", holder.number)
+                self._in.ended(holder.number)
+            holder.coming = True
         holder.base = whole.untyped_storage()
         self.counts.swapped_in += 1
         self.counts.bytes_in += holder.nbytes
@@ -356,17 +363,36 @@ class Runtime:
         if holder.base is None:
             self.counts.late += 1
             self._swap_in(holder)
-        if holder.came is not None:
-            torch.cuda.current_stream().wait_event(holder.came)
-            holder.came = None
+        if holder.coming and self._in is not None:
+            self._in.wait(holder.number)
+            holder.coming = False
         assert holder.base is not None
         return holder.base
 
 
+def differs(expected: Sequence[tuple[View, str]], number: int, tensor: torch.Tensor) -> str | None:
+    """How a saved tensor differs from the one that was planned in its place."""
+    if number >= len(expected):
+        return f"more than {len(expected)} saved tensors"
+    view, node = expected[number]
+    if not is_subclass(tensor) and tensor.layout is torch.strided:
+        dtype, shape, stride, offset = view
+        if (
+            tensor.shape != shape
+            or tensor.dtype is not dtype
+            or tensor.stride() != stride
+            or tensor.storage_offset() != offset
+        ):
+            return f"saved tensor {number} is {tuple(tensor.shape)} instead of {shape}"
+    name = node_name(tensor)
+    if name != node:
+        return f"saved tensor {number} is of {name or 'a leaf'} instead of {node or 'a leaf'}"
+    return None
+
+
 def flat(base: torch.UntypedStorage, device: torch.device) -> torch.Tensor:
     """All bytes of a storage as a tensor."""
-    with torch.no_grad():
-        return torch.empty(0, dtype=torch.uint8, device=device).set_(base)
+    return torch.empty(0, dtype=torch.uint8, device=device).set_(base)
 
 
 def plain(tensor: torch.Tensor, number: int = -1) -> Handle:

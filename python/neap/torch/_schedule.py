@@ -65,6 +65,7 @@ class Schedule:
             host, ``("drop", a)`` gives its bytes back, ``("in", a)`` brings it back.
         again: calls that are run again.
         away: names of the optimizer states that stay on the host between steps.
+        ahead: whether their copies run beside the updates of other pieces.
         excluded: why calls of modules can't be run again, with how many.
     """
 
@@ -74,6 +75,7 @@ class Schedule:
     actions: dict[Point, list[tuple[str, int]]]
     again: list[Again] = field(default_factory=list)
     away: set[str] = field(default_factory=set)
+    ahead: bool = False
     peak_bytes: int = 0
     unplanned_peak_bytes: int = 0
     iteration_ns: int = 0
@@ -82,6 +84,10 @@ class Schedule:
     swap_bytes: int = 0
     met: bool = True
     excluded: dict[str, int] = field(default_factory=dict)
+
+    def at(self, kind: str) -> list[list[tuple[str, int]] | None]:
+        """For each saved tensor what to do at its point of this kind."""
+        return [self.actions.get((kind, number)) for number in range(len(self.expected))]
 
     def save(self, path: str | os.PathLike[str], key: str = "") -> None:
         """Writes it as JSON; the file appears whole or not at all. ``key`` says what it is for."""
@@ -281,6 +287,7 @@ def schedule(world: World, form: dict[str, Any], timeline: Timeline) -> Schedule
             for r in world.ranges
         ],
         away=moved_states,
+        ahead=world.ahead,
         swap_bytes=sum(moved[one].storage.bytes for one in acted),
     )
 

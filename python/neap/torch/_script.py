@@ -65,7 +65,7 @@ class Script:
         if self._ended or os.getpid() != self._process:
             return
         self._ended = True
-        report = self.fitted.close()
+        report = self.fitted.close(bring_back=False)
         if not report.planned and not report.unplanned and self.fitted.schedule is None:
             return
         say(str(report))

@@ -2,8 +2,9 @@
 
 Between steps such a state *is* its host tensor in ``optimizer.state``, so that checkpoints hold
 what they would hold anyway. The step runs in pieces: the states of one piece come, its parameters
-are updated, its states go back. Only classes whose step treats each parameter alone, and that were
-compared bit for bit, are run in pieces.
+are updated, its states go back. While a piece is updated the next one's states come and the last
+one's go, where the plan has room for three pieces. Only classes whose step treats each parameter
+alone, and that were compared bit for bit, are run in pieces.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer
 
+from neap.torch._lane import Lane
 from neap.torch._recorder import is_subclass
 from neap.torch._storage import blocks
 from neap.torch._watch import Watch
@@ -26,9 +28,9 @@ DIVISIBLE: tuple[type[Optimizer], ...] = (
     torch.optim.Adadelta,
     torch.optim.Adamax,
 )
-PIECE = 16
+PIECE = 64
 """A piece has at least this many parameters or :data:`PIECE_BYTES` of states."""
-PIECE_BYTES = 16 << 20
+PIECE_BYTES = 32 << 20
 
 _KEYS = {
     "exp_avg",
@@ -59,27 +61,47 @@ def divisible(optimizer: Optimizer) -> bool:
     return type(optimizer) in DIVISIBLE and callable(getattr(plain, "__wrapped__", None))
 
 
-class States:
-    """Keeps the states of some parameters on the host between the steps of one optimizer."""
+def full(parameters: int, size: int) -> bool:
+    """Whether a piece of so many parameters and bytes of states takes no more."""
+    return parameters >= PIECE or size >= PIECE_BYTES
 
-    def __init__(self, optimizer: Optimizer, watch: Watch) -> None:
+
+class States:
+    """Keeps the states of some parameters on the host between the steps of one optimizer.
+
+    Args:
+        ahead: whether copies run while other pieces are updated, so that the states of up to three
+            pieces are on the device.
+    """
+
+    def __init__(self, optimizer: Optimizer, watch: Watch, ahead: bool = False) -> None:
         self.optimizer = optimizer
         self.watch = watch
         self.bytes_in = 0
         self.bytes_out = 0
         self.pieces = 0
+        self._ahead = ahead
         self._away: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
         """For each parameter the host tensors of its states."""
         self._here: list[torch.Tensor] = []
+        """Parameters whose states are on the device, or come."""
+        self._leaving: list[torch.Tensor] = []
+        """States on the device whose copies to the host may not have ended."""
         self._groups: list[list[torch.Tensor]] | None = None
         self._handles: list[Any] = []
+        self._in: Lane | None = None
+        self._out: Lane | None = None
 
     def start(self, parameters: list[torch.Tensor]) -> None:
         """From now on steps run in pieces, and these parameters' states live on the host
         between.
         """
-        for parameter in parameters:
-            self._put_away(parameter)
+        if any(parameter.is_cuda for parameter in parameters):
+            self._in, self._out = Lane(), Lane()
+            for lane in (self._in, self._out):
+                lane.ends = [torch.cuda.Event(), torch.cuda.Event()]
+        self._put_away(parameters)
+        self._arrived_on_host()
         self._handles = [
             self.optimizer.register_step_pre_hook(self._before),
             self.optimizer.register_step_post_hook(self._finish),
@@ -95,8 +117,8 @@ class States:
         self._handles = []
         self.watch.at_step.remove(self._make_room)
         self._restore_groups()
-        for parameter in list(self._away):
-            self._bring(parameter)
+        self._bring(list(self._away), 0)
+        self._wait(self._in, 0)
         self._away.clear()
 
     def _make_room(self, optimizer: Optimizer) -> None:
@@ -112,48 +134,78 @@ class States:
         states: dict[str, Any] = self.optimizer.state.get(parameter, {})
         return states
 
-    def _put_away(self, parameter: torch.Tensor) -> None:
-        states = self._states(parameter)
-        hosts = self._away.setdefault(parameter, {})
-        for key, state in states.items():
-            if key not in _KEYS or not isinstance(state, torch.Tensor) or state.dim() == 0:
-                continue
-            if state.device != parameter.device or state.layout != torch.strided:
-                continue
-            known = hosts.get(key)
-            if state is known:
-                continue  # It is away already.
-            if (
-                known is None
-                or known.shape != state.shape
-                or known.stride() != state.stride()
-                or known.dtype != state.dtype
-            ):
-                known = torch.empty_strided(
-                    state.size(),
-                    state.stride(),
-                    dtype=state.dtype,
-                    device="cpu",
-                    pin_memory=parameter.is_cuda,
-                )
-                hosts[key] = known
-            # Copies to the host are waited for: the tensor in `optimizer.state` may be read at
-            # once.
-            known.copy_(state)
-            self.bytes_out += blocks(state.numel() * state.element_size())
-            states[key] = known
+    def _put_away(self, parameters: list[torch.Tensor], number: int = 0) -> None:
+        """Asks for copies to the host; :meth:`_arrived_on_host` waits for them."""
+        copies = []
+        for parameter in parameters:
+            states = self._states(parameter)
+            hosts = self._away.setdefault(parameter, {})
+            for key, state in states.items():
+                if key not in _KEYS or not isinstance(state, torch.Tensor) or state.dim() == 0:
+                    continue
+                if state.device != parameter.device or state.layout != torch.strided:
+                    continue
+                known = hosts.get(key)
+                if state is known:
+                    continue  # It is away already.
+                if known is None or not alike(known, state):
+                    known = hosts[key] = torch.empty_strided(
+                        state.size(),
+                        state.stride(),
+                        dtype=state.dtype,
+                        device="cpu",
+                        pin_memory=parameter.is_cuda,
+                    )
+                copies.append((known, state))
+                states[key] = known
+                self.bytes_out += blocks(state.numel() * state.element_size())
+        self._copy(self._out, copies, number)
+        self._leaving += [state for _, state in copies]
 
-    def _bring(self, parameter: torch.Tensor) -> None:
-        states = self._states(parameter)
-        for key, host in self._away.get(parameter, {}).items():
-            if states.get(key) is not host:
-                continue  # The user loaded other states in the meantime.
-            here = torch.empty_strided(
-                host.size(), host.stride(), dtype=host.dtype, device=parameter.device
-            )
-            here.copy_(host, non_blocking=True)
-            self.bytes_in += blocks(host.numel() * host.element_size())
-            states[key] = here
+    def _bring(self, parameters: list[torch.Tensor], number: int) -> None:
+        """Asks for copies to the device."""
+        copies = []
+        for parameter in parameters:
+            states = self._states(parameter)
+            for key, host in self._away.get(parameter, {}).items():
+                if states.get(key) is not host:
+                    continue  # The user loaded other states in the meantime.
+                # On the compute stream: a side stream would have memory of its own.
+                here = torch.empty_strided(
+                    host.size(), host.stride(), dtype=host.dtype, device=parameter.device
+                )
+                copies.append((here, host))
+                states[key] = here
+                self.bytes_in += blocks(host.numel() * host.element_size())
+        self._copy(self._in, copies, number)
+        self._here += parameters
+
+    @staticmethod
+    def _copy(
+        lane: Lane | None, copies: list[tuple[torch.Tensor, torch.Tensor]], number: int
+    ) -> None:
+        if lane is None:
+            for to, source in copies:
+                to.copy_(source)
+            return
+        if not copies:
+            return
+        with lane.after_compute():
+            for to, source in copies:
+                to.copy_(source, non_blocking=True)
+            lane.ended(number)
+
+    @staticmethod
+    def _wait(lane: Lane | None, number: int) -> None:
+        """The compute stream waits for the copies of this number."""
+        if lane is not None:
+            lane.wait(number)
+
+    def _arrived_on_host(self) -> None:
+        """The host waits: a tensor in ``optimizer.state`` may be read at once."""
+        if self._out is not None:
+            self._out.stream.synchronize()
+        self._leaving = []
 
     # -- a step
 
@@ -162,9 +214,8 @@ class States:
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         whole = [group["params"] for group in optimizer.param_groups]
         if any(not isinstance(p, list) for p in whole):
-            for parameter in list(self._away):
-                self._bring(parameter)
-            self._here = list(self._away)
+            self._bring(list(self._away), 0)
+            self._wait(self._in, 0)
             return None
         if closure is not None:
             # These classes call it once, before they look at a gradient.
@@ -175,18 +226,20 @@ class States:
         self._groups = [list(parameters) for parameters in whole]
         pieces = self._divide(self._groups)
         try:
-            for piece in pieces:
+            for number, piece in enumerate(pieces):
+                if number == 0 or not self._ahead:
+                    self._bring(piece, number % 2)
+                if self._ahead and number + 1 < len(pieces):
+                    self._bring(pieces[number + 1], (number + 1) % 2)
+                self._wait(self._in, number % 2)
                 wanted = {id(p) for p in piece}
                 for group, parameters in zip(optimizer.param_groups, self._groups):
                     group["params"] = [p for p in parameters if id(p) in wanted]
-                for parameter in piece:
-                    self._bring(parameter)
-                self._here = piece
                 self.pieces += 1
                 step(optimizer)
-                self._send_back()
+                self._send_back(piece, number)
         except BaseException:
-            self._send_back()
+            self._all_back()
             self._restore_groups()
             raise
         # The step that PyTorch runs itself finds nothing left to update.
@@ -201,7 +254,7 @@ class States:
             for parameter in parameters:
                 if parameter.grad is None:
                     continue  # The step passes over it.
-                if len(pieces[-1]) >= PIECE or size >= PIECE_BYTES:
+                if full(len(pieces[-1]), size):
                     pieces.append([])
                     size = 0
                 pieces[-1].append(parameter)
@@ -210,18 +263,41 @@ class States:
                         size += state.numel() * state.element_size()
         return pieces
 
-    def _send_back(self) -> None:
-        for parameter in self._here:
-            if parameter in self._away:
-                self._put_away(parameter)
+    def _send_back(self, piece: list[torch.Tensor], number: int) -> None:
+        """A piece's states go; those that went before it are given back."""
+        before, self._leaving = self._leaving, []
+        self._put_away([p for p in piece if p in self._away], number % 2)
+        known = {id(p) for p in piece}
+        self._here = [p for p in self._here if id(p) not in known]
+        # Their memory is the compute stream's again.
+        if self._ahead:
+            if number > 0:
+                self._wait(self._out, (number - 1) % 2)
+        else:
+            self._wait(self._out, number % 2)
+            self._leaving = []
+        del before
+
+    def _all_back(self) -> None:
+        """All states that are still on the device go to the host, which waits for them."""
+        if self._here:  # A step that raised an exception may have been ahead.
+            self._wait(self._in, 0)
+            self._wait(self._in, 1)
+        self._put_away([p for p in self._here if p in self._away])
         self._here = []
+        self._arrived_on_host()
 
     def _finish(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._restore_groups()
-        self._send_back()
+        self._all_back()
 
     def _restore_groups(self) -> None:
         if self._groups is not None:
             for group, parameters in zip(self.optimizer.param_groups, self._groups):
                 group["params"] = parameters
             self._groups = None
+
+
+def alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have the same shape, strides and type."""
+    return one.shape == other.shape and one.stride() == other.stride() and one.dtype == other.dtype

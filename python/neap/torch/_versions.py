@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import torch
 
+_NOTHING: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
+
 
 def witness(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor that shares the version counter and holds no storage."""
-    with torch.no_grad():
-        seen = tensor.detach()
-        seen.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    seen = tensor.detach()
+    kind = tensor.dtype, tensor.device
+    nothing = _NOTHING.get(kind)
+    if nothing is None:
+        nothing = _NOTHING[kind] = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    seen.data = nothing
     return seen
 
 

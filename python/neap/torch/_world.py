@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from neap.torch import _states
 from neap.torch._graph import Iteration, Life, Node
 from neap.torch._ranges import Range
 from neap.torch._recorder import Recorder
-from neap.torch._states import PIECE, PIECE_BYTES
 from neap.torch._storage import Storage, blocks
 from neap.torch._watch import BACKWARD, OPTIMIZE
 
@@ -60,6 +60,7 @@ class World:
         away: optimizer states that can stay on the host, with the places of their updates.
         at: from places of the recording to new places.
         before: the same, ahead of what runs again just before that place.
+        ahead: whether copies of states run beside the updates of other pieces.
     """
 
     def __init__(
@@ -68,8 +69,10 @@ class World:
         found: Iteration,
         ranges: Sequence[Range] = (),
         move_states: bool = True,
+        ahead: bool = False,
     ) -> None:
         self.recorder = recorder
+        self.ahead = ahead
         self.found = found
         self.ranges = list(ranges)
         self.packs = [s for s in recorder.packs if s.iteration == len(recorder.cuts) - 2]
@@ -249,7 +252,7 @@ class World:
         for place, step in enumerate(self.steps):
             if step.node.op is not None or step.node.phase != OPTIMIZE or step.again:
                 continue
-            full = bool(groups) and (len(groups[-1]) >= PIECE or size >= PIECE_BYTES)
+            full = bool(groups) and _states.full(len(groups[-1]), size)
             after = bool(groups) and groups[-1][-1] != place - 1
             if not groups or (divisible and full) or after:
                 groups.append([])
@@ -257,6 +260,29 @@ class World:
             groups[-1].append(place)
             size += sum(s.bytes for s in step.node.writes if s.role == "optimizer_state")
         return groups
+
+    def _standing(self, groups: Sequence[list[int]]) -> dict[int, list[int]]:
+        """For each update the places while which its states are on the device."""
+        reach = 1 if self.ahead else 0
+        found = {}
+        for number, group in enumerate(groups):
+            near = groups[max(number - reach, 0) : number + reach + 1]
+            places = [place for one in near for place in one]
+            found.update(dict.fromkeys(group, places))
+        return found
+
+    def step_peak(self) -> int:
+        """The least bytes that stand during the optimizer's step when all states are away that can
+        be: with those of one piece, or where copies run ahead, of three.
+        """
+        groups = self.pieces(True)
+        standing = self._standing(groups)
+        away = sum(blocks(storage.bytes) for storage in self.away)
+        here = dict.fromkeys(standing, 0)
+        for storage, places in self.away.items():
+            for place in {p for at in places for p in standing.get(at, [at])}:
+                here[place] = here.get(place, 0) + blocks(storage.bytes)
+        return max((self.resident[p] - away + size for p, size in here.items()), default=0)
 
     # -- the planner's graph
 
@@ -273,7 +299,7 @@ class World:
             for place in range(activation.returns, activation.gone):
                 touches[place].append(activation.storage)
         groups = self.pieces(divisible)
-        together = {place: group for group in groups for place in group}
+        together = self._standing(groups)
         for storage, places in self.away.items():
             for place in range(count):
                 rest[place] -= blocks(storage.bytes)

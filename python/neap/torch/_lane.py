@@ -1,0 +1,55 @@
+"""Copies on a stream of their own, beside the compute stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+class Lane:
+    """A stream for copies in one direction.
+
+    Attributes:
+        stream: the stream.
+        ends: for each copy, by number, the event at its end. They are used again in each iteration:
+            a wait that was asked for holds the state that the event had then.
+    """
+
+    def __init__(self) -> None:
+        self.stream = torch.cuda.Stream()
+        self.ends: list[Any] = []
+        self._fence = torch.cuda.Event()
+        self._compute: Any = None
+        self._device = self.stream.device_index
+
+    def compute(self) -> Any:
+        """The stream on which the script computes. Making its object anew each time takes longer
+        than asking for its handle.
+        """
+        handle = torch._C._cuda_getCurrentRawStream(self._device)
+        if self._compute is None or self._compute.cuda_stream != handle:
+            self._compute = torch.cuda.current_stream(self._device)
+        return self._compute
+
+    @contextmanager
+    def after_compute(self) -> Iterator[None]:
+        """What runs within goes to this stream, after all that was asked of the compute stream."""
+        compute = self.compute()
+        self._fence.record(compute)
+        self._fence.wait(self.stream)
+        torch.cuda.set_stream(self.stream)
+        try:
+            yield
+        finally:
+            torch.cuda.set_stream(compute)
+
+    def ended(self, number: int) -> None:
+        """The copy of this number has been asked for."""
+        self.ends[number].record(self.stream)
+
+    def wait(self, number: int) -> None:
+        """The compute stream goes on after the copy of this number."""
+        self.ends[number].wait(self.compute())
