@@ -512,13 +512,9 @@ impl Scheduler {
         for (job, next) in self.jobs.iter().filter_map(replanned).collect::<Vec<_>>() {
             let mut memory = self.memory.clone();
             memory.leave(job);
-            if memory.admit(
-                job,
-                (next.persistent, next.ephemeral),
-                self.join(&next),
-                &BTreeSet::new(),
-            ) == Entry::In
-            {
+            let needs = (next.persistent, next.ephemeral);
+            // Where others have to move for it, that begins when it has left.
+            if memory.admit(job, needs, self.join(&next), &BTreeSet::new()) != Entry::Full {
                 self.leave(job, orders);
             }
         }

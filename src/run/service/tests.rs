@@ -335,3 +335,19 @@ fn a_preempting_arrival_that_fits_only_alone_sends_out_what_is_kept() {
     while world.happen(0) {}
     assert!(world.bodies[&1].ended > world.bodies[&0].ended);
 }
+
+#[test]
+fn a_new_plan_is_taken_up_where_others_have_to_move_for_it() {
+    let mut world = World::new("fair", 80, 0);
+    for job in 0..2 {
+        world.submit(job, (20, 20, 50, 10, 1000));
+    }
+    world.obey();
+    world.replan(0, 30, 10);
+    world.replan(1, 25, 10);
+    for _ in 0..20 {
+        assert!(world.happen(0));
+    }
+    assert!(world.bodies.values().all(|body| body.needs.plan == 1 && body.left > 30));
+    while world.happen(0) {}
+}
