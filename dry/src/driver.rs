@@ -74,8 +74,12 @@ extern "C" fn export_table(
     _id: *const c_void,
     caller: *const c_void,
 ) -> Status {
+    /// NVIDIA's compilers ask as well; they take no device memory.
+    const COMPILERS: [&str; 3] = ["libnvrtc", "libnvJitLink", "libnvvm"];
     let library = sys::library_at(caller).unwrap_or_else(|| "a library".into());
-    if with(|s| s.foreign.insert(library.clone())) {
+    let file = library.rsplit('/').next().unwrap_or_default();
+    let compiles = COMPILERS.iter().any(|name| file.starts_with(name));
+    if !compiles && with(|s| s.foreign.insert(library.clone())) {
         crate::log::line(format_args!("foreign {library}"));
     }
     NOT_FOUND

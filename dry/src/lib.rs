@@ -18,6 +18,7 @@ mod config;
 mod device;
 mod driver;
 mod graph;
+mod ipc;
 mod launch;
 mod library;
 mod log;

@@ -183,6 +183,14 @@ fn threads_that_allocate_do_not_wait_for_each_other() {
 }
 
 #[test]
+fn a_tensor_goes_to_another_process() {
+    let Some(python) = python("a_tensor_goes_to_another_process") else { return };
+    let output = run(&python, &["--json"], "shared.py", &[]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert_eq!(report(&output)["peak_allocated_bytes"], 4_000_256);
+}
+
+#[test]
 fn sparse_gradients_and_checkpoints_run() {
     let Some(python) = python("sparse_gradients_and_checkpoints_run") else { return };
     let output = run(&python, &["--json"], "traps.py", &[]);
