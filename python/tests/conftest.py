@@ -51,3 +51,17 @@ def small(monkeypatch: pytest.MonkeyPatch, neap: str) -> None:
     monkeypatch.setattr(_states, "PIECE", 8)
     monkeypatch.setenv("NEAP", neap)
     torch.set_num_threads(1)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """A table of what the plans of `test_jobs.py` did."""
+    rows = [
+        f"| {report.nodeid.split('[')[-1].rstrip(']')} | {budget} | {' | '.join(map(str, did))} |"
+        for report in terminalreporter.getreports("passed")
+        for budget, did in report.user_properties
+    ]
+    if rows:
+        terminalreporter.write_line("| job | budget | swapped | ran again | states, KiB | met |")
+        terminalreporter.write_line("| --- | --- | ---: | ---: | ---: | --- |")
+        for row in rows:
+            terminalreporter.write_line(row)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -34,17 +32,15 @@ class Lane:
             self._compute = torch.cuda.current_stream(self._device)
         return self._compute
 
-    @contextmanager
-    def after_compute(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         """What runs within goes to this stream, after all that was asked of the compute stream."""
         compute = self.compute()
         self._fence.record(compute)
         self._fence.wait(self.stream)
         torch.cuda.set_stream(self.stream)
-        try:
-            yield
-        finally:
-            torch.cuda.set_stream(compute)
+
+    def __exit__(self, *error: object) -> None:
+        torch.cuda.set_stream(self._compute)
 
     def ended(self, number: int) -> None:
         """The copy of this number has been asked for."""

@@ -280,14 +280,14 @@ class _Run:
             saved.original = tensor.detach().to("cpu", copy=True)
         if saved.stays is None and tensor.layout == torch.strided:
             self.mortal.append(StorageWeakRef(tensor.untyped_storage()))
-        runtime.act("pack", number)
+        runtime.packed(number)
         return saved
 
     def _unpack(self, inner: Callable[[Any], torch.Tensor], saved: _Saved) -> torch.Tensor:
         runtime = self.owner.runtime
         if saved.witness._version != saved.version:
             raise RuntimeError(changed(saved.witness, saved.version, list(saved.shape)))
-        runtime.act("unpack", saved.number)
+        runtime.unpacked(saved.number)
         if saved.stays is not None:
             return saved.stays
         if not self.counted:

@@ -19,7 +19,7 @@ from neap.torch._calls import View
 from neap.torch._lane import Lane
 from neap.torch._recompute import Recompute
 from neap.torch._recorder import is_subclass, node_name
-from neap.torch._schedule import Schedule
+from neap.torch._schedule import Actions, Schedule
 from neap.torch._storage import blocks
 from neap.torch._timeline import Timeline
 from neap.torch._versions import changed, witness
@@ -110,8 +110,9 @@ class Runtime:
         self._holders: list[weakref.ref[Holder] | None] = []
         # Weak: a holder lives as long as autograd's handles, and its bytes no longer.
         self._by_storage: dict[int, tuple[StorageWeakRef, weakref.ref[Holder]]] = {}
-        self._due: dict[str, list[list[tuple[str, int]] | None]] = {"pack": [], "unpack": []}
-        """What is yet to be done at each point of this iteration."""
+        self._packs: list[Actions | None] = []
+        self._unpacks: list[Actions | None] = []
+        """What is yet to be done in this iteration when each tensor is saved, and when needed."""
         self._waiting: dict[int, list[str]] = {}
         self._slots: list[torch.Tensor] = []
         self._guests: list[weakref.ref[Holder] | None] = []
@@ -155,7 +156,7 @@ class Runtime:
         schedule = self.schedule
         if schedule is not None:
             self._holders = [None] * len(schedule.sizes)
-            self._due = {kind: schedule.at(kind) for kind in ("pack", "unpack")}
+            self._packs, self._unpacks = schedule.at("pack"), schedule.at("unpack")
         self.counts.deaths += sum(reference.expired() for reference in self._gone)
         self._gone = []
 
@@ -192,13 +193,18 @@ class Runtime:
         if entering is not None:
             owner = entering.owner()
             return plain(tensor) if owner is None else self._hold(-1, owner, tensor)
-        number = self.counted(tensor)
+        number = self.count
+        self.count = number + 1
         schedule = self.schedule
         if schedule is None or self.diverged is not None:
             return plain(tensor)
+        why = differs(schedule.expected, number, tensor)
+        if why is not None:
+            self.diverge(why)
+            return plain(tensor)
         owner = schedule.owner[number]
         packed = plain(tensor, number) if owner is None else self._hold(number, owner, tensor)
-        self.act("pack", number)
+        self.act(self._packs, number)
         return packed
 
     def unpack(self, packed: Any) -> torch.Tensor:
@@ -209,12 +215,11 @@ class Runtime:
             shape = handle.tensor.shape if handle.tensor is not None else handle.view[1]
             raise RuntimeError(changed(seen, handle.version, list(shape)))
         if handle.tensor is not None:
-            if handle.number >= 0:
-                self.act("unpack", handle.number)
+            self.act(self._unpacks, handle.number)
             return handle.tensor
         holder = handle.holder
         assert holder is not None
-        self.act("unpack", handle.number)
+        self.act(self._unpacks, handle.number)
         base = self._resident(holder)
         dtype, shape, stride, offset = handle.view
         # Needs no gradient, so that autograd does not see it.
@@ -240,18 +245,25 @@ class Runtime:
 
     # -- actions
 
-    def act(self, kind: str, number: int) -> None:
-        """Does what is due at a point."""
-        if self.schedule is None or self.diverged is not None:
-            return
+    def packed(self, number: int) -> None:
+        """A call that runs again has saved a tensor."""
+        self.act(self._packs, number)
+
+    def unpacked(self, number: int) -> None:
+        """Backward needs a tensor that a call that runs again has saved."""
+        self.act(self._unpacks, number)
+
+    def act(self, points: list[Actions | None], number: int) -> None:
+        """Does what is due at a point; a tensor without a number, below 0, has none."""
         waiting = self._waiting
-        due = self._due[kind]
-        actions = due[number] if number < len(due) else None
-        if actions is None:
-            if waiting:
-                self._try_again()
+        due = 0 <= number < len(points) and points[number] is not None
+        if not (due or waiting) or self.schedule is None or self.diverged is not None:
             return
-        due[number] = None
+        actions = points[number] if due else None
+        if actions is None:
+            self._try_again()
+            return
+        points[number] = None
         for what, one in actions:
             if what == "in":
                 if waiting.pop(one, None) is not None:
@@ -314,7 +326,7 @@ class Runtime:
             for one, slot, whole in copies:
                 self._copy(slot, whole, "to host", one)
         else:
-            with self._out.after_compute():
+            with self._out:
                 for one, slot, whole in copies:
                     self._copy(slot, whole, "to host", one)
                     self._out.ended(one)
@@ -342,7 +354,7 @@ class Runtime:
             self._copy(whole, holder.host, "to device", holder.number)
         else:
             # The compute stream waited for the copy to the host before the bytes were dropped.
-            with self._in.after_compute():
+            with self._in:
                 self._copy(whole, holder.host, "to device", holder.number)
                 self._in.ended(holder.number)
             holder.coming = True

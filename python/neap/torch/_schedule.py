@@ -21,6 +21,7 @@ FORMAT = "neap.torch.schedule"
 VERSION = 1
 
 Point = tuple[str, int]
+Actions = list[tuple[str, int]]
 
 
 @dataclass
@@ -85,7 +86,7 @@ class Schedule:
     met: bool = True
     excluded: dict[str, int] = field(default_factory=dict)
 
-    def at(self, kind: str) -> list[list[tuple[str, int]] | None]:
+    def at(self, kind: str) -> list[Actions | None]:
         """For each saved tensor what to do at its point of this kind."""
         return [self.actions.get((kind, number)) for number in range(len(self.expected))]
 

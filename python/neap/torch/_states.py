@@ -190,7 +190,7 @@ class States:
             return
         if not copies:
             return
-        with lane.after_compute():
+        with lane:
             for to, source in copies:
                 to.copy_(source, non_blocking=True)
             lane.ended(number)
