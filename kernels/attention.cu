@@ -2,7 +2,8 @@
 //
 // Nothing of the size of the attention matrix is kept: forward leaves the logarithm of each row's sum, backward computes
 // probabilities from it again and draws the same mask. A block owns a tile of queries (of keys for their gradients) and
-// goes through the other side in order. 16 by 16 threads; tiles of 32 for heads up to 64 wide, of 16 up to 128.
+// goes through the other side in order. 16 by 16 threads; tiles of 32 for heads up to 64 wide, of 16 up to 256. Gradients of
+// heads wider than 128 take the other side in pieces of so many columns as shared memory holds.
 
 struct Attention {
     int batch;
@@ -45,12 +46,12 @@ template <int TILE> struct Square {
 
 DEVICE i64 head_of(const Operand& o, int b, int h) { return b * o.stride[0] + h * o.stride[1]; }
 
-// Rows first.. of one head; zeros beyond its end.
-template <int TILE, int WIDTH> DEVICE void fetch(Tile<TILE, WIDTH>& tile, const Operand& o, i64 head, int first, int rows, int width) {
+// Rows first.. and columns from.. of one head; zeros beyond its end.
+template <int TILE, int WIDTH> DEVICE void fetch(Tile<TILE, WIDTH>& tile, const Operand& o, i64 head, int first, int rows, int width, int from = 0) {
     ONCE for (int i = threadIdx.y * 16 + threadIdx.x; i < TILE * WIDTH; i += 256) {
-        int row = i / WIDTH, column = i % WIDTH;
-        bool inside = first + row < rows && column < width;
-        tile.x[row][column] = inside ? load<float>(o, head + (first + row) * o.stride[2] + column * o.stride[3]) : 0.0f;
+        int row = i / WIDTH, column = i % WIDTH, at = from + column;
+        bool inside = first + row < rows && at < width;
+        tile.x[row][column] = inside ? load_real(o.data, o.dtype, head + (first + row) * o.stride[2] + at * o.stride[3]) : 0.0f;
     }
 }
 
@@ -60,9 +61,8 @@ DEVICE float score(const Attention& p, int b, int h, int query, int key, float p
     float x = product * p.scale;
     if (p.bias.number) return x;
     i64 at = head_of(p.bias, b, h) + query * p.bias.stride[2] + key * p.bias.stride[3];
-    float bias = load<float>(p.bias, at);
-    if (p.bias.dtype == F32 || p.bias.dtype == BF16) return x + bias;
-    return bias == 0.0f ? -INF : x;
+    if (is_real(p.bias.dtype)) return x + load_real(p.bias.data, p.bias.dtype, at);
+    return load<i64>(p.bias, at) == 0 ? -INF : x;
 }
 
 DEVICE float kept(const Attention& p, int b, int h, int query, int key) {
@@ -74,16 +74,17 @@ DEVICE float kept(const Attention& p, int b, int h, int query, int key) {
 // Keys that any query before `last` may see.
 DEVICE int seen(const Attention& p, int last) { return p.causal && last < p.keys ? last : p.keys; }
 
-// The dot products of this thread's rows of one tile with its rows of another.
-template <int TILE, int WIDTH>
-DEVICE void dots(float (&out)[TILE / 16][TILE / 16], const Tile<TILE, WIDTH>& a, const Tile<TILE, WIDTH>& b, int width) {
-    const int R = TILE / 16;
-    int i = threadIdx.y * R, j = threadIdx.x * R;
-    UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < R; c++) out[r][c] = 0.0f;
-    for (int k = 0; k < width; k++) {
+// Adds the dot products of this thread's rows of one tile with its rows of another; the narrower tile holds the columns from..
+template <int TILE, int A, int B>
+DEVICE void dots(float (&out)[TILE / 16][TILE / 16], const Tile<TILE, A>& a, const Tile<TILE, B>& b, int width, int from = 0) {
+    const int R = TILE / 16, PIECE = A < B ? A : B;
+    int i = threadIdx.y * R, j = threadIdx.x * R, in_a = A > PIECE ? from : 0, in_b = B > PIECE ? from : 0;
+    int end = A != B && width - from > PIECE ? PIECE : width - from;
+    // Two at a time: more would take registers that a fourth block needs.
+    TWICE for (int k = 0; k < end; k++) {
         float x[R], y[R];
-        UNROLL for (int r = 0; r < R; r++) x[r] = a.x[i + r][k];
-        UNROLL for (int c = 0; c < R; c++) y[c] = b.x[j + c][k];
+        UNROLL for (int r = 0; r < R; r++) x[r] = a.x[i + r][in_a + k];
+        UNROLL for (int c = 0; c < R; c++) y[c] = b.x[j + c][in_b + k];
         UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < R; c++) out[r][c] += x[r] * y[c];
     }
 }
@@ -107,7 +108,7 @@ DEVICE void attend(const Attention& p, Tile<TILE, WIDTH>& q, Tile<TILE, WIDTH>& 
     ONCE for (int key = 0; key < end; key += TILE) {
         fetch(kv, p.k, keys_of, key, p.keys, p.width);
         SYNC();
-        float scores[R][R];
+        float scores[R][R] = {};
         dots(scores, q, kv, p.width);
         UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < R; c++) {
             int i = ty * R + r, j = tx * R + c;
@@ -163,7 +164,7 @@ DEVICE void attend(const Attention& p, Tile<TILE, WIDTH>& q, Tile<TILE, WIDTH>& 
         i64 at = head_of(p.out, b, h) + (first + i) * p.out.stride[2];
         UNROLL for (int w = 0; w < W; w++) {
             int column = tx + 16 * w;
-            if (column < p.value_width) store<float>(p.out, at + column * p.out.stride[3], acc[r][w] * by);
+            if (column < p.value_width) store_real(p.out.data, p.out.dtype, at + column * p.out.stride[3], acc[r][w] * by);
         }
         if (tx == 0 && !p.sums.number)
             store<float>(p.sums, head_of(p.sums, b, h) + (first + i) * p.sums.stride[2], (most[i] == -INF ? 0.0f : most[i]) + logf(sum[i]));
@@ -202,9 +203,9 @@ KERNEL(attention_deltas, Attention, 256) {
     if (inside && threadIdx.x == 0) p.delta[row] = (float)slots[threadIdx.y][0];
 }
 
-template <int TILE, int WIDTH>
-DEVICE void back_queries(const Attention& p, Tile<TILE, WIDTH>& q, Tile<TILE, WIDTH>& g, Tile<TILE, WIDTH>& kv, Square<TILE>& s, float* logs, float* delta) {
-    const int R = TILE / 16, W = WIDTH / 16;
+template <int TILE, int WIDTH, int PIECE>
+DEVICE void back_queries(const Attention& p, Tile<TILE, WIDTH>& q, Tile<TILE, WIDTH>& g, Tile<TILE, PIECE>& kv, Square<TILE>& s, float* logs, float* delta) {
+    const int R = TILE / 16, W = WIDTH / 16, PIECES = WIDTH / PIECE;
     int tx = threadIdx.x, ty = threadIdx.y;
     int tiles = (p.queries + TILE - 1) / TILE, first = (int)(blockIdx.x % tiles) * TILE;
     int h = (int)(blockIdx.x / tiles) % p.heads, b = (int)(blockIdx.x / tiles) / p.heads;
@@ -216,15 +217,20 @@ DEVICE void back_queries(const Attention& p, Tile<TILE, WIDTH>& q, Tile<TILE, WI
     row_facts<TILE>(p, b, h, first, logs, delta);
     int end = seen(p, first + TILE);
     ONCE for (int key = 0; key < end; key += TILE) {
-        fetch(kv, p.v, values_of, key, p.keys, p.value_width);
-        SYNC();
-        float slope[R][R];
-        dots(slope, g, kv, p.value_width);
-        SYNC();
-        fetch(kv, p.k, keys_of, key, p.keys, p.width);
-        SYNC();
-        float scores[R][R];
-        dots(scores, q, kv, p.width);
+        float slope[R][R] = {};
+        UNROLL for (int piece = 0; piece < PIECES; piece++) {
+            fetch(kv, p.v, values_of, key, p.keys, p.value_width, piece * PIECE);
+            SYNC();
+            dots(slope, g, kv, p.value_width, piece * PIECE);
+            SYNC();
+        }
+        float scores[R][R] = {};
+        UNROLL for (int piece = 0; piece < PIECES; piece++) {
+            if (piece > 0) SYNC();
+            fetch(kv, p.k, keys_of, key, p.keys, p.width, piece * PIECE);
+            SYNC();
+            dots(scores, q, kv, p.width, piece * PIECE);
+        }
         UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < R; c++) {
             int i = ty * R + r, j = tx * R + c;
             float x = score(p, b, h, first + i, key + j, scores[r][c]);
@@ -232,26 +238,34 @@ DEVICE void back_queries(const Attention& p, Tile<TILE, WIDTH>& q, Tile<TILE, WI
             s.x[i][j] = share * (slope[r][c] * kept(p, b, h, first + i, key + j) - delta[i]) * p.scale;
         }
         SYNC();
-        ONCE for (int j = 0; j < TILE; j++) {
-            UNROLL for (int r = 0; r < R; r++) UNROLL for (int w = 0; w < W; w++) acc[r][w] += s.x[ty * R + r][j] * kv.x[j][tx + 16 * w];
+        // The last piece is still there.
+        UNROLL for (int piece = PIECES - 1; piece >= 0; piece--) {
+            if (piece + 1 < PIECES) {
+                fetch(kv, p.k, keys_of, key, p.keys, p.width, piece * PIECE);
+                SYNC();
+            }
+            ONCE for (int j = 0; j < TILE; j++) {
+                UNROLL for (int r = 0; r < R; r++) UNROLL for (int w = 0; w < W / PIECES; w++)
+                    acc[r][piece * (W / PIECES) + w] += s.x[ty * R + r][j] * kv.x[j][tx + 16 * w];
+            }
+            SYNC();
         }
-        SYNC();
     }
     UNROLL for (int r = 0; r < R; r++) {
         int i = first + ty * R + r;
         if (i >= p.queries) continue;
         UNROLL for (int w = 0; w < W; w++) {
             int column = tx + 16 * w;
-            if (column < p.width) store<float>(p.dq, head_of(p.dq, b, h) + i * p.dq.stride[2] + column * p.dq.stride[3], acc[r][w]);
+            if (column < p.width) store_real(p.dq.data, p.dq.dtype, head_of(p.dq, b, h) + i * p.dq.stride[2] + column * p.dq.stride[3], acc[r][w]);
         }
     }
 }
 
 // Gradients of a tile of keys, of values or of both, whichever is not a number; both only where their groups agree.
-template <int TILE, int WIDTH>
-DEVICE void back_keys(const Attention& p, Tile<TILE, WIDTH>& k, Tile<TILE, WIDTH>& v, Tile<TILE, WIDTH>& q, Tile<TILE, WIDTH>& g, Square<TILE>& s,
+template <int TILE, int WIDTH, int PIECE>
+DEVICE void back_keys(const Attention& p, Tile<TILE, WIDTH>& k, Tile<TILE, WIDTH>& v, Tile<TILE, PIECE>& q, Tile<TILE, PIECE>& g, Square<TILE>& s,
                       Square<TILE>& d, float* logs, float* delta) {
-    const int R = TILE / 16, W = WIDTH / 16;
+    const int R = TILE / 16, W = WIDTH / 16, PIECES = WIDTH / PIECE;
     int tx = threadIdx.x, ty = threadIdx.y, group = p.group[p.dk.number ? 1 : 0], own_heads = p.heads / group;
     int tiles = (p.keys + TILE - 1) / TILE, first = (int)(blockIdx.x % tiles) * TILE;
     int own = (int)(blockIdx.x / tiles) % own_heads, b = (int)(blockIdx.x / tiles) / own_heads;
@@ -263,13 +277,16 @@ DEVICE void back_keys(const Attention& p, Tile<TILE, WIDTH>& k, Tile<TILE, WIDTH
         fetch(v, p.v, head_of(p.v, b, h / p.group[1]), first, p.keys, p.value_width);
         int start = p.causal ? first / TILE * TILE : 0;
         ONCE for (int query = start; query < p.queries; query += TILE) {
-            fetch(q, p.q, head_of(p.q, b, h), query, p.queries, p.width);
-            fetch(g, p.gradient, head_of(p.gradient, b, h), query, p.queries, p.value_width);
             row_facts<TILE>(p, b, h, query, logs, delta);
-            SYNC();
-            float scores[R][R], slopes[R][R];
-            dots(scores, q, k, p.width);
-            dots(slopes, g, v, p.value_width);
+            float scores[R][R] = {}, slopes[R][R] = {};
+            UNROLL for (int piece = 0; piece < PIECES; piece++) {
+                if (piece > 0) SYNC();
+                fetch(q, p.q, head_of(p.q, b, h), query, p.queries, p.width, piece * PIECE);
+                fetch(g, p.gradient, head_of(p.gradient, b, h), query, p.queries, p.value_width, piece * PIECE);
+                SYNC();
+                dots(scores, q, k, p.width, piece * PIECE);
+                dots(slopes, g, v, p.value_width, piece * PIECE);
+            }
             UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < R; c++) {
                 int i = ty * R + r, j = tx * R + c;
                 float x = score(p, b, h, query + i, first + j, scores[r][c]);
@@ -278,13 +295,21 @@ DEVICE void back_keys(const Attention& p, Tile<TILE, WIDTH>& k, Tile<TILE, WIDTH
                 s.x[i][j] = share * by;
             }
             SYNC();
-            ONCE for (int i = 0; i < TILE; i++) {
-                UNROLL for (int r = 0; r < R; r++) UNROLL for (int w = 0; w < W; w++) {
-                    keys[r][w] += d.x[i][ty * R + r] * q.x[i][tx + 16 * w];
-                    values[r][w] += s.x[i][ty * R + r] * g.x[i][tx + 16 * w];
+            UNROLL for (int piece = PIECES - 1; piece >= 0; piece--) {
+                if (piece + 1 < PIECES) {
+                    fetch(q, p.q, head_of(p.q, b, h), query, p.queries, p.width, piece * PIECE);
+                    fetch(g, p.gradient, head_of(p.gradient, b, h), query, p.queries, p.value_width, piece * PIECE);
+                    SYNC();
                 }
+                ONCE for (int i = 0; i < TILE; i++) {
+                    UNROLL for (int r = 0; r < R; r++) UNROLL for (int w = 0; w < W / PIECES; w++) {
+                        const int at = piece * (W / PIECES) + w;
+                        keys[r][at] += d.x[i][ty * R + r] * q.x[i][tx + 16 * w];
+                        values[r][at] += s.x[i][ty * R + r] * g.x[i][tx + 16 * w];
+                    }
+                }
+                SYNC();
             }
-            SYNC();
         }
     }
     UNROLL for (int r = 0; r < R; r++) {
@@ -293,14 +318,14 @@ DEVICE void back_keys(const Attention& p, Tile<TILE, WIDTH>& k, Tile<TILE, WIDTH
         UNROLL for (int w = 0; w < W; w++) {
             int column = tx + 16 * w;
             if (!p.dk.number && column < p.width)
-                store<float>(p.dk, head_of(p.dk, b, own) + i * p.dk.stride[2] + column * p.dk.stride[3], keys[r][w]);
+                store_real(p.dk.data, p.dk.dtype, head_of(p.dk, b, own) + i * p.dk.stride[2] + column * p.dk.stride[3], keys[r][w]);
             if (!p.dv.number && column < p.value_width)
-                store<float>(p.dv, head_of(p.dv, b, own) + i * p.dv.stride[2] + column * p.dv.stride[3], values[r][w]);
+                store_real(p.dv.data, p.dv.dtype, head_of(p.dv, b, own) + i * p.dv.stride[2] + column * p.dv.stride[3], values[r][w]);
         }
     }
 }
 
-#define ATTENTION(tile, width)                                                                                                             \
+#define ATTENTION(tile, width, piece)                                                                                                      \
     KERNEL_HELD(4, attention_##width, Attention, 256) {                                                                                    \
         SHARED Tile<tile, width> q, kv;                                                                                                    \
         SHARED Square<tile> s;                                                                                                             \
@@ -308,17 +333,20 @@ DEVICE void back_keys(const Attention& p, Tile<TILE, WIDTH>& k, Tile<TILE, WIDTH
         attend<tile, width>(p, q, kv, s, part, most, sum, shrink);                                                                         \
     }                                                                                                                                      \
     KERNEL_HELD(4, attention_back_queries_##width, Attention, 256) {                                                                       \
-        SHARED Tile<tile, width> q, g, kv;                                                                                                 \
+        SHARED Tile<tile, width> q, g;                                                                                                     \
+        SHARED Tile<tile, piece> kv;                                                                                                       \
         SHARED Square<tile> s;                                                                                                             \
         SHARED float logs[tile], delta[tile];                                                                                              \
-        back_queries<tile, width>(p, q, g, kv, s, logs, delta);                                                                            \
+        back_queries<tile, width, piece>(p, q, g, kv, s, logs, delta);                                                                            \
     }                                                                                                                                      \
     KERNEL_HELD(3, attention_back_keys_##width, Attention, 256) {                                                                          \
-        SHARED Tile<tile, width> k, v, q, g;                                                                                               \
+        SHARED Tile<tile, width> k, v;                                                                                                     \
+        SHARED Tile<tile, piece> q, g;                                                                                                     \
         SHARED Square<tile> s, d;                                                                                                          \
         SHARED float logs[tile], delta[tile];                                                                                              \
-        back_keys<tile, width>(p, k, v, q, g, s, d, logs, delta);                                                                          \
+        back_keys<tile, width, piece>(p, k, v, q, g, s, d, logs, delta);                                                                          \
     }
 
-ATTENTION(32, 64)
-ATTENTION(16, 128)
+ATTENTION(32, 64, 64)
+ATTENTION(16, 128, 128)
+ATTENTION(16, 256, 64)

@@ -2,7 +2,7 @@
 //
 // The text is put before each *.cu file, and compiled by NVRTC without any header, or by a C++ compiler after
 // shim.h, which runs the same code on the host. A kernel takes one structure by value; its mirror is in
-// src/run/device/cuda/launch.rs. No atomics, and grids that depend on shapes alone: the same call gives the same bits.
+// src/run/backend/cuda/params.rs. No atomics, and grids that depend on shapes alone: the same call gives the same bits.
 
 typedef long long i64;
 typedef unsigned long long u64;
@@ -21,12 +21,13 @@ typedef unsigned char u8;
 #define DEVICE __device__ __forceinline__
 #define UNROLL _Pragma("unroll")
 #define ONCE _Pragma("unroll 1")
+#define TWICE _Pragma("unroll 2")
 #endif
 
 #define INF __int_as_float(0x7f800000)
 #define RANK 8
 
-enum { F32, BF16, I64, I32, U8, BOOL };
+enum { F32, BF16, I64, I32, U8, BOOL, F16 };
 
 // A strided tensor, or a number.
 struct Operand {
@@ -54,11 +55,56 @@ DEVICE u16 to_bf16(float x) {
     return (u16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+#ifdef SHIM
+DEVICE float from_f16(u16 bits) {
+    u32 sign = (u32)(bits >> 15) << 31, exponent = bits >> 10 & 31, fraction = bits & 1023;
+    // Subnormal numbers are whole numbers of 2^-24.
+    u32 size = exponent == 0 ? __float_as_uint((float)fraction / 16777216.0f) : (exponent == 31 ? 0x7f800000 : (exponent + 112) << 23) | fraction << 13;
+    return __uint_as_float(sign | size);
+}
+
+DEVICE u16 to_f16(float x) {
+    u32 bits = __float_as_uint(x), sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;
+    if (size > 0x7f800000) return (u16)(sign | 0x7e00);
+    if (size >= 0x477ff000) return (u16)(sign | 0x7c00);
+    // Below 2^-14: adding 0.5 leaves a whole number of 2^-24 in the last places, rounded.
+    if (size < 0x38800000) return (u16)(sign | (__float_as_uint(__uint_as_float(size) + 0.5f) - 0x3f000000));
+    return (u16)(sign | ((size - 0x38000000 + 0xfff + (size >> 13 & 1)) >> 13));
+}
+#else
+DEVICE float from_f16(u16 bits) {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+    return x;
+}
+
+DEVICE u16 to_f16(float x) {
+    u16 bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+    return bits;
+}
+#endif
+
+DEVICE bool is_real(int dtype) { return dtype == F32 || dtype == BF16 || dtype == F16; }
+
+// An element of a type that is_real.
+DEVICE float load_real(const char* data, int dtype, i64 at) {
+    if (dtype == F32) return ((const float*)data)[at];
+    u16 bits = ((const u16*)data)[at];
+    return dtype == BF16 ? from_bf16(bits) : from_f16(bits);
+}
+
+DEVICE void store_real(char* data, int dtype, i64 at, float x) {
+    if (dtype == F32) ((float*)data)[at] = x;
+    else ((u16*)data)[at] = dtype == BF16 ? to_bf16(x) : to_f16(x);
+}
+
 template <class T> DEVICE T load(const Operand& o, i64 at) {
     if (o.number) return (T)o.value;
     switch (o.dtype) {
         case F32: return (T)((const float*)o.data)[at];
         case BF16: return (T)from_bf16(((const u16*)o.data)[at]);
+        case F16: return (T)from_f16(((const u16*)o.data)[at]);
         case I64: return (T)((const i64*)o.data)[at];
         case I32: return (T)((const int*)o.data)[at];
         case U8: return (T)((const u8*)o.data)[at];
@@ -70,6 +116,7 @@ template <class T> DEVICE void store(const Operand& o, i64 at, T value) {
     switch (o.dtype) {
         case F32: ((float*)o.data)[at] = (float)value; break;
         case BF16: ((u16*)o.data)[at] = to_bf16((float)value); break;
+        case F16: ((u16*)o.data)[at] = to_f16((float)value); break;
         case I64: ((i64*)o.data)[at] = (i64)value; break;
         case I32: ((int*)o.data)[at] = (int)value; break;
         case U8: ((u8*)o.data)[at] = (u8)(i64)value; break;
@@ -169,7 +216,7 @@ DEVICE bool keep(const Random& random, u64 element) {
 struct Map {
     i64 count;
     int rank;
-    // 1: all operands are dense f32; 2: dense bf16; 0: neither. Dense includes numbers.
+    // 1: all operands are dense f32; 2: dense bf16; 3: dense f16; 0: none of these. Dense includes numbers.
     int dense;
     u32 shape[RANK];
     Operand o[4];
@@ -205,7 +252,7 @@ template <class T, int N, class F> DEVICE void each(const Map& p, F f) {
                     UNROLL for (int j = 0; j < 4; j++) in[k][j] = four.x[j];
                 } else {
                     Four16 four = ((const Four16*)o.data)[q];
-                    UNROLL for (int j = 0; j < 4; j++) in[k][j] = from_bf16(four.x[j]);
+                    UNROLL for (int j = 0; j < 4; j++) in[k][j] = p.dense == 2 ? from_bf16(four.x[j]) : from_f16(four.x[j]);
                 }
             }
             Four out;
@@ -218,7 +265,7 @@ template <class T, int N, class F> DEVICE void each(const Map& p, F f) {
                 ((Four*)p.o[0].data)[q] = out;
             } else {
                 Four16 four;
-                UNROLL for (int j = 0; j < 4; j++) four.x[j] = to_bf16(out.x[j]);
+                UNROLL for (int j = 0; j < 4; j++) four.x[j] = p.dense == 2 ? to_bf16(out.x[j]) : to_f16(out.x[j]);
                 ((Four16*)p.o[0].data)[q] = four;
             }
         }

@@ -1,4 +1,5 @@
-// One optimizer step of many parameters in one launch: SGD, Adam, AdamW, RMSprop, Adagrad.
+// One optimizer step of many parameters in one launch. Parameters, gradients and states may each be f32, bf16 or f16; all are
+// computed in f32 and rounded once.
 //
 // Scalars are worked out in double precision by the caller, and rounded to f32 where they meet a tensor; the order of
 // f32 operations is that of PyTorch's multi-tensor steps.
@@ -13,6 +14,8 @@ struct One {
     char* parameter;
     char* gradient;
     char* state[3];
+    // Of parameter, gradient and states.
+    u8 dtype[8];
 };
 
 struct Update {
@@ -180,6 +183,23 @@ struct Rprop {
     }
 };
 
+// Elements of one tensor; ALL_F32 says that everything is f32.
+template <class S, bool ALL_F32> DEVICE void update_range(const Update& p, const One& of, i64 start, i64 end) {
+    int dtype[5];
+    UNROLL for (int k = 0; k < S::states + 2; k++) dtype[k] = ALL_F32 ? F32 : of.dtype[k];
+    ONCE for (i64 i = start + threadIdx.x; i < end; i += blockDim.x) {
+        float x = load_real(of.parameter, dtype[0], i), state[3] = {0.0f, 0.0f, 0.0f};
+        UNROLL for (int k = 0; k < S::states; k++) {
+            if (of.state[k]) state[k] = load_real(of.state[k], dtype[k + 2], i);
+        }
+        S::step(p, x, load_real(of.gradient, dtype[1], i), state);
+        store_real(of.parameter, dtype[0], i, x);
+        UNROLL for (int k = 0; k < S::states; k++) {
+            if (of.state[k]) store_real(of.state[k], dtype[k + 2], i, state[k]);
+        }
+    }
+}
+
 template <class S> DEVICE void update(const Update& p) {
     int low = 0, high = (int)p.tensors - 1;
     while (low < high) {
@@ -188,17 +208,10 @@ template <class S> DEVICE void update(const Update& p) {
     }
     const One& of = p.of[low];
     i64 start = ((i64)blockIdx.x - of.first) * CHUNK, end = start + CHUNK < of.count ? start + CHUNK : of.count;
-    ONCE for (i64 i = start + threadIdx.x; i < end; i += blockDim.x) {
-        float x = ((float*)of.parameter)[i], state[3] = {0.0f, 0.0f, 0.0f};
-        UNROLL for (int k = 0; k < S::states; k++) {
-            if (of.state[k]) state[k] = ((float*)of.state[k])[i];
-        }
-        S::step(p, x, ((const float*)of.gradient)[i], state);
-        ((float*)of.parameter)[i] = x;
-        UNROLL for (int k = 0; k < S::states; k++) {
-            if (of.state[k]) ((float*)of.state[k])[i] = state[k];
-        }
-    }
+    bool all_f32 = true;
+    for (int k = 0; k < 5; k++) all_f32 = all_f32 && of.dtype[k] == F32;
+    if (all_f32) update_range<S, true>(p, of, start, end);
+    else update_range<S, false>(p, of, start, end);
 }
 
 template <class S> DEVICE void update_strided(const UpdateStrided& p) {

@@ -148,7 +148,9 @@ I1(not, ~a)
 F3(addcmul, a + p.s[0] * b * c)
 F3(addcdiv, a + p.s[0] * b / c)
 // From the nearer end, as the framework.
-F2(lerp, fabsf(p.s[0]) < 0.5f ? a + p.s[0] * (b - a) : b - (b - a) * (1.0f - p.s[0]))
+DEVICE float lerp(float a, float b, float weight) { return fabsf(weight) < 0.5f ? a + weight * (b - a) : b - (b - a) * (1.0f - weight); }
+F2(lerp, lerp(a, b, p.s[0]))
+F3(lerp_each, lerp(a, b, c))
 
 // Activations. Of gradients, a is the incoming one and b what was saved.
 F1(relu, a < 0.0f ? 0.0f : a)
@@ -200,7 +202,7 @@ KERNEL(f_triangle, Map, 256) { triangle<float>(p); }
 KERNEL(i_triangle, Map, 256) { triangle<i64>(p); }
 
 // Dropout: elements are numbered row-major. The mask is the third operand, if it is not a number.
-KERNEL(f_dropout, Map, 256) {
+KERNEL_HELD(4, f_dropout, Map, 256) {
     if (p.dense != 0) {
         each<float, 1>(p, [&](const float* in, i64 i) -> float { return keep(p.random, (u64)i) ? in[0] * p.s[0] : 0.0f; });
         return;
@@ -212,4 +214,29 @@ KERNEL(f_dropout, Map, 256) {
         store<float>(p.o[0], at[0], kept ? load<float>(p.o[1], at[1]) * p.s[0] : 0.0f);
         if (!p.o[2].number) store<i64>(p.o[2], at[2], kept);
     }
+}
+
+// Takes a factor (the second input) off a gradient; the third input becomes 1 where a number is not finite. All threads that
+// write it write the same.
+KERNEL(f_unscale, Map, 256) {
+    each<float, 1>(p, [&](const float* in, i64) -> float {
+        if (!(fabsf(in[0]) < INF)) store<float>(p.o[3], 0, 1.0f);
+        return in[0] * load<float>(p.o[2], 0);
+    });
+}
+// o: 0 scale, 1 good steps since it changed, 2 whether this step was bad; s: 0 growth, 1 backoff, 2 interval.
+KERNEL(update_scale, Rows, 32) {
+    if (threadIdx.x != 0) return;
+    float scale = load<float>(p.o[0], 0);
+    i64 good = load<i64>(p.o[1], 0) + 1;
+    if (load<float>(p.o[2], 0) != 0.0f) {
+        scale = (float)((double)scale * p.s[1]);
+        good = 0;
+    } else if ((double)good == p.s[2]) {
+        float grown = (float)((double)scale * p.s[0]);
+        scale = fabsf(grown) < INF ? grown : scale;
+        good = 0;
+    }
+    store<float>(p.o[0], 0, scale);
+    store<i64>(p.o[1], 0, good);
 }

@@ -40,7 +40,7 @@ DEVICE void kept_place(const Reduce& p, i64 at, i64& from, i64& out, i64& index)
     }
 }
 
-template <class T, class W, class J, class F> DEVICE void reduce(const Reduce& p, W* slots, W start, J join, F finish) {
+template <class T, class W, class E, class J, class F> DEVICE void reduce(const Reduce& p, W* slots, W start, E term, J join, F finish) {
     const bool first = gives_parts(p.parts), second = p.parts.second;
     const i64 cuts = first ? p.parts.count : 1, among = second ? p.parts.count : p.reduced, width = p.columns ? 32 : 1;
     const i64 blocks = (p.kept + width - 1) / width * cuts;
@@ -53,7 +53,7 @@ template <class T, class W, class J, class F> DEVICE void reduce(const Reduce& p
             kept_place(p, k, from, out, index);
             i64 step = p.columns ? blockDim.y : blockDim.x;
             ONCE for (i64 r = begin + (p.columns ? threadIdx.y : threadIdx.x); r < end; r += step)
-                total = join(total, second ? sums[r * p.kept + k] : (W)load<T>(p.from, from + reduced_place(p, r)));
+                total = join(total, second ? sums[r * p.kept + k] : term((W)load<T>(p.from, from + reduced_place(p, r))));
         }
         if (p.columns) {
             slots[threadIdx.y * 32 + threadIdx.x] = total;
@@ -77,15 +77,20 @@ template <class T, class W, class J, class F> DEVICE void reduce(const Reduce& p
     }
 }
 
-#define REDUCE(name, T, W, start, expression, finish)                                                                                      \
+#define REDUCE_TERMS(name, T, W, start, term, expression, finish)                                                                          \
     KERNEL(name, Reduce, 512) {                                                                                                            \
         SHARED W slots[512];                                                                                                               \
         reduce<T, W>(                                                                                                                      \
-            p, slots, start, [](W a, W b) -> W { return expression; }, [&](W total) -> T { return (T)(finish); });                         \
+            p, slots, start, [](W x) -> W { return term; }, [](W a, W b) -> W { return expression; },                                      \
+            [&](W total) -> T { return (T)(finish); });                                                                                    \
     }
+#define REDUCE(name, T, W, start, expression, finish) REDUCE_TERMS(name, T, W, start, x, expression, finish)
 
 REDUCE(reduce_f_sum, float, double, 0.0, a + b, total / p.divisor)
 REDUCE(reduce_i_sum, i64, i64, 0, (i64)((u64)a + (u64)b), total)
+REDUCE_TERMS(reduce_f_norm, float, double, 0.0, x* x, a + b, sqrt(total))
+REDUCE_TERMS(reduce_f_norm_one, float, double, 0.0, fabs(x), a + b, total)
+REDUCE_TERMS(reduce_f_norm_most, float, double, 0.0, fabs(x), is_nan(a) || a > b ? a : b, total)
 REDUCE(reduce_f_prod, float, double, 1.0, a* b, total)
 REDUCE(reduce_i_prod, i64, i64, 1, (i64)((u64)a * (u64)b), total)
 REDUCE(reduce_f_max, float, double, -INF, is_nan(a) || a > b ? a : b, total)

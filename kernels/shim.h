@@ -148,3 +148,4 @@ static void run(void (*kernel)(const void*), const void* with, Dim grid, Dim thr
 #define DEVICE inline
 #define UNROLL
 #define ONCE
+#define TWICE

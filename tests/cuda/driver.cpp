@@ -7,7 +7,8 @@
 //
 // FAKE_SEED chooses the orders. FAKE_NO_DEVICE=1 has no device. FAKE_DROP_WAIT=N ignores the Nth wait of each iteration and
 // holds back what it waited for; FAKE_DROP_SYNC=N the Nth time that the host waits for a stream or for all. FAKE_REPORT names
-// a file that says how many waits an iteration has, whether the ignored one follows from others, and how often the host waits.
+// a file that says how many waits an iteration has, whether the ignored one follows from others, how often the host waits, and
+// whether a copy or something else stood behind the ignored wait.
 #include <dlfcn.h>
 #include <elf.h>
 #include <stdio.h>
@@ -48,6 +49,11 @@ struct Operation {
     size_t bytes = 0;
     Event* event = nullptr;
     size_t version = 0;
+    // Of work: which of its stream's works it is, and what comes before it.
+    size_t turn = 0;
+    Clock before;
+    // Between host and device.
+    bool copy = false;
 };
 struct Stream {
     std::deque<Operation> queue;
@@ -76,6 +82,8 @@ static long waits = 0, most_waits = 0;
 static bool needed = false;
 static Event* held = nullptr;
 static size_t held_version = 0;
+static const Stream* waited = nullptr;
+static const char* behind = "nothing";
 // The same of the host.
 static const long dropped_sync = getenv("FAKE_DROP_SYNC") ? atol(getenv("FAKE_DROP_SYNC")) : -1;
 static long syncs = 0;
@@ -85,12 +93,14 @@ static void stop(const char* what) {
     abort();
 }
 
+#include "races.h"
+
 struct AtExit {
     ~AtExit() {
         const char* path = getenv("FAKE_REPORT");
         FILE* file = path ? fopen(path, "w") : nullptr;
         if (!file) return;
-        fprintf(file, "%ld %s %ld\n", std::max(most_waits, waits), needed ? "needed" : "redundant", syncs);
+        fprintf(file, "%ld %s %ld %s\n", std::max(most_waits, waits), needed ? "needed" : "redundant", syncs, behind);
         fclose(file);
     }
 } at_exit;
@@ -135,6 +145,7 @@ static void release(std::map<Address, size_t>& memory, Address at) {
     for (size_t i = 0; i < whole(found->second) - found->second; i++)
         if (end[i] != GUARD) stop("something wrote beyond the end of an allocation");
     munmap((void*)at, whole(found->second));
+    races.released(at);
     memory.erase(found);
 }
 
@@ -158,7 +169,11 @@ static bool runnable(const Stream& stream) {
 static void go_on(Stream& stream) {
     Operation next = std::move(stream.queue.front());
     stream.queue.pop_front();
-    if (next.kind == Operation::WORK) next.work();
+    if (next.kind == Operation::WORK) {
+        races.begin(&stream, next.turn, &next.before);
+        next.work();
+        races.end();
+    }
     if (next.kind == Operation::RECORD) {
         next.event->at = now();
         next.event->passed = std::max(next.event->passed, next.version);
@@ -206,15 +221,36 @@ static void synchronise_all() {
 
 static void enqueue(Stream* stream, Operation operation) {
     merge(stream->clock, host);
-    if (operation.kind == Operation::WORK) stream->clock[stream] = ++stream->enqueued;
+    if (operation.kind == Operation::WORK) {
+        if (waited == stream) {
+            behind = operation.copy ? "copy" : "step";
+            waited = nullptr;
+        }
+        operation.before = stream->clock;
+        operation.turn = stream->clock[stream] = ++stream->enqueued;
+    }
     stream->queue.push_back(std::move(operation));
 }
 
 static void work(Stream* stream, std::function<void()> what, void* target = nullptr, size_t bytes = 0) {
-    enqueue(stream, Operation{Operation::WORK, std::move(what), target, bytes});
+    Operation operation{Operation::WORK, std::move(what), target, bytes};
+    operation.copy = target != nullptr;
+    enqueue(stream, std::move(operation));
+}
+
+// Ruins what it will write as soon as it may start, where that is `target`.
+static void transfer(Stream* stream, Address to, Address from, size_t bytes, void* target) {
+    auto copy = [=] {
+        races.access(from, bytes, false);
+        races.access(to, bytes, true);
+        memmove((void*)to, (void*)from, bytes);
+    };
+    work(stream, copy, target, target ? bytes : 0);
 }
 
 extern "C" {
+// From watch.cpp and the libraries.
+void fake_access(void* at, size_t bytes, int writes) { races.access((Address)at, bytes, writes); }
 // For the libraries beside it: `what(data)` when the stream comes to it.
 void fake_enqueue(Stream* stream, void (*what)(void*), void* data) {
     ONE_AT_A_TIME;
@@ -292,6 +328,7 @@ Result cuStreamWaitEvent(Stream* stream, Event* event, unsigned int) {
     ONE_AT_A_TIME;
     if (!event->recorded) stop("a stream waits for what was never recorded");
     if (waits++ == dropped) {
+        waited = stream;
         merge(stream->clock, host);
         if (event->clock[event->on] > stream->clock[event->on]) {
             needed = true;
@@ -342,6 +379,7 @@ Result cuMemAlloc_v2(Address* at, size_t bytes) {
     *at = allocate(bytes);
     if (!*at) return 2;
     device[*at] = bytes;
+    races.allocated(*at, bytes);
     mprotect((void*)*at, whole(bytes), PROT_NONE);
     return 0;
 }
@@ -357,6 +395,7 @@ Result cuMemHostAlloc(void** at, size_t bytes, unsigned int flags) {
     *at = (void*)allocate(bytes);
     if (!*at) return 2;
     pinned[(Address)*at] = bytes;
+    races.allocated((Address)*at, bytes);
     return 0;
 }
 Result cuMemFreeHost(void* at) {
@@ -369,11 +408,13 @@ Result cuMemHostRegister_v2(void* at, size_t bytes, unsigned int) {
     ONE_AT_A_TIME;
     if ((Address)at % PAGE) return 1;
     pinned[(Address)at] = bytes;
+    races.allocated((Address)at, bytes);
     return 0;
 }
 Result cuMemHostUnregister(void* at) {
     ONE_AT_A_TIME;
     synchronise_all();
+    races.released((Address)at);
     if (!pinned.erase((Address)at)) stop("memory that is not pinned was unpinned");
     return 0;
 }
@@ -382,7 +423,11 @@ Result cuMemcpyHtoD_v2(Address to, const void* from, size_t bytes) {
     ONE_AT_A_TIME;
     inside(device, to, bytes, "a copy to outside the arena");
     std::string data((const char*)from, bytes);
-    work(&pageable, [=] { memcpy((void*)to, data.data(), data.size()); }, (void*)to, bytes);
+    auto copy = [=] {
+        races.access(to, data.size(), true);
+        memcpy((void*)to, data.data(), data.size());
+    };
+    work(&pageable, copy, (void*)to, bytes);
     return 0;
 }
 Result cuMemcpyDtoH_v2(void* to, Address from, size_t bytes) {
@@ -398,27 +443,30 @@ Result cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, Stream* 
     ONE_AT_A_TIME;
     inside(device, to, bytes, "a copy to outside the arena");
     inside(pinned, (Address)from, bytes, "a copy from memory that is not pinned");
-    work(stream, [=] { memcpy((void*)to, from, bytes); }, (void*)to, bytes);
+    transfer(stream, to, (Address)from, bytes, (void*)to);
     return 0;
 }
 Result cuMemcpyDtoHAsync_v2(void* to, Address from, size_t bytes, Stream* stream) {
     ONE_AT_A_TIME;
     inside(device, from, bytes, "a copy from outside the arena");
     inside(pinned, (Address)to, bytes, "a copy to memory that is not pinned");
-    work(stream, [=] { memcpy(to, (void*)from, bytes); }, to, bytes);
+    transfer(stream, (Address)to, from, bytes, to);
     return 0;
 }
 Result cuMemcpyDtoDAsync_v2(Address to, Address from, size_t bytes, Stream* stream) {
     ONE_AT_A_TIME;
     inside(device, to, bytes, "a copy to outside the arena");
     inside(device, from, bytes, "a copy from outside the arena");
-    work(stream, [=] { memmove((void*)to, (void*)from, bytes); });
+    transfer(stream, to, from, bytes, nullptr);
     return 0;
 }
 Result cuMemsetD8Async(Address to, unsigned char byte, size_t bytes, Stream* stream) {
     ONE_AT_A_TIME;
     inside(device, to, bytes, "a fill outside the arena");
-    work(stream, [=] { memset((void*)to, byte, bytes); });
+    work(stream, [=] {
+        races.access(to, bytes, true);
+        memset((void*)to, byte, bytes);
+    });
     return 0;
 }
 // The image is a library of the host (compiler.cpp), whose section headers come last.

@@ -2,6 +2,7 @@
 // ruins what was in it; work waits on its stream, as the driver beside it (driver.cpp) has them. FAKE_NO_ALGORITHM=1: they
 // have none for anything.
 #include <dlfcn.h>
+#include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -20,6 +21,49 @@ static void enqueue(void* stream, std::function<void()> work) {
         delete work;
     };
     put(stream, run, new std::function<void()>(work));
+}
+
+// Elements: f32 is 0 for both libraries; bf16 and f16 are numbered differently.
+enum { F32, BF16, F16, OTHER };
+static double number(const void* data, int64_t at, int type) {
+    if (type == F32) return ((const float*)data)[at];
+    uint16_t half = ((const uint16_t*)data)[at];
+    uint32_t bits = (uint32_t)half << 16;
+    if (type == F16) {
+        uint32_t exponent = half >> 10 & 31, fraction = half & 1023;
+        if (exponent == 0) return (half >> 15 ? -1.0 : 1.0) * fraction / 16777216.0;
+        bits = (uint32_t)(half >> 15) << 31 | (exponent == 31 ? 255 : exponent + 112) << 23 | fraction << 13;
+    }
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+// Rounds to the nearest, ties to even.
+static void set_number(void* data, int64_t at, int type, float x) {
+    if (type == F32) {
+        ((float*)data)[at] = x;
+        return;
+    }
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    uint16_t half = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    if (type == F16) {
+        uint32_t size = bits & 0x7fffffff;
+        float tiny = fabsf(x) + 0.5f;
+        memcpy(&half, &tiny, 2);
+        if (size > 0x7f800000) half = 0x7e00;
+        else if (size >= 0x477ff000) half = 0x7c00;
+        else if (size >= 0x38800000) half = (uint16_t)((size - 0x38000000 + 0xfff + (size >> 13 & 1)) >> 13);
+        half |= bits >> 16 & 0x8000;
+    }
+    ((uint16_t*)data)[at] = half;
+}
+
+// Tells the driver what the running work reads or writes.
+static void touch(const void* at, int64_t elements, int type, int writes) {
+    typedef void (*Access)(const void*, size_t, int);
+    static Access access = (Access)dlsym(dlopen("libcuda.so", RTLD_NOW), "fake_access");
+    access(at, (size_t)elements * (type == F32 ? 4 : 2), writes);
 }
 
 #define START(name)                                                                                                                        \
@@ -75,8 +119,9 @@ int cublasLtMatmulDescDestroy(Description* d) {
     return 0;
 }
 int cublasLtMatrixLayoutCreate(Layout** l, int type, uint64_t rows, uint64_t columns, int64_t step) {
-    *l = new Layout{type, (int64_t)rows, (int64_t)columns, step, 1, 0};
-    return step >= (int64_t)rows ? 0 : 7;
+    int element = type == 0 ? F32 : type == 14 ? BF16 : type == 2 ? F16 : OTHER;
+    *l = new Layout{element, (int64_t)rows, (int64_t)columns, step, 1, 0};
+    return step >= (int64_t)rows && element != OTHER ? 0 : 7;
 }
 int cublasLtMatrixLayoutSetAttribute(Layout* l, int which, const void* value, size_t bytes) {
     if (which == 5) return bytes == 4 ? memcpy(&l->batch, value, 4), 0 : 7;
@@ -107,27 +152,17 @@ int cublasLtMatmulAlgoGetHeuristic(void*, Description*, Layout*, Layout*, Layout
     if (fits) *found = Heuristic{{NUMBER}, SCRATCH, 0, 1, {}};
     return fits ? 0 : 15;
 }
-static double number(const void* data, int64_t at, int type) {
-    if (type == 0) return ((const float*)data)[at];
-    uint32_t bits = (uint32_t)((const uint16_t*)data)[at] << 16;
-    float x;
-    memcpy(&x, &bits, 4);
-    return x;
-}
-static void set_number(void* data, int64_t at, int type, float x) {
-    if (type == 0) {
-        ((float*)data)[at] = x;
-        return;
-    }
-    uint32_t bits;
-    memcpy(&bits, &x, 4);
-    ((uint16_t*)data)[at] = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
 // Matrices by columns; a bias has an element for each row of the result.
 static void multiply(const Description& d, float alpha, const void* a, const Layout& la, const void* b, const Layout& lb, float beta, void* c,
                      const Layout& lc) {
     auto at = [](const Layout& l, bool turned, int64_t row, int64_t column) { return turned ? column + row * l.step : row + column * l.step; };
     int64_t sum_over = d.transposed[0] ? la.rows : la.columns;
+    auto span = [](const Layout& l) { return l.rows == 0 || l.columns == 0 ? 0 : (l.batch - 1) * l.batch_step + (l.columns - 1) * l.step + l.rows; };
+    touch(a, span(la), la.type, 0);
+    touch(b, span(lb), lb.type, 0);
+    if (beta != 0) touch(c, span(lc), lc.type, 0);
+    touch(c, span(lc), lc.type, 1);
+    if (d.epilogue == 4) touch(d.bias, lc.rows, lc.type, 0);
     for (int64_t n = 0; n < lc.batch; n++)
         for (int64_t i = 0; i < lc.rows; i++)
             for (int64_t j = 0; j < lc.columns; j++) {
@@ -196,13 +231,14 @@ int cudnnCreateConvolutionDescriptor(Descriptor** d) { return make(d); }
 int cudnnDestroyTensorDescriptor(Descriptor* d) { return drop(d); }
 int cudnnDestroyFilterDescriptor(Descriptor* d) { return drop(d); }
 int cudnnDestroyConvolutionDescriptor(Descriptor* d) { return drop(d); }
+static int element(int type) { return type == 0 ? F32 : type == 9 ? BF16 : type == 2 ? F16 : OTHER; }
 int cudnnSetTensor4dDescriptorEx(Descriptor* d, int kind, int n, int c, int h, int w, int sn, int sc, int sh, int sw) {
-    *d = Descriptor{kind, 1, {n, c, h, w}, {sn, sc, sh, sw}};
+    *d = Descriptor{element(kind), 1, {n, c, h, w}, {sn, sc, sh, sw}};
     return 0;
 }
 int cudnnSetFilter4dDescriptor(Descriptor* d, int kind, int format, int n, int c, int h, int w) {
-    if (format == 0) *d = Descriptor{kind, 1, {n, c, h, w}, {c * h * w, h * w, w, 1}};
-    else *d = Descriptor{kind, 1, {n, c, h, w}, {c * h * w, 1, w * c, c}};
+    if (format == 0) *d = Descriptor{element(kind), 1, {n, c, h, w}, {c * h * w, h * w, w, 1}};
+    else *d = Descriptor{element(kind), 1, {n, c, h, w}, {c * h * w, 1, w * c, c}};
     return 0;
 }
 int cudnnSetConvolution2dDescriptor(Descriptor* d, int ph, int pw, int sh, int sw, int dh, int dw, int mode, int kind) {
@@ -227,7 +263,7 @@ struct Expected {
     int determinism, mathematics, reserved[3];
 };
 static int ask(int pass, const Descriptor* first, const Descriptor* c, int most, int* count, Expected* found) {
-    if (first->kind != 0 || most < 2 || getenv("FAKE_NO_ALGORITHM")) return 9;
+    if (first->kind == OTHER || c->kind != 0 || most < 2 || getenv("FAKE_NO_ALGORITHM")) return 9;
     // A quicker one that gives other bits each time is none.
     found[0] = Expected{0, 0, 1, 0, 0, 0, {}};
     found[1] = Expected{algorithm[pass], 0, 2, wanted[pass], 1, c->mathematics ? c->mathematics : TENSOR_CORES, {}};
@@ -245,10 +281,16 @@ int cudnnGetConvolutionBackwardFilterAlgorithm_v7(void*, Descriptor* x, void*, D
 }
 
 // All products of one convolution, summed in f64 at what `pass` writes.
-static void convolve(int pass, const Descriptor* dx, const float* x, const Descriptor* dw, const float* w, const Descriptor* c, void* workspace,
-                     size_t bytes, const Descriptor* dy, const float* y, float* to) {
+static void convolve(int pass, const Descriptor* dx, const void* x, const Descriptor* dw, const void* w, const Descriptor* c, void* workspace,
+                     size_t bytes, const Descriptor* dy, const void* y, void* to) {
     memset(workspace, 0xff, bytes);
     const Descriptor* of[3] = {dy, dx, dw};
+    const void* operands[3] = {y, x, w};
+    for (int k = 0; k < 3; k++) {
+        int64_t span = 1;
+        for (int i = 0; i < 4; i++) span += (int64_t)(of[k]->size[i] - 1) * of[k]->stride[i];
+        touch(k == pass ? to : operands[k], span, of[k]->kind, k == pass);
+    }
     const int *size = of[pass]->size, *stride = of[pass]->stride;
     std::vector<double> sums((size_t)size[0] * size[1] * size[2] * size[3]);
     auto at = [](const Descriptor* d, int i, int j, int k, int l) {
@@ -267,33 +309,34 @@ static void convolve(int pass, const Descriptor* dx, const float* x, const Descr
                                 if (row < 0 || row >= dx->size[2] || column < 0 || column >= dx->size[3]) continue;
                                 const int where[3][4] = {{n, o, i, j}, {n, channel, row, column}, {o, k, r, s}};
                                 const int* p = where[pass];
-                                double a = pass == 1 ? w[at(dw, o, k, r, s)] : x[at(dx, n, channel, row, column)];
-                                double b = pass == 0 ? w[at(dw, o, k, r, s)] : y[at(dy, n, o, i, j)];
+                                double a = pass == 1 ? number(w, at(dw, o, k, r, s), dw->kind) : number(x, at(dx, n, channel, row, column), dx->kind);
+                                double b = pass == 0 ? number(w, at(dw, o, k, r, s), dw->kind) : number(y, at(dy, n, o, i, j), dy->kind);
                                 sums[(((size_t)p[0] * size[1] + p[1]) * size[2] + p[2]) * size[3] + p[3]] += a * b;
                             }
     size_t next = 0;
     for (int i = 0; i < size[0]; i++)
         for (int j = 0; j < size[1]; j++)
             for (int k = 0; k < size[2]; k++)
-                for (int l = 0; l < size[3]; l++) to[i * (long)stride[0] + j * (long)stride[1] + k * (long)stride[2] + l * (long)stride[3]] = (float)sums[next++];
+                for (int l = 0; l < size[3]; l++)
+                    set_number(to, i * (long)stride[0] + j * (long)stride[1] + k * (long)stride[2] + l * (long)stride[3], of[pass]->kind, (float)sums[next++]);
 }
-static int put(const Handle* handle, int pass, const Descriptor* dx, const float* x, const Descriptor* dw, const float* w, const Descriptor* c, int chosen, void* workspace,
-               size_t bytes, const Descriptor* dy, const float* y, float* to) {
+static int put(const Handle* handle, int pass, const Descriptor* dx, const void* x, const Descriptor* dw, const void* w, const Descriptor* c, int chosen,
+               void* workspace, size_t bytes, const Descriptor* dy, const void* y, void* to) {
     if (chosen != algorithm[pass] || bytes < wanted[pass] || c->mathematics == 0) return 9;
     Descriptor x_is = *dx, w_is = *dw, y_is = *dy, is = *c;
     enqueue(handle->stream, [=] { convolve(pass, &x_is, x, &w_is, w, &is, workspace, bytes, &y_is, y, to); });
     return 0;
 }
-int cudnnConvolutionForward(Handle* handle, const void*, Descriptor* dx, const float* x, Descriptor* dw, const float* w, Descriptor* c, int chosen,
-                            void* workspace, size_t bytes, const void*, Descriptor* dy, float* y) {
+int cudnnConvolutionForward(Handle* handle, const void*, Descriptor* dx, const void* x, Descriptor* dw, const void* w, Descriptor* c, int chosen,
+                            void* workspace, size_t bytes, const void*, Descriptor* dy, void* y) {
     return put(handle, 0, dx, x, dw, w, c, chosen, workspace, bytes, dy, 0, y);
 }
-int cudnnConvolutionBackwardData(Handle* handle, const void*, Descriptor* dw, const float* w, Descriptor* dy, const float* y, Descriptor* c, int chosen,
-                                 void* workspace, size_t bytes, const void*, Descriptor* dx, float* x) {
+int cudnnConvolutionBackwardData(Handle* handle, const void*, Descriptor* dw, const void* w, Descriptor* dy, const void* y, Descriptor* c, int chosen,
+                                 void* workspace, size_t bytes, const void*, Descriptor* dx, void* x) {
     return put(handle, 1, dx, 0, dw, w, c, chosen, workspace, bytes, dy, y, x);
 }
-int cudnnConvolutionBackwardFilter(Handle* handle, const void*, Descriptor* dx, const float* x, Descriptor* dy, const float* y, Descriptor* c, int chosen,
-                                   void* workspace, size_t bytes, const void*, Descriptor* dw, float* w) {
+int cudnnConvolutionBackwardFilter(Handle* handle, const void*, Descriptor* dx, const void* x, Descriptor* dy, const void* y, Descriptor* c, int chosen,
+                                   void* workspace, size_t bytes, const void*, Descriptor* dw, void* w) {
     return put(handle, 2, dx, x, dw, 0, c, chosen, workspace, bytes, dy, y, w);
 }
 #endif

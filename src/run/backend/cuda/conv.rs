@@ -253,7 +253,11 @@ impl Cudnn {
     fn describe(&self, plan: &Plan) -> bool {
         let p = &plan.conv.params;
         // cudnnDataType_t
-        let kind = if plan.conv.dtype == Dtype::Bf16 { 9 } else { 0 };
+        let kind = match plan.conv.dtype {
+            Dtype::Bf16 => 9,
+            Dtype::F16 => 2,
+            _ => 0,
+        };
         let filter = [p.groups * p.channels_out, p.channels_in, p.kernel[0], p.kernel[1]];
         let Some(format) = filter_format(&p.w, filter) else { return false };
         let (Ok(images), Some(x), Some(y)) =

@@ -122,6 +122,7 @@ pub struct Plan {
 mod code {
     pub const F32: i32 = 0;
     pub const BF16: i32 = 14;
+    pub const F16: i32 = 2;
     pub const COMPUTE_F32: i32 = 68;
     pub const COMPUTE_TF32: i32 = 77;
     pub const TRANSPOSE_A: i32 = 3;
@@ -189,6 +190,7 @@ impl CublasLt {
     pub fn plan(&self, gemm: &Gemm, workspace: u64) -> Result<Option<Plan>, KernelError> {
         let (kind, compute) = match gemm.dtype {
             Dtype::Bf16 => (code::BF16, code::COMPUTE_F32),
+            Dtype::F16 => (code::F16, code::COMPUTE_F32),
             _ => (code::F32, if self.tf32 { code::COMPUTE_TF32 } else { code::COMPUTE_F32 }),
         };
         let Some(stored) = stored(gemm) else { return Ok(None) };

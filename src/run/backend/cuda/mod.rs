@@ -18,6 +18,8 @@ pub mod params;
 pub(crate) mod prepare;
 #[cfg(test)]
 mod shim;
+#[cfg(test)]
+mod types;
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;

@@ -34,11 +34,7 @@ const FLOOR: (u64, u64) = (50, 90);
 
 /// Kernels that are below it: attention, which keeps tiles in registers; losses, which touch one
 /// element of each row.
-const BELOW: [(&str, (u64, u64)); 3] = [
-    ("attention_back_keys_64", (37, 90)),
-    ("likelihood", (50, 0)),
-    ("likelihood_backward", (50, 0)),
-];
+const BELOW: [(&str, (u64, u64)); 2] = [("likelihood", (50, 0)), ("likelihood_backward", (50, 0))];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")

@@ -20,9 +20,10 @@ pub fn code(dtype: Dtype) -> Result<i32, KernelError> {
         Dtype::I32 => 3,
         Dtype::U8 => 4,
         Dtype::Bool => 5,
+        Dtype::F16 => 6,
         other => {
             return Err(unsupported!(
-                "a tensor is {other:?}; the CUDA device supports F32, Bf16, I64, I32, U8 and Bool"
+                "a tensor is {other:?}; the CUDA device supports F32, Bf16, F16, I64, I32, U8 and Bool"
             ));
         }
     })
@@ -263,6 +264,7 @@ pub struct One {
     pub parameter: *mut u8,
     pub gradient: *mut u8,
     pub state: [*mut u8; 3],
+    pub dtype: [u8; 8],
 }
 
 /// What an optimizer's step number decides.

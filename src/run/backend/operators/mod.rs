@@ -17,6 +17,7 @@ pub mod optimizer;
 pub mod pool;
 pub mod random;
 pub mod reduce;
+pub mod scaler;
 pub mod shapes;
 pub mod view;
 

@@ -17,9 +17,9 @@ pub const TABLE: Table<Emit> = table! {
 };
 
 fn params(of: &Of<'_>) -> Result<Attention, KernelError> {
-    if of.width.max(of.value_width) > 128 {
+    if of.width.max(of.value_width) > 256 {
         return Err(unsupported!(
-            "attention over heads {} wide; the CUDA device has it up to 128",
+            "attention over heads {} wide; the CUDA device has it up to 256",
             of.width.max(of.value_width)
         ));
     }
@@ -65,7 +65,11 @@ fn params(of: &Of<'_>) -> Result<Attention, KernelError> {
 }
 
 fn launch(actions: &mut Actions, kernel: &str, p: &Attention, rows: i32, heads: i32) {
-    let (tile, width) = if p.width.max(p.value_width) <= 64 { (32, 64) } else { (16, 128) };
+    let (tile, width) = match p.width.max(p.value_width) {
+        ..=64 => (32, 64),
+        65..=128 => (16, 128),
+        _ => (16, 256),
+    };
     let blocks = (i64::from(rows) + tile - 1) / tile * i64::from(heads) * i64::from(p.batch);
     let iteration =
         std::mem::offset_of!(Attention, random) + std::mem::offset_of!(Random, iteration);

@@ -122,7 +122,12 @@ pub fn params(out: &View, inputs: &[Input<'_>], extra: &Extra) -> Result<Map, Ke
     let mut map = Map {
         count: count(out) as i64,
         rank: shape.len() as i32,
-        dense: if dense { if out.dtype == Dtype::F32 { 1 } else { 2 } } else { 0 },
+        dense: match out.dtype {
+            _ if !dense => 0,
+            Dtype::F32 => 1,
+            Dtype::Bf16 => 2,
+            _ => 3,
+        },
         shape: [1; RANK],
         o,
         s: extra.s,

@@ -16,6 +16,7 @@ mod pointwise;
 mod pool;
 mod reduce;
 mod rows;
+mod scaler;
 mod shape;
 
 pub use matrix::layout;
@@ -33,8 +34,8 @@ pub fn has_algorithms(kind: &str) -> bool {
     operators::find(&FAMILIES[..1], kind).is_some()
 }
 
-const REAL: &str = "f32, bf16";
-const ALL: &str = "f32, bf16, i64, i32, u8, bool";
+const REAL: &str = "f32, bf16, f16";
+const ALL: &str = "f32, bf16, f16, i64, i32, u8, bool";
 
 const fn family(table: Table<Emit>, types: &'static str) -> Family<Emit> {
     Family { table, in_place: false, types }
@@ -53,6 +54,7 @@ const FAMILIES: &[Family<Emit>] = &[
     family(loss::TABLE, REAL),
     family(attention::TABLE, REAL),
     family(index::TABLE, ALL),
+    family(scaler::TABLE, REAL),
 ];
 
 /// The function that makes the actions of an operator kind such as `aten::conv2d`; `None` if CUDA
@@ -65,7 +67,7 @@ pub fn find(kind: &str) -> Option<Emit> {
 /// All operators, with the element types that each supports.
 #[must_use]
 pub fn list() -> Vec<Listed> {
-    let optimizers = optimizer::kinds().map(|kind| Listed { kind: kind.to_owned(), types: "f32" });
+    let optimizers = optimizer::kinds().map(|kind| Listed { kind: kind.to_owned(), types: REAL });
     operators::list(FAMILIES).into_iter().chain(optimizers).collect()
 }
 

@@ -5,10 +5,12 @@ use crate::backend::operators::error::unsupported;
 use crate::backend::operators::optimizer::{Moments, Rule, Step};
 use crate::backend::operators::shapes::count;
 use crate::backend::operators::view::Call;
-use crate::job::{Dtype, Group};
+use crate::job::Group;
 
 use super::super::launch::{Actions, Family, Launch, Vary};
-use super::super::params::{CHUNK, One, Operand, RANK, Scalars, TENSORS, Update, UpdateStrided};
+use super::super::params::{
+    CHUNK, One, Operand, RANK, Scalars, TENSORS, Update, UpdateStrided, code,
+};
 use super::Emit;
 use super::map::{join, signed};
 
@@ -114,15 +116,13 @@ const NOTHING: One = One {
     parameter: std::ptr::null_mut(),
     gradient: std::ptr::null_mut(),
     state: [std::ptr::null_mut(); 3],
+    dtype: [0; 8],
 };
 
 fn step(call: &Call<'_>, actions: &mut Actions) -> Result<(), KernelError> {
     let kind = &call.operator.kind;
     let step = Step::new(kind, call.optimizer, call.steps_done)?;
     let views = step.views(call)?;
-    if let Some(view) = views.iter().find(|view| view.dtype != Dtype::F32) {
-        return Err(unsupported!("{kind} updates f32 only, not {:?}", view.dtype));
-    }
     let (_, kernel) = KERNELS
         .iter()
         .find(|(known, _)| known == kind)
@@ -139,6 +139,9 @@ fn step(call: &Call<'_>, actions: &mut Actions) -> Result<(), KernelError> {
         let mut one =
             One { count: elements, parameter: views[0].data, gradient: views[1].data, ..NOTHING };
         one.state.iter_mut().zip(&views[2..]).for_each(|(slot, view)| *slot = view.data);
+        for (slot, view) in one.dtype.iter_mut().zip(&views) {
+            *slot = code(view.dtype)? as u8;
+        }
         let mut update = Update { scalars, tensors: 1, of: [NOTHING; TENSORS] };
         update.of[0] = one;
         actions.vary(

@@ -10,7 +10,7 @@ use crate::backend::operators::error::{invalid, unsupported};
 use crate::backend::operators::foreach::{Second, entries, scalars as numbers, second};
 use crate::backend::operators::random::{survivors, threshold, unrounded};
 use crate::backend::operators::shapes::same_shape;
-use crate::backend::operators::view::{Call, View};
+use crate::backend::operators::view::{Call, Operand, View};
 use crate::backend::operators::{KernelError, Table, table};
 use crate::job::{Arg, Dtype};
 
@@ -180,12 +180,36 @@ pub const MORE: Table<Emit> = table! {
         Second::List => lists(c, a, "add_scaled", 2, &[number_or(c, 2, 1.0)? as f32]),
         _ => binary(c, a, "add"),
     },
+    "_foreach_sub_" | "_foreach_sub" => |c, a| match second(c)? {
+        Second::List => lists(c, a, "add_scaled", 2, &[-number_or(c, 2, 1.0)? as f32]),
+        _ => binary(c, a, "sub"),
+    },
+    "_foreach_maximum_" | "_foreach_maximum" | "_foreach_clamp_min_" | "_foreach_clamp_min" => {
+        |c, a| binary(c, a, "maximum")
+    },
+    "_foreach_minimum_" | "_foreach_minimum" | "_foreach_clamp_max_" | "_foreach_clamp_max" => {
+        |c, a| binary(c, a, "minimum")
+    },
+    "_foreach_pow_" | "_foreach_pow" => |c, a| binary(c, a, "pow"),
+    "_foreach_copy_" | "_foreach_copy" => |c, a| {
+        entries(c, 2, &[0.0])?.iter().try_for_each(|e| copy(a, e.out, e.inputs[1]))
+    },
+    "_foreach_zero_" => |c, a| entries(c, 1, &[0.0])?.iter().try_for_each(|e| fill(a, e.out, 0.0)),
+    "_foreach_neg_" | "_foreach_neg" => |c, a| lists(c, a, "neg", 1, &[0.0]),
+    "_foreach_abs_" | "_foreach_abs" => |c, a| lists(c, a, "abs", 1, &[0.0]),
+    "_foreach_rsqrt_" | "_foreach_rsqrt" => |c, a| lists(c, a, "rsqrt", 1, &[0.0]),
+    "_foreach_exp_" | "_foreach_exp" => |c, a| lists(c, a, "exp", 1, &[0.0]),
+    "_foreach_reciprocal_" | "_foreach_reciprocal" => |c, a| lists(c, a, "reciprocal", 1, &[0.0]),
+    "_foreach_sign_" | "_foreach_sign" => |c, a| lists(c, a, "sign", 1, &[0.0]),
     "_foreach_mul_" | "_foreach_mul" => |c, a| binary(c, a, "mul"),
     "_foreach_div_" | "_foreach_div" => |c, a| binary(c, a, "div"),
     "_foreach_sqrt_" | "_foreach_sqrt" => |c, a| lists(c, a, "sqrt", 1, &[0.0]),
-    "_foreach_lerp_" => |c, a| lists(c, a, "lerp", 2, &numbers(c, 2)?),
-    "_foreach_addcmul_" => |c, a| lists(c, a, "addcmul", 3, &numbers(c, 3)?),
-    "_foreach_addcdiv_" => |c, a| lists(c, a, "addcdiv", 3, &numbers(c, 3)?),
+    "_foreach_lerp_" | "_foreach_lerp" => |c, a| match c.args.get(2) {
+        Some(Operand::Tensors(_)) => lists(c, a, "lerp_each", 3, &[0.0]),
+        _ => lists(c, a, "lerp", 2, &numbers(c, 2)?),
+    },
+    "_foreach_addcmul_" | "_foreach_addcmul" => |c, a| lists(c, a, "addcmul", 3, &numbers(c, 3)?),
+    "_foreach_addcdiv_" | "_foreach_addcdiv" => |c, a| lists(c, a, "addcdiv", 3, &numbers(c, 3)?),
 };
 
 fn scalars([a, b, c]: [f64; 3]) -> Extra {

@@ -1,9 +1,11 @@
 //! Reductions over dimensions, extremes with places, and running sums.
 
-use crate::backend::operators::arguments::{Input, int_or, is_floating, output, result, tensor};
+use crate::backend::operators::arguments::{
+    Input, floating, int_or, is_floating, number_or, output, result, tensor, tensors,
+};
 use crate::backend::operators::error::{invalid, unsupported};
 use crate::backend::operators::reduce::{
-    Split, all_or_chosen, chosen, everything, pick, summed, terms,
+    Split, all_or_chosen, chosen, chosen_at, everything, pick, summed, terms,
 };
 use crate::backend::operators::shapes::{count, dimension, same_shape};
 use crate::backend::operators::view::{Call, View};
@@ -34,6 +36,10 @@ pub const TABLE: Table<Emit> = table! {
     "argmax" => |c, a| arg_extreme(c, a, true),
     "argmin" => |c, a| arg_extreme(c, a, false),
     "cumsum" | "cumsum_" => cumsum,
+    "linalg_vector_norm" | "norm" => |c, a| {
+        norm(a, output(c)?, tensor(c, 0)?, &chosen_at(c, 2)?, number_or(c, 1, 2.0)?)
+    },
+    "_foreach_norm" => norms,
 };
 
 /// The sum over dimensions in the wider of the two types, divided.
@@ -46,6 +52,34 @@ pub fn sum(
 ) -> Result<(), KernelError> {
     let float = is_floating(from) || is_floating(out);
     launch(actions, if float { "reduce_f_sum" } else { "reduce_i_sum" }, out, from, gone, divisor)
+}
+
+/// The vector norm of `order` over dimensions.
+fn norm(
+    actions: &mut Actions,
+    out: &View,
+    from: &View,
+    gone: &[bool],
+    order: f64,
+) -> Result<(), KernelError> {
+    let kernel = match order {
+        2.0 => "reduce_f_norm",
+        1.0 => "reduce_f_norm_one",
+        f64::INFINITY => "reduce_f_norm_most",
+        _ => return Err(unsupported!("a norm of order {order}; CUDA has 1, 2 and infinity")),
+    };
+    launch(actions, kernel, floating(out)?, floating(from)?, gone, 1.0)
+}
+
+/// The norm of each tensor of a list.
+fn norms(call: &Call<'_>, actions: &mut Actions) -> Result<(), KernelError> {
+    let order = number_or(call, 1, 2.0)?;
+    let mut outputs = call.writes();
+    for from in tensors(call, 0)?.iter().flatten() {
+        let out = outputs.next().ok_or("it has fewer outputs than tensors")?;
+        norm(actions, out, from, &vec![true; from.shape.len()], order)?;
+    }
+    Ok(())
 }
 
 fn reduce(
