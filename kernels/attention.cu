@@ -62,7 +62,7 @@ DEVICE float score(const Attention& p, int b, int h, int query, int key, float p
     if (p.bias.number) return x;
     i64 at = head_of(p.bias, b, h) + query * p.bias.stride[2] + key * p.bias.stride[3];
     if (is_real(p.bias.dtype)) return x + load_real(p.bias.data, p.bias.dtype, at);
-    return load<i64>(p.bias, at) == 0 ? -INF : x;
+    return ((const u8*)p.bias.data)[at] == 0 ? -INF : x;
 }
 
 DEVICE float kept(const Attention& p, int b, int h, int query, int key) {
@@ -192,7 +192,7 @@ KERNEL(attention_deltas, Attention, 256) {
         int query = (int)(row % p.queries), h = (int)(row / p.queries % p.heads), b = (int)(row / p.queries / p.heads);
         i64 g = head_of(p.gradient, b, h) + query * p.gradient.stride[2], o = head_of(p.out, b, h) + query * p.out.stride[2];
         ONCE for (int j = threadIdx.x; j < p.value_width; j += 32)
-            sum += (double)load<float>(p.gradient, g + j * p.gradient.stride[3]) * (double)load<float>(p.out, o + j * p.out.stride[3]);
+            sum += (double)real<float>(p.gradient, g + j * p.gradient.stride[3]) * (double)real<float>(p.out, o + j * p.out.stride[3]);
     }
     slots[threadIdx.y][threadIdx.x] = sum;
     SYNC();
@@ -325,7 +325,7 @@ DEVICE void back_keys(const Attention& p, Tile<TILE, WIDTH>& k, Tile<TILE, WIDTH
     }
 }
 
-#define ATTENTION(tile, width, piece)                                                                                                      \
+#define ATTENTION(tile, width, piece, held)                                                                                                \
     KERNEL_HELD(4, attention_##width, Attention, 256) {                                                                                    \
         SHARED Tile<tile, width> q, kv;                                                                                                    \
         SHARED Square<tile> s;                                                                                                             \
@@ -337,16 +337,16 @@ DEVICE void back_keys(const Attention& p, Tile<TILE, WIDTH>& k, Tile<TILE, WIDTH
         SHARED Tile<tile, piece> kv;                                                                                                       \
         SHARED Square<tile> s;                                                                                                             \
         SHARED float logs[tile], delta[tile];                                                                                              \
-        back_queries<tile, width, piece>(p, q, g, kv, s, logs, delta);                                                                            \
+        back_queries<tile, width, piece>(p, q, g, kv, s, logs, delta);                                                                     \
     }                                                                                                                                      \
-    KERNEL_HELD(3, attention_back_keys_##width, Attention, 256) {                                                                          \
+    KERNEL_HELD(held, attention_back_keys_##width, Attention, 256) {                                                                       \
         SHARED Tile<tile, width> k, v;                                                                                                     \
         SHARED Tile<tile, piece> q, g;                                                                                                     \
         SHARED Square<tile> s, d;                                                                                                          \
         SHARED float logs[tile], delta[tile];                                                                                              \
-        back_keys<tile, width, piece>(p, k, v, q, g, s, d, logs, delta);                                                                          \
+        back_keys<tile, width, piece>(p, k, v, q, g, s, d, logs, delta);                                                                   \
     }
 
-ATTENTION(32, 64, 64)
-ATTENTION(16, 128, 128)
-ATTENTION(16, 256, 64)
+ATTENTION(32, 64, 64, 4)
+ATTENTION(16, 128, 128, 4)
+ATTENTION(16, 256, 64, 3)

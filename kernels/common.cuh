@@ -27,7 +27,7 @@ typedef unsigned char u8;
 #define INF __int_as_float(0x7f800000)
 #define RANK 8
 
-enum { F32, BF16, I64, I32, U8, BOOL, F16 };
+enum { F32, BF16, I64, I32, U8, BOOL, F16, F64 };
 
 // A strided tensor, or a number.
 struct Operand {
@@ -87,7 +87,7 @@ DEVICE u16 to_f16(float x) {
 
 DEVICE bool is_real(int dtype) { return dtype == F32 || dtype == BF16 || dtype == F16; }
 
-// An element of a type that is_real.
+// An element of a type that is_real; callers have refused others.
 DEVICE float load_real(const char* data, int dtype, i64 at) {
     if (dtype == F32) return ((const float*)data)[at];
     u16 bits = ((const u16*)data)[at];
@@ -99,12 +99,16 @@ DEVICE void store_real(char* data, int dtype, i64 at, float x) {
     else ((u16*)data)[at] = dtype == BF16 ? to_bf16(x) : to_f16(x);
 }
 
+// An element of a tensor of such a type, or a number.
+template <class T> DEVICE T real(const Operand& o, i64 at) { return o.number ? (T)o.value : (T)load_real(o.data, o.dtype, at); }
+
 template <class T> DEVICE T load(const Operand& o, i64 at) {
     if (o.number) return (T)o.value;
     switch (o.dtype) {
         case F32: return (T)((const float*)o.data)[at];
         case BF16: return (T)from_bf16(((const u16*)o.data)[at]);
         case F16: return (T)from_f16(((const u16*)o.data)[at]);
+        case F64: return (T)((const double*)o.data)[at];
         case I64: return (T)((const i64*)o.data)[at];
         case I32: return (T)((const int*)o.data)[at];
         case U8: return (T)((const u8*)o.data)[at];
@@ -117,6 +121,7 @@ template <class T> DEVICE void store(const Operand& o, i64 at, T value) {
         case F32: ((float*)o.data)[at] = (float)value; break;
         case BF16: ((u16*)o.data)[at] = to_bf16((float)value); break;
         case F16: ((u16*)o.data)[at] = to_f16((float)value); break;
+        case F64: ((double*)o.data)[at] = (double)value; break;
         case I64: ((i64*)o.data)[at] = (i64)value; break;
         case I32: ((int*)o.data)[at] = (int)value; break;
         case U8: ((u8*)o.data)[at] = (u8)(i64)value; break;

@@ -85,7 +85,7 @@ KERNEL(batch_norm, BatchNorm, 512) {
     if (p.training) {
         double sum = 0.0, squares = 0.0;
         bool whole = totals(p, slots, sum, squares, [&](i64 x, i64, i64) {
-            double v = load<float>(p.x, x);
+            double v = real<float>(p.x, x);
             sum += v;
             squares += v * v;
         });
@@ -108,7 +108,7 @@ KERNEL(batch_norm, BatchNorm, 512) {
         set_channel(p.second, c, invstd);
     }
     float centre = (float)mean, scale = (float)(invstd * per_channel(p.weight, c)), shift = (float)per_channel(p.bias, c);
-    channel(p, [&](i64 x, i64, i64 out) { store<float>(p.out, out, (load<float>(p.x, x) - centre) * scale + shift); });
+    channel(p, [&](i64 x, i64, i64 out) { store_real(p.out.data, p.out.dtype, out, (real<float>(p.x, x) - centre) * scale + shift); });
 }
 
 // x, y: input and gradient; out: input gradient, if wanted; first, second: gradients of weight and bias.
@@ -119,9 +119,9 @@ KERNEL(batch_norm_backward, BatchNorm, 512) {
     double invstd = p.training ? scale : 1.0 / sqrt(scale + p.eps);
     double sum = 0.0, product = 0.0;
     bool whole = totals(p, slots, sum, product, [&](i64 x, i64 y, i64) {
-        double g = load<float>(p.y, y);
+        double g = real<float>(p.y, y);
         sum += g;
-        product += ((double)load<float>(p.x, x) - mean) * g;
+        product += ((double)real<float>(p.x, x) - mean) * g;
     });
     if (!whole) return;
     if (writes_channel(p)) {
@@ -133,7 +133,7 @@ KERNEL(batch_norm_backward, BatchNorm, 512) {
     float slope = (float)(invstd * per_channel(p.weight, c)), centre = (float)mean;
     float level = p.training ? (float)(sum / n) : 0.0f, tilt = p.training ? (float)(product * invstd * invstd / n) : 0.0f;
     channel(p, [&](i64 x, i64 y, i64 out) {
-        store<float>(p.out, out, (load<float>(p.y, y) - level - (load<float>(p.x, x) - centre) * tilt) * slope);
+        store_real(p.out.data, p.out.dtype, out, (real<float>(p.y, y) - level - (real<float>(p.x, x) - centre) * tilt) * slope);
     });
 }
 

@@ -84,7 +84,9 @@ static Event* held = nullptr;
 static size_t held_version = 0;
 static const Stream* waited = nullptr;
 static const char* behind = "nothing";
-// The same of the host.
+// The same of the host; the stream that it does not wait for is held back until it does.
+static const Stream *unawaited = nullptr, *unseen = nullptr;
+static size_t unseen_turn = 0;
 static const long dropped_sync = getenv("FAKE_DROP_SYNC") ? atol(getenv("FAKE_DROP_SYNC")) : -1;
 static long syncs = 0;
 
@@ -203,12 +205,14 @@ static void run_until(const std::function<bool()>& done) {
             if (runnable(*stream)) can.push_back(stream);
         if (can.empty()) stop("streams wait for each other");
         if (held && held->passed >= held_version) held = nullptr;
+        if (unawaited && can.size() > 1) can.erase(std::remove(can.begin(), can.end(), unawaited), can.end());
         if (held && can.size() > 1) can.erase(std::remove(can.begin(), can.end(), held->on), can.end());
         go_on(*can[any ? random_numbers() % can.size() : 0]);
     }
 }
 
 static void synchronise(Stream* stream) {
+    if (stream == unawaited) unawaited = nullptr;
     run_until([stream] { return stream->queue.empty(); });
     merge(host, stream->clock);
     most_waits = std::max(most_waits, waits);
@@ -217,6 +221,11 @@ static void synchronise(Stream* stream) {
 
 static void synchronise_all() {
     for (Stream* stream : streams) synchronise(stream);
+}
+
+// The host looks at results: the wait that was left out was needed, unless others stood for it.
+static void look() {
+    if (unseen && host[unseen] < unseen_turn) needed = true;
 }
 
 static void enqueue(Stream* stream, Operation operation) {
@@ -321,7 +330,10 @@ Result cuStreamDestroy_v2(Stream* stream) {
 Result cuStreamSynchronize(Stream* stream) {
     ONE_AT_A_TIME;
     if (syncs++ != dropped_sync) synchronise(stream);
-    else needed |= stream->clock[stream] > host[stream];
+    else {
+        unawaited = unseen = stream;
+        unseen_turn = stream->clock[stream];
+    }
     return 0;
 }
 Result cuStreamWaitEvent(Stream* stream, Event* event, unsigned int) {
@@ -362,6 +374,7 @@ Result cuEventSynchronize(Event* event) {
 }
 Result cuEventElapsedTime(float* milliseconds, Event* from, Event* to) {
     ONE_AT_A_TIME;
+    look();
     if (!from->recorded || !to->recorded) return 400;
     if (from->passed < from->recorded || to->passed < to->recorded) return 600;
     *milliseconds = (float)(to->at - from->at);
@@ -433,6 +446,7 @@ Result cuMemcpyHtoD_v2(Address to, const void* from, size_t bytes) {
 Result cuMemcpyDtoH_v2(void* to, Address from, size_t bytes) {
     ONE_AT_A_TIME;
     inside(device, from, bytes, "a copy from outside the arena");
+    look();
     synchronise(&pageable);
     OnDevice open;
     memcpy(to, (void*)from, bytes);

@@ -60,6 +60,11 @@ pub struct Flags {
     /// Chrome's trace format, which <https://ui.perfetto.dev> opens.
     #[arg(long, value_name = "FILE.json", conflicts_with = "replan")]
     timeline: Option<PathBuf>,
+    /// Fill memory with a pattern where a tensor's place in it begins, so that bytes of another
+    /// tensor show in the results. On a GPU, also check after each iteration that nothing was
+    /// written beyond a tensor's end. Slower; for finding mistakes.
+    #[arg(long)]
+    debug_memory: bool,
     /// Plan again in the background when measured latencies drift, and use the new plan from the
     /// next iteration on. With several jobs, plan all of them together again whenever one drifts,
     /// comes or ends.
@@ -112,6 +117,7 @@ impl Flags {
             seed: self.seed,
             weights: self.weights.clone(),
             save: self.save.clone(),
+            poison: self.debug_memory,
             ..Settings::default()
         })
     }

@@ -5,6 +5,7 @@
 //! Its start is the latest end of the items before it on its stream and of those that it waits for.
 //! A copy starts as soon as the items that it waits for have ended.
 
+mod canary;
 pub mod conv;
 pub(crate) mod driver;
 pub mod emit;
@@ -32,6 +33,7 @@ use crate::backend::operators::KernelError;
 use crate::backend::operators::error::data_error;
 use crate::job::Graph;
 use crate::units::{Bytes, Nanos, OpId};
+use canary::Canaries;
 use driver::{Context, Event, Fault, Queue};
 use prepare::{Prepared, Ready};
 
@@ -42,7 +44,8 @@ pub struct Options {
     pub libs: Option<PathBuf>,
     /// Whether to round the factors of f32 products to TF32.
     pub tf32: bool,
-    /// Whether to fill memory with a pattern where a residency begins without content.
+    /// Whether to fill memory with a pattern where a residency begins without content, and to check
+    /// what lies behind each tensor's end.
     pub poison: bool,
     /// Algorithms that convolutions must use, in the order of an operator's passes; any other is an
     /// error.
@@ -59,7 +62,7 @@ const LOSS: usize = 8;
 pub struct Cuda<'a> {
     graph: &'a Graph,
     script: &'a Script,
-    poison: bool,
+    canaries: Option<Canaries>,
     // The order of the fields is the order in which they are dropped: first objects of a library,
     // then memories and events, the context last.
     prepared: Prepared,
@@ -189,12 +192,14 @@ impl<'a> Cuda<'a> {
         pinned.write(store, &prepared.uploads).map_err(fail)?;
         let ends =
             script.items.iter().map(|_| context.event()).collect::<Result<_, _>>().map_err(fail)?;
+        let canaries = || Canaries::new(graph, script, &prepared.fused, &context);
+        let canaries = options.poison.then(canaries).transpose().map_err(fail)?;
         let mut notes = vec![format!("on {}; {}", context.name, prepared.versions)];
         notes.extend(plain(graph, &prepared));
         Ok(Self {
             graph,
             script,
-            poison: options.poison,
+            canaries,
             prepared,
             arena,
             pinned,
@@ -235,12 +240,13 @@ impl<'a> Cuda<'a> {
     fn step(&mut self, item: usize) -> Result<(), Failure> {
         let Work::Step(work) = &self.script.items[item].work else { return Ok(()) };
         let queue = &self.queues[Stream::Compute.index()];
-        if self.poison {
+        if let Some(canaries) = &self.canaries {
             for &(offset, bytes) in &work.begins {
                 queue
                     .fill(self.arena.at(offset, bytes).map_err(fail)?, 0xff, bytes.0 as usize)
                     .map_err(fail)?;
             }
+            canaries.set(item, queue, &self.arena).map_err(fail)?;
         }
         let scratch = self.prepared.scratch.at(Bytes::ZERO, Bytes::ZERO).map_err(fail)?;
         let scratch = scratch as *mut c_void;
@@ -275,6 +281,9 @@ impl<'a> Cuda<'a> {
                 },
             };
             done.map_err(outside)?;
+        }
+        if let Some(canaries) = &self.canaries {
+            canaries.keep(item, queue, &self.arena).map_err(fail)?;
         }
         if let Some(capture) = work.capture {
             let from = self.arena.at(capture.offset, Bytes(capture.dtype.size())).map_err(fail)?;
@@ -389,6 +398,7 @@ impl Device for Cuda<'_> {
             let problem = data_error!("an index or class number is out of range");
             return Err(Failure::Operator { operator: OpId(operator), problem });
         }
+        self.canaries.iter().try_for_each(|canaries| canaries.check(self.graph))?;
         self.clock().map_err(fail)?;
         measured.items.clear();
         measured.items.extend_from_slice(&self.times);

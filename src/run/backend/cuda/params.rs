@@ -21,9 +21,10 @@ pub fn code(dtype: Dtype) -> Result<i32, KernelError> {
         Dtype::U8 => 4,
         Dtype::Bool => 5,
         Dtype::F16 => 6,
+        Dtype::F64 => 7,
         other => {
             return Err(unsupported!(
-                "a tensor is {other:?}; the CUDA device supports F32, Bf16, F16, I64, I32, U8 and Bool"
+                "a tensor is {other:?}; the CUDA device supports F32, Bf16, F16, F64, I64, I32, U8 and Bool"
             ));
         }
     })

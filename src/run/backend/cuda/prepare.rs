@@ -360,6 +360,7 @@ pub fn emitted(
         optimizer: graph.group(operator),
         batch,
     };
+    emit::takes(&call).map_err(fail)?;
     if let Some((kept, input)) = kept_input(&call) {
         actions.copy(kept, input).map_err(fail)?;
     }

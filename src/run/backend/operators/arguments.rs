@@ -36,19 +36,19 @@ impl Input<'_> {
 /// Whether the elements are floating-point numbers that kernels work in.
 #[must_use]
 pub fn is_floating(view: &View) -> bool {
-    matches!(view.dtype, Dtype::F32 | Dtype::Bf16 | Dtype::F16)
+    matches!(view.dtype, Dtype::F32 | Dtype::Bf16 | Dtype::F16 | Dtype::F64)
 }
 
 /// Refuses element types that no kernel works in.
 ///
 /// # Errors
-/// For everything but f32, bf16, f16, i64, i32, u8 and bool.
+/// For everything but f32, bf16, f16, f64, i64, i32, u8 and bool.
 pub fn supported(view: &View) -> Result<&View, KernelError> {
     match view.dtype {
         Dtype::I64 | Dtype::I32 | Dtype::U8 | Dtype::Bool => Ok(view),
         _ if is_floating(view) => Ok(view),
         other => Err(unsupported!(
-            "a tensor is {other:?}; supported are F32, Bf16, F16, I64, I32, U8 and Bool"
+            "a tensor is {other:?}; supported are F32, Bf16, F16, F64, I64, I32, U8 and Bool"
         )),
     }
 }

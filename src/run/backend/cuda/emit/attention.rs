@@ -1,10 +1,12 @@
 //! Scaled dot-product attention and its gradient.
 
+use crate::backend::operators::arguments::is_floating;
 use crate::backend::operators::attention::{self, Attention as Of};
 use crate::backend::operators::error::unsupported;
 use crate::backend::operators::random::{survivors, threshold};
 use crate::backend::operators::view::Call;
 use crate::backend::operators::{KernelError, Table, table};
+use crate::job::Dtype;
 
 use super::super::launch::{Actions, Family, Vary};
 use super::super::params::{Attention, Operand, Random};
@@ -29,6 +31,12 @@ fn params(of: &Of<'_>) -> Result<Attention, KernelError> {
             .filter(|&n| n < 1 << 30)
             .ok_or_else(|| unsupported!("attention over an extent of {n}"))
     };
+    if let Some((bias, _)) = &of.bias
+        && !is_floating(bias)
+        && !matches!(bias.dtype, Dtype::Bool | Dtype::U8)
+    {
+        return Err(unsupported!("an attention mask of {:?}", bias.dtype));
+    }
     let none = Operand::number(0.0);
     let bias =
         of.bias.as_ref().map_or(Ok(none), |(b, stride)| Operand::strided(b, &signed(stride)))?;

@@ -22,8 +22,10 @@ mod shape;
 pub use matrix::layout;
 
 use super::launch::Actions;
+use crate::backend::operators::error::unsupported;
 use crate::backend::operators::view::Call;
 use crate::backend::operators::{self, Family, KernelError, Listed, Table};
+use crate::job::Dtype;
 
 /// Adds an operator's actions. An error is one sentence about what can't be done.
 pub type Emit = fn(&Call<'_>, &mut Actions) -> Result<(), KernelError>;
@@ -35,7 +37,8 @@ pub fn has_algorithms(kind: &str) -> bool {
 }
 
 const REAL: &str = "f32, bf16, f16";
-const ALL: &str = "f32, bf16, f16, i64, i32, u8, bool";
+/// f64 is computed in f32, as on the host.
+const ALL: &str = "f32, bf16, f16, f64, i64, i32, u8, bool";
 
 const fn family(table: Table<Emit>, types: &'static str) -> Family<Emit> {
     Family { table, in_place: false, types }
@@ -62,6 +65,23 @@ const FAMILIES: &[Family<Emit>] = &[
 #[must_use]
 pub fn find(kind: &str) -> Option<Emit> {
     operators::find(FAMILIES, kind).or_else(|| optimizer::find(kind))
+}
+
+/// Refuses f64 where a kind's kernels or libraries do not take it.
+///
+/// # Errors
+/// For such a call.
+pub fn takes(call: &Call<'_>) -> Result<(), KernelError> {
+    let kind = &call.operator.kind;
+    let all = |family: &&Family<Emit>| family.types == ALL;
+    let wide = FAMILIES
+        .iter()
+        .filter(all)
+        .any(|f| operators::find(std::slice::from_ref(f), kind).is_some());
+    match call.views().find(|view| view.dtype == Dtype::F64) {
+        Some(_) if !wide => Err(unsupported!("CUDA has no `{kind}` of f64")),
+        _ => Ok(()),
+    }
 }
 
 /// All operators, with the element types that each supports.

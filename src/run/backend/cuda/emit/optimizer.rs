@@ -45,11 +45,12 @@ pub fn find(kind: &str) -> Option<Emit> {
 /// # Errors
 /// When the job's optimizer lacks a number.
 pub fn scalars(kind: &str, group: Option<&Group>, done: u64) -> Result<Scalars, KernelError> {
-    packed(&Step::new(kind, group, done)?)
+    packed(&Step::new(kind, group, done)?, group)
 }
 
-fn packed(step: &Step) -> Result<Scalars, KernelError> {
+fn packed(step: &Step, group: Option<&Group>) -> Result<Scalars, KernelError> {
     let mut of = Scalars::default();
+    of.flag[5] = i32::from(group.is_some_and(|group| group.on("fused")));
     of.flag[0] = i32::from(step.maximize);
     of.flag[1] = i32::from(step.decay.is_some());
     of.s[0] = step.decay.unwrap_or(0.0);
@@ -127,7 +128,7 @@ fn step(call: &Call<'_>, actions: &mut Actions) -> Result<(), KernelError> {
         .iter()
         .find(|(known, _)| known == kind)
         .ok_or_else(|| unsupported!("CUDA has no kernel for `{kind}`"))?;
-    let (scalars, elements) = (packed(&step)?, count(&views[0]) as i64);
+    let (scalars, elements) = (packed(&step, call.optimizer)?, count(&views[0]) as i64);
     let vary = Vary::Scalars(kind.clone(), call.operator.group);
     // Sorted by stride, the elements of all follow each other where one step walks them.
     let (shape, strides) =

@@ -1,0 +1,68 @@
+"""tools/gpu-check: what it takes up again, and that it leaves nothing running."""
+
+import argparse
+import json
+import time
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "gpu-check"
+
+
+def load() -> ModuleType:
+    """The script as a module."""
+    spec = spec_from_loader("gpu_check", SourceFileLoader("gpu_check", str(SCRIPT)))
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def flags(out: Path, minutes: float) -> argparse.Namespace:
+    """Flags with which nothing is asked for."""
+    return argparse.Namespace(
+        out=str(out),
+        neap="/bin/true",
+        on="host",
+        quick=True,
+        device=None,
+        iterations=1,
+        minutes=minutes,
+    )
+
+
+def test_a_damaged_report_is_begun_anew(tmp_path: Path) -> None:
+    """Whatever the file holds, the check begins without lines, or with whole ones."""
+    module = load()
+    check = module.Check(flags(tmp_path, 9))
+    good = {"check": "a", "result": "pass", "figures": "b"}
+    for lines in ([{}], [1], None, "lines", [{"check": "a", "result": "maybe", "figures": "b"}]):
+        record = {"asked": check.asked, "lines": lines, "facts": {}}
+        for text in (json.dumps(record), json.dumps(record)[:-5], "[]", "{}", "\x00"):
+            (tmp_path / "gpu-check.json").write_text(text)
+            assert module.Check(flags(tmp_path, 9)).lines == []
+    record = {"asked": check.asked, "lines": [good], "facts": {}}
+    (tmp_path / "gpu-check.json").write_text(json.dumps(record))
+    again = module.Check(flags(tmp_path, 9))
+    assert again.lines == [good]
+    assert again.line("a", lambda: ("fail", "not asked again"))
+
+
+def test_out_of_time_ends_what_a_command_started(tmp_path: Path) -> None:
+    """A process that a command started goes with it."""
+    module = load()
+    check = module.Check(flags(tmp_path, 0.02))
+    file = tmp_path / "pid"
+    work = ["sh", "-c", f"sleep 60 & echo $! >{file}; wait"]
+    began = time.monotonic()
+    with pytest.raises(module.Failed, match=r"longer than 0\.02 minutes"):
+        check.began_line = 0
+        check.command(work)
+    assert time.monotonic() - began < 30
+    stat = Path(f"/proc/{file.read_text().strip()}/stat")
+    # Gone, or a zombie until its new parent looks.
+    assert not stat.exists() or stat.read_text().split()[2] == "Z"
