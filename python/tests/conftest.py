@@ -14,7 +14,7 @@ try:
     import torch
 except ImportError:
     # `test_package.py` says so; the others can't even be read.
-    needing = ("record", "dry", "fit", "again", "jobs", "loops", "rough", "trainers")
+    needing = ("record", "dry", "fit", "again", "jobs", "loops", "rough", "trainers", "feedback")
     collect_ignore = [f"test_{name}.py" for name in needing]
 
 ROOT = Path(__file__).parents[2]

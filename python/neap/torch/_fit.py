@@ -17,6 +17,7 @@ from neap.torch import _graph
 from neap.torch._compact import compact
 from neap.torch._enforce import Enforcement, Margin
 from neap.torch._lift import Lift
+from neap.torch._meter import Meter, drifted, measured_link
 from neap.torch._planning import PlanError, Planner
 from neap.torch._recompute import possible
 from neap.torch._record import device_of
@@ -204,6 +205,8 @@ class Fit:
                 self._tried += 1
                 if not self._settled:
                     self._look(self.schedule)
+                elif self.runtime.meter is not None and self.runtime.meter.turn():
+                    self._feed_back(self.runtime.meter)
             else:
                 self._count(why)
             self._on_timeline(why is None)
@@ -332,6 +335,25 @@ class Fit:
             report.notes.remove(_UNMET)
         self.enforcement.begin(schedule.budget_bytes)
 
+    def _feed_back(self, meter: Meter) -> None:
+        """Plans anew where copies are quicker or slower than the plan takes them to be."""
+        report = self._report
+        report.link_bytes_per_s = {lane: int(rate) for lane, rate in meter.rates.items()}
+        if self.planner is None:
+            return
+        try:
+            profile = self.planner.profile
+        except PlanError as error:
+            report.notes.append(str(error))
+            self.runtime.meter = None
+            return
+        why = drifted(meter.rates, profile["link"])
+        if why is not None:
+            profile["link"] = measured_link(meter.rates, profile["link"])
+            self._settled = False
+            self._margin = Margin(report.margin_bytes)
+            self._replan(why)
+
     def _replan(self, why: str) -> None:
         report = self._report
         if len(report.replans) >= _REPLANS or self.planner is None:
@@ -361,7 +383,10 @@ class Fit:
             report.notes.remove(_UNMET)
         if not schedule.met:
             report.notes.append(_UNMET)
-        self.runtime.recompute.compare = self.enforcement.computes()
+        computes = self.enforcement.computes()
+        self.runtime.recompute.compare = computes
+        if computes and self.runtime.meter is None:
+            self.runtime.meter = Meter(self.device)
         self.enforcement.lift()
         self.runtime.follow(schedule)
         self._move_states(schedule)

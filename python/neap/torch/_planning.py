@@ -126,8 +126,25 @@ class Planner:
             self.ranges, reasons = candidates(recorder, found, self.durations, _world.SMALLEST)
             self.excluded = dict(reasons)
         self.ahead = False
+        self._profile: dict[str, Any] | None = None
+        """The device with its link as measured, once it was."""
+        self._asked = device
         self.unplanned = max(found.peak, self._world(()).peak)
         self.unplanned_ns = sum(self.durations.get(n.name, 1000) for n in found.nodes)
+
+    @property
+    def profile(self) -> dict[str, Any]:
+        """The device by which plans are made.
+
+        Raises:
+            PlanError: if it can't be read.
+        """
+        if self._profile is None:
+            code, text, error = _run([self.neap, "device", "show", self.device, "--json"])
+            if code != 0:
+                raise PlanError(f"neap device failed: {error.strip()}")
+            self._profile = json.loads(text)
+        return self._profile
 
     def _world(self, ranges: Sequence[Range]) -> World:
         return World(self.recorder, self.found, ranges, self.move_states, self.ahead)
@@ -155,6 +172,10 @@ class Planner:
                 made.budget_bytes = asked
                 return made
         with tempfile.TemporaryDirectory(prefix="neap-") as folder:
+            if self._profile is not None:
+                path = Path(folder) / "measured.device.json"
+                path.write_text(json.dumps(self._profile))
+                self._asked = str(path)
             best = self._search(Path(folder), bound, usable)
             form = json.loads(best.plan.read_text())
             drawn = Path(folder) / "timeline.json"
@@ -186,7 +207,15 @@ class Planner:
         key.update(profile.read_bytes() if profile.is_file() else self.device.encode())
         saved = [(str(s.view), s.node) for s in self.recorder.packs]
         ranges = [(r.key, r.first, r.after, r.trigger.place) for r in usable]
-        rest = [torch.__version__, bound, self.move_states, _world.SMALLEST, ranges, saved]
+        rest = [
+            torch.__version__,
+            bound,
+            self.move_states,
+            _world.SMALLEST,
+            ranges,
+            saved,
+            self._profile,
+        ]
         key.update(repr([*rest, about.st_size, about.st_mtime_ns]).encode())
         home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
         return Path(home) / "neap" / "torch" / f"{key.hexdigest()[:32]}.json"
@@ -253,7 +282,7 @@ class Planner:
     def _ask(self, path: Path, budget: int, world: World) -> _Answer:
         _graph.write(world.graph(self.durations, self.move_states), path)
         output = path.with_suffix(".plan")
-        base = [self.neap, "plan", str(path), "--device", self.device, "--no-recompute", "--json"]
+        base = [self.neap, "plan", str(path), "--device", self._asked, "--no-recompute", "--json"]
         base += _AS_LISTED
         code, text, error = _run([*base, "--budget", str(budget), "-o", str(output)])
         met = code == 0

@@ -50,6 +50,7 @@ class Report:
             they had saved were gone in between; ``compared`` saved tensors were compared with
             what came back.
         iteration_s: measured seconds of a planned iteration, the median.
+        link_bytes_per_s: measured rates of copies, by direction.
         replans: how often the plan was made anew, and why.
         excluded: calls that can't be run again, by reason.
     """
@@ -77,6 +78,7 @@ class Report:
     recomputed_deaths: int = 0
     compared: int = 0
     iteration_s: float = 0.0
+    link_bytes_per_s: dict[str, int] = field(default_factory=dict)
     replans: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     excluded: dict[str, int] = field(default_factory=dict)
@@ -114,6 +116,10 @@ class Report:
                 f"  {self.recomputed} calls of modules ran again; {self.compared} saved tensors "
                 "were compared with what came back"
             )
+        if self.link_bytes_per_s:
+            rates = sorted(self.link_bytes_per_s.items())
+            measured = ", ".join(f"{rate / 1e9:,.2f} GB/s {lane}" for lane, rate in rates)
+            lines.append(f"  copies measured at {measured}")
         lines += [f"  planned anew: {why}" for why in self.replans]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 

@@ -17,6 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from neap.torch._calls import View
 from neap.torch._lane import Lane
+from neap.torch._meter import Meter
 from neap.torch._recompute import Recompute
 from neap.torch._recorder import is_subclass, node_name
 from neap.torch._schedule import Actions, Schedule
@@ -102,6 +103,7 @@ class Runtime:
         self.counts = Counts()
         self.recompute = Recompute(self, find)
         self.timeline: Timeline | None = None
+        self.meter: Meter | None = None
         self.schedule: Schedule | None = None
         self.diverged: str | None = None
         self.differs: Callable[[], None] = lambda: None
@@ -363,13 +365,13 @@ class Runtime:
         self.counts.bytes_in += holder.nbytes
 
     def _copy(self, to: torch.Tensor, source: torch.Tensor, lane: str, one: int) -> None:
-        timeline = self.timeline
-        if timeline is None or not timeline.on:
-            to.copy_(source, non_blocking=True)
-            return
-        began = timeline.event()
+        for noting in (self.timeline, self.meter):
+            if noting is not None and noting.on:
+                began = noting.event()
+                to.copy_(source, non_blocking=True)
+                noting.copied(lane, f"activation {one}", to.numel(), began, noting.event())
+                return
         to.copy_(source, non_blocking=True)
-        timeline.copied(lane, f"activation {one}", to.numel(), began, timeline.event())
 
     def _resident(self, holder: Holder) -> torch.UntypedStorage:
         if holder.base is None:
