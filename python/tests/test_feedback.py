@@ -6,12 +6,11 @@ import json
 import subprocess
 from pathlib import Path
 
-import neap.torch
 import pytest
 import torch
 from fitted import everything, same
 from jobs import cnn, squared
-from neap.torch import _meter
+from neap.torch import Report, _meter, fit
 from neap.torch._meter import Meter, drifted, measured_link
 
 pytestmark = pytest.mark.usefixtures("small")
@@ -65,19 +64,19 @@ def test_a_link_that_is_quicker_than_the_profile_says_makes_a_new_plan(
     path = tmp_path / "far.device.json"
     path.write_text(json.dumps(form))
 
-    def run(budget: str | None) -> tuple[list[torch.Tensor], list[neap.torch.Report]]:
+    def run(budget: str | None) -> tuple[list[torch.Tensor], list[Report]]:
         torch.manual_seed(5)
         model = cnn()
         job = squared(model, torch.optim.SGD(model.parameters(), lr=0.1), 4, 3, 32, 32)
         if budget is None:
             return [job.iteration().clone() for _ in range(14)] + everything(job), []
-        fit = neap.torch.fit(
+        fitted = fit(
             job.model, job.optimizer, budget, device=str(path), verbose=False, recompute=False
         )
         losses = [job.iteration().clone() for _ in range(5)]
-        first = fit.report().predicted_iteration_ns
+        first = fitted.report().predicted_iteration_ns
         losses += [job.iteration().clone() for _ in range(9)]
-        report = fit.close()
+        report = fitted.close()
         assert report.swapped_out > 0, report
         assert any(why.startswith("copies to") for why in report.replans), report
         assert report.link_bytes_per_s["to host"] > 4_000_000, report

@@ -58,7 +58,10 @@ def executable() -> str:
 def _run(command: list[str]) -> tuple[int, str, str]:
     # What preloads a device into this process is not meant for the planner.
     clean = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
-    done = subprocess.run(command, capture_output=True, text=True, env=clean)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=clean)
+    except OSError as error:  # Such as an executable that was replaced in the meantime.
+        raise PlanError(f"{command[0]} can't be run: {error.strerror}") from None
     return done.returncode, done.stdout, done.stderr
 
 
