@@ -370,6 +370,14 @@ fn a_process_without_the_device_sees_no_real_gpu() {
         assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{own:?} {flags:?}");
         assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
     }
+    // A dry run within another shows its script the device too.
+    let small = script("small.py");
+    let inner = ["dry", "--steps", "1", "--"].map(std::ffi::OsStr::new);
+    let mut command = vec![env!("CARGO_BIN_EXE_neap").as_ref()];
+    command.extend(inner);
+    command.extend([python.as_os_str(), small.as_os_str()]);
+    let output = neap(&[], &command);
+    assert!(stderr(&output).contains("exact: fits"), "{}", stderr(&output));
 }
 
 /// Where CUDA's runtime lies as an archive, if the wheels under this PyTorch have it.

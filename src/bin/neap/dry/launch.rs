@@ -139,7 +139,11 @@ pub fn command(
 /// `python -I`. The hook shows its process what was visible before.
 fn hide_real_gpus(command: &mut Command) {
     let visible = "CUDA_VISIBLE_DEVICES";
-    match env::var_os(visible) {
+    let own = env::var_os(visible);
+    if env::var_os("NEAP_DRY_HIDDEN").is_some() && own.as_ref().is_some_and(|v| v.is_empty()) {
+        return; // A dry run within another: they are hidden, and what was visible is noted.
+    }
+    match own {
         Some(own) => command.env("NEAP_DRY_USER_VISIBLE", own),
         None => command.env_remove("NEAP_DRY_USER_VISIBLE"),
     };

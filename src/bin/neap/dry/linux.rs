@@ -1,10 +1,10 @@
 //! The command itself: unpack, run, gather, answer.
 
-use std::env;
-use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::time::Duration;
+use std::{env, fs, io, thread};
 
 use anyhow::Context;
 use neap::device::{Profile, profile};
@@ -56,7 +56,20 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         None
     };
     let run = report::Run { flags, profile: &profile, found: &found, ending };
-    report::report(&run, again.as_ref(), recorded.as_ref(), as_json)
+    let answer = report::report(&run, again.as_ref(), recorded.as_ref(), as_json);
+    remove(scratch);
+    answer
+}
+
+/// Removes the run's folder, again if a process that the script left behind wrote there meanwhile.
+fn remove(scratch: TempDir) {
+    let folder = scratch.keep();
+    for _ in 0..20 {
+        if fs::remove_dir_all(&folder).is_ok() || !folder.exists() {
+            return;
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
 }
 
 /// What a second run left, and the folder that it is in.
