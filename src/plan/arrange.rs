@@ -18,8 +18,8 @@ use crate::job::{Graph, Operator, Role};
 use crate::sim::reserved::Framework;
 use crate::units::{Bytes, Nanos, OpId, TensorId};
 
-/// States are in pieces of about so many bytes: the copy of one takes about a millisecond, and a
-/// hundred times the overhead of a copy.
+/// The size of a state's pieces, in bytes: copying one takes about a millisecond, a hundred times a
+/// copy's overhead.
 const PIECE: u64 = 32 << 20;
 
 /// A plan, and the graph that it refers to where that is not the request's.

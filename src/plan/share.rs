@@ -17,7 +17,7 @@ impl Share {
     /// All of it.
     pub const ALL: Self = Self(1000);
 
-    /// So many thousandths, at most 1,000.
+    /// A share in thousandths, at most 1,000.
     #[must_use]
     pub const fn of_thousandths(share: u32) -> Self {
         Self(if share > 1000 { 1000 } else { share })

@@ -163,7 +163,8 @@ pub fn first(graph: &Graph, start: Bytes) -> (Item, BTreeMap<TensorId, Bytes>) {
     (item, addresses)
 }
 
-/// Numbers that repeat: what they are costs no time, but finding so many would.
+/// Fills a tensor with a piece of numbers, repeated: an operator's time does not depend on them,
+/// and drawing all of them would take long.
 fn fill(device: &mut dyn Device, tensor: &Tensor, at: Bytes, seed: u64) -> Result<(), Failure> {
     let piece = Tensor { bytes: Bytes(tensor.bytes.0.min(PIECE)), ..tensor.clone() };
     let numbers = seed::initial(seed, &piece, 0.0, 2);

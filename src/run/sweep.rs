@@ -91,7 +91,7 @@ pub fn square_convolution(batch: u64, channels: u64, side: u64) -> Graph {
     p.sure("aten::conv2d")
 }
 
-/// An addition that waits for memory: so many MiB a tensor.
+/// An addition that waits for memory: `mebibytes` MiB a tensor.
 #[must_use]
 pub fn large_add(mebibytes: u64) -> Graph {
     addition(mebibytes << 18)

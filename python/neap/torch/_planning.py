@@ -29,9 +29,9 @@ from neap.torch._schedule import Schedule, Timeline, schedule
 from neap.torch._world import World
 
 _FEW = 16
-"""Up to so many ranges are ordered by how much each lowers the peak."""
+"""The most ranges that are ordered by how much each lowers the peak."""
 _PRUNED = 2
-"""So many of the last ranges are tried without."""
+"""How many of the last ranges are left out on trial."""
 _AS_LISTED = ["--no-reorder", "--no-split"]
 """A script runs its operators in its own order, and each of them as a whole."""
 

@@ -62,7 +62,7 @@ def divisible(optimizer: Optimizer) -> bool:
 
 
 def full(parameters: int, size: int) -> bool:
-    """Whether a piece of so many parameters and bytes of states takes no more."""
+    """Whether a piece with `parameters` parameters and `size` bytes of states takes no more."""
     return parameters >= PIECE or size >= PIECE_BYTES
 
 

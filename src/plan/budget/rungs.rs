@@ -15,7 +15,7 @@ use crate::bound::Bounds;
 use crate::job::liveness::Liveness;
 use crate::units::{Bytes, Nanos};
 
-/// The rungs divide the unplanned peak of the framework's order into so many parts.
+/// The number of parts into which the rungs divide the unplanned peak of the framework's order.
 const RUNGS: u64 = 10;
 
 /// Where operators wait long for the link, so many budgets just below a rung count as part of it:

@@ -107,7 +107,7 @@ impl<'a, 'o> Chooser<'a, 'o> {
         );
     }
 
-    /// Streams so many bytes more at a slot; whether there was anything to stream.
+    /// Streams `wanted` bytes more at a slot. Returns whether there was anything to stream.
     fn stream_more(&mut self, slot: u32, wanted: u64) -> bool {
         let Setting { clock, link, bans, .. } = self.setting;
         let from = clock.slot(slot);

@@ -66,8 +66,9 @@ const STREAMED: [(u64, bool); 6] =
 /// Where tensors are streamed, so much of the target stays free for what comes and goes.
 const ROOM: u64 = 32;
 
-/// Up to so many operators the whole effort is made, and where little is waited for up to so many;
-/// beyond, so much less that what it takes stays about the same.
+/// The largest graphs, in operators, for which the whole effort is made: where operators wait long
+/// for the link, and where they do not. Beyond, the effort falls so that its time stays about the
+/// same.
 const OPERATORS: (u64, u64) = (2500, 400);
 
 /// A share of the effort for a graph of `operators`, from a quarter to all of it.

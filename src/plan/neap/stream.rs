@@ -24,7 +24,7 @@ pub fn streamable(residencies: &Residencies<'_>, least: u64, parameters: bool) -
 /// A tensor that may be streamed.
 #[derive(Clone, Copy, Debug)]
 pub struct Streamed {
-    /// Which.
+    /// The tensor.
     pub tensor: TensorId,
     /// Its bytes.
     pub bytes: u64,
@@ -32,7 +32,7 @@ pub struct Streamed {
     pub time: u64,
     /// How long after the moment with the highest load it is used.
     pub after: u64,
-    /// It is streamed already.
+    /// Whether it is streamed already.
     pub is: bool,
 }
 

@@ -16,8 +16,8 @@ const PART: u64 = 2;
 /// How many times best fit goes through its orders.
 const ROUNDS: usize = 5;
 
-/// With more items than this, a layout within 1/128 of the load is low enough: for so many items
-/// the exact search never finds a lower one.
+/// With more items than this, a layout within 1/128 of the load is low enough: the exact search
+/// never finds a lower one there.
 const MANY: usize = 5_000;
 const CLOSE: u64 = 128;
 

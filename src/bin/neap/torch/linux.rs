@@ -23,8 +23,8 @@ use crate::settings::{Budget, Outputs};
 /// The format of what `--save-plan` writes, and its version.
 const FORMAT: &str = "neap.torch.schedule";
 const VERSION: u64 = 1;
-/// A dry run ends after so many optimizer steps: three to watch, the others to learn what the
-/// allocator reserves under the plan.
+/// The optimizer steps of a dry run: three to watch, the others to learn what the allocator
+/// reserves under the plan.
 const DRY_STEPS: u64 = 9;
 /// PyTorch reads the settings of its allocator from one of these.
 const ALLOCATOR: [&str; 2] = ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"];

@@ -105,7 +105,7 @@ impl Context {
         Ok(Event { event, here: PhantomData })
     }
 
-    /// Exactly so many bytes of the device.
+    /// Allocates exactly `size` bytes of the device.
     ///
     /// # Errors
     /// When they are not there.

@@ -112,7 +112,7 @@ impl Nvrtc {
     /// `program` is one, compiled.
     unsafe fn get(&self, [size, data]: &[Getter; 2], program: Program) -> Option<Vec<u8>> {
         let mut bytes = 0usize;
-        // SAFETY: the first writes a size, the second so many bytes.
+        // SAFETY: the first writes a size, the second that many bytes.
         unsafe {
             if size(program, (&raw mut bytes).cast()) != 0 {
                 return None;

@@ -390,8 +390,8 @@ impl Actions {
         }
     }
 
-    /// Lets the last launch work in so many bytes beside the arena, whose address the structure has
-    /// at `at`. What one launch leaves there, the step's later ones find.
+    /// Gives the last launch `bytes` of scratch beside the arena. The structure has the scratch's
+    /// address at `at`. Later launches of the step find what earlier ones left there.
     pub fn beside(&mut self, at: usize, bytes: u64) {
         if let Some(Action::Launch(launch)) = self.list.last_mut() {
             launch.beside = Some((at, bytes));
@@ -399,7 +399,7 @@ impl Actions {
     }
 
     /// Adds the launches of a sum over parts: `blocks` of them for each part, and then `joining`.
-    /// The structure has its [`Parts`] at `at`; the parts' sums take so many `bytes`.
+    /// The structure has its [`Parts`] at `at`; the parts' sums take `bytes` bytes.
     pub fn in_parts<P: Params>(
         &mut self,
         family: Family,

@@ -63,9 +63,9 @@ fn noise(salt: usize) -> impl Fn(usize) -> f32 {
 struct Bench<'a> {
     kind: &'a str,
     tensors: Vec<Tensor>,
-    /// The first so many tensors are one list.
+    /// How many of the first tensors are one list.
     list: usize,
-    /// The last so many tensors are results and no arguments.
+    /// How many of the last tensors are results and no arguments.
     results: usize,
     plain: Vec<Arg>,
     written: &'a [usize],

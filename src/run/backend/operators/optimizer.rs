@@ -333,7 +333,7 @@ fn moments(of: &Numbers<'_>) -> Result<Moments, KernelError> {
 }
 
 fn nadam(of: &Numbers<'_>) -> Result<Rule, KernelError> {
-    // A product of so many factors is 0 beside 1, whatever follows.
+    // A product of 4,096 factors is 0 beside 1, whatever follows.
     const FACTORS: f64 = 4096.0;
     let (lr, beta1, beta2) = (of.needed("lr")?, of.needed("beta1")?, of.needed("beta2")?);
     let psi = of.needed("momentum_decay")?;

@@ -57,13 +57,13 @@ pub fn all_or_chosen(call: &Call<'_>, least: usize) -> Result<Vec<bool>, KernelE
     if call.operator.args.len() <= least { everything(call) } else { chosen(call) }
 }
 
-/// How many elements become one.
+/// The number of elements that are reduced to one.
 #[must_use]
 pub fn terms(from: &View, gone: &[bool]) -> usize {
     from.shape.iter().zip(gone).filter(|(_, g)| **g).map(|(n, _)| *n).product()
 }
 
-/// Of extents or strides, those that go (or stay).
+/// The extents or strides of the reduced dimensions; of the kept ones if `which` is false.
 #[must_use]
 pub fn pick(values: &[usize], gone: &[bool], which: bool) -> Vec<usize> {
     values.iter().zip(gone).filter(|(_, g)| **g == which).map(|(v, _)| *v).collect()
@@ -71,15 +71,15 @@ pub fn pick(values: &[usize], gone: &[bool], which: bool) -> Vec<usize> {
 
 /// A view's dimensions in two parts.
 pub struct Split {
-    /// Extents that stay.
+    /// Extents of the dimensions that are kept.
     pub kept: Vec<usize>,
-    /// Extents that go.
+    /// Extents of the dimensions that are reduced.
     pub reduced: Vec<usize>,
-    /// The input's steps along those that stay.
+    /// The input's strides along the kept dimensions, in elements.
     pub kept_stride: Vec<usize>,
-    /// The input's steps along those that go.
+    /// The input's strides along the reduced dimensions, in elements.
     pub reduced_stride: Vec<usize>,
-    /// The neighbours of an element stay: results are best computed side by side.
+    /// Whether the innermost dimension is kept: results are best computed side by side.
     pub columns: bool,
 }
 

@@ -177,8 +177,8 @@ fn step(call: &Call<'_>, actions: &mut Actions) -> Result<(), KernelError> {
     Ok(())
 }
 
-/// Joins dense updates of one rule into as few launches as their parameters fit in; `None` where
-/// one of them isn't such.
+/// Joins dense updates of one rule into as few launches as their parameters fit in. Returns `None`
+/// if one of `launches` is not a dense update of that rule.
 #[must_use]
 pub fn fuse(launches: &[&Launch]) -> Option<Vec<Launch>> {
     let first = launches.first()?;

@@ -163,7 +163,7 @@ fn launch(
     Ok(())
 }
 
-/// A power of two of threads for so many elements, at least a warp.
+/// The number of threads for `elements` elements: a power of two, at least a warp.
 pub fn threads(elements: i64, most: u32) -> u32 {
     u32::try_from(elements.clamp(32, i64::from(most))).unwrap_or(32).next_power_of_two()
 }

@@ -40,7 +40,7 @@ impl<'a> std::ops::Deref for Shape<'a> {
 }
 
 impl<'a> Shape<'a> {
-    /// With room for so many buffers of a tile's rows.
+    /// Has room for `buffers` buffers of a tile's rows.
     fn new(call: &Call<'_>, of: Attention<'a>, buffers: usize) -> Result<Self, KernelError> {
         f32_operands(call)?;
         if call.views().any(|view| is_floating(view) && view.data.align_offset(4) != 0) {
