@@ -421,6 +421,91 @@ fn an_extension_with_a_runtime_of_its_own_is_named() {
 }
 
 /// The report of rank 0, pretended.
+/// A PyTorch like those that are built for the CPU only: links to everything but the CUDA part, which
+/// the loader finds in `LD_LIBRARY_PATH`.
+fn without_cuda(python: &Path, site: &Path) -> (PathBuf, PathBuf) {
+    let where_is = "import torch; print(torch.__path__[0])";
+    let found = Command::new(python).args(["-c", where_is]).output().expect("python starts");
+    let torch = PathBuf::from(String::from_utf8_lossy(&found.stdout).trim());
+    let (own, libraries) = (site.join("torch"), torch.join("lib"));
+    std::fs::create_dir_all(own.join("lib")).expect("a folder");
+    let link = |folder: &Path, to: &Path, but: &str| {
+        for entry in std::fs::read_dir(folder).expect("a folder").flatten() {
+            if entry.file_name() != but {
+                std::os::unix::fs::symlink(entry.path(), to.join(entry.file_name()))
+                    .expect("a link");
+            }
+        }
+    };
+    link(&torch, &own, "lib");
+    link(&libraries, &own.join("lib"), "libtorch_cuda.so");
+    let nvidia = torch.with_file_name("nvidia");
+    std::os::unix::fs::symlink(nvidia, site.join("nvidia")).expect("a link");
+    (site.to_owned(), libraries)
+}
+
+#[test]
+fn a_pytorch_for_the_cpu_only_is_counted_on_fake_tensors() {
+    const SCRIPT: &str = "
+import copy, sys, torch
+from torch.utils.data import DataLoader, Dataset
+
+class Data(Dataset):
+    def __len__(self): return 256
+    def __getitem__(self, index): return torch.full((1024,), float(index))
+
+device = 'cuda' if torch.cuda.is_available() or sys.argv[1:] else 'cpu'
+layers = [torch.nn.Linear(1024, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 10)]
+model = torch.nn.Sequential(*layers).to(device)
+optimizer = torch.optim.AdamW(model.parameters())
+for data in DataLoader(Data(), 64, num_workers=1):
+    loss = model(data.to(device)).square().mean()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    assert loss.item() == loss.item()
+torch.save([model.state_dict(), optimizer.state_dict()], 'last.pt')
+states = torch.load('last.pt')
+copy.deepcopy(model).load_state_dict(states[0])
+optimizer.load_state_dict(states[1])
+";
+    let Some(python) = python("a_pytorch_for_the_cpu_only") else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let (site, libraries) = without_cuda(&python, &folder.path().join("site"));
+    let script = folder.path().join("train.py");
+    std::fs::write(&script, SCRIPT).expect("a file");
+    let dry = |flags: &[&str], arguments: &[&str], on_cpu: bool| {
+        let mut neap = Command::new(env!("CARGO_BIN_EXE_neap"));
+        neap.args(["--json", "dry"]).args(flags).arg("--").arg(&python).arg(&script);
+        if on_cpu {
+            neap.env("PYTHONPATH", &site).env("LD_LIBRARY_PATH", &libraries);
+        }
+        neap.args(arguments).output().expect("neap starts")
+    };
+    let counted = dry(&[], &[], true);
+    assert_eq!(counted.status.code(), Some(0), "{}", stderr(&counted));
+    assert!(stderr(&counted).contains("allocated only: may fit"), "{}", stderr(&counted));
+    let counted = report(&counted);
+    let weights = 4 * (1024 * 4096 + 4096 + 10 * 4096) + 512;
+    assert_eq!(counted["allocated_only"]["parameter_bytes"], weights);
+    let exact = report(&dry(&[], &[], false))["peak_allocated_bytes"].clone();
+    let (counted, exact) = (counted["allocated_bytes"].as_u64(), exact.as_u64());
+    let (counted, exact) = (counted.expect("a number"), exact.expect("a number"));
+    assert!(counted.abs_diff(exact) < exact / 5, "{counted} counted, {exact} on the device");
+    let recorded = folder.path().join("job.graph.json");
+    let recorded = recorded.to_str().expect("a name");
+    for (flags, arguments, code, says) in [
+        (&["--device-bytes", "64MiB"][..], &[][..], 1, "does not fit"),
+        (&["--record", recorded], &[], 2, "--record: this PyTorch is built for the CPU only"),
+        (&[], &["cuda"], 3, "built for the CPU only"),
+    ] {
+        let output = dry(flags, arguments, true);
+        assert_eq!(output.status.code(), Some(code), "{flags:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(says), "{flags:?}: {}", stderr(&output));
+    }
+}
+
 fn one_of_two_ranks(python: &Path, name: &str) -> Value {
     let alone = run(python, &["--json", "--ranks", "2"], name, &[]);
     assert_eq!(alone.status.code(), Some(0), "{}", stderr(&alone));

@@ -19,6 +19,7 @@ from neap.dry._guard import guarded, note, problems
 from neap.dry._library import Library
 from neap.dry._lines import _kind
 from neap.dry._memory import Memory
+from neap.dry._on_cpu import Storages, is_cpu_only
 from neap.dry._reads import Reads
 from neap.dry._scratch import Scratch
 from neap.dry._settings import Settings, settings
@@ -48,6 +49,7 @@ class Session:
         self.memory = Memory(self.watch, library)
         self.reads = Reads(library)
         self.scratch = Scratch(asked.folder)
+        self.storages = Storages() if is_cpu_only() else None
         self.steps = 0
         self.ended_by = "exit"
         self.exception: dict[str, Any] | None = None
@@ -60,6 +62,9 @@ class Session:
     def attach(self) -> None:
         """Installs every hook. The device's part waits until the script uses the device."""
         self.watch.install()
+        if self.storages is not None:
+            self.watch.after_step.append(self.storages.stepped)
+            self.storages.start()
         torch.cuda._lazy_call(guarded(self._device_used))
         if self.asked.record is not None:
             self._recording = ScriptRecording(
@@ -163,7 +168,8 @@ class Session:
         """Writes the report, once, and only in a process of its own that used the device."""
         if self._reported or os.getpid() != self.process:
             return
-        if not self._device and self.exception is None and self.steps == 0:
+        used = self._device or (self.storages is not None and self.storages.peak > 0)
+        if not used and self.exception is None and self.steps == 0:
             return
         if threading.current_thread() is not threading.main_thread():
             return
@@ -192,6 +198,7 @@ class Session:
             "late_bucket_bytes": _ranks.late_bucket_bytes(),
             "redirected_writes": self.scratch.redirected,
             "recorded": self.recorded,
+            "allocated_only": self.storages.row() if self.storages is not None else None,
         }
         if self._device:
             for part in (self._devices, self._events, self._snapshot):

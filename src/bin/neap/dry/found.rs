@@ -35,6 +35,8 @@ pub struct Process {
     pub snapshot: Option<String>,
     /// What went wrong in neap's own code inside the script.
     pub problems: Vec<String>,
+    /// What was counted where PyTorch is built for the CPU only.
+    pub allocated_only: Option<AllocatedOnly>,
     /// The allocator's settings as PyTorch had them, in the form of PYTORCH_CUDA_ALLOC_CONF.
     pub alloc_conf: String,
     /// PyTorch's name of its allocator.
@@ -55,6 +57,17 @@ impl Process {
         let most = |d: &&DeviceUse| (d.peak_reserved_bytes, std::cmp::Reverse(d.index));
         self.devices.iter().max_by_key(most).map_or(0, |d| d.index)
     }
+}
+
+/// Bytes of storages, where there is no allocator of a device. All but the peak are those after the
+/// last optimizer steps.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub struct AllocatedOnly {
+    pub peak_bytes: Bytes,
+    pub parameter_bytes: Bytes,
+    pub gradient_bytes: Bytes,
+    pub state_bytes: Bytes,
 }
 
 /// An exception that ended the script.

@@ -13,6 +13,8 @@ mod linux;
 #[cfg(target_os = "linux")]
 mod notes;
 #[cfg(target_os = "linux")]
+mod on_cpu;
+#[cfg(target_os = "linux")]
 mod plot;
 #[cfg(target_os = "linux")]
 mod prepare;

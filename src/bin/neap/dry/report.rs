@@ -16,7 +16,7 @@ use super::events::{self, Allocations, Event};
 use super::found::{Found, Peak, Process, Python};
 use super::linux::{Again, Ending};
 use super::notes::{self, Certainty};
-use super::{Flags, plot};
+use super::{Flags, on_cpu, plot};
 use crate::output::{self, Answer, note};
 
 /// A verdict for one device.
@@ -40,7 +40,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    const fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Fits => "fits",
             Self::OutOfMemory => "out of memory",
@@ -73,6 +73,9 @@ pub fn report(
         return Ok(without_python(found, ending));
     };
     let outcome = outcome(found, ending);
+    if let Some(counted) = process.allocated_only {
+        return on_cpu::report(run, process, counted, outcome, as_json);
+    }
     if let Some(to) = &flags.events {
         write_events(found, process, to)?;
     }
@@ -210,7 +213,8 @@ fn without_history(process: &Process) -> Option<Bytes> {
 const WORKSPACE_BEFORE: Bytes = Bytes((8 << 20) + (128 << 10));
 const WORKSPACE_HOPPER: Bytes = Bytes(32 << 20);
 
-fn workspace(profile: &Profile) -> Bytes {
+/// What cuBLAS takes for each handle and stream on a device.
+pub fn workspace(profile: &Profile) -> Bytes {
     let hopper = profile.multiprocessors.as_ref().is_none_or(|m| m.capability >= 9);
     if hopper { WORKSPACE_HOPPER } else { WORKSPACE_BEFORE }
 }

@@ -46,7 +46,7 @@ def _begin():
         return True
     if not os.path.exists(os.path.join(torch, "lib", "libtorch_cuda.so")):
         _tell("cpu")
-        return False
+        return True
     import subprocess
 
     made = subprocess.run(
