@@ -93,7 +93,6 @@ const EXPECTED: &[&str] = &[
     "UnknownOperator",
     "UnknownTensor",
     "Unsorted",
-    "Delayed",
     "RecomputeTooEarly",
     "NeverReplayed",
     "UpdatesTwice",
