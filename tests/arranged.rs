@@ -13,7 +13,8 @@ use neap::job::json::sha256;
 use neap::job::{Arg, Arrangement, Graph, Moved, Phase, Pieces, Replay, Role, arrange};
 use neap::plan::arrange::{Candidate, early_job};
 use neap::plan::bound::Bounds;
-use neap::plan::{self, PlanError, Planned, Request};
+use neap::plan::neap::Options;
+use neap::plan::{self, Method, PlanError, Planned, Request};
 use neap::run::backend::host::kernels::Kernel;
 use neap::run::backend::operators::KernelError;
 use neap::run::backend::operators::view::{Call, Operand, View};
@@ -182,8 +183,11 @@ fn moved_and_split_operators_compute_the_same() {
         }
         let candidate = Candidate::new(&request, &arrangement)
             .unwrap_or_else(|| panic!("seed {seed}: the arrangement is refused"));
-        let budget = Bytes(arena.0 * random.between(60, 110) as u64 / 100);
-        let asked = Request { budget, ..candidate.request(&request) };
+        let budget = Bytes(arena.0 * random.between(80, 120) as u64 / 100);
+        // What must hold does not depend on how long the planner looks.
+        let effort = if random.once_in(8) { Options::default().effort } else { 0 };
+        let method = Method::Neap(Options { effort, portfolio: effort > 0, ..Options::default() });
+        let asked = Request { budget, method, ..candidate.request(&request) };
         let planned = match plan::make(&asked) {
             Ok(planned) => planned,
             Err(PlanError::Infeasible(_)) => continue,

@@ -152,9 +152,12 @@ fn planned_checked_simulated_and_run() {
         let unplanned = plan::unplanned(&request).expect("unplanned");
         agree(seed, &graph, &unplanned);
         let arena = unplanned.plan.figures.arena_bytes;
-        let share = random.between(40, 100) as u64;
+        // A refusal takes long, too: it names the lowest plan.
+        let lowest_share = if random.once_in(5) { 40 } else { 75 };
+        let share = random.between(lowest_share, 100) as u64;
         let budget = Bytes(arena.0 * share / 100);
-        let least = random.once_in(3);
+        // The lowest plan takes long to find.
+        let least = random.once_in(10);
         let settings = Settings {
             iterations: 2,
             link_rate: Rate::Unlimited,
