@@ -183,7 +183,7 @@ fn moved_and_split_operators_compute_the_same() {
         }
         let candidate = Candidate::new(&request, &arrangement)
             .unwrap_or_else(|| panic!("seed {seed}: the arrangement is refused"));
-        let budget = Bytes(arena.0 * random.between(80, 120) as u64 / 100);
+        let budget = Bytes(arena.0 * random.between(60, 110) as u64 / 100);
         // What must hold does not depend on how long the planner looks.
         let effort = if random.once_in(8) { Options::default().effort } else { 0 };
         let method = Method::Neap(Options { effort, portfolio: effort > 0, ..Options::default() });

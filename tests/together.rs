@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use crate::common::random::{self, Random};
 use neap::contract::Plan;
 use neap::contract::check::check;
-use neap::device::{builtin, latency};
+use neap::device::{Latency, Profile, builtin, latency};
 use neap::job::Graph;
 use neap::job::json::sha256;
 use neap::plan::global::{self, Job, Jobs, aware, limits};
@@ -21,6 +21,17 @@ use neap::units::{Bytes, Nanos};
 
 fn plans() -> u64 {
     crate::common::cases(2_000)
+}
+
+/// As many random graphs as a random number in a range, with their latencies on a device.
+fn random_graphs(
+    random: &mut Random,
+    device: &Profile,
+    (least, most): (usize, usize),
+) -> (Vec<Graph>, Vec<Vec<Latency>>) {
+    let graphs: Vec<_> = (0..random.between(least, most)).map(|_| random::graph(random)).collect();
+    let latencies = graphs.iter().map(|graph| latency::latencies(graph, device, None)).collect();
+    (graphs, latencies)
 }
 
 /// Jobs on one device: alone as the engine has it, together never two copies on one wire, and never faster than their operators. (A job
@@ -127,10 +138,7 @@ fn random_jobs_together() {
         device.link.h2d = random.between(100_000_000, 2_000_000_000) as u64;
         device.link.h2d_contended = device.link.h2d / 2;
         device.pinned_bytes = Bytes(random.between(1 << 12, 1 << 22) as u64);
-        let graphs: Vec<_> =
-            (0..random.between(1, 3)).map(|_| random::graph(&mut random)).collect();
-        let latencies: Vec<_> =
-            graphs.iter().map(|graph| latency::latencies(graph, &device, None)).collect();
+        let (graphs, latencies) = random_graphs(&mut random, &device, (1, 3));
         let methods = [
             Method::default(),
             Method::named("tensile").expect("a planner"),
@@ -198,10 +206,7 @@ fn jobs_planned_for_each_other() {
         device.link.h2d = random.between(100_000_000, 2_000_000_000) as u64;
         (device.link.d2h, device.link.h2d_contended, device.link.d2h_contended) =
             (device.link.h2d, device.link.h2d / 2, device.link.h2d / 2);
-        let graphs: Vec<_> =
-            (0..random.between(2, 4)).map(|_| random::graph(&mut random)).collect();
-        let latencies: Vec<_> =
-            graphs.iter().map(|graph| latency::latencies(graph, &device, None)).collect();
+        let (graphs, latencies) = random_graphs(&mut random, &device, (2, 4));
         let unplanned = global::unplanned_peak(&graphs.iter().collect::<Vec<_>>());
         let budget = Bytes(unplanned.0 * random.between(60, 95) as u64 / 100);
         let rounds: Vec<Option<Nanos>> = [true, false]
@@ -268,10 +273,7 @@ fn no_job_makes_more_than_its_part_of_all_swaps() {
     for seed in first..first + plans() / 4 {
         let mut random = Random(seed ^ 0x11a17);
         let device = builtin::find("host").expect("built in");
-        let graphs: Vec<_> =
-            (0..random.between(2, 3)).map(|_| random::graph(&mut random)).collect();
-        let latencies: Vec<_> =
-            graphs.iter().map(|graph| latency::latencies(graph, &device, None)).collect();
+        let (graphs, latencies) = random_graphs(&mut random, &device, (2, 3));
         let unplanned = global::unplanned_peak(&graphs.iter().collect::<Vec<_>>());
         let planners = ["neap", "tensile"];
         let method = Method::named(planners[random.below(2)]).expect("a planner");
@@ -322,10 +324,7 @@ fn random_jobs_come_and_go() {
     for seed in first..first + plans() / 4 {
         let mut random = Random(seed ^ 0x5eed);
         let device = builtin::find("host").expect("built in");
-        let graphs: Vec<_> =
-            (0..random.between(2, 5)).map(|_| random::graph(&mut random)).collect();
-        let latencies: Vec<_> =
-            graphs.iter().map(|graph| latency::latencies(graph, &device, None)).collect();
+        let (graphs, latencies) = random_graphs(&mut random, &device, (2, 5));
         let largest =
             graphs.iter().map(|graph| global::unplanned_peak(&[graph]).0).max().unwrap_or(0);
         let budget = Bytes(largest * random.between(60, 250) as u64 / 100);

@@ -29,13 +29,6 @@ BLOCK = 512
 """The allocator's unit on a GPU, in bytes."""
 
 
-def is_cpu_only() -> bool:
-    """Whether this PyTorch has no part for CUDA."""
-    return not os.path.exists(
-        os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cuda.so")
-    )
-
-
 class Storages(TorchDispatchMode):
     """Counts the bytes of all live storages that operators made, in blocks of 512 bytes."""
 

@@ -9,7 +9,7 @@ import sys
 import threading
 import traceback
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim.optimizer import Optimizer
@@ -19,13 +19,15 @@ from neap.dry._guard import guarded, note, problems
 from neap.dry._library import Library
 from neap.dry._lines import _kind
 from neap.dry._memory import Memory
-from neap.dry._on_cpu import Storages, is_cpu_only
 from neap.dry._reads import Reads
 from neap.dry._scratch import Scratch
 from neap.dry._settings import Settings, settings
 from neap.torch import _graph
 from neap.torch._record import ScriptRecording
 from neap.torch._watch import Watch
+
+if TYPE_CHECKING:
+    from neap.dry._on_cpu import Storages
 
 _session: Session | None = None
 
@@ -36,6 +38,17 @@ def attach() -> None:
     if _session is None:
         _session = Session(settings())
         _session.attach()
+
+
+def _storages() -> Storages | None:
+    """What counts storages where PyTorch has no part for CUDA."""
+    library = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cuda.so")
+    if os.path.exists(library):
+        return None
+    # Fake tensors and data loaders take time to import.
+    from neap.dry._on_cpu import Storages
+
+    return Storages()
 
 
 class Session:
@@ -49,7 +62,7 @@ class Session:
         self.memory = Memory(self.watch, library)
         self.reads = Reads(library)
         self.scratch = Scratch(asked.folder)
-        self.storages = Storages() if is_cpu_only() else None
+        self.storages = _storages()
         self.steps = 0
         self.ended_by = "exit"
         self.exception: dict[str, Any] | None = None

@@ -55,11 +55,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     if flags.overlap {
         if let Some(job) = flags.graphs.iter().find(|job| job.swap_limit != Share::ALL) {
             bail!(
-                "{}@{}:{}: --overlap has no limit on a job's part of all swaps; leave one of them \
-                 out",
-                job.path.display(),
-                job.share,
-                job.swap_limit
+                "{job}: --overlap has no limit on a job's part of all swaps; leave one of them out"
             );
         }
         recorded_options.insert("overlap".to_owned(), "true".to_owned());

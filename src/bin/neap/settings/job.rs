@@ -2,6 +2,7 @@
 //! largest part of all jobs' swaps that it may make.
 
 use std::ffi::OsString;
+use std::fmt;
 use std::path::PathBuf;
 
 use neap::plan::{Method, Of, Share};
@@ -62,10 +63,9 @@ impl JobArg {
         if self.swap_limit == Share::ALL {
             return Ok(());
         }
-        let (path, share, limit) = (self.path.display(), self.share, self.swap_limit);
+        let limit = self.swap_limit;
         anyhow::bail!(
-            "{path}@{share}:{limit}: a job without others makes all swaps; leave `:{limit}` out or \
-             add jobs"
+            "{self}: a job without others makes all swaps; leave `:{limit}` out or add jobs"
         )
     }
 
@@ -79,11 +79,8 @@ impl JobArg {
         }
         let Some(limited) = method.limited(self.share) else {
             anyhow::bail!(
-                "{}@{}:{}: planner {} has no limit on swapping; use neap or tensile, or leave the \
+                "{self}: planner {} has no limit on swapping; use neap or tensile, or leave the \
                  shares out",
-                self.path.display(),
-                self.share,
-                self.swap_limit,
                 method.name()
             )
         };
@@ -96,6 +93,12 @@ impl JobArg {
             .record(Of::Tensors, job)
             .into_iter()
             .chain(self.swap_limit.record(Of::Swaps, job))
+    }
+}
+
+impl fmt::Display for JobArg {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}:{}", self.path.display(), self.share, self.swap_limit)
     }
 }
 
