@@ -48,6 +48,7 @@ use backend::host::link::LinkRate;
 use backend::{Measured, host};
 use controller::Controller;
 use session::{End, Job, Next, Pilot};
+pub use start::Spare;
 use start::{has_algorithms, open};
 
 /// The rate of the host device's copies.
@@ -234,7 +235,7 @@ pub struct Outcome {
     pub last: Option<crate::sim::engine::Run>,
     /// What libraries chose for operators for which they have several algorithms.
     pub libraries: BTreeMap<OpId, Chosen>,
-    /// What the device took besides, of the last plan that it followed.
+    /// What the device took besides, of the last plan that it followed where nothing else is said.
     pub costs: Costs,
     /// Parameters and buffers at the end by their keys (`parameter:NAME`), when they were to be
     /// kept.
@@ -252,7 +253,7 @@ pub struct Costs {
     pub fallbacks: usize,
     /// Device memory beside the arena, where libraries work when the plan reserves nothing.
     pub scratch: Bytes,
-    /// How long it took to pin the host store.
+    /// How long it took to pin the host store, of all plans that it followed.
     pub pinning: Nanos,
 }
 

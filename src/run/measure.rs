@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use super::backend::host::{self, link::LinkRate};
 use super::backend::{Failure, Item, Stream, Work};
 use super::profile::{again, alike, first, middle, once};
-use super::{RunError, Settings, Target, open, sweep};
+use super::{RunError, Settings, Spare, Target, open, sweep};
 use crate::device::{Link, Profile, Rates, roofline};
 use crate::job::Graph;
 use crate::units::{Bytes, Nanos};
@@ -64,7 +64,7 @@ const MEANWHILE: u64 = 4096;
 const LOAD: u32 = 100;
 
 /// What the device does beside copies.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Beside {
     /// Nothing.
     #[default]
@@ -119,15 +119,17 @@ pub fn measure(
         (false, true) => (SMALL, &[Beside::Nothing, Beside::Products][..]),
         (false, false) => (LARGE, &[Beside::Nothing, Beside::Products, Beside::Additions][..]),
     };
-    let mut link = Vec::new();
+    let (mut link, spare) = (Vec::new(), Spare::default());
     for beside in loads {
-        for kib in sizes.copies_kib {
+        // The largest first: what it pins serves all others.
+        for kib in sizes.copies_kib.iter().rev() {
             link.push(
-                rates(target, Bytes(*kib << 10), *beside, sizes.rounds)
+                rates(target, Bytes(*kib << 10), *beside, sizes.rounds, &spare)
                     .map_err(|f| RunError::Device(target.name(), f.to_string()))?,
             );
         }
     }
+    link.sort_by_key(|l| (l.beside, l.bytes));
     let idle = || link.iter().filter(|l| l.beside == Beside::Nothing);
     let largest = idle().max_by_key(|l| l.bytes).copied().unwrap_or_default();
     let smallest = idle().min_by_key(|l| l.bytes).copied().unwrap_or_default();
@@ -138,7 +140,9 @@ pub fn measure(
     let overhead =
         time(smallest.bytes, smallest.h2d).saturating_sub(time(smallest.bytes, largest.h2d));
 
-    let work = |graphs: &[Graph], what| work_rate(target, graphs, base, what, sizes.rounds);
+    let settings = Settings { target: target.clone(), ..Settings::default() };
+    let bench = Bench { base, settings: &settings, spare: &spare };
+    let work = |graphs: &[Graph], what| bench.work_rate(graphs, what, sizes.rounds);
     let mut products = Vec::new();
     for &extent in sizes.products {
         products.push((extent, work(&[sweep::product(extent)], roofline::flops)?));
@@ -151,7 +155,7 @@ pub fn measure(
         .collect();
     let reached = work(&convolutions, roofline::flops)?;
     let memory_bandwidth = work(&[sweep::large_add(sizes.addition_mib)], roofline::bytes)?;
-    let launch = launch(target, base)?;
+    let launch = bench.launch()?;
     let efficiency_percent =
         u32::try_from(u128::from(reached) * 100 / u128::from(f32)).unwrap_or(100).clamp(1, 100);
 
@@ -186,35 +190,42 @@ pub fn measure(
     Ok(Measurement { profile, link, products })
 }
 
-/// The flops of all graphs' operators per second, each at its fastest.
-fn work_rate(
-    target: &Target,
-    graphs: &[Graph],
-    base: &Profile,
-    work: fn(&crate::job::Operator) -> u128,
-    rounds: usize,
-) -> Result<u64, RunError> {
-    let settings = Settings { target: target.clone(), ..Settings::default() };
-    let (mut total, mut time) = (0u128, 0u128);
-    for graph in graphs {
-        let mut least = u64::MAX;
-        for _ in 0..rounds {
-            for (start, end) in again(graph, base, &settings, 6)?.0 {
-                least = least.min((end - start).0);
-            }
-        }
-        total += graph.operators.first().map_or(0, work);
-        time += u128::from(least);
-    }
-    Ok(u64::try_from(total * 1_000_000_000 / time.max(1)).unwrap_or(u64::MAX))
+/// A device whose operators are timed.
+struct Bench<'a> {
+    base: &'a Profile,
+    settings: &'a Settings,
+    spare: &'a Spare,
 }
 
-/// The time of a step that does next to nothing: the median distance from one start to the next.
-fn launch(target: &Target, base: &Profile) -> Result<Nanos, RunError> {
-    let settings = Settings { target: target.clone(), ..Settings::default() };
-    let (times, _) = again(&sweep::smallest(), base, &settings, 1000)?;
-    let distances: Vec<Nanos> = times.windows(2).map(|pair| pair[1].0 - pair[0].0).collect();
-    Ok(middle(&distances))
+impl Bench<'_> {
+    /// The flops of all graphs' operators per second, each at its fastest.
+    fn work_rate(
+        &self,
+        graphs: &[Graph],
+        work: fn(&crate::job::Operator) -> u128,
+        rounds: usize,
+    ) -> Result<u64, RunError> {
+        let (mut total, mut time) = (0u128, 0u128);
+        for graph in graphs {
+            let mut least = u64::MAX;
+            for _ in 0..rounds {
+                for (start, end) in again(graph, self.base, self.settings, 6, self.spare)?.0 {
+                    least = least.min((end - start).0);
+                }
+            }
+            total += graph.operators.first().map_or(0, work);
+            time += u128::from(least);
+        }
+        Ok(u64::try_from(total * 1_000_000_000 / time.max(1)).unwrap_or(u64::MAX))
+    }
+
+    /// The time of a step that does next to nothing: the median distance from one start to the
+    /// next.
+    fn launch(&self) -> Result<Nanos, RunError> {
+        let (times, _) = again(&sweep::smallest(), self.base, self.settings, 1000, self.spare)?;
+        let distances: Vec<Nanos> = times.windows(2).map(|pair| pair[1].0 - pair[0].0).collect();
+        Ok(middle(&distances))
+    }
 }
 
 fn rates(
@@ -222,11 +233,12 @@ fn rates(
     bytes: Bytes,
     beside: Beside,
     rounds: usize,
+    spare: &Spare,
 ) -> Result<LinkRates, Failure> {
     let rate = |streams: &[Stream]| -> Result<[u64; 3], Failure> {
         let mut best = [0; 3];
         for _ in 0..rounds {
-            let now = copies(target, bytes, beside, streams)?;
+            let now = copies(target, bytes, beside, streams, spare)?;
             best.iter_mut().zip(now).for_each(|(best, now)| *best = now.max(*best));
         }
         Ok(best)
@@ -252,6 +264,7 @@ fn copies(
     bytes: Bytes,
     beside: Beside,
     streams: &[Stream],
+    spare: &Spare,
 ) -> Result<[u64; 3], Failure> {
     let repeats = (64 << 20) / bytes.0.max(1);
     let repeats = repeats.clamp(8, 200);
@@ -306,7 +319,7 @@ fn copies(
         jitter: Nanos::ZERO,
     };
     let (measured, _) = open(
-        (target, None),
+        (target, None, spare),
         &graph,
         (&script, &BTreeMap::new()),
         host::kernels::find,
@@ -346,12 +359,14 @@ mod tests {
 
     #[test]
     fn copies_are_timed_each_way_and_together() {
-        let one = rates(&Target::Host, Bytes(64 << 10), Beside::Nothing, 1).unwrap();
+        let spare = Spare::default();
+        let one = rates(&Target::Host, Bytes(64 << 10), Beside::Nothing, 1, &spare).unwrap();
         assert!(
             [one.h2d, one.d2h, one.h2d_both, one.d2h_both].iter().all(|&r| r > 1_000_000),
             "{one:?}"
         );
         let base = crate::device::builtin::find("host").unwrap();
-        assert!(launch(&Target::Host, &base).unwrap() > Nanos::ZERO);
+        let bench = Bench { base: &base, settings: &Settings::default(), spare: &spare };
+        assert!(bench.launch().unwrap() > Nanos::ZERO);
     }
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use super::backend::{
     Device, Failure, Item, Measured, Memory, Script, StepWork, Stream, Work, host,
 };
-use super::{Job, RunError, Settings, open, seed, weights};
+use super::{Job, RunError, Settings, Spare, open, seed, weights};
 use crate::contract::{Chosen, JobPlan};
 use crate::device::Profile;
 use crate::device::latency::Row;
@@ -69,13 +69,18 @@ pub fn job(
 pub type Spans = Vec<(Nanos, Nanos)>;
 
 /// Runs the first operator of `graph` `settings.iterations` times after a warm-up, and returns its
-/// latency.
+/// latency. What a device leaves in `spare` serves the next call.
 ///
 /// # Errors
 /// When the device lacks it, or it fails.
-pub fn alone(graph: &Graph, profile: &Profile, settings: &Settings) -> Result<Row, RunError> {
+pub fn alone(
+    graph: &Graph,
+    profile: &Profile,
+    settings: &Settings,
+    spare: &Spare,
+) -> Result<Row, RunError> {
     let (times, chosen) =
-        again(graph, profile, settings, settings.iterations.saturating_add(WARM_UP))?;
+        again(graph, profile, settings, settings.iterations.saturating_add(WARM_UP), spare)?;
     let Some(operator) = graph.operators.first() else {
         return Err(RunError::Graph("the graph has no operator".to_owned()));
     };
@@ -99,6 +104,7 @@ pub fn again(
     profile: &Profile,
     settings: &Settings,
     repeats: u32,
+    spare: &Spare,
 ) -> Result<(Spans, Option<Chosen>), RunError> {
     let mut job = Job::new(host::kernels::find, graph, profile, settings, None)?;
     let (item, addresses) = first(graph, Bytes::ZERO);
@@ -106,7 +112,7 @@ pub fn again(
     let batch = std::mem::take(&mut job.batch);
     let (nothing, options) = (BTreeMap::new(), settings.host(profile));
     let measured = open(
-        (&settings.target, None),
+        (&settings.target, None, spare),
         graph,
         (&script, &nothing),
         host::kernels::find,

@@ -11,13 +11,13 @@ use sha2::{Digest, Sha256};
 
 use super::backend::{Device, Failure, Measured, Memory};
 use super::executor::{self, Executor, Record};
-use super::start::{Shared, on_cuda, open};
-use super::{Lookup, Outcome, RunError, Settings, Target, Value, support, weights};
+use super::start::{Shared, Spare, on_cuda, open};
+use super::{Costs, Lookup, Outcome, RunError, Settings, Target, Value, support, weights};
 use crate::contract::{Chosen, JobPlan};
 use crate::device::Profile;
 use crate::job::{Graph, Role, Tensor};
 use crate::sim::program::{Begin, Program};
-use crate::units::{Bytes, OpId, TensorId};
+use crate::units::{Bytes, Nanos, OpId, TensorId};
 
 /// Decides at each iteration boundary what comes next.
 pub(super) trait Pilot {
@@ -55,6 +55,10 @@ pub(super) struct Job<'a> {
     carried: BTreeMap<TensorId, Vec<u8>>,
     record: Record,
     high_water: Bytes,
+    /// What a session's device leaves to the next one's.
+    spare: Spare,
+    /// How long it took to pin memory in all sessions.
+    pinning: Nanos,
 }
 
 /// How a session ended.
@@ -114,6 +118,8 @@ impl<'a> Job<'a> {
             carried: BTreeMap::new(),
             record: Record::default(),
             high_water: Bytes::ZERO,
+            spare: Spare::default(),
+            pinning: Nanos::ZERO,
         })
     }
 
@@ -171,8 +177,9 @@ impl<'a> Job<'a> {
             }
         };
         let (batch, options) = (std::mem::take(&mut self.batch), settings.host(self.profile));
-        let (libraries, kernels, shared) =
-            (std::mem::take(&mut self.libraries), self.kernels, self.shared);
+        let (libraries, spare) =
+            (std::mem::take(&mut self.libraries), std::mem::take(&mut self.spare));
+        let (kernels, shared) = (self.kernels, self.shared);
         let work = |device: &mut dyn Device| {
             for home in &homes {
                 let data = self
@@ -225,7 +232,7 @@ impl<'a> Job<'a> {
             }
         };
         let end = open(
-            (&settings.target, shared),
+            (&settings.target, shared, &spare),
             graph,
             (&script, &libraries),
             kernels,
@@ -233,13 +240,14 @@ impl<'a> Job<'a> {
             &options,
             work,
         );
-        (self.batch, self.libraries) = (batch, libraries);
+        (self.batch, self.libraries, self.spare) = (batch, libraries, spare);
         let (mut end, mut said) = end.map_err(fail)?;
+        self.pinning += said.costs.pinning;
         match &mut end {
             Ok(End::Done(outcome)) => {
                 outcome.notes.append(&mut said.notes);
                 outcome.libraries = said.libraries;
-                outcome.costs = said.costs;
+                outcome.costs = Costs { pinning: self.pinning, ..said.costs };
             }
             _ => self.notes.append(&mut said.notes),
         }

@@ -17,6 +17,14 @@ pub struct DeviceNotes {
     pub costs: Costs,
 }
 
+#[cfg(feature = "cuda")]
+pub use backend::cuda::pool::Spare;
+
+/// What a device leaves to those after it: nothing.
+#[cfg(not(feature = "cuda"))]
+#[derive(Default)]
+pub struct Spare;
+
 /// An arena that several jobs share, and the link.
 pub enum Shared {
     Host(host::Shared),
@@ -44,13 +52,13 @@ impl Shared {
 }
 
 /// Opens the device of `target` for `script` and runs `work` with it. The device has memory of its
-/// own unless there is a shared one, and its libraries use these algorithms. Returns the result of
-/// `work` and the device's report.
+/// own unless there is a shared one, and its libraries use these algorithms. It leaves in `spare`
+/// what the next device can use. Returns the result of `work` and the device's report.
 ///
 /// # Errors
 /// When there is no such device, or it can't be prepared.
 pub fn open<R>(
-    (target, shared): (&Target, Option<&Shared>),
+    (target, shared, spare): (&Target, Option<&Shared>, &Spare),
     graph: &Graph,
     (script, libraries): (&backend::Script, &BTreeMap<OpId, Chosen>),
     kernels: Lookup,
@@ -76,7 +84,7 @@ pub fn open<R>(
             batch,
             (libs.as_deref(), *tf32),
             options.poison,
-            shared,
+            (shared, spare),
             work,
         ),
     }
@@ -108,7 +116,7 @@ fn on_gpu<R>(
     batch: &[Vec<u8>],
     (libs, tf32): (Option<&Path>, bool),
     poison: bool,
-    shared: Option<&Shared>,
+    (shared, spare): (Option<&Shared>, &Spare),
     work: impl FnOnce(&mut dyn Device) -> R,
 ) -> Result<(R, DeviceNotes), Failure> {
     let algorithms =
@@ -119,7 +127,7 @@ fn on_gpu<R>(
         Some(Shared::Cuda(shared)) => Some(shared),
         _ => None,
     };
-    backend::cuda::with_device(graph, script, batch, &options, shared, |device| {
+    backend::cuda::with_device(graph, script, batch, &options, (shared, spare), |device| {
         let result = work(device);
         let chosen = |(id, passes): (&OpId, &Vec<(i32, Bytes)>)| {
             let workspace = passes.iter().map(|p| p.1).max().unwrap_or_default();
@@ -142,7 +150,7 @@ fn on_gpu<R>(
     _: &[Vec<u8>],
     _: (Option<&Path>, bool),
     _: bool,
-    _: Option<&Shared>,
+    _: (Option<&Shared>, &Spare),
     _: impl FnOnce(&mut dyn Device) -> R,
 ) -> Result<(R, DeviceNotes), Failure> {
     Err(Failure::Device("built without the cuda feature".to_owned()))

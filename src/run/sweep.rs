@@ -432,7 +432,7 @@ fn elementwise(d: &mut Draw, inputs: usize, then: &[Arg]) -> Parts {
 mod tests {
     use super::*;
     use crate::device::{builtin, latency, predictor::features::Features};
-    use crate::{Settings, profile};
+    use crate::{Settings, Spare, profile};
 
     #[test]
     fn every_kind_runs_and_reads_back_as_features() {
@@ -447,7 +447,7 @@ mod tests {
             });
             // In an unoptimised build only small ones are quick.
             for graph in &graphs[..3] {
-                let row = profile::alone(graph, &device, &Settings::default())
+                let row = profile::alone(graph, &device, &Settings::default(), &Spare::default())
                     .unwrap_or_else(|e| panic!("{name}: {e}"));
                 assert!(
                     row.ns >= 1

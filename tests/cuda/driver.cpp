@@ -7,8 +7,8 @@
 //
 // FAKE_SEED chooses the orders. FAKE_NO_DEVICE=1 has no device. FAKE_DROP_WAIT=N ignores the Nth wait of each iteration and
 // holds back what it waited for; FAKE_DROP_SYNC=N the Nth time that the host waits for a stream or for all. FAKE_REPORT names
-// a file that says how many waits an iteration has, whether the ignored one follows from others, how often the host waits, and
-// whether a copy or something else stood behind the ignored wait.
+// a file that says how many waits an iteration has, whether the ignored one follows from others, how often the host waits,
+// whether a copy or something else stood behind the ignored wait, and how often memory was pinned.
 #include <dlfcn.h>
 #include <elf.h>
 #include <stdio.h>
@@ -89,6 +89,7 @@ static const Stream *unawaited = nullptr, *unseen = nullptr;
 static size_t unseen_turn = 0;
 static const long dropped_sync = getenv("FAKE_DROP_SYNC") ? atol(getenv("FAKE_DROP_SYNC")) : -1;
 static long syncs = 0;
+static long pins = 0;
 
 static void stop(const char* what) {
     fprintf(stderr, "fake driver: %s\n", what);
@@ -102,7 +103,7 @@ struct AtExit {
         const char* path = getenv("FAKE_REPORT");
         FILE* file = path ? fopen(path, "w") : nullptr;
         if (!file) return;
-        fprintf(file, "%ld %s %ld %s\n", std::max(most_waits, waits), needed ? "needed" : "redundant", syncs, behind);
+        fprintf(file, "%ld %s %ld %s %ld\n", std::max(most_waits, waits), needed ? "needed" : "redundant", syncs, behind, pins);
         fclose(file);
     }
 } at_exit;
@@ -420,6 +421,7 @@ Result cuMemFreeHost(void* at) {
 Result cuMemHostRegister_v2(void* at, size_t bytes, unsigned int) {
     ONE_AT_A_TIME;
     if ((Address)at % PAGE) return 1;
+    pins++;
     pinned[(Address)at] = bytes;
     races.allocated((Address)at, bytes);
     return 0;

@@ -188,12 +188,13 @@ fn of_kinds(
     }
     graphs.iter_mut().try_for_each(|graph| allow(flags, target, graph))?;
     let bar = bar(graphs.len() as u64 * loads.len() as u64 * u64::from(flags.rounds), "shapes");
-    let mut best: Vec<Row> = Vec::new();
+    let (mut best, spare): (Vec<Row>, _) = (Vec::new(), run::Spare::default());
     for round in 0..flags.rounds {
         let mut at = 0;
         for graph in &graphs {
             for &load in loads {
-                let row = run::profile::alone(graph, device, &settings(flags, target, load))?;
+                let row =
+                    run::profile::alone(graph, device, &settings(flags, target, load), &spare)?;
                 if round == 0 {
                     best.push(row);
                 } else if row.ns < best[at].ns {

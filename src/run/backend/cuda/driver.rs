@@ -141,7 +141,7 @@ impl Context {
     pub fn pin(&self, bytes: usize) -> Result<PinnedMemory, Fault> {
         let none = || Fault(format!("the machine pins no {}", Bytes(bytes as u64)));
         if bytes == 0 {
-            return Ok(PinnedMemory { start: std::ptr::null_mut(), bytes, here: PhantomData });
+            return Ok(PinnedMemory { start: std::ptr::null_mut(), bytes, pages: None });
         }
         let layout = pages(bytes).ok_or_else(none)?;
         // SAFETY: the layout has a size above zero; given back below or by `PinnedMemory`.
@@ -158,7 +158,7 @@ impl Context {
             unsafe { std::alloc::dealloc(start, layout) };
             return Err(none());
         }
-        Ok(PinnedMemory { start, bytes, here: PhantomData })
+        Ok(PinnedMemory { start, bytes, pages: Some(layout) })
     }
 
     /// Loads machine code.
@@ -328,10 +328,24 @@ impl Drop for DeviceMemory {
 pub struct PinnedMemory {
     start: *mut u8,
     bytes: usize,
-    here: Here,
+    /// What was allocated.
+    pages: Option<Layout>,
 }
 
 impl PinnedMemory {
+    /// How many bytes are pinned.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        self.pages.map_or(0, |pages| pages.size())
+    }
+
+    /// The first `bytes` of it, at most [`PinnedMemory::room`].
+    #[must_use]
+    pub fn of_size(mut self, bytes: usize) -> Self {
+        self.bytes = bytes.min(self.room());
+        self
+    }
+
     /// The address of a stretch.
     ///
     /// # Errors
@@ -370,7 +384,7 @@ impl PinnedMemory {
 
 impl Drop for PinnedMemory {
     fn drop(&mut self) {
-        if let Some(layout) = pages(self.bytes).filter(|_| !self.start.is_null()) {
+        if let Some(layout) = self.pages {
             // SAFETY: registered and allocated once in `Context::pin`, with this layout.
             unsafe {
                 let _ = sys::cuMemHostUnregister(self.start.cast());

@@ -16,6 +16,7 @@ pub mod libs;
 #[cfg(test)]
 mod occupancy;
 pub mod params;
+pub mod pool;
 pub(crate) mod prepare;
 #[cfg(test)]
 mod shim;
@@ -34,7 +35,8 @@ use crate::backend::operators::error::data_error;
 use crate::job::Graph;
 use crate::units::{Bytes, Nanos, OpId};
 use canary::Canaries;
-use driver::{Context, Event, Fault, Queue};
+use driver::{Context, Event, Fault, PinnedMemory, Queue};
+use pool::{Pool, Spare};
 use prepare::{Prepared, Ready};
 
 /// Options of the CUDA device.
@@ -67,8 +69,8 @@ pub struct Cuda<'a> {
     // then memories and events, the context last.
     prepared: Prepared,
     arena: driver::DeviceMemory,
-    pinned: driver::PinnedMemory,
-    words: driver::PinnedMemory,
+    pinned: PinnedMemory,
+    words: PinnedMemory,
     base: Event,
     ends: Vec<Event>,
     queues: [Queue; 3],
@@ -80,7 +82,7 @@ pub struct Cuda<'a> {
     times: Vec<(Nanos, Nanos)>,
     /// The device's name and its libraries' versions, for the user.
     pub notes: Vec<String>,
-    /// How long it took to pin the host store.
+    /// How long it took to pin the host store, if none was left for it.
     pub pinning: Nanos,
     context: Context,
 }
@@ -106,6 +108,8 @@ fn fail(fault: Fault) -> Failure {
 /// It is freed by the thread that made it.
 pub struct Shared {
     lent: driver::Lent,
+    // Before the context, so that it is dropped first.
+    pool: Pool,
     _owner: Owner,
 }
 
@@ -116,8 +120,8 @@ struct Owner {
     _context: Context,
 }
 
-// SAFETY: other threads see only the address and size in `lent`; the owner is made and dropped on
-// one thread, since `Shared` is not `Send`.
+// SAFETY: other threads see the address and size in `lent`, and the pool, which has a lock; the
+// owner is made and dropped on one thread, since `Shared` is not `Send`.
 unsafe impl Sync for Shared {}
 
 impl Shared {
@@ -129,11 +133,13 @@ impl Shared {
         crate::device::present::cuda_devices().map_err(Failure::Device)?;
         let context = Context::new(0).map_err(fail)?;
         let arena = context.allocate(bytes).map_err(fail)?;
-        Ok(Self { lent: arena.lend(), _owner: Owner { _arena: arena, _context: context } })
+        let owner = Owner { _arena: arena, _context: context };
+        Ok(Self { lent: owner._arena.lend(), pool: Pool::default(), _owner: owner })
     }
 }
 
 /// Makes a CUDA device for `script`, in `shared` memory if there is one, and runs `body` with it.
+/// Its pinned memory stays with the shared memory, or in `spare`.
 ///
 /// # Errors
 /// When there is no driver or no device, a library is missing or of another version, there is too
@@ -143,26 +149,26 @@ pub fn with_device<R>(
     script: &Script,
     batch: &[Vec<u8>],
     options: &Options,
-    shared: Option<&Shared>,
+    (shared, spare): (Option<&Shared>, &Spare),
     body: impl FnOnce(&mut Cuda<'_>) -> R,
 ) -> Result<R, Failure> {
-    let mut device = Cuda::new(graph, script, batch, options, shared)?;
-    Ok(body(&mut device))
+    crate::device::present::cuda_devices().map_err(Failure::Device)?;
+    let pool = shared.map_or_else(|| spare.pool().map_err(fail), |shared| Ok(&shared.pool))?;
+    let mut device = Cuda::new(graph, script, batch, options, shared, pool)?;
+    let result = body(&mut device);
+    device.leave(pool);
+    Ok(result)
 }
 
 impl<'a> Cuda<'a> {
-    /// As [`with_device`].
-    ///
-    /// # Errors
-    /// As [`with_device`].
-    pub fn new(
+    fn new(
         graph: &'a Graph,
         script: &'a Script,
         batch: &[Vec<u8>],
         options: &Options,
         shared: Option<&Shared>,
+        pool: &Pool,
     ) -> Result<Self, Failure> {
-        crate::device::present::cuda_devices().map_err(Failure::Device)?;
         let context = Context::new(0).map_err(fail)?;
         let queues = [
             context.queue().map_err(fail)?,
@@ -173,7 +179,7 @@ impl<'a> Cuda<'a> {
             || context.allocate(script.arena).map_err(fail),
             |s| Ok(s.lent.memory()),
         )?;
-        let words = context.pin(WORDS).map_err(fail)?;
+        let words = pool.take(&context, WORDS).map_err(fail)?;
         let prepared = Prepared::new(
             graph,
             script,
@@ -187,7 +193,7 @@ impl<'a> Cuda<'a> {
         let store = usize::try_from(script.store.0)
             .map_err(|_| Failure::Device(format!("a host store of {}", script.store)))?;
         let began = Instant::now();
-        let pinned = context.pin(store + prepared.uploads.len()).map_err(fail)?;
+        let pinned = pool.take(&context, store + prepared.uploads.len()).map_err(fail)?;
         let pinning = Nanos(u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
         pinned.write(store, &prepared.uploads).map_err(fail)?;
         let ends =
@@ -216,6 +222,14 @@ impl<'a> Cuda<'a> {
             pinning,
             context,
         })
+    }
+
+    /// Gives pinned memory to `pool`; unpins it where a copy that failed may still use it.
+    fn leave(self, pool: &Pool) {
+        if self.queues.iter().try_for_each(Queue::wait_for_all).is_ok() {
+            pool.give(self.pinned);
+            pool.give(self.words);
+        }
     }
 
     /// The algorithm and workspace of each pass of the convolutions, by operator: the library's
