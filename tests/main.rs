@@ -20,6 +20,7 @@ mod overlap;
 mod place;
 mod planning;
 mod regressions;
+mod resolutions;
 mod schemas;
 mod share;
 mod together;

@@ -11,11 +11,13 @@ use neap::device::{Latency, Profile, builtin, latency};
 use neap::job::Graph;
 use neap::job::json::sha256;
 use neap::plan::global::{self, Job, Jobs, aware, limits};
-use neap::plan::live::{Arrival, Live};
+use neap::plan::live::{Arrival, Conditions, Live, Outcome};
 use neap::plan::{Method, PlanError, Share};
 use neap::sim::engine::{self, Durations};
 use neap::sim::joint::{self, Party};
+use neap::sim::noise::Noise;
 use neap::sim::program::{Direction, Program};
+use neap::sim::share::policy::{self, Policy, Style};
 use neap::sim::together::{Shared, WHOLE, Work};
 use neap::units::{Bytes, Nanos};
 
@@ -317,6 +319,18 @@ fn no_job_makes_more_than_its_part_of_all_swaps() {
 }
 
 /// Jobs that come and go: every one that is let in ends, and at no instant do two hold the same bytes or more than the budget.
+/// Under policies of one job at a time no two iterations overlap.
+fn one_at_a_time(seed: u64, policy: &dyn Policy, outcome: &Outcome) {
+    if !matches!(policy.style(), Style::One { .. } | Style::Rotating) {
+        return;
+    }
+    let mut iterations: Vec<(Nanos, Nanos)> =
+        outcome.jobs.iter().flat_map(|job| job.iterations.iter().copied()).collect();
+    iterations.sort_unstable();
+    let apart = iterations.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0);
+    assert!(apart, "seed {seed}, {}: two jobs run at once", policy.name());
+}
+
 #[test]
 fn random_jobs_come_and_go() {
     let first = crate::common::first();
@@ -347,13 +361,19 @@ fn random_jobs_come_and_go() {
                 iterations: random.between(1, 6) as u32,
             });
         }
-        let outcome = Live::new(&arrivals, &device, budget)
-            .run()
-            .unwrap_or_else(|e| panic!("seed {seed}: {e}"));
-        let again = Live::new(&arrivals, &device, budget)
-            .run()
-            .unwrap_or_else(|e| panic!("seed {seed}: {e}"));
-        assert_eq!(format!("{outcome:?}"), format!("{again:?}"), "seed {seed}");
+        let noise = (random.below(2) == 0)
+            .then(|| Noise { share: random.below(50_000) as u64, seed: random.0 });
+        let policy = policy::ALL[random.below(policy::ALL.len())];
+        let conditions = Conditions { policy, noise, real: None };
+        let run = || {
+            Live::new(&arrivals, &device, budget)
+                .under(conditions)
+                .run()
+                .unwrap_or_else(|e| panic!("seed {seed}, {}: {e}", policy.name()))
+        };
+        let outcome = run();
+        assert_eq!(format!("{outcome:?}"), format!("{:?}", run()), "seed {seed}");
+        one_at_a_time(seed, policy, &outcome);
         // From when until when each job holds which bytes.
         let mut held: Vec<(u64, u64, u64, u64)> = Vec::new();
         for (arrival, job) in arrivals.iter().zip(&outcome.jobs) {

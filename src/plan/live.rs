@@ -19,19 +19,26 @@
 //!
 //! A launch loads the tensors that start on the device, alone on the link. Host slots change at the
 //! same boundary as the sub-arena. A job that can't be planned beside the others waits in line,
-//! first come first served, and the result says what it waits for. Cost: one [`super::global`] plan
+//! in the policy's order, and the result says what it waits for. Cost: one [`super::global`] plan
 //! for each launch or end.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+mod turns;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-use super::budget::{self, PlanError, Request};
+use super::budget::{self, PlanError, Planned, Request};
 use super::global::{self, Job, Jobs, Memo, limits};
 use super::share::Share;
+use crate::device::latency::{Table, latencies};
 use crate::device::{Profile, roofline};
 use crate::job::Graph;
+use crate::job::arrange::{ArrangeError, arrange};
 use crate::sim::engine::{self, Deadlock, Durations};
+use crate::sim::noise::Noise;
 use crate::sim::program::{Begin, Direction, Program};
+use crate::sim::share::mechanism::Settings;
+use crate::sim::share::policy::{Facts, Pack, Policy};
 use crate::sim::together::{Carried, Shared, Work};
 use crate::units::{Bytes, Nanos, TensorId};
 
@@ -44,6 +51,23 @@ pub struct Arrival<'a> {
     pub submitted: Nanos,
     /// How many iterations it runs; at least 1.
     pub iterations: u32,
+}
+
+/// What differs from what the jobs are planned for.
+#[derive(Clone, Copy)]
+pub struct Conditions<'a> {
+    /// Decides which admitted jobs run their next iteration, and the order of admission.
+    pub policy: &'a dyn Policy,
+    /// The latencies at which operators really run.
+    pub real: Option<&'a Table>,
+    /// By how much every latency varies.
+    pub noise: Option<Noise>,
+}
+
+impl Default for Conditions<'_> {
+    fn default() -> Self {
+        Self { policy: &Pack, real: None, noise: None }
+    }
 }
 
 /// The history of a job.
@@ -85,25 +109,27 @@ pub enum LiveError {
     /// A defect in a plan.
     #[error(transparent)]
     Deadlock(#[from] Deadlock),
+    /// A defect in a plan's order or pieces.
+    #[error(transparent)]
+    Arrange(#[from] ArrangeError),
 }
 
 /// A job's plan at its place in the arena.
 #[derive(Clone)]
 struct Seat {
-    program: Rc<Program>,
-    durations: Rc<Durations>,
+    part: Part,
     base: u64,
-    bytes: u64,
 }
 
 impl Seat {
     fn touches(&self, other: &Self) -> bool {
-        self.base < other.base + other.bytes && other.base < self.base + self.bytes
+        self.base < other.base + other.part.bytes && other.base < self.base + self.part.bytes
     }
 
     /// The tensors on the device between iterations.
     fn persistent(&self) -> BTreeSet<TensorId> {
-        self.program
+        self.part
+            .program
             .residencies
             .iter()
             .filter(|r| r.begin == Begin::Iteration)
@@ -127,15 +153,22 @@ struct Member {
     utilisation: u32,
     /// Whether it is within an iteration.
     running: bool,
-    /// When it begins its next iteration.
+    /// From when on it can begin its next iteration.
     starts: Option<Nanos>,
+    /// Whether what it keeps between iterations has been loaded.
+    loaded: bool,
+    /// The time of its iterations so far, at least the least of the jobs that were there before it.
+    service: Nanos,
 }
 
-/// A job's iteration alone and without events.
+/// A job's iteration under its plan.
 #[derive(Clone)]
 struct Part {
     program: Rc<Program>,
+    /// Without noise.
     durations: Rc<Durations>,
+    /// How long the iteration was planned to take alone.
+    planned: Nanos,
     bytes: u64,
 }
 
@@ -144,13 +177,14 @@ pub struct Live<'a> {
     arrivals: &'a [Arrival<'a>],
     device: &'a Profile,
     budget: Bytes,
+    conditions: Conditions<'a>,
     memo: Memo,
     /// Unplanned iterations by the graph's hash.
     unplanned: BTreeMap<&'a str, Part>,
     members: Vec<Member>,
-    waiting: VecDeque<usize>,
-    /// Whether the first job in line must wait until another job leaves.
-    blocked: bool,
+    waiting: BTreeSet<usize>,
+    /// The first job in line, where it must wait until another job leaves.
+    blocked: Option<usize>,
     outcome: Outcome,
     /// How many of the copies carried name their job by its arrival.
     named: usize,
@@ -166,14 +200,21 @@ impl<'a> Live<'a> {
             arrivals,
             device,
             budget,
+            conditions: Conditions::default(),
             memo: Memo::default(),
             unplanned: BTreeMap::new(),
             members: Vec::new(),
-            waiting: VecDeque::new(),
-            blocked: false,
+            waiting: BTreeSet::new(),
+            blocked: None,
             outcome,
             named: 0,
         }
+    }
+
+    /// The same under other conditions.
+    #[must_use]
+    pub fn under(self, conditions: Conditions<'a>) -> Self {
+        Self { conditions, ..self }
     }
 
     /// Simulates the jobs until all have ended.
@@ -194,7 +235,9 @@ impl<'a> Live<'a> {
         let mut coming = 0;
         loop {
             let arrival = self.arrivals.get(coming).map(|a| a.submitted);
-            let start = self.members.iter().filter_map(|m| m.starts).min();
+            let passed = shared.now();
+            let start =
+                self.members.iter().filter_map(|m| m.starts).filter(|at| *at > passed).min();
             let limit = arrival.into_iter().chain(start).min().unwrap_or(Nanos(u64::MAX));
             let iteration = shared.until(limit)?;
             let now = shared.now();
@@ -207,7 +250,7 @@ impl<'a> Live<'a> {
                     }
                 }
                 None if arrival.is_some_and(|at| at <= now) => {
-                    self.waiting.push_back(coming);
+                    self.waiting.insert(coming);
                     coming += 1;
                     self.admit(now)?;
                 }
@@ -216,21 +259,75 @@ impl<'a> Live<'a> {
             }
             self.settle(now);
             for member in &mut self.members {
-                if member.starts.is_some_and(|at| at <= now)
-                    && let Some(seat) = &member.seat
-                {
-                    (member.starts, member.running) = (None, true);
-                    let work = Work {
-                        program: Rc::clone(&seat.program),
-                        durations: Rc::clone(&seat.durations),
-                        utilisation: member.utilisation,
-                    };
-                    shared.begin(member.number, work);
-                }
+                member.loaded |= member.starts.is_some_and(|at| at <= now);
+            }
+            for index in self.turn(now) {
+                let member = &mut self.members[index];
+                let Some(seat) = &member.seat else { continue };
+                (member.starts, member.running) = (None, true);
+                let run = &self.outcome.jobs[member.arrival].iterations;
+                let durations = self.conditions.noise.map_or_else(
+                    || Rc::clone(&seat.part.durations),
+                    |noise| {
+                        // Each iteration of each job draws from a sequence of its own.
+                        let run = (member.arrival as u64) << 32 | run.len() as u64;
+                        Rc::new(noise.apply(&seat.part.durations, run))
+                    },
+                );
+                let work = Work {
+                    program: Rc::clone(&seat.part.program),
+                    durations,
+                    utilisation: member.utilisation,
+                };
+                shared.begin(member.number, work);
             }
         }
         self.outcome.carried = shared.carried;
         Ok(self.outcome)
+    }
+
+    /// The members that begin an iteration now.
+    fn turn(&self, now: Nanos) -> Vec<usize> {
+        let resident = |member: &Member| turns::Resident {
+            facts: self.facts(member.arrival, Some(member)),
+            service: member.service,
+            begun: self.begun(member),
+            running: member.running,
+            ready: member.seat.is_some() && member.starts.is_some_and(|at| at <= now),
+            loaded: member.loaded,
+        };
+        let residents: Vec<turns::Resident> = self.members.iter().map(resident).collect();
+        let oldest = self.members.iter().enumerate().min_by_key(|(_, member)| member.arrival);
+        let overdue = oldest.filter(|(_, m)| self.overdue(m.arrival, now)).map(|(index, _)| index);
+        turns::begin(self.conditions.policy, &residents, overdue)
+    }
+
+    /// Whether the policy lets this job go first because it was submitted long ago.
+    fn overdue(&self, arrival: usize, now: Nanos) -> bool {
+        let submitted = self.arrivals[arrival].submitted;
+        self.conditions.policy.ages()
+            && submitted.0.saturating_add(Settings::default().patience.0) <= now.0
+    }
+
+    fn begun(&self, member: &Member) -> bool {
+        member.running || !self.outcome.jobs[member.arrival].iterations.is_empty()
+    }
+
+    /// What the policy knows of a job. An iteration is expected to take as long as the last one, or
+    /// as long as the plan says; before there is a plan, as long as its operators.
+    fn facts(&self, arrival: usize, member: Option<&Member>) -> Facts {
+        let it = &self.arrivals[arrival];
+        let last = self.outcome.jobs[arrival].iterations.last().map(|iteration| iteration.1);
+        let seat = member.and_then(|m| m.seat.as_ref().or(m.next.as_ref()));
+        let each = last
+            .or(seat.map(|seat| seat.part.planned))
+            .unwrap_or_else(|| it.job.latencies.iter().map(|latency| latency.time).sum());
+        let left = member.map_or(it.iterations, |m| m.left);
+        Facts {
+            submit: it.submitted,
+            remaining: Nanos(each.0.saturating_mul(u64::from(left))),
+            utilisation: member.map_or(0, |m| m.utilisation),
+        }
     }
 
     /// Replaces device numbers by arrivals in the copies since the last iteration's end.
@@ -259,11 +356,12 @@ impl<'a> Live<'a> {
         story.iterations.push((now - took, took));
         story.late += u64::from(late);
         member.running = false;
+        member.service += took;
         member.left -= 1;
         let last = member.left == 0;
         if last {
             self.members.remove(index);
-            self.blocked = false;
+            self.blocked = None;
             self.outcome.jobs[job].ended = Some(now);
             if !self.members.is_empty() {
                 self.plan(None)?;
@@ -273,24 +371,34 @@ impl<'a> Live<'a> {
         Ok(last)
     }
 
+    /// The waiting job that is admitted next: the first by the policy, or the oldest if overdue.
+    fn first_in_line(&self, now: Nanos) -> Option<usize> {
+        let oldest = self.waiting.first().copied()?;
+        if self.overdue(oldest, now) {
+            return Some(oldest);
+        }
+        let rank = |job: &usize| (self.conditions.policy.rank(&self.facts(*job, None)), *job);
+        self.waiting.iter().copied().min_by_key(rank)
+    }
+
     /// Admits waiting jobs, in order, that can be planned beside the others. A job that can't be
     /// admitted is tried again only after another job has left: until then planning would fail in
     /// the same way.
     fn admit(&mut self, now: Nanos) -> Result<(), LiveError> {
-        while !self.blocked
-            && let Some(&first) = self.waiting.front()
+        while let Some(first) = self.first_in_line(now)
+            && self.blocked != Some(first)
         {
             if let Some(why) = self.plan(Some(first))? {
                 self.outcome.jobs[first].waited_for.get_or_insert(why);
                 if self.members.is_empty() {
                     // It is alone on the device and still too large, so it never fits.
-                    self.waiting.pop_front();
+                    self.waiting.remove(&first);
                     continue;
                 }
-                self.blocked = true;
+                self.blocked = Some(first);
                 break;
             }
-            self.waiting.pop_front();
+            self.waiting.remove(&first);
             self.outcome.jobs[first].admitted = Some(now);
         }
         Ok(())
@@ -322,18 +430,32 @@ impl<'a> Live<'a> {
             Err(defect) => return Err(defect.into()),
         };
         self.enter(more);
-        for (index, part) in indices.into_iter().zip(limits::swap_parts(&together.parts)) {
+        for (&index, part) in indices.iter().zip(limits::swap_parts(&together.parts)) {
             let story = &mut self.outcome.jobs[index];
             story.swap_part = story.swap_part.max(part);
         }
-        let link = &self.device.link;
-        let planned = together.parts.into_iter().map(|part| Part {
-            bytes: part.plan.figures.arena_bytes.0,
-            durations: Rc::new(Durations::nominal(&part.program, link)),
-            program: Rc::new(part.program),
-        });
-        self.seat(planned.collect());
+        let planned = indices.iter().zip(together.parts).map(|(&job, part)| self.part(job, part));
+        let planned = planned.collect::<Result<Vec<Part>, LiveError>>()?;
+        self.seat(planned);
         Ok(None)
+    }
+
+    /// A job's iteration under a plan, at the latencies at which it really runs.
+    fn part(&self, job: usize, made: Planned) -> Result<Part, LiveError> {
+        let mut durations = Durations::nominal(&made.program, &self.device.link);
+        if let Some(table) = self.conditions.real {
+            let graph = arrange(self.arrivals[job].job.graph, &made.plan.jobs[0].arrangement)?;
+            let real = latencies(&graph, self.device, Some(table));
+            for (step, time) in made.program.steps.iter().zip(&mut durations.steps) {
+                *time = real[step.operator.index()].time;
+            }
+        }
+        Ok(Part {
+            bytes: made.plan.figures.arena_bytes.0,
+            planned: made.run.iteration,
+            durations: Rc::new(durations),
+            program: Rc::new(made.program),
+        })
     }
 
     /// All jobs without events, if they fit so and are too many to be planned for each other. This
@@ -353,11 +475,7 @@ impl<'a> Live<'a> {
                     method: job.method.clone(),
                     ..Request::new(job.graph, self.device, job.latencies, Bytes::ZERO)
                 })?;
-                let unplanned = Part {
-                    bytes: made.plan.figures.arena_bytes.0,
-                    durations: Rc::new(Durations::nominal(&made.program, &self.device.link)),
-                    program: Rc::new(made.program),
-                };
+                let unplanned = self.part(index, made)?;
                 self.unplanned.insert(&job.file.1, unplanned);
             }
             let one = &self.unplanned[&*job.file.1];
@@ -387,6 +505,8 @@ impl<'a> Live<'a> {
                 utilisation,
                 running: false,
                 starts: None,
+                loaded: false,
+                service: self.members.iter().map(|m| m.service).min().unwrap_or_default(),
             });
         }
     }
@@ -395,10 +515,12 @@ impl<'a> Live<'a> {
     fn seat(&mut self, parts: Vec<Part>) {
         let mut base = 0;
         for (member, part) in self.members.iter_mut().zip(parts) {
-            let Part { program, durations, bytes } = part;
-            let next = Seat { program, durations, base, bytes };
-            let same =
-                member.seat.as_ref().is_some_and(|seat| (seat.base, seat.bytes) == (base, bytes));
+            let bytes = part.bytes;
+            let next = Seat { part, base };
+            let same = member
+                .seat
+                .as_ref()
+                .is_some_and(|seat| (seat.base, seat.part.bytes) == (base, bytes));
             // The same place and size come from the same plan.
             member.next = (!same).then_some(next);
             base += bytes;
@@ -413,7 +535,7 @@ impl<'a> Live<'a> {
             changed = false;
             for index in 0..self.members.len() {
                 let member = &self.members[index];
-                if member.running || member.starts.is_some() {
+                if member.running || member.starts.is_some_and(|at| at > now) {
                     continue;
                 }
                 let free = |seat: &Seat| {
@@ -424,7 +546,8 @@ impl<'a> Live<'a> {
                         .all(|present| !present.touches(seat))
                 };
                 let moves = member.next.as_ref().is_some_and(free);
-                if !moves && member.seat.is_none() {
+                // A job that waits for its turn stays where it is, or moves.
+                if !moves && (member.seat.is_none() || member.starts.is_some()) {
                     continue;
                 }
                 let member = &mut self.members[index];
@@ -435,7 +558,7 @@ impl<'a> Live<'a> {
                     self.outcome.jobs[member.arrival].arenas.push((
                         now,
                         Bytes(next.base),
-                        Bytes(next.bytes),
+                        Bytes(next.part.bytes),
                     ));
                     member.seat = Some(next);
                 }

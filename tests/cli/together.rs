@@ -209,6 +209,71 @@ fn jobs_come_and_go() {
 }
 
 #[test]
+fn arrivals_under_a_policy_with_noise_by_another_planner() {
+    let folder = Folder::new();
+    std::fs::copy(fixture("mlp.graph.json"), folder.path("mlp.graph.json")).unwrap();
+    folder
+        .write("jobs.csv", "graph,submit_s,iterations\nmlp.graph.json,0,8\nmlp.graph.json,0.1,4\n");
+    let with = |more: &[&str]| {
+        let all = ["simulate", "--arrivals", "jobs.csv", "--device", "a6000", "--budget", "90%"];
+        folder.json(&[&all, more].concat())
+    };
+    let all_at_once = with(&[]);
+    assert_eq!(all_at_once["policy"], "pack");
+    let job = |seen: &serde_json::Value, index: usize, key: &str| number(&seen["jobs"][index], key);
+    // In turn: the second waits until the first has ended.
+    let fifo = with(&["--policy", "fifo"]);
+    assert!(job(&fifo, 1, "end_ns") > job(&fifo, 0, "end_ns"), "{fifo}");
+    assert!(number(&fifo, "mean_queuing_ns") > number(&all_at_once, "mean_queuing_ns"), "{fifo}");
+    let srtf = with(&["--policy", "srtf"]);
+    assert!(job(&srtf, 1, "end_ns") < job(&srtf, 0, "end_ns"), "{srtf}");
+    let noisy = with(&["--noise", "20%", "--seed", "1"]);
+    assert_ne!(number(&noisy, "end_ns"), number(&all_at_once, "end_ns"));
+    assert_eq!(noisy, with(&["--noise", "20%", "--seed", "1"]));
+    let capuchin = with(&["--planner", "capuchin"]);
+    assert!(capuchin["jobs"].as_array().unwrap().iter().all(|job| job["end_ns"].is_u64()));
+    for (flags, told) in [
+        (["--policy", "lifo"], "fair"),
+        (["--planner", "lifo"], "capuchin"),
+        (["--runs", "3"], "--arrivals"),
+    ] {
+        let flags = [&["simulate", "--arrivals", "jobs.csv"], &flags[..]].concat();
+        let answer = folder.neap(&flags);
+        assert!(answer.code == Some(2) && answer.stderr.contains(told), "{}", answer.stderr);
+    }
+}
+
+#[test]
+fn arrivals_run_at_real_latencies() {
+    let folder = Folder::new();
+    let trace = fixture("tiny_cnn-adam.et.json.gz");
+    folder.neap(&["import", &trace, "-o", "cnn.graph.json"]);
+    folder.neap(&["simulate", "cnn.graph.json", "--device", "a6000", "--latencies-out", "n.csv"]);
+    let table = std::fs::read_to_string(folder.path("n.csv")).unwrap();
+    let mut reader = csv::Reader::from_reader(table.as_bytes());
+    let heads = reader.headers().unwrap().clone();
+    let column = |name: &str| heads.iter().position(|head| head == name).unwrap();
+    let (key, ns) = (column("key"), column("ns"));
+    let mut slow = csv::Writer::from_writer(Vec::new());
+    slow.write_record(["key", "ns"]).unwrap();
+    for row in reader.records().map(Result::unwrap) {
+        let tripled = 3 * row[ns].parse::<u64>().unwrap();
+        slow.write_record([&row[key], &tripled.to_string()]).unwrap();
+    }
+    let slow = String::from_utf8(slow.into_inner().unwrap()).unwrap();
+    folder.write("slow.csv", &slow);
+    folder.write("jobs.csv", "graph,submit_s,iterations\ncnn.graph.json,0,8\n");
+    let arrivals = ["simulate", "--arrivals", "jobs.csv", "--device", "a6000"];
+    let planned = folder.json(&arrivals);
+    let real = folder.json(&[&arrivals[..], &["--real", "slow.csv"]].concat());
+    assert_eq!(
+        number(&real["jobs"][0], "iteration_ns"),
+        3 * number(&planned["jobs"][0], "iteration_ns"),
+        "{real}"
+    );
+}
+
+#[test]
 fn tables_of_jobs_are_refused_with_line_and_remedy() {
     let folder = Folder::new();
     std::fs::copy(fixture("mlp.graph.json"), folder.path("m.graph.json")).unwrap();

@@ -8,21 +8,24 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use neap::contract::Latency;
 use neap::device::Profile;
+use neap::device::latency::Table as Latencies;
 use neap::files::{self, LineError};
 use neap::job::Graph;
-use neap::plan::Method;
 use neap::plan::global::{self, Job};
-use neap::plan::live::{Arrival, Live, Outcome, Story};
+use neap::plan::live::{Arrival, Conditions, Live, Outcome, Story};
 use neap::report::curve::{Across, Curve, Line, svg_across};
 use neap::report::table::{Side, Table};
+use neap::sim::noise::Noise;
 use neap::sim::program::Direction;
+use neap::sim::share::policy::{self, Policy};
 use neap::units::{Bytes, Nanos};
 use serde::{Deserialize, Serialize};
 
+use super::Flags;
 use crate::accounting::ratio;
 use crate::output::{self, Answer, Ending};
 use crate::progress;
-use crate::settings::{self, Budget, DeviceFlags, JobArg, Outputs};
+use crate::settings::{self, Budget, JobArg, Outputs};
 
 /// The largest table that is read.
 const LARGEST: u64 = 64 << 20;
@@ -135,15 +138,15 @@ fn seconds(text: &str) -> Option<Nanos> {
 ///
 /// # Errors
 /// On bad input; the error names the remedy.
-pub fn main(
-    table: &Path,
-    flags: &DeviceFlags,
-    budget: Option<Budget>,
-    plot: Option<&Path>,
-    as_json: bool,
-) -> anyhow::Result<Answer> {
-    let outputs = Outputs::new(&flags.inputs(&[table]), &[plot])?;
+pub fn main(table: &Path, flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
+    let plot = flags.plot.as_deref();
+    let mut inputs = flags.device.inputs(&[table]);
+    inputs.extend(flags.real.as_deref());
+    let outputs = Outputs::new(&inputs, &[plot])?;
     let coming = read(table)?;
+    let name = flags.policy.as_deref().unwrap_or("pack");
+    let policy = policy::find(name).with_context(|| format!("--policy: there is no {name}"))?;
+    let real = flags.real.as_deref().map(Latencies::read).transpose()?;
     // Each graph is read once.
     let mut graphs: BTreeMap<PathBuf, (Graph, Vec<Latency>, String)> = BTreeMap::new();
     let mut device = None;
@@ -151,14 +154,14 @@ pub fn main(
         if !graphs.contains_key(&job.job.path) {
             let mut graph = settings::graph(&job.job.path)
                 .with_context(|| format!("{}: job {index}", table.display()))?;
-            let site = flags.resolve(&mut graph)?;
+            let site = flags.device.resolve(&mut graph)?;
             graphs.insert(job.job.path.clone(), (graph, site.latencies, site.sha256));
             device = Some(site.device);
         }
     }
     let Some(device) = device else { bail!("{}: it has no jobs", table.display()) };
     let all: Vec<&Graph> = coming.iter().map(|c| &graphs[&c.job.path].0).collect();
-    let budget = match budget {
+    let budget = match flags.budget {
         Some(Budget::Minimum) => {
             bail!(
                 "--budget min: jobs that come and go have no least memory; give bytes or a share of all jobs' peaks"
@@ -177,7 +180,7 @@ pub fn main(
                 graph,
                 file: (job.job.path.display().to_string(), hash.clone()),
                 latencies,
-                method: job.job.limited(Method::default())?,
+                method: job.job.limited(flags.planner.clone().unwrap_or_default())?,
                 priority: job.job.share.priority(),
                 swap_limit: job.job.swap_limit,
             },
@@ -187,11 +190,15 @@ pub fn main(
     }
     outputs.apart_from_what_was_read()?;
     let bar = progress::bar(arrivals.len() as u64, "jobs ended");
-    let live = Live::new(&arrivals, &device, budget);
+    let live = Live::new(&arrivals, &device, budget).under(Conditions {
+        policy,
+        real: real.as_ref(),
+        noise: flags.noise.map(|share| Noise { share, seed: flags.seed }),
+    });
     let outcome = live.run_with(|ended| bar.set_position(ended as u64))?;
     bar.finish_and_clear();
     let mut ending = Ending::default();
-    let report = Report::of(&arrivals, &outcome, &device, budget);
+    let report = Report::of(&arrivals, &outcome, &device, budget, policy);
     ending.then(|| output::report(&report, as_json));
     if let Some(path) = plot {
         ending.then(|| output::write(path, &drawing(&arrivals, &outcome, &device, budget)?));
@@ -238,8 +245,13 @@ fn median(job: &Story) -> Nanos {
 #[derive(Serialize)]
 struct Report {
     device: String,
+    policy: &'static str,
     budget_bytes: Bytes,
     end_ns: Nanos,
+    /// The mean time from submission to the first iteration of the jobs that ran.
+    mean_queuing_ns: Nanos,
+    /// The mean time from submission to the end of the jobs that ended.
+    mean_completion_ns: Nanos,
     replans: u32,
     h2d_busy: f64,
     d2h_busy: f64,
@@ -271,7 +283,13 @@ struct ArenaReport {
 }
 
 impl Report {
-    fn of(arrivals: &[Arrival<'_>], outcome: &Outcome, device: &Profile, budget: Bytes) -> Self {
+    fn of(
+        arrivals: &[Arrival<'_>],
+        outcome: &Outcome,
+        device: &Profile,
+        budget: Bytes,
+        policy: &'static dyn Policy,
+    ) -> Self {
         let end = outcome.jobs.iter().filter_map(|job| job.ended).max().unwrap_or_default();
         let busy = |direction| {
             let carried = outcome.carried.iter().filter(|c| c.direction == direction);
@@ -297,10 +315,19 @@ impl Report {
             late_copies: job.late,
             largest_swap_part: job.swap_part.to_string(),
         };
+        let mean = |of: fn(&Story) -> Option<Nanos>| {
+            let since = |(a, j): (&Arrival<'_>, &Story)| of(j).map(|at| at - a.submitted);
+            let times: Vec<Nanos> = arrivals.iter().zip(&outcome.jobs).filter_map(since).collect();
+            let sum: Nanos = times.iter().copied().sum();
+            Nanos(sum.0 / (times.len() as u64).max(1))
+        };
         Self {
             device: device.name.clone(),
+            policy: policy.name(),
             budget_bytes: budget,
             end_ns: end,
+            mean_queuing_ns: mean(|job| job.iterations.first().map(|iteration| iteration.0)),
+            mean_completion_ns: mean(|job| job.ended),
             replans: outcome.replans,
             h2d_busy: busy(Direction::H2d),
             d2h_busy: busy(Direction::D2h),
@@ -349,9 +376,12 @@ impl fmt::Display for Report {
         }
         writeln!(
             f,
-            "all ended after {}; planned anew {} times; the link was busy {:.1} % of the time to \
-             the device and {:.1} % from it",
+            "{}: all ended after {}; queuing {} and completion {} in the mean; planned anew {} \
+             times; the link was busy {:.1} % of the time to the device and {:.1} % from it",
+            self.policy,
             self.end_ns,
+            self.mean_queuing_ns,
+            self.mean_completion_ns,
             self.replans,
             self.h2d_busy * 100.0,
             self.d2h_busy * 100.0

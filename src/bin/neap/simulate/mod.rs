@@ -8,12 +8,16 @@ mod one;
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
+use clap::builder::PossibleValuesParser;
 use neap::contract::Plan;
 use neap::job::Graph;
+use neap::plan::Method;
+use neap::sim::share::policy;
 
 use crate::accounting::Accounting;
 use crate::output::Answer;
 use crate::settings::allocator::AllocatorFlags;
+use crate::settings::planner::named;
 use crate::settings::{self, Budget, DeviceFlags, Outputs, Subject};
 
 /// Simulate a plan, or a job without a plan.
@@ -25,13 +29,21 @@ pub struct Flags {
     /// Simulate jobs that come and go. At each launch and each end all jobs are planned again
     /// together. The table has the columns graph, submit_s, iterations.
     #[arg(long, value_name = "JOBS.csv", conflicts_with_all = [
-        "graph", "allocator", "accounting", "real", "passive", "noise", "timeline", "latencies_out", "snapshot"
+        "graph", "allocator", "accounting", "passive", "runs", "timeline", "latencies_out", "snapshot"
     ])]
     arrivals: Option<PathBuf>,
     /// With --arrivals: the budget of all jobs together, as bytes or a share of the sum of their
     /// peaks; by default the whole device.
     #[arg(long, requires = "arrivals")]
     budget: Option<Budget>,
+    /// With --arrivals: the planner of all jobs.
+    #[arg(long, value_name = "NAME", requires = "arrivals", value_parser = named())]
+    planner: Option<Method>,
+    /// With --arrivals: the policy that decides the order of admission, and which of the admitted
+    /// jobs run their next iteration; `pack` by default, under which all do.
+    #[arg(long, value_name = "NAME", requires = "arrivals",
+          value_parser = PossibleValuesParser::new(policy::names()))]
+    policy: Option<String>,
     /// The graph of the plan; by default at the path that the plan records.
     #[arg(long, value_name = "FILE.graph.json")]
     graph: Vec<PathBuf>,
@@ -43,8 +55,8 @@ pub struct Flags {
     /// Also give peak and time by the papers' accounting.
     #[arg(long, value_enum, default_value_t = Accounting::Physical)]
     accounting: Accounting,
-    /// A table of the operators' real latencies. The plan runs at these instead of those for which
-    /// it was made.
+    /// A table of the operators' real latencies. Plans run at these instead of those for which
+    /// they were made.
     #[arg(long, value_name = "FILE.csv")]
     real: Option<PathBuf>,
     /// For a graph: also simulate one iteration in passive mode within this budget. It evicts the
@@ -134,8 +146,7 @@ impl Flags {
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     flags.validate()?;
     if let Some(table) = &flags.arrivals {
-        let plot = flags.plot.as_deref();
-        return arrivals::main(table, &flags.device, flags.budget, plot, as_json);
+        return arrivals::main(table, flags, as_json);
     }
     let mut inputs = flags.device.inputs(&settings::subject_files(flags.subject(), &flags.graph));
     inputs.extend(flags.real.as_deref());

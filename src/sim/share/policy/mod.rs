@@ -9,6 +9,8 @@ mod neap;
 mod pack;
 mod srtf;
 
+pub use pack::Pack;
+
 use super::contention::WHOLE;
 use crate::units::Nanos;
 
