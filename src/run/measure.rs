@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use super::backend::host::{self, link::LinkRate};
-use super::backend::{Failure, Item, Stream, Work};
+use super::backend::{Failure, Item, Measured, Script, Stream, Work};
 use super::profile::{again, alike, first, middle, once};
 use super::{RunError, Settings, Spare, Target, open, sweep};
 use crate::device::{Link, Profile, Rates, roofline};
@@ -256,9 +256,100 @@ fn rates(
     })
 }
 
-/// The fastest copy's rate on one stream. On two streams that copy at the same time the median,
-/// because the last copies run alone; the second stream begins with half a copy, so that copies
-/// don't start and end together.
+/// What is run to time copies of one size.
+struct Copies {
+    /// What is computed beside them.
+    graph: Graph,
+    /// The copies, then what is computed.
+    script: Script,
+    /// How many copies there are.
+    count: usize,
+    /// The device's memory for them, and the host's.
+    memory: Bytes,
+}
+
+impl Copies {
+    /// On two streams the second begins with half a copy, so that copies don't start and end
+    /// together.
+    fn new(gpu: bool, bytes: Bytes, beside: Beside, streams: &[Stream]) -> Self {
+        let repeats = ((64 << 20) / bytes.0.max(1)).clamp(8, 200);
+        let mut items = Vec::new();
+        for round in 0..repeats {
+            for (lane, &stream) in streams.iter().enumerate() {
+                let at = Bytes(bytes.in_blocks().0 * lane as u64);
+                let bytes = if round == 0 && lane > 0 { Bytes(bytes.0 / 2) } else { bytes };
+                let work = Work::Copy { device: at, host: at, bytes };
+                items.push(Item {
+                    stream,
+                    waits: Vec::new(),
+                    fetches: Vec::new(),
+                    trigger: None,
+                    work,
+                    top: Bytes::ZERO,
+                });
+            }
+        }
+        let memory = Bytes(bytes.in_blocks().0 * streams.len() as u64);
+        let (count, mut arena) = (items.len(), memory);
+        let mut graph = Graph {
+            name: String::new(),
+            tensors: Vec::new(),
+            operators: Vec::new(),
+            optimizer: None,
+            loss: None,
+            recorded_peak: None,
+            origin: None,
+        };
+        if beside != Beside::Nothing && gpu {
+            graph = match beside {
+                Beside::Additions => sweep::large_add(LARGE.addition_mib),
+                _ => sweep::product(MEANWHILE),
+            };
+            let (step, _) = first(&graph, memory);
+            arena = step.top;
+            // More than half a millisecond each, so about as long as copies at 50 GB/s.
+            let enough = (repeats * bytes.0 / (25 << 20)).clamp(8, 400);
+            items.extend((0..enough).map(|_| step.clone()));
+        }
+        let mut script = alike(items, arena, memory);
+        // Products first: they are there when the first copy goes.
+        script.order.rotate_left(count);
+        Self { graph, script, count, memory }
+    }
+
+    /// By stream, the rate of copies of `bytes`. A stream that copies alone: its fastest copy's.
+    /// Of two, and beside other work, the median, because the last copies may run alone; copies
+    /// that end after the other work are left out, unless all do.
+    fn rates(&self, measured: &Measured, bytes: Bytes) -> [u64; 3] {
+        let loaded = measured.items[self.count..].iter().map(|item| item.1).max();
+        let streams = self.script.streams[1..].iter().filter(|s| !s.is_empty()).count();
+        let mut rates = [0; 3];
+        for stream in [Stream::H2d, Stream::D2h] {
+            let copies = &self.script.streams[stream.index()];
+            let timed: Vec<(Nanos, Nanos)> = copies
+                .iter()
+                .filter(|&&i| !(streams > 1 && i == 1))
+                .map(|&i| measured.items[i])
+                .collect();
+            let beside = timed.iter().filter(|copy| loaded.is_none_or(|end| copy.1 <= end));
+            let mut times: Vec<Nanos> = beside.map(|copy| copy.1 - copy.0).collect();
+            if times.is_empty() {
+                times = timed.iter().map(|copy| copy.1 - copy.0).collect();
+            }
+            let time = if streams == 1 && loaded.is_none() {
+                times.iter().copied().min().unwrap_or_default()
+            } else {
+                middle(&times)
+            };
+            if !times.is_empty() {
+                let rate = u128::from(bytes.0) * 1_000_000_000 / u128::from(time.0.max(1));
+                rates[stream.index()] = u64::try_from(rate).unwrap_or(u64::MAX);
+            }
+        }
+        rates
+    }
+}
+
 fn copies(
     target: &Target,
     bytes: Bytes,
@@ -266,50 +357,7 @@ fn copies(
     streams: &[Stream],
     spare: &Spare,
 ) -> Result<[u64; 3], Failure> {
-    let repeats = (64 << 20) / bytes.0.max(1);
-    let repeats = repeats.clamp(8, 200);
-    let mut items = Vec::new();
-    for round in 0..repeats {
-        for (lane, &stream) in streams.iter().enumerate() {
-            let at = Bytes(bytes.in_blocks().0 * lane as u64);
-            let bytes = if round == 0 && lane > 0 { Bytes(bytes.0 / 2) } else { bytes };
-            let work = Work::Copy { device: at, host: at, bytes };
-            items.push(Item {
-                stream,
-                waits: Vec::new(),
-                fetches: Vec::new(),
-                trigger: None,
-                work,
-                top: Bytes::ZERO,
-            });
-        }
-    }
-    let memory = Bytes(bytes.in_blocks().0 * streams.len() as u64);
-    let mut arena = memory;
-    let mut graph = Graph {
-        name: String::new(),
-        tensors: Vec::new(),
-        operators: Vec::new(),
-        optimizer: None,
-        loss: None,
-        recorded_peak: None,
-        origin: None,
-    };
-    let copied = items.len();
-    if beside != Beside::Nothing && *target != Target::Host {
-        graph = match beside {
-            Beside::Additions => sweep::large_add(LARGE.addition_mib),
-            _ => sweep::product(MEANWHILE),
-        };
-        let (step, _) = first(&graph, memory);
-        arena = step.top;
-        // About a millisecond or more each: as long as the copies, at 100 GB/s and more.
-        let enough = (repeats * bytes.0 / (100 << 20)).clamp(4, 200) as usize;
-        items.extend(std::iter::repeat_n(step, enough));
-    }
-    let mut script = alike(items, arena, memory);
-    // Products first: they are there when the first copy goes.
-    script.order.rotate_left(copied);
+    let copies = Copies::new(*target != Target::Host, bytes, beside, streams);
     let options = host::Options {
         link: LinkRate::Unlimited,
         throttle_per_mille: 1000,
@@ -320,37 +368,20 @@ fn copies(
     };
     let (measured, _) = open(
         (target, None, spare),
-        &graph,
-        (&script, &BTreeMap::new()),
+        &copies.graph,
+        (&copies.script, &BTreeMap::new()),
         host::kernels::find,
         &[],
         &options,
         |device| {
             // Otherwise the first access to each page would be measured.
-            let ones = vec![1; usize::try_from(memory.0).unwrap_or(0)];
+            let ones = vec![1; usize::try_from(copies.memory.0).unwrap_or(0)];
             device.write(super::backend::Memory::Device, Bytes::ZERO, &ones)?;
             device.write(super::backend::Memory::Host, Bytes::ZERO, &ones)?;
-            once(device, &script)
+            once(device, &copies.script)
         },
     )?;
-    let measured = measured?;
-    let mut rates = [0; 3];
-    for &stream in streams {
-        let times: Vec<Nanos> = script.streams[stream.index()]
-            .iter()
-            .filter(|&&i| i < copied && !(streams.len() > 1 && i == 1))
-            .map(|&i| measured.items[i].1 - measured.items[i].0)
-            .collect();
-        let time = if streams.len() == 1 {
-            times.iter().copied().min().unwrap_or_default()
-        } else {
-            middle(&times)
-        };
-        rates[stream.index()] =
-            u64::try_from(u128::from(bytes.0) * 1_000_000_000 / u128::from(time.0.max(1)))
-                .unwrap_or(u64::MAX);
-    }
-    Ok(rates)
+    Ok(copies.rates(&measured?, bytes))
 }
 
 #[cfg(test)]
@@ -368,5 +399,67 @@ mod tests {
         let base = crate::device::builtin::find("host").unwrap();
         let bench = Bench { base: &base, settings: &Settings::default(), spare: &spare };
         assert!(bench.launch().unwrap() > Nanos::ZERO);
+    }
+
+    /// An H100 has 132 multiprocessors and 50 MiB of cache. A product's tile is at most 256 x 128.
+    #[test]
+    fn what_is_measured_fills_a_large_gpu() {
+        let kib = LARGE.copies_kib;
+        assert_eq!((kib.first(), kib.last()), (Some(&4), Some(&(512 << 10))));
+        assert!(kib.windows(2).all(|two| two[0] < two[1] && two[1] <= 16 * two[0]), "{kib:?}");
+        let tiles = |extent: u64| (extent / 256) * (extent / 128);
+        let largest = LARGE.products.last().copied().unwrap_or(0);
+        assert!(tiles(largest) >= 4 * 132 && tiles(MEANWHILE) >= 2 * 132);
+        let add = sweep::large_add(LARGE.addition_mib);
+        assert!(add.tensors.iter().all(|tensor| tensor.bytes.0 >= 10 * (50 << 20)));
+    }
+
+    #[test]
+    fn copies_run_beside_what_else_is_measured() {
+        for &kib in LARGE.copies_kib {
+            for beside in [Beside::Nothing, Beside::Products, Beside::Additions] {
+                let bytes = Bytes(kib << 10);
+                let both = Copies::new(true, bytes, beside, &[Stream::H2d, Stream::D2h]);
+                let streams = &both.script.streams;
+                let of = |index: usize| match both.script.items[index].work {
+                    Work::Copy { device, bytes, .. } => (device, bytes),
+                    Work::Step(_) => panic!("{index} is no copy"),
+                };
+                // As many each way, in bytes of their own, and not in step.
+                assert_eq!(streams[1].len(), streams[2].len());
+                assert_eq!((of(0), of(1).1), ((Bytes::ZERO, bytes), Bytes(bytes.0 / 2)));
+                assert!(of(1).0 >= bytes && of(1).0 + bytes <= both.memory);
+                assert_eq!(streams[0].is_empty(), beside == Beside::Nothing);
+                // What is computed touches none of them, and is submitted first.
+                assert!(streams[0].is_empty() || both.script.order[0] == streams[0][0]);
+                for &step in &streams[0] {
+                    let Work::Step(work) = &both.script.items[step].work else { panic!("a copy") };
+                    assert!(work.addresses.iter().all(|&(_, at)| at >= both.memory));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn copies_that_end_after_the_load_are_left_out() {
+        let mebi = Bytes(1 << 20);
+        let timed = |copies: &Copies, load: u64| {
+            let mut measured = Measured::default();
+            for at in 0..copies.script.items.len() as u64 {
+                // Copies of 20 ns beside the load, of 10 ns later.
+                let at = at.min(copies.count as u64);
+                let (start, time) = if at < 4 { (20 * at, 20) } else { (80 + 10 * (at - 4), 10) };
+                measured.items.push((Nanos(start), Nanos(start + time)));
+            }
+            for item in &mut measured.items[copies.count..] {
+                *item = (Nanos::ZERO, Nanos(load));
+            }
+            copies.rates(&measured, mebi)[Stream::H2d.index()]
+        };
+        let rate = |nanos: u64| (1 << 20) * 1_000_000_000 / nanos;
+        let alone = Copies::new(true, mebi, Beside::Nothing, &[Stream::H2d]);
+        assert_eq!(timed(&alone, 0), rate(10));
+        let beside = Copies::new(true, mebi, Beside::Additions, &[Stream::H2d]);
+        assert_eq!((timed(&beside, 85), timed(&beside, 10)), (rate(20), rate(10)));
     }
 }

@@ -1,17 +1,34 @@
 // NVRTC's functions over the host's C++ compiler and kernels/shim.h (FAKE_SHIM): the "machine code" is a library of the host.
+//
+// FAKE_TOGETHER=N: nothing is compiled, and each program waits until N are being compiled at once; without them it fails after a
+// minute. FAKE_COMPILED names a file that gets a line for each program.
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <condition_variable>
 #include <fstream>
 #include <iterator>
+#include <mutex>
 #include <string>
 
 struct Program {
     std::string source, code;
 };
+
+// Whether as many programs are being compiled at once as are wanted.
+static bool together(int wanted) {
+    static std::mutex mutex;
+    static std::condition_variable arrived;
+    static int here = 0;
+    std::unique_lock<std::mutex> lock(mutex);
+    here++;
+    arrived.notify_all();
+    return arrived.wait_for(lock, std::chrono::minutes(1), [=] { return here >= wanted; });
+}
 
 extern "C" {
 int nvrtcVersion(int* major, int* minor) {
@@ -24,6 +41,11 @@ int nvrtcCreateProgram(Program** program, const char* source, const char*, int, 
     return 0;
 }
 int nvrtcCompileProgram(Program* program, int, const char* const*) {
+    if (const char* path = getenv("FAKE_COMPILED")) std::ofstream(path, std::ios::app) << "a program\n";
+    if (const char* wanted = getenv("FAKE_TOGETHER")) {
+        program->code = "no code";
+        return together(atoi(wanted)) ? 0 : 6;
+    }
     char folder[] = "/tmp/fake-nvrtc-XXXXXX";
     if (!mkdtemp(folder)) return 6;
     std::string base = std::string(folder) + "/kernels", library = base + ".so";

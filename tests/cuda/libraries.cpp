@@ -196,7 +196,11 @@ size_t cudnnGetVersion() { return 91300; }
 struct Handle {
     void* stream;
 };
+// Its parts are opened by bare name; one of another version is not taken.
 int cudnnCreate(Handle** handle) {
+    void* part = dlopen("libcudnn_ops.so.9", RTLD_NOW);
+    auto version = part ? (size_t (*)())dlsym(part, "cudnnGetOpsVersion") : cudnnGetVersion;
+    if (version() != cudnnGetVersion()) return 1001;
     *handle = new Handle{};
     return 0;
 }

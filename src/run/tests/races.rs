@@ -109,3 +109,32 @@ fn every_wait_that_protects_bytes_is_there_and_no_other() {
     println!("{needed} waits protect bytes, and each shows when left out; {timed} keep a time");
     assert!(needed > 300 && timed > 0, "{needed}, {timed}");
 }
+
+/// A copy is submitted right after what it waits for, and not behind steps that come later: a
+/// device's launch queue is limited.
+#[test]
+fn no_copy_is_submitted_behind_later_steps() {
+    let mut copies = 0;
+    for case in 0..150 {
+        let (b, events) = random_job(case);
+        let script = made(&b.graph, &plan(&b.graph, events), false);
+        let mut place = vec![0; script.items.len()];
+        script.order.iter().enumerate().for_each(|(at, &item)| place[item] = at);
+        for stream in [Stream::H2d, Stream::D2h] {
+            let mut before = None;
+            for &copy in &script.streams[stream.index()] {
+                let item = &script.items[copy];
+                let after = item.waits.iter().chain(&item.trigger).chain(&before);
+                let from = after.map(|&earlier| place[earlier] + 1).max().unwrap_or(0);
+                let steps = script.order[from..place[copy]]
+                    .iter()
+                    .filter(|&&i| script.items[i].stream == Stream::Compute)
+                    .count();
+                assert!(steps <= 1, "case {case}: {steps} steps before copy {copy}");
+                copies += 1;
+                before = Some(copy);
+            }
+        }
+    }
+    assert!(copies > 300, "{copies}");
+}
