@@ -146,8 +146,7 @@ class Fit:
             if self._recorder is not None:
                 self._recorder.stop()
                 self._recorder = None
-            self.runtime.schedule = None
-            self.runtime.recompute.stop()
+            self.runtime.stop()
             self._hooks.__exit__(None, None, None)
             self._lift.remove()
             self.watch.remove()
@@ -211,6 +210,8 @@ class Fit:
                 self._count(why)
             self._on_timeline(why is None)
             self.runtime.begin()
+            if self._settled and self.runtime.recompute.resolved:
+                self.watch.ignore_modules()
             self.enforcement.apply()
             self._began = time.perf_counter()
             return

@@ -96,6 +96,11 @@ class Recompute:
         if self._planned and self not in _ACTIVE:
             _ACTIVE.append(self)
 
+    @property
+    def resolved(self) -> bool:
+        """Whether the modules of all calls are known."""
+        return not self._open
+
     def stop(self) -> None:
         """Puts every class back as it was."""
         if self in _ACTIVE:

@@ -524,7 +524,12 @@ def node_name(tensor: torch.Tensor) -> str:
     return "view" if name in _VIEWS else name
 
 
-_VIEWS = {"ViewBackward0", "ReshapeAliasBackward0", "UnsafeViewBackward0"}
+_VIEWS = ("ViewBackward0", "ReshapeAliasBackward0", "UnsafeViewBackward0")
+
+
+def names_of(node: str) -> tuple[str, ...]:
+    """The names that autograd may give a function to which :func:`node_name` gives this one."""
+    return _VIEWS if node == "view" else (node,)
 
 
 def plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -544,12 +549,12 @@ def plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     return inner
 
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 def is_subclass_type(kind: type) -> bool:
     """Whether tensors of this class dispatch by themselves."""
-    if kind in _PLAIN:
+    if kind in PLAIN:
         return False
     return kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined]
 

@@ -13,61 +13,106 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from neap.torch._calls import View
 from neap.torch._lane import Lane
 from neap.torch._meter import Meter
 from neap.torch._recompute import Recompute
-from neap.torch._recorder import is_subclass, node_name
+from neap.torch._recorder import PLAIN, is_subclass, names_of, node_name
 from neap.torch._schedule import Actions, Schedule
 from neap.torch._storage import blocks
 from neap.torch._timeline import Timeline
-from neap.torch._versions import changed, witness
+from neap.torch._versions import changed, forget, witness
 
 
 class Holder:
-    """The bytes of one storage that autograd saved.
+    """A storage that autograd saved and that may leave. Autograd keeps it in place of the first
+    tensor that it saved of this storage.
 
     Attributes:
-        base: the storage on the device, while it is there.
-        host: its bytes in the pinned pool, from the copy on.
+        seen: that tensor without its history; it shares the version counter, and has the bytes
+            until they are dropped.
+        here: a tensor that has the bytes on the device, while they are there.
+        base: the storage until it is dropped.
+        view: how the first tensor sees the storage.
+        host: the bytes in the pinned pool, from the copy on.
         left: whether its copy to the host was asked for on a stream of its own.
         coming: whether its copy back may not have ended yet.
+        key: the address of the storage's C++ object, which no other has while it lives.
         number: the activation's, in the schedule.
+        place: the saved tensor's, in the iteration.
+        slot: the place in the pinned pool, as a tensor like the first one where that is all of the
+            storage.
     """
 
-    __slots__ = ("__weakref__", "base", "coming", "device", "host", "left", "nbytes", "number")
+    __slots__ = (
+        "__weakref__",
+        "base",
+        "coming",
+        "here",
+        "host",
+        "key",
+        "left",
+        "number",
+        "place",
+        "seen",
+        "slot",
+        "version",
+        "view",
+    )
 
-    def __init__(self, base: torch.UntypedStorage, device: torch.device, number: int) -> None:
-        self.base: torch.UntypedStorage | None = base
-        self.device = device
-        self.nbytes = base.nbytes()
+    def __init__(
+        self,
+        place: int,
+        number: int,
+        tensor: torch.Tensor,
+        base: torch.UntypedStorage,
+        slot: torch.Tensor | None,
+    ) -> None:
+        self.place = place
         self.number = number
+        self.base: torch.UntypedStorage | None = base
+        self.seen = tensor.detach()
+        self.here: torch.Tensor | None = self.seen
+        self.version = tensor._version
+        self.view: View | None = None if slot is not None else seen_as(tensor)
+        self.key = base._cdata
+        self.slot = slot
         self.host: torch.Tensor | None = None
         self.left = False
         self.coming = False
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The saved tensor's shape."""
+        if self.view is not None:
+            return self.view[1]
+        assert self.slot is not None
+        return self.slot.shape
+
 
 class Handle:
-    """What autograd keeps in place of a saved tensor."""
+    """What autograd keeps in place of a further tensor of a storage that may leave."""
 
-    __slots__ = ("holder", "number", "tensor", "version", "view", "witness")
+    __slots__ = ("holder", "place", "seen", "version", "view")
 
-    def __init__(
-        self,
-        number: int,
-        holder: Holder | None,
-        tensor: torch.Tensor | None,
-        view: Any,
-        witness: torch.Tensor,
-    ) -> None:
-        self.number = number
+    def __init__(self, place: int, holder: Holder, tensor: torch.Tensor) -> None:
+        self.place = place
         self.holder = holder
-        self.tensor = tensor
-        self.view = view
-        self.witness = witness
-        self.version = witness._version
+        self.view = seen_as(tensor)
+        self.seen = witness(tensor)
+        self.version = tensor._version
+
+
+Kept = tuple[torch.Tensor, int, int]
+"""What autograd keeps in place of a saved tensor that stays: the tensor, its number in the
+iteration or -1, and its version.
+"""
+
+Wanted = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int, tuple[str, ...], Any, bool]
+"""What is expected of a saved tensor: type, shape, strides, offset, names that the function that
+made it may have, the activation that it belongs to, and whether anything is done at its point.
+"""
 
 
 class Counts:
@@ -111,14 +156,21 @@ class Runtime:
         self.count = 0
         self._holders: list[weakref.ref[Holder] | None] = []
         # Weak: a holder lives as long as autograd's handles, and its bytes no longer.
-        self._by_storage: dict[int, tuple[StorageWeakRef, weakref.ref[Holder]]] = {}
-        self._packs: list[Actions | None] = []
-        self._unpacks: list[Actions | None] = []
-        """What is yet to be done in this iteration when each tensor is saved, and when needed."""
+        self._by_storage: dict[int, weakref.ref[Holder]] = {}
+        self._all: list[Wanted] = []
+        self._wanted: list[Wanted] = []
+        """What the schedule expects; nothing in an iteration that is not as planned."""
+        self._packs: list[Actions | None] = [None]
+        self._unpacks: list[Actions | None] = [None]
+        """What is yet to be done in this iteration when each tensor is saved, and when needed; the
+        last entry, number -1, is for tensors without a number.
+        """
         self._waiting: dict[int, list[str]] = {}
         self._slots: list[torch.Tensor] = []
+        self._whole: list[torch.Tensor | None] = []
+        """The same bytes as tensors like the first that is saved of each activation."""
+        self._sizes: list[int] = []
         self._guests: list[weakref.ref[Holder] | None] = []
-        self._gone: list[StorageWeakRef] = []
         self._out: Lane | None = None
         self._in: Lane | None = None
 
@@ -131,7 +183,8 @@ class Runtime:
             RuntimeError: if there is not enough pinned memory.
         """
         self.schedule = schedule
-        self._slots = []
+        self._all = [] if schedule is None else wanted(schedule)
+        self._slots, self._whole = [], []
         if self.device == "cuda" and self._out is None:
             self._out, self._in = Lane(), Lane()
         for lane in (self._out, self._in):
@@ -144,6 +197,8 @@ class Runtime:
             for size in schedule.sizes:
                 self._slots.append(pool[start : start + size])
                 start += blocks(size)
+            self._sizes = schedule.sizes
+            self._whole = whole(schedule, self._slots)
         self._guests = [None] * len(self._slots)
         self.recompute.follow(schedule)
         self.begin()
@@ -156,11 +211,11 @@ class Runtime:
         self._waiting = {}
         self._by_storage = {}
         schedule = self.schedule
+        self._wanted = self._all
         if schedule is not None:
             self._holders = [None] * len(schedule.sizes)
-            self._packs, self._unpacks = schedule.at("pack"), schedule.at("unpack")
-        self.counts.deaths += sum(reference.expired() for reference in self._gone)
-        self._gone = []
+            self._packs = [*schedule.at("pack"), None]
+            self._unpacks = [*schedule.at("unpack"), None]
 
     def end(self) -> str | None:
         """An iteration ends: nothing, or what made it differ from the one that was planned."""
@@ -187,63 +242,112 @@ class Runtime:
         """The rest of the iteration runs with everything kept."""
         if self.diverged is None:
             self.diverged = why
+            self._rest()
             self.differs()
 
+    def stop(self) -> None:
+        """Nothing more is moved."""
+        self.schedule = None
+        self._all = []
+        self._rest()
+        self.recompute.stop()
+
+    def _rest(self) -> None:
+        """Nothing is due any more in this iteration."""
+        self._wanted, self._packs, self._unpacks, self._waiting = [], [None], [None], {}
+
     def pack(self, tensor: torch.Tensor) -> Any:
-        """Called by autograd for each tensor that it saves."""
-        entering = self.recompute.entering
-        if entering is not None:
-            owner = entering.owner()
-            return plain(tensor) if owner is None else self._hold(-1, owner, tensor)
+        """Called by autograd for each tensor that it saves.
+
+        The comparison of :func:`differs` is written out here: it runs hundreds of times an
+        iteration.
+        """
+        if self.recompute.entering is not None:
+            owner = self.recompute.entering.owner()
+            return kept(tensor) if owner is None else self._hold(-1, owner, tensor)
         number = self.count
         self.count = number + 1
-        schedule = self.schedule
-        if schedule is None or self.diverged is not None:
-            return plain(tensor)
-        why = differs(schedule.expected, number, tensor)
-        if why is not None:
-            self.diverge(why)
-            return plain(tensor)
-        owner = schedule.owner[number]
-        packed = plain(tensor, number) if owner is None else self._hold(number, owner, tensor)
-        self.act(self._packs, number)
+        if number >= len(self._wanted):
+            return self._unexpected(number, tensor)
+        dtype, shape, stride, offset, names, owner, due = self._wanted[number]
+        function = tensor.grad_fn
+        if not (
+            type(tensor) in PLAIN
+            and tensor.shape == shape
+            and tensor.dtype is dtype
+            and tensor.layout is torch.strided
+            and tensor.stride() == stride
+            and ("" if function is None else function.name()) in names
+            and tensor.storage_offset() == offset
+        ):
+            why = differs(self._expected(), number, tensor)
+            if why is not None:
+                self.diverge(why)
+                return kept(tensor)
+        if owner is not None:
+            packed: Any = self._hold(number, owner, tensor)
+        elif function is None:  # No function of autograd's can be reached from it.
+            packed = (tensor, number, tensor._version)
+        else:
+            # A tensor that keeps itself would never be freed.
+            packed = (tensor.detach(), number, tensor._version)
+        if due or self._waiting:
+            self.act(self._packs, number)
         return packed
+
+    def _expected(self) -> Sequence[tuple[View, str]]:
+        return [] if self.schedule is None else self.schedule.expected
+
+    def _unexpected(self, number: int, tensor: torch.Tensor) -> Kept:
+        """A tensor is saved in an iteration without a plan, or after all that were expected."""
+        if self.schedule is not None and self.diverged is None:
+            self.diverge(f"more than {len(self.schedule.expected)} saved tensors")
+        return kept(tensor)
 
     def unpack(self, packed: Any) -> torch.Tensor:
         """Called by autograd when backward needs a saved tensor."""
-        handle: Handle = packed
-        seen = handle.witness
-        if seen._version != handle.version:
-            shape = handle.tensor.shape if handle.tensor is not None else handle.view[1]
-            raise RuntimeError(changed(seen, handle.version, list(shape)))
-        if handle.tensor is not None:
-            self.act(self._unpacks, handle.number)
-            return handle.tensor
-        holder = handle.holder
-        assert holder is not None
-        self.act(self._unpacks, handle.number)
-        base = self._resident(holder)
-        dtype, shape, stride, offset = handle.view
+        if type(packed) is tuple:
+            tensor: torch.Tensor = packed[0]
+            if tensor._version != packed[2]:
+                raise RuntimeError(changed(tensor, packed[2], list(tensor.shape)))
+            number = packed[1]
+            unpacks = self._unpacks
+            if self._waiting or (number < len(unpacks) and unpacks[number] is not None):
+                self.act(unpacks, number)
+            return tensor
+        saved: Holder | Handle = packed
+        if saved.seen._version != saved.version:
+            shape = saved.shape if isinstance(saved, Holder) else saved.view[1]
+            raise RuntimeError(changed(saved.seen, saved.version, list(shape)))
+        place, unpacks = saved.place, self._unpacks
+        if self._waiting or (place < len(unpacks) and unpacks[place] is not None):
+            self.act(unpacks, place)
+        holder = saved if isinstance(saved, Holder) else saved.holder
+        here = holder.here
+        if here is None or holder.coming:
+            here = self._resident(holder)
+        view = saved.view
+        if view is None:
+            return here
         # Needs no gradient, so that autograd does not see it.
-        return torch.empty(0, dtype=dtype, device=holder.device).set_(base, offset, shape, stride)
+        dtype, shape, stride, offset = view
+        bare = torch.empty(0, dtype=dtype, device=here.device)
+        return bare.set_(here.untyped_storage(), offset, shape, stride)
 
-    def _hold(self, number: int, owner: int, tensor: torch.Tensor) -> Any:
+    def _hold(self, place: int, number: int, tensor: torch.Tensor) -> Any:
         if tensor.is_conj() or tensor.is_neg() or tensor.device.type != self.device:
-            return plain(tensor)
+            return kept(tensor, place)
         base = tensor.untyped_storage()
-        key = base._cdata
-        known = self._by_storage.get(key)
-        holder = known[1]() if known is not None and not known[0].expired() else None
+        known = self._by_storage.get(base._cdata)
+        holder = None if known is None else known()
         if holder is not None:
-            if holder.base is None:  # It left, and something else kept it alive.
-                holder.base = base
-        else:
-            holder = Holder(base, tensor.device, owner)
-            mine = weakref.ref(holder)
-            self._by_storage[key] = (StorageWeakRef(base), mine)
-            self._holders[owner] = mine
-        view = (tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset())
-        return Handle(number, holder, None, view, witness(tensor))
+            return Handle(place, holder, tensor)
+        slot = self._whole[number]
+        if slot is not None and not fills(tensor, slot):
+            slot = None
+        holder = Holder(place, number, tensor, base, slot)
+        self._by_storage[holder.key] = self._holders[number] = weakref.ref(holder)
+        return holder
 
     # -- actions
 
@@ -256,21 +360,20 @@ class Runtime:
         self.act(self._unpacks, number)
 
     def act(self, points: list[Actions | None], number: int) -> None:
-        """Does what is due at a point; a tensor without a number, below 0, has none."""
+        """Does what is due at a point."""
         waiting = self._waiting
-        due = 0 <= number < len(points) and points[number] is not None
-        if not (due or waiting) or self.schedule is None or self.diverged is not None:
-            return
-        actions = points[number] if due else None
+        actions = points[number] if number < len(points) else None
         if actions is None:
-            self._try_again()
+            if waiting:
+                self._try_again()
             return
         points[number] = None
         for what, one in actions:
             if what == "in":
                 if waiting.pop(one, None) is not None:
                     self.counts.kept += 1
-                holder = self._holder(one)
+                reference = self._holders[one]
+                holder = None if reference is None else reference()
                 if holder is not None:
                     self._swap_in(holder)
             elif one in waiting:
@@ -280,26 +383,23 @@ class Runtime:
         if waiting:
             self._try_again()
 
-    def _holder(self, one: int) -> Holder | None:
-        reference = self._holders[one]
-        return None if reference is None else reference()
-
     def _try_again(self) -> None:
         """Copies and drops what is due, as soon as nothing else holds it any more."""
         over = []
         leaving = []
         for one, stages in self._waiting.items():
-            holder = self._holder(one)
+            reference = self._holders[one]
+            holder = None if reference is None else reference()
             if holder is None or holder.base is None:
                 over.append(one)
                 continue
-            # One of the storage's owners is `base` itself.
-            if torch._C._storage_Use_Count(holder.base._cdata) > 1:
+            # Two of its owners are `base` and `here`.
+            if torch._C._storage_Use_Count(holder.key) > 2:
                 continue
             if stages[0] == "out":
                 stages.pop(0)
                 if self._may_leave(one, holder):
-                    leaving.append((one, holder, holder.base))
+                    leaving.append(holder)
                 if stages:
                     continue  # It is dropped below, after its copy was asked for.
             else:
@@ -311,77 +411,99 @@ class Runtime:
             del self._waiting[one]
         if leaving:
             self._send(leaving)
-            self._try_again()
+            if self._waiting:
+                self._try_again()
 
     def _may_leave(self, one: int, holder: Holder) -> bool:
-        if holder.host is not None or self._slots[one].numel() != holder.nbytes:
+        if holder.host is not None:
+            return False
+        if holder.slot is None and (
+            holder.base is None or self._slots[one].numel() != holder.base.nbytes()
+        ):
             return False
         reference = self._guests[one]
         guest = None if reference is None else reference()
         # An older graph may still be alive and need the slot.
-        return guest is None or guest is holder or guest.base is not None
+        return guest is None or guest is holder or guest.here is not None
 
-    def _send(self, leaving: list[tuple[int, Holder, torch.UntypedStorage]]) -> None:
+    def _send(self, leaving: list[Holder]) -> None:
         """Asks for copies to the host."""
-        copies = [(one, self._slots[one], flat(base, h.device)) for one, h, base in leaving]
-        if self._out is None:
-            for one, slot, whole in copies:
-                self._copy(slot, whole, "to host", one)
-        else:
-            with self._out:
-                for one, slot, whole in copies:
-                    self._copy(slot, whole, "to host", one)
-                    self._out.ended(one)
-        for one, holder, _ in leaving:
-            holder.left = self._out is not None
-            holder.host = self._slots[one]
-            self._guests[one] = weakref.ref(holder)
-            self.counts.swapped_out += 1
-            self.counts.bytes_out += holder.nbytes
+        lane = self._out
+        if lane is not None:
+            lane.__enter__()
+        try:
+            for holder in leaving:
+                one = holder.number
+                if holder.slot is None:
+                    holder.host = self._slots[one]
+                    self._copy(holder.host, flat(holder.seen), "to host", one)
+                else:
+                    holder.host = holder.slot
+                    self._copy(holder.slot, holder.seen, "to host", one)
+                if lane is not None:
+                    lane.ended(one)
+                    holder.left = True
+                self._guests[one] = self._holders[one]
+                self.counts.swapped_out += 1
+                self.counts.bytes_out += self._sizes[one]
+        finally:
+            if lane is not None:
+                lane.__exit__()
 
     def _drop(self, holder: Holder) -> None:
-        if holder.host is None or holder.base is None:
+        base = holder.base
+        if holder.host is None or base is None:
             return
         if holder.left and self._out is not None:
             self._out.wait(holder.number)
-        self._gone.append(StorageWeakRef(holder.base))
-        holder.base = None
+        # Nothing else holds it, so that its address may soon be another's.
+        self._by_storage.pop(holder.key, None)
+        weak = base._weak_ref()
+        holder.here = holder.base = base = None
+        forget(holder.seen)
+        self.counts.deaths += bool(torch.UntypedStorage._expired(weak))
+        torch.UntypedStorage._free_weak_ref(weak)
 
     def _swap_in(self, holder: Holder) -> None:
-        if holder.base is not None or holder.host is None:
+        host = holder.host
+        if holder.here is not None or host is None:
             return
         # On the compute stream: a side stream would have memory of its own.
-        whole = torch.empty(holder.nbytes, dtype=torch.uint8, device=holder.device)
-        if self._in is None:
-            self._copy(whole, holder.host, "to device", holder.number)
+        here = torch.empty_strided(
+            host.shape, host.stride(), dtype=host.dtype, device=holder.seen.device
+        )
+        lane = self._in
+        if lane is None:
+            self._copy(here, host, "to device", holder.number)
         else:
             # The compute stream waited for the copy to the host before the bytes were dropped.
-            with self._in:
-                self._copy(whole, holder.host, "to device", holder.number)
-                self._in.ended(holder.number)
+            with lane:
+                self._copy(here, host, "to device", holder.number)
+                lane.ended(holder.number)
             holder.coming = True
-        holder.base = whole.untyped_storage()
+        holder.here = here
         self.counts.swapped_in += 1
-        self.counts.bytes_in += holder.nbytes
+        self.counts.bytes_in += self._sizes[holder.number]
 
     def _copy(self, to: torch.Tensor, source: torch.Tensor, lane: str, one: int) -> None:
         for noting in (self.timeline, self.meter):
             if noting is not None and noting.on:
                 began = noting.event()
                 to.copy_(source, non_blocking=True)
-                noting.copied(lane, f"activation {one}", to.numel(), began, noting.event())
+                size = self._sizes[one]
+                noting.copied(lane, f"activation {one}", size, began, noting.event())
                 return
         to.copy_(source, non_blocking=True)
 
-    def _resident(self, holder: Holder) -> torch.UntypedStorage:
-        if holder.base is None:
+    def _resident(self, holder: Holder) -> torch.Tensor:
+        if holder.here is None:
             self.counts.late += 1
             self._swap_in(holder)
         if holder.coming and self._in is not None:
             self._in.wait(holder.number)
             holder.coming = False
-        assert holder.base is not None
-        return holder.base
+        assert holder.here is not None
+        return holder.here
 
 
 def differs(expected: Sequence[tuple[View, str]], number: int, tensor: torch.Tensor) -> str | None:
@@ -404,12 +526,65 @@ def differs(expected: Sequence[tuple[View, str]], number: int, tensor: torch.Ten
     return None
 
 
-def flat(base: torch.UntypedStorage, device: torch.device) -> torch.Tensor:
-    """All bytes of a storage as a tensor."""
-    return torch.empty(0, dtype=torch.uint8, device=device).set_(base)
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """All bytes of a tensor's storage."""
+    whole = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return whole.set_(tensor.untyped_storage())
 
 
-def plain(tensor: torch.Tensor, number: int = -1) -> Handle:
-    """A handle that keeps the tensor. A tensor that keeps itself would never be freed."""
-    kept = tensor.detach()
-    return Handle(number, None, kept, None, kept)
+def seen_as(tensor: torch.Tensor) -> View:
+    """How a tensor sees its storage."""
+    return tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset())
+
+
+def fills(tensor: torch.Tensor, slot: torch.Tensor) -> bool:
+    """Whether a tensor has the slot's shape, strides and type, and is all of its storage."""
+    return (
+        type(tensor) in PLAIN
+        and tensor.shape == slot.shape
+        and tensor.stride() == slot.stride()
+        and tensor.dtype is slot.dtype
+        and tensor.storage_offset() == 0
+        and tensor.untyped_storage().nbytes() == slot.nbytes
+    )
+
+
+def dense(view: View, size: int) -> bool:
+    """Whether a view is all of a storage of this size, each element once."""
+    dtype, shape, stride, offset = view
+    step = 1
+    for extent, apart in sorted(zip(shape, stride), key=lambda pair: pair[1]):
+        if extent != 1:
+            if apart != step:
+                return False
+            step *= extent
+    return offset == 0 and len(shape) == len(stride) and step * dtype.itemsize == size
+
+
+def kept(tensor: torch.Tensor, number: int = -1) -> Kept:
+    """What keeps a tensor itself. A tensor that keeps itself would never be freed."""
+    return tensor.detach(), number, tensor._version
+
+
+def wanted(schedule: Schedule) -> list[Wanted]:
+    """What each saved tensor of an iteration must be, ready for the comparison."""
+    return [
+        (*view, names_of(node), owner, ("pack", number) in schedule.actions)
+        for number, ((view, node), owner) in enumerate(zip(schedule.expected, schedule.owner))
+    ]
+
+
+def whole(schedule: Schedule, slots: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    """Each slot as a tensor like the first that is saved of its activation, if that is all of it:
+    then it comes back as it was saved.
+    """
+    found: list[torch.Tensor | None] = [None] * len(slots)
+    seen = set()
+    for (view, _), owner in zip(schedule.expected, schedule.owner):
+        if owner is None or owner in seen:
+            continue
+        seen.add(owner)
+        dtype, shape, stride, _ = view
+        if dense(view, schedule.sizes[owner]):
+            found[owner] = slots[owner].view(dtype).as_strided(shape, stride)
+    return found

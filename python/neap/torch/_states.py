@@ -9,6 +9,7 @@ alone, and that were compared bit for bit, are run in pieces.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ DIVISIBLE: tuple[type[Optimizer], ...] = (
 )
 PIECE = 64
 """A piece has at least this many parameters or :data:`PIECE_BYTES` of states."""
-PIECE_BYTES = 32 << 20
+PIECE_BYTES = 64 << 20
 
 _KEYS = {
     "exp_avg",
@@ -66,6 +67,19 @@ def full(parameters: int, size: int) -> bool:
     return parameters >= PIECE or size >= PIECE_BYTES
 
 
+class Piece:
+    """What is updated by one call of the step.
+
+    Attributes:
+        groups: its parameters, by the optimizer's groups.
+        away: those whose states come for it.
+    """
+
+    def __init__(self, groups: int) -> None:
+        self.groups: list[list[torch.Tensor]] = [[] for _ in range(groups)]
+        self.away: list[torch.Tensor] = []
+
+
 class States:
     """Keeps the states of some parameters on the host between the steps of one optimizer.
 
@@ -88,6 +102,11 @@ class States:
         self._leaving: list[torch.Tensor] = []
         """States on the device whose copies to the host may not have ended."""
         self._groups: list[list[torch.Tensor]] | None = None
+        self._pieces: list[Piece] = []
+        self._divided: list[list[torch.Tensor]] = []
+        """The parameters, by group, that :attr:`_pieces` are for."""
+        self._known = -1
+        """How many parameters had states then."""
         self._handles: list[Any] = []
         self._in: Lane | None = None
         self._out: Lane | None = None
@@ -136,18 +155,18 @@ class States:
 
     def _put_away(self, parameters: list[torch.Tensor], number: int = 0) -> None:
         """Asks for copies to the host; :meth:`_arrived_on_host` waits for them."""
-        copies = []
+        to, source = [], []
         for parameter in parameters:
             states = self._states(parameter)
             hosts = self._away.setdefault(parameter, {})
             for key, state in states.items():
                 if key not in _KEYS or not isinstance(state, torch.Tensor) or state.dim() == 0:
                     continue
-                if state.device != parameter.device or state.layout != torch.strided:
-                    continue
                 known = hosts.get(key)
                 if state is known:
                     continue  # It is away already.
+                if state.device != parameter.device or state.layout != torch.strided:
+                    continue
                 if known is None or not alike(known, state):
                     known = hosts[key] = torch.empty_strided(
                         state.size(),
@@ -156,44 +175,49 @@ class States:
                         device="cpu",
                         pin_memory=parameter.is_cuda,
                     )
-                copies.append((known, state))
+                to.append(known)
+                source.append(state)
                 states[key] = known
-                self.bytes_out += blocks(state.numel() * state.element_size())
-        self._copy(self._out, copies, number)
-        self._leaving += [state for _, state in copies]
+                self.bytes_out += blocks(state.nbytes)
+        self._copy(self._out, to, source, number)
+        self._leaving += source
 
     def _bring(self, parameters: list[torch.Tensor], number: int) -> None:
         """Asks for copies to the device."""
-        copies = []
+        to, source = [], []
         for parameter in parameters:
+            hosts = self._away.get(parameter)
+            if hosts is None:
+                continue
             states = self._states(parameter)
-            for key, host in self._away.get(parameter, {}).items():
+            device = parameter.device
+            for key, host in hosts.items():
                 if states.get(key) is not host:
                     continue  # The user loaded other states in the meantime.
                 # On the compute stream: a side stream would have memory of its own.
                 here = torch.empty_strided(
-                    host.size(), host.stride(), dtype=host.dtype, device=parameter.device
+                    host.shape, host.stride(), dtype=host.dtype, device=device
                 )
-                copies.append((here, host))
+                to.append(here)
+                source.append(host)
                 states[key] = here
-                self.bytes_in += blocks(host.numel() * host.element_size())
-        self._copy(self._in, copies, number)
+                self.bytes_in += blocks(host.nbytes)
+        self._copy(self._in, to, source, number)
         self._here += parameters
 
     @staticmethod
     def _copy(
-        lane: Lane | None, copies: list[tuple[torch.Tensor, torch.Tensor]], number: int
+        lane: Lane | None, to: list[torch.Tensor], source: list[torch.Tensor], number: int
     ) -> None:
-        if lane is None:
-            for to, source in copies:
-                to.copy_(source)
+        if not to:
             return
-        if not copies:
-            return
-        with lane:
-            for to, source in copies:
-                to.copy_(source, non_blocking=True)
-            lane.ended(number)
+        with torch.no_grad():
+            if lane is None:
+                torch._foreach_copy_(to, source)
+                return
+            with lane:
+                torch._foreach_copy_(to, source, non_blocking=True)
+                lane.ended(number)
 
     @staticmethod
     def _wait(lane: Lane | None, number: int) -> None:
@@ -225,19 +249,19 @@ class States:
         step = type(optimizer).step.__wrapped__  # type: ignore[attr-defined]
         self._groups = [list(parameters) for parameters in whole]
         pieces = self._divide(self._groups)
+        groups = optimizer.param_groups
         try:
             for number, piece in enumerate(pieces):
                 if number == 0 or not self._ahead:
-                    self._bring(piece, number % 2)
+                    self._bring(piece.away, number % 2)
                 if self._ahead and number + 1 < len(pieces):
-                    self._bring(pieces[number + 1], (number + 1) % 2)
+                    self._bring(pieces[number + 1].away, (number + 1) % 2)
                 self._wait(self._in, number % 2)
-                wanted = {id(p) for p in piece}
-                for group, parameters in zip(optimizer.param_groups, self._groups):
-                    group["params"] = [p for p in parameters if id(p) in wanted]
+                for group, parameters in zip(groups, piece.groups):
+                    group["params"] = parameters
                 self.pieces += 1
                 step(optimizer)
-                self._send_back(piece, number)
+                self._send_back(piece.away, number)
         except BaseException:
             self._all_back()
             self._restore_groups()
@@ -247,27 +271,35 @@ class States:
             group["params"] = []
         return args, kwargs
 
-    def _divide(self, whole: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
-        pieces: list[list[torch.Tensor]] = [[]]
-        size = 0
-        for parameters in whole:
+    def _divide(self, whole: list[list[torch.Tensor]]) -> list[Piece]:
+        """The pieces of a step, which stay as they are while the same parameters have gradients."""
+        now = [[p for p in parameters if p.grad is not None] for parameters in whole]
+        known = len(self.optimizer.state)
+        if known == self._known and same(now, self._divided):
+            return self._pieces
+        pieces: list[Piece] = [Piece(len(whole))]
+        size = count = 0
+        # A parameter without a gradient is passed over by the step.
+        for group, parameters in enumerate(now):
             for parameter in parameters:
-                if parameter.grad is None:
-                    continue  # The step passes over it.
-                if full(len(pieces[-1]), size):
-                    pieces.append([])
-                    size = 0
-                pieces[-1].append(parameter)
+                if full(count, size):
+                    pieces.append(Piece(len(whole)))
+                    size = count = 0
+                count += 1
+                pieces[-1].groups[group].append(parameter)
+                if parameter in self._away:
+                    pieces[-1].away.append(parameter)
                 for key, state in self._states(parameter).items():
                     if key in _KEYS and isinstance(state, torch.Tensor):
-                        size += state.numel() * state.element_size()
+                        size += state.nbytes
+        self._pieces, self._divided, self._known = pieces, now, known
         return pieces
 
     def _send_back(self, piece: list[torch.Tensor], number: int) -> None:
         """A piece's states go; those that went before it are given back."""
         before, self._leaving = self._leaving, []
-        self._put_away([p for p in piece if p in self._away], number % 2)
-        known = {id(p) for p in piece}
+        self._put_away(piece, number % 2)
+        known = set(map(id, piece))
         self._here = [p for p in self._here if id(p) not in known]
         # Their memory is the compute stream's again.
         if self._ahead:
@@ -301,3 +333,10 @@ class States:
 def alike(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors have the same shape, strides and type."""
     return one.shape == other.shape and one.stride() == other.stride() and one.dtype == other.dtype
+
+
+def same(one: list[list[torch.Tensor]], other: list[list[torch.Tensor]]) -> bool:
+    """Whether two lists of lists hold the same tensors."""
+    return len(one) == len(other) and all(
+        len(a) == len(b) and all(map(operator.is_, a, b)) for a, b in zip(one, other)
+    )

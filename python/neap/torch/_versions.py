@@ -10,12 +10,17 @@ _NOTHING: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
 def witness(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor that shares the version counter and holds no storage."""
     seen = tensor.detach()
-    kind = tensor.dtype, tensor.device
+    forget(seen)
+    return seen
+
+
+def forget(seen: torch.Tensor) -> None:
+    """Takes a tensor's storage away; its version counter stays."""
+    kind = seen.dtype, seen.device
     nothing = _NOTHING.get(kind)
     if nothing is None:
-        nothing = _NOTHING[kind] = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        nothing = _NOTHING[kind] = torch.empty(0, dtype=seen.dtype, device=seen.device)
     seen.data = nothing
-    return seen
 
 
 def changed(seen: torch.Tensor, version: int, shape: list[int]) -> str:

@@ -23,6 +23,9 @@ FORWARD = "forward"
 BACKWARD = "backward"
 OPTIMIZE = "optimize"
 
+_OF_MODULES = 2
+"""The first of a watch's hooks are those of modules."""
+
 StepCallback = Callable[[Optimizer], None]
 
 
@@ -83,6 +86,14 @@ class Watch:
         # passes on.
         if torch.autograd._engine_run_backward == self._run_backward:
             torch.autograd._engine_run_backward = self._engine
+
+    def ignore_modules(self) -> None:
+        """From now on modules call nothing here: each call would cost the host some microseconds.
+        Modules that are not named by then stay without a path.
+        """
+        if not (self.enter_module or self.leave_module):
+            for handle in self._handles[:_OF_MODULES]:
+                handle.remove()
 
     @contextmanager
     def installed(self) -> Iterator[Watch]:
