@@ -15,6 +15,7 @@ import time
 
 import neap.torch
 from memory import JOBS, Job, clear, iterate
+from table import Table, mib
 
 MODELS = ("resnet50", "gpt2", "bert")
 
@@ -36,8 +37,9 @@ def main() -> None:
     parser.add_argument("--device", default="a6000", help="whose times the plans are made by")
     parser.add_argument("--count", type=int, default=10, help="iterations of each measurement")
     asked = parser.parse_args()
-    print("| job | ms without | ms by the plan | ratio | copies | MiB copied |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    table = Table(
+        ("job", "ms without", "ms by the plan", "ratio", "copies", "MiB copied"), ("job",)
+    )
     for name in MODELS:
         clear()
         job = JOBS[name]()
@@ -59,11 +61,8 @@ def main() -> None:
         iterate(job, 2)
         plain += seconds(job, asked.count)
         without, by = statistics.median(plain), statistics.median(planned)
-        print(
-            f"| {name} | {without * 1e3:.1f} | {by * 1e3:.1f} | {by / without:.2f} | {copies:.0f} "
-            f"| {size / 2**20:,.0f} |",
-            flush=True,
-        )
+        times = f"{without * 1e3:.1f}", f"{by * 1e3:.1f}", f"{by / without:.2f}"
+        table.row(name, *times, f"{copies:.0f}", mib(int(size)))
         del job, fitted
 
 

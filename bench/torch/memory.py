@@ -22,11 +22,25 @@ os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 import neap.torch
 import torch
+from table import Table, mib
 from torch import nn
 from torch.nn import functional
 
 Job = tuple[nn.Module, Callable[[], torch.Tensor], torch.optim.Optimizer]
 AFTER = 3
+COLUMNS = (
+    "job",
+    "reserved without",
+    "budget",
+    "predicted",
+    "allocated",
+    "reserved",
+    "off",
+    "retries",
+    "ms without",
+    "ms predicted",
+    "good",
+)
 
 
 def images(model: nn.Module, batch: int, size: int = 224, kind: Any = torch.optim.AdamW) -> Job:
@@ -198,15 +212,19 @@ def clear() -> None:
     torch.cuda.reset_peak_memory_stats()
 
 
-def measured(make: Callable[[], Job], share: int, profile: str) -> tuple[str, bool]:
-    """A line of the table, and whether the job keeps what was promised."""
+def measured(
+    make: Callable[[], Job], share: int, profile: str, early: bool = False
+) -> tuple[list[str], bool]:
+    """The cells of a job's line, and whether it keeps what was promised."""
     clear()
     job = make()
     iterate(job, 3)
     torch.cuda.reset_peak_memory_stats()
     unplanned = torch.cuda.memory_reserved()
     budget = unplanned * share // 100
-    with neap.torch.fit(job[0], job[2], budget, profile, verbose=False) as fitted:
+    with neap.torch.fit(
+        job[0], job[2], budget, profile, verbose=False, early_updates=early
+    ) as fitted:
         for _ in range(40):
             iterate(job, 1)
             if fitted.settled:
@@ -224,12 +242,12 @@ def measured(make: Callable[[], Job], share: int, profile: str) -> tuple[str, bo
     off = (allocated - predicted) / predicted
     good = abs(off) <= 0.02 and reserved <= budget and retries == 0 and report.planned > AFTER
     sizes = [unplanned, budget, predicted, allocated, reserved]
-    cells = [f"{size / 2**20:,.0f}" for size in sizes]
+    cells = [mib(size) for size in sizes]
     cells += [f"{off * 100:+.1f} %", str(retries)]
     times = report.unplanned_iteration_ns, report.predicted_iteration_ns
     cells += [f"{ns / 1e6:,.1f}" for ns in times]
     cells.append("yes" if good else "no" if report.met else "no: not met")
-    return " | ".join(cells), good
+    return cells, good
 
 
 def main() -> int:
@@ -240,20 +258,17 @@ def main() -> int:
     )
     parser.add_argument("--jobs", help="some of them, by name")
     parser.add_argument("--device", default="a6000", help="whose times the plans are made by")
+    parser.add_argument("--early-updates", action="store_true", help="updates inside backward")
     asked = parser.parse_args()
-    print(
-        "| job | reserved without | budget | predicted | allocated | reserved | off | retries "
-        "| ms without | ms predicted | good |"
-    )
-    print("| --- | " + "---: | " * 9 + "--- |")
+    table = Table(COLUMNS, ("job", "good"))
     missed = 0
     for name in asked.jobs.split(",") if asked.jobs else JOBS:
         try:
-            line, good = measured(JOBS[name], asked.budget, asked.device)
+            line, good = measured(JOBS[name], asked.budget, asked.device, asked.early_updates)
         except ImportError as error:
-            line, good = f"left out: {error}", True
+            line, good = [f"left out: {error}"], True
         missed += not good
-        print(f"| {name} | {line} |", flush=True)
+        table.row(name, *line)
     return int(missed > 0)
 
 

@@ -3,27 +3,30 @@
     neap dry -- python bench/torch/run.py          # on any machine: exact bytes, predicted times
     python bench/torch/run.py                      # on a GPU: measured bytes and times
 
-Prints one Markdown table. Each line is a training job of Adam; peaks are those of the last
-iterations, when everything has settled. Predicted times are roofline times of the profile that
---device names: the operators, what runs again, and for copies that nothing hides their bytes over
-the link.
+Prints one Markdown table, and with --plot FILE.svg draws it. Each line is a training job of Adam;
+peaks are those of the last iterations, when everything has settled. Predicted times are roofline
+times of the profile that --device names: the operators, what runs again, and for copies that
+nothing hides their bytes over the link.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import importlib
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import neap.torch
 import torch
+from drawing import Bar, drawn
 from neap.torch._planning import executable
+from table import Table, mib
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -131,6 +134,8 @@ class Offloaded(torch.optim.Adam):
 
 
 WAYS = ("nothing", "checkpoint every block", "save_on_cpu", "checkpoint, states on the host")
+COMPILED = "torch.compile, activation_memory_budget {share}"
+"""The partitioner keeps that share of the activations and computes the others again."""
 
 
 def measured(make: Callable[[], Any], way: str, budget: int | None, profile: str) -> dict[str, Any]:
@@ -141,6 +146,11 @@ def measured(make: Callable[[], Any], way: str, budget: int | None, profile: str
     model.cuda()
     if "checkpoint" in way:
         checkpointed(blocks)
+    if way.startswith("torch.compile"):
+        settings = importlib.import_module("torch._functorch.config")
+        settings.activation_memory_budget = float(way.split()[-1])
+        torch.compiler.reset()
+        model.compile()
     kind = Offloaded if "states" in way else torch.optim.Adam
     optimizer = kind(model.parameters())
     fitted = None
@@ -196,12 +206,21 @@ def main() -> None:
     parser.add_argument("--device", default="a6000", help="whose times are predicted")
     parser.add_argument("--budgets", default="60,50", help="shares of the reserved peak, percent")
     parser.add_argument("--models", default="resnet50,gpt2")
+    parser.add_argument("--compiled", help="shares for activation_memory_budget, such as 0.5,0.2")
+    parser.add_argument("--plot", help="draw the table here, as SVG")
     asked = parser.parse_args()
     dry = float(torch.ones(3, device="cuda").sum().item()) != 3.0
     out, back = link(asked.device)
     kind = "predicted" if dry else "measured"
-    print(f"| model | way | peak allocated MiB | peak reserved MiB | {kind} ms |")
-    print("| --- | --- | ---: | ---: | ---: |")
+    columns = ("model", "way", "peak allocated MiB", "peak reserved MiB", f"{kind} ms")
+    table = Table(columns, ("model", "way"))
+    bars: list[Bar] = []
+
+    def row(name: str, way: str, found: dict[str, Any], ms: float | None) -> None:
+        shown = "not known" if ms is None else f"{ms:,.1f}"
+        table.row(name, way, mib(found["allocated"]), mib(found["reserved"]), shown)
+        bars.append(Bar(name, way, found["reserved"], ms))
+
     for name in asked.models.split(","):
         make = {"resnet50": resnet50, "gpt2": gpt2}[name]
         rows = {way: measured(make, way, None, asked.device) for way in WAYS}
@@ -227,19 +246,19 @@ def main() -> None:
             report = found["report"]
             way = f"neap, {share} % of reserved"
             row(name, way, found, report.predicted_iteration_ns / 1e6 if dry else found["s"] * 1e3)
-        sys.stdout.flush()
+        for share in asked.compiled.split(",") if asked.compiled else ():
+            way = COMPILED.format(share=share)
+            found = measured(make, way, None, asked.device)
+            # The dry device has no times of kernels that the compiler makes.
+            row(name, way, found, None if dry else found["s"] * 1e3)
+    if asked.plot:
+        Path(asked.plot).write_text(drawn(bars, kind), "utf-8")
 
 
 def _again(ranges: list[Any]) -> float:
     """Milliseconds that all blocks take once more, by the plan's own times."""
     blocks = [r for r in ranges if r.call.kind in ("Bottleneck", "Block")]
     return sum(r.nanoseconds for r in blocks) / 1e6
-
-
-def row(name: str, way: str, found: dict[str, Any], milliseconds: float) -> None:
-    """A line of the table."""
-    sizes = f"{found['allocated'] / 2**20:,.0f} | {found['reserved'] / 2**20:,.0f}"
-    print(f"| {name} | {way} | {sizes} | {milliseconds:,.1f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,20 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from table import Table, mib, yes
+
+COLUMNS = (
+    "script",
+    "peak without",
+    "budget",
+    "predicted",
+    "reserved",
+    "retries",
+    "planned",
+    "report true",
+    "good",
+)
+
 HEAD = """
 import atexit, json, sys, torch
 from torch import nn
@@ -127,7 +141,7 @@ SCRIPTS = {
 }
 
 
-def measured(name: str, budget: str, folder: Path, settled: int) -> tuple[str, bool]:
+def measured(name: str, budget: str, folder: Path, settled: int) -> tuple[list[str], bool]:
     """The cells of one script's line, and whether all is as promised."""
     out, path = folder / "seen.json", folder / "train.py"
     head = HEAD.format(out=str(out), settled=settled)
@@ -140,7 +154,7 @@ def measured(name: str, budget: str, folder: Path, settled: int) -> tuple[str, b
     if not out.exists():
         lines = [line for line in done.stderr.splitlines() if "Error" in line]
         missing = any("ModuleNotFound" in line or "ImportError" in line for line in lines)
-        return f"{'left out' if missing else 'failed'}: {(lines or ['?'])[-1][:80]}", missing
+        return [f"{'left out' if missing else 'failed'}: {(lines or ['?'])[-1][:80]}"], missing
     seen: dict[str, Any] = json.loads(out.read_text())
     claims: dict[str, Any] = json.loads(report.read_text())[0]
     budget_bytes, reserved = claims["budget_bytes"], seen["reserved"]
@@ -149,10 +163,10 @@ def measured(name: str, budget: str, folder: Path, settled: int) -> tuple[str, b
     true &= claims["planned"] + sum(claims["unplanned"].values()) == seen["steps"]
     good = true and reserved <= budget_bytes and seen["retries"] == 0
     sizes = [claims["unplanned_peak_bytes"], budget_bytes, claims["predicted_peak_bytes"], reserved]
-    cells = [f"{size / 2**20:,.0f}" for size in sizes]
+    cells = [mib(size) for size in sizes]
     cells += [str(seen["retries"]), f"{claims['planned']} of {seen['steps']}"]
-    cells += ["yes" if true else "no", "yes" if good else "no"]
-    return " | ".join(cells), good
+    cells += [yes(true), yes(good)]
+    return cells, good
 
 
 def main() -> int:
@@ -162,17 +176,13 @@ def main() -> int:
     parser.add_argument("--only", help="some of the scripts, by name")
     parser.add_argument("--settled", type=int, default=20, help="measure from this step on")
     asked = parser.parse_args()
-    print(
-        "| script | peak without | budget | predicted | reserved | retries | planned | report true "
-        "| good |"
-    )
-    print("| --- | " + "---: | " * 6 + "--- | --- |")
+    table = Table(COLUMNS, ("script", "report true", "good"))
     missed = 0
     for name in asked.only.split(",") if asked.only else SCRIPTS:
         with tempfile.TemporaryDirectory() as folder:
             line, good = measured(name, asked.budget, Path(folder), asked.settled)
         missed += not good
-        print(f"| {name} | {line} |", flush=True)
+        table.row(name, *line)
     return int(missed > 0)
 
 

@@ -35,14 +35,16 @@ fn the_exit_code_is_the_commands() {
 
 #[test]
 fn the_script_finds_what_was_asked_for() {
-    let line = "echo $NEAP_TORCH_BUDGET $NEAP_TORCH_RECOMPUTE $PYTORCH_CUDA_ALLOC_CONF; \
+    let line = "echo $NEAP_TORCH_BUDGET $NEAP_TORCH_RECOMPUTE $NEAP_TORCH_EARLY \
+                $PYTORCH_CUDA_ALLOC_CONF; \
                 p=${PYTHONPATH%%:*}; test -e $p/sitecustomize.py && echo hook; \
                 p=${PYTHONPATH#*:}; test -e ${p%%:*}/neap/torch/_fit.py && echo package";
     let found = torch(&["--budget", "1GiB"], line, None);
-    let expected = "1073741824 1 expandable_segments:True\nhook\npackage\n";
+    let expected = "1073741824 1 0 expandable_segments:True\nhook\npackage\n";
     assert_eq!(text(&found.stdout), expected, "{}", text(&found.stderr));
-    let found = torch(&["--budget", "62.5%", "--no-recompute"], line, Some("max_split_size_mb:64"));
-    let expected = "62.500% 0 max_split_size_mb:64\nhook\npackage\n";
+    let flags = ["--budget", "62.5%", "--no-recompute", "--early-updates"];
+    let found = torch(&flags, line, Some("max_split_size_mb:64"));
+    let expected = "62.500% 0 1 max_split_size_mb:64\nhook\npackage\n";
     assert_eq!(text(&found.stdout), expected, "{}", text(&found.stderr));
 }
 

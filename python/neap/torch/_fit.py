@@ -15,6 +15,7 @@ from torch.optim.optimizer import Optimizer
 
 from neap.torch import _graph
 from neap.torch._compact import compact
+from neap.torch._early import Completions, Early, moved, why_not
 from neap.torch._enforce import Enforcement, Margin
 from neap.torch._lift import Lift
 from neap.torch._meter import Meter, drifted, measured_link
@@ -57,6 +58,7 @@ class Fit:
         save_plan: str | os.PathLike[str] | None = None,
         timeline: str | os.PathLike[str] | None = None,
         cache: bool = False,
+        early_updates: bool = False,
     ) -> None:
         self.watch = Watch()
         self.schedule: Schedule | None = None
@@ -70,6 +72,9 @@ class Fit:
         self._optimizers = list(optimizers)
         self._save_plan = save_plan
         self._cache = cache
+        self._early_updates = early_updates
+        self._completions: Completions | None = None
+        self._early: Early | None = None
         self._steps = 0
         self._recorder: Recorder | None = None
         self._report = Report()
@@ -143,9 +148,7 @@ class Fit:
             self._closed = True
             _ACTING.remove(self)
             self.report()
-            if self._recorder is not None:
-                self._recorder.stop()
-                self._recorder = None
+            self._stop_recording()
             self.runtime.stop()
             self._hooks.__exit__(None, None, None)
             self._lift.remove()
@@ -153,6 +156,8 @@ class Fit:
             self.enforcement.close()
             for states in self._states if bring_back else ():
                 states.stop()
+            if self._early is not None:
+                self._early.stop()
         return self._report
 
     def report(self) -> Report:
@@ -166,6 +171,9 @@ class Fit:
         report.state_bytes = sum(s.bytes_in + s.bytes_out for s in self._states)
         report.recomputed, report.recomputed_deaths = recompute.ran, recompute.deaths
         report.compared = recompute.compared
+        if self._early is not None:
+            report.early_updates += self._early.updates
+            self._early.updates = 0
         report.iteration_s = statistics.median(self._times) if self._times else 0.0
         report.peak_allocated_bytes = self.enforcement.peak_allocated()
         report.peak_reserved_bytes = self.enforcement.peak_reserved()
@@ -254,11 +262,16 @@ class Fit:
 
     def _give_up(self, why: str) -> None:
         self._planning_ended = True
+        self._stop_recording()
+        self._report.notes.append(why)
+        self._say(f"neap: the script runs without a plan: {why}")
+
+    def _stop_recording(self) -> None:
+        if self._completions is not None:
+            self._completions.stop()
         if self._recorder is not None:
             self._recorder.stop()
             self._recorder = None
-        self._report.notes.append(why)
-        self._say(f"neap: the script runs without a plan: {why}")
 
     # -- planning
 
@@ -267,13 +280,19 @@ class Fit:
         if self._recorder is None:
             self._recorder = Recorder(self.device, self.watch, saved=True)
             self._recorder.start(self._optimizers)
+            if self._early_updates:
+                why = why_not(self._optimizers, self.watch)
+                if why is None:
+                    self._completions = Completions(self._recorder, self._optimizers[0])
+                else:
+                    self._not_early(why)
             return
         recorded = len(self._recorder.cuts)
         if recorded < 2 or (recorded < self._attempts and not _graph.repeats(self._recorder)):
             self._recorder.cut()
             return
-        self._recorder.stop()
-        recorder, self._recorder = self._recorder, None
+        recorder = self._recorder
+        self._stop_recording()
         found = _graph.iteration(
             recorder, type(self._models[0]).__name__ if self._models else "job"
         )
@@ -291,12 +310,29 @@ class Fit:
                 all(map(divisible, self._optimizers)),
                 self._recompute,
                 cache=self._cache,
+                soon=self._soon(recorder, found),
             )
             schedule = self.planner.plan(self._budget, self._report.margin_bytes)
         except PlanError as error:
             self._give_up(str(error))
             return
         self._act(schedule)
+
+    def _soon(self, recorder: Recorder, found: _graph.Iteration) -> _graph.Iteration | None:
+        """The iteration with updates inside backward, where that is allowed and sound."""
+        completions, self._completions = self._completions, None
+        if completions is None:
+            return None
+        soon = moved(recorder, found, completions)
+        if isinstance(soon, str):
+            self._not_early(soon)
+            return None
+        return soon
+
+    def _not_early(self, why: str) -> None:
+        text = f"updates stay in the optimizer's step: {why}"
+        self._report.notes.append(text)
+        self._say(f"neap: {text}")
 
     def _look(self, schedule: Schedule) -> None:
         """What the first planned iterations showed, and whether the plan must be made anew."""
@@ -405,11 +441,29 @@ class Fit:
             f"{schedule.unplanned_iteration_ns / 1e6:.1f} without the plan"
         )
 
+    def _update_early(self) -> None:
+        """Updates run inside backward, unless something shows that they must not."""
+        if not self._optimizers:
+            return  # It is known at the first step.
+        why = why_not(self._optimizers, self.watch)
+        if why is not None:
+            self._not_early(why)
+            return
+        self._early = Early(self._optimizers[0], self.watch)
+        self._early.start()
+
     def _move_states(self, schedule: Schedule) -> None:
         """Steps run in pieces; states that the plan moves leave with all of their parameter's."""
         for states in self._states:
             states.stop()
         self._states = []
+        if self._early is not None:
+            self.report()
+            self._early.stop()
+            self._early = None
+        if schedule.early:
+            self._update_early()
+            return
         if not all(map(divisible, self._optimizers)):
             return
         names = {name.split(":", 1)[-1] for name in schedule.away}
@@ -438,6 +492,7 @@ def fit(
     verbose: bool = True,
     recompute: bool = True,
     enforce: bool = True,
+    early_updates: bool = False,
 ) -> Fit:
     """Lets a training loop run within ``budget`` bytes of device memory. Call it once, before the
     loop.
@@ -457,6 +512,10 @@ def fit(
         verbose: whether to say on stderr when planning begins and when the plan acts.
         recompute: whether calls of modules may run again in backward.
         enforce: whether PyTorch may not reserve more than the budget while the plan acts.
+        early_updates: whether each parameter may be updated inside backward as soon as its
+            gradient is complete, which is then freed. Only for a loop that takes the step after
+            each backward and does not look at gradients; what can be seen of anything else is
+            refused, and the report says why.
 
     Raises:
         ValueError: if the budget can't be understood.
@@ -470,6 +529,7 @@ def fit(
         _ATTEMPTS,
         recompute,
         enforce,
+        early_updates=early_updates,
     )
 
 

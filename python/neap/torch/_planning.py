@@ -92,6 +92,10 @@ class _Answer:
         return (False, self.ns, self.peak) if self.met else (True, self.peak, self.ns)
 
 
+def _worth(answer: _Answer) -> tuple[bool, int, int]:
+    return answer.worth
+
+
 class Planner:
     """Plans one recording, as often as need be.
 
@@ -102,6 +106,7 @@ class Planner:
         move_states: whether optimizer states may stay on the host between steps.
         recompute: whether calls may be run again.
         cache: whether plans are kept between runs, and taken from there.
+        soon: the iteration with updates inside backward, if that may be planned too.
     """
 
     def __init__(
@@ -112,6 +117,7 @@ class Planner:
         move_states: bool = True,
         recompute: bool = True,
         cache: bool = False,
+        soon: Iteration | None = None,
     ) -> None:
         self.recorder = recorder
         self.found = found
@@ -123,11 +129,18 @@ class Planner:
             _graph.write(_graph.graph(found), full)
             self._key = hashlib.sha256(full.read_bytes()) if cache else None
             self.durations = durations(full, device, self.neap)
+        self.soon = soon
+        self._early = False
+        """Whether the search is for plans with updates inside backward."""
+        self._soon_ranges: list[Range] = []
         self.ranges: list[Range] = []
         self.excluded: dict[str, int] = {}
         if recompute:
             self.ranges, reasons = candidates(recorder, found, self.durations, _world.SMALLEST)
             self.excluded = dict(reasons)
+            if soon is not None:
+                found_soon = candidates(recorder, soon, self.durations, _world.SMALLEST)
+                self._soon_ranges = found_soon[0]
         self.ahead = False
         self._profile: dict[str, Any] | None = None
         """The device with its link as measured, once it was."""
@@ -150,6 +163,9 @@ class Planner:
         return self._profile
 
     def _world(self, ranges: Sequence[Range]) -> World:
+        if self._early and self.soon is not None:
+            # States stay: they would have to come and go beside backward's own copies.
+            return World(self.recorder, self.soon, ranges, False)
         return World(self.recorder, self.found, ranges, self.move_states, self.ahead)
 
     def plan(self, budget: Callable[[int], int], less: int = 0, banned: Bans = ()) -> Schedule:
@@ -180,13 +196,16 @@ class Planner:
                 path.write_text(json.dumps(self._profile))
                 self._asked = str(path)
             best = self._search(Path(folder), bound, usable)
+            if self.soon is not None:
+                best = min(best, self._search_early(Path(folder), bound, banned), key=_worth)
             form = json.loads(best.plan.read_text())
             drawn = Path(folder) / "timeline.json"
             simulate = [self.neap, "simulate", str(best.plan), "--timeline", str(drawn)]
             code, _, error = _run(simulate)
             if code != 0:
                 raise PlanError(f"neap simulate failed: {error.strip()}")
-            made = schedule(best.world, form, Timeline(drawn, best.world))
+            made = schedule(best.world, form, Timeline(drawn, best.world), best.peak)
+        made.early = best.world.found is self.soon
         made.met = best.met
         made.budget_bytes = asked
         made.peak_bytes = best.peak
@@ -218,12 +237,24 @@ class Planner:
             ranges,
             saved,
             self._profile,
+            self.soon is not None,
         ]
         key.update(repr([*rest, about.st_size, about.st_mtime_ns]).encode())
         home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
         return Path(home) / "neap" / "torch" / f"{key.hexdigest()[:32]}.json"
 
     # -- which calls run again
+
+    def _search_early(self, folder: Path, budget: int, banned: Bans) -> _Answer:
+        """The same with updates inside backward."""
+        within = folder / "early"
+        within.mkdir()
+        self._early = True
+        try:
+            usable = [r for r in self._soon_ranges if r.key not in set(banned)]
+            return self._search(within, budget, usable)
+        finally:
+            self._early = False
 
     def _search(self, folder: Path, budget: int, usable: list[Range]) -> _Answer:
         tried: dict[frozenset[int], _Answer] = {}
@@ -283,7 +314,7 @@ class Planner:
         return chosen
 
     def _ask(self, path: Path, budget: int, world: World) -> _Answer:
-        _graph.write(world.graph(self.durations, self.move_states), path)
+        _graph.write(world.graph(self.durations, self.move_states and not self._early), path)
         output = path.with_suffix(".plan")
         base = [self.neap, "plan", str(path), "--device", self._asked, "--no-recompute", "--json"]
         base += _AS_LISTED

@@ -49,6 +49,7 @@ class Report:
         recomputed: calls of modules that were run again; ``recomputed_deaths`` storages of what
             they had saved were gone in between; ``compared`` saved tensors were compared with
             what came back.
+        early_updates: updates of parameters that ran inside backward.
         iteration_s: measured seconds of a planned iteration, the median.
         link_bytes_per_s: measured rates of copies, by direction.
         replans: how often the plan was made anew, and why.
@@ -77,6 +78,7 @@ class Report:
     recomputed: int = 0
     recomputed_deaths: int = 0
     compared: int = 0
+    early_updates: int = 0
     iteration_s: float = 0.0
     link_bytes_per_s: dict[str, int] = field(default_factory=dict)
     replans: list[str] = field(default_factory=list)
@@ -116,6 +118,8 @@ class Report:
                 f"  {self.recomputed} calls of modules ran again; {self.compared} saved tensors "
                 "were compared with what came back"
             )
+        if self.early_updates:
+            lines.append(f"  {self.early_updates} updates ran inside backward")
         if self.link_bytes_per_s:
             rates = sorted(self.link_bytes_per_s.items())
             measured = ", ".join(f"{rate / 1e9:,.2f} GB/s {lane}" for lane, rate in rates)

@@ -7,14 +7,16 @@ from __future__ import annotations
 import bisect
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from neap.torch._calls import View
+from neap.torch._storage import blocks
 from neap.torch._world import World
 
 FORMAT = "neap.torch.schedule"
@@ -67,6 +69,7 @@ class Schedule:
         again: calls that are run again.
         away: names of the optimizer states that stay on the host between steps.
         ahead: whether their copies run beside the updates of other pieces.
+        early: whether updates run inside backward, each when its gradient is complete.
         excluded: why calls of modules can't be run again, with how many.
     """
 
@@ -77,6 +80,7 @@ class Schedule:
     again: list[Again] = field(default_factory=list)
     away: set[str] = field(default_factory=set)
     ahead: bool = False
+    early: bool = False
     peak_bytes: int = 0
     unplanned_peak_bytes: int = 0
     iteration_ns: int = 0
@@ -224,8 +228,8 @@ def points(world: World) -> list[tuple[int, Point]]:
     return [(place, point) for place, _, point in found]
 
 
-def schedule(world: World, form: dict[str, Any], timeline: Timeline) -> Schedule:
-    """The actions that carry a plan of ``world.graph`` out."""
+def schedule(world: World, form: dict[str, Any], timeline: Timeline, peak: int) -> Schedule:
+    """The actions that carry a plan of ``world.graph`` with this peak out."""
     place = {step.name: number for number, step in enumerate(world.steps)}
     moments = points(world)
     on_host = {s.name for s in world.away}
@@ -243,13 +247,13 @@ def schedule(world: World, form: dict[str, Any], timeline: Timeline) -> Schedule
             ins[name] = after
     moved = [a for a in world.movable if a.storage.name in outs and a.storage.name in ins]
     number = {a.storage.name: n for n, a in enumerate(moved)}
-    actions: dict[Point, list[tuple[str, int]]] = {}
+    moves: list[_Move] = []
     for activation in sorted(moved, key=lambda a: outs[a.storage.name]):
         name = activation.storage.name
-        copied = timeline.left(name, outs[name] + 1)
+        copied = max(timeline.left(name, outs[name] + 1), activation.leaves)
         # Pack and unpack come one after another; what is due between two waits for the later.
         out = _first(moments, max(outs[name] + 1, activation.leaves))
-        drop = _first(moments, max(copied, activation.leaves))
+        drop = _first(moments, copied)
         comes = max(ins[name] + 1, timeline.comes(name, 0))
         back = _first(moments, comes, len(moments) - 1)
         home = _first(moments, activation.returns, len(moments) - 1)
@@ -258,10 +262,12 @@ def schedule(world: World, form: dict[str, Any], timeline: Timeline) -> Schedule
         drop, back = max(drop, out), min(back, home)
         if drop >= back:
             continue
-        one = number[name]
-        actions.setdefault(moments[out][1], []).append(("out", one))
-        actions.setdefault(moments[drop][1], []).append(("drop", one))
-        actions.setdefault(moments[back][1], []).append(("in", one))
+        moves.append(_Move(number[name], blocks(activation.storage.bytes), copied, out, drop, back))
+    _drop_in_time(world, moments, moves, moved_states, peak)
+    actions: dict[Point, list[tuple[str, int]]] = {}
+    for move in moves:
+        for what, moment in (("out", move.out), ("drop", move.drop), ("in", move.back)):
+            actions.setdefault(moments[moment][1], []).append((what, move.one))
     acted = {one for things in actions.values() for _, one in things}
 
     def owner(storage: Any) -> int | None:
@@ -291,6 +297,46 @@ def schedule(world: World, form: dict[str, Any], timeline: Timeline) -> Schedule
         ahead=world.ahead,
         swap_bytes=sum(moved[one].storage.bytes for one in acted),
     )
+
+
+@dataclass
+class _Move:
+    """One activation's way: its bytes, the operator before which its copy to the host has ended,
+    and at which of the moments it goes, is dropped and comes back.
+    """
+
+    one: int
+    size: int
+    copied: int
+    out: int
+    drop: int
+    back: int
+
+
+def _drop_in_time(
+    world: World,
+    moments: Sequence[tuple[int, Point]],
+    moves: Sequence[_Move],
+    moved_states: Collection[str],
+    peak: int,
+) -> None:
+    """A copy may end between two moments. Where the peak allows, its bytes are dropped at the
+    later; else at the earlier, where the GPU waits for the rest of the copy.
+    """
+    away = sum(blocks(s.bytes) for s in world.away if s.name in moved_states)
+    change = [0] * (len(world.steps) + 1)
+    for move in moves:
+        change[moments[move.drop][0]] -= move.size
+        change[moments[move.back][0]] += move.size
+    standing = [size - away + less for size, less in zip(world.resident, accumulate(change))]
+    for move in moves:
+        late = moments[move.drop][0]
+        if max(standing[move.copied : late], default=0) <= peak:
+            continue
+        last = bisect.bisect_right(moments, move.copied, key=lambda moment: moment[0]) - 1
+        move.drop = max(last, move.out)
+        for place in range(moments[move.drop][0], late):
+            standing[place] -= move.size
 
 
 def _stays(first: int, after: int, saved: set[int]) -> list[int]:

@@ -113,6 +113,7 @@ def install() -> Script | None:
             save_plan=(asked("NEAP_TORCH_SAVE_PLAN") or None) if rank() == 0 else None,
             timeline=(asked("NEAP_TORCH_TIMELINE") or None) if rank() == 0 else None,
             cache=asked("NEAP_TORCH_CACHE") != "0",
+            early_updates=asked("NEAP_TORCH_EARLY") == "1",
         )
     except ValueError as error:
         say(f"neap: {error}")

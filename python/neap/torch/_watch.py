@@ -55,6 +55,8 @@ class Watch:
         self.stepping: Optimizer | None = None
         self.backward_depth = 0
         self.backwards = 0
+        self.closures = False
+        """Whether a step was given a closure."""
         self._paths: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
         self._local = threading.local()
         self._main: list[tuple[torch.nn.Module, str]] = []
@@ -204,6 +206,7 @@ class Watch:
             self._begin_step(optimizer)
             return None
         # Forward and backward run inside the step, which begins where they end.
+        self.closures = True
         outside = self._outside(optimizer, closure)
         if len(args) > 1:
             return (args[0], outside, *args[2:]), kwargs

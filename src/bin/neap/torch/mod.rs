@@ -34,6 +34,11 @@ pub struct Flags {
     /// Swap only: no module runs twice.
     #[arg(long)]
     pub no_recompute: bool,
+    /// Update each parameter inside backward as soon as its gradient is complete, and free the
+    /// gradient. Only for a script that takes the step after each backward and does not look at
+    /// gradients.
+    #[arg(long)]
+    pub early_updates: bool,
     /// Let PyTorch reserve more than the budget where the plan falls short.
     #[arg(long)]
     pub no_enforce: bool,
