@@ -4,6 +4,8 @@
 //! spans. Two items overlap in time exactly if they share a clique. So any statement about instants
 //! is equivalent to one about cliques.
 
+use std::ops::Range;
+
 use super::Item;
 
 /// The cliques, numbered in the order of time.
@@ -14,6 +16,8 @@ pub(super) struct Cliques {
     pub ranges: Vec<Vec<(u32, u32)>>,
     /// For each item the number of its cliques.
     pub width: Vec<u32>,
+    /// For each item the range from its first to its last clique.
+    reach: Vec<(u32, u32)>,
 }
 
 impl Cliques {
@@ -54,8 +58,10 @@ impl Cliques {
                 meet
             });
         }
+        let reach = |r: &Vec<(u32, u32)>| Some((r.first()?.0, r.last()?.1));
+        let reach = ranges.iter().map(|r| reach(r).unwrap_or_default()).collect();
         let width = ranges.iter().map(|r| r.iter().map(|r| r.1 - r.0).sum()).collect();
-        Self { count: count as usize, ranges, width }
+        Self { count: count as usize, ranges, width, reach }
     }
 
     /// Calls `f` with each clique of an item.
@@ -68,6 +74,29 @@ impl Cliques {
         }
     }
 
+    /// Whether a range holds any clique between an item's first and last.
+    #[inline]
+    pub fn reaches(&self, item: u32, hull: (u32, u32)) -> bool {
+        let (first, end) = self.reach[item as usize];
+        first < hull.1 && hull.0 < end
+    }
+
+    /// The cliques of an item within a range, in pieces.
+    #[inline]
+    pub fn within(&self, item: u32, hull: (u32, u32)) -> impl Iterator<Item = Range<usize>> {
+        let pieces = self.ranges[item as usize].iter();
+        pieces
+            .map(move |r| r.0.max(hull.0) as usize..r.1.min(hull.1) as usize)
+            .filter(|r| r.start < r.end)
+    }
+
+    /// The least range that holds all cliques of these items; empty for none.
+    pub fn hull(&self, items: impl Iterator<Item = u32>) -> (u32, u32) {
+        let reach = items.map(|i| self.reach[i as usize]);
+        let hull = reach.fold((u32::MAX, 0), |(a, b), r| (a.min(r.0), b.max(r.1)));
+        if hull.0 < hull.1 { hull } else { (0, 0) }
+    }
+
     /// The first clique of an item that has at least one.
     pub fn first(&self, item: u32) -> usize {
         self.ranges[item as usize].first().map_or(0, |r| r.0 as usize)
@@ -76,6 +105,10 @@ impl Cliques {
     /// Whether two items are alive at the same time.
     #[inline]
     pub fn overlap(&self, a: u32, b: u32) -> bool {
+        let (x, y) = (self.reach[a as usize], self.reach[b as usize]);
+        if x.0 >= y.1 || y.0 >= x.1 {
+            return false;
+        }
         let (a, b) = (&self.ranges[a as usize], &self.ranges[b as usize]);
         a.iter().any(|x| b.iter().any(|y| x.0 < y.1 && y.0 < x.1))
     }

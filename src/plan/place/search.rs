@@ -14,6 +14,8 @@
 //! Effort is counted in steps, so that answers are the same on every machine. There is no
 //! recursion, so only memory limits the depth. [`mod@super::least`] finds the least capacity.
 
+mod bounds;
+
 use rand_core::Rng as _;
 use rand_pcg::Pcg64Mcg;
 
@@ -29,7 +31,7 @@ use super::{Item, Layout};
 pub struct Spent {
     /// Number of nodes.
     pub nodes: u64,
-    /// Number of times that an item's clique was examined, which takes most of the time.
+    /// Cliques of the unplaced items, summed over the nodes.
     pub steps: u64,
 }
 
@@ -125,23 +127,26 @@ fn join(a: (u32, u32), b: (u32, u32)) -> (u32, u32) {
 enum Change {
     /// The item's offset so far was raised; this is the old value.
     Raised(u32, u64),
+    /// The item's known bound was replaced; this is the old value.
+    Bound(u32, u64),
     /// The item was placed.
     Placed(u32),
 }
 
-/// The lowest bound in a clique, its item, and the second lowest bound; also the lowest end.
+/// The lowest bound in a clique, and the second lowest, which may be the same; also the lowest end.
 #[derive(Clone, Copy)]
 struct Low {
     first: u64,
-    item: u32,
     second: u64,
     end: u64,
 }
 
-const NOTHING: Low = Low { first: u64::MAX, item: u32::MAX, second: u64::MAX, end: u64::MAX };
+const NOTHING: Low = Low { first: u64::MAX, second: u64::MAX, end: u64::MAX };
 
 struct Search<'a> {
     items: &'a [Item],
+    /// Sizes of the items.
+    bytes: Vec<u64>,
     cliques: &'a Cliques,
     capacity: u64,
     on: On,
@@ -151,6 +156,8 @@ struct Search<'a> {
     offset: Vec<u64>,
     /// The lower bound on the final offset at the current node.
     bound: Vec<u64>,
+    /// The bounds at the node above, with which all cliques passed.
+    known: Vec<u64>,
     rank: Vec<u32>,
     twin: Vec<Option<u32>>,
     unplaced: Vec<bool>,
@@ -170,6 +177,8 @@ struct Search<'a> {
     sums: Vec<u64>,
     low: Vec<Low>,
     sorted: Vec<(u64, u32)>,
+    /// The passed items of the current node.
+    passed: Vec<u32>,
 }
 
 /// Moves every item at random by up to a fifth of the length.
@@ -216,6 +225,7 @@ impl<'a> Search<'a> {
         }
         Self {
             items,
+            bytes: items.iter().map(|i| i.bytes).collect(),
             cliques,
             capacity,
             on,
@@ -223,6 +233,7 @@ impl<'a> Search<'a> {
             spent: Spent::default(),
             offset: items.iter().map(|i| i.fixed.unwrap_or(0)).collect(),
             bound: vec![0; items.len()],
+            known: vec![u64::MAX; items.len()],
             rank: vec![0; items.len()],
             twin,
             unplaced: vec![true; items.len()],
@@ -236,6 +247,7 @@ impl<'a> Search<'a> {
             sums: vec![0; cliques.count],
             low: vec![NOTHING; cliques.count],
             sorted: Vec::new(),
+            passed: Vec::new(),
         }
     }
 
@@ -434,99 +446,6 @@ impl<'a> Search<'a> {
         None
     }
 
-    /// Bounds every final offset at a node. Returns the lowest end that any item can have now, or
-    /// the clique that makes the node hopeless.
-    fn bounds(&mut self, from: usize, until: usize, last: Key) -> Result<u64, usize> {
-        let Self { items, cliques, offset, bound, rank, order, low, sums, on, spent, .. } = self;
-        let part = &order[from..until];
-        let (mut least_end, mut live_end) = (u64::MAX, u64::MAX);
-        let live =
-            |i: u32, offset: &[u64]| !on.monotone || (offset[i as usize], rank[i as usize]) > last;
-        for &i in part {
-            let end = offset[i as usize] + items[i as usize].bytes;
-            least_end = least_end.min(end);
-            spent.steps += u64::from(cliques.width[i as usize]);
-            if live(i, offset) {
-                live_end = live_end.min(end);
-            } else if items[i as usize].fixed.is_some() {
-                return Err(cliques.first(i));
-            }
-        }
-        for &i in part {
-            let item = &items[i as usize];
-            let passed = if on.support { live_end } else { last.0 };
-            let at = if live(i, offset) {
-                offset[i as usize]
-            } else {
-                align(passed.max(offset[i as usize]).min(self.capacity), item)
-            };
-            bound[i as usize] = at;
-            if at + item.bytes > self.capacity {
-                cliques.each(i, |c| self.weight[c] += 1);
-                return Err(cliques.first(i));
-            }
-        }
-        if on.support && last.1 > 0 {
-            for &i in part {
-                cliques.each(i, |c| low[c] = NOTHING);
-            }
-            for &i in part {
-                let (at, end) = (bound[i as usize], bound[i as usize] + items[i as usize].bytes);
-                cliques.each(i, |c| {
-                    let low = &mut low[c];
-                    low.end = low.end.min(end);
-                    if at < low.first {
-                        *low = Low { first: at, item: i, second: low.first, end: low.end };
-                    } else {
-                        low.second = low.second.min(at);
-                    }
-                });
-            }
-            for &i in part {
-                if live(i, offset) {
-                    continue;
-                }
-                let (mut other, mut end) = (u64::MAX, u64::MAX);
-                cliques.each(i, |c| {
-                    end = end.min(low[c].end);
-                    other = other.min(if low[c].item == i { low[c].second } else { low[c].first });
-                });
-                let item = &items[i as usize];
-                let at = align(bound[i as usize].max(end.min(self.capacity)), item);
-                bound[i as usize] = at;
-                // No other item can come under it, or every item that can lifts it too high.
-                if other >= offset[i as usize] + item.bytes || at + item.bytes > self.capacity {
-                    cliques.each(i, |c| self.weight[c] += 1);
-                    return Err(cliques.first(i));
-                }
-            }
-        }
-        if on.sections {
-            self.sorted.clear();
-            self.sorted.extend(part.iter().map(|&i| (bound[i as usize], i)));
-            self.sorted.sort_unstable_by(|a, b| b.cmp(a));
-            for &i in part {
-                cliques.each(i, |c| sums[c] = 0);
-            }
-            for &(at, i) in &self.sorted {
-                let room = self.capacity - at;
-                let bytes = items[i as usize].bytes;
-                let mut full = None;
-                cliques.each(i, |c| {
-                    sums[c] += bytes;
-                    if sums[c] > room {
-                        full = Some(c);
-                    }
-                });
-                if let Some(c) = full {
-                    self.weight[c] += 1;
-                    return Err(c);
-                }
-            }
-        }
-        Ok(least_end)
-    }
-
     /// Blames the cliques of all unplaced items of a clique.
     fn blame(&mut self, from: usize, until: usize, clique: usize) {
         let mut blame = NO_CLIQUES;
@@ -585,6 +504,7 @@ impl<'a> Search<'a> {
         while self.trail.len() > mark {
             match self.trail.pop() {
                 Some(Change::Raised(item, before)) => self.offset[item as usize] = before,
+                Some(Change::Bound(item, before)) => self.known[item as usize] = before,
                 Some(Change::Placed(item)) => {
                     self.unplaced[item as usize] = true;
                     for &(low, high) in &self.cliques.ranges[item as usize] {

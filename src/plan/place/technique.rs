@@ -62,7 +62,7 @@ impl Technique {
 /// Options of the search.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// The most steps; a step examines an item's clique.
+    /// The most steps, which count the cliques of a node's unplaced items.
     pub effort: u64,
     /// The techniques to switch off.
     pub without: Vec<Technique>,
