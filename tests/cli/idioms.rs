@@ -69,6 +69,11 @@ fn two_optimizers_step_in_one_iteration() {
 }
 
 #[test]
+fn a_step_may_run_inside_backward() {
+    trains_as_pytorch("step_in_backward");
+}
+
+#[test]
 fn a_closure_computes_inside_the_step() {
     trains_as_pytorch("closure");
 }

@@ -311,9 +311,9 @@ impl Builder<'_> {
         Some((life, self.copies - 1))
     }
 
-    /// Records that autograd hands a tensor to a parameter.
+    /// Records that autograd hands a tensor to a parameter. Steps in its hooks don't.
     fn gradients(&mut self, at: usize, context: &Context, node: &Node) {
-        if context.accumulate {
+        if context.accumulate && context.step == 0 {
             // A copy or a sum of the arriving gradient: the tensor that is made or written is the
             // gradient.
             let made: Vec<u32> = node
@@ -436,7 +436,7 @@ impl Builder<'_> {
             if chosen[from..]
                 .iter()
                 .take_while(|&&c| c <= node.end)
-                .any(|&c| self.trace.inside(c, at))
+                .any(|&c| self.trace.inside(c, at) && self.names.context[c].step == 0)
             {
                 continue;
             }
