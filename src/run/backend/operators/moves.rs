@@ -233,6 +233,33 @@ pub fn select_backward(by: &mut dyn Moves, call: &Call<'_>) -> Result<(), Kernel
     put(by, &selected(call, out, 2)?, tensor(call, 0)?)
 }
 
+/// The gradient of a diagonal (argument 2 above the main one, in dimensions 3 and 4): zeros beside
+/// it.
+///
+/// # Errors
+/// When the shapes don't fit.
+pub fn diagonal_backward(by: &mut dyn Moves, call: &Call<'_>) -> Result<(), KernelError> {
+    let out = output(call)?;
+    let (above, rank) = (int_or(call, 2, 0)?, out.shape.len());
+    let (rows, columns) =
+        (dimension(int_or(call, 3, 0)?, rank)?, dimension(int_or(call, 4, 1)?, rank)?);
+    if rank < 2 || rows == columns {
+        return Err(invalid!("a diagonal of dimensions {rows} and {columns} of {rank}"));
+    }
+    by.fill(out, 0.0)?;
+    let (dim, skip) =
+        if above < 0 { (rows, above.unsigned_abs()) } else { (columns, above.unsigned_abs()) };
+    let extent = out.shape[dim];
+    let mut line = narrow(out, dim, usize::try_from(skip).unwrap_or(extent).min(extent)..extent)?;
+    line.shape.push(line.shape[rows].min(line.shape[columns]));
+    line.stride.push(line.stride[rows] + line.stride[columns]);
+    for dim in [rows.max(columns), rows.min(columns)] {
+        line.shape.remove(dim);
+        line.stride.remove(dim);
+    }
+    put(by, &line, tensor(call, 0)?)
+}
+
 /// Argument 0 with a slice of it replaced by argument 1.
 ///
 /// # Errors

@@ -30,6 +30,7 @@ pub const TABLE: Table<Emit> = table! {
     "constant_pad_nd" => |c, a| moves::padded(a, c, number_or(c, 2, 0.0)?),
     "slice_backward" => |c, a| moves::slice_backward(a, c),
     "select_backward" => |c, a| moves::select_backward(a, c),
+    "diagonal_backward" => |c, a| moves::diagonal_backward(a, c),
     "slice_scatter" => |c, a| moves::slice_scatter(a, c),
     "select_scatter" => |c, a| moves::select_scatter(a, c),
     "repeat" => |c, a| moves::repeat(a, c),

@@ -4,7 +4,7 @@
 //! alone.
 
 use crate::backend::operators::arguments::{
-    Input, floating, int_or, is_floating, number_or, output, result, tensor,
+    Input, floating, int_or, is_floating, maybe_tensor, number_or, output, result, tensor,
 };
 use crate::backend::operators::error::{invalid, unsupported};
 use crate::backend::operators::reduce::{
@@ -413,22 +413,36 @@ fn spread(call: &Call<'_>, root: bool, with_mean: bool) -> Result<(), KernelErro
     })
 }
 
-/// Each element less the one before it.
+/// Each element less the one before it, along dimension 2; tensors 3 and 4 stand before and after.
 fn diff(call: &Call<'_>) -> Result<(), KernelError> {
     let (out, from) = (output(call)?, tensor(call, 0)?);
-    let more = |at: usize| !matches!(call.operator.args.get(at), None | Some(Arg::None));
-    if int_or(call, 1, 1)? != 1
-        || more(3)
-        || more(4)
-        || tensor(call, 3).is_ok()
-        || tensor(call, 4).is_ok()
-    {
-        return Err(unsupported!("differences of higher order or with ends are not supported"));
+    if int_or(call, 1, 1)? != 1 {
+        return Err(unsupported!("differences of higher order are not supported"));
     }
     let dim = dimension(int_or(call, 2, -1)?, from.shape.len())?;
-    let extent = *from.shape.get(dim).filter(|&&n| n > 0).ok_or("differences of no elements")?;
-    let (a, b) = (narrow(from, dim, 1..extent)?, narrow(from, dim, 0..extent - 1)?);
-    let (a, b) = (Input::View(&a), Input::View(&b));
+    let (mut at, mut before) = (0, None::<View>);
+    for part in [maybe_tensor(call, 3)?, Some(from), maybe_tensor(call, 4)?].into_iter().flatten() {
+        let extent = *part.shape.get(dim).ok_or("differences of a scalar")?;
+        if extent == 0 {
+            continue;
+        }
+        if let Some(before) = &before {
+            subtract(&narrow(out, dim, at..at + 1)?, &narrow(part, dim, 0..1)?, before)?;
+            at += 1;
+        }
+        let (a, b) = (narrow(part, dim, 1..extent)?, narrow(part, dim, 0..extent - 1)?);
+        subtract(&narrow(out, dim, at..at + extent - 1)?, &a, &b)?;
+        at += extent - 1;
+        before = Some(narrow(part, dim, extent - 1..extent)?);
+    }
+    if before.is_none() || out.shape.get(dim) != Some(&at) {
+        return Err(invalid!("{at} differences for shape {:?}", out.shape));
+    }
+    Ok(())
+}
+
+fn subtract(out: &View, a: &View, b: &View) -> Result<(), KernelError> {
+    let (a, b) = (Input::View(a), Input::View(b));
     if is_floating(out) {
         map2::<f32>(out, &a, &b, |a, b| a - b)
     } else {

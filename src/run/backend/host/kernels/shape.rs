@@ -37,6 +37,7 @@ pub const TABLE: Table<Kernel> = table! {
     "constant_pad_nd" => |c| moves::padded(&mut Host, c, number_or(c, 2, 0.0)?),
     "slice_backward" => |c| moves::slice_backward(&mut Host, c),
     "select_backward" => |c| moves::select_backward(&mut Host, c),
+    "diagonal_backward" => |c| moves::diagonal_backward(&mut Host, c),
     "repeat" => |c| moves::repeat(&mut Host, c),
     "repeat_interleave" => |c| moves::repeat_interleave(&mut Host, c),
     "roll" => |c| moves::roll(&mut Host, c),
