@@ -1,4 +1,4 @@
-"""Records the training loops of idioms.py, and what PyTorch's losses are.
+"""Records the training loops of this folder, and what PyTorch's losses are.
 
     python bench/idioms/record.py FOLDER [--device cuda] [NAME …]
 
@@ -18,9 +18,13 @@ sys.path[:0] = [str(Path(__file__).parents[2] / "docs"), str(Path(__file__).pare
 import record  # noqa: E402
 import idioms  # noqa: E402
 from layers import LAYERS  # noqa: E402
+from further import FURTHER  # noqa: E402
+from models import MODELS  # noqa: E402
 from steps import STEPS as MORE  # noqa: E402
 
-IDIOMS = idioms.IDIOMS | MORE | LAYERS
+IDIOMS = idioms.IDIOMS | MORE | LAYERS | FURTHER
+# Recorded only by name: transformers and timm build them.
+ALL = IDIOMS | MODELS
 
 STEPS = 6
 
@@ -53,7 +57,7 @@ class Inputs(torch.overrides.TorchFunctionMode):
 
 
 def one(name, folder, device):
-    model, _, iteration = IDIOMS[name]("cpu")
+    model, _, iteration = ALL[name]("cpu")
     with Inputs() as inputs:
         state = initial(model, {})
         losses = [iteration().item()]
@@ -61,7 +65,7 @@ def one(name, folder, device):
     losses += [iteration().item() for _ in range(STEPS - 1)]
     save_file({k: t.contiguous() for k, t in state.items()}, folder / f"{name}.safetensors")
     (folder / f"{name}.json").write_text(json.dumps({"torch": torch.__version__, "losses": losses}) + "\n")
-    model, optimizers, iteration = IDIOMS[name](device)
+    model, optimizers, iteration = ALL[name](device)
     averages = {f"average.{k}": a for k, a in enumerate(getattr(model, "average", []))}
     averages |= {k: t for k, t in getattr(model, "lasting", {}).items() if "scaler" not in k}
     on_device = inputs.found if device == "cpu" else {}
