@@ -1,4 +1,4 @@
-//! What an exact search knows at a node: bounds on every final offset, and whether they are hopeless.
+//! Bounds on every final offset at a node of the search, and whether they leave hope.
 
 use super::{Change, Key, NOTHING, Search, align};
 
