@@ -146,8 +146,15 @@ def llama_1b():
     return Language(128256, 2048, 16, 32, 8, 8192, 0)
 
 
+def small():
+    """For a try of the scripts: with a layer of each kind that images go through."""
+    layers = [nn.Conv2d(3, 8, 3, 1, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), Bottleneck(8, 4, 2)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
+
+
 # By name: the model, the batch, and the side of an image or the length of a sequence.
 JOBS = {
+    "small-2": (small, 2, 16),
     "resnet50-16": (resnet50, 16, 224),
     "resnet50-64": (resnet50, 64, 224),
     "vgg16-16": (vgg16, 16, 224),

@@ -87,14 +87,28 @@ def gpt2() -> tuple[nn.Module, Callable[[nn.Module], torch.Tensor], list[nn.Modu
     return model, loss_of, list(model.blocks)
 
 
-def resnet50() -> tuple[nn.Module, Callable[[nn.Module], torch.Tensor], list[nn.Module]]:
-    """ResNet-50, 16 images of 224 x 224."""
-    from torchvision.models import resnet
+def small() -> tuple[nn.Module, Callable[[nn.Module], torch.Tensor], list[nn.Module]]:
+    """For a try of the script: two blocks, 2 x 64 tokens."""
+    model = Gpt(2, 64, 2)
+    tokens = torch.zeros(2, 64, dtype=torch.long, device="cuda")
 
-    model = resnet.resnet50()
+    def loss_of(m: nn.Module) -> torch.Tensor:
+        return functional.cross_entropy(m(tokens).flatten(0, 1), tokens.flatten())
+
+    return model, loss_of, list(model.blocks)
+
+
+def resnet50() -> tuple[nn.Module, Callable[[nn.Module], torch.Tensor], list[nn.Module]]:
+    """ResNet-50, 16 images of 224 x 224; torchvision's, or without it that of bench/gpu."""
+    try:
+        from torchvision.models import resnet50 as make
+    except ImportError:
+        sys.path.append(str(Path(__file__).resolve().parents[1] / "gpu"))
+        from models import resnet50 as make
+    model = make()
     images = torch.randn(16, 3, 224, 224, device="cuda")
     labels = torch.zeros(16, dtype=torch.long, device="cuda")
-    blocks = [m for m in model.modules() if isinstance(m, resnet.Bottleneck)]
+    blocks = [m for m in model.modules() if type(m).__name__ == "Bottleneck"]
     return model, lambda m: functional.cross_entropy(m(images), labels), blocks
 
 
@@ -222,7 +236,7 @@ def main() -> None:
         bars.append(Bar(name, way, found["reserved"], ms))
 
     for name in asked.models.split(","):
-        make = {"resnet50": resnet50, "gpt2": gpt2}[name]
+        make = {"resnet50": resnet50, "gpt2": gpt2, "small": small}[name]
         rows = {way: measured(make, way, None, asked.device) for way in WAYS}
         fits = {
             share: measured(

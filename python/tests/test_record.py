@@ -155,6 +155,17 @@ def test_constants_in_place_writes_and_batch_norm() -> None:
     assert convolution["args"][3:] == [[1, 1], [1, 1], [1, 1], False, [0, 0], 1]
 
 
+def test_a_gradient_that_is_not_wanted_leaves_its_place_empty() -> None:
+    """The images need none, so that the first convolution's backward gives its weight's second."""
+    model = cnn()
+    graph = record(classify(model, torch.optim.SGD(model.parameters(), lr=0.1)))
+    kinds = [o for o in graph["operators"] if o["kind"] == "aten::convolution_backward"]
+    for operator in kinds:
+        mask, places = operator["args"][10], [o is not None for o in operator["outputs"]]
+        assert places + [False] * (3 - len(places)) == mask
+    assert [False, True] in [o["args"][10][:2] for o in kinds]
+
+
 def test_random_operators_are_marked() -> None:
     model = Transformer(dropout=0.5)
     graph = record(language(model, torch.optim.SGD(model.parameters(), lr=0.1)))

@@ -326,7 +326,8 @@ class Recorder(TorchDispatchMode):
         index = len(self.ops)
         schema = func._schema
         name = schema.name
-        returned = [x for x in tree_flatten(out)[0] if isinstance(x, torch.Tensor)]
+        results = tree_flatten(out)[0]
+        returned = [x for x in results if isinstance(x, torch.Tensor)]
         fresh = [
             x
             for x in returned
@@ -347,13 +348,17 @@ class Recorder(TorchDispatchMode):
         writes = [
             s for s in unique(self.storages.intern(x, index) for x in written) if s not in makes
         ]
+        # Each at its place: a gradient that is not wanted leaves its place empty.
         outputs: list[Operand | None] = []
-        for x in returned:
-            storage = self.storages.find(x) if x.device.type == self.device else None
+        for x in results:
+            on = isinstance(x, torch.Tensor) and x.device.type == self.device
+            storage = self.storages.find(x) if on else None
             if storage is not None and (storage in makes or storage in writes):
                 outputs.append(self._operand(x, storage))
             else:
                 outputs.append(None)
+        while outputs and outputs[-1] is None:
+            outputs.pop()
         shown = {o.storage for o in outputs if o is not None}
         hidden = []
         for x in written:

@@ -200,12 +200,19 @@ pub fn flag(call: &Call<'_>, index: usize) -> Result<bool, KernelError> {
 /// Argument `index`, one flag for each of three results such as gradients; absent is all.
 ///
 /// # Errors
-/// When it is something else.
+/// When it is something else, or the operator has no place for a result that is wanted.
 pub fn mask(call: &Call<'_>, index: usize) -> Result<[bool; 3], KernelError> {
-    match call.operator.args.get(index) {
-        Some(Arg::Bools(flags)) if flags.len() == 3 => Ok([flags[0], flags[1], flags[2]]),
-        None => Ok([true; 3]),
-        other => Err(invalid!("argument {index} is not three flags but {other:?}")),
+    let wanted = match call.operator.args.get(index) {
+        Some(Arg::Bools(flags)) if flags.len() == 3 => [flags[0], flags[1], flags[2]],
+        None => return Ok([true; 3]),
+        other => return Err(invalid!("argument {index} is not three flags but {other:?}")),
+    };
+    let places = call.outputs.len();
+    match wanted.iter().rposition(|&wanted| wanted).filter(|&last| last >= places) {
+        Some(last) => Err(invalid!(
+            "argument {index} wants output {last}, but it has {places} outputs: record the graph again"
+        )),
+        None => Ok(wanted),
     }
 }
 
