@@ -1,5 +1,7 @@
 //! Calls in bf16 and f16, and in several types at once, on CUDA's kernels against the host's.
 
+use super::emit;
+use super::launch::{Action, Actions};
 use super::shim::{call, present};
 use crate::backend::host::kernels::elements::Lane;
 use crate::backend::host::kernels::find;
@@ -323,5 +325,45 @@ fn attention_over_wide_heads_agrees_with_the_host() {
             done: 0,
         };
         bench.agrees(true);
+    }
+}
+
+/// A layer's bias goes with its product: one call of the library, whatever the batch.
+#[test]
+fn a_bias_goes_with_its_product() {
+    fn in_one_call(call: &Call<'_>) -> Result<(), KernelError> {
+        let mut actions = Actions::new(std::ptr::null_mut(), 1);
+        emit::find(&call.operator.kind).unwrap()(call, &mut actions)?;
+        let [Action::Gemm(product)] = &actions.list[..] else { panic!("{:?}", actions.list) };
+        assert!(!product.bias.is_null() && product.beta == 0.0 && product.batch == 1);
+        Ok(())
+    }
+    if !present() {
+        return;
+    }
+    for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
+        // All above zero, so that sums don't cancel out.
+        let tensor = |shape: &[usize], salt| {
+            let noise = noise(salt);
+            Tensor::new(dtype, shape, move |i| noise(i).abs() + 0.1)
+        };
+        let (linear, added) = (
+            [tensor(&[3, 5, 7], 1), tensor(&[11, 7], 2), tensor(&[11], 3), tensor(&[3, 5, 11], 4)],
+            [tensor(&[11], 3), tensor(&[5, 7], 1), tensor(&[7, 11], 2), tensor(&[5, 11], 4)],
+        );
+        for (kind, tensors) in [("aten::linear", linear), ("aten::addmm", added)] {
+            let bench = Bench {
+                kind,
+                tensors: tensors.to_vec(),
+                list: 0,
+                results: 1,
+                plain: vec![],
+                written: &[3],
+                group: None,
+                done: 0,
+            };
+            bench.after(in_one_call);
+            bench.agrees(true);
+        }
     }
 }
