@@ -13,6 +13,8 @@
 use super::{PlanError, Planned, Request, alone, bound_by, minimum, waits, within};
 use crate::bound::Bounds;
 use crate::job::liveness::Liveness;
+use crate::method::Method;
+use crate::neap;
 use crate::units::{Bytes, Nanos};
 
 /// The number of parts into which the rungs divide the unplanned peak of the framework's order.
@@ -51,6 +53,19 @@ fn on_rung(request: &Request<'_>, liveness: &Liveness) -> Result<Planned, PlanEr
         }
         let tighter = Request { budget, ..request.clone() };
         match alone(&tighter, liveness, None, Some(best.run.iteration), &mut None) {
+            Ok(planned) => best = planned,
+            Err(PlanError::Infeasible(_)) => {}
+            Err(defect) => return Err(defect),
+        }
+    }
+    // Its start is often the better one and its end the worse one, so it is a plan of its own.
+    if let Method::Neap(options) = &request.method
+        && options.linger
+        && waits(&best)
+    {
+        let method = Method::Neap(neap::Options { lingering: true, ..options.clone() });
+        let lingering = Request { method, ..request.clone() };
+        match alone(&lingering, liveness, None, Some(best.run.iteration), &mut None) {
             Ok(planned) => best = planned,
             Err(PlanError::Infeasible(_)) => {}
             Err(defect) => return Err(defect),

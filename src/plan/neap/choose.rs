@@ -130,9 +130,20 @@ impl<'a, 'o> Chooser<'a, 'o> {
             }
         }
         all.sort_by_key(|of| (of.after, of.tensor));
-        let chosen = super::stream::spread(&all, wanted);
-        for &at in &chosen {
-            let Streamed { tensor, time, .. } = all[at];
+        let last = u128::from(wanted) * u128::from(self.setting.variant.last) / 100;
+        let last = super::stream::last(&all, u64::try_from(last).unwrap_or(wanted));
+        let mut left = wanted;
+        for &at in &last {
+            // The others are spread as if these took no time: little else is copied so late.
+            all[at] = Streamed { is: true, time: 0, ..all[at] };
+            left -= all[at].bytes;
+        }
+        let spread = super::stream::spread(&all, left);
+        let chosen: Vec<TensorId> =
+            last.into_iter().chain(spread).map(|at| all[at].tensor).collect();
+        for &tensor in &chosen {
+            let bytes = self.residencies.graph.tensor(tensor).bytes;
+            let time = copy_time(link, Direction::H2d, bytes, true).0;
             let gap = self.residencies.lifetime(tensor).gaps.len() - 1;
             // Pinned memory may have run out meanwhile.
             if !self.may_swap(tensor, gap) {

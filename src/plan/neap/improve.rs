@@ -17,7 +17,7 @@ use std::cmp::Reverse;
 use std::rc::Rc;
 
 use super::choose::{Chooser, Setting};
-use super::{Ban, Options, Variant, drop, extend, prefetch, stream};
+use super::{Ban, Options, Variant, drop, extend, linger, prefetch, stream};
 use crate::clock::{self, Clock};
 use crate::job::Graph;
 use crate::planner::Given;
@@ -62,6 +62,10 @@ const BUSY: u64 = 2;
 const LONG: u64 = 32;
 const STREAMED: [(u64, bool); 6] =
     [(40, false), (70, false), (95, false), (40, true), (70, true), (95, true)];
+
+/// What is tried with lingering: as above, and the share of what is used last.
+const LINGERING: [(u64, bool, u64); 5] =
+    [(70, true, 0), (70, true, 20), (40, true, 40), (40, true, 60), (70, false, 60)];
 
 /// Where tensors are streamed, so much of the target stays free for what comes and goes.
 const ROOM: u64 = 32;
@@ -223,6 +227,9 @@ impl<'a> Search<'a, '_> {
             let room = if variant.streamed > 0 { target / ROOM } else { 0 };
             drop::drop(&mut residencies, latencies, target - room);
         }
+        if variant.linger {
+            linger::linger(&mut residencies, &self.clock, link, target, variant);
+        }
         let mut clock = clock::run(&residencies, latencies, link);
         let peak = residencies.load.peak().1;
         if self.options.prefetch && peak <= target {
@@ -265,8 +272,20 @@ impl<'a> Search<'a, '_> {
         if !waits || !self.options.streams() || missing == 0 || bytes < missing / 4 {
             return;
         }
-        for (streamed, parameters) in STREAMED {
-            let variant = Variant { streamed, parameters, ..Variant::FIRST };
+        let streamed = STREAMED.map(|(streamed, parameters)| Variant {
+            streamed,
+            parameters,
+            ..Variant::FIRST
+        });
+        let lingering = LINGERING.map(|(streamed, parameters, last)| Variant {
+            streamed,
+            parameters,
+            last,
+            linger: true,
+            ..Variant::FIRST
+        });
+        let lingering = lingering.into_iter().filter(|_| self.options.lingering);
+        for variant in streamed.into_iter().chain(lingering) {
             let found = self.choose(variant, none);
             if found.key < best.key {
                 *best = found;

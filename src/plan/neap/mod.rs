@@ -11,9 +11,10 @@
 //! 3. **Longer lives** ([`extend`]). Small inputs live on where large tensors can be recomputed
 //!    from them.
 //! 4. **Taking back** ([`mod@drop`]). What later choices made superfluous is undone.
-//! 5. **Prefetch** ([`prefetch`]). Once it is decided which tensors move, their copies get their
+//! 5. **Lingering** ([`mod@linger`]). What is updated last leaves in the next forward.
+//! 6. **Prefetch** ([`prefetch`]). Once it is decided which tensors move, their copies get their
 //!    order and times.
-//! 6. **Improvement** ([`improve`]). Each step chooses again with one thing changed, runs the
+//! 7. **Improvement** ([`improve`]). Each step chooses again with one thing changed, runs the
 //!    result on a clock with both directions of the link ([`super::clock`]), and keeps it if it is
 //!    better. Effort counts steps, so plans do not depend on the machine.
 //!
@@ -27,6 +28,7 @@ pub mod choose;
 pub mod drop;
 pub mod extend;
 pub mod improve;
+pub mod linger;
 pub mod prefetch;
 pub mod stream;
 #[cfg(test)]
@@ -77,6 +79,12 @@ pub struct Options {
     pub split: bool,
     /// Where operators wait long for the link, stream what one operator alone uses ([`stream`]).
     pub stream: bool,
+    /// Where operators wait long, also make a plan in which streamed tensors that are used last
+    /// stay over the end of the iteration ([`mod@linger`]).
+    pub linger: bool,
+    /// This is that plan.
+    #[serde(skip)]
+    pub lingering: bool,
     /// Steps of improvement.
     pub effort: u32,
     /// Fall back on another planner's plan where there is no own one.
@@ -113,6 +121,8 @@ impl Default for Options {
             reorder: true,
             split: true,
             stream: true,
+            linger: true,
+            lingering: false,
             effort: EFFORT,
             portfolio: true,
             joint: true,
@@ -137,6 +147,10 @@ pub struct Variant {
     pub streamed: u64,
     /// Parameters are streamed too.
     pub parameters: bool,
+    /// Of what is streamed, this share is what is used last, in percent.
+    pub last: u64,
+    /// What leaves last stays over the end of the iteration ([`mod@linger`]).
+    pub linger: bool,
 }
 
 impl Variant {
@@ -148,6 +162,8 @@ impl Variant {
         extend: false,
         streamed: 0,
         parameters: false,
+        last: 0,
+        linger: false,
     };
 
     /// The same but for one thing: what a step of improvement tries, the most promising first.

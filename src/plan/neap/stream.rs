@@ -36,6 +36,20 @@ pub struct Streamed {
     pub is: bool,
 }
 
+/// The positions of those that are used last and are not streamed yet, with at most `bytes`
+/// together.
+#[must_use]
+pub fn last(all: &[Streamed], mut bytes: u64) -> Vec<usize> {
+    let mut chosen = Vec::new();
+    for (at, of) in all.iter().enumerate().rev() {
+        if !of.is && of.bytes <= bytes {
+            bytes -= of.bytes;
+            chosen.push(at);
+        }
+    }
+    chosen
+}
+
 /// As many more of these as have `wanted` bytes together, chosen so that the link can carry each of
 /// them in by its use if all time after the peak is stretched by one factor, the smallest there is.
 /// `all` stand in order of use; the positions of those chosen.

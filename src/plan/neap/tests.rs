@@ -1,13 +1,13 @@
 //! The planner on a small network: forward, then backward over what forward kept.
 
-use super::{Options, improve};
+use super::{Options, Variant, improve, linger};
 use crate::clock;
 use crate::contract::{Event, Latency, Source};
 use crate::device::Link;
 use crate::job::{Arg, Dtype, Graph, Operand, Operator, Phase, Replay, Role, Tensor};
 use crate::planner::{Given, Planner as _};
 use crate::recompute::{Part, Reach};
-use crate::residency::{Gap, Residencies};
+use crate::residency::{Gap, Residencies, Swap};
 use crate::units::{Bytes, Nanos, TensorId};
 
 const LAYERS: usize = 12;
@@ -138,4 +138,57 @@ fn a_chain_makes_what_is_gone_too_and_only_as_deep_as_it_may() {
     assert_eq!(order, [3, 4, 5]);
     assert_eq!(residencies.load.at(0), before);
     assert!(matches!(residencies.gap(TensorId(4), 1), Gap::Recompute));
+}
+
+/// A forward of small tensors, then an update of each of several states, which nothing else uses.
+fn states(count: usize) -> Graph {
+    let mut operators: Vec<Operator> =
+        (0..LAYERS).map(|i| operator(format!("f{i}"), Phase::Forward, &[i], i + 1)).collect();
+    let tensor = |role| Tensor {
+        name: format!("{role:?}"),
+        bytes: Bytes(SIZE),
+        role,
+        dtype: Dtype::U8,
+        shape: vec![SIZE],
+        kept_until: None,
+    };
+    let mut tensors: Vec<Tensor> = (0..=LAYERS).map(|_| tensor(Role::Activation)).collect();
+    tensors[0].role = Role::Input;
+    for state in 0..count {
+        let at = tensors.len();
+        tensors.push(tensor(Role::OptimizerState));
+        let mut update = operator(format!("u{state}"), Phase::Optimize, &[at], at);
+        update.outputs.iter_mut().flatten().for_each(|o| o.version = 1);
+        operators.push(update);
+    }
+    for (index, tensor) in tensors.iter_mut().enumerate() {
+        tensor.name = format!("t{index}");
+    }
+    Graph::new("states".to_owned(), tensors, operators, None, None, None).unwrap()
+}
+
+#[test]
+fn what_is_updated_last_leaves_in_the_next_forward() {
+    let graph = states(4);
+    let time = Nanos(SIZE);
+    let latencies = vec![Latency { time, source: Source::Graph }; graph.operators.len()];
+    let mut residencies = Residencies::new(&graph);
+    let target = residencies.load.peak().1;
+    let streamed: Vec<TensorId> = (LAYERS + 1..LAYERS + 5).map(TensorId::of).collect();
+    for &state in &streamed {
+        let tight = residencies.tightest(state, 0);
+        residencies.decide(state, 0, Gap::Swap(Swap { back_from: 10, ..tight }));
+    }
+    let before = clock::run(&residencies, &latencies, &LINK);
+    let nominal = clock::Clock::nominal(&latencies);
+    linger::linger(&mut residencies, &nominal, &LINK, target, Variant::FIRST);
+    assert!(residencies.load.peak().1 <= target);
+    // All leave in the forward, one after the other, and none at the end.
+    for (number, &state) in (1..).zip(streamed.iter().rev()) {
+        let Gap::Swap(swap) = residencies.gap(state, 0) else { panic!("{state:?} does not leave") };
+        assert_eq!((swap.out_place, swap.out_until), (0, 2 * number - 1), "{state:?}");
+        assert_eq!(residencies.gap(state, 1), Gap::Keep);
+    }
+    let after = clock::run(&residencies, &latencies, &LINK);
+    assert_eq!((before.total, after.total), (20 * SIZE, 16 * SIZE));
 }

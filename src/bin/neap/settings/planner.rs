@@ -58,6 +58,10 @@ pub struct Switches {
     /// neap: Never choose what is streamed over the link before all else.
     #[arg(long)]
     no_stream: bool,
+    /// neap: Never keep streamed tensors over the end of the iteration to let them leave in the
+    /// next forward.
+    #[arg(long)]
+    no_linger: bool,
     /// neap: Never use another planner's plan, even where neap's own search finds none.
     #[arg(long)]
     no_portfolio: bool,
