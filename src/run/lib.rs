@@ -24,6 +24,7 @@ mod session;
 mod start;
 pub mod support;
 pub mod sweep;
+pub mod vary;
 pub mod weights;
 
 use std::borrow::Cow;

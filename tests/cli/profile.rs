@@ -150,6 +150,24 @@ fn planned(folder: &Folder) -> String {
 }
 
 #[test]
+fn operators_like_a_jobs_are_measured_at_other_shapes() {
+    let folder = Folder::new();
+    folder.import("tiny_cnn-adam.et.json.gz", &[]);
+    let vary = ["profile", "job.graph.json", "--vary", "25", "--rounds", "1", "--repeats", "1"];
+    let measured = folder.json(&[&vary[..], &["-o", "like.csv"]].concat());
+    let kinds: Vec<&str> =
+        measured["kinds"].as_array().unwrap().iter().map(|k| k["kind"].as_str().unwrap()).collect();
+    for kind in ["aten::relu", "neap::adam"] {
+        assert!(kinds.contains(&kind), "{kinds:?}");
+    }
+    folder.json(&["train", "like.csv", "--steps", "100", "-o", "like.predictor.json"]);
+    let flags = ["--predictor", "like.predictor.json", "--budget", "80%", "-o", "a.plan.json"];
+    let plan = folder.json(&[&["plan", "job.graph.json"], &flags[..]].concat());
+    assert!(number(&plan["latency_sources"], "predicted") > 0);
+    folder.refuses(2, &["--vary", "GRAPH"], &["profile", "--sweep", "mm", "--vary", "3"]);
+}
+
+#[test]
 fn a_sweep_trains_a_predictor_that_plans_with_it() {
     let folder = Folder::new();
     let sweep = [

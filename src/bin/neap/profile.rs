@@ -9,7 +9,7 @@ use neap::device::latency::{self, Row, Table as LatencyTable};
 use neap::device::{Profile, profile as device_profile};
 use neap::job::Graph;
 use neap::report::table::{Side, Table};
-use neap::run::{self, Settings, Target, profile, sweep};
+use neap::run::{self, Settings, Target, profile, sweep, vary};
 use neap::units::{Bytes, Nanos};
 use serde::Serialize;
 
@@ -30,6 +30,11 @@ pub struct Flags {
     /// Measure these kinds of operators over many shapes instead, for `neap train`.
     #[arg(long, value_name = "KIND,…", value_delimiter = ',')]
     sweep: Vec<String>,
+    /// Measure operators like those of the job instead, up to N of each kind, whose extents are
+    /// others, for `neap train`. Operators that the machine lacks are left out.
+    #[arg(long, value_name = "N", requires = "graph",
+          value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    vary: Option<u32>,
     /// Number of shapes of each kind.
     #[arg(long, value_name = "N", default_value_t = 500, requires = "sweep",
           value_parser = clap::value_parser!(u32).range(1..=100_000))]
@@ -49,9 +54,9 @@ pub struct Flags {
     #[arg(long, value_name = "N", default_value_t = 5,
           value_parser = clap::value_parser!(u32).range(1..=100_000))]
     repeats: u32,
-    /// How many times a sweep measures all its shapes. The fastest time of each counts, because
+    /// How many times `--sweep` and `--vary` measure all shapes. The fastest time of each counts, because
     /// other programs only slow it down.
-    #[arg(long, value_name = "N", default_value_t = 3, requires = "sweep",
+    #[arg(long, value_name = "N", default_value_t = 3,
           value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
     /// The largest workspace of a convolution on the GPU, 256MiB by default. The table contains the
@@ -92,7 +97,13 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         Some(path) => {
             let mut graph = settings::graph(path)?;
             allow(flags, &target, &mut graph)?;
-            of_job(flags, &target, &graph, path, &device, &loads)?
+            if let Some(count) = flags.vary {
+                let mut graphs = vary::samples(&graph, count, flags.seed);
+                graphs.retain(|sample| measurable(flags, &target, sample, &device));
+                of_samples(flags, &target, &device, &loads, &graphs)?
+            } else {
+                of_job(flags, &target, &graph, path, &device, &loads)?
+            }
         }
         None => of_kinds(flags, &target, &device, &loads)?,
     };
@@ -187,11 +198,28 @@ fn of_kinds(
         }
     }
     graphs.iter_mut().try_for_each(|graph| allow(flags, target, graph))?;
+    of_samples(flags, target, device, loads, &graphs)
+}
+
+/// Whether the machine has the operator, with these shapes.
+fn measurable(flags: &Flags, target: &Target, sample: &Graph, device: &Profile) -> bool {
+    let once = Settings { iterations: 1, ..settings(flags, target, 0) };
+    run::profile::alone(sample, device, &once, &run::Spare::default()).is_ok()
+}
+
+/// Measures graphs of one operator each. Of each the fastest round counts.
+fn of_samples(
+    flags: &Flags,
+    target: &Target,
+    device: &Profile,
+    loads: &[u32],
+    graphs: &[Graph],
+) -> anyhow::Result<Vec<Row>> {
     let bar = bar(graphs.len() as u64 * loads.len() as u64 * u64::from(flags.rounds), "shapes");
     let (mut best, spare): (Vec<Row>, _) = (Vec::new(), run::Spare::default());
     for round in 0..flags.rounds {
         let mut at = 0;
-        for graph in &graphs {
+        for graph in graphs {
             for &load in loads {
                 let row =
                     run::profile::alone(graph, device, &settings(flags, target, load), &spare)?;

@@ -1,0 +1,221 @@
+//! Graphs of one operator each, whose shapes are those of a job's operators with other extents: from
+//! them a predictor learns the kinds that a job has, without a list of kinds.
+//!
+//! Equal extents of an operator change alike, so that most shapes stay consistent. Those that do
+//! not (a convolution's sides) are refused by the operator's own checks, and left out.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::device::roofline;
+use crate::job::{Arg, Graph, Operand, Operator, Role, Tensor};
+use crate::units::{Bytes, TensorId, mix};
+
+/// The most flops of a sample: as many as the largest products of common jobs.
+const MOST_FLOPS: u128 = 16_000_000_000;
+
+/// The most bytes of all tensors of a sample.
+const MOST_BYTES: u64 = 512 << 20;
+
+/// Smaller extents stay: they are kernels, channels of images, heads, or arguments.
+const SMALLEST: u64 = 8;
+
+/// How many changed operators are tried for each shape that is asked for.
+const TRIES: u32 = 4;
+
+/// For each kind of operator of `graph` up to `count` different operators like its own, as graphs
+/// of one operator each.
+#[must_use]
+pub fn samples(graph: &Graph, count: u32, seed: u64) -> Vec<Graph> {
+    let mut kinds: BTreeMap<&str, Vec<&Operator>> = BTreeMap::new();
+    for operator in &graph.operators {
+        kinds.entry(&operator.kind).or_default().push(operator);
+    }
+    let mut all = Vec::new();
+    for (kind, of_kind) in kinds {
+        let mut draw = kind.bytes().fold(mix(seed), |hash, byte| mix(hash ^ u64::from(byte)));
+        let mut seen = BTreeSet::new();
+        for number in 0..count.saturating_mul(TRIES) {
+            if seen.len() == count as usize {
+                break;
+            }
+            draw = mix(draw);
+            let like = of_kind[usize::try_from(draw % of_kind.len() as u64).unwrap_or(0)];
+            let extents = changed(like, draw);
+            let sample = isolated(graph, like, &extents).filter(|sample| {
+                let bytes = sample.tensors.iter().fold(0u64, |a, t| a.saturating_add(t.bytes.0));
+                bytes <= MOST_BYTES && roofline::flops(&sample.operators[0]) <= MOST_FLOPS
+            });
+            if let Some(mut sample) = sample
+                && seen.insert(crate::device::latency::key(&sample.operators[0]))
+            {
+                sample.name = format!("{kind} {number}");
+                all.push(sample);
+            }
+        }
+    }
+    all
+}
+
+/// Another extent for each extent of the operator: a third stays, the others are between a sixteenth
+/// and the double, by eighths of an octave.
+fn changed(operator: &Operator, seed: u64) -> BTreeMap<u64, u64> {
+    let extents: BTreeSet<u64> = operator
+        .reads()
+        .chain(operator.writes())
+        .flat_map(|operand| operand.shape.iter().copied())
+        .filter(|extent| *extent >= SMALLEST)
+        .collect();
+    let other = |extent: u64| {
+        let draw = mix(seed ^ mix(extent));
+        let (octave, eighth) = ((draw >> 8) % 5, (draw >> 16) % 8);
+        let near = (extent * 2) >> octave;
+        if draw % 3 == 0 { extent } else { (near * (8 + eighth) / 16).max(1) }
+    };
+    extents.into_iter().map(|extent| (extent, other(extent))).collect()
+}
+
+/// The operator alone with other extents; `None` if it makes no graph.
+fn isolated(graph: &Graph, operator: &Operator, extents: &BTreeMap<u64, u64>) -> Option<Graph> {
+    let mut tensors: BTreeMap<TensorId, (TensorId, Tensor, u32)> = BTreeMap::new();
+    for operand in operator.reads() {
+        enter(graph, operand, operand.version, extents, &mut tensors)?;
+    }
+    for operand in operator.writes() {
+        // A write in place also reads the version before.
+        enter(graph, operand, operand.version.saturating_sub(1), extents, &mut tensors)?;
+    }
+    let generated: BTreeSet<TensorId> = operator.generates().map(|o| o.tensor).collect();
+    for (id, (_, tensor, _)) in &mut tensors {
+        let stays = !matches!(tensor.role, Role::Activation | Role::Gradient);
+        if !stays && !generated.contains(id) {
+            tensor.role = if operator.updates().any(|o| o.tensor == *id) {
+                Role::Buffer
+            } else {
+                Role::Input
+            };
+        }
+    }
+    let moved = |operand: &Operand| -> Option<Operand> {
+        let (id, _, first) = tensors.get(&operand.tensor)?;
+        let shape: Vec<u64> = operand.shape.iter().map(|e| *extents.get(e).unwrap_or(e)).collect();
+        Some(Operand {
+            tensor: *id,
+            version: operand.version - first,
+            dtype: operand.dtype,
+            offset: 0,
+            stride: dense(&shape, operand),
+            shape,
+        })
+    };
+    let args = operator.args.iter().map(|arg| {
+        Some(match arg {
+            Arg::Tensor(operand) => Arg::Tensor(moved(operand)?),
+            Arg::Tensors(list) => {
+                let one =
+                    |o: &Option<Operand>| o.as_ref().map_or(Some(None), |o| moved(o).map(Some));
+                Arg::Tensors(list.iter().map(one).collect::<Option<_>>()?)
+            }
+            Arg::Ints(all) => {
+                let other = |n: &i64| {
+                    let found = u64::try_from(*n).ok().and_then(|n| extents.get(&n));
+                    found.map_or(Some(*n), |other| i64::try_from(*other).ok())
+                };
+                Arg::Ints(all.iter().map(other).collect::<Option<_>>()?)
+            }
+            other => other.clone(),
+        })
+    });
+    let output = |o: &Option<Operand>| o.as_ref().map_or(Some(None), |o| moved(o).map(Some));
+    let alone = Operator {
+        args: args.collect::<Option<_>>()?,
+        outputs: operator.outputs.iter().map(output).collect::<Option<_>>()?,
+        hidden: operator.hidden.iter().map(moved).collect::<Option<_>>()?,
+        workspace: Bytes::ZERO,
+        duration_ns: None,
+        ..operator.clone()
+    };
+    let mut in_order: Vec<(TensorId, Tensor)> =
+        tensors.into_values().map(|(id, tensor, _)| (id, tensor)).collect();
+    in_order.sort_by_key(|(id, _)| *id);
+    let tensors = in_order.into_iter().map(|(_, tensor)| tensor).collect();
+    Graph::new(String::new(), tensors, vec![alone], graph.optimizer.clone(), None, None).ok()
+}
+
+/// Notes the tensor of an operand, its bytes, and the version from which the operator starts.
+fn enter(
+    graph: &Graph,
+    operand: &Operand,
+    version: u32,
+    extents: &BTreeMap<u64, u64>,
+    tensors: &mut BTreeMap<TensorId, (TensorId, Tensor, u32)>,
+) -> Option<()> {
+    let shape: Vec<u64> = operand.shape.iter().map(|e| *extents.get(e).unwrap_or(e)).collect();
+    let elements = shape.iter().try_fold(1u64, |all, n| all.checked_mul(*n))?;
+    let bytes = Bytes(elements.checked_mul(operand.dtype.size())?);
+    let id = TensorId::of(tensors.len());
+    let of = graph.tensor(operand.tensor);
+    let (_, tensor, first) = tensors.entry(operand.tensor).or_insert_with(|| {
+        let kept = Tensor { kept_until: None, dtype: operand.dtype, ..of.clone() };
+        (id, Tensor { bytes: Bytes::ZERO, shape: Vec::new(), ..kept }, version)
+    });
+    *first = version.min(*first);
+    if bytes > tensor.bytes {
+        (tensor.bytes, tensor.shape, tensor.dtype) = (bytes, shape, operand.dtype);
+    }
+    Some(())
+}
+
+/// Strides of a view without gaps, its dimensions in memory in the same order as the operand's;
+/// dimensions that `expand` repeats stay repeated.
+fn dense(shape: &[u64], like: &Operand) -> Vec<u64> {
+    let mut order: Vec<usize> = (0..shape.len()).filter(|&d| like.stride[d] > 0).collect();
+    order.sort_by_key(|&d| (like.stride[d], std::cmp::Reverse(d)));
+    let (mut strides, mut next) = (vec![0; shape.len()], 1);
+    for dimension in order {
+        strides[dimension] = next;
+        next *= shape[dimension].max(1);
+    }
+    strides
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::chakra;
+
+    fn job(file: &str) -> Graph {
+        let path =
+            std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(file);
+        chakra::import(&path, &Default::default()).expect("a fixture").graph
+    }
+
+    #[test]
+    fn each_kind_gets_different_operators_like_its_own() {
+        let graph = job("tiny_gpt2-adamw.et.json.gz");
+        let all = samples(&graph, 5, 1);
+        let kinds: BTreeSet<&str> = graph.operators.iter().map(|o| &*o.kind).collect();
+        let varied: BTreeSet<&str> = all.iter().map(|sample| &*sample.operators[0].kind).collect();
+        assert_eq!(kinds, varied);
+        let keys: BTreeSet<String> =
+            all.iter().map(|sample| crate::device::latency::key(&sample.operators[0])).collect();
+        assert_eq!(keys.len(), all.len());
+        let own: BTreeSet<String> =
+            graph.operators.iter().map(crate::device::latency::key).collect();
+        assert!(keys.difference(&own).count() > keys.len() / 2, "few other shapes");
+        for sample in &all {
+            assert!(
+                sample.operators.len() == 1 && roofline::flops(&sample.operators[0]) <= MOST_FLOPS
+            );
+        }
+        let again: Vec<String> = samples(&graph, 5, 1).into_iter().map(|g| g.name).collect();
+        assert_eq!(again, all.into_iter().map(|g| g.name).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn an_update_in_place_stays_one() {
+        let graph = job("tiny_cnn-adam.et.json.gz");
+        let all = samples(&graph, 3, 1);
+        let update = all.iter().find(|g| g.operators[0].kind == "neap::adam").expect("an update");
+        assert!(update.operators[0].updates().count() >= 3 && update.optimizer.is_some());
+    }
+}
