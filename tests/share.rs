@@ -98,6 +98,28 @@ fn the_published_table_beside_ours() {
 }
 
 #[test]
+fn one_trace_agrees_with_every_cell_of_the_published_table() {
+    let Some(folder) = truth() else { return };
+    let memory = Memory::read(&folder.join("memory.csv")).unwrap();
+    let trace = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/share/table2.csv");
+    let jobs = jobs::read(&trace, &memory, 0).unwrap().jobs;
+    let published = [
+        ("fifo", [303.4, 167.6, 170.6, 251.1]),
+        ("srtf", [306.0, 28.6, 53.4, 217.0]),
+        ("pack", [287.4, 129.9, 145.5, 266.1]),
+        ("fair", [301.6, 58.5, 96.6, 281.2]),
+    ];
+    for (name, theirs) in published {
+        let f = figures(&jobs, name, &settings(Mechanism::Lanes, Mode::Paper));
+        let ours = [f.makespan, f.queuing, f.completion, f.p95].map(minutes);
+        println!("{name}: fitted {ours:.1?}, published {theirs:.1?}");
+        for (ours, theirs) in ours.into_iter().zip(theirs) {
+            assert!((ours / theirs - 1.0).abs() <= 0.0505, "{name}: {ours:.1}, published {theirs}");
+        }
+    }
+}
+
+#[test]
 fn three_hundred_of_one_kind() {
     let Some(folder) = truth() else { return };
     let lanes = settings(Mechanism::Lanes, Mode::Neap);

@@ -32,7 +32,7 @@ pub struct Flags {
     sweep: Vec<String>,
     /// Measure operators like those of the job instead, up to N of each kind, whose extents are
     /// others, for `neap train`. Operators that the machine lacks are left out.
-    #[arg(long, value_name = "N", requires = "graph",
+    #[arg(long, value_name = "N", conflicts_with = "sweep",
           value_parser = clap::value_parser!(u32).range(1..=100_000))]
     vary: Option<u32>,
     /// Number of shapes of each kind.
