@@ -1,5 +1,5 @@
-//! Graphs of one operator each, whose shapes are those of a job's operators with other extents: from
-//! them a predictor learns the kinds that a job has, without a list of kinds.
+//! Graphs of one operator each, whose shapes are those of a job's operators with other extents.
+//! From them a predictor learns the kinds that a job has, without a list of kinds.
 //!
 //! Equal extents of an operator change alike, so that most shapes stay consistent. Those that do
 //! not (a convolution's sides) are refused by the operator's own checks, and left out.
@@ -56,8 +56,8 @@ pub fn samples(graph: &Graph, count: u32, seed: u64) -> Vec<Graph> {
     all
 }
 
-/// Another extent for each extent of the operator: a third stays, the others are between a sixteenth
-/// and the double, by eighths of an octave.
+/// Another extent for each extent of the operator: a third stays, the others are between a
+/// sixteenth and the double, by eighths of an octave.
 fn changed(operator: &Operator, seed: u64) -> BTreeMap<u64, u64> {
     let extents: BTreeSet<u64> = operator
         .reads()

@@ -54,8 +54,8 @@ pub struct Flags {
     #[arg(long, value_name = "N", default_value_t = 5,
           value_parser = clap::value_parser!(u32).range(1..=100_000))]
     repeats: u32,
-    /// How many times `--sweep` and `--vary` measure all shapes. The fastest time of each counts, because
-    /// other programs only slow it down.
+    /// How many times `--sweep` and `--vary` measure all shapes. The fastest time of each counts,
+    /// because other programs only slow it down.
     #[arg(long, value_name = "N", default_value_t = 3,
           value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
