@@ -69,7 +69,7 @@ fn changed(operator: &Operator, seed: u64) -> BTreeMap<u64, u64> {
         let draw = mix(seed ^ mix(extent));
         let (octave, eighth) = ((draw >> 8) % 5, (draw >> 16) % 8);
         let near = (extent * 2) >> octave;
-        if draw % 3 == 0 { extent } else { (near * (8 + eighth) / 16).max(1) }
+        if draw.is_multiple_of(3) { extent } else { (near * (8 + eighth) / 16).max(1) }
     };
     extents.into_iter().map(|extent| (extent, other(extent))).collect()
 }
