@@ -64,7 +64,7 @@ fn plain<'a>(call: &'a Call<'_>, index: usize) -> &'a Arg {
 pub fn tensor<'a>(call: &'a Call<'_>, index: usize) -> Result<&'a View, KernelError> {
     match call.args.get(index) {
         Some(Operand::Tensor(view)) => supported(view),
-        _ if matches!(plain(call, index), Arg::None) => Err(invalid!(
+        _ if matches!(call.operator.args.get(index), Some(Arg::None)) => Err(invalid!(
             "argument {index} has no elements in the trace; where a mask decides how many there are, record on a device that computes, or multiply by the mask"
         )),
         _ => Err(invalid!("argument {index} is not a tensor on the device")),
