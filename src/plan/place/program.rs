@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use super::{Item, Layout};
 use crate::contract::{Place, Placement};
 use crate::emit::Emitted;
-use crate::sim::program::{Begin, Program};
+use crate::sim::program::{Begin, Direction, Program};
 use crate::units::{BLOCK, Bytes};
 
 const _: () =
@@ -25,6 +25,20 @@ pub fn items(program: &Program, emitted: &Emitted) -> Vec<(Item, Vec<usize>)> {
         }
     }
     let position = |step: usize| 2 * u32::try_from(step).unwrap_or(u32::MAX / 2) + 1;
+    // A copy out starts when those before it have started, each of them after its trigger and when
+    // its tensor is there: what is recomputed at a trigger is there some steps later.
+    let mut started = vec![0; program.copies.len()];
+    let mut before = 0;
+    for (at, copy) in program.copies.iter().enumerate() {
+        if copy.direction == Direction::D2h {
+            before = [copy.trigger, copy.written_by]
+                .into_iter()
+                .flatten()
+                .map(position)
+                .fold(before, u32::max);
+            started[at] = before;
+        }
+    }
     let mut items: Vec<(Item, Vec<usize>)> = Vec::with_capacity(program.residencies.len());
     let mut starts: BTreeMap<u32, usize> = BTreeMap::new();
     for (index, r) in program.residencies.iter().enumerate() {
@@ -34,14 +48,14 @@ pub fn items(program: &Program, emitted: &Emitted) -> Vec<(Item, Vec<usize>)> {
             Begin::Copy(c) => program.copies[c].trigger.map_or(0, |s| position(s) + 1),
         };
         let mut until = r.last_step.map_or(from, position) + 1;
-        if let Some(copy) = r.out {
-            let copy = &program.copies[copy];
+        if let Some(out) = r.out {
+            let copy = &program.copies[out];
             let leaving = emitted
                 .leaving_until
                 .get(&copy.event)
                 .and_then(|op| step_of_operator.get(op))
                 .map_or(0, |&s| position(s) + 1);
-            until = until.max(leaving).max(copy.trigger.map_or(0, position) + 1);
+            until = until.max(leaving).max(started[out] + 1);
         }
         if r.stays {
             until = end_of_iteration + 1;
@@ -77,4 +91,63 @@ pub fn placements(
     }
     all.sort_unstable();
     all.into_iter().map(|(_, place, offset)| Placement { place, offset: Bytes(offset) }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sim::program::{Copy, Residency, Step};
+    use crate::sim::window::Stretches;
+    use crate::units::{Nanos, OpId, TensorId};
+
+    /// Two tensors are recomputed at one trigger and leave at once, the later one first: a tensor
+    /// between them must not get the bytes of the other, whose copy stands behind in the queue.
+    #[test]
+    fn what_leaves_behind_another_copy_holds_its_bytes_until_that_one_can_start() {
+        let (first, second) = (TensorId(0), TensorId(1));
+        let step = |event: Option<usize>, begins: Vec<usize>| Step {
+            operator: OpId(0),
+            event,
+            time: Nanos(1),
+            binds: Vec::new(),
+            scratch: Vec::new(),
+            workspace: None,
+            reads_copies: Vec::new(),
+            begins,
+        };
+        let copy = |tensor: TensorId, residency: usize, written_by: usize| Copy {
+            direction: Direction::D2h,
+            tensor,
+            bytes: Bytes(512),
+            residency,
+            trigger: Some(0),
+            written_by: Some(written_by),
+            source: None,
+            event: 2 + residency,
+            pool_waits: Vec::new(),
+        };
+        let residency = |tensor: TensorId, at: usize, out: usize| Residency {
+            tensor: Some(tensor),
+            place: Place::Tensor { tensor, residency: 0 },
+            bytes: Bytes(512),
+            begin: Begin::Step(at),
+            first_step: Some(at),
+            last_step: Some(at),
+            out: Some(out),
+            stays: false,
+            offset: None,
+            previous: None,
+            after: Vec::new(),
+        };
+        let program = Program {
+            steps: vec![step(None, vec![]), step(Some(0), vec![0]), step(Some(1), vec![1])],
+            copies: vec![copy(second, 1, 2), copy(first, 0, 1)],
+            residencies: vec![residency(first, 1, 1), residency(second, 2, 0)],
+            loaded: Bytes::ZERO,
+            stretches: Stretches::default(),
+        };
+        let items = items(&program, &Emitted::default());
+        let spans: Vec<_> = items.iter().map(|(item, _)| item.spans.clone()).collect();
+        assert_eq!(spans, [[(3, 6)], [(5, 6)]]);
+    }
 }
