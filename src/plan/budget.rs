@@ -24,7 +24,7 @@ use crate::contract::{Figures, JobPlan, Latency, Placement, Plan};
 use crate::device::{Link, Profile};
 use crate::job::Graph;
 use crate::job::liveness::Liveness;
-use crate::sim::engine::{self, Deadlock, Run};
+use crate::sim::engine::{self, Run};
 use crate::sim::program::{Direction, Program};
 use crate::sim::reserved::{self, Framework, Reserved};
 use crate::units::{Bytes, Nanos, OpId, TensorId};
@@ -125,9 +125,6 @@ pub enum PlanError {
         "the planner made a plan that it can't simulate ({0}); this is a defect of neap, please report it with the graph"
     )]
     Defect(String),
-    /// Copies wait for each other at the addresses that were found.
-    #[error("copies of the plan wait for each other ({0}); please report it with the graph")]
-    Deadlock(#[from] Deadlock),
 }
 
 /// How often the target is tightened before giving up.
@@ -387,12 +384,7 @@ impl Search<'_> {
         }
         let (program, placements, height) = placed(program, &emitted, self.budget)?;
         if height <= self.budget {
-            let finished = finish(request, self.liveness, emitted, program, placements, height);
-            if let Err(PlanError::Deadlock(deadlock)) = finished {
-                self.blocked = format!("tensors fit, but copies wait for each other: {deadlock}");
-                return Ok(Attempt::Blocked);
-            }
-            let mut planned = finished?;
+            let mut planned = finish(request, self.liveness, emitted, program, placements, height)?;
             if self.rival.is_some_and(|rival| planned.run.iteration >= rival) {
                 return Ok(Attempt::Blocked);
             }
@@ -504,7 +496,8 @@ fn finish(
     height: u64,
 ) -> Result<Planned, PlanError> {
     let link = &request.device.link;
-    let pool = pinned::place(&mut program, link, request.device.pinned_bytes)?;
+    let pool = pinned::place(&mut program, link, request.device.pinned_bytes)
+        .map_err(|e| PlanError::Defect(e.to_string()))?;
     let (host_slots, pinned, run) = (pool.offsets, pool.bytes, pool.run);
     let framework = request.graph.framework();
     let unplanned_peak =

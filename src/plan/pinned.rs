@@ -35,7 +35,7 @@ struct Life {
 /// it.
 ///
 /// # Errors
-/// When the program deadlocks: its copies wait for each other at its addresses.
+/// When the program deadlocks, which planners exclude.
 pub fn place(program: &mut Program, link: &Link, pinned: Bytes) -> Result<Pool, Deadlock> {
     let mut lives: BTreeMap<TensorId, Life> = BTreeMap::new();
     let all = u32::try_from(program.copies.len()).unwrap_or(u32::MAX);
