@@ -232,14 +232,14 @@ fn arrivals_under_a_policy_with_noise_by_another_planner() {
     assert_eq!(noisy, with(&["--noise", "20%", "--seed", "1"]));
     let capuchin = with(&["--planner", "capuchin"]);
     assert!(capuchin["jobs"].as_array().unwrap().iter().all(|job| job["end_ns"].is_u64()));
-    for (flags, told) in [
+    for (flags, remedy) in [
         (["--policy", "lifo"], "fair"),
         (["--planner", "lifo"], "capuchin"),
         (["--runs", "3"], "--arrivals"),
     ] {
         let flags = [&["simulate", "--arrivals", "jobs.csv"], &flags[..]].concat();
         let answer = folder.neap(&flags);
-        assert!(answer.code == Some(2) && answer.stderr.contains(told), "{}", answer.stderr);
+        assert!(answer.code == Some(2) && answer.stderr.contains(remedy), "{}", answer.stderr);
     }
 }
 
