@@ -251,7 +251,7 @@ def test_a_pytorch_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch, cap
 
 
 RANKS = """
-import os, sys, torch
+import os, sys, time, torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 import neap.torch
@@ -289,6 +289,8 @@ if budget != "none":
     report = fitted.close()
     print(rank, report.planned, report.recomputed, report.notes, file=sys.stderr)
 torch.distributed.destroy_process_group()
+if kind == "fsdp" and budget == "none":
+    time.sleep(0.05)  # Gloo's threads still free tensors; PyTorch may abort in them at the end.
 """
 
 

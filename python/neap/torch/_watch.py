@@ -6,7 +6,10 @@ PyTorch's global hooks tell, so that a script needs no change. Nothing here touc
 
 from __future__ import annotations
 
+import atexit
+import functools
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +30,16 @@ _OF_MODULES = 2
 """The first of a watch's hooks are those of modules."""
 
 StepCallback = Callable[[Optimizer], None]
+
+
+@functools.cache
+def _pause_at_exit() -> None:
+    """Lets gloo's threads free their last tensors before the interpreter ends.
+
+    A tensor that was watched has a Python object, so freeing it takes the interpreter's lock;
+    PyTorch aborts the process when a thread asks for the lock after the interpreter has ended.
+    """
+    atexit.register(time.sleep, 0.05)
 
 
 class Watch:
@@ -69,6 +82,8 @@ class Watch:
         """Registers the hooks; does nothing when they are there already."""
         if self._handles:
             return
+        if torch.distributed.is_available():
+            _pause_at_exit()
         module = torch.nn.modules.module
         self._handles = [
             module.register_module_forward_pre_hook(self._enter),
