@@ -1,6 +1,6 @@
 // cuBLASLt and cuDNN by their definitions, summed in f64, one algorithm for each thing that they do. Each takes a workspace and
 // ruins what was in it; work waits on its stream, as the driver beside it (driver.cpp) has them. FAKE_NO_ALGORITHM=1: they
-// have none for anything.
+// have none for anything. FAKE_NO_EPILOGUE=1: cuBLASLt has none that adds a bias.
 #include <dlfcn.h>
 #include <math.h>
 #include <stddef.h>
@@ -145,9 +145,10 @@ int cublasLtMatmulPreferenceDestroy(Preference* p) {
     delete p;
     return 0;
 }
-int cublasLtMatmulAlgoGetHeuristic(void*, Description*, Layout*, Layout*, Layout*, Layout*, Preference* p, int, Heuristic* found, int* count) {
+int cublasLtMatmulAlgoGetHeuristic(void*, Description* d, Layout*, Layout*, Layout*, Layout*, Preference* p, int, Heuristic* found, int* count) {
     // Sums in the output's place, or rounded in between, would give other bits each time.
     bool fits = p->workspace >= SCRATCH && (p->reductions & ~2u) == 0 && !getenv("FAKE_NO_ALGORITHM");
+    fits = fits && (d->epilogue == 0 || !getenv("FAKE_NO_EPILOGUE"));
     *count = fits;
     if (fits) *found = Heuristic{{NUMBER}, SCRATCH, 0, 1, {}};
     return fits ? 0 : 15;

@@ -440,6 +440,30 @@ fn operators_without_a_library_are_counted_and_named() {
     assert!(fast["pinning_ns"].as_u64() > Some(0));
 }
 
+/// Where the library has no product with a bias, it is asked for one without: no plain kernel, and
+/// the same numbers.
+#[test]
+fn a_product_without_a_bias_is_the_second_choice() {
+    let Some(folder) = faked() else { return };
+    folder.import("tiny_gpt2-adamw.et.json.gz", &[]);
+    folder.json(&["plan", "job.graph.json", "--budget", "min", "-o", "job.plan.json"]);
+    let report = |job: &str, more: &[(&str, &str)]| -> Value {
+        let flags = ["--on", "cuda", "--cuda-libs", ".", "--iterations", "2"];
+        let answer = with(&folder, more, &[&["--json", "run", job][..], &flags].concat());
+        assert_eq!(answer.code, Some(0), "{answer:?}");
+        serde_json::from_str(&answer.stdout).unwrap()
+    };
+    let one = report("job.graph.json", &[]);
+    for job in ["job.graph.json", "job.plan.json"] {
+        let two = report(job, &[("FAKE_NO_EPILOGUE", "1")]);
+        assert_eq!(two["fallbacks"], 0, "{two}");
+        assert_eq!((&two["losses"], &two["checksum"]), (&one["losses"], &one["checksum"]));
+    }
+    // That the library is asked for products with a bias at all.
+    let none = report("job.graph.json", &[("FAKE_NO_ALGORITHM", "1")]);
+    assert!(none["fallbacks"].as_u64() > Some(10), "{none}");
+}
+
 /// The driver that watches finds no race in a planned run, and one as soon as a wait is left out
 /// that protects bytes. Only copies have others, which keep their time.
 #[test]

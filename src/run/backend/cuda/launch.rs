@@ -7,7 +7,9 @@ use crate::backend::operators::KernelError;
 use crate::backend::operators::error::unsupported;
 use crate::job::{Dtype, Optimizer};
 
-use super::params::{Convolution, MatrixProduct, Operand, Params, Parts, RANK, bytes, code};
+use super::params::{
+    Convolution, Map, MatrixProduct, Operand, Params, Parts, RANK, Random, bytes, code,
+};
 
 /// A file of kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -235,6 +237,49 @@ impl Gemm {
             vary: Vary::Nothing,
             beside: None,
         })
+    }
+
+    /// The same sum in two steps: a launch that writes the bias to every row of the result, and a
+    /// product that adds to it. A bias has the result's type, so that both forms round once.
+    /// `None` without a bias.
+    ///
+    /// # Errors
+    /// For a type that kernels don't have.
+    pub fn bias_first(&self) -> Result<Option<(Launch, Self)>, KernelError> {
+        if self.bias.is_null() || self.beta != 0.0 {
+            return Ok(None);
+        }
+        let dtype = code(self.dtype)?;
+        let extent =
+            |n: i64| u32::try_from(n).map_err(|_| unsupported!("a matrix with an extent of {n}"));
+        let operand = |data: *mut u8, steps: [i64; 3]| {
+            let mut stride = [0; RANK];
+            stride[..3].copy_from_slice(&steps);
+            Operand { data, dtype, number: 0, value: 0.0, stride }
+        };
+        let mut map = Map {
+            count: self.batch * self.m * self.n,
+            rank: 3,
+            dense: 0,
+            shape: [1; RANK],
+            o: [Operand::number(0.0); 4],
+            s: [0.0; 4],
+            k: [0; 4],
+            random: Random::default(),
+        };
+        map.shape[..3].copy_from_slice(&[extent(self.batch)?, extent(self.m)?, extent(self.n)?]);
+        map.o[0] = operand(self.c.data, [self.c.batch, self.c.row, 1]);
+        map.o[1] = operand(self.bias, [0, 0, 1]);
+        let spread = Launch {
+            family: Family::Pointwise,
+            kernel: "f_copy".to_owned(),
+            grid: grid(super::emit::blocks(&map)),
+            block: [256, 1],
+            params: bytes(&map),
+            vary: Vary::Nothing,
+            beside: None,
+        };
+        Ok(Some((spread, Self { beta: 1.0, bias: std::ptr::null_mut(), ..*self })))
     }
 }
 

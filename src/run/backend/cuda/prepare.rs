@@ -14,7 +14,7 @@ use super::driver::{Context, DeviceMemory, Module, PinnedMemory, Queue};
 use super::emit;
 use super::gemm::CublasLt;
 use super::kernels::{self, Nvrtc};
-use super::launch::{Action, Actions, Family, Launch};
+use super::launch::{Action, Actions, Family, Gemm, Launch};
 use super::libs::{self, Opened, Which};
 use super::params::{One, Update};
 use crate::backend::operators::error::{device_error, unsupported};
@@ -181,7 +181,7 @@ impl Prepared {
                 let ready = ready
                     .map_err(|problem| Failure::Operator { operator: work.operator, problem })?;
                 if let Some(last) = prepared.items.last_mut() {
-                    last.push(ready);
+                    last.extend(ready);
                 }
             }
             // A recompute chooses as the operator did: it has the same workspace.
@@ -209,8 +209,8 @@ impl Prepared {
         arena: &DeviceMemory,
         options: &Options,
         passes: &mut Vec<(i32, Bytes)>,
-    ) -> Result<Ready, KernelError> {
-        Ok(match action {
+    ) -> Result<Vec<Ready>, KernelError> {
+        Ok(vec![match action {
             Action::Launch(launch) => {
                 if launch.family == Family::Matrix {
                     self.fallbacks.insert(work.operator);
@@ -229,19 +229,7 @@ impl Prepared {
                 maker.uploads.extend(data);
                 Ready::Upload { to: to.addr() as u64, at, bytes }
             }
-            Action::Gemm(gemm) => match self
-                .cublaslt
-                .as_ref()
-                .map(|library| library.plan(&gemm, gemm_scratch(maker.context.capability)))
-                .transpose()?
-                .flatten()
-            {
-                Some(plan) => Ready::Gemm(plan),
-                None => {
-                    self.fallbacks.insert(work.operator);
-                    maker.launch(gemm.plain()?)?
-                }
-            },
+            Action::Gemm(gemm) => return self.product(maker, &gemm, work),
             Action::Conv(conv) => {
                 let at = work.workspace.map(|(offset, size)| arena.at(offset, size)).transpose()?;
                 let size = work.workspace.map_or(Bytes(CONV_SCRATCH), |w| w.1);
@@ -281,7 +269,31 @@ impl Prepared {
                     }
                 }
             }
-        })
+        }])
+    }
+
+    /// A product by the library: with its bias; or, where the library can't add one, added to the
+    /// bias, which a kernel has put into every row of the result. Else by the plain kernel.
+    fn product(
+        &mut self,
+        maker: &mut Maker<'_>,
+        gemm: &Gemm,
+        work: &StepWork,
+    ) -> Result<Vec<Ready>, KernelError> {
+        let most = gemm_scratch(maker.context.capability);
+        if let Some(library) = &self.cublaslt {
+            if let Some(plan) = library.plan(gemm, most)? {
+                return Ok(vec![Ready::Gemm(plan)]);
+            }
+            if let Some((spread, rest)) = gemm.bias_first()? {
+                let spread = maker.launch(spread)?;
+                if let Some(plan) = library.plan(&rest, most)? {
+                    return Ok(vec![spread, Ready::Gemm(plan)]);
+                }
+            }
+        }
+        self.fallbacks.insert(work.operator);
+        Ok(vec![maker.launch(gemm.plain()?)?])
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::emit;
 use super::launch::{Action, Actions};
-use super::shim::{call, present};
+use super::shim::{self, call, present};
 use crate::backend::host::kernels::elements::Lane;
 use crate::backend::host::kernels::find;
 use crate::backend::host::widen;
@@ -328,6 +328,17 @@ fn attention_over_wide_heads_agrees_with_the_host() {
     }
 }
 
+/// The two steps that replace a product with its bias where the library has no such product.
+fn bias_first(call: &Call<'_>) -> Result<(), KernelError> {
+    let mut actions = Actions::new(std::ptr::null_mut(), 1);
+    emit::find(&call.operator.kind).unwrap()(call, &mut actions)?;
+    let [Action::Gemm(product)] = &actions.list[..] else { panic!("{:?}", actions.list) };
+    let (spread, rest) = product.bias_first()?.unwrap();
+    assert!(rest.bias.is_null() && rest.bias_first()?.is_none());
+    shim::run(&[Action::Launch(spread), Action::Gemm(rest)], 2);
+    Ok(())
+}
+
 /// A layer's bias goes with its product: one call of the library, whatever the batch.
 #[test]
 fn a_bias_goes_with_its_product() {
@@ -364,6 +375,7 @@ fn a_bias_goes_with_its_product() {
             };
             bench.after(in_one_call);
             bench.agrees(true);
+            assert_eq!(bench.after(bias_first), bench.after(shim::call), "{kind} {dtype:?}");
         }
     }
 }

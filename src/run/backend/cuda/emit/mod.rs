@@ -19,6 +19,7 @@ mod rows;
 mod scaler;
 mod shape;
 
+pub use map::blocks;
 pub use matrix::layout;
 
 use super::launch::Actions;
