@@ -1,41 +1,7 @@
-// Scaled dot-product attention and its gradients, a tile of queries by a tile of keys at a time.
+// Scaled dot-product attention and its gradients on any GPU, for heads up to 128 and up to 256 wide.
 //
-// Nothing of the size of the attention matrix is kept: forward leaves the logarithm of each row's sum, backward computes
-// probabilities from it again and draws the same mask. A block owns a tile of queries (of keys for their gradients) and
-// goes through the other side in order. 16 by 16 threads; tiles of 32 for heads up to 64 wide, of 16 up to 256. Gradients of
-// heads wider than 128 take the other side in pieces of so many columns as shared memory holds.
-
-struct Attention {
-    int batch;
-    int heads;
-    int queries;
-    int keys;
-    int width;
-    int value_width;
-    // Query heads for each head of keys, of values.
-    int group[2];
-    int causal;
-    int dropout;
-    float scale;
-    float factor;
-    Random random;
-    // Strides: batch, head, row, column.
-    Operand q;
-    Operand k;
-    Operand v;
-    Operand bias;
-    Operand out;
-    // Strides: batch, head, row.
-    Operand sums;
-    Operand gradient;
-    Operand dq;
-    Operand dk;
-    Operand dv;
-    // Of each query, the dot product of result and its gradient, where gradients of q, k and v are computed.
-    float* delta;
-};
-
-DEVICE float larger_of(float a, float b) { return b > a || is_nan(b) ? b : a; }
+// 16 by 16 threads; tiles of 16. Gradients of heads wider than 128 take the other side in pieces of so many columns as shared
+// memory holds.
 
 template <int TILE, int WIDTH> struct Tile {
     float x[TILE][WIDTH + 1];
@@ -43,8 +9,6 @@ template <int TILE, int WIDTH> struct Tile {
 template <int TILE> struct Square {
     float x[TILE][TILE + 1];
 };
-
-DEVICE i64 head_of(const Operand& o, int b, int h) { return b * o.stride[0] + h * o.stride[1]; }
 
 // Rows first.. and columns from.. of one head; zeros beyond its end.
 template <int TILE, int WIDTH> DEVICE void fetch(Tile<TILE, WIDTH>& tile, const Operand& o, i64 head, int first, int rows, int width, int from = 0) {
@@ -70,9 +34,6 @@ DEVICE float kept(const Attention& p, int b, int h, int query, int key) {
     u64 row = ((u64)b * p.heads + h) * p.queries + query;
     return keep(p.random, row * p.keys + key) ? p.factor : 0.0f;
 }
-
-// Keys that any query before `last` may see.
-DEVICE int seen(const Attention& p, int last) { return p.causal && last < p.keys ? last : p.keys; }
 
 // Adds the dot products of this thread's rows of one tile with its rows of another; the narrower tile holds the columns from..
 template <int TILE, int A, int B>
@@ -347,6 +308,5 @@ DEVICE void back_keys(const Attention& p, Tile<TILE, WIDTH>& k, Tile<TILE, WIDTH
         back_keys<tile, width, piece>(p, k, v, q, g, s, d, logs, delta);                                                                   \
     }
 
-ATTENTION(32, 64, 64, 4)
 ATTENTION(16, 128, 128, 4)
 ATTENTION(16, 256, 64, 3)

@@ -16,6 +16,12 @@ typedef unsigned char u8;
 #define KERNEL_HELD(blocks, name, Params, threads)                                                                                         \
     extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Params p)
 #define SHARED __shared__
+// Shared memory whose size the launch names, since it is more than a kernel may declare.
+#define DYNAMIC_SHARED(Type, name)                                                                                                         \
+    extern __shared__ Four dynamic_shared[];                                                                                               \
+    Type& name = *(Type*)dynamic_shared
+// A value of the lane whose number differs in these bits; all threads of a block come here together.
+#define OTHER_LANE(value, bits) __shfl_xor_sync(0xffffffff, value, bits)
 #define SYNC() __syncthreads()
 #define SYNC_OR(flag) __syncthreads_or(flag)
 #define DEVICE __device__ __forceinline__

@@ -75,6 +75,22 @@ static int barrier_or(int value) {
     return result;
 }
 
+static unsigned int thread_number() { return threadIdx.y * blockDim.x + threadIdx.x; }
+
+// Of the lane whose number differs in these bits. All threads of the block must come here, as at a barrier.
+static float other_lane(float value, unsigned int bits) {
+    static float all[1024];
+    unsigned int own = thread_number();
+    all[own] = value;
+    barrier();
+    float other = all[own ^ bits];
+    barrier();
+    return other;
+}
+
+// What a launch asks for beside a kernel's own; no launch gets more on sm_90.
+alignas(16) static char dynamic_shared[227 << 10];
+
 static void block(int order) {
     unsigned int threads = blockDim.x * blockDim.y * blockDim.z;
     fibres.reserve(1024);
@@ -143,6 +159,8 @@ static void run(void (*kernel)(const void*), const void* with, Dim grid, Dim thr
     static void name##_body(const Params& p)
 #define KERNEL_HELD(blocks, name, Params, threads) KERNEL(name, Params, threads)
 #define SHARED static
+#define DYNAMIC_SHARED(Type, name) Type& name = *(Type*)shim::dynamic_shared
+#define OTHER_LANE(value, bits) shim::other_lane(value, bits)
 #define SYNC() shim::barrier()
 #define SYNC_OR(flag) shim::barrier_or(flag)
 #define DEVICE inline

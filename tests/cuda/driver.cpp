@@ -63,6 +63,8 @@ struct Stream {
 struct Function {
     void (*entry)(const void*, unsigned int, Dim, Dim, int);
     unsigned int bytes;
+    // Beside its own, as was allowed.
+    unsigned int shared = 0;
 };
 
 static std::map<Address, size_t> device, pinned;
@@ -511,10 +513,18 @@ Result cuModuleGetFunction(Function** function, void* module, const char* name) 
     *function = &(functions[{module, name}] = Function{(void (*)(const void*, unsigned int, Dim, Dim, int))entry, *(unsigned int*)bytes});
     return 0;
 }
+// Of attributes only the shared memory of launches, as an H100 has it.
+Result cuFuncSetAttribute(Function* function, int which, int value) {
+    ONE_AT_A_TIME;
+    if (which != 8 || value < 0 || value > 227 << 10) return 1;
+    function->shared = (unsigned int)value;
+    return 0;
+}
 Result cuLaunchKernel(Function* function, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz,
-                      unsigned int, Stream* stream, void** parameters, void**) {
+                      unsigned int shared, Stream* stream, void** parameters, void**) {
     ONE_AT_A_TIME;
     Function kernel = *function;
+    if (shared > 48 << 10 && shared > kernel.shared) return 1;
     // Aligned for whatever it holds.
     std::vector<long double> copy(kernel.bytes / sizeof(long double) + 1);
     memcpy(copy.data(), parameters[0], kernel.bytes);

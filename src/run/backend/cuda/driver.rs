@@ -218,12 +218,21 @@ impl Module {
     ///
     /// # Errors
     /// When it has none of that name.
-    pub fn kernel(&self, name: &str) -> Result<sys::CUfunction, Fault> {
+    pub fn kernel(&self, name: &str, shared: u32) -> Result<sys::CUfunction, Fault> {
         let text =
             CString::new(name).map_err(|_| Fault("a kernel's name with a zero byte".to_owned()))?;
         // SAFETY: the module is loaded, and outlives the function's use.
-        unsafe { result::module::get_function(self.module, text) }
-            .map_err(|_| Fault(format!("there is no kernel `{name}`")))
+        let function = unsafe { result::module::get_function(self.module, text) }
+            .map_err(|_| Fault(format!("there is no kernel `{name}`")))?;
+        if shared > 0 {
+            let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: the function was just found.
+            unsafe { result::function::set_function_attribute(function, most, shared as i32) }
+                .map_err(|e| {
+                    Fault(format!("`{name}` gets no {shared} bytes of shared memory: {:?}", e.0))
+                })?;
+        }
+        Ok(function)
     }
 }
 
@@ -529,7 +538,7 @@ impl Queue {
                 function,
                 (launch.grid, 1, 1),
                 (x, y, 1),
-                0,
+                launch.shared,
                 self.stream,
                 &mut parameters,
             )

@@ -30,13 +30,17 @@ pub enum Family {
     Optimizer,
     /// Products and convolutions that the libraries don't take.
     Matrix,
-    /// Attention.
+    /// Attention over wide heads.
     Attention,
+    /// Attention over heads up to 64 wide.
+    AttentionBlocked,
+    /// Attention in bf16 and f16 on tensor cores.
+    AttentionMma,
 }
 
 impl Family {
     /// All of them, by index.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 11] = [
         Self::Pointwise,
         Self::Reduce,
         Self::Softmax,
@@ -46,6 +50,8 @@ impl Family {
         Self::Optimizer,
         Self::Matrix,
         Self::Attention,
+        Self::AttentionBlocked,
+        Self::AttentionMma,
     ];
 
     /// Its file's name without the extension.
@@ -61,10 +67,12 @@ impl Family {
             Self::Optimizer => "optimizer",
             Self::Matrix => "matrix",
             Self::Attention => "attention",
+            Self::AttentionBlocked => "attention_blocked",
+            Self::AttentionMma => "attention_mma",
         }
     }
 
-    /// What is compiled: the common parts, then the file.
+    /// What is compiled: the parts that kernels have in common, then the file.
     #[must_use]
     pub fn source(self) -> String {
         let own = match self {
@@ -77,13 +85,19 @@ impl Family {
             Self::Optimizer => include_str!("../../../../kernels/optimizer.cu"),
             Self::Matrix => include_str!("../../../../kernels/matrix.cu"),
             Self::Attention => include_str!("../../../../kernels/attention.cu"),
+            Self::AttentionBlocked => include_str!("../../../../kernels/attention_blocked.cu"),
+            Self::AttentionMma => concat!(
+                include_str!("../../../../kernels/mma.cuh"),
+                include_str!("../../../../kernels/attention_mma.cu")
+            ),
         };
-        [
-            include_str!("../../../../kernels/common.cuh"),
-            include_str!("../../../../kernels/rows.cuh"),
-            own,
-        ]
-        .concat()
+        let shared = match self {
+            Self::Attention | Self::AttentionBlocked | Self::AttentionMma => {
+                include_str!("../../../../kernels/attention.cuh")
+            }
+            _ => include_str!("../../../../kernels/rows.cuh"),
+        };
+        [include_str!("../../../../kernels/common.cuh"), shared, own].concat()
     }
 }
 
@@ -117,6 +131,8 @@ pub struct Launch {
     /// Memory beside the arena that it works in: where the structure has its address, and how many
     /// bytes it is.
     pub beside: Option<(usize, u64)>,
+    /// Bytes of shared memory beside what the kernel declares.
+    pub shared: u32,
 }
 
 impl Launch {
@@ -236,6 +252,7 @@ impl Gemm {
             params,
             vary: Vary::Nothing,
             beside: None,
+            shared: 0,
         })
     }
 
@@ -278,6 +295,7 @@ impl Gemm {
             params: bytes(&map),
             vary: Vary::Nothing,
             beside: None,
+            shared: 0,
         };
         Ok(Some((spread, Self { beta: 1.0, bias: std::ptr::null_mut(), ..*self })))
     }
@@ -338,6 +356,7 @@ impl Conv {
             params: bytes(p),
             vary: Vary::Nothing,
             beside: None,
+            shared: 0,
         }
     }
 }
@@ -396,13 +415,16 @@ pub struct Actions {
     pub status: *mut i64,
     /// As what.
     pub item: i64,
+    /// The GPU is of compute capability 8.0 or later: tensor cores take bf16, and a block may have
+    /// 96 KiB of shared memory.
+    pub ampere: bool,
 }
 
 impl Actions {
     /// None yet.
     #[must_use]
     pub fn new(status: *mut i64, item: i64) -> Self {
-        Self { list: Vec::new(), status, item }
+        Self { list: Vec::new(), status, item, ampere: true }
     }
 
     /// Adds a launch.
@@ -429,9 +451,16 @@ impl Actions {
     ) {
         if blocks > 0 {
             let (kernel, grid, params) = (kernel.to_owned(), grid(blocks), bytes(params));
-            let beside = None;
-            let launch = Launch { family, kernel, grid, block, params, vary, beside };
+            let (beside, shared) = (None, 0);
+            let launch = Launch { family, kernel, grid, block, params, vary, beside, shared };
             self.list.push(Action::Launch(launch));
+        }
+    }
+
+    /// Gives the last launch `bytes` of shared memory beside what its kernel declares.
+    pub fn shared(&mut self, bytes: u32) {
+        if let Some(Action::Launch(launch)) = self.list.last_mut() {
+            launch.shared = bytes;
         }
     }
 

@@ -12,11 +12,12 @@ use std::process::Command;
 use super::kernels::Nvrtc;
 use super::launch::{Action, Family, Launch};
 use super::libs::{self, Which};
+use super::params::Attention;
 use super::prepare;
 use crate::backend::host::calls::operands;
 use crate::backend::{StepWork, Work};
-use crate::device::roofline;
-use crate::job::Graph;
+use crate::device::{builtin, roofline};
+use crate::job::{Arg, Dtype, Graph, Operator};
 use crate::profile::first;
 use crate::units::{Bytes, OpId};
 
@@ -32,9 +33,9 @@ const BLOCKS: u64 = 32;
 /// fill, in percent; launches weigh by their operators' bytes.
 const FLOOR: (u64, u64) = (50, 90);
 
-/// Kernels that are below it: attention, which keeps tiles in registers; losses, which touch one
-/// element of each row.
-const BELOW: [(&str, (u64, u64)); 2] = [("likelihood", (50, 0)), ("likelihood_backward", (50, 0))];
+/// Kernels that are below it, by how their names begin: attention, whose threads have much to do at
+/// once in place of being many; losses, which touch one element of each row.
+const BELOW: [(&str, (u64, u64)); 2] = [("attention", (12, 90)), ("likelihood", (50, 0))];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -121,7 +122,7 @@ fn launches(graph: &Graph) -> Vec<(Launch, u64)> {
             Some(std::ptr::without_provenance_mut((1 << 40) + usize::try_from(offset.0).ok()?))
         };
         let seen = operands(graph, &work, &at).unwrap();
-        let actions = prepare::emitted(graph, &work, &seen, &[], std::ptr::null_mut())
+        let actions = prepare::emitted(graph, &work, &seen, &[], std::ptr::null_mut(), true)
             .unwrap_or_else(|e| panic!("{}: {e}", operator.name));
         let bytes = u64::try_from(roofline::bytes(operator)).unwrap();
         let mut kernels = Vec::new();
@@ -143,6 +144,8 @@ struct Row {
     threads: (u64, u64),
     blocks: (u64, u64),
     occupancy: u64,
+    /// Shared memory that launches ask for.
+    shared: u64,
     /// Bytes of all launches, and those times the part of the multiprocessors with a block.
     bytes: u64,
     filled: u64,
@@ -152,8 +155,11 @@ fn rows(needs: &BTreeMap<String, Needs>, graph: &Graph, rows: &mut BTreeMap<Stri
     for (launch, bytes) in launches(graph) {
         let row = rows.entry(launch.kernel.clone()).or_default();
         let threads = u64::from(launch.block[0] * launch.block[1]);
-        let (_, occupancy) = held(needs[&launch.kernel], threads);
+        let of = needs[&launch.kernel];
+        let of = Needs { shared: of.shared + u64::from(launch.shared), ..of };
+        let (_, occupancy) = held(of, threads);
         let blocks = u64::from(launch.grid);
+        row.shared = row.shared.max(u64::from(launch.shared));
         let spread = |of: (u64, u64), x: u64| {
             if row.count == 0 { (x, x) } else { (of.0.min(x), of.1.max(x)) }
         };
@@ -166,6 +172,97 @@ fn rows(needs: &BTreeMap<String, Needs>, graph: &Graph, rows: &mut BTreeMap<Stri
             row.filled += bytes * blocks.min(MULTIPROCESSORS) / MULTIPROCESSORS;
         }
     }
+}
+
+/// The attention of a graph, in bf16 if wanted.
+fn attention_of(graph: &Graph, halves: bool) -> Graph {
+    let attention = |o: &Operator| o.kind.contains("scaled_dot_product");
+    let mut graph = graph.clone();
+    graph.operators.retain(attention);
+    for operator in graph.operators.iter_mut().filter(|_| halves) {
+        let arguments = operator.args.iter_mut();
+        let read = arguments.filter_map(|a| if let Arg::Tensor(o) = a { Some(o) } else { None });
+        // Sums of rows have three dimensions, and stay.
+        for operand in read.chain(operator.outputs.iter_mut().flatten()) {
+            if operand.shape.len() == 4 {
+                operand.dtype = Dtype::Bf16;
+            }
+        }
+    }
+    graph
+}
+
+/// What a kernel of attention does: operations, counting those of tiles that are partly hidden, and
+/// bytes of device memory, each once; `None` of other kernels.
+fn work_of(launch: &Launch) -> Option<(u64, u64)> {
+    let tile = match launch.family {
+        Family::AttentionBlocked | Family::AttentionMma => 64,
+        _ => return None,
+    };
+    let (products, by_query, by_key) = match &launch.kernel {
+        k if k.starts_with("attention_back_queries") => (3, 3, 2),
+        k if k.starts_with("attention_back_keys") => (4, 2, 4),
+        _ => (2, 2, 2),
+    };
+    // SAFETY: the bytes were made from such a structure.
+    let p = unsafe { launch.params.as_ptr().cast::<Attention>().read_unaligned() };
+    let [heads, queries, keys, width] =
+        [p.batch * p.heads, p.queries, p.keys, p.width].map(|n| u64::try_from(n).unwrap());
+    let (rows, columns) = (queries.div_ceil(tile), keys.div_ceil(tile));
+    let tiles = if p.causal == 1 {
+        (0..rows).map(|row| columns.min(row + 1)).sum()
+    } else {
+        rows * columns
+    };
+    let size = if launch.family == Family::AttentionMma { 2 } else { 4 };
+    let flops = 2 * products * heads * tiles * tile * tile * width;
+    Some((flops, size * heads * width * (by_query * queries + by_key * keys)))
+}
+
+/// The table of attention: what each kernel does, and how long an H100 takes for that at best.
+fn attention_table(needs: &BTreeMap<String, Needs>, graph: &Graph, model: &str) -> String {
+    let device = builtin::find("h100").unwrap();
+    let mut table = format!(
+        "\n## Attention of {model}\n\n\
+         *In flight*: blocks that run at once. *Least*: the longer of operations at the peak rate \
+         and bytes at the memory's,\nby the profile h100, for one launch.\n\n\
+         | kernel | registers | shared bytes | blocks | in flight | MFLOP | KiB | FLOP per byte | \
+         least µs | by |\n\
+         | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |\n"
+    );
+    for halves in [false, true] {
+        let mut seen = BTreeMap::new();
+        for (launch, _) in launches(&attention_of(graph, halves)) {
+            let Some(work) = work_of(&launch) else { continue };
+            seen.entry(launch.kernel.clone()).or_insert((launch, work));
+        }
+        assert_eq!(seen.len(), 3, "{:?}", seen.keys());
+        for (kernel, (launch, (flops, bytes))) in seen {
+            let of = needs[&kernel];
+            let of = Needs { shared: of.shared + u64::from(launch.shared), ..of };
+            let blocks = u64::from(launch.grid);
+            let (held, _) = held(of, u64::from(launch.block[0] * launch.block[1]));
+            let rate = device.rate(if halves { Dtype::Bf16 } else { Dtype::F32 });
+            let tenths = |work: u64, rate: u64| (work as u128 * 10_000_000).div_ceil(rate.into());
+            let (computing, moving) = (tenths(flops, rate), tenths(bytes, device.memory_bandwidth));
+            let least = computing.max(moving);
+            writeln!(
+                table,
+                "| {kernel} | {} | {} | {blocks} | {} | {} | {} | {} | {}.{} | {} |",
+                of.registers,
+                of.shared,
+                blocks.min(held * MULTIPROCESSORS),
+                flops / 1_000_000,
+                bytes >> 10,
+                flops / bytes,
+                least / 10,
+                least % 10,
+                if computing >= moving { "operations" } else { "memory" }
+            )
+            .unwrap();
+        }
+    }
+    table
 }
 
 #[test]
@@ -230,13 +327,13 @@ fn every_kernel_compiles_none_spills_and_each_fills_the_device() {
                 span(row.threads),
                 span(row.blocks),
                 of.registers,
-                of.shared,
+                of.shared + row.shared,
                 of.stack,
                 row.occupancy,
                 filled.map_or("-".to_owned(), |f| f.to_string())
             )
             .unwrap();
-            let floor = BELOW.iter().find(|b| b.0 == name).map_or(FLOOR, |b| b.1);
+            let floor = BELOW.iter().find(|b| name.starts_with(b.0)).map_or(FLOOR, |b| b.1);
             if row.occupancy < floor.0 || filled.is_some_and(|f| f < floor.1) {
                 low.push(format!(
                     "{model}: {name}: occupancy {} %, filled {filled:?} %",
@@ -245,6 +342,8 @@ fn every_kernel_compiles_none_spills_and_each_fills_the_device() {
             }
         }
     }
+    let gpt2 = crate::job::json::read(&root().join("fixtures/models/gpt2-4x512.graph.json.gz"));
+    table += &attention_table(&needs, &gpt2.unwrap(), "gpt2-4x512");
     let path = root().join("bench/gpu/occupancy.md");
     if std::env::var_os("NEAP_BLESS").is_some() {
         std::fs::write(&path, &table).unwrap();

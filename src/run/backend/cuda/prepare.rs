@@ -122,7 +122,9 @@ impl Prepared {
         let mut lists: Vec<Vec<Action>> = Vec::with_capacity(script.items.len());
         for item in &script.items {
             lists.push(match &item.work {
-                Work::Step(work) => actions(graph, work, arena, batch, status)?,
+                Work::Step(work) => {
+                    actions(graph, work, arena, batch, status, context.capability >= 80)?
+                }
                 Work::Copy { .. } => Vec::new(),
             });
         }
@@ -325,7 +327,7 @@ impl Maker<'_> {
             self.load([launch.family].into())?;
         }
         let module = self.modules.get(&launch.family).ok_or("a module that was just loaded")?;
-        let function = module.kernel(&launch.kernel)?;
+        let function = module.kernel(&launch.kernel, launch.shared)?;
         self.functions.insert(launch.kernel.clone(), function);
         Ok(Ready::Launch(function, launch))
     }
@@ -338,27 +340,30 @@ fn actions(
     arena: &DeviceMemory,
     batch: &[Vec<u8>],
     status: *mut i64,
+    ampere: bool,
 ) -> Result<Vec<Action>, Failure> {
     let at = |offset: Bytes, size: Bytes| {
         Some(std::ptr::without_provenance_mut(usize::try_from(arena.at(offset, size).ok()?).ok()?))
     };
     let seen = operands(graph, work, &at)?;
-    emitted(graph, work, &seen, batch, status)
+    emitted(graph, work, &seen, batch, status, ampere)
 }
 
-/// A step's actions by what it sees.
+/// A step's actions by what it sees; whether the GPU is as [`Actions::ampere`] says.
 pub fn emitted(
     graph: &Graph,
     work: &StepWork,
     seen: &super::super::host::calls::Operands,
     batch: &[Vec<u8>],
     status: *mut i64,
+    ampere: bool,
 ) -> Result<Vec<Action>, Failure> {
     let operator = graph.operator(work.operator);
     let fail = |problem: KernelError| Failure::Operator { operator: work.operator, problem };
     let emit = emit::find(&operator.kind)
         .ok_or_else(|| fail(unsupported!("the CUDA device has no `{}`", operator.kind)))?;
     let mut actions = Actions::new(status, i64::from(work.operator.0) + 1);
+    actions.ampere = ampere;
     let call = Call {
         operator,
         args: &seen.args,

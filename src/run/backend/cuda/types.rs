@@ -1,5 +1,7 @@
 //! Calls in bf16 and f16, and in several types at once, on CUDA's kernels against the host's.
 
+mod attention;
+
 use super::emit;
 use super::launch::{Action, Actions};
 use super::shim::{self, call, present};
@@ -77,7 +79,7 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     /// What each tensor holds after the call.
-    fn after(&self, run: fn(&Call<'_>) -> Result<(), KernelError>) -> Vec<Vec<f32>> {
+    fn after(&self, run: impl FnOnce(&Call<'_>) -> Result<(), KernelError>) -> Vec<Vec<f32>> {
         let mut tensors = self.tensors.clone();
         let views: Vec<View> = tensors.iter_mut().map(Tensor::view).collect();
         let (listed, others) = views[..views.len() - self.results].split_at(self.list);
@@ -261,70 +263,6 @@ fn gradients_are_unscaled_and_the_scale_follows() {
         bench.agrees(false);
         let after = bench.after(call);
         assert_eq!((after[0][0], after[1][0]), expected);
-    }
-}
-
-/// Several tiles of queries and keys, whose columns come in pieces.
-#[test]
-fn attention_over_wide_heads_agrees_with_the_host() {
-    if !present() {
-        return;
-    }
-    for (dtype, width, value_width) in
-        [(Dtype::F32, 256, 160), (Dtype::F16, 192, 192), (Dtype::Bf16, 130, 256)]
-    {
-        let (queries, keys) = (37, 50);
-        let tensor = |rows, columns, salt| {
-            let noise = noise(salt);
-            Tensor::new(dtype, &[1, 2, rows, columns], move |i| noise(i) / 4.0)
-        };
-        let (q, k) = (tensor(queries, width, 1), tensor(keys, width, 2));
-        let (v, out) = (tensor(keys, value_width, 3), tensor(queries, value_width, 4));
-        let sums = Tensor::new(Dtype::F32, &[1, 2, queries], |_| 0.0);
-        let (none, no) = (Arg::None, Arg::Bool(false));
-        let plain = vec![none.clone(), Arg::Bool(true), Arg::Float(0.0), no.clone()];
-        let bench = Bench {
-            kind: "aten::_scaled_dot_product_efficient_attention",
-            tensors: vec![q.clone(), k.clone(), v.clone(), out, sums],
-            list: 0,
-            results: 2,
-            plain,
-            written: &[3, 4],
-            group: None,
-            done: 0,
-        };
-        bench.agrees(true);
-        let mut after = bench.after(call);
-        let (sums, out) = (after.pop().unwrap(), after.pop().unwrap());
-        let gradient = tensor(queries, value_width, 5);
-        let bench = Bench {
-            kind: "aten::_scaled_dot_product_flash_attention_backward",
-            tensors: vec![
-                gradient,
-                q.clone(),
-                k.clone(),
-                v.clone(),
-                Tensor::new(dtype, &[1, 2, queries, value_width], |i| out[i]),
-                Tensor::new(Dtype::F32, &[1, 2, queries], |i| sums[i]),
-                q,
-                k,
-                v,
-            ],
-            list: 0,
-            results: 3,
-            plain: vec![
-                none.clone(),
-                none,
-                Arg::Int(queries as i64),
-                Arg::Int(keys as i64),
-                Arg::Float(0.0),
-                no,
-            ],
-            written: &[6, 7, 8],
-            group: None,
-            done: 0,
-        };
-        bench.agrees(true);
     }
 }
 

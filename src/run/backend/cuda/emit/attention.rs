@@ -4,7 +4,7 @@ use crate::backend::operators::arguments::is_floating;
 use crate::backend::operators::attention::{self, Attention as Of};
 use crate::backend::operators::error::unsupported;
 use crate::backend::operators::random::{survivors, threshold};
-use crate::backend::operators::view::Call;
+use crate::backend::operators::view::{Call, View};
 use crate::backend::operators::{KernelError, Table, table};
 use crate::job::Dtype;
 
@@ -72,23 +72,69 @@ fn params(of: &Of<'_>) -> Result<Attention, KernelError> {
     })
 }
 
-fn launch(actions: &mut Actions, kernel: &str, p: &Attention, rows: i32, heads: i32) {
-    let (tile, width) = match p.width.max(p.value_width) {
-        ..=64 => (32, 64),
-        65..=128 => (16, 128),
-        _ => (16, 256),
-    };
+/// Which kernels carry attention out.
+struct Kernels {
+    family: Family,
+    /// Rows of a tile.
+    tile: i64,
+    block: [u32; 2],
+    /// What their names end in: the widest head, and the type on tensor cores.
+    suffix: &'static str,
+}
+
+impl Kernels {
+    fn of(p: &Attention, typed: Option<Dtype>, forward: bool, ampere: bool) -> Self {
+        let width = p.width.max(p.value_width);
+        let typed = typed.filter(|_| ampere && (width <= 64 || forward && width <= 128));
+        let suffix = match (typed, width <= 64) {
+            (Some(Dtype::Bf16), true) => "_bf16_64",
+            (Some(Dtype::F16), true) => "_f16_64",
+            (Some(Dtype::Bf16), false) => "_bf16_128",
+            (Some(Dtype::F16), false) => "_f16_128",
+            _ if ampere && width <= 64 => {
+                let family = Family::AttentionBlocked;
+                return Self { family, tile: 64, block: [16, 16], suffix: "_64" };
+            }
+            _ => {
+                let suffix = if width <= 128 { "_128" } else { "_256" };
+                return Self { family: Family::Attention, tile: 16, block: [16, 16], suffix };
+            }
+        };
+        Self { family: Family::AttentionMma, tile: 64, block: [32, 4], suffix }
+    }
+}
+
+/// The type that all these have, where tensor cores take it.
+fn same_type(views: &[&View]) -> Option<Dtype> {
+    let dtype = views.first()?.dtype;
+    let halves = matches!(dtype, Dtype::Bf16 | Dtype::F16);
+    (halves && views.iter().all(|view| view.dtype == dtype)).then_some(dtype)
+}
+
+/// Shared memory that kernels take beside what they declare.
+fn shared(kernel: &str) -> u32 {
+    match kernel {
+        "attention_back_queries_64" => 64 << 10,
+        "attention_back_keys_64" => 96 << 10,
+        _ => 0,
+    }
+}
+
+fn launch(
+    actions: &mut Actions,
+    kernel: &str,
+    p: &Attention,
+    typed: Option<Dtype>,
+    (rows, heads): (i32, i32),
+) {
+    let Kernels { family, tile, block, suffix } =
+        Kernels::of(p, typed, kernel == "attention", actions.ampere);
     let blocks = (i64::from(rows) + tile - 1) / tile * i64::from(heads) * i64::from(p.batch);
     let iteration =
         std::mem::offset_of!(Attention, random) + std::mem::offset_of!(Random, iteration);
-    actions.vary(
-        Family::Attention,
-        &format!("{kernel}_{width}"),
-        blocks,
-        [16, 16],
-        p,
-        Vary::Iteration(iteration),
-    );
+    let kernel = format!("{kernel}{suffix}");
+    actions.vary(family, &kernel, blocks, block, p, Vary::Iteration(iteration));
+    actions.shared(shared(&kernel));
 }
 
 fn forward(call: &Call<'_>, actions: &mut Actions) -> Result<(), KernelError> {
@@ -98,7 +144,8 @@ fn forward(call: &Call<'_>, actions: &mut Actions) -> Result<(), KernelError> {
     if let Some(sums) = sums {
         p.sums = Operand::of(sums)?;
     }
-    launch(actions, "attention", &p, p.queries, p.heads);
+    let [q, k, v] = of.operands;
+    launch(actions, "attention", &p, same_type(&[q, k, v, out]), (p.queries, p.heads));
     Ok(())
 }
 
@@ -112,13 +159,16 @@ fn backward(call: &Call<'_>, actions: &mut Actions) -> Result<(), KernelError> {
     if p.queries == 0 || p.keys == 0 {
         return results.into_iter().flatten().try_for_each(|view| fill(actions, view, 0.0));
     }
-    let [dq, dk, dv] = results;
+    let ([dq, dk, dv], [q, k, v]) = (results, of.operands);
+    let typed: Vec<&View> =
+        [q, k, v, gradient].into_iter().chain(results.into_iter().flatten()).collect();
+    let typed = same_type(&typed);
     let rows = i64::from(p.batch) * i64::from(p.heads) * i64::from(p.queries);
     let beside = (std::mem::offset_of!(Attention, delta), (4 * rows) as u64);
     actions.launch(Family::Attention, "attention_deltas", (rows + 7) / 8, [32, 8], &p);
     actions.beside(beside.0, beside.1);
     let mut back = |kernel, p: &Attention, rows, heads| {
-        launch(actions, kernel, p, rows, heads);
+        launch(actions, kernel, p, typed, (rows, heads));
         actions.beside(beside.0, beside.1);
     };
     if let Some(dq) = dq {

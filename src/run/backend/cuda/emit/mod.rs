@@ -140,7 +140,7 @@ mod tests {
             };
             let name = || format!("{} of {}", graph.operator(work.operator).kind, trace.display());
             let seen = operands(&graph, work, &at).unwrap_or_else(|e| panic!("{}: {e}", name()));
-            let list = emitted(&graph, work, &seen, &batch, std::ptr::null_mut())
+            let list = emitted(&graph, work, &seen, &batch, std::ptr::null_mut(), true)
                 .unwrap_or_else(|e| panic!("{}: {e}", name()));
             all += list.len();
             library +=
