@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::planner::{Decision, Given, Memory, Planner};
 use super::share::{Of, Share};
-use super::{capuchin, checkpoint, dtr, neap, offload, tensile, vdnn};
+use super::{capuchin, dtr, neap, tensile, vdnn};
 use crate::contract::Plan;
 use crate::units::Bytes;
 
@@ -18,15 +18,15 @@ pub(super) const SMALL: usize = 400;
 /// Makes [`Method`] of a row for each planner: its variant, its options, its name, and its line in
 /// the help of `--planner`.
 macro_rules! planners {
-    ($($variant:ident($options:ty) = $name:literal: $about:literal;)*) => {
+    ($($variant:ident($module:ident::$options:ident) = $name:literal: $about:literal;)*) => {
         /// A planner and its switches.
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub enum Method {
-            $(#[doc = $about] $variant($options),)*
+            $(#[doc = $about] $variant(super::$module::$options),)*
         }
 
-        $(impl From<$options> for Method {
-            fn from(options: $options) -> Self {
+        $(impl From<super::$module::$options> for Method {
+            fn from(options: super::$module::$options) -> Self {
                 Self::$variant(options)
             }
         })*
@@ -35,7 +35,7 @@ macro_rules! planners {
             /// Every planner with its default switches, in the order in which tables show them.
             #[must_use]
             pub fn all() -> Vec<Self> {
-                vec![$(Self::$variant(<$options>::default())),*]
+                vec![$(Self::$variant(super::$module::$options::default())),*]
             }
 
             /// Its name for `--planner` and in a plan's record.
