@@ -1,4 +1,4 @@
-//! One optimizer step of one parameter: SGD, Adam, AdamW, RMSprop and Adagrad.
+//! One optimizer step of one parameter, for every optimizer that has a [`Rule`].
 //!
 //! The arithmetic is in f32, in the order of PyTorch's multi-tensor steps.
 
