@@ -15,8 +15,9 @@ pub struct Emitted {
     pub leaving_until: BTreeMap<usize, OpId>,
 }
 
-/// The order of events: by place (operators before it); there departures, arrivals in order of
-/// need, recomputes, then departures of what recomputes used.
+/// The order of events: by place (the number of operators before it). At one place tensors first
+/// leave, then others arrive in the order in which they are needed, then recomputes run, and then
+/// tensors leave that a recompute used last.
 type Rank = (u32, u8, u64, u32);
 
 /// Writes the decisions as events.

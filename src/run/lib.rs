@@ -228,7 +228,7 @@ pub struct Outcome {
     pub iteration_ns: Vec<Nanos>,
     /// How long each iteration took by the host's clock, what lies between two included.
     pub wall_ns: Vec<Nanos>,
-    /// How often a step found what it reads still on its way.
+    /// How often a step had to wait because a copy of a tensor that it reads had not ended.
     pub late_copies: u64,
     /// For each operator, the time of its own run (not its recomputes) in each iteration.
     pub operator_ns: Vec<Vec<Nanos>>,

@@ -1,8 +1,8 @@
 """Optimizer steps as one update for each parameter.
 
 Multi-tensor steps touch all parameters at once, so that nothing of them can leave the device
-meanwhile. Where what happens to one parameter does not depend on another, the step is as many
-updates as there are parameters.
+meanwhile. Where the step of one parameter does not depend on other parameters, the step becomes
+one update for each parameter.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ pub enum Accounting {
     /// As on the device: bytes count from the start of a copy or an operator, and the link's
     /// directions have separate queues.
     Physical,
-    /// The papers' figures as well: swap-ins and outputs count from their end, workspaces don't
-    /// count, and the link carries one copy at a time.
+    /// Also as the papers count: swap-ins and outputs from their end, no workspaces, and one copy
+    /// at a time on the link.
     Paper,
 }
 

@@ -239,8 +239,8 @@ impl<'a, 'o> Chooser<'a, 'o> {
         self.residencies.load.at(slot as usize) < before
     }
 
-    /// The price below which what is at the slot is left to recomputing: so much of what must go is
-    /// cheaper.
+    /// The price below which tensors at the slot are recomputed and not swapped: the cheaper ones
+    /// make up the share of the missing bytes that the variant leaves to recomputation.
     fn cheap_below(&self, slot: u32, candidates: &[Candidate]) -> u128 {
         let missing = self.residencies.load.at(slot as usize) - self.setting.target;
         let share = u128::from(missing) * u128::from(self.setting.variant.recomputed) / 100;

@@ -33,9 +33,9 @@ struct Search<'a, 'o> {
     /// What choices are made on.
     clock: Rc<Clock>,
     left: u32,
-    /// So much is left undone where little is waited for.
+    /// The steps that are left out where operators wait for no more than a [`CALM`]th.
     calm: u32,
-    /// And so much where not everything waits.
+    /// The steps that are left out where they wait for no more than a [`BUSY`]th.
     half: u32,
     /// What is ever used, and what of it may be swapped at first.
     all: Vec<TensorId>,
@@ -67,7 +67,7 @@ const STREAMED: [(u64, bool); 6] =
 const LINGERING: [(u64, bool, u64); 5] =
     [(70, true, 0), (70, true, 20), (40, true, 40), (40, true, 60), (70, false, 60)];
 
-/// Where tensors are streamed, so much of the target stays free for what comes and goes.
+/// Where tensors are streamed, the part of the target that stays free for tensors that come and go.
 const ROOM: u64 = 32;
 
 /// The largest graphs, in operators, for which the whole effort is made: where operators wait long
@@ -181,9 +181,9 @@ impl<'a> Search<'a, '_> {
         (best.residencies, Warm { variant: best.variant, bans: best.bans, clock: self.clock })
     }
 
-    /// Whether a better plan is thinkable and there is effort left; counts a step.
+    /// Whether a better plan is possible and effort is left; if so, counts a step.
     fn step(&mut self, best: &Found<'_>) -> bool {
-        // Where little is waited for there is little to be found.
+        // Where operators wait little, there is little to gain.
         let waited: u64 = best.clock.late.iter().map(|l| l.2).sum();
         let done = match waited {
             _ if best.key.0 => 0,

@@ -134,7 +134,7 @@ impl Default for Options {
 /// What differs between the starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Variant {
-    /// Copies are taken to last so much longer than alone, in percent.
+    /// By how much longer a copy is assumed to take than alone, in percent.
     pub slack: u64,
     /// What is cheapest to make again is not swapped at first: this share of what must go, in
     /// percent.

@@ -1,11 +1,11 @@
-//! When swapped tensors leave and come back, once it is decided which: as late and as early as the
-//! bytes allow.
+//! When swapped tensors leave and come back, once it is decided which tensors are swapped: they
+//! leave as late, and come back as early, as the bytes allow.
 //!
-//! Outs run first come, first served, which keeps that direction as busy as can be; ins as late as
-//! is in time for all of them (earliest deadline first, seen from the end), so that what is wanted
-//! soonest comes first and nothing comes sooner than it has to. Both widen only into bytes that the
-//! target leaves free, against the clock of the run before, stalls included: a second pass sees the
-//! time that the first one's waiting gives the link.
+//! Swap-outs run first come, first served, which keeps their direction of the link busy. Swap-ins
+//! start as late as they can without being late (earliest deadline first, from the last need
+//! backwards), so the tensor that is needed first comes first. Both widen only into bytes that the
+//! target leaves free. Times are those of the previous run, stalls included: while an operator
+//! waits in the first pass, the link has time that the second pass can use.
 
 use super::Variant;
 use crate::clock::Clock;

@@ -1,7 +1,7 @@
-//! Waits against the bytes that items touch: whatever two items touch, one of them writing, happens
-//! in a fixed order; and no wait is there for nothing.
+//! Checks waits against the bytes that items touch. Two items that touch the same bytes, and of
+//! which one writes, must run in a fixed order. Every wait must be needed for such an order.
 //!
-//! The order is worked out anew from streams and waits alone, and bytes from graph and script.
+//! The test derives the order from streams and waits alone, and the bytes from graph and script.
 
 use std::ops::Range;
 

@@ -480,7 +480,7 @@ impl Machine<'_> {
     }
 }
 
-/// What is kept of a string: the word that it is, or its text if the caller wants it.
+/// A string's value: its text if `keep`, otherwise the [`Word`] that it spells, if any.
 fn string(
     text: Option<&[u8]>,
     keep: bool,

@@ -30,8 +30,8 @@ use crate::settings::{Budget, DeviceFlags, JobArg, NamedBudget, Outputs};
 /// The exit code is 0 if some planner met each budget, and 1 if no planner met one of them.
 #[derive(clap::Args)]
 pub struct Flags {
-    /// The job, or several jobs that share the device. In FILE@0.5 at most that share of a job's
-    /// tensors is swapped, and the other jobs give way first.
+    /// The job, or several jobs that share the device. With FILE@0.5 at most half of that job's
+    /// tensors are swapped, and the other jobs give up memory first.
     #[arg(required = true, value_name = "FILE.graph.json[@SHARE[:PART]]",
           value_parser = OsStringValueParser::new().try_map(JobArg::read))]
     graphs: Vec<JobArg>,

@@ -59,8 +59,8 @@ impl Process {
     }
 }
 
-/// Bytes of storages, where there is no allocator of a device. All but the peak are those after the
-/// last optimizer steps.
+/// Bytes of storages, for a run that uses no device and so no device's allocator. All figures but
+/// the peak are from after the last optimizer steps.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub struct AllocatedOnly {

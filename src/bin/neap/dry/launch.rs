@@ -46,7 +46,7 @@ impl Memory {
     /// What the flags ask for.
     ///
     /// # Errors
-    /// When no script could run on so little, or a process has no addresses for so much.
+    /// When `--device-bytes` is too small for any script, or exceeds a process's address space.
     pub fn asked(flags: &Flags, profile: &Profile) -> anyhow::Result<Self> {
         let Some(bytes) = flags.device_bytes else {
             return Ok(Self { total: profile.memory_bytes, capacity: profile.available() });
@@ -64,7 +64,7 @@ impl Memory {
         Ok(Self { total: bytes, capacity: bytes })
     }
 
-    /// What PyTorch's allocator asks a device for at least: 2 MiB.
+    /// The smallest request of PyTorch's allocator to a device: 2 MiB.
     const LEAST: Bytes = Bytes(2 << 20);
 
     /// More than any job takes: 4 TiB, since PyTorch reserves addresses for all of it.
@@ -159,7 +159,7 @@ pub fn interrupted() -> bool {
     INTERRUPTED.load(Ordering::SeqCst)
 }
 
-/// Passes a signal on to the child. One that a terminal sent has reached the child by itself.
+/// Passes a signal on to the child, unless a terminal sent it: then the child has it already.
 extern "C" fn forward(signal: libc::c_int, about: *const libc::siginfo_t, _: *mut libc::c_void) {
     /// The kernel sent it, not a process.
     const KERNEL: libc::c_int = 0x80;
@@ -187,7 +187,8 @@ fn forward_signals() {
     }
 }
 
-/// Starts the command and waits for it. Signals go on to it: this process has a report to make.
+/// Starts the command and waits for it. Signals are passed on to the command and do not end this
+/// process, which still has to report.
 ///
 /// # Errors
 /// When the command can't be started.

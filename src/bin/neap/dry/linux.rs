@@ -78,8 +78,8 @@ pub struct Again {
     _scratch: TempDir,
 }
 
-/// Runs the script once more, silently and on a device that is never full: only so is it known what
-/// it asks for after the place where it failed.
+/// Runs the script once more, silently and on a device that is never full. No other way shows what
+/// the script asks for after the place where it failed.
 fn second_run(
     flags: &Flags,
     profile: &Profile,

@@ -23,9 +23,9 @@ use crate::settings::{self, Budget, DeviceFlags, JobArg, Outputs};
 /// Find a plan that keeps a job, or several jobs on one device, within a memory budget.
 #[derive(clap::Args)]
 pub struct Flags {
-    /// The job, or several jobs that share the device. In FILE@0.5 at most that share of a job's
-    /// tensors is swapped, and the other jobs give way first. In FILE@1:0.25 the job makes at most
-    /// that part of all jobs' swaps, in bytes per second.
+    /// The job, or several jobs that share the device. With FILE@0.5 at most half of that job's
+    /// tensors are swapped, and the other jobs give up memory first. With FILE@1:0.25 the job makes
+    /// at most a quarter of all jobs' swaps, in bytes per second.
     #[arg(required = true, value_name = "FILE.graph.json[@SHARE[:PART]]",
           value_parser = OsStringValueParser::new().try_map(JobArg::read))]
     graphs: Vec<JobArg>,

@@ -1,7 +1,7 @@
 //! A debug mode: the bytes between a tensor's end and the end of its block hold no tensor. A
 //! pattern is put there before each step that writes the tensor, and compared after the iteration.
-//! A byte of each operand is read before each step, too: steps wait for all that their operators
-//! are given, and so that shows also where a kernel leaves an operand alone.
+//! A byte of each operand is read before each step, too. Every step waits for all operands of its
+//! operator, so a wait that is missing shows even where the kernel does not read the operand.
 //!
 //! All of it goes through the compute stream, so streams overlap as they do without.
 
@@ -36,7 +36,8 @@ pub struct Canaries {
 }
 
 impl Canaries {
-    /// Of a script, whose updates in a group all run with the group's first item.
+    /// The canaries of a script. `fused` lists groups of updates; all updates of a group run with
+    /// the group's first item.
     ///
     /// # Errors
     /// When the device has no memory for them.

@@ -372,14 +372,14 @@ pub enum Action {
         from: *mut u8,
         /// To there.
         to: *mut u8,
-        /// So much.
+        /// How many bytes.
         bytes: usize,
     },
     /// Zeros.
     Zero {
-        /// From here.
+        /// The first byte.
         to: *mut u8,
-        /// So much.
+        /// How many bytes.
         bytes: usize,
     },
     /// Batch data, already laid out as it goes to the device.

@@ -121,8 +121,9 @@ fn cubic(t: f32) -> [f32; 4] {
     [far(t + 1.0), near(t), near(1.0 - t), far(2.0 - t)]
 }
 
-/// Forward from argument 0 to the output, or backward. The size, and backward the input's size too,
-/// come before the flag of alignment, then the scales.
+/// Resizes argument 0 into the output, or its gradient if `backward`. The next arguments are the
+/// output's size, for a gradient also the input's size, `align_corners` unless the sampling is
+/// nearest, and the scales.
 fn resize(call: &Call<'_>, backward: bool, how: Sampling) -> Result<(), KernelError> {
     let (given, out) = (real(call, 0)?, shaped(call, 0, &output(call)?.shape)?);
     let Some(rank) = given.shape.len().checked_sub(2).filter(|rank| (1..=3).contains(rank)) else {

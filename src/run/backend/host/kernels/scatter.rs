@@ -196,8 +196,8 @@ fn masked_put(
     Ok(())
 }
 
-/// The parts of `table` at which a mask of its dimensions from `first` on is true, in row-major
-/// order; with dimensions before, a part for each of their places.
+/// The parts of `table` at which `mask` is true, in row-major order. The mask covers the table's
+/// dimensions from `first` on and applies at each position of the dimensions before `first`.
 pub fn marked(table: &View, mask: &View, first: usize) -> Result<Vec<View>, KernelError> {
     let end = first + mask.shape.len();
     if table.shape.get(first..end) != Some(&mask.shape[..]) {
