@@ -16,6 +16,7 @@ import gc
 import importlib
 import json
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext

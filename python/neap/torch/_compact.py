@@ -76,19 +76,32 @@ def _through_the_host(tensors: Iterable[torch.Tensor]) -> None:
 
 def _workspaces_first(devices: Iterable[torch.device]) -> None:
     """Frees the workspaces that cuBLAS keeps for each thread and stream, and has them allocated
-    before anything else: a product in this thread, and one in autograd's.
+    before anything else: a product in this thread, and one in autograd's. A script without products
+    has no workspaces, and gets none.
     """
     torch.cuda.synchronize()
+    missing = dict.fromkeys(devices, 0)
+    for device in missing:
+        missing[device] = torch.cuda.memory_allocated(device)
     torch._C._cuda_clearCublasWorkspaces()
+    for device in missing:
+        missing[device] -= torch.cuda.memory_allocated(device)
     torch.cuda.empty_cache()
     with (
         torch.enable_grad(),
         torch.autocast("cuda", enabled=False),
         torch.autograd.graph.saved_tensors_hooks(lambda saved: saved.detach(), lambda kept: kept),
     ):
-        for device in devices:
+        for device, size in missing.items():
+            if size == 0:
+                continue
+            before = torch.cuda.memory_allocated(device)
             one = torch.ones(16, 16, device=device, requires_grad=True)
-            torch.autograd.grad(torch.mm(one, one).sum(), one)
+            product = torch.mm(one, one).sum()
+            made = torch.cuda.memory_allocated(device) - before
+            if made < size:  # Autograd's thread had one too.
+                torch.autograd.grad(product, one)
+            del one, product
 
 
 def _free_on_the_host() -> int:
