@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
-from neap.torch._schedule import Schedule
+from neap.torch._schedule import Point, Schedule
 
 _REFINEMENTS = 2
 """So often a smaller margin is tried once a plan fits that leaves memory unused."""
+
+
+_TRIMS = 8
+"""So often in an iteration the allocator may give back what it keeps free."""
 
 
 class Margin:
     """Finds how many bytes of a budget the allocator needs beyond what it gives out.
 
     A plan for the budget less a margin is tried for an iteration or two. Where the allocator
-    reserves too much, the margin grows by that. A lower plan leaves smaller gaps, so that the first
-    margin that fits may leave much unused: then margins between it and the last that did not fit
-    are tried.
+    reserves too much, the margin grows by that; where that did not help, by twice the last step. A
+    lower plan leaves smaller gaps, so that the first margin that fits may leave much unused: then
+    margins between it and the last that did not fit are tried.
     """
 
     def __init__(self, size: int = 0) -> None:
@@ -25,6 +31,9 @@ class Margin:
         self._fitted = 0
         self._best: Schedule | None = None
         self._refined = 0
+        self._over = 1 << 62
+        self._step = 0
+        """By how many bytes the last plan missed, and how far the margin grew then."""
 
     def judge(self, schedule: Schedule, over: int) -> Schedule | int | None:
         """What to do after iterations of ``schedule`` that reserved ``over`` bytes more than the
@@ -36,7 +45,11 @@ class Margin:
             if self._best is None:
                 if not schedule.met:
                     return None
-                self.bytes += over + (2 << 20)
+                step = over + (2 << 20)
+                if over >= self._over:  # The last step did not help.
+                    step = max(step, 2 * self._step)
+                self._over, self._step = over, step
+                self.bytes += step
                 return self.bytes
         else:
             if self._best is None or schedule.iteration_ns < self._best.iteration_ns:
@@ -53,6 +66,44 @@ class Margin:
     def _back(self, schedule: Schedule) -> Schedule | None:
         self.bytes = self._fitted
         return None if self._best is schedule else self._best
+
+
+class Growth:
+    """Finds the point of an iteration after which the allocator reserves more than the budget.
+
+    Free memory lies in pieces, and what fits into none of them is reserved anew. Where no plan with
+    any margin fits, the allocator gives back what it keeps free (``torch.cuda.empty_cache``) at the
+    last point before that. This makes the host wait for the device, so it is done last.
+    """
+
+    def __init__(self, budget: int) -> None:
+        self._budget = budget
+        self._last: Point = ("begin", 0)
+        self.found: Point | None = None
+
+    def look(self, kind: str, number: int) -> None:
+        """The iteration is at this point."""
+        if self.found is None and number >= 0:
+            if torch.cuda.memory_reserved() > self._budget:
+                self.found = self._last
+            else:
+                self._last = (kind, number)
+
+    def trimmed(self, schedule: Schedule) -> Schedule | None:
+        """The schedule with one trim more, if that may help."""
+        point = self.found
+        if point is None or point in schedule.trims or len(schedule.trims) >= _TRIMS:
+            return None
+        point = ("begin", 0) if point[0] == "end" else point
+        return replace(schedule, trims=[*schedule.trims, point])
+
+
+def trims(schedule: Schedule) -> str:
+    """What the report says of a plan that gives back free memory."""
+    return (
+        f"free memory is given back {len(schedule.trims)} times an iteration; the time that this "
+        "takes is not predicted"
+    )
 
 
 class Enforcement:
@@ -99,6 +150,10 @@ class Enforcement:
             return 0
         beyond = self._statistic("reserved_bytes.all.current") - peak
         return min(max(beyond, 0), peak // 20)
+
+    def growth(self, budget: int) -> Growth | None:
+        """What finds where the allocator reserves more than ``budget``, on a device."""
+        return Growth(budget) if self._on else None
 
     def computes(self) -> bool:
         """Whether the device computes: a dry one does not, and comparing results says nothing."""

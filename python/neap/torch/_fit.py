@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch.optim.optimizer import Optimizer
@@ -16,14 +16,14 @@ from torch.optim.optimizer import Optimizer
 from neap.torch import _graph
 from neap.torch._compact import compact
 from neap.torch._early import Completions, Early, moved, why_not
-from neap.torch._enforce import Enforcement, Margin
+from neap.torch._enforce import Enforcement, Margin, trims
 from neap.torch._lift import Lift
 from neap.torch._meter import Meter, drifted, measured_link
 from neap.torch._planning import PlanError, Planner
 from neap.torch._recompute import possible
 from neap.torch._record import device_of
 from neap.torch._recorder import Recorder
-from neap.torch._report import Report, parse_budget
+from neap.torch._report import Report, parse_budget, say_on_stderr
 from neap.torch._runtime import Runtime
 from neap.torch._schedule import Schedule
 from neap.torch._states import States, divisible
@@ -188,6 +188,7 @@ class Fit:
     # -- iterations
 
     def _before_step(self, optimizer: Optimizer) -> None:
+        self.runtime.before_step()
         if not self._optimizers:
             # A script that was not changed shows its optimizer, and so its device, here.
             self._optimizers.append(optimizer)
@@ -352,21 +353,32 @@ class Fit:
             return
         found = self._margin.judge(schedule, over)
         report.margin_bytes = self._margin.bytes
-        if isinstance(found, int):
-            if over > 0:
-                self._replan(f"the allocator reserved {over} bytes more than the budget")
-            else:
-                self._replan(f"the allocator left {-over} bytes of the budget unused")
+        if isinstance(found, int) and len(report.replans) < _REPLANS:
+            unused = f"the allocator left {-over} bytes of the budget unused"
+            more = f"the allocator reserved {over} bytes more than the budget"
+            self._replan(more if over > 0 else unused)
             return
-        if found is not None:
+        fits = isinstance(found, Schedule) or over <= 0
+        earlier = found if isinstance(found, Schedule) else None
+        if not fits and self.runtime.growth is not None:
+            trimmed = self.runtime.growth.trimmed(schedule)
+            if trimmed is not None:
+                self._act(trimmed)
+                return
+            if schedule.trims:  # They did not help.
+                earlier = replace(schedule, trims=[])
+        if earlier is not None:
             self._say("neap: an earlier plan was better")
-            self._act(found)
-        self._settle(found or schedule, found is not None or over <= 0)
+            self._act(earlier)
+        self._settle(earlier or schedule, fits)
 
     def _settle(self, schedule: Schedule, fits: bool) -> None:
         """The plan stays; the budget binds from now on."""
         self._settled = True
+        self.runtime.growth = None
         report = self._report
+        if schedule.trims:
+            report.notes.append(trims(schedule))
         if fits and _UNMET in report.notes:  # It is met though its margin was not left free.
             report.met = True
             report.notes.remove(_UNMET)
@@ -425,6 +437,7 @@ class Fit:
         if computes and self.runtime.meter is None:
             self.runtime.meter = Meter(self.device)
         self.enforcement.lift()
+        self.runtime.growth = self.enforcement.growth(schedule.budget_bytes)
         self.runtime.follow(schedule)
         self._move_states(schedule)
         compact(self.watch, self._optimizers)
@@ -567,13 +580,3 @@ def _models(model: torch.nn.Module | Sequence[torch.nn.Module]) -> list[torch.nn
 
 def _optimizers(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
     return [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-
-
-def say_on_stderr(verbose: bool) -> Callable[[str], None]:
-    """What prints a line on stderr if ``verbose``, and nothing otherwise."""
-
-    def say(text: str) -> None:
-        if verbose:
-            print(text, file=sys.stderr, flush=True)
-
-    return say

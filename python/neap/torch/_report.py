@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -131,3 +132,13 @@ class Report:
 def size(count: int) -> str:
     """Bytes in MiB."""
     return f"{count / (1 << 20):,.1f} MiB"
+
+
+def say_on_stderr(verbose: bool) -> Callable[[str], None]:
+    """What prints a line on stderr if ``verbose``, and nothing otherwise."""
+
+    def say(text: str) -> None:
+        if verbose:
+            print(text, file=sys.stderr, flush=True)
+
+    return say

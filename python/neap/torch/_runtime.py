@@ -15,120 +15,16 @@ from typing import Any
 import torch
 
 from neap.torch._calls import View
+from neap.torch._enforce import Growth
+from neap.torch._holder import Counts, Handle, Holder, Kept, Wanted, dense, fills, flat
 from neap.torch._lane import Lane
 from neap.torch._meter import Meter
 from neap.torch._recompute import Recompute
 from neap.torch._recorder import PLAIN, is_subclass, names_of, node_name
-from neap.torch._schedule import Actions, Schedule
+from neap.torch._schedule import Actions, Point, Schedule
 from neap.torch._storage import blocks
 from neap.torch._timeline import Timeline
-from neap.torch._versions import changed, forget, witness
-
-
-class Holder:
-    """A storage that autograd saved and that may leave. Autograd keeps it in place of the first
-    tensor that it saved of this storage.
-
-    Attributes:
-        seen: that tensor without its history; it shares the version counter, and has the bytes
-            until they are dropped.
-        here: a tensor that has the bytes on the device, while they are there.
-        base: the storage until it is dropped.
-        view: how the first tensor sees the storage.
-        host: the bytes in the pinned pool, from the copy on.
-        left: whether its copy to the host was asked for on a stream of its own.
-        coming: whether its copy back may not have ended yet.
-        key: the address of the storage's C++ object, which no other has while it lives.
-        number: the activation's, in the schedule.
-        place: the saved tensor's, in the iteration.
-        slot: the place in the pinned pool, as a tensor like the first one where that is all of the
-            storage.
-    """
-
-    __slots__ = (
-        "__weakref__",
-        "base",
-        "coming",
-        "here",
-        "host",
-        "key",
-        "left",
-        "number",
-        "place",
-        "seen",
-        "slot",
-        "version",
-        "view",
-    )
-
-    def __init__(
-        self,
-        place: int,
-        number: int,
-        tensor: torch.Tensor,
-        base: torch.UntypedStorage,
-        slot: torch.Tensor | None,
-    ) -> None:
-        self.place = place
-        self.number = number
-        self.base: torch.UntypedStorage | None = base
-        self.seen = tensor.detach()
-        self.here: torch.Tensor | None = self.seen
-        self.version = tensor._version
-        self.view: View | None = None if slot is not None else seen_as(tensor)
-        self.key = base._cdata
-        self.slot = slot
-        self.host: torch.Tensor | None = None
-        self.left = False
-        self.coming = False
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The saved tensor's shape."""
-        if self.view is not None:
-            return self.view[1]
-        assert self.slot is not None
-        return self.slot.shape
-
-
-class Handle:
-    """What autograd keeps in place of a further tensor of a storage that may leave."""
-
-    __slots__ = ("holder", "place", "seen", "version", "view")
-
-    def __init__(self, place: int, holder: Holder, tensor: torch.Tensor) -> None:
-        self.place = place
-        self.holder = holder
-        self.view = seen_as(tensor)
-        self.seen = witness(tensor)
-        self.version = tensor._version
-
-
-Kept = tuple[torch.Tensor, int, int]
-"""What autograd keeps in place of a saved tensor that stays: the tensor, its number in the
-iteration or -1, and its version.
-"""
-
-Wanted = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int, tuple[str, ...], Any, bool]
-"""What is expected of a saved tensor: type, shape, strides, offset, names that the function that
-made it may have, the activation that it belongs to, and whether anything is done at its point.
-"""
-
-
-class Counts:
-    """What happened since the start, for the report."""
-
-    def __init__(self) -> None:
-        self.swapped_out = 0
-        self.swapped_in = 0
-        self.bytes_out = 0
-        self.bytes_in = 0
-        self.late = 0
-        """Swap-ins that nothing had asked for before the tensor was needed."""
-        self.kept = 0
-        """Swap-outs left out because something else held the storage."""
-        self.deaths = 0
-        """Storages that were seen to be gone from the device after a swap-out."""
+from neap.torch._versions import changed, forget
 
 
 class Runtime:
@@ -153,6 +49,8 @@ class Runtime:
         self.diverged: str | None = None
         self.differs: Callable[[], None] = lambda: None
         """Called when an iteration turns out not to be as planned."""
+        self.growth: Growth | None = None
+        """What looks at each point how much the allocator reserves, while that matters."""
         self.count = 0
         self._holders: list[weakref.ref[Holder] | None] = []
         # Weak: a holder lives as long as autograd's handles, and its bytes no longer.
@@ -165,6 +63,9 @@ class Runtime:
         """What is yet to be done in this iteration when each tensor is saved, and when needed; the
         last entry, number -1, is for tensors without a number.
         """
+        self._points: tuple[list[Actions | None], list[Actions | None]] = ([None], [None])
+        """Both as they are when an iteration begins."""
+        self._trims: set[Point] = set()
         self._waiting: dict[int, list[str]] = {}
         self._slots: list[torch.Tensor] = []
         self._whole: list[torch.Tensor | None] = []
@@ -200,6 +101,10 @@ class Runtime:
             self._sizes = schedule.sizes
             self._whole = whole(schedule, self._slots)
         self._guests = [None] * len(self._slots)
+        self._points = (
+            ([None], [None]) if schedule is None else (schedule.at("pack"), schedule.at("unpack"))
+        )
+        self._trims = set() if schedule is None else set(schedule.trims)
         self.recompute.follow(schedule)
         self.begin()
 
@@ -214,11 +119,29 @@ class Runtime:
         self._wanted = self._all
         if schedule is not None:
             self._holders = [None] * len(schedule.sizes)
-            self._packs = [*schedule.at("pack"), None]
-            self._unpacks = [*schedule.at("unpack"), None]
+            packs, unpacks = self._points
+            self._packs, self._unpacks = packs.copy(), unpacks.copy()
+            if self.growth is not None:  # All points are looked at.
+                self._packs = [actions or [] for actions in packs]
+                self._unpacks = [actions or [] for actions in unpacks]
+                self._wanted = [(*one[:-1], True) for one in self._all]
+            self._at("begin")
+
+    def before_step(self) -> None:
+        """The optimizer's step begins."""
+        if self.diverged is None:
+            self._at("step")
+
+    def _at(self, kind: str) -> None:
+        if self.growth is not None:
+            self.growth.look(kind, 0)
+        if (kind, 0) in self._trims:
+            torch.cuda.empty_cache()
 
     def end(self) -> str | None:
         """An iteration ends: nothing, or what made it differ from the one that was planned."""
+        if self.growth is not None:
+            self.growth.look("end", 0)
         if self.schedule is not None and self.diverged is None:
             expected = len(self.schedule.expected)
             if self.count < expected:
@@ -368,6 +291,10 @@ class Runtime:
                 self._try_again()
             return
         points[number] = None
+        if self.growth is not None:
+            self.growth.look("pack" if points is self._packs else "unpack", number)
+        coming: list[Holder] = []
+        trim = False
         for what, one in actions:
             if what == "in":
                 if waiting.pop(one, None) is not None:
@@ -375,13 +302,20 @@ class Runtime:
                 reference = self._holders[one]
                 holder = None if reference is None else reference()
                 if holder is not None:
-                    self._swap_in(holder)
+                    coming.append(holder)
+            elif what == "trim":
+                trim = True
             elif one in waiting:
                 waiting[one].append(what)
             elif self._holders[one] is not None:
                 waiting[one] = [what]
+        # What goes makes room for what comes.
         if waiting:
             self._try_again()
+        if trim and self.device == "cuda":
+            torch.cuda.empty_cache()
+        if coming:
+            self._bring(coming)
 
     def _try_again(self) -> None:
         """Copies and drops what is due, as soon as nothing else holds it any more."""
@@ -464,26 +398,33 @@ class Runtime:
         self.counts.deaths += bool(torch.UntypedStorage._expired(weak))
         torch.UntypedStorage._free_weak_ref(weak)
 
-    def _swap_in(self, holder: Holder) -> None:
-        host = holder.host
-        if holder.here is not None or host is None:
-            return
-        # On the compute stream: a side stream would have memory of its own.
-        here = torch.empty_strided(
-            host.shape, host.stride(), dtype=host.dtype, device=holder.seen.device
-        )
+    def _bring(self, coming: list[Holder]) -> None:
+        """Asks for copies to the device."""
+        coming = [holder for holder in coming if holder.here is None and holder.host is not None]
+        for holder in coming:
+            host = holder.host
+            assert host is not None
+            # On the compute stream: a side stream would have memory of its own.
+            holder.here = torch.empty_strided(
+                host.shape, host.stride(), dtype=host.dtype, device=holder.seen.device
+            )
         lane = self._in
-        if lane is None:
-            self._copy(here, host, "to device", holder.number)
-        else:
+        if lane is not None and coming:
             # The compute stream waited for the copy to the host before the bytes were dropped.
-            with lane:
-                self._copy(here, host, "to device", holder.number)
-                lane.ended(holder.number)
-            holder.coming = True
-        holder.here = here
-        self.counts.swapped_in += 1
-        self.counts.bytes_in += self._sizes[holder.number]
+            lane.__enter__()
+        try:
+            for holder in coming:
+                one = holder.number
+                assert holder.here is not None and holder.host is not None
+                self._copy(holder.here, holder.host, "to device", one)
+                if lane is not None:
+                    lane.ended(one)
+                    holder.coming = True
+                self.counts.swapped_in += 1
+                self.counts.bytes_in += self._sizes[one]
+        finally:
+            if lane is not None and coming:
+                lane.__exit__()
 
     def _copy(self, to: torch.Tensor, source: torch.Tensor, lane: str, one: int) -> None:
         for noting in (self.timeline, self.meter):
@@ -498,7 +439,7 @@ class Runtime:
     def _resident(self, holder: Holder) -> torch.Tensor:
         if holder.here is None:
             self.counts.late += 1
-            self._swap_in(holder)
+            self._bring([holder])
         if holder.coming and self._in is not None:
             self._in.wait(holder.number)
             holder.coming = False
@@ -524,41 +465,6 @@ def differs(expected: Sequence[tuple[View, str]], number: int, tensor: torch.Ten
     if name != node:
         return f"saved tensor {number} is of {name or 'a leaf'} instead of {node or 'a leaf'}"
     return None
-
-
-def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """All bytes of a tensor's storage."""
-    whole = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    return whole.set_(tensor.untyped_storage())
-
-
-def seen_as(tensor: torch.Tensor) -> View:
-    """How a tensor sees its storage."""
-    return tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset())
-
-
-def fills(tensor: torch.Tensor, slot: torch.Tensor) -> bool:
-    """Whether a tensor has the slot's shape, strides and type, and is all of its storage."""
-    return (
-        type(tensor) in PLAIN
-        and tensor.shape == slot.shape
-        and tensor.stride() == slot.stride()
-        and tensor.dtype is slot.dtype
-        and tensor.storage_offset() == 0
-        and tensor.untyped_storage().nbytes() == slot.nbytes
-    )
-
-
-def dense(view: View, size: int) -> bool:
-    """Whether a view is all of a storage of this size, each element once."""
-    dtype, shape, stride, offset = view
-    step = 1
-    for extent, apart in sorted(zip(shape, stride), key=lambda pair: pair[1]):
-        if extent != 1:
-            if apart != step:
-                return False
-            step *= extent
-    return offset == 0 and len(shape) == len(stride) and step * dtype.itemsize == size
 
 
 def kept(tensor: torch.Tensor, number: int = -1) -> Kept:

@@ -24,6 +24,8 @@ VERSION = 1
 
 Point = tuple[str, int]
 Actions = list[tuple[str, int]]
+TRIM = ("trim", 0)
+"""The action at a point of :attr:`Schedule.trims`."""
 
 
 @dataclass
@@ -70,6 +72,8 @@ class Schedule:
         away: names of the optimizer states that stay on the host between steps.
         ahead: whether their copies run beside the updates of other pieces.
         early: whether updates run inside backward, each when its gradient is complete.
+        trims: points at which the allocator gives back what it keeps free; also ``("begin", 0)``
+            and ``("step", 0)``, where the iteration and the optimizer's step begin.
         excluded: why calls of modules can't be run again, with how many.
     """
 
@@ -89,10 +93,20 @@ class Schedule:
     swap_bytes: int = 0
     met: bool = True
     excluded: dict[str, int] = field(default_factory=dict)
+    trims: list[Point] = field(default_factory=list)
 
     def at(self, kind: str) -> list[Actions | None]:
-        """For each saved tensor what to do at its point of this kind."""
-        return [self.actions.get((kind, number)) for number in range(len(self.expected))]
+        """For each saved tensor what to do at its point of this kind; the last entry, number -1,
+        is for tensors without a number.
+        """
+        found: list[Actions | None] = [None] * (len(self.expected) + 1)
+        for (of, number), actions in self.actions.items():
+            if of == kind:
+                found[number] = actions
+        for of, number in self.trims:
+            if of == kind:
+                found[number] = [TRIM, *(found[number] or [])]
+        return found
 
     def save(self, path: str | os.PathLike[str], key: str = "") -> None:
         """Writes it as JSON; the file appears whole or not at all. ``key`` says what it is for."""
@@ -148,6 +162,7 @@ def _read(form: dict[str, Any]) -> Schedule:
         for one in form["again"]
     ]
     known["away"] = set(form["away"])
+    known["trims"] = [(str(kind), int(number)) for kind, number in form.get("trims", [])]
     schedule = Schedule(**known)
     activations, saved = len(schedule.sizes), len(schedule.expected)
     numbers = [o for o in schedule.owner if o is not None]

@@ -7,8 +7,8 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from neap.torch._fit import Fit, say_on_stderr
-from neap.torch._report import Report
+from neap.torch._fit import Fit
+from neap.torch._report import Report, say_on_stderr
 from neap.torch._schedule import Schedule
 
 

@@ -1,0 +1,152 @@
+"""What autograd keeps in place of saved tensors whose bytes may leave the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from neap.torch._calls import View
+from neap.torch._recorder import PLAIN
+from neap.torch._versions import witness
+
+
+class Holder:
+    """A storage that autograd saved and that may leave. Autograd keeps it in place of the first
+    tensor that it saved of this storage.
+
+    Attributes:
+        seen: that tensor without its history; it shares the version counter, and has the bytes
+            until they are dropped.
+        here: a tensor that has the bytes on the device, while they are there.
+        base: the storage until it is dropped.
+        view: how the first tensor sees the storage.
+        host: the bytes in the pinned pool, from the copy on.
+        left: whether its copy to the host was asked for on a stream of its own.
+        coming: whether its copy back may not have ended yet.
+        key: the address of the storage's C++ object, which no other has while it lives.
+        number: the activation's, in the schedule.
+        place: the saved tensor's, in the iteration.
+        slot: the place in the pinned pool, as a tensor like the first one where that is all of the
+            storage.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "base",
+        "coming",
+        "here",
+        "host",
+        "key",
+        "left",
+        "number",
+        "place",
+        "seen",
+        "slot",
+        "version",
+        "view",
+    )
+
+    def __init__(
+        self,
+        place: int,
+        number: int,
+        tensor: torch.Tensor,
+        base: torch.UntypedStorage,
+        slot: torch.Tensor | None,
+    ) -> None:
+        self.place = place
+        self.number = number
+        self.base: torch.UntypedStorage | None = base
+        self.seen = tensor.detach()
+        self.here: torch.Tensor | None = self.seen
+        self.version = tensor._version
+        self.view: View | None = None if slot is not None else seen_as(tensor)
+        self.key = base._cdata
+        self.slot = slot
+        self.host: torch.Tensor | None = None
+        self.left = False
+        self.coming = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The saved tensor's shape."""
+        if self.view is not None:
+            return self.view[1]
+        assert self.slot is not None
+        return self.slot.shape
+
+
+class Handle:
+    """What autograd keeps in place of a further tensor of a storage that may leave."""
+
+    __slots__ = ("holder", "place", "seen", "version", "view")
+
+    def __init__(self, place: int, holder: Holder, tensor: torch.Tensor) -> None:
+        self.place = place
+        self.holder = holder
+        self.view = seen_as(tensor)
+        self.seen = witness(tensor)
+        self.version = tensor._version
+
+
+Kept = tuple[torch.Tensor, int, int]
+"""What autograd keeps in place of a saved tensor that stays: the tensor, its number in the
+iteration or -1, and its version.
+"""
+
+Wanted = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int, tuple[str, ...], Any, bool]
+"""What is expected of a saved tensor: type, shape, strides, offset, names that the function that
+made it may have, the activation that it belongs to, and whether anything is done at its point.
+"""
+
+
+class Counts:
+    """What happened since the start, for the report."""
+
+    def __init__(self) -> None:
+        self.swapped_out = 0
+        self.swapped_in = 0
+        self.bytes_out = 0
+        self.bytes_in = 0
+        self.late = 0
+        """Swap-ins that nothing had asked for before the tensor was needed."""
+        self.kept = 0
+        """Swap-outs left out because something else held the storage."""
+        self.deaths = 0
+        """Storages that were seen to be gone from the device after a swap-out."""
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """All bytes of a tensor's storage."""
+    whole = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return whole.set_(tensor.untyped_storage())
+
+
+def seen_as(tensor: torch.Tensor) -> View:
+    """How a tensor sees its storage."""
+    return tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset())
+
+
+def fills(tensor: torch.Tensor, slot: torch.Tensor) -> bool:
+    """Whether a tensor has the slot's shape, strides and type, and is all of its storage."""
+    return (
+        type(tensor) in PLAIN
+        and tensor.shape == slot.shape
+        and tensor.stride() == slot.stride()
+        and tensor.dtype is slot.dtype
+        and tensor.storage_offset() == 0
+        and tensor.untyped_storage().nbytes() == slot.nbytes
+    )
+
+
+def dense(view: View, size: int) -> bool:
+    """Whether a view is all of a storage of this size, each element once."""
+    dtype, shape, stride, offset = view
+    step = 1
+    for extent, apart in sorted(zip(shape, stride), key=lambda pair: pair[1]):
+        if extent != 1:
+            if apart != step:
+                return False
+            step *= extent
+    return offset == 0 and len(shape) == len(stride) and step * dtype.itemsize == size
