@@ -25,7 +25,7 @@ from neap.torch._record import device_of
 from neap.torch._recorder import Recorder
 from neap.torch._report import Report, parse_budget, say_on_stderr
 from neap.torch._runtime import Runtime
-from neap.torch._schedule import Schedule
+from neap.torch._schedule import Schedule, parameter_of
 from neap.torch._states import States, divisible
 from neap.torch._timeline import Timeline
 from neap.torch._watch import Watch, named_tensors
@@ -110,6 +110,7 @@ class Fit:
         self.watch.install()
         self.watch.before_step.append(self._before_step)
         self.watch.after_step.append(self._stepped)
+        self.watch.before_backward.append(lambda: self.runtime.reached("backward"))
         # Once, before anything of the script's own: a hook that is pushed inside another's block
         # would be popped with it.
         self._hooks = torch.autograd.graph.saved_tensors_hooks(
@@ -188,7 +189,7 @@ class Fit:
     # -- iterations
 
     def _before_step(self, optimizer: Optimizer) -> None:
-        self.runtime.before_step()
+        self.runtime.reached("step")
         if not self._optimizers:
             # A script that was not changed shows its optimizer, and so its device, here.
             self._optimizers.append(optimizer)
@@ -373,16 +374,16 @@ class Fit:
         self._settle(earlier or schedule, fits)
 
     def _settle(self, schedule: Schedule, fits: bool) -> None:
-        """The plan stays; the budget binds from now on."""
-        self._settled = True
-        self.runtime.growth = None
+        """The plan stays; if it fits, the budget binds from now on."""
+        self._end_search()
         report = self._report
         if schedule.trims:
             report.notes.append(trims(schedule))
         if fits and _UNMET in report.notes:  # It is met though its margin was not left free.
             report.met = True
             report.notes.remove(_UNMET)
-        self.enforcement.begin(schedule.budget_bytes)
+        if fits:  # A script whose plan needs more must not fail for it.
+            self.enforcement.begin(schedule.budget_bytes)
 
     def _feed_back(self, meter: Meter) -> None:
         """Plans anew where copies are quicker or slower than the plan takes them to be."""
@@ -403,10 +404,14 @@ class Fit:
             self._margin = Margin(report.margin_bytes)
             self._replan(why)
 
+    def _end_search(self) -> None:
+        self._settled = True
+        self.runtime.growth = None
+
     def _replan(self, why: str) -> None:
         report = self._report
         if len(report.replans) >= _REPLANS or self.planner is None:
-            self._settled = True
+            self._end_search()
             return
         report.replans.append(why)
         self._say(f"neap: planning anew: {why}")
@@ -414,7 +419,7 @@ class Fit:
             made = self.planner.plan(self._budget, report.margin_bytes, self._banned)
         except PlanError as error:
             report.notes.append(str(error))
-            self._settled = True
+            self._end_search()
             return
         self._act(made)
 
@@ -479,7 +484,7 @@ class Fit:
             return
         if not all(map(divisible, self._optimizers)):
             return
-        names = {name.split(":", 1)[-1] for name in schedule.away}
+        names = set(map(parameter_of, schedule.away))
         for optimizer in self._optimizers:
             known = {
                 tensor: name

@@ -204,11 +204,12 @@ class Planner:
             code, _, error = _run(simulate)
             if code != 0:
                 raise PlanError(f"neap simulate failed: {error.strip()}")
-            made = schedule(best.world, form, Timeline(drawn, best.world), best.peak)
-        made.early = best.world.found is self.soon
+            early = best.world.found is self.soon
+            divisible = self.move_states and not early
+            made = schedule(best.world, form, Timeline(drawn, best.world), best.peak, divisible)
+        made.early = early
         made.met = best.met
         made.budget_bytes = asked
-        made.peak_bytes = best.peak
         made.unplanned_peak_bytes = self.unplanned
         made.iteration_ns = best.ns
         made.unplanned_iteration_ns = self.unplanned_ns

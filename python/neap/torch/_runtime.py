@@ -127,10 +127,10 @@ class Runtime:
                 self._wanted = [(*one[:-1], True) for one in self._all]
             self._at("begin")
 
-    def before_step(self) -> None:
-        """The optimizer's step begins."""
-        if self.diverged is None:
-            self._at("step")
+    def reached(self, kind: str) -> None:
+        """Backward or the optimizer's step begins."""
+        if self.diverged is None and (self._trims or self.growth is not None):
+            self._at(kind)
 
     def _at(self, kind: str) -> None:
         if self.growth is not None:

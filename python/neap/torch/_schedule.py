@@ -7,7 +7,7 @@ from __future__ import annotations
 import bisect
 import json
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -72,8 +72,8 @@ class Schedule:
         away: names of the optimizer states that stay on the host between steps.
         ahead: whether their copies run beside the updates of other pieces.
         early: whether updates run inside backward, each when its gradient is complete.
-        trims: points at which the allocator gives back what it keeps free; also ``("begin", 0)``
-            and ``("step", 0)``, where the iteration and the optimizer's step begin.
+        trims: points at which the allocator gives back what it keeps free; also ``("begin", 0)``,
+            ``("backward", 0)`` and ``("step", 0)``, where these begin.
         excluded: why calls of modules can't be run again, with how many.
     """
 
@@ -186,6 +186,11 @@ def _view(form: Any) -> View:
     return dtype, tuple(form[1]), tuple(form[2]), int(form[3])
 
 
+def parameter_of(state: str) -> str:
+    """The parameter whose optimizer state has this name."""
+    return state.split(":", 1)[-1]
+
+
 # -- from a planner's answer
 
 
@@ -243,8 +248,12 @@ def points(world: World) -> list[tuple[int, Point]]:
     return [(place, point) for place, _, point in found]
 
 
-def schedule(world: World, form: dict[str, Any], timeline: Timeline, peak: int) -> Schedule:
-    """The actions that carry a plan of ``world.graph`` with this peak out."""
+def schedule(
+    world: World, form: dict[str, Any], timeline: Timeline, peak: int, divisible: bool
+) -> Schedule:
+    """The actions that carry a plan of ``world.graph(…, divisible)`` with this peak out. The peak
+    of these actions may be lower, as copies begin later than a plan may ask for them.
+    """
     place = {step.name: number for number, step in enumerate(world.steps)}
     moments = points(world)
     on_host = {s.name for s in world.away}
@@ -278,7 +287,10 @@ def schedule(world: World, form: dict[str, Any], timeline: Timeline, peak: int) 
         if drop >= back:
             continue
         moves.append(_Move(number[name], blocks(activation.storage.bytes), copied, out, drop, back))
-    _drop_in_time(world, moments, moves, moved_states, peak)
+    # A parameter's states leave together.
+    owners = {parameter_of(name) for name in moved_states}
+    moved_states = {s.name for s in world.away if parameter_of(s.name) in owners}
+    standing = _drop_in_time(world.standing(moved_states, divisible), moments, moves, peak)
     actions: dict[Point, list[tuple[str, int]]] = {}
     for move in moves:
         for what, moment in (("out", move.out), ("drop", move.drop), ("in", move.back)):
@@ -310,6 +322,7 @@ def schedule(world: World, form: dict[str, Any], timeline: Timeline, peak: int) 
         ],
         away=moved_states,
         ahead=world.ahead,
+        peak_bytes=max(standing),
         swap_bytes=sum(moved[one].storage.bytes for one in acted),
     )
 
@@ -329,21 +342,21 @@ class _Move:
 
 
 def _drop_in_time(
-    world: World,
+    unmoved: Sequence[int],
     moments: Sequence[tuple[int, Point]],
     moves: Sequence[_Move],
-    moved_states: Collection[str],
     peak: int,
-) -> None:
-    """A copy may end between two moments. Where the peak allows, its bytes are dropped at the
-    later; else at the earlier, where the GPU waits for the rest of the copy.
+) -> list[int]:
+    """The bytes that stand during each operator, given what stands when no activation moves.
+
+    A copy may end between two moments. Where the peak allows, its bytes are dropped at the later;
+    else at the earlier, where the GPU waits for the rest of the copy.
     """
-    away = sum(blocks(s.bytes) for s in world.away if s.name in moved_states)
-    change = [0] * (len(world.steps) + 1)
+    change = [0] * (len(unmoved) + 1)
     for move in moves:
         change[moments[move.drop][0]] -= move.size
         change[moments[move.back][0]] += move.size
-    standing = [size - away + less for size, less in zip(world.resident, accumulate(change))]
+    standing = [size + less for size, less in zip(unmoved, accumulate(change))]
     for move in moves:
         late = moments[move.drop][0]
         if max(standing[move.copied : late], default=0) <= peak:
@@ -352,6 +365,7 @@ def _drop_in_time(
         move.drop = max(last, move.out)
         for place in range(moments[move.drop][0], late):
             standing[place] -= move.size
+    return standing
 
 
 def _stays(first: int, after: int, saved: set[int]) -> list[int]:

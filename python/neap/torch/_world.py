@@ -8,7 +8,7 @@ are workspace of the operators during which they stand.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -284,6 +284,32 @@ class World:
                 here[place] = here.get(place, 0) + blocks(storage.bytes)
         return max((self.resident[p] - away + size for p, size in here.items()), default=0)
 
+    def _scratch(self, groups: Sequence[list[int]]) -> Iterable[tuple[int, int]]:
+        """For each update the bytes beyond its own workspace: a multi-tensor call holds the
+        temporaries of all its parameters at once.
+        """
+        for group in groups if self._together() else ():
+            scratch = sum(blocks(self.steps[place].node.workspace) for place in group)
+            for place in group:
+                yield place, scratch - blocks(self.steps[place].node.workspace)
+
+    def standing(self, moved: Collection[str], divisible: bool) -> list[int]:
+        """The bytes that stand during each operator when no activation is moved, and the states of
+        these names are on the device for their updates only.
+        """
+        groups = self.pieces(divisible)
+        together = self._standing(groups)
+        found = list(self.resident)
+        for place, more in self._scratch(groups):
+            found[place] += more
+        for storage, places in self.away.items():
+            if storage.name in moved:
+                here = {p for at in places for p in together.get(at, [at])}
+                for place in range(len(found)):
+                    if place not in here:
+                        found[place] -= blocks(storage.bytes)
+        return found
+
     # -- the planner's graph
 
     def graph(self, durations: Mapping[str, int], divisible: bool) -> dict[str, Any]:
@@ -305,11 +331,8 @@ class World:
                 rest[place] -= blocks(storage.bytes)
             for place in sorted({p for at in places for p in together.get(at, [at])}):
                 touches[place].append(storage)
-        for group in groups if self._together() else ():
-            # A multi-tensor call holds the temporaries of all its parameters at once.
-            scratch = sum(blocks(self.steps[place].node.workspace) for place in group)
-            for place in group:
-                rest[place] += scratch - blocks(self.steps[place].node.workspace)
+        for place, more in self._scratch(groups):
+            rest[place] += more
         constant = max(min(rest) // 512 * 512, 0)
         tensors = [_tensor(s.name, "optimizer_state", s.bytes) for s in self.away]
         tensors.append(_tensor("held", "buffer", constant))
