@@ -1,0 +1,54 @@
+"""How a plan is fitted into what the allocator reserves: margins, and free memory given back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from neap.torch._enforce import Growth, Margin
+from neap.torch._schedule import TRIM, Schedule
+
+MIB = 1 << 20
+
+
+def made(peak: int, budget: int = 1000 * MIB) -> Schedule:
+    """A schedule of two saved tensors that swaps one."""
+    view = (torch.float32, (4,), (1,), 0)
+    actions = {("pack", 1): [("out", 0), ("drop", 0)], ("unpack", 1): [("in", 0)]}
+    schedule = Schedule([(view, ""), (view, "")], [0, None], [16], actions)
+    schedule.peak_bytes, schedule.budget_bytes = peak, budget
+    return schedule
+
+
+def test_a_margin_that_does_not_help_grows_faster() -> None:
+    """The second step is twice the first where the allocator reserves as much as before."""
+    margin = Margin()
+    first = margin.judge(made(900 * MIB), 6 * MIB)
+    assert first == 8 * MIB
+    assert margin.judge(made(890 * MIB), 6 * MIB) == first + 2 * 8 * MIB
+    # It helped: from here on by what is missing.
+    assert margin.judge(made(870 * MIB), 3 * MIB) == 24 * MIB + 5 * MIB
+
+
+def test_a_trim_comes_at_the_last_point_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each search adds one point, and none twice."""
+    reserved = [0]
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: reserved[0])
+    schedule = made(900 * MIB)
+    growth = Growth(schedule.budget_bytes)
+    for kind, number, size in [("pack", 0, 800), ("pack", 1, 990), ("unpack", 1, 1010)]:
+        reserved[0] = size * MIB
+        growth.look(kind, number)
+    trimmed = growth.trimmed(schedule)
+    assert trimmed is not None and trimmed.trims == [("pack", 1)] and schedule.trims == []
+    assert trimmed.at("pack") == [None, [TRIM, ("out", 0), ("drop", 0)], None]
+    assert growth.trimmed(trimmed) is None
+
+
+def test_trims_are_kept_in_a_file(tmp_path: Path) -> None:
+    """A plan that is saved gives back free memory where it did before."""
+    schedule = made(900 * MIB)
+    schedule.trims = [("begin", 0), ("unpack", 1)]
+    schedule.save(tmp_path / "plan.json")
+    assert Schedule.load(tmp_path / "plan.json") == schedule
