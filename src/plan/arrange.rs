@@ -6,6 +6,8 @@
 //! the arranged graph ([`crate::job::arrange()`]); the quickest plan wins, the framework's order
 //! first among equals. Not for: what an arranged graph means, and when tensors leave.
 
+mod fragments;
+
 use std::collections::BTreeMap;
 
 use super::budget::{self, PlanError, Planned, Request};
@@ -93,11 +95,23 @@ fn part(whole: Nanos, elements: u64, all: u64, overhead: u64) -> Nanos {
 
 /// Plans the job in the framework's order and in another, as far as the planner's switches allow;
 /// otherwise as [`budget::make_for`]. Where the other order's peak is much lower, the framework's
-/// is planned only if the other one can't be.
+/// is planned only if the other one can't be. For a framework's allocator other pieces are planned
+/// too.
 ///
 /// # Errors
 /// As [`budget::make_for`], for the framework's order, when no order can be planned.
 pub fn make_for(
+    request: &Request<'_>,
+    framework: Option<&Framework>,
+) -> Result<Arranged, PlanError> {
+    let made = in_two_orders(request, framework);
+    match framework {
+        Some(framework) => fragments::quicker(request, framework, made),
+        None => made,
+    }
+}
+
+fn in_two_orders(
     request: &Request<'_>,
     framework: Option<&Framework>,
 ) -> Result<Arranged, PlanError> {

@@ -19,6 +19,7 @@ use super::method::Method;
 use super::planner::{Given, Memory};
 use super::{pinned, place};
 pub use minimum::{minimum, minimum_for};
+pub(crate) use reserve::{FINE, quicker_for};
 
 use crate::contract::{Figures, JobPlan, Latency, Placement, Plan};
 use crate::device::{Link, Profile};
@@ -377,10 +378,20 @@ impl Search<'_> {
         let program = Program::new(request.graph, request.latencies, &emitted.events)
             .map_err(|e| PlanError::Defect(e.to_string()))?;
         // Without addresses it is no slower than with them.
-        if let Some(rival) = self.rival
-            && nominal(&program, &device.link)?.iteration >= rival
-        {
-            return Ok(Attempt::Blocked);
+        if self.rival.is_some() || self.framework.is_some() {
+            let run = nominal(&program, &device.link)?;
+            if self.rival.is_some_and(|rival| run.iteration >= rival) {
+                return Ok(Attempt::Blocked);
+            }
+            // Addresses hardly change times, and finding them takes as long as planning.
+            if let Some(framework) = self.framework.filter(|_| decided.reached) {
+                let settled = reserved::planned(graph, &program, &run, framework).settle(framework);
+                let bound = settled.at_peak.reserved;
+                if bound.0 > self.budget {
+                    self.reserves(Bytes(decided.peak.1), bound);
+                    return Ok(Attempt::TooHigh(bound.0));
+                }
+            }
         }
         let (program, placements, height) = placed(program, &emitted, self.budget)?;
         if height <= self.budget {
@@ -393,14 +404,7 @@ impl Search<'_> {
             if bound <= self.budget && !planned.fails() {
                 return Ok(Attempt::Fits(Box::new(planned)));
             }
-            self.lowest = self.lowest.min(bound);
-            if self.blocked.is_empty() {
-                self.blocked = format!(
-                    "tensors fit in an arena of {}, but the allocator reserves {} for them",
-                    Bytes(height),
-                    Bytes(bound)
-                );
-            }
+            self.reserves(Bytes(height), Bytes(bound));
             // A failure within the budget is one of the memory fraction's.
             return Ok(Attempt::TooHigh(bound.max(self.budget + 512)));
         }

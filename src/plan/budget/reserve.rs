@@ -1,8 +1,11 @@
 //! Plans for which a framework's allocator reserves no more than the budget.
 
-use super::{Attempt, FEW, PlanError, Planned, Search};
+use super::{Attempt, FEW, PlanError, Planned, Request, Search};
+use crate::job::liveness::Liveness;
 use crate::method::Method;
 use crate::planner::Memory;
+use crate::sim::reserved::Framework;
+use crate::units::{Bytes, Nanos};
 
 /// How often the target is lowered until an allocator reserves little enough, and how often it is
 /// raised by halves after that.
@@ -12,15 +15,75 @@ const HALVINGS: usize = 3;
 /// At how many targets variants of the planner are tried for an allocator.
 const VARIED: u64 = 20;
 
+/// Graphs of at most this many operators are planned at closely spaced targets, and how many
+/// operators are planned so in all, which takes less than half a second.
+pub(crate) const FINE: usize = 600;
+const OPERATORS: usize = 50_000;
+
+/// The step from target to target as a part of the budget, and the most targets: down to four
+/// fifths of the budget.
+const STEP: u64 = 256;
+const TARGETS: usize = 51;
+
+/// A plan that takes less time than `rival` and for which the framework's allocator reserves no
+/// more than the budget, if one is found among a number of targets that falls with the size of the
+/// graph.
+///
+/// # Errors
+/// [`PlanError::Defect`] only.
+pub(crate) fn quicker_for(
+    request: &Request<'_>,
+    framework: &Framework,
+    rival: Nanos,
+) -> Result<Option<Planned>, PlanError> {
+    let liveness = Liveness::of(request.graph);
+    let mut search = Search {
+        request,
+        framework: Some(framework),
+        liveness: &liveness,
+        budget: request.budget.0 / 512 * 512,
+        lowest: u64::MAX,
+        blocked: String::new(),
+        rival: Some(rival),
+        memory: &mut None,
+    };
+    search.nearby()
+}
+
 impl Search<'_> {
     /// The quickest plan found for which a framework's allocator reserves no more than the budget.
     ///
+    /// After [`Search::lowered`] come variants of the planner.
+    pub(super) fn reserve(&mut self) -> Result<Option<Planned>, PlanError> {
+        if self.rival.is_some() {
+            return self.lowered(FEW, 0);
+        }
+        let mut fits = self.lowered(SHRINKS, HALVINGS)?;
+        self.varied(&mut fits)?;
+        Ok(fits)
+    }
+
+    /// Tries variants of the planner at every target, as long as one of them promises to be
+    /// quicker.
+    fn varied(&mut self, fits: &mut Option<Planned>) -> Result<(), PlanError> {
+        let mut variants: Vec<(Method, Memory)> =
+            self.request.method.variants().into_iter().map(|m| (m, None)).collect();
+        for part in 0..VARIED {
+            let target = (self.budget - self.budget / 48 * part) / 512 * 512;
+            let promising = self.try_all(target, &mut variants, fits)?.is_some();
+            if !promising || target <= self.liveness.floor.0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// A plan for which a framework's allocator reserves no more than the budget.
+    ///
     /// What is reserved beyond the target is fragmentation, which differs from plan to plan without
     /// rule. So the target goes down by a part of what is too much until a plan fits, and up again
-    /// by halves; then variants of the planner are tried at every target, as long as one of them
-    /// promises to be quicker.
-    pub(super) fn reserve(&mut self) -> Result<Option<Planned>, PlanError> {
-        let stands_in = self.rival.is_some();
+    /// by halves.
+    fn lowered(&mut self, shrinks: usize, halvings: usize) -> Result<Option<Planned>, PlanError> {
         let method = self.request.method.clone();
         let mut own: Vec<(Method, Memory)> = [method.narrow(), Some(method)]
             .into_iter()
@@ -29,7 +92,7 @@ impl Search<'_> {
             .map(|m| (m, None))
             .collect();
         let (mut fits, mut above, mut target) = (None, self.budget, self.budget);
-        for _ in 0..if stands_in { FEW } else { SHRINKS } {
+        for _ in 0..shrinks {
             let over = self.try_all(target, &mut own, &mut fits)?;
             if fits.is_some() || over.is_none() || target <= self.liveness.floor.0 {
                 break;
@@ -38,10 +101,7 @@ impl Search<'_> {
             let step = (over.unwrap_or(0) / 4).max(self.budget / 128);
             target = target.saturating_sub(step) / 512 * 512;
         }
-        if stands_in {
-            return Ok(fits);
-        }
-        for _ in 0..if fits.is_some() { HALVINGS } else { 0 } {
+        for _ in 0..if fits.is_some() { halvings } else { 0 } {
             let middle = (target + (above - target) / 2) / 512 * 512;
             let before = fits.as_ref().map(|f| f.run.iteration);
             self.try_all(middle, &mut own, &mut fits)?;
@@ -51,12 +111,29 @@ impl Search<'_> {
                 above = middle;
             }
         }
-        let mut variants: Vec<(Method, Memory)> =
-            self.request.method.variants().into_iter().map(|m| (m, None)).collect();
-        for part in 0..VARIED {
-            let target = (self.budget - self.budget / 48 * part) / 512 * 512;
-            let promising = self.try_all(target, &mut variants, &mut fits)?.is_some();
-            if !promising || target <= self.liveness.floor.0 {
+        Ok(fits)
+    }
+
+    /// The quickest of the plans at targets closely below the budget, as long as there are any that
+    /// promise to be quicker; for a large graph as [`Search::reserve`].
+    fn nearby(&mut self) -> Result<Option<Planned>, PlanError> {
+        let mut fits = self.lowered(SHRINKS, HALVINGS)?;
+        let operators = self.request.graph.framework().operators.len().max(1);
+        if operators > FINE {
+            self.varied(&mut fits)?;
+            return Ok(fits);
+        }
+        let method = &self.request.method;
+        let others = method.variants().into_iter().chain(method.narrow());
+        let mut methods: Vec<(Method, Memory)> =
+            std::iter::once(method.clone()).chain(others).map(|m| (m, None)).collect();
+        let targets = (OPERATORS / operators / methods.len()).clamp(1, TARGETS) as u64;
+        let mut missed = 0;
+        for part in 0..targets {
+            let target = (self.budget - self.budget / STEP * part) / 512 * 512;
+            let promising = self.try_all(target, &mut methods, &mut fits)?.is_some();
+            missed = if promising { 0 } else { missed + 1 };
+            if missed > 1 || target <= self.liveness.floor.0 {
                 break;
             }
         }
@@ -88,6 +165,15 @@ impl Search<'_> {
             }
         }
         Ok(over)
+    }
+
+    /// An allocator reserves too much for tensors that fit into fewer bytes.
+    pub(super) fn reserves(&mut self, fits: Bytes, bound: Bytes) {
+        self.lowest = self.lowest.min(bound.0);
+        if self.blocked.is_empty() {
+            self.blocked =
+                format!("tensors fit in {fits}, but the allocator reserves {bound} for them");
+        }
     }
 
     /// Keeps the quicker one; from now on only what is quicker still is of use.

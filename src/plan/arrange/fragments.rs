@@ -1,0 +1,106 @@
+//! Orders and pieces of updates for which a framework's allocator fragments less.
+//!
+//! An allocator hands a freed block on whole only to a request of the same size. Pieces of one size
+//! for all states fit each other's places, and so do whole states and the gradients of their
+//! parameters. Which of these is best differs from job to job, so each is planned, and the
+//! quickest plan wins. Not for: how targets are chosen ([`budget::quicker_for`]).
+
+use super::{Arranged, Candidate, early, time};
+use crate::budget::{self, PlanError, Request};
+use crate::job::arrange::{Arrangement, Pieces, splittable};
+use crate::job::{Graph, Operator, Role};
+use crate::method::Method;
+use crate::sim::reserved::Framework;
+use crate::units::{Nanos, OpId};
+
+/// The sizes of pieces that are tried, in bytes, of large graphs only two; `None` stands for
+/// whole states. At 10 MiB or more
+/// each piece has a segment of its own where segments do not grow.
+const SIZES: [Option<u64>; 4] = [None, Some(64 << 20), Some(32 << 20), Some(16 << 20)];
+
+/// Where a plan adds no more than this part of the unplanned time, no other is looked for.
+const SLIGHT: u64 = 128;
+
+/// The plan that was made, or a quicker one with other pieces.
+pub(super) fn quicker(
+    request: &Request<'_>,
+    framework: &Framework,
+    made: Result<Arranged, PlanError>,
+) -> Result<Arranged, PlanError> {
+    let Method::Neap(options) = &request.method else { return made };
+    if request.graph.origin.is_some() || !options.swap || matches!(made, Err(PlanError::Defect(_)))
+    {
+        return made;
+    }
+    let unplanned: u64 = request.latencies.iter().map(|l| l.time.0).sum();
+    let order = if options.reorder { early(request.graph) } else { Vec::new() };
+    let mut best = made;
+    let mut tried = Vec::new();
+    let sizes = if request.graph.operators.len() > budget::FINE { &SIZES[..2] } else { &SIZES[..] };
+    for &size in sizes.iter().filter(|size| size.is_none() || options.split) {
+        let rival = time(&best).unwrap_or(Nanos(u64::MAX));
+        if rival.0 <= unplanned + unplanned / SLIGHT {
+            break;
+        }
+        let pieces = size.map_or_else(Vec::new, |bytes| equal(request.graph, bytes));
+        let arrangement = Arrangement { order: order.clone(), pieces };
+        if arrangement.is_empty() || tried.contains(&arrangement) {
+            continue;
+        }
+        if let Some(candidate) = Candidate::new(request, &arrangement)
+            && let Some(planned) =
+                budget::quicker_for(&candidate.request(request), framework, rival)?
+        {
+            best = Ok(Arranged { planned, graph: Some(candidate.graph) });
+        }
+        tried.push(arrangement);
+    }
+    best
+}
+
+/// Updates in pieces whose largest state has `bytes`; the last piece of each has the rest.
+fn equal(graph: &Graph, bytes: u64) -> Vec<Pieces> {
+    let of = |(index, operator): (usize, &Operator)| {
+        let id = OpId::of(index);
+        let states = operator.reads().map(|o| graph.tensor(o.tensor));
+        let largest = states.filter(|t| t.role == Role::OptimizerState).map(|t| t.bytes).max()?;
+        let all = splittable(graph, id).ok().filter(|_| largest.0 > bytes)?;
+        let part = u128::from(all) * u128::from(bytes) / u128::from(largest.0);
+        // Whole blocks, whatever the type.
+        let elements = u64::try_from(part).unwrap_or(all) / 512 * 512;
+        (elements > 0 && elements < all).then_some(Pieces { operator: id, elements })
+    };
+    graph.operators.iter().enumerate().filter_map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::arrange::arrange;
+    use crate::job::chakra;
+    use std::collections::BTreeMap;
+    use std::path::Path;
+
+    #[test]
+    fn pieces_have_one_size_and_a_rest() {
+        let trace =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/resnet18-adam.et.json.gz");
+        let graph = chakra::import(&trace, &chakra::Options::default()).unwrap().graph;
+        let bytes = 1 << 20;
+        let pieces = equal(&graph, bytes);
+        assert!(!pieces.is_empty());
+        let count = pieces.len();
+        let arranged = arrange(&graph, &Arrangement { order: Vec::new(), pieces }).unwrap();
+        let mut sizes = BTreeMap::<u64, usize>::new();
+        let of_pieces = |name: &str| name.contains('#');
+        for tensor in &arranged.tensors {
+            if tensor.role == Role::OptimizerState && of_pieces(&tensor.name) {
+                assert!(tensor.bytes.0 <= bytes, "{}", tensor.name);
+                *sizes.entry(tensor.bytes.0).or_default() += 1;
+            }
+        }
+        let whole = sizes.remove(&bytes).unwrap_or_default();
+        let rests: usize = sizes.values().sum();
+        assert!(whole > count && rests <= 2 * count, "{whole} of {bytes}, rests {sizes:?}");
+    }
+}
