@@ -15,7 +15,7 @@ use super::method::Method;
 use crate::contract::Latency;
 use crate::job::arrange::{Arrangement, Moved, Pieces, arrange, splittable};
 use crate::job::liveness::Liveness;
-use crate::job::optimizer::Rule;
+use crate::job::optimizer::is_update;
 use crate::job::{Graph, Operator, Role};
 use crate::sim::reserved::Framework;
 use crate::units::{Bytes, Nanos, OpId, TensorId};
@@ -249,7 +249,7 @@ pub fn early(graph: &Graph) -> Vec<Moved> {
     for (at, operator) in graph.operators.iter().enumerate() {
         let written: Vec<usize> = operator.writes().map(|o| o.tensor.index()).collect();
         let mut place = at;
-        if Rule::of_kind(&operator.kind).is_some() {
+        if is_update(operator) {
             let read = operator.reads().filter_map(|o| writes[o.tensor.index()]);
             let behind = read.chain(written.iter().filter_map(|t| uses[*t])).max();
             if let Some(behind) = behind.filter(|behind| stays > Some(*behind)) {

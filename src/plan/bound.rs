@@ -64,7 +64,7 @@ use std::collections::BinaryHeap;
 use super::residency::{Lifetime, Residencies};
 use crate::contract::Latency;
 use crate::device::Link;
-use crate::job::optimizer::Rule;
+use crate::job::optimizer::is_update;
 use crate::job::{Graph, Operator, Replay, Role};
 use crate::sim::engine::{rate, work};
 use crate::sim::program::Direction;
@@ -125,7 +125,7 @@ impl Loose {
             written: vec![false; graph.tensors.len()],
         };
         for (operator, latency) in graph.operators.iter().zip(latencies) {
-            let update = Rule::of_kind(&operator.kind).is_some();
+            let update = is_update(operator);
             loose.updates.push(update);
             loose.before.push(loose.all);
             if update {

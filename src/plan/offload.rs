@@ -1,5 +1,5 @@
-//! The planner `offload-optimizer`: every optimizer state lives on the host and is streamed through
-//! the device.
+//! The planner `offload-optimizer`: every optimizer state, and every parameter that only the
+//! optimizer touches (a master weight), lives on the host and is streamed through the device.
 //!
 //! ZeRO-Offload (Ren et al., USENIX ATC 2021) keeps optimizer states and master weights in host
 //! memory and updates there. A plan has operators on the device only, so here the states of an
@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 use super::clock::Clock;
 use super::planner::{Decision, Given, Planner};
 use super::residency::{Gap, Residencies, Swap};
-use crate::job::Role;
-use crate::units::TensorId;
+use crate::job::{Phase, Role};
+use crate::units::{OpId, TensorId};
 
 /// The planner. It has no switches.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,10 +38,16 @@ fn streamed<'a>(given: &Given<'a>, ahead: bool) -> Residencies<'a> {
     let clock = Clock::nominal(given.latencies);
     let states: Vec<TensorId> = (0..given.graph.tensors.len())
         .map(TensorId::of)
-        .filter(|&t| given.graph.tensor(t).role == Role::OptimizerState)
         .filter(|&t| {
             let lifetime = residencies.lifetime(t);
-            lifetime.long_lived && lifetime.bytes > 0 && !lifetime.uses.is_empty()
+            let step = |slot: &u32| given.graph.operator(OpId(slot / 2)).phase == Phase::Optimize;
+            let state = match given.graph.tensor(t).role {
+                Role::OptimizerState => true,
+                // Master weights.
+                Role::Parameter => lifetime.uses.iter().all(step),
+                _ => false,
+            };
+            state && lifetime.long_lived && lifetime.bytes > 0 && !lifetime.uses.is_empty()
         })
         .collect();
     let mut updates: Vec<u32> = states

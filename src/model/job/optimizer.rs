@@ -8,6 +8,22 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::graph::Operator;
+
+/// The kind of the step of a class without a row in [`RULES`] begins with this; the class follows.
+const OTHER: &str = "optimizer::";
+
+/// Whether an operator is an optimizer's update: one of [`RULES`], or the recorded step of another
+/// class that draws no random numbers and generates no tensor. It may run as soon as what it reads
+/// is final.
+#[must_use]
+pub fn is_update(operator: &Operator) -> bool {
+    let other = operator.kind.starts_with(OTHER)
+        && !operator.random
+        && operator.generates().next().is_none();
+    other || Rule::of_kind(&operator.kind).is_some()
+}
+
 /// The parameter groups of all optimizers of a job. An update operator gives its group's position.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Optimizer {
