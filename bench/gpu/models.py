@@ -131,7 +131,7 @@ class Language(nn.Module):
         else:
             rates = 500000.0 ** (-torch.arange(0, self.size, 2, device=tokens.device) / self.size)
             angles = torch.outer(torch.arange(length, device=tokens.device), rates).repeat(1, 2)
-            turn = angles.cos(), angles.sin()
+            turn = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         for first, attention, second, inner in self.blocks:
             x = x + attention(first(x), turn)
             x = x + inner(second(x))
