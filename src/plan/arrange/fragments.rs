@@ -2,8 +2,8 @@
 //!
 //! An allocator hands a freed block on whole only to a request of the same size. Pieces of one size
 //! for all states fit each other's places, and so do whole states and the gradients of their
-//! parameters. Which of these is best differs from job to job, so each is planned, and the
-//! quickest plan wins. Not for: how targets are chosen ([`budget::quicker_for`]).
+//! parameters. Which of these is best differs from job to job, so each is planned at the targets
+//! of [`budget::quicker_for`], and the quickest plan wins.
 
 use super::{Arranged, Candidate, early, time};
 use crate::budget::{self, PlanError, Request};
@@ -13,9 +13,9 @@ use crate::method::Method;
 use crate::sim::reserved::Framework;
 use crate::units::{Nanos, OpId};
 
-/// The sizes of pieces that are tried, in bytes, of large graphs only two; `None` stands for
-/// whole states. At 10 MiB or more
-/// each piece has a segment of its own where segments do not grow.
+/// The sizes of pieces that are tried, in bytes; `None` stands for whole states. For large graphs
+/// only the first two are tried. At 10 MiB or more each piece has a segment of its own where
+/// segments do not grow.
 const SIZES: [Option<u64>; 4] = [None, Some(64 << 20), Some(32 << 20), Some(16 << 20)];
 
 /// Where a plan adds no more than this part of the unplanned time, no other is looked for.
