@@ -8,6 +8,7 @@
 //! the least one found on, and a refusal says what was found. Plans for tighter budgets count too,
 //! so that no looser budget has a slower plan (`rungs`).
 
+mod blocked;
 mod minimum;
 mod reserve;
 mod rungs;
@@ -28,7 +29,7 @@ use crate::job::liveness::Liveness;
 use crate::sim::engine::{self, Run};
 use crate::sim::program::{Direction, Program};
 use crate::sim::reserved::{self, Framework, Reserved};
-use crate::units::{Bytes, Nanos, OpId, TensorId};
+use crate::units::{Bytes, Nanos, OpId};
 
 /// What to plan.
 #[derive(Clone, Debug)]
@@ -409,17 +410,16 @@ impl Search<'_> {
             return Ok(Attempt::TooHigh(bound.max(self.budget + 512)));
         }
         self.lowest = self.lowest.min(height);
-        let (slot, load) = decided.peak;
         if !decided.reached {
             if self.blocked.is_empty() {
-                self.blocked = blocked_at(request.graph, slot, load);
+                self.blocked = blocked::blocked(request, decided.peak, &emitted.events);
             }
             return Ok(Attempt::Blocked);
         }
         if self.blocked.is_empty() {
             self.blocked = format!(
                 "tensors fit by size ({}) but not in one piece: placing them takes {}",
-                Bytes(load),
+                Bytes(decided.peak.1),
                 Bytes(height)
             );
         }
@@ -568,25 +568,4 @@ pub(super) fn first_load(graph: &Graph, program: &Program, device: &Profile) -> 
         .filter_map(|r| r.tensor)
         .map(|t| engine::copy_time(&device.link, Direction::H2d, graph.tensor(t).bytes, false))
         .sum()
-}
-
-fn blocked_at(graph: &Graph, slot: usize, load: u64) -> String {
-    let Some(operator) = graph.operators.get(slot / 2) else {
-        return "the end of the iteration".to_owned();
-    };
-    let mut touched: Vec<(Bytes, TensorId)> =
-        operator.touches().into_iter().map(|t| (graph.tensor(t).bytes, t)).collect();
-    touched.sort_by_key(|&(bytes, t)| (std::cmp::Reverse(bytes), t));
-    let names: Vec<String> = touched
-        .iter()
-        .take(3)
-        .map(|(bytes, t)| format!("{} ({bytes})", graph.tensor(*t).name))
-        .collect();
-    format!(
-        "blocked at operator `{}` ({}) which stands at {}: it works on {}",
-        operator.name,
-        operator.kind,
-        Bytes(load),
-        names.join(", ")
-    )
 }

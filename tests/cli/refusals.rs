@@ -31,6 +31,19 @@ fn a_budget_below_the_floor_is_refused_with_the_floor_and_what_blocks() {
 }
 
 #[test]
+fn a_budget_for_which_pinned_memory_is_short_is_refused_with_that() {
+    let folder = Folder::new();
+    folder.import("tiny_cnn-adam.et.json.gz", &[]);
+    let mut device = folder.json(&["device", "show", "a6000"]);
+    device["pinned_bytes"] = json!(128 << 10);
+    folder.write("small.device.json", device.to_string());
+    let plan = ["plan", "job.graph.json", "--budget", "80%", "--no-recompute", "--device"];
+    let words = ["128.0 KiB of the 128.0 KiB of pinned memory", "`pinned_bytes`"];
+    folder.refuses(1, &words, &[&plan[..], &["small.device.json"]].concat());
+    folder.json(&[&plan[..], &["a6000"]].concat());
+}
+
+#[test]
 fn budgets_that_mean_nothing_are_bad_input() {
     let folder = Folder::new();
     folder.import("tiny_cnn-adam.et.json.gz", &[]);
