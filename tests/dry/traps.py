@@ -1,6 +1,9 @@
 """What once broke under the device: sparse gradients, sizes that depend on values in autograd's thread, and
 exceptions on their way while memory is freed; checks of values, which are all 0."""
 
+import gc
+import weakref
+
 import torch
 from torch.utils.checkpoint import checkpoint
 
@@ -28,3 +31,9 @@ torch.distributions.Categorical(logits=torch.zeros(4, 3, device="cuda")).sample(
 torch.linalg.eigvals(torch.eye(3, device="cuda"))
 assert torch.isin(mask, mask).shape == mask.shape
 assert torch.ones(4, device="cuda").repeat_interleave(torch.arange(1, 5).cuda()).shape == (10,)
+
+# What a script deletes is gone: the session does not keep the first optimizer and its states.
+gone = weakref.ref(sparse)
+del sparse, dense, optimizer
+gc.collect()
+assert gone() is None

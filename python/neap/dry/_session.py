@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import traceback
+import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +69,7 @@ class Session:
         self.exception: dict[str, Any] | None = None
         self.recorded: dict[str, Any] | None = None
         self._recording: ScriptRecording | None = None
-        self._first: Optimizer | None = None
+        self._first: weakref.ref[Optimizer] | None = None
         self._device = False
         self._reported = False
 
@@ -112,9 +113,10 @@ class Session:
     # -- steps
 
     def _stepped(self, optimizer: Optimizer) -> None:
-        if self._first is None:
-            self._first = optimizer
-        if optimizer is not self._first:
+        # Weak: a script may delete its optimizer, and with it the states on the device.
+        if self._first is None or self._first() is None:
+            self._first = weakref.ref(optimizer)
+        if self._first() is not optimizer:
             return
         self.steps += 1
         wanted = self.asked.steps
