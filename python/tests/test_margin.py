@@ -45,6 +45,14 @@ def test_a_trim_comes_at_the_last_point_within_the_budget(monkeypatch: pytest.Mo
     assert trimmed.at("pack") == [None, [TRIM, ("out", 0), ("drop", 0)], None]
     assert growth.trimmed(trimmed) is None
 
+    growth = Growth(schedule.budget_bytes)
+    for kind, size in [("end", 990), ("begin", 1010)]:
+        reserved[0] = size * MIB
+        growth.look(kind, 0)
+    trimmed = growth.trimmed(schedule)
+    assert trimmed is not None and trimmed.trims == [("begin", 0)]
+    assert growth.trimmed(trimmed) is None  # Once, though the end was the last point before.
+
 
 def test_trims_are_kept_in_a_file(tmp_path: Path) -> None:
     """A plan that is saved gives back free memory where it did before."""

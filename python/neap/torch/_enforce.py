@@ -86,15 +86,14 @@ class Growth:
         if self.found is None and number >= 0:
             if torch.cuda.memory_reserved() > self._budget:
                 self.found = self._last
-            else:
-                self._last = (kind, number)
+            else:  # Between iterations the next one's beginning is the only point.
+                self._last = ("begin", 0) if kind == "end" else (kind, number)
 
     def trimmed(self, schedule: Schedule) -> Schedule | None:
         """The schedule with one trim more, if that may help."""
         point = self.found
         if point is None or point in schedule.trims or len(schedule.trims) >= _TRIMS:
             return None
-        point = ("begin", 0) if point[0] == "end" else point
         return replace(schedule, trims=[*schedule.trims, point])
 
 
