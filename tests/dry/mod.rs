@@ -3,6 +3,8 @@
 //! These tests need a Python with a CUDA build of PyTorch, named by NEAP_TORCH_PYTHON, and the truth (NEAP_TRUTH, or
 //! `../shared/truth`). Without them each says that it was skipped.
 
+mod attention;
+
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};

@@ -115,10 +115,14 @@ impl<'a> Attention<'a> {
         }
     }
 
-    /// Row sums may have more rows than there are queries: frameworks pad them.
+    /// Row sums may have more rows than there are queries: frameworks pad them. cuDNN's are columns.
     fn expect_sums(&self, view: &View) -> Result<(), KernelError> {
         match floating(view)?.shape[..] {
-            [b, h, n] if b == self.batch && h == self.heads && n >= self.queries => Ok(()),
+            [b, h, n] | [b, h, n, 1]
+                if b == self.batch && h == self.heads && n >= self.queries =>
+            {
+                Ok(())
+            }
             _ => Err(invalid!("row sums of shape {:?}", view.shape)),
         }
     }
@@ -149,6 +153,9 @@ pub fn forward<'a>(call: &'a Call<'_>) -> Result<Forward<'a>, KernelError> {
         "aten::_scaled_dot_product_flash_attention" => {
             Places { bias: None, share: 3, causal: 4, scale: 6 }
         }
+        "aten::_scaled_dot_product_cudnn_attention" => {
+            Places { bias: Some(3), share: 5, causal: 6, scale: 8 }
+        }
         other => return Err(unsupported!("the attention `{other}` is not known")),
     };
     let of = Attention::new(call, 0, &places)?;
@@ -178,13 +185,19 @@ pub struct Backward<'a> {
 /// Reads the arguments of a backward operator.
 ///
 /// # Errors
-/// When the shapes don't fit.
+/// When the shapes don't fit, and for operators that are not known.
 pub fn backward<'a>(call: &'a Call<'_>) -> Result<Backward<'a>, KernelError> {
-    let efficient = call.operator.kind == "aten::_scaled_dot_product_efficient_attention_backward";
-    let (places, saved) = if efficient {
-        (Places { bias: Some(4), share: 9, causal: 11, scale: 12 }, 5)
-    } else {
-        (Places { bias: None, share: 10, causal: 11, scale: 14 }, 4)
+    let (places, saved, efficient) = match call.operator.kind.as_str() {
+        "aten::_scaled_dot_product_efficient_attention_backward" => {
+            (Places { bias: Some(4), share: 9, causal: 11, scale: 12 }, 5, true)
+        }
+        "aten::_scaled_dot_product_flash_attention_backward" => {
+            (Places { bias: None, share: 10, causal: 11, scale: 14 }, 4, false)
+        }
+        "aten::_scaled_dot_product_cudnn_attention_backward" => {
+            (Places { bias: Some(8), share: 13, causal: 14, scale: 15 }, 4, false)
+        }
+        other => return Err(unsupported!("the gradient `{other}` is not known")),
     };
     let wanted = |k: usize| match call.operator.args.get(10) {
         Some(Arg::Bools(mask)) if efficient => mask.get(k).copied().unwrap_or(false),

@@ -14,8 +14,11 @@ use super::Emit;
 use super::map::{fill, signed};
 
 pub const TABLE: Table<Emit> = table! {
-    "scaled_dot_product_attention" | "_scaled_dot_product_efficient_attention" | "_scaled_dot_product_flash_attention" => forward,
-    "_scaled_dot_product_efficient_attention_backward" | "_scaled_dot_product_flash_attention_backward" => backward,
+    "scaled_dot_product_attention" | "_scaled_dot_product_efficient_attention"
+    | "_scaled_dot_product_flash_attention" | "_scaled_dot_product_cudnn_attention" => forward,
+    "_scaled_dot_product_efficient_attention_backward"
+    | "_scaled_dot_product_flash_attention_backward"
+    | "_scaled_dot_product_cudnn_attention_backward" => backward,
 };
 
 fn params(of: &Of<'_>) -> Result<Attention, KernelError> {

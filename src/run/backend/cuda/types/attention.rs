@@ -61,7 +61,10 @@ fn check(case: &Case) {
         |heads, rows, columns, salt| Tensor::new(dtype, &[1, heads, rows, columns], noise(salt));
     let (q, k) = (tensor(2, QUERIES, width, 1), tensor(2 / group, KEYS, width, 2));
     let (v, out) = (tensor(2 / group, KEYS, value_width, 3), tensor(2, QUERIES, value_width, 4));
-    let sums = Tensor::new(Dtype::F32, &[1, 2, QUERIES], |_| 0.0);
+    // PyTorch takes cuDNN's in bf16 and f16, whose row sums are columns.
+    let cudnn = dtype != Dtype::F32 && mask.is_none();
+    let rows: &[usize] = if cudnn { &[1, 2, QUERIES, 1] } else { &[1, 2, QUERIES] };
+    let sums = Tensor::new(Dtype::F32, rows, |_| 0.0);
     let bias = mask.map(|dtype| {
         let noise = noise(7);
         // Query 5 sees nothing where it is a mask.
@@ -74,7 +77,11 @@ fn check(case: &Case) {
     let inputs = || [q.clone(), k.clone(), v.clone()].into_iter().chain(bias.clone());
     let last = 3 + usize::from(bias.is_some());
     let bench = Bench {
-        kind: "aten::_scaled_dot_product_efficient_attention",
+        kind: if cudnn {
+            "aten::_scaled_dot_product_cudnn_attention"
+        } else {
+            "aten::_scaled_dot_product_efficient_attention"
+        },
         tensors: inputs().chain([out, sums]).collect(),
         list: 0,
         results: 2,
@@ -90,7 +97,7 @@ fn check(case: &Case) {
     let gradient = tensor(2, QUERIES, value_width, 5);
     let saved = [
         Tensor::new(dtype, &[1, 2, QUERIES, value_width], |i| out[i]),
-        Tensor::new(Dtype::F32, &[1, 2, QUERIES], |i| sums[i]),
+        Tensor::new(Dtype::F32, rows, |i| sums[i]),
     ];
     let results = [q.clone(), k.clone(), v.clone()];
     let (share, all) = (Arg::Float(dropout), Arg::Bools(vec![true, true, true, false]));
@@ -99,8 +106,14 @@ fn check(case: &Case) {
         ("aten::_scaled_dot_product_efficient_attention_backward", plain)
     } else {
         let (queries, keys) = (Arg::Int(QUERIES as i64), Arg::Int(KEYS as i64));
-        let plain = vec![none.clone(), none, queries, keys, share, no];
-        ("aten::_scaled_dot_product_flash_attention_backward", plain)
+        let (absent, kind) = if cudnn {
+            (5, "aten::_scaled_dot_product_cudnn_attention_backward")
+        } else {
+            (2, "aten::_scaled_dot_product_flash_attention_backward")
+        };
+        let mut plain = vec![none; absent];
+        plain.extend([queries, keys, share, no]);
+        (kind, plain)
     };
     let bench = Bench {
         kind,

@@ -18,8 +18,11 @@ use super::math::exp;
 use super::strided::f32_operands;
 
 pub const TABLE: Table<Kernel> = table! {
-    "scaled_dot_product_attention" | "_scaled_dot_product_efficient_attention" | "_scaled_dot_product_flash_attention" => forward,
-    "_scaled_dot_product_efficient_attention_backward" | "_scaled_dot_product_flash_attention_backward" => backward,
+    "scaled_dot_product_attention" | "_scaled_dot_product_efficient_attention"
+    | "_scaled_dot_product_flash_attention" | "_scaled_dot_product_cudnn_attention" => forward,
+    "_scaled_dot_product_efficient_attention_backward"
+    | "_scaled_dot_product_flash_attention_backward"
+    | "_scaled_dot_product_cudnn_attention_backward" => backward,
 };
 
 /// Rows of queries handled together, when keys are few enough.
