@@ -248,7 +248,7 @@ pub struct Outcome {
 }
 
 /// What a GPU takes besides the plan's arena and iterations; nothing on the host.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Costs {
     /// Operators that neap's plain kernels carry out in place of NVIDIA's libraries.
     pub fallbacks: usize,
@@ -256,6 +256,31 @@ pub struct Costs {
     pub scratch: Bytes,
     /// How long it took to pin the host store, of all plans that it followed.
     pub pinning: Nanos,
+    /// How the library carries out each shape of matrix product, in order.
+    pub products: Vec<Product>,
+}
+
+/// How the GPU's library carries out matrix products of `m` by `k` and `k` by `n`. The same for
+/// every plan of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
+#[allow(missing_docs, reason = "the names of the formula")]
+pub struct Product {
+    pub m: i64,
+    pub n: i64,
+    pub k: i64,
+    pub batch: i64,
+    #[serde(rename = "type")]
+    pub dtype: Dtype,
+    /// Whether it adds a bias.
+    pub bias: bool,
+    /// The library's number of the algorithm.
+    pub algorithm: u32,
+    /// The library's number of its tile.
+    pub tile: u32,
+    /// In how many parts it cuts each sum.
+    pub parts: u32,
+    /// The library's number of how parts are added.
+    pub reduction: u32,
 }
 
 /// Why a job did not run.

@@ -138,6 +138,7 @@ fn on_gpu<R>(
             fallbacks: device.fallbacks(),
             scratch: device.scratch(),
             pinning: device.pinning,
+            products: device.products(),
         };
         (result, DeviceNotes { notes: std::mem::take(&mut device.notes), libraries, costs })
     })

@@ -1,6 +1,8 @@
 // cuBLASLt and cuDNN by their definitions, summed in f64, one algorithm for each thing that they do. Each takes a workspace and
 // ruins what was in it; work waits on its stream, as the driver beside it (driver.cpp) has them. FAKE_NO_ALGORITHM=1: they
-// have none for anything. FAKE_NO_EPILOGUE=1: cuBLASLt has none that adds a bias. FAKE_TERMS=N: sums leave out terms, so that at
+// have none for anything. FAKE_NO_EPILOGUE=1: cuBLASLt has none that adds a bias.
+// cuBLASLt cuts sums that are long and have few results in three parts, unless FAKE_WHOLE=1, and adds them in order;
+// FAKE_IN_PLACE=1: it says that it adds them in whatever order they come. FAKE_TERMS=N: sums leave out terms, so that at
 // most N are left of the longest extent that they go over: for jobs whose whole sums would take hours. Memory, order and workspaces
 // are as ever, and a planned run still has to give an unplanned one's bits.
 #include <dlfcn.h>
@@ -153,17 +155,28 @@ int cublasLtMatmulPreferenceDestroy(Preference* p) {
     delete p;
     return 0;
 }
-int cublasLtMatmulAlgoGetHeuristic(void*, Description* d, Layout*, Layout*, Layout*, Layout*, Preference* p, int, Heuristic* found, int* count) {
+// An algorithm: its number, in how many parts it cuts sums, how it adds them.
+int cublasLtMatmulAlgoConfigGetAttribute(const uint64_t* algorithm, int which, void* value, size_t bytes, size_t* written) {
+    const uint32_t of[4] = {(uint32_t)algorithm[0], 1, (uint32_t)algorithm[1], (uint32_t)algorithm[2]};
+    if (which < 0 || which > 3 || bytes != 4) return 7;
+    memcpy(value, &of[which], 4);
+    *written = 4;
+    return 0;
+}
+int cublasLtMatmulAlgoGetHeuristic(void*, Description* d, Layout* a, Layout*, Layout* c, Layout*, Preference* p, int, Heuristic* found, int* count) {
     // Sums in the output's place, or rounded in between, would give other bits each time.
     bool fits = p->workspace >= SCRATCH && (p->reductions & ~2u) == 0 && !getenv("FAKE_NO_ALGORITHM");
     fits = fits && (d->epilogue == 0 || !getenv("FAKE_NO_EPILOGUE"));
     *count = fits;
-    if (fits) *found = Heuristic{{NUMBER}, SCRATCH, 0, 1, {}};
+    int64_t sum_over = d->transposed[0] ? a->rows : a->columns;
+    bool cut = sum_over > c->rows && sum_over > c->columns && !getenv("FAKE_WHOLE");
+    uint64_t how = cut ? getenv("FAKE_IN_PLACE") ? 1 : 2 : 0;
+    if (fits) *found = Heuristic{{NUMBER, cut ? 3u : 1u, how}, SCRATCH, 0, 1, {}};
     return fits ? 0 : 15;
 }
 // Matrices by columns; a bias has an element for each row of the result.
 static void multiply(const Description& d, float alpha, const void* a, const Layout& la, const void* b, const Layout& lb, float beta, void* c,
-                     const Layout& lc) {
+                     const Layout& lc, int64_t parts) {
     auto at = [](const Layout& l, bool turned, int64_t row, int64_t column) { return turned ? column + row * l.step : row + column * l.step; };
     int64_t sum_over = d.transposed[0] ? la.rows : la.columns, step = step_of(sum_over);
     auto span = [](const Layout& l) { return l.rows == 0 || l.columns == 0 ? 0 : (l.batch - 1) * l.batch_step + (l.columns - 1) * l.step + l.rows; };
@@ -176,9 +189,14 @@ static void multiply(const Description& d, float alpha, const void* a, const Lay
         for (int64_t i = 0; i < lc.rows; i++)
             for (int64_t j = 0; j < lc.columns; j++) {
                 double sum = 0;
-                for (int64_t k = 0; k < sum_over; k += step)
-                    sum += number(a, n * la.batch_step + at(la, d.transposed[0], i, k), la.type) *
-                           number(b, n * lb.batch_step + at(lb, d.transposed[1], k, j), lb.type);
+                for (int64_t part = 0; part < parts; part++) {
+                    // Kept as f32 until all are there.
+                    double own = 0;
+                    for (int64_t k = part * sum_over / parts; k < (part + 1) * sum_over / parts; k += step)
+                        own += number(a, n * la.batch_step + at(la, d.transposed[0], i, k), la.type) *
+                               number(b, n * lb.batch_step + at(lb, d.transposed[1], k, j), lb.type);
+                    sum += parts > 1 ? (float)own : own;
+                }
                 int64_t place = n * lc.batch_step + at(lc, false, i, j);
                 double before = beta == 0 ? 0 : beta * number(c, place, lc.type);
                 double bias = d.epilogue == 4 ? number(d.bias, i, lc.type) : 0;
@@ -192,9 +210,10 @@ int cublasLtMatmul(void*, Description* d, const float* alpha, const void* a, Lay
     Description description = *d;
     Layout layouts[3] = {*la, *lb, *lc};
     float scale[2] = {*alpha, *beta};
+    int64_t parts = (int64_t)algorithm[1];
     enqueue(stream, [=] {
         memset(workspace, 0xff, bytes);
-        multiply(description, scale[0], a, layouts[0], b, layouts[1], scale[1], to, layouts[2]);
+        multiply(description, scale[0], a, layouts[0], b, layouts[1], scale[1], to, layouts[2], parts);
         const Layout& last = layouts[2];
         if (getenv("FAKE_OVERRUN")) set_number(to, (last.batch - 1) * last.batch_step + last.columns * last.step, last.type, 1);
     });

@@ -3,6 +3,7 @@
 mod compiled;
 mod libraries;
 mod pinned;
+mod products;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -10,7 +10,7 @@ use neap::job::Graph;
 use neap::plan::Method;
 use neap::report::table::{Side, Table};
 use neap::run::drift::THRESHOLD;
-use neap::run::{Change, Outcome, Replan, RunError, Settings};
+use neap::run::{Change, Outcome, Product, Replan, RunError, Settings};
 use neap::sim::engine;
 use neap::sim::program::Program;
 use neap::units::{Bytes, Nanos};
@@ -237,6 +237,9 @@ struct Report<'a> {
     /// Device memory beside the arena, where the GPU's libraries work.
     scratch_bytes: Bytes,
     pinning_ns: Nanos,
+    /// How the GPU's library carries out each shape of matrix product.
+    #[serde(skip_serializing_if = "<[Product]>::is_empty")]
+    products: &'a [Product],
     late_copies: u64,
     notes: &'a [String],
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -297,6 +300,7 @@ impl<'a> Report<'a> {
             fallbacks: outcome.costs.fallbacks,
             scratch_bytes: outcome.costs.scratch,
             pinning_ns: outcome.costs.pinning,
+            products: &outcome.costs.products,
             late_copies: outcome.late_copies,
             notes: &outcome.notes,
             changes: replan.then(|| outcome.changes.iter().map(ChangeReport::of).collect()),

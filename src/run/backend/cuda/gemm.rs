@@ -1,13 +1,17 @@
 //! Matrix products by cuBLASLt. A sum may be split over blocks when its parts are added in a fixed
-//! order: the same bits at every run.
+//! order: the same bits at every run. How a product is carried out depends on its shape, and never
+//! on the plan: the library is asked once, and all later plans of the process take its answer.
 //!
 //! Operands that are neither by rows nor by columns go to the plain kernel ([`super::emit`]).
 
+use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
+use std::sync::{Mutex, PoisonError};
 
 use super::emit::layout;
 use super::launch::Gemm;
 use super::libs::{LibError, Opened};
+use crate::Product;
 use crate::backend::operators::KernelError;
 use crate::backend::operators::error::device_error;
 use crate::job::Dtype;
@@ -44,6 +48,8 @@ pub struct CublasLt {
     prefer: unsafe extern "C" fn(*mut Handle) -> c_int,
     set_preference: Set,
     drop_preference: unsafe extern "C" fn(Handle) -> c_int,
+    configuration:
+        unsafe extern "C" fn(*const Algorithm, c_int, *mut c_void, usize, *mut usize) -> c_int,
     heuristic: unsafe extern "C" fn(
         Handle,
         Handle,
@@ -116,7 +122,14 @@ pub struct Plan {
     algorithm: Algorithm,
     /// How much it works in.
     pub workspace: u64,
+    /// For the user.
+    pub product: Option<Product>,
 }
+
+/// The library's answers, by what it was asked: types, extents, steps, alignment, memory. `None`
+/// where it has no way.
+type Answers = BTreeMap<Vec<i64>, Option<(Algorithm, u64, Product)>>;
+static ANSWERS: Mutex<Answers> = Mutex::new(BTreeMap::new());
 
 /// Numbers of cublasLt.h.
 mod code {
@@ -138,6 +151,8 @@ mod code {
     /// Parts of a sum lie in the workspace and are added by a kernel of its own. The other schemes
     /// add them in whatever order blocks end, or round each first.
     pub const REDUCE_IN_WORKSPACE: i32 = 2;
+    /// Of an algorithm: its number, tile, parts of sums, and how these are added.
+    pub const CHOSEN: [i32; 4] = [0, 1, 2, 3];
 }
 
 fn check(what: &str, status: c_int) -> Result<(), KernelError> {
@@ -175,6 +190,9 @@ impl CublasLt {
                 drop_preference: library
                     .function(c"cublasLtMatmulPreferenceDestroy")
                     .map_err(text)?,
+                configuration: library
+                    .function(c"cublasLtMatmulAlgoConfigGetAttribute")
+                    .map_err(text)?,
                 heuristic: library.function(c"cublasLtMatmulAlgoGetHeuristic").map_err(text)?,
                 multiply: library.function(c"cublasLtMatmul").map_err(text)?,
                 tf32,
@@ -200,6 +218,7 @@ impl CublasLt {
             layouts: [std::ptr::null_mut(); 3],
             algorithm: Algorithm([0; 8]),
             workspace,
+            product: None,
         };
         let found = self.choose(&mut plan, kind, compute, stored);
         match found {
@@ -259,6 +278,34 @@ impl CublasLt {
                 set(self.set_layout, *layout, code::BATCH_STEP, (&raw const step).cast(), 8)?;
             }
         }
+        // Places of tensors in the arena are multiples of 512: the same in every plan.
+        let alignments =
+            [g.b.data, g.a.data, g.c.data].map(|data| 1i32 << data.addr().trailing_zeros().min(8));
+        let mut asked = vec![kind.into(), compute.into(), plan.workspace.cast_signed()];
+        let matrix = |of: &Stored| [of.rows, of.columns, of.step, of.transposed.into()];
+        asked.extend(stored.iter().flat_map(matrix));
+        asked.extend([g.batch, g.b.batch, g.a.batch, g.c.batch, i64::from(!g.bias.is_null())]);
+        asked.extend(alignments.map(i64::from));
+        let mut answers = ANSWERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let answer = match answers.get(&asked) {
+            Some(answer) => *answer,
+            None => {
+                let answer = self.ask(plan, alignments)?;
+                answers.insert(asked, answer);
+                answer
+            }
+        };
+        let Some((algorithm, workspace, product)) = answer else { return Ok(false) };
+        (plan.algorithm, plan.workspace, plan.product) = (algorithm, workspace, Some(product));
+        Ok(true)
+    }
+
+    /// The library's choice for a product that is described, and the memory that it works in.
+    fn ask(
+        &self,
+        plan: &Plan,
+        [a, b, c]: [i32; 3],
+    ) -> Result<Option<(Algorithm, u64, Product)>, KernelError> {
         let mut preference = std::ptr::null_mut();
         // SAFETY: created here, dropped below.
         check("takes no preference", unsafe { (self.prefer)(&raw mut preference) })?;
@@ -271,12 +318,16 @@ impl CublasLt {
         };
         let mut count = 0;
         let asked = (|| {
-            let most = plan.workspace;
-            set(self.set_preference, preference, code::WORKSPACE, (&raw const most).cast(), 8)?;
-            number(self.set_preference, preference, code::REDUCTIONS, code::REDUCE_IN_WORKSPACE)?;
-            for (i, data) in (0..).zip([g.b.data, g.a.data, g.c.data, g.c.data]) {
-                let alignment = 1i32 << data.addr().trailing_zeros().min(8);
-                number(self.set_preference, preference, code::ALIGNMENT + i, alignment)?;
+            let set = |attribute: i32, value: *const c_void, size: usize| {
+                // SAFETY: the attribute has this size, and the value lives through the call.
+                let status = unsafe { (self.set_preference)(preference, attribute, value, size) };
+                check("refuses an attribute", status)
+            };
+            set(code::WORKSPACE, (&raw const plan.workspace).cast(), 8)?;
+            let reductions = code::REDUCE_IN_WORKSPACE;
+            set(code::REDUCTIONS, (&raw const reductions).cast(), 4)?;
+            for (i, alignment) in (0..).zip([a, b, c, c]) {
+                set(code::ALIGNMENT + i, (&raw const alignment).cast(), 4)?;
             }
             let [a, b, c] = plan.layouts;
             // SAFETY: all descriptors are alive, and there is room for one answer.
@@ -300,9 +351,30 @@ impl CublasLt {
         // SAFETY: made above, used no more.
         unsafe { (self.drop_preference)(preference) };
         asked?;
-        let most = std::mem::replace(&mut plan.workspace, found.workspace as u64);
-        plan.algorithm = found.algorithm;
-        Ok(count > 0 && found.state == 0 && plan.workspace <= most)
+        let workspace = found.workspace as u64;
+        if count == 0 || found.state != 0 || workspace > plan.workspace {
+            return Ok(None);
+        }
+        let product = self.product(&plan.gemm, &found.algorithm)?;
+        // Whatever was asked for: parts that are added otherwise give other bits each time.
+        let ordered = product.parts <= 1 || product.reduction == code::REDUCE_IN_WORKSPACE as u32;
+        Ok(ordered.then_some((found.algorithm, workspace, product)))
+    }
+
+    /// What an algorithm does.
+    fn product(&self, g: &Gemm, algorithm: &Algorithm) -> Result<Product, KernelError> {
+        let mut of = [0u32; 4];
+        for (slot, attribute) in of.iter_mut().zip(code::CHOSEN) {
+            let (to, mut written) = (std::ptr::from_mut(slot).cast(), 0);
+            // SAFETY: each of these attributes has four bytes.
+            let status =
+                unsafe { (self.configuration)(algorithm, attribute, to, 4, &raw mut written) };
+            check("does not say what an algorithm is", status)?;
+        }
+        let [algorithm, tile, parts, reduction] = of;
+        let Gemm { dtype, m, n, k, batch, .. } = *g;
+        let bias = !g.bias.is_null();
+        Ok(Product { m, n, k, batch, dtype, bias, algorithm, tile, parts, reduction })
     }
 
     /// Puts a product on a stream.

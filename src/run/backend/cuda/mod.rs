@@ -245,6 +245,17 @@ impl<'a> Cuda<'a> {
         self.prepared.fallbacks.len()
     }
 
+    /// How cuBLASLt carries out each shape of product.
+    #[must_use]
+    pub fn products(&self) -> Vec<crate::Product> {
+        let product = |ready: &Ready| match ready {
+            Ready::Gemm(plan) => plan.product,
+            _ => None,
+        };
+        let all: BTreeSet<_> = self.prepared.items.iter().flatten().filter_map(product).collect();
+        all.into_iter().collect()
+    }
+
     /// Device memory that libraries work in, beside the arena.
     #[must_use]
     pub fn scratch(&self) -> Bytes {
