@@ -66,3 +66,27 @@ def test_out_of_time_ends_what_a_command_started(tmp_path: Path) -> None:
     stat = Path(f"/proc/{file.read_text().strip()}/stat")
     # Gone, or a zombie until its new parent looks.
     assert not stat.exists() or stat.read_text().split()[2] == "Z"
+
+
+def test_what_the_sanitizer_finds_fails_the_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without one the line was not checked; errors fail it, and the first of them is named."""
+    module = load()
+    asked = flags(tmp_path, 9)
+    asked.on, asked.cuda_libs = "cuda", None
+    check = module.Check(asked)
+    check.began_line = 0.0
+    (tmp_path / "work" / "job.graph.json").touch()
+    (tmp_path / "work" / "job.min.plan.json").touch()
+    monkeypatch.setattr(module.shutil, "which", lambda *_, **__: None)
+    missing = check.sanitized("job.et.json.gz", "memcheck")
+    assert missing == ("not checked", "compute-sanitizer is not installed")
+    stand_in = SCRIPT.parents[1] / "tests" / "cuda" / "compute-sanitizer"
+    monkeypatch.setattr(module.shutil, "which", lambda *_, **__: str(stand_in))
+    for tool in module.TOOLS:
+        assert check.sanitized("job.et.json.gz", tool)[0] == "pass"
+    monkeypatch.setenv("FAKE_ERRORS", "2")
+    for tool in module.TOOLS:
+        result, figures = check.sanitized("job.et.json.gz", tool)
+        assert result == "fail" and "2 " in figures and "Invalid __global__ write" in figures
