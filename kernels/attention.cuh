@@ -38,5 +38,14 @@ DEVICE float larger_of(float a, float b) { return b > a || is_nan(b) ? b : a; }
 
 DEVICE i64 head_of(const Operand& o, int b, int h) { return b * o.stride[0] + h * o.stride[1]; }
 
+// The tile that a block owns: its first row, and whose it is.
+struct Owned {
+    int first, head, batch;
+};
+DEVICE Owned owned(int rows, int heads, int tile) {
+    int tiles = (rows + tile - 1) / tile, of = (int)(blockIdx.x / tiles);
+    return Owned{(int)(blockIdx.x % tiles) * tile, of % heads, of / heads};
+}
+
 // Keys that any query before `last` may see.
 DEVICE int seen(const Attention& p, int last) { return p.causal && last < p.keys ? last : p.keys; }

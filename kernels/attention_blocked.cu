@@ -112,8 +112,8 @@ KERNEL_HELD(2, attention_64, Attention, 256) {
     // Keys, and after the scores their weights.
     SHARED Panel q, keys, values;
     int tx = threadIdx.x, ty = threadIdx.y;
-    int tiles = (p.queries + 63) / 64, first = (int)(blockIdx.x % tiles) * 64;
-    int h = (int)(blockIdx.x / tiles) % p.heads, b = (int)(blockIdx.x / tiles) / p.heads;
+    Owned own = owned(p.queries, p.heads, 64);
+    int first = own.first, h = own.head, b = own.batch;
     i64 keys_of = head_of(p.k, b, h / p.group[0]), values_of = head_of(p.v, b, h / p.group[1]);
     Block acc = {};
     float most[4], sum[4];
@@ -193,8 +193,8 @@ KERNEL_HELD(2, attention_back_queries_64, Attention, 256) {
     static_assert(sizeof(Panels) == 64 << 10, "as in emit/attention.rs");
     DYNAMIC_SHARED(Panels, in);
     int tx = threadIdx.x, ty = threadIdx.y;
-    int tiles = (p.queries + 63) / 64, first = (int)(blockIdx.x % tiles) * 64;
-    int h = (int)(blockIdx.x / tiles) % p.heads, b = (int)(blockIdx.x / tiles) / p.heads;
+    Owned own = owned(p.queries, p.heads, 64);
+    int first = own.first, h = own.head, b = own.batch;
     i64 keys_of = head_of(p.k, b, h / p.group[0]), values_of = head_of(p.v, b, h / p.group[1]);
     Block acc = {};
     float logs[4], delta[4];
@@ -227,8 +227,8 @@ KERNEL_HELD(2, attention_back_keys_64, Attention, 256) {
     static_assert(sizeof(Panels) == 96 << 10, "as in emit/attention.rs");
     DYNAMIC_SHARED(Panels, in);
     int tx = threadIdx.x, ty = threadIdx.y, group = p.group[p.dk.number ? 1 : 0], own_heads = p.heads / group;
-    int tiles = (p.keys + 63) / 64, first = (int)(blockIdx.x % tiles) * 64;
-    int own = (int)(blockIdx.x / tiles) % own_heads, b = (int)(blockIdx.x / tiles) / own_heads;
+    Owned of = owned(p.keys, own_heads, 64);
+    int first = of.first, own = of.head, b = of.batch;
     Block keys = {}, values = {};
     ONCE for (int h = own * group; h < (own + 1) * group; h++) {
         fetch(in.keys, p.k, head_of(p.k, b, h / p.group[0]), first, p.keys, p.width);

@@ -139,8 +139,8 @@ template <int TILES, class Q, class K> DEVICE u32 kept_of(const Attention& p, in
 
 template <int TYPE, int WIDTH> DEVICE void attend(const Attention& p, ByRow<WIDTH>& keys, ByPair<WIDTH>& values) {
     int g = threadIdx.x / 4, t = threadIdx.x % 4;
-    int tiles = (p.queries + 63) / 64, first = (int)(blockIdx.x % tiles) * 64, own = first + 16 * threadIdx.y;
-    int h = (int)(blockIdx.x / tiles) % p.heads, b = (int)(blockIdx.x / tiles) / p.heads;
+    Owned tile_of = owned(p.queries, p.heads, 64);
+    int first = tile_of.first, own = first + 16 * threadIdx.y, h = tile_of.head, b = tile_of.batch;
     i64 keys_of = head_of(p.k, b, h / p.group[0]), values_of = head_of(p.v, b, h / p.group[1]);
     u32 q[WIDTH / 16][4];
     own_rows(q, p.q, head_of(p.q, b, h), own, p.queries, p.width);
@@ -198,8 +198,8 @@ DEVICE Facts facts(const Attention& p, int b, int h, int query) {
 
 template <int TYPE, int WIDTH> DEVICE void back_queries(const Attention& p, ByRow<WIDTH>& keys, ByPair<WIDTH>& pairs, ByRow<WIDTH>& values) {
     int g = threadIdx.x / 4, t = threadIdx.x % 4;
-    int tiles = (p.queries + 63) / 64, first = (int)(blockIdx.x % tiles) * 64, own = first + 16 * threadIdx.y;
-    int h = (int)(blockIdx.x / tiles) % p.heads, b = (int)(blockIdx.x / tiles) / p.heads;
+    Owned tile_of = owned(p.queries, p.heads, 64);
+    int first = tile_of.first, own = first + 16 * threadIdx.y, h = tile_of.head, b = tile_of.batch;
     i64 keys_of = head_of(p.k, b, h / p.group[0]), values_of = head_of(p.v, b, h / p.group[1]);
     u32 q[WIDTH / 16][4], gradient[WIDTH / 16][4];
     own_rows(q, p.q, head_of(p.q, b, h), own, p.queries, p.width);
@@ -237,8 +237,8 @@ template <int TYPE, int WIDTH> DEVICE void back_queries(const Attention& p, ByRo
 template <int TYPE, int WIDTH>
 DEVICE void back_keys(const Attention& p, ByRow<WIDTH>& q, ByPair<WIDTH>& q_pairs, ByRow<WIDTH>& gradient, ByPair<WIDTH>& gradient_pairs, Facts* of) {
     int g = threadIdx.x / 4, t = threadIdx.x % 4, group = p.group[p.dk.number ? 1 : 0], own_heads = p.heads / group;
-    int tiles = (p.keys + 63) / 64, first = (int)(blockIdx.x % tiles) * 64, own = first + 16 * threadIdx.y;
-    int own_head = (int)(blockIdx.x / tiles) % own_heads, b = (int)(blockIdx.x / tiles) / own_heads;
+    Owned tile_of = owned(p.keys, own_heads, 64);
+    int first = tile_of.first, own = first + 16 * threadIdx.y, own_head = tile_of.head, b = tile_of.batch;
     u32 k[WIDTH / 16][4], v[WIDTH / 16][4];
     float keys[WIDTH / 8][4] = {}, values[WIDTH / 8][4] = {}, factor = p.dropout ? p.factor : 1.0f;
     ONCE for (int h = own_head * group; h < (own_head + 1) * group; h++) {
