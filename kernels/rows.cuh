@@ -25,12 +25,22 @@ DEVICE void put(const Operand& o, i64 row, i64 i, float value) { store<float>(o,
 
 DEVICE float larger(float a, float b) { return is_nan(a) || a > b ? a : b; }
 
-// The largest element of a row and the sum of the exponentials of the differences from it.
+// The largest element of a row and the sum of the exponentials of the differences from it, in one pass: a sum is taken down where
+// a larger element comes.
 DEVICE void extent_of(const Rows& p, const Operand& o, i64 row, double* slots, float& most, double& sum) {
-    most = -INF;
-    ONCE for (i64 i = threadIdx.x; i < p.length; i += blockDim.x) most = larger(at(o, row, i), most);
-    most = (float)block_reduce((double)most, slots, [](double a, double b) { return is_nan(a) || a > b ? a : b; });
+    float own = -INF;
     sum = 0.0;
-    ONCE for (i64 i = threadIdx.x; i < p.length; i += blockDim.x) sum += (double)expf(at(o, row, i) - most);
-    sum = block_sum(sum, slots);
+    ONCE for (i64 i = threadIdx.x; i < p.length; i += blockDim.x) {
+        float x = at(o, row, i);
+        if (x == -INF) continue;
+        if (is_nan(x) || x > own) {
+            // Not a number where x is infinite.
+            sum = sum * (double)expf(own - x) + (double)expf(x - x);
+            own = x;
+        } else {
+            sum += (double)expf(x - own);
+        }
+    }
+    most = (float)block_reduce((double)own, slots, [](double a, double b) { return is_nan(a) || a > b ? a : b; });
+    sum = block_sum(own == -INF ? 0.0 : sum * (double)expf(own - most), slots);
 }

@@ -21,9 +21,11 @@ pub(crate) mod prepare;
 #[cfg(test)]
 mod shim;
 #[cfg(test)]
+mod traffic;
+#[cfg(test)]
 mod types;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_void;
 use std::path::PathBuf;
 use std::time::Instant;

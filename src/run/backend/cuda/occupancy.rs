@@ -106,24 +106,30 @@ fn held(needs: Needs, threads: u64) -> (u64, u64) {
     (blocks, 100 * blocks * warps / WARPS)
 }
 
-/// The launches of an iteration, with the bytes that the roofline counts for their operators.
-fn launches(graph: &Graph) -> Vec<(Launch, u64)> {
+/// The actions of each operator of an iteration, at addresses through which nothing is read.
+pub fn actions(graph: &Graph) -> Vec<(&Operator, Vec<Action>)> {
     let (item, addresses) = first(graph, Bytes::ZERO);
     let Work::Step(blank) = item.work else { panic!("a step") };
-    let mut all = Vec::new();
-    for (index, operator) in graph.operators.iter().enumerate() {
+    let one = |(index, operator): (usize, &'_ Operator)| {
         let work = StepWork {
             operator: OpId::of(index),
             addresses: addresses.iter().map(|(t, at)| (*t, *at)).collect(),
             ..blank.clone()
         };
-        // Nothing is ever there.
         let at = |offset: Bytes, _: Bytes| {
             Some(std::ptr::without_provenance_mut((1 << 40) + usize::try_from(offset.0).ok()?))
         };
         let seen = operands(graph, &work, &at).unwrap();
-        let actions = prepare::emitted(graph, &work, &seen, &[], std::ptr::null_mut(), true)
-            .unwrap_or_else(|e| panic!("{}: {e}", operator.name));
+        prepare::emitted(graph, &work, &seen, &[], std::ptr::null_mut(), true)
+            .unwrap_or_else(|e| panic!("{}: {e}", operator.name))
+    };
+    graph.operators.iter().enumerate().map(|(i, of)| (of, one((i, of)))).collect()
+}
+
+/// The launches of an iteration, with the bytes that the roofline counts for their operators.
+fn launches(graph: &Graph) -> Vec<(Launch, u64)> {
+    let mut all = Vec::new();
+    for (operator, actions) in actions(graph) {
         let bytes = u64::try_from(roofline::bytes(operator)).unwrap();
         let mut kernels = Vec::new();
         for action in actions {
@@ -135,6 +141,20 @@ fn launches(graph: &Graph) -> Vec<(Launch, u64)> {
         }
     }
     all
+}
+
+/// The recorded models, by name.
+pub fn models() -> Vec<(String, Graph)> {
+    let folder = root().join("fixtures/models");
+    let named = |file: std::io::Result<std::fs::DirEntry>| {
+        let path = file.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        let name = name.split('.').next().unwrap().to_owned();
+        (name, crate::job::json::read(&path).unwrap())
+    };
+    let mut models: Vec<_> = std::fs::read_dir(folder).unwrap().map(named).collect();
+    models.sort_by(|a, b| a.0.cmp(&b.0));
+    models
 }
 
 /// A row of the table.
@@ -299,13 +319,7 @@ fn every_kernel_compiles_none_spills_and_each_fills_the_device() {
          touch more than 2 MiB, weighted by those bytes.\n",
     );
     let mut low = Vec::new();
-    let models = std::fs::read_dir(root().join("fixtures/models")).unwrap();
-    let mut models: Vec<String> =
-        models.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
-    models.sort();
-    for file in models {
-        let graph = crate::job::json::read(&root().join("fixtures/models").join(&file)).unwrap();
-        let model = file.split('.').next().unwrap();
+    for (model, graph) in models() {
         let mut all = BTreeMap::new();
         rows(&needs, &graph, &mut all);
         write!(

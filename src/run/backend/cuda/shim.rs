@@ -17,6 +17,7 @@ use super::emit;
 use super::gemm::{Stored, stored};
 use super::launch::{Action, Actions, Conv, Family, Gemm, Launch};
 use super::params::SMALL_PARTS;
+use crate::Outcome;
 use crate::backend::host::kernels::elements::Lane;
 use crate::backend::host::kernels::half::{from_bf16, to_bf16};
 use crate::backend::host::kernels::{against_pytorch, pytorch};
@@ -38,47 +39,37 @@ type Entry = unsafe extern "C" fn(*const u8, u32, Dim, Dim, i32);
 /// kernels keep their block in statics.
 fn libraries() -> Option<&'static Mutex<Vec<Library>>> {
     static ALL: OnceLock<Option<Mutex<Vec<Library>>>> = OnceLock::new();
-    ALL.get_or_init(|| {
-        let here = &Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let shim = std::fs::read_to_string(here.join("kernels/shim.h")).unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        let compile = |family: Family| {
-            let (source, object) = (
-                folder.path().join(format!("{}.cpp", family.name())),
-                folder.path().join(format!("{}.so", family.name())),
-            );
-            std::fs::write(&source, [&shim, "\n", &family.source()].concat()).unwrap();
-            let arguments = [
-                "-std=c++17",
-                "-O2",
-                "-U_FORTIFY_SOURCE",
-                "-ffp-contract=off",
-                "-fPIC",
-                "-shared",
-                "-w",
-                "-o",
-            ];
-            let output =
-                Command::new("c++").args(arguments).arg(&object).arg(&source).output().ok()?;
-            assert!(
-                output.status.success(),
-                "{}: {}",
-                family.name(),
-                String::from_utf8_lossy(&output.stderr)
-            );
-            // SAFETY: the library has no initialisers beyond those of its statics.
-            Some(unsafe { Library::new(&object) }.unwrap())
+    ALL.get_or_init(|| compile(&[], "").map(Mutex::new)).as_ref()
+}
+
+/// Compiles each family with more flags and more source; `None` where there is no compiler.
+pub fn compile(flags: &[&str], more: &str) -> Option<Vec<Library>> {
+    let here = &Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let shim = std::fs::read_to_string(here.join("kernels/shim.h")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let one = |family: Family| {
+        let at = |ending: &str| folder.path().join(format!("{}.{ending}", family.name()));
+        std::fs::write(at("cpp"), [&shim, "\n", &family.source(), more].concat()).unwrap();
+        let usual = ["-std=c++17", "-O2", "-U_FORTIFY_SOURCE", "-ffp-contract=off", "-fPIC", "-w"];
+        let run = |arguments: &[&str], to: &str, from: &str| {
+            let mut command = Command::new("c++");
+            let output = command.args(arguments).arg("-o").arg(at(to)).arg(at(from)).output();
+            let output = output.ok()?;
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{}: {said}", family.name());
+            Some(())
         };
-        let all: Option<Vec<Library>> = std::thread::scope(|scope| {
-            let running: Vec<_> = Family::ALL
-                .into_iter()
-                .map(|family| scope.spawn(move || compile(family)))
-                .collect();
-            running.into_iter().map(|one| one.join().unwrap()).collect()
-        });
-        all.map(Mutex::new)
+        // Linked apart: with some flags the compiler would link a library of its own.
+        run(&[&usual[..], flags, &["-c"]].concat(), "o", "cpp")?;
+        run(&["-shared"], "so", "o")?;
+        // SAFETY: the library has no initialisers beyond those of its statics.
+        Some(unsafe { Library::new(at("so")) }.unwrap())
+    };
+    std::thread::scope(|scope| {
+        let running: Vec<_> =
+            Family::ALL.into_iter().map(|family| scope.spawn(move || one(family))).collect();
+        running.into_iter().map(|one| one.join().unwrap()).collect()
     })
-    .as_ref()
 }
 
 /// Whether kernels can be compiled; says so where they can't, and fails where they must be.
@@ -94,8 +85,14 @@ pub fn present() -> bool {
     present
 }
 
-fn launch(libraries: &[Library], launch: &Launch, order: i32) {
-    let at = Family::ALL.iter().position(|f| *f == launch.family).unwrap();
+/// Where a family's library is.
+pub fn place(family: Family) -> usize {
+    Family::ALL.iter().position(|f| *f == family).unwrap()
+}
+
+/// Runs a kernel.
+pub fn launch(libraries: &[Library], launch: &Launch, order: i32) {
+    let at = place(launch.family);
     // SAFETY: every kernel is exported with this signature, and refuses parameters of another size.
     let entry: Symbol<'_, Entry> = unsafe { libraries[at].get(launch.kernel.as_bytes()) }
         .unwrap_or_else(|_| panic!("{}: no {}", launch.family.name(), launch.kernel));
@@ -153,15 +150,20 @@ fn gemm(g: &Gemm) {
     }
 }
 
-/// Carries out actions, each launch's threads in one of three orders.
-pub fn run(actions: &[Action], order: i32) {
-    let libraries = libraries().unwrap().lock().unwrap_or_else(PoisonError::into_inner);
+/// Eights of bytes that actions want beside the arena.
+pub fn scratch(actions: &[Action]) -> usize {
     let beside = |a: &Action| match a {
         Action::Launch(one) => one.beside.map_or(0, |(_, bytes)| bytes),
         _ => 0,
     };
+    actions.iter().map(beside).max().unwrap_or(0).div_ceil(8) as usize
+}
+
+/// Carries out actions, each launch's threads in one of three orders.
+pub fn run(actions: &[Action], order: i32) {
+    let libraries = libraries().unwrap().lock().unwrap_or_else(PoisonError::into_inner);
     // Between canaries.
-    let most = actions.iter().map(beside).max().unwrap_or(0).div_ceil(8) as usize;
+    let most = scratch(actions);
     let mut scratch = vec![u64::MAX; most + 2];
     for action in actions {
         match action {
@@ -186,7 +188,7 @@ pub fn run(actions: &[Action], order: i32) {
 }
 
 /// All bytes that a view spans.
-fn span(view: &View) -> usize {
+pub fn span(view: &View) -> usize {
     if view.shape.contains(&0) || view.data.is_null() {
         return 0;
     }
@@ -238,9 +240,11 @@ fn once(call: &Call<'_>) -> Result<(), KernelError> {
     if status == 0 { Ok(()) } else { Err("a number out of range".into()) }
 }
 
-/// Two iterations of a recorded job, every operator by its CUDA actions, against PyTorch's losses
-/// (where the fixtures hold them) and, within `limit` of each tensor's norm, the host's state.
-fn train(base: &str, limit: f64) {
+/// Finds the kernel of an operator's kind.
+pub type Lookup = super::super::host::calls::Lookup;
+
+/// Iterations of a recorded job on the host by such kernels.
+pub fn iterations(base: &str, kernels: Lookup, iterations: u32) -> Outcome {
     use crate::device::{builtin, latency};
     use crate::{Rate, Settings, plan::budget, run_with};
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures");
@@ -253,19 +257,24 @@ fn train(base: &str, limit: f64) {
     let request = budget::Request::new(&graph, &device, &latencies, crate::units::Bytes::ZERO);
     let unplanned = budget::unplanned(&request).unwrap().plan;
     let settings = Settings {
-        iterations: 2,
+        iterations,
         weights: Some(folder.join(format!("{base}.safetensors"))).filter(|p| p.exists()),
         keep_state: true,
         link_rate: Rate::Unlimited,
         ..Default::default()
     };
-    let go = |kernels: super::super::host::calls::Lookup, plan: &crate::contract::Plan| {
-        run_with(kernels, &graph, &plan.jobs[0], plan.budget, &device, &settings, &mut |_| {})
-            .unwrap()
-    };
-    let cuda: super::super::host::calls::Lookup =
+    let plan = &unplanned.jobs[0];
+    run_with(kernels, &graph, plan, unplanned.budget, &device, &settings, &mut |_| {}).unwrap()
+}
+
+/// Two iterations of a recorded job, every operator by its CUDA actions, against PyTorch's losses
+/// (where the fixtures hold them) and, within `limit` of each tensor's norm, the host's state.
+fn train(base: &str, limit: f64) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures");
+    let cuda: Lookup =
         |kind| emit::find(kind).map(|_| once as crate::backend::host::kernels::Kernel);
-    let (ours, hosts) = (go(cuda, &unplanned), go(crate::backend::host::kernels::find, &unplanned));
+    let ours = iterations(base, cuda, 2);
+    let hosts = iterations(base, crate::backend::host::kernels::find, 2);
     let record = std::fs::read(folder.join(format!("{base}.json"))).ok();
     let record: Option<serde_json::Value> =
         record.map(|bytes| serde_json::from_slice(&bytes).unwrap());

@@ -2,6 +2,8 @@
 //!
 //! They are written once, over the copies and fills of a backend.
 
+use std::ops::Range;
+
 use super::KernelError;
 use super::arguments::{
     Input, input, int_or, ints, number, number_or, output, supported, tensor, tensors, text,
@@ -180,8 +182,12 @@ pub fn padded(by: &mut dyn Moves, call: &Call<'_>, value: f64) -> Result<(), Ker
     by.copy(&to, &from)
 }
 
-/// The part of `out` that arguments `at..at + 4` (dimension, start, end, step) name.
-fn sliced(call: &Call<'_>, out: &View, at: usize) -> Result<View, KernelError> {
+/// Dimension, places and step that arguments `at..at + 4` (dimension, start, end, step) name.
+fn slice_of(
+    call: &Call<'_>,
+    out: &View,
+    at: usize,
+) -> Result<(usize, Range<usize>, usize), KernelError> {
     let dim = dimension(int_or(call, at, 0)?, out.shape.len())?;
     let extent = *out.shape.get(dim).ok_or("a slice of a scalar")?;
     let length = i64::try_from(extent).map_err(|_| "a slice of too many elements")?;
@@ -195,8 +201,14 @@ fn sliced(call: &Call<'_>, out: &View, at: usize) -> Result<View, KernelError> {
     if step == 0 {
         return Err(invalid!("a slice's step must be positive"));
     }
-    let mut part = narrow(out, dim, start..end)?;
-    part.shape[dim] = (end - start).div_ceil(step);
+    Ok((dim, start..end, step))
+}
+
+/// That part of `out`.
+fn sliced(call: &Call<'_>, out: &View, at: usize) -> Result<View, KernelError> {
+    let (dim, places, step) = slice_of(call, out, at)?;
+    let mut part = narrow(out, dim, places.clone())?;
+    part.shape[dim] = places.len().div_ceil(step);
     part.stride[dim] = part.stride[dim].saturating_mul(step);
     Ok(part)
 }
@@ -219,7 +231,12 @@ fn put(by: &mut dyn Moves, part: &View, from: &View) -> Result<(), KernelError> 
 /// When the shapes don't fit.
 pub fn slice_backward(by: &mut dyn Moves, call: &Call<'_>) -> Result<(), KernelError> {
     let out = output(call)?;
-    by.fill(out, 0.0)?;
+    let (dim, places, step) = slice_of(call, out, 2)?;
+    let extent = out.shape.get(dim).copied().unwrap_or(0);
+    let outside = if step == 1 { [0..places.start, places.end..extent] } else { [0..extent, 0..0] };
+    for part in outside.into_iter().filter(|part| !part.is_empty()) {
+        by.fill(&narrow(out, dim, part)?, 0.0)?;
+    }
     put(by, &sliced(call, out, 2)?, tensor(call, 0)?)
 }
 
