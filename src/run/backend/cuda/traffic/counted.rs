@@ -87,10 +87,12 @@ fn counting(call: &Call<'_>) -> Result<(), KernelError> {
                 libraries[at].get(b"counted").unwrap();
             within(ranges.as_ptr(), ranges.len() as u64);
             shim::launch(&libraries, &launch, 0);
-            assert_eq!(
-                of(&launch).bytes,
-                counted(),
-                "{} of {}: {launch:?}",
+            let (formula, seen) = (of(&launch).bytes, counted());
+            // Targets that are to be ignored have no scores looked up.
+            let ignored = launch.kernel.starts_with("likelihood");
+            assert!(
+                formula == seen || ignored && seen < formula && 20 * seen >= 19 * formula,
+                "{} of {}: {seen} bytes, not {formula}",
                 launch.kernel,
                 call.operator.kind
             );
