@@ -115,7 +115,8 @@ impl<'a> Attention<'a> {
         }
     }
 
-    /// Row sums may have more rows than there are queries: frameworks pad them. cuDNN's are columns.
+    /// Row sums may have more rows than there are queries: frameworks pad them. cuDNN's are
+    /// columns.
     fn expect_sums(&self, view: &View) -> Result<(), KernelError> {
         match floating(view)?.shape[..] {
             [b, h, n] | [b, h, n, 1] if b == self.batch && h == self.heads && n >= self.queries => {

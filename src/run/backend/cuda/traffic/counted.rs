@@ -18,8 +18,9 @@ const COUNTER: &str = r#"
 #define QUIET __attribute__((no_sanitize("thread")))
 static unsigned long long counted_bytes = 0, counted_ranges[512], counted_ends = 0;
 QUIET static void count(void* at, unsigned long long bytes) {
+    unsigned long long place = (unsigned long long)at;
     for (unsigned long long i = 0; i < counted_ends; i += 2)
-        if ((unsigned long long)at >= counted_ranges[i] && (unsigned long long)at < counted_ranges[i + 1]) {
+        if (place >= counted_ranges[i] && place < counted_ranges[i + 1]) {
             counted_bytes += bytes;
             return;
         }

@@ -80,8 +80,8 @@ fn kernels_move_what_the_roofline_charges() {
         "# What kernels compute and move, beside the roofline\n\n\
          Written by a test, from the launches of one training iteration. *MiB*: all that threads \
          load and store, caches not\nconsidered. *MFLOP*: operations of the kernels' source; in \
-         attention those of whole tiles. *Roofline's*: what the\nroofline charges the operators; it \
-         counts a tensor once, however often it is read. Operators of cuBLASLt and cuDNN are\n\
+         attention those of whole tiles. *Roofline's*: what the\nroofline charges the operators; \
+         it counts a tensor once, however often it is read. Operators of cuBLASLt and cuDNN are\n\
          not here.\n",
     );
     let mut wrong = Vec::new();
@@ -99,7 +99,7 @@ fn kernels_move_what_the_roofline_charges() {
             let percent = (100 * bytes).div_ceil(charged.bytes.max(1));
             let above = ABOVE.iter().find(|a| kind.ends_with(a.0));
             let (most, why) = above.map_or((MOST, ""), |a| (a.1, a.2));
-            // Less than a microsecond's bytes is nobody's concern.
+            // Bytes of less than a microsecond may stay.
             if percent > most && bytes > 2 << 20 {
                 wrong.push(format!("{model}: {kind} moves {percent} % of the roofline's bytes"));
             }
