@@ -3,7 +3,8 @@
 //! *Bytes* are all that threads load from and store to tensors and to the memory beside the arena,
 //! caches not considered; a test counts them as the kernels run ([`counted`]). *Operations* are
 //! those of the source: 1 for an addition, multiplication, division or comparison, 10 for a
-//! function such as `expf`, as the roofline counts them; those on places and tiles' padding aside.
+//! function such as `expf`, as the roofline counts them; in attention those of whole tiles. What
+//! finds an element's place is not counted.
 
 mod counted;
 mod table;
