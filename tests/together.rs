@@ -10,7 +10,7 @@ use neap::contract::check::check;
 use neap::device::{Latency, Profile, builtin, latency};
 use neap::job::Graph;
 use neap::job::json::sha256;
-use neap::plan::global::{self, Job, Jobs, aware, limits};
+use neap::plan::global::{self, Job, Jobs, Memo, aware, limits};
 use neap::plan::live::{Arrival, Conditions, Live, Outcome};
 use neap::plan::{Method, PlanError, Share};
 use neap::sim::engine::{self, Durations};
@@ -316,6 +316,61 @@ fn no_job_makes_more_than_its_part_of_all_swaps() {
     }
     println!("{lowered} jobs swap less, {without} no more, {refused} sets no longer fit");
     assert!(lowered > 0 && without > 0, "{lowered}, {without}, {refused}");
+}
+
+/// The jobs change and all are planned again, many times with the same memory of plans.
+#[test]
+fn priority_holds_through_any_number_of_replans() {
+    let first = crate::common::first();
+    let (mut compared, mut slower) = (0, 0);
+    for seed in first..first + plans() / 8 {
+        let mut random = Random(seed ^ 0x9a11);
+        let device = builtin::find("host").expect("built in");
+        let (graphs, latencies) = random_graphs(&mut random, &device, (1, 3));
+        let method = ["tensile", "neap"][random.below(2)];
+        let mut memo = if random.below(2) == 0 { Memo::default() } else { Memo::for_many() };
+        let mut present: Vec<Job<'_>> = Vec::new();
+        for replan in 0..6 {
+            if present.len() > 2 && random.below(3) == 0 {
+                present.remove(random.below(present.len()));
+            } else {
+                let graph = random.below(graphs.len());
+                present.push(Job {
+                    graph: &graphs[graph],
+                    file: (String::new(), sha256(&graphs[graph])),
+                    latencies: &latencies[graph],
+                    method: Method::named(method).expect("a planner"),
+                    priority: [250, 1000, 4000][random.below(3)],
+                    swap_limit: Share::ALL,
+                });
+            }
+            let all: Vec<&Graph> = present.iter().map(|job| job.graph).collect();
+            let share = random.between(50, 100) as u64;
+            let asked = Jobs {
+                jobs: present.clone(),
+                device: &device,
+                budget: Bytes(global::unplanned_peak(&all).0 * share / 100),
+                recorded_options: BTreeMap::new(),
+            };
+            let together = match global::make_with(&asked, &mut memo) {
+                Ok(together) => together,
+                Err(PlanError::Infeasible(_)) => continue,
+                Err(defect) => panic!("seed {seed}: {defect}"),
+            };
+            let time = |job: usize| together.parts[job].plan.figures.iteration_ns;
+            for (a, high) in present.iter().enumerate() {
+                for (b, low) in present.iter().enumerate() {
+                    if high.file == low.file && high.priority > low.priority {
+                        assert!(time(a) <= time(b), "seed {seed}, plan {replan}: jobs {a}, {b}");
+                        compared += 1;
+                        slower += usize::from(time(a) < time(b));
+                    }
+                }
+            }
+        }
+    }
+    println!("{compared} pairs, {slower} with the quicker plan for the higher priority");
+    assert!(compared > 0 && slower > 0, "{compared}, {slower}");
 }
 
 /// Jobs that come and go: every one that is let in ends, and at no instant do two hold the same bytes or more than the budget.

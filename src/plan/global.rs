@@ -14,12 +14,13 @@
 
 pub mod aware;
 pub mod limits;
+mod memo;
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::budget::{self, Infeasible, PlanError, Planned, Request};
+use super::budget::{Infeasible, PlanError, Planned, Request};
 use super::method::Method;
 use super::share::Share;
 use crate::contract::{Figures, JobPlan, Latency, Plan};
@@ -27,6 +28,8 @@ use crate::device::Profile;
 use crate::job::Graph;
 use crate::job::liveness::Liveness;
 use crate::units::{Bytes, Nanos};
+pub use memo::Memo;
+use memo::Step;
 
 /// The number of steps from a job's unplanned need down to zero.
 const STEPS: u64 = 32;
@@ -88,93 +91,7 @@ pub struct Together {
     /// The plan, with the jobs' sub-arenas one after the other.
     pub plan: Plan,
     /// Each job's own plan, from address 0.
-    pub parts: Vec<Planned>,
-}
-
-/// Plans made before, by graph, planner, host memory and target. A lookup gives the same as
-/// planning again.
-#[derive(Clone, Debug, Default)]
-pub struct Memo(BTreeMap<Key, Shared>);
-
-/// Hash of the graph, planner, host memory and the link's rates, target.
-type Key = (String, String, [u64; 5], u64);
-
-/// A plan, or why there is none.
-pub(super) type Step = Result<Planned, Box<Infeasible>>;
-
-/// The same, shared by equal jobs.
-type Shared = Result<Arc<Planned>, Box<Infeasible>>;
-
-fn own(step: Shared) -> Step {
-    step.map(Arc::unwrap_or_clone)
-}
-
-impl Memo {
-    /// The plan within the request's budget.
-    pub(super) fn plan(&mut self, request: &Request<'_>) -> Result<Step, PlanError> {
-        self.plan_shared(request).map(own)
-    }
-
-    fn plan_shared(&mut self, request: &Request<'_>) -> Result<Shared, PlanError> {
-        self.keep(request, "", |request| budget::within(request, None))
-    }
-
-    /// The plan made with little effort.
-    pub(super) fn once(&mut self, request: &Request<'_>) -> Result<Step, PlanError> {
-        self.once_shared(request).map(own)
-    }
-
-    fn once_shared(&mut self, request: &Request<'_>) -> Result<Shared, PlanError> {
-        self.keep(request, "once", budget::once)
-    }
-
-    /// The plan without events.
-    pub(super) fn unplanned(&mut self, request: &Request<'_>) -> Result<Planned, PlanError> {
-        self.unplanned_shared(request).map(Arc::unwrap_or_clone)
-    }
-
-    fn unplanned_shared(&mut self, request: &Request<'_>) -> Result<Arc<Planned>, PlanError> {
-        let request = Request { budget: Bytes::ZERO, ..request.clone() };
-        self.keep(&request, "unplanned", budget::unplanned)?.map_err(PlanError::Infeasible)
-    }
-
-    /// The plan with the smallest arena found below `most`; the result depends on `most`.
-    pub(super) fn least(&mut self, request: &Request<'_>, most: Bytes) -> Result<Step, PlanError> {
-        self.least_shared(request, most).map(own)
-    }
-
-    fn least_shared(&mut self, request: &Request<'_>, most: Bytes) -> Result<Shared, PlanError> {
-        self.keep(&Request { budget: most, ..request.clone() }, "least", budget::minimum)
-    }
-
-    /// Returns the result of `make` for a request, which is called once.
-    fn keep(
-        &mut self,
-        request: &Request<'_>,
-        how: &str,
-        make: impl Fn(&Request<'_>) -> Result<Planned, PlanError>,
-    ) -> Result<Shared, PlanError> {
-        let link = &request.device.link;
-        let seen = [
-            request.device.pinned_bytes.0,
-            link.h2d,
-            link.d2h,
-            link.h2d_contended,
-            link.d2h_contended,
-        ];
-        let key =
-            (request.file.1.clone(), format!("{:?} {how}", request.method), seen, request.budget.0);
-        if let Some(known) = self.0.get(&key) {
-            return Ok(known.clone());
-        }
-        let made = match make(request) {
-            Ok(planned) => Ok(Arc::new(planned)),
-            Err(PlanError::Infeasible(no)) => Err(no),
-            Err(defect) => return Err(defect),
-        };
-        self.0.insert(key, made.clone());
-        Ok(made)
-    }
+    pub parts: Vec<Arc<Planned>>,
 }
 
 /// Makes one plan of all jobs within the budget.
@@ -194,7 +111,11 @@ pub fn make_with(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanError
 }
 
 /// Plans of all jobs within the budget, each as if it were alone on its device.
-fn parts(jobs: &Jobs<'_>, devices: &[Profile], memo: &mut Memo) -> Result<Vec<Planned>, PlanError> {
+fn parts(
+    jobs: &Jobs<'_>,
+    devices: &[Profile],
+    memo: &mut Memo,
+) -> Result<Vec<Arc<Planned>>, PlanError> {
     let mut ladder = Ladder::new(jobs, devices, memo)?;
     ladder.descend()?;
     Ok(ladder.parts())
@@ -222,7 +143,7 @@ fn least(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanError> {
     for rung in &mut ladder.rungs {
         rung.now = ladder
             .memo
-            .least_shared(&rung.request, Bytes(rung.arena()))?
+            .least(&rung.request, Bytes(rung.arena()))?
             .map_err(PlanError::Infeasible)?;
     }
     let mut together = join(jobs, ladder.parts());
@@ -277,7 +198,7 @@ impl Rung<'_> {
             for &target in &targets {
                 let made = match quick {
                     true if sketch == method => break,
-                    true => memo.once_shared(&Request {
+                    true => memo.once(&Request {
                         budget: Bytes(target),
                         method: sketch.clone(),
                         ..self.request.clone()
@@ -308,8 +229,8 @@ impl Rung<'_> {
         Ok(())
     }
 
-    fn plan(&self, method: &Method, target: u64, memo: &mut Memo) -> Result<Shared, PlanError> {
-        memo.plan_shared(&Request {
+    fn plan(&self, method: &Method, target: u64, memo: &mut Memo) -> Result<Step, PlanError> {
+        memo.plan(&Request {
             budget: Bytes(target),
             method: method.clone(),
             ..self.request.clone()
@@ -319,7 +240,7 @@ impl Rung<'_> {
     /// Takes the smallest arena found for the job. Returns whether that is smaller than the present
     /// one.
     fn sink(&mut self, memo: &mut Memo) -> Result<bool, PlanError> {
-        let least = memo.least_shared(&self.request, self.now.plan.figures.arena_bytes)?;
+        let least = memo.least(&self.request, self.now.plan.figures.arena_bytes)?;
         let Some(least) =
             least.ok().filter(|least| least.plan.figures.arena_bytes.0 < self.arena())
         else {
@@ -397,7 +318,7 @@ impl<'a> Ladder<'a> {
     ) -> Result<Self, PlanError> {
         let mut rung = |(job, device): (&Job<'a>, &'a Profile)| {
             let request = job.request(device, jobs.budget, jobs);
-            let now = memo.unplanned_shared(&request)?;
+            let now = memo.unplanned(&request)?;
             let step = (now.plan.figures.arena_bytes.0 / STEPS).max(512);
             let floor = Liveness::of(job.graph).floor.0;
             Ok(Rung {
@@ -516,18 +437,18 @@ impl<'a> Ladder<'a> {
         }))
     }
 
-    fn parts(self) -> Vec<Planned> {
-        self.rungs.into_iter().map(|rung| Arc::unwrap_or_clone(rung.now)).collect()
+    fn parts(self) -> Vec<Arc<Planned>> {
+        self.rungs.into_iter().map(|rung| rung.now).collect()
     }
 }
 
 /// One plan from the jobs' own plans.
-fn join(asked: &Jobs<'_>, parts: Vec<Planned>) -> Together {
+fn join(asked: &Jobs<'_>, parts: Vec<Arc<Planned>>) -> Together {
     Together { plan: joined(asked, &parts), parts }
 }
 
 /// One plan from the jobs' own plans, each placed behind those before it.
-pub(super) fn joined(asked: &Jobs<'_>, parts: &[Planned]) -> Plan {
+pub(super) fn joined(asked: &Jobs<'_>, parts: &[Arc<Planned>]) -> Plan {
     let mut jobs = Vec::with_capacity(parts.len());
     let mut figures = Figures::default();
     for part in parts {

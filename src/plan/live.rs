@@ -22,25 +22,27 @@
 //! in the policy's order, and the result says what it waits for. Cost: one [`super::global`] plan
 //! for each launch or end.
 
+mod seat;
 mod turns;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
+use std::sync::Arc;
+
+use seat::{Part, Seat, moving};
 
 use super::budget::{self, PlanError, Planned, Request};
 use super::global::{self, Job, Jobs, Memo, limits};
 use super::share::Share;
 use crate::device::latency::{Table, latencies};
 use crate::device::{Profile, roofline};
-use crate::job::Graph;
 use crate::job::arrange::{ArrangeError, arrange};
-use crate::sim::engine::{self, Deadlock, Durations};
+use crate::sim::engine::{Deadlock, Durations};
 use crate::sim::noise::Noise;
-use crate::sim::program::{Begin, Direction, Program};
 use crate::sim::share::mechanism::Settings;
-use crate::sim::share::policy::{Facts, Pack, Policy};
+use crate::sim::share::policy::{Facts, Pack, Policy, Style};
 use crate::sim::together::{Carried, Shared, Work};
-use crate::units::{Bytes, Nanos, TensorId};
+use crate::units::{Bytes, Nanos};
 
 /// A job, when it is submitted and how many iterations it runs.
 #[derive(Clone, Debug)]
@@ -114,30 +116,6 @@ pub enum LiveError {
     Arrange(#[from] ArrangeError),
 }
 
-/// A job's plan at its place in the arena.
-#[derive(Clone)]
-struct Seat {
-    part: Part,
-    base: u64,
-}
-
-impl Seat {
-    fn touches(&self, other: &Self) -> bool {
-        self.base < other.base + other.part.bytes && other.base < self.base + self.part.bytes
-    }
-
-    /// The tensors on the device between iterations.
-    fn persistent(&self) -> BTreeSet<TensorId> {
-        self.part
-            .program
-            .residencies
-            .iter()
-            .filter(|r| r.begin == Begin::Iteration)
-            .filter_map(|r| r.tensor)
-            .collect()
-    }
-}
-
 /// A job that was admitted.
 struct Member {
     arrival: usize,
@@ -161,17 +139,6 @@ struct Member {
     service: Nanos,
 }
 
-/// A job's iteration under its plan.
-#[derive(Clone)]
-struct Part {
-    program: Rc<Program>,
-    /// Without noise.
-    durations: Rc<Durations>,
-    /// How long the iteration was planned to take alone.
-    planned: Nanos,
-    bytes: u64,
-}
-
 /// The controller.
 pub struct Live<'a> {
     arrivals: &'a [Arrival<'a>],
@@ -179,8 +146,10 @@ pub struct Live<'a> {
     budget: Bytes,
     conditions: Conditions<'a>,
     memo: Memo,
-    /// Unplanned iterations by the graph's hash.
-    unplanned: BTreeMap<&'a str, Part>,
+    /// Plans without events by the graph's hash.
+    unplanned: BTreeMap<&'a str, Arc<Planned>>,
+    /// Iterations by the address of their plan, with the plan.
+    parts: BTreeMap<usize, (Arc<Planned>, Part)>,
     members: Vec<Member>,
     waiting: BTreeSet<usize>,
     /// The first job in line, where it must wait until another job leaves.
@@ -201,8 +170,9 @@ impl<'a> Live<'a> {
             device,
             budget,
             conditions: Conditions::default(),
-            memo: Memo::default(),
+            memo: Memo::for_many(),
             unplanned: BTreeMap::new(),
+            parts: BTreeMap::new(),
             members: Vec::new(),
             waiting: BTreeSet::new(),
             blocked: None,
@@ -388,7 +358,15 @@ impl<'a> Live<'a> {
         while let Some(first) = self.first_in_line(now)
             && self.blocked != Some(first)
         {
-            if let Some(why) = self.plan(Some(first))? {
+            let refused = if self.may_enter(first)? {
+                self.plan(Some(first))?
+            } else {
+                Some(
+                    "its turn, because it fits only if the jobs before it give up memory"
+                        .to_owned(),
+                )
+            };
+            if let Some(why) = refused {
                 self.outcome.jobs[first].waited_for.get_or_insert(why);
                 if self.members.is_empty() {
                     // It is alone on the device and still too large, so it never fits.
@@ -407,12 +385,22 @@ impl<'a> Live<'a> {
     /// Plans all admitted jobs and one more. Returns why that one can't be admitted, if it can't.
     fn plan(&mut self, more: Option<usize>) -> Result<Option<String>, LiveError> {
         let indices: Vec<usize> = self.members.iter().map(|m| m.arrival).chain(more).collect();
-        if let Some(all) = self.all_unplanned(&indices)? {
+        // So many jobs are not planned for each other, so this is the result of
+        // [`global::make_with`] without the cost of calling it at each launch and end.
+        if indices.len() > global::aware::FEW
+            && let Some(all) = self.all_unplanned(&indices)?
+        {
             self.enter(more);
-            self.seat(all);
+            self.seat(&indices, all)?;
             return Ok(None);
         }
-        let jobs = indices.iter().map(|&index| self.arrivals[index].job.clone()).collect();
+        let one = matches!(self.conditions.policy.style(), Style::One { .. } | Style::Rotating);
+        let job = |&index: &usize| {
+            let job = self.arrivals[index].job.clone();
+            // Where one job runs at a time, none is beside others.
+            if one { Job { method: job.method.alone(), ..job } } else { job }
+        };
+        let jobs = indices.iter().map(job).collect();
         let asked = Jobs {
             jobs,
             device: self.device,
@@ -434,14 +422,16 @@ impl<'a> Live<'a> {
             let story = &mut self.outcome.jobs[index];
             story.swap_part = story.swap_part.max(part);
         }
-        let planned = indices.iter().zip(together.parts).map(|(&job, part)| self.part(job, part));
-        let planned = planned.collect::<Result<Vec<Part>, LiveError>>()?;
-        self.seat(planned);
+        self.seat(&indices, together.parts)?;
         Ok(None)
     }
 
     /// A job's iteration under a plan, at the latencies at which it really runs.
-    fn part(&self, job: usize, made: Planned) -> Result<Part, LiveError> {
+    fn part(&mut self, job: usize, made: Arc<Planned>) -> Result<Part, LiveError> {
+        let key = Arc::as_ptr(&made).addr();
+        if let Some((_, known)) = self.parts.get(&key) {
+            return Ok(known.clone());
+        }
         let mut durations = Durations::nominal(&made.program, &self.device.link);
         if let Some(table) = self.conditions.real {
             let graph = arrange(self.arrivals[job].job.graph, &made.plan.jobs[0].arrangement)?;
@@ -450,21 +440,37 @@ impl<'a> Live<'a> {
                 *time = real[step.operator.index()].time;
             }
         }
-        Ok(Part {
+        let part = Part {
             bytes: made.plan.figures.arena_bytes.0,
             planned: made.run.iteration,
             durations: Rc::new(durations),
-            program: Rc::new(made.program),
-        })
+            program: Rc::new(made.program.clone()),
+        };
+        self.parts.insert(key, (made, part.clone()));
+        Ok(part)
     }
 
-    /// All jobs without events, if they fit so and are too many to be planned for each other. This
-    /// is the result of [`global::make_with`], without the cost of calling it at each launch and
-    /// end.
-    fn all_unplanned(&mut self, indices: &[usize]) -> Result<Option<Vec<Part>>, LiveError> {
-        if indices.len() <= global::aware::FEW {
-            return Ok(None);
+    /// Whether a job may be admitted beside the members now. Where one job runs at a time, it may
+    /// if it takes no memory away from the others, or if it runs next and preempts them: memory of
+    /// a job that waits slows those that run.
+    fn may_enter(&mut self, first: usize) -> Result<bool, LiveError> {
+        let preempts = match self.conditions.policy.style() {
+            Style::One { preempts } => preempts,
+            Style::Rotating => false,
+            Style::All | Style::UntilBusy { .. } => return Ok(true),
+        };
+        let rank = |facts: Facts| self.conditions.policy.rank(&facts);
+        let own = rank(self.facts(first, None));
+        let next = self.members.iter().all(|m| own < rank(self.facts(m.arrival, Some(m))));
+        if self.members.is_empty() || preempts && next {
+            return Ok(true);
         }
+        let indices: Vec<usize> = self.members.iter().map(|m| m.arrival).chain([first]).collect();
+        Ok(self.all_unplanned(&indices)?.is_some())
+    }
+
+    /// All jobs without events, if they fit so.
+    fn all_unplanned(&mut self, indices: &[usize]) -> Result<Option<Vec<Arc<Planned>>>, LiveError> {
         let mut all = Vec::with_capacity(indices.len());
         let mut sum = 0u64;
         for &index in indices {
@@ -475,12 +481,11 @@ impl<'a> Live<'a> {
                     method: job.method.clone(),
                     ..Request::new(job.graph, self.device, job.latencies, Bytes::ZERO)
                 })?;
-                let unplanned = self.part(index, made)?;
-                self.unplanned.insert(&job.file.1, unplanned);
+                self.unplanned.insert(&job.file.1, Arc::new(made));
             }
             let one = &self.unplanned[&*job.file.1];
-            sum = sum.saturating_add(one.bytes);
-            all.push(one.clone());
+            sum = sum.saturating_add(one.plan.figures.arena_bytes.0);
+            all.push(Arc::clone(one));
         }
         Ok((sum <= self.budget.0 / 512 * 512).then_some(all))
     }
@@ -512,19 +517,20 @@ impl<'a> Live<'a> {
     }
 
     /// Gives every job its place in the arena, in the order of launch.
-    fn seat(&mut self, parts: Vec<Part>) {
+    fn seat(&mut self, jobs: &[usize], plans: Vec<Arc<Planned>>) -> Result<(), LiveError> {
         let mut base = 0;
-        for (member, part) in self.members.iter_mut().zip(parts) {
+        for (index, (&job, plan)) in jobs.iter().zip(plans).enumerate() {
+            let part = self.part(job, plan)?;
+            let member = &mut self.members[index];
             let bytes = part.bytes;
             let next = Seat { part, base };
-            let same = member
-                .seat
-                .as_ref()
-                .is_some_and(|seat| (seat.base, seat.part.bytes) == (base, bytes));
-            // The same place and size come from the same plan.
+            let same = member.seat.as_ref().is_some_and(|seat| {
+                seat.base == base && Rc::ptr_eq(&seat.part.program, &next.part.program)
+            });
             member.next = (!same).then_some(next);
             base += bytes;
         }
+        Ok(())
     }
 
     /// Lets jobs between iterations take up their new plans where no other job is in the way, and
@@ -567,23 +573,4 @@ impl<'a> Live<'a> {
             }
         }
     }
-}
-
-/// The time to change from one plan's boundary to another's.
-fn moving(graph: &Graph, device: &Profile, from: Option<&Seat>, to: &Seat) -> Nanos {
-    let alone = |direction, tensor: &TensorId| {
-        engine::copy_time(&device.link, direction, graph.tensor(*tensor).bytes, false)
-    };
-    let there = to.persistent();
-    let Some(from) = from else {
-        return there.iter().map(|tensor| alone(Direction::H2d, tensor)).sum();
-    };
-    let here = from.persistent();
-    // Bytes that stay on the device are read and written once.
-    let moved: u128 =
-        here.intersection(&there).map(|t| 2 * u128::from(graph.tensor(*t).bytes.0)).sum();
-    let on_device = (moved * 1_000_000_000).div_ceil(u128::from(device.memory_bandwidth.max(1)));
-    let out: Nanos = here.difference(&there).map(|tensor| alone(Direction::D2h, tensor)).sum();
-    let back: Nanos = there.difference(&here).map(|tensor| alone(Direction::H2d, tensor)).sum();
-    Nanos(u64::try_from(on_device).unwrap_or(u64::MAX / 4)) + out + back
 }

@@ -240,6 +240,15 @@ impl Method {
         }
     }
 
+    /// The same planner, which plans each of several jobs as if it were alone.
+    #[must_use]
+    pub fn alone(&self) -> Self {
+        match self {
+            Self::Neap(options) => Self::Neap(neap::Options { joint: false, ..options.clone() }),
+            other => other.clone(),
+        }
+    }
+
     /// Planners whose plans are used where this planner finds none: those that respect its
     /// switches.
     #[must_use]

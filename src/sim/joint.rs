@@ -149,21 +149,43 @@ pub struct Party<'a> {
     pub own: Nanos,
 }
 
-/// Some iterations of every job, under both alignments.
+/// Some iterations of every job.
 #[derive(Clone, Debug)]
 pub struct Round {
     /// Time for one iteration of the longest job and those of the other jobs beside it: the mean of
-    /// both alignments.
+    /// all alignments.
     pub time: Nanos,
-    /// The course of each alignment: all at once, and staggered.
-    pub courses: [Course; 2],
+    /// The course of each alignment.
+    pub courses: Vec<Course>,
 }
 
-/// Simulates a round under both alignments.
+/// Simulates a round under both alignments: staggered, and all at once.
 ///
 /// # Errors
 /// As [`run`].
 pub fn round(parties: &[Party<'_>], link: &Link) -> Result<Round, Deadlock> {
+    let mut sides = staggered(parties, ROUNDS);
+    let staggered = run(&sides, link)?;
+    for side in &mut sides {
+        side.start = Nanos::ZERO;
+    }
+    let at_once = run(&sides, link)?;
+    let time = Nanos(at_once.end.0.saturating_add(staggered.end.0) / (2 * u64::from(ROUNDS)));
+    Ok(Round { time, courses: vec![at_once, staggered] })
+}
+
+/// As [`round`] in an eighth of the time: the job with the longest iteration runs one, and starts
+/// are staggered.
+///
+/// # Errors
+/// As [`run`].
+pub fn short_round(parties: &[Party<'_>], link: &Link) -> Result<Round, Deadlock> {
+    let course = run(&staggered(parties, 1), link)?;
+    Ok(Round { time: course.end, courses: vec![course] })
+}
+
+/// Each job's iterations, and its start.
+fn staggered<'a>(parties: &[Party<'a>], rounds: u32) -> Vec<Side<'a>> {
     let longest = parties.iter().map(|p| p.own.0).max().unwrap_or(0);
     let wanted: u64 = parties.iter().map(|p| u64::from(p.utilisation)).sum();
     // All jobs are slowed by this ratio while all compute; their starts are spread over that time.
@@ -173,20 +195,14 @@ pub fn round(parties: &[Party<'_>], link: &Link) -> Result<Round, Deadlock> {
     let mut start = 0u64;
     for party in parties {
         let often = (longest.saturating_add(party.own.0 / 2) / party.own.0.max(1)).clamp(1, OFTEN);
-        let iterations = ROUNDS.saturating_mul(u32::try_from(often).unwrap_or(1));
+        let iterations = rounds.saturating_mul(u32::try_from(often).unwrap_or(1));
         let Party { program, durations, utilisation, own } = *party;
         sides.push(Side { program, durations, utilisation, start: Nanos(start), iterations });
         start = start.saturating_add(
             u64::try_from(u128::from(own.0) * slowed / spread).unwrap_or(u64::MAX / 4),
         );
     }
-    let staggered = run(&sides, link)?;
-    for side in &mut sides {
-        side.start = Nanos::ZERO;
-    }
-    let at_once = run(&sides, link)?;
-    let time = Nanos(at_once.end.0.saturating_add(staggered.end.0) / (2 * u64::from(ROUNDS)));
-    Ok(Round { time, courses: [at_once, staggered] })
+    sides
 }
 
 #[cfg(test)]

@@ -16,8 +16,10 @@
 //! milliseconds for each round. More than `FEW` jobs are planned as if alone. Jobs with few huge
 //! tensors take long, because each part whose tensors can't be placed is searched for.
 
+use std::sync::Arc;
+
 use super::{Jobs, Memo, Together, join, parts, shares};
-use crate::budget::{self, Infeasible, PlanError, Planned};
+use crate::budget::{Infeasible, PlanError, Planned};
 use crate::device::{Link, Profile, roofline};
 use crate::job::liveness::Liveness;
 use crate::method::{Method, SMALL};
@@ -54,10 +56,10 @@ impl Way {
 /// # Errors
 /// As [`super::make`].
 pub(super) fn make(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanError> {
-    let ways = ways(jobs);
+    let ways = ways(jobs, memo);
     let several = ways.len() > 1;
-    let sights = jobs.jobs.iter().map(|job| Sight::of(jobs, job)).collect();
-    let mut trial = Trial { jobs, ways: &ways, sights, found: Vec::new(), why: None };
+    let rounds = Rounds::new(jobs, memo.is_coarse());
+    let mut trial = Trial { jobs, ways: &ways, rounds, found: Vec::new(), why: None };
     // Equal jobs get equal parts. With few huge tensors, other parts may happen to be better.
     let even = even(jobs);
     let alike = jobs
@@ -93,7 +95,7 @@ pub(super) fn make(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanErr
             trial.plan(index, Some((&even, index != 0)), memo)?;
         }
     }
-    let Trial { sights, mut found, why, .. } = trial;
+    let Trial { rounds, mut found, why, .. } = trial;
     found.sort_by_key(|(cost, index, _)| (*cost, *index));
     if found.is_empty() {
         return Err(why.map_or_else(
@@ -103,11 +105,12 @@ pub(super) fn make(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanErr
     }
     let best = found.remove(0);
     if !several {
-        return Ok(join(jobs, best.2));
+        return Ok(join(jobs, by_priority(jobs, best.2)));
     }
     found.retain(|(cost, ..)| *cost <= best.0 + best.0 / NEAR);
-    let mixed = mix(jobs, &sights, best.0, &best.2, found.iter().take(OTHERS).map(|o| &o.2[..]))?;
-    let mut together = join(jobs, mixed);
+    let others = if memo.is_coarse() { 0 } else { OTHERS };
+    let mixed = mix(&rounds, best.0, best.2, found.iter().take(others).map(|o| &o.2[..]))?;
+    let mut together = join(jobs, by_priority(jobs, mixed));
     if let Some(way) = ways[best.1].name() {
         together.plan.options.insert("way".to_owned(), way.to_owned());
     }
@@ -118,8 +121,8 @@ pub(super) fn make(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanErr
 struct Trial<'t, 'a> {
     jobs: &'t Jobs<'a>,
     ways: &'t [Way],
-    sights: Vec<Sight>,
-    found: Vec<(u128, usize, Vec<Planned>)>,
+    rounds: Rounds<'t, 'a>,
+    found: Vec<(u128, usize, Vec<Arc<Planned>>)>,
     /// Why the first way that failed did so.
     why: Option<Box<Infeasible>>,
 }
@@ -135,18 +138,17 @@ impl Trial<'_, '_> {
     ) -> Result<bool, PlanError> {
         match planned(self.jobs, &self.ways[index], arenas, memo) {
             Ok(parts) => {
-                let all: Vec<&Planned> = parts.iter().collect();
                 // With only one way there is nothing to compare, and no plan is faster than one
                 // without events. The cost of equal plans is known.
                 let known = || {
-                    self.found.iter().find(|(_, _, known)| {
-                        known.iter().zip(&parts).all(|(a, b)| a.plan.jobs == b.plan.jobs)
-                    })
+                    self.found
+                        .iter()
+                        .find(|(_, _, known)| known.iter().zip(&parts).all(|(a, b)| alike(a, b)))
                 };
                 let cost = match (self.ways.len() > 1 && !untouched(&parts)).then(known) {
                     None => 0,
                     Some(Some((cost, ..))) => *cost,
-                    Some(None) => cost(self.jobs, &self.sights, &all)?,
+                    Some(None) => self.rounds.cost(&parts)?,
                 };
                 self.found.push((cost, index, parts));
                 Ok(true)
@@ -161,8 +163,13 @@ impl Trial<'_, '_> {
     }
 }
 
+/// Whether two plans of a job do the same.
+fn alike(a: &Arc<Planned>, b: &Arc<Planned>) -> bool {
+    Arc::ptr_eq(a, b) || a.plan.jobs == b.plan.jobs
+}
+
 /// Whether no job swaps or recomputes.
-fn untouched(parts: &[Planned]) -> bool {
+fn untouched(parts: &[Arc<Planned>]) -> bool {
     parts.iter().all(|part| part.plan.jobs.iter().all(|job| job.events.is_empty()))
 }
 
@@ -183,7 +190,7 @@ fn even(jobs: &Jobs<'_>) -> Vec<Bytes> {
 pub(crate) const FEW: usize = 8;
 
 /// The ways to plan these jobs, at least one.
-fn ways(jobs: &Jobs<'_>) -> Vec<Way> {
+fn ways(jobs: &Jobs<'_>, memo: &Memo) -> Vec<Way> {
     let mut ways = Vec::new();
     let alone = || vec![Way::Alone];
     let options: Vec<&neap::Options> = jobs
@@ -203,7 +210,7 @@ fn ways(jobs: &Jobs<'_>) -> Vec<Way> {
     }
     if options.iter().all(|o| o.link_share) {
         for (name, percent) in SHARES {
-            let way = Way::Link(name, link_parts(jobs, percent));
+            let way = Way::Link(name, link_parts(jobs, percent, memo));
             if way != Way::Link(name, vec![FULL; jobs.jobs.len()]) {
                 ways.push(way);
             }
@@ -230,7 +237,7 @@ const SHARES: [(&str, u64); 3] =
 /// For each job the link's rate relative to the job's own speed, in thousandths. While all jobs
 /// compute, all are slowed by the sum of their utilisations, so their copies have more time. The
 /// link is divided by priority.
-fn link_parts(jobs: &Jobs<'_>, percent: u64) -> Vec<u64> {
+fn link_parts(jobs: &Jobs<'_>, percent: u64, memo: &Memo) -> Vec<u64> {
     let wanted: u64 = jobs
         .jobs
         .iter()
@@ -244,7 +251,7 @@ fn link_parts(jobs: &Jobs<'_>, percent: u64) -> Vec<u64> {
         u64::try_from(slowed * u128::from(priority.max(1)) / (100 * priorities.max(1)))
             .unwrap_or(FULL)
     };
-    jobs.jobs.iter().map(|job| part(job.priority).clamp(1, FULL)).collect()
+    jobs.jobs.iter().map(|job| memo.rate(part(job.priority).clamp(1, FULL))).collect()
 }
 
 /// Plans all jobs in one way, with the figures of the real device. With `arenas` each job is
@@ -254,7 +261,7 @@ fn planned(
     way: &Way,
     arenas: Option<(&[Bytes], bool)>,
     memo: &mut Memo,
-) -> Result<Vec<Planned>, PlanError> {
+) -> Result<Vec<Arc<Planned>>, PlanError> {
     let mut asked = jobs.clone();
     if let Way::Planner(method) = way {
         for job in &mut asked.jobs {
@@ -269,7 +276,7 @@ fn planned(
             .map(|(device, &part)| Profile { link: at_rate(&device.link, part), ..device })
             .collect()
     };
-    let mut attempt = |devices: Vec<Profile>| -> Result<Vec<Planned>, PlanError> {
+    let mut attempt = |devices: Vec<Profile>| -> Result<Vec<Arc<Planned>>, PlanError> {
         let devices = seen(devices);
         let made = match arenas {
             None => parts(&asked, &devices, memo)?,
@@ -286,19 +293,10 @@ fn planned(
         if !matches!(way, Way::Link(..)) {
             return Ok(made);
         }
-        let mut back: Vec<Planned> = Vec::with_capacity(made.len());
-        for (index, (job, part)) in asked.jobs.iter().zip(&made).enumerate() {
-            let alike = |&other: &usize| {
-                let known = &asked.jobs[other];
-                known.file == job.file
-                    && known.method == job.method
-                    && made[other].plan.jobs == part.plan.jobs
-            };
-            let same = (0..index).find(alike).map(|other| back[other].clone());
-            back.push(match same {
-                Some(same) => same,
-                None => budget::on_device(&job.request(jobs.device, jobs.budget, jobs), part)?,
-            });
+        let mut back = Vec::with_capacity(made.len());
+        for (job, part) in asked.jobs.iter().zip(&made) {
+            let request = job.request(jobs.device, jobs.budget, jobs);
+            back.push(memo.on_device(&request, part)?);
         }
         Ok(back)
     };
@@ -310,7 +308,7 @@ fn planned(
     attempt(shares(jobs))
 }
 
-fn pinned(parts: &[Planned]) -> Bytes {
+fn pinned(parts: &[Arc<Planned>]) -> Bytes {
     parts.iter().map(|p| p.plan.figures.pinned_bytes).sum()
 }
 
@@ -329,19 +327,12 @@ fn at_rate(link: &Link, part: u64) -> Link {
     }
 }
 
-/// The figures of a job that are the same in all rounds.
-struct Sight {
-    utilisation: u32,
-    own: Nanos,
-}
-
-impl Sight {
-    fn of(jobs: &Jobs<'_>, job: &super::Job<'_>) -> Self {
-        Self {
-            utilisation: roofline::utilisation(&job.graph.operators, job.latencies, jobs.device),
-            own: job.latencies.iter().map(|l| l.time).sum(),
-        }
-    }
+/// Rounds of the same jobs with different plans.
+struct Rounds<'j, 'a> {
+    jobs: &'j Jobs<'a>,
+    /// For each job its utilisation, and its time alone and unplanned.
+    sights: Vec<(u32, Nanos)>,
+    short: bool,
 }
 
 /// Simulates a round of all jobs with these programs, one for each job in order.
@@ -349,43 +340,54 @@ impl Sight {
 /// # Errors
 /// Only [`PlanError::Defect`].
 pub fn round(jobs: &Jobs<'_>, programs: &[&Program]) -> Result<Round, PlanError> {
-    let sights: Vec<Sight> = jobs.jobs.iter().map(|job| Sight::of(jobs, job)).collect();
-    side_by_side(jobs, &sights, programs)
+    Rounds::new(jobs, false).run(programs)
 }
 
-fn side_by_side(
-    jobs: &Jobs<'_>,
-    sights: &[Sight],
-    programs: &[&Program],
-) -> Result<Round, PlanError> {
-    let link = &jobs.device.link;
-    let durations: Vec<Durations> =
-        programs.iter().map(|program| Durations::nominal(program, link)).collect();
-    let mut parties = Vec::with_capacity(programs.len());
-    for ((&program, durations), sight) in programs.iter().zip(&durations).zip(sights) {
-        parties.push(Party { program, durations, utilisation: sight.utilisation, own: sight.own });
+impl<'j, 'a> Rounds<'j, 'a> {
+    fn new(jobs: &'j Jobs<'a>, short: bool) -> Self {
+        let sight = |job: &super::Job<'_>| {
+            let of = roofline::utilisation(&job.graph.operators, job.latencies, jobs.device);
+            (of, job.latencies.iter().map(|latency| latency.time).sum())
+        };
+        Self { jobs, sights: jobs.jobs.iter().map(sight).collect(), short }
     }
-    joint::round(&parties, link).map_err(|e| PlanError::Defect(e.to_string()))
-}
 
-/// The sum of two ratios, in millionths: the time of a round to that of the longest job unplanned
-/// and alone, and the mean (weighted by priority) of each job's iteration in the round to its own
-/// unplanned one. The first ratio alone would sacrifice short jobs to the longest one, the second
-/// alone would ignore which job ends last.
-fn cost(jobs: &Jobs<'_>, sights: &[Sight], parts: &[&Planned]) -> Result<u128, PlanError> {
-    let programs: Vec<&Program> = parts.iter().map(|part| &part.program).collect();
-    let round = side_by_side(jobs, sights, &programs)?;
-    let one = |(index, (job, sight)): (usize, (&super::Job<'_>, &Sight))| {
-        let runs = round.courses.iter().flat_map(|course| &course.runs[index]);
-        let (sum, count) = runs.fold((0u128, 0u128), |(sum, count), (_, run)| {
-            (sum + u128::from(run.iteration.0), count + 1)
-        });
-        sum * u128::from(job.priority.max(1)) * 1_000_000 / (count * u128::from(sight.own.0)).max(1)
-    };
-    let each: u128 = jobs.jobs.iter().zip(sights).enumerate().map(one).sum();
-    let priorities: u128 = jobs.jobs.iter().map(|job| u128::from(job.priority.max(1))).sum();
-    let longest = sights.iter().map(|s| s.own.0).max().unwrap_or(0).max(1);
-    Ok(each / priorities + u128::from(round.time.0) * 1_000_000 / u128::from(longest))
+    fn run(&self, programs: &[&Program]) -> Result<Round, PlanError> {
+        let link = &self.jobs.device.link;
+        let durations: Vec<Durations> =
+            programs.iter().map(|program| Durations::nominal(program, link)).collect();
+        let parties: Vec<Party<'_>> = (programs.iter().zip(&durations).zip(&self.sights))
+            .map(|((&program, durations), &(utilisation, own))| Party {
+                program,
+                durations,
+                utilisation,
+                own,
+            })
+            .collect();
+        let round = if self.short { joint::short_round } else { joint::round };
+        round(&parties, link).map_err(|e| PlanError::Defect(e.to_string()))
+    }
+
+    /// The sum of two ratios, in millionths: the time of a round to that of the longest job
+    /// unplanned and alone, and the mean (weighted by priority) of each job's iteration in the
+    /// round to its own unplanned one. The first ratio alone would sacrifice short jobs to the
+    /// longest one, the second alone would ignore which job ends last.
+    fn cost(&self, parts: &[Arc<Planned>]) -> Result<u128, PlanError> {
+        let programs: Vec<&Program> = parts.iter().map(|part| &part.program).collect();
+        let round = self.run(&programs)?;
+        let priority = |job: &super::Job<'_>| u128::from(job.priority.max(1));
+        let one = |(index, (job, sight)): (usize, (&super::Job<'_>, &(u32, Nanos)))| {
+            let runs = round.courses.iter().flat_map(|course| &course.runs[index]);
+            let (sum, count) = runs.fold((0u128, 0u128), |(sum, count), (_, run)| {
+                (sum + u128::from(run.iteration.0), count + 1)
+            });
+            sum * priority(job) * 1_000_000 / (count * u128::from(sight.1.0)).max(1)
+        };
+        let each: u128 = self.jobs.jobs.iter().zip(&self.sights).enumerate().map(one).sum();
+        let priorities: u128 = self.jobs.jobs.iter().map(priority).sum();
+        let longest = self.sights.iter().map(|sight| sight.1.0).max().unwrap_or(0).max(1);
+        Ok(each / priorities + u128::from(round.time.0) * 1_000_000 / u128::from(longest))
+    }
 }
 
 /// The number of other ways from which jobs may take plans, the best first.
@@ -393,32 +395,54 @@ const OTHERS: usize = 3;
 /// Such a way costs at most this part (one in 10) more than the best way.
 const NEAR: u128 = 10;
 
+/// Of jobs that differ in priority alone, one of higher priority never has the slower plan: each
+/// takes from their plans by priority. That holds whatever was planned before.
+fn by_priority(jobs: &Jobs<'_>, mut parts: Vec<Arc<Planned>>) -> Vec<Arc<Planned>> {
+    let alike = |a: usize, b: usize| {
+        let (a, b) = (&jobs.jobs[a], &jobs.jobs[b]);
+        a.file == b.file && a.method == b.method && a.swap_limit == b.swap_limit
+    };
+    for first in 0..parts.len() {
+        if (0..first).any(|other| alike(other, first)) {
+            continue;
+        }
+        let mut group: Vec<usize> = (first..parts.len()).filter(|&j| alike(first, j)).collect();
+        let mut plans: Vec<Arc<Planned>> = group.iter().map(|&j| Arc::clone(&parts[j])).collect();
+        group.sort_by_key(|&job| std::cmp::Reverse(jobs.jobs[job].priority));
+        plans.sort_by_key(|plan| plan.plan.figures.iteration_ns);
+        if group.windows(2).any(|pair| jobs.jobs[pair[0]].priority > jobs.jobs[pair[1]].priority) {
+            group.into_iter().zip(plans).for_each(|(job, plan)| parts[job] = plan);
+        }
+    }
+    parts
+}
+
 /// Job by job, takes plans from other ways if that lowers the cost.
 fn mix<'p>(
-    jobs: &Jobs<'_>,
-    sights: &[Sight],
+    rounds: &Rounds<'_, '_>,
     mut best: u128,
-    from: &'p [Planned],
-    others: impl Iterator<Item = &'p [Planned]>,
-) -> Result<Vec<Planned>, PlanError> {
-    let mut now: Vec<&Planned> = from.iter().collect();
-    let sum = |parts: &[&Planned], of: fn(&Planned) -> Bytes| -> Bytes {
+    from: Vec<Arc<Planned>>,
+    others: impl Iterator<Item = &'p [Arc<Planned>]>,
+) -> Result<Vec<Arc<Planned>>, PlanError> {
+    let jobs = rounds.jobs;
+    let mut now = from;
+    let sum = |parts: &[Arc<Planned>], of: fn(&Planned) -> Bytes| -> Bytes {
         parts.iter().map(|p| of(p)).sum()
     };
     for other in others {
         for index in 0..now.len() {
             let mut tried = now.clone();
-            tried[index] = &other[index];
+            tried[index] = Arc::clone(&other[index]);
             let fits = sum(&tried, |p| p.plan.figures.arena_bytes) <= jobs.budget
                 && sum(&tried, |p| p.plan.figures.pinned_bytes) <= jobs.device.pinned_bytes;
             if !fits || tried[index].plan.jobs[0].events == now[index].plan.jobs[0].events {
                 continue;
             }
-            let cost = cost(jobs, sights, &tried)?;
+            let cost = rounds.cost(&tried)?;
             if cost < best {
                 (best, now) = (cost, tried);
             }
         }
     }
-    Ok(now.into_iter().cloned().collect())
+    Ok(now)
 }

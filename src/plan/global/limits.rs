@@ -5,6 +5,8 @@
 //! second of its planned iteration alone. A job above its limit may swap a smaller share of its
 //! tensors, step by step down to none, and the others give up memory in its place.
 
+use std::sync::Arc;
+
 use super::{Job, Jobs, Memo, PlanError, Planned, Share, Together};
 
 /// The shares of its tensors to which a job above its limit is held, one after the other, in
@@ -49,7 +51,7 @@ fn because(error: PlanError, asked: &Jobs<'_>, jobs: &Jobs<'_>) -> PlanError {
 }
 
 /// The jobs whose part of all swaps is above their limit.
-fn above(jobs: &[Job<'_>], plans: &[Planned]) -> Vec<usize> {
+fn above(jobs: &[Job<'_>], plans: &[Arc<Planned>]) -> Vec<usize> {
     let parts = swap_parts(plans).into_iter().zip(jobs).enumerate();
     let above = parts.filter(|(_, (part, job))| *part > job.swap_limit);
     above.map(|(index, _)| index).collect()
@@ -58,8 +60,8 @@ fn above(jobs: &[Job<'_>], plans: &[Planned]) -> Vec<usize> {
 /// The part of all jobs' swaps that each job makes, rounded up. A job without others makes none,
 /// because there is nothing to share.
 #[must_use]
-pub fn swap_parts(plans: &[Planned]) -> Vec<Share> {
-    let rate = |planned: &Planned| {
+pub fn swap_parts(plans: &[Arc<Planned>]) -> Vec<Share> {
+    let rate = |planned: &Arc<Planned>| {
         let bytes: u128 = planned.program.copies.iter().map(|copy| u128::from(copy.bytes.0)).sum();
         bytes * 1_000_000_000 / u128::from(planned.run.iteration.0.max(1))
     };

@@ -1,6 +1,7 @@
 //! The choices of a job: its plans, and the ways to divide each into its own part and the window.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use crate::budget::{PlanError, Planned, Request};
 use crate::contract::Place;
@@ -84,7 +85,7 @@ pub(super) struct Offer {
 
 /// A plan of a job.
 pub(super) struct Choice {
-    pub(super) planned: Planned,
+    pub(super) planned: Arc<Planned>,
     pub(super) shapes: Vec<Shape>,
     /// The instants to which the positions in spans refer.
     pub(super) times: Vec<Nanos>,
@@ -93,7 +94,7 @@ pub(super) struct Choice {
 }
 
 impl Choice {
-    fn new(planned: Planned) -> Self {
+    fn new(planned: Arc<Planned>) -> Self {
         let (shapes, times) = shapes(&planned);
         let mut choice = Self { planned, shapes, load: vec![0; times.len()], times };
         choice.load = choice.loads(|_| true);
@@ -230,7 +231,7 @@ pub(super) fn choices(
     let whole = memo.unplanned(request)?;
     let (top, floor) = (whole.plan.figures.arena_bytes.0, Liveness::of(request.graph).floor.0);
     let mut all = vec![Choice::new(whole)];
-    let mut add = |planned: Planned| {
+    let mut add = |planned: Arc<Planned>| {
         if !all.iter().any(|other| other.planned.plan.figures == planned.plan.figures) {
             all.push(Choice::new(planned));
         }

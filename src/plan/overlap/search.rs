@@ -1,6 +1,7 @@
 //! Chooses a plan and division for each job, places them, and takes the fastest result that fits.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use super::offers::{Choice, Offer, choices};
 use super::{Overlapped, beside, cost, defect, held};
@@ -49,7 +50,7 @@ struct Laid {
     bytes: u64,
     /// The bytes of each job's own part.
     own: Vec<u64>,
-    parts: Vec<Planned>,
+    parts: Vec<Arc<Planned>>,
     /// Its plans, which differ in when the window is handed over.
     plans: Vec<Timed>,
 }
@@ -231,6 +232,7 @@ impl<'a> Options<'a> {
                             for ((part, own), (program, run)) in
                                 parts.iter_mut().zip(&laid.own).zip(runs)
                             {
+                                let part = Arc::make_mut(part);
                                 let figures = &mut part.plan.figures;
                                 let gained = part.run.iteration - run.iteration;
                                 figures.arena_bytes = Bytes(*own);
@@ -276,10 +278,10 @@ impl<'a> Options<'a> {
         if size == 0 {
             return Ok(None);
         }
-        let parts: Vec<Planned> = division
+        let parts: Vec<Arc<Planned>> = division
             .iter()
             .enumerate()
-            .map(|(job, &i)| self.choice(job, i).planned.clone())
+            .map(|(job, &i)| Arc::clone(&self.choice(job, i).planned))
             .collect();
         let mut laid = Laid { bytes: offset.saturating_add(size), own, parts, plans: Vec::new() };
         for gap in GAPS {

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::bail;
@@ -159,7 +160,7 @@ impl<'a> Scene<'a> {
 
     fn figures(&self, together: &Together, programs: &[&Program], round: &Round) -> Figures {
         let of = &together.plan.figures;
-        let again = |(part, graph): (&Planned, &Graph)| -> Bytes {
+        let again = |(part, graph): (&Arc<Planned>, &Graph)| -> Bytes {
             let keep = part.plan.jobs[0]
                 .events
                 .iter()

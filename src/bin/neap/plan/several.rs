@@ -1,6 +1,7 @@
 //! `neap plan` of several jobs: one plan for all that share a device.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::bail;
@@ -152,7 +153,7 @@ impl Report {
                 beside_apart_ns: o.apart.as_ref().map(|apart| apart[index]),
             })
         };
-        let job = |(index, (part, graph)): (usize, (&Planned, &Graph))| JobReport {
+        let job = |(index, (part, graph)): (usize, (&Arc<Planned>, &Graph))| JobReport {
             name: graph.name.clone(),
             figures: part.plan.figures,
             events: Events::of(&part.plan.jobs[0]),

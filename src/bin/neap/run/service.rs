@@ -291,7 +291,7 @@ fn together(asked: &[Asked<'_>], device: &Profile, arena: Bytes) -> Result<Vec<J
                 r.first().map(ToString::to_string).unwrap_or_default()
             )
         })?;
-        plans.extend(part.plan.jobs.into_iter().take(1));
+        plans.extend(part.plan.jobs.first().cloned());
     }
     Ok(plans)
 }
