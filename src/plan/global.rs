@@ -15,6 +15,7 @@
 pub mod aware;
 pub mod limits;
 mod memo;
+pub mod papers;
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -107,7 +108,9 @@ pub fn make(jobs: &Jobs<'_>) -> Result<Together, PlanError> {
 /// # Errors
 /// As [`make`].
 pub fn make_with(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanError> {
-    limits::within(jobs, memo, aware::make)
+    limits::within(jobs, memo, |jobs, memo| {
+        papers::make(jobs, memo).unwrap_or_else(|| aware::make(jobs, memo))
+    })
 }
 
 /// Plans of all jobs within the budget, each as if it were alone on its device.
@@ -134,7 +137,9 @@ pub fn minimum(jobs: &Jobs<'_>) -> Result<Together, PlanError> {
 /// # Errors
 /// As [`minimum`].
 pub fn minimum_with(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanError> {
-    limits::within(jobs, memo, least)
+    limits::within(jobs, memo, |jobs, memo| {
+        papers::least(jobs).unwrap_or_else(|| least(jobs, memo))
+    })
 }
 
 fn least(jobs: &Jobs<'_>, memo: &mut Memo) -> Result<Together, PlanError> {

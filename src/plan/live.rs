@@ -387,7 +387,9 @@ impl<'a> Live<'a> {
         let indices: Vec<usize> = self.members.iter().map(|m| m.arrival).chain(more).collect();
         // So many jobs are not planned for each other, so this is the result of
         // [`global::make_with`] without the cost of calling it at each launch and end.
+        let policies = |index: &usize| global::papers::is_static(&self.arrivals[*index].job.method);
         if indices.len() > global::aware::FEW
+            && !indices.iter().all(policies)
             && let Some(all) = self.all_unplanned(&indices)?
         {
             self.enter(more);

@@ -1,4 +1,5 @@
-//! The planner `tensile`: TENSILE (Zhang et al., 2023), Algorithms 1 to 3, for one job.
+//! The planner `tensile`: TENSILE (Zhang et al., 2023), Algorithms 1 to 3, for one job, and for
+//! several in `together`.
 //!
 //! Round by round it finds the peak, takes the largest tensor there that is idle between two uses,
 //! and searches the link for two free intervals: one to swap the tensor out before the peak (as
@@ -15,6 +16,10 @@
 //! Departures from the paper: lifetimes are physical and in program order, so a plan stays safe
 //! when latencies are wrong. Rounds continue until the budget is met. Each part is a switch in
 //! [`Options`]. Cost: O(rounds · (slots + tensors at the peak)).
+
+mod together;
+
+pub(super) use together::together;
 
 use serde::{Deserialize, Serialize};
 
@@ -93,6 +98,14 @@ impl Planner for Options {
     }
 }
 
+/// A copy over the link, in nanoseconds from the beginning of its job's iteration.
+#[derive(Clone, Copy, Debug)]
+struct Scheduled {
+    direction: Direction,
+    start: u64,
+    length: u64,
+}
+
 struct Search<'a, 'o> {
     given: &'o Given<'a>,
     options: &'o Options,
@@ -108,6 +121,8 @@ struct Search<'a, 'o> {
     swapped: Vec<bool>,
     swapped_count: usize,
     pinned_left: u64,
+    /// Copies that were scheduled, and that no other job's timetable shows yet.
+    scheduled: Vec<Scheduled>,
 }
 
 /// The stop rule of the paper's published code: the rounds before it applies, and the rounds that
@@ -136,6 +151,7 @@ impl<'a, 'o> Search<'a, 'o> {
             swapped: vec![false; given.graph.tensors.len()],
             swapped_count: 0,
             pinned_left: given.pinned.0,
+            scheduled: Vec::new(),
         }
     }
 
@@ -209,6 +225,15 @@ impl<'a, 'o> Search<'a, 'o> {
             || (lifetime.bytes <= self.pinned_left
                 && (self.swapped_count + 1) * 100
                     <= self.options.max_swap_rate as usize * self.residencies.lifetimes.len())
+    }
+
+    /// Schedules a copy at a time when its direction of the link is free.
+    fn take(&mut self, direction: Direction, start: u64, length: u64) {
+        match direction {
+            Direction::D2h => self.out.take(start, length),
+            Direction::H2d => self.back.take(start, length),
+        }
+        self.scheduled.push(Scheduled { direction, start, length });
     }
 
     fn note_swapped(&mut self, tensor: TensorId) {
@@ -294,9 +319,9 @@ impl<'a, 'o> Search<'a, 'o> {
             return false;
         }
         if !clean {
-            self.out.take(out_at, out_length);
+            self.take(Direction::D2h, out_at, out_length);
         }
-        self.back.take(back_at, back_length);
+        self.take(Direction::H2d, back_at, back_length);
         self.residencies.decide(tensor, gap, decision);
         self.note_swapped(tensor);
         true
@@ -304,6 +329,13 @@ impl<'a, 'o> Search<'a, 'o> {
 
     /// Recomputes the candidate with the most bytes freed per second (the paper's MSPS).
     fn recompute(&mut self, slot: u32, load: u64, candidates: &[(TensorId, usize)]) -> bool {
+        self.by_msps(slot, candidates)
+            .into_iter()
+            .any(|(_, tensor, gap)| self.try_recompute(tensor, gap, load))
+    }
+
+    /// The candidates that recomputing would free in the slot, by bytes freed per second.
+    fn by_msps(&self, slot: u32, candidates: &[(TensorId, usize)]) -> Vec<(u128, TensorId, usize)> {
         let mut ranked: Vec<(u128, TensorId, usize)> = Vec::with_capacity(candidates.len());
         for &(tensor, gap) in candidates {
             let lifetime = &self.residencies.lifetimes[tensor.index()];
@@ -321,16 +353,15 @@ impl<'a, 'o> Search<'a, 'o> {
             ranked.push((u128::from(lifetime.bytes) * 1_000_000_000 / time, tensor, gap));
         }
         ranked.sort_by_key(|&(msps, tensor, gap)| (std::cmp::Reverse(msps), tensor, gap));
-        for (_, tensor, gap) in ranked {
-            if let Some((operators, with)) =
-                self.residencies.direct(self.given.latencies, tensor, gap)
-                && with < load
-            {
-                self.residencies.recompute(tensor, gap, operators);
-                return true;
-            }
-        }
-        false
+        ranked
+    }
+
+    /// Recomputes a tensor from inputs that are there, if that stays below `load`.
+    fn try_recompute(&mut self, tensor: TensorId, gap: usize, load: u64) -> bool {
+        let direct = self.residencies.direct(self.given.latencies, tensor, gap);
+        let Some((operators, _)) = direct.filter(|(_, with)| *with < load) else { return false };
+        self.residencies.recompute(tensor, gap, operators);
+        true
     }
 
     /// Frees bytes in the slot at any cost: first swaps that are still leaving there leave at once,
@@ -385,7 +416,7 @@ impl<'a, 'o> Search<'a, 'o> {
         let back_length = copy_time(self.given.link, Direction::H2d, raw, true).0;
         let earliest = if round { 0 } else { self.clock.end(p) };
         if let Some(at) = self.back.latest(earliest, wanted, back_length) {
-            self.back.take(at, back_length);
+            self.take(Direction::H2d, at, back_length);
             swap.starts.1 = at;
             let ideal =
                 (2 * self.clock.place_by(at)).max(if round { 0 } else { swap.out_until + 1 });
@@ -399,7 +430,7 @@ impl<'a, 'o> Search<'a, 'o> {
             let out_length = copy_time(self.given.link, Direction::D2h, raw, true).0;
             let until = if round { self.clock.total } else { wanted };
             if let Some(at) = self.out.earliest(self.clock.end(p), until, out_length) {
-                self.out.take(at, out_length);
+                self.take(Direction::D2h, at, out_length);
                 swap.starts.0 = at;
                 let last = if round {
                     id32(self.residencies.load.slots()) - 2

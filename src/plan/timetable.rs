@@ -73,6 +73,20 @@ impl Timetable {
     }
 }
 
+impl Timetable {
+    /// Makes `start..start + length` busy, of which parts may be busy already.
+    pub fn cover(&mut self, start: u64, length: u64) {
+        let (mut from, mut until) = (start, start.saturating_add(length));
+        let first = self.busy.partition_point(|b| b.1 < from);
+        let after = self.busy.partition_point(|b| b.0 <= until);
+        if first < after {
+            from = from.min(self.busy[first].0);
+            until = until.max(self.busy[after - 1].1);
+        }
+        self.busy.splice(first..after, [(from, until)]);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -98,6 +112,21 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn covers_what_is_busy_already(
+            taken in proptest::collection::vec((0u64..60, 1u64..20), 0..12),
+        ) {
+            let mut lane = Timetable::default();
+            for &(start, length) in &taken {
+                lane.cover(start, length);
+            }
+            for at in 0..90 {
+                let busy = taken.iter().any(|&(s, l)| s <= at && at < s + l);
+                prop_assert_eq!(lane.busy(at, at + 1), busy);
+            }
+            prop_assert!(lane.busy.windows(2).all(|pair| pair[0].1 < pair[1].0));
+        }
+
         #[test]
         fn agrees_with_trying_every_start(
             taken in proptest::collection::vec((0u64..60, 1u64..8), 0..8),

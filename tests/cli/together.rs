@@ -271,6 +271,16 @@ fn arrivals_run_at_real_latencies() {
         3 * number(&planned["jobs"][0], "iteration_ns"),
         "{real}"
     );
+    // So do the jobs of one plan.
+    let two = ["cnn.graph.json", "cnn.graph.json", "--device", "a6000", "-o", "two.plan.json"];
+    folder.json(&[&["plan"], &two[..]].concat());
+    let planned = folder.json(&["simulate", "two.plan.json"]);
+    let real = folder.json(&["simulate", "two.plan.json", "--real", "slow.csv"]);
+    for job in 0..2 {
+        let alone = |ran: &serde_json::Value| number(&ran["jobs"][job], "alone_ns");
+        assert_eq!(alone(&real), 3 * alone(&planned), "{real}");
+        assert_eq!(number(&real["jobs"][job], "swap_in_stall_ns"), 0);
+    }
 }
 
 #[test]

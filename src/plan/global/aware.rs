@@ -174,7 +174,7 @@ fn untouched(parts: &[Arc<Planned>]) -> bool {
 }
 
 /// The budget, divided in proportion to the jobs' unplanned peaks.
-fn even(jobs: &Jobs<'_>) -> Vec<Bytes> {
+pub(super) fn even(jobs: &Jobs<'_>) -> Vec<Bytes> {
     let peaks: Vec<u128> =
         jobs.jobs.iter().map(|job| u128::from(Liveness::of(job.graph).peak.0)).collect();
     let all = peaks.iter().sum::<u128>().max(1);

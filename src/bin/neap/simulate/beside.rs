@@ -26,6 +26,8 @@ struct Seen {
     arena: Bytes,
     /// Time of its iteration alone on the device.
     alone: Nanos,
+    /// Time of the operators that it runs again in an iteration.
+    again: Nanos,
     /// Start and run of each iteration beside the others.
     runs: Vec<(Nanos, Run)>,
     /// Length of each wait for the window.
@@ -87,6 +89,7 @@ pub fn main(
             utilisation: roofline::utilisation(&graph.operators, &job.latencies, &plan.device),
             arena: high.saturating_sub(low),
             alone: engine::run(program, link, &durations[index])?.iteration,
+            again: program.steps.iter().filter(|s| s.event.is_some()).map(|s| s.time).sum(),
             runs: Vec::new(),
             waits: Vec::new(),
         });
@@ -171,6 +174,12 @@ struct JobReport {
     iteration_ns: Nanos,
     end_ns: Nanos,
     late_copies: u64,
+    /// Waiting in all iterations, as in the simulation of one job.
+    swap_in_stall_ns: Nanos,
+    swap_out_stall_ns: Nanos,
+    tail_stall_ns: Nanos,
+    /// Running operators again, in all iterations.
+    recompute_ns: Nanos,
     window_waits: usize,
     window_wait_ns: Nanos,
     #[serde(skip)]
@@ -179,6 +188,7 @@ struct JobReport {
 
 impl JobReport {
     fn of(job: &Seen) -> Self {
+        let sum = |of: fn(&Run) -> Nanos| job.runs.iter().map(|(_, run)| of(run)).sum();
         Self {
             name: job.name.clone(),
             utilisation: f64::from(job.utilisation) / f64::from(WHOLE),
@@ -187,6 +197,10 @@ impl JobReport {
             iteration_ns: job.median(),
             end_ns: job.end(),
             late_copies: job.late(),
+            swap_in_stall_ns: sum(|run| run.stalls.swap_in),
+            swap_out_stall_ns: sum(|run| run.stalls.swap_out),
+            tail_stall_ns: sum(|run| run.stalls.tail),
+            recompute_ns: Nanos(job.again.0.saturating_mul(job.runs.len() as u64)),
             window_waits: job.waits.len(),
             window_wait_ns: job.waits.iter().copied().sum(),
             longest_wait: job.waits.iter().copied().max().unwrap_or_default(),

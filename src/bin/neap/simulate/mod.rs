@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 use clap::builder::PossibleValuesParser;
 use neap::contract::Plan;
+use neap::device::latency::{Table, latencies};
 use neap::job::Graph;
 use neap::plan::Method;
 use neap::sim::share::policy;
@@ -113,7 +114,6 @@ impl Flags {
     fn only_side_by_side(&self, jobs: usize) -> anyhow::Result<()> {
         for (given, flag) in [
             (self.noise.is_some(), "--noise"),
-            (self.real.is_some(), "--real"),
             (self.accounting != Accounting::Physical, "--accounting paper"),
             (self.allocator.is_pytorch(), "--allocator pytorch"),
             (self.timeline.is_some(), "--timeline"),
@@ -157,7 +157,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     outputs.apart_from_what_was_read()?;
     match subject {
         Subject::Graph(graph) => one::graph(flags, *graph, as_json),
-        Subject::Plan(plan, graphs) => {
+        Subject::Plan(mut plan, graphs) => {
             if !flags.plan(&plan, &graphs)? {
                 return Ok(Answer::No);
             }
@@ -166,6 +166,13 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
             }
             flags.only_side_by_side(plan.jobs.len())?;
             flags.allocator.resolve(&plan.device)?;
+            if let Some(real) = &flags.real {
+                // The plan's proof holds for any latencies.
+                let table = Table::read(real)?;
+                for (graph, job) in graphs.iter().zip(&mut plan.jobs) {
+                    job.latencies = latencies(graph, &plan.device, Some(&table));
+                }
+            }
             let iterations = flags.iterations.unwrap_or(10);
             beside::main(&plan, &graphs, iterations, flags.plot.as_deref(), as_json)
         }

@@ -1,0 +1,165 @@
+//! Several jobs by the planners of papers, as those plan them.
+//!
+//! - TENSILE plans all jobs in one search ([`tensile::together`]).
+//! - Capuchin and vDNN are planners of one job that know nothing of others. So Capuchin's jobs get
+//!   parts of the budget in proportion to their unplanned peaks, and each is planned within its
+//!   part. vDNN's policies know no budget: each job's plan is what the policy gives, and all plans
+//!   together fit or don't.
+//!
+//! Each job has its part of the host memory.
+
+use std::sync::Arc;
+
+use super::{Infeasible, Job, Jobs, Memo, PlanError, Together, aware, join, shares};
+use crate::budget;
+use crate::device::Profile;
+use crate::job::liveness::Liveness;
+use crate::method::Method;
+use crate::planner::Given;
+use crate::tensile;
+use crate::units::Bytes;
+
+/// How often TENSILE's target is lowered because the arenas are larger than it.
+const TIGHTENINGS: usize = 12;
+
+/// Whether a planner is a static policy, which swaps even where everything fits.
+#[must_use]
+pub fn is_static(method: &Method) -> bool {
+    matches!(method, Method::VdnnAll(_) | Method::VdnnConv(_))
+}
+
+/// The plan of all jobs within the budget; `None` where the planners are others.
+pub(super) fn make(jobs: &Jobs<'_>, memo: &mut Memo) -> Option<Result<Together, PlanError>> {
+    let all = |is: fn(&Method) -> bool| jobs.jobs.iter().all(|job| is(&job.method));
+    let several = jobs.jobs.len() > 1;
+    if all(is_static) {
+        return Some(each(jobs, memo, &vec![jobs.budget; jobs.jobs.len()]));
+    }
+    if several && all(|method| matches!(method, Method::Capuchin(_))) {
+        return Some(each(jobs, memo, &aware::even(jobs)));
+    }
+    several.then(|| options(jobs)).flatten().map(|options| tensile(jobs, options))
+}
+
+/// TENSILE's plan of all jobs with the smallest arena that its search reaches; `None` where the
+/// planners are others.
+pub(super) fn least(jobs: &Jobs<'_>) -> Option<Result<Together, PlanError>> {
+    let several = jobs.jobs.len() > 1;
+    let options = several.then(|| options(jobs)).flatten()?;
+    Some(attempt(jobs, &shares(jobs), &options, 0).map(|(_, mut together)| {
+        together.plan.budget = together.plan.figures.arena_bytes;
+        together
+    }))
+}
+
+/// TENSILE's switches for each job.
+fn options(jobs: &Jobs<'_>) -> Option<Vec<tensile::Options>> {
+    let one = |job: &Job<'_>| match &job.method {
+        Method::Tensile(options) => Some(options.clone()),
+        _ => None,
+    };
+    jobs.jobs.iter().map(one).collect()
+}
+
+/// Each job by itself within its part.
+fn each(jobs: &Jobs<'_>, memo: &mut Memo, within: &[Bytes]) -> Result<Together, PlanError> {
+    let devices = shares(jobs);
+    let mut parts = Vec::with_capacity(within.len());
+    for (index, (job, device)) in jobs.jobs.iter().zip(&devices).enumerate() {
+        let request = job.request(device, within[index], jobs);
+        let unplanned = memo.unplanned(&request)?;
+        // A policy that knows a budget leaves a job alone that fits.
+        if !is_static(&job.method) && unplanned.plan.figures.arena_bytes <= within[index] {
+            parts.push(unplanned);
+            continue;
+        }
+        match memo.plan(&request)? {
+            Ok(part) => parts.push(part),
+            Err(mut no) => {
+                // The budget of which its part would be enough.
+                let whole = u128::from(no.lowest.0) * u128::from(jobs.budget.0)
+                    / u128::from(within[index].0.max(1));
+                no.lowest = Bytes(u64::try_from(whole).unwrap_or(u64::MAX)).max(no.lowest);
+                no.blocked = format!("job {index} (`{}`): {}", job.graph.name, no.blocked);
+                (no.budget, no.floor) = (jobs.budget, floor(jobs));
+                no.lowest = no.lowest.max(no.floor);
+                return Err(PlanError::Infeasible(no));
+            }
+        }
+    }
+    fits(jobs, join(jobs, parts))
+}
+
+fn fits(jobs: &Jobs<'_>, together: Together) -> Result<Together, PlanError> {
+    let arena = together.plan.figures.arena_bytes;
+    if arena <= jobs.budget {
+        return Ok(together);
+    }
+    Err(refusal(jobs, arena))
+}
+
+fn floor(jobs: &Jobs<'_>) -> Bytes {
+    jobs.jobs.iter().map(|job| Liveness::of(job.graph).floor).sum()
+}
+
+fn refusal(jobs: &Jobs<'_>, lowest: Bytes) -> PlanError {
+    PlanError::Infeasible(Box::new(Infeasible {
+        budget: jobs.budget,
+        floor: floor(jobs),
+        lowest,
+        blocked: format!("the jobs' plans take {lowest} together"),
+    }))
+}
+
+/// TENSILE's plan of all jobs: the target is lowered until the arenas fit.
+fn tensile(jobs: &Jobs<'_>, options: Vec<tensile::Options>) -> Result<Together, PlanError> {
+    let devices = shares(jobs);
+    let budget = jobs.budget.0 / 512 * 512;
+    // Plans without early and late copies are easier to place.
+    let narrow = |of: &tensile::Options| tensile::Options { prefetch: false, ..of.clone() };
+    let narrow: Vec<tensile::Options> = options.iter().map(narrow).collect();
+    let mut lowest = Bytes(u64::MAX);
+    for options in [&options, &narrow] {
+        let mut target = budget;
+        for time in 0..TIGHTENINGS {
+            let (peak, together) = attempt(jobs, &devices, options, target)?;
+            let arena = together.plan.figures.arena_bytes;
+            if arena.0 <= budget {
+                return Ok(together);
+            }
+            lowest = lowest.min(arena);
+            let step = (arena.0 - budget) + ((budget / 1024) << time.min(6)).max(512);
+            if peak.0 > target || step >= target {
+                break;
+            }
+            target = (target - step) / 512 * 512;
+        }
+    }
+    Err(refusal(jobs, lowest))
+}
+
+/// One search for a sum of peaks, with that sum, placed.
+fn attempt<'a>(
+    jobs: &Jobs<'a>,
+    devices: &'a [Profile],
+    options: &[tensile::Options],
+    target: u64,
+) -> Result<(Bytes, Together), PlanError> {
+    let given = |(job, device): (&Job<'a>, &'a Profile)| Given {
+        graph: job.graph,
+        latencies: job.latencies,
+        link: &jobs.device.link,
+        pinned: device.pinned_bytes,
+        target,
+    };
+    let given: Vec<Given<'_>> = jobs.jobs.iter().zip(devices).map(given).collect();
+    let mut peak = 0u64;
+    let mut parts = Vec::with_capacity(given.len());
+    let decided = tensile::together(&given, options, target);
+    for ((job, device), decision) in jobs.jobs.iter().zip(devices).zip(decided) {
+        peak = peak.saturating_add(decision.peak.1);
+        let request = job.request(device, jobs.budget, jobs);
+        parts.push(Arc::new(budget::written(&request, decision.emitted)?));
+    }
+    Ok((Bytes(peak), join(jobs, parts)))
+}
