@@ -10,14 +10,18 @@ use crate::device::roofline;
 use crate::job::{Arg, Graph, Operand, Operator, Role, Tensor};
 use crate::units::{Bytes, TensorId, mix};
 
-/// The most flops of a sample: as many as the largest products of common jobs.
-const MOST_FLOPS: u128 = 16_000_000_000;
+/// The most flops of a sample: as many as the largest convolution of VGG-16's backward has with 16
+/// images of 224 x 224.
+const MOST_FLOPS: u128 = 128_000_000_000;
 
 /// The most bytes of all tensors of a sample.
-const MOST_BYTES: u64 = 512 << 20;
+const MOST_BYTES: u64 = 1 << 30;
 
 /// Smaller extents stay: they are kernels, channels of images, heads, or arguments.
 const SMALLEST: u64 = 8;
+
+/// One sample in this many is an operator of the job as it is, if it has so many.
+const OWN: u32 = 3;
 
 /// How many changed operators are tried for each shape that is asked for.
 const TRIES: u32 = 4;
@@ -34,13 +38,17 @@ pub fn samples(graph: &Graph, count: u32, seed: u64) -> Vec<Graph> {
     for (kind, of_kind) in kinds {
         let mut draw = kind.bytes().fold(mix(seed), |hash, byte| mix(hash ^ u64::from(byte)));
         let mut seen = BTreeSet::new();
+        let own = own(&of_kind, count / OWN);
         for number in 0..count.saturating_mul(TRIES) {
             if seen.len() == count as usize {
                 break;
             }
             draw = mix(draw);
             let like = of_kind[usize::try_from(draw % of_kind.len() as u64).unwrap_or(0)];
-            let extents = changed(like, draw);
+            let (like, extents) = match own.get(number as usize) {
+                Some(like) => (*like, BTreeMap::new()),
+                None => (like, changed(like, draw)),
+            };
             let sample = isolated(graph, like, &extents).filter(|sample| {
                 let bytes = sample.tensors.iter().fold(0u64, |a, t| a.saturating_add(t.bytes.0));
                 bytes <= MOST_BYTES && roofline::flops(&sample.operators[0]) <= MOST_FLOPS
@@ -54,6 +62,23 @@ pub fn samples(graph: &Graph, count: u32, seed: u64) -> Vec<Graph> {
         }
     }
     all
+}
+
+/// At most `most` of the job's own operators of a kind that differ, from the smallest to the
+/// largest, so that what is learned reaches as far as the job.
+fn own<'a>(of_kind: &[&'a Operator], most: u32) -> Vec<&'a Operator> {
+    let mut by_key = BTreeMap::new();
+    for &operator in of_kind {
+        by_key.entry(crate::device::latency::key(operator)).or_insert(operator);
+    }
+    let mut own: Vec<&Operator> = by_key.into_values().collect();
+    own.sort_by_key(|operator| (roofline::bytes(operator), roofline::flops(operator)));
+    let (count, most) = (own.len(), (most as usize).max(1));
+    if count <= most {
+        return own;
+    }
+    let last = (most - 1).max(1);
+    (0..most).map(|number| own[number * (count - 1) / last]).collect()
 }
 
 /// Another extent for each extent of the operator: a third stays, the others are between a
@@ -103,7 +128,7 @@ fn isolated(graph: &Graph, operator: &Operator, extents: &BTreeMap<u64, u64>) ->
             version: operand.version - first,
             dtype: operand.dtype,
             offset: 0,
-            stride: dense(&shape, operand),
+            stride: strides(&shape, operand),
             shape,
         })
     };
@@ -151,6 +176,9 @@ fn enter(
 ) -> Option<()> {
     let shape: Vec<u64> = operand.shape.iter().map(|e| *extents.get(e).unwrap_or(e)).collect();
     let elements = shape.iter().try_fold(1u64, |all, n| all.checked_mul(*n))?;
+    let span = span(&shape, &strides(&shape, operand)).unwrap_or(0);
+    // A part of a larger tensor: of that it is only known how far the part reaches.
+    let (elements, shape) = if span > elements { (span, vec![span]) } else { (elements, shape) };
     let bytes = Bytes(elements.checked_mul(operand.dtype.size())?);
     let id = TensorId::of(tensors.len());
     let of = graph.tensor(operand.tensor);
@@ -165,17 +193,32 @@ fn enter(
     Some(())
 }
 
-/// Strides of a view without gaps, its dimensions in memory in the same order as the operand's;
+/// Strides of a view whose dimensions lie in memory in the same order as the operand's. What the
+/// operand leaves out (it is a part of a larger tensor) is left out in the same proportion, and
 /// dimensions that `expand` repeats stay repeated.
-fn dense(shape: &[u64], like: &Operand) -> Vec<u64> {
+fn strides(shape: &[u64], like: &Operand) -> Vec<u64> {
     let mut order: Vec<usize> = (0..shape.len()).filter(|&d| like.stride[d] > 0).collect();
     order.sort_by_key(|&d| (like.stride[d], std::cmp::Reverse(d)));
-    let (mut strides, mut next) = (vec![0; shape.len()], 1);
-    for dimension in order {
+    let mut strides = vec![0; shape.len()];
+    let mut next = order.first().map_or(1, |&d| like.stride[d]);
+    for (place, &dimension) in order.iter().enumerate() {
         strides[dimension] = next;
-        next *= shape[dimension].max(1);
+        let own = like.shape[dimension].max(1);
+        let whole = match order.get(place + 1) {
+            Some(&outer) => (like.stride[outer] / like.stride[dimension].max(1)).max(own),
+            None => own,
+        };
+        next *= (shape[dimension].max(1) * whole).div_ceil(own);
     }
     strides
+}
+
+/// The elements from a view's first to its last.
+fn span(shape: &[u64], strides: &[u64]) -> Option<u64> {
+    let last = shape.iter().zip(strides).try_fold(0u64, |all, (extent, stride)| {
+        all.checked_add(extent.checked_sub(1)?.checked_mul(*stride)?)
+    });
+    last?.checked_add(1)
 }
 
 #[cfg(test)]
@@ -209,6 +252,37 @@ mod tests {
         }
         let again: Vec<String> = samples(&graph, 5, 1).into_iter().map(|g| g.name).collect();
         assert_eq!(again, all.into_iter().map(|g| g.name).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_part_of_a_tensor_stays_a_part() {
+        let like = |shape: &[u64], stride: &[u64]| Operand {
+            tensor: TensorId(0),
+            version: 0,
+            dtype: crate::job::Dtype::F32,
+            offset: 5,
+            shape: shape.to_vec(),
+            stride: stride.to_vec(),
+        };
+        // Every second row of 8 of a transposed matrix, and a dimension that is repeated.
+        let part = like(&[16, 32, 8], &[1024, 1, 64]);
+        assert_eq!(strides(&[16, 32, 8], &part), [1024, 1, 64]);
+        assert_eq!(strides(&[4, 16, 8], &part), [512, 1, 32]);
+        assert_eq!(span(&[4, 16, 8], &[512, 1, 32]), Some(3 * 512 + 15 + 7 * 32 + 1));
+        assert_eq!(strides(&[3, 7], &like(&[4, 8], &[0, 1])), [0, 1]);
+        assert_eq!(strides(&[3, 7], &like(&[4, 8], &[8, 1])), [7, 1]);
+    }
+
+    #[test]
+    fn the_jobs_own_operators_are_among_them() {
+        let graph = job("tiny_gpt2-adamw.et.json.gz");
+        let own: BTreeSet<String> =
+            graph.operators.iter().map(crate::device::latency::key).collect();
+        let all = samples(&graph, 30, 1);
+        let kept = all
+            .iter()
+            .filter(|sample| own.contains(&crate::device::latency::key(&sample.operators[0])));
+        assert!(kept.count() * 3 > own.len() * 2);
     }
 
     #[test]

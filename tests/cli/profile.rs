@@ -168,6 +168,31 @@ fn operators_like_a_jobs_are_measured_at_other_shapes() {
 }
 
 #[test]
+fn a_predictor_of_a_device_that_is_not_at_hand_covers_a_job() {
+    let folder = Folder::new();
+    folder.import("tiny_gpt2-adamw.et.json.gz", &[]);
+    let vary = ["profile", "job.graph.json", "--vary", "60", "--by-roofline", "--device", "a6000"];
+    folder.json(&[&vary[..], &["-o", "varied.csv"]].concat());
+    let trained = folder.json(&["train", "varied.csv", "--steps", "300", "-o", "p.predictor.json"]);
+    let fit = number(&trained["fit"], "r2_per_mille");
+    assert!((900..=1000).contains(&fit), "{fit}");
+    assert!(number(&trained["fit"], "mse_millionths") > 0);
+    number(&trained["models"][0]["fit"], "r2_per_mille");
+    let flags = ["--predictor", "p.predictor.json", "--device", "a6000", "--budget", "90%"];
+    let plan = ["plan", "job.graph.json", "-o", "a.plan.json"];
+    let sources = folder.json(&[&plan[..], &flags[..]].concat())["latency_sources"].clone();
+    let predicted = number(&sources, "predicted");
+    let all = predicted + number(&sources, "roofline");
+    assert!(predicted * 100 >= all * 95, "{predicted} of {all} operators");
+    folder.refuses(2, &["--load", "--by-roofline"], &[&vary[..], &["--load", "50"]].concat());
+    folder.refuses(
+        2,
+        &["--latencies-out"],
+        &["profile", "job.graph.json", "--by-roofline", "--device", "a6000"],
+    );
+}
+
+#[test]
 fn a_sweep_trains_a_predictor_that_plans_with_it() {
     let folder = Folder::new();
     let sweep = [

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use neap::device::latency::{self, Row, Table as LatencyTable};
-use neap::device::{Profile, profile as device_profile};
+use neap::device::{Profile, profile as device_profile, roofline};
 use neap::job::Graph;
 use neap::report::table::{Side, Table};
 use neap::run::{self, Settings, Target, profile, sweep, vary};
@@ -63,6 +63,10 @@ pub struct Flags {
     /// workspaces used.
     #[arg(long, value_name = "BYTES")]
     conv_workspace: Option<Bytes>,
+    /// With `--sweep` and `--vary`: measure nothing, and take the times by the roofline of
+    /// `--device`, which need not be at hand.
+    #[arg(long, conflicts_with_all = ["on", "load", "repeats", "rounds", "conv_workspace"])]
+    by_roofline: bool,
     /// Seed of the shapes and of the data.
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
@@ -72,6 +76,9 @@ pub struct Flags {
 }
 
 pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
+    if flags.by_roofline {
+        return by_roofline(flags, as_json);
+    }
     // Only the host can make a load.
     let target = flags.on.choose(flags.load.iter().any(|load| *load > 0).then_some("--load"))?;
     let inputs: Vec<_> = flags
@@ -107,16 +114,43 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
         }
         None => of_kinds(flags, &target, &device, &loads)?,
     };
+    finish(flags, &rows, target.key(&device.name), as_json)
+}
+
+fn finish(flags: &Flags, rows: &[Row], device: &str, as_json: bool) -> anyhow::Result<Answer> {
     let mut ending = Ending::default();
-    ending.then(|| output::report(&Report::of(&rows, target.key(&device.name)), as_json));
+    ending.then(|| output::report(&Report::of(rows, device), as_json));
     if let Some(path) = &flags.output {
         ending.then(|| {
-            LatencyTable::write(path, &rows)?;
+            LatencyTable::write(path, rows)?;
             output::written(path);
             Ok(())
         });
     }
     ending.with(Answer::Yes)
+}
+
+/// The shapes that would be measured, with the device's roofline in place of measured times.
+fn by_roofline(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
+    let inputs: Vec<_> = flags.graph.iter().map(PathBuf::as_path).collect();
+    Outputs::new(&inputs, &[flags.output.as_deref()])?;
+    let device = device_profile::load(flags.device.as_deref().unwrap_or("host"))?;
+    let samples = match (&flags.graph, flags.vary) {
+        (Some(path), Some(count)) => vary::samples(&settings::graph(path)?, count, flags.seed),
+        (Some(path), None) => bail!(
+            "--by-roofline: is for --vary and --sweep; `neap simulate {} --latencies-out FILE` \
+             writes the job's own times",
+            path.display()
+        ),
+        (None, _) => swept(flags)?,
+    };
+    let row = |sample: &Graph| {
+        let operator = sample.operators.first()?;
+        let time = roofline::time(operator, &device);
+        Some(Row::of(operator, &device.name, time).beside(operator, &device))
+    };
+    let rows: Vec<Row> = samples.iter().filter_map(row).collect();
+    finish(flags, &rows, &device.name, as_json)
 }
 
 /// Lets convolutions on the GPU use workspaces.
@@ -188,6 +222,13 @@ fn of_kinds(
     device: &Profile,
     loads: &[u32],
 ) -> anyhow::Result<Vec<Row>> {
+    let mut graphs = swept(flags)?;
+    graphs.iter_mut().try_for_each(|graph| allow(flags, target, graph))?;
+    of_samples(flags, target, device, loads, &graphs)
+}
+
+/// The operators of `--sweep`.
+fn swept(flags: &Flags) -> anyhow::Result<Vec<Graph>> {
     let mut graphs = Vec::new();
     for kind in &flags.sweep {
         match sweep::samples(kind, flags.samples, flags.seed) {
@@ -197,8 +238,7 @@ fn of_kinds(
             }
         }
     }
-    graphs.iter_mut().try_for_each(|graph| allow(flags, target, graph))?;
-    of_samples(flags, target, device, loads, &graphs)
+    Ok(graphs)
 }
 
 /// Whether the machine has the operator, with these shapes.

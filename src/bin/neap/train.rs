@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use neap::device::latency;
-use neap::device::predictor::Model;
 use neap::device::predictor::train::{self, Options};
+use neap::device::predictor::{Fit, Model};
 use neap::report::table::{Side, Table};
 use serde::Serialize;
 
@@ -57,6 +57,7 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     }
     let report = Report {
         device: trained.predictor.device.clone(),
+        fit: trained.fit,
         models: trained.predictor.models.iter().map(ModelReport::of).collect(),
     };
     let mut ending = Ending::default();
@@ -74,6 +75,8 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
 #[derive(Serialize)]
 struct Report {
     device: String,
+    /// Over the held-out shapes of all kinds together.
+    fit: Option<Fit>,
     models: Vec<ModelReport>,
 }
 
@@ -87,6 +90,7 @@ struct ModelReport {
     median_error_per_mille: u64,
     p90_error_per_mille: u64,
     roofline_median_error_per_mille: Option<u64>,
+    fit: Option<Fit>,
 }
 
 impl ModelReport {
@@ -99,8 +103,17 @@ impl ModelReport {
             median_error_per_mille: m.held_out.median_error_per_mille,
             p90_error_per_mille: m.held_out.p90_error_per_mille,
             roofline_median_error_per_mille: m.held_out.roofline_median_error_per_mille,
+            fit: m.held_out.fit,
         }
     }
+}
+
+fn r2(fit: &Fit) -> String {
+    format!("{:.3}", fit.r2_per_mille as f64 / 1e3)
+}
+
+fn mse(fit: &Fit) -> String {
+    format!("{:.4}", fit.mse_millionths as f64 / 1e6)
 }
 
 impl fmt::Display for Report {
@@ -113,6 +126,8 @@ impl fmt::Display for Report {
             ("median error", Side::Right),
             ("9 in 10", Side::Right),
             ("roofline's median", Side::Right),
+            ("R²", Side::Right),
+            ("MSE", Side::Right),
         ]);
         let percent = |per_mille: u64| format!("{}.{} %", per_mille / 10, per_mille % 10);
         for m in &self.models {
@@ -124,8 +139,17 @@ impl fmt::Display for Report {
                 percent(m.median_error_per_mille),
                 percent(m.p90_error_per_mille),
                 m.roofline_median_error_per_mille.map_or_else(|| "-".to_owned(), percent),
+                m.fit.map_or_else(|| "-".to_owned(), |fit| r2(&fit)),
+                m.fit.map_or_else(|| "-".to_owned(), |fit| mse(&fit)),
             ]);
         }
-        write!(f, "{table}")
+        write!(f, "{table}")?;
+        let Some(fit) = &self.fit else { return Ok(()) };
+        write!(
+            f,
+            "\nall kinds together, by the logarithm of the time: R² {}, MSE {}",
+            r2(fit),
+            mse(fit)
+        )
     }
 }

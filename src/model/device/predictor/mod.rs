@@ -105,6 +105,20 @@ pub struct HeldOut {
     /// The median of the roofline's errors, where the table has the roofline's times.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub roofline_median_error_per_mille: Option<u64>,
+    /// How well the logarithms of the times are predicted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fit: Option<Fit>,
+}
+
+/// How well predicted logarithms of times fit the measured ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Fit {
+    /// The part of the variance that is explained (R²), in thousandths; below 0 where the mean
+    /// would be a better answer.
+    pub r2_per_mille: i64,
+    /// The mean squared error of the natural logarithm, in millionths.
+    pub mse_millionths: u64,
 }
 
 /// Why a predictor could not be read or written.

@@ -1,13 +1,14 @@
 //! Trains a predictor from a table of measurements, and measures its error on shapes that it did
 //! not see.
 //!
-//! One shape in five, chosen by the hash of its key, is kept out of training under every load.
+//! One shape in five, chosen by the hash of its key, is kept out of training under every load,
+//! unless it is the only one of its form (types, flags, ranks).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::features::{self, Features};
 use super::math::ln;
-use super::{HeldOut, Model, Number, Predictor, network};
+use super::{Fit, HeldOut, Model, Number, Predictor, network};
 use crate::device::table::{Row, median};
 use crate::units::{Nanos, mix};
 
@@ -39,6 +40,8 @@ pub struct Trained {
     pub predictor: Predictor,
     /// Kinds that have too few shapes, and how many they have.
     pub too_few: Vec<(String, usize)>,
+    /// The fit over the held-out shapes of all kinds together.
+    pub fit: Option<Fit>,
     /// Number of rows without the roofline's counts, or with a key of another form.
     pub unread: usize,
 }
@@ -96,6 +99,7 @@ pub fn fit(rows: &[Row], options: &Options) -> Result<Trained, TrainError> {
         of.roofline = of.roofline.or(row.roofline_ns);
     }
     let (mut models, mut too_few, mut unread) = (Vec::new(), Vec::new(), 0);
+    let mut answered: Vec<(u64, u64)> = Vec::new();
     for (kind, keys) in kinds {
         let mut samples = Vec::with_capacity(keys.len());
         for ((key, load), rows) in keys {
@@ -116,7 +120,10 @@ pub fn fit(rows: &[Row], options: &Options) -> Result<Trained, TrainError> {
         let shapes = samples.iter().map(|s| s.key).collect::<BTreeSet<_>>().len();
         let model = if shapes < FEWEST { None } else { model(kind, &samples, options) };
         match model {
-            Some(model) => models.push(model),
+            Some((model, of_kind)) => {
+                models.push(model);
+                answered.extend(of_kind);
+            }
             None => too_few.push((kind.to_owned(), shapes)),
         }
     }
@@ -124,7 +131,8 @@ pub fn fit(rows: &[Row], options: &Options) -> Result<Trained, TrainError> {
         return Err(TrainError::TooFew(too_few.into_iter().max_by_key(|k| k.1)));
     }
     let device = devices.into_iter().next().unwrap_or_default().to_owned();
-    Ok(Trained { predictor: Predictor::new(device, models), too_few, unread })
+    let predictor = Predictor::new(device, models);
+    Ok(Trained { predictor, too_few, fit: fit_of(&answered), unread })
 }
 
 /// A shape's hash, the same on every machine.
@@ -132,9 +140,22 @@ fn hash(key: &str) -> u64 {
     key.bytes().fold(0, |hash, byte| mix(hash ^ u64::from(byte)))
 }
 
-fn model(kind: &str, samples: &[Sample<'_>], options: &Options) -> Option<Model> {
-    let (test, seen): (Vec<&Sample<'_>>, Vec<&Sample<'_>>) =
+/// The model of a kind, and for each shape that it did not see the predicted and the measured time.
+fn model(
+    kind: &str,
+    samples: &[Sample<'_>],
+    options: &Options,
+) -> Option<(Model, Vec<(u64, u64)>)> {
+    let (held_out, mut seen): (Vec<&Sample<'_>>, Vec<&Sample<'_>>) =
         samples.iter().partition(|s| hash(s.key).is_multiple_of(HELD_OUT));
+    // A form of the operator that no other row has is learned, so that the model covers it.
+    let words: BTreeSet<&String> = seen.iter().flat_map(|s| &s.features.words).collect();
+    let names: BTreeSet<&String> = seen.iter().flat_map(|s| s.features.numbers.keys()).collect();
+    let (test, rare): (Vec<&Sample<'_>>, Vec<&Sample<'_>>) = held_out.into_iter().partition(|s| {
+        s.features.words.iter().all(|word| words.contains(word))
+            && s.features.numbers.keys().all(|name| names.contains(name))
+    });
+    seen.extend(rare);
     if test.is_empty() || seen.is_empty() {
         return None;
     }
@@ -161,6 +182,7 @@ fn model(kind: &str, samples: &[Sample<'_>], options: &Options) -> Option<Model>
         median_error_per_mille: 0,
         p90_error_per_mille: 0,
         roofline_median_error_per_mille: None,
+        fit: None,
     };
     let mut model = Model {
         kind: kind.to_owned(),
@@ -177,8 +199,28 @@ fn model(kind: &str, samples: &[Sample<'_>], options: &Options) -> Option<Model>
     let targets: Vec<f64> =
         logarithms.iter().map(|x| (x - model.answer.mean) / model.answer.scale).collect();
     model.layers = network::train(&inputs, &targets, options.steps, options.seed);
-    model.held_out = held_out_errors(&model, &test);
-    Some(model)
+    let answered;
+    (model.held_out, answered) = held_out_errors(&model, &test);
+    Some((model, answered))
+}
+
+/// How well predicted times fit measured ones, by their logarithms.
+fn fit_of(answered: &[(u64, u64)]) -> Option<Fit> {
+    let logarithms: Vec<(f64, f64)> =
+        answered.iter().map(|(said, of)| (ln(*said as f64), ln(*of as f64))).collect();
+    let count = logarithms.len() as f64;
+    let mean = logarithms.iter().map(|(_, of)| of).sum::<f64>() / count;
+    let wrong: f64 = logarithms.iter().map(|(said, of)| (said - of) * (said - of)).sum();
+    let varied: f64 = logarithms.iter().map(|(_, of)| (of - mean) * (of - mean)).sum();
+    if varied.is_nan() || varied <= 0.0 {
+        return None;
+    }
+    #[expect(clippy::cast_possible_truncation, reason = "a float saturates")]
+    #[expect(clippy::cast_sign_loss, reason = "a sum of squares")]
+    Some(Fit {
+        r2_per_mille: ((1.0 - wrong / varied) * 1e3).round() as i64,
+        mse_millionths: (wrong / count * 1e6).round() as u64,
+    })
 }
 
 fn number(name: &str, all: &[f64]) -> Number {
@@ -194,7 +236,7 @@ fn number(name: &str, all: &[f64]) -> Number {
     Number { name: name.to_owned(), mean, scale, low, high }
 }
 
-fn held_out_errors(model: &Model, test: &[&Sample<'_>]) -> HeldOut {
+fn held_out_errors(model: &Model, test: &[&Sample<'_>]) -> (HeldOut, Vec<(u64, u64)>) {
     let error = |said: u64, of: u64| {
         u64::try_from(u128::from(said.abs_diff(of)) * 1000 / u128::from(of.max(1)))
             .unwrap_or(u64::MAX)
@@ -202,11 +244,12 @@ fn held_out_errors(model: &Model, test: &[&Sample<'_>]) -> HeldOut {
     let predicted: Vec<Option<Nanos>> = test.iter().map(|s| model.predict(&s.features)).collect();
     let roofline: Vec<u64> = test.iter().filter_map(|s| Some(error(s.roofline?, s.ns))).collect();
     let answered = |(sample, said): (&&Sample<'_>, &Option<Nanos>)| {
-        Some(error(said.map(|n| n.0).or(sample.roofline)?, sample.ns))
+        Some((said.map(|n| n.0).or(sample.roofline)?, sample.ns))
     };
-    let mut errors: Vec<u64> = test.iter().zip(&predicted).filter_map(answered).collect();
+    let answered: Vec<(u64, u64)> = test.iter().zip(&predicted).filter_map(answered).collect();
+    let mut errors: Vec<u64> = answered.iter().map(|(said, of)| error(*said, *of)).collect();
     errors.sort_unstable();
-    HeldOut {
+    let held_out = HeldOut {
         rows: test.len() as u64,
         covered: predicted.iter().flatten().count() as u64,
         median_error_per_mille: if errors.is_empty() { 0 } else { median(errors.clone()) },
@@ -215,7 +258,9 @@ fn held_out_errors(model: &Model, test: &[&Sample<'_>]) -> HeldOut {
             .copied()
             .unwrap_or(0),
         roofline_median_error_per_mille: (!roofline.is_empty()).then(|| median(roofline)),
-    }
+        fit: fit_of(&answered),
+    };
+    (held_out, answered)
 }
 
 #[cfg(test)]
@@ -276,6 +321,11 @@ mod tests {
             "{errors:?}"
         );
 
+        // Of one kind alone, all kinds fit as well as that one.
+        let fit = errors.fit.unwrap();
+        assert_eq!(trained.fit, Some(fit));
+        assert!(fit.r2_per_mille > 900 && fit.r2_per_mille <= 1000, "{fit:?}");
+
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.predictor.json");
         trained.predictor.write(&path).unwrap();
@@ -311,6 +361,17 @@ mod tests {
         let found: Vec<Source> =
             latencies_from(&graph, &device, &sources).iter().map(|l| l.source).collect();
         assert_eq!(found, [Source::Predicted, Source::Roofline]);
+    }
+
+    #[test]
+    fn the_fit_is_that_of_logarithms() {
+        let exact = [(1, 1), (10, 10), (100, 100)];
+        assert_eq!(fit_of(&exact), Some(Fit { r2_per_mille: 1000, mse_millionths: 0 }));
+        // Each is wrong by a factor of e², and their mean would be as wrong as that.
+        let wrong = fit_of(&[(7389, 1000), (135_335, 1_000_000)]).unwrap();
+        assert!(wrong.mse_millionths.abs_diff(4_000_000) < 100, "{wrong:?}");
+        assert_eq!(fit_of(&[(5, 7), (6, 7)]), None);
+        assert_eq!(fit_of(&[]), None);
     }
 
     #[test]
