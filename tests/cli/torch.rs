@@ -1,9 +1,16 @@
 //! `neap torch` around any command. What acts inside Python has tests of its own (`python/tests`).
 
-use std::process::{Command, Output};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
+
+use crate::cli::folder::fixture;
 
 /// Runs `neap torch` with these flags around a line of shell, allocator settings as given.
 fn torch(flags: &[&str], line: &str, settings: Option<&str>) -> Output {
@@ -70,7 +77,19 @@ fn bad_use_runs_nothing() {
     let other = write("other.json", "{\"format\": \"neap.plan\"}");
     let newer = write("newer.json", "{\"format\": \"neap.torch.schedule\", \"version\": 9}");
     let broken = write("broken.json", "{");
-    let cases: [(&[&str], &str); 8] = [
+    let socket = folder.path().join("gpu");
+    let socket = socket.to_str().unwrap();
+    let dead = folder.path().join("dead");
+    drop(UnixListener::bind(&dead).unwrap());
+    let dead = dead.to_str().unwrap();
+    let cases: [(&[&str], &str); 15] = [
+        (&["--serve", socket], "--budget"),
+        (&["--serve", socket, "--budget", "60%"], "in bytes"),
+        (&["--serve", dead, "--budget", "1GiB"], "no process listens any more; remove it"),
+        (&["--serve", &broken, "--budget", "1GiB"], "is not a socket"),
+        (&["--join", socket], "start `neap torch --serve"),
+        (&["--join", dead], "no process listens"),
+        (&["--join", socket, "--budget", "1GiB"], "--budget"),
         (&[], "--budget"),
         (&["--budget", "min"], "not a budget to run in"),
         (&["--budget", "much"], "budget"),
@@ -87,4 +106,79 @@ fn bad_use_runs_nothing() {
         assert!(said.contains(word), "{flags:?}: {said}");
         assert!(found.stdout.is_empty(), "{flags:?} ran the command");
     }
+}
+
+/// `neap torch --serve`, ended with the test.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A script that joins, with what it reads.
+struct Script(UnixStream, BufReader<UnixStream>);
+
+impl Script {
+    fn join(socket: &Path, form: &Value) -> Self {
+        let stream = UnixStream::connect(socket).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let mut script = Self(stream.try_clone().unwrap(), BufReader::new(stream));
+        script.say(form);
+        script
+    }
+
+    fn say(&mut self, form: &Value) {
+        self.0.write_all(format!("{form}\n").as_bytes()).unwrap();
+    }
+
+    /// The bytes of the next offer, taken.
+    fn take(&mut self) -> u64 {
+        let mut line = String::new();
+        self.1.read_line(&mut line).unwrap();
+        let offer: Value = serde_json::from_str(&line).unwrap();
+        let bytes = offer["share_bytes"].as_u64().unwrap();
+        self.say(&json!({"took_bytes": bytes}));
+        bytes
+    }
+}
+
+#[test]
+fn scripts_divide_a_budget_as_they_come_and_go() {
+    let folder = TempDir::new().unwrap();
+    let socket = folder.path().join("gpu");
+    let budget = 800u64 << 20;
+    let mut command = Command::new(env!("CARGO_BIN_EXE_neap"));
+    command.args(["torch", "--budget", &budget.to_string(), "--serve"]).arg(&socket);
+    let _server = Server(command.stderr(Stdio::null()).spawn().unwrap());
+    for _ in 0..600 {
+        if socket.exists() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let mode = std::fs::metadata(&socket).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600, "others may not join");
+    let again = torch(&["--budget", "1GiB", "--serve", socket.to_str().unwrap()], "true", None);
+    assert!(text(&again.stderr).contains("listens on"), "{}", text(&again.stderr));
+
+    let graph = json!({"join": "first", "graph": fixture("mlp.graph.json")});
+    let mut first = Script::join(&socket, &graph);
+    assert_eq!(first.take(), budget);
+    let mut second =
+        Script::join(&socket, &json!({"join": "second", "graph": fixture("mlp.graph.json")}));
+    let all = first.take() + second.take();
+    assert!((budget - 1..=budget).contains(&all), "{all}");
+    // A process that talks nonsense, and one whose graph can't be read, change nothing.
+    Script::join(&socket, &json!({"hello": 1}));
+    Script::join(&socket, &json!({"join": "third", "graph": "/nowhere"}));
+    let mut fixed = Script::join(&socket, &json!({"join": "fourth", "fixed_bytes": 100 << 20}));
+    assert_eq!(fixed.take(), 100 << 20);
+    let all = first.take() + second.take();
+    assert!(((700 << 20) - 1..=700 << 20).contains(&all), "{all}");
+    // One that dies says nothing more.
+    drop((fixed, second));
+    while first.take() != budget {}
 }

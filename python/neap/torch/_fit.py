@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import statistics
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,9 +24,10 @@ from neap.torch._planning import PlanError, Planner
 from neap.torch._recompute import possible
 from neap.torch._record import device_of
 from neap.torch._recorder import Recorder
-from neap.torch._report import Report, parse_budget, say_on_stderr
+from neap.torch._report import Report, parse_budget
 from neap.torch._runtime import Runtime
 from neap.torch._schedule import Schedule, parameter_of
+from neap.torch._share import Offer, Share, ShareError, script_name
 from neap.torch._states import States, divisible
 from neap.torch._timeline import Timeline
 from neap.torch._watch import Watch, named_tensors
@@ -59,11 +61,15 @@ class Fit:
         timeline: str | os.PathLike[str] | None = None,
         cache: bool = False,
         early_updates: bool = False,
+        share: Share | None = None,
     ) -> None:
         self.watch = Watch()
         self.schedule: Schedule | None = None
         self.planner: Planner | None = None
         self._budget = parse_budget(budget)
+        self._share = share
+        self._replans = 0
+        """How often the plan was made anew for the present budget."""
         self._profile = profile
         self._say = say
         self._attempts = attempts
@@ -82,6 +88,8 @@ class Fit:
         self._times: list[float] = []
         self._began = 0.0
         self._margin = Margin()
+        self._learned = 0
+        """The margin that the watched iterations showed."""
         self._settled = False
         """Whether the first iterations by the plan showed nothing that calls for another."""
         self._tried = 0
@@ -121,6 +129,7 @@ class Fit:
         self._lift.install()
         if schedule is not None:
             self._planning_ended = True
+            self._join_with(schedule)
             self._act(schedule)
 
     def __enter__(self) -> Fit:
@@ -155,6 +164,8 @@ class Fit:
             self._lift.remove()
             self.watch.remove()
             self.enforcement.close()
+            if self._share is not None:
+                self._share.close()
             for states in self._states if bring_back else ():
                 states.stop()
             if self._early is not None:
@@ -223,6 +234,7 @@ class Fit:
             if self._settled and self.runtime.recompute.resolved:
                 self.watch.ignore_modules()
             self.enforcement.apply()
+            self._ask_for_share(self.schedule)
             self._began = time.perf_counter()
             return
         if self._planning_ended:
@@ -302,7 +314,8 @@ class Fit:
             self._give_up("no two iterations in a row were alike")
             return
         self._say("neap: planning")
-        self._margin = Margin(self.enforcement.learn(found.peak))
+        self._learned = self.enforcement.learn(found.peak)
+        self._margin = Margin(self._learned)
         self._report.margin_bytes = self._margin.bytes
         try:
             self.planner = Planner(
@@ -314,11 +327,74 @@ class Fit:
                 cache=self._cache,
                 soon=self._soon(recorder, found),
             )
+            offer = self._join(self.planner)
             schedule = self.planner.plan(self._budget, self._report.margin_bytes)
-        except PlanError as error:
+        except (PlanError, ShareError) as error:
             self._give_up(str(error))
             return
         self._act(schedule)
+        if self._share is not None and offer is not None:
+            self._share.took(offer)
+
+    # -- a share of the GPU
+
+    def _join(self, planner: Planner) -> Offer | None:
+        """Joins the scripts on this GPU with what was watched, and waits for a share."""
+        if self._share is None:
+            return None
+        self._say("neap: waiting for a share of the GPU")
+        with tempfile.TemporaryDirectory(prefix="neap-") as folder:
+            graph = os.path.join(folder, "watched.graph.json")
+            planner.write(graph)
+            offer = self._share.join_with_graph(script_name(), graph)
+        self._offered(offer)
+        return offer
+
+    def _join_with(self, schedule: Schedule) -> None:
+        """Joins with a plan that was made before."""
+        if self._share is None:
+            return
+        try:
+            offer = self._share.join_with_plan(script_name(), schedule.budget_bytes)
+            self._share.took(offer)
+        except ShareError as error:
+            self._report.notes.append(str(error))
+
+    def _offered(self, offer: Offer) -> None:
+        self._budget = lambda peak: offer.share_bytes
+        self._say(f"neap: {offer.why}: a share of {offer.share_bytes} bytes")
+        if self.planner is not None:
+            self.planner.use_part_of_link(offer.link_per_mille)
+
+    def _ask_for_share(self, schedule: Schedule) -> None:
+        """Between two iterations: keeps to the share that was offered last, with a new plan where
+        the present one does not fit it or leaves room that would make it quicker.
+        """
+        if self._share is None or self.planner is None:
+            return
+        known = self._share.gone
+        offer = self._share.newest()
+        if self._share.gone and not known:
+            note = "what divided the GPU among scripts has ended; the share stays as it is"
+            self._report.notes.append(note)
+            self._say(f"neap: {note}")
+        if offer is None:
+            return
+        self._offered(offer)
+        report = self._report
+        needs = max(schedule.peak_bytes + self._learned, self.enforcement.peak_reserved())
+        fits = schedule.met and needs <= offer.share_bytes
+        slower = schedule.iteration_ns > schedule.unplanned_iteration_ns
+        if fits and self._settled and not (slower and offer.share_bytes > schedule.budget_bytes):
+            schedule.budget_bytes = report.budget_bytes = offer.share_bytes
+            self.enforcement.lift()
+            self.enforcement.begin(offer.share_bytes)
+        else:
+            # The margin that was found belongs to the plan for the share before.
+            self._settled, self._replans = False, 0
+            self._margin, report.margin_bytes = Margin(self._learned), self._learned
+            self._replan(f"{offer.why}: the share is {offer.share_bytes} bytes")
+        self._share.took(offer)
 
     def _soon(self, recorder: Recorder, found: _graph.Iteration) -> _graph.Iteration | None:
         """The iteration with updates inside backward, where that is allowed and sound."""
@@ -354,7 +430,7 @@ class Fit:
             return
         found = self._margin.judge(schedule, over)
         report.margin_bytes = self._margin.bytes
-        if isinstance(found, int) and len(report.replans) < _REPLANS:
+        if isinstance(found, int) and self._replans < _REPLANS:
             unused = f"the allocator left {-over} bytes of the budget unused"
             more = f"the allocator reserved {over} bytes more than the budget"
             self._replan(more if over > 0 else unused)
@@ -410,9 +486,10 @@ class Fit:
 
     def _replan(self, why: str) -> None:
         report = self._report
-        if len(report.replans) >= _REPLANS or self.planner is None:
+        if self._replans >= _REPLANS or self.planner is None:
             self._end_search()
             return
+        self._replans += 1
         report.replans.append(why)
         self._say(f"neap: planning anew: {why}")
         try:
@@ -500,88 +577,3 @@ class Fit:
             states = States(optimizer, self.watch, schedule.ahead)
             states.start(wanted)
             self._states.append(states)
-
-
-def fit(
-    model: torch.nn.Module | Sequence[torch.nn.Module],
-    optimizer: Optimizer | Sequence[Optimizer],
-    budget: str | int,
-    device: str = "a6000",
-    verbose: bool = True,
-    recompute: bool = True,
-    enforce: bool = True,
-    early_updates: bool = False,
-) -> Fit:
-    """Lets a training loop run within ``budget`` bytes of device memory. Call it once, before the
-    loop.
-
-    The first iterations run as they are and are watched; then a plan is made, and acts from the
-    next iteration on. Every number stays what it would be without neap, bit for bit. An iteration
-    that differs from the planned one is noticed and runs without the plan. ``NEAP_OFF=1`` in the
-    environment turns all of it off.
-
-    Args:
-        model: the model, or several.
-        optimizer: the optimizer that ends an iteration by its step, or several, that one first.
-        budget: bytes (``12GiB``) that PyTorch may reserve, or a share of the unplanned peak
-            (``60%``).
-        device: the profile by whose times and link the plan is made: a name that
-            ``neap device list`` shows, or a ``*.device.json``.
-        verbose: whether to say on stderr when planning begins and when the plan acts.
-        recompute: whether calls of modules may run again in backward.
-        enforce: whether PyTorch may not reserve more than the budget while the plan acts.
-        early_updates: whether each parameter may be updated inside backward as soon as its
-            gradient is complete, which is then freed. Only for a loop that takes the step after
-            each backward and does not look at gradients; what can be seen of anything else is
-            refused, and the report says why.
-
-    Raises:
-        ValueError: if the budget can't be understood.
-    """
-    return Fit(
-        _models(model),
-        _optimizers(optimizer),
-        budget,
-        device,
-        say_on_stderr(verbose),
-        _ATTEMPTS,
-        recompute,
-        enforce,
-        early_updates=early_updates,
-    )
-
-
-def apply(
-    model: torch.nn.Module | Sequence[torch.nn.Module],
-    optimizer: Optimizer | Sequence[Optimizer],
-    plan: str | os.PathLike[str] | Schedule,
-    verbose: bool = True,
-    enforce: bool = True,
-) -> Fit:
-    """Lets a training loop run by a plan that was made before, from the first iteration on.
-
-    Args:
-        model, optimizer, verbose, enforce: as for :func:`fit`.
-        plan: what ``neap torch --save-plan FILE`` wrote, or a schedule.
-
-    Raises:
-        ValueError: if the file is no plan.
-    """
-    schedule = plan if isinstance(plan, Schedule) else Schedule.load(plan)
-    return Fit(
-        _models(model),
-        _optimizers(optimizer),
-        max(schedule.budget_bytes, 1),
-        "",
-        say_on_stderr(verbose),
-        enforce=enforce,
-        schedule=schedule,
-    )
-
-
-def _models(model: torch.nn.Module | Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
-    return [model] if isinstance(model, torch.nn.Module) else list(model)
-
-
-def _optimizers(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
-    return [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)

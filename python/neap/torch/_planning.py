@@ -35,6 +35,12 @@ _PRUNED = 2
 _AS_LISTED = ["--no-reorder", "--no-split"]
 """A script runs its operators in its own order, and each of them as a whole."""
 
+_RATES = ("h2d", "d2h", "h2d_contended", "d2h_contended")
+"""A link's rates in bytes per second."""
+
+_LEAST = 1024
+"""Fewer bytes are no budget."""
+
 Bans = Collection[tuple[str, int]]
 
 
@@ -144,6 +150,8 @@ class Planner:
         self.ahead = False
         self._profile: dict[str, Any] | None = None
         """The device with its link as measured, once it was."""
+        self._link: dict[str, int] | None = None
+        """Its link alone, once this script has only a part of it."""
         self._asked = device
         self.unplanned = max(found.peak, self._world(()).peak)
         self.unplanned_ns = sum(self.durations.get(n.name, 1000) for n in found.nodes)
@@ -161,6 +169,23 @@ class Planner:
                 raise PlanError(f"neap device failed: {error.strip()}")
             self._profile = json.loads(text)
         return self._profile
+
+    def use_part_of_link(self, per_mille: int) -> None:
+        """Plans for this part of the link's rates from now on, in thousandths.
+
+        Raises:
+            PlanError: if the profile can't be read.
+        """
+        if self._link is None and per_mille == 1000:
+            return
+        link = self._link = self._link or dict(self.profile["link"])
+        rates = {key: max(link[key] * per_mille // 1000, 1) for key in _RATES}
+        self.profile["link"] = {**link, **rates}
+
+    def write(self, path: str) -> None:
+        """Writes what is watched as a graph, with nothing run again."""
+        graph = self._world(()).graph(self.durations, self.move_states)
+        _graph.write(graph, Path(path))
 
     def _world(self, ranges: Sequence[Range]) -> World:
         if self._early and self.soon is not None:
@@ -181,7 +206,7 @@ class Planner:
                 plan is the lowest that was found, and ``met`` is false.
         """
         asked = budget(self.unplanned)
-        bound = max(asked - less, 1)
+        bound = max(asked - less, _LEAST)
         self.ahead = World(self.recorder, self.found, (), True, True).step_peak() <= bound
         usable = [r for r in self.ranges if r.key not in set(banned)]
         kept = self._kept(bound, usable)

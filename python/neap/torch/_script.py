@@ -15,6 +15,7 @@ import torch
 
 from neap.torch._fit import Fit
 from neap.torch._schedule import Schedule
+from neap.torch._share import Share
 
 OLDEST = (2, 6)
 """The oldest PyTorch whose hooks do what is needed here."""
@@ -101,6 +102,10 @@ def install() -> Script | None:
         budget: str | int = asked("NEAP_TORCH_BUDGET") or "100%"
         if schedule is not None:
             budget = max(schedule.budget_bytes, 1)
+        path = asked("NEAP_TORCH_JOIN")
+        if path and asked("WORLD_SIZE", "1") != "1":
+            # A rank that waits for bytes would wait for a rank that waits for it.
+            raise ValueError("--join is for scripts of one process; leave it out")
         fitted = Fit(
             [],
             [],
@@ -114,6 +119,7 @@ def install() -> Script | None:
             timeline=(asked("NEAP_TORCH_TIMELINE") or None) if rank() == 0 else None,
             cache=asked("NEAP_TORCH_CACHE") != "0",
             early_updates=asked("NEAP_TORCH_EARLY") == "1",
+            share=Share(path) if path else None,
         )
     except ValueError as error:
         say(f"neap: {error}")

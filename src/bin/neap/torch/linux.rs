@@ -5,20 +5,25 @@ use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
-use std::{env, fs, io};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use std::{env, fs, io, thread};
 
 use anyhow::{Context, bail};
 use clap::Parser;
 use neap::device::profile;
+use neap::run::Stop;
 use serde_json::Value;
 use tempfile::TempDir;
 
 use super::Flags;
+use super::serve::{self, Server};
 use crate::dry;
 use crate::dry::launch::{self, Memory};
 use crate::dry::unpack::{self, Unpacked};
 use crate::output::{self, Answer, note};
 use crate::settings::{Budget, Outputs};
+use crate::signals;
 
 /// The format of what `--save-plan` writes, and its version.
 const FORMAT: &str = "neap.torch.schedule";
@@ -28,6 +33,9 @@ const VERSION: u64 = 1;
 const DRY_STEPS: u64 = 9;
 /// PyTorch reads the settings of its allocator from one of these.
 const ALLOCATOR: [&str; 2] = ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"];
+
+/// How often is looked whether other scripts have gone.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// `neap dry` as a command line of its own.
 #[derive(clap::Parser)]
@@ -48,10 +56,48 @@ pub fn main(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let inputs: Vec<&Path> =
         flags.plan.as_deref().into_iter().chain([Path::new(&flags.device)]).collect();
     Outputs::new(&inputs, &outputs)?;
-    profile::load(&flags.device)?;
+    let device = profile::load(&flags.device)?;
     if let Some(plan) = &flags.plan {
         judge(plan)?;
     }
+    let server = match (&flags.serve, flags.budget) {
+        (Some(path), Some(Budget::Bytes(budget))) => Some(Server::start(path, budget, device)?),
+        (Some(_), _) => bail!("--serve: the budget of several scripts is in bytes, such as 12GiB"),
+        (None, _) => None,
+    };
+    if let Some(path) = &flags.join {
+        serve::reachable(path)?;
+    }
+    let Some(server) = server else { return script(flags, as_json) };
+    if flags.command.is_empty() {
+        return until_interrupted(&server);
+    }
+    let answer = script(flags, as_json);
+    if server.scripts() > 0 {
+        note("note: other scripts have joined; this waits until they have gone");
+    }
+    while server.scripts() > 0 && !launch::interrupted() {
+        thread::sleep(LOOK);
+    }
+    answer
+}
+
+/// Divides the budget among scripts until a signal comes.
+fn until_interrupted(server: &Server) -> anyhow::Result<Answer> {
+    let stop = Stop::default();
+    signals::request_at_signals(&stop)?;
+    note("note: waiting for scripts that join; Ctrl-C ends this");
+    while !stop.flag().load(Ordering::SeqCst) {
+        thread::sleep(LOOK);
+    }
+    if server.scripts() > 0 {
+        note("note: the scripts that have joined go on with the shares that they have");
+    }
+    Ok(Answer::Yes)
+}
+
+/// Runs a script.
+fn script(flags: &Flags, as_json: bool) -> anyhow::Result<Answer> {
     let scratch = scratch()?;
     let unpacked = unpack::unpack(scratch.path())?;
     let mut status = run(flags, flags.plan.as_deref(), &unpacked, scratch.path(), as_json)?;
@@ -150,6 +196,15 @@ fn environment(
             command.env("NEAP_TORCH_BUDGET", text);
         }
         _ => {}
+    }
+    match flags.join.as_ref().or(flags.serve.as_ref()) {
+        Some(socket) => {
+            command.env("NEAP_TORCH_JOIN", std::path::absolute(socket)?);
+            command.env_remove("NEAP_TORCH_BUDGET");
+        }
+        None => {
+            command.env_remove("NEAP_TORCH_JOIN");
+        }
     }
     let device = if Path::new(&flags.device).exists() {
         std::path::absolute(&flags.device)?.into_os_string()

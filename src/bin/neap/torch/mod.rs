@@ -2,6 +2,10 @@
 
 #[cfg(target_os = "linux")]
 mod linux;
+#[cfg(target_os = "linux")]
+mod serve;
+#[cfg(target_os = "linux")]
+mod shares;
 
 use std::path::PathBuf;
 
@@ -16,9 +20,17 @@ use crate::settings::Budget;
 /// exit code.
 #[derive(clap::Args)]
 pub struct Flags {
-    /// What PyTorch may reserve: bytes (12GiB), or a share of the unplanned peak (60%).
-    #[arg(long, value_name = "BUDGET", required_unless_present = "plan")]
+    /// What PyTorch may reserve: bytes (12GiB), or a share of the unplanned peak (60%). With
+    /// --serve: what all scripts may reserve together, in bytes.
+    #[arg(long, value_name = "BUDGET", required_unless_present_any = ["plan", "join"])]
     pub budget: Option<Budget>,
+    /// Divide the budget among the scripts that --join this socket, and plan anew when one comes or
+    /// goes. With a command, also run that; then until the last script has gone.
+    #[arg(long, value_name = "SOCKET", requires = "budget", conflicts_with_all = ["plan", "join"])]
+    pub serve: Option<PathBuf>,
+    /// Run within a share of the budget of `neap torch --serve SOCKET`.
+    #[arg(long, value_name = "SOCKET", conflicts_with = "budget")]
+    pub join: Option<PathBuf>,
     /// Whose times and link the plan is made by: a built-in name or a *.device.json file.
     #[arg(long, value_name = "NAME|FILE", default_value = "a6000")]
     pub device: String,
@@ -49,7 +61,7 @@ pub struct Flags {
     #[arg(long)]
     pub no_second_run: bool,
     /// The command that runs the script, after `--`.
-    #[arg(last = true, value_name = "COMMAND", required = true)]
+    #[arg(last = true, value_name = "COMMAND", required_unless_present = "serve")]
     pub command: Vec<std::ffi::OsString>,
 }
 

@@ -1,0 +1,97 @@
+"""How a script begins to be fitted: with a budget, or by a plan that was made before."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+from neap.torch._fit import Fit
+from neap.torch._report import say_on_stderr
+from neap.torch._schedule import Schedule
+
+
+def fit(
+    model: torch.nn.Module | Sequence[torch.nn.Module],
+    optimizer: Optimizer | Sequence[Optimizer],
+    budget: str | int,
+    device: str = "a6000",
+    verbose: bool = True,
+    recompute: bool = True,
+    enforce: bool = True,
+    early_updates: bool = False,
+) -> Fit:
+    """Lets a training loop run within ``budget`` bytes of device memory. Call it once, before the
+    loop.
+
+    The first iterations run as they are and are watched; then a plan is made, and acts from the
+    next iteration on. Every number stays what it would be without neap, bit for bit. An iteration
+    that differs from the planned one is noticed and runs without the plan. ``NEAP_OFF=1`` in the
+    environment turns all of it off.
+
+    Args:
+        model: the model, or several.
+        optimizer: the optimizer that ends an iteration by its step, or several, that one first.
+        budget: bytes (``12GiB``) that PyTorch may reserve, or a share of the unplanned peak
+            (``60%``).
+        device: the profile by whose times and link the plan is made: a name that
+            ``neap device list`` shows, or a ``*.device.json``.
+        verbose: whether to say on stderr when planning begins and when the plan acts.
+        recompute: whether calls of modules may run again in backward.
+        enforce: whether PyTorch may not reserve more than the budget while the plan acts.
+        early_updates: whether each parameter may be updated inside backward as soon as its
+            gradient is complete, which is then freed. Only for a loop that takes the step after
+            each backward and does not look at gradients; what can be seen of anything else is
+            refused, and the report says why.
+
+    Raises:
+        ValueError: if the budget can't be understood.
+    """
+    return Fit(
+        _models(model),
+        _optimizers(optimizer),
+        budget,
+        device,
+        say_on_stderr(verbose),
+        recompute=recompute,
+        enforce=enforce,
+        early_updates=early_updates,
+    )
+
+
+def apply(
+    model: torch.nn.Module | Sequence[torch.nn.Module],
+    optimizer: Optimizer | Sequence[Optimizer],
+    plan: str | os.PathLike[str] | Schedule,
+    verbose: bool = True,
+    enforce: bool = True,
+) -> Fit:
+    """Lets a training loop run by a plan that was made before, from the first iteration on.
+
+    Args:
+        model, optimizer, verbose, enforce: as for :func:`fit`.
+        plan: what ``neap torch --save-plan FILE`` wrote, or a schedule.
+
+    Raises:
+        ValueError: if the file is no plan.
+    """
+    schedule = plan if isinstance(plan, Schedule) else Schedule.load(plan)
+    return Fit(
+        _models(model),
+        _optimizers(optimizer),
+        max(schedule.budget_bytes, 1),
+        "",
+        say_on_stderr(verbose),
+        enforce=enforce,
+        schedule=schedule,
+    )
+
+
+def _models(model: torch.nn.Module | Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
+    return [model] if isinstance(model, torch.nn.Module) else list(model)
+
+
+def _optimizers(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
+    return [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)

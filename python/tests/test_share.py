@@ -1,0 +1,225 @@
+"""Scripts that share a GPU: `neap torch --serve` and `--join`, as far as the CPU shows them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from neap.torch._share import Share, ShareError
+
+SCRIPT = """
+import os, sys, torch
+from torch import nn
+
+seed, steps = map(int, sys.argv[1:3])
+torch.manual_seed(seed)
+torch.set_num_threads(1)
+layers = [module for _ in range(6) for module in (nn.Linear(256, 256), nn.Tanh())]
+model = nn.Sequential(nn.Linear(64, 256), *layers, nn.Linear(256, 8))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+step = 0
+while step < steps:
+    optimizer.zero_grad()
+    loss = model(torch.randn(1024, 64)).square().mean()
+    loss.backward()
+    optimizer.step()
+    step += 1
+    if step == 5:
+        open(f"planned-{seed}", "w").close()
+    # Until some steps after a file has appeared, if one is named.
+    if sys.argv[3:] and not os.path.exists(sys.argv[3]):
+        steps = step + 5
+print(step, loss.item(), sum(p.double().sum().item() for p in model.parameters()))
+"""
+BUDGET = 26 << 20
+"""Enough for one script as it is, and not for two."""
+
+
+class Site:
+    """A folder with the script, and a server on a socket."""
+
+    def __init__(self, neap: str, folder: Path) -> None:
+        self.neap, self.folder = neap, folder
+        self.socket = str(folder / "gpu")
+        (folder / "train.py").write_text(SCRIPT)
+        self.environment = {**os.environ, "XDG_CACHE_HOME": str(folder), "NEAP": neap}
+        command = [neap, "torch", "--serve", self.socket, "--budget", str(BUDGET)]
+        with open(folder / "serve.log", "w") as log:
+            self.server = subprocess.Popen(command, stderr=log, env=self.environment)
+        until(lambda: os.path.exists(self.socket))
+
+    def said(self) -> str:
+        """What the server has said."""
+        return (self.folder / "serve.log").read_text()
+
+    def start(self, *arguments: str, join: bool = True) -> subprocess.Popen[str]:
+        """Starts the script."""
+        command = [sys.executable, str(self.folder / "train.py"), *arguments]
+        if join:
+            command = [self.neap, "torch", "--join", self.socket, "--json", "--", *command]
+        # Its own group, so that all of it can be ended.
+        return subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=self.folder,
+            env=self.environment,
+            start_new_session=True,
+        )
+
+    def planned(self, seed: int) -> bool:
+        """Whether the script with this seed is past its watched iterations."""
+        return (self.folder / f"planned-{seed}").exists()
+
+    def ended(self) -> None:
+        """Lets scripts end that wait for that."""
+        (self.folder / "end").touch()
+
+    def end(self) -> None:
+        """Ends the server."""
+        self.server.send_signal(signal.SIGTERM)
+        self.server.wait(60)
+
+
+def until(found: Any, seconds: float = 200) -> None:
+    """Waits until something is so."""
+    ends = time.monotonic() + seconds
+    while not found():
+        assert time.monotonic() < ends
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def site(neap: str, tmp_path: Path) -> Iterator[Site]:
+    """A server, ended after the test."""
+    made = Site(neap, tmp_path)
+    yield made
+    made.end()
+    assert not os.path.exists(made.socket)
+
+
+def result(process: subprocess.Popen[str]) -> tuple[str, dict[str, Any]]:
+    """What the script printed, and its report."""
+    out, error = process.communicate(timeout=300)
+    assert process.returncode == 0, error
+    printed = [line for line in error.splitlines() if line and line[0] in "-0123456789"]
+    return printed[-1], json.loads(out)[0]
+
+
+def alone(site: Site, seed: str, printed: str) -> str:
+    """What the script prints alone after as many steps."""
+    steps = printed.split()[0]
+    return site.start(seed, steps, join=False).communicate(timeout=300)[0].strip()
+
+
+def test_two_scripts_share_and_compute_what_they_compute_alone(site: Site) -> None:
+    first = site.start("1", "12", "end")
+    until(lambda: site.planned(1))
+    printed, beside = result(site.start("2", "12"))
+    until(lambda: site.said().count("has gone") == 1)
+    site.ended()
+    other, report = result(first)
+    assert printed == alone(site, "2", printed) and other == alone(site, "1", other)
+    # The first was planned anew when the second came, and has all again since that went.
+    assert any("has come" in why for why in report["replans"]), report
+    assert report["met"] and report["budget_bytes"] == BUDGET and not report["notes"], report
+    assert report["swapped_out"] + report["recomputed"] > 0
+    assert beside["met"] and beside["predicted_peak_bytes"] <= beside["budget_bytes"] < BUDGET
+    assert site.said().count("has come") == 2
+
+
+def test_a_script_that_dies_leaves_the_other_running(site: Site) -> None:
+    first = site.start("1", "12", "end")
+    until(lambda: site.planned(1))
+    second = site.start("2", "100000")
+    until(lambda: site.said().count("has come") == 2)
+    os.killpg(second.pid, signal.SIGKILL)
+    second.communicate()
+    until(lambda: site.said().count("has gone") == 1)
+    site.ended()
+    printed, report = result(first)
+    assert report["budget_bytes"] == BUDGET
+    assert printed == alone(site, "1", printed)
+
+
+def test_scripts_go_on_when_the_server_ends(neap: str, tmp_path: Path) -> None:
+    site = Site(neap, tmp_path)
+    script = site.start("1", "12", "end")
+    until(lambda: site.planned(1))
+    site.end()
+    site.ended()
+    _, report = result(script)
+    assert report["planned"] > 5
+    assert any("the share stays" in note for note in report["notes"])
+
+
+def test_only_one_process_joins(site: Site) -> None:
+    site.environment["WORLD_SIZE"] = "2"
+    script = site.start("1", "3")
+    assert "--join is for scripts of one process" in script.communicate(timeout=60)[1]
+    assert script.returncode == 2
+
+
+def test_a_share_that_nothing_serves_is_said(tmp_path: Path) -> None:
+    path = str(tmp_path / "gpu")
+    with pytest.raises(ShareError, match="No such file"):
+        Share(path).join_with_plan("script", 1)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen(1)
+    share = Share(path)
+    listener.close()
+    with pytest.raises(ShareError, match="refused"):
+        share.join_with_graph("script", "x.graph.json")
+    assert share.newest() is None
+    share.close()
+
+
+def test_the_newest_offer_counts_and_nothing_is_waited_for(tmp_path: Path) -> None:
+    path = str(tmp_path / "gpu")
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen(1)
+    share = Share(path)
+
+    def offer(size: int) -> bytes:
+        form = {"share_bytes": size, "scripts": 2, "link_per_mille": 500, "why": "x has come"}
+        return json.dumps(form).encode() + b"\n"
+
+    # What is sent before it is read is kept.
+    import threading
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        connection.recv(1000)
+        connection.sendall(offer(5))
+        served.append(connection)
+
+    served: list[socket.socket] = []
+    thread = threading.Thread(target=serve)
+    thread.start()
+    first = share.join_with_plan("script", 7)
+    thread.join()
+    assert (first.share_bytes, first.link_per_mille) == (5, 500)
+    assert share.newest() is None
+    served[0].sendall(offer(6) + offer(7) + offer(8)[:9])
+    newest = share.newest()
+    assert newest is not None and newest.share_bytes == 7
+    served[0].sendall(offer(8)[9:])
+    share.took(newest)
+    assert json.loads(served[0].recv(1000)) == {"took_bytes": 7}
+    newest = share.newest()
+    assert newest is not None and newest.share_bytes == 8
+    served[0].close()
+    assert share.newest() is None and share.gone
+    listener.close()
