@@ -198,6 +198,24 @@ fn the_algorithm_as_printed_is_caught_and_ours_refuses() {
 }
 
 #[test]
+fn each_branch_of_algorithm_1_is_reached() {
+    let mut lanes = Lanes::new(Bytes(100), Mode::Paper, 8);
+    let mut admit = |job, persistent, ephemeral| {
+        let lane = lanes.admit(job, Bytes(persistent), Bytes(ephemeral), Join::Share);
+        (lane, lanes.free())
+    };
+    // Two lanes are opened.
+    assert_eq!(admit(0, 10, 40), (Some(0), Bytes(50)));
+    assert_eq!(admit(1, 10, 20), (Some(1), Bytes(20)));
+    // There is no room for a third: the smallest lane that fits is joined.
+    assert_eq!(admit(2, 10, 15), (Some(1), Bytes(10)));
+    // None is large enough: the largest is widened.
+    assert_eq!(admit(3, 5, 45), (Some(0), Bytes(0)));
+    // Then a job would not be safe on any branch.
+    assert_eq!(admit(4, 1, 1), (None, Bytes(0)));
+}
+
+#[test]
 fn the_checker_sees_each_kind_of_harm() {
     let resident =
         |persistent, at, ephemeral, lane| Resident { persistent, at: Some(at), ephemeral, lane };
