@@ -263,51 +263,6 @@ fn jobs_planned_for_each_other() {
     );
 }
 
-/// TENSILE's search over all jobs and one link: side by side its plans take less time than its plans of each job alone within the
-/// same arenas, whose copies want the link at the same time. Not always, but on the whole.
-#[test]
-fn tensile_plans_all_jobs_in_one_search() {
-    let first = crate::common::first();
-    let (mut both, mut worse, mut sums) = (0, 0, [0u128; 2]);
-    let method = Method::named("tensile").expect("a planner");
-    for seed in first..first + plans() / 4 {
-        let mut random = Random(seed ^ 0x7e);
-        let mut device = builtin::find("host").expect("built in");
-        device.link.h2d = random.between(500_000_000, 4_000_000_000) as u64;
-        (device.link.d2h, device.link.h2d_contended, device.link.d2h_contended) =
-            (device.link.h2d, device.link.h2d / 2, device.link.h2d / 2);
-        let one = random_graphs(&mut random, &device, (1, 1));
-        let (graph, latencies) = (&one.0[0], &one.1[0][..]);
-        let job = || Job {
-            graph,
-            file: (String::new(), sha256(graph)),
-            latencies,
-            method: method.clone(),
-            priority: 1000,
-            swap_limit: Share::ALL,
-        };
-        let share = random.between(70, 95) as u64;
-        let budget = Bytes(global::unplanned_peak(&[graph, graph]).0 * share / 100);
-        let recorded_options = BTreeMap::new();
-        let asked = Jobs { jobs: vec![job(), job()], device: &device, budget, recorded_options };
-        let Ok(together) = global::make(&asked) else { continue };
-        let alone = |index: usize| {
-            let budget = together.parts[index].plan.figures.arena_bytes;
-            let request = neap::plan::Request::new(graph, &device, latencies, budget);
-            neap::plan::make(&neap::plan::Request { method: method.clone(), ..request }).ok()
-        };
-        let (Some(left), Some(right)) = (alone(0), alone(1)) else { continue };
-        let time = |programs: [&Program; 2]| aware::round(&asked, &programs).expect("a round").time;
-        let ours = time([&together.parts[0].program, &together.parts[1].program]);
-        let theirs = time([&left.program, &right.program]);
-        both += 1;
-        worse += usize::from(ours > theirs);
-        sums = [sums[0] + u128::from(ours.0), sums[1] + u128::from(theirs.0)];
-    }
-    println!("{both} pairs, {worse} slower in one search, {} of {} ns in all", sums[0], sums[1]);
-    assert!(both > 0 && worse * 2 < both && sums[0] < sums[1], "{both}, {worse}, {sums:?}");
-}
-
 /// A limit on a job's part of all jobs' swaps: half of them have one.
 fn limit(random: &mut Random) -> Share {
     let limit = Share::of_thousandths(random.between(50, 600) as u32);
