@@ -20,7 +20,7 @@ use super::method::Method;
 use super::planner::{Given, Memory};
 use super::{pinned, place};
 pub use minimum::{minimum, minimum_for};
-pub(crate) use reserve::{FINE, quicker_for};
+pub(crate) use reserve::quicker_for;
 
 use crate::contract::{Figures, JobPlan, Latency, Placement, Plan};
 use crate::device::{Link, Profile};
@@ -264,6 +264,7 @@ fn alone(
         lowest: u64::MAX,
         blocked: String::new(),
         rival,
+        brief: false,
         memory,
     };
     if framework.is_some() {
@@ -320,6 +321,7 @@ pub(super) fn once(request: &Request<'_>) -> Result<Planned, PlanError> {
         lowest: u64::MAX,
         blocked: String::new(),
         rival: None,
+        brief: false,
         memory,
     };
     let mut target = budget;
@@ -356,6 +358,8 @@ struct Search<'a> {
     blocked: String,
     /// What takes as long is of no use.
     rival: Option<Nanos>,
+    /// How much an allocator reserves beyond the budget is of no use either.
+    brief: bool,
     memory: &'a mut Memory,
 }
 
@@ -386,9 +390,12 @@ impl Search<'_> {
             }
             // Addresses hardly change times, and finding them takes as long as planning.
             if let Some(framework) = self.framework.filter(|_| decided.reached) {
-                let settled = reserved::planned(graph, &program, &run, framework).settle(framework);
-                let bound = settled.at_peak.reserved;
-                if bound.0 > self.budget {
+                let requests = reserved::planned(graph, &program, &run, framework);
+                if let Some(bound) = requests.exceeds(framework, Bytes(self.budget)) {
+                    if self.brief {
+                        return Ok(Attempt::TooHigh(bound.0));
+                    }
+                    let bound = requests.settle(framework).at_peak.reserved;
                     self.reserves(Bytes(decided.peak.1), bound);
                     return Ok(Attempt::TooHigh(bound.0));
                 }

@@ -4,7 +4,9 @@
 //! iteration after iteration, until an iteration changes nothing more. All requests are on one
 //! stream. Besides the tensors and workspaces of the graph, the two threads of a training iteration
 //! each allocate a workspace for the matrix library at their first multiplication and keep it
-//! ([`library_workspace`]). `neap run` does not use this: it has one arena with planned addresses.
+//! ([`library_workspace`]). Under a plan a product in each thread comes before the tensors are
+//! loaded, so that the workspaces do not lie among those that come and go. `neap run` does not use
+//! this: it has one arena with planned addresses.
 
 use super::allocator::replay::{LARGEST_DEVICE, Replay};
 use super::allocator::{Config, Stats};
@@ -69,6 +71,9 @@ pub struct Reserved {
 
 /// The most iterations that are simulated, settled or not.
 const ITERATIONS: u32 = 24;
+
+/// And for a first look: what reserves too much nearly always does so by then.
+const EXCEEDING: u32 = 2;
 
 /// A block's number. There is at most one block of a number at a time.
 type BlockId = u32;
@@ -161,6 +166,16 @@ impl Timeline {
     fn sorted(mut self) -> Self {
         self.changes.sort_by_key(|(at, change)| (*at, !matches!(change, Change::End(_))));
         self
+    }
+
+    /// Whether the allocator comes to reserve more than `most` bytes, and how many at that moment.
+    #[must_use]
+    pub fn exceeds(&self, framework: &Framework, most: Bytes) -> Option<Bytes> {
+        let mut replay = Replay::new(&framework.config, framework.capacity, None);
+        self.requests(EXCEEDING).find_map(|(_, request)| {
+            replay.step(request);
+            Some(replay.allocator().stats().reserved).filter(|reserved| *reserved > most)
+        })
     }
 
     /// Replays iteration after iteration until one reserves the same bytes at every instant as the
@@ -307,10 +322,10 @@ pub fn planned(graph: &Graph, program: &Program, run: &Run, framework: &Framewor
     let mut timeline = Timeline::new(graph, steps, run);
     let tensors = graph.tensors.len();
     let mut library = Library::new(small(tensors + program.steps.len()), framework);
-    for (step, (start, _)) in program.steps.iter().zip(&run.steps) {
-        timeline
-            .changes
-            .extend(library.before(graph.operator(step.operator)).map(|change| (*start, change)));
+    for step in &program.steps {
+        if let Some(Change::Once(id, bytes)) = library.before(graph.operator(step.operator)) {
+            timeline.initial.push((id, bytes));
+        }
     }
     for residency in &program.residencies {
         let (begin, end) = engine::life(residency, run);

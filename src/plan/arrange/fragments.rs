@@ -13,10 +13,10 @@ use crate::method::Method;
 use crate::sim::reserved::Framework;
 use crate::units::{Nanos, OpId};
 
-/// The sizes of pieces that are tried, in bytes; `None` stands for whole states. For large graphs
-/// only the first two are tried. At 10 MiB or more each piece has a segment of its own where
-/// segments do not grow.
-const SIZES: [Option<u64>; 4] = [None, Some(64 << 20), Some(32 << 20), Some(16 << 20)];
+/// The sizes of pieces that are tried, in bytes; `None` stands for whole states. At 10 MiB or more
+/// each piece has a segment of its own where segments do not grow.
+const SIZES: [Option<u64>; 5] =
+    [None, Some(64 << 20), Some(32 << 20), Some(16 << 20), Some(24 << 20)];
 
 /// Where a plan adds no more than this part of the unplanned time, no other is looked for.
 const SLIGHT: u64 = 128;
@@ -36,8 +36,7 @@ pub(super) fn quicker(
     let order = if options.reorder { early(request.graph) } else { Vec::new() };
     let mut best = made;
     let mut tried = Vec::new();
-    let sizes = if request.graph.operators.len() > budget::FINE { &SIZES[..2] } else { &SIZES[..] };
-    for &size in sizes.iter().filter(|size| size.is_none() || options.split) {
+    for size in SIZES.into_iter().filter(|size| size.is_none() || options.split) {
         let rival = time(&best).unwrap_or(Nanos(u64::MAX));
         if rival.0 <= unplanned + unplanned / SLIGHT {
             break;
@@ -78,8 +77,29 @@ mod tests {
     use super::*;
     use crate::job::arrange::arrange;
     use crate::job::chakra;
+    use crate::sim::reserved;
+    use crate::units::Bytes;
     use std::collections::BTreeMap;
     use std::path::Path;
+
+    #[test]
+    fn what_exceeds_a_budget_is_what_settles_above_it() {
+        let trace =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/resnet18-adam.et.json.gz");
+        let graph = chakra::import(&trace, &chakra::Options::default()).unwrap().graph;
+        let device = crate::device::builtin::find("a6000").unwrap();
+        let latencies = crate::device::latency::latencies(&graph, &device, None);
+        let planned =
+            budget::unplanned(&Request::new(&graph, &device, &latencies, Bytes::ZERO)).unwrap();
+        for conf in ["", "expandable_segments:True"] {
+            let framework = Framework::on(&device, conf.parse().unwrap());
+            let requests = reserved::planned(&graph, &planned.program, &planned.run, &framework);
+            let reserved = requests.settle(&framework).at_peak.reserved;
+            assert_eq!(requests.exceeds(&framework, reserved), None, "{conf}");
+            let less = Bytes(reserved.0 - 1);
+            assert_eq!(requests.exceeds(&framework, less), Some(reserved), "{conf}");
+        }
+    }
 
     #[test]
     fn pieces_have_one_size_and_a_rest() {

@@ -3,6 +3,7 @@
 use super::{Attempt, FEW, PlanError, Planned, Request, Search};
 use crate::job::liveness::Liveness;
 use crate::method::Method;
+use crate::neap;
 use crate::planner::Memory;
 use crate::sim::reserved::Framework;
 use crate::units::{Bytes, Nanos};
@@ -17,13 +18,18 @@ const VARIED: u64 = 20;
 
 /// Graphs of at most this many operators are planned at closely spaced targets, and how many
 /// operators are planned so in all, which takes less than half a second.
-pub(crate) const FINE: usize = 600;
+const FINE: usize = 600;
 const OPERATORS: usize = 50_000;
 
 /// The step from target to target as a part of the budget, and the most targets: down to four
 /// fifths of the budget.
 const STEP: u64 = 256;
 const TARGETS: usize = 51;
+
+/// The same for planners of larger graphs that leave small tensors where they are: down to seven
+/// eighths of the budget.
+const COARSE_STEP: u64 = 128;
+const COARSE: u64 = 16;
 
 /// A plan that takes less time than `rival` and for which the framework's allocator reserves no
 /// more than the budget, if one is found among a number of targets that falls with the size of the
@@ -45,9 +51,22 @@ pub(crate) fn quicker_for(
         lowest: u64::MAX,
         blocked: String::new(),
         rival: Some(rival),
+        brief: true,
         memory: &mut None,
     };
     search.nearby()
+}
+
+/// The same planner for tensors of at least these sizes: what is smaller stays, and does not lie
+/// where large tensors need room.
+const LARGE: [Bytes; 3] = [Bytes(8 << 20), Bytes(20 << 20), Bytes(32 << 20)];
+
+fn only_large(method: &Method) -> impl Iterator<Item = Method> + use<> {
+    let own = if let Method::Neap(options) = method { Some(options.clone()) } else { None };
+    LARGE.into_iter().filter_map(move |least| {
+        let options = own.as_ref().filter(|o| o.min_swap < least)?;
+        Some(Method::Neap(neap::Options { min_swap: least, ..options.clone() }))
+    })
 }
 
 impl Search<'_> {
@@ -115,16 +134,18 @@ impl Search<'_> {
     }
 
     /// The quickest of the plans at targets closely below the budget, as long as there are any that
-    /// promise to be quicker; for a large graph as [`Search::reserve`].
+    /// promise to be quicker; for a large graph as [`Search::reserve`], and then
+    /// [`Search::only_large`].
     fn nearby(&mut self) -> Result<Option<Planned>, PlanError> {
         let mut fits = self.lowered(SHRINKS, HALVINGS)?;
         let operators = self.request.graph.framework().operators.len().max(1);
         if operators > FINE {
             self.varied(&mut fits)?;
+            self.only_large(&mut fits)?;
             return Ok(fits);
         }
         let method = &self.request.method;
-        let others = method.variants().into_iter().chain(method.narrow());
+        let others = method.variants().into_iter().chain(method.narrow()).chain(only_large(method));
         let mut methods: Vec<(Method, Memory)> =
             std::iter::once(method.clone()).chain(others).map(|m| (m, None)).collect();
         let targets = (OPERATORS / operators / methods.len()).clamp(1, TARGETS) as u64;
@@ -138,6 +159,24 @@ impl Search<'_> {
             }
         }
         Ok(fits)
+    }
+
+    /// Tries planners that swap only what is large, each at targets closely below the budget as
+    /// long as it promises to be quicker.
+    fn only_large(&mut self, fits: &mut Option<Planned>) -> Result<(), PlanError> {
+        for method in only_large(&self.request.method) {
+            let own = &mut [(method, None)];
+            let mut missed = 0;
+            for part in 0..COARSE {
+                let target = (self.budget - self.budget / COARSE_STEP * part) / 512 * 512;
+                let promising = self.try_all(target, own, fits)?.is_some();
+                missed = if promising { 0 } else { missed + 1 };
+                if missed > 1 || target <= self.liveness.floor.0 {
+                    break;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Tries planners at a target; the least that was too much, if anything was.
