@@ -320,7 +320,7 @@ def schedule(
             )
             for r in world.ranges
         ],
-        away=moved_states,
+        away={world.whole.get(name, name) for name in moved_states},
         ahead=world.ahead,
         peak_bytes=max(standing),
         swap_bytes=sum(moved[one].storage.bytes for one in acted),

@@ -4,17 +4,22 @@ Between steps such a state *is* its host tensor in ``optimizer.state``, so that 
 what they would hold anyway. The step runs in pieces: the states of one piece come, its parameters
 are updated, its states go back. While a piece is updated the next one's states come and the last
 one's go, where the plan has room for three pieces. Only classes whose step treats each parameter
-alone, and that were compared bit for bit, are run in pieces.
+alone, and that were compared bit for bit, are run in pieces. A parameter with large states is
+updated in parts: these classes compute each element from that element of the gradient and of the
+states alone, so each part is updated like a parameter of its own, over the same memory.
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.optim.optimizer import Optimizer
 
+from neap.torch._holder import dense, seen_as
 from neap.torch._lane import Lane
 from neap.torch._recorder import is_subclass
 from neap.torch._storage import blocks
@@ -67,17 +72,51 @@ def full(parameters: int, size: int) -> bool:
     return parameters >= PIECE or size >= PIECE_BYTES
 
 
+def bounds(size: int, states: int) -> list[tuple[int, int]]:
+    """The parts in which a parameter of `size` bytes is updated, each by its first byte and the one
+    after its last, given the bytes of all its states.
+    """
+    count = states // PIECE_BYTES
+    if count < 2:
+        return [(0, size)]
+    step = blocks(-(-size // count))
+    return [(first, min(first + step, size)) for first in range(0, size, step)]
+
+
+@dataclass(eq=False)
+class Part:
+    """Some elements of a parameter in the order of its memory, `first` to before `after`."""
+
+    parameter: torch.Tensor
+    first: int
+    after: int
+    shadow: torch.Tensor | None = None
+    """What the optimizer updates while it updates this part: the same memory as a vector."""
+
+    @property
+    def last(self) -> bool:
+        """Whether the parameter ends here."""
+        return self.after == self.parameter.numel()
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """These elements of a tensor that has the parameter's shape and strides."""
+        flat = tensor.detach().as_strided((tensor.numel(),), (1,))
+        return flat[self.first : self.after]
+
+
 class Piece:
     """What is updated by one call of the step.
 
     Attributes:
-        groups: its parameters, by the optimizer's groups.
-        away: those whose states come for it.
+        groups: its parameters and parts of parameters, by the optimizer's groups.
+        away: the parameters whose states come for it.
+        parts: the parts of parameters among what it updates.
     """
 
     def __init__(self, groups: int) -> None:
-        self.groups: list[list[torch.Tensor]] = [[] for _ in range(groups)]
+        self.groups: list[list[torch.Tensor | Part]] = [[] for _ in range(groups)]
         self.away: list[torch.Tensor] = []
+        self.parts: list[Part] = []
 
 
 class States:
@@ -99,12 +138,16 @@ class States:
         """For each parameter the host tensors of its states."""
         self._here: list[torch.Tensor] = []
         """Parameters whose states are on the device, or come."""
+        self._parts: list[Part] = []
+        """The same of parts of parameters."""
         self._leaving: list[torch.Tensor] = []
         """States on the device whose copies to the host may not have ended."""
         self._groups: list[list[torch.Tensor]] | None = None
         self._pieces: list[Piece] = []
         self._divided: list[list[torch.Tensor]] = []
         """The parameters, by group, that :attr:`_pieces` are for."""
+        self._large: list[tuple[torch.Tensor, bool]] = []
+        """Large parameters among them, and whether they are updated in parts."""
         self._known = -1
         """How many parameters had states then."""
         self._handles: list[Any] = []
@@ -182,7 +225,9 @@ class States:
         self._copy(self._out, to, source, number)
         self._leaving += source
 
-    def _bring(self, parameters: list[torch.Tensor], number: int) -> None:
+    def _bring(
+        self, parameters: list[torch.Tensor], number: int, parts: Sequence[Part] = ()
+    ) -> None:
         """Asks for copies to the device."""
         to, source = [], []
         for parameter in parameters:
@@ -202,8 +247,57 @@ class States:
                 source.append(host)
                 states[key] = here
                 self.bytes_in += blocks(host.nbytes)
+        for part in parts:
+            part.shadow = self._shadow(part, to, source)
         self._copy(self._in, to, source, number)
         self._here += parameters
+        self._parts += parts
+
+    def _shadow(
+        self, part: Part, to: list[torch.Tensor], source: list[torch.Tensor]
+    ) -> torch.Tensor:
+        """The part as a parameter with states of its own: views of those on the device, and room
+        on the device for those on the host, whose copies are added to the lists.
+        """
+        parameter = part.parameter
+        hosts = self._away.get(parameter, {})
+        shadow = part.of(parameter)
+        own: dict[str, Any] = {}
+        for key, state in self._states(parameter).items():
+            if not isinstance(state, torch.Tensor):
+                own[key] = state
+            elif state is hosts.get(key):
+                host = part.of(state)
+                own[key] = torch.empty_like(host, device=parameter.device)
+                to.append(own[key])
+                source.append(host)
+                self.bytes_in += blocks(host.nbytes)
+            else:
+                # All parts count the same steps.
+                own[key] = part.of(state) if alike(state, parameter) else state.clone()
+        self.optimizer.state[shadow] = own
+        return shadow
+
+    def _take_back(self, parts: list[Part], number: int) -> None:
+        """Asks for copies of the parts' states to the host."""
+        to, source = [], []
+        for part in parts:
+            shadow, states = part.shadow, self._states(part.parameter)
+            if shadow is None:
+                continue
+            own = self.optimizer.state.pop(shadow)
+            hosts = self._away.get(part.parameter, {})
+            part.shadow = None
+            for key, state in own.items():
+                whole = states.get(key)
+                if key in hosts and whole is hosts[key]:
+                    to.append(part.of(hosts[key]))
+                    source.append(state)
+                    self.bytes_out += blocks(state.nbytes)
+                elif part.last and isinstance(whole, torch.Tensor) and whole.dim() == 0:
+                    whole.copy_(state)
+        self._copy(self._out, to, source, number)
+        self._leaving += source
 
     @staticmethod
     def _copy(
@@ -253,15 +347,16 @@ class States:
         try:
             for number, piece in enumerate(pieces):
                 if number == 0 or not self._ahead:
-                    self._bring(piece.away, number % 2)
+                    self._bring(piece.away, number % 2, piece.parts)
                 if self._ahead and number + 1 < len(pieces):
-                    self._bring(pieces[number + 1].away, (number + 1) % 2)
+                    ahead = pieces[number + 1]
+                    self._bring(ahead.away, (number + 1) % 2, ahead.parts)
                 self._wait(self._in, number % 2)
                 for group, parameters in zip(groups, piece.groups):
-                    group["params"] = parameters
+                    group["params"] = [updated(one) for one in parameters]
                 self.pieces += 1
                 step(optimizer)
-                self._send_back(piece.away, number)
+                self._send_back(piece, number)
         except BaseException:
             self._all_back()
             self._restore_groups()
@@ -275,32 +370,67 @@ class States:
         """The pieces of a step, which stay as they are while the same parameters have gradients."""
         now = [[p for p in parameters if p.grad is not None] for parameters in whole]
         known = len(self.optimizer.state)
-        if known == self._known and same(now, self._divided):
+        as_before = all(self._in_parts(p) == parted for p, parted in self._large)
+        if known == self._known and as_before and same(now, self._divided):
             return self._pieces
+        large: list[tuple[torch.Tensor, bool]] = []
         pieces: list[Piece] = [Piece(len(whole))]
         size = count = 0
         # A parameter without a gradient is passed over by the step.
         for group, parameters in enumerate(now):
             for parameter in parameters:
-                if full(count, size):
-                    pieces.append(Piece(len(whole)))
-                    size = count = 0
-                count += 1
-                pieces[-1].groups[group].append(parameter)
-                if parameter in self._away:
-                    pieces[-1].away.append(parameter)
-                for key, state in self._states(parameter).items():
-                    if key in _KEYS and isinstance(state, torch.Tensor):
-                        size += state.nbytes
-        self._pieces, self._divided, self._known = pieces, now, known
+                states = [
+                    state
+                    for key, state in self._states(parameter).items()
+                    if key in _KEYS and isinstance(state, torch.Tensor)
+                ]
+                parts: list[Part | None] = [None]
+                cuts = bounds(parameter.nbytes, sum(state.nbytes for state in states))
+                if len(cuts) > 1:
+                    large.append((parameter, self._in_parts(parameter)))
+                    if large[-1][1]:
+                        item = parameter.itemsize
+                        parts = [Part(parameter, a // item, b // item) for a, b in cuts]
+                for part in parts:
+                    if full(count, size):
+                        pieces.append(Piece(len(whole)))
+                        size = count = 0
+                    count += 1
+                    piece = pieces[-1]
+                    piece.groups[group].append(part or parameter)
+                    if part is not None:
+                        piece.parts.append(part)
+                        size += len(states) * (part.after - part.first) * parameter.itemsize
+                        continue
+                    if parameter in self._away:
+                        piece.away.append(parameter)
+                    size += sum(state.nbytes for state in states)
+        self._pieces, self._divided, self._known, self._large = pieces, now, known, large
         return pieces
 
-    def _send_back(self, piece: list[torch.Tensor], number: int) -> None:
+    def _in_parts(self, parameter: torch.Tensor) -> bool:
+        """Whether a large parameter can be updated in parts now: its gradient and states lie in
+        memory as it does, and states that stay on the host are there.
+        """
+        states = self._states(parameter)
+        if any(states.get(k) is not host for k, host in self._away.get(parameter, {}).items()):
+            return False
+        shaped = [s for s in states.values() if isinstance(s, torch.Tensor) and s.dim() > 0]
+        return (
+            parameter.grad is not None
+            and parameter.grad.layout is torch.strided
+            and all(alike(one, parameter) for one in [parameter.grad, *shaped])
+            and dense(seen_as(parameter), parameter.untyped_storage().nbytes())
+        )
+
+    def _send_back(self, piece: Piece, number: int) -> None:
         """A piece's states go; those that went before it are given back."""
         before, self._leaving = self._leaving, []
-        self._put_away(piece, number % 2)
-        known = set(map(id, piece))
+        self._put_away(piece.away, number % 2)
+        self._take_back(piece.parts, number % 2)
+        known = set(map(id, [*piece.away, *piece.parts]))
         self._here = [p for p in self._here if id(p) not in known]
+        self._parts = [p for p in self._parts if id(p) not in known]
         # Their memory is the compute stream's again.
         if self._ahead:
             if number > 0:
@@ -312,11 +442,12 @@ class States:
 
     def _all_back(self) -> None:
         """All states that are still on the device go to the host, which waits for them."""
-        if self._here:  # A step that raised an exception may have been ahead.
+        if self._here or self._parts:  # A step that raised an exception may have been ahead.
             self._wait(self._in, 0)
             self._wait(self._in, 1)
         self._put_away([p for p in self._here if p in self._away])
-        self._here = []
+        self._take_back(self._parts, 0)
+        self._here, self._parts = [], []
         self._arrived_on_host()
 
     def _finish(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -328,6 +459,16 @@ class States:
             for group, parameters in zip(self.optimizer.param_groups, self._groups):
                 group["params"] = parameters
             self._groups = None
+
+
+def updated(one: torch.Tensor | Part) -> torch.Tensor:
+    """What the optimizer updates for it: for a part its memory, with that of its gradient."""
+    if isinstance(one, torch.Tensor):
+        return one
+    shadow, gradient = one.shadow, one.parameter.grad
+    assert shadow is not None and gradient is not None
+    shadow.grad = one.of(gradient)
+    return shadow
 
 
 def alike(one: torch.Tensor, other: torch.Tensor) -> bool:

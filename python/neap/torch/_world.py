@@ -9,7 +9,7 @@ are workspace of the operators during which they stand.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from neap.torch import _states
@@ -48,6 +48,14 @@ class Step:
     origin: int
     """Its place among the recorded operators."""
     again: bool = False
+    part: int = 0
+    parts: int = 1
+    """An update of a large parameter runs in so many parts; which of them this is."""
+
+    @property
+    def workspace(self) -> int:
+        """Its scratch in bytes."""
+        return blocks(-(-self.node.workspace // self.parts))
 
 
 class World:
@@ -77,6 +85,10 @@ class World:
         self.ranges = list(ranges)
         self.packs = [s for s in recorder.packs if s.iteration == len(recorder.cuts) - 2]
         self._within = {s for r in self.ranges for s in r.saved}
+        self._owners = self._owners_of_states() if move_states else {}
+        self.whole: dict[str, str] = {}
+        """For each part of an optimizer state the name of the state."""
+        self._parts: dict[tuple[Storage, int], Storage] = {}
         self._lay_out()
         self._spans: dict[Storage, tuple[int, int]] = {}
         self._account()
@@ -110,9 +122,54 @@ class World:
                     name = f"again:{again.name}"
                     self.steps.append(Step(name, BACKWARD, again, origin, True))
             self.at.append(len(self.steps))
-            self.steps.append(Step(node.name, node.phase, node, place))
+            parts = self._parts_of(node)
+            for part in range(parts):
+                name = f"{node.name}[{part}]" if parts > 1 else node.name
+                self.steps.append(Step(name, node.phase, node, place, part=part, parts=parts))
         self.before.append(len(self.steps))
         self.at.append(len(self.steps))
+
+    def _owners_of_states(self) -> dict[Storage, Node | None]:
+        """For each large optimizer state the one operator that uses it, or nothing if several
+        do.
+        """
+        owners: dict[Storage, Node | None] = {}
+        for node in self.found.nodes:
+            for storage in dict.fromkeys([*node.reads, *node.writes]):
+                if storage.role == "optimizer_state" and storage.bytes >= SMALLEST:
+                    owners[storage] = None if storage in owners else node
+        return owners
+
+    def _parts_of(self, node: Node) -> int:
+        """In how many parts an update runs, as :mod:`neap.torch._states` divides a parameter."""
+        parameters = [s for s in node.writes if s.role == "parameter"]
+        states = [s for s in node.writes if s in self._owners]
+        if node.op is not None or node.phase != OPTIMIZE or len(parameters) != 1 or not states:
+            return 1
+        size = parameters[0].bytes
+        if any(self._owners[s] is not node or s.bytes != size for s in states):
+            return 1
+        return len(_states.bounds(size, len(states) * size))
+
+    def _states_of(self, step: Step, storages: Iterable[Storage]) -> list[Storage]:
+        """The large optimizer states among ``storages``, or the parts of them that a step uses."""
+        states = [
+            s
+            for s in dict.fromkeys(storages)
+            if s.role == "optimizer_state" and s.bytes >= SMALLEST
+        ]
+        return [self._part(s, step, len(states)) for s in states] if step.parts > 1 else states
+
+    def _part(self, state: Storage, step: Step, count: int) -> Storage:
+        known = self._parts.get((state, step.part))
+        if known is None:
+            first, after = _states.bounds(state.bytes, count * state.bytes)[step.part]
+            kind, _, parameter = state.name.partition(":")
+            name = f"{kind}[{step.part}]:{parameter}"
+            known = replace(state, name=name, bytes=after - first, shape=[after - first])
+            self._parts[state, step.part] = known
+            self.whole[name] = state.name
+        return known
 
     def new(self, op: int, before: bool = False) -> int:
         """The new place of a recorded operator."""
@@ -148,7 +205,8 @@ class World:
                 scratch = blocks(step.node.workspace) - blocks(found.nodes[origin].workspace)
                 resident.append(fixed[origin] + scratch)
             else:
-                resident.append(fixed[step.origin])
+                less = blocks(step.node.workspace) - step.workspace
+                resident.append(fixed[step.origin] - less)
         change = [0] * (count + 1)
 
         def stand(size: int, first: int, end: int) -> None:
@@ -234,9 +292,8 @@ class World:
         """Optimizer states that only updates of single parameters use."""
         uses: dict[Storage, list[int]] = {}
         for place, step in enumerate(self.steps):
-            for storage in dict.fromkeys([*step.node.reads, *step.node.writes]):
-                if storage.role == "optimizer_state" and storage.bytes >= SMALLEST:
-                    uses.setdefault(storage, []).append(place)
+            for storage in self._states_of(step, [*step.node.reads, *step.node.writes]):
+                uses.setdefault(storage, []).append(place)
         return {
             storage: places
             for storage, places in uses.items()
@@ -258,7 +315,7 @@ class World:
                 groups.append([])
                 size = 0
             groups[-1].append(place)
-            size += sum(s.bytes for s in step.node.writes if s.role == "optimizer_state")
+            size += sum(s.bytes for s in self._states_of(step, step.node.writes))
         return groups
 
     def _standing(self, groups: Sequence[list[int]]) -> dict[int, list[int]]:
@@ -289,9 +346,9 @@ class World:
         temporaries of all its parameters at once.
         """
         for group in groups if self._together() else ():
-            scratch = sum(blocks(self.steps[place].node.workspace) for place in group)
+            scratch = sum(self.steps[place].workspace for place in group)
             for place in group:
-                yield place, scratch - blocks(self.steps[place].node.workspace)
+                yield place, scratch - self.steps[place].workspace
 
     def standing(self, moved: Collection[str], divisible: bool) -> list[int]:
         """The bytes that stand during each operator when no activation is moved, and the states of
@@ -364,10 +421,11 @@ class World:
         for place, step in enumerate(self.steps):
             reads: list[dict[str, Any]] = [{"tensor": "held", "shape": [0]}]
             writes = []
+            written = {*step.node.writes, *self._states_of(step, step.node.writes)}
             for storage in touches[place]:
                 seen = version.get(storage, 0)
                 reads.append({"tensor": storage.name, "shape": [0], **_version(seen)})
-                if storage in step.node.writes and not step.again:
+                if storage in written and not step.again:
                     version[storage] = seen + 1
                     writes.append({"tensor": storage.name, "shape": [0], **_version(seen + 1)})
             yield {
@@ -379,7 +437,7 @@ class World:
                 **({"hidden": writes} if writes else {}),
                 "workspace_bytes": max(0, rest[place] - constant),
                 "replay": "never",
-                "duration_ns": durations.get(step.node.name, 1000),
+                "duration_ns": durations.get(step.node.name, 1000) // step.parts,
             }
 
 
