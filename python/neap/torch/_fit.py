@@ -19,6 +19,7 @@ from neap.torch._compact import compact
 from neap.torch._early import Completions, Early, moved, why_not
 from neap.torch._enforce import Enforcement, Margin, trims
 from neap.torch._lift import Lift
+from neap.torch._loans import lendable
 from neap.torch._meter import Meter, drifted, measured_link
 from neap.torch._planning import PlanError, Planner
 from neap.torch._recompute import possible
@@ -29,6 +30,7 @@ from neap.torch._runtime import Runtime
 from neap.torch._schedule import Schedule, parameter_of
 from neap.torch._share import Offer, Share, ShareError, script_name
 from neap.torch._states import States, divisible
+from neap.torch._storage import Storage
 from neap.torch._timeline import Timeline
 from neap.torch._watch import Watch, named_tensors
 
@@ -110,7 +112,7 @@ class Fit:
             self.watch.name_root(model, "" if place == 0 else type(model).__name__)
         self.device = device_of(models) if models else "cpu"
         self.enforcement = Enforcement(self.device, enforce)
-        self.runtime = Runtime(self.device, self.watch.module_of)
+        self.runtime = Runtime(self.device, self.watch.module_of, self._parameters)
         self.runtime.differs = self.enforcement.lift
         if timeline is not None:
             self._draw(Timeline(timeline))
@@ -119,6 +121,7 @@ class Fit:
         self.watch.before_step.append(self._before_step)
         self.watch.after_step.append(self._stepped)
         self.watch.before_backward.append(lambda: self.runtime.reached("backward"))
+        self.watch.after_backward.append(self.runtime.loans.leave)
         # Once, before anything of the script's own: a hook that is pushed inside another's block
         # would be popped with it.
         self._hooks = torch.autograd.graph.saved_tensors_hooks(
@@ -326,6 +329,7 @@ class Fit:
                 self._recompute,
                 cache=self._cache,
                 soon=self._soon(recorder, found),
+                lend=self._lendable(recorder),
             )
             offer = self._join(self.planner)
             schedule = self.planner.plan(self._budget, self._report.margin_bytes)
@@ -395,6 +399,21 @@ class Fit:
             self._margin, report.margin_bytes = Margin(self._learned), self._learned
             self._replan(f"{offer.why}: the share is {offer.share_bytes} bytes")
         self._share.took(offer)
+
+    def _parameters(self) -> dict[str, torch.Tensor]:
+        found = named_tensors(self.watch, self._optimizers)
+        return {name: tensor for role, name, tensor in found if role == "parameter"}
+
+    def _lendable(self, recorder: Recorder) -> list[Storage]:
+        """The parameters that may leave during backward. With other processes, and in captured
+        graphs, their addresses may be known elsewhere.
+        """
+        alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        if not alone or any(group.get("capturable") for group in groups):
+            return []
+        found = map(recorder.storages.find, filter(lendable, self._parameters().values()))
+        return [storage for storage in found if storage is not None]
 
     def _soon(self, recorder: Recorder, found: _graph.Iteration) -> _graph.Iteration | None:
         """The iteration with updates inside backward, where that is allowed and sound."""
@@ -528,10 +547,13 @@ class Fit:
         self._began = time.perf_counter()
         if self._save_plan is not None:
             schedule.save(self._save_plan)
+        count = len(schedule.lent)
+        lent = f"{count} parameters leave during backward, " if count else ""
         self._say(
             f"neap: the plan acts: peak {schedule.peak_bytes} of {schedule.unplanned_peak_bytes} "
             f"bytes, budget {schedule.budget_bytes}; {len(schedule.sizes)} activations and "
-            f"{len(schedule.away)} states are swapped, {len(schedule.again)} calls run again; "
+            f"{len(schedule.away)} states are swapped, {lent}"
+            f"{len(schedule.again)} calls run again; "
             f"{schedule.iteration_ns / 1e6:.1f} ms an iteration, "
             f"{schedule.unplanned_iteration_ns / 1e6:.1f} without the plan"
         )

@@ -26,6 +26,7 @@ from neap.torch._graph import Iteration
 from neap.torch._ranges import Range, candidates, families
 from neap.torch._recorder import Recorder
 from neap.torch._schedule import Schedule, Timeline, schedule
+from neap.torch._storage import Storage
 from neap.torch._world import World
 
 _FEW = 16
@@ -113,6 +114,7 @@ class Planner:
         recompute: whether calls may be run again.
         cache: whether plans are kept between runs, and taken from there.
         soon: the iteration with updates inside backward, if that may be planned too.
+        lend: parameters that may leave during backward, where the budget can't be met otherwise.
     """
 
     def __init__(
@@ -124,6 +126,7 @@ class Planner:
         recompute: bool = True,
         cache: bool = False,
         soon: Iteration | None = None,
+        lend: Collection[Storage] = (),
     ) -> None:
         self.recorder = recorder
         self.found = found
@@ -136,6 +139,9 @@ class Planner:
             self._key = hashlib.sha256(full.read_bytes()) if cache else None
             self.durations = durations(full, device, self.neap)
         self.soon = soon
+        self._lend = lend
+        self._lending = False
+        """Whether the search is for plans in which parameters leave during backward."""
         self._early = False
         """Whether the search is for plans with updates inside backward."""
         self._soon_ranges: list[Range] = []
@@ -191,7 +197,8 @@ class Planner:
         if self._early and self.soon is not None:
             # States stay: they would have to come and go beside backward's own copies.
             return World(self.recorder, self.soon, ranges, False)
-        return World(self.recorder, self.found, ranges, self.move_states, self.ahead)
+        lend = self._lend if self._lending else ()
+        return World(self.recorder, self.found, ranges, self.move_states, self.ahead, lend)
 
     def plan(self, budget: Callable[[int], int], less: int = 0, banned: Bans = ()) -> Schedule:
         """The schedule for a budget.
@@ -221,6 +228,8 @@ class Planner:
                 path.write_text(json.dumps(self._profile))
                 self._asked = str(path)
             best = self._search(Path(folder), bound, usable)
+            if not best.met and self._lend:
+                best = min(best, self._search_lending(Path(folder), bound, usable), key=_worth)
             if self.soon is not None:
                 best = min(best, self._search_early(Path(folder), bound, banned), key=_worth)
             form = json.loads(best.plan.read_text())
@@ -264,12 +273,23 @@ class Planner:
             saved,
             self._profile,
             self.soon is not None,
+            sorted(storage.name for storage in self._lend),
         ]
         key.update(repr([*rest, about.st_size, about.st_mtime_ns]).encode())
         home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
         return Path(home) / "neap" / "torch" / f"{key.hexdigest()[:32]}.json"
 
     # -- which calls run again
+
+    def _search_lending(self, folder: Path, budget: int, usable: list[Range]) -> _Answer:
+        """The same with parameters that leave during backward."""
+        within = folder / "lending"
+        within.mkdir()
+        self._lending = True
+        try:
+            return self._search(within, budget, usable)
+        finally:
+            self._lending = False
 
     def _search_early(self, folder: Path, budget: int, banned: Bans) -> _Answer:
         """The same with updates inside backward."""

@@ -219,7 +219,7 @@ class _Saved:
         self.witness = witness
         self.version = witness._version
         self.shape = shape
-        self.stays: torch.Tensor | None = None
+        self.stays: Any = None
         self.original: torch.Tensor | None = None
 
 
@@ -256,6 +256,7 @@ class _Run:
         if timeline is not None:
             timeline.enter(name)
         _LOCAL.within = getattr(_LOCAL, "within", 0) + 1
+        self.owner.runtime.loans.ensure(self.module)
         changed: list[tuple[dict[str, Any], dict[str, Any]]] = []
         try:
             for norm in updating_norms(self.module):
@@ -280,7 +281,7 @@ class _Run:
         number = runtime.counted(tensor)
         saved = _Saved(number, inner(tensor), witness(tensor), tensor.shape)
         if number in self.stays:
-            saved.stays = tensor.detach()
+            saved.stays = runtime.stays(number, tensor)
         elif self.verify:
             saved.original = tensor.detach().to("cpu", copy=True)
         if saved.stays is None and tensor.layout == torch.strided:
@@ -294,7 +295,7 @@ class _Run:
             raise RuntimeError(changed(saved.witness, saved.version, list(saved.shape)))
         runtime.unpacked(saved.number)
         if saved.stays is not None:
-            return saved.stays
+            return runtime.unpack_of(saved.stays)
         if not self.counted:
             self.counted = True
             self.owner.deaths += sum(reference.expired() for reference in set(self.mortal))

@@ -91,6 +91,11 @@ class Recorder(TorchDispatchMode):
         self.optimizers: list[Optimizer] = []
         self.steps: list[tuple[int, int, Optimizer]] = []
         """First operator, operator after the last, and optimizer of each step."""
+        self.backwards: list[tuple[int, int, int, int]] = []
+        """Iteration, saved tensors before it, first operator and operator after the last of each
+        call of backward.
+        """
+        self._backward_began = 0, 0
         self.gradients: list[dict[Storage, list[torch.Tensor]]] = []
         self.calls: list[Call] = []
         """Calls of modules, where saved tensors are recorded too."""
@@ -114,6 +119,8 @@ class Recorder(TorchDispatchMode):
         self._name()
         self.watch.before_step.append(self._before_step)
         self.watch.after_step.insert(0, self._after_step)
+        self.watch.before_backward.append(self._before_backward)
+        self.watch.after_backward.append(self._after_backward)
         if self._saved:
             self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
             self._hooks.__enter__()
@@ -151,6 +158,8 @@ class Recorder(TorchDispatchMode):
             self.calls = self._calls.all
         self.watch.before_step.remove(self._before_step)
         self.watch.after_step.remove(self._after_step)
+        self.watch.before_backward.remove(self._before_backward)
+        self.watch.after_backward.remove(self._after_backward)
         self._anchors.clear()
 
     def _name(self) -> None:
@@ -197,6 +206,13 @@ class Recorder(TorchDispatchMode):
             self.steps.append((self._step_began, len(self.ops), optimizer))
             self._step_began = None
             self._name()
+
+    def _before_backward(self) -> None:
+        self._backward_began = self._packed, len(self.ops)
+
+    def _after_backward(self) -> None:
+        packed, first = self._backward_began
+        self.backwards.append((len(self.cuts) - 1, packed, first, len(self.ops)))
 
     # -- calls and saved tensors
 

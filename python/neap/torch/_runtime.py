@@ -18,6 +18,7 @@ from neap.torch._calls import View
 from neap.torch._enforce import Growth
 from neap.torch._holder import Counts, Handle, Holder, Kept, Wanted, dense, fills, flat
 from neap.torch._lane import Lane
+from neap.torch._loans import ACTIONS, Borrowed, Loans
 from neap.torch._meter import Meter
 from neap.torch._recompute import Recompute
 from neap.torch._recorder import PLAIN, is_subclass, names_of, node_name
@@ -33,16 +34,21 @@ class Runtime:
     Args:
         device: the type of the device that the model is on.
         find: the module of a path, for calls that run again.
+        parameters: the parameters by name, for those that leave.
     """
 
     def __init__(
         self,
         device: str,
         find: Callable[[str], torch.nn.Module | None] = lambda path: None,
+        parameters: Callable[[], dict[str, torch.Tensor]] = dict,
     ) -> None:
         self.device = device
         self.counts = Counts()
         self.recompute = Recompute(self, find)
+        self.loans = Loans(device, parameters, self.counts)
+        self._backwards = 0
+        self._at_backward: Actions = []
         self.timeline: Timeline | None = None
         self.meter: Meter | None = None
         self.schedule: Schedule | None = None
@@ -105,6 +111,10 @@ class Runtime:
             ([None], [None]) if schedule is None else (schedule.at("pack"), schedule.at("unpack"))
         )
         self._trims = set() if schedule is None else set(schedule.trims)
+        self._at_backward = [] if schedule is None else schedule.actions.get(("backward", 0), [])
+        self.loans.device = self.device
+        self.loans.relieve = self.differs
+        self.loans.follow([] if schedule is None else schedule.lent)
         self.recompute.follow(schedule)
         self.begin()
 
@@ -113,6 +123,8 @@ class Runtime:
         self.count = 0
         self.diverged = None
         self.recompute.begin()
+        self.loans.begin()
+        self._backwards = 0
         self._waiting = {}
         self._by_storage = {}
         schedule = self.schedule
@@ -129,7 +141,14 @@ class Runtime:
 
     def reached(self, kind: str) -> None:
         """Backward or the optimizer's step begins."""
-        if self.diverged is None and (self._trims or self.growth is not None):
+        if self.diverged is not None:
+            return
+        if kind == "backward" and self.schedule is not None and self.schedule.lent:
+            self._backwards += 1
+            if self._backwards == 1 and self.count == self.schedule.packed:
+                self.loans.enter()
+                self.loans.give(self._at_backward)
+        if self._trims or self.growth is not None:
             self._at(kind)
 
     def _at(self, kind: str) -> None:
@@ -173,6 +192,7 @@ class Runtime:
         self.schedule = None
         self._all = []
         self._rest()
+        self.loans.leave()
         self.recompute.stop()
 
     def _rest(self) -> None:
@@ -208,7 +228,9 @@ class Runtime:
                 self.diverge(why)
                 return kept(tensor)
         if owner is not None:
-            packed: Any = self._hold(number, owner, tensor)
+            packed: Any = self._hold(number, owner, tensor) if owner >= 0 else None
+            if owner < 0:
+                packed = self.loans.pack(number, -1 - owner, tensor) or kept(tensor, number)
         elif function is None:  # No function of autograd's can be reached from it.
             packed = (tensor, number, tensor._version)
         else:
@@ -235,15 +257,21 @@ class Runtime:
                 raise RuntimeError(changed(tensor, packed[2], list(tensor.shape)))
             number = packed[1]
             unpacks = self._unpacks
-            if self._waiting or (number < len(unpacks) and unpacks[number] is not None):
+            if (
+                self._waiting
+                or self.loans.due
+                or (number < len(unpacks) and unpacks[number] is not None)
+            ):
                 self.act(unpacks, number)
             return tensor
+        if type(packed) is Borrowed:
+            return self._borrowed(packed)
         saved: Holder | Handle = packed
         if saved.seen._version != saved.version:
             shape = saved.shape if isinstance(saved, Holder) else saved.view[1]
             raise RuntimeError(changed(saved.seen, saved.version, list(shape)))
         place, unpacks = saved.place, self._unpacks
-        if self._waiting or (place < len(unpacks) and unpacks[place] is not None):
+        if self._waiting or self.loans.due or (place < len(unpacks) and unpacks[place] is not None):
             self.act(unpacks, place)
         holder = saved if isinstance(saved, Holder) else saved.holder
         here = holder.here
@@ -256,6 +284,12 @@ class Runtime:
         dtype, shape, stride, offset = view
         bare = torch.empty(0, dtype=dtype, device=here.device)
         return bare.set_(here.untyped_storage(), offset, shape, stride)
+
+    def _borrowed(self, saved: Borrowed) -> torch.Tensor:
+        if saved.seen._version != saved.version:
+            raise RuntimeError(changed(saved.seen, saved.version, list(saved.view[1])))
+        self.act(self._unpacks, saved.place)
+        return self.loans.unpack(saved)
 
     def _hold(self, place: int, number: int, tensor: torch.Tensor) -> Any:
         if tensor.is_conj() or tensor.is_neg() or tensor.device.type != self.device:
@@ -271,6 +305,17 @@ class Runtime:
         holder = Holder(place, number, tensor, base, slot)
         self._by_storage[holder.key] = self._holders[number] = weakref.ref(holder)
         return holder
+
+    def stays(self, number: int, tensor: torch.Tensor) -> Any:
+        """What a call that runs again keeps of a parameter or buffer that it saved."""
+        schedule = self.schedule
+        one = None if schedule is None else schedule.borrowed.get(number)
+        packed = None if one is None else self.loans.pack(number, one, tensor)
+        return tensor.detach() if packed is None else packed
+
+    def unpack_of(self, stays: Any) -> torch.Tensor:
+        """The tensor that :meth:`stays` kept."""
+        return self.loans.unpack(stays) if type(stays) is Borrowed else stays
 
     # -- actions
 
@@ -289,13 +334,18 @@ class Runtime:
         if actions is None:
             if waiting:
                 self._try_again()
+            if self.loans.due:
+                self.loans.give(())
             return
         points[number] = None
         if self.growth is not None:
             self.growth.look("pack" if points is self._packs else "unpack", number)
         coming: list[Holder] = []
         trim = False
+        lent = [action for action in actions if action[0] in ACTIONS] if self.loans.active else []
         for what, one in actions:
+            if what in ACTIONS:
+                continue
             if what == "in":
                 if waiting.pop(one, None) is not None:
                     self.counts.kept += 1
@@ -312,10 +362,12 @@ class Runtime:
         # What goes makes room for what comes.
         if waiting:
             self._try_again()
+        self.loans.give(lent)
         if trim and self.device == "cuda":
             torch.cuda.empty_cache()
         if coming:
             self._bring(coming)
+        self.loans.take(lent)
 
     def _try_again(self) -> None:
         """Copies and drops what is due, as soon as nothing else holds it any more."""
@@ -474,8 +526,9 @@ def kept(tensor: torch.Tensor, number: int = -1) -> Kept:
 
 def wanted(schedule: Schedule) -> list[Wanted]:
     """What each saved tensor of an iteration must be, ready for the comparison."""
+    lent = {number: -1 - one for number, one in schedule.borrowed.items()}
     return [
-        (*view, names_of(node), owner, ("pack", number) in schedule.actions)
+        (*view, names_of(node), lent.get(number, owner), ("pack", number) in schedule.actions)
         for number, ((view, node), owner) in enumerate(zip(schedule.expected, schedule.owner))
     ]
 

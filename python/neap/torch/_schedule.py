@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from neap.torch._calls import View
-from neap.torch._storage import blocks
-from neap.torch._world import World
+from neap.torch._loans import ACTIONS, COPY, FETCH, HOME, LEND
+from neap.torch._storage import Storage, blocks
+from neap.torch._world import Loan, World
 
 FORMAT = "neap.torch.schedule"
 VERSION = 1
@@ -72,6 +73,10 @@ class Schedule:
         away: names of the optimizer states that stay on the host between steps.
         ahead: whether their copies run beside the updates of other pieces.
         early: whether updates run inside backward, each when its gradient is complete.
+        lent: names and bytes of the parameters that leave during backward. Actions for them are
+            those of :mod:`neap.torch._loans`; ``("backward", 0)`` is a point for these too.
+        borrowed: for saved tensors of such parameters which of them it is.
+        packed: how many tensors are saved before backward begins.
         trims: points at which the allocator gives back what it keeps free; also ``("begin", 0)``,
             ``("backward", 0)`` and ``("step", 0)``, where these begin.
         excluded: why calls of modules can't be run again, with how many.
@@ -94,6 +99,9 @@ class Schedule:
     met: bool = True
     excluded: dict[str, int] = field(default_factory=dict)
     trims: list[Point] = field(default_factory=list)
+    lent: list[tuple[str, int]] = field(default_factory=list)
+    borrowed: dict[int, int] = field(default_factory=dict)
+    packed: int = 0
 
     def at(self, kind: str) -> list[Actions | None]:
         """For each saved tensor what to do at its point of this kind; the last entry, number -1,
@@ -163,11 +171,17 @@ def _read(form: dict[str, Any]) -> Schedule:
     ]
     known["away"] = set(form["away"])
     known["trims"] = [(str(kind), int(number)) for kind, number in form.get("trims", [])]
+    known["lent"] = [(str(name), int(size)) for name, size in form.get("lent", [])]
+    known["borrowed"] = {int(n): int(one) for n, one in form.get("borrowed", {}).items()}
     schedule = Schedule(**known)
     activations, saved = len(schedule.sizes), len(schedule.expected)
+    things = [thing for actions in schedule.actions.values() for thing in actions]
     numbers = [o for o in schedule.owner if o is not None]
-    numbers += [one for things in schedule.actions.values() for _, one in things]
-    if len(schedule.owner) != saved or any(not 0 <= n < activations for n in numbers):
+    numbers += [one for what, one in things if what not in ACTIONS]
+    lent = [*schedule.borrowed.values(), *(one for what, one in things if what in ACTIONS)]
+    outside = any(not 0 <= n < activations for n in numbers)
+    outside |= any(not 0 <= n < len(schedule.lent) for n in lent)
+    if len(schedule.owner) != saved or outside:
         raise ValueError("a number is out of range")
     return schedule
 
@@ -244,6 +258,8 @@ def points(world: World) -> list[tuple[int, Point]]:
         ahead = trigger is not None and saved.order <= trigger
         place = world.new(saved.unpacked, before=ahead)
         found.append((place, saved.order, ("unpack", saved.place)))
+    if world.loans:
+        found.append((world.backward[0], -2, ("backward", 0)))
     found.sort(key=lambda point: point[:2])
     return [(place, point) for place, _, point in found]
 
@@ -260,11 +276,14 @@ def schedule(
     outs: dict[str, int] = {}
     ins: dict[str, int] = {}
     moved_states = set()
+    lending = Lending(world, timeline, moments)
     for event in form["jobs"][0]["events"]:
         name = event.get("tensor")
         after = -1 if event["after"] is None else place[event["after"]]
         if name in on_host:
             moved_states.add(name)
+        elif name in lending.by_name:
+            lending.event(name, event["event"], after)
         elif event["event"] == "swap_out":
             outs[name] = after
         elif event["event"] == "swap_in":
@@ -290,12 +309,15 @@ def schedule(
     # A parameter's states leave together.
     owners = {parameter_of(name) for name in moved_states}
     moved_states = {s.name for s in world.away if parameter_of(s.name) in owners}
-    standing = _drop_in_time(world.standing(moved_states, divisible), moments, moves, peak)
+    standing = _drop_in_time(
+        world.standing(moved_states, divisible), moments, [*moves, *lending.moves()], peak
+    )
     actions: dict[Point, list[tuple[str, int]]] = {}
     for move in moves:
         for what, moment in (("out", move.out), ("drop", move.drop), ("in", move.back)):
             actions.setdefault(moments[moment][1], []).append((what, move.one))
     acted = {one for things in actions.values() for _, one in things}
+    lent = lending.into(actions)
 
     def owner(storage: Any) -> int | None:
         one = None if storage is None else number.get(storage.name)
@@ -324,7 +346,89 @@ def schedule(
         ahead=world.ahead,
         peak_bytes=max(standing),
         swap_bytes=sum(moved[one].storage.bytes for one in acted),
+        lent=[(s.name, s.bytes) for s in lent],
+        borrowed={s.place: lent.index(s.storage) for s in world.packs if s.storage in lent},
+        packed=world.packed,
     )
+
+
+class Lending:
+    """The times at which a plan has parameters away, in moments.
+
+    Within backward a parameter may be away several times. It is copied to the host once; the copy
+    may begin in forward, and its bytes are freed in backward only.
+    """
+
+    def __init__(
+        self, world: World, timeline: Timeline, moments: Sequence[tuple[int, Point]]
+    ) -> None:
+        self._world = world
+        self._timeline = timeline
+        self._moments = moments
+        self.by_name = {loan.storage.name: loan for loan in world.loans}
+        self._outs: dict[str, list[int]] = {}
+        self._ins: dict[str, list[int]] = {}
+        self._moves: list[tuple[Loan, _Move, int]] | None = None
+
+    def event(self, name: str, what: str, after: int) -> None:
+        """An event of the plan: a copy to the host, a release, or a copy to the device."""
+        times = self._ins if what == "swap_in" else self._outs
+        times.setdefault(name, []).append(after)
+
+    def moves(self) -> list[_Move]:
+        """Each absence that the moments allow."""
+        if self._moves is None:
+            self._moves = []
+            for name, outs in self._outs.items():
+                for number, out in enumerate(outs):
+                    ins = [place for place in self._ins.get(name, []) if place >= out]
+                    move = self._move(self.by_name[name], number, out, min(ins, default=None))
+                    if move is not None:
+                        self._moves.append(move)
+        return [move for _, move, _ in self._moves]
+
+    def _move(
+        self, loan: Loan, number: int, out: int, back: int | None
+    ) -> tuple[Loan, _Move, int] | None:
+        moments, (first, after) = self._moments, self._world.backward
+        if back is None:
+            return None
+        uses = [place for place in loan.uses if place > back]
+        before = [place for place in loan.uses if place <= back]
+        needed = min(uses, default=after)
+        leaves = max(before, default=first - 1) + 1
+        name = loan.storage.name
+        copied = max(self._timeline.left(name, out + 1) if number == 0 else leaves, leaves)
+        ask = _first(moments, out + 1 if number == 0 else leaves)
+        drop = _first(moments, max(copied, first))
+        # What reads the parameter without having saved it must find it there.
+        home = bisect.bisect_right(moments, needed, key=lambda moment: moment[0]) - 1
+        while home > 0 and moments[home - 1][0] == needed:
+            home -= 1
+        comes = max(back + 1, self._timeline.comes(name, 0) if number == 0 else 0)
+        bring = _first(moments, comes, home)
+        if ask is None or drop is None or bring is None:
+            return None
+        bring = min(bring, home)
+        if moments[drop][0] < first or drop >= bring:
+            return None
+        size = blocks(loan.storage.bytes)
+        return loan, _Move(-1, size, max(copied, first), min(ask, drop), drop, bring), home
+
+    def into(self, actions: dict[Point, list[tuple[str, int]]]) -> list[Storage]:
+        """Adds the actions; the parameters that leave, in the order of their numbers."""
+        self.moves()
+        numbers: dict[Storage, int] = {}
+        for loan, move, home in self._moves or ():
+            one = numbers.setdefault(loan.storage, len(numbers))
+            for what, moment in (
+                (COPY, move.out),
+                (LEND, move.drop),
+                (FETCH, move.back),
+                (HOME, home),
+            ):
+                actions.setdefault(self._moments[moment][1], []).append((what, one))
+        return list(numbers)
 
 
 @dataclass

@@ -39,6 +39,16 @@ class Activation:
 
 
 @dataclass(eq=False)
+class Loan:
+    """A parameter that can leave while backward does not use it, and the places of backward that
+    do.
+    """
+
+    storage: Storage
+    uses: list[int]
+
+
+@dataclass(eq=False)
 class Step:
     """An operator of the planned iteration: one of the recorded, or one that runs again."""
 
@@ -69,6 +79,9 @@ class World:
         at: from places of the recording to new places.
         before: the same, ahead of what runs again just before that place.
         ahead: whether copies of states run beside the updates of other pieces.
+        backward: the first place of backward and the one after its last, where parameters may
+            leave.
+        loans: those that can.
     """
 
     def __init__(
@@ -78,6 +91,7 @@ class World:
         ranges: Sequence[Range] = (),
         move_states: bool = True,
         ahead: bool = False,
+        lend: Collection[Storage] = (),
     ) -> None:
         self.recorder = recorder
         self.ahead = ahead
@@ -94,6 +108,8 @@ class World:
         self._account()
         self.movable = self._movable()
         self.away = self._states() if move_states else {}
+        self.backward, self.packed = (0, 0), 0
+        self.loans = self._loans(lend) if lend else []
 
     @property
     def peak(self) -> int:
@@ -300,6 +316,32 @@ class World:
             if all(self.steps[place].node.op is None for place in places)
         }
 
+    def _loans(self, lend: Collection[Storage]) -> list[Loan]:
+        """Parameters that can leave in backward, of an iteration that calls it once."""
+        calls = [c[1:] for c in self.recorder.backwards if c[0] == len(self.recorder.cuts) - 2]
+        if len(calls) != 1:
+            return []
+        self.packed, begin, end = calls[0]
+        first, after = self.new(begin, before=True), self.new(end, before=True)
+        self.backward = first, after
+        uses: dict[Storage, set[int]] = {s: set() for s in lend if s.bytes >= SMALLEST}
+        for place in range(first, after):
+            node = self.steps[place].node
+            for storage in [*node.reads, *node.writes]:
+                if storage in uses:
+                    uses[storage].add(place)
+        for saved in self.packs:
+            if saved.storage not in uses or saved.unpacked is None or saved.storage is None:
+                continue
+            last = max(saved.unpacked, saved.last_unpacked or 0)
+            for asked in (saved.unpacked, last):
+                if begin <= asked <= end:
+                    uses[saved.storage].add(self.new(asked, before=True))
+        return [
+            Loan(s, sorted(p for p in places if first <= p < after))
+            for s, places in sorted(uses.items(), key=lambda pair: pair[0].number)
+        ]
+
     def pieces(self, divisible: bool) -> list[list[int]]:
         """Which updates run in one call, by place: as :mod:`neap.torch._states` divides a step, or
         all of them.
@@ -381,6 +423,12 @@ class World:
                 touches[place].append(activation.storage)
             for place in range(activation.returns, activation.gone):
                 touches[place].append(activation.storage)
+        for loan in self.loans:
+            within = set(loan.uses)
+            for place in range(count):
+                rest[place] -= blocks(loan.storage.bytes)
+                if place in within or not self.backward[0] <= place < self.backward[1]:
+                    touches[place].append(loan.storage)
         groups = self.pieces(divisible)
         together = self._standing(groups)
         for storage, places in self.away.items():
@@ -393,6 +441,7 @@ class World:
         constant = max(min(rest) // 512 * 512, 0)
         tensors = [_tensor(s.name, "optimizer_state", s.bytes) for s in self.away]
         tensors.append(_tensor("held", "buffer", constant))
+        tensors += [_tensor(o.storage.name, "parameter", o.storage.bytes) for o in self.loans]
         tensors += [_tensor(a.storage.name, "activation", a.storage.bytes) for a in self.movable]
         return {
             "format": "neap.graph",
