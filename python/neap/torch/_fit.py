@@ -538,11 +538,13 @@ class Fit:
         if computes and self.runtime.meter is None:
             self.runtime.meter = Meter(self.device)
         self.enforcement.lift()
-        self.runtime.growth = self.enforcement.growth(schedule.budget_bytes)
-        self.runtime.follow(schedule)
+        self.runtime.follow(None)
         self._move_states(schedule)
         compact(self.watch, self._optimizers)
         self.enforcement.restart()
+        # What the plan before this one reserved is given back by now.
+        self.runtime.growth = self.enforcement.growth(schedule.budget_bytes)
+        self.runtime.follow(schedule)
         self._times, self._tried = [], 0
         self._began = time.perf_counter()
         if self._save_plan is not None:

@@ -50,13 +50,15 @@ class PlanError(RuntimeError):
 
 
 def executable() -> str:
-    """The ``neap`` executable: ``$NEAP``, beside this Python, or on the PATH.
+    """The ``neap`` executable: ``$NEAP``, the one whose dry run this is, beside this Python, or on
+    the PATH.
 
     Raises:
         PlanError: if there is none.
     """
     beside = Path(sys.executable).with_name("neap")
-    for found in (os.environ.get("NEAP"), str(beside), shutil.which("neap")):
+    named = os.environ.get("NEAP"), os.environ.get("NEAP_DRY_EXE")
+    for found in (*named, str(beside), shutil.which("neap")):
         if found and os.access(found, os.X_OK):
             return found
     raise PlanError("there is no neap executable; install neap, or set NEAP to where it is")

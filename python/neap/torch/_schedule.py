@@ -399,7 +399,8 @@ class Lending:
         leaves = max(before, default=first - 1) + 1
         name = loan.storage.name
         copied = max(self._timeline.left(name, out + 1) if number == 0 else leaves, leaves)
-        ask = _first(moments, out + 1 if number == 0 else leaves)
+        # Nothing changes the parameter from here on, so its copy may begin as early as this.
+        ask = _first(moments, min(out + 1, first))
         drop = _first(moments, max(copied, first))
         # What reads the parameter without having saved it must find it there.
         home = bisect.bisect_right(moments, needed, key=lambda moment: moment[0]) - 1

@@ -8,6 +8,7 @@ are workspace of the operators during which they stand.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -337,8 +338,20 @@ class World:
             for asked in (saved.unpacked, last):
                 if begin <= asked <= end:
                     uses[saved.storage].add(self.new(asked, before=True))
+        asked_at = sorted(
+            self.new(saved.unpacked, before=True)
+            for saved in self.packs
+            if saved.unpacked is not None and begin <= saved.unpacked <= end
+        )
+
+        def held(place: int) -> range:
+            """A function of autograd's holds what it needs until the next one asks for its own."""
+            following = bisect.bisect_right(asked_at, place)
+            until = asked_at[following] if following < len(asked_at) else after
+            return range(place, max(until, place + 1))
+
         return [
-            Loan(s, sorted(p for p in places if first <= p < after))
+            Loan(s, sorted({p for use in places for p in held(use) if first <= p < after}))
             for s, places in sorted(uses.items(), key=lambda pair: pair[0].number)
         ]
 
