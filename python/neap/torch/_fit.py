@@ -437,8 +437,10 @@ class Fit:
         self.runtime.recompute.differing.clear()
         over = self.enforcement.peak_reserved() - schedule.budget_bytes
         report = self._report
-        if self._tried < 2 and over <= 0 and not differing:
-            return  # The first one grows into what the allocator keeps.
+        # The first one grows into what the allocator keeps; what is given back comes anew elsewhere.
+        enough = 4 if schedule.trims else 2
+        if self._tried < enough and over <= 0 and not differing:
+            return
         if differing:
             for (module, number), why in differing.items():
                 self._banned.add((module, number))
@@ -549,7 +551,7 @@ class Fit:
         self._began = time.perf_counter()
         if self._save_plan is not None:
             schedule.save(self._save_plan)
-        count = len(schedule.lent)
+        count = sum(map(len, schedule.lent))
         lent = f"{count} parameters leave during backward, " if count else ""
         self._say(
             f"neap: the plan acts: peak {schedule.peak_bytes} of {schedule.unplanned_peak_bytes} "

@@ -9,7 +9,9 @@ device: then nothing is freed, and nothing is wrong.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 
 import torch
 
@@ -21,10 +23,25 @@ from neap.torch._storage import blocks
 from neap.torch._versions import witness
 
 COPY, LEND, FETCH, HOME = "copy", "lend", "fetch", "home"
+Parcel = list[tuple[str, int]]
+"""Parameters that leave and come back together, by name and bytes. Several of a parcel lie in one
+storage: if each came back by itself, they would end between activations, and the allocator's free
+memory in pieces.
+"""
 ACTIONS = frozenset((COPY, LEND, FETCH, HOME))
-"""What may be done with a parameter at a point: ask for its copy to the host, free its bytes, ask
+"""What may be done with a parcel at a point: ask for its copy to the host, free its bytes, ask
 for its copy to the device, and give the parameter its bytes back.
 """
+
+
+def offsets(parcel: Parcel) -> list[int]:
+    """Where each parameter of a parcel begins, in bytes."""
+    return [0, *accumulate(blocks(size) for _, size in parcel)][:-1]
+
+
+def size_of(parcel: Parcel) -> int:
+    """The bytes of a parcel's storage: as they are for one parameter, in blocks for several."""
+    return parcel[0][1] if len(parcel) == 1 else sum(blocks(size) for _, size in parcel)
 
 
 def lendable(parameter: torch.Tensor) -> bool:
@@ -39,21 +56,21 @@ def lendable(parameter: torch.Tensor) -> bool:
 
 
 class Lent:
-    """A parameter in one iteration.
+    """The parameters of a parcel in one iteration.
 
     Attributes:
-        base: its storage, while it is on the device.
+        base: their storage, while it is on the device.
         here: its bytes while they come back.
-        away: whether the parameter shows its stand-in.
+        away: whether the parameters show their stand-ins.
         copied: whether the copy to the host was asked for in this iteration.
     """
 
-    __slots__ = ("away", "base", "copied", "here", "number", "parameter")
+    __slots__ = ("away", "base", "copied", "here", "number", "parameters")
 
-    def __init__(self, number: int, parameter: torch.Tensor) -> None:
+    def __init__(self, number: int, parameters: list[torch.Tensor]) -> None:
         self.number = number
-        self.parameter = parameter
-        self.base: torch.UntypedStorage | None = parameter.untyped_storage()
+        self.parameters = parameters
+        self.base: torch.UntypedStorage | None = parameters[0].untyped_storage()
         self.here: torch.Tensor | None = None
         self.away = False
         self.copied = False
@@ -89,65 +106,108 @@ class Loans:
         self.relieve: Callable[[], None] = lambda: None
         """Called when a parameter finds no memory: the budget binds no more."""
         self._find = find
-        self._wanted: list[tuple[str, int]] = []
+        self._parcels: list[Parcel] = []
         self._slots: list[torch.Tensor] = []
-        self._parameters: list[torch.Tensor | None] | None = None
+        self._parameters: list[list[torch.Tensor]] | None = None
+        """The parameters of each parcel, none of one that stays, once their names are known."""
         self._lent: dict[int, Lent] = {}
-        self._blank: dict[int, torch.Tensor] = {}
+        self._blank: dict[torch.Tensor, torch.Tensor] = {}
         """For each parameter what it shows while it is away."""
         self.due: list[int] = []
-        """Parameters that must leave, but something held their storage."""
+        """Parcels that must leave, but something held their storage."""
         self._within = False
         self._out: Lane | None = None
         self._in: Lane | None = None
 
-    def follow(self, wanted: Sequence[tuple[str, int]]) -> None:
-        """From the next iteration on these parameters, by name and bytes, may leave.
+    def follow(self, parcels: Sequence[Parcel]) -> None:
+        """From the next iteration on these parameters may leave.
 
         Raises:
             RuntimeError: if there is not enough pinned memory.
         """
-        self._wanted, self._parameters = list(wanted), None
+        self._unpack_parcels()
+        self._parcels = list(parcels)
         self._slots, self._blank = [], {}
-        if not wanted:
+        if not parcels:
             return
         on_device = self.device == "cuda"
         if on_device and self._out is None:
             self._out, self._in = Lane(), Lane()
         for lane in (self._out, self._in):
             if lane is not None:
-                lane.ends = [torch.cuda.Event() for _ in wanted]
-        total = sum(blocks(size) for _, size in wanted)
-        pool = torch.empty(total, dtype=torch.uint8, pin_memory=on_device)
+                lane.ends = [torch.cuda.Event() for _ in parcels]
+        pool = torch.empty(sum(map(size_of, parcels)), dtype=torch.uint8, pin_memory=on_device)
         start = 0
-        for _, size in wanted:
-            self._slots.append(pool[start : start + size])
-            start += blocks(size)
+        for parcel in parcels:
+            self._slots.append(pool[start : start + size_of(parcel)])
+            start += size_of(parcel)
+
+    def resolve(self) -> bool:
+        """Finds the parameters by name, and puts those of a parcel next to each other in one
+        storage; whether that was done by this call.
+        """
+        if not self._parcels or self._parameters is not None:
+            return False
+        named = self._find()
+        if not any(name in named for parcel in self._parcels for name, _ in parcel):
+            return False  # The script has called no module yet.
+        self._parameters = []
+        for parcel in self._parcels:
+            found = [named.get(name) for name, _ in parcel]
+            usable = [
+                p
+                for p, (_, size) in zip(found, parcel)
+                if p is not None and lendable(p) and p.nbytes == size
+            ]
+            whole = len(usable) == len(parcel) and len({p.device for p in usable}) == 1
+            if len(usable) > 1:  # What the script holds of their memory would no longer be theirs.
+                whole &= all(map(_alone, usable))
+            self._parameters.append(usable if whole else [])
+            if whole and len(usable) > 1:
+                slab = torch.empty(size_of(parcel), dtype=torch.uint8, device=usable[0].device)
+                for parameter, offset in zip(usable, offsets(parcel)):
+                    place = _like(parameter, slab.untyped_storage(), offset)
+                    place.copy_(parameter.detach())
+                    parameter.data = place
+        return True
+
+    def offset(self, number: int, member: int) -> int:
+        """The bytes of a parcel before one of its parameters; 0 if the parcel stays."""
+        if self._parameters is None or not self._parameters[number]:
+            return 0
+        return offsets(self._parcels[number])[member]
+
+    def _unpack_parcels(self) -> None:
+        """Each parameter has a storage of its own again."""
+        for parameters in self._parameters or []:
+            for parameter in parameters if len(parameters) > 1 else []:
+                if parameter.untyped_storage().nbytes() != parameter.nbytes:
+                    parameter.data = parameter.data.clone()
+        self._parameters = None
+
+    def stop(self) -> None:
+        """Nothing leaves any more."""
+        self.leave()
+        self.follow(())
 
     @property
     def active(self) -> bool:
         """Whether any parameter may leave."""
-        return bool(self._wanted)
+        return bool(self._parcels)
 
     def begin(self) -> None:
         """An iteration begins."""
         self._lent = {}
 
-    def _parameter(self, number: int) -> torch.Tensor | None:
-        if self._parameters is None:
-            named = self._find()
-            self._parameters = [
-                p if p is not None and lendable(p) and p.nbytes == size else None
-                for p, size in ((named.get(name), size) for name, size in self._wanted)
-            ]
-        return self._parameters[number]
-
     def _known(self, number: int) -> Lent | None:
         lent = self._lent.get(number)
-        if lent is None:
-            parameter = self._parameter(number)
-            if parameter is not None:
-                lent = self._lent[number] = Lent(number, parameter)
+        if lent is None and self._parameters is not None and self._parameters[number]:
+            parameters = self._parameters[number]
+            storages = {p.untyped_storage()._cdata for p in parameters}
+            size = parameters[0].untyped_storage().nbytes()
+            # Else the script has given one another storage.
+            if len(storages) == 1 and size == self._slots[number].nbytes:
+                lent = self._lent[number] = Lent(number, parameters)
         return lent
 
     # -- saved tensors
@@ -226,13 +286,14 @@ class Loans:
         """A module is about to run again: its parameters must be here."""
         if not self._within:
             return
-        known = {id(lent.parameter): lent for lent in self._lent.values() if lent.away}
+        away = [lent for lent in self._lent.values() if lent.away]
+        known = {id(p): lent for lent in away for p in lent.parameters}
         for parameter in module.parameters() if known else ():
             lent = known.get(id(parameter))
             if lent is not None:
                 self._home(lent)
 
-    # -- one parameter
+    # -- one parcel
 
     def _copy_out(self, lent: Lent) -> None:
         if lent.copied or lent.base is None:
@@ -250,43 +311,42 @@ class Loans:
         self.counts.bytes_out += slot.nbytes
 
     def _drop(self, lent: Lent) -> bool:
-        """Whether the parameter has left; else something holds its storage."""
-        parameter, base = lent.parameter, lent.base
+        """Whether the parameters have left; else something holds their storage."""
+        base = lent.base
         if base is None or not lent.copied:
             return True
-        if parameter.untyped_storage()._cdata != base._cdata:
-            return True  # The script has given the parameter another storage.
-        # Its owners are the parameter and `base`.
-        if torch._C._storage_Use_Count(base._cdata) > 2:
+        if any(p.untyped_storage()._cdata != base._cdata for p in lent.parameters):
+            return True  # The script has given one another storage.
+        # Its owners are the parameters and `base`.
+        if torch._C._storage_Use_Count(base._cdata) > len(lent.parameters) + 1:
             return False
         if self._out is not None:
             self._out.wait(lent.number)
         weak = base._weak_ref()
-        parameter.data = self._stand_in(lent)
+        for parameter in lent.parameters:
+            parameter.data = self._stand_in(parameter)
         lent.away = True
         lent.base = base = None
         self.counts.deaths += bool(torch.UntypedStorage._expired(weak))
         torch.UntypedStorage._free_weak_ref(weak)
         return True
 
-    def _stand_in(self, lent: Lent) -> torch.Tensor:
-        parameter = lent.parameter
-        blank = self._blank.get(lent.number)
+    def _stand_in(self, parameter: torch.Tensor) -> torch.Tensor:
+        blank = self._blank.get(parameter)
         if blank is None:
-            size = torch.full((1,), float("nan"), dtype=parameter.dtype, device=parameter.device)
-            blank = self._blank[lent.number] = size.expand(parameter.shape)
+            one = torch.full((1,), float("nan"), dtype=parameter.dtype, device=parameter.device)
+            blank = self._blank[parameter] = one.expand(parameter.shape)
         return blank
 
     def _fetch(self, lent: Lent) -> None:
         if lent.base is not None or lent.here is not None:
             return
-        parameter = lent.parameter
+        slot = self._slots[lent.number]
         # On the compute stream: a side stream would have memory of its own.
-        lent.here = torch.empty(
-            parameter.shape, dtype=parameter.dtype, device=parameter.device, requires_grad=False
+        lent.here = target = torch.empty(
+            slot.nbytes, dtype=torch.uint8, device=lent.parameters[0].device
         )
-        target = _bytes_of(lent.here.untyped_storage())
-        slot, lane = self._slots[lent.number], self._in
+        lane = self._in
         if lane is None:
             target.copy_(slot)
         else:
@@ -304,13 +364,33 @@ class Loans:
         if self._in is not None:
             self._in.wait(lent.number)
         lent.base = here.untyped_storage()
-        if lent.away:
-            lent.away = False
-            blank = self._blank[lent.number]
-            if lent.parameter.data_ptr() == blank.data_ptr():
-                lent.parameter.data = here
+        if not lent.away:
+            return
+        lent.away = False
+        for parameter, offset in zip(lent.parameters, offsets(self._parcels[lent.number])):
+            if parameter.data_ptr() == self._blank[parameter].data_ptr():
+                parameter.data = _like(parameter, lent.base, offset)
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
     whole = torch.empty(0, dtype=torch.uint8, device=storage.device)
     return whole.set_(storage)
+
+
+def _alone(parameter: torch.Tensor) -> bool:
+    """Whether nothing but the parameter holds its storage."""
+    storage = parameter.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata) == 2  # The other one is `storage`.
+
+
+def _strides(shape: Sequence[int]) -> list[int]:
+    """Those of a contiguous tensor."""
+    return [*accumulate(reversed(shape[1:]), operator.mul, initial=1)][::-1][: len(shape)]
+
+
+def _like(parameter: torch.Tensor, storage: torch.UntypedStorage, offset: int) -> torch.Tensor:
+    """A contiguous tensor like `parameter` in another storage, `offset` bytes from its start."""
+    bare = torch.empty(0, dtype=parameter.dtype, device=storage.device)
+    return bare.set_(
+        storage, offset // parameter.itemsize, parameter.shape, _strides(parameter.shape)
+    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -123,8 +124,10 @@ class Runtime:
         self.count = 0
         self.diverged = None
         self.recompute.begin()
-        self.loans.begin()
         self._backwards = 0
+        self.loans.begin()
+        if self.loans.resolve():
+            self._relocate()
         self._waiting = {}
         self._by_storage = {}
         schedule = self.schedule
@@ -138,6 +141,18 @@ class Runtime:
                 self._unpacks = [actions or [] for actions in unpacks]
                 self._wanted = [(*one[:-1], True) for one in self._all]
             self._at("begin")
+
+    def _relocate(self) -> None:
+        """Saved tensors of parameters that lie in one storage now begin elsewhere in it."""
+        schedule = self.schedule
+        assert schedule is not None
+        expected = list(schedule.expected)
+        for number, (parcel, member) in schedule.borrowed.items():
+            (dtype, shape, stride, offset), node = expected[number]
+            offset += self.loans.offset(parcel, member) // dtype.itemsize
+            expected[number] = (dtype, shape, stride, offset), node
+        self.schedule = replace(schedule, expected=expected)
+        self._all = wanted(self.schedule)
 
     def reached(self, kind: str) -> None:
         """Backward or the optimizer's step begins."""
@@ -192,7 +207,7 @@ class Runtime:
         self.schedule = None
         self._all = []
         self._rest()
-        self.loans.leave()
+        self.loans.stop()
         self.recompute.stop()
 
     def _rest(self) -> None:
@@ -310,7 +325,7 @@ class Runtime:
         """What a call that runs again keeps of a parameter or buffer that it saved."""
         schedule = self.schedule
         one = None if schedule is None else schedule.borrowed.get(number)
-        packed = None if one is None else self.loans.pack(number, one, tensor)
+        packed = None if one is None else self.loans.pack(number, one[0], tensor)
         return tensor.detach() if packed is None else packed
 
     def unpack_of(self, stays: Any) -> torch.Tensor:
@@ -526,7 +541,7 @@ def kept(tensor: torch.Tensor, number: int = -1) -> Kept:
 
 def wanted(schedule: Schedule) -> list[Wanted]:
     """What each saved tensor of an iteration must be, ready for the comparison."""
-    lent = {number: -1 - one for number, one in schedule.borrowed.items()}
+    lent = {number: -1 - parcel for number, (parcel, _) in schedule.borrowed.items()}
     return [
         (*view, names_of(node), lent.get(number, owner), ("pack", number) in schedule.actions)
         for number, ((view, node), owner) in enumerate(zip(schedule.expected, schedule.owner))

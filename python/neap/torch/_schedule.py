@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from neap.torch._calls import View
-from neap.torch._loans import ACTIONS, COPY, FETCH, HOME, LEND
-from neap.torch._storage import Storage, blocks
+from neap.torch._loans import ACTIONS, COPY, FETCH, HOME, LEND, Parcel
+from neap.torch._storage import blocks
 from neap.torch._world import Loan, World
 
 FORMAT = "neap.torch.schedule"
@@ -73,9 +73,9 @@ class Schedule:
         away: names of the optimizer states that stay on the host between steps.
         ahead: whether their copies run beside the updates of other pieces.
         early: whether updates run inside backward, each when its gradient is complete.
-        lent: names and bytes of the parameters that leave during backward. Actions for them are
-            those of :mod:`neap.torch._loans`; ``("backward", 0)`` is a point for these too.
-        borrowed: for saved tensors of such parameters which of them it is.
+        lent: the parcels of parameters that leave during backward. Actions for them are those of
+            :mod:`neap.torch._loans`; ``("backward", 0)`` is a point for these too.
+        borrowed: for saved tensors of such parameters the parcel, and which parameter of it.
         packed: how many tensors are saved before backward begins.
         trims: points at which the allocator gives back what it keeps free; also ``("begin", 0)``,
             ``("backward", 0)`` and ``("step", 0)``, where these begin.
@@ -99,8 +99,8 @@ class Schedule:
     met: bool = True
     excluded: dict[str, int] = field(default_factory=dict)
     trims: list[Point] = field(default_factory=list)
-    lent: list[tuple[str, int]] = field(default_factory=list)
-    borrowed: dict[int, int] = field(default_factory=dict)
+    lent: list[Parcel] = field(default_factory=list)
+    borrowed: dict[int, tuple[int, int]] = field(default_factory=dict)
     packed: int = 0
 
     def at(self, kind: str) -> list[Actions | None]:
@@ -171,16 +171,22 @@ def _read(form: dict[str, Any]) -> Schedule:
     ]
     known["away"] = set(form["away"])
     known["trims"] = [(str(kind), int(number)) for kind, number in form.get("trims", [])]
-    known["lent"] = [(str(name), int(size)) for name, size in form.get("lent", [])]
-    known["borrowed"] = {int(n): int(one) for n, one in form.get("borrowed", {}).items()}
+    known["lent"] = [[(str(name), int(size)) for name, size in p] for p in form.get("lent", [])]
+    known["borrowed"] = {
+        int(n): (int(parcel), int(member))
+        for n, (parcel, member) in form.get("borrowed", {}).items()
+    }
     schedule = Schedule(**known)
     activations, saved = len(schedule.sizes), len(schedule.expected)
     things = [thing for actions in schedule.actions.values() for thing in actions]
     numbers = [o for o in schedule.owner if o is not None]
     numbers += [one for what, one in things if what not in ACTIONS]
-    lent = [*schedule.borrowed.values(), *(one for what, one in things if what in ACTIONS)]
+    lent = [(one, 0) for what, one in things if what in ACTIONS]
     outside = any(not 0 <= n < activations for n in numbers)
-    outside |= any(not 0 <= n < len(schedule.lent) for n in lent)
+    outside |= any(
+        not (0 <= parcel < len(schedule.lent) and 0 <= member < len(schedule.lent[parcel]))
+        for parcel, member in [*schedule.borrowed.values(), *lent]
+    )
     if len(schedule.owner) != saved or outside:
         raise ValueError("a number is out of range")
     return schedule
@@ -318,6 +324,11 @@ def schedule(
             actions.setdefault(moments[moment][1], []).append((what, move.one))
     acted = {one for things in actions.values() for _, one in things}
     lent = lending.into(actions)
+    member: dict[Any, tuple[int, int]] = {
+        storage: (parcel, place)
+        for parcel, loan in enumerate(lent)
+        for place, storage in enumerate(loan.members)
+    }
 
     def owner(storage: Any) -> int | None:
         one = None if storage is None else number.get(storage.name)
@@ -346,8 +357,8 @@ def schedule(
         ahead=world.ahead,
         peak_bytes=max(standing),
         swap_bytes=sum(moved[one].storage.bytes for one in acted),
-        lent=[(s.name, s.bytes) for s in lent],
-        borrowed={s.place: lent.index(s.storage) for s in world.packs if s.storage in lent},
+        lent=[[(s.name, s.bytes) for s in loan.members] for loan in lent],
+        borrowed={s.place: member[s.storage] for s in world.packs if s.storage in member},
         packed=world.packed,
     )
 
@@ -365,7 +376,7 @@ class Lending:
         self._world = world
         self._timeline = timeline
         self._moments = moments
-        self.by_name = {loan.storage.name: loan for loan in world.loans}
+        self.by_name = {loan.name: loan for loan in world.loans}
         self._outs: dict[str, list[int]] = {}
         self._ins: dict[str, list[int]] = {}
         self._moves: list[tuple[Loan, _Move, int]] | None = None
@@ -397,7 +408,7 @@ class Lending:
         before = [place for place in loan.uses if place <= back]
         needed = min(uses, default=after)
         leaves = max(before, default=first - 1) + 1
-        name = loan.storage.name
+        name = loan.name
         copied = max(self._timeline.left(name, out + 1) if number == 0 else leaves, leaves)
         # Nothing changes the parameter from here on, so its copy may begin as early as this.
         ask = _first(moments, min(out + 1, first))
@@ -413,15 +424,15 @@ class Lending:
         bring = min(bring, home)
         if moments[drop][0] < first or drop >= bring:
             return None
-        size = blocks(loan.storage.bytes)
+        size = blocks(loan.bytes)
         return loan, _Move(-1, size, max(copied, first), min(ask, drop), drop, bring), home
 
-    def into(self, actions: dict[Point, list[tuple[str, int]]]) -> list[Storage]:
-        """Adds the actions; the parameters that leave, in the order of their numbers."""
+    def into(self, actions: dict[Point, list[tuple[str, int]]]) -> list[Loan]:
+        """Adds the actions; what leaves, in the order of its numbers."""
         self.moves()
-        numbers: dict[Storage, int] = {}
+        numbers: dict[Loan, int] = {}
         for loan, move, home in self._moves or ():
-            one = numbers.setdefault(loan.storage, len(numbers))
+            one = numbers.setdefault(loan, len(numbers))
             for what, moment in (
                 (COPY, move.out),
                 (LEND, move.drop),

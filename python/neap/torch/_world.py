@@ -24,6 +24,10 @@ SMALLEST = 64 << 10
 """Storages below this many bytes stay: each copy costs about ten microseconds of the host."""
 
 
+LARGE = 32 << 20
+"""A parameter of so many bytes leaves by itself."""
+
+
 @dataclass(eq=False)
 class Activation:
     """A storage that can leave between its last use in forward and its first in backward.
@@ -41,12 +45,23 @@ class Activation:
 
 @dataclass(eq=False)
 class Loan:
-    """A parameter that can leave while backward does not use it, and the places of backward that
-    do.
+    """Parameters that can leave together while backward uses none of them.
+
+    Attributes:
+        name: in the planner's graph.
+        members: the parameters.
+        uses: the places of backward that use any of them.
     """
 
-    storage: Storage
+    name: str
+    members: list[Storage]
     uses: list[int]
+
+    @property
+    def bytes(self) -> int:
+        """Their bytes in one storage."""
+        sizes = [s.bytes for s in self.members]
+        return sizes[0] if len(sizes) == 1 else sum(map(blocks, sizes))
 
 
 @dataclass(eq=False)
@@ -111,6 +126,8 @@ class World:
         self.away = self._states() if move_states else {}
         self.backward, self.packed = (0, 0), 0
         self.loans = self._loans(lend) if lend else []
+        self._updated: dict[Storage, Storage] = {}
+        """For each parameter that can leave what stands for it in the planner's graph."""
 
     @property
     def peak(self) -> int:
@@ -350,10 +367,23 @@ class World:
             until = asked_at[following] if following < len(asked_at) else after
             return range(place, max(until, place + 1))
 
-        return [
-            Loan(s, sorted({p for use in places for p in held(use) if first <= p < after}))
+        held_at = {
+            s: {p for use in places for p in held(use) if first <= p < after}
             for s, places in sorted(uses.items(), key=lambda pair: pair[0].number)
-        ]
+        }
+        # The small ones leave at the peak of what stays, those together that are not used by then.
+        rest = [self.resident[place] for place in range(first, after)]
+        for activation in self.movable:
+            for place in range(max(activation.born, first), min(activation.gone, after)):
+                rest[place - first] -= blocks(activation.storage.bytes)
+        peak = first + max(range(len(rest)), key=lambda n: (rest[n], -n), default=0)
+        large = [s for s in held_at if s.bytes >= LARGE]
+        small = [s for s in held_at if s.bytes < LARGE and min(held_at[s], default=after) > peak]
+        loans = [Loan(s.name, [s], sorted(held_at[s])) for s in large]
+        if small:
+            union = sorted(set().union(*(held_at[s] for s in small)))
+            loans.append(Loan("parameters", small, union))
+        return loans
 
     def pieces(self, divisible: bool) -> list[list[int]]:
         """Which updates run in one call, by place: as :mod:`neap.torch._states` divides a step, or
@@ -436,12 +466,14 @@ class World:
                 touches[place].append(activation.storage)
             for place in range(activation.returns, activation.gone):
                 touches[place].append(activation.storage)
+        lent = {o.name: replace(o.members[0], name=o.name, bytes=o.bytes) for o in self.loans}
+        self._updated = {s: lent[o.name] for o in self.loans for s in o.members}
         for loan in self.loans:
             within = set(loan.uses)
             for place in range(count):
-                rest[place] -= blocks(loan.storage.bytes)
+                rest[place] -= blocks(loan.bytes)
                 if place in within or not self.backward[0] <= place < self.backward[1]:
-                    touches[place].append(loan.storage)
+                    touches[place].append(lent[loan.name])
         groups = self.pieces(divisible)
         together = self._standing(groups)
         for storage, places in self.away.items():
@@ -454,7 +486,7 @@ class World:
         constant = max(min(rest) // 512 * 512, 0)
         tensors = [_tensor(s.name, "optimizer_state", s.bytes) for s in self.away]
         tensors.append(_tensor("held", "buffer", constant))
-        tensors += [_tensor(o.storage.name, "parameter", o.storage.bytes) for o in self.loans]
+        tensors += [_tensor(o.name, "parameter", o.bytes) for o in self.loans]
         tensors += [_tensor(a.storage.name, "activation", a.storage.bytes) for a in self.movable]
         return {
             "format": "neap.graph",
@@ -484,6 +516,7 @@ class World:
             reads: list[dict[str, Any]] = [{"tensor": "held", "shape": [0]}]
             writes = []
             written = {*step.node.writes, *self._states_of(step, step.node.writes)}
+            written |= {self._updated[s] for s in step.node.writes if s in self._updated}
             for storage in touches[place]:
                 seen = version.get(storage, 0)
                 reads.append({"tensor": storage.name, "shape": [0], **_version(seen)})
