@@ -3,18 +3,18 @@
     neap dry -- python bench/torch/run.py          # on any machine: exact bytes, predicted times
     python bench/torch/run.py                      # on a GPU: measured bytes and times
 
-Prints one Markdown table, and with --plot FILE.svg draws it. Each line is a training job of Adam;
-peaks are those of the last iterations, when everything has settled. Predicted times are roofline
-times of the profile that --device names: the operators, what runs again, and for copies that
-nothing hides their bytes over the link.
+Prints one Markdown table, and with --plot FILE.svg draws it. Each line is a training job of Adam in
+a process of its own; peaks are those of the last iterations, when everything has settled. Predicted
+times are roofline times of the profile that --device names: the operators, what runs again, and for
+copies that nothing hides their bytes over the link.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import importlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -22,6 +22,8 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 import neap.torch
 import torch
@@ -153,10 +155,8 @@ COMPILED = "torch.compile, activation_memory_budget {share}"
 """The partitioner keeps that share of the activations and computes the others again."""
 
 
-def measured(make: Callable[[], Any], way: str, budget: int | None, profile: str) -> dict[str, Any]:
-    """Trains by one way and measures the last iterations."""
-    gc.collect()
-    torch.cuda.empty_cache()
+def measured(make: Callable[[], Any], way: str, budget: int, profile: str) -> dict[str, Any]:
+    """Trains by one way, or within a budget of so many bytes, and measures the last iterations."""
     model, loss_of, blocks = make()
     model.cuda()
     if "checkpoint" in way:
@@ -164,39 +164,61 @@ def measured(make: Callable[[], Any], way: str, budget: int | None, profile: str
     if way.startswith("torch.compile"):
         settings = importlib.import_module("torch._functorch.config")
         settings.activation_memory_budget = float(way.split()[-1])
-        torch.compiler.reset()
         model.compile()
     kind = Offloaded if "states" in way else torch.optim.Adam
     optimizer = kind(model.parameters())
-    fitted = None
-    if budget is not None:
-        fitted = neap.torch.fit(model, optimizer, budget, profile, verbose=False)
-    began = 0.0
-    for step in range(ITERATIONS + (6 if fitted else 0)):
-        if fitted is None and step == ITERATIONS - 3:
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-            began = time.perf_counter()
-        optimizer.zero_grad()
-        with torch.autograd.graph.save_on_cpu(True) if way == "save_on_cpu" else nullcontext():
-            loss = loss_of(model)
-        loss.backward()
-        optimizer.step()
-        del loss
+
+    def iterate(count: int) -> None:
+        for _ in range(count):
+            optimizer.zero_grad()
+            with torch.autograd.graph.save_on_cpu(True) if way == "save_on_cpu" else nullcontext():
+                loss = loss_of(model)
+            loss.backward()
+            optimizer.step()
+            del loss
+
+    fitted = neap.torch.fit(model, optimizer, budget, profile, verbose=False) if budget else None
+    for _ in range(40 if fitted else ITERATIONS - 3):
+        iterate(1)
+        if fitted is not None and fitted.settled:
+            iterate(3)
+            break
+    torch.cuda.synchronize()
+    if fitted is None:
+        torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    began = time.perf_counter()
+    iterate(3)
     torch.cuda.synchronize()
     statistics = torch.cuda.memory_stats()
     found: dict[str, Any] = {
         "allocated": statistics["allocated_bytes.all.peak"],
         "reserved": statistics["reserved_bytes.all.peak"],
-        "s": (time.perf_counter() - began) / 3,
-        "report": None,
+        "ms": (time.perf_counter() - began) / 3 * 1e3,
     }
     if fitted is not None:
-        found["report"] = fitted.report()
-        found["s"] = fitted.report().iteration_s
-        found["ranges"] = fitted.planner.ranges if fitted.planner else []
+        report = fitted.report()
+        ranges = fitted.planner.ranges if fitted.planner else []
+        blocks_again = [r for r in ranges if r.call.kind in ("Bottleneck", "Block")]
+        found["predicted"] = report.predicted_iteration_ns / 1e6
+        found["plain"] = report.unplanned_iteration_ns / 1e6
+        found["met"] = report.met
+        # All blocks once more, by the plan's own times.
+        found["again"] = sum(r.nanoseconds for r in blocks_again) / 1e6
         fitted.close()
+    if way == WAYS[0]:
+        found["saved"] = saved_bytes(make)
+        found["states"] = 2 * sum(p.numel() * 4 for p in model.parameters())
+    return found
+
+
+def alone(name: str, way: str, budget: int, device: str) -> dict[str, Any]:
+    """The same in a process of its own: what others leave in the allocator would count."""
+    row = ["--row", name, way, str(budget), "--device", device]
+    done = subprocess.run([sys.executable, sys.argv[0], *row], stdout=subprocess.PIPE, text=True)
+    if done.returncode != 0 or not done.stdout.strip():
+        sys.exit(f"{name}, {way}: exit code {done.returncode}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
@@ -223,7 +245,13 @@ def main() -> None:
     parser.add_argument("--models", default="resnet50,gpt2")
     parser.add_argument("--compiled", help="shares for activation_memory_budget, such as 0.5,0.2")
     parser.add_argument("--plot", help="draw the table here, as SVG")
+    parser.add_argument("--row", nargs=3, help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    makes = {"resnet50": resnet50, "gpt2": gpt2, "small": small}
+    if asked.row:
+        name, way, budget = asked.row
+        print(json.dumps(measured(makes[name], way, int(budget), asked.device)))
+        return
     dry = float(torch.ones(3, device="cuda").sum().item()) != 3.0
     out, back = link(asked.device)
     kind = "predicted" if dry else "measured"
@@ -231,49 +259,34 @@ def main() -> None:
     table = Table(columns, ("model", "way"))
     bars: list[Bar] = []
 
-    def row(name: str, way: str, found: dict[str, Any], ms: float | None) -> None:
+    def row(name: str, way: str, found: dict[str, Any], predicted: float | None) -> None:
+        ms = predicted if dry else found["ms"]
         shown = "not known" if ms is None else f"{ms:,.1f}"
         table.row(name, way, mib(found["allocated"]), mib(found["reserved"]), shown)
         bars.append(Bar(name, way, found["reserved"], ms))
 
     for name in asked.models.split(","):
-        make = {"resnet50": resnet50, "gpt2": gpt2, "small": small}[name]
-        rows = {way: measured(make, way, None, asked.device) for way in WAYS}
+        rows = {way: alone(name, way, 0, asked.device) for way in WAYS}
+        nothing = rows[WAYS[0]]
         fits = {
-            share: measured(
-                make, "neap", rows["nothing"]["reserved"] * int(share) // 100, asked.device
-            )
+            share: alone(name, "neap", nothing["reserved"] * int(share) // 100, asked.device)
             for share in asked.budgets.split(",")
         }
-        first = next(iter(fits.values()))
-        plain = first["report"].unplanned_iteration_ns / 1e6
-        blocks = _again(first["ranges"])
-        states = 2 * sum(p.numel() * 4 for p in make()[0].parameters())
-        times = {
-            "nothing": plain,
-            "checkpoint every block": plain + blocks,
-            "save_on_cpu": plain + saved_bytes(make) * (1 / out + 1 / back) * 1e3,
-            "checkpoint, states on the host": plain + blocks + states * (1 / out + 1 / back) * 1e3,
-        }
-        for way in WAYS:
-            row(name, way, rows[way], times[way] if dry else rows[way]["s"] * 1e3)
+        plain, blocks = (next(iter(fits.values()))[key] for key in ("plain", "again"))
+        both = (1 / out + 1 / back) * 1e3
+        times = plain, plain + blocks, plain + nothing["saved"] * both
+        times = (*times, plain + blocks + nothing["states"] * both)
+        for way, ms in zip(WAYS, times):
+            row(name, way, rows[way], ms)
         for share, found in fits.items():
-            report = found["report"]
-            way = f"neap, {share} % of reserved"
-            row(name, way, found, report.predicted_iteration_ns / 1e6 if dry else found["s"] * 1e3)
+            unmet = "" if found["met"] else ", not met"
+            row(name, f"neap, {share} % of reserved{unmet}", found, found["predicted"])
         for share in asked.compiled.split(",") if asked.compiled else ():
             way = COMPILED.format(share=share)
-            found = measured(make, way, None, asked.device)
             # The dry device has no times of kernels that the compiler makes.
-            row(name, way, found, None if dry else found["s"] * 1e3)
+            row(name, way, alone(name, way, 0, asked.device), None)
     if asked.plot:
         Path(asked.plot).write_text(drawn(bars, kind), "utf-8")
-
-
-def _again(ranges: list[Any]) -> float:
-    """Milliseconds that all blocks take once more, by the plan's own times."""
-    blocks = [r for r in ranges if r.call.kind in ("Bottleneck", "Block")]
-    return sum(r.nanoseconds for r in blocks) / 1e6
 
 
 if __name__ == "__main__":

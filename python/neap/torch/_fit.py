@@ -437,7 +437,7 @@ class Fit:
         self.runtime.recompute.differing.clear()
         over = self.enforcement.peak_reserved() - schedule.budget_bytes
         report = self._report
-        # The first one grows into what the allocator keeps; what is given back comes anew elsewhere.
+        # The first one grows into what the allocator keeps, and so do those after giving back.
         enough = 4 if schedule.trims else 2
         if self._tried < enough and over <= 0 and not differing:
             return

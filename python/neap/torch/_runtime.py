@@ -49,7 +49,8 @@ class Runtime:
         self.recompute = Recompute(self, find)
         self.loans = Loans(device, parameters, self.counts)
         self._backwards = 0
-        self._at_backward: Actions = []
+        self._at_backward: list[Actions | None] = []
+        """What is yet to be done in this iteration when backward begins."""
         self.timeline: Timeline | None = None
         self.meter: Meter | None = None
         self.schedule: Schedule | None = None
@@ -112,7 +113,6 @@ class Runtime:
             ([None], [None]) if schedule is None else (schedule.at("pack"), schedule.at("unpack"))
         )
         self._trims = set() if schedule is None else set(schedule.trims)
-        self._at_backward = [] if schedule is None else schedule.actions.get(("backward", 0), [])
         self.loans.device = self.device
         self.loans.relieve = self.differs
         self.loans.follow([] if schedule is None else schedule.lent)
@@ -136,6 +136,7 @@ class Runtime:
             self._holders = [None] * len(schedule.sizes)
             packs, unpacks = self._points
             self._packs, self._unpacks = packs.copy(), unpacks.copy()
+            self._at_backward = [schedule.actions.get(("backward", 0))]
             if self.growth is not None:  # All points are looked at.
                 self._packs = [actions or [] for actions in packs]
                 self._unpacks = [actions or [] for actions in unpacks]
@@ -162,7 +163,7 @@ class Runtime:
             self._backwards += 1
             if self._backwards == 1 and self.count == self.schedule.packed:
                 self.loans.enter()
-                self.loans.give(self._at_backward)
+                self.act(self._at_backward, 0)
         if self._trims or self.growth is not None:
             self._at(kind)
 
@@ -353,7 +354,7 @@ class Runtime:
                 self.loans.give(())
             return
         points[number] = None
-        if self.growth is not None:
+        if self.growth is not None and points is not self._at_backward:
             self.growth.look("pack" if points is self._packs else "unpack", number)
         coming: list[Holder] = []
         trim = False
