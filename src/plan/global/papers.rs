@@ -1,6 +1,6 @@
 //! Several jobs by the planners of papers, as those plan them.
 //!
-//! - TENSILE plans all jobs in one search ([`tensile::together`]).
+//! - TENSILE plans all jobs in one search (`tensile::together`).
 //! - Capuchin and vDNN are planners of one job that know nothing of others. So Capuchin's jobs get
 //!   parts of the budget in proportion to their unplanned peaks, and each is planned within its
 //!   part. vDNN's policies know no budget: each job's plan is what the policy gives, and all plans
