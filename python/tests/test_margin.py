@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import neap.torch
 import pytest
 import torch
-from neap.torch._enforce import Growth, Margin
+from jobs import Transformer, language
+from neap.torch._enforce import Enforcement, Growth, Margin
 from neap.torch._schedule import TRIM, Schedule
 
 MIB = 1 << 20
@@ -60,3 +63,25 @@ def test_trims_are_kept_in_a_file(tmp_path: Path) -> None:
     schedule.trims = [("begin", 0), ("unpack", 1)]
     schedule.save(tmp_path / "plan.json")
     assert Schedule.load(tmp_path / "plan.json") == schedule
+
+
+@pytest.mark.usefixtures("small")
+def test_growth_is_looked_for_once_the_plan_before_has_given_its_memory_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[str] = []
+    for name in ("restart", "growth"):
+        whole = getattr(Enforcement, name)
+
+        def noted(self: Any, *args: Any, name: str = name, whole: Any = whole) -> Any:
+            calls.append(name)
+            return whole(self, *args)
+
+        monkeypatch.setattr(Enforcement, name, noted)
+    model = Transformer()
+    job = language(model, torch.optim.SGD(model.parameters(), lr=0.1), batch=4)
+    with neap.torch.fit(model, job.optimizer, "60%", "host", verbose=False) as fitted:
+        for _ in range(5):
+            job.iteration()
+        assert fitted.schedule is not None
+    assert calls[:2] == ["restart", "growth"]

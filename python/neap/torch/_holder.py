@@ -117,10 +117,9 @@ class Counts:
         """Storages that were seen to be gone from the device after a swap-out."""
 
 
-def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """All bytes of a tensor's storage."""
-    whole = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    return whole.set_(tensor.untyped_storage())
+def flat(storage: torch.UntypedStorage) -> torch.Tensor:
+    """All bytes of a storage."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def seen_as(tensor: torch.Tensor) -> View:

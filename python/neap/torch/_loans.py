@@ -16,7 +16,7 @@ from itertools import accumulate
 import torch
 
 from neap.torch._calls import View
-from neap.torch._holder import Counts, seen_as
+from neap.torch._holder import Counts, flat, seen_as
 from neap.torch._lane import Lane
 from neap.torch._recorder import PLAIN
 from neap.torch._storage import blocks
@@ -299,7 +299,7 @@ class Loans:
         if lent.copied or lent.base is None:
             return
         lent.copied = True
-        source = _bytes_of(lent.base)
+        source = flat(lent.base)
         slot, lane = self._slots[lent.number], self._out
         if lane is None:
             slot.copy_(source)
@@ -370,11 +370,6 @@ class Loans:
         for parameter, offset in zip(lent.parameters, offsets(self._parcels[lent.number])):
             if parameter.data_ptr() == self._blank[parameter].data_ptr():
                 parameter.data = _like(parameter, lent.base, offset)
-
-
-def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    whole = torch.empty(0, dtype=torch.uint8, device=storage.device)
-    return whole.set_(storage)
 
 
 def _alone(parameter: torch.Tensor) -> bool:

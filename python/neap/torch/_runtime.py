@@ -438,7 +438,7 @@ class Runtime:
                 one = holder.number
                 if holder.slot is None:
                     holder.host = self._slots[one]
-                    self._copy(holder.host, flat(holder.seen), "to host", one)
+                    self._copy(holder.host, flat(holder.seen.untyped_storage()), "to host", one)
                 else:
                     holder.host = holder.slot
                     self._copy(holder.slot, holder.seen, "to host", one)
