@@ -375,7 +375,6 @@ fn priority_holds_through_any_number_of_replans() {
     assert!(compared > 0 && slower > 0, "{compared}, {slower}");
 }
 
-/// Jobs that come and go: every one that is let in ends, and at no instant do two hold the same bytes or more than the budget.
 /// Under policies of one job at a time no two iterations overlap.
 fn one_at_a_time(seed: u64, policy: &dyn Policy, outcome: &Outcome) {
     if !matches!(policy.style(), Style::One { .. } | Style::Rotating) {
@@ -388,6 +387,8 @@ fn one_at_a_time(seed: u64, policy: &dyn Policy, outcome: &Outcome) {
     assert!(apart, "seed {seed}, {}: two jobs run at once", policy.name());
 }
 
+/// Jobs that come and go: every one that is let in ends, and at no instant do two hold the same
+/// bytes or more than the budget.
 #[test]
 fn random_jobs_come_and_go() {
     let first = crate::common::first();

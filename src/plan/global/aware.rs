@@ -397,7 +397,7 @@ const NEAR: u128 = 10;
 
 /// Of jobs that differ in priority alone, one of higher priority never has the slower plan: each
 /// takes from their plans by priority. That holds whatever was planned before.
-fn by_priority(jobs: &Jobs<'_>, mut parts: Vec<Arc<Planned>>) -> Vec<Arc<Planned>> {
+pub(super) fn by_priority(jobs: &Jobs<'_>, mut parts: Vec<Arc<Planned>>) -> Vec<Arc<Planned>> {
     let alike = |a: usize, b: usize| {
         let (a, b) = (&jobs.jobs[a], &jobs.jobs[b]);
         a.file == b.file && a.method == b.method && a.swap_limit == b.swap_limit

@@ -6,7 +6,8 @@
 //!   part. vDNN's policies know no budget: each job's plan is what the policy gives, and all plans
 //!   together fit or don't.
 //!
-//! Each job has its part of the host memory.
+//! Each job has its part of the host memory. The papers have no priorities: among jobs that are
+//! otherwise alike, the one of higher priority gets the quicker plan.
 
 use std::sync::Arc;
 
@@ -87,7 +88,7 @@ fn each(jobs: &Jobs<'_>, memo: &mut Memo, within: &[Bytes]) -> Result<Together, 
             }
         }
     }
-    fits(jobs, join(jobs, parts))
+    fits(jobs, join(jobs, aware::by_priority(jobs, parts)))
 }
 
 fn fits(jobs: &Jobs<'_>, together: Together) -> Result<Together, PlanError> {
@@ -161,5 +162,5 @@ fn attempt<'a>(
         let request = job.request(device, jobs.budget, jobs);
         parts.push(Arc::new(budget::written(&request, decision.emitted)?));
     }
-    Ok((Bytes(peak), join(jobs, parts)))
+    Ok((Bytes(peak), join(jobs, aware::by_priority(jobs, parts))))
 }
