@@ -49,3 +49,18 @@ class Lane:
     def wait(self, number: int) -> None:
         """The compute stream goes on after the copy of this number."""
         self.ends[number].wait(self.compute())
+
+
+def copy(
+    lane: Lane | None, to: list[torch.Tensor], source: list[torch.Tensor], number: int
+) -> None:
+    """Asks for copies on a lane, or copies at once where there is none."""
+    if not to:
+        return
+    with torch.no_grad():
+        if lane is None:
+            torch._foreach_copy_(to, source)
+            return
+        with lane:
+            torch._foreach_copy_(to, source, non_blocking=True)
+            lane.ended(number)

@@ -17,7 +17,7 @@ import torch
 
 from neap.torch._calls import View
 from neap.torch._holder import Counts, flat, seen_as
-from neap.torch._lane import Lane
+from neap.torch._lane import Lane, copy
 from neap.torch._recorder import PLAIN
 from neap.torch._storage import blocks
 from neap.torch._versions import witness
@@ -299,14 +299,8 @@ class Loans:
         if lent.copied or lent.base is None:
             return
         lent.copied = True
-        source = flat(lent.base)
-        slot, lane = self._slots[lent.number], self._out
-        if lane is None:
-            slot.copy_(source)
-        else:
-            with lane:
-                slot.copy_(source, non_blocking=True)
-                lane.ended(lent.number)
+        slot = self._slots[lent.number]
+        copy(self._out, [slot], [flat(lent.base)], lent.number)
         self.counts.swapped_out += 1
         self.counts.bytes_out += slot.nbytes
 
@@ -343,16 +337,8 @@ class Loans:
             return
         slot = self._slots[lent.number]
         # On the compute stream: a side stream would have memory of its own.
-        lent.here = target = torch.empty(
-            slot.nbytes, dtype=torch.uint8, device=lent.parameters[0].device
-        )
-        lane = self._in
-        if lane is None:
-            target.copy_(slot)
-        else:
-            with lane:
-                target.copy_(slot, non_blocking=True)
-                lane.ended(lent.number)
+        lent.here = torch.empty(slot.nbytes, dtype=torch.uint8, device=lent.parameters[0].device)
+        copy(self._in, [lent.here], [slot], lent.number)
         self.counts.swapped_in += 1
         self.counts.bytes_in += slot.nbytes
 

@@ -244,9 +244,11 @@ class Runtime:
                 self.diverge(why)
                 return kept(tensor)
         if owner is not None:
-            packed: Any = self._hold(number, owner, tensor) if owner >= 0 else None
-            if owner < 0:
-                packed = self.loans.pack(number, -1 - owner, tensor) or kept(tensor, number)
+            packed: Any = (
+                self._hold(number, owner, tensor)
+                if owner >= 0
+                else self.loans.pack(number, -1 - owner, tensor) or kept(tensor, number)
+            )
         elif function is None:  # No function of autograd's can be reached from it.
             packed = (tensor, number, tensor._version)
         else:
@@ -358,10 +360,11 @@ class Runtime:
             self.growth.look("pack" if points is self._packs else "unpack", number)
         coming: list[Holder] = []
         trim = False
-        lent = [action for action in actions if action[0] in ACTIONS] if self.loans.active else []
+        lent: Actions = []
+        if self.loans.active:
+            lent = [action for action in actions if action[0] in ACTIONS]
+            actions = [action for action in actions if action[0] not in ACTIONS]
         for what, one in actions:
-            if what in ACTIONS:
-                continue
             if what == "in":
                 if waiting.pop(one, None) is not None:
                     self.counts.kept += 1

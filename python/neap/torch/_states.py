@@ -20,7 +20,7 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from neap.torch._holder import dense, seen_as
-from neap.torch._lane import Lane
+from neap.torch._lane import Lane, copy
 from neap.torch._recorder import is_subclass
 from neap.torch._storage import blocks
 from neap.torch._watch import Watch
@@ -222,7 +222,7 @@ class States:
                 source.append(state)
                 states[key] = known
                 self.bytes_out += blocks(state.nbytes)
-        self._copy(self._out, to, source, number)
+        copy(self._out, to, source, number)
         self._leaving += source
 
     def _bring(
@@ -249,7 +249,7 @@ class States:
                 self.bytes_in += blocks(host.nbytes)
         for part in parts:
             part.shadow = self._shadow(part, to, source)
-        self._copy(self._in, to, source, number)
+        copy(self._in, to, source, number)
         self._here += parameters
         self._parts += parts
 
@@ -296,22 +296,8 @@ class States:
                     self.bytes_out += blocks(state.nbytes)
                 elif part.last and isinstance(whole, torch.Tensor) and whole.dim() == 0:
                     whole.copy_(state)
-        self._copy(self._out, to, source, number)
+        copy(self._out, to, source, number)
         self._leaving += source
-
-    @staticmethod
-    def _copy(
-        lane: Lane | None, to: list[torch.Tensor], source: list[torch.Tensor], number: int
-    ) -> None:
-        if not to:
-            return
-        with torch.no_grad():
-            if lane is None:
-                torch._foreach_copy_(to, source)
-                return
-            with lane:
-                torch._foreach_copy_(to, source, non_blocking=True)
-                lane.ended(number)
 
     @staticmethod
     def _wait(lane: Lane | None, number: int) -> None:

@@ -177,7 +177,7 @@ class World:
     def _parts_of(self, node: Node) -> int:
         """In how many parts an update runs, as :mod:`neap.torch._states` divides a parameter."""
         parameters = [s for s in node.writes if s.role == "parameter"]
-        states = [s for s in node.writes if s in self._owners]
+        states = [s for s in dict.fromkeys([*node.reads, *node.writes]) if s in self._owners]
         if node.op is not None or node.phase != OPTIMIZE or len(parameters) != 1 or not states:
             return 1
         size = parameters[0].bytes
