@@ -294,17 +294,19 @@ fn prune(script: &mut Script) {
 pub struct Record {
     /// The loss of each iteration, if the graph has a loss.
     pub losses: Vec<f32>,
-    /// How long each iteration took on the device.
+    /// How long each iteration took on the device; on a GPU until the next one began.
     pub iteration_ns: Vec<Nanos>,
     /// How long each iteration took by the host's clock, until the next could begin.
     pub wall_ns: Vec<Nanos>,
-    /// By operator, how long its own turn took in each iteration.
+    /// In how many iterations items were timed.
+    pub timed: u32,
+    /// By operator, how long its own turn took in each of these.
     pub operator_ns: Vec<Vec<Nanos>>,
-    /// How many steps had to wait for a copy that they read.
+    /// How many steps of these had to wait for a copy that they read.
     pub late: u64,
     /// The largest sum of resident bytes, from the measured times.
     pub resident_peak: Bytes,
-    /// When each step and copy of the last iteration started and ended.
+    /// When each step and copy of the last of these started and ended.
     pub last: Option<engine::Run>,
 }
 
@@ -316,6 +318,10 @@ pub struct Executor<'a> {
     pub program: &'a Program,
     /// The program as the device's script.
     pub script: &'a Script,
+    /// Whether items must be timed in each iteration, not in the first and the last only.
+    pub timed: bool,
+    /// Whether the job has the device for itself: between iterations it waits for no other.
+    pub alone: bool,
 }
 
 impl Executor<'_> {
@@ -337,11 +343,15 @@ impl Executor<'_> {
             Measured { items: Vec::with_capacity(self.script.items.len()), ..Measured::default() };
         for iteration in from..to {
             let began = Instant::now();
-            device.begin(u64::from(iteration))?;
+            let timed = self.timed || iteration == from || iteration + 1 == to;
+            device.begin(u64::from(iteration), timed)?;
             for &item in &self.script.order {
                 device.enqueue(item)?;
             }
             device.finish(&mut measured)?;
+            if let Some(before) = record.iteration_ns.last_mut().filter(|_| self.alone) {
+                *before += measured.gap;
+            }
             self.note(&measured, record);
             let stops = boundary(iteration, &measured);
             record.wall_ns.push(Nanos(u64::try_from(began.elapsed().as_nanos()).unwrap_or(0)));
@@ -355,6 +365,10 @@ impl Executor<'_> {
     fn note(&self, measured: &Measured, record: &mut Record) {
         record.losses.extend(measured.loss);
         record.iteration_ns.push(measured.iteration);
+        if measured.items.is_empty() {
+            return;
+        }
+        record.timed += 1;
         record.late += measured.late;
         let (steps, copies) = measured.items.split_at(self.program.steps.len());
         for (step, (start, end)) in self.program.steps.iter().zip(steps) {

@@ -128,6 +128,9 @@ pub struct Settings {
     /// The longest random sleep before each copy. Tests use it to prove that timing changes no
     /// result.
     pub jitter: Nanos,
+    /// Whether a GPU times each operator and copy in every iteration, which costs it time, or only
+    /// in the first and the last. The host always times them.
+    pub timed: bool,
     /// Lets others end the run after the running iteration.
     pub stop: Stop,
 }
@@ -170,6 +173,7 @@ impl Default for Settings {
             keep_state: false,
             poison: false,
             jitter: Nanos::ZERO,
+            timed: false,
             stop: Stop::default(),
         }
     }
@@ -224,15 +228,19 @@ pub struct Outcome {
     pub peak_bytes: Bytes,
     /// Largest sum of resident bytes at any instant, by the measured times.
     pub resident_peak_bytes: Bytes,
-    /// How long each iteration took on the device.
+    /// How long each iteration took on the device; on a GPU until the next one began, unless other
+    /// jobs run too.
     pub iteration_ns: Vec<Nanos>,
     /// How long each iteration took by the host's clock, what lies between two included.
     pub wall_ns: Vec<Nanos>,
-    /// How often a step had to wait because a copy of a tensor that it reads had not ended.
+    /// In how many iterations operators and copies were timed.
+    pub timed_iterations: u32,
+    /// How often, in these, a step had to wait because a copy of a tensor that it reads had not
+    /// ended.
     pub late_copies: u64,
-    /// For each operator, the time of its own run (not its recomputes) in each iteration.
+    /// For each operator, the time of its own run (not its recomputes) in each of these.
     pub operator_ns: Vec<Vec<Nanos>>,
-    /// When each step and copy of the last iteration started and ended.
+    /// When each step and copy of the last of these started and ended.
     pub last: Option<crate::sim::engine::Run>,
     /// What libraries chose for operators for which they have several algorithms.
     pub libraries: BTreeMap<OpId, Chosen>,
@@ -438,7 +446,8 @@ pub fn run_replanning(
     progress: &mut dyn FnMut(u32),
 ) -> Result<Outcome, RunError> {
     let job = plan.jobs.first().ok_or_else(|| RunError::Plan("it has no job".to_owned()))?;
-    let run = Job::new(host::kernels::find, graph, &plan.device, settings, None)?;
+    let settings = Settings { timed: true, ..settings.clone() };
+    let run = Job::new(host::kernels::find, graph, &plan.device, &settings, None)?;
     follow(run, &plan.device, (job, plan.budget), Some(replan), progress)
 }
 

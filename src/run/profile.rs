@@ -50,8 +50,8 @@ pub fn job(
     settings: &Settings,
     progress: &mut dyn FnMut(u32),
 ) -> Result<Vec<Row>, RunError> {
-    let settings =
-        Settings { iterations: settings.iterations.saturating_add(WARM_UP), ..settings.clone() };
+    let iterations = settings.iterations.saturating_add(WARM_UP);
+    let settings = Settings { iterations, timed: true, ..settings.clone() };
     let outcome = super::run(graph, job, arena, profile, &settings, progress)?;
     let row = |(index, (operator, times)): (_, (_, &Vec<Nanos>))| {
         let counted = times.get(WARM_UP as usize..).unwrap_or_default();
@@ -200,7 +200,7 @@ pub fn alike(items: Vec<Item>, arena: Bytes, store: Bytes) -> Script {
 pub fn once(device: &mut dyn Device, script: &Script) -> Result<Measured, Failure> {
     let mut measured =
         Measured { items: Vec::with_capacity(script.items.len()), ..Measured::default() };
-    device.begin(0)?;
+    device.begin(0, true)?;
     script.order.iter().try_for_each(|&item| device.enqueue(item))?;
     device.finish(&mut measured)?;
     Ok(measured)

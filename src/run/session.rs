@@ -142,6 +142,7 @@ impl<'a> Job<'a> {
             iteration_ns: record.iteration_ns,
             wall_ns: record.wall_ns,
             last: record.last,
+            timed_iterations: record.timed,
             late_copies: record.late,
             operator_ns: record.operator_ns,
             notes: std::mem::take(&mut self.notes),
@@ -188,7 +189,8 @@ impl<'a> Job<'a> {
                     .unwrap_or_else(|| self.values.take(home.tensor));
                 device.write(home.first.0, home.first.1, &data).map_err(fail)?;
             }
-            let executor = Executor { graph, program, script: &script };
+            let (timed, alone) = (settings.timed, shared.is_none());
+            let executor = Executor { graph, program, script: &script, timed, alone };
             let mut next = pilot.next(first);
             let mut reached = first;
             if next == Next::Go && !settings.stop.requested() {

@@ -8,7 +8,8 @@
 // FAKE_SEED chooses the orders. FAKE_NO_DEVICE=1 has no device. FAKE_DROP_WAIT=N ignores the Nth wait of each iteration and
 // holds back what it waited for; FAKE_DROP_SYNC=N the Nth time that the host waits for a stream or for all. FAKE_REPORT names
 // a file that says how many waits an iteration has, whether the ignored one follows from others, how often the host waits,
-// whether a copy or something else stood behind the ignored wait, and how often memory was pinned.
+// whether a copy or something else stood behind the ignored wait, how often memory was pinned, and how many events were
+// recorded. FAKE_PAUSE=MS lets the host see MS milliseconds late that a stream has ended.
 #include <dlfcn.h>
 #include <elf.h>
 #include <stdio.h>
@@ -38,6 +39,7 @@ typedef std::map<const Stream*, size_t> Clock;
 struct Event {
     double at = 0;
     size_t recorded = 0, passed = 0;
+    bool timed = true;
     const Stream* on = nullptr;
     Clock clock;
 };
@@ -91,7 +93,7 @@ static const Stream *unawaited = nullptr, *unseen = nullptr;
 static size_t unseen_turn = 0;
 static const long dropped_sync = getenv("FAKE_DROP_SYNC") ? atol(getenv("FAKE_DROP_SYNC")) : -1;
 static long syncs = 0;
-static long pins = 0;
+static long pins = 0, records = 0;
 
 static void stop(const char* what) {
     fprintf(stderr, "fake driver: %s\n", what);
@@ -105,7 +107,7 @@ struct AtExit {
         const char* path = getenv("FAKE_REPORT");
         FILE* file = path ? fopen(path, "w") : nullptr;
         if (!file) return;
-        fprintf(file, "%ld %s %ld %s %ld\n", std::max(most_waits, waits), needed ? "needed" : "redundant", syncs, behind, pins);
+        fprintf(file, "%ld %s %ld %s %ld %ld\n", std::max(most_waits, waits), needed ? "needed" : "redundant", syncs, behind, pins, records);
         fclose(file);
     }
 } at_exit;
@@ -332,8 +334,11 @@ Result cuStreamDestroy_v2(Stream* stream) {
 }
 Result cuStreamSynchronize(Stream* stream) {
     ONE_AT_A_TIME;
-    if (syncs++ != dropped_sync) synchronise(stream);
-    else {
+    static const long pause = getenv("FAKE_PAUSE") ? atol(getenv("FAKE_PAUSE")) : 0;
+    if (syncs++ != dropped_sync) {
+        synchronise(stream);
+        usleep((useconds_t)pause * 1000);
+    } else {
         unawaited = unseen = stream;
         unseen_turn = stream->clock[stream];
     }
@@ -357,12 +362,13 @@ Result cuStreamWaitEvent(Stream* stream, Event* event, unsigned int) {
     return 0;
 }
 Result cuEventCreate(Event** event, unsigned int flags) {
-    if (flags & 2) stop("an event without the time");
     *event = new Event;
+    (*event)->timed = !(flags & 2);
     return 0;
 }
 Result cuEventRecord(Event* event, Stream* stream) {
     ONE_AT_A_TIME;
+    records++;
     enqueue(stream, Operation{Operation::RECORD, {}, nullptr, 0, event, ++event->recorded});
     event->on = stream;
     event->clock = stream->clock;
@@ -378,7 +384,7 @@ Result cuEventSynchronize(Event* event) {
 Result cuEventElapsedTime(float* milliseconds, Event* from, Event* to) {
     ONE_AT_A_TIME;
     look();
-    if (!from->recorded || !to->recorded) return 400;
+    if (!from->recorded || !to->recorded || !from->timed || !to->timed) return 400;
     if (from->passed < from->recorded || to->passed < to->recorded) return 600;
     *milliseconds = (float)(to->at - from->at);
     return 0;

@@ -135,11 +135,14 @@ pub struct Script {
 /// The measurements of one iteration.
 #[derive(Clone, Debug, Default)]
 pub struct Measured {
-    /// Start and end of each item, from the start of the iteration.
+    /// Start and end of each item, from the start of the iteration; nothing where they were not
+    /// timed.
     pub items: Vec<(Nanos, Nanos)>,
+    /// How long a GPU stood still from the end of the iteration before.
+    pub gap: Nanos,
     /// When all items had ended.
     pub iteration: Nanos,
-    /// How many steps had to wait for a copy that they read.
+    /// How many steps had to wait for a copy that they read, where items were timed.
     pub late: u64,
     /// The captured loss.
     pub loss: Option<f32>,
@@ -175,11 +178,12 @@ pub trait Device {
     /// As [`Device::write`].
     fn read(&mut self, memory: Memory, offset: Bytes, into: &mut [u8]) -> Result<(), Failure>;
 
-    /// Starts the clock of an iteration, counted from 0.
+    /// Starts the clock of an iteration, counted from 0. Each item must be timed if `timed`; where
+    /// that costs time, none is otherwise.
     ///
     /// # Errors
     /// When the device has failed.
-    fn begin(&mut self, iteration: u64) -> Result<(), Failure>;
+    fn begin(&mut self, iteration: u64, timed: bool) -> Result<(), Failure>;
 
     /// Puts the next item of [`Script::order`] on its stream.
     ///

@@ -1,6 +1,7 @@
 //! `run --on cuda` without a GPU: what is missing is named; and the whole device over a test driver (`tests/cuda`).
 
 mod compiled;
+mod events;
 mod libraries;
 mod pinned;
 mod products;

@@ -118,6 +118,7 @@ impl Flags {
             weights: self.weights.clone(),
             save: self.save.clone(),
             poison: self.debug_memory,
+            timed: self.latencies_out.is_some() || self.replan,
             ..Settings::default()
         })
     }

@@ -228,7 +228,7 @@ struct Report<'a> {
     peak_bytes: Bytes,
     resident_peak_bytes: Bytes,
     iteration_ns: Nanos,
-    /// On the device.
+    /// On the device; on a GPU each until the next one began.
     iterations_ns: &'a [Nanos],
     /// By the host's clock, what lies between two iterations included.
     walls_ns: &'a [Nanos],
@@ -240,6 +240,8 @@ struct Report<'a> {
     /// How the GPU's library carries out each shape of matrix product.
     #[serde(skip_serializing_if = "<[Product]>::is_empty")]
     products: &'a [Product],
+    /// In how many iterations operators and copies were timed; late ones were counted in these.
+    timed_iterations: u32,
     late_copies: u64,
     notes: &'a [String],
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -301,6 +303,7 @@ impl<'a> Report<'a> {
             scratch_bytes: outcome.costs.scratch,
             pinning_ns: outcome.costs.pinning,
             products: &outcome.costs.products,
+            timed_iterations: outcome.timed_iterations,
             late_copies: outcome.late_copies,
             notes: &outcome.notes,
             changes: replan.then(|| outcome.changes.iter().map(ChangeReport::of).collect()),
@@ -322,13 +325,18 @@ impl fmt::Display for Report<'_> {
         }
         writeln!(
             f,
-            "memory touched {} ({} bytes) of an arena of {}; median iteration {}; {} late copies\n\
+            "memory touched {} ({} bytes) of an arena of {}; median iteration {}; {} late copies{}\n\
              checksum {}",
             self.peak_bytes,
             self.peak_bytes.0,
             self.arena_bytes,
             self.iteration_ns,
             self.late_copies,
+            if (self.timed_iterations as usize) < self.iterations_ns.len() {
+                format!(" in {} iterations that were timed", self.timed_iterations)
+            } else {
+                String::new()
+            },
             self.checksum
         )
     }

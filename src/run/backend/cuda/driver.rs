@@ -95,13 +95,17 @@ impl Context {
         Ok(Queue { stream, here: PhantomData })
     }
 
-    /// An event that keeps the time.
+    /// An event, which keeps the time if it must.
     ///
     /// # Errors
     /// When the driver refuses.
-    pub fn event(&self) -> Result<Event, Fault> {
-        let event = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
-            .map_err(fault("gives no event"))?;
+    pub fn event(&self, timed: bool) -> Result<Event, Fault> {
+        let flag = if timed {
+            sys::CUevent_flags::CU_EVENT_DEFAULT
+        } else {
+            sys::CUevent_flags::CU_EVENT_DISABLE_TIMING
+        };
+        let event = result::event::create(flag).map_err(fault("gives no event"))?;
         Ok(Event { event, here: PhantomData })
     }
 
@@ -413,7 +417,7 @@ impl Event {
     /// Nanoseconds from this to another, both passed.
     ///
     /// # Errors
-    /// When one has not been recorded.
+    /// When one has not been recorded, or does not keep the time.
     pub fn until(&self, other: &Self) -> Result<u64, Fault> {
         // SAFETY: both events are alive.
         let milliseconds = unsafe { result::event::elapsed(self.event, other.event) }

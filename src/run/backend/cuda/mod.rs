@@ -1,14 +1,16 @@
 //! The CUDA device: one arena, one pinned pool, three streams, and libraries found at run time.
 //!
-//! Everything is made once for each script: descriptors, launches with their parameters, an event
-//! for each item. An iteration then only records and launches. Each item has one event, at its end.
-//! Its start is the latest end of the items before it on its stream and of those that it waits for.
-//! A copy starts as soon as the items that it waits for have ended.
+//! Everything is made once for each script: descriptors, launches with their parameters, events. An
+//! iteration then only records and launches. Each stream records its end. Where items are timed,
+//! each records an event at its end. Otherwise only those for which another stream waits do, and
+//! these events keep no time. An item's start is the latest end of the items before it on its
+//! stream and of those that it waits for.
 
 mod canary;
 pub mod conv;
 pub(crate) mod driver;
 pub mod emit;
+mod ends;
 pub mod gemm;
 pub mod kernels;
 pub mod launch;
@@ -38,6 +40,7 @@ use crate::job::Graph;
 use crate::units::{Bytes, Nanos, OpId};
 use canary::Canaries;
 use driver::{Context, Event, Fault, PinnedMemory, Queue};
+use ends::Ends;
 use pool::{Pool, Spare};
 use prepare::{Prepared, Ready};
 
@@ -74,9 +77,11 @@ pub struct Cuda<'a> {
     pinned: PinnedMemory,
     words: PinnedMemory,
     base: Event,
-    ends: Vec<Event>,
+    ends: Ends,
     queues: [Queue; 3],
     iteration: u64,
+    /// Whether the items of this iteration are timed.
+    timed: bool,
     high: Bytes,
     /// Something was written from pageable memory, which may still be on its way.
     written: bool,
@@ -198,8 +203,7 @@ impl<'a> Cuda<'a> {
         let pinned = pool.take(&context, store + prepared.uploads.len()).map_err(fail)?;
         let pinning = Nanos(u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
         pinned.write(store, &prepared.uploads).map_err(fail)?;
-        let ends =
-            script.items.iter().map(|_| context.event()).collect::<Result<_, _>>().map_err(fail)?;
+        let ends = Ends::new(script, &context).map_err(fail)?;
         let canaries = || Canaries::new(graph, script, &prepared.fused, &context);
         let canaries = options.poison.then(canaries).transpose().map_err(fail)?;
         let mut notes = vec![format!("on {}; {}", context.name, prepared.versions)];
@@ -212,10 +216,11 @@ impl<'a> Cuda<'a> {
             arena,
             pinned,
             words,
-            base: context.event().map_err(fail)?,
+            base: context.event(true).map_err(fail)?,
             ends,
             queues,
             iteration: 0,
+            timed: false,
             high: Bytes::ZERO,
             written: false,
             captured: None,
@@ -330,7 +335,7 @@ impl<'a> Cuda<'a> {
             let waits = item.waits.iter().chain(&item.trigger);
             let start =
                 waits.map(|&w| self.times[w].1).max().unwrap_or_default().max(previous[stream]);
-            let end = Nanos(self.base.until(&self.ends[index])?).max(Nanos(start.0 + 1));
+            let end = Nanos(self.base.until(&self.ends.items[index])?).max(Nanos(start.0 + 1));
             self.times[index] = (start, end);
             previous[stream] = end;
         }
@@ -352,6 +357,18 @@ impl<'a> Cuda<'a> {
             }
         }
         Ok(())
+    }
+
+    /// How many steps would have started earlier without the wait for what they read.
+    fn late(&self) -> u64 {
+        let mut previous = Nanos::ZERO;
+        let mut late = 0;
+        for &index in &self.script.streams[Stream::Compute.index()] {
+            let fetches = &self.script.items[index].fetches;
+            late += u64::from(fetches.iter().any(|&f| self.times[f].1 > previous));
+            previous = self.times[index].1;
+        }
+        late
     }
 }
 
@@ -376,8 +393,8 @@ impl Device for Cuda<'_> {
         }
     }
 
-    fn begin(&mut self, iteration: u64) -> Result<(), Failure> {
-        (self.iteration, self.captured) = (iteration, None);
+    fn begin(&mut self, iteration: u64, timed: bool) -> Result<(), Failure> {
+        (self.iteration, self.timed, self.captured) = (iteration, timed, None);
         self.words.write(0, &[0; WORDS]).map_err(fail)?;
         if std::mem::take(&mut self.written) {
             self.context.wait_for_all().map_err(fail)?;
@@ -393,8 +410,8 @@ impl Device for Cuda<'_> {
         };
         let stream = item.stream.index();
         // A copy's trigger is among them, unless it follows from others.
-        for &wait in &item.waits {
-            self.queues[stream].wait(&self.ends[wait]).map_err(fail)?;
+        for event in item.waits.iter().filter_map(|&wait| self.ends.of(wait, self.timed)) {
+            self.queues[stream].wait(event).map_err(fail)?;
         }
         match item.work {
             Work::Step(_) => self.step(index)?,
@@ -413,10 +430,12 @@ impl Device for Cuda<'_> {
             }
         }
         self.high = self.high.max(item.top);
-        self.queues[stream].record(&self.ends[index]).map_err(fail)
+        let event = self.ends.of(index, self.timed);
+        event.map_or(Ok(()), |event| self.queues[stream].record(event)).map_err(fail)
     }
 
     fn finish(&mut self, measured: &mut Measured) -> Result<(), Failure> {
+        self.ends.record(self.script, &self.queues).map_err(fail)?;
         self.queues.iter().try_for_each(Queue::wait_for_all).map_err(fail)?;
         let mut words = [0; WORDS];
         self.words.read(0, &mut words).map_err(fail)?;
@@ -426,17 +445,16 @@ impl Device for Cuda<'_> {
             return Err(Failure::Operator { operator: OpId(operator), problem });
         }
         self.canaries.iter().try_for_each(|canaries| canaries.check(self.graph))?;
-        self.clock().map_err(fail)?;
+        (measured.gap, measured.iteration) =
+            self.ends.passed(self.script, &self.base).map_err(fail)?;
         measured.items.clear();
-        measured.items.extend_from_slice(&self.times);
-        measured.iteration = self.times.iter().map(|t| t.1).max().unwrap_or_default();
-        // A step is late if it would have started earlier without the wait for what it reads.
-        let mut previous = Nanos::ZERO;
         measured.late = 0;
-        for &index in &self.script.streams[Stream::Compute.index()] {
-            let late = self.script.items[index].fetches.iter().any(|&f| self.times[f].1 > previous);
-            measured.late += u64::from(late);
-            previous = self.times[index].1;
+        if self.timed {
+            self.clock().map_err(fail)?;
+            measured.items.extend_from_slice(&self.times);
+            let last = self.times.iter().map(|t| t.1).max().unwrap_or_default();
+            measured.iteration = measured.iteration.max(last);
+            measured.late = self.late();
         }
         // SAFETY: eight bytes were copied out of the pinned words, of which the capture filled the
         // size of its type.

@@ -216,7 +216,7 @@ impl Device for Host<'_> {
         Ok(())
     }
 
-    fn begin(&mut self, iteration: u64) -> Result<(), Failure> {
+    fn begin(&mut self, iteration: u64, _: bool) -> Result<(), Failure> {
         if let Some((_, throttle)) =
             self.options.throttle_later.iter().rev().find(|(from, _)| *from <= iteration)
         {
