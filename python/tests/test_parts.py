@@ -121,5 +121,5 @@ def test_an_exception_between_parts_leaves_no_part_behind() -> None:
     parted.optimizer.param_groups[0]["betas"] = None
     with pytest.raises(TypeError):
         iterate(parted)
-    assert len(parted.optimizer.state) == before == 4 and not states._parts
+    assert len(parted.optimizer.state) == before == 4 and not states._here
     assert all(state["exp_avg"].shape == p.shape for p, state in parted.optimizer.state.items())

@@ -14,11 +14,8 @@ _PACKAGES = tuple(
 _LIBRARY = os.path.join(sysconfig.get_paths()["stdlib"], "")
 _HERE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _DRY = os.path.join(_HERE, "dry", "")
-_MOVES = tuple(
-    os.path.join(_HERE, "torch", f"_{name}.py")
-    for name in ("runtime", "states", "recompute", "enforce", "compact")
-)
-"""The parts of neap.torch that copy tensors to the host and back."""
+_MOVES = os.path.join(_HERE, "torch", "")
+"""neap.torch copies tensors to the host and back."""
 _kinds: dict[str, int] = {}
 
 Line = tuple[str, int]
@@ -46,7 +43,7 @@ def moves_memory(depth: int = 1) -> bool:
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None and frame.f_code.co_filename.startswith(_DRY):
         frame = frame.f_back
-    return frame is not None and frame.f_code.co_filename in _MOVES
+    return frame is not None and frame.f_code.co_filename.startswith(_MOVES)
 
 
 def user_line(depth: int = 1) -> Line | None:

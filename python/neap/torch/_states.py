@@ -3,7 +3,8 @@
 Between steps such a state *is* its host tensor in ``optimizer.state``, so that checkpoints hold
 what they would hold anyway. The step runs in pieces: the states of one piece come, its parameters
 are updated, its states go back. While a piece is updated the next one's states come and the last
-one's go, where the plan has room for three pieces. Only classes whose step treats each parameter
+one's go, where the plan has room for three pieces. The states of a piece lie
+together, see :mod:`neap.torch._slab`. Only classes whose step treats each parameter
 alone, and that were compared bit for bit, are run in pieces. A parameter with large states is
 updated in parts: these classes compute each element from that element of the gradient and of the
 states alone, so each part is updated like a parameter of its own, over the same memory.
@@ -12,7 +13,6 @@ states alone, so each part is updated like a parameter of its own, over the same
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch.optim.optimizer import Optimizer
 from neap.torch._holder import dense, seen_as
 from neap.torch._lane import Lane, copy
 from neap.torch._recorder import is_subclass
+from neap.torch._slab import Slab
 from neap.torch._storage import blocks
 from neap.torch._watch import Watch
 
@@ -100,8 +101,8 @@ class Part:
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """These elements of a tensor that has the parameter's shape and strides."""
-        flat = tensor.detach().as_strided((tensor.numel(),), (1,))
-        return flat[self.first : self.after]
+        start = tensor.storage_offset() + self.first
+        return tensor.detach().as_strided((self.after - self.first,), (1,), start)
 
 
 class Piece:
@@ -111,12 +112,20 @@ class Piece:
         groups: its parameters and parts of parameters, by the optimizer's groups.
         away: the parameters whose states come for it.
         parts: the parts of parameters among what it updates.
+        slabs: where the states of all parameters in :attr:`away` lie; none while they lie apart.
+        present: those of the slabs that are on the device.
     """
 
     def __init__(self, groups: int) -> None:
         self.groups: list[list[torch.Tensor | Part]] = [[] for _ in range(groups)]
         self.away: list[torch.Tensor] = []
         self.parts: list[Part] = []
+        self.slabs: list[Slab] = []
+        self.present: list[Slab] = []
+
+    def whole(self) -> bool:
+        """Whether all states that come for it are on the device, in slabs."""
+        return bool(self.slabs) and len(self.present) == len(self.slabs)
 
 
 class States:
@@ -136,11 +145,9 @@ class States:
         self._ahead = ahead
         self._away: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
         """For each parameter the host tensors of its states."""
-        self._here: list[torch.Tensor] = []
-        """Parameters whose states are on the device, or come."""
-        self._parts: list[Part] = []
-        """The same of parts of parameters."""
-        self._leaving: list[torch.Tensor] = []
+        self._here: list[Piece] = []
+        """Pieces whose states are on the device, or come."""
+        self._leaving: list[torch.Tensor | Slab] = []
         """States on the device whose copies to the host may not have ended."""
         self._groups: list[list[torch.Tensor]] | None = None
         self._pieces: list[Piece] = []
@@ -150,6 +157,8 @@ class States:
         """Large parameters among them, and whether they are updated in parts."""
         self._known = -1
         """How many parameters had states then."""
+        self._apart = False
+        """Whether the states of some piece do not lie together yet."""
         self._handles: list[Any] = []
         self._in: Lane | None = None
         self._out: Lane | None = None
@@ -162,7 +171,13 @@ class States:
             self._in, self._out = Lane(), Lane()
             for lane in (self._in, self._out):
                 lane.ends = [torch.cuda.Event(), torch.cuda.Event()]
-        self._put_away(parameters)
+        for parameter in parameters:
+            self._away[parameter] = {}
+        to: list[torch.Tensor] = []
+        source: list[torch.Tensor] = []
+        self._leave(parameters, to, source)
+        copy(self._out, to, source, 0)
+        self._leaving += source
         self._arrived_on_host()
         self._handles = [
             self.optimizer.register_step_pre_hook(self._before),
@@ -179,9 +194,9 @@ class States:
         self._handles = []
         self.watch.at_step.remove(self._make_room)
         self._restore_groups()
-        self._bring(list(self._away), 0)
-        self._wait(self._in, 0)
+        self._bring_all()
         self._away.clear()
+        self._pieces, self._known = [], -1
 
     def _make_room(self, optimizer: Optimizer) -> None:
         """Around the step but for ours come the hooks of the script's own."""
@@ -196,12 +211,18 @@ class States:
         states: dict[str, Any] = self.optimizer.state.get(parameter, {})
         return states
 
-    def _put_away(self, parameters: list[torch.Tensor], number: int = 0) -> None:
-        """Asks for copies to the host; :meth:`_arrived_on_host` waits for them."""
-        to, source = [], []
+    def _leave(
+        self, parameters: list[torch.Tensor], to: list[torch.Tensor], source: list[torch.Tensor]
+    ) -> None:
+        """Puts tensors of the host into these parameters' states; what must be copied is added to
+        the lists.
+        """
         for parameter in parameters:
             states = self._states(parameter)
-            hosts = self._away.setdefault(parameter, {})
+            hosts = self._away[parameter]
+            # What is not updated in parts is copied once more, into the pinned memory of a slab.
+            total = sum(s.nbytes for s in states.values() if isinstance(s, torch.Tensor))
+            pinned = parameter.is_cuda and len(bounds(parameter.nbytes, total)) > 1
             for key, state in states.items():
                 if key not in _KEYS or not isinstance(state, torch.Tensor) or state.dim() == 0:
                     continue
@@ -216,42 +237,91 @@ class States:
                         state.stride(),
                         dtype=state.dtype,
                         device="cpu",
-                        pin_memory=parameter.is_cuda,
+                        pin_memory=pinned,
                     )
                 to.append(known)
                 source.append(state)
                 states[key] = known
                 self.bytes_out += blocks(state.nbytes)
-        copy(self._out, to, source, number)
-        self._leaving += source
 
-    def _bring(
-        self, parameters: list[torch.Tensor], number: int, parts: Sequence[Part] = ()
+    def _come(
+        self, parameters: list[torch.Tensor], to: list[torch.Tensor], source: list[torch.Tensor]
     ) -> None:
-        """Asks for copies to the device."""
-        to, source = [], []
+        """Puts tensors of the device into these parameters' states, each in memory of its own; what
+        must be copied is added to the lists.
+        """
+        come: list[tuple[dict[str, Any], str, torch.Tensor, torch.Tensor]] = []
         for parameter in parameters:
-            hosts = self._away.get(parameter)
-            if hosts is None:
-                continue
             states = self._states(parameter)
             device = parameter.device
-            for key, host in hosts.items():
+            for key, host in self._away[parameter].items():
                 if states.get(key) is not host:
                     continue  # The user loaded other states in the meantime.
                 # On the compute stream: a side stream would have memory of its own.
                 here = torch.empty_strided(
                     host.shape, host.stride(), dtype=host.dtype, device=device
                 )
-                to.append(here)
-                source.append(host)
-                states[key] = here
-                self.bytes_in += blocks(host.nbytes)
-        for part in parts:
-            part.shadow = self._shadow(part, to, source)
+                come.append((states, key, host, here))
+        for states, key, host, here in come:  # All of them have found memory.
+            to.append(here)
+            source.append(host)
+            states[key] = here
+            self.bytes_in += blocks(host.nbytes)
+
+    def _bring(self, piece: Piece, number: int) -> None:
+        """Asks for copies of a piece's states to the device."""
+        to: list[torch.Tensor] = []
+        source: list[torch.Tensor] = []
+        try:
+            for slab in piece.slabs:
+                if slab.come():
+                    piece.present.append(slab)
+                    to.append(slab.here)
+                    source.append(slab.host)
+                    self.bytes_in += slab.size
+            for part in piece.parts:
+                part.shadow = self._shadow(part, to, source)
+            if piece.away and not piece.whole():
+                self._come(piece.away, to, source)
+        except BaseException:  # No memory: what did not come yet is still on the host.
+            for part in piece.parts:
+                if part.shadow is not None:
+                    del self.optimizer.state[part.shadow]
+                    part.shadow = None
+            for slab in piece.present:
+                slab.go()
+                slab.free()
+            piece.present = []
+            raise
         copy(self._in, to, source, number)
-        self._here += parameters
-        self._parts += parts
+        self._here.append(piece)
+
+    def _bring_all(self) -> None:
+        """All states come, and the compute stream waits for them."""
+        to: list[torch.Tensor] = []
+        source: list[torch.Tensor] = []
+        self._come(list(self._away), to, source)
+        copy(self._in, to, source, 0)
+        self._wait(self._in, 0)
+
+    def _put_away(self, piece: Piece, number: int) -> None:
+        """Asks for copies of a piece's states to the host; their memory is given back later."""
+        to: list[torch.Tensor] = []
+        source: list[torch.Tensor] = []
+        whole = piece.whole()
+        for slab in piece.present:
+            if slab.go():
+                to.append(slab.host)
+                source.append(slab.here)
+                self.bytes_out += slab.size
+            else:
+                whole = False
+        if piece.away and not whole:
+            self._leave(piece.away, to, source)
+        self._take_back(piece.parts, to, source)
+        copy(self._out, to, source, number)
+        self._leaving += [*source, *piece.present]
+        piece.present = []
 
     def _shadow(
         self, part: Part, to: list[torch.Tensor], source: list[torch.Tensor]
@@ -278,9 +348,10 @@ class States:
         self.optimizer.state[shadow] = own
         return shadow
 
-    def _take_back(self, parts: list[Part], number: int) -> None:
-        """Asks for copies of the parts' states to the host."""
-        to, source = [], []
+    def _take_back(
+        self, parts: list[Part], to: list[torch.Tensor], source: list[torch.Tensor]
+    ) -> None:
+        """The parts' states go to the host; what must be copied is added to the lists."""
         for part in parts:
             shadow, states = part.shadow, self._states(part.parameter)
             if shadow is None:
@@ -296,8 +367,6 @@ class States:
                     self.bytes_out += blocks(state.nbytes)
                 elif part.last and isinstance(whole, torch.Tensor) and whole.dim() == 0:
                     whole.copy_(state)
-        copy(self._out, to, source, number)
-        self._leaving += source
 
     @staticmethod
     def _wait(lane: Lane | None, number: int) -> None:
@@ -309,6 +378,7 @@ class States:
         """The host waits: a tensor in ``optimizer.state`` may be read at once."""
         if self._out is not None:
             self._out.stream.synchronize()
+        free(self._leaving)
         self._leaving = []
 
     # -- a step
@@ -318,8 +388,7 @@ class States:
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         whole = [group["params"] for group in optimizer.param_groups]
         if any(not isinstance(p, list) for p in whole):
-            self._bring(list(self._away), 0)
-            self._wait(self._in, 0)
+            self._bring_all()
             return None
         if closure is not None:
             # These classes call it once, before they look at a gradient.
@@ -333,10 +402,9 @@ class States:
         try:
             for number, piece in enumerate(pieces):
                 if number == 0 or not self._ahead:
-                    self._bring(piece.away, number % 2, piece.parts)
+                    self._bring(piece, number % 2)
                 if self._ahead and number + 1 < len(pieces):
-                    ahead = pieces[number + 1]
-                    self._bring(ahead.away, (number + 1) % 2, ahead.parts)
+                    self._bring(pieces[number + 1], (number + 1) % 2)
                 self._wait(self._in, number % 2)
                 for group, parameters in zip(groups, piece.groups):
                     group["params"] = [updated(one) for one in parameters]
@@ -358,6 +426,8 @@ class States:
         known = len(self.optimizer.state)
         as_before = all(self._in_parts(p) == parted for p, parted in self._large)
         if known == self._known and as_before and same(now, self._divided):
+            if self._apart:
+                self._lay_together(self._pieces)
             return self._pieces
         large: list[tuple[torch.Tensor, bool]] = []
         pieces: list[Piece] = [Piece(len(whole))]
@@ -391,8 +461,35 @@ class States:
                     if parameter in self._away:
                         piece.away.append(parameter)
                     size += sum(state.nbytes for state in states)
+        laid = any(piece.slabs for piece in self._pieces)
         self._pieces, self._divided, self._known, self._large = pieces, now, known, large
+        self._apart = laid
+        if not laid:
+            self._lay_together(pieces)
         return pieces
+
+    def _lay_together(self, pieces: list[Piece]) -> None:
+        """Moves the states of each piece next to each other on the host, one slab for each type:
+        ``torch.save`` refuses memory that tensors of two types share. Where the script uses
+        gradients by turns, states would be moved again and again, so this is done for a division
+        that comes twice in a row, or where no states lie together yet.
+        """
+        self._apart = False
+        for piece in pieces:
+            found = [
+                (parameter, key, host)
+                for parameter in ([] if piece.slabs else piece.away)
+                for key, host in self._away[parameter].items()
+            ]
+            if any(self._states(parameter).get(key) is not host for parameter, key, host in found):
+                self._apart = True  # The script loaded others; the next step may find them here.
+                continue
+            for kind in dict.fromkeys(host.dtype for _, _, host in found):
+                slab = Slab(self.optimizer, [one for one in found if one[2].dtype == kind])
+                for owner, key, host in slab.hosts():
+                    host.copy_(self._away[owner][key])
+                    self._states(owner)[key] = self._away[owner][key] = host
+                piece.slabs.append(slab)
 
     def _in_parts(self, parameter: torch.Tensor) -> bool:
         """Whether a large parameter can be updated in parts now: its gradient and states lie in
@@ -412,28 +509,26 @@ class States:
     def _send_back(self, piece: Piece, number: int) -> None:
         """A piece's states go; those that went before it are given back."""
         before, self._leaving = self._leaving, []
-        self._put_away(piece.away, number % 2)
-        self._take_back(piece.parts, number % 2)
-        known = set(map(id, [*piece.away, *piece.parts]))
-        self._here = [p for p in self._here if id(p) not in known]
-        self._parts = [p for p in self._parts if id(p) not in known]
+        self._put_away(piece, number % 2)
+        self._here.remove(piece)
         # Their memory is the compute stream's again.
         if self._ahead:
             if number > 0:
                 self._wait(self._out, (number - 1) % 2)
         else:
             self._wait(self._out, number % 2)
+            before += self._leaving
             self._leaving = []
-        del before
+        free(before)
 
     def _all_back(self) -> None:
         """All states that are still on the device go to the host, which waits for them."""
-        if self._here or self._parts:  # A step that raised an exception may have been ahead.
+        if self._here:  # A step that raised an exception may have been ahead.
             self._wait(self._in, 0)
             self._wait(self._in, 1)
-        self._put_away([p for p in self._here if p in self._away])
-        self._take_back(self._parts, 0)
-        self._here, self._parts = [], []
+        for piece in self._here:
+            self._put_away(piece, 0)
+        self._here = []
         self._arrived_on_host()
 
     def _finish(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -445,6 +540,13 @@ class States:
             for group, parameters in zip(self.optimizer.param_groups, self._groups):
                 group["params"] = parameters
             self._groups = None
+
+
+def free(leaving: list[torch.Tensor | Slab]) -> None:
+    """Gives the memory of slabs back; a tensor's is given back with the tensor."""
+    for one in leaving:
+        if isinstance(one, Slab):
+            one.free()
 
 
 def updated(one: torch.Tensor | Part) -> torch.Tensor:
