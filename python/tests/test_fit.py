@@ -269,6 +269,15 @@ def test_budgets_that_are_none(text: str) -> None:
         neap.torch._report.parse_budget(text)
 
 
+def test_a_report_of_a_small_job_has_figures_above_zero() -> None:
+    report = neap.torch.Report(
+        predicted_peak_bytes=3 << 10, unplanned_peak_bytes=5 << 20, budget_bytes=4 << 20
+    )
+    assert "peak predicted 3.0 KiB, without the plan 5.0 MiB, budget 4.0 MiB\n" in str(report)
+    report.margin_bytes = 512
+    assert "budget 4.0 MiB, of which 0.5 KiB are left to the allocator\n" in str(report)
+
+
 SCRIPT = """
 import sys
 import torch

@@ -93,10 +93,11 @@ class Report:
             *(f"  {count} because: {why}" for why, count in sorted(self.unplanned.items())),
         ]
         if self.predicted_peak_bytes:
+            left = f", of which {size(self.margin_bytes)} are left to the allocator"
             lines.append(
                 f"  peak predicted {size(self.predicted_peak_bytes)}, without the plan "
-                f"{size(self.unplanned_peak_bytes)}, budget {size(self.budget_bytes)}, "
-                f"of which {size(self.margin_bytes)} are left to the allocator"
+                f"{size(self.unplanned_peak_bytes)}, budget {size(self.budget_bytes)}"
+                + (left if self.margin_bytes > 0 else "")
             )
         if self.peak_allocated_bytes:
             lines.append(
@@ -130,7 +131,9 @@ class Report:
 
 
 def size(count: int) -> str:
-    """Bytes in MiB."""
+    """Bytes in MiB, in KiB below one MiB."""
+    if 0 < abs(count) < 1 << 20:
+        return f"{count / 1024:,.1f} KiB"
     return f"{count / (1 << 20):,.1f} MiB"
 
 
