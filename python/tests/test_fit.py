@@ -269,9 +269,16 @@ def test_budgets_that_are_none(text: str) -> None:
         neap.torch._report.parse_budget(text)
 
 
+def test_a_loop_without_an_optimizer_is_reported_as_such() -> None:
+    job = cnn_adam()
+    fitted = neap.torch.fit(job.model, [], "60%", verbose=False)
+    job.model(torch.ones(2, 3, 8, 8)).sum().backward()
+    assert str(fitted.close()).startswith("neap: no iteration was seen")
+
+
 def test_a_report_of_a_small_job_has_figures_above_zero() -> None:
     report = neap.torch.Report(
-        predicted_peak_bytes=3 << 10, unplanned_peak_bytes=5 << 20, budget_bytes=4 << 20
+        planned=1, predicted_peak_bytes=3 << 10, unplanned_peak_bytes=5 << 20, budget_bytes=4 << 20
     )
     assert "peak predicted 3.0 KiB, without the plan 5.0 MiB, budget 4.0 MiB\n" in str(report)
     report.margin_bytes = 512

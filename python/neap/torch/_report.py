@@ -87,6 +87,9 @@ class Report:
     excluded: dict[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
+        if not self.planned and not self.unplanned:
+            seen = "neap: no iteration was seen; one ends when an optimizer of PyTorch steps"
+            return "\n".join([seen, *(f"  note: {note}" for note in self.notes)])
         lines = [
             f"neap: {self.planned} iterations ran by the plan, "
             f"{sum(self.unplanned.values())} without it",
