@@ -244,6 +244,9 @@ class Fit:
             self._count("there is no plan")
             return
         self._count("watching")
+        if self.watch.backward_depth:
+            self._give_up("its optimizer steps inside backward")
+            return
         if threading.get_ident() != self._thread:
             self._give_up("its iterations run in another thread than the one that neap began in")
             return

@@ -17,8 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from neap.torch._calls import Call, Calls, view_of
+from neap.torch._exact import Exact
 from neap.torch._storage import (
     DTYPES,
+    SCALAR_TYPES,
     Op,
     Operand,
     Saved,
@@ -29,20 +31,6 @@ from neap.torch._storage import (
 )
 from neap.torch._watch import BACKWARD, Watch, named_tensors
 
-_SCALAR_TYPES = {
-    torch.uint8: 0,
-    torch.int8: 1,
-    torch.int16: 2,
-    torch.int32: 3,
-    torch.int64: 4,
-    torch.float16: 5,
-    torch.float32: 6,
-    torch.float64: 7,
-    torch.complex64: 9,
-    torch.complex128: 10,
-    torch.bool: 11,
-    torch.bfloat16: 15,
-}
 _LAYOUTS = {torch.strided: 0}
 _FORMATS = {
     torch.contiguous_format: 0,
@@ -110,6 +98,7 @@ class Recorder(TorchDispatchMode):
         self._peak = 0
         self._statistics = device == "cuda" and torch.cuda.is_available()
         self._entered = False
+        self._exact = Exact(watch)
 
     # -- start and end
 
@@ -121,6 +110,7 @@ class Recorder(TorchDispatchMode):
         self.watch.after_step.insert(0, self._after_step)
         self.watch.before_backward.append(self._before_backward)
         self.watch.after_backward.append(self._after_backward)
+        self._exact.start()
         if self._saved:
             self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
             self._hooks.__enter__()
@@ -160,6 +150,7 @@ class Recorder(TorchDispatchMode):
         self.watch.after_step.remove(self._after_step)
         self.watch.before_backward.remove(self._before_backward)
         self.watch.after_backward.remove(self._after_backward)
+        self._exact.stop()
         self._anchors.clear()
 
     def _name(self) -> None:
@@ -234,6 +225,8 @@ class Recorder(TorchDispatchMode):
         call.norm_storages = [known(tensor) for tensor in call.norms]
 
     def _pack(self, tensor: torch.Tensor) -> Any:
+        if self._exact.busy:
+            return None, tensor
         now = len(self.ops)
         storage = None
         if not is_subclass(tensor):
@@ -259,8 +252,10 @@ class Recorder(TorchDispatchMode):
         return saved, kept
 
     def _unpack(self, packed: Any) -> torch.Tensor:
-        saved: Saved = packed[0]
+        saved: Saved | None = packed[0]
         tensor: torch.Tensor = packed[1]
+        if self._exact.busy or saved is None:
+            return tensor
         now = len(self.ops)
         if saved.unpacked is None:
             saved.unpacked = now
@@ -488,7 +483,7 @@ class Recorder(TorchDispatchMode):
         if value is None or isinstance(value, (bool, str)):
             return value
         if isinstance(value, torch.dtype):
-            return _SCALAR_TYPES.get(value, str(value))
+            return SCALAR_TYPES.get(value, str(value))
         if isinstance(value, torch.layout):
             return _LAYOUTS.get(value, str(value))
         if isinstance(value, torch.memory_format):

@@ -25,6 +25,21 @@ DTYPES = {
     torch.complex64: "c64",
     torch.complex128: "c128",
 }
+SCALAR_TYPES = {
+    torch.uint8: 0,
+    torch.int8: 1,
+    torch.int16: 2,
+    torch.int32: 3,
+    torch.int64: 4,
+    torch.float16: 5,
+    torch.float32: 6,
+    torch.float64: 7,
+    torch.complex64: 9,
+    torch.complex128: 10,
+    torch.bool: 11,
+    torch.bfloat16: 15,
+}
+"""The numbers by which operators take types."""
 _BY_SIZE = {1: "u8", 2: "i16", 4: "i32", 8: "i64", 16: "c128"}
 
 

@@ -11,8 +11,8 @@ import functools
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -49,6 +49,7 @@ class Watch:
         at_step: called with the optimizer when a step is entered, ahead of all its own hooks.
         before_step, after_step: called with the optimizer around each of its steps; where the step
             calls a closure for the loss, after the first such call.
+        around_backward: entered around each call of backward, with the tensors it begins at.
         enter_module, leave_module: called with the module and its path.
         roots: the modules that were called from outside any other module, by name.
     """
@@ -61,6 +62,7 @@ class Watch:
         self.leave_module: list[Callable[[torch.nn.Module, str], None]] = []
         self.before_backward: list[Callable[[], None]] = []
         self.after_backward: list[Callable[[], None]] = []
+        self.around_backward: Callable[[Sequence[Any]], AbstractContextManager[None]] | None = None
         self.named: list[Callable[[], None]] = []
         """Called when modules have got paths."""
         self.roots: dict[str, weakref.ref[torch.nn.Module]] = {}
@@ -259,8 +261,10 @@ class Watch:
             for call in list(self.before_backward):
                 call()
         self.backward_depth += 1
+        around = self.around_backward
         try:
-            return self._engine(*args, **kwargs)
+            with nullcontext() if around is None else around(args[0]):
+                return self._engine(*args, **kwargs)
         finally:
             self.backward_depth -= 1
             if self.backward_depth == 0:

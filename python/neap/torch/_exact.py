@@ -1,0 +1,108 @@
+"""A recorded iteration computes what it would without a recorder, bit for bit.
+
+A few functions of PyTorch ask whether a dispatch mode is on (``isTensorSubclassLike``), and then
+take another way. A recorder is a dispatch mode.
+
+- Some backward functions then take another formula, which rounds otherwise. What they compute is
+  computed again without the recorder, and replaced.
+- The CTC loss then saves other tensors for backward, by which later iterations would look
+  different. It gets its lengths as numbers, as it makes them itself without a mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from neap.torch._watch import Watch
+
+_OTHERWISE = frozenset(
+    ("CumprodBackward0", "MaskedFillBackward1", "ProdBackward0", "ProdBackward1")
+)
+"""Of all operators with samples in PyTorch 2.11's own tests, those whose gradients differ."""
+_ctc_loss = torch.ctc_loss
+
+
+class Exact:
+    """What a recorder needs for it, from ``start`` to ``stop``.
+
+    Attributes:
+        busy: whether a gradient is computed again just now; what autograd then saves and asks for
+            is none of the iteration's.
+    """
+
+    def __init__(self, watch: Watch) -> None:
+        self.busy = False
+        self._watch = watch
+
+    def start(self) -> None:
+        """Looks at each call of backward and of the CTC loss from now on."""
+        self._watch.around_backward = self._within
+        torch.ctc_loss = _with_numbers  # type: ignore[assignment]
+
+    def stop(self) -> None:
+        """Ends."""
+        self._watch.around_backward = None
+        torch.ctc_loss = _ctc_loss
+
+    @contextmanager
+    def _within(self, roots: Sequence[Any]) -> Iterator[None]:
+        """For a call of backward that begins at these tensors or ``GradientEdge`` objects."""
+        handles = [node.register_hook(self._again(node)) for node in _affected(roots)]
+        try:
+            yield
+        finally:
+            # The graph may be kept, and gone through again.
+            for handle in handles:
+                handle.remove()
+
+    def _again(self, node: Any) -> Callable[..., Any]:
+        def hook(found: tuple[Any, ...], given: tuple[Any, ...]) -> tuple[Any, ...]:
+            self.busy = True
+            try:
+                with _disable_current_modes():
+                    right = node(*given)
+                    # A function of one result returns it without a tuple.
+                    rights = right if isinstance(right, tuple) else (right,)
+                    return tuple(map(_replaced, found, rights))
+            finally:
+                self.busy = False
+
+        return hook
+
+
+def _affected(roots: Sequence[Any]) -> list[Any]:
+    """The functions below these roots that compute otherwise."""
+    ahead = [root.grad_fn if isinstance(root, torch.Tensor) else root.node for root in roots]
+    seen: set[Any] = set()
+    while ahead:
+        node = ahead.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            ahead.extend(after for after, _ in node.next_functions)
+    return [node for node in seen if node.name() in _OTHERWISE]
+
+
+def _replaced(found: torch.Tensor | None, right: torch.Tensor | None) -> torch.Tensor | None:
+    """``right``, in the memory of ``found`` where that is possible: the recorder knows it."""
+    if found is None or right is None or found.requires_grad:
+        return right
+    if found.shape != right.shape or found.stride() != right.stride():
+        return right
+    return found.copy_(right) if found.data_ptr() != right.data_ptr() else found
+
+
+def _with_numbers(
+    logs: torch.Tensor, targets: torch.Tensor, lengths: Any, parts: Any, *rest: Any, **more: Any
+) -> torch.Tensor:
+    """``torch.ctc_loss``, where PyTorch's own kernel computes it: cuDNN takes tensors."""
+    blank = rest[0] if rest else more.get("blank", 0)
+    if isinstance(lengths, torch.Tensor) and isinstance(parts, torch.Tensor):
+        cudnn = logs.is_cuda and torch._use_cudnn_ctc_loss(logs, targets, lengths, parts, blank)
+        if not cudnn:
+            lengths, parts = lengths.tolist(), parts.tolist()
+    return _ctc_loss(logs, targets, lengths, parts, *rest, **more)
