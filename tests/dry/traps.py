@@ -32,6 +32,13 @@ torch.linalg.eigvals(torch.eye(3, device="cuda"))
 assert torch.isin(mask, mask).shape == mask.shape
 assert torch.ones(4, device="cuda").repeat_interleave(torch.arange(1, 5).cuda()).shape == (10,)
 
+# Lengths that were computed on the device are 0, and do not add up to the targets.
+labels = torch.ones(2, 3, dtype=torch.long, device="cuda")
+logs = torch.zeros(9, 2, 5, device="cuda", requires_grad=True)
+for targets in (labels, labels[labels >= 0]):
+    lengths = torch.full((2,), 9, device="cuda") + 0, (labels >= 0).sum(1)
+    torch.nn.functional.ctc_loss(logs.log_softmax(2), targets, *lengths).backward()
+
 # What a script deletes is gone: the session does not keep the first optimizer and its states.
 gone = weakref.ref(sparse)
 del sparse, dense, optimizer

@@ -5,6 +5,8 @@ or nothing.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,6 +37,7 @@ def override(treatment: str) -> None:
         "repeat_interleave.Tensor": _repeat_interleave,
     }.items():
         implement(_library, name, function)
+    torch.ctc_loss = partial(_ctc_loss, torch.ctc_loss)  # type: ignore[assignment]
 
 
 def implement(library: Any, name: str, function: Any) -> None:
@@ -164,3 +167,28 @@ def _repeat_interleave(repeats: torch.Tensor, output_size: int | None = None) ->
     result = repeats.new_empty(output_size)
     del sums
     return result
+
+
+def _ctc_loss(
+    original: Callable[..., torch.Tensor],
+    logs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    *rest: Any,
+    **more: Any,
+) -> torch.Tensor:
+    # Lengths that were computed on the device are 0: then each is taken as long as it can be.
+    lengths = input_lengths, target_lengths
+    if targets.numel() and all(isinstance(x, torch.Tensor) and x.is_cuda for x in lengths):
+        read = inputs, parts = [x.flatten().tolist() for x in lengths]
+        together = targets.dim() == 1
+        if not any(parts) or (together and sum(parts) != targets.numel()):
+            each, longer = divmod(targets.numel(), len(parts))
+            even = [each + (n < longer) for n in range(len(parts))]
+            parts = even if together else [targets.shape[-1]] * len(parts)
+        inputs = inputs if any(inputs) else [logs.shape[0]] * len(inputs)
+        lengths = inputs, parts
+        if [inputs, parts] != read:
+            _count("ctc_loss", 0)
+    return original(logs, targets, *lengths, *rest, **more)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,6 @@ _OTHERWISE = frozenset(
     ("CumprodBackward0", "MaskedFillBackward1", "ProdBackward0", "ProdBackward1")
 )
 """Of all operators with samples in PyTorch 2.11's own tests, those whose gradients differ."""
-_ctc_loss = torch.ctc_loss
 
 
 class Exact:
@@ -38,16 +38,18 @@ class Exact:
     def __init__(self, watch: Watch) -> None:
         self.busy = False
         self._watch = watch
+        self._ctc_loss = torch.ctc_loss
 
     def start(self) -> None:
         """Looks at each call of backward and of the CTC loss from now on."""
         self._watch.around_backward = self._within
-        torch.ctc_loss = _with_numbers  # type: ignore[assignment]
+        self._ctc_loss = torch.ctc_loss
+        torch.ctc_loss = partial(_with_numbers, self._ctc_loss)  # type: ignore[assignment]
 
     def stop(self) -> None:
         """Ends."""
         self._watch.around_backward = None
-        torch.ctc_loss = _ctc_loss
+        torch.ctc_loss = self._ctc_loss
 
     @contextmanager
     def _within(self, roots: Sequence[Any]) -> Iterator[None]:
@@ -97,12 +99,18 @@ def _replaced(found: torch.Tensor | None, right: torch.Tensor | None) -> torch.T
 
 
 def _with_numbers(
-    logs: torch.Tensor, targets: torch.Tensor, lengths: Any, parts: Any, *rest: Any, **more: Any
+    ctc_loss: Callable[..., torch.Tensor],
+    logs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    *rest: Any,
+    **more: Any,
 ) -> torch.Tensor:
     """``torch.ctc_loss``, where PyTorch's own kernel computes it: cuDNN takes tensors."""
-    blank = rest[0] if rest else more.get("blank", 0)
-    if isinstance(lengths, torch.Tensor) and isinstance(parts, torch.Tensor):
-        cudnn = logs.is_cuda and torch._use_cudnn_ctc_loss(logs, targets, lengths, parts, blank)
-        if not cudnn:
-            lengths, parts = lengths.tolist(), parts.tolist()
-    return _ctc_loss(logs, targets, lengths, parts, *rest, **more)
+    lengths = input_lengths, target_lengths
+    if all(isinstance(x, torch.Tensor) for x in lengths):
+        blank = rest[0] if rest else more.get("blank", 0)
+        if not (logs.is_cuda and torch._use_cudnn_ctc_loss(logs, targets, *lengths, blank)):
+            lengths = input_lengths.tolist(), target_lengths.tolist()
+    return ctc_loss(logs, targets, *lengths, *rest, **more)
