@@ -90,3 +90,77 @@ def test_what_the_sanitizer_finds_fails_the_line(
     for tool in module.TOOLS:
         result, figures = check.sanitized("job.et.json.gz", tool)
         assert result == "fail" and "2 " in figures and "Invalid __global__ write" in figures
+
+
+def asked(out: Path, **more: object) -> argparse.Namespace:
+    """Flags of a check on a GPU."""
+    on = flags(out, 9)
+    on.on, on.quick, on.device, on.cuda_libs = "cuda", False, "h100", "libs"
+    for key, value in more.items():
+        setattr(on, key, value)
+    return on
+
+
+def test_what_is_measured_is_the_gpu_that_was_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Device and libraries are passed on, and all that follows is for what was measured."""
+    module = load()
+    rates = {f"{key}_bytes_per_s": 5e10 for key in ("h2d", "d2h", "h2d_both", "d2h_both")}
+    answer = {
+        "link": [{"beside": "nothing", "bytes": 1 << 20, **rates}],
+        "products": [{"flops_per_s": 1e12}],
+    }
+    commands = []
+
+    def neap(_: object, *arguments: str) -> dict:
+        commands.append(" ".join(arguments))
+        return answer | {"kinds": []}
+
+    monkeypatch.setattr(module.Check, "neap", neap)
+    check = module.Check(asked(tmp_path))
+    assert check.measure()[0] == "pass"
+    assert check.profiled("job.graph.json", "job.csv")[0] == "pass"
+    measured = str(tmp_path / "measured.device.json")
+    for command in commands:
+        assert "--on cuda --cuda-libs libs" in command, command
+    assert "--name measured --device h100" in commands[0]
+    assert commands[0].endswith(measured) and f"--device {measured}" in commands[1]
+    # A profile that was measured in an earlier call is taken again.
+    check.write()
+    assert module.Check(asked(tmp_path)).device == measured
+
+
+def test_a_run_beyond_its_plan_fails_the_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory, time, bits and fallbacks are compared with the plan and the unplanned run."""
+    module = load()
+    monkeypatch.setattr(module, "overlap", lambda _: "")
+    check = module.Check(asked(tmp_path))
+    plain = {"losses": [1.0], "checksum": "a", "products": [], "fallbacks": 0, "notes": []}
+    plain |= {"walls_ns": [100], "iterations_ns": [100], "pinning_ns": 0, "scratch_bytes": 0}
+    plain |= {"arena_bytes": 1000, "peak_bytes": 900, "late_copies": 0, "timed_iterations": 1}
+    made = {"iteration_ns": 100, "arena_bytes": 1000, "budget_bytes": 1000}
+    ran: dict = {}
+    monkeypatch.setattr(
+        module.Check, "neap", lambda _, command, *__: made if command == "plan" else plain | ran
+    )
+    unplanned, planned = ("job", "job.graph.json", "job.csv"), ("job.graph.json", "job.csv", "50%")
+    assert check.unplanned(*unplanned)[0] == "pass"
+    assert check.planned("job", *planned)[0] == "pass"
+    for key, value in [
+        ("peak_bytes", 1001),
+        ("arena_bytes", 1001),
+        ("iterations_ns", [112]),
+        ("losses", [2.0]),
+        ("checksum", "b"),
+        ("products", [{"parts": 3}]),
+        ("fallbacks", 1),
+    ]:
+        ran.clear()
+        ran[key] = value
+        assert check.planned("job", *planned)[0] == "fail", key
+    ran["fallbacks"] = 1
+    assert check.unplanned(*unplanned)[0] == "fail"
+    assert "llama_1b-1x512" in module.MODELS and "resnet50-64" in module.MODELS
