@@ -5,7 +5,6 @@
 // this leaves unchecked: real concurrency between blocks, memory models, warps, limits of registers and shared memory.
 #define SHIM
 #include <math.h>
-#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,20 +33,29 @@ namespace shim {
 // One for each thread of a block; it stays, and does its thread of one block after another.
 struct Fibre {
     ucontext_t context;
-    jmp_buf jump;
+    void* jump[5];
     Dim thread;
     bool started, done;
 };
 static std::vector<Fibre> fibres;
 static std::vector<std::vector<char>> stacks;
-static jmp_buf home;
+static void* home[5];
 static Fibre* current;
 static bool flag, last_flag;
+// Whether threads run without fibres.
+static bool direct;
 static void (*body)(const void*);
 static const void* params;
 
+// A barrier that some threads never reach is undefined on a GPU.
+static void unmet() {
+    fprintf(stderr, "a kernel's barrier is not met by all of its threads\n");
+    abort();
+}
+
 static __attribute__((noinline)) void barrier() {
-    if (!_setjmp(current->jump)) _longjmp(home, 1);
+    if (direct) unmet();
+    if (!__builtin_setjmp(current->jump)) __builtin_longjmp(home, 1);
 }
 
 static void enter() {
@@ -61,8 +69,8 @@ static void enter() {
 static __attribute__((noinline)) void resume(Fibre& fibre) {
     current = &fibre;
     threadIdx = fibre.thread;
-    if (_setjmp(home)) return;
-    if (fibre.started) _longjmp(fibre.jump, 1);
+    if (__builtin_setjmp(home)) return;
+    if (fibre.started) __builtin_longjmp(fibre.jump, 1);
     fibre.started = true;
     setcontext(&fibre.context);
 }
@@ -91,8 +99,8 @@ static float other_lane(float value, unsigned int bits) {
 // What a launch asks for beside a kernel's own; no launch gets more on sm_90.
 alignas(16) static char dynamic_shared[227 << 10];
 
-static void block(int order) {
-    unsigned int threads = blockDim.x * blockDim.y * blockDim.z;
+// Fibres for all threads of a block.
+static void prepare(unsigned int threads) {
     fibres.reserve(1024);
     for (unsigned int t = (unsigned int)fibres.size(); t < threads; t++) {
         fibres.emplace_back();
@@ -105,25 +113,35 @@ static void block(int order) {
         f.context.uc_link = nullptr;
         makecontext(&f.context, enter, 0);
     }
-    for (unsigned int t = 0; t < threads; t++) {
+    for (unsigned int t = 0; t < threads; t++)
         fibres[t].thread = {t % blockDim.x, t / blockDim.x % blockDim.y, t / blockDim.x / blockDim.y};
-        fibres[t].done = false;
-    }
+}
+
+static void block(unsigned int threads, int order) {
+    for (unsigned int t = 0; t < threads; t++) fibres[t].done = false;
+    auto which = [=](unsigned int i, unsigned int round) {
+        return order == 0 ? i : order == 1 ? threads - 1 - i : (i * 7919u + round * 31u) % threads;
+    };
     unsigned int left = threads, round = 0;
     while (left > 0) {
         unsigned int ended = 0, waiting = 0;
         for (unsigned int i = 0; i < threads; i++) {
-            unsigned int t = order == 0 ? i : order == 1 ? threads - 1 - i : (i * 7919u + round * 31u) % threads;
-            Fibre& f = fibres[t];
+            Fibre& f = fibres[which(i, round)];
             if (f.done) continue;
             resume(f);
             if (f.done) ended++; else waiting++;
+            // The first thread has met no barrier, so none may: a call for each is quicker.
+            if (round == 0 && i == 0 && f.done) {
+                direct = true;
+                for (i = 1; i < threads; i++) {
+                    threadIdx = fibres[which(i, 0)].thread;
+                    body(params);
+                }
+                direct = false;
+                return;
+            }
         }
-        // A barrier that some threads never reach is undefined on a GPU.
-        if (ended > 0 && waiting > 0) {
-            fprintf(stderr, "a kernel's barrier is not met by all of its threads\n");
-            abort();
-        }
+        if (ended > 0 && waiting > 0) unmet();
         left -= ended;
         round++;
         last_flag = flag;
@@ -136,11 +154,13 @@ static void run(void (*kernel)(const void*), const void* with, Dim grid, Dim thr
     params = with;
     gridDim = grid;
     blockDim = threads;
+    unsigned int count = threads.x * threads.y * threads.z;
+    prepare(count);
     for (unsigned int z = 0; z < grid.z; z++)
         for (unsigned int y = 0; y < grid.y; y++)
             for (unsigned int x = 0; x < grid.x; x++) {
                 blockIdx = {x, y, z};
-                block(order);
+                block(count, order);
             }
 }
 }  // namespace shim

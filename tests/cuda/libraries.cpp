@@ -186,8 +186,8 @@ static void multiply(const Description& d, float alpha, const void* a, const Lay
     touch(c, span(lc), lc.type, 1);
     if (d.epilogue == 4) touch(d.bias, lc.rows, lc.type, 0);
     for (int64_t n = 0; n < lc.batch; n++)
-        for (int64_t i = 0; i < lc.rows; i++)
-            for (int64_t j = 0; j < lc.columns; j++) {
+        for (int64_t j = 0; j < lc.columns; j++)
+            for (int64_t i = 0; i < lc.rows; i++) {
                 double sum = 0;
                 for (int64_t part = 0; part < parts; part++) {
                     // Kept as f32 until all are there.

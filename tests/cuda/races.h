@@ -4,10 +4,9 @@
 // whatever order the streams happened to take.
 #ifdef RACES
 struct Races {
-    enum { STREAMS = 16, WORD = 4 };
+    enum { STREAMS = 7, WORD = 4 };
     struct Word {
-        size_t written, read[STREAMS];
-        int by;
+        unsigned int written, read[STREAMS], by;
     };
     struct Memory {
         Address end;
@@ -18,7 +17,7 @@ struct Races {
     const Stream* known[STREAMS] = {};
     // The work that runs: its stream's number, which of its stream's works it is, and what comes before it.
     int number = -1;
-    size_t turn = 0;
+    unsigned int turn = 0;
     const Clock* before = nullptr;
     std::string what;
     // Where the last access lay: in this memory, or between memories.
@@ -50,7 +49,7 @@ struct Races {
 
     void begin(const Stream* stream, size_t of, const Clock* clock) {
         number = number_of(stream);
-        turn = of;
+        turn = (unsigned int)of;
         before = clock;
     }
     void end() { number = -1; }
@@ -79,12 +78,12 @@ struct Races {
         if (to >= last->words.size()) stop("an access beyond the end of an allocation");
         for (size_t i = from; i <= to; i++) {
             Word& word = last->words[i];
-            if (writes ? word.written == turn && word.by == number : word.read[number] == turn) continue;
-            if (word.written) ordered(word.by, word.written, writes ? "race: two writes" : "race: a read beside a write");
+            if (writes ? word.written == turn && (int)word.by == number : word.read[number] == turn) continue;
+            if (word.written) ordered((int)word.by, word.written, writes ? "race: two writes" : "race: a read beside a write");
             if (writes) {
                 for (int s = 0; s < STREAMS; s++) ordered(s, word.read[s], "race: a write beside a read");
                 word.written = turn;
-                word.by = number;
+                word.by = (unsigned int)number;
             } else {
                 word.read[number] = turn;
             }
