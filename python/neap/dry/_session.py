@@ -23,7 +23,7 @@ from neap.dry._memory import Memory
 from neap.dry._reads import Reads
 from neap.dry._scratch import Scratch
 from neap.dry._settings import Settings, settings
-from neap.torch import _graph
+from neap.torch import _form, _graph
 from neap.torch._record import ScriptRecording
 from neap.torch._watch import Watch
 
@@ -129,8 +129,8 @@ class Session:
 
     def _record_done(self, found: _graph.Iteration) -> None:
         assert self.asked.record is not None
-        form = _graph.graph(found)
-        _graph.write(form, self.asked.record)
+        form = _form.graph(found)
+        _form.write(form, self.asked.record)
         self.recorded = {
             "path": self.asked.record,
             "step": self.steps + 1,

@@ -16,7 +16,7 @@ from torch.optim.optimizer import Optimizer
 
 from neap.torch import _graph
 from neap.torch._compact import compact
-from neap.torch._early import Completions, Early, moved, why_not
+from neap.torch._early import Completions, moved, why_not
 from neap.torch._enforce import Enforcement, Margin, trims
 from neap.torch._lift import Lift
 from neap.torch._loans import lendable
@@ -27,11 +27,12 @@ from neap.torch._record import device_of
 from neap.torch._recorder import Recorder
 from neap.torch._report import Report, parse_budget
 from neap.torch._runtime import Runtime
-from neap.torch._schedule import Schedule, parameter_of
+from neap.torch._schedule import Schedule
 from neap.torch._share import Offer, Share, ShareError, script_name
-from neap.torch._states import States, divisible
+from neap.torch._states import divisible
 from neap.torch._storage import Storage
 from neap.torch._timeline import Timeline
+from neap.torch._updates import Updates
 from neap.torch._watch import Watch, named_tensors
 
 _ATTEMPTS = 12
@@ -82,11 +83,10 @@ class Fit:
         self._cache = cache
         self._early_updates = early_updates
         self._completions: Completions | None = None
-        self._early: Early | None = None
         self._steps = 0
         self._recorder: Recorder | None = None
         self._report = Report()
-        self._states: list[States] = []
+        self._updates = Updates(self.watch, self._optimizers, self._not_early)
         self._times: list[float] = []
         self._began = 0.0
         self._margin = Margin()
@@ -169,10 +169,7 @@ class Fit:
             self.enforcement.close()
             if self._share is not None:
                 self._share.close()
-            for states in self._states if bring_back else ():
-                states.stop()
-            if self._early is not None:
-                self._early.stop()
+            self._updates.stop(bring_back)
         return self._report
 
     def report(self) -> Report:
@@ -183,12 +180,10 @@ class Fit:
         report.swapped_out, report.swapped_in = counts.swapped_out, counts.swapped_in
         report.swapped_bytes = counts.bytes_out
         report.freed, report.kept, report.late = counts.deaths, counts.kept, counts.late
-        report.state_bytes = sum(s.bytes_in + s.bytes_out for s in self._states)
+        report.state_bytes = self._updates.state_bytes
         report.recomputed, report.recomputed_deaths = recompute.ran, recompute.deaths
         report.compared = recompute.compared
-        if self._early is not None:
-            report.early_updates += self._early.updates
-            self._early.updates = 0
+        report.early_updates = self._updates.early
         report.iteration_s = statistics.median(self._times) if self._times else 0.0
         report.peak_allocated_bytes = self.enforcement.peak_allocated()
         report.peak_reserved_bytes = self.enforcement.peak_reserved()
@@ -212,7 +207,7 @@ class Fit:
                     self.device = self.runtime.device = parameter.device.type
                     self.enforcement.device = self.device
             if self.schedule is not None:
-                self._move_states(self.schedule)
+                self._updates.follow(self.schedule)
 
     def _stepped(self, optimizer: Optimizer) -> None:
         if optimizer is self._optimizers[0] and not self._by_hand:
@@ -544,7 +539,7 @@ class Fit:
             self.runtime.meter = Meter(self.device)
         self.enforcement.lift()
         self.runtime.follow(None)
-        self._move_states(schedule)
+        self._updates.follow(schedule)
         compact(self.watch, self._optimizers)
         self.enforcement.restart()
         # What the plan before this one reserved is given back by now.
@@ -564,45 +559,3 @@ class Fit:
             f"{schedule.iteration_ns / 1e6:.1f} ms an iteration, "
             f"{schedule.unplanned_iteration_ns / 1e6:.1f} without the plan"
         )
-
-    def _update_early(self) -> None:
-        """Updates run inside backward, unless something shows that they must not."""
-        if not self._optimizers:
-            return  # It is known at the first step.
-        why = why_not(self._optimizers, self.watch)
-        if why is not None:
-            self._not_early(why)
-            return
-        self._early = Early(self._optimizers[0], self.watch)
-        self._early.start()
-
-    def _move_states(self, schedule: Schedule) -> None:
-        """Steps run in pieces; states that the plan moves leave with all of their parameter's."""
-        for states in self._states:
-            states.stop()
-        self._states = []
-        if self._early is not None:
-            self.report()
-            self._early.stop()
-            self._early = None
-        if schedule.early:
-            self._update_early()
-            return
-        if not all(map(divisible, self._optimizers)):
-            return
-        names = set(map(parameter_of, schedule.away))
-        for optimizer in self._optimizers:
-            known = {
-                tensor: name
-                for role, name, tensor in named_tensors(self.watch, [optimizer])
-                if role == "parameter"
-            }
-            wanted = [
-                parameter
-                for group in optimizer.param_groups
-                for parameter in group["params"]
-                if known.get(parameter) in names
-            ]
-            states = States(optimizer, self.watch, schedule.ahead)
-            states.start(wanted)
-            self._states.append(states)

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from neap.torch import _graph, _world
+from neap.torch import _form, _world
 from neap.torch._graph import Iteration
 from neap.torch._ranges import Range, candidates, families
 from neap.torch._recorder import Recorder
@@ -41,6 +41,11 @@ _RATES = ("h2d", "d2h", "h2d_contended", "d2h_contended")
 
 _LEAST = 1024
 """Fewer bytes are no budget."""
+
+_USUAL, _LENDING, _EARLY = "usual", "lending", "early"
+"""Ways to plan: with all updates in the step, with parameters that leave during backward besides,
+and with updates inside backward.
+"""
 
 Bans = Collection[tuple[str, int]]
 
@@ -137,15 +142,13 @@ class Planner:
         self.neap = executable()
         with tempfile.TemporaryDirectory(prefix="neap-") as folder:
             full = Path(folder) / "full.graph.json"
-            _graph.write(_graph.graph(found), full)
+            _form.write(_form.graph(found), full)
             self._key = hashlib.sha256(full.read_bytes()) if cache else None
             self.durations = durations(full, device, self.neap)
         self.soon = soon
         self._lend = lend
-        self._lending = False
-        """Whether the search is for plans in which parameters leave during backward."""
-        self._early = False
-        """Whether the search is for plans with updates inside backward."""
+        self._way = _USUAL
+        """What the search is for."""
         self._soon_ranges: list[Range] = []
         self.ranges: list[Range] = []
         self.excluded: dict[str, int] = {}
@@ -193,13 +196,13 @@ class Planner:
     def write(self, path: str) -> None:
         """Writes what is watched as a graph, with nothing run again."""
         graph = self._world(()).graph(self.durations, self.move_states)
-        _graph.write(graph, Path(path))
+        _form.write(graph, Path(path))
 
     def _world(self, ranges: Sequence[Range]) -> World:
-        if self._early and self.soon is not None:
+        if self._way == _EARLY and self.soon is not None:
             # States stay: they would have to come and go beside backward's own copies.
             return World(self.recorder, self.soon, ranges, False)
-        lend = self._lend if self._lending else ()
+        lend = self._lend if self._way == _LENDING else ()
         return World(self.recorder, self.found, ranges, self.move_states, self.ahead, lend)
 
     def plan(self, budget: Callable[[int], int], less: int = 0, banned: Bans = ()) -> Schedule:
@@ -231,9 +234,11 @@ class Planner:
                 self._asked = str(path)
             best = self._search(Path(folder), bound, usable)
             if not best.met and self._lend:
-                best = min(best, self._search_lending(Path(folder), bound, usable), key=_worth)
+                lending = self._search_by(_LENDING, Path(folder), bound, usable)
+                best = min(best, lending, key=_worth)
             if self.soon is not None:
-                best = min(best, self._search_early(Path(folder), bound, banned), key=_worth)
+                soon = [r for r in self._soon_ranges if r.key not in set(banned)]
+                best = min(best, self._search_by(_EARLY, Path(folder), bound, soon), key=_worth)
             form = json.loads(best.plan.read_text())
             drawn = Path(folder) / "timeline.json"
             simulate = [self.neap, "simulate", str(best.plan), "--timeline", str(drawn)]
@@ -283,26 +288,15 @@ class Planner:
 
     # -- which calls run again
 
-    def _search_lending(self, folder: Path, budget: int, usable: list[Range]) -> _Answer:
-        """The same with parameters that leave during backward."""
-        within = folder / "lending"
+    def _search_by(self, way: str, folder: Path, budget: int, usable: list[Range]) -> _Answer:
+        """The same by another of the ways."""
+        within = folder / way
         within.mkdir()
-        self._lending = True
+        self._way = way
         try:
             return self._search(within, budget, usable)
         finally:
-            self._lending = False
-
-    def _search_early(self, folder: Path, budget: int, banned: Bans) -> _Answer:
-        """The same with updates inside backward."""
-        within = folder / "early"
-        within.mkdir()
-        self._early = True
-        try:
-            usable = [r for r in self._soon_ranges if r.key not in set(banned)]
-            return self._search(within, budget, usable)
-        finally:
-            self._early = False
+            self._way = _USUAL
 
     def _search(self, folder: Path, budget: int, usable: list[Range]) -> _Answer:
         tried: dict[frozenset[int], _Answer] = {}
@@ -362,7 +356,8 @@ class Planner:
         return chosen
 
     def _ask(self, path: Path, budget: int, world: World) -> _Answer:
-        _graph.write(world.graph(self.durations, self.move_states and not self._early), path)
+        divisible = self.move_states and self._way != _EARLY
+        _form.write(world.graph(self.durations, divisible), path)
         output = path.with_suffix(".plan")
         base = [self.neap, "plan", str(path), "--device", self._asked, "--no-recompute", "--json"]
         base += _AS_LISTED

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer
 
-from neap.torch import _graph
+from neap.torch import _form, _graph
 from neap.torch._recorder import Recorder
 from neap.torch._watch import Watch
 
@@ -59,9 +59,9 @@ def record(
         finally:
             recorder.stop()
     found = _graph.iteration(recorder, name or type(models[0]).__name__)
-    form = _graph.graph(found)
+    form = _form.graph(found)
     if path is not None:
-        _graph.write(form, path)
+        _form.write(form, path)
     return form
 
 

@@ -1,0 +1,93 @@
+"""How the optimizers' updates run by a plan: in pieces of the step, or inside backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch.optim.optimizer import Optimizer
+
+from neap.torch._early import Early, why_not
+from neap.torch._schedule import Schedule, parameter_of
+from neap.torch._states import States, divisible
+from neap.torch._watch import Watch, named_tensors
+
+
+class Updates:
+    """The updates of a script.
+
+    Args:
+        optimizers: those of the script that are known; the list may grow.
+        not_early: called with the reason where updates must stay in the step.
+    """
+
+    def __init__(
+        self, watch: Watch, optimizers: list[Optimizer], not_early: Callable[[str], None]
+    ) -> None:
+        self._watch = watch
+        self._optimizers = optimizers
+        self._not_early = not_early
+        self._states: list[States] = []
+        self._soon: Early | None = None
+        self._made = 0
+        """Updates inside backward by the plans before this one."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of states that were copied since the present plan acts."""
+        return sum(states.bytes_in + states.bytes_out for states in self._states)
+
+    @property
+    def early(self) -> int:
+        """Updates that ran inside backward."""
+        return self._made + (0 if self._soon is None else self._soon.updates)
+
+    def stop(self, bring_back: bool = True) -> None:
+        """All updates run in the step, as they would without a plan.
+
+        Args:
+            bring_back: whether states come back to the device; else nothing changes for them.
+        """
+        if bring_back:
+            for states in self._states:
+                states.stop()
+        if self._soon is not None:
+            self._made += self._soon.updates
+            self._soon.stop()
+            self._soon = None
+
+    def follow(self, schedule: Schedule) -> None:
+        """Steps run in pieces; states that the plan moves leave with all of their parameter's."""
+        self.stop()
+        self._states = []
+        if schedule.early:
+            self._update_early()
+            return
+        if not all(map(divisible, self._optimizers)):
+            return
+        names = set(map(parameter_of, schedule.away))
+        for optimizer in self._optimizers:
+            known = {
+                tensor: name
+                for role, name, tensor in named_tensors(self._watch, [optimizer])
+                if role == "parameter"
+            }
+            wanted = [
+                parameter
+                for group in optimizer.param_groups
+                for parameter in group["params"]
+                if known.get(parameter) in names
+            ]
+            states = States(optimizer, self._watch, schedule.ahead)
+            states.start(wanted)
+            self._states.append(states)
+
+    def _update_early(self) -> None:
+        """Updates run inside backward, unless something shows that they must not."""
+        if not self._optimizers:
+            return  # It is known at the first step.
+        why = why_not(self._optimizers, self._watch)
+        if why is not None:
+            self._not_early(why)
+            return
+        self._soon = Early(self._optimizers[0], self._watch)
+        self._soon.start()
