@@ -16,14 +16,15 @@ class Holder:
     tensor that it saved of this storage.
 
     Attributes:
-        seen: that tensor without its history; it shares the version counter, and has the bytes
-            until they are dropped.
+        seen: that tensor without its history, until its bytes are dropped. It shares the version
+            counter; when the bytes are dropped, nothing else is left that could change them.
         here: a tensor that has the bytes on the device, while they are there.
         base: the storage until it is dropped.
         view: how the first tensor sees the storage.
         host: the bytes in the pinned pool, from the copy on.
         left: whether its copy to the host was asked for on a stream of its own.
         coming: whether its copy back may not have ended yet.
+        device: where the bytes were.
         key: the address of the storage's C++ object, which no other has while it lives.
         number: the activation's, in the schedule.
         place: the saved tensor's, in the iteration.
@@ -35,6 +36,7 @@ class Holder:
         "__weakref__",
         "base",
         "coming",
+        "device",
         "here",
         "host",
         "key",
@@ -58,8 +60,9 @@ class Holder:
         self.place = place
         self.number = number
         self.base: torch.UntypedStorage | None = base
-        self.seen = tensor.detach()
+        self.seen: torch.Tensor | None = tensor.detach()
         self.here: torch.Tensor | None = self.seen
+        self.device = tensor.device
         self.version = tensor._version
         self.view: View | None = None if slot is not None else seen_as(tensor)
         self.key = base._cdata

@@ -190,11 +190,6 @@ class Loans:
         self.leave()
         self.follow(())
 
-    @property
-    def active(self) -> bool:
-        """Whether any parameter may leave."""
-        return bool(self._parcels)
-
     def begin(self) -> None:
         """An iteration begins."""
         self._lent = {}

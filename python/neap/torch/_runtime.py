@@ -19,14 +19,14 @@ from neap.torch._calls import View
 from neap.torch._enforce import Growth
 from neap.torch._holder import Counts, Handle, Holder, Kept, Wanted, dense, fills, flat
 from neap.torch._lane import Lane
-from neap.torch._loans import ACTIONS, Borrowed, Loans
+from neap.torch._loans import Borrowed, Loans
 from neap.torch._meter import Meter
 from neap.torch._recompute import Recompute
 from neap.torch._recorder import PLAIN, is_subclass, names_of, node_name
-from neap.torch._schedule import Actions, Point, Schedule
+from neap.torch._schedule import Due, Point, Schedule, due
 from neap.torch._storage import blocks
 from neap.torch._timeline import Timeline
-from neap.torch._versions import changed, forget
+from neap.torch._versions import changed
 
 
 class Runtime:
@@ -49,7 +49,7 @@ class Runtime:
         self.recompute = Recompute(self, find)
         self.loans = Loans(device, parameters, self.counts)
         self._backwards = 0
-        self._at_backward: list[Actions | None] = []
+        self._at_backward: list[Due | None] = []
         """What is yet to be done in this iteration when backward begins."""
         self.timeline: Timeline | None = None
         self.meter: Meter | None = None
@@ -66,12 +66,12 @@ class Runtime:
         self._all: list[Wanted] = []
         self._wanted: list[Wanted] = []
         """What the schedule expects; nothing in an iteration that is not as planned."""
-        self._packs: list[Actions | None] = [None]
-        self._unpacks: list[Actions | None] = [None]
+        self._packs: list[Due | None] = [None]
+        self._unpacks: list[Due | None] = [None]
         """What is yet to be done in this iteration when each tensor is saved, and when needed; the
         last entry, number -1, is for tensors without a number.
         """
-        self._points: tuple[list[Actions | None], list[Actions | None]] = ([None], [None])
+        self._points: tuple[list[Due | None], list[Due | None]] = ([None], [None])
         """Both as they are when an iteration begins."""
         self._trims: set[Point] = set()
         self._waiting: dict[int, list[str]] = {}
@@ -110,7 +110,9 @@ class Runtime:
             self._whole = whole(schedule, self._slots)
         self._guests = [None] * len(self._slots)
         self._points = (
-            ([None], [None]) if schedule is None else (schedule.at("pack"), schedule.at("unpack"))
+            ([None], [None])
+            if schedule is None
+            else (due(schedule.at("pack")), due(schedule.at("unpack")))
         )
         self._trims = set() if schedule is None else set(schedule.trims)
         self.loans.device = self.device
@@ -136,10 +138,10 @@ class Runtime:
             self._holders = [None] * len(schedule.sizes)
             packs, unpacks = self._points
             self._packs, self._unpacks = packs.copy(), unpacks.copy()
-            self._at_backward = [schedule.actions.get(("backward", 0))]
+            self._at_backward = due([schedule.actions.get(("backward", 0))])
             if self.growth is not None:  # All points are looked at.
-                self._packs = [actions or [] for actions in packs]
-                self._unpacks = [actions or [] for actions in unpacks]
+                self._packs = [actions or Due([]) for actions in packs]
+                self._unpacks = [actions or Due([]) for actions in unpacks]
                 self._wanted = [(*one[:-1], True) for one in self._all]
             self._at("begin")
 
@@ -285,7 +287,7 @@ class Runtime:
         if type(packed) is Borrowed:
             return self._borrowed(packed)
         saved: Holder | Handle = packed
-        if saved.seen._version != saved.version:
+        if saved.seen is not None and saved.seen._version != saved.version:
             shape = saved.shape if isinstance(saved, Holder) else saved.view[1]
             raise RuntimeError(changed(saved.seen, saved.version, list(shape)))
         place, unpacks = saved.place, self._unpacks
@@ -310,7 +312,7 @@ class Runtime:
         return self.loans.unpack(saved)
 
     def _hold(self, place: int, number: int, tensor: torch.Tensor) -> Any:
-        if tensor.is_conj() or tensor.is_neg() or tensor.device.type != self.device:
+        if tensor.is_conj() or tensor.is_neg() or tensor.is_cuda is not (self.device == "cuda"):
             return kept(tensor, place)
         base = tensor.untyped_storage()
         known = self._by_storage.get(base._cdata)
@@ -345,11 +347,11 @@ class Runtime:
         """Backward needs a tensor that a call that runs again has saved."""
         self.act(self._unpacks, number)
 
-    def act(self, points: list[Actions | None], number: int) -> None:
+    def act(self, points: list[Due | None], number: int) -> None:
         """Does what is due at a point."""
         waiting = self._waiting
-        actions = points[number] if number < len(points) else None
-        if actions is None:
+        due = points[number] if number < len(points) else None
+        if due is None:
             if waiting:
                 self._try_again()
             if self.loans.due:
@@ -358,40 +360,37 @@ class Runtime:
         points[number] = None
         if self.growth is not None and points is not self._at_backward:
             self.growth.look("pack" if points is self._packs else "unpack", number)
+        holders = self._holders
         coming: list[Holder] = []
-        trim = False
-        lent: Actions = []
-        if self.loans.active:
-            lent = [action for action in actions if action[0] in ACTIONS]
-            actions = [action for action in actions if action[0] not in ACTIONS]
-        for what, one in actions:
-            if what == "in":
-                if waiting.pop(one, None) is not None:
-                    self.counts.kept += 1
-                reference = self._holders[one]
-                holder = None if reference is None else reference()
-                if holder is not None:
-                    coming.append(holder)
-            elif what == "trim":
-                trim = True
-            elif one in waiting:
+        for one in due.back:
+            if waiting.pop(one, None) is not None:
+                self.counts.kept += 1
+            reference = holders[one]
+            holder = None if reference is None else reference()
+            if holder is not None and holder.here is None and holder.host is not None:
+                coming.append(holder)
+        for what, one in due.away:
+            if one in waiting:
                 waiting[one].append(what)
-            elif self._holders[one] is not None:
+            elif holders[one] is not None:
                 waiting[one] = [what]
         # What goes makes room for what comes.
         if waiting:
             self._try_again()
-        self.loans.give(lent)
-        if trim and self.device == "cuda":
+        if due.lent or self.loans.due:
+            self.loans.give(due.lent)
+        if due.trim and self.device == "cuda":
             torch.cuda.empty_cache()
         if coming:
             self._bring(coming)
-        self.loans.take(lent)
+        if due.lent:
+            self.loans.take(due.lent)
 
     def _try_again(self) -> None:
         """Copies and drops what is due, as soon as nothing else holds it any more."""
         over = []
         leaving = []
+        used = torch._C._storage_Use_Count
         for one, stages in self._waiting.items():
             reference = self._holders[one]
             holder = None if reference is None else reference()
@@ -399,7 +398,7 @@ class Runtime:
                 over.append(one)
                 continue
             # Two of its owners are `base` and `here`.
-            if torch._C._storage_Use_Count(holder.key) > 2:
+            if used(holder.key) > 2:
                 continue
             if stages[0] == "out":
                 stages.pop(0)
@@ -441,9 +440,11 @@ class Runtime:
                 one = holder.number
                 if holder.slot is None:
                     holder.host = self._slots[one]
-                    self._copy(holder.host, flat(holder.seen.untyped_storage()), "to host", one)
+                    assert holder.base is not None
+                    self._copy(holder.host, flat(holder.base), "to host", one)
                 else:
                     holder.host = holder.slot
+                    assert holder.seen is not None
                     self._copy(holder.slot, holder.seen, "to host", one)
                 if lane is not None:
                     lane.ended(one)
@@ -456,31 +457,31 @@ class Runtime:
                 lane.__exit__()
 
     def _drop(self, holder: Holder) -> None:
-        base = holder.base
-        if holder.host is None or base is None:
+        base, seen = holder.base, holder.seen
+        if holder.host is None or base is None or seen is None:
             return
+        if seen._version != holder.version:
+            return  # It has changed: an error says so when backward needs it.
         if holder.left and self._out is not None:
             self._out.wait(holder.number)
         # Nothing else holds it, so that its address may soon be another's.
         self._by_storage.pop(holder.key, None)
         weak = base._weak_ref()
-        holder.here = holder.base = base = None
-        forget(holder.seen)
+        holder.here = holder.base = holder.seen = base = seen = None
         self.counts.deaths += bool(torch.UntypedStorage._expired(weak))
         torch.UntypedStorage._free_weak_ref(weak)
 
     def _bring(self, coming: list[Holder]) -> None:
-        """Asks for copies to the device."""
-        coming = [holder for holder in coming if holder.here is None and holder.host is not None]
+        """Asks for copies of what is on the host to the device."""
         for holder in coming:
             host = holder.host
             assert host is not None
             # On the compute stream: a side stream would have memory of its own.
             holder.here = torch.empty_strided(
-                host.shape, host.stride(), dtype=host.dtype, device=holder.seen.device
+                host.shape, host.stride(), dtype=host.dtype, device=holder.device
             )
         lane = self._in
-        if lane is not None and coming:
+        if lane is not None:
             # The compute stream waited for the copy to the host before the bytes were dropped.
             lane.__enter__()
         try:
@@ -494,7 +495,7 @@ class Runtime:
                 self.counts.swapped_in += 1
                 self.counts.bytes_in += self._sizes[one]
         finally:
-            if lane is not None and coming:
+            if lane is not None:
                 lane.__exit__()
 
     def _copy(self, to: torch.Tensor, source: torch.Tensor, lane: str, one: int) -> None:
@@ -508,7 +509,7 @@ class Runtime:
         to.copy_(source, non_blocking=True)
 
     def _resident(self, holder: Holder) -> torch.Tensor:
-        if holder.here is None:
+        if holder.here is None and holder.host is not None:
             self.counts.late += 1
             self._bring([holder])
         if holder.coming and self._in is not None:

@@ -29,6 +29,30 @@ TRIM = ("trim", 0)
 """The action at a point of :attr:`Schedule.trims`."""
 
 
+class Due:
+    """What is to be done at a point, by its kind.
+
+    Attributes:
+        away: copies of activations to the host and drops, in order.
+        back: activations that come.
+        lent: actions for parameters.
+        trim: whether the allocator gives back what it keeps free.
+    """
+
+    __slots__ = ("away", "back", "lent", "trim")
+
+    def __init__(self, actions: Actions) -> None:
+        self.away = [action for action in actions if action[0] in ("out", "drop")]
+        self.back = [one for what, one in actions if what == "in"]
+        self.lent = [action for action in actions if action[0] in ACTIONS]
+        self.trim = TRIM in actions
+
+
+def due(points: Sequence[Actions | None]) -> list[Due | None]:
+    """What is to be done at each of the points."""
+    return [None if actions is None else Due(actions) for actions in points]
+
+
 @dataclass
 class Again:
     """A call of a module that is run again in backward.
