@@ -10,7 +10,7 @@
 //!
 //! Where the plan takes no longer than the unplanned job, nothing is tried.
 
-use super::{PlanError, Planned, Request, alone, bound_by, minimum, waits, within};
+use super::{Infeasible, PlanError, Planned, Request, alone, bound_by, minimum, waits, within};
 use crate::bound::Bounds;
 use crate::job::liveness::Liveness;
 use crate::method::Method;
@@ -81,6 +81,9 @@ pub(super) fn make(
     liveness: &Liveness,
     other: Option<Nanos>,
 ) -> Result<Planned, PlanError> {
+    let asked = request.budget;
+    // As rungs are, so that a budget which is one by its blocks is not looked at twice.
+    let request = &Request { budget: Bytes(asked.0 / 512 * 512), ..request.clone() };
     let unplanned: Nanos = request.latencies.iter().map(|l| l.time).sum();
     let (mut best, mut refusal) = match on_rung(request, liveness) {
         Ok(planned) => (Some(planned), None),
@@ -128,8 +131,10 @@ pub(super) fn make(
         }
     }
     match (best, refusal) {
-        (Some(best), _) => Ok(bound_by(best, request.budget)),
-        (None, Some(no)) => Err(PlanError::Infeasible(no)),
+        (Some(best), _) => Ok(bound_by(best, asked)),
+        (None, Some(no)) => {
+            Err(PlanError::Infeasible(Box::new(Infeasible { budget: asked, ..*no })))
+        }
         (None, None) => Err(PlanError::Defect("neither a plan nor a refusal".to_owned())),
     }
 }
