@@ -10,10 +10,12 @@
 
 mod blocked;
 mod minimum;
+mod polish;
 mod reserve;
 mod rungs;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::emit::Emitted;
 use super::method::Method;
@@ -86,6 +88,8 @@ pub struct Planned {
     pub run: Run,
     /// What a framework's allocator reserves for it, where the budget is one of reserved bytes.
     pub reserved: Option<Reserved>,
+    /// What polishing begins with.
+    basis: Option<Arc<polish::Basis>>,
 }
 
 impl Planned {
@@ -410,6 +414,7 @@ impl Search<'_> {
             planned.reserved = simulated(request.graph, &planned, self.framework);
             let bound = planned.bound().0;
             if bound <= self.budget && !planned.fails() {
+                planned.basis = polish::Basis::of(method, target, self.memory);
                 return Ok(Attempt::Fits(Box::new(planned)));
             }
             self.reserves(Bytes(height), Bytes(bound));
@@ -548,7 +553,7 @@ fn finish(
         jobs: vec![job],
         figures,
     };
-    Ok(Planned { plan, program, run, reserved: None })
+    Ok(Planned { plan, program, run, reserved: None, basis: None })
 }
 
 /// What operators of the file that run in pieces take as a whole.

@@ -146,19 +146,21 @@ fn slower(link: &Link, by: u64) -> Link {
 
 /// The same events and addresses, with the figures of the real device.
 fn on_the_real_link(
-    planned: Planned,
+    mut planned: Planned,
     request: &Request<'_>,
     framework: Option<&Framework>,
 ) -> Result<Planned, PlanError> {
-    let Planned { mut plan, program, .. } = planned;
-    let run = budget::nominal(&program, &request.device.link)?;
+    let Planned { plan, program, .. } = &mut planned;
+    let run = budget::nominal(program, &request.device.link)?;
     plan.device = request.device.clone();
-    plan.figures.peak_bytes = engine::peak(&engine::memory(&program, &run));
+    plan.figures.peak_bytes = engine::peak(&engine::memory(program, &run));
     plan.figures.iteration_ns = run.iteration;
     plan.figures.first_iteration_ns =
-        first_load(request.graph, &program, request.device) + run.iteration;
-    let reserved = framework.map(|f| reserved::planned(request.graph, &program, &run, f).settle(f));
-    Ok(Planned { plan, program, run, reserved })
+        first_load(request.graph, program, request.device) + run.iteration;
+    planned.reserved =
+        framework.map(|f| reserved::planned(request.graph, program, &run, f).settle(f));
+    planned.run = run;
+    Ok(planned)
 }
 
 fn p95(planned: &Planned, link: &Link, noise: Noise) -> Result<Nanos, PlanError> {

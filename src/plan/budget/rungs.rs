@@ -3,13 +3,16 @@
 //! The planners are greedy, so a tighter budget sometimes has the quicker plan. Tighter budgets are
 //! therefore tried too, on *rungs*: fixed shares of the unplanned peak. What is found on a rung
 //! depends on the rung alone, and a rung is passed over only where the lower bound proves that
-//! nothing there is quicker ([`Bounds::peak`]). So
+//! nothing there is quicker ([`Bounds::peak`]). It is polished ([`mod@super::polish`]) only where
+//! that can make it the quickest, given that polishing never gained an eighth
+//! ([`neap::improve::polish::MOST`]). So
 //! - of two budgets on rungs, the looser one never has the slower plan;
 //! - no budget has a slower plan than the rungs below it;
 //! - a budget that is met on a lower rung, or by the lowest plan, is met.
 //!
 //! Where the plan takes no longer than the unplanned job, nothing is tried.
 
+use super::polish::polish;
 use super::{Infeasible, PlanError, Planned, Request, alone, bound_by, minimum, waits, within};
 use crate::bound::Bounds;
 use crate::job::liveness::Liveness;
@@ -43,7 +46,11 @@ fn parts_below(peak: Bytes, budget: Bytes, parts: u64) -> impl Iterator<Item = B
 
 /// The plan for a budget by itself. Where operators wait long for the link, a greedy choice at a
 /// somewhat tighter budget is often the better one.
-fn on_rung(request: &Request<'_>, liveness: &Liveness) -> Result<Planned, PlanError> {
+fn on_rung(
+    request: &Request<'_>,
+    liveness: &Liveness,
+    rival: Option<Nanos>,
+) -> Result<Planned, PlanError> {
     let mut best = within(request, None)?;
     let few = request.graph.operators.len() <= LOOKED_AT_FOR;
     let looked_at = if few { LOOKED_AT } else { 0 };
@@ -71,7 +78,7 @@ fn on_rung(request: &Request<'_>, liveness: &Liveness) -> Result<Planned, PlanEr
             Err(defect) => return Err(defect),
         }
     }
-    Ok(best)
+    polish(request, liveness, rival, best)
 }
 
 /// The quickest of the plans for the budget and for the rungs below it. With the time of another
@@ -85,7 +92,7 @@ pub(super) fn make(
     // As rungs are, so that a budget which is one by its blocks is not looked at twice.
     let request = &Request { budget: Bytes(asked.0 / 512 * 512), ..request.clone() };
     let unplanned: Nanos = request.latencies.iter().map(|l| l.time).sum();
-    let (mut best, mut refusal) = match on_rung(request, liveness) {
+    let (mut best, mut refusal) = match on_rung(request, liveness, other) {
         Ok(planned) => (Some(planned), None),
         Err(PlanError::Infeasible(no)) => (None, Some(no)),
         Err(defect) => return Err(defect),
@@ -121,7 +128,8 @@ pub(super) fn make(
         if budget < proved.1.max(reached.unwrap_or_default()) || done(&best) {
             break;
         }
-        match on_rung(&Request { budget, ..request.clone() }, liveness) {
+        let rival = time(&best).into_iter().chain(other).min();
+        match on_rung(&Request { budget, ..request.clone() }, liveness, rival) {
             Ok(planned) => take(request, &mut best, Some(planned)),
             Err(PlanError::Infeasible(_)) if reached.is_none() => {
                 reached = Some(anywhere(&mut best)?);

@@ -6,6 +6,7 @@
 //! over the target that it relieves; only then does a copy that an operator has to wait for. Not
 //! for: when copies run in the end ([`super::prefetch`]).
 
+use super::improve::polish::{Choice, Made};
 use super::stream::{Streamed, streamable};
 use super::{Ban, Options, Variant};
 use crate::clock::Clock;
@@ -56,6 +57,8 @@ pub struct Chooser<'a, 'o> {
     over: Vec<u64>,
     /// What may be streamed, where the variant streams anything.
     streamable: Vec<TensorId>,
+    /// What was chosen, in order.
+    pub choices: Vec<Choice>,
 }
 
 /// A gap at the peak.
@@ -92,6 +95,7 @@ impl<'a, 'o> Chooser<'a, 'o> {
             pinned_left: setting.pinned.0,
             over: Vec::new(),
             streamable: Vec::new(),
+            choices: Vec::new(),
         }
     }
 
@@ -361,9 +365,67 @@ impl<'a, 'o> Chooser<'a, 'o> {
             self.out.take(out_at, out_length);
         }
         self.back.take(back_at, back_length);
+        self.swap(tensor, gap, swap);
+        true
+    }
+
+    fn swap(&mut self, tensor: TensorId, gap: usize, swap: Swap) {
+        let until = self.residencies.ends(tensor, gap).1;
+        self.choices.push(Choice { tensor, until, made: Made::Swapped(swap) });
         self.residencies.decide(tensor, gap, Gap::Swap(swap));
         self.note_swapped(tensor);
-        true
+    }
+
+    /// Makes choices again that were made before, as far as they are still open.
+    pub fn replay(&mut self, choices: &[Choice]) {
+        let Setting { options, variant, .. } = self.setting;
+        if variant.streamed > 0 {
+            self.streamable = streamable(&self.residencies, options.min_swap.0, variant.parameters);
+        }
+        for &choice in choices {
+            let tensor = choice.tensor;
+            let Some(gap) = choice.gap(&self.residencies) else { continue };
+            match choice.made {
+                Made::Swapped(swap) => {
+                    let open = self.residencies.gap(tensor, gap) != Gap::Recompute;
+                    if open && self.may_swap(tensor, gap) {
+                        let swap = choice.swap(&self.residencies, gap, swap);
+                        self.take_times(tensor, gap, swap);
+                        self.swap(tensor, gap, swap);
+                    }
+                }
+                Made::Again(limit) => {
+                    if !choice.open(&self.residencies, gap) {
+                        continue;
+                    }
+                    let reach = options.reach();
+                    let latencies = self.setting.latencies;
+                    if let Some(recompute) =
+                        self.residencies.recompute_of(latencies, tensor, gap, reach)
+                    {
+                        self.choices.push(choice);
+                        self.residencies.apply(tensor, gap, recompute, limit, reach);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The link's time for a swap, near the instants at which it is meant to be.
+    fn take_times(&mut self, tensor: TensorId, gap: usize, swap: Swap) {
+        let clock = self.setting.clock;
+        let bytes = self.residencies.graph.tensor(tensor).bytes;
+        let (_, b, _) = self.residencies.ends(tensor, gap);
+        if !self.residencies.clean(tensor, gap) {
+            let time = self.length(Direction::D2h, bytes, false);
+            if let Some(out) = self.out.earliest(clock.place(swap.out_place), clock.total, time) {
+                self.out.take(out, time);
+            }
+        }
+        let time = self.length(Direction::H2d, bytes, false);
+        if let Some(back) = self.back.latest(0, clock.slot(b), time) {
+            self.back.take(back, time);
+        }
     }
 
     fn length(&self, direction: Direction, bytes: Bytes, contended: bool) -> u64 {
@@ -406,13 +468,9 @@ impl<'a, 'o> Chooser<'a, 'o> {
                 .setting
                 .target
                 .max(peak.saturating_sub(self.residencies.lifetime(tensor).bytes));
-            self.residencies.apply(
-                tensor,
-                gap,
-                recompute,
-                limit.min(peak),
-                self.setting.options.reach(),
-            );
+            let (limit, until) = (limit.min(peak), self.residencies.ends(tensor, gap).1);
+            self.choices.push(Choice { tensor, until, made: Made::Again(limit) });
+            self.residencies.apply(tensor, gap, recompute, limit, self.setting.options.reach());
         }
     }
 
@@ -503,7 +561,6 @@ impl<'a, 'o> Chooser<'a, 'o> {
         let mut swap = self.residencies.tightest(tensor, gap);
         let (_, b, _) = self.residencies.ends(tensor, gap);
         swap.starts = (self.setting.clock.place(swap.out_place), self.setting.clock.slot(b));
-        self.residencies.decide(tensor, gap, Gap::Swap(swap));
-        self.note_swapped(tensor);
+        self.swap(tensor, gap, swap);
     }
 }

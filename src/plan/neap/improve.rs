@@ -13,8 +13,12 @@
 //! budget loop tightens the target, the search goes on from where it ended ([`Warm`]). Effort
 //! counts steps, so that plans do not depend on the machine.
 
+pub mod polish;
+
 use std::cmp::Reverse;
-use std::rc::Rc;
+use std::sync::Arc;
+
+use polish::Choice;
 
 use super::choose::{Chooser, Setting};
 use super::{Ban, Options, Variant, drop, extend, linger, prefetch, stream};
@@ -29,9 +33,9 @@ struct Search<'a, 'o> {
     options: &'o Options,
     fresh: Residencies<'a>,
     /// Without a plan.
-    nominal: Rc<Clock>,
+    nominal: Arc<Clock>,
     /// What choices are made on.
-    clock: Rc<Clock>,
+    clock: Arc<Clock>,
     left: u32,
     /// The steps that are left out where operators wait for no more than a [`CALM`]th.
     calm: u32,
@@ -47,7 +51,8 @@ struct Search<'a, 'o> {
 pub struct Warm {
     variant: Variant,
     bans: Vec<Ban>,
-    clock: Rc<Clock>,
+    clock: Arc<Clock>,
+    choices: Vec<Choice>,
 }
 
 /// Where steps wait for no more than this part of the unplanned time, a quarter of the effort is
@@ -90,6 +95,7 @@ struct Found<'a> {
     clock: Clock,
     variant: Variant,
     bans: Vec<Ban>,
+    choices: Vec<Choice>,
 }
 
 /// The best decisions found, and where that ended. From where another search ended a quarter of the
@@ -100,27 +106,9 @@ pub fn search<'a>(
     options: &Options,
     warm: Option<&Warm>,
 ) -> (Residencies<'a>, Warm) {
-    let nominal = Rc::new(Clock::nominal(given.latencies));
-    let fresh = Residencies::new(given.graph);
+    let mut search = Search::new(given, options);
     let n = given.graph.operators.len();
-    let all: Vec<TensorId> = (0..fresh.lifetimes.len())
-        .filter(|&i| !fresh.lifetimes[i].uses.is_empty() && fresh.lifetimes[i].bytes > 0)
-        .map(TensorId::of)
-        .collect();
-    let large =
-        all.iter().copied().filter(|&t| fresh.lifetime(t).bytes >= options.min_swap.0).collect();
-    let mut search = Search {
-        given,
-        options,
-        fresh,
-        clock: nominal.clone(),
-        nominal,
-        left: share(options.effort, OPERATORS.0, n),
-        calm: 0,
-        half: 0,
-        all,
-        large,
-    };
+    search.left = share(options.effort, OPERATORS.0, n);
     search.calm = search.left - share(options.effort, OPERATORS.1, n);
     search.half = if n as u64 > OPERATORS.1 { search.left / 2 } else { 0 };
     let none = unswappable(given.graph, options.swap_share);
@@ -154,7 +142,7 @@ pub fn search<'a>(
     let rest = search.left / 4 * 3;
     search.vary(&mut best, &none, rest);
     search.rechoose(&mut best);
-    if !Rc::ptr_eq(&search.clock, &search.nominal) {
+    if !Arc::ptr_eq(&search.clock, &search.nominal) {
         search.vary(&mut best, &none, 0);
         search.rechoose(&mut best);
     } else {
@@ -176,9 +164,23 @@ fn unswappable(graph: &Graph, share_per_mille: u32) -> Vec<Ban> {
     bans
 }
 
-impl<'a> Search<'a, '_> {
+impl<'a, 'o> Search<'a, 'o> {
+    fn new(given: &'o Given<'a>, options: &'o Options) -> Self {
+        let nominal = Arc::new(Clock::nominal(given.latencies));
+        let fresh = Residencies::new(given.graph);
+        let all: Vec<TensorId> = (0..fresh.lifetimes.len())
+            .filter(|&i| !fresh.lifetimes[i].uses.is_empty() && fresh.lifetimes[i].bytes > 0)
+            .map(TensorId::of)
+            .collect();
+        let least = options.min_swap.0;
+        let large = all.iter().copied().filter(|&t| fresh.lifetime(t).bytes >= least).collect();
+        let clock = nominal.clone();
+        Self { given, options, fresh, nominal, clock, left: 0, calm: 0, half: 0, all, large }
+    }
+
     fn done(self, best: Found<'a>) -> (Residencies<'a>, Warm) {
-        (best.residencies, Warm { variant: best.variant, bans: best.bans, clock: self.clock })
+        let Found { variant, bans, choices, .. } = best;
+        (best.residencies, Warm { variant, bans, clock: self.clock, choices })
     }
 
     /// Whether a better plan is possible and effort is left; if so, counts a step.
@@ -199,6 +201,16 @@ impl<'a> Search<'a, '_> {
     }
 
     fn choose(&self, variant: Variant, bans: &[Ban]) -> Found<'a> {
+        self.choose_after(variant, bans, None)
+    }
+
+    /// As [`Self::choose`], after choices that were made before.
+    fn choose_after(
+        &self,
+        variant: Variant,
+        bans: &[Ban],
+        choices: Option<&[Choice]>,
+    ) -> Found<'a> {
         let Given { latencies, link, pinned, target, .. } = *self.given;
         let mut residencies = self.fresh.clone();
         if variant.extend && self.options.extend {
@@ -217,10 +229,13 @@ impl<'a> Search<'a, '_> {
             large: &self.large,
         };
         let mut chooser = Chooser::new(residencies, setting);
-        if variant.streamed > 0 {
-            chooser.stream();
+        match choices {
+            Some(choices) => chooser.replay(choices),
+            None if variant.streamed > 0 => chooser.stream(),
+            None => {}
         }
         chooser.rounds();
+        let choices = chooser.choices;
         let mut residencies = chooser.residencies;
         if self.options.drop {
             // What is streamed needs room to come while others leave.
@@ -260,6 +275,7 @@ impl<'a> Search<'a, '_> {
             clock,
             variant,
             bans: bans.to_vec(),
+            choices,
         }
     }
 
@@ -323,7 +339,7 @@ impl<'a> Search<'a, '_> {
     /// On the clock of the best run, again and again while that helps.
     fn rechoose(&mut self, best: &mut Found<'a>) {
         while !best.clock.late.is_empty() && self.step(best) {
-            let before = std::mem::replace(&mut self.clock, Rc::new(best.clock.clone()));
+            let before = std::mem::replace(&mut self.clock, Arc::new(best.clock.clone()));
             let found = self.choose(best.variant, &best.bans);
             if found.key >= best.key {
                 self.clock = before;

@@ -17,6 +17,8 @@
 //! 7. **Improvement** ([`improve`]). Each step chooses again with one thing changed, runs the
 //!    result on a clock with both directions of the link ([`super::clock`]), and keeps it if it is
 //!    better. Effort counts steps, so plans do not depend on the machine.
+//! 8. **Polishing** ([`improve::polish`]). Of a plan that is placed already single choices are
+//!    changed, and what is quicker and can be placed stays.
 //!
 //! Each part is a switch in [`Options`]; `bench/ablation` measures what each is worth. A step looks
 //! at every tensor once for each slot that is the highest in turn, so planning takes O(effort ·
@@ -85,6 +87,8 @@ pub struct Options {
     /// This is that plan.
     #[serde(skip)]
     pub lingering: bool,
+    /// Where operators wait long, change single choices of the plan ([`improve::polish`]).
+    pub polish: bool,
     /// Steps of improvement.
     pub effort: u32,
     /// Fall back on another planner's plan where there is no own one.
@@ -123,6 +127,7 @@ impl Default for Options {
             stream: true,
             linger: true,
             lingering: false,
+            polish: true,
             effort: EFFORT,
             portfolio: true,
             joint: true,

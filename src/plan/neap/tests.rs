@@ -192,3 +192,37 @@ fn what_is_updated_last_leaves_in_the_next_forward() {
     let after = clock::run(&residencies, &latencies, &LINK);
     assert_eq!((before.total, after.total), (20 * SIZE, 16 * SIZE));
 }
+
+#[test]
+fn choices_made_again_are_the_same_and_changes_are_quicker_within_the_target() {
+    let (graph, latencies) = (graph(), latencies());
+    let options = Options { effort: 2, ..Options::default() };
+    let mut quicker = 0;
+    for target in (4..14).map(|n| n * SIZE) {
+        let given = given(&graph, &latencies, target);
+        let (residencies, warm) = improve::search(&given, &options, None);
+        if residencies.load.peak().1 > target {
+            continue;
+        }
+        let time = |of: &Residencies<'_>| clock::run(of, &latencies, &LINK).total;
+        let mut best = time(&residencies);
+        let mut more = 0;
+        // What is not taken does not count: another change must be better than the last one taken.
+        improve::polish::polish([given, given], &options, &warm, |found| {
+            assert!(found.load.peak().1 <= target, "{target}");
+            assert!(time(found) <= best, "{target}: {} after {best}", time(found));
+            more += u32::from(time(found) < best);
+            best = time(found);
+            true
+        });
+        quicker += more;
+        // There is something to be asked about just where something is taken.
+        let mut asked = 0;
+        improve::polish::polish([given, given], &options, &warm, |_| {
+            asked += 1;
+            false
+        });
+        assert_eq!(asked > 0, more > 0, "{target}: {asked} asked, {more} taken");
+    }
+    assert!(quicker > 0, "no change was for the better");
+}

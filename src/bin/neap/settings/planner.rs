@@ -62,6 +62,9 @@ pub struct Switches {
     /// next forward.
     #[arg(long)]
     no_linger: bool,
+    /// neap: Never change single choices of a plan that is slower than the unplanned job.
+    #[arg(long)]
+    no_polish: bool,
     /// neap: Never use another planner's plan, even where neap's own search finds none.
     #[arg(long)]
     no_portfolio: bool,

@@ -1,0 +1,105 @@
+//! A plan that is slower than the unplanned job is polished: single choices of it are changed
+//! ([`crate::neap::improve::polish`]), and what is quicker within the budget is taken.
+//!
+//! What a change frees may come to lie in pieces, so each change for the better is placed before
+//! it counts. Changes are made at the budget itself: the plan may have been made for a tighter
+//! target, since one for the budget could not be placed.
+
+use std::sync::Arc;
+
+use super::{Memory, PlanError, Planned, Request, finish, nominal, placed};
+use crate::job::liveness::Liveness;
+use crate::method::Method;
+use crate::neap::improve::polish;
+use crate::neap::{Options, Warm};
+use crate::planner::{Decision, Given};
+use crate::residency::Residencies;
+use crate::sim::program::Program;
+use crate::units::Nanos;
+
+/// Where a plan comes from.
+#[derive(Debug)]
+pub(super) struct Basis {
+    target: u64,
+    options: Options,
+    warm: Warm,
+}
+
+impl Basis {
+    /// Of what `method` decided for `target`, if it can be polished.
+    pub(super) fn of(method: &Method, target: u64, memory: &Memory) -> Option<Arc<Self>> {
+        let (Method::Neap(options), Some(warm)) = (method, memory) else { return None };
+        let (options, warm) = (options.clone(), warm.clone());
+        Some(Arc::new(Self { target, options, warm }))
+    }
+}
+
+/// Added time beyond this part of the unplanned time is worth polishing.
+const SLOW: u64 = 64;
+
+fn slow(planned: &Planned) -> bool {
+    let unplanned = planned.plan.figures.unplanned_iteration_ns.0;
+    planned.run.iteration.0 > unplanned + unplanned / SLOW
+}
+
+/// The plan or a quicker one, if that may be quicker than the rival.
+pub(super) fn polish(
+    request: &Request<'_>,
+    liveness: &Liveness,
+    rival: Option<Nanos>,
+    mut best: Planned,
+) -> Result<Planned, PlanError> {
+    let time = best.run.iteration.0;
+    let hopeless = rival.is_some_and(|rival| time - time / polish::MOST >= rival.0);
+    let worth = slow(&best) && !hopeless;
+    let Some(basis) = best.basis.take().filter(|basis| basis.options.polish && worth) else {
+        return Ok(best);
+    };
+    let budget = request.budget.0 / 512 * 512;
+    let Request { graph, latencies, device, .. } = *request;
+    let given = |target| Given {
+        graph,
+        latencies,
+        link: &device.link,
+        pinned: device.pinned_bytes,
+        target,
+    };
+    let mut defect = None;
+    polish::polish(
+        [basis.target, budget.max(basis.target)].map(given),
+        &basis.options,
+        &basis.warm,
+        |residencies| {
+            match quicker(request, liveness, residencies, best.run.iteration) {
+                Ok(Some(planned)) => best = planned,
+                Ok(None) => return false,
+                Err(error) => defect = Some(error),
+            }
+            true
+        },
+    );
+    defect.map_or(Ok(best), Err)
+}
+
+/// The plan of decisions, if it is within the budget and quicker.
+fn quicker(
+    request: &Request<'_>,
+    liveness: &Liveness,
+    residencies: &Residencies<'_>,
+    rival: Nanos,
+) -> Result<Option<Planned>, PlanError> {
+    let budget = request.budget.0 / 512 * 512;
+    let emitted = Decision::of(residencies, budget).emitted;
+    let program = Program::new(request.graph, request.latencies, &emitted.events)
+        .map_err(|e| PlanError::Defect(e.to_string()))?;
+    // Without addresses it is no slower than with them.
+    if nominal(&program, &request.device.link)?.iteration >= rival {
+        return Ok(None);
+    }
+    let (program, placements, height) = placed(program, &emitted, budget)?;
+    if height > budget {
+        return Ok(None);
+    }
+    let planned = finish(request, liveness, emitted, program, placements, height)?;
+    Ok((planned.run.iteration < rival).then_some(planned))
+}

@@ -1,0 +1,221 @@
+//! Polishing: one choice of a plan is changed, and all others are made again as they were.
+//!
+//! The greedy choice goes on from what it chose before, so a change early in it changes everything
+//! behind it, and what that comes to is a matter of luck. Here the choices of the best plan are
+//! made again one by one, in their order, but for one:
+//! - a tensor that is made again is swapped, in the least room or with as much as its copies need;
+//! - a copy that an operator waits for gets the room to come in time;
+//! - a choice is left out.
+//!
+//! What is then over the target is chosen as in any step, so that room for one tensor is taken
+//! from others. The dearest are changed first, and what is quicker stays. Not for: where the plan
+//! comes from ([`super`]).
+
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+
+use super::{Found, OPERATORS, Search, Warm, share};
+use crate::neap::Options;
+use crate::planner::Given;
+use crate::residency::{Gap, Residencies, Swap};
+use crate::sim::engine::copy_time;
+use crate::sim::program::Direction;
+use crate::units::TensorId;
+
+/// What was decided for the gap that ends with the use in slot `until`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// The tensor.
+    pub tensor: TensorId,
+    /// The slot of the next use.
+    pub until: u32,
+    /// The decision.
+    pub made: Made,
+}
+
+/// What was decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Made {
+    /// It leaves and comes back.
+    Swapped(Swap),
+    /// It is made again; if the load is below the limit, what it is made from stays.
+    Again(u64),
+}
+
+impl Choice {
+    /// Its gap.
+    #[must_use]
+    pub fn gap(&self, residencies: &Residencies<'_>) -> Option<usize> {
+        let gaps = residencies.lifetime(self.tensor).gaps.len();
+        (0..gaps).rev().find(|&gap| residencies.ends(self.tensor, gap).1 == self.until)
+    }
+
+    /// A swap as it was chosen, where the gap is as long as it was.
+    #[must_use]
+    pub fn swap(&self, residencies: &Residencies<'_>, gap: usize, swap: Swap) -> Swap {
+        let tight = residencies.tightest(self.tensor, gap);
+        let same = swap.out_until >= tight.out_until
+            && swap.out_place >= tight.out_place
+            && swap.back_from <= tight.back_from;
+        if same { swap } else { Swap { starts: swap.starts, ..tight } }
+    }
+
+    /// Whether nothing is decided for a gap yet.
+    #[must_use]
+    pub fn open(&self, residencies: &Residencies<'_>, gap: usize) -> bool {
+        residencies.gap(self.tensor, gap) == Gap::Keep
+    }
+}
+
+/// How a choice is changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Change {
+    /// It is swapped, and away as long as possible.
+    Tight,
+    /// It is swapped with the time that its copies need.
+    Wide,
+    /// It is left out.
+    Out,
+}
+
+/// No plan got quicker by more than this part of its time; 7 % was the most.
+pub const MOST: u64 = 8;
+
+/// How many targets are tried.
+const TARGETS: u64 = 8;
+
+/// Steps of polishing for each step of effort.
+const STEPS: u32 = 8;
+
+/// Changes what a search chose for the first target, at the second one. What is quicker is taken if
+/// `takes` it.
+pub fn polish(
+    given: [Given<'_>; 2],
+    options: &Options,
+    warm: &Warm,
+    mut takes: impl FnMut(&Residencies<'_>) -> bool,
+) {
+    let mut search = Search::new(&given[0], options);
+    search.clock = warm.clock.clone();
+    let mut best = search.choose_after(warm.variant, &warm.bans, Some(&warm.choices));
+    search.left =
+        share(options.effort.saturating_mul(STEPS), OPERATORS.1, given[0].graph.operators.len());
+    // As near to the second target as what comes of it can be placed.
+    let spread = given[1].target - given[0].target;
+    let raised = (0..TARGETS).map(|part| given[1].target - spread * part / TARGETS);
+    let raised: Vec<Given<'_>> = raised.map(|target| Given { target, ..given[1] }).collect();
+    for raised in raised.iter().filter(|_| spread > 0 && !best.key.0) {
+        let before = std::mem::replace(&mut search.given, raised);
+        let found = search.choose_after(warm.variant, &warm.bans, Some(&warm.choices));
+        if found.key < best.key && takes(&found.residencies) {
+            best = found;
+            break;
+        }
+        search.given = before;
+    }
+    while !best.key.0 && search.pass(&mut best, &mut takes) {}
+}
+
+impl<'a> Search<'a, '_> {
+    /// Every change once, the dearest first. Whether one of them was for the better.
+    fn pass(
+        &mut self,
+        best: &mut Found<'a>,
+        takes: &mut impl FnMut(&Residencies<'_>) -> bool,
+    ) -> bool {
+        let mut tried: BTreeSet<(TensorId, u32, Change)> = BTreeSet::new();
+        let before = best.key;
+        loop {
+            let changes = self.changes(best);
+            let next = changes.into_iter().find(|&(_, at, change)| {
+                let Choice { tensor, until, .. } = best.choices[at];
+                tried.insert((tensor, until, change))
+            });
+            let Some((_, at, change)) = next else { break };
+            let Some(choices) = self.changed(best, at, change) else { continue };
+            if self.left == 0 || best.key.1 <= self.nominal.total {
+                return false;
+            }
+            self.left -= 1;
+            let found = self.choose_after(best.variant, &best.bans, Some(&choices));
+            if found.key < best.key && takes(&found.residencies) {
+                *best = found;
+            }
+        }
+        best.key < before
+    }
+
+    /// What may be changed: what it costs now, which choice, and how.
+    fn changes(&self, best: &Found<'_>) -> Vec<(u64, usize, Change)> {
+        let mut waited = vec![0; self.fresh.lifetimes.len()];
+        for &(tensor, _, time) in &best.clock.late {
+            waited[tensor.index()] += time;
+        }
+        let mut changes = Vec::new();
+        for (at, choice) in best.choices.iter().enumerate() {
+            match choice.made {
+                Made::Again(_) => {
+                    let key = (choice.until & !1, choice.tensor);
+                    let chain = best.residencies.chains.get(&key);
+                    let operators = chain.map_or(&[][..], |chain| &chain.operators);
+                    let times = operators.iter().map(|id| self.given.latencies[id.index()].time.0);
+                    let cost = times.sum();
+                    changes.extend([
+                        (cost, at, Change::Tight),
+                        (cost, at, Change::Wide),
+                        (cost, at, Change::Out),
+                    ]);
+                }
+                Made::Swapped(_) => {
+                    let cost = waited[choice.tensor.index()];
+                    if cost > 0 {
+                        changes.push((cost, at, Change::Wide));
+                    }
+                    changes.push((cost, at, Change::Out));
+                }
+            }
+        }
+        changes.sort_by_key(|&(cost, at, change)| (Reverse(cost), at, change));
+        changes
+    }
+
+    /// The choices with one changed; `None` where that makes no sense.
+    fn changed(&self, best: &Found<'_>, at: usize, change: Change) -> Option<Vec<Choice>> {
+        let choice = best.choices[at];
+        let mut choices = best.choices.clone();
+        if change == Change::Out {
+            choices.remove(at);
+            return Some(choices);
+        }
+        let clock = &best.clock;
+        let gap = choice.gap(&self.fresh)?;
+        let tight = self.fresh.tightest(choice.tensor, gap);
+        let bytes = self.given.graph.tensor(choice.tensor).bytes;
+        let time = |direction| copy_time(self.given.link, direction, bytes, true).0;
+        let waited: u64 =
+            clock.late.iter().filter(|late| late.0 == choice.tensor).map(|late| late.2).sum();
+        let leaves = clock.place(tight.out_place);
+        let comes = clock.slot(choice.until).saturating_sub(waited + time(Direction::H2d));
+        let mut swap = match choice.made {
+            Made::Swapped(swap) => swap,
+            Made::Again(_) if change == Change::Tight => {
+                Swap { starts: (leaves, clock.slot(choice.until)), ..tight }
+            }
+            Made::Again(_) => {
+                let gone = leaves + time(Direction::D2h);
+                let out_until = clock.slot_before(gone, tight.out_until);
+                Swap { out_until, starts: (leaves, comes), ..tight }
+            }
+        };
+        if change == Change::Wide {
+            swap.back_from = (2 * clock.place_by(comes)).min(tight.back_from);
+            swap.starts.1 = comes;
+            let (_, _, round) = self.fresh.ends(choice.tensor, gap);
+            if !round && swap.back_from <= swap.out_until {
+                return None;
+            }
+        }
+        choices[at].made = Made::Swapped(swap);
+        (choices[at] != choice).then_some(choices)
+    }
+}
