@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -66,7 +67,32 @@ def again_by_the_script() -> Job:
     return words(Words(*[Block(16, dropout=0.1) for _ in range(3)], again=True))
 
 
-JOBS = [blocks, tied, images, frozen, again_by_the_script]
+class Halved(nn.Module):
+    """A layer in bf16 between norms in f32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+        self.wide = nn.Sequential(nn.Linear(16, 256), nn.ReLU(), nn.Linear(256, 16)).bfloat16()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.wide(self.norm(x).bfloat16()).float()
+
+
+def of_two_types() -> Job:
+    job = words(Words(*[Halved() for _ in range(4)]))
+    step = job.iteration
+
+    def iteration() -> torch.Tensor:
+        loss = step()
+        # PyTorch refuses tensors of different types that share memory.
+        torch.save(job.model.state_dict(), io.BytesIO())
+        return loss
+
+    return Job(job.model, job.optimizer, iteration)
+
+
+JOBS = [blocks, tied, images, frozen, again_by_the_script, of_two_types]
 
 
 def run(make: Make, budget: str | None, iterations: int = 7, **more: Any) -> tuple[Any, Any, Any]:

@@ -371,7 +371,8 @@ class World:
             s: {p for use in places for p in held(use) if first <= p < after}
             for s, places in sorted(uses.items(), key=lambda pair: pair[0].number)
         }
-        # The small ones leave at the peak of what stays, those together that are not used by then.
+        # The small ones that are not used by then leave at the peak of what stays, those of a type
+        # together.
         rest = [self.resident[place] for place in range(first, after)]
         for activation in self.movable:
             for place in range(max(activation.born, first), min(activation.gone, after)):
@@ -380,9 +381,11 @@ class World:
         large = [s for s in held_at if s.bytes >= LARGE]
         small = [s for s in held_at if s.bytes < LARGE and min(held_at[s], default=after) > peak]
         loans = [Loan(s.name, [s], sorted(held_at[s])) for s in large]
-        if small:
-            union = sorted(set().union(*(held_at[s] for s in small)))
-            loans.append(Loan("parameters", small, union))
+        # PyTorch saves no two tensors of different types that share memory.
+        for dtype in sorted({s.dtype for s in small}):
+            alike = [s for s in small if s.dtype == dtype]
+            union = sorted(set().union(*(held_at[s] for s in alike)))
+            loans.append(Loan(f"parameters in {dtype}", alike, union))
         return loans
 
     def pieces(self, divisible: bool) -> list[list[int]]:
